@@ -1,0 +1,281 @@
+"""One kernel's source file -> a loaded torch op, cached by content.
+
+Each kernel is one extension, compiled by `torch.utils.cpp_extension` with ninja, for one architecture, into
+`TORCH_EXTENSIONS_DIR` (default `~/.cache/torch_extensions`). The cache key hashes the source, the headers of ours that
+it includes, the flags, and the versions of torch and of the compiler. `python -m minfer.build OP KERNEL [ARCH]`
+builds one kernel in a process of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from minfer.ops import PACKAGE, Kernel, get, load_file
+
+# Extensions are compiled against the oldest PyTorch that we support, so that one binary serves all newer ones.
+STABLE_ABI = "-DTORCH_TARGET_VERSION=0x020b000000000000"
+CXX_FLAGS = ["-O3", "-std=c++20", "-march=native", "-fno-math-errno", STABLE_ABI]
+NVCC_FLAGS = ["-O3", "-std=c++20", "-lineinfo", "--expt-relaxed-constexpr", "-DUSE_CUDA", STABLE_ABI]
+# cpp_extension takes the half types' conversions and operators away; kernels are written with them.
+NVCC_FLAGS += [f"-U__CUDA_NO_{what}__" for what in ("HALF_OPERATORS", "HALF_CONVERSIONS", "HALF2_OPERATORS", "BFLOAT16_CONVERSIONS")]
+
+
+class BuildError(Exception):
+    """A kernel that does not compile; the message is the compiler's first error, `log` all that it said."""
+
+    def __init__(self, message: str, log: str = "") -> None:
+        super().__init__(message)
+        self.log = log
+
+
+@dataclass(frozen=True)
+class Built:
+    """A compiled kernel. Resources are per thread (registers, local memory) and per block (shared memory), and are the
+    largest over the file's functions; None where no disassembler was found or the kernel runs on a CPU."""
+
+    library: str
+    seconds: float
+    registers: int | None = None
+    shared_bytes: int | None = None  # static; dynamic shared memory is chosen at launch
+    local_bytes: int | None = None  # stack and spills
+
+
+@cache
+def toolkit() -> Path | None:
+    """The CUDA toolkit that fits this torch: `CUDA_HOME`, else the one from PyPI, else the system's; None if none fits."""
+    if torch.version.cuda is None:
+        return None
+    major = torch.version.cuda.split(".")[0]
+    candidates = [Path(home) for name in ("CUDA_HOME", "CUDA_PATH") if (home := os.environ.get(name))]
+    candidates.append(Path(sysconfig.get_path("purelib")) / "nvidia" / f"cu{major}")
+    candidates.append(Path("/usr/local/cuda"))
+    if nvcc := shutil.which("nvcc"):
+        candidates.append(Path(nvcc).resolve().parents[1])
+    return next((home for home in candidates if _nvcc_version(home).split(".")[0] == major), None)
+
+
+@cache
+def _nvcc_version(home: Path) -> str:
+    """The version of the nvcc in a toolkit, such as "13.2"; empty when it has none that runs, or no headers."""
+    if not (home / "include" / "cuda_runtime.h").is_file():
+        return ""
+    try:
+        text = subprocess.run([home / "bin" / "nvcc", "--version"], capture_output=True, text=True, timeout=60).stdout
+    except OSError:
+        return ""
+    found = re.search(r"release (\d+\.\d+)", text)
+    return found[1] if found else ""
+
+
+def compiler() -> str:
+    """The C++ compiler, and `CXX` wins."""
+    return os.environ.get("CXX", "c++")
+
+
+@cache
+def _compiler_version(command: str) -> str:
+    try:
+        return subprocess.run([command, "--version"], capture_output=True, text=True).stdout.split("\n")[0]
+    except OSError:
+        return ""
+
+
+def arch_of(capability: tuple[int, int]) -> str:
+    """The name to compile for, such as `sm_89`; from Hopper on with the suffix that unlocks its own instructions."""
+    return f"sm_{capability[0]}{capability[1]}{'a' if capability[0] >= 9 else ''}"
+
+
+def _flags(kernel: Kernel, arch: str) -> list[str]:
+    if kernel.backend == "cuda":
+        number = arch.removeprefix("sm_")
+        return [*NVCC_FLAGS, f"-gencode=arch=compute_{number},code=sm_{number}"]
+    return CXX_FLAGS
+
+
+def _directory(kernel: Kernel, arch: str) -> Path:
+    """Where this kernel's build is or would be: named by everything that decides its content."""
+    digest = hashlib.sha256()
+    for path in kernel.sources():
+        digest.update(path.read_bytes())
+    about: list[Any] = [_flags(kernel, arch), torch.__version__, _compiler_version(compiler())]
+    if kernel.backend == "cuda":
+        home = toolkit()
+        about.append(_nvcc_version(home) if home else "")
+    else:
+        about.append(_processor())  # -march=native
+    digest.update(json.dumps(about).encode())
+    root = os.environ.get("TORCH_EXTENSIONS_DIR") or "~/.cache/torch_extensions"
+    return Path(root).expanduser().absolute() / "minfer" / f"{kernel.op}_{kernel.name}_{digest.hexdigest()[:16]}"
+
+
+@cache
+def _processor() -> str:
+    try:
+        return next(line for line in Path("/proc/cpuinfo").read_text().split("\n") if line.startswith(("flags", "Features")))
+    except (OSError, StopIteration):
+        return platform.machine()
+
+
+def cached(kernel: Kernel, arch: str = "") -> Built | None:
+    """The finished build of exactly these sources, flags and versions, if there is one."""
+    done = _directory(kernel, arch) / "built.json"
+    return Built(**json.loads(done.read_text())) if done.is_file() else None
+
+
+def build(kernel: Kernel, arch: str = "") -> Built:
+    """Compile a kernel (and load it into this process), or find it in the cache. Raises BuildError."""
+    if found := cached(kernel, arch):
+        return found
+    home = toolkit() if kernel.backend == "cuda" else None
+    if kernel.backend == "cuda" and home is None:
+        raise BuildError(f"no CUDA {torch.version.cuda} compiler: set CUDA_HOME, or install minfer's own dependencies (uv sync)")
+    if not _compiler_version(compiler()):
+        raise BuildError(f"no C++ compiler {compiler()!r}: install one (apt install g++) or set CXX")
+
+    folder = _directory(kernel, arch)
+    folder.mkdir(parents=True, exist_ok=True)
+    with _lock(folder.with_suffix(".lock")):
+        if found := cached(kernel, arch):
+            return found
+        # Older PyTorch locks by a file's existence, and waits for ever on one that a killed build left behind. The
+        # lock that we hold dies with its process, so any such file is stale.
+        (folder / "lock").unlink(missing_ok=True)
+        start = time.perf_counter()
+        library = _compile(kernel, arch, folder, home)
+        built = Built(str(library), round(time.perf_counter() - start, 3), **resources(library, home))
+        partial = folder / "built.json.tmp"
+        partial.write_text(json.dumps(asdict(built)))
+        partial.replace(folder / "built.json")
+    return built
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    with open(path, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _compile(kernel: Kernel, arch: str, folder: Path, home: Path | None) -> Path:
+    from torch.utils import cpp_extension
+
+    flags, link = _flags(kernel, arch), []
+    if home:
+        cpp_extension.CUDA_HOME = str(home)
+        link.append(f"-L{_cudart_folder(folder, home)}")
+    try:
+        cpp_extension.load(
+            name=folder.name.rpartition("_")[0],
+            sources=[str(kernel.source)],
+            extra_cflags=flags if home is None else [],
+            extra_cuda_cflags=flags,
+            extra_ldflags=link,
+            extra_include_paths=[str(PACKAGE)],
+            build_directory=str(folder),
+            is_python_module=False,
+        )
+    except (RuntimeError, OSError, subprocess.SubprocessError) as error:
+        raise BuildError(first_error(str(error)), str(error)) from error
+    return folder / f"{folder.name.rpartition('_')[0]}.so"
+
+
+def _cudart_folder(folder: Path, home: Path) -> Path:
+    """A folder where `-lcudart` finds its library: PyPI's toolkit has only `libcudart.so.13`, without the link."""
+    for name in ("lib64", "lib"):
+        if (home / name / "libcudart.so").exists():
+            return home / name
+    versioned = sorted((home / "lib").glob("libcudart.so.*"))
+    if not versioned:
+        raise BuildError(f"{home} has no libcudart.so; set CUDA_HOME to a complete CUDA toolkit")
+    link = folder / "libcudart.so"
+    link.unlink(missing_ok=True)
+    link.symlink_to(versioned[-1])
+    return folder
+
+
+def first_error(log: str) -> str:
+    """The line of a compiler's output that says what is wrong, without the folders in front of the file name."""
+    lines = [line.strip() for line in log.splitlines()]
+    patterns = (r"(:|\)|ptxas|nvcc|ld).*\b(fatal )?error\b\s*:", r"undefined reference|cannot find|No space left|Killed")
+    for pattern in patterns:
+        if found := next((line for line in lines if re.search(pattern, line)), None):
+            return re.sub(r"(^|\s)/\S*/", r"\1", found)
+    return lines[0] if lines else "the compiler failed and said nothing"
+
+
+def resources(binary: Path, home: Path | None) -> dict[str, int]:
+    """Registers, static shared memory and local memory of a library's or cubin's device functions, the largest of each."""
+    tool = home / "bin" / "cuobjdump" if home else None
+    if tool is None or not tool.exists():
+        return {}
+    text = subprocess.run([tool, "-res-usage", binary], capture_output=True, text=True).stdout
+    functions = [dict(re.findall(r"(REG|STACK|SHARED|LOCAL):(\d+)", line)) for line in text.splitlines() if "REG:" in line]
+    if not functions:
+        return {}
+    local = [int(f["STACK"]) + int(f["LOCAL"]) for f in functions]
+    registers, shared = ([int(f[name]) for f in functions] for name in ("REG", "SHARED"))
+    return {"registers": max(registers), "shared_bytes": max(shared), "local_bytes": max(local)}
+
+
+def cubin(kernel: Kernel, arch: str, folder: Path) -> Path:
+    """Compile a CUDA kernel's device code alone, for any architecture, with no GPU. Raises BuildError."""
+    home = toolkit()
+    if home is None:
+        raise BuildError("no CUDA compiler that fits this PyTorch; set CUDA_HOME")
+    from torch.utils.cpp_extension import include_paths
+
+    target = folder / f"{kernel.op}_{kernel.name}.{arch}.cubin"
+    includes = [f"-I{path}" for path in (PACKAGE, *include_paths("cpu"))]
+    command = [home / "bin" / "nvcc", "-cubin", *_flags(kernel, arch), *includes, "-o", target, kernel.source]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise BuildError(first_error(done.stderr), done.stderr)
+    return target
+
+
+def function(kernel: Kernel, arch: str = "") -> Callable[..., None]:
+    """The kernel as a callable `(out, *inputs, **call)`. A built kernel must be in the cache, or is built now."""
+    if kernel.function is not None:
+        return kernel.function
+    if kernel.backend == "triton":
+        return getattr(kernel.module(), kernel.symbol)
+    if not hasattr(torch.ops.minfer, kernel.symbol):
+        built = build(kernel, arch)
+        torch.ops.load_library(built.library)
+    return getattr(torch.ops.minfer, kernel.symbol).default
+
+
+def main() -> None:
+    """`python -m minfer.build OP KERNEL [ARCH] [FILE ...]`: prints the build as JSON, or exits 1 with the first error.
+
+    FILEs are Python files that register kernels of their own."""
+    op, name, arch, *extra = sys.argv[1:] + [""] * (len(sys.argv) < 4)
+    for path in extra:
+        load_file(Path(path))
+    try:
+        print(json.dumps(asdict(build(get(op).kernels[name], arch))))
+    except BuildError as error:
+        print(error.log, file=sys.stderr)
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()

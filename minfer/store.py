@@ -1,0 +1,228 @@
+"""Rows: what one case left behind, in one schema, written to parquet as they come.
+
+A shard's rows are in `results/<device>/<run>/<shard>-<part>.parquet`. The part in progress is rewritten with every
+row, to a temporary name that then replaces it, so a file is always whole and losing a job loses at most the case in
+flight.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+ROWS_PER_PART = 64  # rewriting a part costs milliseconds, and a run of thousands leaves few files
+
+# What became of a case. A case has times only with the first two.
+STATUSES = {
+    "ok": "correct, and timed to the precision asked for",
+    "unconverged": "correct, and timed, but the time cap came before the precision asked for",
+    "wrong": "the result differs from the oracle by more than rounding, so it has no time",
+    "unsupported": "the kernel states that it does not support this case",
+    "compile_error": "the kernel does not compile",
+    "error": "the kernel raised an error",
+    "crashed": "the process died",
+    "timeout": "the process was killed at the deadline",
+    "oom": "memory ran out, on the GPU or on the host",
+}
+MEASURED = ("ok", "unconverged")
+
+_NUMBER, _COUNT, _TEXT = pa.float64(), pa.int64(), pa.string()
+
+
+def _regime(name: str, how: str, interval: str) -> list[tuple[str, pa.DataType, str]]:
+    """The columns of one timing regime."""
+    return [
+        (f"{name}_us", _NUMBER, f"median time of one call, {how}, in microseconds"),
+        (f"{name}_p10_us", _NUMBER, "10th percentile of the samples"),
+        (f"{name}_p90_us", _NUMBER, "90th percentile of the samples"),
+        (f"{name}_baseline_us", _NUMBER, "median time of the baseline, measured beside it"),
+        (f"{name}_speedup", _NUMBER, "baseline's time over this kernel's: the median of the paired ratios"),
+        (f"{name}_speedup_low", _NUMBER, f"lower end of {interval}"),
+        (f"{name}_speedup_high", _NUMBER, f"upper end of {interval}"),
+        (f"{name}_aa_spread", _NUMBER, "how far the baseline seems to be from its own duplicate: a gain must exceed it"),
+        (f"{name}_verdict", _TEXT, "faster, tie or slower than the baseline"),
+        (f"{name}_tflops", _NUMBER, "the op's FLOPs over the median time, in 10^12 a second"),
+        (f"{name}_gbps", _NUMBER, "the op's least bytes over the median time, in 10^9 a second"),
+        (f"{name}_samples_us", pa.list_(_NUMBER), "every sample of this kernel, in the order taken"),
+        (f"{name}_baseline_samples_us", pa.list_(_NUMBER), "every sample of the baseline, in the same order"),
+        (f"{name}_duplicate_samples_us", pa.list_(_NUMBER), "every sample of the baseline's duplicate, in the same order"),
+    ]
+
+
+COLUMNS: list[tuple[str, pa.DataType, str]] = [
+    # identity
+    ("run", _TEXT, "the launch that made this row"),
+    ("finished", pa.timestamp("us", tz="UTC"), "when the case was finished"),
+    ("case", _TEXT, "the case's key: op/kernel/dtype/parameters/shape"),
+    ("op", _TEXT, "the problem"),
+    ("kernel", _TEXT, "the implementation"),
+    ("backend", _TEXT, "torch, cuda, triton or cpp"),
+    ("dtype", _TEXT, "element type of inputs and output"),
+    ("params", pa.map_(_TEXT, _TEXT), "the op's own parameters, such as layout and accumulate"),
+    ("shape", pa.map_(_TEXT, _COUNT), "the op's axes and their sizes"),
+    ("source", _TEXT, "hash of the kernel's, its op's and the bench's sources"),
+    ("timing", _TEXT, "name of the timing preset"),
+    ("status", _TEXT, ", ".join(STATUSES)),
+    ("message", _TEXT, "why the status is not ok, in a sentence"),
+    # correctness
+    ("seed", _COUNT, "seed of the random inputs"),
+    ("rel_l2_error", _NUMBER, "largest ||out - oracle|| / ||oracle|| over the verified inputs"),
+    ("max_abs_error", _NUMBER, "largest |out - oracle|"),
+    ("error_over_bound", _NUMBER, "largest |out - oracle| / bound over the elements; above 1 is wrong"),
+    ("verified", _COUNT, "how many sets of inputs the kernel was verified on"),
+    # time
+    ("baseline", _TEXT, "the kernel that speedups are against"),
+    *_regime("cold", "caches flushed before it, one call at a time", "the 95 % confidence interval of the median ratio"),
+    ("cold_rounds", _COUNT, "rounds of kernel, baseline and baseline's duplicate, in shuffled order"),
+    ("cold_empty_us", _NUMBER, "what the same window reads with no kernel in it; not subtracted"),
+    *_regime("steady", "back to back in long blocks, inputs rotated", "the range over neighbouring blocks"),
+    ("steady_rotations", _COUNT, "sets of inputs that the calls of a block go round"),
+    ("flops", _NUMBER, "floating-point operations of one call"),
+    ("bytes", _NUMBER, "the fewest bytes of one call: each input read once, each output written once"),
+    # cost
+    ("build_s", _NUMBER, "seconds to compile; 0 for kernels that are not compiled ahead, null when found in the cache"),
+    ("verify_s", _NUMBER, "seconds to verify"),
+    ("time_s", _NUMBER, "seconds to time, warm-up included"),
+    ("registers", _COUNT, "registers a thread, the most over the file's functions"),
+    ("shared_bytes", _COUNT, "static shared memory a block, the most over the file's functions"),
+    ("local_bytes", _COUNT, "stack and spills a thread, the most over the file's functions"),
+    ("metrics", pa.map_(_TEXT, _NUMBER), "what the profilers found"),
+    # the machine's state while the kernel ran steadily
+    ("sm_mhz", _NUMBER, "SM clock"),
+    ("memory_mhz", _NUMBER, "memory clock"),
+    ("power_w", _NUMBER, "board power"),
+    ("temperature_c", _NUMBER, "GPU temperature"),
+    ("throttle", _TEXT, "reasons for a lowered clock, joined by +; empty when there are none"),
+    # environment
+    ("device", _TEXT, "the GPU's or, for CPU kernels, the processor's name"),
+    ("device_kind", _TEXT, "cuda or cpu"),
+    ("arch", _TEXT, "sm_89, sm_90a, ...; the machine type for a CPU"),
+    ("l2_bytes", _COUNT, "last-level cache of the device"),
+    ("threads", _COUNT, "threads that CPU kernels used"),
+    ("driver", _TEXT, "NVIDIA driver version"),
+    ("cuda", _TEXT, "CUDA version of torch"),
+    ("torch", _TEXT, "PyTorch version"),
+    ("triton", _TEXT, "Triton version"),
+    ("python", _TEXT, "Python version"),
+    ("node", _TEXT, "host name"),
+    ("job", _TEXT, "SLURM job, when there was one"),
+    ("image", _TEXT, "digest of the container image, when there was one"),
+    ("commit", _TEXT, "commit of the sources, with + when the tree had changes"),
+]
+SCHEMA = pa.schema([pa.field(name, kind, metadata={"doc": doc}) for name, kind, doc in COLUMNS])
+
+Row = dict[str, Any]
+
+
+class StoreError(Exception):
+    """Rows could not be written; the message says where and why, and `rows` are the ones not yet on disk."""
+
+    def __init__(self, message: str, rows: list[Row]) -> None:
+        super().__init__(message)
+        self.rows = rows
+
+
+def to_table(rows: Iterable[Row]) -> pa.Table:
+    """Rows as a table of the schema; an unknown column is an error, a missing one is null."""
+    rows = list(rows)
+    unknown = {name for row in rows for name in row} - set(SCHEMA.names)
+    if unknown:
+        raise KeyError(f"no such column: {', '.join(sorted(unknown))}")
+    arrays = [pa.array([_plain(row.get(field.name)) for row in rows], type=field.type) for field in SCHEMA]
+    return pa.Table.from_arrays(arrays, schema=SCHEMA)
+
+
+def _plain(value: Any) -> Any:
+    return list(value.items()) if isinstance(value, Mapping) else value
+
+
+def slug(device: str) -> str:
+    """A device's name as a folder name: `NVIDIA H200` -> `nvidia-h200`."""
+    return re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-") or "unknown"
+
+
+def write(table: pa.Table, path: Path) -> None:
+    """Write a parquet file so that it is there whole or not at all, also after a power cut. Raises OSError."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(partial, "wb") as file:
+            pq.write_table(table, file, compression="zstd")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+class Writer:
+    """Appends the rows of one shard. A fresh Writer never touches the parts of an earlier one."""
+
+    def __init__(self, folder: Path, shard: str) -> None:
+        self.folder, self.shard = folder, shard
+        self.rows: list[Row] = []
+        self.part = 0
+
+    def append(self, row: Row) -> Path:
+        """Write a row to disk and return its file. Raises StoreError."""
+        if not self.rows:
+            while self._path().exists():
+                self.part += 1
+        self.rows.append(row)
+        path = self._path()
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write(to_table(self.rows), path)
+        except OSError as error:
+            raise StoreError(f"cannot write {path}: {error.strerror or error}", self.rows) from error
+        if len(self.rows) == ROWS_PER_PART:
+            self.rows, self.part = [], self.part + 1
+        return path
+
+    def _path(self) -> Path:
+        return self.folder / f"{self.shard}-{self.part:03d}.parquet"
+
+
+def files(results: Path) -> list[Path]:
+    """The parquet files under a results folder, in a stable order."""
+    return sorted(path for path in results.rglob("*.parquet") if not path.name.startswith("."))
+
+
+def read(paths: Iterable[Path], columns: Iterable[str] | None = None) -> tuple[pa.Table, dict[Path, str]]:
+    """The rows of parquet files, and what is wrong with each file that could not be read.
+
+    Columns that an older file lacks are null."""
+    schema = pa.schema([SCHEMA.field(name) for name in columns]) if columns is not None else SCHEMA
+    bad: dict[Path, str] = {}
+    tables = [schema.empty_table()]
+    for path in paths:
+        try:
+            tables.append(_read_one(path, schema))
+        except (pa.ArrowException, OSError, ValueError) as error:
+            bad[path] = str(error).splitlines()[0]
+    return pa.concat_tables(tables), bad
+
+
+def _read_one(path: Path, schema: pa.Schema) -> pa.Table:
+    file = pq.ParquetFile(path)
+    there = [name for name in schema.names if name in file.schema_arrow.names]
+    if "case" not in file.schema_arrow.names:
+        raise ValueError("not a minfer results file: it has no column 'case'")
+    table = file.read(columns=there)
+    arrays = [
+        table.column(f.name).cast(f.type) if f.name in there else pa.nulls(len(table), f.type) for f in schema
+    ]
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def rows(paths: Iterable[Path], columns: Iterable[str] | None = None) -> Iterator[Row]:
+    """The readable rows as dictionaries, maps as dictionaries too; for results of ordinary size."""
+    table, _ = read(paths, columns)
+    for row in table.to_pylist(maps_as_pydicts="strict"):
+        yield row
