@@ -35,7 +35,10 @@ STABLE_ABI = "-DTORCH_TARGET_VERSION=0x020b000000000000"
 CXX_FLAGS = ["-O3", "-std=c++20", "-march=native", "-fno-math-errno", STABLE_ABI]
 NVCC_FLAGS = ["-O3", "-std=c++20", "-lineinfo", "--expt-relaxed-constexpr", "-DUSE_CUDA", STABLE_ABI]
 # cpp_extension takes the half types' conversions and operators away; kernels are written with them.
-NVCC_FLAGS += [f"-U__CUDA_NO_{what}__" for what in ("HALF_OPERATORS", "HALF_CONVERSIONS", "HALF2_OPERATORS", "BFLOAT16_CONVERSIONS")]
+NVCC_FLAGS += [
+    f"-U__CUDA_NO_{what}__"
+    for what in ("HALF_OPERATORS", "HALF_CONVERSIONS", "HALF2_OPERATORS", "BFLOAT16_CONVERSIONS")
+]
 
 
 class BuildError(Exception):
@@ -129,7 +132,9 @@ def _directory(kernel: Kernel, arch: str) -> Path:
 @cache
 def _processor() -> str:
     try:
-        return next(line for line in Path("/proc/cpuinfo").read_text().split("\n") if line.startswith(("flags", "Features")))
+        return next(
+            line for line in Path("/proc/cpuinfo").read_text().split("\n") if line.startswith(("flags", "Features"))
+        )
     except (OSError, StopIteration):
         return platform.machine()
 
@@ -146,7 +151,9 @@ def build(kernel: Kernel, arch: str = "") -> Built:
         return found
     home = toolkit() if kernel.backend == "cuda" else None
     if kernel.backend == "cuda" and home is None:
-        raise BuildError(f"no CUDA {torch.version.cuda} compiler: set CUDA_HOME, or install minfer's own dependencies (uv sync)")
+        raise BuildError(
+            f"no CUDA {torch.version.cuda} compiler: set CUDA_HOME, or install minfer's own dependencies (uv sync)"
+        )
     if not _compiler_version(compiler()):
         raise BuildError(f"no C++ compiler {compiler()!r}: install one (apt install g++) or set CXX")
 
@@ -214,7 +221,10 @@ def _cudart_folder(folder: Path, home: Path) -> Path:
 def first_error(log: str) -> str:
     """The line of a compiler's output that says what is wrong, without the folders in front of the file name."""
     lines = [line.strip() for line in log.splitlines()]
-    patterns = (r"(:|\)|ptxas|nvcc|ld).*\b(fatal )?error\b\s*:", r"undefined reference|cannot find|No space left|Killed")
+    patterns = (
+        r"(:|\)|ptxas|nvcc|ld).*\b(fatal )?error\b\s*:",
+        r"undefined reference|cannot find|No space left|Killed",
+    )
     for pattern in patterns:
         if found := next((line for line in lines if re.search(pattern, line)), None):
             return re.sub(r"(^|\s)/\S*/", r"\1", found)
@@ -227,7 +237,9 @@ def resources(binary: Path, home: Path | None) -> dict[str, int]:
     if tool is None or not tool.exists():
         return {}
     text = subprocess.run([tool, "-res-usage", binary], capture_output=True, text=True).stdout
-    functions = [dict(re.findall(r"(REG|STACK|SHARED|LOCAL):(\d+)", line)) for line in text.splitlines() if "REG:" in line]
+    functions = [
+        dict(re.findall(r"(REG|STACK|SHARED|LOCAL):(\d+)", line)) for line in text.splitlines() if "REG:" in line
+    ]
     if not functions:
         return {}
     local = [int(f["STACK"]) + int(f["LOCAL"]) for f in functions]
@@ -243,8 +255,8 @@ def cubin(kernel: Kernel, arch: str, folder: Path) -> Path:
     from torch.utils.cpp_extension import include_paths
 
     target = folder / f"{kernel.op}_{kernel.name}.{arch}.cubin"
-    includes = [f"-I{path}" for path in (PACKAGE, *include_paths("cpu"))]
-    command = [home / "bin" / "nvcc", "-cubin", *_flags(kernel, arch), *includes, "-o", target, kernel.source]
+    flags = [*_flags(kernel, arch), *(f"-I{path}" for path in (PACKAGE, *include_paths("cpu")))]
+    command = [str(home / "bin" / "nvcc"), "-cubin", *flags, "-o", str(target), str(kernel.source)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise BuildError(first_error(done.stderr), done.stderr)

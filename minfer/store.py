@@ -45,13 +45,21 @@ def _regime(name: str, how: str, interval: str) -> list[tuple[str, pa.DataType, 
         (f"{name}_speedup", _NUMBER, "baseline's time over this kernel's: the median of the paired ratios"),
         (f"{name}_speedup_low", _NUMBER, f"lower end of {interval}"),
         (f"{name}_speedup_high", _NUMBER, f"upper end of {interval}"),
-        (f"{name}_aa_spread", _NUMBER, "how far the baseline seems to be from its own duplicate: a gain must exceed it"),
+        (
+            f"{name}_aa_spread",
+            _NUMBER,
+            "how far the baseline seems to be from its own duplicate: a gain must exceed it",
+        ),
         (f"{name}_verdict", _TEXT, "faster, tie or slower than the baseline"),
         (f"{name}_tflops", _NUMBER, "the op's FLOPs over the median time, in 10^12 a second"),
         (f"{name}_gbps", _NUMBER, "the op's least bytes over the median time, in 10^9 a second"),
         (f"{name}_samples_us", pa.list_(_NUMBER), "every sample of this kernel, in the order taken"),
         (f"{name}_baseline_samples_us", pa.list_(_NUMBER), "every sample of the baseline, in the same order"),
-        (f"{name}_duplicate_samples_us", pa.list_(_NUMBER), "every sample of the baseline's duplicate, in the same order"),
+        (
+            f"{name}_duplicate_samples_us",
+            pa.list_(_NUMBER),
+            "every sample of the baseline's duplicate, in the same order",
+        ),
     ]
 
 
@@ -78,7 +86,9 @@ COLUMNS: list[tuple[str, pa.DataType, str]] = [
     ("verified", _COUNT, "how many sets of inputs the kernel was verified on"),
     # time
     ("baseline", _TEXT, "the kernel that speedups are against"),
-    *_regime("cold", "caches flushed before it, one call at a time", "the 95 % confidence interval of the median ratio"),
+    *_regime(
+        "cold", "caches flushed before it, one call at a time", "the 95 % confidence interval of the median ratio"
+    ),
     ("cold_rounds", _COUNT, "rounds of kernel, baseline and baseline's duplicate, in shuffled order"),
     ("cold_empty_us", _NUMBER, "what the same window reads with no kernel in it; not subtracted"),
     *_regime("steady", "back to back in long blocks, inputs rotated", "the range over neighbouring blocks"),
@@ -215,14 +225,11 @@ def _read_one(path: Path, schema: pa.Schema) -> pa.Table:
     if "case" not in file.schema_arrow.names:
         raise ValueError("not a minfer results file: it has no column 'case'")
     table = file.read(columns=there)
-    arrays = [
-        table.column(f.name).cast(f.type) if f.name in there else pa.nulls(len(table), f.type) for f in schema
-    ]
+    arrays = [table.column(f.name).cast(f.type) if f.name in there else pa.nulls(len(table), f.type) for f in schema]
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
 def rows(paths: Iterable[Path], columns: Iterable[str] | None = None) -> Iterator[Row]:
     """The readable rows as dictionaries, maps as dictionaries too; for results of ordinary size."""
     table, _ = read(paths, columns)
-    for row in table.to_pylist(maps_as_pydicts="strict"):
-        yield row
+    yield from table.to_pylist(maps_as_pydicts="strict")

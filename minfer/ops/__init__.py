@@ -56,7 +56,13 @@ class Case:
         return ",".join(f"{k}={v}" for k, v in self.shape.items())
 
     def to_dict(self) -> dict[str, Any]:
-        return {"op": self.op, "kernel": self.kernel, "dtype": self.dtype, "params": dict(self.params), "shape": dict(self.shape)}
+        return {
+            "op": self.op,
+            "kernel": self.kernel,
+            "dtype": self.dtype,
+            "params": dict(self.params),
+            "shape": dict(self.shape),
+        }
 
 
 _OPS: dict[str, Op] = {}

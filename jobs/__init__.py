@@ -1,0 +1,1 @@
+"""How work reaches a node: submitit's executors, the container's command, node-local scratch."""

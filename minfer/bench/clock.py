@@ -1,0 +1,153 @@
+"""Taking times, on a GPU and on a CPU, behind one small interface.
+
+`cold` times single calls after the caches were flushed: what a kernel costs when its operands come from memory.
+`steady` times calls back to back over rotated operands, long enough for the device to settle at the clock and power
+of this one kernel. They differ on a power-limited GPU, and both are true.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from minfer.bench.device import cache_bytes
+
+# A call on the operands of set number i.
+Arm = Callable[[int], None]
+
+FLUSH_FACTOR = 2  # the flush touches this many times the last-level cache
+GRAPH_S = 0.002  # a replay so long costs nothing to launch beside what it runs
+CPU_FLUSH_LIMIT = 256 << 20  # servers with a gigabyte of L3 would take longer to flush than to measure
+
+
+class Clock(Protocol):
+    """All times are in seconds."""
+
+    def cold(self, arms: Sequence[Arm], order: np.ndarray) -> np.ndarray:
+        """Time rounds of single calls. `order` (rounds, arms) says in which order each round takes the arms; the
+        result has the same shape, and column i holds the times of arm i."""
+
+    def empty(self, rounds: int) -> float:
+        """What a cold window reads with nothing in it."""
+
+    def steady(self, arm: Arm, rotations: int, seconds: float, during: Callable[[], None]) -> np.ndarray:
+        """Run an arm back to back for so long, and return the times of one call in the settled second half of it.
+        `during` is called once while the arm is running."""
+
+
+class CudaClock:
+    """CUDA events on the current stream. One serves the arms of one bench: it keeps what it captured of them."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._flush = torch.ones(FLUSH_FACTOR * cache_bytes(device) // 4, dtype=torch.int32, device=device)
+        self._sink = torch.zeros((), dtype=torch.int64, device=device)
+        self._loops: dict[int, Loop] = {}  # an arm has several blocks
+
+    def _flush_cache(self) -> None:
+        # Reading evicts everything and leaves clean lines. Writing would leave the cache full of dirty ones, whose way
+        # back to memory falls into the window: on an H200 a 1x4096x4096 product then reads 18.7 us instead of 15.3.
+        torch.sum(self._flush, dim=0, out=self._sink)
+
+    def cold(self, arms: Sequence[Arm], order: np.ndarray) -> np.ndarray:
+        events = [[(_event(), _event()) for _ in arms] for _ in order]
+        # The GPU waits while the queue fills, so that no window contains the host's launch latency; the flushes,
+        # which take longer than a launch, keep it filled.
+        torch.cuda._sleep(2_000_000)
+        for round_events, sequence in zip(events, order, strict=True):
+            for index in sequence:
+                begin, end = round_events[index]
+                self._flush_cache()
+                begin.record()
+                arms[index](0)
+                end.record()
+        torch.cuda.synchronize(self.device)
+        return np.array([[begin.elapsed_time(end) * 1e-3 for begin, end in row] for row in events])
+
+    def empty(self, rounds: int) -> float:
+        return float(np.median(self.cold([lambda i: None], np.zeros((rounds, 1), dtype=int))))
+
+    def steady(self, arm: Arm, rotations: int, seconds: float, during: Callable[[], None]) -> np.ndarray:
+        if id(arm) not in self._loops:
+            self._loops[id(arm)] = self._capture(arm, rotations)
+        loop = self._loops[id(arm)]
+        replays = max(1, round(seconds / (loop.calls * loop.call_s)))
+        marks = [_event() for _ in range(replays + 1)]
+        for mark in marks[:-1]:
+            mark.record()
+            loop.graph.replay()
+        marks[-1].record()
+        marks[replays * 3 // 4].synchronize()
+        during()
+        torch.cuda.synchronize(self.device)
+        times = [a.elapsed_time(b) * 1e-3 / loop.calls for a, b in itertools.pairwise(marks)]
+        return np.array(times[replays // 2 :])
+
+    def _capture(self, arm: Arm, rotations: int) -> Loop:
+        """Capture calls on each set of operands in turn, going round until a replay takes GRAPH_S."""
+        begin, end = _event(), _event()
+        begin.record()
+        arm(0)
+        end.record()
+        end.synchronize()
+        call_s = begin.elapsed_time(end) * 1e-3
+        calls = rotations * max(1, round(GRAPH_S / (call_s * rotations)))
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for index in range(calls):
+                arm(index % rotations)
+        return Loop(graph, calls, call_s)
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A captured graph of calls."""
+
+    graph: torch.cuda.CUDAGraph
+    calls: int
+    call_s: float  # of one call, roughly
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)
+
+
+class CpuClock:
+    """`time.perf_counter` around calls."""
+
+    def __init__(self, device: torch.device) -> None:
+        size = min(FLUSH_FACTOR * cache_bytes(device), CPU_FLUSH_LIMIT)
+        self._flush = torch.ones(size // 4, dtype=torch.int32)
+
+    def cold(self, arms: Sequence[Arm], order: np.ndarray) -> np.ndarray:
+        times = np.empty(order.shape)
+        for row, sequence in zip(times, order, strict=True):
+            for index in sequence:
+                self._flush.add_(1)
+                begin = time.perf_counter()
+                arms[index](0)
+                row[index] = time.perf_counter() - begin
+        return times
+
+    def empty(self, rounds: int) -> float:
+        return float(np.median(self.cold([lambda i: None], np.zeros((rounds, 1), dtype=int))))
+
+    def steady(self, arm: Arm, rotations: int, seconds: float, during: Callable[[], None]) -> np.ndarray:
+        times: list[float] = []
+        end = time.perf_counter() + seconds
+        while len(times) < 4 or time.perf_counter() < end:
+            begin = time.perf_counter()
+            arm(len(times) % rotations)
+            times.append(time.perf_counter() - begin)
+        during()
+        return np.array(times[len(times) // 2 :])
+
+
+def clock_for(device: torch.device) -> Clock:
+    return CudaClock(device) if device.type == "cuda" else CpuClock(device)

@@ -1,0 +1,92 @@
+"""What a row says of the machine: the device, its last-level cache, versions, node."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from minfer.build import arch_of
+
+FALLBACK_CACHE = 32 << 20
+
+
+def pick(kind: str) -> torch.device:
+    """The device that cases of a kind, "cuda" or "cpu", run on: the first one visible."""
+    return torch.device("cuda", 0) if kind == "cuda" else torch.device("cpu")
+
+
+def name(device: torch.device) -> str:
+    """The GPU's name, or the processor's model."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return _cpuinfo("model name") or platform.processor() or platform.machine()
+
+
+def _cpuinfo(key: str) -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(key)), "")
+
+
+def cache_bytes(device: torch.device) -> int:
+    """The size of the device's last-level cache: a GPU's L2, a processor's largest."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).L2_cache_size
+    sizes = [path.read_text().strip() for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
+    units = {"K": 1 << 10, "M": 1 << 20}
+    return max((int(size[:-1]) * units[size[-1]] for size in sizes if size[-1:] in units), default=FALLBACK_CACHE)
+
+
+def capability(device: torch.device) -> tuple[int, int] | None:
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+
+
+def arch(device: torch.device) -> str:
+    """What kernels for this device are compiled for, such as `sm_89`; empty for a CPU."""
+    found = capability(device)
+    return arch_of(found) if found else ""
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """The columns of a row that say where it was made."""
+    return {
+        "device": name(device),
+        "device_kind": device.type,
+        "arch": arch(device) or platform.machine(),
+        "l2_bytes": cache_bytes(device),
+        "threads": torch.get_num_threads() if device.type == "cpu" else None,
+        "driver": _driver() if device.type == "cuda" else None,
+        "cuda": torch.version.cuda,
+        "torch": torch.__version__,
+        "triton": _version("triton"),
+        "python": ".".join(str(part) for part in sys.version_info[:3]),
+        "node": socket.gethostname(),
+        "job": os.environ.get("SLURM_JOB_ID"),
+        "image": os.environ.get("MINFER_IMAGE_DIGEST"),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _driver() -> str | None:
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        return str(pynvml.nvmlSystemGetDriverVersion())
+    except pynvml.NVMLError:
+        return None

@@ -1,0 +1,31 @@
+"""How to time; imports nothing heavy, so that the command line can read its configuration at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Timing:
+    """How to time a case: a preset of `conf/timing`.
+
+    name: says in the row which preset it was.
+    warmup_s: seconds to run kernel and baseline before anything is timed.
+    looks: numbers of cold rounds after which to look whether the ratio is known well enough; the last one is the cap.
+    precision: what is well enough: half the width of the 95 % interval of the ratio, relative.
+    cold_cap_s: seconds after which to give up looking and call the case unconverged...
+    least_rounds: ...but not before so many rounds.
+    steady_block_s: seconds of each of the four steady blocks; 0 leaves the steady regime out.
+    """
+
+    name: str = "default"
+    warmup_s: float = 0.1
+    looks: list[int] = field(default_factory=lambda: [30, 60, 120, 240])
+    precision: float = 0.005
+    cold_cap_s: float = 5.0
+    least_rounds: int = 5
+    steady_block_s: float = 0.5
+
+    def estimate(self) -> float:
+        """About how many seconds a case takes, its verification included."""
+        return 1.0 + self.warmup_s + 4 * self.steady_block_s

@@ -1,0 +1,141 @@
+"""The process that runs kernels, and that its supervisor can lose.
+
+`python -m minfer.child IN OUT` reads requests and writes replies, one JSON object a line, on two inherited file
+descriptors; stdout and stderr, where a kernel may print, go to a log. The first request says which kind of device to
+use and the reply is the environment; each further request is a case and its reply the columns that it fills.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import gc
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from minfer import build, ops
+from minfer.bench import device as devices
+from minfer.bench.measure import Bench
+from minfer.bench.telemetry import Telemetry
+from minfer.bench.timing import Timing
+from minfer.bench.verify import WrongResult, verify
+from minfer.ops import Case, Kernel, Op
+from minfer.store import Row
+
+Say = Callable[..., None]
+
+
+class Child:
+    """Runs cases on one device, one after the other."""
+
+    def __init__(self, kind: str, timing: Timing, say: Say) -> None:
+        self.device = devices.pick(kind)
+        self.timing, self.say = timing, say
+        self.capability = devices.capability(self.device)
+        self.arch = devices.arch(self.device)
+        self.telemetry = Telemetry(self.device)
+
+    def run(self, case: Case) -> tuple[Row, bool]:
+        """The columns that a case fills, and whether this process can be trusted with another one."""
+        op = ops.get(case.op)
+        kernel = op.kernels[case.kernel]
+        row: Row = {"seed": int.from_bytes(os.urandom(4), "little")}
+        try:
+            self._measure(op, kernel, case, row)
+            return row, True
+        except WrongResult as error:
+            errors = error.errors
+            row |= {
+                "rel_l2_error": errors.rel_l2,
+                "max_abs_error": errors.max_abs,
+                "error_over_bound": errors.over_bound,
+            }
+            row |= {"status": "wrong", "message": str(error), "verified": errors.tried}
+        except build.BuildError as error:
+            row |= {"status": "compile_error", "message": str(error)}
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            row |= {"status": "oom", "message": _sentence(error)}
+        except Exception as error:  # whatever a kernel raises is a row, and never the end of the shard
+            message = _sentence(error)
+            if "can't allocate memory" in message or "out of memory" in message:
+                row |= {"status": "oom", "message": message}
+            elif self.device.type == "cuda" and "CUDA error" in str(error):
+                # An illegal access or a failed assertion leaves the CUDA context unusable.
+                row |= {"status": "crashed", "message": message}
+                return row, False
+            else:
+                row |= {"status": "error", "message": message}
+        finally:
+            gc.collect()
+            if self.device.type == "cuda" and row.get("status") != "crashed":
+                torch.cuda.empty_cache()
+        return row, True
+
+    def _measure(self, op: Op, kernel: Kernel, case: Case, row: Row) -> None:
+        """Verify, then time; `row` gets its columns as they are known."""
+        function = build.function(kernel, self.arch)
+        baseline = build.function(op.kernels[op.baseline], self.arch)
+
+        self.say(phase="verify")
+        begin = time.perf_counter()
+        errors = verify(op, case, kernel, function, self.device, self.capability, row["seed"])
+        row |= {"rel_l2_error": errors.rel_l2, "max_abs_error": errors.max_abs, "error_over_bound": errors.over_bound}
+        row |= {"verified": errors.tried, "verify_s": time.perf_counter() - begin}
+
+        self.say(phase="time")
+        begin = time.perf_counter()
+        flops, nbytes = op.case_flops(case), op.case_bytes(case)
+        row |= {"baseline": op.baseline, "flops": flops, "bytes": nbytes}
+        bench = Bench(op, case, function, baseline, self.device, row["seed"])
+        bench.warm_up(self.timing.warmup_s)
+        regime, converged = bench.cold(self.timing)
+        row |= regime.columns("cold", flops, nbytes)
+        row |= {"cold_rounds": len(regime.kernel), "cold_empty_us": bench.clock.empty(30) * 1e6}
+        row |= {"status": "ok"}
+        if not converged:
+            row |= {"status": "unconverged"}
+            row |= {
+                "message": f"ratio known to ±{regime.comparison.half_width:.1%}, asked for ±{self.timing.precision:.1%}"
+            }
+        if self.timing.steady_block_s > 0:
+            regime = bench.steady(self.timing, lambda: row.update(self.telemetry.sample()))
+            row |= regime.columns("steady", flops, nbytes) | {"steady_rotations": bench.rotations}
+        row |= {"time_s": time.perf_counter() - begin}
+
+
+def _sentence(error: BaseException) -> str:
+    """The first line of an error, with its type where the text alone would not say much."""
+    text = (str(error).strip().splitlines() or [""])[0]
+    return text if isinstance(error, RuntimeError) and text else f"{type(error).__name__}: {text}"
+
+
+def main() -> None:
+    requests, replies = os.fdopen(int(sys.argv[1]), "r"), os.fdopen(int(sys.argv[2]), "w", buffering=1)
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: do not outlive the supervisor
+    faulthandler.enable()
+
+    def say(**message: Any) -> None:
+        replies.write(json.dumps(message) + "\n")
+
+    request = json.loads(requests.readline())
+    for path in request["extra"]:
+        ops.load_file(Path(path))
+    child = Child(request["device"], Timing(**request["timing"]), say)
+    say(environment=devices.environment(child.device), capability=child.capability)
+    for line in requests:
+        case = Case(**json.loads(line))
+        print(f"--- {case.key}", flush=True)
+        row, usable = child.run(case)
+        say(row=row, usable=usable)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,176 @@
+"""The types of `conf/`, and what a mistake in a request sounds like: one sentence, with the nearest valid words."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING, OmegaConf
+
+from minfer.bench.timing import Timing
+
+CONF = Path(__file__).resolve().parents[1] / "conf"
+
+
+class UserError(Exception):
+    """A request that cannot be met: one sentence that says what, which value, and what to do."""
+
+
+@dataclass
+class Shape:
+    """Sizes to run. An entry maps each axis to a size or a list of sizes, and stands for all their combinations."""
+
+    name: str = MISSING
+    gpu: list[Any] = field(default_factory=list)
+    cpu: list[Any] = field(default_factory=list)
+
+
+@dataclass
+class Profiler:
+    """Profilers to run after the timings."""
+
+    names: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Cluster:
+    """Where jobs run. Unset fields are left to the site's defaults."""
+
+    name: str = MISSING
+    executor: str = "auto"  # local, slurm, or auto: slurm where sbatch is on the PATH
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    constraint: str | None = None
+    gres: str | None = None  # such as gpu:l40s:1
+    cpus: int = 8
+    memory_gb: int = 64
+    time_min: int = 120
+    max_jobs: int = 1  # shards to split the matrix into
+    scratch: str | None = None  # node-local folder for builds and caches; $SLURM_TMPDIR wins
+    setup: list[str] = field(default_factory=list)  # shell lines to run first on the node
+
+
+@dataclass
+class Container:
+    """The container that jobs run in."""
+
+    name: str = "none"
+    image: str | None = None  # an Apptainer image (.sif) or sandbox folder; none: run on the host
+    binds: list[str] = field(default_factory=list)  # further folders to make visible, as in apptainer --bind
+
+
+@dataclass
+class Config:
+    """A request. `kernel`, `dtype` and the values of `params` are a name or a list of names; kernel may be "all"."""
+
+    op: str = MISSING
+    kernel: Any = "all"
+    dtype: Any = MISSING
+    params: dict[str, Any] = field(default_factory=dict)
+    shape: Shape = field(default_factory=Shape)
+    timing: Timing = field(default_factory=Timing)
+    profiler: Profiler = field(default_factory=Profiler)
+    cluster: Cluster = field(default_factory=Cluster)
+    container: Container = field(default_factory=Container)
+    device: str = "auto"  # cuda, cpu, or auto: cuda where there is a GPU
+    results: str = "results"
+    runs: str = "runs"  # logs, progress and the resolved config of each run
+    extra: list[str] = field(default_factory=list)  # Python files to import first; they may register kernels
+    case_timeout_s: float = 180.0
+    build_timeout_s: float = 600.0
+    dry_run: bool = False
+    resume: bool = False
+
+
+def register() -> None:
+    """Make the types known to Hydra, as the schema that `conf/config.yaml` starts from."""
+    ConfigStore.instance().store(name="schema", node=Config)
+
+
+def groups() -> dict[str, list[str]]:
+    """The config groups and their options."""
+    folders = sorted(path for path in CONF.iterdir() if path.is_dir())
+    return {folder.name: sorted(path.stem for path in folder.glob("*.yaml")) for folder in folders}
+
+
+def names(value: Any) -> list[str]:
+    """A name or a list of names, as a list."""
+    if OmegaConf.is_config(value):
+        value = OmegaConf.to_object(value)
+    return [str(item) for item in value] if isinstance(value, (list, tuple)) else [str(value)]
+
+
+def choose(what: str, wanted: str, valid: Iterable[str]) -> str:
+    """`wanted` if it is valid; else a UserError that names the nearest valid ones."""
+    valid = list(valid)
+    if wanted in valid:
+        return wanted
+    raise UserError(f"unknown {what} {wanted!r}; {nearest(wanted, valid)}")
+
+
+def nearest(wanted: str, valid: Iterable[str]) -> str:
+    """`did you mean a or b?`, or all the valid ones where none is near."""
+    valid = list(valid)
+    close = difflib.get_close_matches(wanted, valid, n=3, cutoff=0.55)
+    return f"did you mean {' or '.join(close)}?" if close else f"valid: {', '.join(valid)}"
+
+
+def explain(error: BaseException) -> str:
+    """What Hydra or OmegaConf has to say, in one line that names the key and the nearest valid ones."""
+    chain = [error]
+    while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None:
+        chain.append(cause)
+    text = "\n".join(str(link) for link in chain)
+
+    if found := re.search(r"Could not find '(?:[\w/]*/)?(\w+)/([^']*)'", text):
+        group, option = found.groups()
+        if group in groups():
+            return f"{group} has no option {option!r}; {nearest(option, groups()[group])}"
+    if found := re.search(r"Could not override '\+?([\w.@/]+)'\. ?\n?No match in the defaults list", text):
+        return f"nothing to override for {found[1]!r}; to choose one, write +{found[1]}=..."
+    if found := re.search(r"full_key: ([\w.\[\]]+)", text):
+        key = found[1]
+        if "not in" in text:
+            return unknown_key(key)
+        problem = next(str(link) for link in chain if "full_key" in str(link)).splitlines()[0]
+        return f"bad value for {key!r}: {problem[0].lower()}{problem[1:]}"
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+def unknown_key(key: str) -> str:
+    """The complaint about a key that the config does not have."""
+    parent, _, last = key.rpartition(".")
+    return f"no such key {key!r}; {nearest(last, _keys(parent))}"
+
+
+def check_keys(composed: Any, parent: str = "") -> None:
+    """Raise UserError for a key that only a `+` on the command line could bring in."""
+    valid = _keys(parent)
+    for name in composed:
+        key = f"{parent}.{name}" if parent else str(name)
+        if valid and name not in valid:
+            raise UserError(unknown_key(key))
+        if OmegaConf.is_dict(composed._get_node(name)) and not OmegaConf.is_missing(composed, name):
+            check_keys(composed[name], key)
+
+
+def _keys(parent: str) -> list[str]:
+    """The valid keys below a dotted key of the config, at the top also the groups; empty where any key may stand."""
+    if parent == "params":
+        from minfer import ops  # imports torch, and only a mistake needs it
+
+        return sorted({name for op in ops.names() for name in ops.get(op).params})
+    kind: Any = Config
+    for name in parent.split(".") if parent else []:
+        fields = {f.name: f for f in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else {}
+        kind = fields[name].default_factory if name in fields else None
+    found = [f.name for f in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else []
+    return found + ([] if parent else ["sweep"])

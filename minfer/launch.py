@@ -1,0 +1,56 @@
+"""`python -m minfer.launch +sweep=hgemm`: the command line; what it asks for is done by `minfer.run`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import hydra
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from minfer.config import CONF, Config, UserError, check_keys, explain, groups, register
+
+
+def compose() -> list[Config]:
+    """The requests on the command line: one, or several with Hydra's --multirun. Raises UserError."""
+    register()
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands its errors to us instead of printing them
+    composed: list[Any] = []
+    try:
+        hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(composed.append)()
+        return [_typed(config) for config in composed]
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UserError(explain(error)) from error
+
+
+def _typed(composed: Any) -> Config:
+    check_keys(composed)
+    missing = OmegaConf.missing_keys(composed)
+    if "op" in missing:
+        raise UserError(f"no sweep was chosen; add +sweep={' or +sweep='.join(groups()['sweep'])}")
+    if missing:
+        raise UserError(f"{min(missing)} is not set; add {min(missing)}=...")
+    config = OmegaConf.to_object(composed)
+    assert isinstance(config, Config)
+    return config
+
+
+def main() -> int:
+    """The exit status: 0, 1 when cases got no row, 130 when interrupted, 2 (and one line) for a mistaken request."""
+    try:
+        requests = compose()
+        from minfer.run import run  # imports torch, which --help and a typo need not wait for
+
+        return max([run(config) for config in requests], default=0)
+    except UserError as error:
+        print(f"minfer: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,106 @@
+"""From a request to cases: what will be run, what is left out and why, and how it is split into shards."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from minfer import ops
+from minfer.config import Config, UserError, choose, names
+from minfer.ops import DTYPES, Case, Op
+
+BUILD_S = 15.0  # about what compiling one kernel takes
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a request comes to. `unsupported` are cases too: they get a row that says why they were not run."""
+
+    cases: list[Case]
+    unsupported: dict[str, str]  # case key -> why
+    left_out: dict[str, str]  # kernel -> why it is not in the matrix at all
+
+    def seconds(self, config: Config, jobs: int = 1) -> float:
+        """About how long it takes on each of `jobs` nodes, builds included."""
+        kernels = {(case.op, case.kernel) for case in self.cases if case.key not in self.unsupported}
+        builds = sum(ops.get(op).kernels[name].needs_build for op, name in kernels)
+        timed = len(self.cases) - len(self.unsupported)
+        return math.ceil(timed / jobs) * config.timing.estimate() + (BUILD_S if builds else 0)
+
+
+def plan(config: Config, device: str, capability: tuple[int, int] | None = None) -> Plan:
+    """The cases of a request on a kind of device, "cuda" or "cpu". Raises UserError.
+
+    Problems come in the order of the request, each with all its kernels in ladder order, so that a table fills problem
+    by problem. `capability` is the GPU's, where it is known already."""
+    op = ops.get(choose("op", config.op, ops.names()))
+    kernels, left_out = _kernels(op, names(config.kernel), device)
+    dtypes = [choose("dtype", dtype, DTYPES) for dtype in names(config.dtype)]
+    params = _params(op, config.params)
+    shapes = _shapes(op, config.shape.gpu if device == "cuda" else config.shape.cpu, config.shape.name)
+
+    cases = [
+        op.case(kernel, dtype, shape, chosen)
+        for dtype, chosen, shape, kernel in itertools.product(dtypes, params, shapes, kernels)
+    ]
+    unsupported = {c.key: why for c in cases if (why := op.kernels[c.kernel].unsupported(c, capability))}
+    if len(unsupported) == len(cases):
+        key, why = next(iter(unsupported.items()), ("", "no cases were asked for"))
+        raise UserError(f"nothing to run: {key} {why}")
+    return Plan(cases, unsupported, left_out)
+
+
+def _kernels(op: Op, wanted: list[str], device: str) -> tuple[list[str], dict[str, str]]:
+    """The kernels to run, and why others are not. One that was asked for by name must be able to run."""
+    everything = wanted == ["all"]
+    chosen = list(op.kernels) if everything else [choose(f"{op.name} kernel", name, op.kernels) for name in wanted]
+    left_out = {}
+    for name in chosen:
+        if device not in op.kernels[name].devices:
+            left_out[name] = "needs a CUDA GPU" if device == "cpu" else "runs on a CPU only (device=cpu)"
+    if left_out and not everything:
+        name, why = next(iter(left_out.items()))
+        here = [kernel.name for kernel in op.kernels.values() if device in kernel.devices]
+        where = "there is none here" if device == "cpu" else "this run is on a GPU"
+        raise UserError(f"kernel {name} {why} and {where}; kernels for this device: {', '.join(here)}")
+    return [name for name in dict.fromkeys(chosen) if name not in left_out], left_out
+
+
+def _params(op: Op, wanted: dict[str, Any]) -> list[dict[str, str]]:
+    """Every combination of the op's parameters that was asked for; the default where nothing was."""
+    for name in wanted:
+        choose(f"parameter of {op.name}", name, op.params)
+    values = [
+        [choose(f"{name}", value, valid) for value in names(wanted.get(name, valid[0]))]
+        for name, valid in op.params.items()
+    ]
+    return [dict(zip(op.params, combination, strict=True)) for combination in itertools.product(*values)]
+
+
+def _shapes(op: Op, entries: list[Any], name: str) -> list[dict[str, int]]:
+    """The shapes of a set, its lists multiplied out, without repeats."""
+    found = []
+    for entry in entries:
+        if not isinstance(entry, dict) or set(entry) != set(op.axes):
+            given = ", ".join(map(str, entry)) if isinstance(entry, dict) else repr(entry)
+            raise UserError(
+                f"shape set {name!r} does not fit {op.name}: its axes are {', '.join(op.axes)}, not {given}"
+            )
+        sizes = [entry[axis] if isinstance(entry[axis], list) else [entry[axis]] for axis in op.axes]
+        for size in itertools.chain(*sizes):
+            if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+                raise UserError(f"shape set {name!r}: {size!r} is not a size; sizes are whole numbers from 1")
+        found += [dict(zip(op.axes, combination, strict=True)) for combination in itertools.product(*sizes)]
+    if not found:
+        raise UserError(f"shape set {name!r} has no shapes for this device; set shape.gpu or shape.cpu")
+    return [dict(items) for items in dict.fromkeys(tuple(shape.items()) for shape in found)]
+
+
+def split(cases: list[Case], jobs: int) -> list[list[Case]]:
+    """At most `jobs` shards of about equal size; the cases of one problem stay together."""
+    problems = [list(group) for _, group in itertools.groupby(cases, key=lambda case: case.problem)]
+    jobs = min(jobs, len(problems))
+    bounds = [round(index * len(problems) / jobs) for index in range(jobs + 1)]
+    return [list(itertools.chain(*problems[a:b])) for a, b in itertools.pairwise(bounds)]

@@ -1,0 +1,152 @@
+"""What the launcher shows: the plan, progress while jobs run, and the table at the end."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import submitit
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from minfer import store
+from minfer.config import Config
+from minfer.matrix import Plan
+from minfer.ops import Case
+
+POLL_S = 0.2
+
+
+def print_plan(
+    console: Console, config: Config, plan: Plan, shards: list[list[Case]], executor: str, device: str
+) -> None:
+    """The plan of `dry_run=true`: every case, what is left out and why, and about how long it takes."""
+    table = Table(title=f"{len(plan.cases)} cases of {config.op}, {len(shards)} shards", title_justify="left")
+    for column in ("kernel", "dtype", "parameters", "shape", "shard", ""):
+        table.add_column(column)
+    for index, cases in enumerate(shards):
+        for case in cases:
+            params = ", ".join(f"{k}={v}" for k, v in case.params.items())
+            why = plan.unsupported.get(case.key)
+            table.add_row(
+                case.kernel, case.dtype, params, case.shape_name, str(index), f"not run: {why}" if why else ""
+            )
+    console.print(table)
+    for kernel, why in plan.left_out.items():
+        console.print(f"Left out: {kernel} {why}.")
+    length = datetime.timedelta(seconds=round(plan.seconds(config, len(shards))))
+    console.print(
+        f"Would run on {device} through the {executor} executor, about {length}. Nothing was started (dry_run=true)."
+    )
+
+
+def follow(console: Console, jobs: list[submitit.Job[None]], folder: Path, plan: Plan) -> dict[str, str]:
+    """Show progress until all jobs are done; returns what went wrong, by shard."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("ETA"),
+               TimeRemainingColumn(elapsed_when_finished=False))  # fmt: skip
+    failed: dict[str, str] = {}
+    offsets: Counter[Path] = Counter()
+    ended: set[Path] = set()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        bar = progress.add_task("starting", total=len(plan.cases))
+        while True:
+            running = [job for job in jobs if not job.done()]
+            for path in sorted((folder / "progress").glob("*.jsonl")):
+                for event in _new_events(path, offsets):
+                    if event["event"] == "failed":
+                        failed[path.stem] = event["message"]
+                    elif event["event"] == "end":
+                        ended.add(path)
+                    _show(progress, bar, event)
+            if not running:
+                break
+            time.sleep(POLL_S)
+    for job, shard in zip(jobs, sorted((folder / "shards").glob("*.json")), strict=True):
+        if folder / "progress" / f"{shard.stem}.jsonl" not in ended and shard.stem not in failed:
+            failed[shard.stem] = f"its job {job.job_id} ended early; see {job.paths.stderr}"
+    for name, message in failed.items():
+        console.print(f"Shard {name} failed: {escape(message)}.")
+    return failed
+
+
+def _new_events(path: Path, offsets: Counter[Path]) -> list[dict[str, Any]]:
+    """The whole lines that were appended to a progress file since the last call."""
+    with open(path) as file:
+        file.seek(offsets[path])
+        text, newline, _ = file.read().rpartition("\n")
+    offsets[path] += len(text + newline)
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def _show(progress: Progress, bar: Any, event: dict[str, Any]) -> None:
+    if event["event"] == "build":
+        progress.update(bar, description=f"building {event['kernel']}")
+    elif event["event"] == "case":
+        _, kernel, dtype, _, shape = event["case"].split("/")
+        progress.update(bar, description=f"{kernel} {dtype} {shape}")
+    elif event["event"] in ("done", "skip"):
+        progress.advance(bar)
+
+
+def print_summary(console: Console, results: Path, run: str, plan: Plan, failed: dict[str, str]) -> bool:
+    """The table of a run, with rows of earlier ones where it resumed; returns whether every case has a row."""
+    columns = ["run", "case", "kernel", "dtype", "params", "shape", "status", "message", "device", "finished", "cold_us",
+               "cold_tflops", "cold_speedup", "steady_us", "steady_tflops"]  # fmt: skip
+    wanted = {case.key: index for index, case in enumerate(plan.cases)}
+    rows: dict[str, store.Row] = {}
+    folders = {path.parent for path in results.glob(f"*/{run}/*.parquet")}
+    files = [path for folder in folders for path in store.files(folder)]
+    for row in store.rows(files, columns):
+        rows[row["case"]] = row
+    device = next((row["device"] for row in rows.values()), None)
+
+    if rows:
+        console.print(_table(f"{run} on {device}", sorted(rows.values(), key=lambda row: wanted.get(row["case"], 0))))
+    for row in rows.values():
+        if row["status"] not in store.MEASURED:
+            console.print(f"{row['case']}: {row['status']}: {escape(row['message'] or '')}")
+    counts = Counter(row["status"] for row in rows.values())
+    if counts:
+        console.print(
+            f"{len(rows)} of {len(wanted)} cases: " + ", ".join(f"{n} {status}" for status, n in sorted(counts.items()))
+        )
+    for kernel, why in plan.left_out.items():
+        console.print(f"Left out: {kernel} {why}.")
+    for path in files:
+        console.print(
+            f"Rows: {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}", soft_wrap=True
+        )
+    if rows:
+        console.print("Next: uv run python analysis/make_tables.py   # these rows into README.md", soft_wrap=True)
+    return not failed
+
+
+def _table(title: str, rows: list[store.Row]) -> Table:
+    table = Table(title=title, title_justify="left")
+    for name in ("kernel", "dtype", "parameters", "shape"):
+        table.add_column(name, no_wrap=True)
+    for name in ("cold µs", "TFLOP/s", "% of PyTorch", "steady µs", "TFLOP/s"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("status", no_wrap=True)
+    for row in rows:
+        table.add_row(*_cells(row))
+    return table
+
+
+def _cells(row: store.Row) -> list[str]:
+    def number(value: float | None, form: str) -> str:
+        return "" if value is None else format(value, form)
+
+    shape = "x".join(str(size) for size in row["shape"].values())
+    share = row["cold_speedup"] and row["cold_speedup"] * 100
+    return [
+        row["kernel"], row["dtype"], " ".join(row["params"].values()), shape,
+        number(row["cold_us"], ",.1f"), number(row["cold_tflops"], ".3g"), number(share, ".1f"),
+        number(row["steady_us"], ",.1f"), number(row["steady_tflops"], ".3g"), row["status"],
+    ]  # fmt: skip

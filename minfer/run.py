@@ -1,0 +1,144 @@
+"""One run: plan the cases, submit the shards, follow them, show the table."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from omegaconf import OmegaConf
+from rich.console import Console
+
+from jobs import submit
+from minfer import matrix, ops
+from minfer.config import CONF, Config, UserError, choose
+from minfer.report import follow, print_plan, print_summary
+from minfer.worker import Shard
+
+SOURCES = CONF.parent
+
+
+def run(config: Config) -> int:
+    """Plan a request, run it, and show what came of it; the exit status: 1 when cases got no row. Raises UserError."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=160)  # a log has no width of its own, and the table needs this much
+    extra = [str(Path(path).absolute()) for path in config.extra]
+    for path in extra:
+        if not Path(path).is_file():
+            raise UserError(f"extra={path} does not exist")
+        ops.load_file(Path(path))
+    executor = submit.executor_name(config.cluster)
+    device, capability = _device(config, executor, console)
+    plan = matrix.plan(config, device, capability)
+    shards = matrix.split(plan.cases, config.cluster.max_jobs if executor == "slurm" else 1)
+    if config.dry_run:
+        print_plan(console, config, plan, shards, executor, device)
+        return 0
+
+    results = _writable(Path(config.results).absolute())
+    name = _run_id()
+    folder = _writable(Path(config.runs).absolute() / name)
+    (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.structured(config)))
+    commit = _commit()
+    paths = [
+        Shard(
+            name=f"{index:04d}",
+            run=name,
+            folder=str(folder),
+            results=str(results),
+            device=device,
+            cases=cases,
+            timing=config.timing,
+            case_timeout_s=config.case_timeout_s,
+            build_timeout_s=config.build_timeout_s,
+            resume=config.resume,
+            extra=extra,
+            commit=commit,
+        ).save()
+        for index, cases in enumerate(shards)
+    ]
+
+    jobs = submit.submit(paths, config.cluster, config.container, folder)
+    try:
+        outcome = follow(console, jobs, folder, plan)
+    except KeyboardInterrupt:
+        submit.stop(jobs)
+        console.print(f"\nstopped; finished rows are kept. To go on: {_again('resume=true')}")
+        print_summary(console, results, name, plan, {})
+        return 130
+    complete = print_summary(console, results, name, plan, outcome)
+    if not complete:
+        console.print(f"Logs: {_relative(folder / 'logs')}. To run what is missing: {_again('resume=true')}")
+    return 0 if complete else 1
+
+
+def _device(config: Config, executor: str, console: Console) -> tuple[str, tuple[int, int] | None]:
+    """The kind of device that the jobs get, and its compute capability where it is this machine's."""
+    choose("device", config.device, ("auto", "cuda", "cpu"))
+    if executor == "slurm":
+        device = config.device if config.device != "auto" else ("cuda" if config.cluster.gres else "cpu")
+        return device, None
+    capability = _local_gpu()
+    if config.device == "cuda" and capability is None:
+        raise UserError(
+            "device=cuda, and this machine has no CUDA GPU that PyTorch can use; use device=cpu or cluster=slurm"
+        )
+    if config.device == "auto" and capability is None:
+        console.print("No CUDA GPU here: running the CPU kernels over the CPU shapes.")
+    use_gpu = config.device != "cpu" and capability is not None
+    return ("cuda", capability) if use_gpu else ("cpu", None)
+
+
+def _local_gpu() -> tuple[int, int] | None:
+    """The compute capability of the first visible GPU, found in a process of its own: this one takes no CUDA context."""
+    probe = "import torch; print(*torch.cuda.get_device_capability()) if torch.cuda.is_available() else None"
+    if not Path("/proc/driver/nvidia").exists() and not Path("/dev/nvidiactl").exists():
+        return None
+    words = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True).stdout.split()
+    return (int(words[0]), int(words[1])) if len(words) == 2 else None
+
+
+def _writable(folder: Path) -> Path:
+    """Make a folder and prove that files can be written there, before any work is done."""
+    probe = folder / f".minfer-{os.getpid()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe.write_bytes(b"minfer" * 1000)
+        probe.unlink()
+    except OSError as error:
+        raise UserError(
+            f"cannot write to {folder}: {error.strerror}; free it or choose another with results=... or runs=..."
+        ) from error
+    return folder
+
+
+def _run_id() -> str:
+    """Unique and in order of time."""
+    return f"{datetime.datetime.now():%Y%m%d-%H%M%S}-{os.urandom(2).hex()}"
+
+
+def _commit() -> str | None:
+    """The commit of these sources, with + when the tree differs from it."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(
+            ["git", "-C", str(SOURCES), *words], capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    try:
+        return git("rev-parse", "--short=12", "HEAD") + (
+            "+" if git("status", "--porcelain", "--untracked-files=no") else ""
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return os.environ.get("MINFER_COMMIT")
+
+
+def _again(*words: str) -> str:
+    return " ".join(["python -m minfer.launch", *(w for w in sys.argv[1:] if w not in words), *words])
+
+
+def _relative(path: Path) -> Path:
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

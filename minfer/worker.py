@@ -1,0 +1,331 @@
+"""Runs one shard: a supervisor that never touches the device, and a child (`minfer.child`) that it can lose.
+
+Whatever happens to the child (a crash, a hang, no memory), the supervisor writes the case's row and goes on with the
+next case in a fresh child.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from minfer import build, ops, store
+from minfer.bench.timing import Timing
+from minfer.ops import Case
+from minfer.store import Row
+
+# A resumed run does not repeat these; what crashed or ran out of time or memory may do better another time.
+SETTLED = ("ok", "unconverged", "wrong", "unsupported")
+
+
+@dataclass
+class Shard:
+    """What one job runs; written by the launcher as JSON."""
+
+    name: str
+    run: str
+    folder: str  # of the run: its shards, logs and progress
+    results: str
+    device: str  # "cuda" or "cpu"
+    cases: list[Case]
+    timing: Timing
+    case_timeout_s: float
+    build_timeout_s: float
+    resume: bool = False
+    extra: list[str] = field(default_factory=list)
+    commit: str | None = None
+
+    def save(self) -> Path:
+        path = Path(self.folder) / "shards" / f"{self.name}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = asdict(self) | {"cases": [case.to_dict() for case in self.cases]}
+        path.write_text(json.dumps(text, indent=1))
+        return path
+
+    @staticmethod
+    def load(path: Path) -> Shard:
+        text = json.loads(path.read_text())
+        text["cases"] = [Case(**case) for case in text["cases"]]
+        text["timing"] = Timing(**text["timing"])
+        return Shard(**text)
+
+
+class ChildDied(Exception):
+    """The child is gone; `status` is the row's."""
+
+    def __init__(self, status: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class ChildProcess:
+    """A running `minfer.child`, its pipes and its log."""
+
+    def __init__(self, shard: Shard) -> None:
+        self.log = Path(shard.folder) / "logs" / f"{shard.name}.log"
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        requests, ours_out = os.pipe()
+        ours_in, replies = os.pipe()
+        self._oom_kills = _oom_kills()
+        with open(self.log, "ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "minfer.child", str(requests), str(replies)],
+                pass_fds=(requests, replies), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                start_new_session=True, env=os.environ | {"PYTHONUNBUFFERED": "1"},
+            )  # fmt: skip
+        os.close(requests)
+        os.close(replies)
+        self._requests, self._replies, self._buffer = os.fdopen(ours_out, "w", buffering=1), ours_in, b""
+        self.phase = "start"
+        self.send({"device": shard.device, "extra": shard.extra, "timing": asdict(shard.timing)})
+        hello = self.receive(shard.case_timeout_s)
+        self.environment: Row = hello["environment"]
+        self.capability = tuple(hello["capability"]) if hello["capability"] else None
+
+    def send(self, message: dict[str, Any]) -> None:
+        try:
+            self._requests.write(json.dumps(message) + "\n")
+        except BrokenPipeError:
+            pass  # it died; receive says how
+
+    def receive(self, seconds: float) -> dict[str, Any]:
+        """The next reply that is not about progress. Raises ChildDied, also at the deadline, and then has killed it."""
+        deadline = time.monotonic() + seconds
+        while True:
+            line, newline, rest = self._buffer.partition(b"\n")
+            if newline:
+                self._buffer = rest
+                message = json.loads(line)
+                if "phase" not in message:
+                    return message
+                self.phase = message["phase"]
+                continue
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([self._replies], [], [], left)[0]:
+                self.kill()
+                raise ChildDied("timeout", f"killed after {seconds:g} s, in the phase {self.phase!r}")
+            chunk = os.read(self._replies, 1 << 20)
+            if not chunk:
+                raise self._post_mortem()
+            self._buffer += chunk
+
+    def _post_mortem(self) -> ChildDied:
+        self.process.wait()
+        code = self.process.returncode
+        self.kill()  # what it may have started
+        if code == -signal.SIGKILL and _oom_kills() > self._oom_kills:
+            return ChildDied(
+                "oom", f"the host ran out of memory in the phase {self.phase!r}, and the kernel killed the process"
+            )
+        how = f"exit status {code}" if code >= 0 else signal.Signals(-code).name
+        said = f": {last}" if code > 0 and (last := _last_line(self.log)) else ""
+        return ChildDied("crashed", f"the process died in the phase {self.phase!r} by {how}{said}")
+
+    def kill(self) -> None:
+        """End it and everything that it started."""
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self.process.wait()
+
+
+def _oom_kills() -> int:
+    try:
+        found = re.search(r"^oom_kill (\d+)", Path("/proc/vmstat").read_text(), re.MULTILINE)
+    except OSError:
+        return 0
+    return int(found[1]) if found else 0
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return lines[-1].strip() if lines else ""
+
+
+class Supervisor:
+    """Runs the cases of a shard and writes their rows."""
+
+    def __init__(self, shard: Shard) -> None:
+        self.shard = shard
+        self.child: ChildProcess | None = None
+        self.environment: Row = {"device_kind": shard.device}
+        self.capability: tuple[int, int] | None = None
+        self.builds: dict[str, build.Built | str] = {}  # by kernel; a str is why it failed
+        progress = Path(shard.folder) / "progress" / f"{shard.name}.jsonl"
+        progress.parent.mkdir(parents=True, exist_ok=True)
+        self._progress = open(progress, "a", buffering=1)  # noqa: SIM115
+
+    def run(self) -> None:
+        """All cases. Raises StoreError when rows cannot be written; the finished ones are then in its `rows`."""
+        try:
+            self._start_child()
+            todo = list(self._todo())
+            self.writer = store.Writer(self._results_folder(), self.shard.name)
+            self._build([case for case in todo if self._unsupported(case) is None])
+            for case in todo:
+                self._tell(event="case", case=case.key)
+                self._write(case, self._run_case(case))
+        except ChildDied as error:
+            self._tell(event="failed", message=f"no kernel could be run: {error}")
+            raise
+        finally:
+            if self.child:
+                self.child.kill()
+            self._tell(event="end")
+
+    def _start_child(self) -> ChildProcess:
+        self.child = None
+        self.child = ChildProcess(self.shard)
+        self.environment, self.capability = self.child.environment, self.child.capability
+        return self.child
+
+    def _results_folder(self) -> Path:
+        return Path(self.shard.results) / store.slug(self.environment["device"]) / self.shard.run
+
+    def _todo(self) -> Iterator[Case]:
+        """The cases that the results do not hold already, for the same sources, device and timing."""
+        done: dict[tuple[str, str, str, str], str] = {}
+        if self.shard.resume:
+            columns = ["case", "source", "timing", "device", "status"]
+            for old in store.rows(store.files(Path(self.shard.results)), columns):
+                if old["status"] in SETTLED:
+                    done[old["case"], old["source"], old["timing"], old["device"]] = old["status"]
+        for case in self.shard.cases:
+            source = ops.get(case.op).kernels[case.kernel].fingerprint()
+            status = done.get((case.key, source, self.shard.timing.name, self.environment["device"]))
+            if status is None:
+                yield case
+            else:
+                self._tell(event="skip", case=case.key, status=status)
+
+    def _unsupported(self, case: Case) -> str | None:
+        return ops.get(case.op).kernels[case.kernel].unsupported(case, self.capability)
+
+    def _build(self, cases: list[Case]) -> None:
+        """Compile what the cases need, several at once, each in a process of its own, before anything is timed."""
+        kernels = {(case.op, case.kernel): ops.get(case.op).kernels[case.kernel] for case in cases}
+        wanted = {key: kernel for key, kernel in kernels.items() if kernel.needs_build}
+        arch = build.arch_of(self.capability) if self.capability else ""
+        with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+            jobs = {key: pool.submit(self._build_one, *key, arch) for key in wanted}
+            for (op, name), job in jobs.items():
+                self._tell(event="build", kernel=name)
+                self.builds[f"{op}/{name}"] = job.result()
+
+    def _build_one(self, op: str, name: str, arch: str) -> build.Built | str:
+        if found := build.cached(ops.get(op).kernels[name], arch):
+            return build.Built(**asdict(found) | {"seconds": None})
+        command = [sys.executable, "-m", "minfer.build", op, name, arch, *self.shard.extra]
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
+        try:
+            out, err = process.communicate(timeout=self.shard.build_timeout_s)
+        except subprocess.TimeoutExpired:
+            return f"the compiler was killed after {self.shard.build_timeout_s:g} s"
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+        if process.returncode == 0:
+            return build.Built(**json.loads(out))
+        with open(Path(self.shard.folder) / "logs" / f"{self.shard.name}.{name}.build.log", "w") as log:
+            log.write(err)
+        return err.strip().splitlines()[-1] if err.strip() else f"the build died with status {process.returncode}"
+
+    def _run_case(self, case: Case) -> Row:
+        """The columns of a case, whatever becomes of the child."""
+        if why := self._unsupported(case):
+            return {"status": "unsupported", "message": why}
+        built = self.builds.get(f"{case.op}/{case.kernel}")
+        if isinstance(built, str):
+            return {"status": "compile_error", "message": built}
+        row: Row = {"build_s": 0.0}
+        if built:
+            row = {"build_s": built.seconds, "registers": built.registers}
+            row |= {"shared_bytes": built.shared_bytes, "local_bytes": built.local_bytes}
+        child = self.child or self._start_child()
+        child.phase = "load"
+        child.send(case.to_dict())
+        try:
+            reply = child.receive(self.shard.case_timeout_s)
+        except ChildDied as death:
+            self.child = None
+            return row | {"status": death.status, "message": str(death)}
+        if not reply["usable"]:
+            child.kill()
+            self.child = None
+        return row | reply["row"]
+
+    def _write(self, case: Case, row: Row) -> None:
+        kernel = ops.get(case.op).kernels[case.kernel]
+        row = {
+            "run": self.shard.run,
+            "case": case.key,
+            **case.to_dict(),
+            "backend": kernel.backend,
+            "source": kernel.fingerprint(),
+            "timing": self.shard.timing.name,
+            "finished": datetime.datetime.now(datetime.UTC),
+            "commit": self.shard.commit,
+            **self.environment,
+            **row,
+        }
+        path = self.writer.append(row)
+        self._tell(event="done", case=case.key, status=row["status"], file=str(path))
+
+    def _tell(self, **event: Any) -> None:
+        try:
+            self._progress.write(json.dumps(event) + "\n")
+        except OSError:
+            pass  # progress is a courtesy; a full disk is reported where rows are written
+
+
+def run_shard(path: str) -> None:
+    """Run the shard described in a file: what a job executes. Stops cleanly at SIGINT and SIGTERM."""
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+    shard = Shard.load(Path(path))
+    for file in shard.extra:
+        ops.load_file(Path(file))
+    supervisor = Supervisor(shard)
+    try:
+        supervisor.run()
+    except store.StoreError as error:
+        kept = _rescue(shard, error)
+        supervisor._tell(event="failed", message=f"{error}; {kept}")
+        sys.exit(1)
+    except ChildDied:
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _rescue(shard: Shard, error: store.StoreError) -> str:
+    """Keep rows that could not be written where they belong, and say where."""
+    import tempfile
+
+    for folder in (Path(shard.folder), Path(tempfile.gettempdir())):
+        path = folder / f"minfer-{shard.run}-{shard.name}-rescued.parquet"
+        try:
+            store.write(store.to_table(error.rows), path)
+            return f"its {len(error.rows)} unwritten rows are in {path}"
+        except OSError:
+            continue
+    return f"its {len(error.rows)} unwritten rows are lost"
