@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-import sys
+import signal
+import time
 from pathlib import Path
 
 import submitit
@@ -59,11 +60,16 @@ def submit(shards: list[Path], cluster: Cluster, container: Container, folder: P
     else:
         # submitit hides all GPUs from a local job, or renumbers them; jobs/node.py puts the user's own choice back.
         os.environ[node.VISIBLE] = os.environ.get("CUDA_VISIBLE_DEVICES", "all")
+    # Ctrl-C in a terminal goes to every process of its group. Local jobs inherit that it is ignored, and `stop` ends
+    # them in order.
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         return executor.map_array(node.run, [str(path) for path in shards], [cluster.scratch] * len(shards))
     except submitit.core.utils.FailedJobError as error:
         reason = " ".join(str(error).split("sbatch: error:")[-1].split())
         raise UserError(f"SLURM refused the job: {reason}; change cluster.* and try again") from error
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 def _python(container: Container) -> str | None:
@@ -84,15 +90,15 @@ def _python(container: Container) -> str | None:
     return f"apptainer exec --nv --cleanenv {passed} {binds} {pwd} {shlex.quote(str(image))} python"
 
 
-def stop(jobs: list[submitit.Job[None]]) -> None:
+def stop(jobs: list[submitit.Job[None]], patience_s: float = 20) -> None:
     """Cancel jobs; local ones are waited for, so that nothing is left running."""
-    for job in jobs:
-        job.cancel(check=False)
-    for job in jobs:
-        process = getattr(job, "_process", None)
-        if process is not None:
-            try:
-                process.wait(timeout=15)
-            except Exception:
-                process.kill()
-    sys.stdout.flush()
+    local = [process for job in jobs if (process := getattr(job, "_process", None)) is not None]
+    if not local:
+        for job in jobs:
+            job.cancel(check=False)
+    deadline = time.monotonic() + patience_s
+    while running := [process for process in local if process.poll() is None]:
+        for process in running:
+            # Again and again: a job that is still importing has no handler yet. submitit hands it on to the job.
+            process.send_signal(signal.SIGTERM if time.monotonic() < deadline else signal.SIGKILL)
+        time.sleep(0.2)

@@ -6,12 +6,12 @@ import datetime
 import json
 import time
 from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import submitit
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -46,13 +46,27 @@ def print_plan(
     )
 
 
-def follow(console: Console, jobs: list[submitit.Job[None]], folder: Path, plan: Plan) -> dict[str, str]:
-    """Show progress until all jobs are done; returns what went wrong, by shard."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("ETA"),
-               TimeRemainingColumn(elapsed_when_finished=False))  # fmt: skip
-    failed: dict[str, str] = {}
+@dataclass
+class Outcome:
+    """What the jobs of a run said on the way."""
+
+    failed: dict[str, str] = field(default_factory=dict)  # shard -> why it ended early
+    skipped: set[str] = field(default_factory=set)  # keys of cases that the results held already
+
+
+def follow(console: Console, jobs: list[submitit.Job[None]], folder: Path, plan: Plan) -> Outcome:
+    """Show progress until all jobs are done."""
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("ETA"),
+        TimeRemainingColumn(elapsed_when_finished=False),
+    )
+    outcome = Outcome()
     offsets: Counter[Path] = Counter()
-    ended: set[Path] = set()
+    ended: set[str] = set()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task("starting", total=len(plan.cases))
         while True:
@@ -60,19 +74,19 @@ def follow(console: Console, jobs: list[submitit.Job[None]], folder: Path, plan:
             for path in sorted((folder / "progress").glob("*.jsonl")):
                 for event in _new_events(path, offsets):
                     if event["event"] == "failed":
-                        failed[path.stem] = event["message"]
+                        outcome.failed[path.stem] = event["message"]
                     elif event["event"] == "end":
-                        ended.add(path)
+                        ended.add(path.stem)
+                    elif event["event"] == "skip":
+                        outcome.skipped.add(event["case"])
                     _show(progress, bar, event)
             if not running:
                 break
             time.sleep(POLL_S)
     for job, shard in zip(jobs, sorted((folder / "shards").glob("*.json")), strict=True):
-        if folder / "progress" / f"{shard.stem}.jsonl" not in ended and shard.stem not in failed:
-            failed[shard.stem] = f"its job {job.job_id} ended early; see {job.paths.stderr}"
-    for name, message in failed.items():
-        console.print(f"Shard {name} failed: {escape(message)}.")
-    return failed
+        if shard.stem not in ended:
+            outcome.failed.setdefault(shard.stem, f"its job {job.job_id} ended early; see {job.paths.stderr}")
+    return outcome
 
 
 def _new_events(path: Path, offsets: Counter[Path]) -> list[dict[str, Any]]:
@@ -94,8 +108,8 @@ def _show(progress: Progress, bar: Any, event: dict[str, Any]) -> None:
         progress.advance(bar)
 
 
-def print_summary(console: Console, results: Path, run: str, plan: Plan, failed: dict[str, str]) -> bool:
-    """The table of a run, with rows of earlier ones where it resumed; returns whether every case has a row."""
+def print_summary(console: Console, results: Path, run: str, plan: Plan, outcome: Outcome) -> bool:
+    """The table of a run and what to do next; returns whether every case has a row."""
     columns = ["run", "case", "kernel", "dtype", "params", "shape", "status", "message", "device", "finished", "cold_us",
                "cold_tflops", "cold_speedup", "steady_us", "steady_tflops"]  # fmt: skip
     wanted = {case.key: index for index, case in enumerate(plan.cases)}
@@ -110,21 +124,25 @@ def print_summary(console: Console, results: Path, run: str, plan: Plan, failed:
         console.print(_table(f"{run} on {device}", sorted(rows.values(), key=lambda row: wanted.get(row["case"], 0))))
     for row in rows.values():
         if row["status"] not in store.MEASURED:
-            console.print(f"{row['case']}: {row['status']}: {escape(row['message'] or '')}")
+            console.print(f"{row['case']}: {row['status']}: {row['message'] or ''}")
     counts = Counter(row["status"] for row in rows.values())
     if counts:
         console.print(
             f"{len(rows)} of {len(wanted)} cases: " + ", ".join(f"{n} {status}" for status, n in sorted(counts.items()))
         )
+    if outcome.skipped:
+        console.print(f"{len(outcome.skipped)} of {len(wanted)} cases were in the results already (resume=true).")
     for kernel, why in plan.left_out.items():
         console.print(f"Left out: {kernel} {why}.")
+    for name, message in outcome.failed.items():
+        console.print(f"Shard {name} failed: {message}.", soft_wrap=True)
     for path in files:
         console.print(
             f"Rows: {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}", soft_wrap=True
         )
     if rows:
         console.print("Next: uv run python analysis/make_tables.py   # these rows into README.md", soft_wrap=True)
-    return not failed
+    return set(wanted) <= set(rows) | outcome.skipped
 
 
 def _table(title: str, rows: list[store.Row]) -> Table:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ from rich.console import Console
 from jobs import submit
 from minfer import matrix, ops
 from minfer.config import CONF, Config, UserError, choose
-from minfer.report import follow, print_plan, print_summary
+from minfer.report import Outcome, follow, print_plan, print_summary
 from minfer.worker import Shard
 
 SOURCES = CONF.parent
@@ -22,9 +23,9 @@ SOURCES = CONF.parent
 
 def run(config: Config) -> int:
     """Plan a request, run it, and show what came of it; the exit status: 1 when cases got no row. Raises UserError."""
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     if not console.is_terminal:
-        console = Console(highlight=False, width=160)  # a log has no width of its own, and the table needs this much
+        console = Console(highlight=False, markup=False, width=160)  # a log has no width; the table needs this much
     extra = [str(Path(path).absolute()) for path in config.extra]
     for path in extra:
         if not Path(path).is_file():
@@ -66,12 +67,14 @@ def run(config: Config) -> int:
         outcome = follow(console, jobs, folder, plan)
     except KeyboardInterrupt:
         submit.stop(jobs)
-        console.print(f"\nstopped; finished rows are kept. To go on: {_again('resume=true')}")
-        print_summary(console, results, name, plan, {})
+        print_summary(console, results, name, plan, Outcome())
+        console.print(f"Stopped; finished rows are kept. To go on: {_again('resume=true')}", soft_wrap=True)
         return 130
     complete = print_summary(console, results, name, plan, outcome)
     if not complete:
-        console.print(f"Logs: {_relative(folder / 'logs')}. To run what is missing: {_again('resume=true')}")
+        console.print(
+            f"Cases are missing; logs: {_relative(folder)}. To run them: {_again('resume=true')}", soft_wrap=True
+        )
     return 0 if complete else 1
 
 
@@ -137,7 +140,7 @@ def _commit() -> str | None:
 
 
 def _again(*words: str) -> str:
-    return " ".join(["python -m minfer.launch", *(w for w in sys.argv[1:] if w not in words), *words])
+    return shlex.join(["python", "-m", "minfer.launch", *(w for w in sys.argv[1:] if w not in words), *words])
 
 
 def _relative(path: Path) -> Path:

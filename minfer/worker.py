@@ -297,6 +297,8 @@ def run_shard(path: str) -> None:
     """Run the shard described in a file: what a job executes. Stops cleanly at SIGINT and SIGTERM."""
 
     def stop(*_: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough, and cleaning up is not to be interrupted
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, stop)

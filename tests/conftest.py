@@ -1,0 +1,61 @@
+"""Shared by all tests: the GPU mark, a cheap timing, and shards to run without a launcher."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from minfer import ops, store
+from minfer.bench.timing import Timing
+from minfer.worker import Shard, Supervisor
+
+ROOT = Path(__file__).resolve().parents[1]
+FAULTS = ROOT / "tests" / "faults" / "kernels.py"
+FAST = Timing(name="test", warmup_s=0, looks=[10], precision=0.5, cold_cap_s=2, least_rounds=3, steady_block_s=0.02)
+
+
+@cache
+def has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("gpu") and not has_gpu():
+            item.add_marker(pytest.mark.skip(reason="no GPU here"))
+
+
+@pytest.fixture
+def run_shard(tmp_path: Path) -> Callable[..., list[store.Row]]:
+    """Run cases of hgemm under a supervisor, and return their rows in order."""
+
+    def run(kernels: list[str], device: str = "cpu", **changes: object) -> list[store.Row]:
+        ops.load_file(FAULTS)
+        op = ops.get("hgemm")
+        shape = dict.fromkeys(op.axes, 64)
+        settings: dict[str, object] = {"case_timeout_s": 60.0, "build_timeout_s": 300.0, "extra": [str(FAULTS)]}
+        settings |= {"folder": str(tmp_path / "run"), "results": str(tmp_path / "results"), "timing": FAST}
+        shard = Shard(
+            name="0000",
+            run="test",
+            device=device,
+            cases=[op.case(name, "float16", shape) for name in kernels],
+            **settings | changes,  # type: ignore[arg-type]
+        )
+        Supervisor(shard).run()
+        return list(store.rows(store.files(tmp_path / "results")))
+
+    return run
+
+
+def launch(*words: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
+    """The command line, as a user runs it."""
+    command = [sys.executable, "-m", "minfer.launch", *words]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=timeout)

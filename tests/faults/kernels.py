@@ -1,0 +1,60 @@
+"""Kernels that go wrong, each in one way. Loaded with `extra=[tests/faults/kernels.py]`."""
+
+import ctypes
+import os
+import signal
+import time
+from pathlib import Path
+
+import torch
+
+from minfer import ops
+
+op = ops.get("hgemm")
+HERE = Path(__file__).resolve().parent
+
+
+def honest(out, a, b, alpha=1.0, beta=0.0):
+    ops.get("hgemm").kernels["torch"].function(out, a, b, alpha, beta)
+
+
+def segfaults(out, a, b, alpha=1.0, beta=0.0):
+    ctypes.string_at(0)
+
+
+def hangs(out, a, b, alpha=1.0, beta=0.0):
+    while True:
+        time.sleep(1)
+
+
+def zeros(out, a, b, alpha=1.0, beta=0.0):
+    out.zero_()
+
+
+def hungry(out, a, b, alpha=1.0, beta=0.0):
+    torch.empty(1 << 60, dtype=torch.uint8, device=out.device)
+
+
+def raises(out, a, b, alpha=1.0, beta=0.0):
+    raise ValueError("these operands do not please me")
+
+
+def exits(out, a, b, alpha=1.0, beta=0.0):
+    os._exit(0)
+
+
+def killed(out, a, b, alpha=1.0, beta=0.0):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def noisy(out, a, b, alpha=1.0, beta=0.0):
+    print('{"row": {"status": "ok"}, "usable": true}', flush=True)
+    os.write(2, b"and on stderr\n")
+    honest(out, a, b, alpha, beta)
+
+
+for function in (honest, segfaults, hangs, zeros, hungry, raises, exits, killed, noisy):
+    op.torch(function.__name__, function)
+op.cpp(str(HERE / "does_not_compile.cpp"))
+op.cuda(str(HERE / "illegal_access.cu"))
+op.cuda(str(HERE / "spins.cu"))

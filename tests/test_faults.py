@@ -1,0 +1,150 @@
+"""Whatever a kernel does, its case gets a row that says so, and the next case runs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from minfer import store
+from minfer.worker import ChildDied
+from tests.conftest import ROOT, launch
+
+
+def test_every_fault_has_its_row_and_the_next_case_runs(run_shard):
+    faults = [
+        "segfaults",
+        "zeros",
+        "does_not_compile",
+        "hangs",
+        "hungry",
+        "raises",
+        "exits",
+        "killed",
+        "noisy",
+        "honest",
+    ]
+    rows = {row["kernel"]: row for row in run_shard(faults, case_timeout_s=15.0)}
+    assert list(rows) == faults
+    expected = {
+        "segfaults": ("crashed", "SIGSEGV"),
+        "zeros": ("wrong", "all zeros"),
+        "does_not_compile": ("compile_error", "does_not_compile.cpp"),
+        "hangs": ("timeout", "killed after 15 s, in the phase 'verify'"),
+        "hungry": ("oom", "memory"),
+        "raises": ("error", "these operands do not please me"),
+        "exits": ("crashed", "exit status 0"),
+        "killed": ("crashed", "SIGKILL"),
+    }
+    for kernel, (status, words) in expected.items():
+        assert rows[kernel]["status"] == status, rows[kernel]["message"]
+        assert words in rows[kernel]["message"]
+        assert rows[kernel]["cold_us"] is None and rows[kernel]["steady_us"] is None
+    for kernel in ("noisy", "honest"):
+        assert rows[kernel]["status"] in store.MEASURED, rows[kernel]["message"]
+        assert rows[kernel]["cold_us"] > 0 and rows[kernel]["steady_us"] > 0
+
+
+def test_a_child_that_cannot_start_is_reported(run_shard, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "ctypes.py").write_text("raise ImportError('no ctypes on this node')")
+    with pytest.raises(ChildDied, match="no ctypes on this node"):
+        run_shard(["honest"])
+    assert "no kernel could be run" in (tmp_path / "run" / "progress" / "0000.jsonl").read_text()
+
+
+def limited(size: int, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run Python where files may not grow beyond a size: what a full disk or a quota looks like from inside."""
+    code = f"""
+import resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size}))
+from minfer.worker import run_shard
+run_shard({words[0]!r})
+"""
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+
+
+def test_rows_that_cannot_be_written_are_rescued_or_reported(run_shard, tmp_path):
+    """The results folder fills up in mid-run: the finished row stays readable, and one sentence says what happened."""
+    with pytest.raises(store.StoreError, match="cannot write") as caught:
+        (tmp_path / "results").write_text("a file where the folder should be")
+        run_shard(["honest"])
+    assert [row["kernel"] for row in caught.value.rows] == ["honest"]
+
+
+def test_full_results_folder_keeps_what_was_written(tmp_path):
+    from minfer import ops
+    from minfer.worker import Shard
+    from tests.conftest import FAST
+
+    op = ops.get("hgemm")
+    cases = [op.case("torch", dtype, dict.fromkeys(op.axes, 32)) for dtype in ("float16", "bfloat16")]
+    shard = Shard("0000", "test", str(tmp_path / "run"), str(tmp_path / "results"), "cpu", cases, FAST, 60.0, 60.0)
+    path = shard.save()
+    done = limited(20_000, str(path))
+    assert done.returncode == 1
+    progress = (tmp_path / "run" / "progress" / "0000.jsonl").read_text()
+    assert "cannot write" in progress and "File too large" in progress and "Traceback" not in progress
+    assert not list((tmp_path / "results").rglob(".*"))
+
+
+@pytest.mark.parametrize("folder", ["/proc/minfer", "/dev/null/minfer"])
+def test_a_results_folder_that_cannot_be_written_is_refused_at_once(folder):
+    done = launch("+sweep=hgemm", f"results={folder}")
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"minfer: cannot write to {folder}") and done.stderr.count("\n") == 1
+
+
+def test_interrupt_keeps_finished_rows_and_leaves_nothing_running(tmp_path):
+    words = ["+sweep=hgemm", "kernel=[honest,hangs]", "dtype=float16", "shape=tiny", "timing=quick"]
+    words += [
+        f"extra=[{ROOT / 'tests/faults/kernels.py'}]",
+        f"results={tmp_path / 'results'}",
+        f"runs={tmp_path / 'runs'}",
+    ]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "minfer.launch", *words],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 120
+    while not any("hangs" in path.read_text() for path in tmp_path.glob("runs/*/progress/*.jsonl")):
+        assert time.monotonic() < deadline and process.poll() is None, process.communicate()
+        time.sleep(0.2)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does, to the whole group
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and "Traceback" not in err, err
+    assert "finished rows are kept" in out and "resume=true" in out
+    assert [row["kernel"] for row in store.rows(store.files(tmp_path / "results"))] == ["honest"]
+    time.sleep(1)
+    assert not [
+        line for line in commands() if str(tmp_path) in line or ("minfer.child" in line and str(process.pid) in line)
+    ]
+
+
+def commands() -> list[str]:
+    """The command lines of every process."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            found.append(path.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.gpu
+def test_gpu_faults(run_shard):
+    names = ["illegal_access", "honest", "spins", "hungry", "v01_naive"]
+    rows = {row["kernel"]: row for row in run_shard(names, device="cuda", case_timeout_s=30.0)}
+    assert (
+        rows["illegal_access"]["status"] == "crashed" and "illegal memory access" in rows["illegal_access"]["message"]
+    )
+    assert rows["spins"]["status"] == "timeout"
+    assert rows["hungry"]["status"] == "oom"
+    for kernel in ("honest", "v01_naive"):
+        assert rows[kernel]["status"] in store.MEASURED, rows[kernel]["message"]

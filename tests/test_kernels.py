@@ -1,0 +1,173 @@
+"""Every registered kernel, so that a new one is tested without a new test."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from itertools import product
+
+import pytest
+import torch
+
+from minfer import build, ops
+from minfer.bench.device import capability, pick
+from minfer.bench.verify import Trial, oracle, random, verify
+from minfer.ops import Kernel, Op
+from tests.conftest import ROOT
+
+ARCHS = ("sm_89", "sm_90a")
+SHARED_LIMIT = {"sm_89": 99 << 10, "sm_90a": 227 << 10}
+
+
+def cases(kernel: Kernel, sizes: list[dict[str, int]]):
+    """The cases of some sizes that the kernel supports, over all dtypes and parameters."""
+    op = ops.get(kernel.op)
+    for shape, dtype, values in product(sizes, kernel.dtypes, product(*op.params.values())):
+        case = op.case(kernel.name, dtype, shape, dict(zip(op.params, values, strict=True)))
+        if kernel.unsupported(case, None) is None:
+            yield op, case
+
+
+def name(kernel: Kernel) -> str:
+    return f"{kernel.op}-{kernel.name}"
+
+
+CPU_SIZES = [
+    {"m": 1, "n": 1, "k": 1},
+    {"m": 7, "n": 600, "k": 300},
+    {"m": 100, "n": 64, "k": 520},
+    {"m": 64, "n": 64, "k": 64},
+]
+GPU_SIZES = [
+    *CPU_SIZES,
+    {"m": 1, "n": 4096, "k": 4096},
+    {"m": 257, "n": 384, "k": 1000},
+    {"m": 1024, "n": 1024, "k": 1024},
+]
+
+
+@pytest.mark.parametrize("kernel", [k for k in ops.every_kernel() if "cpu" in k.devices], ids=name)
+def test_cpu_kernel_agrees_with_the_oracle(kernel):
+    function = build.function(kernel)
+    tried = 0
+    for op, case in cases(kernel, CPU_SIZES):
+        tried += verify(op, case, kernel, function, torch.device("cpu"), None, seed=tried).tried
+    assert tried > 20
+
+
+@pytest.mark.parametrize("kernel", [k for k in ops.every_kernel() if "cpu" in k.devices], ids=name)
+def test_cpu_kernel_takes_matrices_inside_larger_ones(kernel):
+    """Leading dimensions that are not the width, and nothing written beside the output."""
+    function = build.function(kernel)
+    for op, case in cases(kernel, [{"m": 20, "n": 40, "k": 24}]):
+        check_strided(op, case, function, torch.device("cpu"))
+
+
+def check_strided(op: Op, case: ops.Case, function, device: torch.device) -> None:
+    trial = Trial(case, op.calls[0], "uniform", seed=5)
+    inputs = []
+    for tensor in op.inputs(case, random(trial, device)):
+        transposed = tensor.stride(-1) != 1
+        rows = tensor.t() if transposed else tensor
+        wide = torch.full((rows.shape[0], rows.shape[1] + 8), float("nan"), dtype=tensor.dtype, device=device)
+        wide[:, : rows.shape[1]] = rows
+        inputs.append(wide[:, : rows.shape[1]].t() if transposed else wide[:, : rows.shape[1]])
+    m, n = op.out_shape(case)
+    around = torch.full((m + 1, n + 8), 7.0, dtype=inputs[0].dtype, device=device)
+    out = around[:m, :n]
+    function(out, *inputs, **trial.call)
+    expected, bound = oracle(op, trial, out, tuple(inputs))
+    assert bool(((out.double() - expected).abs() <= bound).all())
+    assert bool((around[:, n:] == 7.0).all()) and bool((around[m:] == 7.0).all())
+
+
+def test_every_source_file_is_registered():
+    """A kernel that was written and not registered would be silently left out."""
+    for op_name in ops.names():
+        op = ops.get(op_name)
+        if not op.folder.is_dir():
+            continue
+        files = {
+            path for path in op.folder.iterdir() if path.suffix in (".cu", ".cpp", ".py") and path.stem != "__init__"
+        }
+        assert files == {kernel.source for kernel in op.kernels.values() if kernel.source.stem != "__init__"}
+
+
+@pytest.mark.skipif(build.toolkit() is None, reason="no CUDA compiler that fits this PyTorch")
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("kernel", ops.every_kernel(["cuda"]), ids=name)
+def test_cuda_kernel_compiles_for(kernel, arch, tmp_path):
+    if not kernel.builds_for(arch):
+        pytest.skip(f"{kernel.archs} only")
+    binary = build.cubin(kernel, arch, tmp_path)
+    used = build.resources(binary, build.toolkit())
+    assert used["local_bytes"] == 0, "it spills, or indexes registers at run time"
+    assert 0 < used["registers"] <= 255
+    assert used["shared_bytes"] <= min(48 << 10, SHARED_LIMIT[arch])  # static; more needs dynamic shared memory
+
+
+INTERPRETED = """
+import sys, torch
+from minfer import build, ops
+from minfer.bench.verify import verify
+kernel = ops.get(sys.argv[1]).kernels[sys.argv[2]]
+from tests.test_kernels import cases
+tried = 0
+for op, case in cases(kernel, [{"m": 20, "n": 72, "k": 40}]):
+    if case.dtype == "bfloat16":
+        continue  # the interpreter keeps bfloat16 as integers and multiplies those
+    tried += verify(op, case, kernel, build.function(kernel), torch.device("cpu"), None, seed=tried).tried
+print(tried)
+"""
+
+
+@pytest.mark.parametrize("kernel", ops.every_kernel(["triton"]), ids=name)
+def test_triton_kernel_agrees_with_the_oracle_when_interpreted(kernel):
+    pytest.importorskip("triton")
+    done = subprocess.run(
+        [sys.executable, "-c", INTERPRETED, kernel.op, kernel.name],
+        capture_output=True, text=True, cwd=ROOT, env=os.environ | {"TRITON_INTERPRET": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) >= 10
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kernel", [k for k in ops.every_kernel() if "cuda" in k.devices], ids=name)
+def test_gpu_kernel_agrees_with_the_oracle(kernel):
+    device = pick("cuda")
+    function = build.function(kernel, build.arch_of(capability(device)))
+    tried = 0
+    for op, case in cases(kernel, GPU_SIZES):
+        if kernel.unsupported(case, capability(device)) is None:
+            tried += verify(op, case, kernel, function, device, capability(device), seed=tried).tried
+    assert tried > 20
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kernel", [k for k in ops.every_kernel() if "cuda" in k.devices], ids=name)
+def test_gpu_kernel_takes_matrices_inside_larger_ones(kernel):
+    device = pick("cuda")
+    function = build.function(kernel, build.arch_of(capability(device)))
+    for op, case in cases(kernel, [{"m": 20, "n": 40, "k": 24}, {"m": 136, "n": 264, "k": 72}]):
+        if kernel.unsupported(case, capability(device)) is None:
+            check_strided(op, case, function, device)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kernel", [k for k in ops.every_kernel() if "cuda" in k.devices], ids=name)
+def test_gpu_kernel_carries_nan_and_repeats_itself(kernel):
+    device = pick("cuda")
+    function = build.function(kernel, build.arch_of(capability(device)))
+    for op, case in cases(kernel, [{"m": 64, "n": 128, "k": 64}]):
+        inputs = op.inputs(case, random(Trial(case, op.calls[0], "normal", 1), device))
+        outs = [torch.empty(op.out_shape(case), dtype=inputs[0].dtype, device=device) for _ in range(2)]
+        for out in outs:
+            function(out, *inputs, **op.calls[0])
+        assert torch.equal(*outs)
+        inputs[0][3, 5] = float("nan")
+        inputs[0][4, 6] = float("inf")
+        function(outs[0], *inputs, **op.calls[0])
+        assert bool(outs[0][3].isnan().all()) and not bool(outs[0][:3].isnan().any())
+        assert not bool(outs[0][4].isfinite().any())

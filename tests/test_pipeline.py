@@ -1,0 +1,134 @@
+"""The one command, end to end, and the README's own claims."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from minfer import store
+from tests.conftest import ROOT, has_gpu, launch
+
+
+def tiny(folder, *words: str) -> list[str]:
+    where = [f"results={folder / 'results'}", f"runs={folder / 'runs'}"]
+    return ["+sweep=hgemm", "device=cpu", "shape=tiny", "timing=quick", "dtype=float16", *where, *words]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A finished run of the smallest sweep: its folder and what the launcher printed."""
+    folder = tmp_path_factory.mktemp("pipeline")
+    done = launch(*tiny(folder))
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder, done.stdout
+
+
+def test_run_leaves_a_row_for_every_case_with_everything_in_it(finished):
+    folder, printed = finished
+    rows = {row["kernel"]: row for row in store.rows(store.files(folder / "results"))}
+    assert set(rows) == {"torch", "cpu_naive", "cpu_blocked"}
+    for row in rows.values():
+        assert row["status"] in store.MEASURED
+        assert row["op"] == "hgemm" and row["baseline"] == "torch" and row["device_kind"] == "cpu"
+        assert row["params"] == {"layout": "TN", "accumulate": "float32"} and row["shape"] == {
+            "m": 64,
+            "n": 64,
+            "k": 64,
+        }
+        assert 0 < row["error_over_bound"] < 1 and row["verified"] >= 3
+        assert row["flops"] == 2 * 64**3 and row["bytes"] == 2 * 3 * 64**2
+        for regime in ("cold", "steady"):
+            samples = np.array(row[f"{regime}_samples_us"])
+            assert row[f"{regime}_us"] == pytest.approx(np.median(samples))
+            assert row[f"{regime}_tflops"] == pytest.approx(row["flops"] / row[f"{regime}_us"] / 1e6)
+            assert row[f"{regime}_speedup_low"] <= row[f"{regime}_speedup"] <= row[f"{regime}_speedup_high"]
+        assert row["cold_rounds"] == len(row["cold_samples_us"]) == len(row["cold_duplicate_samples_us"])
+        assert row["torch"] and row["python"] and row["device"] and row["source"] and row["node"]
+        assert abs(row["finished"] - datetime.datetime.now(datetime.UTC)) < datetime.timedelta(hours=1)
+        assert row["kernel"] in printed
+    assert "3 of 3 cases" in printed and ".parquet" in printed and "analysis/make_tables.py" in printed
+    config = next((folder / "runs").glob("*/config.yaml")).read_text()
+    assert "shape:" in config and "name: tiny" in config
+
+
+def test_table_is_made_from_the_rows(finished, tmp_path):
+    folder, _ = finished
+    readme = tmp_path / "README.md"
+    readme.write_text("before\n<!-- results:begin -->\n<!-- results:end -->\nafter\n")
+    command = [sys.executable, "analysis/make_tables.py", "--results", str(folder / "results"), "--readme", str(readme)]
+    assert subprocess.run(command, cwd=ROOT).returncode == 0
+    text = readme.read_text()
+    assert text.startswith("before\n") and text.endswith("after\n")
+    for row in store.rows(store.files(folder / "results")):
+        assert re.search(rf"\| *\**{row['kernel']}\b", text)
+    assert subprocess.run([*command, "--check"], cwd=ROOT).returncode == 0
+
+
+def test_resume_skips_what_the_results_hold(finished):
+    folder, _ = finished
+    before = store.files(folder / "results")
+    done = launch(*tiny(folder, "resume=true", "kernel=[torch,cpu_naive]"))
+    assert done.returncode == 0, done.stderr
+    assert "2 of 2 cases were in the results already" in done.stdout
+    assert store.files(folder / "results") == before
+    done = launch(*tiny(folder, "resume=true", "kernel=[torch]", "dtype=[float16,bfloat16]"))
+    assert "1 of 2 cases were in the results already" in done.stdout
+    added = [path for path in store.files(folder / "results") if path not in before]
+    assert [row["dtype"] for row in store.rows(added)] == ["bfloat16"]
+
+
+def test_dry_run_starts_nothing(tmp_path):
+    done = launch(*tiny(tmp_path, "dry_run=true"))
+    assert done.returncode == 0
+    assert (
+        "3 cases" in done.stdout
+        and "v01_naive needs a CUDA GPU" in done.stdout
+        and "Nothing was started" in done.stdout
+    )
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(has_gpu(), reason="there is a GPU")
+def test_without_a_gpu_it_says_so_and_refuses_gpu_kernels(tmp_path):
+    words = [word for word in tiny(tmp_path) if word != "device=cpu"]
+    done = launch(*words, "dry_run=true")
+    assert done.stdout.startswith("No CUDA GPU here: running the CPU kernels over the CPU shapes.\n")
+    done = launch(*words, "kernel=[v01_naive]")
+    assert done.returncode == 2 and done.stderr.startswith("minfer: kernel v01_naive needs a CUDA GPU")
+
+
+def test_unknown_kernel_is_one_line_with_the_nearest_names(tmp_path):
+    done = launch(*tiny(tmp_path, "kernel=[cpu_naiv]"))
+    assert done.returncode == 2
+    assert done.stderr == "minfer: unknown hgemm kernel 'cpu_naiv'; did you mean cpu_naive or v01_naive?\n"
+
+
+def test_readme_tables_are_those_of_the_committed_results():
+    """Byte for byte; a user's own uncommitted results do not count."""
+    listed = subprocess.run(["git", "ls-files", "-z", "results"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode != 0:
+        pytest.skip("not a git checkout")
+    files = [name for name in listed.stdout.split("\0") if name.endswith(".parquet")]
+    assert files
+    head = subprocess.run(
+        [sys.executable, "analysis/make_tables.py", "--check", *files], cwd=ROOT, capture_output=True, text=True
+    )
+    assert head.returncode == 0, head.stderr
+
+
+@pytest.mark.gpu
+def test_gpu_run_times_every_gpu_kernel(tmp_path):
+    words = [word for word in tiny(tmp_path) if word != "device=cpu"]
+    done = launch(*words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = list(store.rows(store.files(tmp_path / "results")))
+    assert {row["status"] for row in rows} <= set(store.MEASURED), json.dumps([row["message"] for row in rows])
+    assert {"torch", "v01_naive", "v02_tiled", "v03_wmma", "triton_tiled"} <= {row["kernel"] for row in rows}
+    for row in rows:
+        assert row["device_kind"] == "cuda" and row["driver"] and row["sm_mhz"] > 0 and row["steady_rotations"] > 1
