@@ -20,7 +20,7 @@ class Timing:
 
     name: str = "default"
     warmup_s: float = 0.1
-    looks: list[int] = field(default_factory=lambda: [30, 60, 120, 240])
+    looks: list[int] = field(default_factory=lambda: [30, 60, 120, 240, 480, 960, 1920])
     precision: float = 0.005
     cold_cap_s: float = 5.0
     least_rounds: int = 5

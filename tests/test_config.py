@@ -1,0 +1,250 @@
+"""The command line as a user meets it: what composes, and what a mistake sounds like."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hydra.core.global_hydra import GlobalHydra
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minfer import launch
+from minfer.config import CONF, Config, UserError, groups
+
+ROOT = Path(__file__).resolve().parents[1]
+HGEMM = "+sweep=hgemm"
+
+
+def compose(*words: str) -> list[Config]:
+    """The requests that a command line composes to, in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["minfer.launch", *words])
+        patch.setenv("HYDRA_FULL_ERROR", "1")  # compose sets it; here it must not outlive the test
+        GlobalHydra.instance().clear()
+        return launch.compose()
+
+
+def one(*words: str) -> Config:
+    (config,) = compose(*words)
+    return config
+
+
+def refusal(*words: str) -> str:
+    """The complaint about a command line."""
+    with pytest.raises(UserError) as caught:
+        compose(*words)
+    message = str(caught.value)
+    assert message and "\n" not in message
+    return message
+
+
+MISTAKES: dict[str, tuple[list[str], list[str]]] = {
+    # what is wrong: (words, what the message must name: the key or value, and a valid word)
+    "no sweep": ([], ["sweep", "+sweep=hgemm"]),
+    "sweep without plus": (["sweep=hgemm"], ["'sweep'", "+sweep="]),
+    "unknown sweep": (["+sweep=hgem"], ["sweep", "'hgem'", "hgemm"]),
+    "unknown shape set": ([HGEMM, "shape=lama"], ["shape", "'lama'", "llama"]),
+    "unknown preset": ([HGEMM, "timing=quik"], ["timing", "'quik'", "quick"]),
+    "unknown cluster": ([HGEMM, "cluster=l40"], ["cluster", "'l40'", "l40s"]),
+    "unknown container": ([HGEMM, "container=aptainer"], ["container", "'aptainer'", "apptainer"]),
+    "nothing near": ([HGEMM, "timing=zzz"], ["timing", "'zzz'", "default", "quick"]),
+    "group": ([HGEMM, "shap=llama"], ["'shap'", "shape"]),
+    "key": ([HGEMM, "kernal=[torch]"], ["'kernal'", "kernel"]),
+    "nested key": ([HGEMM, "timing.steady_blok_s=1"], ["'timing.steady_blok_s'", "steady_block_s"]),
+    "key of a cluster": ([HGEMM, "cluster.partion=gpu"], ["'cluster.partion'", "partition"]),
+    "parent of a nested key": ([HGEMM, "parms.layout=TN"], ["'parms'", "params"]),
+    "parameter": ([HGEMM, "params.layot=TN"], ["'params.layot'", "layout"]),
+    "new key with plus": ([HGEMM, "+foo=1"], ["'foo'", "kernel", "shape", "timing"]),
+    "new key with two": ([HGEMM, "++kernels=torch"], ["'kernels'", "kernel"]),
+    "new nested key with plus": ([HGEMM, "+shape.foo=1"], ["'shape.foo'", "cpu", "gpu"]),
+    "new parameter with plus": ([HGEMM, "+params.foo=1"], ["'params.foo'", "accumulate", "layout"]),
+    "text for a float": ([HGEMM, "timing.precision=abc"], ["'timing.precision'", "'abc'", "Float"]),
+    "text for an int": ([HGEMM, "cluster.cpus=many"], ["'cluster.cpus'", "'many'", "Integer"]),
+    "fraction for an int": ([HGEMM, "cluster.cpus=1.5"], ["'cluster.cpus'", "1.5", "Integer"]),
+    "text for a bool": ([HGEMM, "dry_run=maybe"], ["'dry_run'", "'maybe'", "bool"]),
+    "number for a list": ([HGEMM, "timing.looks=5"], ["'timing.looks'", "list"]),
+    "text for a list": ([HGEMM, "extra=kernels.py"], ["'extra'", "list"]),
+    "text in a list of ints": ([HGEMM, "timing.looks=[10,soon]"], ["timing.looks[1]", "'soon'", "Integer"]),
+    "number for a mapping": ([HGEMM, "params=5"], ["'params'", "int"]),
+    "number for shapes": ([HGEMM, "shape.cpu=5"], ["'shape.cpu'", "list"]),
+    "null for a number": ([HGEMM, "timing.warmup_s=null"], ["'timing.warmup_s'", "Optional"]),
+    "null for a group": ([HGEMM, "timing=null"], ["timing", "default", "quick"]),
+    "number for a group": ([HGEMM, "timing=5"], ["timing", "5", "default", "quick"]),
+    "deleted key": ([HGEMM, "~timing.looks"], ["timing.looks"]),
+    "interpolation": ([HGEMM, "kernel=${kernal}"], ["'kernel'", "'kernal'"]),
+    "open bracket": ([HGEMM, "kernel=[v01_naive"], ["kernel", "[v01_naive"]),
+    "list cut by a space": ([HGEMM, "kernel=[v01_naive,", "torch]"], ["kernel=[v01_naive,"]),
+    "list without brackets": ([HGEMM, "dtype=float16,bfloat16"], ["dtype=float16,bfloat16", "["]),
+    "two equals signs": ([HGEMM, "kernel==torch"], ["kernel==torch"]),
+    "no equals sign": ([HGEMM, "llama"], ["'llama'"]),
+    "sweep as a word": (["hgemm"], ["'hgemm'"]),
+    "group twice": ([HGEMM, "+shape=llama"], ["shape"]),
+}
+
+
+@pytest.mark.parametrize(("words", "named"), MISTAKES.values(), ids=MISTAKES.keys())
+def test_a_mistake_is_one_sentence_that_names_it(words: list[str], named: list[str]) -> None:
+    message = refusal(*words)
+    assert [word for word in named if word not in message] == [], message
+    assert not re.search(r"\w(Error|Exception)", message), message  # the words of a programmer
+
+
+def test_the_nearest_word_is_proposed_before_a_list_of_all() -> None:
+    assert "did you mean quick?" in refusal(HGEMM, "timing=quik")
+    assert "valid: default, quick" in refusal(HGEMM, "timing=zzz")
+
+
+def test_defaults() -> None:
+    config = one(HGEMM)
+    assert (config.op, config.kernel, config.dtype) == ("hgemm", "all", ["float16", "bfloat16"])
+    assert config.params == {"layout": "TN", "accumulate": "float32"}
+    assert (config.shape.name, config.timing.name, config.cluster.name) == ("squares", "default", "auto")
+    assert (config.container.image, config.dry_run, config.resume, config.device) == (None, False, False, "auto")
+
+
+OVERRIDES: dict[str, tuple[str, Any]] = {
+    "kernel=torch": ("kernel", "torch"),
+    "kernel=[v01_naive,torch]": ("kernel", ["v01_naive", "torch"]),
+    "dtype=bfloat16": ("dtype", "bfloat16"),
+    "dtype=[float16]": ("dtype", ["float16"]),
+    "params.layout=[TN,NN]": ("params.layout", ["TN", "NN"]),
+    "shape=llama": ("shape.name", "llama"),
+    "timing=quick": ("timing.name", "quick"),
+    "cluster=l40s": ("cluster.gres", "gpu:l40s:1"),
+    "cluster.partition=gpu-a": ("cluster.partition", "gpu-a"),
+    "cluster.max_jobs=16": ("cluster.max_jobs", 16),
+    "cluster.setup=['module load cuda']": ("cluster.setup", ["module load cuda"]),
+    "container=apptainer": ("container.image", "minfer.sif"),
+    "container.binds=[/data]": ("container.binds", ["/data"]),
+    "timing.steady_block_s=0.1": ("timing.steady_block_s", 0.1),
+    "timing.steady_block_s=0": ("timing.steady_block_s", 0.0),
+    "timing.looks=[10,20]": ("timing.looks", [10, 20]),
+    "shape.cpu=[{m:8,n:8,k:8}]": ("shape.cpu", [{"m": 8, "n": 8, "k": 8}]),
+    "shape.gpu=[{m:[1,16],n:8,k:8}]": ("shape.gpu", [{"m": [1, 16], "n": 8, "k": 8}]),
+    "case_timeout_s=5": ("case_timeout_s", 5.0),
+    "extra=[my/kernels.py]": ("extra", ["my/kernels.py"]),
+    "results=/scratch/me/results": ("results", "/scratch/me/results"),
+    "dry_run=true": ("dry_run", True),
+    "resume=yes": ("resume", True),
+    "device=cpu": ("device", "cpu"),
+}
+
+
+@pytest.mark.parametrize("word", OVERRIDES)
+def test_an_override_reaches_the_config(word: str) -> None:
+    key, expected = OVERRIDES[word]
+    value: Any = one(HGEMM, word)
+    for name in key.split("."):
+        value = value[name] if isinstance(value, dict) else getattr(value, name)
+    assert value == expected and type(value) is type(expected)
+
+
+def test_overrides_combine_and_the_order_of_words_does_not_matter() -> None:
+    words = ["shape.cpu=[{m:8,n:8,k:8}]", "timing.warmup_s=0", "cluster.cpus=2", "timing=quick", "shape=tiny", HGEMM]
+    config = one(*words)
+    assert config == one(*reversed(words))
+    assert (config.shape.name, config.shape.cpu) == ("tiny", [{"m": 8, "n": 8, "k": 8}])
+    assert (config.timing.name, config.timing.warmup_s, config.cluster.cpus) == ("quick", 0.0, 2)
+
+
+def test_multirun_is_one_request_for_each_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    configs = compose("--multirun", HGEMM, "dtype=float16,bfloat16")
+    assert [config.dtype for config in configs] == ["float16", "bfloat16"]
+
+
+@pytest.mark.parametrize("path", sorted(CONF.glob("*/*.yaml")), ids=lambda path: f"{path.parent.name}={path.stem}")
+def test_every_option_of_every_group_composes_and_bears_its_files_name(path: Path) -> None:
+    group, option = path.parent.name, path.stem
+    assert option in groups()[group]
+    config = one(f"+sweep={option}") if group == "sweep" else one(HGEMM, f"{group}={option}")
+    assert config.op and config.dtype
+    if group != "sweep":
+        assert getattr(getattr(config, group), "name", option) == option
+
+
+def test_help_lists_every_group_with_its_options_and_three_examples_and_runs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as caught:
+        compose("--help")
+    assert not caught.value.code
+    text = capsys.readouterr().out
+    for group, options in groups().items():
+        assert f"{group}: {', '.join(options)}" in text
+    examples = [line.split("#")[0].split() for line in text.splitlines() if line.strip().startswith("python -m")]
+    assert len(examples) >= 3
+    assert list(tmp_path.iterdir()) == []
+    for words in examples:
+        assert words[:3] == ["python", "-m", "minfer.launch"]
+        assert one(*words[3:]).op  # an example that does not work is worse than none
+
+
+def test_cfg_job_prints_the_config_as_yaml_and_asks_for_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert compose("--cfg", "job", HGEMM, "timing=quick", "kernel=[torch]") == []
+    shown = yaml.safe_load(capsys.readouterr().out)
+    assert (shown["op"], shown["kernel"], shown["timing"]["name"]) == ("hgemm", ["torch"], "quick")
+    assert set(shown) == set(Config.__dataclass_fields__)
+
+
+KEYS = sorted({*Config.__dataclass_fields__, *groups(), "timing.looks", "shape.cpu", "params.layout", "cluster.setup"})
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+AWKWARD = st.sampled_from(
+    ["", "null", "???", "5", "-1", "1e999", "nan", "true", "[", "]", "[]", "{}", "[[1]]", "{a:1}", "{1:2}", "a,b", "'", '"',
+     "${", "${x}", "${timing}", "${oc.env:X}", "\\", "=", "a=b", "..", "../x", "/", "@", "range(3)", "choice(1)", "\x00"]
+)  # fmt: skip
+
+
+def composes_or_refuses(*words: str) -> None:
+    """Anything but a UserError is a traceback for the user."""
+    try:
+        compose(*words)
+    except UserError as error:
+        assert str(error) and "\n" not in str(error)
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(key=st.sampled_from(KEYS), value=TEXT | AWKWARD)
+def test_no_value_gives_a_traceback(key: str, value: str) -> None:
+    composes_or_refuses(HGEMM, f"{key}={value}")
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(prefix=st.sampled_from(["", "+", "++", "~"]), key=TEXT | AWKWARD, value=AWKWARD | st.just("1"))
+def test_no_key_gives_a_traceback(prefix: str, key: str, value: str) -> None:
+    word = f"{prefix}{key}={value}"
+    if not word.startswith("-"):  # flags are argparse's
+        composes_or_refuses(HGEMM, word)
+
+
+def run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """The command line in a process of its own."""
+    env = {name: value for name, value in os.environ.items() if name != "HYDRA_FULL_ERROR"} | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "minfer.launch", *words]
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ([], "+sweep=hgemm"),
+        ([HGEMM, "timing=null"], "timing"),
+        ([HGEMM, "cluster=local", "kernel=[v01_naiv]"], "'v01_naiv'"),  # found only once torch is there
+    ],
+    ids=["no sweep", "null group", "kernel"],
+)
+def test_a_mistaken_command_ends_with_status_2_and_one_line(words: list[str], named: str, tmp_path: Path) -> None:
+    done = run(*words, cwd=tmp_path)
+    assert "Traceback" not in done.stdout + done.stderr
+    assert done.returncode == 2
+    lines = done.stderr.splitlines()
+    assert len(lines) == 1 and lines[0].startswith("minfer: ") and named in lines[0], done.stderr
+    assert list(tmp_path.iterdir()) == []
