@@ -23,12 +23,13 @@ import torch
 
 from minfer import build, ops
 from minfer.bench import device as devices
+from minfer.bench.integrity import Dishonest, Watch, check_delegation, check_library
 from minfer.bench.measure import Bench
 from minfer.bench.telemetry import Telemetry
 from minfer.bench.timing import Timing
-from minfer.bench.verify import WrongResult, verify
+from minfer.bench.verify import Function, Trial, WrongResult, verify
 from minfer.ops import Case, Kernel, Op
-from minfer.store import Row
+from minfer.store import MEASURED, Row
 
 Say = Callable[..., None]
 
@@ -42,6 +43,7 @@ class Child:
         self.capability = devices.capability(self.device)
         self.arch = devices.arch(self.device)
         self.telemetry = Telemetry(self.device)
+        self.watch = Watch()
 
     def run(self, case: Case) -> tuple[Row, bool]:
         """The columns that a case fills, and whether this process can be trusted with another one."""
@@ -59,6 +61,9 @@ class Child:
                 "error_over_bound": errors.over_bound,
             }
             row |= {"status": "wrong", "message": str(error), "verified": errors.tried}
+        except Dishonest as error:
+            row |= {"status": "dishonest", "message": str(error)}
+            return row, False  # whatever it left behind goes with this process
         except build.BuildError as error:
             row |= {"status": "compile_error", "message": str(error)}
         except (torch.OutOfMemoryError, MemoryError) as error:
@@ -74,6 +79,9 @@ class Child:
             else:
                 row |= {"status": "error", "message": message}
         finally:
+            if row.get("status") not in MEASURED:  # no time without a right result
+                for name in [name for name in row if name.startswith(("cold_", "steady_"))]:
+                    del row[name]
             gc.collect()
             if self.device.type == "cuda" and row.get("status") != "crashed":
                 torch.cuda.empty_cache()
@@ -88,6 +96,7 @@ class Child:
         begin = time.perf_counter()
         errors = verify(op, case, kernel, function, self.device, self.capability, row["seed"])
         row |= {"rel_l2_error": errors.rel_l2, "max_abs_error": errors.max_abs, "error_over_bound": errors.over_bound}
+        self._check_own_work(op, kernel, case, function, row["seed"])
         row |= {"verified": errors.tried, "verify_s": time.perf_counter() - begin}
 
         self.say(phase="time")
@@ -101,14 +110,26 @@ class Child:
         row |= {"cold_rounds": len(regime.kernel), "cold_empty_us": bench.clock.empty(30) * 1e6}
         row |= {"status": "ok"}
         if not converged:
-            row |= {"status": "unconverged"}
-            row |= {
-                "message": f"ratio known to ±{regime.comparison.half_width:.1%}, asked for ±{self.timing.precision:.1%}"
-            }
+            known, asked = regime.comparison.half_width, self.timing.precision
+            message = f"after {len(regime.kernel)} rounds the ratio is known to ±{known:.2%}, asked for ±{asked:.2%}"
+            row |= {"status": "unconverged", "message": message}
         if self.timing.steady_block_s > 0:
             regime = bench.steady(self.timing, lambda: row.update(self.telemetry.sample()))
             row |= regime.columns("steady", flops, nbytes) | {"steady_rotations": bench.rotations}
+        bench.check_operands()
+        self.watch.check()
         row |= {"time_s": time.perf_counter() - begin}
+
+    def _check_own_work(self, op: Op, kernel: Kernel, case: Case, function: Function, seed: int) -> None:
+        """Raises Dishonest when a kernel that is ours, by its registration, lets a library do the work."""
+        if kernel.backend == "torch":
+            return
+        if kernel.needs_build:
+            check_library(Path(build.build(kernel, self.arch).library))
+        trial = Trial(case, op.calls[0], "normal", seed)
+        _, out, inputs = trial.operands(op, self.device)
+        check_delegation(lambda: function(out, *inputs, **trial.call))
+        self.watch.check()
 
 
 def _sentence(error: BaseException) -> str:

@@ -23,6 +23,7 @@ STATUSES = {
     "ok": "correct, and timed to the precision asked for",
     "unconverged": "correct, and timed, but the time cap came before the precision asked for",
     "wrong": "the result differs from the oracle by more than rounding, so it has no time",
+    "dishonest": "the kernel broke a rule of measuring, such as doing less when it is timed, so it has no time",
     "unsupported": "the kernel states that it does not support this case",
     "compile_error": "the kernel does not compile",
     "error": "the kernel raised an error",

@@ -27,7 +27,7 @@ from minfer.ops import Case
 from minfer.store import Row
 
 # A resumed run does not repeat these; what crashed or ran out of time or memory may do better another time.
-SETTLED = ("ok", "unconverged", "wrong", "unsupported")
+SETTLED = ("ok", "unconverged", "wrong", "dishonest", "unsupported")
 
 
 @dataclass

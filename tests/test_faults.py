@@ -101,7 +101,15 @@ def test_a_results_folder_that_cannot_be_written_is_refused_at_once(folder):
 
 
 def test_interrupt_keeps_finished_rows_and_leaves_nothing_running(tmp_path):
-    words = ["+sweep=hgemm", "kernel=[honest,hangs]", "dtype=float16", "shape=tiny", "timing=quick"]
+    words = [
+        "+sweep=hgemm",
+        "cluster=local",
+        "device=cpu",
+        "kernel=[honest,hangs]",
+        "dtype=float16",
+        "shape=tiny",
+        "timing=quick",
+    ]
     words += [
         f"extra=[{ROOT / 'tests/faults/kernels.py'}]",
         f"results={tmp_path / 'results'}",

@@ -12,7 +12,7 @@ import torch
 
 from minfer import build, ops
 from minfer.bench.device import capability, pick
-from minfer.bench.verify import Trial, oracle, random, verify
+from minfer.bench.verify import Trial, oracle, verify
 from minfer.ops import Kernel, Op
 from tests.conftest import ROOT
 
@@ -67,7 +67,7 @@ def test_cpu_kernel_takes_matrices_inside_larger_ones(kernel):
 def check_strided(op: Op, case: ops.Case, function, device: torch.device) -> None:
     trial = Trial(case, op.calls[0], "uniform", seed=5)
     inputs = []
-    for tensor in op.inputs(case, random(trial, device)):
+    for tensor in trial.operands(op, device)[2]:
         transposed = tensor.stride(-1) != 1
         rows = tensor.t() if transposed else tensor
         wide = torch.full((rows.shape[0], rows.shape[1] + 8), float("nan"), dtype=tensor.dtype, device=device)
@@ -161,7 +161,7 @@ def test_gpu_kernel_carries_nan_and_repeats_itself(kernel):
     device = pick("cuda")
     function = build.function(kernel, build.arch_of(capability(device)))
     for op, case in cases(kernel, [{"m": 64, "n": 128, "k": 64}]):
-        inputs = op.inputs(case, random(Trial(case, op.calls[0], "normal", 1), device))
+        _, _, inputs = Trial(case, op.calls[0], "normal", 1).operands(op, device)
         outs = [torch.empty(op.out_shape(case), dtype=inputs[0].dtype, device=device) for _ in range(2)]
         for out in outs:
             function(out, *inputs, **op.calls[0])

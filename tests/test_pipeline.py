@@ -17,7 +17,16 @@ from tests.conftest import ROOT, has_gpu, launch
 
 def tiny(folder, *words: str) -> list[str]:
     where = [f"results={folder / 'results'}", f"runs={folder / 'runs'}"]
-    return ["+sweep=hgemm", "device=cpu", "shape=tiny", "timing=quick", "dtype=float16", *where, *words]
+    return [
+        "+sweep=hgemm",
+        "cluster=local",
+        "device=cpu",
+        "shape=tiny",
+        "timing=quick",
+        "dtype=float16",
+        *where,
+        *words,
+    ]
 
 
 @pytest.fixture(scope="module")

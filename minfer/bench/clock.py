@@ -19,17 +19,26 @@ import torch
 from minfer.bench.device import cache_bytes
 
 # A call on the operands of set number i.
-Arm = Callable[[int], None]
+Arm = Callable[[int], object]
 
 FLUSH_FACTOR = 2  # the flush touches this many times the last-level cache
 GRAPH_S = 0.002  # a replay so long costs nothing to launch beside what it runs
 CPU_FLUSH_LIMIT = 256 << 20  # servers with a gigabyte of L3 would take longer to flush than to measure
 
 
+class Hooks:
+    """What a bench does around the windows, outside of the time; by default nothing."""
+
+    def before_round(self) -> None: ...
+    def before_call(self, arm: int, index: int) -> None: ...
+    def after_call(self, arm: int, index: int) -> None: ...
+    def after_round(self) -> None: ...
+
+
 class Clock(Protocol):
     """All times are in seconds."""
 
-    def cold(self, arms: Sequence[Arm], order: np.ndarray) -> np.ndarray:
+    def cold(self, arms: Sequence[Arm], order: np.ndarray, hooks: Hooks) -> np.ndarray:
         """Time rounds of single calls. `order` (rounds, arms) says in which order each round takes the arms; the
         result has the same shape, and column i holds the times of arm i."""
 
@@ -39,6 +48,9 @@ class Clock(Protocol):
     def steady(self, arm: Arm, rotations: int, seconds: float, during: Callable[[], None]) -> np.ndarray:
         """Run an arm back to back for so long, and return the times of one call in the settled second half of it.
         `during` is called once while the arm is running."""
+
+    def again(self, arm: Arm, rotations: int) -> float:
+        """Run a steady arm once more over all sets of operands, as `steady` does, and return the time of one call."""
 
 
 class CudaClock:
@@ -55,23 +67,27 @@ class CudaClock:
         # back to memory falls into the window: on an H200 a 1x4096x4096 product then reads 18.7 us instead of 15.3.
         torch.sum(self._flush, dim=0, out=self._sink)
 
-    def cold(self, arms: Sequence[Arm], order: np.ndarray) -> np.ndarray:
+    def cold(self, arms: Sequence[Arm], order: np.ndarray, hooks: Hooks) -> np.ndarray:
         events = [[(_event(), _event()) for _ in arms] for _ in order]
         # The GPU waits while the queue fills, so that no window contains the host's launch latency; the flushes,
         # which take longer than a launch, keep it filled.
         torch.cuda._sleep(2_000_000)
         for round_events, sequence in zip(events, order, strict=True):
-            for index in sequence:
-                begin, end = round_events[index]
+            hooks.before_round()
+            for arm in sequence:
+                begin, end = round_events[arm]
+                hooks.before_call(arm, 0)
                 self._flush_cache()
                 begin.record()
-                arms[index](0)
+                arms[arm](0)
                 end.record()
+                hooks.after_call(arm, 0)
+            hooks.after_round()
         torch.cuda.synchronize(self.device)
         return np.array([[begin.elapsed_time(end) * 1e-3 for begin, end in row] for row in events])
 
     def empty(self, rounds: int) -> float:
-        return float(np.median(self.cold([lambda i: None], np.zeros((rounds, 1), dtype=int))))
+        return float(np.median(self.cold([lambda i: None], np.zeros((rounds, 1), dtype=int), Hooks())))
 
     def steady(self, arm: Arm, rotations: int, seconds: float, during: Callable[[], None]) -> np.ndarray:
         if id(arm) not in self._loops:
@@ -88,6 +104,14 @@ class CudaClock:
         torch.cuda.synchronize(self.device)
         times = [a.elapsed_time(b) * 1e-3 / loop.calls for a, b in itertools.pairwise(marks)]
         return np.array(times[replays // 2 :])
+
+    def again(self, arm: Arm, rotations: int) -> float:
+        begin, end = _event(), _event()
+        begin.record()
+        self._loops[id(arm)].graph.replay()
+        end.record()
+        torch.cuda.synchronize(self.device)
+        return begin.elapsed_time(end) * 1e-3 / self._loops[id(arm)].calls
 
     def _capture(self, arm: Arm, rotations: int) -> Loop:
         """Capture calls on each set of operands in turn, going round until a replay takes GRAPH_S."""
@@ -125,18 +149,22 @@ class CpuClock:
         size = min(FLUSH_FACTOR * cache_bytes(device), CPU_FLUSH_LIMIT)
         self._flush = torch.ones(size // 4, dtype=torch.int32)
 
-    def cold(self, arms: Sequence[Arm], order: np.ndarray) -> np.ndarray:
+    def cold(self, arms: Sequence[Arm], order: np.ndarray, hooks: Hooks) -> np.ndarray:
         times = np.empty(order.shape)
         for row, sequence in zip(times, order, strict=True):
-            for index in sequence:
+            hooks.before_round()
+            for arm in sequence:
+                hooks.before_call(arm, 0)
                 self._flush.add_(1)
                 begin = time.perf_counter()
-                arms[index](0)
-                row[index] = time.perf_counter() - begin
+                arms[arm](0)
+                row[arm] = time.perf_counter() - begin
+                hooks.after_call(arm, 0)
+            hooks.after_round()
         return times
 
     def empty(self, rounds: int) -> float:
-        return float(np.median(self.cold([lambda i: None], np.zeros((rounds, 1), dtype=int))))
+        return float(np.median(self.cold([lambda i: None], np.zeros((rounds, 1), dtype=int), Hooks())))
 
     def steady(self, arm: Arm, rotations: int, seconds: float, during: Callable[[], None]) -> np.ndarray:
         times: list[float] = []
@@ -147,6 +175,12 @@ class CpuClock:
             times.append(time.perf_counter() - begin)
         during()
         return np.array(times[len(times) // 2 :])
+
+    def again(self, arm: Arm, rotations: int) -> float:
+        begin = time.perf_counter()
+        for index in range(rotations):
+            arm(index)
+        return (time.perf_counter() - begin) / rotations
 
 
 def clock_for(device: torch.device) -> Clock:

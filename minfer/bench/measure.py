@@ -11,14 +11,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from minfer.bench.clock import Arm, clock_for
+from minfer.bench.clock import Arm, Hooks, clock_for
 from minfer.bench.device import cache_bytes
+from minfer.bench.integrity import Dishonest
+from minfer.bench.operands import poison
 from minfer.bench.stats import Comparison, compare
 from minfer.bench.timing import Timing
-from minfer.bench.verify import Function, Trial, random
+from minfer.bench.verify import Function, Trial, oracle, synchronize
 from minfer.ops import DTYPES, Case, Op
 
 MOST_ROTATIONS = 4096
+REMEMBERS = 1.5  # slower by this factor on fresh inputs: it must have remembered the old ones
 
 
 @dataclass(frozen=True)
@@ -52,8 +55,14 @@ class Regime:
         return {f"{name}_{key}": value for key, value in values.items()}
 
 
-class Bench:
-    """A kernel and the baseline on the same operands, ready to be timed."""
+class Bench(Hooks):
+    """A kernel and the baseline on the same operands, ready to be timed.
+
+    Every timed call is watched, outside of its window: its output is poisoned before it; its inputs are changed, by one
+    random element a round, so that a remembered result is a wrong one; and its output is compared with the baseline's
+    of the same round, in stream order. A kernel that is right when it is verified and does less when it is timed is
+    found out.
+    """
 
     def __init__(
         self, op: Op, case: Case, kernel: Function, baseline: Function, device: torch.device, seed: int
@@ -61,20 +70,26 @@ class Bench:
         self.device, self.clock = device, clock_for(device)
         self.rng = np.random.default_rng(seed)
         call = op.calls[0]
-        rand = random(Trial(case, call, "normal", seed), device)
-        dtype, out_shape = DTYPES[case.dtype], op.out_shape(case)
+        trial = Trial(case, call, "normal", seed)
+        operands, first_out, first_inputs = trial.operands(op, device)
+        self.tolerance = _tolerance(op, trial, first_out, first_inputs)
 
         # Enough sets of operands that going round them leaves nothing of the first in the cache.
-        size = op.case_bytes(case)
-        self.rotations = min(MOST_ROTATIONS, 1 + math.ceil(2 * cache_bytes(device) / size))
-        sets = [op.inputs(case, rand) for _ in range(self.rotations)]
-        outs = [torch.zeros(out_shape, dtype=dtype, device=device) for _ in sets]
+        self.input_bytes = sum(tensor.numel() * tensor.element_size() for tensor in first_inputs)
+        self.rotations = min(MOST_ROTATIONS, 1 + math.ceil(2 * cache_bytes(device) / op.case_bytes(case)))
+        self.sets = [first_inputs, *(op.inputs(case, operands.rand) for _ in range(self.rotations - 1))]
+        self.twins = [tuple(tensor.clone() for tensor in inputs) for inputs in self.sets]  # what they must still be
+        shape = op.out_shape(case)
+        self.outs = [[operands.poisoned(*shape) for _ in self.sets] for _ in range(2)]  # the kernel's, the baseline's
+        self.result = torch.empty(shape, dtype=DTYPES[case.dtype], device=device)
+        self.wrong_rounds = torch.zeros((), dtype=torch.int64, device=device)
+        self.operands = operands
 
-        def arm(function: Function) -> Arm:
-            return lambda index: function(outs[index], *sets[index], **call)
+        def arm(function: Function, outs: list[torch.Tensor]) -> Arm:
+            return lambda index: function(outs[index], *self.sets[index], **call)
 
         # The duplicate is the same function in an arm of its own, and gets its own samples.
-        self.arms = [arm(kernel), arm(baseline), arm(baseline)]
+        self.arms = [arm(kernel, self.outs[0]), arm(baseline, self.outs[1]), arm(baseline, self.outs[1])]
 
     def warm_up(self, seconds: float) -> None:
         """Run everything for a while: lazy initialisation, and the device's climb from its idle clock."""
@@ -82,46 +97,118 @@ class Bench:
         while True:
             for arm in self.arms[:2]:
                 arm(0)
-            if self.device.type == "cuda":
-                torch.cuda.synchronize(self.device)
+            synchronize(self.device)
             if time.perf_counter() > end:
                 return
 
     def cold(self, timing: Timing) -> tuple[Regime, bool]:
         """Rounds in shuffled order until the ratio is known to `timing.precision`, looked at only at `timing.looks`.
 
-        Returns the regime and whether it got there before the cap on rounds or on time."""
+        Returns the regime and whether it got there before the cap on rounds or on time. Raises Dishonest."""
         deadline = time.perf_counter() + timing.cold_cap_s
         taken = np.empty((0, len(self.arms)))
         for look in timing.looks:
             while len(taken) < look:
-                # A round is sent to the GPU whole; a slow kernel's are sent one by one, to stop near the cap.
+                # A look's rounds go to the GPU together, where they fit before the cap; else one by one.
                 rounds = look - len(taken) if len(taken) >= timing.least_rounds else 1
                 if len(taken) and (left := deadline - time.perf_counter()) < rounds * taken.sum(axis=1).mean():
                     rounds = 1
                     if left < 0 and len(taken) >= timing.least_rounds:
-                        return _regime(taken), False
+                        return self._regime(taken), False
                 order = np.array([self.rng.permutation(len(self.arms)) for _ in range(rounds)])
-                taken = np.concatenate([taken, self.clock.cold(self.arms, order)])
-            regime = _regime(taken)
+                taken = np.concatenate([taken, self.clock.cold(self.arms, order, self)])
+            regime = self._regime(taken)
             if regime.comparison.half_width <= timing.precision:
                 return regime, True
         return regime, False
 
+    def _regime(self, taken: np.ndarray) -> Regime:
+        if wrong := int(self.wrong_rounds):
+            raise Dishonest(
+                f"{wrong} of {len(taken)} timed calls returned a wrong result, though it was right when verified"
+            )
+        kernel, baseline, duplicate = taken.T
+        return Regime(kernel, baseline, duplicate, compare(kernel, baseline, duplicate))
+
+    def before_round(self) -> None:
+        self._change(0)
+
+    def before_call(self, arm: int, index: int) -> None:
+        poison(self.outs[min(arm, 1)][index])
+
+    def after_call(self, arm: int, index: int) -> None:
+        if arm == 0:
+            self.result.copy_(self.outs[0][index])
+
+    def after_round(self) -> None:
+        self.wrong_rounds += self._differs(self.result, self.outs[1][0])
+
+    def _change(self, index: int) -> None:
+        """Give one random element of a set's inputs another value, also in the twin."""
+        which = int(self.rng.integers(len(self.sets[index])))
+        place = tuple(int(self.rng.integers(size)) for size in self.sets[index][which].shape)
+        value = float(self.rng.normal())
+        for inputs in (self.sets[index], self.twins[index]):
+            inputs[which][place].fill_(value)
+
+    def _differs(self, result: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        """Whether two correct results of the same inputs could not differ so much; NaN counts as a difference."""
+        allowed = other.float().abs_().mul_(4 * torch.finfo(other.dtype).eps).add_(self.tolerance)
+        return (result.float().sub_(other).abs_() <= allowed).all().logical_not()
+
     def steady(self, timing: Timing, during: Callable[[], None]) -> Regime:
         """Blocks of kernel, baseline, duplicate, kernel (ABBA), each long enough to settle at its own clock.
 
-        Neighbouring blocks are compared, and the interval is the range over them. `during` is called in the kernel's."""
+        Neighbouring blocks are compared, and the interval is the range over them. `during` is called in the kernel's.
+        Raises Dishonest."""
         nothing = lambda: None
         plan = [(0, during), (1, nothing), (2, nothing), (0, during)]
         blocks = [self.clock.steady(self.arms[arm], self.rotations, timing.steady_block_s, hook) for arm, hook in plan]
         middle = [float(np.median(block)) for block in blocks]
+        self._check_steady(middle[3])
         pairs = sorted((middle[1] / middle[0], middle[2] / middle[3]))
         control = abs(math.log(middle[1] / middle[2]))
         comparison = Comparison(math.sqrt(pairs[0] * pairs[1]), pairs[0], pairs[1], math.expm1(control))
         return Regime(np.concatenate([blocks[0], blocks[3]]), blocks[1], blocks[2], comparison)
 
+    def _check_steady(self, settled_s: float) -> None:
+        """Run the steady loop on changed inputs: is it right, and does it take as long as it did on the old ones?"""
+        fresh_s = self._rerun(fresh=True)
+        for index in range(self.rotations):
+            self.arms[1](index)
+            if bool(self._differs(self.outs[0][index], self.outs[1][index])):
+                raise Dishonest("a steady call returned a wrong result, though it was right when verified")
+        if fresh_s <= REMEMBERS * settled_s:
+            return
+        # Perhaps the machine was busy. Only a kernel that remembers is slower on fresh inputs again and again.
+        ratios = [self._rerun(fresh=True) / self._rerun(fresh=False) for _ in range(5)]
+        if min(ratios) > REMEMBERS:
+            raise Dishonest(f"takes {min(ratios):.1f} times as long on inputs that it has not seen before")
 
-def _regime(taken: np.ndarray) -> Regime:
-    kernel, baseline, duplicate = taken.T
-    return Regime(kernel, baseline, duplicate, compare(kernel, baseline, duplicate))
+    def _rerun(self, fresh: bool) -> float:
+        """The time of one call in the steady loop, on changed or on the same inputs; the best of three."""
+        best = math.inf
+        for _ in range(3):
+            for index in range(self.rotations):
+                if fresh:
+                    self._change(index)
+                poison(self.outs[0][index])
+            best = min(best, self.clock.again(self.arms[0], self.rotations))
+        return best
+
+    def check_operands(self) -> None:
+        """Raises Dishonest when a timed call changed its inputs or wrote beside its output."""
+        for inputs, twins in zip(self.sets, self.twins, strict=True):
+            for number, (tensor, twin) in enumerate(zip(inputs, twins, strict=True)):
+                if not torch.equal(tensor, twin):
+                    raise Dishonest(f"changed its input {number} while it was timed")
+        if self.operands.breached():
+            raise Dishonest("wrote outside its output while it was timed")
+
+
+def _tolerance(op: Op, trial: Trial, out: torch.Tensor, inputs: tuple[torch.Tensor, ...]) -> float:
+    """How far two correct results may lie apart, beside the rounding of the output: twice what the largest sum of
+    magnitudes allows each of them, and as much again because inputs change by an element a round."""
+    expected, bound = oracle(op, trial, out, inputs)
+    sums = bound.sub_(expected.abs_(), alpha=torch.finfo(out.dtype).eps)
+    return 4 * float(sums.max())

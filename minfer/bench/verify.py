@@ -3,21 +3,29 @@
 The bound of an element is one ulp of the output's dtype plus 4 sqrt(K) u S: u is the accumulator's unit roundoff, K
 the length of the sum, S the sum of the magnitudes of its terms. It is the probabilistic form of the classical forward
 error bound gamma_K S (Higham and Mary, A new approach to probabilistic rounding error analysis, SISC 2019).
+
+The oracle is computed after the kernel ran, from inputs made anew from their seed: nothing that a kernel can reach
+while it runs decides whether it is right.
 """
 
 from __future__ import annotations
 
 import math
+import random
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from minfer.bench.integrity import Dishonest
+from minfer.bench.operands import Operands
 from minfer.ops import DTYPES, Case, Kernel, Op
 
-Function = Callable[..., None]
+Function = Callable[..., object]
 ROUNDOFF = {"float32": 2.0**-24, "float16": 2.0**-11}  # of the accumulator
+REPEATS, REPEATS_S = 5, 0.2  # more runs on the same inputs, to see a race; fewer where they take long
 
 
 @dataclass(frozen=True)
@@ -51,28 +59,22 @@ class Trial:
         call = ", ".join(f"{k}={v}" for k, v in self.call.items())
         return f"{self.distribution} inputs, {self.case.shape_name}{', ' + call if call else ''}, seed {self.seed}"
 
-
-def random(trial: Trial, device: torch.device) -> Callable[..., torch.Tensor]:
-    """The source of a trial's inputs: `rand(*shape)` gives the next tensor."""
-    generator = torch.Generator(device).manual_seed(trial.seed)
-    dtype = DTYPES[trial.case.dtype]
-
-    def rand(*shape: int) -> torch.Tensor:
-        values = torch.empty(shape, dtype=torch.float32, device=device)
-        if trial.distribution == "uniform":
-            values.uniform_(-1, 1, generator=generator)
-        else:
-            values.normal_(generator=generator)
-        return values.to(dtype)
-
-    return rand
+    def operands(self, op: Op, device: torch.device) -> tuple[Operands, torch.Tensor, tuple[torch.Tensor, ...]]:
+        """The output, poisoned or random where the call reads it, and the inputs; the same ones every time."""
+        operands = Operands(self.seed, self.distribution, DTYPES[self.case.dtype], device)
+        inputs = op.inputs(self.case, operands.rand)
+        allocate = operands.rand if op.reads_out(**self.call) else operands.poisoned
+        return operands, allocate(*op.out_shape(self.case)), inputs
 
 
 def trials(op: Op, case: Case, kernel: Kernel, capability: tuple[int, int] | None, seed: int) -> list[Trial]:
-    """What a case is verified on: its own shape under both distributions and every call, and small odd shapes."""
+    """What a case is verified on: its own shape under both distributions and every call, then small odd shapes, of
+    which one is drawn at random so that nobody can prepare for it."""
     chosen = [Trial(case, op.calls[0], "uniform", seed), Trial(case, op.calls[0], "normal", seed + 1)]
     chosen += [Trial(case, call, "uniform", seed + 2) for call in op.calls[1:]]
-    for shape in op.odd_shapes:
+    draw = random.Random(seed)
+    surprise = {axis: 8 * draw.randint(1, 40) for axis in op.axes}
+    for shape in (*op.odd_shapes, surprise):
         odd = replace(case, shape=shape)
         if kernel.unsupported(odd, capability) is None:
             chosen += [Trial(odd, call, "normal", seed + 3) for call in op.calls]
@@ -88,39 +90,62 @@ def verify(
     capability: tuple[int, int] | None,
     seed: int,
 ) -> Errors:
-    """Try a kernel on every trial of its case; raises WrongResult at the first that fails."""
+    """Try a kernel on every trial of its case. Raises WrongResult or Dishonest at the first that fails."""
     worst = Errors()
     for trial in trials(op, case, kernel, capability, seed):
-        worst = _try(op, trial, function, device, worst)
+        worst = _try(op, trial, kernel, function, device, worst)
     return worst
 
 
-def _try(op: Op, trial: Trial, function: Function, device: torch.device, worst: Errors) -> Errors:
-    rand = random(trial, device)
-    inputs = op.inputs(trial.case, rand)
-    before = [tensor.clone() for tensor in inputs]
-    out = torch.full(op.out_shape(trial.case), math.nan, dtype=DTYPES[trial.case.dtype], device=device)
-    if op.reads_out(**trial.call):
-        out = rand(*out.shape)
-    expected, bound = oracle(op, trial, out, inputs)
+def _try(op: Op, trial: Trial, kernel: Kernel, function: Function, device: torch.device, worst: Errors) -> Errors:
+    operands, out, inputs = trial.operands(op, device)
+    address = out.data_ptr()
+    returned = function(out, *inputs, **trial.call)
+    # Compared in stream order, before any synchronisation: what runs elsewhere has not arrived yet.
+    result = out.detach().clone()
+    synchronize(device)
+    if returned is not None:
+        raise Dishonest(f"returned a {type(returned).__name__}; a kernel writes its output and returns nothing")
+    if type(out) is not torch.Tensor or out.data_ptr() != address:
+        raise Dishonest("put another tensor in the place of its output")
 
-    function(out, *inputs, **trial.call)
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-    for index, (tensor, kept) in enumerate(zip(inputs, before, strict=True)):
+    _, original, fresh = trial.operands(op, device)
+    for index, (tensor, kept) in enumerate(zip(inputs, fresh, strict=True)):
         if not torch.equal(tensor, kept):
             raise WrongResult(f"changed its input {index} ({trial})", worst)
-    errors = _errors(out, expected, bound)
+    if operands.breached():
+        raise WrongResult(f"wrote outside its output ({trial})", worst)
+    expected, bound = oracle(op, trial, original, fresh)
+    errors = _errors(result, expected, bound)
     worst = Errors(
         max(worst.rel_l2, errors.rel_l2),
         max(worst.max_abs, errors.max_abs),
         max(worst.over_bound, errors.over_bound),
         worst.tried + 1,
     )
-    if fault := _fault(out, errors):
+    if fault := _fault(result, errors):
         raise WrongResult(f"{fault} ({trial})", worst)
+    if kernel.deterministic and not _repeats(op, trial, function, device, result):
+        raise WrongResult(f"gives another result when run again, which looks like a race ({trial})", worst)
     return worst
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _repeats(op: Op, trial: Trial, function: Function, device: torch.device, result: torch.Tensor) -> bool:
+    """Whether the kernel gives the same bits again."""
+    deadline = time.perf_counter() + REPEATS_S
+    for _ in range(REPEATS):
+        _, out, inputs = trial.operands(op, device)
+        function(out, *inputs, **trial.call)
+        if not torch.equal(out, result):
+            return False
+        if time.perf_counter() > deadline:
+            break
+    return True
 
 
 def oracle(
@@ -144,9 +169,9 @@ def _errors(out: torch.Tensor, expected: torch.Tensor, bound: torch.Tensor) -> E
 
 def _fault(out: torch.Tensor, errors: Errors) -> str | None:
     """What is wrong with an output, in words that point at the likely mistake."""
-    if not errors.over_bound > 1:  # NaN compares false, and is looked at next
-        if not math.isnan(errors.over_bound):
-            return None
+    if errors.over_bound <= 1:
+        return None
+    if math.isnan(errors.over_bound):
         share = float(out.isnan().double().mean())
         return f"{share:.1%} of the output is NaN: not written, or computed so"
     if not bool(out.any()):

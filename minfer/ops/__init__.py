@@ -100,6 +100,7 @@ class Kernel:
     dtypes: tuple[str, ...] = ("float16", "bfloat16")
     params: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     requires: Rule | None = None
+    deterministic: bool = True  # False: two runs may differ in their bits, as with floating-point atomics
 
     @property
     def devices(self) -> tuple[str, ...]:
