@@ -23,6 +23,8 @@ import torch
 
 from minfer import build, ops
 from minfer.bench import device as devices
+from minfer.bench.audit import audit
+from minfer.bench.clock import CudaClock
 from minfer.bench.integrity import Dishonest, Watch, check_delegation, check_library
 from minfer.bench.measure import Bench
 from minfer.bench.telemetry import Telemetry
@@ -104,10 +106,20 @@ class Child:
         flops, nbytes = op.case_flops(case), op.case_bytes(case)
         row |= {"baseline": op.baseline, "flops": flops, "bytes": nbytes}
         bench = Bench(op, case, function, baseline, self.device, row["seed"])
+        with self.telemetry.watch() as watched:
+            self._time(bench, row)
+        row |= watched
+        bench.check_operands()
+        self.watch.check()
+        row |= {"time_s": time.perf_counter() - begin}
+
+    def _time(self, bench: Bench, row: Row) -> None:
+        """Both regimes, and the second clock last: it must not disturb them."""
+        flops, nbytes = row["flops"], row["bytes"]
         bench.warm_up(self.timing.warmup_s)
         regime, converged = bench.cold(self.timing)
         row |= regime.columns("cold", flops, nbytes)
-        row |= {"cold_rounds": len(regime.kernel), "cold_empty_us": bench.clock.empty(30) * 1e6}
+        row |= {"cold_rounds": len(regime.kernel), "cold_empty_us": bench.clock.empty(30) * 1e6, "flags": ""}
         row |= {"status": "ok"}
         if not converged:
             known, asked = regime.comparison.half_width, self.timing.precision
@@ -116,9 +128,10 @@ class Child:
         if self.timing.steady_block_s > 0:
             regime = bench.steady(self.timing, lambda: row.update(self.telemetry.sample()))
             row |= regime.columns("steady", flops, nbytes) | {"steady_rotations": bench.rotations}
-        bench.check_operands()
-        self.watch.check()
-        row |= {"time_s": time.perf_counter() - begin}
+        if self.timing.audit and isinstance(bench.clock, CudaClock):
+            second = audit(bench.clock, bench.arms[0])
+            row |= {"audit_us": second.us, "audit_kernels": second.kernels}
+            row["flags"] += second.flag(row["cold_us"], row["cold_empty_us"])
 
     def _check_own_work(self, op: Op, kernel: Kernel, case: Case, function: Function, seed: int) -> None:
         """Raises Dishonest when a kernel that is ours, by its registration, lets a library do the work."""

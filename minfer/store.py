@@ -110,6 +110,20 @@ COLUMNS: list[tuple[str, pa.DataType, str]] = [
     ("power_w", _NUMBER, "board power"),
     ("temperature_c", _NUMBER, "GPU temperature"),
     ("throttle", _TEXT, "reasons for a lowered clock, joined by +; empty when there are none"),
+    (
+        "watch_s",
+        pa.list_(_NUMBER),
+        "when the following were sampled while the case was timed, in seconds; ten a second",
+    ),
+    ("watch_sm_mhz", pa.list_(_NUMBER), "SM clock at those times"),
+    ("watch_memory_mhz", pa.list_(_NUMBER), "memory clock at those times"),
+    ("watch_power_w", pa.list_(_NUMBER), "board power at those times"),
+    ("watch_temperature_c", pa.list_(_NUMBER), "GPU temperature at those times"),
+    ("watch_throttle", _TEXT, "every reason for a lowered clock that was seen while the case was timed"),
+    # a second clock, with timing.audit
+    ("audit_us", _NUMBER, "median time of the kernels of one cold call, as CUPTI's activity records give it"),
+    ("audit_kernels", pa.list_(_TEXT), "the kernels that one call launches"),
+    ("flags", _TEXT, "what to know before trusting the row, in sentences; empty when there is nothing"),
     # environment
     ("device", _TEXT, "the GPU's or, for CPU kernels, the processor's name"),
     ("device_kind", _TEXT, "cuda or cpu"),

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
 from typing import Any
 
 import torch
+
+INTERVAL_S = 0.1
 
 # NVML's bits, by name; the idle bit is not a reason to distrust a number.
 THROTTLE = {
@@ -51,3 +57,42 @@ class Telemetry:
             }
         except pynvml.NVMLError:
             return {}
+
+    def max_sm_mhz(self) -> float | None:
+        """The highest SM clock that the GPU can run at."""
+        if self._handle is None:
+            return None
+        import pynvml
+
+        try:
+            return float(pynvml.nvmlDeviceGetMaxClockInfo(self._handle, pynvml.NVML_CLOCK_SM))
+        except pynvml.NVMLError:
+            return None
+
+    @contextlib.contextmanager
+    def watch(self) -> Iterator[dict[str, Any]]:
+        """Sample ten times a second while the block runs; what is yielded then has the columns of a row."""
+        columns: dict[str, Any] = {}
+        if self._handle is None:
+            yield columns
+            return
+        samples: list[dict[str, Any]] = []
+        begin, done = time.perf_counter(), threading.Event()
+
+        def loop() -> None:
+            while True:
+                samples.append({"s": time.perf_counter() - begin, **self.sample()})
+                if done.wait(INTERVAL_S):
+                    return
+
+        thread = threading.Thread(target=loop, name="telemetry", daemon=True)
+        thread.start()
+        try:
+            yield columns
+        finally:
+            done.set()
+            thread.join()
+            for name in ("s", "sm_mhz", "memory_mhz", "power_w", "temperature_c"):
+                columns[f"watch_{name}"] = [float(sample[name]) for sample in samples if name in sample]
+            reasons = {reason for sample in samples for reason in sample.get("throttle", "").split("+") if reason}
+            columns["watch_throttle"] = "+".join(sorted(reasons))

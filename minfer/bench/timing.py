@@ -16,6 +16,7 @@ class Timing:
     cold_cap_s: seconds after which to give up looking and call the case unconverged...
     least_rounds: ...but not before so many rounds.
     steady_block_s: seconds of each of the four steady blocks; 0 leaves the steady regime out.
+    audit: also time with a second clock (CUPTI), and flag the row where the two disagree; on a GPU only.
     """
 
     name: str = "default"
@@ -25,6 +26,7 @@ class Timing:
     cold_cap_s: float = 5.0
     least_rounds: int = 5
     steady_block_s: float = 0.5
+    audit: bool = False
 
     def estimate(self) -> float:
         """About how many seconds a case takes, its verification included."""

@@ -1,0 +1,93 @@
+"""The trap of a power-limited card: one kernel, timed as if it were four, in three ways. Needs a GPU.
+
+    uv run python benchmarks/clock_trap.py
+
+The four arms are the same cuBLAS product, so whatever sets them apart is the method. Writes one row an arm, method and
+repetition to `benchmarks/results/`, which docs/methodology.md quotes.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # the project is run from its folder, not installed
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from minfer import store
+from minfer.bench import device as devices
+from minfer.bench.clock import CudaClock, Hooks
+from minfer.bench.telemetry import Telemetry
+
+SIZE, ARMS, CALLS, REPETITIONS, REST_S = 8192, 4, 40, 3, 8.0
+
+
+def main() -> None:
+    if not torch.cuda.is_available():
+        sys.exit("clock_trap.py needs a CUDA GPU, and this machine has none")
+    device = devices.pick("cuda")
+    a, b = (torch.randn(SIZE, SIZE, device=device, dtype=torch.bfloat16) for _ in range(2))
+    out = torch.empty(SIZE, SIZE, device=device, dtype=torch.bfloat16)
+    clock, telemetry = CudaClock(device), Telemetry(device)
+    arm = lambda index: torch.mm(a, b.t(), out=out)
+    rng = np.random.default_rng(0)
+    rows: list[dict[str, Any]] = []
+
+    def add(method: str, repetition: int, number: int, seconds: np.ndarray, mhz: float) -> None:
+        tflops = 2 * SIZE**3 / float(np.median(seconds)) / 1e12
+        rows.append({"method": method, "repetition": repetition, "arm": number, "tflops": tflops, "sm_mhz": mhz})
+
+    for repetition in range(REPETITIONS):
+        for _ in range(5):
+            arm(0)
+        torch.cuda.synchronize()
+        time.sleep(REST_S)  # as cool as at the start of a benchmark
+        for number in range(ARMS):
+            with telemetry.watch() as watched:
+                times = clock.cold([arm], np.zeros((CALLS, 1), dtype=int), Hooks())[:, 0]
+            add("one after the other", repetition, number, times, float(np.median(watched["watch_sm_mhz"])))
+
+        time.sleep(REST_S)
+        order = np.array([rng.permutation(ARMS) for _ in range(CALLS)])
+        with telemetry.watch() as watched:
+            shuffled = clock.cold([arm] * ARMS, order, Hooks())
+        for number in range(ARMS):
+            add("shuffled rounds", repetition, number, shuffled[:, number], float(np.median(watched["watch_sm_mhz"])))
+
+        time.sleep(REST_S)
+        blocks: list[list[np.ndarray]] = [[] for _ in range(ARMS)]
+        states: list[dict[str, Any]] = []
+        for number in (*range(ARMS), *reversed(range(ARMS))):
+            loop = lambda index, number=number: arm(index)
+            blocks[number].append(clock.steady(loop, 2, 0.5, lambda: states.append(telemetry.sample())))
+        for number in range(ARMS):
+            mean = np.array([np.mean([np.median(block) for block in blocks[number]])])
+            add(
+                "settled blocks, there and back",
+                repetition,
+                number,
+                mean,
+                float(np.median([s["sm_mhz"] for s in states])),
+            )
+
+    table = pa.Table.from_pylist([row | {"device": devices.name(device)} for row in rows])
+    folder = ROOT / "benchmarks" / "results"
+    folder.mkdir(parents=True, exist_ok=True)
+    pq.write_table(table, folder / f"clock-trap-{store.slug(devices.name(device))}.parquet")
+    frame = table.to_pandas()
+    for method, group in frame.groupby("method", sort=False):
+        print(f"{method}:")
+        for _, runs in group.groupby("repetition"):
+            spread = runs.tflops.max() / runs.tflops.min() - 1
+            print("  ", " ".join(f"{t:6.1f}" for t in runs.tflops), f"TFLOP/s, apart by {spread:.1%}")
+
+
+if __name__ == "__main__":
+    main()

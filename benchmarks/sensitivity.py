@@ -1,0 +1,245 @@
+"""How small a difference does the bench see, and does it ever see one that is not there? Needs a GPU.
+
+    uv run python benchmarks/sensitivity.py            # measure, about three minutes; then write the README's table
+    uv run python benchmarks/sensitivity.py --table    # only write the table, from the committed parquet
+
+With NVIDIA's nvbench for Python (`uv pip install cuda-bench[cu13]`) its cold times are compared too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # the project is run from its folder, not installed
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from rich.console import Console
+
+from minfer import ops, store
+from minfer.bench import device as devices
+from minfer.bench.measure import Bench
+from minfer.bench.timing import Timing
+from minfer.ops import Case
+
+BEGIN, END = "<!-- sensitivity:begin -->", "<!-- sensitivity:end -->"
+FOLDER = ROOT / "benchmarks" / "results"
+TIMING = Timing()
+Function = Callable[..., None]
+
+AA_SHAPES = [(1024, 1024, 1024), (2048, 2048, 2048), (4096, 4096, 4096), (16, 14336, 4096)]
+AA_RUNS = 50  # of each shape
+SLOWED_RUNS = 100
+SPIN_CYCLES = 100_000
+STEADY_SHAPES = [(2048, 2048, 2048), (4096, 4096, 4096), (8192, 8192, 8192), (16, 14336, 4096)]
+COLD_SHAPES = [(2048, 8192, 4096), (4096, 4096, 4096), (8192, 8192, 8192), (128, 28672, 8192)]
+
+
+def case(shape: tuple[int, int, int]) -> Case:
+    return ops.get("hgemm").case("torch", "bfloat16", dict(zip("mnk", shape, strict=True)))
+
+
+def bench(shape: tuple[int, int, int], kernel: Function, baseline: Function, seed: int = 1) -> Bench:
+    made = Bench(ops.get("hgemm"), case(shape), kernel, baseline, devices.pick("cuda"), seed)
+    made.warm_up(0.2)
+    return made
+
+
+def torch_mm() -> Function:
+    function = ops.get("hgemm").kernels["torch"].function
+    assert function is not None
+    return function
+
+
+def spinning(cycles: int) -> Function:
+    """A product, and after it a spin of so many SM cycles."""
+    multiply = torch_mm()
+
+    def function(*operands: Any, **call: Any) -> None:
+        multiply(*operands, **call)
+        torch.cuda._sleep(cycles)
+
+    return function
+
+
+def same_against_itself() -> Iterator[dict[str, Any]]:
+    """A/A: whatever is not a tie is a false alarm."""
+    verdicts: list[str] = []
+    for shape in AA_SHAPES:
+        arms = bench(shape, torch_mm(), torch_mm())
+        verdicts += [arms.cold(TIMING)[0].comparison.verdict for _ in range(AA_RUNS)]
+    share = sum(verdict != "tie" for verdict in verdicts) / len(verdicts)
+    yield row("A/A: the same kernel against itself", f"not a tie, of {len(verdicts)}", share, 0.02, "share")
+
+
+def slowed() -> Iterator[dict[str, Any]]:
+    """A kernel that spins for 2 % and for 0.5 % of its own time longer."""
+    shape = (512, 512, 512)
+    regime, _ = bench(shape, spinning(SPIN_CYCLES), spinning(SPIN_CYCLES)).cold(TIMING)
+    longer, _ = bench(shape, spinning(2 * SPIN_CYCLES), spinning(SPIN_CYCLES)).cold(TIMING)
+    base_s = float(np.median(regime.kernel))
+    cycles_a_second = SPIN_CYCLES / (float(np.median(longer.kernel)) - base_s)
+    for percent in (2.0, 0.5):
+        extra = round(percent / 100 * base_s * cycles_a_second)
+        arms = bench(shape, spinning(SPIN_CYCLES + extra), spinning(SPIN_CYCLES))
+        comparisons = [arms.cold(TIMING)[0].comparison for _ in range(SLOWED_RUNS)]
+        found = float(np.median([1 / c.speedup - 1 for c in comparisons]))
+        what = f"slowed by {percent:g} % (found: {found:.2%})"
+        if percent == 2.0:
+            missed = sum(c.verdict != "slower" for c in comparisons) / SLOWED_RUNS
+            yield row(what, f"not called slower, of {SLOWED_RUNS}", missed, 0.05, "share")
+        wrong = sum(c.verdict == "faster" for c in comparisons) / SLOWED_RUNS
+        yield row(what, f"called faster, of {SLOWED_RUNS}", wrong, 0.0, "share")
+
+
+def steady_medians() -> dict[str, float]:
+    """Steady medians in microseconds, of a library's and of our own kernels."""
+    found = {}
+    for shape in STEADY_SHAPES:
+        regime = bench(shape, torch_mm(), torch_mm()).steady(TIMING, lambda: None)
+        found[name(shape)] = float(np.median(regime.kernel)) * 1e6
+    return found
+
+
+def two_processes() -> Iterator[dict[str, Any]]:
+    """The same steady measurement in two processes, one after the other."""
+    first, second = (json.loads(in_process("--steady-medians")) for _ in range(2))
+    for key in first:
+        apart = abs(first[key] / second[key] - 1)
+        yield row(
+            f"steady, {key}", f"two processes: {first[key]:.1f} and {second[key]:.1f} µs", apart, 0.01, "relative"
+        )
+
+
+def against_nvbench() -> Iterator[dict[str, Any]]:
+    """nvbench's cold time of the same call, back to back with ours."""
+    if importlib.util.find_spec("cuda.bench") is None:
+        return
+    theirs = json.loads(in_process("--nvbench"))
+    for shape in COLD_SHAPES:
+        regime, _ = bench(shape, torch_mm(), torch_mm()).cold(TIMING)
+        ours, other = float(np.median(regime.kernel)) * 1e6, theirs[name(shape)]
+        yield row(
+            f"cold, {name(shape)}", f"ours {ours:.1f}, nvbench {other:.1f} µs", abs(ours / other - 1), 0.02, "relative"
+        )
+
+
+def nvbench_times() -> dict[str, float]:
+    """nvbench's cold GPU time of each shape, in microseconds: its median where this version has one, else its mean."""
+    import cuda.bench as nvbench
+
+    def product(state: Any) -> None:
+        shape = tuple(int(size) for size in state.get_string("shape").split("x"))
+        arms = bench(shape, torch_mm(), torch_mm())  # type: ignore[arg-type]
+        stream = torch.cuda.ExternalStream(state.get_stream().addressof())
+
+        def launch(_: Any) -> None:
+            with torch.cuda.stream(stream):
+                arms.arms[0](0)
+
+        state.exec(launch, batched=False)
+
+    nvbench.register(product).add_string_axis("shape", [name(shape) for shape in COLD_SHAPES])
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "nvbench.json"
+        nvbench.run_all_benchmarks(["nvbench", "--json", str(report), "--quiet"])
+        states = json.loads(report.read_text())["benchmarks"][0]["states"]
+    found = {}
+    for shape, state in zip(COLD_SHAPES, states, strict=True):
+        values = {s["tag"]: s["data"][0]["value"] for s in state["summaries"] if s.get("data")}
+        tag = next(tag for tag in ("nv/cold/time/gpu/median", "nv/cold/time/gpu/mean") if tag in values)
+        found[name(shape)] = float(values[tag]) * 1e6
+    return found
+
+
+def name(shape: tuple[int, ...]) -> str:
+    return "x".join(str(size) for size in shape)
+
+
+def in_process(flag: str) -> str:
+    """The last line that this script prints with a flag, in a process of its own."""
+    done = subprocess.run([sys.executable, __file__, flag], capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{flag} failed: {done.stderr.strip().splitlines()[-1]}")
+    return done.stdout.strip().splitlines()[-1]
+
+
+def row(check: str, what: str, value: float, target: float, unit: str) -> dict[str, Any]:
+    return {"check": check, "what": what, "value": value, "target": target, "unit": unit, "met": value <= target}
+
+
+def measure(console: Console) -> Path:
+    """Every check, printed as it is done and written as parquet."""
+    rows = []
+    for check in (same_against_itself, slowed, two_processes, against_nvbench):
+        for found in check():
+            rows.append(found)
+            console.print(
+                f"{'met   ' if found['met'] else 'MISSED'} {found['check']}: {found['what']}: {percent(found)}"
+            )
+    environment = devices.environment(devices.pick("cuda"))
+    table = pa.Table.from_pylist([found | {k: environment[k] for k in ("device", "driver", "torch")} for found in rows])
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    path = FOLDER / f"sensitivity-{store.slug(environment['device'])}.parquet"
+    pq.write_table(table, path)
+    return path
+
+
+def percent(found: dict[str, Any]) -> str:
+    return f"{100 * found['value']:.2f} % (at most {100 * found['target']:g} %)"
+
+
+def write_table() -> None:
+    """The README's table, between its markers, from the committed parquet."""
+    lines = []
+    for path in sorted(FOLDER.glob("sensitivity-*.parquet")):
+        rows = pq.read_table(path).to_pylist()
+        lines += [f"**{rows[0]['device']}**, driver {rows[0]['driver']}, PyTorch {rows[0]['torch']}", ""]
+        lines += ["| Check | Measured | Off by | Allowed | |", "| :-- | :-- | --: | --: | :-- |"]
+        for found in rows:
+            off, allowed = f"{100 * found['value']:.2f} %", f"{100 * found['target']:g} %"
+            lines.append(
+                f"| {found['check']} | {found['what']} | {off} | {allowed} | {'met' if found['met'] else 'missed'} |"
+            )
+        lines.append("")
+    readme = ROOT / "README.md"
+    before, begin, rest = readme.read_text().partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        sys.exit(f"README.md has no {BEGIN} ... {END}; add both lines where the table is to stand")
+    readme.write_text(f"{before}{BEGIN}\n\n" + "\n".join(lines) + f"{END}{after}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--table", action="store_true", help="only write the README's table")
+    parser.add_argument("--steady-medians", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--nvbench", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if not options.table and not torch.cuda.is_available():
+        sys.exit(
+            "sensitivity.py needs a CUDA GPU, and this machine has none; --table writes the table from earlier results"
+        )
+    if options.steady_medians:
+        print(json.dumps(steady_medians()))
+    elif options.nvbench:
+        print(json.dumps(nvbench_times()))
+    else:
+        if not options.table:
+            measure(Console(highlight=False, markup=False))
+        write_table()
+
+
+if __name__ == "__main__":
+    main()
