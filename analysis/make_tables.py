@@ -94,7 +94,8 @@ def plain(text: str | None, most: int | None = None) -> str:
     if most and len(text) > most:
         text = text[: most - 1].rstrip() + "…"
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("|", "&#124;")
-    return re.sub(r"([\\`*\[\]~$]|(?<![^\W_])_|_(?![^\W_]))", r"\\\1", text) or "—"
+    # an underscore after a letter opens no emphasis, so v01_naive stays as it is
+    return re.sub(r"([\\`*\[\]~$]|(?<![^\W_])_)", r"\\\1", text) or "—"
 
 
 def number(row: store.Row, column: str) -> float | None:
@@ -150,7 +151,7 @@ def cells(row: store.Row, regime: str, reference: store.Row | None, baselines: s
     """The five cells of a kernel; those of a failed case say what became of it."""
     if row["status"] not in store.MEASURED:
         return [plain(row["kernel"]), plain(row["status"]), "—", "—", plain(row["message"], MESSAGE)]
-    name = plain(row["kernel"]) + (" †" if row["status"] == "unconverged" else "")
+    name = plain(row["kernel"]) + (" †" if row["status"] == "unconverged" and regime == "cold" else "")
     us, tflops = regime_time(row, regime), number(row, f"{regime}_tflops")
     if us is None:
         return [name, "—", "—", "—", "—"]

@@ -26,7 +26,7 @@ from minfer.bench import device as devices
 from minfer.bench.clock import CudaClock, Hooks
 from minfer.bench.telemetry import Telemetry
 
-SIZE, ARMS, CALLS, REPETITIONS, REST_S = 8192, 4, 40, 3, 8.0
+SIZE, ARMS, CALLS, REPETITIONS, REST_S = 8192, 4, 40, 2, 4.0
 
 
 def main() -> None:
@@ -39,6 +39,8 @@ def main() -> None:
     arm = lambda index: torch.mm(a, b.t(), out=out)
     rng = np.random.default_rng(0)
     rows: list[dict[str, Any]] = []
+    states: list[dict[str, Any]] = []
+    loops = [lambda index: arm(index) for _ in range(ARMS)]  # four objects: the clock keeps a graph of each
 
     def add(method: str, repetition: int, number: int, seconds: np.ndarray, mhz: float) -> None:
         tflops = 2 * SIZE**3 / float(np.median(seconds)) / 1e12
@@ -63,10 +65,9 @@ def main() -> None:
 
         time.sleep(REST_S)
         blocks: list[list[np.ndarray]] = [[] for _ in range(ARMS)]
-        states: list[dict[str, Any]] = []
+        states.clear()
         for number in (*range(ARMS), *reversed(range(ARMS))):
-            loop = lambda index, number=number: arm(index)
-            blocks[number].append(clock.steady(loop, 2, 0.5, lambda: states.append(telemetry.sample())))
+            blocks[number].append(clock.steady(loops[number], 2, 0.5, lambda: states.append(telemetry.sample())))
         for number in range(ARMS):
             mean = np.array([np.mean([np.median(block) for block in blocks[number]])])
             add(

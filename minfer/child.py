@@ -129,9 +129,9 @@ class Child:
             regime = bench.steady(self.timing, lambda: row.update(self.telemetry.sample()))
             row |= regime.columns("steady", flops, nbytes) | {"steady_rotations": bench.rotations}
         if self.timing.audit and isinstance(bench.clock, CudaClock):
-            second = audit(bench.clock, bench.arms[0])
-            row |= {"audit_us": second.us, "audit_kernels": second.kernels}
-            row["flags"] += second.flag(row["cold_us"], row["cold_empty_us"])
+            second = audit(bench.clock, bench.arms[0], row["cold_empty_us"])
+            row |= {"audit_us": second.cupti_us, "audit_events_us": second.events_us, "audit_kernels": second.kernels}
+            row["flags"] = second.flag()
 
     def _check_own_work(self, op: Op, kernel: Kernel, case: Case, function: Function, seed: int) -> None:
         """Raises Dishonest when a kernel that is ours, by its registration, lets a library do the work."""

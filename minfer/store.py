@@ -122,6 +122,7 @@ COLUMNS: list[tuple[str, pa.DataType, str]] = [
     ("watch_throttle", _TEXT, "every reason for a lowered clock that was seen while the case was timed"),
     # a second clock, with timing.audit
     ("audit_us", _NUMBER, "median time of the kernels of one cold call, as CUPTI's activity records give it"),
+    ("audit_events_us", _NUMBER, "median time of the same calls by CUDA events, less what an empty window reads"),
     ("audit_kernels", pa.list_(_TEXT), "the kernels that one call launches"),
     ("flags", _TEXT, "what to know before trusting the row, in sentences; empty when there is nothing"),
     # environment
@@ -177,7 +178,7 @@ def write(table: pa.Table, path: Path) -> None:
     partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(partial, "wb") as file:
-            pq.write_table(table, file, compression="zstd")
+            pq.write_table(table, file, compression="zstd", write_page_checksum=True)
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)
@@ -205,7 +206,8 @@ class Writer:
             self.folder.mkdir(parents=True, exist_ok=True)
             write(to_table(self.rows), path)
         except OSError as error:
-            raise StoreError(f"cannot write {path}: {error.strerror or error}", self.rows) from error
+            self.rows.pop()
+            raise StoreError(f"cannot write {path}: {error.strerror or error}", [row]) from error
         if len(self.rows) == ROWS_PER_PART:
             self.rows, self.part = [], self.part + 1
         return path
@@ -229,19 +231,21 @@ def read(paths: Iterable[Path], columns: Iterable[str] | None = None) -> tuple[p
     for path in paths:
         try:
             tables.append(_read_one(path, schema))
-        except (pa.ArrowException, OSError, ValueError) as error:
-            bad[path] = str(error).splitlines()[0]
+        except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+            bad[path] = (str(error).splitlines() or [type(error).__name__])[0]
     return pa.concat_tables(tables), bad
 
 
 def _read_one(path: Path, schema: pa.Schema) -> pa.Table:
-    file = pq.ParquetFile(path)
-    there = [name for name in schema.names if name in file.schema_arrow.names]
-    if "case" not in file.schema_arrow.names:
-        raise ValueError("not a minfer results file: it has no column 'case'")
-    table = file.read(columns=there)
-    arrays = [table.column(f.name).cast(f.type) if f.name in there else pa.nulls(len(table), f.type) for f in schema]
-    return pa.Table.from_arrays(arrays, schema=schema)
+    with pq.ParquetFile(path, page_checksum_verification=True) as file:
+        names = set(file.schema_arrow.names)  # pyarrow rebuilds schema_arrow at every use
+        if "case" not in names:
+            raise ValueError("not a minfer results file: it has no column 'case'")
+        table = file.read(columns=[name for name in schema.names if name in names])
+    arrays = [table.column(f.name).cast(f.type) if f.name in names else pa.nulls(len(table), f.type) for f in schema]
+    table = pa.Table.from_arrays(arrays, schema=schema)
+    table.validate(full=True)
+    return table
 
 
 def rows(paths: Iterable[Path], columns: Iterable[str] | None = None) -> Iterator[Row]:
