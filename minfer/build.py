@@ -141,8 +141,11 @@ def _processor() -> str:
 
 def cached(kernel: Kernel, arch: str = "") -> Built | None:
     """The finished build of exactly these sources, flags and versions, if there is one."""
-    done = _directory(kernel, arch) / "built.json"
-    return Built(**json.loads(done.read_text())) if done.is_file() else None
+    try:
+        built = Built(**json.loads((_directory(kernel, arch) / "built.json").read_text()))
+    except (OSError, ValueError, TypeError):  # none yet, or half of one
+        return None
+    return built if Path(built.library).is_file() else None
 
 
 def build(kernel: Kernel, arch: str = "") -> Built:
@@ -188,9 +191,12 @@ def _compile(kernel: Kernel, arch: str, folder: Path, home: Path | None) -> Path
     if home:
         cpp_extension.CUDA_HOME = str(home)
         link.append(f"-L{_cudart_folder(folder, home)}")
+    name = folder.name.rpartition("_")[0]
+    # PyTorch numbers the builds of a name within a process, and skips one that it tried before; ours differ by folder.
+    cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(name, None)
     try:
         cpp_extension.load(
-            name=folder.name.rpartition("_")[0],
+            name=name,
             sources=[str(kernel.source)],
             extra_cflags=flags if home is None else [],
             extra_cuda_cflags=flags,
@@ -201,7 +207,7 @@ def _compile(kernel: Kernel, arch: str, folder: Path, home: Path | None) -> Path
         )
     except (RuntimeError, OSError, subprocess.SubprocessError) as error:
         raise BuildError(first_error(str(error)), str(error)) from error
-    return folder / f"{folder.name.rpartition('_')[0]}.so"
+    return folder / f"{name}.so"
 
 
 def _cudart_folder(folder: Path, home: Path) -> Path:
@@ -220,9 +226,9 @@ def _cudart_folder(folder: Path, home: Path) -> Path:
 
 def first_error(log: str) -> str:
     """The line of a compiler's output that says what is wrong, without the folders in front of the file name."""
-    lines = [line.strip() for line in log.splitlines()]
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
     patterns = (
-        r"(:|\)|ptxas|nvcc|ld).*\b(fatal )?error\b\s*:",
+        r"^(?!collect2).*(:|\)|ptxas|nvcc|ld).*\b(fatal )?error\b\s*:|^nvcc fatal\s*:",
         r"undefined reference|cannot find|No space left|Killed",
     )
     for pattern in patterns:

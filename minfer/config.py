@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import re
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
+from hydra.errors import HydraException, OverrideParseException
 from omegaconf import MISSING, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from minfer.bench.timing import Timing
 
@@ -129,6 +132,16 @@ def explain(error: BaseException) -> str:
         chain.append(cause)
     text = "\n".join(str(link) for link in chain)
 
+    if not isinstance(error, HydraException | OmegaConfBaseException) or "Config group override" in text:
+        for word in sys.argv[1:]:
+            group, _, option = word.lstrip("+~").partition("=")
+            if group in groups() and option not in groups()[group]:
+                return f"{group} has no option {option!r}; {nearest(option, groups()[group])}"
+    for link in chain:
+        if isinstance(link, OverrideParseException):
+            return f"cannot read {link.override!r}: {str(link).splitlines()[0]}"
+    if found := re.search(r"Ambiguous value for argument '([^=]*)=(.*)'", text):
+        return f"ambiguous {found[1]}={found[2]}; for several values write '{found[1]}=[{found[2]}]'"
     if found := re.search(r"Could not find '(?:[\w/]*/)?(\w+)/([^']*)'", text):
         group, option = found.groups()
         if group in groups():

@@ -7,9 +7,7 @@ import sys
 from typing import Any
 
 import hydra
-from hydra.errors import HydraException
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from minfer.config import CONF, Config, UserError, check_keys, explain, groups, register
 
@@ -22,7 +20,9 @@ def compose() -> list[Config]:
     try:
         hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(composed.append)()
         return [_typed(config) for config in composed]
-    except (HydraException, OmegaConfBaseException) as error:
+    except UserError:
+        raise
+    except Exception as error:  # Hydra's parsers also raise ValueError, TypeError and AssertionError
         raise UserError(explain(error)) from error
 
 

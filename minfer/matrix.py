@@ -37,7 +37,7 @@ def plan(config: Config, device: str, capability: tuple[int, int] | None = None)
     by problem. `capability` is the GPU's, where it is known already."""
     op = ops.get(choose("op", config.op, ops.names()))
     kernels, left_out = _kernels(op, names(config.kernel), device)
-    dtypes = [choose("dtype", dtype, DTYPES) for dtype in names(config.dtype)]
+    dtypes = [choose("dtype", dtype, DTYPES) for dtype in dict.fromkeys(names(config.dtype))]
     params = _params(op, config.params)
     shapes = _shapes(op, config.shape.gpu if device == "cuda" else config.shape.cpu, config.shape.name)
 
@@ -73,7 +73,7 @@ def _params(op: Op, wanted: dict[str, Any]) -> list[dict[str, str]]:
     for name in wanted:
         choose(f"parameter of {op.name}", name, op.params)
     values = [
-        [choose(f"{name}", value, valid) for value in names(wanted.get(name, valid[0]))]
+        [choose(f"{name}", value, valid) for value in dict.fromkeys(names(wanted.get(name, valid[0])))]
         for name, valid in op.params.items()
     ]
     return [dict(zip(op.params, combination, strict=True)) for combination in itertools.product(*values)]
@@ -100,6 +100,8 @@ def _shapes(op: Op, entries: list[Any], name: str) -> list[dict[str, int]]:
 
 def split(cases: list[Case], jobs: int) -> list[list[Case]]:
     """At most `jobs` shards of about equal size; the cases of one problem stay together."""
+    if jobs < 1:
+        raise UserError(f"cluster.max_jobs is {jobs}; it takes a whole number from 1")
     problems = [list(group) for _, group in itertools.groupby(cases, key=lambda case: case.problem)]
     jobs = min(jobs, len(problems))
     bounds = [round(index * len(problems) / jobs) for index in range(jobs + 1)]

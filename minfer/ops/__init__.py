@@ -114,7 +114,7 @@ class Kernel:
             if case.params[name] not in allowed:
                 return f"supports {name}={' or '.join(allowed)}, not {case.params[name]}"
         if self.archs and capability is not None:
-            major, minor = int(self.archs[3]), int(self.archs[4])
+            major, minor = divmod(int(re.sub(r"\D", "", self.archs)), 10)
             fits = capability >= (major, minor) if self.archs.endswith("+") else capability == (major, minor)
             if not fits:
                 return f"needs {self.archs}, this GPU is sm_{capability[0]}{capability[1]}"

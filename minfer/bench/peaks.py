@@ -1,0 +1,186 @@
+"""What this device does at best, measured on it: the roofs of its roofline, and the floor under every time.
+
+A roofline bounds a kernel's rate by the memory bandwidth times its FLOPs a byte, and by the peak rate of its
+arithmetic (Williams, Waterman and Patterson, Roofline: an insightful visual performance model for multicore
+architectures, CACM 52(4), 2009). `python -m minfer.bench.peaks` prints the peaks of this machine. They are a flat
+mapping from name to number:
+
+- `copy_gbps` (bytes read plus bytes written), `read_gbps`: GB/s of buffers far larger than the last-level cache;
+- `mma_float16_float32`, `wgmma_bfloat16_float32`, ...: TFLOP/s of dense products, by the tensor cores' instruction
+  class, the dtype of the inputs and that of the accumulator. FLOPs count a multiply-add as two;
+- `copy_mhz`, `mma_float16_float32_mhz`, ...: the SM clock seen while that rate ran, where NVML answers.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from minfer import build
+from minfer.bench import device as devices
+from minfer.bench.clock import Arm, clock_for
+from minfer.bench.telemetry import Telemetry
+from minfer.ops import DTYPES, Kernel
+
+KERNEL = Kernel("bench", "peaks", "cuda", Path(__file__).with_suffix(".cu"), archs="sm_80+")
+
+# Of one iteration of a block in peaks.cu: an instruction's FLOPs x instructions in the loop x warps or warpgroups.
+THREADS = 256
+BLOCK_FLOPS = {"mma": 2 * 16 * 8 * 16 * 32 * 8, "wgmma": 2 * 64 * 256 * 16 * 8 * 2}
+BLOCKS_PER_SM = {"mma": 2, "wgmma": 1}
+ITERATIONS = 4096  # 2 ms of mma and 5 ms of wgmma on an H200: starting a launch is then below 0.2 % of it
+OPERANDS = 1 << 15
+
+ACCUMULATORS = (("float16", "float32"), ("float16", "float16"), ("bfloat16", "float32"))
+CLASSES = ("wgmma", "mma")
+
+WARMUP_S = 0.2
+CUDA_WINDOW_S = 0.2
+CPU_WINDOW_S = 0.1
+GRAIN = 16 << 10  # bytes that a block of peaks.cu moves at a time
+CUDA_CACHES = 64  # a buffer's size: going over it again and again then finds at most 1.6 % still in the cache
+LEAST_CUDA_BUFFER, MOST_CPU_BUFFER = 1 << 30, 1 << 30
+
+# How much better than the measured peak a kernel may be before it is impossible: for what the probes leave on the
+# table, and for the few percent by which a sampled clock misses the mean of a clock that a power limit keeps moving.
+HEADROOM = 1.05
+
+
+def measure(device: torch.device, telemetry: Telemetry) -> dict[str, float]:
+    """Measure every peak of a device: about 2 s on a GPU, under 1 s on a CPU (where FLOPs are left out).
+
+    Bandwidth is the best window, because nothing but disturbance changes it. A tensor core's rate is the median of the
+    second half of a block, because at first the card has not yet noticed that it is over its power limit.
+    Raises BuildError where a GPU's kernels cannot be compiled.
+    """
+    cuda = device.type == "cuda"
+    arms = _cuda_arms(device) if cuda else _cpu_arms(device)
+    clock = clock_for(device)
+    end = time.perf_counter() + (WARMUP_S if cuda else 0)
+    while True:  # compile lazily, touch every page, and leave the idle clocks
+        for arm, _ in arms.values():
+            arm(0)
+        if cuda:
+            torch.cuda.synchronize(device)
+        if time.perf_counter() >= end:
+            break
+
+    peaks: dict[str, float] = {}
+    states: list[dict[str, Any]] = []
+    for name, (arm, work) in arms.items():
+        times = clock.steady(arm, 1, CUDA_WINDOW_S if cuda else CPU_WINDOW_S, lambda: states.append(telemetry.sample()))
+        bandwidth = name.endswith("_gbps")
+        peaks[name] = work / float(times.min()) / 1e9 if bandwidth else work / float(np.median(times)) / 1e12
+        if mhz := states[-1].get("sm_mhz"):
+            peaks[f"{name.removesuffix('_gbps')}_mhz"] = float(mhz)
+    return peaks
+
+
+def load(device: torch.device) -> None:
+    """Compile peaks.cu, or find it in the cache, and register `torch.ops.minfer.peak_*`. Raises BuildError."""
+    if not hasattr(torch.ops.minfer, "peak_copy"):
+        torch.ops.load_library(build.build(KERNEL, devices.arch(device)).library)
+
+
+def _cuda_arms(device: torch.device) -> dict[str, tuple[Arm, float]]:
+    """By name of the peak: a call that runs it, and the bytes or FLOPs of that call."""
+    load(device)
+    random = torch.Generator(device).manual_seed(0)
+    free, _ = torch.cuda.mem_get_info(device)
+    size = min(max(CUDA_CACHES * devices.cache_bytes(device), LEAST_CUDA_BUFFER), free // 4) // GRAIN * GRAIN
+    source = torch.empty(size // 4, dtype=torch.int32, device=device).random_(generator=random)
+    target, sink = torch.empty_like(source), torch.zeros(1, dtype=torch.int32, device=device)
+    arms: dict[str, tuple[Arm, float]] = {
+        "copy_gbps": (lambda index: torch.ops.minfer.peak_copy(target, source), 2.0 * size),
+        "read_gbps": (lambda index: torch.ops.minfer.peak_read(sink, source), float(size)),
+    }
+
+    capability = devices.capability(device) or (0, 0)
+    # Data-centre Blackwell multiplies with tcgen05, and mma.sync there is no roof. A rate that is missing bounds
+    # nothing; one that is too low would call good kernels impossible.
+    classes = {9: ("mma", "wgmma"), 10: (), 11: ()}.get(capability[0], ("mma",))
+    for instruction in classes:
+        blocks = BLOCKS_PER_SM[instruction] * torch.cuda.get_device_properties(device).multi_processor_count
+        for dtype, accumulate in ACCUMULATORS:
+            operands = torch.randn(OPERANDS, generator=random, device=device).to(DTYPES[dtype])
+            sums = torch.zeros((blocks, THREADS), dtype=DTYPES[accumulate], device=device)
+            work = float(BLOCK_FLOPS[instruction]) * blocks * ITERATIONS
+            arms[f"{instruction}_{dtype}_{accumulate}"] = (_product(instruction, sums, operands), work)
+    return arms
+
+
+def _product(instruction: str, sums: torch.Tensor, operands: torch.Tensor) -> Arm:
+    function = getattr(torch.ops.minfer, f"peak_{instruction}").default
+    return lambda index: function(sums, operands, ITERATIONS)
+
+
+def _cpu_arms(device: torch.device) -> dict[str, tuple[Arm, float]]:
+    """Copies one half of a buffer to the other, and reads all of it. What a store reads first is not counted."""
+    size = min(4 * devices.cache_bytes(device), MOST_CPU_BUFFER) // 8 * 8
+    buffer, sink = torch.ones(size // 4, dtype=torch.float32), torch.zeros(())
+    source, target = buffer.chunk(2)
+    return {
+        "copy_gbps": (lambda index: target.copy_(source), float(size)),
+        "read_gbps": (lambda index: torch.sum(buffer, dim=0, out=sink), float(size)),
+    }
+
+
+def floor_seconds(
+    peaks: Mapping[str, float],
+    flops: float,
+    input_bytes: float,
+    dtype: str,
+    accumulate: str,
+    max_sm_mhz: float,
+) -> float:
+    """The least time that physics allows a kernel whose caches are cold; whoever measures less has measured wrong.
+
+    It is the longer of reading the inputs once and of doing the FLOPs. Outputs do not count, because they may still be
+    in the cache when the clock stops. What is physical of a tensor core is its FLOPs a cycle: its peak rate was seen at
+    the clock that the power limit left, but a short kernel on a cool card may run at the highest, `max_sm_mhz`
+    (`math.inf` where it is unknown: then FLOPs bound nothing). Both are taken with HEADROOM. 0.0 where nothing is
+    known.
+    """
+    bandwidth = max(peaks.get("read_gbps", 0.0), peaks.get("copy_gbps", 0.0)) * 1e9
+    names = _names(peaks, dtype, accumulate)
+    clocks = {name: peaks.get(f"{name}_mhz", 0.0) for name in names}
+    scale = {name: max(1.0, max_sm_mhz / mhz) if mhz > 0 else math.inf for name, mhz in clocks.items()}
+    rate = max((peaks[name] * scale[name] for name in names), default=0.0) * 1e12
+    reading = input_bytes / bandwidth if bandwidth > 0 else 0.0
+    computing = flops / rate if rate > 0 else 0.0
+    return max(reading, computing) / HEADROOM
+
+
+def percent(
+    peaks: Mapping[str, float], flops: float, nbytes: float, dtype: str, accumulate: str, seconds: float
+) -> float:
+    """How much of the roofline a kernel reaches, in percent: the least time that the measured peaks allow for `flops`
+    and `nbytes` (read and written), over the time it took. Rates are as seen, at the clock that they ran at.
+
+    A roof that was not measured is left out: for float32, and on a CPU, it is the share of the bandwidth alone."""
+    rate = max((peaks[name] for name in _names(peaks, dtype, accumulate)), default=0.0) * 1e12
+    bandwidth = peaks.get("copy_gbps", 0.0) * 1e9
+    least = max(flops / rate if rate > 0 else 0.0, nbytes / bandwidth if bandwidth > 0 else 0.0)
+    return 100 * least / seconds
+
+
+def _names(peaks: Mapping[str, float], dtype: str, accumulate: str) -> list[str]:
+    """The instruction classes' rates that were measured for these dtypes."""
+    names = (f"{instruction}_{dtype}_{accumulate}" for instruction in CLASSES)
+    return [name for name in names if name in peaks]
+
+
+def main() -> None:
+    device = devices.pick("cuda" if torch.cuda.is_available() else "cpu")
+    print(json.dumps(measure(device, Telemetry(device)), indent=1))
+
+
+if __name__ == "__main__":
+    main()
