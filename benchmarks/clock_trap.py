@@ -3,7 +3,7 @@
     uv run python benchmarks/clock_trap.py
 
 The four arms are the same cuBLAS product, so whatever sets them apart is the method. Writes one row an arm, method and
-repetition to `benchmarks/results/`, which docs/methodology.md quotes.
+repetition to `benchmarks/results/`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """How small a difference does the bench see, and does it ever see one that is not there? Needs a GPU.
 
-    uv run python benchmarks/sensitivity.py            # measure, about three minutes; then write the README's table
-    uv run python benchmarks/sensitivity.py --table    # only write the table, from the committed parquet
+    uv run python benchmarks/sensitivity.py            # about three minutes; writes benchmarks/results/
 
 With NVIDIA's nvbench for Python (`uv pip install cuda-bench[cu13]`) its cold times are compared too.
 """
@@ -34,7 +33,6 @@ from minfer.bench.measure import Bench
 from minfer.bench.timing import Timing
 from minfer.ops import Case
 
-BEGIN, END = "<!-- sensitivity:begin -->", "<!-- sensitivity:end -->"
 FOLDER = ROOT / "benchmarks" / "results"
 TIMING = Timing()
 Function = Callable[..., None]
@@ -207,45 +205,19 @@ def percent(found: dict[str, Any]) -> str:
     return f"{100 * found['value']:.2f} % (at most {100 * found['target']:g} %)"
 
 
-def write_table() -> None:
-    """The README's table, between its markers, from the committed parquet."""
-    lines = []
-    for path in sorted(FOLDER.glob("sensitivity-*.parquet")):
-        rows = pq.read_table(path).to_pylist()
-        lines += [f"**{rows[0]['device']}**, driver {rows[0]['driver']}, PyTorch {rows[0]['torch']}", ""]
-        lines += ["| Check | Measured | Off by | Allowed | |", "| :-- | :-- | --: | --: | :-- |"]
-        for found in rows:
-            off, allowed = f"{100 * found['value']:.2f} %", f"{100 * found['target']:g} %"
-            lines.append(
-                f"| {found['check']} | {found['what']} | {off} | {allowed} | {'met' if found['met'] else 'missed'} |"
-            )
-        lines.append("")
-    readme = ROOT / "README.md"
-    before, begin, rest = readme.read_text().partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        sys.exit(f"README.md has no {BEGIN} ... {END}; add both lines where the table is to stand")
-    readme.write_text(f"{before}{BEGIN}\n\n" + "\n".join(lines) + f"{END}{after}")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--table", action="store_true", help="only write the README's table")
     parser.add_argument("--steady-medians", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--nvbench", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if not options.table and not torch.cuda.is_available():
-        sys.exit(
-            "sensitivity.py needs a CUDA GPU, and this machine has none; --table writes the table from earlier results"
-        )
+    if not torch.cuda.is_available():
+        sys.exit("sensitivity.py needs a CUDA GPU, and this machine has none")
     if options.steady_medians:
         print(json.dumps(steady_medians()))
     elif options.nvbench:
         print(json.dumps(nvbench_times()))
     else:
-        if not options.table:
-            measure(Console(highlight=False, markup=False))
-        write_table()
+        print(f"written: {measure(Console(highlight=False, markup=False))}")
 
 
 if __name__ == "__main__":
