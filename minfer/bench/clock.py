@@ -52,9 +52,6 @@ class Clock(Protocol):
     def again(self, arm: Arm, rotations: int) -> float:
         """Run a steady arm once more over all sets of operands, as `steady` does, and return the time of one call."""
 
-    def once(self, arm: Arm, rotations: int) -> float:
-        """The same with no set of operands used twice, as `steady` may do: none of the calls can be left out."""
-
 
 class CudaClock:
     """CUDA events on the current stream. One serves the arms of one bench: it keeps what it captured of them."""
@@ -64,7 +61,6 @@ class CudaClock:
         self.buffer = torch.ones(FLUSH_FACTOR * cache_bytes(device) // 4, dtype=torch.int32, device=device)
         self._sink = torch.zeros((), dtype=torch.int64, device=device)
         self._loops: dict[int, Loop] = {}  # an arm has several blocks
-        self._passes: dict[int, Loop] = {}
 
     def flush(self) -> None:
         """Evict everything from the L2 cache."""
@@ -77,17 +73,16 @@ class CudaClock:
         # The GPU waits while the queue fills, so that no window contains the host's launch latency; the flushes,
         # which take longer than a launch, keep it filled.
         torch.cuda._sleep(2_000_000)
-        record, after_call = torch.cuda.Event.record, hooks.after_call  # looked up before a kernel could replace them
         for round_events, sequence in zip(events, order, strict=True):
             hooks.before_round()
             for arm in sequence:
                 begin, end = round_events[arm]
                 hooks.before_call(arm, 0)
                 self.flush()
-                record(begin)
+                begin.record()
                 arms[arm](0)
-                record(end)
-                after_call(arm, 0)
+                end.record()
+                hooks.after_call(arm, 0)
             hooks.after_round()
         torch.cuda.synchronize(self.device)
         return np.array([[begin.elapsed_time(end) * 1e-3 for begin, end in row] for row in events])
@@ -97,7 +92,7 @@ class CudaClock:
 
     def steady(self, arm: Arm, rotations: int, seconds: float, during: Callable[[], None]) -> np.ndarray:
         if id(arm) not in self._loops:
-            self._loops[id(arm)] = self._capture(arm, rotations, GRAPH_S)
+            self._loops[id(arm)] = self._capture(arm, rotations)
         loop = self._loops[id(arm)]
         replays = max(1, round(seconds / (loop.calls * loop.call_s)))
         marks = [_event() for _ in range(replays + 1)]
@@ -112,30 +107,22 @@ class CudaClock:
         return np.array(times[replays // 2 :])
 
     def again(self, arm: Arm, rotations: int) -> float:
-        return self._replay(self._loops[id(arm)])
-
-    def once(self, arm: Arm, rotations: int) -> float:
-        if id(arm) not in self._passes:
-            self._passes[id(arm)] = self._capture(arm, rotations, 0.0)
-        return self._replay(self._passes[id(arm)])
-
-    def _replay(self, loop: Loop) -> float:
         begin, end = _event(), _event()
         begin.record()
-        loop.graph.replay()
+        self._loops[id(arm)].graph.replay()
         end.record()
         torch.cuda.synchronize(self.device)
-        return begin.elapsed_time(end) * 1e-3 / loop.calls
+        return begin.elapsed_time(end) * 1e-3 / self._loops[id(arm)].calls
 
-    def _capture(self, arm: Arm, rotations: int, seconds: float) -> Loop:
-        """Capture calls on each set of operands in turn, going round until a replay takes so long."""
+    def _capture(self, arm: Arm, rotations: int) -> Loop:
+        """Capture calls on each set of operands in turn, going round until a replay takes GRAPH_S."""
         begin, end = _event(), _event()
         begin.record()
         arm(0)
         end.record()
         end.synchronize()
         call_s = begin.elapsed_time(end) * 1e-3
-        calls = rotations * max(1, round(seconds / (call_s * rotations)))
+        calls = rotations * max(1, round(GRAPH_S / (call_s * rotations)))
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             for index in range(calls):
@@ -165,16 +152,15 @@ class CpuClock:
 
     def cold(self, arms: Sequence[Arm], order: np.ndarray, hooks: Hooks) -> np.ndarray:
         times = np.empty(order.shape)
-        now, after_call = time.perf_counter, hooks.after_call  # looked up before a kernel could replace them
         for row, sequence in zip(times, order, strict=True):
             hooks.before_round()
             for arm in sequence:
                 hooks.before_call(arm, 0)
                 self._flush.add_(1)
-                begin = now()
+                begin = time.perf_counter()
                 arms[arm](0)
-                row[arm] = now() - begin
-                after_call(arm, 0)
+                row[arm] = time.perf_counter() - begin
+                hooks.after_call(arm, 0)
             hooks.after_round()
         return times
 
@@ -183,23 +169,19 @@ class CpuClock:
 
     def steady(self, arm: Arm, rotations: int, seconds: float, during: Callable[[], None]) -> np.ndarray:
         times: list[float] = []
-        now = time.perf_counter  # see cold
-        end = now() + seconds
-        while len(times) < 4 or now() < end:
-            begin = now()
+        end = time.perf_counter() + seconds
+        while len(times) < 4 or time.perf_counter() < end:
+            begin = time.perf_counter()
             arm(len(times) % rotations)
-            times.append(now() - begin)
+            times.append(time.perf_counter() - begin)
         during()
         return np.array(times[len(times) // 2 :])
 
     def again(self, arm: Arm, rotations: int) -> float:
-        now = time.perf_counter  # see cold
-        begin = now()
+        begin = time.perf_counter()
         for index in range(rotations):
             arm(index)
-        return (now() - begin) / rotations
-
-    once = again
+        return (time.perf_counter() - begin) / rotations
 
 
 def clock_for(device: torch.device) -> Clock:

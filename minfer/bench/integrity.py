@@ -1,110 +1,102 @@
-"""What a kernel may not do beside computing, found from outside of it: processes left behind, work handed to a library.
-
-`watch.py` has what is found inside of the process. A kernel runs in the harness's own process, so both raise the price
-of cheating and cannot make it infinite: `tests/exploits` keeps every trick that we know, the unsolved ones too.
-"""
+"""Notices what a kernel does beside computing: patched timers, threads, processes, work handed to a library."""
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import re
+import sys
+import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 
-# Work that a kernel of our own must not hand to a library, as PyTorch names its ops...
-WORK = r"\w*(mm|matmul|linear|einsum|dot|conv|attention|softmax|norm|_into)"
-LIBRARY_OPS = re.compile(rf"^aten::{WORK}")
-# ...as a binary's symbols and literals name them and the libraries below them...
-LIBRARIES = re.compile(
-    rf"\bPy[A-Z][A-Za-z]+_|cublas|cudnn|cutlass|\bcblas_|\bmkl_|\bdnnl_|aoti_torch_(cpu|cuda)_|aten::{WORK}".encode(),
-    re.IGNORECASE,
-)
-# ...and as a source looks them up where no symbol tells.
-LOOKUPS = re.compile(r"\bdl(m?open|v?sym|_iterate_phdr)\b")
-COMMENTS = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
-
-
-IDLE_S = 100e-6  # within this, a GPU that is idle says so
+# Work that a kernel of our own must not hand to a library, as PyTorch's profiler and a binary's symbols name it.
+LIBRARY_OPS = re.compile(r"^aten::.*(mm|matmul|linear|einsum|dot|conv|attention|softmax|norm|_into)")
+LIBRARIES = (b"cublas", b"cudnn", b"cutlass")
 
 
 class Dishonest(Exception):
     """A kernel broke a rule of measuring; the message says which."""
 
 
-def adopt_orphans() -> None:
-    """Make this process the parent of whatever its descendants leave behind (PR_SET_CHILD_SUBREAPER)."""
-    ctypes.CDLL(None).prctl(36, 1)
+class Watch:
+    """Remembers the harness as it is, and says what a kernel changed. One serves a process."""
+
+    def __init__(self) -> None:
+        self._threads = set(threading.enumerate())
+        self._processes = _children()
+        self._functions = {name: (function, _code(function)) for name, function in _harness()}
+
+    def check(self) -> None:
+        """Raises Dishonest for a patched function, a thread or a process that was not there before."""
+        for name, function in _harness():
+            if self._functions.get(name, (function, _code(function))) != (function, _code(function)):
+                raise Dishonest(f"replaced {name}, which the measurement relies on")
+        if extra := set(threading.enumerate()) - self._threads:
+            raise Dishonest(f"left a thread running: {min(thread.name for thread in extra)}")
+        if extra_processes := _children() - self._processes:
+            raise Dishonest(f"left a process running: {min(extra_processes)}")
 
 
-def children() -> set[int]:
-    """The processes that this one started and that still run; where it is their subreaper, all that descend from it."""
-    found: set[int] = set()
-    for path in Path("/proc/self/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            found |= {int(pid) for pid in path.read_text().split() if _runs(int(pid))}
+def _code(function: Any) -> Any:
+    return getattr(function, "__code__", None)
+
+
+def _harness() -> list[tuple[str, Any]]:
+    """The functions that a measurement goes through: clocks, PyTorch's comparisons, and everything of the bench."""
+    owners: list[tuple[str, Any, tuple[str, ...]]] = [
+        ("time", time, ("perf_counter", "monotonic", "sleep")),
+        ("torch", torch, ("equal", "sum", "full", "empty")),
+        ("torch.cuda", torch.cuda, ("Event", "synchronize", "CUDAGraph", "graph", "current_stream", "_sleep")),
+        ("torch.cuda.Event", torch.cuda.Event, ("record", "elapsed_time", "synchronize")),
+        (
+            "torch.Tensor",
+            torch.Tensor,
+            ("double", "any", "all", "max", "norm", "sub_", "abs", "copy_", "fill_", "isnan"),
+        ),
+    ]
+    found = [
+        (f"{name}.{attribute}", getattr(owner, attribute))
+        for name, owner, attributes in owners
+        for attribute in attributes
+    ]
+    for module_name in sorted(sys.modules):
+        if module_name.startswith("minfer.") and not module_name.startswith("minfer.ops."):
+            for attribute, value in vars(sys.modules[module_name]).items():
+                if isinstance(value, FunctionType):
+                    found.append((f"{module_name}.{attribute}", value))
+                elif isinstance(value, type) and value.__module__ == module_name:
+                    methods = {k: v for k, v in vars(value).items() if isinstance(v, FunctionType)}
+                    found += [(f"{module_name}.{attribute}.{name}", method) for name, method in methods.items()]
     return found
 
 
-def _runs(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+def _children() -> set[int]:
+    """The processes that this one started and that still run."""
+    found: set[int] = set()
+    for path in Path("/proc/self/task").glob("*/children"):
+        try:
+            found |= {int(pid) for pid in path.read_text().split()}
+        except OSError:
+            continue
+    return found
 
 
 def check_library(path: Path) -> None:
     """Raises Dishonest when a built kernel refers to a library that would do the work."""
-    if found := LIBRARIES.search(path.read_bytes()):
-        raise Dishonest(f"its binary refers to {found[0].decode()}: the work must be its own")
-
-
-def check_sources(paths: Iterable[Path]) -> None:
-    """Raises Dishonest when a kernel's sources look up functions that its binary does not name."""
-    for path in paths:
-        if found := LOOKUPS.search(COMMENTS.sub("", path.read_text())):
-            raise Dishonest(f"{path.name} looks up a library with {found[0]}: the work must be its own")
-
-
-class _Seen(TorchFunctionMode):
-    """Collects the names of the functions of PyTorch's that Python calls."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: set[str] = set()
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        schema = getattr(func, "_schema", None)  # of an op; a function has a name only
-        self.names.add(schema.name if schema else f"aten::{getattr(func, '__name__', func)}")
-        return func(*args, **(kwargs or {}))
-
-
-def check_idle(call: Callable[[], object]) -> None:
-    """Make some calls on the GPU and raise Dishonest when each leaves work running on another stream, where it would
-    slow down whatever is timed next."""
-    left = []
-    for _ in range(5):
-        call()
-        torch.cuda.current_stream().synchronize()
-        begin = time.perf_counter()
-        torch.cuda.synchronize()
-        left.append(time.perf_counter() - begin)
-    if min(left) > IDLE_S:
-        raise Dishonest(f"leaves work running for {min(left) * 1e6:.0f} us after its call has ended")
+    content = path.read_bytes().lower()
+    for name in LIBRARIES:
+        if name in content:
+            raise Dishonest(f"its binary refers to {name.decode()}: the work must be its own")
 
 
 def check_delegation(call: Callable[[], object]) -> None:
-    """Make two calls and raise Dishonest when PyTorch sees an op in one that does the work for it."""
-    # torch.profiler's own class does the same and imports torch._dynamo, which takes 5 s.
-    with torch.autograd.profiler.profile() as profile:
+    """Make one call and raise Dishonest when PyTorch sees an op in it that does the work for it."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         call()
-    with _Seen() as seen:  # who knows when it is profiled may not know this
-        call()
-    for name in sorted({event.name for event in profile.function_events or ()} | seen.names):
-        if LIBRARY_OPS.match(name):
-            raise Dishonest(f"hands the work to PyTorch: it calls {name}")
+    for event in profile.events() or ():
+        if LIBRARY_OPS.match(event.name):
+            raise Dishonest(f"hands the work to PyTorch: it calls {event.name}")

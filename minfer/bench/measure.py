@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,14 +17,11 @@ from minfer.bench.integrity import Dishonest
 from minfer.bench.operands import poison
 from minfer.bench.stats import Comparison, compare
 from minfer.bench.timing import Timing
-from minfer.bench.verify import Function, Trial, genuine, oracle, synchronize
-from minfer.bench.watch import Watch
+from minfer.bench.verify import Function, Trial, oracle, synchronize
 from minfer.ops import DTYPES, Case, Op
 
 MOST_ROTATIONS = 4096
 REMEMBERS = 1.5  # slower by this factor on fresh inputs: it must have remembered the old ones
-FRESH_ROUNDS = 3
-CONFIRMED = 5  # ...again and again: once may be the machine's doing
 
 
 @dataclass(frozen=True)
@@ -65,22 +61,14 @@ class Bench(Hooks):
     Every timed call is watched, outside of its window: its output is poisoned before it; its inputs are changed, by one
     random element a round, so that a remembered result is a wrong one; and its output is compared with the baseline's
     of the same round, in stream order. A kernel that is right when it is verified and does less when it is timed is
-    found out. So is one that remembers parts of its inputs or results: on wholly new ones it takes longer.
+    found out.
     """
 
     def __init__(
-        self,
-        op: Op,
-        case: Case,
-        kernel: Function,
-        baseline: Function,
-        device: torch.device,
-        seed: int,
-        watch: Watch | None = None,
+        self, op: Op, case: Case, kernel: Function, baseline: Function, device: torch.device, seed: int
     ) -> None:
-        self.device, self.clock, self.watch = device, clock_for(device), watch
+        self.device, self.clock = device, clock_for(device)
         self.rng = np.random.default_rng(seed)
-        self.chance = random.SystemRandom()  # not to be foretold from the seed, nor from the process's memory
         call = op.calls[0]
         trial = Trial(case, call, "normal", seed)
         operands, first_out, first_inputs = trial.operands(op, device)
@@ -94,7 +82,6 @@ class Bench(Hooks):
         shape = op.out_shape(case)
         # All arms write the same memory: on an H200 the place of a small output alone decides 5 % of the time.
         self.outs = [operands.poisoned(*shape) for _ in self.sets]
-        self.addresses = [out.data_ptr() for out in self.outs]
         self.results = [torch.empty(shape, dtype=DTYPES[case.dtype], device=device) for _ in range(3)]  # of each arm
         self.wrong_rounds = torch.zeros((), dtype=torch.int64, device=device)
         self.operands = operands
@@ -128,42 +115,21 @@ class Bench(Hooks):
                 if len(taken) and (left := deadline - time.perf_counter()) < rounds * taken.sum(axis=1).mean():
                     rounds = 1
                     if left < 0 and len(taken) >= timing.least_rounds:
-                        return self._fresh(self._regime(taken)), False
+                        return self._regime(taken), False
                 order = np.array([self.rng.permutation(len(self.arms)) for _ in range(rounds)])
                 taken = np.concatenate([taken, self.clock.cold(self.arms, order, self)])
             regime = self._regime(taken)
             if regime.comparison.half_width <= timing.precision:
-                return self._fresh(regime), True
-        return self._fresh(regime), False
-
-    def _fresh(self, regime: Regime) -> Regime:
-        """The same regime, unless some more rounds on wholly new inputs take longer: then raises Dishonest."""
-        usual = float(np.median(regime.kernel) / np.median(regime.baseline))
-        ratios: list[float] = []
-        while len(ratios) < CONFIRMED:
-            taken = []
-            for _ in range(FRESH_ROUNDS):
-                self._renew(0)
-                taken.append(self.clock.cold(self.arms, np.array([self.rng.permutation(len(self.arms))]), self)[0])
-            kernel, baseline, _ = np.median(taken, axis=0)
-            ratios.append(kernel / baseline / usual)
-            if ratios[-1] <= REMEMBERS:
-                self._check_rounds(len(ratios) * FRESH_ROUNDS)
-                return regime
-        raise Dishonest(f"takes {min(ratios):.1f} times as long on inputs that it has not seen before")
+                return regime, True
+        return regime, False
 
     def _regime(self, taken: np.ndarray) -> Regime:
-        self._check_rounds(len(taken))
-        kernel, baseline, duplicate = taken.T
-        return Regime(kernel, baseline, duplicate, compare(kernel, baseline, duplicate))
-
-    def _check_rounds(self, rounds: int) -> None:
-        if self.watch:
-            self.watch.check_names()
         if wrong := int(self.wrong_rounds):
             raise Dishonest(
-                f"{wrong} of {rounds} timed calls returned a wrong result, though it was right when verified"
+                f"{wrong} of {len(taken)} timed calls returned a wrong result, though it was right when verified"
             )
+        kernel, baseline, duplicate = taken.T
+        return Regime(kernel, baseline, duplicate, compare(kernel, baseline, duplicate))
 
     def before_round(self) -> None:
         self._change(0)
@@ -172,10 +138,6 @@ class Bench(Hooks):
         poison(self.outs[index])
 
     def after_call(self, arm: int, index: int) -> None:
-        if arm == 0:
-            if self.watch:
-                self.watch.glance()
-            genuine(self.outs[index], self.addresses[index])
         self.results[arm].copy_(self.outs[index])
 
     def after_round(self) -> None:
@@ -183,18 +145,11 @@ class Bench(Hooks):
 
     def _change(self, index: int) -> None:
         """Give one random element of a set's inputs another value, also in the twin."""
-        which = self.chance.randrange(len(self.sets[index]))
-        place = tuple(self.chance.randrange(size) for size in self.sets[index][which].shape)
-        value = self.chance.normalvariate(0, 1)
+        which = int(self.rng.integers(len(self.sets[index])))
+        place = tuple(int(self.rng.integers(size)) for size in self.sets[index][which].shape)
+        value = float(self.rng.normal())
         for inputs in (self.sets[index], self.twins[index]):
             inputs[which][place].fill_(value)
-
-    def _renew(self, index: int) -> None:
-        """Give a set's inputs wholly new values, also in the twin: their own ones, each in another place."""
-        for tensor, twin in zip(self.sets[index], self.twins[index], strict=True):
-            moved = torch.roll(twin, self.chance.randrange(1, max(2, twin.numel())))
-            tensor.copy_(moved)
-            twin.copy_(moved)
 
     def _differs(self, result: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         """Whether two correct results of the same inputs could not differ so much; NaN counts as a difference."""
@@ -218,49 +173,30 @@ class Bench(Hooks):
         return Regime(np.concatenate([blocks[0], blocks[3]]), blocks[1], blocks[2], comparison)
 
     def _check_steady(self, settled_s: float) -> None:
-        """Run the steady loop on new inputs: is it right, and does it take as long as it did on the old ones?"""
-        if self.watch:
-            self.watch.check_names()
-        self._rerun(self.clock.again, new=True)
-        self._check_results()
-        new_s = self._rerun(self.clock.once, new=True)
-        self._check_results()
-        if new_s <= REMEMBERS * settled_s:
+        """Run the steady loop on changed inputs: is it right, and does it take as long as it did on the old ones?"""
+        fresh_s = self._rerun(fresh=True)
+        for index in range(self.rotations):
+            self.results[0].copy_(self.outs[index])
+            self.arms[1](index)
+            if bool(self._differs(self.results[0], self.outs[index])):
+                raise Dishonest("a steady call returned a wrong result, though it was right when verified")
+        if fresh_s <= REMEMBERS * settled_s:
             return
-        # Perhaps the machine was busy. Only a kernel that remembers is slower on new inputs again and again.
-        timers = self.clock.once, self.clock.again
-        ratios = [self._rerun(timers[0], new=True) / self._rerun(timers[1], new=False) for _ in range(CONFIRMED)]
+        # Perhaps the machine was busy. Only a kernel that remembers is slower on fresh inputs again and again.
+        ratios = [self._rerun(fresh=True) / self._rerun(fresh=False) for _ in range(5)]
         if min(ratios) > REMEMBERS:
             raise Dishonest(f"takes {min(ratios):.1f} times as long on inputs that it has not seen before")
 
-    def _rerun(self, timer: Callable[[Arm, int], float], new: bool) -> float:
-        """The time of one call in the steady loop, on inputs and outputs that are new or as it left them. Either way
-        all of them were just written, so that they are in the same cache."""
-        for index in range(self.rotations):
-            if new:
-                self._renew(index)
+    def _rerun(self, fresh: bool) -> float:
+        """The time of one call in the steady loop, on changed or on the same inputs; the best of three."""
+        best = math.inf
+        for _ in range(3):
+            for index in range(self.rotations):
+                if fresh:
+                    self._change(index)
                 poison(self.outs[index])
-            else:
-                self._rewrite(index)
-        return timer(self.arms[0], self.rotations)
-
-    def _check_results(self) -> None:
-        """Raises Dishonest unless the kernel's outputs are right."""
-        wrong = torch.zeros_like(self.wrong_rounds)
-        for index in range(self.rotations):
-            genuine(self.outs[index], self.addresses[index])
-            self.results[0].copy_(self.outs[index])
-            self.arms[1](index)
-            wrong += self._differs(self.results[0], self.outs[index])
-        if int(wrong):
-            raise Dishonest("a steady call returned a wrong result, though it was right when verified")
-
-    def _rewrite(self, index: int) -> None:
-        """Write a set's inputs and output as they are."""
-        for tensor, twin in zip(self.sets[index], self.twins[index], strict=True):
-            tensor.copy_(twin)
-        self.results[0].copy_(self.outs[index])
-        self.outs[index].copy_(self.results[0])
+            best = min(best, self.clock.again(self.arms[0], self.rotations))
+        return best
 
     def check_operands(self) -> None:
         """Raises Dishonest when a timed call changed its inputs or wrote beside its output."""
