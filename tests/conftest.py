@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -33,11 +33,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture
-def run_shard(tmp_path: Path) -> Callable[..., list[store.Row]]:
+def faults() -> Iterator[None]:
+    """The kernels of `tests/faults`, registered while the test runs and forgotten after it."""
+    kernels = ops.get("hgemm").kernels
+    before = dict(kernels)
+    ops.load_file(FAULTS)
+    yield
+    kernels.clear()
+    kernels.update(before)
+    ops.load_file.cache_clear()
+
+
+@pytest.fixture
+def run_shard(tmp_path: Path, faults: None) -> Callable[..., list[store.Row]]:
     """Run cases of hgemm under a supervisor, and return their rows in order."""
 
     def run(kernels: list[str], device: str = "cpu", **changes: object) -> list[store.Row]:
-        ops.load_file(FAULTS)
         op = ops.get("hgemm")
         shape = dict.fromkeys(op.axes, 64)
         settings: dict[str, object] = {"case_timeout_s": 60.0, "build_timeout_s": 300.0, "extra": [str(FAULTS)]}
