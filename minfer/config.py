@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import itertools
+import math
 import re
 import sys
 from collections.abc import Iterable
@@ -173,6 +175,32 @@ def check_keys(composed: Any, parent: str = "") -> None:
             raise UserError(unknown_key(key))
         if OmegaConf.is_dict(composed._get_node(name)) and not OmegaConf.is_missing(composed, name):
             check_keys(composed[name], key)
+
+
+def check_values(config: Config) -> None:
+    """Raise UserError for a number that no run could mean."""
+    looks, timing, cluster = config.timing.looks, config.timing, config.cluster
+    if not looks or looks[0] < 1 or any(a >= b for a, b in itertools.pairwise(looks)):
+        raise UserError(f"timing.looks is {looks}; it takes rising numbers of rounds from 1, such as [30,60,120]")
+    for key, value, least in (
+        ("timing.warmup_s", timing.warmup_s, 0),
+        ("timing.cold_cap_s", timing.cold_cap_s, 0),
+        ("timing.steady_block_s", timing.steady_block_s, 0),
+        ("timing.least_rounds", timing.least_rounds, 1),
+        ("cluster.cpus", cluster.cpus, 1),
+        ("cluster.memory_gb", cluster.memory_gb, 1),
+        ("cluster.time_min", cluster.time_min, 1),
+        ("cluster.max_jobs", cluster.max_jobs, 1),
+    ):
+        if not (math.isfinite(value) and value >= least):
+            raise UserError(f"{key} is {value}; it takes a number from {least}")
+    for key, value in (
+        ("timing.precision", timing.precision),
+        ("case_timeout_s", config.case_timeout_s),
+        ("build_timeout_s", config.build_timeout_s),
+    ):
+        if not (math.isfinite(value) and value > 0):
+            raise UserError(f"{key} is {value}; it takes a number above 0")
 
 
 def _keys(parent: str) -> list[str]:

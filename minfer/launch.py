@@ -9,7 +9,7 @@ from typing import Any
 import hydra
 from omegaconf import OmegaConf
 
-from minfer.config import CONF, Config, UserError, check_keys, explain, groups, register
+from minfer.config import CONF, Config, UserError, check_keys, check_values, explain, groups, register
 
 
 def compose() -> list[Config]:
@@ -28,13 +28,15 @@ def compose() -> list[Config]:
 
 def _typed(composed: Any) -> Config:
     check_keys(composed)
-    missing = OmegaConf.missing_keys(composed)
+    missing = OmegaConf.missing_keys(OmegaConf.merge(OmegaConf.structured(Config), composed))  # ~key deletes one
     if "op" in missing:
         raise UserError(f"no sweep was chosen; add +sweep={' or +sweep='.join(groups()['sweep'])}")
     if missing:
-        raise UserError(f"{min(missing)} is not set; add {min(missing)}=...")
+        key = min(missing).removesuffix(".name")  # a group was deleted
+        raise UserError(f"{key} is not set; add {key}=...")
     config = OmegaConf.to_object(composed)
     assert isinstance(config, Config)
+    check_values(config)
     return config
 
 

@@ -100,8 +100,6 @@ def _shapes(op: Op, entries: list[Any], name: str) -> list[dict[str, int]]:
 
 def split(cases: list[Case], jobs: int) -> list[list[Case]]:
     """At most `jobs` shards of about equal size; the cases of one problem stay together."""
-    if jobs < 1:
-        raise UserError(f"cluster.max_jobs is {jobs}; it takes a whole number from 1")
     problems = [list(group) for _, group in itertools.groupby(cases, key=lambda case: case.problem)]
     jobs = min(jobs, len(problems))
     bounds = [round(index * len(problems) / jobs) for index in range(jobs + 1)]

@@ -34,6 +34,11 @@ def run(config: Config) -> int:
     executor = submit.executor_name(config.cluster)
     device, capability = _device(config, executor, console)
     plan = matrix.plan(config, device, capability)
+    for op, kernel in dict.fromkeys((case.op, case.kernel) for case in plan.cases):
+        if not (source := ops.get(op).kernels[kernel].source).is_file():
+            raise UserError(
+                f"the source of kernel {kernel}, {source}, does not exist; write it or remove its registration"
+            )
     shards = matrix.split(plan.cases, config.cluster.max_jobs if executor == "slurm" else 1)
     if config.dry_run:
         print_plan(console, config, plan, shards, executor, device)

@@ -2,21 +2,23 @@
 
 A shard's rows are in `results/<device>/<run>/<shard>-<part>.parquet`. The part in progress is rewritten with every
 row, to a temporary name that then replaces it, so a file is always whole and losing a job loses at most the case in
-flight.
+flight. The parts of a shard that is done become one file.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-ROWS_PER_PART = 64  # rewriting a part costs milliseconds, and a run of thousands leaves few files
+ROWS_PER_PART = 64  # rewriting a part costs milliseconds
+ROWS_PER_GROUP = 2048  # of a finished shard's file: large groups read fast
 
 # What became of a case. A case has times only with the first two.
 STATUSES = {
@@ -32,6 +34,8 @@ STATUSES = {
     "oom": "memory ran out, on the GPU or on the host",
 }
 MEASURED = ("ok", "unconverged")
+
+PARQUET: dict[str, Any] = {"compression": "zstd", "write_page_checksum": True}
 
 _NUMBER, _COUNT, _TEXT = pa.float64(), pa.int64(), pa.string()
 
@@ -175,10 +179,17 @@ def slug(device: str) -> str:
 
 def write(table: pa.Table, path: Path) -> None:
     """Write a parquet file so that it is there whole or not at all, also after a power cut. Raises OSError."""
+    with _appearing(path) as file:
+        pq.write_table(table, file, **PARQUET)
+
+
+@contextlib.contextmanager
+def _appearing(path: Path) -> Iterator[IO[bytes]]:
+    """A file that takes its place when it is whole, and leaves nothing behind when it never is."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(partial, "wb") as file:
-            pq.write_table(table, file, compression="zstd", write_page_checksum=True)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)
@@ -194,6 +205,7 @@ class Writer:
         self.folder, self.shard = folder, shard
         self.rows: list[Row] = []
         self.part = 0
+        self.parts: list[Path] = []
 
     def append(self, row: Row) -> Path:
         """Write a row to disk and return its file. Raises StoreError."""
@@ -208,9 +220,24 @@ class Writer:
         except OSError as error:
             self.rows.pop()
             raise StoreError(f"cannot write {path}: {error.strerror or error}", [row]) from error
+        if len(self.rows) == 1:
+            self.parts.append(path)
         if len(self.rows) == ROWS_PER_PART:
             self.rows, self.part = [], self.part + 1
         return path
+
+    def close(self) -> None:
+        """Merge the parts into the first: one large file reads faster than many small ones."""
+        if len(self.parts) < 2:
+            return
+        groups = range(0, len(self.parts), ROWS_PER_GROUP // ROWS_PER_PART)
+        with contextlib.suppress(OSError):  # on a full disk the parts stay as they are
+            with _appearing(self.parts[0]) as file, pq.ParquetWriter(file, SCHEMA, **PARQUET) as merged:
+                for start in groups:
+                    group = self.parts[start : start + groups.step]
+                    merged.write_table(pa.concat_tables(_read_one(path, SCHEMA) for path in group))
+            for path in self.parts[1:]:
+                path.unlink()
 
     def _path(self) -> Path:
         return self.folder / f"{self.shard}-{self.part:03d}.parquet"

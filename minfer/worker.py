@@ -161,6 +161,7 @@ class Supervisor:
     def __init__(self, shard: Shard) -> None:
         self.shard = shard
         self.child: ChildProcess | None = None
+        self.writer: store.Writer | None = None
         self.environment: Row = {"device_kind": shard.device}
         self.capability: tuple[int, int] | None = None
         self.builds: dict[str, build.Built | str] = {}  # by kernel; a str is why it failed
@@ -177,13 +178,17 @@ class Supervisor:
             self._build([case for case in todo if self._unsupported(case) is None])
             for case in todo:
                 self._tell(event="case", case=case.key)
-                self._write(case, self._run_case(case))
+                row = self._row(case, self._run_case(case))
+                path = self.writer.append(row)
+                self._tell(event="done", case=case.key, status=row["status"], file=str(path))
         except ChildDied as error:
             self._tell(event="failed", message=f"no kernel could be run: {error}")
             raise
         finally:
             if self.child:
                 self.child.kill()
+            if self.writer:
+                self.writer.close()
             self._tell(event="end")
 
     def _start_child(self) -> ChildProcess:
@@ -269,9 +274,10 @@ class Supervisor:
             self.child = None
         return row | reply["row"]
 
-    def _write(self, case: Case, row: Row) -> None:
+    def _row(self, case: Case, columns: Row) -> Row:
+        """The whole row of a case: what it is, where and when it ran, and the columns that running it filled."""
         kernel = ops.get(case.op).kernels[case.kernel]
-        row = {
+        return {
             "run": self.shard.run,
             "case": case.key,
             **case.to_dict(),
@@ -281,10 +287,8 @@ class Supervisor:
             "finished": datetime.datetime.now(datetime.UTC),
             "commit": self.shard.commit,
             **self.environment,
-            **row,
+            **columns,
         }
-        path = self.writer.append(row)
-        self._tell(event="done", case=case.key, status=row["status"], file=str(path))
 
     def _tell(self, **event: Any) -> None:
         try:

@@ -78,6 +78,18 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
     "null for a group": ([HGEMM, "timing=null"], ["timing", "default", "quick"]),
     "number for a group": ([HGEMM, "timing=5"], ["timing", "5", "default", "quick"]),
     "deleted key": ([HGEMM, "~timing.looks"], ["timing.looks"]),
+    "deleted op": ([HGEMM, "~op"], ["+sweep=hgemm"]),
+    "deleted dtype": ([HGEMM, "~dtype"], ["dtype", "dtype=..."]),
+    "deleted group": ([HGEMM, "~shape"], ["shape is not set", "shape=..."]),
+    "no rounds": ([HGEMM, "timing.looks=[]"], ["timing.looks", "[]", "[30,60,120]"]),
+    "rounds from nought": ([HGEMM, "timing.looks=[0,10]"], ["timing.looks", "[0, 10]"]),
+    "rounds that fall": ([HGEMM, "timing.looks=[60,30]"], ["timing.looks", "rising"]),
+    "not a number": ([HGEMM, "timing.warmup_s=nan"], ["timing.warmup_s", "nan"]),
+    "for ever": ([HGEMM, "timing.steady_block_s=inf"], ["timing.steady_block_s", "inf"]),
+    "time before now": ([HGEMM, "timing.cold_cap_s=-1"], ["timing.cold_cap_s", "-1"]),
+    "exactly": ([HGEMM, "timing.precision=0"], ["timing.precision", "above 0"]),
+    "no time": ([HGEMM, "case_timeout_s=0"], ["case_timeout_s", "above 0"]),
+    "no jobs": ([HGEMM, "cluster.max_jobs=0"], ["cluster.max_jobs", "from 1"]),
     "interpolation": ([HGEMM, "kernel=${kernal}"], ["'kernel'", "'kernal'"]),
     "open bracket": ([HGEMM, "kernel=[v01_naive"], ["kernel", "[v01_naive"]),
     "list cut by a space": ([HGEMM, "kernel=[v01_naive,", "torch]"], ["kernel=[v01_naive,"]),
@@ -158,6 +170,7 @@ def test_multirun_is_one_request_for_each_value(tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(tmp_path)
     configs = compose("--multirun", HGEMM, "dtype=float16,bfloat16")
     assert [config.dtype for config in configs] == ["float16", "bfloat16"]
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]  # Hydra's own notes, beside those of runs
 
 
 @pytest.mark.parametrize("path", sorted(CONF.glob("*/*.yaml")), ids=lambda path: f"{path.parent.name}={path.stem}")

@@ -118,6 +118,14 @@ def test_unknown_kernel_is_one_line_with_the_nearest_names(tmp_path):
     assert done.stderr == "minfer: unknown hgemm kernel 'cpu_naiv'; did you mean cpu_naive or v01_naive?\n"
 
 
+def test_a_registered_kernel_without_its_source_is_one_line(tmp_path):
+    (tmp_path / "mine.py").write_text('from minfer import ops\nops.get("hgemm").cpp("cpu_gone.cpp")\n')
+    done = launch(*tiny(tmp_path, "kernel=[torch,cpu_gone]", f"extra=[{tmp_path}/mine.py]"))
+    assert done.returncode == 2
+    assert done.stderr.startswith("minfer: the source of kernel cpu_gone") and done.stderr.count("\n") == 1
+    assert not (tmp_path / "results").exists()
+
+
 def test_readme_tables_are_those_of_the_committed_results():
     """Byte for byte; a user's own uncommitted results do not count."""
     listed = subprocess.run(["git", "ls-files", "-z", "results"], cwd=ROOT, capture_output=True, text=True)

@@ -140,6 +140,36 @@ def test_parts_roll_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert cases(tmp_path) == [f"op/kernel/{i}" for i in range(count)]
 
 
+def test_closing_merges_the_parts_into_one_file_with_every_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "ROWS_PER_PART", 2)
+    monkeypatch.setattr(store, "ROWS_PER_GROUP", 6)
+    other, writer = Writer(tmp_path, "s"), Writer(tmp_path, "s")
+    kept = other.append(row(100))
+    for index in range(15):
+        writer.append(row(index))
+    before = list(store.rows(store.files(tmp_path)))
+    writer.close()
+    assert store.files(tmp_path) == [kept, tmp_path / "s-001.parquet"]
+    assert list(store.rows(store.files(tmp_path))) == before and len(before) == 16
+    assert pq.ParquetFile(tmp_path / "s-001.parquet").num_row_groups == 3
+    assert sorted(tmp_path.iterdir()) == store.files(tmp_path)
+
+
+def test_what_cannot_be_merged_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "ROWS_PER_PART", 2)
+    writer = Writer(tmp_path, "s")
+    for index in range(5):
+        writer.append(row(index))
+
+    def full(file: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    writer.close()
+    assert cases(tmp_path) == [f"op/kernel/{i}" for i in range(5)]
+    assert len(list(tmp_path.iterdir())) == 3
+
+
 def test_a_new_writer_never_touches_an_earlier_ones_files(tmp_path: Path) -> None:
     first = Writer(tmp_path, "s")
     old = first.append(row(0))
