@@ -130,6 +130,8 @@ def print_summary(console: Console, results: Path, run: str, plan: Plan, outcome
         console.print(
             f"{len(rows)} of {len(wanted)} cases: " + ", ".join(f"{n} {status}" for status, n in sorted(counts.items()))
         )
+    if counts["unconverged"]:
+        console.print(f"unconverged: {store.STATUSES['unconverged']} (timing.precision, timing.cold_cap_s).")
     if outcome.skipped:
         console.print(f"{len(outcome.skipped)} of {len(wanted)} cases were in the results already (resume=true).")
     for kernel, why in plan.left_out.items():

@@ -23,11 +23,11 @@ class Timing:
     warmup_s: float = 0.1
     looks: list[int] = field(default_factory=lambda: [30, 60, 120, 240, 480, 960, 1920])
     precision: float = 0.005
-    cold_cap_s: float = 5.0
+    cold_cap_s: float = 3.0
     least_rounds: int = 5
     steady_block_s: float = 0.5
     audit: bool = False
 
     def estimate(self) -> float:
-        """About how many seconds a case takes, its verification included."""
-        return 1.0 + self.warmup_s + 4 * self.steady_block_s
+        """About how many seconds a case takes at most, its verification included."""
+        return 1.0 + self.warmup_s + self.cold_cap_s + 5 * self.steady_block_s
