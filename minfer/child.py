@@ -1,19 +1,13 @@
 """The process that runs kernels, and that its supervisor can lose.
 
-`python -m minfer.child IN OUT` reads requests and writes replies, one JSON object a line, on two inherited file
-descriptors; stdout and stderr, where a kernel may print, go to a log. The first request says which kind of device to
-use and the reply is the environment; each further request is a case and its reply the columns that it fills.
+The first request says which kind of device to use, and the reply is the environment; each further request is a case,
+and its reply the columns that it fills (`minfer.process` has the protocol).
 """
 
 from __future__ import annotations
 
-import ctypes
-import faulthandler
 import gc
-import json
 import os
-import signal
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,12 +19,13 @@ from minfer import build, ops
 from minfer.bench import device as devices
 from minfer.bench.audit import audit
 from minfer.bench.clock import CudaClock
-from minfer.bench.integrity import Dishonest, Watch, check_delegation, check_library
+from minfer.bench.integrity import Dishonest, Watch, check_delegation, check_library, check_sources
 from minfer.bench.measure import Bench
 from minfer.bench.telemetry import Telemetry
 from minfer.bench.timing import Timing
 from minfer.bench.verify import Function, Trial, WrongResult, verify
 from minfer.ops import Case, Kernel, Op
+from minfer.process import serve
 from minfer.store import MEASURED, Row
 
 Say = Callable[..., None]
@@ -39,22 +34,31 @@ Say = Callable[..., None]
 class Child:
     """Runs cases on one device, one after the other."""
 
-    def __init__(self, kind: str, timing: Timing, say: Say) -> None:
+    def __init__(self, kind: str, timing: Timing) -> None:
         self.device = devices.pick(kind)
-        self.timing, self.say = timing, say
+        self.timing = timing
         self.capability = devices.capability(self.device)
         self.arch = devices.arch(self.device)
         self.telemetry = Telemetry(self.device)
         self.watch = Watch()
 
-    def run(self, case: Case) -> tuple[Row, bool]:
+    def run(self, case: Case, say: Say) -> tuple[Row, bool]:
         """The columns that a case fills, and whether this process can be trusted with another one."""
+        row = self._run(case, say)
+        if row["status"] in ("dishonest", "crashed"):
+            return row, False
+        try:
+            self.watch.check()  # the next kernel must not be blamed for what this one left behind
+        except Dishonest:
+            return row, False
+        return row, True
+
+    def _run(self, case: Case, say: Say) -> Row:
         op = ops.get(case.op)
         kernel = op.kernels[case.kernel]
         row: Row = {"seed": int.from_bytes(os.urandom(4), "little")}
         try:
-            self._measure(op, kernel, case, row)
-            return row, True
+            self._measure(op, kernel, case, row, say)
         except WrongResult as error:
             errors = error.errors
             row |= {
@@ -65,7 +69,6 @@ class Child:
             row |= {"status": "wrong", "message": str(error), "verified": errors.tried}
         except Dishonest as error:
             row |= {"status": "dishonest", "message": str(error)}
-            return row, False  # whatever it left behind goes with this process
         except build.BuildError as error:
             row |= {"status": "compile_error", "message": str(error)}
         except (torch.OutOfMemoryError, MemoryError) as error:
@@ -77,7 +80,6 @@ class Child:
             elif self.device.type == "cuda" and "CUDA error" in str(error):
                 # An illegal access or a failed assertion leaves the CUDA context unusable.
                 row |= {"status": "crashed", "message": message}
-                return row, False
             else:
                 row |= {"status": "error", "message": message}
         finally:
@@ -87,21 +89,21 @@ class Child:
             gc.collect()
             if self.device.type == "cuda" and row.get("status") != "crashed":
                 torch.cuda.empty_cache()
-        return row, True
+        return row
 
-    def _measure(self, op: Op, kernel: Kernel, case: Case, row: Row) -> None:
+    def _measure(self, op: Op, kernel: Kernel, case: Case, row: Row, say: Say) -> None:
         """Verify, then time; `row` gets its columns as they are known."""
         function = build.function(kernel, self.arch)
         baseline = build.function(op.kernels[op.baseline], self.arch)
 
-        self.say(phase="verify")
+        say(phase="verify")
         begin = time.perf_counter()
         errors = verify(op, case, kernel, function, self.device, self.capability, row["seed"])
         row |= {"rel_l2_error": errors.rel_l2, "max_abs_error": errors.max_abs, "error_over_bound": errors.over_bound}
         self._check_own_work(op, kernel, case, function, row["seed"])
         row |= {"verified": errors.tried, "verify_s": time.perf_counter() - begin}
 
-        self.say(phase="time")
+        say(phase="time")
         begin = time.perf_counter()
         flops, nbytes = op.case_flops(case), op.case_bytes(case)
         row |= {"baseline": op.baseline, "flops": flops, "bytes": nbytes}
@@ -110,7 +112,7 @@ class Child:
             self._time(bench, row)
         row |= watched
         bench.check_operands()
-        self.watch.check()
+        self._check_own_work(op, kernel, case, function, row["seed"])  # again: it may have waited for the timing
         row |= {"time_s": time.perf_counter() - begin}
 
     def _time(self, bench: Bench, row: Row) -> None:
@@ -135,14 +137,15 @@ class Child:
 
     def _check_own_work(self, op: Op, kernel: Kernel, case: Case, function: Function, seed: int) -> None:
         """Raises Dishonest when a kernel that is ours, by its registration, lets a library do the work."""
+        self.watch.check()
         if kernel.backend == "torch":
             return
         if kernel.needs_build:
             check_library(Path(build.build(kernel, self.arch).library))
+            check_sources(kernel.sources())
         trial = Trial(case, op.calls[0], "normal", seed)
         _, out, inputs = trial.operands(op, self.device)
         check_delegation(lambda: function(out, *inputs, **trial.call))
-        self.watch.check()
 
 
 def _sentence(error: BaseException) -> str:
@@ -152,23 +155,22 @@ def _sentence(error: BaseException) -> str:
 
 
 def main() -> None:
-    requests, replies = os.fdopen(int(sys.argv[1]), "r"), os.fdopen(int(sys.argv[2]), "w", buffering=1)
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: do not outlive the supervisor
-    faulthandler.enable()
+    child: Child | None = None
 
-    def say(**message: Any) -> None:
-        replies.write(json.dumps(message) + "\n")
-
-    request = json.loads(requests.readline())
-    for path in request["extra"]:
-        ops.load_file(Path(path))
-    child = Child(request["device"], Timing(**request["timing"]), say)
-    say(environment=devices.environment(child.device), capability=child.capability)
-    for line in requests:
-        case = Case(**json.loads(line))
+    def answer(request: dict[str, Any], say: Say) -> dict[str, Any]:
+        nonlocal child
+        if child is None:
+            child = Child(request["device"], Timing(**request["timing"]))
+            reply = {"environment": devices.environment(child.device), "capability": child.capability}
+            for path in request["extra"]:  # from here on, code that may do anything runs in this process
+                ops.load_file(Path(path))
+            return reply
+        case = Case(**request["case"])
         print(f"--- {case.key}", flush=True)
-        row, usable = child.run(case)
-        say(row=row, usable=usable)
+        row, usable = child.run(case, say)
+        return {"row": row, "usable": usable}
+
+    serve(answer)
 
 
 if __name__ == "__main__":

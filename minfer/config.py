@@ -92,6 +92,7 @@ class Config:
     build_timeout_s: float = 600.0
     dry_run: bool = False
     resume: bool = False
+    untrusted: bool = False  # judge each kernel from another process, too, which takes some seconds a case
 
 
 def register() -> None:

@@ -61,6 +61,7 @@ def run(config: Config) -> int:
             case_timeout_s=config.case_timeout_s,
             build_timeout_s=config.build_timeout_s,
             resume=config.resume,
+            untrusted=config.untrusted,
             extra=extra,
             commit=commit,
         ).save()

@@ -128,6 +128,15 @@ COLUMNS: list[tuple[str, pa.DataType, str]] = [
     ("audit_us", _NUMBER, "median time of the kernels of one cold call, as CUPTI's activity records give it"),
     ("audit_events_us", _NUMBER, "median time of the same calls by CUDA events, less what an empty window reads"),
     ("audit_kernels", pa.list_(_TEXT), "the kernels that one call launches"),
+    # a process outside, with untrusted=true
+    (
+        "guarantee",
+        _TEXT,
+        "what stands behind a time: in-process, the kernel shared a process with the clock and could have tampered with "
+        "it; judged, a process that the kernel has no part in found it right and no faster inside than outside",
+    ),
+    ("judged_us", _NUMBER, "shortest time of one call by the clock outside, over blocks of one call on each set"),
+    ("judged_baseline_us", _NUMBER, "the same of the baseline"),
     ("flags", _TEXT, "what to know before trusting the row, in sentences; empty when there is nothing"),
     # environment
     ("device", _TEXT, "the GPU's or, for CPU kernels, the processor's name"),

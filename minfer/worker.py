@@ -9,12 +9,9 @@ from __future__ import annotations
 import datetime
 import json
 import os
-import re
-import select
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
@@ -24,7 +21,10 @@ from typing import Any
 from minfer import build, ops, store
 from minfer.bench.timing import Timing
 from minfer.ops import Case
+from minfer.process import Died, Process, adopt_orphans
 from minfer.store import Row
+
+CLAIMS = ("cold_us", "cold_speedup", "steady_us", "steady_speedup")  # what the judge holds against its own clock
 
 # A resumed run does not repeat these; what crashed or ran out of time or memory may do better another time.
 SETTLED = ("ok", "unconverged", "wrong", "dishonest", "unsupported")
@@ -44,6 +44,7 @@ class Shard:
     case_timeout_s: float
     build_timeout_s: float
     resume: bool = False
+    untrusted: bool = False
     extra: list[str] = field(default_factory=list)
     commit: str | None = None
 
@@ -62,109 +63,18 @@ class Shard:
         return Shard(**text)
 
 
-class ChildDied(Exception):
-    """The child is gone; `status` is the row's."""
-
-    def __init__(self, status: str, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-
-
-class ChildProcess:
-    """A running `minfer.child`, its pipes and its log."""
-
-    def __init__(self, shard: Shard) -> None:
-        self.log = Path(shard.folder) / "logs" / f"{shard.name}.log"
-        self.log.parent.mkdir(parents=True, exist_ok=True)
-        requests, ours_out = os.pipe()
-        ours_in, replies = os.pipe()
-        self._oom_kills = _oom_kills()
-        with open(self.log, "ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "minfer.child", str(requests), str(replies)],
-                pass_fds=(requests, replies), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                start_new_session=True, env=os.environ | {"PYTHONUNBUFFERED": "1"},
-            )  # fmt: skip
-        os.close(requests)
-        os.close(replies)
-        self._requests, self._replies, self._buffer = os.fdopen(ours_out, "w", buffering=1), ours_in, b""
-        self.phase = "start"
-        self.send({"device": shard.device, "extra": shard.extra, "timing": asdict(shard.timing)})
-        hello = self.receive(shard.case_timeout_s)
-        self.environment: Row = hello["environment"]
-        self.capability = tuple(hello["capability"]) if hello["capability"] else None
-
-    def send(self, message: dict[str, Any]) -> None:
-        try:
-            self._requests.write(json.dumps(message) + "\n")
-        except BrokenPipeError:
-            pass  # it died; receive says how
-
-    def receive(self, seconds: float) -> dict[str, Any]:
-        """The next reply that is not about progress. Raises ChildDied, also at the deadline, and then has killed it."""
-        deadline = time.monotonic() + seconds
-        while True:
-            line, newline, rest = self._buffer.partition(b"\n")
-            if newline:
-                self._buffer = rest
-                message = json.loads(line)
-                if "phase" not in message:
-                    return message
-                self.phase = message["phase"]
-                continue
-            left = deadline - time.monotonic()
-            if left <= 0 or not select.select([self._replies], [], [], left)[0]:
-                self.kill()
-                raise ChildDied("timeout", f"killed after {seconds:g} s, in the phase {self.phase!r}")
-            chunk = os.read(self._replies, 1 << 20)
-            if not chunk:
-                raise self._post_mortem()
-            self._buffer += chunk
-
-    def _post_mortem(self) -> ChildDied:
-        self.process.wait()
-        code = self.process.returncode
-        self.kill()  # what it may have started
-        if code == -signal.SIGKILL and _oom_kills() > self._oom_kills:
-            return ChildDied(
-                "oom", f"the host ran out of memory in the phase {self.phase!r}, and the kernel killed the process"
-            )
-        how = f"exit status {code}" if code >= 0 else signal.Signals(-code).name
-        said = f": {last}" if code > 0 and (last := _last_line(self.log)) else ""
-        return ChildDied("crashed", f"the process died in the phase {self.phase!r} by {how}{said}")
-
-    def kill(self) -> None:
-        """End it and everything that it started."""
-        try:
-            os.killpg(self.process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        self.process.wait()
-
-
-def _oom_kills() -> int:
-    try:
-        found = re.search(r"^oom_kill (\d+)", Path("/proc/vmstat").read_text(), re.MULTILINE)
-    except OSError:
-        return 0
-    return int(found[1]) if found else 0
-
-
-def _last_line(log: Path) -> str:
-    lines = log.read_text(errors="replace").strip().splitlines()
-    return lines[-1].strip() if lines else ""
-
-
 class Supervisor:
     """Runs the cases of a shard and writes their rows."""
 
     def __init__(self, shard: Shard) -> None:
         self.shard = shard
-        self.child: ChildProcess | None = None
+        self.child: Process | None = None
+        self.judge: Process | None = None
         self.writer: store.Writer | None = None
         self.environment: Row = {"device_kind": shard.device}
         self.capability: tuple[int, int] | None = None
         self.builds: dict[str, build.Built | str] = {}  # by kernel; a str is why it failed
+        self.log = Path(shard.folder) / "logs" / f"{shard.name}.log"
         progress = Path(shard.folder) / "progress" / f"{shard.name}.jsonl"
         progress.parent.mkdir(parents=True, exist_ok=True)
         self._progress = open(progress, "a", buffering=1)  # noqa: SIM115
@@ -181,20 +91,24 @@ class Supervisor:
                 row = self._row(case, self._run_case(case))
                 path = self.writer.append(row)
                 self._tell(event="done", case=case.key, status=row["status"], file=str(path))
-        except ChildDied as error:
+        except Died as error:
             self._tell(event="failed", message=f"no kernel could be run: {error}")
             raise
         finally:
-            if self.child:
-                self.child.kill()
+            for process in (self.child, self.judge):
+                if process:
+                    process.kill()
             if self.writer:
                 self.writer.close()
             self._tell(event="end")
 
-    def _start_child(self) -> ChildProcess:
-        self.child = None
-        self.child = ChildProcess(self.shard)
-        self.environment, self.capability = self.child.environment, self.child.capability
+    def _start_child(self) -> Process:
+        shard = self.shard
+        self.child = Process("minfer.child", self.log)
+        about = {"device": shard.device, "extra": shard.extra, "timing": asdict(shard.timing)}
+        hello = self.child.ask(shard.case_timeout_s, **about)
+        self.environment = hello["environment"]
+        self.capability = tuple(hello["capability"]) if hello["capability"] else None
         return self.child
 
     def _results_folder(self) -> Path:
@@ -263,21 +177,40 @@ class Supervisor:
             row |= {"shared_bytes": built.shared_bytes, "local_bytes": built.local_bytes}
         child = self.child or self._start_child()
         child.phase = "load"
-        child.send(case.to_dict())
         try:
-            reply = child.receive(self.shard.case_timeout_s)
-        except ChildDied as death:
+            reply = child.ask(self.shard.case_timeout_s, case=case.to_dict())
+        except Died as death:
             self.child = None
             return row | {"status": death.status, "message": str(death)}
-        if not reply["usable"]:
+        if not reply["usable"] or self.shard.untrusted:  # what it did to its process must not outlast it
             child.kill()
             self.child = None
-        return row | reply["row"]
+        row |= reply["row"]
+        if row["status"] not in store.MEASURED:
+            return row
+        return row | {"guarantee": "in-process"} | (self._judge(case, row) if self.shard.untrusted else {})
+
+    def _judge(self, case: Case, row: Row) -> Row:
+        """What the judge, which has seen nothing of the kernel's process, makes of its row."""
+        self.judge = self.judge or Process("minfer.judge", self.log)
+        claims = {name: row[name] for name in CLAIMS if row.get(name)}
+        about = {"device": self.shard.device, "extra": self.shard.extra, "log": str(self.log)}
+        timeout_s = self.shard.case_timeout_s
+        try:
+            reply = self.judge.ask(10 * timeout_s, case=case.to_dict(), claims=claims, timeout_s=timeout_s, **about)
+        except Died as death:
+            self.judge = None
+            reply = {"row": {"status": "error", "message": f"the judge failed: {death}"}}
+        judged = reply["row"]
+        if "status" in judged:  # no time without a right result
+            judged |= dict.fromkeys(name for name in row if name.startswith(("cold_", "steady_")))
+        return judged
 
     def _row(self, case: Case, columns: Row) -> Row:
         """The whole row of a case: what it is, where and when it ran, and the columns that running it filled."""
         kernel = ops.get(case.op).kernels[case.kernel]
         return {
+            **columns,
             "run": self.shard.run,
             "case": case.key,
             **case.to_dict(),
@@ -287,7 +220,6 @@ class Supervisor:
             "finished": datetime.datetime.now(datetime.UTC),
             "commit": self.shard.commit,
             **self.environment,
-            **columns,
         }
 
     def _tell(self, **event: Any) -> None:
@@ -307,6 +239,7 @@ def run_shard(path: str) -> None:
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
+    adopt_orphans()
     shard = Shard.load(Path(path))
     for file in shard.extra:
         ops.load_file(Path(file))
@@ -317,7 +250,7 @@ def run_shard(path: str) -> None:
         kept = _rescue(shard, error)
         supervisor._tell(event="failed", message=f"{error}; {kept}")
         sys.exit(1)
-    except ChildDied:
+    except Died:
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)

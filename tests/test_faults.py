@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from minfer import store
-from minfer.worker import ChildDied
+from minfer.process import Died
 from tests.conftest import ROOT, launch
 
 
@@ -53,7 +53,7 @@ def test_every_fault_has_its_row_and_the_next_case_runs(run_shard):
 def test_a_child_that_cannot_start_is_reported(run_shard, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     (tmp_path / "ctypes.py").write_text("raise ImportError('no ctypes on this node')")
-    with pytest.raises(ChildDied, match="no ctypes on this node"):
+    with pytest.raises(Died, match="no ctypes on this node"):
         run_shard(["honest"])
     assert "no kernel could be run" in (tmp_path / "run" / "progress" / "0000.jsonl").read_text()
 

@@ -6,7 +6,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -16,6 +16,8 @@ import torch
 # Work that a kernel of our own must not hand to a library, as PyTorch's profiler and a binary's symbols name it.
 LIBRARY_OPS = re.compile(r"^aten::.*(mm|matmul|linear|einsum|dot|conv|attention|softmax|norm|_into)")
 LIBRARIES = (b"cublas", b"cudnn", b"cutlass")
+LOOKUPS = re.compile(r"\bdl(m?open|v?sym|_iterate_phdr)\b")
+COMMENTS = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 
 
 class Dishonest(Exception):
@@ -91,6 +93,13 @@ def check_library(path: Path) -> None:
     for name in LIBRARIES:
         if name in content:
             raise Dishonest(f"its binary refers to {name.decode()}: the work must be its own")
+
+
+def check_sources(paths: Iterable[Path]) -> None:
+    """Raises Dishonest when a kernel's sources look up functions that its binary does not name."""
+    for path in paths:
+        if found := LOOKUPS.search(COMMENTS.sub("", path.read_text())):
+            raise Dishonest(f"{path.name} looks up a library with {found[0]}: the work must be its own")
 
 
 def check_delegation(call: Callable[[], object]) -> None:

@@ -17,12 +17,17 @@ from minfer.bench.integrity import Dishonest
 from minfer.bench.operands import poison
 from minfer.bench.stats import Comparison, compare
 from minfer.bench.timing import Timing
-from minfer.bench.verify import Function, Trial, oracle, synchronize
+from minfer.bench.verify import Function, Trial, check_genuine, differs, synchronize, tolerance
 from minfer.ops import DTYPES, Case, Op
 
 MOST_ROTATIONS = 4096
 REMEMBERS = 1.5  # slower by this factor on fresh inputs: it must have remembered the old ones...
 CONFIRMED = 10  # ...if it is so every time: once may be the machine's doing
+
+
+def rotations(op: Op, case: Case, device: torch.device) -> int:
+    """Enough sets of operands that going round them leaves nothing of the first in the cache."""
+    return min(MOST_ROTATIONS, 1 + math.ceil(2 * cache_bytes(device) / op.case_bytes(case)))
 
 
 @dataclass(frozen=True)
@@ -73,16 +78,16 @@ class Bench(Hooks):
         call = op.calls[0]
         trial = Trial(case, call, "normal", seed)
         operands, first_out, first_inputs = trial.operands(op, device)
-        self.tolerance = _tolerance(op, trial, first_out, first_inputs)
+        self.tolerance = tolerance(op, trial, first_out, first_inputs)
 
-        # Enough sets of operands that going round them leaves nothing of the first in the cache.
         self.input_bytes = sum(tensor.numel() * tensor.element_size() for tensor in first_inputs)
-        self.rotations = min(MOST_ROTATIONS, 1 + math.ceil(2 * cache_bytes(device) / op.case_bytes(case)))
+        self.rotations = rotations(op, case, device)
         self.sets = [first_inputs, *(op.inputs(case, operands.rand) for _ in range(self.rotations - 1))]
         self.twins = [tuple(tensor.clone() for tensor in inputs) for inputs in self.sets]  # what they must still be
         shape = op.out_shape(case)
         # All arms write the same memory: on an H200 the place of a small output alone decides 5 % of the time.
         self.outs = [operands.poisoned(*shape) for _ in self.sets]
+        self.addresses = [out.data_ptr() for out in self.outs]
         self.results = [torch.empty(shape, dtype=DTYPES[case.dtype], device=device) for _ in range(3)]  # of each arm
         self.wrong_rounds = torch.zeros((), dtype=torch.int64, device=device)
         self.operands = operands
@@ -139,10 +144,11 @@ class Bench(Hooks):
         poison(self.outs[index])
 
     def after_call(self, arm: int, index: int) -> None:
+        check_genuine(self.outs[index], self.addresses[index])
         self.results[arm].copy_(self.outs[index])
 
     def after_round(self) -> None:
-        self.wrong_rounds += self._differs(self.results[0], self.results[1])
+        self.wrong_rounds += differs(self.results[0], self.results[1], self.tolerance)
 
     def _change(self, index: int) -> None:
         """Give one random element of a set's inputs another value, also in the twin."""
@@ -151,11 +157,6 @@ class Bench(Hooks):
         value = float(self.rng.normal())
         for inputs in (self.sets[index], self.twins[index]):
             inputs[which][place].fill_(value)
-
-    def _differs(self, result: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        """Whether two correct results of the same inputs could not differ so much; NaN counts as a difference."""
-        allowed = other.float().abs_().mul_(4 * torch.finfo(other.dtype).eps).add_(self.tolerance)
-        return (result.float().sub_(other).abs_() <= allowed).all().logical_not()
 
     def steady(self, timing: Timing, during: Callable[[], None]) -> Regime:
         """Blocks of kernel, baseline, duplicate, kernel (ABBA), each long enough to settle at its own clock.
@@ -179,7 +180,7 @@ class Bench(Hooks):
         for index in range(self.rotations):
             self.results[0].copy_(self.outs[index])
             self.arms[1](index)
-            if bool(self._differs(self.results[0], self.outs[index])):
+            if bool(differs(self.results[0], self.outs[index], self.tolerance)):
                 raise Dishonest("a steady call returned a wrong result, though it was right when verified")
         if fresh_s <= REMEMBERS * settled_s:
             return
@@ -204,11 +205,3 @@ class Bench(Hooks):
                     raise Dishonest(f"changed its input {number} while it was timed")
         if self.operands.breached():
             raise Dishonest("wrote outside its output while it was timed")
-
-
-def _tolerance(op: Op, trial: Trial, out: torch.Tensor, inputs: tuple[torch.Tensor, ...]) -> float:
-    """How far two correct results may lie apart, beside the rounding of the output: twice what the largest sum of
-    magnitudes allows each of them, and as much again because inputs change by an element a round."""
-    expected, bound = oracle(op, trial, out, inputs)
-    sums = bound.sub_(expected.abs_(), alpha=torch.finfo(out.dtype).eps)
-    return 4 * float(sums.max())

@@ -15,13 +15,13 @@ import random
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from minfer.bench.integrity import Dishonest
 from minfer.bench.operands import Operands
-from minfer.ops import DTYPES, Case, Kernel, Op
+from minfer.ops import DTYPES, Case, Op
 
 Function = Callable[..., object]
 ROUNDOFF = {"float32": 2.0**-24, "float16": 2.0**-11}  # of the accumulator
@@ -36,6 +36,15 @@ class Errors:
     max_abs: float = 0.0
     over_bound: float = 0.0  # above 1 is wrong
     tried: int = 0
+
+
+class Stated(Protocol):
+    """What a `minfer.ops.Kernel` says of itself and verification must know."""
+
+    @property
+    def deterministic(self) -> bool: ...
+
+    def unsupported(self, case: Case, capability: tuple[int, int] | None) -> str | None: ...
 
 
 class WrongResult(Exception):
@@ -67,7 +76,7 @@ class Trial:
         return operands, allocate(*op.out_shape(self.case)), inputs
 
 
-def trials(op: Op, case: Case, kernel: Kernel, capability: tuple[int, int] | None, seed: int) -> list[Trial]:
+def trials(op: Op, case: Case, kernel: Stated, capability: tuple[int, int] | None, seed: int) -> list[Trial]:
     """What a case is verified on: its own shape under both distributions and every call, then small odd shapes, of
     which one is drawn at random so that nobody can prepare for it."""
     chosen = [Trial(case, op.calls[0], "uniform", seed), Trial(case, op.calls[0], "normal", seed + 1)]
@@ -84,7 +93,7 @@ def trials(op: Op, case: Case, kernel: Kernel, capability: tuple[int, int] | Non
 def verify(
     op: Op,
     case: Case,
-    kernel: Kernel,
+    kernel: Stated,
     function: Function,
     device: torch.device,
     capability: tuple[int, int] | None,
@@ -97,17 +106,16 @@ def verify(
     return worst
 
 
-def _try(op: Op, trial: Trial, kernel: Kernel, function: Function, device: torch.device, worst: Errors) -> Errors:
+def _try(op: Op, trial: Trial, kernel: Stated, function: Function, device: torch.device, worst: Errors) -> Errors:
     operands, out, inputs = trial.operands(op, device)
     address = out.data_ptr()
     returned = function(out, *inputs, **trial.call)
+    check_genuine(out, address)
     # Compared in stream order, before any synchronisation: what runs elsewhere has not arrived yet.
     result = out.detach().clone()
     synchronize(device)
     if returned is not None:
         raise Dishonest(f"returned a {type(returned).__name__}; a kernel writes its output and returns nothing")
-    if type(out) is not torch.Tensor or out.data_ptr() != address:
-        raise Dishonest("put another tensor in the place of its output")
 
     _, original, fresh = trial.operands(op, device)
     for index, (tensor, kept) in enumerate(zip(inputs, fresh, strict=True)):
@@ -125,9 +133,16 @@ def _try(op: Op, trial: Trial, kernel: Kernel, function: Function, device: torch
     )
     if fault := _fault(result, errors):
         raise WrongResult(f"{fault} ({trial})", worst)
-    if kernel.deterministic and not _repeats(op, trial, function, device, result):
+    bits = result if kernel.deterministic else None
+    if not _repeats(op, trial, function, device, bits, expected, bound):
         raise WrongResult(f"gives another result when run again, which looks like a race ({trial})", worst)
     return worst
+
+
+def check_genuine(out: torch.Tensor, address: int) -> None:
+    """Raises Dishonest when an output is no longer the plain tensor at that address, which a kernel was to write."""
+    if type(out) is not torch.Tensor or out.data_ptr() != address:
+        raise Dishonest("put another tensor in the place of its output")
 
 
 def synchronize(device: torch.device) -> None:
@@ -135,13 +150,21 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _repeats(op: Op, trial: Trial, function: Function, device: torch.device, result: torch.Tensor) -> bool:
-    """Whether the kernel gives the same bits again."""
+def _repeats(
+    op: Op,
+    trial: Trial,
+    function: Function,
+    device: torch.device,
+    bits: torch.Tensor | None,
+    expected: torch.Tensor,
+    bound: torch.Tensor,
+) -> bool:
+    """Whether the kernel gives the same bits again or, where it does not promise to, a right result."""
     deadline = time.perf_counter() + REPEATS_S
     for _ in range(REPEATS):
         _, out, inputs = trial.operands(op, device)
         function(out, *inputs, **trial.call)
-        if not torch.equal(out, result):
+        if not (torch.equal(out, bits) if bits is not None else _errors(out, expected, bound).over_bound <= 1):
             return False
         if time.perf_counter() > deadline:
             break
@@ -158,6 +181,20 @@ def oracle(
     roundoff = ROUNDOFF[trial.case.params.get("accumulate", "float32")]
     sums = magnitude.mul_(4 * math.sqrt(op.reduction(trial.case)) * roundoff)
     return expected, sums.add_(expected.abs(), alpha=ulp.eps).add_(ulp.smallest_normal)
+
+
+def tolerance(op: Op, trial: Trial, out: torch.Tensor, inputs: tuple[torch.Tensor, ...]) -> float:
+    """How far two correct results may lie apart, beside the rounding of the output: twice what the largest sum of
+    magnitudes allows each of them, and as much again because inputs change by an element a round."""
+    expected, bound = oracle(op, trial, out, inputs)
+    sums = bound.sub_(expected.abs_(), alpha=torch.finfo(out.dtype).eps)
+    return 4 * float(sums.max())
+
+
+def differs(result: torch.Tensor, other: torch.Tensor, tolerance: float) -> torch.Tensor:
+    """Whether two correct results of the same inputs could not differ so much; NaN counts as a difference."""
+    allowed = other.float().abs_().mul_(4 * torch.finfo(other.dtype).eps).add_(tolerance)
+    return (result.float().sub_(other).abs_() <= allowed).all().logical_not()
 
 
 def _errors(out: torch.Tensor, expected: torch.Tensor, bound: torch.Tensor) -> Errors:

@@ -1,0 +1,86 @@
+"""Memory that two processes see, and the guarded tensors in it: a file without a name on a CPU, an IPC handle on a GPU."""
+
+from __future__ import annotations
+
+import base64
+import mmap
+import os
+import pickle
+from typing import Any
+
+import torch
+
+from minfer.bench.operands import GUARD, POISON
+
+ALIGNMENT = 512  # bytes
+
+
+class Arena:
+    """Hands out tensors of its memory. `handle` and `describe` are JSON for the other process's `attach` and `view`."""
+
+    def __init__(self, nbytes: int, device: torch.device) -> None:
+        self.handle: dict[str, Any]
+        self.fds: tuple[int, ...] = ()  # for the other process to inherit
+        nbytes = -(-nbytes // ALIGNMENT) * ALIGNMENT
+        if device.type == "cuda":
+            self._memory = torch.empty(nbytes, dtype=torch.uint8, device=device)
+            shared = self._memory.untyped_storage()._share_cuda_()
+            self.handle = {"cuda": base64.b64encode(pickle.dumps(shared)).decode()}
+        else:
+            fd = os.memfd_create("minfer")
+            os.ftruncate(fd, nbytes)
+            self.fds, self.handle = (fd,), {"fd": fd, "bytes": nbytes}
+            self._memory = attach(self.handle)
+        self.clear()
+
+    def clear(self) -> None:
+        """Take all tensors back."""
+        self._used = 0
+        self._guards: list[torch.Tensor] = []
+
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy of a dense tensor, strides and all, with guard zones around it."""
+        guard = GUARD * tensor.element_size()
+        size = tensor.numel() * tensor.element_size()
+        start = self._used + guard
+        self._used = -(-(start + size + guard) // ALIGNMENT) * ALIGNMENT
+        if self._used > len(self._memory):
+            raise MemoryError(f"{self._used} bytes of tensors do not fit in an arena of {len(self._memory)}")
+        for edge in (self._memory[start - guard : start], self._memory[start + size : start + size + guard]):
+            self._guards.append(edge.view(torch.int16).fill_(POISON))
+        flat = self._memory[start : start + size].view(tensor.dtype)
+        return flat.as_strided(tensor.shape, tensor.stride(), flat.storage_offset()).copy_(tensor)
+
+    def breached(self) -> bool:
+        """Whether anything was written outside the tensors."""
+        return any(bool((guard != POISON).any()) for guard in self._guards)
+
+    def describe(self, tensor: torch.Tensor) -> dict[str, Any]:
+        offset = tensor.data_ptr() - self._memory.data_ptr()
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        return {"offset": offset, "dtype": dtype, "shape": list(tensor.shape), "stride": list(tensor.stride())}
+
+    def close(self) -> None:
+        """The memory lives on until the last process and tensor lets go of it."""
+        for fd in self.fds:
+            os.close(fd)
+
+
+def attach(handle: dict[str, Any]) -> torch.Tensor:
+    """The memory of an arena, as bytes."""
+    if "fd" in handle:
+        return torch.frombuffer(mmap.mmap(handle["fd"], handle["bytes"]), dtype=torch.uint8)
+    storage = torch.UntypedStorage._new_shared_cuda(*pickle.loads(base64.b64decode(handle["cuda"])))
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+def view(memory: torch.Tensor, description: dict[str, Any]) -> torch.Tensor:
+    """The tensor of a description."""
+    dtype = getattr(torch, description["dtype"])
+    flat = memory[description["offset"] :].view(dtype)
+    return flat.as_strided(description["shape"], description["stride"], flat.storage_offset())
+
+
+def guarded_bytes(nbytes: int, tensors: int) -> int:
+    """At most how much of an arena so many bytes in so many tensors take."""
+    return nbytes + tensors * (2 * GUARD * 4 + ALIGNMENT)

@@ -1,0 +1,227 @@
+"""Judges a kernel that is not trusted, from a process that it has no part in (`untrusted=true`).
+
+The kernel runs in a process of its own (`minfer.runner`) and shares with the judge nothing but memory: the judge writes
+its inputs, compares what it writes with the oracle, and times it by the judge's own clock. Between two blocks of calls
+that process is stopped, while all its inputs get new values: there is nothing to prepare, to remember or to patch.
+A clock outside is too coarse to replace the one inside. It is the witness against it: times inside that are shorter
+than what passed outside, or a baseline that was slower beside the kernel than by itself, are `dishonest`.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+import signal
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from minfer import build, ops
+from minfer.bench import device as devices
+from minfer.bench.arena import Arena, guarded_bytes
+from minfer.bench.integrity import Dishonest
+from minfer.bench.measure import rotations
+from minfer.bench.operands import poison
+from minfer.bench.verify import Trial, WrongResult, differs, synchronize, tolerance, verify
+from minfer.ops import Case
+from minfer.process import Died, Process, adopt_orphans, children, orphans, serve
+from minfer.store import Row
+
+# The clocks may differ by this factor: blocks are short, shared memory has small pages, and the machine may be busy.
+BELIEVED = {"cuda": 1.25, "cpu": 1.6}
+BLOCK_S, FEWEST_SETS = 0.25, 8  # of a block; enough sets that it takes so long, but no more than the cache needs
+BLOCKS, MOST_BLOCKS = 3, 12  # of each arm; more where the clocks disagree, and all of them must
+CHECKED = 16  # results of a block, chosen by chance when it is done
+START_S = 120.0
+
+
+class RunnerFailed(Exception):
+    """The kernel raised an error, in words of its own."""
+
+
+class Remote:
+    """A kernel in a process of its own; called like any other."""
+
+    def __init__(self, case: Case, request: Mapping[str, Any], arena: Arena, log: Path) -> None:
+        self.arena, self.seconds = arena, request["timeout_s"]
+        self.deterministic = True
+        self.process = Process("minfer.runner", log, arena.fds)
+        about = {"device": request["device"], "extra": request["extra"], "arena": arena.handle}
+        self.process.send(what="hello", case=case.to_dict(), **about)
+
+    def started(self) -> None:
+        self.deterministic = bool(self._reply(START_S, "deterministic"))
+
+    def unsupported(self, case: Case, capability: tuple[int, int] | None) -> str | None:
+        return self.ask("unsupported", "why", case=case.to_dict())
+
+    def __call__(self, out: torch.Tensor, *inputs: torch.Tensor, **arguments: Any) -> None:
+        """Run the kernel on copies of these tensors, and copy back what became of them. Raises WrongResult, Dishonest,
+        RunnerFailed and Died."""
+        self.arena.clear()
+        copies = [self.arena.copy(tensor) for tensor in (out, *inputs)]
+        described = [self.arena.describe(copy) for copy in copies]
+        synchronize(out.device)
+        returned = self.ask("call", "returned", out=described[0], inputs=described[1:], arguments=arguments)
+        if returned is not None:
+            raise Dishonest(f"returned a {returned}; a kernel writes its output and returns nothing")
+        if self.arena.breached():
+            raise Dishonest("wrote outside its output")
+        for tensor, copy in zip((out, *inputs), copies, strict=True):
+            tensor.copy_(copy)
+
+    def ask(self, what: str, answer: str, **about: Any) -> Any:
+        """Send a request and receive the one value of its reply."""
+        self.process.send(what=what, **about)
+        return self._reply(self.seconds, answer)
+
+    def _reply(self, seconds: float, answer: str) -> Any:
+        reply = self.process.receive(seconds)
+        if "error" in reply:
+            raise RunnerFailed(" ".join(str(reply["error"]).split()))
+        if answer not in reply:
+            raise Dishonest("answered what nobody had asked")
+        return reply[answer]
+
+    def time(self, what: str) -> float:
+        """Seconds from waking the stopped process to its answer."""
+        begin = time.perf_counter()
+        self.process.signal(signal.SIGCONT)
+        self.ask(what, "done")
+        seconds = time.perf_counter() - begin
+        self.process.signal(signal.SIGSTOP)
+        return seconds
+
+
+class Race:
+    """Kernel and baseline, each in its process, on the same sets of operands, timed from outside."""
+
+    def __init__(self, case: Case, kernel: Remote, baseline: Remote, arena: Arena, device: torch.device) -> None:
+        self.op, self.device, self.arena = ops.get(case.op), device, arena
+        self.kernel, self.baseline = kernel, baseline
+        self.function = build.function(self.op.kernels[self.op.baseline], devices.arch(device))
+        self.call = self.op.calls[0]
+        trial = Trial(case, self.call, "normal", secrets.randbits(31))
+        operands, out, inputs = trial.operands(self.op, device)
+        self.tolerance = tolerance(self.op, trial, out, inputs)
+        self.expected = torch.empty_like(out)
+        arena.clear()
+        self.twins = [
+            inputs,
+            *(self.op.inputs(case, operands.rand) for _ in range(self._sets(case, inputs) - 1)),
+        ]
+        self.outs = [arena.copy(out) for _ in self.twins]
+        self.sets = [tuple(arena.copy(tensor) for tensor in twin) for twin in self.twins]
+        synchronize(device)
+        outs = [arena.describe(out) for out in self.outs]
+        described = [[arena.describe(tensor) for tensor in inputs] for inputs in self.sets]
+        for remote in (kernel, baseline):
+            remote.ask("prepare", "done", outs=outs, inputs=described, arguments=self.call)
+            remote.process.signal(signal.SIGSTOP)
+
+    def _sets(self, case: Case, inputs: tuple[torch.Tensor, ...]) -> int:
+        seconds = []
+        for _ in range(3):
+            begin = time.perf_counter()
+            self.function(self.expected, *inputs, **self.call)
+            synchronize(self.device)
+            seconds.append(time.perf_counter() - begin)
+        return min(rotations(self.op, case, self.device), max(FEWEST_SETS, round(BLOCK_S / min(seconds))))
+
+    def block(self, remote: Remote) -> float:
+        """Seconds of one call, from one call on each set. Raises Dishonest unless all the results are right."""
+        for inputs, twin, out in zip(self.sets, self.twins, self.outs, strict=True):
+            for tensor, kept in zip(inputs, twin, strict=True):
+                # Its own values, each in another place. A roll keeps the strides.
+                kept.copy_(kept.roll(1 + secrets.randbelow(kept.numel())))
+                tensor.copy_(kept)
+            poison(out)
+        synchronize(self.device)
+        rest = min(remote.time("rest") for _ in range(3))
+        seconds = remote.time("run") - rest
+        if remote is self.kernel:
+            self._check()
+        return max(seconds, 0.0) / len(self.sets)
+
+    def _check(self) -> None:
+        chosen = random.SystemRandom().sample(range(len(self.sets)), min(CHECKED, len(self.sets)))
+        for index in chosen:
+            inputs, twin, out = self.sets[index], self.twins[index], self.outs[index]
+            self.function(self.expected, *twin, **self.call)
+            if bool(differs(out, self.expected, self.tolerance)):
+                raise Dishonest("returned a wrong result in a process of its own, though it was right when verified")
+            for number, (tensor, kept) in enumerate(zip(inputs, twin, strict=True)):
+                if not torch.equal(tensor, kept):
+                    raise Dishonest(f"changed its input {number} while it was timed")
+        if self.arena.breached():
+            raise Dishonest("wrote outside its output while it was timed")
+        if strays := children(self.kernel.process.process.pid) | orphans():
+            raise Dishonest(f"left a process running: {min(strays)}")
+
+
+def judge(request: dict[str, Any], log: Path) -> Row:
+    """The columns that judging a case fills: status and message only where they change."""
+    case = Case(**request["case"])
+    op, device = ops.get(case.op), devices.pick(request["device"])
+    sets = rotations(op, case, device)
+    per_set = guarded_bytes(int(op.case_bytes(case)), 8)
+    arena = Arena(max(sets, 2) * per_set + (16 << 20), device)
+    twin = op.case(op.baseline, case.dtype, case.shape, case.params)
+    kernel, baseline = Remote(case, request, arena, log), Remote(twin, request | {"extra": []}, arena, log)
+    try:
+        kernel.started()
+        baseline.started()
+        verify(op, case, kernel, kernel, device, devices.capability(device), secrets.randbits(31))
+        return _compare(Race(case, kernel, baseline, arena, device), request["claims"])
+    except WrongResult as error:
+        return {"status": "wrong", "message": f"seen from another process: {error}"}
+    except Dishonest as error:
+        return {"status": "dishonest", "message": str(error)}
+    except RunnerFailed as error:
+        return {"status": "error", "message": f"in a process of its own: {error}"}
+    except Died as death:
+        return {"status": death.status, "message": f"in a process of its own: {death}"}
+    finally:
+        kernel.process.kill()
+        baseline.process.kill()
+        arena.close()
+
+
+def _compare(race: Race, claims: Mapping[str, float]) -> Row:
+    """Time both until the claims are believed, or for MOST_BLOCKS. The best time and the best ratio seen count, so that
+    a busy machine accuses nobody."""
+    mine: list[float] = []
+    theirs: list[float] = []
+    while True:
+        mine.append(race.block(race.kernel) * 1e6)
+        theirs.append(race.block(race.baseline) * 1e6)
+        row = {"judged_us": min(mine), "judged_baseline_us": min(theirs)}
+        speedup = max(b / max(a, 1e-3) for a, b in zip(mine, theirs, strict=True))
+        doubt = _doubt(claims, BELIEVED[race.device.type], min(mine), speedup)
+        if len(mine) >= BLOCKS and (not doubt or len(mine) == MOST_BLOCKS):
+            return row | ({"status": "dishonest", "message": doubt} if doubt else {"guarantee": "judged"})
+
+
+def _doubt(claims: Mapping[str, float], believed: float, us: float, speedup: float) -> str:
+    """What cannot be believed of what was measured inside, or nothing."""
+    for regime in ("cold", "steady"):
+        if f"{regime}_us" not in claims:
+            continue
+        inside, gain = claims[f"{regime}_us"], claims[f"{regime}_speedup"]
+        if inside * believed < us:
+            return f"takes {inside:.4g} us by the clock inside of its process and {us:.4g} us by the clock outside"
+        if gain > believed * speedup:
+            return f"is {gain:.3g} times as fast as the baseline inside of its process and {speedup:.3g} times outside"
+    return ""
+
+
+def main() -> None:
+    adopt_orphans()
+    serve(lambda request, _: {"row": judge(request, Path(request["log"]))})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,196 @@
+"""A process that may crash, hang, run out of memory or lie, and what is known of it from outside.
+
+It is started with two file descriptors, reads requests from the one and writes replies to the other, one JSON object a
+line; `serve` is its side. Its stdout and stderr, where a kernel may print, go to a log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import json
+import os
+import re
+import secrets
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+Message = dict[str, Any]
+
+
+class Died(Exception):
+    """The process is gone; `status` is the row's."""
+
+    def __init__(self, status: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Process:
+    """A running module that answers requests. It has a session of its own, so that all of it can be stopped or killed."""
+
+    def __init__(self, module: str, log: Path, pass_fds: Sequence[int] = ()) -> None:
+        self.log = log
+        self.phase = "start"  # what it last said that it was doing
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        theirs_in, ours_out = os.pipe()
+        ours_in, theirs_out = os.pipe()
+        self._oom_kills = _oom_kills()
+        with open(self.log, "ab") as file:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", module, str(theirs_in), str(theirs_out)],
+                pass_fds=(theirs_in, theirs_out, *pass_fds), stdin=subprocess.DEVNULL, stdout=file, stderr=file,
+                start_new_session=True, env=os.environ | {"PYTHONUNBUFFERED": "1"},
+            )  # fmt: skip
+        _running.add(self.process.pid)
+        os.close(theirs_in)
+        os.close(theirs_out)
+        self._requests, self._replies, self._buffer = os.fdopen(ours_out, "w", buffering=1), ours_in, b""
+        self._nonce = ""
+
+    def send(self, **message: Any) -> None:
+        """Send a request. Its reply must repeat the nonce, which what runs there has no business to know."""
+        self._nonce = secrets.token_hex(16)
+        try:
+            self._requests.write(json.dumps(message | {"nonce": self._nonce}) + "\n")
+        except BrokenPipeError:
+            pass  # it died; receive says how
+
+    def receive(self, seconds: float) -> Message:
+        """The next reply that is not about progress. Raises Died, and then has killed it."""
+        deadline = time.monotonic() + seconds
+        while True:
+            line, newline, rest = self._buffer.partition(b"\n")
+            if newline:
+                self._buffer = rest
+                message = self._checked(line)
+                if "phase" not in message:
+                    return message
+                self.phase = message["phase"]
+                continue
+            left = deadline - time.monotonic()
+            # Not the whole time at once: what a dead process left behind may keep the pipe open.
+            if not select.select([self._replies], [], [], max(0.0, min(left, 0.5)))[0]:
+                if self.process.poll() is not None:
+                    raise self._post_mortem()
+                if left <= 0:
+                    self.kill()
+                    raise Died("timeout", f"killed after {seconds:g} s, in the phase {self.phase!r}")
+                continue
+            chunk = os.read(self._replies, 1 << 20)
+            if not chunk:
+                raise self._post_mortem()
+            self._buffer += chunk
+
+    def ask(self, seconds: float, **message: Any) -> Message:
+        """Send a request and receive its reply. Raises Died."""
+        self.send(**message)
+        return self.receive(seconds)
+
+    def _checked(self, line: bytes) -> Message:
+        try:
+            message = json.loads(line)
+            if message.pop("nonce") == self._nonce:
+                return message
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            pass
+        self.kill()
+        raise Died("dishonest", "wrote to the result pipe, where only the harness answers")
+
+    def _post_mortem(self) -> Died:
+        self.process.wait()
+        code = self.process.returncode
+        self.kill()  # what it may have started
+        if code == -signal.SIGKILL and _oom_kills() > self._oom_kills:
+            return Died(
+                "oom", f"the host ran out of memory in the phase {self.phase!r}, and the kernel killed the process"
+            )
+        how = f"exit status {code}" if code >= 0 else signal.Signals(-code).name
+        said = f": {last}" if code > 0 and (last := _last_line(self.log)) else ""
+        return Died("crashed", f"the process died in the phase {self.phase!r} by {how}{said}")
+
+    def signal(self, number: int) -> None:
+        """Send a signal to it and to everything that it started in its session."""
+        try:
+            os.killpg(self.process.pid, number)
+        except ProcessLookupError:
+            pass
+
+    def kill(self) -> None:
+        """End it and everything that it started; in another session, too, where this process adopts orphans."""
+        self.signal(signal.SIGKILL)
+        self.process.wait()
+        _running.discard(self.process.pid)
+        while strays := orphans():  # their own children come next
+            for pid in strays:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+
+
+_running: set[int] = set()
+_adopts = False
+
+
+def adopt_orphans() -> None:
+    """Make this process the parent of whatever its descendants leave behind (PR_SET_CHILD_SUBREAPER). Its children must
+    all be a `Process` from now on."""
+    global _adopts
+    ctypes.CDLL(None).prctl(36, 1)
+    _adopts = True
+
+
+def orphans() -> set[int]:
+    """The processes that were left behind to this one."""
+    return children(os.getpid()) - _running if _adopts else set()
+
+
+def children(pid: int) -> set[int]:
+    """The processes that a process started, or adopted, and that still run."""
+    found: set[int] = set()
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found |= {int(child) for child in path.read_text().split() if _runs(int(child))}
+    return found
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def _oom_kills() -> int:
+    try:
+        found = re.search(r"^oom_kill (\d+)", Path("/proc/vmstat").read_text(), re.MULTILINE)
+    except OSError:
+        return 0
+    return int(found[1]) if found else 0
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return lines[-1].strip() if lines else ""
+
+
+def serve(answer: Callable[[Message, Callable[..., None]], Message]) -> None:
+    """The process's side: answer requests until there are no more. `answer` gets each one, and a function `say` that
+    reports progress before the reply."""
+    requests, replies = os.fdopen(int(sys.argv[1]), "r"), os.fdopen(int(sys.argv[2]), "w", buffering=1)
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: do not outlive the one who asks
+    faulthandler.enable()
+    for line in requests:
+        request = json.loads(line)
+        nonce = request.pop("nonce")
+
+        def say(nonce: str = nonce, **message: Any) -> None:
+            replies.write(json.dumps(message | {"nonce": nonce}) + "\n")
+
+        say(**answer(request, say))

@@ -1,0 +1,96 @@
+"""The process that runs one kernel for `minfer.judge`, in memory of the judge's, and knows nothing of how it is judged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from minfer import build, ops
+from minfer.bench import device as devices
+from minfer.bench.arena import attach, view
+from minfer.bench.verify import synchronize
+from minfer.ops import Case
+from minfer.process import serve
+
+
+class Runner:
+    """One kernel, and the memory that it works in. Each public method answers the request of its name."""
+
+    def __init__(self, device: str, case: dict[str, Any], arena: dict[str, Any], extra: list[str]) -> None:
+        self.device = devices.pick(device)
+        self.memory = attach(arena)
+        for path in extra:
+            ops.load_file(Path(path))
+        self.kernel = ops.get(case["op"]).kernels[case["kernel"]]
+        self.function = build.function(self.kernel, devices.arch(self.device))
+        self.block: Callable[[], object] = lambda: None
+
+    def hello(self) -> dict[str, Any]:
+        return {"deterministic": self.kernel.deterministic}
+
+    def unsupported(self, case: dict[str, Any]) -> dict[str, Any]:
+        """Why the kernel cannot run a case."""
+        return {"why": self.kernel.unsupported(Case(**case), devices.capability(self.device))}
+
+    def call(self, out: dict[str, Any], inputs: list[dict[str, Any]], arguments: dict[str, Any]) -> dict[str, Any]:
+        """One call."""
+        tensors = [view(self.memory, tensor) for tensor in inputs]
+        returned = self.function(view(self.memory, out), *tensors, **arguments)
+        synchronize(self.device)
+        return {"returned": None if returned is None else type(returned).__name__}
+
+    def prepare(self, outs: list[Any], inputs: list[list[Any]], arguments: dict[str, Any]) -> dict[str, Any]:
+        """Get ready for blocks of one call on each of these sets of operands; on a GPU, a graph of them."""
+        sets = [
+            (view(self.memory, out), *(view(self.memory, tensor) for tensor in tensors))
+            for out, tensors in zip(outs, inputs, strict=True)
+        ]
+
+        def block() -> None:
+            for operands in sets:
+                self.function(*operands, **arguments)
+
+        block()
+        synchronize(self.device)
+        self.block = block
+        if self.device.type == "cuda":
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                block()
+            self.block = graph.replay
+        return {"done": True}
+
+    def run(self) -> dict[str, Any]:
+        """One block."""
+        self.block()
+        synchronize(self.device)
+        return {"done": True}
+
+    def rest(self) -> dict[str, Any]:
+        """Nothing: what a block costs beside its calls."""
+        synchronize(self.device)
+        return {"done": True}
+
+
+def main() -> None:
+    runner: Runner | None = None
+
+    def answer(request: dict[str, Any], _: object) -> dict[str, Any]:
+        nonlocal runner
+        what = request.pop("what")
+        try:
+            if runner is None:
+                runner = Runner(**request)
+                return runner.hello()
+            return getattr(runner, what)(**request)
+        except Exception as error:
+            return {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
+
+    serve(answer)
+
+
+if __name__ == "__main__":
+    main()
