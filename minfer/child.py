@@ -7,6 +7,7 @@ and its reply the columns that it fills (`minfer.process` has the protocol).
 from __future__ import annotations
 
 import gc
+import math
 import os
 import time
 from collections.abc import Callable
@@ -17,6 +18,7 @@ import torch
 
 from minfer import build, ops
 from minfer.bench import device as devices
+from minfer.bench import peaks
 from minfer.bench.audit import audit
 from minfer.bench.clock import CudaClock
 from minfer.bench.integrity import Dishonest, Watch, check_delegation, check_library, check_sources
@@ -34,13 +36,22 @@ Say = Callable[..., None]
 class Child:
     """Runs cases on one device, one after the other."""
 
-    def __init__(self, kind: str, timing: Timing) -> None:
+    def __init__(self, kind: str, timing: Timing, known: dict[str, float] | None) -> None:
         self.device = devices.pick(kind)
         self.timing = timing
         self.capability = devices.capability(self.device)
         self.arch = devices.arch(self.device)
         self.telemetry = Telemetry(self.device)
         self.watch = Watch()
+        self.peaks = self._measure_peaks() if known is None else known
+
+    def _measure_peaks(self) -> dict[str, float]:
+        """The device's peaks, before any kernel was loaded; none where they cannot be measured, which costs no timing."""
+        try:
+            return peaks.measure(self.device, self.telemetry)
+        except (build.BuildError, RuntimeError) as error:
+            print(f"peaks could not be measured: {error}", flush=True)
+            return {}
 
     def run(self, case: Case, say: Say) -> tuple[Row, bool]:
         """The columns that a case fills, and whether this process can be trusted with another one."""
@@ -111,6 +122,7 @@ class Child:
         with self.telemetry.watch() as watched:
             self._time(bench, row)
         row |= watched
+        self._hold_against_peaks(op, case, bench.input_bytes, row)
         bench.check_operands()
         self._check_own_work(op, kernel, case, function, row["seed"])  # again: it may have waited for the timing
         row |= {"time_s": time.perf_counter() - begin}
@@ -134,6 +146,25 @@ class Child:
             second = audit(bench.clock, bench.arms[0], row["cold_empty_us"])
             row |= {"audit_us": second.cupti_us, "audit_events_us": second.events_us, "audit_kernels": second.kernels}
             row["flags"] = second.flag()
+
+    def _hold_against_peaks(self, op: Op, case: Case, input_bytes: float, row: Row) -> None:
+        """How near the times are to the device's peaks; what is beyond them is impossible."""
+        dtypes = case.dtype, case.params.get("accumulate", "float32")
+        for regime in ("cold", "steady"):
+            if us := row.get(f"{regime}_us"):
+                share = peaks.percent(self.peaks, row["flops"], row["bytes"], *dtypes, us * 1e-6)
+                row[f"{regime}_percent_of_peak"] = share
+        if self.device.type != "cuda":
+            return  # a processor's caches are not all flushed, and its FLOPs not measured
+        fastest = self.telemetry.max_sm_mhz() or math.inf
+        floors = {"cold": input_bytes, "steady": 0.0}  # rotated inputs may still be in the cache
+        for regime, nbytes in floors.items():
+            floor_us = peaks.floor_seconds(self.peaks, row["flops"], nbytes, *dtypes, fastest) * 1e6
+            if regime == "cold":
+                row["floor_us"] = floor_us
+            if (us := row.get(f"{regime}_us")) and us < floor_us:
+                message = f"the {regime} time of {us:.4g} us is less than the {floor_us:.4g} us that the peaks allow"
+                row |= {"status": "impossible", "message": message}
 
     def _check_own_work(self, op: Op, kernel: Kernel, case: Case, function: Function, seed: int) -> None:
         """Raises Dishonest when a kernel that is ours, by its registration, lets a library do the work."""
@@ -160,8 +191,9 @@ def main() -> None:
     def answer(request: dict[str, Any], say: Say) -> dict[str, Any]:
         nonlocal child
         if child is None:
-            child = Child(request["device"], Timing(**request["timing"]))
-            reply = {"environment": devices.environment(child.device), "capability": child.capability}
+            child = Child(request["device"], Timing(**request["timing"]), request["peaks"])
+            environment = devices.environment(child.device)
+            reply = {"environment": environment, "capability": child.capability, "peaks": child.peaks}
             for path in request["extra"]:  # from here on, code that may do anything runs in this process
                 ops.load_file(Path(path))
             return reply

@@ -26,6 +26,7 @@ STATUSES = {
     "unconverged": "correct, and timed, but the time cap came before the precision asked for",
     "wrong": "the result differs from the oracle by more than rounding, so it has no time",
     "dishonest": "the kernel broke a rule of measuring, such as doing less when it is timed, so it has no time",
+    "impossible": "faster than the device's measured peaks allow, so that the time cannot be true",
     "unsupported": "the kernel states that it does not support this case",
     "compile_error": "the kernel does not compile",
     "error": "the kernel raised an error",
@@ -58,6 +59,11 @@ def _regime(name: str, how: str, interval: str) -> list[tuple[str, pa.DataType, 
         (f"{name}_verdict", _TEXT, "faster, tie or slower than the baseline"),
         (f"{name}_tflops", _NUMBER, "the op's FLOPs over the median time, in 10^12 a second"),
         (f"{name}_gbps", _NUMBER, "the op's least bytes over the median time, in 10^9 a second"),
+        (
+            f"{name}_percent_of_peak",
+            _NUMBER,
+            "the least time that the measured peaks allow for these FLOPs and bytes, over the median time, in percent",
+        ),
         (f"{name}_samples_us", pa.list_(_NUMBER), "every sample of this kernel, in the order taken"),
         (f"{name}_baseline_samples_us", pa.list_(_NUMBER), "every sample of the baseline, in the same order"),
         (
@@ -98,6 +104,12 @@ COLUMNS: list[tuple[str, pa.DataType, str]] = [
     ("cold_empty_us", _NUMBER, "what the same window reads with no kernel in it; not subtracted"),
     *_regime("steady", "back to back in long blocks, inputs rotated", "the range over neighbouring blocks"),
     ("steady_rotations", _COUNT, "sets of inputs that the calls of a block go round"),
+    (
+        "peaks",
+        pa.map_(_TEXT, _NUMBER),
+        "what this device did at best in this run, by minfer.bench.peaks: GB/s, TFLOP/s, MHz",
+    ),
+    ("floor_us", _NUMBER, "no cold call can take less, by those peaks; null on a CPU"),
     ("flops", _NUMBER, "floating-point operations of one call"),
     ("bytes", _NUMBER, "the fewest bytes of one call: each input read once, each output written once"),
     # cost

@@ -27,7 +27,7 @@ from minfer.store import Row
 CLAIMS = ("cold_us", "cold_speedup", "steady_us", "steady_speedup")  # what the judge holds against its own clock
 
 # A resumed run does not repeat these; what crashed or ran out of time or memory may do better another time.
-SETTLED = ("ok", "unconverged", "wrong", "dishonest", "unsupported")
+SETTLED = ("ok", "unconverged", "wrong", "dishonest", "impossible", "unsupported")
 
 
 @dataclass
@@ -73,6 +73,7 @@ class Supervisor:
         self.writer: store.Writer | None = None
         self.environment: Row = {"device_kind": shard.device}
         self.capability: tuple[int, int] | None = None
+        self.peaks: dict[str, float] | None = None  # measured by the first child
         self.builds: dict[str, build.Built | str] = {}  # by kernel; a str is why it failed
         self.log = Path(shard.folder) / "logs" / f"{shard.name}.log"
         progress = Path(shard.folder) / "progress" / f"{shard.name}.jsonl"
@@ -105,9 +106,9 @@ class Supervisor:
     def _start_child(self) -> Process:
         shard = self.shard
         self.child = Process("minfer.child", self.log)
-        about = {"device": shard.device, "extra": shard.extra, "timing": asdict(shard.timing)}
+        about = {"device": shard.device, "extra": shard.extra, "timing": asdict(shard.timing), "peaks": self.peaks}
         hello = self.child.ask(shard.case_timeout_s, **about)
-        self.environment = hello["environment"]
+        self.environment, self.peaks = hello["environment"], hello["peaks"]
         self.capability = tuple(hello["capability"]) if hello["capability"] else None
         return self.child
 
@@ -219,6 +220,7 @@ class Supervisor:
             "timing": self.shard.timing.name,
             "finished": datetime.datetime.now(datetime.UTC),
             "commit": self.shard.commit,
+            "peaks": self.peaks,
             **self.environment,
         }
 

@@ -20,14 +20,14 @@ from minfer.bench.timing import Timing
 from minfer.bench.verify import Function, Trial, check_genuine, differs, synchronize, tolerance
 from minfer.ops import DTYPES, Case, Op
 
-MOST_ROTATIONS = 4096
+MOST_ROTATIONS = {"cuda": 4096, "cpu": 512}  # a busy processor's threads may wait for each other milliseconds a call
 REMEMBERS = 1.5  # slower by this factor on fresh inputs: it must have remembered the old ones...
 CONFIRMED = 10  # ...if it is so every time: once may be the machine's doing
 
 
 def rotations(op: Op, case: Case, device: torch.device) -> int:
     """Enough sets of operands that going round them leaves nothing of the first in the cache."""
-    return min(MOST_ROTATIONS, 1 + math.ceil(2 * cache_bytes(device) / op.case_bytes(case)))
+    return min(MOST_ROTATIONS[device.type], 1 + math.ceil(2 * cache_bytes(device) / op.case_bytes(case)))
 
 
 @dataclass(frozen=True)

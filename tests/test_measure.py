@@ -1,0 +1,118 @@
+"""The bench on a CPU: the same rounds, statistics and verdicts as on a GPU. No test knows how fast this machine is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from minfer import ops
+from minfer.bench.clock import CpuClock
+from minfer.bench.device import cache_bytes
+from minfer.bench.integrity import Dishonest
+from minfer.bench.measure import MOST_ROTATIONS, Bench, rotations
+from minfer.bench.timing import Timing
+from minfer.ops.hgemm import matmul
+
+CPU = torch.device("cpu")
+HGEMM = ops.get("hgemm")
+TIMING = Timing(name="test", looks=[40, 80, 160, 320], precision=0.02, cold_cap_s=4, steady_block_s=0.2)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """On a busy machine the threads of a call wait for each other, for much longer than they compute."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def slowed(factor: float) -> Any:
+    """The baseline, and then waiting until the call has taken so many times as long as it would have."""
+
+    def kernel(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, alpha: float, beta: float) -> None:
+        begin = time.perf_counter()
+        matmul(out, a, b, alpha, beta)
+        end = begin + factor * (time.perf_counter() - begin)
+        while time.perf_counter() < end:
+            pass
+
+    return kernel
+
+
+def bench(kernel: Any, size: int = 128) -> Bench:
+    case = HGEMM.case("torch", "bfloat16", {"m": size, "n": size, "k": size})
+    made = Bench(HGEMM, case, kernel, matmul, CPU, seed=1)
+    made.warm_up(0.05)
+    return made
+
+
+def test_the_baseline_against_itself_is_a_tie() -> None:
+    comparisons = [bench(matmul).cold(TIMING)[0].comparison for _ in range(3)]
+    assert sum(comparison.verdict != "tie" for comparison in comparisons) <= 1
+    assert all(comparison.low < 1.03 and comparison.high > 0.97 for comparison in comparisons)
+
+
+def test_a_kernel_slowed_by_a_fifth_is_found_and_by_how_much() -> None:
+    comparison = bench(slowed(1.2)).cold(TIMING)[0].comparison
+    assert comparison.verdict == "slower"
+    assert comparison.speedup == pytest.approx(1 / 1.2, rel=0.1)
+
+
+def test_a_kernel_is_faster_than_a_slowed_baseline() -> None:
+    made = bench(matmul)
+    made.arms[1:] = [lambda index: slowed(1.5)(made.outs[index], *made.sets[index], 1.0, 0.0)] * 2
+    assert made.cold(TIMING)[0].comparison.verdict == "faster"
+
+
+def test_steady_finds_the_same() -> None:
+    regime = bench(slowed(3)).steady(TIMING, lambda: None)
+    assert regime.comparison.speedup == pytest.approx(1 / 3, rel=0.4)
+    assert regime.comparison.low <= regime.comparison.speedup <= regime.comparison.high
+
+
+def test_rounds_stop_at_a_look_or_at_the_cap() -> None:
+    loose = Timing(looks=[7, 14], precision=1e9, cold_cap_s=60)
+    regime, converged = bench(matmul).cold(loose)
+    assert converged and len(regime.kernel) == len(regime.baseline) == len(regime.duplicate) == 7
+    strict = Timing(looks=[7, 14], precision=1e-9, cold_cap_s=60)
+    regime, converged = bench(matmul).cold(strict)
+    assert not converged and len(regime.kernel) == 14
+    short = Timing(looks=[1000], precision=1e-9, cold_cap_s=0, least_rounds=3)
+    regime, converged = bench(matmul).cold(short)
+    assert not converged and 3 <= len(regime.kernel) < 1000
+
+
+@pytest.mark.parametrize("size", [32, 64, 512, 4096])
+def test_a_round_of_operands_is_twice_the_cache(size: int) -> None:
+    case = HGEMM.case("torch", "float16", {"m": size, "n": size, "k": size})
+    sets = rotations(HGEMM, case, CPU)
+    assert sets == MOST_ROTATIONS[CPU.type] or (sets - 1) * HGEMM.case_bytes(case) >= 2 * cache_bytes(CPU)
+    assert sets >= 2 or HGEMM.case_bytes(case) >= 2 * cache_bytes(CPU)
+
+
+def test_times_are_of_the_arm_that_took_them() -> None:
+    order = np.array([[0, 1, 2], [2, 1, 0], [1, 2, 0]])
+    arms = [lambda index, s=seconds: time.sleep(s) for seconds in (0.0, 0.02, 0.05)]
+    times = CpuClock(CPU).cold(arms, order, bench(matmul))
+    assert times.shape == order.shape
+    assert (times[:, 0] < 0.02).all() and (times[:, 1] >= 0.02).all() and (times[:, 2] >= 0.05).all()
+
+
+def test_every_timed_call_is_compared() -> None:
+    calls = []
+
+    def lazy_once(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, alpha: float, beta: float) -> None:
+        calls.append(1)
+        if len(calls) != 30:
+            matmul(out, a, b, alpha, beta)
+
+    with pytest.raises(Dishonest, match="1 of 40 timed calls returned a wrong result"):
+        made = bench(matmul)
+        made.arms[0] = lambda index: lazy_once(made.outs[index], *made.sets[index], 1.0, 0.0)
+        made.cold(TIMING)
