@@ -42,8 +42,8 @@ class Child:
         self.capability = devices.capability(self.device)
         self.arch = devices.arch(self.device)
         self.telemetry = Telemetry(self.device)
-        self.watch = Watch()
         self.peaks = self._measure_peaks() if known is None else known
+        self.watch = Watch()
 
     def _measure_peaks(self) -> dict[str, float]:
         """The device's peaks, before any kernel was loaded; none where they cannot be measured, which costs no timing."""
@@ -52,6 +52,9 @@ class Child:
         except (build.BuildError, RuntimeError) as error:
             print(f"peaks could not be measured: {error}", flush=True)
             return {}
+        finally:
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()  # its buffers are gigabytes
 
     def run(self, case: Case, say: Say) -> tuple[Row, bool]:
         """The columns that a case fills, and whether this process can be trusted with another one."""

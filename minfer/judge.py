@@ -123,6 +123,7 @@ class Race:
             remote.process.signal(signal.SIGSTOP)
 
     def _sets(self, case: Case, inputs: tuple[torch.Tensor, ...]) -> int:
+        """How many calls a block has."""
         seconds = []
         for _ in range(3):
             begin = time.perf_counter()
@@ -132,15 +133,16 @@ class Race:
         return min(rotations(self.op, case, self.device), max(FEWEST_SETS, round(BLOCK_S / min(seconds))))
 
     def block(self, remote: Remote) -> float:
-        """Seconds of one call, from one call on each set. Raises Dishonest unless all the results are right."""
+        """Seconds of one call, from one call on each set. Raises Dishonest unless the results are right."""
+        # What a block costs beside its calls, by the process that has no reason to make it long.
+        rest = min(self.baseline.time("rest") for _ in range(3))
         for inputs, twin, out in zip(self.sets, self.twins, self.outs, strict=True):
             for tensor, kept in zip(inputs, twin, strict=True):
-                # Its own values, each in another place. A roll keeps the strides.
+                # Its own values, each in another place. Nobody sees them before the clock runs: both are stopped.
                 kept.copy_(kept.roll(1 + secrets.randbelow(kept.numel())))
                 tensor.copy_(kept)
             poison(out)
         synchronize(self.device)
-        rest = min(remote.time("rest") for _ in range(3))
         seconds = remote.time("run") - rest
         if remote is self.kernel:
             self._check()

@@ -107,7 +107,7 @@ class Supervisor:
         shard = self.shard
         self.child = Process("minfer.child", self.log)
         about = {"device": shard.device, "extra": shard.extra, "timing": asdict(shard.timing), "peaks": self.peaks}
-        hello = self.child.ask(shard.case_timeout_s, **about)
+        hello = self.child.ask(max(shard.case_timeout_s, shard.build_timeout_s), **about)  # it may compile the probes
         self.environment, self.peaks = hello["environment"], hello["peaks"]
         self.capability = tuple(hello["capability"]) if hello["capability"] else None
         return self.child

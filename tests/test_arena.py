@@ -1,0 +1,76 @@
+"""Memory that two processes share: what the one puts there is what the other sees, and nothing beside it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from minfer.bench.arena import Arena, attach, guarded_bytes, view
+from tests.conftest import ROOT
+
+CPU = torch.device("cpu")
+TENSORS = [
+    torch.arange(12, dtype=torch.float32).view(3, 4),
+    torch.arange(12, dtype=torch.float32).view(4, 3).t(),
+    torch.randn(5, 7).to(torch.bfloat16),
+    torch.randn(1, 1).to(torch.float16),
+]
+
+
+def arena() -> Arena:
+    size = sum(tensor.numel() * tensor.element_size() for tensor in TENSORS)
+    return Arena(guarded_bytes(size, len(TENSORS)), CPU)
+
+
+def test_a_copy_has_the_values_and_strides_and_is_found_by_its_description() -> None:
+    shared = arena()
+    copies = [shared.copy(tensor) for tensor in TENSORS]
+    memory = attach(shared.handle)
+    for tensor, copy in zip(TENSORS, copies, strict=True):
+        seen = view(memory, json.loads(json.dumps(shared.describe(copy))))
+        assert torch.equal(seen, tensor) and seen.stride() == tensor.stride() and seen.dtype == tensor.dtype
+        seen.zero_()
+        assert not copy.any() and copy.data_ptr() != seen.data_ptr()
+    assert not shared.breached()
+
+
+WRITES = """
+import json, os, sys
+from minfer.bench.arena import attach, view
+handle, description = json.loads(sys.argv[1])
+view(attach(handle), description).fill_(7)
+"""
+
+
+def test_another_process_writes_into_it() -> None:
+    shared = arena()
+    copy = shared.copy(TENSORS[0])
+    words = json.dumps([shared.handle, shared.describe(copy)])
+    subprocess.run([sys.executable, "-c", WRITES, words], check=True, pass_fds=shared.fds, cwd=ROOT)
+    assert bool((copy == 7).all()) and not shared.breached()
+    shared.close()
+    assert bool((copy == 7).all())  # the memory outlives its file descriptor
+    with pytest.raises(OSError):
+        os.fstat(shared.fds[0])
+
+
+@pytest.mark.parametrize("place", [-1, 12])
+def test_what_is_written_beside_a_tensor_shows(place: int) -> None:
+    shared = arena()
+    copy = shared.copy(TENSORS[0])
+    copy.as_strided((1,), (1,), copy.storage_offset() + place).fill_(1)
+    assert shared.breached()
+    shared.clear()
+    assert not shared.breached()
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    shared = arena()
+    with pytest.raises(MemoryError, match="do not fit"):
+        for _ in range(100):
+            shared.copy(TENSORS[0])
