@@ -21,7 +21,6 @@ def test_every_fault_has_its_row_and_the_next_case_runs(run_shard):
         "segfaults",
         "zeros",
         "does_not_compile",
-        "hangs",
         "hungry",
         "raises",
         "exits",
@@ -35,7 +34,6 @@ def test_every_fault_has_its_row_and_the_next_case_runs(run_shard):
         "segfaults": ("crashed", "SIGSEGV"),
         "zeros": ("wrong", "all zeros"),
         "does_not_compile": ("compile_error", "does_not_compile.cpp"),
-        "hangs": ("timeout", "killed after 60 s, in the phase 'verify'"),
         "hungry": ("oom", "memory"),
         "raises": ("error", "these operands do not please me"),
         "exits": ("crashed", "exit status 0"),
@@ -48,6 +46,12 @@ def test_every_fault_has_its_row_and_the_next_case_runs(run_shard):
     for kernel in ("noisy", "honest"):
         assert rows[kernel]["status"] in store.MEASURED, rows[kernel]["message"]
         assert rows[kernel]["cold_us"] > 0 and rows[kernel]["steady_us"] > 0
+
+
+def test_a_kernel_that_hangs_is_killed_and_the_next_case_runs(run_shard):
+    hangs, zeros = run_shard(["hangs", "zeros"], case_timeout_s=15.0)
+    assert (hangs["status"], hangs["message"]) == ("timeout", "killed after 15 s, in the phase 'verify'")
+    assert hangs["cold_us"] is None and zeros["status"] == "wrong"
 
 
 def test_a_child_that_cannot_start_is_reported(run_shard, tmp_path, monkeypatch):
