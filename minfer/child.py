@@ -152,13 +152,13 @@ class Child:
 
     def _hold_against_peaks(self, op: Op, case: Case, input_bytes: float, row: Row) -> None:
         """How near the times are to the device's peaks; what is beyond them is impossible."""
+        if self.device.type != "cuda":
+            return  # a processor's caches are not all flushed, and its FLOPs not measured
         dtypes = case.dtype, case.params.get("accumulate", "float32")
         for regime in ("cold", "steady"):
             if us := row.get(f"{regime}_us"):
                 share = peaks.percent(self.peaks, row["flops"], row["bytes"], *dtypes, us * 1e-6)
                 row[f"{regime}_percent_of_peak"] = share
-        if self.device.type != "cuda":
-            return  # a processor's caches are not all flushed, and its FLOPs not measured
         fastest = self.telemetry.max_sm_mhz() or math.inf
         floors = {"cold": input_bytes, "steady": 0.0}  # rotated inputs may still be in the cache
         for regime, nbytes in floors.items():

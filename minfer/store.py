@@ -62,7 +62,7 @@ def _regime(name: str, how: str, interval: str) -> list[tuple[str, pa.DataType, 
         (
             f"{name}_percent_of_peak",
             _NUMBER,
-            "the least time that the measured peaks allow for these FLOPs and bytes, over the median time, in percent",
+            "the least time that the measured peaks allow for these FLOPs and bytes, over the median, in percent; GPU only",
         ),
         (f"{name}_samples_us", pa.list_(_NUMBER), "every sample of this kernel, in the order taken"),
         (f"{name}_baseline_samples_us", pa.list_(_NUMBER), "every sample of the baseline, in the same order"),

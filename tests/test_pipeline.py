@@ -58,7 +58,7 @@ def test_run_leaves_a_row_for_every_case_with_everything_in_it(finished):
             assert row[f"{regime}_tflops"] == pytest.approx(row["flops"] / row[f"{regime}_us"] / 1e6)
             assert row[f"{regime}_speedup_low"] <= row[f"{regime}_speedup"] <= row[f"{regime}_speedup_high"]
         assert row["cold_rounds"] == len(row["cold_samples_us"]) == len(row["cold_duplicate_samples_us"])
-        assert row["peaks"]["read_gbps"] > 0 and row["cold_percent_of_peak"] > 0 and row["guarantee"] == "in-process"
+        assert row["peaks"]["read_gbps"] > 0 and row["guarantee"] == "in-process"
         assert row["torch"] and row["python"] and row["device"] and row["source"] and row["node"]
         assert abs(row["finished"] - datetime.datetime.now(datetime.UTC)) < datetime.timedelta(hours=1)
         assert row["kernel"] in printed
@@ -150,4 +150,8 @@ def test_gpu_run_times_every_gpu_kernel(tmp_path):
     assert {"torch", "v01_naive", "v02_tiled", "v03_wmma", "triton_tiled"} <= {row["kernel"] for row in rows}
     for row in rows:
         assert row["device_kind"] == "cuda" and row["driver"] and row["sm_mhz"] > 0 and row["steady_rotations"] > 1
-        assert 0 < row["floor_us"] < row["cold_us"] and row["peaks"]["mma_float16_float32"] > 0
+        assert (
+            0 < row["floor_us"] < row["cold_us"]
+            and 0 < row["cold_percent_of_peak"] < 105
+            and row["peaks"]["mma_float16_float32"] > 0
+        )
