@@ -107,6 +107,7 @@ class Child:
 
     def _measure(self, op: Op, kernel: Kernel, case: Case, row: Row, say: Say) -> None:
         """Verify, then time; `row` gets its columns as they are known."""
+        say(phase="load")
         function = build.function(kernel, self.arch)
         baseline = build.function(op.kernels[op.baseline], self.arch)
 

@@ -52,7 +52,8 @@ class Process:
         _running.add(self.process.pid)
         os.close(theirs_in)
         os.close(theirs_out)
-        self._requests, self._replies, self._buffer = os.fdopen(ours_out, "w", buffering=1), ours_in, b""
+        self._requests, self._replies = os.fdopen(ours_out, "w", buffering=1), os.fdopen(ours_in, "rb", buffering=0)
+        self._buffer = b""
         self._nonce = ""
 
     def send(self, **message: Any) -> None:
@@ -84,7 +85,7 @@ class Process:
                     self.kill()
                     raise Died("timeout", f"killed after {seconds:g} s, in the phase {self.phase!r}")
                 continue
-            chunk = os.read(self._replies, 1 << 20)
+            chunk = self._replies.read(1 << 20)
             if not chunk:
                 raise self._post_mortem()
             self._buffer += chunk
@@ -128,6 +129,9 @@ class Process:
         self.signal(signal.SIGKILL)
         self.process.wait()
         _running.discard(self.process.pid)
+        self._replies.close()
+        with contextlib.suppress(OSError):  # it may not have read the last request
+            self._requests.close()
         while strays := orphans():  # their own children come next
             for pid in strays:
                 os.kill(pid, signal.SIGKILL)
