@@ -30,6 +30,7 @@ from minfer import ops, store
 from minfer.bench import device as devices
 from minfer.bench.clock import CudaClock
 from minfer.bench.measure import Bench
+from minfer.bench.stats import compare
 from minfer.bench.timing import Timing
 from minfer.ops import Case
 
@@ -77,7 +78,7 @@ def same_against_itself() -> Iterator[dict[str, Any]]:
     verdicts: list[str] = []
     for shape in AA_SHAPES:
         arms = bench(shape, torch_mm(), torch_mm())
-        verdicts += [arms.cold(TIMING)[0].comparison.verdict for _ in range(AA_RUNS)]
+        verdicts += [compare(*arms.cold(TIMING).T).verdict for _ in range(AA_RUNS)]
     share = sum(verdict != "tie" for verdict in verdicts) / len(verdicts)
     yield row("A/A: the same kernel against itself", f"not a tie, of {len(verdicts)}", share, 0.02, "share")
 
@@ -85,14 +86,13 @@ def same_against_itself() -> Iterator[dict[str, Any]]:
 def slowed() -> Iterator[dict[str, Any]]:
     """A kernel that spins for 2 % and for 0.5 % of its own time longer."""
     shape = (512, 512, 512)
-    regime, _ = bench(shape, spinning(SPIN_CYCLES), spinning(SPIN_CYCLES)).cold(TIMING)
-    longer, _ = bench(shape, spinning(2 * SPIN_CYCLES), spinning(SPIN_CYCLES)).cold(TIMING)
-    base_s = float(np.median(regime.kernel))
-    cycles_a_second = SPIN_CYCLES / (float(np.median(longer.kernel)) - base_s)
+    once, twice = (bench(shape, spinning(n * SPIN_CYCLES), spinning(SPIN_CYCLES)).cold(TIMING)[:, 0] for n in (1, 2))
+    base_s = float(np.median(once))
+    cycles_a_second = SPIN_CYCLES / (float(np.median(twice)) - base_s)
     for percent in (2.0, 0.5):
         extra = round(percent / 100 * base_s * cycles_a_second)
         arms = bench(shape, spinning(SPIN_CYCLES + extra), spinning(SPIN_CYCLES))
-        comparisons = [arms.cold(TIMING)[0].comparison for _ in range(SLOWED_RUNS)]
+        comparisons = [compare(*arms.cold(TIMING).T) for _ in range(SLOWED_RUNS)]
         found = float(np.median([1 / c.speedup - 1 for c in comparisons]))
         what = f"slowed by {percent:g} % (found: {found:.2%})"
         if percent == 2.0:
@@ -106,8 +106,8 @@ def steady_medians() -> dict[str, float]:
     """Steady medians in microseconds, of a library's and of our own kernels."""
     found = {}
     for shape in STEADY_SHAPES:
-        regime = bench(shape, torch_mm(), torch_mm()).steady(TIMING, lambda: None)
-        found[name(shape)] = float(np.median(regime.kernel)) * 1e6
+        first, *_, last = bench(shape, torch_mm(), torch_mm()).steady(TIMING, lambda: None)
+        found[name(shape)] = float(np.median(np.concatenate([first, last]))) * 1e6
     return found
 
 
@@ -135,7 +135,7 @@ def against_nvbench() -> Iterator[dict[str, Any]]:
                 clock = arms.clock
                 assert isinstance(clock, CudaClock)
                 clock.flush = clock.buffer.zero_  # type: ignore[method-assign, assignment]
-            ours, other = float(np.median(arms.cold(TIMING)[0].kernel)) * 1e6, theirs[name(shape)]
+            ours, other = float(np.median(arms.cold(TIMING)[:, 0])) * 1e6, theirs[name(shape)]
             what = f"{flush} flush {ours:.1f}, nvbench {other:.1f} µs"
             yield row(f"cold, {name(shape)}", what, abs(ours / other - 1), 0.02, "relative")
 

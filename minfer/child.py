@@ -1,13 +1,13 @@
 """The process that runs kernels, and that its supervisor can lose.
 
 The first request says which kind of device to use, and the reply is the environment; each further request is a case,
-and its reply the columns that it fills (`minfer.process` has the protocol).
+and its reply the samples and the columns that it fills (`minfer.process` has the protocol). What follows from the
+samples is the supervisor's business (`minfer.bench.derived`).
 """
 
 from __future__ import annotations
 
 import gc
-import math
 import os
 import time
 from collections.abc import Callable
@@ -28,7 +28,7 @@ from minfer.bench.timing import Timing
 from minfer.bench.verify import Function, Trial, WrongResult, verify
 from minfer.ops import Case, Kernel, Op
 from minfer.process import serve
-from minfer.store import MEASURED, Row
+from minfer.store import Row
 
 Say = Callable[..., None]
 
@@ -56,23 +56,30 @@ class Child:
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()  # its buffers are gigabytes
 
-    def run(self, case: Case, say: Say) -> tuple[Row, bool]:
-        """The columns that a case fills, and whether this process can be trusted with another one."""
-        row = self._run(case, say)
-        if row["status"] in ("dishonest", "crashed"):
-            return row, False
-        try:
-            self.watch.check()  # the next kernel must not be blamed for what this one left behind
-        except Dishonest:
-            return row, False
-        return row, True
+    def run(self, case: Case, say: Say) -> dict[str, Any]:
+        """`row`, the columns that a case fills; where it is right, `cold` and `steady`, its samples in seconds; and
+        `usable`, whether this process can be trusted with another case."""
+        reply = self._run(case, say)
+        if reply["row"]["status"] in ("dishonest", "crashed"):
+            return reply | {"usable": False}
+        return reply | {"usable": self._changed() is None}  # the next kernel is not to blame for what this one left
 
-    def _run(self, case: Case, say: Say) -> Row:
+    def _changed(self) -> str | None:
+        """What a kernel did to its process, in a sentence."""
+        try:
+            self.watch.check()
+        except Dishonest as error:
+            return str(error)
+        return None
+
+    def _run(self, case: Case, say: Say) -> dict[str, Any]:
         op = ops.get(case.op)
         kernel = op.kernels[case.kernel]
         row: Row = {"seed": int.from_bytes(os.urandom(4), "little")}
+        reply: dict[str, Any] = {"row": row}
         try:
-            self._measure(op, kernel, case, row, say)
+            reply |= self._measure(op, kernel, case, row, say)
+            row["status"] = "ok"
         except WrongResult as error:
             errors = error.errors
             row |= {
@@ -89,7 +96,9 @@ class Child:
             row |= {"status": "oom", "message": _sentence(error)}
         except Exception as error:  # whatever a kernel raises is a row, and never the end of the shard
             message = _sentence(error)
-            if "can't allocate memory" in message or "out of memory" in message:
+            if changed := self._changed():  # an error in the harness has a reason
+                row |= {"status": "dishonest", "message": changed}
+            elif "can't allocate memory" in message or "out of memory" in message:
                 row |= {"status": "oom", "message": message}
             elif self.device.type == "cuda" and "CUDA error" in str(error):
                 # An illegal access or a failed assertion leaves the CUDA context unusable.
@@ -97,16 +106,13 @@ class Child:
             else:
                 row |= {"status": "error", "message": message}
         finally:
-            if row.get("status") not in MEASURED:  # no time without a right result
-                for name in [name for name in row if name.startswith(("cold_", "steady_"))]:
-                    del row[name]
             gc.collect()
             if self.device.type == "cuda" and row.get("status") != "crashed":
                 torch.cuda.empty_cache()
-        return row
+        return reply
 
-    def _measure(self, op: Op, kernel: Kernel, case: Case, row: Row, say: Say) -> None:
-        """Verify, then time; `row` gets its columns as they are known."""
+    def _measure(self, op: Op, kernel: Kernel, case: Case, row: Row, say: Say) -> dict[str, Any]:
+        """Verify, then time; `row` gets its columns as they are known. Returns the samples."""
         say(phase="load")
         function = build.function(kernel, self.arch)
         baseline = build.function(op.kernels[op.baseline], self.arch)
@@ -120,55 +126,29 @@ class Child:
 
         say(phase="time")
         begin = time.perf_counter()
-        flops, nbytes = op.case_flops(case), op.case_bytes(case)
-        row |= {"baseline": op.baseline, "flops": flops, "bytes": nbytes}
         bench = Bench(op, case, function, baseline, self.device, row["seed"])
         with self.telemetry.watch() as watched:
-            self._time(bench, row)
+            samples = self._time(bench, row)
         row |= watched
-        self._hold_against_peaks(op, case, bench.input_bytes, row)
         bench.check_operands()
         self._check_own_work(op, kernel, case, function, row["seed"])  # again: it may have waited for the timing
         row |= {"time_s": time.perf_counter() - begin}
+        return samples
 
-    def _time(self, bench: Bench, row: Row) -> None:
+    def _time(self, bench: Bench, row: Row) -> dict[str, Any]:
         """Both regimes, and the second clock last: it must not disturb them."""
-        flops, nbytes = row["flops"], row["bytes"]
         bench.warm_up(self.timing.warmup_s)
-        regime, converged = bench.cold(self.timing)
-        row |= regime.columns("cold", flops, nbytes)
-        row |= {"cold_rounds": len(regime.kernel), "cold_empty_us": bench.clock.empty(30) * 1e6, "flags": ""}
-        row |= {"status": "ok"}
-        if not converged:
-            known, asked = regime.comparison.half_width, self.timing.precision
-            message = f"after {len(regime.kernel)} rounds the ratio is known to ±{known:.2%}, asked for ±{asked:.2%}"
-            row |= {"status": "unconverged", "message": message}
+        samples: dict[str, Any] = {"cold": bench.cold(self.timing).tolist(), "steady": []}
+        row |= {"cold_empty_us": bench.clock.empty(30) * 1e6, "flags": ""}
         if self.timing.steady_block_s > 0:
-            regime = bench.steady(self.timing, lambda: row.update(self.telemetry.sample()))
-            row |= regime.columns("steady", flops, nbytes) | {"steady_rotations": bench.rotations}
+            blocks = bench.steady(self.timing, lambda: row.update(self.telemetry.sample()))
+            samples["steady"] = [block.tolist() for block in blocks]
+            row["steady_rotations"] = bench.rotations
         if self.timing.audit and isinstance(bench.clock, CudaClock):
             second = audit(bench.clock, bench.arms[0], row["cold_empty_us"])
             row |= {"audit_us": second.cupti_us, "audit_events_us": second.events_us, "audit_kernels": second.kernels}
             row["flags"] = second.flag()
-
-    def _hold_against_peaks(self, op: Op, case: Case, input_bytes: float, row: Row) -> None:
-        """How near the times are to the device's peaks; what is beyond them is impossible."""
-        if self.device.type != "cuda":
-            return  # a processor's caches are not all flushed, and its FLOPs not measured
-        dtypes = case.dtype, case.params.get("accumulate", "float32")
-        for regime in ("cold", "steady"):
-            if us := row.get(f"{regime}_us"):
-                share = peaks.percent(self.peaks, row["flops"], row["bytes"], *dtypes, us * 1e-6)
-                row[f"{regime}_percent_of_peak"] = share
-        fastest = self.telemetry.max_sm_mhz() or math.inf
-        floors = {"cold": input_bytes, "steady": 0.0}  # rotated inputs may still be in the cache
-        for regime, nbytes in floors.items():
-            floor_us = peaks.floor_seconds(self.peaks, row["flops"], nbytes, *dtypes, fastest) * 1e6
-            if regime == "cold":
-                row["floor_us"] = floor_us
-            if (us := row.get(f"{regime}_us")) and us < floor_us:
-                message = f"the {regime} time of {us:.4g} us is less than the {floor_us:.4g} us that the peaks allow"
-                row |= {"status": "impossible", "message": message}
+        return samples
 
     def _check_own_work(self, op: Op, kernel: Kernel, case: Case, function: Function, seed: int) -> None:
         """Raises Dishonest when a kernel that is ours, by its registration, lets a library do the work."""
@@ -203,8 +183,7 @@ def main() -> None:
             return reply
         case = Case(**request["case"])
         print(f"--- {case.key}", flush=True)
-        row, usable = child.run(case, say)
-        return {"row": row, "usable": usable}
+        return child.run(case, say)
 
     serve(answer)
 

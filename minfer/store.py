@@ -105,6 +105,11 @@ COLUMNS: list[tuple[str, pa.DataType, str]] = [
     *_regime("steady", "back to back in long blocks, inputs rotated", "the range over neighbouring blocks"),
     ("steady_rotations", _COUNT, "sets of inputs that the calls of a block go round"),
     (
+        "steady_blocks",
+        pa.list_(_COUNT),
+        "samples of each block in the order taken: kernel, baseline, duplicate, kernel; only a block's second half counts",
+    ),
+    (
         "peaks",
         pa.map_(_TEXT, _NUMBER),
         "what this device did at best in this run, by minfer.bench.peaks: GB/s, TFLOP/s, MHz",

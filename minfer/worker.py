@@ -12,19 +12,24 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from minfer import build, ops, store
+from minfer.bench.derived import derive
 from minfer.bench.timing import Timing
 from minfer.ops import Case
 from minfer.process import Died, Process, adopt_orphans
 from minfer.store import Row
 
 CLAIMS = ("cold_us", "cold_speedup", "steady_us", "steady_speedup")  # what the judge holds against its own clock
+
+TIMES = tuple(name for name in store.SCHEMA.names if name.startswith(("cold_", "steady_")))
 
 # A resumed run does not repeat these; what crashed or ran out of time or memory may do better another time.
 SETTLED = ("ok", "unconverged", "wrong", "dishonest", "impossible", "unsupported")
@@ -184,13 +189,32 @@ class Supervisor:
         except Died as death:
             self.child = None
             return row | {"status": death.status, "message": str(death)}
-        if not reply["usable"] or self.shard.untrusted:  # what it did to its process must not outlast it
-            child.kill()
+        row = self._columns(case, reply) | row
+        if not reply.get("usable") or row["status"] == "dishonest" or self.shard.untrusted:
+            child.kill()  # what it did to its process must not outlast it
             self.child = None
-        row |= reply["row"]
         if row["status"] not in store.MEASURED:
             return row
         return row | {"guarantee": "in-process"} | (self._judge(case, row) if self.shard.untrusted else {})
+
+    def _columns(self, case: Case, reply: Mapping[str, Any]) -> Row:
+        """What a reply comes to. Its process ran code that may say anything: of a correct case only the samples are
+        believed, and what follows from them is worked out here."""
+        try:
+            said = dict(reply["row"])
+            row = said | dict.fromkeys(TIMES)
+            if row["status"] in store.MEASURED:
+                roofs = self.peaks if self.shard.device == "cuda" else None
+                row |= {name: said.get(name) for name in ("cold_empty_us", "steady_rotations")}
+                row |= derive(case, reply["cold"], reply["steady"], self.shard.timing, roofs)
+            if row["status"] not in store.MEASURED:  # no time without a right result
+                row |= dict.fromkeys(TIMES)
+            if row["status"] not in store.STATUSES:
+                raise ValueError(row["status"])
+            store.to_table([row])
+            return row
+        except (KeyError, TypeError, ValueError, pa.ArrowException) as error:
+            return {"status": "dishonest", "message": f"answered what no case can come to: {error!r}"}
 
     def _judge(self, case: Case, row: Row) -> Row:
         """What the judge, which has seen nothing of the kernel's process, makes of its row."""
@@ -204,9 +228,7 @@ class Supervisor:
             self.judge = None
             reply = {"row": {"status": "error", "message": f"the judge failed: {death}"}}
         judged = reply["row"]
-        if "status" in judged:  # no time without a right result
-            judged |= dict.fromkeys(name for name in row if name.startswith(("cold_", "steady_")))
-        return judged
+        return judged | dict.fromkeys(TIMES) if "status" in judged else judged  # no time without a right result
 
     def _row(self, case: Case, columns: Row) -> Row:
         """The whole row of a case: what it is, where and when it ran, and the columns that running it filled."""

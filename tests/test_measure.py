@@ -15,6 +15,7 @@ from minfer.bench.clock import CpuClock
 from minfer.bench.device import cache_bytes
 from minfer.bench.integrity import Dishonest
 from minfer.bench.measure import MOST_ROTATIONS, Bench, rotations
+from minfer.bench.stats import compare, compare_blocks
 from minfer.bench.timing import Timing
 from minfer.ops.hgemm import matmul
 
@@ -53,13 +54,13 @@ def bench(kernel: Any, size: int = 128) -> Bench:
 
 
 def test_the_baseline_against_itself_is_a_tie() -> None:
-    comparisons = [bench(matmul).cold(TIMING)[0].comparison for _ in range(3)]
+    comparisons = [compare(*bench(matmul).cold(TIMING).T) for _ in range(3)]
     assert sum(comparison.verdict != "tie" for comparison in comparisons) <= 1
     assert all(comparison.low < 1.03 and comparison.high > 0.97 for comparison in comparisons)
 
 
 def test_a_kernel_slowed_by_a_fifth_is_found_and_by_how_much() -> None:
-    comparison = bench(slowed(1.2)).cold(TIMING)[0].comparison
+    comparison = compare(*bench(slowed(1.2)).cold(TIMING).T)
     assert comparison.verdict == "slower"
     assert comparison.speedup == pytest.approx(1 / 1.2, rel=0.1)
 
@@ -67,25 +68,22 @@ def test_a_kernel_slowed_by_a_fifth_is_found_and_by_how_much() -> None:
 def test_a_kernel_is_faster_than_a_slowed_baseline() -> None:
     made = bench(matmul)
     made.arms[1:] = [lambda index: slowed(1.5)(made.outs[index], *made.sets[index], 1.0, 0.0)] * 2
-    assert made.cold(TIMING)[0].comparison.verdict == "faster"
+    assert compare(*made.cold(TIMING).T).verdict == "faster"
 
 
 def test_steady_finds_the_same() -> None:
-    regime = bench(slowed(3)).steady(TIMING, lambda: None)
-    assert regime.comparison.speedup == pytest.approx(1 / 3, rel=0.4)
-    assert regime.comparison.low <= regime.comparison.speedup <= regime.comparison.high
+    comparison = compare_blocks(bench(slowed(3)).steady(TIMING, lambda: None))
+    assert comparison.speedup == pytest.approx(1 / 3, rel=0.4)
+    assert comparison.low <= comparison.speedup <= comparison.high
 
 
 def test_rounds_stop_at_a_look_or_at_the_cap() -> None:
     loose = Timing(looks=[7, 14], precision=1e9, cold_cap_s=60)
-    regime, converged = bench(matmul).cold(loose)
-    assert converged and len(regime.kernel) == len(regime.baseline) == len(regime.duplicate) == 7
+    assert bench(matmul).cold(loose).shape == (7, 3)
     strict = Timing(looks=[7, 14], precision=1e-9, cold_cap_s=60)
-    regime, converged = bench(matmul).cold(strict)
-    assert not converged and len(regime.kernel) == 14
+    assert bench(matmul).cold(strict).shape == (14, 3)
     short = Timing(looks=[1000], precision=1e-9, cold_cap_s=0, least_rounds=3)
-    regime, converged = bench(matmul).cold(short)
-    assert not converged and 3 <= len(regime.kernel) < 1000
+    assert 3 <= len(bench(matmul).cold(short)) < 1000
 
 
 @pytest.mark.parametrize("size", [32, 64, 512, 4096])

@@ -70,6 +70,7 @@ def attach(handle: dict[str, Any]) -> torch.Tensor:
     """The memory of an arena, as bytes."""
     if "fd" in handle:
         return torch.frombuffer(mmap.mmap(handle["fd"], handle["bytes"]), dtype=torch.uint8)
+    torch.cuda.init()  # PyTorch does not do it here, and crashes without
     storage = torch.UntypedStorage._new_shared_cuda(*pickle.loads(base64.b64decode(handle["cuda"])))
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 

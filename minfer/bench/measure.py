@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +13,7 @@ from minfer.bench.clock import Arm, Hooks, clock_for
 from minfer.bench.device import cache_bytes
 from minfer.bench.integrity import Dishonest
 from minfer.bench.operands import poison
-from minfer.bench.stats import Comparison, compare
+from minfer.bench.stats import compare
 from minfer.bench.timing import Timing
 from minfer.bench.verify import Function, Trial, check_genuine, differs, synchronize, tolerance
 from minfer.ops import DTYPES, Case, Op
@@ -28,37 +26,6 @@ CONFIRMED = 10  # ...if it is so every time: once may be the machine's doing
 def rotations(op: Op, case: Case, device: torch.device) -> int:
     """Enough sets of operands that going round them leaves nothing of the first in the cache."""
     return min(MOST_ROTATIONS[device.type], 1 + math.ceil(2 * cache_bytes(device) / op.case_bytes(case)))
-
-
-@dataclass(frozen=True)
-class Regime:
-    """Times in seconds: one array for the kernel, the baseline and the baseline's duplicate, and what they say."""
-
-    kernel: np.ndarray
-    baseline: np.ndarray
-    duplicate: np.ndarray
-    comparison: Comparison
-
-    def columns(self, name: str, flops: float, nbytes: float) -> dict[str, Any]:
-        """The columns of a row that this regime fills."""
-        median = float(np.median(self.kernel))
-        values = {
-            "us": median * 1e6,
-            "p10_us": float(np.percentile(self.kernel, 10)) * 1e6,
-            "p90_us": float(np.percentile(self.kernel, 90)) * 1e6,
-            "baseline_us": float(np.median(self.baseline)) * 1e6,
-            "speedup": self.comparison.speedup,
-            "speedup_low": self.comparison.low,
-            "speedup_high": self.comparison.high,
-            "aa_spread": self.comparison.aa_spread,
-            "verdict": self.comparison.verdict,
-            "tflops": flops / median / 1e12,
-            "gbps": nbytes / median / 1e9,
-            "samples_us": (self.kernel * 1e6).tolist(),
-            "baseline_samples_us": (self.baseline * 1e6).tolist(),
-            "duplicate_samples_us": (self.duplicate * 1e6).tolist(),
-        }
-        return {f"{name}_{key}": value for key, value in values.items()}
 
 
 class Bench(Hooks):
@@ -80,7 +47,6 @@ class Bench(Hooks):
         operands, first_out, first_inputs = trial.operands(op, device)
         self.tolerance = tolerance(op, trial, first_out, first_inputs)
 
-        self.input_bytes = sum(tensor.numel() * tensor.element_size() for tensor in first_inputs)
         self.rotations = rotations(op, case, device)
         self.sets = [first_inputs, *(op.inputs(case, operands.rand) for _ in range(self.rotations - 1))]
         self.twins = [tuple(tensor.clone() for tensor in inputs) for inputs in self.sets]  # what they must still be
@@ -108,10 +74,11 @@ class Bench(Hooks):
             if time.perf_counter() > end:
                 return
 
-    def cold(self, timing: Timing) -> tuple[Regime, bool]:
-        """Rounds in shuffled order until the ratio is known to `timing.precision`, looked at only at `timing.looks`.
+    def cold(self, timing: Timing) -> np.ndarray:
+        """Rounds in shuffled order until the ratio is known to `timing.precision`, looked at only at `timing.looks`, or
+        until the cap on rounds or on time.
 
-        Returns the regime and whether it got there before the cap on rounds or on time. Raises Dishonest."""
+        Returns seconds, (rounds, 3): of the kernel, the baseline and the baseline's duplicate. Raises Dishonest."""
         deadline = time.perf_counter() + timing.cold_cap_s
         taken = np.empty((0, len(self.arms)))
         for look in timing.looks:
@@ -121,21 +88,19 @@ class Bench(Hooks):
                 if len(taken) and (left := deadline - time.perf_counter()) < rounds * taken.sum(axis=1).mean():
                     rounds = 1
                     if left < 0 and len(taken) >= timing.least_rounds:
-                        return self._regime(taken), False
+                        return self._right(taken)
                 order = np.array([self.rng.permutation(len(self.arms)) for _ in range(rounds)])
                 taken = np.concatenate([taken, self.clock.cold(self.arms, order, self)])
-            regime = self._regime(taken)
-            if regime.comparison.half_width <= timing.precision:
-                return regime, True
-        return regime, False
+            if compare(*self._right(taken).T).half_width <= timing.precision:
+                break
+        return taken
 
-    def _regime(self, taken: np.ndarray) -> Regime:
+    def _right(self, taken: np.ndarray) -> np.ndarray:
         if wrong := int(self.wrong_rounds):
             raise Dishonest(
                 f"{wrong} of {len(taken)} timed calls returned a wrong result, though it was right when verified"
             )
-        kernel, baseline, duplicate = taken.T
-        return Regime(kernel, baseline, duplicate, compare(kernel, baseline, duplicate))
+        return taken
 
     def before_round(self) -> None:
         self._change(0)
@@ -158,21 +123,16 @@ class Bench(Hooks):
         for inputs in (self.sets[index], self.twins[index]):
             inputs[which][place].fill_(value)
 
-    def steady(self, timing: Timing, during: Callable[[], None]) -> Regime:
+    def steady(self, timing: Timing, during: Callable[[], None]) -> list[np.ndarray]:
         """Blocks of kernel, baseline, duplicate, kernel (ABBA), each long enough to settle at its own clock.
 
-        Neighbouring blocks are compared, and the interval is the range over them. `during` is called in the kernel's.
-        Raises Dishonest."""
+        Returns seconds of one call, an array a block. `during` is called in the kernel's. Raises Dishonest."""
         nothing = lambda: None
         self.clock.steady(self.arms[1], self.rotations, timing.steady_block_s, nothing)  # from idle to this power
         plan = [(0, during), (1, nothing), (2, nothing), (0, during)]
         blocks = [self.clock.steady(self.arms[arm], self.rotations, timing.steady_block_s, hook) for arm, hook in plan]
-        middle = [float(np.median(block)) for block in blocks]
-        self._check_steady(middle[3])
-        pairs = sorted((middle[1] / middle[0], middle[2] / middle[3]))
-        control = abs(math.log(middle[1] / middle[2]))
-        comparison = Comparison(math.sqrt(pairs[0] * pairs[1]), pairs[0], pairs[1], math.expm1(control))
-        return Regime(np.concatenate([blocks[0], blocks[3]]), blocks[1], blocks[2], comparison)
+        self._check_steady(float(np.median(blocks[3])))
+        return blocks
 
     def _check_steady(self, settled_s: float) -> None:
         """Run the steady loop on changed inputs: is it right, and does it take as long as it did on the old ones?"""

@@ -8,7 +8,8 @@ mapping from name to number:
 - `copy_gbps` (bytes read plus bytes written), `read_gbps`: GB/s of buffers far larger than the last-level cache;
 - `mma_float16_float32`, `wgmma_bfloat16_float32`, ...: TFLOP/s of dense products, by the tensor cores' instruction
   class, the dtype of the inputs and that of the accumulator. FLOPs count a multiply-add as two;
-- `copy_mhz`, `mma_float16_float32_mhz`, ...: the SM clock seen while that rate ran, where NVML answers.
+- `copy_mhz`, `mma_float16_float32_mhz`, ...: the SM clock seen while that rate ran, where NVML answers;
+- `max_sm_mhz`: the highest SM clock that the GPU can run at.
 """
 
 from __future__ import annotations
@@ -80,6 +81,8 @@ def measure(device: torch.device, telemetry: Telemetry) -> dict[str, float]:
         peaks[name] = work / float(times.min()) / 1e9 if bandwidth else work / float(np.median(times)) / 1e12
         if mhz := states[-1].get("sm_mhz"):
             peaks[f"{name.removesuffix('_gbps')}_mhz"] = float(mhz)
+    if fastest := telemetry.max_sm_mhz():
+        peaks["max_sm_mhz"] = fastest
     return peaks
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -70,3 +71,12 @@ def compare(kernel: np.ndarray, baseline: np.ndarray, duplicate: np.ndarray) -> 
     control = median_interval(np.log(baseline) - np.log(duplicate))
     spread = math.expm1(max(abs(control[0]), abs(control[1])))
     return Comparison(math.exp(float(np.median(gain))), math.exp(low), math.exp(high), spread)
+
+
+def compare_blocks(blocks: Sequence[np.ndarray]) -> Comparison:
+    """Comparison of four steady blocks: kernel, baseline, baseline's duplicate, kernel (ABBA).
+
+    Neighbouring blocks are compared by their medians, and the interval is the range over the two pairs."""
+    middle = [float(np.median(block)) for block in blocks]
+    low, high = sorted((middle[1] / middle[0], middle[2] / middle[3]))
+    return Comparison(math.sqrt(low * high), low, high, math.expm1(abs(math.log(middle[1] / middle[2]))))

@@ -230,6 +230,11 @@ class Op:
         """The fewest bytes that device memory must move: each input read once, each output written once."""
         return float(self.bytes(**case.shape, size=DTYPES[case.dtype].itemsize))
 
+    def case_input_bytes(self, case: Case) -> float:
+        """The bytes of all inputs."""
+        made = self.inputs(case, lambda *shape: torch.empty(shape, dtype=DTYPES[case.dtype], device="meta"))
+        return float(sum(tensor.numel() * tensor.element_size() for tensor in made))
+
 
 def names() -> list[str]:
     """The ops there are: the packages in this folder, and what `load_file` brought."""

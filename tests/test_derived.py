@@ -1,0 +1,131 @@
+"""What follows from samples, and what the device's peaks say of it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minfer import ops, store
+from minfer.bench.derived import derive
+from minfer.bench.timing import Timing
+from minfer.worker import Shard, Supervisor
+
+HGEMM = ops.get("hgemm")
+CASE = HGEMM.case("torch", "float16", {"m": 1024, "n": 1024, "k": 1024})
+PEAKS = {"read_gbps": 1000.0, "copy_gbps": 1000.0, "mma_float16_float32": 100.0, "mma_float16_float32_mhz": 1000.0}
+READING_US, MULTIPLYING_US = 2 * 2**21 / 1e12 * 1e6, 2 * 2**30 / 100e12 * 1e6
+
+
+def columns(cold_us: float, steady_us: float, fastest: float | None = 1000.0, cuda: bool = True) -> dict[str, Any]:
+    roofs = PEAKS | ({"max_sm_mhz": fastest} if fastest else {})
+    cold, steady = [[cold_us * 1e-6] * 3] * 30, [[steady_us * 1e-6] * 5] * 4
+    return derive(CASE, cold, steady, Timing(), roofs if cuda else None)
+
+
+def test_columns_follow_from_the_samples() -> None:
+    rng = np.random.default_rng(0)
+    cold = rng.lognormal(size=(31, 3)) * 1e-5 * [1.0, 2.0, 2.0]
+    steady = [[2e-5, 4e-5, 6e-5], [5e-5], [9e-5], [3e-5]]
+    row = derive(CASE, cold.tolist(), steady, Timing(), None)
+    store.to_table([row])
+    assert row["cold_us"] == pytest.approx(np.median(cold[:, 0]) * 1e6)
+    assert row["cold_tflops"] == pytest.approx(2 * 1024**3 / np.median(cold[:, 0]) / 1e12)
+    assert row["cold_speedup"] == pytest.approx(np.median(cold[:, 1] / cold[:, 0]))
+    assert row["cold_rounds"] == 31 and row["status"] == "unconverged" and "after 31 rounds" in row["message"]
+    assert row["steady_blocks"] == [3, 1, 1, 1]
+    assert row["steady_samples_us"] == pytest.approx([20, 40, 60, 30])
+    assert row["steady_us"] == pytest.approx(35)
+    assert row["steady_speedup"] == pytest.approx(math.sqrt(5 / 4 * 9 / 3))
+    assert row["steady_speedup_low"] == pytest.approx(5 / 4) and row["steady_speedup_high"] == pytest.approx(3)
+
+
+def test_without_a_steady_regime_there_is_none() -> None:
+    row = derive(CASE, [[1e-5] * 3] * 30, [], Timing(), PEAKS)
+    assert row["status"] == "ok" and not any(name.startswith("steady_") for name in row)
+
+
+@pytest.mark.parametrize(
+    ("cold", "steady"),
+    [
+        ([], []),
+        ([[1.0, 1.0]], []),
+        ([[1.0, 1.0, 0.0]], []),
+        ([[1.0, 1.0, -1.0]], []),
+        ([[1.0, 1.0, math.inf]], []),
+        ([[1.0, 1.0, math.nan]], []),
+        ([[1.0, 1.0, "fast"]], []),
+        ([[1.0, 1.0, 1.0], [1.0]], []),
+        ([[1.0, 1.0, 1.0]], [[1.0]] * 3),
+        ([[1.0, 1.0, 1.0]], [[1.0], [1.0], [], [1.0]]),
+    ],
+)
+def test_what_no_clock_gives_is_refused(cold: Any, steady: Any) -> None:
+    with pytest.raises(ValueError):
+        derive(CASE, cold, steady, Timing(), None)
+
+
+def test_a_possible_time_has_its_share_of_the_peak() -> None:
+    row = columns(2 * MULTIPLYING_US, 4 * MULTIPLYING_US)
+    assert row["status"] == "ok"
+    assert row["cold_percent_of_peak"] == pytest.approx(50)
+    assert row["steady_percent_of_peak"] == pytest.approx(25)
+    assert 0.9 * MULTIPLYING_US < row["floor_us"] < MULTIPLYING_US
+
+
+@pytest.mark.parametrize("regime", ["cold", "steady"])
+def test_a_time_below_the_floor_is_impossible(regime: str) -> None:
+    times = {"cold": 30.0, "steady": 30.0} | {regime: 0.5 * MULTIPLYING_US}
+    row = columns(times["cold"], times["steady"])
+    assert row["status"] == "impossible"
+    assert f"the {regime} time of" in row["message"] and "peaks allow" in row["message"]
+
+
+def test_a_higher_clock_lowers_the_floor() -> None:
+    assert columns(0.6 * MULTIPLYING_US, 30, fastest=2000.0)["status"] == "ok"
+    unknown = columns(0.9 * READING_US, 30, fastest=None)
+    assert unknown["status"] == "impossible" and math.isclose(unknown["floor_us"], READING_US / 1.05)
+    assert columns(1.1 * READING_US, 1e-3, fastest=None)["status"] == "ok"  # steady inputs may be in the cache
+
+
+def test_nothing_is_impossible_for_a_cpu() -> None:
+    row = columns(1e-6, 1e-6, cuda=False)
+    assert row["status"] == "ok" and "floor_us" not in row and "cold_percent_of_peak" not in row
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        {},
+        {"row": None},
+        {"row": {}},
+        {"row": {"status": "splendid"}},
+        {"row": {"status": "ok"}},
+        {"row": {"status": "ok"}, "cold": [[1.0, 1.0]], "steady": []},
+        {"row": {"status": "wrong", "speed": 1}},
+        {"row": {"status": "wrong", "verified": "all"}},
+    ],
+)
+def test_a_reply_that_no_case_can_come_to_is_dishonest(reply: dict[str, Any]) -> None:
+    row = supervisor()._columns(CASE, reply)
+    assert row["status"] == "dishonest" and "answered what no case can come to" in row["message"]
+    assert "\n" not in row["message"]
+
+
+def test_a_reply_has_no_times_but_those_of_its_samples() -> None:
+    claims = {"cold_us": 1e-3, "cold_tflops": 9e9, "cold_verdict": "faster", "steady_us": 1e-3}
+    told = supervisor()._columns(CASE, {"row": {"status": "ok"} | claims, "cold": [[1e-5] * 3] * 30, "steady": []})
+    assert told["cold_us"] == pytest.approx(10) and told["cold_verdict"] == "tie" and told["cold_tflops"] < 1000
+    assert told["steady_us"] is None
+    told = supervisor()._columns(CASE, {"row": {"status": "wrong", "message": "zeros"} | claims})
+    assert told["status"] == "wrong" and all(told[name] is None for name in claims)
+
+
+def supervisor() -> Supervisor:
+    """Of a shard on a GPU that is not there."""
+    made = object.__new__(Supervisor)
+    made.shard = Shard("0000", "test", "", "", "cuda", [CASE], Timing(), 60, 60)
+    made.peaks = PEAKS
+    return made
