@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
@@ -249,7 +250,7 @@ class Supervisor:
 
     def _tell(self, **event: Any) -> None:
         try:
-            self._progress.write(json.dumps(event) + "\n")
+            self._progress.write(json.dumps({"time": time.time()} | event) + "\n")
         except OSError:
             pass  # progress is a courtesy; a full disk is reported where rows are written
 
