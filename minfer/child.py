@@ -1,14 +1,16 @@
 """The process that runs kernels, and that its supervisor can lose.
 
-The first request says which kind of device to use, and the reply is the environment; each further request is a case,
-and its reply the samples and the columns that it fills (`minfer.process` has the protocol). What follows from the
-samples is the supervisor's business (`minfer.bench.derived`).
+The first request says which kind of device to use, and the reply is the environment; the second, when everything is
+built, asks for the device's peaks. Each further request is a case, and its reply the samples and the columns that it
+fills (`minfer.process` has the protocol). What follows from the samples is the supervisor's business
+(`minfer.bench.derived`).
 """
 
 from __future__ import annotations
 
 import gc
 import os
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -36,16 +38,19 @@ Say = Callable[..., None]
 class Child:
     """Runs cases on one device, one after the other."""
 
-    def __init__(self, kind: str, timing: Timing, known: dict[str, float] | None) -> None:
+    def __init__(self, kind: str, timing: Timing) -> None:
         self.device = devices.pick(kind)
         self.timing = timing
         self.capability = devices.capability(self.device)
         self.arch = devices.arch(self.device)
         self.telemetry = Telemetry(self.device)
-        self.peaks = self._measure_peaks() if known is None else known
         self.watch = Watch()
+        self.compiled_s = 0.0  # by Triton, so far
 
-    def _measure_peaks(self) -> dict[str, float]:
+    def _compiled(self, *, times: Any, cache_hit: bool, **_: object) -> None:
+        self.compiled_s += 0 if cache_hit else times.total * 1e-6
+
+    def measure_peaks(self) -> dict[str, float]:
         """The device's peaks, before any kernel was loaded; none where they cannot be measured, which costs no timing."""
         try:
             return peaks.measure(self.device, self.telemetry)
@@ -115,14 +120,18 @@ class Child:
         """Verify, then time; `row` gets its columns as they are known. Returns the samples."""
         say(phase="load")
         function = build.function(kernel, self.arch)
+        if kernel.backend == "triton":
+            sys.modules["triton"].knobs.compilation.listener = self._compiled
         baseline = build.function(op.kernels[op.baseline], self.arch)
 
         say(phase="verify")
-        begin = time.perf_counter()
+        begin, compiled = time.perf_counter(), self.compiled_s
         errors = verify(op, case, kernel, function, self.device, self.capability, row["seed"])
         row |= {"rel_l2_error": errors.rel_l2, "max_abs_error": errors.max_abs, "error_over_bound": errors.over_bound}
         self._check_own_work(op, kernel, case, function, row["seed"])
-        row |= {"verified": errors.tried, "verify_s": time.perf_counter() - begin}
+        compiling = self.compiled_s - compiled
+        row |= {"verified": errors.tried, "verify_s": time.perf_counter() - begin - compiling}
+        row["build_s"] = (compiling or None) if kernel.backend == "triton" else 0.0
 
         say(phase="time")
         begin = time.perf_counter()
@@ -175,12 +184,13 @@ def main() -> None:
     def answer(request: dict[str, Any], say: Say) -> dict[str, Any]:
         nonlocal child
         if child is None:
-            child = Child(request["device"], Timing(**request["timing"]), request["peaks"])
-            environment = devices.environment(child.device)
-            reply = {"environment": environment, "capability": child.capability, "peaks": child.peaks}
+            child = Child(request["device"], Timing(**request["timing"]))
+            return {"environment": devices.environment(child.device), "capability": child.capability}
+        if "extra" in request:
+            peaks = child.measure_peaks() if request["peaks"] is None else request["peaks"]
             for path in request["extra"]:  # from here on, code that may do anything runs in this process
                 ops.load_file(Path(path))
-            return reply
+            return {"peaks": peaks}
         case = Case(**request["case"])
         print(f"--- {case.key}", flush=True)
         return child.run(case, say)

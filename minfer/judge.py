@@ -23,16 +23,17 @@ from minfer import build, ops
 from minfer.bench import device as devices
 from minfer.bench.arena import Arena, guarded_bytes
 from minfer.bench.integrity import Dishonest
-from minfer.bench.measure import rotations
+from minfer.bench.measure import MOST_ROTATIONS, rotations
 from minfer.bench.operands import poison
 from minfer.bench.verify import Trial, WrongResult, differs, synchronize, tolerance, verify
-from minfer.ops import Case
+from minfer.ops import Case, Op
 from minfer.process import Died, Process, adopt_orphans, children, orphans, serve
 from minfer.store import Row
 
 # The clocks may differ by this factor: blocks are short, shared memory has small pages, and the machine may be busy.
 BELIEVED = {"cuda": 1.25, "cpu": 1.6}
-BLOCK_S, FEWEST_SETS = 0.25, 8  # of a block; enough sets that it takes so long, but no more than the cache needs
+BLOCK_S = {"cuda": 0.01, "cpu": 0.25}  # a block has so many sets of operands that waking a process weighs little...
+FEWEST_SETS, MOST_MEMORY = 8, 8 << 30  # ...but no more of a GPU's memory, and on a CPU no more than the cache needs
 BLOCKS, MOST_BLOCKS = 3, 12  # of each arm; more where the clocks disagree, and all of them must
 CHECKED = 16  # results of a block, chosen by chance when it is done
 START_S = 120.0
@@ -130,7 +131,8 @@ class Race:
             self.function(self.expected, *inputs, **self.call)
             synchronize(self.device)
             seconds.append(time.perf_counter() - begin)
-        return min(rotations(self.op, case, self.device), max(FEWEST_SETS, round(BLOCK_S / min(seconds))))
+        wanted = max(FEWEST_SETS, round(BLOCK_S[self.device.type] / min(seconds)))
+        return min(most_sets(self.op, case, self.device), wanted)
 
     def block(self, remote: Remote) -> float:
         """Seconds of one call, from one call on each set. Raises Dishonest unless the results are right."""
@@ -164,13 +166,20 @@ class Race:
             raise Dishonest(f"left a process running: {min(strays)}")
 
 
+def most_sets(op: Op, case: Case, device: torch.device) -> int:
+    """How many sets of operands a block may have."""
+    if device.type == "cpu":
+        return rotations(op, case, device)
+    memory = min(MOST_MEMORY, torch.cuda.get_device_properties(device).total_memory // 8)
+    return min(MOST_ROTATIONS[device.type], max(FEWEST_SETS, int(memory / op.case_bytes(case))))
+
+
 def judge(request: dict[str, Any], log: Path) -> Row:
     """The columns that judging a case fills: status and message only where they change."""
     case = Case(**request["case"])
     op, device = ops.get(case.op), devices.pick(request["device"])
-    sets = rotations(op, case, device)
     per_set = guarded_bytes(int(op.case_bytes(case)), 8)
-    arena = Arena(max(sets, 2) * per_set + (16 << 20), device)
+    arena = Arena(max(most_sets(op, case, device), 2) * per_set + (16 << 20), device)
     twin = op.case(op.baseline, case.dtype, case.shape, case.params)
     kernel, baseline = Remote(case, request, arena, log), Remote(twin, request | {"extra": []}, arena, log)
     try:

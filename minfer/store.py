@@ -118,7 +118,7 @@ COLUMNS: list[tuple[str, pa.DataType, str]] = [
     ("flops", _NUMBER, "floating-point operations of one call"),
     ("bytes", _NUMBER, "the fewest bytes of one call: each input read once, each output written once"),
     # cost
-    ("build_s", _NUMBER, "seconds to compile; 0 for kernels that are not compiled ahead, null when found in the cache"),
+    ("build_s", _NUMBER, "seconds to compile; 0 where there is nothing to compile, null when found in the cache"),
     ("verify_s", _NUMBER, "seconds to verify"),
     ("time_s", _NUMBER, "seconds to time, warm-up included"),
     ("registers", _COUNT, "registers a thread, the most over the file's functions"),

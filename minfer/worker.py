@@ -22,6 +22,7 @@ from typing import Any
 import pyarrow as pa
 
 from minfer import build, ops, store
+from minfer.bench import peaks
 from minfer.bench.derived import derive
 from minfer.bench.timing import Timing
 from minfer.ops import Case
@@ -89,10 +90,12 @@ class Supervisor:
     def run(self) -> None:
         """All cases. Raises StoreError when rows cannot be written; the finished ones are then in its `rows`."""
         try:
-            self._start_child()
+            child = self._start_child()
             todo = list(self._todo())
             self.writer = store.Writer(self._results_folder(), self.shard.name)
             self._build([case for case in todo if self._unsupported(case) is None])
+            if todo:
+                self._prepare(child)
             for case in todo:
                 self._tell(event="case", case=case.key)
                 row = self._row(case, self._run_case(case))
@@ -110,13 +113,19 @@ class Supervisor:
             self._tell(event="end")
 
     def _start_child(self) -> Process:
+        """A child that knows its device."""
         shard = self.shard
         self.child = Process("minfer.child", self.log)
-        about = {"device": shard.device, "extra": shard.extra, "timing": asdict(shard.timing), "peaks": self.peaks}
-        hello = self.child.ask(max(shard.case_timeout_s, shard.build_timeout_s), **about)  # it may compile the probes
-        self.environment, self.peaks = hello["environment"], hello["peaks"]
+        hello = self.child.ask(shard.case_timeout_s, device=shard.device, timing=asdict(shard.timing))
+        self.environment = hello["environment"]
         self.capability = tuple(hello["capability"]) if hello["capability"] else None
         return self.child
+
+    def _prepare(self, child: Process) -> Process:
+        """Have the peaks measured, by the first child, and then the extra files loaded."""
+        shard = self.shard
+        self.peaks = child.ask(shard.case_timeout_s, peaks=self.peaks, extra=shard.extra)["peaks"]
+        return child
 
     def _results_folder(self) -> Path:
         return Path(self.shard.results) / store.slug(self.environment["device"]) / self.shard.run
@@ -146,16 +155,24 @@ class Supervisor:
         kernels = {(case.op, case.kernel): ops.get(case.op).kernels[case.kernel] for case in cases}
         wanted = {key: kernel for key, kernel in kernels.items() if kernel.needs_build}
         arch = build.arch_of(self.capability) if self.capability else ""
+        self._tell(event="building")
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+            if arch and not build.cached(peaks.KERNEL, arch):  # the child says it if this fails
+                pool.submit(self._run_build, "peaks", [sys.executable, "-m", "minfer.bench.peaks", arch])
             jobs = {key: pool.submit(self._build_one, *key, arch) for key in wanted}
             for (op, name), job in jobs.items():
                 self._tell(event="build", kernel=name)
                 self.builds[f"{op}/{name}"] = job.result()
+        self._tell(event="built")
 
     def _build_one(self, op: str, name: str, arch: str) -> build.Built | str:
         if found := build.cached(ops.get(op).kernels[name], arch):
             return build.Built(**asdict(found) | {"seconds": None})
-        command = [sys.executable, "-m", "minfer.build", op, name, arch, *self.shard.extra]
+        done = self._run_build(name, [sys.executable, "-m", "minfer.build", op, name, arch, *self.shard.extra])
+        return done if isinstance(done, str) else build.Built(**json.loads(done.stdout))
+
+    def _run_build(self, name: str, command: list[str]) -> subprocess.CompletedProcess[str] | str:
+        """Run a compiler. A str is why it failed."""
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
         )
@@ -167,7 +184,7 @@ class Supervisor:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
         if process.returncode == 0:
-            return build.Built(**json.loads(out))
+            return subprocess.CompletedProcess(command, 0, out, err)
         with open(Path(self.shard.folder) / "logs" / f"{self.shard.name}.{name}.build.log", "w") as log:
             log.write(err)
         return err.strip().splitlines()[-1] if err.strip() else f"the build died with status {process.returncode}"
@@ -179,11 +196,11 @@ class Supervisor:
         built = self.builds.get(f"{case.op}/{case.kernel}")
         if isinstance(built, str):
             return {"status": "compile_error", "message": built}
-        row: Row = {"build_s": 0.0}
+        row: Row = {}
         if built:
             row = {"build_s": built.seconds, "registers": built.registers}
             row |= {"shared_bytes": built.shared_bytes, "local_bytes": built.local_bytes}
-        child = self.child or self._start_child()
+        child = self.child or self._prepare(self._start_child())
         child.phase = "load"
         try:
             reply = child.ask(self.shard.case_timeout_s, case=case.to_dict())
