@@ -1,0 +1,69 @@
+"""Text that goes into the README, and the markers that it goes between."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+
+def parser(command: str, about: str) -> argparse.ArgumentParser:
+    """What every program takes that writes to the README from parquet."""
+    made = argparse.ArgumentParser(prog=command, description=about.splitlines()[0])
+    made.add_argument("files", nargs="*", type=Path, help="parquet files to read instead of searching --results")
+    made.add_argument("--results", type=Path, default=Path("results"), help="folder to search (default: results)")
+    made.add_argument("--readme", type=Path, default=Path("README.md"), help="file to rewrite (default: README.md)")
+    made.add_argument("--check", action="store_true", help="write nothing; exit 1 if anything is out of date")
+    return made
+
+
+def markers(name: str) -> tuple[str, str]:
+    return f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+
+
+def plain(text: str | None, most: int | None = None) -> str:
+    """Text as markdown that shows it as it is, in one line, within one cell; cut to `most` characters."""
+    text = " ".join("".join(c if c.isprintable() else " " for c in text or "").split())
+    if most and len(text) > most:
+        text = text[: most - 1].rstrip() + "…"
+    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("|", "&#124;")
+    # an underscore after a letter opens no emphasis, so v01_naive stays as it is
+    return re.sub(r"([\\`*\[\]~$]|(?<![^\W_])_)", r"\\\1", text) or "—"
+
+
+def significant(value: float, digits: int = 4) -> str:
+    """A positive number to that many significant digits; integer digits all stay."""
+    exponent = int(f"{value:.{digits - 1}e}".partition("e")[2])  # that of the rounded value: 9.9996 is 10.00
+    return f"{value:.{max(0, digits - 1 - exponent)}f}"
+
+
+def counted(n: int, noun: str) -> str:
+    return f"{n} {noun}{'' if n == 1 else 's'}"
+
+
+def replaced(text: str, name: str, body: str) -> str:
+    """The README's text with `body` between the markers of that name, in the README's own line endings.
+
+    Raises ValueError."""
+    begin, end = markers(name)
+    if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
+        raise ValueError(f"it needs one line {begin} and, below it, one line {end}: add them where the {name} belong")
+    newline = "\r\n" if "\r\n" in text else "\n"
+    body = f"{begin}\n\n{body}\n{end}".replace("\n", newline)
+    return text[: text.index(begin)] + body + text[text.index(end) + len(end) :]
+
+
+def update(readme: Path, name: str, body: str, command: str, check: bool) -> str | None:
+    """Bring the README up to date, or only check it; what is wrong, in a sentence."""
+    try:
+        old = readme.read_bytes().decode()
+        new = replaced(old, name, body)
+        if check and new != old:
+            return f"{readme} is out of date: run `{command}`"
+        if new != old:
+            readme.write_bytes(new.encode())
+    except OSError as error:
+        return f"{readme}: {error.strerror or error}"
+    except ValueError as error:
+        return f"{readme}: {error}"
+    return None

@@ -1,0 +1,106 @@
+"""Which rows the README's tables and plots show, and in which order.
+
+All but the order is done on columns, because a million rows must not take more than seconds.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from minfer import store
+
+IDENTITY = ("case", "op", "kernel", "status")  # what a row must say to be shown
+REFERENCE = "torch"  # the kernel that the others are shown against
+
+
+def load(files: Iterable[Path], results: Path, columns: Iterable[str]) -> tuple[pa.Table, list[str]]:
+    """The usable rows of the named files, else of those under `results`, and a sentence for each file that was skipped.
+
+    Raises FileNotFoundError where there is no such folder."""
+    if not files and not results.is_dir():
+        raise FileNotFoundError(f"{results} is not a folder: name the one with the results with --results")
+    table, bad = store.read(sorted(set(files)) or store.files(results), columns)
+    shown = usable(table)
+    if len(shown) < len(table):
+        print(f"{len(table) - len(shown)} rows lack one of {', '.join(IDENTITY)} and are left out", file=sys.stderr)
+    return shown, [f"{path}: {reason}; skipped" for path, reason in bad.items()]
+
+
+def usable(table: pa.Table) -> pa.Table:
+    """The rows that say what ran and what became of it; a row without a device keeps a place of its own."""
+    if any(table[name].null_count for name in IDENTITY):  # rare, and a filter is a copy
+        table = table.filter(functools.reduce(pc.and_, (pc.is_valid(table[name]) for name in IDENTITY)))
+    devices = pc.fill_null(table["device"], "unknown device")
+    return table.set_column(table.column_names.index("device"), "device", devices)
+
+
+def newest(table: pa.Table) -> pa.Table:
+    """Of the rows with the same device and case, the one finished last; of those finished at once, the last run's."""
+    case, device, run = (_codes(table[name]) for name in ("case", "device", "run"))
+    finished = pc.fill_null(table["finished"].cast(pa.int64()), np.iinfo(np.int64).min).to_numpy()
+    order = np.lexsort((run, finished, device, case))
+    last = np.ones(len(table), dtype=bool)
+    last[:-1] = (np.diff(case[order]) != 0) | (np.diff(device[order]) != 0)
+    keep = np.zeros(len(table), dtype=bool)
+    keep[order[last]] = True
+    return table if keep.all() else table.filter(pa.array(keep))
+
+
+def _codes(column: pa.ChunkedArray) -> np.ndarray:
+    """A number for each text, in the texts' order; -1 for null."""
+    encoded = column.dictionary_encode().combine_chunks()
+    rank = np.full(len(encoded.dictionary) + 1, -1)
+    rank[pc.array_sort_indices(encoded.dictionary).to_numpy()] = np.arange(len(encoded.dictionary))
+    codes: np.ndarray = rank[pc.fill_null(encoded.indices, len(encoded.dictionary)).to_numpy()]
+    return codes
+
+
+@functools.cache  # of 100,000 problems, few dtypes and parameters differ
+def natural(text: str) -> tuple[str | int, ...]:
+    """Sorts m=512 before m=4096."""
+    return tuple(int(part) if i % 2 else part for i, part in enumerate(re.split("([0-9]{1,18})", text)))
+
+
+def kernel_order(row: store.Row) -> tuple[object, ...]:
+    """The ladder: PyTorch, the numbered versions, then the others."""
+    name = row["kernel"]
+    return name != REFERENCE, not re.match("v[0-9]", name), natural(name), row["case"]
+
+
+def number(row: store.Row, column: str) -> float | None:
+    """A row's value if it is one that a time, rate or ratio can have."""
+    value = row[column]
+    return value if value is not None and 0 < value < math.inf else None
+
+
+def choose(table: pa.Table) -> tuple[list[str], str | None]:
+    """The problems in order, and the representative one: most kernels measured, then most FLOPs, then by name."""
+    measured = pc.is_in(table["status"], pa.array(store.MEASURED)).cast(pa.int64())
+    groups = table.append_column("measured", measured).group_by("problem")
+    totals = groups.aggregate([("measured", "sum"), ("flops", "max")])
+    rows = sorted(totals.to_pylist(), key=lambda row: [natural(part) for part in row["problem"].split("/")])
+    best = min(rows, key=lambda row: (-row["measured_sum"], -(number(row, "flops_max") or 0)), default=None)
+    return [row["problem"] for row in rows], best and best["problem"]
+
+
+def with_problem(table: pa.Table) -> pa.Table:
+    """The newest rows, with a column `problem`: the case's key without op and kernel."""
+    table = newest(table)
+    return table.append_column("problem", pc.replace_substring_regex(table["case"], "^[^/]*/[^/]*/", ""))
+
+
+def sections(table: pa.Table) -> list[tuple[str, str]]:
+    """Every op and device, in the order in which they are shown: by op, GPUs first."""
+    groups: list[dict[str, Any]] = table.group_by(["op", "device"]).aggregate([("device_kind", "max")]).to_pylist()
+    groups.sort(key=lambda g: (g["op"], {"cuda": 0, "cpu": 1}.get(g["device_kind_max"], 2), g["device"]))
+    return [(g["op"], g["device"]) for g in groups]
