@@ -1,0 +1,399 @@
+"""The plots from real parquet: what is drawn, where, what is left out, and that the same rows give the same bytes."""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib.axes import Axes
+from matplotlib.text import Annotation
+
+from analysis import make_plots, style
+from analysis.plots import Picture, rounded
+from analysis.rows import usable
+from minfer import store
+
+ROOT = Path(__file__).resolve().parents[1]
+H200 = "NVIDIA H200"
+MARKERS = "<!-- plots:begin -->\n<!-- plots:end -->\n"
+NOON = dt.datetime(2026, 3, 1, 12, tzinfo=dt.UTC)
+PEAKS = {"copy_gbps": 4000.0, "read_gbps": 4300.0, "wgmma_float16_float32": 800.0, "mma_float16_float32": 600.0}
+KERNELS = {"torch": 700.0, "v01_naive": 0.5, "v02_tiled": 6.0}
+LADDER = [f"v{i:02d}_step" for i in range(1, 21)]
+
+
+def row(kernel: str = "torch", tflops: float = 700.0, m: int = 512, **values: Any) -> store.Row:
+    """A row of a square fp16 problem on an H200, with all that a plot can use."""
+    shape, params = values.pop("shape", {"m": m, "n": m, "k": m}), {"layout": "TN", "accumulate": "float32"}
+    op, dtype = values.get("op", "hgemm"), values.get("dtype", "float16")
+    names = "/".join(",".join(f"{k}={v}" for k, v in part.items()) for part in (params, shape))
+    flops = 2.0 * shape["m"] * shape["n"] * shape["k"]
+    us = flops / tflops / 1e6
+    made: store.Row = {"run": "r1", "finished": NOON, "case": f"{op}/{kernel}/{dtype}/{names}", "op": op}
+    made |= {"kernel": kernel, "dtype": dtype, "params": params, "shape": shape, "status": "ok", "device": H200}
+    made |= {"device_kind": "cuda", "flops": flops, "bytes": 6.0 * m * m, "peaks": PEAKS, "sm_mhz": 1500.0}
+    made |= {"cold_us": us, "cold_p10_us": us * 0.9, "cold_p90_us": us * 1.2, "cold_tflops": tflops}
+    made |= {"steady_us": us * 1.1, "steady_tflops": tflops / 1.1, "cold_percent_of_peak": tflops / 8}
+    return made | values
+
+
+def rows(kernels: dict[str, float] = KERNELS, **values: Any) -> list[store.Row]:
+    """Each kernel at two sizes, at the smaller one at half its rate."""
+    return [row(k, t * share, m, **values) for k, t in kernels.items() for m, share in ((512, 0.5), (4096, 1.0))]
+
+
+def drawn(*made: store.Row) -> dict[str, Picture | str]:
+    """What is made of rows of one op on one device: pictures or sentences, by name."""
+    table: pa.Table = usable(store.to_table(made))
+    return {name: picture for *_, name, picture in make_plots.pictures(table)}
+
+
+def axes(name: str, *made: store.Row) -> list[Axes]:
+    picture = drawn(*made)[name]
+    assert isinstance(picture, Picture), picture
+    return picture.figure.axes
+
+
+def points(ax: Axes, label: str) -> list[tuple[float, float]]:
+    """The points of the one line with that label, as drawn."""
+    (line,) = [line for line in ax.lines if line.get_label() == label]
+    return [(float(x), float(y)) for x, y in zip(line.get_xdata(), line.get_ydata(), strict=True)]
+
+
+def texts(ax: Axes) -> list[str]:
+    return [text.get_text() for text in ax.texts]
+
+
+class Workspace:
+    """A results folder, a README and a folder of plots in a temporary folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.results, self.readme, self.plots = folder / "results", folder / "README.md", folder / "docs" / "plots"
+        self.results.mkdir()
+        self.readme.write_text(MARKERS)
+
+    def write(self, *made: store.Row) -> None:
+        store.write(store.to_table(made), self.results / "a.parquet")
+
+    def run(self, *arguments: object) -> int:
+        where = ["--results", self.results, "--readme", self.readme, "--plots", self.plots]
+        return make_plots.main([str(argument) for argument in [*where, *arguments]])
+
+    def files(self) -> dict[str, bytes]:
+        return {f.relative_to(self.plots).as_posix(): f.read_bytes() for f in self.plots.rglob("*") if f.is_file()}
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Workspace:
+    return Workspace(tmp_path)
+
+
+def test_every_plot_of_every_op_and_device_has_its_files(work: Workspace) -> None:
+    work.write(*rows(), *rows(device="AMD EPYC 9654", device_kind="cpu", op="Other Op"))
+    assert work.run() == 0
+    names = [f"{name}.{end}" for name in make_plots.PLOTS for end in ("svg", "png")]
+    expected = {f"nvidia-h200/hgemm-{name}" for name in names} | {f"amd-epyc-9654/other-op-{name}" for name in names}
+    files = work.files()
+    assert set(files) == expected
+    for name, content in files.items():
+        assert content.startswith(b"\x89PNG" if name.endswith("png") else b"<?xml")
+        if name.endswith("svg"):
+            ET.fromstring(content)
+    readme = work.readme.read_text()
+    pictures = re.findall(r"!\[([^]]+)\]\(([^)]+)\)", readme)
+    mine = [(about, link) for about, link in pictures if "h200" in link]
+    assert [link for _, link in mine] == [f"docs/plots/nvidia-h200/hgemm-{name}.svg" for name in ("ladder", "roofline")]
+    assert mine[0][0].endswith(
+        "m=n=k=4096, cold: torch 700.0 TFLOP/s, 87.5 % of peak; v01_naive 0.5000 TFLOP/s, 0.06 % of peak;"
+        " v02_tiled 6.000 TFLOP/s, 0.8 % of peak"
+    )
+    assert mine[1][0].endswith(
+        "6 points under copy 4.00 TB/s, read 4.30 TB/s (dotted), wgmma 800.0 TFLOP/s, mma 600.0 TFLOP/s"
+    )
+    for link in re.findall(r"\]\(([^)]+)\)", readme):
+        assert (work.readme.parent / link).is_file()
+
+
+def test_same_rows_same_bytes_in_another_process_and_order(work: Workspace) -> None:
+    work.write(*rows())
+    assert work.run() == 0
+    before = work.files()
+    work.write(*rows()[::-1])
+    script = str(ROOT / "analysis" / "make_plots.py")
+    where = ["--results", str(work.results), "--readme", str(work.readme), "--plots", str(work.plots)]
+    (work.results / "matplotlibrc").write_text("lines.linewidth: 7\nsvg.fonttype: none\n")
+    code = f"import runpy, sys; sys.argv = {[script, *where]!r}\n"
+    code += "try: runpy.run_path(sys.argv[0], run_name='__main__')\n"
+    code += "except SystemExit as end: assert end.code == 0, end.code\n"
+    code += "assert 'torch' not in sys.modules"
+    for file in work.plots.rglob("*.*"):
+        file.unlink()
+    subprocess.run([sys.executable, "-c", code], cwd=work.results, check=True, timeout=120)
+    assert work.files() == before
+
+
+def test_check_notices_a_changed_row_a_lost_file_and_a_stale_one(
+    work: Workspace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    work.write(*rows())
+    assert work.run("--check") == 1
+    assert not work.plots.exists() and work.readme.read_text() == MARKERS
+    assert work.run() == 0
+    assert work.run("--check") == 0
+    capsys.readouterr()
+    work.write(*rows(KERNELS | {"v01_naive": 0.501}))
+    assert work.run("--check") == 1
+    complaints = capsys.readouterr().err
+    for name in make_plots.PLOTS:
+        assert f"hgemm-{name}.svg is out of date" in complaints
+    assert f"{work.readme} is out of date" in complaints
+
+    work.write(*rows())
+    (work.plots / "nvidia-h200" / "hgemm-ladder.png").unlink()
+    assert work.run("--check") == 1
+    assert "hgemm-ladder.png is out of date" in capsys.readouterr().err
+    assert work.run() == 0
+    work.write(*rows(peaks=None))
+    assert work.run("--check") == 1
+    assert "hgemm-roofline.svg is out of date" in capsys.readouterr().err
+    kept = work.plots / "nvidia-h200" / "notes.svg"
+    kept.write_text("mine")
+    assert work.run() == 0
+    assert "nvidia-h200/hgemm-roofline.svg" not in work.files() and kept.read_text() == "mine"
+    assert "roofline" not in work.readme.read_text() and work.run("--check") == 0
+
+
+def test_throughput_has_each_rows_value_and_percentiles() -> None:
+    (ax,) = axes("throughput", *rows())
+    for kernel, tflops in KERNELS.items():
+        assert points(ax, kernel) == [(512, tflops / 2), (4096, tflops)]
+    band = ax.collections[0].get_paths()[0].vertices
+    assert np.isclose(band[:, 1], 700 / 0.9).any() and np.isclose(band[:, 1], 700 / 1.2).any()
+    assert ax.get_title(loc="left") == f"hgemm on {H200}: throughput over size"
+    assert any(text.startswith("float16 · layout=TN, accumulate=float32 · cold") for text in texts(ax))
+    low, high = ax.get_ylim()
+    assert low == 0 and all(low <= tick <= high for tick in ax.get_yticks())
+
+
+def test_a_panel_for_each_dtype_in_order() -> None:
+    panels = axes("throughput", *rows(dtype="float16"), *rows({f"{k}": 9.0 for k in LADDER}, dtype="bfloat16"))
+    assert [len([line for line in ax.lines if len(line.get_xdata()) == 2]) for ax in panels] == [20, 3]
+    heights = [ax.get_position().height for ax in panels]
+    assert heights[0] > heights[1]
+    assert not panels[0].collections and panels[1].collections  # bands that cannot be told apart are not drawn
+
+
+def test_ladder_is_in_order_at_the_largest_square_that_most_kernels_have() -> None:
+    more = [row("torch", 750.0, 8192), row("v01_naive", 0.4, 4096, shape={"m": 1, "n": 9999, "k": 9999})]
+    slower = row("v02_tiled", 6.5, 4096, finished=NOON - dt.timedelta(days=1))
+    failed = row("v03_wmma", 50.0, 4096, status="wrong")
+    (ax,) = axes("ladder", failed, *rows({"triton_tiled": 500.0} | KERNELS), *more, slower)
+    order = ["torch", "v01_naive", "v02_tiled", "triton_tiled"]
+    assert [tick.get_text() for tick in ax.get_yticklabels()] == order
+    for place, kernel in enumerate(order):
+        tflops = (KERNELS | {"triton_tiled": 500.0})[kernel]
+        assert [x for x, _ in points(ax, kernel)] == [tflops] * 2
+        assert np.mean([y for _, y in points(ax, kernel)]) == place
+    assert ax.get_ylim()[0] > ax.get_ylim()[1]  # the first rung is on top
+    assert "700.0 TFLOP/s" in texts(ax) and "87.5 % of peak" in texts(ax)
+    assert any("m=n=k=4096" in text for text in texts(ax))
+
+
+def test_ladder_without_a_share_of_the_peak_has_no_such_label() -> None:
+    (ax,) = axes("ladder", *rows(cold_percent_of_peak=None))
+    assert "700.0 TFLOP/s" in texts(ax) and not any("% of peak" in text for text in texts(ax))
+
+
+def test_roofline_has_every_problem_and_the_measured_roofs() -> None:
+    made = [*rows(), row("v02_tiled", 1.0, 16, metrics={"ncu.dram_bytes": 4096.0})]
+    newer = row("torch", 300.0, 2048, finished=NOON + dt.timedelta(days=1), peaks=PEAKS | {"copy_gbps": 4100.0})
+    (ax,) = axes("roofline", *made, newer)
+    small, large = 2 * 512 / 6, 2 * 4096 / 6
+    assert points(ax, "v02_tiled") == [(2 * 16 / 6, 1.0), (small, 3.0), (large, 6.0)]
+    assert points(ax, "torch")[1] == (2 * 2048 / 6, 300.0)
+    assert points(ax, "v02_tiled, counted") == [(2.0 * 16**3 / 4096, 1.0)]
+    (hollow,) = [line for line in ax.lines if line.get_label() == "v02_tiled, counted"]
+    assert hollow.get_fillstyle() == "none"
+    for x, y in points(ax, "_copy"):
+        assert y == pytest.approx(4100 * x / 1e3)
+    assert points(ax, "_copy")[1][1] == pytest.approx(800.0)  # the ridge
+    assert {y for _, y in points(ax, "_wgmma")} == {800.0} and {y for _, y in points(ax, "_mma")} == {600.0}
+    said = " ".join(texts(ax))
+    assert "copy 4.10 TB/s" in said and "wgmma 800.0 TFLOP/s" in said and "mma 600.0 TFLOP/s" in said
+    assert "hollow" in said
+
+
+def test_cold_and_steady_are_beside_the_clock() -> None:
+    kernels, clock, sizes, _ = axes("cold-steady", *rows(throttle="power_cap"))
+    widths = {
+        label: [bar.get_width() for bars in kernels.containers if bars.get_label() == label for bar in bars]
+        for label in ("cold", "steady")
+    }
+    assert widths["cold"] == list(KERNELS.values())
+    assert widths["steady"] == pytest.approx([tflops / 1.1 for tflops in KERNELS.values()])
+    assert "636.4 (−9.1 %)" in texts(kernels) and "1500 power_cap" in texts(clock)
+    assert [float(line.get_xdata()[0]) for line in clock.lines] == [1500.0] * 3
+    assert [bars[0].get_width() for bars in sizes.containers if bars.get_label() == "cold"] == [350.0, 700.0]
+    without = axes("cold-steady", *rows(sm_mhz=None))
+    assert len(without) == 2
+
+
+def test_a_kernel_looks_the_same_in_every_plot_and_when_others_come() -> None:
+    def colors(made: list[store.Row]) -> dict[str, set[str]]:
+        found: dict[str, set[str]] = {}
+        for name in ("throughput", "roofline", "ladder"):
+            for line in axes(name, *made)[0].lines:
+                found.setdefault(str(line.get_label()), set()).add(str(line.get_color()))
+        return found
+
+    few = colors(rows({**KERNELS, "triton_tiled": 400.0}))
+    many = colors(rows({**KERNELS, "triton_tiled": 400.0, "v03_new": 50.0, "v21_last": 600.0, "triton_a": 1.0}))
+    for kernel in (*KERNELS, "triton_tiled"):
+        assert len(few[kernel]) == 1 and many[kernel] == few[kernel]
+    looks = [style.look(kernel) for kernel in ["torch", *LADDER, "v21_x", "v22_x", "v23_x", "v24_x"]]
+    assert len({(look.color, look.marker) for look in looks}) == 25
+    numbered = {look.marker for look in looks}
+    assert not {style.look(kernel).marker for kernel in ("triton_tiled", "cpu_naive", "cpu_blocked")} & numbered
+
+
+def luminance(color: str) -> float:
+    """WCAG 2's relative luminance."""
+    parts = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+@pytest.mark.parametrize("background", ["#ffffff", "#0d1117"])
+def test_text_and_hues_can_be_seen_on_white_and_on_dark(background: str) -> None:
+    for color, least in [(style.INK, 4.0), *((hue, 3.0) for hue in style.HUES)]:
+        light, dark = sorted((luminance(color), luminance(background)), reverse=True)
+        assert (light + 0.05) / (dark + 0.05) >= least, color
+
+
+@pytest.mark.parametrize("name", ["throughput", "roofline"])
+def test_labels_of_many_kernels_do_not_overlap(name: str) -> None:
+    kernels = {kernel: 600.0 + i for i, kernel in enumerate(LADDER)} | {"torch": 610.0, "v01_step": 0.5}
+    picture = drawn(*rows(kernels))[name]
+    assert isinstance(picture, Picture)
+    style.encoded(picture.figure, "png", "")
+    (ax,) = picture.figure.axes
+    labels = [text for text in ax.texts if isinstance(text, Annotation) and text.get_text() in kernels]
+    assert {text.get_text() for text in labels} == set(kernels)
+    boxes = [text.get_window_extent() for text in labels]
+    assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
+    assert all(box.x0 > ax.bbox.x1 and ax.bbox.y0 - 10 < box.y0 and box.y1 < ax.bbox.y1 + 10 for box in boxes)
+
+
+@given(st.lists(st.floats(0, 100), min_size=1, max_size=12))
+def test_spread_keeps_order_distance_and_bounds(wanted: list[float]) -> None:
+    placed = style.spread(wanted, 5.0, 0.0, 100.0)
+    order = np.argsort(wanted, kind="stable")
+    assert all(b - a >= 5 - 1e-9 for a, b in zip(np.array(placed)[order], np.array(placed)[order][1:], strict=False))
+    assert min(placed) >= 0 and max(placed) <= 100 + 1e-9
+    gaps = np.diff(np.sort(wanted))
+    if (gaps >= 5).all():
+        inside = np.clip(wanted, 0, 100)
+        assert placed == pytest.approx(inside, abs=1e-6)
+
+
+@given(st.floats(1e-6, 1e6))
+def test_ticks_are_round(value: float) -> None:
+    tick = rounded(value)
+    assert f"{tick:.6e}"[:8] in {f"{digit}.000000" for digit in (1, 2, 4, 6, 8)}
+    assert 0.7 < tick / value < 1.45
+
+
+SINGLE = [row("torch", 700.0, 4096), row("v01_naive", 0.5, 4096)]
+OBLONG = [row(k, 9.0, shape={"m": m, "n": 64, "k": 64}) for k in ("torch", "v01_naive") for m in (1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("made", "missing"),
+    [
+        (SINGLE, {"throughput"}),
+        (OBLONG, {"throughput"}),
+        (rows(peaks=None), {"roofline"}),
+        (rows(peaks={}), {"roofline"}),
+        (rows(peaks={"wgmma_float16_float32": 800.0}), {"roofline"}),
+        (rows(peaks={"copy_gbps": 100.0}, device_kind="cpu"), set()),
+        (rows(bytes=None), {"roofline"}),
+        (rows({"torch": 700.0}), {"ladder"}),
+        (rows({"v01_naive": 0.5}), {"ladder"}),
+        (rows(steady_tflops=None), {"cold-steady"}),
+        (rows(cold_tflops=None), set(make_plots.PLOTS)),
+        (rows(cold_tflops=float("nan")), set(make_plots.PLOTS)),
+        (rows(status="wrong"), set(make_plots.PLOTS)),
+        (rows(cold_p10_us=None, cold_p90_us=None, sm_mhz=None, throttle=None), set()),
+        ([made | {"shape": None, "params": None, "dtype": None} for made in rows()], {"throughput"}),
+        (rows(finished=None, metrics={"ncu.dram_bytes": 0.0}), set()),
+    ],
+)
+def test_what_the_rows_do_not_suffice_for_is_left_out_with_a_sentence(
+    work: Workspace,
+    made: list[store.Row],
+    missing: set[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(make_plots, "SUFFIXES", ("svg",))  # to draw twice proves no more
+    work.write(*made)
+    assert work.run() == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    assert {line.split()[1] for line in printed.out.splitlines()} == missing
+    assert all(f"plot of hgemm on {H200} is left out: " in line for line in printed.out.splitlines())
+    assert set(work.files()) == {f"nvidia-h200/hgemm-{name}.svg" for name in set(make_plots.PLOTS) - missing}
+
+
+def test_columns_that_an_older_file_lacks_are_missing_data(work: Workspace) -> None:
+    table = store.to_table(rows()).drop_columns(["peaks", "metrics", "cold_percent_of_peak", "sm_mhz", "throttle"])
+    store.write(table, work.results / "a.parquet")
+    assert work.run() == 0
+    assert "nvidia-h200/hgemm-cold-steady.svg" in work.files()
+
+
+def test_no_rows_and_no_folder(work: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
+    assert work.run() == 0
+    assert "No plots yet" in work.readme.read_text() and not work.files()
+    assert work.run("--results", "absent") == 1
+    assert capsys.readouterr().err.count("\n") == 1
+    before = work.readme.read_text()
+    (work.results / "a.parquet").write_bytes(b"no parquet")
+    assert work.run() == 1
+    assert work.readme.read_text() == before
+
+
+def test_no_text_of_a_row_breaks_a_picture_or_the_readme(work: Workspace) -> None:
+    name = "v1 $x^{$ \\frac <b>&amp;--> ](x) \n\x00"
+    work.write(*rows({"torch": 700.0, name: 3.0}, throttle=name, device=name))
+    assert work.run() == 0
+    svgs = {file: content for file, content in work.files().items() if file.endswith("svg")}
+    assert len(svgs) == 4
+    for content in svgs.values():
+        ET.fromstring(content)
+    images = [line for line in work.readme.read_text().splitlines() if line.startswith("![")]
+    assert len(images) == 2 and all(line.endswith(".svg)") for line in images)
+
+
+def test_readme_plots_are_those_of_the_committed_results() -> None:
+    listed = subprocess.run(["git", "ls-files", "-z", "results"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode != 0:
+        pytest.skip("not a git checkout")
+    pictures = (ROOT / "docs" / "plots").rglob("*.svg")
+    if not any(f"Matplotlib v{matplotlib.__version__}," in picture.read_text() for picture in pictures):
+        pytest.skip("another Matplotlib than the one that drew the plots draws other bytes")
+    files = [name for name in listed.stdout.split("\0") if name.endswith(".parquet")]
+    command = [sys.executable, "analysis/make_plots.py", "--check", *files]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
