@@ -11,7 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from analysis.readme import counted, significant
 from analysis.rows import REFERENCE, natural, number
@@ -62,7 +64,7 @@ def throughput(op: str, device: str, rows: list[Row]) -> Picture:
         ax.set_xticks(sizes[name], [str(size) for size in sizes[name]])
         ax.set_yticks([0, *sorted(tick for tick in ticks if tick <= top)])
         ax.minorticks_off()
-        plain_ticks(ax, "y")
+        plain_ticks(ax.yaxis)
         ax.set_xlabel("side of the square problem, " + " = ".join(next(iter(lines.values()))[0]["shape"]))
         ax.set_ylabel("throughput, TFLOP/s (square-root scale)")
         name_ends(ax, ends)
@@ -111,10 +113,10 @@ def ladder(op: str, device: str, rows: list[Row]) -> Picture:
         ax.plot([tflops, tflops], [place - 0.36, place + 0.36], color=color, linewidth=2, label=row["kernel"])
         ax.plot([high, limit], [place, place], ":", color=INK, linewidth=0.7, zorder=0.5)
         texts.append(f"{significant(tflops)} TFLOP/s")
-        beside(ax, texts[-1], place, 80)
+        beside(ax, texts[-1], place, 92)
         if share := number(row, "cold_percent_of_peak"):
             texts[-1] += f", {significant(share, 3 if share >= 1 else 1)} % of peak"
-            beside(ax, texts[-1].partition(", ")[2], place, 160)
+            beside(ax, texts[-1].partition(", ")[2], place, 172)
         if row["kernel"] == REFERENCE:
             ax.axvline(tflops, color=INK, linestyle="--", linewidth=1, zorder=0.5)
     rungs(ax, [row["kernel"] for row in rows])
@@ -201,9 +203,13 @@ def rungs(ax: Axes, names: list[str]) -> None:
     ax.grid(False, axis="y")
 
 
-def plain_ticks(ax: Axes, axis: str) -> None:
-    """0.1, 1, 10 instead of powers of ten."""
-    getattr(ax, f"{axis}axis").set_major_formatter(lambda value, _: f"{value:g}")
+def plain_ticks(axis: Axis) -> None:
+    """0.1, 1, 10 instead of powers of ten, and on a short logarithmic axis 2 and 5 too."""
+    if axis.get_scale() == "log":
+        low, high = sorted(axis.get_view_interval())
+        axis.set_major_locator(LogLocator(subs=(1.0,) if high > 100 * low else (1.0, 2.0, 5.0)))
+    axis.set_major_formatter(lambda value, _: f"{value:g}")
+    axis.set_minor_formatter(NullFormatter())
 
 
 def setting(row: Row) -> str:

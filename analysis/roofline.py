@@ -46,8 +46,8 @@ def roofline(op: str, device: str, rows: list[Row]) -> Picture:
             ax, name, roofs[name], (min(seen) / 2, max(seen) * 1.4), [row["cold_tflops"] for row in points]
         )
         about.append(f"{words(name)}, {counted(len(points), 'point')} under {said}")
-        plain_ticks(ax, "x")
-        plain_ticks(ax, "y")
+        plain_ticks(ax.xaxis)
+        plain_ticks(ax.yaxis)
         ax.set_xlabel("arithmetic intensity, FLOP per byte of device memory (each operand moved once)")
         ax.set_ylabel("throughput, TFLOP/s")
         name_ends(ax, ends)
@@ -57,7 +57,7 @@ def roofline(op: str, device: str, rows: list[Row]) -> Picture:
 def draw_points(ax: Axes, kernel: str, rows: list[Row]) -> tuple[float, float]:
     """A kernel's problems, each at its least bytes and, hollow, at those that a profiler counted; the last point."""
     rows = sorted((row for row in rows if row["kernel"] == kernel), key=intensity)
-    style = look(kernel).points | {"markersize": look(kernel).points["markersize"] * 0.8, "linestyle": ""}
+    style = look(kernel).points | {"linestyle": ""}
     x, y = [intensity(row) for row in rows], [row["cold_tflops"] for row in rows]
     ax.plot(x, y, label=kernel, markeredgewidth=0, zorder=3, **style)
     moved = [(intensity(row), seen, row["cold_tflops"]) for row in rows if (seen := counted_intensity(row))]
@@ -85,9 +85,9 @@ def draw_roofs(ax: Axes, name: str, peaks: dict[str, float], x: tuple[float, flo
     for (kind, rate), line in zip(slanted.items(), ("-", ":"), strict=False):
         ridge = min(right, top * 1e3 / rate) if top else right
         ax.plot(
-            [x[0], ridge], [rate * x[0] / 1e3, rate * ridge / 1e3], line, color=INK, linewidth=1.4, label=f"_{kind}"
+            [x[0], ridge], [rate * x[0] / 1e3, rate * ridge / 1e3], line, color=INK, linewidth=1.1, label=f"_{kind}"
         )
-        said.append(f"{kind} {significant(rate / 1e3, 3)} TB/s" + (" (dotted)" if line == ":" else ""))
+        said.append(f"{kind} {bandwidth(rate)}" + (" (dotted)" if line == ":" else ""))
     start = max(x[0], ax.get_ylim()[0] * 1e3 / fastest)  # where the slanted roof enters the picture
     middle = math.sqrt(start * (min(right, top * 1e3 / fastest) if top else right))
     (x0, y0), (x1, y1) = ax.transData.transform([(start, fastest * start / 1e3), (middle, fastest * middle / 1e3)])
@@ -97,7 +97,7 @@ def draw_roofs(ax: Axes, name: str, peaks: dict[str, float], x: tuple[float, flo
     ax.annotate(", ".join(said), (middle, fastest * middle / 1e3), shift, "data", "offset points", **text)
     for kind, rate in flat.items():
         ridge = rate * 1e3 / slanted.get("copy", fastest)
-        ax.plot([ridge, right], [rate] * 2, color=INK, linewidth=1.4, label=f"_{kind}")
+        ax.plot([ridge, right], [rate] * 2, color=INK, linewidth=1.1, label=f"_{kind}")
         ax.plot([x[0], ridge], [rate] * 2, color=INK, linewidth=0.8, linestyle=(0, (1, 3)))
         clock = peaks.get(f"{kind}_{dtype}_{accumulate}_mhz")
         said.append(f"{kind} {significant(rate)} TFLOP/s")
@@ -105,6 +105,10 @@ def draw_roofs(ax: Axes, name: str, peaks: dict[str, float], x: tuple[float, flo
         above: dict[str, Any] = {"xytext": (4, 3), "va": "bottom"} if rate == top else {"xytext": (4, -3), "va": "top"}
         ax.annotate(said[-1] + at, (x[0], rate), textcoords="offset points", fontsize=SMALL, **above)
     return ", ".join(said)
+
+
+def bandwidth(gbps: float) -> str:
+    return f"{significant(gbps, 3)} GB/s" if gbps < 1000 else f"{significant(gbps / 1e3, 3)} TB/s"
 
 
 def intensity(row: Row) -> float:

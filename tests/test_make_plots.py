@@ -195,7 +195,8 @@ def test_a_panel_for_each_dtype_in_order() -> None:
 
 
 def test_ladder_is_in_order_at_the_largest_square_that_most_kernels_have() -> None:
-    more = [row("torch", 750.0, 8192), row("v01_naive", 0.4, 4096, shape={"m": 1, "n": 9999, "k": 9999})]
+    oblong = {"m": 5000, "n": 9000, "k": 9000}
+    more = [row("torch", 750.0, 8192), *(row(kernel, 1.0, shape=oblong) for kernel in ("triton_tiled", *KERNELS))]
     slower = row("v02_tiled", 6.5, 4096, finished=NOON - dt.timedelta(days=1))
     failed = row("v03_wmma", 50.0, 4096, status="wrong")
     (ax,) = axes("ladder", failed, *rows({"triton_tiled": 500.0} | KERNELS), *more, slower)
@@ -217,11 +218,11 @@ def test_ladder_without_a_share_of_the_peak_has_no_such_label() -> None:
 
 def test_roofline_has_every_problem_and_the_measured_roofs() -> None:
     made = [*rows(), row("v02_tiled", 1.0, 16, metrics={"ncu.dram_bytes": 4096.0})]
-    newer = row("torch", 300.0, 2048, finished=NOON + dt.timedelta(days=1), peaks=PEAKS | {"copy_gbps": 4100.0})
+    newer = row("v02_tiled", 3.5, 2048, finished=NOON + dt.timedelta(days=1), peaks=PEAKS | {"copy_gbps": 4100.0})
     (ax,) = axes("roofline", *made, newer)
     small, large = 2 * 512 / 6, 2 * 4096 / 6
-    assert points(ax, "v02_tiled") == [(2 * 16 / 6, 1.0), (small, 3.0), (large, 6.0)]
-    assert points(ax, "torch")[1] == (2 * 2048 / 6, 300.0)
+    assert points(ax, "v02_tiled") == [(2 * 16 / 6, 1.0), (small, 3.0), (2 * 2048 / 6, 3.5), (large, 6.0)]
+    assert points(ax, "torch") == [(small, 350.0), (large, 700.0)]
     assert points(ax, "v02_tiled, counted") == [(2.0 * 16**3 / 4096, 1.0)]
     (hollow,) = [line for line in ax.lines if line.get_label() == "v02_tiled, counted"]
     assert hollow.get_fillstyle() == "none"
@@ -232,6 +233,16 @@ def test_roofline_has_every_problem_and_the_measured_roofs() -> None:
     said = " ".join(texts(ax))
     assert "copy 4.10 TB/s" in said and "wgmma 800.0 TFLOP/s" in said and "mma 600.0 TFLOP/s" in said
     assert "hollow" in said
+
+
+def test_short_logarithmic_axes_have_plain_numbers() -> None:
+    (ax,) = axes("roofline", *[row(k, t, m, peaks={"copy_gbps": 21.0}) for k, t in KERNELS.items() for m in (256, 512)])
+    ax.figure.canvas.draw()
+    for which, axis in (("major", ax.xaxis), ("minor", ax.xaxis), ("minor", ax.yaxis)):
+        labels = [tick.get_text() for tick in axis.get_ticklabels(which=which)]  # type: ignore[arg-type]
+        assert all(re.fullmatch("[0-9.]+" if which == "major" else "", label) for label in labels)
+    assert len([tick for tick in ax.get_xticks() if ax.get_xlim()[0] < tick < ax.get_xlim()[1]]) >= 2
+    assert "copy 21.0 GB/s" in texts(ax)
 
 
 def test_cold_and_steady_are_beside_the_clock() -> None:
