@@ -1,7 +1,7 @@
 """Throughput, ladder, and cold against steady: each a function from the rows of one op on one device to a picture.
 
 The rows are measured ones, in ladder order, maps as dictionaries, and with a `problem`: the case's key without op and
-kernel. Another kernel or problem can lack any other column.
+kernel. Any other column may be null.
 """
 
 from __future__ import annotations
