@@ -269,6 +269,17 @@ def cubin(kernel: Kernel, arch: str, folder: Path) -> Path:
     return target
 
 
+def cached_cubin(kernel: Kernel, arch: str) -> Path:
+    """The cubin of exactly these sources, flags and versions: found in the cache, or compiled. Raises BuildError."""
+    folder = _directory(kernel, arch)
+    found = folder / "device.cubin"
+    folder.mkdir(parents=True, exist_ok=True)
+    with _lock(folder / "cubin.lock"):
+        if not found.is_file():
+            cubin(kernel, arch, folder).replace(found)
+    return found
+
+
 def function(kernel: Kernel, arch: str = "") -> Callable[..., None]:
     """The kernel as a callable `(out, *inputs, **call)`. A built kernel must be in the cache, or is built now."""
     if kernel.function is not None:

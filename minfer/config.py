@@ -8,6 +8,7 @@ import itertools
 import math
 import re
 import sys
+import typing
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,10 +38,21 @@ class Shape:
 
 
 @dataclass
-class Profiler:
-    """Profilers to run after the timings."""
+class Static:
+    """Registers, shared memory, spills, occupancy and instructions from the machine code, for these architectures."""
 
-    names: list[str] = field(default_factory=list)
+    archs: list[str] = field(default_factory=lambda: ["sm_89", "sm_90a"])
+
+
+@dataclass
+class Profiler:
+    """Profilers to run after the timings, in this order; a section that is null was not chosen."""
+
+    static: Static | None = None
+
+    def chosen(self) -> dict[str, dict[str, Any]]:
+        """The options of each profiler to run."""
+        return {name: options for name, options in dataclasses.asdict(self).items() if options is not None}
 
 
 @dataclass
@@ -145,12 +157,16 @@ def explain(error: BaseException) -> str:
             return f"cannot read {link.override!r}: {str(link).splitlines()[0]}"
     if found := re.search(r"Ambiguous value for argument '([^=]*)=(.*)'", text):
         return f"ambiguous {found[1]}={found[2]}; for several values write '{found[1]}=[{found[2]}]'"
-    if found := re.search(r"Could not find '(?:[\w/]*/)?(\w+)/([^']*)'", text):
+    if found := re.search(r"Could not (?:find|load) '(?:[\w/]*/)?(\w+)/([^']*)'", text):
         group, option = found.groups()
         if group in groups():
             return f"{group} has no option {option!r}; {nearest(option, groups()[group])}"
     if found := re.search(r"Could not override '\+?([\w.@/]+)'\. ?\n?No match in the defaults list", text):
         return f"nothing to override for {found[1]!r}; to choose one, write +{found[1]}=..."
+    if "Unexpected type for root: NoneType" in text:
+        for group, option in re.findall(r"(?m)^\+*(\w+)\.(\w+)\.", "\n".join(sys.argv[1:])):
+            if option in groups().get(group, []):
+                return f"{group}.{option} is set, and not chosen; add {group}={option}"
     if found := re.search(r"full_key: ([\w.\[\]]+)", text):
         key = found[1]
         if "not in" in text:
@@ -174,7 +190,7 @@ def check_keys(composed: Any, parent: str = "") -> None:
         key = f"{parent}.{name}" if parent else str(name)
         if valid and name not in valid:
             raise UserError(unknown_key(key))
-        if OmegaConf.is_dict(composed._get_node(name)) and not OmegaConf.is_missing(composed, name):
+        if OmegaConf.is_dict(composed._get_node(name)) and OmegaConf.select(composed, name) is not None:
             check_keys(composed[name], key)
 
 
@@ -212,7 +228,7 @@ def _keys(parent: str) -> list[str]:
         return sorted({name for op in ops.names() for name in ops.get(op).params})
     kind: Any = Config
     for name in parent.split(".") if parent else []:
-        fields = {f.name: f for f in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else {}
-        kind = fields[name].default_factory if name in fields else None
+        hint = typing.get_type_hints(kind).get(name) if dataclasses.is_dataclass(kind) else None
+        kind = next((part for part in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(part)), None)
     found = [f.name for f in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else []
     return found + ([] if parent else ["sweep"])

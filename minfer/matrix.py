@@ -10,6 +10,7 @@ from typing import Any
 from minfer import ops
 from minfer.config import Config, UserError, choose, names
 from minfer.ops import DTYPES, Case, Op
+from minfer.profilers.occupancy import LIMITS
 
 BUILD_S = 15.0  # about what compiling one kernel takes
 
@@ -36,7 +37,10 @@ def plan(config: Config, device: str, capability: tuple[int, int] | None = None)
     Problems come in the order of the request, each with all its kernels in ladder order, so that a table fills problem
     by problem. `capability` is the GPU's, where it is known already."""
     op = ops.get(choose("op", config.op, ops.names()))
-    kernels, left_out = _kernels(op, names(config.kernel), device)
+    static = config.profiler.static if device == "cpu" else None
+    for arch in config.profiler.static.archs if config.profiler.static else ():
+        choose("architecture", arch, LIMITS)
+    kernels, left_out = _kernels(op, names(config.kernel), device, static is not None)
     dtypes = [choose("dtype", dtype, DTYPES) for dtype in dict.fromkeys(names(config.dtype))]
     params = _params(op, config.params)
     shapes = _shapes(op, config.shape.gpu if device == "cuda" else config.shape.cpu, config.shape.name)
@@ -45,21 +49,27 @@ def plan(config: Config, device: str, capability: tuple[int, int] | None = None)
         op.case(kernel, dtype, shape, chosen)
         for dtype, chosen, shape, kernel in itertools.product(dtypes, params, shapes, kernels)
     ]
-    unsupported = {c.key: why for c in cases if (why := op.kernels[c.kernel].unsupported(c, capability))}
-    if len(unsupported) == len(cases):
+    unsupported = {}
+    for case in cases:
+        kernel = op.kernels[case.kernel]
+        if why := kernel.elsewhere(device) or kernel.unsupported(case, capability):
+            unsupported[case.key] = why
+    if len(unsupported) == len(cases) and not static:
         key, why = next(iter(unsupported.items()), ("", "no cases were asked for"))
         raise UserError(f"nothing to run: {key} {why}")
     return Plan(cases, unsupported, left_out)
 
 
-def _kernels(op: Op, wanted: list[str], device: str) -> tuple[list[str], dict[str, str]]:
-    """The kernels to run, and why others are not. One that was asked for by name must be able to run."""
+def _kernels(op: Op, wanted: list[str], device: str, static: bool) -> tuple[list[str], dict[str, str]]:
+    """The kernels to run, and why others are not. One that was asked for by name must be able to run.
+
+    `static`: CUDA kernels stay in, because their machine code can be read where they cannot run."""
     everything = wanted == ["all"]
     chosen = list(op.kernels) if everything else [choose(f"{op.name} kernel", name, op.kernels) for name in wanted]
     left_out = {}
     for name in chosen:
-        if device not in op.kernels[name].devices:
-            left_out[name] = "needs a CUDA GPU" if device == "cpu" else "runs on a CPU only (device=cpu)"
+        if (why := op.kernels[name].elsewhere(device)) and not (static and op.kernels[name].backend == "cuda"):
+            left_out[name] = why
     if left_out and not everything:
         name, why = next(iter(left_out.items()))
         here = [kernel.name for kernel in op.kernels.values() if device in kernel.devices]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from minfer import store
 from minfer.config import Config
 from minfer.matrix import Plan
 from minfer.ops import Case
+from minfer.profilers import sass
 
 POLL_S = 0.2
 
@@ -104,14 +106,18 @@ def _show(progress: Progress, bar: Any, event: dict[str, Any]) -> None:
     elif event["event"] == "case":
         _, kernel, dtype, _, shape = event["case"].split("/")
         progress.update(bar, description=f"{kernel} {dtype} {shape}")
-    elif event["event"] in ("done", "skip"):
+    elif event["event"] == "profiler":
+        total = next(task.total for task in progress.tasks if task.id == bar) or 0
+        progress.update(bar, description=f"profiling: {event['profiler']}", total=total + event["cases"])
+    elif event["event"] in ("done", "skip", "profiled"):
         progress.advance(bar)
 
 
 def print_summary(console: Console, results: Path, run: str, plan: Plan, outcome: Outcome) -> bool:
     """The table of a run and what to do next; returns whether every case has a row."""
     columns = ["run", "case", "kernel", "dtype", "params", "shape", "status", "message", "device", "finished", "cold_us",
-               "cold_tflops", "cold_speedup", "cold_percent_of_peak", "steady_us", "steady_tflops"]  # fmt: skip
+               "cold_tflops", "cold_speedup", "cold_percent_of_peak", "steady_us", "steady_tflops",
+               "metrics", "functions", "profilers"]  # fmt: skip
     wanted = {case.key: index for index, case in enumerate(plan.cases)}
     rows: dict[str, store.Row] = {}
     folders = {path.parent for path in results.glob(f"*/{run}/*.parquet")}
@@ -121,10 +127,19 @@ def print_summary(console: Console, results: Path, run: str, plan: Plan, outcome
     device = next((row["device"] for row in rows.values()), None)
 
     if rows:
-        console.print(_table(f"{run} on {device}", sorted(rows.values(), key=lambda row: wanted.get(row["case"], 0))))
+        rows = dict(sorted(rows.items(), key=lambda item: wanted.get(item[0], 0)))
+        console.print(_table(f"{run} on {device}", list(rows.values())))
+    if static := _static(list(rows.values())):
+        console.print(static)
+    for (kernel, message), n in Counter(
+        (row["kernel"], row["message"]) for row in rows.values() if row["status"] == "unsupported"
+    ).items():
+        console.print(f"{kernel}: {n} unsupported: {message}")
     for row in rows.values():
-        if row["status"] not in store.MEASURED:
+        if row["status"] not in (*store.MEASURED, "unsupported"):
             console.print(f"{row['case']}: {row['status']}: {row['message'] or ''}")
+    for line in _unprofiled(list(rows.values())):
+        console.print(line)
     counts = Counter(row["status"] for row in rows.values())
     if counts:
         console.print(
@@ -171,3 +186,58 @@ def _cells(row: store.Row) -> list[str]:
         number(row["cold_percent_of_peak"], ".1f"),
         number(row["steady_us"], ",.1f"), number(row["steady_tflops"], ".3g"), row["status"],
     ]  # fmt: skip
+
+
+# What to show of a kernel's instructions, in this order; the rest is in the rows.
+SHOWN = (*sass.TENSOR, "FFMA", "UTMALDG", "LDGSTS", "LDG", "LDSM", "LDS", "STS", "STG", "LD", "BAR")
+
+
+def _static(rows: list[store.Row]) -> Table | None:
+    """What the machine code says (`profiler=static`): a line for every device function and architecture."""
+    found: dict[tuple[str, str, str], dict[str, float]] = {}
+    for row in rows:
+        for scope, function in (row["functions"] or {}).items():
+            profiler, arch = scope.split(".", 1)
+            if profiler == "static":
+                metrics = {
+                    k.removeprefix(scope + "."): v for k, v in row["metrics"].items() if k.startswith(scope + ".")
+                }
+                found[row["kernel"], function, arch] = metrics
+    if not found:
+        return None
+    table = Table(title="Machine code, by profiler=static", title_justify="left")
+    for name in ("kernel", "function", "arch"):
+        table.add_column(name, no_wrap=name != "function")
+    for name in ("threads", "regs", "shared B", "stack B", "spills B", "occupancy"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("instructions")
+    for (kernel, function, arch), m in sorted(found.items(), key=lambda item: (item[0][0], item[0][2], item[0][1])):
+        bound = m.get("max_threads")
+        spills = f"{m['local_store_bytes']:g}+{m['local_load_bytes']:g}" if m["local_store_bytes"] else "0"
+        table.add_row(
+            kernel, _short(function), arch, f"{bound:g}" if bound else "", f"{m['registers']:g}",
+            f"{m['shared_bytes']:,.0f}", f"{m['stack_bytes']:g}", spills,
+            f"{m['occupancy_percent']:.0f} %" if bound else "", _instructions(m),
+        )  # fmt: skip
+    return table
+
+
+def _short(function: str) -> str:
+    """A demangled function without its result, namespaces and parameters."""
+    name = re.sub(r"\w+::", "", function.replace("(anonymous namespace)::", "").removeprefix("void "))
+    return re.sub(r"(>|^\w+)\(.*\)$", r"\1", name)
+
+
+def _instructions(metrics: dict[str, float]) -> str:
+    shown = [name for root in SHOWN for name in sorted(metrics) if name.split(".")[0] == root]
+    return ", ".join([f"{metrics['instructions']:g} in all", *(f"{metrics[name]:g} {name}" for name in shown)])
+
+
+def _unprofiled(rows: list[store.Row]) -> list[str]:
+    """What profilers did not find, and why: one line a reason."""
+    reasons: dict[tuple[str, str], dict[str, None]] = {}
+    for row in rows:
+        for profiler, why in (row["profilers"] or {}).items():
+            if why != "ok":
+                reasons.setdefault((profiler, why), {})[row["kernel"]] = None
+    return [f"{profiler}: {', '.join(kernels)}: {why}" for (profiler, why), kernels in reasons.items()]

@@ -34,6 +34,8 @@ def run(config: Config) -> int:
     executor = submit.executor_name(config.cluster)
     device, capability = _device(config, executor, console)
     plan = matrix.plan(config, device, capability)
+    if device == "cpu" and config.profiler.static:
+        console.print("CUDA kernels are not timed here; profiler=static compiles them and reads their machine code.")
     for op, kernel in dict.fromkeys((case.op, case.kernel) for case in plan.cases):
         if not (source := ops.get(op).kernels[kernel].source).is_file():
             raise UserError(
@@ -62,6 +64,7 @@ def run(config: Config) -> int:
             build_timeout_s=config.build_timeout_s,
             resume=config.resume,
             untrusted=config.untrusted,
+            profilers=config.profiler.chosen(),
             extra=extra,
             commit=commit,
         ).save()

@@ -35,6 +35,7 @@ STATUSES = {
     "oom": "memory ran out, on the GPU or on the host",
 }
 MEASURED = ("ok", "unconverged")
+AMENDABLE = ("metrics", "functions", "profilers")  # maps, that grow after a row was written
 
 PARQUET: dict[str, Any] = {"compression": "zstd", "write_page_checksum": True}
 
@@ -124,7 +125,9 @@ COLUMNS: list[tuple[str, pa.DataType, str]] = [
     ("registers", _COUNT, "registers a thread, the most over the file's functions"),
     ("shared_bytes", _COUNT, "static shared memory a block, the most over the file's functions"),
     ("local_bytes", _COUNT, "stack and spills a thread, the most over the file's functions"),
-    ("metrics", pa.map_(_TEXT, _NUMBER), "what the profilers found"),
+    ("metrics", pa.map_(_TEXT, _NUMBER), "what the profilers found, such as static.sm_89.registers"),
+    ("functions", pa.map_(_TEXT, _TEXT), "the device functions that these are of, such as that of static.sm_89"),
+    ("profilers", pa.map_(_TEXT, _TEXT), "the profilers that were run: ok, or why one found nothing, or not all"),
     # the machine's state while the kernel ran steadily
     ("sm_mhz", _NUMBER, "SM clock"),
     ("memory_mhz", _NUMBER, "memory clock"),
@@ -232,6 +235,7 @@ class Writer:
         self.rows: list[Row] = []
         self.part = 0
         self.parts: list[Path] = []
+        self.where: dict[str, Path] = {}  # case -> the part that holds its row
 
     def append(self, row: Row) -> Path:
         """Write a row to disk and return its file. Raises StoreError."""
@@ -246,9 +250,33 @@ class Writer:
         except OSError as error:
             self.rows.pop()
             raise StoreError(f"cannot write {path}: {error.strerror or error}", [row]) from error
+        self.where[row["case"]] = path
         if len(self.rows) == 1:
             self.parts.append(path)
         if len(self.rows) == ROWS_PER_PART:
+            self.rows, self.part = [], self.part + 1
+        return path
+
+    def amend(self, case: str, columns: Row) -> Path:
+        """Add to the maps of a row that this Writer appended, and return its file; nothing else of it can change.
+
+        Raises StoreError, and then the file is as it was; KeyError for another column or an unknown case."""
+        if other := set(columns) - set(AMENDABLE):
+            raise KeyError(f"not to be amended: {', '.join(sorted(other))}")
+        path = self.where[case]
+        try:
+            table = _read_one(path, SCHEMA)
+            index = table["case"].to_pylist().index(case)
+            for name, added in columns.items():
+                values = table[name].to_pylist(maps_as_pydicts="strict")
+                values[index] = {**(values[index] or {}), **added}
+                array = pa.array([_plain(value) for value in values], type=SCHEMA.field(name).type)
+                table = table.set_column(table.column_names.index(name), SCHEMA.field(name), array)
+            write(table, path)
+        except (OSError, pa.ArrowException) as error:
+            why = error.strerror if isinstance(error, OSError) and error.strerror else error
+            raise StoreError(f"cannot amend {path}: {why}", [{"case": case, **columns}]) from error
+        if path == self._path():  # what is appended from now on must not bring the old row back
             self.rows, self.part = [], self.part + 1
         return path
 

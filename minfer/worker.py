@@ -6,6 +6,7 @@ next case in a fresh child.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import os
@@ -21,7 +22,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from minfer import build, ops, store
+from minfer import build, ops, profilers, store
 from minfer.bench import peaks
 from minfer.bench.derived import derive
 from minfer.bench.timing import Timing
@@ -52,6 +53,7 @@ class Shard:
     build_timeout_s: float
     resume: bool = False
     untrusted: bool = False
+    profilers: dict[str, dict[str, Any]] = field(default_factory=dict)  # name -> its options
     extra: list[str] = field(default_factory=list)
     commit: str | None = None
 
@@ -96,18 +98,19 @@ class Supervisor:
             self._build([case for case in todo if self._unsupported(case) is None])
             if todo:
                 self._prepare(child)
+            statuses = []
             for case in todo:
                 self._tell(event="case", case=case.key)
                 row = self._row(case, self._run_case(case))
                 path = self.writer.append(row)
+                statuses.append((case, row["status"]))
                 self._tell(event="done", case=case.key, status=row["status"], file=str(path))
+            self._profile(self.writer, statuses)
         except Died as error:
             self._tell(event="failed", message=f"no kernel could be run: {error}")
             raise
         finally:
-            for process in (self.child, self.judge):
-                if process:
-                    process.kill()
+            self._end_processes()
             if self.writer:
                 self.writer.close()
             self._tell(event="end")
@@ -127,6 +130,12 @@ class Supervisor:
         self.peaks = child.ask(shard.case_timeout_s, peaks=self.peaks, extra=shard.extra)["peaks"]
         return child
 
+    def _end_processes(self) -> None:
+        for process in (self.child, self.judge):
+            if process:
+                process.kill()
+        self.child = self.judge = None
+
     def _results_folder(self) -> Path:
         return Path(self.shard.results) / store.slug(self.environment["device"]) / self.shard.run
 
@@ -134,10 +143,11 @@ class Supervisor:
         """The cases that the results do not hold already, for the same sources, device and timing."""
         done: dict[tuple[str, str, str, str], str] = {}
         if self.shard.resume:
-            columns = ["case", "source", "timing", "device", "status", "guarantee"]
+            columns = ["case", "source", "timing", "device", "status", "guarantee", "profilers"]
             for old in store.rows(store.files(Path(self.shard.results)), columns):
                 unjudged = self.shard.untrusted and old["guarantee"] == "in-process"
-                if old["status"] in SETTLED and not unjudged:
+                unprofiled = set(self.shard.profilers) - set(old["profilers"] or ())
+                if old["status"] in SETTLED and not unjudged and not unprofiled:
                     done[old["case"], old["source"], old["timing"], old["device"]] = old["status"]
         for case in self.shard.cases:
             source = ops.get(case.op).kernels[case.kernel].fingerprint()
@@ -148,7 +158,8 @@ class Supervisor:
                 self._tell(event="skip", case=case.key, status=status)
 
     def _unsupported(self, case: Case) -> str | None:
-        return ops.get(case.op).kernels[case.kernel].unsupported(case, self.capability)
+        kernel = ops.get(case.op).kernels[case.kernel]
+        return kernel.elsewhere(self.shard.device) or kernel.unsupported(case, self.capability)
 
     def _build(self, cases: list[Case]) -> None:
         """Compile what the cases need, several at once, each in a process of its own, before anything is timed."""
@@ -247,6 +258,19 @@ class Supervisor:
             reply = {"row": {"status": "error", "message": f"the judge failed: {death}"}}
         judged = reply["row"]
         return judged | dict.fromkeys(TIMES) if "status" in judged else judged  # no time without a right result
+
+    def _profile(self, writer: store.Writer, statuses: list[tuple[Case, str]]) -> None:
+        """Run the profilers, one after the other, when all rows are on disk, and add to the rows what they find."""
+        self._end_processes()  # they may want the device, and its memory, to themselves
+        shard = self.shard
+        timeout_s = shard.build_timeout_s + shard.case_timeout_s
+        setting = profilers.Setting(shard.device, shard.extra, self._results_folder(), self.log, timeout_s)
+        for name, options in shard.profilers.items():
+            self._tell(event="profiler", profiler=name, cases=len(statuses))
+            with contextlib.closing(profilers.run(name, options, statuses, setting)) as found:
+                for case, columns in found:
+                    writer.amend(case.key, columns)
+                    self._tell(event="profiled", profiler=name, case=case.key, why=columns["profilers"][name])
 
     def _row(self, case: Case, columns: Row) -> Row:
         """The whole row of a case: what it is, where and when it ran, and the columns that running it filled."""

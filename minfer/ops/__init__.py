@@ -106,6 +106,12 @@ class Kernel:
     def devices(self) -> tuple[str, ...]:
         return {"torch": ("cpu", "cuda"), "cpp": ("cpu",)}.get(self.backend, ("cuda",))
 
+    def elsewhere(self, device: str) -> str | None:
+        """Why this kernel does not run on a kind of device, "cuda" or "cpu", as half a sentence, or None."""
+        if device in self.devices:
+            return None
+        return "needs a CUDA GPU" if device == "cpu" else "runs on a CPU only (device=cpu)"
+
     def unsupported(self, case: Case, capability: tuple[int, int] | None) -> str | None:
         """Why this kernel cannot run `case`, as half a sentence, or None. `capability` None: the GPU is not known yet."""
         if case.dtype not in self.dtypes:

@@ -1,0 +1,47 @@
+"""The process that a profiler runs in, and that the supervisor can lose.
+
+The first request names the profiler, its options and the cases; each further one is answered with the next finding."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, cast
+
+from minfer import ops
+from minfer.ops import Case
+from minfer.process import serve
+from minfer.profilers import Finding, Job, Profiler
+
+
+def findings(profiler: Profiler, job: Job, measured: list[bool]) -> Iterator[Finding]:
+    """One for each case; what was not measured is kept from a profiler that runs kernels."""
+    skip = [profiler.RUNS_KERNELS and not ok for ok in measured]
+    kept = [case for case, skipped in zip(job.cases, skip, strict=True) if not skipped]
+    found = profiler.profile(Job(kept, job.options, job.device, job.folder))
+    for skipped in skip:
+        yield Finding(why="the case was not measured") if skipped else next(found)
+
+
+def main() -> None:
+    found: Iterator[Finding] | None = None
+
+    def answer(request: dict[str, Any], say: Any) -> dict[str, Any]:
+        nonlocal found
+        if found is not None:
+            return asdict(next(found))
+        for path in request["extra"]:
+            ops.load_file(Path(path))
+        profiler = cast(Profiler, importlib.import_module(f"minfer.profilers.{request['profiler']}"))
+        cases = [Case(**case) for case, _ in request["cases"]]
+        job = Job(cases, request["options"], request["device"], Path(request["folder"]))
+        found = findings(profiler, job, [ok for _, ok in request["cases"]])
+        return {}
+
+    serve(answer)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,183 @@
+"""The profiler `static`: what the compiled machine code of a kernel says, for any architecture, without a GPU.
+
+The metrics of an architecture `A` are `static.A.<name>`: `registers` and `stack_bytes` a thread, `shared_bytes` (static)
+and `max_threads` (the launch bound) a block, `local_store_bytes` and `local_load_bytes` (of a thread's spills, and of
+arrays indexed at run time), `occupancy_percent`, `instructions`, and the mix of `sass.Function.mix`, such as
+`HMMA.16816.F32` or `LDG.128`. Instructions are counted as they stand in the code: what is in a loop counts once.
+Occupancy is theoretical: it needs a launch bound, and does not know of dynamic shared memory, which a launch chooses.
+
+Which device function belongs to a case. A kernel's file has one for every template instance. Of those
+  - whose element types fit: the first of `__half`, `__nv_bfloat16`, `float` among the template arguments is the case's
+    dtype, the second, where there is one, its `accumulate`; without any among the template arguments, the dtype is
+    among the function's parameters, or no element type is;
+  - whose enumerators fit: where an enumeration of the kernel's own sources has one of the case's parameters (`TN`), a
+    template argument of that type is this enumerator;
+it is the one with the most tensor-core instructions, then with the most multiply-adds, then the longest.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+from minfer import build, ops
+from minfer.ops import Case, Kernel
+from minfer.profilers import Finding, Job, occupancy, sass
+from minfer.profilers.sass import Function
+
+RUNS_KERNELS = False
+
+ELEMENTS = {"__half": "float16", "__nv_bfloat16": "bfloat16", "float": "float32"}
+
+
+def profile(job: Job) -> Iterator[Finding]:
+    """A finding for each case. Kernels and architectures are compiled several at once, and found again in the cache."""
+    archs: list[str] = job.options["archs"]
+    read: dict[tuple[str, str, str], Future[list[Function]]] = {}
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+        for case in job.cases:
+            kernel = ops.get(case.op).kernels[case.kernel]
+            for arch in archs:
+                key = (case.op, case.kernel, arch)
+                if key not in read and refusal(kernel, case, archs) is None and kernel.builds_for(arch):
+                    read[key] = pool.submit(functions, kernel, arch)
+        for case in job.cases:
+            kernel = ops.get(case.op).kernels[case.kernel]
+            if why := refusal(kernel, case, archs):
+                yield Finding(why=why)
+                continue
+            yield find(
+                kernel, case, {arch: read[case.op, case.kernel, arch] for arch in archs if kernel.builds_for(arch)}
+            )
+
+
+def refusal(kernel: Kernel, case: Case, archs: list[str]) -> str | None:
+    """Why a case has no machine code to read, as a sentence, or None."""
+    if kernel.backend == "triton":
+        return "a Triton kernel has machine code only after a call on a GPU"
+    if kernel.backend != "cuda":
+        return "reads CUDA kernels only"
+    if not any(kernel.builds_for(arch) for arch in archs):
+        return f"the kernel needs {kernel.archs}, asked for {', '.join(archs)}"
+    return kernel.unsupported(case, None)
+
+
+def functions(kernel: Kernel, arch: str) -> list[Function]:
+    """The device functions of a CUDA kernel's file. Raises BuildError."""
+    home = build.toolkit()
+    cubin = build.cached_cubin(kernel, arch)
+    assert home is not None  # it has compiled just now
+    try:
+        return sass.read(cubin, arch, home)
+    except OSError as error:
+        raise build.BuildError(
+            f"{error.filename} does not run: {error.strerror}; install cuobjdump and nvdisasm"
+        ) from error
+    except subprocess.CalledProcessError as error:
+        raise build.BuildError(f"{Path(error.cmd[0]).name} cannot read the cubin: {error.stderr.strip()}") from error
+
+
+def find(kernel: Kernel, case: Case, read: dict[str, Future[list[Function]]]) -> Finding:
+    """What the code of a case says, for every architecture."""
+    metrics: dict[str, float] = {}
+    names: dict[str, str] = {}
+    problems = []
+    for arch, future in read.items():
+        try:
+            function = choose(case, kernel, future.result())
+        except build.BuildError as error:
+            problems.append(f"for {arch}: {error}")
+            continue
+        if function is None:
+            problems.append(f"for {arch}: no device function takes {case.dtype} with this case's parameters")
+            continue
+        names[arch] = function.name
+        metrics |= {f"{arch}.{name}": value for name, value in describe(function, arch).items()}
+    return Finding(metrics, names, "; ".join(problems) or "ok")
+
+
+def describe(function: Function, arch: str, dynamic_shared_bytes: int = 0) -> dict[str, float]:
+    """The metrics of a function. `dynamic_shared_bytes` a block, where they are known, count for the occupancy."""
+    found: dict[str, float] = {
+        "registers": function.registers,
+        "stack_bytes": function.stack_bytes,
+        "local_store_bytes": function.local_bytes("STL"),
+        "local_load_bytes": function.local_bytes("LDL"),
+        "shared_bytes": function.shared_bytes,
+        "instructions": function.opcodes.total(),
+    }
+    if function.max_threads is not None:
+        shared = function.shared_bytes + dynamic_shared_bytes
+        found["max_threads"] = function.max_threads
+        found["occupancy_percent"] = occupancy.percent(arch, function.max_threads, function.registers, shared)
+    return found | function.mix()
+
+
+def describe_triton(cubin: bytes, arch: str, shared_bytes: int) -> tuple[str, dict[str, float]]:
+    """Name and metrics of a compiled Triton kernel: its `asm["cubin"]` and its `metadata.shared`, all of it dynamic.
+
+    Raises OSError or CalledProcessError when the disassemblers are absent or refuse it."""
+    home = build.toolkit()
+    if home is None:
+        raise FileNotFoundError("no CUDA toolkit that fits this PyTorch; set CUDA_HOME")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.cubin"
+        path.write_bytes(cubin)
+        function = max(sass.read(path, arch, home), key=lambda f: f.rank)
+    return function.name, describe(function, arch, shared_bytes) | {"dynamic_shared_bytes": shared_bytes}
+
+
+def choose(case: Case, kernel: Kernel, found: list[Function]) -> Function | None:
+    """The function that belongs to a case, by the rule at the top; None if there is none."""
+    enumerations = enumerators(kernel)
+    fitting = [f for f in found if _types_fit(case, f.name) and _enumerators_fit(case, f.name, enumerations)]
+    return max(fitting, key=lambda f: f.rank, default=None)
+
+
+def template_arguments(name: str) -> tuple[str, str]:
+    """The template arguments of a demangled function, and its parameters: `void f<T, 1>(int)` -> `T, 1` and `int`."""
+    name = name.replace("(anonymous namespace)", "anonymous")
+    depth = 0
+    begin = end = 0
+    for index, letter in enumerate(name):
+        if letter == "<":
+            begin = index + 1 if depth == 0 else begin  # of several, as in A<1>::f<2>(), the last
+            depth += 1
+        elif letter == ">":
+            depth -= 1
+            end = index
+        elif letter == "(" and depth == 0:
+            arguments = name[begin:end] if name[end : end + 2] == ">(" else ""
+            return arguments, name[index + 1 : name.rfind(")")]
+    return "", ""
+
+
+def _types_fit(case: Case, name: str) -> bool:
+    arguments, parameters = template_arguments(name)
+    pattern = rf"\b({'|'.join(ELEMENTS)})\b"
+    if types := [ELEMENTS[word] for word in re.findall(pattern, arguments)]:
+        accumulate = case.params.get("accumulate")
+        return types[0] == case.dtype and (accumulate is None or len(types) == 1 or types[1] == accumulate)
+    types = [ELEMENTS[word] for word in re.findall(pattern, parameters)]
+    return not types or case.dtype in types
+
+
+def enumerators(kernel: Kernel) -> dict[str, list[str]]:
+    """The enumerations that a kernel's sources define, without those that number their enumerators themselves."""
+    text = "\n".join(re.sub(r"//.*", "", path.read_text()) for path in kernel.sources())
+    found = re.findall(r"\benum\s+(?:class\s+|struct\s+)?(\w+)[^{;]*\{([\w\s,]*)\}", text)
+    return {name: [word.strip() for word in body.split(",") if word.strip()] for name, body in found}
+
+
+def _enumerators_fit(case: Case, name: str, enumerations: dict[str, list[str]]) -> bool:
+    wanted = set(case.params.values())
+    for enumeration, value in re.findall(r"\((?:\w+::)*(\w+)\)(\d+)", template_arguments(name)[0]):
+        words = enumerations.get(enumeration, [])
+        if wanted & set(words) and int(value) < len(words) and words[int(value)] not in wanted:
+            return False
+    return True
