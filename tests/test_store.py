@@ -372,3 +372,60 @@ def test_slug(device: str, slug: str) -> None:
 def test_a_slug_is_one_plain_folder_name_and_its_own_slug(device: str) -> None:
     slug = store.slug(device)
     assert slug and set(slug) <= set("abcdefghijklmnopqrstuvwxyz0123456789-") and store.slug(slug) == slug
+
+
+# Amending
+
+
+def test_an_amended_row_keeps_everything_else_to_the_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "ROWS_PER_PART", 2)
+    writer = Writer(tmp_path, "s")
+    timed = {"cold_us": 0.1 + 0.2, "cold_samples_us": [1 / 3, float("nan")], "finished": NOON, "metrics": {"a.x": 1.0}}
+    for index in range(5):
+        writer.append(row(index, **timed))
+    before = store.read(store.files(tmp_path))[0]
+    for index in (0, 3, 4):  # the first, an earlier and the latest part
+        writer.amend(f"op/kernel/{index}", {"metrics": {"b.y": index + 0.5}, "profilers": {"b": "ok"}})
+    writer.amend("op/kernel/3", {"metrics": {"c.z": 7.0}, "profilers": {"c": "it hung"}})
+    after = store.read(store.files(tmp_path))[0]
+    kept = [name for name in store.SCHEMA.names if name not in store.AMENDABLE]
+    for name in kept:
+        assert repr(after[name].to_pylist()) == repr(before[name].to_pylist()), name
+    rows = list(store.rows(store.files(tmp_path)))
+    assert [r["metrics"] for r in rows] == [
+        {"a.x": 1.0, "b.y": 0.5}, {"a.x": 1.0}, {"a.x": 1.0}, {"a.x": 1.0, "b.y": 3.5, "c.z": 7.0}, {"a.x": 1.0, "b.y": 4.5},
+    ]  # fmt: skip
+    assert rows[3]["profilers"] == {"b": "ok", "c": "it hung"} and rows[1]["profilers"] is None
+    writer.append(row(5))  # must not bring an older row back
+    writer.close()
+    merged = list(store.rows(store.files(tmp_path)))
+    assert [r["metrics"] for r in merged[:5]] == [r["metrics"] for r in rows] and len(merged) == 6
+    assert len(store.files(tmp_path)) == 1
+
+
+def test_only_what_profilers_fill_can_be_amended(tmp_path: Path) -> None:
+    writer = Writer(tmp_path, "s")
+    path = writer.append(row(0, cold_us=2.0))
+    before = path.read_bytes()
+    with pytest.raises(KeyError, match="cold_us"):
+        writer.amend("op/kernel/0", {"cold_us": 1.0, "metrics": {"a": 1.0}})
+    with pytest.raises(KeyError):
+        writer.amend("op/kernel/1", {"metrics": {"a": 1.0}})
+    assert path.read_bytes() == before
+
+
+def test_an_amendment_that_cannot_be_written_leaves_the_file_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = Writer(tmp_path, "s")
+    path = writer.append(row(0, cold_us=2.0))
+    before = path.read_bytes()
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(StoreError, match="No space left on device") as caught:
+        writer.amend("op/kernel/0", {"metrics": {"a": 1.0}})
+    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
+    assert caught.value.rows == [{"case": "op/kernel/0", "metrics": {"a": 1.0}}]

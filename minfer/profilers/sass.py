@@ -124,7 +124,8 @@ def launch_bounds(text: str) -> dict[str, int]:
 def opcodes(text: str) -> dict[str, Counter[str]]:
     """How often each opcode stands in each function, from `nvdisasm -c`.
 
-    The endless loop and the NOPs that pad a function's end are left out."""
+    What never does anything is left out: the endless loop and the NOPs that pad a function's end, and instructions under
+    a predicate that is never true (`@!PT`), which the compiler puts in as distance between others."""
     found: dict[str, Counter[str]] = {}
     counter: Counter[str] = Counter()
     label = ""
@@ -133,9 +134,10 @@ def opcodes(text: str) -> dict[str, Counter[str]]:
             counter = found.setdefault(section[1], Counter())
         elif line.startswith(".L_"):
             label = line.rstrip(":")
-        elif instruction := re.match(r"\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)(.*)", line):
-            opcode, operands = instruction.groups()
-            if opcode != "NOP" and not (opcode == "BRA" and label and f"({label})" in operands):
+        elif instruction := re.match(r"\s*/\*[0-9a-f]+\*/\s+(?:@(!?U?P\w+)\s+)?([A-Z][\w.]*)(.*)", line):
+            predicate, opcode, operands = instruction.groups()
+            padding = opcode == "NOP" or (opcode == "BRA" and label and f"({label})" in operands)
+            if not padding and predicate not in ("!PT", "!UPT"):
                 counter[opcode] += 1
             label = ""
     return found

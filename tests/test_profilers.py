@@ -1,0 +1,165 @@
+"""Profilers add to rows, and can do nothing else to them."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minfer import ops, profilers, store
+from minfer.worker import Supervisor
+from tests.conftest import FAULTS, ROOT, has_gpu, launch
+
+PROFILERS = ROOT / "tests" / "faults" / "profilers.py"
+
+
+def found(
+    name: str, folder: Path, statuses: tuple[str, ...] = ("ok", "ok", "ok"), timeout_s: float = 60
+) -> list[store.Row]:
+    """What a profiler's run adds to the rows of some cases."""
+    op = ops.get("hgemm")
+    rows = [
+        (op.case("torch", "float16", dict.fromkeys(op.axes, 8 * index)), status)
+        for index, status in enumerate(statuses, 1)
+    ]
+    setting = profilers.Setting("cpu", [str(PROFILERS)], folder, folder / "log", timeout_s)
+    pairs = list(profilers.run(name, {}, rows, setting))
+    assert [case.key for case, _ in pairs] == [case.key for case, _ in rows]  # each once, whatever happens
+    return [columns for _, columns in pairs]
+
+
+def whys(columns: list[store.Row], name: str) -> list[str]:
+    assert all(list(column["profilers"]) == [name] for column in columns)
+    return [column["profilers"][name] for column in columns]
+
+
+def test_what_is_found_has_the_profilers_name_before_it(tmp_path):
+    first, second, _ = found("good", tmp_path)
+    assert first["metrics"] == {"good.index": 0.0, "good.m": 8.0} and second["metrics"]["good.m"] == 16.0
+    assert first["functions"] == {"good.scope": "f"} and first["profilers"] == {"good": "ok"}
+
+
+def test_an_error_costs_one_case_and_the_rest_goes_on(tmp_path):
+    columns = found("raises_once", tmp_path, ("ok", "ok"))
+    lost, kept = whys(columns, "raises_once")
+    assert "RuntimeError: counters are not permitted here" in lost and "exit status 1" in lost
+    assert columns[0]["metrics"] == {} and kept == "ok"
+
+
+def test_a_profiler_that_dies_again_and_again_is_given_up(tmp_path):
+    columns = found("exits", tmp_path, ("ok",) * 8)
+    assert all("exit status 3" in why for why in whys(columns, "exits"))
+    assert (tmp_path / "log").exists()
+
+
+@pytest.mark.parametrize("name", ["raises", "stops_early"])
+def test_a_finding_before_each_death_keeps_it_going(tmp_path, name):
+    first, second, third = whys(found(name, tmp_path), name)
+    assert (first, third) == ("ok", "ok") and "the process died" in second
+
+
+def test_a_profiler_that_hangs_is_killed_and_the_rest_goes_on(tmp_path):
+    first, second, third = whys(found("hangs", tmp_path, timeout_s=20), "hangs")
+    assert first == third == "ok" and second == "killed after 20 s, in the phase 'profile'"
+
+
+def test_what_a_profiler_prints_goes_to_the_log(tmp_path):
+    assert whys(found("prints", tmp_path), "prints") == ["ok"] * 3
+    assert "{}" in (tmp_path / "log").read_text()
+
+
+@pytest.mark.parametrize("name", ["answers_text", "answers_nan"])
+def test_an_answer_that_is_no_finding_is_not_kept(tmp_path, name):
+    columns = found(name, tmp_path)
+    assert all(column["metrics"] == {} for column in columns)
+    assert all("is no finding" in why for why in whys(columns, name))
+
+
+def test_who_writes_to_the_pipe_is_not_believed(tmp_path):
+    columns = found("writes_to_the_pipe", tmp_path)
+    assert all(column["metrics"] == {} for column in columns)
+    assert all("result pipe" in why for why in whys(columns, "writes_to_the_pipe"))
+
+
+def test_what_was_not_measured_is_kept_from_a_profiler_that_runs_kernels(tmp_path):
+    columns = found("prints", tmp_path, ("crashed", "ok", "unconverged"))
+    assert whys(columns, "prints") == ["the case was not measured", "ok", "ok"]
+    assert [column["metrics"].get("prints.index") for column in columns] == [None, 0.0, 1.0]
+    assert whys(found("good", tmp_path, ("crashed", "ok")), "good") == ["ok", "ok"]
+
+
+def test_an_unknown_profiler_has_its_reason_in_the_rows(tmp_path):
+    assert all("No module named 'minfer.profilers.gone'" in why for why in whys(found("gone", tmp_path), "gone"))
+
+
+# In a shard
+
+
+def test_a_shards_times_are_written_before_and_not_changed_by_its_profilers(run_shard, monkeypatch):
+    before: list[store.Row] = []
+    profile = Supervisor._profile
+
+    def watched(self: Supervisor, writer: store.Writer, statuses: Any) -> None:
+        before.extend(store.rows(writer.parts))
+        profile(self, writer, statuses)
+
+    monkeypatch.setattr(Supervisor, "_profile", watched)
+    extra = [str(FAULTS), str(PROFILERS)]
+    chosen: dict[str, Any] = {"raises": {}, "good": {}, "hangs": {}}
+    after = run_shard(["honest", "zeros"], profilers=chosen, extra=extra, build_timeout_s=1.0, case_timeout_s=19.0)
+    assert [row["kernel"] for row in before] == ["honest", "zeros"] == [row["kernel"] for row in after]
+    assert before[0]["status"] in store.MEASURED and before[0]["cold_us"] > 0
+    for old, new in zip(before, after, strict=True):
+        changed = {name for name in store.SCHEMA.names if old[name] != new[name]}
+        assert changed == {"metrics", "functions", "profilers"}
+    honest, zeros = after
+    assert honest["metrics"] == {"raises.index": 0, "raises.m": 64, "good.index": 0, "good.m": 64} | {
+        "hangs.index": 0,
+        "hangs.m": 64,
+    }
+    assert honest["profilers"] == {"raises": "ok", "good": "ok", "hangs": "ok"}
+    assert zeros["metrics"] == {"good.index": 1, "good.m": 64} and zeros["profilers"]["good"] == "ok"
+    assert zeros["profilers"]["raises"] == zeros["profilers"]["hangs"] == "the case was not measured"
+
+
+def test_resume_repeats_rows_that_lack_an_asked_for_profiler(run_shard):
+    extra = [str(FAULTS), str(PROFILERS)]
+    assert len(run_shard(["honest"], extra=extra)) == 1
+    assert len(run_shard(["honest"], extra=extra, resume=True)) == 1
+    rows = run_shard(["honest"], extra=extra, resume=True, profilers={"good": {}})
+    assert [row["profilers"] for row in rows] in ([{}, {"good": "ok"}], [None, {"good": "ok"}])
+    assert len(run_shard(["honest"], extra=extra, resume=True, profilers={"good": {}})) == 2
+
+
+@pytest.mark.skipif(has_gpu(), reason="there is a GPU")
+def test_without_a_gpu_static_reads_the_cuda_kernels_and_times_none(tmp_path):
+    words = ["+sweep=hgemm", "cluster=local", "shape=tiny", "timing=quick", "dtype=float16", "profiler=static"]
+    words += ["kernel=[v01_naive,v02_tiled]", "profiler.static.archs=[sm_89]"]
+    done = launch(*words, f"results={tmp_path / 'results'}", f"runs={tmp_path / 'runs'}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = list(store.rows(store.files(tmp_path / "results")))
+    assert [(row["kernel"], row["status"], row["message"]) for row in rows] == [
+        ("v01_naive", "unsupported", "needs a CUDA GPU"),
+        ("v02_tiled", "unsupported", "needs a CUDA GPU"),
+    ]
+    for row in rows:
+        assert row["profilers"] == {"static": "ok"} and row["metrics"]["static.sm_89.registers"] > 0
+        assert row["cold_us"] is None and "<__half>" in row["functions"]["static.sm_89"]
+    assert "Machine code, by profiler=static" in done.stdout and "tiled<__half>" in done.stdout
+    events = [json.loads(line) for path in tmp_path.glob("runs/*/progress/*.jsonl") for line in path.open()]
+    assert [event["event"] for event in events if "profiler" in event] == ["profiler", "profiled", "profiled"]
+
+
+def test_no_process_is_left_when_the_reader_stops(tmp_path):
+    op = ops.get("hgemm")
+    rows = [(op.case("torch", "float16", dict.fromkeys(op.axes, size)), "ok") for size in (8, 16)]
+    setting = profilers.Setting("cpu", [str(PROFILERS)], tmp_path, tmp_path / "log", 60)
+    run = profilers.run("hangs", {}, rows, setting)
+    next(run)
+    host = next(p for p in profilers.Process.__init__.__globals__["_running"])
+    run.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(host, 0)

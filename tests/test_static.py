@@ -1,0 +1,416 @@
+"""`profiler=static`: what the machine code says, held against what is known of it by other means."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections import Counter
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from minfer import build, ops
+from minfer.profilers import Job, occupancy, sass, static
+from minfer.profilers.sass import Function
+
+DATA = Path(__file__).resolve().parent / "data"
+ARCHS = ("sm_89", "sm_90a")
+PRODUCT = "_ZN6sample7productI6__halfLi3EEEvPT_PK5uint4i"
+
+needs_tools = pytest.mark.skipif(
+    build.toolkit() is None or not all((build.toolkit() / "bin" / tool).exists() for tool in ("cuobjdump", "nvdisasm")),
+    reason="no CUDA compiler and disassemblers that fit this PyTorch",
+)
+
+
+def listing(name: str) -> str:
+    return (DATA / f"sample.sm_90a.{name}.txt").read_text()
+
+
+# Parsers, on what CUDA 13.2's tools print of tests/data/sample.cu
+
+
+def test_resources_are_read_without_what_hopper_reserves():
+    assert sass.resources(listing("usage"), "sm_90a") == {PRODUCT: (18, 0, 1024), "copy": (12, 0, 0)}
+    assert sass.resources(listing("usage"), "sm_89")[PRODUCT] == (18, 0, 2048)  # there the tool does not count it
+
+
+def test_launch_bounds_are_read():
+    assert sass.launch_bounds(listing("elf")) == {PRODUCT: 64}  # copy states none
+
+
+def test_launch_bounds_in_three_dimensions_are_multiplied():
+    text = ".nv.info.f\n\t<0x1>\n\tAttribute:\tEIATTR_REQNTID\n\tFormat:\tEIFMT_SVAL\n\tValue:\t0x20 0x4 0x2 \n"
+    assert sass.launch_bounds(text) == {"f": 256}
+
+
+def test_opcodes_are_counted_without_padding():
+    found = sass.opcodes(listing("nvdisasm"))
+    assert set(found) == {PRODUCT, "copy"}
+    assert found["copy"] == Counter(
+        {"LDC": 1, "S2R": 1, "LDC.64": 2, "ULDC.64": 1, "IMAD.WIDE.U32": 2, "LDG.E.128": 1, "STG.E.128": 1, "EXIT": 1}
+    )
+    code = found[PRODUCT]
+    assert code["HMMA.16816.F32"] == 3 and code["LDGSTS.E.BYPASS.128"] == 1 and code["BAR.SYNC.DEFER_BLOCKING"] == 1
+    assert not {"NOP", "BRA", "LDS", "UIADD3"} & set(code)  # the end's padding, and six under @!PT or @!UPT
+
+
+def test_a_branch_that_goes_elsewhere_counts():
+    text = '.section .text.f,"ax"\n.L_x_1:\n /*0010*/ FADD R1, R1, R1 ;\n /*0020*/ @P0 BRA `(.L_x_1) ;\n.L_x_2:\n'
+    assert sass.opcodes(text + " /*0030*/ BRA `(.L_x_2);\n")["f"] == Counter({"FADD": 1, "BRA": 1})
+
+
+def test_the_mix_of_the_sample():
+    found = sass.opcodes(listing("nvdisasm"))[PRODUCT]
+    mix = Function("product", 18, 0, 1024, 64, found).mix()
+    assert mix == {"HMMA.16816.F32": 3, "LDGSTS.128": 1, "LDSM.M88.4": 1, "LDSM.MT88.2": 1, "BAR": 1, "STG.16": 1}
+
+
+@pytest.mark.parametrize(
+    ("opcode", "name"),
+    {
+        "LDG.E.128.CONSTANT": "LDG.128", "LDG.E.U16": "LDG.16", "LDG.E": "LDG.32", "LDG.E.LTC128B.64": "LDG.64",
+        "LDG.E.S8": "LDG.8", "LDGSTS.E.BYPASS.LTC128B.128": "LDGSTS.128", "LDS.U.128": "LDS.128", "STS": "STS.32",
+        "STG.E.EF.64": "STG.64", "STL.64": "STL.64", "LDL.LU": "LDL.32", "LDSM.16.M88": "LDSM.M88.1",
+        "LDSM.16.MT88.4": "LDSM.MT88.4", "HMMA.16816.F16": "HMMA.16816.F16", "HGMMA.64x128x16.F32": "HGMMA.64x128x16.F32",
+        "UTMALDG.2D.MULTICAST": "UTMALDG.2D.MULTICAST", "MUFU.EX2": "MUFU", "FFMA.FTZ": "FFMA", "HFMA2.MMA": "HFMA2",
+        "BAR.SYNC.DEFER_BLOCKING": "BAR", "LDGDEPBAR": None, "IMAD.MOV.U32": None, "LDC.64": None,
+    }.items(),
+)  # fmt: skip
+def test_kinds_of_opcodes(opcode, name):
+    assert sass.kind(opcode) == name
+
+
+@pytest.mark.parametrize(
+    ("symbol", "text"),
+    [
+        (PRODUCT, "void sample::product<__half, 3>(__half*, uint4 const*, int)"),
+        ("copy", "copy"),
+        ("kernel", "kernel"),
+        ("_ZN12_GLOBAL__N_11kE", "(anonymous namespace)::k"),
+    ],
+)
+def test_names_are_demangled(symbol, text):
+    assert sass.demangle(symbol) == text
+
+
+# Occupancy
+
+
+@pytest.mark.parametrize(
+    ("arch", "threads", "registers", "shared", "blocks", "percent"),
+    [
+        # 64 K registers: 2048 threads of 32, 1024 of 64, 512 of 128 (CUDA C++ Best Practices Guide, "Calculating
+        # Occupancy": at most 65,536 / 2,048 = 32 registers a thread for all 2048 threads)
+        ("sm_90a", 256, 32, 0, 8, 100.0),
+        ("sm_90a", 256, 33, 0, 6, 75.0),  # 33 are given as 40: 12 warps a partition, 48 in all
+        ("sm_80", 256, 64, 0, 4, 50.0),
+        ("sm_80", 128, 128, 0, 4, 25.0),
+        ("sm_80", 1024, 65, 0, 0, 0.0),  # 1024 threads of 72 registers are more than there are
+        # 48 KiB and 1 KiB reserved: 49 KiB go into 164 three times, into 100 twice, into 228 four times
+        ("sm_80", 256, 32, 48 << 10, 3, 37.5),
+        ("sm_89", 256, 32, 48 << 10, 2, 2 * 8 / 48 * 100),
+        ("sm_90a", 256, 32, 48 << 10, 4, 50.0),
+        # blocks: 32, 16, 24 and 32 of them, of one warp
+        ("sm_80", 32, 16, 0, 32, 50.0),
+        ("sm_86", 32, 16, 0, 16, 100 / 3),
+        ("sm_89", 32, 16, 0, 24, 50.0),
+        ("sm_89", 1024, 32, 0, 1, 200 / 3),
+        ("sm_89", 33, 32, 0, 24, 100.0),  # 33 threads are two warps
+        # the most that a block can have: 99 KiB, and 227
+        ("sm_89", 256, 128, 99 << 10, 1, 8 / 48 * 100),
+        ("sm_90a", 384, 168, 227 << 10, 1, 12 / 64 * 100),
+        ("sm_90a", 384, 168, 228 << 10, 0, 0.0),
+    ],
+)
+def test_occupancy_by_hand(arch, threads, registers, shared, blocks, percent):
+    assert occupancy.blocks(arch, threads, registers, shared) == blocks
+    assert occupancy.percent(arch, threads, registers, shared) == pytest.approx(percent)
+
+
+CALCULATOR = """
+#include <cstdio>
+#include <cuda_occupancy.h>
+int main() {
+  int major, minor, per_sm, per_sm_shared, threads, registers, shared;
+  while (scanf("%d %d %d %d %d %d %d", &major, &minor, &per_sm, &per_sm_shared, &threads, &registers, &shared) == 7) {
+    cudaOccDeviceProp device{};
+    device.computeMajor = major, device.computeMinor = minor, device.maxThreadsPerBlock = 1024;
+    device.maxThreadsPerMultiprocessor = per_sm, device.regsPerBlock = device.regsPerMultiprocessor = 65536;
+    device.warpSize = 32, device.sharedMemPerBlock = 49152, device.sharedMemPerMultiprocessor = per_sm_shared;
+    device.numSms = 1, device.sharedMemPerBlockOptin = per_sm_shared - 1024, device.reservedSharedMemPerBlock = 1024;
+    cudaOccFuncAttributes function{};
+    function.maxThreadsPerBlock = 1024, function.numRegs = registers, function.sharedSizeBytes = 0;
+    function.maxDynamicSharedSizeBytes = per_sm_shared, function.shmemLimitConfig = FUNC_SHMEM_LIMIT_OPTIN;
+    function.numBlockBarriers = 1;
+    cudaOccDeviceState state{};
+    state.carveoutConfig = SHAREDMEM_CARVEOUT_MAX_SHARED;
+    cudaOccResult result{};
+    if (cudaOccMaxActiveBlocksPerMultiprocessor(&result, &device, &function, &state, threads, shared)) printf("-1\\n");
+    else printf("%d\\n", result.activeBlocksPerMultiprocessor);
+  }
+}
+"""
+
+
+@pytest.mark.skipif(
+    build.toolkit() is None or not (build.toolkit() / "include" / "cuda_occupancy.h").exists(), reason="no header"
+)
+def test_occupancy_is_that_of_nvidias_own_calculator(tmp_path):
+    """`cuda_occupancy.h` compiled here, over a grid of kernels."""
+    source = tmp_path / "calculator.cpp"
+    source.write_text(CALCULATOR)
+    include = build.toolkit() / "include"
+    subprocess.run([build.compiler(), "-w", f"-I{include}", source, "-o", tmp_path / "calculator"], check=True)
+    archs = ("sm_80", "sm_86", "sm_89", "sm_90a")
+    threads, registers = (
+        (1, 32, 96, 128, 160, 256, 384, 512, 800, 1024),
+        (1, 8, 24, 32, 33, 40, 64, 72, 96, 128, 168, 255),
+    )
+    grid = list(product(archs, threads, registers, (0, 1, 127, 1024, 8448, 28672, 49152, 65536, 101376, 166912)))
+    lines = []
+    for arch, *kernel in grid:
+        limits = occupancy.LIMITS[arch]
+        number = occupancy.arch_number(arch)
+        lines.append(" ".join(map(str, (number // 10, number % 10, 32 * limits.warps, limits.shared_bytes, *kernel))))
+    done = subprocess.run([tmp_path / "calculator"], input="\n".join(lines), capture_output=True, text=True, check=True)
+    expected = [int(word) for word in done.stdout.split()]
+    assert len(expected) == len(grid) and max(expected) == 32 and len(set(expected)) > 10 and -1 not in expected
+    wrong = [(kernel, want, got) for kernel, want in zip(grid, expected, strict=True)
+             if (got := occupancy.blocks(*kernel)) != want]  # fmt: skip
+    assert not wrong, f"{len(wrong)} of {len(grid)}, such as {wrong[:5]}"
+
+
+# Which function belongs to a case
+
+
+def chosen(names: dict[str, dict[str, int]], dtype: str = "float16", **params: str) -> str | None:
+    op = ops.get("hgemm")
+    case = op.case("v03_wmma", dtype, dict.fromkeys(op.axes, 64), params)
+    functions = [Function(name, 32, 0, 0, None, Counter(code)) for name, code in names.items()]
+    found = static.choose(case, op.kernels["v03_wmma"], functions)
+    return found.name if found else None
+
+
+def test_the_dtype_is_the_first_element_type_among_the_template_arguments():
+    names = {
+        f"void f<{t}, 4>(X<{t}>)": {"HMMA.16816.F32": n} for n, t in enumerate(("__nv_bfloat16", "__half", "float"))
+    }
+    assert chosen(names) == "void f<__half, 4>(X<__half>)"
+    assert chosen(names, "bfloat16") == "void f<__nv_bfloat16, 4>(X<__nv_bfloat16>)"
+    assert chosen({"void f<my::Config<__half, 128> >(int)": {}}) and not chosen({"void f<__half>(int)": {}}, "bfloat16")
+
+
+def test_the_accumulator_is_the_second_where_there_is_one():
+    names = {"void f<__half, float>()": {"FFMA": 1}, "void f<__half, __half>()": {"FFMA": 9}}
+    assert chosen(names) == "void f<__half, float>()"
+    assert chosen(names, accumulate="float16") == "void f<__half, __half>()"
+
+
+def test_enumerators_of_the_sources_are_the_cases_parameters():
+    names = {f"void f<__half, (minfer::Layout){n}>(X)": {"FFMA": 9 - n} for n in (0, 1)}
+    assert chosen(names, layout="TN") == "void f<__half, (minfer::Layout)1>(X)"
+    assert chosen(names, layout="NN") == "void f<__half, (minfer::Layout)0>(X)"
+
+
+def test_without_template_arguments_the_parameters_decide():
+    names = {"f(float*, __half const*)": {"FFMA": 1}, "g(__nv_bfloat16*)": {"FFMA": 2}, "h(int)": {}}
+    assert chosen(names) == "f(float*, __half const*)" and chosen(names, "bfloat16") == "g(__nv_bfloat16*)"
+
+
+def test_of_several_the_one_that_multiplies_most_on_the_tensor_cores():
+    names = {"a(int)": {"HMMA.16816.F32": 2}, "b(int)": {"FFMA": 500}, "c(int)": {"MOV": 900}, "copy": {}}
+    assert chosen(names) == "a(int)"
+    del names["a(int)"]
+    assert chosen(names) == "b(int)"
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "parameters"),
+    [
+        ("void f<A<1>, (B)2>(C<3>, int)", "A<1>, (B)2", "C<3>, int"),
+        ("void (anonymous namespace)::f<int>(D)", "int", "D"),
+        ("A<1>::f(int)", "", "int"),
+        ("kernel", "", ""),
+    ],
+)
+def test_template_arguments(name, arguments, parameters):
+    assert static.template_arguments(name) == (arguments, parameters)
+
+
+# From source to numbers
+
+
+def compiled(source: str, arch: str, folder: Path) -> tuple[dict[str, Function], str]:
+    """The functions of a CUDA source, by their names without parameters, and what ptxas says of them."""
+    (folder / "source.cu").write_text(source)
+    command = [build.toolkit() / "bin" / "nvcc", "-cubin", "-Xptxas", "-v", f"-arch={arch}", folder / "source.cu"]
+    done = subprocess.run([*command, "-o", folder / "source.cubin"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    functions = sass.read(folder / "source.cubin", arch, build.toolkit())
+    return {function.name.partition("(")[0]: function for function in functions}, done.stderr
+
+
+SPILLS = """
+__global__ void __launch_bounds__(1024) spills(float* out, const float* in, int n) {
+  float v[96];  // 1024 threads leave 64 registers each
+#pragma unroll
+  for (int i = 0; i < 96; ++i) v[i] = in[threadIdx.x + i * n];
+  for (int r = 0; r < n; ++r)
+#pragma unroll
+    for (int i = 0; i < 96; ++i) v[i] = v[i] * v[(i + 1) % 96] + v[(i + 7) % 96];
+#pragma unroll
+  for (int i = 0; i < 96; ++i) out[threadIdx.x + i * n] = v[i];
+}
+"""
+
+SHARED = """
+__global__ void __launch_bounds__(256) shared(float* out) {
+  __shared__ float tile[12288];
+  for (int i = threadIdx.x; i < 12288; i += 256) tile[i] = out[i];
+  __syncthreads();
+  for (int i = threadIdx.x; i < 12288; i += 256) out[i] = tile[12287 - i];
+}
+"""
+
+
+@needs_tools
+@pytest.mark.parametrize("arch", ARCHS)
+def test_a_kernel_that_spills_is_caught_and_one_that_fills_its_shared_memory(arch, tmp_path):
+    functions, said = compiled(SPILLS + SHARED, arch, tmp_path)
+    spills = static.describe(functions["spills"], arch)
+    ptxas = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads\n.*Used 64 ", said)
+    assert ptxas and int(ptxas[2]) > 0
+    assert [spills["stack_bytes"], spills["local_store_bytes"], spills["local_load_bytes"]] == [
+        int(n) for n in ptxas.groups()
+    ]
+    assert spills["registers"] == 64 and spills["max_threads"] == 1024 and spills["FFMA"] >= 96
+    assert spills["occupancy_percent"] == pytest.approx({"sm_89": 200 / 3, "sm_90a": 50.0}[arch])
+
+    shared = static.describe(functions["shared"], arch)
+    assert shared["shared_bytes"] == 48 << 10 and shared["max_threads"] == 256 and shared["local_store_bytes"] == 0
+    assert shared["occupancy_percent"] == pytest.approx({"sm_89": 2 * 8 / 48 * 100, "sm_90a": 50.0}[arch])
+
+
+def job(kernel: ops.Kernel, archs: tuple[str, ...], folder: Path) -> Job:
+    op = ops.get(kernel.op)
+    cases = [
+        op.case(kernel.name, dtype, dict.fromkeys(op.axes, 64), dict(zip(op.params, values, strict=True)))
+        for dtype, values in product(kernel.dtypes, product(*op.params.values()))
+    ]
+    return Job([case for case in cases if not kernel.unsupported(case, None)], {"archs": list(archs)}, "cpu", folder)
+
+
+@needs_tools
+@pytest.mark.parametrize("kernel", ops.every_kernel(["cuda"]), ids=lambda kernel: f"{kernel.op}-{kernel.name}")
+def test_every_cuda_kernel_has_its_metrics(kernel, tmp_path):
+    work = job(kernel, ARCHS, tmp_path)
+    supported = [arch for arch in ARCHS if kernel.builds_for(arch)]
+    assert work.cases and supported
+    names = set()
+    for case, finding in zip(work.cases, static.profile(work), strict=True):
+        assert finding.why == "ok" and set(finding.functions) == set(supported)
+        for arch in supported:
+            metrics = {k.removeprefix(f"{arch}."): v for k, v in finding.metrics.items() if k.startswith(f"{arch}.")}
+            assert 0 < metrics["registers"] <= 255 and metrics["instructions"] > 20
+            assert metrics["shared_bytes"] <= 48 << 10
+            assert {"float16": "__half", "bfloat16": "__nv_bfloat16"}[case.dtype] in finding.functions[arch]
+            work_done = [v for k, v in metrics.items() if k.split(".")[0] in (*sass.TENSOR, *sass.FMA)]
+            assert sum(work_done) > 0, "neither tensor cores nor multiply-adds"
+            assert any(name.startswith("STG.") or name.startswith("UTMASTG") for name in metrics)
+            if "max_threads" in metrics:
+                assert 0 < metrics["occupancy_percent"] <= 100
+            names.add(finding.functions[arch])
+    assert len(names) >= len(kernel.dtypes)
+
+
+@needs_tools
+def test_what_is_known_of_the_tensor_core_kernel(tmp_path):
+    """v03_wmma, by its source: 256 threads, 28,672 bytes in TN, 4 x 2 fragments of two HMMA each, twice unrolled."""
+    kernel = ops.get("hgemm").kernels["v03_wmma"]
+    work = job(kernel, ARCHS, tmp_path)
+    for case, finding in zip(work.cases, static.profile(work), strict=True):
+        for arch in ARCHS:
+            opcode = "HMMA.16816.F32" + (".BF16" if case.dtype == "bfloat16" else "")
+            assert finding.metrics[f"{arch}.{opcode}"] == 32
+            assert finding.metrics[f"{arch}.max_threads"] == 256
+            tiles = {"TN": 128 * 40 + 128 * 40, "NN": 128 * 40 + 32 * 136}[case.params["layout"]]
+            assert finding.metrics[f"{arch}.shared_bytes"] == 2 * tiles + 8 * 16 * 16 * 4
+
+
+@needs_tools
+def test_a_kernel_that_does_not_compile_says_so_for_the_architecture(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    source = tmp_path / "broken.cu"
+    source.write_text(
+        '#if __CUDA_ARCH__ == 900\n#error no Hopper\n#endif\nextern "C" __global__ void k(float* p) { *p = 1; }\n'
+    )
+    op = ops.get("hgemm")
+    kernel = ops.Kernel("hgemm", "broken", "cuda", source, archs="sm_80+")
+    monkeypatch.setitem(op.kernels, "broken", kernel)
+    case = op.case("broken", "float16", dict.fromkeys(op.axes, 64))
+    (finding,) = static.profile(Job([case], {"archs": ["sm_89", "sm_90a"]}, "cpu", tmp_path))
+    assert finding.why.startswith("for sm_90a: broken.cu") and "no Hopper" in finding.why
+    assert finding.functions == {"sm_89": "k"} and finding.metrics["sm_89.STG.32"] == 1
+    cubins = list(tmp_path.rglob("*.cubin"))
+    assert len(cubins) == 1  # the cache
+    before = cubins[0].stat().st_mtime_ns
+    static.functions(kernel, "sm_89")
+    assert cubins[0].stat().st_mtime_ns == before
+
+
+def test_what_has_no_machine_code_here_says_why(tmp_path):
+    op = ops.get("hgemm")
+    shape = dict.fromkeys(op.axes, 64)
+    cases = [op.case(name, "float16", shape) for name in ("torch", "cpu_naive", "triton_tiled")]
+    cases.append(op.case("v01_naive", "float32", shape))
+    findings = list(static.profile(Job(cases, {"archs": ["sm_89"]}, "cpu", tmp_path)))
+    assert [finding.metrics for finding in findings] == [{}] * 4
+    assert [finding.why for finding in findings] == [
+        "reads CUDA kernels only",
+        "reads CUDA kernels only",
+        "a Triton kernel has machine code only after a call on a GPU",
+        "supports float16 and bfloat16, not float32",
+    ]
+
+
+# Triton, which compiles without a GPU too
+
+
+@needs_tools
+@pytest.mark.parametrize(("arch", "capability"), [("sm_89", 89), ("sm_90a", 90)])
+def test_a_triton_cubin_is_read(arch, capability, tmp_path, monkeypatch):
+    triton = pytest.importorskip("triton")
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    kernel = ops.get("hgemm").kernels["triton_tiled"].module().kernel
+    constants = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "GROUP_M": 8, "READ_C": False}
+    types = dict.fromkeys(("c_ptr", "a_ptr", "b_ptr"), "*fp16") | dict.fromkeys(("alpha", "beta"), "fp32")
+    signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in kernel.arg_names}
+    divisible = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in
+                 ("c_ptr", "a_ptr", "b_ptr", "k", "stride_cm", "stride_am", "stride_bk", "stride_bn")}  # fmt: skip
+    source = ASTSource(kernel, signature, constants, divisible)
+    options = {"num_warps": 8, "num_stages": 3}
+    binary = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    name, metrics = static.describe_triton(binary.asm["cubin"], arch, binary.metadata.shared)
+    assert name == "kernel" and metrics["max_threads"] == 32 * binary.metadata.num_warps == 256
+    assert metrics["shared_bytes"] == 0 and metrics["dynamic_shared_bytes"] == binary.metadata.shared > 32 << 10
+    roots = {key.split(".")[0] for key in metrics}
+    assert ("HGMMA" if capability == 90 else "HMMA") in roots and metrics["LDGSTS.128"] > 0
+    expected = occupancy.percent(arch, 256, int(metrics["registers"]), binary.metadata.shared)
+    assert metrics["occupancy_percent"] == expected > 0
+
+
+def test_the_disassemblers_absence_is_one_sentence(tmp_path, monkeypatch):
+    if build.toolkit() is None or not shutil.which("nvcc", path=str(build.toolkit() / "bin")):
+        pytest.skip("no CUDA compiler")
+    monkeypatch.setattr(
+        sass, "read", lambda *_: (_ for _ in ()).throw(FileNotFoundError(2, "No such file", "nvdisasm"))
+    )
+    kernel = ops.get("hgemm").kernels["v01_naive"]
+    finding = next(static.profile(job(kernel, ("sm_89",), tmp_path)))
+    assert finding.why == "for sm_89: nvdisasm does not run: No such file; install cuobjdump and nvdisasm"
