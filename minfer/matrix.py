@@ -9,7 +9,7 @@ from typing import Any
 
 from minfer import ops
 from minfer.config import Config, UserError, choose, names
-from minfer.ops import DTYPES, Case, Op
+from minfer.ops import DTYPES, Case, Kernel, Op
 from minfer.profilers.occupancy import LIMITS
 
 BUILD_S = 15.0  # about what compiling one kernel takes
@@ -37,8 +37,8 @@ def plan(config: Config, device: str, capability: tuple[int, int] | None = None)
     Problems come in the order of the request, each with all its kernels in ladder order, so that a table fills problem
     by problem. `capability` is the GPU's, where it is known already."""
     op = ops.get(choose("op", config.op, ops.names()))
-    static = config.profiler.static if device == "cpu" else None
-    for arch in config.profiler.static.archs if config.profiler.static else ():
+    static = config.profiler.static
+    for arch in static.archs if static else ():
         choose("architecture", arch, LIMITS)
     kernels, left_out = _kernels(op, names(config.kernel), device, static is not None)
     dtypes = [choose("dtype", dtype, DTYPES) for dtype in dict.fromkeys(names(config.dtype))]
@@ -54,7 +54,10 @@ def plan(config: Config, device: str, capability: tuple[int, int] | None = None)
         kernel = op.kernels[case.kernel]
         if why := kernel.elsewhere(device) or kernel.unsupported(case, capability):
             unsupported[case.key] = why
-    if len(unsupported) == len(cases) and not static:
+    readable = static and any(
+        _readable(op.kernels[c.kernel]) and not op.kernels[c.kernel].unsupported(c, None) for c in cases
+    )
+    if len(unsupported) == len(cases) and not readable:
         key, why = next(iter(unsupported.items()), ("", "no cases were asked for"))
         raise UserError(f"nothing to run: {key} {why}")
     return Plan(cases, unsupported, left_out)
@@ -68,7 +71,7 @@ def _kernels(op: Op, wanted: list[str], device: str, static: bool) -> tuple[list
     chosen = list(op.kernels) if everything else [choose(f"{op.name} kernel", name, op.kernels) for name in wanted]
     left_out = {}
     for name in chosen:
-        if (why := op.kernels[name].elsewhere(device)) and not (static and op.kernels[name].backend == "cuda"):
+        if (why := op.kernels[name].elsewhere(device)) and not (static and _readable(op.kernels[name])):
             left_out[name] = why
     if left_out and not everything:
         name, why = next(iter(left_out.items()))
@@ -76,6 +79,11 @@ def _kernels(op: Op, wanted: list[str], device: str, static: bool) -> tuple[list
         where = "there is none here" if device == "cpu" else "this run is on a GPU"
         raise UserError(f"kernel {name} {why} and {where}; kernels for this device: {', '.join(here)}")
     return [name for name in dict.fromkeys(chosen) if name not in left_out], left_out
+
+
+def _readable(kernel: Kernel) -> bool:
+    """Whether profiler=static has machine code to read, without running the kernel."""
+    return kernel.backend == "cuda"
 
 
 def _params(op: Op, wanted: dict[str, Any]) -> list[dict[str, str]]:

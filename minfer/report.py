@@ -128,7 +128,8 @@ def print_summary(console: Console, results: Path, run: str, plan: Plan, outcome
 
     if rows:
         rows = dict(sorted(rows.items(), key=lambda item: wanted.get(item[0], 0)))
-        console.print(_table(f"{run} on {device}", list(rows.values())))
+        if any(row["status"] != "unsupported" for row in rows.values()):
+            console.print(_table(f"{run} on {device}", list(rows.values())))
     if static := _static(list(rows.values())):
         console.print(static)
     for (kernel, message), n in Counter(

@@ -54,6 +54,22 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
     "unknown preset": ([HGEMM, "timing=quik"], ["timing", "'quik'", "quick"]),
     "unknown cluster": ([HGEMM, "cluster=l40"], ["cluster", "'l40'", "l40s"]),
     "unknown container": ([HGEMM, "container=aptainer"], ["container", "'aptainer'", "apptainer"]),
+    "unknown profiler": ([HGEMM, "profiler=statik"], ["profiler", "'statik'", "static"]),
+    "unknown profiler in a list": ([HGEMM, "profiler=[static,nuc]"], ["profiler", "'nuc'", "none", "static"]),
+    "two profilers without brackets": ([HGEMM, "profiler=static,none"], ["profiler", "[static,none]"]),
+    "key of a profiler": (
+        [HGEMM, "profiler=static", "profiler.static.arch=[sm_89]"],
+        ["profiler.static.arch", "archs"],
+    ),
+    "key of a profiler with plus": (
+        [HGEMM, "profiler=static", "+profiler.static.foo=1"],
+        ["profiler.static.foo", "archs"],
+    ),
+    "key of a profiler not chosen": ([HGEMM, "profiler.static.archs=[sm_89]"], ["profiler.static", "profiler=static"]),
+    "text for architectures": (
+        [HGEMM, "profiler=static", "profiler.static.archs=sm_89"],
+        ["profiler.static.archs", "list"],
+    ),
     "nothing near": ([HGEMM, "timing=zzz"], ["timing", "'zzz'", "default", "quick"]),
     "group": ([HGEMM, "shap=llama"], ["'shap'", "shape"]),
     "key": ([HGEMM, "kernal=[torch]"], ["'kernal'", "kernel"]),
@@ -118,6 +134,7 @@ def test_defaults() -> None:
     assert (config.op, config.kernel, config.dtype) == ("hgemm", "all", ["float16", "bfloat16"])
     assert config.params == {"layout": "TN", "accumulate": "float32"}
     assert (config.shape.name, config.timing.name, config.cluster.name) == ("squares", "default", "auto")
+    assert config.profiler.chosen() == {}
     assert (config.container.image, config.dry_run, config.resume, config.device) == (None, False, False, "auto")
 
 
@@ -146,6 +163,10 @@ OVERRIDES: dict[str, tuple[str, Any]] = {
     "dry_run=true": ("dry_run", True),
     "resume=yes": ("resume", True),
     "device=cpu": ("device", "cpu"),
+    "profiler=static": ("profiler.static.archs", ["sm_89", "sm_90a"]),
+    "profiler=[static]": ("profiler.static.archs", ["sm_89", "sm_90a"]),
+    "profiler=[none,static]": ("profiler.static.archs", ["sm_89", "sm_90a"]),
+    "profiler=[]": ("profiler.static", None),
 }
 
 
@@ -156,6 +177,11 @@ def test_an_override_reaches_the_config(word: str) -> None:
     for name in key.split("."):
         value = value[name] if isinstance(value, dict) else getattr(value, name)
     assert value == expected and type(value) is type(expected)
+
+
+def test_a_chosen_profiler_takes_options() -> None:
+    config = one(HGEMM, "profiler=[static]", "profiler.static.archs=[sm_80]")
+    assert config.profiler.chosen() == {"static": {"archs": ["sm_80"]}}
 
 
 def test_overrides_combine_and_the_order_of_words_does_not_matter() -> None:

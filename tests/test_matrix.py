@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from minfer import matrix, ops
 from minfer.bench.timing import Timing
-from minfer.config import Config, Shape, UserError
+from minfer.config import Config, Profiler, Shape, Static, UserError
 from minfer.ops import Case, Op, multiples
 
 SMALL = {"m": 16, "n": 24, "k": 32}
@@ -148,6 +148,26 @@ def test_a_gpu_kernel_asked_for_by_name_on_a_cpu_is_refused_with_those_that_run_
     assert "v01_any" in message and "CUDA GPU" in message
     assert message.endswith("base, half, cpu_any")
     assert "v01_naive" in refusal(config(kernel="v01_naive"))
+
+
+def test_static_keeps_cuda_kernels_where_they_cannot_run(toy: Op) -> None:
+    static = Profiler(static=Static())
+    plan = matrix.plan(toy_config(profiler=static), "cpu")
+    assert kernels(plan) == ["base", "v01_any", "v02_hopper", "v03_aligned", "half", "cpu_any"] and plan.left_out == {}
+    waiting = {case.kernel for case in plan.cases if plan.unsupported.get(case.key) == "needs a CUDA GPU"}
+    assert waiting == {"v01_any", "v02_hopper", "v03_aligned"}
+    assert kernels(matrix.plan(toy_config(kernel="v01_any", profiler=static), "cpu")) == ["v01_any"]
+    assert kernels(matrix.plan(toy_config(kernel="v02_hopper", profiler=static), "cuda", (8, 9))) == ["v02_hopper"]
+    assert "multiple of 4" in refusal(
+        toy_config(kernel="v03_aligned", profiler=static, shapes=[{"m": 5, "n": 8}]), "cuda"
+    )
+    assert matrix.plan(config(profiler=static), "cpu").left_out == {"triton_tiled": "needs a CUDA GPU"}
+    assert list(matrix.plan(toy_config(profiler=static), "cuda").left_out) == ["cpu_any"]
+
+
+def test_static_takes_architectures_that_it_knows_the_limits_of(toy: Op) -> None:
+    message = refusal(toy_config(profiler=Profiler(static=Static(["sm_89", "sm_99"]))))
+    assert "unknown architecture 'sm_99'" in message and "sm_90a" in message
 
 
 def test_a_cpu_kernel_asked_for_by_name_on_a_gpu_is_refused_with_those_that_run_here(toy: Op) -> None:

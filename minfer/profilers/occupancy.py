@@ -44,8 +44,6 @@ def blocks(arch: str, threads: int, registers: int, shared_bytes: int) -> int:
     by_warps = limits.warps // warps
     a_warp = _ceil(max(registers, 1) * WARP, REGISTER_UNIT) * REGISTER_UNIT
     by_registers = limits.registers // PARTITIONS // a_warp * PARTITIONS // warps
-    if a_warp * _ceil(warps, PARTITIONS) * PARTITIONS > limits.registers:
-        by_registers = 0  # a launch is refused as if each partition got as many warps as the fullest
     a_block = _ceil(shared_bytes + RESERVED_SHARED, SHARED_UNIT) * SHARED_UNIT
     return min(limits.blocks, by_warps, by_registers, limits.shared_bytes // a_block)
 
