@@ -253,7 +253,7 @@ def resources(binary: Path, home: Path | None) -> dict[str, int]:
     return {"registers": max(registers), "shared_bytes": max(shared), "local_bytes": max(local)}
 
 
-def cubin(kernel: Kernel, arch: str, folder: Path) -> Path:
+def cubin(kernel: Kernel, arch: str, folder: Path, timeout_s: float | None = None) -> Path:
     """Compile a CUDA kernel's device code alone, for any architecture, with no GPU. Raises BuildError."""
     home = toolkit()
     if home is None:
@@ -263,20 +263,23 @@ def cubin(kernel: Kernel, arch: str, folder: Path) -> Path:
     target = folder / f"{kernel.op}_{kernel.name}.{arch}.cubin"
     flags = [*_flags(kernel, arch), *(f"-I{path}" for path in (PACKAGE, *include_paths("cpu")))]
     command = [str(home / "bin" / "nvcc"), "-cubin", *flags, "-o", str(target), str(kernel.source)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
+    except subprocess.TimeoutExpired as error:
+        raise BuildError(f"the compiler was killed after {timeout_s:g} s") from error
     if done.returncode:
         raise BuildError(first_error(done.stderr), done.stderr)
     return target
 
 
-def cached_cubin(kernel: Kernel, arch: str) -> Path:
+def cached_cubin(kernel: Kernel, arch: str, timeout_s: float | None = None) -> Path:
     """The cubin of exactly these sources, flags and versions: found in the cache, or compiled. Raises BuildError."""
     folder = _directory(kernel, arch)
     found = folder / "device.cubin"
     folder.mkdir(parents=True, exist_ok=True)
     with _lock(folder / "cubin.lock"):
         if not found.is_file():
-            cubin(kernel, arch, folder).replace(found)
+            cubin(kernel, arch, folder, timeout_s).replace(found)
     return found
 
 

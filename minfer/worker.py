@@ -263,8 +263,8 @@ class Supervisor:
         """Run the profilers, one after the other, when all rows are on disk, and add to the rows what they find."""
         self._end_processes()  # they may want the device, and its memory, to themselves
         shard = self.shard
-        timeout_s = shard.build_timeout_s + shard.case_timeout_s
-        setting = profilers.Setting(shard.device, shard.extra, self._results_folder(), self.log, timeout_s)
+        timeouts = shard.build_timeout_s, shard.build_timeout_s + shard.case_timeout_s
+        setting = profilers.Setting(shard.device, shard.extra, self._results_folder(), self.log, *timeouts)
         for name, options in shard.profilers.items():
             self._tell(event="profiler", profiler=name, cases=len(statuses))
             with contextlib.closing(profilers.run(name, options, statuses, setting)) as found:

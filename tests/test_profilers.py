@@ -25,7 +25,7 @@ def found(
         (op.case("torch", "float16", dict.fromkeys(op.axes, 8 * index)), status)
         for index, status in enumerate(statuses, 1)
     ]
-    setting = profilers.Setting("cpu", [str(PROFILERS)], folder, folder / "log", timeout_s)
+    setting = profilers.Setting("cpu", [str(PROFILERS)], folder, folder / "log", timeout_s, timeout_s)
     pairs = list(profilers.run(name, {}, rows, setting))
     assert [case.key for case, _ in pairs] == [case.key for case, _ in rows]  # each once, whatever happens
     return [columns for _, columns in pairs]
@@ -151,7 +151,7 @@ def test_without_a_gpu_static_reads_the_cuda_kernels_and_times_none(tmp_path):
 def test_no_process_is_left_when_the_reader_stops(tmp_path):
     op = ops.get("hgemm")
     rows = [(op.case("torch", "float16", dict.fromkeys(op.axes, size)), "ok") for size in (8, 16)]
-    setting = profilers.Setting("cpu", [str(PROFILERS)], tmp_path, tmp_path / "log", 60)
+    setting = profilers.Setting("cpu", [str(PROFILERS)], tmp_path, tmp_path / "log", 60, 60)
     run = profilers.run("hangs", {}, rows, setting)
     next(run)
     host = next(p for p in profilers.Process.__init__.__globals__["_running"])

@@ -300,7 +300,9 @@ def job(kernel: ops.Kernel, archs: tuple[str, ...], folder: Path) -> Job:
         op.case(kernel.name, dtype, dict.fromkeys(op.axes, 64), dict(zip(op.params, values, strict=True)))
         for dtype, values in product(kernel.dtypes, product(*op.params.values()))
     ]
-    return Job([case for case in cases if not kernel.unsupported(case, None)], {"archs": list(archs)}, "cpu", folder)
+    return Job(
+        [case for case in cases if not kernel.unsupported(case, None)], {"archs": list(archs)}, "cpu", folder, 300
+    )
 
 
 @needs_tools
@@ -351,14 +353,20 @@ def test_a_kernel_that_does_not_compile_says_so_for_the_architecture(tmp_path, m
     kernel = ops.Kernel("hgemm", "broken", "cuda", source, archs="sm_80+")
     monkeypatch.setitem(op.kernels, "broken", kernel)
     case = op.case("broken", "float16", dict.fromkeys(op.axes, 64))
-    (finding,) = static.profile(Job([case], {"archs": ["sm_89", "sm_90a"]}, "cpu", tmp_path))
+    (finding,) = static.profile(Job([case], {"archs": ["sm_89", "sm_90a"]}, "cpu", tmp_path, 300))
     assert finding.why.startswith("for sm_90a: broken.cu") and "no Hopper" in finding.why
     assert finding.functions == {"sm_89": "k"} and finding.metrics["sm_89.STG.32"] == 1
     cubins = list(tmp_path.rglob("*.cubin"))
     assert len(cubins) == 1  # the cache
     before = cubins[0].stat().st_mtime_ns
-    static.functions(kernel, "sm_89")
+    static.functions(kernel, "sm_89", 300)
     assert cubins[0].stat().st_mtime_ns == before
+
+
+@needs_tools
+def test_a_compiler_that_takes_too_long_is_killed(tmp_path):
+    with pytest.raises(build.BuildError, match=r"^the compiler was killed after 0.01 s$"):
+        build.cubin(ops.get("hgemm").kernels["v01_naive"], "sm_89", tmp_path, timeout_s=0.01)
 
 
 def test_what_has_no_machine_code_here_says_why(tmp_path):
@@ -366,7 +374,7 @@ def test_what_has_no_machine_code_here_says_why(tmp_path):
     shape = dict.fromkeys(op.axes, 64)
     cases = [op.case(name, "float16", shape) for name in ("torch", "cpu_naive", "triton_tiled")]
     cases.append(op.case("v01_naive", "float32", shape))
-    findings = list(static.profile(Job(cases, {"archs": ["sm_89"]}, "cpu", tmp_path)))
+    findings = list(static.profile(Job(cases, {"archs": ["sm_89"]}, "cpu", tmp_path, 300)))
     assert [finding.metrics for finding in findings] == [{}] * 4
     assert [finding.why for finding in findings] == [
         "reads CUDA kernels only",

@@ -36,6 +36,7 @@ class Job:
     options: dict[str, Any]  # its section of the config
     device: str  # "cuda" or "cpu"
     folder: Path  # for files worth keeping, beside the rows; not made yet
+    build_timeout_s: float  # for a compiler that it starts
 
 
 class Profiler(Protocol):
@@ -56,6 +57,7 @@ class Setting:
     extra: list[str]
     folder: Path  # of the run's rows
     log: Path
+    build_timeout_s: float
     timeout_s: float  # for one finding
 
 
@@ -72,7 +74,12 @@ def run(
     while left:
         process = Process("minfer.profilers.host", setting.log)
         try:
-            about = {"device": setting.device, "extra": setting.extra, "folder": str(setting.folder / name)}
+            about: dict[str, Any] = {
+                "device": setting.device,
+                "extra": setting.extra,
+                "folder": str(setting.folder / name),
+            }
+            about["build_timeout_s"] = setting.build_timeout_s
             cases = [[case.to_dict(), statuses[case.key] in MEASURED] for case in left]
             process.ask(setting.timeout_s, profiler=name, options=options, cases=cases, **about)
             process.phase = "profile"

@@ -4,9 +4,9 @@ The first request names the profiler, its options and the cases; each further on
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,7 +20,7 @@ def findings(profiler: Profiler, job: Job, measured: list[bool]) -> Iterator[Fin
     """One for each case; what was not measured is kept from a profiler that runs kernels."""
     skip = [profiler.RUNS_KERNELS and not ok for ok in measured]
     kept = [case for case, skipped in zip(job.cases, skip, strict=True) if not skipped]
-    found = profiler.profile(Job(kept, job.options, job.device, job.folder))
+    found = profiler.profile(dataclasses.replace(job, cases=kept))
     for skipped in skip:
         yield Finding(why="the case was not measured") if skipped else next(found)
 
@@ -31,12 +31,13 @@ def main() -> None:
     def answer(request: dict[str, Any], say: Any) -> dict[str, Any]:
         nonlocal found
         if found is not None:
-            return asdict(next(found))
+            return dataclasses.asdict(next(found))
         for path in request["extra"]:
             ops.load_file(Path(path))
         profiler = cast(Profiler, importlib.import_module(f"minfer.profilers.{request['profiler']}"))
         cases = [Case(**case) for case, _ in request["cases"]]
-        job = Job(cases, request["options"], request["device"], Path(request["folder"]))
+        about = request["options"], request["device"], Path(request["folder"]), request["build_timeout_s"]
+        job = Job(cases, *about)
         found = findings(profiler, job, [ok for _, ok in request["cases"]])
         return {}
 

@@ -45,7 +45,7 @@ def profile(job: Job) -> Iterator[Finding]:
             for arch in archs:
                 key = (case.op, case.kernel, arch)
                 if key not in read and refusal(kernel, case, archs) is None and kernel.builds_for(arch):
-                    read[key] = pool.submit(functions, kernel, arch)
+                    read[key] = pool.submit(functions, kernel, arch, job.build_timeout_s)
         for case in job.cases:
             kernel = ops.get(case.op).kernels[case.kernel]
             if why := refusal(kernel, case, archs):
@@ -67,10 +67,10 @@ def refusal(kernel: Kernel, case: Case, archs: list[str]) -> str | None:
     return kernel.unsupported(case, None)
 
 
-def functions(kernel: Kernel, arch: str) -> list[Function]:
+def functions(kernel: Kernel, arch: str, timeout_s: float) -> list[Function]:
     """The device functions of a CUDA kernel's file. Raises BuildError."""
     home = build.toolkit()
-    cubin = build.cached_cubin(kernel, arch)
+    cubin = build.cached_cubin(kernel, arch, timeout_s)
     assert home is not None  # it has compiled just now
     try:
         return sass.read(cubin, arch, home)
