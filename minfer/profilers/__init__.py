@@ -74,14 +74,11 @@ def run(
     while left:
         process = Process("minfer.profilers.host", setting.log)
         try:
-            about: dict[str, Any] = {
-                "device": setting.device,
-                "extra": setting.extra,
-                "folder": str(setting.folder / name),
-            }
-            about["build_timeout_s"] = setting.build_timeout_s
             cases = [[case.to_dict(), statuses[case.key] in MEASURED] for case in left]
-            process.ask(setting.timeout_s, profiler=name, options=options, cases=cases, **about)
+            process.ask(
+                setting.timeout_s, profiler=name, options=options, cases=cases, device=setting.device,
+                extra=setting.extra, folder=str(setting.folder / name), build_timeout_s=setting.build_timeout_s,
+            )  # fmt: skip
             process.phase = "profile"
             while left:
                 finding = _checked(process.ask(setting.timeout_s))
