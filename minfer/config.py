@@ -45,10 +45,27 @@ class Static:
 
 
 @dataclass
+class Torch:
+    """PyTorch's profiler over so many calls of a case: operators, kernels, the host's share, a Chrome trace."""
+
+    calls: int = 3
+
+
+@dataclass
+class Proton:
+    """Triton's profiler over so many calls of a case; `instrument` also traces the scopes inside Triton kernels."""
+
+    calls: int = 10
+    instrument: bool = False
+
+
+@dataclass
 class Profiler:
     """Profilers to run after the timings, in this order; a section that is null was not chosen."""
 
     static: Static | None = None
+    torch: Torch | None = None
+    proton: Proton | None = None
 
     def chosen(self) -> dict[str, dict[str, Any]]:
         """The options of each profiler to run."""
@@ -208,6 +225,11 @@ def check_values(config: Config) -> None:
         ("cluster.memory_gb", cluster.memory_gb, 1),
         ("cluster.time_min", cluster.time_min, 1),
         ("cluster.max_jobs", cluster.max_jobs, 1),
+        *(
+            (f"profiler.{name}.calls", options["calls"], 1)
+            for name, options in config.profiler.chosen().items()
+            if "calls" in options
+        ),
     ):
         if not (math.isfinite(value) and value >= least):
             raise UserError(f"{key} is {value}; it takes a number from {least}")

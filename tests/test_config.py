@@ -65,6 +65,10 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
         [HGEMM, "profiler=static", "+profiler.static.foo=1"],
         ["profiler.static.foo", "archs"],
     ),
+    "calls of a profiler": (
+        [HGEMM, "profiler=torch", "profiler.torch.calls=0"],
+        ["profiler.torch.calls", "0", "from 1"],
+    ),
     "key of a profiler not chosen": ([HGEMM, "profiler.static.archs=[sm_89]"], ["profiler.static", "profiler=static"]),
     "text for architectures": (
         [HGEMM, "profiler=static", "profiler.static.archs=sm_89"],
@@ -167,6 +171,9 @@ OVERRIDES: dict[str, tuple[str, Any]] = {
     "profiler=[static]": ("profiler.static.archs", ["sm_89", "sm_90a"]),
     "profiler=[none,static]": ("profiler.static.archs", ["sm_89", "sm_90a"]),
     "profiler=[]": ("profiler.static", None),
+    "profiler=torch": ("profiler.torch.calls", 3),
+    "profiler=[static,torch]": ("profiler.torch.calls", 3),
+    "profiler=proton": ("profiler.proton.instrument", False),
 }
 
 

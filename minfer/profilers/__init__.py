@@ -37,12 +37,13 @@ class Job:
     device: str  # "cuda" or "cpu"
     folder: Path  # for files worth keeping, beside the rows; not made yet
     build_timeout_s: float  # for a compiler that it starts
+    measured: frozenset[str] = frozenset()  # keys of the cases that may be run: others may hang or crash
 
 
 class Profiler(Protocol):
     """The module of a profiler."""
 
-    RUNS_KERNELS: bool  # then it gets only cases that were measured, as others may hang or crash
+    RUNS_KERNELS: bool  # then it gets only cases that were measured
 
     def profile(self, job: Job) -> Iterator[Finding]:
         """One finding for each case, in their order. An error ends the process; a new one gets the cases after it."""

@@ -16,9 +16,9 @@ from minfer.process import serve
 from minfer.profilers import Finding, Job, Profiler
 
 
-def findings(profiler: Profiler, job: Job, measured: list[bool]) -> Iterator[Finding]:
+def findings(profiler: Profiler, job: Job) -> Iterator[Finding]:
     """One for each case; what was not measured is kept from a profiler that runs kernels."""
-    skip = [profiler.RUNS_KERNELS and not ok for ok in measured]
+    skip = [profiler.RUNS_KERNELS and case.key not in job.measured for case in job.cases]
     kept = [case for case, skipped in zip(job.cases, skip, strict=True) if not skipped]
     found = profiler.profile(dataclasses.replace(job, cases=kept))
     for skipped in skip:
@@ -35,10 +35,10 @@ def main() -> None:
         for path in request["extra"]:
             ops.load_file(Path(path))
         profiler = cast(Profiler, importlib.import_module(f"minfer.profilers.{request['profiler']}"))
-        cases = [Case(**case) for case, _ in request["cases"]]
+        cases = [(Case(**case), ok) for case, ok in request["cases"]]
+        measured = frozenset(case.key for case, ok in cases if ok)
         about = request["options"], request["device"], Path(request["folder"]), request["build_timeout_s"]
-        job = Job(cases, *about)
-        found = findings(profiler, job, [ok for _, ok in request["cases"]])
+        found = findings(profiler, Job([case for case, _ in cases], *about, measured))
         return {}
 
     serve(answer)
