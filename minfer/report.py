@@ -217,7 +217,7 @@ def _static(rows: list[store.Row]) -> Table | None:
         spills = f"{m['local_store_bytes']:g}+{m['local_load_bytes']:g}" if m["local_store_bytes"] else "0"
         table.add_row(
             kernel, _short(function), arch, f"{bound:g}" if bound else "", f"{m['registers']:g}",
-            f"{m['shared_bytes']:,.0f}", f"{m['stack_bytes']:g}", spills,
+            f"{m['shared_bytes'] + m.get('dynamic_shared_bytes', 0):,.0f}", f"{m['stack_bytes']:g}", spills,
             f"{m['occupancy_percent']:.0f} %" if bound else "", _instructions(m),
         )  # fmt: skip
     return table

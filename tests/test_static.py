@@ -404,8 +404,8 @@ def test_a_triton_cubin_is_read(arch, capability, tmp_path, monkeypatch):
     source = ASTSource(kernel, signature, constants, divisible)
     options = {"num_warps": 8, "num_stages": 3}
     binary = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
-    name, metrics = static.describe_triton(binary.asm["cubin"], arch, binary.metadata.shared)
-    assert name == "kernel" and metrics["max_threads"] == 32 * binary.metadata.num_warps == 256
+    function, metrics = static.describe_triton(binary.asm["cubin"], arch, binary.metadata.shared)
+    assert function.name == "kernel" and metrics["max_threads"] == 32 * binary.metadata.num_warps == 256
     assert metrics["shared_bytes"] == 0 and metrics["dynamic_shared_bytes"] == binary.metadata.shared > 32 << 10
     roots = {key.split(".")[0] for key in metrics}
     assert ("HGMMA" if capability == 90 else "HMMA") in roots and metrics["LDGSTS.128"] > 0

@@ -13,6 +13,10 @@ Which device function belongs to a case. A kernel's file has one for every templ
   - whose enumerators fit: where an enumeration of the kernel's own sources has one of the case's parameters (`TN`), a
     template argument of that type is this enumerator;
 it is the one with the most tensor-core instructions, then with the most multiply-adds, then the longest.
+
+A Triton kernel is compiled for what it is called with, so a case that was measured is called here once, and has metrics
+for this GPU's architecture alone; `dynamic_shared_bytes` is then the shared memory of the launch, and in the occupancy.
+Where a call launches several kernels, it is the one that the same order puts first.
 """
 
 from __future__ import annotations
@@ -26,8 +30,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from minfer import build, ops
+from minfer.bench import device as devices
 from minfer.ops import Case, Kernel
 from minfer.profilers import Finding, Job, occupancy, sass
+from minfer.profilers.jit import launched
+from minfer.profilers.prepared import attempt, prepared
 from minfer.profilers.sass import Function
 
 RUNS_KERNELS = False
@@ -48,6 +55,9 @@ def profile(job: Job) -> Iterator[Finding]:
                     read[key] = pool.submit(functions, kernel, arch, job.build_timeout_s)
         for case in job.cases:
             kernel = ops.get(case.op).kernels[case.kernel]
+            if kernel.backend == "triton" and job.device == "cuda" and case.key in job.measured:
+                yield attempt(find_triton, kernel, case)
+                continue
             if why := refusal(kernel, case, archs):
                 yield Finding(why=why)
                 continue
@@ -118,8 +128,22 @@ def describe(function: Function, arch: str, dynamic_shared_bytes: int = 0) -> di
     return found | function.mix()
 
 
-def describe_triton(cubin: bytes, arch: str, shared_bytes: int) -> tuple[str, dict[str, float]]:
-    """Name and metrics of a compiled Triton kernel: its `asm["cubin"]` and its `metadata.shared`, all of it dynamic.
+def find_triton(kernel: Kernel, case: Case) -> Finding:
+    """What the code says that one call of a Triton case on this GPU launches."""
+    module = kernel.module()
+    binaries = launched(module, prepared(case, "cuda"))
+    if not binaries:
+        return Finding(why=f"{kernel.source.name} launched no @triton.jit function that it names itself")
+    arch = devices.arch(devices.pick("cuda"))
+    if arch not in occupancy.LIMITS:
+        return Finding(why=f"knows no {arch}; known: {', '.join(occupancy.LIMITS)}")
+    read = [describe_triton(binary.asm["cubin"], arch, binary.metadata.shared) for binary in binaries]
+    function, metrics = max(read, key=lambda pair: pair[0].rank)
+    return Finding({f"{arch}.{name}": value for name, value in metrics.items()}, {arch: function.name})
+
+
+def describe_triton(cubin: bytes, arch: str, shared_bytes: int) -> tuple[Function, dict[str, float]]:
+    """The function and its metrics of a compiled Triton kernel: its `asm["cubin"]` and `metadata.shared`, all dynamic.
 
     Raises OSError or CalledProcessError when the disassemblers are absent or refuse it."""
     home = build.toolkit()
@@ -129,7 +153,7 @@ def describe_triton(cubin: bytes, arch: str, shared_bytes: int) -> tuple[str, di
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(cubin)
         function = max(sass.read(path, arch, home), key=lambda f: f.rank)
-    return function.name, describe(function, arch, shared_bytes) | {"dynamic_shared_bytes": shared_bytes}
+    return function, describe(function, arch, shared_bytes) | {"dynamic_shared_bytes": shared_bytes}
 
 
 def choose(case: Case, kernel: Kernel, found: list[Function]) -> Function | None:
