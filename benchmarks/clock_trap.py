@@ -25,6 +25,7 @@ from minfer import store
 from minfer.bench import device as devices
 from minfer.bench.clock import CudaClock, Hooks
 from minfer.bench.telemetry import Telemetry
+from minfer.run import commit_of_sources
 
 SIZE, ARMS, CALLS, REPETITIONS, REST_S = 8192, 4, 40, 2, 4.0
 
@@ -78,10 +79,12 @@ def main() -> None:
                 float(np.median([s["sm_mhz"] for s in states])),
             )
 
-    table = pa.Table.from_pylist([row | {"device": devices.name(device)} for row in rows])
+    environment = devices.environment(device)
+    about = {key: environment[key] for key in ("device", "driver", "torch")} | {"commit": commit_of_sources()}
+    table = pa.Table.from_pylist([row | about for row in rows])
     folder = ROOT / "benchmarks" / "results"
     folder.mkdir(parents=True, exist_ok=True)
-    pq.write_table(table, folder / f"clock-trap-{store.slug(devices.name(device))}.parquet")
+    pq.write_table(table, folder / f"clock-trap-{store.slug(environment['device'])}.parquet")
     frame = table.to_pandas()
     for method, group in frame.groupby("method", sort=False):
         print(f"{method}:")

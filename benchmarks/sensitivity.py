@@ -33,6 +33,7 @@ from minfer.bench.measure import Bench
 from minfer.bench.stats import compare
 from minfer.bench.timing import Timing
 from minfer.ops import Case
+from minfer.run import commit_of_sources
 
 FOLDER = ROOT / "benchmarks" / "results"
 TIMING = Timing()
@@ -204,7 +205,8 @@ def measure(console: Console) -> Path:
                 f"{'met   ' if found['met'] else 'MISSED'} {found['check']}: {found['what']}: {percent(found)}"
             )
     environment = devices.environment(devices.pick("cuda"))
-    table = pa.Table.from_pylist([found | {k: environment[k] for k in ("device", "driver", "torch")} for found in rows])
+    about = {key: environment[key] for key in ("device", "driver", "torch")} | {"commit": commit_of_sources()}
+    table = pa.Table.from_pylist([found | about for found in rows])
     FOLDER.mkdir(parents=True, exist_ok=True)
     path = FOLDER / f"sensitivity-{store.slug(environment['device'])}.parquet"
     pq.write_table(table, path)

@@ -50,7 +50,7 @@ def run(config: Config) -> int:
     name = _run_id()
     folder = _writable(Path(config.runs).absolute() / name)
     (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.structured(config)))
-    commit = _commit()
+    commit = commit_of_sources()
     paths = [
         Shard(
             name=f"{index:04d}",
@@ -132,7 +132,7 @@ def _run_id() -> str:
     return f"{datetime.datetime.now():%Y%m%d-%H%M%S}-{os.urandom(2).hex()}"
 
 
-def _commit() -> str | None:
+def commit_of_sources() -> str | None:
     """The commit of these sources, with + when the tree differs from it."""
 
     def git(*words: str) -> str:
