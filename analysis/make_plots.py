@@ -8,22 +8,19 @@ a sentence. The same rows give the same bytes with the same Matplotlib, which `-
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from matplotlib import __version__ as VERSION
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the project is run from its folder, not installed
 
-from analysis import plots
+from analysis import files, plots
 from analysis.readme import parser, plain, update
 from analysis.roofline import roofline
 from analysis.rows import kernel_order, load, sections, with_problem
-from analysis.style import encoded
 from minfer import store
 
 COMMAND = "python analysis/make_plots.py"
@@ -36,7 +33,6 @@ PLOTS = {
 }
 SHOWN = ("ladder", "roofline")  # in the README itself; it links to the others
 LINKS = {"throughput": "throughput over size", "cold-steady": "cold against steady"}
-SUFFIXES = ("svg", "png")
 COLUMNS = ["run", "finished", "case", "op", "kernel", "status", "shape", "device", "device_kind", "flops", "bytes"]
 COLUMNS += ["peaks", "metrics", "sm_mhz", "throttle", "cold_us", "cold_p10_us", "cold_p90_us", "cold_tflops"]
 COLUMNS += ["cold_percent_of_peak", "steady_tflops"]
@@ -56,9 +52,9 @@ def pictures(table: pa.Table) -> Iterator[tuple[str, str, str, plots.Picture | s
                 yield op, device, name, f"the {name} plot of {op} on {device} is left out: {error}"
 
 
-def path(op: str, device: str, name: str, suffix: str) -> Path:
-    """Where a picture belongs, below the folder of the plots."""
-    return Path(store.slug(device)) / f"{store.slug(op)}-{name}.{suffix}"
+def path(op: str, device: str, name: str) -> Path:
+    """Where a picture belongs, below the folder of the plots, without a suffix."""
+    return Path(store.slug(device)) / f"{store.slug(op)}-{name}"
 
 
 def markdown(drawn: Iterable[tuple[str, str, str, plots.Picture]], folder: str) -> str:
@@ -68,35 +64,14 @@ def markdown(drawn: Iterable[tuple[str, str, str, plots.Picture]], folder: str) 
         groups.setdefault((op, device), {})[name] = picture
     lines: list[str] = []
     for (op, device), found in groups.items():
-        files = {name: f"{folder}/{path(op, device, name, 'svg').as_posix()}" for name in found}
+        svgs = {name: f"{folder}/{path(op, device, name).as_posix()}.svg" for name in found}
         for name in SHOWN:
             if name in found:
-                lines += [f"![{plain(found[name].about)}]({files[name]})", ""]
-        links = [f"[{LINKS[name]}]({files[name]})" for name in LINKS if name in found]
+                lines += [f"![{plain(found[name].about)}]({svgs[name]})", ""]
+        links = [f"[{LINKS[name]}]({svgs[name]})" for name in LINKS if name in found]
         if links:
             lines += [f"More of {plain(op)} on {plain(device)}: {', '.join(links)}.", ""]
     return "\n".join(lines or ["No plots yet: they need results.", ""])
-
-
-def differences(files: dict[Path, bytes], folder: Path) -> Iterator[Path]:
-    """The files that are not as they should be, those that should not be there included.
-
-    A PNG is as it should be when it is there: its SVG shows whether it is old, and its bytes depend on zlib's version."""
-    for file, content in files.items():
-        if not file.is_file() or (file.suffix == ".svg" and file.read_bytes() != content):
-            yield file
-    ours = re.compile(rf".+-({'|'.join(PLOTS)})\.({'|'.join(SUFFIXES)})")
-    yield from sorted(f for f in folder.glob("*/*") if ours.fullmatch(f.name) and f not in files)
-
-
-def write(files: dict[Path, bytes], folder: Path) -> None:
-    """Write the files and remove plots that no row stands behind any more. Raises OSError."""
-    for stale in set(differences(files, folder)) - set(files):
-        stale.unlink()
-    for file, content in files.items():
-        file.parent.mkdir(parents=True, exist_ok=True)
-        if not file.is_file() or file.read_bytes() != content:
-            file.write_bytes(content)
 
 
 def main(arguments: Iterable[str] | None = None) -> int:
@@ -120,27 +95,15 @@ def main(arguments: Iterable[str] | None = None) -> int:
 
 def bring_up_to_date(table: pa.Table, folder: Path, readme: Path, check: bool) -> list[str]:
     """Write or only check the plots and the README; what is wrong, in sentences."""
-    drawn, files = [], {}
+    drawn = []
     for op, device, name, picture in pictures(table):
         if isinstance(picture, str):
             print(picture)
-            continue
-        drawn.append((op, device, name, picture))
-        for suffix in SUFFIXES[:1] if check else SUFFIXES:
-            files[folder / path(op, device, name, suffix)] = encoded(picture.figure, suffix, picture.about)
-    where = Path(os.path.relpath(folder, readme.parent)).as_posix()
-    problems = []
-    try:
-        if check:
-            expected = files | {file.with_suffix(".png"): b"" for file in files}
-            problems += [
-                f"{file} is out of date, or of another Matplotlib than {VERSION}: run `{COMMAND}`"
-                for file in differences(expected, folder)
-            ]
         else:
-            write(files, folder)
-    except OSError as error:
-        problems.append(f"{error.filename or folder}: {error.strerror or error}")
+            drawn.append((op, device, name, picture))
+    named = {folder / path(op, device, name): picture for op, device, name, picture in drawn}
+    problems = files.bring_up_to_date(named, folder, f".+-({'|'.join(PLOTS)})", COMMAND, check)
+    where = Path(os.path.relpath(folder, readme.parent)).as_posix()
     problem = update(readme, MARKED, markdown(drawn, where), COMMAND, check)
     return problems + ([problem] if problem else [])
 

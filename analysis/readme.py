@@ -7,11 +7,11 @@ import re
 from pathlib import Path
 
 
-def parser(command: str, about: str) -> argparse.ArgumentParser:
-    """What every program takes that writes to the README from parquet."""
+def parser(command: str, about: str, results: Path = Path("results")) -> argparse.ArgumentParser:
+    """What every program takes that writes to the README from parquet; `results` is where it looks for that."""
     made = argparse.ArgumentParser(prog=command, description=about.splitlines()[0])
     made.add_argument("files", nargs="*", type=Path, help="parquet files to read instead of searching --results")
-    made.add_argument("--results", type=Path, default=Path("results"), help="folder to search (default: results)")
+    made.add_argument("--results", type=Path, default=results, help=f"folder to search (default: {results})")
     made.add_argument("--readme", type=Path, default=Path("README.md"), help="file to rewrite (default: README.md)")
     made.add_argument("--check", action="store_true", help="write nothing; exit 1 if anything is out of date")
     return made

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from matplotlib.axes import Axes
 from matplotlib.text import Annotation
 
-from analysis import make_plots, style
+from analysis import files, make_plots, style
 from analysis.plots import Picture, rounded
 from analysis.rows import usable
 from minfer import store
@@ -357,7 +357,7 @@ def test_what_the_rows_do_not_suffice_for_is_left_out_with_a_sentence(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(make_plots, "SUFFIXES", ("svg",))  # to draw twice proves no more
+    monkeypatch.setattr(files, "SUFFIXES", ("svg",))  # to draw twice proves no more
     work.write(*made)
     assert work.run() == 0
     printed = capsys.readouterr()

@@ -1,0 +1,251 @@
+"""The evidence that the bench can be believed, from parquet: `python analysis/make_evidence.py`.
+
+Reads what `benchmarks/sensitivity.py`, `clock_trap.py` and `cost.py` wrote to benchmarks/results/, draws
+docs/plots/<device>/clock-trap, and rewrites what is between markers (`<!-- sensitivity:begin -->` ...) in README.md and in
+docs/methodology.md. No number is typed here or there. Where nobody has measured, that is what the text says.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the project is run from its folder, not installed
+
+from analysis import files
+from analysis.plots import Picture
+from analysis.readme import counted, parser, plain, significant, update
+from analysis.rows import number
+from analysis.trap import apart, clock_trap, most_apart, runs
+from benchmarks.cost import OVERHEAD_S, WHOLE
+from minfer import store
+from minfer.store import Row
+
+COMMAND = "python analysis/make_evidence.py"
+FOLDER = Path("benchmarks/results")
+
+# The kinds of files, <kind>-<device>.parquet, with the script that makes them and the columns that they must have.
+KINDS = {
+    "sensitivity": ("sensitivity.py", ("check", "what", "value", "target", "unit", "met")),
+    "clock-trap": ("clock_trap.py", ("method", "repetition", "arm", "tflops")),
+    "cost": ("cost.py", ("cases", "sweep_s", "ratio", "case_s", "case_overhead_s")),
+}
+ORIGIN = {"driver": "driver", "torch": "PyTorch version", "commit": "commit"}
+
+# What the checks of sensitivity.py belong to, by how their names begin; what begins otherwise is about verdicts.
+GROUPS = {"steady,": "two-processes", "cold,": "nvbench"}
+WORDS = {"verdicts": "about verdicts", "two-processes": "between two processes", "nvbench": "against nvbench"}
+
+RELATIVE = ("share", "relative")  # units of numbers that are shown in percent
+
+# Where the time of a case goes; together they are `case_s`.
+PARTS = {
+    "case_windows_s": "the windows: what the samples cover",
+    "case_verify_s": "verifying",
+    "case_warmup_s": "warming up",
+    "case_timing_rest_s": "around the windows: flushing caches, checking every call, capturing graphs",
+    "case_rest_s": "between the cases: new operands, messages, writing the row",
+}
+
+Found = dict[str, list[list[Row]]]  # by kind, the rows of each file
+
+
+def load(named: Iterable[Path], folder: Path) -> tuple[Found, list[str]]:
+    """The rows of the named files, else of those in `folder`, and a sentence for each file that cannot be used."""
+    found: Found = {kind: [] for kind in KINDS}
+    problems = []
+    for path in sorted(set(named)) or sorted(folder.glob("*.parquet")):
+        kind = next((kind for kind in KINDS if path.name.startswith(f"{kind}-")), None)
+        try:
+            if kind is None:
+                raise ValueError(f"its name begins with none of {', '.join(KINDS)}")
+            with pq.ParquetFile(path) as file:
+                table = file.read()
+            if lacking := [name for name in KINDS[kind][1] if name not in table.column_names]:
+                raise ValueError(f"it has no column {', '.join(lacking)}")
+        except (pa.ArrowException, OSError, ValueError) as error:
+            problems.append(f"{path}: {(str(error).splitlines() or [type(error).__name__])[0]}")
+            continue
+        rows = table.to_pylist()
+        if kind == "clock-trap":
+            rows = [row for row in rows if number(row, "tflops")]
+        if rows:
+            found[kind].append(rows)
+    return found, problems
+
+
+def device(rows: list[Row]) -> str:
+    return rows[0].get("device") or "unknown device"
+
+
+def origin(rows: list[Row]) -> str:
+    """Where figures come from, as far as their file says."""
+    known = [f"{noun} {plain(rows[0][column])}" for column, noun in ORIGIN.items() if rows[0].get(column)]
+    return "; ".join([f"Measured on {plain(device(rows))}", *known]) + "."
+
+
+def missing(kind: str) -> str:
+    return f"Nothing was measured yet: `uv run python benchmarks/{KINDS[kind][0]}` does it.\n"
+
+
+def table_lines(header: list[str], rule: list[str], body: Iterable[list[str]]) -> list[str]:
+    return ["| " + " | ".join(cells) + " |" for cells in (header, rule, *body)]
+
+
+def amount(value: float | None, unit: str) -> str:
+    if value is None:
+        return "—"
+    return f"{100 * value:g} %" if unit in RELATIVE else f"{value:g} {unit}"
+
+
+def found_amount(row: Row) -> str:
+    """What a check found, in three digits or in as many more as show on which side of the target it is."""
+    value, target = row["value"], row["target"]
+    if row["unit"] in RELATIVE:
+        value, target = 100 * value, None if target is None else 100 * target
+    unit = "%" if row["unit"] in RELATIVE else row["unit"]
+    for digits in range(3, 18):
+        text = significant(value, digits) if value > 0 else f"{value:g}"
+        if target is None or (float(text) <= target) == (value <= target):
+            break
+    return f"{text} {unit}"
+
+
+def check_lines(rows: list[Row]) -> list[str]:
+    """A table of checks: what was found, and what is allowed at most."""
+    results = {True: "met", False: "**missed**", None: "—"}
+    body = [
+        [
+            plain(row["check"]),
+            plain(row["what"]),
+            found_amount(row),
+            amount(row["target"], row["unit"]),
+            results[row["met"]],
+        ]
+        for row in rows
+    ]
+    return table_lines(
+        ["Checked", "What", "Found", "Allowed at most", "Target"], [":--", ":--", "--:", "--:", ":--"], body
+    )
+
+
+def group(row: Row) -> str:
+    """Which rule a check of sensitivity.py is evidence for."""
+    return next((name for start, name in GROUPS.items() if row["check"].startswith(start)), "verdicts")
+
+
+def summary(rows: list[Row]) -> str:
+    """How many targets were met, and which were not, in a sentence."""
+    judged = [row for row in rows if row["met"] is not None]
+    missed = [row for row in judged if not row["met"]]
+    if not missed:
+        return f"Met: {len(judged)} of {counted(len(judged), 'target')}."
+    where = []
+    for name, words in WORDS.items():
+        if n := sum(group(row) == name for row in missed):
+            where.append(f"{n} of the {sum(group(row) == name for row in judged)} {words}")
+    met = f"Met: {len(judged) - len(missed)} of {counted(len(judged), 'target')}"
+    return f"{met}. **Missed: {len(missed)}** ({', '.join(where)})."
+
+
+def sensitivity(measured: list[list[Row]], only: str | None = None) -> str:
+    """All checks of each file with a summary, or those of one group."""
+    lines: list[str] = []
+    for rows in measured:
+        chosen = [row for row in rows if only is None or group(row) == only]
+        if chosen:
+            lines += [origin(rows) + (f" {summary(chosen)}" if only is None else ""), "", *check_lines(chosen), ""]
+    return "\n".join(lines) or missing("sensitivity")
+
+
+def trap(measured: list[list[Row]], folder: str) -> str:
+    """Each device's picture and table of the clock trap; `folder` is where the pictures are, seen from the text."""
+    lines: list[str] = []
+    for rows in measured:
+        said = "; ".join(f"{plain(method)}: {text}" for method, text in most_apart(rows).items())
+        lines += [f"{origin(rows)} How far apart the same kernel seems, at most: {said}.", ""]
+        lines += [f"![{plain(clock_trap(device(rows), rows).about)}]({folder}/{picture_name(rows)}.svg)", ""]
+        shown = runs(rows)
+        arms = max(len(each) for *_, each in shown)
+        header = ["Method", "Repetition", *(f"Arm {n + 1} (TFLOP/s)" for n in range(arms)), "Apart", "SM clock (MHz)"]
+        body = []
+        for method, repetition, each in shown:
+            rates = [arm["tflops"] for arm in each]
+            cells = [significant(rate) for rate in rates] + ["—"] * (arms - len(rates))
+            mhz = [f"{arm['sm_mhz']:.0f}" if arm.get("sm_mhz") else "—" for arm in each]
+            mhz = mhz[:1] if len(set(mhz)) == 1 else mhz
+            body.append([plain(method), str(repetition + 1), *cells, apart(rates), ", ".join(mhz)])
+        lines += [*table_lines(header, [":--", "--:", *["--:"] * arms, "--:", "--:"], body), ""]
+    return "\n".join(lines) or missing("clock-trap")
+
+
+def picture_name(rows: list[Row]) -> str:
+    return f"{store.slug(device(rows))}/clock-trap"
+
+
+def cost(measured: list[list[Row]]) -> str:
+    """Where the time of a case goes, and whether what is spent beside the windows is within its targets."""
+    lines: list[str] = []
+    for row, *_ in measured:
+        whole = row["case_s"]
+        parts = {text: row.get(column) for column, text in PARTS.items()} | {"**a case, on average**": whole}
+        body = [[text, f"{s:.3f} s", f"{100 * s / whole:.1f} %"] for text, s in parts.items() if s is not None]
+        lines += [origin([row]), "", *table_lines(["Part", "Time", "Share"], [":--", "--:", "--:"], body), ""]
+        others = {"median": row.get("case_overhead_median_s"), "90th percentile": row.get("case_overhead_p90_s")}
+        overhead = "on average; " + ", ".join(f"{k} {s:.3f} s" for k, s in others.items() if s is not None)
+        cases = counted(row["cases"], "case")
+        checks = [
+            ("A case without its windows", overhead, row["case_overhead_s"], OVERHEAD_S, "s"),
+            (
+                f"A sweep of {cases}, {row['sweep_s']:.1f} s",
+                "over its windows and builds",
+                row["ratio"],
+                WHOLE,
+                "times",
+            ),
+        ]
+        names = ("check", "what", "value", "target", "unit")
+        lines += check_lines([dict(zip(names, c, strict=True)) | {"met": c[2] <= c[3]} for c in checks])
+        lines.append("")
+    return "\n".join(lines) or missing("cost")
+
+
+def main(arguments: Iterable[str] | None = None) -> int:
+    """Returns the exit status: 0 when text and plots are those of the files, and every file could be read."""
+    made = parser(COMMAND, __doc__ or "", FOLDER)
+    page = Path("docs/methodology.md")
+    made.add_argument("--methodology", type=Path, default=page, help=f"the other file to rewrite (default: {page})")
+    made.add_argument("--plots", type=Path, default=Path("docs/plots"), help="folder (default: docs/plots)")
+    options = made.parse_args(list(arguments) if arguments is not None else None)
+    found, problems = load(options.files, options.results)
+    if not problems:
+        problems = bring_up_to_date(found, options.readme, options.methodology, options.plots, options.check)
+    for line in problems:
+        print(line, file=sys.stderr)
+    return 1 if problems else 0
+
+
+def bring_up_to_date(found: Found, readme: Path, methodology: Path, folder: Path, check: bool) -> list[str]:
+    """Write or only check the plots and both texts; what is wrong, in sentences."""
+    drawn: dict[Path, Picture] = {
+        folder / picture_name(rows): clock_trap(device(rows), rows) for rows in found["clock-trap"]
+    }
+    where = Path(os.path.relpath(folder, methodology.parent)).as_posix()
+    bodies = {
+        (readme, "sensitivity"): sensitivity(found["sensitivity"]),
+        (methodology, "clock-trap"): trap(found["clock-trap"], where),
+        (methodology, "cost"): cost(found["cost"]),
+    }
+    bodies |= {(methodology, name): sensitivity(found["sensitivity"], name) for name in WORDS}
+    problems = files.bring_up_to_date(drawn, folder, "clock-trap", COMMAND, check)
+    said = [update(file, name, body, COMMAND, check) for (file, name), body in bodies.items()]
+    return problems + list(dict.fromkeys(problem for problem in said if problem))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

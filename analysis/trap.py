@@ -1,0 +1,64 @@
+"""The plot of `benchmarks/clock_trap.py`: one kernel, timed as if it were several, in different ways."""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+from analysis.plots import RUNG, Picture, beside, rungs
+from analysis.style import HUES, NUMBERED, SMALL, figure, printable, title
+from minfer.store import Row
+
+
+def clock_trap(device: str, rows: list[Row]) -> Picture:
+    """TFLOP/s of the identical arms, a rung for each method and repetition; rows as `runs` takes them."""
+    shown = runs(rows)
+    drawn, axes = figure([0.3 + 1.3 * RUNG * len(shown)])
+    ax = axes[0, 0]
+    what = "a point: the median of one arm · a line: how far apart they are · the axis does not start at zero"
+    title(ax, f"{device}: one kernel, timed as if it were {len(shown[0][2])}", what)
+    for place, (_, _, arms) in enumerate(shown):
+        rates = [arm["tflops"] for arm in arms]
+        ax.plot([min(rates), max(rates)], [place, place], color=HUES[0], linewidth=5, alpha=0.3, label="_")
+        for number, rate in enumerate(rates):
+            color, marker = HUES[number % len(HUES)], NUMBERED[number % len(NUMBERED)]
+            # equal arms lie on each other, and the first must still be seen
+            size = 10 - 2.0 * (number % len(NUMBERED))
+            label = f"arm {number + 1}" if not place else "_"
+            ax.plot([rate], [place], marker, color=color, markersize=size, linestyle="", label=label)
+        beside(ax, apart(rates), place, 62)
+        mhz = [arm["sm_mhz"] for arm in arms if arm.get("sm_mhz")]
+        if mhz:
+            low, high = f"{min(mhz):.0f}", f"{max(mhz):.0f}"
+            beside(ax, low if low == high else f"{low}–{high}", place, 162)
+    rungs(ax, [f"{printable(method)}, {repetition + 1}" for method, repetition, _ in shown])
+    ax.annotate("apart", (1, 1), (62, 9), "axes fraction", "offset points", ha="right", fontsize=SMALL)
+    ax.annotate("SM clock, MHz", (1, 1), (162, 9), "axes fraction", "offset points", ha="right", fontsize=SMALL)
+    ax.set_xlabel("throughput that each arm seems to have, TFLOP/s")
+    ax.legend(loc="upper left", bbox_to_anchor=(1.0, -0.05), ncols=2, frameon=False, fontsize=SMALL, handletextpad=0.2)
+    said = "; ".join(f"{method}: {text}" for method, text in most_apart(rows).items())
+    return Picture(drawn, f"One kernel on {device}, timed as if it were several, seems apart from itself by: {said}")
+
+
+def runs(rows: list[Row]) -> list[tuple[str, int, list[Row]]]:
+    """Method, repetition and arms in order; methods in the order of the rows, in which they were measured."""
+    order = {method: place for place, method in enumerate(dict.fromkeys(row["method"] for row in rows))}
+    ordered = sorted(rows, key=lambda row: (order[row["method"]], row["repetition"], row["arm"]))
+    groups = groupby(ordered, key=lambda row: (row["method"], row["repetition"]))
+    return [(method, repetition, list(arms)) for (method, repetition), arms in groups]
+
+
+def spread(rates: list[float]) -> float:
+    """How much faster the fastest arm seems to be than the slowest."""
+    return max(rates) / min(rates) - 1
+
+
+def apart(rates: list[float]) -> str:
+    return f"{100 * spread(rates):.2f} %"
+
+
+def most_apart(rows: list[Row]) -> dict[str, str]:
+    """Of each method, the repetition whose arms are furthest apart."""
+    found: dict[str, list[list[float]]] = {}
+    for method, _, arms in runs(rows):
+        found.setdefault(method, []).append([arm["tflops"] for arm in arms])
+    return {method: apart(max(each, key=spread)) for method, each in found.items()}
