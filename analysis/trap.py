@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 
 from analysis.plots import RUNG, Picture, beside, rungs
-from analysis.style import HUES, NUMBERED, SMALL, figure, printable, title
+from analysis.style import HUES, INK, NUMBERED, SMALL, figure, printable, title
 from minfer.store import Row
 
 
@@ -18,7 +18,7 @@ def clock_trap(device: str, rows: list[Row]) -> Picture:
     title(ax, f"{device}: one kernel, timed as if it were {len(shown[0][2])}", what)
     for place, (_, _, arms) in enumerate(shown):
         rates = [arm["tflops"] for arm in arms]
-        ax.plot([min(rates), max(rates)], [place, place], color=HUES[0], linewidth=5, alpha=0.3, label="_")
+        ax.plot([min(rates), max(rates)], [place, place], color=INK, linewidth=5, alpha=0.3, label="_")
         for number, rate in enumerate(rates):
             color, marker = HUES[number % len(HUES)], NUMBERED[number % len(NUMBERED)]
             # equal arms lie on each other, and the first must still be seen
