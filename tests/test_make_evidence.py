@@ -13,8 +13,10 @@ import matplotlib
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from analysis import make_evidence
 from analysis.trap import clock_trap
@@ -149,6 +151,22 @@ def test_the_checks_of_sensitivity_are_sorted_as_they_are_named_there(monkeypatc
     for group, rows in found.items():
         assert rows and {make_evidence.group(row) for row in rows} == {group}
         assert all(set(row) == set(make_evidence.KINDS["sensitivity"][1]) for row in rows)
+
+
+def test_what_sensitivity_writes_says_which_sources_measured_it(
+    work: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sensitivity, "FOLDER", work.results)
+    monkeypatch.setattr(sensitivity.devices, "pick", lambda name: torch.device("cpu"))
+    monkeypatch.setattr(sensitivity, "commit_of_sources", lambda: "6738d94f00aa+")
+    for name in ("slowed", "two_processes", "against_nvbench"):
+        monkeypatch.setattr(sensitivity, name, lambda: iter(()))
+    found = sensitivity.row("A/A", "of 2", 0.5, 0.02, "share")
+    monkeypatch.setattr(sensitivity, "same_against_itself", lambda: iter([found]))
+    sensitivity.measure(Console(quiet=True))
+    assert work.run() == 0
+    assert work.cells("sensitivity") == [["A/A", "of 2", "50.0 %", "2 %", "**missed**"]]
+    assert f"PyTorch version {torch.__version__}; commit 6738d94f00aa+. Met: 0 of 1" in work.part("sensitivity")
 
 
 @pytest.mark.parametrize(
