@@ -59,7 +59,8 @@ def load(named: Iterable[Path], folder: Path) -> tuple[Found, list[str]]:
     """The rows of the named files, else of those in `folder`, and a sentence for each file that cannot be used."""
     found: Found = {kind: [] for kind in KINDS}
     problems = []
-    for path in sorted(set(named)) or sorted(folder.glob("*.parquet")):
+    searched = (path for kind in KINDS for path in folder.glob(f"{kind}-*.parquet"))  # others' files may lie there, too
+    for path in sorted(set(named) or searched):
         kind = next((kind for kind in KINDS if path.name.startswith(f"{kind}-")), None)
         try:
             if kind is None:
