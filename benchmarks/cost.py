@@ -39,7 +39,7 @@ CPU = (
     "shape.name=cost",
     "shape.cpu=[{m:[1,16],n:64,k:64}]",
 )
-SWEEP = ("+sweep=hgemm", "timing=quick", "params.layout=[TN,NN]", "cluster=local")
+SWEEP = ("+sweep=hgemm", "timing=quick", "profiler=none", "params.layout=[TN,NN]", "cluster=local")
 OVERHEAD_S, WHOLE = 0.3, 1.3  # the targets: of a case, and of the sweep over windows and builds
 
 

@@ -60,16 +60,31 @@ class Proton:
 
 
 @dataclass
+class Ncu:
+    """Hardware counters, by Nsight Compute; `minfer.profilers.ncu` has the sets."""
+
+    sets: list[str] = field(default_factory=lambda: ["roofline"])
+    clock_control: str = "none"  # none or base: whether ncu locks the GPU to its base clock
+
+
+@dataclass
 class Profiler:
     """Profilers to run after the timings, in this order; a section that is null was not chosen."""
 
+    auto: bool = False  # static and ncu where there is a GPU
     static: Static | None = None
+    ncu: Ncu | None = None
     torch: Torch | None = None
     proton: Proton | None = None
 
     def chosen(self) -> dict[str, dict[str, Any]]:
         """The options of each profiler to run."""
-        return {name: options for name, options in dataclasses.asdict(self).items() if options is not None}
+        return {name: options for name, options in dataclasses.asdict(self).items() if isinstance(options, dict)}
+
+    def resolve(self, device: str) -> None:
+        """Choose what `auto` stands for on a kind of device."""
+        if self.auto and device == "cuda":
+            self.static, self.ncu = self.static or Static(), self.ncu or Ncu()
 
 
 @dataclass

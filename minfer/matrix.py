@@ -10,6 +10,7 @@ from typing import Any
 from minfer import ops
 from minfer.config import Config, UserError, choose, names
 from minfer.ops import DTYPES, Case, Kernel, Op
+from minfer.profilers.ncu import SETS
 from minfer.profilers.occupancy import LIMITS
 
 BUILD_S = 15.0  # about what compiling one kernel takes
@@ -40,6 +41,10 @@ def plan(config: Config, device: str, capability: tuple[int, int] | None = None)
     static = config.profiler.static
     for arch in static.archs if static else ():
         choose("architecture", arch, LIMITS)
+    if ncu := config.profiler.ncu:
+        for name in ncu.sets:
+            choose("set of counters", name, SETS)
+        choose("profiler.ncu.clock_control", ncu.clock_control, ("none", "base"))
     kernels, left_out = _kernels(op, names(config.kernel), device, static is not None)
     dtypes = [choose("dtype", dtype, DTYPES) for dtype in dict.fromkeys(names(config.dtype))]
     params = _params(op, config.params)

@@ -33,6 +33,7 @@ def run(config: Config) -> int:
         ops.load_file(Path(path))
     executor = submit.executor_name(config.cluster)
     device, capability = _device(config, executor, console)
+    config.profiler.resolve(device)
     plan = matrix.plan(config, device, capability)
     if device == "cpu" and config.profiler.static:
         console.print("CUDA kernels are not timed here; profiler=static compiles them and reads their machine code.")

@@ -257,35 +257,31 @@ class Writer:
             self.rows, self.part = [], self.part + 1
         return path
 
-    def amend(self, case: str, columns: Row) -> Path:
-        """Add to the maps of a row that this Writer appended, and return its file; nothing else of it can change.
+    def amend(self, columns: Mapping[str, Row]) -> None:
+        """Add to the maps of rows that this Writer appended, by case; nothing else of them can change.
 
-        Raises StoreError, and then the file is as it was; KeyError for another column or an unknown case."""
-        if other := set(columns) - set(AMENDABLE):
+        Raises StoreError, and then the files are whole; KeyError for another column or an unknown case."""
+        if other := {name for row in columns.values() for name in row} - set(AMENDABLE):
             raise KeyError(f"not to be amended: {', '.join(sorted(other))}")
-        path = self.where[case]
-        try:
-            table = _read_one(path, SCHEMA)
-            index = table["case"].to_pylist().index(case)
-            for name, added in columns.items():
-                values = table[name].to_pylist(maps_as_pydicts="strict")
-                values[index] = {**(values[index] or {}), **added}
-                array = pa.array([_plain(value) for value in values], type=SCHEMA.field(name).type)
-                table = table.set_column(table.column_names.index(name), SCHEMA.field(name), array)
-            write(table, path)
-        except (OSError, pa.ArrowException) as error:
-            why = error.strerror if isinstance(error, OSError) and error.strerror else error
-            raise StoreError(f"cannot amend {path}: {why}", [{"case": case, **columns}]) from error
-        if path == self._path():  # what is appended from now on must not bring the old row back
-            self.rows, self.part = [], self.part + 1
-        return path
+        parts: dict[Path, dict[str, Row]] = {}
+        for case, row in columns.items():
+            parts.setdefault(self.where[case], {})[case] = row
+        for path, rows in parts.items():
+            try:
+                write(_amended(_read_one(path, SCHEMA), rows), path)
+            except (OSError, pa.ArrowException) as error:
+                why = error.strerror if isinstance(error, OSError) and error.strerror else error
+                lost = [{"case": case, **row} for case, row in rows.items()]
+                raise StoreError(f"cannot amend {path}: {why}", lost) from error
+            if path == self._path():  # what is appended from now on must not bring the old rows back
+                self.rows, self.part = [], self.part + 1
 
     def close(self) -> None:
         """Merge the parts into the first: one large file reads faster than many small ones."""
         if len(self.parts) < 2:
             return
         groups = range(0, len(self.parts), ROWS_PER_GROUP // ROWS_PER_PART)
-        with contextlib.suppress(OSError):  # on a full disk the parts stay as they are
+        with contextlib.suppress(OSError, pa.ArrowException):  # on a full disk the parts stay as they are
             with _appearing(self.parts[0]) as file, pq.ParquetWriter(file, SCHEMA, **PARQUET) as merged:
                 for start in groups:
                     group = self.parts[start : start + groups.step]
@@ -295,6 +291,19 @@ class Writer:
 
     def _path(self) -> Path:
         return self.folder / f"{self.shard}-{self.part:03d}.parquet"
+
+
+def _amended(table: pa.Table, rows: Mapping[str, Row]) -> pa.Table:
+    """The table with more in the maps of some cases' rows."""
+    cases = table["case"].to_pylist()
+    for name in AMENDABLE:
+        values = table[name].to_pylist(maps_as_pydicts="strict")
+        values = [
+            _plain({**(v or {}), **rows.get(c, {}).get(name, {})} or v) for c, v in zip(cases, values, strict=True)
+        ]
+        field = SCHEMA.field(name)
+        table = table.set_column(table.column_names.index(name), field, pa.array(values, type=field.type))
+    return table
 
 
 def files(results: Path) -> list[Path]:

@@ -34,6 +34,8 @@ CLAIMS = ("cold_us", "cold_speedup", "steady_us", "steady_speedup")  # what the 
 
 TIMES = tuple(name for name in store.SCHEMA.names if name.startswith(("cold_", "steady_")))
 
+AMEND_S = 5.0  # how often rows are amended while a profiler runs: a part of 64 rows takes 50 ms to write
+
 # A resumed run does not repeat these; what crashed or ran out of time or memory may do better another time.
 SETTLED = ("ok", "unconverged", "wrong", "dishonest", "impossible", "unsupported")
 
@@ -267,10 +269,18 @@ class Supervisor:
         setting = profilers.Setting(shard.device, shard.extra, self._results_folder(), self.log, *timeouts)
         for name, options in shard.profilers.items():
             self._tell(event="profiler", profiler=name, cases=len(statuses))
-            with contextlib.closing(profilers.run(name, options, statuses, setting)) as found:
-                for case, columns in found:
-                    writer.amend(case.key, columns)
-                    self._tell(event="profiled", profiler=name, case=case.key, why=columns["profilers"][name])
+            found: dict[str, Row] = {}
+            written = time.monotonic()
+            try:
+                with contextlib.closing(profilers.run(name, options, statuses, setting)) as findings:
+                    for case, columns in findings:
+                        found[case.key] = columns
+                        self._tell(event="profiled", profiler=name, case=case.key, why=columns["profilers"][name])
+                        if time.monotonic() > written + AMEND_S:
+                            writer.amend(found)
+                            found, written = {}, time.monotonic()
+            finally:  # also when the job is stopped
+                writer.amend(found)
 
     def _row(self, case: Case, columns: Row) -> Row:
         """The whole row of a case: what it is, where and when it ran, and the columns that running it filled."""

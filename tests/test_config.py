@@ -55,7 +55,7 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
     "unknown cluster": ([HGEMM, "cluster=l40"], ["cluster", "'l40'", "l40s"]),
     "unknown container": ([HGEMM, "container=aptainer"], ["container", "'aptainer'", "apptainer"]),
     "unknown profiler": ([HGEMM, "profiler=statik"], ["profiler", "'statik'", "static"]),
-    "unknown profiler in a list": ([HGEMM, "profiler=[static,nuc]"], ["profiler", "'nuc'", "none", "static"]),
+    "unknown profiler in a list": ([HGEMM, "profiler=[static,nuc]"], ["profiler", "'nuc'", "ncu"]),
     "two profilers without brackets": ([HGEMM, "profiler=static,none"], ["profiler", "[static,none]"]),
     "key of a profiler": (
         [HGEMM, "profiler=static", "profiler.static.arch=[sm_89]"],
@@ -184,6 +184,19 @@ def test_an_override_reaches_the_config(word: str) -> None:
     for name in key.split("."):
         value = value[name] if isinstance(value, dict) else getattr(value, name)
     assert value == expected and type(value) is type(expected)
+
+
+def test_auto_is_static_and_ncu_where_there_is_a_gpu() -> None:
+    for words in ((), ("profiler=[auto,static]",), ("profiler=auto",)):
+        config = one(HGEMM, *words)
+        config.profiler.resolve("cuda")
+        assert list(config.profiler.chosen()) == ["static", "ncu"]
+    config = one(HGEMM)
+    config.profiler.resolve("cpu")
+    assert config.profiler.chosen() == {}
+    config = one(HGEMM, "profiler=none")
+    config.profiler.resolve("cuda")
+    assert config.profiler.chosen() == {}
 
 
 def test_a_chosen_profiler_takes_options() -> None:

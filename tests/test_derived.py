@@ -11,7 +11,6 @@ import pytest
 from minfer import ops, store
 from minfer.bench.derived import derive
 from minfer.bench.timing import Timing
-from minfer.worker import Shard, Supervisor
 
 HGEMM = ops.get("hgemm")
 CASE = HGEMM.case("torch", "float16", {"m": 1024, "n": 1024, "k": 1024})
@@ -93,39 +92,3 @@ def test_a_higher_clock_lowers_the_floor() -> None:
 def test_nothing_is_impossible_for_a_cpu() -> None:
     row = columns(1e-6, 1e-6, cuda=False)
     assert row["status"] == "ok" and "floor_us" not in row and "cold_percent_of_peak" not in row
-
-
-@pytest.mark.parametrize(
-    "reply",
-    [
-        {},
-        {"row": None},
-        {"row": {}},
-        {"row": {"status": "splendid"}},
-        {"row": {"status": "ok"}},
-        {"row": {"status": "ok"}, "cold": [[1.0, 1.0]], "steady": []},
-        {"row": {"status": "wrong", "speed": 1}},
-        {"row": {"status": "wrong", "verified": "all"}},
-    ],
-)
-def test_a_reply_that_no_case_can_come_to_is_dishonest(reply: dict[str, Any]) -> None:
-    row = supervisor()._columns(CASE, reply)
-    assert row["status"] == "dishonest" and "answered what no case can come to" in row["message"]
-    assert "\n" not in row["message"]
-
-
-def test_a_reply_has_no_times_but_those_of_its_samples() -> None:
-    claims = {"cold_us": 1e-3, "cold_tflops": 9e9, "cold_verdict": "faster", "steady_us": 1e-3}
-    told = supervisor()._columns(CASE, {"row": {"status": "ok"} | claims, "cold": [[1e-5] * 3] * 30, "steady": []})
-    assert told["cold_us"] == pytest.approx(10) and told["cold_verdict"] == "tie" and told["cold_tflops"] < 1000
-    assert told["steady_us"] is None
-    told = supervisor()._columns(CASE, {"row": {"status": "wrong", "message": "zeros"} | claims})
-    assert told["status"] == "wrong" and all(told[name] is None for name in claims)
-
-
-def supervisor() -> Supervisor:
-    """Of a shard on a GPU that is not there."""
-    made = object.__new__(Supervisor)
-    made.shard = Shard("0000", "test", "", "", "cuda", [CASE], Timing(), 60, 60)
-    made.peaks = PEAKS
-    return made

@@ -385,8 +385,8 @@ def test_an_amended_row_keeps_everything_else_to_the_bit(tmp_path: Path, monkeyp
         writer.append(row(index, **timed))
     before = store.read(store.files(tmp_path))[0]
     for index in (0, 3, 4):  # the first, an earlier and the latest part
-        writer.amend(f"op/kernel/{index}", {"metrics": {"b.y": index + 0.5}, "profilers": {"b": "ok"}})
-    writer.amend("op/kernel/3", {"metrics": {"c.z": 7.0}, "profilers": {"c": "it hung"}})
+        writer.amend({f"op/kernel/{index}": {"metrics": {"b.y": index + 0.5}, "profilers": {"b": "ok"}}})
+    writer.amend({"op/kernel/3": {"metrics": {"c.z": 7.0}, "profilers": {"c": "it hung"}}})
     after = store.read(store.files(tmp_path))[0]
     kept = [name for name in store.SCHEMA.names if name not in store.AMENDABLE]
     for name in kept:
@@ -408,9 +408,9 @@ def test_only_what_profilers_fill_can_be_amended(tmp_path: Path) -> None:
     path = writer.append(row(0, cold_us=2.0))
     before = path.read_bytes()
     with pytest.raises(KeyError, match="cold_us"):
-        writer.amend("op/kernel/0", {"cold_us": 1.0, "metrics": {"a": 1.0}})
+        writer.amend({"op/kernel/0": {"cold_us": 1.0, "metrics": {"a": 1.0}}})
     with pytest.raises(KeyError):
-        writer.amend("op/kernel/1", {"metrics": {"a": 1.0}})
+        writer.amend({"op/kernel/1": {"metrics": {"a": 1.0}}})
     assert path.read_bytes() == before
 
 
@@ -426,6 +426,6 @@ def test_an_amendment_that_cannot_be_written_leaves_the_file_as_it_was(
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(StoreError, match="No space left on device") as caught:
-        writer.amend("op/kernel/0", {"metrics": {"a": 1.0}})
+        writer.amend({"op/kernel/0": {"metrics": {"a": 1.0}}})
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
     assert caught.value.rows == [{"case": "op/kernel/0", "metrics": {"a": 1.0}}]

@@ -38,6 +38,7 @@ class Job:
     folder: Path  # for files worth keeping, beside the rows; not made yet
     build_timeout_s: float  # for a compiler that it starts
     measured: frozenset[str] = frozenset()  # keys of the cases that may be run: others may hang or crash
+    extra: list[str] = field(default_factory=list)  # Python files that register kernels, loaded already
 
 
 class Profiler(Protocol):

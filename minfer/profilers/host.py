@@ -36,9 +36,11 @@ def main() -> None:
             ops.load_file(Path(path))
         profiler = cast(Profiler, importlib.import_module(f"minfer.profilers.{request['profiler']}"))
         cases = [(Case(**case), ok) for case, ok in request["cases"]]
-        measured = frozenset(case.key for case, ok in cases if ok)
-        about = request["options"], request["device"], Path(request["folder"]), request["build_timeout_s"]
-        found = findings(profiler, Job([case for case, _ in cases], *about, measured))
+        job = Job(
+            [case for case, _ in cases], request["options"], request["device"], Path(request["folder"]),
+            request["build_timeout_s"], frozenset(case.key for case, ok in cases if ok), request["extra"],
+        )  # fmt: skip
+        found = findings(profiler, job)
         return {}
 
     serve(answer)

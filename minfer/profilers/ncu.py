@@ -1,0 +1,245 @@
+"""The profiler `ncu`: hardware counters of one cold call, by NVIDIA Nsight Compute. It never supplies a time.
+
+Several cases share a process (`ncu_target.py`), which marks the beginning of each with a kernel of its own (`MARKER`);
+the report is kept as `ncu/<number>.ncu-rep`. Caches are flushed before every pass, and the clock is left alone unless
+`clock_control` says otherwise. Metrics are named in `SETS`, in base units: bytes, percent, MHz. Where a call launches
+several kernels, counts are added up, other values are averaged with the cycles as weights, and what belongs to a launch
+is that of the longest kernel. A counter that this GPU does not have is left out.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from minfer import build
+from minfer.ops import Case
+from minfer.profilers import Finding, Job
+
+RUNS_KERNELS = True
+
+MARKER = "spin_kernel"  # of torch.cuda._sleep
+BATCH = 16  # cases a process: starting one takes 5 s, a case half a second
+START_S, CASE_S = 60.0, 30.0  # until a batch is taken to hang
+
+CYCLES = "sm__cycles_elapsed.max"
+STALLS = (
+    "barrier", "branch_resolving", "dispatch_stall", "drain", "gmma", "imc_miss", "lg_throttle", "long_scoreboard",
+    "math_pipe_throttle", "membar", "mio_throttle", "misc", "no_instruction", "not_selected", "selected",
+    "short_scoreboard", "sleeping", "tex_throttle", "wait",
+)  # fmt: skip
+
+# Our names, and Nsight Compute's (`ncu --query-metrics`; all exist on ad102 and gh100).
+SETS: dict[str, dict[str, str]] = {
+    "roofline": {
+        "dram_read_bytes": "dram__bytes_read.sum",
+        "dram_write_bytes": "dram__bytes_write.sum",
+        "dram_percent": "dram__throughput.avg.pct_of_peak_sustained_elapsed",
+        "l2_hit_percent": "lts__t_sector_hit_rate.pct",
+        "sm_percent": "sm__throughput.avg.pct_of_peak_sustained_elapsed",
+        "tensor_percent": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
+        "sm_mhz": "sm__cycles_elapsed.avg.per_second",
+    },
+    "memory": {
+        "l1_hit_percent": "l1tex__t_sector_hit_rate.pct",
+        "l2_bytes": "lts__t_bytes.sum",
+        "l2_percent": "lts__throughput.avg.pct_of_peak_sustained_elapsed",
+        "global_load_sectors": "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum",
+        "global_load_requests": "l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum",
+        "global_store_sectors": "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum",
+        "global_store_requests": "l1tex__t_requests_pipe_lsu_mem_global_op_st.sum",
+    },
+    "occupancy": {
+        "occupancy_percent": "sm__warps_active.avg.pct_of_peak_sustained_active",
+        "registers": "launch__registers_per_thread",
+        "shared_bytes": "launch__shared_mem_per_block",
+        "block_threads": "launch__block_size",
+        "grid_blocks": "launch__grid_size",
+        "waves": "launch__waves_per_multiprocessor",
+        "blocks_by_registers": "launch__occupancy_limit_registers",
+        "blocks_by_shared": "launch__occupancy_limit_shared_mem",
+        "blocks_by_warps": "launch__occupancy_limit_warps",
+    },
+    "bank_conflicts": {
+        "shared_load_instructions": "smsp__sass_inst_executed_op_shared_ld.sum",
+        "shared_load_wavefronts": "sm__sass_l1tex_data_pipe_lsu_wavefronts_mem_shared_op_ld.sum",
+        "shared_load_conflicts": "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_ld.sum",
+        "ldmatrix_conflicts": "sm__sass_l1tex_data_bank_conflicts_pipe_lsu_mem_shared_op_ldsm.sum",
+        "shared_store_conflicts": "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_st.sum",
+    },
+    "stalls": {
+        "issue_percent": "smsp__issue_active.avg.pct_of_peak_sustained_active",
+        **{f"stall_{why}": f"smsp__average_warps_issue_stalled_{why}_per_issue_active.ratio" for why in STALLS},
+    },
+}
+SETS["full"] = {name: metric for chosen in list(SETS.values()) for name, metric in chosen.items()}
+
+# What Nsight Compute says when it cannot count at all, and what to do.
+REFUSALS = {
+    r"ERR_NVGPUCTRPERM": "this user may not read the GPU's counters; an administrator can allow it with the driver option"
+    " NVreg_RestrictProfilingToAdminUsers=0 (https://developer.nvidia.com/ERR_NVGPUCTRPERM)",
+    r"[Dd]river resource was unavailable|DCGM": "another tool holds the GPU's counters, such as a monitor of the data"
+    " centre; pause it (dcgmi profiling --pause), or profile on another node",
+    r"not supported on device|unsupported|driver is not compatible|newer version": "this Nsight Compute does not know the"
+    " GPU or its driver; install a newer one",
+    r"LibraryNotLoaded|[Ff]ailed to initialize the profiler": "Nsight Compute could not be loaded into the process, as"
+    " happens in some sandboxes",
+}
+
+
+class Refused(Exception):
+    """Nsight Compute cannot count anything here; the message says why and what to do."""
+
+
+def find() -> Path | None:
+    """Nsight Compute's command line: on the PATH, in a CUDA toolkit, or where NVIDIA's packages put it."""
+    homes = [os.environ.get("CUDA_HOME"), build.toolkit(), "/usr/local/cuda"]
+    places = [Path(home) / "bin" / "ncu" for home in homes if home]
+    places += sorted(Path("/opt/nvidia/nsight-compute").glob("*/ncu"), reverse=True)
+    found = shutil.which("ncu")
+    return Path(found) if found else next((path for path in places if path.is_file()), None)
+
+
+def profile(job: Job) -> Iterator[Finding]:
+    """A finding for each case. When Nsight Compute cannot count here, every case says why."""
+    refusal = "counts on a CUDA GPU only" if job.device != "cuda" else ""
+    for first in range(0, len(job.cases), BATCH):
+        batch = job.cases[first : first + BATCH]
+        try:
+            if refusal:
+                raise Refused(refusal)
+            found = _batch(job, batch, first // BATCH)
+        except Refused as error:
+            refusal = str(error)
+            found = [Finding(why=refusal)] * len(batch)
+        yield from found
+
+
+def _batch(job: Job, cases: list[Case], number: int) -> list[Finding]:
+    """The findings of one batch. A case that ends or hangs the process is left out of the next try."""
+    why: dict[str, str] = {}
+    while left := [case for case in cases if case.key not in why]:
+        counted, culprit, reason = count(job, left, job.folder / f"{number:03d}.ncu-rep")
+        if culprit is None:
+            rows = iter(counted)
+            return [Finding(why=why[case.key]) if case.key in why else next(rows) for case in cases]
+        why[culprit.key] = reason
+    return [Finding(why=why[case.key]) for case in cases]
+
+
+def count(job: Job, cases: list[Case], report: Path) -> tuple[list[Finding], Case | None, str]:
+    """One process under Nsight Compute: the findings, or the case at which it ended and how. Raises Refused."""
+    tool = find()
+    if tool is None:
+        raise Refused("Nsight Compute is not installed; put its ncu on the PATH, or set CUDA_HOME")
+    report.parent.mkdir(parents=True, exist_ok=True)
+    names = {name: metric for chosen in job.options["sets"] for name, metric in SETS[chosen].items()}
+    wanted = ["--set", "full"] if "full" in job.options["sets"] else []
+    wanted += ["--metrics", ",".join([*names.values(), CYCLES])]
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as request:
+        json.dump({"cases": [case.to_dict() for case in cases], "extra": job.extra}, request)
+        request.flush()
+        command = [
+            str(tool), "--profile-from-start", "off", "--clock-control", job.options["clock_control"], *wanted,
+            "--force-overwrite", "--export", str(report), sys.executable, "-m", "minfer.profilers.ncu_target", request.name,
+        ]  # fmt: skip
+        said, ended = _run(command, START_S + CASE_S * len(cases))
+    if reason := refusal(said):
+        raise Refused(reason)
+    started = re.findall(r"^minfer: case (\d+)$", said, re.MULTILINE)
+    finished = len(re.findall(r"^minfer: done$", said, re.MULTILINE))
+    if finished < len(cases):
+        if len(started) == finished:  # not even the first was begun
+            raise Refused(f"the process under ncu {ended}: {_last_error(said)}")
+        return [], cases[finished], f"{ended} under ncu: {_last_error(said)}"
+    page = [str(tool), "--import", str(report), "--page", "raw", "--csv", "--print-units", "base"]
+    groups = read(_run(page, START_S)[0])
+    if len(groups) != len(cases):
+        raise Refused(f"ncu counted {len(groups)} of {len(cases)} cases: {_last_error(said)}")
+    return [finding(group, names, f"{report.parent.name}/{report.name}") for group in groups], None, ""
+
+
+def _run(command: list[str], timeout_s: float) -> tuple[str, str]:
+    """What a command printed, and how it ended."""
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+    try:
+        said, _ = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, 9)
+        return process.communicate()[0], f"was killed after {timeout_s:g} s"
+    return said, f"ended with status {process.returncode}"
+
+
+def refusal(said: str) -> str | None:
+    """Why Nsight Compute counts nothing at all here, if that is what it says."""
+    errors = "\n".join(line for line in said.splitlines() if line.startswith("==ERROR=="))
+    return next((why for pattern, why in REFUSALS.items() if re.search(pattern, errors)), None)
+
+
+def _last_error(said: str) -> str:
+    lines = [line.strip() for line in said.splitlines() if line.strip() and not line.startswith("==PROF==")]
+    errors = [line for line in lines if line.startswith("==ERROR==")] or lines
+    return errors[-1].removeprefix("==ERROR==").strip() if errors else "it said nothing"
+
+
+def read(text: str) -> list[list[dict[str, str]]]:
+    """The kernels of each case, from ncu's raw page in CSV; a kernel is a mapping from column to value."""
+    lines = list(csv.reader(text.splitlines()))
+    start = next((index for index, line in enumerate(lines) if line[:2] == ["ID", "Process ID"]), None)
+    if start is None:
+        return []
+    groups: list[list[dict[str, str]]] = []
+    for line in lines[start + 2 :]:  # a line of units follows the names
+        kernel = dict(zip(lines[start], line, strict=False))
+        if MARKER in kernel.get("Kernel Name", ""):
+            groups.append([])
+        elif groups:
+            groups[-1].append(kernel)
+    return groups
+
+
+def finding(kernels: list[dict[str, str]], names: dict[str, str], report: str) -> Finding:
+    """What the kernels of one call come to, by the rule at the top."""
+    if not kernels:
+        return Finding(why="the call launched no kernel")
+    cycles = [number(kernel, CYCLES) or 1.0 for kernel in kernels]
+    longest = kernels[cycles.index(max(cycles))]
+    metrics: dict[str, float] = {"kernels": len(kernels), "cycles": sum(cycles)}
+    for name, metric in names.items():
+        values = [number(kernel, metric) for kernel in kernels]
+        known = [(value, weight) for value, weight in zip(values, cycles, strict=True) if value is not None]
+        if len(known) < len(kernels):
+            continue
+        if metric.startswith("launch__"):
+            metrics[name] = number(longest, metric) or 0.0
+        elif metric.endswith(".sum"):
+            metrics[name] = sum(value for value, _ in known)
+        else:
+            metrics[name] = sum(value * weight for value, weight in known) / sum(cycles)
+    if "sm_mhz" in metrics:
+        metrics["sm_mhz"] *= 1e-6  # ncu says Hz
+    if {"dram_read_bytes", "dram_write_bytes"} <= metrics.keys():
+        metrics["dram_bytes"] = metrics["dram_read_bytes"] + metrics["dram_write_bytes"]
+    missing = [name for name in names if name not in metrics]
+    why = f"this GPU does not count {', '.join(missing)}" if missing else "ok"
+    return Finding(metrics, {"kernel": longest["Kernel Name"], "report": report}, why)
+
+
+def number(kernel: dict[str, str], column: str) -> float | None:
+    """A value of the raw page, which groups digits by commas; None where there is none."""
+    try:
+        value = float(kernel.get(column, "").replace(",", ""))
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
