@@ -48,12 +48,19 @@ def test_an_error_costs_one_case(tmp_path, faults):
     assert torch.why == "ok"
 
 
-def test_a_lost_cuda_context_is_not_an_error_of_one_case():
-    def lost() -> Finding:
-        raise RuntimeError("CUDA error: an illegal memory access was encountered\nmore")
+def test_a_lost_cuda_context_is_not_an_error_of_one_case(monkeypatch):
+    def fails() -> Finding:
+        raise ValueError("Triton Error [CUDA]: an illegal memory access was encountered")
 
-    with pytest.raises(RuntimeError, match="illegal memory access"):
-        prepared.attempt(lost)
+    def lost() -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(prepared.torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(prepared.torch.cuda, "synchronize", lambda: None)
+    assert prepared.attempt(fails).why.startswith("ValueError: Triton Error")
+    monkeypatch.setattr(prepared.torch.cuda, "synchronize", lost)
+    with pytest.raises(RuntimeError, match=r"^CUDA error"):
+        prepared.attempt(fails)
 
 
 def test_a_folder_that_cannot_be_made_is_said(tmp_path):
@@ -84,6 +91,7 @@ ON_GPU = [
     event("cudaLaunchKernel", "CPU", 2, cpu=20, device=40),
     event("cuLaunchKernelEx", "CPU", 2, cpu=8),
     event("cudaDeviceSynchronize", "CPU", 1, cpu=900),
+    event("Activity Buffer Request", "CPU", 1, cpu=700),
     event("reduce", "CUDA", 2, device=10),
     event("gemm", "CUDA", 2, device=40),
     event("Memset (Device)", "CUDA", 2, device=6),

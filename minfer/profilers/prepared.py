@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import torch
+
 from minfer import build, ops, store
 from minfer.bench import device as devices
 from minfer.bench.verify import Trial, synchronize
@@ -34,12 +36,13 @@ def prepared(case: Case, device: str) -> Callable[[], None]:
 
 
 def attempt(find: Callable[..., Finding], *about: object) -> Finding:
-    """What `find(*about)` finds; an error costs this case alone, unless the CUDA context is lost with it."""
+    """What `find(*about)` finds; an error costs this case alone. Raises RuntimeError where the CUDA context is lost with
+    it: the cases after it need another process."""
     try:
         return find(*about)
     except Exception as error:
-        if "CUDA error" in str(error):
-            raise  # the cases after it need another process
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()  # raises
         return Finding(why=sentence(error))
 
 
