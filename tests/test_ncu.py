@@ -163,7 +163,7 @@ def test_gpu_counters_tell_the_truth(probes: None, tmp_path: Path) -> None:
     def case(kernel: str, **shape: int) -> Case:
         return HGEMM.case(kernel, "bfloat16", shape)
 
-    cases = [case("copies", m=65536, n=16384, k=16384)]  # much more than a cache keeps
+    cases = [case("copies", m=32768, n=16384, k=16384)]  # much more than a cache keeps
     cases += [case(kernel, m=32, n=32, k=32) for kernel in ("conflicts", "padded")]
     cases += [case(kernel, m=1024, n=1024, k=1024) for kernel in ("v02_tiled", "v03_wmma")]
     options = {"sets": ["roofline", "bank_conflicts", "occupancy", "memory", "stalls"], "clock_control": "none"}
@@ -171,14 +171,14 @@ def test_gpu_counters_tell_the_truth(probes: None, tmp_path: Path) -> None:
     assert [f.why for f in found] == ["ok"] * 5
     copies, conflicts, padded, tiled, wmma = (f.metrics for f in found)
 
-    size = 65536 * 16384 * 2
+    size = 32768 * 16384 * 2
     assert copies["dram_bytes"] == pytest.approx(2 * size, rel=0.03)
     assert copies["dram_read_bytes"] == pytest.approx(size, rel=0.03)
     assert conflicts["shared_load_instructions"] == padded["shared_load_instructions"] == 32 * 32
     assert conflicts["shared_load_conflicts"] == pytest.approx(31 * 32 * 32, rel=0.02)
     assert padded["shared_load_conflicts"] < 0.01 * conflicts["shared_load_conflicts"]
     assert conflicts["shared_load_wavefronts"] == pytest.approx(32 * padded["shared_load_wavefronts"], rel=0.02)
-    assert tiled["tensor_percent"] == 0 < wmma["tensor_percent"] <= 100
+    assert tiled["tensor_percent"] < 1 < wmma["tensor_percent"] <= 100
     assert all(
         0 < m["occupancy_percent"] <= 100 and m["kernels"] == 1 and 100 < m["sm_mhz"] < 4000 for m in (tiled, wmma)
     )
