@@ -120,8 +120,8 @@ class Child:
         """Verify, then time; `row` gets its columns as they are known. Returns the samples."""
         say(phase="load")
         function = build.function(kernel, self.arch)
-        if kernel.backend == "triton":
-            sys.modules["triton"].knobs.compilation.listener = self._compiled
+        if triton := sys.modules.get("triton"):  # imported by the first of its kernels
+            triton.knobs.compilation.listener = self._compiled
         baseline = build.function(op.kernels[op.baseline], self.arch)
 
         say(phase="verify")
