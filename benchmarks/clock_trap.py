@@ -67,6 +67,7 @@ def main() -> None:
         time.sleep(REST_S)
         blocks: list[list[np.ndarray]] = [[] for _ in range(ARMS)]
         states.clear()
+        clock.steady(loops[0], 2, 0.5, lambda: None)  # from idle to this power, as the bench does
         for number in (*range(ARMS), *reversed(range(ARMS))):
             blocks[number].append(clock.steady(loops[number], 2, 0.5, lambda: states.append(telemetry.sample())))
         for number in range(ARMS):
