@@ -106,6 +106,11 @@ def arch_of(capability: tuple[int, int]) -> str:
     return f"sm_{capability[0]}{capability[1]}{'a' if capability[0] >= 9 else ''}"
 
 
+def arch_number(arch: str) -> int:
+    """The number of an architecture's name: `sm_90a` -> 90."""
+    return int(re.sub(r"\D", "", arch))
+
+
 def _flags(kernel: Kernel, arch: str) -> list[str]:
     if kernel.backend == "cuda":
         number = arch.removeprefix("sm_")
@@ -170,7 +175,7 @@ def build(kernel: Kernel, arch: str = "") -> Built:
         (folder / "lock").unlink(missing_ok=True)
         start = time.perf_counter()
         library = _compile(kernel, arch, folder, home)
-        built = Built(str(library), round(time.perf_counter() - start, 3), **resources(library, home))
+        built = Built(str(library), round(time.perf_counter() - start, 3), **resources(library, arch, home))
         partial = folder / "built.json.tmp"
         partial.write_text(json.dumps(asdict(built)))
         partial.replace(folder / "built.json")
@@ -237,20 +242,31 @@ def first_error(log: str) -> str:
     return lines[0] if lines else "the compiler failed and said nothing"
 
 
-def resources(binary: Path, home: Path | None) -> dict[str, int]:
+RESERVED_SHARED = 1024  # bytes of shared memory a block that CUDA takes for itself
+
+
+def usage(text: str, arch: str) -> dict[str, tuple[int, int, int]]:
+    """Registers, stack and static shared memory of each function, from `cuobjdump -res-usage`.
+
+    From Hopper on the tool counts the shared memory that CUDA reserves; here it is not counted for any."""
+    found = {}
+    pattern = r"Function (\S+):\s+REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)"
+    for name, *numbers in re.findall(pattern, text):
+        registers, stack, shared, local = map(int, numbers)
+        if arch_number(arch) >= 90:
+            shared = max(0, shared - RESERVED_SHARED)
+        found[name] = (registers, stack + local, shared)
+    return found
+
+
+def resources(binary: Path, arch: str, home: Path | None) -> dict[str, int]:
     """Registers, static shared memory and local memory of a library's or cubin's device functions, the largest of each."""
     tool = home / "bin" / "cuobjdump" if home else None
     if tool is None or not tool.exists():
         return {}
     text = subprocess.run([tool, "-res-usage", binary], capture_output=True, text=True).stdout
-    functions = [
-        dict(re.findall(r"(REG|STACK|SHARED|LOCAL):(\d+)", line)) for line in text.splitlines() if "REG:" in line
-    ]
-    if not functions:
-        return {}
-    local = [int(f["STACK"]) + int(f["LOCAL"]) for f in functions]
-    registers, shared = ([int(f[name]) for f in functions] for name in ("REG", "SHARED"))
-    return {"registers": max(registers), "shared_bytes": max(shared), "local_bytes": max(local)}
+    largest = [max(numbers) for numbers in zip(*usage(text, arch).values(), strict=True)]
+    return dict(zip(("registers", "local_bytes", "shared_bytes"), largest, strict=True)) if largest else {}
 
 
 def cubin(kernel: Kernel, arch: str, folder: Path, timeout_s: float | None = None) -> Path:

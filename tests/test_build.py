@@ -267,7 +267,7 @@ def test_a_cuda_kernel_builds_without_a_gpu_and_states_its_resources(workshop: W
     built = build.build(kernel, "sm_80")
     assert Path(built.library).is_file()
     assert build.cached(kernel, "sm_80") == built and build.cached(kernel, "sm_90a") is None
-    if build.resources(Path(built.library), build.toolkit()):  # where there is a cuobjdump
+    if build.resources(Path(built.library), "sm_80", build.toolkit()):  # where there is a cuobjdump
         assert built.registers and 2 <= built.registers <= 255
         assert built.shared_bytes is not None and 400 <= built.shared_bytes < 4096
         assert built.local_bytes == 0

@@ -101,7 +101,7 @@ def test_cuda_kernel_compiles_for(kernel, arch, tmp_path):
     if not kernel.builds_for(arch):
         pytest.skip(f"{kernel.archs} only")
     binary = build.cubin(kernel, arch, tmp_path)
-    used = build.resources(binary, build.toolkit())
+    used = build.resources(binary, arch, build.toolkit())
     assert used["local_bytes"] == 0, "it spills, or indexes registers at run time"
     assert 0 < used["registers"] <= 255
     assert used["shared_bytes"] <= min(48 << 10, SHARED_LIMIT[arch])  # static; more needs dynamic shared memory

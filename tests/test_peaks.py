@@ -51,7 +51,7 @@ def functions_of(functions, kernel: str) -> dict[str, list[str]]:
 @needs_nvcc
 def test_probes_keep_everything_in_registers(compiled):
     arch, binary, _ = compiled
-    used = build.resources(binary, build.toolkit())
+    used = build.resources(binary, arch, build.toolkit())
     assert used["local_bytes"] == 0
     assert used["registers"] <= (160 if arch == "sm_90a" else 128)  # two blocks of 256 threads an SM without wgmma
 

@@ -33,8 +33,8 @@ def listing(name: str) -> str:
 
 
 def test_resources_are_read_without_what_hopper_reserves():
-    assert sass.resources(listing("usage"), "sm_90a") == {PRODUCT: (18, 0, 1024), "copy": (12, 0, 0)}
-    assert sass.resources(listing("usage"), "sm_89")[PRODUCT] == (18, 0, 2048)  # there the tool does not count it
+    assert build.usage(listing("usage"), "sm_90a") == {PRODUCT: (18, 0, 1024), "copy": (12, 0, 0)}
+    assert build.usage(listing("usage"), "sm_89")[PRODUCT] == (18, 0, 2048)  # there the tool does not count it
 
 
 def test_launch_bounds_are_read():
@@ -173,7 +173,7 @@ def test_occupancy_is_that_of_nvidias_own_calculator(tmp_path):
     lines = []
     for arch, *kernel in grid:
         limits = occupancy.LIMITS[arch]
-        number = occupancy.arch_number(arch)
+        number = build.arch_number(arch)
         lines.append(" ".join(map(str, (number // 10, number % 10, 32 * limits.warps, limits.shared_bytes, *kernel))))
     done = subprocess.run([tmp_path / "calculator"], input="\n".join(lines), capture_output=True, text=True, check=True)
     expected = [int(word) for word in done.stdout.split()]

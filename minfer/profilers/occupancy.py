@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
+
+from minfer.build import RESERVED_SHARED
 
 WARP = 32
 PARTITIONS = 4  # of a multiprocessor, each with its own part of the registers
 REGISTER_UNIT = 256  # registers are given to a warp in multiples of this
 SHARED_UNIT = 128  # bytes; shared memory is given to a block in multiples of this
-RESERVED_SHARED = 1024  # bytes that CUDA takes of the shared memory for each block
 
 
 @dataclass(frozen=True)
@@ -52,11 +52,6 @@ def percent(arch: str, threads: int, registers: int, shared_bytes: int) -> float
     """Theoretical occupancy: the warps of the blocks that fit, of the warps that a multiprocessor holds, in percent."""
     warps = blocks(arch, threads, registers, shared_bytes) * _ceil(threads, WARP)
     return 100.0 * warps / LIMITS[arch].warps
-
-
-def arch_number(arch: str) -> int:
-    """89 for `sm_89`, 90 for `sm_90a`."""
-    return int(re.sub(r"\D", "", arch))
 
 
 def _ceil(a: int, b: int) -> int:

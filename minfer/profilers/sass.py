@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from minfer.profilers.occupancy import RESERVED_SHARED, arch_number
+from minfer import build
 
 TENSOR = ("HMMA", "HGMMA", "IMMA", "IGMMA", "QMMA", "QGMMA", "BMMA", "DMMA")
 FMA = ("FFMA", "FFMA2", "HFMA2", "DFMA")
@@ -87,7 +87,7 @@ def read(cubin: Path, arch: str, toolkit: Path) -> list[Function]:
         command = [str(toolkit / "bin" / name), *words, str(cubin)]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
-    usage = resources(tool("cuobjdump", "-res-usage"), arch)
+    usage = build.usage(tool("cuobjdump", "-res-usage"), arch)
     bounds = launch_bounds(tool("cuobjdump", "-elf"))
     code = opcodes(tool("nvdisasm", "-c"))
     return [
@@ -95,20 +95,6 @@ def read(cubin: Path, arch: str, toolkit: Path) -> list[Function]:
         for name, numbers in usage.items()
         if name in code
     ]
-
-
-def resources(text: str, arch: str) -> dict[str, tuple[int, int, int]]:
-    """Registers, stack and static shared memory of each function, from `cuobjdump -res-usage`.
-
-    From Hopper on the tool counts the shared memory that CUDA reserves; here it is not counted for any."""
-    found = {}
-    pattern = r"Function (\S+):\s+REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)"
-    for name, *numbers in re.findall(pattern, text):
-        registers, stack, shared, local = map(int, numbers)
-        if arch_number(arch) >= 90:
-            shared = max(0, shared - RESERVED_SHARED)
-        found[name] = (registers, stack + local, shared)
-    return found
 
 
 def launch_bounds(text: str) -> dict[str, int]:
