@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-from minfer.ops import Case, Op
+from minfer.ops import Case, Op, multiples
 
 
 def inputs(case: Case, rand: Callable[..., torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -59,5 +59,6 @@ op.cuda("v01_naive.cu", params=FLOAT32)
 op.cuda("v02_tiled.cu", params=FLOAT32)
 op.cuda("v03_wmma.cu", params=FLOAT32)
 op.triton("triton_tiled.py", params=FLOAT32)
+op.triton("triton_persistent.py", archs="sm_90+", params=FLOAT32, requires=multiples(n=8, k=8))  # what TMA can address
 op.cpp("cpu_naive.cpp", params=FLOAT32)
 op.cpp("cpu_blocked.cpp", params=FLOAT32)
