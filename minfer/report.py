@@ -117,7 +117,7 @@ def print_summary(console: Console, results: Path, run: str, plan: Plan, outcome
     """The table of a run and what to do next; returns whether every case has a row."""
     columns = ["run", "case", "kernel", "dtype", "params", "shape", "status", "message", "device", "finished", "cold_us",
                "cold_tflops", "cold_speedup", "cold_percent_of_peak", "steady_us", "steady_tflops",
-               "metrics", "functions", "profilers"]  # fmt: skip
+               "bytes", "metrics", "functions", "profilers"]  # fmt: skip
     wanted = {case.key: index for index, case in enumerate(plan.cases)}
     rows: dict[str, store.Row] = {}
     folders = {path.parent for path in results.glob(f"*/{run}/*.parquet")}
@@ -130,8 +130,9 @@ def print_summary(console: Console, results: Path, run: str, plan: Plan, outcome
         rows = dict(sorted(rows.items(), key=lambda item: wanted.get(item[0], 0)))
         if any(row["status"] != "unsupported" for row in rows.values()):
             console.print(_table(f"{run} on {device}", list(rows.values())))
-    if static := _static(list(rows.values())):
-        console.print(static)
+    for table in (_counters(list(rows.values())), _static(list(rows.values()))):
+        if table:
+            console.print(table)
     for (kernel, message), n in Counter(
         (row["kernel"], row["message"]) for row in rows.values() if row["status"] == "unsupported"
     ).items():
@@ -221,6 +222,25 @@ def _static(rows: list[store.Row]) -> Table | None:
             f"{m['occupancy_percent']:.0f} %" if bound else "", _instructions(m),
         )  # fmt: skip
     return table
+
+
+def _counters(rows: list[store.Row]) -> Table | None:
+    """What the hardware counted (`profiler=ncu`), where it counted what says which limit a case is at."""
+    wanted = ("dram_bytes", "dram_percent", "tensor_percent", "l2_hit_percent", "sm_mhz")
+    table = Table(title="Counters of one cold call, by profiler=ncu", title_justify="left")
+    for name in ("kernel", "dtype", "parameters", "shape"):
+        table.add_column(name, no_wrap=True)
+    for name in ("kernels", "DRAM MB", "of least", "DRAM %", "tensor %", "L2 hit %", "SM MHz"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        m = {name.removeprefix("ncu."): float(value) for name, value in (row["metrics"] or {}).items()}
+        if not m.keys() >= {*wanted}:
+            continue
+        table.add_row(
+            *_cells(row)[:4], f"{m['kernels']:g}", f"{m['dram_bytes'] / 1e6:,.1f}", f"{m['dram_bytes'] / row['bytes']:.2f}×",
+            *(f"{m[name]:.1f}" for name in wanted[1:4]), f"{m['sm_mhz']:,.0f}",
+        )  # fmt: skip
+    return table if table.row_count else None
 
 
 def _short(function: str) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from minfer import ops
+from minfer import ops, report, store
 from minfer.ops import Case
 from minfer.profilers import Finding, Job, ncu
 
@@ -83,6 +83,21 @@ def test_counts_add_up_and_shares_are_averaged() -> None:
 def test_a_square_reads_its_operands_from_memory_once() -> None:
     square, *_ = ncu.read(RAW)  # 1024^3 in bfloat16
     assert ncu.number(square[0], "dram__bytes_read.sum") == pytest.approx(2 * 2 * 1024**2, rel=0.01)
+
+
+def test_the_summary_shows_what_was_counted() -> None:
+    square, *_ = ncu.read(RAW)
+    found = ncu.finding(square, ncu.SETS["roofline"], "")
+    case = HGEMM.case("torch", "bfloat16", {"m": 1024, "n": 1024, "k": 1024})
+    row = dict.fromkeys(store.SCHEMA.names) | case.to_dict() | {"bytes": HGEMM.case_bytes(case), "status": "ok"}
+    counted = row | {"metrics": {f"ncu.{name}": value for name, value in found.metrics.items()}}
+    assert report._counters([row]) is None
+    table = report._counters([counted, row])
+    assert table is not None and table.row_count == 1
+    shown = {str(column.header): next(iter(column.cells)) for column in table.columns}
+    assert shown["shape"] == "1024x1024x1024" and shown["kernels"] == "1"
+    assert shown["DRAM MB"] == "4.2" and shown["of least"] == "0.67×"  # the product was still in the cache
+    assert shown["tensor %"] == "44.5" and shown["SM MHz"] == "1,778"
 
 
 @pytest.mark.parametrize("value", ["", "n/a", "nan", "inf"])
