@@ -1,0 +1,133 @@
+"""CUDA kernels on the CPU: slow, strict, and for tests only. What is emulated, and how: `runtime.h`.
+
+A kernel's source, and what it includes of ours, is rewritten where CUDA is not C++ (launches, shared memory), and
+compiled by g++ against `runtime.h`. Headers in `include/` stand in for those of the same path in `minfer/`: what PTX
+does, written a second time. WMMA is not emulated.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import re
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from minfer import build
+from minfer.ops import PACKAGE, Kernel
+
+HERE = Path(__file__).parent
+INCLUDE = HERE / "include"
+FLAGS = ["-std=c++20", "-O1", "-fPIC", "-w", "-fno-strict-aliasing", "-U_FORTIFY_SOURCE"]
+FLAGS += ["-fsanitize=alignment,bounds", "-fno-sanitize-recover=all"]  # compiled in, and not linked: see runtime.h
+
+LAUNCH = re.compile(r"([\w:]+(?:<[^;{}()]*>)?)\s*<<<(.*?)>>>\s*(\([^;]*\));", re.DOTALL)
+DYNAMIC = re.compile(r"extern\s+__shared__\s+(?:(?:alignas|__align__)\(\w+\)\s+)?([\w: ]+?)\s+(\w+)\s*\[\s*\]\s*;")
+STATIC = re.compile(
+    r"__shared__\s+(?:(?:alignas|__align__)\(\w+\)\s+)?([\w:]+(?:<[^;]*?>)?)\s+(\w+)((?:\[[^\]]*\])*)\s*;"
+)
+FOREIGN = re.compile(r"^\s*#\s*include\s+<(?:torch/|cuda_|mma\.h).*$", re.MULTILINE)
+
+
+class Tensor(ctypes.Structure):
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("sizes", ctypes.c_int64 * 2),
+        ("strides", ctypes.c_int64 * 2),
+        ("bfloat16", ctypes.c_int),
+    ]
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Tensor:
+        return cls(tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype == torch.bfloat16)
+
+
+class KernelError(Exception):
+    """What the kernel did that a GPU does not allow, or leaves undefined, in a sentence."""
+
+
+def rewrite(text: str) -> str:
+    """CUDA as C++: the launches, the shared memory, and no headers of PyTorch's and of the toolkit's."""
+    declarations = itertools.count()
+    text = FOREIGN.sub("", text)
+    text = DYNAMIC.sub(r"\1* \2 = reinterpret_cast<\1*>(emulator::dynamic_shared());", text)
+    text = STATIC.sub(lambda m: f'auto& {m[2]} = emulator::shared<{m[1]}{m[3]}>({next(declarations)}, "{m[2]}");', text)
+    return LAUNCH.sub(r"emulator::launch(emulator::Launch(\2), [&] { \1\3; });", text)
+
+
+class Emulated:
+    """A kernel that runs on the CPU, called as every kernel: `(out, a, b, alpha, beta)`, on CPU tensors.
+
+    Each call draws another schedule. `edits` are replaced in the kernel's source first, to break it; each must occur.
+    Raises KernelError, and BuildError when the compiler does."""
+
+    def __init__(self, kernel: Kernel, folder: Path, edits: Mapping[str, str] | None = None) -> None:
+        self.symbol, self.seed = kernel.symbol.encode(), 0
+        for path in kernel.sources():
+            relative = _relative(path)
+            if (INCLUDE / relative).is_file():
+                continue
+            text = path.read_text()
+            for old, new in (edits or {}).items() if path == kernel.source else ():
+                assert old in text, f"{path.name} has no {old!r}"
+                text = text.replace(old, new)
+            target = folder / relative
+            target.parent.mkdir(parents=True, exist_ok=True)
+            first = '#include "torch.h"\n' if path == kernel.source else ""  # a precompiled header must come first
+            target.write_text(f'{first}#line 1 "{path.name}"\n{rewrite(text)}')
+        self._library = ctypes.CDLL(str(_compile(folder / _relative(kernel.source), folder)))
+
+    def __call__(self, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, alpha: float = 1, beta: float = 0) -> None:
+        self.seed += 1
+        operands = (Tensor * 3)(*map(Tensor.of, (out, a, b)))
+        error = ctypes.create_string_buffer(1000)
+        self._library.emulator_call(
+            self.symbol,
+            operands,
+            ctypes.c_double(alpha),
+            ctypes.c_double(beta),
+            self.seed,
+            error,
+            ctypes.c_size_t(1000),
+        )
+        if error.value:
+            raise KernelError(error.value.decode())
+
+
+def _relative(path: Path) -> Path:
+    """Where a source lies among those of a kernel, as its includes name it."""
+    return path.relative_to(PACKAGE) if path.is_relative_to(PACKAGE) else Path(path.name)
+
+
+def _run(*words: str | Path) -> None:
+    done = subprocess.run([build.compiler(), *words], capture_output=True, text=True)
+    if done.returncode:
+        raise build.BuildError(build.first_error(done.stderr), done.stderr)
+
+
+@cache
+def _precompiled() -> tempfile.TemporaryDirectory[str]:
+    """A folder with the compiled header and runtime, which take longer than a kernel."""
+    folder = tempfile.TemporaryDirectory(prefix="minfer-emulator-")
+    root = Path(folder.name)
+    _run(*FLAGS, *_includes(), "-x", "c++-header", HERE / "torch.h", "-o", root / "torch.h.gch")
+    _run(*FLAGS, *_includes(root), "-c", HERE / "runtime.cpp", "-o", root / "runtime.o")
+    return folder
+
+
+def _includes(*folders: Path) -> list[str]:
+    home = build.toolkit()
+    assert home is not None
+    return [*(f"-I{path}" for path in (*folders, INCLUDE, HERE)), "-isystem", str(home / "include")]
+
+
+def _compile(source: Path, folder: Path) -> Path:
+    made, library, ready = folder / "kernel.o", folder / "kernel.so", Path(_precompiled().name)
+    _run(*FLAGS, *_includes(ready, folder), "-x", "c++", "-c", source, "-o", made)
+    _run("-shared", "-Wl,-Bsymbolic", made, ready / "runtime.o", "-o", library)
+    return library

@@ -1,0 +1,228 @@
+// The emulator's runtime, compiled once for all kernels: scheduling, errors, launches, and the function that Python calls.
+#include "torch.h"
+
+namespace emulator {
+
+State state;
+
+std::string where() {
+  const auto text = [](auto v) {
+    return "(" + std::to_string(v.x) + ", " + std::to_string(v.y) + ", " + std::to_string(v.z) + ")";
+  };
+  if (!state.current) return "the launch";
+  return "thread " + text(state.current->index) + " of block " + text(state.block_index);
+}
+
+void fail(const std::string& what) {
+  state.error = where() + " " + what;
+  siglongjmp(state.scheduler, 2);
+}
+
+__attribute__((noinline)) void suspend() {
+  if (!_setjmp(state.current->context)) siglongjmp(state.scheduler, 1);
+}
+
+void wait_for(const char* what) {
+  state.current->waits = what;
+  suspend();
+}
+
+template <typename Range>
+void shuffle(Range& range) {
+  std::shuffle(range.begin(), range.end(), state.random);
+}
+
+void release(std::vector<Thread*> threads) {
+  shuffle(threads);
+  if (state.random() % 2) {
+    std::vector<unsigned> order(state.warps.size());
+    for (unsigned i = 0; i < order.size(); ++i) order[i] = i;
+    shuffle(order);
+    std::stable_sort(threads.begin(), threads.end(),
+                     [&](auto* a, auto* b) { return order[a->rank / kWarp] < order[b->rank / kWarp]; });
+  }
+  for (Thread* thread : threads) thread->waits = nullptr;
+  state.ready.insert(state.random() % 4 ? state.ready.end() : state.ready.begin(), threads.begin(), threads.end());
+}
+
+void barrier() {
+  if (++state.at_barrier == state.threads.size()) {
+    std::vector<Thread*> all;
+    for (Thread& thread : state.threads) all.push_back(&thread);
+    state.at_barrier = 0;
+    release(all);
+    suspend();
+  } else {
+    wait_for("__syncthreads()");
+  }
+}
+
+void enter() {
+  (*state.body)();
+  Thread* self = state.current;
+  self->groups.push_back(self->open);
+  for (const auto& group : self->groups)
+    if (!group.empty()) fail("ends while its cp.async are in flight");
+  self->ended = true;
+  siglongjmp(state.scheduler, 1);
+}
+
+void resume(Thread& thread) {
+  state.current = &thread;
+  if (thread.started) _longjmp(thread.context, 1);
+  thread.started = true;
+  getcontext(&thread.start);
+  thread.start.uc_stack.ss_sp = state.stacks + thread.rank * kStack;
+  thread.start.uc_stack.ss_size = kStack;
+  makecontext(&thread.start, enter, 0);
+  setcontext(&thread.start);
+}
+
+// Runs the block until no thread can go on; false after an error.
+__attribute__((noinline)) bool run_ready() {
+  if (sigsetjmp(state.scheduler, 0) == 2) return false;
+  if (state.ready.empty()) return true;
+  Thread* next = state.ready.back();
+  state.ready.pop_back();
+  resume(*next);
+  __builtin_unreachable();
+}
+
+void check_ended() {
+  std::map<std::string, unsigned> waiting;
+  unsigned ended = 0;
+  for (const Thread& thread : state.threads) thread.ended ? ++ended : ++waiting[thread.waits];
+  if (waiting.empty()) return;
+  std::string text = "of " + std::to_string(state.threads.size()) + " threads ";
+  for (const auto& [what, count] : waiting) text += std::to_string(count) + " wait for ever at " + what + ", ";
+  throw std::runtime_error(text + std::to_string(ended) + " have ended; all threads must reach the same");
+}
+
+void run_block(const std::function<void()>& body, unsigned count) {
+  state.threads = std::vector<Thread>(count);
+  state.warps = std::vector<Warp>((count + kWarp - 1) / kWarp);
+  state.ready.clear();
+  state.at_barrier = 0, state.body = &body;
+  for (auto& [id, region] : state.shared) region->poison();
+  std::vector<Thread*> all;
+  for (unsigned i = 0; i < count; ++i) {
+    const dim3& b = state.block;
+    state.threads[i].rank = i, state.threads[i].index = {i % b.x, i / b.x % b.y, i / b.x / b.y};
+    all.push_back(&state.threads[i]);
+  }
+  release(all);
+  const bool right = run_ready();
+  state.current = nullptr;
+  if (!right) throw std::runtime_error(state.error);
+  check_ended();
+  for (auto& [id, region] : state.shared)
+    if (!region->intact()) throw std::runtime_error("a block wrote outside its " + region->name);
+}
+
+void launch(const Launch& how, const std::function<void()>& body) {
+  const unsigned count = how.block.x * how.block.y * how.block.z;
+  if (count == 0 || count > kMostThreads) throw std::runtime_error("a block of " + std::to_string(count) + " threads");
+  if (how.grid.x == 0 || how.grid.y > 65535 || how.grid.y == 0) throw std::runtime_error("a grid that CUDA refuses");
+  if (how.shared > state.shared_allowed)
+    throw std::runtime_error("a launch with " + std::to_string(how.shared) + " bytes of dynamic shared memory, " +
+                             std::to_string(state.shared_allowed) + " are allowed");
+  state.grid = how.grid, state.block = how.block;
+  state.shared.clear();
+  state.shared[-1] = std::make_unique<Region>("dynamic shared memory", how.shared);
+  if (!state.stacks) {
+    void* stacks = mmap(nullptr, kMostThreads * kStack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (stacks == MAP_FAILED) throw std::bad_alloc();
+    state.stacks = static_cast<char*>(stacks);
+  }
+  std::vector<uint3> blocks;
+  for (unsigned z = 0; z < how.grid.z; ++z)
+    for (unsigned y = 0; y < how.grid.y; ++y)
+      for (unsigned x = 0; x < how.grid.x; ++x) blocks.push_back({x, y, z});
+  shuffle(blocks);
+  for (const uint3& block : blocks) {
+    state.block_index = block;
+    run_block(body, count);
+  }
+}
+
+void check_shared(const char* what, const void* p, size_t bytes) {
+  if (reinterpret_cast<uintptr_t>(p) % bytes) fail(std::string(what) + ": an address is no multiple of 16 bytes");
+  for (const auto& [id, region] : state.shared)
+    if (region->contains(p, bytes)) return;
+  fail(std::string(what) + ": an address is outside shared memory");
+}
+
+void check_global(const char* what, const void* p, size_t bytes) {
+  if (reinterpret_cast<uintptr_t>(p) % bytes) fail(std::string(what) + ": an address is no multiple of 16 bytes");
+  for (const Region* region : state.operands)
+    if (region->contains(p, bytes)) return;
+  fail(std::string(what) + ": an address is outside the operands");
+}
+
+void on_signal(int, siginfo_t* info, void*) {
+  for (const Region* region : state.operands)
+    if (region->near(info->si_addr)) fail("touches memory outside operand " + region->name + ", or writes an input");
+  for (const auto& [id, region] : state.shared)
+    if (region->near(info->si_addr)) fail("touches memory outside its " + region->name);
+  fail("touches memory that is no operand and not shared");
+}
+
+Library& library() {  // a function's, because kernels register themselves before main
+  static Library kept;
+  return kept;
+}
+
+}  // namespace emulator
+
+// The handlers of -fsanitize=alignment,bounds; each is given a description that begins with the place in the source.
+struct SanitizedPlace {
+  const char* file;
+  uint32_t line, column;
+};
+extern "C" void __ubsan_handle_type_mismatch_v1_abort(SanitizedPlace* place, void*) {
+  emulator::fail(std::string("makes a misaligned access at ") + place->file + ":" + std::to_string(place->line));
+}
+extern "C" void __ubsan_handle_out_of_bounds_abort(SanitizedPlace* place, void* index) {
+  emulator::fail("takes index " + std::to_string(reinterpret_cast<intptr_t>(index)) + " of an array at " + place->file +
+                 ":" + std::to_string(place->line));
+}
+
+// Copies the operands into guarded memory and calls an op by its name; what went wrong is written to `error`.
+extern "C" void emulator_call(const char* name, const torch::stable::Tensor* tensors,
+                                                            double alpha, double beta, unsigned seed, char* error,
+                                                            size_t error_bytes) {
+  using namespace emulator;
+  static const char* names[] = {"out", "a", "b"};
+  const int signals[] = {SIGSEGV, SIGBUS};
+  struct sigaction before[2], ours = {};
+  ours.sa_sigaction = on_signal, ours.sa_flags = SA_SIGINFO | SA_NODEFER;
+  std::string problem;
+  try {
+    std::unique_ptr<Region> regions[3];
+    torch::stable::Tensor inside[3];
+    state.random.seed(seed);
+    state.operands.clear();
+    state.shared_allowed = kDefaultShared;
+    for (int i = 0; i < 3; ++i) {
+      inside[i] = tensors[i];
+      regions[i] = std::make_unique<Region>(names[i], tensors[i].bytes(), state.random() % 2);
+      inside[i].data = regions[i]->begin;
+      memcpy(inside[i].data, tensors[i].data, tensors[i].bytes());
+      if (i > 0) regions[i]->protect(PROT_READ);
+      state.operands.push_back(regions[i].get());
+    }
+    for (int i = 0; i < 2; ++i) sigaction(signals[i], &ours, &before[i]);
+    try {
+      library().functions.at(name)(inside[0], inside[1], inside[2], alpha, beta);
+    } catch (const std::exception& caught) {
+      problem = caught.what();
+    }
+    for (int i = 0; i < 2; ++i) sigaction(signals[i], &before[i], nullptr);
+    if (problem.empty() && !regions[0]->intact()) problem = "the kernel wrote outside operand out";
+    memcpy(tensors[0].data, inside[0].data, tensors[0].bytes());
+    state.operands.clear();
+  } catch (const std::exception& caught) {
+    problem = caught.what();
+  }
+  strncpy(error, problem.c_str(), error_bytes - 1);
+}

@@ -1,0 +1,226 @@
+// CUDA's execution model on one CPU thread, so that a kernel's result is proven without a GPU. It is stricter than
+// hardware wherever hardware leaves something undefined, and slow; it says nothing of time.
+//
+// Blocks run one after the other. Each thread of a block is a fiber, which runs until it waits: for the block at
+// __syncthreads(), or for its warp at an operation of all lanes. Who runs next is drawn anew at each barrier, from a
+// seed, so that what relies on an order that nothing enforces comes out wrong. Shared memory is full of NaN when a block
+// starts. Operands and shared arrays lie between pages that cannot be touched, operands that are not to be written in
+// pages that cannot. Index and alignment of what the compiler sees are checked by its sanitizers, whose handlers are here.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime_api.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <ucontext.h>
+
+#include <algorithm>
+#include <climits>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <random>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace emulator {
+
+constexpr size_t kPage = 4096, kGuard = 1 << 20, kStack = 128 << 10, kMostThreads = 1024;
+constexpr unsigned kWarp = 32;
+constexpr size_t kDefaultShared = 48 << 10;
+constexpr size_t kMostShared = 99 << 10;  // of a block on sm_86 and sm_89, the least of all that kernels are written for
+
+inline size_t round_up(size_t size, size_t unit) { return (size + unit - 1) / unit * unit; }
+
+// Memory full of NaN between two guards that cannot be touched; it touches the one behind it, or the one before it.
+class Region {
+ public:
+  Region(std::string name, size_t bytes, bool at_end = true) : name(std::move(name)) {
+    inner_ = round_up(std::max<size_t>(bytes, 1), kPage);
+    map_ = static_cast<char*>(mmap(nullptr, inner_ + 2 * kGuard, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    if (map_ == MAP_FAILED) throw std::bad_alloc();
+    protect(PROT_READ | PROT_WRITE);
+    begin = map_ + kGuard + (at_end ? inner_ - round_up(bytes, 16) : 0), end = begin + bytes;
+    poison();
+  }
+  ~Region() { munmap(map_, inner_ + 2 * kGuard); }
+  Region(const Region&) = delete;
+
+  void poison() { memset(map_ + kGuard, 0xff, inner_); }
+  void protect(int rights) { mprotect(map_ + kGuard, inner_, rights); }
+  bool contains(const void* p, size_t bytes) const { return p >= begin && static_cast<const char*>(p) + bytes <= end; }
+  bool near(const void* p) const { return p >= map_ && p < map_ + inner_ + 2 * kGuard; }
+  bool intact() const {  // whether the slack around it, there for its alignment, is as it was
+    const auto poisoned = [](char byte) { return byte == '\xff'; };
+    return std::all_of(map_ + kGuard, begin, poisoned) && std::all_of(end, map_ + kGuard + inner_, poisoned);
+  }
+
+  const std::string name;
+  char *begin, *end;
+
+ private:
+  char* map_;
+  size_t inner_;
+};
+
+struct Copy {
+  char* to;
+  const char* from;
+  size_t bytes;
+};
+
+struct Thread {
+  uint3 index;
+  unsigned rank;
+  jmp_buf context;
+  ucontext_t start;
+  bool started = false, ended = false;
+  const char* waits = nullptr;
+  std::vector<Copy> open;                // cp.async since the last commit
+  std::deque<std::vector<Copy>> groups;  // committed, oldest first
+};
+
+struct Warp {
+  unsigned arrived = 0;
+  const char* what = nullptr;
+  void* operands[kWarp];
+};
+
+// The launch that is running; there is one at a time.
+struct State {
+  std::mt19937 random;
+  dim3 grid, block;
+  uint3 block_index;
+  std::vector<Thread> threads;
+  std::vector<Warp> warps;
+  std::vector<Thread*> ready;  // run from the back
+  unsigned at_barrier = 0;
+  Thread* current = nullptr;
+  const std::function<void()>* body = nullptr;
+  std::map<int, std::unique_ptr<Region>> shared;  // by declaration; -1 is the dynamic one
+  std::vector<Region*> operands;
+  size_t shared_allowed = kDefaultShared;
+  char* stacks = nullptr;
+  sigjmp_buf scheduler;
+  std::string error;
+};
+
+extern State state;
+
+
+// Ends the launch, with a sentence. Fibers cannot be unwound, so this jumps.
+[[noreturn]] void fail(const std::string& what);
+
+// Lets others run until this thread is released.
+void wait_for(const char* what);
+
+// Makes threads runnable: before or after those that are, one warp after the other or all mixed.
+void release(std::vector<Thread*> threads);
+
+void barrier();
+
+// An operation of a whole warp: when the last lane has come, it does `work` on the operands of all of them.
+template <typename Operands, typename Work>
+void collective(const char* what, Operands& mine, Work work) {
+  Thread* self = state.current;
+  Warp& warp = state.warps[self->rank / kWarp];
+  const unsigned first = self->rank / kWarp * kWarp;
+  const unsigned lanes = std::min<unsigned>(kWarp, state.threads.size() - first);
+  if (lanes < kWarp) fail(std::string("calls ") + what + " in a warp of " + std::to_string(lanes) + " threads");
+  if (warp.arrived && strcmp(warp.what, what))
+    fail(std::string("comes to ") + what + " while lanes of its warp wait at " + warp.what);
+  warp.what = what;
+  warp.operands[self->rank - first] = &mine;
+  if (++warp.arrived < kWarp) return wait_for(what);
+  warp.arrived = 0;
+  work(reinterpret_cast<Operands**>(warp.operands));
+  std::vector<Thread*> others;
+  for (unsigned i = 0; i < kWarp; ++i)
+    if (first + i != self->rank) others.push_back(&state.threads[first + i]);
+  release(others);
+}
+
+struct Launch {
+  Launch(dim3 grid, dim3 block, size_t shared = 0, cudaStream_t = nullptr) : grid(grid), block(block), shared(shared) {}
+  dim3 grid, block;
+  size_t shared;
+};
+
+void launch(const Launch& how, const std::function<void()>& body);
+
+// Memory
+
+template <typename Array>
+Array& shared(int declaration, const char* name) {
+  auto& region = state.shared[declaration];
+  if (!region) region = std::make_unique<Region>(std::string("shared array ") + name, sizeof(Array));
+  return *reinterpret_cast<Array*>(region->begin);
+}
+
+inline char* dynamic_shared() { return state.shared[-1]->begin; }
+
+// Fail unless an operation may touch that many bytes of shared memory, or of an operand, at a multiple of them.
+void check_shared(const char* what, const void* p, size_t bytes);
+void check_global(const char* what, const void* p, size_t bytes);
+
+}  // namespace emulator
+
+// What a kernel's source says. Launches and declarations of shared memory are rewritten before (see __init__.py).
+#undef __global__
+#undef __device__
+#undef __host__
+#undef __forceinline__
+#undef __launch_bounds__
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __CUDACC__
+#define threadIdx (emulator::state.current->index)
+#define blockIdx (emulator::state.block_index)
+#define blockDim (emulator::state.block)
+#define gridDim (emulator::state.grid)
+
+inline void __syncthreads() { emulator::barrier(); }
+
+inline void __syncwarp(unsigned mask = ~0u) {
+  if (mask != ~0u) emulator::fail("calls __syncwarp() for a part of its warp, which the emulator does not know");
+  emulator::collective("__syncwarp()", mask, [](unsigned**) {});
+}
+
+// Each lane's value; lane i gets that of source(i).
+template <typename T, typename Source>
+T emulator_shuffle(const char* what, T value, Source source) {
+  struct Operands {
+    T value, result;
+  } mine{value, value};
+  emulator::collective(what, mine, [&](Operands** lanes) {
+    for (unsigned i = 0; i < emulator::kWarp; ++i) lanes[i]->result = lanes[source(i) % emulator::kWarp]->value;
+  });
+  return mine.result;
+}
+template <typename T>
+T __shfl_xor_sync(unsigned, T value, int mask) {
+  return emulator_shuffle("__shfl_xor_sync()", value, [=](unsigned lane) { return lane ^ mask; });
+}
+template <typename T>
+T __shfl_down_sync(unsigned, T value, unsigned by) {
+  return emulator_shuffle("__shfl_down_sync()", value, [=](unsigned i) { return i + by < 32 ? i + by : i; });
+}
+
+template <typename Function>
+cudaError_t cudaFuncSetAttribute(Function*, cudaFuncAttribute attribute, int value) {
+  if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaSuccess;
+  if (value < 0 || size_t(value) > emulator::kMostShared) return cudaErrorInvalidValue;
+  emulator::state.shared_allowed = value;
+  return cudaSuccess;
+}

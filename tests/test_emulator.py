@@ -1,0 +1,144 @@
+"""CUDA kernels on the emulator: those of the registry are right, and what is wrong is seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from minfer import build, ops
+from minfer.bench.verify import Trial, oracle
+from minfer.ops import Case, Kernel
+from tests.emulator import Emulated, KernelError
+from tests.test_kernels import cases, name
+
+pytestmark = pytest.mark.skipif(build.toolkit() is None, reason="no headers of a CUDA toolkit that fits this PyTorch")
+
+HGEMM = ops.get("hgemm")
+CPU = torch.device("cpu")
+# Beside the op's odd shapes: several tiles each way with an edge in each, and longer than a pipeline is deep.
+SIZES = [*HGEMM.odd_shapes, {"m": 131, "n": 264, "k": 72}, {"m": 40, "n": 16, "k": 424}]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """These products are too small for several, which wait for each other on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def worst(function: Callable[..., None], case: Case, seed: int = 1) -> float:
+    """The largest error over its bound, of all calls, each under its own schedule; NaN if the result has one."""
+    found = []
+    for call in HGEMM.calls:
+        trial = Trial(case, call, "normal", seed)
+        operands, out, inputs = trial.operands(HGEMM, CPU)
+        original = out.clone()
+        function(out, *inputs, **call)
+        assert not operands.breached()
+        expected, bound = oracle(HGEMM, trial, original, inputs)
+        found.append((out.double() - expected).abs().div_(bound).max())
+    return float(torch.stack(found).max())
+
+
+def emulated(kernel: Kernel) -> bool:
+    return "mma.h" not in kernel.source.read_text()
+
+
+@pytest.mark.parametrize("kernel", ops.every_kernel(["cuda"]), ids=name)
+def test_kernel_agrees_with_the_oracle_when_emulated(kernel: Kernel, tmp_path: Path) -> None:
+    if not emulated(kernel):
+        pytest.skip("WMMA is not emulated: its fragments are the compiler's secret")
+    function = Emulated(kernel, tmp_path)
+    tried = [worst(function, case) for _, case in cases(kernel, SIZES)]
+    assert len(tried) >= 6 and max(tried) < 1, tried
+
+
+BROKEN = {
+    "wrong index": ("v02_tiled", {"a_tile[y][k] * b_tile[k][x]": "a_tile[y][k] * b_tile[x][k]"}),
+    "index outside its array": ("v02_tiled", {"a_tile[y][k] * b_tile[k][x]": "a_tile[y][k] * b_tile[k + 1][x]"}),
+    "no barrier after the load": (
+        "v02_tiled",
+        {"    __syncthreads();\n#pragma unroll": "#pragma unroll"},
+    ),
+    "no barrier before the next load": (
+        "v02_tiled",
+        {"b_tile[k][x];\n    __syncthreads();": "b_tile[k][x];"},
+    ),
+    "edge in M not checked": ("v02_tiled", {"row0 + y < g.m && k0": "k0", "row0 + y >= g.m || ": ""}),
+    "edge in K not checked": ("v02_tiled", {" && k0 + x < g.k": ""}),
+    "alpha forgotten": ("v01_naive", {"g.alpha * sum": "sum"}),
+}
+
+
+def check_broken(how: str, folder: Path) -> None:
+    """A kernel of which something was taken away is refused, or its result is wrong, on some shape."""
+    kernel, edits = BROKEN[how]
+    function = Emulated(HGEMM.kernels[kernel], folder, edits)
+    try:
+        assert not all(worst(function, case) < 1 for _, case in cases(HGEMM.kernels[kernel], SIZES)), "nothing was seen"
+    except KernelError:
+        pass
+
+
+@pytest.mark.parametrize("how", BROKEN)
+def test_a_broken_kernel_is_seen(how: str, tmp_path: Path) -> None:
+    check_broken(how, tmp_path)
+
+
+FORBIDDEN = {
+    1: "63 wait for ever at __syncthreads(), 1 have ended",
+    2: "while lanes of its warp wait at",
+    3: "ldmatrix: an address is no multiple of 16 bytes",
+    4: "ldmatrix: an address is outside shared memory",
+    5: "misaligned access at forbidden.cu:",
+    6: "of an array at forbidden.cu:",
+    7: "outside its dynamic shared memory",
+    8: "outside operand out",
+    9: "outside operand a, or writes an input",
+    10: "cp.async: an address is no multiple of 16 bytes",
+    11: "cp.async: an address is outside the operands",
+    12: "cp.async: an address is no multiple of 16 bytes",
+    13: "ends while its cp.async are in flight",
+    16: "65536 bytes of dynamic shared memory, 49152 are allowed",
+}
+
+
+@pytest.fixture(scope="module")
+def forbidden(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], torch.Tensor]:
+    source = Path(__file__).parent / "emulator" / "forbidden.cu"
+    function = Emulated(Kernel("hgemm", "forbidden", "cuda", source), tmp_path_factory.mktemp("forbidden"))
+
+    def run(mistake: int) -> torch.Tensor:
+        out = torch.zeros(8, 64, dtype=torch.float16)
+        function(out, torch.ones(64, mistake, dtype=torch.float16)[:8], torch.ones(mistake, 64, dtype=torch.float16))
+        return out.flatten()[:64]
+
+    return run
+
+
+@pytest.mark.parametrize("mistake", FORBIDDEN)
+def test_what_a_gpu_does_not_allow_is_an_error(mistake: int, forbidden: Callable[[int], torch.Tensor]) -> None:
+    with pytest.raises(KernelError) as caught:
+        forbidden(mistake)
+    assert FORBIDDEN[mistake] in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_an_asynchronous_copy_has_not_arrived_before_it_is_waited_for(forbidden) -> None:
+    assert forbidden(14)[:3].isnan().tolist() == [False, True, False]
+
+
+def test_shared_memory_is_nan_until_it_is_written(forbidden) -> None:
+    out = forbidden(15)
+    assert bool(out[:8].isnan().all()) and not bool(out[8:].isnan().any())
+
+
+def test_a_missing_barrier_is_seen_and_one_that_is_there_suffices(forbidden) -> None:
+    backwards = torch.arange(63, -1, -1, dtype=torch.float16)
+    assert all(bool(torch.equal(forbidden(18), backwards)) for _ in range(10))
+    assert not any(bool(torch.equal(forbidden(17), backwards)) for _ in range(10))
+    assert len({tuple(forbidden(17).nan_to_num(-1).tolist()) for _ in range(10)}) > 5  # the schedules differ
