@@ -185,6 +185,8 @@ def main() -> None:
     def answer(request: dict[str, Any], say: Say) -> dict[str, Any]:
         nonlocal child
         if child is None:
+            if request["device"] == "cuda" and (why := devices.no_gpu()):
+                sys.exit(why)
             child = Child(request["device"], Timing(**request["timing"]))
             return {"environment": devices.environment(child.device), "capability": child.capability}
         if "extra" in request:

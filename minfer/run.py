@@ -14,6 +14,7 @@ from rich.console import Console
 
 from jobs import submit
 from minfer import matrix, ops
+from minfer.bench.device import IMAGE, NO_GPU, driver_too_old
 from minfer.config import CONF, Config, UserError, choose
 from minfer.report import Outcome, follow, print_plan, print_summary
 from minfer.worker import Shard
@@ -94,23 +95,27 @@ def _device(config: Config, executor: str, console: Console) -> tuple[str, tuple
     if executor == "slurm":
         device = config.device if config.device != "auto" else ("cuda" if config.cluster.gres else "cpu")
         return device, None
-    capability = _local_gpu()
+    capability = _local_gpu() if config.device != "cpu" else None
     if config.device == "cuda" and capability is None:
-        raise UserError(
-            "device=cuda, and this machine has no CUDA GPU that PyTorch can use; use device=cpu or cluster=slurm"
-        )
+        raise UserError(f"device=cuda, and {NO_GPU}")
     if config.device == "auto" and capability is None:
-        console.print("No CUDA GPU here: running the CPU kernels over the CPU shapes.")
-    use_gpu = config.device != "cpu" and capability is not None
-    return ("cuda", capability) if use_gpu else ("cpu", None)
+        console.print(
+            f"No CUDA GPU here{f' ({NO_GPU})' if IMAGE else ''}: running the CPU kernels over the CPU shapes."
+        )
+    return ("cuda", capability) if capability else ("cpu", None)
 
 
 def _local_gpu() -> tuple[int, int] | None:
-    """The compute capability of the first visible GPU, found in a process of its own: this one takes no CUDA context."""
-    probe = "import torch; print(*torch.cuda.get_device_capability()) if torch.cuda.is_available() else None"
+    """The compute capability of the first visible GPU, found in a process of its own: this one takes no CUDA context.
+
+    Raises UserError for a GPU whose driver is too old: `auto` must not pass it over."""
     if not Path("/proc/driver/nvidia").exists() and not Path("/dev/nvidiactl").exists():
         return None
-    words = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True).stdout.split()
+    probe = "import torch; print(*torch.cuda.get_device_capability())"
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)
+    if why := driver_too_old(done.stderr):
+        raise UserError(f"{why}; or use device=cpu")
+    words = done.stdout.split()
     return (int(words[0]), int(words[1])) if len(words) == 2 else None
 
 
@@ -146,7 +151,7 @@ def commit_of_sources() -> str | None:
             "+" if git("status", "--porcelain", "--untracked-files=no") else ""
         )
     except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("MINFER_COMMIT")
+        return os.environ.get("MINFER_COMMIT") or None
 
 
 def _again(*words: str) -> str:

@@ -171,7 +171,7 @@ COLUMNS: list[tuple[str, pa.DataType, str]] = [
     ("python", _TEXT, "Python version"),
     ("node", _TEXT, "host name"),
     ("job", _TEXT, "SLURM job, when there was one"),
-    ("image", _TEXT, "digest of the container image, when there was one"),
+    ("image", _TEXT, "digest (else the name) of the base of the container image, when there was one"),
     ("commit", _TEXT, "commit of the sources, with + when the tree had changes"),
 ]
 SCHEMA = pa.schema([pa.field(name, kind, metadata={"doc": doc}) for name, kind, doc in COLUMNS])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import re
 import socket
 import sys
 from pathlib import Path
@@ -16,10 +17,39 @@ from minfer.build import arch_of
 
 FALLBACK_CACHE = 32 << 20
 
+IMAGE = os.environ.get("MINFER_IMAGE_DIGEST") or None  # set in what the Dockerfile builds
+NO_GPU = (
+    "no GPU was passed to this container; add --gpus all to docker run, or --nv to apptainer"
+    if IMAGE
+    else "this machine has no CUDA GPU that PyTorch can use; use device=cpu or cluster=slurm"
+)
+
 
 def pick(kind: str) -> torch.device:
     """The device that cases of a kind, "cuda" or "cpu", run on: the first one visible."""
     return torch.device("cuda", 0) if kind == "cuda" else torch.device("cpu")
+
+
+def no_gpu() -> str | None:
+    """Why PyTorch can use no GPU here, in a sentence; None where it can. Takes a CUDA context."""
+    try:
+        torch.cuda.get_device_capability(0)
+    except (RuntimeError, AssertionError) as error:
+        return driver_too_old(str(error)) or f"device=cuda, and {NO_GPU}"
+    return None
+
+
+def driver_too_old(error: str) -> str | None:
+    """What PyTorch's complaint about an old driver, somewhere in `error`, asks of the user, in a sentence."""
+    found = re.search(r"driver on your system is too old \(found version (\d+)\)", error)
+    if found is None:
+        return None
+    version = int(found[1])  # 1000 * major + 10 * minor
+    return (
+        f"the NVIDIA driver supports CUDA {version // 1000}.{version % 1000 // 10}, and this PyTorch needs CUDA "
+        f"{torch.version.cuda}; update the driver, or install PyTorch for CUDA 12 with export UV_PROJECT=cuda12 "
+        "(an image: docs/containers.md)"
+    )
 
 
 def name(device: torch.device) -> str:
@@ -71,7 +101,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "python": ".".join(str(part) for part in sys.version_info[:3]),
         "node": socket.gethostname(),
         "job": os.environ.get("SLURM_JOB_ID"),
-        "image": os.environ.get("MINFER_IMAGE_DIGEST"),
+        "image": IMAGE,
     }
 
 
