@@ -101,7 +101,11 @@ class Cluster:
     cpus: int = 8
     memory_gb: int = 64
     time_min: int = 120
+    grace_s: int = 90  # so long before the time limit a job stops after the case that it is at, and is queued again
+    exclusive: bool = False  # whether a job gets its node for itself
+    flags: dict[str, Any] = field(default_factory=dict)  # further options of sbatch, such as {reservation: weekly}
     max_jobs: int = 1  # shards to split the matrix into
+    parallel: int = 256  # of which so many may run at once
     scratch: str | None = None  # node-local folder for builds and caches; $SLURM_TMPDIR wins
     setup: list[str] = field(default_factory=list)  # shell lines to run first on the node
 
@@ -135,6 +139,7 @@ class Config:
     case_timeout_s: float = 180.0
     build_timeout_s: float = 600.0
     dry_run: bool = False
+    wait: bool = True  # follow the jobs and show the table; false: return when they are submitted
     resume: bool = False
     untrusted: bool = False  # judge each kernel from another process, too, which takes some seconds a case
 
@@ -239,7 +244,9 @@ def check_values(config: Config) -> None:
         ("cluster.cpus", cluster.cpus, 1),
         ("cluster.memory_gb", cluster.memory_gb, 1),
         ("cluster.time_min", cluster.time_min, 1),
+        ("cluster.grace_s", cluster.grace_s, 1),
         ("cluster.max_jobs", cluster.max_jobs, 1),
+        ("cluster.parallel", cluster.parallel, 1),
         *(
             (f"profiler.{name}.calls", options["calls"], 1)
             for name, options in config.profiler.chosen().items()

@@ -121,9 +121,37 @@ def _shapes(op: Op, entries: list[Any], name: str) -> list[dict[str, int]]:
     return [dict(items) for items in dict.fromkeys(tuple(shape.items()) for shape in found)]
 
 
-def split(cases: list[Case], jobs: int) -> list[list[Case]]:
-    """At most `jobs` shards of about equal size; the cases of one problem stay together."""
-    problems = [list(group) for _, group in itertools.groupby(cases, key=lambda case: case.problem)]
-    jobs = min(jobs, len(problems))
-    bounds = [round(index * len(problems) / jobs) for index in range(jobs + 1)]
-    return [list(itertools.chain(*problems[a:b])) for a, b in itertools.pairwise(bounds)]
+def split(plan: Plan, config: Config, jobs: int) -> list[list[Case]]:
+    """At most `jobs` shards, the longest of them as short as can be.
+
+    One keeps the plan's order. Several are filled kernel by kernel, because each shard compiles the kernels that it has
+    cases of: there are at most as many builds as kernels and shards together."""
+    if jobs == 1:
+        return [plan.cases]
+    kernels: dict[tuple[str, str], list[tuple[Case, float]]] = {}
+    for case in plan.cases:
+        seconds = 0.0 if plan.unsupported and case.key in plan.unsupported else config.timing.estimate()
+        kernels.setdefault((case.op, case.kernel), []).append((case, seconds))
+    build_s = {
+        key: BUILD_S if ops.get(key[0]).kernels[key[1]].needs_build and any(s for _, s in cases) else 0.0
+        for key, cases in kernels.items()
+    }
+
+    def fill(most_s: float) -> list[list[Case]]:
+        shards: list[list[Case]] = [[]]
+        spent = 0.0
+        for key, cases in kernels.items():
+            spent += build_s[key]
+            for case, seconds in cases:
+                if shards[-1] and spent + seconds > most_s:
+                    shards.append([])
+                    spent = build_s[key]
+                shards[-1].append(case)
+                spent += seconds
+        return shards
+
+    low, high = 0.0, sum(build_s.values()) + sum(seconds for cases in kernels.values() for _, seconds in cases)
+    while high - low > 0.1:
+        middle = (low + high) / 2
+        low, high = (low, middle) if len(fill(middle)) <= jobs else (middle, high)
+    return fill(high)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import datetime
-import json
 import re
 import time
 from collections import Counter
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import submitit
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
@@ -21,6 +18,7 @@ from minfer.config import Config
 from minfer.matrix import Plan
 from minfer.ops import Case
 from minfer.profilers import sass
+from minfer.progress import RunProgress
 
 POLL_S = 0.2
 
@@ -48,15 +46,7 @@ def print_plan(
     )
 
 
-@dataclass
-class Outcome:
-    """What the jobs of a run said on the way."""
-
-    failed: dict[str, str] = field(default_factory=dict)  # shard -> why it ended early
-    skipped: set[str] = field(default_factory=set)  # keys of cases that the results held already
-
-
-def follow(console: Console, jobs: list[submitit.Job[None]], folder: Path, plan: Plan) -> Outcome:
+def follow(console: Console, run: RunProgress) -> None:
     """Show progress until all jobs are done."""
     columns = (
         TextColumn("{task.description}", markup=False),
@@ -66,38 +56,22 @@ def follow(console: Console, jobs: list[submitit.Job[None]], folder: Path, plan:
         TextColumn("ETA"),
         TimeRemainingColumn(elapsed_when_finished=False),
     )
-    outcome = Outcome()
-    offsets: Counter[Path] = Counter()
-    ended: set[str] = set()
+    queued = any(job.executor == "slurm" for job in run.jobs.values())
+    shown = ""
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        bar = progress.add_task("starting", total=len(plan.cases))
+        bar = progress.add_task("starting", total=len(run.cases))
         while True:
-            running = [job for job in jobs if not job.done()]
-            for path in sorted((folder / "progress").glob("*.jsonl")):
-                for event in _new_events(path, offsets):
-                    if event["event"] == "failed":
-                        outcome.failed[path.stem] = event["message"]
-                    elif event["event"] == "end":
-                        ended.add(path.stem)
-                    elif event["event"] == "skip":
-                        outcome.skipped.add(event["case"])
-                    _show(progress, bar, event)
-            if not running:
+            for event in run.read():
+                _show(progress, bar, event)
+            if queued:
+                progress.update(bar, description=run.line())
+            line = run.line().partition(", about")[0]
+            if queued and not console.is_terminal and line != shown:
+                console.print(f"{datetime.datetime.now():%H:%M:%S} {run.line()}")
+                shown = line
+            if not run.active:
                 break
             time.sleep(POLL_S)
-    for job, shard in zip(jobs, sorted((folder / "shards").glob("*.json")), strict=True):
-        if shard.stem not in ended:
-            outcome.failed.setdefault(shard.stem, f"its job {job.job_id} ended early; see {job.paths.stderr}")
-    return outcome
-
-
-def _new_events(path: Path, offsets: Counter[Path]) -> list[dict[str, Any]]:
-    """The whole lines that were appended to a progress file since the last call."""
-    with open(path) as file:
-        file.seek(offsets[path])
-        text, newline, _ = file.read().rpartition("\n")
-    offsets[path] += len(text + newline)
-    return [json.loads(line) for line in text.splitlines()]
 
 
 def _show(progress: Progress, bar: Any, event: dict[str, Any]) -> None:
@@ -109,11 +83,11 @@ def _show(progress: Progress, bar: Any, event: dict[str, Any]) -> None:
     elif event["event"] == "profiler":
         total = next(task.total for task in progress.tasks if task.id == bar) or 0
         progress.update(bar, description=f"profiling: {event['profiler']}", total=total + event["cases"])
-    elif event["event"] in ("done", "skip", "profiled"):
+    elif event["event"] in ("done", "skip", "kept", "profiled"):
         progress.advance(bar)
 
 
-def print_summary(console: Console, results: Path, run: str, plan: Plan, outcome: Outcome) -> bool:
+def print_summary(console: Console, results: Path, run: str, plan: Plan, progress: RunProgress) -> bool:
     """The table of a run and what to do next; returns whether every case has a row."""
     columns = ["run", "case", "kernel", "dtype", "params", "shape", "status", "message", "device", "finished", "cold_us",
                "cold_tflops", "cold_speedup", "cold_percent_of_peak", "steady_us", "steady_tflops",
@@ -149,11 +123,12 @@ def print_summary(console: Console, results: Path, run: str, plan: Plan, outcome
         )
     if counts["unconverged"]:
         console.print(f"unconverged: {store.STATUSES['unconverged']} (timing.precision, timing.cold_cap_s).")
-    if outcome.skipped:
-        console.print(f"{len(outcome.skipped)} of {len(wanted)} cases were in the results already (resume=true).")
+    skipped = {case for shard in progress.shards.values() for case in shard.skipped}
+    if skipped:
+        console.print(f"{len(skipped)} of {len(wanted)} cases were in the results already (resume=true).")
     for kernel, why in plan.left_out.items():
         console.print(f"Left out: {kernel} {why}.")
-    for name, message in outcome.failed.items():
+    for name, message in progress.reasons().items():
         console.print(f"Shard {name} failed: {message}.", soft_wrap=True)
     for path in files:
         console.print(
@@ -161,7 +136,7 @@ def print_summary(console: Console, results: Path, run: str, plan: Plan, outcome
         )
     if rows:
         console.print("Next: uv run python analysis/make_tables.py   # these rows into README.md", soft_wrap=True)
-    return set(wanted) <= set(rows) | outcome.skipped
+    return set(wanted) <= set(rows) | skipped
 
 
 def _table(title: str, rows: list[store.Row]) -> Table:

@@ -12,12 +12,13 @@ from pathlib import Path
 from omegaconf import OmegaConf
 from rich.console import Console
 
-from jobs import submit
+from jobs import queue, record, submit
 from minfer import matrix, ops
 from minfer.bench.device import IMAGE, NO_GPU, driver_too_old
 from minfer.config import CONF, Config, UserError, choose
-from minfer.report import Outcome, follow, print_plan, print_summary
-from minfer.worker import Shard
+from minfer.progress import RunProgress
+from minfer.report import follow, print_plan, print_summary
+from minfer.shard import Shard
 
 SOURCES = CONF.parent
 
@@ -43,7 +44,7 @@ def run(config: Config) -> int:
             raise UserError(
                 f"the source of kernel {kernel}, {source}, does not exist; write it or remove its registration"
             )
-    shards = matrix.split(plan.cases, config.cluster.max_jobs if executor == "slurm" else 1)
+    shards = matrix.split(plan, config, config.cluster.max_jobs if executor == "slurm" else 1)
     if config.dry_run:
         print_plan(console, config, plan, shards, executor, device)
         return 0
@@ -73,19 +74,37 @@ def run(config: Config) -> int:
         for index, cases in enumerate(shards)
     ]
 
-    jobs = submit.submit(paths, config.cluster, config.container, folder)
-    try:
-        outcome = follow(console, jobs, folder, plan)
-    except KeyboardInterrupt:
-        submit.stop(jobs)
-        print_summary(console, results, name, plan, Outcome())
-        console.print(f"Stopped; finished rows are kept. To go on: {_again('resume=true')}", soft_wrap=True)
-        return 130
-    complete = print_summary(console, results, name, plan, outcome)
-    if not complete:
+    submit.submit(paths, config.cluster, config.container, folder)
+    if not config.wait:
         console.print(
-            f"Cases are missing; logs: {_relative(folder)}. To run them: {_again('resume=true')}", soft_wrap=True
+            f"Submitted {len(paths)} shards of {len(plan.cases)} cases as {name}. {look(folder)}", soft_wrap=True
         )
+        return 0
+    return finish(console, config, folder, plan)
+
+
+def finish(console: Console, config: Config, folder: Path, plan: matrix.Plan) -> int:
+    """Follow the jobs of a run to their end and show what came of it; the exit status: 1 when cases got no row."""
+    results = Path(config.results).absolute()
+    progress = RunProgress(folder)
+    try:
+        follow(console, progress)
+        # A job stops in order before its time limit and is queued again by its own script; here that could not be.
+        while again := [
+            record.shards(folder)[s.name] for s in progress.shards.values() if s.state == "failed" and s.again
+        ]:
+            submit.submit(again, config.cluster, config.container, folder)
+            progress = RunProgress(folder)
+            follow(console, progress)
+    except KeyboardInterrupt:
+        queue.cancel(folder, list(progress.jobs.values()))
+        progress.read_once()
+        print_summary(console, results, folder.name, plan, progress)
+        console.print(f"Stopped; finished rows are kept. To go on: {resubmit(folder)}", soft_wrap=True)
+        return 130
+    complete = print_summary(console, results, folder.name, plan, progress)
+    if not complete:
+        console.print(f"Cases are missing; logs: {relative(folder)}. To run them: {resubmit(folder)}", soft_wrap=True)
     return 0 if complete else 1
 
 
@@ -154,9 +173,17 @@ def commit_of_sources() -> str | None:
         return os.environ.get("MINFER_COMMIT") or None
 
 
-def _again(*words: str) -> str:
-    return shlex.join(["python", "-m", "minfer.launch", *(w for w in sys.argv[1:] if w not in words), *words])
+def look(folder: Path) -> str:
+    """How to see from any shell what became of a run."""
+    run = shlex.quote(str(relative(folder)))
+    return f"To look: python -m jobs.status {run}; to end it: python -m jobs.cancel {run}"
 
 
-def _relative(path: Path) -> Path:
+def resubmit(folder: Path) -> str:
+    """The command that runs what a run lacks."""
+    return shlex.join(["python", "-m", "jobs.resubmit", str(relative(folder))])
+
+
+def relative(path: Path) -> Path:
+    """A path as it is written from here."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

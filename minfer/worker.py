@@ -11,23 +11,25 @@ import datetime
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from minfer import build, ops, profilers, store
-from minfer.bench import peaks
+from minfer.bench import device, peaks
 from minfer.bench.derived import derive
-from minfer.bench.timing import Timing
 from minfer.ops import Case
 from minfer.process import Died, Process, adopt_orphans
+from minfer.shard import Claim, Shard, Superseded
+from minfer.stopping import AGAIN, STOPPED, Stopping
 from minfer.store import Row
 
 CLAIMS = ("cold_us", "cold_speedup", "steady_us", "steady_speedup")  # what the judge holds against its own clock
@@ -40,45 +42,13 @@ AMEND_S = 5.0  # how often rows are amended while a profiler runs: a part of 64 
 SETTLED = ("ok", "unconverged", "wrong", "dishonest", "impossible", "unsupported")
 
 
-@dataclass
-class Shard:
-    """What one job runs; written by the launcher as JSON."""
-
-    name: str
-    run: str
-    folder: str  # of the run: its shards, logs and progress
-    results: str
-    device: str  # "cuda" or "cpu"
-    cases: list[Case]
-    timing: Timing
-    case_timeout_s: float
-    build_timeout_s: float
-    resume: bool = False
-    untrusted: bool = False
-    profilers: dict[str, dict[str, Any]] = field(default_factory=dict)  # name -> its options
-    extra: list[str] = field(default_factory=list)
-    commit: str | None = None
-
-    def save(self) -> Path:
-        path = Path(self.folder) / "shards" / f"{self.name}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        text = asdict(self) | {"cases": [case.to_dict() for case in self.cases]}
-        path.write_text(json.dumps(text, indent=1))
-        return path
-
-    @staticmethod
-    def load(path: Path) -> Shard:
-        text = json.loads(path.read_text())
-        text["cases"] = [Case(**case) for case in text["cases"]]
-        text["timing"] = Timing(**text["timing"])
-        return Shard(**text)
-
-
 class Supervisor:
     """Runs the cases of a shard and writes their rows."""
 
-    def __init__(self, shard: Shard) -> None:
+    def __init__(self, shard: Shard, stopping: Stopping | None = None) -> None:
         self.shard = shard
+        self.stopping = stopping or Stopping()
+        self.written = 0  # rows, by this process
         self.child: Process | None = None
         self.judge: Process | None = None
         self.writer: store.Writer | None = None
@@ -92,30 +62,52 @@ class Supervisor:
         self._progress = open(progress, "a", buffering=1)  # noqa: SIM115
 
     def run(self) -> None:
-        """All cases. Raises StoreError when rows cannot be written; the finished ones are then in its `rows`."""
+        """All cases that this run has no row of yet. Raises StoreError when rows cannot be written; the finished ones
+        are then in its `rows`. Raises KeyboardInterrupt when it was told to stop before all were done."""
         try:
+            claim = Claim(self.shard)
+            self._tell(event="start", job=device.job(), node=socket.gethostname())
             child = self._start_child()
-            todo = list(self._todo())
             self.writer = store.Writer(self._results_folder(), self.shard.name)
+            statuses = list(self._finished())
+            finished = {case.key for case, _ in statuses}
+            todo = [case for case in self._todo() if case.key not in finished]
             self._build([case for case in todo if self._unsupported(case) is None])
             if todo:
                 self._prepare(child)
-            statuses = []
+            statuses = [(case, status) for case, status in statuses if case.key in self.writer.where]
             for case in todo:
+                if self.stopping.soon:
+                    raise KeyboardInterrupt
                 self._tell(event="case", case=case.key)
                 row = self._row(case, self._run_case(case))
+                claim.check()
                 path = self.writer.append(row)
+                self.written += 1
                 statuses.append((case, row["status"]))
                 self._tell(event="done", case=case.key, status=row["status"], file=str(path))
             self._profile(self.writer, statuses)
+            claim.check()
+            self.writer.close()
         except Died as error:
             self._tell(event="failed", message=f"no kernel could be run: {error}")
             raise
         finally:
             self._end_processes()
-            if self.writer:
-                self.writer.close()
-            self._tell(event="end")
+
+    def _finished(self) -> Iterator[tuple[Case, str]]:
+        """The cases that earlier processes of this shard have written rows of: their job was ended, and is run again.
+
+        The Writer is told of those that a profiler has not seen."""
+        assert self.writer
+        cases = {case.key: case for case in self.shard.cases}
+        for path in sorted(Path(self.shard.results).glob(f"*/{self.shard.run}/{self.shard.name}-*.parquet")):
+            for row in store.rows([path], ["case", "status", "profilers"]):
+                if case := cases.get(row["case"]):
+                    if set(self.shard.profilers) - set(row["profilers"] or ()) and path.parent == self.writer.folder:
+                        self.writer.where[case.key] = path
+                    self._tell(event="kept", case=case.key)
+                    yield case, row["status"]
 
     def _start_child(self) -> Process:
         """A child that knows its device."""
@@ -219,6 +211,8 @@ class Supervisor:
             reply = child.ask(self.shard.case_timeout_s, case=case.to_dict())
         except Died as death:
             self.child = None
+            if any(name in str(death) for name in ("SIGTERM", "SIGKILL")):
+                time.sleep(1)  # whoever ends a job may end this process last, and then it was not the kernel's fault
             return row | {"status": death.status, "message": str(death)}
         row = self._columns(case, reply) | row
         if not reply.get("usable") or row["status"] == "dishonest" or self.shard.untrusted:
@@ -306,31 +300,38 @@ class Supervisor:
             pass  # progress is a courtesy; a full disk is reported where rows are written
 
 
-def run_shard(path: str) -> None:
-    """Run the shard described in a file: what a job executes. Stops cleanly at SIGINT and SIGTERM."""
+def run_shard(path: str, grace_s: float = 0) -> None:
+    """Run the shard described in a file: what a job executes. Ends by SystemExit where not all is done.
 
-    def stop(*_: object) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough, and cleaning up is not to be interrupted
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGTERM, stop)
-    signal.signal(signal.SIGINT, stop)
+    Stops cleanly at SIGINT and SIGTERM, and within `grace_s` seconds, if it can after the current case, at SIGUSR2: then
+    with the status AGAIN, unless it got nothing done."""
+    stopping = Stopping()
+    stopping.install(grace_s)
     adopt_orphans()
     shard = Shard.load(Path(path))
     for file in shard.extra:
         ops.load_file(Path(file))
-    supervisor = Supervisor(shard)
+    supervisor = Supervisor(shard, stopping)
+    status = 1
     try:
         supervisor.run()
+        status = 0
     except store.StoreError as error:
-        kept = _rescue(shard, error)
-        supervisor._tell(event="failed", message=f"{error}; {kept}")
-        sys.exit(1)
+        supervisor._tell(event="failed", message=f"{error}; {_rescue(shard, error)}")
+    except Superseded as error:
+        sys.exit(str(error))  # its progress is the other's now
     except Died:
-        sys.exit(1)
+        pass
     except KeyboardInterrupt:
-        sys.exit(130)
+        again = stopping.soon and supervisor.written > 0
+        status = AGAIN if again else STOPPED
+        why = "its time was over" if stopping.soon else "it was stopped"
+        if stopping.soon and not again:
+            why = "its time was over before one case was finished; raise cluster.time_min"
+        supervisor._tell(event="stopped", message=why, again=again)
+    supervisor._tell(event="end")
+    if status:
+        sys.exit(status)
 
 
 def _rescue(shard: Shard, error: store.StoreError) -> str:

@@ -344,20 +344,32 @@ def test_different_cases_have_different_keys(cases: list[tuple[str, str, str, in
 
 
 @settings(deadline=None)
-@given(counts=st.lists(st.integers(1, 6), min_size=1, max_size=40), jobs=st.integers(1, 50))
-def test_split_keeps_every_case_once_problems_whole_and_shards_even(counts: list[int], jobs: int) -> None:
+@given(
+    sizes=st.integers(1, 40),
+    kernels=st.lists(st.sampled_from(["torch", "cpu_naive", "cpu_blocked", "v01_naive"]), min_size=1, unique=True),
+    jobs=st.integers(1, 50),
+)
+def test_split_keeps_every_case_once_packs_kernels_and_is_even(sizes: int, kernels: list[str], jobs: int) -> None:
+    request = config(timing=Timing(warmup_s=1))
     op = ops.get("hgemm")
-    cases = [
-        op.case(f"kernel{index}", "float16", SMALL | {"m": problem + 1})
-        for problem, count in enumerate(counts)
-        for index in range(count)
+    cases = [op.case(name, "float16", SMALL | {"m": m + 1}) for m in range(sizes) for name in kernels]
+    unsupported = {case.key: "no" for case in cases if case.kernel == "v01_naive"}
+    shards = matrix.split(matrix.Plan(cases, unsupported, {}), request, jobs)
+    assert sorted(case.key for shard in shards for case in shard) == sorted(case.key for case in cases)
+    assert all(shards) and len(shards) <= jobs
+    if jobs == 1:
+        assert shards == [cases]
+        return
+    pairs = [list(dict.fromkeys(case.kernel for case in shard)) for shard in shards]
+    assert sum(map(len, pairs)) <= len(kernels) + len(shards) - 1  # a kernel's cases are in neighbouring shards
+    case_s, build_s = request.timing.estimate(), matrix.BUILD_S
+    seconds = [
+        sum(case_s for case in shard if case.key not in unsupported)
+        + sum(build_s for name in names if op.kernels[name].needs_build)
+        for shard, names in zip(shards, pairs, strict=True)
     ]
-    shards = matrix.split(cases, jobs)
-    assert [case.key for shard in shards for case in shard] == [case.key for case in cases]
-    problems = [{case.problem for case in shard} for shard in shards]
-    assert sum(map(len, problems)) == len(counts)  # none is in two shards
-    assert len(shards) == min(jobs, len(counts))
-    assert max(map(len, problems)) - min(map(len, problems)) <= 1
+    timed = len(cases) - len(unsupported)
+    assert max(seconds) <= (timed * case_s + (len(kernels) + jobs) * build_s) / jobs + case_s + build_s + 0.2
 
 
 # Size and time
@@ -374,7 +386,7 @@ def test_planning_and_splitting_ten_thousand_cases_is_not_quadratic() -> None:
         for _ in range(3):
             begin = time.process_time()
             plan = matrix.plan(many(count), "cpu")
-            shards = matrix.split(plan.cases, 16)
+            shards = matrix.split(plan, many(count), 16)
             times.append(time.process_time() - begin)
             assert len(plan.cases) == sum(map(len, shards)) == count
         return min(times)

@@ -100,9 +100,16 @@ def environment(device: torch.device) -> dict[str, Any]:
         "triton": _version("triton"),
         "python": ".".join(str(part) for part in sys.version_info[:3]),
         "node": socket.gethostname(),
-        "job": os.environ.get("SLURM_JOB_ID"),
+        "job": job(),
         "image": IMAGE,
     }
+
+
+def job() -> str | None:
+    """SLURM's job as squeue names it: `12_3` is the third task of an array, counted from 0."""
+    if array := os.environ.get("SLURM_ARRAY_JOB_ID"):
+        return f"{array}_{os.environ.get('SLURM_ARRAY_TASK_ID')}"
+    return os.environ.get("SLURM_JOB_ID")
 
 
 def _version(package: str) -> str | None:

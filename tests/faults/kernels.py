@@ -27,6 +27,13 @@ def hangs(out, a, b, alpha=1.0, beta=0.0):
         time.sleep(1)
 
 
+def slow(out, a, b, alpha=1.0, beta=0.0):
+    if not hasattr(slow, "waited"):
+        time.sleep(10)
+        slow.waited = True
+    zeros(out, a, b)
+
+
 def zeros(out, a, b, alpha=1.0, beta=0.0):
     out.zero_()
 
@@ -53,7 +60,7 @@ def noisy(out, a, b, alpha=1.0, beta=0.0):
     honest(out, a, b, alpha, beta)
 
 
-for function in (honest, segfaults, hangs, zeros, hungry, raises, exits, killed, noisy):
+for function in (honest, segfaults, hangs, slow, zeros, hungry, raises, exits, killed, noisy):
     op.torch(function.__name__, function)
 op.cpp(str(HERE / "does_not_compile.cpp"))
 op.cuda(str(HERE / "illegal_access.cu"))

@@ -1,0 +1,85 @@
+"""`python -m jobs.status RUN`, `… cancel RUN`, `… resubmit RUN`: a run that was submitted earlier, from any shell."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from omegaconf import OmegaConf
+from rich.console import Console
+
+from jobs import queue, record, submit
+from minfer import run
+from minfer.config import UserError
+from minfer.matrix import Plan
+from minfer.progress import RunProgress
+from minfer.report import print_summary
+
+
+def main(action: Callable[[Console, Path, list[str]], int]) -> int:
+    """Do it to the run that the command line names. The exit status: the action's, or 2 (and one line) for a mistake."""
+    words = sys.argv[1:]
+    console = Console(highlight=False, markup=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, markup=False, width=160)
+    try:
+        if not words or words[0].startswith("-"):
+            raise UserError(f"usage: python -m jobs.{action.__name__} RUN, which is the name or the folder of a run")
+        return action(console, record.find(words[0]), words[1:])
+    except UserError as error:
+        print(f"minfer: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def status(console: Console, folder: Path, words: list[str]) -> int:
+    """How far it is, and what came of it; 1 when cases are missing that no job will run."""
+    config = record.request(folder, words)
+    progress = RunProgress(folder)
+    progress.read_once()
+    # What no job has come to yet, is not reported as left out: the request's plan was shown when it was submitted.
+    complete = print_summary(
+        console, Path(config.results).absolute(), folder.name, Plan(progress.cases, {}, {}), progress
+    )
+    console.print(f"{folder.name}: {progress.line()}.", soft_wrap=True)
+    if complete or progress.active or not progress.answers:
+        return 0
+    console.print(f"Cases are missing; to run them: {run.resubmit(folder)}", soft_wrap=True)
+    return 1
+
+
+def cancel(console: Console, folder: Path, words: list[str]) -> int:
+    """End its jobs; finished rows are kept."""
+    record.request(folder, words)
+    progress = RunProgress(folder)
+    progress.read_once()
+    if not progress.answers:
+        raise UserError("SLURM does not answer, so that nothing can be cancelled; try again")
+    jobs = [progress.jobs[shard.name] for shard in progress.active if shard.name in progress.jobs]
+    queue.cancel(folder, jobs)
+    console.print(
+        f"{folder.name}: {len(jobs)} jobs cancelled; its {progress.rows} rows are kept."
+        + (f" To go on: {run.resubmit(folder)}" if jobs else ""),
+        soft_wrap=True,
+    )
+    return 0
+
+
+def resubmit(console: Console, folder: Path, words: list[str]) -> int:
+    """Submit again what no job will finish; `words` may change cluster.* and container.*, or say wait=false."""
+    wait = [word for word in words if word.startswith("wait=")]
+    config = record.request(folder, [word for word in words if word not in wait])
+    config.wait = all(OmegaConf.from_dotlist(wait).wait is not False for _ in wait)
+    progress = RunProgress(folder)
+    progress.read_once()
+    if not progress.answers:
+        raise UserError("SLURM does not answer, so that nobody knows which jobs still run; try again")
+    paths = [record.shards(folder)[name] for name in progress.missing]
+    if not paths:
+        console.print(f"{folder.name}: nothing to submit; {progress.line()}.", soft_wrap=True)
+        return 0
+    submit.submit(paths, config.cluster, config.container, folder)
+    console.print(f"{folder.name}: {len(paths)} shards submitted again. {run.look(folder)}", soft_wrap=True)
+    return run.finish(console, config, folder, Plan(progress.cases, {}, {})) if config.wait else 0

@@ -1,0 +1,79 @@
+"""What the folder of a run says of it to whoever comes later: its request, its shards, the jobs that they became."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from minfer.config import Config, UserError, check_values, nearest
+
+CONFIG, JOBS = "config.yaml", "jobs.jsonl"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A shard as it was submitted; `id` is SLURM's, such as `12_3`, or a process of this machine."""
+
+    shard: str
+    id: str
+    executor: str  # slurm or local
+
+
+def find(word: str) -> Path:
+    """The folder of a run, by its path or by its name under `runs`. Raises UserError."""
+    for folder in (Path(word), Path("runs") / word):
+        if (folder / CONFIG).is_file():
+            return folder.absolute()
+    known = sorted(path.parent.name for path in Path("runs").glob(f"*/{CONFIG}"))
+    hint = nearest(word, known[-20:]) if known else "name its folder"
+    raise UserError(f"there is no run {word}; {hint}")
+
+
+def request(folder: Path, changes: Iterable[str] = ()) -> Config:
+    """The request of a run, as `key=value` words change it. Raises UserError."""
+    changes = list(changes)
+    for word in changes:
+        if not word.startswith(("cluster.", "container.")) or "=" not in word:
+            raise UserError(f"cannot change {word!r} of a run; only cluster.* and container.* can, as key=value")
+    try:
+        merged = OmegaConf.merge(
+            OmegaConf.structured(Config), OmegaConf.load(folder / CONFIG), OmegaConf.from_dotlist(changes)
+        )
+        config: Any = OmegaConf.to_object(merged)
+    except OmegaConfBaseException as error:
+        raise UserError(f"cannot read {folder / CONFIG}: {str(error).splitlines()[0]}") from error
+    check_values(config)
+    return config
+
+
+def announce(folder: Path, names: Iterable[str]) -> None:
+    """Note in the progress of shards that they are about to be submitted: what it said before is of earlier jobs."""
+    (folder / "progress").mkdir(exist_ok=True)
+    for name in names:
+        with open(folder / "progress" / f"{name}.jsonl", "a") as file:
+            file.write(json.dumps({"time": time.time(), "event": "submitted"}) + "\n")
+
+
+def add(folder: Path, jobs: Iterable[Job]) -> None:
+    """Note jobs that were submitted."""
+    with open(folder / JOBS, "a") as file:
+        file.writelines(json.dumps({"time": time.time()} | asdict(job)) + "\n" for job in jobs)
+
+
+def jobs(folder: Path) -> dict[str, Job]:
+    """The last job of each shard."""
+    path = folder / JOBS
+    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return {line["shard"]: Job(line["shard"], line["id"], line["executor"]) for line in lines}
+
+
+def shards(folder: Path) -> dict[str, Path]:
+    """The file of each shard, by its name."""
+    return {path.stem: path for path in sorted((folder / "shards").glob("*.json"))}

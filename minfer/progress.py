@@ -1,0 +1,167 @@
+"""How far the shards of a run are: what their processes wrote down, and what the queue says of their jobs."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jobs import queue, record
+from minfer.shard import Shard
+
+POLLS_S = (0.5, 10.0)  # the queue is asked so often at first, and at last
+SURE = 2  # times that a job must not be in the queue before it is over: it may be between two nodes
+
+STATES = ("queued", "running", "done", "failed", "requeued")
+
+
+@dataclass
+class ShardProgress:
+    """One shard. Its state is one of STATES."""
+
+    name: str
+    total: int
+    state: str = "queued"
+    cases: set[str] = field(default_factory=set)  # those that have a row, of this run or, resumed, of another
+    skipped: set[str] = field(default_factory=set)  # of another
+    started: int = 0  # times, by its last job
+    over: bool = False  # whether its last process came to its end
+    message: str | None = None  # why that process did not do all
+    again: bool = False  # whether that process asked to be queued again
+    missed: int = 0  # times in succession that its job was not in the queue
+
+    def take(self, event: dict[str, Any]) -> None:
+        """Bring it up to date with an event of its process."""
+        match event["event"]:
+            case "submitted" | "start":
+                self.started = self.started + 1 if event["event"] == "start" else 0
+                self.over, self.message, self.again = False, None, False
+            case "done" | "kept":
+                self.cases.add(event["case"])
+            case "skip":
+                self.cases.add(event["case"])
+                self.skipped.add(event["case"])
+            case "failed" | "stopped":
+                self.message, self.again = event["message"], event.get("again", False)
+            case "end":
+                self.over = True
+
+    def settle(self, word: str | None) -> None:
+        """Its state, by SLURM's word for its job; None when the job is not in the queue."""
+        self.missed = 0 if word else self.missed + 1
+        if word and not (self.over and not self.again):
+            waits = word in queue.WAITING
+            self.state = ("requeued" if self.started else "queued") if waits else "running"
+        elif (self.over and not self.again) or self.missed >= SURE:
+            self.state = "done" if self.over and self.message is None else "failed"
+
+
+class RunProgress:
+    """All shards of a run, read from its folder: by the launcher, or later and from another shell."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.jobs = record.jobs(folder)
+        loaded = [Shard.load(path) for path in record.shards(folder).values()]
+        self.cases = [case for shard in loaded for case in shard.cases]
+        self.shards = {shard.name: ShardProgress(shard.name, len(shard.cases)) for shard in loaded}
+        self.answers = True  # whether SLURM does
+        self._offsets: Counter[Path] = Counter()
+        self._begin = self._asked = time.monotonic()
+        self._asked -= POLLS_S[1]
+        self._first: tuple[float, int] | None = None
+
+    def read(self) -> list[dict[str, Any]]:
+        """Bring it up to date; the events that are new."""
+        events = []
+        for path in sorted((self.folder / "progress").glob("*.jsonl")):
+            for event in _new_events(path, self._offsets):
+                self.shards[path.stem].take(event)
+                events.append(event)
+        now = time.monotonic()
+        if now - self._asked >= min(POLLS_S[1], max(POLLS_S[0], (now - self._begin) / 20)):
+            self._asked = now
+            words = queue.states(self.folder, self.jobs.values())
+            self.answers = words is not None
+            if words is not None:
+                for shard in self.shards.values():
+                    job = self.jobs.get(shard.name)
+                    shard.settle(words.get(job.id) if job else None)
+        if self._first is None and self.rows:
+            self._first = now, self.rows
+        return events
+
+    def read_once(self) -> None:
+        """Bring it up to date with what is known of every job now."""
+        for _ in range(SURE):
+            self._asked = float("-inf")
+            self.read()
+            if not self.active:
+                return
+            time.sleep(POLLS_S[0])
+
+    @property
+    def rows(self) -> int:
+        """How many cases have a row."""
+        return sum(len(shard.cases) for shard in self.shards.values())
+
+    @property
+    def active(self) -> list[ShardProgress]:
+        """The shards whose jobs wait or run."""
+        return [shard for shard in self.shards.values() if shard.state not in ("done", "failed")]
+
+    @property
+    def missing(self) -> list[str]:
+        """The shards that no job will finish as it is."""
+        return [s.name for s in self.shards.values() if s.state == "failed" and len(s.cases) < s.total]
+
+    def reasons(self) -> dict[str, str]:
+        """Why shards ended before all was done."""
+        failed = [shard for shard in self.shards.values() if shard.state == "failed"]
+        unsaid = [self.jobs[s.name] for s in failed if s.message is None and s.name in self.jobs]
+        ends = queue.ends(unsaid)
+        found = {}
+        for shard in failed:
+            job = self.jobs.get(shard.name)
+            if shard.message or job is None:
+                found[shard.name] = shard.message or "it was never submitted"
+                continue
+            end = f" as {ends[job.id]}" if job.id in ends else ""
+            log = self.folder / "jobs" / f"{job.id}_0_log.err"
+            found[shard.name] = f"its job {job.id} ended early{end}; see {log}"
+        return found
+
+    def line(self) -> str:
+        """How far it is, in a line."""
+        if not self.answers:
+            return f"SLURM does not answer; {self.rows} of {len(self.cases)} rows"
+        counts = Counter(shard.state for shard in self.shards.values())
+        shards = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
+        left = self._left_s()
+        eta = f", about {left // 60:.0f}:{left % 60:02.0f} min left" if left else ""
+        return f"shards: {shards}; {self.rows} of {len(self.cases)} rows{eta}"
+
+    def _left_s(self) -> float | None:
+        """Seconds that the missing rows take at the pace of those since this was first read."""
+        if self._first is None or not self.active:
+            return None
+        seconds, rows = time.monotonic() - self._first[0], self.rows - self._first[1]
+        return (len(self.cases) - self.rows) * seconds / rows if rows else None
+
+
+def _new_events(path: Path, offsets: Counter[Path]) -> list[dict[str, Any]]:
+    """The whole lines that were appended to a progress file since the last call."""
+    with open(path, "rb") as file:
+        file.seek(offsets[path])
+        text, newline, _ = file.read().rpartition(b"\n")
+    offsets[path] += len(text + newline)
+    events = []
+    for line in text.splitlines():
+        try:
+            events.append(json.loads(line))
+        except ValueError:  # a process was killed in mid-line, and the next one went on behind it
+            continue
+    return events

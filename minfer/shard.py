@@ -1,0 +1,74 @@
+"""A shard: the cases that one job runs, as the launcher writes them down, and which process it is that runs them now."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from minfer.bench.timing import Timing
+from minfer.ops import Case
+
+
+@dataclass
+class Shard:
+    """What one job runs; written by the launcher as JSON."""
+
+    name: str
+    run: str
+    folder: str  # of the run: its shards, logs and progress
+    results: str
+    device: str  # "cuda" or "cpu"
+    cases: list[Case]
+    timing: Timing
+    case_timeout_s: float
+    build_timeout_s: float
+    resume: bool = False
+    untrusted: bool = False
+    profilers: dict[str, dict[str, Any]] = field(default_factory=dict)  # name -> its options
+    extra: list[str] = field(default_factory=list)
+    commit: str | None = None
+
+    def save(self) -> Path:
+        path = Path(self.folder) / "shards" / f"{self.name}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = asdict(self) | {"cases": [case.to_dict() for case in self.cases]}
+        path.write_text(json.dumps(text, indent=1))
+        return path
+
+    @staticmethod
+    def load(path: Path) -> Shard:
+        text = json.loads(path.read_text())
+        text["cases"] = [Case(**case) for case in text["cases"]]
+        text["timing"] = Timing(**text["timing"])
+        return Shard(**text)
+
+
+class Superseded(Exception):
+    """Another process runs this shard: SLURM lost sight of this one and has started its job again."""
+
+
+class Claim:
+    """That this process runs a shard, from now on. A case has one row, so whoever ran it before must write no more."""
+
+    def __init__(self, shard: Shard) -> None:
+        self.path = Path(shard.folder) / "progress" / f"{shard.name}.process"
+        self.process = f"process {os.getpid()} on {socket.gethostname()} since {time.time()}"
+        partial = self.path.with_name(f"{self.path.name}.{os.getpid()}.tmp")
+        with contextlib.suppress(OSError):  # on a full disk nobody claims anything, and rows are what matters
+            partial.write_text(self.process)
+            os.replace(partial, self.path)
+
+    def check(self) -> None:
+        """Raise Superseded when another process has claimed the shard since."""
+        try:
+            holder = self.path.read_text()
+        except OSError:
+            return
+        if holder != self.process:
+            raise Superseded(f"{holder} runs this shard now")

@@ -1,0 +1,175 @@
+"""What breaks under a job, on a real SLURM. After each: no finished row is lost, no case has two, and what is not done
+is done by SLURM, by a resubmission, or reported with its reason."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from jobs import queue, record
+from minfer.progress import RunProgress
+from tests.cluster.conftest import LAB, at, lab_node, node_of, over, resubmit, rows, submit, until
+
+SLOW = "kernel=[honest,slow,zeros]"  # a case before, a case that lasts, and a case after
+
+
+def processes(module: str, run: Path) -> list[int]:
+    """The processes of a module that jobs of a run started: their environment names its folder."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (path / "cmdline").read_bytes().split(b"\0")
+            if module.encode() in words and os.fsencode(run) in (path / "environ").read_bytes():
+                found.append(int(path.name))
+        except OSError:
+            continue
+    return found
+
+
+def test_job_killed_in_mid_case_is_resubmitted(lab, folder):
+    run = submit(folder, SLOW)
+    at(run, "slow")
+    (job,) = processes("submitit.core._submit", run)
+    os.kill(job, signal.SIGKILL)
+    progress = over(run)
+    assert progress.line().startswith("shards: 1 failed; 1 of 3 rows")
+    assert re.search(r"its job \S+ ended early as FAILED; see .*log\.err", progress.reasons()["0000"])
+    assert [row["kernel"] for row in rows(folder)] == ["honest"]
+    resubmit(run)
+    assert over(run).line() == "shards: 1 done; 3 of 3 rows"
+    assert {row["kernel"] for row in rows(folder)} == {"honest", "slow", "zeros"}
+
+
+def test_a_shard_whose_child_is_killed_has_a_row_that_says_so_and_goes_on(lab, folder):
+    run = submit(folder, SLOW)
+    at(run, "slow")
+    until(lambda: processes("minfer.child", run), "a child")
+    for pid in processes("minfer.child", run):
+        os.kill(pid, signal.SIGKILL)
+    assert over(run).line() == "shards: 1 done; 3 of 3 rows"
+    found = {row["kernel"]: row for row in rows(folder)}
+    assert found["slow"]["status"] == "crashed" and "SIGKILL" in found["slow"]["message"]
+    assert found["zeros"]["status"] == "wrong"
+
+
+def test_node_crash_runs_the_job_again_on_another_node(lab, folder):
+    run = submit(folder, SLOW)
+    at(run, "slow")
+    name = node_of(run)
+    lab_node("crash", name)
+    try:
+        progress = RunProgress(run)
+        seen = set()
+
+        def finished() -> bool:
+            progress.read()
+            seen.add(progress.shards["0000"].state)
+            return not progress.active
+
+        until(finished, "the end of the job")
+    finally:
+        lab_node("start", name)
+    assert progress.line() == "shards: 1 done; 3 of 3 rows" and "requeued" in seen
+    assert progress.shards["0000"].started == 2
+    assert {row["kernel"] for row in rows(folder)} == {"honest", "slow", "zeros"}
+
+
+def test_before_its_time_limit_a_job_stops_after_a_case_and_is_queued_again(lab, folder):
+    """And a case that never ends is abandoned, twice, after which the job is not queued again."""
+    run = submit(folder, "kernel=[slow,hangs]", "cluster.time_min=1", "cluster.grace_s=20", "case_timeout_s=900")
+    progress = over(run)
+    assert progress.line().startswith("shards: 1 failed; 1 of 2 rows"), progress.line()
+    assert progress.shards["0000"].started == 2
+    assert "its time was over before one case was finished; raise cluster.time_min" in progress.reasons()["0000"]
+    assert [row["kernel"] for row in rows(folder)] == ["slow"]
+
+
+def test_scontrol_requeue_runs_the_rest(lab, folder):
+    run = submit(folder, SLOW)
+    at(run, "slow")
+    (job,) = record.jobs(run).values()
+    subprocess.run(["scontrol", "requeue", job.id], check=True)
+    progress = over(run)
+    assert progress.line() == "shards: 1 done; 3 of 3 rows" and progress.shards["0000"].started == 2
+    assert len(rows(folder)) == 3
+
+
+def test_slurmctld_restarts_in_mid_run_and_one_task_is_cancelled(lab, folder):
+    run = submit(folder, "kernel=[slow,hangs]", "cluster.max_jobs=2", "case_timeout_s=900")
+    at(run, "hangs")
+    lab_node("crash", "slurmctld")
+    try:
+        progress = RunProgress(run)
+        until(lambda: progress.read() and not progress.answers, "that SLURM does not answer")
+        assert "SLURM does not answer" in progress.line() and progress.active
+    finally:
+        lab_node("start", "slurmctld")
+    jobs = record.jobs(run)
+    hanging = next(name for name, path in record.shards(run).items() if "hangs" in path.read_text())
+    until(lambda: queue.states(run, list(jobs.values())) is not None, "slurmctld's return")
+    subprocess.run(["scancel", jobs[hanging].id], check=True)
+    progress = over(run)
+    assert progress.line().startswith("shards: 1 done, 1 failed; 1 of 2 rows")
+    assert progress.reasons() == {hanging: "it was stopped"} and progress.missing == [hanging]
+    assert [row["kernel"] for row in rows(folder)] == ["slow"]
+
+
+def test_results_folder_that_fills_up_keeps_what_was_written_and_says_so(lab, folder):
+    results = folder / "results"
+    results.mkdir()
+    if (
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=100k", "tmpfs", results], capture_output=True).returncode
+        != 0
+    ):
+        pytest.skip("cannot mount a tmpfs here")
+    try:
+        run = submit(folder, "kernel=[slow,honest,zeros]")
+        at(run, "slow")
+        before = rows(folder)
+        filler = results / "filler"
+        with open(filler, "wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
+            while True:
+                file.write(b"x" * 1024)
+        progress = over(run)
+        why = progress.reasons()["0000"]
+        assert "cannot write" in why and "No space left on device" in why and "unwritten rows are in" in why
+        assert rows(folder) == before == []
+        filler.unlink()
+        resubmit(run)
+        assert over(run).line() == "shards: 1 done; 3 of 3 rows"
+        assert len(rows(folder)) == 3
+    finally:
+        subprocess.run(["umount", "-l", results], check=True)
+
+
+def test_more_shards_than_an_array_holds_become_several_arrays(lab, folder):
+    conf = LAB / "etc" / "slurm.conf"
+    text = conf.read_text()
+    try:
+        conf.write_text(re.sub("MaxArraySize=.*", "MaxArraySize=3", text))
+        subprocess.run(["scontrol", "reconfigure"], check=True)
+        lab_node("crash", "slurmctld")
+        lab_node("start", "slurmctld")
+        until(lambda: queue.states(folder, [record.Job("", "0", "slurm")]) is not None, "slurmctld's return")
+        run = submit(folder, "kernel=[zeros,raises,honest]", "dtype=[float16,bfloat16]", "cluster.max_jobs=6")
+    finally:
+        conf.write_text(text)
+        lab_node("crash", "slurmctld")
+        lab_node("start", "slurmctld")
+    arrays = [job.id.partition("_")[0] for job in record.jobs(run).values()]
+    assert [arrays.count(array) for array in dict.fromkeys(arrays)] == [3, 3]
+    assert over(run).line() == "shards: 6 done; 6 of 6 rows"
+    assert {row["job"] for row in rows(folder)} == {job.id for job in record.jobs(run).values()}
+
+
+def test_two_runs_at_once_into_one_results_folder(lab, folder):
+    runs = [submit(folder, "kernel=[honest,zeros]") for _ in range(2)]
+    for run in runs:
+        assert over(run).line() == "shards: 1 done; 2 of 2 rows"
+    files = sorted((folder / "results").glob("*/*/*.parquet"))
+    assert {path.parent.name for path in files} == {run.name for run in runs}
