@@ -255,6 +255,7 @@ def check_values(config: Config) -> None:
     ):
         if not (math.isfinite(value) and value >= least):
             raise UserError(f"{key} is {value}; it takes a number from {least}")
+    check_words(cluster)
     for key, value in (
         ("timing.precision", timing.precision),
         ("case_timeout_s", config.case_timeout_s),
@@ -262,6 +263,23 @@ def check_values(config: Config) -> None:
     ):
         if not (math.isfinite(value) and value > 0):
             raise UserError(f"{key} is {value}; it takes a number above 0")
+
+
+def check_words(cluster: Cluster) -> None:
+    """Raise UserError for what would not stay one word of a job's script: sbatch reads its options line by line, and
+    loses backslashes."""
+    words = {f"flags.{name}": value for name, value in cluster.flags.items()}
+    words |= {f.name: getattr(cluster, f.name) for f in dataclasses.fields(cluster)}
+    for name in cluster.flags:
+        if not re.fullmatch(r"[a-z][a-z-]*", str(name)):
+            raise UserError(
+                f"cluster.flags has {name!r}, which is no option of sbatch; write it as in {{reservation: weekly}}"
+            )
+    for name, value in words.items():
+        if isinstance(value, str) and (not value.isprintable() or "\\" in value):
+            raise UserError(
+                f"cluster.{name} is {value!r}; it cannot have line breaks, backslashes or control characters"
+            )
 
 
 def _keys(parent: str) -> list[str]:

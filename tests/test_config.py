@@ -57,6 +57,12 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
     "unknown profiler": ([HGEMM, "profiler=statik"], ["profiler", "'statik'", "static"]),
     "unknown profiler in a list": ([HGEMM, "profiler=[static,nuc]"], ["profiler", "'nuc'", "ncu"]),
     "two profilers without brackets": ([HGEMM, "profiler=static,none"], ["profiler", "[static,none]"]),
+    "line break in a partition": ([HGEMM, "cluster.partition='a\nb'"], ["cluster.partition", "line breaks"]),
+    "backslash in an option of sbatch": (
+        [HGEMM, "+cluster.flags.comment='a\\\\b'"],
+        ["cluster.flags.comment", "backslash"],
+    ),
+    "no option of sbatch": ([HGEMM, "+cluster.flags.a_b=c"], ["cluster.flags", "'a_b'", "reservation"]),
     "key of a profiler": (
         [HGEMM, "profiler=static", "profiler.static.arch=[sm_89]"],
         ["profiler.static.arch", "archs"],

@@ -22,7 +22,7 @@ from tests.conftest import FAULTS, ROOT
 
 HERE = Path(__file__).resolve().parent
 LAB = Path(os.environ.get("LAB_DIR", "/var/tmp/minfer-slurm"))
-PATIENCE_S = 300.0  # most that a test waits for anything
+PATIENCE_S = 420.0  # most that a test waits for anything
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -12,30 +12,22 @@ from pathlib import Path
 import pytest
 
 from jobs import queue, record
+from minfer.process import children
 from minfer.progress import RunProgress
 from tests.cluster.conftest import LAB, at, lab_node, node_of, over, resubmit, rows, submit, until
 
 SLOW = "kernel=[honest,slow,zeros]"  # a case before, a case that lasts, and a case after
 
 
-def processes(module: str, run: Path) -> list[int]:
-    """The processes of a module that jobs of a run started: their environment names its folder."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (path / "cmdline").read_bytes().split(b"\0")
-            if module.encode() in words and os.fsencode(run) in (path / "environ").read_bytes():
-                found.append(int(path.name))
-        except OSError:
-            continue
-    return found
+def supervisor(run: Path) -> int:
+    """The process of the run's one shard, which is on this machine as all nodes of our cluster are."""
+    return int((run / "progress" / "0000.process").read_text().split()[1])
 
 
 def test_job_killed_in_mid_case_is_resubmitted(lab, folder):
     run = submit(folder, SLOW)
     at(run, "slow")
-    (job,) = processes("submitit.core._submit", run)
-    os.kill(job, signal.SIGKILL)
+    os.kill(supervisor(run), signal.SIGKILL)
     progress = over(run)
     assert progress.line().startswith("shards: 1 failed; 1 of 3 rows")
     assert re.search(r"its job \S+ ended early as FAILED; see .*log\.err", progress.reasons()["0000"])
@@ -48,9 +40,8 @@ def test_job_killed_in_mid_case_is_resubmitted(lab, folder):
 def test_a_shard_whose_child_is_killed_has_a_row_that_says_so_and_goes_on(lab, folder):
     run = submit(folder, SLOW)
     at(run, "slow")
-    until(lambda: processes("minfer.child", run), "a child")
-    for pid in processes("minfer.child", run):
-        os.kill(pid, signal.SIGKILL)
+    (child,) = children(supervisor(run))
+    os.kill(child, signal.SIGKILL)
     assert over(run).line() == "shards: 1 done; 3 of 3 rows"
     found = {row["kernel"]: row for row in rows(folder)}
     assert found["slow"]["status"] == "crashed" and "SIGKILL" in found["slow"]["message"]
@@ -81,7 +72,7 @@ def test_node_crash_runs_the_job_again_on_another_node(lab, folder):
 
 def test_before_its_time_limit_a_job_stops_after_a_case_and_is_queued_again(lab, folder):
     """And a case that never ends is abandoned, twice, after which the job is not queued again."""
-    run = submit(folder, "kernel=[slow,hangs]", "cluster.time_min=1", "cluster.grace_s=20", "case_timeout_s=900")
+    run = submit(folder, "kernel=[slow,hangs]", "cluster.time_min=2", "cluster.grace_s=20", "case_timeout_s=900")
     progress = over(run)
     assert progress.line().startswith("shards: 1 failed; 1 of 2 rows"), progress.line()
     assert progress.shards["0000"].started == 2

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 
+import pytest
+
+from jobs import record
 from minfer import store
 from tests.cluster.conftest import at, control, over, rows, submit, words
-from tests.conftest import launch
+from tests.conftest import ROOT, launch
 
 
 def test_from_the_command_to_the_table_through_an_array(folder):
@@ -64,3 +68,22 @@ def test_a_mistake_is_one_line(folder):
     assert done.returncode == 2 and "SLURM refused the job: " in done.stderr and "invalid partition" in done.stderr
     assert done.stderr.count("\n") == 1
     assert not subprocess.run(["squeue", "-h", "-n", "minfer"], capture_output=True, text=True).stdout
+
+
+@pytest.mark.parametrize(
+    "text", ["a b", "it's", 'a "b"', "a; touch pwned", "$(touch pwned)", "`touch pwned`", "#SBATCH", "é'\"'"]
+)
+def test_what_a_request_says_of_a_job_reaches_slurm_as_it_is(folder, text):
+    run = submit(
+        folder,
+        "kernel=torch",
+        "cluster.flags={hold:true}",
+        f"+cluster.flags.comment={json.dumps(text, ensure_ascii=False)}",
+    )
+    (job,) = record.jobs(run).values()
+    try:
+        told = subprocess.run(["squeue", "-h", "-j", job.id, "-O", "Comment:200"], capture_output=True, text=True)
+        assert told.stdout.rstrip() == text
+    finally:
+        subprocess.run(["scancel", job.id], check=True)
+    assert not list(folder.rglob("pwned")) and not (ROOT / "pwned").exists()
