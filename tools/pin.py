@@ -1,4 +1,5 @@
-"""Pins every dependency, direct or not: resolves anew and writes the versions to `[tool.uv] constraint-dependencies`.
+"""Pins every dependency, direct or not: resolves anew and writes the versions to `[tool.uv] constraint-dependencies`,
+here and in `cuda12/`.
 
     uv run python tools/pin.py
 
@@ -11,19 +12,26 @@ import re
 import subprocess
 from pathlib import Path
 
-PYPROJECT = Path(__file__).resolve().parents[1] / "pyproject.toml"
+ROOT = Path(__file__).resolve().parents[1]
 BLOCK = re.compile(r"^constraint-dependencies = \[\n.*?^\]\n", re.MULTILINE | re.DOTALL)
 
 
-def main() -> None:
-    text = BLOCK.sub("", PYPROJECT.read_text())
-    PYPROJECT.write_text(text)  # resolve without the old pins
+def pin(project: Path) -> None:
+    """Renew the pins of a `pyproject.toml`. Raises CalledProcessError where nothing fits together."""
+    text = BLOCK.sub("", project.read_text())
+    project.write_text(text)  # resolve without the old pins
     export = ["uv", "export", "--quiet", "--upgrade", "--all-groups", "--no-hashes", "--no-annotate", "--no-header"]
-    lines = subprocess.run(export, capture_output=True, text=True, check=True, cwd=PYPROJECT.parent).stdout.splitlines()
+    export += ["--project", str(project.parent)]
+    lines = subprocess.run(export, capture_output=True, text=True, check=True).stdout.splitlines()
     pins = "".join(f'    "{line.strip()}",\n' for line in lines if "==" in line)
     block = f"constraint-dependencies = [\n{pins}]\n"
-    PYPROJECT.write_text(re.sub(r"(^\[tool\.uv\]\n)", lambda found: found[1] + block, text, flags=re.MULTILINE))
-    print(f"pinned {pins.count(chr(10))} packages in {PYPROJECT.name}")
+    project.write_text(re.sub(r"(^\[tool\.uv\]\n)", lambda found: found[1] + block, text, flags=re.MULTILINE))
+    print(f"pinned {pins.count(chr(10))} packages in {project.relative_to(ROOT)}")
+
+
+def main() -> None:
+    for folder in (ROOT, ROOT / "cuda12"):
+        pin(folder / "pyproject.toml")
 
 
 if __name__ == "__main__":
