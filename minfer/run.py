@@ -146,9 +146,10 @@ def _writable(folder: Path) -> Path:
         probe.write_bytes(b"minfer" * 1000)
         probe.unlink()
     except OSError as error:
-        raise UserError(
-            f"cannot write to {folder}: {error.strerror}; free it or choose another with results=... or runs=..."
-        ) from error
+        remedy = "free it or choose another with results=... or runs=..."
+        if IMAGE and isinstance(error, PermissionError):
+            remedy = 'run the container as its owner, with docker run --user "$(id -u):$(id -g)"'
+        raise UserError(f"cannot write to {folder}: {error.strerror}; {remedy}") from error
     return folder
 
 
