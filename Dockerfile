@@ -32,17 +32,16 @@ RUN if [ -n "$CA_CERTIFICATE" ]; then \
     && rm -rf /var/lib/apt/lists/*
 
 FROM system AS dependencies
-# The site's own package index.
-ARG INDEX_URL=https://pypi.org/simple
-ENV PIP_INDEX_URL=${INDEX_URL} UV_DEFAULT_INDEX=${INDEX_URL} \
-    PIP_CERT=/etc/ssl/certs/ca-certificates.crt SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt \
+# The site's own package index; PyPI where it is empty.
+ARG INDEX_URL=
+ENV PIP_CERT=/etc/ssl/certs/ca-certificates.crt SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt \
     UV_PROJECT_ENVIRONMENT=/opt/minfer UV_PYTHON=/usr/bin/python3 UV_COMPILE_BYTECODE=1
 WORKDIR /tmp/project
-RUN python3 -m venv /opt/uv && /opt/uv/bin/pip install --no-cache-dir uv==0.13.9
+RUN python3 -m venv /opt/uv && /opt/uv/bin/pip install --no-cache-dir ${INDEX_URL:+--index-url "$INDEX_URL"} uv==0.13.9
 COPY pyproject.toml ./
 COPY cuda12/pyproject.toml cuda12/
 RUN if [ "${CUDA_VERSION%%.*}" = 12 ]; then export UV_PROJECT=cuda12; fi \
-    && /opt/uv/bin/uv sync --no-cache --no-default-groups
+    && /opt/uv/bin/uv sync --no-cache --no-default-groups ${INDEX_URL:+--default-index "$INDEX_URL"}
 
 FROM system
 COPY --from=dependencies /opt/minfer /opt/minfer
