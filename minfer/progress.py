@@ -52,11 +52,12 @@ class ShardProgress:
     def settle(self, word: str | None) -> None:
         """Its state, by SLURM's word for its job; None when the job is not in the queue."""
         self.missed = 0 if word else self.missed + 1
-        if word and not (self.over and not self.again):
-            waits = word in queue.WAITING
-            self.state = ("requeued" if self.started else "queued") if waits else "running"
-        elif (self.over and not self.again) or self.missed >= SURE:
-            self.state = "done" if self.over and self.message is None else "failed"
+        if self.over and self.message is None:
+            self.state = "done"
+        elif word:  # also when its process was stopped: SLURM may have it run again
+            self.state = "running" if word not in queue.WAITING else "requeued" if self.started else "queued"
+        elif self.missed >= SURE:
+            self.state = "failed"
 
 
 class RunProgress:

@@ -141,21 +141,22 @@ def test_results_folder_that_fills_up_keeps_what_was_written_and_says_so(lab, fo
 def test_more_shards_than_an_array_holds_become_several_arrays(lab, folder):
     conf = LAB / "etc" / "slurm.conf"
     text = conf.read_text()
-    try:
-        conf.write_text(re.sub("MaxArraySize=.*", "MaxArraySize=3", text))
-        subprocess.run(["scontrol", "reconfigure"], check=True)
-        lab_node("crash", "slurmctld")
-        lab_node("start", "slurmctld")
-        until(lambda: queue.states(folder, [record.Job("", "0", "slurm")]) is not None, "slurmctld's return")
-        run = submit(folder, "kernel=[zeros,raises,honest]", "dtype=[float16,bfloat16]", "cluster.max_jobs=6")
-    finally:
+
+    def restart(text: str) -> None:
         conf.write_text(text)
         lab_node("crash", "slurmctld")
         lab_node("start", "slurmctld")
-    arrays = [job.id.partition("_")[0] for job in record.jobs(run).values()]
-    assert [arrays.count(array) for array in dict.fromkeys(arrays)] == [3, 3]
-    assert over(run).line() == "shards: 6 done; 6 of 6 rows"
-    assert {row["job"] for row in rows(folder)} == {job.id for job in record.jobs(run).values()}
+        until(lambda: queue.states(folder, [record.Job("", "0", "slurm")]) is not None, "slurmctld's return")
+
+    try:
+        restart(re.sub("MaxArraySize=.*", "MaxArraySize=3", text))
+        run = submit(folder, "kernel=[zeros,raises,honest]", "dtype=[float16,bfloat16]", "cluster.max_jobs=6")
+        arrays = [job.id.partition("_")[0] for job in record.jobs(run).values()]
+        assert [arrays.count(array) for array in dict.fromkeys(arrays)] == [3, 3]
+        assert over(run).line() == "shards: 6 done; 6 of 6 rows"
+        assert {row["job"] for row in rows(folder)} == {job.id for job in record.jobs(run).values()}
+    finally:
+        restart(text)
 
 
 def test_two_runs_at_once_into_one_results_folder(lab, folder):

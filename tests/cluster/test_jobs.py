@@ -65,7 +65,7 @@ def test_a_mistake_is_one_line(folder):
             done.returncode == 2 and done.stderr.startswith("minfer: there is no run") and done.stderr.count("\n") == 1
         )
     done = launch(*words(folder, "cluster.partition=nowhere", "kernel=torch"))
-    assert done.returncode == 2 and "SLURM refused the job: " in done.stderr and "invalid partition" in done.stderr
+    assert done.returncode == 2 and "SLURM refused the job: " in done.stderr and "Invalid partition" in done.stderr
     assert done.stderr.count("\n") == 1
     assert not subprocess.run(["squeue", "-h", "-n", "minfer"], capture_output=True, text=True).stdout
 
@@ -77,7 +77,7 @@ def test_what_a_request_says_of_a_job_reaches_slurm_as_it_is(folder, text):
     run = submit(
         folder,
         "kernel=torch",
-        "cluster.flags={hold:true}",
+        "+cluster.flags.hold=true",
         f"+cluster.flags.comment={json.dumps(text, ensure_ascii=False)}",
     )
     (job,) = record.jobs(run).values()

@@ -1,0 +1,122 @@
+"""A run after it was submitted: shards that run twice, jobs that are told to stop, and what the run's folder says."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from jobs import queue, record
+from minfer import ops, store
+from minfer.config import UserError
+from minfer.progress import ShardProgress
+from minfer.shard import Claim, Shard, Superseded
+from minfer.stopping import AGAIN, STOPPED
+from minfer.worker import Supervisor
+from tests.conftest import FAST, FAULTS, ROOT
+
+
+@pytest.fixture
+def shard(tmp_path, faults) -> Shard:
+    op = ops.get("hgemm")
+    cases = [op.case(name, "float16", dict.fromkeys(op.axes, 16)) for name in ("raises", "zeros", "hangs")]
+    folder, results = str(tmp_path / "run"), str(tmp_path / "results")
+    (tmp_path / "run" / "progress").mkdir(parents=True)
+    return Shard("0000", "test", folder, results, "cpu", cases, FAST, 60.0, 60.0, extra=[str(FAULTS)])
+
+
+def events(shard: Shard, kind: str) -> list[dict[str, object]]:
+    lines = (Path(shard.folder) / "progress" / "0000.jsonl").read_text().splitlines()
+    return [event for line in lines if (event := json.loads(line))["event"] == kind]
+
+
+def kernels(shard: Shard) -> list[str]:
+    found = [row["kernel"] for row in store.rows(store.files(Path(shard.results)))]
+    assert len(set(found)) == len(found)
+    return found
+
+
+def test_told_to_stop_soon_a_shard_leaves_its_case_and_run_again_does_the_rest_once(shard):
+    """`hangs` never ends: it is abandoned, and the status asks for another job only where a case was finished."""
+    path = shard.save()
+    code = f"from jobs import node; node.run({str(path)!r}, None, 2.0)"
+    for status, done in ((AGAIN, 2), (STOPPED, 0)):
+        before = len(events(shard, "case")) if done == 0 else 0
+        process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
+        deadline = time.monotonic() + 120
+        log = Path(shard.folder) / "progress" / "0000.jsonl"
+        while not log.exists() or len(events(shard, "case")) < before + done + 1:
+            assert time.monotonic() < deadline and process.poll() is None
+            time.sleep(0.1)
+        for _ in range(2):  # SLURM may send it twice
+            process.send_signal(signal.SIGUSR2)
+        assert process.wait(timeout=60) == status
+        assert kernels(shard) == ["raises", "zeros"]
+    assert [event["again"] for event in events(shard, "stopped")] == [True, False]
+    assert len(events(shard, "kept")) == 2 and len(events(shard, "done")) == 2
+
+    shard.case_timeout_s = 20.0
+    Supervisor(shard).run()
+    assert kernels(shard) == ["raises", "zeros", "hangs"]
+
+
+def test_a_process_whose_shard_another_has_begun_writes_no_more(shard):
+    first = Claim(shard)
+    first.check()
+    second = Claim(shard)
+    with pytest.raises(Superseded, match="runs this shard now"):
+        first.check()
+    second.check()
+
+
+def test_the_state_of_a_shard_follows_its_process_and_the_queue():
+    shard = ShardProgress("0000", 2)
+
+    def after(word: str | None, *events: str, **about: object) -> str:
+        for event in events:
+            shard.take({"event": event, "case": event, "message": "why", **about})
+        shard.settle(word)
+        return shard.state
+
+    assert after("PENDING", "submitted") == "queued"
+    assert after("RUNNING", "start", "done") == "running"
+    assert after(None) == "running"  # once out of sight is not gone
+    assert after("NODE_FAIL") == "requeued" and after("PENDING") == "requeued"
+    assert after("RUNNING", "start", "kept", "skip") == "running"
+    assert after("RUNNING", "end") == "done"  # its process has said so, and SLURM will
+    assert len(shard.cases) == 1 + 1 + 1 and shard.skipped == {"skip"}
+
+    assert after("PENDING", "submitted") == "queued" and not shard.over
+    assert after("RUNNING", "start", "stopped", "end", again=True) == "running"  # its script has it queued again
+    assert after("PENDING") == "requeued"
+    assert after(None) == "requeued" and after(None) == "failed" and shard.message == "why"
+    assert after("PENDING", "submitted") == "queued"
+    assert after(None) == "queued" and after(None) == "failed" and shard.message is None
+
+
+def test_the_last_job_of_a_shard_counts_and_numbers_that_came_round_again_do_not(tmp_path):
+    (tmp_path / "progress").mkdir()
+    record.add(tmp_path, [record.Job("0000", "1_0", "slurm"), record.Job("0001", "1_1", "slurm")])
+    record.add(tmp_path, [record.Job("0001", str(os.getpid()), "local")])
+    assert {name: job.id for name, job in record.jobs(tmp_path).items()} == {"0000": "1_0", "0001": str(os.getpid())}
+    other = record.jobs(tmp_path)["0001"]
+    assert queue.states(tmp_path, [other]) == {}  # this process, which is no job of that run
+    queue.cancel(tmp_path, [other])  # and so it lives
+
+
+def test_a_run_that_is_not_there_and_a_change_that_cannot_be(tmp_path):
+    with pytest.raises(UserError, match="there is no run nowhere"):
+        record.find("nowhere")
+    (tmp_path / "config.yaml").write_text("op: hgemm\ndtype: float16\nshape: {name: tiny}\ncluster: {name: local}\n")
+    with pytest.raises(UserError, match=r"cannot change 'op=x' of a run; only cluster\.\* and container\.\*"):
+        record.request(tmp_path, ["op=x"])
+    with pytest.raises(UserError, match=r"cluster\.time_min is 0"):
+        record.request(tmp_path, ["cluster.time_min=0"])
+    with pytest.raises(UserError, match="tim_min"):
+        record.request(tmp_path, ["cluster.tim_min=5"])
