@@ -131,7 +131,7 @@ def _directory(kernel: Kernel, arch: str) -> Path:
         about.append(_processor())  # -march=native
     digest.update(json.dumps(about).encode())
     root = os.environ.get("TORCH_EXTENSIONS_DIR") or "~/.cache/torch_extensions"
-    return Path(root).expanduser().absolute() / "minfer" / f"{kernel.op}_{kernel.name}_{digest.hexdigest()[:16]}"
+    return Path(root).expanduser().absolute() / "minfer" / f"{kernel.op}_{kernel.source.stem}_{digest.hexdigest()[:16]}"
 
 
 @cache

@@ -122,7 +122,7 @@ class Child:
         function = build.function(kernel, self.arch)
         if triton := sys.modules.get("triton"):  # imported by the first of its kernels
             triton.knobs.compilation.listener = self._compiled
-        baseline = build.function(op.kernels[op.baseline], self.arch)
+        baseline = build.function(op.kernels[op.baseline(case)], self.arch)
 
         say(phase="verify")
         begin, compiled = time.perf_counter(), self.compiled_s

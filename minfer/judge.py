@@ -104,7 +104,7 @@ class Race:
     def __init__(self, case: Case, kernel: Remote, baseline: Remote, arena: Arena, device: torch.device) -> None:
         self.op, self.device, self.arena = ops.get(case.op), device, arena
         self.kernel, self.baseline = kernel, baseline
-        self.function = build.function(self.op.kernels[self.op.baseline], devices.arch(device))
+        self.function = build.function(self.op.kernels[self.op.baseline(case)], devices.arch(device))
         self.call = self.op.calls[0]
         trial = Trial(case, self.call, "normal", secrets.randbits(31))
         operands, out, inputs = trial.operands(self.op, device)
@@ -181,7 +181,7 @@ def judge(request: dict[str, Any], log: Path) -> Row:
     op, device = ops.get(case.op), devices.pick(request["device"])
     per_set = guarded_bytes(int(op.case_bytes(case)), 8)
     arena = Arena(max(most_sets(op, case, device), 2) * per_set + (16 << 20), device)
-    twin = op.case(op.baseline, case.dtype, case.shape, case.params)
+    twin = op.case(op.baseline(case), case.dtype, case.shape, case.params)
     kernel, baseline = Remote(case, request, arena, log), Remote(twin, request | {"extra": []}, arena, log)
     try:
         kernel.started()

@@ -90,11 +90,17 @@ def test_an_honest_kernel_never_exceeds_the_bound(dtype: str) -> None:
     assert worst < 0.9
 
 
-@both_dtypes
 @both_layouts
-def test_the_baseline_is_right(dtype: str, layout: str) -> None:
-    function = HGEMM.kernels[HGEMM.baseline].function
-    assert function and check(function, dtype, layout, k=512).over_bound < 1
+@pytest.mark.parametrize(
+    ("dtype", "accumulate", "name"),
+    [("float16", "float32", "torch"), ("bfloat16", "float32", "torch"), ("float16", "float16", "torch_acc16")],
+)
+def test_the_baseline_is_right(dtype: str, accumulate: str, name: str, layout: str) -> None:
+    baseline = HGEMM.baseline(HGEMM.case("any", dtype, SQUARE, {"layout": layout, "accumulate": accumulate}))
+    function = HGEMM.kernels[baseline].function
+    assert baseline == name
+    assert function and check(function, dtype, layout, accumulate=accumulate, k=512).over_bound < 1
+    assert not torch.backends.cuda.matmul.allow_fp16_accumulation  # as it was before
 
 
 def test_a_sum_in_another_order_is_as_right() -> None:

@@ -37,7 +37,7 @@ def derive(
         raise ValueError("a sample is not a time")
     flops, nbytes = op.case_flops(case), op.case_bytes(case)
     comparison = compare(*rounds.T)
-    row: Columns = {"status": "ok", "message": None, "baseline": op.baseline, "flops": flops, "bytes": nbytes}
+    row: Columns = {"status": "ok", "message": None, "baseline": op.baseline(case), "flops": flops, "bytes": nbytes}
     row |= _regime("cold", list(rounds.T), comparison, flops, nbytes) | {"cold_rounds": len(rounds)}
     if comparison.half_width > timing.precision:
         asked, known = f"asked for ±{timing.precision:.2%}", f"known to ±{comparison.half_width:.2%}"

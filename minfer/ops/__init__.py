@@ -192,7 +192,7 @@ class Op:
     calls: tuple[Mapping[str, Any], ...] = ({},)
     reads_out: Callable[..., bool] = lambda **call: False
     kernels: dict[str, Kernel] = field(default_factory=dict)
-    baseline: str = ""
+    baselines: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         _OPS[self.name] = self
@@ -202,14 +202,15 @@ class Op:
         return PACKAGE / "ops" / self.name
 
     def torch(self, name: str, function: Callable[..., None], *, baseline: bool = False, **supports: Any) -> None:
-        """Register a PyTorch implementation; the baseline is the kernel that ratios are against."""
+        """Register a PyTorch implementation; ratios are against a baseline, of several the first that runs the case."""
         self._add(Kernel(self.name, name, "torch", self.folder / "__init__.py", function, **supports))
         if baseline:
-            self.baseline = name
+            self.baselines.append(name)
 
-    def cuda(self, file: str, *, archs: str = "sm_80+", **supports: Any) -> None:
-        """Register a CUDA kernel, one `.cu` file that defines the torch op `minfer::<op>_<name>`."""
-        self._add(Kernel(self.name, Path(file).stem, "cuda", self.folder / file, archs=archs, **supports))
+    def cuda(self, file: str, *, name: str = "", archs: str = "sm_80+", **supports: Any) -> None:
+        """Register a CUDA kernel, a `.cu` file that defines the torch op `minfer::<op>_<name>`, by default the file's
+        name. A file may define several, which are registered one by one and built once."""
+        self._add(Kernel(self.name, name or Path(file).stem, "cuda", self.folder / file, archs=archs, **supports))
 
     def triton(self, file: str, *, archs: str = "sm_80+", **supports: Any) -> None:
         """Register a Triton kernel, one `.py` file with a function named as the op."""
@@ -223,6 +224,11 @@ class Op:
         if kernel.name in self.kernels:
             raise ValueError(f"{self.name} already has a kernel {kernel.name}; give {kernel.source.name} another name")
         self.kernels[kernel.name] = kernel
+
+    def baseline(self, case: Case) -> str:
+        """The name of the kernel that this case's ratios are against."""
+        runs = (name for name in self.baselines if self.kernels[name].unsupported(case, None) is None)
+        return next(runs, self.baselines[0])
 
     def case(self, kernel: str, dtype: str, shape: Mapping[str, int], params: Mapping[str, str] | None = None) -> Case:
         """A case of this op, its parameters completed by the defaults and put in order."""

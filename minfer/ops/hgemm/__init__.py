@@ -37,6 +37,17 @@ def matmul(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, alpha: float = 1
         torch.addmm(out, a, b, alpha=alpha, beta=beta, out=out)
 
 
+def matmul_acc16(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, alpha: float = 1.0, beta: float = 0.0) -> None:
+    """The same with cuBLAS allowed to add up in fp16, for this call alone (a CPU's library takes no notice)."""
+    backend = torch.backends.cuda.matmul
+    before = backend.allow_fp16_accumulation
+    backend.allow_fp16_accumulation = True
+    try:
+        matmul(out, a, b, alpha, beta)
+    finally:
+        backend.allow_fp16_accumulation = before
+
+
 op = Op(
     "hgemm",
     axes=("m", "n", "k"),
@@ -52,9 +63,10 @@ op = Op(
     reads_out=lambda alpha, beta: beta != 0,
 )
 
-FLOAT32 = {"accumulate": ("float32",)}
+FLOAT32, FLOAT16 = {"accumulate": ("float32",)}, {"accumulate": ("float16",)}
 
 op.torch("torch", matmul, baseline=True, params=FLOAT32)
+op.torch("torch_acc16", matmul_acc16, baseline=True, params=FLOAT16, dtypes=("float16",))
 op.cuda("v01_naive.cu", params=FLOAT32)
 op.cuda("v02_tiled.cu", params=FLOAT32)
 op.cuda("v03_wmma.cu", params=FLOAT32)
