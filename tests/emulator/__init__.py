@@ -63,23 +63,27 @@ def rewrite(text: str) -> str:
 class Emulated:
     """A kernel that runs on the CPU, called as every kernel: `(out, a, b, alpha, beta)`, on CPU tensors.
 
-    Each call draws another schedule. `edits` are replaced in the kernel's source first, to break it; each must occur.
-    Raises KernelError, and BuildError when the compiler does."""
+    Each call draws another schedule. `edits` are replaced in the kernel's sources first, to break it; each must occur.
+    `symbol` is the op that is called, of those that the file defines. Raises KernelError, and BuildError when the
+    compiler does."""
 
     def __init__(self, kernel: Kernel, folder: Path, edits: Mapping[str, str] | None = None) -> None:
-        self.symbol, self.seed = kernel.symbol.encode(), 0
+        self.symbol, self.seed = kernel.symbol, 0
+        unseen = dict(edits or {})
         for path in kernel.sources():
             relative = _relative(path)
             if (INCLUDE / relative).is_file():
                 continue
             text = path.read_text()
-            for old, new in (edits or {}).items() if path == kernel.source else ():
-                assert old in text, f"{path.name} has no {old!r}"
-                text = text.replace(old, new)
+            for old, new in (edits or {}).items():
+                if old in text:
+                    text = text.replace(old, new)
+                    unseen.pop(old, None)
             target = folder / relative
             target.parent.mkdir(parents=True, exist_ok=True)
             first = '#include "torch.h"\n' if path == kernel.source else ""  # a precompiled header must come first
             target.write_text(f'{first}#line 1 "{path.name}"\n{rewrite(text)}')
+        assert not unseen, f"{kernel.source.name} has none of {list(unseen)}"
         self._library = ctypes.CDLL(str(_compile(folder / _relative(kernel.source), folder)))
 
     def __call__(self, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, alpha: float = 1, beta: float = 0) -> None:
@@ -87,7 +91,7 @@ class Emulated:
         operands = (Tensor * 3)(*map(Tensor.of, (out, a, b)))
         error = ctypes.create_string_buffer(1000)
         self._library.emulator_call(
-            self.symbol,
+            self.symbol.encode(),
             operands,
             ctypes.c_double(alpha),
             ctypes.c_double(beta),

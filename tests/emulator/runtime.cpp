@@ -213,6 +213,7 @@ extern "C" void emulator_call(const char* name, const torch::stable::Tensor* ten
     }
     for (int i = 0; i < 2; ++i) sigaction(signals[i], &ours, &before[i]);
     try {
+      if (!library().functions.count(name)) throw std::runtime_error(std::string("no op ") + name);
       library().functions.at(name)(inside[0], inside[1], inside[2], alpha, beta);
     } catch (const std::exception& caught) {
       problem = caught.what();

@@ -190,6 +190,9 @@ void check_global(const char* what, const void* p, size_t bytes);
 #define blockDim (emulator::state.block)
 #define gridDim (emulator::state.grid)
 
+inline int min(int a, int b) { return std::min(a, b); }
+inline int max(int a, int b) { return std::max(a, b); }
+
 inline void __syncthreads() { emulator::barrier(); }
 
 inline void __syncwarp(unsigned mask = ~0u) {

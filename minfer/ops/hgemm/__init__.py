@@ -64,12 +64,16 @@ op = Op(
 )
 
 FLOAT32, FLOAT16 = {"accumulate": ("float32",)}, {"accumulate": ("float16",)}
+VECTORS = multiples(n=8, k=8)  # rows of 16-byte pieces
 
 op.torch("torch", matmul, baseline=True, params=FLOAT32)
 op.torch("torch_acc16", matmul_acc16, baseline=True, params=FLOAT16, dtypes=("float16",))
 op.cuda("v01_naive.cu", params=FLOAT32)
 op.cuda("v02_tiled.cu", params=FLOAT32)
 op.cuda("v03_wmma.cu", params=FLOAT32)
+for rung in ("v04_mma", "v05_pipelined", "v06_swizzled", "v07_tuned"):
+    op.cuda(f"{rung}.cu", params=FLOAT32, requires=VECTORS)
+    op.cuda(f"{rung}.cu", name=f"{rung}_acc16", params=FLOAT16, dtypes=("float16",), requires=VECTORS)
 op.triton("triton_tiled.py", params=FLOAT32)
 op.triton("triton_persistent.py", archs="sm_90+", params=FLOAT32, requires=multiples(n=8, k=8))  # what TMA can address
 op.cpp("cpu_naive.cpp", params=FLOAT32)
