@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from omegaconf import OmegaConf
 from rich.console import Console
 
 from jobs import queue, record, submit
@@ -69,9 +68,8 @@ def cancel(console: Console, folder: Path, words: list[str]) -> int:
 
 def resubmit(console: Console, folder: Path, words: list[str]) -> int:
     """Submit again what no job will finish; `words` may change cluster.* and container.*, or say wait=false."""
-    wait = [word for word in words if word.startswith("wait=")]
-    config = record.request(folder, [word for word in words if word not in wait])
-    config.wait = all(OmegaConf.from_dotlist(wait).wait is not False for _ in wait)
+    config = record.request(folder, [word for word in words if word != "wait=false"])
+    config.wait = "wait=false" not in words
     progress = RunProgress(folder)
     progress.read_once()
     if not progress.answers:

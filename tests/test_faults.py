@@ -99,7 +99,7 @@ def test_full_results_folder_keeps_what_was_written(tmp_path):
 
 @pytest.mark.parametrize("folder", ["/proc/minfer", "/dev/null/minfer"])
 def test_a_results_folder_that_cannot_be_written_is_refused_at_once(folder):
-    done = launch("+sweep=hgemm", f"results={folder}")
+    done = launch("+sweep=hgemm", "cluster=local", f"results={folder}")
     assert done.returncode == 2
     assert done.stderr.startswith(f"minfer: cannot write to {folder}") and done.stderr.count("\n") == 1
 

@@ -30,7 +30,7 @@ stop 30 'mariadbd|mysqld|munged' "$lab/run/mariadb.pid" "$lab/run/munged.pid"
 if [ "${1:-}" = --remove ]; then
   if [ -s "$lab/installed" ]; then
     mapfile -t packages < <(sort -u "$lab/installed")
-    apt-get -o DPkg::Lock::Timeout=300 purge -y --autoremove "${packages[@]}" >/dev/null
+    apt-get -o DPkg::Lock::Timeout=300 purge -y "${packages[@]}" >/dev/null
   fi
   rm -rf "$lab"
 fi

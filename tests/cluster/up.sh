@@ -28,9 +28,11 @@ if [ ${#missing[@]} != 0 ]; then
   policy=/usr/sbin/policy-rc.d # the packages must not start their own daemons
   [ -e $policy ] || { printf '#!/bin/sh\nexit 101\n' >$policy; chmod 755 $policy; trap 'rm -f $policy' EXIT; }
   apt=(apt-get -o DPkg::Lock::Timeout=300 -o Acquire::Retries=2)
-  { "${apt[@]}" update && DEBIAN_FRONTEND=noninteractive "${apt[@]}" install -y --no-install-recommends "${missing[@]}"; } \
+  export DEBIAN_FRONTEND=noninteractive
+  install=(install -y --no-install-recommends "${missing[@]}")
+  { "${apt[@]}" update && "${apt[@]}" -s "${install[@]}" >"$lab/run/plan" && "${apt[@]}" "${install[@]}"; } \
     >"$lab/log/apt.log" 2>&1 || { tail -5 "$lab/log/apt.log" >&2; echo "up.sh: apt cannot install SLURM" >&2; exit 1; }
-  printf '%s\n' "${missing[@]}" >>"$lab/installed"
+  awk '/^Inst / { print $2 }' "$lab/run/plan" >>"$lab/installed" # their dependencies, too
 fi
 
 # ---- configuration ----
