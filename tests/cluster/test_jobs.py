@@ -67,7 +67,8 @@ def test_a_mistake_is_one_line(folder):
     done = launch(*words(folder, "cluster.partition=nowhere", "kernel=torch"))
     assert done.returncode == 2 and "SLURM refused the job: " in done.stderr and "Invalid partition" in done.stderr
     assert done.stderr.count("\n") == 1
-    assert not subprocess.run(["squeue", "-h", "-n", "minfer"], capture_output=True, text=True).stdout
+    (run,) = (folder / "runs").iterdir()
+    assert not record.jobs(run)
 
 
 @pytest.mark.parametrize(
