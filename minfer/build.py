@@ -159,9 +159,9 @@ def build(kernel: Kernel, arch: str = "") -> Built:
         return found
     home = toolkit() if kernel.backend == "cuda" else None
     if kernel.backend == "cuda" and home is None:
-        raise BuildError(
-            f"no CUDA {torch.version.cuda} compiler: set CUDA_HOME, or install minfer's own dependencies (uv sync)"
-        )
+        major = str(torch.version.cuda).split(".")[0]
+        remedy = "" if major == "12" else ", or install minfer's own dependencies (uv sync)"  # PyPI has no nvcc for 12
+        raise BuildError(f"no nvcc for CUDA {major}: set CUDA_HOME to a CUDA {major} toolkit{remedy}")
     if not _compiler_version(compiler()):
         raise BuildError(f"no C++ compiler {compiler()!r}: install one (apt install g++) or set CXX")
 

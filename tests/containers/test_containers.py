@@ -11,6 +11,7 @@ import base64
 import hashlib
 import json
 import os
+import pwd
 import re
 import shutil
 import subprocess
@@ -194,6 +195,12 @@ def test_apptainer_labels_say_which_sources_and_which_base(built):
     labels = json.loads(sh("apptainer", "inspect", "--json", image))["data"]["attributes"]["labels"]
     assert labels["org.opencontainers.image.revision"] == COMMIT
     assert labels["org.opencontainers.image.base.digest"] == DIGEST
+
+
+def test_apptainer_does_not_take_its_caller_for_the_user_of_the_image(built):
+    command = ("apptainer", "exec", "--cleanenv", built.work / "minfer.sif", "python3", "-c")
+    said = sh(*command, "import getpass; print(getpass.getuser())", env=own(built.work))
+    assert said.splitlines()[-1] == pwd.getpwuid(os.geteuid()).pw_name
 
 
 def test_a_container_without_a_gpu_says_how_to_pass_one(built):

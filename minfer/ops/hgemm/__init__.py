@@ -75,6 +75,6 @@ for rung in ("v04_mma", "v05_pipelined", "v06_swizzled", "v07_tuned"):
     op.cuda(f"{rung}.cu", params=FLOAT32, requires=VECTORS)
     op.cuda(f"{rung}.cu", name=f"{rung}_acc16", params=FLOAT16, dtypes=("float16",), requires=VECTORS)
 op.triton("triton_tiled.py", params=FLOAT32)
-op.triton("triton_persistent.py", archs="sm_90+", params=FLOAT32, requires=multiples(n=8, k=8))  # what TMA can address
+op.triton("triton_persistent.py", archs="sm_90+", params=FLOAT32, requires=VECTORS)
 op.cpp("cpu_naive.cpp", params=FLOAT32)
 op.cpp("cpu_blocked.cpp", params=FLOAT32)
