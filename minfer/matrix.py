@@ -54,6 +54,10 @@ def plan(config: Config, device: str, capability: tuple[int, int] | None = None)
         op.case(kernel, dtype, shape, chosen)
         for dtype, chosen, shape, kernel in itertools.product(dtypes, params, shapes, kernels)
     ]
+    if names(config.kernel) == ["all"]:  # a kernel for other parameters is not part of the request
+        fitting = {case.kernel for case in cases if op.kernels[case.kernel].takes(case) is None}
+        left_out |= {c.kernel: op.kernels[c.kernel].takes(c) or "" for c in cases if c.kernel not in fitting}
+        cases = [case for case in cases if case.kernel in fitting]
     unsupported = {}
     for case in cases:
         kernel = op.kernels[case.kernel]

@@ -38,8 +38,8 @@ def print_plan(
                 case.kernel, case.dtype, params, case.shape_name, str(index), f"not run: {why}" if why else ""
             )
     console.print(table)
-    for kernel, why in plan.left_out.items():
-        console.print(f"Left out: {kernel} {why}.")
+    for line in _left_out(plan):
+        console.print(line)
     length = datetime.timedelta(seconds=round(plan.seconds(config, len(shards))))
     console.print(
         f"Would run on {device} through the {executor} executor, about {length}. Nothing was started (dry_run=true)."
@@ -126,8 +126,8 @@ def print_summary(console: Console, results: Path, run: str, plan: Plan, progres
     skipped = {case for shard in progress.shards.values() for case in shard.skipped}
     if skipped:
         console.print(f"{len(skipped)} of {len(wanted)} cases were in the results already (resume=true).")
-    for kernel, why in plan.left_out.items():
-        console.print(f"Left out: {kernel} {why}.")
+    for line in _left_out(plan):
+        console.print(line)
     for name, message in progress.reasons().items():
         console.print(f"Shard {name} failed: {message}.", soft_wrap=True)
     for path in files:
@@ -137,6 +137,14 @@ def print_summary(console: Console, results: Path, run: str, plan: Plan, progres
     if rows:
         console.print("Next: uv run python analysis/make_tables.py   # these rows into README.md", soft_wrap=True)
     return set(wanted) <= set(rows) | skipped
+
+
+def _left_out(plan: Plan) -> list[str]:
+    """The kernels that are not part of the matrix, a line a reason."""
+    reasons: dict[str, list[str]] = {}
+    for kernel, why in plan.left_out.items():
+        reasons.setdefault(why, []).append(kernel)
+    return [f"Left out: {', '.join(kernels)}: {why}." for why, kernels in reasons.items()]
 
 
 def _table(title: str, rows: list[store.Row]) -> Table:

@@ -112,13 +112,19 @@ class Kernel:
             return None
         return "needs a CUDA GPU" if device == "cpu" else "runs on a CPU only (device=cpu)"
 
+    def takes(self, case: Case) -> str | None:
+        """Why this kernel is for other parameters than a case's, as half a sentence, or None."""
+        for name, allowed in self.params.items():
+            if case.params[name] not in allowed:
+                return f"supports {name}={' or '.join(allowed)}, not {case.params[name]}"
+        return None
+
     def unsupported(self, case: Case, capability: tuple[int, int] | None) -> str | None:
         """Why this kernel cannot run `case`, as half a sentence, or None. `capability` None: the GPU is not known yet."""
         if case.dtype not in self.dtypes:
             return f"supports {' and '.join(self.dtypes)}, not {case.dtype}"
-        for name, allowed in self.params.items():
-            if case.params[name] not in allowed:
-                return f"supports {name}={' or '.join(allowed)}, not {case.params[name]}"
+        if why := self.takes(case):
+            return why
         if self.archs and capability is not None:
             major, minor = divmod(int(re.sub(r"\D", "", self.archs)), 10)
             fits = capability >= (major, minor) if self.archs.endswith("+") else capability == (major, minor)
