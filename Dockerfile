@@ -49,7 +49,8 @@ COPY --from=dependencies /opt/minfer /opt/minfer
 RUN useradd --uid 1000 --non-unique --no-log-init minfer \
     && mkdir -p /workspace/results /workspace/runs /home/minfer \
     && chmod 1777 /workspace/results /workspace/runs /home/minfer
-ENV PATH=/opt/minfer/bin:${PATH} PYTHONPATH=/workspace \
+# Always these sources, also in a folder with others (PYTHONSAFEPATH): MINFER_COMMIT is theirs.
+ENV PATH=/opt/minfer/bin:${PATH} PYTHONPATH=/workspace PYTHONSAFEPATH=1 \
     HOME=/home/minfer USER=minfer LOGNAME=minfer \
     NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 WORKDIR /workspace

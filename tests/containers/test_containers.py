@@ -185,7 +185,9 @@ def test_docker_runs_a_sweep_for_a_user_whom_the_image_does_not_know(built, tmp_
     check_row(tmp_path, SOMEBODY)
 
 
-def test_apptainer_runs_the_same_sweep_where_it_is_called(built, tmp_path):
+def test_apptainer_runs_the_same_sweep_where_it_is_called_with_its_own_sources(built, tmp_path):
+    (tmp_path / "minfer").mkdir()
+    (tmp_path / "minfer" / "__init__.py").write_text("raise SystemExit('other sources than the commit says')")
     assert "1 of 1 cases" in built.apptainer(*SWEEP, cwd=tmp_path)
     check_row(tmp_path / "results", os.geteuid())
 
