@@ -67,7 +67,7 @@ def cancel(folder: Path, jobs: Collection[Job], patience_s: float = 20) -> None:
 def _runs(folder: Path, job: Job) -> bool:
     """Whether the process of a local job is there, and is that job's: numbers come round again."""
     try:
-        return os.fsencode(folder) in Path(f"/proc/{job.id}/cmdline").read_bytes()  # empty for one that has ended
+        return os.fsencode(folder.name) in Path(f"/proc/{job.id}/cmdline").read_bytes()  # empty for one that has ended
     except OSError:
         return False
 

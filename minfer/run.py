@@ -52,6 +52,7 @@ def run(config: Config) -> int:
     results = _writable(Path(config.results).absolute())
     name = _run_id()
     folder = _writable(Path(config.runs).absolute() / name)
+    config.results, config.runs, config.extra = str(results), str(folder.parent), extra  # the same from any folder
     (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.structured(config)))
     commit = commit_of_sources()
     paths = [

@@ -110,6 +110,31 @@ def test_the_last_job_of_a_shard_counts_and_numbers_that_came_round_again_do_not
     queue.cancel(tmp_path, [other])  # and so it lives
 
 
+def test_a_local_run_goes_on_without_its_launcher_and_is_looked_at_from_elsewhere(tmp_path):
+    words = ["+sweep=hgemm", "cluster=local", "device=cpu", "shape=tiny", "timing=quick", "dtype=float16", "wait=false"]
+    words += ["kernel=[zeros,hangs]", f"extra=[{FAULTS}]", "results=here/results", "runs=here/runs"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+
+    def call(module: str, *words: str, folder: Path = tmp_path) -> str:
+        command = [sys.executable, "-m", module, *words]
+        with open(tmp_path / "said", "w+") as said:  # no pipe: the job, which goes on, has it open
+            done = subprocess.run(command, cwd=folder, env=environment, stdout=said, stderr=said, timeout=120)
+        assert done.returncode == 0, (tmp_path / "said").read_text()
+        return (tmp_path / "said").read_text()
+
+    assert "python -m jobs.status here/runs/" in call("minfer.launch", *words)
+    (run,) = (tmp_path / "here" / "runs").iterdir()
+    deadline = time.monotonic() + 120
+    while "/hangs/" not in "".join(path.read_text() for path in run.glob("progress/*.jsonl")):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    elsewhere = Path("/")
+    assert "shards: 1 running; 1 of 2 rows" in call("jobs.status", str(run), folder=elsewhere)
+    assert "1 jobs cancelled; its 1 rows are kept" in call("jobs.cancel", str(run), folder=elsewhere)
+    (job,) = record.jobs(run).values()
+    assert queue.states(run, [job]) == {}
+
+
 def test_a_run_that_is_not_there_and_a_change_that_cannot_be(tmp_path):
     with pytest.raises(UserError, match="there is no run nowhere"):
         record.find("nowhere")
