@@ -19,7 +19,8 @@ class Stopping:
         """Handle the signals from now on; `grace_s` is how many seconds SIGUSR2 leaves."""
         self._grace_s = grace_s
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGALRM):
-            signal.signal(number, self._now)
+            if signal.getsignal(number) != signal.SIG_IGN:  # a local job's launcher gets Ctrl-C, and ends it in order
+                signal.signal(number, self._now)
         # A thread of a library that was loaded earlier may take the signal; else it waits, blocked (jobs/node.py).
         signal.signal(signal.SIGUSR2, lambda *_: self._soon())
         threading.Thread(target=self._await, daemon=True).start()
