@@ -70,3 +70,14 @@ def launch(*words: str, timeout: float = 300) -> subprocess.CompletedProcess[str
     """The command line, as a user runs it."""
     command = [sys.executable, "-m", "minfer.launch", *words]
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=timeout)
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """For small products: the threads of several wait for each other on a busy machine, longer than they compute."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,21 +15,15 @@ from minfer.ops import Case, Kernel
 from tests.emulator import Emulated, KernelError
 from tests.test_kernels import cases
 
-pytestmark = pytest.mark.skipif(build.toolkit() is None, reason="no headers of a CUDA toolkit that fits this PyTorch")
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.skipif(build.toolkit() is None, reason="no headers of a CUDA toolkit that fits this PyTorch"),
+]
 
 HGEMM = ops.get("hgemm")
 CPU = torch.device("cpu")
 # Beside the op's odd shapes: several tiles each way with an edge in each, and longer than a pipeline is deep.
 SIZES = [*HGEMM.odd_shapes, {"m": 131, "n": 264, "k": 72}, {"m": 40, "n": 16, "k": 424}]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """These products are too small for several, which wait for each other on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def worst(function: Callable[..., None], case: Case, seed: int = 1) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -20,17 +19,9 @@ from minfer.bench.timing import Timing
 from minfer.ops.hgemm import matmul
 
 CPU = torch.device("cpu")
+pytestmark = pytest.mark.usefixtures("one_thread")
 HGEMM = ops.get("hgemm")
 TIMING = Timing(name="test", looks=[40, 80, 160, 320], precision=0.02, cold_cap_s=4, steady_block_s=0.2)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """On a busy machine the threads of a call wait for each other, for much longer than they compute."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def slowed(factor: float) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,21 +15,13 @@ from minfer.bench.verify import Errors, Function, Trial, WrongResult, trials, ve
 from minfer.ops import DTYPES, Kernel, multiples
 
 CPU = torch.device("cpu")
+pytestmark = pytest.mark.usefixtures("one_thread")
 HGEMM = ops.get("hgemm")
 ANY = Kernel("hgemm", "honest", "torch", Path("test"))
 SQUARE = {"m": 24, "n": 24, "k": 64}
 
 both_dtypes = pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 both_layouts = pytest.mark.parametrize("layout", ["TN", "NN"])
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """These products are too small for several, which wait for each other on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def check(
