@@ -1,15 +1,17 @@
-"""The README's results tables, from parquet: `python analysis/make_tables.py`.
+"""The README's results tables and the pages behind them, from parquet: `python analysis/make_tables.py`.
 
-Reads results/**/*.parquet and rewrites what is between `<!-- results:begin -->` and `<!-- results:end -->`. Each op on
-each device gets one table for a representative problem and, folded away, those of every other. No number is typed
-here or there: all come from rows. Only the problems that are shown become Python objects.
+Reads results/**/*.parquet and rewrites what is between `<!-- results:begin -->` and `<!-- results:end -->`: for each op
+on each device the tables of a representative problem, and an overview of the sets of shapes that it belongs to. The
+tables of every problem are pages below docs/results/. No number is typed here or there: all come from rows. Only the
+problems that are shown become Python objects.
 """
 
 from __future__ import annotations
 
-import re
+import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,169 +19,94 @@ import pyarrow.compute as pc
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the project is run from its folder, not installed
 
-from analysis.readme import counted, markers, parser, plain, significant, update
-from analysis.rows import REFERENCE, choose, kernel_order, load, number, sections, with_problem
+from analysis import pages
+from analysis.overview import by_group, overview_lines
+from analysis.readme import counted, markers, parser, plain, update
+from analysis.rows import choose, load, sections, with_problem
+from analysis.tables import COLUMNS, LEGEND, PROVENANCE, problem_lines, provenance
 from minfer import store
 
 MARKED = "results"
 BEGIN, END = markers(MARKED)
 COMMAND = "python analysis/make_tables.py"
-MOST_PROBLEMS = 250  # that all sections may unfold, of about 1.8 KiB each: GitHub shows 500 KiB of a README
-MOST_NAMES = 4  # runs, commits, ... that a sentence lists before it only counts them
-MESSAGE = 100  # characters shown of a message
-
-REGIMES = ("cold", "steady")
-HEADER = "| Kernel | Time | Throughput (TFLOP/s) | % of PyTorch throughput | Speed-up vs. baseline |"
-RULE = "| :-- | --: | --: | --: | :-- |"
-LEGEND = (
-    "*Cold* is one call at a time, caches flushed before it; *steady* is calls back to back in blocks long enough for"
-    " the clocks to settle. Times are medians and speed-ups medians of paired ratios, in brackets their 95 % confidence"
-    " interval (cold) or range over neighbouring blocks (steady); a *tie* cannot be told from the baseline. The fastest"
-    " kernel is in bold."
-)
-PROVENANCE = {"run": "run", "commit": "commit", "torch": "PyTorch version", "driver": "driver"}
-COLUMNS = ["run", "finished", "case", "op", "kernel", "status", "message", "baseline", "flops", "device", "device_kind"]
-COLUMNS += ["driver", "torch", "commit"]
-COLUMNS += [f"{r}_{c}" for r in REGIMES for c in ("us", "tflops", "speedup", "speedup_low", "speedup_high", "verdict")]
+MOST_PROBLEMS = 250  # on a page, of about 1.8 KiB each: GitHub shows 500 KiB
 
 
-def duration(us: float) -> str:
-    return f"{significant(us)} µs" if us < 999.95 else f"{significant(us / 1000)} ms"
+@dataclass(frozen=True)
+class Section:
+    """One op on one device."""
+
+    op: str
+    device: str
+    origin: str  # a sentence
+    problems: dict[str, list[store.Row]]  # those that are shown, in order
+    headline: str | None  # the representative one; None where no kernel supports any
+    count: int
+    left_out: int  # problems that no kernel supports
+
+    @property
+    def page(self) -> Path:
+        """Where its page belongs, below the folder of the pages."""
+        return Path(store.slug(self.device)) / f"{store.slug(self.op)}.md"
+
+    @property
+    def title(self) -> str:
+        return f"{plain(self.op)} on {plain(self.device)}"
+
+    def readme_lines(self, folder: str) -> list[str]:
+        lines = [f"### {self.title}", "", self.origin, ""]
+        if self.headline is not None:
+            lines += problem_lines(self.headline, self.problems[self.headline])
+            group = self.headline.rpartition("/")[0]
+            lines += overview_lines(group, dict(by_group(self.problems))[group])
+        if self.count > 1:
+            lines += [f"[All {self.count} problems]({folder}/{self.page.as_posix()}), cold and steady.", ""]
+        if self.left_out:
+            lines += [f"Not run: {counted(self.left_out, 'problem')} that no kernel here supports.", ""]
+        return lines
+
+    def page_lines(self) -> list[str]:
+        lines = [f"# {self.title}", "", self.origin, "", LEGEND, ""]
+        for group, problems in by_group(self.problems):
+            lines += overview_lines(group, problems)
+        for name, rows in self.problems.items():
+            lines += problem_lines(name, rows)
+        if more := self.count - len(self.problems):
+            lines += [f"{counted(more, 'more problem')} {'is' if more == 1 else 'are'} in the parquet files only.", ""]
+        return lines
 
 
-def percent(row: store.Row, regime: str, reference: store.Row | None) -> str:
-    """This row's throughput over PyTorch's: the paired ratio if PyTorch was the baseline, else that of the medians."""
-    ratio = number(row, f"{regime}_speedup") if row["baseline"] == REFERENCE else None
-    if row["kernel"] == REFERENCE:
-        ratio = 1.0
-    elif ratio is None and reference and (theirs := number(reference, f"{regime}_us")):
-        ratio = theirs / row[f"{regime}_us"]
-    if ratio is None:
-        return "—"
-    return f"{significant(100 * ratio, 3 if ratio < 1 else 4)} %"
-
-
-def speedup(row: store.Row, regime: str, baselines: set[str]) -> str:
-    """The ratio with its interval, and over what where the table has several baselines."""
-    ratio, low, high = (number(row, f"{regime}_speedup{end}") for end in ("", "_low", "_high"))
-    if row["kernel"] == row["baseline"] or (ratio is None and row["kernel"] in baselines):
-        return "baseline"
-    if ratio is None:
-        return "—"
-    decimals = len(significant(ratio, 3 if ratio < 1 else 4).partition(".")[2])
-    text = f"{ratio:.{decimals}f}×"
-    if low and high:
-        text += f" ({low:.{decimals}f}–{high:.{decimals}f})"
-    if len(baselines) > 1:
-        text += f" over {plain(row['baseline'])}"
-    return text + (" tie" if row[f"{regime}_verdict"] == "tie" else "")
-
-
-def regime_time(row: store.Row, regime: str) -> float | None:
-    """Microseconds, of a case that has times."""
-    return number(row, f"{regime}_us") if row["status"] in store.MEASURED else None
-
-
-def cells(row: store.Row, regime: str, reference: store.Row | None, baselines: set[str]) -> list[str]:
-    """The five cells of a kernel; those of a failed case say what became of it."""
-    if row["status"] not in store.MEASURED:
-        return [plain(row["kernel"]), plain(row["status"]), "—", "—", plain(row["message"], MESSAGE)]
-    name = plain(row["kernel"]) + (" †" if row["status"] == "unconverged" and regime == "cold" else "")
-    us, tflops = regime_time(row, regime), number(row, f"{regime}_tflops")
-    if us is None:
-        return [name, "—", "—", "—", "—"]
-    rate = significant(tflops) if tflops else "—"
-    return [name, duration(us), rate, percent(row, regime, reference), speedup(row, regime, baselines)]
-
-
-def table_lines(rows: list[store.Row], regime: str) -> list[str]:
-    """One table: the kernels of one problem in one regime, in ladder order, the fastest in bold."""
-    timed = [(time, i) for i, row in enumerate(rows) if (time := regime_time(row, regime))]
-    best = min(timed)[1] if timed else None
-    measured = [row for row in rows if row["status"] in store.MEASURED]
-    reference = next((row for row in measured if row["kernel"] == REFERENCE), None)
-    baselines = {row["baseline"] for row in measured if row["baseline"]}
-    lines = [HEADER, RULE]
-    for i, row in enumerate(rows):
-        texts = cells(row, regime, reference, baselines)
-        lines.append("| " + " | ".join(f"**{text}**" if i == best else text for text in texts) + " |")
-    return lines
-
-
-def problem_lines(problem: str, rows: list[store.Row]) -> list[str]:
-    """Everything about one problem: a table for each regime that somebody has, and who was left out and why."""
-    name = " · ".join(plain(part.replace(",", ", ")) for part in problem.split("/") if part)
-    rows = sorted(rows, key=kernel_order)
-    skipped = [row for row in rows if row["status"] == "unsupported"]
-    rows = [row for row in rows if row["status"] != "unsupported"]
-    lines: list[str] = []
-    regimes = [regime for regime in REGIMES if any(regime_time(row, regime) for row in rows)]
-    for regime in regimes or REGIMES[:1]:
-        lines += [f"**{name} · {regime if regimes else 'not timed'}**", "", *table_lines(rows, regime), ""]
-    if any(row["status"] == "unconverged" for row in rows):
-        lines += [f"† unconverged: {store.STATUSES['unconverged']}.", ""]
-    if skipped:
-        why = "; ".join(f"{plain(row['kernel'])} ({plain(row['message'], MESSAGE)})" for row in skipped)
-        lines += [f"Not run, {len(skipped)} unsupported: {why}.", ""]
-    return lines
-
-
-def section_lines(op: str, device: str, table: pa.Table, most: int) -> list[str]:
-    """One op on one device, at most `most` problems of it; `table` has a column `problem` and all sections' rows."""
-    here = pc.and_(pc.equal(table["op"], op), pc.equal(table["device"], device))
-    origin = table.select(["finished", *PROVENANCE]).filter(here)  # to filter every column would cost a second
-    lines = [f"### {plain(op)} on {plain(device)}", "", provenance(origin), ""]
-    supported = pc.and_(here, pc.not_equal(table["status"], "unsupported"))
-    order, headline = choose(table.select(["problem", "status", "flops"]).filter(supported))
-    if headline is not None:
-        shown = order[:most]
-        chosen = pc.is_in(table["problem"], pa.array([headline, *shown], pa.string()))
-        rows: dict[str, list[store.Row]] = {}
-        for row in table.filter(pc.and_(here, chosen)).to_pylist():
-            rows.setdefault(row["problem"], []).append(row)
-        lines += problem_lines(headline, rows[headline])
-        if len(order) > 1:
-            count = f"All {len(order)}" if len(shown) == len(order) else f"The first {len(shown)} of {len(order)}"
-            lines += ["<details>", f"<summary>{count} problems</summary>", ""]
-            for name in shown:
-                lines += problem_lines(name, rows[name])
-            if len(shown) < len(order):
-                lines += [f"{len(order) - len(shown)} more problems are in the parquet files only.", ""]
-            lines += ["</details>", ""]
-    if left_out := pc.count_distinct(table["problem"].filter(here)).as_py() - len(order):
-        lines += [f"Not run: {counted(left_out, 'problem')} that no kernel here supports.", ""]
-    return lines
-
-
-def provenance(table: pa.Table) -> str:
-    """One sentence on where a section's figures come from."""
-    parts = [counted(len(table), "case")]
-    dates = pc.min_max(table["finished"]).as_py()
-    if dates["min"]:
-        first, last = f"{dates['min']:%Y-%m-%d}", f"{dates['max']:%Y-%m-%d}"
-        parts[0] += f", finished {first}" + (f" to {last}" if last != first else "")
-    for column, noun in PROVENANCE.items():
-        values = sorted(value for value in pc.unique(table[column]).to_pylist() if value)
-        names = [plain(re.sub("^([0-9a-f]{12})[0-9a-f]+", r"\1", value)) for value in values]
-        if names:
-            count = counted(len(names), noun)
-            parts.append(count if len(names) > MOST_NAMES else f"{count.partition(' ')[2]} {', '.join(names)}")
-    return "; ".join(parts) + "."
-
-
-def markdown(table: pa.Table) -> str:
-    """What goes between the markers, for every usable row."""
+def every_section(table: pa.Table) -> Iterator[Section]:
+    """The sections of all usable rows, in the order in which they are shown."""
     table = with_problem(table)
-    shown = sections(table)
-    lines = [LEGEND, ""] if shown else ["No results yet: `python -m minfer.launch` makes them.", ""]
-    for op, device in shown:
-        lines += section_lines(op, device, table, max(1, MOST_PROBLEMS // len(shown)))
-    return "\n".join(lines)
+    for op, device in sections(table):
+        here = pc.and_(pc.equal(table["op"], op), pc.equal(table["device"], device))
+        origin = table.select(["finished", *PROVENANCE]).filter(here)  # to filter every column would cost a second
+        supported = pc.and_(here, pc.not_equal(table["status"], "unsupported"))
+        order, headline = choose(table.select(["problem", "status", "flops"]).filter(supported))
+        shown = order[:MOST_PROBLEMS]
+        if headline is not None and headline not in shown:
+            shown[-1] = headline
+        rows: dict[str, list[store.Row]] = {name: [] for name in shown}
+        for row in table.filter(pc.and_(here, pc.is_in(table["problem"], pa.array(shown, pa.string())))).to_pylist():
+            rows[row["problem"]].append(row)
+        left_out = pc.count_distinct(table["problem"].filter(here)).as_py() - len(order)
+        yield Section(op, device, provenance(origin), rows, headline, len(order), left_out)
+
+
+def markdown(found: Iterable[Section], folder: str) -> str:
+    """What goes between the markers; the pages lie in `folder`."""
+    lines = [line for section in found for line in section.readme_lines(folder)]
+    return "\n".join([LEGEND, "", *lines] if lines else ["No results yet: `python -m minfer.launch` makes them.", ""])
 
 
 def main(arguments: Iterable[str] | None = None) -> int:
-    """Returns the exit status: 0 when the README's tables are those of the results, and every file could be read."""
-    options = parser(COMMAND, __doc__ or "").parse_args(list(arguments) if arguments is not None else None)
+    """Returns the exit status: 0 when the tables are those of the results, and every file could be read."""
+    options_parser = parser(COMMAND, __doc__ or "")
+    options_parser.add_argument(
+        "--pages", type=Path, default=Path("docs/results"), help="folder (default: docs/results)"
+    )
+    options = options_parser.parse_args(list(arguments) if arguments is not None else None)
     try:
         shown, problems = load(options.files, options.results, COLUMNS)
     except FileNotFoundError as error:
@@ -187,11 +114,20 @@ def main(arguments: Iterable[str] | None = None) -> int:
         return 1
     if problems and not len(shown):
         problems.append(f"{options.readme} is left as it is: the readable files have no row")
-    elif problem := update(options.readme, MARKED, markdown(shown), COMMAND, options.check):
-        problems.append(problem)
+    else:
+        problems += bring_up_to_date(shown, options.pages, options.readme, options.check)
     for line in problems:
         print(line, file=sys.stderr)
     return 1 if problems else 0
+
+
+def bring_up_to_date(table: pa.Table, folder: Path, readme: Path, check: bool) -> list[str]:
+    """Write or only check the README and the pages; what is wrong, in sentences."""
+    found = list(every_section(table))
+    where = Path(os.path.relpath(folder, readme.parent)).as_posix()
+    problem = update(readme, MARKED, markdown(found, where), COMMAND, check)
+    texts = {folder / section.page: "\n".join(section.page_lines()) for section in found if section.count > 1}
+    return ([problem] if problem else []) + pages.bring_up_to_date(texts, folder, COMMAND, check)
 
 
 if __name__ == "__main__":

@@ -215,7 +215,7 @@ class Supervisor:
                 time.sleep(1)  # whoever ends a job may end this process last, and then it was not the kernel's fault
             return row | {"status": death.status, "message": str(death)}
         row = self._columns(case, reply) | row
-        if not reply.get("usable") or row["status"] == "dishonest" or self.shard.untrusted:
+        if not reply.get("usable") or row["status"] in ("wrong", "dishonest") or self.shard.untrusted:
             child.kill()  # what it did to its process must not outlast it
             self.child = None
         if row["status"] not in store.MEASURED:

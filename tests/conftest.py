@@ -13,6 +13,7 @@ import pytest
 from minfer import ops, store
 from minfer.bench.timing import Timing
 from minfer.worker import Shard, Supervisor
+from tests.tables import Workspace
 
 ROOT = Path(__file__).resolve().parents[1]
 FAULTS = ROOT / "tests" / "faults" / "kernels.py"
@@ -81,3 +82,8 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Workspace:
+    return Workspace(tmp_path)

@@ -1,0 +1,65 @@
+"""A results folder and a README to make tables from, for the tests of the tables."""
+
+from __future__ import annotations
+
+import datetime as dt
+from pathlib import Path
+from typing import Any
+
+from analysis import make_tables
+from minfer import store
+
+H200, EPYC = "NVIDIA H200", "AMD EPYC 9654"
+TN = "layout=TN,accumulate=float32"
+MARKERS = f"{make_tables.BEGIN}\n{make_tables.END}\n"
+NOON = dt.datetime(2026, 3, 1, 12, tzinfo=dt.UTC)
+
+
+def row(kernel: str = "torch", us: float | None = 100.0, problem: str = "", **values: Any) -> store.Row:
+    """A row of hgemm on an H200: `us` is both regimes' median, the baseline takes 100 µs and the problem 10^9 FLOPs."""
+    problem = problem or f"float16/{TN}/m=512,n=512,k=512"
+    op = values.get("op", "hgemm")
+    made: store.Row = {"run": "r1", "finished": NOON, "case": f"{op}/{kernel}/{problem}", "op": op, "kernel": kernel}
+    made |= {"status": "ok", "baseline": "torch", "flops": 1e9, "device": H200, "device_kind": "cuda"}
+    made |= {"commit": "6738d94f00aabbccddee", "torch": "2.11.0", "driver": "580.95.05"}
+    if us is not None:
+        for regime in ("cold", "steady"):
+            made |= {f"{regime}_us": us, f"{regime}_tflops": 1e9 / us / 1e6, f"{regime}_speedup": 100 / us}
+    return made | values
+
+
+class Workspace:
+    """A results folder and a README in a temporary folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.results, self.readme, self.pages = folder / "results", folder / "README.md", folder / "docs" / "results"
+        self.results.mkdir()
+        self.readme.write_text(MARKERS)
+
+    def write(self, *rows: store.Row, name: str = "a") -> Path:
+        path = self.results / f"{name}.parquet"
+        store.write(store.to_table(rows), path)
+        return path
+
+    def run(self, *arguments: object) -> int:
+        where = ["--results", self.results, "--readme", self.readme, "--pages", self.pages]
+        return make_tables.main([str(argument) for argument in [*where, *arguments]])
+
+    def page(self, device: str = H200, op: str = "hgemm") -> str:
+        return (self.pages / store.slug(device) / f"{op}.md").read_text()
+
+    def tables(self) -> list[list[list[str]]]:
+        """The cells of every table, header included, as they stand in the file."""
+        tables: list[list[list[str]]] = [[]]
+        for line in self.readme.read_text().splitlines():
+            if line.startswith("|"):
+                tables[-1].append([cell.strip() for cell in line.strip("|").split("|")])
+            elif tables[-1]:
+                tables.append([])
+        return [[table[0], *table[2:]] for table in tables if table]
+
+    def cells(self, *rows: store.Row) -> list[list[str]]:
+        """The body of the first table that is made of `rows`."""
+        self.write(*rows)
+        assert self.run() == 0
+        return self.tables()[0][1:]

@@ -1,0 +1,209 @@
+"""A table of one problem: what its cells say, and what no text of a row can do to it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+from analysis.tables import duration
+from minfer import store
+from tests.tables import TN, Workspace, row
+
+
+def test_best_is_the_fastest_measured_kernel_of_each_regime(work: Workspace) -> None:
+    work.write(
+        row("torch", 10.0),
+        row("v01", 9.0, steady_us=11.0),
+        row("v02", 1.0, status="wrong"),
+        row("v10", 12.0),
+        row("v9", 9.5),
+    )
+    assert work.run() == 0
+    bold = [[cells[0] for cells in table if cells[1].startswith("**")] for table in work.tables()]
+    assert bold == [["**v01**"], ["**v9**"]]
+    assert all(
+        all(c.startswith("**") for c in cells) == cells[0].startswith("**") for t in work.tables() for cells in t
+    )
+
+
+def test_kernels_are_in_ladder_order(work: Workspace) -> None:
+    names = ["torch", "v1", "v2", "v10", "cpu_naive", "triton_tiled"]
+    assert [cells[0].strip("*") for cells in work.cells(*map(row, reversed(names)))] == names
+
+
+@pytest.mark.parametrize(
+    ("us", "text"),
+    [
+        (0.01234567, "0.01235 µs"),
+        (9.9996, "10.00 µs"),
+        (999.94, "999.9 µs"),
+        (999.96, "1.000 ms"),
+        (1234567, "1235 ms"),
+    ],
+)
+def test_times_have_four_digits_and_a_sensible_unit(us: float, text: str) -> None:
+    assert duration(us) == text
+
+
+def test_percent_is_the_paired_ratio_not_that_of_medians(work: Workspace) -> None:
+    cells = work.cells(row(us=100.0), row("v01", 50.0, cold_speedup=0.5314))
+    assert cells[1][3:] == ["**53.1 %**", "**0.531×**"]
+
+
+def test_another_baseline_than_torch(work: Workspace) -> None:
+    rows = [
+        row("torch", 100.0, cold_speedup=4.0),
+        row("v01", 400.0, cold_speedup=1.0),
+        row("v02", 200.0, cold_speedup=2.0),
+    ]
+    cells = work.cells(*(made | {"baseline": "v01"} for made in rows))
+    assert [line[3].strip("*") for line in cells] == ["100.0 %", "25.0 %", "50.0 %"]
+    assert [line[4].strip("*") for line in cells] == ["4.000×", "baseline", "2.000×"]
+
+
+def test_two_baselines_in_one_table_are_named(work: Workspace) -> None:
+    cells = work.cells(row("torch"), row("v01", 80.0), row("v02", 50.0, baseline="v01", cold_speedup=1.6))
+    assert [line[4].strip("*") for line in cells] == ["baseline", "1.250× over torch", "1.600× over v01"]
+    assert cells[2][3] == "**200.0 %**"
+
+
+def test_tie_is_said_and_other_verdicts_are_not(work: Workspace) -> None:
+    interval: dict[str, Any] = {"cold_speedup_low": 0.5288, "cold_speedup_high": 0.5341}
+    rows = [row(name, 188.3, cold_verdict=name, **interval) for name in ("slower", "tie")]
+    assert [line[4] for line in work.cells(row(), *rows)][1:] == ["0.531× (0.529–0.534)", "0.531× (0.529–0.534) tie"]
+
+
+def test_kernel_that_others_were_compared_with_is_the_baseline(work: Workspace) -> None:
+    cells = work.cells(row(baseline=None, cold_speedup=None), row("v01", 5.0, cold_speedup_low=19.0))
+    assert [line[4].strip("*") for line in cells] == ["baseline", "20.00×"]
+
+
+def test_without_pytorch_there_is_no_percentage(work: Workspace) -> None:
+    cells = work.cells(row("torch", None, status="oom"), row("v01", 5.0, baseline=None, cold_speedup=None))
+    assert cells[1] == ["**v01**", "**5.000 µs**", "**200.0**", "**—**", "**—**"]
+
+
+def test_regime_that_nobody_has_is_skipped(work: Workspace) -> None:
+    work.write(row("torch", None, steady_us=5.0), row("v01", None, status="ok"))
+    assert work.run() == 0
+    assert "· cold**" not in work.readme.read_text()
+    assert [cells[1] for cells in work.tables()[0][1:]] == ["**5.000 µs**", "—"]
+
+
+def test_failed_cases_show_status_and_short_message(work: Workspace) -> None:
+    rows = [
+        row(s, None, status=s, message=f"{s} because\n of" + " x" * 200)
+        for s in store.STATUSES
+        if s not in store.MEASURED
+    ]
+    cells = work.cells(row(), *rows)[1:]
+    assert {line[1] for line in cells} == set(store.STATUSES) - {*store.MEASURED, "unsupported"}
+    for line in cells:
+        assert line[4].startswith(f"{line[1]} because of x") and line[4].endswith("…") and len(line[4]) <= 100
+    skipped = next(line for line in work.readme.read_text().splitlines() if line.startswith("Not run"))
+    assert skipped.startswith("Not run, 1 unsupported: unsupported (unsupported because of x")
+    assert skipped.endswith("…).") and len(skipped) <= 150
+
+
+def test_failed_cases_never_show_a_time(work: Workspace) -> None:
+    assert work.cells(row(), row("v01", 1.0, status="wrong", message="no"))[1] == ["v01", "wrong", "—", "—", "no"]
+
+
+def test_problem_that_nobody_timed_or_supports(work: Workspace) -> None:
+    other = f"float16/{TN}/m=1"
+    work.write(
+        row(us=None, status="timeout", message="late"), row("v01", None, other, status="unsupported", message="no")
+    )
+    assert work.run() == 0
+    text = work.readme.read_text()
+    assert work.tables()[0][1:] == [["torch", "timeout", "—", "—", "late"]]
+    assert (
+        "k=512 · not timed**" in text
+        and "Not run: 1 problem that no kernel here supports." in text
+        and "m=1" not in text
+    )
+
+
+def test_only_unconverged_rows_have_a_dagger_and_a_footnote(work: Workspace) -> None:
+    assert [cells[0] for cells in work.cells(row(), row("v01", 200.0, status="unconverged"))] == ["**torch**", "v01 †"]
+    assert work.readme.read_text().count("\n† unconverged") == 1
+    work.write(row(), row("v01", 200.0))
+    assert work.run() == 0
+    assert "†" not in work.readme.read_text()
+
+
+def test_rows_without_identity_are_counted_and_null_columns_do_no_harm(
+    work: Workspace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bare = dict.fromkeys(row()) | {name: row()[name] for name in ("case", "op", "kernel", "status")}
+    lacking = [row("v01") | {name: None} for name in ("case", "op", "kernel", "status")]
+    assert work.cells(bare, *lacking, {}) == [["torch", "—", "—", "—", "—"]]
+    assert capsys.readouterr().err == "5 rows lack one of case, op, kernel, status and are left out\n"
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 0.0, -1.0])
+def test_impossible_numbers_are_not_shown(work: Workspace, value: float) -> None:
+    cells = work.cells(row(), row("v01", 5.0, cold_tflops=value, cold_speedup=value), row("v02", 5.0, cold_us=value))
+    assert cells[1:] == [["**v01**", "**5.000 µs**", "**—**", "**2000 %**", "**—**"], ["v02", "—", "—", "—", "—"]]
+
+
+HOSTILE = st.text(
+    st.one_of(st.sampled_from("|\\`*_~<>[]()!&#$-:\r\n\t †\x00\u2028"), st.characters(codec="utf-8")), max_size=30
+)
+
+
+MARKDOWN = "<b>x</b> &lt; [a](b) ~~x~~ _x_ `x` **x** | \\| <!-- results:end -->"  # every construct, surely tried
+
+
+def shown(text: str) -> str:
+    """What a reader should see of a text: the same, in one line."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split()) or "—"
+
+
+def inline_text(token: Token) -> str:
+    """The text of a rendered cell; anything but text, such as a link, an image, code or HTML, is a failure."""
+    children = token.children or []
+    assert {child.type for child in children} <= {"text", "strong_open", "strong_close", "text_special"}
+    assert len([child for child in children if child.type == "strong_open"]) <= 1
+    return "".join(child.content for child in children)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(kernel=HOSTILE, message=HOSTILE)
+@example(kernel=MARKDOWN, message=MARKDOWN)
+def test_no_text_of_a_row_can_break_the_table(work: Workspace, kernel: str, message: str) -> None:
+    kernel = kernel if kernel != "torch" else "other"
+    best = row("zz", 50.0) | {"kernel": f"z{kernel}"}
+    work.write(row(), best, row(None, None, status="error", message=message) | {"kernel": kernel})  # type: ignore[arg-type]
+    assert work.run() == 0
+    tokens = MarkdownIt("commonmark").enable(["table", "strikethrough"]).parse(work.readme.read_text())
+    assert [token.type for token in tokens].count("table_open") == 2
+    cells = [inline_text(tokens[i + 1]) for i, token in enumerate(tokens) if token.type in ("td_open", "th_open")]
+    assert len(cells) == 2 * 5 * 4  # two tables of a header and three rows
+    body = [cells[i : i + 5] for i in range(5, 20, 5)]
+    assert ["torch", "100.0 µs", "10.00", "100.0 %", "baseline"] in body
+    assert [shown(f"z{kernel}"), "50.00 µs", "20.00", "200.0 %", "2.000×"] in body
+    assert [shown(kernel), "error", "—", "—", shown(message)] in body
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=HOSTILE)
+def test_no_other_text_can_either(work: Workspace, text: str) -> None:
+    names = dict.fromkeys(("device", "run", "commit", "torch", "driver", "baseline", "device_kind", "message"), text)
+    work.write(row("v01", 5.0, f"{text}/{text}/{text}", op="o" + text, **names), row("v02", None, status=text, **names))
+    assert work.run() == 0
+    tokens = MarkdownIt("commonmark").enable(["table", "strikethrough"]).parse(work.readme.read_text())
+    kinds = {token.type for token in tokens}
+    assert kinds <= {
+        f"{tag}_{end}"
+        for tag in ("table", "thead", "tbody", "tr", "th", "td", "heading", "paragraph")
+        for end in ("open", "close")
+    } | {"inline", "html_block"}
+    assert sum(token.type == "html_block" for token in tokens) == 2  # the markers
+    for token in tokens[8:]:
+        assert token.type != "inline" or inline_text(token)
