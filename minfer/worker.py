@@ -260,7 +260,8 @@ class Supervisor:
         self._end_processes()  # they may want the device, and its memory, to themselves
         shard = self.shard
         timeouts = shard.build_timeout_s, shard.build_timeout_s + shard.case_timeout_s
-        setting = profilers.Setting(shard.device, shard.extra, self._results_folder(), self.log, *timeouts)
+        about = shard.device, shard.extra, self._results_folder(), self.log
+        setting = profilers.Setting(*about, *timeouts, shard.timing.audit)
         for name, options in shard.profilers.items():
             self._tell(event="profiler", profiler=name, cases=len(statuses))
             found: dict[str, Row] = {}

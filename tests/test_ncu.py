@@ -6,6 +6,7 @@ from __future__ import annotations
 import stat
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,8 +26,12 @@ if "--import" in words:
     lines, cases = open({raw!r}).read().splitlines(), int(open(words[1]).read())
     print("==ERROR== no report" if act == "garbage" else "\\n".join(lines[:2] + lines[2:4] * cases))
     sys.exit()
-cases = json.load(open(words[-1]))["cases"]
+request = json.load(open(words[-1]))
+cases = request["cases"]
 print("==PROF== Connected to process 1")
+if request["flush"]:
+    assert words[words.index("--cache-control") + 1] == "none"
+    print("==PROF== Profiling 'f': 100% -", "2 passes" if act == "passes" else "1 pass")
 if act.startswith("=="):
     sys.exit(act)
 for index, case in enumerate(cases):
@@ -151,6 +156,21 @@ def test_what_keeps_ncu_from_counting_is_said_once_and_to_every_case(
     assert found[0].metrics == {} and words in found[0].why and "\n" not in found[0].why
 
 
+def test_an_audit_asks_whether_cold_was_cold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The played tool always counts the 4.2 MB that a product of 1024 reads."""
+    work = replace(job(tmp_path, "", (64, 40_000), ["roofline"], monkeypatch), audit=True)
+    small, large = ncu.profile(work)
+    assert small.why == "ok" and small.metrics["window_dram_read_bytes"] > 4e6 and "cycles" in small.metrics
+    assert large.why.startswith("its cold calls were not cold: memory supplied 4.2 of 5.1 MB")
+    assert large.metrics == small.metrics
+    assert {path.name for path in work.folder.iterdir()} == {"000.ncu-rep", "000-audit.ncu-rep"}
+
+
+def test_an_audit_in_several_passes_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (found,) = ncu.profile(replace(job(tmp_path, "passes", (64,), ["roofline"], monkeypatch), audit=True))
+    assert "took 2 passes" in found.why and "cycles" in found.metrics and "window_dram_read_bytes" not in found.metrics
+
+
 def test_without_ncu_or_a_gpu_there_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     work = job(tmp_path, "", (8,), ["roofline"], monkeypatch)
     monkeypatch.setattr(ncu, "find", lambda: None)
@@ -198,3 +218,7 @@ def test_gpu_counters_tell_the_truth(probes: None, tmp_path: Path) -> None:
         0 < m["occupancy_percent"] <= 100 and m["kernels"] == 1 and 100 < m["sm_mhz"] < 4000 for m in (tiled, wmma)
     )
     assert (tmp_path / "ncu" / "000.ncu-rep").stat().st_size > 1000
+
+    (audited,) = ncu.profile(Job(cases[-1:], options, "cuda", tmp_path / "audit", 600, audit=True))
+    assert audited.why == "ok"
+    assert audited.metrics["window_dram_read_bytes"] == pytest.approx(2 * 2 * 1024**2, rel=0.05)

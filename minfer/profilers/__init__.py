@@ -39,6 +39,7 @@ class Job:
     build_timeout_s: float  # for a compiler that it starts
     measured: frozenset[str] = frozenset()  # keys of the cases that may be run: others may hang or crash
     extra: list[str] = field(default_factory=list)  # Python files that register kernels, loaded already
+    audit: bool = False  # whether to check, too, what the timing took for granted
 
 
 class Profiler(Protocol):
@@ -61,6 +62,7 @@ class Setting:
     log: Path
     build_timeout_s: float
     timeout_s: float  # for one finding
+    audit: bool = False
 
 
 def run(
@@ -80,6 +82,7 @@ def run(
             process.ask(
                 setting.timeout_s, profiler=name, options=options, cases=cases, device=setting.device,
                 extra=setting.extra, folder=str(setting.folder / name), build_timeout_s=setting.build_timeout_s,
+                audit=setting.audit,
             )  # fmt: skip
             process.phase = "profile"
             while left:

@@ -38,7 +38,7 @@ def main() -> None:
         cases = [(Case(**case), ok) for case, ok in request["cases"]]
         job = Job(
             [case for case, _ in cases], request["options"], request["device"], Path(request["folder"]),
-            request["build_timeout_s"], frozenset(case.key for case, ok in cases if ok), request["extra"],
+            request["build_timeout_s"], frozenset(case.key for case, ok in cases if ok), request["extra"], request["audit"],
         )  # fmt: skip
         found = findings(profiler, job)
         return {}

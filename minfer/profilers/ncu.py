@@ -5,6 +5,9 @@ the report is kept as `ncu/<number>.ncu-rep`. Caches are flushed before every pa
 `clock_control` says otherwise. Metrics are named in `SETS`, in base units: bytes, percent, MHz. Where a call launches
 several kernels, counts are added up, other values are averaged with the cycles as weights, and what belongs to a launch
 is that of the longest kernel. A counter that this GPU does not have is left out.
+
+With `timing.audit=true` the caches are flushed once more as the bench does it, and memory must then supply what a call
+has to read (`AUDITED`): a cold time that was none is said so in the row.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from minfer import build
+from minfer import build, ops
 from minfer.ops import Case
 from minfer.profilers import Finding, Job
 
@@ -81,6 +84,9 @@ SETS: dict[str, dict[str, str]] = {
         **{f"stall_{why}": f"smsp__average_warps_issue_stalled_{why}_per_issue_active.ratio" for why in STALLS},
     },
 }
+AUDITED = {"window_dram_read_bytes": "dram__bytes_read.sum", "window_l2_hit_percent": "lts__t_sector_hit_rate.pct"}
+COLD = 0.95  # of the inputs' bytes, from memory: then the caches held nothing of them
+
 SETS["full"] = {name: metric for chosen in list(SETS.values()) for name, metric in chosen.items()}
 
 # What Nsight Compute says when it cannot count at all, and what to do.
@@ -128,7 +134,13 @@ def _batch(job: Job, cases: list[Case], number: int) -> list[Finding]:
     """The findings of one batch. A case that ends or hangs the process is left out of the next try."""
     why: dict[str, str] = {}
     while left := [case for case in cases if case.key not in why]:
-        counted, culprit, reason = count(job, left, job.folder / f"{number:03d}.ncu-rep")
+        counted, culprit, reason = count(job, left, f"{number:03d}")
+        if culprit is None and job.audit:
+            try:
+                windows, culprit, reason = count(job, left, f"{number:03d}-audit", audit=True)
+            except Refused as error:
+                windows = [Finding(why=str(error))] * len(left)
+            counted = [audited(*about) for about in zip(left, counted, windows, strict=False)]
         if culprit is None:
             rows = iter(counted)
             return [Finding(why=why[case.key]) if case.key in why else next(rows) for case in cases]
@@ -136,17 +148,31 @@ def _batch(job: Job, cases: list[Case], number: int) -> list[Finding]:
     return [Finding(why=why[case.key]) for case in cases]
 
 
-def count(job: Job, cases: list[Case], report: Path) -> tuple[list[Finding], Case | None, str]:
-    """One process under Nsight Compute: the findings, or the case at which it ended and how. Raises Refused."""
-    tool = find()
+def audited(case: Case, counted: Finding, window: Finding) -> Finding:
+    """A finding with what memory supplied after the bench's own flush, and whether that was cold."""
+    needed = ops.get(case.op).case_input_bytes(case)
+    read, why = window.metrics.get("window_dram_read_bytes"), [counted.why, window.why]
+    if read is not None and read < COLD * needed:
+        why.append(f"its cold calls were not cold: memory supplied {read / 1e6:.1f} of {needed / 1e6:.1f} MB")
+    said = "; ".join(dict.fromkeys(sentence for sentence in why if sentence != "ok"))
+    metrics = {name: window.metrics[name] for name in AUDITED if name in window.metrics}
+    return Finding(counted.metrics | metrics, counted.functions, said or "ok")
+
+
+def count(job: Job, cases: list[Case], name: str, audit: bool = False) -> tuple[list[Finding], Case | None, str]:
+    """One process under Nsight Compute, which leaves the report `name`: the findings, or the case at which it ended and
+    how. Raises Refused."""
+    tool, report = find(), job.folder / f"{name}.ncu-rep"
     if tool is None:
         raise Refused("Nsight Compute is not installed; put its ncu on the PATH, or set CUDA_HOME")
     report.parent.mkdir(parents=True, exist_ok=True)
     names = {name: metric for chosen in job.options["sets"] for name, metric in SETS[chosen].items()}
     wanted = ["--set", "full"] if "full" in job.options["sets"] else []
     wanted += ["--metrics", ",".join([*names.values(), CYCLES])]
+    if audit:
+        names, wanted = AUDITED, ["--cache-control", "none", "--metrics", ",".join(AUDITED.values())]
     with tempfile.NamedTemporaryFile("w", suffix=".json") as request:
-        json.dump({"cases": [case.to_dict() for case in cases], "extra": job.extra}, request)
+        json.dump({"cases": [case.to_dict() for case in cases], "extra": job.extra, "flush": audit}, request)
         request.flush()
         command = [
             str(tool), "--profile-from-start", "off", "--clock-control", job.options["clock_control"], *wanted,
@@ -161,6 +187,8 @@ def count(job: Job, cases: list[Case], report: Path) -> tuple[list[Finding], Cas
         if len(started) == finished:  # not even the first was begun
             raise Refused(f"the process under ncu {ended}: {_last_error(said)}")
         return [], cases[finished], f"{ended} under ncu: {_last_error(said)}"
+    if audit and (passes := re.findall(r"(\d+) passes", said)):
+        raise Refused(f"the audit's counters took {max(map(int, passes))} passes, and the second finds the caches warm")
     page = [str(tool), "--import", str(report), "--page", "raw", "--csv", "--print-units", "base"]
     groups = read(_run(page, START_S)[0])
     if len(groups) != len(cases):

@@ -1,5 +1,5 @@
 """What Nsight Compute watches (`ncu.py`): one call of each case, and before it a marker. Takes a file of JSON: the cases,
-and the extra files that register kernels."""
+the extra files that register kernels, and whether to flush the caches as the bench does."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from minfer import ops
+from minfer.bench.clock import CudaClock
 from minfer.ops import Case
 from minfer.profilers.prepared import prepared
 
@@ -19,9 +20,12 @@ def main() -> None:
     for path in request["extra"]:
         ops.load_file(Path(path))
     cudart = torch.cuda.cudart()
+    clock = CudaClock(torch.device("cuda")) if request["flush"] else None
     for index, about in enumerate(request["cases"]):
         print(f"\nminfer: case {index}", flush=True)  # ncu may be in the middle of a line
         call = prepared(Case(**about), "cuda")
+        if clock:
+            clock.flush()
         torch.cuda.synchronize()
         cudart.cudaProfilerStart()
         torch.cuda._sleep(1)
