@@ -36,6 +36,10 @@ BLOCK_S = {"cuda": 0.05, "cpu": 0.25}  # a block has so many sets of operands th
 FEWEST_SETS, MOST_MEMORY = 8, 8 << 30  # ...but no more of a GPU's memory, and on a CPU no more than the cache needs
 COLD_US = {"cuda": 4.0, "cpu": 0.0}  # what a cold window may have beside the call: starting it, and the first misses
 BLOCKS, MOST_BLOCKS = 3, 12  # of each arm; more where the clocks disagree, and all of them must
+MOST_WAITED = 0.1  # of a block, for a CPU
+BUSY = (
+    "could not be judged: its process waited for a CPU {:.0%} of the time; run it again when the machine is less busy"
+)
 CHECKED = 16  # results of a block, chosen by chance when it is done
 START_S = 120.0
 
@@ -88,14 +92,21 @@ class Remote:
             raise Dishonest("answered what nobody had asked")
         return reply[answer]
 
-    def time(self, what: str) -> float:
-        """Seconds from waking the stopped process to its answer."""
-        begin = time.perf_counter()
+    def time(self, what: str) -> tuple[float, float]:
+        """Seconds from waking the stopped process to its answer, and which part of them it waited for a CPU."""
+        waited, begin = self._waited(), time.perf_counter()
         self.process.signal(signal.SIGCONT)
         self.ask(what, "done")
         seconds = time.perf_counter() - begin
         self.process.signal(signal.SIGSTOP)
-        return seconds
+        return seconds, (self._waited() - waited) / seconds
+
+    def _waited(self) -> float:
+        """Seconds that its main thread could have run and had no CPU, so far; 0 where the system does not say."""
+        try:
+            return int(Path(f"/proc/{self.process.process.pid}/schedstat").read_text().split()[1]) * 1e-9
+        except (OSError, IndexError):
+            return 0.0
 
 
 class Race:
@@ -135,10 +146,11 @@ class Race:
         wanted = max(FEWEST_SETS, round(BLOCK_S[self.device.type] / min(seconds)))
         return min(most_sets(self.op, case, self.device), wanted)
 
-    def block(self, remote: Remote) -> float:
-        """Seconds of one call, from one call on each set. Raises Dishonest unless the results are right."""
+    def block(self, remote: Remote) -> tuple[float, float]:
+        """Seconds of one call, from one call on each set, and which part of the block it waited for a CPU. Raises
+        Dishonest unless the results are right."""
         # What a block costs beside its calls, by the process that has no reason to make it long.
-        rest = min(self.baseline.time("rest") for _ in range(3))
+        rest = min(self.baseline.time("rest")[0] for _ in range(3))
         for inputs, twin, out in zip(self.sets, self.twins, self.outs, strict=True):
             for tensor, kept in zip(inputs, twin, strict=True):
                 # Its own values, each in another place. Nobody sees them before the clock runs: both are stopped.
@@ -146,10 +158,10 @@ class Race:
                 tensor.copy_(kept)
             poison(out)
         synchronize(self.device)
-        seconds = remote.time("run") - rest
+        seconds, waited = remote.time("run")
         if remote is self.kernel:
             self._check()
-        return max(seconds, 0.0) / len(self.sets)
+        return max(seconds - rest, 0.0) / len(self.sets), waited
 
     def _check(self) -> None:
         chosen = random.SystemRandom().sample(range(len(self.sets)), min(CHECKED, len(self.sets)))
@@ -203,18 +215,23 @@ def judge(request: dict[str, Any], log: Path) -> Row:
 
 
 def _compare(race: Race, claims: Mapping[str, float]) -> Row:
-    """Time both until the claims are believed, or for MOST_BLOCKS. The best time and the best ratio seen count, so that
-    a busy machine accuses nobody."""
+    """Time both until the claims are believed, or for MOST_BLOCKS. The best time and the best ratio seen count, and
+    nothing where every block had to wait for a CPU: a busy machine accuses nobody."""
     mine: list[float] = []
     theirs: list[float] = []
+    least_waited = 1.0
     while True:
-        mine.append(race.block(race.kernel) * 1e6)
-        theirs.append(race.block(race.baseline) * 1e6)
+        seconds, waited = race.block(race.kernel)
+        mine.append(seconds * 1e6)
+        theirs.append(race.block(race.baseline)[0] * 1e6)
+        least_waited = min(least_waited, waited)
         row = {"judged_us": min(mine), "judged_baseline_us": min(theirs)}
         alone = COLD_US[race.device.type]
         pairs = [(max(a, 1e-3), b) for a, b in zip(mine, theirs, strict=True)]
         speedup = max(max(b / a, (b + alone) / (a + alone)) for a, b in pairs)
         doubt = _doubt(claims, BELIEVED[race.device.type], min(mine), speedup)
+        if doubt and len(mine) == MOST_BLOCKS and least_waited > MOST_WAITED:
+            return {"status": "error", "message": BUSY.format(least_waited)}
         if len(mine) >= BLOCKS and (not doubt or len(mine) == MOST_BLOCKS):
             return row | ({"status": "dishonest", "message": doubt} if doubt else {"guarantee": "judged"})
 

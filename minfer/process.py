@@ -15,12 +15,13 @@ import re
 import secrets
 import select
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+from minfer import template
 
 Message = dict[str, Any]
 
@@ -43,16 +44,18 @@ class Process:
         theirs_in, ours_out = os.pipe()
         ours_in, theirs_out = os.pipe()
         self._oom_kills = _oom_kills()
-        with open(self.log, "ab") as file:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", module, str(theirs_in), str(theirs_out)],
-                pass_fds=(theirs_in, theirs_out, *pass_fds), stdin=subprocess.DEVNULL, stdout=file, stderr=file,
-                start_new_session=True, env=os.environ | {"PYTHONUNBUFFERED": "1"},
-            )  # fmt: skip
-        _running.add(self.process.pid)
-        os.close(theirs_in)
-        os.close(theirs_out)
         self._requests, self._replies = os.fdopen(ours_out, "w", buffering=1), os.fdopen(ours_in, "rb", buffering=0)
+        try:
+            with open(self.log, "ab") as file:
+                fds = theirs_in, theirs_out, *pass_fds
+                self.process = template.start(module, [str(theirs_in), str(theirs_out)], fds, file.fileno())
+        except OSError as error:
+            self._close()
+            raise Died("crashed", f"no process could be started: {_last_line(self.log) or error}") from error
+        finally:
+            os.close(theirs_in)
+            os.close(theirs_out)
+        _running.add(self.process.pid)
         self._buffer = b""
         self._nonce = ""
 
@@ -106,8 +109,7 @@ class Process:
         raise Died("dishonest", "wrote to the result pipe, where only the harness answers")
 
     def _post_mortem(self) -> Died:
-        self.process.wait()
-        code = self.process.returncode
+        code = self.process.wait()
         self.kill()  # what it may have started
         if code == -signal.SIGKILL and _oom_kills() > self._oom_kills:
             return Died(
@@ -129,13 +131,16 @@ class Process:
         self.signal(signal.SIGKILL)
         self.process.wait()
         _running.discard(self.process.pid)
-        self._replies.close()
-        with contextlib.suppress(OSError):  # it may not have read the last request
-            self._requests.close()
+        self._close()
         while strays := orphans():  # their own children come next
             for pid in strays:
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
+
+    def _close(self) -> None:
+        self._replies.close()
+        with contextlib.suppress(OSError):  # it may not have read the last request
+            self._requests.close()
 
 
 _running: set[int] = set()
@@ -143,16 +148,16 @@ _adopts = False
 
 
 def adopt_orphans() -> None:
-    """Make this process the parent of whatever its descendants leave behind (PR_SET_CHILD_SUBREAPER). Its children must
-    all be a `Process` from now on."""
+    """Make this process the parent of whatever its descendants leave behind. Its children must all be a `Process` from
+    now on, or its template."""
     global _adopts
-    ctypes.CDLL(None).prctl(36, 1)
+    template.become_reaper()
     _adopts = True
 
 
 def orphans() -> set[int]:
     """The processes that were left behind to this one."""
-    return children(os.getpid()) - _running if _adopts else set()
+    return children(os.getpid()) - _running - {template.pid()} if _adopts else set()
 
 
 def children(pid: int) -> set[int]:
@@ -160,11 +165,12 @@ def children(pid: int) -> set[int]:
     found: set[int] = set()
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):
-            found |= {int(child) for child in path.read_text().split() if _runs(int(child))}
+            found |= {int(child) for child in path.read_text().split() if runs(int(child))}
     return found
 
 
-def _runs(pid: int) -> bool:
+def runs(pid: int) -> bool:
+    """Whether a process is there, and not only its exit status."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from minfer.process import Died, Process
+from minfer import template
+from minfer.process import Died, Process, children, runs
 
 
 @pytest.fixture
@@ -26,6 +31,7 @@ def descriptors() -> int:
 
 
 def test_requests_are_answered_and_nothing_stays_open(echo: Path) -> None:
+    Process("echo", echo).kill()  # the first one makes the template
     before = descriptors()
     for number in range(3):
         process = Process("echo", echo)
@@ -36,8 +42,85 @@ def test_requests_are_answered_and_nothing_stays_open(echo: Path) -> None:
 
 
 def test_a_death_says_where_it_happened_and_nothing_stays_open(echo: Path) -> None:
+    Process("echo", echo).kill()
     before = descriptors()
     process = Process("echo", echo)
     with pytest.raises(Died, match="died in the phase 'start' by exit status 3"):
         process.ask(60, die=True)
     assert descriptors() == before
+
+
+def test_processes_are_forks_of_one_and_live_apart(echo: Path) -> None:
+    first, second = Process("echo", echo), Process("echo", echo)
+    for process in (first, second):
+        process.ask(60, number=1)
+    assert len({os.getsid(p.process.pid) for p in (first, second)}) == 2
+    assert children(os.getpid()) >= {first.process.pid, second.process.pid, template.pid()}
+    first.kill()
+    assert first.process.returncode == -signal.SIGKILL and second.ask(60, number=2) == {"number": 2}
+    second.kill()
+
+
+def test_a_template_that_was_ended_is_replaced(echo: Path) -> None:
+    Process("echo", echo).kill()
+    old = template.pid()
+    assert old is not None
+    os.kill(old, signal.SIGKILL)
+    process = Process("echo", echo)
+    assert process.ask(60, number=1) == {"number": 1} and template.pid() != old
+    process.kill()
+
+
+def test_another_environment_is_another_template(echo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Process("echo", echo).kill()
+    old = template.pid()
+    monkeypatch.setenv("MINFER_TEST", "1")
+    Process("echo", echo).kill()
+    assert template.pid() != old
+
+
+def test_a_process_that_cannot_be_started_says_why(echo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (echo.parent / "torch.py").write_text("raise ImportError('libcudart.so.99 is missing')\n")
+    monkeypatch.setenv("MINFER_TEST", "2")
+    before = descriptors()
+    with pytest.raises(Died, match=r"no process could be started: ImportError: libcudart\.so\.99"):
+        Process("echo", echo)
+    assert descriptors() <= before
+
+
+def test_a_judge_has_a_template_of_its_own_from_the_start(tmp_path: Path) -> None:
+    """What it starts is a fork, too; and nothing that it starts is taken for what a kernel left behind."""
+    judge = Process("minfer.judge", tmp_path / "log")
+    deadline = time.monotonic() + 60
+    while not (found := children(judge.process.pid)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    (own,) = found
+    assert os.getsid(own) == own and "template.main()" in Path(f"/proc/{own}/cmdline").read_text()
+    judge.kill()
+    while runs(own) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not runs(own)
+
+
+CHAIN = """
+import os, sys, time
+from pathlib import Path
+from minfer.process import Process
+process = Process("echo", Path(sys.argv[1]))
+process.ask(60, number=1)
+from minfer import template
+print(process.process.pid, template.pid(), flush=True)
+time.sleep(600)
+"""
+
+
+def test_nothing_outlives_who_asked(echo: Path) -> None:
+    asker = subprocess.Popen([sys.executable, "-c", CHAIN, str(echo)], stdout=subprocess.PIPE, text=True)
+    assert asker.stdout
+    pids = [int(pid) for pid in asker.stdout.readline().split()]
+    asker.kill()
+    asker.communicate()
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline and any(runs(pid) for pid in pids):
+        time.sleep(0.05)
+    assert len(pids) == 2 and not any(runs(pid) for pid in pids)

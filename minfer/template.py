@@ -1,0 +1,198 @@
+"""Starts processes that have PyTorch imported already: each is a copy of one that has (a fork).
+
+Importing PyTorch takes seconds, and a run starts many processes: one after each crash, several for each judged case.
+The template imports, waits and forks. It runs no kernel and never touches a device, because nothing of CUDA survives a
+fork. What it starts is no child of its own but of the process that asked, which waits for it and dies with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import importlib
+import json
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+PRELOADED = ("minfer.child", "minfer.judge", "minfer.runner", "minfer.profilers.host")
+STARTS_OTHERS = ("minfer.judge",)  # gets a template of its own, before it has used PyTorch and can no longer be one
+MAIN = "from minfer import template; template.main()"  # with -m it would be two modules, and each know half
+MOST_FDS = 1 << 16  # that a process may have open
+
+
+class Forked:
+    """A process that a template started; as much of `subprocess.Popen` as is needed."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None  # negative for a signal
+
+    def poll(self) -> int | None:
+        return self._wait(os.WNOHANG)
+
+    def wait(self) -> int:
+        code = self._wait(0)
+        assert code is not None
+        return code
+
+    def _wait(self, options: int) -> int | None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, options)
+            if pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+
+class Template:
+    """The side that asks."""
+
+    def __init__(self, connection: socket.socket, process: Forked | subprocess.Popen[bytes]) -> None:
+        self.connection, self.process = connection, process
+        self.place = _place()
+
+    def start(self, module: str, arguments: Sequence[str], fds: Sequence[int], log: int) -> Forked:
+        """Raises OSError when the template is gone."""
+        request = json.dumps({"module": module, "arguments": arguments, "fds": fds}).encode()
+        with _reaping():  # what the template started is ours from the moment when it answers
+            socket.send_fds(self.connection, [request], [log, *fds])
+            answer = self.connection.recv(64)
+        if not answer:
+            raise ConnectionResetError("the template is gone")
+        return Forked(int(answer))
+
+    def close(self) -> None:
+        self.connection.close()
+        self.process.wait()
+
+
+_template: Template | None = None
+_one_at_a_time = threading.Lock()
+
+
+def start(module: str, arguments: Sequence[str], fds: Sequence[int], log: int) -> Forked:
+    """Run a module as a program in a session of its own, with these open files under the same numbers, and what it
+    prints in `log`. Raises OSError when there is no template and none can be started; `log` then says why."""
+    global _template
+    with _one_at_a_time:
+        if _template and _template.place == _place():
+            with contextlib.suppress(OSError):  # somebody ended it
+                return _template.start(module, arguments, fds, log)
+        if _template:
+            _template.close()
+        _template = _new(log)
+        return _template.start(module, arguments, fds, log)
+
+
+def pid() -> int | None:
+    """The process of the template, if there is one."""
+    return _template.process.pid if _template else None
+
+
+def _place() -> tuple[dict[str, str], str]:
+    """What a process takes from the one that starts it: another environment or folder needs another template."""
+    return {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}, str(Path.cwd())
+
+
+def _new(log: int) -> Template:
+    """A template that is a program of its own: a fork of this process would have its threads and its state."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-c", MAIN, str(theirs.fileno())], pass_fds=(theirs.fileno(),),
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            env=os.environ | {"PYTHONUNBUFFERED": "1"},
+        )  # fmt: skip
+    return Template(ours, process)
+
+
+def become_reaper(yes: bool = True) -> bool:
+    """Whether this process becomes the parent of what its descendants leave behind (PR_SET_CHILD_SUBREAPER). Returns
+    whether it did before."""
+    before = ctypes.c_int()
+    libc = ctypes.CDLL(None)
+    libc.prctl(37, ctypes.byref(before))
+    libc.prctl(36, int(yes))
+    return bool(before.value)
+
+
+@contextlib.contextmanager
+def _reaping() -> Iterator[None]:
+    before = become_reaper()
+    try:
+        yield
+    finally:
+        become_reaper(before)
+
+
+def _serve(connection: socket.socket) -> None:
+    """The template's side: a fork for each request, until nobody is left who could ask."""
+    while True:
+        message, fds, _, _ = socket.recv_fds(connection, 1 << 16, 100)
+        if not message:
+            return
+        readable, writable = os.pipe()
+        if (between := os.fork()) == 0:  # what it starts becomes the asking process's when it ends
+            between = os.getpid()
+            if os.fork():
+                os._exit(0)
+            while os.getppid() == between:
+                time.sleep(0.0005)
+            os.setsid()
+            os.write(writable, str(os.getpid()).encode())
+            connection.close()
+            _become(**json.loads(message), given=fds)
+        os.close(writable)
+        os.waitpid(between, 0)
+        connection.send(os.read(readable, 64))
+        for fd in (readable, *fds):
+            os.close(fd)
+
+
+def _become(module: str, arguments: list[str], fds: list[int], given: list[int]) -> None:
+    """Run a module and end."""
+    spare = max(fds) + 1
+    log, *others = [fcntl.fcntl(fd, fcntl.F_DUPFD, spare) for fd in given]
+    os.closerange(3, spare)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    if module in STARTS_OTHERS:
+        _leave_template(spare)
+    for number, fd in zip(fds, others, strict=True):
+        os.dup2(fd, number)
+    os.closerange(spare, MOST_FDS)
+    sys.argv = [module, *arguments]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    sys.exit()
+
+
+def _leave_template(spare: int) -> None:
+    """Fork a template for this process, while it is still fit to be one, and without the files from `spare` on."""
+    global _template
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if (child := os.fork()) == 0:
+        os.setsid()
+        ours.close()
+        os.closerange(spare, MOST_FDS)
+        _serve(theirs)
+        os._exit(0)
+    theirs.close()
+    _template = Template(ours, Forked(child))
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    warnings.filterwarnings("ignore", "This process .* is multi-threaded, use of fork", DeprecationWarning)
+    for module in PRELOADED:
+        importlib.import_module(module)
+    with socket.socket(fileno=int(sys.argv[1])) as connection:
+        _serve(connection)
