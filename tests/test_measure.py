@@ -16,7 +16,7 @@ from minfer.bench.integrity import Dishonest
 from minfer.bench.measure import MOST_ROTATIONS, Bench, rotations
 from minfer.bench.stats import compare, compare_blocks
 from minfer.bench.timing import Timing
-from minfer.ops.hgemm import matmul
+from minfer.ops.hgemm import torch_matmul
 
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -29,7 +29,7 @@ def slowed(factor: float) -> Any:
 
     def kernel(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, alpha: float, beta: float) -> None:
         begin = time.perf_counter()
-        matmul(out, a, b, alpha, beta)
+        torch_matmul(out, a, b, alpha, beta)
         end = begin + factor * (time.perf_counter() - begin)
         while time.perf_counter() < end:
             pass
@@ -39,13 +39,13 @@ def slowed(factor: float) -> Any:
 
 def bench(kernel: Any, size: int = 128) -> Bench:
     case = HGEMM.case("torch", "bfloat16", {"m": size, "n": size, "k": size})
-    made = Bench(HGEMM, case, kernel, matmul, CPU, seed=1)
+    made = Bench(HGEMM, case, kernel, torch_matmul, CPU, seed=1)
     made.warm_up(0.05)
     return made
 
 
 def test_the_baseline_against_itself_is_a_tie() -> None:
-    comparisons = [compare(*bench(matmul).cold(TIMING).T) for _ in range(3)]
+    comparisons = [compare(*bench(torch_matmul).cold(TIMING).T) for _ in range(3)]
     assert sum(comparison.verdict != "tie" for comparison in comparisons) <= 1
     assert all(comparison.low < 1.03 and comparison.high > 0.97 for comparison in comparisons)
 
@@ -57,7 +57,7 @@ def test_a_kernel_slowed_by_a_fifth_is_found_and_by_how_much() -> None:
 
 
 def test_a_kernel_is_faster_than_a_slowed_baseline() -> None:
-    made = bench(matmul)
+    made = bench(torch_matmul)
     made.arms[1:] = [lambda index: slowed(1.5)(made.outs[index], *made.sets[index], 1.0, 0.0)] * 2
     assert compare(*made.cold(TIMING).T).verdict == "faster"
 
@@ -70,11 +70,11 @@ def test_steady_finds_the_same() -> None:
 
 def test_rounds_stop_at_a_look_or_at_the_cap() -> None:
     loose = Timing(looks=[7, 14], precision=1e9, cold_cap_s=60)
-    assert bench(matmul).cold(loose).shape == (7, 3)
+    assert bench(torch_matmul).cold(loose).shape == (7, 3)
     strict = Timing(looks=[7, 14], precision=1e-9, cold_cap_s=60)
-    assert bench(matmul).cold(strict).shape == (14, 3)
+    assert bench(torch_matmul).cold(strict).shape == (14, 3)
     short = Timing(looks=[1000], precision=1e-9, cold_cap_s=0, least_rounds=3)
-    assert 3 <= len(bench(matmul).cold(short)) < 1000
+    assert 3 <= len(bench(torch_matmul).cold(short)) < 1000
 
 
 @pytest.mark.parametrize("size", [32, 64, 512, 4096])
@@ -88,7 +88,7 @@ def test_a_round_of_operands_is_twice_the_cache(size: int) -> None:
 def test_times_are_of_the_arm_that_took_them() -> None:
     order = np.array([[0, 1, 2], [2, 1, 0], [1, 2, 0]])
     arms = [lambda index, s=seconds: time.sleep(s) for seconds in (0.0, 0.02, 0.05)]
-    times = CpuClock(CPU).cold(arms, order, bench(matmul))
+    times = CpuClock(CPU).cold(arms, order, bench(torch_matmul))
     assert times.shape == order.shape
     assert (times[:, 0] < 0.02).all() and (times[:, 1] >= 0.02).all() and (times[:, 2] >= 0.05).all()
 
@@ -99,9 +99,9 @@ def test_every_timed_call_is_compared() -> None:
     def lazy_once(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, alpha: float, beta: float) -> None:
         calls.append(1)
         if len(calls) != 30:
-            matmul(out, a, b, alpha, beta)
+            torch_matmul(out, a, b, alpha, beta)
 
     with pytest.raises(Dishonest, match="1 of 40 timed calls returned a wrong result"):
-        made = bench(matmul)
+        made = bench(torch_matmul)
         made.arms[0] = lambda index: lazy_once(made.outs[index], *made.sets[index], 1.0, 0.0)
         made.cold(TIMING)

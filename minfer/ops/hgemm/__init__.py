@@ -29,7 +29,7 @@ def reference(
     return expected, magnitude
 
 
-def matmul(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, alpha: float = 1.0, beta: float = 0.0) -> None:
+def torch_matmul(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, alpha: float = 1.0, beta: float = 0.0) -> None:
     """cuBLAS (oneDNN on a CPU) through PyTorch."""
     if alpha == 1.0 and beta == 0.0:
         torch.mm(a, b, out=out)
@@ -37,13 +37,15 @@ def matmul(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, alpha: float = 1
         torch.addmm(out, a, b, alpha=alpha, beta=beta, out=out)
 
 
-def matmul_acc16(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, alpha: float = 1.0, beta: float = 0.0) -> None:
+def torch_matmul_acc16(
+    out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, alpha: float = 1.0, beta: float = 0.0
+) -> None:
     """The same with cuBLAS allowed to add up in fp16, for this call alone (a CPU's library takes no notice)."""
     backend = torch.backends.cuda.matmul
     before = backend.allow_fp16_accumulation
     backend.allow_fp16_accumulation = True
     try:
-        matmul(out, a, b, alpha, beta)
+        torch_matmul(out, a, b, alpha, beta)
     finally:
         backend.allow_fp16_accumulation = before
 
@@ -66,8 +68,8 @@ op = Op(
 FLOAT32, FLOAT16 = {"accumulate": ("float32",)}, {"accumulate": ("float16",)}
 VECTORS = multiples(n=8, k=8)  # rows of 16-byte pieces
 
-op.torch("torch", matmul, baseline=True, params=FLOAT32)
-op.torch("torch_acc16", matmul_acc16, baseline=True, params=FLOAT16, dtypes=("float16",))
+op.torch("torch", torch_matmul, baseline=True, params=FLOAT32)
+op.torch("torch_acc16", torch_matmul_acc16, baseline=True, params=FLOAT16, dtypes=("float16",))
 op.cuda("v01_naive.cu", params=FLOAT32)
 op.cuda("v02_tiled.cu", params=FLOAT32)
 op.cuda("v03_wmma.cu", params=FLOAT32)
@@ -78,3 +80,5 @@ op.triton("triton_tiled.py", params=FLOAT32)
 op.triton("triton_persistent.py", archs="sm_90+", params=FLOAT32, requires=VECTORS)
 op.cpp("cpu_naive.cpp", params=FLOAT32)
 op.cpp("cpu_blocked.cpp", params=FLOAT32)
+
+from minfer.ops.hgemm.library import matmul as matmul  # noqa: E402  (it chooses among the kernels above)

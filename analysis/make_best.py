@@ -1,0 +1,79 @@
+"""Which kernel `minfer.ops.hgemm.matmul` calls, from parquet: `python analysis/make_best.py`.
+
+Reads results/**/*.parquet and writes minfer/ops/hgemm/best.json: for each architecture, dtype, layout and shape our own
+kernels that are right there with fp32 accumulation, fastest first, by their cold times. PyTorch's are not among them:
+what `matmul` reaches is what these kernels reach.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the project is run from its folder, not installed
+
+from analysis.rows import load, newest, number
+from minfer import store
+
+COMMAND = "python analysis/make_best.py"
+TABLE = Path("minfer/ops/hgemm/best.json")
+COLUMNS = ["run", "finished", "case", "op", "kernel", "backend", "dtype", "params", "shape", "status", "cold_us"]
+COLUMNS += ["device", "device_kind", "arch"]
+
+
+def entries(table: pa.Table) -> list[dict[str, Any]]:
+    """What the rows say, in order: by architecture, device, dtype, layout and shape."""
+    found: dict[tuple[Any, ...], dict[str, float]] = {}
+    for row in newest(table).to_pylist(maps_as_pydicts="lossy"):
+        params, us = row["params"] or {}, number(row, "cold_us")
+        counts = row["op"] == "hgemm" and row["status"] in store.MEASURED and params.get("accumulate") == "float32"
+        if counts and us and row["backend"] not in (None, "torch"):
+            arch = "cpu" if row["device_kind"] == "cpu" else row["arch"]
+            shape = tuple(row["shape"][axis] for axis in "mnk")
+            key = (arch, row["device"], row["dtype"], params["layout"], *shape)
+            found.setdefault(key, {})[row["kernel"]] = round(us, 3)
+    names = ("arch", "device", "dtype", "layout", "m", "n", "k")
+    return [
+        dict(zip(names, key, strict=True)) | {"kernels": dict(sorted(us.items(), key=lambda item: (item[1], item[0])))}
+        for key, us in sorted(found.items())
+    ]
+
+
+def text(found: list[dict[str, Any]]) -> str:
+    """The file: a line a shape."""
+    return "[\n" + ",\n".join(json.dumps(entry) for entry in found) + "\n]\n"
+
+
+def main(arguments: Iterable[str] | None = None) -> int:
+    """Returns the exit status: 0 when the table is that of the results, and every file could be read."""
+    made = argparse.ArgumentParser(prog=COMMAND, description=(__doc__ or "").splitlines()[0])
+    made.add_argument("files", nargs="*", type=Path, help="parquet files to read instead of searching --results")
+    made.add_argument("--results", type=Path, default=Path("results"), help="folder to search (default: results)")
+    made.add_argument("--table", type=Path, default=TABLE, help=f"file to write (default: {TABLE})")
+    made.add_argument("--check", action="store_true", help="write nothing; exit 1 if the table is out of date")
+    options = made.parse_args(list(arguments) if arguments is not None else None)
+    try:
+        shown, problems = load(options.files, options.results, COLUMNS)
+    except FileNotFoundError as error:
+        print(error, file=sys.stderr)
+        return 1
+    new = text(entries(shown))
+    if problems:
+        problems.append(f"{options.table} is left as it is")
+    elif options.check and not (options.table.is_file() and options.table.read_text() == new):
+        problems = [f"{options.table} is out of date: run `{COMMAND}`"]
+    elif not options.check:
+        options.table.write_text(new)
+    for line in problems:
+        print(line, file=sys.stderr)
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,212 @@
+"""`minfer.ops.hgemm.matmul`: what it chooses and why, and that it is an op like PyTorch's own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from analysis import make_best
+from minfer import ops, store
+from minfer.ops.hgemm import best as chooser
+from minfer.ops.hgemm import matmul
+from minfer.ops.hgemm.best import best
+from tests.conftest import ROOT
+
+H200 = (9, 0)
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """Puts a table of measurements, (m, n, k) -> kernels by time, in the place of the real one."""
+
+    def put(shapes: dict[tuple[int, int, int], dict[str, float]], **about: str) -> None:
+        what = {"arch": "sm_90a", "device": "NVIDIA H200", "dtype": "bfloat16", "layout": "TN"} | about
+        table = tuple(what | dict(zip("mnk", shape, strict=True)) | {"kernels": us} for shape, us in shapes.items())
+        monkeypatch.setattr(chooser, "table", lambda: table)
+        best.cache_clear()
+
+    yield put
+    best.cache_clear()
+
+
+def test_the_fastest_at_the_nearest_shape_that_was_measured(measured):
+    measured({(16, 64, 64): {"v04_mma": 1.0, "v03_wmma": 2.0}, (2048, 64, 64): {"v05_pipelined": 3.0, "v04_mma": 4.0}})
+    exact = best(16, 64, 64, "bfloat16", "TN", H200)
+    assert exact == chooser.Choice("v04_mma", "the fastest of 2 at this shape: 1 us cold, bfloat16 TN on NVIDIA H200")
+    near = best(180, 64, 64, "bfloat16", "TN", H200)  # 16 and 2048 are 7 doublings apart, 181 is in the middle
+    assert near.kernel == "v04_mma" and "at 16x64x64, the nearest shape measured" in near.why
+    assert best(182, 64, 64, "bfloat16", "TN", H200).kernel == "v05_pipelined"
+
+
+def test_what_does_not_support_the_problem_is_passed_over(measured):
+    measured({(16, 64, 64): {"v07_tuned": 1.0, "v03_wmma": 2.0}, (9999, 9999, 9999): {"v01_naive": 1.0}})
+    odd = best(16, 63, 64, "bfloat16", "TN", H200)
+    assert odd.kernel == "v03_wmma" and odd.why.startswith("alone at 16x64x64")
+    measured({(16, 64, 64): {"v07_tuned": 1.0}, (9999, 9999, 9999): {"v01_naive": 1.0}})
+    assert best(16, 63, 64, "bfloat16", "TN", H200).kernel == "v01_naive"
+
+
+def test_architecture_then_layout_then_shape_then_dtype(measured):
+    problem = {"m": 64, "n": 64, "k": 64}
+    entry = problem | {"arch": "sm_90a", "layout": "TN", "dtype": "float16"}
+    order = [
+        entry,
+        entry | {"dtype": "bfloat16"},
+        entry | {"m": 128},
+        entry | {"layout": "NN"},
+        entry | {"arch": "sm_89"},
+    ]
+    distances = [chooser.distance(entry, problem, "float16", "TN", H200) for entry in order]
+    assert distances == sorted(distances) and len(set(distances)) == 5
+
+
+def test_where_nothing_was_measured_it_is_the_last_of_the_ladder(measured):
+    measured({(64, 64, 64): {"v04_mma": 1.0}})  # on a GPU
+    choice = best(64, 64, 64, "float16", "TN", None)
+    assert choice.kernel == "cpu_blocked" and "no kernel that does was measured" in choice.why
+    measured({(64, 64, 64): {"cpu_naive": 1.0}}, arch="cpu", device="AMD EPYC")
+    assert best(64, 64, 64, "float16", "TN", None).kernel == "cpu_naive"
+    with pytest.raises(ValueError, match=r"^no kernel of hgemm multiplies 8x8x8 in float32 on sm_90$"):
+        best(8, 8, 8, "float32", "TN", H200)
+
+
+def test_the_committed_table_is_of_kernels_that_there_are_and_are_ours():
+    kernels = ops.get("hgemm").kernels
+    assert chooser.table.__wrapped__()
+    for entry in chooser.table.__wrapped__():
+        assert all(name in kernels and kernels[name].backend != "torch" for name in entry["kernels"])
+        assert list(entry["kernels"].values()) == sorted(entry["kernels"].values())
+
+
+def operands(m: int, n: int, k: int, dtype: torch.dtype, layout: str) -> tuple[torch.Tensor, torch.Tensor]:
+    b = torch.randn(n, k).t() if layout == "TN" else torch.randn(k, n)
+    return torch.randn(m, k).to(dtype), b.to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("layout", ["TN", "NN"])
+@pytest.mark.parametrize("shape", [(33, 40, 64), (1, 8, 1), (5, 1, 7), (0, 8, 8), (4, 8, 0), (1, 1, 1)])
+def test_it_multiplies(shape, layout, dtype):
+    a, b = operands(*shape, dtype, layout)
+    torch.testing.assert_close(matmul(a, b), a @ b)
+
+
+def test_operands_that_lie_badly_are_copied():
+    a, b = operands(6, 16, 24, torch.float16, "NN")
+    wide = torch.randn(7, 29).half()
+    inside, backwards, spread = wide[1:, 3:27], a.flip(0), torch.randn(24, 32).half()[:, ::2]
+    for left, right in (
+        (inside, b),
+        (backwards, b),
+        (a, spread),
+        (a, spread.t().contiguous().t()),
+        (a[:1].expand(6, -1), b),
+    ):
+        torch.testing.assert_close(matmul(left, right), left @ right)
+
+
+@pytest.mark.parametrize("layout", ["TN", "NN"])
+def test_it_is_an_op_like_pytorchs_own(layout):
+    torch.library.opcheck(torch.ops.minfer.hgemm.default, operands(6, 16, 24, torch.float16, layout))
+
+
+def test_it_compiles_whole_and_for_any_shape():
+    compiled = torch.compile(lambda a, b: matmul(a, b) + 1, backend="aot_eager", fullgraph=True, dynamic=True)
+    for m in (6, 7):
+        a, b = operands(m, 16, 24, torch.bfloat16, "TN")
+        torch.testing.assert_close(compiled(a, b), a @ b + 1)
+
+
+def test_mistakes_are_a_sentence_each():
+    a, b = operands(6, 16, 24, torch.float16, "NN")
+    for left, right, said in (
+        (a, b.t(), r"takes \(M, K\) and \(K, N\), got \(6, 24\) and \(16, 24\)"),
+        (a[0], b, r"takes \(M, K\) and \(K, N\), got \(24,\) and \(24, 16\)"),
+        (a, b.bfloat16(), "takes float16 or bfloat16 for both operands, got torch.float16 and torch.bfloat16"),
+        (a.float(), b.float(), "takes float16 or bfloat16 for both operands, got torch.float32"),
+        (a, b.to("meta"), "takes operands on one device, got cpu and meta"),
+    ):
+        with pytest.raises(ValueError, match=f"^hgemm.matmul {said}"):
+            matmul(left, right)
+    with pytest.raises(RuntimeError, match=r"^hgemm.matmul has no backward: call it under torch.no_grad\(\)"):
+        matmul(a.requires_grad_(), b)
+    with torch.no_grad():
+        torch.testing.assert_close(matmul(a, b), a @ b)
+
+
+def test_its_choice_is_explained_once():
+    code = (
+        "import torch; from minfer.ops.hgemm import matmul; a = torch.ones(8, 8).half(); matmul(a, a); matmul(a, a.t())"
+    )
+    code += "; matmul(a, a)"
+    for explain, lines in (("1", 2), ("0", 0)):
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, env=os.environ | {"MINFER_EXPLAIN": explain}
+        )  # fmt: skip
+        assert done.returncode == 0 and len(done.stderr.splitlines()) == lines, done.stderr
+    assert (
+        "hgemm.matmul 8x8x8 float16 NN: cpu_"
+        in subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+            env=os.environ | {"MINFER_EXPLAIN": "1"},
+        ).stderr
+    )
+
+
+# The table
+
+
+def row(
+    kernel: str, us: float, status: str = "ok", shape: tuple[int, int, int] = (1, 8, 8), **values: Any
+) -> store.Row:
+    params, sizes = {"layout": "TN", "accumulate": "float32"}, dict(zip("mnk", shape, strict=True))
+    made: store.Row = {"run": "r", "op": "hgemm", "kernel": kernel, "backend": "cuda", "dtype": "float16"}
+    made |= {"case": f"hgemm/{kernel}/{sizes}", "params": params, "shape": sizes, "status": status, "cold_us": us}
+    return made | {"device": "NVIDIA H200", "device_kind": "cuda", "arch": "sm_90a"} | values
+
+
+def test_the_table_is_what_the_rows_say(tmp_path: Path, capsys):
+    store.write(
+        store.to_table(
+            [
+                row("v03_wmma", 3.0),
+                row("v04_mma", 2.0, "unconverged"),
+                row("v05_pipelined", 1.0, "wrong"),
+                row("torch", 0.5, backend="torch"),
+                row("v04_mma_acc16", 0.5, params={"layout": "TN", "accumulate": "float16"}),
+                row("cpu_naive", 9.0, backend="cpp", device="EPYC", device_kind="cpu", arch="x86_64"),
+            ]
+        ),
+        tmp_path / "rows.parquet",
+    )
+    where = ["--results", str(tmp_path), "--table", str(tmp_path / "best.json")]
+    assert make_best.main([*where, "--check"]) == 1
+    assert "is out of date: run `python analysis/make_best.py`" in capsys.readouterr().err
+    assert make_best.main(where) == 0 and make_best.main([*where, "--check"]) == 0
+    shape = '"dtype": "float16", "layout": "TN", "m": 1, "n": 8, "k": 8'
+    assert (tmp_path / "best.json").read_text().splitlines() == [
+        "[",
+        f'{{"arch": "cpu", "device": "EPYC", {shape}, "kernels": {{"cpu_naive": 9.0}}}},',
+        f'{{"arch": "sm_90a", "device": "NVIDIA H200", {shape}, "kernels": {{"v04_mma": 2.0, "v03_wmma": 3.0}}}}',
+        "]",
+    ]
+    (tmp_path / "broken.parquet").write_text("no")
+    assert make_best.main(where) == 1 and "best.json is left as it is" in capsys.readouterr().err
+    assert make_best.main(["--results", str(tmp_path / "none")]) == 1
+
+
+def test_the_committed_table_is_that_of_the_committed_rows():
+    listed = subprocess.run(["git", "ls-files", "results/*.parquet"], capture_output=True, text=True, cwd=ROOT)
+    if listed.returncode:
+        pytest.skip("not a checkout")
+    files = [str(ROOT / name) for name in listed.stdout.split()]
+    assert files and make_best.main([*files, "--table", str(ROOT / make_best.TABLE), "--check"]) == 0
