@@ -24,6 +24,13 @@ HGEMM = ops.get("hgemm")
 CPU = torch.device("cpu")
 # Beside the op's odd shapes: several tiles each way with an edge in each, and longer than a pipeline is deep.
 SIZES = [*HGEMM.odd_shapes, {"m": 131, "n": 264, "k": 72}, {"m": 40, "n": 16, "k": 424}]
+# What takes k apart, and each tile of the kernels that choose one by m.
+LONG = {
+    "v15_gemv": [(8, 88, 1416), (5, 24, 8)],
+    "v08_split_k": [(16, 64, 456)],
+    "v08_stream_k": [(16, 1800, 40)],  # of 8 tiles, 3 blocks take one each, and 5 are dealt out
+    "v16_skinny": [(8, 88, 1416), (20, 72, 712), (60, 136, 520), (100, 136, 584)],
+}
 
 
 def worst(function: Callable[..., None], case: Case, seed: int = 1) -> float:
@@ -44,7 +51,7 @@ def emulated(kernel: Kernel) -> bool:
     """Whether the emulator has a version of its own of everything that the sources ask of the hardware."""
     known = {path.name for path in (Path(__file__).parent / "emulator" / "include" / "cuda").iterdir()}
     sources = [path.read_text() for path in kernel.sources() if path.name not in known]
-    return not any(re.search(r"<mma\.h>|\basm\b|\batomic[A-Z]|cooperative_groups", text) for text in sources)
+    return not any(re.search(r"<mma\.h>|\basm\b|\batomic(?!Inc|Add)[A-Z]|cooperative_groups", text) for text in sources)
 
 
 FILES = {k.source.stem: k.source for k in ops.every_kernel(["cuda"])}
@@ -54,12 +61,31 @@ FILES = {k.source.stem: k.source for k in ops.every_kernel(["cuda"])}
 def test_kernels_agree_with_the_oracle_when_emulated(file: str, tmp_path: Path) -> None:
     kernels = [kernel for kernel in HGEMM.kernels.values() if kernel.source == FILES[file]]
     if not emulated(kernels[0]):
-        pytest.skip("not emulated: WMMA, whose fragments are the compiler's secret, PTX of its own, or atomics")
+        pytest.skip("not emulated: WMMA, whose fragments are the compiler's secret, PTX of its own, or other atomics")
     function = Emulated(kernels[0], tmp_path)
     for kernel in kernels:
         function.symbol = kernel.symbol
-        tried = [worst(function, case) for _, case in cases(kernel, SIZES)]
+        long = [dict(zip(HGEMM.axes, shape, strict=True)) for shape in LONG.get(file, [])]
+        tried = [worst(function, case) for _, case in cases(kernel, SIZES + long)]
         assert len(tried) >= 6 and max(tried) < 1, tried
+
+
+# Sums of many blocks, long enough for their bits to depend on the order.
+SHARED_SUMS = {"v08_split_k": (128, 256, 392), "v08_stream_k": (128, 512, 264), "v09_a_stationary": (128, 128, 1672)}
+SHARED_SUMS["v16_skinny"] = (128, 128, 776)
+
+
+@pytest.mark.parametrize("file", SHARED_SUMS)
+def test_sums_of_several_blocks_have_the_same_bits_in_any_order_or_say_that_they_do_not(file, tmp_path) -> None:
+    kernel = HGEMM.kernels[file]
+    function = Emulated(kernel, tmp_path)
+    case = HGEMM.case(file, "float16", dict(zip(HGEMM.axes, SHARED_SUMS[file], strict=True)))
+    _, out, inputs = Trial(case, HGEMM.calls[0], "normal", 1).operands(HGEMM, CPU)
+    found = set()
+    for _ in range(4):  # each in another order of blocks
+        function(out, *inputs)
+        found.add(out.numpy().tobytes())
+    assert (len(found) == 1) == kernel.deterministic
 
 
 # What is taken away from a kernel, and what is then seen: this error, or a wrong result.
@@ -79,9 +105,19 @@ BROKEN = {
     "no barrier before a stage is read": ("v05_pipelined", {"    __syncthreads();  // all": "    // all"}, WRONG),
     "copies beyond the edge": ("v05_pipelined", {" && cols_left > 0": ""}, "outside the operands"),
     "swizzled when written only": ("v06_swizzled", {"a_tile + PlaceA::at(": "a_tile + Padded<24>::at("}, WRONG),
-    "no barrier before a stage is filled": ("v06_swizzled", {"  __syncthreads();\n        used": "  used"}, WRONG),
+    "no barrier before a stage is filled": ("v06_swizzled", {"  __syncthreads();\n          used": "  used"}, WRONG),
+    "a row of A that is not there": ("v15_gemv", {" && lane / 4 < g.m": ""}, "outside operand"),
+    "sums of warps not waited for": ("v15_gemv", {"  __syncthreads();\n  for": "  for"}, WRONG),
+    "columns of a product swapped": ("v15_gemv", {"+ 2 * product + upper": "+ 2 * product + 1 - upper"}, WRONG),
+    "added up before all have come": ("v16_skinny", {"== count - 1;": "== 0;"}, WRONG),
+    "sums at another block's place": ("v08_stream_k", {"(2LL * block + second)": "(2LL * block)"}, WRONG),
+    "a step of another tile": ("v08_stream_k", {"step - dealt * k_tiles,": "0,"}, WRONG),
     "a tile twice": ("v07_tuned", {"within / rows}": "within % rows}"}, WRONG),
-    "rows staged where another warp does": ("v07_tuned", {"stages + warp * Warp::kStaged": "stages"}, WRONG),
+    "rows staged where another warp does": (
+        "v07_tuned",
+        {"stages + threadIdx.x / 32 * Block::Warp::kStaged": "stages"},
+        WRONG,
+    ),
 }
 
 

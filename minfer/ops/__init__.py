@@ -83,6 +83,23 @@ def multiples(**factors: int) -> Rule:
     return rule
 
 
+def at_most(**limits: int) -> Rule:
+    """The rule that each named axis be no longer than the given limit."""
+
+    def rule(case: Case) -> str | None:
+        for axis, limit in limits.items():
+            if case.shape[axis] > limit:
+                return f"needs {axis} to be at most {limit}, got {case.shape[axis]}"
+        return None
+
+    return rule
+
+
+def both(*rules: Rule) -> Rule:
+    """The rule that each of the given ones be kept."""
+    return lambda case: next((why for rule in rules if (why := rule(case))), None)
+
+
 @dataclass(frozen=True)
 class Kernel:
     """One implementation of an op, and what it supports.

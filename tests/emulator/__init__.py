@@ -8,7 +8,6 @@ does, written a second time. WMMA is not emulated.
 from __future__ import annotations
 
 import ctypes
-import itertools
 import re
 import subprocess
 import tempfile
@@ -53,10 +52,9 @@ class KernelError(Exception):
 
 def rewrite(text: str) -> str:
     """CUDA as C++: the launches, the shared memory, and no headers of PyTorch's and of the toolkit's."""
-    declarations = itertools.count()
     text = FOREIGN.sub("", text)
     text = DYNAMIC.sub(r"\1* \2 = reinterpret_cast<\1*>(emulator::dynamic_shared());", text)
-    text = STATIC.sub(lambda m: f'auto& {m[2]} = emulator::shared<{m[1]}{m[3]}>({next(declarations)}, "{m[2]}");', text)
+    text = STATIC.sub(lambda m: f'auto& {m[2]} = emulator::shared<{m[1]}{m[3]}>(__COUNTER__, "{m[2]}");', text)
     return LAUNCH.sub(r"emulator::launch(emulator::Launch(\2), [&] { \1\3; });", text)
 
 

@@ -162,6 +162,8 @@ void check_global(const char* what, const void* p, size_t bytes) {
 void on_signal(int, siginfo_t* info, void*) {
   for (const Region* region : state.operands)
     if (region->near(info->si_addr)) fail("touches memory outside operand " + region->name + ", or writes an input");
+  for (const Region& region : state.scratch)
+    if (region.near(info->si_addr)) fail("touches memory outside its " + region.name);
   for (const auto& [id, region] : state.shared)
     if (region->near(info->si_addr)) fail("touches memory outside its " + region->name);
   fail("touches memory that is no operand and not shared");
@@ -219,6 +221,9 @@ extern "C" void emulator_call(const char* name, const torch::stable::Tensor* ten
       problem = caught.what();
     }
     for (int i = 0; i < 2; ++i) sigaction(signals[i], &before[i], nullptr);
+    for (const Region& region : state.scratch)
+      if (problem.empty() && !region.intact()) problem = "the kernel wrote outside its " + region.name;
+    state.scratch.clear();
     if (problem.empty() && !regions[0]->intact()) problem = "the kernel wrote outside operand out";
     memcpy(tensors[0].data, inside[0].data, tensors[0].bytes());
     state.operands.clear();

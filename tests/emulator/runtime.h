@@ -107,6 +107,7 @@ struct State {
   const std::function<void()>* body = nullptr;
   std::map<int, std::unique_ptr<Region>> shared;  // by declaration; -1 is the dynamic one
   std::vector<Region*> operands;
+  std::deque<Region> scratch;  // that the call has allocated
   size_t shared_allowed = kDefaultShared;
   char* stacks = nullptr;
   sigjmp_buf scheduler;
@@ -218,6 +219,46 @@ T __shfl_xor_sync(unsigned, T value, int mask) {
 template <typename T>
 T __shfl_down_sync(unsigned, T value, unsigned by) {
   return emulator_shuffle("__shfl_down_sync()", value, [=](unsigned i) { return i + by < 32 ? i + by : i; });
+}
+
+template <typename T>
+T __ldcs(const T* p) {  // evicted first; the value is the same
+  return *p;
+}
+
+template <typename T>
+T __ldcg(const T* p) {
+  return *p;
+}
+
+// Threads run one at a time, and blocks one after the other, so that an operation is atomic and memory in order.
+inline void __threadfence() {}
+inline unsigned atomicInc(unsigned* p, unsigned last) {
+  const unsigned before = *p;
+  *p = before >= last ? 0 : before + 1;
+  return before;
+}
+inline float atomicAdd(float* p, float value) {
+  const float before = *p;
+  *p += value;
+  return before;
+}
+
+// Selects four of the eight bytes of y and x, by the digits of `selector`.
+inline uint32_t __byte_perm(uint32_t x, uint32_t y, uint32_t selector) {
+  const uint64_t bytes = uint64_t(y) << 32 | x;
+  uint32_t result = 0;
+  for (int i = 0; i < 4; ++i) result |= uint32_t(bytes >> 8 * (selector >> 4 * i & 7) & 0xff) << 8 * i;
+  return result;
+}
+
+// A GPU of three SMs, so that small problems have more and fewer tiles.
+#define cudaGetDevice(device) (*(device) = 0, cudaSuccess)
+#define cudaDeviceGetAttribute(value, attribute, device) (*(value) = 3, cudaSuccess)
+
+inline cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t) {
+  memset(p, value, bytes);
+  return cudaSuccess;
 }
 
 template <typename Function>

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-from minfer.ops import Case, Op, multiples
+from minfer.ops import Case, Op, at_most, both, multiples
 
 
 def inputs(case: Case, rand: Callable[..., torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -67,15 +67,23 @@ op = Op(
 
 FLOAT32, FLOAT16 = {"accumulate": ("float32",)}, {"accumulate": ("float16",)}
 VECTORS = multiples(n=8, k=8)  # rows of 16-byte pieces
+SKINNY = {m: both(VECTORS, at_most(m=m)) for m in (8, 128)}
 
 op.torch("torch", torch_matmul, baseline=True, params=FLOAT32)
 op.torch("torch_acc16", torch_matmul_acc16, baseline=True, params=FLOAT16, dtypes=("float16",))
 op.cuda("v01_naive.cu", params=FLOAT32)
 op.cuda("v02_tiled.cu", params=FLOAT32)
+for rung in ("v02a_column", "v02b_padded", "v02c_swizzled"):
+    op.cuda(f"{rung}.cu", params=FLOAT32)
 op.cuda("v03_wmma.cu", params=FLOAT32)
 for rung in ("v04_mma", "v05_pipelined", "v06_swizzled", "v07_tuned"):
     op.cuda(f"{rung}.cu", params=FLOAT32, requires=VECTORS)
     op.cuda(f"{rung}.cu", name=f"{rung}_acc16", params=FLOAT16, dtypes=("float16",), requires=VECTORS)
+op.cuda("v08_split_k.cu", params=FLOAT32, requires=VECTORS)
+op.cuda("v08_stream_k.cu", params=FLOAT32, requires=VECTORS)
+op.cuda("v09_a_stationary.cu", params=FLOAT32, requires=VECTORS, deterministic=False)
+op.cuda("v15_gemv.cu", params=FLOAT32, requires=SKINNY[8])
+op.cuda("v16_skinny.cu", params=FLOAT32, requires=SKINNY[128])
 op.triton("triton_tiled.py", params=FLOAT32)
 op.triton("triton_persistent.py", archs="sm_90+", params=FLOAT32, requires=VECTORS)
 op.cpp("cpu_naive.cpp", params=FLOAT32)

@@ -1,0 +1,22 @@
+// v02a_column: v02, with the threads of a warp reading down a column of a tile in shared memory (banks.cuh).
+// Idea: none, it is the mistake. Rows are 128 bytes, which is all 32 banks, so a column lies in one bank, and what a warp
+// reads of it comes one lane after the other.
+// Expected: several times slower than v02: each read of B's tile takes 32 turns instead of one, and ncu counts 31
+// conflicts a request. Measured: see README.md.
+#include "banks.cuh"
+
+namespace minfer {
+
+struct Place {
+  static constexpr int kStride = kTile;
+  __device__ static int at(int row, int col) { return row * kStride + col; }
+};
+
+template <typename T>
+void launch(const Gemm<T>& g) {
+  launch_banks<Place>(g);
+}
+
+}  // namespace minfer
+
+MINFER_HGEMM(hgemm_v02a_column, minfer::launch)

@@ -1,0 +1,20 @@
+// v02b_padded: v02a with rows one element longer than they must be (banks.cuh).
+// Idea: with 33 floats a row, the elements of a column lie one bank apart, and a warp reads 32 different banks.
+// Expected: v02's time, no conflicts; 4 % of the tile is never read. Measured: see README.md.
+#include "banks.cuh"
+
+namespace minfer {
+
+struct Place {
+  static constexpr int kStride = kTile + 1;
+  __device__ static int at(int row, int col) { return row * kStride + col; }
+};
+
+template <typename T>
+void launch(const Gemm<T>& g) {
+  launch_banks<Place>(g);
+}
+
+}  // namespace minfer
+
+MINFER_HGEMM(hgemm_v02b_padded, minfer::launch)

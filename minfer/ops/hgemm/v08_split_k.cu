@@ -1,0 +1,24 @@
+// v08_split_k: v07's tiles, and where they are fewer than SMs, several blocks that share the k of each (split_k.cuh).
+// Idea: a product of 1024x1024 has 32 tiles of 128x256, and 100 of 132 SMs have nothing to do; four blocks a tile give
+// work to 128, which leave their sums in memory for the one that comes last.
+// Expected: 2x over v07 at 1024 (a quarter of the steps, and the sums' way through L2), 1x where tiles are plenty, for
+// then nothing is split. Measured: see README.md.
+#include "split_k.cuh"
+
+namespace minfer {
+
+template <typename T, Layout kLayout>
+struct Tile : BlockTile<T, float, kLayout, 128, 256, 32, 4, 64, 64> {
+  static constexpr int kBlocksPerSM = 1;
+};
+
+template <typename T>
+void launch(const Gemm<T>& g) {
+  require_vectors<T, float>(g);
+  g.layout == Layout::TN ? launch_split_k<Tile<T, Layout::TN>, Layout::TN>(g)
+                         : launch_split_k<Tile<T, Layout::NN>, Layout::NN>(g);
+}
+
+}  // namespace minfer
+
+MINFER_HGEMM(hgemm_v08_split_k, minfer::launch)
