@@ -1,0 +1,81 @@
+"""What each rung's header claims of its machine code, from the cubin, for both architectures.
+
+Dynamic shared memory is no part of a cubin: that it fits 99 KB is asserted in the sources (`BlockTile`), and a launch that
+asks for more fails on the emulator."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+
+import pytest
+
+from minfer import build, ops
+from minfer.profilers import static
+from minfer.profilers.sass import Function
+
+pytestmark = pytest.mark.skipif(
+    build.toolkit() is None or not all((build.toolkit() / "bin" / tool).exists() for tool in ("cuobjdump", "nvdisasm")),
+    reason="no CUDA compiler and disassemblers that fit this PyTorch",
+)
+
+PIPELINED = {"HMMA", "LDSM", "LDGSTS.128"}
+SHARED = PIPELINED | {"ATOMG", "LDG.128", "STG.128"}  # sums go to memory and back 16 bytes at a time
+COLUMN = {"FFMA", "LDS.32"}
+
+# What every function for a half type has, and what none has: kinds of instructions, or their first word.
+CLAIMS: dict[str, tuple[set[str], set[str]]] = {
+    "v02a_column": (COLUMN, {"HMMA"}),
+    "v02b_padded": (COLUMN, {"HMMA"}),
+    "v02c_swizzled": (COLUMN, {"HMMA"}),
+    "v03_wmma": ({"HMMA"}, {"LDGSTS"}),
+    "v04_mma": ({"HMMA", "LDSM", "LDG.128"}, {"LDGSTS"}),
+    "v05_pipelined": (PIPELINED, {"LDG.128"}),
+    "v06_swizzled": (PIPELINED, {"LDG.128"}),
+    "v07_tuned": (PIPELINED | {"STG.128"}, {"LDG.128"}),
+    "v08_split_k": (SHARED, set()),
+    "v08_stream_k": (SHARED, set()),
+    "v09_a_stationary": (PIPELINED | {"RED"}, set()),
+    "v15_gemv": ({"HMMA", "LDG.128"}, {"LDSM", "LDGSTS"}),
+    "v16_skinny": (SHARED, set()),
+}
+
+
+def kinds(function: Function) -> set[str]:
+    found = set(function.mix())
+    return found | {name.partition(".")[0].replace("REDG", "RED") for name in found}  # Hopper calls it REDG
+
+
+@pytest.mark.parametrize("arch", ["sm_89", "sm_90a"])
+@pytest.mark.parametrize("name", CLAIMS)
+def test_the_code_is_what_the_header_says(name: str, arch: str) -> None:
+    has, has_not = CLAIMS[name]
+    functions = static.functions(ops.get("hgemm").kernels[name], arch, 600)
+    ours = [f for f in functions if "minfer::" in f.name and "finish" not in f.name]
+    assert len(ours) >= 2  # fp16 and bf16
+    for function in ours:
+        assert has <= kinds(function) and not has_not & kinds(function), (function.name, function.mix())
+        assert function.stack_bytes == 0 and "STL" not in kinds(function), "it spills"
+        assert function.shared_bytes <= 48 << 10
+
+
+def test_the_three_ways_differ_in_space_and_in_nothing_that_is_read() -> None:
+    found = {}
+    for name in ("v02a_column", "v02b_padded", "v02c_swizzled"):
+        function = static.functions(ops.get("hgemm").kernels[name], "sm_90a", 600)[-1]
+        found[name] = function.shared_bytes, function.mix()["LDS.32"], function.mix()["FFMA"]
+    assert found["v02a_column"] == found["v02c_swizzled"] == (8192, 32, 33)
+    assert found["v02b_padded"] == (8192 + 32 * 4, 32, 33)
+
+
+@pytest.mark.parametrize("arch", ["sm_89", "sm_90a"])
+def test_gemv_has_its_loads_in_flight_before_it_multiplies(arch: str) -> None:
+    """Of B 8 loads of 16 bytes a lane stand before the first product, and in TN 4 of A."""
+    cubin = build.cached_cubin(ops.get("hgemm").kernels["v15_gemv"], arch)
+    command = [build.toolkit() / "bin" / "nvdisasm", "-c", cubin]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    codes = dict(re.findall(r"\.section\s+\.text\.(\S*gemv\S*),(.*?)(?=\.section|\Z)", text, re.DOTALL))
+    assert len(codes) == 4
+    for name, code in codes.items():
+        before, _, rest = code.partition("HMMA.")
+        assert len(re.findall(r"LDG\S*\.128", before)) == (12 if "LayoutE1" in name else 8) and rest

@@ -1,0 +1,101 @@
+"""docs/hgemm.md from real parquet: what was measured is what it says, and what was not says so."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis import make_hgemm
+from minfer import ops, store
+from tests.conftest import ROOT
+
+MARKERS = "".join(f"<!-- {name}:{end} -->\n" for name in ("ladder", "skinny") for end in ("begin", "end"))
+
+
+def row(kernel: str, m: int, n: int, k: int, us: float, baseline_us: float = 10.0, **values: Any) -> store.Row:
+    params, shape = {"layout": "TN", "accumulate": "float32"}, {"m": m, "n": n, "k": k}
+    made: store.Row = {"run": "r", "op": "hgemm", "kernel": kernel, "backend": "cuda", "dtype": "bfloat16"}
+    made |= {"case": f"hgemm/{kernel}/{values.get('dtype')}{shape}", "params": params, "shape": shape, "status": "ok"}
+    made |= {"cold_us": us, "cold_tflops": 2e-6 * m * n * k / us, "cold_speedup": baseline_us / us, "baseline": "torch"}
+    return made | {"cold_baseline_us": baseline_us, "device": "NVIDIA H200"} | values
+
+
+def page(folder: Path, *rows: store.Row) -> str:
+    (folder / "hgemm.md").write_text(MARKERS)
+    store.write(store.to_table(list(rows)), folder / "rows.parquet")
+    where = ["--results", str(folder), "--page", str(folder / "hgemm.md")]
+    assert make_hgemm.main([*where, "--check"]) == 1
+    assert make_hgemm.main(where) == 0 and make_hgemm.main([*where, "--check"]) == 0
+    return (folder / "hgemm.md").read_text()
+
+
+def cells(text: str, first: str) -> list[list[str]]:
+    lines = [line for line in text.splitlines() if line.startswith(f"| {first} |")]
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+
+
+def test_a_rungs_gain_is_over_the_measured_rung_before_it(tmp_path: Path) -> None:
+    counted = {"ncu.shared_load_instructions": 10.0, "ncu.shared_load_conflicts": 310.0}
+    text = page(
+        tmp_path,
+        row("v01_naive", 512, 512, 512, 800.0),
+        row("v02_tiled", 512, 512, 512, 200.0),
+        row("v02_tiled", 1024, 1024, 1024, 900.0, metrics=counted),
+        row("v04_mma", 1024, 1024, 1024, 100.0),
+        row("v05_pipelined", 1024, 1024, 1024, 1.0, status="wrong"),
+        row("v07_tuned", 1024, 1024, 1024, 1.0, dtype="float16"),
+    )
+    assert "**NVIDIA H200 · bfloat16 · TN · sums in float32, cold**" in text
+    assert cells(text, "v01_naive") == [["v01_naive", "0.3355", "—", "—", "—"]]
+    assert cells(text, "v02_tiled") == [["v02_tiled", "1.342", "2.386", "4.00× v01_naive, at 512", "31.00"]]
+    assert cells(text, "v04_mma") == [["v04_mma", "—", "21.47", "9.00× v02_tiled, at 1024", "—"]]
+    for name in ("v05_pipelined", "v07_tuned"):  # it was wrong, and of another dtype
+        assert cells(text, name) == [[name, "not measured yet", "", "", ""]]
+    assert not cells(text, "v15_gemv") and "Nothing was measured yet" in text  # of the skinny ones
+
+
+def test_skinny_shapes_have_the_fastest_of_ours_and_their_mean(tmp_path: Path) -> None:
+    text = page(
+        tmp_path,
+        row("torch", 1, 4096, 4096, 10.0, backend="torch"),
+        row("v15_gemv", 1, 4096, 4096, 8.0),
+        row("v16_skinny", 1, 4096, 4096, 5.0),
+        row("v16_skinny", 64, 4096, 4096, 20.0),
+        row("v16_skinny", 200, 4096, 4096, 1.0),
+    )
+    assert cells(text, "4096 × 4096") == [
+        ["4096 × 4096", "1", "10.00 µs", "8.000 µs", "5.000 µs", "2.00×, v16_skinny"],
+        ["4096 × 4096", "64", "10.00 µs", "not measured yet", "20.00 µs", "0.500×, v16_skinny"],
+    ]
+    assert "Geometric mean over 2 shapes: 1.000×; the least is 0.500×." in text
+
+
+def test_every_cuda_kernel_is_a_rung_in_ladder_order() -> None:
+    names = make_hgemm.rungs(ROOT / make_hgemm.SOURCES)
+    registered = [
+        k.name for k in ops.get("hgemm").kernels.values() if k.backend == "cuda" and k.source.parent.name == "hgemm"
+    ]
+    assert set(names) == set(registered) and names.index("v02_tiled") < names.index("v02a_column") < names.index(
+        "v03_wmma"
+    )
+
+
+def test_every_rung_has_its_place_in_the_walk() -> None:
+    text = (ROOT / make_hgemm.PAGE).read_text()
+    walked = text[: text.index("<!-- ladder:begin -->")] + text[text.index("<!-- ladder:end -->") :]
+    names = [name for name in make_hgemm.rungs(ROOT / make_hgemm.SOURCES) if not name.endswith("_acc16")]
+    assert not [name for name in names if name[:2] != "v1" and name not in walked]
+    assert "v15_gemv" in walked and "v16_skinny" in walked
+
+
+def test_the_page_is_that_of_the_committed_rows() -> None:
+    listed = subprocess.run(["git", "ls-files", "results/*.parquet"], capture_output=True, text=True, cwd=ROOT)
+    if listed.returncode:
+        pytest.skip("not a checkout")
+    command = [sys.executable, "analysis/make_hgemm.py", "--check", *listed.stdout.split()]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
