@@ -33,6 +33,10 @@ LONG = {
 }
 
 
+def sizes(file: str) -> list[dict[str, int]]:
+    return [*(dict(zip(HGEMM.axes, shape, strict=True)) for shape in LONG.get(file, [])), *SIZES]
+
+
 def worst(function: Callable[..., None], case: Case, seed: int = 1) -> float:
     """The largest error over its bound, of all calls, each under its own schedule; NaN if the result has one."""
     found = []
@@ -65,8 +69,7 @@ def test_kernels_agree_with_the_oracle_when_emulated(file: str, tmp_path: Path) 
     function = Emulated(kernels[0], tmp_path)
     for kernel in kernels:
         function.symbol = kernel.symbol
-        long = [dict(zip(HGEMM.axes, shape, strict=True)) for shape in LONG.get(file, [])]
-        tried = [worst(function, case) for _, case in cases(kernel, SIZES + long)]
+        tried = [worst(function, case) for _, case in cases(kernel, sizes(file))]
         assert len(tried) >= 6 and max(tried) < 1, tried
 
 
@@ -125,7 +128,7 @@ BROKEN = {
 def test_a_broken_kernel_is_seen(how: str, tmp_path: Path) -> None:
     file, edits, error = BROKEN[how]
     function = Emulated(HGEMM.kernels[file], tmp_path, edits)
-    tried = (worst(function, case) for _, case in cases(HGEMM.kernels[file], SIZES))
+    tried = (worst(function, case) for _, case in cases(HGEMM.kernels[file], sizes(file)))
     if error:
         with pytest.raises(KernelError, match=error):
             list(tried)
