@@ -10,7 +10,7 @@ std::string where() {
     return "(" + std::to_string(v.x) + ", " + std::to_string(v.y) + ", " + std::to_string(v.z) + ")";
   };
   if (!state.current) return "the launch";
-  return "thread " + text(state.current->index) + " of block " + text(state.block_index);
+  return "thread " + text(state.current->index) + " of block " + text(state.current->block->index);
 }
 
 void fail(const std::string& what) {
@@ -39,23 +39,25 @@ void release(std::vector<Thread*> threads) {
     for (unsigned i = 0; i < order.size(); ++i) order[i] = i;
     shuffle(order);
     std::stable_sort(threads.begin(), threads.end(),
-                     [&](auto* a, auto* b) { return order[a->rank / kWarp] < order[b->rank / kWarp]; });
+                     [&](auto* a, auto* b) { return order[a->number / kWarp] < order[b->number / kWarp]; });
   }
   for (Thread* thread : threads) thread->waits = nullptr;
   state.ready.insert(state.random() % 4 ? state.ready.end() : state.ready.begin(), threads.begin(), threads.end());
 }
 
-void barrier() {
-  if (++state.at_barrier == state.threads.size()) {
-    std::vector<Thread*> all;
-    for (Thread& thread : state.threads) all.push_back(&thread);
-    state.at_barrier = 0;
-    release(all);
-    suspend();
-  } else {
-    wait_for("__syncthreads()");
-  }
+// Waits at a barrier of all threads of a block, or of the cluster.
+void meet(unsigned& arrived, const Block* block, const char* what) {
+  std::vector<Thread*> all;
+  for (Thread& thread : state.threads)
+    if (!block || thread.block == block) all.push_back(&thread);
+  if (++arrived < all.size()) return wait_for(what);
+  arrived = 0;
+  release(all);
+  suspend();
 }
+
+void barrier() { meet(state.current->block->at_barrier, state.current->block, "__syncthreads()"); }
+void cluster_barrier() { meet(state.at_cluster_barrier, nullptr, "cluster_sync()"); }
 
 void enter() {
   (*state.body)();
@@ -63,7 +65,11 @@ void enter() {
   self->groups.push_back(self->open);
   for (const auto& group : self->groups)
     if (!group.empty()) fail("ends while its cp.async are in flight");
-  self->ended = true;
+  if (!self->stores.empty() || !self->store_groups.empty()) fail("ends while its TMA stores read shared memory");
+  if (self->number / kWarpgroup < state.warpgroups.size() &&
+      self->products_done < state.warpgroups[self->number / kWarpgroup].products.size())
+    fail("ends while its wgmma are in flight");
+  self->ended = true, ++self->block->ended;
   siglongjmp(state.scheduler, 1);
 }
 
@@ -72,15 +78,26 @@ void resume(Thread& thread) {
   if (thread.started) _longjmp(thread.context, 1);
   thread.started = true;
   getcontext(&thread.start);
-  thread.start.uc_stack.ss_sp = state.stacks + thread.rank * kStack;
+  thread.start.uc_stack.ss_sp = state.stacks + thread.number * kStack;
   thread.start.uc_stack.ss_size = kStack;
   makecontext(&thread.start, enter, 0);
   setcontext(&thread.start);
 }
 
-// Runs the block until no thread can go on; false after an error.
+// Ends one of the transfers in flight, any.
+void finish_one() {
+  state.current = nullptr;
+  std::swap(state.transfers[state.random() % state.transfers.size()], state.transfers.back());
+  const std::shared_ptr<Transfer> transfer = state.transfers.back();
+  state.transfers.pop_back();
+  if (!transfer->done) transfer->work();
+  transfer->done = true;
+}
+
+// Runs the cluster until no thread can go on; false after an error.
 __attribute__((noinline)) bool run_ready() {
   if (sigsetjmp(state.scheduler, 0) == 2) return false;
+  while (!state.transfers.empty() && (state.ready.empty() || state.random() % 64 == 0)) finish_one();
   if (state.ready.empty()) return true;
   Thread* next = state.ready.back();
   state.ready.pop_back();
@@ -98,25 +115,31 @@ void check_ended() {
   throw std::runtime_error(text + std::to_string(ended) + " have ended; all threads must reach the same");
 }
 
-void run_block(const std::function<void()>& body, unsigned count) {
-  state.threads = std::vector<Thread>(count);
-  state.warps = std::vector<Warp>((count + kWarp - 1) / kWarp);
-  state.ready.clear();
-  state.at_barrier = 0, state.body = &body;
-  for (auto& [id, region] : state.shared) region->poison();
-  std::vector<Thread*> all;
-  for (unsigned i = 0; i < count; ++i) {
+void run_cluster(const std::function<void()>& body, unsigned count) {
+  const unsigned all = count * state.blocks.size();
+  state.threads = std::vector<Thread>(all);
+  state.warps = std::vector<Warp>((all + kWarp - 1) / kWarp);
+  state.warpgroups = std::vector<Warp>((all + kWarpgroup - 1) / kWarpgroup);
+  state.ready.clear(), state.transfers.clear(), state.barriers.clear();
+  state.at_cluster_barrier = 0, state.body = &body;
+  for (Block& block : state.blocks)
+    for (auto& [id, region] : block.shared) region->poison();
+  std::vector<Thread*> threads;
+  for (unsigned i = 0; i < all; ++i) {
     const dim3& b = state.block;
-    state.threads[i].rank = i, state.threads[i].index = {i % b.x, i / b.x % b.y, i / b.x / b.y};
-    all.push_back(&state.threads[i]);
+    Thread& thread = state.threads[i];
+    thread.block = &state.blocks[i / count], thread.number = i, thread.rank = i % count;
+    thread.index = {thread.rank % b.x, thread.rank / b.x % b.y, thread.rank / b.x / b.y};
+    threads.push_back(&thread);
   }
-  release(all);
+  release(threads);
   const bool right = run_ready();
   state.current = nullptr;
   if (!right) throw std::runtime_error(state.error);
   check_ended();
-  for (auto& [id, region] : state.shared)
-    if (!region->intact()) throw std::runtime_error("a block wrote outside its " + region->name);
+  for (const Block& block : state.blocks)
+    for (auto& [id, region] : block.shared)
+      if (!region->intact()) throw std::runtime_error("a block wrote outside its " + region->name);
 }
 
 void launch(const Launch& how, const std::function<void()>& body) {
@@ -126,30 +149,34 @@ void launch(const Launch& how, const std::function<void()>& body) {
   if (how.shared > state.shared_allowed)
     throw std::runtime_error("a launch with " + std::to_string(how.shared) + " bytes of dynamic shared memory, " +
                              std::to_string(state.shared_allowed) + " are allowed");
+  if (how.cluster == 0 || how.cluster > kMostCluster || how.grid.x % how.cluster || (how.cluster > 1 && count % kWarpgroup))
+    throw std::runtime_error("a cluster of " + std::to_string(how.cluster) + " blocks that the emulator refuses");
   state.grid = how.grid, state.block = how.block;
-  state.shared.clear();
-  state.shared[-1] = std::make_unique<Region>("dynamic shared memory", how.shared);
+  state.blocks = std::vector<Block>(how.cluster);
+  for (Block& block : state.blocks)
+    block.shared[-1] = std::make_unique<Region>("dynamic shared memory", how.shared, true, 1024);
   if (!state.stacks) {
-    void* stacks = mmap(nullptr, kMostThreads * kStack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void* stacks = mmap(nullptr, kMostCluster * kMostThreads * kStack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (stacks == MAP_FAILED) throw std::bad_alloc();
     state.stacks = static_cast<char*>(stacks);
   }
   std::vector<uint3> blocks;
   for (unsigned z = 0; z < how.grid.z; ++z)
     for (unsigned y = 0; y < how.grid.y; ++y)
-      for (unsigned x = 0; x < how.grid.x; ++x) blocks.push_back({x, y, z});
+      for (unsigned x = 0; x < how.grid.x; x += how.cluster) blocks.push_back({x, y, z});
   shuffle(blocks);
-  for (const uint3& block : blocks) {
-    state.block_index = block;
-    run_block(body, count);
+  for (const uint3& first : blocks) {
+    for (unsigned i = 0; i < how.cluster; ++i) {
+      Block& block = state.blocks[i];
+      block.index = {first.x + i, first.y, first.z}, block.rank = i, block.at_barrier = block.ended = 0;
+    }
+    run_cluster(body, count);
   }
 }
 
 void check_shared(const char* what, const void* p, size_t bytes) {
   if (reinterpret_cast<uintptr_t>(p) % bytes) fail(std::string(what) + ": an address is no multiple of 16 bytes");
-  for (const auto& [id, region] : state.shared)
-    if (region->contains(p, bytes)) return;
-  fail(std::string(what) + ": an address is outside shared memory");
+  if (!state.current->block->find(p, bytes)) fail(std::string(what) + ": an address is outside shared memory");
 }
 
 void check_global(const char* what, const void* p, size_t bytes) {
@@ -164,8 +191,9 @@ void on_signal(int, siginfo_t* info, void*) {
     if (region->near(info->si_addr)) fail("touches memory outside operand " + region->name + ", or writes an input");
   for (const Region& region : state.scratch)
     if (region.near(info->si_addr)) fail("touches memory outside its " + region.name);
-  for (const auto& [id, region] : state.shared)
-    if (region->near(info->si_addr)) fail("touches memory outside its " + region->name);
+  for (const Block& block : state.blocks)
+    for (const auto& [id, region] : block.shared)
+      if (region->near(info->si_addr)) fail("touches memory outside its " + region->name);
   fail("touches memory that is no operand and not shared");
 }
 

@@ -1,9 +1,10 @@
 // CUDA's execution model on one CPU thread, so that a kernel's result is proven without a GPU. It is stricter than
 // hardware wherever hardware leaves something undefined, and slow; it says nothing of time.
 //
-// Blocks run one after the other. Each thread of a block is a fiber, which runs until it waits: for the block at
-// __syncthreads(), or for its warp at an operation of all lanes. Who runs next is drawn anew at each barrier, from a
-// seed, so that what relies on an order that nothing enforces comes out wrong. Shared memory is full of NaN when a block
+// Clusters, each of one block unless a launch says more, run one after the other. Each thread of a cluster is a fiber,
+// which runs until it waits: for the block at __syncthreads(), or for its warp at an operation of all lanes. Who runs
+// next is drawn anew at each barrier, from a seed, so that what relies on an order that nothing enforces comes out
+// wrong. What hardware does on its own, as Hopper's copy engine, happens at any time between. Shared memory is full of NaN when a block
 // starts. Operands and shared arrays lie between pages that cannot be touched, operands that are not to be written in
 // pages that cannot. Index and alignment of what the compiler sees are checked by its sanitizers, whose handlers are here.
 #pragma once
@@ -33,22 +34,29 @@
 
 namespace emulator {
 
-constexpr size_t kPage = 4096, kGuard = 1 << 20, kStack = 128 << 10, kMostThreads = 1024;
-constexpr unsigned kWarp = 32;
+constexpr size_t kPage = 4096, kGuard = 1 << 20, kStack = 128 << 10, kMostThreads = 1024, kMostCluster = 4;
+constexpr unsigned kWarp = 32, kWarpgroup = 128;
 constexpr size_t kDefaultShared = 48 << 10;
-constexpr size_t kMostShared = 99 << 10;  // of a block on sm_86 and sm_89, the least of all that kernels are written for
+
+// The most shared memory of a block: on sm_86 and sm_89, the least of all that kernels are written for, unless the
+// kernel is for one architecture alone.
+inline size_t& most_shared() {
+  static size_t bytes = 99 << 10;
+  return bytes;
+}
 
 inline size_t round_up(size_t size, size_t unit) { return (size + unit - 1) / unit * unit; }
 
-// Memory full of NaN between two guards that cannot be touched; it touches the one behind it, or the one before it.
+// Memory full of NaN between two guards that cannot be touched; it touches the one behind it, up to a multiple of
+// `unit`, or the one before it.
 class Region {
  public:
-  Region(std::string name, size_t bytes, bool at_end = true) : name(std::move(name)) {
+  Region(std::string name, size_t bytes, bool at_end = true, size_t unit = 16) : name(std::move(name)) {
     inner_ = round_up(std::max<size_t>(bytes, 1), kPage);
     map_ = static_cast<char*>(mmap(nullptr, inner_ + 2 * kGuard, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
     if (map_ == MAP_FAILED) throw std::bad_alloc();
     protect(PROT_READ | PROT_WRITE);
-    begin = map_ + kGuard + (at_end ? inner_ - round_up(bytes, 16) : 0), end = begin + bytes;
+    begin = map_ + kGuard + (at_end ? inner_ - round_up(bytes, unit) : 0), end = begin + bytes;
     poison();
   }
   ~Region() { munmap(map_, inner_ + 2 * kGuard); }
@@ -77,35 +85,81 @@ struct Copy {
   size_t bytes;
 };
 
-struct Thread {
+// A block of the cluster that is running.
+struct Block {
   uint3 index;
-  unsigned rank;
+  unsigned rank, at_barrier, ended;
+  std::map<int, std::unique_ptr<Region>> shared;  // by declaration; -1 is the dynamic one
+
+  Region* find(const void* p, size_t bytes) const {
+    for (const auto& [id, region] : shared)
+      if (region->contains(p, bytes)) return region.get();
+    return nullptr;
+  }
+};
+
+// What hardware does on its own, some time after a thread has started it.
+struct Transfer {
+  std::function<void()> work;
+  bool done = false;
+};
+
+struct Barrier {  // in shared memory
+  int arrivals, left;
+  int64_t bytes = 0;  // expected and not yet written
+  unsigned phase = 0;
+  std::vector<struct Thread*> waiting;
+};
+
+struct Product {  // of a warpgroup, in flight
+  unsigned group, lanes_left;
+  std::function<bool()> unchanged;  // whether shared memory has the operands that were multiplied
+};
+
+struct Sums {  // a thread's registers that products in flight add to
+  std::vector<float> values;
+  unsigned group;  // of the last product
+};
+
+struct Thread {
+  Block* block;
+  uint3 index;
+  unsigned rank, number;  // in its block, and in the cluster
   jmp_buf context;
   ucontext_t start;
   bool started = false, ended = false;
   const char* waits = nullptr;
   std::vector<Copy> open;                // cp.async since the last commit
   std::deque<std::vector<Copy>> groups;  // committed, oldest first
+  std::vector<std::pair<const char*, const char*>> unfenced;  // written for the copy engine, with no fence since
+  std::vector<std::shared_ptr<Transfer>> stores;              // of the copy engine, since the last commit
+  std::deque<std::vector<std::shared_ptr<Transfer>>> store_groups;
+  std::map<float*, Sums> sums;
+  unsigned product_groups = 0;  // committed
+  size_t products_done = 0;     // of its warpgroup's
+  bool fenced = false;
 };
 
-struct Warp {
+struct Warp {  // or a warpgroup
   unsigned arrived = 0;
   const char* what = nullptr;
-  void* operands[kWarp];
+  void* operands[kWarpgroup];
+  std::vector<Product> products;  // of a warpgroup
 };
 
 // The launch that is running; there is one at a time.
 struct State {
   std::mt19937 random;
   dim3 grid, block;
-  uint3 block_index;
+  std::vector<Block> blocks;
   std::vector<Thread> threads;
-  std::vector<Warp> warps;
+  std::vector<Warp> warps, warpgroups;
   std::vector<Thread*> ready;  // run from the back
-  unsigned at_barrier = 0;
+  std::vector<std::shared_ptr<Transfer>> transfers;  // in flight
+  std::map<const void*, Barrier> barriers;
+  unsigned at_cluster_barrier = 0;
   Thread* current = nullptr;
   const std::function<void()>* body = nullptr;
-  std::map<int, std::unique_ptr<Region>> shared;  // by declaration; -1 is the dynamic one
   std::vector<Region*> operands;
   std::deque<Region> scratch;  // that the call has allocated
   size_t shared_allowed = kDefaultShared;
@@ -115,7 +169,6 @@ struct State {
 };
 
 extern State state;
-
 
 // Ends the launch, with a sentence. Fibers cannot be unwound, so this jumps.
 [[noreturn]] void fail(const std::string& what);
@@ -127,32 +180,35 @@ void wait_for(const char* what);
 void release(std::vector<Thread*> threads);
 
 void barrier();
+void cluster_barrier();
 
-// An operation of a whole warp: when the last lane has come, it does `work` on the operands of all of them.
-template <typename Operands, typename Work>
+// An operation of a whole warp, or warpgroup: when the last lane has come, it does `work` on the operands of all.
+template <unsigned kLanes = kWarp, typename Operands, typename Work>
 void collective(const char* what, Operands& mine, Work work) {
   Thread* self = state.current;
-  Warp& warp = state.warps[self->rank / kWarp];
-  const unsigned first = self->rank / kWarp * kWarp;
-  const unsigned lanes = std::min<unsigned>(kWarp, state.threads.size() - first);
-  if (lanes < kWarp) fail(std::string("calls ") + what + " in a warp of " + std::to_string(lanes) + " threads");
+  Warp& warp = (kLanes == kWarp ? state.warps : state.warpgroups)[self->number / kLanes];
+  const unsigned first = self->number / kLanes * kLanes;
+  const unsigned lanes = std::min<unsigned>(kLanes, state.threads.size() - first);
+  if (lanes < kLanes) fail(std::string("calls ") + what + " in a warp of " + std::to_string(lanes) + " threads");
   if (warp.arrived && strcmp(warp.what, what))
     fail(std::string("comes to ") + what + " while lanes of its warp wait at " + warp.what);
   warp.what = what;
-  warp.operands[self->rank - first] = &mine;
-  if (++warp.arrived < kWarp) return wait_for(what);
+  warp.operands[self->number - first] = &mine;
+  if (++warp.arrived < kLanes) return wait_for(what);
   warp.arrived = 0;
   work(reinterpret_cast<Operands**>(warp.operands));
   std::vector<Thread*> others;
-  for (unsigned i = 0; i < kWarp; ++i)
-    if (first + i != self->rank) others.push_back(&state.threads[first + i]);
+  for (unsigned i = 0; i < kLanes; ++i)
+    if (first + i != self->number) others.push_back(&state.threads[first + i]);
   release(others);
 }
 
 struct Launch {
-  Launch(dim3 grid, dim3 block, size_t shared = 0, cudaStream_t = nullptr) : grid(grid), block(block), shared(shared) {}
+  Launch(dim3 grid, dim3 block, size_t shared = 0, cudaStream_t = nullptr, unsigned cluster = 1)
+      : grid(grid), block(block), shared(shared), cluster(cluster) {}
   dim3 grid, block;
   size_t shared;
+  unsigned cluster;  // blocks, in x
 };
 
 void launch(const Launch& how, const std::function<void()>& body);
@@ -161,12 +217,12 @@ void launch(const Launch& how, const std::function<void()>& body);
 
 template <typename Array>
 Array& shared(int declaration, const char* name) {
-  auto& region = state.shared[declaration];
+  auto& region = state.current->block->shared[declaration];
   if (!region) region = std::make_unique<Region>(std::string("shared array ") + name, sizeof(Array));
   return *reinterpret_cast<Array*>(region->begin);
 }
 
-inline char* dynamic_shared() { return state.shared[-1]->begin; }
+inline char* dynamic_shared() { return state.current->block->shared[-1]->begin; }
 
 // Fail unless an operation may touch that many bytes of shared memory, or of an operand, at a multiple of them.
 void check_shared(const char* what, const void* p, size_t bytes);
@@ -180,14 +236,16 @@ void check_global(const char* what, const void* p, size_t bytes);
 #undef __host__
 #undef __forceinline__
 #undef __launch_bounds__
+#undef __grid_constant__
 #define __global__
 #define __device__
 #define __host__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
+#define __grid_constant__
 #define __CUDACC__
 #define threadIdx (emulator::state.current->index)
-#define blockIdx (emulator::state.block_index)
+#define blockIdx (emulator::state.current->block->index)
 #define blockDim (emulator::state.block)
 #define gridDim (emulator::state.grid)
 
@@ -211,6 +269,10 @@ T emulator_shuffle(const char* what, T value, Source source) {
     for (unsigned i = 0; i < emulator::kWarp; ++i) lanes[i]->result = lanes[source(i) % emulator::kWarp]->value;
   });
   return mine.result;
+}
+template <typename T>
+T __shfl_sync(unsigned, T value, int lane) {
+  return emulator_shuffle("__shfl_sync()", value, [=](unsigned) { return lane; });
 }
 template <typename T>
 T __shfl_xor_sync(unsigned, T value, int mask) {
@@ -264,7 +326,7 @@ inline cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_
 template <typename Function>
 cudaError_t cudaFuncSetAttribute(Function*, cudaFuncAttribute attribute, int value) {
   if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaSuccess;
-  if (value < 0 || size_t(value) > emulator::kMostShared) return cudaErrorInvalidValue;
+  if (value < 0 || size_t(value) > emulator::most_shared()) return cudaErrorInvalidValue;
   emulator::state.shared_allowed = value;
   return cudaSuccess;
 }

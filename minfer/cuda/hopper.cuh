@@ -1,0 +1,251 @@
+// The PTX that only Hopper has (sm_90a), as functions of the instructions' names: barriers in shared memory, the copy
+// engine (TMA), products of a warpgroup, clusters; and on the host, what a launch with them needs.
+// From the PTX ISA: "mbarrier", "cp.async.bulk.tensor", "Asynchronous Warpgroup Level Matrix Instructions", "stmatrix",
+// "setmaxnreg" and "barrier.cluster".
+#pragma once
+
+#include <cuda.h>
+
+#include "cuda/mma.cuh"
+
+namespace minfer {
+
+// --- Barriers in shared memory --------------------------------------------------------------------------------------
+// A barrier's phase ends when `arrivals` have come and the bytes that were expected have been written. A wait names the
+// parity of the phase, which is 0 for the first; it waits for nothing if the phase before the present one has it.
+
+__device__ inline void barrier_init(uint64_t* barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
+}
+
+// After barrier_init and before the barrier of all threads: other threads, blocks and the copy engine see it.
+__device__ inline void barrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+// Arrives, and expects that many bytes in this phase.
+__device__ inline void barrier_expect(uint64_t* barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
+               : "memory");
+}
+
+__device__ inline void barrier_arrive(uint64_t* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+
+// Arrives at the barrier in the same place of another block of the cluster.
+__device__ inline void barrier_arrive_at(uint64_t* barrier, int block) {
+  asm volatile(
+      "{\n.reg .b32 remote;\n"
+      "mapa.shared::cluster.u32 remote, %0, %1;\n"
+      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n}" ::"r"(shared_address(barrier)),
+      "r"(block)
+      : "memory");
+}
+
+__device__ inline void barrier_wait(uint64_t* barrier, uint32_t parity) {
+  asm volatile(
+      "{\n.reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again;\n}" ::"r"(shared_address(barrier)),
+      "r"(parity)
+      : "memory");
+}
+
+// --- The copy engine ------------------------------------------------------------------------------------------------
+// Copies boxes of a matrix between global memory and shared memory, where each row of a box takes 128 bytes and the
+// 16-byte pieces of row r are in the order i ^ (r % 8): the 128-byte swizzle, whose boxes start at multiples of 1024
+// bytes. What is outside of the matrix is read as zero and not written. x counts columns, y rows.
+
+using TensorMap = CUtensorMap;
+
+__device__ inline void tma_prefetch(const TensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
+// One thread starts the copy; its bytes arrive at `barrier`.
+__device__ inline void tma_load(void* box, const TensorMap& map, uint64_t* barrier, int x, int y) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(
+          shared_address(box)),
+      "l"(&map), "r"(shared_address(barrier)), "r"(x), "r"(y)
+      : "memory");
+}
+
+// The same to the same place of each block of the cluster whose bit is in `blocks`, with its bytes at that block's
+// barrier.
+__device__ inline void tma_load_multicast(void* box, const TensorMap& map, uint64_t* barrier, int x, int y,
+                                          uint16_t blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+      "[%0], [%1, {%3, %4}], [%2], %5;" ::"r"(shared_address(box)),
+      "l"(&map), "r"(shared_address(barrier)), "r"(x), "r"(y), "h"(blocks)
+      : "memory");
+}
+
+// Ordinary writes to shared memory before it are seen by the copy engine and by wgmma after it.
+__device__ inline void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+__device__ inline void tma_store(const TensorMap& map, const void* box, int x, int y) {
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(&map),
+               "r"(shared_address(box)), "r"(x), "r"(y)
+               : "memory");
+}
+
+// Closes the group of this thread's stores since the last one.
+__device__ inline void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+// Waits until at most kPending of this thread's youngest groups have yet to read shared memory.
+template <int kPending>
+__device__ inline void tma_store_wait() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+}
+
+// Writes four 8x8 matrices of 16-bit elements: lane 8 i + r points to the place of row r of matrix i. The fragments
+// are as ldmatrix_x4 gives them.
+__device__ inline void stmatrix_x4(void* row, const uint32_t (&fragment)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)),
+               "r"(fragment[0]), "r"(fragment[1]), "r"(fragment[2]), "r"(fragment[3])
+               : "memory");
+}
+
+// --- Products of a warpgroup ----------------------------------------------------------------------------------------
+
+// Describes a tile in the 128-byte swizzle to wgmma. Bits 0-13 hold its address, 16-29 the leading and 32-45 the stride
+// offset, all in units of 16 bytes, and 62-63 the swizzle. The tile is made of groups of 8 rows of 128 bytes, which are
+// `stride` bytes apart. A row is 64 steps in k; or, of a transposed B, 64 columns at one k, and then 64 columns more are
+// `leading` bytes further ("Strides" in "Shared Memory Matrix Layout"; without, the leading offset is not used).
+__device__ inline uint64_t tile_descriptor(const void* tile, int leading, int stride) {
+  return uint64_t((shared_address(tile) & 0x3ffff) >> 4) | uint64_t(leading >> 4) << 16 | uint64_t(stride >> 4) << 32 |
+         uint64_t{1} << 62;
+}
+
+// Orders the accumulators' registers: before the first product that adds to what a thread wrote.
+__device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+
+// Closes the group of the warpgroup's products since the last one.
+__device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+// Waits until at most kPending of the youngest groups are in flight: the older ones have read shared memory.
+template <int kPending>
+__device__ inline void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+
+// Waits for all, after which the thread may read its accumulators; the compiler moves no read of them before.
+template <int kM, int kN>
+__device__ inline void wgmma_finish(float (&d)[kM][kN]) {
+  wgmma_wait<0>();
+#pragma unroll
+  for (int i = 0; i < kM * kN; ++i) asm volatile("" : "+f"(d[i / kN][i % kN])::"memory");
+}
+
+#define MINFER_10(I) "%" #I "0,%" #I "1,%" #I "2,%" #I "3,%" #I "4,%" #I "5,%" #I "6,%" #I "7,%" #I "8,%" #I "9,"
+#define MINFER_REGISTERS_30 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9," MINFER_10(1) MINFER_10(2)
+#define MINFER_REGISTERS_32 MINFER_REGISTERS_30 "%30,%31"
+#define MINFER_REGISTERS_64 MINFER_REGISTERS_30 MINFER_10(3) MINFER_10(4) MINFER_10(5) "%60,%61,%62,%63"
+#define MINFER_REGISTERS_128                                                                                     \
+  MINFER_REGISTERS_30 MINFER_10(3) MINFER_10(4) MINFER_10(5) MINFER_10(6) MINFER_10(7) MINFER_10(8) MINFER_10(9)        \
+  MINFER_10(10) MINFER_10(11) "%120,%121,%122,%123,%124,%125,%126,%127"
+#define MINFER_D4(I) "+f"(d[I]), "+f"(d[(I) + 1]), "+f"(d[(I) + 2]), "+f"(d[(I) + 3])
+#define MINFER_D16(I) MINFER_D4(I), MINFER_D4(I + 4), MINFER_D4(I + 8), MINFER_D4(I + 12)
+#define MINFER_D32(I) MINFER_D16(I), MINFER_D16(I + 16)
+#define MINFER_D64(I) MINFER_D32(I), MINFER_D32(I + 32)
+// A, B, ADD and TRANSPOSED are placeholders: the operands that follow the registers of D.
+#define MINFER_WGMMA(SHAPE, TYPES, REGISTERS, A, B, ADD, TRANSPOSED, ...)                                        \
+  asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, " ADD ", 0;\n"                                              \
+               "wgmma.mma_async.sync.aligned." SHAPE "." TYPES " {" REGISTERS "}, " A ", " B                     \
+               ", add, 1, 1, 0, " TRANSPOSED ";\n}"                                                              \
+               : __VA_ARGS__                                                                                     \
+               : "l"(a), "l"(b), "r"(int(add)), "n"(int(kTransposed)))
+#define MINFER_WGMMA_N(TYPES)                                                                                    \
+  if constexpr (kRegisters == 128)                                                                               \
+    MINFER_WGMMA("m64n256k16", TYPES, MINFER_REGISTERS_128, "%128", "%129", "%130", "%131", MINFER_D64(0),       \
+                 MINFER_D64(64));                                                                                \
+  else if constexpr (kRegisters == 64)                                                                           \
+    MINFER_WGMMA("m64n128k16", TYPES, MINFER_REGISTERS_64, "%64", "%65", "%66", "%67", MINFER_D64(0));           \
+  else                                                                                                           \
+    MINFER_WGMMA("m64n64k16", TYPES, MINFER_REGISTERS_32, "%32", "%33", "%34", "%35", MINFER_D32(0))
+
+// d = a b, or d += a b: 64 x 2 kRegisters of the product, 16 steps in k. a and b are descriptors; kTransposed: b's rows
+// are its k. Element i of a thread's d is in row 16 warp + lane / 4, and 8 more for i % 4 >= 2, and column
+// 8 (i / 4) + 2 (lane % 4) + i % 2, with the warp's number in the warpgroup.
+template <typename T, bool kTransposed, int kRegisters>
+__device__ inline void wgmma(float (&d)[kRegisters], uint64_t a, uint64_t b, bool add) {
+  static_assert(kRegisters == 128 || kRegisters == 64 || kRegisters == 32);
+  if constexpr (std::is_same_v<T, __half>) {
+    MINFER_WGMMA_N("f32.f16.f16");
+  } else {
+    MINFER_WGMMA_N("f32.bf16.bf16");
+  }
+}
+
+// --- Warpgroups and clusters ----------------------------------------------------------------------------------------
+
+// The number of this thread's warpgroup, known to be the same in a warp.
+__device__ inline int warpgroup_index() { return __shfl_sync(0xffffffff, threadIdx.x / 128, 0); }
+
+// All warps of a warpgroup give up, or wait for, registers until a thread has that many.
+template <int kRegisters>
+__device__ inline void registers_down() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters>
+__device__ inline void registers_up() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+// This block's number in its cluster.
+__device__ inline int cluster_rank() {
+  int rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+// A barrier of all threads of the cluster.
+__device__ inline void cluster_sync() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// --- On the host ----------------------------------------------------------------------------------------------------
+
+// How TMA finds boxes of box_rows x box_cols in a row-major matrix of rows x cols 16-bit elements, ld apart: as
+// cuTensorMapEncodeTiled makes it, whose result is false when the driver refuses. The driver is asked for the function, so
+// that nothing links it: a machine that builds has none.
+template <typename T>
+bool make_tensor_map(TensorMap& map, const T* matrix, int rows, int cols, int64_t ld, int box_rows, int box_cols) {
+  static const auto encode = [] {
+    void* found = nullptr;
+    cudaDriverEntryPointQueryResult result;
+    cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result);
+    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(found);
+  }();
+  const cuuint64_t sizes[] = {cuuint64_t(cols), cuuint64_t(rows)}, strides[] = {cuuint64_t(ld) * sizeof(T)};
+  const cuuint32_t box[] = {cuuint32_t(box_cols), cuuint32_t(box_rows)}, steps[] = {1, 1};
+  const auto type = std::is_same_v<T, __half> ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  return encode && encode(&map, type, 2, const_cast<T*>(matrix), sizes, strides, box, steps,
+                          CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                          CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+// How many multiprocessors the current device has.
+inline int multiprocessors() {
+  int device = 0, count = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+  return count;
+}
+
+// Launches `blocks` blocks, a multiple of `cluster`, in clusters of that many.
+template <typename... Parameters, typename... Arguments>
+cudaError_t launch_clusters(void (*kernel)(Parameters...), int cluster, int blocks, int threads, int shared,
+                            cudaStream_t stream, const Arguments&... arguments) {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim.x = cluster, attribute.val.clusterDim.y = 1, attribute.val.clusterDim.z = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = blocks, config.blockDim = threads, config.dynamicSmemBytes = shared, config.stream = stream;
+  config.attrs = &attribute, config.numAttrs = 1;
+  return cudaLaunchKernelEx(&config, kernel, arguments...);
+}
+
+}  // namespace minfer

@@ -1,0 +1,289 @@
+// The emulator's own `minfer/cuda/hopper.cuh`: written from the PTX ISA, and not from ours. A copy of the copy engine
+// ends at any time after it was started, and until then its destination is NaN. Products are taken when they are
+// started, and their operands looked at again when they are waited for; until then the sums are NaN.
+#pragma once
+
+#include "cuda/mma.cuh"
+
+namespace emulator {
+
+[[maybe_unused]] inline const size_t kHopperShared = most_shared() = 227 << 10;
+
+// Where a place in shared memory of the running block lies in that of another of its cluster.
+inline char* at_block(const void* p, int rank) {
+  if (rank < 0 || size_t(rank) >= state.blocks.size()) fail("names a block that its cluster does not have");
+  Block& other = state.blocks[rank];
+  for (const auto& [id, region] : state.current->block->shared)
+    if (region->contains(p, 1)) {
+      if (other.ended == state.threads.size() / state.blocks.size()) fail("reaches into a block that has ended");
+      return other.shared.at(id)->begin + (static_cast<const char*>(p) - region->begin);
+    }
+  fail("names shared memory of another block by an address that is none of its own");
+}
+
+inline Barrier& barrier_at(const void* p) {
+  const auto found = state.barriers.find(p);
+  if (found == state.barriers.end()) fail("uses an mbarrier that is not initialised");
+  return found->second;
+}
+
+inline void end_phase_if_complete(Barrier& barrier) {
+  if (barrier.left || barrier.bytes) return;
+  barrier.left = barrier.arrivals, ++barrier.phase;
+  const std::vector<Thread*> waiting = std::move(barrier.waiting);
+  barrier.waiting.clear();
+  if (!waiting.empty()) release(waiting);
+}
+
+inline void arrive(Barrier& barrier, int64_t bytes) {
+  if (barrier.left == 0) fail("arrives at an mbarrier more often than it was initialised for");
+  --barrier.left, barrier.bytes += bytes;
+  end_phase_if_complete(barrier);
+}
+
+// A row's piece of 16 bytes under the 128-byte swizzle: bits 4-6 of an address by its bits 7-9. Shared memory is
+// aligned to 1024 bytes here.
+inline char* swizzled(char* p) {
+  const uintptr_t address = reinterpret_cast<uintptr_t>(p);
+  return reinterpret_cast<char*>(address ^ (address >> 7 & 7) << 4);
+}
+
+inline std::shared_ptr<Transfer> start(std::function<void()> work) {
+  state.transfers.push_back(std::make_shared<Transfer>(Transfer{std::move(work)}));
+  return state.transfers.back();
+}
+
+}  // namespace emulator
+
+namespace minfer {
+
+inline void barrier_init(uint64_t* barrier, int arrivals) {
+  emulator::check_shared("mbarrier.init", barrier, 8);
+  if (emulator::state.barriers.count(barrier)) emulator::fail("initialises an mbarrier twice");
+  emulator::state.barriers[barrier] = {arrivals, arrivals};
+}
+inline void barrier_init_fence() {}
+inline void barrier_expect(uint64_t* barrier, int bytes) { emulator::arrive(emulator::barrier_at(barrier), bytes); }
+inline void barrier_arrive(uint64_t* barrier) { emulator::arrive(emulator::barrier_at(barrier), 0); }
+inline void barrier_arrive_at(uint64_t* barrier, int block) {
+  emulator::arrive(emulator::barrier_at(emulator::at_block(barrier, block)), 0);
+}
+inline void barrier_wait(uint64_t* at, uint32_t parity) {
+  if (parity > 1) emulator::fail("waits for a parity that is neither 0 nor 1");
+  emulator::Barrier& barrier = emulator::barrier_at(at);
+  while (barrier.phase % 2 == parity) {
+    barrier.waiting.push_back(emulator::state.current);
+    emulator::wait_for("an mbarrier");
+  }
+}
+
+struct TensorMap {
+  char* matrix = nullptr;
+  int rows, cols, box_rows, box_cols;
+  int64_t ld;  // bytes
+
+  // Calls piece(to or from shared memory, in global memory or null) for each 16 bytes of a box.
+  template <typename F>
+  void for_pieces(char* box, int x, int y, F piece) const {
+    for (int r = 0; r < box_rows; ++r)
+      for (int c = 0; c < box_cols; c += 8) {
+        const bool inside = y + r < rows && x + c < cols;
+        piece(emulator::swizzled(box + r * 128 + c * 2), inside ? matrix + (y + r) * ld + (x + c) * 2 : nullptr);
+      }
+  }
+  int bytes() const { return box_rows * box_cols * 2; }
+};
+
+inline void check_box(const TensorMap& map, const void* box) {
+  if (reinterpret_cast<uintptr_t>(box) % 1024) emulator::fail("TMA: a box is at no multiple of 1024 bytes");
+  if (!emulator::state.current->block->find(box, map.bytes())) emulator::fail("TMA: a box is outside shared memory");
+}
+
+inline void tma_prefetch(const TensorMap&) {}
+
+inline void tma_load_multicast(void* box, const TensorMap& map, uint64_t* barrier, int x, int y, uint16_t blocks) {
+  check_box(map, box);
+  for (int block = 0; block < 16; ++block) {
+    if (!(blocks >> block & 1)) continue;
+    char* to = emulator::at_block(box, block);
+    emulator::Barrier* full = &emulator::barrier_at(emulator::at_block(barrier, block));
+    memset(to, 0xff, map.bytes());
+    emulator::start([=] {
+      map.for_pieces(to, x, y, [](char* to, const char* from) { from ? memcpy(to, from, 16) : memset(to, 0, 16); });
+      full->bytes -= map.bytes();
+      emulator::end_phase_if_complete(*full);
+    });
+  }
+}
+inline void tma_load(void* box, const TensorMap& map, uint64_t* barrier, int x, int y) {
+  tma_load_multicast(box, map, barrier, x, y, 1 << emulator::state.current->block->rank);
+}
+
+inline void stmatrix_x4(void* row, const uint32_t (&fragment)[4]) {
+  struct Operands {
+    char* row;
+    const uint32_t* fragment;
+  } mine{static_cast<char*>(row), fragment};
+  emulator::check_shared("stmatrix", row, 16);
+  emulator::state.current->unfenced.push_back({mine.row, mine.row + 16});
+  emulator::collective("stmatrix", mine, [](Operands** lanes) {
+    for (int i = 0; i < 4; ++i)
+      for (int lane = 0; lane < 32; ++lane)
+        memcpy(lanes[8 * i + lane / 4]->row + lane % 4 * 4, &lanes[lane]->fragment[i], 4);
+  });
+}
+
+inline void fence_async() { emulator::state.current->unfenced.clear(); }
+
+inline void tma_store(const TensorMap& map, const void* box, int x, int y) {
+  check_box(map, box);
+  char* from = static_cast<char*>(const_cast<void*>(box));
+  for (const emulator::Thread& thread : emulator::state.threads)
+    for (const auto& [begin, end] : thread.unfenced)
+      if (begin < from + map.bytes() && from < end) emulator::fail("TMA stores what was written without a fence since");
+  const std::vector<char> before(from, from + map.bytes());
+  emulator::state.current->stores.push_back(emulator::start([=] {
+    if (memcmp(before.data(), from, before.size())) emulator::fail("shared memory changes while TMA stores it");
+    map.for_pieces(from, x, y, [](const char* from, char* to) { if (to) memcpy(to, from, 16); });
+  }));
+}
+inline void tma_store_commit() {
+  emulator::Thread* self = emulator::state.current;
+  self->store_groups.push_back(std::move(self->stores));
+  self->stores.clear();
+}
+template <int kPending>
+void tma_store_wait() {
+  auto& groups = emulator::state.current->store_groups;
+  for (; groups.size() > kPending; groups.pop_front())
+    for (const auto& store : groups.front()) {
+      if (!store->done) store->work();
+      store->done = true;
+    }
+}
+
+inline uint64_t tile_descriptor(const void* tile, int leading, int stride) {
+  const uint64_t address = static_cast<const char*>(tile) - emulator::dynamic_shared();
+  return (address & 0x3ffff) >> 4 | uint64_t(leading >> 4) << 16 | uint64_t(stride >> 4) << 32 | uint64_t{1} << 62;
+}
+
+// Element (row, k) of a tile by its descriptor. K-major: rows of 128 bytes, 8 of them a group, the groups `stride` apart.
+// Otherwise 64 rows are 128 bytes of one k, 8 k a group, the groups `stride` apart, and 64 rows more `leading`.
+template <typename T, bool kMajor>
+float element(uint64_t descriptor, int row, int k) {
+  const int64_t leading = (descriptor >> 16 & 0x3fff) << 4, stride = (descriptor >> 32 & 0x3fff) << 4;
+  const int64_t at = kMajor ? row / 8 * stride + row % 8 * 128 + k * 2
+                            : row / 64 * leading + k / 8 * stride + k % 8 * 128 + row % 64 * 2;
+  char* p = emulator::swizzled(emulator::dynamic_shared() + ((descriptor & 0x3fff) << 4) + at);
+  if (!emulator::state.current->block->find(p, 2)) emulator::fail("wgmma: an operand is outside shared memory");
+  return float(*reinterpret_cast<T*>(p));
+}
+
+inline emulator::Warp& warpgroup() {
+  return emulator::state.warpgroups[emulator::state.current->number / emulator::kWarpgroup];
+}
+
+inline void wgmma_fence() { emulator::state.current->fenced = true; }
+inline void wgmma_commit() { ++emulator::state.current->product_groups; }
+
+template <int kPending>
+void wgmma_wait() {
+  emulator::Thread* self = emulator::state.current;
+  auto& products = warpgroup().products;
+  const auto arrived = [&](unsigned group) { return group + kPending < self->product_groups; };
+  for (; self->products_done < products.size() && arrived(products[self->products_done].group); ++self->products_done) {
+    emulator::Product& product = products[self->products_done];
+    if (--product.lanes_left > 0) continue;
+    if (!product.unchanged()) emulator::fail("shared memory changed while wgmma read it");
+    product.unchanged = nullptr;
+  }
+  for (auto sums = self->sums.begin(); sums != self->sums.end();) {
+    if (arrived(sums->second.group)) {
+      std::copy(sums->second.values.begin(), sums->second.values.end(), sums->first);
+      sums = self->sums.erase(sums), self->fenced = false;
+    } else {
+      ++sums;
+    }
+  }
+}
+template <int kM, int kN>
+void wgmma_finish(float (&)[kM][kN]) {
+  wgmma_wait<0>();
+}
+
+template <typename T, bool kTransposed, int kRegisters>
+void wgmma(float (&d)[kRegisters], uint64_t a, uint64_t b, bool add) {
+  constexpr int kN = kRegisters * 2;
+  emulator::Thread* self = emulator::state.current;
+  if (!self->fenced) emulator::fail("starts wgmma with no wgmma.fence since it had its sums");
+  const auto place = self->sums.try_emplace(d, emulator::Sums{{d, d + kRegisters}, 0}).first;
+  place->second.group = self->product_groups;
+  std::fill(d, d + kRegisters, NAN);
+  struct Operands {
+    uint64_t a, b;
+    bool add;
+    float* sums;
+  } mine{a, b, add, place->second.values.data()};
+  emulator::collective<emulator::kWarpgroup>("wgmma", mine, [=](Operands** lanes) {
+    for (int i = 0; i < 128; ++i)
+      if (lanes[i]->a != a || lanes[i]->b != b || lanes[i]->add != add) emulator::fail("wgmma: its threads disagree");
+    const auto read = [=] {
+      std::vector<float> values;
+      for (int m = 0; m < 64; ++m)
+        for (int k = 0; k < 16; ++k) values.push_back(element<T, true>(a, m, k));
+      for (int k = 0; k < 16; ++k)
+        for (int n = 0; n < kN; ++n) values.push_back(element<T, !kTransposed>(b, n, k));
+      return values;
+    };
+    const std::vector<float> values = read();
+    for (int m = 0; m < 64; ++m) {
+      double row[kN] = {};
+      for (int k = 0; k < 16; ++k)
+        for (int n = 0; n < kN; ++n) row[n] += double(values[m * 16 + k]) * values[1024 + k * kN + n];
+      // Row g of a warp's 16 is in the lanes 4 g to 4 g + 3 for g < 8, and row g + 8 in the same.
+      for (int n = 0; n < kN; ++n) {
+        const int lane = m / 16 * 32 + m % 8 * 4 + n % 8 / 2, i = n / 8 * 4 + m % 16 / 8 * 2 + n % 2;
+        float& sum = lanes[lane]->sums[i];
+        sum = float((add ? double(sum) : 0.0) + row[n]);
+      }
+    }
+    warpgroup().products.push_back({emulator::state.current->product_groups, 128, [=] {
+      const std::vector<float> now = read();
+      return memcmp(now.data(), values.data(), now.size() * sizeof(float)) == 0;
+    }});
+  });
+}
+
+inline int warpgroup_index() { return threadIdx.x / 128; }
+
+// The registers themselves are the compiler's; of them, only that all warps of a warpgroup ask for as many.
+template <int kRegisters>
+void registers_down() {
+  static_assert(kRegisters % 8 == 0 && kRegisters >= 24 && kRegisters <= 256);
+  int mine = 0;
+  emulator::collective<emulator::kWarpgroup>("setmaxnreg", mine, [](int**) {});
+}
+template <int kRegisters>
+void registers_up() {
+  registers_down<kRegisters>();
+}
+
+inline int cluster_rank() { return emulator::state.current->block->rank; }
+inline void cluster_sync() { emulator::cluster_barrier(); }
+
+template <typename T>
+bool make_tensor_map(TensorMap& map, const T* matrix, int rows, int cols, int64_t ld, int box_rows, int box_cols) {
+  map = {const_cast<char*>(reinterpret_cast<const char*>(matrix)), rows, cols, box_rows, box_cols, ld * 2};
+  return rows > 0 && cols > 0 && ld % 8 == 0 && box_rows > 0 && box_rows <= 256 && box_cols == 64;
+}
+
+inline int multiprocessors() { return 2; }  // few, so that each block has several tiles
+
+template <typename... Parameters, typename... Arguments>
+cudaError_t launch_clusters(void (*kernel)(Parameters...), int cluster, int blocks, int threads, int shared,
+                            cudaStream_t stream, const Arguments&... arguments) {
+  emulator::launch(emulator::Launch(blocks, threads, shared, stream, cluster), [&] { kernel(arguments...); });
+  return cudaSuccess;
+}
+
+}  // namespace minfer
