@@ -58,8 +58,19 @@ struct Stage {
   __device__ static void load(T* stage, const Maps& maps, uint64_t* full, int row, int col, int k) {
     barrier_expect(full, kBytes);
     tma_load(stage, maps.a, full, k, row);
-    for_boxes_of_b<kN>(stage + kA, col, k,
-                       [&](T* box, int x, int y) { tma_load(box, maps.b, full, x, y); });
+    for_boxes_of_b<kN>(stage + kA, col, k, [&](T* box, int x, int y) { tma_load(box, maps.b, full, x, y); });
+  }
+
+  // The same in a cluster whose blocks multiply one B: each copies its part of the columns to all.
+  template <int kCluster>
+  __device__ static void load_shared(T* stage, const Maps& maps, uint64_t* full, int row, int col, int k, int rank) {
+    constexpr int kPart = kN / kCluster;
+    static_assert(kPart % 64 == 0);
+    barrier_expect(full, kBytes);
+    tma_load(stage, maps.a, full, k, row);
+    for_boxes_of_b<kPart>(
+        stage + kA + rank * kPart * kBlockK, col + rank * kPart, k,
+        [&](T* box, int x, int y) { tma_load_multicast(box, maps.b, full, x, y, (1 << kCluster) - 1); });
   }
 
   // Calls start(place, x, y) for each of the boxes that kCols columns of B are copied in.

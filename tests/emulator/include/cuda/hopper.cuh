@@ -167,16 +167,37 @@ inline uint64_t tile_descriptor(const void* tile, int leading, int stride) {
   return (address & 0x3ffff) >> 4 | uint64_t(leading >> 4) << 16 | uint64_t(stride >> 4) << 32 | uint64_t{1} << 62;
 }
 
-// Element (row, k) of a tile by its descriptor. K-major: rows of 128 bytes, 8 of them a group, the groups `stride` apart.
-// Otherwise 64 rows are 128 bytes of one k, 8 k a group, the groups `stride` apart, and 64 rows more `leading`.
-template <typename T, bool kMajor>
-float element(uint64_t descriptor, int row, int k) {
+// The elements of `rows` x 16 of a tile by its descriptor, k fastest. K-major: rows of 128 bytes, 8 of them a group, the
+// groups `stride` apart. Otherwise 64 rows are 128 bytes of one k, 8 k a group, the groups `stride` apart, and 64 rows
+// more `leading`.
+inline void read_tile(std::vector<uint16_t>& values, uint64_t descriptor, int rows, bool k_major) {
   const int64_t leading = (descriptor >> 16 & 0x3fff) << 4, stride = (descriptor >> 32 & 0x3fff) << 4;
-  const int64_t at = kMajor ? row / 8 * stride + row % 8 * 128 + k * 2
-                            : row / 64 * leading + k / 8 * stride + k % 8 * 128 + row % 64 * 2;
-  char* p = emulator::swizzled(emulator::dynamic_shared() + ((descriptor & 0x3fff) << 4) + at);
-  if (!emulator::state.current->block->find(p, 2)) emulator::fail("wgmma: an operand is outside shared memory");
-  return float(*reinterpret_cast<T*>(p));
+  const emulator::Region& shared = *emulator::state.current->block->shared[-1];
+  char* tile = shared.begin + ((descriptor & 0x3fff) << 4);
+  for (int row = 0; row < rows; ++row)
+    for (int k = 0; k < 16; ++k) {
+      const int64_t at = k_major ? row / 8 * stride + row % 8 * 128 + k * 2
+                                 : row / 64 * leading + k / 8 * stride + k % 8 * 128 + row % 64 * 2;
+      const char* p = emulator::swizzled(tile + at);
+      if (!shared.contains(p, 2)) emulator::fail("wgmma: an operand is outside shared memory");
+      values.push_back(*reinterpret_cast<const uint16_t*>(p));
+    }
+}
+
+template <typename T>
+std::vector<float> floats(const std::vector<uint16_t>& values) {
+  std::vector<float> found(values.size());
+  for (size_t i = 0; i < values.size(); ++i) found[i] = float(reinterpret_cast<const T&>(values[i]));
+  return found;
+}
+
+// product[n] = a . b[n] over 16 steps in k, exactly but for the last bits of a double.
+[[gnu::optimize("O3")]] inline void dot_products(double* product, const float* a, const float* b, int columns) {
+  for (int n = 0; n < columns; ++n) {
+    double sum = 0;
+    for (int k = 0; k < 16; ++k) sum += double(a[k]) * b[n * 16 + k];
+    product[n] = sum;
+  }
 }
 
 inline emulator::Warp& warpgroup() {
@@ -205,6 +226,8 @@ void wgmma_wait() {
       ++sums;
     }
   }
+  int mine = 0;
+  emulator::collective("wgmma.wait_group", mine, [](int**) {});  // .aligned: a lane goes on when all have waited
 }
 template <int kM, int kN>
 void wgmma_finish(float (&)[kM][kN]) {
@@ -228,18 +251,16 @@ void wgmma(float (&d)[kRegisters], uint64_t a, uint64_t b, bool add) {
     for (int i = 0; i < 128; ++i)
       if (lanes[i]->a != a || lanes[i]->b != b || lanes[i]->add != add) emulator::fail("wgmma: its threads disagree");
     const auto read = [=] {
-      std::vector<float> values;
-      for (int m = 0; m < 64; ++m)
-        for (int k = 0; k < 16; ++k) values.push_back(element<T, true>(a, m, k));
-      for (int k = 0; k < 16; ++k)
-        for (int n = 0; n < kN; ++n) values.push_back(element<T, !kTransposed>(b, n, k));
+      std::vector<uint16_t> values;
+      values.reserve((64 + kN) * 16);
+      read_tile(values, a, 64, true), read_tile(values, b, kN, !kTransposed);
       return values;
     };
-    const std::vector<float> values = read();
+    const std::vector<uint16_t> values = read();
+    const std::vector<float> numbers = floats<T>(values);
     for (int m = 0; m < 64; ++m) {
-      double row[kN] = {};
-      for (int k = 0; k < 16; ++k)
-        for (int n = 0; n < kN; ++n) row[n] += double(values[m * 16 + k]) * values[1024 + k * kN + n];
+      double row[kN];
+      dot_products(row, &numbers[m * 16], &numbers[1024], kN);
       // Row g of a warp's 16 is in the lanes 4 g to 4 g + 3 for g < 8, and row g + 8 in the same.
       for (int n = 0; n < kN; ++n) {
         const int lane = m / 16 * 32 + m % 8 * 4 + n % 8 / 2, i = n / 8 * 4 + m % 16 / 8 * 2 + n % 2;
@@ -247,10 +268,8 @@ void wgmma(float (&d)[kRegisters], uint64_t a, uint64_t b, bool add) {
         sum = float((add ? double(sum) : 0.0) + row[n]);
       }
     }
-    warpgroup().products.push_back({emulator::state.current->product_groups, 128, [=] {
-      const std::vector<float> now = read();
-      return memcmp(now.data(), values.data(), now.size() * sizeof(float)) == 0;
-    }});
+    const auto unchanged = [=] { return read() == values; };
+    warpgroup().products.push_back({emulator::state.current->product_groups, 128, unchanged});
   });
 }
 
