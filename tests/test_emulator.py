@@ -24,11 +24,14 @@ HGEMM = ops.get("hgemm")
 CPU = torch.device("cpu")
 # Beside the op's odd shapes: several tiles each way with an edge in each, and longer than a pipeline is deep.
 SIZES = [*HGEMM.odd_shapes, {"m": 131, "n": 264, "k": 72}, {"m": 40, "n": 16, "k": 424}]
+HOPPER = [file for file, kernel in HGEMM.kernels.items() if kernel.archs == "sm_90a"]
+
 # What takes k apart, and each tile of the kernels that choose one by m.
 LONG = {
     "v15_gemv": [(8, 88, 1416), (5, 24, 8)],
     "v08_split_k": [(16, 64, 456)],
     "v08_stream_k": [(16, 1800, 40)],  # of 8 tiles, 3 blocks take one each, and 5 are dealt out
+    **{file: [(257, 136, 456)] for file in HOPPER},  # several tiles for each of the emulator's two blocks
     "v16_skinny": [(8, 88, 1416), (20, 72, 712), (60, 136, 520), (100, 136, 584)],
 }
 
@@ -120,6 +123,34 @@ BROKEN = {
         "v07_tuned",
         {"stages + threadIdx.x / 32 * Block::Warp::kStaged": "stages"},
         WRONG,
+    ),
+    "no wait for a full stage": (
+        "v10_wgmma",
+        {"    barrier_wait(full + ring.stage, ring.parity);\n": ""},
+        "changed while wgmma read it",
+    ),
+    "a stage released while products read it": (
+        "v11_specialised",
+        {"release(before);": "release(ring.stage);", "if (step > 0)": ""},
+        "changed while wgmma read it",
+    ),
+    "no turns": ("v12_pingpong", {"      barrier_wait(turn + warpgroup, turn_parity);\n": ""}, "more often"),
+    "the phases of the other's tile not skipped": ("v12_pingpong", {"ring.skip(steps);  //": "//"}, WRONG),
+    "no fence before a TMA store": ("v13_cooperative", {"        fence_async();\n": ""}, "without a fence since"),
+    "a box filled while TMA reads it": (
+        "v13_cooperative",
+        {"tma_store_wait<kBoxes - 1>": "tma_store_wait<kBoxes>"},
+        "changes while TMA stores it",
+    ),
+    "a stage released in one block of the cluster": (
+        "v13_cooperative",
+        {"threadIdx.x % 32 < kCluster": "threadIdx.x % 32 == 0"},
+        "wait for ever at an mbarrier",
+    ),
+    "a block that does not wait for its cluster": (
+        "v13_cooperative",
+        {"  cluster_sync();  // no block": "  // no block"},
+        "a block that has ended",
     ),
 }
 

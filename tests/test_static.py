@@ -342,6 +342,55 @@ def test_what_is_known_of_the_tensor_core_kernel(tmp_path):
             assert finding.metrics[f"{arch}.shared_bytes"] == 2 * tiles + 8 * 16 * 16 * 4
 
 
+HOPPER = {  # the shape of wgmma, threads, and products between two waits
+    "v10_wgmma": ("64x128x16", 128, 8),
+    "v11_specialised": ("64x256x16", 384, 4),
+    "v12_pingpong": ("64x128x16", 384, 8),
+    "v13_cooperative": ("64x256x16", 384, 4),
+}
+
+
+@needs_tools
+@pytest.mark.parametrize("name", HOPPER)
+def test_what_the_rungs_for_hopper_claim(name):
+    """The copy engine and wgmma alone, asynchronously, in as many registers as a block of that size may have."""
+    shape, threads, products = HOPPER[name]
+    specialised = name != "v10_wgmma"
+    functions = [
+        f for f in static.functions(ops.get("hgemm").kernels[name], "sm_90a", 300) if f.rank[0] > 0
+    ]  # four: dtypes and layouts
+    assert len(functions) == 4
+    for function in functions:
+        found = function.opcodes
+        roots = Counter(opcode.partition(".")[0] for opcode, n in found.items() for _ in range(n))
+        multiply = f"HGMMA.{shape}.F32" + (".BF16" if "bfloat16" in function.name else "")
+        assert roots["HGMMA"] == found[multiply] >= products and not {"HMMA", "LDSM", "LDGSTS"} & set(roots)
+        # Where the compiler cannot prove the sums untouched, it puts a wait behind each product (its warning C7510).
+        waits = found["WARPGROUP.DEPBAR.LE"]
+        assert 0 < waits - 1 <= roots["HGMMA"] / products
+        assert function.max_threads == threads and function.stack_bytes == 0 and not {"STL", "LDL"} & set(roots)
+        assert function.registers <= (168 if specialised else 255)
+        assert roots["USETMAXREG"] == (2 if specialised else 0)  # one branch gives registers, the other takes them
+        assert roots["UTMALDG"] > 0 and (found["UTMALDG.2D.MULTICAST"] > 0) == (name == "v13_cooperative")
+        assert (roots["UTMASTG"] > 0) == (roots["STSM"] > 0) == (name in ("v12_pingpong", "v13_cooperative"))
+
+
+def test_the_rungs_for_hopper_are_left_out_for_other_architectures(tmp_path):
+    op = ops.get("hgemm")
+    cases = [op.case(name, "bfloat16", dict.fromkeys(op.axes, 64)) for name in HOPPER]
+    for finding in static.profile(Job(cases, {"archs": ["sm_80", "sm_89"]}, "cpu", tmp_path, 300)):
+        assert finding.why == "the kernel needs sm_90a, asked for sm_80, sm_89" and not finding.metrics
+    for name in HOPPER:
+        kernel = op.kernels[name]
+        assert kernel.builds_for("sm_90a") and not kernel.builds_for("sm_89") and not kernel.builds_for("sm_100a")
+        for capability in ((8, 9), (10, 0)):
+            assert (
+                kernel.unsupported(cases[0], capability)
+                == f"needs sm_90a, this GPU is sm_{capability[0]}{capability[1]}"
+            )
+        assert kernel.unsupported(cases[0], (9, 0)) is None
+
+
 @needs_tools
 def test_a_kernel_that_does_not_compile_says_so_for_the_architecture(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))

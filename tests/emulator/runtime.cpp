@@ -1,6 +1,8 @@
 // The emulator's runtime, compiled once for all kernels: scheduling, errors, launches, and the function that Python calls.
 #include "torch.h"
 
+#include <array>
+
 namespace emulator {
 
 State state;
@@ -42,7 +44,11 @@ void release(std::vector<Thread*> threads) {
                      [&](auto* a, auto* b) { return order[a->number / kWarp] < order[b->number / kWarp]; });
   }
   for (Thread* thread : threads) thread->waits = nullptr;
-  state.ready.insert(state.random() % 4 ? state.ready.end() : state.ready.begin(), threads.begin(), threads.end());
+  const auto slow = std::stable_partition(threads.begin(), threads.end(), [](const Thread* thread) {
+    return thread->number < state.slow_from || thread->number >= state.slow_to;
+  });
+  state.ready.insert(state.random() % 4 ? state.ready.end() : state.ready.begin(), threads.begin(), slow);
+  state.ready.insert(state.ready.begin(), slow, threads.end());
 }
 
 // Waits at a barrier of all threads of a block, or of the cluster.
@@ -97,7 +103,7 @@ void finish_one() {
 // Runs the cluster until no thread can go on; false after an error.
 __attribute__((noinline)) bool run_ready() {
   if (sigsetjmp(state.scheduler, 0) == 2) return false;
-  while (!state.transfers.empty() && (state.ready.empty() || state.random() % 64 == 0)) finish_one();
+  while (!state.transfers.empty() && (state.ready.empty() || state.random() % state.pace == 0)) finish_one();
   if (state.ready.empty()) return true;
   Thread* next = state.ready.back();
   state.ready.pop_back();
@@ -122,6 +128,9 @@ void run_cluster(const std::function<void()>& body, unsigned count) {
   state.warpgroups = std::vector<Warp>((all + kWarpgroup - 1) / kWarpgroup);
   state.ready.clear(), state.transfers.clear(), state.barriers.clear();
   state.at_cluster_barrier = 0, state.body = &body;
+  const unsigned slow = std::min(all, std::array{0u, kWarp, count}[state.random() % 3]);
+  state.slow_from = slow ? state.random() % (all / slow) * slow : 0, state.slow_to = state.slow_from + slow;
+  state.pace = 1 << state.random() % 14;
   for (Block& block : state.blocks)
     for (auto& [id, region] : block.shared) region->poison();
   std::vector<Thread*> threads;

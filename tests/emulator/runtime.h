@@ -155,6 +155,8 @@ struct State {
   std::vector<Thread> threads;
   std::vector<Warp> warps, warpgroups;
   std::vector<Thread*> ready;  // run from the back
+  unsigned slow_from = 0, slow_to = 0;  // threads that run when no other can: none, a warp, or a block
+  unsigned pace = 1;  // how many threads run for one transfer that ends
   std::vector<std::shared_ptr<Transfer>> transfers;  // in flight
   std::map<const void*, Barrier> barriers;
   unsigned at_cluster_barrier = 0;

@@ -37,13 +37,12 @@ template <int kStages>
 struct Ring {
   int stage = 0;
   uint32_t parity = 0;
-  __device__ void advance(int steps = 1) {
+  __device__ void advance() {
+    if (++stage == kStages) parity ^= 1, stage = 0;
+  }
+  __device__ void skip(int steps) {
     stage += steps;
-    if (steps > 1) {
-      parity ^= stage / kStages & 1, stage %= kStages;
-    } else if (stage == kStages) {
-      parity ^= 1, stage = 0;
-    }
+    parity ^= stage / kStages & 1, stage %= kStages;
   }
 };
 
