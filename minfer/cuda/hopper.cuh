@@ -201,6 +201,14 @@ __device__ inline int cluster_rank() {
   return rank;
 }
 
+// The same place in the shared memory of another block of the cluster, for ordinary reads and writes.
+template <typename T>
+__device__ inline T* cluster_address(T* place, int block) {
+  uint64_t address;
+  asm("mapa.u64 %0, %1, %2;" : "=l"(address) : "l"(place), "r"(block));
+  return reinterpret_cast<T*>(address);
+}
+
 // A barrier of all threads of the cluster.
 __device__ inline void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");

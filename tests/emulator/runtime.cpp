@@ -72,9 +72,7 @@ void enter() {
   for (const auto& group : self->groups)
     if (!group.empty()) fail("ends while its cp.async are in flight");
   if (!self->stores.empty() || !self->store_groups.empty()) fail("ends while its TMA stores read shared memory");
-  if (self->number / kWarpgroup < state.warpgroups.size() &&
-      self->products_done < state.warpgroups[self->number / kWarpgroup].products.size())
-    fail("ends while its wgmma are in flight");
+  if (self->products_done < group_of(*self, kWarpgroup).products.size()) fail("ends while its wgmma are in flight");
   self->ended = true, ++self->block->ended;
   siglongjmp(state.scheduler, 1);
 }
@@ -124,8 +122,8 @@ void check_ended() {
 void run_cluster(const std::function<void()>& body, unsigned count) {
   const unsigned all = count * state.blocks.size();
   state.threads = std::vector<Thread>(all);
-  state.warps = std::vector<Warp>((all + kWarp - 1) / kWarp);
-  state.warpgroups = std::vector<Warp>((all + kWarpgroup - 1) / kWarpgroup);
+  state.warps = std::vector<Warp>(state.blocks.size() * ((count + kWarp - 1) / kWarp));
+  state.warpgroups = std::vector<Warp>(state.blocks.size() * ((count + kWarpgroup - 1) / kWarpgroup));
   state.ready.clear(), state.transfers.clear(), state.barriers.clear();
   state.at_cluster_barrier = 0, state.body = &body;
   const unsigned slow = std::min(all, std::array{0u, kWarp, count}[state.random() % 3]);
@@ -158,7 +156,7 @@ void launch(const Launch& how, const std::function<void()>& body) {
   if (how.shared > state.shared_allowed)
     throw std::runtime_error("a launch with " + std::to_string(how.shared) + " bytes of dynamic shared memory, " +
                              std::to_string(state.shared_allowed) + " are allowed");
-  if (how.cluster == 0 || how.cluster > kMostCluster || how.grid.x % how.cluster || (how.cluster > 1 && count % kWarpgroup))
+  if (how.cluster == 0 || how.cluster > kMostCluster || how.grid.x % how.cluster || (how.cluster > 1 && count % kWarp))
     throw std::runtime_error("a cluster of " + std::to_string(how.cluster) + " blocks that the emulator refuses");
   state.grid = how.grid, state.block = how.block;
   state.blocks = std::vector<Block>(how.cluster);

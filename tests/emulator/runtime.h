@@ -34,7 +34,7 @@
 
 namespace emulator {
 
-constexpr size_t kPage = 4096, kGuard = 1 << 20, kStack = 128 << 10, kMostThreads = 1024, kMostCluster = 4;
+constexpr size_t kPage = 4096, kGuard = 1 << 20, kStack = 128 << 10, kMostThreads = 1024, kMostCluster = 8;
 constexpr unsigned kWarp = 32, kWarpgroup = 128;
 constexpr size_t kDefaultShared = 48 << 10;
 
@@ -184,12 +184,18 @@ void release(std::vector<Thread*> threads);
 void barrier();
 void cluster_barrier();
 
+// A thread's warp, or warpgroup, of a block that may end with a part of one.
+inline Warp& group_of(const Thread& thread, unsigned lanes) {
+  const unsigned threads = state.threads.size() / state.blocks.size(), groups = (threads + lanes - 1) / lanes;
+  return (lanes == kWarp ? state.warps : state.warpgroups)[thread.block->rank * groups + thread.rank / lanes];
+}
+
 // An operation of a whole warp, or warpgroup: when the last lane has come, it does `work` on the operands of all.
 template <unsigned kLanes = kWarp, typename Operands, typename Work>
 void collective(const char* what, Operands& mine, Work work) {
   Thread* self = state.current;
-  Warp& warp = (kLanes == kWarp ? state.warps : state.warpgroups)[self->number / kLanes];
-  const unsigned first = self->number / kLanes * kLanes;
+  Warp& warp = group_of(*self, kLanes);
+  const unsigned first = self->number - self->rank % kLanes;
   const unsigned lanes = std::min<unsigned>(kLanes, state.threads.size() - first);
   if (lanes < kLanes) fail(std::string("calls ") + what + " in a warp of " + std::to_string(lanes) + " threads");
   if (warp.arrived && strcmp(warp.what, what))

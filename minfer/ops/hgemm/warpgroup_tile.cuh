@@ -161,14 +161,6 @@ struct WarpgroupTile {
       }
   }
 
- private:
-  __device__ static uint32_t pack(float x, float y) {
-    const Pair pair{T(x), T(y)};
-    uint32_t bits;
-    memcpy(&bits, &pair, 4);
-    return bits;
-  }
-
   // Calls f(row, col, x, y) for every two neighbours of this thread's sums.
   template <typename F>
   __device__ void for_pairs(int row0, int col0, F f) {
@@ -178,7 +170,31 @@ struct WarpgroupTile {
 #pragma unroll
       for (int r = 0; r < kRegisters; r += 2) f(row + i * 64 + r % 4 * 4, col + r / 4 * 8, sums[i][r], sums[i][r + 1]);
   }
+
+ private:
+  __device__ static uint32_t pack(float x, float y) {
+    const Pair pair{T(x), T(y)};
+    uint32_t bits;
+    memcpy(&bits, &pair, 4);
+    return bits;
+  }
 };
+
+// c = alpha sums + beta c for four columns of a row.
+template <typename T>
+__device__ void store_4(const Gemm<T>& g, int row, int col, float4 sums) {
+  struct alignas(8) Four {
+    T x, y, z, w;
+  };
+  Four* c = reinterpret_cast<Four*>(g.c + row * g.ldc + col);
+  sums.x *= g.alpha, sums.y *= g.alpha, sums.z *= g.alpha, sums.w *= g.alpha;
+  if (g.beta != 0.0f) {
+    const Four before = *c;
+    sums.x += g.beta * float(before.x), sums.y += g.beta * float(before.y);
+    sums.z += g.beta * float(before.z), sums.w += g.beta * float(before.w);
+  }
+  *c = {T(sums.x), T(sums.y), T(sums.z), T(sums.w)};
+}
 
 // Which tile has a number: groups of kGroup rows of tiles, column by column within a group, so that tiles that are
 // multiplied at one time form a square of the product and share its rows of A and columns of B in the L2.

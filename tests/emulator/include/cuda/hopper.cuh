@@ -201,7 +201,7 @@ std::vector<float> floats(const std::vector<uint16_t>& values) {
 }
 
 inline emulator::Warp& warpgroup() {
-  return emulator::state.warpgroups[emulator::state.current->number / emulator::kWarpgroup];
+  return emulator::group_of(*emulator::state.current, emulator::kWarpgroup);
 }
 
 inline void wgmma_fence() { emulator::state.current->fenced = true; }
@@ -288,6 +288,10 @@ void registers_up() {
 }
 
 inline int cluster_rank() { return emulator::state.current->block->rank; }
+template <typename T>
+T* cluster_address(T* place, int block) {
+  return reinterpret_cast<T*>(emulator::at_block(place, block));
+}
 inline void cluster_sync() { emulator::cluster_barrier(); }
 
 template <typename T>
