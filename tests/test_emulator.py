@@ -134,7 +134,11 @@ BROKEN = {
         {"release(before);": "release(ring.stage);", "if (step > 0)": ""},
         "changed while wgmma read it",
     ),
-    "no turns": ("v12_pingpong", {"      barrier_wait(turn + warpgroup, turn_parity);\n": ""}, "more often"),
+    "no turns": (
+        "v12_pingpong",
+        {"      barrier_wait(turn + warpgroup, turn_parity);\n": ""},
+        "changed while|more often",
+    ),
     "the phases of the other's tile not skipped": ("v12_pingpong", {"ring.skip(steps);  //": "//"}, WRONG),
     "no fence before a TMA store": ("v13_cooperative", {"        fence_async();\n": ""}, "without a fence since"),
     "a box filled while TMA reads it": (

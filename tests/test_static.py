@@ -347,6 +347,7 @@ HOPPER = {  # the shape of wgmma, threads, and products between two waits
     "v11_specialised": ("64x256x16", 384, 4),
     "v12_pingpong": ("64x128x16", 384, 8),
     "v13_cooperative": ("64x256x16", 384, 4),
+    "v14_small": ("64x128x16", 160, 4),
 }
 
 
@@ -355,7 +356,7 @@ HOPPER = {  # the shape of wgmma, threads, and products between two waits
 def test_what_the_rungs_for_hopper_claim(name):
     """The copy engine and wgmma alone, asynchronously, in as many registers as a block of that size may have."""
     shape, threads, products = HOPPER[name]
-    specialised = name != "v10_wgmma"
+    specialised = threads == 384
     functions = [
         f for f in static.functions(ops.get("hgemm").kernels[name], "sm_90a", 300) if f.rank[0] > 0
     ]  # four: dtypes and layouts

@@ -126,8 +126,8 @@ void run_cluster(const std::function<void()>& body, unsigned count) {
   state.warpgroups = std::vector<Warp>(state.blocks.size() * ((count + kWarpgroup - 1) / kWarpgroup));
   state.ready.clear(), state.transfers.clear(), state.barriers.clear();
   state.at_cluster_barrier = 0, state.body = &body;
-  const unsigned slow = std::min(all, std::array{0u, kWarp, count}[state.random() % 3]);
-  state.slow_from = slow ? state.random() % (all / slow) * slow : 0, state.slow_to = state.slow_from + slow;
+  const unsigned slow = std::array{0u, 0u, kWarp, all > count ? count : 0u}[state.random() % 4];
+  state.slow_from = slow ? state.random() % ((all + slow - 1) / slow) * slow : 0, state.slow_to = state.slow_from + slow;
   state.pace = 1 << state.random() % 14;
   for (Block& block : state.blocks)
     for (auto& [id, region] : block.shared) region->poison();
