@@ -8,7 +8,7 @@
 namespace minfer {
 
 constexpr int kMostM = 8, kMostWarps = 16;
-constexpr int kWarpsPerSM = 24;  // as many blocks' warps share an SM's columns and split k; a power of two a block
+constexpr int kWarpsPerSM = 24;  // at most, while a block's warps, a power of two that split k, are made more
 
 // What a lane, g = lane / 4 and t = lane % 4, reads of B for kK steps in k of kCols columns, and of A beside it.
 template <typename T, Layout kLayout>
