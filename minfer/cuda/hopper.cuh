@@ -58,10 +58,6 @@ __device__ inline void barrier_wait(uint64_t* barrier, uint32_t parity) {
 
 using TensorMap = CUtensorMap;
 
-__device__ inline void tma_prefetch(const TensorMap& map) {
-  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
-}
-
 // One thread starts the copy; its bytes arrive at `barrier`.
 __device__ inline void tma_load(void* box, const TensorMap& map, uint64_t* barrier, int x, int y) {
   asm volatile(
@@ -209,9 +205,14 @@ __device__ inline T* cluster_address(T* place, int block) {
   return reinterpret_cast<T*>(address);
 }
 
-// A barrier of all threads of the cluster.
+// A barrier of all threads of the cluster. Not .aligned: lanes of a warp may come one after the other.
 __device__ inline void cluster_sync() {
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+}
+
+// The same where no thread reads what another wrote, except barriers behind their fence; it flushes no caches.
+__device__ inline void cluster_sync_relaxed() {
+  asm volatile("barrier.cluster.arrive.relaxed;\nbarrier.cluster.wait;" ::: "memory");
 }
 
 // --- On the host ----------------------------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(kThreads, 1) multiply(const __grid_constant__ 
     for (int stage = 0; stage < kStages; ++stage)
       barrier_init(full + stage, 1), barrier_init(empty + stage, kCluster * kConsumers * 4);
   barrier_init_fence();
-  cluster_sync();
+  cluster_sync_relaxed();
 
   const int steps = (g.k + kBlockK - 1) / kBlockK, warpgroup = warpgroup_index();
   Ring<kStages> ring;
@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(kThreads, 1) multiply(const __grid_constant__ 
     }
     if (threadIdx.x % 32 == 0) tma_store_wait<0>();
   }
-  cluster_sync();  // no block ends while another arrives at its barriers
+  cluster_sync_relaxed();  // no block ends while another arrives at its barriers
 }
 
 template <Layout kLayout, typename T>
@@ -96,7 +96,7 @@ void launch_layout(const Gemm<T>& g) {
   const Maps maps = make_maps(g, kBlockM, kBlockN / kCluster);
   const int64_t tiles = int64_t(ceil_div(g.m, kBlockM * kCluster)) * ceil_div(g.n, kBlockN);
   STD_TORCH_CHECK(tiles <= INT_MAX / 2, "hgemm: more output tiles than fit 32 bits");
-  const int clusters = std::min<int64_t>(tiles, multiprocessors() / kCluster);
+  const int clusters = std::min<int64_t>(tiles, std::max(1, multiprocessors() / kCluster));
   allow_shared(multiply<T, kLayout>, kBytes);
   STD_CUDA_CHECK(
       launch_clusters(multiply<T, kLayout>, kCluster, clusters * kCluster, kThreads, kBytes, g.stream, maps, g));

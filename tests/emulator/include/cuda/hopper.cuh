@@ -99,8 +99,6 @@ inline void check_box(const TensorMap& map, const void* box) {
   if (!emulator::state.current->block->find(box, map.bytes())) emulator::fail("TMA: a box is outside shared memory");
 }
 
-inline void tma_prefetch(const TensorMap&) {}
-
 inline void tma_load_multicast(void* box, const TensorMap& map, uint64_t* barrier, int x, int y, uint16_t blocks) {
   check_box(map, box);
   for (int block = 0; block < 16; ++block) {
@@ -293,6 +291,7 @@ T* cluster_address(T* place, int block) {
   return reinterpret_cast<T*>(emulator::at_block(place, block));
 }
 inline void cluster_sync() { emulator::cluster_barrier(); }
+inline void cluster_sync_relaxed() { cluster_sync(); }
 
 template <typename T>
 bool make_tensor_map(TensorMap& map, const T* matrix, int rows, int cols, int64_t ld, int box_rows, int box_cols) {
