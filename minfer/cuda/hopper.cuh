@@ -31,12 +31,13 @@ __device__ inline void barrier_arrive(uint64_t* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
-// Arrives at the barrier in the same place of another block of the cluster.
+// Arrives at the barrier in the same place of another block of the cluster. What the thread wrote is not made known to
+// that block: a release for the cluster would cost a MEMBAR.GPU, and a stage that has been read has nothing to tell.
 __device__ inline void barrier_arrive_at(uint64_t* barrier, int block) {
   asm volatile(
       "{\n.reg .b32 remote;\n"
       "mapa.shared::cluster.u32 remote, %0, %1;\n"
-      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n}" ::"r"(shared_address(barrier)),
+      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}" ::"r"(shared_address(barrier)),
       "r"(block)
       : "memory");
 }
