@@ -237,14 +237,6 @@ bool make_tensor_map(TensorMap& map, const T* matrix, int rows, int cols, int64_
                           CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-// How many multiprocessors the current device has.
-inline int multiprocessors() {
-  int device = 0, count = 0;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
-  return count;
-}
-
 // Launches `blocks` blocks, a multiple of `cluster`, in clusters of that many.
 template <typename... Parameters, typename... Arguments>
 cudaError_t launch_clusters(void (*kernel)(Parameters...), int cluster, int blocks, int threads, int shared,

@@ -299,7 +299,9 @@ bool make_tensor_map(TensorMap& map, const T* matrix, int rows, int cols, int64_
   return rows > 0 && cols > 0 && ld % 8 == 0 && box_rows > 0 && box_rows <= 256 && box_cols == 64;
 }
 
-inline int multiprocessors() { return 2; }  // few, so that each block has several tiles
+// Fewer multiprocessors than for other kernels, so that each block has several tiles.
+#undef cudaDeviceGetAttribute
+#define cudaDeviceGetAttribute(value, attribute, device) (*(value) = 2, cudaSuccess)
 
 template <typename... Parameters, typename... Arguments>
 cudaError_t launch_clusters(void (*kernel)(Parameters...), int cluster, int blocks, int threads, int shared,
