@@ -1,7 +1,7 @@
 // v12_pingpong: v11 with one block an SM that walks over tiles, of which the two consumers take turns.
 // Idea: each consumer multiplies a whole 128x128 tile; while it scales and stores, the other has the tensor cores. It
-// hands over when it has started its last products, so that the other's follow without a gap. Sums leave by way of shared memory and
-// the copy engine, and the warp goes on with its next tile.
+// hands over when it has started its last products, so that the other's follow without a gap. Sums leave by way of shared
+// memory and the copy engine, and the warp goes on with its next tile.
 // Expected: 1.1x over v11 where k is small or the output fills few waves; less than v13 at large sizes, where 128x128
 // reads 20 % more shared-memory bytes a product, and half more of the L2's. Measured: see README.md.
 #include "warpgroup_tile.cuh"
