@@ -11,14 +11,10 @@ import datetime
 import errno
 import json
 import os
-import re
-import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -26,8 +22,9 @@ from typing import Any
 import pyarrow as pa
 
 from minfer import build, ops, profilers, store
-from minfer.bench import device, peaks
+from minfer.bench import device
 from minfer.bench.derived import derive
+from minfer.compiler import Compiler
 from minfer.ops import Case
 from minfer.process import Died, Process, adopt_orphans
 from minfer.shard import Claim, Shard, Superseded, Unfit, alone
@@ -86,7 +83,8 @@ class Supervisor:
             statuses = list(self._finished())
             finished = {case.key for case, _ in statuses}
             todo = [case for case in self._todo() if case.key not in finished]
-            self._build([case for case in todo if self._unsupported(case) is None])
+            compiler = Compiler(self.shard, build.arch_of(self.capability) if self.capability else "", self._tell)
+            self.builds = compiler.compile([case for case in todo if self._unsupported(case) is None])
             statuses = [(case, status) for case, status in statuses if case.key in self.writer.where]
             with alone(self.gpu, lambda: self._tell(event="waiting", gpu=self.gpu)):
                 if todo:
@@ -182,48 +180,6 @@ class Supervisor:
     def _unsupported(self, case: Case) -> str | None:
         kernel = ops.get(case.op).kernels[case.kernel]
         return kernel.elsewhere(self.shard.device) or kernel.unsupported(case, self.capability)
-
-    def _build(self, cases: list[Case]) -> None:
-        """Compile what the cases need, several at once, each in a process of its own, before anything is timed."""
-        kernels = {(case.op, case.kernel): ops.get(case.op).kernels[case.kernel] for case in cases}
-        wanted = {key: kernel for key, kernel in kernels.items() if kernel.needs_build}
-        arch = build.arch_of(self.capability) if self.capability else ""
-        self._tell(event="building")
-        with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-            if arch and not build.cached(peaks.KERNEL, arch):  # the child says it if this fails
-                pool.submit(self._run_build, "peaks", [sys.executable, "-m", "minfer.bench.peaks", arch])
-            jobs = {key: pool.submit(self._build_one, *key, arch) for key in wanted}
-            for (op, name), job in jobs.items():
-                self._tell(event="build", kernel=name)
-                self.builds[f"{op}/{name}"] = job.result()
-        self._tell(event="built")
-
-    def _build_one(self, op: str, name: str, arch: str) -> build.Built | str:
-        if found := build.cached(ops.get(op).kernels[name], arch):
-            return build.Built(**asdict(found) | {"seconds": None})
-        done = self._run_build(name, [sys.executable, "-m", "minfer.build", op, name, arch, *self.shard.extra])
-        return done if isinstance(done, str) else build.Built(**json.loads(done.stdout))
-
-    def _run_build(self, name: str, command: list[str]) -> subprocess.CompletedProcess[str] | str:
-        """Run a compiler. A str is why it failed."""
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-        )
-        try:
-            out, err = process.communicate(timeout=self.shard.build_timeout_s)
-        except subprocess.TimeoutExpired:
-            return f"the compiler was killed after {self.shard.build_timeout_s:g} s"
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-        if process.returncode == 0:
-            return subprocess.CompletedProcess(command, 0, out, err)
-        with open(Path(self.shard.folder) / "logs" / f"{self.shard.name}.{name}.build.log", "w") as log:
-            log.write(err)
-        if full := re.search("No space left on device|Disk quota exceeded", err):
-            where = os.environ.get("TORCH_EXTENSIONS_DIR", "the cache of compiled kernels")
-            raise Unfit(f"cannot compile {name} in {where}: {full[0]}; free it or set cluster.scratch")
-        return err.strip().splitlines()[-1] if err.strip() else f"the build died with status {process.returncode}"
 
     def _run_case(self, case: Case) -> Row:
         """The columns of a case, whatever becomes of the child."""

@@ -16,6 +16,7 @@ import pytest
 from jobs import queue, record, submit
 from minfer import ops, store, worker
 from minfer import shard as shards
+from minfer.compiler import Compiler
 from minfer.config import Cluster, Container, UserError
 from minfer.progress import RunProgress, ShardProgress
 from minfer.shard import Claim, Shard, Superseded, Unfit, alone, outside
@@ -181,7 +182,7 @@ def test_a_compiler_without_room_ends_the_shard_and_is_no_row(shard, monkeypatch
     with pytest.raises(
         Unfit, match=r"cannot compile x in .*: No space left on device; free it or set cluster\.scratch"
     ):
-        Supervisor(shard)._run_build("x", [sys.executable, "-c", code])
+        Compiler(shard, "", lambda **event: None).run("x", [sys.executable, "-c", code])
 
 
 def test_a_node_whose_clock_is_behind_is_named_and_its_times_are_the_file_systems(shard, monkeypatch):
