@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-from minfer import ops, store
+from minfer import build, ops, store
 from minfer.bench.timing import Timing
 from minfer.worker import Shard, Supervisor
 from tests.tables import Workspace
@@ -31,6 +33,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu") and not has_gpu():
             item.add_marker(pytest.mark.skip(reason="no GPU here"))
+
+
+@pytest.fixture(scope="session")
+def cubins(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The device code that the chosen tests of this fixture read is compiled in the background, several kernels at once:
+    it takes most of the time that they take. A test has `kernel`, or `name` of hgemm's, and perhaps `arch`."""
+    wanted = {}
+    for item in request.session.items:
+        about = item.callspec.params if isinstance(item, pytest.Function) and "cubins" in item.fixturenames else {}
+        if kernel := about.get("kernel") or ops.get("hgemm").kernels.get(about.get("name", "")):
+            archs = [about["arch"]] if "arch" in about else ["sm_89", "sm_90a"]
+            wanted |= {(kernel.source, arch): kernel for arch in archs if kernel.builds_for(arch)}
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        if build.toolkit():
+            for (_, arch), kernel in wanted.items():
+                pool.submit(build.cached_cubin, kernel, arch)  # a test that waits for it says what is wrong
+        yield
+        pool.shutdown(cancel_futures=True)
 
 
 @pytest.fixture

@@ -46,6 +46,7 @@ def kinds(function: Function) -> set[str]:
     return found | {name.partition(".")[0].replace("REDG", "RED") for name in found}  # Hopper calls it REDG
 
 
+@pytest.mark.usefixtures("cubins")
 @pytest.mark.parametrize("arch", ["sm_89", "sm_90a"])
 @pytest.mark.parametrize("name", CLAIMS)
 def test_the_code_is_what_the_header_says(name: str, arch: str) -> None:

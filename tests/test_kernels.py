@@ -98,13 +98,14 @@ def test_every_source_file_is_registered():
         assert files == {kernel.source for kernel in op.kernels.values() if kernel.source.stem != "__init__"}
 
 
+@pytest.mark.usefixtures("cubins")
 @pytest.mark.skipif(build.toolkit() is None, reason="no CUDA compiler that fits this PyTorch")
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("kernel", {k.source: k for k in ops.every_kernel(["cuda"])}.values(), ids=name)
-def test_cuda_kernel_compiles_for(kernel, arch, tmp_path):
+def test_cuda_kernel_compiles_for(kernel, arch):
     if not kernel.builds_for(arch):
         pytest.skip(f"{kernel.archs} only")
-    binary = build.cubin(kernel, arch, tmp_path)
+    binary = build.cached_cubin(kernel, arch)
     used = build.resources(binary, arch, build.toolkit())
     assert used["local_bytes"] == 0, "it spills, or indexes registers at run time"
     assert 0 < used["registers"] <= 255

@@ -306,6 +306,7 @@ def job(kernel: ops.Kernel, archs: tuple[str, ...], folder: Path) -> Job:
 
 
 @needs_tools
+@pytest.mark.usefixtures("cubins")
 @pytest.mark.parametrize("kernel", ops.every_kernel(["cuda"]), ids=lambda kernel: f"{kernel.op}-{kernel.name}")
 def test_every_cuda_kernel_has_its_metrics(kernel, tmp_path):
     work = job(kernel, ARCHS, tmp_path)
