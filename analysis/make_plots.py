@@ -77,17 +77,18 @@ def markdown(drawn: Iterable[tuple[str, str, str, plots.Picture]], folder: str) 
 def main(arguments: Iterable[str] | None = None) -> int:
     """Returns the exit status: 0 when the plots are those of the results, and every file could be read."""
     options_parser = parser(COMMAND, __doc__ or "")
-    options_parser.add_argument("--plots", type=Path, default=Path("docs/plots"), help="folder (default: docs/plots)")
+    options_parser.add_argument("--plots", type=Path, help="folder (default: docs/plots beside the README)")
     options = options_parser.parse_args(list(arguments) if arguments is not None else None)
+    folder = options.plots or options.readme.parent / "docs" / "plots"
     try:
         shown, problems = load(options.files, options.results, COLUMNS)
     except FileNotFoundError as error:
         print(error, file=sys.stderr)
         return 1
     if problems and not len(shown):
-        problems.append(f"{options.plots} is left as it is: the readable files have no row")
+        problems.append(f"{folder} is left as it is: the readable files have no row")
     else:
-        problems += bring_up_to_date(shown, options.plots, options.readme, options.check)
+        problems += bring_up_to_date(shown, folder, options.readme, options.check)
     for line in problems:
         print(line, file=sys.stderr)
     return 1 if problems else 0

@@ -103,9 +103,7 @@ def markdown(found: Iterable[Section], folder: str) -> str:
 def main(arguments: Iterable[str] | None = None) -> int:
     """Returns the exit status: 0 when the tables are those of the results, and every file could be read."""
     options_parser = parser(COMMAND, __doc__ or "")
-    options_parser.add_argument(
-        "--pages", type=Path, default=Path("docs/results"), help="folder (default: docs/results)"
-    )
+    options_parser.add_argument("--pages", type=Path, help="folder (default: docs/results beside the README)")
     options = options_parser.parse_args(list(arguments) if arguments is not None else None)
     try:
         shown, problems = load(options.files, options.results, COLUMNS)
@@ -115,7 +113,8 @@ def main(arguments: Iterable[str] | None = None) -> int:
     if problems and not len(shown):
         problems.append(f"{options.readme} is left as it is: the readable files have no row")
     else:
-        problems += bring_up_to_date(shown, options.pages, options.readme, options.check)
+        folder = options.pages or options.readme.parent / "docs" / "results"
+        problems += bring_up_to_date(shown, folder, options.readme, options.check)
     for line in problems:
         print(line, file=sys.stderr)
     return 1 if problems else 0

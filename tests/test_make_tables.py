@@ -158,6 +158,12 @@ def test_many_problems_are_capped_and_counted(work: Workspace, monkeypatch: pyte
         assert [text.count(f"m={m} · cold") for m in range(10)] == [1, 1, 1, 0, 0, 0, 0, 0, 0, 1]  # 9: the headline
 
 
+def test_the_pages_lie_beside_the_readme_that_is_written(work: Workspace) -> None:
+    work.write(row(), row(problem=f"float16/{TN}/m=8,n=8,k=8"))
+    assert make_tables.main(["--results", str(work.results), "--readme", str(work.readme)]) == 0
+    assert "# hgemm on NVIDIA H200" in work.page()
+
+
 def test_a_page_that_nothing_stands_behind_goes_and_others_stay(
     work: Workspace, capsys: pytest.CaptureFixture[str]
 ) -> None:

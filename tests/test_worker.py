@@ -21,7 +21,7 @@ def supervisor(folder: str = "", **about: Any) -> Supervisor:
     made = object.__new__(Supervisor)
     made.shard = Shard("0000", "test", folder, folder, "cuda", [CASE], Timing(), 60, 60, **about)
     made.peaks = {"read_gbps": 1000.0, "copy_gbps": 1000.0}
-    made.environment = {"device": "a GPU"}
+    made.environment, made._skew_s = {"device": "a GPU"}, 0.0
     made._progress = open(Path(folder) / "progress", "a") if folder else None  # noqa: SIM115
     return made
 
