@@ -122,6 +122,8 @@ def test_interrupt_keeps_finished_rows_and_leaves_nothing_running(tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-m", "minfer.launch", *words],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True,
+        # A shell's job in the background has SIGINT ignored, and so would all that it starts.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     deadline = time.monotonic() + 120
     while not any("hangs" in path.read_text() for path in tmp_path.glob("runs/*/progress/*.jsonl")):
