@@ -7,7 +7,6 @@ what `matmul` reaches is what these kernels reach.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Iterable
@@ -18,7 +17,8 @@ import pyarrow as pa
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the project is run from its folder, not installed
 
-from analysis.rows import load, newest, number
+from analysis.command import Options, parser, run
+from analysis.rows import newest, number
 from minfer import store
 
 COMMAND = "python analysis/make_best.py"
@@ -52,27 +52,16 @@ def text(found: list[dict[str, Any]]) -> str:
 
 def main(arguments: Iterable[str] | None = None) -> int:
     """Returns the exit status: 0 when the table is that of the results, and every file could be read."""
-    made = argparse.ArgumentParser(prog=COMMAND, description=(__doc__ or "").splitlines()[0])
-    made.add_argument("files", nargs="*", type=Path, help="parquet files to read instead of searching --results")
-    made.add_argument("--results", type=Path, default=Path("results"), help="folder to search (default: results)")
-    made.add_argument("--table", type=Path, default=TABLE, help=f"file to write (default: {TABLE})")
-    made.add_argument("--check", action="store_true", help="write nothing; exit 1 if the table is out of date")
-    options = made.parse_args(list(arguments) if arguments is not None else None)
-    try:
-        shown, problems = load(options.files, options.results, COLUMNS)
-    except FileNotFoundError as error:
-        print(error, file=sys.stderr)
-        return 1
-    new = text(entries(shown))
-    if problems:
-        problems.append(f"{options.table} is left as it is")
-    elif options.check and not (options.table.is_file() and options.table.read_text() == new):
-        problems = [f"{options.table} is out of date: run `{COMMAND}`"]
-    elif not options.check:
-        options.table.write_text(new)
-    for line in problems:
-        print(line, file=sys.stderr)
-    return 1 if problems else 0
+    return run(parser(COMMAND, __doc__ or "", "--table", TABLE), arguments, COLUMNS, write, all_or_nothing=True)
+
+
+def write(rows: pa.Table, options: Options) -> list[str]:
+    new = text(entries(rows))
+    if options.check:
+        same = options.table.is_file() and options.table.read_text() == new
+        return [] if same else [f"{options.table} is out of date: run `{COMMAND}`"]
+    options.table.write_text(new)
+    return []
 
 
 if __name__ == "__main__":

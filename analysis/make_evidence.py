@@ -18,8 +18,9 @@ import pyarrow.parquet as pq
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the project is run from its folder, not installed
 
 from analysis import files
+from analysis.command import parser
 from analysis.plots import Picture
-from analysis.readme import counted, parser, plain, significant, update
+from analysis.readme import README, counted, plain, significant, table_lines, update
 from analysis.rows import number
 from analysis.trap import apart, clock_trap, most_apart, runs
 from benchmarks.cost import OVERHEAD_S, WHOLE
@@ -92,10 +93,6 @@ def origin(rows: list[Row]) -> str:
 
 def missing(kind: str) -> str:
     return f"Nothing was measured yet: `uv run python benchmarks/{KINDS[kind][0]}` does it.\n"
-
-
-def table_lines(header: list[str], rule: list[str], body: Iterable[list[str]]) -> list[str]:
-    return ["| " + " | ".join(cells) + " |" for cells in (header, rule, *body)]
 
 
 def amount(value: float | None, unit: str) -> str:
@@ -218,7 +215,7 @@ def cost(measured: list[list[Row]]) -> str:
 
 def main(arguments: Iterable[str] | None = None) -> int:
     """Returns the exit status: 0 when text and plots are those of the files, and every file could be read."""
-    made = parser(COMMAND, __doc__ or "", FOLDER)
+    made = parser(COMMAND, __doc__ or "", "--readme", README, FOLDER)
     page = Path("docs/methodology.md")
     made.add_argument("--methodology", type=Path, default=page, help=f"the other file to rewrite (default: {page})")
     made.add_argument("--plots", type=Path, default=Path("docs/plots"), help="folder (default: docs/plots)")

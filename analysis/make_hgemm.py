@@ -6,7 +6,6 @@ docs/hgemm.md. The rungs are the CUDA files of minfer/ops/hgemm; one without row
 
 from __future__ import annotations
 
-import argparse
 import math
 import re
 import sys
@@ -19,9 +18,9 @@ import pyarrow.compute as pc
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the project is run from its folder, not installed
 
-from analysis.make_evidence import table_lines
-from analysis.readme import plain, significant, update
-from analysis.rows import load, natural, newest, number
+from analysis.command import Options, parser, run
+from analysis.readme import plain, significant, table_lines, update
+from analysis.rows import natural, newest, number
 from minfer import store
 from minfer.store import Row
 
@@ -162,27 +161,14 @@ def measured(table: pa.Table) -> list[Row]:
 
 def main(arguments: Iterable[str] | None = None) -> int:
     """Returns the exit status: 0 when the page is that of the results, and every file could be read."""
-    made = argparse.ArgumentParser(prog=COMMAND, description=(__doc__ or "").splitlines()[0])
-    made.add_argument("files", nargs="*", type=Path, help="parquet files to read instead of searching --results")
-    made.add_argument("--results", type=Path, default=Path("results"), help="folder to search (default: results)")
-    made.add_argument("--page", type=Path, default=PAGE, help=f"file to rewrite (default: {PAGE})")
-    made.add_argument("--check", action="store_true", help="write nothing; exit 1 if the page is out of date")
-    options = made.parse_args(list(arguments) if arguments is not None else None)
-    try:
-        shown, problems = load(options.files, options.results, COLUMNS)
-    except FileNotFoundError as error:
-        print(error, file=sys.stderr)
-        return 1
-    rows, names = measured(shown), rungs(SOURCES)
-    if problems:
-        problems.append(f"{options.page} is left as it is")
-    else:
-        bodies = {"ladder": ladder(rows, names), "skinny": skinny(rows, names)}
-        said = [update(options.page, name, body, COMMAND, options.check) for name, body in bodies.items()]
-        problems = list(dict.fromkeys(problem for problem in said if problem))
-    for line in problems:
-        print(line, file=sys.stderr)
-    return 1 if problems else 0
+    return run(parser(COMMAND, __doc__ or "", "--page", PAGE), arguments, COLUMNS, write, all_or_nothing=True)
+
+
+def write(table: pa.Table, options: Options) -> list[str]:
+    rows, names = measured(table), rungs(SOURCES)
+    bodies = {"ladder": ladder(rows, names), "skinny": skinny(rows, names)}
+    said = [update(options.page, name, body, COMMAND, options.check) for name, body in bodies.items()]
+    return list(dict.fromkeys(problem for problem in said if problem))
 
 
 if __name__ == "__main__":

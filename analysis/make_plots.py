@@ -18,9 +18,10 @@ import pyarrow.compute as pc
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the project is run from its folder, not installed
 
 from analysis import files, plots
-from analysis.readme import parser, plain, update
+from analysis.command import Options, parser, run
+from analysis.readme import README, plain, update
 from analysis.roofline import roofline
-from analysis.rows import kernel_order, load, sections, with_problem
+from analysis.rows import kernel_order, sections, with_problem
 from minfer import store
 
 COMMAND = "python analysis/make_plots.py"
@@ -76,36 +77,22 @@ def markdown(drawn: Iterable[tuple[str, str, str, plots.Picture]], folder: str) 
 
 def main(arguments: Iterable[str] | None = None) -> int:
     """Returns the exit status: 0 when the plots are those of the results, and every file could be read."""
-    options_parser = parser(COMMAND, __doc__ or "")
-    options_parser.add_argument("--plots", type=Path, help="folder (default: docs/plots beside the README)")
-    options = options_parser.parse_args(list(arguments) if arguments is not None else None)
-    folder = options.plots or options.readme.parent / "docs" / "plots"
-    try:
-        shown, problems = load(options.files, options.results, COLUMNS)
-    except FileNotFoundError as error:
-        print(error, file=sys.stderr)
-        return 1
-    if problems and not len(shown):
-        problems.append(f"{folder} is left as it is: the readable files have no row")
-    else:
-        problems += bring_up_to_date(shown, folder, options.readme, options.check)
-    for line in problems:
-        print(line, file=sys.stderr)
-    return 1 if problems else 0
+    made = parser(COMMAND, __doc__ or "", "--readme", README)
+    made.add_argument("--plots", type=Path, help="folder (default: docs/plots beside the README)")
+    return run(made, arguments, COLUMNS, write)
 
 
-def bring_up_to_date(table: pa.Table, folder: Path, readme: Path, check: bool) -> list[str]:
-    """Write or only check the plots and the README; what is wrong, in sentences."""
-    drawn = []
+def write(table: pa.Table, options: Options) -> list[str]:
+    folder, drawn = options.plots or options.readme.parent / "docs" / "plots", []
     for op, device, name, picture in pictures(table):
         if isinstance(picture, str):
             print(picture)
         else:
             drawn.append((op, device, name, picture))
     named = {folder / path(op, device, name): picture for op, device, name, picture in drawn}
-    problems = files.bring_up_to_date(named, folder, f".+-({'|'.join(PLOTS)})", COMMAND, check)
-    where = Path(os.path.relpath(folder, readme.parent)).as_posix()
-    problem = update(readme, MARKED, markdown(drawn, where), COMMAND, check)
+    problems = files.bring_up_to_date(named, folder, f".+-({'|'.join(PLOTS)})", COMMAND, options.check)
+    where = Path(os.path.relpath(folder, options.readme.parent)).as_posix()
+    problem = update(options.readme, MARKED, markdown(drawn, where), COMMAND, options.check)
     return problems + ([problem] if problem else [])
 
 

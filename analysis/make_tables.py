@@ -20,9 +20,10 @@ import pyarrow.compute as pc
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the project is run from its folder, not installed
 
 from analysis import pages
+from analysis.command import Options, parser, run
 from analysis.overview import by_group, overview_lines
-from analysis.readme import counted, markers, parser, plain, update
-from analysis.rows import choose, load, sections, with_problem
+from analysis.readme import README, counted, markers, plain, update
+from analysis.rows import choose, sections, with_problem
 from analysis.tables import COLUMNS, LEGEND, PROVENANCE, problem_lines, provenance
 from minfer import store
 
@@ -102,31 +103,18 @@ def markdown(found: Iterable[Section], folder: str) -> str:
 
 def main(arguments: Iterable[str] | None = None) -> int:
     """Returns the exit status: 0 when the tables are those of the results, and every file could be read."""
-    options_parser = parser(COMMAND, __doc__ or "")
-    options_parser.add_argument("--pages", type=Path, help="folder (default: docs/results beside the README)")
-    options = options_parser.parse_args(list(arguments) if arguments is not None else None)
-    try:
-        shown, problems = load(options.files, options.results, COLUMNS)
-    except FileNotFoundError as error:
-        print(error, file=sys.stderr)
-        return 1
-    if problems and not len(shown):
-        problems.append(f"{options.readme} is left as it is: the readable files have no row")
-    else:
-        folder = options.pages or options.readme.parent / "docs" / "results"
-        problems += bring_up_to_date(shown, folder, options.readme, options.check)
-    for line in problems:
-        print(line, file=sys.stderr)
-    return 1 if problems else 0
+    made = parser(COMMAND, __doc__ or "", "--readme", README)
+    made.add_argument("--pages", type=Path, help="folder (default: docs/results beside the README)")
+    return run(made, arguments, COLUMNS, write)
 
 
-def bring_up_to_date(table: pa.Table, folder: Path, readme: Path, check: bool) -> list[str]:
-    """Write or only check the README and the pages; what is wrong, in sentences."""
+def write(table: pa.Table, options: Options) -> list[str]:
+    folder = options.pages or options.readme.parent / "docs" / "results"
     found = list(every_section(table))
-    where = Path(os.path.relpath(folder, readme.parent)).as_posix()
-    problem = update(readme, MARKED, markdown(found, where), COMMAND, check)
+    where = Path(os.path.relpath(folder, options.readme.parent)).as_posix()
+    problem = update(options.readme, MARKED, markdown(found, where), COMMAND, options.check)
     texts = {folder / section.page: "\n".join(section.page_lines()) for section in found if section.count > 1}
-    return ([problem] if problem else []) + pages.bring_up_to_date(texts, folder, COMMAND, check)
+    return ([problem] if problem else []) + pages.bring_up_to_date(texts, folder, COMMAND, options.check)
 
 
 if __name__ == "__main__":

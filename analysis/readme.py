@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
+README = Path("README.md")
 
-def parser(command: str, about: str, results: Path = Path("results")) -> argparse.ArgumentParser:
-    """What every program takes that writes to the README from parquet; `results` is where it looks for that."""
-    made = argparse.ArgumentParser(prog=command, description=about.splitlines()[0])
-    made.add_argument("files", nargs="*", type=Path, help="parquet files to read instead of searching --results")
-    made.add_argument("--results", type=Path, default=results, help=f"folder to search (default: {results})")
-    made.add_argument("--readme", type=Path, default=Path("README.md"), help="file to rewrite (default: README.md)")
-    made.add_argument("--check", action="store_true", help="write nothing; exit 1 if anything is out of date")
-    return made
+
+def table_lines(header: list[str], rule: list[str], body: Iterable[list[str]]) -> list[str]:
+    return ["| " + " | ".join(cells) + " |" for cells in (header, rule, *body)]
 
 
 def markers(name: str) -> tuple[str, str]:

@@ -170,9 +170,15 @@ def _become(module: str, arguments: list[str], fds: list[int], given: list[int])
     for number, fd in zip(fds, others, strict=True):
         os.dup2(fd, number)
     os.closerange(spare, MOST_FDS)
+    _call_it(module)
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
     sys.exit()
+
+
+def _call_it(name: str) -> None:
+    """What `ps -o comm` and top call this process (PR_SET_NAME), of whose command line nothing can be told."""
+    ctypes.CDLL(None).prctl(15, name.encode()[:15])
 
 
 def _leave_template(spare: int) -> None:
@@ -183,6 +189,7 @@ def _leave_template(spare: int) -> None:
         os.setsid()
         ours.close()
         os.closerange(spare, MOST_FDS)
+        _call_it("minfer.template")
         _serve(theirs)
         os._exit(0)
     theirs.close()
@@ -191,6 +198,7 @@ def _leave_template(spare: int) -> None:
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _call_it("minfer.template")
     warnings.filterwarnings("ignore", "This process .* is multi-threaded, use of fork", DeprecationWarning)
     for module in PRELOADED:
         importlib.import_module(module)

@@ -200,7 +200,7 @@ def test_the_table_is_what_the_rows_say(tmp_path: Path, capsys):
         "]",
     ]
     (tmp_path / "broken.parquet").write_text("no")
-    assert make_best.main(where) == 1 and "best.json is left as it is" in capsys.readouterr().err
+    assert make_best.main(where) == 1 and "nothing was written" in capsys.readouterr().err
     assert make_best.main(["--results", str(tmp_path / "none")]) == 1
 
 

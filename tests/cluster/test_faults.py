@@ -42,7 +42,7 @@ def test_job_killed_in_mid_case_is_resubmitted(lab, folder):
 def test_a_shard_whose_child_is_killed_has_a_row_that_says_so_and_goes_on(lab, folder):
     run = submit(folder, SLOW)
     at(run, "slow")
-    (child,) = children(supervisor(run))
+    (child,) = [pid for pid in children(supervisor(run)) if Path(f"/proc/{pid}/comm").read_text() == "minfer.child\n"]
     os.kill(child, signal.SIGKILL)
     assert over(run).line() == "shards: 1 done; 3 of 3 rows"
     found = {row["kernel"]: row for row in rows(folder)}

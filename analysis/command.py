@@ -1,0 +1,50 @@
+"""What the programs share that write from rows: their options, and what goes wrong before a row is shown."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pyarrow as pa
+
+from analysis.rows import load
+
+Options = argparse.Namespace
+
+
+def parser(
+    command: str, about: str, option: str, target: Path, results: Path = Path("results")
+) -> argparse.ArgumentParser:
+    """Of a program that writes `target`, another with `option`, from parquet; `results` is where it looks for that."""
+    made = argparse.ArgumentParser(prog=command, description=about.splitlines()[0])
+    made.add_argument("files", nargs="*", type=Path, help="parquet files to read instead of searching --results")
+    made.add_argument("--results", type=Path, default=results, help=f"folder to search (default: {results})")
+    made.add_argument(option, type=Path, default=target, help=f"file to rewrite (default: {target})")
+    made.add_argument("--check", action="store_true", help="write nothing; exit 1 if anything is out of date")
+    return made
+
+
+def run(
+    parser: argparse.ArgumentParser,
+    arguments: Iterable[str] | None,
+    columns: Iterable[str],
+    write: Callable[[pa.Table, Options], list[str]],
+    all_or_nothing: bool = False,
+) -> int:
+    """Read the usable rows and have them written; `write` returns what is wrong, in sentences. The exit status: 0 when all
+    is as it should be. Nothing is written where no row could be read or, `all_or_nothing`, where some file could not."""
+    options = parser.parse_args(list(arguments) if arguments is not None else None)
+    try:
+        rows, problems = load(options.files, options.results, columns)
+    except FileNotFoundError as error:
+        rows, problems = None, [str(error)]
+    if rows is not None:
+        if problems and (all_or_nothing or not len(rows)):
+            problems.append("nothing was written: the rows that are left would not say the same")
+        else:
+            problems += write(rows, options)
+    for line in problems:
+        print(line, file=sys.stderr)
+    return 1 if problems else 0
