@@ -12,7 +12,7 @@ from tests.cluster.conftest import at, events, fill, over, resubmit, rows, submi
 
 @pytest.mark.fault("the results folder is full")
 def test_results_folder_that_fills_up_keeps_what_was_written_and_says_so(lab, folder):
-    with tmpfs(folder / "results", "100k") as results:
+    with tmpfs(folder / "results", "400k") as results:
         run = submit(folder, "kernel=[slow,honest,zeros]")
         at(run, "slow")
         before = rows(folder)
