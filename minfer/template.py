@@ -19,7 +19,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -146,7 +145,7 @@ def _serve(connection: socket.socket) -> None:
             if os.fork():
                 os._exit(0)
             while os.getppid() == between:
-                time.sleep(0.0005)
+                os.sched_yield()
             os.setsid()
             os.write(writable, str(os.getpid()).encode())
             connection.close()
@@ -172,6 +171,7 @@ def _become(module: str, arguments: list[str], fds: list[int], given: list[int])
     os.closerange(spare, MOST_FDS)
     _call_it(module)
     sys.argv = [module, *arguments]
+    sys.modules.pop(module, None)  # as with `python -m`, which runpy would otherwise warn of
     runpy.run_module(module, run_name="__main__", alter_sys=True)
     sys.exit()
 
