@@ -1,8 +1,10 @@
-"""What the folder of a run says of it to whoever comes later: its request, its shards, the jobs that they became."""
+"""What the folder of a run says of it to whoever comes later: its request, its sources, its shards, the jobs that they
+became."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -15,6 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 from minfer.config import Config, UserError, check_values, nearest
 
 CONFIG, JOBS = "config.yaml", "jobs.jsonl"
+SOURCES = Path(__file__).resolve().parents[1]
 
 
 @dataclass(frozen=True)
@@ -53,12 +56,32 @@ def request(folder: Path, changes: Iterable[str] = ()) -> Config:
     return config
 
 
+def sources(folder: Path) -> Path:
+    """The run's own read-only copy of what its jobs run, made by the first call: edits of the checkout come too late."""
+    copy = folder / "sources"
+    if not copy.exists():
+        partial = folder / "sources.tmp"
+        shutil.rmtree(partial, ignore_errors=True)
+        for package in ("minfer", "jobs"):
+            shutil.copytree(SOURCES / package, partial / package)  # compiled files, too: jobs need not do it at once
+        for path in partial.rglob("*.*"):
+            if path.is_file():
+                path.chmod(0o444)
+        partial.rename(copy)
+    return copy
+
+
 def announce(folder: Path, names: Iterable[str]) -> None:
     """Note in the progress of shards that they are about to be submitted: what it said before is of earlier jobs."""
     (folder / "progress").mkdir(exist_ok=True)
+    tell(folder, names, event="submitted")
+
+
+def tell(folder: Path, names: Iterable[str], **event: Any) -> None:
+    """Add an event to the progress of shards."""
     for name in names:
         with open(folder / "progress" / f"{name}.jsonl", "a") as file:
-            file.write(json.dumps({"time": time.time(), "event": "submitted"}) + "\n")
+            file.write(json.dumps({"time": time.time()} | event) + "\n")
 
 
 def add(folder: Path, jobs: Iterable[Job]) -> None:

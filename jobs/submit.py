@@ -10,11 +10,13 @@ import shlex
 import shutil
 import signal
 import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import submitit
 
-from jobs import node, record
+from jobs import node, preflight, record
 from jobs.record import Job
 from minfer.config import Cluster, Container, UserError
 from minfer.stopping import AGAIN
@@ -45,11 +47,12 @@ def executor_name(cluster: Cluster) -> str:
 
 
 def submit(shards: list[Path], cluster: Cluster, container: Container, folder: Path) -> list[Job]:
-    """Start one job a shard, note them in the run's folder and return at once. Raises UserError when SLURM refuses."""
+    """Start the jobs of shards, note them in the run's folder and return at once. A job under SLURM has a shard for each
+    of its GPUs. Raises UserError when something that it needs is not there, or SLURM refuses."""
     kind = executor_name(cluster)
-    python = _python(container)
-    # submitit unpickles the function by its name, on the node, so the sources must be importable there.
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(node.SOURCES), os.environ.get("PYTHONPATH", "")]))
+    preflight.before_submitting(cluster, container, kind)
+    sources = record.sources(folder)
+    python = _python(container, sources, folder)
     executor = submitit.AutoExecutor(
         folder=folder / "jobs", cluster=kind, **({f"{kind}_python": python} if python else {})
     )
@@ -68,33 +71,69 @@ def submit(shards: list[Path], cluster: Cluster, container: Container, folder: P
             slurm_exclusive=cluster.exclusive or None,
             slurm_array_parallelism=cluster.parallel,
             slurm_signal_delay_s=grace_s,
-            slurm_setup=list(cluster.setup) or None,
+            slurm_setup=[*cluster.setup, *preflight.script_lines(sys.executable, container, sources, folder)],
             slurm_teardown=REQUEUE,
-            slurm_additional_parameters={"chdir": str(node.SOURCES), "requeue": True} | cluster.flags,
+            slurm_additional_parameters={"chdir": str(sources), "requeue": True} | cluster.flags,
         )
-    else:
-        # submitit hides all GPUs from a local job, or renumbers them; jobs/node.py puts the user's own choice back.
-        os.environ[node.VISIBLE] = os.environ.get("CUDA_VISIBLE_DEVICES", "all")
+    size = shards_per_job(cluster, kind)
+    groups = [shards[start : start + size] for start in range(0, len(shards), size)]
+    total = len(record.shards(folder))
     # Ctrl-C in a terminal goes to every process of its group. Local jobs inherit that it is ignored, and
     # `queue.cancel` ends them in order.
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    jobs = []
+    jobs: list[Job] = []
     try:
-        most = _largest_array() if kind == "slurm" else len(shards)
-        for start in range(0, len(shards), most):
-            part = shards[start : start + most]
-            record.announce(folder, [path.stem for path in part])
+        most = _largest_array() if kind == "slurm" else len(groups)
+        for start in range(0, len(groups), most):
+            part = groups[start : start + most]
+            record.announce(folder, [path.stem for group in part for path in group])
             n = len(part)
-            with contextlib.redirect_stderr(io.StringIO()):  # sbatch's complaint; it is in the error, too
-                started = executor.map_array(node.run, list(map(str, part)), [cluster.scratch] * n, [grace_s] * n)
-            jobs += [Job(path.stem, job.job_id, kind) for path, job in zip(part, started, strict=True)]
-            record.add(folder, jobs[start:])  # at once: what was submitted must be found again
+            gpus = [_gpu(int(group[0].stem), total) if kind == "local" else None for group in part]
+            with _environment(sources), contextlib.redirect_stderr(io.StringIO()):  # sbatch's complaint is in the error
+                started = executor.map_array(
+                    node.run, [list(map(str, group)) for group in part], [cluster.scratch] * n, [grace_s] * n, gpus,
+                    [cluster.gres] * n,
+                )  # fmt: skip
+            new = [Job(path.stem, job.job_id, kind) for group, job in zip(part, started, strict=True) for path in group]
+            record.add(folder, new)  # at once: what was submitted must be found again
+            jobs += new
         return jobs
     except submitit.core.utils.FailedJobError as error:
         reason = " ".join(str(error).split("sbatch: error:")[-1].split())
         raise UserError(f"SLURM refused the job: {reason}; change cluster.* and try again") from error
     finally:
         signal.signal(signal.SIGINT, handler)
+
+
+def shards_per_job(cluster: Cluster, kind: str) -> int:
+    """How many shards a job runs at once: as many as it has GPUs; a local job has one."""
+    return max(1, sum(preflight.gpus(cluster.gres).values())) if kind == "slurm" else 1
+
+
+def _gpu(shard: int, total: int) -> str | None:
+    """The CUDA_VISIBLE_DEVICES of a local shard: a GPU of its own where the run has several, else whatever the user said."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if total == 1 or visible == "":
+        return visible
+    names = visible.split(",") if visible else [str(index) for index in range(total)]
+    return names[shard % len(names)]
+
+
+@contextlib.contextmanager
+def _environment(sources: Path) -> Iterator[None]:
+    """What jobs inherit: they import the run's own copy of the sources, and never what lies where the launcher was called.
+    The checkout comes last, for what files of `extra` import."""
+    path = os.pathsep.join(filter(None, [str(sources), os.environ.get("PYTHONPATH", ""), str(record.SOURCES)]))
+    before = {name: os.environ.get(name) for name in ("PYTHONPATH", "PYTHONSAFEPATH")}
+    os.environ |= {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _largest_array() -> int:
@@ -104,19 +143,17 @@ def _largest_array() -> int:
     return max(1, int(found[1])) if found else 1001
 
 
-def _python(container: Container) -> str | None:
-    """The command that stands for `python` in a job: inside the container, where there is one."""
+def _python(container: Container, sources: Path, folder: Path) -> str | None:
+    """The command that stands for `python` in a job: inside the container, where there is one. It sees the run's sources,
+    which it cannot write, the run's folder and the results; nothing else of the clone."""
     if container.image is None:
         return None
     image = Path(container.image).expanduser().absolute()
-    if not image.exists():
-        raise UserError(f"the container image {image} does not exist; build it, or set container.image")
-    if shutil.which("apptainer") is None:
-        raise UserError(
-            "container=apptainer needs apptainer, which is not on the PATH; load its module or use container=none"
-        )
     # The variables are expanded by the job's shell, on the node.
     passed = " ".join(f'--env {name}="${{{name}:-}}"' for name in PASS_ON)
-    binds = " ".join(f"--bind {shlex.quote(path)}" for path in [str(node.SOURCES), *container.binds])
-    pwd = f"--pwd {shlex.quote(str(node.SOURCES))} --env PYTHONPATH={shlex.quote(str(node.SOURCES))}"
+    request = record.request(folder)
+    kernels = dict.fromkeys(str(Path(path).parent) for path in request.extra)
+    places = [str(folder), *(f"{path}:{path}:ro" for path in (sources, *kernels)), request.results, *container.binds]
+    binds = " ".join(f"--bind {shlex.quote(path)}" for path in places)
+    pwd = f"--pwd {shlex.quote(str(sources))} --env PYTHONPATH={shlex.quote(str(sources))} --env PYTHONSAFEPATH=1"
     return f"apptainer exec --nv --cleanenv {passed} {binds} {pwd} {shlex.quote(str(image))} python"

@@ -188,7 +188,8 @@ def main() -> None:
             if request["device"] == "cuda" and (why := devices.no_gpu()):
                 sys.exit(why)
             child = Child(request["device"], Timing(**request["timing"]))
-            return {"environment": devices.environment(child.device), "capability": child.capability}
+            about = {"environment": devices.environment(child.device), "capability": child.capability}
+            return about | {"gpu": devices.uuid(child.device)}
         if "extra" in request:
             peaks = child.measure_peaks() if request["peaks"] is None else request["peaks"]
             for path in request["extra"]:  # from here on, code that may do anything runs in this process

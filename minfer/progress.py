@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jobs import queue, record
+from jobs import preflight, queue, record
 from minfer.shard import Shard
 
 POLLS_S = (0.5, 10.0)  # the queue is asked so often at first, and at last
@@ -31,6 +31,7 @@ class ShardProgress:
     over: bool = False  # whether its last process came to its end
     message: str | None = None  # why that process did not do all
     again: bool = False  # whether that process asked to be queued again
+    warning: str | None = None  # what makes its node worse than it could be
     missed: int = 0  # times in succession that its job was not in the queue
 
     def take(self, event: dict[str, Any]) -> None:
@@ -46,6 +47,8 @@ class ShardProgress:
                 self.skipped.add(event["case"])
             case "failed" | "stopped":
                 self.message, self.again = event["message"], event.get("again", False)
+            case "warning":
+                self.warning = event["message"]
             case "end":
                 self.over = True
 
@@ -130,8 +133,11 @@ class RunProgress:
             if shard.message or job is None:
                 found[shard.name] = shard.message or "it was never submitted"
                 continue
-            end = f" as {ends[job.id]}" if job.id in ends else ""
             log = self.folder / "jobs" / f"{job.id}_0_log.err"
+            if why := preflight.said(log):
+                found[shard.name] = why
+                continue
+            end = f" as {ends[job.id]}" if job.id in ends else ""
             found[shard.name] = f"its job {job.id} ended early{end}; see {log}"
         return found
 

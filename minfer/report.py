@@ -128,6 +128,8 @@ def print_summary(console: Console, results: Path, run: str, plan: Plan, progres
         console.print(f"{len(skipped)} of {len(wanted)} cases were in the results already (resume=true).")
     for line in _left_out(plan):
         console.print(line)
+    for warning in dict.fromkeys(shard.warning for shard in progress.shards.values() if shard.warning):
+        console.print(f"Note: {warning}.", soft_wrap=True)
     for name, message in progress.reasons().items():
         console.print(f"Shard {name} failed: {message}.", soft_wrap=True)
     for path in files:

@@ -12,7 +12,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 from rich.console import Console
 
-from jobs import queue, record, submit
+from jobs import preflight, queue, record, submit
 from minfer import matrix, ops
 from minfer.bench.device import IMAGE, NO_GPU, driver_too_old
 from minfer.config import CONF, Config, UserError, choose
@@ -34,7 +34,11 @@ def run(config: Config) -> int:
             raise UserError(f"extra={path} does not exist")
         ops.load_file(Path(path))
     executor = submit.executor_name(config.cluster)
-    device, capability = _device(config, executor, console)
+    device, capability, gpus = _device(config, executor, console)
+    if device == "cpu":
+        config.cluster.gres = (
+            ",".join(w for w in (config.cluster.gres or "").split(",") if not preflight.gpus(w)) or None
+        )
     config.profiler.resolve(device)
     plan = matrix.plan(config, device, capability)
     if device == "cpu" and config.profiler.static:
@@ -44,7 +48,11 @@ def run(config: Config) -> int:
             raise UserError(
                 f"the source of kernel {kernel}, {source}, does not exist; write it or remove its registration"
             )
-    shards = matrix.split(plan, config, config.cluster.max_jobs if executor == "slurm" else 1)
+    if executor == "slurm":
+        most = config.cluster.max_jobs * submit.shards_per_job(config.cluster, executor)
+    else:
+        most = min(config.cluster.max_jobs, gpus)  # two shards on one GPU would time each other
+    shards = matrix.split(plan, config, most)
     if config.dry_run:
         print_plan(console, config, plan, shards, executor, device)
         return 0
@@ -71,6 +79,7 @@ def run(config: Config) -> int:
             profilers=config.profiler.chosen(),
             extra=extra,
             commit=commit,
+            sources={case.kernel: ops.get(case.op).kernels[case.kernel].fingerprint() for case in cases},
         ).save()
         for index, cases in enumerate(shards)
     ]
@@ -109,34 +118,37 @@ def finish(console: Console, config: Config, folder: Path, plan: matrix.Plan) ->
     return 0 if complete else 1
 
 
-def _device(config: Config, executor: str, console: Console) -> tuple[str, tuple[int, int] | None]:
-    """The kind of device that the jobs get, and its compute capability where it is this machine's."""
+def _device(config: Config, executor: str, console: Console) -> tuple[str, tuple[int, int] | None, int]:
+    """The kind of device that the jobs get; where it is this machine's, its compute capability and how many there are."""
     choose("device", config.device, ("auto", "cuda", "cpu"))
     if executor == "slurm":
-        device = config.device if config.device != "auto" else ("cuda" if config.cluster.gres else "cpu")
-        return device, None
-    capability = _local_gpu() if config.device != "cpu" else None
+        device = (
+            config.device if config.device != "auto" else ("cuda" if preflight.gpus(config.cluster.gres) else "cpu")
+        )
+        return device, None, 1
+    capability, gpus = (_local_gpu() if config.device != "cpu" else None) or (None, 1)
     if config.device == "cuda" and capability is None:
         raise UserError(f"device=cuda, and {NO_GPU}")
     if config.device == "auto" and capability is None:
         console.print(
             f"No CUDA GPU here{f' ({NO_GPU})' if IMAGE else ''}: running the CPU kernels over the CPU shapes."
         )
-    return ("cuda", capability) if capability else ("cpu", None)
+    return ("cuda", capability, gpus) if capability else ("cpu", None, 1)
 
 
-def _local_gpu() -> tuple[int, int] | None:
-    """The compute capability of the first visible GPU, found in a process of its own: this one takes no CUDA context.
+def _local_gpu() -> tuple[tuple[int, int], int] | None:
+    """The compute capability of the first visible GPU, and how many there are, found in a process of its own: this one
+    takes no CUDA context.
 
     Raises UserError for a GPU whose driver is too old: `auto` must not pass it over."""
     if not Path("/proc/driver/nvidia").exists() and not Path("/dev/nvidiactl").exists():
         return None
-    probe = "import torch; print(*torch.cuda.get_device_capability())"
+    probe = "import torch; print(*torch.cuda.get_device_capability(), torch.cuda.device_count())"
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)
     if why := driver_too_old(done.stderr):
         raise UserError(f"{why}; or use device=cpu")
     words = done.stdout.split()
-    return (int(words[0]), int(words[1])) if len(words) == 2 else None
+    return ((int(words[0]), int(words[1])), int(words[2])) if len(words) == 3 else None
 
 
 def _writable(folder: Path) -> Path:

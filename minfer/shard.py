@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import socket
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,7 @@ class Shard:
     profilers: dict[str, dict[str, Any]] = field(default_factory=dict)  # name -> its options
     extra: list[str] = field(default_factory=list)
     commit: str | None = None
+    sources: dict[str, str] = field(default_factory=dict)  # kernel -> its fingerprint when the run was submitted
 
     def save(self) -> Path:
         path = Path(self.folder) / "shards" / f"{self.name}.json"
@@ -47,6 +50,10 @@ class Shard:
         text["cases"] = [Case(**case) for case in text["cases"]]
         text["timing"] = Timing(**text["timing"])
         return Shard(**text)
+
+
+class Unfit(Exception):
+    """A shard cannot be run as it is, whatever its kernels do; the message says why and what to do."""
 
 
 class Superseded(Exception):
@@ -72,3 +79,25 @@ class Claim:
             return
         if holder != self.process:
             raise Superseded(f"{holder} runs this shard now")
+
+
+@contextlib.contextmanager
+def alone(gpu: str | None, wait: Callable[[], object]) -> Iterator[None]:
+    """Nothing else of ours is timed on a GPU, which is known by its UUID, while this lasts. Calls `wait` before it waits."""
+    if gpu is None:
+        yield
+        return
+    path = f"/tmp/minfer-{gpu}.lock"  # not TMPDIR, which is a job's own; other users may only read it
+    try:
+        file = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        file = os.open(path, os.O_RDONLY | os.O_CREAT, 0o644)
+    try:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            wait()
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(file)

@@ -236,6 +236,9 @@ class Writer:
         self.part = 0
         self.parts: list[Path] = []
         self.where: dict[str, Path] = {}  # case -> the part that holds its row
+        # Once, and append says it if this fails: a folder that is gone later must not be made anew, on a disk under its mount.
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
 
     def append(self, row: Row) -> Path:
         """Write a row to disk and return its file. Raises StoreError."""
@@ -245,7 +248,6 @@ class Writer:
         self.rows.append(row)
         path = self._path()
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
             write(to_table(self.rows), path)
         except OSError as error:
             self.rows.pop()

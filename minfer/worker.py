@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import errno
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -28,7 +30,7 @@ from minfer.bench import device, peaks
 from minfer.bench.derived import derive
 from minfer.ops import Case
 from minfer.process import Died, Process, adopt_orphans
-from minfer.shard import Claim, Shard, Superseded
+from minfer.shard import Claim, Shard, Superseded, Unfit, alone
 from minfer.stopping import AGAIN, STOPPED, Stopping
 from minfer.store import Row
 
@@ -37,6 +39,9 @@ CLAIMS = ("cold_us", "cold_speedup", "steady_us", "steady_speedup")  # what the 
 TIMES = tuple(name for name in store.SCHEMA.names if name.startswith(("cold_", "steady_")))
 
 AMEND_S = 5.0  # how often rows are amended while a profiler runs: a part of 64 rows takes 50 ms to write
+
+PATIENCE_S = 60.0  # how long a results folder may be gone before a row goes elsewhere
+GONE = (errno.ENOENT, errno.ESTALE, errno.EIO, errno.ENOTCONN, errno.ETIMEDOUT, errno.EHOSTDOWN)
 
 # A resumed run does not repeat these; what crashed or ran out of time or memory may do better another time.
 SETTLED = ("ok", "unconverged", "wrong", "dishonest", "impossible", "unsupported")
@@ -54,6 +59,7 @@ class Supervisor:
         self.writer: store.Writer | None = None
         self.environment: Row = {"device_kind": shard.device}
         self.capability: tuple[int, int] | None = None
+        self.gpu: str | None = None
         self.peaks: dict[str, float] | None = None  # measured by the first child
         self.builds: dict[str, build.Built | str] = {}  # by kernel; a str is why it failed
         self.log = Path(shard.folder) / "logs" / f"{shard.name}.log"
@@ -63,7 +69,7 @@ class Supervisor:
 
     def run(self) -> None:
         """All cases that this run has no row of yet. Raises StoreError when rows cannot be written; the finished ones
-        are then in its `rows`. Raises KeyboardInterrupt when it was told to stop before all were done."""
+        are then in its `rows`. Raises Unfit, and KeyboardInterrupt when it was told to stop before all were done."""
         try:
             claim = Claim(self.shard)
             self._tell(event="start", job=device.job(), node=socket.gethostname())
@@ -72,21 +78,23 @@ class Supervisor:
             statuses = list(self._finished())
             finished = {case.key for case, _ in statuses}
             todo = [case for case in self._todo() if case.key not in finished]
+            self._check_sources(todo)
             self._build([case for case in todo if self._unsupported(case) is None])
-            if todo:
-                self._prepare(child)
             statuses = [(case, status) for case, status in statuses if case.key in self.writer.where]
-            for case in todo:
-                if self.stopping.soon:
-                    raise KeyboardInterrupt
-                self._tell(event="case", case=case.key)
-                row = self._row(case, self._run_case(case))
-                claim.check()
-                path = self.writer.append(row)
-                self.written += 1
-                statuses.append((case, row["status"]))
-                self._tell(event="done", case=case.key, status=row["status"], file=str(path))
-            self._profile(self.writer, statuses)
+            with alone(self.gpu, lambda: self._tell(event="waiting", gpu=self.gpu)):
+                if todo:
+                    self._prepare(child)
+                for case in todo:
+                    if self.stopping.soon:
+                        raise KeyboardInterrupt
+                    self._tell(event="case", case=case.key)
+                    row = self._row(case, self._run_case(case))
+                    claim.check()
+                    path = self._append(self.writer, row)
+                    self.written += 1
+                    statuses.append((case, row["status"]))
+                    self._tell(event="done", case=case.key, status=row["status"], file=str(path))
+                self._profile(self.writer, statuses)
             claim.check()
             self.writer.close()
         except Died as error:
@@ -116,6 +124,7 @@ class Supervisor:
         hello = self.child.ask(shard.case_timeout_s, device=shard.device, timing=asdict(shard.timing))
         self.environment = hello["environment"]
         self.capability = tuple(hello["capability"]) if hello["capability"] else None
+        self.gpu = hello["gpu"]
         return self.child
 
     def _prepare(self, child: Process) -> Process:
@@ -150,6 +159,25 @@ class Supervisor:
                 yield case
             else:
                 self._tell(event="skip", case=case.key, status=status)
+
+    def _check_sources(self, cases: list[Case]) -> None:
+        """A run measures the sources that it was submitted with. Those of this project are its own copy; files of `extra`
+        stay where they are. Raises Unfit."""
+        for case in cases:
+            kernel = ops.get(case.op).kernels.get(case.kernel)
+            if kernel is None or self.shard.sources.get(case.kernel, kernel.fingerprint()) != kernel.fingerprint():
+                raise Unfit(f"the sources of {case.kernel} have changed since the run was submitted; start a new run")
+
+    def _append(self, writer: store.Writer, row: Row) -> Path:
+        """Write a row, and wait for a results folder that is gone for a while. Raises StoreError."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                return writer.append(row)
+            except store.StoreError as error:
+                if getattr(error.__cause__, "errno", None) not in GONE or time.monotonic() > deadline:
+                    raise
+            time.sleep(1)
 
     def _unsupported(self, case: Case) -> str | None:
         kernel = ops.get(case.op).kernels[case.kernel]
@@ -192,6 +220,9 @@ class Supervisor:
             return subprocess.CompletedProcess(command, 0, out, err)
         with open(Path(self.shard.folder) / "logs" / f"{self.shard.name}.{name}.build.log", "w") as log:
             log.write(err)
+        if full := re.search("No space left on device|Disk quota exceeded", err):
+            where = os.environ.get("TORCH_EXTENSIONS_DIR", "the cache of compiled kernels")
+            raise Unfit(f"cannot compile {name} in {where}: {full[0]}; free it or set cluster.scratch")
         return err.strip().splitlines()[-1] if err.strip() else f"the build died with status {process.returncode}"
 
     def _run_case(self, case: Case) -> Row:
@@ -318,6 +349,8 @@ def run_shard(path: str, grace_s: float = 0) -> None:
         status = 0
     except store.StoreError as error:
         supervisor._tell(event="failed", message=f"{error}; {_rescue(shard, error)}")
+    except Unfit as error:
+        supervisor._tell(event="failed", message=str(error))
     except Superseded as error:
         sys.exit(str(error))  # its progress is the other's now
     except Died:
@@ -336,9 +369,7 @@ def run_shard(path: str, grace_s: float = 0) -> None:
 
 def _rescue(shard: Shard, error: store.StoreError) -> str:
     """Keep rows that could not be written where they belong, and say where."""
-    import tempfile
-
-    for folder in (Path(shard.folder), Path(tempfile.gettempdir())):
+    for folder in (Path(shard.folder), Path("/tmp")):  # not TMPDIR, which goes with the job
         path = folder / f"minfer-{shard.run}-{shard.name}-rescued.parquet"
         try:
             store.write(store.to_table(error.rows), path)

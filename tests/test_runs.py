@@ -45,7 +45,7 @@ def kernels(shard: Shard) -> list[str]:
 def test_told_to_stop_soon_a_shard_leaves_its_case_and_run_again_does_the_rest_once(shard):
     """`hangs` never ends: it is abandoned, and the status asks for another job only where a case was finished."""
     path = shard.save()
-    code = f"from jobs import node; node.run({str(path)!r}, None, 2.0)"
+    code = f"from jobs import node; node.run([{str(path)!r}], None, 2.0, None, None)"
     for status, done in ((AGAIN, 2), (STOPPED, 0)):
         before = len(events(shard, "case")) if done == 0 else 0
         process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)

@@ -44,7 +44,15 @@ def driver_too_old(error: str) -> str | None:
     found = re.search(r"driver on your system is too old \(found version (\d+)\)", error)
     if found is None:
         return None
-    version = int(found[1])  # 1000 * major + 10 * minor
+    return _too_old(int(found[1]))
+
+
+def old_driver(version: int) -> str | None:
+    """Why a driver for CUDA `version` (12040 is 12.4) does not serve this PyTorch, in a sentence; None where it does."""
+    return _too_old(version) if torch.version.cuda and version // 1000 < int(torch.version.cuda.split(".")[0]) else None
+
+
+def _too_old(version: int) -> str:
     return (
         f"the NVIDIA driver supports CUDA {version // 1000}.{version % 1000 // 10}, and this PyTorch needs CUDA "
         f"{torch.version.cuda}; update the driver, or install PyTorch for CUDA 12 with export UV_PROJECT=cuda12 "
@@ -74,6 +82,11 @@ def cache_bytes(device: torch.device) -> int:
     sizes = [path.read_text().strip() for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
     units = {"K": 1 << 10, "M": 1 << 20}
     return max((int(size[:-1]) * units[size[-1]] for size in sizes if size[-1:] in units), default=FALLBACK_CACHE)
+
+
+def uuid(device: torch.device) -> str | None:
+    """What tells a GPU from every other, whatever its number is here; None for a CPU."""
+    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
 
 
 def capability(device: torch.device) -> tuple[int, int] | None:
