@@ -18,7 +18,7 @@ from minfer.bench.device import IMAGE, NO_GPU, driver_too_old
 from minfer.config import CONF, Config, UserError, choose
 from minfer.progress import RunProgress
 from minfer.report import follow, print_plan, print_summary
-from minfer.shard import Shard
+from minfer.shard import Shard, outside
 
 SOURCES = CONF.parent
 
@@ -79,7 +79,7 @@ def run(config: Config) -> int:
             profilers=config.profiler.chosen(),
             extra=extra,
             commit=commit,
-            sources={case.kernel: ops.get(case.op).kernels[case.kernel].fingerprint() for case in cases},
+            sources=outside(extra, cases),
         ).save()
         for index, cases in enumerate(shards)
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
 import socket
@@ -13,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from minfer import ops
 from minfer.bench.timing import Timing
 from minfer.ops import Case
 
@@ -35,7 +37,14 @@ class Shard:
     profilers: dict[str, dict[str, Any]] = field(default_factory=dict)  # name -> its options
     extra: list[str] = field(default_factory=list)
     commit: str | None = None
-    sources: dict[str, str] = field(default_factory=dict)  # kernel -> its fingerprint when the run was submitted
+    sources: dict[str, str] = field(default_factory=dict)  # file that is not this project's -> its hash, at submission
+
+    def check_sources(self) -> None:
+        """A run measures the sources that it was submitted with. The project's are copied (jobs/record.py); others stay
+        where they are, and may have changed: then this raises Unfit."""
+        for name, digest in self.sources.items():
+            if not Path(name).is_file() or _digest(Path(name)) != digest:
+                raise Unfit(f"{name} has changed since the run was submitted; start a new run")
 
     def save(self) -> Path:
         path = Path(self.folder) / "shards" / f"{self.name}.json"
@@ -66,9 +75,11 @@ class Claim:
     def __init__(self, shard: Shard) -> None:
         self.path = Path(shard.folder) / "progress" / f"{shard.name}.process"
         self.process = f"process {os.getpid()} on {socket.gethostname()} since {time.time()}"
+        self.skew_s = 0.0  # how far the clock of the run's file system, which all nodes share, is ahead of this node's
         partial = self.path.with_name(f"{self.path.name}.{os.getpid()}.tmp")
         with contextlib.suppress(OSError):  # on a full disk nobody claims anything, and rows are what matters
             partial.write_text(self.process)
+            self.skew_s = partial.stat().st_mtime - time.time()
             os.replace(partial, self.path)
 
     def check(self) -> None:
@@ -79,6 +90,17 @@ class Claim:
             return
         if holder != self.process:
             raise Superseded(f"{holder} runs this shard now")
+
+
+def outside(extra: list[str], cases: list[Case]) -> dict[str, str]:
+    """The hashes of the files outside of this project that cases depend on, for `Shard.sources`."""
+    kernels = {(case.op, case.kernel): ops.get(case.op).kernels[case.kernel] for case in cases}.values()
+    files = {path for kernel in kernels for path in kernel.sources() if not path.is_relative_to(ops.PACKAGE)}
+    return {str(path): _digest(path) for path in sorted(files | set(map(Path, extra)))}
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
 @contextlib.contextmanager

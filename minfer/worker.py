@@ -41,6 +41,7 @@ TIMES = tuple(name for name in store.SCHEMA.names if name.startswith(("cold_", "
 AMEND_S = 5.0  # how often rows are amended while a profiler runs: a part of 64 rows takes 50 ms to write
 
 PATIENCE_S = 60.0  # how long a results folder may be gone before a row goes elsewhere
+SKEW_S = 60.0  # by how much a node's clock may differ before it is worth a word
 GONE = (errno.ENOENT, errno.ESTALE, errno.EIO, errno.ENOTCONN, errno.ETIMEDOUT, errno.EHOSTDOWN)
 
 # A resumed run does not repeat these; what crashed or ran out of time or memory may do better another time.
@@ -54,6 +55,7 @@ class Supervisor:
         self.shard = shard
         self.stopping = stopping or Stopping()
         self.written = 0  # rows, by this process
+        self._skew_s = 0.0
         self.child: Process | None = None
         self.judge: Process | None = None
         self.writer: store.Writer | None = None
@@ -72,13 +74,18 @@ class Supervisor:
         are then in its `rows`. Raises Unfit, and KeyboardInterrupt when it was told to stop before all were done."""
         try:
             claim = Claim(self.shard)
-            self._tell(event="start", job=device.job(), node=socket.gethostname())
+            self._skew_s = claim.skew_s
+            gpu = os.environ.get("CUDA_VISIBLE_DEVICES")
+            self._tell(event="start", job=device.job(), node=socket.gethostname(), gpu=gpu)
+            if abs(self._skew_s) > SKEW_S:
+                off = f"{abs(self._skew_s):.0f} s {'behind' if self._skew_s > 0 else 'ahead'}"
+                said = f"the clock of {socket.gethostname()} is {off}; its rows' times are set right"
+                self._tell(event="warning", message=said)
             child = self._start_child()
             self.writer = store.Writer(self._results_folder(), self.shard.name)
             statuses = list(self._finished())
             finished = {case.key for case, _ in statuses}
             todo = [case for case in self._todo() if case.key not in finished]
-            self._check_sources(todo)
             self._build([case for case in todo if self._unsupported(case) is None])
             statuses = [(case, status) for case, status in statuses if case.key in self.writer.where]
             with alone(self.gpu, lambda: self._tell(event="waiting", gpu=self.gpu)):
@@ -160,14 +167,6 @@ class Supervisor:
             else:
                 self._tell(event="skip", case=case.key, status=status)
 
-    def _check_sources(self, cases: list[Case]) -> None:
-        """A run measures the sources that it was submitted with. Those of this project are its own copy; files of `extra`
-        stay where they are. Raises Unfit."""
-        for case in cases:
-            kernel = ops.get(case.op).kernels.get(case.kernel)
-            if kernel is None or self.shard.sources.get(case.kernel, kernel.fingerprint()) != kernel.fingerprint():
-                raise Unfit(f"the sources of {case.kernel} have changed since the run was submitted; start a new run")
-
     def _append(self, writer: store.Writer, row: Row) -> Path:
         """Write a row, and wait for a results folder that is gone for a while. Raises StoreError."""
         deadline = time.monotonic() + PATIENCE_S
@@ -177,6 +176,7 @@ class Supervisor:
             except store.StoreError as error:
                 if getattr(error.__cause__, "errno", None) not in GONE or time.monotonic() > deadline:
                     raise
+            self._tell(event="waiting", why="the results folder is gone")
             time.sleep(1)
 
     def _unsupported(self, case: Case) -> str | None:
@@ -318,7 +318,7 @@ class Supervisor:
             "backend": kernel.backend,
             "source": kernel.fingerprint(),
             "timing": self.shard.timing.name,
-            "finished": datetime.datetime.now(datetime.UTC),
+            "finished": datetime.datetime.fromtimestamp(time.time() + self._skew_s, datetime.UTC),
             "commit": self.shard.commit,
             "peaks": self.peaks,
             **self.environment,
@@ -326,7 +326,7 @@ class Supervisor:
 
     def _tell(self, **event: Any) -> None:
         try:
-            self._progress.write(json.dumps({"time": time.time()} | event) + "\n")
+            self._progress.write(json.dumps({"time": time.time() + self._skew_s} | event) + "\n")
         except OSError:
             pass  # progress is a courtesy; a full disk is reported where rows are written
 
@@ -340,11 +340,12 @@ def run_shard(path: str, grace_s: float = 0) -> None:
     stopping.install(grace_s)
     adopt_orphans()
     shard = Shard.load(Path(path))
-    for file in shard.extra:
-        ops.load_file(Path(file))
     supervisor = Supervisor(shard, stopping)
     status = 1
     try:
+        shard.check_sources()
+        for file in shard.extra:
+            ops.load_file(Path(file))
         supervisor.run()
         status = 0
     except store.StoreError as error:

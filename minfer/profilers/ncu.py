@@ -26,6 +26,7 @@ from minfer.ops import Case
 from minfer.profilers import Finding, Job
 
 RUNS_KERNELS = True
+DEVICES = ("cuda",)
 
 MARKER = "spin_kernel"  # of torch.cuda._sleep
 BATCH = 16  # cases a process: starting one takes 5 s, a case half a second
@@ -111,7 +112,7 @@ def find() -> Path | None:
 
 def profile(job: Job) -> Iterator[Finding]:
     """A finding for each case. When Nsight Compute cannot count here, every case says why."""
-    refusal = "counts on a CUDA GPU only" if job.device != "cuda" else ""
+    refusal = "counts on a CUDA GPU only" if job.device not in DEVICES else ""
     for first in range(0, len(job.cases), BATCH):
         batch = job.cases[first : first + BATCH]
         try:

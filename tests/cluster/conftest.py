@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -17,6 +22,7 @@ from jobs import control as jobs_control
 from minfer import store
 from minfer.launch import compose
 from minfer.progress import RunProgress
+from minfer.run import commit_of_sources
 from minfer.run import run as run_config
 from tests.conftest import FAULTS, ROOT
 
@@ -75,9 +81,10 @@ def submit(folder: Path, *more: str) -> Path:
     return run
 
 
-def resubmit(run: Path) -> None:
+def resubmit(run: Path, *changes: str) -> None:
     """`python -m jobs.resubmit RUN wait=false`, in this process."""
-    assert jobs_control.resubmit(Console(), run, ["wait=false"]) == 0
+    assert jobs_control.resubmit(Console(), run, ["wait=false", *changes]) == 0
+    ledger.resubmitted = True
 
 
 def control(action: str, run: Path, *more: str) -> subprocess.CompletedProcess[str]:
@@ -95,6 +102,12 @@ def until(condition: Callable[[], object], what: str) -> None:
         time.sleep(0.2)
 
 
+def events(run: Path, kind: str) -> list[dict[str, Any]]:
+    """What a run's processes told of one kind, so far."""
+    told = [json.loads(line) for path in sorted(run.glob("progress/*.jsonl")) for line in path.read_text().splitlines()]
+    return [event for event in told if event["event"] == kind]
+
+
 def over(run: Path) -> RunProgress:
     """Wait until no job of a run waits or runs; what is known of it then."""
     progress = RunProgress(run)
@@ -104,6 +117,7 @@ def over(run: Path) -> RunProgress:
         return not progress.active
 
     until(done, f"the end of {run}")
+    ledger.runs[run] = progress
     return progress
 
 
@@ -114,11 +128,63 @@ def at(run: Path, kernel: str) -> None:
 
 
 def rows(folder: Path) -> list[store.Row]:
-    """All rows, and that no case has two."""
+    """All rows: no case of a run has two, and those that were there before are there as they were."""
     found = list(store.rows(store.files(folder / "results")))
-    cases = [row["case"] for row in found]
-    assert sorted(cases) == sorted(set(cases)), cases
+    cases = [(row["run"], row["case"]) for row in found]
+    now = {case: (row["finished"], row["status"]) for case, row in zip(cases, found, strict=True)}
+    ledger.twice += len(cases) - len(now)
+    ledger.lost += sum(now.get(case) != before for case, before in ledger.rows.items())
+    ledger.rows = now
+    assert ledger.twice == 0, cases
+    assert ledger.lost == 0, cases
     return found
+
+
+@dataclass
+class Ledger:
+    """What a test saw of its rows, for the table of faults (analysis/make_reliability.py)."""
+
+    rows: dict[tuple[str, str], tuple[Any, str]] = field(default_factory=dict)  # when last looked at
+    lost: int = 0
+    twice: int = 0
+    resubmitted: bool = False
+    runs: dict[Path, RunProgress] = field(default_factory=dict)  # that came to their end
+
+    def outcome(self) -> dict[str, Any]:
+        """The figures of the test. `finished_by` is who had the last cases run."""
+        shards = [shard for run in self.runs.values() for shard in run.shards.values()]
+        again = any(shard.started > 1 for shard in shards)
+        by = "jobs.resubmit" if self.resubmitted else "SLURM, which ran the job again" if again else "the job itself"
+        cases = sum(len(run.cases) for run in self.runs.values())
+        return {"cases": cases, "rows": len(self.rows), "lost": self.lost, "twice": self.twice, "finished_by": by}
+
+
+ledger = Ledger()
+
+
+@pytest.fixture(autouse=True)
+def new_ledger() -> None:
+    ledger.__dict__.update(Ledger().__dict__)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """With MINFER_OUTCOMES=FILE, note there what became of each test of a fault."""
+    report = yield
+    fault = item.get_closest_marker("fault")
+    path = os.environ.get("MINFER_OUTCOMES")
+    if path and fault and (call.when == "call" or (report.outcome != "passed" and call.when == "setup")):
+        known = json.loads(Path(path).read_text()) if Path(path).exists() else {}
+        figures = ledger.outcome() if call.when == "call" else {}
+        known[fault.args[0]] = {"test": item.name, "outcome": report.outcome, "seconds": round(call.duration)} | figures
+        known[fault.args[0]] |= {"commit": commit_of_sources(), "slurm": slurm_version()}
+        Path(path).write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
+    return report
+
+
+@cache
+def slurm_version() -> str:
+    return subprocess.run(["sinfo", "--version"], capture_output=True, text=True).stdout.split()[-1]
 
 
 def node_of(run: Path) -> str:
@@ -128,6 +194,27 @@ def node_of(run: Path) -> str:
     return told.stdout.strip()
 
 
-def lab_node(action: str, name: str) -> None:
-    """Crash or start a node, or slurmctld, of our own cluster."""
-    subprocess.run([HERE / "node.sh", action, name], check=True, timeout=60)
+def lab_node(action: str, name: str, *more: str | Path) -> None:
+    """What node.sh does to a node, or to slurmctld, of our own cluster."""
+    subprocess.run([HERE / "node.sh", action, name, *more], check=True, timeout=60)
+
+
+@contextlib.contextmanager
+def tmpfs(folder: Path, size: str) -> Iterator[Path]:
+    """A small file system of its own at a folder."""
+    folder.mkdir(exist_ok=True)
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder], capture_output=True).returncode:
+        pytest.skip("cannot mount a tmpfs here")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
+
+
+def fill(folder: Path) -> Path:
+    """Fill a file system up; the file that does it."""
+    filler = folder / "filler"
+    with open(filler, "wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
+        while True:
+            file.write(b"x" * 1024)
+    return filler

@@ -24,6 +24,7 @@ def supervisor(run: Path) -> int:
     return int((run / "progress" / "0000.process").read_text().split()[1])
 
 
+@pytest.mark.fault("kill -9 of a job's Python in mid-case")
 def test_job_killed_in_mid_case_is_resubmitted(lab, folder):
     run = submit(folder, SLOW)
     at(run, "slow")
@@ -37,6 +38,7 @@ def test_job_killed_in_mid_case_is_resubmitted(lab, folder):
     assert {row["kernel"] for row in rows(folder)} == {"honest", "slow", "zeros"}
 
 
+@pytest.mark.fault("kill -9 of the process that runs kernels")
 def test_a_shard_whose_child_is_killed_has_a_row_that_says_so_and_goes_on(lab, folder):
     run = submit(folder, SLOW)
     at(run, "slow")
@@ -48,6 +50,7 @@ def test_a_shard_whose_child_is_killed_has_a_row_that_says_so_and_goes_on(lab, f
     assert found["zeros"]["status"] == "wrong"
 
 
+@pytest.mark.fault("a node crashes in mid-job")
 def test_node_crash_runs_the_job_again_on_another_node(lab, folder):
     run = submit(folder, SLOW)
     at(run, "slow")
@@ -70,6 +73,7 @@ def test_node_crash_runs_the_job_again_on_another_node(lab, folder):
     assert {row["kernel"] for row in rows(folder)} == {"honest", "slow", "zeros"}
 
 
+@pytest.mark.fault("the time limit is reached")
 def test_before_its_time_limit_a_job_stops_after_a_case_and_is_queued_again(lab, folder):
     """And a case that never ends is abandoned, twice, after which the job is not queued again."""
     run = submit(folder, "kernel=[slow,hangs]", "cluster.time_min=2", "cluster.grace_s=20", "case_timeout_s=900")
@@ -80,6 +84,7 @@ def test_before_its_time_limit_a_job_stops_after_a_case_and_is_queued_again(lab,
     assert [row["kernel"] for row in rows(folder)] == ["slow"]
 
 
+@pytest.mark.fault("scontrol requeue")
 def test_scontrol_requeue_runs_the_rest(lab, folder):
     run = submit(folder, SLOW)
     at(run, "slow")
@@ -90,6 +95,7 @@ def test_scontrol_requeue_runs_the_rest(lab, folder):
     assert len(rows(folder)) == 3
 
 
+@pytest.mark.fault("slurmctld restarts in mid-run, and one array task is cancelled")
 def test_slurmctld_restarts_in_mid_run_and_one_task_is_cancelled(lab, folder):
     run = submit(folder, "kernel=[slow,hangs]", "cluster.max_jobs=2", "case_timeout_s=900")
     at(run, "hangs")
@@ -108,34 +114,6 @@ def test_slurmctld_restarts_in_mid_run_and_one_task_is_cancelled(lab, folder):
     assert progress.line().startswith("shards: 1 done, 1 failed; 1 of 2 rows")
     assert progress.reasons() == {hanging: "it was stopped"} and progress.missing == [hanging]
     assert [row["kernel"] for row in rows(folder)] == ["slow"]
-
-
-def test_results_folder_that_fills_up_keeps_what_was_written_and_says_so(lab, folder):
-    results = folder / "results"
-    results.mkdir()
-    if (
-        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=100k", "tmpfs", results], capture_output=True).returncode
-        != 0
-    ):
-        pytest.skip("cannot mount a tmpfs here")
-    try:
-        run = submit(folder, "kernel=[slow,honest,zeros]")
-        at(run, "slow")
-        before = rows(folder)
-        filler = results / "filler"
-        with open(filler, "wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
-            while True:
-                file.write(b"x" * 1024)
-        progress = over(run)
-        why = progress.reasons()["0000"]
-        assert "cannot write" in why and "No space left on device" in why and "unwritten rows are in" in why
-        assert rows(folder) == before == []
-        filler.unlink()
-        resubmit(run)
-        assert over(run).line() == "shards: 1 done; 3 of 3 rows"
-        assert len(rows(folder)) == 3
-    finally:
-        subprocess.run(["umount", "-l", results], check=True)
 
 
 def test_more_shards_than_an_array_holds_become_several_arrays(lab, folder):
@@ -159,6 +137,7 @@ def test_more_shards_than_an_array_holds_become_several_arrays(lab, folder):
         restart(text)
 
 
+@pytest.mark.fault("two runs at once into one results folder")
 def test_two_runs_at_once_into_one_results_folder(lab, folder):
     runs = [submit(folder, "kernel=[honest,zeros]") for _ in range(2)]
     for run in runs:

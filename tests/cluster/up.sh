@@ -21,7 +21,7 @@ wait_for() { # SECONDS WHAT COMMAND...
 # ---- packages: 12 MB to fetch, 76 MB on disk; what was installed here, down.sh --remove takes away ----
 mkdir -p "$lab"/{etc,run,log,db,dev,state,munge,spool}
 missing=()
-for package in slurmctld slurmd slurm-client slurmdbd munge mariadb-server-core mariadb-client-core iproute2; do
+for package in slurmctld slurmd slurm-client slurmdbd munge mariadb-server-core mariadb-client-core iproute2 faketime; do
   dpkg-query -W -f='${Status}' $package 2>/dev/null | grep -q 'ok installed' || missing+=("$package")
 done
 if [ ${#missing[@]} != 0 ]; then
