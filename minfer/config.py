@@ -97,14 +97,14 @@ class Cluster:
     account: str | None = None
     qos: str | None = None
     constraint: str | None = None
-    gres: str | None = None  # such as gpu:l40s:1
+    gres: str | None = None  # such as gpu:l40s:1; a job runs a shard on each of its GPUs
     cpus: int = 8
     memory_gb: int = 64
     time_min: int = 120
     grace_s: int = 90  # so long before the time limit a job stops after the case that it is at, and is queued again
     exclusive: bool = False  # whether a job gets its node for itself
     flags: dict[str, Any] = field(default_factory=dict)  # further options of sbatch, such as {reservation: weekly}
-    max_jobs: int = 1  # shards to split the matrix into
+    max_jobs: int = 1  # jobs to split the matrix into; without SLURM, at most one for each GPU
     parallel: int = 256  # of which so many may run at once
     scratch: str | None = None  # node-local folder for builds and caches; $SLURM_TMPDIR wins
     setup: list[str] = field(default_factory=list)  # shell lines to run first on the node

@@ -7,16 +7,18 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from jobs import queue, record
-from minfer import ops, store
+from jobs import queue, record, submit
+from minfer import ops, store, worker
+from minfer import shard as shards
 from minfer.config import UserError
 from minfer.progress import ShardProgress
-from minfer.shard import Claim, Shard, Superseded
+from minfer.shard import Claim, Shard, Superseded, Unfit, alone, outside
 from minfer.stopping import AGAIN, STOPPED
 from minfer.worker import Supervisor
 from tests.conftest import FAST, FAULTS, ROOT
@@ -73,6 +75,97 @@ def test_a_process_whose_shard_another_has_begun_writes_no_more(shard):
     with pytest.raises(Superseded, match="runs this shard now"):
         first.check()
     second.check()
+
+
+def test_files_that_changed_since_a_run_was_submitted_end_it_with_a_sentence(shard, tmp_path):
+    kernel = tmp_path / "kernel.py"
+    kernel.write_text("before")
+    shard.sources = outside([str(kernel)], shard.cases)
+    assert list(shard.sources) == [str(kernel)]  # the project's own are copied
+    shard.check_sources()
+    kernel.write_text("after")
+    with pytest.raises(Unfit, match=r"kernel\.py has changed since the run was submitted; start a new run"):
+        shard.check_sources()
+
+
+def test_what_is_timed_on_a_gpu_is_alone_there():
+    gpu, order = f"test-{os.getpid()}", []
+
+    def second() -> None:
+        with alone(gpu, lambda: order.append("waits")):
+            order.append("second")
+
+    thread = threading.Thread(target=second)
+    with alone(gpu, lambda: order.append("never")), alone(None, lambda: order.append("never")):
+        thread.start()
+        deadline = time.monotonic() + 60
+        while not order:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        order.append("first")
+    thread.join()
+    Path(f"/tmp/minfer-{gpu}.lock").unlink()
+    assert order == ["waits", "first", "second"]
+
+
+def test_local_shards_have_a_gpu_each_of_those_that_the_user_left_visible(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b")
+    assert [submit._gpu(shard, 2) for shard in range(2)] == ["GPU-a", "GPU-b"]
+    assert submit._gpu(0, 1) == "GPU-a,GPU-b"
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert [submit._gpu(shard, 3) for shard in range(3)] == ["0", "1", "2"] and submit._gpu(0, 1) is None
+
+
+def test_a_results_folder_that_is_gone_is_waited_for_and_not_made_anew(shard, tmp_path):
+    supervisor = Supervisor(shard)
+    results = tmp_path / "results"
+    writer = store.Writer(results / "cpu" / "test", "0000")
+    supervisor._append(writer, {"case": "first"})
+    results.rename(tmp_path / "elsewhere")
+    seen = []
+
+    def back() -> None:
+        deadline = time.monotonic() + 30
+        while not events(shard, "waiting") and time.monotonic() < deadline:
+            time.sleep(0.01)
+        seen.append(results.exists())
+        (tmp_path / "elsewhere").rename(results)
+
+    thread = threading.Thread(target=back)
+    thread.start()
+    supervisor._append(writer, {"case": "second"})
+    thread.join()
+    assert seen == [False] and events(shard, "waiting")
+    assert [row["case"] for row in store.rows(store.files(results))] == ["first", "second"]
+
+
+def test_a_results_folder_that_stays_away_or_is_full_ends_the_shard_and_its_row_is_kept(shard, tmp_path, monkeypatch):
+    monkeypatch.setattr(worker, "PATIENCE_S", 0.0)
+    writer = store.Writer(tmp_path / "results" / "cpu" / "test", "0000")
+    (tmp_path / "results").rename(tmp_path / "elsewhere")
+    with pytest.raises(store.StoreError, match="No such file or directory") as caught:
+        Supervisor(shard)._append(writer, {"case": "first"})
+    assert "unwritten rows are in" in worker._rescue(shard, caught.value)
+    assert [row["case"] for row in store.rows(Path(shard.folder).glob("*rescued.parquet"))] == ["first"]
+
+
+def test_a_compiler_without_room_ends_the_shard_and_is_no_row(shard, monkeypatch):
+    code = "import sys; sys.exit('x.cpp: fatal error: error writing to /tmp/x.s: No space left on device')"
+    (Path(shard.folder) / "logs").mkdir()
+    with pytest.raises(
+        Unfit, match=r"cannot compile x in .*: No space left on device; free it or set cluster\.scratch"
+    ):
+        Supervisor(shard)._run_build("x", [sys.executable, "-c", code])
+
+
+def test_a_node_whose_clock_is_behind_is_named_and_its_times_are_the_file_systems(shard, monkeypatch):
+    true = time.time
+    monkeypatch.setattr(shards.time, "time", lambda: true() - 3600)  # the module is everybody's
+    supervisor = Supervisor(shard)
+    supervisor._skew_s = Claim(shard).skew_s
+    assert abs(supervisor._skew_s - 3600) < 60
+    finished = supervisor._row(shard.cases[0], {})["finished"].timestamp()
+    assert abs(finished - true()) < 60
 
 
 def test_the_state_of_a_shard_follows_its_process_and_the_queue():

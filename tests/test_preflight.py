@@ -1,0 +1,111 @@
+"""What a job needs, asked before it is queued and on its node."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from jobs import preflight, record, submit
+from minfer.bench import device
+from minfer.config import Cluster, Container, UserError
+
+CONFIG = "op: hgemm\ndtype: float16\nshape: {{name: tiny}}\ncluster: {{name: local}}\nresults: {}\n"
+
+
+def test_gpus_of_a_request_and_of_a_node_are_read_alike():
+    assert preflight.gpus("gpu:l40s:4") == preflight.gpus("gpu:l40s:4(S:0-1)") == {"l40s": 4}
+    assert preflight.gpus("gpu:2") == {"": 2} and preflight.gpus("gpu") == {"": 1}
+    assert preflight.gpus("lscratch:100,gpu:a100_80g:1") == {"a100_80g": 1}
+    for none in (None, "", "lscratch:100", "(null)"):
+        assert preflight.gpus(none) == {}
+    assert submit.shards_per_job(Cluster("x", gres="gpu:l40s:4"), "slurm") == 4
+    assert submit.shards_per_job(Cluster("x", gres="gpu:l40s:4"), "local") == 1
+    assert submit.shards_per_job(Cluster("x"), "slurm") == 1
+
+
+def test_another_model_than_the_one_asked_for_is_named():
+    assert preflight.other_model("gpu:l40s:1", ["NVIDIA L40S"]) is None
+    assert preflight.other_model("gpu:big:1", ["NVIDIA L40S"]) is None  # a site's own word says nothing
+    assert preflight.other_model("gpu:1", ["NVIDIA L40S"]) is None
+    why = preflight.other_model("gpu:l40s:1", ["NVIDIA A100-SXM4-80GB"])
+    assert why and "gpu:l40s:1 was asked for, and the GPU is NVIDIA A100" in why
+
+
+def test_a_driver_for_an_older_major_cuda_is_named_with_the_switch(monkeypatch):
+    monkeypatch.setattr(device.torch.version, "cuda", "13.2")
+    assert device.old_driver(13000) is None and device.old_driver(14010) is None
+    why = device.old_driver(12040)
+    assert why and "supports CUDA 12.4" in why and "UV_PROJECT=cuda12" in why
+
+
+def test_the_file_system_of_a_path_is_that_of_the_nearest_mount():
+    mounts = "\n".join(["/dev/sda / ext4 rw 0 0", "server:/home /home nfs4 rw 0 0", r"tmpfs /home/a\040b tmpfs rw 0 0"])
+    assert preflight.file_system(Path("/tmp/x"), mounts) == "ext4"
+    assert preflight.file_system(Path("/home/x"), mounts) == "nfs4"
+    assert preflight.file_system(Path("/homes"), mounts) == "ext4"
+    assert preflight.file_system(Path("/home/a b/c"), mounts) == "tmpfs"
+
+
+def test_scratch_on_a_network_file_system_is_a_warning(monkeypatch):
+    monkeypatch.setattr(preflight, "file_system", lambda path: "lustre")
+    (warning,) = preflight.warnings(Path("/scratch"), [])
+    assert "network file system (lustre)" in warning and "cluster.scratch" in warning
+    monkeypatch.setattr(preflight, "file_system", lambda path: "xfs")
+    assert not list(preflight.warnings(Path("/scratch"), []))
+
+
+def test_scratch_without_room_or_that_cannot_be_made_ends_the_job_with_a_sentence(tmp_path, monkeypatch):
+    preflight.scratch(tmp_path / "new")
+    assert (tmp_path / "new").is_dir()
+    with pytest.raises(
+        SystemExit, match=r"^minfer: cannot make the scratch folder /proc/x on .*; set cluster\.scratch"
+    ):
+        preflight.scratch(Path("/proc/x"))
+    monkeypatch.setattr(preflight, "LEAST_SCRATCH_MB", 1 << 40)
+    with pytest.raises(SystemExit, match=r"has \d+ MB free, and compiling takes up to"):
+        preflight.scratch(tmp_path)
+
+
+def test_an_image_that_is_not_there_is_one_sentence_before_anything_is_queued(tmp_path):
+    with pytest.raises(UserError, match=r"the container image .* does not exist; build it"):
+        preflight.before_submitting(Cluster("x"), Container("apptainer", str(tmp_path / "minfer.sif")), "slurm")
+
+
+def test_the_script_of_a_job_says_what_its_node_lacks(tmp_path):
+    """Also where names have quotes and spaces: they are never read by the shell."""
+    folder, odd = tmp_path / "run", tmp_path / "it's a $(touch pwned) ;"
+    (folder / "sources").mkdir(parents=True)
+    (folder / record.CONFIG).write_text(CONFIG.format(tmp_path))
+
+    def say(container: Container, python: str = "/bin/sh") -> tuple[int, str]:
+        lines = preflight.script_lines(python, container, folder / "sources", folder)
+        script = "\n".join(["command() { true; }", *lines, "echo fit"])  # there may be no apptainer here
+        done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=tmp_path)
+        assert (done.returncode == 0) == (done.stdout == "fit\n")
+        (tmp_path / "log").write_text(done.stderr)
+        return done.returncode, preflight.said(tmp_path / "log") or ""
+
+    assert say(Container()) == (0, "")
+    status, said = say(Container("apptainer", str(odd)))
+    assert status == 1 and f"has no {odd}; copy the container image there, or set container.image" in said
+    odd.write_text("an image")
+    assert say(Container("apptainer", str(odd))) == (0, "")
+    status, said = say(Container(), python=str(tmp_path / "nowhere"))
+    assert status == 1 and "uv sync" in said and "cluster.flags.exclude" in said
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_the_sources_of_a_run_are_its_own_read_only_and_copied_once(tmp_path, monkeypatch):
+    checkout = tmp_path / "checkout"
+    for name in ("minfer", "jobs"):
+        (checkout / name).mkdir(parents=True)
+        (checkout / name / "module.py").write_text("before")
+    monkeypatch.setattr(record, "SOURCES", checkout)
+    (tmp_path / "run").mkdir()
+    copy = record.sources(tmp_path / "run")
+    (checkout / "minfer" / "module.py").write_text("after")
+    assert record.sources(tmp_path / "run") == copy
+    assert (copy / "minfer" / "module.py").read_text() == "before"
+    assert not (copy / "jobs" / "module.py").stat().st_mode & 0o222
