@@ -56,7 +56,8 @@ def cancel(console: Console, folder: Path, words: list[str]) -> int:
     progress.read_once()
     if not progress.answers:
         raise UserError("SLURM does not answer, so that nothing can be cancelled; try again")
-    jobs = [progress.jobs[shard.name] for shard in progress.active if shard.name in progress.jobs]
+    found = [progress.jobs[shard.name] for shard in progress.active if shard.name in progress.jobs]
+    jobs = list({job.id: job for job in found}.values())  # a job of several GPUs has as many shards
     queue.cancel(folder, jobs)
     console.print(
         f"{folder.name}: {len(jobs)} jobs cancelled; its {progress.rows} rows are kept."

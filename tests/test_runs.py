@@ -16,8 +16,8 @@ import pytest
 from jobs import queue, record, submit
 from minfer import ops, store, worker
 from minfer import shard as shards
-from minfer.config import UserError
-from minfer.progress import ShardProgress
+from minfer.config import Cluster, Container, UserError
+from minfer.progress import RunProgress, ShardProgress
 from minfer.shard import Claim, Shard, Superseded, Unfit, alone, outside
 from minfer.stopping import AGAIN, STOPPED
 from minfer.worker import Supervisor
@@ -114,6 +114,32 @@ def test_local_shards_have_a_gpu_each_of_those_that_the_user_left_visible(monkey
     assert submit._gpu(0, 1) == "GPU-a,GPU-b"
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     assert [submit._gpu(shard, 3) for shard in range(3)] == ["0", "1", "2"] and submit._gpu(0, 1) is None
+
+
+def test_local_shards_run_at_once_each_on_a_gpu_of_its_own_and_from_the_runs_sources(shard, monkeypatch):
+    """The GPUs are make-believe: what is run is the CPU's."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b")
+    folder = Path(shard.folder)
+    shard.cases, paths = shard.cases[:1], []
+    for shard.name in ("0000", "0001"):
+        paths.append(shard.save())
+    jobs = submit.submit(paths, Cluster("local", executor="local"), Container(), folder)
+    assert len({job.id for job in jobs}) == 2
+    for job in jobs:
+        assert os.fsencode(folder / "sources") in Path(f"/proc/{job.id}/environ").read_bytes()
+    assert "PYTHONSAFEPATH" not in os.environ and str(folder) not in os.environ.get("PYTHONPATH", "")
+    progress = RunProgress(folder)
+    deadline = time.monotonic() + 200
+    while progress.active:
+        progress.read()
+        assert time.monotonic() < deadline, progress.line()
+        time.sleep(0.2)
+    assert progress.line() == "shards: 2 done; 2 of 2 rows", progress.reasons()
+    told = [
+        [json.loads(line) for line in (folder / "progress" / f"{path.stem}.jsonl").read_text().splitlines()]
+        for path in paths
+    ]
+    assert [[e["gpu"] for e in events if e["event"] == "start"] for events in told] == [["GPU-a"], ["GPU-b"]]
 
 
 def test_a_results_folder_that_is_gone_is_waited_for_and_not_made_anew(shard, tmp_path):
