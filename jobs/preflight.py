@@ -65,7 +65,7 @@ def gpus(gres: str | None) -> dict[str, int]:
     return {model: int(n or 1) for model, n in found}
 
 
-def script_lines(python: str, container: Container, sources: Path, folder: Path) -> list[str]:
+def script_lines(python: str, cluster: Cluster, container: Container, sources: Path, folder: Path) -> list[str]:
     """The first lines of a job's script: what the node must have before Python can start at all."""
     seen = "put the clone, runs= and results= on a file system that the nodes see"
     needs = [("-d", path, seen) for path in (sources, Path(record.request(folder).results))]
@@ -77,6 +77,9 @@ def script_lines(python: str, container: Container, sources: Path, folder: Path)
     lines = [_refuse(f"[ {test} {shlex.quote(str(path))} ]", f"has no {path}", then) for test, path, then in needs]
     if container.image is not None:
         lines.append(_refuse("command -v apptainer >/dev/null", "has no apptainer", "load its module in cluster.setup"))
+        if cluster.scratch:  # a folder that is not there cannot be bound
+            where = shlex.quote(cluster.scratch)
+            lines.append(_refuse(f"mkdir -p {where}", f"cannot make {cluster.scratch}", "set cluster.scratch"))
     return lines
 
 

@@ -52,7 +52,7 @@ def submit(shards: list[Path], cluster: Cluster, container: Container, folder: P
     kind = executor_name(cluster)
     preflight.before_submitting(cluster, container, kind)
     sources = record.sources(folder)
-    python = _python(container, sources, folder)
+    python = _python(kind, container, cluster.scratch, sources, folder)
     executor = submitit.AutoExecutor(
         folder=folder / "jobs", cluster=kind, **({f"{kind}_python": python} if python else {})
     )
@@ -71,7 +71,7 @@ def submit(shards: list[Path], cluster: Cluster, container: Container, folder: P
             slurm_exclusive=cluster.exclusive or None,
             slurm_array_parallelism=cluster.parallel,
             slurm_signal_delay_s=grace_s,
-            slurm_setup=[*cluster.setup, *preflight.script_lines(sys.executable, container, sources, folder)],
+            slurm_setup=[*cluster.setup, *preflight.script_lines(sys.executable, cluster, container, sources, folder)],
             slurm_teardown=REQUEUE,
             slurm_additional_parameters={"chdir": str(sources), "requeue": True} | cluster.flags,
         )
@@ -143,17 +143,20 @@ def _largest_array() -> int:
     return max(1, int(found[1])) if found else 1001
 
 
-def _python(container: Container, sources: Path, folder: Path) -> str | None:
+def _python(kind: str, container: Container, scratch: str | None, sources: Path, folder: Path) -> str | None:
     """The command that stands for `python` in a job: inside the container, where there is one. It sees the run's sources,
-    which it cannot write, the run's folder and the results; nothing else of the clone."""
+    which it cannot write, the run's folder, the results and the node's scratch; nothing else of the clone."""
     if container.image is None:
         return None
     image = Path(container.image).expanduser().absolute()
-    # The variables are expanded by the job's shell, on the node.
-    passed = " ".join(f'--env {name}="${{{name}:-}}"' for name in PASS_ON)
+    passed = []  # a local job keeps its environment
+    if kind == "slurm":  # the variables are expanded by the job's shell, on the node
+        passed = ["--cleanenv", *(f'--env {name}="${{{name}:-}}"' for name in PASS_ON)]
+        passed.append('${SLURM_TMPDIR:+--bind "$SLURM_TMPDIR"}')
     request = record.request(folder)
     kernels = dict.fromkeys(str(Path(path).parent) for path in request.extra)
     places = [str(folder), *(f"{path}:{path}:ro" for path in (sources, *kernels)), request.results, *container.binds]
+    places += [scratch] if scratch else []
     binds = " ".join(f"--bind {shlex.quote(path)}" for path in places)
     pwd = f"--pwd {shlex.quote(str(sources))} --env PYTHONPATH={shlex.quote(str(sources))} --env PYTHONSAFEPATH=1"
-    return f"apptainer exec --nv --cleanenv {passed} {binds} {pwd} {shlex.quote(str(image))} python"
+    return f"apptainer exec --nv {' '.join(passed)} {binds} {pwd} {shlex.quote(str(image))} python"

@@ -79,8 +79,8 @@ def test_the_script_of_a_job_says_what_its_node_lacks(tmp_path):
     (folder / "sources").mkdir(parents=True)
     (folder / record.CONFIG).write_text(CONFIG.format(tmp_path))
 
-    def say(container: Container, python: str = "/bin/sh") -> tuple[int, str]:
-        lines = preflight.script_lines(python, container, folder / "sources", folder)
+    def say(container: Container, python: str = "/bin/sh", scratch: str | None = None) -> tuple[int, str]:
+        lines = preflight.script_lines(python, Cluster("x", scratch=scratch), container, folder / "sources", folder)
         script = "\n".join(["command() { true; }", *lines, "echo fit"])  # there may be no apptainer here
         done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=tmp_path)
         assert (done.returncode == 0) == (done.stdout == "fit\n")
@@ -92,6 +92,10 @@ def test_the_script_of_a_job_says_what_its_node_lacks(tmp_path):
     assert status == 1 and f"has no {odd}; copy the container image there, or set container.image" in said
     odd.write_text("an image")
     assert say(Container("apptainer", str(odd))) == (0, "")
+    assert say(Container("apptainer", str(odd)), scratch=str(tmp_path / "new scratch")) == (0, "")
+    assert (tmp_path / "new scratch").is_dir()
+    status, said = say(Container("apptainer", str(odd)), scratch="/proc/x")
+    assert status == 1 and "cannot make /proc/x; set cluster.scratch" in said
     status, said = say(Container(), python=str(tmp_path / "nowhere"))
     assert status == 1 and "uv sync" in said and "cluster.flags.exclude" in said
     assert not (tmp_path / "pwned").exists()
