@@ -61,7 +61,7 @@ def _gpu_exists(cluster: Cluster) -> None:
 
 def gpus(gres: str | None) -> dict[str, int]:
     """How many GPUs of each model such a text of SLURM's names: `gpu:l40s:4` -> {"l40s": 4}; "" is any model."""
-    found = re.findall(r"(?:^|,)gpu(?::([A-Za-z][\w.-]*))?(?::(\d+))?(?=[,(]|$)", gres or "")
+    found = re.findall(r"(?:^|,)gpu(?::(?=[\w.-]*[A-Za-z])([\w.-]+))?(?::(\d+))?(?=[,(]|$)", gres or "")
     return {model: int(n or 1) for model, n in found}
 
 

@@ -18,6 +18,7 @@ def test_gpus_of_a_request_and_of_a_node_are_read_alike():
     assert preflight.gpus("gpu:l40s:4") == preflight.gpus("gpu:l40s:4(S:0-1)") == {"l40s": 4}
     assert preflight.gpus("gpu:2") == {"": 2} and preflight.gpus("gpu") == {"": 1}
     assert preflight.gpus("lscratch:100,gpu:a100_80g:1") == {"a100_80g": 1}
+    assert preflight.gpus("gpu:1g.10gb:2") == {"1g.10gb": 2} and preflight.gpus("gpu:l40s") == {"l40s": 1}
     for none in (None, "", "lscratch:100", "(null)"):
         assert preflight.gpus(none) == {}
     assert submit.shards_per_job(Cluster("x", gres="gpu:l40s:4"), "slurm") == 4
