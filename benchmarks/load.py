@@ -33,7 +33,8 @@ def request(folder: Path, cases: int, tasks: int, more: list[str]) -> list[str]:
         "+sweep=hgemm", "kernel=torch", "dtype=float16", "device=cpu", "shape=tiny", "profiler=none",
         f"shape.cpu=[{{m:[{','.join(map(str, range(1, cases + 1)))}],n:16,k:16}}]", "wait=false",
         *(f"timing.{word}" for word in timing), "cluster=slurm", "cluster.gres=null", "cluster.cpus=1",
-        "cluster.memory_gb=2", f"cluster.max_jobs={tasks}", f"results={folder / 'results'}", f"runs={folder / 'runs'}",
+        "cluster.memory_gb=2", "cluster.setup=['export OMP_NUM_THREADS=1']", f"cluster.max_jobs={tasks}",
+        f"results={folder / 'results'}", f"runs={folder / 'runs'}",
         *more,
     ]  # fmt: skip
 
