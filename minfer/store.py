@@ -78,7 +78,11 @@ def _regime(name: str, how: str, interval: str) -> list[tuple[str, pa.DataType, 
 COLUMNS: list[tuple[str, pa.DataType, str]] = [
     # identity
     ("run", _TEXT, "the launch that made this row"),
-    ("finished", pa.timestamp("us", tz="UTC"), "when the case was finished"),
+    (
+        "finished",
+        pa.timestamp("us", tz="UTC"),
+        "when the case was finished, by the clock of the file system of the run's folder",
+    ),
     ("case", _TEXT, "the case's key: op/kernel/dtype/parameters/shape"),
     ("op", _TEXT, "the problem"),
     ("kernel", _TEXT, "the implementation"),
