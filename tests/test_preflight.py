@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+import pynvml
 import pytest
 
 from jobs import preflight, record, submit
@@ -39,6 +40,24 @@ def test_a_driver_for_an_older_major_cuda_is_named_with_the_switch(monkeypatch):
     assert device.old_driver(13000) is None and device.old_driver(14010) is None
     why = device.old_driver(12040)
     assert why and "supports CUDA 12.4" in why and "UV_PROJECT=cuda12" in why
+
+
+def test_a_node_with_another_gpu_or_an_old_driver_ends_the_job_with_a_sentence(monkeypatch):
+    """NVML is played: there is no GPU here."""
+
+    def play(name: str, driver: int) -> None:
+        for function, value in {"Init": None, "DeviceGetCount": 1, "DeviceGetHandleByIndex": 0, "DeviceGetName": name,
+                                "SystemGetCudaDriverVersion": driver}.items():  # fmt: skip
+            monkeypatch.setattr(pynvml, f"nvml{function}", lambda *_, value=value: value)
+
+    monkeypatch.setattr(device.torch.version, "cuda", "13.2")
+    play("NVIDIA L40S", 13000)
+    preflight.gpu("gpu:l40s:1")
+    with pytest.raises(SystemExit, match=r"^minfer: node \S+: gpu:h100:1 was asked for, and the GPU is NVIDIA L40S"):
+        preflight.gpu("gpu:h100:1")
+    play("NVIDIA L40S", 12040)
+    with pytest.raises(SystemExit, match=r"^minfer: node \S+: the NVIDIA driver supports CUDA 12\.4"):
+        preflight.gpu("gpu:l40s:1")
 
 
 def test_the_file_system_of_a_path_is_that_of_the_nearest_mount():
