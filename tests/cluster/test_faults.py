@@ -69,7 +69,7 @@ def test_node_crash_runs_the_job_again_on_another_node(lab, folder):
     finally:
         lab_node("start", name)
     assert progress.line() == "shards: 1 done; 3 of 3 rows" and "requeued" in seen
-    assert progress.shards["0000"].started == 2
+    assert over(run).shards["0000"].started == 2
     assert {row["kernel"] for row in rows(folder)} == {"honest", "slow", "zeros"}
 
 
@@ -146,3 +146,4 @@ def test_two_runs_at_once_into_one_results_folder(lab, folder):
         assert over(run).line() == "shards: 1 done; 2 of 2 rows"
     files = sorted((folder / "results").glob("*/*/*.parquet"))
     assert {path.parent.name for path in files} == {run.name for run in runs}
+    assert len(rows(folder)) == 4
