@@ -156,8 +156,6 @@ class Ledger:
         again = any(shard.started > 1 for shard in shards)
         by = "jobs.resubmit" if self.resubmitted else "SLURM, which ran the job again" if again else "the job itself"
         cases = sum(len(run.cases) for run in self.runs.values())
-        if len(self.rows) < cases:
-            by = "nobody: it is reported with its reason"
         return {"cases": cases, "rows": len(self.rows), "lost": self.lost, "twice": self.twice, "finished_by": by}
 
 
