@@ -7,12 +7,15 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from minfer import template
+from minfer.bench.timing import Timing
 from minfer.process import Died, Process, children, runs
+from tests.conftest import ROOT
 
 
 @pytest.fixture
@@ -102,6 +105,35 @@ def test_a_judge_has_a_template_of_its_own_from_the_start(tmp_path: Path) -> Non
     while runs(own) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not runs(own)
+
+
+UNTOUCHED = """
+import torch
+def touched(*_): raise AssertionError("touched a device, of which nothing survives a fork")
+for name in ("_cuda_init", "_cuda_getDeviceCount"):
+    if hasattr(torch._C, name): setattr(torch._C, name, touched)
+import importlib, sys
+from minfer import template
+for module in template.PRELOADED: importlib.import_module(module)
+assert not torch.cuda.is_initialized() and "triton" not in sys.modules
+"""
+
+
+def test_what_a_template_imports_touches_no_device() -> None:
+    subprocess.run([sys.executable, "-c", UNTOUCHED], cwd=ROOT, check=True)
+
+
+@pytest.mark.gpu
+def test_a_template_opens_no_gpu_and_its_fork_can(tmp_path: Path) -> None:
+    child = Process("minfer.child", tmp_path / "log")
+    assert child.ask(120, device="cuda", timing=asdict(Timing()))["capability"]
+
+    def gpus(pid: int | None) -> list[str]:
+        opened = (os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir())  # noqa: PTH115
+        return [name for name in opened if name.startswith("/dev/nvidia")]
+
+    assert gpus(child.process.pid) and not gpus(template.pid())
+    child.kill()
 
 
 CHAIN = """
