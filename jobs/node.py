@@ -41,6 +41,8 @@ def run(shards: Sequence[str], scratch: str | None, grace_s: float, gpu: str | N
     for variable, name in (("TORCH_EXTENSIONS_DIR", "extensions"), ("TRITON_CACHE_DIR", "triton"), ("TMPDIR", "tmp")):
         (folder / name).mkdir()
         os.environ[variable] = str(folder / name)
+    if not os.access(Path.home(), os.W_OK):  # a container has none
+        os.environ["HOME"] = str(folder)
     try:
         if about["device"] == "cuda":
             preflight.gpu(gres)

@@ -145,15 +145,16 @@ def _largest_array() -> int:
 
 def _python(kind: str, container: Container, scratch: str | None, sources: Path, folder: Path) -> str | None:
     """The command that stands for `python` in a job: inside the container, where there is one. It sees the run's sources,
-    which it cannot write, the run's folder, the results and the node's scratch; nothing else of the clone."""
+    which it cannot write, the run's folder, the results and the node's scratch; nothing else of the clone and, under
+    SLURM, not the user's home. Kernels that are not trusted have no network."""
     if container.image is None:
         return None
     image = Path(container.image).expanduser().absolute()
-    passed = []  # a local job keeps its environment
-    if kind == "slurm":  # the variables are expanded by the job's shell, on the node
-        passed = ["--cleanenv", *(f'--env {name}="${{{name}:-}}"' for name in PASS_ON)]
-        passed.append('${SLURM_TMPDIR:+--bind "$SLURM_TMPDIR"}')
     request = record.request(folder)
+    passed = ["--net --network none"] if request.untrusted else []
+    if kind == "slurm":  # a local job keeps its environment, and its caches at home; here, the job's shell expands them
+        passed += ["--cleanenv", "--no-home", *(f'--env {name}="${{{name}:-}}"' for name in PASS_ON)]
+        passed.append('${SLURM_TMPDIR:+--bind "$SLURM_TMPDIR"}')
     kernels = dict.fromkeys(str(Path(path).parent) for path in request.extra)
     places = [str(folder), *(f"{path}:{path}:ro" for path in (sources, *kernels)), request.results, *container.binds]
     places += [scratch] if scratch else []
