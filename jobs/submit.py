@@ -25,6 +25,7 @@ from minfer.stopping import AGAIN
 PASS_ON = ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS",
            "SLURM_NNODES", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_TMPDIR", "CUDA_VISIBLE_DEVICES",
            "SUBMITIT_EXECUTOR")  # fmt: skip
+PASS_ON_ONE = 'eval "[ -z \\"\\${$name+x}\\" ] || export \\"APPTAINERENV_$name=\\$$name\\""'
 
 
 # The last lines of a job's script, on the node and outside any container, where scontrol is: a shard that had to stop
@@ -151,13 +152,19 @@ def _python(kind: str, container: Container, scratch: str | None, sources: Path,
         return None
     image = Path(container.image).expanduser().absolute()
     request = record.request(folder)
-    passed = ["--net --network none"] if request.untrusted else []
-    if kind == "slurm":  # a local job keeps its environment, and its caches at home; here, the job's shell expands them
-        passed += ["--cleanenv", "--no-home", *(f'--env {name}="${{{name}:-}}"' for name in PASS_ON)]
-        passed.append('${SLURM_TMPDIR:+--bind "$SLURM_TMPDIR"}')
     kernels = dict.fromkeys(str(Path(path).parent) for path in request.extra)
     places = [str(folder), *(f"{path}:{path}:ro" for path in (sources, *kernels)), request.results, *container.binds]
     places += [scratch] if scratch else []
-    binds = " ".join(f"--bind {shlex.quote(path)}" for path in places)
-    pwd = f"--pwd {shlex.quote(str(sources))} --env PYTHONPATH={shlex.quote(str(sources))} --env PYTHONSAFEPATH=1"
-    return f"apptainer exec --nv {' '.join(passed)} {binds} {pwd} {shlex.quote(str(image))} python"
+    options = [f"--bind {shlex.quote(path)}" for path in places]
+    options += [
+        f"--pwd {shlex.quote(str(sources))} --env PYTHONPATH={shlex.quote(str(sources))} --env PYTHONSAFEPATH=1"
+    ]
+    options += ["--net --network none"] if request.untrusted else []
+    start = f"apptainer exec --nv {' '.join(options)}"
+    if kind == "local":  # keeps the environment, and its caches at home
+        return f"{start} {shlex.quote(str(image))} python"
+    # What SLURM told a task is known to a shell in that task, and Apptainer takes it from variables of its own.
+    pass_on = f"for name in {' '.join(PASS_ON)}; do {PASS_ON_ONE}; done"
+    start += ' --cleanenv --no-home ${SLURM_TMPDIR:+--bind "$SLURM_TMPDIR"}'
+    script = f'{pass_on}; exec {start} {shlex.quote(str(image))} python "$@"'
+    return f"sh -c {shlex.quote(script)} sh"
