@@ -7,6 +7,7 @@ import os
 import shlex
 import subprocess
 import sys
+import traceback
 from pathlib import Path
 
 from omegaconf import OmegaConf
@@ -32,7 +33,7 @@ def run(config: Config) -> int:
     for path in extra:
         if not Path(path).is_file():
             raise UserError(f"extra={path} does not exist")
-        ops.load_file(Path(path))
+        load(path)
     executor = submit.executor_name(config.cluster)
     device, capability, gpus = _device(config, executor, console)
     if device == "cpu":
@@ -149,6 +150,17 @@ def _local_gpu() -> tuple[tuple[int, int], int] | None:
         raise UserError(f"{why}; or use device=cpu")
     words = done.stdout.split()
     return ((int(words[0]), int(words[1])), int(words[2])) if len(words) == 3 else None
+
+
+def load(path: str) -> None:
+    """Import a user's file. Raises UserError when that fails, with the line at which it does."""
+    try:
+        ops.load_file(Path(path))
+    except Exception as error:  # it may raise anything
+        at = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+        where = f", line {at[-1]}," if at else ""
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        raise UserError(f"extra={path}{where} cannot be imported: {why}; correct the file") from error
 
 
 def _writable(folder: Path) -> Path:

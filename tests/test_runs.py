@@ -19,6 +19,7 @@ from minfer import shard as shards
 from minfer.compiler import Compiler
 from minfer.config import Cluster, Container, UserError
 from minfer.progress import RunProgress, ShardProgress
+from minfer.run import load
 from minfer.shard import Claim, Shard, Superseded, Unfit, alone, outside
 from minfer.stopping import AGAIN, STOPPED
 from minfer.worker import Supervisor
@@ -265,3 +266,18 @@ def test_a_run_that_is_not_there_and_a_change_that_cannot_be(tmp_path):
         record.request(tmp_path, ["cluster.time_min=0"])
     with pytest.raises(UserError, match="tim_min"):
         record.request(tmp_path, ["cluster.tim_min=5"])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("import nothing_like_this\n", ", line 1, cannot be imported: ModuleNotFoundError: No module named 'nothing"),
+        ("\n\nboom(\n", " cannot be imported: SyntaxError: '(' was never closed"),
+        ("def f():\n    return {}['a']\nf()\n", ", line 2, cannot be imported: KeyError: 'a'; correct the file"),
+    ],
+)
+def test_a_file_of_the_user_that_fails_is_one_sentence(tmp_path, text, said):
+    (tmp_path / "mine.py").write_text(text)
+    with pytest.raises(UserError) as caught:
+        load(str(tmp_path / "mine.py"))
+    assert str(caught.value).startswith(f"extra={tmp_path}/mine.py{said}")

@@ -35,7 +35,7 @@ said = {
     "sources": can_write(Path.cwd()),
     "kernels": can_write(Path(__file__).parent),
     "networks": [name for _, name in socket.if_nameindex()],
-    "scratch": os.environ["TORCH_EXTENSIONS_DIR"],
+    "scratch": os.environ.get("TORCH_EXTENSIONS_DIR"),
 }
 if os.environ.get("SLURM_JOB_ID"):  # not in the launcher, which imports this file, too
     Path(%(answer)r).write_text(json.dumps(said))
