@@ -13,12 +13,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import submitit
 
 from jobs import node, preflight, record
 from jobs.record import Job
-from minfer.config import Cluster, Container, UserError
+from minfer.config import Cluster, Config, Container, UserError
 from minfer.stopping import AGAIN
 
 # What a job inside a container needs of the environment that `--cleanenv` drops.
@@ -52,30 +53,17 @@ def submit(shards: list[Path], cluster: Cluster, container: Container, folder: P
     of its GPUs. Raises UserError when something that it needs is not there, or SLURM refuses."""
     kind = executor_name(cluster)
     preflight.before_submitting(cluster, container, kind)
+    check_names(folder, cluster)
     sources = record.sources(folder)
-    python = _python(kind, container, cluster.scratch, sources, folder)
+    python = python_of_jobs(kind, container, cluster.scratch, sources, folder)
     executor = submitit.AutoExecutor(
         folder=folder / "jobs", cluster=kind, **({f"{kind}_python": python} if python else {})
     )
     grace_s = min(cluster.grace_s, 20 * cluster.time_min)  # of a short time limit a third at most
     executor.update_parameters(timeout_min=cluster.time_min)
     if kind == "slurm":
-        executor.update_parameters(
-            name="minfer",
-            cpus_per_task=cluster.cpus,
-            mem_gb=cluster.memory_gb,
-            slurm_partition=cluster.partition,
-            slurm_account=cluster.account,
-            slurm_qos=cluster.qos,
-            slurm_constraint=cluster.constraint,
-            slurm_gres=cluster.gres,
-            slurm_exclusive=cluster.exclusive or None,
-            slurm_array_parallelism=cluster.parallel,
-            slurm_signal_delay_s=grace_s,
-            slurm_setup=[*cluster.setup, *preflight.script_lines(sys.executable, cluster, container, sources, folder)],
-            slurm_teardown=REQUEUE,
-            slurm_additional_parameters={"chdir": str(sources), "requeue": True} | cluster.flags,
-        )
+        asked = parameters(cluster, container, sources, folder, grace_s)
+        executor.update_parameters(**{f"slurm_{name}": value for name, value in asked.items()})
     size = shards_per_job(cluster, kind)
     groups = [shards[start : start + size] for start in range(0, len(shards), size)]
     total = len(record.shards(folder))
@@ -104,6 +92,26 @@ def submit(shards: list[Path], cluster: Cluster, container: Container, folder: P
         raise UserError(f"SLURM refused the job: {reason}; change cluster.* and try again") from error
     finally:
         signal.signal(signal.SIGINT, handler)
+
+
+def parameters(cluster: Cluster, container: Container, sources: Path, folder: Path, grace_s: int) -> dict[str, Any]:
+    """What a job asks of SLURM, and its script does before and after Python, by submitit's names."""
+    return {
+        "job_name": "minfer",
+        "cpus_per_task": cluster.cpus,
+        "mem": f"{cluster.memory_gb}GB",
+        "partition": cluster.partition,
+        "account": cluster.account,
+        "qos": cluster.qos,
+        "constraint": cluster.constraint,
+        "gres": cluster.gres,
+        "exclusive": cluster.exclusive or None,
+        "array_parallelism": cluster.parallel,
+        "signal_delay_s": grace_s,
+        "setup": [*cluster.setup, *preflight.script_lines(sys.executable, cluster, container, sources, folder)],
+        "teardown": REQUEUE,
+        "additional_parameters": {"chdir": str(sources), "requeue": True} | cluster.flags,
+    }
 
 
 def shards_per_job(cluster: Cluster, kind: str) -> int:
@@ -144,7 +152,24 @@ def _largest_array() -> int:
     return max(1, int(found[1])) if found else 1001
 
 
-def _python(kind: str, container: Container, scratch: str | None, sources: Path, folder: Path) -> str | None:
+def _kernels(request: Config) -> list[str]:
+    """The folders of the files that a user's kernels are in."""
+    return list(dict.fromkeys(str(Path(path).parent) for path in request.extra))
+
+
+def check_names(folder: Path, cluster: Cluster) -> None:
+    """Raise UserError for folders that jobs could not be told of: sbatch reads its options line by line and loses
+    backslashes, and colons and commas end a path for Python or Apptainer."""
+    request = record.request(folder)
+    for path in (str(folder), request.results, *_kernels(request), cluster.scratch or ""):
+        if not path.isprintable() or re.search(r"[:,\\]", path):
+            raise UserError(
+                f"the folder {path!r} has a colon, comma, backslash or control character in its name, of which jobs could "
+                "not be told; rename it or choose another"
+            )
+
+
+def python_of_jobs(kind: str, container: Container, scratch: str | None, sources: Path, folder: Path) -> str | None:
     """The command that stands for `python` in a job: inside the container, where there is one. It sees the run's sources,
     which it cannot write, the run's folder, the results and the node's scratch; nothing else of the clone and, under
     SLURM, not the user's home. Kernels that are not trusted have no network."""
@@ -152,7 +177,7 @@ def _python(kind: str, container: Container, scratch: str | None, sources: Path,
         return None
     image = Path(container.image).expanduser().absolute()
     request = record.request(folder)
-    kernels = dict.fromkeys(str(Path(path).parent) for path in request.extra)
+    kernels = _kernels(request)
     places = [str(folder), *(f"{path}:{path}:ro" for path in (sources, *kernels)), request.results, *container.binds]
     places += [scratch] if scratch else []
     options = [f"--bind {shlex.quote(path)}" for path in places]

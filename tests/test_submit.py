@@ -1,0 +1,135 @@
+"""The script of a job under SLURM: what a user calls things never becomes a command."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import stat
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+from submitit.slurm.slurm import _make_sbatch_string
+
+from jobs import record, submit
+from minfer.config import Cluster, Config, Container, Shape, UserError, check_words
+
+# Takes the place of a command of the node, and writes down how it was called; srun also calls what it is told to.
+STAND_IN = """#!/bin/bash
+printf '%s\\0' "$@" > "$SAID/$(basename "$0")"
+[ "$(basename "$0")" != srun ] || { while [ "${1#-}" != "$1" ]; do [[ $1 = --unbuffered ]] && shift || shift 2; done; "$@"; }
+"""
+# What a shell, sbatch or Apptainer might take for something of theirs; of BAD, some cannot be told to sbatch at all.
+ODD = [*"ab/ '\"`$(){}[];&|<>*?!#~=-%é", "touch pwned", "$(touch pwned)", "; touch pwned #", "%j", "$HOME"]
+BAD = ["\\", "\n", "\ntouch pwned\n", "\t", ",", ":", "\x1b"]
+NAMES = (
+    st.lists(st.sampled_from(ODD), max_size=6).map("".join).filter(lambda text: "${" not in text)
+)  # Hydra refuses it
+
+
+@pytest.fixture(scope="module")
+def tools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("tools")
+    for name in ("srun", "apptainer", "scontrol"):
+        (folder / name).write_text(STAND_IN)
+        (folder / name).chmod(0o755 | stat.S_IXUSR)
+    yield folder
+
+
+def named(base: Path, name: str) -> str:
+    """A folder below `base` called like that, or nearly: a name has no slash."""
+    return str(base / f"x{name.replace('/', '_')}")
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    names=st.lists(NAMES, min_size=9, max_size=9),
+    bad=st.none() | st.tuples(st.integers(0, 8), st.sampled_from(BAD)),
+    in_container=st.booleans(),
+)
+def test_whatever_a_user_calls_things_is_refused_or_stays_a_word(tools, names, bad, in_container):
+    if bad:
+        names[bad[0]] += bad[1]
+    partition, account, gres, reservation, image, scratch, bind, results, run = names
+    with tempfile.TemporaryDirectory() as name:
+        base = Path(name)
+        flags = {"reservation": reservation}
+        places = (
+            named(base / "node", scratch),
+            named(base / "results", results),
+            base / "runs" / f"r{run.replace('/', '_')}",
+        )
+        cluster = Cluster("x", partition=partition, account=account, gres=gres, flags=flags, scratch=str(places[0]))
+        container = Container("x", named(base / "images", image) if in_container else None, [f"{bind}:/mnt"])
+        folder = places[2]
+        folder.mkdir(parents=True)
+        Path(places[1]).mkdir(parents=True)
+        if container.image:
+            Path(container.image).parent.mkdir(parents=True)
+            Path(container.image).touch()
+        config = Config(op="hgemm", dtype="float16", shape=Shape("tiny"), cluster=cluster, results=str(places[1]))
+        OmegaConf.save(OmegaConf.structured(config), folder / record.CONFIG)
+        try:
+            check_words(cluster)
+            submit.check_names(folder, cluster)
+        except UserError as error:
+            assert bad and "\n" not in str(error)
+            return
+        (folder / "sources").mkdir()
+        script = script_of(cluster, container, folder)
+        asked = [shlex.split(line) for line in script.splitlines() if line.startswith("#SBATCH ")]
+        for key, value in (
+            ("partition", partition),
+            ("account", account),
+            ("gres", gres),
+            ("reservation", reservation),
+        ):
+            assert ["#SBATCH", f"--{key}={value}"] in asked
+        check(script, tools, base, container, [str(folder), *map(str, places[:2])])
+
+
+def script_of(cluster: Cluster, container: Container, folder: Path) -> str:
+    """What submitit makes of it, as `submit` calls it."""
+    sources = folder / "sources"
+    python = submit.python_of_jobs("slurm", container, cluster.scratch, sources, folder) or "true"
+    asked = submit.parameters(cluster, container, sources, folder, 90)
+    return _make_sbatch_string(
+        f"{python} -u -m submitit.core._submit {shlex.quote(str(folder))}", folder / "jobs", map_count=2, **asked
+    )
+
+
+def check(script: str, tools: Path, base: Path, container: Container, places: list[str]) -> None:
+    """Run the script as a node would: it does what it says and nothing else."""
+    said = base / "said"
+    said.mkdir()
+    environment = {
+        "PATH": f"{tools}{os.pathsep}/usr/bin{os.pathsep}/bin",
+        "SAID": str(said),
+        "HOME": str(base),
+        "SLURM_JOB_ID": "1",
+    }
+    done = subprocess.run(["bash", "-c", script], cwd=base, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not list(base.rglob("pwned"))
+    if container.image is None:
+        return
+    words = (said / "apptainer").read_text().split("\0")
+    called = ["python", "-u", "-m", "submitit.core._submit"]
+    assert words[-7:] == [container.image, *called, places[0], ""]
+    binds = [words[at + 1] for at, word in enumerate(words) if word == "--bind"]
+    assert {*places, *container.binds} <= set(binds)
+
+
+def test_a_folder_that_sbatch_could_not_be_told_of_is_one_sentence(tmp_path: Path) -> None:
+    folder = tmp_path / "a\ntouch pwned"
+    folder.mkdir()
+    config = Config(op="hgemm", dtype="float16", shape=Shape("tiny"), cluster=Cluster("x"))
+    OmegaConf.save(OmegaConf.structured(config), folder / record.CONFIG)
+    with pytest.raises(UserError, match=re.escape("touch pwned' has a colon, comma, backslash or control character")):
+        submit.check_names(folder, Cluster("x"))
