@@ -144,10 +144,14 @@ class Bench(Hooks):
                 raise Dishonest("a steady call returned a wrong result, though it was right when verified")
         if fresh_s <= REMEMBERS * settled_s:
             return
-        # Perhaps the machine was busy. Only a kernel that remembers is slower on fresh inputs again and again.
-        ratios = [self._rerun(fresh=True) / self._rerun(fresh=False) for _ in range(CONFIRMED)]
-        if min(ratios) > REMEMBERS:
-            raise Dishonest(f"takes {min(ratios):.1f} times as long on inputs that it has not seen before")
+        # Perhaps the machine was busy, or a short block saw few of the sets. Only a kernel that remembers is slower on
+        # fresh inputs again and again.
+        least = math.inf
+        for _ in range(CONFIRMED):
+            least = min(least, self._rerun(fresh=True) / self._rerun(fresh=False))
+            if least <= REMEMBERS:
+                return
+        raise Dishonest(f"takes {least:.1f} times as long on inputs that it has not seen before")
 
     def _rerun(self, fresh: bool) -> float:
         """The time of one call in the steady loop, on changed or on the same inputs."""
