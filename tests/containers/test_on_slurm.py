@@ -29,15 +29,15 @@ def can_write(folder):
         return False
     return True
 
-said = {
-    "home": Path(%(home)r).exists(),
-    "clone": Path(%(clone)r).exists(),
-    "sources": can_write(Path.cwd()),
-    "kernels": can_write(Path(__file__).parent),
-    "networks": [name for _, name in socket.if_nameindex()],
-    "scratch": os.environ.get("TORCH_EXTENSIONS_DIR"),
-}
-if os.environ.get("SLURM_JOB_ID"):  # not in the launcher, which imports this file, too
+if os.environ.get("SLURM_JOB_ID"):  # the launcher imports this file, too
+    said = {
+        "home": Path(%(home)r).exists(),
+        "clone": Path(%(clone)r).exists(),
+        "sources": can_write(Path.cwd()),
+        "kernels": can_write(Path(__file__).parent),
+        "networks": [name for _, name in socket.if_nameindex()],
+        "scratch": os.environ["TORCH_EXTENSIONS_DIR"],
+    }
     Path(%(answer)r).write_text(json.dumps(said))
 """
 
