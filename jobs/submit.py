@@ -53,7 +53,8 @@ def submit(shards: list[Path], cluster: Cluster, container: Container, folder: P
     of its GPUs. Raises UserError when something that it needs is not there, or SLURM refuses."""
     kind = executor_name(cluster)
     preflight.before_submitting(cluster, container, kind)
-    check_names(folder, cluster)
+    if kind == "slurm" or container.image is not None:
+        check_names(folder, cluster)
     sources = record.sources(folder)
     python = python_of_jobs(kind, container, cluster.scratch, sources, folder)
     executor = submitit.AutoExecutor(
