@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import stat
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -20,25 +19,27 @@ from submitit.slurm.slurm import _make_sbatch_string
 from jobs import record, submit
 from minfer.config import Cluster, Config, Container, Shape, UserError, check_words
 
-# Takes the place of a command of the node, and writes down how it was called; srun also calls what it is told to.
-STAND_IN = """#!/bin/bash
-printf '%s\\0' "$@" > "$SAID/$(basename "$0")"
-[ "$(basename "$0")" != srun ] || { while [ "${1#-}" != "$1" ]; do [[ $1 = --unbuffered ]] && shift || shift 2; done; "$@"; }
-"""
+# Take the place of commands of the node. srun tells its task what the script does not know, and calls it; apptainer
+# writes down how it was called, and what it was to pass on.
+STAND_INS = {
+    "srun": 'while [ "${1#-}" != "$1" ]; do [[ $1 = --unbuffered ]] && shift || shift 2; done; SLURM_PROCID=3 "$@"',
+    "apptainer": """printf '%s\\0' "$@" > "$SAID/words"
+echo "$APPTAINERENV_SLURM_JOB_ID $APPTAINERENV_SLURM_PROCID ${APPTAINERENV_SLURM_NTASKS-unset}" > "$SAID/passed"
+""",
+}
 # What a shell, sbatch or Apptainer might take for something of theirs; of BAD, some cannot be told to sbatch at all.
 ODD = [*"ab/ '\"`$(){}[];&|<>*?!#~=-%é", "touch pwned", "$(touch pwned)", "; touch pwned #", "%j", "$HOME"]
 BAD = ["\\", "\n", "\ntouch pwned\n", "\t", ",", ":", "\x1b"]
-NAMES = (
-    st.lists(st.sampled_from(ODD), max_size=6).map("".join).filter(lambda text: "${" not in text)
-)  # Hydra refuses it
+# Hydra refuses ${ before anything is submitted.
+NAMES = st.lists(st.sampled_from(ODD), max_size=6).map("".join).filter(lambda text: "${" not in text)
 
 
 @pytest.fixture(scope="module")
 def tools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("tools")
-    for name in ("srun", "apptainer", "scontrol"):
-        (folder / name).write_text(STAND_IN)
-        (folder / name).chmod(0o755 | stat.S_IXUSR)
+    for name, script in STAND_INS.items():
+        (folder / name).write_text(f"#!/bin/bash\n{script}\n")
+        (folder / name).chmod(0o755)
     yield folder
 
 
@@ -119,7 +120,8 @@ def check(script: str, tools: Path, base: Path, container: Container, places: li
     assert not list(base.rglob("pwned"))
     if container.image is None:
         return
-    words = (said / "apptainer").read_text().split("\0")
+    assert (said / "passed").read_text() == "1 3 unset\n"  # submitit takes an empty variable for a number
+    words = (said / "words").read_text().split("\0")
     called = ["python", "-u", "-m", "submitit.core._submit"]
     assert words[-7:] == [container.image, *called, places[0], ""]
     binds = [words[at + 1] for at, word in enumerate(words) if word == "--bind"]
