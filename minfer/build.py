@@ -114,7 +114,8 @@ def arch_number(arch: str) -> int:
 def _flags(kernel: Kernel, arch: str) -> list[str]:
     if kernel.backend == "cuda":
         number = arch.removeprefix("sm_")
-        return [*NVCC_FLAGS, f"-gencode=arch=compute_{number},code=sm_{number}"]
+        about = [f"-DMINFER_SM={arch_number(arch)}"]  # host code that lays out shared memory asks for it
+        return [*NVCC_FLAGS, *about, f"-gencode=arch=compute_{number},code=sm_{number}"]
     return CXX_FLAGS
 
 

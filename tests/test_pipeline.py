@@ -146,7 +146,12 @@ def test_gpu_run_times_every_gpu_kernel(tmp_path):
     done = launch(*words)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = list(store.rows(store.files(tmp_path / "results")))
+    small = [
+        row for row in rows if row["status"] == "unsupported" and row["message"].startswith("needs m to be at most")
+    ]
+    rows = [row for row in rows if row not in small]
     assert {row["status"] for row in rows} <= set(store.MEASURED), json.dumps([row["message"] for row in rows])
+    assert {row["kernel"] for row in small} == {"v15_gemv", "v16_skinny", "v17_swapped"}
     assert {"torch", "v01_naive", "v02_tiled", "v03_wmma", "triton_tiled"} <= {row["kernel"] for row in rows}
     for row in rows:
         assert row["device_kind"] == "cuda" and row["driver"] and row["sm_mhz"] > 0 and row["steady_rotations"] > 1

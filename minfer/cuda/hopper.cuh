@@ -59,6 +59,11 @@ __device__ inline void barrier_wait(uint64_t* barrier, uint32_t parity) {
 
 using TensorMap = CUtensorMap;
 
+// Asks for the map itself, which is in memory too.
+__device__ inline void tma_prefetch(const TensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
 // One thread starts the copy; its bytes arrive at `barrier`.
 __device__ inline void tma_load(void* box, const TensorMap& map, uint64_t* barrier, int x, int y) {
   asm volatile(
@@ -137,6 +142,8 @@ __device__ inline void wgmma_finish(float (&d)[kM][kN]) {
 }
 
 #define MINFER_10(I) "%" #I "0,%" #I "1,%" #I "2,%" #I "3,%" #I "4,%" #I "5,%" #I "6,%" #I "7,%" #I "8,%" #I "9,"
+#define MINFER_REGISTERS_4 "%0,%1,%2,%3"
+#define MINFER_REGISTERS_16 MINFER_REGISTERS_4 ",%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
 #define MINFER_REGISTERS_30 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9," MINFER_10(1) MINFER_10(2)
 #define MINFER_REGISTERS_32 MINFER_REGISTERS_30 "%30,%31"
 #define MINFER_REGISTERS_64 MINFER_REGISTERS_30 MINFER_10(3) MINFER_10(4) MINFER_10(5) "%60,%61,%62,%63"
@@ -147,28 +154,32 @@ __device__ inline void wgmma_finish(float (&d)[kM][kN]) {
 #define MINFER_D16(I) MINFER_D4(I), MINFER_D4(I + 4), MINFER_D4(I + 8), MINFER_D4(I + 12)
 #define MINFER_D32(I) MINFER_D16(I), MINFER_D16(I + 16)
 #define MINFER_D64(I) MINFER_D32(I), MINFER_D32(I + 32)
-// A, B, ADD and TRANSPOSED are placeholders: the operands that follow the registers of D.
-#define MINFER_WGMMA(SHAPE, TYPES, REGISTERS, A, B, ADD, TRANSPOSED, ...)                                        \
+// A, B, ADD, TA and TB are placeholders: the operands that follow the registers of D.
+#define MINFER_WGMMA(SHAPE, TYPES, REGISTERS, A, B, ADD, TA, TB, ...)                                            \
   asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, " ADD ", 0;\n"                                              \
                "wgmma.mma_async.sync.aligned." SHAPE "." TYPES " {" REGISTERS "}, " A ", " B                     \
-               ", add, 1, 1, 0, " TRANSPOSED ";\n}"                                                              \
+               ", add, 1, 1, " TA ", " TB ";\n}"                                                                 \
                : __VA_ARGS__                                                                                     \
-               : "l"(a), "l"(b), "r"(int(add)), "n"(int(kTransposed)))
+               : "l"(a), "l"(b), "r"(int(add)), "n"(int(kTransposedA)), "n"(int(kTransposedB)))
 #define MINFER_WGMMA_N(TYPES)                                                                                    \
   if constexpr (kRegisters == 128)                                                                               \
-    MINFER_WGMMA("m64n256k16", TYPES, MINFER_REGISTERS_128, "%128", "%129", "%130", "%131", MINFER_D64(0),       \
-                 MINFER_D64(64));                                                                                \
+    MINFER_WGMMA("m64n256k16", TYPES, MINFER_REGISTERS_128, "%128", "%129", "%130", "%131", "%132",              \
+                 MINFER_D64(0), MINFER_D64(64));                                                                 \
   else if constexpr (kRegisters == 64)                                                                           \
-    MINFER_WGMMA("m64n128k16", TYPES, MINFER_REGISTERS_64, "%64", "%65", "%66", "%67", MINFER_D64(0));           \
+    MINFER_WGMMA("m64n128k16", TYPES, MINFER_REGISTERS_64, "%64", "%65", "%66", "%67", "%68", MINFER_D64(0));    \
+  else if constexpr (kRegisters == 32)                                                                           \
+    MINFER_WGMMA("m64n64k16", TYPES, MINFER_REGISTERS_32, "%32", "%33", "%34", "%35", "%36", MINFER_D32(0));     \
+  else if constexpr (kRegisters == 16)                                                                           \
+    MINFER_WGMMA("m64n32k16", TYPES, MINFER_REGISTERS_16, "%16", "%17", "%18", "%19", "%20", MINFER_D16(0));     \
   else                                                                                                           \
-    MINFER_WGMMA("m64n64k16", TYPES, MINFER_REGISTERS_32, "%32", "%33", "%34", "%35", MINFER_D32(0))
+    MINFER_WGMMA("m64n8k16", TYPES, MINFER_REGISTERS_4, "%4", "%5", "%6", "%7", "%8", MINFER_D4(0))
 
-// d = a b, or d += a b: 64 x 2 kRegisters of the product, 16 steps in k. a and b are descriptors; kTransposed: b's rows
-// are its k. Element i of a thread's d is in row 16 warp + lane / 4, and 8 more for i % 4 >= 2, and column
-// 8 (i / 4) + 2 (lane % 4) + i % 2, with the warp's number in the warpgroup.
-template <typename T, bool kTransposed, int kRegisters>
+// d = a b, or d += a b: 64 x 2 kRegisters of the product, 16 steps in k. a and b are descriptors; transposed operands
+// have their k in rows: a is kept as its columns, b as its rows. Element i of a thread's d is in row 16 warp + lane / 4,
+// and 8 more for i % 4 >= 2, and column 8 (i / 4) + 2 (lane % 4) + i % 2, with the warp's number in the warpgroup.
+template <typename T, bool kTransposedA, bool kTransposedB, int kRegisters>
 __device__ inline void wgmma(float (&d)[kRegisters], uint64_t a, uint64_t b, bool add) {
-  static_assert(kRegisters == 128 || kRegisters == 64 || kRegisters == 32);
+  static_assert(kRegisters == 4 || kRegisters == 16 || kRegisters == 32 || kRegisters == 64 || kRegisters == 128);
   if constexpr (std::is_same_v<T, __half>) {
     MINFER_WGMMA_N("f32.f16.f16");
   } else {
@@ -237,17 +248,32 @@ bool make_tensor_map(TensorMap& map, const T* matrix, int rows, int cols, int64_
                           CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-// Launches `blocks` blocks, a multiple of `cluster`, in clusters of that many.
+// A launch of `blocks` blocks, a multiple of `cluster`, in clusters of that many.
+struct ClusterLaunch {
+  cudaLaunchAttribute attribute{};
+  cudaLaunchConfig_t config{};
+
+  ClusterLaunch(int cluster, int blocks, int threads, int shared, cudaStream_t stream) {
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = cluster, attribute.val.clusterDim.y = 1, attribute.val.clusterDim.z = 1;
+    config.gridDim = blocks, config.blockDim = threads, config.dynamicSmemBytes = shared, config.stream = stream;
+    config.attrs = &attribute, config.numAttrs = 1;
+  }
+  ClusterLaunch(const ClusterLaunch&) = delete;  // config points into it
+};
+
 template <typename... Parameters, typename... Arguments>
 cudaError_t launch_clusters(void (*kernel)(Parameters...), int cluster, int blocks, int threads, int shared,
                             cudaStream_t stream, const Arguments&... arguments) {
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim.x = cluster, attribute.val.clusterDim.y = 1, attribute.val.clusterDim.z = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = blocks, config.blockDim = threads, config.dynamicSmemBytes = shared, config.stream = stream;
-  config.attrs = &attribute, config.numAttrs = 1;
-  return cudaLaunchKernelEx(&config, kernel, arguments...);
+  const ClusterLaunch launch(cluster, blocks, threads, shared, stream);
+  return cudaLaunchKernelEx(&launch.config, kernel, arguments...);
+}
+
+// How many clusters run at once; fewer than multiprocessors / cluster where a part of the GPU has a few too many.
+template <typename Kernel>
+cudaError_t clusters_at_once(int* clusters, Kernel* kernel, int cluster, int threads, int shared) {
+  const ClusterLaunch launch(cluster, cluster, threads, shared, nullptr);
+  return cudaOccupancyMaxActiveClusters(clusters, kernel, &launch.config);
 }
 
 }  // namespace minfer

@@ -6,6 +6,12 @@
 
 namespace minfer {
 
+#if MINFER_SM >= 90 && MINFER_SM < 120
+constexpr int kMostShared = 227 << 10;  // bytes that a block may have
+#else
+constexpr int kMostShared = 99 << 10;  // of sm_86, sm_89 and sm_120
+#endif
+
 template <typename T_, typename Acc, Layout kLayout, int kBlockM_, int kBlockN_, int kBlockK_, int kStages_, int kWarpM,
           int kWarpN>
 struct BlockTile {
@@ -19,7 +25,7 @@ struct BlockTile {
   static constexpr int kBRows = kTN ? kBlockN : kBlockK, kBCols = kTN ? kBlockK : kBlockN;
   using PlaceA = Swizzled<kBlockK>;
   using PlaceB = Swizzled<kBCols>;
-  static_assert(kBytes <= 99 << 10, "more than a block has on sm_89");
+  static_assert(kBytes <= kMostShared, "more than a block has");
 
   // Where this warp's part begins in the block's tile.
   __device__ static int warp_row() { return threadIdx.x / 32 / (kBlockN / kWarpN) * kWarpM; }

@@ -11,12 +11,12 @@
 
 namespace minfer {
 
-constexpr int kMostStreams = 64, kMostShared = 4096;  // tiles that blocks share, of a launch
+constexpr int kMostStreams = 64, kMostTiles = 4096;  // tiles that blocks share, of a launch
 
 // How many blocks have come to each shared tile. Zero before and after each launch: atomicInc itself begins anew.
 // Launches that run at once must not share them, so that each stream has its own. Of two CUDA graphs that were captured
 // on one stream, only one may be replayed at a time.
-static __device__ unsigned arrivals[kMostStreams][kMostShared];
+static __device__ unsigned arrivals[kMostStreams][kMostTiles];
 
 // The number of a stream. Throws for more streams than there are counters for.
 inline int number_of(cudaStream_t stream) {
@@ -86,7 +86,7 @@ void launch_split_k(const Gemm<T>& g) {
   const int64_t tiles =
       int64_t((g.m + Block::kBlockM - 1) / Block::kBlockM) * ((g.n + Block::kBlockN - 1) / Block::kBlockN);
   const int k_tiles = (g.k + Block::kBlockK - 1) / Block::kBlockK;
-  const int64_t wanted = tiles > kMostShared ? 1 : Block::kBlocksPerSM * multiprocessors() / tiles;
+  const int64_t wanted = tiles > kMostTiles ? 1 : Block::kBlocksPerSM * multiprocessors() / tiles;
   const int most = static_cast<int>(std::max<int64_t>(1, std::min<int64_t>(wanted, k_tiles / 4)));
   const int k_each = std::max(1, (k_tiles + most - 1) / most) * Block::kBlockK;
   const int splits = std::max(1, (g.k + k_each - 1) / k_each);

@@ -1,4 +1,4 @@
-// v07_tuned: v06 with 128x256x32 block tiles, eight warps of 64x64, blocks in groups, and 16-byte stores.
+// v07_tuned: v06 with 128x256 block tiles, eight warps of 64x64, blocks in groups, and 16-byte stores.
 // Idea: a square warp tile reads the fewest shared-memory bytes a multiply-add (a third less than 64x32); blocks that
 // run together form a square of the product, whose rows of A and columns of B fit the L2.
 // Expected: 1.15x over v06. By shared-memory bandwidth 64x64 warps can reach what mma.sync does (the reads and writes
@@ -8,8 +8,11 @@
 
 namespace minfer {
 
+// Four stages of 32 in k, 96 KB, or where a block may have more, three of 64: half the barriers, and more under way.
+constexpr bool kLarge = kMostShared >= 144 << 10;
+
 template <typename T, typename Acc, Layout kLayout>
-using Tile = BlockTile<T, Acc, kLayout, 128, 256, 32, 4, 64, 64>;
+using Tile = BlockTile<T, Acc, kLayout, 128, 256, kLarge ? 64 : 32, kLarge ? 3 : 4, 64, 64>;
 
 template <typename T, typename Acc, Layout kLayout>
 __global__ void __launch_bounds__(Tile<T, Acc, kLayout>::kThreads, 1) multiply(Gemm<T> g) {

@@ -90,7 +90,7 @@ void launch_layout(const Gemm<T>& g) {
   const int grid = static_cast<int>(std::max<int64_t>(1, std::min<int64_t>(multiprocessors(), steps / 4)));
   const int64_t waves = tiles / grid;
   const int whole = static_cast<int>(tiles % grid == 0 ? tiles : std::max<int64_t>(0, waves - 1) * grid);
-  STD_TORCH_CHECK(2 * grid <= kMostShared, "hgemm: more SMs than there are counters for");
+  STD_TORCH_CHECK(2 * grid <= kMostTiles, "hgemm: more SMs than there are counters for");
   const int dealt = static_cast<int>((tiles - whole) * ((g.k + Block::kBlockK - 1) / Block::kBlockK));
   const auto parts = scratch(whole == tiles ? 0 : 2LL * grid * kTileSums<Block>);
   allow_shared(stream_k<T, kLayout>, Block::kBytes);

@@ -1,7 +1,7 @@
-// v12_pingpong: v11 with one block an SM that walks over tiles, of which the two consumers take turns.
+// v12_pingpong: v11 with one block an SM that walks over tiles, of which the two consumers take turns, in clusters of two.
 // Idea: each consumer multiplies a whole 128x128 tile; while it scales and stores, the other has the tensor cores. It
 // hands over when it has started its last products, so that the other's follow without a gap. Sums leave by way of shared
-// memory and the copy engine, and the warp goes on with its next tile.
+// memory and the copy engine, and the warp goes on with its next tile. Two blocks below each other copy B once for both.
 // Expected: 1.1x over v11 where k is small or the output fills few waves; less than v13 at large sizes, where 128x128
 // reads 20 % more shared-memory bytes a product, and half more of the L2's. Measured: see README.md.
 #include "warpgroup_tile.cuh"
@@ -9,8 +9,9 @@
 namespace minfer {
 
 constexpr int kBlockM = 128, kBlockN = 128, kStages = 6;
-constexpr int kBoxes = 2;  // that a warp stores from, so that one is filled while the other is read
-constexpr int kGroup = 16;
+constexpr int kCluster = 2;  // blocks, along M
+constexpr int kBoxes = 2;    // that a warp stores from, so that one is filled while the other is read
+constexpr int kGroup = 8;
 constexpr int kConsumers = 2, kThreads = (kConsumers + 1) * 128;  // the last warpgroup copies
 
 template <typename T, Layout kLayout>
@@ -25,24 +26,24 @@ __global__ void __launch_bounds__(kThreads, 1) multiply(const __grid_constant__ 
 
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < kStages; ++stage)
-      barrier_init(full + stage, 1), barrier_init(empty + stage, 4);  // the warps of the consumer whose turn it is
+      barrier_init(full + stage, 1), barrier_init(empty + stage, kCluster * 4);
     for (int consumer = 0; consumer < kConsumers; ++consumer) barrier_init(turn + consumer, 4);
   }
   barrier_init_fence();
-  __syncthreads();
+  cluster_sync_relaxed();
 
   const int steps = (g.k + kBlockK - 1) / kBlockK, warpgroup = warpgroup_index();
-  const int tiles_m = (g.m + kBlockM - 1) / kBlockM, tiles_n = (g.n + kBlockN - 1) / kBlockN, tiles = tiles_m * tiles_n;
+  Walk<kBlockM, kBlockN, kCluster, kGroup> walk(g);
   Ring<kStages> ring;
   if (warpgroup == kConsumers) {
     registers_down<40>();
     if (threadIdx.x == kConsumers * 128)
-      for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-        const int2 place = grouped<kGroup>(tile, tiles_m, tiles_n);
+      for (; walk.goes_on(); walk.advance(1)) {
+        const int2 origin = walk.origin();
         for (int step = 0; step < steps; ++step, ring.advance()) {
           barrier_wait(empty + ring.stage, ring.parity ^ 1);
-          Tiles::load(stages + ring.stage * Tiles::kElements, maps, full + ring.stage, place.x * kBlockM,
-                      place.y * kBlockN, step * kBlockK);
+          Tiles::template load_shared<kCluster>(stages + ring.stage * Tiles::kElements, maps, full + ring.stage, origin.x,
+                                                origin.y, step * kBlockK, walk.rank);
         }
       }
   } else {
@@ -51,9 +52,12 @@ __global__ void __launch_bounds__(kThreads, 1) multiply(const __grid_constant__ 
     const auto arrive = [](uint64_t* barrier) {
       if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
     };
+    const auto release = [&](int stage) {  // to the producers of all blocks
+      if (threadIdx.x % 32 < kCluster) barrier_arrive_at(empty + stage, threadIdx.x % 32);
+    };
     ring.skip(warpgroup * steps);
     uint32_t turn_parity = warpgroup ^ 1;  // the first turn of consumer 0 has come
-    for (int tile = blockIdx.x + warpgroup * gridDim.x; tile < tiles; tile += kConsumers * gridDim.x) {
+    for (walk.advance(warpgroup); walk.goes_on(); walk.advance(kConsumers)) {
       // A parity tells a phase from the next only: without turns, a consumer would take a stage that is several behind.
       barrier_wait(turn + warpgroup, turn_parity);
       turn_parity ^= 1;
@@ -64,19 +68,19 @@ __global__ void __launch_bounds__(kThreads, 1) multiply(const __grid_constant__ 
         sums.multiply(stage, stage + Tiles::kA, step == 0);
         if (step + 1 == steps) arrive(turn + (warpgroup ^ 1));  // its products follow these
         wgmma_wait<1>();
-        if (step > 0) arrive(empty + before);
+        if (step > 0) release(before);
         before = ring.stage;
       }
       wgmma_finish(sums.sums);
-      arrive(empty + before);
+      release(before);
       ring.skip(steps);  // the other consumer's tile
-      const int2 place = grouped<kGroup>(tile, tiles_m, tiles_n);
-      sums.scale(g, place.x * kBlockM, place.y * kBlockN);
-      sums.template store_boxes<kBoxes>(maps, boxes + warpgroup * 4 * kBoxes * Tile::kBox, place.x * kBlockM,
-                                        place.y * kBlockN);
+      const int2 origin = walk.origin();
+      sums.scale(g, origin.x, origin.y);
+      sums.template store_boxes<kBoxes>(maps, boxes + warpgroup * 4 * kBoxes * Tile::kBox, origin.x, origin.y);
     }
     if (threadIdx.x % 32 == 0) tma_store_wait<0>();
   }
+  cluster_sync_relaxed();  // no block ends while another arrives at its barriers
 }
 
 template <Layout kLayout, typename T>
@@ -84,12 +88,15 @@ void launch_layout(const Gemm<T>& g) {
   constexpr int kBytes = kStages * (Stage<T, kLayout, kBlockM, kBlockN>::kBytes + 2 * sizeof(uint64_t)) + kConsumers * sizeof(uint64_t) +
                          kConsumers * 4 * kBoxes * WarpgroupTile<T, kLayout, kBlockM, kBlockN>::kBox * sizeof(T);
   static_assert(kBytes <= 227 << 10, "more than a block has");
-  const Maps maps = make_maps(g, kBlockM, kBlockN);
-  const int64_t tiles = int64_t(ceil_div(g.m, kBlockM)) * ceil_div(g.n, kBlockN);
+  const Maps maps = make_maps(g, kBlockM, kBlockN / kCluster);
+  const int64_t tiles = int64_t(ceil_div(g.m, kBlockM * kCluster)) * ceil_div(g.n, kBlockN);
   STD_TORCH_CHECK(tiles <= INT_MAX / 2, "hgemm: more output tiles than fit 32 bits");
   allow_shared(multiply<T, kLayout>, kBytes);
-  const int blocks = std::min<int64_t>(tiles, multiprocessors());
-  multiply<T, kLayout><<<blocks, kThreads, kBytes, g.stream>>>(maps, g);
+  int clusters = 0;
+  STD_CUDA_CHECK(clusters_at_once(&clusters, multiply<T, kLayout>, kCluster, kThreads, kBytes));
+  clusters = std::min<int64_t>(tiles, std::max(1, clusters));
+  STD_CUDA_CHECK(
+      launch_clusters(multiply<T, kLayout>, kCluster, clusters * kCluster, kThreads, kBytes, g.stream, maps, g));
 }
 
 template <typename T>

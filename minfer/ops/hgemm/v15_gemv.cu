@@ -7,8 +7,8 @@
 
 namespace minfer {
 
-constexpr int kMostM = 8, kMostWarps = 16;
-constexpr int kWarpsPerSM = 24;  // at most, while a block's warps, a power of two that split k, are made more
+constexpr int kMostM = 8, kLeastWarps = 4, kMostWarps = 16;
+constexpr int kWarpsPerSM = 24;  // at most, while a block's warps, a power of two that split k, are more than the least
 
 // What a lane, g = lane / 4 and t = lane % 4, reads of B for kK steps in k of kCols columns, and of A beside it.
 template <typename T, Layout kLayout>
@@ -108,7 +108,8 @@ void launch_layout(const Gemm<T>& g) {
   const int blocks = (g.n + Stream::kCols - 1) / Stream::kCols;
   const int batches = (g.k + Stream::kUnrolled * Stream::kK - 1) / (Stream::kUnrolled * Stream::kK);
   int warps = 1;
-  while (2 * warps <= min(kMostWarps, batches) && int64_t(2) * warps * blocks <= kWarpsPerSM * multiprocessors())
+  while (2 * warps <= min(kMostWarps, batches) &&
+         (warps < kLeastWarps || int64_t(2) * warps * blocks <= kWarpsPerSM * multiprocessors()))
     warps *= 2;
   gemv<T, kLayout><<<blocks, 32 * warps, 0, g.stream>>>(g);
 }

@@ -148,30 +148,32 @@ struct WarpTile {
       }
   }
 
-  static constexpr int kStaged = kWarpM * Padded<kWarpN>::kStride;  // elements that `store_rows` needs
+  static constexpr int kStaged = 16 * Padded<kWarpN>::kStride;  // elements that `store_rows` needs
 
   // The same without beta and by way of shared memory of the warp's own, so that eight lanes write a row of 128 bytes.
   __device__ void store_rows(const Gemm<T>& g, int row0, int col0, T* staged) const {
     using Place = Padded<kWarpN>;
     const int lane = threadIdx.x % 32;
+    constexpr int kPieces = kWarpN / 8;
 #pragma unroll
-    for (int i = 0; i < kWarpM / 16; ++i)
+    for (int i = 0; i < kWarpM / 16; ++i) {
 #pragma unroll
       for (int j = 0; j < kWarpN / 8; ++j)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const float x = g.alpha * value(sums[i][j], 2 * half), y = g.alpha * value(sums[i][j], 2 * half + 1);
-          const int at = Place::at(i * 16 + half * 8 + lane / 4, j * 8 + lane % 4 * 2);
+          const int at = Place::at(half * 8 + lane / 4, j * 8 + lane % 4 * 2);
           *reinterpret_cast<Pair*>(staged + at) = Pair{T(x), T(y)};
         }
-    __syncwarp();
-    constexpr int kPieces = kWarpN / 8;
+      __syncwarp();
 #pragma unroll
-    for (int i = 0; i < kWarpM * kPieces / 32; ++i) {
-      const int row = (i * 32 + lane) / kPieces, col = lane % kPieces * 8;
-      if (row0 + row < g.m && col0 + col < g.n)
-        *reinterpret_cast<uint4*>(g.c + (row0 + row) * g.ldc + col0 + col) =
-            *reinterpret_cast<const uint4*>(staged + Place::at(row, col));
+      for (int p = 0; p < 16 * kPieces / 32; ++p) {
+        const int row = (p * 32 + lane) / kPieces, col = (p * 32 + lane) % kPieces * 8;
+        if (row0 + i * 16 + row < g.m && col0 + col < g.n)
+          *reinterpret_cast<uint4*>(g.c + (row0 + i * 16 + row) * g.ldc + col0 + col) =
+              *reinterpret_cast<const uint4*>(staged + Place::at(row, col));
+      }
+      __syncwarp();
     }
   }
 };

@@ -16,7 +16,8 @@ struct Maps {
   TensorMap a, b, c;
 };
 
-// Boxes of a have box_m rows; of b box_n columns, and in NN 64 of them; those of c are what a warp stores at once.
+// Boxes of a have box_m rows, of b box_n columns; in NN these are 64 wide, and have fewer rows instead if box_n is less.
+// Those of c are what a warp stores at once.
 // Throws a sentence if rows are no multiples of 16 bytes, or the driver refuses.
 template <typename T>
 Maps make_maps(const Gemm<T>& g, int box_m, int box_n) {
@@ -25,7 +26,7 @@ Maps make_maps(const Gemm<T>& g, int box_m, int box_n) {
   const bool tn = g.layout == Layout::TN;
   Maps maps;
   STD_TORCH_CHECK(make_tensor_map(maps.a, g.a, g.m, g.k, g.lda, box_m, kBlockK) &&
-                      make_tensor_map(maps.b, g.b, tn ? g.n : g.k, tn ? g.k : g.n, g.ldb, tn ? box_n : kBlockK, 64) &&
+                      make_tensor_map(maps.b, g.b, tn ? g.n : g.k, tn ? g.k : g.n, g.ldb, tn ? box_n : std::min(box_n, kBlockK), 64) &&
                       make_tensor_map(maps.c, g.c, g.m, g.n, g.ldc, 16, 64),
                   "hgemm: the driver knows no tensor map for these operands; it must be one of CUDA 12 or newer, and "
                   "leading dimensions under 2^39");
@@ -60,15 +61,27 @@ struct Stage {
     for_boxes_of_b<kN>(stage + kA, col, k, [&](T* box, int x, int y) { tma_load(box, maps.b, full, x, y); });
   }
 
-  // The same in a cluster whose blocks multiply one B: each copies its part of the columns to all.
+  // The same in a cluster whose blocks multiply one B: each copies its part to all, of the columns, or of the steps in k
+  // where B is one slab.
   template <int kCluster>
   __device__ static void load_shared(T* stage, const Maps& maps, uint64_t* full, int row, int col, int k, int rank) {
-    constexpr int kPart = kN / kCluster;
-    static_assert(kPart % 64 == 0);
+    load_a(stage, maps, full, row, k);
+    load_b<kCluster>(stage, maps, full, col, k, rank);
+  }
+
+  // The copy of A, which expects the bytes of B, too, and of B.
+  __device__ static void load_a(T* stage, const Maps& maps, uint64_t* full, int row, int k) {
     barrier_expect(full, kBytes);
     tma_load(stage, maps.a, full, k, row);
-    for_boxes_of_b<kPart>(
-        stage + kA + rank * kPart * kBlockK, col + rank * kPart, k,
+  }
+
+  template <int kCluster>
+  __device__ static void load_b(T* stage, const Maps& maps, uint64_t* full, int col, int k, int rank) {
+    constexpr int kPart = kN / kCluster;
+    constexpr bool kSteps = !kTN && kPart < 64;
+    static_assert(kTN || kPart % 64 == 0 || kN == 64);
+    for_boxes_of_b<kSteps ? kN : kPart>(
+        stage + kA + rank * kPart * kBlockK, kSteps ? col : col + rank * kPart, kSteps ? k + rank * kPart : k,
         [&](T* box, int x, int y) { tma_load_multicast(box, maps.b, full, x, y, (1 << kCluster) - 1); });
   }
 
@@ -104,16 +117,18 @@ struct WarpgroupTile {
     for (int step = 0; step < kBlockK / 16; ++step)
 #pragma unroll
       for (int i = 0; i < kM / 64; ++i)  // a step is 32 bytes of a row, or 16 rows; in units of 16 bytes
-        wgmma<T, !kTN>(sums[i], rows + i * (kSlab * sizeof(T) / 16) + step * 2, cols + step * (kTN ? 2 : 128),
+        wgmma<T, false, !kTN>(sums[i], rows + i * (kSlab * sizeof(T) / 16) + step * 2, cols + step * (kTN ? 2 : 128),
                        !first || step > 0);
     wgmma_commit();
   }
 
-  // sums = alpha sums + beta c, for the rows from row0 and the columns from col0 on.
+  // sums = alpha sums + beta c, for the rows from row0 and the columns from col0 on. In the usual case, alpha 1 and beta 0,
+  // it is two jumps: a cold kernel waits for each of its instructions to come from memory.
   __device__ void scale(const Gemm<T>& g, int row0, int col0) {
+    if (g.alpha != 1.0f) for_pairs(0, 0, [&](int, int, float& x, float& y) { x *= g.alpha, y *= g.alpha; });
+    if (g.beta == 0.0f) return;
     for_pairs(row0, col0, [&](int row, int col, float& x, float& y) {
-      x *= g.alpha, y *= g.alpha;
-      if (g.beta == 0.0f || row >= g.m || col >= g.n) return;
+      if (row >= g.m || col >= g.n) return;
       const Pair before = *reinterpret_cast<const Pair*>(g.c + row * g.ldc + col);
       x += g.beta * float(before.x), y += g.beta * float(before.y);
     });
@@ -128,37 +143,48 @@ struct WarpgroupTile {
 
   static constexpr int kBox = 16 * 64;  // elements that a warp stores at once
 
-  // The same by way of shared memory and the copy engine: each warp has kBoxes boxes there and waits for no other warp.
-  // The thread goes on while the last of them are read, until the next call or `tma_store_wait<0>()`.
-  template <int kBoxes>
-  __device__ void store_boxes(const Maps& maps, T* boxes, int row0, int col0) {
+  // Box number j of the sums, in the form that they are stored in: 16 rows of the warp's and 64 columns.
+  __device__ void pack(uint32_t (&bits)[16], int j) const {
+#pragma unroll
+    for (int r = 0; r < 16; ++r) {
+      const float* d = sums[j / (kN / 64)] + j % (kN / 64) * 32 + r * 2;
+      const Pair pair{T(d[0]), T(d[1])};
+      memcpy(&bits[r], &pair, 4);
+    }
+  }
+
+  // Writes such a box by way of shared memory and the copy engine, at once with other warps. The thread goes on while the
+  // engine reads; when this warp's next box would go to the same place, it waits until it has.
+  template <int kPending>
+  __device__ static void store_box(const Maps& maps, T* box, const uint32_t (&bits)[16], int j, int row0, int col0) {
     const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-    T* mine = boxes + warp * kBoxes * kBox;
-    const int place = lane % 16 * 64, piece = lane / 16;
+    if (lane == 0) tma_store_wait<kPending>();
+    __syncwarp();
 #pragma unroll
-    for (int i = 0; i < kM / 64; ++i)
+    for (int n = 0; n < 4; ++n)  // 16 columns
+      stmatrix_x4(box + lane % 16 * 64 + ((n * 2 + lane / 16) ^ lane % 8) * 8,
+                  {bits[n * 4], bits[n * 4 + 1], bits[n * 4 + 2], bits[n * 4 + 3]});
+    fence_async();
+    __syncwarp();
+    if (lane == 0) {
+      tma_store(maps.c, box, col0 + j % (kN / 64) * 64, row0 + j / (kN / 64) * 64 + warp * 16);
+      tma_store_commit();
+    }
+  }
+
+  static constexpr int kAllBoxes = kM / 64 * (kN / 64);
+
+  // Writes all of them; each warp has kBoxes places for boxes and waits for no other warp. The last are read by the
+  // engine until the next call, or `tma_store_wait<0>()`.
+  template <int kBoxes>
+  __device__ void store_boxes(const Maps& maps, T* boxes, int row0, int col0) const {
+    T* mine = boxes + threadIdx.x / 32 % 4 * kBoxes * kBox;
 #pragma unroll
-      for (int j = 0; j < kN / 64; ++j) {
-        T* box = mine + (i * (kN / 64) + j) % kBoxes * kBox;
-        if (lane == 0) tma_store_wait<kBoxes - 1>();  // the engine has read what was in the box
-        __syncwarp();
-#pragma unroll
-        for (int n = 0; n < 4; ++n) {  // 16 columns
-          uint32_t fragment[4];
-#pragma unroll
-          for (int r = 0; r < 4; ++r) {
-            const float* d = sums[i] + j * 32 + n * 8 + r * 2;
-            fragment[r] = pack(d[0], d[1]);
-          }
-          stmatrix_x4(box + place + ((n * 2 + piece) ^ lane % 8) * 8, fragment);
-        }
-        fence_async();
-        __syncwarp();
-        if (lane == 0) {
-          tma_store(maps.c, box, col0 + j * 64, row0 + i * 64 + warp * 16);
-          tma_store_commit();
-        }
-      }
+    for (int j = 0; j < kAllBoxes; ++j) {
+      uint32_t bits[16];
+      pack(bits, j);
+      store_box<kBoxes - 1>(maps, mine + j % kBoxes * kBox, bits, j, row0, col0);
+    }
   }
 
   // Calls f(row, col, x, y) for every two neighbours of this thread's sums.
@@ -170,13 +196,28 @@ struct WarpgroupTile {
 #pragma unroll
       for (int r = 0; r < kRegisters; r += 2) f(row + i * 64 + r % 4 * 4, col + r / 4 * 8, sums[i][r], sums[i][r + 1]);
   }
+};
 
- private:
-  __device__ static uint32_t pack(float x, float y) {
-    const Pair pair{T(x), T(y)};
-    uint32_t bits;
-    memcpy(&bits, &pair, 4);
-    return bits;
+// A finished tile on its way out, a box at a time, while the sums of the next one are added up.
+template <typename Tile, typename T>
+struct Outgoing {
+  uint32_t bits[Tile::kAllBoxes][16];
+  int row0, col0, next = Tile::kAllBoxes;  // the box to store next
+
+  __device__ void take(const Tile& tile, int row, int col) {
+    row0 = row, col0 = col, next = 0;
+#pragma unroll
+    for (int j = 0; j < Tile::kAllBoxes; ++j) tile.pack(bits[j], j);
+  }
+
+  __device__ bool rests() const { return next == Tile::kAllBoxes; }
+
+  // Stores one box, by this warp's place in shared memory for one.
+  __device__ void store_next(const Maps& maps, T* box) {
+#pragma unroll
+    for (int j = 0; j < Tile::kAllBoxes; ++j)  // registers have no index at run time
+      if (j == next) Tile::template store_box<0>(maps, box, bits[j], j, row0, col0);
+    ++next;
   }
 };
 
@@ -204,6 +245,23 @@ __device__ inline int2 grouped(int tile, int tiles_m, int tiles_n) {
   const int rows = min(kGroup, tiles_m - group * kGroup);
   return {group * kGroup + within % rows, within / rows};
 }
+
+// The tiles of a block whose grid stays: those of its cluster from the first on, and `rank` says which rows of each.
+template <int kBlockM, int kBlockN, int kCluster, int kGroup>
+struct Walk {
+  int tiles_m, tiles_n, rank, tile, stride;
+
+  template <typename T>
+  __device__ Walk(const Gemm<T>& g)
+      : tiles_m((g.m + kBlockM * kCluster - 1) / (kBlockM * kCluster)), tiles_n((g.n + kBlockN - 1) / kBlockN),
+        rank(cluster_rank()), tile(blockIdx.x / kCluster), stride(gridDim.x / kCluster) {}
+  __device__ bool goes_on() const { return tile < tiles_m * tiles_n; }
+  __device__ void advance(int tiles) { tile += tiles * stride; }
+  __device__ int2 origin() const {
+    const int2 place = grouped<kGroup>(tile, tiles_m, tiles_n);
+    return {(place.x * kCluster + rank) * kBlockM, place.y * kBlockN};
+  }
+};
 
 inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
