@@ -33,6 +33,16 @@ LONG = {
     "v08_stream_k": [(16, 1800, 40)],  # of 8 tiles, 3 blocks take one each, and 5 are dealt out
     **{file: [(257, 136, 456)] for file in HOPPER},  # several tiles for each of the emulator's two blocks
     "v16_skinny": [(8, 88, 1416), (20, 72, 712), (60, 136, 520), (100, 136, 584)],
+    # Slices of unequal steps, up to 8 of them; longer than a ring is deep; narrow tiles and wide ones.
+    "v17_swapped": [
+        (8, 88, 1416),
+        (5, 64, 2120),
+        (20, 72, 712),
+        (60, 136, 968),
+        (60, 392, 584),
+        (100, 72, 520),
+        (100, 392, 584),
+    ],
 }
 
 
@@ -140,10 +150,15 @@ BROKEN = {
         "changed while|more often",
     ),
     "the phases of the other's tile not skipped": ("v12_pingpong", {"ring.skip(steps);  //": "//"}, "wait for ever"),
-    "no fence before a TMA store": ("v13_cooperative", {"        fence_async();\n": ""}, "without a fence since"),
+    "no fence before a TMA store": ("v13_cooperative", {"    fence_async();\n": ""}, "without a fence since"),
     "a box filled while TMA reads it": (
         "v13_cooperative",
-        {"tma_store_wait<kBoxes - 1>": "tma_store_wait<kBoxes>"},
+        {"tma_store_wait<kPending>": "tma_store_wait<kPending + 1>"},
+        "changes while TMA stores it",
+    ),
+    "a box of two filled while TMA reads it": (
+        "v12_pingpong",
+        {"tma_store_wait<kPending>": "tma_store_wait<kPending + 1>"},
         "changes while TMA stores it",
     ),
     "a stage released in one block of the cluster": (
@@ -154,6 +169,44 @@ BROKEN = {
     "a block that does not wait for its cluster": (
         "v13_cooperative",
         {"  cluster_sync_relaxed();  // no block": "  // no block"},
+        "a block that has ended",
+    ),
+    "a stage shared by a cluster, released while products read it": (
+        "v12_pingpong",
+        {"        if (step > 0) release(before);\n": "        release(ring.stage);\n", "      release(before);\n": ""},
+        "changed while wgmma read it",
+    ),
+    "half of B not copied to the other block": (
+        "v14_small",
+        {"(1 << kCluster) - 1": "1 << rank"},
+        "wait for ever at an mbarrier",
+    ),
+    "copies to a block whose barriers are not there": (
+        "v14_small",
+        {"  cluster_sync_relaxed();\n\n": "  __syncthreads();\n\n"},
+        "not initialised|has ended",
+    ),
+    "first operand not transposed": (
+        "v17_swapped",
+        {"wgmma<T, !kTN, false>": "wgmma<T, false, false>", "(kTN ? 2 : 128)": "2"},
+        WRONG,
+    ),
+    "steps of a transposed operand as of the other": ("v17_swapped", {"(kTN ? 2 : 128)": "2"}, WRONG),
+    "an operand beyond shared memory": ("v17_swapped", {"(kTN ? 2 : 128)": "4096"}, "operand is outside shared memory"),
+    "a stage that swapped products read released": (
+        "v17_swapped",
+        {"if (step > first) release(before);": "release(ring.stage);"},
+        "changed while wgmma read it",
+    ),
+    "sums laid out as of a product that is not swapped": ("v17_swapped", {"(r / 4 * 8 + r % 2)": "(r / 4 * 8)"}, WRONG),
+    "another block's sums read before they are there": (
+        "v17_swapped",
+        {"cluster_sync() : __syncthreads();": "__syncthreads() : __syncthreads();"},
+        WRONG,
+    ),
+    "a block that ends while its sums are read": (
+        "v17_swapped",
+        {"cluster_sync();  // no block": "(void)0;  // no block"},
         "a block that has ended",
     ),
 }

@@ -196,7 +196,8 @@ void collective(const char* what, Operands& mine, Work work) {
   Thread* self = state.current;
   Warp& warp = group_of(*self, kLanes);
   const unsigned first = self->number - self->rank % kLanes;
-  const unsigned lanes = std::min<unsigned>(kLanes, state.threads.size() - first);
+  const unsigned of_block = state.threads.size() / state.blocks.size();
+  const unsigned lanes = std::min(kLanes, of_block - self->rank / kLanes * kLanes);
   if (lanes < kLanes) fail(std::string("calls ") + what + " in a warp of " + std::to_string(lanes) + " threads");
   if (warp.arrived && strcmp(warp.what, what))
     fail(std::string("comes to ") + what + " while lanes of its warp wait at " + warp.what);

@@ -9,13 +9,15 @@ namespace emulator {
 
 [[maybe_unused]] inline const size_t kHopperShared = most_shared() = 227 << 10;
 
+inline bool has_ended(const Block& block) { return block.ended == state.threads.size() / state.blocks.size(); }
+
 // Where a place in shared memory of the running block lies in that of another of its cluster.
 inline char* at_block(const void* p, int rank) {
   if (rank < 0 || size_t(rank) >= state.blocks.size()) fail("names a block that its cluster does not have");
   Block& other = state.blocks[rank];
   for (const auto& [id, region] : state.current->block->shared)
     if (region->contains(p, 1)) {
-      if (other.ended == state.threads.size() / state.blocks.size()) fail("reaches into a block that has ended");
+      if (has_ended(other)) fail("reaches into a block that has ended");
       return other.shared.at(id)->begin + (static_cast<const char*>(p) - region->begin);
     }
   fail("names shared memory of another block by an address that is none of its own");
@@ -94,6 +96,8 @@ struct TensorMap {
   int bytes() const { return box_rows * box_cols * 2; }
 };
 
+inline void tma_prefetch(const TensorMap&) {}
+
 inline void check_box(const TensorMap& map, const void* box) {
   if (reinterpret_cast<uintptr_t>(box) % 1024) emulator::fail("TMA: a box is at no multiple of 1024 bytes");
   if (!emulator::state.current->block->find(box, map.bytes())) emulator::fail("TMA: a box is outside shared memory");
@@ -106,7 +110,8 @@ inline void tma_load_multicast(void* box, const TensorMap& map, uint64_t* barrie
     char* to = emulator::at_block(box, block);
     emulator::Barrier* full = &emulator::barrier_at(emulator::at_block(barrier, block));
     memset(to, 0xff, map.bytes());
-    emulator::start([=] {
+    emulator::start([=, other = &emulator::state.blocks[block]] {
+      if (emulator::has_ended(*other)) emulator::fail("TMA copies to a block that has ended");
       map.for_pieces(to, x, y, [](char* to, const char* from) { from ? memcpy(to, from, 16) : memset(to, 0, 16); });
       full->bytes -= map.bytes();
       emulator::end_phase_if_complete(*full);
@@ -165,9 +170,9 @@ inline uint64_t tile_descriptor(const void* tile, int leading, int stride) {
   return (address & 0x3ffff) >> 4 | uint64_t(leading >> 4) << 16 | uint64_t(stride >> 4) << 32 | uint64_t{1} << 62;
 }
 
-// The elements of `rows` x 16 of a tile by its descriptor, k fastest. K-major: rows of 128 bytes, 8 of them a group, the
-// groups `stride` apart. Otherwise 64 rows are 128 bytes of one k, 8 k a group, the groups `stride` apart, and 64 rows
-// more `leading`.
+// The elements of `rows` x 16 of a tile by its descriptor, k fastest; a row is one of A, or a column of B. K-major: rows
+// of 128 bytes, 8 of them a group, the groups `stride` apart. Otherwise 64 rows are 128 bytes of one k, 8 k a group, the
+// groups `stride` apart, and 64 rows more `leading`.
 inline void read_tile(std::vector<uint16_t>& values, uint64_t descriptor, int rows, bool k_major) {
   const int64_t leading = (descriptor >> 16 & 0x3fff) << 4, stride = (descriptor >> 32 & 0x3fff) << 4;
   const emulator::Region& shared = *emulator::state.current->block->shared[-1];
@@ -232,9 +237,10 @@ void wgmma_finish(float (&)[kM][kN]) {
   wgmma_wait<0>();
 }
 
-template <typename T, bool kTransposed, int kRegisters>
+template <typename T, bool kTransposedA, bool kTransposedB, int kRegisters>
 void wgmma(float (&d)[kRegisters], uint64_t a, uint64_t b, bool add) {
   constexpr int kN = kRegisters * 2;
+  static_assert(kN % 8 == 0 && kN >= 8 && kN <= 256);
   emulator::Thread* self = emulator::state.current;
   if (!self->fenced) emulator::fail("starts wgmma with no wgmma.fence since it had its sums");
   const auto place = self->sums.try_emplace(d, emulator::Sums{{d, d + kRegisters}, 0}).first;
@@ -251,7 +257,7 @@ void wgmma(float (&d)[kRegisters], uint64_t a, uint64_t b, bool add) {
     const auto read = [=] {
       std::vector<uint16_t> values;
       values.reserve((64 + kN) * 16);
-      read_tile(values, a, 64, true), read_tile(values, b, kN, !kTransposed);
+      read_tile(values, a, 64, !kTransposedA), read_tile(values, b, kN, !kTransposedB);
       return values;
     };
     const std::vector<uint16_t> values = read();
@@ -307,6 +313,16 @@ template <typename... Parameters, typename... Arguments>
 cudaError_t launch_clusters(void (*kernel)(Parameters...), int cluster, int blocks, int threads, int shared,
                             cudaStream_t stream, const Arguments&... arguments) {
   emulator::launch(emulator::Launch(blocks, threads, shared, stream, cluster), [&] { kernel(arguments...); });
+  return cudaSuccess;
+}
+
+// How many run at once is the GPU's affair: drawn anew each time, so that kernels that ask have few tiles and many.
+template <typename Kernel>
+cudaError_t clusters_at_once(int* clusters, Kernel*, int cluster, int threads, int shared) {
+  if (cluster < 1 || cluster > emulator::kMostCluster || threads < 1 || threads > emulator::kMostThreads || shared < 0 ||
+      size_t(shared) > emulator::state.shared_allowed)
+    return cudaErrorInvalidValue;
+  *clusters = 1 + emulator::state.random() % 4;
   return cudaSuccess;
 }
 
