@@ -1,8 +1,8 @@
 """Which kernel `minfer.ops.hgemm.matmul` calls, from parquet: `python analysis/make_best.py`.
 
 Reads results/**/*.parquet and writes minfer/ops/hgemm/best.json: for each architecture, dtype, layout and shape our own
-kernels that are right there with fp32 accumulation, fastest first, by their cold times. PyTorch's are not among them:
-what `matmul` reaches is what these kernels reach.
+kernels that are right there with fp32 accumulation, fastest first, by their cold times on one clock. PyTorch's are not
+among them: what `matmul` reaches is what these kernels reach.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ import pyarrow as pa
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the project is run from its folder, not installed
 
 from analysis.command import Options, parser, run
-from analysis.rows import newest, number
+from analysis.rows import number, with_problem
 from minfer import store
 
 COMMAND = "python analysis/make_best.py"
 TABLE = Path("minfer/ops/hgemm/best.json")
 COLUMNS = ["run", "finished", "case", "op", "kernel", "backend", "dtype", "params", "shape", "status", "cold_us"]
-COLUMNS += ["device", "device_kind", "arch"]
+COLUMNS += ["device", "device_kind", "arch", "baseline", "cold_baseline_us", "cold_speedup"]
 
 
 def entries(table: pa.Table) -> list[dict[str, Any]]:
     """What the rows say, in order: by architecture, device, dtype, layout and shape."""
     found: dict[tuple[Any, ...], dict[str, float]] = {}
-    for row in newest(table).to_pylist(maps_as_pydicts="lossy"):
+    for row in with_problem(table).to_pylist(maps_as_pydicts="lossy"):
         params, us = row["params"] or {}, number(row, "cold_us")
         counts = row["op"] == "hgemm" and row["status"] in store.MEASURED and params.get("accumulate") == "float32"
         if counts and us and row["backend"] not in (None, "torch"):

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the project is r
 
 from analysis.command import Options, parser, run
 from analysis.readme import plain, significant, table_lines, update
-from analysis.rows import natural, newest, number
+from analysis.rows import natural, number, with_problem
 from minfer import store
 from minfer.store import Row
 
@@ -28,7 +28,13 @@ COMMAND = "python analysis/make_hgemm.py"
 SOURCES = Path("minfer/ops/hgemm")
 PAGE = Path("docs/hgemm.md")
 COLUMNS = ["run", "finished", "case", "op", "kernel", "backend", "status", "dtype", "params", "shape", "device"]
-COLUMNS += ["baseline", "cold_us", "cold_baseline_us", "cold_tflops", "cold_speedup", "metrics"]
+COLUMNS += ["baseline", "bytes", "cold_us", "cold_baseline_us", "cold_tflops", "cold_speedup", "metrics"]
+OVER = {  # what a rung's gain is over, where that is not the rung before
+    "v02b_padded": "v02a_column", "v02c_swizzled": "v02a_column", "v03_wmma": "v02_tiled",
+    "v08_split_k": "v07_tuned", "v08_stream_k": "v07_tuned", "v09_a_stationary": "v07_tuned", "v10_wgmma": "v07_tuned",
+    "v13_cooperative": "v11_specialised", "v14_small": "v12_pingpong",
+}  # fmt: skip
+SKINNY = re.compile("v1[567]")
 SKINNY_M = 128  # the most rows of A that count as skinny
 NONE = "not measured yet"
 
@@ -67,16 +73,25 @@ def square(row: Row) -> int | None:
     return sizes.pop() if len(sizes) == 1 else None
 
 
-def conflicts(row: Row | None) -> str:
-    """Bank conflicts a load from shared memory, where ncu counted them."""
-    metrics = (row or {}).get("metrics") or {}
+COUNTERS = ("Tensor pipe busy", "SM clock", "DRAM bytes over the least", "Bank conflicts a load")
+
+
+def counters(row: Row) -> list[str]:
+    """What ncu counted of a row, where it did."""
+    metrics = row["metrics"] or {}
+    tensor, clock, moved = (metrics.get(f"ncu.{name}") for name in ("tensor_percent", "sm_mhz", "dram_bytes"))
     loads, found = metrics.get("ncu.shared_load_instructions"), metrics.get("ncu.shared_load_conflicts")
-    return f"{found / loads:.2f}" if loads and found is not None else "—"
+    return [
+        f"{tensor:.1f} %" if tensor is not None else "—",
+        f"{clock:.0f} MHz" if clock else "—",
+        f"{moved / row['bytes']:.2f}×" if moved and number(row, "bytes") else "—",
+        f"{found / loads:.2f}" if loads and found is not None else "—",
+    ]
 
 
 def ladder_lines(rows: list[Row], names: list[str]) -> list[str]:
-    """A line a rung: its throughput at each side, and its time's gain over the rung before, at the largest that both
-    have."""
+    """A line a rung: its throughput at each side, its gain over the rung that it grew from at the smallest and the largest
+    side that both have, and what was counted at its largest."""
     cells: dict[str, dict[int, Row]] = {}
     for row in rows:
         if side := square(row):
@@ -86,25 +101,27 @@ def ladder_lines(rows: list[Row], names: list[str]) -> list[str]:
     for name in names:
         mine = cells.get(name, {})
         if not mine:
-            body.append([plain(name), NONE, *[""] * (len(sides) + 1)])
+            body.append([plain(name), NONE, *[""] * (len(sides) + len(COUNTERS))])
             continue
         rates = [significant(mine[side]["cold_tflops"]) if side in mine else "—" for side in sides]
-        shared: list[int] = sorted(mine.keys() & cells[before].keys()) if before else []
-        gain = "—"
-        if shared:
-            theirs, ours = cells[before or ""][shared[-1]], mine[shared[-1]]
-            gain = f"{significant(theirs['cold_us'] / ours['cold_us'], 3)}× {plain(before)}, at {shared[-1]}"
-        body.append([plain(name), *rates, gain, conflicts(mine[max(mine)])])
+        base = OVER.get(name, before)
+        theirs = cells.get(base or "", {})
+        gains = {}
+        for side in sorted(mine.keys() & theirs.keys()):
+            gains[side] = f"{significant(theirs[side]['cold_us'] / mine[side]['cold_us'], 3)}× at {side}"
+        ends = [gains[side] for side in dict.fromkeys((min(gains), max(gains)))] if gains else []
+        gain = f"{plain(base)}: {', '.join(ends)}" if ends else "—"
+        body.append([plain(name), *rates, gain, *counters(mine[max(mine)])])
         before = name
-    header = ["Rung", *(f"{side} (TFLOP/s)" for side in sides), "Gain over", "Bank conflicts a load"]
-    return table_lines(header, [":--", *["--:"] * len(sides), ":--", "--:"], body)
+    header = ["Rung", *(f"{side} (TFLOP/s)" for side in sides), "Gain over", *COUNTERS]
+    return table_lines(header, [":--", *["--:"] * len(sides), ":--", *["--:"] * len(COUNTERS)], body)
 
 
 def ladder(rows: list[Row], names: list[str]) -> str:
     """The tables of the square ladder: of each device, fp32 sums and fp16 sums."""
     lines: list[str] = []
     for accumulate, chosen in (
-        ("float32", [name for name in names if not name.endswith("_acc16") and not re.match("v1[56]", name)]),
+        ("float32", [name for name in names if not name.endswith("_acc16") and not SKINNY.match(name)]),
         ("float16", [name for name in names if name.endswith("_acc16")]),
     ):
         squares = [row for row in rows if square(row)]
@@ -142,7 +159,7 @@ def skinny_lines(rows: list[Row], names: list[str]) -> list[str]:
 def skinny(rows: list[Row], names: list[str]) -> str:
     """The tables of up to 128 rows of A, of each device."""
     narrow = [row for row in rows if row["shape"]["m"] <= SKINNY_M < min(row["shape"]["n"], row["shape"]["k"])]
-    chosen = [name for name in names if re.match("v1[56]", name)]
+    chosen = [name for name in names if SKINNY.match(name)]
     lines: list[str] = []
     for of_device in fullest(narrow, "float32").values():
         lines += [title(of_device), "", *skinny_lines(of_device, chosen), ""]
@@ -151,7 +168,7 @@ def skinny(rows: list[Row], names: list[str]) -> str:
 
 def measured(table: pa.Table) -> list[Row]:
     """The newest timed rows of hgemm on GPUs, maps as dictionaries."""
-    table = newest(table)
+    table = with_problem(table)
     wanted = pc.and_(pc.equal(table["op"], "hgemm"), pc.is_in(table["status"], pa.array(store.MEASURED)))
     rows = table.filter(wanted).to_pylist(maps_as_pydicts="lossy")
     return [

@@ -36,7 +36,7 @@ SHOWN = ("ladder", "roofline")  # in the README itself; it links to the others
 LINKS = {"throughput": "throughput over size", "cold-steady": "cold against steady"}
 COLUMNS = ["run", "finished", "case", "op", "kernel", "status", "shape", "device", "device_kind", "flops", "bytes"]
 COLUMNS += ["peaks", "metrics", "sm_mhz", "throttle", "cold_us", "cold_p10_us", "cold_p90_us", "cold_tflops"]
-COLUMNS += ["cold_percent_of_peak", "steady_tflops"]
+COLUMNS += ["cold_percent_of_peak", "steady_tflops", "baseline", "cold_baseline_us", "cold_speedup"]
 
 
 def pictures(table: pa.Table) -> Iterator[tuple[str, str, str, plots.Picture | str]]:

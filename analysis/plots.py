@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from analysis.readme import counted, significant
-from analysis.rows import REFERENCE, natural, number
+from analysis.rows import MANY, REFERENCE, natural, number
 from analysis.style import INK, SMALL, figure, look, name_ends, printable, title
 from minfer.store import Row
 
@@ -244,12 +244,14 @@ def band(row: Row, regime: str) -> tuple[float, float]:
 
 
 def representative(rows: list[Row]) -> list[Row]:
-    """The rows of one problem: the one that most kernels have, of those the largest; a square if there is any."""
+    """The rows of one problem: of those that many kernels have the largest; a square if there is any."""
     problems: dict[str, list[Row]] = {}
     for row in [row for row in rows if side(row)] or rows:
         problems.setdefault(row["problem"], []).append(row)
+    many = MANY * max(map(len, problems.values()), default=0)
 
     def rank(name: str) -> tuple[object, ...]:
-        return -len(problems[name]), -(number(problems[name][0], "flops") or 0), natural(name)
+        return -(number(problems[name][0], "flops") or 0), -len(problems[name]), natural(name)
 
-    return problems[min(problems, key=rank)] if problems else []
+    full = [name for name, found in problems.items() if len(found) >= many]
+    return problems[min(full, key=rank)] if full else []

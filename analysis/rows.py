@@ -6,6 +6,7 @@ All but the order is done on columns, because a million rows must not take more 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import re
 import sys
@@ -83,20 +84,57 @@ def number(row: store.Row, column: str) -> float | None:
     return value if value is not None and 0 < value < math.inf else None
 
 
+MANY = 0.8  # of the most kernels that any problem was measured with
+
+
 def choose(table: pa.Table) -> tuple[list[str], str | None]:
-    """The problems in order, and the representative one: most kernels measured, then most FLOPs, then by name."""
+    """The problems in order, and the representative one: of those with many kernels measured that with most FLOPs, then
+    with most kernels, then by name."""
     measured = pc.is_in(table["status"], pa.array(store.MEASURED)).cast(pa.int64())
     groups = table.append_column("measured", measured).group_by("problem")
     totals = groups.aggregate([("measured", "sum"), ("flops", "max")])
     rows = sorted(totals.to_pylist(), key=lambda row: [natural(part) for part in row["problem"].split("/")])
-    best = min(rows, key=lambda row: (-row["measured_sum"], -(number(row, "flops_max") or 0)), default=None)
+    many = MANY * max((row["measured_sum"] for row in rows), default=0)
+    full = [row for row in rows if row["measured_sum"] >= many]
+    best = min(full, key=lambda row: (-(number(row, "flops_max") or 0), -row["measured_sum"]), default=None)
     return [row["problem"] for row in rows], best and best["problem"]
 
 
 def with_problem(table: pa.Table) -> pa.Table:
-    """The newest rows, with a column `problem`: the case's key without op and kernel."""
+    """The newest rows on one clock, with a column `problem`: the case's key without op and kernel."""
     table = newest(table)
-    return table.append_column("problem", pc.replace_substring_regex(table["case"], "^[^/]*/[^/]*/", ""))
+    return on_one_clock(table.append_column("problem", pc.replace_substring_regex(table["case"], "^[^/]*/[^/]*/", "")))
+
+
+def on_one_clock(table: pa.Table) -> pa.Table:
+    """The cold times and rates as if all kernels of a problem had been timed at one moment.
+
+    They were not, and between two the card's clock changes by up to 10 %. Their speed-ups are ratios to a baseline that
+    was timed beside each. So a kernel's time is that baseline's, the median of what it took beside all of them, over the
+    speed-up; its percentiles and rates change by the same factor. Rows without these figures stay as they are, and so do
+    steady times, which are each at the clock that the kernel itself settles at."""
+    if not {"baseline", "device", "cold_us", "cold_baseline_us", "cold_speedup"} <= set(table.column_names):
+        return table
+    us, beside, speedup = (
+        pc.fill_null(table[f"cold_{name}"].cast(pa.float64()), math.nan).to_numpy()
+        for name in ("us", "baseline_us", "speedup")
+    )
+    own = pc.fill_null(pc.equal(table["kernel"], table["baseline"]), False)
+    speedup = np.where(own.to_numpy(), 1.0, speedup)
+    known = np.isfinite(us) & np.isfinite(beside) & np.isfinite(speedup) & (us > 0) & (beside > 0) & (speedup > 0)
+    codes = np.stack([_codes(table[name]) for name in ("device", "problem", "baseline")])
+    order = np.lexsort([beside, *codes])
+    order = order[known[order]]
+    edges = np.flatnonzero(np.any(np.diff(codes[:, order], axis=1, prepend=-2, append=-2), axis=0))
+    factor = np.ones(len(table))
+    for first, end in itertools.pairwise(edges):
+        of = order[first:end]  # one problem's rows, by what their baseline took
+        factor[of] = np.median(beside[of]) / speedup[of] / us[of]
+    for name, power in (("us", 1), ("p10_us", 1), ("p90_us", 1), ("tflops", -1), ("gbps", -1), ("percent_of_peak", -1)):
+        if (column := f"cold_{name}") in table.column_names:
+            scaled = pc.multiply(table[column], pa.array(factor**power))
+            table = table.set_column(table.column_names.index(column), column, scaled)
+    return table
 
 
 def sections(table: pa.Table) -> list[tuple[str, str]]:

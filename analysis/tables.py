@@ -19,14 +19,16 @@ HEADER = "| Kernel | Time | Throughput (TFLOP/s) | % of PyTorch throughput | Spe
 RULE = "| :-- | --: | --: | --: | :-- |"
 LEGEND = (
     "*Cold* is one call at a time, caches flushed before it; *steady* is calls back to back in blocks long enough for"
-    " the clocks to settle. Times are medians and speed-ups medians of paired ratios, in brackets their 95 % confidence"
-    " interval (cold) or range over neighbouring blocks (steady); a *tie* cannot be told from the baseline. The fastest"
-    " kernel is in bold."
+    " the clocks to settle. Speed-ups are medians of paired ratios, in brackets their 95 % confidence interval (cold) or"
+    " range over neighbouring blocks (steady); a *tie* cannot be told from the baseline. Kernels are not timed at one"
+    " moment, and the card's clock differs between them by up to 10 %; so a cold time is the baseline's, the median over"
+    " all rows of the problem, divided by the speed-up. The fastest kernel is in bold."
 )
 PROVENANCE = {"run": "run", "commit": "commit", "torch": "PyTorch version", "driver": "driver"}
 COLUMNS = ["run", "finished", "case", "op", "kernel", "status", "message", "baseline", "flops", "device", "device_kind"]
 COLUMNS += ["driver", "torch", "commit"]
-COLUMNS += [f"{r}_{c}" for r in REGIMES for c in ("us", "tflops", "speedup", "speedup_low", "speedup_high", "verdict")]
+FIGURES = ("us", "tflops", "baseline_us", "speedup", "speedup_low", "speedup_high", "verdict")
+COLUMNS += [f"{regime}_{figure}" for regime in REGIMES for figure in FIGURES]
 
 
 def duration(us: float) -> str:

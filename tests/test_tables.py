@@ -207,3 +207,15 @@ def test_no_other_text_can_either(work: Workspace, text: str) -> None:
     assert sum(token.type == "html_block" for token in tokens) == 2  # the markers
     for token in tokens[8:]:
         assert token.type != "inline" or inline_text(token)
+
+
+def test_cold_times_are_on_the_clock_of_the_common_baseline(work: Workspace) -> None:
+    """Beside v02 the card was half as fast as beside v01: by their ratios to what ran beside them v02 is the faster."""
+    rows = [
+        row("torch", 10.0, cold_baseline_us=10.0),
+        row("v01", 10.0, cold_baseline_us=10.0, cold_speedup=1.0),
+        row("v02", 16.0, cold_baseline_us=20.0, cold_speedup=1.25),
+        row("v03", 7.0, cold_baseline_us=None, cold_speedup=None),
+    ]
+    times = {cells[0].strip("*"): cells[1].strip("*") for cells in work.cells(*rows)}
+    assert times == {"torch": "10.00 µs", "v01": "10.00 µs", "v02": "8.000 µs", "v03": "7.000 µs"}

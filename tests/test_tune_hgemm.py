@@ -14,9 +14,9 @@ KERNEL = ops.get("hgemm").kernels["v13_cooperative"]
 
 
 def test_a_variant_differs_in_its_constants_and_its_name():
-    name, text = tune_hgemm.variant(KERNEL, {"kStages": "3", "kBoxes": "4"})
-    assert name == "v13_cooperative_kStages3_kBoxes4" and f"MINFER_HGEMM(hgemm_{name}, " in text
-    assert "kBlockN = 256, kStages = 3;" in text and "constexpr int kBoxes = 4;" in text
+    name, text = tune_hgemm.variant(KERNEL, {"kStages": "3", "kGroup": "4"})
+    assert name == "v13_cooperative_kStages3_kGroup4" and f"MINFER_HGEMM(hgemm_{name}, " in text
+    assert "kBlockN = 256, kStages = 3;" in text and "constexpr int kGroup = 4;" in text
 
 
 def test_a_constant_that_is_not_there_is_a_sentence():
