@@ -79,6 +79,8 @@ def draw_roofs(ax: Axes, name: str, peaks: dict[str, float], x: tuple[float, flo
     fastest = max(slanted.values())
     top = max(flat.values(), default=0.0)
     right = max(x[1], 1.3 * top * 1e3 / fastest)
+    if flat:  # room for the slanted roof's label below the flat ones'
+        x = (min(x[0], min(flat.values()) * 1e3 / fastest / 15), right)
     ax.set_xlim(x[0], right)
     ax.set_ylim(min(tflops) / 2, 1.6 * max(*tflops, top or fastest * right / 1e3))
     said = []

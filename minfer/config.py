@@ -265,6 +265,18 @@ def check_values(config: Config) -> None:
             raise UserError(f"{key} is {value}; it takes a number above 0")
 
 
+def named(timing: Timing) -> Timing:
+    """The same with a name that tells what was changed of the preset, as in "quick looks=[10]": rows say it, and
+    `resume` takes no row that was timed in another way."""
+    file = CONF / "timing" / f"{timing.name}.yaml"
+    if not file.is_file():
+        return timing
+    preset: Any = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Timing), OmegaConf.load(file)))
+    values = {f.name: getattr(timing, f.name) for f in dataclasses.fields(timing)}
+    changed = [f"{name}={value}" for name, value in values.items() if value != getattr(preset, name)]
+    return dataclasses.replace(timing, name=" ".join([timing.name, *changed]))
+
+
 def check_words(cluster: Cluster) -> None:
     """Raise UserError for what would not stay one word of a job's script: sbatch reads its options line by line, and
     loses backslashes."""

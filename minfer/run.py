@@ -16,7 +16,7 @@ from rich.console import Console
 from jobs import preflight, queue, record, submit
 from minfer import matrix, ops
 from minfer.bench.device import IMAGE, NO_GPU, driver_too_old
-from minfer.config import CONF, Config, UserError, choose
+from minfer.config import CONF, Config, UserError, choose, named
 from minfer.progress import RunProgress
 from minfer.report import follow, print_plan, print_summary
 from minfer.shard import Shard, outside
@@ -72,7 +72,7 @@ def run(config: Config) -> int:
             results=str(results),
             device=device,
             cases=cases,
-            timing=config.timing,
+            timing=named(config.timing),
             case_timeout_s=config.case_timeout_s,
             build_timeout_s=config.build_timeout_s,
             resume=config.resume,

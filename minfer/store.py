@@ -91,7 +91,7 @@ COLUMNS: list[tuple[str, pa.DataType, str]] = [
     ("params", pa.map_(_TEXT, _TEXT), "the op's own parameters, such as layout and accumulate"),
     ("shape", pa.map_(_TEXT, _COUNT), "the op's axes and their sizes"),
     ("source", _TEXT, "hash of the kernel's, its op's and the bench's sources"),
-    ("timing", _TEXT, "name of the timing preset"),
+    ("timing", _TEXT, "name of the timing preset, and what was changed of it"),
     ("status", _TEXT, ", ".join(STATUSES)),
     ("message", _TEXT, "why the status is not ok, in a sentence"),
     # correctness

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from minfer import launch
-from minfer.config import CONF, Config, UserError, groups
+from minfer.config import CONF, Config, UserError, groups, named
 
 ROOT = Path(__file__).resolve().parents[1]
 HGEMM = "+sweep=hgemm"
@@ -316,3 +316,13 @@ def test_a_mistaken_command_ends_with_status_2_and_one_line(words: list[str], na
     lines = done.stderr.splitlines()
     assert len(lines) == 1 and lines[0].startswith("minfer: ") and named in lines[0], done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_row_says_what_was_changed_of_the_timing_preset():
+    """Otherwise two rows of one preset would not compare, and resume would take the one for the other."""
+    for name in groups()["timing"]:
+        assert named(one(HGEMM, f"timing={name}").timing).name == name
+    changed = one(HGEMM, "timing=quick", "timing.looks=[10]", "timing.audit=true").timing
+    assert named(changed).name == "quick looks=[10] audit=True"
+    assert named(named(changed)) == named(changed)
+    assert named(one(HGEMM, "timing.name=mine", "timing.warmup_s=1").timing).name == "mine"
