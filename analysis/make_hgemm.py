@@ -106,11 +106,12 @@ def ladder_lines(rows: list[Row], names: list[str]) -> list[str]:
         rates = [significant(mine[side]["cold_tflops"]) if side in mine else "—" for side in sides]
         base = OVER.get(name, before)
         theirs = cells.get(base or "", {})
-        gains = {}
-        for side in sorted(mine.keys() & theirs.keys()):
-            gains[side] = f"{significant(theirs[side]['cold_us'] / mine[side]['cold_us'], 3)}× at {side}"
-        ends = [gains[side] for side in dict.fromkeys((min(gains), max(gains)))] if gains else []
-        gain = f"{plain(base)}: {', '.join(ends)}" if ends else "—"
+        shared = sorted(mine.keys() & theirs.keys())
+        gains = [
+            f"{significant(theirs[side]['cold_us'] / mine[side]['cold_us'], 3)}× at {side}"
+            for side in dict.fromkeys((*shared[:1], *shared[-1:]))
+        ]
+        gain = f"{plain(base)}: {', '.join(gains)}" if gains else "—"
         body.append([plain(name), *rates, gain, *counters(mine[max(mine)])])
         before = name
     header = ["Rung", *(f"{side} (TFLOP/s)" for side in sides), "Gain over", *COUNTERS]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+from collections import Counter
 
 import pytest
 
@@ -81,3 +82,43 @@ def test_gemv_has_its_loads_in_flight_before_it_multiplies(arch: str) -> None:
     for name, code in codes.items():
         before, _, rest = code.partition("HMMA.")
         assert len(re.findall(r"LDG\S*\.128", before)) == (12 if "LayoutE1" in name else 8) and rest
+
+
+HOPPER = {  # the shapes of wgmma, threads, and products between two waits at least
+    "v10_wgmma": ({"64x128x16"}, 128, 8),
+    "v11_specialised": ({"64x256x16"}, 384, 4),
+    "v12_pingpong": ({"64x128x16"}, 384, 8),
+    "v13_cooperative": ({"64x256x16"}, 384, 4),
+    "v14_small": ({"64x64x16", "64x128x16"}, 160, 4),
+    "v17_swapped": ({"64x8x16", "64x32x16", "64x64x16", "64x128x16"}, 160, 4),
+}
+SHARED_B = {"v12_pingpong", "v13_cooperative", "v14_small"}  # clusters copy it once, and stores go by way of TMA
+
+
+@pytest.mark.parametrize("name", HOPPER)
+def test_what_the_rungs_for_hopper_claim(name):
+    """The copy engine and wgmma alone, asynchronously, in as many registers as a block of that size may have."""
+    shapes, threads, products = HOPPER[name]
+    specialised = threads == 384
+    functions = [f for f in static.functions(ops.get("hgemm").kernels[name], "sm_90a", 300) if f.rank[0] > 0]
+    tiles = {"v14_small": 2, "v17_swapped": 6}.get(name, 1)
+    assert len(functions) == 4 * tiles  # dtypes and layouts
+    multiplied = set()
+    for function in functions:
+        found = function.opcodes
+        roots = Counter(opcode.partition(".")[0] for opcode, n in found.items() for _ in range(n))
+        (multiply,) = (opcode for opcode in found if opcode.startswith("HGMMA."))
+        _, shape, sums, *dtype = multiply.split(".")
+        multiplied.add(shape)
+        assert sums == "F32" and dtype == (["BF16"] if "bfloat16" in function.name else [])
+        assert roots["HGMMA"] >= products and not {"HMMA", "LDSM", "LDGSTS"} & set(roots)
+        # Where the compiler cannot prove the sums untouched, it puts a wait behind each product (its warning C7510).
+        waits = found["WARPGROUP.DEPBAR.LE"]
+        assert 0 < waits - 1 <= roots["HGMMA"] / products
+        assert function.max_threads == threads and function.stack_bytes == 0 and not {"STL", "LDL"} & set(roots)
+        assert function.registers <= (168 if specialised else 255)
+        assert found["MEMBAR.ALL.GPU"] == 0 or name == "v17_swapped"  # which reads what other blocks have written
+        assert roots["USETMAXREG"] == (2 if specialised else 0)  # one branch gives registers, the other takes them
+        assert roots["UTMALDG"] > 0 and (found["UTMALDG.2D.MULTICAST"] > 0) == (name in SHARED_B)
+        assert (roots["UTMASTG"] > 0) == (roots["STSM"] > 0) == (name in SHARED_B)
+    assert multiplied == shapes

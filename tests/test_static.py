@@ -343,53 +343,14 @@ def test_what_is_known_of_the_tensor_core_kernel(tmp_path):
             assert finding.metrics[f"{arch}.shared_bytes"] == 2 * tiles + 8 * 16 * 16 * 4
 
 
-HOPPER = {  # the shapes of wgmma, threads, and products between two waits at least
-    "v10_wgmma": ({"64x128x16"}, 128, 8),
-    "v11_specialised": ({"64x256x16"}, 384, 4),
-    "v12_pingpong": ({"64x128x16"}, 384, 8),
-    "v13_cooperative": ({"64x256x16"}, 384, 4),
-    "v14_small": ({"64x64x16", "64x128x16"}, 160, 4),
-    "v17_swapped": ({"64x8x16", "64x32x16", "64x64x16", "64x128x16"}, 160, 4),
-}
-SHARED_B = {"v12_pingpong", "v13_cooperative", "v14_small"}  # clusters copy it once, and stores go by way of TMA
-
-
-@needs_tools
-@pytest.mark.parametrize("name", HOPPER)
-def test_what_the_rungs_for_hopper_claim(name):
-    """The copy engine and wgmma alone, asynchronously, in as many registers as a block of that size may have."""
-    shapes, threads, products = HOPPER[name]
-    specialised = threads == 384
-    functions = [f for f in static.functions(ops.get("hgemm").kernels[name], "sm_90a", 300) if f.rank[0] > 0]
-    tiles = {"v14_small": 2, "v17_swapped": 6}.get(name, 1)
-    assert len(functions) == 4 * tiles  # dtypes and layouts
-    multiplied = set()
-    for function in functions:
-        found = function.opcodes
-        roots = Counter(opcode.partition(".")[0] for opcode, n in found.items() for _ in range(n))
-        (multiply,) = (opcode for opcode in found if opcode.startswith("HGMMA."))
-        _, shape, _, *dtype = multiply.split(".")
-        multiplied.add(shape)
-        assert dtype == (["BF16"] if "bfloat16" in function.name else [])
-        assert roots["HGMMA"] >= products and not {"HMMA", "LDSM", "LDGSTS"} & set(roots)
-        # Where the compiler cannot prove the sums untouched, it puts a wait behind each product (its warning C7510).
-        waits = found["WARPGROUP.DEPBAR.LE"]
-        assert 0 < waits - 1 <= roots["HGMMA"] / products
-        assert function.max_threads == threads and function.stack_bytes == 0 and not {"STL", "LDL"} & set(roots)
-        assert function.registers <= (168 if specialised else 255)
-        assert found["MEMBAR.ALL.GPU"] == 0 or name == "v17_swapped"  # which reads what other blocks have written
-        assert roots["USETMAXREG"] == (2 if specialised else 0)  # one branch gives registers, the other takes them
-        assert roots["UTMALDG"] > 0 and (found["UTMALDG.2D.MULTICAST"] > 0) == (name in SHARED_B)
-        assert (roots["UTMASTG"] > 0) == (roots["STSM"] > 0) == (name in SHARED_B)
-    assert multiplied == shapes
-
-
 def test_the_rungs_for_hopper_are_left_out_for_other_architectures(tmp_path):
     op = ops.get("hgemm")
-    cases = [op.case(name, "bfloat16", dict.fromkeys(op.axes, 64)) for name in HOPPER]
+    names = [kernel.name for kernel in op.kernels.values() if kernel.archs == "sm_90a"]
+    assert len(names) >= 6
+    cases = [op.case(name, "bfloat16", dict.fromkeys(op.axes, 64)) for name in names]
     for finding in static.profile(Job(cases, {"archs": ["sm_80", "sm_89"]}, "cpu", tmp_path, 300)):
         assert finding.why == "the kernel needs sm_90a, asked for sm_80, sm_89" and not finding.metrics
-    for name in HOPPER:
+    for name in names:
         kernel = op.kernels[name]
         assert kernel.builds_for("sm_90a") and not kernel.builds_for("sm_89") and not kernel.builds_for("sm_100a")
         for capability in ((8, 9), (10, 0)):
