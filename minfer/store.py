@@ -17,6 +17,7 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+APART = "apart"  # in a results folder: rows that show how they were made, and take no place among the others
 ROWS_PER_PART = 64  # rewriting a part costs milliseconds
 ROWS_PER_GROUP = 2048  # of a finished shard's file: large groups read fast
 
@@ -313,8 +314,9 @@ def _amended(table: pa.Table, rows: Mapping[str, Row]) -> pa.Table:
 
 
 def files(results: Path) -> list[Path]:
-    """The parquet files under a results folder, in a stable order."""
-    return sorted(path for path in results.rglob("*.parquet") if not path.name.startswith("."))
+    """The parquet files under a results folder, in a stable order; not those in its folder `apart`."""
+    found = (path for path in results.rglob("*.parquet") if not path.name.startswith("."))
+    return sorted(path for path in found if path.relative_to(results).parts[0] != APART)
 
 
 def read(paths: Iterable[Path], columns: Iterable[str] | None = None) -> tuple[pa.Table, dict[Path, str]]:
