@@ -1,5 +1,5 @@
-"""What does measuring cost beside the measured time? A sweep of 200 cases at `timing=quick`, with nothing built yet; of
-24 where there is no GPU.
+"""What does measuring cost beside the measured time? A sweep of about 200 cases at `timing=quick`, with nothing built
+yet; of 24 where there is no GPU.
 
     uv run python benchmarks/cost.py       # some minutes; writes benchmarks/results/
 
@@ -31,15 +31,17 @@ from minfer import store
 
 FOLDER = ROOT / "benchmarks" / "results"
 GPU = (
+    "dtype=bfloat16",
     "shape.name=cost",
     "shape.gpu=[{m:[1,16,64,128],n:2048,k:2048},{m:[256,512],n:1024,k:1024},{m:[512,1024],n:512,k:512},{m:512,n:256,k:[2048,4096]}]",
 )
 CPU = (
     "device=cpu",
+    "params.layout=[TN,NN]",
     "shape.name=cost",
     "shape.cpu=[{m:[1,16],n:64,k:64}]",
 )
-SWEEP = ("+sweep=hgemm", "timing=quick", "profiler=none", "params.layout=[TN,NN]", "cluster=local")
+SWEEP = ("+sweep=hgemm", "timing=quick", "profiler=none", "cluster=local")
 OVERHEAD_S, WHOLE = 0.3, 1.3  # the targets: of a case, and of the sweep over windows and builds
 
 
@@ -83,16 +85,16 @@ def write_s(rows: list[store.Row], folder: Path) -> float:
 def split(seconds: float, rows: list[store.Row], events: list[dict[str, Any]], folder: Path) -> dict[str, float]:
     """Where the time went, in seconds: of the whole sweep, and of a case on average."""
     timing = json.loads(next((folder / "runs").glob("*/shards/*.json")).read_text())["timing"]
-    case = [event["time"] for event in events if event["event"] == "case"]
-    done = [event["time"] for event in events if event["event"] == "done"]
+    begun = {event["case"]: event["time"] for event in events if event["event"] == "case"}
+    ended = {event["case"]: event["time"] for event in events if event["event"] == "done"}
     moment = {event["event"]: event["time"] for event in events}
     ahead = moment["built"] - moment["building"]
     measured = [row for row in rows if row["status"] in store.MEASURED]
-    if len(measured) != len(case):
-        sys.exit(f"{len(case) - len(measured)} of {len(case)} cases were not measured")
+    if failed := [row["case"] for row in rows if row["status"] not in (*store.MEASURED, "unsupported")]:
+        sys.exit(f"{len(failed)} of {len(rows)} cases failed, the first of them {failed[0]}")
     covered = [windows(row, timing["steady_block_s"]) for row in measured]
     late = np.array([row["build_s"] or 0.0 if row["backend"] == "triton" else 0.0 for row in measured])
-    whole = np.array(done) - np.array(case) - late
+    whole = np.array([ended[row["case"]] - begun[row["case"]] for row in measured]) - late
     builds = ahead + float(late.sum())
     verify, timed = (np.array([row[name] for row in measured]) for name in ("verify_s", "time_s"))
     return {
