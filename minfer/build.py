@@ -75,6 +75,16 @@ def toolkit() -> Path | None:
     return next((home for home in candidates if _nvcc_version(home).split(".")[0] == major), None)
 
 
+def tool(name: str) -> Path | None:
+    """A program of NVIDIA's such as ncu: on the PATH, in a CUDA toolkit, or where NVIDIA's packages put Nsight's; None
+    if it is in none of these."""
+    homes = [os.environ.get("CUDA_HOME"), toolkit(), "/usr/local/cuda"]
+    places = [Path(home) / "bin" for home in homes if home]
+    places += sorted(Path("/opt/nvidia").glob("nsight-*/*"), reverse=True)
+    found = shutil.which(name) or shutil.which(name, path=os.pathsep.join(map(str, places)))
+    return Path(found) if found else None
+
+
 @cache
 def _nvcc_version(home: Path) -> str:
     """The version of the nvcc in a toolkit, such as "13.2"; empty when it has none that runs, or no headers."""

@@ -368,6 +368,16 @@ def test_a_toolkit_of_another_major_version_is_passed_over(workshop: Workshop, m
         assert build.toolkit.__wrapped__() == workshop.folder / "fits"  # and one that fits wins
 
 
+def test_a_tool_is_found_on_the_path_then_in_a_toolkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("PATH", str(tmp_path / "path"))
+    assert build.tool("minfer-sight") is None
+    for folder in (tmp_path / "home" / "bin", tmp_path / "path"):
+        folder.mkdir(parents=True)
+        (folder / "minfer-sight").touch(mode=0o755)
+        assert build.tool("minfer-sight") == folder / "minfer-sight"
+
+
 def test_the_command_line_ends_with_the_error_in_the_last_line(workshop: Workshop) -> None:
     process = workshop.start(workshop.kernel("broken.cpp", "int tile() { return no_such_name; }\n"))
     out, err = process.communicate(timeout=60)
