@@ -14,6 +14,7 @@ import pytest
 
 from minfer import store
 from minfer.process import Died
+from minfer.writer import StoreError
 from tests.conftest import ROOT, launch
 
 
@@ -76,7 +77,7 @@ run_shard({words[0]!r})
 
 def test_rows_that_cannot_be_written_are_rescued_or_reported(run_shard, tmp_path):
     """The results folder fills up in mid-run: the finished row stays readable, and one sentence says what happened."""
-    with pytest.raises(store.StoreError, match="cannot write") as caught:
+    with pytest.raises(StoreError, match="cannot write") as caught:
         (tmp_path / "results").write_text("a file where the folder should be")
         run_shard(["honest"])
     assert [row["kernel"] for row in caught.value.rows] == ["honest"]
