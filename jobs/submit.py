@@ -24,8 +24,8 @@ from minfer.stopping import AGAIN
 
 # What a job inside a container needs of the environment that `--cleanenv` drops.
 PASS_ON = ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS",
-           "SLURM_NNODES", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_TMPDIR", "CUDA_VISIBLE_DEVICES",
-           "SUBMITIT_EXECUTOR")  # fmt: skip
+           "SLURM_NNODES", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_TMPDIR", "SLURM_CPUS_PER_TASK",
+           "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "SUBMITIT_EXECUTOR")  # fmt: skip
 PASS_ON_ONE = 'eval "[ -z \\"\\${$name+x}\\" ] || export \\"APPTAINERENV_$name=\\$$name\\""'
 
 

@@ -22,9 +22,11 @@ from minfer.config import Cluster, Config, Container, Shape, UserError, check_wo
 # Take the place of commands of the node. srun tells its task what the script does not know, and calls it; apptainer
 # writes down how it was called, and what it was to pass on.
 STAND_INS = {
-    "srun": 'while [ "${1#-}" != "$1" ]; do [[ $1 = --unbuffered ]] && shift || shift 2; done; SLURM_PROCID=3 "$@"',
+    "srun": 'while [ "${1#-}" != "$1" ]; do [[ $1 = --unbuffered ]] && shift || shift 2; done; '
+    'SLURM_PROCID=3 SLURM_CPUS_PER_TASK=6 "$@"',
     "apptainer": """printf '%s\\0' "$@" > "$SAID/words"
 echo "$APPTAINERENV_SLURM_JOB_ID $APPTAINERENV_SLURM_PROCID ${APPTAINERENV_SLURM_NTASKS-unset}" > "$SAID/passed"
+echo "$APPTAINERENV_SLURM_CPUS_PER_TASK $APPTAINERENV_OMP_NUM_THREADS" >> "$SAID/passed"
 """,
 }
 # What a shell, sbatch or Apptainer might take for something of theirs; of BAD, some cannot be told to sbatch at all.
@@ -114,13 +116,14 @@ def check(script: str, tools: Path, base: Path, container: Container, places: li
         "SAID": str(said),
         "HOME": str(base),
         "SLURM_JOB_ID": "1",
+        "OMP_NUM_THREADS": "2",
     }
     done = subprocess.run(["bash", "-c", script], cwd=base, env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert not list(base.rglob("pwned"))
     if container.image is None:
         return
-    assert (said / "passed").read_text() == "1 3 unset\n"  # submitit takes an empty variable for a number
+    assert (said / "passed").read_text() == "1 3 unset\n6 2\n"  # submitit takes an empty variable for a number
     words = (said / "words").read_text().split("\0")
     called = ["python", "-u", "-m", "submitit.core._submit"]
     assert words[-7:] == [container.image, *called, places[0], ""]
