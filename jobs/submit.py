@@ -187,10 +187,12 @@ def python_of_jobs(kind: str, container: Container, scratch: str | None, sources
     ]
     options += ["--net --network none"] if request.untrusted else []
     start = f"apptainer exec --nv {' '.join(options)}"
+    script = preflight.python_inside([folder, sources, *kernels, request.results])
+    inside = f"{shlex.quote(str(image))} sh -c {shlex.quote(script)} sh"
     if kind == "local":  # keeps the environment, and its caches at home
-        return f"{start} {shlex.quote(str(image))} python"
+        return f"{start} {inside}"
     # What SLURM told a task is known to a shell in that task, and Apptainer takes it from variables of its own.
     pass_on = f"for name in {' '.join(PASS_ON)}; do {PASS_ON_ONE}; done"
     start += ' --cleanenv --no-home ${SLURM_TMPDIR:+--bind "$SLURM_TMPDIR"}'
-    script = f'{pass_on}; exec {start} {shlex.quote(str(image))} python "$@"'
-    return f"sh -c {shlex.quote(script)} sh"
+    task = f'{pass_on}; exec {start} {inside} "$@"'
+    return f"sh -c {shlex.quote(task)} sh"
