@@ -41,6 +41,9 @@ NVCC_FLAGS += [
 ]
 
 
+DISK_FULL = re.compile("No space left on device|Disk quota exceeded")
+
+
 class BuildError(Exception):
     """A kernel that does not compile; the message is the compiler's first error, `log` all that it said."""
 
