@@ -12,6 +12,8 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+APART = "apart"  # in a results folder: rows that show how they were made, and take no place among the others
+
 # What became of a case. A case has times only with the first two.
 STATUSES = {
     "ok": "correct, and timed to the precision asked for",
@@ -217,8 +219,9 @@ def appearing(path: Path) -> Iterator[IO[bytes]]:
 
 
 def files(results: Path) -> list[Path]:
-    """The parquet files under a results folder, in a stable order."""
-    return sorted(path for path in results.rglob("*.parquet") if not path.name.startswith("."))
+    """The parquet files under a results folder, in a stable order; not those in its folder `apart`."""
+    found = (path for path in results.rglob("*.parquet") if not path.name.startswith("."))
+    return sorted(path for path in found if path.relative_to(results).parts[0] != APART)
 
 
 def read(paths: Iterable[Path], columns: Iterable[str] | None = None) -> tuple[pa.Table, dict[Path, str]]:

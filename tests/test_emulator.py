@@ -34,6 +34,8 @@ LONG = {
     "v08_split_k": [(16, 64, 456)],
     "v08_stream_k": [(16, 1800, 40)],  # of 8 tiles, 3 blocks take one each, and 5 are dealt out
     **{file: [(257, 136, 456)] for file in HOPPER},  # several tiles for each of the emulator's two blocks
+    # Each tile, on two multiprocessors, and longer than a ring is deep.
+    "v14_small": [(257, 136, 456), (60, 64, 1288), (40, 136, 968), (100, 64, 968), (128, 88, 840)],
     "v16_skinny": [(8, 88, 1416), (20, 72, 712), (60, 136, 520), (100, 136, 584)],
     # Slices of unequal steps, up to 8 of them; longer than a ring is deep; narrow tiles and wide ones.
     "v17_swapped": [
@@ -211,6 +213,17 @@ BROKEN = {
         {"  cluster_sync_relaxed();\n\n": "  __syncthreads();\n\n"},
         "not initialised|has ended",
     ),
+    "a tile that leaves through stages that are read": (
+        "v14_small",
+        {"    warpgroup_sync();  // all stages": "    // all stages"},
+        "changed while wgmma read it",
+    ),
+    "a box stored before all warps have written it": (
+        "v14_small",
+        {"    fence_async();\n    warpgroup_sync();\n": "    fence_async();\n"},
+        "changes while TMA stores it|without a fence since",
+    ),
+    "swapped sums that are not transposed": ("v14_small", {"stmatrix_x4_trans(boxes": "stmatrix_x4(boxes"}, WRONG),
     "first operand not transposed": (
         "v17_swapped",
         {"wgmma<T, !kTN, false>": "wgmma<T, false, false>", "(kTN ? 2 : 128)": "2"},
@@ -223,7 +236,11 @@ BROKEN = {
         {"if (step > first) release(before);": "release(ring.stage);"},
         "changed while wgmma read it",
     ),
-    "sums laid out as of a product that is not swapped": ("v17_swapped", {"(r / 4 * 8 + r % 2)": "(r / 4 * 8)"}, WRONG),
+    "sums laid out as of a product that is not swapped": (
+        "v17_swapped",
+        {"row + r / 4 * 8 + r % 2": "row + r / 4 * 8"},
+        WRONG,
+    ),
     "another block's sums read before they are there": (
         "v17_swapped",
         {"cluster_sync() : __syncthreads();": "__syncthreads() : __syncthreads();"},

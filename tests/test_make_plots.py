@@ -23,8 +23,8 @@ from analysis import files, make_plots, style
 from analysis.plots import Picture, rounded
 from analysis.rows import usable
 from minfer import store
+from tests.conftest import ROOT, published
 
-ROOT = Path(__file__).resolve().parents[1]
 H200 = "NVIDIA H200"
 MARKERS = "<!-- plots:begin -->\n<!-- plots:end -->\n"
 NOON = dt.datetime(2026, 3, 1, 12, tzinfo=dt.UTC)
@@ -409,13 +409,10 @@ def test_no_text_of_a_row_breaks_a_picture_or_the_readme(work: Workspace) -> Non
 
 
 def test_readme_plots_are_those_of_the_committed_results() -> None:
-    listed = subprocess.run(["git", "ls-files", "-z", "results"], cwd=ROOT, capture_output=True, text=True)
-    if listed.returncode != 0:
-        pytest.skip("not a git checkout")
+    names = published()
     pictures = (ROOT / "docs" / "plots").rglob("*.svg")
     if not any(f"Matplotlib v{matplotlib.__version__}," in picture.read_text() for picture in pictures):
         pytest.skip("another Matplotlib than the one that drew the plots draws other bytes")
-    files = [name for name in listed.stdout.split("\0") if name.endswith(".parquet")]
-    command = [sys.executable, "analysis/make_plots.py", "--check", *files]
+    command = [sys.executable, "analysis/make_plots.py", "--check", *names]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

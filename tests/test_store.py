@@ -173,11 +173,12 @@ def test_only_the_columns_asked_for_are_read_in_their_order(tmp_path: Path) -> N
 
 def test_files_are_the_parquet_files_below_a_folder_in_a_stable_order(tmp_path: Path) -> None:
     for name in ("b/s-001.parquet", "b/s-000.parquet", "a/run/s-000.parquet", "b/.s-002.parquet.123.tmp",
-                 ".s-000.parquet", "b/notes.txt", "b/s-003.parquet.tmp"):  # fmt: skip
+                 ".s-000.parquet", "b/notes.txt", "b/s-003.parquet.tmp", "apart/b/run/s-000.parquet"):  # fmt: skip
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("")
     found = [str(path.relative_to(tmp_path)) for path in store.files(tmp_path)]
     assert found == ["a/run/s-000.parquet", "b/s-000.parquet", "b/s-001.parquet"]
+    assert store.files(tmp_path / "apart") == [tmp_path / "apart" / "b" / "run" / "s-000.parquet"]
     assert store.files(tmp_path / "nowhere") == []
 
 

@@ -6,6 +6,10 @@
 
 #include <cuda.h>
 
+#include <map>
+#include <mutex>
+#include <tuple>
+
 #include "cuda/mma.cuh"
 
 namespace minfer {
@@ -110,6 +114,13 @@ __device__ inline void stmatrix_x4(void* row, const uint32_t (&fragment)[4]) {
                : "memory");
 }
 
+// The same of their transposes: row r of matrix i is its column.
+__device__ inline void stmatrix_x4_trans(void* row, const uint32_t (&fragment)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)),
+               "r"(fragment[0]), "r"(fragment[1]), "r"(fragment[2]), "r"(fragment[3])
+               : "memory");
+}
+
 // --- Products of a warpgroup ----------------------------------------------------------------------------------------
 
 // Describes a tile in the 128-byte swizzle to wgmma. Bits 0-13 hold its address, 16-29 the leading and 32-45 the stride
@@ -146,6 +157,7 @@ __device__ inline void wgmma_finish(float (&d)[kM][kN]) {
 #define MINFER_REGISTERS_16 MINFER_REGISTERS_4 ",%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
 #define MINFER_REGISTERS_30 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9," MINFER_10(1) MINFER_10(2)
 #define MINFER_REGISTERS_32 MINFER_REGISTERS_30 "%30,%31"
+#define MINFER_REGISTERS_48 MINFER_REGISTERS_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
 #define MINFER_REGISTERS_64 MINFER_REGISTERS_30 MINFER_10(3) MINFER_10(4) MINFER_10(5) "%60,%61,%62,%63"
 #define MINFER_REGISTERS_128                                                                                     \
   MINFER_REGISTERS_30 MINFER_10(3) MINFER_10(4) MINFER_10(5) MINFER_10(6) MINFER_10(7) MINFER_10(8) MINFER_10(9)        \
@@ -167,6 +179,9 @@ __device__ inline void wgmma_finish(float (&d)[kM][kN]) {
                  MINFER_D64(0), MINFER_D64(64));                                                                 \
   else if constexpr (kRegisters == 64)                                                                           \
     MINFER_WGMMA("m64n128k16", TYPES, MINFER_REGISTERS_64, "%64", "%65", "%66", "%67", "%68", MINFER_D64(0));    \
+  else if constexpr (kRegisters == 48)                                                                           \
+    MINFER_WGMMA("m64n96k16", TYPES, MINFER_REGISTERS_48, "%48", "%49", "%50", "%51", "%52", MINFER_D32(0),      \
+                 MINFER_D16(32));                                                                                \
   else if constexpr (kRegisters == 32)                                                                           \
     MINFER_WGMMA("m64n64k16", TYPES, MINFER_REGISTERS_32, "%32", "%33", "%34", "%35", "%36", MINFER_D32(0));     \
   else if constexpr (kRegisters == 16)                                                                           \
@@ -179,7 +194,8 @@ __device__ inline void wgmma_finish(float (&d)[kM][kN]) {
 // and 8 more for i % 4 >= 2, and column 8 (i / 4) + 2 (lane % 4) + i % 2, with the warp's number in the warpgroup.
 template <typename T, bool kTransposedA, bool kTransposedB, int kRegisters>
 __device__ inline void wgmma(float (&d)[kRegisters], uint64_t a, uint64_t b, bool add) {
-  static_assert(kRegisters == 4 || kRegisters == 16 || kRegisters == 32 || kRegisters == 64 || kRegisters == 128);
+  static_assert(kRegisters == 4 || kRegisters == 16 || kRegisters == 32 || kRegisters == 48 || kRegisters == 64 ||
+                kRegisters == 128);
   if constexpr (std::is_same_v<T, __half>) {
     MINFER_WGMMA_N("f32.f16.f16");
   } else {
@@ -191,6 +207,9 @@ __device__ inline void wgmma(float (&d)[kRegisters], uint64_t a, uint64_t b, boo
 
 // The number of this thread's warpgroup, known to be the same in a warp.
 __device__ inline int warpgroup_index() { return __shfl_sync(0xffffffff, threadIdx.x / 128, 0); }
+
+// A barrier of one warpgroup's threads, where a block has no other that calls it.
+__device__ inline void warpgroup_sync() { asm volatile("bar.sync 1, 128;" ::: "memory"); }
 
 // All warps of a warpgroup give up, or wait for, registers until a thread has that many.
 template <int kRegisters>
@@ -248,12 +267,12 @@ bool make_tensor_map(TensorMap& map, const T* matrix, int rows, int cols, int64_
                           CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-// A launch of `blocks` blocks, a multiple of `cluster`, in clusters of that many.
+// A launch of `blocks` blocks, whose x is a multiple of `cluster`, in clusters of that many along x.
 struct ClusterLaunch {
   cudaLaunchAttribute attribute{};
   cudaLaunchConfig_t config{};
 
-  ClusterLaunch(int cluster, int blocks, int threads, int shared, cudaStream_t stream) {
+  ClusterLaunch(int cluster, dim3 blocks, int threads, int shared, cudaStream_t stream) {
     attribute.id = cudaLaunchAttributeClusterDimension;
     attribute.val.clusterDim.x = cluster, attribute.val.clusterDim.y = 1, attribute.val.clusterDim.z = 1;
     config.gridDim = blocks, config.blockDim = threads, config.dynamicSmemBytes = shared, config.stream = stream;
@@ -263,17 +282,32 @@ struct ClusterLaunch {
 };
 
 template <typename... Parameters, typename... Arguments>
-cudaError_t launch_clusters(void (*kernel)(Parameters...), int cluster, int blocks, int threads, int shared,
+cudaError_t launch_clusters(void (*kernel)(Parameters...), int cluster, dim3 blocks, int threads, int shared,
                             cudaStream_t stream, const Arguments&... arguments) {
   const ClusterLaunch launch(cluster, blocks, threads, shared, stream);
   return cudaLaunchKernelEx(&launch.config, kernel, arguments...);
 }
 
-// How many clusters run at once; fewer than multiprocessors / cluster where a part of the GPU has a few too many.
+// How many clusters run at once; fewer than multiprocessors / cluster where a part of the GPU has a few too many. The
+// driver is asked once.
 template <typename Kernel>
 cudaError_t clusters_at_once(int* clusters, Kernel* kernel, int cluster, int threads, int shared) {
-  const ClusterLaunch launch(cluster, cluster, threads, shared, nullptr);
-  return cudaOccupancyMaxActiveClusters(clusters, kernel, &launch.config);
+  static std::mutex mutex;
+  static std::map<std::tuple<Kernel*, int, int>, int> known;  // by device, too
+  int device = 0;
+  if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return error;
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto [found, is_new] = known.try_emplace({kernel, cluster, device}, 0);
+  if (is_new) {
+    const ClusterLaunch launch(cluster, cluster, threads, shared, nullptr);
+    if (const cudaError_t error = cudaOccupancyMaxActiveClusters(&found->second, kernel, &launch.config);
+        error != cudaSuccess) {
+      known.erase(found);
+      return error;
+    }
+  }
+  *clusters = found->second;
+  return cudaSuccess;
 }
 
 }  // namespace minfer

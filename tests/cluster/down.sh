@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Takes the cluster of up.sh down. --remove also deletes its files and the packages that up.sh installed.
+# Takes the cluster of up.sh down. --remove also deletes its files and the packages that up.sh installed or unpacked.
 set -uo pipefail
 # shellcheck source=tests/cluster/common.sh
 . "$(cd "$(dirname "$0")" && pwd)/common.sh"
@@ -31,6 +31,11 @@ if [ "${1:-}" = --remove ]; then
   if [ -s "$lab/installed" ]; then
     mapfile -t packages < <(sort -u "$lab/installed")
     apt-get -o DPkg::Lock::Timeout=300 purge -y "${packages[@]}" >/dev/null
+  fi
+  if [ -s "$lab/unpacked" ]; then
+    mapfile -t files <"$lab/unpacked"
+    rm -f "${files[@]}"
+    ldconfig
   fi
   rm -rf "$lab"
 fi

@@ -2,12 +2,15 @@
 # A real SLURM on this machine, with accounting: munged, MariaDB, slurmdbd, slurmctld and one slurmd a node, from
 # Debian's packages, without systemd. Idempotent: installs what is missing, starts what does not run.
 #   sudo tests/cluster/up.sh && uv run pytest tests/cluster; sudo tests/cluster/down.sh --remove
+# Its GPUs are make-believe, unless LAB_DEVICES says where real ones are (/dev/nvidia; gpu.sh does it). LAB_PACKAGES=FOLDER:
+# unpack the packages (*.deb) of a folder, on a machine that can install none. LAB_ACCOUNTING=0: no MariaDB and no slurmdbd.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 # shellcheck source=tests/cluster/common.sh
 . "$here/common.sh"
 [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null || { echo "up.sh: needs root on Debian or Ubuntu" >&2; exit 1; }
 read -ra gpus <<<"${LAB_GPUS:-l40s:2 l40s:2}" # one word TYPE:COUNT a node
+devices=${LAB_DEVICES:-$lab/dev/nvidia} accounting=${LAB_ACCOUNTING:-1}
 cpus=${LAB_CPUS:-2} memory_mb=${LAB_MEMORY_MB:-16000} # of a node; may exceed the machine's
 wait_for() { # SECONDS WHAT COMMAND...
   local end=$((SECONDS + $1)) what=$2
@@ -20,9 +23,12 @@ wait_for() { # SECONDS WHAT COMMAND...
 
 # ---- packages: 12 MB to fetch, 76 MB on disk; what was installed here, down.sh --remove takes away ----
 mkdir -p "$lab"/{etc,run,log,db,dev,state,munge,spool}
+wanted=(slurmctld slurmd slurm-client munge)
+[ "$accounting" = 0 ] || wanted+=(slurmdbd mariadb-server-core mariadb-client-core iproute2 faketime)
 missing=()
-for package in slurmctld slurmd slurm-client slurmdbd munge mariadb-server-core mariadb-client-core iproute2 faketime; do
-  dpkg-query -W -f='${Status}' $package 2>/dev/null | grep -q 'ok installed' || missing+=("$package")
+for package in "${wanted[@]}"; do
+  [ -z "${LAB_PACKAGES:-}" ] || break
+  dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing+=("$package")
 done
 if [ ${#missing[@]} != 0 ]; then
   policy=/usr/sbin/policy-rc.d # the packages must not start their own daemons
@@ -33,6 +39,24 @@ if [ ${#missing[@]} != 0 ]; then
   { "${apt[@]}" update && "${apt[@]}" -s "${install[@]}" >"$lab/run/plan" && "${apt[@]}" "${install[@]}"; } \
     >"$lab/log/apt.log" 2>&1 || { tail -5 "$lab/log/apt.log" >&2; echo "up.sh: apt cannot install SLURM" >&2; exit 1; }
   awk '/^Inst / { print $2 }' "$lab/run/plan" >>"$lab/installed" # their dependencies, too
+fi
+if [ -n "${LAB_PACKAGES:-}" ] && ! command -v slurmctld >/dev/null; then
+  # Beside the system's own files, none of which is replaced: they may be of another release than the packages.
+  libraries=usr/lib/$(uname -m)-linux-gnu
+  work=$(mktemp -d)
+  for package in "$LAB_PACKAGES"/*.deb; do dpkg-deb -x "$package" "$work"; done
+  for daemon in slurmctld slurmd slurmstepd; do ln -sfn $daemon-wlm "$work/usr/sbin/$daemon"; done
+  mkdir -p "$work/etc/ld.so.conf.d" "$lab/lib"
+  mv "$work/$libraries"/*.so.* "$lab/lib/"
+  echo "$lab/lib" >"$work/etc/ld.so.conf.d/zz-minfer-slurm.conf" # the last, so that the system's own libraries win
+  (cd "$work" && find usr/bin usr/sbin "$libraries/slurm-wlm" etc/ld.so.conf.d ! -type d) | while read -r file; do
+    [ ! -e "/$file" ] || continue
+    mkdir -p "/${file%/*}"
+    cp -a "$work/$file" "/$file"
+    echo "/$file" >>"$lab/unpacked"
+  done
+  rm -rf "$work"
+  ldconfig
 fi
 
 # ---- configuration ----
@@ -71,14 +95,16 @@ MessageTimeout=5
 KillWait=5
 ReturnToService=2
 JobRequeue=1
+JobAcctGatherType=jobacct_gather/linux
+GresTypes=gpu
+SlurmdParameters=config_overrides
+CONF
+  [ "$accounting" = 0 ] || cat <<CONF
 AccountingStorageType=accounting_storage/slurmdbd
 AccountingStorageHost=127.0.0.1
 AccountingStoragePort=$((port + 19))
 AccountingStoragePass=$lab/run/munge.socket
 AccountingStorageTRES=gres/gpu
-JobAcctGatherType=jobacct_gather/linux
-GresTypes=gpu
-SlurmdParameters=config_overrides
 CONF
   for ((n = 1; n <= ${#gpus[@]}; n++)); do
     echo "NodeName=node$n NodeHostname=$host NodeAddr=127.0.0.1 Port=$((port + 100 + n)) CPUs=$cpus" \
@@ -89,9 +115,10 @@ CONF
 {
   echo AutoDetect=off
   for ((n = 1; n <= ${#gpus[@]}; n++)); do
-    echo "NodeName=node$n Name=gpu Type=${gpus[n - 1]%%:*} File=$lab/dev/nvidia[0-$((${gpus[n - 1]##*:} - 1))]"
+    echo "NodeName=node$n Name=gpu Type=${gpus[n - 1]%%:*} File=${devices}[0-$((${gpus[n - 1]##*:} - 1))]"
   done
 } >"$lab/etc/gres.conf"
+echo CgroupPlugin=cgroup/v1 >"$lab/etc/cgroup.conf" # is not used, and to find out which there is fails in some sandboxes
 (
   umask 077
   cat >"$lab/etc/slurmdbd.conf" <<CONF
@@ -120,25 +147,27 @@ alive munged munged || {
   munged --force --key-file="$lab/munge/munge.key" --socket="$lab/run/munge.socket" --pid-file="$lab/run/munged.pid" \
     --log-file="$lab/log/munged.log" --seed-file="$lab/munge/munged.seed" --origin=127.0.0.1
 }
-alive mariadb 'mariadbd|mysqld' || {
-  [ -d "$lab/db/mysql" ] || mariadb-install-db --no-defaults --force --skip-name-resolve --user=root \
-    --datadir="$lab/db" --auth-root-authentication-method=socket --skip-test-db >"$lab/log/mariadb-install.log" 2>&1
-  setsid nohup mariadbd --no-defaults --user=root --datadir="$lab/db" --socket="$lab/run/mysqld.sock" \
-    --pid-file="$lab/run/mariadb.pid" --bind-address=127.0.0.1 --skip-name-resolve --port=$((port + 6)) \
-    --innodb-buffer-pool-size=64M --innodb-lock-wait-timeout=900 >"$lab/log/mariadb.log" 2>&1 </dev/null &
-}
-sql=(mariadb --no-defaults -uroot -S "$lab/run/mysqld.sock" -e)
 wait_for 30 munged munge -n -S "$lab/run/munge.socket"
-wait_for 60 MariaDB "${sql[@]}" 'select 1'
-alive slurmdbd slurmdbd || {
-  for at in localhost 127.0.0.1; do
-    "${sql[@]}" "CREATE DATABASE IF NOT EXISTS slurm_acct_db;
-      CREATE USER IF NOT EXISTS slurm@'$at' IDENTIFIED BY 'slurm'; GRANT ALL ON slurm_acct_db.* TO slurm@'$at';"
-  done
-  slurmdbd
-}
-wait_for 60 slurmdbd timeout 5 sacctmgr -n show cluster
-[ -n "$(sacctmgr -n show cluster lab format=cluster)" ] || sacctmgr -i add cluster lab >/dev/null
+if [ "$accounting" != 0 ]; then
+  alive mariadb 'mariadbd|mysqld' || {
+    [ -d "$lab/db/mysql" ] || mariadb-install-db --no-defaults --force --skip-name-resolve --user=root \
+      --datadir="$lab/db" --auth-root-authentication-method=socket --skip-test-db >"$lab/log/mariadb-install.log" 2>&1
+    setsid nohup mariadbd --no-defaults --user=root --datadir="$lab/db" --socket="$lab/run/mysqld.sock" \
+      --pid-file="$lab/run/mariadb.pid" --bind-address=127.0.0.1 --skip-name-resolve --port=$((port + 6)) \
+      --innodb-buffer-pool-size=64M --innodb-lock-wait-timeout=900 >"$lab/log/mariadb.log" 2>&1 </dev/null &
+  }
+  sql=(mariadb --no-defaults -uroot -S "$lab/run/mysqld.sock" -e)
+  wait_for 60 MariaDB "${sql[@]}" 'select 1'
+  alive slurmdbd slurmdbd || {
+    for at in localhost 127.0.0.1; do
+      "${sql[@]}" "CREATE DATABASE IF NOT EXISTS slurm_acct_db;
+        CREATE USER IF NOT EXISTS slurm@'$at' IDENTIFIED BY 'slurm'; GRANT ALL ON slurm_acct_db.* TO slurm@'$at';"
+    done
+    slurmdbd
+  }
+  wait_for 60 slurmdbd timeout 5 sacctmgr -n show cluster
+  [ -n "$(sacctmgr -n show cluster lab format=cluster)" ] || sacctmgr -i add cluster lab >/dev/null
+fi
 alive slurmctld slurmctld || slurmctld
 for ((n = 1; n <= ${#gpus[@]}; n++)); do
   mkdir -p "$lab/spool/node$n"

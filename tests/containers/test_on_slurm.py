@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -61,6 +62,17 @@ def test_a_sweep_through_slurm_and_apptainer_becomes_a_table(built: Built, tmp_p
     readme.write_text("<!-- results:begin -->\n<!-- results:end -->\n")
     sh(sys.executable, "analysis/make_tables.py", "--results", tmp_path / "results", "--readme", readme, cwd=ROOT)
     assert "cpu_blocked" in readme.read_text()
+
+
+def test_a_sandbox_around_this_machine_serves_as_an_image(tmp_path: Path) -> None:
+    """What a GPU machine without a network gets (tests/cluster/gpu.sh)."""
+    told = sh(
+        ROOT / "tests" / "cluster" / "gpu.sh", "image", tmp_path / "image", env=os.environ | {"PYTHON": sys.executable}
+    )
+    command = [sys.executable, "-m", "minfer.launch", *words(tmp_path), "extra=[]", "kernel=[cpu_naive]", *told.split()]
+    sh(*command, cwd=ROOT, env=own(tmp_path))
+    (row,) = store.rows(store.files(tmp_path / "results"))
+    assert row["job"] and "@sha256:" in row["image"]
 
 
 def test_a_job_with_a_kernel_that_is_not_trusted_sees_its_run_and_nothing_else(built: Built, tmp_path: Path) -> None:

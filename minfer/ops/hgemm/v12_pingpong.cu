@@ -85,18 +85,11 @@ __global__ void __launch_bounds__(kThreads, 1) multiply(const __grid_constant__ 
 
 template <Layout kLayout, typename T>
 void launch_layout(const Gemm<T>& g) {
-  constexpr int kBytes = kStages * (Stage<T, kLayout, kBlockM, kBlockN>::kBytes + 2 * sizeof(uint64_t)) + kConsumers * sizeof(uint64_t) +
+  constexpr int kBytes = kStages * (Stage<T, kLayout, kBlockM, kBlockN>::kBytes + 2 * sizeof(uint64_t)) +
+                         kConsumers * sizeof(uint64_t) +
                          kConsumers * 4 * kBoxes * WarpgroupTile<T, kLayout, kBlockM, kBlockN>::kBox * sizeof(T);
   static_assert(kBytes <= 227 << 10, "more than a block has");
-  const Maps maps = make_maps(g, kBlockM, kBlockN / kCluster);
-  const int64_t tiles = int64_t(ceil_div(g.m, kBlockM * kCluster)) * ceil_div(g.n, kBlockN);
-  STD_TORCH_CHECK(tiles <= INT_MAX / 2, "hgemm: more output tiles than fit 32 bits");
-  allow_shared(multiply<T, kLayout>, kBytes);
-  int clusters = 0;
-  STD_CUDA_CHECK(clusters_at_once(&clusters, multiply<T, kLayout>, kCluster, kThreads, kBytes));
-  clusters = std::min<int64_t>(tiles, std::max(1, clusters));
-  STD_CUDA_CHECK(
-      launch_clusters(multiply<T, kLayout>, kCluster, clusters * kCluster, kThreads, kBytes, g.stream, maps, g));
+  launch_walk<kBlockM, kBlockN, kCluster>(multiply<T, kLayout>, kThreads, kBytes, g);
 }
 
 template <typename T>

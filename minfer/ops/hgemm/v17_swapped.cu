@@ -13,6 +13,13 @@ constexpr int kThreads = 128 + 32;  // a consumer warpgroup, and a warp that cop
 constexpr int kMostSlices = 8;      // blocks of a cluster
 constexpr int kLeastSteps = 4;      // of 64 in k, that a slice is worth
 
+// A whole in that many parts, as equal as may be: where each begins, and the end, without a division on the device.
+struct Parts {
+  uint64_t fraction;  // of 2^32
+  explicit Parts(int parts) : fraction(((uint64_t{1} << 32) + parts - 1) / parts) {}
+  __device__ int of(int whole, int part) const { return int(part * fraction * whole >> 32); }
+};
+
 // kM rows of A by kN columns of B. kBlocks run together on a multiprocessor.
 template <typename T_, Layout kLayout_, int kM_, int kN_, int kStages_, int kBlocks_>
 struct Shape {
@@ -28,18 +35,17 @@ struct Shape {
 
 template <typename Shape>
 __global__ void __launch_bounds__(kThreads, Shape::kBlocks)
-    multiply(const __grid_constant__ Maps maps, Gemm<typename Shape::T> g, int slices) {
+    multiply(const __grid_constant__ Maps maps, Gemm<typename Shape::T> g, Parts parts) {
   using T = typename Shape::T;
   using Tiles = typename Shape::Tiles;
   constexpr int kM = Shape::kM, kN = Shape::kN, kStages = Shape::kStages;
-  constexpr bool kTN = Shape::kLayout == Layout::TN;
   extern __shared__ __align__(1024) unsigned char shared[];
   T* stages = reinterpret_cast<T*>(shared);
   uint64_t* full = reinterpret_cast<uint64_t*>(stages + kStages * Tiles::kElements);
   uint64_t* empty = full + kStages;
-  const int tile = blockIdx.x / slices, slice = blockIdx.x - tile * slices, col0 = tile * kN;
+  const int slices = gridDim.x, slice = blockIdx.x, col0 = blockIdx.y * kN;
   const int steps = (g.k + kBlockK - 1) / kBlockK;
-  const int first = int64_t(steps) * slice / slices, end = int64_t(steps) * (slice + 1) / slices;
+  const int first = parts.of(steps, slice), end = parts.of(steps, slice + 1);
 
   Ring<kStages> ring;
   const auto load = [&](int step) {
@@ -47,16 +53,19 @@ __global__ void __launch_bounds__(kThreads, Shape::kBlocks)
     ring.advance();
   };
   const int ahead = min(kStages, end - first);  // copies that start before the block's first barrier
+  if (threadIdx.x == 0) tma_prefetch(maps.a), tma_prefetch(maps.b);
   if (threadIdx.x == 128) {
     for (int stage = 0; stage < kStages; ++stage) barrier_init(full + stage, 1), barrier_init(empty + stage, 4);
     barrier_init_fence();
+#pragma unroll 1  // a cold kernel waits for each of its instructions to come from memory
     for (int step = first; step < first + ahead; ++step) load(step);
   }
   __syncthreads();
 
-  float sums[kN / 64][kM / 2];
+  SwappedTile<T, Shape::kLayout, kM, kN> tile;
   if (threadIdx.x >= 128) {
     if (threadIdx.x == 128)
+#pragma unroll 1
       for (int step = first + ahead; step < end; ++step) {
         barrier_wait(empty + ring.stage, ring.parity ^ 1);
         load(step);
@@ -66,34 +75,22 @@ __global__ void __launch_bounds__(kThreads, Shape::kBlocks)
       if (threadIdx.x % 32 == 0) barrier_arrive(empty + stage);
     };
     int before = 0;
+#pragma unroll 1
     for (int step = first; step < end; ++step, ring.advance()) {
       const T* stage = stages + ring.stage * Tiles::kElements;
       barrier_wait(full + ring.stage, ring.parity);
-      const uint64_t a = tile_descriptor(stage, 16, 1024), b = tile_descriptor(stage + Tiles::kA, 16, 1024);
-      wgmma_fence();
-#pragma unroll
-      for (int inner = 0; inner < kBlockK / 16; ++inner)
-#pragma unroll
-        for (int i = 0; i < kN / 64; ++i)  // 64 columns of B are a slab in both layouts
-          wgmma<T, !kTN, false>(sums[i], b + i * (kSlab * sizeof(T) / 16) + inner * (kTN ? 2 : 128), a + inner * 2,
-                                step > first || inner > 0);
-      wgmma_commit();
+      tile.multiply(stage, stage + Tiles::kA, step == first);
       wgmma_wait<1>();
       if (step > first) release(before);
       before = ring.stage;
     }
-    wgmma_finish(sums);
+    wgmma_finish(tile.sums);
   }
 
   float* laid = reinterpret_cast<float*>(shared);
   __syncthreads();  // all stages are read
   if (threadIdx.x < 128) {
-    float* mine = laid + threadIdx.x % 4 * 2 * Shape::kSumsStride + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
-#pragma unroll
-    for (int i = 0; i < kN / 64; ++i)
-#pragma unroll
-      for (int r = 0; r < kM / 2; ++r)
-        mine[(r / 4 * 8 + r % 2) * Shape::kSumsStride + i * 64 + r % 4 / 2 * 8] = sums[i][r];
+    tile.for_each([&](int row, int col, float& sum) { laid[row * Shape::kSumsStride + col] = sum; });
   }
   slices > 1 ? cluster_sync() : __syncthreads();
   constexpr int kPieces = kN / 4;
@@ -130,11 +127,10 @@ int slices_for(int64_t tiles, int steps) {
 template <typename Shape, typename T>
 void launch_shape(const Gemm<T>& g) {
   allow_shared(multiply<Shape>, Shape::kBytes);
-  const int64_t tiles = ceil_div(g.n, Shape::kN);
-  const int slices = slices_for<Shape>(tiles, ceil_div(g.k, kBlockK));
-  STD_TORCH_CHECK(tiles * slices <= INT_MAX, "hgemm: more output tiles than a launch has blocks");
-  STD_CUDA_CHECK(launch_clusters(multiply<Shape>, slices, int(tiles) * slices, kThreads, Shape::kBytes, g.stream,
-                                 make_maps(g, Shape::kM, Shape::kN), g, slices));
+  const int tiles = ceil_div(g.n, Shape::kN), slices = slices_for<Shape>(tiles, ceil_div(g.k, kBlockK));
+  STD_TORCH_CHECK(tiles <= 65535, "hgemm: this kernel takes n up to ", 65535 * Shape::kN, ", got ", g.n);
+  STD_CUDA_CHECK(launch_clusters(multiply<Shape>, slices, dim3(slices, tiles), kThreads, Shape::kBytes, g.stream,
+                                 make_maps(g, Shape::kM, Shape::kN), g, Parts(slices)));
 }
 
 // Wider tiles read less of A; narrow ones are better where they all run at once.

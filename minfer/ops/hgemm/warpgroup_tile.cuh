@@ -26,7 +26,8 @@ Maps make_maps(const Gemm<T>& g, int box_m, int box_n) {
   const bool tn = g.layout == Layout::TN;
   Maps maps;
   STD_TORCH_CHECK(make_tensor_map(maps.a, g.a, g.m, g.k, g.lda, box_m, kBlockK) &&
-                      make_tensor_map(maps.b, g.b, tn ? g.n : g.k, tn ? g.k : g.n, g.ldb, tn ? box_n : std::min(box_n, kBlockK), 64) &&
+                      make_tensor_map(maps.b, g.b, tn ? g.n : g.k, tn ? g.k : g.n, g.ldb,
+                                      tn ? box_n : std::min(box_n, kBlockK), 64) &&
                       make_tensor_map(maps.c, g.c, g.m, g.n, g.ldc, 16, 64),
                   "hgemm: the driver knows no tensor map for these operands; it must be one of CUDA 12 or newer, and "
                   "leading dimensions under 2^39");
@@ -65,21 +66,11 @@ struct Stage {
   // where B is one slab.
   template <int kCluster>
   __device__ static void load_shared(T* stage, const Maps& maps, uint64_t* full, int row, int col, int k, int rank) {
-    load_a(stage, maps, full, row, k);
-    load_b<kCluster>(stage, maps, full, col, k, rank);
-  }
-
-  // The copy of A, which expects the bytes of B, too, and of B.
-  __device__ static void load_a(T* stage, const Maps& maps, uint64_t* full, int row, int k) {
-    barrier_expect(full, kBytes);
-    tma_load(stage, maps.a, full, k, row);
-  }
-
-  template <int kCluster>
-  __device__ static void load_b(T* stage, const Maps& maps, uint64_t* full, int col, int k, int rank) {
     constexpr int kPart = kN / kCluster;
     constexpr bool kSteps = !kTN && kPart < 64;
     static_assert(kTN || kPart % 64 == 0 || kN == 64);
+    barrier_expect(full, kBytes);
+    tma_load(stage, maps.a, full, k, row);
     for_boxes_of_b<kSteps ? kN : kPart>(
         stage + kA + rank * kPart * kBlockK, kSteps ? col : col + rank * kPart, kSteps ? k + rank * kPart : k,
         [&](T* box, int x, int y) { tma_load_multicast(box, maps.b, full, x, y, (1 << kCluster) - 1); });
@@ -97,15 +88,26 @@ struct Stage {
   }
 };
 
+template <typename T>
+struct alignas(4) Pair {
+  T x, y;
+};
+
+// Rounds 2 kPairs sums, two to a register.
+template <typename T, int kPairs>
+__device__ void pack_pairs(uint32_t (&bits)[kPairs], const float* sums) {
+#pragma unroll
+  for (int i = 0; i < kPairs; ++i) {
+    const Pair<T> pair{T(sums[2 * i]), T(sums[2 * i + 1])};
+    memcpy(&bits[i], &pair, 4);
+  }
+}
+
 // kM x kN of the product, which one warpgroup adds up in registers.
 template <typename T, Layout kLayout, int kM, int kN>
 struct WarpgroupTile {
   static constexpr bool kTN = kLayout == Layout::TN;
   static constexpr int kRegisters = kN / 2;
-
-  struct alignas(4) Pair {
-    T x, y;
-  };
 
   float sums[kM / 64][kRegisters];
 
@@ -129,7 +131,7 @@ struct WarpgroupTile {
     if (g.beta == 0.0f) return;
     for_pairs(row0, col0, [&](int row, int col, float& x, float& y) {
       if (row >= g.m || col >= g.n) return;
-      const Pair before = *reinterpret_cast<const Pair*>(g.c + row * g.ldc + col);
+      const Pair<T> before = *reinterpret_cast<const Pair<T>*>(g.c + row * g.ldc + col);
       x += g.beta * float(before.x), y += g.beta * float(before.y);
     });
   }
@@ -137,7 +139,7 @@ struct WarpgroupTile {
   // Writes the sums from registers. Four lanes write 16 bytes of a row, which is half of what L2 takes at once.
   __device__ void store(const Gemm<T>& g, int row0, int col0) {
     for_pairs(row0, col0, [&](int row, int col, float& x, float& y) {
-      if (row < g.m && col < g.n) *reinterpret_cast<Pair*>(g.c + row * g.ldc + col) = Pair{T(x), T(y)};
+      if (row < g.m && col < g.n) *reinterpret_cast<Pair<T>*>(g.c + row * g.ldc + col) = {T(x), T(y)};
     });
   }
 
@@ -145,12 +147,7 @@ struct WarpgroupTile {
 
   // Box number j of the sums, in the form that they are stored in: 16 rows of the warp's and 64 columns.
   __device__ void pack(uint32_t (&bits)[16], int j) const {
-#pragma unroll
-    for (int r = 0; r < 16; ++r) {
-      const float* d = sums[j / (kN / 64)] + j % (kN / 64) * 32 + r * 2;
-      const Pair pair{T(d[0]), T(d[1])};
-      memcpy(&bits[r], &pair, 4);
-    }
+    pack_pairs<T>(bits, sums[j / (kN / 64)] + j % (kN / 64) * 32);
   }
 
   // Writes such a box by way of shared memory and the copy engine, at once with other warps. The thread goes on while the
@@ -195,6 +192,70 @@ struct WarpgroupTile {
     for (int i = 0; i < kM / 64; ++i)
 #pragma unroll
       for (int r = 0; r < kRegisters; r += 2) f(row + i * 64 + r % 4 * 4, col + r / 4 * 8, sums[i][r], sums[i][r + 1]);
+  }
+};
+
+// The same with the operands swapped: 64 columns of B are the rows of a wgmma, and kM rows of A, 8 or more, its columns.
+template <typename T, Layout kLayout, int kM, int kN>
+struct SwappedTile {
+  static constexpr bool kTN = kLayout == Layout::TN;
+  static constexpr int kBox = 16 * 64;  // elements that are stored at once
+
+  float sums[kN / 64][kM / 2];
+
+  __device__ void multiply(const T* a, const T* b, bool first) {
+    const uint64_t rows = tile_descriptor(a, 16, 1024), cols = tile_descriptor(b, 16, 1024);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < kBlockK / 16; ++step)
+#pragma unroll
+      for (int i = 0; i < kN / 64; ++i)  // 64 columns of B are a slab in both layouts
+        wgmma<T, !kTN, false>(sums[i], cols + i * (kSlab * sizeof(T) / 16) + step * (kTN ? 2 : 128), rows + step * 2,
+                              !first || step > 0);
+    wgmma_commit();
+  }
+
+  __device__ void scale(const Gemm<T>& g, int row0, int col0) {
+    if (g.alpha == 1.0f && g.beta == 0.0f) return;
+    for_each([&](int row, int col, float& x) {
+      x *= g.alpha;
+      if (g.beta != 0.0f && row0 + row < g.m && col0 + col < g.n)
+        x += g.beta * float(g.c[(row0 + row) * g.ldc + col0 + col]);
+    });
+  }
+
+  // Writes the sums by way of shared memory, kM x kN elements that no other thread uses, and the copy engine.
+  __device__ void store_boxes(const Maps& maps, T* boxes, int row0, int col0) const {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < kN / 64; ++i)
+#pragma unroll
+      for (int j = 0; j < kM / 16; ++j) {  // a box is 16 rows of A, of which a warp has 16 columns of B
+        uint32_t bits[4];
+        pack_pairs<T>(bits, sums[i] + j * 8);
+        stmatrix_x4_trans(boxes + (i * (kM / 16) + j) * kBox + (lane / 16 * 8 + lane % 8) * 64 +
+                              ((warp * 2 + lane / 8 % 2) ^ lane % 8) * 8, bits);
+      }
+    fence_async();
+    warpgroup_sync();
+    if (threadIdx.x != 0) return;
+#pragma unroll
+    for (int i = 0; i < kN / 64; ++i)
+#pragma unroll
+      for (int j = 0; j < kM / 16; ++j)
+        tma_store(maps.c, boxes + (i * (kM / 16) + j) * kBox, col0 + i * 64, row0 + j * 16);
+    tma_store_commit();
+    tma_store_wait<0>();
+  }
+
+  // Calls f(row, col, x) for each of this thread's sums.
+  template <typename F>
+  __device__ void for_each(F f) {
+    const int row = threadIdx.x % 4 * 2, col = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
+#pragma unroll
+    for (int i = 0; i < kN / 64; ++i)
+#pragma unroll
+      for (int r = 0; r < kM / 2; ++r) f(row + r / 4 * 8 + r % 2, col + i * 64 + r % 4 / 2 * 8, sums[i][r]);
   }
 };
 
@@ -264,5 +325,18 @@ struct Walk {
 };
 
 inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
+// Launches a kernel that walks over tiles as Walk does, of blocks that stay.
+template <int kBlockM, int kBlockN, int kCluster, typename Kernel, typename T>
+void launch_walk(Kernel* kernel, int threads, int bytes, const Gemm<T>& g) {
+  const Maps maps = make_maps(g, kBlockM, kBlockN / kCluster);
+  const int64_t tiles = int64_t(ceil_div(g.m, kBlockM * kCluster)) * ceil_div(g.n, kBlockN);
+  STD_TORCH_CHECK(tiles <= INT_MAX / 2, "hgemm: more output tiles than fit 32 bits");
+  allow_shared(kernel, bytes);
+  int clusters = 0;
+  STD_CUDA_CHECK(clusters_at_once(&clusters, kernel, kCluster, threads, bytes));
+  clusters = std::min<int64_t>(tiles, std::max(1, clusters));
+  STD_CUDA_CHECK(launch_clusters(kernel, kCluster, clusters * kCluster, threads, bytes, g.stream, maps, g));
+}
 
 }  // namespace minfer

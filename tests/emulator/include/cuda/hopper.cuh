@@ -122,19 +122,28 @@ inline void tma_load(void* box, const TensorMap& map, uint64_t* barrier, int x, 
   tma_load_multicast(box, map, barrier, x, y, 1 << emulator::state.current->block->rank);
 }
 
-inline void stmatrix_x4(void* row, const uint32_t (&fragment)[4]) {
+// Element e of a lane's pair of matrix i is in row lane / 4 and column 2 (lane % 4) + e, or where these are exchanged.
+template <bool kTransposed>
+void stmatrix(void* row, const uint32_t (&fragment)[4]) {
   struct Operands {
     char* row;
     const uint32_t* fragment;
   } mine{static_cast<char*>(row), fragment};
   emulator::check_shared("stmatrix", row, 16);
   emulator::state.current->unfenced.push_back({mine.row, mine.row + 16});
-  emulator::collective("stmatrix", mine, [](Operands** lanes) {
+  emulator::collective(kTransposed ? "stmatrix.trans" : "stmatrix", mine, [](Operands** lanes) {
     for (int i = 0; i < 4; ++i)
       for (int lane = 0; lane < 32; ++lane)
-        memcpy(lanes[8 * i + lane / 4]->row + lane % 4 * 4, &lanes[lane]->fragment[i], 4);
+        for (int e = 0; e < 2; ++e) {
+          const uint16_t value = lanes[lane]->fragment[i] >> 16 * e;
+          int row = lane / 4, col = lane % 4 * 2 + e;
+          if (kTransposed) std::swap(row, col);
+          memcpy(lanes[8 * i + row]->row + col * 2, &value, 2);
+        }
   });
 }
+inline void stmatrix_x4(void* row, const uint32_t (&fragment)[4]) { stmatrix<false>(row, fragment); }
+inline void stmatrix_x4_trans(void* row, const uint32_t (&fragment)[4]) { stmatrix<true>(row, fragment); }
 
 inline void fence_async() { emulator::state.current->unfenced.clear(); }
 
@@ -279,6 +288,11 @@ void wgmma(float (&d)[kRegisters], uint64_t a, uint64_t b, bool add) {
 
 inline int warpgroup_index() { return threadIdx.x / 128; }
 
+inline void warpgroup_sync() {
+  int mine = 0;
+  emulator::collective<emulator::kWarpgroup>("a warpgroup's barrier", mine, [](int**) {});
+}
+
 // The registers themselves are the compiler's; of them, only that all warps of a warpgroup ask for as many.
 template <int kRegisters>
 void registers_down() {
@@ -310,7 +324,7 @@ bool make_tensor_map(TensorMap& map, const T* matrix, int rows, int cols, int64_
 #define cudaDeviceGetAttribute(value, attribute, device) (*(value) = 2, cudaSuccess)
 
 template <typename... Parameters, typename... Arguments>
-cudaError_t launch_clusters(void (*kernel)(Parameters...), int cluster, int blocks, int threads, int shared,
+cudaError_t launch_clusters(void (*kernel)(Parameters...), int cluster, dim3 blocks, int threads, int shared,
                             cudaStream_t stream, const Arguments&... arguments) {
   emulator::launch(emulator::Launch(blocks, threads, shared, stream, cluster), [&] { kernel(arguments...); });
   return cudaSuccess;
