@@ -18,7 +18,7 @@ import pyarrow as pa
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the project is run from its folder, not installed
 
 from analysis.command import Options, parser, run
-from analysis.rows import number, with_problem
+from analysis.rows import number, on_one_clock, with_problem
 from minfer import store
 
 COMMAND = "python analysis/make_best.py"
@@ -30,7 +30,7 @@ COLUMNS += ["device", "device_kind", "arch", "baseline", "cold_baseline_us", "co
 def entries(table: pa.Table) -> list[dict[str, Any]]:
     """What the rows say, in order: by architecture, device, dtype, layout and shape."""
     found: dict[tuple[Any, ...], dict[str, float]] = {}
-    for row in with_problem(table).to_pylist(maps_as_pydicts="lossy"):
+    for row in on_one_clock(with_problem(table)).to_pylist(maps_as_pydicts="lossy"):
         params, us = row["params"] or {}, number(row, "cold_us")
         counts = row["op"] == "hgemm" and row["status"] in store.MEASURED and params.get("accumulate") == "float32"
         if counts and us and row["backend"] not in (None, "torch"):

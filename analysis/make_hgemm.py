@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the project is r
 
 from analysis.command import Options, parser, run
 from analysis.readme import plain, significant, table_lines, update
-from analysis.rows import natural, number, with_problem
+from analysis.rows import natural, number, on_one_clock, with_problem
 from minfer import store
 from minfer.store import Row
 
@@ -169,7 +169,7 @@ def skinny(rows: list[Row], names: list[str]) -> str:
 
 def measured(table: pa.Table) -> list[Row]:
     """The newest timed rows of hgemm on GPUs, maps as dictionaries."""
-    table = with_problem(table)
+    table = on_one_clock(with_problem(table))
     wanted = pc.and_(pc.equal(table["op"], "hgemm"), pc.is_in(table["status"], pa.array(store.MEASURED)))
     rows = table.filter(wanted).to_pylist(maps_as_pydicts="lossy")
     return [

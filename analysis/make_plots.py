@@ -21,7 +21,7 @@ from analysis import files, plots
 from analysis.command import Options, parser, run
 from analysis.readme import README, plain, update
 from analysis.roofline import roofline
-from analysis.rows import kernel_order, sections, with_problem
+from analysis.rows import kernel_order, on_one_clock, sections, with_problem
 from minfer import store
 
 COMMAND = "python analysis/make_plots.py"
@@ -32,6 +32,7 @@ PLOTS = {
     "throughput": plots.throughput,
     "cold-steady": plots.cold_steady,
 }
+AS_MEASURED = ("cold-steady",)  # what a kernel loses is of one moment; the others compare kernels, on one clock
 SHOWN = ("ladder", "roofline")  # in the README itself; it links to the others
 LINKS = {"throughput": "throughput over size", "cold-steady": "cold against steady"}
 COLUMNS = ["run", "finished", "case", "op", "kernel", "status", "shape", "device", "device_kind", "flops", "bytes"]
@@ -41,16 +42,22 @@ COLUMNS += ["cold_percent_of_peak", "steady_tflops", "baseline", "cold_baseline_
 
 def pictures(table: pa.Table) -> Iterator[tuple[str, str, str, plots.Picture | str]]:
     """Op, device, name and picture of every plot, or a sentence on why there is none, from usable rows."""
-    table = with_problem(table)
-    measured = table.filter(pc.is_in(table["status"], pa.array(store.MEASURED)))
-    for op, device in sections(table):
-        here = measured.filter(pc.and_(pc.equal(measured["op"], op), pc.equal(measured["device"], device)))
-        rows = sorted(here.to_pylist(maps_as_pydicts="lossy"), key=kernel_order)
+    measured = with_problem(table)
+    compared = on_one_clock(measured)
+    for op, device in sections(measured):
+        one_clock, own_clock = rows_of(compared, op, device), rows_of(measured, op, device)
         for name, draw in PLOTS.items():
             try:
-                yield op, device, name, draw(op, device, rows)
+                yield op, device, name, draw(op, device, own_clock if name in AS_MEASURED else one_clock)
             except plots.LeftOut as error:
                 yield op, device, name, f"the {name} plot of {op} on {device} is left out: {error}"
+
+
+def rows_of(table: pa.Table, op: str, device: str) -> list[store.Row]:
+    """The measured rows of an op on a device, in ladder order."""
+    wanted = pc.and_(pc.equal(table["op"], op), pc.equal(table["device"], device))
+    here = table.filter(pc.and_(wanted, pc.is_in(table["status"], pa.array(store.MEASURED))))
+    return sorted(here.to_pylist(maps_as_pydicts="lossy"), key=kernel_order)
 
 
 def path(op: str, device: str, name: str) -> Path:

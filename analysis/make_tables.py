@@ -23,7 +23,7 @@ from analysis import pages
 from analysis.command import Options, parser, run
 from analysis.overview import by_group, overview_lines
 from analysis.readme import README, counted, markers, plain, update
-from analysis.rows import choose, sections, with_problem
+from analysis.rows import choose, on_one_clock, sections, with_problem
 from analysis.tables import COLUMNS, LEGEND, PROVENANCE, problem_lines, provenance
 from minfer import store
 
@@ -79,7 +79,7 @@ class Section:
 
 def every_section(table: pa.Table) -> Iterator[Section]:
     """The sections of all usable rows, in the order in which they are shown."""
-    table = with_problem(table)
+    table = on_one_clock(with_problem(table))
     for op, device in sections(table):
         here = pc.and_(pc.equal(table["op"], op), pc.equal(table["device"], device))
         origin = table.select(["finished", *PROVENANCE]).filter(here)  # to filter every column would cost a second

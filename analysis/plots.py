@@ -134,7 +134,8 @@ def beside(ax: Axes, text: str, place: float, end: float) -> None:
 
 
 def cold_steady(op: str, device: str, rows: list[Row]) -> Picture:
-    """Cold and steady side by side, with the clock that the device settled at; kernels, then PyTorch over sizes."""
+    """Cold and steady side by side as measured, with the clock that the device settled at; kernels, then PyTorch over
+    sizes. A kernel's two are of one moment, and their ratio is its own; between kernels the card's clock differs."""
     rows = [row for row in rows if number(row, "cold_tflops") and number(row, "steady_tflops")]
     kernels = representative(rows)
     if not kernels:
@@ -151,7 +152,7 @@ def cold_steady(op: str, device: str, rows: list[Row]) -> Picture:
     clocks = any(number(row, "sm_mhz") for group, *_ in groups for row in group)
     drawn, axes = figure([0.3 + 1.5 * RUNG * len(group) for group, *_ in groups], (2.2, 1) if clocks else (1,))
     for row_axes, (group, names, head, what) in zip(axes, groups, strict=True):
-        title(row_axes[0], head, f"{what} · solid: cold, pale: steady")
+        title(row_axes[0], head, f"{what} · solid: cold, pale: steady, both as measured")
         bars(row_axes[0], group, names)
         if clocks:
             clock_panel(row_axes[1], group)
@@ -162,7 +163,7 @@ def cold_steady(op: str, device: str, rows: list[Row]) -> Picture:
     said = ", ".join(
         f"{r['kernel']} {significant(r['cold_tflops'])} and {significant(r['steady_tflops'])}" for r in kernels
     )
-    return Picture(drawn, f"Cold and steady TFLOP/s of {op} on {device}, {problem(kernels[0])}: {said}")
+    return Picture(drawn, f"Cold and steady TFLOP/s as measured of {op} on {device}, {problem(kernels[0])}: {said}")
 
 
 def bars(ax: Axes, rows: list[Row], names: list[str]) -> None:

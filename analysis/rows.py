@@ -101,18 +101,18 @@ def choose(table: pa.Table) -> tuple[list[str], str | None]:
 
 
 def with_problem(table: pa.Table) -> pa.Table:
-    """The newest rows on one clock, with a column `problem`: the case's key without op and kernel."""
+    """The newest rows, with a column `problem`: the case's key without op and kernel."""
     table = newest(table)
-    return on_one_clock(table.append_column("problem", pc.replace_substring_regex(table["case"], "^[^/]*/[^/]*/", "")))
+    return table.append_column("problem", pc.replace_substring_regex(table["case"], "^[^/]*/[^/]*/", ""))
 
 
 def on_one_clock(table: pa.Table) -> pa.Table:
-    """The cold times and rates as if all kernels of a problem had been timed at one moment.
+    """Rows `with_problem`, with the cold times and rates as if all kernels of a problem had been timed at one moment.
 
     They were not, and between two the card's clock changes by up to 10 %. Their speed-ups are ratios to a baseline that
     was timed beside each. So a kernel's time is that baseline's, the median of what it took beside all of them, over the
     speed-up; its percentiles and rates change by the same factor. Rows without these figures stay as they are, and so do
-    steady times, which are each at the clock that the kernel itself settles at."""
+    steady times, which are each at the clock that the kernel itself settles at: beside these belong cold ones as measured."""
     if not {"baseline", "device", "cold_us", "cold_baseline_us", "cold_speedup"} <= set(table.column_names):
         return table
     us, beside, speedup = (

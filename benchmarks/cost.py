@@ -28,6 +28,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from minfer import store
+from minfer.writer import Writer
 
 FOLDER = ROOT / "benchmarks" / "results"
 GPU = (
@@ -75,7 +76,7 @@ def windows(row: store.Row, block_s: float) -> float:
 
 def write_s(rows: list[store.Row], folder: Path) -> float:
     """Seconds to append a row, on average."""
-    writer = store.Writer(folder / "written", "0000")
+    writer = Writer(folder / "written", "0000")
     begin = time.perf_counter()
     for row in rows:
         writer.append(row)

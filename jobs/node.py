@@ -19,7 +19,8 @@ from minfer.stopping import AGAIN
 
 def run(shards: Sequence[str], scratch: str | None, grace_s: float, gpu: str | None, gres: str | None) -> None:
     """Run a job's shards, at once; under SLURM with the compilers' caches and TMPDIR in a folder of the job's own, removed
-    after. Ends by SystemExit where not all is done.
+    after, and with as many threads as it has processors, unless OMP_NUM_THREADS says otherwise. Ends by SystemExit where
+    not all is done.
 
     SIGUSR2 says that the job ends in `grace_s` seconds. `gpu`: a local job's CUDA_VISIBLE_DEVICES; None:
     all. `gres`: what a job under SLURM asked for."""
@@ -41,6 +42,8 @@ def run(shards: Sequence[str], scratch: str | None, grace_s: float, gpu: str | N
     for variable, name in (("TORCH_EXTENSIONS_DIR", "extensions"), ("TRITON_CACHE_DIR", "triton"), ("TMPDIR", "tmp")):
         (folder / name).mkdir()
         os.environ[variable] = str(folder / name)
+    if cpus := os.environ.get("SLURM_CPUS_PER_TASK"):  # not every site confines a job to its processors
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, int(cpus) // len(shards))))
     if not os.access(Path.home(), os.W_OK):  # a container has none
         os.environ["HOME"] = str(folder)
     try:

@@ -10,7 +10,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from jobs import record
@@ -81,6 +81,17 @@ def script_lines(python: str, cluster: Cluster, container: Container, sources: P
             where = shlex.quote(cluster.scratch)
             lines.append(_refuse(f"mkdir -p {where}", f"cannot make {cluster.scratch}", "set cluster.scratch"))
     return lines
+
+
+def python_inside(folders: Iterable[Path | str]) -> str:
+    """A script that takes Python's place in a container: it ends with a sentence where the container does not have a folder.
+    Apptainer goes on without what a site does not let it bind, and Python would not find what it is to import."""
+    remedy = "; have the site allow it (user bind control = yes in apptainer.conf), or use container=none"
+    said = [
+        (shlex.quote(str(f)), shlex.quote(f"{SAID}apptainer did not bind {f} into the container{remedy}"))
+        for f in folders
+    ]
+    return "".join(f"[ -d {folder} ] || {{ echo {why} >&2; exit 1; }}; " for folder, why in said) + 'exec python "$@"'
 
 
 def _refuse(test: str, what: str, remedy: str) -> str:

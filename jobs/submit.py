@@ -24,8 +24,8 @@ from minfer.stopping import AGAIN
 
 # What a job inside a container needs of the environment that `--cleanenv` drops.
 PASS_ON = ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS",
-           "SLURM_NNODES", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_TMPDIR", "CUDA_VISIBLE_DEVICES",
-           "SUBMITIT_EXECUTOR")  # fmt: skip
+           "SLURM_NNODES", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_TMPDIR", "SLURM_CPUS_PER_TASK",
+           "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "SUBMITIT_EXECUTOR")  # fmt: skip
 PASS_ON_ONE = 'eval "[ -z \\"\\${$name+x}\\" ] || export \\"APPTAINERENV_$name=\\$$name\\""'
 
 
@@ -187,10 +187,12 @@ def python_of_jobs(kind: str, container: Container, scratch: str | None, sources
     ]
     options += ["--net --network none"] if request.untrusted else []
     start = f"apptainer exec --nv {' '.join(options)}"
+    script = preflight.python_inside([folder, sources, *kernels, request.results])
+    inside = f"{shlex.quote(str(image))} sh -c {shlex.quote(script)} sh"
     if kind == "local":  # keeps the environment, and its caches at home
-        return f"{start} {shlex.quote(str(image))} python"
+        return f"{start} {inside}"
     # What SLURM told a task is known to a shell in that task, and Apptainer takes it from variables of its own.
     pass_on = f"for name in {' '.join(PASS_ON)}; do {PASS_ON_ONE}; done"
     start += ' --cleanenv --no-home ${SLURM_TMPDIR:+--bind "$SLURM_TMPDIR"}'
-    script = f'{pass_on}; exec {start} {shlex.quote(str(image))} python "$@"'
-    return f"sh -c {shlex.quote(script)} sh"
+    task = f'{pass_on}; exec {start} {inside} "$@"'
+    return f"sh -c {shlex.quote(task)} sh"

@@ -41,6 +41,9 @@ NVCC_FLAGS += [
 ]
 
 
+DISK_FULL = re.compile("No space left on device|Disk quota exceeded")
+
+
 class BuildError(Exception):
     """A kernel that does not compile; the message is the compiler's first error, `log` all that it said."""
 
@@ -73,6 +76,16 @@ def toolkit() -> Path | None:
     if nvcc := shutil.which("nvcc"):
         candidates.append(Path(nvcc).resolve().parents[1])
     return next((home for home in candidates if _nvcc_version(home).split(".")[0] == major), None)
+
+
+def tool(name: str) -> Path | None:
+    """A program of NVIDIA's such as ncu: on the PATH, in a CUDA toolkit, or where NVIDIA's packages put Nsight's; None
+    if it is in none of these."""
+    homes = [os.environ.get("CUDA_HOME"), toolkit(), "/usr/local/cuda"]
+    places = [Path(home) / "bin" for home in homes if home]
+    places += sorted(Path("/opt/nvidia").glob("nsight-*/*"), reverse=True)
+    found = shutil.which(name) or shutil.which(name, path=os.pathsep.join(map(str, places)))
+    return Path(found) if found else None
 
 
 @cache

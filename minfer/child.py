@@ -108,6 +108,10 @@ class Child:
             elif self.device.type == "cuda" and "CUDA error" in str(error):
                 # An illegal access or a failed assertion leaves the CUDA context unusable.
                 row |= {"status": "crashed", "message": message}
+            elif (full := build.DISK_FULL.search(str(error))) and "triton" in sys.modules:
+                where = os.environ.get("TRITON_CACHE_DIR", "~/.triton")
+                why = f"cannot compile by Triton in {where}: {full[0]}; free it or set cluster.scratch"
+                row |= {"status": "error", "message": why}
             else:
                 row |= {"status": "error", "message": message}
         finally:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -62,7 +61,7 @@ class Compiler:
             return subprocess.CompletedProcess(command, 0, out, err)
         with open(Path(self.shard.folder) / "logs" / f"{self.shard.name}.{name}.build.log", "w") as log:
             log.write(err)
-        if full := re.search("No space left on device|Disk quota exceeded", err):
+        if full := build.DISK_FULL.search(err):
             where = os.environ.get("TORCH_EXTENSIONS_DIR", "the cache of compiled kernels")
             raise Unfit(f"cannot compile {name} in {where}: {full[0]}; free it or set cluster.scratch")
         return err.strip().splitlines()[-1] if err.strip() else f"the build died with status {process.returncode}"

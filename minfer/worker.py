@@ -30,6 +30,7 @@ from minfer.process import Died, Process, adopt_orphans
 from minfer.shard import Claim, Shard, Superseded, Unfit, alone
 from minfer.stopping import AGAIN, STOPPED, Stopping
 from minfer.store import Row
+from minfer.writer import StoreError, Writer
 
 CLAIMS = ("cold_us", "cold_speedup", "steady_us", "steady_speedup")  # what the judge holds against its own clock
 
@@ -55,7 +56,7 @@ class Supervisor:
         self._skew_s = 0.0
         self.child: Process | None = None
         self.judge: Process | None = None
-        self.writer: store.Writer | None = None
+        self.writer: Writer | None = None
         self.environment: Row = {"device_kind": shard.device}
         self.capability: tuple[int, int] | None = None
         self.gpu: str | None = None
@@ -79,7 +80,7 @@ class Supervisor:
                 said = f"the clock of {socket.gethostname()} is {off}; its rows' times are set right"
                 self._tell(event="warning", message=said)
             child = self._start_child()
-            self.writer = store.Writer(self._results_folder(), self.shard.name)
+            self.writer = Writer(self._results_folder(), self.shard.name)
             statuses = list(self._finished())
             finished = {case.key for case, _ in statuses}
             todo = [case for case in self._todo() if case.key not in finished]
@@ -165,13 +166,13 @@ class Supervisor:
             else:
                 self._tell(event="skip", case=case.key, status=status)
 
-    def _append(self, writer: store.Writer, row: Row) -> Path:
+    def _append(self, writer: Writer, row: Row) -> Path:
         """Write a row, and wait for a results folder that is gone for a while. Raises StoreError."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
             try:
                 return writer.append(row)
-            except store.StoreError as error:
+            except StoreError as error:
                 if getattr(error.__cause__, "errno", None) not in GONE or time.monotonic() > deadline:
                     raise
             self._tell(event="waiting", why="the results folder is gone")
@@ -242,7 +243,7 @@ class Supervisor:
         judged = reply["row"]
         return judged | dict.fromkeys(TIMES) if "status" in judged else judged  # no time without a right result
 
-    def _profile(self, writer: store.Writer, statuses: list[tuple[Case, str]]) -> None:
+    def _profile(self, writer: Writer, statuses: list[tuple[Case, str]]) -> None:
         """Run the profilers, one after the other, when all rows are on disk, and add to the rows what they find."""
         self._end_processes()  # they may want the device, and its memory, to themselves
         shard = self.shard
@@ -305,7 +306,7 @@ def run_shard(path: str, grace_s: float = 0) -> None:
             ops.load_file(Path(file))
         supervisor.run()
         status = 0
-    except store.StoreError as error:
+    except StoreError as error:
         supervisor._tell(event="failed", message=f"{error}; {_rescue(shard, error)}")
     except Unfit as error:
         supervisor._tell(event="failed", message=str(error))
@@ -325,7 +326,7 @@ def run_shard(path: str, grace_s: float = 0) -> None:
         sys.exit(status)
 
 
-def _rescue(shard: Shard, error: store.StoreError) -> str:
+def _rescue(shard: Shard, error: StoreError) -> str:
     """Keep rows that could not be written where they belong, and say where."""
     for folder in (Path(shard.folder), Path("/tmp")):  # not TMPDIR, which goes with the job
         path = folder / f"minfer-{shard.run}-{shard.name}-rescued.parquet"

@@ -16,6 +16,7 @@ from minfer import build, ops, store
 from minfer.bench.timing import Timing
 from minfer.worker import Shard, Supervisor
 from tests.tables import Workspace
+from tests.workshop import Workshop
 
 ROOT = Path(__file__).resolve().parents[1]
 FAULTS = ROOT / "tests" / "faults" / "kernels.py"
@@ -117,3 +118,14 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture
 def work(tmp_path: Path) -> Workspace:
     return Workspace(tmp_path)
+
+
+@pytest.fixture
+def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workshop]:
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "cache"))
+    made = Workshop(tmp_path, tmp_path / "compiler.log", [])
+    made.write("tile.h", '#include "deeper.h"\n#define TILE (16 * DEEPER)\n')
+    made.write("deeper.h", "#define DEEPER 2\n")
+    yield made
+    for name in made.kernels:
+        del ops.get("hgemm").kernels[name]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ import torch
 from minfer import build, ops
 from minfer.bench.verify import Trial, oracle
 from minfer.ops import Case, Kernel
-from tests.emulator import Emulated, KernelError
+from tests.emulator import Emulated, KernelError, compiled, precompiled
 from tests.test_kernels import cases
 
 pytestmark = [
@@ -73,17 +75,38 @@ def emulated(kernel: Kernel) -> bool:
     return not any(re.search(r"<mma\.h>|\basm\b|\batomic(?!Inc|Add)[A-Z]|cooperative_groups", text) for text in sources)
 
 
-FILES = {k.source.stem: k.source for k in ops.every_kernel(["cuda"])}
+FILES = {kernel.source.stem: kernel for kernel in ops.every_kernel(["cuda"])}  # any of a file's
+
+
+@pytest.fixture(scope="module")
+def library(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[str], Path]]:
+    """The library of a file, or of one with a mistake. What the chosen tests ask for is compiled in the background, in
+    their order and several at once: it takes longer than they do."""
+    folder = tmp_path_factory.mktemp("emulated")
+    precompiled()
+    made: dict[str, Future[Path]] = {}
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for item in request.session.items:
+            if not isinstance(item, pytest.Function) or "library" not in item.fixturenames:
+                continue
+            name = next(iter(item.callspec.params.values()))
+            file, edits = (name, {}) if name in FILES else (BROKEN[name][0], BROKEN[name][1] | ONE_DTYPE)
+            if name not in made and emulated(FILES[file]):
+                made[name] = pool.submit(compiled, FILES[file], folder / str(len(made)), edits)
+        yield lambda name: made[name].result()
+        pool.shutdown(cancel_futures=True)
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_kernels_agree_with_the_oracle_when_emulated(file: str, tmp_path: Path) -> None:
-    kernels = [kernel for kernel in HGEMM.kernels.values() if kernel.source == FILES[file]]
-    if not emulated(kernels[0]):
+def test_kernels_agree_with_the_oracle_when_emulated(file: str, library: Callable[[str], Path]) -> None:
+    if not emulated(FILES[file]):
         pytest.skip("not emulated: WMMA, whose fragments are the compiler's secret, PTX of its own, or other atomics")
-    function = Emulated(kernels[0], tmp_path)
-    for kernel in kernels:
-        function.symbol = kernel.symbol
+    for kernel in HGEMM.kernels.values():
+        if kernel.source != FILES[file].source:
+            continue
+        function = Emulated(kernel, library(file))
         tried = [worst(function, case) for _, case in cases(kernel, sizes(file))]
         assert len(tried) >= 6 and max(tried) < 1, tried
 
@@ -94,9 +117,9 @@ SHARED_SUMS["v16_skinny"] = (128, 128, 776)
 
 
 @pytest.mark.parametrize("file", SHARED_SUMS)
-def test_sums_of_several_blocks_have_the_same_bits_in_any_order_or_say_that_they_do_not(file, tmp_path) -> None:
+def test_sums_of_several_blocks_have_the_same_bits_in_any_order_or_say_that_they_do_not(file, library) -> None:
     kernel = HGEMM.kernels[file]
-    function = Emulated(kernel, tmp_path)
+    function = Emulated(kernel, library(file))
     case = HGEMM.case(file, "float16", dict(zip(HGEMM.axes, SHARED_SUMS[file], strict=True)))
     _, out, inputs = Trial(case, HGEMM.calls[0], "normal", 1).operands(HGEMM, CPU)
     found = set()
@@ -106,7 +129,9 @@ def test_sums_of_several_blocks_have_the_same_bits_in_any_order_or_say_that_they
     assert (len(found) == 1) == kernel.deterministic
 
 
-# What is taken away from a kernel, and what is then seen: this error, or a wrong result.
+# What is taken away from a kernel, and what is then seen: this error, or a wrong result. A mistake does not depend on the
+# dtype, and compiling for one takes half as long.
+ONE_DTYPE = {"make_gemm<BFloat16>": "make_gemm<Half>"}
 WRONG = ""
 BROKEN = {
     "wrong index": ("v02_tiled", {"a_tile[y][k] * b_tile[k][x]": "a_tile[y][k] * b_tile[x][k]"}, WRONG),
@@ -230,10 +255,11 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("how", BROKEN)
-def test_a_broken_kernel_is_seen(how: str, tmp_path: Path) -> None:
-    file, edits, error = BROKEN[how]
-    function = Emulated(HGEMM.kernels[file], tmp_path, edits)
-    tried = (worst(function, case) for _, case in cases(HGEMM.kernels[file], sizes(file)))
+def test_a_broken_kernel_is_seen(how: str, library: Callable[[str], Path]) -> None:
+    file, _, error = BROKEN[how]
+    kernel = HGEMM.kernels[file]
+    function = Emulated(kernel, library(how))
+    tried = (worst(function, case) for _, case in cases(kernel, sizes(file)) if case.dtype == "float16")
     if error:
         with pytest.raises(KernelError, match=error):
             list(tried)
@@ -262,7 +288,8 @@ FORBIDDEN = {
 @pytest.fixture(scope="module")
 def forbidden(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], torch.Tensor]:
     source = Path(__file__).parent / "emulator" / "forbidden.cu"
-    function = Emulated(Kernel("hgemm", "forbidden", "cuda", source), tmp_path_factory.mktemp("forbidden"))
+    kernel = Kernel("hgemm", "forbidden", "cuda", source)
+    function = Emulated(kernel, compiled(kernel, tmp_path_factory.mktemp("forbidden")))
 
     def run(mistake: int) -> torch.Tensor:
         out = torch.zeros(8, 64, dtype=torch.float16)

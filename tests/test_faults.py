@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,9 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from minfer import store
+from minfer import ops, store
 from minfer.process import Died
-from tests.conftest import ROOT, launch
+from minfer.worker import Shard
+from minfer.writer import StoreError
+from tests.conftest import FAST, FAULTS, ROOT, launch
 
 
 def test_every_fault_has_its_row_and_the_next_case_runs(run_shard):
@@ -76,17 +79,13 @@ run_shard({words[0]!r})
 
 def test_rows_that_cannot_be_written_are_rescued_or_reported(run_shard, tmp_path):
     """The results folder fills up in mid-run: the finished row stays readable, and one sentence says what happened."""
-    with pytest.raises(store.StoreError, match="cannot write") as caught:
+    with pytest.raises(StoreError, match="cannot write") as caught:
         (tmp_path / "results").write_text("a file where the folder should be")
         run_shard(["honest"])
     assert [row["kernel"] for row in caught.value.rows] == ["honest"]
 
 
 def test_full_results_folder_keeps_what_was_written(tmp_path):
-    from minfer import ops
-    from minfer.worker import Shard
-    from tests.conftest import FAST
-
     op = ops.get("hgemm")
     cases = [op.case("torch", dtype, dict.fromkeys(op.axes, 32)) for dtype in ("float16", "bfloat16")]
     shard = Shard("0000", "test", str(tmp_path / "run"), str(tmp_path / "results"), "cpu", cases, FAST, 60.0, 60.0)
@@ -96,6 +95,32 @@ def test_full_results_folder_keeps_what_was_written(tmp_path):
     progress = (tmp_path / "run" / "progress" / "0000.jsonl").read_text()
     assert "cannot write" in progress and "File too large" in progress and "Traceback" not in progress
     assert not list((tmp_path / "results").rglob(".*"))
+
+
+def test_scratch_that_is_full_while_triton_compiles_costs_that_case_only(tmp_path):
+    """In a namespace of its own, where a user may mount a file system that is too small."""
+    pytest.importorskip("triton")
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    mounted = ["unshare", "-rm", "sh", "-c", 'mount -t tmpfs -o size=64k tmpfs "$0" && exec "$@"', str(scratch)]
+    if not shutil.which("unshare") or subprocess.run([*mounted, "true"], capture_output=True).returncode:
+        pytest.skip("users may not mount here")
+    op = ops.get("hgemm")
+    cases = [op.case(name, "float16", dict.fromkeys(op.axes, 32)) for name in ("compiles", "honest")]
+    folders = str(tmp_path / "run"), str(tmp_path / "results")
+    shard = Shard("0000", "test", *folders, "cpu", cases, FAST, 60.0, 60.0, extra=[str(FAULTS)])
+    code = f"from minfer.worker import run_shard; run_shard({str(shard.save())!r})"
+    environment = os.environ | {"TRITON_CACHE_DIR": str(scratch)}
+    done = subprocess.run(
+        [*mounted, sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    full, after = store.rows(store.files(tmp_path / "results"))
+    assert (full["kernel"], full["status"]) == ("compiles", "error") and full["cold_us"] is None
+    assert full["message"] == (
+        f"cannot compile by Triton in {scratch}: No space left on device; free it or set cluster.scratch"
+    )
+    assert after["status"] in store.MEASURED, after["message"]
 
 
 @pytest.mark.parametrize("folder", ["/proc/minfer", "/dev/null/minfer"])

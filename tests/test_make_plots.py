@@ -260,6 +260,17 @@ def test_cold_and_steady_are_beside_the_clock() -> None:
     assert len(without) == 2
 
 
+def test_kernels_are_compared_on_one_clock_and_cold_with_steady_as_measured() -> None:
+    """v01's clock was a fifth lower while it and its baseline were timed."""
+    beside = {"baseline": "torch", "cold_speedup": 1.0}
+    made = [row(m=m, cold_baseline_us=row(m=m)["cold_us"], **beside) for m in (512, 4096)]
+    made += [row("v01_naive", 560.0, m, cold_baseline_us=row("x", 560.0, m)["cold_us"], **beside) for m in (512, 4096)]
+    bars = {name: axes(name, *made)[0].containers for name in ("ladder", "cold-steady")}
+    shown = {name: [bar.get_width() for bars in found for bar in bars] for name, found in bars.items()}
+    assert shown["ladder"][0] == pytest.approx(shown["ladder"][2])
+    assert shown["cold-steady"] == pytest.approx([700.0, 700.0 / 1.1, 560.0, 560.0 / 1.1])
+
+
 def test_a_kernel_looks_the_same_in_every_plot_and_when_others_come() -> None:
     def colors(made: list[store.Row]) -> dict[str, set[str]]:
         found: dict[str, set[str]] = {}

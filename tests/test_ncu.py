@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from minfer import ops, report, store
+from minfer import build, ops, report, store
 from minfer.ops import Case
 from minfer.profilers import Finding, Job, ncu
 
@@ -173,7 +173,7 @@ def test_an_audit_in_several_passes_says_nothing(tmp_path: Path, monkeypatch: py
 
 def test_without_ncu_or_a_gpu_there_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     work = job(tmp_path, "", (8,), ["roofline"], monkeypatch)
-    monkeypatch.setattr(ncu, "find", lambda: None)
+    monkeypatch.setattr(build, "tool", lambda name: None)
     assert list(ncu.profile(work)) == [
         Finding(why="Nsight Compute is not installed; put its ncu on the PATH, or set CUDA_HOME")
     ]

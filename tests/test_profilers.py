@@ -11,6 +11,7 @@ import pytest
 
 from minfer import ops, profilers, store
 from minfer.worker import Supervisor
+from minfer.writer import Writer
 from tests.conftest import FAULTS, ROOT, has_gpu, launch
 
 PROFILERS = ROOT / "tests" / "faults" / "profilers.py"
@@ -98,7 +99,7 @@ def test_a_shards_times_are_written_before_and_not_changed_by_its_profilers(run_
     before: list[store.Row] = []
     profile = Supervisor._profile
 
-    def watched(self: Supervisor, writer: store.Writer, statuses: Any) -> None:
+    def watched(self: Supervisor, writer: Writer, statuses: Any) -> None:
         before.extend(store.rows(writer.parts))
         profile(self, writer, statuses)
 

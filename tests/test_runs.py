@@ -23,6 +23,7 @@ from minfer.run import load
 from minfer.shard import Claim, Shard, Superseded, Unfit, alone, outside
 from minfer.stopping import AGAIN, STOPPED
 from minfer.worker import Supervisor
+from minfer.writer import StoreError, Writer
 from tests.conftest import FAST, FAULTS, ROOT
 
 
@@ -147,7 +148,7 @@ def test_local_shards_run_at_once_each_on_a_gpu_of_its_own_and_from_the_runs_sou
 def test_a_results_folder_that_is_gone_is_waited_for_and_not_made_anew(shard, tmp_path):
     supervisor = Supervisor(shard)
     results = tmp_path / "results"
-    writer = store.Writer(results / "cpu" / "test", "0000")
+    writer = Writer(results / "cpu" / "test", "0000")
     supervisor._append(writer, {"case": "first"})
     results.rename(tmp_path / "elsewhere")
     seen = []
@@ -169,9 +170,9 @@ def test_a_results_folder_that_is_gone_is_waited_for_and_not_made_anew(shard, tm
 
 def test_a_results_folder_that_stays_away_or_is_full_ends_the_shard_and_its_row_is_kept(shard, tmp_path, monkeypatch):
     monkeypatch.setattr(worker, "PATIENCE_S", 0.0)
-    writer = store.Writer(tmp_path / "results" / "cpu" / "test", "0000")
+    writer = Writer(tmp_path / "results" / "cpu" / "test", "0000")
     (tmp_path / "results").rename(tmp_path / "elsewhere")
-    with pytest.raises(store.StoreError, match="No such file or directory") as caught:
+    with pytest.raises(StoreError, match="No such file or directory") as caught:
         Supervisor(shard)._append(writer, {"case": "first"})
     assert "unwritten rows are in" in worker._rescue(shard, caught.value)
     assert [row["case"] for row in store.rows(Path(shard.folder).glob("*rescued.parquet"))] == ["first"]

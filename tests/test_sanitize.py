@@ -116,7 +116,7 @@ def test_what_cannot_be_run_is_one_sentence(fake, capsys, monkeypatch):
     assert capsys.readouterr().err.startswith("no CUDA kernel v99; there are v01_naive, ")
     assert sanitize.main(["v10_wgmma"]) == 2
     assert capsys.readouterr().err == "v10_wgmma: not for this GPU, which is sm_89\n"
-    monkeypatch.setattr(sanitize.shutil, "which", lambda *words, **options: None)
+    monkeypatch.setattr(build, "tool", lambda name: None)
     assert sanitize.main([]) == 2
     assert capsys.readouterr().err.startswith("no compute-sanitizer here: ")
     monkeypatch.setattr(sanitize, "gpu", lambda: "")

@@ -20,12 +20,19 @@ from jobs import record, submit
 from minfer.config import Cluster, Config, Container, Shape, UserError, check_words
 
 # Take the place of commands of the node. srun tells its task what the script does not know, and calls it; apptainer
-# writes down how it was called, and what it was to pass on.
+# writes down how it was called, and what it was to pass on, and runs it without a folder that it did not bind; python
+# writes down how it was called.
 STAND_INS = {
-    "srun": 'while [ "${1#-}" != "$1" ]; do [[ $1 = --unbuffered ]] && shift || shift 2; done; SLURM_PROCID=3 "$@"',
+    "srun": 'while [ "${1#-}" != "$1" ]; do [[ $1 = --unbuffered ]] && shift || shift 2; done; '
+    'SLURM_PROCID=3 SLURM_CPUS_PER_TASK=6 "$@"',
     "apptainer": """printf '%s\\0' "$@" > "$SAID/words"
 echo "$APPTAINERENV_SLURM_JOB_ID $APPTAINERENV_SLURM_PROCID ${APPTAINERENV_SLURM_NTASKS-unset}" > "$SAID/passed"
+echo "$APPTAINERENV_SLURM_CPUS_PER_TASK $APPTAINERENV_OMP_NUM_THREADS" >> "$SAID/passed"
+[ -z "${HIDDEN-}" ] || rmdir "$HIDDEN"
+while [ "$1" != sh ]; do shift; done
+"$@"
 """,
+    "python": """printf '%s\\0' "$@" > "$SAID"/python""",
 }
 # What a shell, sbatch or Apptainer might take for something of theirs; of BAD, some cannot be told to sbatch at all.
 ODD = [*"ab/ '\"`$(){}[];&|<>*?!#~=-%é", "touch pwned", "$(touch pwned)", "; touch pwned #", "%j", "$HOME"]
@@ -114,18 +121,37 @@ def check(script: str, tools: Path, base: Path, container: Container, places: li
         "SAID": str(said),
         "HOME": str(base),
         "SLURM_JOB_ID": "1",
+        "OMP_NUM_THREADS": "2",
     }
     done = subprocess.run(["bash", "-c", script], cwd=base, env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert not list(base.rglob("pwned"))
     if container.image is None:
         return
-    assert (said / "passed").read_text() == "1 3 unset\n"  # submitit takes an empty variable for a number
+    assert (said / "passed").read_text() == "1 3 unset\n6 2\n"  # submitit takes an empty variable for a number
+    assert (said / "python").read_text().split("\0") == ["-u", "-m", "submitit.core._submit", places[0], ""]
     words = (said / "words").read_text().split("\0")
-    called = ["python", "-u", "-m", "submitit.core._submit"]
-    assert words[-7:] == [container.image, *called, places[0], ""]
+    assert words[words.index("sh") - 1] == container.image
     binds = [words[at + 1] for at, word in enumerate(words) if word == "--bind"]
     assert {*places, *container.binds} <= set(binds)
+
+
+def test_a_folder_that_is_not_bound_into_the_container_is_one_sentence(tools: Path, tmp_path: Path) -> None:
+    folder, results, image = tmp_path / "run", tmp_path / "results", tmp_path / "minfer.sif"
+    for made in (folder, results, folder / "sources"):
+        made.mkdir()
+    image.touch()
+    cluster, container = Cluster("x"), Container("x", str(image))
+    config = Config(op="hgemm", dtype="float16", shape=Shape("tiny"), cluster=cluster, results=str(results))
+    OmegaConf.save(OmegaConf.structured(config), folder / record.CONFIG)
+    environment = {"PATH": f"{tools}:/usr/bin:/bin", "SAID": str(tmp_path), "HIDDEN": str(results)}
+    script = script_of(cluster, container, folder)
+    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 1 and not (tmp_path / "python").exists()
+    assert done.stderr == (
+        f"minfer: apptainer did not bind {results} into the container; have the site allow it (user bind control = yes in "
+        "apptainer.conf), or use container=none\n"
+    )
 
 
 def test_a_folder_that_sbatch_could_not_be_told_of_is_one_sentence(tmp_path: Path) -> None:

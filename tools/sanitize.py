@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -107,13 +106,6 @@ def sanitize(program: str, kernel: Kernel, tool: str) -> str:
     return verdict(path.read_text(errors="replace"), status)
 
 
-def find() -> str | None:
-    """compute-sanitizer: on the PATH, or in a CUDA toolkit."""
-    homes = [os.environ.get("CUDA_HOME"), build.toolkit(), "/usr/local/cuda"]
-    folders = os.pathsep.join(f"{home}/bin" for home in homes if home)
-    return shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path=folders)
-
-
 def gpu() -> str:
     """What kernels for the GPU at hand are compiled for; empty without one."""
     return arch(pick("cuda")) if torch.cuda.is_available() else ""
@@ -157,7 +149,7 @@ def main(words: list[str] | None = None) -> int:
 
     known = ops.every_kernel(["cuda"])
     names = [kernel.name for kernel in known]
-    target, program = gpu(), find()
+    target, program = gpu(), build.tool("compute-sanitizer")
     kernels = [k for k in known if (k.name in args.kernels or not args.kernels) and k.builds_for(target or k.archs)]
     refusal = ""
     if unknown := [name for name in args.kernels if name not in names]:

@@ -17,12 +17,10 @@ import json
 import math
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 from minfer import build, ops
 from minfer.ops import Case
@@ -107,15 +105,6 @@ class Refused(Exception):
     """Nsight Compute cannot count anything here; the message says why and what to do."""
 
 
-def find() -> Path | None:
-    """Nsight Compute's command line: on the PATH, in a CUDA toolkit, or where NVIDIA's packages put it."""
-    homes = [os.environ.get("CUDA_HOME"), build.toolkit(), "/usr/local/cuda"]
-    places = [Path(home) / "bin" / "ncu" for home in homes if home]
-    places += sorted(Path("/opt/nvidia/nsight-compute").glob("*/ncu"), reverse=True)
-    found = shutil.which("ncu")
-    return Path(found) if found else next((path for path in places if path.is_file()), None)
-
-
 def profile(job: Job) -> Iterator[Finding]:
     """A finding for each case. When Nsight Compute cannot count here, every case says why."""
     refusal = "counts on a CUDA GPU only" if job.device not in DEVICES else ""
@@ -163,7 +152,7 @@ def audited(case: Case, counted: Finding, window: Finding) -> Finding:
 def count(job: Job, cases: list[Case], name: str, audit: bool = False) -> tuple[list[Finding], Case | None, str]:
     """One process under Nsight Compute, which leaves the report `name`: the findings, or the case at which it ended and
     how. Raises Refused."""
-    tool, report = find(), job.folder / f"{name}.ncu-rep"
+    tool, report = build.tool("ncu"), job.folder / f"{name}.ncu-rep"
     if tool is None:
         raise Refused("Nsight Compute is not installed; put its ncu on the PATH, or set CUDA_HOME")
     report.parent.mkdir(parents=True, exist_ok=True)

@@ -58,31 +58,35 @@ def rewrite(text: str) -> str:
     return LAUNCH.sub(r"emulator::launch(emulator::Launch(\2), [&] { \1\3; });", text)
 
 
+def compiled(kernel: Kernel, folder: Path, edits: Mapping[str, str] | None = None) -> Path:
+    """The library of a kernel's file for the CPU. `edits` are replaced in the kernel's sources first, to break it; each
+    must occur. Raises BuildError when the compiler does."""
+    unseen = dict(edits or {})
+    for path in kernel.sources():
+        relative = _relative(path)
+        if (INCLUDE / relative).is_file():
+            continue
+        text = path.read_text()
+        for old, new in (edits or {}).items():
+            if old in text:
+                text = text.replace(old, new)
+                unseen.pop(old, None)
+        target = folder / relative
+        target.parent.mkdir(parents=True, exist_ok=True)
+        first = '#include "torch.h"\n' if path == kernel.source else ""  # a precompiled header must come first
+        target.write_text(f'{first}#line 1 "{path.name}"\n{rewrite(text)}')
+    assert not unseen, f"{kernel.source.name} has none of {list(unseen)}"
+    return _compile(folder / _relative(kernel.source), folder)
+
+
 class Emulated:
     """A kernel that runs on the CPU, called as every kernel: `(out, a, b, alpha, beta)`, on CPU tensors.
 
-    Each call draws another schedule. `edits` are replaced in the kernel's sources first, to break it; each must occur.
-    `symbol` is the op that is called, of those that the file defines. Raises KernelError, and BuildError when the
-    compiler does."""
+    Each call draws another schedule, the same ones in every process. Raises KernelError."""
 
-    def __init__(self, kernel: Kernel, folder: Path, edits: Mapping[str, str] | None = None) -> None:
+    def __init__(self, kernel: Kernel, library: Path) -> None:
         self.symbol, self.seed = kernel.symbol, 0
-        unseen = dict(edits or {})
-        for path in kernel.sources():
-            relative = _relative(path)
-            if (INCLUDE / relative).is_file():
-                continue
-            text = path.read_text()
-            for old, new in (edits or {}).items():
-                if old in text:
-                    text = text.replace(old, new)
-                    unseen.pop(old, None)
-            target = folder / relative
-            target.parent.mkdir(parents=True, exist_ok=True)
-            first = '#include "torch.h"\n' if path == kernel.source else ""  # a precompiled header must come first
-            target.write_text(f'{first}#line 1 "{path.name}"\n{rewrite(text)}')
-        assert not unseen, f"{kernel.source.name} has none of {list(unseen)}"
-        self._library = ctypes.CDLL(str(_compile(folder / _relative(kernel.source), folder)))
+        self._library = ctypes.CDLL(str(library))
 
     def __call__(self, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, alpha: float = 1, beta: float = 0) -> None:
         self.seed += 1
@@ -113,7 +117,7 @@ def _run(*words: str | Path) -> None:
 
 
 @cache
-def _precompiled() -> tempfile.TemporaryDirectory[str]:
+def precompiled() -> tempfile.TemporaryDirectory[str]:
     """A folder with the compiled header and runtime, which take longer than a kernel."""
     folder = tempfile.TemporaryDirectory(prefix="minfer-emulator-")
     root = Path(folder.name)
@@ -129,7 +133,7 @@ def _includes(*folders: Path) -> list[str]:
 
 
 def _compile(source: Path, folder: Path) -> Path:
-    made, library, ready = folder / "kernel.o", folder / "kernel.so", Path(_precompiled().name)
+    made, library, ready = folder / "kernel.o", folder / "kernel.so", Path(precompiled().name)
     _run(*FLAGS, *_includes(ready, folder), "-x", "c++", "-c", source, "-o", made)
     _run("-shared", "-Wl,-Bsymbolic", made, ready / "runtime.o", "-o", library)
     return library

@@ -53,17 +53,42 @@ void release(std::vector<Thread*> threads) {
 
 // Waits at a barrier of all threads of a block, or of the cluster.
 void meet(unsigned& arrived, const Block* block, const char* what) {
+  const size_t blocks = block ? 1 : state.blocks.size();
+  if (++arrived < state.threads.size() / state.blocks.size() * blocks) return wait_for(what);
+  arrived = 0;
   std::vector<Thread*> all;
   for (Thread& thread : state.threads)
     if (!block || thread.block == block) all.push_back(&thread);
-  if (++arrived < all.size()) return wait_for(what);
-  arrived = 0;
   release(all);
   suspend();
 }
 
 void barrier() { meet(state.current->block->at_barrier, state.current->block, "__syncthreads()"); }
 void cluster_barrier() { meet(state.at_cluster_barrier, nullptr, "cluster_sync()"); }
+
+void** gather(const char* what, void* mine, unsigned lanes) {
+  const Thread* self = state.current;
+  Warp& warp = group_of(*self, lanes);
+  const unsigned of_block = state.threads.size() / state.blocks.size();
+  const unsigned there = std::min(lanes, of_block - self->rank / lanes * lanes);
+  if (there < lanes) fail(std::string("calls ") + what + " in a warp of " + std::to_string(there) + " threads");
+  if (warp.arrived && strcmp(warp.what, what))
+    fail(std::string("comes to ") + what + " while lanes of its warp wait at " + warp.what);
+  warp.what = what;
+  warp.operands[self->rank % lanes] = mine;
+  if (++warp.arrived == lanes) return warp.operands;
+  wait_for(what);
+  return nullptr;
+}
+
+void release_others(unsigned lanes) {
+  const Thread* self = state.current;
+  group_of(*self, lanes).arrived = 0;
+  std::vector<Thread*> others;
+  for (unsigned i = 0, first = self->number - self->rank % lanes; i < lanes; ++i)
+    if (first + i != self->number) others.push_back(&state.threads[first + i]);
+  release(others);
+}
 
 void enter() {
   (*state.body)();

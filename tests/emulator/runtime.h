@@ -190,26 +190,18 @@ inline Warp& group_of(const Thread& thread, unsigned lanes) {
   return (lanes == kWarp ? state.warps : state.warpgroups)[thread.block->rank * groups + thread.rank / lanes];
 }
 
+// Where a thread's warp, or warpgroup, meets for an operation of all its lanes: the last one to come is given what each
+// lane brought, and lets the others go on; those wait, and are given null.
+void** gather(const char* what, void* mine, unsigned lanes);
+void release_others(unsigned lanes);
+
 // An operation of a whole warp, or warpgroup: when the last lane has come, it does `work` on the operands of all.
 template <unsigned kLanes = kWarp, typename Operands, typename Work>
 void collective(const char* what, Operands& mine, Work work) {
-  Thread* self = state.current;
-  Warp& warp = group_of(*self, kLanes);
-  const unsigned first = self->number - self->rank % kLanes;
-  const unsigned of_block = state.threads.size() / state.blocks.size();
-  const unsigned lanes = std::min(kLanes, of_block - self->rank / kLanes * kLanes);
-  if (lanes < kLanes) fail(std::string("calls ") + what + " in a warp of " + std::to_string(lanes) + " threads");
-  if (warp.arrived && strcmp(warp.what, what))
-    fail(std::string("comes to ") + what + " while lanes of its warp wait at " + warp.what);
-  warp.what = what;
-  warp.operands[self->number - first] = &mine;
-  if (++warp.arrived < kLanes) return wait_for(what);
-  warp.arrived = 0;
-  work(reinterpret_cast<Operands**>(warp.operands));
-  std::vector<Thread*> others;
-  for (unsigned i = 0; i < kLanes; ++i)
-    if (first + i != self->number) others.push_back(&state.threads[first + i]);
-  release(others);
+  void** all = gather(what, &mine, kLanes);
+  if (!all) return;
+  work(reinterpret_cast<Operands**>(all));
+  release_others(kLanes);
 }
 
 struct Launch {

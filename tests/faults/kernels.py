@@ -60,7 +60,21 @@ def noisy(out, a, b, alpha=1.0, beta=0.0):
     honest(out, a, b, alpha, beta)
 
 
-for function in (honest, segfaults, hangs, slow, zeros, hungry, raises, exits, killed, noisy):
+def compiles(out, a, b, alpha=1.0, beta=0.0):
+    """Has Triton compile, for a GPU that need not be there, and then computes on the CPU."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    kernel = op.kernels["triton_tiled"].module().kernel
+    constants = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 32, "GROUP_M": 8, "READ_C": False}
+    types = dict.fromkeys(("c_ptr", "a_ptr", "b_ptr"), "*fp16") | dict.fromkeys(("alpha", "beta"), "fp32")
+    signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in kernel.arg_names}
+    triton.compile(ASTSource(kernel, signature, constants), target=GPUTarget("cuda", 89, 32))
+    honest(out, a, b, alpha, beta)
+
+
+for function in (honest, segfaults, hangs, slow, zeros, hungry, raises, exits, killed, noisy, compiles):
     op.torch(function.__name__, function)
 op.cpp(str(HERE / "does_not_compile.cpp"))
 op.cuda(str(HERE / "illegal_access.cu"))

@@ -1,0 +1,108 @@
+"""The rows of one shard, written as they come to `results/<device>/<run>/<shard>-<part>.parquet`.
+
+The part in progress is rewritten with every row, to a temporary name that then replaces it, so a file is always whole and
+losing a job loses at most the case in flight. The parts of a shard that is done become one file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from minfer.store import AMENDABLE, PARQUET, SCHEMA, Row, appearing, plain, read_one, to_table, write
+
+ROWS_PER_PART = 64  # rewriting a part costs milliseconds
+ROWS_PER_GROUP = 2048  # of a finished shard's file: large groups read fast
+
+
+class StoreError(Exception):
+    """Rows could not be written; the message says where and why, and `rows` are the ones not yet on disk."""
+
+    def __init__(self, message: str, rows: list[Row]) -> None:
+        super().__init__(message)
+        self.rows = rows
+
+
+class Writer:
+    """Appends the rows of one shard. A fresh Writer never touches the parts of an earlier one."""
+
+    def __init__(self, folder: Path, shard: str) -> None:
+        self.folder, self.shard = folder, shard
+        self.rows: list[Row] = []
+        self.part = 0
+        self.parts: list[Path] = []
+        self.where: dict[str, Path] = {}  # case -> the part that holds its row
+        # Once, and append says it if this fails: a folder that is gone later must not be made anew, on a disk under its mount.
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+
+    def append(self, row: Row) -> Path:
+        """Write a row to disk and return its file. Raises StoreError."""
+        if not self.rows:
+            while self._path().exists():
+                self.part += 1
+        self.rows.append(row)
+        path = self._path()
+        try:
+            write(to_table(self.rows), path)
+        except OSError as error:
+            self.rows.pop()
+            raise StoreError(f"cannot write {path}: {error.strerror or error}", [row]) from error
+        self.where[row["case"]] = path
+        if len(self.rows) == 1:
+            self.parts.append(path)
+        if len(self.rows) == ROWS_PER_PART:
+            self.rows, self.part = [], self.part + 1
+        return path
+
+    def amend(self, columns: Mapping[str, Row]) -> None:
+        """Add to the maps of rows that this Writer appended, by case; nothing else of them can change.
+
+        Raises StoreError, and then the files are whole; KeyError for another column or an unknown case."""
+        if other := {name for row in columns.values() for name in row} - set(AMENDABLE):
+            raise KeyError(f"not to be amended: {', '.join(sorted(other))}")
+        parts: dict[Path, dict[str, Row]] = {}
+        for case, row in columns.items():
+            parts.setdefault(self.where[case], {})[case] = row
+        for path, rows in parts.items():
+            try:
+                write(_amended(read_one(path, SCHEMA), rows), path)
+            except (OSError, pa.ArrowException) as error:
+                why = error.strerror if isinstance(error, OSError) and error.strerror else error
+                lost = [{"case": case, **row} for case, row in rows.items()]
+                raise StoreError(f"cannot amend {path}: {why}", lost) from error
+            if path == self._path():  # what is appended from now on must not bring the old rows back
+                self.rows, self.part = [], self.part + 1
+
+    def close(self) -> None:
+        """Merge the parts into the first: one large file reads faster than many small ones."""
+        if len(self.parts) < 2:
+            return
+        groups = range(0, len(self.parts), ROWS_PER_GROUP // ROWS_PER_PART)
+        with contextlib.suppress(OSError, pa.ArrowException):  # on a full disk the parts stay as they are
+            with appearing(self.parts[0]) as file, pq.ParquetWriter(file, SCHEMA, **PARQUET) as merged:
+                for start in groups:
+                    group = self.parts[start : start + groups.step]
+                    merged.write_table(pa.concat_tables(read_one(path, SCHEMA) for path in group))
+            for path in self.parts[1:]:
+                path.unlink()
+
+    def _path(self) -> Path:
+        return self.folder / f"{self.shard}-{self.part:03d}.parquet"
+
+
+def _amended(table: pa.Table, rows: Mapping[str, Row]) -> pa.Table:
+    """The table with more in the maps of some cases' rows."""
+    cases = table["case"].to_pylist()
+    for name in AMENDABLE:
+        values = table[name].to_pylist(maps_as_pydicts="strict")
+        values = [
+            plain({**(v or {}), **rows.get(c, {}).get(name, {})} or v) for c, v in zip(cases, values, strict=True)
+        ]
+        field = SCHEMA.field(name)
+        table = table.set_column(table.column_names.index(name), field, pa.array(values, type=field.type))
+    return table
