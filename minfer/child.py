@@ -32,6 +32,10 @@ from minfer.ops import Case, Kernel, Op
 from minfer.process import serve
 from minfer.store import Row
 
+HOST_BOUND = (
+    "a call keeps the host longer than the GPU can be kept waiting, or waits for the GPU: cold times contain that"
+)
+
 Say = Callable[..., None]
 
 
@@ -152,7 +156,8 @@ class Child:
         """Both regimes, and the second clock last: it must not disturb them."""
         bench.warm_up(self.timing.warmup_s)
         samples: dict[str, Any] = {"cold": bench.cold(self.timing).tolist(), "steady": []}
-        row |= {"cold_empty_us": bench.clock.empty(30) * 1e6, "flags": ""}
+        row["cold_empty_us"] = bench.clock.empty(30) * 1e6
+        flags = [HOST_BOUND] if isinstance(bench.clock, CudaClock) and bench.clock.host_bound else []
         if self.timing.steady_block_s > 0:
             blocks = bench.steady(self.timing, lambda: row.update(self.telemetry.sample()))
             samples["steady"] = [block.tolist() for block in blocks]
@@ -160,7 +165,8 @@ class Child:
         if self.timing.audit and isinstance(bench.clock, CudaClock):
             second = audit(bench.clock, bench.arms[0], row["cold_empty_us"])
             row |= {"audit_us": second.cupti_us, "audit_events_us": second.events_us, "audit_kernels": second.kernels}
-            row["flags"] = second.flag()
+            flags += second.flags()
+        row["flags"] = "; ".join(flags)
         return samples
 
     def _check_own_work(self, op: Op, kernel: Kernel, case: Case, function: Function, seed: int) -> None:

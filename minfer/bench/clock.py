@@ -23,6 +23,7 @@ Arm = Callable[[int], object]
 
 FLUSH_FACTOR = 2  # the flush touches this many times the last-level cache
 GRAPH_S = 0.002  # a replay so long costs nothing to launch beside what it runs
+LEAD_CYCLES, LEADS = 2_000_000, 7  # a millisecond or so, and how often it is doubled for a slow host: to 64
 CPU_FLUSH_LIMIT = 256 << 20  # servers with a gigabyte of L3 would take longer to flush than to measure
 
 
@@ -60,6 +61,7 @@ class CudaClock:
         self.device = device
         self.buffer = torch.ones(FLUSH_FACTOR * cache_bytes(device) // 4, dtype=torch.int32, device=device)
         self._sink = torch.zeros((), dtype=torch.int64, device=device)
+        self.host_bound = False  # whether cold windows contain the host's time, because a call waits for the GPU
         self._loops: dict[int, Loop] = {}  # an arm has several blocks
 
     def flush(self) -> None:
@@ -70,22 +72,34 @@ class CudaClock:
 
     def cold(self, arms: Sequence[Arm], order: np.ndarray, hooks: Hooks) -> np.ndarray:
         events = [[(_event(), _event()) for _ in arms] for _ in order]
-        # The GPU waits while the queue fills, so that no window contains the host's launch latency; the flushes,
-        # which take longer than a launch, keep it filled.
-        torch.cuda._sleep(2_000_000)
+        torch.cuda._sleep(LEAD_CYCLES)  # the GPU waits while the queue fills
         for round_events, sequence in zip(events, order, strict=True):
-            hooks.before_round()
-            for arm in sequence:
-                begin, end = round_events[arm]
-                hooks.before_call(arm, 0)
-                self.flush()
-                begin.record()
-                arms[arm](0)
-                end.record()
-                hooks.after_call(arm, 0)
-            hooks.after_round()
+            for attempt in range(LEADS):
+                if self._round(arms, round_events, sequence, hooks) or self.host_bound:
+                    break
+                torch.cuda._sleep(LEAD_CYCLES << attempt)
+            else:
+                self.host_bound = True
         torch.cuda.synchronize(self.device)
         return np.array([[begin.elapsed_time(end) * 1e-3 for begin, end in row] for row in events])
+
+    def _round(
+        self, arms: Sequence[Arm], events: Sequence[Sequence[torch.cuda.Event]], sequence: np.ndarray, hooks: Hooks
+    ) -> bool:
+        """Whether no window contains the host's time: all of it was in the queue before the GPU came to its begin."""
+        in_time = True
+        hooks.before_round()
+        for arm in sequence:
+            begin, end = events[arm]
+            hooks.before_call(arm, 0)
+            self.flush()
+            begin.record()
+            arms[arm](0)
+            end.record()
+            in_time &= not begin.query()
+            hooks.after_call(arm, 0)
+        hooks.after_round()
+        return in_time
 
     def empty(self, rounds: int) -> float:
         return float(np.median(self.cold([lambda i: None], np.zeros((rounds, 1), dtype=int), Hooks())))

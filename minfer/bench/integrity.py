@@ -53,7 +53,7 @@ def _harness() -> list[tuple[str, Any]]:
         ("time", time, ("perf_counter", "monotonic", "sleep")),
         ("torch", torch, ("equal", "sum", "full", "empty")),
         ("torch.cuda", torch.cuda, ("Event", "synchronize", "CUDAGraph", "graph", "current_stream", "_sleep")),
-        ("torch.cuda.Event", torch.cuda.Event, ("record", "elapsed_time", "synchronize")),
+        ("torch.cuda.Event", torch.cuda.Event, ("record", "elapsed_time", "query", "synchronize")),
         (
             "torch.Tensor",
             torch.Tensor,
