@@ -35,6 +35,7 @@ OVER = {  # what a rung's gain is over, where that is not the rung before
     "v13_cooperative": "v11_specialised", "v14_small": "v12_pingpong",
 }  # fmt: skip
 SKINNY = re.compile("v1[567]")
+NARROW = re.compile("v1[4567]")  # the rungs of the table of skinny shapes
 SKINNY_M = 128  # the most rows of A that count as skinny
 NONE = "not measured yet"
 
@@ -137,11 +138,13 @@ def skinny_lines(rows: list[Row], names: list[str]) -> list[str]:
     for row in rows:
         shape = row["shape"]
         shapes.setdefault((shape["n"], shape["k"], shape["m"]), {})[row["kernel"]] = row
+    measured_at_all = {row["kernel"] for row in rows}
+    missing = {name: "—" if name in measured_at_all else NONE for name in names}  # a shape that it does not take
     body, gains = [], []
     for (n, k, m), found in sorted(shapes.items()):
         ours = {name: row for name, row in found.items() if row["backend"] != "torch" and number(row, "cold_speedup")}
         baseline = next((number(row, "cold_baseline_us") for row in ours.values()), None)
-        times = [f"{significant(found[name]['cold_us'])} µs" if name in found else NONE for name in names]
+        times = [f"{significant(found[name]['cold_us'])} µs" if name in found else missing[name] for name in names]
         best = max(ours.values(), key=lambda row: row["cold_speedup"], default=None)
         ahead = "—"
         if best:
@@ -160,7 +163,7 @@ def skinny_lines(rows: list[Row], names: list[str]) -> list[str]:
 def skinny(rows: list[Row], names: list[str]) -> str:
     """The tables of up to 128 rows of A, of each device."""
     narrow = [row for row in rows if row["shape"]["m"] <= SKINNY_M < min(row["shape"]["n"], row["shape"]["k"])]
-    chosen = [name for name in names if SKINNY.match(name)]
+    chosen = [name for name in names if NARROW.match(name)]
     lines: list[str] = []
     for of_device in fullest(narrow, "float32").values():
         lines += [title(of_device), "", *skinny_lines(of_device, chosen), ""]

@@ -7,6 +7,7 @@ kernel. Any other column may be null.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sized
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,7 +47,7 @@ def throughput(op: str, device: str, rows: list[Row]) -> Picture:
         if side(row) and number(row, "cold_tflops"):
             panels.setdefault(setting(row), {}).setdefault(row["kernel"], []).append(row)
     sizes = {name: sorted({side(r) or 0 for line in lines.values() for r in line}) for name, lines in panels.items()}
-    panels = {name: panels[name] for name in sorted(panels, key=natural) if len(sizes[name]) > 1}
+    panels = {name: panels[name] for name in fullest_first(panels) if len(sizes[name]) > 1}
     if not panels:
         raise LeftOut("it takes square problems of at least two sizes")
     drawn, axes = figure([max(4.4, 0.9 + 0.2 * len(lines)) for lines in panels.values()])
@@ -211,6 +212,11 @@ def plain_ticks(axis: Axis) -> None:
         axis.set_major_locator(LogLocator(subs=(1.0,) if high > 100 * low else (1.0, 2.0, 5.0)))
     axis.set_major_formatter(lambda value, _: f"{value:g}")
     axis.set_minor_formatter(NullFormatter())
+
+
+def fullest_first(panels: Mapping[str, Sized]) -> list[str]:
+    """The names of panels, those with the most in them first: that is what a reader came for."""
+    return sorted(panels, key=lambda name: (-len(panels[name]), natural(name)))
 
 
 def setting(row: Row) -> str:

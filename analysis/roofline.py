@@ -12,9 +12,9 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from analysis.plots import LeftOut, Picture, plain_ticks, setting, words
+from analysis.plots import LeftOut, Picture, fullest_first, plain_ticks, setting, words
 from analysis.readme import counted, significant
-from analysis.rows import natural, number
+from analysis.rows import number
 from analysis.style import INK, SMALL, figure, look, name_ends, title
 from minfer.store import Row
 
@@ -34,7 +34,7 @@ def roofline(op: str, device: str, rows: list[Row]) -> Picture:
         raise LeftOut("no row has measured peaks")
     drawn, axes = figure([max(5.4, 0.9 + 0.2 * len({row["kernel"] for row in rows}))] * len(panels))
     about = []
-    for ax, name in zip(axes[:, 0], sorted(panels, key=natural), strict=True):
+    for ax, name in zip(axes[:, 0], fullest_first(panels), strict=True):
         points = panels[name]
         hollow = " · hollow: bytes as counted by the profiler" if any(map(counted_intensity, points)) else ""
         title(ax, f"{op} on {device}: roofline", f"{words(name)} · cold{hollow}")

@@ -69,8 +69,11 @@ def spent(folder: Path, **values: Any) -> Row:
     times: Row = {"status": "ok", "backend": "cuda", "build_s": 9.0, "verify_s": 0.1, "time_s": 0.7}
     rows = [samples | times | {"case": name} for name in ("a", "b")]
     events: list[Row] = [{"event": "building", "time": 1.0}, {"event": "built", "time": 4.0}]
-    for begin in (5.0, 6.5):
-        events += [{"event": "case", "time": begin}, {"event": "done", "time": begin + 0.9}]
+    for name, begin in (("a", 5.0), ("b", 6.5), ("c", 8.0)):  # the last is of a kernel that does not take the case
+        events += [
+            {"event": event, "case": name, "time": begin + after} for event, after in (("case", 0), ("done", 0.9))
+        ]
+    rows.append(dict.fromkeys(samples | times) | {"case": "c", "status": "unsupported"})
     return cost.split(8.0, rows, events, folder) | ABOUT | values
 
 
