@@ -64,7 +64,8 @@ def test_an_image_that_one_node_lacks_is_named_with_the_node_and_another_node_do
     image = folder / "images" / "minfer.sif"
     image.parent.mkdir()
     image.write_text("an image")
-    play = f'#!/bin/bash\nwhile [ "$1" != {image} ]; do shift; done\nshift 2\nexec {sys.executable} "$@"\n'
+    play = f'#!/bin/bash\nwhile [ "$1" != {image} ]; do shift; done\nshift\n'
+    play += f'export PATH={Path(sys.executable).parent}:$PATH\nexec "$@"\n'
     tool = executable(folder / "bin" / "apptainer", play)
     monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
     lab_node("crash", "node2")
