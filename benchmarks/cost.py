@@ -93,6 +93,8 @@ def split(seconds: float, rows: list[store.Row], events: list[dict[str, Any]], f
     measured = [row for row in rows if row["status"] in store.MEASURED]
     if failed := [row["case"] for row in rows if row["status"] not in (*store.MEASURED, "unsupported")]:
         sys.exit(f"{len(failed)} of {len(rows)} cases failed, the first of them {failed[0]}")
+    if lost := begun.keys() - {row["case"] for row in rows}:
+        sys.exit(f"{len(lost)} of {len(begun)} cases have no row, {min(lost)} among them")
     covered = [windows(row, timing["steady_block_s"]) for row in measured]
     late = np.array([row["build_s"] or 0.0 if row["backend"] == "triton" else 0.0 for row in measured])
     whole = np.array([ended[row["case"]] - begun[row["case"]] for row in measured]) - late

@@ -23,7 +23,7 @@ Arm = Callable[[int], object]
 
 FLUSH_FACTOR = 2  # the flush touches this many times the last-level cache
 GRAPH_S = 0.002  # a replay so long costs nothing to launch beside what it runs
-LEAD_CYCLES, LEADS = 2_000_000, 7  # a millisecond or so, and how often it is doubled for a slow host: to 64
+LEAD_CYCLES, LEADS = 2_000_000, 7  # a millisecond or so; for a slow host that, twice that, and so on: to 64
 CPU_FLUSH_LIMIT = 256 << 20  # servers with a gigabyte of L3 would take longer to flush than to measure
 
 
@@ -74,12 +74,13 @@ class CudaClock:
         events = [[(_event(), _event()) for _ in arms] for _ in order]
         torch.cuda._sleep(LEAD_CYCLES)  # the GPU waits while the queue fills
         for round_events, sequence in zip(events, order, strict=True):
-            for attempt in range(LEADS):
-                if self._round(arms, round_events, sequence, hooks) or self.host_bound:
+            in_time = self._round(arms, round_events, sequence, hooks)
+            for doubled in range(LEADS):
+                if in_time or self.host_bound:
                     break
-                torch.cuda._sleep(LEAD_CYCLES << attempt)
-            else:
-                self.host_bound = True
+                torch.cuda._sleep(LEAD_CYCLES << doubled)
+                in_time = self._round(arms, round_events, sequence, hooks)
+            self.host_bound |= not in_time
         torch.cuda.synchronize(self.device)
         return np.array([[begin.elapsed_time(end) * 1e-3 for begin, end in row] for row in events])
 
