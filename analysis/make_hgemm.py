@@ -32,10 +32,10 @@ COLUMNS += ["baseline", "bytes", "cold_us", "cold_baseline_us", "cold_tflops", "
 OVER = {  # what a rung's gain is over, where that is not the rung before
     "v02b_padded": "v02a_column", "v02c_swizzled": "v02a_column", "v03_wmma": "v02_tiled",
     "v08_split_k": "v07_tuned", "v08_stream_k": "v07_tuned", "v09_a_stationary": "v07_tuned", "v10_wgmma": "v07_tuned",
-    "v13_cooperative": "v11_specialised", "v14_small": "v12_pingpong",
+    "v13_cooperative": "v11_specialised", "v14_small": "v12_pingpong", "v14_stream_k": "v13_cooperative",
 }  # fmt: skip
 SKINNY = re.compile("v1[567]")
-NARROW = re.compile("v1[4567]")  # the rungs of the table of skinny shapes
+NARROW = re.compile("v14_small|v1[567]")  # the rungs of the table of skinny shapes
 SKINNY_M = 128  # the most rows of A that count as skinny
 NONE = "not measured yet"
 

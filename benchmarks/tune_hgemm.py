@@ -1,4 +1,5 @@
-"""Variants of a CUDA rung that differ in the constants at the top of its file, timed by the usual pipeline. Needs a GPU.
+"""Variants of a CUDA rung that differ in the constants at the top of its file, or of a header that it includes, timed by
+the usual pipeline. Needs a GPU.
 
     uv run python benchmarks/tune_hgemm.py v13_cooperative kStages=3,4 kGroup=4,8,16 -- shape=squares dtype=bfloat16
 
@@ -37,11 +38,17 @@ def variant(kernel: Kernel, constants: dict[str, str]) -> tuple[str, str]:
     """The name and the source of a rung with other constants. Raises ValueError for one that it does not have."""
     name = "_".join((kernel.name, *(f"{key}{value}" for key, value in constants.items())))
     text = kernel.source.read_text().replace(f"hgemm_{kernel.name}", f"hgemm_{name}")
+    for line, header in re.findall(r'^(#include "(\w+\.cuh)")$', text, re.MULTILINE):
+        included = (kernel.source.parent / header).read_text()
+        if any(re.search(rf"\b{key} = \d+[,;]", included) for key in constants):  # in its place, to be changed with it
+            text = text.replace(line, included.replace("#pragma once\n", ""))
     text = re.sub(r'#include "(\w+\.(?:h|cuh))"', rf'#include "ops/{kernel.op}/\1"', text)
     for key, value in constants.items():
         text, found = re.subn(rf"\b{key} = \d+(?=[,;])", f"{key} = {value}", text)
         if found != 1:
-            raise ValueError(f"{kernel.source.name} has no constant {key} = a number; see the top of the file")
+            raise ValueError(
+                f"{kernel.source.name} has no constant {key} = a number; see the tops of it and of its headers"
+            )
     return name, text
 
 

@@ -90,9 +90,15 @@ HOPPER = {  # the shapes of wgmma, threads, and products between two waits at le
     "v12_pingpong": ({"64x128x16"}, 384, 8),
     "v13_cooperative": ({"64x256x16"}, 384, 4),
     "v14_small": ({"64x32x16", "64x64x16", "64x96x16", "64x128x16"}, 160, 4),
+    "v14_stream_k": ({"64x256x16"}, 384, 4),
     "v17_swapped": ({"64x8x16", "64x32x16", "64x64x16", "64x128x16"}, 160, 4),
 }
-SHARED_B = {"v12_pingpong", "v13_cooperative", "v14_small"}  # clusters copy it once, and stores go by way of TMA
+SHARED_B = {
+    "v12_pingpong",
+    "v13_cooperative",
+    "v14_small",
+    "v14_stream_k",
+}  # clusters copy it once, and stores go by way of TMA
 
 
 @pytest.mark.parametrize("name", HOPPER)
@@ -113,10 +119,10 @@ def test_what_the_rungs_for_hopper_claim(name):
         assert roots["HGMMA"] >= products and not {"HMMA", "LDSM", "LDGSTS"} & set(roots)
         # Where the compiler cannot prove the sums untouched, it puts a wait behind each product (its warning C7510).
         waits = found["WARPGROUP.DEPBAR.LE"]
-        assert 0 < waits - 1 <= roots["HGMMA"] / products
+        assert 0 < waits <= 2 * roots["HGMMA"] / products  # of a loop, one within and one behind
         assert function.max_threads == threads and function.stack_bytes == 0 and not {"STL", "LDL"} & set(roots)
         assert function.registers <= (168 if specialised else 255)
-        assert found["MEMBAR.ALL.GPU"] == 0 or name == "v17_swapped"  # which reads what other blocks have written
+        assert found["MEMBAR.ALL.GPU"] == 0 or name in ("v14_stream_k", "v17_swapped")  # which read others' sums
         assert roots["USETMAXREG"] == (2 if specialised else 0)  # one branch gives registers, the other takes them
         assert roots["UTMALDG"] > 0 and (found["UTMALDG.2D.MULTICAST"] > 0) == (name in SHARED_B)
         by_copy = name in SHARED_B and shape != "64x96x16"  # a box is 64 columns

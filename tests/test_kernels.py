@@ -45,6 +45,7 @@ GPU_SIZES = [
     {"m": 8, "n": 264, "k": 416},
     {"m": 257, "n": 384, "k": 1000},
     {"m": 1024, "n": 1024, "k": 1024},
+    {"m": 2550, "n": 2552, "k": 1032},  # 100 tiles of 256x256: one wave and a half of an H100's clusters
 ]
 
 
@@ -178,3 +179,24 @@ def test_gpu_kernel_carries_nan_and_repeats_itself(kernel):
         function(outs[0], *inputs, **op.calls[0])
         assert bool(outs[0][3].isnan().all()) and not bool(outs[0][:3].isnan().any())
         assert not bool(outs[0][4].isfinite().any())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["v08_split_k", "v08_stream_k", "v14_stream_k", "v16_skinny"])
+def test_gpu_sums_of_several_blocks_have_the_same_bits_each_time(name):
+    """On two streams at once, which must not meet in the memory where blocks leave their sums."""
+    device, kernel = pick("cuda"), ops.get("hgemm").kernels[name]
+    if not kernel.builds_for(build.arch_of(capability(device))):
+        pytest.skip(f"{kernel.archs} only")
+    function, m = build.function(kernel, build.arch_of(capability(device))), 100 if name == "v16_skinny" else 2550
+    a = torch.randn(m, 1032, device=device).half()
+    b = torch.randn(2552, 1032, device=device).half().t()
+    outs = [torch.empty(m, 2552, dtype=torch.float16, device=device) for _ in range(24)]
+    torch.cuda.synchronize()
+    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+    for i, out in enumerate(outs):
+        with torch.cuda.stream(streams[i % 2]):
+            function(out, a, b)
+    torch.cuda.synchronize()
+    assert all(torch.equal(out, outs[0]) for out in outs)
+    torch.testing.assert_close(outs[0].float(), a.float() @ b.float(), rtol=2e-3, atol=0.1)

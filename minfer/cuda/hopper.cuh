@@ -88,6 +88,18 @@ __device__ inline void tma_load_multicast(void* box, const TensorMap& map, uint6
       : "memory");
 }
 
+// One thread copies bytes that lie side by side, multiples of 16; they arrive at `barrier`. Other blocks may have written
+// them: see fence_async_global.
+__device__ inline void bulk_load(void* to, const void* from, int bytes, uint64_t* barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                   shared_address(to)),
+               "l"(from), "r"(bytes), "r"(shared_address(barrier))
+               : "memory");
+}
+
+// After a thread has learned that others' ordinary writes to global memory are done: the copies that it starts see them.
+__device__ inline void fence_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+
 // Ordinary writes to shared memory before it are seen by the copy engine and by wgmma after it.
 __device__ inline void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
@@ -211,6 +223,12 @@ __device__ inline int warpgroup_index() { return __shfl_sync(0xffffffff, threadI
 // A barrier of one warpgroup's threads, where a block has no other that calls it.
 __device__ inline void warpgroup_sync() { asm volatile("bar.sync 1, 128;" ::: "memory"); }
 
+// A barrier of some of a block's warps: of kThreads threads that call it with this name, 1 to 15.
+template <int kThreads>
+__device__ inline void named_sync(int name) {
+  asm volatile("bar.sync %0, %1;" ::"r"(name), "n"(kThreads) : "memory");
+}
+
 // All warps of a warpgroup give up, or wait for, registers until a thread has that many.
 template <int kRegisters>
 __device__ inline void registers_down() {
@@ -244,6 +262,22 @@ __device__ inline void cluster_sync() {
 // The same where no thread reads what another wrote, except barriers behind their fence; it flushes no caches.
 __device__ inline void cluster_sync_relaxed() {
   asm volatile("barrier.cluster.arrive.relaxed;\nbarrier.cluster.wait;" ::: "memory");
+}
+
+// --- Flags in global memory, by which blocks that run at once tell each other something ----------------------------
+
+// Raised by one thread, when all of the GPU can see what it wrote, and what threads wrote that it has met at a barrier.
+__device__ inline void flag_raise(unsigned* flag) {
+  asm volatile("st.release.gpu.global.u32 [%0], 1;" ::"l"(flag) : "memory");
+}
+
+// One thread waits until it is raised, and takes it down.
+__device__ inline void flag_take(unsigned* flag) {
+  unsigned raised;
+  do {
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(raised) : "l"(flag) : "memory");
+  } while (!raised);
+  *flag = 0;
 }
 
 // --- On the host ----------------------------------------------------------------------------------------------------

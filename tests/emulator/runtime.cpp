@@ -51,20 +51,25 @@ void release(std::vector<Thread*> threads) {
   state.ready.insert(state.ready.begin(), slow, threads.end());
 }
 
-// Waits at a barrier of all threads of a block, or of the cluster.
-void meet(unsigned& arrived, const Block* block, const char* what) {
-  const size_t blocks = block ? 1 : state.blocks.size();
-  if (++arrived < state.threads.size() / state.blocks.size() * blocks) return wait_for(what);
+// Waits at a barrier of all threads of some blocks, from `first` on.
+void meet(unsigned& arrived, const Block* first, unsigned blocks, const char* what) {
+  const unsigned of_block = state.threads.size() / state.blocks.size();
+  if (++arrived < of_block * blocks) return wait_for(what);
   arrived = 0;
   std::vector<Thread*> all;
-  for (Thread& thread : state.threads)
-    if (!block || thread.block == block) all.push_back(&thread);
+  for (unsigned i = 0; i < of_block * blocks; ++i) all.push_back(&state.threads[first->number * of_block + i]);
   release(all);
   suspend();
 }
 
-void barrier() { meet(state.current->block->at_barrier, state.current->block, "__syncthreads()"); }
-void cluster_barrier() { meet(state.at_cluster_barrier, nullptr, "cluster_sync()"); }
+void barrier() {
+  Block* block = state.current->block;
+  meet(block->at_barrier, block, 1, "__syncthreads()");
+}
+void cluster_barrier() {
+  Block* first = state.current->block - state.current->block->rank;
+  meet(first->at_cluster_barrier, first, state.cluster, "cluster_sync()");
+}
 
 void** gather(const char* what, void* mine, unsigned lanes) {
   const Thread* self = state.current;
@@ -123,10 +128,15 @@ void finish_one() {
   transfer->done = true;
 }
 
-// Runs the cluster until no thread can go on; false after an error.
+// Runs the clusters until no thread can go on; false after an error.
 __attribute__((noinline)) bool run_ready() {
   if (sigsetjmp(state.scheduler, 0) == 2) return false;
-  while (!state.transfers.empty() && (state.ready.empty() || state.random() % state.pace == 0)) finish_one();
+  const auto waits = [] {  // for a transfer
+    if (state.ready.empty() || state.random() % state.pace == 0) return true;
+    const unsigned next = state.ready.back()->number;
+    return state.slowest && next >= state.slow_from && next < state.slow_to;
+  };
+  while (!state.transfers.empty() && waits()) finish_one();
   if (state.ready.empty()) return true;
   Thread* next = state.ready.back();
   state.ready.pop_back();
@@ -144,16 +154,18 @@ void check_ended() {
   throw std::runtime_error(text + std::to_string(ended) + " have ended; all threads must reach the same");
 }
 
-void run_cluster(const std::function<void()>& body, unsigned count) {
+void run_blocks(const std::function<void()>& body, unsigned count) {
   const unsigned all = count * state.blocks.size();
   state.threads = std::vector<Thread>(all);
   state.warps = std::vector<Warp>(state.blocks.size() * ((count + kWarp - 1) / kWarp));
   state.warpgroups = std::vector<Warp>(state.blocks.size() * ((count + kWarpgroup - 1) / kWarpgroup));
-  state.ready.clear(), state.transfers.clear(), state.barriers.clear();
-  state.at_cluster_barrier = 0, state.body = &body;
-  const unsigned slow = std::array{0u, 0u, kWarp, all > count ? count : 0u}[state.random() % 4];
+  state.ready.clear(), state.transfers.clear(), state.barriers.clear(), state.at_flags.clear();
+  state.body = &body;
+  const unsigned cluster = state.cluster * count;
+  const unsigned slow = std::array{0u, all > cluster ? cluster : 0u, kWarp, all > count ? count : 0u}[state.random() % 4];
   state.slow_from = slow ? state.random() % ((all + slow - 1) / slow) * slow : 0, state.slow_to = state.slow_from + slow;
   state.pace = 1 << state.random() % 14;
+  state.slowest = all > cluster && state.random() % 2;
   for (Block& block : state.blocks)
     for (auto& [id, region] : block.shared) region->poison();
   std::vector<Thread*> threads;
@@ -184,7 +196,9 @@ void launch(const Launch& how, const std::function<void()>& body) {
   if (how.cluster == 0 || how.cluster > kMostCluster || how.grid.x % how.cluster || (how.cluster > 1 && count % kWarp))
     throw std::runtime_error("a cluster of " + std::to_string(how.cluster) + " blocks that the emulator refuses");
   state.grid = how.grid, state.block = how.block;
-  state.blocks = std::vector<Block>(how.cluster);
+  state.cluster = how.cluster;
+  const unsigned all = how.grid.x * how.grid.y * how.grid.z;
+  state.blocks = std::vector<Block>(how.together && all <= kMostCluster ? all : how.cluster);
   for (Block& block : state.blocks)
     block.shared[-1] = std::make_unique<Region>("dynamic shared memory", how.shared, true, 1024);
   if (!state.stacks) {
@@ -192,17 +206,20 @@ void launch(const Launch& how, const std::function<void()>& body) {
     if (stacks == MAP_FAILED) throw std::bad_alloc();
     state.stacks = static_cast<char*>(stacks);
   }
-  std::vector<uint3> blocks;
+  std::vector<uint3> clusters;  // their first blocks
   for (unsigned z = 0; z < how.grid.z; ++z)
     for (unsigned y = 0; y < how.grid.y; ++y)
-      for (unsigned x = 0; x < how.grid.x; x += how.cluster) blocks.push_back({x, y, z});
-  shuffle(blocks);
-  for (const uint3& first : blocks) {
-    for (unsigned i = 0; i < how.cluster; ++i) {
+      for (unsigned x = 0; x < how.grid.x; x += how.cluster) clusters.push_back({x, y, z});
+  shuffle(clusters);
+  for (size_t next = 0; next < clusters.size();) {
+    for (unsigned i = 0; i < state.blocks.size(); ++i) {
       Block& block = state.blocks[i];
-      block.index = {first.x + i, first.y, first.z}, block.rank = i, block.at_barrier = block.ended = 0;
+      block.number = i, block.rank = i % how.cluster;
+      block.at_barrier = block.at_cluster_barrier = block.ended = 0, block.at_named.clear();
+      block.index = {clusters[next].x + block.rank, clusters[next].y, clusters[next].z};
+      if (block.rank + 1 == how.cluster) ++next;
     }
-    run_cluster(body, count);
+    run_blocks(body, count);
   }
 }
 
@@ -262,7 +279,7 @@ extern "C" void emulator_call(const char* name, const torch::stable::Tensor* ten
   try {
     std::unique_ptr<Region> regions[3];
     torch::stable::Tensor inside[3];
-    state.random.seed(seed);
+    state.random.seed(seed), state.call = seed;
     state.operands.clear();
     state.shared_allowed = kDefaultShared;
     for (int i = 0; i < 3; ++i) {

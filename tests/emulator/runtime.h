@@ -1,7 +1,8 @@
 // CUDA's execution model on one CPU thread, so that a kernel's result is proven without a GPU. It is stricter than
 // hardware wherever hardware leaves something undefined, and slow; it says nothing of time.
 //
-// Clusters, each of one block unless a launch says more, run one after the other. Each thread of a cluster is a fiber,
+// Clusters, each of one block unless a launch says more, run one after the other, or all at once where few of them are
+// launched as clusters. Each thread of those that run is a fiber,
 // which runs until it waits: for the block at __syncthreads(), or for its warp at an operation of all lanes. Who runs
 // next is drawn anew at each barrier, from a seed, so that what relies on an order that nothing enforces comes out
 // wrong. What hardware does on its own, as Hopper's copy engine, happens at any time between. Shared memory is full of NaN when a block
@@ -85,10 +86,12 @@ struct Copy {
   size_t bytes;
 };
 
-// A block of the cluster that is running.
+// A block that is running.
 struct Block {
   uint3 index;
-  unsigned rank, at_barrier, ended;
+  unsigned number, rank;  // of those that run, and in its cluster
+  unsigned at_barrier, at_cluster_barrier, ended;  // threads; at the cluster's, of the cluster, in its first block
+  std::map<int, std::vector<struct Thread*>> at_named;  // barriers of some warps
   std::map<int, std::unique_ptr<Region>> shared;  // by declaration; -1 is the dynamic one
 
   Region* find(const void* p, size_t bytes) const {
@@ -124,7 +127,7 @@ struct Sums {  // a thread's registers that products in flight add to
 struct Thread {
   Block* block;
   uint3 index;
-  unsigned rank, number;  // in its block, and in the cluster
+  unsigned rank, number;  // in its block, and of all that run
   jmp_buf context;
   ucontext_t start;
   bool started = false, ended = false;
@@ -138,6 +141,7 @@ struct Thread {
   unsigned product_groups = 0;  // committed
   size_t products_done = 0;     // of its warpgroup's
   bool fenced = false;
+  bool acquired = false;  // what others wrote, with no fence for the copy engine since
 };
 
 struct Warp {  // or a warpgroup
@@ -150,16 +154,19 @@ struct Warp {  // or a warpgroup
 // The launch that is running; there is one at a time.
 struct State {
   std::mt19937 random;
+  unsigned call = 0;  // the number that it was seeded with
   dim3 grid, block;
-  std::vector<Block> blocks;
+  std::vector<Block> blocks;  // that run: one or more clusters
+  unsigned cluster;           // blocks of one
   std::vector<Thread> threads;
   std::vector<Warp> warps, warpgroups;
   std::vector<Thread*> ready;  // run from the back
-  unsigned slow_from = 0, slow_to = 0;  // threads that run when no other can: none, a warp, or a block
+  unsigned slow_from = 0, slow_to = 0;  // threads that run when no other can: none, a warp, a block, or a cluster
+  bool slowest = false;                 // and when nothing is in flight either
   unsigned pace = 1;  // how many threads run for one transfer that ends
   std::vector<std::shared_ptr<Transfer>> transfers;  // in flight
   std::map<const void*, Barrier> barriers;
-  unsigned at_cluster_barrier = 0;
+  std::map<const void*, std::vector<Thread*>> at_flags;
   Thread* current = nullptr;
   const std::function<void()>* body = nullptr;
   std::vector<Region*> operands;
@@ -175,7 +182,8 @@ extern State state;
 // Ends the launch, with a sentence. Fibers cannot be unwound, so this jumps.
 [[noreturn]] void fail(const std::string& what);
 
-// Lets others run until this thread is released.
+// Lets others run until this thread is released; `what` is for the error if it never is.
+void suspend();
 void wait_for(const char* what);
 
 // Makes threads runnable: before or after those that are, one warp after the other or all mixed.
@@ -187,7 +195,7 @@ void cluster_barrier();
 // A thread's warp, or warpgroup, of a block that may end with a part of one.
 inline Warp& group_of(const Thread& thread, unsigned lanes) {
   const unsigned threads = state.threads.size() / state.blocks.size(), groups = (threads + lanes - 1) / lanes;
-  return (lanes == kWarp ? state.warps : state.warpgroups)[thread.block->rank * groups + thread.rank / lanes];
+  return (lanes == kWarp ? state.warps : state.warpgroups)[thread.block->number * groups + thread.rank / lanes];
 }
 
 // Where a thread's warp, or warpgroup, meets for an operation of all its lanes: the last one to come is given what each
@@ -205,11 +213,11 @@ void collective(const char* what, Operands& mine, Work work) {
 }
 
 struct Launch {
-  Launch(dim3 grid, dim3 block, size_t shared = 0, cudaStream_t = nullptr, unsigned cluster = 1)
-      : grid(grid), block(block), shared(shared), cluster(cluster) {}
+  Launch(dim3 grid, dim3 block, size_t shared = 0, cudaStream_t = nullptr) : grid(grid), block(block), shared(shared) {}
   dim3 grid, block;
   size_t shared;
-  unsigned cluster;  // blocks, in x
+  unsigned cluster = 1;   // blocks, in x
+  bool together = false;  // whether all run at once, if they are few
 };
 
 void launch(const Launch& how, const std::function<void()>& body);
@@ -292,6 +300,11 @@ T __ldcs(const T* p) {  // evicted first; the value is the same
 template <typename T>
 T __ldcg(const T* p) {
   return *p;
+}
+
+template <typename T>
+void __stcg(T* p, T value) {
+  *p = value;
 }
 
 // Threads run one at a time, and blocks one after the other, so that an operation is atomic and memory in order.

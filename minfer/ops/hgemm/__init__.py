@@ -82,7 +82,7 @@ for rung in ("v04_mma", "v05_pipelined", "v06_swizzled", "v07_tuned"):
 op.cuda("v08_split_k.cu", params=FLOAT32, requires=VECTORS)
 op.cuda("v08_stream_k.cu", params=FLOAT32, requires=VECTORS)
 op.cuda("v09_a_stationary.cu", params=FLOAT32, requires=VECTORS, deterministic=False)
-for rung in ("v10_wgmma", "v11_specialised", "v12_pingpong", "v13_cooperative", "v14_small"):
+for rung in ("v10_wgmma", "v11_specialised", "v12_pingpong", "v13_cooperative", "v14_small", "v14_stream_k"):
     op.cuda(f"{rung}.cu", archs="sm_90a", params=FLOAT32, requires=VECTORS)
 op.cuda("v15_gemv.cu", params=FLOAT32, requires=SKINNY[8])
 op.cuda("v16_skinny.cu", params=FLOAT32, requires=SKINNY[128])

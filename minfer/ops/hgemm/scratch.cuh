@@ -3,6 +3,9 @@
 
 #include <torch/csrc/stable/ops.h>
 
+#include <map>
+#include <mutex>
+
 #include "hgemm.h"
 
 namespace minfer {
@@ -14,6 +17,23 @@ inline torch::stable::Tensor scratch(int64_t floats) {
   STD_CUDA_CHECK(cudaGetDevice(&device));
   return torch::stable::empty({floats}, torch::headeronly::ScalarType::Float, std::nullopt,
                               torch::stable::Device(torch::headeronly::DeviceType::CUDA, device));
+}
+
+constexpr int kMostStreams = 64, kMostTiles = 4096;  // tiles that blocks share, of a launch
+
+// How many blocks have come to each shared tile. Zero before and after each launch: atomicInc itself begins anew.
+// Launches that run at once must not share them, so that each stream has its own. Of two CUDA graphs that were captured
+// on one stream, only one may be replayed at a time.
+static __device__ unsigned arrivals[kMostStreams][kMostTiles];
+
+// The number of a stream. Throws for more streams than there are counters for.
+inline int number_of(cudaStream_t stream) {
+  static std::mutex mutex;
+  static std::map<cudaStream_t, int> numbers;
+  const std::lock_guard<std::mutex> lock(mutex);
+  const int number = numbers.emplace(stream, static_cast<int>(numbers.size())).first->second;
+  STD_TORCH_CHECK(number < kMostStreams, "hgemm: split-K kernels have counters for ", kMostStreams, " streams only");
+  return number;
 }
 
 }  // namespace minfer

@@ -3,30 +3,10 @@
 // same bits whoever comes last. A second launch would cost its start, and a cluster is not what sm_89 has.
 #pragma once
 
-#include <map>
-#include <mutex>
-
 #include "block_tile.cuh"
 #include "scratch.cuh"
 
 namespace minfer {
-
-constexpr int kMostStreams = 64, kMostTiles = 4096;  // tiles that blocks share, of a launch
-
-// How many blocks have come to each shared tile. Zero before and after each launch: atomicInc itself begins anew.
-// Launches that run at once must not share them, so that each stream has its own. Of two CUDA graphs that were captured
-// on one stream, only one may be replayed at a time.
-static __device__ unsigned arrivals[kMostStreams][kMostTiles];
-
-// The number of a stream. Throws for more streams than there are counters for.
-inline int number_of(cudaStream_t stream) {
-  static std::mutex mutex;
-  static std::map<cudaStream_t, int> numbers;
-  const std::lock_guard<std::mutex> lock(mutex);
-  const int number = numbers.emplace(stream, static_cast<int>(numbers.size())).first->second;
-  STD_TORCH_CHECK(number < kMostStreams, "hgemm: split-K kernels have counters for ", kMostStreams, " streams only");
-  return number;
-}
 
 // The sums of a tile, as its block's threads hold them: 16 bytes of each thread, one thread after the other.
 template <typename Block>

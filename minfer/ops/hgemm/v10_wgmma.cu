@@ -16,7 +16,7 @@ __global__ void __launch_bounds__(128, 2) multiply(const __grid_constant__ Maps 
   extern __shared__ __align__(1024) unsigned char shared[];
   T* stages = reinterpret_cast<T*>(shared);
   uint64_t* full = reinterpret_cast<uint64_t*>(stages + kStages * Tiles::kElements);
-  const int2 place = grouped<kGroup>(blockIdx.x, (g.m + kBlockM - 1) / kBlockM, (g.n + kBlockN - 1) / kBlockN);
+  const int2 place = grouped(kGroup, blockIdx.x, (g.m + kBlockM - 1) / kBlockM, (g.n + kBlockN - 1) / kBlockN);
   const int row0 = place.x * kBlockM, col0 = place.y * kBlockN, steps = (g.k + kBlockK - 1) / kBlockK;
 
   const auto copy = [&](int step) {

@@ -20,7 +20,7 @@ __global__ void __launch_bounds__(kThreads, 1) multiply(const __grid_constant__ 
   T* stages = reinterpret_cast<T*>(shared);
   uint64_t* full = reinterpret_cast<uint64_t*>(stages + kStages * Tiles::kElements);
   uint64_t* empty = full + kStages;
-  const int2 place = grouped<kGroup>(blockIdx.x, (g.m + kBlockM - 1) / kBlockM, (g.n + kBlockN - 1) / kBlockN);
+  const int2 place = grouped(kGroup, blockIdx.x, (g.m + kBlockM - 1) / kBlockM, (g.n + kBlockN - 1) / kBlockN);
   const int row0 = place.x * kBlockM, col0 = place.y * kBlockN, steps = (g.k + kBlockK - 1) / kBlockK;
 
   if (threadIdx.x == 0)

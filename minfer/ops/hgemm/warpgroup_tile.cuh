@@ -7,6 +7,8 @@
 
 namespace minfer {
 
+inline constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
 constexpr int kBlockK = 64;    // 128 bytes of 16-bit elements: what the swizzle orders, and the most that it does
 constexpr int kSlab = 64 * 64;  // elements of 64 such rows
 
@@ -109,7 +111,7 @@ struct WarpgroupTile {
   static constexpr bool kTN = kLayout == Layout::TN;
   static constexpr int kRegisters = kN / 2;
 
-  float sums[kM / 64][kRegisters];
+  alignas(16) float sums[kM / 64][kRegisters];
 
   // Starts sums = a b, or += unless it is the first, over the 64 steps in k of a stage: a of this warpgroup's rows.
   __device__ void multiply(const T* a, const T* b, bool first) {
@@ -298,13 +300,12 @@ __device__ void store_4(const Gemm<T>& g, int row, int col, float4 sums) {
   *c = {T(sums.x), T(sums.y), T(sums.z), T(sums.w)};
 }
 
-// Which tile has a number: groups of kGroup rows of tiles, column by column within a group, so that tiles that are
+// Which tile has a number: groups of `group` rows of tiles, column by column within a group, so that tiles that are
 // multiplied at one time form a square of the product and share its rows of A and columns of B in the L2.
-template <int kGroup>
-__device__ inline int2 grouped(int tile, int tiles_m, int tiles_n) {
-  const int group = tile / (kGroup * tiles_n), within = tile - group * kGroup * tiles_n;
-  const int rows = min(kGroup, tiles_m - group * kGroup);
-  return {group * kGroup + within % rows, within / rows};
+__device__ inline int2 grouped(int group, int tile, int tiles_m, int tiles_n) {
+  const int first = tile / (group * tiles_n) * group, within = tile - first * tiles_n;
+  const int rows = min(group, tiles_m - first);
+  return {first + within % rows, within / rows};
 }
 
 // The tiles of a block whose grid stays: those of its cluster from the first on, and `rank` says which rows of each.
@@ -319,23 +320,31 @@ struct Walk {
   __device__ bool goes_on() const { return tile < tiles_m * tiles_n; }
   __device__ void advance(int tiles) { tile += tiles * stride; }
   __device__ int2 origin() const {
-    const int2 place = grouped<kGroup>(tile, tiles_m, tiles_n);
+    const int2 place = grouped(kGroup, tile, tiles_m, tiles_n);
     return {(place.x * kCluster + rank) * kBlockM, place.y * kBlockN};
   }
 };
 
-inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
+// The tiles of a product, kCluster blocks high, and how many clusters walk over them.
+struct WalkSize {
+  int tiles, clusters;
+};
 
-// Launches a kernel that walks over tiles as Walk does, of blocks that stay.
 template <int kBlockM, int kBlockN, int kCluster, typename Kernel, typename T>
-void launch_walk(Kernel* kernel, int threads, int bytes, const Gemm<T>& g) {
-  const Maps maps = make_maps(g, kBlockM, kBlockN / kCluster);
+WalkSize walk_size(Kernel* kernel, int threads, int bytes, const Gemm<T>& g) {
   const int64_t tiles = int64_t(ceil_div(g.m, kBlockM * kCluster)) * ceil_div(g.n, kBlockN);
   STD_TORCH_CHECK(tiles <= INT_MAX / 2, "hgemm: more output tiles than fit 32 bits");
   allow_shared(kernel, bytes);
   int clusters = 0;
   STD_CUDA_CHECK(clusters_at_once(&clusters, kernel, kCluster, threads, bytes));
-  clusters = std::min<int64_t>(tiles, std::max(1, clusters));
+  return {int(tiles), int(std::min<int64_t>(tiles, std::max(1, clusters)))};
+}
+
+// Launches a kernel that walks over tiles as Walk does, of blocks that stay.
+template <int kBlockM, int kBlockN, int kCluster, typename Kernel, typename T>
+void launch_walk(Kernel* kernel, int threads, int bytes, const Gemm<T>& g) {
+  const Maps maps = make_maps(g, kBlockM, kBlockN / kCluster);
+  const int clusters = walk_size<kBlockM, kBlockN, kCluster>(kernel, threads, bytes, g).clusters;
   STD_CUDA_CHECK(launch_clusters(kernel, kCluster, clusters * kCluster, threads, bytes, g.stream, maps, g));
 }
 

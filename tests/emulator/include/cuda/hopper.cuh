@@ -13,8 +13,8 @@ inline bool has_ended(const Block& block) { return block.ended == state.threads.
 
 // Where a place in shared memory of the running block lies in that of another of its cluster.
 inline char* at_block(const void* p, int rank) {
-  if (rank < 0 || size_t(rank) >= state.blocks.size()) fail("names a block that its cluster does not have");
-  Block& other = state.blocks[rank];
+  if (rank < 0 || unsigned(rank) >= state.cluster) fail("names a block that its cluster does not have");
+  Block& other = state.current->block[rank - int(state.current->block->rank)];
   for (const auto& [id, region] : state.current->block->shared)
     if (region->contains(p, 1)) {
       if (has_ended(other)) fail("reaches into a block that has ended");
@@ -110,7 +110,7 @@ inline void tma_load_multicast(void* box, const TensorMap& map, uint64_t* barrie
     char* to = emulator::at_block(box, block);
     emulator::Barrier* full = &emulator::barrier_at(emulator::at_block(barrier, block));
     memset(to, 0xff, map.bytes());
-    emulator::start([=, other = &emulator::state.blocks[block]] {
+    emulator::start([=, other = emulator::state.current->block + block - emulator::state.current->block->rank] {
       if (emulator::has_ended(*other)) emulator::fail("TMA copies to a block that has ended");
       map.for_pieces(to, x, y, [](char* to, const char* from) { from ? memcpy(to, from, 16) : memset(to, 0, 16); });
       full->bytes -= map.bytes();
@@ -121,6 +121,21 @@ inline void tma_load_multicast(void* box, const TensorMap& map, uint64_t* barrie
 inline void tma_load(void* box, const TensorMap& map, uint64_t* barrier, int x, int y) {
   tma_load_multicast(box, map, barrier, x, y, 1 << emulator::state.current->block->rank);
 }
+
+inline void bulk_load(void* to, const void* from, int bytes, uint64_t* barrier) {
+  for (const void* address : {static_cast<const void*>(to), from})
+    if (reinterpret_cast<uintptr_t>(address) % 16 || bytes % 16) emulator::fail("TMA: a copy of no multiples of 16 bytes");
+  if (!emulator::state.current->block->find(to, bytes)) emulator::fail("TMA: a copy goes outside shared memory");
+  if (emulator::state.current->acquired) emulator::fail("TMA copies what others wrote without a fence since");
+  emulator::Barrier* full = &emulator::barrier_at(barrier);
+  memset(to, 0xff, bytes);
+  emulator::start([=] {
+    memcpy(to, from, bytes);
+    full->bytes -= bytes;
+    emulator::end_phase_if_complete(*full);
+  });
+}
+inline void fence_async_global() { emulator::state.current->acquired = false; }
 
 // Element e of a lane's pair of matrix i is in row lane / 4 and column 2 (lane % 4) + e, or where these are exchanged.
 template <bool kTransposed>
@@ -293,6 +308,19 @@ inline void warpgroup_sync() {
   emulator::collective<emulator::kWarpgroup>("a warpgroup's barrier", mine, [](int**) {});
 }
 
+template <int kThreads>
+void named_sync(int name) {
+  static_assert(kThreads % 32 == 0);
+  if (name < 1 || name > 15) emulator::fail("names a barrier that is not there");
+  std::vector<emulator::Thread*>& there = emulator::state.current->block->at_named[name];
+  there.push_back(emulator::state.current);
+  if (there.size() < kThreads) return emulator::wait_for("a named barrier");
+  const std::vector<emulator::Thread*> all = std::move(there);
+  there.clear();
+  emulator::release(all);
+  emulator::suspend();
+}
+
 // The registers themselves are the compiler's; of them, only that all warps of a warpgroup ask for as many.
 template <int kRegisters>
 void registers_down() {
@@ -313,6 +341,21 @@ T* cluster_address(T* place, int block) {
 inline void cluster_sync() { emulator::cluster_barrier(); }
 inline void cluster_sync_relaxed() { cluster_sync(); }
 
+inline void flag_raise(unsigned* flag) {
+  if (*flag) emulator::fail("raises a flag that nobody has taken down");
+  *flag = 1;
+  const std::vector<emulator::Thread*> waiting = std::move(emulator::state.at_flags[flag]);
+  emulator::state.at_flags.erase(flag);
+  if (!waiting.empty()) emulator::release(waiting);
+}
+inline void flag_take(unsigned* flag) {
+  while (!*flag) {
+    emulator::state.at_flags[flag].push_back(emulator::state.current);
+    emulator::wait_for("a flag");
+  }
+  *flag = 0, emulator::state.current->acquired = true;
+}
+
 template <typename T>
 bool make_tensor_map(TensorMap& map, const T* matrix, int rows, int cols, int64_t ld, int box_rows, int box_cols) {
   map = {const_cast<char*>(reinterpret_cast<const char*>(matrix)), rows, cols, box_rows, box_cols, ld * 2};
@@ -326,17 +369,19 @@ bool make_tensor_map(TensorMap& map, const T* matrix, int rows, int cols, int64_
 template <typename... Parameters, typename... Arguments>
 cudaError_t launch_clusters(void (*kernel)(Parameters...), int cluster, dim3 blocks, int threads, int shared,
                             cudaStream_t stream, const Arguments&... arguments) {
-  emulator::launch(emulator::Launch(blocks, threads, shared, stream, cluster), [&] { kernel(arguments...); });
+  emulator::Launch launch(blocks, threads, shared, stream);
+  launch.cluster = cluster, launch.together = true;
+  emulator::launch(launch, [&] { kernel(arguments...); });
   return cudaSuccess;
 }
 
-// How many run at once is the GPU's affair: drawn anew each time, so that kernels that ask have few tiles and many.
+// How many run at once is the GPU's affair: other ones at each call, so that kernels that ask have few tiles and many.
 template <typename Kernel>
 cudaError_t clusters_at_once(int* clusters, Kernel*, int cluster, int threads, int shared) {
   if (cluster < 1 || cluster > emulator::kMostCluster || threads < 1 || threads > emulator::kMostThreads || shared < 0 ||
       size_t(shared) > emulator::state.shared_allowed)
     return cudaErrorInvalidValue;
-  *clusters = 1 + emulator::state.random() % 4;
+  *clusters = 1 + (emulator::state.call + 2) % 4;
   return cudaSuccess;
 }
 

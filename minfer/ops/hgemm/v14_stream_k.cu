@@ -1,0 +1,196 @@
+// v14_stream_k: v13 whose last wave, when it is not full, is dealt out by steps in k, so that all SMs end at once.
+// Idea: 8192x8192 is 1,024 tiles for 66 clusters, fifteen waves and a half, of which v13 takes sixteen. Here each tile of
+// the last wave is one cluster's own, which multiplies its first steps in k; those that have no tile of their own, the
+// helpers, are dealt the other steps, wherever tiles end. They multiply them before their last whole tile, so that sums
+// are long in memory when an owner comes to add them; and while they work, all others are at one k, as the L2 likes it.
+// After Osama et al., "Stream-K", PPoPP 2023.
+// Expected: over v13 what its last wave leaves idle, 3 % at 8192, less what sums cost on their way: 4,000 cycles of a helper
+// to write those of one tile, 2,000 of an owner. With more than two tiles to a helper that is all there was to gain, and
+// then it does as v13. Measured: see README.md.
+#include <cmath>
+
+#include "cooperative.cuh"
+#include "scratch.cuh"
+
+namespace minfer {
+
+constexpr int kParts = 4, kPart = kBlockM * kBlockN / kParts;  // of a block's sums on their way, each of so many
+constexpr int kPieces = kPart / (kConsumers * 128 * 4);        // of a thread's, 16 bytes each
+
+// Which tiles are shared, and who multiplies them: the last, and the first clusters.
+struct Deal {
+  int whole, shared;  // tiles; each of the shared ones is the own of one cluster
+  int helpers;        // clusters; the owners come after them
+  int steps, own;     // of a tile, and those of them that its owner multiplies, the first
+
+  // A helper's share: of the others of all shared tiles, one tile after the other.
+  __device__ int begin_of(int helper) const { return shared * (steps - own) * helper / helpers; }
+
+  // Calls f(tile, begin, end) for each tile that a helper has steps of.
+  template <typename F>
+  __device__ void for_slices(int helper, F f) const {
+    const int slice = steps - own, end = begin_of(helper + 1);
+    for (int at = begin_of(helper); at < end;) {
+      const int tile = at / slice, first = at - tile * slice, last = min(slice, first + end - at);
+      f(whole + tile, own + first, own + last);
+      at += last - first;
+    }
+  }
+
+  // Calls f(helper) for each of those that a tile has, in the order of k.
+  template <typename F>
+  __device__ void for_helpers(int tile, F f) const {
+    const int slice = steps - own, begin = (tile - whole) * slice;
+    int helper = begin * helpers / (shared * slice);
+    while (begin_of(helper + 1) <= begin) ++helper;
+    for (; helper < helpers && begin_of(helper) < begin + slice; ++helper) f(helper);
+  }
+};
+
+// How helpers' sums come to owners: a place in memory for each slice, and a flag for each warpgroup that writes there.
+// Flags are zero before and after each launch.
+struct Mail {
+  float* places;
+  int stream;
+
+  // A helper's next tile, and a tile's next helper, has the next number.
+  __device__ static int number(const Deal& deal, int tile, int helper) {
+    return (tile - deal.whole + helper) * kCluster + cluster_rank();
+  }
+  __device__ float* place(int number) const { return places + int64_t(number) * kParts * kPart; }
+  __device__ unsigned* flag(int number, int warpgroup) const {
+    return &arrivals[stream][number * kConsumers + warpgroup];
+  }
+};
+
+template <typename T, Layout kLayout>
+__global__ void __launch_bounds__(kThreads, 1)
+    multiply(const __grid_constant__ Maps maps, Gemm<T> g, const __grid_constant__ Deal deal, Mail mail) {
+  extern __shared__ __align__(1024) unsigned char shared[];
+  Stages<T, kLayout> stages(shared);
+  const int cluster = blockIdx.x / kCluster, clusters = gridDim.x / kCluster;
+  const bool helps = cluster < deal.helpers;
+  const auto origin_of = [&](int tile) {
+    const int2 place = grouped(kGroup, tile, ceil_div(g.m, kBlockM * kCluster), ceil_div(g.n, kBlockN));
+    return int2{(place.x * kCluster + cluster_rank()) * kBlockM, place.y * kBlockN};
+  };
+  // Calls multiply(tile, backwards) for each of this cluster's whole ones, help(backwards) before the last of a helper, and
+  // add(tile, backwards) for the one that it shares.
+  const auto walk = [&](auto multiply, auto help, auto add) {
+    bool backwards = false;
+    for (int tile = cluster; tile < deal.whole; tile += clusters, backwards = !backwards) {
+      if (helps && tile + clusters >= deal.whole) help(backwards), backwards = !backwards;
+      multiply(tile, backwards);
+    }
+    if (!helps && cluster < deal.helpers + deal.shared) add(deal.whole + cluster - deal.helpers, backwards);
+  };
+
+  if (warpgroup_index() == kConsumers) {
+    registers_down<40>();
+    const int warp = threadIdx.x / 32 - kConsumers * 4;
+    if (threadIdx.x == kConsumers * 128) {  // copies
+      const auto load = [&](int tile, int begin, int end, bool backwards) {
+        stages.load(maps, origin_of(tile), begin, end, backwards, cluster_rank());
+      };
+      walk([&](int tile, bool backwards) { load(tile, 0, deal.steps, backwards); },
+           [&](bool backwards) {
+             deal.for_slices(cluster, [&](int tile, int begin, int end) { load(tile, begin, end, backwards); });
+           },
+           [&](int tile, bool backwards) {
+             load(tile, 0, deal.own, backwards);
+             deal.for_helpers(tile, [&](int helper) {
+               const int number = Mail::number(deal, tile, helper);
+               for (int i = 0; i < kConsumers; ++i) flag_take(mail.flag(number, i));
+               fence_async_global();
+               for (int part = 0; part < kParts; ++part, stages.ring.advance()) {
+                 uint64_t* full = stages.wait_empty();
+                 barrier_expect(full, kPart * sizeof(float));
+                 bulk_load(stages.stage(), mail.place(number) + part * kPart, kPart * sizeof(float), full);
+               }
+             });
+           });
+    } else if (helps && (warp == 1 || warp == 2)) {  // waits until a warpgroup's sums are in memory, for it to go on
+      deal.for_slices(cluster, [&](int tile, int, int) {
+        named_sync<128 + 32>(warp);
+        if (threadIdx.x % 32 == 0) flag_raise(mail.flag(Mail::number(deal, tile, cluster), warp - 1));
+      });
+    }
+  } else {
+    registers_up<232>();
+    Sums<T, kLayout> sums;
+    float4* pieces = reinterpret_cast<float4*>(&sums.tile.sums);
+    const int mine = threadIdx.x / 32 * kPieces * 32 + threadIdx.x % 32;  // and each 32nd after: this thread's of a part
+    walk(
+        [&](int tile, bool) {
+          sums.multiply(stages, maps, 0, deal.steps);
+          sums.take(g, origin_of(tile));
+        },
+        [&](bool) {
+          deal.for_slices(cluster, [&](int tile, int begin, int end) {
+            sums.multiply(stages, maps, begin, end);
+            float4* place = reinterpret_cast<float4*>(mail.place(Mail::number(deal, tile, cluster))) + mine;
+#pragma unroll
+            for (int i = 0; i < kParts * kPieces; ++i)
+              __stcg(place + i / kPieces * (kPart / 4) + i % kPieces * 32, pieces[i]);
+            named_sync<128 + 32>(1 + threadIdx.x / 128);
+          });
+        },
+        [&](int tile, bool) {
+          sums.multiply(stages, maps, 0, deal.own);
+          deal.for_helpers(tile, [&](int) {
+#pragma unroll
+            for (int part = 0; part < kParts; ++part, stages.ring.advance()) {
+              stages.wait_full();
+              const float4* theirs = reinterpret_cast<const float4*>(stages.stage()) + mine;
+#pragma unroll
+              for (int i = 0; i < kPieces; ++i) {
+                float4& piece = pieces[part * kPieces + i];
+                const float4 more = theirs[i * 32];
+                piece.x += more.x, piece.y += more.y, piece.z += more.z, piece.w += more.w;
+              }
+              __syncwarp();
+              stages.release(stages.ring.stage);
+            }
+          });
+          sums.take(g, origin_of(tile));
+        });
+    sums.finish(stages, maps);
+  }
+  cluster_sync_relaxed();  // no block ends while another arrives at its barriers
+}
+
+// Shares the tiles of the last wave, if that saves anything.
+inline Deal deal_out(int tiles, int clusters, int steps) {
+  constexpr float kGive = 2, kTake = 1.5;  // in steps
+  const Deal none{tiles, 0, 0, steps, steps};
+  const int rest = tiles % clusters, idle = clusters - rest;
+  if (tiles < clusters || rest == 0 || rest > 2 * idle || steps > 1 << 18) return none;
+  const int most = std::max(1, int(std::sqrt(steps / kTake)) - 1);  // helpers of a tile: more, and adding takes longest
+  const int helpers = std::min(idle, most * rest);
+  // All end at once: own + takes = (steps - own) each + gives, where shares end within tiles.
+  const float each = float(rest) / helpers, takes = kTake * (1 + 1 / each), gives = kGive * (1 + each);
+  const int own = std::max(1, int(std::ceil((steps * each + gives - takes) / (1 + each))));
+  return own + takes >= steps - 1 ? none : Deal{tiles - rest, rest, helpers, steps, own};
+}
+
+template <Layout kLayout, typename T>
+void launch_layout(const Gemm<T>& g) {
+  constexpr int kBytes = Stages<T, kLayout>::kBytes;
+  const auto kernel = multiply<T, kLayout>;
+  const Maps maps = make_maps(g, kBlockM, kBlockN / kCluster);
+  const auto [tiles, clusters] = walk_size<kBlockM, kBlockN, kCluster>(kernel, kThreads, kBytes, g);
+  const Deal deal = deal_out(tiles, clusters, ceil_div(g.k, kBlockK));
+  const auto places = scratch(int64_t(deal.shared + deal.helpers) * kCluster * kParts * kPart);
+  const Mail mail{static_cast<float*>(places.mutable_data_ptr()), number_of(g.stream)};
+  STD_CUDA_CHECK(
+      launch_clusters(kernel, kCluster, clusters * kCluster, kThreads, kBytes, g.stream, maps, g, deal, mail));
+}
+
+template <typename T>
+void launch(const Gemm<T>& g) {
+  g.layout == Layout::TN ? launch_layout<Layout::TN>(g) : launch_layout<Layout::NN>(g);
+}
+
+}  // namespace minfer
+
+MINFER_HGEMM(hgemm_v14_stream_k, minfer::launch)
