@@ -113,6 +113,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       deal.for_slices(cluster, [&](int tile, int, int) {
         named_sync<128 + 32>(warp);
         if (threadIdx.x % 32 == 0) flag_raise(mail.flag(Mail::number(deal, tile, cluster), warp - 1));
+        __syncwarp();
       });
     }
   } else {
