@@ -207,7 +207,7 @@ BROKEN = {
     ),
     "sums that are said to be there too early": (
         "v14_stream_k",
-        {"        named_sync<128 + 32>(warp);\n": "", "            named_sync<128 + 32>(1 + threadIdx.x / 128);\n": ""},
+        {"warps_sync<kWriters>();": ""},
         WRONG,
     ),
     "a helper's sums where another's are": (
@@ -233,12 +233,12 @@ BROKEN = {
     ),
     "a tile that leaves through stages that are read": (
         "v14_small",
-        {"    warpgroup_sync();  // all stages": "    // all stages"},
+        {"    warps_sync();  // all stages": "    // all stages"},
         "changed while wgmma read it",
     ),
     "a box stored before all warps have written it": (
         "v14_small",
-        {"    fence_async();\n    warpgroup_sync();\n": "    fence_async();\n"},
+        {"    fence_async();\n    warps_sync();\n": "    fence_async();\n"},
         "changes while TMA stores it|without a fence since",
     ),
     "swapped sums that are not transposed": ("v14_small", {"stmatrix_x4_trans(boxes": "stmatrix_x4(boxes"}, WRONG),

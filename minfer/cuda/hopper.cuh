@@ -220,13 +220,10 @@ __device__ inline void wgmma(float (&d)[kRegisters], uint64_t a, uint64_t b, boo
 // The number of this thread's warpgroup, known to be the same in a warp.
 __device__ inline int warpgroup_index() { return __shfl_sync(0xffffffff, threadIdx.x / 128, 0); }
 
-// A barrier of one warpgroup's threads, where a block has no other that calls it.
-__device__ inline void warpgroup_sync() { asm volatile("bar.sync 1, 128;" ::: "memory"); }
-
-// A barrier of some of a block's warps: of kThreads threads that call it with this name, 1 to 15.
-template <int kThreads>
-__device__ inline void named_sync(int name) {
-  asm volatile("bar.sync %0, %1;" ::"r"(name), "n"(kThreads) : "memory");
+// A barrier of some of a block's warps, of kThreads threads, where it has no others that call it.
+template <int kThreads = 128>
+__device__ inline void warps_sync() {
+  asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory");
 }
 
 // All warps of a warpgroup give up, or wait for, registers until a thread has that many.
@@ -278,6 +275,16 @@ __device__ inline void flag_take(unsigned* flag) {
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(raised) : "l"(flag) : "memory");
   } while (!raised);
   *flag = 0;
+}
+
+// Counters of how far others are, which tell nothing of what they wrote.
+__device__ inline void counter_add(unsigned* counter) {
+  asm volatile("red.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
+}
+__device__ inline unsigned counter_read(const unsigned* counter) {
+  unsigned count;
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(count) : "l"(counter) : "memory");
+  return count;
 }
 
 // --- On the host ----------------------------------------------------------------------------------------------------

@@ -215,7 +215,7 @@ void launch(const Launch& how, const std::function<void()>& body) {
     for (unsigned i = 0; i < state.blocks.size(); ++i) {
       Block& block = state.blocks[i];
       block.number = i, block.rank = i % how.cluster;
-      block.at_barrier = block.at_cluster_barrier = block.ended = 0, block.at_named.clear();
+      block.at_barrier = block.at_cluster_barrier = block.ended = 0, block.at_barrier_of_warps.clear();
       block.index = {clusters[next].x + block.rank, clusters[next].y, clusters[next].z};
       if (block.rank + 1 == how.cluster) ++next;
     }

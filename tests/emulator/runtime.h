@@ -91,7 +91,7 @@ struct Block {
   uint3 index;
   unsigned number, rank;  // of those that run, and in its cluster
   unsigned at_barrier, at_cluster_barrier, ended;  // threads; at the cluster's, of the cluster, in its first block
-  std::map<int, std::vector<struct Thread*>> at_named;  // barriers of some warps
+  std::vector<struct Thread*> at_barrier_of_warps;
   std::map<int, std::unique_ptr<Region>> shared;  // by declaration; -1 is the dynamic one
 
   Region* find(const void* p, size_t bytes) const {

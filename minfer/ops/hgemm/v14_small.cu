@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(kThreads, 1) multiply(const __grid_constant__ 
     }
     wgmma_finish(tile.sums);
     tile.scale(g, row0, col0);
-    warpgroup_sync();  // all stages are read, and nothing more is on its way to them
+    warps_sync();  // all stages are read, and nothing more is on its way to them
     if constexpr (Shape::kM == 32) {
       tile.store_boxes(maps, stages, row0, col0);
     } else if constexpr (Shape::kN % 64 == 0) {

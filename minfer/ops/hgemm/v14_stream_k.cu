@@ -17,6 +17,8 @@ namespace minfer {
 constexpr int kParts = 4, kPart = kBlockM * kBlockN / kParts;  // of a block's sums on their way, each of so many
 constexpr int kPieces = kPart / (kConsumers * 128 * 4);        // of a thread's, 16 bytes each
 
+constexpr int kWriters = kConsumers * 128 + 32;                // threads that write sums, and the warp that says so
+
 // Which tiles are shared, and who multiplies them: the last, and the first clusters.
 struct Deal {
   int whole, shared;  // tiles; each of the shared ones is the own of one cluster
@@ -47,8 +49,7 @@ struct Deal {
   }
 };
 
-// How helpers' sums come to owners: a place in memory for each slice, and a flag for each warpgroup that writes there.
-// Flags are zero before and after each launch.
+// How helpers' sums come to owners: a place in memory for each slice, and a flag, zero before and after each launch.
 struct Mail {
   float* places;
   int stream;
@@ -58,9 +59,7 @@ struct Mail {
     return (tile - deal.whole + helper) * kCluster + cluster_rank();
   }
   __device__ float* place(int number) const { return places + int64_t(number) * kParts * kPart; }
-  __device__ unsigned* flag(int number, int warpgroup) const {
-    return &arrivals[stream][number * kConsumers + warpgroup];
-  }
+  __device__ unsigned* flag(int number) const { return &arrivals[stream][number]; }
 };
 
 template <typename T, Layout kLayout>
@@ -89,10 +88,13 @@ __global__ void __launch_bounds__(kThreads, 1)
     registers_down<40>();
     const int warp = threadIdx.x / 32 - kConsumers * 4;
     if (threadIdx.x == kConsumers * 128) {  // copies
-      const auto load = [&](int tile, int begin, int end, bool backwards) {
-        stages.load(maps, origin_of(tile), begin, end, backwards, cluster_rank());
+      Pace pace(mail.stream);
+      const auto load = [&](int tile, int begin, int end, bool backwards, bool together = false) {
+        stages.load(maps, origin_of(tile), begin, end, backwards, cluster_rank(), pace,
+                    together && cluster_rank() == 0);
       };
-      walk([&](int tile, bool backwards) { load(tile, 0, deal.steps, backwards); },
+      const int together = deal.whole / clusters * clusters - (deal.helpers > 0 ? clusters : 0);  // tiles of full waves
+      walk([&](int tile, bool backwards) { load(tile, 0, deal.steps, backwards, tile < together); },
            [&](bool backwards) {
              deal.for_slices(cluster, [&](int tile, int begin, int end) { load(tile, begin, end, backwards); });
            },
@@ -100,7 +102,7 @@ __global__ void __launch_bounds__(kThreads, 1)
              load(tile, 0, deal.own, backwards);
              deal.for_helpers(tile, [&](int helper) {
                const int number = Mail::number(deal, tile, helper);
-               for (int i = 0; i < kConsumers; ++i) flag_take(mail.flag(number, i));
+               flag_take(mail.flag(number));
                fence_async_global();
                for (int part = 0; part < kParts; ++part, stages.ring.advance()) {
                  uint64_t* full = stages.wait_empty();
@@ -109,10 +111,11 @@ __global__ void __launch_bounds__(kThreads, 1)
                }
              });
            });
-    } else if (helps && (warp == 1 || warp == 2)) {  // waits until a warpgroup's sums are in memory, for it to go on
+      if (cluster_rank() == 0) pace.end();
+    } else if (helps && warp == 1) {  // waits until sums are in memory, for those that wrote them to go on
       deal.for_slices(cluster, [&](int tile, int, int) {
-        named_sync<128 + 32>(warp);
-        if (threadIdx.x % 32 == 0) flag_raise(mail.flag(Mail::number(deal, tile, cluster), warp - 1));
+        warps_sync<kWriters>();
+        if (threadIdx.x % 32 == 0) flag_raise(mail.flag(Mail::number(deal, tile, cluster)));
         __syncwarp();
       });
     }
@@ -133,7 +136,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
             for (int i = 0; i < kParts * kPieces; ++i)
               __stcg(place + i / kPieces * (kPart / 4) + i % kPieces * 32, pieces[i]);
-            named_sync<128 + 32>(1 + threadIdx.x / 128);
+            warps_sync<kWriters>();
           });
         },
         [&](int tile, bool) {

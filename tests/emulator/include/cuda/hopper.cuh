@@ -303,18 +303,12 @@ void wgmma(float (&d)[kRegisters], uint64_t a, uint64_t b, bool add) {
 
 inline int warpgroup_index() { return threadIdx.x / 128; }
 
-inline void warpgroup_sync() {
-  int mine = 0;
-  emulator::collective<emulator::kWarpgroup>("a warpgroup's barrier", mine, [](int**) {});
-}
-
-template <int kThreads>
-void named_sync(int name) {
+template <int kThreads = 128>
+void warps_sync() {
   static_assert(kThreads % 32 == 0);
-  if (name < 1 || name > 15) emulator::fail("names a barrier that is not there");
-  std::vector<emulator::Thread*>& there = emulator::state.current->block->at_named[name];
+  std::vector<emulator::Thread*>& there = emulator::state.current->block->at_barrier_of_warps;
   there.push_back(emulator::state.current);
-  if (there.size() < kThreads) return emulator::wait_for("a named barrier");
+  if (there.size() < kThreads) return emulator::wait_for("a barrier of some warps");
   const std::vector<emulator::Thread*> all = std::move(there);
   there.clear();
   emulator::release(all);
@@ -348,6 +342,8 @@ inline void flag_raise(unsigned* flag) {
   emulator::state.at_flags.erase(flag);
   if (!waiting.empty()) emulator::release(waiting);
 }
+inline void counter_add(unsigned* counter) { ++*counter; }
+inline unsigned counter_read(const unsigned* counter) { return *counter; }
 inline void flag_take(unsigned* flag) {
   while (!*flag) {
     emulator::state.at_flags[flag].push_back(emulator::state.current);
