@@ -2,7 +2,6 @@
 // copying, two warpgroups multiplying, and a finished tile leaving while the next one is multiplied.
 #pragma once
 
-#include "scratch.cuh"
 #include "warpgroup_tile.cuh"
 
 namespace minfer {
@@ -11,36 +10,6 @@ constexpr int kBlockM = 128, kBlockN = 256, kStages = 4;  // 192 KB
 constexpr int kCluster = 2;                               // blocks, along M
 constexpr int kGroup = 8;  // rows of clusters' tiles, 256 high: with 8 columns, 2048x2048 of the product run together
 constexpr int kConsumers = 2, kThreads = (kConsumers + 1) * 128, kRows = kBlockM / kConsumers;
-
-// Keeps clusters together, so that what one copies is still in the L2 when another comes to it. Nothing holds them at one
-// step in k but the memory they wait for, and when a wave's operands are more than the L2 has, as at 16384, they drift until
-// each brings its own from DRAM. Here each says when it is 32 steps further, and waits until all have said so of the 32
-// before; but not for long, and if that was in vain, because they do not all run at once, never again.
-struct Pace {
-  static constexpr int kSteps = 32, kPatience = 100;  // polls, of half a microsecond
-
-  unsigned* counters;  // four in turn, and of the clusters that have ended; zero before and after each launch
-  unsigned clusters, times = 0;
-  bool waits = true;
-
-  __device__ Pace(int stream) : counters(&arrivals[stream][kPace]), clusters(gridDim.x / kCluster) {}
-
-  __device__ void step() {
-    counter_add(counters + times % 4);
-    if (times > 0 && waits) {
-      const unsigned before = times - 1, all = (before / 4 + 1) * clusters;
-      int polls = 0;
-      while (counter_read(counters + before % 4) < all && ++polls < kPatience) {}
-      waits = polls < kPatience;
-    }
-    ++times;
-  }
-
-  __device__ void end() {
-    if (atomicInc(counters + 4, clusters - 1) < clusters - 1) return;
-    for (int i = 0; i < 4; ++i) counters[i] = 0;
-  }
-};
 
 // The stages in shared memory, as one thread sees them that fills or reads all of them in turn.
 template <typename T, Layout kLayout>
@@ -75,11 +44,12 @@ struct Stages {
   }
   __device__ void wait_full() const { barrier_wait(full + ring.stage, ring.parity); }
 
-  // Fills stages with the steps begin to end of a tile, in this order or backwards, and keeping pace or not.
-  __device__ void load(const Maps& maps, int2 origin, int begin, int end, bool backwards, int rank, Pace& pace, bool keeps) {
+  // Fills stages with the steps begin to end of a tile, in this order or backwards, and calls each(step) before each.
+  template <typename Each>
+  __device__ void load(const Maps& maps, int2 origin, int begin, int end, bool backwards, int rank, Each each) {
 #pragma unroll 1  // a cold kernel waits for each of its instructions to come from memory
     for (int step = begin; step < end; ++step, ring.advance()) {
-      if (keeps && (step - begin) % Pace::kSteps == 0) pace.step();
+      each(step - begin);
       uint64_t* filled = wait_empty();
       const int k = (backwards ? begin + end - 1 - step : step) * kBlockK;
       Tiles::template load_shared<kCluster>(stage(), maps, filled, origin.x, origin.y, k, rank);

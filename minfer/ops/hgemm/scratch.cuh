@@ -20,7 +20,7 @@ inline torch::stable::Tensor scratch(int64_t floats) {
 }
 
 constexpr int kMostStreams = 64, kMostTiles = 4096;  // tiles that blocks share, of a launch
-constexpr int kPace = kMostTiles - 5;                // where counters of another kind are (cooperative.cuh)
+constexpr int kPace = kMostTiles - 5;                // where counters of another kind are (v14_stream_k.cu)
 
 // How many blocks have come to each shared tile. Zero before and after each launch: atomicInc itself begins anew.
 // Launches that run at once must not share them, so that each stream has its own. Of two CUDA graphs that were captured

@@ -2,8 +2,7 @@
 // Idea: two blocks of a cluster multiply tiles below each other, and each copies half of the columns of B for both: a
 // third fewer bytes come from the L2. A finished tile is packed into 64 registers, where the next one's sums are not, and
 // leaves from there a box at a time while the products of the next tile run: no product waits for a store. Every other
-// tile goes through k backwards, so that a wave begins with the rows of A that the L2 has from the end of the last one, and
-// clusters keep pace (cooperative.cuh), so that what one copies is still there for the others.
+// tile goes through k backwards, so that a wave begins with the rows of A that the L2 has from the end of the last one.
 // Expected: 1.1x over v11, most of it where the power limit decides: fewer bytes a product, and no product waits for a
 // block to start or to store. At least 1.03x cuBLAS. Measured: see README.md.
 #include "cooperative.cuh"
@@ -11,20 +10,16 @@
 namespace minfer {
 
 template <typename T, Layout kLayout>
-__global__ void __launch_bounds__(kThreads, 1)
-    multiply(const __grid_constant__ Maps maps, Gemm<T> g, int stream) {
+__global__ void __launch_bounds__(kThreads, 1) multiply(const __grid_constant__ Maps maps, Gemm<T> g) {
   extern __shared__ __align__(1024) unsigned char shared[];
   Stages<T, kLayout> stages(shared);
   const int steps = (g.k + kBlockK - 1) / kBlockK;
   Walk<kBlockM, kBlockN, kCluster, kGroup> walk(g);
   if (warpgroup_index() == kConsumers) {
     registers_down<40>();
-    if (threadIdx.x == kConsumers * 128) {
-      Pace pace(stream);
+    if (threadIdx.x == kConsumers * 128)
       for (bool back = false; walk.goes_on(); walk.advance(1), back = !back)
-        stages.load(maps, walk.origin(), 0, steps, back, walk.rank, pace, walk.rank == 0 && walk.all_go_on());
-      if (walk.rank == 0) pace.end();
-    }
+        stages.load(maps, walk.origin(), 0, steps, back, walk.rank, [](int) {});
   } else {
     registers_up<232>();
     Sums<T, kLayout> sums;
@@ -39,7 +34,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 template <Layout kLayout, typename T>
 void launch_layout(const Gemm<T>& g) {
-  launch_walk<kBlockM, kBlockN, kCluster>(multiply<T, kLayout>, kThreads, Stages<T, kLayout>::kBytes, g, number_of(g.stream));
+  launch_walk<kBlockM, kBlockN, kCluster>(multiply<T, kLayout>, kThreads, Stages<T, kLayout>::kBytes, g);
 }
 
 template <typename T>

@@ -3,7 +3,7 @@
 // the last wave is one cluster's own, which multiplies its first steps in k; those that have no tile of their own, the
 // helpers, are dealt the other steps, wherever tiles end. They multiply them before their last whole tile, so that sums
 // are long in memory when an owner comes to add them; and while they work, all others are at one k, as the L2 likes it.
-// After Osama et al., "Stream-K", PPoPP 2023.
+// After Osama et al., "Stream-K", PPoPP 2023. Clusters keep pace, so that what one copies is still in the L2 for the others.
 // Expected: over v13 what its last wave leaves idle, 3 % at 8192, less what sums cost on their way: 4,000 cycles of a helper
 // to write those of one tile, 2,000 of an owner. With more than two tiles to a helper that is all there was to gain, and
 // then it does as v13. Measured: see README.md.
@@ -62,6 +62,36 @@ struct Mail {
   __device__ unsigned* flag(int number) const { return &arrivals[stream][number]; }
 };
 
+// Keeps clusters together, so that what one copies is still in the L2 when another comes to it. Nothing holds them at one
+// step in k but the memory they wait for, and when a wave's operands are more than the L2 has, as at 16384, they drift until
+// each brings its own from DRAM. Here each says when it is 32 steps further, and waits until all have said so of the 32
+// before; but not for long, and if that was in vain, because they do not all run at once, never again.
+struct Pace {
+  static constexpr int kSteps = 32, kPatience = 100;  // polls, of half a microsecond
+
+  unsigned* counters;  // four in turn, and of the clusters that have ended; zero before and after each launch
+  unsigned clusters, times = 0;
+  bool waits = true;
+
+  __device__ Pace(int stream) : counters(&arrivals[stream][kPace]), clusters(gridDim.x / kCluster) {}
+
+  __device__ void step() {
+    counter_add(counters + times % 4);
+    if (times > 0 && waits) {
+      const unsigned before = times - 1, all = (before / 4 + 1) * clusters;
+      int polls = 0;
+      while (counter_read(counters + before % 4) < all && ++polls < kPatience) {}
+      waits = polls < kPatience;
+    }
+    ++times;
+  }
+
+  __device__ void end() {
+    if (atomicInc(counters + 4, clusters - 1) < clusters - 1) return;
+    for (int i = 0; i < 4; ++i) counters[i] = 0;
+  }
+};
+
 template <typename T, Layout kLayout>
 __global__ void __launch_bounds__(kThreads, 1)
     multiply(const __grid_constant__ Maps maps, Gemm<T> g, const __grid_constant__ Deal deal, Mail mail) {
@@ -90,8 +120,10 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (threadIdx.x == kConsumers * 128) {  // copies
       Pace pace(mail.stream);
       const auto load = [&](int tile, int begin, int end, bool backwards, bool together = false) {
-        stages.load(maps, origin_of(tile), begin, end, backwards, cluster_rank(), pace,
-                    together && cluster_rank() == 0);
+        stages.load(maps, origin_of(tile), begin, end, backwards, cluster_rank(),
+                    [&](int step) {
+                      if (together && cluster_rank() == 0 && step % Pace::kSteps == Pace::kSteps - 1) pace.step();
+                    });
       };
       const int together = deal.whole / clusters * clusters - (deal.helpers > 0 ? clusters : 0);  // tiles of full waves
       walk([&](int tile, bool backwards) { load(tile, 0, deal.steps, backwards, tile < together); },

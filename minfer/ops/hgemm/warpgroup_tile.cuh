@@ -318,7 +318,6 @@ struct Walk {
       : tiles_m((g.m + kBlockM * kCluster - 1) / (kBlockM * kCluster)), tiles_n((g.n + kBlockN - 1) / kBlockN),
         rank(cluster_rank()), tile(blockIdx.x / kCluster), stride(gridDim.x / kCluster) {}
   __device__ bool goes_on() const { return tile < tiles_m * tiles_n; }
-  __device__ bool all_go_on() const { return (tile / stride + 1) * stride <= tiles_m * tiles_n; }  // have one with this
   __device__ void advance(int tiles) { tile += tiles * stride; }
   __device__ int2 origin() const {
     const int2 place = grouped(kGroup, tile, tiles_m, tiles_n);
@@ -341,12 +340,12 @@ WalkSize walk_size(Kernel* kernel, int threads, int bytes, const Gemm<T>& g) {
   return {int(tiles), int(std::min<int64_t>(tiles, std::max(1, clusters)))};
 }
 
-// Launches a kernel that walks over tiles as Walk does, of blocks that stay; `more` are its arguments besides.
-template <int kBlockM, int kBlockN, int kCluster, typename Kernel, typename T, typename... More>
-void launch_walk(Kernel* kernel, int threads, int bytes, const Gemm<T>& g, const More&... more) {
+// Launches a kernel that walks over tiles as Walk does, of blocks that stay.
+template <int kBlockM, int kBlockN, int kCluster, typename Kernel, typename T>
+void launch_walk(Kernel* kernel, int threads, int bytes, const Gemm<T>& g) {
   const Maps maps = make_maps(g, kBlockM, kBlockN / kCluster);
   const int clusters = walk_size<kBlockM, kBlockN, kCluster>(kernel, threads, bytes, g).clusters;
-  STD_CUDA_CHECK(launch_clusters(kernel, kCluster, clusters * kCluster, threads, bytes, g.stream, maps, g, more...));
+  STD_CUDA_CHECK(launch_clusters(kernel, kCluster, clusters * kCluster, threads, bytes, g.stream, maps, g));
 }
 
 }  // namespace minfer
