@@ -25,35 +25,38 @@ def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     RuntimeError where one would be recorded. Raises ValueError for operands that do not fit each other."""
     if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
         raise RuntimeError("hgemm.matmul has no backward: call it under torch.no_grad(), or with detached tensors")
-    return _matmul(a, b)
+    return torch.ops.minfer.hgemm.default(a, b)
 
 
-@torch.library.custom_op("minfer::hgemm", mutates_args=())
-def _matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def _multiply(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     _check(a, b)
-    out = a.new_empty(a.shape[0], b.shape[1])
-    if out.numel() == 0:
+    (m, k), n = a.shape, b.shape[1]
+    out = a.new_empty(m, n)
+    if m == 0 or n == 0:
         return out
-    if a.shape[1] == 0:
+    if k == 0:
         return out.zero_()
     a = _readable(a)
-    if b.stride(0) == 1 and not (b.stride(1) == 1 and b.stride(0) >= b.shape[1]):
+    if b.stride(0) == 1 and not (b.stride(1) == 1 and n == 1):
         b, layout = _readable(b.t()).t(), "TN"
     else:
         b, layout = _readable(b), "NN"
-    capability = torch.cuda.get_device_capability(a.device) if a.is_cuda else None
-    choice = best(a.shape[0], b.shape[1], a.shape[1], NAMES[a.dtype], layout, capability)
-    if os.environ.get("MINFER_EXPLAIN") == "1":
-        _explain(f"{a.shape[0]}x{b.shape[1]}x{a.shape[1]} {NAMES[a.dtype]} {layout}", choice.kernel, choice.why)
+    kernel = _kernel(m, n, k, a.dtype, layout, a.device)
     with torch.cuda.device_of(a):
-        _function(choice.kernel, build.arch_of(capability) if capability else "")(out, a, b, alpha=1.0, beta=0.0)
+        kernel(out, a, b, alpha=1.0, beta=0.0)
     return out
 
 
-@_matmul.register_fake
-def _(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def _fake(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     _check(a, b)
     return a.new_empty(a.shape[0], b.shape[1])
+
+
+# Not by `custom_op`, which costs 2 us more a call, and at the first imports all of torch.compile, which takes seconds.
+_LIBRARY = torch.library.Library("minfer", "FRAGMENT")
+_LIBRARY.define("hgemm(Tensor a, Tensor b) -> Tensor")
+_LIBRARY.impl("hgemm", _multiply, "CompositeExplicitAutograd")
+torch.library.register_fake("minfer::hgemm", _fake, lib=_LIBRARY)
 
 
 def _check(a: torch.Tensor, b: torch.Tensor) -> None:
@@ -75,10 +78,9 @@ def _readable(rows: torch.Tensor) -> torch.Tensor:
 
 
 @cache
-def _function(kernel: str, arch: str) -> Callable[..., None]:
-    return build.function(get("hgemm").kernels[kernel], arch)
-
-
-@cache
-def _explain(problem: str, kernel: str, why: str) -> None:
-    print(f"hgemm.matmul {problem}: {kernel}, {why}", file=sys.stderr)
+def _kernel(m: int, n: int, k: int, dtype: torch.dtype, layout: str, device: torch.device) -> Callable[..., None]:
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+    choice = best(m, n, k, NAMES[dtype], layout, capability)
+    if os.environ.get("MINFER_EXPLAIN") == "1":
+        print(f"hgemm.matmul {m}x{n}x{k} {NAMES[dtype]} {layout}: {choice.kernel}, {choice.why}", file=sys.stderr)
+    return build.function(get("hgemm").kernels[choice.kernel], build.arch_of(capability) if capability else "")
