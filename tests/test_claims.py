@@ -93,12 +93,8 @@ HOPPER = {  # the shapes of wgmma, threads, and products between two waits at le
     "v14_stream_k": ({"64x256x16"}, 384, 4),
     "v17_swapped": ({"64x8x16", "64x32x16", "64x64x16", "64x128x16"}, 160, 4),
 }
-SHARED_B = {
-    "v12_pingpong",
-    "v13_cooperative",
-    "v14_small",
-    "v14_stream_k",
-}  # clusters copy it once, and stores go by way of TMA
+# Clusters copy it once, and stores go by way of TMA.
+SHARED_B = {"v12_pingpong", "v13_cooperative", "v14_small", "v14_stream_k"}
 
 
 @pytest.mark.parametrize("name", HOPPER)
@@ -119,7 +115,8 @@ def test_what_the_rungs_for_hopper_claim(name):
         assert roots["HGMMA"] >= products and not {"HMMA", "LDSM", "LDGSTS"} & set(roots)
         # Where the compiler cannot prove the sums untouched, it puts a wait behind each product (its warning C7510).
         waits = found["WARPGROUP.DEPBAR.LE"]
-        assert 0 < waits <= 2 * roots["HGMMA"] / products  # of a loop, one within and one behind
+        loops = 3 if name == "v14_stream_k" else 1  # whole tiles, shares and slices; behind each loop is a wait
+        assert 0 < waits - loops <= roots["HGMMA"] / products
         assert function.max_threads == threads and function.stack_bytes == 0 and not {"STL", "LDL"} & set(roots)
         assert function.registers <= (168 if specialised else 255)
         assert found["MEMBAR.ALL.GPU"] == 0 or name in ("v14_stream_k", "v17_swapped")  # which read others' sums

@@ -153,6 +153,13 @@ def test_its_choice_is_explained_once():
         assert ("hgemm.matmul 8x8x8 float16 NN: cpu_" in done.stderr) == (explain == "1")
 
 
+def test_its_first_call_does_not_import_the_compiler():
+    """Which takes seconds, where the call takes microseconds."""
+    code = "import sys, torch; from minfer.ops.hgemm import matmul; a = torch.ones(8, 8).half(); matmul(a, a)"
+    code += "; sys.exit('torch._dynamo' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
 # The table
 
 

@@ -52,7 +52,7 @@ def _fake(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return a.new_empty(a.shape[0], b.shape[1])
 
 
-# Not by `custom_op`, which costs 2 us more a call, and at the first imports all of torch.compile, which takes seconds.
+# Not by `custom_op`, which takes longer at each call, and seconds at the first: it imports all of torch.compile.
 _LIBRARY = torch.library.Library("minfer", "FRAGMENT")
 _LIBRARY.define("hgemm(Tensor a, Tensor b) -> Tensor")
 _LIBRARY.impl("hgemm", _multiply, "CompositeExplicitAutograd")

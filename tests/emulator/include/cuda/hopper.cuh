@@ -306,6 +306,8 @@ inline int warpgroup_index() { return threadIdx.x / 128; }
 template <int kThreads = 128>
 void warps_sync() {
   static_assert(kThreads % 32 == 0);
+  int mine = 0;
+  emulator::collective("bar.sync", mine, [](int**) {});  // .aligned: all lanes of a warp come together
   std::vector<emulator::Thread*>& there = emulator::state.current->block->at_barrier_of_warps;
   there.push_back(emulator::state.current);
   if (there.size() < kThreads) return emulator::wait_for("a barrier of some warps");
