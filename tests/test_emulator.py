@@ -31,21 +31,32 @@ HOPPER = [file for file, kernel in HGEMM.kernels.items() if kernel.archs == "sm_
 # What takes k apart, and each tile of the kernels that choose one by m.
 LONG = {
     "v15_gemv": [(8, 88, 1416), (5, 24, 8)],
+    "v07_tuned": [(520, 200, 264)],  # 5 tiles, or 3 of twice the size, for 3 blocks at once
     "v08_split_k": [(16, 64, 456)],
     "v08_stream_k": [(16, 1800, 40)],  # of 8 tiles, 3 blocks take one each, and 5 are dealt out
     **{file: [(257, 136, 456)] for file in HOPPER},  # several tiles for each of the emulator's two blocks
     "v14_stream_k": [(1040, 72, 1000), (1160, 40, 968), (1280, 16, 1032)],  # 5 tiles: one or two of them are shared
     # Each tile, on two multiprocessors, and longer than a ring is deep.
-    "v14_small": [(257, 136, 456), (60, 64, 1288), (40, 136, 968), (100, 64, 968), (128, 88, 840)],
+    "v14_small": [
+        (100, 64, 968),
+        (128, 88, 840),
+        (200, 120, 520),
+        (130, 190, 456),
+        (100, 64, 2120),
+        (100, 96, 2120),
+        (130, 200, 712),
+    ],
     "v16_skinny": [(8, 88, 1416), (20, 72, 712), (60, 136, 520), (100, 136, 584)],
-    # Slices of unequal steps, up to 8 of them; longer than a ring is deep; narrow tiles and wide ones.
-    "v17_swapped": [
-        (8, 88, 1416),
+    "v17_one_wave": [
         (5, 64, 2120),
-        (20, 72, 712),
-        (60, 136, 968),
-        (60, 392, 584),
-        (100, 72, 520),
+        (8, 88, 1416),
+        (20, 120, 1000),
+        (60, 200, 968),
+        (33, 264, 584),
+        (100, 64, 968),
+        (70, 96, 712),
+        (128, 120, 840),
+        (100, 200, 648),
         (100, 392, 584),
     ],
 }
@@ -149,7 +160,11 @@ BROKEN = {
     "waits for one group too few": ("v05_pipelined", {"wait<kStages - 2>": "wait<kStages - 1>"}, "in flight"),
     "no barrier before a stage is read": ("v05_pipelined", {"    __syncthreads();  // all": "    // all"}, WRONG),
     "copies beyond the edge": ("v05_pipelined", {" && cols_left > 0": ""}, "outside the operands"),
-    "swizzled when written only": ("v06_swizzled", {"a_tile + PlaceA::at(": "a_tile + Padded<24>::at("}, WRONG),
+    "swizzled when written only": (
+        "v06_swizzled",
+        {"(f.a[i], tile + Place::at(": "(f.a[i], tile + Padded<24>::at("},
+        WRONG,
+    ),
     "no barrier before a stage is filled": ("v06_swizzled", {"  __syncthreads();\n          used": "  used"}, WRONG),
     "a row of A that is not there": ("v15_gemv", {" && lane / 4 < g.m": ""}, "outside operand"),
     "sums of warps not waited for": ("v15_gemv", {"  __syncthreads();\n  for": "  for"}, WRONG),
@@ -228,46 +243,41 @@ BROKEN = {
     ),
     "copies to a block whose barriers are not there": (
         "v14_small",
-        {"  cluster_sync_relaxed();\n\n": "  __syncthreads();\n\n"},
+        {"kCluster > 1 ? cluster_sync_relaxed() : __syncthreads();": "__syncthreads();"},
         "not initialised|has ended",
     ),
     "a tile that leaves through stages that are read": (
         "v14_small",
-        {"    warps_sync();  // all stages": "    // all stages"},
+        {"    warps_sync<kProducer>();  // all stages": "    // all stages"},
         "changed while wgmma read it",
     ),
-    "a box stored before all warps have written it": (
+    "boxes of two warpgroups at one place": (
         "v14_small",
-        {"    fence_async();\n    warps_sync();\n": "    fence_async();\n"},
+        {"stages + warpgroup * Tile::kAllBoxes": "stages + Tile::kAllBoxes"},
         "changes while TMA stores it|without a fence since",
     ),
-    "swapped sums that are not transposed": ("v14_small", {"stmatrix_x4_trans(boxes": "stmatrix_x4(boxes"}, WRONG),
-    "first operand not transposed": (
-        "v17_swapped",
-        {"wgmma<T, !kTN, false>": "wgmma<T, false, false>", "(kTN ? 2 : 128)": "2"},
+    "the columns of the other warpgroup": ("v14_small", {"Tiles::kA + col * kBlockK": "Tiles::kA"}, WRONG),
+    "rows waited for that are not copied": (
+        "v17_one_wave",
+        {"step * kBlockK, min(Shape::kM, g.m))": "step * kBlockK)"},
+        "wait for ever at an mbarrier",
+    ),
+    "a box that is not swizzled, written as if": (
+        "v17_one_wave",
+        {"kBoxN == 64 ? piece": "kBoxN > 0 ? piece"},
+        "changes while TMA stores it|without a fence since",
+    ),
+    "a product beyond shared memory": ("v17_one_wave", {"(kTN ? 2 : 128)": "4096"}, "operand is outside shared memory"),
+    "steps of a transposed operand as of the other": ("v17_one_wave", {"(kTN ? 2 : 128)": "2"}, WRONG),
+    "an operand that is not transposed": (
+        "v17_one_wave",
+        {"wgmma<T, !kTN>": "wgmma<T, false>", "(kTN ? 2 : 128)": "2"},
         WRONG,
     ),
-    "steps of a transposed operand as of the other": ("v17_swapped", {"(kTN ? 2 : 128)": "2"}, WRONG),
-    "an operand beyond shared memory": ("v17_swapped", {"(kTN ? 2 : 128)": "4096"}, "operand is outside shared memory"),
-    "a stage that swapped products read released": (
-        "v17_swapped",
-        {"if (step > first) release(before);": "release(ring.stage);"},
+    "a stage of a lone block, released while products read it": (
+        "v17_one_wave",
+        {"if (step > 0) release(before);": "release(ring.stage);"},
         "changed while wgmma read it",
-    ),
-    "sums laid out as of a product that is not swapped": (
-        "v17_swapped",
-        {"row + r / 4 * 8 + r % 2": "row + r / 4 * 8"},
-        WRONG,
-    ),
-    "another block's sums read before they are there": (
-        "v17_swapped",
-        {"cluster_sync() : __syncthreads();": "__syncthreads() : __syncthreads();"},
-        WRONG,
-    ),
-    "a block that ends while its sums are read": (
-        "v17_swapped",
-        {"cluster_sync();  // no block": "(void)0;  // no block"},
-        "a block that has ended",
     ),
 }
 

@@ -57,9 +57,9 @@ __device__ inline void barrier_wait(uint64_t* barrier, uint32_t parity) {
 }
 
 // --- The copy engine ------------------------------------------------------------------------------------------------
-// Copies boxes of a matrix between global memory and shared memory, where each row of a box takes 128 bytes and the
-// 16-byte pieces of row r are in the order i ^ (r % 8): the 128-byte swizzle, whose boxes start at multiples of 1024
-// bytes. What is outside of the matrix is read as zero and not written. x counts columns, y rows.
+// Copies boxes of a matrix between global memory and shared memory, where the rows of a box lie one after the other. If
+// they are 128 bytes long, the 16-byte pieces of row r are in the order i ^ (r % 8): the 128-byte swizzle, whose boxes
+// start at multiples of 1024 bytes, others at multiples of 128. What is outside of the matrix is read as zero and not written. x counts columns, y rows.
 
 using TensorMap = CUtensorMap;
 
@@ -126,13 +126,6 @@ __device__ inline void stmatrix_x4(void* row, const uint32_t (&fragment)[4]) {
                : "memory");
 }
 
-// The same of their transposes: row r of matrix i is its column.
-__device__ inline void stmatrix_x4_trans(void* row, const uint32_t (&fragment)[4]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)),
-               "r"(fragment[0]), "r"(fragment[1]), "r"(fragment[2]), "r"(fragment[3])
-               : "memory");
-}
-
 // --- Products of a warpgroup ----------------------------------------------------------------------------------------
 
 // Describes a tile in the 128-byte swizzle to wgmma. Bits 0-13 hold its address, 16-29 the leading and 32-45 the stride
@@ -165,49 +158,64 @@ __device__ inline void wgmma_finish(float (&d)[kM][kN]) {
 }
 
 #define MINFER_10(I) "%" #I "0,%" #I "1,%" #I "2,%" #I "3,%" #I "4,%" #I "5,%" #I "6,%" #I "7,%" #I "8,%" #I "9,"
-#define MINFER_REGISTERS_4 "%0,%1,%2,%3"
-#define MINFER_REGISTERS_16 MINFER_REGISTERS_4 ",%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
+#define MINFER_REGISTERS_16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
+#define MINFER_REGISTERS_24 MINFER_REGISTERS_16 ",%16,%17,%18,%19,%20,%21,%22,%23"
 #define MINFER_REGISTERS_30 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9," MINFER_10(1) MINFER_10(2)
 #define MINFER_REGISTERS_32 MINFER_REGISTERS_30 "%30,%31"
 #define MINFER_REGISTERS_48 MINFER_REGISTERS_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
+#define MINFER_REGISTERS_56 MINFER_REGISTERS_30 MINFER_10(3) MINFER_10(4) "%50,%51,%52,%53,%54,%55"
 #define MINFER_REGISTERS_64 MINFER_REGISTERS_30 MINFER_10(3) MINFER_10(4) MINFER_10(5) "%60,%61,%62,%63"
+#define MINFER_REGISTERS_96                                                                                      \
+  MINFER_REGISTERS_30 MINFER_10(3) MINFER_10(4) MINFER_10(5) MINFER_10(6) MINFER_10(7) MINFER_10(8) "%90,%91,%92,%93,"  \
+                                                                                                    "%94,%95"
+#define MINFER_REGISTERS_112                                                                                     \
+  MINFER_REGISTERS_30 MINFER_10(3) MINFER_10(4) MINFER_10(5) MINFER_10(6) MINFER_10(7) MINFER_10(8) MINFER_10(9)        \
+  MINFER_10(10) "%110,%111"
 #define MINFER_REGISTERS_128                                                                                     \
   MINFER_REGISTERS_30 MINFER_10(3) MINFER_10(4) MINFER_10(5) MINFER_10(6) MINFER_10(7) MINFER_10(8) MINFER_10(9)        \
   MINFER_10(10) MINFER_10(11) "%120,%121,%122,%123,%124,%125,%126,%127"
 #define MINFER_D4(I) "+f"(d[I]), "+f"(d[(I) + 1]), "+f"(d[(I) + 2]), "+f"(d[(I) + 3])
-#define MINFER_D16(I) MINFER_D4(I), MINFER_D4(I + 4), MINFER_D4(I + 8), MINFER_D4(I + 12)
+#define MINFER_D8(I) MINFER_D4(I), MINFER_D4(I + 4)
+#define MINFER_D16(I) MINFER_D8(I), MINFER_D8(I + 8)
 #define MINFER_D32(I) MINFER_D16(I), MINFER_D16(I + 16)
 #define MINFER_D64(I) MINFER_D32(I), MINFER_D32(I + 32)
-// A, B, ADD, TA and TB are placeholders: the operands that follow the registers of D.
-#define MINFER_WGMMA(SHAPE, TYPES, REGISTERS, A, B, ADD, TA, TB, ...)                                            \
+// A, B, ADD and TB are placeholders: the operands that follow the registers of D.
+#define MINFER_WGMMA(N, TYPES, REGISTERS, A, B, ADD, TB, ...)                                                    \
   asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, " ADD ", 0;\n"                                              \
-               "wgmma.mma_async.sync.aligned." SHAPE "." TYPES " {" REGISTERS "}, " A ", " B                     \
-               ", add, 1, 1, " TA ", " TB ";\n}"                                                                 \
+               "wgmma.mma_async.sync.aligned.m64n" #N "k16." TYPES " {" REGISTERS "}, " A ", " B                   \
+               ", add, 1, 1, 0, " TB ";\n}"                                                                      \
                : __VA_ARGS__                                                                                     \
-               : "l"(a), "l"(b), "r"(int(add)), "n"(int(kTransposedA)), "n"(int(kTransposedB)))
+               : "l"(a), "l"(b), "r"(int(add)), "n"(int(kTransposedB)))
 #define MINFER_WGMMA_N(TYPES)                                                                                    \
   if constexpr (kRegisters == 128)                                                                               \
-    MINFER_WGMMA("m64n256k16", TYPES, MINFER_REGISTERS_128, "%128", "%129", "%130", "%131", "%132",              \
+    MINFER_WGMMA(256, TYPES, MINFER_REGISTERS_128, "%128", "%129", "%130", "%131",                               \
                  MINFER_D64(0), MINFER_D64(64));                                                                 \
+  else if constexpr (kRegisters == 112)                                                                          \
+    MINFER_WGMMA(224, TYPES, MINFER_REGISTERS_112, "%112", "%113", "%114", "%115",                               \
+                 MINFER_D64(0), MINFER_D32(64), MINFER_D16(96));                                                 \
+  else if constexpr (kRegisters == 96)                                                                           \
+    MINFER_WGMMA(192, TYPES, MINFER_REGISTERS_96, "%96", "%97", "%98", "%99", MINFER_D64(0), MINFER_D32(64));    \
   else if constexpr (kRegisters == 64)                                                                           \
-    MINFER_WGMMA("m64n128k16", TYPES, MINFER_REGISTERS_64, "%64", "%65", "%66", "%67", "%68", MINFER_D64(0));    \
+    MINFER_WGMMA(128, TYPES, MINFER_REGISTERS_64, "%64", "%65", "%66", "%67", MINFER_D64(0));                    \
+  else if constexpr (kRegisters == 56)                                                                           \
+    MINFER_WGMMA(112, TYPES, MINFER_REGISTERS_56, "%56", "%57", "%58", "%59",                                    \
+                 MINFER_D32(0), MINFER_D16(32), MINFER_D8(48));                                                  \
   else if constexpr (kRegisters == 48)                                                                           \
-    MINFER_WGMMA("m64n96k16", TYPES, MINFER_REGISTERS_48, "%48", "%49", "%50", "%51", "%52", MINFER_D32(0),      \
-                 MINFER_D16(32));                                                                                \
+    MINFER_WGMMA(96, TYPES, MINFER_REGISTERS_48, "%48", "%49", "%50", "%51", MINFER_D32(0), MINFER_D16(32));     \
   else if constexpr (kRegisters == 32)                                                                           \
-    MINFER_WGMMA("m64n64k16", TYPES, MINFER_REGISTERS_32, "%32", "%33", "%34", "%35", "%36", MINFER_D32(0));     \
+    MINFER_WGMMA(64, TYPES, MINFER_REGISTERS_32, "%32", "%33", "%34", "%35", MINFER_D32(0));                     \
+  else if constexpr (kRegisters == 24)                                                                           \
+    MINFER_WGMMA(48, TYPES, MINFER_REGISTERS_24, "%24", "%25", "%26", "%27", MINFER_D16(0), MINFER_D8(16));      \
   else if constexpr (kRegisters == 16)                                                                           \
-    MINFER_WGMMA("m64n32k16", TYPES, MINFER_REGISTERS_16, "%16", "%17", "%18", "%19", "%20", MINFER_D16(0));     \
+    MINFER_WGMMA(32, TYPES, MINFER_REGISTERS_16, "%16", "%17", "%18", "%19", MINFER_D16(0));                     \
   else                                                                                                           \
-    MINFER_WGMMA("m64n8k16", TYPES, MINFER_REGISTERS_4, "%4", "%5", "%6", "%7", "%8", MINFER_D4(0))
+    static_assert(kRegisters == 0, "add its registers above")
 
-// d = a b, or d += a b: 64 x 2 kRegisters of the product, 16 steps in k. a and b are descriptors; transposed operands
-// have their k in rows: a is kept as its columns, b as its rows. Element i of a thread's d is in row 16 warp + lane / 4,
-// and 8 more for i % 4 >= 2, and column 8 (i / 4) + 2 (lane % 4) + i % 2, with the warp's number in the warpgroup.
-template <typename T, bool kTransposedA, bool kTransposedB, int kRegisters>
+// d = a b, or d += a b: 64 x 2 kRegisters of the product, 16 steps in k. a and b are descriptors; a transposed b has its k
+// in rows, and is kept as they are. Element i of a thread's d is in row 16 warp + lane / 4, and 8 more for i % 4 >= 2, and
+// column 8 (i / 4) + 2 (lane % 4) + i % 2, with the warp's number in the warpgroup.
+template <typename T, bool kTransposedB, int kRegisters>
 __device__ inline void wgmma(float (&d)[kRegisters], uint64_t a, uint64_t b, bool add) {
-  static_assert(kRegisters == 4 || kRegisters == 16 || kRegisters == 32 || kRegisters == 48 || kRegisters == 64 ||
-                kRegisters == 128);
   if constexpr (std::is_same_v<T, __half>) {
     MINFER_WGMMA_N("f32.f16.f16");
   } else {
@@ -243,20 +251,8 @@ __device__ inline int cluster_rank() {
   return rank;
 }
 
-// The same place in the shared memory of another block of the cluster, for ordinary reads and writes.
-template <typename T>
-__device__ inline T* cluster_address(T* place, int block) {
-  uint64_t address;
-  asm("mapa.u64 %0, %1, %2;" : "=l"(address) : "l"(place), "r"(block));
-  return reinterpret_cast<T*>(address);
-}
-
-// A barrier of all threads of the cluster. Not .aligned: lanes of a warp may come one after the other.
-__device__ inline void cluster_sync() {
-  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
-}
-
-// The same where no thread reads what another wrote, except barriers behind their fence; it flushes no caches.
+// A barrier of all threads of the cluster, which flushes no caches: no thread reads what another wrote, except barriers
+// behind their fence. Not .aligned: lanes of a warp may come one after the other.
 __device__ inline void cluster_sync_relaxed() {
   asm volatile("barrier.cluster.arrive.relaxed;\nbarrier.cluster.wait;" ::: "memory");
 }
@@ -289,8 +285,8 @@ __device__ inline unsigned counter_read(const unsigned* counter) {
 
 // --- On the host ----------------------------------------------------------------------------------------------------
 
-// How TMA finds boxes of box_rows x box_cols in a row-major matrix of rows x cols 16-bit elements, ld apart: as
-// cuTensorMapEncodeTiled makes it, whose result is false when the driver refuses. The driver is asked for the function, so
+// How TMA finds boxes of box_rows x box_cols, 256 at most, in a row-major matrix of rows x cols 16-bit elements, ld apart:
+// as cuTensorMapEncodeTiled makes it, whose result is false when the driver refuses. The driver is asked for the function, so
 // that nothing links it: a machine that builds has none.
 template <typename T>
 bool make_tensor_map(TensorMap& map, const T* matrix, int rows, int cols, int64_t ld, int box_rows, int box_cols) {
@@ -303,8 +299,9 @@ bool make_tensor_map(TensorMap& map, const T* matrix, int rows, int cols, int64_
   const cuuint64_t sizes[] = {cuuint64_t(cols), cuuint64_t(rows)}, strides[] = {cuuint64_t(ld) * sizeof(T)};
   const cuuint32_t box[] = {cuuint32_t(box_cols), cuuint32_t(box_rows)}, steps[] = {1, 1};
   const auto type = std::is_same_v<T, __half> ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  const auto swizzle = box_cols == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE;
   return encode && encode(&map, type, 2, const_cast<T*>(matrix), sizes, strides, box, steps,
-                          CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                          CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
                           CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 

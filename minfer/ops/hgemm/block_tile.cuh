@@ -66,9 +66,22 @@ struct BlockTile {
           __syncthreads();
           used = next(used);
         }
-        load(last ? 0 : (step + 1) * 16, (step + 1) % 2);
-        if (step == 0) copy(tile + kStages - 1);  // to the place of the tile before
-        sums.multiply(fragments[step % 2]);
+        const int k = last ? 0 : (step + 1) * 16, now = step % 2, after = (step + 1) % 2;
+        if constexpr (Warp::kParts == 1) {
+          load(k, after);
+          if (step == 0) copy(tile + kStages - 1);  // to the place of the tile before
+          sums.multiply(fragments[now]);
+        } else {
+          const T* stage = stages + used * kStage;
+          const int lane = threadIdx.x % 32;
+          Warp::template load_a<PlaceA>(fragments[after], stage, warp_row(), k, lane);
+          if (step == 0) copy(tile + kStages - 1);
+#pragma unroll
+          for (int part = 0; part < Warp::kParts; ++part) {  // those of b have one place
+            sums.multiply(fragments[now].a, fragments[0].b, part);
+            Warp::template load_b<PlaceB>(fragments[0], stage + kA, warp_col(), k, part, lane);
+          }
+        }
       }
     }
   }

@@ -16,7 +16,6 @@ namespace minfer {
 
 constexpr int kParts = 4, kPart = kBlockM * kBlockN / kParts;  // of a block's sums on their way, each of so many
 constexpr int kPieces = kPart / (kConsumers * 128 * 4);        // of a thread's, 16 bytes each
-
 constexpr int kWriters = kConsumers * 128 + 32;                // threads that write sums, and the warp that says so
 
 // Which tiles are shared, and who multiplies them: the last, and the first clusters.
@@ -87,6 +86,7 @@ struct Pace {
   }
 
   __device__ void end() {
+    __threadfence();  // no count of ours comes after it
     if (atomicInc(counters + 4, clusters - 1) < clusters - 1) return;
     for (int i = 0; i < 4; ++i) counters[i] = 0;
   }
@@ -97,12 +97,9 @@ __global__ void __launch_bounds__(kThreads, 1)
     multiply(const __grid_constant__ Maps maps, Gemm<T> g, const __grid_constant__ Deal deal, Mail mail) {
   extern __shared__ __align__(1024) unsigned char shared[];
   Stages<T, kLayout> stages(shared);
-  const int cluster = blockIdx.x / kCluster, clusters = gridDim.x / kCluster;
+  const Walk<kBlockM, kBlockN, kCluster, kGroup> tiles(g);
+  const int cluster = tiles.tile, clusters = tiles.stride;
   const bool helps = cluster < deal.helpers;
-  const auto origin_of = [&](int tile) {
-    const int2 place = grouped(kGroup, tile, ceil_div(g.m, kBlockM * kCluster), ceil_div(g.n, kBlockN));
-    return int2{(place.x * kCluster + cluster_rank()) * kBlockM, place.y * kBlockN};
-  };
   // Calls multiply(tile, backwards) for each of this cluster's whole ones, help(backwards) before the last of a helper, and
   // add(tile, backwards) for the one that it shares.
   const auto walk = [&](auto multiply, auto help, auto add) {
@@ -120,7 +117,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (threadIdx.x == kConsumers * 128) {  // copies
       Pace pace(mail.stream);
       const auto load = [&](int tile, int begin, int end, bool backwards, bool together = false) {
-        stages.load(maps, origin_of(tile), begin, end, backwards, cluster_rank(),
+        stages.load(maps, tiles.origin_of(tile), begin, end, backwards, cluster_rank(),
                     [&](int step) {
                       if (together && cluster_rank() == 0 && step % Pace::kSteps == Pace::kSteps - 1) pace.step();
                     });
@@ -159,7 +156,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     walk(
         [&](int tile, bool) {
           sums.multiply(stages, maps, 0, deal.steps);
-          sums.take(g, origin_of(tile));
+          sums.take(g, tiles.origin_of(tile));
         },
         [&](bool) {
           deal.for_slices(cluster, [&](int tile, int begin, int end) {
@@ -188,7 +185,7 @@ __global__ void __launch_bounds__(kThreads, 1)
               stages.release(stages.ring.stage);
             }
           });
-          sums.take(g, origin_of(tile));
+          sums.take(g, tiles.origin_of(tile));
         });
     sums.finish(stages, maps);
   }

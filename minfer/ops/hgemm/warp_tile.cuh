@@ -79,37 +79,60 @@ struct WarpTile {
     T x, y;
   };
 
+  using FragmentsA = uint32_t[kWarpM / 16][4];
+  using FragmentsB = uint32_t[kWarpN / 8][2];
   struct Fragments {
-    uint32_t a[kWarpM / 16][4], b[kWarpN / 8][2];
+    FragmentsA a;
+    FragmentsB b;
   };
 
   Sums sums[kWarpM / 16][kWarpN / 8] = {};
+
+  // Of 128 columns there is no room for the next fragments beside the current ones: they come in parts, each to the place
+  // of one that has been multiplied.
+  static constexpr int kParts = kWarpN > 64 ? 4 : 1, kPart = kWarpN / 8 / kParts;
 
   // The fragments of 16 steps in k, from k on, of the warp's rows and columns of the block's tiles.
   template <typename PlaceA, typename PlaceB>
   __device__ static void load(Fragments& f, const T* a_tile, const T* b_tile, int row, int col, int k) {
     const int lane = threadIdx.x % 32;
+    load_a<PlaceA>(f, a_tile, row, k, lane);
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) load_b<PlaceB>(f, b_tile, col, k, part, lane);
+  }
+
+  template <typename Place>
+  __device__ static void load_a(Fragments& f, const T* tile, int row, int k, int lane) {
 #pragma unroll
     for (int i = 0; i < kWarpM / 16; ++i)
-      ldmatrix_x4(f.a[i], a_tile + PlaceA::at(row + i * 16 + lane % 16, k + lane / 16 * 8));
+      ldmatrix_x4(f.a[i], tile + Place::at(row + i * 16 + lane % 16, k + lane / 16 * 8));
+  }
+
+  template <typename Place>
+  __device__ static void load_b(Fragments& f, const T* tile, int col, int k, int part, int lane) {
 #pragma unroll
-    for (int j = 0; j < kWarpN / 16; ++j) {
+    for (int j = part * kPart / 2; j < (part + 1) * kPart / 2; ++j) {
       uint32_t two[4];  // 16 columns
       if constexpr (kLayout == Layout::TN)
-        ldmatrix_x4(two, b_tile + PlaceB::at(col + j * 16 + lane / 16 * 8 + lane % 8, k + lane / 8 % 2 * 8));
+        ldmatrix_x4(two, tile + Place::at(col + j * 16 + lane / 16 * 8 + lane % 8, k + lane / 8 % 2 * 8));
       else
-        ldmatrix_x4_trans(two, b_tile + PlaceB::at(k + lane % 16, col + j * 16 + lane / 16 * 8));
+        ldmatrix_x4_trans(two, tile + Place::at(k + lane % 16, col + j * 16 + lane / 16 * 8));
       f.b[2 * j][0] = two[0], f.b[2 * j][1] = two[1], f.b[2 * j + 1][0] = two[2], f.b[2 * j + 1][1] = two[3];
     }
   }
 
   __device__ void multiply(const Fragments& f) {
 #pragma unroll
+    for (int part = 0; part < kParts; ++part) multiply(f.a, f.b, part);
+  }
+
+  __device__ void multiply(const FragmentsA& a, const FragmentsB& b, int part) {
+#pragma unroll
     for (int i = 0; i < kWarpM / 16; ++i)
 #pragma unroll
-      for (int n = 0; n < kWarpN / 8; ++n) {
-        const int j = i % 2 ? kWarpN / 8 - 1 - n : n;  // there and back, so that the next product finds b in place
-        mma_m16n8k16<T>(sums[i][j], f.a[i], f.b[j]);
+      for (int n = 0; n < kPart; ++n) {
+        const int j = part * kPart + (i % 2 ? kPart - 1 - n : n);  // there and back: the next product finds b in place
+        mma_m16n8k16<T>(sums[i][j], a[i], b[j]);
       }
   }
 

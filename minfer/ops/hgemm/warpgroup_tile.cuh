@@ -19,10 +19,10 @@ struct Maps {
 };
 
 // Boxes of a have box_m rows, of b box_n columns; in NN these are 64 wide, and have fewer rows instead if box_n is less.
-// Those of c are what a warp stores at once.
+// Those of c are what a warp stores at once, of 16 rows.
 // Throws a sentence if rows are no multiples of 16 bytes, or the driver refuses.
 template <typename T>
-Maps make_maps(const Gemm<T>& g, int box_m, int box_n) {
+Maps make_maps(const Gemm<T>& g, int box_m, int box_n, int box_c = 64) {
   require_vectors<T, float>(g);
   STD_TORCH_CHECK(g.k > 0, "hgemm: k must not be 0");
   const bool tn = g.layout == Layout::TN;
@@ -30,7 +30,7 @@ Maps make_maps(const Gemm<T>& g, int box_m, int box_n) {
   STD_TORCH_CHECK(make_tensor_map(maps.a, g.a, g.m, g.k, g.lda, box_m, kBlockK) &&
                       make_tensor_map(maps.b, g.b, tn ? g.n : g.k, tn ? g.k : g.n, g.ldb,
                                       tn ? box_n : std::min(box_n, kBlockK), 64) &&
-                      make_tensor_map(maps.c, g.c, g.m, g.n, g.ldc, 16, 64),
+                      make_tensor_map(maps.c, g.c, g.m, g.n, g.ldc, 16, box_c),
                   "hgemm: the driver knows no tensor map for these operands; it must be one of CUDA 12 or newer, and "
                   "leading dimensions under 2^39");
   return maps;
@@ -57,9 +57,10 @@ struct Stage {
   static constexpr bool kTN = kLayout == Layout::TN;
   static constexpr int kA = kM * kBlockK, kElements = kA + kN * kBlockK, kBytes = kElements * sizeof(T);
 
-  // One thread starts the copies of a stage: the rows of A from `row` on and the columns of B from `col` on.
-  __device__ static void load(T* stage, const Maps& maps, uint64_t* full, int row, int col, int k) {
-    barrier_expect(full, kBytes);
+  // One thread starts the copies of a stage: the rows of A from `row` on, as many as the map's boxes have, and the columns
+  // of B from `col` on.
+  __device__ static void load(T* stage, const Maps& maps, uint64_t* full, int row, int col, int k, int rows = kM) {
+    barrier_expect(full, kBytes - (kM - rows) * kBlockK * sizeof(T));
     tma_load(stage, maps.a, full, k, row);
     for_boxes_of_b<kN>(stage + kA, col, k, [&](T* box, int x, int y) { tma_load(box, maps.b, full, x, y); });
   }
@@ -95,16 +96,6 @@ struct alignas(4) Pair {
   T x, y;
 };
 
-// Rounds 2 kPairs sums, two to a register.
-template <typename T, int kPairs>
-__device__ void pack_pairs(uint32_t (&bits)[kPairs], const float* sums) {
-#pragma unroll
-  for (int i = 0; i < kPairs; ++i) {
-    const Pair<T> pair{T(sums[2 * i]), T(sums[2 * i + 1])};
-    memcpy(&bits[i], &pair, 4);
-  }
-}
-
 // kM x kN of the product, which one warpgroup adds up in registers.
 template <typename T, Layout kLayout, int kM, int kN>
 struct WarpgroupTile {
@@ -121,7 +112,7 @@ struct WarpgroupTile {
     for (int step = 0; step < kBlockK / 16; ++step)
 #pragma unroll
       for (int i = 0; i < kM / 64; ++i)  // a step is 32 bytes of a row, or 16 rows; in units of 16 bytes
-        wgmma<T, false, !kTN>(sums[i], rows + i * (kSlab * sizeof(T) / 16) + step * 2, cols + step * (kTN ? 2 : 128),
+        wgmma<T, !kTN>(sums[i], rows + i * (kSlab * sizeof(T) / 16) + step * 2, cols + step * (kTN ? 2 : 128),
                        !first || step > 0);
     wgmma_commit();
   }
@@ -145,33 +136,39 @@ struct WarpgroupTile {
     });
   }
 
-  static constexpr int kBox = 16 * 64;  // elements that a warp stores at once
+  // What a warp stores at once: 16 rows, and 64 columns in the 128-byte swizzle, or all that there are.
+  static constexpr int kBoxN = kN % 64 == 0 ? 64 : kN, kBox = 16 * kBoxN, kAllBoxes = kM / 64 * (kN / kBoxN);
 
-  // Box number j of the sums, in the form that they are stored in: 16 rows of the warp's and 64 columns.
-  __device__ void pack(uint32_t (&bits)[16], int j) const {
-    pack_pairs<T>(bits, sums[j / (kN / 64)] + j % (kN / 64) * 32);
+  // Box number j of the sums, rounded, two to a register.
+  __device__ void pack(uint32_t (&bits)[kBoxN / 4], int j) const {
+    const float* of_box = sums[j / (kN / kBoxN)] + j % (kN / kBoxN) * (kBoxN / 2);
+#pragma unroll
+    for (int i = 0; i < kBoxN / 4; ++i) {
+      const Pair<T> pair{T(of_box[2 * i]), T(of_box[2 * i + 1])};
+      memcpy(&bits[i], &pair, 4);
+    }
   }
 
   // Writes such a box by way of shared memory and the copy engine, at once with other warps. The thread goes on while the
   // engine reads; when this warp's next box would go to the same place, it waits until it has.
   template <int kPending>
-  __device__ static void store_box(const Maps& maps, T* box, const uint32_t (&bits)[16], int j, int row0, int col0) {
+  __device__ static void store_box(const Maps& maps, T* box, const uint32_t (&bits)[kBoxN / 4], int j, int row0, int col0) {
     const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
     if (lane == 0) tma_store_wait<kPending>();
     __syncwarp();
 #pragma unroll
-    for (int n = 0; n < 4; ++n)  // 16 columns
-      stmatrix_x4(box + lane % 16 * 64 + ((n * 2 + lane / 16) ^ lane % 8) * 8,
+    for (int n = 0; n < kBoxN / 16; ++n) {  // 16 columns
+      const int piece = n * 2 + lane / 16;
+      stmatrix_x4(box + lane % 16 * kBoxN + (kBoxN == 64 ? piece ^ lane % 8 : piece) * 8,
                   {bits[n * 4], bits[n * 4 + 1], bits[n * 4 + 2], bits[n * 4 + 3]});
+    }
     fence_async();
     __syncwarp();
     if (lane == 0) {
-      tma_store(maps.c, box, col0 + j % (kN / 64) * 64, row0 + j / (kN / 64) * 64 + warp * 16);
+      tma_store(maps.c, box, col0 + j % (kN / kBoxN) * kBoxN, row0 + j / (kN / kBoxN) * 64 + warp * 16);
       tma_store_commit();
     }
   }
-
-  static constexpr int kAllBoxes = kM / 64 * (kN / 64);
 
   // Writes all of them; each warp has kBoxes places for boxes and waits for no other warp. The last are read by the
   // engine until the next call, or `tma_store_wait<0>()`.
@@ -180,7 +177,7 @@ struct WarpgroupTile {
     T* mine = boxes + threadIdx.x / 32 % 4 * kBoxes * kBox;
 #pragma unroll
     for (int j = 0; j < kAllBoxes; ++j) {
-      uint32_t bits[16];
+      uint32_t bits[kBoxN / 4];
       pack(bits, j);
       store_box<kBoxes - 1>(maps, mine + j % kBoxes * kBox, bits, j, row0, col0);
     }
@@ -197,74 +194,10 @@ struct WarpgroupTile {
   }
 };
 
-// The same with the operands swapped: 64 columns of B are the rows of a wgmma, and kM rows of A, 8 or more, its columns.
-template <typename T, Layout kLayout, int kM, int kN>
-struct SwappedTile {
-  static constexpr bool kTN = kLayout == Layout::TN;
-  static constexpr int kBox = 16 * 64;  // elements that are stored at once
-
-  float sums[kN / 64][kM / 2];
-
-  __device__ void multiply(const T* a, const T* b, bool first) {
-    const uint64_t rows = tile_descriptor(a, 16, 1024), cols = tile_descriptor(b, 16, 1024);
-    wgmma_fence();
-#pragma unroll
-    for (int step = 0; step < kBlockK / 16; ++step)
-#pragma unroll
-      for (int i = 0; i < kN / 64; ++i)  // 64 columns of B are a slab in both layouts
-        wgmma<T, !kTN, false>(sums[i], cols + i * (kSlab * sizeof(T) / 16) + step * (kTN ? 2 : 128), rows + step * 2,
-                              !first || step > 0);
-    wgmma_commit();
-  }
-
-  __device__ void scale(const Gemm<T>& g, int row0, int col0) {
-    if (g.alpha == 1.0f && g.beta == 0.0f) return;
-    for_each([&](int row, int col, float& x) {
-      x *= g.alpha;
-      if (g.beta != 0.0f && row0 + row < g.m && col0 + col < g.n)
-        x += g.beta * float(g.c[(row0 + row) * g.ldc + col0 + col]);
-    });
-  }
-
-  // Writes the sums by way of shared memory, kM x kN elements that no other thread uses, and the copy engine.
-  __device__ void store_boxes(const Maps& maps, T* boxes, int row0, int col0) const {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-#pragma unroll
-    for (int i = 0; i < kN / 64; ++i)
-#pragma unroll
-      for (int j = 0; j < kM / 16; ++j) {  // a box is 16 rows of A, of which a warp has 16 columns of B
-        uint32_t bits[4];
-        pack_pairs<T>(bits, sums[i] + j * 8);
-        stmatrix_x4_trans(boxes + (i * (kM / 16) + j) * kBox + (lane / 16 * 8 + lane % 8) * 64 +
-                              ((warp * 2 + lane / 8 % 2) ^ lane % 8) * 8, bits);
-      }
-    fence_async();
-    warps_sync();
-    if (threadIdx.x != 0) return;
-#pragma unroll
-    for (int i = 0; i < kN / 64; ++i)
-#pragma unroll
-      for (int j = 0; j < kM / 16; ++j)
-        tma_store(maps.c, boxes + (i * (kM / 16) + j) * kBox, col0 + i * 64, row0 + j * 16);
-    tma_store_commit();
-    tma_store_wait<0>();
-  }
-
-  // Calls f(row, col, x) for each of this thread's sums.
-  template <typename F>
-  __device__ void for_each(F f) {
-    const int row = threadIdx.x % 4 * 2, col = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
-#pragma unroll
-    for (int i = 0; i < kN / 64; ++i)
-#pragma unroll
-      for (int r = 0; r < kM / 2; ++r) f(row + r / 4 * 8 + r % 2, col + i * 64 + r % 4 / 2 * 8, sums[i][r]);
-  }
-};
-
 // A finished tile on its way out, a box at a time, while the sums of the next one are added up.
 template <typename Tile, typename T>
 struct Outgoing {
-  uint32_t bits[Tile::kAllBoxes][16];
+  uint32_t bits[Tile::kAllBoxes][Tile::kBoxN / 4];
   int row0, col0, next = Tile::kAllBoxes;  // the box to store next
 
   __device__ void take(const Tile& tile, int row, int col) {
@@ -283,22 +216,6 @@ struct Outgoing {
     ++next;
   }
 };
-
-// c = alpha sums + beta c for four columns of a row.
-template <typename T>
-__device__ void store_4(const Gemm<T>& g, int row, int col, float4 sums) {
-  struct alignas(8) Four {
-    T x, y, z, w;
-  };
-  Four* c = reinterpret_cast<Four*>(g.c + row * g.ldc + col);
-  sums.x *= g.alpha, sums.y *= g.alpha, sums.z *= g.alpha, sums.w *= g.alpha;
-  if (g.beta != 0.0f) {
-    const Four before = *c;
-    sums.x += g.beta * float(before.x), sums.y += g.beta * float(before.y);
-    sums.z += g.beta * float(before.z), sums.w += g.beta * float(before.w);
-  }
-  *c = {T(sums.x), T(sums.y), T(sums.z), T(sums.w)};
-}
 
 // Which tile has a number: groups of `group` rows of tiles, column by column within a group, so that tiles that are
 // multiplied at one time form a square of the product and share its rows of A and columns of B in the L2.
@@ -319,7 +236,8 @@ struct Walk {
         rank(cluster_rank()), tile(blockIdx.x / kCluster), stride(gridDim.x / kCluster) {}
   __device__ bool goes_on() const { return tile < tiles_m * tiles_n; }
   __device__ void advance(int tiles) { tile += tiles * stride; }
-  __device__ int2 origin() const {
+  __device__ int2 origin() const { return origin_of(tile); }
+  __device__ int2 origin_of(int tile) const {
     const int2 place = grouped(kGroup, tile, tiles_m, tiles_n);
     return {(place.x * kCluster + rank) * kBlockM, place.y * kBlockN};
   }

@@ -84,13 +84,16 @@ struct TensorMap {
   int rows, cols, box_rows, box_cols;
   int64_t ld;  // bytes
 
+  bool is_swizzled() const { return box_cols == 64; }
+
   // Calls piece(to or from shared memory, in global memory or null) for each 16 bytes of a box.
   template <typename F>
   void for_pieces(char* box, int x, int y, F piece) const {
     for (int r = 0; r < box_rows; ++r)
       for (int c = 0; c < box_cols; c += 8) {
         const bool inside = y + r < rows && x + c < cols;
-        piece(emulator::swizzled(box + r * 128 + c * 2), inside ? matrix + (y + r) * ld + (x + c) * 2 : nullptr);
+        char* place = box + (r * box_cols + c) * 2;
+        piece(is_swizzled() ? emulator::swizzled(place) : place, inside ? matrix + (y + r) * ld + (x + c) * 2 : nullptr);
       }
   }
   int bytes() const { return box_rows * box_cols * 2; }
@@ -99,7 +102,8 @@ struct TensorMap {
 inline void tma_prefetch(const TensorMap&) {}
 
 inline void check_box(const TensorMap& map, const void* box) {
-  if (reinterpret_cast<uintptr_t>(box) % 1024) emulator::fail("TMA: a box is at no multiple of 1024 bytes");
+  if (reinterpret_cast<uintptr_t>(box) % (map.is_swizzled() ? 1024 : 128))
+    emulator::fail("TMA: a box is at no multiple of 1024 bytes, or of 128 if it is not swizzled");
   if (!emulator::state.current->block->find(box, map.bytes())) emulator::fail("TMA: a box is outside shared memory");
 }
 
@@ -137,28 +141,20 @@ inline void bulk_load(void* to, const void* from, int bytes, uint64_t* barrier) 
 }
 inline void fence_async_global() { emulator::state.current->acquired = false; }
 
-// Element e of a lane's pair of matrix i is in row lane / 4 and column 2 (lane % 4) + e, or where these are exchanged.
-template <bool kTransposed>
-void stmatrix(void* row, const uint32_t (&fragment)[4]) {
+// Element e of a lane's pair of matrix i is in row lane / 4 and column 2 (lane % 4) + e.
+inline void stmatrix_x4(void* row, const uint32_t (&fragment)[4]) {
   struct Operands {
     char* row;
     const uint32_t* fragment;
   } mine{static_cast<char*>(row), fragment};
   emulator::check_shared("stmatrix", row, 16);
   emulator::state.current->unfenced.push_back({mine.row, mine.row + 16});
-  emulator::collective(kTransposed ? "stmatrix.trans" : "stmatrix", mine, [](Operands** lanes) {
+  emulator::collective("stmatrix", mine, [](Operands** lanes) {
     for (int i = 0; i < 4; ++i)
       for (int lane = 0; lane < 32; ++lane)
-        for (int e = 0; e < 2; ++e) {
-          const uint16_t value = lanes[lane]->fragment[i] >> 16 * e;
-          int row = lane / 4, col = lane % 4 * 2 + e;
-          if (kTransposed) std::swap(row, col);
-          memcpy(lanes[8 * i + row]->row + col * 2, &value, 2);
-        }
+        memcpy(lanes[8 * i + lane / 4]->row + lane % 4 * 4, &lanes[lane]->fragment[i], 4);
   });
 }
-inline void stmatrix_x4(void* row, const uint32_t (&fragment)[4]) { stmatrix<false>(row, fragment); }
-inline void stmatrix_x4_trans(void* row, const uint32_t (&fragment)[4]) { stmatrix<true>(row, fragment); }
 
 inline void fence_async() { emulator::state.current->unfenced.clear(); }
 
@@ -261,7 +257,7 @@ void wgmma_finish(float (&)[kM][kN]) {
   wgmma_wait<0>();
 }
 
-template <typename T, bool kTransposedA, bool kTransposedB, int kRegisters>
+template <typename T, bool kTransposedB, int kRegisters>
 void wgmma(float (&d)[kRegisters], uint64_t a, uint64_t b, bool add) {
   constexpr int kN = kRegisters * 2;
   static_assert(kN % 8 == 0 && kN >= 8 && kN <= 256);
@@ -281,7 +277,7 @@ void wgmma(float (&d)[kRegisters], uint64_t a, uint64_t b, bool add) {
     const auto read = [=] {
       std::vector<uint16_t> values;
       values.reserve((64 + kN) * 16);
-      read_tile(values, a, 64, !kTransposedA), read_tile(values, b, kN, !kTransposedB);
+      read_tile(values, a, 64, true), read_tile(values, b, kN, !kTransposedB);
       return values;
     };
     const std::vector<uint16_t> values = read();
@@ -330,12 +326,7 @@ void registers_up() {
 }
 
 inline int cluster_rank() { return emulator::state.current->block->rank; }
-template <typename T>
-T* cluster_address(T* place, int block) {
-  return reinterpret_cast<T*>(emulator::at_block(place, block));
-}
-inline void cluster_sync() { emulator::cluster_barrier(); }
-inline void cluster_sync_relaxed() { cluster_sync(); }
+inline void cluster_sync_relaxed() { emulator::cluster_barrier(); }
 
 inline void flag_raise(unsigned* flag) {
   if (*flag) emulator::fail("raises a flag that nobody has taken down");
@@ -357,7 +348,8 @@ inline void flag_take(unsigned* flag) {
 template <typename T>
 bool make_tensor_map(TensorMap& map, const T* matrix, int rows, int cols, int64_t ld, int box_rows, int box_cols) {
   map = {const_cast<char*>(reinterpret_cast<const char*>(matrix)), rows, cols, box_rows, box_cols, ld * 2};
-  return rows > 0 && cols > 0 && ld % 8 == 0 && box_rows > 0 && box_rows <= 256 && box_cols == 64;
+  return rows > 0 && cols > 0 && ld % 8 == 0 && box_rows > 0 && box_rows <= 256 && box_cols > 0 &&
+         box_cols <= 256 && box_cols % 8 == 0;
 }
 
 // Fewer multiprocessors than for other kernels, so that each block has several tiles.

@@ -1,0 +1,123 @@
+// What v14_small and v17_one_wave share: a block for each tile of the product, and all of them at once. A thread copies,
+// one or two warpgroups multiply. Memory's speed is bytes under way over latency, so that stages fill shared memory, and
+// the tile leaves through them.
+#pragma once
+
+#include "warpgroup_tile.cuh"
+
+namespace minfer {
+
+// Tiles of kM rows and kN columns. Two warpgroups have half of the rows each, or of the columns where there are but 64 rows.
+// kCluster blocks below each other share what they copy of B. kPerSM run together on a multiprocessor. kEarly: copies begin
+// before the block's threads have met; only where it shares nothing.
+template <typename T_, Layout kLayout_, int kM_, int kN_, int kWarpgroups_ = 1, int kCluster_ = 1, int kPerSM_ = 1,
+          bool kEarly_ = false>
+struct Shape {
+  using T = T_;
+  static constexpr Layout kLayout = kLayout_;
+  static constexpr int kM = kM_, kN = kN_, kWarpgroups = kWarpgroups_, kCluster = kCluster_, kPerSM = kPerSM_;
+  static constexpr bool kEarly = kEarly_;
+  static constexpr int kThreads = kWarpgroups * 128 + 32;
+  static constexpr int kDown = kM / 64, kAcross = kWarpgroups / kDown;  // warpgroups
+  static_assert(kWarpgroups == kDown * kAcross && !(kEarly && kCluster > 1));
+
+  using Tiles = Stage<T, kLayout, kM, kN>;
+  using Tile = WarpgroupTile<T, kLayout, 64, kN / kAcross>;
+  static constexpr int kStage = Tiles::kBytes + 2 * sizeof(uint64_t);
+  static constexpr int kStages = ((228 << 10) / kPerSM - 1024) / kStage, kBytes = kStages * kStage;
+};
+
+template <typename Shape>
+__global__ void __launch_bounds__(Shape::kThreads, Shape::kPerSM)
+    multiply(const __grid_constant__ Maps maps, Gemm<typename Shape::T> g) {
+  using T = typename Shape::T;
+  using Tiles = typename Shape::Tiles;
+  using Tile = typename Shape::Tile;
+  constexpr int kStages = Shape::kStages, kCluster = Shape::kCluster, kProducer = Shape::kWarpgroups * 128;
+  extern __shared__ __align__(1024) unsigned char shared[];
+  T* stages = reinterpret_cast<T*>(shared);
+  uint64_t* full = reinterpret_cast<uint64_t*>(stages + kStages * Tiles::kElements);
+  uint64_t* empty = full + kStages;  // of all blocks whose copies come here
+  const int row0 = blockIdx.x * Shape::kM, col0 = blockIdx.y * Shape::kN;
+  const int steps = (g.k + kBlockK - 1) / kBlockK;
+
+  Ring<kStages> ring;
+  const auto load = [&](int step) {
+    T* stage = stages + ring.stage * Tiles::kElements;
+    if constexpr (kCluster > 1)
+      Tiles::template load_shared<kCluster>(stage, maps, full + ring.stage, row0, col0, step * kBlockK,
+                                            blockIdx.x % kCluster);
+    else
+      Tiles::load(stage, maps, full + ring.stage, row0, col0, step * kBlockK, min(Shape::kM, g.m));
+    ring.advance();
+  };
+  const int early = Shape::kEarly ? min(kStages, steps) : 0;
+  if (threadIdx.x == 0) tma_prefetch(maps.a), tma_prefetch(maps.b), tma_prefetch(maps.c);
+  if (threadIdx.x == kProducer) {
+    for (int stage = 0; stage < kStages; ++stage)
+      barrier_init(full + stage, 1), barrier_init(empty + stage, kCluster * Shape::kWarpgroups * 4);
+    barrier_init_fence();
+#pragma unroll 1  // a cold kernel waits for each of its instructions to come from memory
+    for (int step = 0; step < early; ++step) load(step);
+  }
+  kCluster > 1 ? cluster_sync_relaxed() : __syncthreads();
+
+  if (threadIdx.x >= kProducer) {
+    if (threadIdx.x == kProducer)
+#pragma unroll 1
+      for (int step = early; step < steps; ++step) {
+        barrier_wait(empty + ring.stage, ring.parity ^ 1);
+        load(step);
+      }
+  } else {
+    const auto release = [&](int stage) {  // to the producers of all blocks
+      if constexpr (kCluster > 1) {
+        if (threadIdx.x % 32 < kCluster) barrier_arrive_at(empty + stage, threadIdx.x % 32);
+      } else {
+        if (threadIdx.x % 32 == 0) barrier_arrive(empty + stage);
+      }
+    };
+    const int warpgroup = Shape::kWarpgroups > 1 ? warpgroup_index() : 0;
+    const int row = warpgroup / Shape::kAcross * 64, col = warpgroup % Shape::kAcross * (Shape::kN / Shape::kAcross);
+    Tile tile;
+    int before = 0;
+#pragma unroll 1
+    for (int step = 0; step < steps; ++step, ring.advance()) {
+      const T* stage = stages + ring.stage * Tiles::kElements;
+      barrier_wait(full + ring.stage, ring.parity);
+      tile.multiply(stage + row * kBlockK, stage + Tiles::kA + col * kBlockK, step == 0);
+      wgmma_wait<1>();
+      if (step > 0) release(before);
+      before = ring.stage;
+    }
+    wgmma_finish(tile.sums);
+    tile.scale(g, row0 + row, col0 + col);
+    warps_sync<kProducer>();  // all stages are read, and nothing more is on its way to them
+    tile.template store_boxes<Tile::kAllBoxes>(maps, stages + warpgroup * Tile::kAllBoxes * 4 * Tile::kBox, row0 + row,
+                                               col0 + col);
+    if (threadIdx.x % 32 == 0) tma_store_wait<0>();
+  }
+  if constexpr (kCluster > 1) cluster_sync_relaxed();  // no block ends while another arrives at its barriers
+}
+
+// A box of A has no more rows than there are: those outside of the matrix, which come as zeros, cost more than those inside.
+// What a stage holds in their place makes rows of the product that are not stored.
+template <typename Shape, typename T>
+void launch_shape(const Gemm<T>& g) {
+  const int down = ceil_div(g.m, Shape::kM * Shape::kCluster) * Shape::kCluster, across = ceil_div(g.n, Shape::kN);
+  STD_TORCH_CHECK(across <= 65535, "hgemm: this kernel takes n up to ", 65535 * Shape::kN, ", got ", g.n);
+  allow_shared(multiply<Shape>, Shape::kBytes);
+  STD_CUDA_CHECK(launch_clusters(multiply<Shape>, Shape::kCluster, dim3(down, across), Shape::kThreads, Shape::kBytes,
+                                 g.stream,
+                                 make_maps(g, Shape::kCluster > 1 ? Shape::kM : std::min(Shape::kM, g.m),
+                                           Shape::kN / Shape::kCluster, Shape::Tile::kBoxN),
+                                 g));
+}
+
+// Whether tiles of that size all run at once, one on each multiprocessor.
+template <typename T>
+bool one_wave(const Gemm<T>& g, int rows, int cols) {
+  return int64_t(ceil_div(g.m, rows)) * ceil_div(g.n, cols) <= multiprocessors();
+}
+
+}  // namespace minfer

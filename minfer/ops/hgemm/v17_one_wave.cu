@@ -1,0 +1,45 @@
+// v17_one_wave: up to 128 rows of A; a block has all of them, and as many columns of B as make one wave of blocks.
+// Idea: B is read once, and what counts is that every SM asks for as much of it as it can from the first microsecond to the
+// last. All blocks start together, stream their columns by TMA with shared memory full of copies under way, and end together:
+// k is not split, nothing is added up, and A comes from the L2. The tensor cores idle anyway, so that a wgmma of 64 rows may
+// have one that counts; but nobody copies rows that are not there, not even as zeros.
+// Expected: the time that B takes at memory's speed and 6 us for launch, first bytes and last ones; v16's 8 us without what
+// its sums cost that blocks share. Up to 128 rows, if the L2 gives A to all: half as many bytes again as B, or as many.
+// Measured: see README.md.
+#include "one_wave.cuh"
+
+namespace minfer {
+
+template <typename T, Layout kLayout, int kM, int kN, int kPerSM = 1>
+using Strip = Shape<T, kLayout, kM, kN, kM / 64, 1, kPerSM>;
+
+// The narrowest strips that all run at once. The widest may come in several waves.
+template <Layout kLayout, int kM, typename T>
+void launch_rows(const Gemm<T>& g) {
+  if constexpr (kLayout == Layout::TN) {
+    if (one_wave(g, kM, 32)) return launch_shape<Strip<T, kLayout, kM, 32>>(g);
+    if (one_wave(g, kM, 48)) return launch_shape<Strip<T, kLayout, kM, 48>>(g);
+    if (one_wave(g, kM, 64)) return launch_shape<Strip<T, kLayout, kM, 64>>(g);
+    if (one_wave(g, kM, 112)) return launch_shape<Strip<T, kLayout, kM, 112>>(g);
+    launch_shape<std::conditional_t<kM == 64, Strip<T, kLayout, kM, 112, 2>, Strip<T, kLayout, kM, 224>>>(g);
+  } else {  // a copy brings 64 columns
+    if (one_wave(g, kM, 64)) return launch_shape<Strip<T, kLayout, kM, 64>>(g);
+    if (one_wave(g, kM, 128)) return launch_shape<Strip<T, kLayout, kM, 128>>(g);
+    launch_shape<std::conditional_t<kM == 64, Strip<T, kLayout, kM, 128, 2>, Strip<T, kLayout, kM, 256>>>(g);
+  }
+}
+
+template <Layout kLayout, typename T>
+void launch_layout(const Gemm<T>& g) {
+  g.m <= 64 ? launch_rows<kLayout, 64>(g) : launch_rows<kLayout, 128>(g);
+}
+
+template <typename T>
+void launch(const Gemm<T>& g) {
+  STD_TORCH_CHECK(g.m <= 128, "hgemm: this kernel takes m up to 128, got ", g.m);
+  g.layout == Layout::TN ? launch_layout<Layout::TN>(g) : launch_layout<Layout::NN>(g);
+}
+
+}  // namespace minfer
+
+MINFER_HGEMM(hgemm_v17_one_wave, minfer::launch)
