@@ -18,9 +18,10 @@ from typing import Any
 from minfer.ops import get
 
 TABLE = Path(__file__).with_name("best.json")
-Entry = Mapping[
-    str, Any
-]  # arch ("sm_90a", or "cpu"), device, dtype, layout, m, n, k, kernels: name -> cold microseconds
+# Not taken for fewer columns than any that were measured: strips of them leave multiprocessors idle there.
+STRIPS = {"v17_one_wave"}
+# arch ("sm_90a", or "cpu"), device, dtype, layout, m, n, k, and kernels: name -> cold microseconds
+Entry = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,8 @@ def best(m: int, n: int, k: int, dtype: str, layout: str, capability: tuple[int,
     """The kernel to multiply an (m, k) by a (k, n) matrix with, fp32 accumulate.
 
     `dtype` is a name of `minfer.ops.DTYPES`, `layout` "TN" or "NN", `capability` the GPU's, None for the CPU. It is the
-    fastest kernel at the nearest shape that was measured (`distance`) of those that support this one. Where nothing
-    was measured it is the last of the ladder that does. Raises ValueError where no kernel does."""
+    fastest kernel at the nearest shape that was measured (`distance`) of those that support this one, but for `STRIPS`.
+    Where nothing was measured it is the last of the ladder that does. Raises ValueError where no kernel does."""
     op = get("hgemm")
     problem = {"m": m, "n": n, "k": k}
     backends = ("cpp",) if capability is None else ("cuda", "triton")
@@ -58,8 +59,9 @@ def best(m: int, n: int, k: int, dtype: str, layout: str, capability: tuple[int,
         where = "a CPU" if capability is None else f"sm_{capability[0]}{capability[1]}"
         raise ValueError(f"no kernel of hgemm multiplies {m}x{n}x{k} in {dtype} on {where}")
     here = [entry for entry in table() if (entry["arch"] == "cpu") == (capability is None)]
+    narrow = {name for name in STRIPS if n < min((entry["n"] for entry in here if name in entry["kernels"]), default=0)}
     for entry in sorted(here, key=lambda entry: distance(entry, problem, dtype, layout, capability)):
-        measured = [name for name in entry["kernels"] if name in able]
+        measured = [name for name in entry["kernels"] if name in able and name not in narrow]
         if measured:
             shape = "x".join(str(entry[axis]) for axis in problem)
             us, of = entry["kernels"][measured[0]], f"the fastest of {len(measured)}" if measured[1:] else "alone"
