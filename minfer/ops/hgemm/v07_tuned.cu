@@ -15,7 +15,7 @@ template <typename T, typename Acc, Layout kLayout>
 using Tile = BlockTile<T, Acc, kLayout, 128, 256, kLarge ? 64 : 32, kLarge ? 3 : 4, 64, 64>;
 
 // Sums in fp16 take half of the registers: warps of 64x128 read a quarter less of shared memory, blocks a third less of L2.
-// Where these tiles, of twice the size, take half as many waves or hardly more.
+// These tiles are taken where twice the size makes half as many waves, or hardly more.
 template <typename T, typename Acc, Layout kLayout>
 using Square = BlockTile<T, Acc, kLayout, 256, 256, kLarge ? 64 : 32, 3, 64, 128>;
 
