@@ -259,7 +259,7 @@ BROKEN = {
     "the columns of the other warpgroup": ("v14_small", {"Tiles::kA + col * kBlockK": "Tiles::kA"}, WRONG),
     "rows waited for that are not copied": (
         "v17_one_wave",
-        {"step * kBlockK, min(Shape::kM, g.m))": "step * kBlockK)"},
+        {"step * kBlockK, Shape::rows(g.m))": "step * kBlockK)"},
         "wait for ever at an mbarrier",
     ),
     "a box that is not swizzled, written as if": (

@@ -25,6 +25,10 @@ struct Shape {
   using Tile = WarpgroupTile<T, kLayout, 64, kN / kAcross>;
   static constexpr int kStage = Tiles::kBytes + 2 * sizeof(uint64_t);
   static constexpr int kStages = ((228 << 10) / kPerSM - 1024) / kStage, kBytes = kStages * kStage;
+
+  // The rows of a box of A: no more than there are. Those outside of the matrix, which come as zeros, cost more than those
+  // inside; what a stage holds in their place makes rows of the product that are not stored.
+  __host__ __device__ static int rows(int m) { return kCluster > 1 || m > kM ? kM : m; }
 };
 
 template <typename Shape>
@@ -48,7 +52,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kPerSM)
       Tiles::template load_shared<kCluster>(stage, maps, full + ring.stage, row0, col0, step * kBlockK,
                                             blockIdx.x % kCluster);
     else
-      Tiles::load(stage, maps, full + ring.stage, row0, col0, step * kBlockK, min(Shape::kM, g.m));
+      Tiles::load(stage, maps, full + ring.stage, row0, col0, step * kBlockK, Shape::rows(g.m));
     ring.advance();
   };
   const int early = Shape::kEarly ? min(kStages, steps) : 0;
@@ -100,18 +104,14 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kPerSM)
   if constexpr (kCluster > 1) cluster_sync_relaxed();  // no block ends while another arrives at its barriers
 }
 
-// A box of A has no more rows than there are: those outside of the matrix, which come as zeros, cost more than those inside.
-// What a stage holds in their place makes rows of the product that are not stored.
 template <typename Shape, typename T>
 void launch_shape(const Gemm<T>& g) {
   const int down = ceil_div(g.m, Shape::kM * Shape::kCluster) * Shape::kCluster, across = ceil_div(g.n, Shape::kN);
   STD_TORCH_CHECK(across <= 65535, "hgemm: this kernel takes n up to ", 65535 * Shape::kN, ", got ", g.n);
   allow_shared(multiply<Shape>, Shape::kBytes);
+  const Maps maps = make_maps(g, Shape::rows(g.m), Shape::kN / Shape::kCluster, Shape::Tile::kBoxN);
   STD_CUDA_CHECK(launch_clusters(multiply<Shape>, Shape::kCluster, dim3(down, across), Shape::kThreads, Shape::kBytes,
-                                 g.stream,
-                                 make_maps(g, Shape::kCluster > 1 ? Shape::kM : std::min(Shape::kM, g.m),
-                                           Shape::kN / Shape::kCluster, Shape::Tile::kBoxN),
-                                 g));
+                                 g.stream, maps, g));
 }
 
 // Whether tiles of that size all run at once, one on each multiprocessor.
