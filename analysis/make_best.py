@@ -1,6 +1,6 @@
-"""Which kernel `minfer.ops.hgemm.matmul` calls, from parquet: `python analysis/make_best.py`.
+"""Which kernel `minfer.matmul` calls, from parquet: `python analysis/make_best.py`.
 
-Reads results/**/*.parquet and writes minfer/ops/hgemm/best.json: for each architecture, dtype, layout and shape our own
+Reads results/**/*.parquet and writes minfer/functional/best.json: for each architecture, dtype, layout and shape our own
 kernels that are right there with fp32 accumulation, fastest first, by their cold times on one clock. PyTorch's are not
 among them: what `matmul` reaches is what these kernels reach.
 """
@@ -19,10 +19,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the project is r
 
 from analysis.command import Options, parser, run
 from analysis.rows import number, on_one_clock, with_problem
-from minfer import store
+from minfer.rows import store
 
 COMMAND = "python analysis/make_best.py"
-TABLE = Path("minfer/ops/hgemm/best.json")
+TABLE = Path("minfer/functional/best.json")
 COLUMNS = ["run", "finished", "case", "op", "kernel", "backend", "dtype", "params", "shape", "status", "cold_us"]
 COLUMNS += ["device", "device_kind", "arch", "baseline", "cold_baseline_us", "cold_speedup"]
 

@@ -24,8 +24,8 @@ from analysis.readme import README, counted, plain, significant, table_lines, up
 from analysis.rows import number
 from analysis.trap import apart, clock_trap, most_apart, runs
 from benchmarks.cost import OVERHEAD_S, WHOLE
-from minfer import store
-from minfer.store import Row
+from minfer.rows import store
+from minfer.rows.store import Row
 
 COMMAND = "python analysis/make_evidence.py"
 FOLDER = Path("benchmarks/results")

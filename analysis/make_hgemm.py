@@ -21,8 +21,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the project is r
 from analysis.command import Options, parser, run
 from analysis.readme import plain, significant, table_lines, update
 from analysis.rows import natural, number, on_one_clock, with_problem
-from minfer import store
-from minfer.store import Row
+from minfer.rows import store
+from minfer.rows.store import Row
 
 COMMAND = "python analysis/make_hgemm.py"
 SOURCES = Path("minfer/ops/hgemm")

@@ -22,7 +22,7 @@ from analysis.command import Options, parser, run
 from analysis.readme import README, plain, update
 from analysis.roofline import roofline
 from analysis.rows import kernel_order, on_one_clock, sections, with_problem
-from minfer import store
+from minfer.rows import store
 
 COMMAND = "python analysis/make_plots.py"
 MARKED = "plots"

@@ -25,7 +25,7 @@ from analysis.overview import by_group, overview_lines
 from analysis.readme import README, counted, markers, plain, update
 from analysis.rows import choose, on_one_clock, sections, with_problem
 from analysis.tables import COLUMNS, LEGEND, PROVENANCE, problem_lines, provenance
-from minfer import store
+from minfer.rows import store
 
 MARKED = "results"
 BEGIN, END = markers(MARKED)

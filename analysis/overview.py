@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from analysis.readme import plain, significant
 from analysis.rows import kernel_order, number
 from analysis.tables import duration, regime_time, title
-from minfer import store
+from minfer.rows import store
 
 SETS = Path(__file__).resolve().parents[1] / "conf" / "shape"
 FEWEST, MOST_ACROSS = 2, 8  # shapes that are worth a table, and those that fit beside each other

@@ -19,7 +19,7 @@ from matplotlib.ticker import LogLocator, NullFormatter
 from analysis.readme import counted, significant
 from analysis.rows import MANY, REFERENCE, natural, number
 from analysis.style import INK, SMALL, figure, look, name_ends, printable, title
-from minfer.store import Row
+from minfer.rows.store import Row
 
 MOST_BANDS = 8  # lines whose bands can still be told apart
 RUNG = 0.26  # inches of a ladder's rung

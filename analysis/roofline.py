@@ -16,7 +16,7 @@ from analysis.plots import LeftOut, Picture, fullest_first, plain_ticks, setting
 from analysis.readme import counted, significant
 from analysis.rows import number
 from analysis.style import INK, SMALL, figure, look, name_ends, title
-from minfer.store import Row
+from minfer.rows.store import Row
 
 CLASSES = ("wgmma", "mma")  # of instructions, as in the names of the peaks
 COUNTED_BYTES = "ncu.dram_bytes"

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from minfer import store
+from minfer.rows import store
 
 IDENTITY = ("case", "op", "kernel", "status")  # what a row must say to be shown
 REFERENCE = "torch"  # the kernel that the others are shown against

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from analysis.readme import counted, plain, significant
 from analysis.rows import REFERENCE, kernel_order, number
-from minfer import store
+from minfer.rows import store
 
 MOST_NAMES = 4  # runs, commits, ... that a sentence lists before it only counts them
 MESSAGE = 100  # characters shown of a message

@@ -6,7 +6,7 @@ from itertools import groupby
 
 from analysis.plots import RUNG, Picture, beside, rungs
 from analysis.style import HUES, INK, NUMBERED, SMALL, figure, printable, title
-from minfer.store import Row
+from minfer.rows.store import Row
 
 
 def clock_trap(device: str, rows: list[Row]) -> Picture:

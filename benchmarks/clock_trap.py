@@ -21,11 +21,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from minfer import store
 from minfer.bench import device as devices
 from minfer.bench.clock import CudaClock, Hooks
 from minfer.bench.telemetry import Telemetry
-from minfer.run import commit_of_sources
+from minfer.rows import store
+from minfer.run.start import commit_of_sources
 
 SIZE, ARMS, CALLS, REPETITIONS, REST_S = 8192, 4, 40, 2, 4.0
 

@@ -27,8 +27,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from minfer import store
-from minfer.writer import Writer
+from minfer.rows import store
+from minfer.rows.writer import Writer
 
 FOLDER = ROOT / "benchmarks" / "results"
 GPU = (

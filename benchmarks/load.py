@@ -18,10 +18,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the project is run from its folder, not installed
 
 from jobs import record
-from minfer import store
 from minfer.launch import compose
-from minfer.progress import RunProgress
-from minfer.run import run
+from minfer.rows import store
+from minfer.run.progress import RunProgress
+from minfer.run.start import run
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -26,14 +26,15 @@ import pyarrow.parquet as pq
 import torch
 from rich.console import Console
 
-from minfer import ops, store
+from minfer import ops
 from minfer.bench import device as devices
 from minfer.bench.clock import CudaClock
 from minfer.bench.measure import Bench
 from minfer.bench.stats import compare
 from minfer.bench.timing import Timing
 from minfer.ops import Case
-from minfer.run import commit_of_sources
+from minfer.rows import store
+from minfer.run.start import commit_of_sources
 
 FOLDER = ROOT / "benchmarks" / "results"
 TIMING = Timing()

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the project is run from its folder, not installed
 
-from minfer import store
+from minfer.rows import store
 
 ROOT = Path(__file__).resolve().parents[1]
 SECONDS, GB = 10.0, 2.0  # the target, for a million rows on two cores

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jobs import preflight, record
-from minfer.stopping import AGAIN
+from minfer.process.stopping import AGAIN
 
 
 def run(shards: Sequence[str], scratch: str | None, grace_s: float, gpu: str | None, gres: str | None) -> None:
@@ -56,7 +56,7 @@ def run(shards: Sequence[str], scratch: str | None, grace_s: float, gpu: str | N
 
 def _run_shards(shards: Sequence[str], grace_s: float) -> None:
     if len(shards) == 1:
-        from minfer.worker import run_shard  # imports torch, which must see the environment above
+        from minfer.worker.supervisor import run_shard  # imports torch, which must see the environment above
 
         run_shard(shards[0], grace_s)
         return

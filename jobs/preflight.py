@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from jobs import record
-from minfer.config import Cluster, Container, UserError
+from minfer.plan.config import Cluster, Container, UserError
 
 LEAST_SCRATCH_MB = 200  # a shard's builds and their temporary files
 NETWORK = ("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "fuse.ceph", "cifs", "smb3", "9p", "afs", "panfs")

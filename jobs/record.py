@@ -14,7 +14,7 @@ from typing import Any
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from minfer.config import Config, UserError, check_values, nearest
+from minfer.plan.config import Config, UserError, check_values, nearest
 
 CONFIG, JOBS = "config.yaml", "jobs.jsonl"
 SOURCES = Path(__file__).resolve().parents[1]

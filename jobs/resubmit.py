@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from jobs import control
+from minfer.run import control
 
 if __name__ == "__main__":
     sys.exit(control.main(control.resubmit))

@@ -19,8 +19,8 @@ import submitit
 
 from jobs import node, preflight, record
 from jobs.record import Job
-from minfer.config import Cluster, Config, Container, UserError
-from minfer.stopping import AGAIN
+from minfer.plan.config import Cluster, Config, Container, UserError
+from minfer.process.stopping import AGAIN
 
 # What a job inside a container needs of the environment that `--cleanenv` drops.
 PASS_ON = ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS",

@@ -1,1 +1,17 @@
-"""minfer: GPU kernels for LLM inference, and the pipeline that measures them. Start at `docs/architecture.md`."""
+"""minfer: GPU kernels for LLM inference, and the pipeline that measures them. Start at `docs/architecture.md`.
+
+`minfer.matmul(a, b)` multiplies two matrices with the kernels that were measured fastest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_WHERE = {"matmul": "minfer.functional.hgemm"}  # imported when they are asked for: `import minfer` takes no PyTorch
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'minfer' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_WHERE[name]), name)

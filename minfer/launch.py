@@ -1,4 +1,4 @@
-"""`python -m minfer.launch +sweep=hgemm`: the command line; what it asks for is done by `minfer.run`."""
+"""`python -m minfer.launch +sweep=hgemm`: the command line; what it asks for is done by `minfer.run.start`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import hydra
 from omegaconf import OmegaConf
 
-from minfer.config import CONF, Config, UserError, check_keys, check_values, explain, groups, register
+from minfer.plan.config import CONF, Config, UserError, check_keys, check_values, explain, groups, register
 
 
 def compose() -> list[Config]:
@@ -44,7 +44,7 @@ def main() -> int:
     """The exit status: 0, 1 when cases got no row, 130 when interrupted, 2 (and one line) for a mistaken request."""
     try:
         requests = compose()
-        from minfer.run import run  # imports torch, which --help and a typo need not wait for
+        from minfer.run.start import run  # imports torch, which --help and a typo need not wait for
 
         return max([run(config) for config in requests], default=0)
     except UserError as error:

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from minfer import build, ops, store
+from minfer import build, ops
 from minfer.bench.timing import Timing
-from minfer.worker import Shard, Supervisor
+from minfer.rows import store
+from minfer.worker.supervisor import Shard, Supervisor
 from tests.tables import Workspace
 from tests.workshop import Workshop
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis import make_tables
-from minfer import store
+from minfer.rows import store
 
 H200, EPYC = "NVIDIA H200", "AMD EPYC 9654"
 TN = "layout=TN,accumulate=float32"

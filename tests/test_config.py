@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from minfer import launch
-from minfer.config import CONF, Config, UserError, groups, named
+from minfer.plan.config import CONF, Config, UserError, groups, named
 
 ROOT = Path(__file__).resolve().parents[1]
 HGEMM = "+sweep=hgemm"

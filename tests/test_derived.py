@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minfer import ops, store
+from minfer import ops
 from minfer.bench.derived import derive
 from minfer.bench.timing import Timing
+from minfer.rows import store
 
 HGEMM = ops.get("hgemm")
 CASE = HGEMM.case("torch", "float16", {"m": 1024, "n": 1024, "k": 1024})

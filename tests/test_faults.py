@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from minfer import ops, store
-from minfer.process import Died
-from minfer.worker import Shard
-from minfer.writer import StoreError
+from minfer import ops
+from minfer.process.remote import Died
+from minfer.rows import store
+from minfer.rows.writer import StoreError
+from minfer.worker.supervisor import Shard
 from tests.conftest import FAST, FAULTS, ROOT, launch
 
 
@@ -71,7 +72,7 @@ def limited(size: int, *words: str) -> subprocess.CompletedProcess[str]:
     code = f"""
 import resource, sys
 resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size}))
-from minfer.worker import run_shard
+from minfer.worker.supervisor import run_shard
 run_shard({words[0]!r})
 """
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
@@ -109,7 +110,7 @@ def test_scratch_that_is_full_while_triton_compiles_costs_that_case_only(tmp_pat
     cases = [op.case(name, "float16", dict.fromkeys(op.axes, 32)) for name in ("compiles", "honest")]
     folders = str(tmp_path / "run"), str(tmp_path / "results")
     shard = Shard("0000", "test", *folders, "cpu", cases, FAST, 60.0, 60.0, extra=[str(FAULTS)])
-    code = f"from minfer.worker import run_shard; run_shard({str(shard.save())!r})"
+    code = f"from minfer.worker.supervisor import run_shard; run_shard({str(shard.save())!r})"
     environment = os.environ | {"TRITON_CACHE_DIR": str(scratch)}
     done = subprocess.run(
         [*mounted, sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True
@@ -155,7 +156,7 @@ def test_interrupt_keeps_finished_rows_and_leaves_nothing_running(tmp_path):
     while not any("hangs" in path.read_text() for path in tmp_path.glob("runs/*/progress/*.jsonl")):
         assert time.monotonic() < deadline and process.poll() is None, process.communicate()
         time.sleep(0.2)
-    assert {"minfer.child\n", "minfer.template\n"} < set(writers(tmp_path))
+    assert {"minfer.child\n", "minfer.forksrv\n"} < set(writers(tmp_path))
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does, to the whole group
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130 and "Traceback" not in err, err

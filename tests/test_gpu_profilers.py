@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minfer import ops, profilers, store
+from minfer import ops, profilers
 from minfer.bench import device as devices
 from minfer.bench.clock import CudaClock, Hooks
 from minfer.ops import Case
 from minfer.profilers import Finding, Job, jit, prepared, proton, static
+from minfer.rows import store
 from tests.conftest import launch
 
 pytestmark = pytest.mark.gpu

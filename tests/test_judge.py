@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from minfer import judge
+from minfer.worker import judge
 
 CLAIMS = {"cold_us": 17.0, "cold_speedup": 40.0, "steady_us": 17.0, "steady_speedup": 40.0}
 

@@ -21,7 +21,7 @@ from rich.console import Console
 from analysis import make_evidence
 from analysis.trap import clock_trap
 from benchmarks import cost, sensitivity
-from minfer.store import Row
+from minfer.rows.store import Row
 
 ROOT = Path(__file__).resolve().parents[1]
 H200 = "NVIDIA H200"

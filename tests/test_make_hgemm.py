@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from analysis import make_hgemm
-from minfer import ops, store
+from minfer import ops
+from minfer.rows import store
 from tests.conftest import ROOT, published
 
 MARKERS = "".join(f"<!-- {name}:{end} -->\n" for name in ("ladder", "skinny") for end in ("begin", "end"))

@@ -22,7 +22,7 @@ from matplotlib.text import Annotation
 from analysis import files, make_plots, style
 from analysis.plots import Picture, rounded
 from analysis.rows import usable
-from minfer import store
+from minfer.rows import store
 from tests.conftest import ROOT, published
 
 H200 = "NVIDIA H200"

@@ -17,7 +17,7 @@ import pytest
 from analysis import make_tables
 from analysis.pages import GENERATED
 from analysis.tables import LEGEND
-from minfer import store
+from minfer.rows import store
 from tests.tables import EPYC, H200, MARKERS, NOON, TN, Workspace, row
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -1,4 +1,4 @@
-"""`minfer.ops.hgemm.matmul`: what it chooses and why, and that it is an op like PyTorch's own."""
+"""`minfer.matmul`: what it chooses and why, and that it is an op like PyTorch's own."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from analysis import make_best
-from minfer import ops, store
-from minfer.ops.hgemm import best as chooser
-from minfer.ops.hgemm import matmul
-from minfer.ops.hgemm.best import best
+from minfer import matmul, ops
+from minfer.functional import best as chooser
+from minfer.functional.best import best
+from minfer.rows import store
 from tests.conftest import ROOT, published
 
 H200 = (9, 0)
@@ -139,30 +139,28 @@ def test_mistakes_are_a_sentence_each():
         (a.float(), b.float(), "takes float16 or bfloat16 for both operands, got torch.float32"),
         (a, b.to("meta"), "takes operands on one device, got cpu and meta"),
     ):
-        with pytest.raises(ValueError, match=f"^hgemm.matmul {said}"):
+        with pytest.raises(ValueError, match=f"^minfer.matmul {said}"):
             matmul(left, right)
-    with pytest.raises(RuntimeError, match=r"^hgemm.matmul has no backward: call it under torch.no_grad\(\)"):
+    with pytest.raises(RuntimeError, match=r"^minfer.matmul has no backward: call it under torch.no_grad\(\)"):
         matmul(a.requires_grad_(), b)
     with torch.no_grad():
         torch.testing.assert_close(matmul(a, b), a @ b)
 
 
 def test_its_choice_is_explained_once():
-    code = (
-        "import torch; from minfer.ops.hgemm import matmul; a = torch.ones(8, 8).half(); matmul(a, a); matmul(a, a.t())"
-    )
+    code = "import torch; from minfer import matmul; a = torch.ones(8, 8).half(); matmul(a, a); matmul(a, a.t())"
     code += "; matmul(a, a)"
     for explain, lines in (("1", 2), ("0", 0)):
         done = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, env=os.environ | {"MINFER_EXPLAIN": explain}
         )  # fmt: skip
         assert done.returncode == 0 and len(done.stderr.splitlines()) == lines, done.stderr
-        assert ("hgemm.matmul 8x8x8 float16 NN: cpu_" in done.stderr) == (explain == "1")
+        assert ("minfer.matmul 8x8x8 float16 NN: cpu_" in done.stderr) == (explain == "1")
 
 
 def test_its_first_call_does_not_import_the_compiler():
     """Which takes seconds, where the call takes microseconds."""
-    code = "import sys, torch; from minfer.ops.hgemm import matmul; a = torch.ones(8, 8).half(); matmul(a, a)"
+    code = "import sys, torch; from minfer import matmul; a = torch.ones(8, 8).half(); matmul(a, a)"
     code += "; sys.exit('torch._dynamo' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 

@@ -12,10 +12,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minfer import matrix, ops
+from minfer import ops
 from minfer.bench.timing import Timing
-from minfer.config import Config, Profiler, Shape, Static, UserError
 from minfer.ops import Case, Op, multiples
+from minfer.plan import cases as matrix
+from minfer.plan.config import Config, Profiler, Shape, Static, UserError
 
 SMALL = {"m": 16, "n": 24, "k": 32}
 

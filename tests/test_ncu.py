@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from minfer import build, ops, report, store
+from minfer import build, ops
 from minfer.ops import Case
 from minfer.profilers import Finding, Job, ncu
+from minfer.rows import store
+from minfer.run import report
 
 HGEMM = ops.get("hgemm")
 PROBES = Path(__file__).parent / "probes" / "kernels.py"

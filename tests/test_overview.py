@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 
 from analysis.overview import SETS, shape_sets
-from minfer import store
+from minfer.rows import store
 from tests.tables import NOON, TN, Workspace, row
 
 

@@ -11,7 +11,7 @@ import sys
 import numpy as np
 import pytest
 
-from minfer import store
+from minfer.rows import store
 from tests.conftest import ROOT, has_gpu, launch, published
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from jobs import preflight, record, submit
 from minfer.bench import device
-from minfer.config import Cluster, Container, UserError
+from minfer.plan.config import Cluster, Container, UserError
 
 CONFIG = "op: hgemm\ndtype: float16\nshape: {{name: tiny}}\ncluster: {{name: local}}\nresults: {}\n"
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from minfer import template
 from minfer.bench.timing import Timing
-from minfer.process import Died, Process, children, runs
+from minfer.process import fork_server as template
+from minfer.process.remote import Died, Process, children, runs
 from tests.conftest import ROOT
 
 
@@ -22,7 +22,7 @@ from tests.conftest import ROOT
 def echo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A module `echo` that answers each request with itself, and dies at `die`."""
     root = Path(__file__).resolve().parents[1]
-    code = "import os\nfrom minfer.process import serve\n"
+    code = "import os\nfrom minfer.process.remote import serve\n"
     code += "serve(lambda request, say: os._exit(3) if 'die' in request else (say(phase='echoing'), request)[1])\n"
     (tmp_path / "echo.py").write_text(code)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(root)]))
@@ -93,14 +93,14 @@ def test_a_process_that_cannot_be_started_says_why(echo: Path, monkeypatch: pyte
 
 def test_a_judge_has_a_template_of_its_own_from_the_start(tmp_path: Path) -> None:
     """What it starts is a fork, too; and nothing that it starts is taken for what a kernel left behind."""
-    judge = Process("minfer.judge", tmp_path / "log")
+    judge = Process("minfer.worker.judge", tmp_path / "log")
     deadline = time.monotonic() + 60
     while not (found := children(judge.process.pid)) and time.monotonic() < deadline:
         time.sleep(0.05)
     (own,) = found
     assert os.getsid(own) == own
     called = [Path(f"/proc/{pid}/comm").read_text() for pid in (own, judge.process.pid)]
-    assert called == ["minfer.template\n", "minfer.judge\n"]
+    assert called == ["minfer.forksrv\n", "minfer.judge\n"]
     judge.kill()
     while runs(own) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -113,7 +113,7 @@ def touched(*_): raise AssertionError("touched a device, of which nothing surviv
 for name in ("_cuda_init", "_cuda_getDeviceCount"):
     if hasattr(torch._C, name): setattr(torch._C, name, touched)
 import importlib, sys
-from minfer import template
+from minfer.process import fork_server as template
 for module in template.PRELOADED: importlib.import_module(module)
 assert not torch.cuda.is_initialized() and "triton" not in sys.modules
 """
@@ -125,7 +125,7 @@ def test_what_a_template_imports_touches_no_device() -> None:
 
 @pytest.mark.gpu
 def test_a_template_opens_no_gpu_and_its_fork_can(tmp_path: Path) -> None:
-    child = Process("minfer.child", tmp_path / "log")
+    child = Process("minfer.worker.child", tmp_path / "log")
     assert child.ask(120, device="cuda", timing=asdict(Timing()))["capability"]
 
     def gpus(pid: int | None) -> list[str]:
@@ -139,10 +139,10 @@ def test_a_template_opens_no_gpu_and_its_fork_can(tmp_path: Path) -> None:
 CHAIN = """
 import os, sys, time
 from pathlib import Path
-from minfer.process import Process
+from minfer.process.remote import Process
 process = Process("echo", Path(sys.argv[1]))
 process.ask(60, number=1)
-from minfer import template
+from minfer.process import fork_server as template
 print(process.process.pid, template.pid(), flush=True)
 time.sleep(600)
 """

@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
-from minfer import ops, store
+from minfer import ops
 from minfer.profilers import Finding, Job, proton
+from minfer.rows import store
 from tests.conftest import ROOT
 
 HATCHET = ROOT / "tests" / "data" / "triton_tiled.hatchet"

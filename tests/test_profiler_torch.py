@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from minfer import ops, profilers, store
+from minfer import ops, profilers
 from minfer.profilers import Finding, Job, host, prepared
 from minfer.profilers import torch as profiler
+from minfer.rows import store
 from tests.conftest import has_gpu, launch
 
 

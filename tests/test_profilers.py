@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from minfer import ops, profilers, store
-from minfer.worker import Supervisor
-from minfer.writer import Writer
+from minfer import ops, profilers
+from minfer.rows import store
+from minfer.rows.writer import Writer
+from minfer.worker.supervisor import Supervisor
 from tests.conftest import FAULTS, ROOT, has_gpu, launch
 
 PROFILERS = ROOT / "tests" / "faults" / "profilers.py"

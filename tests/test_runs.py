@@ -14,16 +14,18 @@ from pathlib import Path
 import pytest
 
 from jobs import queue, record, submit
-from minfer import ops, store, worker
-from minfer import shard as shards
-from minfer.compiler import Compiler
-from minfer.config import Cluster, Container, UserError
-from minfer.progress import RunProgress, ShardProgress
-from minfer.run import load
-from minfer.shard import Claim, Shard, Superseded, Unfit, alone, outside
-from minfer.stopping import AGAIN, STOPPED
-from minfer.worker import Supervisor
-from minfer.writer import StoreError, Writer
+from minfer import ops
+from minfer.plan.config import Cluster, Container, UserError
+from minfer.plan.shard import Shard, Unfit, outside
+from minfer.process.stopping import AGAIN, STOPPED
+from minfer.rows import store
+from minfer.rows.writer import StoreError, Writer
+from minfer.run.progress import RunProgress, ShardProgress
+from minfer.run.start import load
+from minfer.worker import supervisor as worker
+from minfer.worker.claim import Claim, Superseded, alone
+from minfer.worker.compiler import Compiler
+from minfer.worker.supervisor import Supervisor
 from tests.conftest import FAST, FAULTS, ROOT
 
 
@@ -189,7 +191,7 @@ def test_a_compiler_without_room_ends_the_shard_and_is_no_row(shard, monkeypatch
 
 def test_a_node_whose_clock_is_behind_is_named_and_its_times_are_the_file_systems(shard, monkeypatch):
     true = time.time
-    monkeypatch.setattr(shards.time, "time", lambda: true() - 3600)  # the module is everybody's
+    monkeypatch.setattr(time, "time", lambda: true() - 3600)  # the module is everybody's
     supervisor = Supervisor(shard)
     supervisor._skew_s = Claim(shard).skew_s
     assert abs(supervisor._skew_s - 3600) < 60

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from minfer import store
-from minfer.store import Row
-from minfer.writer import Writer
+from minfer.rows import store
+from minfer.rows.store import Row
+from minfer.rows.writer import Writer
 
 ROOT = Path(__file__).resolve().parents[1]
 NOON = datetime.datetime(2025, 11, 21, 12, 0, 0, 123456, tzinfo=datetime.UTC)

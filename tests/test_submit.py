@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from submitit.slurm.slurm import _make_sbatch_string
 
 from jobs import record, submit
-from minfer.config import Cluster, Config, Container, Shape, UserError, check_words
+from minfer.plan.config import Cluster, Config, Container, Shape, UserError, check_words
 
 # Take the place of commands of the node. srun tells its task what the script does not know, and calls it; apptainer
 # writes down how it was called, and what it was to pass on, and runs it without a folder that it did not bind; python

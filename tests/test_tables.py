@@ -11,7 +11,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from analysis.tables import duration
-from minfer import store
+from minfer.rows import store
 from tests.tables import TN, Workspace, row
 
 

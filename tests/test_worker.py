@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from minfer import ops, store
+from minfer import ops
 from minfer.bench.timing import Timing
-from minfer.worker import Shard, Supervisor
+from minfer.rows import store
+from minfer.worker.supervisor import Shard, Supervisor
 
 HGEMM = ops.get("hgemm")
 CASE = HGEMM.case("torch", "float16", {"m": 1024, "n": 1024, "k": 1024})

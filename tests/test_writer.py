@@ -13,9 +13,9 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from minfer import store
-from minfer import writer as writing
-from minfer.writer import StoreError, Writer
+from minfer.rows import store
+from minfer.rows import writer as writing
+from minfer.rows.writer import StoreError, Writer
 from tests.test_store import NOON, ROOT, cases, row
 
 
@@ -113,7 +113,7 @@ def test_a_folder_that_cannot_be_made_gives_the_rows_back(tmp_path: Path) -> Non
 FULL_DISK = """
 import json, resource, sys
 from pathlib import Path
-from minfer.writer import StoreError, Writer
+from minfer.rows.writer import StoreError, Writer
 writer = Writer(Path(sys.argv[1]), "s")
 for index in range(int(sys.argv[2])):
     writer.append({"case": f"op/kernel/{index}"})
@@ -158,7 +158,7 @@ def test_a_write_that_is_interrupted_leaves_the_old_file_and_no_litter(
 APPEND_FOR_EVER = """
 import itertools, sys
 from pathlib import Path
-from minfer.writer import Writer
+from minfer.rows.writer import Writer
 writer = Writer(Path(sys.argv[1]), "s")
 for index in itertools.count():
     writer.append({"case": f"op/kernel/{index}", "cold_samples_us": [1.5] * 2000})

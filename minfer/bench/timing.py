@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 class Timing:
     """How to time a case: a preset of `conf/timing`.
 
-    name: says in the row which preset it was, and which of its values were changed (`minfer.config.named`).
+    name: says in the row which preset it was, and which of its values were changed (`minfer.plan.config.named`).
     warmup_s: seconds to run kernel and baseline before anything is timed.
     looks: numbers of cold rounds after which to look whether the ratio is known well enough; the last one is the cap.
     precision: what is well enough: half the width of the 95 % interval of the ratio, relative.

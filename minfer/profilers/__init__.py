@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from minfer.ops import Case
-from minfer.process import Died, Process
-from minfer.store import MEASURED, Row
+from minfer.process.remote import Died, Process
+from minfer.rows.store import MEASURED, Row
 
 
 @dataclass(frozen=True)

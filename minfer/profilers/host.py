@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from minfer import ops
 from minfer.ops import Case
-from minfer.process import serve
+from minfer.process.remote import serve
 from minfer.profilers import Finding, Job, Profiler
 
 

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import torch
 
-from minfer import build, ops, store
+from minfer import build, ops
 from minfer.bench import device as devices
 from minfer.bench.verify import Trial, synchronize
 from minfer.ops import Case
 from minfer.profilers import Finding, Job
+from minfer.rows import store
 
 MOST_KERNELS = 4  # device functions that get metrics of their own; the totals have all of them
 

@@ -18,12 +18,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from jobs import control as jobs_control
-from minfer import store
 from minfer.launch import compose
-from minfer.progress import RunProgress
-from minfer.run import commit_of_sources
-from minfer.run import run as run_config
+from minfer.rows import store
+from minfer.run import control as jobs_control
+from minfer.run.progress import RunProgress
+from minfer.run.start import commit_of_sources
+from minfer.run.start import run as run_config
 from tests.conftest import FAULTS, ROOT
 
 HERE = Path(__file__).resolve().parent

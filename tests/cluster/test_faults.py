@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from jobs import queue, record
-from minfer.process import children
-from minfer.progress import RunProgress
+from minfer.process.remote import children
+from minfer.run.progress import RunProgress
 from tests.cluster.conftest import LAB, at, lab_node, node_of, over, resubmit, rows, submit, until
 
 SLOW = "kernel=[honest,slow,zeros]"  # a case before, a case that lasts, and a case after

@@ -13,8 +13,8 @@ import pytest
 
 from analysis.rows import newest
 from jobs import queue, record
-from minfer import store
-from minfer.progress import RunProgress
+from minfer.rows import store
+from minfer.run.progress import RunProgress
 from tests.cluster.conftest import (
     at,
     control,

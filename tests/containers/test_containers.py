@@ -7,7 +7,7 @@ import os
 import pwd
 from pathlib import Path
 
-from minfer import store
+from minfer.rows import store
 from tests.containers.conftest import COMMIT, DIGEST, SOMEBODY, own, sh
 
 SWEEP = ("+sweep=hgemm", "kernel=[cpu_naive]", "cluster=local", "device=cpu", "shape=tiny", "dtype=float16",

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from minfer import store
+from minfer.rows import store
 from tests.cluster.conftest import words
 from tests.conftest import ROOT
 from tests.containers.conftest import DIGEST, HOST, SITE, Built, own, sh

@@ -91,5 +91,3 @@ op.triton("triton_tiled.py", params=FLOAT32)
 op.triton("triton_persistent.py", archs="sm_90+", params=FLOAT32, requires=VECTORS)
 op.cpp("cpu_naive.cpp", params=FLOAT32)
 op.cpp("cpu_blocked.cpp", params=FLOAT32)
-
-from minfer.ops.hgemm.library import matmul as matmul  # noqa: E402  (it chooses among the kernels above)

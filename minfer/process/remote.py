@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from minfer import template
+from minfer.process import fork_server
 
 Message = dict[str, Any]
 
@@ -48,7 +48,7 @@ class Process:
         try:
             with open(self.log, "ab") as file:
                 fds = theirs_in, theirs_out, *pass_fds
-                self.process = template.start(module, [str(theirs_in), str(theirs_out)], fds, file.fileno())
+                self.process = fork_server.start(module, [str(theirs_in), str(theirs_out)], fds, file.fileno())
         except OSError as error:
             self._close()
             raise Died("crashed", f"no process could be started: {_last_line(self.log) or error}") from error
@@ -149,15 +149,15 @@ _adopts = False
 
 def adopt_orphans() -> None:
     """Make this process the parent of whatever its descendants leave behind. Its children must all be a `Process` from
-    now on, or its template."""
+    now on, or its fork_server."""
     global _adopts
-    template.become_reaper()
+    fork_server.become_reaper()
     _adopts = True
 
 
 def orphans() -> set[int]:
     """The processes that were left behind to this one."""
-    return children(os.getpid()) - _running - {template.pid()} if _adopts else set()
+    return children(os.getpid()) - _running - {fork_server.pid()} if _adopts else set()
 
 
 def children(pid: int) -> set[int]:

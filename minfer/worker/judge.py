@@ -1,8 +1,9 @@
 """Judges a kernel that is not trusted, from a process that it has no part in (`untrusted=true`).
 
-The kernel runs in a process of its own (`minfer.runner`) and shares with the judge nothing but memory: the judge writes
-its inputs, compares what it writes with the oracle, and times it by the judge's own clock. Between two blocks of calls
-that process is stopped, while all its inputs get new values: there is nothing to prepare, to remember or to patch.
+The kernel runs in a process of its own (`minfer.worker.isolated`) and shares nothing with the judge but memory: the
+judge writes its inputs, compares what it writes with the oracle, and times it by the judge's own clock. Between two
+blocks of calls that process is stopped, while all its inputs get new values: there is nothing to prepare, to remember
+or to patch.
 A clock outside is too coarse to replace the one inside. It is the witness against it: times inside that are shorter
 than what passed outside, or a baseline that was slower beside the kernel than by itself, are `dishonest`.
 """
@@ -27,8 +28,8 @@ from minfer.bench.measure import MOST_ROTATIONS, rotations
 from minfer.bench.operands import poison
 from minfer.bench.verify import Trial, WrongResult, differs, synchronize, tolerance, verify
 from minfer.ops import Case, Op
-from minfer.process import Died, Process, adopt_orphans, children, orphans, serve
-from minfer.store import Row
+from minfer.process.remote import Died, Process, adopt_orphans, children, orphans, serve
+from minfer.rows.store import Row
 
 # The clocks may differ by this factor: blocks are short, shared memory has small pages, and the machine may be busy.
 BELIEVED = {"cuda": 1.25, "cpu": 1.6}
@@ -54,7 +55,7 @@ class Remote:
     def __init__(self, case: Case, request: Mapping[str, Any], arena: Arena, log: Path) -> None:
         self.arena, self.seconds = arena, request["timeout_s"]
         self.deterministic = True
-        self.process = Process("minfer.runner", log, arena.fds)
+        self.process = Process("minfer.worker.isolated", log, arena.fds)
         about = {"device": request["device"], "extra": request["extra"], "arena": arena.handle}
         self.process.send(what="hello", case=case.to_dict(), **about)
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from rich.console import Console
 
 from jobs import queue, record, submit
-from minfer import run
-from minfer.config import UserError
-from minfer.matrix import Plan
-from minfer.progress import RunProgress
-from minfer.report import print_summary
+from minfer.plan.cases import Plan
+from minfer.plan.config import UserError
+from minfer.run import start
+from minfer.run.progress import RunProgress
+from minfer.run.report import print_summary
 
 
 def main(action: Callable[[Console, Path, list[str]], int]) -> int:
@@ -45,7 +45,7 @@ def status(console: Console, folder: Path, words: list[str]) -> int:
     console.print(f"{folder.name}: {progress.line()}.", soft_wrap=True)
     if complete or progress.active or not progress.answers:
         return 0
-    console.print(f"Cases are missing; to run them: {run.resubmit(folder)}", soft_wrap=True)
+    console.print(f"Cases are missing; to run them: {start.resubmit(folder)}", soft_wrap=True)
     return 1
 
 
@@ -61,7 +61,7 @@ def cancel(console: Console, folder: Path, words: list[str]) -> int:
     queue.cancel(folder, jobs)
     console.print(
         f"{folder.name}: {len(jobs)} jobs cancelled; its {progress.rows} rows are kept."
-        + (f" To go on: {run.resubmit(folder)}" if jobs else ""),
+        + (f" To go on: {start.resubmit(folder)}" if jobs else ""),
         soft_wrap=True,
     )
     return 0
@@ -80,5 +80,5 @@ def resubmit(console: Console, folder: Path, words: list[str]) -> int:
         console.print(f"{folder.name}: nothing to submit; {progress.line()}.", soft_wrap=True)
         return 0
     submit.submit(paths, config.cluster, config.container, folder)
-    console.print(f"{folder.name}: {len(paths)} shards submitted again. {run.look(folder)}", soft_wrap=True)
-    return run.finish(console, config, folder, Plan(progress.cases, {}, {})) if config.wait else 0
+    console.print(f"{folder.name}: {len(paths)} shards submitted again. {start.look(folder)}", soft_wrap=True)
+    return start.finish(console, config, folder, Plan(progress.cases, {}, {})) if config.wait else 0

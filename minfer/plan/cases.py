@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from minfer import ops
-from minfer.config import Config, UserError, choose, names
 from minfer.ops import DTYPES, Case, Kernel, Op
+from minfer.plan.config import Config, UserError, choose, names
 from minfer.profilers.ncu import SETS
 from minfer.profilers.occupancy import LIMITS
 

@@ -2,7 +2,7 @@
 
 The first request says which kind of device to use, and the reply is the environment; the second, when everything is
 built, asks for the device's peaks. Each further request is a case, and its reply the samples and the columns that it
-fills (`minfer.process` has the protocol). What follows from the samples is the supervisor's business
+fills (`minfer.process.remote` has the protocol). What follows from the samples is the supervisor's business
 (`minfer.bench.derived`).
 """
 
@@ -29,8 +29,8 @@ from minfer.bench.telemetry import Telemetry
 from minfer.bench.timing import Timing
 from minfer.bench.verify import Function, Trial, WrongResult, verify
 from minfer.ops import Case, Kernel, Op
-from minfer.process import serve
-from minfer.store import Row
+from minfer.process.remote import serve
+from minfer.rows.store import Row
 
 HOST_BOUND = (
     "a call keeps the host longer than the GPU can be kept waiting, or waits for the GPU: cold times contain that"

@@ -13,12 +13,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from minfer import store
-from minfer.config import Config
-from minfer.matrix import Plan
 from minfer.ops import Case
+from minfer.plan.cases import Plan
+from minfer.plan.config import Config
 from minfer.profilers import sass
-from minfer.progress import RunProgress
+from minfer.rows import store
+from minfer.run.progress import RunProgress
 
 POLL_S = 0.2
 

@@ -21,7 +21,10 @@ from omegaconf.errors import OmegaConfBaseException
 
 from minfer.bench.timing import Timing
 
-CONF = Path(__file__).resolve().parents[1] / "conf"
+PACKAGE = Path(__file__).resolve().parents[1]
+CONF = PACKAGE / "conf"  # where it is installed
+if not CONF.is_dir():
+    CONF = PACKAGE.parent / "conf"  # in a clone
 
 
 class UserError(Exception):

@@ -10,8 +10,8 @@ from functools import cache
 import torch
 
 from minfer import build
+from minfer.functional.best import best
 from minfer.ops import DTYPES, get
-from minfer.ops.hgemm.best import best
 
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -24,7 +24,7 @@ def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     not start at multiples of 16 bytes is copied first. Works under `torch.compile`. It has no backward: raises
     RuntimeError where one would be recorded. Raises ValueError for operands that do not fit each other."""
     if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
-        raise RuntimeError("hgemm.matmul has no backward: call it under torch.no_grad(), or with detached tensors")
+        raise RuntimeError("minfer.matmul has no backward: call it under torch.no_grad(), or with detached tensors")
     return torch.ops.minfer.hgemm.default(a, b)
 
 
@@ -61,11 +61,11 @@ torch.library.register_fake("minfer::hgemm", _fake, lib=_LIBRARY)
 
 def _check(a: torch.Tensor, b: torch.Tensor) -> None:
     if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[0]:
-        raise ValueError(f"hgemm.matmul takes (M, K) and (K, N), got {tuple(a.shape)} and {tuple(b.shape)}")
+        raise ValueError(f"minfer.matmul takes (M, K) and (K, N), got {tuple(a.shape)} and {tuple(b.shape)}")
     if a.dtype != b.dtype or a.dtype not in (torch.float16, torch.bfloat16):
-        raise ValueError(f"hgemm.matmul takes float16 or bfloat16 for both operands, got {a.dtype} and {b.dtype}")
+        raise ValueError(f"minfer.matmul takes float16 or bfloat16 for both operands, got {a.dtype} and {b.dtype}")
     if a.device != b.device:
-        raise ValueError(f"hgemm.matmul takes operands on one device, got {a.device} and {b.device}")
+        raise ValueError(f"minfer.matmul takes operands on one device, got {a.device} and {b.device}")
 
 
 def _readable(rows: torch.Tensor) -> torch.Tensor:
@@ -82,5 +82,5 @@ def _kernel(m: int, n: int, k: int, dtype: torch.dtype, layout: str, device: tor
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
     choice = best(m, n, k, NAMES[dtype], layout, capability)
     if os.environ.get("MINFER_EXPLAIN") == "1":
-        print(f"hgemm.matmul {m}x{n}x{k} {NAMES[dtype]} {layout}: {choice.kernel}, {choice.why}", file=sys.stderr)
+        print(f"minfer.matmul {m}x{n}x{k} {NAMES[dtype]} {layout}: {choice.kernel}, {choice.why}", file=sys.stderr)
     return build.function(get("hgemm").kernels[choice.kernel], build.arch_of(capability) if capability else "")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs import preflight, queue, record
-from minfer.shard import Shard
+from minfer.plan.shard import Shard
 
 POLLS_S = (0.5, 10.0)  # the queue is asked so often at first, and at last
 SURE = 2  # times that a job must not be in the queue before it is over: it may be between two nodes

@@ -1,4 +1,4 @@
-"""The process that runs one kernel for `minfer.judge`, in memory of the judge's, and knows nothing of how it is judged."""
+"""The process that runs one kernel for the judge, in memory of the judge's, and knows nothing of how it is judged."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from minfer.bench import device as devices
 from minfer.bench.arena import attach, view
 from minfer.bench.verify import synchronize
 from minfer.ops import Case
-from minfer.process import serve
+from minfer.process.remote import serve
 
 
 class Runner:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from minfer.store import AMENDABLE, PARQUET, SCHEMA, Row, appearing, plain, read_one, to_table, write
+from minfer.rows.store import AMENDABLE, PARQUET, SCHEMA, Row, appearing, plain, read_one, to_table, write
 
 ROWS_PER_PART = 64  # rewriting a part costs milliseconds
 ROWS_PER_GROUP = 2048  # of a finished shard's file: large groups read fast

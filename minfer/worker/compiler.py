@@ -15,7 +15,7 @@ from pathlib import Path
 from minfer import build, ops
 from minfer.bench import peaks
 from minfer.ops import Case
-from minfer.shard import Shard, Unfit
+from minfer.plan.shard import Shard, Unfit
 
 
 class Compiler:

@@ -1,4 +1,4 @@
-"""Runs one shard: a supervisor that never touches the device, and a child (`minfer.child`) that it can lose.
+"""Runs one shard: a supervisor that never touches the device, and a child (`minfer.worker.child`) that it can lose.
 
 Whatever happens to the child (a crash, a hang, no memory), the supervisor writes the case's row and goes on with the
 next case in a fresh child.
@@ -21,16 +21,18 @@ from typing import Any
 
 import pyarrow as pa
 
-from minfer import build, ops, profilers, store
+from minfer import build, ops, profilers
 from minfer.bench import device
 from minfer.bench.derived import derive
-from minfer.compiler import Compiler
 from minfer.ops import Case
-from minfer.process import Died, Process, adopt_orphans
-from minfer.shard import Claim, Shard, Superseded, Unfit, alone
-from minfer.stopping import AGAIN, STOPPED, Stopping
-from minfer.store import Row
-from minfer.writer import StoreError, Writer
+from minfer.plan.shard import Shard, Unfit
+from minfer.process.remote import Died, Process, adopt_orphans
+from minfer.process.stopping import AGAIN, STOPPED, Stopping
+from minfer.rows import store
+from minfer.rows.store import Row
+from minfer.rows.writer import StoreError, Writer
+from minfer.worker.claim import Claim, Superseded, alone
+from minfer.worker.compiler import Compiler
 
 CLAIMS = ("cold_us", "cold_speedup", "steady_us", "steady_speedup")  # what the judge holds against its own clock
 
@@ -126,7 +128,7 @@ class Supervisor:
     def _start_child(self) -> Process:
         """A child that knows its device."""
         shard = self.shard
-        self.child = Process("minfer.child", self.log)
+        self.child = Process("minfer.worker.child", self.log)
         hello = self.child.ask(shard.case_timeout_s, device=shard.device, timing=asdict(shard.timing))
         self.environment = hello["environment"]
         self.capability = tuple(hello["capability"]) if hello["capability"] else None
@@ -231,7 +233,7 @@ class Supervisor:
 
     def _judge(self, case: Case, row: Row) -> Row:
         """What the judge, which has seen nothing of the kernel's process, makes of its row."""
-        self.judge = self.judge or Process("minfer.judge", self.log)
+        self.judge = self.judge or Process("minfer.worker.judge", self.log)
         claims = {name: row[name] for name in CLAIMS if row.get(name)}
         about = {"device": self.shard.device, "extra": self.shard.extra, "log": str(self.log)}
         timeout_s = self.shard.case_timeout_s

@@ -14,12 +14,13 @@ from omegaconf import OmegaConf
 from rich.console import Console
 
 from jobs import preflight, queue, record, submit
-from minfer import matrix, ops
+from minfer import ops
 from minfer.bench.device import IMAGE, NO_GPU, driver_too_old
-from minfer.config import CONF, Config, UserError, choose, named
-from minfer.progress import RunProgress
-from minfer.report import follow, print_plan, print_summary
-from minfer.shard import Shard, outside
+from minfer.plan import cases
+from minfer.plan.config import CONF, Config, UserError, choose, named
+from minfer.plan.shard import Shard, outside
+from minfer.run.progress import RunProgress
+from minfer.run.report import follow, print_plan, print_summary
 
 SOURCES = CONF.parent
 
@@ -41,7 +42,7 @@ def run(config: Config) -> int:
             ",".join(w for w in (config.cluster.gres or "").split(",") if not preflight.gpus(w)) or None
         )
     config.profiler.resolve(device)
-    plan = matrix.plan(config, device, capability)
+    plan = cases.plan(config, device, capability)
     if device == "cpu" and config.profiler.static:
         console.print("CUDA kernels are not timed here; profiler=static compiles them and reads their machine code.")
     for op, kernel in dict.fromkeys((case.op, case.kernel) for case in plan.cases):
@@ -53,7 +54,7 @@ def run(config: Config) -> int:
         most = config.cluster.max_jobs * submit.shards_per_job(config.cluster, executor)
     else:
         most = min(config.cluster.max_jobs, gpus)  # two shards on one GPU would time each other
-    shards = matrix.split(plan, config, most)
+    shards = cases.split(plan, config, most)
     if config.dry_run:
         print_plan(console, config, plan, shards, executor, device)
         return 0
@@ -71,7 +72,7 @@ def run(config: Config) -> int:
             folder=str(folder),
             results=str(results),
             device=device,
-            cases=cases,
+            cases=part,
             timing=named(config.timing),
             case_timeout_s=config.case_timeout_s,
             build_timeout_s=config.build_timeout_s,
@@ -80,9 +81,9 @@ def run(config: Config) -> int:
             profilers=config.profiler.chosen(),
             extra=extra,
             commit=commit,
-            sources=outside(extra, cases),
+            sources=outside(extra, part),
         ).save()
-        for index, cases in enumerate(shards)
+        for index, part in enumerate(shards)
     ]
 
     submit.submit(paths, config.cluster, config.container, folder)
@@ -94,7 +95,7 @@ def run(config: Config) -> int:
     return finish(console, config, folder, plan)
 
 
-def finish(console: Console, config: Config, folder: Path, plan: matrix.Plan) -> int:
+def finish(console: Console, config: Config, folder: Path, plan: cases.Plan) -> int:
     """Follow the jobs of a run to their end and show what came of it; the exit status: 1 when cases got no row."""
     results = Path(config.results).absolute()
     progress = RunProgress(folder)

@@ -1,7 +1,7 @@
 """Starts processes that have PyTorch imported already: each is a copy of one that has (a fork).
 
 Importing PyTorch takes seconds, and a run starts many processes: one after each crash, several for each judged case.
-The template imports, waits and forks. It runs no kernel and never touches a device, because nothing of CUDA survives a
+The fork server imports, waits and forks. It runs no kernel and never touches a device, because nothing of CUDA survives a
 fork. What it starts is no child of its own but of the process that asked, which waits for it and dies with it.
 """
 
@@ -23,14 +23,18 @@ import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-PRELOADED = ("minfer.child", "minfer.judge", "minfer.runner", "minfer.profilers.host")
-STARTS_OTHERS = ("minfer.judge",)  # gets a template of its own, before it has used PyTorch and can no longer be one
-MAIN = "from minfer import template; template.main()"  # with -m it would be two modules, and each know half
+PRELOADED = ("minfer.worker.child", "minfer.worker.judge", "minfer.worker.isolated", "minfer.profilers.host")
+STARTS_OTHERS = (
+    "minfer.worker.judge",
+)  # gets a fork server of its own, before it has used PyTorch and can no longer be one
+MAIN = (
+    "from minfer.process import fork_server; fork_server.main()"  # with -m it would be two modules, and each know half
+)
 MOST_FDS = 1 << 16  # that a process may have open
 
 
 class Forked:
-    """A process that a template started; as much of `subprocess.Popen` as is needed."""
+    """A process that a fork server started; as much of `subprocess.Popen` as is needed."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -52,7 +56,7 @@ class Forked:
         return self.returncode
 
 
-class Template:
+class ForkServer:
     """The side that asks."""
 
     def __init__(self, connection: socket.socket, process: Forked | subprocess.Popen[bytes]) -> None:
@@ -60,13 +64,13 @@ class Template:
         self.place = _place()
 
     def start(self, module: str, arguments: Sequence[str], fds: Sequence[int], log: int) -> Forked:
-        """Raises OSError when the template is gone."""
+        """Raises OSError when the fork server is gone."""
         request = json.dumps({"module": module, "arguments": arguments, "fds": fds}).encode()
-        with _reaping():  # what the template started is ours from the moment when it answers
+        with _reaping():  # what the fork server started is ours from the moment when it answers
             socket.send_fds(self.connection, [request], [log, *fds])
             answer = self.connection.recv(64)
         if not answer:
-            raise ConnectionResetError("the template is gone")
+            raise ConnectionResetError("the fork server is gone")
         return Forked(int(answer))
 
     def close(self) -> None:
@@ -74,36 +78,36 @@ class Template:
         self.process.wait()
 
 
-_template: Template | None = None
+_server: ForkServer | None = None
 _one_at_a_time = threading.Lock()
 
 
 def start(module: str, arguments: Sequence[str], fds: Sequence[int], log: int) -> Forked:
     """Run a module as a program in a session of its own, with these open files under the same numbers, and what it
-    prints in `log`. Raises OSError when there is no template and none can be started; `log` then says why."""
-    global _template
+    prints in `log`. Raises OSError when there is no fork server and none can be started; `log` then says why."""
+    global _server
     with _one_at_a_time:
-        if _template and _template.place == _place():
+        if _server and _server.place == _place():
             with contextlib.suppress(OSError):  # somebody ended it
-                return _template.start(module, arguments, fds, log)
-        if _template:
-            _template.close()
-        _template = _new(log)
-        return _template.start(module, arguments, fds, log)
+                return _server.start(module, arguments, fds, log)
+        if _server:
+            _server.close()
+        _server = _new(log)
+        return _server.start(module, arguments, fds, log)
 
 
 def pid() -> int | None:
-    """The process of the template, if there is one."""
-    return _template.process.pid if _template else None
+    """The process of the fork server, if there is one."""
+    return _server.process.pid if _server else None
 
 
 def _place() -> tuple[dict[str, str], str]:
-    """What a process takes from the one that starts it: another environment or folder needs another template."""
+    """What a process takes from the one that starts it: another environment or folder needs another fork server."""
     return {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}, str(Path.cwd())
 
 
-def _new(log: int) -> Template:
-    """A template that is a program of its own: a fork of this process would have its threads and its state."""
+def _new(log: int) -> ForkServer:
+    """A fork server that is a program of its own: a fork of this process would have its threads and its state."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         process = subprocess.Popen(
@@ -111,7 +115,7 @@ def _new(log: int) -> Template:
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             env=os.environ | {"PYTHONUNBUFFERED": "1"},
         )  # fmt: skip
-    return Template(ours, process)
+    return ForkServer(ours, process)
 
 
 def become_reaper(yes: bool = True) -> bool:
@@ -134,7 +138,7 @@ def _reaping() -> Iterator[None]:
 
 
 def _serve(connection: socket.socket) -> None:
-    """The template's side: a fork for each request, until nobody is left who could ask."""
+    """The fork server's side: a fork for each request, until nobody is left who could ask."""
     while True:
         message, fds, _, _ = socket.recv_fds(connection, 1 << 16, 100)
         if not message:
@@ -165,7 +169,7 @@ def _become(module: str, arguments: list[str], fds: list[int], given: list[int])
     os.dup2(log, 1)
     os.dup2(log, 2)
     if module in STARTS_OTHERS:
-        _leave_template(spare)
+        _leave_server(spare)
     for number, fd in zip(fds, others, strict=True):
         os.dup2(fd, number)
     os.closerange(spare, MOST_FDS)
@@ -178,27 +182,28 @@ def _become(module: str, arguments: list[str], fds: list[int], given: list[int])
 
 def _call_it(name: str) -> None:
     """What `ps -o comm` and top call this process (PR_SET_NAME), of whose command line nothing can be told."""
-    ctypes.CDLL(None).prctl(15, name.encode()[:15])
+    short = f"minfer.{name.rpartition('.')[2]}"
+    ctypes.CDLL(None).prctl(15, short.encode()[:15])
 
 
-def _leave_template(spare: int) -> None:
-    """Fork a template for this process, while it is still fit to be one, and without the files from `spare` on."""
-    global _template
+def _leave_server(spare: int) -> None:
+    """Fork a server for this process, while it is still fit to be one, and without the files from `spare` on."""
+    global _server
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if (child := os.fork()) == 0:
         os.setsid()
         ours.close()
         os.closerange(spare, MOST_FDS)
-        _call_it("minfer.template")
+        _call_it("minfer.forksrv")
         _serve(theirs)
         os._exit(0)
     theirs.close()
-    _template = Template(ours, Forked(child))
+    _server = ForkServer(ours, Forked(child))
 
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _call_it("minfer.template")
+    _call_it("minfer.forksrv")
     warnings.filterwarnings("ignore", "This process .* is multi-threaded, use of fork", DeprecationWarning)
     for module in PRELOADED:
         importlib.import_module(module)

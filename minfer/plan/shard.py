@@ -1,15 +1,9 @@
-"""A shard: the cases that one job runs, as the launcher writes them down, and which process it is that runs them now."""
+"""A shard: the cases that one job runs, as the launcher writes them down."""
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
 import json
-import os
-import socket
-import time
-from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -65,33 +59,6 @@ class Unfit(Exception):
     """A shard cannot be run as it is, whatever its kernels do; the message says why and what to do."""
 
 
-class Superseded(Exception):
-    """Another process runs this shard: SLURM lost sight of this one and has started its job again."""
-
-
-class Claim:
-    """That this process runs a shard, from now on. A case has one row, so whoever ran it before must write no more."""
-
-    def __init__(self, shard: Shard) -> None:
-        self.path = Path(shard.folder) / "progress" / f"{shard.name}.process"
-        self.process = f"process {os.getpid()} on {socket.gethostname()} since {time.time()}"
-        self.skew_s = 0.0  # how far the clock of the run's file system, which all nodes share, is ahead of this node's
-        partial = self.path.with_name(f"{self.path.name}.{os.getpid()}.tmp")
-        with contextlib.suppress(OSError):  # on a full disk nobody claims anything, and rows are what matters
-            partial.write_text(self.process)
-            self.skew_s = partial.stat().st_mtime - time.time()
-            os.replace(partial, self.path)
-
-    def check(self) -> None:
-        """Raise Superseded when another process has claimed the shard since."""
-        try:
-            holder = self.path.read_text()
-        except OSError:
-            return
-        if holder != self.process:
-            raise Superseded(f"{holder} runs this shard now")
-
-
 def outside(extra: list[str], cases: list[Case]) -> dict[str, str]:
     """The hashes of the files outside of this project that cases depend on, for `Shard.sources`."""
     kernels = {(case.op, case.kernel): ops.get(case.op).kernels[case.kernel] for case in cases}.values()
@@ -101,25 +68,3 @@ def outside(extra: list[str], cases: list[Case]) -> dict[str, str]:
 
 def _digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
-
-
-@contextlib.contextmanager
-def alone(gpu: str | None, wait: Callable[[], object]) -> Iterator[None]:
-    """Nothing else of ours is timed on a GPU, which is known by its UUID, while this lasts. Calls `wait` before it waits."""
-    if gpu is None:
-        yield
-        return
-    path = f"/tmp/minfer-{gpu}.lock"  # not TMPDIR, which is a job's own; other users may only read it
-    try:
-        file = os.open(path, os.O_RDONLY)
-    except FileNotFoundError:
-        file = os.open(path, os.O_RDONLY | os.O_CREAT, 0o644)
-    try:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            wait()
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(file)

@@ -1,0 +1,1 @@
+"""What one case left behind: the schema of rows, and the parquet files that hold them."""
