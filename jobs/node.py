@@ -56,7 +56,7 @@ def run(shards: Sequence[str], scratch: str | None, grace_s: float, gpu: str | N
 
 def _run_shards(shards: Sequence[str], grace_s: float) -> None:
     if len(shards) == 1:
-        from minfer.worker.supervisor import run_shard  # imports torch, which must see the environment above
+        from minfer.worker.shard import run_shard  # imports torch, which must see the environment above
 
         run_shard(shards[0], grace_s)
         return

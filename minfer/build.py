@@ -8,9 +8,11 @@ builds one kernel in a process of its own.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import fcntl
 import hashlib
+import importlib.metadata
 import json
 import os
 import platform
@@ -137,15 +139,18 @@ def _directory(kernel: Kernel, arch: str) -> Path:
     digest = hashlib.sha256()
     for path in kernel.sources():
         digest.update(path.read_bytes())
-    about: list[Any] = [_flags(kernel, arch), torch.__version__, _compiler_version(compiler())]
-    if kernel.backend == "cuda":
-        home = toolkit()
-        about.append(_nvcc_version(home) if home else "")
-    else:
-        about.append(_processor())  # -march=native
+    about: list[Any] = [_flags(kernel, arch), torch.__version__, *_versions(kernel)]
     digest.update(json.dumps(about).encode())
     root = os.environ.get("TORCH_EXTENSIONS_DIR") or "~/.cache/torch_extensions"
     return Path(root).expanduser().absolute() / "minfer" / f"{kernel.op}_{kernel.source.stem}_{digest.hexdigest()[:16]}"
+
+
+def _versions(kernel: Kernel) -> list[str]:
+    """Of what compiles a kernel."""
+    if kernel.backend == "cuda":
+        home = toolkit()
+        return [_compiler_version(compiler()), _nvcc_version(home) if home else ""]
+    return [_compiler_version(compiler()), _processor()]  # -march=native
 
 
 @cache
@@ -156,6 +161,49 @@ def _processor() -> str:
         )
     except (OSError, StopIteration):
         return platform.machine()
+
+
+def fingerprint(kernel: Kernel, arch: str, rules: int) -> str:
+    """A hash of what decides this kernel's result and time: its sources and its op's, without comments, the flags and
+    versions that it is compiled with, and `rules`, the version of the measuring rules. Registering another kernel of the op
+    changes nothing."""
+    digest = hashlib.sha256()
+    op = get(kernel.op).source
+    for path in sorted({*kernel.sources(), *([op] if op and op.is_file() else [])}):
+        digest.update(_meaning(path).encode())
+    about: list[Any] = [rules, torch.__version__]
+    if kernel.needs_build:
+        about += [_flags(kernel, arch), _versions(kernel)]
+    if kernel.backend == "triton":
+        about.append(_triton_version())
+    digest.update(json.dumps(about).encode())
+    return digest.hexdigest()[:16]
+
+
+@cache
+def _meaning(path: Path) -> str:
+    """A source without what means nothing to the machine: comments and, of an op's file, the registration of kernels."""
+    text = path.read_text()
+    if path.suffix != ".py":
+        return re.sub(r"//[^\n]*|/\*.*?\*/|\s+", " ", text, flags=re.DOTALL)
+    module = ast.parse(text)
+    module.body = [statement for statement in module.body if not _registers(statement)]
+    return ast.dump(module)
+
+
+def _registers(statement: ast.stmt) -> bool:
+    if isinstance(statement, ast.For):
+        return all(_registers(inner) for inner in statement.body)
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    return isinstance(call, ast.Call) and getattr(call.func, "attr", "") in ("torch", "cuda", "triton", "cpp")
+
+
+@cache
+def _triton_version() -> str:
+    try:
+        return importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 def cached(kernel: Kernel, arch: str = "") -> Built | None:
@@ -314,7 +362,7 @@ def cached_cubin(kernel: Kernel, arch: str, timeout_s: float | None = None) -> P
 
 
 def function(kernel: Kernel, arch: str = "") -> Callable[..., None]:
-    """The kernel as a callable `(out, *inputs, **call)`. A built kernel must be in the cache, or is built now."""
+    """The kernel as a callable `(*tensors, **call)`. A built kernel must be in the cache, or is built now."""
     if kernel.function is not None:
         return kernel.function
     if kernel.backend == "triton":

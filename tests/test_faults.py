@@ -72,7 +72,7 @@ def limited(size: int, *words: str) -> subprocess.CompletedProcess[str]:
     code = f"""
 import resource, sys
 resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size}))
-from minfer.worker.supervisor import run_shard
+from minfer.worker.shard import run_shard
 run_shard({words[0]!r})
 """
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
@@ -110,7 +110,7 @@ def test_scratch_that_is_full_while_triton_compiles_costs_that_case_only(tmp_pat
     cases = [op.case(name, "float16", dict.fromkeys(op.axes, 32)) for name in ("compiles", "honest")]
     folders = str(tmp_path / "run"), str(tmp_path / "results")
     shard = Shard("0000", "test", *folders, "cpu", cases, FAST, 60.0, 60.0, extra=[str(FAULTS)])
-    code = f"from minfer.worker.supervisor import run_shard; run_shard({str(shard.save())!r})"
+    code = f"from minfer.worker.shard import run_shard; run_shard({str(shard.save())!r})"
     environment = os.environ | {"TRITON_CACHE_DIR": str(scratch)}
     done = subprocess.run(
         [*mounted, sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True

@@ -24,18 +24,15 @@ from pathlib import Path
 
 import torch
 
+from minfer import build, ops
+from minfer.bench.device import arch, capability, pick
+from minfer.bench.operands import Operands
+from minfer.bench.witness import judged_right
+from minfer.ops import Kernel
+
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))  # the project is run from its folder, not installed
-
-from minfer import build, ops  # noqa: E402
-from minfer.bench.device import arch, capability, pick  # noqa: E402
-from minfer.bench.verify import Trial, oracle  # noqa: E402
-from minfer.ops import Kernel  # noqa: E402
-
 FOLDER = ROOT / "runs" / "sanitize"
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
-SIZES = ((1, 264, 72), (20, 264, 72), (136, 264, 72), (8, 264, 1040), (257, 384, 200))
-SHAPES = {"hgemm": tuple(dict(zip("mnk", size, strict=True)) for size in SIZES)}  # besides the op's odd_shapes
 MARK = "========="  # before each line of the sanitizer's own
 
 # Without PyTorch's cache each tensor is an allocation of its own, so that memcheck sees the first element beside it.
@@ -56,19 +53,16 @@ def check(kernel: Kernel, device: torch.device) -> int:
 
     Inputs are made and results compared on the CPU, so that the sanitizer has no kernels but ours to slow down."""
     op, function, tried = ops.get(kernel.op), build.function(kernel, arch(device)), 0
-    shapes = (*SHAPES.get(kernel.op, ()), *op.odd_shapes)
-    for shape, dtype, values in product(shapes, kernel.dtypes, product(*op.params.values())):
-        case = op.case(kernel.name, dtype, shape, dict(zip(op.params, values, strict=True)))
-        if kernel.unsupported(case, capability(device)):
-            continue
-        for call in op.calls:
-            trial = Trial(case, call, "normal", seed=tried)
-            _, out, inputs = trial.operands(op, torch.device("cpu"))
-            result = out.to(device, copy=True)
-            function(result, *(tensor.to(device, copy=True) for tensor in inputs), **call)
-            expected, bound = oracle(op, trial, out, inputs)
-            if not bool(((result.cpu().double() - expected).abs() <= bound).all()):
-                raise AssertionError(f"the result is wrong ({case.problem}; {trial})")
+    for first in op.cases(kernel, (*op.odd_shapes, *op.sizes.get("small", ()))):
+        for case in op.under_each_call(first):
+            if kernel.unsupported(case, capability(device)):
+                continue
+            operands = Operands(op, case, tried, "normal", torch.device("cpu"))
+            given = {name: tensor.to(device, copy=True) for name, tensor in operands.tensors.items()}
+            function(*given.values(), **op.call(case))
+            results = {name: given[name].cpu() for name in operands.named("out", "inout")}
+            if not judged_right(op, case, operands.named("in", "inout"), results):
+                raise AssertionError(f"the result is wrong ({case.problem}, seed {tried})")
             tried += 1
     if not tried:
         raise AssertionError("it supports none of the shapes")

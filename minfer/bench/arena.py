@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 import mmap
 import os
 import pickle
@@ -10,7 +11,7 @@ from typing import Any
 
 import torch
 
-from minfer.bench.operands import GUARD, POISON
+from minfer.bench.operands import GUARD_BYTES, breached, guard
 
 ALIGNMENT = 512  # bytes
 
@@ -40,20 +41,21 @@ class Arena:
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
         """A copy of a dense tensor, strides and all, with guard zones around it."""
-        guard = GUARD * tensor.element_size()
         size = tensor.numel() * tensor.element_size()
-        start = self._used + guard
-        self._used = -(-(start + size + guard) // ALIGNMENT) * ALIGNMENT
+        start = self._used + GUARD_BYTES
+        end = start + size
+        self._used = -(-(end + GUARD_BYTES) // ALIGNMENT) * ALIGNMENT
         if self._used > len(self._memory):
             raise MemoryError(f"{self._used} bytes of tensors do not fit in an arena of {len(self._memory)}")
-        for edge in (self._memory[start - guard : start], self._memory[start + size : start + size + guard]):
-            self._guards.append(edge.view(torch.int16).fill_(POISON))
-        flat = self._memory[start : start + size].view(tensor.dtype)
+        for edge in (self._memory[start - GUARD_BYTES : start], self._memory[end : end + GUARD_BYTES]):
+            guard(edge)
+            self._guards.append(edge)
+        flat = self._memory[start:end].view(tensor.dtype)
         return flat.as_strided(tensor.shape, tensor.stride(), flat.storage_offset()).copy_(tensor)
 
     def breached(self) -> bool:
         """Whether anything was written outside the tensors."""
-        return any(bool((guard != POISON).any()) for guard in self._guards)
+        return any(breached(edge) for edge in self._guards)
 
     def describe(self, tensor: torch.Tensor) -> dict[str, Any]:
         offset = tensor.data_ptr() - self._memory.data_ptr()
@@ -78,10 +80,11 @@ def attach(handle: dict[str, Any]) -> torch.Tensor:
 def view(memory: torch.Tensor, description: dict[str, Any]) -> torch.Tensor:
     """The tensor of a description."""
     dtype = getattr(torch, description["dtype"])
-    flat = memory[description["offset"] :].view(dtype)
+    end = description["offset"] + dtype.itemsize * math.prod(description["shape"])
+    flat = memory[description["offset"] : end].view(dtype)
     return flat.as_strided(description["shape"], description["stride"], flat.storage_offset())
 
 
 def guarded_bytes(nbytes: int, tensors: int) -> int:
     """At most how much of an arena so many bytes in so many tensors take."""
-    return nbytes + tensors * (2 * GUARD * 4 + ALIGNMENT)
+    return nbytes + tensors * (2 * GUARD_BYTES + ALIGNMENT)

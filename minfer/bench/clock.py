@@ -20,6 +20,7 @@ from minfer.bench.device import cache_bytes
 
 # A call on the operands of set number i.
 Arm = Callable[[int], object]
+Restore = Callable[[int], None] | None
 
 FLUSH_FACTOR = 2  # the flush touches this many times the last-level cache
 GRAPH_S = 0.002  # a replay so long costs nothing to launch beside what it runs
@@ -46,11 +47,14 @@ class Clock(Protocol):
     def empty(self, rounds: int) -> float:
         """What a cold window reads with nothing in it."""
 
-    def steady(self, arm: Arm, rotations: int, seconds: float, during: Callable[[], None]) -> np.ndarray:
+    def steady(
+        self, arm: Arm, rotations: int, seconds: float, during: Callable[[], None], restore: Restore = None
+    ) -> np.ndarray:
         """Run an arm back to back for so long, and return the times of one call in the settled second half of it.
-        `during` is called once while the arm is running."""
+        `during` is called once while the arm is running. `restore(i)` gives set number i its contents back, untimed,
+        before an arm is called on it again."""
 
-    def again(self, arm: Arm, rotations: int) -> float:
+    def again(self, arm: Arm, rotations: int, restore: Restore = None) -> float:
         """Run a steady arm once more over all sets of operands, as `steady` does, and return the time of one call."""
 
 
@@ -105,58 +109,75 @@ class CudaClock:
     def empty(self, rounds: int) -> float:
         return float(np.median(self.cold([lambda i: None], np.zeros((rounds, 1), dtype=int), Hooks())))
 
-    def steady(self, arm: Arm, rotations: int, seconds: float, during: Callable[[], None]) -> np.ndarray:
+    def steady(
+        self, arm: Arm, rotations: int, seconds: float, during: Callable[[], None], restore: Restore = None
+    ) -> np.ndarray:
         if id(arm) not in self._loops:
-            self._loops[id(arm)] = self._capture(arm, rotations)
+            self._loops[id(arm)] = self._capture(arm, rotations, restore)
         loop = self._loops[id(arm)]
-        replays = max(1, round(seconds / (loop.calls * loop.call_s)))
-        marks = [_event() for _ in range(replays + 1)]
-        for mark in marks[:-1]:
-            mark.record()
+        replays = max(1, round(seconds / (loop.calls * loop.call_s + loop.restore_s)))
+        if loop.restore is None:
+            marks = [_event() for _ in range(replays + 1)]
+            windows = list(itertools.pairwise(marks))
+            marks[0].record()
+        else:
+            windows = [(_event(), _event()) for _ in range(replays)]
+        for begin, end in windows:
+            if loop.restore is not None:
+                loop.restore.replay()
+                begin.record()
             loop.graph.replay()
-        marks[-1].record()
-        marks[replays * 3 // 4].synchronize()
+            end.record()
+        windows[replays * 3 // 4][0].synchronize()
         during()
         torch.cuda.synchronize(self.device)
-        times = [a.elapsed_time(b) * 1e-3 / loop.calls for a, b in itertools.pairwise(marks)]
+        times = [begin.elapsed_time(end) * 1e-3 / loop.calls for begin, end in windows]
         return np.array(times[replays // 2 :])
 
-    def again(self, arm: Arm, rotations: int) -> float:
-        return self._replay(self._loops[id(arm)])
+    def again(self, arm: Arm, rotations: int, restore: Restore = None) -> float:
+        loop = self._loops[id(arm)]
+        if loop.restore is not None:
+            loop.restore.replay()
+        return self._time(loop.graph) / loop.calls
 
-    def _capture(self, arm: Arm, rotations: int) -> Loop:
-        """Capture calls on each set of operands in turn, going round until a replay takes GRAPH_S."""
-        once = self._captured(arm, rotations, 1)
+    def _capture(self, arm: Arm, rotations: int, restore: Restore) -> Loop:
+        """Capture calls on each set of operands in turn, going round until a replay takes GRAPH_S. Where sets must get
+        their contents back, which is captured in a graph of its own, a replay goes round once."""
+        once = self._captured(arm, rotations, rotations)
+        if restore is not None:
+            back = self._captured(restore, rotations, rotations)
+            return replace(once, restore=back.graph, restore_s=back.calls * back.call_s)
         rounds = round(GRAPH_S / (once.call_s * rotations))
-        return once if rounds < 2 else self._captured(arm, rotations, rounds)
+        return once if rounds < 2 else self._captured(arm, rotations, rounds * rotations)
 
-    def _captured(self, arm: Arm, rotations: int, rounds: int) -> Loop:
+    def _captured(self, arm: Arm, rotations: int, calls: int) -> Loop:
         arm(0)
         torch.cuda.synchronize(self.device)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            for index in range(rounds * rotations):
+            for index in range(calls):
                 arm(index % rotations)
-        loop = Loop(graph, rounds * rotations, 0.0)
-        return replace(loop, call_s=self._replay(loop))
+        return Loop(graph, calls, self._time(graph) / calls)
 
-    def _replay(self, loop: Loop) -> float:
-        """Run a loop once; the time of one call."""
+    def _time(self, graph: torch.cuda.CUDAGraph) -> float:
+        """Replay a graph once; seconds."""
         begin, end = _event(), _event()
         begin.record()
-        loop.graph.replay()
+        graph.replay()
         end.record()
         torch.cuda.synchronize(self.device)
-        return begin.elapsed_time(end) * 1e-3 / loop.calls
+        return begin.elapsed_time(end) * 1e-3
 
 
 @dataclass(frozen=True)
 class Loop:
-    """A captured graph of calls."""
+    """A captured graph of calls, and perhaps one that gives the sets of operands their contents back."""
 
     graph: torch.cuda.CUDAGraph
     calls: int
     call_s: float  # of one call, roughly
+    restore: torch.cuda.CUDAGraph | None = None
+    restore_s: float = 0.0
 
 
 def _event() -> torch.cuda.Event:
@@ -187,21 +208,29 @@ class CpuClock:
     def empty(self, rounds: int) -> float:
         return float(np.median(self.cold([lambda i: None], np.zeros((rounds, 1), dtype=int), Hooks())))
 
-    def steady(self, arm: Arm, rotations: int, seconds: float, during: Callable[[], None]) -> np.ndarray:
+    def steady(
+        self, arm: Arm, rotations: int, seconds: float, during: Callable[[], None], restore: Restore = None
+    ) -> np.ndarray:
         times: list[float] = []
         end = time.perf_counter() + seconds
         while len(times) < 4 or time.perf_counter() < end:
+            if restore is not None:
+                restore(len(times) % rotations)
             begin = time.perf_counter()
             arm(len(times) % rotations)
             times.append(time.perf_counter() - begin)
         during()
         return np.array(times[len(times) // 2 :])
 
-    def again(self, arm: Arm, rotations: int) -> float:
-        begin = time.perf_counter()
+    def again(self, arm: Arm, rotations: int, restore: Restore = None) -> float:
+        taken = 0.0
         for index in range(rotations):
+            if restore is not None:
+                restore(index)
+            begin = time.perf_counter()
             arm(index)
-        return (time.perf_counter() - begin) / rotations
+            taken += time.perf_counter() - begin
+        return taken / rotations
 
 
 def clock_for(device: torch.device) -> Clock:

@@ -12,54 +12,71 @@ import torch
 from minfer.bench.clock import Arm, Hooks, clock_for
 from minfer.bench.device import cache_bytes
 from minfer.bench.integrity import Dishonest
-from minfer.bench.operands import poison
+from minfer.bench.operands import Operands, change, poison
 from minfer.bench.stats import compare
 from minfer.bench.timing import Timing
-from minfer.bench.verify import Function, Trial, check_genuine, differs, synchronize, tolerance
-from minfer.ops import DTYPES, Case, Op
+from minfer.bench.verify import Function, Trial, check_genuine, same_bits, synchronize
+from minfer.bench.witness import Tolerance, Witness, judged_right
+from minfer.ops import Case, Op
+from minfer.ops.tensors import Undo
 
 MOST_ROTATIONS = {"cuda": 4096, "cpu": 512}  # a busy processor's threads may wait for each other milliseconds a call
+REPLAY_BYTES = 2 << 30  # of operands that a replay of an in-place kernel goes through: half a millisecond of an H200
 REMEMBERS = 1.5  # slower by this factor on fresh inputs: it must have remembered the old ones...
 CONFIRMED = 10  # ...if it is so every time: once may be the machine's doing
+ORACLE_S = 1.0  # for the fp64 reference of steady results; the other sets are compared with the baseline's
 
 
 def rotations(op: Op, case: Case, device: torch.device) -> int:
-    """Enough sets of operands that going round them leaves nothing of the first in the cache."""
-    return min(MOST_ROTATIONS[device.type], 1 + math.ceil(2 * cache_bytes(device) / op.case_bytes(case)))
+    """Enough sets of operands that going round them leaves nothing of the first in the cache. An in-place kernel gets more:
+    each set serves once, and then they all get their contents back, so that a replay has as many calls as sets."""
+    nbytes = op.operand_bytes(case)
+    enough = 1 + math.ceil(2 * cache_bytes(device) / nbytes)
+    if device.type == "cuda" and in_place(op, case):
+        enough = max(enough, REPLAY_BYTES // nbytes)
+    return min(MOST_ROTATIONS[device.type], enough)
+
+
+def in_place(op: Op, case: Case) -> bool:
+    """Whether a kernel changes what it reads."""
+    return any(spec.role == "inout" for spec in op.specs(case))
 
 
 class Bench(Hooks):
     """A kernel and the baseline on the same operands, ready to be timed.
 
-    Every timed call is watched, outside of its window: its output is poisoned before it; its inputs are changed, by one
-    random element a round, so that a remembered result is a wrong one; and its output is compared with the baseline's
-    of the same round, in stream order. A kernel that is right when it is verified and does less when it is timed is
-    found out.
+    Every timed call is watched, outside of its window: what it only writes is poisoned before it, and what it changes in
+    place gets its contents back; its inputs differ from the first ones in one place, another one each round, so that a
+    remembered result is a wrong one; and its outputs are compared with the baseline's of the same round, in stream order.
+    A kernel that is right when it is verified and does less when it is timed is found out.
     """
 
     def __init__(
         self, op: Op, case: Case, kernel: Function, baseline: Function, device: torch.device, seed: int
     ) -> None:
+        self.op, self.case, self.seed = op, case, seed
         self.device, self.clock = device, clock_for(device)
         self.rng = np.random.default_rng(seed)
-        call = op.calls[0]
-        trial = Trial(case, call, "normal", seed)
-        operands, first_out, first_inputs = trial.operands(op, device)
-        self.tolerance = tolerance(op, trial, first_out, first_inputs)
-
         self.rotations = rotations(op, case, device)
-        self.sets = [first_inputs, *(op.inputs(case, operands.rand) for _ in range(self.rotations - 1))]
-        self.twins = [tuple(tensor.clone() for tensor in inputs) for inputs in self.sets]  # what they must still be
-        shape = op.out_shape(case)
-        # All arms write the same memory: on an H200 the place of a small output alone decides 5 % of the time.
-        self.outs = [operands.poisoned(*shape) for _ in self.sets]
-        self.addresses = [out.data_ptr() for out in self.outs]
-        self.results = [torch.empty(shape, dtype=DTYPES[case.dtype], device=device) for _ in range(3)]  # of each arm
-        self.wrong_rounds = torch.zeros((), dtype=torch.int64, device=device)
-        self.operands = operands
+        self.in_place = in_place(op, case)
+        first = Trial(case, "normal", seed).operands(op, device)
+        # Inputs differ from set to set. All arms write the same memory: on an H200 the place of a small output alone
+        # decides 5 % of the time.
+        self.sets = [first, *(Operands(op, case, seed + i, "normal", device) for i in range(1, self.rotations))]
+        self.kept = [{name: t.clone() for name, t in s.named("in", "inout").items()} for s in self.sets]
+        self.written = [s.named("out", "inout") for s in self.sets]
+        self.addresses = [{name: t.data_ptr() for name, t in written.items()} for written in self.written]
+        self.undo: list[Undo | None] = [None] * self.rotations
+        self.rounds = 0
+        self.spans: list[tuple[float, float]] = []
+        tolerance = Tolerance.of(op, case, first.tensors)
+        self.witness = Witness(tolerance, self.written[0], self._inputs_of)
+        self.results = [{name: torch.empty_like(t) for name, t in self.written[0].items()} for _ in range(3)]
+
+        call = op.call(case)
 
         def arm(function: Function) -> Arm:
-            return lambda index: function(self.outs[index], *self.sets[index], **call)
+            return lambda index: function(*self.sets[index].arguments, **call)
 
         # The duplicate is the same function in an arm of its own, and gets its own samples.
         self.arms = [arm(kernel), arm(baseline), arm(baseline)]
@@ -69,6 +86,7 @@ class Bench(Hooks):
         end = time.perf_counter() + seconds
         while True:
             for arm in self.arms[:2]:
+                self._ready(0)
                 arm(0)
             synchronize(self.device)
             if time.perf_counter() > end:
@@ -96,51 +114,92 @@ class Bench(Hooks):
         return taken
 
     def _right(self, taken: np.ndarray) -> np.ndarray:
-        if wrong := int(self.wrong_rounds):
-            raise Dishonest(
-                f"{wrong} of {len(taken)} timed calls returned a wrong result, though it was right when verified"
-            )
+        if self.witness.accuses():
+            raise Dishonest("a timed call returned a wrong result, though it was right when verified")
         return taken
 
     def before_round(self) -> None:
-        self._change(0)
+        self.rounds += 1
+        self._change(0, self.rounds)
 
     def before_call(self, arm: int, index: int) -> None:
-        poison(self.outs[index])
+        self._ready(index)
 
     def after_call(self, arm: int, index: int) -> None:
-        check_genuine(self.outs[index], self.addresses[index])
-        self.results[arm].copy_(self.outs[index])
+        check_genuine(self.written[index], self.addresses[index])
+        for name, result in self.results[arm].items():
+            result.copy_(self.written[index][name])
 
     def after_round(self) -> None:
-        self.wrong_rounds += differs(self.results[0], self.results[1], self.tolerance)
+        self.witness.see(self.rounds, self.results[0], self.results[1], self._state(0))
 
-    def _change(self, index: int) -> None:
-        """Give one random element of a set's inputs another value, also in the twin."""
-        which = int(self.rng.integers(len(self.sets[index])))
-        place = tuple(int(self.rng.integers(size)) for size in self.sets[index][which].shape)
-        value = float(self.rng.normal())
-        for inputs in (self.sets[index], self.twins[index]):
-            inputs[which][place].fill_(value)
+    def _ready(self, index: int) -> None:
+        """Poison what a call only writes, and give back what it changes."""
+        for name, tensor in self.written[index].items():
+            if name not in self.kept[index]:
+                poison(tensor)
+        self._give_back(index)
+
+    def _give_back(self, index: int) -> None:
+        """What a call changes, as it was."""
+        for name, tensor in self.written[index].items():
+            if name in self.kept[index]:
+                tensor.copy_(self.kept[index][name])
+
+    def _state(self, index: int) -> dict[str, torch.Tensor]:
+        """What a call reads: its inputs, and what it changes as it was before."""
+        kept, written = self.kept[index], self.written[index]
+        return {
+            name: kept[name] if name in written else t for name, t in self.sets[index].tensors.items() if name in kept
+        }
+
+    def _change(self, index: int, number: int) -> None:
+        """Take back the last change of a set's inputs, and make another, by its number."""
+        if undo := self.undo[index]:
+            undo()
+        self.undo[index] = change(self.op, self.case, self._state(index), self.seed + number, "normal")
+
+    def _inputs_of(self, number: int) -> Operands:
+        """The operands of the first set as they were in a round."""
+        operands = Trial(self.case, "normal", self.seed).operands(self.op, self.device)
+        change(self.op, self.case, operands.named("in", "inout"), self.seed + number, "normal")
+        return operands
 
     def steady(self, timing: Timing, during: Callable[[], None]) -> list[np.ndarray]:
         """Blocks of kernel, baseline, duplicate, kernel (ABBA), each long enough to settle at its own clock.
 
-        Returns seconds of one call, an array a block. `during` is called in the kernel's. Raises Dishonest."""
-        nothing = lambda: None
-        self.clock.steady(self.arms[1], self.rotations, timing.steady_block_s, nothing)  # from idle to this power
-        plan = [(0, during), (1, nothing), (2, nothing), (0, during)]
-        blocks = [self.clock.steady(self.arms[arm], self.rotations, timing.steady_block_s, hook) for arm, hook in plan]
+        Returns seconds of one call, an array a block; `spans` says when each ran. `during` is called in the kernel's.
+        Raises Dishonest."""
+        seconds = timing.steady_block_s
+        self.clock.steady(self.arms[1], self.rotations, seconds, lambda: None, self._restore)  # from idle to this power
+        blocks = []
+        for arm in (0, 1, 2, 0):
+            begin = time.perf_counter()
+            hook = during if arm == 0 else lambda: None
+            blocks.append(self.clock.steady(self.arms[arm], self.rotations, seconds, hook, self._restore))
+            self.spans.append((begin, time.perf_counter()))
         self._check_steady(float(np.median(blocks[3])))
         return blocks
+
+    @property
+    def _restore(self) -> Callable[[int], None] | None:
+        """What gives a set its contents back, where calls change them."""
+        return self._give_back if self.in_place else None
 
     def _check_steady(self, settled_s: float) -> None:
         """Run the steady loop on changed inputs: is it right, and does it take as long as it did on the old ones?"""
         fresh_s = self._rerun(fresh=True)
-        for index in range(self.rotations):
-            self.results[0].copy_(self.outs[index])
-            self.arms[1](index)
-            if bool(differs(self.results[0], self.outs[index], self.tolerance)):
+        deadline = time.perf_counter() + ORACLE_S
+        for index in self.rng.permutation(self.rotations):
+            mine, state = self.results[0], self._state(index)
+            self.after_call(0, index)
+            if time.perf_counter() < deadline:
+                right = judged_right(self.op, self.case, state, mine)
+            else:
+                self._ready(index)
+                self.arms[1](index)
+                right = self.witness.tolerance.loosely(mine, self.written[index], state)
+            if not right:
                 raise Dishonest("a steady call returned a wrong result, though it was right when verified")
         if fresh_s <= REMEMBERS * settled_s:
             return
@@ -157,15 +216,18 @@ class Bench(Hooks):
         """The time of one call in the steady loop, on changed or on the same inputs."""
         for index in range(self.rotations):
             if fresh:
-                self._change(index)
-            poison(self.outs[index])
-        return self.clock.again(self.arms[0], self.rotations)
+                self.rounds += 1
+                self._change(index, self.rounds)
+            self._ready(index)
+        return self.clock.again(self.arms[0], self.rotations, self._restore)
 
     def check_operands(self) -> None:
-        """Raises Dishonest when a timed call changed its inputs or wrote beside its output."""
-        for inputs, twins in zip(self.sets, self.twins, strict=True):
-            for number, (tensor, twin) in enumerate(zip(inputs, twins, strict=True)):
-                if not torch.equal(tensor, twin):
-                    raise Dishonest(f"changed its input {number} while it was timed")
-        if self.operands.breached():
-            raise Dishonest("wrote outside its output while it was timed")
+        """Raises Dishonest when a timed call changed its inputs or wrote beside its outputs."""
+        for operands, kept, undo in zip(self.sets, self.kept, self.undo, strict=True):
+            if undo:
+                undo()
+            for name, tensor in operands.named("in").items():
+                if not same_bits(tensor, kept[name]):
+                    raise Dishonest(f"changed its input {name} while it was timed")
+            if operands.breached():
+                raise Dishonest("wrote outside its output while it was timed")

@@ -247,6 +247,27 @@ __global__ void __launch_bounds__(kThreads, 1) wgmma_loop(Accumulate* sink, cons
 #endif
 }
 
+// --- CUDA cores -----------------------------------------------------------------------------------------------------
+
+constexpr int kSums = 16, kSteps = 8;  // independent sums a thread, and multiply-adds to each an iteration
+
+__global__ void __launch_bounds__(kThreads) fma_loop(float* sink, const float* operands, int iterations) {
+  const float factor = 0.5f * operands[threadIdx.x % 32], term = operands[32 + threadIdx.x % 32];
+  float d[kSums];
+#pragma unroll
+  for (int i = 0; i < kSums; ++i) d[i] = operands[64 + i * kThreads + threadIdx.x];
+#pragma unroll 1
+  for (int iteration = 0; iteration < iterations; ++iteration)
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step)
+#pragma unroll
+      for (int i = 0; i < kSums; ++i) d[i] = fmaf(d[i], factor, term);
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kSums; ++i) sum += d[i];
+  sink[blockIdx.x * kThreads + threadIdx.x] = sum;
+}
+
 // --- The torch ops --------------------------------------------------------------------------------------------------
 
 cudaStream_t stream_of(const Tensor& tensor) {
@@ -321,6 +342,19 @@ void peak_mma(Tensor sink, const Tensor operands, int64_t iterations) {
   });
 }
 
+void peak_fma(Tensor sink, const Tensor operands, int64_t iterations) {
+  STD_TORCH_CHECK(sink.scalar_type() == ScalarType::Float && operands.scalar_type() == ScalarType::Float,
+                  "peak_fma takes float32");
+  STD_TORCH_CHECK(sink.is_contiguous() && sink.dim() == 2 && sink.size(1) == kThreads && operands.is_contiguous() &&
+                      operands.numel() >= 64 + kSums * kThreads,
+                  "peak_fma: sink must be of shape (blocks, ", kThreads, "), and operands at least ",
+                  64 + kSums * kThreads);
+  fma_loop<<<sink.size(0), kThreads, 0, stream_of(sink)>>>(static_cast<float*>(sink.mutable_data_ptr()),
+                                                           static_cast<const float*>(operands.const_data_ptr()),
+                                                           static_cast<int>(iterations));
+  STD_CUDA_KERNEL_LAUNCH_CHECK();
+}
+
 void peak_wgmma(Tensor sink, const Tensor operands, int64_t iterations) {
   const int major = attribute(cudaDevAttrComputeCapabilityMajor), minor = attribute(cudaDevAttrComputeCapabilityMinor);
   STD_TORCH_CHECK(major == 9, "peak_wgmma needs sm_90a, this GPU is sm_", major, minor);
@@ -337,6 +371,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(minfer, m) {
   m.def("peak_copy(Tensor(a!) out, Tensor input) -> ()");
   m.def("peak_read(Tensor(a!) sink, Tensor input) -> ()");
   m.def("peak_mma(Tensor(a!) sink, Tensor operands, int iterations) -> ()");
+  m.def("peak_fma(Tensor(a!) sink, Tensor operands, int iterations) -> ()");
   m.def("peak_wgmma(Tensor(a!) sink, Tensor operands, int iterations) -> ()");
 }
 
@@ -344,5 +379,6 @@ STABLE_TORCH_LIBRARY_IMPL(minfer, CUDA, m) {
   m.impl("peak_copy", TORCH_BOX(&minfer::peaks::peak_copy));
   m.impl("peak_read", TORCH_BOX(&minfer::peaks::peak_read));
   m.impl("peak_mma", TORCH_BOX(&minfer::peaks::peak_mma));
+  m.impl("peak_fma", TORCH_BOX(&minfer::peaks::peak_fma));
   m.impl("peak_wgmma", TORCH_BOX(&minfer::peaks::peak_wgmma));
 }

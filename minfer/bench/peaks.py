@@ -8,6 +8,7 @@ mapping from name to number:
 - `copy_gbps` (bytes read plus bytes written), `read_gbps`: GB/s of buffers far larger than the last-level cache;
 - `mma_float16_float32`, `wgmma_bfloat16_float32`, ...: TFLOP/s of dense products, by the tensor cores' instruction
   class, the dtype of the inputs and that of the accumulator. FLOPs count a multiply-add as two;
+- `fma_float32`: TFLOP/s of the CUDA cores' fp32 multiply-adds;
 - `copy_mhz`, `mma_float16_float32_mhz`, ...: the SM clock seen while that rate ran, where NVML answers;
 - `max_sm_mhz`: the highest SM clock that the GPU can run at.
 """
@@ -35,8 +36,8 @@ KERNEL = Kernel("bench", "peaks", "cuda", Path(__file__).with_suffix(".cu"), arc
 
 # Of one iteration of a block in peaks.cu: an instruction's FLOPs x instructions in the loop x warps or warpgroups.
 THREADS = 256
-BLOCK_FLOPS = {"mma": 2 * 16 * 8 * 16 * 32 * 8, "wgmma": 2 * 64 * 256 * 16 * 8 * 2}
-BLOCKS_PER_SM = {"mma": 2, "wgmma": 1}
+BLOCK_FLOPS = {"mma": 2 * 16 * 8 * 16 * 32 * 8, "wgmma": 2 * 64 * 256 * 16 * 8 * 2, "fma": 2 * 16 * 8 * THREADS}
+BLOCKS_PER_SM = {"mma": 2, "wgmma": 1, "fma": 4}
 ITERATIONS = 4096  # 2 ms of mma and 5 ms of wgmma on an H200: starting a launch is then below 0.2 % of it
 OPERANDS = 1 << 15
 
@@ -110,13 +111,16 @@ def _cuda_arms(device: torch.device) -> dict[str, tuple[Arm, float]]:
     # Data-centre Blackwell multiplies with tcgen05, and mma.sync there is no roof. A rate that is missing bounds
     # nothing; one that is too low would call good kernels impossible.
     classes = {9: ("mma", "wgmma"), 10: (), 11: ()}.get(capability[0], ("mma",))
-    for instruction in classes:
+    for instruction in (*classes, "fma"):
         blocks = BLOCKS_PER_SM[instruction] * torch.cuda.get_device_properties(device).multi_processor_count
-        for dtype, accumulate in ACCUMULATORS:
-            operands = torch.randn(OPERANDS, generator=random, device=device).to(DTYPES[dtype])
+        for dtype, accumulate in ACCUMULATORS if instruction != "fma" else (("", "float32"),):
+            operands = torch.randn(OPERANDS, generator=random, device=device).to(DTYPES[dtype or accumulate])
             sums = torch.zeros((blocks, THREADS), dtype=DTYPES[accumulate], device=device)
             work = float(BLOCK_FLOPS[instruction]) * blocks * ITERATIONS
-            arms[f"{instruction}_{dtype}_{accumulate}"] = (_product(instruction, sums, operands), work)
+            arms["_".join(filter(None, (instruction, dtype, accumulate)))] = (
+                _product(instruction, sums, operands),
+                work,
+            )
     return arms
 
 
@@ -136,24 +140,24 @@ def _cpu_arms(device: torch.device) -> dict[str, tuple[Arm, float]]:
     }
 
 
+Arithmetic = (
+    tuple[str, str] | None
+)  # of an op: dtypes of a tensor core's inputs and accumulator, ("fma", "float32"), none
+
+
 def floor_seconds(
-    peaks: Mapping[str, float],
-    flops: float,
-    input_bytes: float,
-    dtype: str,
-    accumulate: str,
-    max_sm_mhz: float,
+    peaks: Mapping[str, float], flops: float, input_bytes: float, arithmetic: Arithmetic, max_sm_mhz: float
 ) -> float:
     """The least time that physics allows a kernel whose caches are cold; whoever measures less has measured wrong.
 
     It is the longer of reading the inputs once and of doing the FLOPs. Outputs do not count, because they may still be
-    in the cache when the clock stops. What is physical of a tensor core is its FLOPs a cycle: its peak rate was seen at
-    the clock that the power limit left, but a short kernel on a cool card may run at the highest, `max_sm_mhz`
+    in the cache when the clock stops. What is physical of an arithmetic unit is its FLOPs a cycle: its peak rate was seen
+    at the clock that the power limit left, but a short kernel on a cool card may run at the highest, `max_sm_mhz`
     (`math.inf` where it is unknown: then FLOPs bound nothing). Both are taken with HEADROOM. 0.0 where nothing is
     known.
     """
     bandwidth = max(peaks.get("read_gbps", 0.0), peaks.get("copy_gbps", 0.0)) * 1e9
-    names = _names(peaks, dtype, accumulate)
+    names = _names(peaks, arithmetic)
     clocks = {name: peaks.get(f"{name}_mhz", 0.0) for name in names}
     scale = {name: max(1.0, max_sm_mhz / mhz) if mhz > 0 else math.inf for name, mhz in clocks.items()}
     rate = max((peaks[name] * scale[name] for name in names), default=0.0) * 1e12
@@ -162,23 +166,36 @@ def floor_seconds(
     return max(reading, computing) / HEADROOM
 
 
-def percent(
-    peaks: Mapping[str, float], flops: float, nbytes: float, dtype: str, accumulate: str, seconds: float
-) -> float:
+def percent(peaks: Mapping[str, float], flops: float, nbytes: float, arithmetic: Arithmetic, seconds: float) -> float:
     """How much of the roofline a kernel reaches, in percent: the least time that the measured peaks allow for `flops`
     and `nbytes` (read and written), over the time it took. Rates are as seen, at the clock that they ran at.
 
-    A roof that was not measured is left out: for float32, and on a CPU, it is the share of the bandwidth alone."""
-    rate = max((peaks[name] for name in _names(peaks, dtype, accumulate)), default=0.0) * 1e12
-    bandwidth = peaks.get("copy_gbps", 0.0) * 1e9
-    least = max(flops / rate if rate > 0 else 0.0, nbytes / bandwidth if bandwidth > 0 else 0.0)
-    return 100 * least / seconds
+    A roof that was not measured is left out: on a CPU, it is the share of the bandwidth alone."""
+    return 100 * max(_limits(peaks, flops, nbytes, arithmetic).values(), default=0.0) / seconds
 
 
-def _names(peaks: Mapping[str, float], dtype: str, accumulate: str) -> list[str]:
-    """The instruction classes' rates that were measured for these dtypes."""
-    names = (f"{instruction}_{dtype}_{accumulate}" for instruction in CLASSES)
-    return [name for name in names if name in peaks]
+def roof(peaks: Mapping[str, float], flops: float, nbytes: float, arithmetic: Arithmetic) -> str | None:
+    """The name of the peak that bounds the work; None where none was measured."""
+    limits = _limits(peaks, flops, nbytes, arithmetic)
+    return max(limits, key=lambda name: limits[name], default=None)
+
+
+def _limits(peaks: Mapping[str, float], flops: float, nbytes: float, arithmetic: Arithmetic) -> dict[str, float]:
+    """The least seconds that the work takes by each of the measured peaks that bound it: of several classes of
+    instructions for the same arithmetic, by the fastest."""
+    found = {"copy_gbps": nbytes / (peaks["copy_gbps"] * 1e9)} if peaks.get("copy_gbps") else {}
+    if fastest := max(_names(peaks, arithmetic), key=lambda name: peaks[name], default=None):
+        found[fastest] = flops / (peaks[fastest] * 1e12)
+    return found
+
+
+def _names(peaks: Mapping[str, float], arithmetic: Arithmetic) -> list[str]:
+    """The rates that were measured for this arithmetic."""
+    if arithmetic is None:
+        return []
+    inputs, accumulator = arithmetic
+    names = ["fma_float32"] if inputs == "fma" else [f"{kind}_{inputs}_{accumulator}" for kind in CLASSES]
+    return [name for name in names if peaks.get(name, 0.0) > 0]
 
 
 def main() -> None:

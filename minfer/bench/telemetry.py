@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
 INTERVAL_S = 0.1
+METER_S = 0.004
+LEAST_EDGES = 3  # moves of the energy counter within a block: fewer know too little of it
 
 # NVML's bits, by name; the idle bit is not a reason to distrust a number.
 THROTTLE = {
@@ -58,6 +60,36 @@ class Telemetry:
         except pynvml.NVMLError:
             return {}
 
+    @contextlib.contextmanager
+    def meter(self) -> Iterator[list[tuple[float, float]]]:
+        """While the block runs, the joules that the board has drawn, whenever the counter moves: `(perf_counter, joules)`.
+
+        NVML's counter moves some ten or more times a second. Empty where there is none."""
+        readings: list[tuple[float, float]] = []
+        if self._handle is None:
+            yield readings
+            return
+        import pynvml
+
+        done = threading.Event()
+
+        def loop() -> None:
+            while not done.wait(METER_S):
+                try:
+                    joules = pynvml.nvmlDeviceGetTotalEnergyConsumption(self._handle) / 1000
+                except pynvml.NVMLError:
+                    return
+                if not readings or readings[-1][1] != joules:
+                    readings.append((time.perf_counter(), joules))
+
+        thread = threading.Thread(target=loop, name="meter", daemon=True)
+        thread.start()
+        try:
+            yield readings
+        finally:
+            done.set()
+            thread.join()
+
     def max_sm_mhz(self) -> float | None:
         """The highest SM clock that the GPU can run at."""
         if self._handle is None:
@@ -96,3 +128,13 @@ class Telemetry:
                 columns[f"watch_{name}"] = [float(sample[name]) for sample in samples if name in sample]
             reasons = {reason for sample in samples for reason in sample.get("throttle", "").split("+") if reason}
             columns["watch_throttle"] = "+".join(sorted(reasons))
+
+
+def watts(readings: Sequence[tuple[float, float]], begin: float, end: float) -> float | None:
+    """The mean power between the first and the last move of the energy counter from `begin` to `end`; None where it moved
+    too rarely."""
+    inside = [(at, joules) for at, joules in readings if begin <= at <= end]
+    if len(inside) < LEAST_EDGES:
+        return None
+    (first_at, first), (last_at, last) = inside[0], inside[-1]
+    return (last - first) / (last_at - first_at)

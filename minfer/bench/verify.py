@@ -1,10 +1,9 @@
-"""Is a kernel right? It is run on random inputs and compared, element by element, with an oracle in fp64.
+"""Is a kernel right? It is run on inputs made from a seed and compared, element by element, with the op's fp64 reference.
 
-The bound of an element is one ulp of the output's dtype plus 4 sqrt(K) u S: u is the accumulator's unit roundoff, K
-the length of the sum, S the sum of the magnitudes of its terms. It is the probabilistic form of the classical forward
-error bound gamma_K S (Higham and Mary, A new approach to probabilistic rounding error analysis, SISC 2019).
+The bound of an element is one ulp of the output's dtype plus what the op's reference allows for the arithmetic before that
+rounding (`minfer.ops.bounds`). Integers, and what is only copied, must be exact.
 
-The oracle is computed after the kernel ran, from inputs made anew from their seed: nothing that a kernel can reach
+The reference is computed after the kernel ran, from inputs made anew from their seed: nothing that a kernel can reach
 while it runs decides whether it is right.
 """
 
@@ -14,28 +13,41 @@ import math
 import random
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
 from minfer.bench.integrity import Dishonest
 from minfer.bench.operands import Operands
-from minfer.ops import DTYPES, Case, Op
+from minfer.ops import Case, Expected, Op, Tensors
 
 Function = Callable[..., object]
-ROUNDOFF = {"float32": 2.0**-24, "float16": 2.0**-11}  # of the accumulator
+MOST_DRAWN = 8 << 20  # bytes of the operands of a shape that is drawn
 REPEATS, REPEATS_S = 5, 0.2  # more runs on the same inputs, to see a race; fewer where they take long
 
 
 @dataclass(frozen=True)
 class Errors:
-    """How far from the oracle, over everything that was tried."""
+    """How far from the reference, over everything that was tried; of floats, and `over_bound` of all outputs."""
 
     rel_l2: float = 0.0
     max_abs: float = 0.0
     over_bound: float = 0.0  # above 1 is wrong
     tried: int = 0
+
+    def worst(self, other: Errors) -> Errors:
+        """The larger of each; NaN is larger than any number."""
+        return Errors(
+            _larger(self.rel_l2, other.rel_l2),
+            _larger(self.max_abs, other.max_abs),
+            _larger(self.over_bound, other.over_bound),
+            self.tried + other.tried,
+        )
+
+
+def _larger(one: float, other: float) -> float:
+    return math.nan if math.isnan(one) or math.isnan(other) else max(one, other)
 
 
 class Stated(Protocol):
@@ -60,33 +72,31 @@ class Trial:
     """One set of inputs to try a kernel on."""
 
     case: Case
-    call: Mapping[str, Any]
     distribution: str  # "uniform" on [-1, 1], or "normal"
     seed: int
 
-    def __str__(self) -> str:
-        call = ", ".join(f"{k}={v}" for k, v in self.call.items())
-        return f"{self.distribution} inputs, {self.case.shape_name}{', ' + call if call else ''}, seed {self.seed}"
+    def named(self, op: Op) -> str:
+        call = "".join(f", {name}={value}" for name, value in op.call(self.case).items())
+        return f"{self.distribution} inputs, {self.case.shape_name}{call}, seed {self.seed}"
 
-    def operands(self, op: Op, device: torch.device) -> tuple[Operands, torch.Tensor, tuple[torch.Tensor, ...]]:
-        """The output, poisoned or random where the call reads it, and the inputs; the same ones every time."""
-        operands = Operands(self.seed, self.distribution, DTYPES[self.case.dtype], device)
-        inputs = op.inputs(self.case, operands.rand)
-        allocate = operands.rand if op.reads_out(**self.call) else operands.poisoned
-        return operands, allocate(*op.out_shape(self.case)), inputs
+    def operands(self, op: Op, device: torch.device) -> Operands:
+        """Its tensors; the same values every time."""
+        return Operands(op, self.case, self.seed, self.distribution, device)
 
 
 def trials(op: Op, case: Case, kernel: Stated, capability: tuple[int, int] | None, seed: int) -> list[Trial]:
     """What a case is verified on: its own shape under both distributions and every call, then small odd shapes, of
     which one is drawn at random so that nobody can prepare for it."""
-    chosen = [Trial(case, op.calls[0], "uniform", seed), Trial(case, op.calls[0], "normal", seed + 1)]
-    chosen += [Trial(case, call, "uniform", seed + 2) for call in op.calls[1:]]
-    draw = random.Random(seed)
-    surprise = {axis: 8 * draw.randint(1, 40) for axis in op.axes}
-    for shape in (*op.odd_shapes, surprise):
-        odd = replace(case, shape=shape)
-        if kernel.unsupported(odd, capability) is None:
-            chosen += [Trial(odd, call, "normal", seed + 3) for call in op.calls]
+    first, *others = [c for c in op.under_each_call(case) if c is case or kernel.unsupported(c, capability) is None]
+    chosen = [Trial(first, "uniform", seed), Trial(first, "normal", seed + 1)]
+    chosen += [Trial(other, "uniform", seed + 2) for other in others]
+    drawn = map(case.with_shape, op.drawn_shapes(random.Random(seed)))
+    small = (odd for odd in drawn if op.operand_bytes(odd) <= MOST_DRAWN)
+    surprise = next((odd for odd in small if kernel.unsupported(odd, capability) is None), None)
+    for shape in (*map(case.with_shape, op.odd_shapes), *([surprise] if surprise else [])):
+        for odd in op.under_each_call(shape):
+            if kernel.unsupported(odd, capability) is None:
+                chosen.append(Trial(odd, "normal", seed + 3))
     return chosen
 
 
@@ -107,42 +117,44 @@ def verify(
 
 
 def _try(op: Op, trial: Trial, kernel: Stated, function: Function, device: torch.device, worst: Errors) -> Errors:
-    operands, out, inputs = trial.operands(op, device)
-    address = out.data_ptr()
-    returned = function(out, *inputs, **trial.call)
-    check_genuine(out, address)
-    # Compared in stream order, before any synchronisation: what runs elsewhere has not arrived yet.
-    result = out.detach().clone()
+    operands, where = trial.operands(op, device), trial.named(op)
+    written = operands.named("out", "inout")
+    addresses = {name: tensor.data_ptr() for name, tensor in written.items()}
+    returned = function(*operands.arguments, **op.call(trial.case))
+    check_genuine(written, addresses)
+    # Copied in stream order, before any synchronisation: what runs elsewhere has not arrived yet.
+    results = {name: tensor.detach().clone() for name, tensor in written.items()}
     synchronize(device)
     if returned is not None:
         raise Dishonest(f"returned a {type(returned).__name__}; a kernel writes its output and returns nothing")
 
-    _, original, fresh = trial.operands(op, device)
-    for index, (tensor, kept) in enumerate(zip(inputs, fresh, strict=True)):
-        if not torch.equal(tensor, kept):
-            raise WrongResult(f"changed its input {index} ({trial})", worst)
+    fresh = trial.operands(op, device)
+    for name, kept in fresh.named("in").items():
+        if not same_bits(operands.tensors[name], kept):
+            raise WrongResult(f"changed its input {name} ({where})", worst)
     if operands.breached():
-        raise WrongResult(f"wrote outside its output ({trial})", worst)
-    expected, bound = oracle(op, trial, original, fresh)
-    errors = _errors(result, expected, bound)
-    worst = Errors(
-        max(errors.rel_l2, worst.rel_l2),
-        max(errors.max_abs, worst.max_abs),
-        max(errors.over_bound, worst.over_bound),
-        worst.tried + 1,
-    )
-    if fault := _fault(result, errors):
-        raise WrongResult(f"{fault} ({trial})", worst)
-    bits = result if kernel.deterministic else None
-    if not _repeats(op, trial, function, device, bits, expected, bound):
-        raise WrongResult(f"gives another result when run again, which looks like a race ({trial})", worst)
+        raise WrongResult(f"wrote outside its output ({where})", worst)
+    expected = oracle(op, trial.case, fresh.tensors)
+    errors = Errors(tried=1)
+    fault = None
+    for name, result in results.items():
+        found = compared(op, trial.case, name, fresh.tensors | results, expected)
+        errors = errors.worst(found)
+        fault = fault or _fault(name, result, found)
+    worst = worst.worst(errors)
+    if fault:
+        raise WrongResult(f"{fault} ({where})", worst)
+    bits = results if kernel.deterministic else None
+    if not _repeats(op, trial, function, device, bits, expected):
+        raise WrongResult(f"gives another result when run again, which looks like a race ({where})", worst)
     return worst
 
 
-def check_genuine(out: torch.Tensor, address: int) -> None:
+def check_genuine(tensors: Tensors, addresses: Mapping[str, int]) -> None:
     """Raises Dishonest when an output is no longer the plain tensor at that address, which a kernel was to write."""
-    if type(out) is not torch.Tensor or out.data_ptr() != address:
-        raise Dishonest("put another tensor in the place of its output")
+    for name, tensor in tensors.items():
+        if type(tensor) is not torch.Tensor or tensor.data_ptr() != addresses[name]:
+            raise Dishonest("put another tensor in the place of its output")
 
 
 def synchronize(device: torch.device) -> None:
@@ -150,69 +162,90 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def same_bits(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors of the same layout hold the same; NaN, which is poison there, equals itself."""
+    words = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    return torch.equal(tensor.view(words), other.view(words))
+
+
 def _repeats(
     op: Op,
     trial: Trial,
     function: Function,
     device: torch.device,
-    bits: torch.Tensor | None,
-    expected: torch.Tensor,
-    bound: torch.Tensor,
+    bits: Tensors | None,
+    expected: Mapping[str, Expected],
 ) -> bool:
     """Whether the kernel gives the same bits again or, where it does not promise to, a right result."""
     deadline = time.perf_counter() + REPEATS_S
     for _ in range(REPEATS):
-        _, out, inputs = trial.operands(op, device)
-        function(out, *inputs, **trial.call)
-        if not (torch.equal(out, bits) if bits is not None else _errors(out, expected, bound).over_bound <= 1):
-            return False
+        operands = trial.operands(op, device)
+        function(*operands.arguments, **op.call(trial.case))
+        for name, tensor in operands.named("out", "inout").items():
+            if bits is not None:
+                if not same_bits(tensor, bits[name]):
+                    return False
+            elif not compared(op, trial.case, name, operands.tensors, expected).over_bound <= 1:
+                return False
         if time.perf_counter() > deadline:
             break
     return True
 
 
-def oracle(
-    op: Op, trial: Trial, out: torch.Tensor, inputs: tuple[torch.Tensor, ...]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The expected output and the bound on each element's error, both fp64."""
-    exact = [tensor.double() for tensor in inputs]
-    expected, magnitude = op.reference(out.double(), *exact, **trial.call)
-    ulp = torch.finfo(DTYPES[trial.case.dtype])
-    roundoff = ROUNDOFF[trial.case.params.get("accumulate", "float32")]
-    sums = magnitude.mul_(4 * math.sqrt(op.reduction(trial.case)) * roundoff)
-    return expected, sums.add_(expected.abs(), alpha=ulp.eps).add_(ulp.smallest_normal)
+def oracle(op: Op, case: Case, tensors: Tensors) -> Mapping[str, Expected]:
+    """What each written tensor must be, from the tensors as they were before the call. Raises ValueError for an op whose
+    reference and tensors do not fit each other."""
+    specs = op.specs(case)
+    exact = {
+        spec.name: tensors[spec.name].double() if tensors[spec.name].is_floating_point() else tensors[spec.name]
+        for spec in specs
+        if spec.role != "out"
+    }
+    found = op.reference(case, exact, **op.call(case))
+    written = {spec.name for spec in specs if spec.role != "in"}
+    if set(found) | set(op.checks) != written:
+        raise ValueError(f"the reference of {op.name} is of {', '.join(found)}, its outputs are {', '.join(written)}")
+    return found
 
 
-def tolerance(op: Op, trial: Trial, out: torch.Tensor, inputs: tuple[torch.Tensor, ...]) -> float:
-    """How far two correct results may lie apart, beside the rounding of the output: twice what the largest sum of
-    magnitudes allows each of them, and as much again because inputs change by an element a round."""
-    expected, bound = oracle(op, trial, out, inputs)
-    sums = bound.sub_(expected.abs_(), alpha=torch.finfo(out.dtype).eps)
-    return 4 * float(sums.max())
+def bound_of(expected: Expected, dtype: torch.dtype) -> torch.Tensor:
+    """How far a right result of this dtype may be from each element's value, in fp64: what the reference allows, and the
+    rounding to the dtype."""
+    kind = torch.finfo(dtype)
+    rounding = expected.value.abs().mul_(kind.eps).add_(kind.smallest_normal)
+    return rounding if expected.bound is None else rounding.add_(expected.bound)
 
 
-def differs(result: torch.Tensor, other: torch.Tensor, tolerance: float) -> torch.Tensor:
-    """Whether two correct results of the same inputs could not differ so much; NaN counts as a difference."""
-    allowed = other.float().abs_().mul_(4 * torch.finfo(other.dtype).eps).add_(tolerance)
-    return (result.float().sub_(other).abs_() <= allowed).all().logical_not()
+def compared(op: Op, case: Case, name: str, tensors: Tensors, expected: Mapping[str, Expected]) -> Errors:
+    """How far an output is from what it must be. `tensors`: inputs as they were, and outputs as they are."""
+    result = tensors[name]
+    if name in op.checks:
+        return Errors(over_bound=0.0 if bool(op.checks[name](case, tensors).all()) else math.inf)
+    right = expected[name]
+    if right.bound is None:
+        return Errors(over_bound=0.0 if bool((result.to(right.value.dtype) == right.value).all()) else math.inf)
+    if not result.numel():
+        return Errors()
+    difference = result.double()
+    same = difference == right.value  # an infinity where there must be one
+    difference.sub_(right.value)
+    rel_l2 = float(difference.norm() / right.value.norm().clamp_min(1e-300))
+    difference.abs_().masked_fill_(same, 0.0)
+    return Errors(rel_l2, float(difference.max()), float(difference.div_(bound_of(right, result.dtype)).max()))
 
 
-def _errors(out: torch.Tensor, expected: torch.Tensor, bound: torch.Tensor) -> Errors:
-    difference = out.double().sub_(expected)
-    rel_l2 = float(difference.norm() / expected.norm().clamp_min(1e-300))
-    difference.abs_()
-    return Errors(rel_l2, float(difference.max()), float(difference.div_(bound).max()))
-
-
-def _fault(out: torch.Tensor, errors: Errors) -> str | None:
+def _fault(name: str, result: torch.Tensor, errors: Errors) -> str | None:
     """What is wrong with an output, in words that point at the likely mistake."""
     if errors.over_bound <= 1:
         return None
-    if math.isnan(errors.over_bound):
-        share = float(out.isnan().double().mean())
-        return f"{share:.1%} of the output is NaN: not written, or computed so"
-    if not bool(out.any()):
-        return "the output is all zeros"
-    if out.numel() > 1 and bool((out == out.flatten()[0]).all()):
-        return "the output is constant"
-    return f"an element is off by {errors.over_bound:.3g} times its error bound"
+    what = "the output" if name == "out" else f"the output {name}"
+    result = result.float() if result.is_floating_point() else result
+    if share := float(result.isnan().double().mean()):
+        return f"{share:.1%} of {what} is NaN: not written, or computed so"
+    if not bool((result != 0).any()):
+        return f"{what} is all zeros"
+    if result.numel() > 1 and bool((result == result.flatten()[0]).all()):
+        return f"{what} is constant"
+    if math.isinf(errors.over_bound) and not result.is_floating_point():
+        return f"an element of {what} is not what it must be"
+    return f"an element of {what} is off by {errors.over_bound:.3g} times its error bound"

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from minfer import ops
-from minfer.ops import DTYPES, Case, Kernel, Op
-from minfer.plan.config import Config, UserError, choose, names
+from minfer.ops import DTYPES, Case, Kernel, Op, Ragged, default
+from minfer.plan.config import Config, UserError, choose, names, shape_presets
 from minfer.profilers.ncu import SETS
 from minfer.profilers.occupancy import LIMITS
 
@@ -48,6 +48,10 @@ def plan(config: Config, device: str, capability: tuple[int, int] | None = None)
     kernels, left_out = _kernels(op, names(config.kernel), device, static is not None)
     dtypes = [choose("dtype", dtype, DTYPES) for dtype in dict.fromkeys(names(config.dtype))]
     params = _params(op, config.params)
+    if config.shape.op and config.shape.op != op.name:
+        presets = [name for name, of in shape_presets().items() if of in (op.name, "")]
+        which = f"choose one of its own: {', '.join(presets)}" if presets else "choose shape=custom"
+        raise UserError(f"shape={config.shape.name} has shapes of {config.shape.op}, not of {op.name}; {which}")
     shapes = _shapes(op, config.shape.gpu if device == "cuda" else config.shape.cpu, config.shape.name)
 
     cases = [
@@ -96,14 +100,23 @@ def _readable(kernel: Kernel) -> bool:
 
 
 def _params(op: Op, wanted: dict[str, Any]) -> list[dict[str, str]]:
-    """Every combination of the op's parameters that was asked for; the default where nothing was."""
+    """Every combination of the op's parameters that was asked for, and of its calls; the default where nothing was."""
+    valid = {**op.params, "call": tuple(op.calls)}
     for name in wanted:
-        choose(f"parameter of {op.name}", name, op.params)
+        choose(f"parameter of {op.name}", name, valid)
     values = [
-        [choose(f"{name}", value, valid) for value in dict.fromkeys(names(wanted.get(name, valid[0])))]
-        for name, valid in op.params.items()
+        [_value(name, value, allowed) for value in dict.fromkeys(names(wanted.get(name, default(allowed))))]
+        for name, allowed in valid.items()
     ]
-    return [dict(zip(op.params, combination, strict=True)) for combination in itertools.product(*values)]
+    return [dict(zip(valid, combination, strict=True)) for combination in itertools.product(*values)]
+
+
+def _value(name: str, value: str, valid: tuple[str, ...] | Ragged) -> str:
+    if isinstance(valid, tuple):
+        return choose(name, value, valid)
+    if why := valid.check(value):
+        raise UserError(f"{name}={value} is no distribution of lengths; it {why}")
+    return value
 
 
 def _shapes(op: Op, entries: list[Any], name: str) -> list[dict[str, int]]:
@@ -120,6 +133,9 @@ def _shapes(op: Op, entries: list[Any], name: str) -> list[dict[str, int]]:
             if not isinstance(size, int) or isinstance(size, bool) or size < 1:
                 raise UserError(f"shape set {name!r}: {size!r} is not a size; sizes are whole numbers from 1")
         found += [dict(zip(op.axes, combination, strict=True)) for combination in itertools.product(*sizes)]
+    for shape in found:
+        if why := op.wrong_shape(shape):
+            raise UserError(f"shape set {name!r}: {why}; correct shape.gpu or shape.cpu")
     if not found:
         raise UserError(f"shape set {name!r} has no shapes for this device; set shape.gpu or shape.cpu")
     return [dict(items) for items in dict.fromkeys(tuple(shape.items()) for shape in found)]

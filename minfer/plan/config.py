@@ -36,6 +36,7 @@ class Shape:
     """Sizes to run. An entry maps each axis to a size or a list of sizes, and stands for all their combinations."""
 
     name: str = MISSING
+    op: str = ""  # the op that these are shapes of; empty: of any with these axes
     gpu: list[Any] = field(default_factory=list)
     cpu: list[Any] = field(default_factory=list)
 
@@ -156,6 +157,12 @@ def groups() -> dict[str, list[str]]:
     """The config groups and their options."""
     folders = sorted(path for path in CONF.iterdir() if path.is_dir())
     return {folder.name: sorted(path.stem for path in folder.glob("*.yaml")) for folder in folders}
+
+
+def shape_presets() -> dict[str, str]:
+    """The presets of `conf/shape`, and the op that each is of."""
+    files = sorted((CONF / "shape").glob("*.yaml"))
+    return {file.stem: str(OmegaConf.select(OmegaConf.load(file), "op") or "") for file in files}
 
 
 def names(value: Any) -> list[str]:
@@ -302,7 +309,7 @@ def _keys(parent: str) -> list[str]:
     if parent == "params":
         from minfer import ops  # imports torch, and only a mistake needs it
 
-        return sorted({name for op in ops.names() for name in ops.get(op).params})
+        return sorted({"call", *(name for op in ops.names() for name in ops.get(op).params)})
     kind: Any = Config
     for name in parent.split(".") if parent else []:
         hint = typing.get_type_hints(kind).get(name) if dataclasses.is_dataclass(kind) else None

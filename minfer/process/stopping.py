@@ -14,6 +14,7 @@ class Stopping:
 
     def __init__(self) -> None:
         self.soon = False  # asked to stop after the current case
+        self.progressed = False  # whether this process has finished a case
 
     def install(self, grace_s: float) -> None:
         """Handle the signals from now on; `grace_s` is how many seconds SIGUSR2 leaves."""

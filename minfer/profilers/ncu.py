@@ -140,7 +140,7 @@ def _batch(job: Job, cases: list[Case], number: int) -> list[Finding]:
 
 def audited(case: Case, counted: Finding, window: Finding) -> Finding:
     """A finding with what memory supplied after the bench's own flush, and whether that was cold."""
-    needed = ops.get(case.op).case_input_bytes(case)
+    needed = ops.get(case.op).traffic_of(case)[0]
     read, why = window.metrics.get("window_dram_read_bytes"), [counted.why, window.why]
     if read is not None and read < COLD * needed:
         why.append(f"its cold calls were not cold: memory supplied {read / 1e6:.1f} of {needed / 1e6:.1f} MB")

@@ -25,11 +25,10 @@ def prepared(case: Case, device: str) -> Callable[[], None]:
     """
     op, place = ops.get(case.op), devices.pick(device)
     function = build.function(op.kernels[case.kernel], devices.arch(place))
-    trial = Trial(case, op.calls[0], "normal", seed=0)
-    _, out, inputs = trial.operands(op, place)
+    operands = Trial(case, "normal", seed=0).operands(op, place)
 
     def call() -> None:
-        function(out, *inputs, **trial.call)
+        function(*operands.arguments, **op.call(case))
 
     call()
     synchronize(place)

@@ -46,7 +46,7 @@ def measure(job: Job, case: Case) -> Finding:
     op, calls = ops.get(case.op), job.options["calls"]
     call = prepared(case, job.device)
     path = artefact(job, case, ".hatchet")
-    work = {"flops": op.case_flops(case), "bytes": op.case_bytes(case)}
+    work = {"flops": op.flops(case), "bytes": op.bytes(case)}
     with session(path) as proton:
         for _ in range(calls):
             with proton.scope(case.kernel, work):

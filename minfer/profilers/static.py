@@ -7,12 +7,13 @@ arrays indexed at run time), `occupancy_percent`, `instructions`, and the mix of
 Occupancy is theoretical: it needs a launch bound, and does not know of dynamic shared memory, which a launch chooses.
 
 Which device function belongs to a case. A kernel's file has one for every template instance. Of those
-  - whose element types fit: the first of `__half`, `__nv_bfloat16`, `float` among the template arguments is the case's
-    dtype, the second, where there is one, its `accumulate`; without any among the template arguments, the dtype is
-    among the function's parameters, or no element type is;
+  - whose element types fit: the first of `__half`, `__nv_bfloat16`, `float`, ... among the template arguments is the case's
+    dtype; the others are its `accumulate`, where the op has such a parameter, else dtypes of the case's tensors, or `float`;
+    without any among the template arguments, the case's dtype is among the function's parameters, or no element type is;
   - whose enumerators fit: where an enumeration of the kernel's own sources has one of the case's parameters (`TN`), a
     template argument of that type is this enumerator;
-it is the one with the most tensor-core instructions, then with the most multiply-adds, then the longest.
+it is the one with the most tensor-core instructions, then with the most multiply-adds, then the longest. What else fits
+and has another name, such as the kernel that adds up what the first one left, is `static.A.<its name>.<metric>`.
 
 A Triton kernel is compiled for what it is called with, so a case that was measured is called here once, and has metrics
 for this GPU's architecture alone; `dynamic_shared_bytes` is then the shared memory of the launch, and in the occupancy.
@@ -39,7 +40,10 @@ from minfer.profilers.sass import Function
 
 RUNS_KERNELS = False
 
-ELEMENTS = {"__half": "float16", "__nv_bfloat16": "bfloat16", "float": "float32"}
+ELEMENTS = {
+    "__half": "float16", "__nv_bfloat16": "bfloat16", "float": "float32", "__nv_fp8_e4m3": "float8_e4m3fn",
+    "__nv_fp8_e5m2": "float8_e5m2",
+}  # fmt: skip
 
 
 def profile(job: Job) -> Iterator[Finding]:
@@ -99,15 +103,16 @@ def find(kernel: Kernel, case: Case, read: dict[str, Future[list[Function]]]) ->
     problems = []
     for arch, future in read.items():
         try:
-            function = choose(case, kernel, future.result())
+            chosen = choose(case, kernel, future.result())
         except build.BuildError as error:
             problems.append(f"for {arch}: {error}")
             continue
-        if function is None:
+        if not chosen:
             problems.append(f"for {arch}: no device function takes {case.dtype} with this case's parameters")
-            continue
-        names[arch] = function.name
-        metrics |= {f"{arch}.{name}": value for name, value in describe(function, arch).items()}
+        for place, function in chosen.items():
+            scope = f"{arch}.{place}" if place else arch
+            names[scope] = function.name
+            metrics |= {f"{scope}.{name}": value for name, value in describe(function, arch).items()}
     return Finding(metrics, names, "; ".join(problems) or "ok")
 
 
@@ -156,11 +161,24 @@ def describe_triton(cubin: bytes, arch: str, shared_bytes: int) -> tuple[Functio
     return function, describe(function, arch, shared_bytes) | {"dynamic_shared_bytes": shared_bytes}
 
 
-def choose(case: Case, kernel: Kernel, found: list[Function]) -> Function | None:
-    """The function that belongs to a case, by the rule at the top; None if there is none."""
+def choose(case: Case, kernel: Kernel, found: list[Function]) -> dict[str, Function]:
+    """The functions that belong to a case, by the rule at the top: the first under "", the others under their names."""
     enumerations = enumerators(kernel)
     fitting = [f for f in found if _types_fit(case, f.name) and _enumerators_fit(case, f.name, enumerations)]
-    return max(fitting, key=lambda f: f.rank, default=None)
+    chosen: dict[str, Function] = {}
+    for function in sorted(fitting, key=lambda f: f.rank, reverse=True):
+        name = base_name(function.name)
+        if not chosen:
+            chosen[""], first = function, name
+        elif name != first:
+            chosen.setdefault(name, function)
+    return chosen
+
+
+def base_name(name: str) -> str:
+    """A demangled function's own name: `void a::f<T, 1>(int)` -> `f`."""
+    found = re.search(r"(\w+)\s*(?:<.*>)?\(", name.replace("(anonymous namespace)", "anonymous"))
+    return found[1] if found else name
 
 
 def template_arguments(name: str) -> tuple[str, str]:
@@ -186,7 +204,8 @@ def _types_fit(case: Case, name: str) -> bool:
     pattern = rf"\b({'|'.join(ELEMENTS)})\b"
     if types := [ELEMENTS[word] for word in re.findall(pattern, arguments)]:
         accumulate = case.params.get("accumulate")
-        return types[0] == case.dtype and (accumulate is None or len(types) == 1 or types[1] == accumulate)
+        others = {accumulate} if accumulate else {spec.dtype for spec in ops.get(case.op).specs(case)} | {"float32"}
+        return types[0] == case.dtype and others.issuperset(types[1:])
     types = [ELEMENTS[word] for word in re.findall(pattern, parameters)]
     return not types or case.dtype in types
 

@@ -20,12 +20,12 @@ import torch
 
 from minfer import build, ops
 from minfer.bench import device as devices
-from minfer.bench import peaks
+from minfer.bench import footprint, peaks
 from minfer.bench.audit import audit
 from minfer.bench.clock import CudaClock
 from minfer.bench.integrity import Dishonest, Watch, check_delegation, check_library, check_sources
 from minfer.bench.measure import Bench
-from minfer.bench.telemetry import Telemetry
+from minfer.bench.telemetry import Telemetry, watts
 from minfer.bench.timing import Timing
 from minfer.bench.verify import Function, Trial, WrongResult, verify
 from minfer.ops import Case, Kernel, Op
@@ -138,6 +138,7 @@ class Child:
         row |= {"rel_l2_error": errors.rel_l2, "max_abs_error": errors.max_abs, "error_over_bound": errors.over_bound}
         self._check_own_work(op, kernel, case, function, row["seed"])
         compiling = self.compiled_s - compiled
+        self._take_footprint(op, case, function, row)
         row |= {"verified": errors.tried, "verify_s": time.perf_counter() - begin - compiling}
         row["build_s"] = (compiling or None) if kernel.backend == "triton" else 0.0
 
@@ -155,13 +156,17 @@ class Child:
     def _time(self, bench: Bench, row: Row) -> dict[str, Any]:
         """Both regimes, and the second clock last: it must not disturb them."""
         bench.warm_up(self.timing.warmup_s)
-        samples: dict[str, Any] = {"cold": bench.cold(self.timing).tolist(), "steady": []}
+        samples: dict[str, Any] = {"cold": bench.cold(self.timing).tolist(), "steady": [], "watts": []}
         row["cold_empty_us"] = bench.clock.empty(30) * 1e6
         flags = [HOST_BOUND] if isinstance(bench.clock, CudaClock) and bench.clock.host_bound else []
         if self.timing.steady_block_s > 0:
-            blocks = bench.steady(self.timing, lambda: row.update(self.telemetry.sample()))
+            with self.telemetry.meter() as readings:
+                blocks = bench.steady(self.timing, lambda: row.update(self.telemetry.sample()))
             samples["steady"] = [block.tolist() for block in blocks]
             row["steady_rotations"] = bench.rotations
+            drawn = [watts(readings, begin, end) for begin, end in bench.spans]
+            if not bench.in_place and None not in drawn:  # the counter does not know a call from giving contents back
+                samples["watts"] = drawn
         if self.timing.audit and isinstance(bench.clock, CudaClock):
             second = audit(bench.clock, bench.arms[0], row["cold_empty_us"])
             row |= {"audit_us": second.cupti_us, "audit_events_us": second.events_us, "audit_kernels": second.kernels}
@@ -177,9 +182,20 @@ class Child:
         if kernel.needs_build:
             check_library(Path(build.build(kernel, self.arch).library))
             check_sources(kernel.sources())
-        trial = Trial(case, op.calls[0], "normal", seed)
-        _, out, inputs = trial.operands(op, self.device)
-        check_delegation(lambda: function(out, *inputs, **trial.call))
+        operands = Trial(case, "normal", seed).operands(op, self.device)
+        check_delegation(lambda: function(*operands.arguments, **op.call(case)))
+
+    def _take_footprint(self, op: Op, case: Case, function: Function, row: Row) -> None:
+        """What a call takes beside time, on a GPU."""
+        if self.device.type != "cuda":
+            return
+        operands = Trial(case, "normal", 0).operands(op, self.device)
+        call = lambda: function(*operands.arguments, **op.call(case))
+        row["workspace_bytes"] = footprint.workspace_bytes(call, self.device)
+        try:
+            row["launches"] = footprint.launches(call, self.device)
+        except (RuntimeError, OSError, TypeError) as error:
+            print(f"the launches of {case.key} could not be counted: {_sentence(error)}", flush=True)
 
 
 def _sentence(error: BaseException) -> str:

@@ -35,23 +35,19 @@ class Runner:
         """Why the kernel cannot run a case."""
         return {"why": self.kernel.unsupported(Case(**case), devices.capability(self.device))}
 
-    def call(self, out: dict[str, Any], inputs: list[dict[str, Any]], arguments: dict[str, Any]) -> dict[str, Any]:
+    def call(self, tensors: list[dict[str, Any]], arguments: dict[str, Any]) -> dict[str, Any]:
         """One call."""
-        tensors = [view(self.memory, tensor) for tensor in inputs]
-        returned = self.function(view(self.memory, out), *tensors, **arguments)
+        returned = self.function(*(view(self.memory, tensor) for tensor in tensors), **arguments)
         synchronize(self.device)
         return {"returned": None if returned is None else type(returned).__name__}
 
-    def prepare(self, outs: list[Any], inputs: list[list[Any]], arguments: dict[str, Any]) -> dict[str, Any]:
+    def prepare(self, sets: list[list[dict[str, Any]]], arguments: dict[str, Any]) -> dict[str, Any]:
         """Get ready for blocks of one call on each of these sets of operands; on a GPU, a graph of them."""
-        sets = [
-            (view(self.memory, out), *(view(self.memory, tensor) for tensor in tensors))
-            for out, tensors in zip(outs, inputs, strict=True)
-        ]
+        operands = [tuple(view(self.memory, tensor) for tensor in tensors) for tensors in sets]
 
         def block() -> None:
-            for operands in sets:
-                self.function(*operands, **arguments)
+            for tensors in operands:
+                self.function(*tensors, **arguments)
 
         block()
         synchronize(self.device)

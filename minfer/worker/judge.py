@@ -25,8 +25,9 @@ from minfer.bench import device as devices
 from minfer.bench.arena import Arena, guarded_bytes
 from minfer.bench.integrity import Dishonest
 from minfer.bench.measure import MOST_ROTATIONS, rotations
-from minfer.bench.operands import poison
-from minfer.bench.verify import Trial, WrongResult, differs, synchronize, tolerance, verify
+from minfer.bench.operands import Operands
+from minfer.bench.verify import WrongResult, same_bits, synchronize, verify
+from minfer.bench.witness import judged_right
 from minfer.ops import Case, Op
 from minfer.process.remote import Died, Process, adopt_orphans, children, orphans, serve
 from minfer.rows.store import Row
@@ -65,19 +66,19 @@ class Remote:
     def unsupported(self, case: Case, capability: tuple[int, int] | None) -> str | None:
         return self.ask("unsupported", "why", case=case.to_dict())
 
-    def __call__(self, out: torch.Tensor, *inputs: torch.Tensor, **arguments: Any) -> None:
+    def __call__(self, *tensors: torch.Tensor, **arguments: Any) -> None:
         """Run the kernel on copies of these tensors, and copy back what became of them. Raises WrongResult, Dishonest,
         RunnerFailed and Died."""
         self.arena.clear()
-        copies = [self.arena.copy(tensor) for tensor in (out, *inputs)]
+        copies = [self.arena.copy(tensor) for tensor in tensors]
         described = [self.arena.describe(copy) for copy in copies]
-        synchronize(out.device)
-        returned = self.ask("call", "returned", out=described[0], inputs=described[1:], arguments=arguments)
+        synchronize(tensors[0].device)
+        returned = self.ask("call", "returned", tensors=described, arguments=arguments)
         if returned is not None:
             raise Dishonest(f"returned a {returned}; a kernel writes its output and returns nothing")
         if self.arena.breached():
             raise Dishonest("wrote outside its output")
-        for tensor, copy in zip((out, *inputs), copies, strict=True):
+        for tensor, copy in zip(tensors, copies, strict=True):
             tensor.copy_(copy)
 
     def ask(self, what: str, answer: str, **about: Any) -> Any:
@@ -114,50 +115,44 @@ class Race:
     """Kernel and baseline, each in its process, on the same sets of operands, timed from outside."""
 
     def __init__(self, case: Case, kernel: Remote, baseline: Remote, arena: Arena, device: torch.device) -> None:
-        self.op, self.device, self.arena = ops.get(case.op), device, arena
+        self.op, self.case, self.device, self.arena = ops.get(case.op), case, device, arena
         self.kernel, self.baseline = kernel, baseline
-        self.function = build.function(self.op.kernels[self.op.baseline(case)], devices.arch(device))
-        self.call = self.op.calls[0]
-        trial = Trial(case, self.call, "normal", secrets.randbits(31))
-        operands, out, inputs = trial.operands(self.op, device)
-        self.tolerance = tolerance(self.op, trial, out, inputs)
-        self.expected = torch.empty_like(out)
+        self.call = self.op.call(case)
+        first = self._fresh()
+        self.twins = [first, *(self._fresh() for _ in range(self._sets(first) - 1))]
         arena.clear()
-        self.twins = [
-            inputs,
-            *(self.op.inputs(case, operands.rand) for _ in range(self._sets(case, inputs) - 1)),
-        ]
-        self.outs = [arena.copy(out) for _ in self.twins]
-        self.sets = [tuple(arena.copy(tensor) for tensor in twin) for twin in self.twins]
+        self.sets = [{name: arena.copy(t) for name, t in twin.tensors.items()} for twin in self.twins]
         synchronize(device)
-        outs = [arena.describe(out) for out in self.outs]
-        described = [[arena.describe(tensor) for tensor in inputs] for inputs in self.sets]
+        described = [[arena.describe(tensor) for tensor in shared.values()] for shared in self.sets]
         for remote in (kernel, baseline):
-            remote.ask("prepare", "done", outs=outs, inputs=described, arguments=self.call)
+            remote.ask("prepare", "done", sets=described, arguments=self.call)
             remote.process.signal(signal.SIGSTOP)
 
-    def _sets(self, case: Case, inputs: tuple[torch.Tensor, ...]) -> int:
+    def _fresh(self) -> Operands:
+        return Operands(self.op, self.case, secrets.randbits(31), "uniform", self.device)
+
+    def _sets(self, first: Operands) -> int:
         """How many calls a block has."""
+        function = build.function(self.op.kernels[self.op.baseline(self.case)], devices.arch(self.device))
         seconds = []
         for _ in range(3):
             begin = time.perf_counter()
-            self.function(self.expected, *inputs, **self.call)
+            function(*first.arguments, **self.call)
             synchronize(self.device)
             seconds.append(time.perf_counter() - begin)
         wanted = max(FEWEST_SETS, round(BLOCK_S[self.device.type] / min(seconds)))
-        return min(most_sets(self.op, case, self.device), wanted)
+        return min(most_sets(self.op, self.case, self.device), wanted)
 
     def block(self, remote: Remote) -> tuple[float, float]:
         """Seconds of one call, from one call on each set, and which part of the block it waited for a CPU. Raises
         Dishonest unless the results are right."""
         # What a block costs beside its calls, by the process that has no reason to make it long.
         rest = min(self.baseline.time("rest")[0] for _ in range(3))
-        for inputs, twin, out in zip(self.sets, self.twins, self.outs, strict=True):
-            for tensor, kept in zip(inputs, twin, strict=True):
-                # Its own values, each in another place. Nobody sees them before the clock runs: both are stopped.
-                kept.copy_(kept.roll(1 + secrets.randbelow(kept.numel())))
-                tensor.copy_(kept)
-            poison(out)
+        for shared, twin in zip(self.sets, self.twins, strict=True):
+            if remote is self.kernel:  # values that nobody has seen before the clock runs: both processes are stopped
+                twin.fill(secrets.randbits(31))
+            for name, tensor in shared.items():
+                tensor.copy_(twin.tensors[name])
         synchronize(self.device)
         seconds, waited = remote.time("run")
         if remote is self.kernel:
@@ -167,13 +162,13 @@ class Race:
     def _check(self) -> None:
         chosen = random.SystemRandom().sample(range(len(self.sets)), min(CHECKED, len(self.sets)))
         for index in chosen:
-            inputs, twin, out = self.sets[index], self.twins[index], self.outs[index]
-            self.function(self.expected, *twin, **self.call)
-            if bool(differs(out, self.expected, self.tolerance)):
+            shared, twin = self.sets[index], self.twins[index]
+            results = {name: shared[name] for name in twin.named("out", "inout")}
+            if not judged_right(self.op, self.case, twin.named("in", "inout"), results):
                 raise Dishonest("returned a wrong result in a process of its own, though it was right when verified")
-            for number, (tensor, kept) in enumerate(zip(inputs, twin, strict=True)):
-                if not torch.equal(tensor, kept):
-                    raise Dishonest(f"changed its input {number} while it was timed")
+            for name, kept in twin.named("in").items():
+                if not same_bits(shared[name], kept):
+                    raise Dishonest(f"changed its input {name} while it was timed")
         if self.arena.breached():
             raise Dishonest("wrote outside its output while it was timed")
         if strays := children(self.kernel.process.process.pid) | orphans():
@@ -185,14 +180,14 @@ def most_sets(op: Op, case: Case, device: torch.device) -> int:
     if device.type == "cpu":
         return rotations(op, case, device)
     memory = min(MOST_MEMORY, torch.cuda.get_device_properties(device).total_memory // 8)
-    return min(MOST_ROTATIONS[device.type], max(FEWEST_SETS, int(memory / op.case_bytes(case))))
+    return min(MOST_ROTATIONS[device.type], max(FEWEST_SETS, memory // op.operand_bytes(case)))
 
 
 def judge(request: dict[str, Any], log: Path) -> Row:
     """The columns that judging a case fills: status and message only where they change."""
     case = Case(**request["case"])
     op, device = ops.get(case.op), devices.pick(request["device"])
-    per_set = guarded_bytes(int(op.case_bytes(case)), 8)
+    per_set = guarded_bytes(op.operand_bytes(case), len(op.specs(case)))
     arena = Arena(max(most_sets(op, case, device), 2) * per_set + (16 << 20), device)
     twin = op.case(op.baseline(case), case.dtype, case.shape, case.params)
     kernel, baseline = Remote(case, request, arena, log), Remote(twin, request | {"extra": []}, arena, log)

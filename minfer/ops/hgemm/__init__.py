@@ -7,26 +7,24 @@ as a (K, N) view either way and read its strides. As in BLAS, C is not read when
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
-from minfer.ops import Case, Op, at_most, both, multiples
+from minfer.ops import TFLOPS, Case, Expected, Op, Spec, Tensors, at_most, both, dot, given, inout, multiples, out, size
 
 
-def inputs(case: Case, rand: Callable[..., torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    m, n, k = case.shape["m"], case.shape["n"], case.shape["k"]
-    return rand(m, k), rand(n, k).t() if case.params["layout"] == "TN" else rand(k, n)
+def tensors(case: Case) -> list[Spec]:
+    m, n, k = case["m"], case["n"], case["k"]
+    c = inout if op.call(case)["beta"] else out
+    b = given("b", k, n, order=(1, 0) if case.params["layout"] == "TN" else None)
+    return [c("out", m, n), given("a", m, k), b]
 
 
-def reference(
-    out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, alpha: float, beta: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The product and the sum of magnitudes |alpha| |A| |B| + |beta C| (Higham, Accuracy and Stability, section 3.5)."""
-    expected, magnitude = alpha * (a @ b), abs(alpha) * (a.abs() @ b.abs())
+def reference(case: Case, t: Tensors, alpha: float, beta: float) -> dict[str, Expected]:
+    """The product, with the sum of magnitudes |alpha| |A| |B| + |beta C|."""
+    expected, magnitude = alpha * (t["a"] @ t["b"]), abs(alpha) * (t["a"].abs() @ t["b"].abs())
     if beta != 0:
-        expected, magnitude = expected + beta * out, magnitude + (beta * out).abs()
-    return expected, magnitude
+        expected, magnitude = expected + beta * t["out"], magnitude + (beta * t["out"]).abs()
+    return {"out": dot(expected, magnitude, case["k"], case.params["accumulate"])}
 
 
 def torch_matmul(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, alpha: float = 1.0, beta: float = 0.0) -> None:
@@ -52,17 +50,35 @@ def torch_matmul_acc16(
 
 op = Op(
     "hgemm",
-    axes=("m", "n", "k"),
+    axes={"m": size(), "n": size(), "k": size()},
     params={"layout": ("TN", "NN"), "accumulate": ("float32", "float16")},
-    inputs=inputs,
-    out_shape=lambda case: (case.shape["m"], case.shape["n"]),
+    tensors=tensors,
     reference=reference,
-    reduction=lambda case: case.shape["k"],
-    flops=lambda m, n, k: 2 * m * n * k,
-    bytes=lambda m, n, k, size: size * (m * k + k * n + m * n),
+    calls={"product": {"alpha": 1.0, "beta": 0.0}, "scaled_sum": {"alpha": -0.5, "beta": 2.0}},
+    flops=lambda case: 2.0 * case["m"] * case["n"] * case["k"],
+    arithmetic=lambda case: (case.dtype, case.params["accumulate"]),
+    metric=TFLOPS,
     odd_shapes=({"m": 33, "n": 65, "k": 17}, {"m": 1, "n": 136, "k": 264}),
-    calls=({"alpha": 1.0, "beta": 0.0}, {"alpha": -0.5, "beta": 2.0}),
-    reads_out=lambda alpha, beta: beta != 0,
+    sizes={
+        "small": [
+            {"m": 1, "n": 1, "k": 1},
+            {"m": 7, "n": 600, "k": 300},
+            {"m": 100, "n": 64, "k": 520},
+            {"m": 64, "n": 64, "k": 64},
+            {"m": 1, "n": 264, "k": 72},
+            {"m": 20, "n": 264, "k": 72},
+            {"m": 136, "n": 264, "k": 72},
+            {"m": 8, "n": 264, "k": 1040},
+            {"m": 257, "n": 384, "k": 200},
+        ],
+        "large": [
+            {"m": 1, "n": 4096, "k": 4096},
+            {"m": 8, "n": 264, "k": 416},
+            {"m": 257, "n": 384, "k": 1000},
+            {"m": 1024, "n": 1024, "k": 1024},
+            {"m": 2550, "n": 2552, "k": 1032},  # 100 tiles of 256x256: one wave and a half of an H100's clusters
+        ],
+    },
 )
 
 FLOAT32, FLOAT16 = {"accumulate": ("float32",)}, {"accumulate": ("float16",)}

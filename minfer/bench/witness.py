@@ -1,0 +1,93 @@
+"""Whether a timed call did what it did when it was verified: its outputs against the baseline's, element by element.
+
+That costs a comparison a round, on the device, and waits for nothing. What the comparison suspects is kept, and the fp64
+reference decides later, on the inputs of that round, by verification's own bound: nobody is accused by a tolerance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from minfer.bench.operands import Operands
+from minfer.bench.verify import compared, oracle
+from minfer.ops import Case, Op, Tensors
+
+SLACK = 4.0  # two right results may be at opposite ends of the bound, and a changed input changes the bound a little
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """How far two right results of nearly the same inputs may lie apart: for each element `SLACK` times its bound."""
+
+    op: Op
+    case: Case
+    allowed: dict[str, torch.Tensor]  # by output, before rounding, in fp32; without those that must be exact
+
+    @staticmethod
+    def of(op: Op, case: Case, tensors: Tensors) -> Tolerance:
+        """From the inputs before any change."""
+        expected = oracle(op, case, tensors)
+        bounds = {name: right.bound for name, right in expected.items() if right.bound is not None}
+        return Tolerance(op, case, {name: bound.mul_(SLACK).float() for name, bound in bounds.items()})
+
+    def differ(self, mine: Tensors, theirs: Tensors, inputs: Tensors) -> torch.Tensor:
+        """Whether two results differ by more, as a tensor; NaN counts as a difference."""
+        return torch.stack([self._differ(name, mine, theirs, inputs, self.allowed.get(name)) for name in mine]).any()
+
+    def loosely(self, mine: Tensors, theirs: Tensors, inputs: Tensors) -> bool:
+        """Whether two results of other inputs of the same kind are as near as the largest bound of any element allows."""
+        most = {name: allowed.max() for name, allowed in self.allowed.items() if allowed.numel()}
+        return not any(bool(self._differ(name, mine, theirs, inputs, most.get(name))) for name in mine)
+
+    def _differ(
+        self, name: str, mine: Tensors, theirs: Tensors, inputs: Tensors, allowed: torch.Tensor | None
+    ) -> torch.Tensor:
+        if name in self.op.checks:
+            return self.op.checks[name](self.case, {**inputs, **mine}).all().logical_not()
+        result, other = mine[name], theirs[name]
+        if allowed is None:
+            return (result != other).any() if result.element_size() > 1 else self._bytes_differ(result, other)
+        limit = other.float().abs().mul_(SLACK * torch.finfo(other.dtype).eps).add_(allowed)
+        return (result.float().sub_(other.float()).abs_() <= limit).all().logical_not()
+
+    @staticmethod
+    def _bytes_differ(result: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        return (result.view(torch.uint8) != other.view(torch.uint8)).any()
+
+
+class Witness:
+    """Sees the results of every timed round, and keeps the first that is suspect.
+
+    `inputs_of(round)` makes the operands of a round anew."""
+
+    def __init__(self, tolerance: Tolerance, outputs: Tensors, inputs_of: Callable[[int], Operands]) -> None:
+        self.tolerance, self.inputs_of = tolerance, inputs_of
+        device = next(iter(outputs.values())).device
+        self._suspect = torch.zeros((), dtype=torch.int64, device=device)  # the round, from 1; 0 for none
+        self._kept = {name: torch.empty_like(tensor) for name, tensor in outputs.items()}
+
+    def see(self, number: int, mine: Tensors, theirs: Tensors, inputs: Tensors) -> None:
+        """Compare the results of round `number`, from 1."""
+        first = self.tolerance.differ(mine, theirs, inputs) & (self._suspect == 0)
+        self._suspect.copy_(torch.where(first, number, self._suspect))
+        for name, kept in self._kept.items():
+            kept.copy_(torch.where(first, mine[name], kept))
+
+    def accuses(self) -> bool:
+        """Whether the suspect result since the last look is wrong. Waits for the device."""
+        number = int(self._suspect)
+        if not number:
+            return False
+        self._suspect.zero_()
+        inputs = self.inputs_of(number).named("in", "inout")
+        return not judged_right(self.tolerance.op, self.tolerance.case, inputs, self._kept)
+
+
+def judged_right(op: Op, case: Case, inputs: Tensors, results: Tensors) -> bool:
+    """Whether results are right by the fp64 reference, from the inputs as they were before the call."""
+    expected = oracle(op, case, inputs)
+    tensors = {**inputs, **results}
+    return all(compared(op, case, name, tensors, expected).over_bound <= 1 for name in results)

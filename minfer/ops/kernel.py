@@ -1,0 +1,112 @@
+"""A kernel: one implementation of an op, in one file, and what it supports."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import re
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+from minfer.ops.case import Case, Rule
+
+PACKAGE = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One implementation of an op, and what it supports.
+
+    `archs` is `"sm_80+"` (that capability or newer) or one exact architecture such as `"sm_90a"`; it is empty for
+    code that needs no GPU architecture of its own. `params` narrows the op's parameters to the values supported.
+    """
+
+    op: str
+    name: str
+    backend: str  # "torch", "cuda", "triton" or "cpp"
+    source: Path
+    function: Callable[..., None] | None = None  # backend "torch": the implementation itself
+    archs: str = ""
+    dtypes: tuple[str, ...] = ("float16", "bfloat16")
+    params: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    requires: Rule | None = None
+    first_call: str = ""  # of the op: what a case without the parameter `call` means
+    deterministic: bool = True  # False: two runs may differ in their bits, as with floating-point atomics
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        return {"torch": ("cpu", "cuda"), "cpp": ("cpu",)}.get(self.backend, ("cuda",))
+
+    def elsewhere(self, device: str) -> str | None:
+        """Why this kernel does not run on a kind of device, "cuda" or "cpu", as half a sentence, or None."""
+        if device in self.devices:
+            return None
+        return "needs a CUDA GPU" if device == "cpu" else "runs on a CPU only (device=cpu)"
+
+    def takes(self, case: Case) -> str | None:
+        """Why this kernel is for other parameters than a case's, as half a sentence, or None."""
+        for name, allowed in self.params.items():
+            if (value := case.params.get(name, self.first_call)) not in allowed:
+                return f"supports {name}={' or '.join(allowed)}, not {value}"
+        return None
+
+    def unsupported(self, case: Case, capability: tuple[int, int] | None) -> str | None:
+        """Why this kernel cannot run `case`, as half a sentence, or None. `capability` None: the GPU is not known yet."""
+        if case.dtype not in self.dtypes:
+            return f"supports {' and '.join(self.dtypes)}, not {case.dtype}"
+        if why := self.takes(case):
+            return why
+        if self.archs and capability is not None:
+            major, minor = divmod(int(re.sub(r"\D", "", self.archs)), 10)
+            fits = capability >= (major, minor) if self.archs.endswith("+") else capability == (major, minor)
+            if not fits:
+                return f"needs {self.archs}, this GPU is sm_{capability[0]}{capability[1]}"
+        return self.requires(case) if self.requires else None
+
+    def builds_for(self, arch: str) -> bool:
+        """Whether the CUDA compiler may be asked for `arch` (`"sm_89"`, `"sm_90a"`)."""
+        if self.archs.endswith("+"):
+            return int(re.sub(r"\D", "", arch)) >= int(re.sub(r"\D", "", self.archs))
+        return arch == self.archs
+
+    @property
+    def needs_build(self) -> bool:
+        return self.backend in ("cuda", "cpp")
+
+    @property
+    def symbol(self) -> str:
+        """The name of the function: of the torch op that a built kernel registers, or of a Triton file's function."""
+        return self.op if self.backend == "triton" else f"{self.op}_{self.name}"
+
+    def module(self) -> ModuleType:
+        """A Triton kernel's module; imported only when the kernel runs, because Triton is absent on some machines."""
+        return load_file(self.source)
+
+    def sources(self) -> list[Path]:
+        """The source file and every header of ours that it includes, directly or not."""
+        found, queue = [], [self.source]
+        while queue:
+            path = queue.pop()
+            if path in found:
+                continue
+            found.append(path)
+            for name in re.findall(r'^\s*#\s*include\s+"([^"]+)"', path.read_text(), re.MULTILINE):
+                queue += [p for p in (path.parent / name, PACKAGE / name) if p.is_file()][:1]
+        return sorted(found)
+
+
+@cache
+def load_file(path: Path) -> ModuleType:
+    """Import a Python file by its path: a Triton kernel, or a user's own file that registers ops and kernels."""
+    name = f"minfer_file_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,215 @@
+"""An op: a problem of an LLM, stated once, so that everything that measures kernels need know no problem."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import random
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from minfer.ops.axes import Axis, Ragged
+from minfer.ops.bounds import Expected
+from minfer.ops.case import Case
+from minfer.ops.kernel import Kernel
+from minfer.ops.tensors import Draw, Spec, Tensors, Undo
+
+REGISTERED: dict[str, Op] = {}
+
+Call = Mapping[str, Any]
+DRAWS = 64  # tries to draw a shape that a kernel supports
+
+
+@dataclass(frozen=True)
+class Metric:
+    """The figure of merit of an op's tables: so much `work(op, case)` a call, in `unit` when divided by seconds."""
+
+    unit: str
+    work: Callable[[Op, Case], float]
+
+
+TFLOPS = Metric("TFLOP/s", lambda op, case: op.flops(case) * 1e-12)
+GBPS = Metric("GB/s", lambda op, case: sum(op.traffic_of(case)) * 1e-9)
+
+
+def tokens_per_second(count: Callable[[Case], float]) -> Metric:
+    """Tokens a second, for ops that people know by it."""
+    return Metric("tokens/s", lambda op, case: count(case))
+
+
+@dataclass
+class Op:
+    """A problem and its registered kernels.
+
+    A kernel is called as `kernel(*tensors, **call)`, with the tensors of `tensors(case)` in that order.
+
+    name: what it is called in configs and keys; a Python identifier.
+    axes: the sizes of a shape, in order, each after those that it depends on.
+    tensors: the tensors of a case. `op.call(case)` tells under which scalars.
+    reference: `reference(case, tensors, **call)` gets the tensors that are read, by name, floats in fp64, and returns what
+        each written one must be. It must not change what it gets.
+    params: every value that a case may state; the first is the default. A `Ragged` stands for lengths.
+    calls: scalar arguments, by a name for each set. A kernel is verified under all that it supports; the first one is timed,
+        and the others where a sweep asks for `params.call`.
+    checks: for outputs that have several right answers, such as indices among ties: `check(case, tensors)` gets all tensors
+        by name, outputs among them, and returns for each element whether it is right. It must not wait for the device.
+    flops: of one call; a multiply-add counts as two. 0 where nobody would count them.
+    traffic: the fewest bytes that device memory must move, read and written; None: every input read once, every output
+        written once, and both of what is changed in place.
+    arithmetic: which measured peak bounds the FLOPs: the dtypes of a tensor core's inputs and accumulator, or
+        ("fma", "float32") for CUDA cores; None: memory is the only roof.
+    metric: what its tables show.
+    change: `change(case, tensors, draw)` changes the inputs of a timed round, in place, and returns what takes it back;
+        None: one of the tensors' fills does.
+    odd_shapes: small and awkward ones, verified besides the case's own shape and one that is drawn.
+    sizes: further shapes for tests, "small" ones that a CPU runs in seconds, an emulator too, and "large" ones for a GPU.
+    source: the file that states it, beside which its kernels' files lie; None: the one that makes the `Op`.
+    """
+
+    name: str
+    axes: Mapping[str, Axis]
+    tensors: Callable[[Case], Sequence[Spec]]
+    reference: Callable[..., Mapping[str, Expected]]
+    params: Mapping[str, tuple[str, ...] | Ragged] = field(default_factory=dict)
+    calls: Mapping[str, Call] = field(default_factory=lambda: {"call": {}})
+    checks: Mapping[str, Callable[[Case, Tensors], torch.Tensor]] = field(default_factory=dict)
+    flops: Callable[[Case], float] = lambda case: 0.0
+    traffic: Callable[[Case], tuple[float, float]] | None = None
+    arithmetic: Callable[[Case], tuple[str, str] | None] = lambda case: None
+    metric: Metric = GBPS
+    change: Callable[[Case, Tensors, Draw], Undo] | None = None
+    odd_shapes: tuple[Mapping[str, int], ...] = ()
+    sizes: Mapping[str, Sequence[Mapping[str, int]]] = field(default_factory=dict)
+    source: Path | None = None
+    kernels: dict[str, Kernel] = field(default_factory=dict)
+    baselines: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if not self.name.isidentifier():
+            raise ValueError(f"an op cannot be called {self.name!r}; its name must be a Python identifier")
+        if "call" in self.params:
+            raise ValueError(
+                f"{self.name} has a parameter `call`, which says which of its calls a case is of; rename it"
+            )
+        if self.source is None:  # two frames up: below is the __init__ that dataclass wrote
+            self.source = Path(sys._getframe(2).f_globals.get("__file__", "unknown.py")).absolute()
+        REGISTERED[self.name] = self
+
+    @property
+    def folder(self) -> Path:
+        assert self.source is not None
+        return self.source.parent
+
+    # Registering kernels.
+
+    def torch(self, name: str, function: Callable[..., None], *, baseline: bool = False, **supports: Any) -> None:
+        """Register a PyTorch implementation; ratios are against a baseline, of several the first that runs the case."""
+        source = Path(inspect.unwrap(function).__code__.co_filename)
+        self._add(Kernel(self.name, name, "torch", source, function, **supports))
+        if baseline:
+            self.baselines.append(name)
+
+    def cuda(self, file: str, *, name: str = "", archs: str = "sm_80+", **supports: Any) -> None:
+        """Register a CUDA kernel, a `.cu` file that defines the torch op `minfer::<op>_<name>`, by default the file's
+        name. A file may define several, which are registered one by one and built once."""
+        self._add(Kernel(self.name, name or Path(file).stem, "cuda", self.folder / file, archs=archs, **supports))
+
+    def triton(self, file: str, *, archs: str = "sm_80+", **supports: Any) -> None:
+        """Register a Triton kernel, one `.py` file with a function named as the op."""
+        self._add(Kernel(self.name, Path(file).stem, "triton", self.folder / file, archs=archs, **supports))
+
+    def cpp(self, file: str, **supports: Any) -> None:
+        """Register a C++ kernel for the CPU, one `.cpp` file that defines the torch op `minfer::<op>_<name>`."""
+        self._add(Kernel(self.name, Path(file).stem, "cpp", self.folder / file, **supports))
+
+    def _add(self, kernel: Kernel) -> None:
+        if kernel.name in self.kernels:
+            raise ValueError(f"{self.name} already has a kernel {kernel.name}; give {kernel.source.name} another name")
+        self.kernels[kernel.name] = replace(kernel, first_call=next(iter(self.calls)))
+
+    def baseline(self, case: Case) -> str:
+        """The name of the kernel that this case's ratios are against."""
+        runs = (name for name in self.baselines if self.kernels[name].unsupported(case, None) is None)
+        return next(runs, self.baselines[0])
+
+    # Cases.
+
+    def case(self, kernel: str, dtype: str, shape: Mapping[str, int], params: Mapping[str, str] | None = None) -> Case:
+        """A case of this op, its parameters completed by the defaults and put in order."""
+        chosen = {name: (params or {}).get(name, default(valid)) for name, valid in self.params.items()}
+        if call := (params or {}).get("call"):
+            chosen |= self._call_param(call)
+        return Case(self.name, kernel, dtype, chosen, {axis: shape[axis] for axis in self.axes})
+
+    def _call_param(self, name: str) -> dict[str, str]:
+        return {} if name == next(iter(self.calls)) else {"call": name}
+
+    def call(self, case: Case) -> Call:
+        """The scalar arguments of a case."""
+        return self.calls[case.params.get("call", next(iter(self.calls)))]
+
+    def under_each_call(self, case: Case) -> list[Case]:
+        """The case under its own call, and then under the others."""
+        others = [replace(case, params=_without_call(case) | self._call_param(name)) for name in self.calls]
+        return [case, *(other for other in others if other.params != case.params)]
+
+    def cases(self, kernel: Kernel, shapes: Iterable[Mapping[str, int]]) -> Iterator[Case]:
+        """Every case of these shapes that a kernel states to support, over dtypes and parameters, under the first call."""
+        values = [valid.examples if isinstance(valid, Ragged) else valid for valid in self.params.values()]
+        for shape, dtype, chosen in itertools.product(shapes, kernel.dtypes, itertools.product(*values)):
+            case = self.case(kernel.name, dtype, shape, dict(zip(self.params, chosen, strict=True)))
+            if kernel.unsupported(case, None) is None:
+                yield case
+
+    def wrong_shape(self, shape: Mapping[str, int]) -> str | None:
+        """Why an axis cannot have its size, in half a sentence, or None."""
+        known: dict[str, int] = {}
+        for name, axis in self.axes.items():
+            if why := axis.check(shape[name], known):
+                return f"{name}={shape[name]} {why}"
+            known[name] = shape[name]
+        return None
+
+    def drawn_shapes(self, rng: random.Random) -> Iterator[dict[str, int]]:
+        """Small shapes that keep every constraint, drawn at random."""
+        for _ in range(DRAWS):
+            shape: dict[str, int] = {}
+            for name, axis in self.axes.items():
+                shape[name] = axis.draw(rng, shape)
+            yield shape
+
+    def specs(self, case: Case) -> list[Spec]:
+        """The tensors of a case, their dtypes filled in."""
+        return [replace(spec, dtype=spec.dtype or case.dtype) for spec in self.tensors(case)]
+
+    # What a call costs.
+
+    def traffic_of(self, case: Case) -> tuple[float, float]:
+        """The bytes that device memory must at least move, read and written."""
+        if self.traffic is not None:
+            return self.traffic(case)
+        specs = self.specs(case)
+        read = sum(spec.nbytes for spec in specs if spec.role != "out")
+        return float(read), float(sum(spec.nbytes for spec in specs if spec.role != "in"))
+
+    def bytes(self, case: Case) -> float:
+        """Both together."""
+        return sum(self.traffic_of(case))
+
+    def operand_bytes(self, case: Case) -> int:
+        """What all tensors of a case take."""
+        return sum(spec.nbytes for spec in self.specs(case))
+
+
+def default(valid: tuple[str, ...] | Ragged) -> str:
+    """The value of a parameter where nothing is said."""
+    return valid.default if isinstance(valid, Ragged) else valid[0]
+
+
+def _without_call(case: Case) -> dict[str, str]:
+    return {name: value for name, value in case.params.items() if name != "call"}

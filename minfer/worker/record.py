@@ -1,0 +1,66 @@
+"""Rows of a shard on their way to disk: what a row says beside what running it found, and what to do when the disk is gone."""
+
+from __future__ import annotations
+
+import datetime
+import errno
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from minfer import build, ops
+from minfer.bench import RULES
+from minfer.ops import Case
+from minfer.plan.shard import Shard
+from minfer.rows import store
+from minfer.rows.store import Row
+from minfer.rows.writer import StoreError, Writer
+from minfer.worker.supervisor import Machine
+
+PATIENCE_S = 60.0  # how long a results folder may be gone before a row goes elsewhere
+GONE = (errno.ENOENT, errno.ESTALE, errno.EIO, errno.ENOTCONN, errno.ETIMEDOUT, errno.EHOSTDOWN)
+
+
+def whole_row(
+    shard: Shard, machine: Machine, peaks: Mapping[str, float] | None, case: Case, columns: Row, skew_s: float
+) -> Row:
+    """The row of a case: what it is, where and when it ran, and the columns that running it filled."""
+    kernel = ops.get(case.op).kernels[case.kernel]
+    return {
+        **columns,
+        "run": shard.run,
+        "case": case.key,
+        **case.to_dict(),
+        "backend": kernel.backend,
+        "source": build.fingerprint(kernel, machine.arch, RULES),
+        "timing": shard.timing.name,
+        "finished": datetime.datetime.fromtimestamp(time.time() + skew_s, datetime.UTC),
+        "commit": shard.commit,
+        "peaks": peaks,
+        **machine.environment,
+    }
+
+
+def append(writer: Writer, row: Row, tell: Callable[..., None]) -> Path:
+    """Write a row, and wait for a results folder that is gone for a while. Raises StoreError."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return writer.append(row)
+        except StoreError as error:
+            if getattr(error.__cause__, "errno", None) not in GONE or time.monotonic() > deadline:
+                raise
+        tell(event="waiting", why="the results folder is gone")
+        time.sleep(1)
+
+
+def rescue(shard: Shard, error: StoreError) -> str:
+    """Keep rows that could not be written where they belong, and say where."""
+    for folder in (Path(shard.folder), Path("/tmp")):  # not TMPDIR, which goes with the job
+        path = folder / f"minfer-{shard.run}-{shard.name}-rescued.parquet"
+        try:
+            store.write(store.to_table(error.rows), path)
+            return f"its {len(error.rows)} unwritten rows are in {path}"
+        except OSError:
+            continue
+    return f"its {len(error.rows)} unwritten rows are lost"

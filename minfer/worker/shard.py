@@ -1,0 +1,116 @@
+"""What a job executes: one shard, from its file to its rows."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from pathlib import Path
+
+from minfer import ops, profilers
+from minfer.bench import device
+from minfer.plan.shard import Shard, Unfit
+from minfer.process.remote import Died, adopt_orphans
+from minfer.process.stopping import AGAIN, STOPPED, Stopping
+from minfer.rows import store
+from minfer.rows.writer import StoreError, Writer
+from minfer.worker import record, resume
+from minfer.worker.claim import Claim, Superseded, alone
+from minfer.worker.compiler import Compiler
+from minfer.worker.events import Events
+from minfer.worker.profiling import profile
+from minfer.worker.supervisor import Supervisor
+
+SKEW_S = 60.0  # by how much a node's clock may differ before it is worth a word
+
+
+def run_cases(shard: Shard, tell: Events, stopping: Stopping) -> None:
+    """All cases that this run has no row of yet. Raises StoreError when rows cannot be written; the finished ones are then
+    in its `rows`. Raises Unfit, Died when no kernel could be run at all, and KeyboardInterrupt when told to stop."""
+    log = Path(shard.folder) / "logs" / f"{shard.name}.log"
+    supervisor = Supervisor(shard, log)
+    try:
+        claim = Claim(shard)
+        tell.skew_s = claim.skew_s
+        gpu = os.environ.get("CUDA_VISIBLE_DEVICES")
+        tell(event="start", job=device.job(), node=socket.gethostname(), gpu=gpu)
+        if abs(claim.skew_s) > SKEW_S:
+            off = f"{abs(claim.skew_s):.0f} s {'behind' if claim.skew_s > 0 else 'ahead'}"
+            tell(
+                event="warning", message=f"the clock of {socket.gethostname()} is {off}; its rows' times are set right"
+            )
+        machine = supervisor.start()
+        folder = Path(shard.results) / store.slug(machine.environment["device"]) / shard.run
+        writer = Writer(folder, shard.name)
+
+        statuses = []  # of the cases that profilers have yet to see
+        finished = set()
+        for case, status, profiled, path in resume.kept(shard, tell):
+            finished.add(case.key)
+            if set(shard.profilers) - profiled and path.parent == folder:
+                writer.where[case.key] = path
+                statuses.append((case, status))
+        todo = [case for case in resume.todo(shard, machine, tell) if case.key not in finished]
+        builds = Compiler(shard, machine.arch, tell).compile([c for c in todo if supervisor.unsupported(c) is None])
+        with alone(machine.gpu, lambda: tell(event="waiting", gpu=machine.gpu)):
+            if todo:
+                supervisor.prepare()
+            for case in todo:
+                if stopping.soon:
+                    raise KeyboardInterrupt
+                tell(event="case", case=case.key)
+                columns = supervisor.run(case, builds.get(f"{case.op}/{case.kernel}"))
+                row = record.whole_row(shard, machine, supervisor.peaks, case, columns, claim.skew_s)
+                claim.check()
+                path = record.append(writer, row, tell)
+                stopping.progressed = True
+                statuses.append((case, row["status"]))
+                tell(event="done", case=case.key, status=row["status"], file=str(path))
+            supervisor.end()  # profilers may want the device, and its memory, to themselves
+            profile(shard, _setting(shard, folder, log), statuses, writer, tell)
+        claim.check()
+        writer.close()
+    finally:
+        supervisor.end()
+
+
+def _setting(shard: Shard, folder: Path, log: Path) -> profilers.Setting:
+    timeouts = shard.build_timeout_s, shard.build_timeout_s + shard.case_timeout_s
+    return profilers.Setting(shard.device, shard.extra, folder, log, *timeouts, shard.timing.audit)
+
+
+def run_shard(path: str, grace_s: float = 0) -> None:
+    """Run the shard described in a file. Ends by SystemExit where not all is done.
+
+    Stops cleanly at SIGINT and SIGTERM, and within `grace_s` seconds, if it can after the current case, at SIGUSR2: then
+    with the status AGAIN, unless it got nothing done."""
+    stopping = Stopping()
+    stopping.install(grace_s)
+    adopt_orphans()
+    shard = Shard.load(Path(path))
+    tell = Events(shard)
+    status = 1
+    try:
+        shard.check_sources()
+        for file in shard.extra:
+            ops.load_file(Path(file))
+        run_cases(shard, tell, stopping)
+        status = 0
+    except StoreError as error:
+        tell(event="failed", message=f"{error}; {record.rescue(shard, error)}")
+    except Unfit as error:
+        tell(event="failed", message=str(error))
+    except Superseded as error:
+        sys.exit(str(error))  # its progress is the other's now
+    except Died as error:
+        tell(event="failed", message=f"no kernel could be run: {error}")
+    except KeyboardInterrupt:
+        again = stopping.soon and stopping.progressed
+        status = AGAIN if again else STOPPED
+        why = "its time was over" if stopping.soon else "it was stopped"
+        if stopping.soon and not again:
+            why = "its time was over before one case was finished; raise cluster.time_min"
+        tell(event="stopped", message=why, again=again)
+    tell(event="end")
+    if status:
+        sys.exit(status)
