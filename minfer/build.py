@@ -30,7 +30,7 @@ from typing import Any
 
 import torch
 
-from minfer.ops import PACKAGE, Kernel, get, load_file
+from minfer.ops import PACKAGE, Kernel, Returning, get, load_file
 
 # Extensions are compiled against the oldest PyTorch that we support, so that one binary serves all newer ones.
 STABLE_ABI = "-DTORCH_TARGET_VERSION=0x020b000000000000"
@@ -364,7 +364,7 @@ def cached_cubin(kernel: Kernel, arch: str, timeout_s: float | None = None) -> P
 def function(kernel: Kernel, arch: str = "") -> Callable[..., None]:
     """The kernel as a callable `(*tensors, **call)`. A built kernel must be in the cache, or is built now."""
     if kernel.function is not None:
-        return kernel.function
+        return Returning(kernel.function, kernel.returns) if kernel.returns else kernel.function
     if kernel.backend == "triton":
         return getattr(kernel.module(), kernel.symbol)
     if not hasattr(torch.ops.minfer, kernel.symbol):

@@ -14,8 +14,12 @@ import pytest
 
 from minfer import build, ops
 from minfer.bench.timing import Timing
+from minfer.plan.shard import Shard
+from minfer.process.remote import Died
+from minfer.process.stopping import Stopping
 from minfer.rows import store
-from minfer.worker.supervisor import Shard, Supervisor
+from minfer.worker.events import Events
+from minfer.worker.shard import run_cases
 from tests.tables import Workspace
 from tests.workshop import Workshop
 
@@ -93,7 +97,12 @@ def run_shard(tmp_path: Path, faults: None) -> Callable[..., list[store.Row]]:
             cases=[op.case(name, "float16", shape) for name in kernels],
             **settings | changes,  # type: ignore[arg-type]
         )
-        Supervisor(shard).run()
+        tell = Events(shard)
+        try:
+            run_cases(shard, tell, Stopping())
+        except Died as error:
+            tell(event="failed", message=f"no kernel could be run: {error}")
+            raise
         return list(store.rows(store.files(tmp_path / "results")))
 
     return run

@@ -22,14 +22,14 @@ READING_US, MULTIPLYING_US = 2 * 2**21 / 1e12 * 1e6, 2 * 2**30 / 100e12 * 1e6
 def columns(cold_us: float, steady_us: float, fastest: float | None = 1000.0, cuda: bool = True) -> dict[str, Any]:
     roofs = PEAKS | ({"max_sm_mhz": fastest} if fastest else {})
     cold, steady = [[cold_us * 1e-6] * 3] * 30, [[steady_us * 1e-6] * 5] * 4
-    return derive(CASE, cold, steady, Timing(), roofs if cuda else None)
+    return derive(CASE, cold, steady, [], Timing(), roofs if cuda else None)
 
 
 def test_columns_follow_from_the_samples() -> None:
     rng = np.random.default_rng(0)
     cold = rng.lognormal(size=(31, 3)) * 1e-5 * [1.0, 2.0, 2.0]
     steady = [[2e-5, 4e-5, 6e-5], [5e-5], [9e-5], [3e-5]]
-    row = derive(CASE, cold.tolist(), steady, Timing(), None)
+    row = derive(CASE, cold.tolist(), steady, [], Timing(), None)
     store.to_table([row])
     assert row["cold_us"] == pytest.approx(np.median(cold[:, 0]) * 1e6)
     assert row["cold_tflops"] == pytest.approx(2 * 1024**3 / np.median(cold[:, 0]) / 1e12)
@@ -43,7 +43,7 @@ def test_columns_follow_from_the_samples() -> None:
 
 
 def test_without_a_steady_regime_there_is_none() -> None:
-    row = derive(CASE, [[1e-5] * 3] * 30, [], Timing(), PEAKS)
+    row = derive(CASE, [[1e-5] * 3] * 30, [], [], Timing(), PEAKS)
     assert row["status"] == "ok" and not any(name.startswith("steady_") for name in row)
 
 
@@ -64,7 +64,7 @@ def test_without_a_steady_regime_there_is_none() -> None:
 )
 def test_what_no_clock_gives_is_refused(cold: Any, steady: Any) -> None:
     with pytest.raises(ValueError):
-        derive(CASE, cold, steady, Timing(), None)
+        derive(CASE, cold, steady, [], Timing(), None)
 
 
 def test_a_possible_time_has_its_share_of_the_peak() -> None:

@@ -107,8 +107,8 @@ def test_gpu_triton_tiled_is_one_kernel(found, name):
 def test_gpu_protons_rates_follow_from_its_time(found, kernel):
     (finding, _), case = found("proton", kernel), case_of(kernel)
     seconds, op = finding.metrics["device_us"] * 1e-6, ops.get(case.op)
-    assert finding.metrics["tflops"] == pytest.approx(op.case_flops(case) / seconds / 1e12)
-    assert finding.metrics["gbps"] == pytest.approx(op.case_bytes(case) / seconds / 1e9)
+    assert finding.metrics["tflops"] == pytest.approx(op.flops(case) / seconds / 1e12)
+    assert finding.metrics["gbps"] == pytest.approx(op.bytes(case) / seconds / 1e9)
 
 
 def test_gpu_the_host_launches_what_the_device_runs(found):

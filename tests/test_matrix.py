@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from minfer import ops
 from minfer.bench.timing import Timing
-from minfer.ops import Case, Op, multiples
+from minfer.ops import Case, Op, dot, multiples, out, size
+from minfer.ops.op import REGISTERED
 from minfer.plan import cases as matrix
 from minfer.plan.config import Config, Profiler, Shape, Static, UserError
 
@@ -41,14 +42,10 @@ def toy() -> Iterator[Op]:
 
     op = Op(
         "toy",
-        axes=("m", "n"),
+        axes={"m": size(), "n": size()},
         params={"mode": ("a", "b"), "accumulate": ("float32", "float16")},
-        inputs=lambda case, rand: (rand(case.shape["m"], case.shape["n"]),),
-        out_shape=lambda case: (case.shape["m"],),
-        reference=lambda out, x: (x, x.abs()),
-        reduction=lambda case: case.shape["n"],
-        flops=lambda m, n: m * n,
-        bytes=lambda m, n, size: size * (m * n + m),
+        tensors=lambda case: [out("y", case["m"]), ops.given("x", case["m"], case["n"])],
+        reference=lambda case, t: {"y": dot(t["x"].sum(1), t["x"].abs().sum(1), case["n"])},
     )
     op.torch("base", nothing, baseline=True)
     op.cuda("v01_any.cu")
@@ -57,7 +54,7 @@ def toy() -> Iterator[Op]:
     op.torch("half", nothing, dtypes=("float16",), params={"accumulate": ("float16",)})
     op.cpp("cpu_any.cpp")
     yield op
-    del ops._OPS["toy"]
+    del REGISTERED["toy"]
 
 
 def toy_config(**changes: Any) -> Config:

@@ -96,7 +96,7 @@ def test_the_summary_shows_what_was_counted() -> None:
     square, *_ = ncu.read(RAW)
     found = ncu.finding(square, ncu.SETS["roofline"], "")
     case = HGEMM.case("torch", "bfloat16", {"m": 1024, "n": 1024, "k": 1024})
-    row = dict.fromkeys(store.SCHEMA.names) | case.to_dict() | {"bytes": HGEMM.case_bytes(case), "status": "ok"}
+    row = dict.fromkeys(store.SCHEMA.names) | case.to_dict() | {"bytes": HGEMM.bytes(case), "status": "ok"}
     counted = row | {"metrics": {f"ncu.{name}": value for name, value in found.metrics.items()}}
     assert report._counters([row]) is None
     table = report._counters([counted, row])

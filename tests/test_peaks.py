@@ -108,7 +108,7 @@ PEAKS = {
 
 
 def floor(flops: float, input_bytes: float, dtype: str = "float16", measured=PEAKS, mhz: float = 2000.0) -> float:
-    return peaks.floor_seconds(measured, flops, input_bytes, dtype, "float32", mhz) * peaks.HEADROOM
+    return peaks.floor_seconds(measured, flops, input_bytes, (dtype, "float32"), mhz) * peaks.HEADROOM
 
 
 def test_floor_is_the_longer_of_reading_and_computing():
@@ -128,12 +128,12 @@ def test_floor_never_scales_down_and_bounds_nothing_that_is_unknown():
 
 
 def test_percent_is_of_the_nearer_roof():
-    assert peaks.percent(PEAKS, 4e11, 2.1e9, "float16", "float32", 1e-3) == pytest.approx(50.0)  # both 0.5 ms
-    assert peaks.percent(PEAKS, 8e11, 2.1e9, "float16", "float32", 2e-3) == pytest.approx(50.0)  # 1 ms of wgmma
-    assert peaks.percent(PEAKS, 4e11, 4.2e9, "float16", "float32", 2e-3) == pytest.approx(50.0)  # 1 ms of copying
-    assert peaks.percent(PEAKS, 3e11, 0, "bfloat16", "float32", 1e-3) == pytest.approx(50.0)  # mma alone is known
-    assert peaks.percent(PEAKS, 1e15, 2.1e9, "float32", "float32", 1e-3) == pytest.approx(50.0)
-    assert peaks.percent({}, 1e12, 1e9, "float16", "float32", 1e-3) == 0.0
+    assert peaks.percent(PEAKS, 4e11, 2.1e9, ("float16", "float32"), 1e-3) == pytest.approx(50.0)  # both 0.5 ms
+    assert peaks.percent(PEAKS, 8e11, 2.1e9, ("float16", "float32"), 2e-3) == pytest.approx(50.0)  # 1 ms of wgmma
+    assert peaks.percent(PEAKS, 4e11, 4.2e9, ("float16", "float32"), 2e-3) == pytest.approx(50.0)  # 1 ms of copying
+    assert peaks.percent(PEAKS, 3e11, 0, ("bfloat16", "float32"), 1e-3) == pytest.approx(50.0)  # mma alone is known
+    assert peaks.percent(PEAKS, 1e15, 2.1e9, ("float32", "float32"), 1e-3) == pytest.approx(50.0)
+    assert peaks.percent({}, 1e12, 1e9, ("float16", "float32"), 1e-3) == 0.0
 
 
 def test_cpu_peaks_are_plausible():

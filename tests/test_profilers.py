@@ -12,7 +12,7 @@ import pytest
 from minfer import ops, profilers
 from minfer.rows import store
 from minfer.rows.writer import Writer
-from minfer.worker.supervisor import Supervisor
+from minfer.worker import shard as shards
 from tests.conftest import FAULTS, ROOT, has_gpu, launch
 
 PROFILERS = ROOT / "tests" / "faults" / "profilers.py"
@@ -98,13 +98,13 @@ def test_an_unknown_profiler_has_its_reason_in_the_rows(tmp_path):
 
 def test_a_shards_times_are_written_before_and_not_changed_by_its_profilers(run_shard, monkeypatch):
     before: list[store.Row] = []
-    profile = Supervisor._profile
+    profile = shards.profile
 
-    def watched(self: Supervisor, writer: Writer, statuses: Any) -> None:
+    def watched(shard: Any, setting: Any, statuses: Any, writer: Writer, tell: Any) -> None:
         before.extend(store.rows(writer.parts))
-        profile(self, writer, statuses)
+        profile(shard, setting, statuses, writer, tell)
 
-    monkeypatch.setattr(Supervisor, "_profile", watched)
+    monkeypatch.setattr(shards, "profile", watched)
     extra = [str(FAULTS), str(PROFILERS)]
     chosen: dict[str, Any] = {"raises": {}, "good": {}, "hangs": {}}
     after = run_shard(["honest", "zeros"], profilers=chosen, extra=extra, build_timeout_s=1.0, case_timeout_s=19.0)

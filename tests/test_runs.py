@@ -17,15 +17,17 @@ from jobs import queue, record, submit
 from minfer import ops
 from minfer.plan.config import Cluster, Container, UserError
 from minfer.plan.shard import Shard, Unfit, outside
-from minfer.process.stopping import AGAIN, STOPPED
+from minfer.process.stopping import AGAIN, STOPPED, Stopping
 from minfer.rows import store
 from minfer.rows.writer import StoreError, Writer
 from minfer.run.progress import RunProgress, ShardProgress
 from minfer.run.start import load
-from minfer.worker import supervisor as worker
+from minfer.worker import record as recording
 from minfer.worker.claim import Claim, Superseded, alone
 from minfer.worker.compiler import Compiler
-from minfer.worker.supervisor import Supervisor
+from minfer.worker.events import Events
+from minfer.worker.shard import run_cases
+from minfer.worker.supervisor import Machine
 from tests.conftest import FAST, FAULTS, ROOT
 
 
@@ -69,7 +71,7 @@ def test_told_to_stop_soon_a_shard_leaves_its_case_and_run_again_does_the_rest_o
     assert len(events(shard, "kept")) == 2 and len(events(shard, "done")) == 2
 
     shard.case_timeout_s = 20.0
-    Supervisor(shard).run()
+    run_cases(shard, Events(shard), Stopping())
     assert kernels(shard) == ["raises", "zeros", "hangs"]
 
 
@@ -148,10 +150,10 @@ def test_local_shards_run_at_once_each_on_a_gpu_of_its_own_and_from_the_runs_sou
 
 
 def test_a_results_folder_that_is_gone_is_waited_for_and_not_made_anew(shard, tmp_path):
-    supervisor = Supervisor(shard)
+    tell = Events(shard)
     results = tmp_path / "results"
     writer = Writer(results / "cpu" / "test", "0000")
-    supervisor._append(writer, {"case": "first"})
+    recording.append(writer, {"case": "first"}, tell)
     results.rename(tmp_path / "elsewhere")
     seen = []
 
@@ -164,19 +166,19 @@ def test_a_results_folder_that_is_gone_is_waited_for_and_not_made_anew(shard, tm
 
     thread = threading.Thread(target=back)
     thread.start()
-    supervisor._append(writer, {"case": "second"})
+    recording.append(writer, {"case": "second"}, tell)
     thread.join()
     assert seen == [False] and events(shard, "waiting")
     assert [row["case"] for row in store.rows(store.files(results))] == ["first", "second"]
 
 
 def test_a_results_folder_that_stays_away_or_is_full_ends_the_shard_and_its_row_is_kept(shard, tmp_path, monkeypatch):
-    monkeypatch.setattr(worker, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(recording, "PATIENCE_S", 0.0)
     writer = Writer(tmp_path / "results" / "cpu" / "test", "0000")
     (tmp_path / "results").rename(tmp_path / "elsewhere")
     with pytest.raises(StoreError, match="No such file or directory") as caught:
-        Supervisor(shard)._append(writer, {"case": "first"})
-    assert "unwritten rows are in" in worker._rescue(shard, caught.value)
+        recording.append(writer, {"case": "first"}, Events(shard))
+    assert "unwritten rows are in" in recording.rescue(shard, caught.value)
     assert [row["case"] for row in store.rows(Path(shard.folder).glob("*rescued.parquet"))] == ["first"]
 
 
@@ -192,10 +194,10 @@ def test_a_compiler_without_room_ends_the_shard_and_is_no_row(shard, monkeypatch
 def test_a_node_whose_clock_is_behind_is_named_and_its_times_are_the_file_systems(shard, monkeypatch):
     true = time.time
     monkeypatch.setattr(time, "time", lambda: true() - 3600)  # the module is everybody's
-    supervisor = Supervisor(shard)
-    supervisor._skew_s = Claim(shard).skew_s
-    assert abs(supervisor._skew_s - 3600) < 60
-    finished = supervisor._row(shard.cases[0], {})["finished"].timestamp()
+    skew_s = Claim(shard).skew_s
+    assert abs(skew_s - 3600) < 60
+    machine = Machine({"device": "a CPU"}, None, None)
+    finished = recording.whole_row(shard, machine, None, shard.cases[0], {}, skew_s)["finished"].timestamp()
     assert abs(finished - true()) < 60
 
 

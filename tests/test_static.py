@@ -31,7 +31,7 @@ def chosen(names: dict[str, dict[str, int]], dtype: str = "float16", **params: s
     case = op.case("v03_wmma", dtype, dict.fromkeys(op.axes, 64), params)
     functions = [Function(name, 32, 0, 0, None, Counter(code)) for name, code in names.items()]
     found = static.choose(case, op.kernels["v03_wmma"], functions)
-    return found.name if found else None
+    return found[""].name if found else None
 
 
 def test_the_dtype_is_the_first_element_type_among_the_template_arguments():

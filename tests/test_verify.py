@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from minfer.bench.integrity import Dishonest
-from minfer.bench.verify import Trial, WrongResult, trials
+from minfer.bench.verify import Trial, WrongResult, oracle, trials
 from minfer.ops import DTYPES, Kernel, multiples
 from tests.honest import ANY, CPU, HGEMM, SQUARE, Tensor, after, both_dtypes, both_layouts, check, fails, honest
 
@@ -79,10 +79,11 @@ def test_a_case_is_tried_on_both_distributions_every_call_and_odd_shapes() -> No
     case = HGEMM.case("honest", "float16", SQUARE)
     tried = trials(HGEMM, case, ANY, None, 5)
     assert {trial.distribution for trial in tried if trial.case == case} == {"uniform", "normal"}
-    assert all(dict(call) in [dict(t.call) for t in tried if t.case == case] for call in HGEMM.calls)
+    same = [trial.case for trial in tried if trial.case.shape == case.shape]
+    assert all(call in [HGEMM.call(each) for each in same] for call in HGEMM.calls.values())
     shapes = [dict(trial.case.shape) for trial in tried]
     assert all(dict(odd) in shapes for odd in HGEMM.odd_shapes)
-    assert len({str(trial) for trial in tried}) == len(tried)
+    assert len({trial.named(HGEMM) for trial in tried}) == len(tried)
     assert len({trial.seed for trial in tried}) >= 3
     assert check(honest, seed=5).tried == len(tried)
 
@@ -133,10 +134,10 @@ def test_the_worst_of_all_trials_is_reported() -> None:
     case = HGEMM.case("honest", "float16", SQUARE)
     alone = []
     for trial in trials(HGEMM, case, ANY, None, 0):
-        _, out, (a, b) = trial.operands(HGEMM, CPU)
-        exact, _ = HGEMM.reference(out.double(), a.double(), b.double(), **trial.call)
-        honest(out, a, b, **trial.call)
-        alone.append(float((out.double() - exact).abs().max()))
+        operands = trial.operands(HGEMM, CPU)
+        exact = oracle(HGEMM, trial.case, operands.tensors)["out"].value
+        honest(*operands.arguments, **HGEMM.call(trial.case))
+        alone.append(float((operands.tensors["out"].double() - exact).abs().max()))
     assert len(set(alone)) > 1
     assert check(honest).max_abs == pytest.approx(max(alone))
 
@@ -207,8 +208,7 @@ def test_inputs_are_the_stated_distribution_and_the_same_for_the_same_seed(dtype
     case = HGEMM.case("honest", dtype, {"m": 300, "n": 8, "k": 100})
 
     def draw(distribution: str, seed: int) -> Tensor:
-        _, _, (a, _) = Trial(case, HGEMM.calls[0], distribution, seed).operands(HGEMM, CPU)
-        return a
+        return Trial(case, distribution, seed).operands(HGEMM, CPU).tensors["a"]
 
     for distribution, deviation in (("uniform", 3**-0.5), ("normal", 1.0)):
         values = draw(distribution, 1)
@@ -222,8 +222,9 @@ def test_inputs_are_the_stated_distribution_and_the_same_for_the_same_seed(dtype
 @both_layouts
 def test_the_operands_of_one_trial_differ_and_the_output_is_poisoned_where_it_is_not_read(layout: str) -> None:
     case = HGEMM.case("honest", "float16", dict.fromkeys("mnk", 16), {"layout": layout})
-    for call in HGEMM.calls:
-        _, out, (a, b) = Trial(case, call, "normal", 0).operands(HGEMM, CPU)
+    for called in HGEMM.under_each_call(case):
+        out, a, b = Trial(called, "normal", 0).operands(HGEMM, CPU).arguments
+        call = HGEMM.call(called)
         assert not torch.equal(a, b) and not torch.equal(a, b.t()) and not torch.equal(out, a)
         assert bool(out.isnan().all()) == (call["beta"] == 0) == bool(out.isnan().any())
         assert (b.stride() == (1, 16)) == (layout == "TN")

@@ -95,7 +95,7 @@ def test_an_input_is_changed(index: int) -> None:
         honest(out, a, b, alpha, beta)
         (a, b)[index][0, 0] += 1
 
-    assert f"changed its input {index}" in str(fails(kernel))
+    assert f"changed its input {'ab'[index]}" in str(fails(kernel))
 
 
 def test_an_input_is_changed_so_that_the_result_fits() -> None:
@@ -105,7 +105,7 @@ def test_an_input_is_changed_so_that_the_result_fits() -> None:
         a.zero_()
         out.zero_()
 
-    assert "changed its input 0" in str(fails(kernel))
+    assert "changed its input a" in str(fails(kernel))
 
 
 @both_dtypes
@@ -114,7 +114,7 @@ def test_one_element_is_wrong(dtype: str, where: tuple[int, int]) -> None:
     def change(out: Tensor) -> None:
         out[where] += 0.25
 
-    assert "an element is off by" in str(fails(after(change), dtype, k=16))
+    assert "an element of the output is off by" in str(fails(after(change), dtype, k=16))
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf])

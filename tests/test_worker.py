@@ -8,23 +8,20 @@ from typing import Any
 
 import pytest
 
-from minfer import ops
+from minfer import build, ops
+from minfer.bench import RULES
 from minfer.bench.timing import Timing
+from minfer.plan.shard import Shard
 from minfer.rows import store
-from minfer.worker.supervisor import Shard, Supervisor
+from minfer.worker.resume import todo
+from minfer.worker.supervisor import Machine, believed
 
 HGEMM = ops.get("hgemm")
 CASE = HGEMM.case("torch", "float16", {"m": 1024, "n": 1024, "k": 1024})
 
 
-def supervisor(folder: str = "", **about: Any) -> Supervisor:
-    """Of a shard on a GPU that is not there."""
-    made = object.__new__(Supervisor)
-    made.shard = Shard("0000", "test", folder, folder, "cuda", [CASE], Timing(), 60, 60, **about)
-    made.peaks = {"read_gbps": 1000.0, "copy_gbps": 1000.0}
-    made.environment, made._skew_s = {"device": "a GPU"}, 0.0
-    made._progress = open(Path(folder) / "progress", "a") if folder else None  # noqa: SIM115
-    return made
+MACHINE = Machine({"device": "a GPU"}, (9, 0), None)
+PEAKS = {"read_gbps": 1000.0, "copy_gbps": 1000.0}
 
 
 @pytest.mark.parametrize(
@@ -35,31 +32,41 @@ def supervisor(folder: str = "", **about: Any) -> Supervisor:
         {"row": {}},
         {"row": {"status": "splendid"}},
         {"row": {"status": "ok"}},
-        {"row": {"status": "ok"}, "cold": [[1.0, 1.0]], "steady": []},
+        {"row": {"status": "ok"}, "cold": [[1.0, 1.0]], "steady": [], "watts": []},
+        {"row": {"status": "ok"}, "cold": [[1.0] * 3], "steady": [], "watts": [700.0]},
+        {"row": {"status": "ok"}, "cold": [[1.0] * 3], "steady": [[1.0]] * 4, "watts": [700.0, 0.0, 1.0, 1.0]},
         {"row": {"status": "wrong", "speed": 1}},
         {"row": {"status": "wrong", "verified": "all"}},
     ],
 )
 def test_a_reply_that_no_case_can_come_to_is_dishonest(reply: dict[str, Any]) -> None:
-    row = supervisor()._columns(CASE, reply)
+    row = believed(CASE, reply, Timing(), PEAKS)
     assert row["status"] == "dishonest" and "answered what no case can come to" in row["message"]
     assert "\n" not in row["message"]
 
 
 def test_a_reply_has_no_times_but_those_of_its_samples() -> None:
     claims = {"cold_us": 1e-3, "cold_tflops": 9e9, "cold_verdict": "faster", "steady_us": 1e-3}
-    told = supervisor()._columns(CASE, {"row": {"status": "ok"} | claims, "cold": [[1e-5] * 3] * 30, "steady": []})
+    told = believed(
+        CASE, {"row": {"status": "ok"} | claims, "cold": [[1e-5] * 3] * 30, "steady": [], "watts": []}, Timing(), PEAKS
+    )
     assert told["cold_us"] == pytest.approx(10) and told["cold_verdict"] == "tie" and told["cold_tflops"] < 1000
     assert told["steady_us"] is None
-    told = supervisor()._columns(CASE, {"row": {"status": "wrong", "message": "zeros"} | claims})
+    told = believed(CASE, {"row": {"status": "wrong", "message": "zeros"} | claims}, Timing(), PEAKS)
     assert told["status"] == "wrong" and all(told[name] is None for name in claims)
 
 
 def test_resume_repeats_what_nobody_judged_where_judging_is_asked_for(tmp_path: Path) -> None:
     def left(**about: Any) -> list[Any]:
-        return list(supervisor(str(tmp_path), resume=True, **about)._todo())
+        shard = Shard("0000", "test", "", str(tmp_path), "cuda", [CASE], Timing(), 60, 60, resume=True, **about)
+        return list(todo(shard, MACHINE, lambda **event: None))
 
-    row = {"run": "old", "case": CASE.key, **CASE.to_dict(), "source": HGEMM.kernels["torch"].fingerprint()}
+    row = {
+        "run": "old",
+        "case": CASE.key,
+        **CASE.to_dict(),
+        "source": build.fingerprint(HGEMM.kernels["torch"], "sm_90a", RULES),
+    }
     row |= {"timing": "default", "device": "a GPU", "status": "ok", "guarantee": "in-process"}
     row |= {"finished": datetime.datetime.now(datetime.UTC)}
     assert left() == [CASE]

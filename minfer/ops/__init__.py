@@ -16,7 +16,7 @@ from typing import Any
 from minfer.ops.axes import Ragged, divides, lengths, multiple_of, offsets, one_of, size, up_to
 from minfer.ops.bounds import Expected, dot, exact, rounded, within
 from minfer.ops.case import Case, Rule, at_most, both, multiples
-from minfer.ops.kernel import PACKAGE, Kernel, load_file
+from minfer.ops.kernel import PACKAGE, Kernel, Returning, load_file
 from minfer.ops.op import GBPS, REGISTERED, TFLOPS, Metric, Op, default, tokens_per_second
 from minfer.ops.tensors import (
     DTYPES,
@@ -35,10 +35,11 @@ from minfer.ops.tensors import (
 )  # fmt: skip
 
 __all__ = [
-    "DTYPES", "GBPS", "PACKAGE", "TFLOPS", "Case", "Draw", "Expected", "Fill", "Kernel", "Metric", "Op", "Ragged", "Rule",
-    "Spec", "Tensors", "at_most", "both", "compiled", "default", "divides", "dot", "every_kernel", "exact", "fixed",
-    "floats", "get", "given", "inout", "integers", "lengths", "load_file", "made_by", "multiple_of", "multiples", "names",
-    "offsets", "one_of", "out", "page_table", "rounded", "size", "tokens_per_second", "up_to", "within",
+    "DTYPES", "GBPS", "PACKAGE", "TFLOPS", "Case", "Draw", "Expected", "Fill", "Kernel", "Metric", "Op", "Ragged",
+    "Returning", "Rule", "Spec", "Tensors", "at_most", "both", "compiled", "default", "divides", "dot",
+    "every_kernel", "exact", "fixed", "floats", "get", "given", "inout", "integers", "lengths", "load_file",
+    "made_by", "multiple_of", "multiples", "names", "offsets", "one_of", "out", "page_table", "rounded", "size",
+    "tokens_per_second", "up_to", "within",
 ]  # fmt: skip
 
 

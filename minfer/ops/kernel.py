@@ -6,11 +6,14 @@ import hashlib
 import importlib.util
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import Any
+
+import torch
 
 from minfer.ops.case import Case, Rule
 
@@ -34,6 +37,9 @@ class Kernel:
     dtypes: tuple[str, ...] = ("float16", "bfloat16")
     params: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     requires: Rule | None = None
+    returns: tuple[
+        int, ...
+    ] = ()  # backend "torch": for these of its arguments it returns new tensors instead of writing
     first_call: str = ""  # of the op: what a case without the parameter `call` means
     deterministic: bool = True  # False: two runs may differ in their bits, as with floating-point atomics
 
@@ -97,6 +103,28 @@ class Kernel:
             for name in re.findall(r'^\s*#\s*include\s+"([^"]+)"', path.read_text(), re.MULTILINE):
                 queue += [p for p in (path.parent / name, PACKAGE / name) if p.is_file()][:1]
         return sorted(found)
+
+
+class Returning:
+    """A PyTorch function that returns new tensors, called as every kernel is: then it copies them to the outputs.
+
+    `compute` does not, so that a timing need not contain a copy that the function's users do not make."""
+
+    def __init__(self, function: Callable[..., Any], places: Sequence[int]) -> None:
+        self.function, self.places = function, places
+
+    def compute(self, *tensors: torch.Tensor, **call: Any) -> tuple[torch.Tensor, ...]:
+        """The new tensors, in the order of `places`."""
+        found = self.function(*tensors, **call)
+        return found if isinstance(found, tuple) else (found,)
+
+    def settle(self, computed: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
+        """Copy what was computed to the outputs among the tensors."""
+        for result, place in zip(computed, self.places, strict=True):
+            tensors[place].copy_(result)
+
+    def __call__(self, *tensors: torch.Tensor, **call: Any) -> None:
+        self.settle(self.compute(*tensors, **call), tensors)
 
 
 @cache

@@ -108,7 +108,10 @@ class Op:
     # Registering kernels.
 
     def torch(self, name: str, function: Callable[..., None], *, baseline: bool = False, **supports: Any) -> None:
-        """Register a PyTorch implementation; ratios are against a baseline, of several the first that runs the case."""
+        """Register a PyTorch implementation; ratios are against a baseline, of several the first that runs the case.
+
+        `returns=(0,)`: what it returns is the first argument's new value. It is copied there outside of the timed window,
+        because who calls PyTorch makes no such copy."""
         source = Path(inspect.unwrap(function).__code__.co_filename)
         self._add(Kernel(self.name, name, "torch", source, function, **supports))
         if baseline:

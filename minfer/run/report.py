@@ -90,7 +90,7 @@ def _show(progress: Progress, bar: Any, event: dict[str, Any]) -> None:
 def print_summary(console: Console, results: Path, run: str, plan: Plan, progress: RunProgress) -> bool:
     """The table of a run and what to do next; returns whether every case has a row."""
     columns = ["run", "case", "kernel", "dtype", "params", "shape", "status", "message", "device", "finished", "cold_us",
-               "cold_tflops", "cold_speedup", "cold_percent_of_peak", "steady_us", "steady_tflops",
+               "metric", "cold_rate", "cold_speedup", "cold_percent_of_peak", "steady_us", "steady_rate",
                "bytes", "metrics", "functions", "profilers"]  # fmt: skip
     wanted = {case.key: index for index, case in enumerate(plan.cases)}
     rows: dict[str, store.Row] = {}
@@ -153,7 +153,8 @@ def _table(title: str, rows: list[store.Row]) -> Table:
     table = Table(title=title, title_justify="left")
     for name in ("kernel", "dtype", "parameters", "shape"):
         table.add_column(name, no_wrap=True)
-    for name in ("cold µs", "TFLOP/s", "% of PyTorch", "% of peak", "steady µs", "TFLOP/s"):
+    metric = next((row["metric"] for row in rows if row["metric"]), "throughput")
+    for name in ("cold µs", metric, "% of PyTorch", "% of peak", "steady µs", metric):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("status", no_wrap=True)
     for row in rows:
@@ -169,9 +170,9 @@ def _cells(row: store.Row) -> list[str]:
     share = row["cold_speedup"] and row["cold_speedup"] * 100
     return [
         row["kernel"], row["dtype"], " ".join(row["params"].values()), shape,
-        number(row["cold_us"], ",.1f"), number(row["cold_tflops"], ".3g"), number(share, ".1f"),
+        number(row["cold_us"], ",.1f"), number(row["cold_rate"], ".3g"), number(share, ".1f"),
         number(row["cold_percent_of_peak"], ".1f"),
-        number(row["steady_us"], ",.1f"), number(row["steady_tflops"], ".3g"), row["status"],
+        number(row["steady_us"], ",.1f"), number(row["steady_rate"], ".3g"), row["status"],
     ]  # fmt: skip
 
 

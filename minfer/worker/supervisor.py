@@ -85,8 +85,14 @@ class Supervisor:
     def run(self, case: Case, built: build.Built | str | None) -> Row:
         """The columns of a case, whatever becomes of the child. `built`: what compiling its kernel came to; a str is why it
         failed, None that there was nothing to compile."""
+        kernel = ops.get(case.op).kernels[case.kernel]
         if why := self.unsupported(case):
             return {"status": "unsupported", "message": why}
+        if self.shard.untrusted and kernel.returns and not kernel.source.is_relative_to(ops.PACKAGE):
+            return {
+                "status": "unsupported",
+                "message": "a kernel that returns its results cannot be judged; write them",
+            }
         if isinstance(built, str):
             return {"status": "compile_error", "message": built}
         row: Row = {}
@@ -109,7 +115,8 @@ class Supervisor:
             self.child = None
         if row["status"] not in store.MEASURED:
             return row
-        return row | {"guarantee": "in-process"} | (self._judged(case, row) if self.shard.untrusted else {})
+        judged = self._judged(case, row) if self.shard.untrusted and not kernel.returns else {}
+        return row | {"guarantee": "in-process"} | judged
 
     def _judged(self, case: Case, row: Row) -> Row:
         """What the judge, which has seen nothing of the kernel's process, makes of its row."""

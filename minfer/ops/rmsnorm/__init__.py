@@ -1,0 +1,69 @@
+"""rmsnorm: y = x / sqrt(mean(x^2) + eps) * weight over the rows of x (Zhang and Sennrich, Root mean square layer
+normalization, NeurIPS 2019).
+
+x and y are (tokens, hidden), row-major, weight is (hidden,), all of one dtype. Sums are fp32, and the result is rounded once:
+the normalised row is not rounded before it is multiplied by the weight, as some models do.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from minfer.ops import GBPS, Case, Expected, Op, Spec, Tensors, compiled, floats, given, multiples, out, rounded, size
+
+
+def tensors(case: Case) -> list[Spec]:
+    tokens, hidden = case["tokens"], case["hidden"]
+    return [out("y", tokens, hidden), given("x", tokens, hidden), given("weight", hidden, fill=floats(0.1, shift=1.0))]
+
+
+def reference(case: Case, t: Tensors, eps: float) -> dict[str, Expected]:
+    """The root's error is at most 4 sqrt(hidden) u relative, because all squares are positive; then come half its relative
+    error, the division's and two products'."""
+    scale = torch.rsqrt(t["x"].square().mean(1, keepdim=True) + eps)
+    return {"y": rounded(t["x"] * scale * t["weight"], 2 * case["hidden"] ** 0.5 + 8)}
+
+
+def eager(y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
+    """PyTorch's own."""
+    return torch.nn.functional.rms_norm(x, weight.shape, weight, eps)
+
+
+def fused(y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> None:
+    """The definition, for torch.compile to fuse."""
+    wide = x.float()
+    y.copy_((wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.float()).to(y.dtype))
+
+
+op = Op(
+    "rmsnorm",
+    axes={"tokens": size(), "hidden": size(1024)},
+    tensors=tensors,
+    reference=reference,
+    calls={"norm": {"eps": 1e-6}, "large_eps": {"eps": 0.5}},
+    flops=lambda case: 4.0 * case["tokens"] * case["hidden"],
+    arithmetic=lambda case: ("fma", "float32"),
+    metric=GBPS,
+    odd_shapes=({"tokens": 3, "hidden": 1000}, {"tokens": 1, "hidden": 77}),
+    sizes={
+        "small": [
+            {"tokens": 1, "hidden": 1},
+            {"tokens": 5, "hidden": 8},
+            {"tokens": 130, "hidden": 136},
+            {"tokens": 2, "hidden": 4096},
+            {"tokens": 3, "hidden": 8200},
+        ],
+        "large": [
+            {"tokens": 128, "hidden": 4096},
+            {"tokens": 2049, "hidden": 4096},
+            {"tokens": 300, "hidden": 16384},
+            {"tokens": 7, "hidden": 65536},
+        ],
+    },
+)
+
+ALL = ("float32", "float16", "bfloat16")
+VECTORS = multiples(hidden=8)  # rows of 16-byte pieces
+
+op.torch("torch", eager, baseline=True, returns=(0,), dtypes=ALL)
+op.torch("torch_compile", compiled(fused), dtypes=ALL)
