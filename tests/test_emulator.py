@@ -304,7 +304,7 @@ FORBIDDEN = {
     6: "of an array at forbidden.cu:",
     7: "outside its dynamic shared memory",
     8: "outside operand out",
-    9: "outside operand a, or writes an input",
+    9: "writes operand a, which is an input",
     10: "cp.async: an address is no multiple of 16 bytes",
     11: "cp.async: an address is outside the operands",
     12: "cp.async: an address is no multiple of 16 bytes",

@@ -222,6 +222,9 @@ struct Launch {
 
 void launch(const Launch& how, const std::function<void()>& body);
 
+// Of SIGSEGV and SIGBUS while a call runs: says whose guards, or which read-only operand, a kernel touched.
+void on_signal(int, siginfo_t* info, void*);
+
 // Memory
 
 template <typename Array>
@@ -303,9 +306,21 @@ T __ldcg(const T* p) {
 }
 
 template <typename T>
+T __ldg(const T* p) {
+  return *p;
+}
+
+template <typename T>
 void __stcg(T* p, T value) {
   *p = value;
 }
+
+template <typename T>
+void __stcs(T* p, T value) {
+  *p = value;
+}
+
+inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 
 // Threads run one at a time, and blocks one after the other, so that an operation is atomic and memory in order.
 inline void __threadfence() {}
