@@ -144,7 +144,7 @@ def test_sums_of_several_blocks_have_the_same_bits_in_any_order_or_say_that_they
 
 # What is taken away from a kernel, and what is then seen: this error, or a wrong result. A mistake does not depend on the
 # dtype, and compiling for one takes half as long.
-ONE_DTYPE = {"make_gemm<BFloat16>": "make_gemm<Half>"}
+ONE_DTYPE = {"dispatch<Half, BFloat16>": "dispatch<Half>"}
 WRONG = ""
 BROKEN = {
     "wrong index": ("v02_tiled", {"a_tile[y][k] * b_tile[k][x]": "a_tile[y][k] * b_tile[x][k]"}, WRONG),
