@@ -124,18 +124,13 @@ inline void check_contiguous(const Tensor& tensor, const char* who) {
                     " must be contiguous, but dimension ", dim, " has stride ", tensor.stride(dim));
 }
 
-// Every row, along the last dimension, starts at a multiple of `bytes` and is a multiple of them long, so that it can
-// be read in pieces of that many. T is the tensor's element.
+// Rows of `count` elements, `stride` elements apart, can be read and written `bytes` at a time.
 template <typename T>
-void check_pieces(const Tensor& tensor, const char* who, int64_t bytes = 16) {
-  const int64_t last = tensor.dim() - 1, count = bytes / static_cast<int64_t>(sizeof(T));
-  check_rows(tensor, who);
-  STD_TORCH_CHECK(tensor.size(last) % count == 0, who, " must have a multiple of ", count, " elements in a row, got ",
-                  tensor.size(last));
-  bool aligned = reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % bytes == 0;
-  for (int64_t dim = 0; dim < last; ++dim) aligned &= tensor.size(dim) <= 1 || tensor.stride(dim) % count == 0;
-  STD_TORCH_CHECK(aligned, who, " must have rows that start at multiples of ", bytes,
-                  " bytes; copy it to a contiguous tensor");
+void check_pieces(const T* rows, int64_t count, int64_t stride, const char* who, int64_t bytes = 16) {
+  const int64_t piece = bytes / static_cast<int64_t>(sizeof(T));
+  STD_TORCH_CHECK(count % piece == 0, who, " must have a multiple of ", piece, " elements in a row, got ", count);
+  STD_TORCH_CHECK(reinterpret_cast<uintptr_t>(rows) % bytes == 0 && stride % piece == 0, who,
+                  " must have rows that start at multiples of ", bytes, " bytes; copy it to a contiguous tensor");
 }
 
 // A size as an int, which kernels compute with.
