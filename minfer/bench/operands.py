@@ -63,8 +63,8 @@ class Operands:
 
 def change(op: Op, case: Case, tensors: Tensors, seed: int, distribution: str) -> Undo:
     """Change the inputs of a timed round a little, in place, by the seed; returns what takes it back."""
-    rng = random.Random(seed)
-    draw = Draw(torch.Generator(), rng, distribution)
+    rng, device = random.Random(seed), next(iter(tensors.values())).device
+    draw = Draw(torch.Generator(device).manual_seed(seed), rng, distribution)
     if op.change is not None:
         return op.change(case, tensors, draw)
     chosen = [s for s in op.specs(case) if s.role != "out" and s.fill.changes and s.numel]

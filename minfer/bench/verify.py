@@ -20,7 +20,7 @@ import torch
 
 from minfer.bench.integrity import Dishonest
 from minfer.bench.operands import Operands
-from minfer.ops import Case, Expected, Op, Tensors
+from minfer.ops import DTYPES, Case, Expected, Op, Spec, Tensors
 
 Function = Callable[..., object]
 MOST_DRAWN = 8 << 20  # bytes of the operands of a shape that is drawn
@@ -193,8 +193,8 @@ def _repeats(
 
 
 def oracle(op: Op, case: Case, tensors: Tensors) -> Mapping[str, Expected]:
-    """What each written tensor must be, from the tensors as they were before the call. Raises ValueError for an op whose
-    reference and tensors do not fit each other."""
+    """What each written tensor must be, from the tensors as they were before the call; not of those that only have a check.
+    Raises ValueError for an op whose reference and tensors do not fit each other."""
     specs = op.specs(case)
     exact = {
         spec.name: tensors[spec.name].double() if tensors[spec.name].is_floating_point() else tensors[spec.name]
@@ -202,10 +202,27 @@ def oracle(op: Op, case: Case, tensors: Tensors) -> Mapping[str, Expected]:
         if spec.role != "out"
     }
     found = op.reference(case, exact, **op.call(case))
-    written = {spec.name for spec in specs if spec.role != "in"}
-    if set(found) | set(op.checks) != written:
-        raise ValueError(f"the reference of {op.name} is of {', '.join(found)}, its outputs are {', '.join(written)}")
+    written = {spec.name: spec for spec in specs if spec.role != "in"}
+    if not isinstance(found, Mapping):
+        raise ValueError(f"the reference of {op.name} returns a {type(found).__name__}, and no dict by output")
+    if missing := written.keys() - found.keys() - op.checks.keys():
+        raise ValueError(f"the reference of {op.name} says nothing of its output {min(missing)}")
+    if unknown := found.keys() - written.keys():
+        raise ValueError(
+            f"the reference of {op.name} is of {min(unknown)}, which is no output; they are {', '.join(written)}"
+        )
+    for name, right in found.items():
+        _check_expected(f"the reference of {op.name} gives its output {name}", written[name], right)
     return found
+
+
+def _check_expected(who: str, spec: Spec, right: Expected) -> None:
+    if not isinstance(right, Expected):
+        raise ValueError(f"{who} as a {type(right).__name__}; return exact(...), rounded(...), dot(...) or within(...)")
+    if right.value.shape != spec.shape:
+        raise ValueError(f"{who} the shape {tuple(right.value.shape)}, and it has {spec.shape}")
+    if right.bound is not None and not DTYPES[spec.dtype].is_floating_point:
+        raise ValueError(f"{who} a bound, and it is {spec.dtype}, which has no rounding; return exact(...)")
 
 
 def bound_of(expected: Expected, dtype: torch.dtype) -> torch.Tensor:
@@ -246,6 +263,6 @@ def _fault(name: str, result: torch.Tensor, errors: Errors) -> str | None:
         return f"{what} is all zeros"
     if result.numel() > 1 and bool((result == result.flatten()[0]).all()):
         return f"{what} is constant"
-    if math.isinf(errors.over_bound) and not result.is_floating_point():
+    if math.isinf(errors.over_bound) and bool(result.isfinite().all()):  # there is no bound: it must be exact
         return f"an element of {what} is not what it must be"
     return f"an element of {what} is off by {errors.over_bound:.3g} times its error bound"

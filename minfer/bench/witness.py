@@ -31,7 +31,7 @@ class Tolerance:
         """From the inputs before any change."""
         expected = oracle(op, case, tensors)
         bounds = {name: right.bound for name, right in expected.items() if right.bound is not None}
-        return Tolerance(op, case, {name: bound.mul_(SLACK).float() for name, bound in bounds.items()})
+        return Tolerance(op, case, {name: SLACK * bound.float() for name, bound in bounds.items()})
 
     def differ(self, mine: Tensors, theirs: Tensors, inputs: Tensors) -> torch.Tensor:
         """Whether two results differ by more, as a tensor; NaN counts as a difference."""

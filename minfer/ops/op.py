@@ -16,7 +16,7 @@ import torch
 from minfer.ops.axes import Axis, Ragged
 from minfer.ops.bounds import Expected
 from minfer.ops.case import Case
-from minfer.ops.kernel import Kernel
+from minfer.ops.kernel import PACKAGE, Kernel
 from minfer.ops.tensors import Draw, Spec, Tensors, Undo
 
 REGISTERED: dict[str, Op] = {}
@@ -57,7 +57,8 @@ class Op:
     calls: scalar arguments, by a name for each set. A kernel is verified under all that it supports; the first one is timed,
         and the others where a sweep asks for `params.call`.
     checks: for outputs that have several right answers, such as indices among ties: `check(case, tensors)` gets all tensors
-        by name, outputs among them, and returns for each element whether it is right. It must not wait for the device.
+        by name, outputs among them, and returns for each element whether it is right. It must not wait for the device, and
+        indices may be out of bounds: clamp them before they index.
     flops: of one call; a multiply-add counts as two. 0 where nobody would count them.
     traffic: the fewest bytes that device memory must move, read and written; None: every input read once, every output
         written once, and both of what is changed in place.
@@ -98,6 +99,9 @@ class Op:
             )
         if self.source is None:  # two frames up: below is the __init__ that dataclass wrote
             self.source = Path(sys._getframe(2).f_globals.get("__file__", "unknown.py")).absolute()
+        ours = PACKAGE / "ops" / self.name / "__init__.py"
+        if self.name in REGISTERED or (ours.is_file() and self.source != ours):
+            raise ValueError(f"there is an op {self.name} already; give this one another name")
         REGISTERED[self.name] = self
 
     @property
@@ -107,7 +111,7 @@ class Op:
 
     # Registering kernels.
 
-    def torch(self, name: str, function: Callable[..., None], *, baseline: bool = False, **supports: Any) -> None:
+    def torch(self, name: str, function: Callable[..., Any], *, baseline: bool = False, **supports: Any) -> None:
         """Register a PyTorch implementation; ratios are against a baseline, of several the first that runs the case.
 
         `returns=(0,)`: what it returns is the first argument's new value. It is copied there outside of the timed window,
@@ -126,9 +130,10 @@ class Op:
         """Register a Triton kernel, one `.py` file with a function named as the op."""
         self._add(Kernel(self.name, Path(file).stem, "triton", self.folder / file, archs=archs, **supports))
 
-    def cpp(self, file: str, **supports: Any) -> None:
-        """Register a C++ kernel for the CPU, one `.cpp` file that defines the torch op `minfer::<op>_<name>`."""
-        self._add(Kernel(self.name, Path(file).stem, "cpp", self.folder / file, **supports))
+    def cpp(self, file: str, *, name: str = "", **supports: Any) -> None:
+        """Register a C++ kernel for the CPU, a `.cpp` file that defines the torch op `minfer::<op>_<name>`; as `cuda` does,
+        perhaps several."""
+        self._add(Kernel(self.name, name or Path(file).stem, "cpp", self.folder / file, **supports))
 
     def _add(self, kernel: Kernel) -> None:
         if kernel.name in self.kernels:
@@ -152,9 +157,13 @@ class Op:
     def _call_param(self, name: str) -> dict[str, str]:
         return {} if name == next(iter(self.calls)) else {"call": name}
 
+    def call_name(self, case: Case) -> str:
+        """Which of `calls` a case is of."""
+        return case.params.get("call", next(iter(self.calls)))
+
     def call(self, case: Case) -> Call:
         """The scalar arguments of a case."""
-        return self.calls[case.params.get("call", next(iter(self.calls)))]
+        return self.calls[self.call_name(case)]
 
     def under_each_call(self, case: Case) -> list[Case]:
         """The case under its own call, and then under the others."""
@@ -162,12 +171,13 @@ class Op:
         return [case, *(other for other in others if other.params != case.params)]
 
     def cases(self, kernel: Kernel, shapes: Iterable[Mapping[str, int]]) -> Iterator[Case]:
-        """Every case of these shapes that a kernel states to support, over dtypes and parameters, under the first call."""
+        """Every case of these shapes that a kernel states to support, over dtypes and parameters, under the first call
+        that it supports."""
         values = [valid.examples if isinstance(valid, Ragged) else valid for valid in self.params.values()]
         for shape, dtype, chosen in itertools.product(shapes, kernel.dtypes, itertools.product(*values)):
             case = self.case(kernel.name, dtype, shape, dict(zip(self.params, chosen, strict=True)))
-            if kernel.unsupported(case, None) is None:
-                yield case
+            under = self.under_each_call(case)
+            yield from [each for each in under if kernel.unsupported(each, None) is None][:1]
 
     def wrong_shape(self, shape: Mapping[str, int]) -> str | None:
         """Why an axis cannot have its size, in half a sentence, or None."""

@@ -198,6 +198,14 @@ class Spec:
     fill: Fill = field(default_factory=floats)
     order: tuple[int, ...] | None = None
 
+    def __post_init__(self) -> None:
+        if self.dtype and self.dtype not in DTYPES:
+            raise ValueError(f"{self.name} has the dtype {self.dtype}; there are {', '.join(DTYPES)}")
+        if not all(isinstance(size, int) and size >= 0 for size in self.shape):
+            raise ValueError(f"{self.name} has the shape {self.shape}; sizes are whole numbers from 0")
+        if self.order is not None and sorted(self.order) != list(range(len(self.shape))):
+            raise ValueError(f"{self.name} has the order {self.order}, which does not name each of its axes once")
+
     @property
     def numel(self) -> int:
         return math.prod(self.shape)

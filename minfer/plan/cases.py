@@ -10,6 +10,7 @@ from typing import Any
 from minfer import ops
 from minfer.ops import DTYPES, Case, Kernel, Op, Ragged, default
 from minfer.plan.config import Config, UserError, choose, names, shape_presets
+from minfer.plan.statement import check_axes, rehearse
 from minfer.profilers.ncu import SETS
 from minfer.profilers.occupancy import LIMITS
 
@@ -38,6 +39,7 @@ def plan(config: Config, device: str, capability: tuple[int, int] | None = None)
     Problems come in the order of the request, each with all its kernels in ladder order, so that a table fills problem
     by problem. `capability` is the GPU's, where it is known already."""
     op = ops.get(choose("op", config.op, ops.names()))
+    check_axes(op)
     static = config.profiler.static
     for arch in static.archs if static else ():
         choose("architecture", arch, LIMITS)
@@ -62,6 +64,7 @@ def plan(config: Config, device: str, capability: tuple[int, int] | None = None)
         fitting = {case.kernel for case in cases if op.kernels[case.kernel].takes(case) is None}
         left_out |= {c.kernel: op.kernels[c.kernel].takes(c) or "" for c in cases if c.kernel not in fitting}
         cases = [case for case in cases if case.kernel in fitting]
+    rehearse(op, cases)
     unsupported = {}
     for case in cases:
         kernel = op.kernels[case.kernel]

@@ -237,6 +237,8 @@ def check_keys(composed: Any, parent: str = "") -> None:
         key = f"{parent}.{name}" if parent else str(name)
         if valid and name not in valid:
             raise UserError(unknown_key(key))
+        if key == "params" and composed.get("extra"):
+            continue  # perhaps those of an op that these files bring: the plan will see
         if OmegaConf.is_dict(composed._get_node(name)) and OmegaConf.select(composed, name) is not None:
             check_keys(composed[name], key)
 

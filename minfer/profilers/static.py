@@ -10,7 +10,8 @@ Which device function belongs to a case. A kernel's file has one for every templ
   - whose element types fit: the first of `__half`, `__nv_bfloat16`, `float`, ... among the template arguments is the case's
     dtype; the others are its `accumulate`, where the op has such a parameter, else dtypes of the case's tensors, or `float`;
     without any among the template arguments, the case's dtype is among the function's parameters, or no element type is;
-  - whose enumerators fit: where an enumeration of the kernel's own sources has one of the case's parameters (`TN`), a
+  - whose enumerators fit: where an enumeration of the kernel's own sources has one of the case's parameters (`TN`) or its
+    call (`backward`), a
     template argument of that type is this enumerator;
 it is the one with the most tensor-core instructions, then with the most multiply-adds, then the longest. What else fits
 and has another name, such as the kernel that adds up what the first one left, is `static.A.<its name>.<metric>`.
@@ -218,7 +219,7 @@ def enumerators(kernel: Kernel) -> dict[str, list[str]]:
 
 
 def _enumerators_fit(case: Case, name: str, enumerations: dict[str, list[str]]) -> bool:
-    wanted = set(case.params.values())
+    wanted = {*case.params.values(), ops.get(case.op).call_name(case)}
     for enumeration, value in re.findall(r"\((?:\w+::)*(\w+)\)(\d+)", template_arguments(name)[0]):
         words = enumerations.get(enumeration, [])
         if wanted & set(words) and int(value) < len(words) and words[int(value)] not in wanted:

@@ -184,13 +184,19 @@ def most_sets(op: Op, case: Case, device: torch.device) -> int:
 
 
 def judge(request: dict[str, Any], log: Path) -> Row:
-    """The columns that judging a case fills: status and message only where they change."""
+    """The columns that judging a case fills: status and message only where they change. Of the extra files it loads only
+    what is `stated`: that of the case's op, which is believed, because its reference says what is right."""
+    for path in request["stated"]:
+        ops.load_file(Path(path))
     case = Case(**request["case"])
     op, device = ops.get(case.op), devices.pick(request["device"])
     per_set = guarded_bytes(op.operand_bytes(case), len(op.specs(case)))
     arena = Arena(max(most_sets(op, case, device), 2) * per_set + (16 << 20), device)
     twin = op.case(op.baseline(case), case.dtype, case.shape, case.params)
-    kernel, baseline = Remote(case, request, arena, log), Remote(twin, request | {"extra": []}, arena, log)
+    kernel, baseline = (
+        Remote(case, request, arena, log),
+        Remote(twin, request | {"extra": request["stated"]}, arena, log),
+    )
     try:
         kernel.started()
         baseline.started()

@@ -88,7 +88,8 @@ class Supervisor:
         kernel = ops.get(case.op).kernels[case.kernel]
         if why := self.unsupported(case):
             return {"status": "unsupported", "message": why}
-        if self.shard.untrusted and kernel.returns and not kernel.source.is_relative_to(ops.PACKAGE):
+        op = ops.get(case.op)
+        if self.shard.untrusted and kernel.returns and kernel.source != op.source and not _ours(kernel.source):
             return {
                 "status": "unsupported",
                 "message": "a kernel that returns its results cannot be judged; write them",
@@ -123,6 +124,8 @@ class Supervisor:
         self.judge = self.judge or Process("minfer.worker.judge", self.log)
         claims = {name: row[name] for name in CLAIMS if row.get(name)}
         about = {"device": self.shard.device, "extra": self.shard.extra, "log": str(self.log)}
+        source = ops.get(case.op).source
+        about["stated"] = [str(source)] if source and not _ours(source) else []
         timeout_s = self.shard.case_timeout_s
         try:
             reply = self.judge.ask(10 * timeout_s, case=case.to_dict(), claims=claims, timeout_s=timeout_s, **about)
@@ -131,6 +134,10 @@ class Supervisor:
             reply = {"row": {"status": "error", "message": f"the judge failed: {death}"}}
         judged = reply["row"]
         return judged | dict.fromkeys(TIMED) if "status" in judged else judged  # no time without a right result
+
+
+def _ours(path: Path) -> bool:
+    return path.is_relative_to(ops.PACKAGE)
 
 
 def believed(case: Case, reply: Mapping[str, Any], timing: Timing, roofs: Mapping[str, float] | None) -> Row:
