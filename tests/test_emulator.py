@@ -13,7 +13,7 @@ import torch
 
 from minfer import build, ops
 from minfer.bench.verify import Trial, oracle
-from minfer.ops import Case, Kernel
+from minfer.ops import PACKAGE, Case, Kernel
 from tests.emulator import Emulated, KernelError, compiled, precompiled
 from tests.test_kernels import cases
 
@@ -84,10 +84,22 @@ def emulated(kernel: Kernel) -> bool:
     """Whether the emulator has a version of its own of everything that the sources ask of the hardware."""
     known = {path.name for path in (Path(__file__).parent / "emulator" / "include" / "cuda").iterdir()}
     sources = [path.read_text() for path in kernel.sources() if path.name not in known]
-    return not any(re.search(r"<mma\.h>|\basm\b|\batomic(?!Inc|Add)[A-Z]|cooperative_groups", text) for text in sources)
+    foreign = (
+        r"<mma\.h>|\basm\b(?! volatile\(\"\")|\batomic(?!Inc|Add)[A-Z]|cooperative_groups"  # g++ knows the empty asm
+    )
+    return not any(re.search(foreign, text) for text in sources)
 
 
-FILES = {kernel.source.stem: kernel for kernel in ops.every_kernel(["cuda"])}  # any of a file's
+FILES = {kernel.source.stem: kernel for kernel in ops.every_kernel(["cuda"]) if kernel.op == "hgemm"}  # any of a file's
+
+
+def source(name: str) -> tuple[Kernel, dict[str, str]]:
+    """The kernel that a test's parameter names, and how it is broken."""
+    if name in BROKEN:
+        return FILES[BROKEN[name][0]], BROKEN[name][1] | ONE_DTYPE
+    if name in BROKEN_RMSNORM:
+        return RMSNORM[BROKEN_RMSNORM[name][0]], BROKEN_RMSNORM[name][1] | {"<float, Half, BFloat16>": "<Half>"}
+    return FILES[name] if name in FILES else RMSNORM[name], {}
 
 
 @pytest.fixture(scope="module")
@@ -104,9 +116,9 @@ def library(
             if not isinstance(item, pytest.Function) or "library" not in item.fixturenames:
                 continue
             name = next(iter(item.callspec.params.values()))
-            file, edits = (name, {}) if name in FILES else (BROKEN[name][0], BROKEN[name][1] | ONE_DTYPE)
-            if name not in made and emulated(FILES[file]):
-                made[name] = pool.submit(compiled, FILES[file], folder / str(len(made)), edits)
+            kernel, edits = source(name)
+            if name not in made and emulated(kernel):
+                made[name] = pool.submit(compiled, kernel, folder / str(len(made)), edits)
         yield lambda name: made[name].result()
         pool.shutdown(cancel_futures=True)
 
@@ -144,7 +156,7 @@ def test_sums_of_several_blocks_have_the_same_bits_in_any_order_or_say_that_they
 
 # What is taken away from a kernel, and what is then seen: this error, or a wrong result. A mistake does not depend on the
 # dtype, and compiling for one takes half as long.
-ONE_DTYPE = {"make_gemm<BFloat16>": "make_gemm<Half>"}
+ONE_DTYPE = {"dispatch<Half, BFloat16>": "dispatch<Half>"}
 WRONG = ""
 BROKEN = {
     "wrong index": ("v02_tiled", {"a_tile[y][k] * b_tile[k][x]": "a_tile[y][k] * b_tile[x][k]"}, WRONG),
@@ -295,6 +307,127 @@ def test_a_broken_kernel_is_seen(how: str, library: Callable[[str], Path]) -> No
         assert not all(found < 1 for found in tried), "nothing was seen"
 
 
+FOLDER = PACKAGE / "ops" / "rmsnorm"
+RMSNORM = {  # from the registry, where it has the op
+    f"rmsnorm-{file}": ops.get("rmsnorm").kernels[file]
+    if "rmsnorm" in ops.names()
+    else Kernel("rmsnorm", file, "cuda", FOLDER / f"{file}.cu")
+    for file in ("v01_naive", "v02_vectors", "v03_ring")
+}
+RMSNORM_LIMITS = {  # hidden is a multiple of, and at most
+    "rmsnorm-v01_naive": (1, 1 << 20),
+    "rmsnorm-v02_vectors": (8, 1 << 20),
+    "rmsnorm-v03_ring": (8, 16384),
+}
+# Tokens and hidden: lone elements, several rows of a block at once or in turn, rows in shared memory, wholly or in part.
+RMSNORM_SIZES = [
+    (3, 1),
+    (130, 7),
+    (3, 8),
+    (3, 33),
+    (130, 136),
+    (1, 4096),
+    (60, 8200),
+    (3, 16384),
+    (1, 20000),
+    (2, 66000),
+]
+UNIT = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}  # of rounding
+
+
+def rmsnorm_error(function: Emulated, tokens: int, hidden: int, dtype: torch.dtype, **call: float) -> float:
+    """The largest error over its bound, of rows that lie 8 elements apart in x and 24 in y; NaN if a result is."""
+    random = torch.Generator().manual_seed(tokens + hidden)
+    x = torch.full((tokens, hidden + 8), torch.nan, dtype=dtype)[:, :hidden]
+    y = torch.full((tokens, hidden + 24), torch.nan, dtype=dtype)[:, :hidden]
+    weight = (0.5 + torch.rand(hidden, generator=random)).to(dtype)
+    x.copy_(torch.randn(tokens, hidden, generator=random))
+    function(y, x, weight, **call)
+    mean = x.double().square().mean(1, keepdim=True)
+    expected = x.double() / (mean + call.get("eps", 1e-6)).sqrt() * weight.double()
+    bound = (
+        UNIT[dtype] + (16 + hidden**0.5) * 2.0**-24
+    ) * expected.abs() + 2.0**-25  # the last: half a float16 denormal
+    return float(((y.double() - expected).abs() / bound).max())
+
+
+def rmsnorm_sizes(name: str) -> list[tuple[int, int]]:
+    multiple, most = RMSNORM_LIMITS[name]
+    return [size for size in RMSNORM_SIZES if size[1] % multiple == 0 and size[1] <= most]
+
+
+@pytest.mark.parametrize("name", RMSNORM)
+def test_rmsnorm_agrees_with_the_definition_when_emulated(name: str, library: Callable[[str], Path]) -> None:
+    function = Emulated(RMSNORM[name], library(name))
+    for tokens, hidden in rmsnorm_sizes(name):
+        for dtype in UNIT:
+            tried = [rmsnorm_error(function, tokens, hidden, dtype, **call) for call in ({}, {"eps": 0.5})]
+            assert max(tried) < 1, (tokens, hidden, dtype, tried)
+
+
+@pytest.mark.parametrize("name", ["rmsnorm-v02_vectors"])
+def test_rmsnorm_says_what_it_does_not_take(name: str, library: Callable[[str], Path]) -> None:
+    function, x = Emulated(RMSNORM[name], library(name)), torch.zeros(4, 24)
+    refused = {
+        "rmsnorm: y must have size 4 in dimension 0, got 3": (x[:3].clone(), x, x[0]),
+        "rmsnorm: weight must have 1 dimensions, got 2": (x.clone(), x, x),
+        "rmsnorm: weight must be float32, got float16": (x.clone(), x, x[0].half()),
+        "rmsnorm: x must be float32 or float16 or bfloat16, got int32": (x.int(), x.int(), x[0].int()),
+        "rmsnorm: x must be contiguous in its last dimension, which has stride 4": (
+            x.clone(),
+            x.t().contiguous().t(),
+            x[0],
+        ),
+        "rmsnorm: y must have a multiple of 4 elements in a row, got 22": (x[:, :22], x[:, :22], x[0, :22]),
+        "rmsnorm: x must have rows that start at multiples of 16 bytes": (x[:, :8].clone(), x[:, 2:10], x[0, :8]),
+    }
+    for why, tensors in refused.items():
+        with pytest.raises(KernelError, match=why):
+            function(*tensors)
+
+
+BROKEN_RMSNORM = {
+    "a row of y at the stride of x": (
+        "rmsnorm-v02_vectors",
+        {"p.y + row * p.y_stride": "p.y + row * p.x_stride"},
+        "outside operand y",
+    ),
+    "eps forgotten": ("rmsnorm-v02_vectors", {" + p.eps": ""}, WRONG),
+    "sums of a row's warps not waited for": (
+        "rmsnorm-v02_vectors",
+        {"  __syncthreads();\n  const int span": "  const int span"},
+        WRONG,
+    ),
+    "sums of the next row in the same place": ("rmsnorm-v02_vectors", {"partial[turn]": "partial[0]"}, WRONG),
+    "a row that is not waited for": ("rmsnorm-v03_ring", {"    barrier_wait(full + stage, parity);\n": ""}, WRONG),
+    "the parity of the ring's first turn": (
+        "rmsnorm-v03_ring",
+        {"stage = 0, parity ^= 1": "stage = 0"},
+        "wait for ever",
+    ),
+    "a stage filled while others read it": (
+        "rmsnorm-v03_ring",
+        {
+            "    copy(row + stages * gridDim.x, stage);\n": "",
+            "    const float scale": "    copy(row + stages * gridDim.x, stage);\n    const float scale",
+        },
+        "wait for ever",
+    ),
+}
+
+
+@pytest.mark.parametrize("how", BROKEN_RMSNORM)
+def test_a_broken_rmsnorm_is_seen(how: str, library: Callable[[str], Path]) -> None:
+    name, _, error = BROKEN_RMSNORM[how]
+    function = Emulated(RMSNORM[name], library(how))
+    tried = (rmsnorm_error(function, *size, torch.float16, eps=0.5) for size in rmsnorm_sizes(name))
+    if error:
+        with pytest.raises(KernelError, match=error):
+            list(tried)
+    else:
+        assert not all(found < 1 for found in tried), "nothing was seen"
+
+
 FORBIDDEN = {
     1: "63 wait for ever at __syncthreads(), 1 have ended",
     2: "while lanes of its warp wait at",
@@ -304,7 +437,7 @@ FORBIDDEN = {
     6: "of an array at forbidden.cu:",
     7: "outside its dynamic shared memory",
     8: "outside operand out",
-    9: "outside operand a, or writes an input",
+    9: "writes operand a, which is an input",
     10: "cp.async: an address is no multiple of 16 bytes",
     11: "cp.async: an address is outside the operands",
     12: "cp.async: an address is no multiple of 16 bytes",

@@ -8,6 +8,7 @@ does, written a second time. WMMA is not emulated.
 from __future__ import annotations
 
 import ctypes
+import inspect
 import re
 import subprocess
 import tempfile
@@ -25,6 +26,8 @@ INCLUDE = HERE / "include"
 FLAGS = ["-std=c++20", "-O1", "-fPIC", "-w", "-fno-strict-aliasing", "-U_FORTIFY_SOURCE"]
 FLAGS += ["-fsanitize=alignment,bounds", "-fno-sanitize-recover=all"]  # compiled in, and not linked: see runtime.h
 
+RUNTIME = ["runtime", "call"]
+
 LAUNCH = re.compile(r"([\w:]+(?:<[^;{}()]*>)?)\s*<<<(.*?)>>>\s*(\([^;]*\));", re.DOTALL)
 DYNAMIC = re.compile(r"extern\s+__shared__\s+(?:(?:alignas|__align__)\(\w+\)\s+)?([\w: ]+?)\s+(\w+)\s*\[\s*\]\s*;")
 STATIC = re.compile(
@@ -33,17 +36,37 @@ STATIC = re.compile(
 FOREIGN = re.compile(r"^\s*#\s*include\s+<(?:torch/|cuda_|mma\.h).*$", re.MULTILINE)
 
 
+# As `torch.h` numbers them.
+DTYPES = {torch.uint8: 0, torch.int8: 1, torch.int32: 3, torch.int64: 4, torch.float16: 5, torch.float32: 6}
+DTYPES |= {torch.bool: 11, torch.bfloat16: 15, torch.float8_e5m2: 23, torch.float8_e4m3fn: 24}
+KINDS = {"TensorType": 0, "FloatType": 1, "IntType": 2, "BoolType": 3}
+MOST_DIMS = 8
+
+
 class Tensor(ctypes.Structure):
     _fields_ = [
         ("data", ctypes.c_void_p),
-        ("sizes", ctypes.c_int64 * 2),
-        ("strides", ctypes.c_int64 * 2),
-        ("bfloat16", ctypes.c_int),
+        ("sizes", ctypes.c_int64 * MOST_DIMS),
+        ("strides", ctypes.c_int64 * MOST_DIMS),
+        ("rank", ctypes.c_int),
+        ("dtype", ctypes.c_int),
     ]
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Tensor:
-        return cls(tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype == torch.bfloat16)
+        shape, strides = tuple(tensor.shape), tensor.stride()
+        return cls(tensor.data_ptr(), shape, strides, tensor.dim(), DTYPES[tensor.dtype])
+
+
+class Argument(ctypes.Structure):
+    _fields_ = [
+        ("name", ctypes.c_char_p),
+        ("kind", ctypes.c_int),
+        ("is_written", ctypes.c_int),
+        ("number", ctypes.c_double),
+        ("integer", ctypes.c_int64),
+        ("tensor", Tensor),
+    ]
 
 
 class KernelError(Exception):
@@ -80,29 +103,46 @@ def compiled(kernel: Kernel, folder: Path, edits: Mapping[str, str] | None = Non
 
 
 class Emulated:
-    """A kernel that runs on the CPU, called as every kernel: `(out, a, b, alpha, beta)`, on CPU tensors.
+    """A kernel that runs on the CPU, called as every kernel: the tensors in their order, on the CPU, of 8 dimensions at
+    most, and the scalars, `(*tensors, **call)`; what is left out is as the schema says.
 
     Each call draws another schedule, the same ones in every process. Raises KernelError."""
 
     def __init__(self, kernel: Kernel, library: Path) -> None:
         self.symbol, self.seed = kernel.symbol, 0
         self._library = ctypes.CDLL(str(library))
+        self._library.emulator_schema.restype = ctypes.c_char_p
+        schema = self._library.emulator_schema(self.symbol.encode())
+        if schema is None:
+            raise KernelError(f"{kernel.source.name} registers no op {self.symbol}")
+        self._arguments = torch._C.parse_schema(schema.decode()).arguments
+        kind, required = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.empty
+        self.signature = inspect.Signature(
+            inspect.Parameter(a.name, kind, default=a.default_value if a.has_default_value() else required)
+            for a in self._arguments
+        )
 
-    def __call__(self, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, alpha: float = 1, beta: float = 0) -> None:
+    def __call__(self, *tensors: torch.Tensor, **call: float | bool) -> None:
         self.seed += 1
-        operands = (Tensor * 3)(*map(Tensor.of, (out, a, b)))
+        bound = self.signature.bind(*tensors, **call)
+        bound.apply_defaults()
+        arguments = (Argument * len(self._arguments))(
+            *(self._argument(about, bound.arguments[about.name]) for about in self._arguments)
+        )
         error = ctypes.create_string_buffer(1000)
         self._library.emulator_call(
-            self.symbol.encode(),
-            operands,
-            ctypes.c_double(alpha),
-            ctypes.c_double(beta),
-            self.seed,
-            error,
-            ctypes.c_size_t(1000),
+            self.symbol.encode(), arguments, len(arguments), self.seed, error, ctypes.c_size_t(1000)
         )
         if error.value:
             raise KernelError(error.value.decode())
+
+    def _argument(self, about: torch._C.Argument, value: torch.Tensor | float | bool) -> Argument:
+        name, kind = about.name.encode(), KINDS[about.type.kind()]
+        if isinstance(value, torch.Tensor) != (kind == 0):
+            raise TypeError(f"{self.symbol}: {about.name} is a {about.type}, got {type(value).__name__}")
+        if isinstance(value, torch.Tensor):
+            return Argument(name, kind, about.is_write, 0, 0, Tensor.of(value))
+        return Argument(name, kind, 0, float(value), int(value) if kind > 1 else 0)
 
 
 def _relative(path: Path) -> Path:
@@ -122,7 +162,8 @@ def precompiled() -> tempfile.TemporaryDirectory[str]:
     folder = tempfile.TemporaryDirectory(prefix="minfer-emulator-")
     root = Path(folder.name)
     _run(*FLAGS, *_includes(), "-x", "c++-header", HERE / "torch.h", "-o", root / "torch.h.gch")
-    _run(*FLAGS, *_includes(root), "-c", HERE / "runtime.cpp", "-o", root / "runtime.o")
+    for name in RUNTIME:
+        _run(*FLAGS, *_includes(root), "-c", HERE / f"{name}.cpp", "-o", root / f"{name}.o")
     return folder
 
 
@@ -135,5 +176,5 @@ def _includes(*folders: Path) -> list[str]:
 def _compile(source: Path, folder: Path) -> Path:
     made, library, ready = folder / "kernel.o", folder / "kernel.so", Path(precompiled().name)
     _run(*FLAGS, *_includes(ready, folder), "-x", "c++", "-c", source, "-o", made)
-    _run("-shared", "-Wl,-Bsymbolic", made, ready / "runtime.o", "-o", library)
+    _run("-shared", "-Wl,-Bsymbolic", made, *(ready / f"{name}.o" for name in RUNTIME), "-o", library)
     return library

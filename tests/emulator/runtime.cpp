@@ -1,4 +1,4 @@
-// The emulator's runtime, compiled once for all kernels: scheduling, errors, launches, and the function that Python calls.
+// The emulator's runtime, compiled once for all kernels: scheduling, errors, launches.
 #include "torch.h"
 
 #include <array>
@@ -237,7 +237,9 @@ void check_global(const char* what, const void* p, size_t bytes) {
 
 void on_signal(int, siginfo_t* info, void*) {
   for (const Region* region : state.operands)
-    if (region->near(info->si_addr)) fail("touches memory outside operand " + region->name + ", or writes an input");
+    if (region->near(info->si_addr))
+      fail(region->contains(info->si_addr, 1) ? "writes operand " + region->name + ", which is an input"
+                                              : "touches memory outside operand " + region->name);
   for (const Region& region : state.scratch)
     if (region.near(info->si_addr)) fail("touches memory outside its " + region.name);
   for (const Block& block : state.blocks)
@@ -264,48 +266,4 @@ extern "C" void __ubsan_handle_type_mismatch_v1_abort(SanitizedPlace* place, voi
 extern "C" void __ubsan_handle_out_of_bounds_abort(SanitizedPlace* place, void* index) {
   emulator::fail("takes index " + std::to_string(reinterpret_cast<intptr_t>(index)) + " of an array at " + place->file +
                  ":" + std::to_string(place->line));
-}
-
-// Copies the operands into guarded memory and calls an op by its name; what went wrong is written to `error`.
-extern "C" void emulator_call(const char* name, const torch::stable::Tensor* tensors,
-                                                            double alpha, double beta, unsigned seed, char* error,
-                                                            size_t error_bytes) {
-  using namespace emulator;
-  static const char* names[] = {"out", "a", "b"};
-  const int signals[] = {SIGSEGV, SIGBUS};
-  struct sigaction before[2], ours = {};
-  ours.sa_sigaction = on_signal, ours.sa_flags = SA_SIGINFO | SA_NODEFER;
-  std::string problem;
-  try {
-    std::unique_ptr<Region> regions[3];
-    torch::stable::Tensor inside[3];
-    state.random.seed(seed), state.call = seed;
-    state.operands.clear();
-    state.shared_allowed = kDefaultShared;
-    for (int i = 0; i < 3; ++i) {
-      inside[i] = tensors[i];
-      regions[i] = std::make_unique<Region>(names[i], tensors[i].bytes(), state.random() % 2);
-      inside[i].data = regions[i]->begin;
-      memcpy(inside[i].data, tensors[i].data, tensors[i].bytes());
-      if (i > 0) regions[i]->protect(PROT_READ);
-      state.operands.push_back(regions[i].get());
-    }
-    for (int i = 0; i < 2; ++i) sigaction(signals[i], &ours, &before[i]);
-    try {
-      if (!library().functions.count(name)) throw std::runtime_error(std::string("no op ") + name);
-      library().functions.at(name)(inside[0], inside[1], inside[2], alpha, beta);
-    } catch (const std::exception& caught) {
-      problem = caught.what();
-    }
-    for (int i = 0; i < 2; ++i) sigaction(signals[i], &before[i], nullptr);
-    for (const Region& region : state.scratch)
-      if (problem.empty() && !region.intact()) problem = "the kernel wrote outside its " + region.name;
-    state.scratch.clear();
-    if (problem.empty() && !regions[0]->intact()) problem = "the kernel wrote outside operand out";
-    memcpy(tensors[0].data, inside[0].data, tensors[0].bytes());
-    state.operands.clear();
-  } catch (const std::exception& caught) {
-    problem = caught.what();
-  }
-  strncpy(error, problem.c_str(), error_bytes - 1);
 }

@@ -19,6 +19,7 @@
 #include <ucontext.h>
 
 #include <algorithm>
+#include <bit>
 #include <climits>
 #include <cmath>
 #include <cstdint>
@@ -44,6 +45,18 @@ constexpr size_t kDefaultShared = 48 << 10;
 inline size_t& most_shared() {
   static size_t bytes = 99 << 10;
   return bytes;
+}
+
+// So few SMs that small problems have more tiles than blocks that run at once, and fewer.
+inline int& multiprocessors() {
+  static int count = 3;
+  return count;
+}
+
+inline int attribute_of_gpu(cudaDeviceAttr attribute) {
+  if (attribute == cudaDevAttrMultiProcessorCount) return multiprocessors();
+  if (attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin) return static_cast<int>(most_shared());
+  throw std::runtime_error("asks for attribute " + std::to_string(attribute) + " of the GPU, which it has not");
 }
 
 inline size_t round_up(size_t size, size_t unit) { return (size + unit - 1) / unit * unit; }
@@ -222,6 +235,9 @@ struct Launch {
 
 void launch(const Launch& how, const std::function<void()>& body);
 
+// Of SIGSEGV and SIGBUS while a call runs: says whose guards, or which read-only operand, a kernel touched.
+void on_signal(int, siginfo_t* info, void*);
+
 // Memory
 
 template <typename Array>
@@ -303,9 +319,24 @@ T __ldcg(const T* p) {
 }
 
 template <typename T>
+T __ldg(const T* p) {
+  return *p;
+}
+
+template <typename T>
 void __stcg(T* p, T value) {
   *p = value;
 }
+
+template <typename T>
+void __stcs(T* p, T value) {
+  *p = value;
+}
+
+inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
+inline int __clz(int x) { return x ? __builtin_clz(x) : 32; }
+inline float __uint_as_float(unsigned x) { return std::bit_cast<float>(x); }
+inline unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
 
 // Threads run one at a time, and blocks one after the other, so that an operation is atomic and memory in order.
 inline void __threadfence() {}
@@ -328,9 +359,9 @@ inline uint32_t __byte_perm(uint32_t x, uint32_t y, uint32_t selector) {
   return result;
 }
 
-// A GPU of three SMs, so that small problems have more and fewer tiles.
 #define cudaGetDevice(device) (*(device) = 0, cudaSuccess)
-#define cudaDeviceGetAttribute(value, attribute, device) (*(value) = 3, cudaSuccess)
+#define cudaDeviceGetAttribute(value, attribute, device) (*(value) = emulator::attribute_of_gpu(attribute), cudaSuccess)
+#define cudaOccupancyMaxActiveBlocksPerMultiprocessor(blocks, ...) (*(blocks) = 2, cudaSuccess)
 
 inline cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t) {
   memset(p, value, bytes);

@@ -207,12 +207,4 @@ void allow_shared(Kernel* kernel, int bytes) {
   STD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
 }
 
-// How many SMs this GPU has. Throws where CUDA does not say.
-inline int multiprocessors() {
-  int device = 0, count = 0;
-  STD_CUDA_CHECK(cudaGetDevice(&device));
-  STD_CUDA_CHECK(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
-  return count;
-}
-
 }  // namespace minfer

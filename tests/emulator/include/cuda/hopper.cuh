@@ -8,6 +8,8 @@
 namespace emulator {
 
 [[maybe_unused]] inline const size_t kHopperShared = most_shared() = 227 << 10;
+// Fewer than for other kernels, so that each block has several tiles.
+[[maybe_unused]] inline const int kHopperMultiprocessors = multiprocessors() = 2;
 
 inline bool has_ended(const Block& block) { return block.ended == state.threads.size() / state.blocks.size(); }
 
@@ -351,10 +353,6 @@ bool make_tensor_map(TensorMap& map, const T* matrix, int rows, int cols, int64_
   return rows > 0 && cols > 0 && ld % 8 == 0 && box_rows > 0 && box_rows <= 256 && box_cols > 0 &&
          box_cols <= 256 && box_cols % 8 == 0;
 }
-
-// Fewer multiprocessors than for other kernels, so that each block has several tiles.
-#undef cudaDeviceGetAttribute
-#define cudaDeviceGetAttribute(value, attribute, device) (*(value) = 2, cudaSuccess)
 
 template <typename... Parameters, typename... Arguments>
 cudaError_t launch_clusters(void (*kernel)(Parameters...), int cluster, dim3 blocks, int threads, int shared,

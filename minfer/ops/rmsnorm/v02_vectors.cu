@@ -1,0 +1,118 @@
+// v02_vectors: 16-byte loads and stores, one pass, and the next row on its way while one is summed and stored.
+// Idea: a thread keeps its pieces of the row in registers between the sum and the product, and starts the loads of its
+// next row before it waits for those of this one. Blocks stay for many rows, so that the weight is loaded once.
+// Expected: the copy's speed for many rows: an SM has about 100 KB in flight, where 4.3 TB/s x 1 us / 132 = 33 KB do. For
+// few rows, latency: one round trip of the loads, one barrier, one trip of the stores. Measured: see README.md.
+#include <algorithm>
+
+#include "row.cuh"
+
+namespace minfer {
+
+constexpr int kMostThreads = 512;         // of a row that is kept in registers: 128 of them a thread
+constexpr int kMostSharedThreads = 1024;  // of one that is kept in shared memory
+
+// A thread's pieces of a row: every blockDim.x-th of its `vectors`, so that a warp's are side by side; zero beyond.
+template <typename T, int kVectors>
+__device__ void load_row(Vector<T> (&to)[kVectors], const T* row, int vectors) {
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) {
+    const int at = threadIdx.x + i * blockDim.x;
+    to[i].bits = at < vectors ? __ldcs(reinterpret_cast<const uint4*>(row) + at) : uint4{};
+  }
+}
+
+template <typename T, int kVectors>
+__global__ void __launch_bounds__(kMostThreads, 1) in_registers(RmsNorm<T> p, int vectors) {
+  __shared__ float partial[2][kMostThreads / 32];
+  const int step = gridDim.x * blockDim.y;
+  int row = blockIdx.x * blockDim.y + threadIdx.y;
+  Vector<T> x[kVectors], next[kVectors], weight[kVectors];
+  load_row(x, p.x + row * p.x_stride, row < p.tokens ? vectors : 0);
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) {
+    const int at = threadIdx.x + i * blockDim.x;
+    if (at < vectors) weight[i].bits = __ldg(reinterpret_cast<const uint4*>(p.weight) + at);
+  }
+  for (int turn = 0; row - int(threadIdx.y) < p.tokens; row += step, turn ^= 1) {
+    load_row(next, p.x + (row + int64_t(step)) * p.x_stride, row < p.tokens - step ? vectors : 0);
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) sum += x[i].squares();
+    const float scale = rsqrtf(sum_of_row(sum, partial[turn]) * p.share + p.eps);
+    uint4* y = reinterpret_cast<uint4*>(p.y + row * p.y_stride);
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      const int at = threadIdx.x + i * blockDim.x;
+      x[i].stay_packed(), weight[i].stay_packed();
+      if (at < vectors && row < p.tokens) y[at] = x[i].scaled(scale, weight[i]).bits;
+      x[i] = next[i];
+    }
+  }
+}
+
+// Rows that no block's registers hold wait in shared memory, as far as its `kept` pieces go; the rest is read again.
+template <typename T>
+__global__ void __launch_bounds__(kMostSharedThreads) in_shared(RmsNorm<T> p, int vectors, int kept) {
+  extern __shared__ __align__(16) unsigned char shared[];
+  __shared__ float partial[kMostSharedThreads / 32];
+  const uint4* x = reinterpret_cast<const uint4*>(p.x + blockIdx.x * p.x_stride);
+  const uint4* weight = reinterpret_cast<const uint4*>(p.weight);
+  uint4* y = reinterpret_cast<uint4*>(p.y + blockIdx.x * p.y_stride);
+  uint4* row = reinterpret_cast<uint4*>(shared);
+
+  float sum = 0.0f;
+#pragma unroll 4
+  for (int at = threadIdx.x; at < vectors; at += blockDim.x) {
+    const Vector<T> piece(x[at]);
+    sum += piece.squares();
+    if (at < kept) row[at] = piece.bits;
+  }
+  const float scale = rsqrtf(sum_of_row(sum, partial) * p.share + p.eps);
+#pragma unroll 4
+  for (int at = threadIdx.x; at < vectors; at += blockDim.x)  // a thread reads what it wrote itself
+    y[at] = Vector<T>(at < kept ? row[at] : x[at]).scaled(scale, Vector<T>(weight[at])).bits;
+}
+
+template <int kVectors, typename T>
+void launch_in_registers(const RmsNorm<T>& p, int vectors) {
+  const int threads = (vectors + 32 * kVectors - 1) / (32 * kVectors) * 32;  // of a row
+  const int rows = std::max(1, 128 / threads);                               // of a block
+  int per_sm = 0;
+  STD_CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, in_registers<T, kVectors>, threads * rows, 0));
+  const int all = (p.tokens + rows - 1) / rows, most = per_sm * multiprocessors();
+  const int turns = (all + most - 1) / most;  // of a block; all blocks have as many, but for the last turn
+  in_registers<T, kVectors><<<(all + turns - 1) / turns, dim3(threads, rows), 0, p.stream>>>(p, vectors);
+}
+
+template <typename T>
+void launch_in_shared(const RmsNorm<T>& p, int vectors) {
+  int device = 0, most = 0;
+  STD_CUDA_CHECK(cudaGetDevice(&device));
+  STD_CUDA_CHECK(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+  const int kept = std::min(vectors, (most - 1024) / 16);
+  STD_CUDA_CHECK(cudaFuncSetAttribute(in_shared<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, kept * 16));
+  in_shared<T><<<p.tokens, kMostSharedThreads, kept * 16, p.stream>>>(p, vectors, kept);
+}
+
+template <typename T>
+void launch(const RmsNorm<T>& p) {
+  require_vectors(p);
+  const int vectors = p.hidden / Vector<T>::kCount;
+  // With few rows no SM has enough to do, and a thread should have as little as possible.
+  const int threads = p.tokens <= 2 * multiprocessors() ? kMostThreads : 128;
+  if (vectors <= threads)
+    launch_in_registers<1>(p, vectors);
+  else if (vectors <= 2 * threads)
+    launch_in_registers<2>(p, vectors);
+  else if (vectors <= 4 * threads)
+    launch_in_registers<4>(p, vectors);
+  else if (vectors <= 8 * kMostThreads)
+    launch_in_registers<8>(p, vectors);
+  else
+    launch_in_shared(p, vectors);
+}
+
+}  // namespace minfer
+
+MINFER_RMSNORM(rmsnorm_v02_vectors, minfer::launch)
