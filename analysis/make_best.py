@@ -15,8 +15,6 @@ from typing import Any
 
 import pyarrow as pa
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the project is run from its folder, not installed
-
 from analysis.command import Options, parser, run
 from analysis.rows import number, on_one_clock, with_problem
 from minfer.rows import store

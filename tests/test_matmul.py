@@ -16,7 +16,7 @@ from minfer import matmul, ops
 from minfer.functional import best as chooser
 from minfer.functional.best import best
 from minfer.rows import store
-from tests.conftest import ROOT, published
+from tests.conftest import ROOT
 
 H200 = (9, 0)
 
@@ -205,8 +205,3 @@ def test_the_table_is_what_the_rows_say(tmp_path: Path, capsys):
     (tmp_path / "broken.parquet").write_text("no")
     assert make_best.main(where) == 1 and "nothing was written" in capsys.readouterr().err
     assert make_best.main(["--results", str(tmp_path / "none")]) == 1
-
-
-def test_the_committed_table_is_that_of_the_committed_rows():
-    files = [str(ROOT / name) for name in published()]
-    assert make_best.main([*files, "--table", str(ROOT / make_best.TABLE), "--check"]) == 0

@@ -36,6 +36,7 @@ class Shape:
     """Sizes to run. An entry maps each axis to a size or a list of sizes, and stands for all their combinations."""
 
     name: str = MISSING
+    op: str = ""  # the op that these are shapes of
     gpu: list[Any] = field(default_factory=list)
     cpu: list[Any] = field(default_factory=list)
 

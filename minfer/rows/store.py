@@ -54,6 +54,7 @@ def _regime(name: str, how: str, interval: str) -> list[tuple[str, pa.DataType, 
         (f"{name}_verdict", _TEXT, "faster, tie or slower than the baseline"),
         (f"{name}_tflops", _NUMBER, "the op's FLOPs over the median time, in 10^12 a second"),
         (f"{name}_gbps", _NUMBER, "the op's least bytes over the median time, in 10^9 a second"),
+        (f"{name}_rate", _NUMBER, "throughput by the median time, in the unit that `metric` names"),
         (
             f"{name}_percent_of_peak",
             _NUMBER,
@@ -84,6 +85,7 @@ COLUMNS: list[tuple[str, pa.DataType, str]] = [
     ("dtype", _TEXT, "element type of inputs and output"),
     ("params", pa.map_(_TEXT, _TEXT), "the op's own parameters, such as layout and accumulate"),
     ("shape", pa.map_(_TEXT, _COUNT), "the op's axes and their sizes"),
+    ("operands", _TEXT, "the tensors: q inout bfloat16 (2048, 32, 128); positions in int32 (2048)"),
     ("source", _TEXT, "hash of the kernel's, its op's and the bench's sources"),
     ("timing", _TEXT, "name of the timing preset, and what was changed of it"),
     ("status", _TEXT, ", ".join(STATUSES)),
@@ -95,6 +97,7 @@ COLUMNS: list[tuple[str, pa.DataType, str]] = [
     ("error_over_bound", _NUMBER, "largest |out - oracle| / bound over the elements; above 1 is wrong"),
     ("verified", _COUNT, "how many sets of inputs the kernel was verified on"),
     # time
+    ("metric", _TEXT, "the unit of the op's throughput, such as TFLOP/s, GB/s or tokens/s; null means TFLOP/s"),
     ("baseline", _TEXT, "the kernel that speedups are against"),
     *_regime(
         "cold", "caches flushed before it, one call at a time", "the 95 % confidence interval of the median ratio"
@@ -108,11 +111,21 @@ COLUMNS: list[tuple[str, pa.DataType, str]] = [
         pa.list_(_COUNT),
         "samples of each block in the order taken: kernel, baseline, duplicate, kernel; only a block's second half counts",
     ),
+    # energy, of the steady regime; null where NVML does not count it
+    ("steady_joules", _NUMBER, "joules of one call"),
+    ("steady_baseline_joules", _NUMBER, "joules of one call of the baseline, measured beside it"),
+    ("energy_gain", _NUMBER, "baseline's joules over this kernel's"),
+    ("energy_gain_low", _NUMBER, "lower end of its range over neighbouring blocks"),
+    ("energy_gain_high", _NUMBER, "upper end of its range over neighbouring blocks"),
+    ("energy_aa_spread", _NUMBER, "how far the baseline's joules seem to be from its own duplicate's"),
+    ("energy_verdict", _TEXT, "thriftier, tie or costlier than the baseline"),
+    # what the device can do, and what a call has to do
     (
         "peaks",
         pa.map_(_TEXT, _NUMBER),
         "what this device did at best in this run, by minfer.bench.peaks: GB/s, TFLOP/s, MHz",
     ),
+    ("roof", _TEXT, "the peak that bounds the case: wgmma_bfloat16_float32, fma_float32 (CUDA cores), copy_gbps, ..."),
     ("floor_us", _NUMBER, "no cold call can take less, by those peaks; null on a CPU"),
     ("flops", _NUMBER, "floating-point operations of one call"),
     ("bytes", _NUMBER, "the fewest bytes of one call: each input read once, each output written once"),
@@ -123,6 +136,12 @@ COLUMNS: list[tuple[str, pa.DataType, str]] = [
     ("registers", _COUNT, "registers a thread, the most over the file's functions"),
     ("shared_bytes", _COUNT, "static shared memory a block, the most over the file's functions"),
     ("local_bytes", _COUNT, "stack and spills a thread, the most over the file's functions"),
+    (
+        "workspace_bytes",
+        _COUNT,
+        "the most device memory that a call takes beyond its operands, by PyTorch's allocator; null on a CPU",
+    ),
+    ("launches", _COUNT, "kernels that one call launches; null on a CPU"),
     ("metrics", pa.map_(_TEXT, _NUMBER), "what the profilers found, such as static.sm_89.registers"),
     ("functions", pa.map_(_TEXT, _TEXT), "the device functions that these are of, such as that of static.sm_89"),
     ("profilers", pa.map_(_TEXT, _TEXT), "the profilers that were run: ok, or why one found nothing, or not all"),
