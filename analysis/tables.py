@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from analysis.readme import counted, plain, significant
+from analysis.readme import counted, plain, scaled, significant
 from analysis.readme import table_lines as markdown_table
 from analysis.rows import REFERENCE, kernel_order, metric_of, number
 from minfer.rows import store
@@ -105,7 +105,7 @@ def energy(row: store.Row, metric: str) -> str:
         done = rate * us * 1e-6 * (1000 if metric == TFLOPS else 1)
     ratio = "" if row["kernel"] == row["baseline"] else ratio_text(row, "energy_gain")
     tie = " tie" if ratio and row["energy_verdict"] == "tie" else ""
-    return significant(done / joules) + (f"; {ratio}{tie}" if ratio else "")
+    return scaled(done / joules) + (f"; {ratio}{tie}" if ratio else "")
 
 
 def regime_time(row: store.Row, regime: str) -> float | None:
@@ -118,7 +118,7 @@ def throughput(row: store.Row, regime: str, metric: str) -> str:
     rate = number(row, f"{regime}_rate")
     if rate is None:
         return "—"
-    return significant(rate) + (f" {plain(row['metric'])}" if row["metric"] != metric else "")
+    return scaled(rate) + (f" {plain(row['metric'])}" if row["metric"] != metric else "")
 
 
 def cells(row: store.Row, regime: str, metric: str, reference: store.Row | None, baselines: set[str]) -> list[str]:

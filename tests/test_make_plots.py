@@ -336,7 +336,7 @@ def test_ticks_are_round(value: float) -> None:
 
 
 SINGLE = [row("torch", 700.0, 4096), row("v01_naive", 0.5, 4096)]
-OBLONG = [row(k, 9.0, shape={"m": m, "n": 64, "k": 64}) for k in ("torch", "v01_naive") for m in (1, 2)]
+OBLONG = [row(k, 9.0, shape={"m": m, "n": n, "k": 64}) for k in ("torch", "v01_naive") for m, n in ((1, 8), (2, 9))]
 
 
 @pytest.mark.parametrize(
