@@ -158,15 +158,19 @@ def test_kernels_agree_with_the_oracle_when_emulated(file: str, library: Callabl
 
 
 # Sums of many blocks, long enough for their bits to depend on the order.
-SHARED_SUMS = {"v08_split_k": (128, 256, 392), "v08_stream_k": (128, 512, 264), "v09_a_stationary": (128, 128, 1672)}
-SHARED_SUMS |= {"v16_skinny": (128, 128, 776), "v14_stream_k": (1280, 16, 1000)}
+SHARED_SUMS = {
+    "hgemm-v08_split_k": (128, 256, 392),
+    "hgemm-v08_stream_k": (128, 512, 264),
+    "hgemm-v09_a_stationary": (128, 128, 1672),
+}
+SHARED_SUMS |= {"hgemm-v16_skinny": (128, 128, 776), "hgemm-v14_stream_k": (1280, 16, 1000)}
 
 
 @pytest.mark.parametrize("file", SHARED_SUMS)
 def test_sums_of_several_blocks_have_the_same_bits_in_any_order_or_say_that_they_do_not(file, library) -> None:
-    kernel = HGEMM.kernels[file]
-    function = Emulated(kernel, library(f"hgemm-{file}"))
-    case = HGEMM.case(file, "float16", dict(zip(HGEMM.axes, SHARED_SUMS[file], strict=True)))
+    kernel = FILES[file]
+    function = Emulated(kernel, library(file))
+    case = HGEMM.case(kernel.name, "float16", dict(zip(HGEMM.axes, SHARED_SUMS[file], strict=True)))
     out, *inputs = Operands(HGEMM, case, 1, "normal", CPU).arguments
     found = set()
     for _ in range(4):  # each in another order of blocks, and with as many clusters at once
