@@ -110,7 +110,7 @@ class Op:
 
     # Registering kernels.
 
-    def torch(self, name: str, function: Callable[..., None], *, baseline: bool = False, **supports: Any) -> None:
+    def torch(self, name: str, function: Callable[..., Any], *, baseline: bool = False, **supports: Any) -> None:
         """Register a PyTorch implementation; ratios are against a baseline, of several the first that runs the case.
 
         `returns=(0,)`: what it returns is the first argument's new value. It is copied there outside of the timed window,
