@@ -441,6 +441,55 @@ def test_what_a_gpu_does_not_allow_is_an_error(mistake: int, forbidden: Callable
     assert FORBIDDEN[mistake] in str(caught.value) and "\n" not in str(caught.value)
 
 
+@pytest.fixture(scope="module")
+def anything(tmp_path_factory: pytest.TempPathFactory) -> Emulated:
+    kernel = Kernel("test", "anything", "cuda", Path(__file__).parent / "emulator" / "anything.cu")
+    return Emulated(kernel, compiled(kernel, tmp_path_factory.mktemp("anything")))
+
+
+def anything_takes() -> dict[str, torch.Tensor]:
+    return {
+        "out": torch.empty(4),
+        "state": torch.full((2, 6), 10)[:, :4],
+        "bytes": torch.tensor([1, 2, 3, 200], dtype=torch.uint8).view(torch.float8_e4m3fn),
+        "deep": torch.arange(8, dtype=torch.int32).reshape(1, 1, 1, 1, 1, 1, 1, 8)[..., ::2],
+    }
+
+
+def test_an_op_is_called_as_its_schema_says(anything: Emulated) -> None:
+    tensors = anything_takes()
+    anything(*tensors.values())
+    assert tensors["out"].tolist() == [1, 3, 5, 203] and tensors["state"].tolist() == [[10] * 4, [11] * 4]
+    anything(*tensors.values(), twice=True, scale=1.0)
+    assert tensors["out"].tolist() == [1, 6, 11, 212] and tensors["state"].tolist() == [[10] * 4, [12] * 4]
+
+
+@pytest.mark.parametrize(
+    ("mistake", "why"),
+    [
+        (1, "writes operand bytes, which is an input"),
+        (2, "touches memory outside operand deep"),
+        (3, "the kernel wrote outside operand state"),
+    ],
+)
+def test_an_operand_is_called_as_in_the_schema(mistake: int, why: str, anything: Emulated) -> None:
+    with pytest.raises(KernelError, match=why):
+        anything(*anything_takes().values(), mistake=mistake)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "why"),
+    [
+        ("out", torch.empty(4, 2)[:, 0], "anything: out must be contiguous, but dimension 0 has stride 2"),
+        ("deep", torch.empty(4), "anything: deep must have 8 dimensions, got 1"),
+        ("bytes", torch.empty(4), "anything: bytes must be float8_e4m3fn, got float32"),
+    ],
+)
+def test_what_an_op_does_not_take_is_said(name: str, tensor: torch.Tensor, why: str, anything: Emulated) -> None:
+    with pytest.raises(KernelError, match=why):
+        anything(*(anything_takes() | {name: tensor}).values())
+
+
 def test_an_asynchronous_copy_has_not_arrived_before_it_is_waited_for(forbidden) -> None:
     assert forbidden(14)[:3].isnan().tolist() == [False, True, False]
 
