@@ -64,7 +64,7 @@ class Proton:
 
 @dataclass
 class Ncu:
-    """Hardware counters, by Nsight Compute; `minfer.profilers.ncu` has the sets."""
+    """Hardware counters, by Nsight Compute; `minfer.plan.counters` has the sets."""
 
     sets: list[str] = field(default_factory=lambda: ["roofline"])
     clock_control: str = "none"  # none or base: whether ncu locks the GPU to its base clock

@@ -16,7 +16,7 @@ from rich.table import Table
 from minfer.ops import Case
 from minfer.plan.cases import Plan
 from minfer.plan.config import Config
-from minfer.profilers import sass
+from minfer.plan.counters import TENSOR
 from minfer.rows import store
 from minfer.run.progress import RunProgress
 
@@ -176,7 +176,7 @@ def _cells(row: store.Row) -> list[str]:
 
 
 # What to show of a kernel's instructions, in this order; the rest is in the rows.
-SHOWN = (*sass.TENSOR, "FFMA", "UTMALDG", "LDGSTS", "LDG", "LDSM", "LDS", "STS", "STG", "LD", "BAR")
+SHOWN = (*TENSOR, "FFMA", "UTMALDG", "LDGSTS", "LDG", "LDSM", "LDS", "STS", "STG", "LD", "BAR")
 
 
 def _static(rows: list[store.Row]) -> Table | None:
