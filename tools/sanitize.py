@@ -24,14 +24,12 @@ from pathlib import Path
 
 import torch
 
+from minfer import build, ops
+from minfer.bench.device import arch, capability, pick
+from minfer.bench.verify import Trial, oracle
+from minfer.ops import Kernel
+
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))  # the project is run from its folder, not installed
-
-from minfer import build, ops  # noqa: E402
-from minfer.bench.device import arch, capability, pick  # noqa: E402
-from minfer.bench.verify import Trial, oracle  # noqa: E402
-from minfer.ops import Kernel  # noqa: E402
-
 FOLDER = ROOT / "runs" / "sanitize"
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 SIZES = ((1, 264, 72), (20, 264, 72), (136, 264, 72), (8, 264, 1040), (257, 384, 200))
