@@ -63,6 +63,8 @@ def test_the_commit_is_that_of_a_clone_and_no_other_repositorys(place: str, tmp_
     (conf / "config.yaml").write_text("op: ???")
     monkeypatch.setattr(start, "CONF", conf)
     assert start.commit_of_sources() is None
+    subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
+    assert start.commit_of_sources() is None  # somebody's repository, which does not have them
     repository(tmp_path)
     commit = start.commit_of_sources()
     assert (commit is None) == (place != ".")

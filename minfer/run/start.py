@@ -191,7 +191,7 @@ def commit_of_sources() -> str | None:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
-        if not INSTALLED and not git("rev-parse", "--show-prefix"):
+        if not INSTALLED and git("ls-files", "--full-name", "conf/config.yaml") == "conf/config.yaml":
             changed = git("status", "--porcelain", "--untracked-files=no")
             return git("rev-parse", "--short=12", "HEAD") + ("+" if changed else "")
     except (OSError, subprocess.CalledProcessError):
