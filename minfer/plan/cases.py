@@ -10,8 +10,7 @@ from typing import Any
 from minfer import ops
 from minfer.ops import DTYPES, Case, Kernel, Op, Ragged, default
 from minfer.plan.config import Config, UserError, choose, names, shape_presets
-from minfer.profilers.ncu import SETS
-from minfer.profilers.occupancy import LIMITS
+from minfer.plan.counters import LIMITS, SETS
 
 BUILD_S = 15.0  # about what compiling one kernel takes
 

@@ -33,6 +33,7 @@ from pathlib import Path
 from minfer import build, ops
 from minfer.bench import device as devices
 from minfer.ops import Case, Kernel
+from minfer.plan.counters import LIMITS
 from minfer.profilers import Finding, Job, occupancy, sass
 from minfer.profilers.jit import launched
 from minfer.profilers.prepared import attempt, prepared
@@ -140,8 +141,8 @@ def find_triton(kernel: Kernel, case: Case) -> Finding:
     if not binaries:
         return Finding(why=f"{kernel.source.name} launched no @triton.jit function that it names itself")
     arch = devices.arch(devices.pick("cuda"))
-    if arch not in occupancy.LIMITS:
-        return Finding(why=f"knows no {arch}; known: {', '.join(occupancy.LIMITS)}")
+    if arch not in LIMITS:
+        return Finding(why=f"knows no {arch}; known: {', '.join(LIMITS)}")
     read = [describe_triton(binary.asm["cubin"], arch, binary.metadata.shared) for binary in binaries]
     function, metrics = max(read, key=lambda pair: pair[0].rank)
     return Finding({f"{arch}.{name}": value for name, value in metrics.items()}, {arch: function.name})
