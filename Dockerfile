@@ -41,10 +41,14 @@ RUN python3 -m venv /opt/uv && /opt/uv/bin/pip install --no-cache-dir ${INDEX_UR
 COPY pyproject.toml ./
 COPY cuda12/pyproject.toml cuda12/
 RUN if [ "${CUDA_VERSION%%.*}" = 12 ]; then export UV_PROJECT=cuda12; fi \
-    && /opt/uv/bin/uv sync --no-cache --no-default-groups ${INDEX_URL:+--default-index "$INDEX_URL"}
+    && /opt/uv/bin/uv sync --no-cache --no-default-groups --no-install-local ${INDEX_URL:+--default-index "$INDEX_URL"}
 
 FROM system
 COPY --from=dependencies /opt/minfer /opt/minfer
+# The command of a wheel, for sources that are not installed.
+RUN printf '%s\n' '#!/opt/minfer/bin/python' 'import sys' 'from minfer.cli import main' 'sys.exit(main())' \
+        > /opt/minfer/bin/minfer \
+    && chmod +x /opt/minfer/bin/minfer
 # Whoever runs the container (docker run --user) can write results, logs and caches, and is somebody to Python.
 RUN useradd --uid 1000 --non-unique --no-log-init minfer \
     && mkdir -p /workspace/results /workspace/runs /home/minfer \
@@ -64,4 +68,4 @@ LABEL org.opencontainers.image.revision=${COMMIT} \
       org.opencontainers.image.base.name=${BASE_IMAGE} \
       org.opencontainers.image.base.digest=${BASE_DIGEST}
 USER 1000
-ENTRYPOINT ["python", "-m", "minfer.launch"]
+ENTRYPOINT ["minfer"]

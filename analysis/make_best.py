@@ -1,8 +1,8 @@
-"""Which kernel `minfer.matmul` calls, from parquet: `python analysis/make_best.py`.
+"""Which kernels were the fastest at what, from parquet: `python analysis/make_best.py`.
 
-Reads results/**/*.parquet and writes minfer/functional/best.json: for each architecture, dtype, layout and shape our own
-kernels that are right there with fp32 accumulation, fastest first, by their cold times on one clock. PyTorch's are not
-among them: what `matmul` reaches is what these kernels reach.
+Reads results/**/*.parquet and writes minfer/functional/best.json, by which functions such as `minfer.matmul` choose: for
+each op, architecture, dtype, parameters and shape our own kernels that are right there, fastest first, by their cold
+times on one clock. PyTorch's are not among them: what those functions reach is what these kernels reach.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from typing import Any
 
 import pyarrow as pa
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the project is run from its folder, not installed
-
 from analysis.command import Options, parser, run
 from analysis.rows import number, on_one_clock, with_problem
 from minfer.rows import store
@@ -27,27 +25,29 @@ COLUMNS = ["run", "finished", "case", "op", "kernel", "backend", "dtype", "param
 COLUMNS += ["device", "device_kind", "arch", "baseline", "cold_baseline_us", "cold_speedup"]
 
 
-def entries(table: pa.Table) -> list[dict[str, Any]]:
-    """What the rows say, in order: by architecture, device, dtype, layout and shape."""
-    found: dict[tuple[Any, ...], dict[str, float]] = {}
+def entries(table: pa.Table) -> dict[str, list[dict[str, Any]]]:
+    """What the rows say of each op, in order: by architecture, device, dtype, parameters and shape."""
+    found: dict[str, dict[tuple[Any, ...], dict[str, float]]] = {}
     for row in on_one_clock(with_problem(table)).to_pylist(maps_as_pydicts="lossy"):
-        params, us = row["params"] or {}, number(row, "cold_us")
-        counts = row["op"] == "hgemm" and row["status"] in store.MEASURED and params.get("accumulate") == "float32"
-        if counts and us and row["backend"] not in (None, "torch"):
-            arch = "cpu" if row["device_kind"] == "cpu" else row["arch"]
-            shape = tuple(row["shape"][axis] for axis in "mnk")
-            key = (arch, row["device"], row["dtype"], params["layout"], *shape)
-            found.setdefault(key, {})[row["kernel"]] = round(us, 3)
-    names = ("arch", "device", "dtype", "layout", "m", "n", "k")
-    return [
-        dict(zip(names, key, strict=True)) | {"kernels": dict(sorted(us.items(), key=lambda item: (item[1], item[0])))}
-        for key, us in sorted(found.items())
-    ]
+        us, arch = number(row, "cold_us"), "cpu" if row["device_kind"] == "cpu" else row["arch"]
+        ours = row["status"] in store.MEASURED and row["backend"] not in (None, "torch")
+        if us and ours and arch and row["dtype"] and row["shape"]:
+            maps = (tuple((row[name] or {}).items()) for name in ("params", "shape"))
+            key = (arch, row["device"], row["dtype"], *maps)
+            found.setdefault(row["op"], {}).setdefault(key, {})[row["kernel"]] = round(us, 3)
+    return {op: [entry(key, us) for key, us in sorted(problems.items())] for op, problems in sorted(found.items())}
 
 
-def text(found: list[dict[str, Any]]) -> str:
-    """The file: a line a shape."""
-    return "[\n" + ",\n".join(json.dumps(entry) for entry in found) + "\n]\n"
+def entry(key: tuple[Any, ...], us: dict[str, float]) -> dict[str, Any]:
+    arch, device, dtype, params, shape = key
+    named = {"arch": arch, "device": device, "dtype": dtype, "params": dict(params), "shape": dict(shape)}
+    return named | {"kernels": dict(sorted(us.items(), key=lambda item: (item[1], item[0])))}
+
+
+def text(found: dict[str, list[dict[str, Any]]]) -> str:
+    """The file: a line a problem."""
+    ops = (f"{json.dumps(op)}: [\n" + ",\n".join(map(json.dumps, of)) + "\n]" for op, of in found.items())
+    return "{\n" + ",\n".join(ops) + "\n}\n"
 
 
 def main(arguments: Iterable[str] | None = None) -> int:

@@ -15,8 +15,6 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the project is run from its folder, not installed
-
 from analysis import files
 from analysis.command import parser
 from analysis.plots import Picture

@@ -16,8 +16,6 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the project is run from its folder, not installed
-
 from analysis.command import Options, parser, run
 from analysis.readme import plain, significant, table_lines, update
 from analysis.rows import natural, number, on_one_clock, with_problem

@@ -15,13 +15,11 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the project is run from its folder, not installed
-
 from analysis import files, plots
 from analysis.command import Options, parser, run
 from analysis.readme import README, plain, update
 from analysis.roofline import roofline
-from analysis.rows import kernel_order, on_one_clock, sections, with_problem
+from analysis.rows import kernel_order, metric_of, on_one_clock, sections, with_problem
 from minfer.rows import store
 
 COMMAND = "python analysis/make_plots.py"
@@ -36,8 +34,9 @@ AS_MEASURED = ("cold-steady",)  # what a kernel loses is of one moment; the othe
 SHOWN = ("ladder", "roofline")  # in the README itself; it links to the others
 LINKS = {"throughput": "throughput over size", "cold-steady": "cold against steady"}
 COLUMNS = ["run", "finished", "case", "op", "kernel", "status", "shape", "device", "device_kind", "flops", "bytes"]
-COLUMNS += ["peaks", "metrics", "sm_mhz", "throttle", "cold_us", "cold_p10_us", "cold_p90_us", "cold_tflops"]
-COLUMNS += ["cold_percent_of_peak", "steady_tflops", "baseline", "cold_baseline_us", "cold_speedup"]
+COLUMNS += ["peaks", "roof", "metric", "metrics", "sm_mhz", "throttle", "cold_us", "cold_p10_us", "cold_p90_us"]
+COLUMNS += ["cold_rate", "cold_tflops", "cold_percent_of_peak", "steady_rate", "steady_tflops"]
+COLUMNS += ["baseline", "cold_baseline_us", "cold_speedup"]
 
 
 def pictures(table: pa.Table) -> Iterator[tuple[str, str, str, plots.Picture | str]]:
@@ -54,10 +53,12 @@ def pictures(table: pa.Table) -> Iterator[tuple[str, str, str, plots.Picture | s
 
 
 def rows_of(table: pa.Table, op: str, device: str) -> list[store.Row]:
-    """The measured rows of an op on a device, in ladder order."""
+    """The measured rows of an op on a device that have its metric, in ladder order."""
     wanted = pc.and_(pc.equal(table["op"], op), pc.equal(table["device"], device))
     here = table.filter(pc.and_(wanted, pc.is_in(table["status"], pa.array(store.MEASURED))))
-    return sorted(here.to_pylist(maps_as_pydicts="lossy"), key=kernel_order)
+    rows = here.to_pylist(maps_as_pydicts="lossy")
+    metric = metric_of(rows) if rows else None
+    return sorted((row for row in rows if row["metric"] == metric), key=kernel_order)
 
 
 def path(op: str, device: str, name: str) -> Path:

@@ -12,8 +12,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the project is run from its folder, not installed
-
 from analysis.readme import plain, update
 
 COMMAND = "python analysis/make_reliability.py"

@@ -17,14 +17,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the project is run from its folder, not installed
-
 from analysis import pages
 from analysis.command import Options, parser, run
 from analysis.overview import by_group, overview_lines
 from analysis.readme import README, counted, markers, plain, update
 from analysis.rows import choose, on_one_clock, sections, with_problem
-from analysis.tables import COLUMNS, LEGEND, PROVENANCE, problem_lines, provenance
+from analysis.tables import COLUMNS, LEGEND, MORE_LEGEND, PROVENANCE, REGIMES, more_columns, problem_lines, provenance
 from minfer.rows import store
 
 MARKED = "results"
@@ -54,24 +52,36 @@ class Section:
     def title(self) -> str:
         return f"{plain(self.op)} on {plain(self.device)}"
 
+    @property
+    def has_more(self) -> bool:
+        """Whether there are figures that only a page shows."""
+        return any(more_columns(rows, regime) for rows in self.problems.values() for regime in REGIMES)
+
+    @property
+    def has_page(self) -> bool:
+        return self.count > 1 or self.has_more
+
     def readme_lines(self, folder: str) -> list[str]:
         lines = [f"### {self.title}", "", self.origin, ""]
         if self.headline is not None:
             lines += problem_lines(self.headline, self.problems[self.headline])
             group = self.headline.rpartition("/")[0]
-            lines += overview_lines(group, dict(by_group(self.problems))[group])
-        if self.count > 1:
-            lines += [f"[All {self.count} problems]({folder}/{self.page.as_posix()}), cold and steady.", ""]
+            lines += overview_lines(self.op, group, dict(by_group(self.problems))[group])
+        if self.has_page:
+            all_of = f"All {self.count} problems" if self.count > 1 else "With workspace and energy"
+            lines += [f"[{all_of}]({folder}/{self.page.as_posix()}), cold and steady.", ""]
         if self.left_out:
             lines += [f"Not run: {counted(self.left_out, 'problem')} that no kernel here supports.", ""]
         return lines
 
     def page_lines(self) -> list[str]:
         lines = [f"# {self.title}", "", self.origin, "", LEGEND, ""]
+        if self.has_more:
+            lines += [MORE_LEGEND, ""]
         for group, problems in by_group(self.problems):
-            lines += overview_lines(group, problems)
+            lines += overview_lines(self.op, group, problems)
         for name, rows in self.problems.items():
-            lines += problem_lines(name, rows)
+            lines += problem_lines(name, rows, full=True)
         if more := self.count - len(self.problems):
             lines += [f"{counted(more, 'more problem')} {'is' if more == 1 else 'are'} in the parquet files only.", ""]
         return lines
@@ -84,7 +94,7 @@ def every_section(table: pa.Table) -> Iterator[Section]:
         here = pc.and_(pc.equal(table["op"], op), pc.equal(table["device"], device))
         origin = table.select(["finished", *PROVENANCE]).filter(here)  # to filter every column would cost a second
         supported = pc.and_(here, pc.not_equal(table["status"], "unsupported"))
-        order, headline = choose(table.select(["problem", "status", "flops"]).filter(supported))
+        order, headline = choose(table.select(["problem", "status", "flops", "bytes"]).filter(supported))
         shown = order[:MOST_PROBLEMS]
         if headline is not None and headline not in shown:
             shown[-1] = headline
@@ -113,7 +123,7 @@ def write(table: pa.Table, options: Options) -> list[str]:
     found = list(every_section(table))
     where = Path(os.path.relpath(folder, options.readme.parent)).as_posix()
     problem = update(options.readme, MARKED, markdown(found, where), COMMAND, options.check)
-    texts = {folder / section.page: "\n".join(section.page_lines()) for section in found if section.count > 1}
+    texts = {folder / section.page: "\n".join(section.page_lines()) for section in found if section.has_page}
     return ([problem] if problem else []) + pages.bring_up_to_date(texts, folder, COMMAND, options.check)
 
 

@@ -1,7 +1,8 @@
 """Tables over the shapes of a set of `conf/shape`: how fast, and how much faster than the baseline, size by size.
 
 They are about cold calls. A set of few shapes is a table of throughputs with a line a kernel; one of many has a line a
-shape, and beside the baseline only the kernels that are the fastest of the others at some shape.
+shape, and beside the baseline only the kernels that are the fastest of the others at some shape. Axes that have one size
+in the whole table are in its title; the others name its lines or columns.
 """
 
 from __future__ import annotations
@@ -9,48 +10,79 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
-from analysis.readme import plain, significant
-from analysis.rows import kernel_order, number
-from analysis.tables import duration, regime_time, title
+from analysis.readme import plain, significant, table_lines
+from analysis.rows import kernel_order, metric_of, number
+from analysis.tables import duration, regime_time, throughput, title
 from minfer.rows import store
 
 SETS = Path(__file__).resolve().parents[1] / "conf" / "shape"
 FEWEST, MOST_ACROSS = 2, 8  # shapes that are worth a table, and those that fit beside each other
 
 Problems = Mapping[str, list[store.Row]]  # by shape, such as "m=1,n=2"
+Timed = Mapping[str, Mapping[str, store.Row]]  # by shape and kernel
 
 
-def shape_sets(folder: Path = SETS) -> dict[str, list[str]]:
-    """The shapes of each set, written as in a case's key, in the order of the file; a GPU's and a CPU's together."""
-    found: dict[str, list[str]] = {}
+@dataclass(frozen=True)
+class Axes:
+    """How the shapes of a table are called: by what they differ in."""
+
+    names: list[str]  # of the axes that vary; none where the shapes are square
+    constant: str  # the others: `hidden=4096`
+    labels: dict[str, str]  # of each shape: `512` where all of them are square, else `1 × 4096`
+
+    @classmethod
+    def of(cls, shapes: Iterable[str]) -> Axes:
+        """Shapes of an op, at least two."""
+        sizes = {shape: dict(part.split("=") for part in shape.split(",")) for shape in shapes}
+        first = next(iter(sizes.values()))
+        if len(first) > 1 and all(len(set(each.values())) == 1 for each in sizes.values()):
+            return cls([], "", {shape: next(iter(each.values())) for shape, each in sizes.items()})
+        varying = [axis for axis in first if len({each[axis] for each in sizes.values()}) > 1]
+        constant = ", ".join(f"{axis}={size}" for axis, size in first.items() if axis not in varying)
+        labels = {shape: " × ".join(each[axis] for axis in varying) for shape, each in sizes.items()}
+        return cls([axis.upper() if len(axis) == 1 else axis for axis in varying], constant, labels)
+
+    def __str__(self) -> str:
+        return plain(" × ".join(self.names))
+
+
+def shape_sets(op: str, folder: Path = SETS) -> dict[str, list[frozenset[str]]]:
+    """The shapes of each set of an op in the order of the file, a GPU's and a CPU's together; one is {"m=1", "n=2"}."""
+    found: dict[str, list[frozenset[str]]] = {}
     for file in sorted(folder.glob("*.yaml")):
         content: Any = OmegaConf.to_container(OmegaConf.load(file))
+        if content.get("op") != op:
+            continue
         shapes = found.setdefault(content["name"], [])
         for entry in (*content.get("gpu", ()), *content.get("cpu", ())):
             sizes = [size if isinstance(size, list) else [size] for size in entry.values()]
             for chosen in itertools.product(*sizes):
-                shapes.append(",".join(f"{axis}={size}" for axis, size in zip(entry, chosen, strict=True)))
+                shapes.append(frozenset(f"{axis}={size}" for axis, size in zip(entry, chosen, strict=True)))
     return found
 
 
-def overview_lines(group: str, problems: Problems) -> list[str]:
-    """A table for each set that has at least two timed shapes here, the small sets first. `group` is what the problems
-    have in common."""
+def overview_lines(op: str, group: str, problems: Problems) -> list[str]:
+    """A table for each set of the op that has at least two timed shapes here, the small sets first. `group` is what the
+    problems have in common."""
     lines: list[str] = []
-    tables = [
-        (name, {shape: rows for shape in shapes if (rows := _timed(problems.get(shape, ())))})
-        for name, shapes in shape_sets().items()
-    ]
+    named = {frozenset(shape.split(",")): shape for shape in problems}
+    tables = []
+    for name, shapes in shape_sets(op).items():
+        measured = dict.fromkeys(named[shape] for shape in shapes if shape in named)
+        tables.append((name, {shape: rows for shape in measured if (rows := _timed(problems[shape]))}))
     for name, timed in sorted(tables, key=lambda table: len(table[1])):
         if len(timed) >= FEWEST:
-            few = len(timed) <= MOST_ACROSS
-            what = "TFLOP/s" if few else "time"
-            lines += [f"**{plain(name)} · {title(group)} · cold, {what}**", "", *(_across if few else _down)(timed), ""]
+            axes, few = Axes.of(timed), len(timed) <= MOST_ACROSS
+            metric = metric_of(row for rows in timed.values() for row in rows.values())
+            common = [title(f"{group}/{axes.constant}"), f"cold, {plain(metric) if few else 'time'}"]
+            body = _across(timed, axes, metric) if few else _down(timed, axes)
+            lines += [f"**{' · '.join([plain(name), *common])}**", "", *body, ""]
     return lines
 
 
@@ -59,49 +91,44 @@ def _timed(rows: Iterable[store.Row]) -> dict[str, store.Row]:
     return {row["kernel"]: row for row in sorted(rows, key=kernel_order) if regime_time(row, "cold")}
 
 
-def _kernels(timed: Mapping[str, Mapping[str, store.Row]]) -> list[str]:
+def _kernels(timed: Timed) -> list[str]:
     every = [row for rows in timed.values() for row in rows.values()]
     return list(dict.fromkeys(row["kernel"] for row in sorted(every, key=kernel_order)))
 
 
-def _across(timed: Mapping[str, Mapping[str, store.Row]]) -> list[str]:
+def _across(timed: Timed, axes: Axes, metric: str) -> list[str]:
     """A line a kernel, a column a shape."""
-    lines = _header(["Kernel", *(_short(shape) for shape in timed), "Speed-up, geometric mean"])
+    corner = f"Kernel / {axes}" if axes.names else "Kernel"
+    body = []
     best = {shape: min(rows, key=_cold(rows)) for shape, rows in timed.items()}
     for kernel in _kernels(timed):
         cells = [plain(kernel)]
         for shape, rows in timed.items():
-            tflops = number(rows[kernel], "cold_tflops") if kernel in rows else None
-            cells.append(_bold(significant(tflops) if tflops else "—", best[shape] == kernel))
-        lines.append(_line([*cells, _mean(rows.get(kernel) for rows in timed.values())]))
-    return lines
+            rate = throughput(rows[kernel], "cold", metric) if kernel in rows else "—"
+            cells.append(_bold(rate, best[shape] == kernel))
+        body.append([*cells, _mean(rows.get(kernel) for rows in timed.values())])
+    return _table([corner, *map(plain, axes.labels.values()), "Speed-up, geometric mean"], body)
 
 
-def _down(timed: Mapping[str, Mapping[str, store.Row]]) -> list[str]:
+def _down(timed: Timed, axes: Axes) -> list[str]:
     """A line a shape, and a column for the baselines and for each kernel that is the fastest of the others somewhere."""
     baselines = {row["baseline"] for rows in timed.values() for row in rows.values()}
     others = {shape: [kernel for kernel in rows if kernel not in baselines] for shape, rows in timed.items()}
     first = {shape: min(others[shape], key=_cold(rows)) for shape, rows in timed.items() if others[shape]}
     kernels = [kernel for kernel in _kernels(timed) if kernel in {*baselines, *first.values()}]
-    axes = " × ".join(part.partition("=")[0].upper() for part in next(iter(timed)).split(","))
-    lines = _header([plain(axes), *map(plain, kernels), "Speed-up of the fastest"])
+    body = []
     chosen = {shape: rows.get(first.get(shape, "")) for shape, rows in timed.items()}
     for shape, rows in timed.items():
         best = min(rows, key=_cold(rows))
         times = [_bold(duration(rows[k]["cold_us"]) if k in rows else "—", k == best) for k in kernels]
-        lines.append(_line([_short(shape), *times, _mean([chosen[shape]])]))
+        body.append([plain(axes.labels[shape]), *times, _mean([chosen[shape]])])
     means = [_mean(rows.get(kernel) for rows in timed.values()) for kernel in kernels]
-    return [*lines, _line(["Speed-up, geometric mean", *means, _mean(chosen.values())])]
+    body.append(["Speed-up, geometric mean", *means, _mean(chosen.values())])
+    return _table([str(axes) if axes.names else "Size", *map(plain, kernels), "Speed-up of the fastest"], body)
 
 
 def _cold(rows: Mapping[str, store.Row]) -> Callable[[str], float]:
     return lambda kernel: float(rows[kernel]["cold_us"])
-
-
-def _short(shape: str) -> str:
-    """`512` where all sizes are the same, else `1 × 4096 × 4096`."""
-    sizes = [part.partition("=")[2] for part in shape.split(",")]
-    return plain(sizes[0] if len(set(sizes)) == 1 and len(sizes) > 1 else " × ".join(sizes))
 
 
 def _ratio(row: store.Row | None) -> float | None:
@@ -121,12 +148,8 @@ def _bold(text: str, bold: bool) -> str:
     return f"**{text}**" if bold else text
 
 
-def _header(names: list[str]) -> list[str]:
-    return [_line(names), _line([":--", *["--:"] * (len(names) - 1)])]
-
-
-def _line(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+def _table(header: list[str], body: Iterable[list[str]]) -> list[str]:
+    return table_lines(header, [":--", *["--:"] * (len(header) - 1)], body)
 
 
 def by_group(problems: Mapping[str, list[store.Row]]) -> Iterator[tuple[str, Problems]]:

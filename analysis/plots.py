@@ -1,13 +1,13 @@
 """Throughput, ladder, and cold against steady: each a function from the rows of one op on one device to a picture.
 
-The rows are measured ones, in ladder order, maps as dictionaries, and with a `problem`: the case's key without op and
-kernel. Any other column may be null.
+The rows are measured ones, in ladder order, of one metric, maps as dictionaries, and with a `problem`: the case's key
+without op and kernel. Any other column may be null.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sized
+from collections.abc import Iterable, Mapping, Sized
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,13 +16,16 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from analysis.readme import counted, significant
-from analysis.rows import MANY, REFERENCE, natural, number
+from analysis.readme import counted, scale, scaled, significant
+from analysis.rows import REFERENCE, natural, number
+from analysis.series import Series, problem, representative, series, setting, words
 from analysis.style import INK, SMALL, figure, look, name_ends, printable, title
 from minfer.rows.store import Row
 
 MOST_BANDS = 8  # lines whose bands can still be told apart
 RUNG = 0.26  # inches of a ladder's rung
+TICKS_APART = 0.05  # of an axis: what the label of a size takes
+GBPS = "GB/s"
 
 
 class LeftOut(Exception):
@@ -38,54 +41,82 @@ class Picture:
 
 
 def throughput(op: str, device: str, rows: list[Row]) -> Picture:
-    """TFLOP/s over the size of square problems, cold; a panel for each dtype and parameters.
+    """The metric over the sizes of a series of problems, cold; a panel for each dtype and parameters.
 
-    The scale is that of square roots: of a ladder from 0.5 to 800 TFLOP/s a linear one would hide the first rungs and a
-    logarithmic one the differences between the last."""
-    panels: dict[str, dict[str, list[Row]]] = {}
+    GB/s are on a linear scale, with what copying reaches. Others are on one of square roots: of a ladder from 0.5 to 800
+    TFLOP/s a linear one would hide the first rungs and a logarithmic one the differences between the last."""
+    settings: dict[str, list[Row]] = {}
     for row in rows:
-        if side(row) and number(row, "cold_tflops"):
-            panels.setdefault(setting(row), {}).setdefault(row["kernel"], []).append(row)
-    sizes = {name: sorted({side(r) or 0 for line in lines.values() for r in line}) for name, lines in panels.items()}
-    panels = {name: panels[name] for name in fullest_first(panels) if len(sizes[name]) > 1}
-    if not panels:
-        raise LeftOut("it takes square problems of at least two sizes")
-    drawn, axes = figure([max(4.4, 0.9 + 0.2 * len(lines)) for lines in panels.values()])
-    for ax, (name, lines) in zip(axes[:, 0], panels.items(), strict=True):
-        banded = len(lines) <= MOST_BANDS
-        what = f"{words(name)} · cold" + (" · band: 10th to 90th percentile" if banded else "")
-        title(ax, f"{op} on {device}: throughput over size", what)
-        ends = {kernel: draw_line(ax, kernel, line, banded) for kernel, line in lines.items()}
-        ax.set_xscale("log", base=2)
-        ax.set_yscale("function", functions=(lambda y: np.sqrt(np.maximum(y, 0)), np.square))
-        top = 1.05 * max(band(row, "cold")[1] for line in lines.values() for row in line)
-        ticks = {rounded(top * (step / 6) ** 2) for step in range(1, 7)}
-        ax.set_xlim(sizes[name][0] / 2**0.15, sizes[name][-1] * 2**0.15)
-        ax.set_ylim(0, top)
-        ax.set_xticks(sizes[name], [str(size) for size in sizes[name]])
-        ax.set_yticks([0, *sorted(tick for tick in ticks if tick <= top)])
-        ax.minorticks_off()
-        plain_ticks(ax.yaxis)
-        ax.set_xlabel("side of the square problem, " + " = ".join(next(iter(lines.values()))[0]["shape"]))
-        ax.set_ylabel("throughput, TFLOP/s (square-root scale)")
-        name_ends(ax, ends)
+        if number(row, "cold_rate"):
+            settings.setdefault(setting(row), []).append(row)
+    shown = {name: found for name, of in settings.items() if (found := series(of))}
+    if not shown:
+        raise LeftOut("it takes problems of at least two sizes that differ in one axis, or square ones")
+    panels: dict[str, dict[str, list[Row]]] = {name: {} for name in shown}
+    for name, found in shown.items():
+        for row in found.rows:
+            panels[name].setdefault(row["kernel"], []).append(row)
+    names = fullest_first(panels)
+    drawn, axes = figure([max(4.4, 0.9 + 0.2 * len(panels[name])) for name in names])
+    for ax, name in zip(axes[:, 0], names, strict=True):
+        banded = len(panels[name]) <= MOST_BANDS
+        notes = [words(name), shown[name].fixed, "cold", "band: 10th to 90th percentile" if banded else ""]
+        over = "size" if shown[name].square else shown[name].label
+        title(ax, f"{op} on {device}: throughput over {over}", " · ".join(filter(None, notes)))
+        draw_lines(ax, shown[name], panels[name], banded)
     kernels = {kernel for lines in panels.values() for kernel in lines}
-    return Picture(
-        drawn,
-        f"Throughput of {counted(len(kernels), 'kernel')} of {op} on {device} over the size of square problems, cold",
-    )
+    over = " and ".join(dict.fromkeys(shown[name].over for name in names))
+    return Picture(drawn, f"Throughput of {counted(len(kernels), 'kernel')} of {op} on {device} over {over}, cold")
 
 
-def draw_line(ax: Axes, kernel: str, rows: list[Row], banded: bool) -> tuple[float, float]:
+def draw_lines(ax: Axes, found: Series, lines: Mapping[str, list[Row]], banded: bool) -> None:
+    """A line a kernel over the sizes of a series, on scales that fit."""
+    metric, sizes = found.rows[0]["metric"], found.sizes
+    copy = latest_peaks(found.rows).get("copy_gbps", 0.0) if metric == GBPS else 0.0
+    ends = {
+        kernel: draw_line(ax, kernel, sorted(line, key=found.size), found, banded) for kernel, line in lines.items()
+    }
+    top = 1.05 * max(copy, *(band(row, "cold")[1] for row in found.rows))
+    ax.set_xscale("log", base=2)
+    ax.set_xlim(sizes[0] / 2**0.15, sizes[-1] * 2**0.15)
+    if metric == GBPS:
+        ax.set_ylim(0, top)
+    else:
+        ax.set_yscale("function", functions=(lambda y: np.sqrt(np.maximum(y, 0)), np.square))
+        ticks = {rounded(top * (step / 6) ** 2) for step in range(1, 7)}
+        ax.set_ylim(0, top)
+        ax.set_yticks([0, *sorted(tick for tick in ticks if tick <= top)])
+    ticked = apart(sizes)
+    ax.set_xticks(ticked, [str(size) for size in ticked])
+    ax.minorticks_off()
+    plain_ticks(ax.yaxis)
+    if copy:
+        ax.axhline(copy, color=INK, linewidth=1.1, label="_copy")
+        ax.annotate(f"copy {bandwidth(copy)}", (sizes[0], copy), (0, 3), "data", "offset points", fontsize=SMALL)
+    ax.set_xlabel(f"side of the square problem, {found.label}" if found.square else printable(found.label))
+    ax.set_ylabel(printable(f"throughput, {metric}") + ("" if metric == GBPS else " (square-root scale)"))
+    name_ends(ax, ends)
+
+
+def draw_line(ax: Axes, kernel: str, rows: list[Row], found: Series, banded: bool) -> tuple[float, float]:
     """A kernel's throughput over size, as a line and perhaps a band; the last point."""
-    rows = sorted(rows, key=lambda row: side(row) or 0)
     style = look(kernel)
-    x, y = [side(row) or 0 for row in rows], [row["cold_tflops"] for row in rows]
+    x, y = [found.size(row) for row in rows], [row["cold_rate"] for row in rows]
     ax.plot(x, y, style.line, linewidth=1.6, label=kernel, zorder=2 + (kernel == REFERENCE), **style.points)
     if banded:
         low, high = zip(*(band(row, "cold") for row in rows), strict=True)
         ax.fill_between(x, low, high, color=style.color, alpha=0.2, linewidth=0)
     return x[-1], y[-1]
+
+
+def apart(sizes: list[int]) -> list[int]:
+    """Those of the sizes whose labels do not overlap on a logarithmic axis; the last is always one."""
+    least = TICKS_APART * (math.log2(sizes[-1] / sizes[0]) + 0.3)
+    kept = [sizes[-1]]
+    for size in reversed(sizes[:-1]):
+        if math.log2(kept[-1] / size) >= least:
+            kept.append(size)
+    return kept[::-1]
 
 
 def rounded(value: float) -> float:
@@ -96,7 +127,7 @@ def rounded(value: float) -> float:
 
 def ladder(op: str, device: str, rows: list[Row]) -> Picture:
     """Kernels of the representative problem as bars in ladder order."""
-    rows = representative([row for row in rows if number(row, "cold_tflops")])
+    rows = representative([row for row in rows if number(row, "cold_rate")])
     if len(rows) < 2:
         raise LeftOut("it takes a problem that two kernels have cold times of")
     drawn, axes = figure([0.3 + RUNG * len(rows)])
@@ -105,24 +136,30 @@ def ladder(op: str, device: str, rows: list[Row]) -> Picture:
     title(ax, f"{op} on {device}: the ladder", what)
     shares = any(number(row, "cold_percent_of_peak") for row in rows)
     limit = 1.03 * max(band(row, "cold")[1] for row in rows)
-    texts = []
+    metric = rows[0]["metric"]
+    texts = [printable(f"{scaled(row['cold_rate'])} {metric}") for row in rows]
+    end = max(92.0, 6.5 * max(map(len, texts)))
     for place, row in enumerate(rows):
-        tflops, color = row["cold_tflops"], look(row["kernel"]).color
+        rate, color = row["cold_rate"], look(row["kernel"]).color
         low, high = band(row, "cold")
         ax.barh(place, low, 0.72, color=color)
         ax.barh(place, high - low, 0.72, left=low, color=color, alpha=0.4, linewidth=0)
-        ax.plot([tflops, tflops], [place - 0.36, place + 0.36], color=color, linewidth=2, label=row["kernel"])
+        ax.plot([rate, rate], [place - 0.36, place + 0.36], color=color, linewidth=2, label=row["kernel"])
         ax.plot([high, limit], [place, place], ":", color=INK, linewidth=0.7, zorder=0.5)
-        texts.append(f"{significant(tflops)} TFLOP/s")
-        beside(ax, texts[-1], place, 92)
+        beside(ax, texts[place], place, end)
         if share := number(row, "cold_percent_of_peak"):
-            texts[-1] += f", {significant(share, 3 if share >= 1 else 1)} % of peak"
-            beside(ax, texts[-1].partition(", ")[2], place, 172)
+            text = f"{significant(share, 3 if share >= 1 else 1)} % of peak"
+            texts[place] += f", {text}"
+            beside(ax, text, place, end + 80)
         if row["kernel"] == REFERENCE:
-            ax.axvline(tflops, color=INK, linestyle="--", linewidth=1, zorder=0.5)
+            ax.axvline(rate, color=INK, linestyle="--", linewidth=1, zorder=0.5)
     rungs(ax, [row["kernel"] for row in rows])
     ax.set_xlim(0, limit)
-    ax.set_xlabel("throughput, TFLOP/s" + ("; peak: what the measured peaks allow for this problem" if shares else ""))
+    plain_ticks(ax.xaxis)
+    ax.set_xlabel(
+        printable(f"throughput, {metric}")
+        + ("; peak: what the measured peaks allow for this problem" if shares else "")
+    )
     bars = "; ".join(f"{row['kernel']} {text}" for row, text in zip(rows, texts, strict=True))
     return Picture(drawn, f"Ladder of {op} on {device}, {problem(rows[0])}, cold: {bars}")
 
@@ -135,21 +172,20 @@ def beside(ax: Axes, text: str, place: float, end: float) -> None:
 
 
 def cold_steady(op: str, device: str, rows: list[Row]) -> Picture:
-    """Cold and steady side by side as measured, with the clock that the device settled at; kernels, then PyTorch over
-    sizes. A kernel's two are of one moment, and their ratio is its own; between kernels the card's clock differs."""
-    rows = [row for row in rows if number(row, "cold_tflops") and number(row, "steady_tflops")]
+    """Cold and steady side by side as measured, with the clock that the device settled at; kernels, then PyTorch over a
+    series of sizes. A kernel's two are of one moment, and their ratio is its own; between kernels the card's clock differs."""
+    rows = [row for row in rows if number(row, "cold_rate") and number(row, "steady_rate")]
     kernels = representative(rows)
     if not kernels:
         raise LeftOut("no row has both a cold and a steady time")
-    sizes = [r for r in rows if r["kernel"] == REFERENCE and side(r) and setting(r) == setting(kernels[0])]
-    sizes.sort(key=lambda row: side(row) or 0)
     groups = [
         (kernels, [row["kernel"] for row in kernels], f"{op} on {device}: cold against steady", problem(kernels[0]))
     ]
-    if len(sizes) > 1:
-        axis = " = ".join(sizes[0]["shape"])
-        names = [f"{axis} = {side(row)}" for row in sizes]
-        groups.append((sizes, names, f"{REFERENCE} over square sizes", words(setting(sizes[0]))))
+    if sizes := series(r for r in rows if r["kernel"] == REFERENCE and setting(r) == setting(kernels[0])):
+        ordered = sorted(sizes.rows, key=sizes.size)
+        names = [f"{sizes.label} = {sizes.size(row)}" for row in ordered]
+        what = " · ".join(filter(None, [words(setting(kernels[0])), sizes.fixed]))
+        groups.append((ordered, names, f"{REFERENCE} over {'square sizes' if sizes.square else sizes.label}", what))
     clocks = any(number(row, "sm_mhz") for group, *_ in groups for row in group)
     drawn, axes = figure([0.3 + 1.5 * RUNG * len(group) for group, *_ in groups], (2.2, 1) if clocks else (1,))
     for row_axes, (group, names, head, what) in zip(axes, groups, strict=True):
@@ -161,25 +197,25 @@ def cold_steady(op: str, device: str, rows: list[Row]) -> Picture:
         limits = [ax.get_xlim() for ax in column]
         for ax in column:
             ax.set_xlim(min(low for low, _ in limits), max(high for _, high in limits))
-    said = ", ".join(
-        f"{r['kernel']} {significant(r['cold_tflops'])} and {significant(r['steady_tflops'])}" for r in kernels
-    )
-    return Picture(drawn, f"Cold and steady TFLOP/s as measured of {op} on {device}, {problem(kernels[0])}: {said}")
+    said = ", ".join(f"{r['kernel']} {scaled(r['cold_rate'])} and {scaled(r['steady_rate'])}" for r in kernels)
+    metric = kernels[0]["metric"]
+    return Picture(drawn, f"Cold and steady {metric} as measured of {op} on {device}, {problem(kernels[0])}: {said}")
 
 
 def bars(ax: Axes, rows: list[Row], names: list[str]) -> None:
     """Two bars a row; the steady one says how far it is from the cold one."""
     for place, row in enumerate(rows):
         color = look(row["kernel"]).color
-        cold, steady = row["cold_tflops"], row["steady_tflops"]
+        cold, steady = row["cold_rate"], row["steady_rate"]
         ax.barh(place - 0.2, cold, 0.36, color=color, label="cold")
         ax.barh(place + 0.2, steady, 0.36, facecolor=(color, 0.3), edgecolor=color, linewidth=1, label="steady")
-        change = f"{significant(steady)} ({100 * (steady / cold - 1):+.1f} %)".replace("-", "−")
-        for end, text, shift in ((cold, significant(cold), -0.2), (steady, change, 0.2)):
+        change = f"{scaled(steady)} ({100 * (steady / cold - 1):+.1f} %)".replace("-", "−")
+        for end, text, shift in ((cold, scaled(cold), -0.2), (steady, change, 0.2)):
             ax.annotate(text, (end, place + shift), (4, 0), "data", "offset points", va="center", fontsize=SMALL)
     rungs(ax, names)
-    ax.set_xlim(0, 1.25 * max(row[f"{regime}_tflops"] for row in rows for regime in ("cold", "steady")))
-    ax.set_xlabel("throughput, TFLOP/s")
+    ax.set_xlim(0, 1.25 * max(row[f"{regime}_rate"] for row in rows for regime in ("cold", "steady")))
+    plain_ticks(ax.xaxis)
+    ax.set_xlabel(printable(f"throughput, {rows[0]['metric']}"))
 
 
 def clock_panel(ax: Axes, rows: list[Row]) -> None:
@@ -206,11 +242,11 @@ def rungs(ax: Axes, names: list[str]) -> None:
 
 
 def plain_ticks(axis: Axis) -> None:
-    """0.1, 1, 10 instead of powers of ten, and on a short logarithmic axis 2 and 5 too."""
+    """0.1, 1, 10, 2 M instead of powers of ten, and on a short logarithmic axis 2 and 5 too."""
     if axis.get_scale() == "log":
         low, high = sorted(axis.get_view_interval())
         axis.set_major_locator(LogLocator(subs=(1.0,) if high > 100 * low else (1.0, 2.0, 5.0)))
-    axis.set_major_formatter(lambda value, _: f"{value:g}")
+    axis.set_major_formatter(lambda value, _: "{:g}{}".format(*scale(value)))
     axis.set_minor_formatter(NullFormatter())
 
 
@@ -219,46 +255,19 @@ def fullest_first(panels: Mapping[str, Sized]) -> list[str]:
     return sorted(panels, key=lambda name: (-len(panels[name]), natural(name)))
 
 
-def setting(row: Row) -> str:
-    """A problem's dtype and parameters: `float16/layout=TN,accumulate=float32`."""
-    return row["problem"].rpartition("/")[0]
-
-
-def words(text: str) -> str:
-    return printable(" · ".join(part.replace(",", ", ") for part in text.split("/") if part))
-
-
-def problem(row: Row) -> str:
-    """A row's problem in words, `m=n=k=512` where all sides are equal."""
-    if length := side(row):
-        return f"{words(setting(row))} · {'='.join(row['shape'])}={length}"
-    return words(row["problem"])
-
-
-def side(row: Row) -> int | None:
-    """The length of a square problem's sides; None of any other."""
-    lengths = set((row["shape"] or {}).values())
-    length = lengths.pop() if len(lengths) == 1 else None
-    return length if length and length > 0 else None
-
-
 def band(row: Row, regime: str) -> tuple[float, float]:
-    """TFLOP/s at the 90th and the 10th percentile of the times; the median's twice where they are not known."""
-    slow, fast, flops = number(row, f"{regime}_p90_us"), number(row, f"{regime}_p10_us"), number(row, "flops")
-    if not (slow and fast and flops):
-        return row[f"{regime}_tflops"], row[f"{regime}_tflops"]
-    return flops / slow / 1e6, flops / fast / 1e6
+    """The throughput at the 90th and the 10th percentile of the times; the median's twice where they are not known."""
+    slow, fast, us = (number(row, f"{regime}_{name}") for name in ("p90_us", "p10_us", "us"))
+    rate: float = row[f"{regime}_rate"]
+    return (rate * us / slow, rate * us / fast) if slow and fast and us else (rate, rate)
 
 
-def representative(rows: list[Row]) -> list[Row]:
-    """The rows of one problem: of those that many kernels have the largest; a square if there is any."""
-    problems: dict[str, list[Row]] = {}
-    for row in [row for row in rows if side(row)] or rows:
-        problems.setdefault(row["problem"], []).append(row)
-    many = MANY * max(map(len, problems.values()), default=0)
+def latest_peaks(rows: Iterable[Row]) -> dict[str, float]:
+    """The peaks of the newest row that has any."""
+    known = [row for row in rows if row["peaks"]]
+    peaks = max(known, key=lambda row: str(row["finished"]))["peaks"] if known else {}
+    return {name: value for name, value in peaks.items() if value and 0 < value < math.inf}
 
-    def rank(name: str) -> tuple[object, ...]:
-        return -(number(problems[name][0], "flops") or 0), -len(problems[name]), natural(name)
 
-    full = [name for name, found in problems.items() if len(found) >= many]
-    return problems[min(full, key=rank)] if full else []
+def bandwidth(gbps: float) -> str:
+    return f"{significant(gbps, 3)} GB/s" if gbps < 1000 else f"{significant(gbps / 1e3, 3)} TB/s"

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 README = Path("README.md")
+MOST_PLAIN = 1e5  # from which on a number is scaled
 
 
 def table_lines(header: list[str], rule: list[str], body: Iterable[list[str]]) -> list[str]:
@@ -31,6 +32,20 @@ def significant(value: float, digits: int = 4) -> str:
     """A positive number to that many significant digits; integer digits all stay."""
     exponent = int(f"{value:.{digits - 1}e}".partition("e")[2])  # that of the rounded value: 9.9996 is 10.00
     return f"{value:.{max(0, digits - 1 - exponent)}f}"
+
+
+def scale(value: float) -> tuple[float, str]:
+    """A number and its prefix: a large one in thousands, millions and so on."""
+    for power, prefix in ((12, " T"), (9, " G"), (6, " M"), (3, " k")):
+        if value >= max(10.0**power, MOST_PLAIN):
+            return value / 10.0**power, prefix
+    return value, ""
+
+
+def scaled(value: float) -> str:
+    """A positive number to four significant digits and with a prefix where it is large: `6.179 G`."""
+    number, prefix = scale(value)
+    return significant(number) + prefix
 
 
 def counted(n: int, noun: str) -> str:

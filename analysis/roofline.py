@@ -6,24 +6,28 @@ Williams, Waterman and Patterson, Roofline: an insightful visual performance mod
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from matplotlib.axes import Axes
 
-from analysis.plots import LeftOut, Picture, fullest_first, plain_ticks, setting, words
+from analysis.plots import LeftOut, Picture, bandwidth, fullest_first, latest_peaks, plain_ticks
 from analysis.readme import counted, significant
 from analysis.rows import number
+from analysis.series import setting, words
 from analysis.style import INK, SMALL, figure, look, name_ends, title
 from minfer.rows.store import Row
 
-CLASSES = ("wgmma", "mma")  # of instructions, as in the names of the peaks
+CUDA_CORES = "fma_float32"  # the peak of arithmetic without tensor cores, which a kernel can do in any dtype
 COUNTED_BYTES = "ncu.dram_bytes"
 
 
 def roofline(op: str, device: str, rows: list[Row]) -> Picture:
     """Every kernel and problem under the measured roofs, cold; a panel for each dtype and parameters."""
+    if not any(number(row, "flops") for row in rows):
+        raise LeftOut("it does no floating-point operations")
     panels: dict[str, list[Row]] = {}
     for row in rows:
         if all(number(row, column) for column in ("cold_tflops", "flops", "bytes")):
@@ -42,9 +46,8 @@ def roofline(op: str, device: str, rows: list[Row]) -> Picture:
         ax.set_xscale("log")
         ax.set_yscale("log")
         seen = [x for row in points for x in (intensity(row), counted_intensity(row)) if x]
-        said = draw_roofs(
-            ax, name, roofs[name], (min(seen) / 2, max(seen) * 1.4), [row["cold_tflops"] for row in points]
-        )
+        x, tflops = (min(seen) / 2, max(seen) * 1.4), [row["cold_tflops"] for row in points]
+        said = draw_roofs(ax, flat_roofs(name, points, roofs[name]), roofs[name], x, tflops)
         about.append(f"{words(name)}, {counted(len(points), 'point')} under {said}")
         plain_ticks(ax.xaxis)
         plain_ticks(ax.yaxis)
@@ -70,11 +73,27 @@ def draw_points(ax: Axes, kernel: str, rows: list[Row]) -> tuple[float, float]:
     return x[-1], y[-1]
 
 
-def draw_roofs(ax: Axes, name: str, peaks: dict[str, float], x: tuple[float, float], tflops: list[float]) -> str:
-    """Draw the roofs, set the limits, label the roofs where no point can be: above the slanted one. What they are."""
+def flat_roofs(name: str, rows: Iterable[Row], peaks: Mapping[str, float]) -> dict[str, str]:
+    """The rates of arithmetic that bound problems of a dtype and parameters, the fastest first: how each is called and the
+    name of its peak. They are the instruction classes that were measured for the dtype and its accumulator, the CUDA
+    cores, and what rows name as their roof."""
     dtype, _, params = name.partition("/")
     accumulate = dict(part.partition("=")[::2] for part in params.split(",")).get("accumulate", "float32")
-    flat = {c: rate for c in CLASSES if (rate := peaks.get(f"{c}_{dtype}_{accumulate}", 0.0)) > 0}
+    ending, named = f"_{dtype}_{accumulate}", {row["roof"] for row in rows}
+    found = [
+        peak
+        for peak in peaks
+        if peak.endswith(ending) or peak == CUDA_CORES or (peak in named and not peak.endswith("_gbps"))
+    ]
+    fastest_first = sorted(found, key=lambda peak: (-peaks[peak], peak))
+    return {"CUDA cores" if peak == CUDA_CORES else peak.removesuffix(ending): peak for peak in fastest_first}
+
+
+def draw_roofs(
+    ax: Axes, roofs: Mapping[str, str], peaks: Mapping[str, float], x: tuple[float, float], tflops: list[float]
+) -> str:
+    """Draw the roofs, set the limits, label the roofs where no point can be: above the slanted one. What they are."""
+    flat = {kind: peaks[peak] for kind, peak in roofs.items()}
     slanted = {c: rate for c in ("copy", "read") if (rate := peaks.get(f"{c}_gbps", 0.0)) > 0}
     fastest = max(slanted.values())
     top = max(flat.values(), default=0.0)
@@ -91,7 +110,10 @@ def draw_roofs(ax: Axes, name: str, peaks: dict[str, float], x: tuple[float, flo
         )
         said.append(f"{kind} {bandwidth(rate)}" + (" (dotted)" if line == ":" else ""))
     start = max(x[0], ax.get_ylim()[0] * 1e3 / fastest)  # where the slanted roof enters the picture
-    middle = math.sqrt(start * (min(right, top * 1e3 / fastest) if top else right))
+    low = (rate for rate in flat.values() if rate < top / 4)  # roofs that the label must not lie on
+    edges = sorted([start, min(right, top * 1e3 / fastest) if top else right, *(rate * 1e3 / fastest for rate in low)])
+    left, end = max(itertools.pairwise(edges), key=lambda pair: pair[1] / pair[0])
+    middle = math.sqrt(left * end)
     (x0, y0), (x1, y1) = ax.transData.transform([(start, fastest * start / 1e3), (middle, fastest * middle / 1e3)])
     angle = math.degrees(math.atan2(y1 - y0, x1 - x0))
     text: dict[str, Any] = {"rotation": angle, "rotation_mode": "anchor", "ha": "center", "fontsize": SMALL}
@@ -101,16 +123,12 @@ def draw_roofs(ax: Axes, name: str, peaks: dict[str, float], x: tuple[float, flo
         ridge = rate * 1e3 / slanted.get("copy", fastest)
         ax.plot([ridge, right], [rate] * 2, color=INK, linewidth=1.1, label=f"_{kind}")
         ax.plot([x[0], ridge], [rate] * 2, color=INK, linewidth=0.8, linestyle=(0, (1, 3)))
-        clock = peaks.get(f"{kind}_{dtype}_{accumulate}_mhz")
+        clock = peaks.get(f"{roofs[kind]}_mhz")
         said.append(f"{kind} {significant(rate)} TFLOP/s")
         at = f" at {clock:.0f} MHz" if clock else ""
         above: dict[str, Any] = {"xytext": (4, 3), "va": "bottom"} if rate == top else {"xytext": (4, -3), "va": "top"}
         ax.annotate(said[-1] + at, (x[0], rate), textcoords="offset points", fontsize=SMALL, **above)
     return ", ".join(said)
-
-
-def bandwidth(gbps: float) -> str:
-    return f"{significant(gbps, 3)} GB/s" if gbps < 1000 else f"{significant(gbps / 1e3, 3)} TB/s"
 
 
 def intensity(row: Row) -> float:
@@ -122,10 +140,3 @@ def counted_intensity(row: Row) -> float | None:
     """FLOPs a byte that the profiler saw move; None where none looked."""
     moved = (row["metrics"] or {}).get(COUNTED_BYTES)
     return row["flops"] / moved if moved and 0 < moved < math.inf else None
-
-
-def latest_peaks(rows: Iterable[Row]) -> dict[str, float]:
-    """The peaks of the newest row that has any."""
-    known = [row for row in rows if row["peaks"]]
-    peaks = max(known, key=lambda row: str(row["finished"]))["peaks"] if known else {}
-    return {name: value for name, value in peaks.items() if value and 0 < value < math.inf}

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from minfer.rows import store
+from minfer.rows.select import codes, newest, with_rates
 
 IDENTITY = ("case", "op", "kernel", "status")  # what a row must say to be shown
 REFERENCE = "torch"  # the kernel that the others are shown against
@@ -38,32 +39,12 @@ def load(files: Iterable[Path], results: Path, columns: Iterable[str]) -> tuple[
 
 
 def usable(table: pa.Table) -> pa.Table:
-    """The rows that say what ran and what became of it; a row without a device keeps a place of its own."""
+    """The rows that say what ran and what became of it, old ones with their metric and rates; a row without a device keeps
+    a place of its own."""
     if any(table[name].null_count for name in IDENTITY):  # rare, and a filter is a copy
         table = table.filter(functools.reduce(pc.and_, (pc.is_valid(table[name]) for name in IDENTITY)))
     devices = pc.fill_null(table["device"], "unknown device")
-    return table.set_column(table.column_names.index("device"), "device", devices)
-
-
-def newest(table: pa.Table) -> pa.Table:
-    """Of the rows with the same device and case, the one finished last; of those finished at once, the last run's."""
-    case, device, run = (_codes(table[name]) for name in ("case", "device", "run"))
-    finished = pc.fill_null(table["finished"].cast(pa.int64()), np.iinfo(np.int64).min).to_numpy()
-    order = np.lexsort((run, finished, device, case))
-    last = np.ones(len(table), dtype=bool)
-    last[:-1] = (np.diff(case[order]) != 0) | (np.diff(device[order]) != 0)
-    keep = np.zeros(len(table), dtype=bool)
-    keep[order[last]] = True
-    return table if keep.all() else table.filter(pa.array(keep))
-
-
-def _codes(column: pa.ChunkedArray) -> np.ndarray:
-    """A number for each text, in the texts' order; -1 for null."""
-    encoded = column.dictionary_encode().combine_chunks()
-    rank = np.full(len(encoded.dictionary) + 1, -1)
-    rank[pc.array_sort_indices(encoded.dictionary).to_numpy()] = np.arange(len(encoded.dictionary))
-    codes: np.ndarray = rank[pc.fill_null(encoded.indices, len(encoded.dictionary)).to_numpy()]
-    return codes
+    return with_rates(table.set_column(table.column_names.index("device"), "device", devices))
 
 
 @functools.cache  # of 100,000 problems, few dtypes and parameters differ
@@ -84,19 +65,30 @@ def number(row: store.Row, column: str) -> float | None:
     return value if value is not None and 0 < value < math.inf else None
 
 
+def metric_of(rows: Iterable[store.Row]) -> str:
+    """The unit that throughputs are shown in, where rows of different ages disagree: that of the newest."""
+    return max(rows, key=lambda row: str(row["finished"] or ""))["metric"]
+
+
+def work_column(rows: Iterable[store.Row], suffix: str = "") -> str:
+    """What tells the larger problem: FLOPs, or bytes where an op has no FLOPs."""
+    return f"flops{suffix}" if any(number(row, f"flops{suffix}") for row in rows) else f"bytes{suffix}"
+
+
 MANY = 0.8  # of the most kernels that any problem was measured with
 
 
 def choose(table: pa.Table) -> tuple[list[str], str | None]:
-    """The problems in order, and the representative one: of those with many kernels measured that with most FLOPs, then
-    with most kernels, then by name."""
+    """The problems in order, and the representative one: of those with many kernels measured that with most work
+    (`work_column`), then with most kernels, then by name."""
     measured = pc.is_in(table["status"], pa.array(store.MEASURED)).cast(pa.int64())
     groups = table.append_column("measured", measured).group_by("problem")
-    totals = groups.aggregate([("measured", "sum"), ("flops", "max")])
+    totals = groups.aggregate([("measured", "sum"), ("flops", "max"), ("bytes", "max")])
     rows = sorted(totals.to_pylist(), key=lambda row: [natural(part) for part in row["problem"].split("/")])
     many = MANY * max((row["measured_sum"] for row in rows), default=0)
     full = [row for row in rows if row["measured_sum"] >= many]
-    best = min(full, key=lambda row: (-(number(row, "flops_max") or 0), -row["measured_sum"]), default=None)
+    work = work_column(rows, "_max")
+    best = min(full, key=lambda row: (-(number(row, work) or 0), -row["measured_sum"]), default=None)
     return [row["problem"] for row in rows], best and best["problem"]
 
 
@@ -122,15 +114,16 @@ def on_one_clock(table: pa.Table) -> pa.Table:
     own = pc.fill_null(pc.equal(table["kernel"], table["baseline"]), False)
     speedup = np.where(own.to_numpy(), 1.0, speedup)
     known = np.isfinite(us) & np.isfinite(beside) & np.isfinite(speedup) & (us > 0) & (beside > 0) & (speedup > 0)
-    codes = np.stack([_codes(table[name]) for name in ("device", "problem", "baseline")])
-    order = np.lexsort([beside, *codes])
+    groups = np.stack([codes(table[name]) for name in ("device", "problem", "baseline")])
+    order = np.lexsort([beside, *groups])
     order = order[known[order]]
-    edges = np.flatnonzero(np.any(np.diff(codes[:, order], axis=1, prepend=-2, append=-2), axis=0))
+    edges = np.flatnonzero(np.any(np.diff(groups[:, order], axis=1, prepend=-2, append=-2), axis=0))
     factor = np.ones(len(table))
     for first, end in itertools.pairwise(edges):
         of = order[first:end]  # one problem's rows, by what their baseline took
         factor[of] = np.median(beside[of]) / speedup[of] / us[of]
-    for name, power in (("us", 1), ("p10_us", 1), ("p90_us", 1), ("tflops", -1), ("gbps", -1), ("percent_of_peak", -1)):
+    times, rates = ("us", "p10_us", "p90_us"), ("rate", "tflops", "gbps", "percent_of_peak")
+    for name, power in (*((name, 1) for name in times), *((name, -1) for name in rates)):
         if (column := f"cold_{name}") in table.column_names:
             scaled = pc.multiply(table[column], pa.array(factor**power))
             table = table.set_column(table.column_names.index(column), column, scaled)

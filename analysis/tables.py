@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from analysis.readme import counted, plain, significant
-from analysis.rows import REFERENCE, kernel_order, number
+from analysis.readme import counted, plain, scaled, significant
+from analysis.readme import table_lines as markdown_table
+from analysis.rows import REFERENCE, kernel_order, metric_of, number
 from minfer.rows import store
+from minfer.rows.select import TFLOPS
 
 MOST_NAMES = 4  # runs, commits, ... that a sentence lists before it only counts them
 MESSAGE = 100  # characters shown of a message
 
 REGIMES = ("cold", "steady")
-HEADER = "| Kernel | Time | Throughput (TFLOP/s) | % of PyTorch throughput | Speed-up vs. baseline |"
-RULE = "| :-- | --: | --: | --: | :-- |"
+WORKSPACE, ENERGY = "Workspace", "Energy efficiency"  # columns that only pages have
 LEGEND = (
     "*Cold* is one call at a time, caches flushed before it; *steady* is calls back to back in blocks long enough for"
     " the clocks to settle. Speed-ups are medians of paired ratios, in brackets their 95 % confidence interval (cold) or"
@@ -24,10 +26,16 @@ LEGEND = (
     " moment, and the card's clock differs between them by up to 10 %; so a cold time is the baseline's, the median over"
     " all rows of the problem, divided by the speed-up. The fastest kernel is in bold."
 )
+MORE_LEGEND = (
+    "*Workspace* is the device memory that a call takes beyond its operands. *Energy efficiency* is of steady calls, from"
+    " the board's energy counter; the ratio after it is the baseline's joules over the kernel's, with its range over"
+    " neighbouring blocks."
+)
 PROVENANCE = {"run": "run", "commit": "commit", "torch": "PyTorch version", "driver": "driver"}
-COLUMNS = ["run", "finished", "case", "op", "kernel", "status", "message", "baseline", "flops", "device", "device_kind"]
-COLUMNS += ["driver", "torch", "commit"]
-FIGURES = ("us", "tflops", "baseline_us", "speedup", "speedup_low", "speedup_high", "verdict")
+COLUMNS = ["run", "finished", "case", "op", "kernel", "status", "message", "metric", "baseline", "flops", "bytes"]
+COLUMNS += ["device", "device_kind", "driver", "torch", "commit", "workspace_bytes", "steady_joules"]
+COLUMNS += ["energy_gain", "energy_gain_low", "energy_gain_high", "energy_verdict"]
+FIGURES = ("us", "rate", "tflops", "baseline_us", "speedup", "speedup_low", "speedup_high", "verdict")
 COLUMNS += [f"{regime}_{figure}" for regime in REGIMES for figure in FIGURES]
 
 
@@ -49,18 +57,55 @@ def percent(row: store.Row, regime: str, reference: store.Row | None) -> str:
 
 def speedup(row: store.Row, regime: str, baselines: set[str]) -> str:
     """The ratio with its interval, and over what where the table has several baselines."""
-    ratio, low, high = (number(row, f"{regime}_speedup{end}") for end in ("", "_low", "_high"))
+    ratio = number(row, f"{regime}_speedup")
     if row["kernel"] == row["baseline"] or (ratio is None and row["kernel"] in baselines):
         return "baseline"
     if ratio is None:
         return "—"
-    decimals = len(significant(ratio, 3 if ratio < 1 else 4).partition(".")[2])
-    text = f"{ratio:.{decimals}f}×"
-    if low and high:
-        text += f" ({low:.{decimals}f}–{high:.{decimals}f})"
+    text = ratio_text(row, f"{regime}_speedup")
     if len(baselines) > 1:
         text += f" over {plain(row['baseline'])}"
     return text + (" tie" if row[f"{regime}_verdict"] == "tie" else "")
+
+
+def ratio_text(row: store.Row, column: str) -> str:
+    """A ratio, with its interval where that is known: `1.031× (1.028–1.034)`."""
+    ratio, low, high = (number(row, f"{column}{end}") for end in ("", "_low", "_high"))
+    if ratio is None:
+        return ""
+    decimals = len(significant(ratio, 3 if ratio < 1 else 4).partition(".")[2])
+    return f"{ratio:.{decimals}f}×" + (f" ({low:.{decimals}f}–{high:.{decimals}f})" if low and high else "")
+
+
+def memory(nbytes: int | None) -> str:
+    if nbytes is None:
+        return "—"
+    for power, unit in ((3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if nbytes >= 1024**power:
+            return f"{significant(nbytes / 1024**power, 3)} {unit}"
+    return f"{nbytes} B"
+
+
+def energy_unit(metric: str) -> str:
+    """What a joule buys: GFLOP/J, GB/J, tokens/J; calls, where the metric is no rate a second."""
+    if metric == TFLOPS:
+        return "GFLOP/J"
+    return f"{metric.removesuffix('/s')}/J" if metric.endswith("/s") else "calls/J"
+
+
+def energy(row: store.Row, metric: str) -> str:
+    """How much a joule buys in steady calls, and the ratio to the baseline's joules."""
+    joules, rate, us = (number(row, f"steady_{name}") for name in ("joules", "rate", "us"))
+    if joules is None:
+        return "—"
+    done = 1.0  # of one call
+    if metric.endswith("/s"):
+        if rate is None or us is None or row["metric"] != metric:
+            return "—"
+        done = rate * us * 1e-6 * (1000 if metric == TFLOPS else 1)
+    ratio = "" if row["kernel"] == row["baseline"] else ratio_text(row, "energy_gain")
+    tie = " tie" if ratio and row["energy_verdict"] == "tie" else ""
+    return scaled(done / joules) + (f"; {ratio}{tie}" if ratio else "")
 
 
 def regime_time(row: store.Row, regime: str) -> float | None:
@@ -68,30 +113,56 @@ def regime_time(row: store.Row, regime: str) -> float | None:
     return number(row, f"{regime}_us") if row["status"] in store.MEASURED else None
 
 
-def cells(row: store.Row, regime: str, reference: store.Row | None, baselines: set[str]) -> list[str]:
+def throughput(row: store.Row, regime: str, metric: str) -> str:
+    """The rate; with its unit where that is not the table's."""
+    rate = number(row, f"{regime}_rate")
+    if rate is None:
+        return "—"
+    return scaled(rate) + (f" {plain(row['metric'])}" if row["metric"] != metric else "")
+
+
+def cells(row: store.Row, regime: str, metric: str, reference: store.Row | None, baselines: set[str]) -> list[str]:
     """The five cells of a kernel; those of a failed case say what became of it."""
     if row["status"] not in store.MEASURED:
         return [plain(row["kernel"]), plain(row["status"]), "—", "—", plain(row["message"], MESSAGE)]
     name = plain(row["kernel"]) + (" †" if row["status"] == "unconverged" and regime == "cold" else "")
-    us, tflops = regime_time(row, regime), number(row, f"{regime}_tflops")
+    us = regime_time(row, regime)
     if us is None:
         return [name, "—", "—", "—", "—"]
-    rate = significant(tflops) if tflops else "—"
-    return [name, duration(us), rate, percent(row, regime, reference), speedup(row, regime, baselines)]
+    shown = percent(row, regime, reference), speedup(row, regime, baselines)
+    return [name, duration(us), throughput(row, regime, metric), *shown]
 
 
-def table_lines(rows: list[store.Row], regime: str) -> list[str]:
-    """One table: the kernels of one problem in one regime, in ladder order, the fastest in bold."""
+def more_cells(row: store.Row, regime: str, metric: str, more: Iterable[str]) -> list[str]:
+    """The cells of the columns that only pages have."""
+    if row["status"] not in store.MEASURED:
+        return ["—" for _ in more]
+    return [memory(row["workspace_bytes"]) if name == WORKSPACE else energy(row, metric) for name in more]
+
+
+def more_columns(rows: Iterable[store.Row], regime: str) -> list[str]:
+    """Which of the columns that only pages have some row has figures for."""
+    measured = [row for row in rows if row["status"] in store.MEASURED]
+    found = [WORKSPACE] if any(row["workspace_bytes"] is not None for row in measured) else []
+    return found + ([ENERGY] if regime == "steady" and any(number(row, "steady_joules") for row in measured) else [])
+
+
+def table_lines(rows: list[store.Row], regime: str, full: bool) -> list[str]:
+    """One table: the kernels of one problem in one regime, in ladder order, the fastest in bold; `full` with workspace and
+    energy."""
     timed = [(time, i) for i, row in enumerate(rows) if (time := regime_time(row, regime))]
     best = min(timed)[1] if timed else None
     measured = [row for row in rows if row["status"] in store.MEASURED]
     reference = next((row for row in measured if row["kernel"] == REFERENCE), None)
     baselines = {row["baseline"] for row in measured if row["baseline"]}
-    lines = [HEADER, RULE]
+    metric, more = metric_of(measured or rows), more_columns(rows, regime) if full else []
+    header = ["Kernel", "Time", f"Throughput ({plain(metric)})", "% of PyTorch throughput", "Speed-up vs. baseline"]
+    header += [f"{name} ({plain(energy_unit(metric))})" if name == ENERGY else name for name in more]
+    body = []
     for i, row in enumerate(rows):
-        texts = cells(row, regime, reference, baselines)
-        lines.append("| " + " | ".join(f"**{text}**" if i == best else text for text in texts) + " |")
-    return lines
+        texts = [*cells(row, regime, metric, reference, baselines), *more_cells(row, regime, metric, more)]
+        body.append([f"**{text}**" if i == best else text for text in texts])
+    return markdown_table(header, [":--", "--:", "--:", "--:", ":--", *["--:"] * len(more)], body)
 
 
 def title(problem: str) -> str:
@@ -99,7 +170,7 @@ def title(problem: str) -> str:
     return " · ".join(plain(part.replace(",", ", ")) for part in problem.split("/") if part)
 
 
-def problem_lines(problem: str, rows: list[store.Row]) -> list[str]:
+def problem_lines(problem: str, rows: list[store.Row], full: bool = False) -> list[str]:
     """Everything about one problem: a table for each regime that somebody has, and who was left out and why."""
     name = title(problem)
     rows = sorted(rows, key=kernel_order)
@@ -108,7 +179,7 @@ def problem_lines(problem: str, rows: list[store.Row]) -> list[str]:
     lines: list[str] = []
     regimes = [regime for regime in REGIMES if any(regime_time(row, regime) for row in rows)]
     for regime in regimes or REGIMES[:1]:
-        lines += [f"**{name} · {regime if regimes else 'not timed'}**", "", *table_lines(rows, regime), ""]
+        lines += [f"**{name} · {regime if regimes else 'not timed'}**", "", *table_lines(rows, regime, full), ""]
     if any(row["status"] == "unconverged" for row in rows):
         lines += [f"† unconverged: {store.STATUSES['unconverged']}.", ""]
     if skipped:

@@ -13,9 +13,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))  # the project is run from its folder, not installed
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -27,6 +24,7 @@ from minfer.bench.telemetry import Telemetry
 from minfer.rows import store
 from minfer.run.start import commit_of_sources
 
+ROOT = Path(__file__).resolve().parents[1]
 SIZE, ARMS, CALLS, REPETITIONS, REST_S = 8192, 4, 40, 2, 4.0
 
 

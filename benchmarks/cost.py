@@ -20,9 +20,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))  # the project is run from its folder, not installed
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -30,6 +27,7 @@ import pyarrow.parquet as pq
 from minfer.rows import store
 from minfer.rows.writer import Writer
 
+ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "benchmarks" / "results"
 GPU = (
     "dtype=bfloat16",

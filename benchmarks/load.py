@@ -15,8 +15,6 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the project is run from its folder, not installed
-
 from jobs import record
 from minfer.launch import compose
 from minfer.rows import store

@@ -17,9 +17,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))  # the project is run from its folder, not installed
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -36,6 +33,7 @@ from minfer.ops import Case
 from minfer.rows import store
 from minfer.run.start import commit_of_sources
 
+ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "benchmarks" / "results"
 TIMING = Timing()
 Function = Callable[..., None]

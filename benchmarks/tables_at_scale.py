@@ -21,8 +21,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the project is run from its folder, not installed
-
 from minfer.rows import store
 
 ROOT = Path(__file__).resolve().parents[1]

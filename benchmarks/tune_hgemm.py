@@ -15,12 +15,10 @@ import sys
 from itertools import product
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))  # the project is run from its folder, not installed
-
 from minfer import ops
 from minfer.ops import Kernel
 
+ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "runs" / "tune"
 REGISTER = """from pathlib import Path
 

@@ -1,10 +1,10 @@
-"""`python -m jobs.resubmit RUN`: submit what a run lacks, and nothing else."""
+"""`python -m jobs.resubmit RUN`, another name of `minfer resubmit RUN`: submit what a run lacks, and nothing else."""
 
 from __future__ import annotations
 
 import sys
 
-from minfer.run import control
+from minfer.cli import act
 
 if __name__ == "__main__":
-    sys.exit(control.main(control.resubmit))
+    sys.exit(act("resubmit", sys.argv[1:]))

@@ -131,9 +131,9 @@ def _gpu(shard: int, total: int) -> str | None:
 
 @contextlib.contextmanager
 def _environment(sources: Path) -> Iterator[None]:
-    """What jobs inherit: they import the run's own copy of the sources, and never what lies where the launcher was called.
-    The checkout comes last, for what files of `extra` import."""
-    path = os.pathsep.join(filter(None, [str(sources), os.environ.get("PYTHONPATH", ""), str(record.SOURCES)]))
+    """What jobs inherit: they import the run's own copy of the sources, not those that are installed, and never what lies
+    where the launcher was called."""
+    path = os.pathsep.join(filter(None, [str(sources), os.environ.get("PYTHONPATH", "")]))
     before = {name: os.environ.get(name) for name in ("PYTHONPATH", "PYTHONSAFEPATH")}
     os.environ |= {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
     try:

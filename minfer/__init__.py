@@ -1,12 +1,17 @@
 """minfer: GPU kernels for LLM inference, and the pipeline that measures them. Start at `docs/architecture.md`.
 
-`minfer.matmul(a, b)` multiplies two matrices with the kernels that were measured fastest."""
+`minfer.matmul(a, b)` multiplies two matrices with the kernels that were measured fastest;
+`minfer.results()` is what was measured as a pandas DataFrame."""
 
 from __future__ import annotations
 
 from typing import Any
 
-_WHERE = {"matmul": "minfer.functional.hgemm"}  # imported when they are asked for: `import minfer` takes no PyTorch
+# Imported when they are asked for: `import minfer` takes no PyTorch.
+_WHERE = {
+    "matmul": "minfer.functional.hgemm",
+    "results": "minfer.rows.frame",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -173,7 +173,8 @@ def fingerprint(kernel: Kernel, arch: str, rules: int) -> str:
         digest.update(_meaning(path).encode())
     about: list[Any] = [rules, torch.__version__]
     if kernel.needs_build:
-        about += [_flags(kernel, arch), _versions(kernel)]
+        flags = _flags(kernel, arch) if arch or kernel.backend == "cpp" else NVCC_FLAGS  # no GPU, and nothing runs
+        about += [flags, _versions(kernel)]
     if kernel.backend == "triton":
         about.append(_triton_version())
     digest.update(json.dumps(about).encode())

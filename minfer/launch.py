@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import hydra
 from omegaconf import OmegaConf
 
-from minfer.plan.config import CONF, Config, UserError, check_keys, check_values, explain, groups, register
+from minfer.plan.config import CONF, Config, UserError, check_values, groups, register
+from minfer.plan.mistakes import check_keys, explain
 
 
 def compose() -> list[Config]:
@@ -34,8 +36,10 @@ def _typed(composed: Any) -> Config:
     if "op" in missing:
         raise UserError(f"no sweep was chosen; add +sweep={' or +sweep='.join(groups()['sweep'])}")
     if missing:
-        key = min(missing).removesuffix(".name")  # a group was deleted
-        raise UserError(f"{key} is not set; add {key}=...")
+        key = min(missing)
+        group = key.removesuffix(".name")  # it was deleted, or the user's file of it has no name
+        line = f", and a line name: ... to the file {group}/....yaml if it has none" if group != key else ""
+        raise UserError(f"{group} is not set; add {group}=...{line}")
     config = OmegaConf.to_object(composed)
     assert isinstance(config, Config)
     check_values(config)
@@ -44,11 +48,20 @@ def _typed(composed: Any) -> Config:
 
 def main() -> int:
     """The exit status: 0, 1 when cases got no row, 130 when interrupted, 2 (and one line) for a mistaken request."""
-    try:
-        requests = compose()
-        from minfer.run.start import run  # imports torch, which --help and a typo need not wait for
+    return exit_status(_launch)
 
-        return max([run(config) for config in requests], default=0)
+
+def _launch() -> int:
+    requests = compose()
+    from minfer.run.start import run  # imports torch, which --help and a typo need not wait for
+
+    return max([run(config) for config in requests], default=0)
+
+
+def exit_status(command: Callable[[], int]) -> int:
+    """The exit status that a command returns; 2, and its one line, for a UserError; 130 when it is interrupted."""
+    try:
+        return command()
     except UserError as error:
         print(f"minfer: {error}", file=sys.stderr)
         return 2

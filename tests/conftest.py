@@ -28,16 +28,6 @@ FAULTS = ROOT / "tests" / "faults" / "kernels.py"
 FAST = Timing(name="test", warmup_s=0, looks=[10], precision=0.5, cold_cap_s=2, least_rounds=3, steady_block_s=0.02)
 
 
-def published() -> list[str]:
-    """The committed files that tables and plots are made of; a user's own uncommitted results do not count."""
-    listed = subprocess.run(["git", "ls-files", "-z", "results/*.parquet"], cwd=ROOT, capture_output=True, text=True)
-    if listed.returncode != 0:
-        pytest.skip("not a git checkout")
-    names = [name for name in listed.stdout.split("\0") if name and Path(name).parts[1] != store.APART]
-    assert names
-    return names
-
-
 @cache
 def has_gpu() -> bool:
     import torch

@@ -28,6 +28,16 @@ def row(kernel: str = "torch", us: float | None = 100.0, problem: str = "", **va
     return made | values
 
 
+def other(op: str, metric: str, kernel: str, us: float, problem: str, **values: Any) -> store.Row:
+    """A row of an op with another metric, which does no FLOPs: 10^6 of the metric's unit a call, and 10^6 bytes."""
+    dtype, params, shape = problem.split("/")
+    pairs = [dict(part.split("=") for part in text.split(",") if part) for text in (params, shape)]
+    named: dict[str, Any] = {"params": pairs[0], "shape": {axis: int(size) for axis, size in pairs[1].items()}}
+    rates = {f"{regime}_rate": 1e6 / us for regime in ("cold", "steady")}
+    no_flops = {"flops": 0.0, "bytes": 1e6, "cold_tflops": 0.0, "steady_tflops": 0.0}
+    return row(kernel, us, problem, op=op) | {"metric": metric, "dtype": dtype} | named | rates | no_flops | values
+
+
 class Workspace:
     """A results folder and a README in a temporary folder."""
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from minfer import launch
+from minfer.cli import ACTIONS
 from minfer.plan.config import CONF, Config, UserError, groups, named
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -245,12 +246,12 @@ def test_help_lists_every_group_with_its_options_and_three_examples_and_runs_not
     text = capsys.readouterr().out
     for group, options in groups().items():
         assert f"{group}: {', '.join(options)}" in text
-    examples = [line.split("#")[0].split() for line in text.splitlines() if line.strip().startswith("python -m")]
+    examples = [line.split("#")[0].split() for line in text.splitlines() if line.strip().startswith("minfer +")]
     assert len(examples) >= 3
+    assert all(f"minfer {action} RUN" in text for action in ACTIONS)
     assert list(tmp_path.iterdir()) == []
     for words in examples:
-        assert words[:3] == ["python", "-m", "minfer.launch"]
-        assert one(*words[3:]).op  # an example that does not work is worse than none
+        assert one(*words[1:]).op  # an example that does not work is worse than none
 
 
 def test_cfg_job_prints_the_config_as_yaml_and_asks_for_nothing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -258,6 +259,66 @@ def test_cfg_job_prints_the_config_as_yaml_and_asks_for_nothing(capsys: pytest.C
     shown = OmegaConf.create(capsys.readouterr().out)
     assert (shown.op, shown.kernel, shown.timing.name) == ("hgemm", ["torch"], "quick")
     assert OmegaConf.is_dict(shown) and set(shown) == set(Config.__dataclass_fields__)
+
+
+@pytest.fixture
+def theirs(tmp_path: Path) -> str:
+    """A user's own options, and the flag that brings them in."""
+    folder = tmp_path / "my own conf"
+    files = {
+        "sweep/mine": "# @package _global_\nop: hgemm\nkernel: [torch, cpu_naive]\ndtype: float16\n",
+        "shape/small": "name: small\ncpu: [{m: 8, n: 8, k: [8, 16]}]\n",
+        "shape/nameless": "cpu: [{m: 8, n: 8, k: 8}]\n",
+        "shape/broken": "name: broken\ncpu: [{m: 8\n",
+        "shape/misspelt": "name: misspelt\ncpus: []\n",
+        "timing/faster": "defaults: [quick]\nname: faster\nwarmup_s: 0\n",
+    }
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / f"{name}.yaml").write_text(text)
+    return f"--config-dir={folder}"
+
+
+def test_options_of_the_users_own(theirs: str, capsys: pytest.CaptureFixture[str]) -> None:
+    config = one(theirs, "+sweep=mine", "shape=small", "timing=faster", "cluster=local")
+    assert (config.kernel, config.shape.name, config.cluster.name) == (["torch", "cpu_naive"], "small", "local")
+    assert (config.timing.name, config.timing.warmup_s) == ("faster", 0)
+    assert config.timing.looks == one(HGEMM, "timing=quick").timing.looks
+    with pytest.raises(SystemExit):
+        compose("--help", *theirs.split("=", 1))
+    text = capsys.readouterr().out
+    assert "sweep: hgemm, mine\n" in text and "cluster: auto, l40s, local, slurm\n" in text
+
+
+def test_what_was_changed_of_the_users_own_preset_is_in_its_name(theirs: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = one(theirs, "+sweep=mine", "timing=faster").timing
+    changed = one(theirs, "+sweep=mine", "timing=faster", "timing.looks=[7]").timing
+    monkeypatch.setattr(sys, "argv", ["minfer", theirs])
+    assert named(plain).name.startswith("faster") and "warmup_s" not in named(plain).name
+    assert "looks=[7]" in named(changed).name.split()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], ["+sweep=hgemm or +sweep=mine"]),
+        (["+sweep=min"], ["'min'", "did you mean mine?"]),
+        (["+sweep=mine", "shape=smal"], ["shape", "'smal'", "did you mean small?"]),
+        (["+sweep=mine", "shape=nameless"], ["shape", "line name:"]),
+        (["+sweep=mine", "shape=broken"], ["my own conf/shape/broken.yaml, line 3", "correct the file"]),
+        (["+sweep=mine", "shape=misspelt"], ["shape.cpus", "cpu"]),
+    ],
+)
+def test_a_mistake_in_options_of_the_users_own(theirs: str, words: list[str], said: list[str]) -> None:
+    for flag in ([theirs], theirs.split("=", 1)):
+        message = refusal(*flag, *words)
+        assert [word for word in said if word not in message] == [], message
+
+
+def test_a_folder_of_options_that_is_not_there(tmp_path: Path) -> None:
+    assert f"--config-dir is {tmp_path}/nowhere, and there is no such folder" in refusal(
+        HGEMM, f"--config-dir={tmp_path}/nowhere"
+    )
 
 
 KEYS = sorted({*Config.__dataclass_fields__, *groups(), "timing.looks", "shape.cpu", "params.layout", "cluster.setup"})

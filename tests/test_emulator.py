@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from minfer import build, ops
-from minfer.bench.verify import Trial, oracle
-from minfer.ops import PACKAGE, Case, Kernel
+from minfer.bench.operands import Operands
+from minfer.bench.verify import compared, oracle
+from minfer.ops import Case, Kernel
 from tests.emulator import Emulated, KernelError, compiled, precompiled
-from tests.test_kernels import cases
+from tests.spaced import spaced
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -24,8 +25,26 @@ pytestmark = [
 
 HGEMM = ops.get("hgemm")
 CPU = torch.device("cpu")
-# Beside the op's odd shapes: several tiles each way with an edge in each, and longer than a pipeline is deep.
-SIZES = [*HGEMM.odd_shapes, {"m": 131, "n": 264, "k": 72}, {"m": 40, "n": 16, "k": 424}]
+# Beside an op's odd shapes. hgemm: several tiles each way with an edge in each, and longer than a pipeline is deep. rmsnorm:
+# lone elements, several rows of a block at once or in turn, rows in shared memory, wholly or in part.
+SIZES = {
+    "hgemm": [{"m": 131, "n": 264, "k": 72}, {"m": 40, "n": 16, "k": 424}],
+    "rmsnorm": [
+        {"tokens": tokens, "hidden": hidden}
+        for tokens, hidden in [
+            (3, 1),
+            (130, 7),
+            (3, 8),
+            (3, 33),
+            (130, 136),
+            (1, 4096),
+            (60, 8200),
+            (3, 16384),
+            (1, 20000),
+            (2, 66000),
+        ]
+    ],
+}
 HOPPER = [file for file, kernel in HGEMM.kernels.items() if kernel.archs == "sm_90a"]
 
 # What takes k apart, and each tile of the kernels that choose one by m.
@@ -62,22 +81,25 @@ LONG = {
 }
 
 
-def sizes(file: str) -> list[dict[str, int]]:
-    return [*(dict(zip(HGEMM.axes, shape, strict=True)) for shape in LONG.get(file, [])), *SIZES]
+def sizes(kernel: Kernel) -> list[dict[str, int]]:
+    op = ops.get(kernel.op)
+    longer = [
+        dict(zip(op.axes, shape, strict=True)) for shape in LONG.get(kernel.source.stem, []) if kernel.op == "hgemm"
+    ]
+    return [*longer, *map(dict, op.odd_shapes), *SIZES.get(kernel.op, op.sizes.get("small", []))]
 
 
 def worst(function: Callable[..., None], case: Case, seed: int = 1) -> float:
-    """The largest error over its bound, of all calls, each under its own schedule; NaN if the result has one."""
-    found = []
-    for call in HGEMM.calls:
-        trial = Trial(case, call, "normal", seed)
-        operands, out, inputs = trial.operands(HGEMM, CPU)
-        original = out.clone()
-        function(out, *inputs, **call)
-        assert not operands.breached()
-        expected, bound = oracle(HGEMM, trial, original, inputs)
-        found.append((out.double() - expected).abs().div_(bound).max())
-    return float(torch.stack(found).max())
+    """The largest error over its bound, of all calls, each under its own schedule; NaN if a result has one."""
+    op, found = ops.get(case.op), []
+    for called in op.under_each_call(case):
+        operands, fresh = (Operands(op, called, seed, "normal", CPU) for _ in range(2))
+        tensors = spaced(op, operands)
+        function(*tensors.values(), **op.call(called))
+        written = {name: tensors[name] for name in operands.named("out", "inout")}
+        expected = oracle(op, called, fresh.tensors)
+        found += [compared(op, called, name, fresh.tensors | written, expected).over_bound for name in written]
+    return float(torch.tensor(found).max())
 
 
 def emulated(kernel: Kernel) -> bool:
@@ -90,16 +112,15 @@ def emulated(kernel: Kernel) -> bool:
     return not any(re.search(foreign, text) for text in sources)
 
 
-FILES = {kernel.source.stem: kernel for kernel in ops.every_kernel(["cuda"]) if kernel.op == "hgemm"}  # any of a file's
+FILES = {f"{kernel.op}-{kernel.source.stem}": kernel for kernel in ops.every_kernel(["cuda"])}  # any of a file's
 
 
 def source(name: str) -> tuple[Kernel, dict[str, str]]:
     """The kernel that a test's parameter names, and how it is broken."""
     if name in BROKEN:
-        return FILES[BROKEN[name][0]], BROKEN[name][1] | ONE_DTYPE
-    if name in BROKEN_RMSNORM:
-        return RMSNORM[BROKEN_RMSNORM[name][0]], BROKEN_RMSNORM[name][1] | {"<float, Half, BFloat16>": "<Half>"}
-    return FILES[name] if name in FILES else RMSNORM[name], {}
+        kernel = FILES[BROKEN[name][0]]
+        return kernel, BROKEN[name][1] | ONE_DTYPE[kernel.op]
+    return FILES[name], {}
 
 
 @pytest.fixture(scope="module")
@@ -127,25 +148,31 @@ def library(
 def test_kernels_agree_with_the_oracle_when_emulated(file: str, library: Callable[[str], Path]) -> None:
     if not emulated(FILES[file]):
         pytest.skip("not emulated: WMMA, whose fragments are the compiler's secret, PTX of its own, or other atomics")
-    for kernel in HGEMM.kernels.values():
+    op = ops.get(FILES[file].op)
+    for kernel in op.kernels.values():
         if kernel.source != FILES[file].source:
             continue
         function = Emulated(kernel, library(file))
-        tried = [worst(function, case) for _, case in cases(kernel, sizes(file))]
+        tried = [worst(function, case) for case in op.cases(kernel, sizes(kernel))]
         assert len(tried) >= 6 and max(tried) < 1, tried
 
 
 # Sums of many blocks, long enough for their bits to depend on the order.
-SHARED_SUMS = {"v08_split_k": (128, 256, 392), "v08_stream_k": (128, 512, 264), "v09_a_stationary": (128, 128, 1672)}
-SHARED_SUMS |= {"v16_skinny": (128, 128, 776), "v14_stream_k": (1280, 16, 1000)}
+SHARED_SUMS = {
+    "hgemm-v08_split_k": (128, 256, 392),
+    "hgemm-v08_stream_k": (128, 512, 264),
+    "hgemm-v09_a_stationary": (128, 128, 1672),
+    "hgemm-v16_skinny": (128, 128, 776),
+    "hgemm-v14_stream_k": (1280, 16, 1000),
+}
 
 
 @pytest.mark.parametrize("file", SHARED_SUMS)
 def test_sums_of_several_blocks_have_the_same_bits_in_any_order_or_say_that_they_do_not(file, library) -> None:
-    kernel = HGEMM.kernels[file]
+    kernel = FILES[file]
     function = Emulated(kernel, library(file))
-    case = HGEMM.case(file, "float16", dict(zip(HGEMM.axes, SHARED_SUMS[file], strict=True)))
-    _, out, inputs = Trial(case, HGEMM.calls[0], "normal", 1).operands(HGEMM, CPU)
+    case = HGEMM.case(kernel.name, "float16", dict(zip(HGEMM.axes, SHARED_SUMS[file], strict=True)))
+    out, *inputs = Operands(HGEMM, case, 1, "normal", CPU).arguments
     found = set()
     for _ in range(4):  # each in another order of blocks, and with as many clusters at once
         function.seed += 3
@@ -156,237 +183,161 @@ def test_sums_of_several_blocks_have_the_same_bits_in_any_order_or_say_that_they
 
 # What is taken away from a kernel, and what is then seen: this error, or a wrong result. A mistake does not depend on the
 # dtype, and compiling for one takes half as long.
-ONE_DTYPE = {"dispatch<Half, BFloat16>": "dispatch<Half>"}
+ONE_DTYPE = {
+    "hgemm": {"dispatch<Half, BFloat16>": "dispatch<Half>"},
+    "rmsnorm": {"<float, Half, BFloat16>": "<Half>"},
+}
 WRONG = ""
+SCHEDULES = 4  # of each case: not every order of blocks and threads shows a mistake
 BROKEN = {
-    "wrong index": ("v02_tiled", {"a_tile[y][k] * b_tile[k][x]": "a_tile[y][k] * b_tile[x][k]"}, WRONG),
-    "no barrier after the load": ("v02_tiled", {"    __syncthreads();\n#pragma unroll": "#pragma unroll"}, WRONG),
-    "no barrier before the next load": ("v02_tiled", {"[x];\n    __syncthreads();": "[x];"}, WRONG),
+    "wrong index": ("hgemm-v02_tiled", {"a_tile[y][k] * b_tile[k][x]": "a_tile[y][k] * b_tile[x][k]"}, WRONG),
+    "no barrier after the load": ("hgemm-v02_tiled", {"    __syncthreads();\n#pragma unroll": "#pragma unroll"}, WRONG),
+    "no barrier before the next load": ("hgemm-v02_tiled", {"[x];\n    __syncthreads();": "[x];"}, WRONG),
     "edge in M not checked": (
-        "v02_tiled",
+        "hgemm-v02_tiled",
         {"row0 + y < g.m && k0": "k0", "row0 + y >= g.m || ": ""},
         "outside operand",
     ),
-    "B not transposed": ("v04_mma", {"ldmatrix_x4_trans(two": "ldmatrix_x4(two"}, WRONG),
-    "rows of A beyond the edge": ("v04_mma", {"row0 + r < rows && ": ""}, "outside operand"),
-    "waits for one group too few": ("v05_pipelined", {"wait<kStages - 2>": "wait<kStages - 1>"}, "in flight"),
-    "no barrier before a stage is read": ("v05_pipelined", {"    __syncthreads();  // all": "    // all"}, WRONG),
-    "copies beyond the edge": ("v05_pipelined", {" && cols_left > 0": ""}, "outside the operands"),
+    "B not transposed": ("hgemm-v04_mma", {"ldmatrix_x4_trans(two": "ldmatrix_x4(two"}, WRONG),
+    "rows of A beyond the edge": ("hgemm-v04_mma", {"row0 + r < rows && ": ""}, "outside operand"),
+    "waits for one group too few": ("hgemm-v05_pipelined", {"wait<kStages - 2>": "wait<kStages - 1>"}, "in flight"),
+    "no barrier before a stage is read": ("hgemm-v05_pipelined", {"    __syncthreads();  // all": "    // all"}, WRONG),
+    "copies beyond the edge": ("hgemm-v05_pipelined", {" && cols_left > 0": ""}, "outside the operands"),
     "swizzled when written only": (
-        "v06_swizzled",
+        "hgemm-v06_swizzled",
         {"(f.a[i], tile + Place::at(": "(f.a[i], tile + Padded<24>::at("},
         WRONG,
     ),
-    "no barrier before a stage is filled": ("v06_swizzled", {"  __syncthreads();\n          used": "  used"}, WRONG),
-    "a row of A that is not there": ("v15_gemv", {" && lane / 4 < g.m": ""}, "outside operand"),
-    "sums of warps not waited for": ("v15_gemv", {"  __syncthreads();\n  for": "  for"}, WRONG),
-    "columns of a product swapped": ("v15_gemv", {"+ 2 * product + upper": "+ 2 * product + 1 - upper"}, WRONG),
-    "added up before all have come": ("v16_skinny", {"== count - 1;": "== 0;"}, WRONG),
-    "sums at another block's place": ("v08_stream_k", {"(2LL * block + second)": "(2LL * block)"}, WRONG),
-    "a step of another tile": ("v08_stream_k", {"step - dealt * k_tiles,": "0,"}, WRONG),
-    "a tile twice": ("v07_tuned", {"within / rows}": "within % rows}"}, WRONG),
+    "no barrier before a stage is filled": (
+        "hgemm-v06_swizzled",
+        {"  __syncthreads();\n          used": "  used"},
+        WRONG,
+    ),
+    "a row of A that is not there": ("hgemm-v15_gemv", {" && lane / 4 < g.m": ""}, "outside operand"),
+    "sums of warps not waited for": ("hgemm-v15_gemv", {"  __syncthreads();\n  for": "  for"}, WRONG),
+    "columns of a product swapped": ("hgemm-v15_gemv", {"+ 2 * product + upper": "+ 2 * product + 1 - upper"}, WRONG),
+    "added up before all have come": ("hgemm-v16_skinny", {"== count - 1;": "== 0;"}, WRONG),
+    "sums at another block's place": ("hgemm-v08_stream_k", {"(2LL * block + second)": "(2LL * block)"}, WRONG),
+    "a step of another tile": ("hgemm-v08_stream_k", {"step - dealt * k_tiles,": "0,"}, WRONG),
+    "a tile twice": ("hgemm-v07_tuned", {"within / rows}": "within % rows}"}, WRONG),
     "rows staged where another warp does": (
-        "v07_tuned",
+        "hgemm-v07_tuned",
         {"stages + threadIdx.x / 32 * Block::Warp::kStaged": "stages"},
         WRONG,
     ),
     "no wait for a full stage": (
-        "v10_wgmma",
+        "hgemm-v10_wgmma",
         {"    barrier_wait(full + ring.stage, ring.parity);\n": ""},
         "changed while wgmma read it",
     ),
     "a stage released while products read it": (
-        "v11_specialised",
+        "hgemm-v11_specialised",
         {"release(before);": "release(ring.stage);", "if (step > 0)": ""},
         "changed while wgmma read it",
     ),
     "no turns": (
-        "v12_pingpong",
+        "hgemm-v12_pingpong",
         {"      barrier_wait(turn + warpgroup, turn_parity);\n": ""},
         "changed while|more often",
     ),
-    "the phases of the other's tile not skipped": ("v12_pingpong", {"ring.skip(steps);  //": "//"}, "wait for ever"),
-    "no fence before a TMA store": ("v13_cooperative", {"    fence_async();\n": ""}, "without a fence since"),
+    "the phases of the other's tile not skipped": (
+        "hgemm-v12_pingpong",
+        {"ring.skip(steps);  //": "//"},
+        "wait for ever",
+    ),
+    "no fence before a TMA store": ("hgemm-v13_cooperative", {"    fence_async();\n": ""}, "without a fence since"),
     "a box filled while TMA reads it": (
-        "v13_cooperative",
+        "hgemm-v13_cooperative",
         {"tma_store_wait<kPending>": "tma_store_wait<kPending + 1>"},
         "changes while TMA stores it",
     ),
     "a box of two filled while TMA reads it": (
-        "v12_pingpong",
+        "hgemm-v12_pingpong",
         {"tma_store_wait<kPending>": "tma_store_wait<kPending + 1>"},
         "changes while TMA stores it",
     ),
     "a stage released in one block of the cluster": (
-        "v13_cooperative",
+        "hgemm-v13_cooperative",
         {"threadIdx.x % 32 < kCluster": "threadIdx.x % 32 == 0"},
         "wait for ever at an mbarrier",
     ),
     "a block that does not wait for its cluster": (
-        "v13_cooperative",
+        "hgemm-v13_cooperative",
         {"  cluster_sync_relaxed();  // no block": "  // no block"},
         "a block that has ended",
     ),
     "a stage shared by a cluster, released while products read it": (
-        "v12_pingpong",
+        "hgemm-v12_pingpong",
         {"        if (step > 0) release(before);\n": "        release(ring.stage);\n", "      release(before);\n": ""},
         "changed while wgmma read it",
     ),
     "sums that are said to be there too early": (
-        "v14_stream_k",
+        "hgemm-v14_stream_k",
         {"warps_sync<kWriters>();": ""},
         WRONG,
     ),
     "a helper's sums where another's are": (
-        "v14_stream_k",
+        "hgemm-v14_stream_k",
         {"(tile - deal.whole + helper)": "(tile - deal.whole)"},
         "nobody has taken down|wait for ever",
     ),
-    "sums added before they have come": ("v14_stream_k", {"          stages.wait_full();\n": ""}, "changed while"),
+    "sums added before they have come": (
+        "hgemm-v14_stream_k",
+        {"          stages.wait_full();\n": ""},
+        "changed while",
+    ),
     "others' sums copied without a fence": (
-        "v14_stream_k",
+        "hgemm-v14_stream_k",
         {"          fence_async_global();\n": ""},
         "what others wrote without a fence",
     ),
     "half of B not copied to the other block": (
-        "v14_small",
+        "hgemm-v14_small",
         {"(1 << kCluster) - 1": "1 << rank"},
         "wait for ever at an mbarrier",
     ),
     "copies to a block whose barriers are not there": (
-        "v14_small",
+        "hgemm-v14_small",
         {"kCluster > 1 ? cluster_sync_relaxed() : __syncthreads();": "__syncthreads();"},
         "not initialised|has ended",
     ),
     "a tile that leaves through stages that are read": (
-        "v14_small",
+        "hgemm-v14_small",
         {"    warps_sync<kProducer>();  // all stages": "    // all stages"},
         "changed while wgmma read it",
     ),
     "boxes of two warpgroups at one place": (
-        "v14_small",
+        "hgemm-v14_small",
         {"stages + warpgroup * Tile::kAllBoxes": "stages + Tile::kAllBoxes"},
         "changes while TMA stores it|without a fence since",
     ),
-    "the columns of the other warpgroup": ("v14_small", {"Tiles::kA + col * kBlockK": "Tiles::kA"}, WRONG),
+    "the columns of the other warpgroup": ("hgemm-v14_small", {"Tiles::kA + col * kBlockK": "Tiles::kA"}, WRONG),
     "rows waited for that are not copied": (
-        "v17_one_wave",
+        "hgemm-v17_one_wave",
         {"step * kBlockK, Shape::rows(g.m))": "step * kBlockK)"},
         "wait for ever at an mbarrier",
     ),
     "a box that is not swizzled, written as if": (
-        "v17_one_wave",
+        "hgemm-v17_one_wave",
         {"kBoxN == 64 ? piece": "kBoxN > 0 ? piece"},
         "changes while TMA stores it|without a fence since",
     ),
-    "a product beyond shared memory": ("v17_one_wave", {"(kTN ? 2 : 128)": "4096"}, "operand is outside shared memory"),
-    "steps of a transposed operand as of the other": ("v17_one_wave", {"(kTN ? 2 : 128)": "2"}, WRONG),
+    "a product beyond shared memory": (
+        "hgemm-v17_one_wave",
+        {"(kTN ? 2 : 128)": "4096"},
+        "operand is outside shared memory",
+    ),
+    "steps of a transposed operand as of the other": ("hgemm-v17_one_wave", {"(kTN ? 2 : 128)": "2"}, WRONG),
     "an operand that is not transposed": (
-        "v17_one_wave",
+        "hgemm-v17_one_wave",
         {"wgmma<T, !kTN>": "wgmma<T, false>", "(kTN ? 2 : 128)": "2"},
         WRONG,
     ),
     "a stage of a lone block, released while products read it": (
-        "v17_one_wave",
+        "hgemm-v17_one_wave",
         {"if (step > 0) release(before);": "release(ring.stage);"},
         "changed while wgmma read it",
     ),
-}
-
-
-@pytest.mark.parametrize("how", BROKEN)
-def test_a_broken_kernel_is_seen(how: str, library: Callable[[str], Path]) -> None:
-    file, _, error = BROKEN[how]
-    kernel = HGEMM.kernels[file]
-    function = Emulated(kernel, library(how))
-    tried = (worst(function, case) for _, case in cases(kernel, sizes(file)) if case.dtype == "float16")
-    if error:
-        with pytest.raises(KernelError, match=error):
-            list(tried)
-    else:
-        assert not all(found < 1 for found in tried), "nothing was seen"
-
-
-FOLDER = PACKAGE / "ops" / "rmsnorm"
-RMSNORM = {  # from the registry, where it has the op
-    f"rmsnorm-{file}": ops.get("rmsnorm").kernels[file]
-    if "rmsnorm" in ops.names()
-    else Kernel("rmsnorm", file, "cuda", FOLDER / f"{file}.cu")
-    for file in ("v01_naive", "v02_vectors", "v03_ring")
-}
-RMSNORM_LIMITS = {  # hidden is a multiple of, and at most
-    "rmsnorm-v01_naive": (1, 1 << 20),
-    "rmsnorm-v02_vectors": (8, 1 << 20),
-    "rmsnorm-v03_ring": (8, 16384),
-}
-# Tokens and hidden: lone elements, several rows of a block at once or in turn, rows in shared memory, wholly or in part.
-RMSNORM_SIZES = [
-    (3, 1),
-    (130, 7),
-    (3, 8),
-    (3, 33),
-    (130, 136),
-    (1, 4096),
-    (60, 8200),
-    (3, 16384),
-    (1, 20000),
-    (2, 66000),
-]
-UNIT = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}  # of rounding
-
-
-def rmsnorm_error(function: Emulated, tokens: int, hidden: int, dtype: torch.dtype, **call: float) -> float:
-    """The largest error over its bound, of rows that lie 8 elements apart in x and 24 in y; NaN if a result is."""
-    random = torch.Generator().manual_seed(tokens + hidden)
-    x = torch.full((tokens, hidden + 8), torch.nan, dtype=dtype)[:, :hidden]
-    y = torch.full((tokens, hidden + 24), torch.nan, dtype=dtype)[:, :hidden]
-    weight = (0.5 + torch.rand(hidden, generator=random)).to(dtype)
-    x.copy_(torch.randn(tokens, hidden, generator=random))
-    function(y, x, weight, **call)
-    mean = x.double().square().mean(1, keepdim=True)
-    expected = x.double() / (mean + call.get("eps", 1e-6)).sqrt() * weight.double()
-    bound = (
-        UNIT[dtype] + (16 + hidden**0.5) * 2.0**-24
-    ) * expected.abs() + 2.0**-25  # the last: half a float16 denormal
-    return float(((y.double() - expected).abs() / bound).max())
-
-
-def rmsnorm_sizes(name: str) -> list[tuple[int, int]]:
-    multiple, most = RMSNORM_LIMITS[name]
-    return [size for size in RMSNORM_SIZES if size[1] % multiple == 0 and size[1] <= most]
-
-
-@pytest.mark.parametrize("name", RMSNORM)
-def test_rmsnorm_agrees_with_the_definition_when_emulated(name: str, library: Callable[[str], Path]) -> None:
-    function = Emulated(RMSNORM[name], library(name))
-    for tokens, hidden in rmsnorm_sizes(name):
-        for dtype in UNIT:
-            tried = [rmsnorm_error(function, tokens, hidden, dtype, **call) for call in ({}, {"eps": 0.5})]
-            assert max(tried) < 1, (tokens, hidden, dtype, tried)
-
-
-@pytest.mark.parametrize("name", ["rmsnorm-v02_vectors"])
-def test_rmsnorm_says_what_it_does_not_take(name: str, library: Callable[[str], Path]) -> None:
-    function, x = Emulated(RMSNORM[name], library(name)), torch.zeros(4, 24)
-    refused = {
-        "rmsnorm: y must have size 4 in dimension 0, got 3": (x[:3].clone(), x, x[0]),
-        "rmsnorm: weight must have 1 dimensions, got 2": (x.clone(), x, x),
-        "rmsnorm: weight must be float32, got float16": (x.clone(), x, x[0].half()),
-        "rmsnorm: x must be float32 or float16 or bfloat16, got int32": (x.int(), x.int(), x[0].int()),
-        "rmsnorm: x must be contiguous in its last dimension, which has stride 4": (
-            x.clone(),
-            x.t().contiguous().t(),
-            x[0],
-        ),
-        "rmsnorm: y must have a multiple of 4 elements in a row, got 22": (x[:, :22], x[:, :22], x[0, :22]),
-        "rmsnorm: x must have rows that start at multiples of 16 bytes": (x[:, :8].clone(), x[:, 2:10], x[0, :8]),
-    }
-    for why, tensors in refused.items():
-        with pytest.raises(KernelError, match=why):
-            function(*tensors)
-
-
-BROKEN_RMSNORM = {
     "a row of y at the stride of x": (
         "rmsnorm-v02_vectors",
         {"p.y + row * p.y_stride": "p.y + row * p.x_stride"},
@@ -416,16 +367,39 @@ BROKEN_RMSNORM = {
 }
 
 
-@pytest.mark.parametrize("how", BROKEN_RMSNORM)
-def test_a_broken_rmsnorm_is_seen(how: str, library: Callable[[str], Path]) -> None:
-    name, _, error = BROKEN_RMSNORM[how]
-    function = Emulated(RMSNORM[name], library(how))
-    tried = (rmsnorm_error(function, *size, torch.float16, eps=0.5) for size in rmsnorm_sizes(name))
+@pytest.mark.parametrize("how", BROKEN)
+def test_a_broken_kernel_is_seen(how: str, library: Callable[[str], Path]) -> None:
+    file, _, error = BROKEN[how]
+    kernel = FILES[file]
+    op, function = ops.get(kernel.op), Emulated(kernel, library(how))
+    cases = [case for case in op.cases(kernel, sizes(kernel)) if case.dtype == "float16"]
+    tried = (worst(function, case) for _ in range(SCHEDULES) for case in cases)
     if error:
         with pytest.raises(KernelError, match=error):
             list(tried)
     else:
         assert not all(found < 1 for found in tried), "nothing was seen"
+
+
+@pytest.mark.parametrize("name", ["rmsnorm-v02_vectors"])
+def test_rmsnorm_says_what_it_does_not_take(name: str, library: Callable[[str], Path]) -> None:
+    function, x = Emulated(FILES[name], library(name)), torch.zeros(4, 24)
+    refused = {
+        "rmsnorm: y must have size 4 in dimension 0, got 3": (x[:3].clone(), x, x[0]),
+        "rmsnorm: weight must have 1 dimensions, got 2": (x.clone(), x, x),
+        "rmsnorm: weight must be float32, got float16": (x.clone(), x, x[0].half()),
+        "rmsnorm: x must be float32 or float16 or bfloat16, got int32": (x.int(), x.int(), x[0].int()),
+        "rmsnorm: x must be contiguous in its last dimension, which has stride 4": (
+            x.clone(),
+            x.t().contiguous().t(),
+            x[0],
+        ),
+        "rmsnorm: y must have a multiple of 4 elements in a row, got 22": (x[:, :22], x[:, :22], x[0, :22]),
+        "rmsnorm: x must have rows that start at multiples of 16 bytes": (x[:, :8].clone(), x[:, 2:10], x[0, :8]),
+    }
+    for why, tensors in refused.items():
+        with pytest.raises(KernelError, match=why):
+            function(*tensors)
 
 
 FORBIDDEN = {
@@ -465,6 +439,55 @@ def test_what_a_gpu_does_not_allow_is_an_error(mistake: int, forbidden: Callable
     with pytest.raises(KernelError) as caught:
         forbidden(mistake)
     assert FORBIDDEN[mistake] in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def anything(tmp_path_factory: pytest.TempPathFactory) -> Emulated:
+    kernel = Kernel("test", "anything", "cuda", Path(__file__).parent / "emulator" / "anything.cu")
+    return Emulated(kernel, compiled(kernel, tmp_path_factory.mktemp("anything")))
+
+
+def anything_takes() -> dict[str, torch.Tensor]:
+    return {
+        "out": torch.empty(4),
+        "state": torch.full((2, 6), 10)[:, :4],
+        "bytes": torch.tensor([1, 2, 3, 200], dtype=torch.uint8).view(torch.float8_e4m3fn),
+        "deep": torch.arange(8, dtype=torch.int32).reshape(1, 1, 1, 1, 1, 1, 1, 8)[..., ::2],
+    }
+
+
+def test_an_op_is_called_as_its_schema_says(anything: Emulated) -> None:
+    tensors = anything_takes()
+    anything(*tensors.values())
+    assert tensors["out"].tolist() == [1, 3, 5, 203] and tensors["state"].tolist() == [[10] * 4, [11] * 4]
+    anything(*tensors.values(), twice=True, scale=1.0)
+    assert tensors["out"].tolist() == [1, 6, 11, 212] and tensors["state"].tolist() == [[10] * 4, [12] * 4]
+
+
+@pytest.mark.parametrize(
+    ("mistake", "why"),
+    [
+        (1, "writes operand bytes, which is an input"),
+        (2, "touches memory outside operand deep"),
+        (3, "the kernel wrote outside operand state"),
+    ],
+)
+def test_an_operand_is_called_as_in_the_schema(mistake: int, why: str, anything: Emulated) -> None:
+    with pytest.raises(KernelError, match=why):
+        anything(*anything_takes().values(), mistake=mistake)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "why"),
+    [
+        ("out", torch.empty(4, 2)[:, 0], "anything: out must be contiguous, but dimension 0 has stride 2"),
+        ("deep", torch.empty(4), "anything: deep must have 8 dimensions, got 1"),
+        ("bytes", torch.empty(4), "anything: bytes must be float8_e4m3fn, got float32"),
+    ],
+)
+def test_what_an_op_does_not_take_is_said(name: str, tensor: torch.Tensor, why: str, anything: Emulated) -> None:
+    with pytest.raises(KernelError, match=why):
+        anything(*(anything_takes() | {name: tensor}).values())
 
 
 def test_an_asynchronous_copy_has_not_arrived_before_it_is_waited_for(forbidden) -> None:

@@ -5,48 +5,25 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from itertools import product
 
 import pytest
 import torch
 
 from minfer import build, ops
 from minfer.bench.device import capability, pick
-from minfer.bench.verify import Trial, oracle, verify
+from minfer.bench.operands import Operands
+from minfer.bench.verify import same_bits, verify
+from minfer.bench.witness import judged_right
 from minfer.ops import Kernel, Op
 from tests.conftest import ROOT
+from tests.spaced import spaced
 
 ARCHS = ("sm_89", "sm_90a")
 SHARED_LIMIT = {"sm_89": 99 << 10, "sm_90a": 227 << 10}
 
 
-def cases(kernel: Kernel, sizes: list[dict[str, int]]):
-    """The cases of some sizes that the kernel supports, over all dtypes and parameters."""
-    op = ops.get(kernel.op)
-    for shape, dtype, values in product(sizes, kernel.dtypes, product(*op.params.values())):
-        case = op.case(kernel.name, dtype, shape, dict(zip(op.params, values, strict=True)))
-        if kernel.unsupported(case, None) is None:
-            yield op, case
-
-
 def name(kernel: Kernel) -> str:
     return f"{kernel.op}-{kernel.name}"
-
-
-CPU_SIZES = [
-    {"m": 1, "n": 1, "k": 1},
-    {"m": 7, "n": 600, "k": 300},
-    {"m": 100, "n": 64, "k": 520},
-    {"m": 64, "n": 64, "k": 64},
-]
-GPU_SIZES = [
-    *CPU_SIZES,
-    {"m": 1, "n": 4096, "k": 4096},
-    {"m": 8, "n": 264, "k": 416},
-    {"m": 257, "n": 384, "k": 1000},
-    {"m": 1024, "n": 1024, "k": 1024},
-    {"m": 2550, "n": 2552, "k": 1032},  # 100 tiles of 256x256: one wave and a half of an H100's clusters
-]
 
 
 # Each tile of the kernels that choose one, on 132 multiprocessors, with an edge of it in the last.
@@ -76,39 +53,46 @@ TILES = {
 }
 
 
+def compiles(kernel: Kernel) -> bool:
+    """Whether each new shape takes torch.compile seconds."""
+    return kernel.function is not None and hasattr(kernel.function, "__wrapped__")
+
+
 @pytest.mark.parametrize("kernel", [k for k in ops.every_kernel() if "cpu" in k.devices], ids=name)
 def test_cpu_kernel_agrees_with_the_oracle(kernel):
     function = build.function(kernel)
-    tried = 0
-    for op, case in cases(kernel, CPU_SIZES):
+    op, tried = ops.get(kernel.op), 0
+    if compiles(kernel):
+        case = op.case(kernel.name, "float32", op.odd_shapes[0])
+        operands = Operands(op, case, 1, "normal", torch.device("cpu"))
+        function(*operands.arguments, **op.call(case))
+        assert judged_right(op, case, operands.named("in", "inout"), operands.named("out", "inout"))
+        return
+    for case in op.cases(kernel, op.sizes["small"]):
         tried += verify(op, case, kernel, function, torch.device("cpu"), None, seed=tried).tried
     assert tried > 20
 
 
 @pytest.mark.parametrize("kernel", [k for k in ops.every_kernel() if "cpu" in k.devices], ids=name)
-def test_cpu_kernel_takes_matrices_inside_larger_ones(kernel):
-    """Leading dimensions that are not the width, and nothing written beside the output."""
-    function = build.function(kernel)
-    for op, case in cases(kernel, [{"m": 20, "n": 40, "k": 24}]):
-        check_strided(op, case, function, torch.device("cpu"))
+def test_cpu_kernel_takes_rows_that_lie_apart(kernel):
+    """Rows that lie farther apart than they are long, and nothing written between them."""
+    function, op = build.function(kernel), ops.get(kernel.op)
+    if compiles(kernel):
+        pytest.skip("torch.compile takes seconds for every shape")
+    for case in op.cases(kernel, op.odd_shapes):
+        check_spaced(op, case, function, torch.device("cpu"))
 
 
-def check_strided(op: Op, case: ops.Case, function, device: torch.device) -> None:
-    trial = Trial(case, op.calls[0], "uniform", seed=5)
-    inputs = []
-    for tensor in trial.operands(op, device)[2]:
-        transposed = tensor.stride(-1) != 1
-        rows = tensor.t() if transposed else tensor
-        wide = torch.full((rows.shape[0], rows.shape[1] + 8), float("nan"), dtype=tensor.dtype, device=device)
-        wide[:, : rows.shape[1]] = rows
-        inputs.append(wide[:, : rows.shape[1]].t() if transposed else wide[:, : rows.shape[1]])
-    m, n = op.out_shape(case)
-    around = torch.full((m + 1, n + 8), 7.0, dtype=inputs[0].dtype, device=device)
-    out = around[:m, :n]
-    function(out, *inputs, **trial.call)
-    expected, bound = oracle(op, trial, out, tuple(inputs))
-    assert bool(((out.double() - expected).abs() <= bound).all())
-    assert bool((around[:, n:] == 7.0).all()) and bool((around[m:] == 7.0).all())
+def check_spaced(op: Op, case: ops.Case, function, device: torch.device) -> None:
+    operands, fresh = (Operands(op, case, 5, "uniform", device) for _ in range(2))
+    tensors = spaced(op, operands)
+    around = {name: tensor._base.clone() for name, tensor in tensors.items() if name in op.strided}
+    function(*tensors.values(), **op.call(case))
+    results = {name: tensors[name].clone() for name in operands.named("out", "inout")}
+    assert judged_right(op, case, fresh.named("in", "inout"), results)
+    for name, before in around.items():
+        tensors[name].copy_(fresh.tensors[name])
+        assert same_bits(tensors[name]._base, before), f"wrote between the rows of {name}"
 
 
 def test_every_source_file_is_registered():
@@ -144,10 +128,10 @@ INTERPRETED = """
 import sys, torch
 from minfer import build, ops
 from minfer.bench.verify import verify
-kernel = ops.get(sys.argv[1]).kernels[sys.argv[2]]
-from tests.test_kernels import cases
+op = ops.get(sys.argv[1])
+kernel = op.kernels[sys.argv[2]]
 tried = 0
-for op, case in cases(kernel, [{"m": 20, "n": 72, "k": 40}]):
+for case in op.cases(kernel, [*op.odd_shapes, op.sizes["nan"][0]]):
     if case.dtype == "bfloat16":
         continue  # the interpreter keeps bfloat16 as integers and multiplies those
     tried += verify(op, case, kernel, build.function(kernel), torch.device("cpu"), None, seed=tried).tried
@@ -172,8 +156,9 @@ def test_gpu_kernel_agrees_with_the_oracle(kernel):
     device = pick("cuda")
     function = build.function(kernel, build.arch_of(capability(device)))
     tried = 0
-    tiles = [{"m": m, "n": n, "k": k} for m, n, k in TILES.get(kernel.name, [])]
-    for op, case in cases(kernel, [*GPU_SIZES, *tiles]):
+    op = ops.get(kernel.op)
+    tiles = [dict(zip(op.axes, size, strict=True)) for size in TILES.get(kernel.name, []) if kernel.op == "hgemm"]
+    for case in op.cases(kernel, [*op.sizes["small"], *op.sizes["large"], *tiles]):
         if kernel.unsupported(case, capability(device)) is None:
             tried += verify(op, case, kernel, function, device, capability(device), seed=tried).tried
     assert tried > 20
@@ -181,32 +166,34 @@ def test_gpu_kernel_agrees_with_the_oracle(kernel):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kernel", [k for k in ops.every_kernel() if "cuda" in k.devices], ids=name)
-def test_gpu_kernel_takes_matrices_inside_larger_ones(kernel):
-    device = pick("cuda")
+def test_gpu_kernel_takes_rows_that_lie_apart(kernel):
+    device, op = pick("cuda"), ops.get(kernel.op)
     function = build.function(kernel, build.arch_of(capability(device)))
-    for op, case in cases(
-        kernel, [{"m": 5, "n": 40, "k": 24}, {"m": 20, "n": 40, "k": 24}, {"m": 136, "n": 264, "k": 72}]
-    ):
+    for case in op.cases(kernel, [*op.odd_shapes, *op.sizes["small"]]):
         if kernel.unsupported(case, capability(device)) is None:
-            check_strided(op, case, function, device)
+            check_spaced(op, case, function, device)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kernel", [k for k in ops.every_kernel() if "cuda" in k.devices], ids=name)
 def test_gpu_kernel_carries_nan_and_repeats_itself(kernel):
-    device = pick("cuda")
+    """A row of the first input that has a NaN gives a row of NaN, and no other."""
+    device, op = pick("cuda"), ops.get(kernel.op)
     function = build.function(kernel, build.arch_of(capability(device)))
-    for op, case in cases(kernel, [{"m": 64, "n": 128, "k": 64}, {"m": 8, "n": 128, "k": 1024}]):
-        _, _, inputs = Trial(case, op.calls[0], "normal", 1).operands(op, device)
-        outs = [torch.empty(op.out_shape(case), dtype=inputs[0].dtype, device=device) for _ in range(2)]
-        for out in outs:
-            function(out, *inputs, **op.calls[0])
-        assert torch.equal(*outs) or not kernel.deterministic
-        inputs[0][3, 5] = float("nan")
-        inputs[0][4, 6] = float("inf")
-        function(outs[0], *inputs, **op.calls[0])
-        assert bool(outs[0][3].isnan().all()) and not bool(outs[0][:3].isnan().any())
-        assert not bool(outs[0][4].isfinite().any())
+    for case in op.cases(kernel, op.sizes["nan"]):
+        if kernel.unsupported(case, capability(device)):
+            continue
+        made = [Operands(op, case, 1, "normal", device) for _ in range(2)]
+        for operands in made:
+            function(*operands.arguments, **op.call(case))
+        out, first = next(iter(made[0].named("out"))), next(iter(made[0].named("in")))
+        assert torch.equal(*(operands.tensors[out] for operands in made)) or not kernel.deterministic
+        result, given = made[0].tensors[out], made[0].tensors[first]
+        given[3, 5] = float("nan")
+        given[4, 6] = float("inf")
+        function(*made[0].arguments, **op.call(case))
+        assert bool(result[3].isnan().all()) and not bool(result[:3].isnan().any())
+        assert not bool(result[4].isfinite().all())
 
 
 @pytest.mark.gpu

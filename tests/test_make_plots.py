@@ -10,7 +10,6 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -23,7 +22,7 @@ from analysis import files, make_plots, style
 from analysis.plots import Picture, rounded
 from analysis.rows import usable
 from minfer.rows import store
-from tests.conftest import ROOT, published
+from tests.conftest import ROOT
 
 H200 = "NVIDIA H200"
 MARKERS = "<!-- plots:begin -->\n<!-- plots:end -->\n"
@@ -337,7 +336,7 @@ def test_ticks_are_round(value: float) -> None:
 
 
 SINGLE = [row("torch", 700.0, 4096), row("v01_naive", 0.5, 4096)]
-OBLONG = [row(k, 9.0, shape={"m": m, "n": 64, "k": 64}) for k in ("torch", "v01_naive") for m in (1, 2)]
+OBLONG = [row(k, 9.0, shape={"m": m, "n": n, "k": 64}) for k in ("torch", "v01_naive") for m, n in ((1, 8), (2, 9))]
 
 
 @pytest.mark.parametrize(
@@ -406,13 +405,3 @@ def test_no_text_of_a_row_breaks_a_picture_or_the_readme(work: Workspace) -> Non
         ET.fromstring(content)
     images = [line for line in work.readme.read_text().splitlines() if line.startswith("![")]
     assert len(images) == 2 and all(line.endswith(".svg)") for line in images)
-
-
-def test_readme_plots_are_those_of_the_committed_results() -> None:
-    names = published()
-    pictures = (ROOT / "docs" / "plots").rglob("*.svg")
-    if not any(f"Matplotlib v{matplotlib.__version__}," in picture.read_text() for picture in pictures):
-        pytest.skip("another Matplotlib than the one that drew the plots draws other bytes")
-    command = [sys.executable, "analysis/make_plots.py", "--check", *names]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr

@@ -18,7 +18,7 @@ from analysis import make_tables
 from analysis.pages import GENERATED
 from analysis.tables import LEGEND
 from minfer.rows import store
-from tests.tables import EPYC, H200, MARKERS, NOON, TN, Workspace, row
+from tests.tables import EPYC, H200, MARKERS, NOON, TN, Workspace, other, row
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -144,6 +144,19 @@ def test_representative_problem_by_name_when_all_else_is_equal(work: Workspace) 
     work.write(*(row(problem=f"float16/{TN}/m={m}") for m in (1024, 64, 512)))
     assert work.run() == 0
     assert "m=64 · cold" in work.readme.read_text()
+
+
+def test_without_flops_the_representative_problem_is_that_with_most_bytes(work: Workspace) -> None:
+    problems = [f"int32//tokens={tokens},experts=8" for tokens in (1, 16, 256)]
+    for flops in (0.0, None):
+        work.write(
+            *(
+                other("route", "tokens/s", "torch", 9.0, problem, flops=flops, bytes=nbytes)
+                for problem, nbytes in zip(problems, (10.0, 1000.0, 100.0), strict=True)
+            )
+        )
+        assert work.run() == 0
+        assert "**int32 · tokens=16, experts=8 · cold**" in work.readme.read_text()
 
 
 def test_many_problems_are_capped_and_counted(work: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -327,6 +340,6 @@ def test_runs_as_a_script_from_anywhere_without_torch(work: Workspace) -> None:
     code += "try: runpy.run_path(sys.argv[0], run_name='__main__')\n"
     code += "except SystemExit as end: assert end.code == 0, end.code\n"
     code += "assert 'torch' not in sys.modules"
-    environment = {"PATH": ""}  # and so without PYTHONPATH
+    environment = {"PATH": "", "PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, "-c", code], cwd=work.results, env=environment, check=True, timeout=60)
     assert "### hgemm on NVIDIA H200" in work.readme.read_text()

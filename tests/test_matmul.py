@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -14,11 +15,17 @@ import torch
 from analysis import make_best
 from minfer import matmul, ops
 from minfer.functional import best as chooser
-from minfer.functional.best import best
+from minfer.functional.hgemm import LEAST
 from minfer.rows import store
-from tests.conftest import ROOT, published
+from tests.conftest import ROOT
 
 H200 = (9, 0)
+
+
+def best(m: int, n: int, k: int, dtype: str, layout: str, capability: tuple[int, int] | None) -> chooser.Choice:
+    """As `matmul` asks."""
+    params = {"layout": layout, "accumulate": "float32"}
+    return chooser.best("hgemm", dtype, params, {"m": m, "n": n, "k": k}, capability, LEAST)
 
 
 @pytest.fixture
@@ -26,19 +33,21 @@ def measured(monkeypatch):
     """Puts a table of measurements, (m, n, k) -> kernels by time, in the place of the real one."""
 
     def put(shapes: dict[tuple[int, int, int], dict[str, float]], **about: str) -> None:
-        what = {"arch": "sm_90a", "device": "NVIDIA H200", "dtype": "bfloat16", "layout": "TN"} | about
-        table = tuple(what | dict(zip("mnk", shape, strict=True)) | {"kernels": us} for shape, us in shapes.items())
+        what: dict[str, Any] = {"arch": "sm_90a", "device": "NVIDIA H200", "dtype": "bfloat16"} | about
+        what["params"] = {"layout": "TN", "accumulate": "float32"}
+        named = ((dict(zip("mnk", shape, strict=True)), us) for shape, us in shapes.items())
+        table = {"hgemm": [what | {"shape": shape, "kernels": us} for shape, us in named]}
         monkeypatch.setattr(chooser, "table", lambda: table)
-        best.cache_clear()
 
-    yield put
-    best.cache_clear()
+    return put
 
 
 def test_the_fastest_at_the_nearest_shape_that_was_measured(measured):
     measured({(16, 64, 64): {"v04_mma": 1.0, "v03_wmma": 2.0}, (2048, 64, 64): {"v05_pipelined": 3.0, "v04_mma": 4.0}})
     exact = best(16, 64, 64, "bfloat16", "TN", H200)
-    assert exact == chooser.Choice("v04_mma", "the fastest of 2 at this shape: 1 us cold, bfloat16 TN on NVIDIA H200")
+    assert exact == chooser.Choice(
+        "v04_mma", "the fastest of 2 at this shape: 1 us cold, bfloat16 TN float32 on NVIDIA H200"
+    )
     near = best(180, 64, 64, "bfloat16", "TN", H200)  # 16 and 2048 are 7 doublings apart, 181 is in the middle
     assert near.kernel == "v04_mma" and "at 16x64x64, the nearest shape measured" in near.why
     assert best(182, 64, 64, "bfloat16", "TN", H200).kernel == "v05_pipelined"
@@ -59,18 +68,25 @@ def test_strips_are_not_taken_for_fewer_columns_than_were_measured(measured):
     assert chosen == {1024: "v16_skinny", 4088: "v16_skinny", 4096: "v17_one_wave", 5120: "v17_one_wave"}
 
 
-def test_architecture_then_layout_then_shape_then_dtype(measured):
-    problem = {"m": 64, "n": 64, "k": 64}
-    entry = problem | {"arch": "sm_90a", "layout": "TN", "dtype": "float16"}
+def test_architecture_then_parameters_then_shape_then_dtype(measured):
+    shape, params = {"m": 64, "n": 64, "k": 64}, {"layout": "TN", "accumulate": "float32"}
+    entry = {"arch": "sm_90a", "params": params, "shape": shape, "dtype": "float16"}
     order = [
         entry,
         entry | {"dtype": "bfloat16"},
-        entry | {"m": 128},
-        entry | {"layout": "NN"},
+        entry | {"shape": shape | {"m": 128}},
+        entry | {"params": params | {"layout": "NN"}},
         entry | {"arch": "sm_89"},
     ]
-    distances = [chooser.distance(entry, problem, "float16", "TN", H200) for entry in order]
+    distances = [chooser.distance(entry, "float16", params, shape, H200) for entry in order]
     assert distances == sorted(distances) and len(set(distances)) == 5
+
+
+def test_a_measurement_of_other_axes_is_no_neighbour(measured, monkeypatch):
+    measured({(64, 64, 64): {"v04_mma": 1.0}})
+    (entry,) = chooser.table()["hgemm"]
+    monkeypatch.setattr(chooser, "table", lambda: {"hgemm": [entry | {"shape": {"m": 64, "n": 64}}]})
+    assert "no kernel that does was measured" in best(64, 64, 64, "bfloat16", "TN", H200).why
 
 
 def test_where_nothing_was_measured_it_is_the_last_of_the_ladder(measured):
@@ -79,16 +95,18 @@ def test_where_nothing_was_measured_it_is_the_last_of_the_ladder(measured):
     assert choice.kernel == "cpu_blocked" and "no kernel that does was measured" in choice.why
     measured({(64, 64, 64): {"cpu_naive": 1.0}}, arch="cpu", device="AMD EPYC")
     assert best(64, 64, 64, "float16", "TN", None).kernel == "cpu_naive"
-    with pytest.raises(ValueError, match=r"^no kernel of hgemm multiplies 8x8x8 in float32 on sm_90$"):
+    with pytest.raises(ValueError, match=r"^no kernel of hgemm supports 8x8x8 in float32 on sm_90$"):
         best(8, 8, 8, "float32", "TN", H200)
 
 
 def test_the_committed_table_is_of_kernels_that_there_are_and_are_ours():
-    kernels = ops.get("hgemm").kernels
-    assert chooser.table.__wrapped__()
-    for entry in chooser.table.__wrapped__():
-        assert all(name in kernels and kernels[name].backend != "torch" for name in entry["kernels"])
-        assert list(entry["kernels"].values()) == sorted(entry["kernels"].values())
+    assert chooser.table.__wrapped__()["hgemm"]
+    for name, entries in chooser.table.__wrapped__().items():
+        op = ops.get(name)
+        for entry in entries:
+            assert all(kernel in op.kernels and op.kernels[kernel].backend != "torch" for kernel in entry["kernels"])
+            assert list(entry["kernels"].values()) == sorted(entry["kernels"].values())
+            assert entry["params"].keys() == op.params.keys() and entry["shape"].keys() == set(op.axes)
 
 
 def operands(m: int, n: int, k: int, dtype: torch.dtype, layout: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -178,15 +196,19 @@ def row(
 
 
 def test_the_table_is_what_the_rows_say(tmp_path: Path, capsys):
+    half = {"layout": "TN", "accumulate": "float16"}
+    norm: dict[str, Any] = {"op": "norm", "params": {}, "shape": {"tokens": 1}, "case": "norm/v01/b"}
     store.write(
         store.to_table(
             [
                 row("v03_wmma", 3.0),
                 row("v04_mma", 2.0, "unconverged"),
                 row("v05_pipelined", 1.0, "wrong"),
+                row("v06_swizzled", 1.0, arch=None),
                 row("torch", 0.5, backend="torch"),
-                row("v04_mma_acc16", 0.5, params={"layout": "TN", "accumulate": "float16"}),
+                row("v04_mma_acc16", 0.5, params=half),
                 row("cpu_naive", 9.0, backend="cpp", device="EPYC", device_kind="cpu", arch="x86_64"),
+                row("v01", 7.0) | norm,
             ]
         ),
         tmp_path / "rows.parquet",
@@ -195,18 +217,30 @@ def test_the_table_is_what_the_rows_say(tmp_path: Path, capsys):
     assert make_best.main([*where, "--check"]) == 1
     assert "is out of date: run `python analysis/make_best.py`" in capsys.readouterr().err
     assert make_best.main(where) == 0 and make_best.main([*where, "--check"]) == 0
-    shape = '"dtype": "float16", "layout": "TN", "m": 1, "n": 8, "k": 8'
+    shape = '"shape": {"m": 1, "n": 8, "k": 8}'
+    gpu, cpu = (
+        f'"arch": "{arch}", "device": "{name}", "dtype": "float16", "params":'
+        for arch, name in (("sm_90a", "NVIDIA H200"), ("cpu", "EPYC"))
+    )
+    sums = {bits: f'{{"layout": "TN", "accumulate": "float{bits}"}}, {shape}' for bits in (16, 32)}
     assert (tmp_path / "best.json").read_text().splitlines() == [
-        "[",
-        f'{{"arch": "cpu", "device": "EPYC", {shape}, "kernels": {{"cpu_naive": 9.0}}}},',
-        f'{{"arch": "sm_90a", "device": "NVIDIA H200", {shape}, "kernels": {{"v04_mma": 2.0, "v03_wmma": 3.0}}}}',
+        "{",
+        '"hgemm": [',
+        f'{{{cpu} {sums[32]}, "kernels": {{"cpu_naive": 9.0}}}},',
+        f'{{{gpu} {sums[16]}, "kernels": {{"v04_mma_acc16": 0.5}}}},',
+        f'{{{gpu} {sums[32]}, "kernels": {{"v04_mma": 2.0, "v03_wmma": 3.0}}}}',
+        "],",
+        '"norm": [',
+        f'{{{gpu} {{}}, "shape": {{"tokens": 1}}, "kernels": {{"v01": 7.0}}}}',
         "]",
+        "}",
     ]
     (tmp_path / "broken.parquet").write_text("no")
     assert make_best.main(where) == 1 and "nothing was written" in capsys.readouterr().err
     assert make_best.main(["--results", str(tmp_path / "none")]) == 1
 
 
-def test_the_committed_table_is_that_of_the_committed_rows():
-    files = [str(ROOT / name) for name in published()]
-    assert make_best.main([*files, "--table", str(ROOT / make_best.TABLE), "--check"]) == 0
+def test_without_rows_the_table_is_empty(tmp_path: Path):
+    table = tmp_path / "best.json"
+    assert make_best.main(["--results", str(tmp_path), "--table", str(table)]) == 0
+    assert json.loads(table.read_text()) == {}

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import datetime as dt
+from pathlib import Path
 
+import pytest
+
+from analysis import overview
 from analysis.overview import SETS, shape_sets
 from minfer.rows import store
-from tests.tables import NOON, TN, Workspace, row
+from tests.tables import NOON, TN, Workspace, other, row
 
 
 def squares(*sizes: int, kernels: dict[str, float]) -> list[store.Row]:
@@ -47,10 +51,61 @@ def test_a_baseline_that_wins_hides_nobody(work: Workspace) -> None:
     shapes = [f"float16/{TN}/m={m},n={n},k=4096" for n in (4096, 14336, 6144) for m in (1, 16, 128, 2048)]
     work.write(*(row(name, us, shape) for shape in shapes for name, us in {"torch": 100.0, "v01": 125.0}.items()))
     assert work.run() == 0
-    assert work.tables()[-1][1] == ["1 × 4096 × 4096", "**100.0 µs**", "125.0 µs", "0.800×"]
+    assert work.tables()[-1][:2] == [
+        ["M × N", "torch", "v01", "Speed-up of the fastest"],
+        ["1 × 4096", "**100.0 µs**", "125.0 µs", "0.800×"],
+    ]
+    assert "**llama · float16 · layout=TN, accumulate=float32 · k=4096 · cold, time**" in work.readme.read_text()
 
 
-def test_the_sets_are_those_that_can_be_asked_for() -> None:
-    sets = shape_sets()
-    assert sets["squares"][0] == "m=512,n=512,k=512" and "m=16,n=14336,k=4096" in sets["llama"]
-    assert {file.stem for file in SETS.glob("*.yaml")} == sets.keys()
+def test_the_sets_are_those_that_can_be_asked_for_of_that_op() -> None:
+    sets = shape_sets("hgemm")
+    assert sets["squares"][0] == {"m=512", "n=512", "k=512"} and {"m=16", "n=14336", "k=4096"} in sets["llama"]
+    assert {file.stem for file in SETS.glob("*.yaml")} >= sets.keys() and not shape_sets("another")
+
+
+def with_sets(folder: Path, monkeypatch: pytest.MonkeyPatch, **sets: str) -> None:
+    """Puts these in the place of conf/shape."""
+    for name, text in sets.items():
+        (folder / f"{name}.yaml").write_text(f"name: {name}\n{text}")
+    monkeypatch.setattr(overview.shape_sets, "__defaults__", (folder,))
+
+
+def test_shapes_of_one_varying_axis_are_called_by_it(
+    work: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_sets(tmp_path, monkeypatch, rows="op: norm\ngpu:\n  - {hidden: 4096, tokens: [1, 16, 128]}\n")
+    shapes = [f"bfloat16/residual=add/tokens={tokens},hidden=4096" for tokens in (1, 16, 128)]
+    work.write(*(other("norm", "GB/s", name, us, s) for s in shapes for name, us in {"torch": 100, "v01": 50}.items()))
+    assert work.run() == 0
+    assert "**rows · bfloat16 · residual=add · hidden=4096 · cold, GB/s**" in work.readme.read_text()
+    assert work.tables()[-1] == [
+        ["Kernel / tokens", "1", "16", "128", "Speed-up, geometric mean"],
+        ["torch", "10000", "10000", "10000", "1.00×"],
+        ["v01", "**20000**", "**20000**", "**20000**", "2.00×"],
+    ]
+
+
+def test_many_shapes_of_several_axes_are_called_by_those_that_vary(
+    work: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = "op: attend\ngpu:\n  - {batch: [1, 8, 64], length: [128, 1024, 8192], heads: 32, head_dim: 128}\n"
+    with_sets(tmp_path, monkeypatch, decode=sizes, mine=sizes.replace("attend", "hgemm"))
+    shapes = [f"batch={b},length={n},heads=32,head_dim=128" for b in (1, 8, 64) for n in (128, 1024, 8192)]
+    work.write(*(other("attend", "GB/s", name, 9.0, f"float16//{s}") for s in shapes for name in ("torch", "v01")))
+    assert work.run() == 0
+    text = work.readme.read_text()
+    assert "**decode · float16 · heads=32, head_dim=128 · cold, time**" in text and "mine" not in text
+    assert work.tables()[-1][0][0] == "batch × length" and work.tables()[-1][2][0] == "1 × 1024"
+
+
+def test_many_square_shapes_have_a_line_a_size(
+    work: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = [2**i for i in range(9)]
+    with_sets(
+        tmp_path, monkeypatch, many="op: hgemm\ngpu:\n" + "".join(f"  - {{m: {n}, n: {n}, k: {n}}}\n" for n in sizes)
+    )
+    work.write(*squares(*sizes, kernels={"torch": 1, "v02": 2}))
+    assert work.run() == 0
+    assert [line[0] for line in work.tables()[-1]] == ["Size", *map(str, sizes), "Speed-up, geometric mean"]

@@ -19,8 +19,12 @@ def pins(about: dict[str, Any]) -> dict[str, str]:
 
 def test_cuda12_asks_for_what_minfer_asks_for_but_cuda():
     ours, theirs = project("."), project("cuda12")
-    differ = set(ours["project"]["dependencies"]) ^ set(theirs["project"]["dependencies"])
-    assert {re.split(r"[>\[]", text)[0] for text in differ} == {"torch", "cuda-toolkit", "setuptools"}
+    assert theirs["project"]["dependencies"] == ["minfer", "setuptools"]
+    assert theirs["tool"]["uv"]["sources"] == {"minfer": {"path": "..", "editable": True}}
+    changed = [re.split("[>=]", text)[0] for text in theirs["tool"]["uv"]["override-dependencies"]]
+    assert [*changed, *theirs["tool"]["uv"]["exclude-dependencies"]] == ["torch", "cuda-toolkit"]
+    ask = {re.split(r"[>\[]", text)[0] for text in ours["project"]["dependencies"]}
+    assert {"torch", "cuda-toolkit"} <= ask and ask - {"cuda-toolkit"} <= pins(theirs).keys()
     assert ours["dependency-groups"] == theirs["dependency-groups"]
     assert ours["project"]["requires-python"] == theirs["project"]["requires-python"]
 

@@ -248,7 +248,7 @@ def test_a_local_run_goes_on_without_its_launcher_and_is_looked_at_from_elsewher
         assert done.returncode == 0, (tmp_path / "said").read_text()
         return (tmp_path / "said").read_text()
 
-    assert "python -m jobs.status here/runs/" in call("minfer.launch", *words)
+    assert "minfer status here/runs/" in call("minfer.launch", *words)
     (run,) = (tmp_path / "here" / "runs").iterdir()
     deadline = time.monotonic() + 120
     while "/hangs/" not in "".join(path.read_text() for path in run.glob("progress/*.jsonl")):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from typing import Any
 
 import pytest
@@ -10,9 +11,9 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from analysis.tables import duration
+from analysis.tables import duration, memory
 from minfer.rows import store
-from tests.tables import TN, Workspace, row
+from tests.tables import NOON, TN, Workspace, other, row
 
 
 def test_best_is_the_fastest_measured_kernel_of_each_regime(work: Workspace) -> None:
@@ -219,3 +220,78 @@ def test_cold_times_are_on_the_clock_of_the_common_baseline(work: Workspace) -> 
     ]
     times = {cells[0].strip("*"): cells[1].strip("*") for cells in work.cells(*rows)}
     assert times == {"torch": "10.00 µs", "v01": "10.00 µs", "v02": "8.000 µs", "v03": "7.000 µs"}
+
+
+def test_the_throughput_is_in_the_ops_metric(work: Workspace) -> None:
+    norm = "bfloat16/norm=rms,residual=add/tokens=64,hidden=4096"
+    decode = "bfloat16//batch=8"
+    work.write(
+        *(other("norm", "GB/s", kernel, us, norm) for kernel, us in {"torch": 100.0, "v01": 50.0}.items()),
+        other("decode", "tokens/s", "torch", 8.0, decode),
+        other("select", "rows | s", "torch", 8.0, decode),
+    )
+    assert work.run() == 0
+    assert [table[0][2] for table in work.tables()[::2]] == [
+        f"Throughput ({unit})" for unit in ("tokens/s", "GB/s", "rows &#124; s")
+    ]
+    assert work.tables()[2][1:] == [
+        ["torch", "100.0 µs", "10000", "100.0 %", "baseline"],
+        ["**v01**", "**50.00 µs**", "**20000**", "**200.0 %**", "**2.000×**"],
+    ]
+    assert "bfloat16 · norm=rms, residual=add · tokens=64, hidden=4096 · cold" in work.readme.read_text()
+    assert "TFLOP/s" not in work.readme.read_text()
+
+
+def test_old_rows_are_in_tflops_and_a_row_of_another_metric_says_its_own(work: Workspace) -> None:
+    new = {"metric": "TFLOP/s", "cold_rate": 40.0, "cold_tflops": 40.0, "cold_speedup": None}
+    later = NOON + dt.timedelta(days=1)
+    assert [c[2].strip("*") for c in work.cells(row(), row("v01", 25.0, **new))] == ["10.00", "40.00"]
+    cells = work.cells(row(), row("v01", 25.0, **new | {"metric": "GB/s", "cold_rate": 7.0, "finished": later}))
+    assert [c[2].strip("*") for c in cells] == ["10.00 TFLOP/s", "7.000"]
+    assert work.tables()[0][0][2] == "Throughput (GB/s)"
+
+
+def test_a_rate_that_a_new_row_lacks_is_not_made_up(work: Workspace) -> None:
+    assert work.cells(row(metric="GB/s", cold_tflops=10.0))[0][2] == "**—**"
+
+
+def spent(kernel: str, joules: float, **values: Any) -> store.Row:
+    return row(kernel, 100.0, workspace_bytes=0, steady_joules=joules, **values)
+
+
+def test_workspace_and_energy_are_on_the_page_and_not_in_the_readme(work: Workspace) -> None:
+    gain: dict[str, Any] = {"energy_gain": 2.0, "energy_gain_low": 1.9, "energy_gain_high": 2.1}
+    work.write(
+        spent("torch", 0.02),
+        spent("v01", 0.01, **gain, energy_verdict="tie") | {"workspace_bytes": 3 << 19},
+        row("v02", 300.0),
+        row("v03", None, status="wrong", message="no"),
+    )
+    assert work.run() == 0
+    assert "GFLOP/J" not in work.readme.read_text() and "Workspace" not in work.readme.read_text()
+    assert "[With workspace and energy](docs/results/nvidia-h200/hgemm.md)" in work.readme.read_text()
+    cold, steady = (page.splitlines()[2:] for page in work.page().split(" · cold**")[1].split(" · steady**"))
+    ends = [[cell.strip(" *") for cell in line.split("|")[6:-1]] for line in cold if line.startswith("|")]
+    assert ends == [["Workspace"], ["--:"], ["0 B"], ["1.50 MiB"], ["—"], ["—"]]
+    ends = [[cell.strip(" *") for cell in line.split("|")[6:-1]] for line in steady if line.startswith("|")]
+    assert ends[0] == ["Workspace", "Energy efficiency (GFLOP/J)"]
+    assert ends[2:] == [["0 B", "50.00"], ["1.50 MiB", "100.0; 2.000× (1.900–2.100) tie"], ["—", "—"], ["—", "—"]]
+    work.write(row())
+    assert work.run() == 0
+    assert not (work.pages / "nvidia-h200" / "hgemm.md").exists()
+
+
+@pytest.mark.parametrize(
+    ("metric", "header", "cell"),
+    [("GB/s", "GB/J", "50.00"), ("tokens/s", "tokens/J", "50.00"), ("share of it", "calls/J", "50.00")],
+)
+def test_a_joule_buys_what_the_metric_counts(work: Workspace, metric: str, header: str, cell: str) -> None:
+    work.write(other("norm", metric, "torch", 100.0, "bfloat16//tokens=1", steady_joules=0.02))
+    assert work.run() == 0
+    table = [line for line in work.page(op="norm").splitlines() if line.startswith("|")][3:]
+    assert f"Energy efficiency ({header})" in table[0] and f"**{cell}** |" in table[2]
+
+
+@pytest.mark.parametrize(("nbytes", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.50 KiB"), (1 << 34, "16.0 GiB")])
+def test_memory_has_a_sensible_unit(nbytes: int, text: str) -> None:
+    assert memory(nbytes) == text

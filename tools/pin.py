@@ -8,6 +8,7 @@ The lock file is not committed, because it records where packages were downloade
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -20,7 +21,8 @@ def pin(project: Path) -> None:
     """Renew the pins of a `pyproject.toml`. Raises CalledProcessError where nothing fits together."""
     text = BLOCK.sub("", project.read_text())
     project.write_text(text)  # resolve without the old pins
-    export = ["uv", "export", "--quiet", "--upgrade", "--all-groups", "--no-hashes", "--no-annotate", "--no-header"]
+    uv = os.environ.get("UV", "uv")  # the one that runs this, by `uv run`
+    export = [uv, "export", "--quiet", "--upgrade", "--all-groups", "--no-hashes", "--no-annotate", "--no-header"]
     export += ["--project", str(project.parent)]
     lines = subprocess.run(export, capture_output=True, text=True, check=True).stdout.splitlines()
     pins = "".join(f'    "{line.strip()}",\n' for line in lines if "==" in line)

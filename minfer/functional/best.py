@@ -1,6 +1,6 @@
-"""Which kernel multiplies: a pure function of the problem and the device, decided by what was measured before.
+"""Which kernel of an op to call: a pure function of the problem and the device, decided by what was measured before.
 
-`best.json` holds, for each shape that was timed, our kernels with their cold times, fastest first;
+`best.json` holds, for each problem of each op that was timed, our kernels with their cold times, fastest first;
 `analysis/make_best.py` writes it from the rows in `results/`. Nothing is timed here.
 """
 
@@ -13,72 +13,92 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from minfer.ops import get
 
 TABLE = Path(__file__).with_name("best.json")
-# Not taken for fewer columns than any that were measured: strips of them leave multiprocessors idle there.
-STRIPS = {"v17_one_wave"}
-# arch ("sm_90a", or "cpu"), device, dtype, layout, m, n, k, and kernels: name -> cold microseconds
+NONE: Mapping[str, str] = MappingProxyType({})
+# arch ("sm_90a", or "cpu"), device, dtype, params and shape by name, and kernels: name -> cold microseconds
 Entry = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A kernel of hgemm by its name, and why it was chosen, as half a sentence."""
+    """A kernel of an op by its name, and why it was chosen, as half a sentence."""
 
     kernel: str
     why: str
 
 
 @cache
-def table() -> tuple[Entry, ...]:
-    """What was measured."""
-    return tuple(json.loads(TABLE.read_text()))
+def table() -> Mapping[str, list[Entry]]:
+    """What was measured, by op."""
+    found: Mapping[str, list[Entry]] = json.loads(TABLE.read_text())
+    return found
 
 
-@cache
-def best(m: int, n: int, k: int, dtype: str, layout: str, capability: tuple[int, int] | None) -> Choice:
-    """The kernel to multiply an (m, k) by a (k, n) matrix with, fp32 accumulate.
+def best(
+    name: str,
+    dtype: str,
+    params: Mapping[str, str],
+    shape: Mapping[str, int],
+    capability: tuple[int, int] | None,
+    least: Mapping[str, str] = NONE,
+) -> Choice:
+    """The kernel of the op `name` for a problem.
 
-    `dtype` is a name of `minfer.ops.DTYPES`, `layout` "TN" or "NN", `capability` the GPU's, None for the CPU. It is the
-    fastest kernel at the nearest shape that was measured (`distance`) of those that support this one, but for `STRIPS`.
-    Where nothing was measured it is the last of the ladder that does. Raises ValueError where no kernel does."""
-    op = get("hgemm")
-    problem = {"m": m, "n": n, "k": k}
+    `dtype` is a name of `minfer.ops.DTYPES`, `params` and `shape` have all of the op's parameters and axes, `capability`
+    is the GPU's, None for the CPU. It is the fastest kernel at the nearest problem that was measured (`distance`) of those
+    that support this one; but a kernel in `least` is not taken where that axis is shorter than any that it was measured
+    with. Where nothing was measured it is the last of the ladder that does. Raises ValueError where no kernel does."""
+    op = get(name)
     backends = ("cpp",) if capability is None else ("cuda", "triton")
-    params = {"layout": layout, "accumulate": "float32"}
     able = [
         kernel.name
         for kernel in op.kernels.values()
         if kernel.backend in backends
-        and kernel.unsupported(op.case(kernel.name, dtype, problem, params), capability) is None
+        and kernel.unsupported(op.case(kernel.name, dtype, shape, params), capability) is None
     ]
     if not able:
         where = "a CPU" if capability is None else f"sm_{capability[0]}{capability[1]}"
-        raise ValueError(f"no kernel of hgemm multiplies {m}x{n}x{k} in {dtype} on {where}")
-    here = [entry for entry in table() if (entry["arch"] == "cpu") == (capability is None)]
-    narrow = {name for name in STRIPS if n < min((entry["n"] for entry in here if name in entry["kernels"]), default=0)}
-    for entry in sorted(here, key=lambda entry: distance(entry, problem, dtype, layout, capability)):
-        measured = [name for name in entry["kernels"] if name in able and name not in narrow]
+        raise ValueError(f"no kernel of {name} supports {sizes(shape)} in {dtype} on {where}")
+    known = (entry for entry in table().get(name, ()) if entry["shape"].keys() == shape.keys())
+    here = [entry for entry in known if (entry["arch"] == "cpu") == (capability is None)]
+    short = {
+        kernel
+        for kernel, axis in least.items()
+        if shape[axis] < min((entry["shape"][axis] for entry in here if kernel in entry["kernels"]), default=0)
+    }
+    for entry in sorted(here, key=lambda entry: distance(entry, dtype, params, shape, capability)):
+        measured = [kernel for kernel in entry["kernels"] if kernel in able and kernel not in short]
         if measured:
-            shape = "x".join(str(entry[axis]) for axis in problem)
             us, of = entry["kernels"][measured[0]], f"the fastest of {len(measured)}" if measured[1:] else "alone"
-            near = "this shape" if problem == {a: entry[a] for a in problem} else f"{shape}, the nearest shape measured"
-            rest = f"{entry['dtype']} {entry['layout']} on {entry['device']}"
-            return Choice(measured[0], f"{of} at {near}: {us:.4g} us cold, {rest}")
+            same = entry["shape"] == dict(shape)
+            near = "this shape" if same else f"{sizes(entry['shape'])}, the nearest shape measured"
+            rest = " ".join([entry["dtype"], *entry["params"].values()])
+            return Choice(measured[0], f"{of} at {near}: {us:.4g} us cold, {rest} on {entry['device']}")
     return Choice(able[-1], "the last of the ladder that supports this; no kernel that does was measured")
 
 
+def sizes(shape: Mapping[str, int]) -> str:
+    return "x".join(map(str, shape.values()))
+
+
 def distance(
-    entry: Entry, problem: Mapping[str, int], dtype: str, layout: str, capability: tuple[int, int] | None
+    entry: Entry,
+    dtype: str,
+    params: Mapping[str, str],
+    shape: Mapping[str, int],
+    capability: tuple[int, int] | None,
 ) -> tuple[float, ...]:
-    """How far a measurement is from a problem: first by architecture, then layout, then shape, then dtype.
+    """How far a measurement is from a problem: first by architecture, then parameters, then shape, then dtype.
 
     Between shapes it is the Euclidean distance of the logarithms of their sizes, so that 1 to 2 is as far as 2048 to
     4096: what makes kernels differ is by which factor a size is above or below a tile or a wave."""
     number = 0 if capability is None else 10 * capability[0] + capability[1]
     arch = 0 if capability is None else abs(int(re.sub(r"\D", "", entry["arch"])) - number)
-    apart = math.dist([math.log2(entry[axis]) for axis in problem], [math.log2(size) for size in problem.values()])
-    return arch, entry["layout"] != layout, apart, entry["dtype"] != dtype
+    other = sum(entry["params"].get(name) != value for name, value in params.items())
+    apart = math.dist([math.log2(entry["shape"][axis]) for axis in shape], [math.log2(size) for size in shape.values()])
+    return arch, other, apart, entry["dtype"] != dtype

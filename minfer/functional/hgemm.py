@@ -13,6 +13,8 @@ from minfer import build
 from minfer.functional.best import best
 from minfer.ops import DTYPES, get
 
+# Not taken for fewer columns than any that were measured: strips of them leave multiprocessors idle there.
+LEAST = {"v17_one_wave": "n"}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
@@ -80,7 +82,8 @@ def _readable(rows: torch.Tensor) -> torch.Tensor:
 @cache
 def _kernel(m: int, n: int, k: int, dtype: torch.dtype, layout: str, device: torch.device) -> Callable[..., None]:
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
-    choice = best(m, n, k, NAMES[dtype], layout, capability)
+    params, shape = {"layout": layout, "accumulate": "float32"}, {"m": m, "n": n, "k": k}
+    choice = best("hgemm", NAMES[dtype], params, shape, capability, LEAST)
     if os.environ.get("MINFER_EXPLAIN") == "1":
         print(f"minfer.matmul {m}x{n}x{k} {NAMES[dtype]} {layout}: {choice.kernel}, {choice.why}", file=sys.stderr)
     return build.function(get("hgemm").kernels[choice.kernel], build.arch_of(capability) if capability else "")

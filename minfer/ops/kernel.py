@@ -32,7 +32,7 @@ class Kernel:
     name: str
     backend: str  # "torch", "cuda", "triton" or "cpp"
     source: Path
-    function: Callable[..., None] | None = None  # backend "torch": the implementation itself
+    function: Callable[..., Any] | None = None  # backend "torch": the implementation itself
     archs: str = ""
     dtypes: tuple[str, ...] = ("float16", "bfloat16")
     params: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

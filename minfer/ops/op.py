@@ -65,10 +65,12 @@ class Op:
     arithmetic: which measured peak bounds the FLOPs: the dtypes of a tensor core's inputs and accumulator, or
         ("fma", "float32") for CUDA cores; None: memory is the only roof.
     metric: what its tables show.
+    strided: the tensors whose rows may lie farther apart than they are long; tests run every kernel on such.
     change: `change(case, tensors, draw)` changes the inputs of a timed round, in place, and returns what takes it back;
         None: one of the tensors' fills does.
     odd_shapes: small and awkward ones, verified besides the case's own shape and one that is drawn.
-    sizes: further shapes for tests, "small" ones that a CPU runs in seconds, an emulator too, and "large" ones for a GPU.
+    sizes: further shapes for tests: "small" ones that a CPU runs in seconds, "large" ones for a GPU, and "nan" ones of at
+        least 5 rows, where a NaN or an infinity in a row of the first input must give a row of the first output alike.
     source: the file that states it, beside which its kernels' files lie; None: the one that makes the `Op`.
     """
 
@@ -83,6 +85,7 @@ class Op:
     traffic: Callable[[Case], tuple[float, float]] | None = None
     arithmetic: Callable[[Case], tuple[str, str] | None] = lambda case: None
     metric: Metric = GBPS
+    strided: tuple[str, ...] = ()
     change: Callable[[Case, Tensors, Draw], Undo] | None = None
     odd_shapes: tuple[Mapping[str, int], ...] = ()
     sizes: Mapping[str, Sequence[Mapping[str, int]]] = field(default_factory=dict)

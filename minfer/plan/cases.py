@@ -10,9 +10,8 @@ from typing import Any
 from minfer import ops
 from minfer.ops import DTYPES, Case, Kernel, Op, Ragged, default
 from minfer.plan.config import Config, UserError, choose, names, shape_presets
+from minfer.plan.counters import LIMITS, SETS
 from minfer.plan.statement import check_axes, rehearse
-from minfer.profilers.ncu import SETS
-from minfer.profilers.occupancy import LIMITS
 
 BUILD_S = 15.0  # about what compiling one kernel takes
 

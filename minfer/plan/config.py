@@ -1,30 +1,27 @@
-"""The types of `conf/`, and what a mistake in a request sounds like: one sentence, with the nearest valid words."""
+"""The types of `conf/`, its options, and which values no run could mean."""
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import difflib
 import itertools
 import math
 import re
 import sys
-import typing
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
-from hydra.errors import HydraException, OverrideParseException
 from omegaconf import MISSING, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from minfer.bench.timing import Timing
 
 PACKAGE = Path(__file__).resolve().parents[1]
-CONF = PACKAGE / "conf"  # where it is installed
-if not CONF.is_dir():
-    CONF = PACKAGE.parent / "conf"  # in a clone
+INSTALLED = (PACKAGE / "conf").is_dir()  # as a wheel has it; else this is a clone
+CONF = (PACKAGE if INSTALLED else PACKAGE.parent) / "conf"
 
 
 class UserError(Exception):
@@ -65,7 +62,7 @@ class Proton:
 
 @dataclass
 class Ncu:
-    """Hardware counters, by Nsight Compute; `minfer.profilers.ncu` has the sets."""
+    """Hardware counters, by Nsight Compute; `minfer.plan.counters` has the sets."""
 
     sets: list[str] = field(default_factory=lambda: ["roofline"])
     clock_control: str = "none"  # none or base: whether ncu locks the GPU to its base clock
@@ -154,14 +151,24 @@ def register() -> None:
 
 
 def groups() -> dict[str, list[str]]:
-    """The config groups and their options."""
-    folders = sorted(path for path in CONF.iterdir() if path.is_dir())
-    return {folder.name: sorted(path.stem for path in folder.glob("*.yaml")) for folder in folders}
+    """The config groups and their options, the user's among them."""
+    found: dict[str, list[str]] = {}
+    for path in sorted(path for folder in _folders() for path in folder.glob("*/*.yaml")):
+        found.setdefault(path.parent.name, []).append(path.stem)
+    return {group: sorted(set(options)) for group, options in sorted(found.items())}
+
+
+def _folders() -> list[Path]:
+    """Where options of groups are looked for, the first one first: in `conf/`, and in the folder that `--config-dir` adds."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--config-dir", "-cd", type=Path, nargs="?")
+    added = parser.parse_known_args(sys.argv[1:])[0].config_dir
+    return [CONF, added] if added else [CONF]
 
 
 def shape_presets() -> dict[str, str]:
     """The presets of `conf/shape`, and the op that each is of."""
-    files = sorted((CONF / "shape").glob("*.yaml"))
+    files = sorted(file for folder in _folders() for file in (folder / "shape").glob("*.yaml"))
     return {file.stem: str(OmegaConf.select(OmegaConf.load(file), "op") or "") for file in files}
 
 
@@ -185,62 +192,6 @@ def nearest(wanted: str, valid: Iterable[str]) -> str:
     valid = list(valid)
     close = difflib.get_close_matches(wanted, valid, n=3, cutoff=0.55)
     return f"did you mean {' or '.join(close)}?" if close else f"valid: {', '.join(valid)}"
-
-
-def explain(error: BaseException) -> str:
-    """What Hydra or OmegaConf has to say, in one line that names the key and the nearest valid ones."""
-    chain = [error]
-    while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None:
-        chain.append(cause)
-    text = "\n".join(str(link) for link in chain)
-
-    if not isinstance(error, HydraException | OmegaConfBaseException) or "Config group override" in text:
-        for word in sys.argv[1:]:
-            group, _, option = word.lstrip("+~").partition("=")
-            if group in groups() and option not in groups()[group]:
-                return f"{group} has no option {option!r}; {nearest(option, groups()[group])}"
-    for link in chain:
-        if isinstance(link, OverrideParseException):
-            return f"cannot read {link.override!r}: {str(link).splitlines()[0]}"
-    if found := re.search(r"Ambiguous value for argument '([^=]*)=(.*)'", text):
-        return f"ambiguous {found[1]}={found[2]}; for several values write '{found[1]}=[{found[2]}]'"
-    if found := re.search(r"Could not (?:find|load) '(?:[\w/]*/)?(\w+)/([^']*)'", text):
-        group, option = found.groups()
-        if group in groups():
-            return f"{group} has no option {option!r}; {nearest(option, groups()[group])}"
-    if found := re.search(r"Could not override '\+?([\w.@/]+)'\. ?\n?No match in the defaults list", text):
-        return f"nothing to override for {found[1]!r}; to choose one, write +{found[1]}=..."
-    if "Unexpected type for root: NoneType" in text:
-        for group, option in re.findall(r"(?m)^\+*(\w+)\.(\w+)\.", "\n".join(sys.argv[1:])):
-            if option in groups().get(group, []):
-                return f"{group}.{option} is set, and not chosen; add {group}={option}"
-    if found := re.search(r"full_key: ([\w.\[\]]+)", text):
-        key = found[1]
-        if "not in" in text:
-            return unknown_key(key)
-        problem = next(str(link) for link in chain if "full_key" in str(link)).splitlines()[0]
-        return f"bad value for {key!r}: {problem[0].lower()}{problem[1:]}"
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
-
-
-def unknown_key(key: str) -> str:
-    """The complaint about a key that the config does not have."""
-    parent, _, last = key.rpartition(".")
-    return f"no such key {key!r}; {nearest(last, _keys(parent))}"
-
-
-def check_keys(composed: Any, parent: str = "") -> None:
-    """Raise UserError for a key that only a `+` on the command line could bring in."""
-    valid = _keys(parent)
-    for name in composed:
-        key = f"{parent}.{name}" if parent else str(name)
-        if valid and name not in valid:
-            raise UserError(unknown_key(key))
-        if key == "params" and composed.get("extra"):
-            continue  # perhaps those of an op that these files bring: the plan will see
-        if OmegaConf.is_dict(composed._get_node(name)) and OmegaConf.select(composed, name) is not None:
-            check_keys(composed[name], key)
 
 
 def check_values(config: Config) -> None:
@@ -280,10 +231,12 @@ def check_values(config: Config) -> None:
 def named(timing: Timing) -> Timing:
     """The same with a name that tells what was changed of the preset, as in "quick looks=[10]": rows say it, and
     `resume` takes no row that was timed in another way."""
-    file = CONF / "timing" / f"{timing.name}.yaml"
-    if not file.is_file():
+    files = (folder / "timing" / f"{timing.name}.yaml" for folder in _folders())
+    if (file := next((file for file in files if file.is_file()), None)) is None:
         return timing
-    preset: Any = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Timing), OmegaConf.load(file)))
+    written: Any = OmegaConf.load(file)
+    written.pop("defaults", None)  # what a preset takes from another one is told like a change
+    preset: Any = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Timing), written))
     values = {f.name: getattr(timing, f.name) for f in dataclasses.fields(timing)}
     changed = [f"{name}={value}" for name, value in values.items() if value != getattr(preset, name)]
     return dataclasses.replace(timing, name=" ".join([timing.name, *changed]))
@@ -304,17 +257,3 @@ def check_words(cluster: Cluster) -> None:
             raise UserError(
                 f"cluster.{name} is {value!r}; it cannot have line breaks, backslashes or control characters"
             )
-
-
-def _keys(parent: str) -> list[str]:
-    """The valid keys below a dotted key of the config, at the top also the groups; empty where any key may stand."""
-    if parent == "params":
-        from minfer import ops  # imports torch, and only a mistake needs it
-
-        return sorted({"call", *(name for op in ops.names() for name in ops.get(op).params)})
-    kind: Any = Config
-    for name in parent.split(".") if parent else []:
-        hint = typing.get_type_hints(kind).get(name) if dataclasses.is_dataclass(kind) else None
-        kind = next((part for part in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(part)), None)
-    found = [f.name for f in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else []
-    return found + ([] if parent else ["sweep"])

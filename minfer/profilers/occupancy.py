@@ -2,34 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from minfer.build import RESERVED_SHARED
+from minfer.plan.counters import LIMITS
 
 WARP = 32
 PARTITIONS = 4  # of a multiprocessor, each with its own part of the registers
 REGISTER_UNIT = 256  # registers are given to a warp in multiples of this
 SHARED_UNIT = 128  # bytes; shared memory is given to a block in multiples of this
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What one multiprocessor has room for."""
-
-    warps: int
-    blocks: int
-    shared_bytes: int
-    registers: int = 64 << 10
-
-
-# CUDA C++ Programming Guide, "Compute Capabilities", table "Technical Specifications per Compute Capability".
-LIMITS = {
-    "sm_80": Limits(warps=64, blocks=32, shared_bytes=164 << 10),
-    "sm_86": Limits(warps=48, blocks=16, shared_bytes=100 << 10),
-    "sm_89": Limits(warps=48, blocks=24, shared_bytes=100 << 10),
-    "sm_90": Limits(warps=64, blocks=32, shared_bytes=228 << 10),
-    "sm_90a": Limits(warps=64, blocks=32, shared_bytes=228 << 10),
-}
 
 
 def blocks(arch: str, threads: int, registers: int, shared_bytes: int) -> int:

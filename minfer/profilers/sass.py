@@ -12,8 +12,8 @@ from functools import cache
 from pathlib import Path
 
 from minfer import build
+from minfer.plan.counters import TENSOR
 
-TENSOR = ("HMMA", "HGMMA", "IMMA", "IGMMA", "QMMA", "QGMMA", "BMMA", "DMMA")
 FMA = ("FFMA", "FFMA2", "HFMA2", "DFMA")
 BY_WIDTH = ("LDG", "LDGSTS", "LD", "LDS", "LDL", "STG", "ST", "STS", "STL")
 MATRICES = ("LDSM", "STSM")

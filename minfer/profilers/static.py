@@ -34,12 +34,14 @@ from pathlib import Path
 from minfer import build, ops
 from minfer.bench import device as devices
 from minfer.ops import Case, Kernel
+from minfer.plan.counters import LIMITS
 from minfer.profilers import Finding, Job, occupancy, sass
 from minfer.profilers.jit import launched
 from minfer.profilers.prepared import attempt, prepared
 from minfer.profilers.sass import Function
 
 RUNS_KERNELS = False
+OF_CUB = re.compile(r"(void )?cub::")  # PyTorch's headers include it, and it leaves an empty kernel in every file
 
 ELEMENTS = {
     "__half": "float16", "__nv_bfloat16": "bfloat16", "float": "float32", "__nv_fp8_e4m3": "float8_e4m3fn",
@@ -141,8 +143,8 @@ def find_triton(kernel: Kernel, case: Case) -> Finding:
     if not binaries:
         return Finding(why=f"{kernel.source.name} launched no @triton.jit function that it names itself")
     arch = devices.arch(devices.pick("cuda"))
-    if arch not in occupancy.LIMITS:
-        return Finding(why=f"knows no {arch}; known: {', '.join(occupancy.LIMITS)}")
+    if arch not in LIMITS:
+        return Finding(why=f"knows no {arch}; known: {', '.join(LIMITS)}")
     read = [describe_triton(binary.asm["cubin"], arch, binary.metadata.shared) for binary in binaries]
     function, metrics = max(read, key=lambda pair: pair[0].rank)
     return Finding({f"{arch}.{name}": value for name, value in metrics.items()}, {arch: function.name})
@@ -165,7 +167,8 @@ def describe_triton(cubin: bytes, arch: str, shared_bytes: int) -> tuple[Functio
 def choose(case: Case, kernel: Kernel, found: list[Function]) -> dict[str, Function]:
     """The functions that belong to a case, by the rule at the top: the first under "", the others under their names."""
     enumerations = enumerators(kernel)
-    fitting = [f for f in found if _types_fit(case, f.name) and _enumerators_fit(case, f.name, enumerations)]
+    own = [f for f in found if not OF_CUB.match(f.name)]
+    fitting = [f for f in own if _types_fit(case, f.name) and _enumerators_fit(case, f.name, enumerations)]
     chosen: dict[str, Function] = {}
     for function in sorted(fitting, key=lambda f: f.rank, reverse=True):
         name = base_name(function.name)

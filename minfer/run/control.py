@@ -1,9 +1,7 @@
-"""`python -m jobs.status RUN`, `… cancel RUN`, `… resubmit RUN`: a run that was submitted earlier, from any shell."""
+"""What can be done to a run that was submitted earlier, from any shell; `minfer.cli` has the commands."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
@@ -14,23 +12,6 @@ from minfer.plan.config import UserError
 from minfer.run import start
 from minfer.run.progress import RunProgress
 from minfer.run.report import print_summary
-
-
-def main(action: Callable[[Console, Path, list[str]], int]) -> int:
-    """Do it to the run that the command line names. The exit status: the action's, or 2 (and one line) for a mistake."""
-    words = sys.argv[1:]
-    console = Console(highlight=False, markup=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, markup=False, width=160)
-    try:
-        if not words or words[0].startswith("-"):
-            raise UserError(f"usage: python -m jobs.{action.__name__} RUN, which is the name or the folder of a run")
-        return action(console, record.find(words[0]), words[1:])
-    except UserError as error:
-        print(f"minfer: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
 
 
 def status(console: Console, folder: Path, words: list[str]) -> int:

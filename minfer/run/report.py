@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import re
+import shlex
 import time
 from collections import Counter
 from pathlib import Path
@@ -15,12 +16,18 @@ from rich.table import Table
 
 from minfer.ops import Case
 from minfer.plan.cases import Plan
-from minfer.plan.config import Config
-from minfer.profilers import sass
+from minfer.plan.config import CONF, INSTALLED, Config
+from minfer.plan.counters import TENSOR
 from minfer.rows import store
 from minfer.run.progress import RunProgress
 
 POLL_S = 0.2
+
+
+def console() -> Console:
+    """Where all this is shown. A log has no width, and the table needs this much."""
+    shown = Console(highlight=False, markup=False)
+    return shown if shown.is_terminal else Console(highlight=False, markup=False, width=160)
 
 
 def print_plan(
@@ -133,12 +140,18 @@ def print_summary(console: Console, results: Path, run: str, plan: Plan, progres
     for name, message in progress.reasons().items():
         console.print(f"Shard {name} failed: {message}.", soft_wrap=True)
     for path in files:
-        console.print(
-            f"Rows: {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}", soft_wrap=True
-        )
+        console.print(f"Rows: {relative(path)}", soft_wrap=True)
     if rows:
-        console.print("Next: uv run python analysis/make_tables.py   # these rows into README.md", soft_wrap=True)
+        console.print(f"Next: {_tabulate(results)}", soft_wrap=True)
     return set(wanted) <= set(rows) | skipped
+
+
+def _tabulate(results: Path) -> str:
+    """The command that makes tables of all rows: in a clone the README's, elsewhere those of a file of the user's."""
+    if not INSTALLED and Path.cwd() == CONF.parent:
+        return "uv run python analysis/make_tables.py   # these rows into README.md"
+    command = shlex.join(["python", "-m", "analysis.make_tables", "--results", str(relative(results)), "--readme"])
+    return f"{command} FILE   # these rows into FILE, between its lines <!-- results:begin --> and <!-- results:end -->"
 
 
 def _left_out(plan: Plan) -> list[str]:
@@ -177,7 +190,7 @@ def _cells(row: store.Row) -> list[str]:
 
 
 # What to show of a kernel's instructions, in this order; the rest is in the rows.
-SHOWN = (*sass.TENSOR, "FFMA", "UTMALDG", "LDGSTS", "LDG", "LDSM", "LDS", "STS", "STG", "LD", "BAR")
+SHOWN = (*TENSOR, "FFMA", "UTMALDG", "LDGSTS", "LDG", "LDSM", "LDS", "STS", "STG", "LD", "BAR")
 
 
 def _static(rows: list[store.Row]) -> Table | None:
@@ -248,3 +261,8 @@ def _unprofiled(rows: list[store.Row]) -> list[str]:
             if why != "ok":
                 reasons.setdefault((profiler, why), {})[row["kernel"]] = None
     return [f"{profiler}: {', '.join(kernels)}: {why}" for (profiler, why), kernels in reasons.items()]
+
+
+def relative(path: Path) -> Path:
+    """A path as it is written from here."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

@@ -17,19 +17,16 @@ from jobs import preflight, queue, record, submit
 from minfer import ops
 from minfer.bench.device import IMAGE, NO_GPU, driver_too_old
 from minfer.plan import cases
-from minfer.plan.config import CONF, Config, UserError, choose, named
+from minfer.plan.config import CONF, INSTALLED, Config, UserError, choose, named
 from minfer.plan.shard import Shard, outside
+from minfer.run import report
 from minfer.run.progress import RunProgress
-from minfer.run.report import follow, print_plan, print_summary
-
-SOURCES = CONF.parent
+from minfer.run.report import follow, print_plan, print_summary, relative
 
 
 def run(config: Config) -> int:
     """Plan a request, run it, and show what came of it; the exit status: 1 when cases got no row. Raises UserError."""
-    console = Console(highlight=False, markup=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, markup=False, width=160)  # a log has no width; the table needs this much
+    console = report.console()
     extra = [str(Path(path).absolute()) for path in config.extra]
     for path in extra:
         if not Path(path).is_file():
@@ -185,32 +182,29 @@ def _run_id() -> str:
 
 
 def commit_of_sources() -> str | None:
-    """The commit of these sources, with + when the tree differs from it."""
+    """The commit of these sources, with + when the tree differs from it; where they are no clone, MINFER_COMMIT says it.
+
+    A repository that they only lie in, as an environment may lie in a project's, is not theirs."""
 
     def git(*words: str) -> str:
-        return subprocess.run(
-            ["git", "-C", str(SOURCES), *words], capture_output=True, text=True, check=True
-        ).stdout.strip()
+        command = ["git", "-C", str(CONF.parent), *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
-        return git("rev-parse", "--short=12", "HEAD") + (
-            "+" if git("status", "--porcelain", "--untracked-files=no") else ""
-        )
+        if not INSTALLED and git("ls-files", "--full-name", "conf/config.yaml") == "conf/config.yaml":
+            changed = git("status", "--porcelain", "--untracked-files=no")
+            return git("rev-parse", "--short=12", "HEAD") + ("+" if changed else "")
     except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("MINFER_COMMIT") or None
+        pass
+    return os.environ.get("MINFER_COMMIT") or None
 
 
 def look(folder: Path) -> str:
     """How to see from any shell what became of a run."""
     run = shlex.quote(str(relative(folder)))
-    return f"To look: python -m jobs.status {run}; to end it: python -m jobs.cancel {run}"
+    return f"To look: minfer status {run}; to end it: minfer cancel {run}"
 
 
 def resubmit(folder: Path) -> str:
     """The command that runs what a run lacks."""
-    return shlex.join(["python", "-m", "jobs.resubmit", str(relative(folder))])
-
-
-def relative(path: Path) -> Path:
-    """A path as it is written from here."""
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    return shlex.join(["minfer", "resubmit", str(relative(folder))])

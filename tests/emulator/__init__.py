@@ -78,7 +78,10 @@ def rewrite(text: str) -> str:
     text = FOREIGN.sub("", text)
     text = DYNAMIC.sub(r"\1* \2 = reinterpret_cast<\1*>(emulator::dynamic_shared());", text)
     text = STATIC.sub(lambda m: f'auto& {m[2]} = emulator::shared<{m[1]}{m[3]}>(__COUNTER__, "{m[2]}");', text)
-    return LAUNCH.sub(r"emulator::launch(emulator::Launch(\2), [&] { \1\3; });", text)
+    call = (
+        r"emulator::launch_with(emulator::Launch(\2), [&](const auto&... given) { \1(given...); }, std::make_tuple\3);"
+    )
+    return LAUNCH.sub(call, text)
 
 
 def compiled(kernel: Kernel, folder: Path, edits: Mapping[str, str] | None = None) -> Path:

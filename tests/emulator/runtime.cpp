@@ -6,6 +6,8 @@
 namespace emulator {
 
 State state;
+size_t most_shared = 99 << 10;
+int multiprocessors = 3;
 
 std::string where() {
   const auto text = [](auto v) {

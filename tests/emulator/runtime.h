@@ -32,6 +32,7 @@
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <vector>
 
 namespace emulator {
@@ -40,22 +41,16 @@ constexpr size_t kPage = 4096, kGuard = 1 << 20, kStack = 128 << 10, kMostThread
 constexpr unsigned kWarp = 32, kWarpgroup = 128;
 constexpr size_t kDefaultShared = 48 << 10;
 
+// What the GPU has. Not inline: of inline variables a process has one for all libraries, and these are a library's own.
 // The most shared memory of a block: on sm_86 and sm_89, the least of all that kernels are written for, unless the
-// kernel is for one architecture alone.
-inline size_t& most_shared() {
-  static size_t bytes = 99 << 10;
-  return bytes;
-}
-
-// So few SMs that small problems have more tiles than blocks that run at once, and fewer.
-inline int& multiprocessors() {
-  static int count = 3;
-  return count;
-}
+// kernel is for one architecture alone. So few SMs that small problems have more tiles than blocks that run at once,
+// and fewer.
+extern size_t most_shared;
+extern int multiprocessors;
 
 inline int attribute_of_gpu(cudaDeviceAttr attribute) {
-  if (attribute == cudaDevAttrMultiProcessorCount) return multiprocessors();
-  if (attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin) return static_cast<int>(most_shared());
+  if (attribute == cudaDevAttrMultiProcessorCount) return multiprocessors;
+  if (attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin) return static_cast<int>(most_shared);
   throw std::runtime_error("asks for attribute " + std::to_string(attribute) + " of the GPU, which it has not");
 }
 
@@ -235,6 +230,12 @@ struct Launch {
 
 void launch(const Launch& how, const std::function<void()>& body);
 
+// A launch of a kernel with arguments that were evaluated once, before it.
+template <typename Kernel, typename Arguments>
+void launch_with(const Launch& how, Kernel kernel, const Arguments& arguments) {
+  launch(how, [&] { std::apply(kernel, arguments); });
+}
+
 // Of SIGSEGV and SIGBUS while a call runs: says whose guards, or which read-only operand, a kernel touched.
 void on_signal(int, siginfo_t* info, void*);
 
@@ -371,7 +372,7 @@ inline cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_
 template <typename Function>
 cudaError_t cudaFuncSetAttribute(Function*, cudaFuncAttribute attribute, int value) {
   if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaSuccess;
-  if (value < 0 || size_t(value) > emulator::most_shared()) return cudaErrorInvalidValue;
+  if (value < 0 || size_t(value) > emulator::most_shared) return cudaErrorInvalidValue;
   emulator::state.shared_allowed = value;
   return cudaSuccess;
 }

@@ -58,6 +58,7 @@ op = Op(
     flops=lambda case: 2.0 * case["m"] * case["n"] * case["k"],
     arithmetic=lambda case: (case.dtype, case.params["accumulate"]),
     metric=TFLOPS,
+    strided=("out", "a", "b"),
     odd_shapes=({"m": 33, "n": 65, "k": 17}, {"m": 1, "n": 136, "k": 264}),
     sizes={
         "small": [
@@ -71,6 +72,7 @@ op = Op(
             {"m": 8, "n": 264, "k": 1040},
             {"m": 257, "n": 384, "k": 200},
         ],
+        "nan": [{"m": 64, "n": 128, "k": 64}, {"m": 8, "n": 128, "k": 1024}],
         "large": [
             {"m": 1, "n": 4096, "k": 4096},
             {"m": 8, "n": 264, "k": 416},

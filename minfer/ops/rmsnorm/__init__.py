@@ -9,7 +9,23 @@ from __future__ import annotations
 
 import torch
 
-from minfer.ops import GBPS, Case, Expected, Op, Spec, Tensors, compiled, floats, given, multiples, out, rounded, size
+from minfer.ops import (
+    DTYPES,
+    GBPS,
+    Case,
+    Expected,
+    Op,
+    Spec,
+    Tensors,
+    both,
+    compiled,
+    floats,
+    given,
+    multiples,
+    out,
+    rounded,
+    size,
+)  # fmt: skip
 
 
 def tensors(case: Case) -> list[Spec]:
@@ -44,6 +60,7 @@ op = Op(
     flops=lambda case: 4.0 * case["tokens"] * case["hidden"],
     arithmetic=lambda case: ("fma", "float32"),
     metric=GBPS,
+    strided=("y", "x"),
     odd_shapes=({"tokens": 3, "hidden": 1000}, {"tokens": 1, "hidden": 77}),
     sizes={
         "small": [
@@ -53,6 +70,7 @@ op = Op(
             {"tokens": 2, "hidden": 4096},
             {"tokens": 3, "hidden": 8200},
         ],
+        "nan": [{"tokens": 64, "hidden": 128}, {"tokens": 8, "hidden": 4096}],
         "large": [
             {"tokens": 128, "hidden": 4096},
             {"tokens": 2049, "hidden": 4096},
@@ -65,5 +83,18 @@ op = Op(
 ALL = ("float32", "float16", "bfloat16")
 VECTORS = multiples(hidden=8)  # rows of 16-byte pieces
 
+
+def fits_the_ring(case: Case) -> str | None:
+    """The rule that several rows fit into shared memory."""
+    nbytes = case["hidden"] * DTYPES[case.dtype].itemsize
+    return f"needs rows of at most 65536 bytes, got {nbytes}" if nbytes > 65536 else None
+
+
 op.torch("torch", eager, baseline=True, returns=(0,), dtypes=ALL)
 op.torch("torch_compile", compiled(fused), dtypes=ALL)
+op.cuda("v01_naive.cu", dtypes=ALL)
+op.cuda("v02_vectors.cu", dtypes=ALL, requires=VECTORS)
+op.cuda("v03_ring.cu", archs="sm_90a", dtypes=ALL, requires=both(VECTORS, fits_the_ring))
+op.triton("triton_rows.py", dtypes=ALL)
+op.cpp("cpu_naive.cpp", dtypes=ALL)
+op.cpp("cpu_vectors.cpp", dtypes=ALL)

@@ -1,8 +1,8 @@
 // v02_vectors: 16-byte loads and stores, one pass, and the next row on its way while one is summed and stored.
 // Idea: a thread keeps its pieces of the row in registers between the sum and the product, and starts the loads of its
 // next row before it waits for those of this one. Blocks stay for many rows, so that the weight is loaded once.
-// Expected: the copy's speed for many rows: an SM has about 100 KB in flight, where 4.3 TB/s x 1 us / 132 = 33 KB do. For
-// few rows, latency: one round trip of the loads, one barrier, one trip of the stores. Measured: see README.md.
+// Expected: the copy's speed for many rows: an SM has about 100 KB in flight, where 4.3 TB/s x 1 us / 132 = 33 KB do.
+// For few rows, latency: one round trip of the loads, one barrier, one trip of the stores. Measured: see README.md.
 #include <algorithm>
 
 #include "row.cuh"

@@ -7,9 +7,9 @@
 
 namespace emulator {
 
-[[maybe_unused]] inline const size_t kHopperShared = most_shared() = 227 << 10;
+[[maybe_unused]] static const size_t kHopperShared = most_shared = 227 << 10;
 // Fewer than for other kernels, so that each block has several tiles.
-[[maybe_unused]] inline const int kHopperMultiprocessors = multiprocessors() = 2;
+[[maybe_unused]] static const int kHopperMultiprocessors = multiprocessors = 2;
 
 inline bool has_ended(const Block& block) { return block.ended == state.threads.size() / state.blocks.size(); }
 

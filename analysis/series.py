@@ -1,0 +1,112 @@
+"""Which problems of an op stand beside each other in a plot: those of one setting, series of growing sizes, and the one
+problem that represents all. Rows have a `problem`: the case's key without op and kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from analysis.rows import MANY, natural, number, work_column
+from analysis.style import printable
+from minfer.rows.store import Row
+
+
+@dataclass(frozen=True)
+class Series:
+    """Problems of different sizes in one respect: the side of a square, or one axis while all others stay."""
+
+    axis: str  # whose size it is; of squares the first
+    label: str  # `m = n = k`, or the axis
+    fixed: str  # the other axes: `hidden=4096`; of squares nothing
+    rows: list[Row]
+
+    @property
+    def square(self) -> bool:
+        return self.label != self.axis
+
+    @property
+    def sizes(self) -> list[int]:
+        return sorted({self.size(row) for row in self.rows})
+
+    @property
+    def over(self) -> str:
+        """What a plot of it is over, in words."""
+        return "the size of square problems" if self.square else self.label
+
+    def size(self, row: Row) -> int:
+        return row["shape"][self.axis]
+
+
+def series(rows: Iterable[Row]) -> Series | None:
+    """The series to plot: the squares, else the axis and the sizes of the others with most points, of equally many the
+    largest problems. None where no two problems make one."""
+    rows = [row for row in rows if row["shape"]]
+    if found := squares(rows):
+        axes = list(found[0]["shape"])
+        return Series(axes[0], " = ".join(axes), "", found)
+    lines: dict[tuple[str, tuple[tuple[str, int], ...]], list[Row]] = {}
+    for row in rows:
+        for axis, size in row["shape"].items():
+            others = tuple(item for item in row["shape"].items() if item[0] != axis)
+            if size > 0:  # as a logarithmic axis needs it
+                lines.setdefault((axis, others), []).append(row)
+    work = work_column(rows)
+    made = [Series(axis, axis, words(listed(dict(others))), line) for (axis, others), line in lines.items()]
+    made = [one for one in made if len(one.sizes) > 1]
+    return min(
+        made,
+        key=lambda one: (-len(one.sizes), -len(one.rows), -max(number(r, work) or 0 for r in one.rows), one.fixed),
+        default=None,
+    )
+
+
+def squares(rows: Iterable[Row]) -> list[Row]:
+    """The square problems, where they are a series of their own: of several sizes, and not the diagonal of a grid, as
+    where all numbers of tokens were measured with all widths of a layer."""
+    rows = list(rows)
+    found = [row for row in rows if side(row)]
+    sizes = {side(row) for row in found}
+    grid = {tuple(row["shape"].items()) for row in rows if row["shape"] and sizes.issuperset(row["shape"].values())}
+    return found if len(sizes) > 1 and len(grid) < 2 * len(sizes) else []
+
+
+def side(row: Row) -> int | None:
+    """The length of a square problem's sides; None of any other."""
+    lengths = set((row["shape"] or {}).values())
+    length = lengths.pop() if len(lengths) == 1 and len(row["shape"]) > 1 else None
+    return length if length and length > 0 else None
+
+
+def representative(rows: list[Row]) -> list[Row]:
+    """The rows of one problem: of those that many kernels have the one with most work; a square where these are a series."""
+    problems: dict[str, list[Row]] = {}
+    for row in squares(rows) or rows:
+        problems.setdefault(row["problem"], []).append(row)
+    many = MANY * max(map(len, problems.values()), default=0)
+    work = work_column(rows)
+
+    def rank(name: str) -> tuple[object, ...]:
+        return -(number(problems[name][0], work) or 0), -len(problems[name]), natural(name)
+
+    full = [name for name, found in problems.items() if len(found) >= many]
+    return problems[min(full, key=rank)] if full else []
+
+
+def setting(row: Row) -> str:
+    """A problem's dtype and parameters: `float16/layout=TN,accumulate=float32`."""
+    return row["problem"].rpartition("/")[0]
+
+
+def words(text: str) -> str:
+    return printable(" · ".join(part.replace(",", ", ") for part in text.split("/") if part))
+
+
+def listed(sizes: dict[str, int]) -> str:
+    return ",".join(f"{axis}={size}" for axis, size in sizes.items())
+
+
+def problem(row: Row) -> str:
+    """A row's problem in words, `m=n=k=512` where all sides are equal."""
+    if length := side(row):
+        return f"{words(setting(row))} · {'='.join(row['shape'])}={length}"
+    return words(row["problem"])

@@ -1,0 +1,44 @@
+"""What a user types: `minfer +sweep=hgemm` launches a run; `minfer status RUN`, `minfer cancel RUN` and
+`minfer resubmit RUN` look after one that was launched earlier, from any shell."""
+
+from __future__ import annotations
+
+import sys
+
+from jobs import record
+from minfer import launch
+from minfer.plan.config import UserError, groups, nearest
+
+ACTIONS = ("status", "cancel", "resubmit")
+
+
+def main() -> int:
+    """The command `minfer`; returns its exit status."""
+    first = sys.argv[1] if len(sys.argv) > 1 else ""
+    if first in ACTIONS:
+        return act(first, sys.argv[2:])
+    if first.isidentifier():  # a launch begins with +sweep=..., key=value or a flag
+        return launch.exit_status(lambda: _refuse(first))
+    return launch.main()
+
+
+def act(action: str, words: list[str]) -> int:
+    """Do one of ACTIONS to the run that the words begin with. The exit status is the action's, or 2 (and one line) for a
+    mistake."""
+
+    def acted() -> int:
+        if not words or words[0].startswith("-"):
+            raise UserError(f"usage: minfer {action} RUN, where RUN is the name or the folder of a run")
+        folder = record.find(words[0])
+        from minfer.run import control, report  # imports torch, which a typo need not wait for
+
+        actions = {"status": control.status, "cancel": control.cancel, "resubmit": control.resubmit}
+        return actions[action](report.console(), folder, words[1:])
+
+    return launch.exit_status(acted)
+
+
+def _refuse(word: str) -> int:
+    raise UserError(
+        f"unknown command {word!r}; {nearest(word, [*ACTIONS, *(f'+sweep={s}' for s in groups()['sweep'])])}"
+    )

@@ -1,0 +1,90 @@
+"""What a mistake in a request sounds like: one sentence, with the nearest valid words."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import sys
+import typing
+from typing import Any
+
+from hydra.errors import HydraException, OverrideParseException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import MarkedYAMLError
+
+from minfer.plan.config import Config, UserError, groups, nearest
+
+
+def explain(error: BaseException) -> str:
+    """What Hydra or OmegaConf has to say, in one line that names the key and the nearest valid ones."""
+    chain = [error]
+    while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None:
+        chain.append(cause)
+    text = "\n".join(str(link) for link in chain)
+
+    if not isinstance(error, HydraException | OmegaConfBaseException) or "Config group override" in text:
+        for word in sys.argv[1:]:
+            group, _, option = word.lstrip("+~").partition("=")
+            if group in groups() and option not in groups()[group]:
+                return f"{group} has no option {option!r}; {nearest(option, groups()[group])}"
+    for link in chain:
+        if isinstance(link, OverrideParseException):
+            return f"cannot read {link.override!r}: {str(link).splitlines()[0]}"
+        if isinstance(link, MarkedYAMLError) and (mark := link.problem_mark):
+            return f"{mark.name}, line {mark.line + 1}: {link.problem}; correct the file"
+    if found := re.search(r"Additional config directory '(.*)' not found", text):
+        return f"--config-dir is {found[1]}, and there is no such folder; correct it or make the folder"
+    if found := re.search(r"Ambiguous value for argument '([^=]*)=(.*)'", text):
+        return f"ambiguous {found[1]}={found[2]}; for several values write '{found[1]}=[{found[2]}]'"
+    if found := re.search(r"Could not (?:find|load) '(?:[\w/]*/)?(\w+)/([^']*)'", text):
+        group, option = found.groups()
+        if group in groups():
+            return f"{group} has no option {option!r}; {nearest(option, groups()[group])}"
+    if found := re.search(r"Could not override '\+?([\w.@/]+)'\. ?\n?No match in the defaults list", text):
+        return f"nothing to override for {found[1]!r}; to choose one, write +{found[1]}=..."
+    if "Unexpected type for root: NoneType" in text:
+        for group, option in re.findall(r"(?m)^\+*(\w+)\.(\w+)\.", "\n".join(sys.argv[1:])):
+            if option in groups().get(group, []):
+                return f"{group}.{option} is set, and not chosen; add {group}={option}"
+    if found := re.search(r"full_key: ([\w.\[\]]+)", text):
+        key = found[1]
+        if "not in" in text:
+            return unknown_key(key)
+        problem = next(str(link) for link in chain if "full_key" in str(link)).splitlines()[0]
+        return f"bad value for {key!r}: {problem[0].lower()}{problem[1:]}"
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+def unknown_key(key: str) -> str:
+    """The complaint about a key that the config does not have."""
+    parent, _, last = key.rpartition(".")
+    return f"no such key {key!r}; {nearest(last, _keys(parent))}"
+
+
+def check_keys(composed: Any, parent: str = "") -> None:
+    """Raise UserError for a key that only a `+` on the command line could bring in."""
+    valid = _keys(parent)
+    for name in composed:
+        key = f"{parent}.{name}" if parent else str(name)
+        if valid and name not in valid:
+            raise UserError(unknown_key(key))
+        if key == "params" and composed.get("extra"):
+            continue  # perhaps those of an op that these files bring: the plan will see
+        if OmegaConf.is_dict(composed._get_node(name)) and OmegaConf.select(composed, name) is not None:
+            check_keys(composed[name], key)
+
+
+def _keys(parent: str) -> list[str]:
+    """The valid keys below a dotted key of the config, at the top also the groups; empty where any key may stand."""
+    if parent == "params":
+        from minfer import ops  # imports torch, and only a mistake needs it
+
+        return sorted({"call", *(name for op in ops.names() for name in ops.get(op).params)})
+    kind: Any = Config
+    for name in parent.split(".") if parent else []:
+        hint = typing.get_type_hints(kind).get(name) if dataclasses.is_dataclass(kind) else None
+        kind = next((part for part in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(part)), None)
+    found = [f.name for f in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else []
+    return found + ([] if parent else ["sweep"])

@@ -1,0 +1,166 @@
+"""The plots of ops that are no GEMM: their metric, their axes, and what bounds them."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib.axes import Axes
+
+from analysis import make_plots
+from analysis.plots import Picture, apart
+from analysis.rows import usable
+from analysis.series import series, squares
+from analysis.style import encoded
+from minfer.rows import store
+from minfer.rows.store import Row
+from tests.tables import other, row
+
+PEAKS = {"copy_gbps": 4000.0, "read_gbps": 4300.0, "fma_float32": 60.0, "wgmma_bfloat16_float32": 800.0}
+KERNELS = {"torch": 100.0, "v01": 50.0}
+
+
+def grid(op: str, metric: str, tokens: tuple[int, ...], hidden: tuple[int, ...], **values: Any) -> list[Row]:
+    """Each kernel at all sizes; the bytes and the time grow with the number of elements, and the rate with the tokens."""
+    return [
+        other(op, metric, kernel, us * t * h / 4096, f"bfloat16/residual=add/tokens={t},hidden={h}")
+        | {"bytes": 4.0 * t * h, "peaks": PEAKS, "cold_rate": 1000.0 * t / us, "steady_rate": 900.0 * t / us}
+        | values
+        for kernel, us in KERNELS.items()
+        for t in tokens
+        for h in hidden
+    ]
+
+
+def drawn(*made: Row) -> dict[str, Picture | str]:
+    return {name: picture for *_, name, picture in make_plots.pictures(usable(store.to_table(made)))}
+
+
+def panels(name: str, *made: Row) -> list[Axes]:
+    picture = drawn(*made)[name]
+    assert isinstance(picture, Picture), picture
+    encoded(picture.figure, "svg", picture.about)
+    return picture.figure.axes
+
+
+def points(ax: Axes, label: str) -> list[tuple[float, float]]:
+    (line,) = [line for line in ax.lines if line.get_label() == label]
+    return [(float(x), float(y)) for x, y in zip(line.get_xdata(), line.get_ydata(), strict=True)]
+
+
+def texts(ax: Axes) -> list[str]:
+    return [text.get_text() for text in ax.texts]
+
+
+def test_throughput_is_over_the_axis_with_most_sizes_beside_what_copying_reaches() -> None:
+    made = grid("norm", "GB/s", (1, 16, 128), (2048, 4096))
+    (ax,) = panels("throughput", *made)
+    assert points(ax, "v01") == [(1, 20.0), (16, 320.0), (128, 2560.0)]
+    assert [y for _, y in points(ax, "_copy")] == [4000.0] * 2 and "copy 4.00 TB/s" in texts(ax)
+    assert ax.get_yscale() == "linear" and ax.get_ylabel() == "throughput, GB/s" and ax.get_xlabel() == "tokens"
+    assert ax.get_title(loc="left") == "norm on NVIDIA H200: throughput over tokens"
+    assert any(text.startswith("bfloat16 · residual=add · hidden=4096 · cold") for text in texts(ax))
+    picture = drawn(*made)["throughput"]
+    assert isinstance(picture, Picture) and picture.about.endswith("of norm on NVIDIA H200 over tokens, cold")
+
+
+def test_other_metrics_have_no_line_of_copying() -> None:
+    (ax,) = panels("throughput", *grid("decode", "tokens/s", (1, 2_000_000), (4096,)))
+    assert "_copy" not in [line.get_label() for line in ax.lines]
+    assert ax.get_ylabel() == "throughput, tokens/s (square-root scale)"
+    ax.figure.canvas.draw()
+    assert "40 M" in [tick.get_text() for tick in ax.get_yticklabels()]
+
+
+def test_the_ladder_and_cold_against_steady_are_in_the_metric_at_the_most_bytes() -> None:
+    made = grid("route", "tokens/s", (1, 16, 128), (8, 64), cold_percent_of_peak=12.5)
+    (ax,) = panels("ladder", *made)
+    assert "2560 tokens/s" in texts(ax) and "12.5 % of peak" in texts(ax)
+    assert ax.get_xlabel().startswith("throughput, tokens/s; peak")
+    assert any("tokens=128, hidden=64 · cold" in text for text in texts(ax))
+    kernels, sizes = panels("cold-steady", *made)
+    assert kernels.get_xlabel() == "throughput, tokens/s" and "2304 (−10.0 %)" in texts(kernels)
+    assert sizes.get_title(loc="left") == "torch over tokens" and any("hidden=64" in text for text in texts(sizes))
+    assert [tick.get_text() for tick in sizes.get_yticklabels()] == [f"tokens = {n}" for n in (1, 16, 128)]
+
+
+def test_large_rates_have_a_prefix() -> None:
+    (ax,) = panels("ladder", *grid("route", "tokens/s", (4096,), (8,), cold_rate=6.1794e9))
+    assert "6.179 G tokens/s" in texts(ax)
+
+
+@pytest.mark.parametrize("flops", [0.0, None])
+def test_an_op_without_flops_has_no_roofline(flops: float | None) -> None:
+    made = drawn(*grid("route", "tokens/s", (1, 16), (8,), flops=flops))
+    assert made.pop("roofline") == (
+        "the roofline plot of route on NVIDIA H200 is left out: it does no floating-point operations"
+    )
+    assert all(isinstance(picture, Picture) for picture in made.values())
+
+
+def roofs(*made: Row) -> dict[str, float]:
+    (ax,) = panels("roofline", *made)
+    return {
+        str(line.get_label())[1:]: float(line.get_ydata()[0])
+        for line in ax.lines
+        if str(line.get_label()).startswith("_") and len(set(line.get_ydata())) == 1 and line.get_linestyle() == "-"
+    }
+
+
+def test_the_roofs_are_read_from_the_names_of_the_peaks() -> None:
+    peaks = PEAKS | {"umma_float8_e4m3_float32": 1600.0, "mma_float8_e4m3_float32": 1200.0, "mma_int8_int32": 1500.0}
+    peaks |= {"wgmma_bfloat16_float32_mhz": 1500.0, "max_sm_mhz": 1980.0}
+    values: dict[str, Any] = {"flops": 1e6, "cold_tflops": 2.0, "peaks": peaks}
+    made = grid("norm", "GB/s", (1, 16), (8,), **values)
+    assert roofs(*made) == {"wgmma": 800.0, "CUDA cores": 60.0}
+    assert roofs(*grid("norm", "GB/s", (1, 16), (8,), **values, roof="mma_int8_int32")) == {
+        "mma_int8_int32": 1500.0,
+        "wgmma": 800.0,
+        "CUDA cores": 60.0,
+    }
+    eighth = [made | {"case": made["case"].replace("bfloat16", "float8_e4m3")} for made in made]
+    assert roofs(*eighth) == {"umma": 1600.0, "mma": 1200.0, "CUDA cores": 60.0}
+    (ax,) = panels("roofline", *grid("norm", "GB/s", (1, 16), (8,), **values, roof="copy_gbps"))
+    assert "wgmma 800.0 TFLOP/s at 1500 MHz" in texts(ax) and "CUDA cores 60.00 TFLOP/s" in texts(ax)
+
+
+def test_old_and_new_rows_of_one_metric_are_drawn_together_and_others_left_out() -> None:
+    shape = dict.fromkeys("mnk", 64)
+    old, new = row("torch", 100.0, shape=shape), row("v01", 50.0, shape=shape, metric="TFLOP/s", cold_rate=20.0)
+    assert "20.00 TFLOP/s" in texts(panels("ladder", old, new)[0])
+    assert "10.00 TFLOP/s" in texts(panels("ladder", old, new)[0])
+    mixed = [old, new, row("v02", 10.0, shape=shape, metric="GB/s", cold_rate=5.0, finished=None)]
+    assert not any("GB/s" in text for text in texts(panels("ladder", *mixed)[0]))
+
+
+def sized(**shape: int) -> Row:
+    return {"shape": shape, "flops": None, "bytes": float(sum(shape.values()))}
+
+
+def test_squares_are_a_series_but_the_diagonal_of_a_grid_is_none() -> None:
+    gemm = [sized(m=n, n=n, k=n) for n in (512, 1024, 4096)]
+    skinny = [sized(m=m, n=4096, k=4096) for m in (1, 2, 4, 8, 1024, 4096)]
+    assert [row["shape"]["m"] for row in squares([*gemm, *skinny])] == [512, 1024, 4096, 4096]
+    found = series([*gemm, *skinny])
+    assert found and found.square and found.label == "m = n = k" and found.sizes == [512, 1024, 4096]
+    tokens = [sized(tokens=t, hidden=h) for t in (1, 1024, 4096) for h in (1024, 4096)]
+    assert squares(tokens) == [] == squares([sized(n=1), sized(n=2)])
+    found = series(tokens)
+    assert found and (found.label, found.fixed, found.sizes) == ("tokens", "hidden=4096", [1, 1024, 4096])
+
+
+def test_of_lines_with_as_many_sizes_that_with_more_rows_is_shown() -> None:
+    small = [sized(tokens=t, hidden=64) for t in (1, 2)]
+    found = series([*small, *small, sized(tokens=1, hidden=4096), sized(tokens=2, hidden=4096)])
+    assert found and found.fixed == "hidden=64"
+    assert series([sized(tokens=1, hidden=2)]) is None and series([{**sized(), "shape": None}]) is None
+
+
+@given(st.lists(st.integers(1, 2**40), min_size=2, max_size=60, unique=True).map(sorted))
+def test_labels_of_sizes_are_apart(sizes: list[int]) -> None:
+    kept = apart(sizes)
+    assert kept[-1] == sizes[-1] and set(kept) <= set(sizes)
+    assert all(b / a >= (sizes[-1] / sizes[0]) ** 0.05 for a, b in itertools.pairwise(kept))
