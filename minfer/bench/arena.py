@@ -11,9 +11,7 @@ from typing import Any
 
 import torch
 
-from minfer.bench.operands import GUARD_BYTES, breached, guard
-
-ALIGNMENT = 512  # bytes
+from minfer.bench.operands import ALIGNMENT, GUARD_BYTES, breached, guard
 
 
 class Arena:
@@ -55,7 +53,7 @@ class Arena:
 
     def breached(self) -> bool:
         """Whether anything was written outside the tensors."""
-        return any(breached(edge) for edge in self._guards)
+        return any(bool(breached(edge)) for edge in self._guards)
 
     def describe(self, tensor: torch.Tensor) -> dict[str, Any]:
         offset = tensor.data_ptr() - self._memory.data_ptr()

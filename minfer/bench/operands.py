@@ -6,10 +6,10 @@ import random
 
 import torch
 
-from minfer.ops import DTYPES, Case, Draw, Op, Spec, Tensors
+from minfer.ops import DTYPES, Case, Draw, Op, Tensors
 from minfer.ops.tensors import Undo
 
-GUARD_BYTES = 16384  # before and after each tensor; a multiple of every alignment that kernels ask for
+GUARD_BYTES, ALIGNMENT = 16384, 512  # before and after each tensor; more than any alignment that kernels ask for
 
 # NaN as float16, as bfloat16 and, twice over, as float32; a large number as an integer. Whoever reads a guard computes
 # NaN or an index out of bounds, and whoever writes it is seen. A byte of it, 0x7F, is NaN in both fp8 formats.
@@ -24,8 +24,8 @@ class Operands:
     def __init__(self, op: Op, case: Case, seed: int, distribution: str, device: torch.device) -> None:
         self.op, self.case, self.distribution = op, case, distribution
         self.specs = op.specs(case)
-        self._guarded: list[torch.Tensor] = []
-        self.tensors = {spec.name: self._allocate(spec, device) for spec in self.specs}
+        self._guards: list[torch.Tensor]
+        self.tensors = self._allocated(device)
         self.fill(seed)
 
     def fill(self, seed: int) -> None:
@@ -40,12 +40,20 @@ class Operands:
             else:
                 spec.fill.make(tensor, made, draw)
 
-    def _allocate(self, spec: Spec, device: torch.device) -> torch.Tensor:
-        whole = torch.empty(2 * GUARD_BYTES + spec.nbytes, dtype=torch.uint8, device=device)
-        for edge in (whole[:GUARD_BYTES], whole[-GUARD_BYTES:]):
-            guard(edge)
-            self._guarded.append(edge)
-        return spec.view(whole[GUARD_BYTES : GUARD_BYTES + spec.nbytes].view(DTYPES[spec.dtype]))
+    def _allocated(self, device: torch.device) -> dict[str, torch.Tensor]:
+        """All tensors in one piece of memory, whose rest is guards."""
+        starts, end = [], GUARD_BYTES
+        for spec in self.specs:
+            starts.append(end)
+            end += -(-(spec.nbytes + GUARD_BYTES) // ALIGNMENT) * ALIGNMENT
+        memory = torch.empty(end, dtype=torch.uint8, device=device)
+        memory.view(torch.int16).fill_(POISON)
+        ends = [start + spec.nbytes for start, spec in zip(starts, self.specs, strict=True)]
+        self._guards = [memory[begin:stop] for begin, stop in zip([0, *ends], [*starts, end], strict=True)]
+        return {
+            spec.name: spec.view(memory[start : start + spec.nbytes].view(DTYPES[spec.dtype]))
+            for spec, start in zip(self.specs, starts, strict=True)
+        }
 
     @property
     def arguments(self) -> tuple[torch.Tensor, ...]:
@@ -58,7 +66,7 @@ class Operands:
 
     def breached(self) -> bool:
         """Whether anything was written outside the tensors."""
-        return any(breached(edge) for edge in self._guarded)
+        return bool(torch.stack([breached(edge) for edge in self._guards]).any())
 
 
 def change(op: Op, case: Case, tensors: Tensors, seed: int, distribution: str) -> Undo:
@@ -75,13 +83,17 @@ def change(op: Op, case: Case, tensors: Tensors, seed: int, distribution: str) -
 
 
 def guard(edge: torch.Tensor) -> None:
-    """Fill bytes with poison."""
-    edge[0::2], edge[1::2] = POISON & 0xFF, POISON >> 8
+    """Fill bytes with poison, the lower byte of it where their address is even."""
+    odd = edge.storage_offset() % 2
+    edge[odd::2], edge[1 - odd :: 2] = POISON & 0xFF, POISON >> 8
 
 
-def breached(edge: torch.Tensor) -> bool:
-    """Whether a guard's bytes were written."""
-    return bool((edge[0::2] != POISON & 0xFF).any() | (edge[1::2] != POISON >> 8).any())
+def breached(edge: torch.Tensor) -> torch.Tensor:
+    """Whether a guard's bytes were written, as a tensor."""
+    odd = edge.storage_offset() % 2
+    even = edge[odd : odd + (len(edge) - odd) // 2 * 2]
+    wrong = (even.view(torch.int16) != POISON).any()
+    return wrong if not odd else wrong | (edge[0] != POISON >> 8)
 
 
 def poison(tensor: torch.Tensor) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import statistics
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -11,8 +13,7 @@ from typing import Any
 import torch
 
 INTERVAL_S = 0.1
-METER_S = 0.004
-LEAST_EDGES = 3  # moves of the energy counter within a block: fewer know too little of it
+METER_S = 0.01  # asking takes 4 ms on an H200, whose counter moves every 100 ms
 
 # NVML's bits, by name; the idle bit is not a reason to distrust a number.
 THROTTLE = {
@@ -64,7 +65,7 @@ class Telemetry:
     def meter(self) -> Iterator[list[tuple[float, float]]]:
         """While the block runs, the joules that the board has drawn, whenever the counter moves: `(perf_counter, joules)`.
 
-        NVML's counter moves some ten or more times a second. Empty where there is none."""
+        Empty where NVML has no such counter."""
         readings: list[tuple[float, float]] = []
         if self._handle is None:
             yield readings
@@ -131,10 +132,19 @@ class Telemetry:
 
 
 def watts(readings: Sequence[tuple[float, float]], begin: float, end: float) -> float | None:
-    """The mean power between the first and the last move of the energy counter from `begin` to `end`; None where it moved
-    too rarely."""
-    inside = [(at, joules) for at, joules in readings if begin <= at <= end]
-    if len(inside) < LEAST_EDGES:
+    """The mean power between the first and the last move of the energy counter from `begin` to `end`, in watts; None where
+    it moved less than twice.
+
+    The counter moves by a clock of its own, and is seen milliseconds late. So the time between two moves is a number of its
+    ticks, and the tick is the mean over all readings."""
+    if len(readings) < 3:
         return None
-    (first_at, first), (last_at, last) = inside[0], inside[-1]
-    return (last - first) / (last_at - first_at)
+    times = [at for at, _ in readings]
+    rough = statistics.median(b - a for a, b in itertools.pairwise(times))
+    ticks = list(itertools.accumulate((round((b - a) / rough) for a, b in itertools.pairwise(times)), initial=0))
+    tick = (times[-1] - times[0]) / ticks[-1]
+    inside = [index for index, at in enumerate(times) if begin <= at <= end]
+    if len(inside) < 2:
+        return None
+    first, last = inside[0], inside[-1]
+    return (readings[last][1] - readings[first][1]) / ((ticks[last] - ticks[first]) * tick)

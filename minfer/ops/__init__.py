@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -74,6 +75,8 @@ def compiled(function: Callable[..., None]) -> Callable[..., None]:
             torch._dynamo.config.recompile_limit = 1 << 20  # verification brings many shapes
             torch._dynamo.config.accumulated_recompile_limit = 1 << 20
             torch._inductor.config.compile_threads = 1  # a pool of processes would outlive the kernel
+            if tqdm := sys.modules.get("tqdm"):
+                tqdm.tqdm.monitor_interval = 0  # and so would the thread that watches its progress bars
             made = torch.compile(function, dynamic=False, fullgraph=True)
         made(*tensors, **scalars)
 
