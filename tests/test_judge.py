@@ -23,6 +23,7 @@ def race(kernel_us: float, *baseline_us: float, waited: float = 0.0, device: str
         return baseline_us[made.blocks % len(baseline_us)] * 1e-6, 0.0
 
     made.block = block
+    made.cold_baseline = lambda: 0.0
     return made
 
 
@@ -47,6 +48,14 @@ def test_a_baseline_that_a_busy_processor_holds_up_accuses_nobody(device, accuse
     baseline, mine = made.block, iter([30.0, 18.0] * judge.MOST_BLOCKS)  # at its best where the baseline is, too
     made.block = lambda remote: (next(mine) * 1e-6, 0.0) if remote is made.kernel else baseline(remote)
     assert (judge._compare(made, CLAIMS).get("status") == "dishonest") == accused
+
+
+@pytest.mark.parametrize("cold_us, accused", [(700.0, False), (200.0, True)])
+def test_a_baseline_that_is_slow_only_when_cold_accuses_nobody(cold_us, accused):
+    made = race(17.0, 17.0 * 3)
+    made.cold_baseline = lambda: cold_us * 1e-6
+    row = judge._compare(made, CLAIMS | {"steady_speedup": 3.0})
+    assert (row.get("status") == "dishonest") == accused
 
 
 def test_nobody_is_accused_where_the_kernel_never_had_a_cpu_to_itself():
