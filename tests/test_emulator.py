@@ -349,21 +349,6 @@ BROKEN = {
         {"  __syncthreads();\n  const int span": "  const int span"},
         WRONG,
     ),
-    "sums of the next row in the same place": ("rmsnorm-v02_vectors", {"partial[turn]": "partial[0]"}, WRONG),
-    "a row that is not waited for": ("rmsnorm-v03_ring", {"    barrier_wait(full + stage, parity);\n": ""}, WRONG),
-    "the parity of the ring's first turn": (
-        "rmsnorm-v03_ring",
-        {"stage = 0, parity ^= 1": "stage = 0"},
-        "wait for ever",
-    ),
-    "a stage filled while others read it": (
-        "rmsnorm-v03_ring",
-        {
-            "    copy(row + stages * gridDim.x, stage);\n": "",
-            "    const float scale": "    copy(row + stages * gridDim.x, stage);\n    const float scale",
-        },
-        "wait for ever",
-    ),
 }
 
 

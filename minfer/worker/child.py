@@ -36,6 +36,8 @@ HOST_BOUND = (
     "a call keeps the host longer than the GPU can be kept waiting, or waits for the GPU: cold times contain that"
 )
 
+SETTLING = 0.2  # of a steady block, which begins on a card that was idle for a moment
+
 Say = Callable[..., None]
 
 
@@ -164,7 +166,7 @@ class Child:
                 blocks = bench.steady(self.timing, lambda: row.update(self.telemetry.sample()))
             samples["steady"] = [block.tolist() for block in blocks]
             row["steady_rotations"] = bench.rotations
-            drawn = [watts(readings, begin, end) for begin, end in bench.spans]
+            drawn = [watts(readings, begin + SETTLING * (end - begin), end) for begin, end in bench.spans]
             if not bench.in_place and None not in drawn:  # the counter does not know a call from giving contents back
                 samples["watts"] = drawn
         if self.timing.audit and isinstance(bench.clock, CudaClock):

@@ -10,14 +10,12 @@ from __future__ import annotations
 import torch
 
 from minfer.ops import (
-    DTYPES,
     GBPS,
     Case,
     Expected,
     Op,
     Spec,
     Tensors,
-    both,
     compiled,
     floats,
     given,
@@ -84,17 +82,10 @@ ALL = ("float32", "float16", "bfloat16")
 VECTORS = multiples(hidden=8)  # rows of 16-byte pieces
 
 
-def fits_the_ring(case: Case) -> str | None:
-    """The rule that several rows fit into shared memory."""
-    nbytes = case["hidden"] * DTYPES[case.dtype].itemsize
-    return f"needs rows of at most 65536 bytes, got {nbytes}" if nbytes > 65536 else None
-
-
 op.torch("torch", eager, baseline=True, returns=(0,), dtypes=ALL)
 op.torch("torch_compile", compiled(fused), dtypes=ALL)
 op.cuda("v01_naive.cu", dtypes=ALL)
 op.cuda("v02_vectors.cu", dtypes=ALL, requires=VECTORS)
-op.cuda("v03_ring.cu", archs="sm_90a", dtypes=ALL, requires=both(VECTORS, fits_the_ring))
 op.triton("triton_rows.py", dtypes=ALL)
 op.cpp("cpu_naive.cpp", dtypes=ALL)
 op.cpp("cpu_vectors.cpp", dtypes=ALL)

@@ -1,15 +1,16 @@
-// v02_vectors: 16-byte loads and stores, one pass, and the next row on its way while one is summed and stored.
-// Idea: a thread keeps its pieces of the row in registers between the sum and the product, and starts the loads of its
-// next row before it waits for those of this one. Blocks stay for many rows, so that the weight is loaded once.
-// Expected: the copy's speed for many rows: an SM has about 100 KB in flight, where 4.3 TB/s x 1 us / 132 = 33 KB do.
-// For few rows, latency: one round trip of the loads, one barrier, one trip of the stores. Measured: see README.md.
+// v02_vectors: 16-byte loads and stores, and one pass: a thread keeps its pieces of the row from the sum to the product.
+// Idea: all loads of a row, and of its weights, are under way before the first is waited for, and blocks are small, so that
+// an SM holds several rows: one is summed while others load or store. No cache hints: evict-first loads (`__ldcs`) cost 5 %.
+// Expected: near the copy's speed for many rows. For few, latency: one round trip of loads, one barrier, one of stores. Blocks
+// that stay for many rows and load the next one early are 4 % slower at 16384 rows, a ring of TMA copies 6 %. Measured: see
+// docs/results.
 #include <algorithm>
 
 #include "row.cuh"
 
 namespace minfer {
 
-constexpr int kMostThreads = 512;         // of a row that is kept in registers: 128 of them a thread
+constexpr int kThreads = 256, kMostThreads = 512;  // of a row that is kept in registers: with many rows, and with few
 constexpr int kMostSharedThreads = 1024;  // of one that is kept in shared memory
 
 // A thread's pieces of a row: every blockDim.x-th of its `vectors`, so that a warp's are side by side; zero beyond.
@@ -18,36 +19,31 @@ __device__ void load_row(Vector<T> (&to)[kVectors], const T* row, int vectors) {
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
     const int at = threadIdx.x + i * blockDim.x;
-    to[i].bits = at < vectors ? __ldcs(reinterpret_cast<const uint4*>(row) + at) : uint4{};
+    to[i].bits = at < vectors ? reinterpret_cast<const uint4*>(row)[at] : uint4{};
   }
 }
 
 template <typename T, int kVectors>
-__global__ void __launch_bounds__(kMostThreads, 1) in_registers(RmsNorm<T> p, int vectors) {
-  __shared__ float partial[2][kMostThreads / 32];
-  const int step = gridDim.x * blockDim.y;
-  int row = blockIdx.x * blockDim.y + threadIdx.y;
-  Vector<T> x[kVectors], next[kVectors], weight[kVectors];
+__global__ void __launch_bounds__(kMostThreads) in_registers(RmsNorm<T> p, int vectors) {
+  __shared__ float partial[kMostThreads / 32];
+  const int row = blockIdx.x * blockDim.y + threadIdx.y;
+  Vector<T> x[kVectors], weight[kVectors];
   load_row(x, p.x + row * p.x_stride, row < p.tokens ? vectors : 0);
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
     const int at = threadIdx.x + i * blockDim.x;
-    if (at < vectors) weight[i].bits = __ldg(reinterpret_cast<const uint4*>(p.weight) + at);
+    if (at < vectors) weight[i].bits = reinterpret_cast<const uint4*>(p.weight)[at];
   }
-  for (int turn = 0; row - int(threadIdx.y) < p.tokens; row += step, turn ^= 1) {
-    load_row(next, p.x + (row + int64_t(step)) * p.x_stride, row < p.tokens - step ? vectors : 0);
-    float sum = 0.0f;
+  float sum = 0.0f;
 #pragma unroll
-    for (int i = 0; i < kVectors; ++i) sum += x[i].squares();
-    const float scale = rsqrtf(sum_of_row(sum, partial[turn]) * p.share + p.eps);
-    uint4* y = reinterpret_cast<uint4*>(p.y + row * p.y_stride);
+  for (int i = 0; i < kVectors; ++i) sum += x[i].squares();
+  const float scale = rsqrtf(sum_of_row(sum, partial) * p.share + p.eps);
+  uint4* y = reinterpret_cast<uint4*>(p.y + row * p.y_stride);
 #pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-      const int at = threadIdx.x + i * blockDim.x;
-      x[i].stay_packed(), weight[i].stay_packed();
-      if (at < vectors && row < p.tokens) y[at] = x[i].scaled(scale, weight[i]).bits;
-      x[i] = next[i];
-    }
+  for (int i = 0; i < kVectors; ++i) {
+    const int at = threadIdx.x + i * blockDim.x;
+    x[i].stay_packed(), weight[i].stay_packed();
+    if (at < vectors && row < p.tokens) y[at] = x[i].scaled(scale, weight[i]).bits;
   }
 }
 
@@ -78,11 +74,7 @@ template <int kVectors, typename T>
 void launch_in_registers(const RmsNorm<T>& p, int vectors) {
   const int threads = (vectors + 32 * kVectors - 1) / (32 * kVectors) * 32;  // of a row
   const int rows = std::max(1, 128 / threads);                               // of a block
-  int per_sm = 0;
-  STD_CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, in_registers<T, kVectors>, threads * rows, 0));
-  const int all = (p.tokens + rows - 1) / rows, most = per_sm * multiprocessors();
-  const int turns = (all + most - 1) / most;  // of a block; all blocks have as many, but for the last turn
-  in_registers<T, kVectors><<<(all + turns - 1) / turns, dim3(threads, rows), 0, p.stream>>>(p, vectors);
+  in_registers<T, kVectors><<<(p.tokens + rows - 1) / rows, dim3(threads, rows), 0, p.stream>>>(p, vectors);
 }
 
 template <typename T>
@@ -100,7 +92,7 @@ void launch(const RmsNorm<T>& p) {
   require_vectors(p);
   const int vectors = p.hidden / Vector<T>::kCount;
   // With few rows no SM has enough to do, and a thread should have as little as possible.
-  const int threads = p.tokens <= 2 * multiprocessors() ? kMostThreads : 128;
+  const int threads = p.tokens <= 2 * multiprocessors() ? kMostThreads : kThreads;
   if (vectors <= threads)
     launch_in_registers<1>(p, vectors);
   else if (vectors <= 2 * threads)
