@@ -71,6 +71,8 @@ class Operands:
 
 def change(op: Op, case: Case, tensors: Tensors, seed: int, distribution: str) -> Undo:
     """Change the inputs of a timed round a little, in place, by the seed; returns what takes it back."""
+    if not tensors:
+        return lambda: None
     rng, device = random.Random(seed), next(iter(tensors.values())).device
     draw = Draw(torch.Generator(device).manual_seed(seed), rng, distribution)
     if op.change is not None:

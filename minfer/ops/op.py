@@ -218,8 +218,8 @@ class Op:
         return sum(self.traffic_of(case))
 
     def operand_bytes(self, case: Case) -> int:
-        """What all tensors of a case take."""
-        return sum(spec.nbytes for spec in self.specs(case))
+        """What all tensors of a case take; 1 where all are empty."""
+        return max(1, sum(spec.nbytes for spec in self.specs(case)))
 
 
 def default(valid: tuple[str, ...] | Ragged) -> str:

@@ -102,7 +102,11 @@ class Integers(Fill):
     changes = True
 
     def make(self, tensor: torch.Tensor, made: Tensors, draw: Draw) -> None:
-        tensor.random_(self.low, self.high, generator=draw.generator)
+        if tensor.is_floating_point():  # PyTorch draws no fp8
+            wide = torch.empty(tensor.shape, device=tensor.device)
+            tensor.copy_(wide.random_(self.low, self.high, generator=draw.generator))
+        else:
+            tensor.random_(self.low, self.high, generator=draw.generator)
 
     def change(self, tensor: torch.Tensor, tensors: Tensors, draw: Draw) -> Undo:
         element = tensor[tuple(draw.random.randrange(size) for size in tensor.shape)]
@@ -138,12 +142,16 @@ class PageTable(Fill):
 
     def change(self, tensor: torch.Tensor, tensors: Tensors, draw: Draw) -> Undo:
         entries = [(row, place) for row, count in enumerate(self.used) for place in range(count)]
+        if not entries:
+            return lambda: None
         one, other = (draw.random.choice(entries) for _ in range(2))
 
         def swap() -> None:
             pages = torch.stack([tensor[one], tensor[other]]).long()
             for name in self.caches:
-                tensors[name].index_copy_(0, pages, tensors[name].index_select(0, pages.flip(0)))
+                cache = tensors[name]
+                cache = cache.view(torch.uint8) if cache.element_size() == 1 else cache  # PyTorch indexes no fp8
+                cache.index_copy_(0, pages, cache.index_select(0, pages.flip(0)))
             tensor[one], tensor[other] = pages[1].to(tensor.dtype), pages[0].to(tensor.dtype)
 
         swap()
@@ -205,6 +213,9 @@ class Spec:
             raise ValueError(f"{self.name} has the shape {self.shape}; sizes are whole numbers from 0")
         if self.order is not None and sorted(self.order) != list(range(len(self.shape))):
             raise ValueError(f"{self.name} has the order {self.order}, which does not name each of its axes once")
+        whole = self.dtype and not DTYPES[self.dtype].is_floating_point
+        if whole and self.role != "out" and isinstance(self.fill, Floats):  # between -1 and 1: all zeros
+            raise ValueError(f"{self.name} is {self.dtype}: say how it is filled, such as fill=integers(0, 128)")
 
     @property
     def numel(self) -> int:

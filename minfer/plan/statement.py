@@ -15,12 +15,12 @@ from minfer.bench.verify import compared, oracle
 from minfer.ops import Case, Op
 from minfer.plan.config import UserError
 
-DRAWN = 16  # shapes, of which the smallest serves
+DRAWN = 15  # shapes, of which the middle one by size serves: neither degenerate nor slow
 
 
 def check_axes(op: Op) -> None:
     """Raises UserError where no shape can be drawn."""
-    with _stated(op, "its axes"):
+    with _stated(op, "drawing a shape by its axes, each from those before it,"):
         next(op.drawn_shapes(random.Random(0)))
 
 
@@ -34,7 +34,7 @@ def rehearse(op: Op, cases: Iterable[Case]) -> None:
         )
         with _stated(op, f"its tensors for {case.problem}"):
             names = [spec.name for spec in op.specs(case)]
-            small = min(drawn, key=op.operand_bytes)
+            small = sorted(drawn, key=op.operand_bytes)[DRAWN // 2]
             roles = [spec.role for spec in op.specs(small)]
         if len(set(names)) < len(names) or set(roles) == {"in"}:
             raise UserError(

@@ -1,0 +1,123 @@
+"""The op of "Adding an op", as a new user pastes and mistakes it: it runs, and each mistake comes out as one sentence."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minfer import ops
+from minfer.ops.op import REGISTERED
+from minfer.plan import cases
+from minfer.plan.config import Config, Shape, UserError
+from minfer.rows import store
+from minfer.run.start import load
+from tests.conftest import ROOT, launch
+
+SECTION = (ROOT / "tests" / "foreign" / "README-adding-an-op.md").read_text()
+
+
+def pasted() -> str:
+    found = re.search(r"```python\n(.*?)```", SECTION, re.DOTALL)
+    assert found
+    return found[1]
+
+
+def test_the_section_works_when_it_is_pasted(tmp_path: Path) -> None:
+    (tmp_path / "rows.py").write_text(pasted())
+    found = re.search(r"^    minfer (op=.*)$", SECTION, re.MULTILINE)
+    assert found and len(SECTION.splitlines()) <= 25
+    words = shlex.split(found[1].replace("[rows.py]", f"[{tmp_path / 'rows.py'}]").replace("[512, 1024]", "512"))
+    done = launch(*words, "cluster=local", f"results={tmp_path / 'results'}", f"runs={tmp_path / 'runs'}")
+    assert done.returncode == 0, done.stderr
+    (row,) = store.rows(store.files(tmp_path / "results"))
+    assert row["status"] in store.MEASURED and row["cold_rate"] > 0 and row["metric"] == "GB/s", row["message"]
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Iterator[Callable[..., cases.Plan]]:
+    """The plan of a request for the section's op, with a piece of it replaced; all is forgotten after the test."""
+    before = dict(REGISTERED)
+
+    def planned(old: str = "", new: str = "", op: str = "scale_rows", **changes: Any) -> cases.Plan:
+        path = tmp_path / "theirs.py"
+        assert old in pasted()
+        path.write_text(pasted().replace(old, new))
+        load(str(path))
+        shape = changes.pop("shape", {"rows": 64, "n": 512})
+        settings: dict[str, Any] = {"op": op, "dtype": "float32", "shape": Shape(name="custom", cpu=[shape])}
+        return cases.plan(Config(**settings | changes), "cpu")
+
+    yield planned
+    REGISTERED.clear()
+    REGISTERED.update(before)
+    ops.load_file.cache_clear()
+
+
+def test_the_section_as_it_is_can_be_planned(plan: Callable[..., cases.Plan]) -> None:
+    assert [case.key for case in plan().cases] == ["scale_rows/torch/float32//rows=64,n=512"]
+
+
+REFERENCE = '{"y": rounded(t["x"] * t["scale"][:, None], 2)}'
+MISTAKES: dict[str, tuple[tuple[str, str], str]] = {
+    "a reference that forgets an output": ((REFERENCE, "{}"), "its reference failed with .* says nothing of its output y"),
+    "a reference without a bound": ((REFERENCE, '{"y": t["x"]}'), "gives its output y as a Tensor"),
+    "a reference of another shape": (("[:, None], 2)", "[:, None], 2), 'z': rounded(t['x'], 1)"), "z, which is no output"),
+    "a reference that takes one argument": (("lambda case, t:", "lambda t:"), "its reference failed with TypeError"),
+    "tensors that raise": (('out("y", case["rows"]', 'out("y", case["m"]'), r"KeyError: 'm'; correct .*py, line 7$"),
+    "a dtype that is none": (('"float32"),', '"fp32"),'), "scale has the dtype fp32; there are float16"),
+    "a name of an op of ours": (('"scale_rows"', '"hgemm"'), "line 3, cannot be imported: .* there is an op hgemm already"),
+    "a name that is none": (('"scale_rows"', '"scale rows"'), "its name must be a Python identifier"),
+    "no baseline": (("baseline=True, ", ""), "nothing to compare with; register one of its kernels with baseline=True"),
+    "an axis that is a number": (('"n": size()', '"n": 5'), "drawing a shape by its axes"),
+    "one tensor twice": (('given("x"', 'given("y"'), "tensors of different names"),
+    "no output": (('out("y"', 'given("y"'), "one that is written"),
+    "a metric that is text": (('"scale_rows",', '"scale_rows", metric="GB/s",'), "its cost failed with AttributeError"),
+    "a fill that is a number": (('"float32"),', '"float32", fill=1),'), "its tensors for .* failed"),
+    "a reference that divides by zero": ((REFERENCE, '{"y": 1 / 0}'), "its reference failed with ZeroDivisionError"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_in_an_ops_file_is_one_sentence(mistake: str, plan: Callable[..., cases.Plan]) -> None:
+    (old, new), words = MISTAKES[mistake]
+    with pytest.raises(UserError, match=words) as caught:
+        plan(old, new)
+    assert "\n" not in str(caught.value)
+
+
+REQUESTS: dict[str, tuple[dict[str, Any], str]] = {
+    "an axis that is none": ({"shape": {"rows": 64, "m": 512}}, "its axes are rows, n, not rows, m"),
+    "a size that is none": ({"shape": {"rows": 0, "n": 512}}, "0 is not a size"),
+    "a dtype that is none": ({"dtype": "float33"}, "did you mean float32"),
+    "a dtype of no kernel": ({"dtype": "float16"}, "supports float32, not float16"),
+    "a parameter that is none": ({"params": {"lengths": "full"}}, "unknown parameter of scale_rows 'lengths'"),
+    "an op that is none": ({"op": "scale_row"}, "did you mean scale_rows"),
+}
+
+
+@pytest.mark.parametrize("request_", REQUESTS)
+def test_a_mistake_in_the_request_is_one_sentence(request_: str, plan: Callable[..., cases.Plan]) -> None:
+    changes, words = REQUESTS[request_]
+    with pytest.raises(UserError, match=words):
+        plan(**changes)
+
+
+def test_a_size_that_breaks_a_constraint_is_refused(plan: Callable[..., cases.Plan]) -> None:
+    with pytest.raises(UserError, match="n=512 must be a multiple of 48"):
+        plan("size()}", "__import__('minfer').ops.multiple_of(48)}")
+
+
+def test_a_check_that_takes_every_index_for_valid_is_refused_before_anything_runs(
+    plan: Callable[..., cases.Plan],
+) -> None:
+    """An output that nobody has written has indices out of all bounds."""
+    new = 'checks={"at": lambda case, t: t["x"][0][t["at"]] > 0}, tensors=lambda case: [out("at", 4, dtype="int32"),'
+    with pytest.raises(
+        UserError, match="its check of at, of an output that nobody has written, failed with IndexError"
+    ):
+        plan("tensors=lambda case: [", new)
