@@ -186,11 +186,10 @@ class Bench(Hooks):
         seconds = timing.steady_block_s
         nothing = lambda: None
         if self.device.type == "cuda":  # captured now, so that the card is not idle between blocks
-            for arm in self.arms:
-                self.clock.steady(arm, self.rotations, 0, nothing, self._restore)
-            seconds = max(seconds, SETTLE_S)
-        self.clock.steady(self.arms[1], self.rotations, seconds, nothing, self._restore)
-        seconds = timing.steady_block_s
+            for one in self.arms:
+                self.clock.steady(one, self.rotations, 0, nothing, self._restore)
+        settle = max(seconds, SETTLE_S) if self.device.type == "cuda" else seconds
+        self.clock.steady(self.arms[1], self.rotations, settle, nothing, self._restore)
         blocks = []
         for arm in (0, 1, 2, 0):
             begin = time.perf_counter()

@@ -30,4 +30,4 @@ class Timing:
 
     def estimate(self) -> float:
         """About how many seconds a case takes at most, its verification included."""
-        return 1.0 + self.warmup_s + self.cold_cap_s + 5 * self.steady_block_s
+        return 1.0 + self.warmup_s + self.cold_cap_s + (1.5 + 4 * self.steady_block_s if self.steady_block_s else 0.0)
