@@ -166,6 +166,7 @@ def test_static_keeps_cuda_kernels_where_they_cannot_run(toy: Op) -> None:
     left_out = matrix.plan(config(profiler=static), "cpu").left_out
     triton = [kernel.name for kernel in ops.get("hgemm").kernels.values() if kernel.backend == "triton"]
     assert [left_out[name] for name in triton] == ["needs a CUDA GPU"] * len(triton) != []
+    assert list(matrix.plan(toy_config(profiler=static), "cuda").left_out) == ["cpu_any", "half"]
 
 
 def test_static_takes_architectures_that_it_knows_the_limits_of(toy: Op) -> None:
