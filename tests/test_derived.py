@@ -93,3 +93,15 @@ def test_a_higher_clock_lowers_the_floor() -> None:
 def test_nothing_is_impossible_for_a_cpu() -> None:
     row = columns(1e-6, 1e-6, cuda=False)
     assert row["status"] == "ok" and "floor_us" not in row and "cold_percent_of_peak" not in row
+
+
+def test_a_short_steady_block_at_the_power_limit_settles_no_small_difference() -> None:
+    """The clock swings about once a second there: 3 % in blocks of 0.25 s is a tie, in blocks of 2 s it is not."""
+    blocks = [[us * 1e-6] * 9 for us in (97.0, 100.0, 100.0, 97.0)]
+
+    def verdict(seconds: float, throttle: str) -> str:
+        timing = Timing(steady_block_s=seconds)
+        return derive(CASE, [[1e-4] * 3] * 30, blocks, [], timing, None, throttle)["steady_verdict"]
+
+    assert verdict(0.25, "power_cap") == verdict(0.25, "sw_thermal+power_cap") == "tie"
+    assert verdict(2.0, "power_cap") == verdict(0.25, "") == "faster"

@@ -18,7 +18,8 @@ from minfer.rows import store
 from minfer.run.start import load
 from tests.conftest import ROOT, launch
 
-SECTION = (ROOT / "tests" / "foreign" / "README-adding-an-op.md").read_text()
+README = (ROOT / "README.md").read_text()
+SECTION = README[README.index("## Adding an op") : README.index("## Reading on")].strip()
 
 
 def pasted() -> str:

@@ -12,11 +12,15 @@ import numpy as np
 
 from minfer import ops
 from minfer.bench import peaks
-from minfer.bench.stats import Comparison, compare, compare_blocks
+from minfer.bench.stats import LEAST_GAIN, Comparison, compare, compare_blocks
 from minfer.bench.timing import Timing
 from minfer.ops import Case
 
 Columns = dict[str, Any]
+
+# At its power limit an H200's clock swings by up to a tenth, about once a second. A shorter block sees a part of the swing: of
+# a kernel against itself, four of 0.25 s gave ratios from 0.957 to 1.036.
+SWING_S, SWING = 1.0, 0.05
 
 
 def derive(
@@ -26,11 +30,12 @@ def derive(
     watts: Sequence[float],
     timing: Timing,
     roofs: Mapping[str, float] | None,
+    throttle: str = "",
 ) -> Columns:
     """The columns of a correct case, its status among them.
 
     `cold` are seconds, (rounds, 3); `steady` those of four blocks, or nothing; `watts` the power that each of the blocks
-    drew, or nothing; `roofs` what `minfer.bench.peaks` measured on a GPU, None on a CPU, whose caches are not all flushed.
+    drew, or nothing; `throttle` the reasons for a lowered clock while it was timed; `roofs` what `minfer.bench.peaks` measured on a GPU, None on a CPU, whose caches are not all flushed.
     Raises ValueError for what no clock gives."""
     op = ops.get(case.op)
     rounds, blocks = np.array(cold, dtype=float), [np.array(block, dtype=float) for block in steady]
@@ -50,7 +55,8 @@ def derive(
         row |= {"status": "unconverged", "message": f"after {len(rounds)} rounds the ratio is {known}, {asked}"}
     if blocks:
         arms = [np.concatenate([blocks[0], blocks[3]]), blocks[1], blocks[2]]
-        row |= _regime("steady", arms, compare_blocks(blocks), work)
+        swings = "power_cap" in throttle and timing.steady_block_s < SWING_S
+        row |= _regime("steady", arms, compare_blocks(blocks, SWING if swings else LEAST_GAIN), work)
         row["steady_blocks"] = [len(block) for block in blocks]
     if len(watts):
         row |= _energy(watts, blocks)

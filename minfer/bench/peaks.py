@@ -79,8 +79,12 @@ def measure(device: torch.device, telemetry: Telemetry) -> dict[str, float]:
     states: list[dict[str, Any]] = []
     for name, (arm, work) in arms.items():
         times = clock.steady(arm, 1, CUDA_WINDOW_S if cuda else CPU_WINDOW_S, lambda: states.append(telemetry.sample()))
+        name, _, other_way = name.partition(":")
         bandwidth = name.endswith("_gbps")
-        peaks[name] = work / float(times.min()) / 1e9 if bandwidth else work / float(np.median(times)) / 1e12
+        rate = work / float(times.min()) / 1e9 if bandwidth else work / float(np.median(times)) / 1e12
+        if other_way and rate <= peaks[name]:
+            continue
+        peaks[name] = rate
         if mhz := states[-1].get("sm_mhz"):
             peaks[f"{name.removesuffix('_gbps')}_mhz"] = float(mhz)
     if fastest := telemetry.max_sm_mhz():
@@ -95,7 +99,8 @@ def load(device: torch.device) -> None:
 
 
 def _cuda_arms(device: torch.device) -> dict[str, tuple[Arm, float]]:
-    """By name of the peak: a call that runs it, and the bytes or FLOPs of that call."""
+    """By name of the peak: a call that runs it, and the bytes or FLOPs of that call. `name:way` is another way to the same
+    peak, of which the better one counts."""
     load(device)
     random = torch.Generator(device).manual_seed(0)
     free, _ = torch.cuda.mem_get_info(device)
@@ -104,6 +109,7 @@ def _cuda_arms(device: torch.device) -> dict[str, tuple[Arm, float]]:
     target, sink = torch.empty_like(source), torch.zeros(1, dtype=torch.int32, device=device)
     arms: dict[str, tuple[Arm, float]] = {
         "copy_gbps": (lambda index: torch.ops.minfer.peak_copy(target, source), 2.0 * size),
+        "copy_gbps:driver": (lambda index: target.copy_(source), 2.0 * size),
         "read_gbps": (lambda index: torch.ops.minfer.peak_read(sink, source), float(size)),
     }
 

@@ -45,6 +45,7 @@ class Comparison:
     low: float
     high: float
     aa_spread: float
+    least: float = LEAST_GAIN  # a smaller difference is a tie
 
     @property
     def half_width(self) -> float:
@@ -53,8 +54,8 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """`faster` or `slower` when the whole interval is beyond 1 % and beyond what the control shows, else `tie`."""
-        needed = math.log1p(max(LEAST_GAIN, self.aa_spread))
+        """`faster` or `slower` when the whole interval is beyond `least` and what the control shows, else `tie`."""
+        needed = math.log1p(max(self.least, self.aa_spread))
         if math.log(self.low) > needed:
             return "faster"
         return "slower" if math.log(self.high) < -needed else "tie"
@@ -73,10 +74,10 @@ def compare(kernel: np.ndarray, baseline: np.ndarray, duplicate: np.ndarray) -> 
     return Comparison(math.exp(float(np.median(gain))), math.exp(low), math.exp(high), spread)
 
 
-def compare_blocks(blocks: Sequence[np.ndarray]) -> Comparison:
+def compare_blocks(blocks: Sequence[np.ndarray], least: float = LEAST_GAIN) -> Comparison:
     """Comparison of four steady blocks: kernel, baseline, baseline's duplicate, kernel (ABBA).
 
     Neighbouring blocks are compared by their medians, and the interval is the range over the two pairs."""
     middle = [float(np.median(block)) for block in blocks]
     low, high = sorted((middle[1] / middle[0], middle[2] / middle[3]))
-    return Comparison(math.sqrt(low * high), low, high, math.expm1(abs(math.log(middle[1] / middle[2]))))
+    return Comparison(math.sqrt(low * high), low, high, math.expm1(abs(math.log(middle[1] / middle[2]))), least)

@@ -148,7 +148,15 @@ def believed(case: Case, reply: Mapping[str, Any], timing: Timing, roofs: Mappin
         row = said | dict.fromkeys(TIMED)
         if row["status"] in store.MEASURED:
             row |= {name: said.get(name) for name in SAID}
-            row |= derive(case, reply["cold"], reply["steady"], reply["watts"], timing, roofs)
+            row |= derive(
+                case,
+                reply["cold"],
+                reply["steady"],
+                reply["watts"],
+                timing,
+                roofs,
+                str(said.get("watch_throttle") or ""),
+            )
         if row["status"] not in store.MEASURED:  # no time without a right result
             row |= dict.fromkeys(TIMED)
         if row["status"] not in store.STATUSES:
