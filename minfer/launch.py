@@ -19,7 +19,7 @@ def compose() -> list[Config]:
     register()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands its errors to us instead of printing them
     # Hydra takes a new key of a mapping only with a plus, and an op from outside may have any parameter.
-    sys.argv[1:] = [f"++{word}" if word.startswith("params.") else word for word in sys.argv[1:]]
+    sys.argv[1:] = [f"++{word}" if word.startswith(("params.", "params={")) else word for word in sys.argv[1:]]
     composed: list[Any] = []
     try:
         hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(composed.append)()

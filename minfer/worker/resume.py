@@ -30,18 +30,19 @@ def kept(shard: Shard, tell: Callable[..., None]) -> Iterator[tuple[Case, str, s
 
 def todo(shard: Shard, machine: Machine, tell: Callable[..., None]) -> Iterator[Case]:
     """The cases that the results do not hold already."""
-    done: dict[tuple[str, str, str, str], str] = {}
+    done: dict[tuple[str, str, str, str], tuple[str, bool]] = {}
     if shard.resume:
         columns = ["case", "source", "timing", "device", "status", "guarantee", "profilers"]
         for old in store.rows(store.files(Path(shard.results)), columns):
-            unjudged = shard.untrusted and old["guarantee"] == "in-process"
             unprofiled = set(shard.profilers) - set(old["profilers"] or ())
-            if old["status"] in SETTLED and not unjudged and not unprofiled:
-                done[old["case"], old["source"], old["timing"], old["device"]] = old["status"]
+            if old["status"] in SETTLED and not unprofiled:
+                unjudged = shard.untrusted and old["guarantee"] == "in-process"
+                done[old["case"], old["source"], old["timing"], old["device"]] = old["status"], unjudged
     for case in shard.cases:
-        source = build.fingerprint(ops.get(case.op).kernels[case.kernel], machine.arch, RULES)
-        status = done.get((case.key, source, shard.timing.name, machine.environment["device"]))
-        if status is None:
+        kernel = ops.get(case.op).kernels[case.kernel]
+        source = build.fingerprint(kernel, machine.arch, RULES)
+        status, unjudged = done.get((case.key, source, shard.timing.name, machine.environment["device"]), (None, False))
+        if status is None or (unjudged and not kernel.returns):  # those are never judged
             yield case
         else:
             tell(event="skip", case=case.key, status=status)
