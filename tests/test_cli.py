@@ -25,8 +25,8 @@ def call(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     [
         (["satus", "RUN"], "unknown command 'satus'; did you mean status?"),
         (["hgemm"], "unknown command 'hgemm'; did you mean +sweep=hgemm?"),
-        (["launch"], "unknown command 'launch'; valid: status, cancel, resubmit, +sweep=hgemm"),
-        ([], "no sweep was chosen; add +sweep=hgemm"),
+        (["launch"], "unknown command 'launch'; valid: status, cancel, resubmit, +sweep=hgemm, +sweep=rmsnorm"),
+        ([], "no sweep was chosen; add +sweep=hgemm or +sweep=rmsnorm"),
         (["status"], "usage: minfer status RUN, where RUN is the name or the folder of a run"),
         (["cancel", "--all"], "usage: minfer cancel RUN, where RUN is the name or the folder of a run"),
         (["resubmit", "nowhere"], "there is no run nowhere; name its folder"),

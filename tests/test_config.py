@@ -143,7 +143,7 @@ def test_the_nearest_word_is_proposed_before_a_list_of_all() -> None:
 def test_defaults() -> None:
     config = one(HGEMM)
     assert (config.op, config.kernel, config.dtype) == ("hgemm", "all", ["float16", "bfloat16"])
-    assert config.params == {"layout": "TN", "accumulate": "float32"}
+    assert config.params == {"layout": "TN", "accumulate": "float32", "call": "product"}
     assert (config.shape.name, config.timing.name, config.cluster.name) == ("squares", "default", "auto")
     assert config.profiler.chosen() == {}
     assert (config.container.image, config.dry_run, config.resume, config.device) == (None, False, False, "auto")
@@ -287,7 +287,7 @@ def test_options_of_the_users_own(theirs: str, capsys: pytest.CaptureFixture[str
     with pytest.raises(SystemExit):
         compose("--help", *theirs.split("=", 1))
     text = capsys.readouterr().out
-    assert "sweep: hgemm, mine\n" in text and "cluster: auto, l40s, local, slurm\n" in text
+    assert "sweep: hgemm, mine, rmsnorm\n" in text and "cluster: auto, l40s, local, slurm\n" in text
 
 
 def test_what_was_changed_of_the_users_own_preset_is_in_its_name(theirs: str, monkeypatch: pytest.MonkeyPatch) -> None:
