@@ -1,18 +1,21 @@
-"""Shared by all tests: the GPU mark, a cheap timing, and shards to run without a launcher."""
+"""Shared by all tests: which of them run and beside which others, a cheap timing, and shards to run without a launcher."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
-import sys
+import tempfile
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-from minfer import build, ops
+if "PYTEST_XDIST_WORKER" in os.environ:  # the threads of several processes wait for each other
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from minfer import ops
 from minfer.bench.timing import Timing
 from minfer.plan.shard import Shard
 from minfer.process.remote import Died
@@ -20,11 +23,14 @@ from minfer.process.stopping import Stopping
 from minfer.rows import store
 from minfer.worker.events import Events
 from minfer.worker.shard import run_cases
+from tests import forked
 from tests.tables import Workspace
 from tests.workshop import Workshop
 
 ROOT = Path(__file__).resolve().parents[1]
 FAULTS = ROOT / "tests" / "faults" / "kernels.py"
+SHARED = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
+ROOM = pytest.StashKey[int]()
 FAST = Timing(name="test", warmup_s=0, looks=[10], precision=0.5, cold_cap_s=2, least_rounds=3, steady_block_s=0.02)
 
 
@@ -35,28 +41,66 @@ def has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    """What the processes of a test run share: locks, and what the emulator needs compiled once."""
+    if not hasattr(config, "workerinput"):
+        config.stash[SHARED] = tempfile.TemporaryDirectory(prefix="minfer-tests-")
+        os.environ["MINFER_TESTS_SHARED"] = config.stash[SHARED].name
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if SHARED in config.stash:
+        config.stash[SHARED].cleanup()
+
+
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu") and not has_gpu():
             item.add_marker(pytest.mark.skip(reason="no GPU here"))
+        item.add_marker(pytest.mark.xdist_group(group(item)))
+    items.sort(key=lambda item: not alone(item))  # they share one process, which begins with them
+    named = config.option.keyword or "slow" in config.option.markexpr or any("::" in word for word in config.args)
+    if not named:
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("slow")])
+        items[:] = [item for item in items if not item.get_closest_marker("slow")]
 
 
-@pytest.fixture(scope="session")
-def cubins(request: pytest.FixtureRequest) -> Iterator[None]:
-    """The device code that the chosen tests of this fixture read is compiled in the background, several kernels at once:
-    it takes most of the time that they take. A test has `kernel`, or `name` of hgemm's, and perhaps `arch`."""
-    wanted = {}
-    for item in request.session.items:
-        about = item.callspec.params if isinstance(item, pytest.Function) and "cubins" in item.fixturenames else {}
-        if kernel := about.get("kernel") or ops.get("hgemm").kernels.get(about.get("name", "")):
-            archs = [about["arch"]] if "arch" in about else ["sm_89", "sm_90a"]
-            wanted |= {(kernel.source, arch): kernel for arch in archs if kernel.builds_for(arch)}
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        if build.toolkit():
-            for (_, arch), kernel in wanted.items():
-                pool.submit(build.cached_cubin, kernel, arch)  # a test that waits for it says what is wrong
-        yield
-        pool.shutdown(cancel_futures=True)
+def alone(item: pytest.Item | None) -> bool:
+    """Whether a test measures, so that nothing else may run beside it."""
+    return item is not None and any(item.get_closest_marker(name) for name in ("timing", "gpu"))
+
+
+def group(item: pytest.Item) -> str:
+    """Tests of a group run in one process, so that what they share is made once: those that measure; all of a kernel's file
+    that is compiled for them; of the others, those of a module."""
+    if alone(item):
+        return "timing"
+    if item.path.parent.name in ("cluster", "containers"):
+        return "cluster"  # of which there is one
+    about = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+    kernel = about.get("kernel") or ops.get("hgemm").kernels.get(str(about.get("name")))
+    if isinstance(kernel, ops.Kernel) and kernel.backend == "cuda":
+        return f"{kernel.op}-{kernel.source.stem}"
+    return about["file"] if "library" in getattr(item, "fixturenames", ()) else item.path.stem
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # before the clock of a test's timeout starts
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """One who measures has the machine for itself until it has measured everything: all others hold the lock together."""
+    shared = Path(os.environ["MINFER_TESTS_SHARED"])
+    room = item.config.stash.get(ROOM, None)
+    if room is None:
+        room = item.config.stash[ROOM] = os.open(shared / "room", os.O_CREAT | os.O_RDWR)
+        with open(shared / "door", "w") as door:
+            fcntl.flock(door, fcntl.LOCK_EX)  # who waits for the room lets no other in
+            fcntl.flock(room, fcntl.LOCK_EX if alone(item) else fcntl.LOCK_SH)
+    try:
+        return (yield)
+    finally:
+        if not (alone(item) and alone(nextitem)):
+            os.close(room)
+            del item.config.stash[ROOM]
 
 
 @pytest.fixture
@@ -99,9 +143,8 @@ def run_shard(tmp_path: Path, faults: None) -> Callable[..., list[store.Row]]:
 
 
 def launch(*words: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
-    """The command line, as a user runs it."""
-    command = [sys.executable, "-m", "minfer.launch", *words]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=timeout)
+    """The command line, as a user runs it, but for the seconds that importing PyTorch takes."""
+    return forked.run("minfer.launch", *words, timeout=timeout)
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ import pytest
 from minfer import build, ops
 from minfer.profilers import static
 from minfer.profilers.sass import Function
+from tests.tiers import ALWAYS, mostly_slow
 
 pytestmark = pytest.mark.skipif(
     build.toolkit() is None or not all((build.toolkit() / "bin" / tool).exists() for tool in ("cuobjdump", "nvdisasm")),
@@ -47,9 +48,8 @@ def kinds(function: Function) -> set[str]:
     return found | {name.partition(".")[0].replace("REDG", "RED") for name in found}  # Hopper calls it REDG
 
 
-@pytest.mark.usefixtures("cubins")
 @pytest.mark.parametrize("arch", ["sm_89", "sm_90a"])
-@pytest.mark.parametrize("name", CLAIMS)
+@pytest.mark.parametrize("name", mostly_slow(CLAIMS, lambda name: f"hgemm-{name}" in ALWAYS))
 def test_the_code_is_what_the_header_says(name: str, arch: str) -> None:
     has, has_not = CLAIMS[name]
     functions = static.functions(ops.get("hgemm").kernels[name], arch, 600)
@@ -98,7 +98,7 @@ FUNCTIONS = {"v14_small": 26, "v17_one_wave": 32}  # dtypes, layouts and tiles; 
 SHARED_B = {"v12_pingpong": 4, "v13_cooperative": 4, "v14_small": 10, "v14_stream_k": 4}
 
 
-@pytest.mark.parametrize("name", HOPPER)
+@pytest.mark.parametrize("name", mostly_slow(HOPPER, lambda name: f"hgemm-{name}" in ALWAYS))
 def test_what_the_rungs_for_hopper_claim(name):
     """The copy engine and wgmma alone, asynchronously, in as many registers as a block of that size may have."""
     shapes, threads, products = HOPPER[name]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,8 +14,9 @@ from minfer import build, ops
 from minfer.bench.operands import Operands
 from minfer.bench.verify import compared, oracle
 from minfer.ops import Case, Kernel
-from tests.emulator import Emulated, KernelError, compiled, precompiled
+from tests.emulator import Emulated, KernelError, compiled, switched
 from tests.spaced import spaced
+from tests.tiers import ALWAYS, mostly_slow
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -115,36 +115,18 @@ def emulated(kernel: Kernel) -> bool:
 FILES = {f"{kernel.op}-{kernel.source.stem}": kernel for kernel in ops.every_kernel(["cuda"])}  # any of a file's
 
 
-def source(name: str) -> tuple[Kernel, dict[str, str]]:
-    """The kernel that a test's parameter names, and how it is broken."""
-    if name in BROKEN:
-        kernel = FILES[BROKEN[name][0]]
-        return kernel, BROKEN[name][1] | ONE_DTYPE[kernel.op]
-    return FILES[name], {}
-
-
 @pytest.fixture(scope="module")
-def library(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[[str], Path]]:
-    """The library of a file, or of one with a mistake. What the chosen tests ask for is compiled in the background, in
-    their order and several at once: it takes longer than they do."""
-    folder = tmp_path_factory.mktemp("emulated")
-    precompiled()
-    made: dict[str, Future[Path]] = {}
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for item in request.session.items:
-            if not isinstance(item, pytest.Function) or "library" not in item.fixturenames:
-                continue
-            name = next(iter(item.callspec.params.values()))
-            kernel, edits = source(name)
-            if name not in made and emulated(kernel):
-                made[name] = pool.submit(compiled, kernel, folder / str(len(made)), edits)
-        yield lambda name: made[name].result()
-        pool.shutdown(cancel_futures=True)
+def library(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The library of a file, with its mistakes: one for all tests of it."""
+    return cache(lambda file: compiled(FILES[file], tmp_path_factory.mktemp("emulated"), mistakes_of(file)))
 
 
-@pytest.mark.parametrize("file", FILES)
+def mistakes_of(file: str) -> dict[int, dict[str, str]]:
+    """By the numbers that switch them on."""
+    return dict(enumerate((edits for its, edits, _ in BROKEN.values() if its == file), 1))
+
+
+@pytest.mark.parametrize("file", mostly_slow(FILES, ALWAYS.__contains__))
 def test_kernels_agree_with_the_oracle_when_emulated(file: str, library: Callable[[str], Path]) -> None:
     if not emulated(FILES[file]):
         pytest.skip("not emulated: WMMA, whose fragments are the compiler's secret, PTX of its own, or other atomics")
@@ -167,7 +149,7 @@ SHARED_SUMS = {
 }
 
 
-@pytest.mark.parametrize("file", SHARED_SUMS)
+@pytest.mark.parametrize("file", mostly_slow(SHARED_SUMS, ALWAYS.__contains__))
 def test_sums_of_several_blocks_have_the_same_bits_in_any_order_or_say_that_they_do_not(file, library) -> None:
     kernel = FILES[file]
     function = Emulated(kernel, library(file))
@@ -181,45 +163,49 @@ def test_sums_of_several_blocks_have_the_same_bits_in_any_order_or_say_that_they
     assert (len(found) == 1) == kernel.deterministic
 
 
-# What is taken away from a kernel, and what is then seen: this error, or a wrong result. A mistake does not depend on the
-# dtype, and compiling for one takes half as long.
-ONE_DTYPE = {
-    "hgemm": {"dispatch<Half, BFloat16>": "dispatch<Half>"},
-    "rmsnorm": {"<float, Half, BFloat16>": "<Half>"},
-}
+# What is changed in a kernel's sources, and what is then seen: this error, or a wrong result. All mistakes of a file are
+# compiled into its one library, and switched on one at a time.
 WRONG = ""
 SCHEDULES = 4  # of each case: not every order of blocks and threads shows a mistake
 BROKEN = {
-    "wrong index": ("hgemm-v02_tiled", {"a_tile[y][k] * b_tile[k][x]": "a_tile[y][k] * b_tile[x][k]"}, WRONG),
-    "no barrier after the load": ("hgemm-v02_tiled", {"    __syncthreads();\n#pragma unroll": "#pragma unroll"}, WRONG),
-    "no barrier before the next load": ("hgemm-v02_tiled", {"[x];\n    __syncthreads();": "[x];"}, WRONG),
+    "wrong index": ("hgemm-v02_tiled", {"sum += a_tile[y][k] * «b_tile[k][x]»": "b_tile[x][k]"}, WRONG),
+    "no barrier after the load": ("hgemm-v02_tiled", {"«__syncthreads();»\n#pragma unroll": ""}, WRONG),
+    "no barrier before the next load": ("hgemm-v02_tiled", {"[x];\n    «__syncthreads();»": ""}, WRONG),
     "edge in M not checked": (
         "hgemm-v02_tiled",
-        {"row0 + y < g.m && k0": "k0", "row0 + y >= g.m || ": ""},
+        {"«row0 + y < g.m» && k0": "true", "«row0 + y >= g.m» ||": "false"},
         "outside operand",
     ),
-    "B not transposed": ("hgemm-v04_mma", {"ldmatrix_x4_trans(two": "ldmatrix_x4(two"}, WRONG),
-    "rows of A beyond the edge": ("hgemm-v04_mma", {"row0 + r < rows && ": ""}, "outside operand"),
-    "waits for one group too few": ("hgemm-v05_pipelined", {"wait<kStages - 2>": "wait<kStages - 1>"}, "in flight"),
-    "no barrier before a stage is read": ("hgemm-v05_pipelined", {"    __syncthreads();  // all": "    // all"}, WRONG),
-    "copies beyond the edge": ("hgemm-v05_pipelined", {" && cols_left > 0": ""}, "outside the operands"),
+    "B not transposed": ("hgemm-v04_mma", {"«ldmatrix_x4_trans»(two": "ldmatrix_x4"}, WRONG),
+    "rows of A beyond the edge": ("hgemm-v04_mma", {"row0 + r < rows": "true"}, "outside operand"),
+    "waits for one group too few": (
+        "hgemm-v05_pipelined",
+        {"cp_async_wait<kStages - 2>()": "cp_async_wait<kStages - 1>()"},
+        "in flight",
+    ),
+    "no barrier before a stage is read": ("hgemm-v05_pipelined", {"«__syncthreads();»  // all": ""}, WRONG),
+    "copies beyond the edge": ("hgemm-v05_pipelined", {"rows_left && «cols_left > 0»": "true"}, "outside the operands"),
     "swizzled when written only": (
         "hgemm-v06_swizzled",
-        {"(f.a[i], tile + Place::at(": "(f.a[i], tile + Padded<24>::at("},
+        {
+            "(f.a[i], tile + «Place::at(row + i * 16 + lane % 16, k + lane / 16 * 8)»": (
+                "Padded<24>::at(row + i * 16 + lane % 16, k + lane / 16 * 8)"
+            )
+        },
         WRONG,
     ),
     "no barrier before a stage is filled": (
         "hgemm-v06_swizzled",
-        {"  __syncthreads();\n          used": "  used"},
+        {"«__syncthreads();»\n          used": ""},
         WRONG,
     ),
-    "a row of A that is not there": ("hgemm-v15_gemv", {" && lane / 4 < g.m": ""}, "outside operand"),
-    "sums of warps not waited for": ("hgemm-v15_gemv", {"  __syncthreads();\n  for": "  for"}, WRONG),
-    "columns of a product swapped": ("hgemm-v15_gemv", {"+ 2 * product + upper": "+ 2 * product + 1 - upper"}, WRONG),
-    "added up before all have come": ("hgemm-v16_skinny", {"== count - 1;": "== 0;"}, WRONG),
-    "sums at another block's place": ("hgemm-v08_stream_k", {"(2LL * block + second)": "(2LL * block)"}, WRONG),
-    "a step of another tile": ("hgemm-v08_stream_k", {"step - dealt * k_tiles,": "0,"}, WRONG),
-    "a tile twice": ("hgemm-v07_tuned", {"within / rows}": "within % rows}"}, WRONG),
+    "a row of A that is not there": ("hgemm-v15_gemv", {"k < g.k && «lane / 4 < g.m»": "true"}, "outside operand"),
+    "sums of warps not waited for": ("hgemm-v15_gemv", {"«__syncthreads();»\n  for": ""}, WRONG),
+    "columns of a product swapped": ("hgemm-v15_gemv", {"+ 2 * product + «upper»": "1 - upper"}, WRONG),
+    "added up before all have come": ("hgemm-v16_skinny", {"== «count - 1»;": "0"}, WRONG),
+    "sums at another block's place": ("hgemm-v08_stream_k", {"(2LL * block + «second»)": "0"}, WRONG),
+    "a step of another tile": ("hgemm-v08_stream_k", {"«step - dealt * k_tiles»,": "0"}, WRONG),
+    "a tile twice": ("hgemm-v07_tuned", {"«within / rows»}": "within % rows"}, WRONG),
     "rows staged where another warp does": (
         "hgemm-v07_tuned",
         {"stages + threadIdx.x / 32 * Block::Warp::kStaged": "stages"},
@@ -227,33 +213,33 @@ BROKEN = {
     ),
     "no wait for a full stage": (
         "hgemm-v10_wgmma",
-        {"    barrier_wait(full + ring.stage, ring.parity);\n": ""},
+        {"barrier_wait(full + ring.stage, ring.parity);": ""},
         "changed while wgmma read it",
     ),
     "a stage released while products read it": (
         "hgemm-v11_specialised",
-        {"release(before);": "release(ring.stage);", "if (step > 0)": ""},
+        {"if (step > 0) release(before);": "release(ring.stage);"},
         "changed while wgmma read it",
     ),
     "no turns": (
         "hgemm-v12_pingpong",
-        {"      barrier_wait(turn + warpgroup, turn_parity);\n": ""},
+        {"barrier_wait(turn + warpgroup, turn_parity);": ""},
         "changed while|more often",
     ),
     "the phases of the other's tile not skipped": (
         "hgemm-v12_pingpong",
-        {"ring.skip(steps);  //": "//"},
+        {"«ring.skip(steps);»  //": ""},
         "wait for ever",
     ),
-    "no fence before a TMA store": ("hgemm-v13_cooperative", {"    fence_async();\n": ""}, "without a fence since"),
+    "no fence before a TMA store": ("hgemm-v13_cooperative", {"    «fence_async();»\n": ""}, "without a fence since"),
     "a box filled while TMA reads it": (
         "hgemm-v13_cooperative",
-        {"tma_store_wait<kPending>": "tma_store_wait<kPending + 1>"},
+        {"tma_store_wait<kPending>()": "tma_store_wait<kPending + 1>()"},
         "changes while TMA stores it",
     ),
     "a box of two filled while TMA reads it": (
         "hgemm-v12_pingpong",
-        {"tma_store_wait<kPending>": "tma_store_wait<kPending + 1>"},
+        {"tma_store_wait<kPending>()": "tma_store_wait<kPending + 1>()"},
         "changes while TMA stores it",
     ),
     "a stage released in one block of the cluster": (
@@ -263,12 +249,12 @@ BROKEN = {
     ),
     "a block that does not wait for its cluster": (
         "hgemm-v13_cooperative",
-        {"  cluster_sync_relaxed();  // no block": "  // no block"},
+        {"«cluster_sync_relaxed();»  // no block": ""},
         "a block that has ended",
     ),
     "a stage shared by a cluster, released while products read it": (
         "hgemm-v12_pingpong",
-        {"        if (step > 0) release(before);\n": "        release(ring.stage);\n", "      release(before);\n": ""},
+        {"if (step > 0) release(before);": "release(ring.stage);", "      «release(before);»\n": ""},
         "changed while wgmma read it",
     ),
     "sums that are said to be there too early": (
@@ -278,17 +264,17 @@ BROKEN = {
     ),
     "a helper's sums where another's are": (
         "hgemm-v14_stream_k",
-        {"(tile - deal.whole + helper)": "(tile - deal.whole)"},
+        {"tile - deal.whole + «helper»": "0"},
         "nobody has taken down|wait for ever",
     ),
     "sums added before they have come": (
         "hgemm-v14_stream_k",
-        {"          stages.wait_full();\n": ""},
+        {"          «stages.wait_full();»\n": ""},
         "changed while",
     ),
     "others' sums copied without a fence": (
         "hgemm-v14_stream_k",
-        {"          fence_async_global();\n": ""},
+        {"fence_async_global();": ""},
         "what others wrote without a fence",
     ),
     "half of B not copied to the other block": (
@@ -303,23 +289,23 @@ BROKEN = {
     ),
     "a tile that leaves through stages that are read": (
         "hgemm-v14_small",
-        {"    warps_sync<kProducer>();  // all stages": "    // all stages"},
+        {"«warps_sync<kProducer>();»  // all stages": ""},
         "changed while wgmma read it",
     ),
     "boxes of two warpgroups at one place": (
         "hgemm-v14_small",
-        {"stages + warpgroup * Tile::kAllBoxes": "stages + Tile::kAllBoxes"},
+        {"stages + «warpgroup» * Tile::kAllBoxes": "1"},
         "changes while TMA stores it|without a fence since",
     ),
-    "the columns of the other warpgroup": ("hgemm-v14_small", {"Tiles::kA + col * kBlockK": "Tiles::kA"}, WRONG),
+    "the columns of the other warpgroup": ("hgemm-v14_small", {"Tiles::kA + «col * kBlockK»": "0"}, WRONG),
     "rows waited for that are not copied": (
         "hgemm-v17_one_wave",
-        {"step * kBlockK, Shape::rows(g.m))": "step * kBlockK)"},
+        {"step * kBlockK, «Shape::rows(g.m)»)": "Tiles::kA / kBlockK"},
         "wait for ever at an mbarrier",
     ),
     "a box that is not swizzled, written as if": (
         "hgemm-v17_one_wave",
-        {"kBoxN == 64 ? piece": "kBoxN > 0 ? piece"},
+        {"«kBoxN == 64» ? piece": "true"},
         "changes while TMA stores it|without a fence since",
     ),
     "a product beyond shared memory": (
@@ -330,7 +316,13 @@ BROKEN = {
     "steps of a transposed operand as of the other": ("hgemm-v17_one_wave", {"(kTN ? 2 : 128)": "2"}, WRONG),
     "an operand that is not transposed": (
         "hgemm-v17_one_wave",
-        {"wgmma<T, !kTN>": "wgmma<T, false>", "(kTN ? 2 : 128)": "2"},
+        {
+            "wgmma<T, !kTN>(sums[i], rows + i * (kSlab * sizeof(T) / 16) + step * 2, cols + step * (kTN ? 2 : 128),\n"
+            "                       !first || step > 0);": (
+                "wgmma<T, false>(sums[i], rows + i * (kSlab * sizeof(T) / 16) + step * 2, cols + step * 2, "
+                "!first || step > 0);"
+            )
+        },
         WRONG,
     ),
     "a stage of a lone block, released while products read it": (
@@ -340,23 +332,51 @@ BROKEN = {
     ),
     "a row of y at the stride of x": (
         "rmsnorm-v02_vectors",
-        {"p.y + row * p.y_stride": "p.y + row * p.x_stride"},
+        {"p.y + row * «p.y_stride»": "p.x_stride"},
         "outside operand y",
     ),
-    "eps forgotten": ("rmsnorm-v02_vectors", {" + p.eps": ""}, WRONG),
+    "eps forgotten": ("rmsnorm-v02_vectors", {" + «p.eps»": "0"}, WRONG),
     "sums of a row's warps not waited for": (
         "rmsnorm-v02_vectors",
-        {"  __syncthreads();\n  const int span": "  const int span"},
+        {"«__syncthreads();»\n  const int span": ""},
         WRONG,
     ),
 }
 
 
-@pytest.mark.parametrize("how", BROKEN)
-def test_a_broken_kernel_is_seen(how: str, library: Callable[[str], Path]) -> None:
-    file, _, error = BROKEN[how]
-    kernel = FILES[file]
-    op, function = ops.get(kernel.op), Emulated(kernel, library(how))
+def test_a_mistake_is_switched_where_it_is_marked_also_within_another() -> None:
+    mistakes = {
+        1: {"go(a + b)": "go(0)", "absent": ""},
+        2: {"a + «b»": "c"},
+        3: {"\n«stop();»": ""},
+        4: {"go(a + b)": "no()"},
+    }
+    text, found = switched("stop();\nif (x) go(a + b);\nstop();\n", mistakes)
+    assert text == (
+        "stop();\n"
+        "if (x) (emulator::mistake == 1 ? (go(0)) : emulator::mistake == 4 ? (no()) : "
+        "(go(a + (emulator::mistake == 2 ? (c) : (b)))));\n"
+        "{ if (emulator::mistake == 3) {  } else { stop(); } }\n"
+    )
+    assert found == {"go(a + b)", "a + «b»", "\n«stop();»"}
+    with pytest.raises(AssertionError, match="mistakes overlap in 'a \\+ b'"):
+        switched("f(a + b)", {1: {"a +": ""}, 2: {"+ b": ""}})
+
+
+def number_of(how: str) -> int:
+    """What switches a mistake on in the library of its file."""
+    file = BROKEN[how][0]
+    return [other for other, (its, *_) in BROKEN.items() if its == file].index(how) + 1
+
+
+@pytest.mark.parametrize(
+    ("file", "how"),
+    mostly_slow([(file, how) for how, (file, *_) in BROKEN.items()], lambda pair: pair[0] in ALWAYS),
+    ids=list(BROKEN),
+)
+def test_a_broken_kernel_is_seen(file: str, how: str, library: Callable[[str], Path]) -> None:
+    kernel, error = FILES[file], BROKEN[how][2]
+    op, function = ops.get(kernel.op), Emulated(kernel, library(file), number_of(how))
     cases = [case for case in op.cases(kernel, sizes(kernel)) if case.dtype == "float16"]
     tried = (worst(function, case) for _ in range(SCHEDULES) for case in cases)
     if error:
@@ -366,9 +386,9 @@ def test_a_broken_kernel_is_seen(how: str, library: Callable[[str], Path]) -> No
         assert not all(found < 1 for found in tried), "nothing was seen"
 
 
-@pytest.mark.parametrize("name", ["rmsnorm-v02_vectors"])
-def test_rmsnorm_says_what_it_does_not_take(name: str, library: Callable[[str], Path]) -> None:
-    function, x = Emulated(FILES[name], library(name)), torch.zeros(4, 24)
+@pytest.mark.parametrize("file", ["rmsnorm-v02_vectors"])
+def test_rmsnorm_says_what_it_does_not_take(file: str, library: Callable[[str], Path]) -> None:
+    function, x = Emulated(FILES[file], library(file)), torch.zeros(4, 24)
     refused = {
         "rmsnorm: y must have size 4 in dimension 0, got 3": (x[:3].clone(), x, x[0]),
         "rmsnorm: weight must have 1 dimensions, got 2": (x.clone(), x, x),

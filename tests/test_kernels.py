@@ -17,6 +17,7 @@ from minfer.bench.witness import judged_right
 from minfer.ops import Kernel, Op
 from tests.conftest import ROOT
 from tests.spaced import spaced
+from tests.tiers import is_always_tested, mostly_slow
 
 ARCHS = ("sm_89", "sm_90a")
 SHARED_LIMIT = {"sm_89": 99 << 10, "sm_90a": 227 << 10}
@@ -110,10 +111,11 @@ def test_every_source_file_is_registered():
         assert files == {kernel.source for kernel in op.kernels.values() if kernel.source.stem != "__init__"}
 
 
-@pytest.mark.usefixtures("cubins")
 @pytest.mark.skipif(build.toolkit() is None, reason="no CUDA compiler that fits this PyTorch")
 @pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize("kernel", {k.source: k for k in ops.every_kernel(["cuda"])}.values(), ids=name)
+@pytest.mark.parametrize(
+    "kernel", mostly_slow({k.source: k for k in ops.every_kernel(["cuda"])}.values(), is_always_tested), ids=name
+)
 def test_cuda_kernel_compiles_for(kernel, arch):
     if not kernel.builds_for(arch):
         pytest.skip(f"{kernel.archs} only")

@@ -19,7 +19,7 @@ from minfer.bench.timing import Timing
 from minfer.ops.hgemm import torch_matmul
 
 CPU = torch.device("cpu")
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.timing]
 HGEMM = ops.get("hgemm")
 TIMING = Timing(name="test", looks=[40, 80, 160, 320], precision=0.02, cold_cap_s=4, steady_block_s=0.2)
 

@@ -136,6 +136,7 @@ def test_percent_is_of_the_nearer_roof():
     assert peaks.percent({}, 1e12, 1e9, ("float16", "float32"), 1e-3) == 0.0
 
 
+@pytest.mark.timing
 def test_cpu_peaks_are_plausible():
     device = pick("cpu")
     begin = time.perf_counter()

@@ -14,6 +14,7 @@ import pytest
 from minfer import build, ops
 from minfer.profilers import Job, occupancy, sass, static
 from minfer.profilers.sass import Function
+from tests.tiers import is_always_tested, mostly_slow
 
 ARCHS = ("sm_89", "sm_90a")
 
@@ -146,8 +147,11 @@ def job(kernel: ops.Kernel, archs: tuple[str, ...], folder: Path) -> Job:
 
 
 @needs_tools
-@pytest.mark.usefixtures("cubins")
-@pytest.mark.parametrize("kernel", ops.every_kernel(["cuda"]), ids=lambda kernel: f"{kernel.op}-{kernel.name}")
+@pytest.mark.parametrize(
+    "kernel",
+    mostly_slow(ops.every_kernel(["cuda"]), is_always_tested),
+    ids=lambda kernel: f"{kernel.op}-{kernel.name}",
+)
 def test_every_cuda_kernel_has_its_metrics(kernel, tmp_path):
     work = job(kernel, ARCHS, tmp_path)
     supported = [arch for arch in ARCHS if kernel.builds_for(arch)]

@@ -8,7 +8,9 @@ does, written a second time. WMMA is not emulated.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import inspect
+import os
 import re
 import subprocess
 import tempfile
@@ -24,6 +26,7 @@ from minfer.ops import PACKAGE, Kernel
 HERE = Path(__file__).parent
 INCLUDE = HERE / "include"
 FLAGS = ["-std=c++20", "-O1", "-fPIC", "-w", "-fno-strict-aliasing", "-U_FORTIFY_SOURCE"]
+FLAGS += ["-fno-gnu-unique"]  # of those a process has one for all libraries: each has its own number of multiprocessors
 FLAGS += ["-fsanitize=alignment,bounds", "-fno-sanitize-recover=all"]  # compiled in, and not linked: see runtime.h
 
 RUNTIME = ["runtime", "call"]
@@ -84,24 +87,56 @@ def rewrite(text: str) -> str:
     return LAUNCH.sub(call, text)
 
 
-def compiled(kernel: Kernel, folder: Path, edits: Mapping[str, str] | None = None) -> Path:
-    """The library of a kernel's file for the CPU. `edits` are replaced in the kernel's sources first, to break it; each
-    must occur. Raises BuildError when the compiler does."""
-    unseen = dict(edits or {})
+PART = re.compile("«(.*?)»", re.DOTALL)
+
+
+def switched(text: str, mistakes: Mapping[int, Mapping[str, str]]) -> tuple[str, set[str]]:
+    """A source with mistakes that can be switched on: for each number, what is replaced by what. What is replaced must be
+    statements or an expression, either all of a key or its part between « and », wherever the key occurs. Returns also the
+    keys that do."""
+    parts: dict[tuple[int, int], dict[int, str]] = {}
+    found = set()
+    for number, edits in mistakes.items():
+        for key, new in edits.items():
+            marked = PART.search(key)
+            before, old = (key[: marked.start()], marked[1]) if marked else ("", key)
+            for place in re.finditer(re.escape(key.replace("«", "").replace("»", "")), text):
+                found.add(key)
+                start = place.start() + len(before)
+                parts.setdefault((start, start + len(old)), {})[number] = new
+    inserted: list[tuple[tuple[int, int, int], str]] = []  # at which place, in which order
+    for (start, end), choices in parts.items():
+        for other_start, other_end in parts:
+            assert not start < other_start < end < other_end, f"mistakes overlap in {text[start:other_end]!r}"
+        if text[start:end].rstrip().endswith(";"):
+            chosen = [f"if (emulator::mistake == {number}) {{ {new} }} else" for number, new in choices.items()]
+            around = f"{{ {' '.join(chosen)} {{ ", " } }"
+        else:
+            chosen = [f"emulator::mistake == {number} ? ({new}) :" for number, new in choices.items()]
+            around = f"({' '.join(chosen)} (", "))"
+        inserted.append(((start, 1, -end), around[0]))  # of two that begin together, the longer one first
+        inserted.append(((end, 0, -start), around[1]))  # of two that end together, the shorter one
+    for (at, *_), added in sorted(inserted, reverse=True):
+        text = text[:at] + added + text[at:]
+    return text, found
+
+
+def compiled(kernel: Kernel, folder: Path, mistakes: Mapping[int, Mapping[str, str]] | None = None) -> Path:
+    """The library of a kernel's file for the CPU, with mistakes to switch on; what they replace must occur. Raises
+    BuildError when the compiler does."""
+    mistakes = mistakes or {}
+    unseen = {key for edits in mistakes.values() for key in edits}
     for path in kernel.sources():
         relative = _relative(path)
         if (INCLUDE / relative).is_file():
             continue
-        text = path.read_text()
-        for old, new in (edits or {}).items():
-            if old in text:
-                text = text.replace(old, new)
-                unseen.pop(old, None)
+        text, found = switched(path.read_text(), mistakes)
+        unseen -= found
         target = folder / relative
         target.parent.mkdir(parents=True, exist_ok=True)
         first = '#include "torch.h"\n' if path == kernel.source else ""  # a precompiled header must come first
         target.write_text(f'{first}#line 1 "{path.name}"\n{rewrite(text)}')
-    assert not unseen, f"{kernel.source.name} has none of {list(unseen)}"
+    assert not unseen, f"{kernel.source.name} has none of {sorted(unseen)}"
     return _compile(folder / _relative(kernel.source), folder)
 
 
@@ -109,10 +144,11 @@ class Emulated:
     """A kernel that runs on the CPU, called as every kernel: the tensors in their order, on the CPU, of 8 dimensions at
     most, and the scalars, `(*tensors, **call)`; what is left out is as the schema says.
 
-    Each call draws another schedule, the same ones in every process. Raises KernelError."""
+    Each call draws another schedule, the same ones in every process. `mistake` is the number of one that the library was
+    compiled with. Raises KernelError."""
 
-    def __init__(self, kernel: Kernel, library: Path) -> None:
-        self.symbol, self.seed = kernel.symbol, 0
+    def __init__(self, kernel: Kernel, library: Path, mistake: int = 0) -> None:
+        self.symbol, self.seed, self.mistake = kernel.symbol, 0, mistake
         self._library = ctypes.CDLL(str(library))
         self._library.emulator_schema.restype = ctypes.c_char_p
         schema = self._library.emulator_schema(self.symbol.encode())
@@ -134,7 +170,7 @@ class Emulated:
         )
         error = ctypes.create_string_buffer(1000)
         self._library.emulator_call(
-            self.symbol.encode(), arguments, len(arguments), self.seed, error, ctypes.c_size_t(1000)
+            self.symbol.encode(), arguments, len(arguments), self.seed, self.mistake, error, ctypes.c_size_t(1000)
         )
         if error.value:
             raise KernelError(error.value.decode())
@@ -160,14 +196,19 @@ def _run(*words: str | Path) -> None:
 
 
 @cache
-def precompiled() -> tempfile.TemporaryDirectory[str]:
-    """A folder with the compiled header and runtime, which take longer than a kernel."""
-    folder = tempfile.TemporaryDirectory(prefix="minfer-emulator-")
-    root = Path(folder.name)
-    _run(*FLAGS, *_includes(), "-x", "c++-header", HERE / "torch.h", "-o", root / "torch.h.gch")
-    for name in RUNTIME:
-        _run(*FLAGS, *_includes(root), "-c", HERE / f"{name}.cpp", "-o", root / f"{name}.o")
-    return folder
+def precompiled() -> Path:
+    """A folder with the compiled header and runtime, which take longer than a kernel: one for all processes of a test run."""
+    folder = Path(os.environ["MINFER_TESTS_SHARED"])
+    ready = folder / "emulator"
+    with open(folder / "emulator.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not ready.exists():
+            made = Path(tempfile.mkdtemp(dir=folder))
+            _run(*FLAGS, *_includes(), "-x", "c++-header", HERE / "torch.h", "-o", made / "torch.h.gch")
+            for name in RUNTIME:
+                _run(*FLAGS, *_includes(made), "-c", HERE / f"{name}.cpp", "-o", made / f"{name}.o")
+            made.rename(ready)
+    return ready
 
 
 def _includes(*folders: Path) -> list[str]:
@@ -177,7 +218,7 @@ def _includes(*folders: Path) -> list[str]:
 
 
 def _compile(source: Path, folder: Path) -> Path:
-    made, library, ready = folder / "kernel.o", folder / "kernel.so", Path(precompiled().name)
+    made, library, ready = folder / "kernel.o", folder / "kernel.so", precompiled()
     _run(*FLAGS, *_includes(ready, folder), "-x", "c++", "-c", source, "-o", made)
     _run("-shared", "-Wl,-Bsymbolic", made, *(ready / f"{name}.o" for name in RUNTIME), "-o", library)
     return library

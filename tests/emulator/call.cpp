@@ -73,11 +73,11 @@ std::string call(const char* name, const std::vector<Argument>& arguments) {
 
 }  // namespace emulator
 
-// Calls an op by its name; what went wrong is written to `error`.
+// Calls an op by its name, with one of its mistakes or none; what went wrong is written to `error`.
 extern "C" void emulator_call(const char* name, const emulator::Argument* arguments, int count, unsigned seed,
-                              char* error, size_t error_bytes) {
+                              int chosen, char* error, size_t error_bytes) {
   using namespace emulator;
-  state.random.seed(seed), state.call = seed;
+  state.random.seed(seed), state.call = seed, mistake = chosen;
   state.shared_allowed = kDefaultShared;
   std::string problem;
   try {

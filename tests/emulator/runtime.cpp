@@ -8,6 +8,7 @@ namespace emulator {
 State state;
 size_t most_shared = 99 << 10;
 int multiprocessors = 3;
+int mistake = 0;
 
 std::string where() {
   const auto text = [](auto v) {

@@ -48,6 +48,9 @@ constexpr size_t kDefaultShared = 48 << 10;
 extern size_t most_shared;
 extern int multiprocessors;
 
+// Which of the mistakes that a test has put into the kernel's sources is made; 0 is none.
+extern int mistake;
+
 inline int attribute_of_gpu(cudaDeviceAttr attribute) {
   if (attribute == cudaDevAttrMultiProcessorCount) return multiprocessors;
   if (attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin) return static_cast<int>(most_shared);
