@@ -34,9 +34,10 @@ def derive(
 ) -> Columns:
     """The columns of a correct case, its status among them.
 
-    `cold` are seconds, (rounds, 3); `steady` those of four blocks, or nothing; `watts` the power that each of the blocks
-    drew, or nothing; `throttle` the reasons for a lowered clock while it was timed; `roofs` what `minfer.bench.peaks` measured on a GPU, None on a CPU, whose caches are not all flushed.
-    Raises ValueError for what no clock gives."""
+    `cold`: seconds, (rounds, 3). `steady`: seconds of one call, an array for each of the four blocks, or nothing. `watts`: the
+    mean power of each block, or nothing. `roofs`: what `minfer.bench.peaks` measured on a GPU; None on a CPU, whose caches are
+    not fully flushed, so that no floor applies. `throttle`: the reasons for a lowered clock while the case was timed. Raises
+    ValueError for samples that no clock gives."""
     op = ops.get(case.op)
     rounds, blocks = np.array(cold, dtype=float), [np.array(block, dtype=float) for block in steady]
     if rounds.ndim != 2 or rounds.shape[1] != 3 or len(blocks) not in (0, 4):

@@ -24,8 +24,8 @@ MOST_ROTATIONS = {"cuda": 4096, "cpu": 512}  # a busy processor's threads may wa
 REPLAY_BYTES = 2 << 30  # of operands that a replay of an in-place kernel goes through: half a millisecond of an H200
 REMEMBERS = 1.5  # slower by this factor on fresh inputs: it must have remembered the old ones...
 CONFIRMED = 10  # ...if it is so every time: once may be the machine's doing
-# From idle to full power an H200 first overshoots, and half a second later its clock dips by a tenth. In the first block of a
-# kernel and the second one, of its baseline, that made a kernel 2 % faster than itself.
+# From idle to full power an H200's clock first overshoots, and half a second later it dips by a tenth. Without this wait the
+# first block (kernel) ran at a higher clock than the second (baseline), and a kernel measured 2 % faster than itself.
 SETTLE_S = 1.5
 ORACLE_S = 1.0  # for the fp64 reference of steady results; the other sets are compared with the baseline's
 

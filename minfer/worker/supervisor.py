@@ -92,7 +92,7 @@ class Supervisor:
         if self.shard.untrusted and kernel.returns and kernel.source != op.source and not _ours(kernel.source):
             return {
                 "status": "unsupported",
-                "message": "a kernel that returns its results cannot be judged; write them",
+                "message": "untrusted=true cannot judge a kernel with returns=; let it write its outputs",
             }
         if isinstance(built, str):
             return {"status": "compile_error", "message": built}

@@ -2,7 +2,7 @@
 normalization, NeurIPS 2019).
 
 x and y are (tokens, hidden), row-major, weight is (hidden,), all of one dtype. Sums are fp32, and the result is rounded once:
-the normalised row is not rounded before it is multiplied by the weight, as some models do.
+unlike some models, it does not round the normalised row before the weight.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def tensors(case: Case) -> list[Spec]:
 
 
 def reference(case: Case, t: Tensors, eps: float) -> dict[str, Expected]:
-    """The root's error is at most 4 sqrt(hidden) u relative, because all squares are positive; then come half its relative
-    error, the division's and two products'."""
+    """The sum of squares has a relative error of at most 4 sqrt(hidden) u, because all terms are positive; the root halves
+    it. Eight more roundings are for the mean, the root and the two products."""
     scale = torch.rsqrt(t["x"].square().mean(1, keepdim=True) + eps)
     return {"y": rounded(t["x"] * scale * t["weight"], 2 * case["hidden"] ** 0.5 + 8)}
 

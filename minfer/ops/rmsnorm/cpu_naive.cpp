@@ -1,7 +1,7 @@
 // cpu_naive: the definition in two loops a row, summed up in float32, threads over the rows.
 // Idea: the definition on a CPU, for comparison.
 // Expected: bound by the sum, in which each addition waits for the one before: four cycles an element, about 2 GB/s a
-// core for a half type. Measured: see README.md.
+// core for a half type.
 #include <torch/csrc/stable/ops.h>
 
 #include <cmath>

@@ -1,7 +1,7 @@
 // cpu_vectors: the sum in 32 parts, so that the compiler makes vectors of it; threads over the rows.
 // Idea: additions that do not wait for each other fill the vector units, and with them the conversions of half types: a
 // half is shifted into place as an integer and scaled by a power of two, for which there are vector instructions.
-// Expected: three times cpu_naive or more, and the speed of memory with a few cores. Measured: see README.md.
+// Expected: three times cpu_naive or more, and the speed of memory with a few cores.
 #include <torch/csrc/stable/ops.h>
 
 #include <bit>

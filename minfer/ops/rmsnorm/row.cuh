@@ -43,7 +43,7 @@ struct Vector {
   }
 
   // From here on the compiler knows the bits alone. Of itself it would keep the values of half types as it has unpacked
-  // them, in twice the registers, from the sum to the product, and a weight's from row to row.
+  // them, in twice the registers, from the sum to the product.
   __device__ void stay_packed() { asm volatile("" : "+r"(bits.x), "+r"(bits.y), "+r"(bits.z), "+r"(bits.w)); }
 
   __device__ float squares() const {
@@ -65,8 +65,7 @@ struct Vector {
 };
 
 // The sum of a value over the threads of a row, which are those of threadIdx.y, whole warps; each of them is given it.
-// Every thread of the block calls this. Calls take turns with two arrays `partial`, one element a warp: a warp that comes
-// to the next sum writes where none reads any more.
+// Every thread of the block calls this, once for each array `partial`, which has one element a warp.
 __device__ inline float sum_of_row(float value, float* partial) {
 #pragma unroll
   for (int mask = 16; mask > 0; mask /= 2) value += __shfl_xor_sync(0xffffffff, value, mask);

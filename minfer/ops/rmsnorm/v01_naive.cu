@@ -1,7 +1,7 @@
 // v01_naive: one block a row, one element a load, and two passes over the row.
 // Idea: the definition, nothing else; neighbouring threads take neighbouring elements.
 // Expected: half of the memory's speed or less: a warp asks for 64 bytes at once of a half type, so that few are in
-// flight, and the second pass, though it finds the row in the cache, waits anew. Measured: see README.md.
+// flight, and the second pass, though it finds the row in the cache, waits anew. Measured: see docs/rmsnorm.md.
 #include "rmsnorm.h"
 
 namespace minfer {

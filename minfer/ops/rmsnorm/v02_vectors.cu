@@ -1,16 +1,17 @@
 // v02_vectors: 16-byte loads and stores, and one pass: a thread keeps its pieces of the row from the sum to the product.
 // Idea: all loads of a row, and of its weights, are under way before the first is waited for, and blocks are small, so that
 // an SM holds several rows: one is summed while others load or store. No cache hints: evict-first loads (`__ldcs`) cost 5 %.
-// Expected: near the copy's speed for many rows. For few, latency: one round trip of loads, one barrier, one of stores. Blocks
-// that stay for many rows and load the next one early are 4 % slower at 16384 rows, a ring of TMA copies 6 %. Measured: see
-// docs/results.
+// Expected: near the copy's speed for many rows. For few, latency: one round trip of loads, one barrier, one of stores.
+// Persistent blocks that prefetch their next row take 5 % longer at 16384 rows, a ring of TMA copies 11 %. Measured: see
+// docs/rmsnorm.md.
 #include <algorithm>
 
 #include "row.cuh"
 
 namespace minfer {
 
-constexpr int kThreads = 256, kMostThreads = 512;  // of a row that is kept in registers: with many rows, and with few
+// Threads of a row that is kept in registers: kThreads where there are many rows, kMostThreads where there are few.
+constexpr int kThreads = 256, kMostThreads = 512;
 constexpr int kMostSharedThreads = 1024;  // of one that is kept in shared memory
 
 // A thread's pieces of a row: every blockDim.x-th of its `vectors`, so that a warp's are side by side; zero beyond.
@@ -47,7 +48,7 @@ __global__ void __launch_bounds__(kMostThreads) in_registers(RmsNorm<T> p, int v
   }
 }
 
-// Rows that no block's registers hold wait in shared memory, as far as its `kept` pieces go; the rest is read again.
+// Rows too long for registers: the first `kept` vectors stay in shared memory, the rest is read from memory a second time.
 template <typename T>
 __global__ void __launch_bounds__(kMostSharedThreads) in_shared(RmsNorm<T> p, int vectors, int kept) {
   extern __shared__ __align__(16) unsigned char shared[];
