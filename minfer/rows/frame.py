@@ -40,7 +40,8 @@ def results(
     profilers found, and likewise `peaks`, `functions`, `profilers`. Old rows have their metric and rates filled in.
     `newest=True` keeps, of each case on each device, the row that was finished last. To load and pivot:
 
-        minfer.results(newest=True).pivot_table("cold_rate", ["device", "op", "m", "n", "k"], "kernel")
+        rows = minfer.results(newest=True).query("op == 'hgemm'")
+        rows.pivot_table("cold_rate", ["device", "dtype", "layout", "accumulate", "m", "n", "k"], "kernel")
 
     Raises FileNotFoundError where there is no such folder, and ValueError for a column that no row has. A file that
     cannot be read is skipped with a warning."""
