@@ -49,15 +49,15 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 def test_clean_kernels_are_a_line_for_each_tool(fake, tmp_path, capsys):
     fake(CLEAN)
-    assert sanitize.main(["v04_mma", "v04_mma_acc16", "--jobs", "1"]) == 0
+    assert sanitize.main(["hgemm/v04_mma", "hgemm/v04_mma_acc16", "--jobs", "1"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[1:] == [
-        "[1/4] v04_mma memcheck: clean",
-        "[2/4] v04_mma racecheck: clean",
-        "[3/4] v04_mma_acc16 memcheck: clean",
-        "[4/4] v04_mma_acc16 racecheck: clean",
+        "[1/4] hgemm/v04_mma memcheck: clean",
+        "[2/4] hgemm/v04_mma racecheck: clean",
+        "[3/4] hgemm/v04_mma_acc16 memcheck: clean",
+        "[4/4] hgemm/v04_mma_acc16 racecheck: clean",
     ]
-    assert (tmp_path / "runs" / "v04_mma-memcheck.log").read_text() == CLEAN + "\n"
+    assert (tmp_path / "runs" / "hgemm-v04_mma-memcheck.log").read_text() == CLEAN + "\n"
     calls = (tmp_path / "arguments").read_text().splitlines()
     assert calls[0].endswith("tools/sanitize.py --child hgemm v04_mma")
     assert ["--report-api-errors" in call for call in calls] == [True, False] * 2  # the others do not know it
@@ -67,16 +67,27 @@ def test_every_kernel_of_the_gpu_is_the_default(fake, capsys):
     fake(CLEAN)
     assert sanitize.main(["--tool", "memcheck"]) == 0
     lines = capsys.readouterr().out.splitlines()[1:]
-    names = {k.name for k in ops.every_kernel(["cuda"]) if k.builds_for("sm_89")}
-    assert {line.split()[1] for line in lines} == names and "v10_wgmma" not in names
+    names = {sanitize.title(k) for k in ops.every_kernel(["cuda"]) if k.builds_for("sm_89")}
+    assert {line.split()[1] for line in lines} == names and "hgemm/v10_wgmma" not in names
+
+
+def test_an_op_is_all_of_its_kernels(fake, tmp_path, capsys):
+    """Kernels of two ops may have one name; each has its log."""
+    fake(CLEAN)
+    assert sanitize.main(["rmsnorm", "hgemm/v01_naive", "--tool", "memcheck"]) == 0
+    lines = capsys.readouterr().out.splitlines()[1:]
+    names = {"rmsnorm/v01_naive", "rmsnorm/v02_vectors", "hgemm/v01_naive"}
+    assert {line.split()[1] for line in lines} == names
+    logs = {path.name for path in (tmp_path / "runs").iterdir()}
+    assert logs == {f"{name.replace('/', '-')}-memcheck.log" for name in names}
 
 
 def test_errors_are_counted_and_the_first_is_shown(fake, capsys):
     fake(READ, 1, RACE)
-    assert sanitize.main(["v04_mma"]) == 1
+    assert sanitize.main(["hgemm/v04_mma"]) == 1
     out = capsys.readouterr().out
-    assert "v04_mma memcheck: 2 errors: Invalid __global__ read of size 16 bytes\n" in out
-    assert "v04_mma racecheck: 1 error: Error: Race reported between Write access" in out
+    assert "hgemm/v04_mma memcheck: 2 errors: Invalid __global__ read of size 16 bytes\n" in out
+    assert "hgemm/v04_mma racecheck: 1 error: Error: Race reported between Write access" in out
 
 
 @pytest.mark.parametrize(
@@ -90,8 +101,8 @@ def test_errors_are_counted_and_the_first_is_shown(fake, capsys):
 )
 def test_a_run_that_failed_is_not_clean(fake, capsys, log, status, said):
     fake(log, status)
-    assert sanitize.main(["v04_mma", "--tool", "memcheck"]) == 1
-    assert capsys.readouterr().out.endswith(f"v04_mma memcheck: {said}\n")
+    assert sanitize.main(["hgemm/v04_mma", "--tool", "memcheck"]) == 1
+    assert capsys.readouterr().out.endswith(f"hgemm/v04_mma memcheck: {said}\n")
 
 
 def test_a_device_that_it_does_not_support_is_one_sentence(fake, capsys):
@@ -105,17 +116,19 @@ def test_a_device_that_it_does_not_support_is_one_sentence(fake, capsys):
 def test_a_kernel_that_does_not_compile_is_not_run(fake, capsys, monkeypatch):
     fake(CLEAN)
     monkeypatch.setattr(sanitize, "compile_error", lambda kernel, arch: "error: no" if "acc16" in kernel.name else "")
-    assert sanitize.main(["v04_mma", "v04_mma_acc16", "--tool", "memcheck"]) == 1
+    assert sanitize.main(["hgemm/v04_mma", "hgemm/v04_mma_acc16", "--tool", "memcheck"]) == 1
     out = capsys.readouterr().out
-    assert "v04_mma_acc16 does not compile: error: no\n" in out and "[1/1] v04_mma memcheck: clean" in out
+    assert "hgemm/v04_mma_acc16 does not compile: error: no\n" in out and "[1/1] hgemm/v04_mma memcheck: clean" in out
 
 
 def test_what_cannot_be_run_is_one_sentence(fake, capsys, monkeypatch):
     fake(CLEAN)
-    assert sanitize.main(["v99", "--tool", "memcheck"]) == 2
-    assert capsys.readouterr().err.startswith("no CUDA kernel v99; there are v01_naive, ")
-    assert sanitize.main(["v10_wgmma"]) == 2
-    assert capsys.readouterr().err == "v10_wgmma: not for this GPU, which is sm_89\n"
+    assert sanitize.main(["v04_mma", "--tool", "memcheck"]) == 2
+    assert capsys.readouterr().err.startswith(
+        "no CUDA kernel or op v04_mma; there are hgemm, rmsnorm, hgemm/v01_naive, "
+    )
+    assert sanitize.main(["hgemm/v10_wgmma"]) == 2
+    assert capsys.readouterr().err == "hgemm/v10_wgmma: not for this GPU, which is sm_89\n"
     monkeypatch.setattr(build, "tool", lambda name: None)
     assert sanitize.main([]) == 2
     assert capsys.readouterr().err.startswith("no compute-sanitizer here: ")

@@ -1,10 +1,11 @@
 """Every CUDA kernel under NVIDIA's compute-sanitizer, on small and odd shapes. Needs a GPU.
 
     uv run python tools/sanitize.py                                    # all kernels, memcheck and racecheck
-    uv run python tools/sanitize.py v13_cooperative --tool racecheck
+    uv run python tools/sanitize.py rmsnorm                            # all of an op
+    uv run python tools/sanitize.py hgemm/v13_cooperative --tool racecheck
 
 A kernel with right results may still read beside its operands, or run a race that it happens to win. Each kernel and
-tool is a process of its own, whose whole log stays in `runs/sanitize/KERNEL-TOOL.log`.
+tool is a process of its own, whose whole log stays in `runs/sanitize/OP-KERNEL-TOOL.log`.
 
 Two reports are the tools' own, and come of the smallest kernels that do the same: synccheck knows no barrier that some
 warps reach at one place of the code and others at another, and racecheck none that bytes of the copy engine arrive at.
@@ -69,6 +70,10 @@ def check(kernel: Kernel, device: torch.device) -> int:
     return tried
 
 
+def title(kernel: Kernel) -> str:
+    return f"{kernel.op}/{kernel.name}"
+
+
 def compile_error(kernel: Kernel, arch: str) -> str:
     """Why a kernel does not compile; empty when it is in the cache now."""
     if build.cached(kernel, arch):
@@ -98,7 +103,7 @@ def sanitize(program: str, kernel: Kernel, tool: str) -> str:
     """The verdict of a tool on a kernel, which has been built."""
     child = [sys.executable, str(Path(__file__).resolve()), "--child", kernel.op, kernel.name]
     command = [program, "--tool", tool, *OPTIONS, *(MEMCHECK if tool == "memcheck" else []), *child]
-    path = FOLDER / f"{kernel.name}-{tool}.log"
+    path = FOLDER / f"{kernel.op}-{kernel.name}-{tool}.log"
     with open(path, "w") as log:
         status = subprocess.run(command, cwd=ROOT, env=os.environ | ENVIRONMENT, stdout=log, stderr=log).returncode
     return verdict(path.read_text(errors="replace"), status)
@@ -117,7 +122,7 @@ def run(kernels: list[Kernel], tools: list[str], target: str, program: str, jobs
         errors = list(pool.map(lambda kernel: compile_error(kernel, target), kernels))
         for kernel, error in zip(kernels, errors, strict=True):
             if error:
-                print(f"{kernel.name} does not compile: {error}", flush=True)
+                print(f"{title(kernel)} does not compile: {error}", flush=True)
         built = [kernel for kernel, error in zip(kernels, errors, strict=True) if not error]
         pairs = {pool.submit(sanitize, program, k, tool): (k, tool) for k, tool in product(built, tools)}
         wrong = any(errors)
@@ -129,13 +134,13 @@ def run(kernels: list[Kernel], tools: list[str], target: str, program: str, jobs
                 pool.shutdown(cancel_futures=True)
                 raise
             wrong |= found != "clean"
-            print(f"[{done}/{len(pairs)}] {kernel.name} {tool}: {found}", flush=True)
+            print(f"[{done}/{len(pairs)}] {title(kernel)} {tool}: {found}", flush=True)
     return int(wrong)
 
 
 def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kernels", nargs="*", metavar="KERNEL", help="default: every CUDA kernel for this GPU")
+    parser.add_argument("kernels", nargs="*", metavar="NAME", help="OP or OP/KERNEL; default: every CUDA kernel")
     parser.add_argument("--tool", action="append", choices=TOOLS, help="default: memcheck and racecheck")
     parser.add_argument("--jobs", type=int, default=min(8, os.cpu_count() or 1), help="processes at once")
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
@@ -146,19 +151,20 @@ def main(words: list[str] | None = None) -> int:
         return 0
 
     known = ops.every_kernel(["cuda"])
-    names = [kernel.name for kernel in known]
+    names = [*dict.fromkeys(kernel.op for kernel in known), *map(title, known)]
+    asked = [k for k in known if not args.kernels or {k.op, title(k)} & set(args.kernels)]
     target, program = gpu(), build.tool("compute-sanitizer")
-    kernels = [k for k in known if (k.name in args.kernels or not args.kernels) and k.builds_for(target or k.archs)]
+    kernels = [k for k in asked if k.builds_for(target or k.archs)]
     refusal = ""
     if unknown := [name for name in args.kernels if name not in names]:
-        refusal = f"no CUDA kernel {', '.join(unknown)}; there are {', '.join(names)}"
+        refusal = f"no CUDA kernel or op {', '.join(unknown)}; there are {', '.join(names)}"
     elif args.jobs < 1:
         refusal = f"--jobs is how many processes run at once, at least 1, not {args.jobs}"
     elif not target:
         refusal = "this machine has no CUDA GPU that PyTorch can use; run this where there is one"
     elif not program:
         refusal = "no compute-sanitizer here: put the bin folder of NVIDIA's CUDA toolkit on the PATH, or set CUDA_HOME"
-    elif foreign := set(args.kernels) - {kernel.name for kernel in kernels}:
+    elif foreign := {title(k) for k in asked if k not in kernels} & set(args.kernels):
         refusal = f"{', '.join(sorted(foreign))}: not for this GPU, which is {target}"
     if not refusal:
         try:
