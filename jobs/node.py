@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jobs import preflight, record
+from minfer.process import fork_server
 from minfer.process.stopping import AGAIN
 
 
@@ -56,6 +57,7 @@ def run(shards: Sequence[str], scratch: str | None, grace_s: float, gpu: str | N
 
 def _run_shards(shards: Sequence[str], grace_s: float) -> None:
     if len(shards) == 1:
+        fork_server.prepare()  # imports torch beside us
         from minfer.worker.shard import run_shard  # imports torch, which must see the environment above
 
         run_shard(shards[0], grace_s)

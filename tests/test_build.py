@@ -133,7 +133,7 @@ def test_a_lock_that_a_killed_build_left_does_not_hang_the_next(workshop: Worksh
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("killed", ["with its compilers", "alone"])
+@pytest.mark.parametrize("killed", ["with its compilers", pytest.param("alone", marks=pytest.mark.slow)])
 def test_a_build_after_one_that_was_killed_midway(
     workshop: Workshop, killed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,6 +177,7 @@ def test_two_processes_that_want_one_kernel_build_it_once(workshop: Workshop, mo
 # A real kernel
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_real_kernel_builds_from_the_command_line_and_runs(workshop: Workshop) -> None:
     """In a process of its own: a torch op can be registered once, and other tests load it from the user's cache."""

@@ -41,6 +41,7 @@ def test_an_image_without_a_gpu_says_how_to_pass_one(tmp_path, monkeypatch):
     assert done.stdout.startswith("No CUDA GPU here (no GPU was passed to this container;")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(has_gpu(), reason="there is a GPU")
 def test_a_job_without_its_gpu_says_so(run_shard):
     from minfer.process.remote import Died

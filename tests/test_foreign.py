@@ -137,7 +137,6 @@ def rows(folder: Path, mistakes: object) -> dict[str, store.Row]:
 
 
 @every_problem
-@pytest.mark.timing
 def test_an_op_is_verified_timed_and_judged(problem: Problem, rows: dict[str, store.Row]) -> None:
     kernels = [kernel for kernel in ops.get(problem.name).kernels.values() if right(kernel)]
     assert {kernel.backend for kernel in kernels} == {"torch", "cpp", "cuda"}
@@ -162,7 +161,6 @@ def right(kernel: Kernel) -> bool:
 
 
 @every_problem
-@pytest.mark.timing
 def test_its_mistaken_kernels_have_no_time(
     problem: Problem, rows: dict[str, store.Row], mistakes: dict[str, ModuleType]
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,7 @@ def bench(kernel: Any, size: int = 128) -> Bench:
 
 
 def test_the_baseline_against_itself_is_a_tie() -> None:
-    comparisons = [compare(*bench(torch_matmul).cold(TIMING).T) for _ in range(3)]
+    comparisons = [compare(*bench(torch_matmul).cold(replace(TIMING, cold_cap_s=2)).T) for _ in range(3)]
     assert sum(comparison.verdict != "tie" for comparison in comparisons) <= 1
     assert all(comparison.low < 1.03 and comparison.high > 0.97 for comparison in comparisons)
 

@@ -13,19 +13,29 @@ from pathlib import Path
 import pytest
 
 from minfer.bench.timing import Timing
-from minfer.process import fork_server as template
+from minfer.process import fork_server
 from minfer.process.remote import Died, Process, children, runs
 from tests.conftest import ROOT
 
+ECHO = """
+import os
+from minfer.process.remote import serve
+serve(lambda request, say: os._exit(3) if 'die' in request else (say(phase='echoing'), request)[1])
+"""
+
+
+@pytest.fixture(scope="module")
+def modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder for all tests: another one would need another fork server."""
+    folder = tmp_path_factory.mktemp("echo")
+    (folder / "echo.py").write_text(ECHO)
+    return folder
+
 
 @pytest.fixture
-def echo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A module `echo` that answers each request with itself, and dies at `die`."""
-    root = Path(__file__).resolve().parents[1]
-    code = "import os\nfrom minfer.process.remote import serve\n"
-    code += "serve(lambda request, say: os._exit(3) if 'die' in request else (say(phase='echoing'), request)[1])\n"
-    (tmp_path / "echo.py").write_text(code)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(root)]))
+def echo(modules: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A module `echo` that answers each request with itself, and dies at `die`; returns a log for it."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(modules), str(ROOT)]))
     return tmp_path / "log"
 
 
@@ -34,7 +44,7 @@ def descriptors() -> int:
 
 
 def test_requests_are_answered_and_nothing_stays_open(echo: Path) -> None:
-    Process("echo", echo).kill()  # the first one makes the template
+    Process("echo", echo).kill()  # the first one starts the fork server
     before = descriptors()
     for number in range(3):
         process = Process("echo", echo)
@@ -58,40 +68,41 @@ def test_processes_are_forks_of_one_and_live_apart(echo: Path) -> None:
     for process in (first, second):
         process.ask(60, number=1)
     assert len({os.getsid(p.process.pid) for p in (first, second)}) == 2
-    assert children(os.getpid()) >= {first.process.pid, second.process.pid, template.pid()}
+    assert children(os.getpid()) >= {first.process.pid, second.process.pid, fork_server.pid()}
     first.kill()
     assert first.process.returncode == -signal.SIGKILL and second.ask(60, number=2) == {"number": 2}
     second.kill()
 
 
-def test_a_template_that_was_ended_is_replaced(echo: Path) -> None:
+@pytest.mark.slow
+def test_a_fork_server_that_was_ended_is_replaced(echo: Path) -> None:
     Process("echo", echo).kill()
-    old = template.pid()
+    old = fork_server.pid()
     assert old is not None
     os.kill(old, signal.SIGKILL)
     process = Process("echo", echo)
-    assert process.ask(60, number=1) == {"number": 1} and template.pid() != old
+    assert process.ask(60, number=1) == {"number": 1} and fork_server.pid() != old
     process.kill()
 
 
-def test_another_environment_is_another_template(echo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_environment_is_another_fork_server(echo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Process("echo", echo).kill()
-    old = template.pid()
+    old = fork_server.pid()
     monkeypatch.setenv("MINFER_TEST", "1")
     Process("echo", echo).kill()
-    assert template.pid() != old
+    assert fork_server.pid() != old
 
 
 def test_a_process_that_cannot_be_started_says_why(echo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (echo.parent / "torch.py").write_text("raise ImportError('libcudart.so.99 is missing')\n")
-    monkeypatch.setenv("MINFER_TEST", "2")
+    monkeypatch.setenv("PYTHONPATH", f"{echo.parent}:{ROOT}")
     before = descriptors()
     with pytest.raises(Died, match=r"no process could be started: ImportError: libcudart\.so\.99"):
         Process("echo", echo)
     assert descriptors() <= before
 
 
-def test_a_judge_has_a_template_of_its_own_from_the_start(tmp_path: Path) -> None:
+def test_a_judge_has_a_fork_server_of_its_own_from_the_start(tmp_path: Path) -> None:
     """What it starts is a fork, too; and nothing that it starts is taken for what a kernel left behind."""
     judge = Process("minfer.worker.judge", tmp_path / "log")
     deadline = time.monotonic() + 60
@@ -113,18 +124,19 @@ def touched(*_): raise AssertionError("touched a device, of which nothing surviv
 for name in ("_cuda_init", "_cuda_getDeviceCount"):
     if hasattr(torch._C, name): setattr(torch._C, name, touched)
 import importlib, sys
-from minfer.process import fork_server as template
-for module in template.PRELOADED: importlib.import_module(module)
+from minfer.process import fork_server
+for module in fork_server.PRELOADED: importlib.import_module(module)
 assert not torch.cuda.is_initialized() and "triton" not in sys.modules
 """
 
 
-def test_what_a_template_imports_touches_no_device() -> None:
+@pytest.mark.slow
+def test_what_the_fork_server_imports_touches_no_device() -> None:
     subprocess.run([sys.executable, "-c", UNTOUCHED], cwd=ROOT, check=True)
 
 
 @pytest.mark.gpu
-def test_a_template_opens_no_gpu_and_its_fork_can(tmp_path: Path) -> None:
+def test_the_fork_server_opens_no_gpu_and_its_fork_can(tmp_path: Path) -> None:
     child = Process("minfer.worker.child", tmp_path / "log")
     assert child.ask(120, device="cuda", timing=asdict(Timing()))["capability"]
 
@@ -132,7 +144,7 @@ def test_a_template_opens_no_gpu_and_its_fork_can(tmp_path: Path) -> None:
         opened = (os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir())  # noqa: PTH115
         return [name for name in opened if name.startswith("/dev/nvidia")]
 
-    assert gpus(child.process.pid) and not gpus(template.pid())
+    assert gpus(child.process.pid) and not gpus(fork_server.pid())
     child.kill()
 
 
@@ -142,12 +154,13 @@ from pathlib import Path
 from minfer.process.remote import Process
 process = Process("echo", Path(sys.argv[1]))
 process.ask(60, number=1)
-from minfer.process import fork_server as template
-print(process.process.pid, template.pid(), flush=True)
+from minfer.process import fork_server
+print(process.process.pid, fork_server.pid(), flush=True)
 time.sleep(600)
 """
 
 
+@pytest.mark.slow
 def test_nothing_outlives_who_asked(echo: Path) -> None:
     asker = subprocess.Popen([sys.executable, "-c", CHAIN, str(echo)], stdout=subprocess.PIPE, text=True)
     assert asker.stdout

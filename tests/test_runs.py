@@ -70,7 +70,7 @@ def test_told_to_stop_soon_a_shard_leaves_its_case_and_run_again_does_the_rest_o
     assert [event["again"] for event in events(shard, "stopped")] == [True, False]
     assert len(events(shard, "kept")) == 2 and len(events(shard, "done")) == 2
 
-    shard.case_timeout_s = 20.0
+    shard.case_timeout_s = 6.0
     run_cases(shard, Events(shard), Stopping())
     assert kernels(shard) == ["raises", "zeros", "hangs"]
 
@@ -123,6 +123,7 @@ def test_local_shards_have_a_gpu_each_of_those_that_the_user_left_visible(monkey
     assert [submit._gpu(shard, 3) for shard in range(3)] == ["0", "1", "2"] and submit._gpu(0, 1) is None
 
 
+@pytest.mark.slow
 def test_local_shards_run_at_once_each_on_a_gpu_of_its_own_and_from_the_runs_sources(shard, monkeypatch):
     """The GPUs are make-believe: what is run is the CPU's."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b")
@@ -236,6 +237,7 @@ def test_the_last_job_of_a_shard_counts_and_numbers_that_came_round_again_do_not
     queue.cancel(tmp_path, [other])  # and so it lives
 
 
+@pytest.mark.slow
 def test_a_local_run_goes_on_without_its_launcher_and_is_looked_at_from_elsewhere(tmp_path):
     words = ["+sweep=hgemm", "cluster=local", "device=cpu", "shape=tiny", "timing=quick", "dtype=float16", "wait=false"]
     words += ["kernel=[zeros,hangs]", f"extra=[{FAULTS}]", "results=here/results", "runs=here/runs"]

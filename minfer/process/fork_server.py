@@ -96,6 +96,13 @@ def start(module: str, arguments: Sequence[str], fds: Sequence[int], log: int) -
         return _server.start(module, arguments, fds, log)
 
 
+def prepare() -> None:
+    """Have a fork server import beside whatever this process does until it asks for the first process."""
+    global _server
+    with _one_at_a_time:
+        _server = _server or _new(subprocess.DEVNULL)  # if it dies, the next one says why
+
+
 def pid() -> int | None:
     """The process of the fork server, if there is one."""
     return _server.process.pid if _server else None
