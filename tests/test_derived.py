@@ -28,7 +28,7 @@ def columns(cold_us: float, steady_us: float, fastest: float | None = 1000.0, cu
 def test_columns_follow_from_the_samples() -> None:
     rng = np.random.default_rng(0)
     cold = rng.lognormal(size=(31, 3)) * 1e-5 * [1.0, 2.0, 2.0]
-    steady = [[2e-5, 4e-5, 6e-5], [5e-5], [9e-5], [3e-5]]
+    steady = [[2e-5, 4e-5, 9e-5], [5e-5], [9e-5], [3e-5]]
     row = derive(CASE, cold.tolist(), steady, [], Timing(), None)
     store.to_table([row])
     assert row["cold_us"] == pytest.approx(np.median(cold[:, 0]) * 1e6)
@@ -36,10 +36,25 @@ def test_columns_follow_from_the_samples() -> None:
     assert row["cold_speedup"] == pytest.approx(np.median(cold[:, 1] / cold[:, 0]))
     assert row["cold_rounds"] == 31 and row["status"] == "unconverged" and "after 31 rounds" in row["message"]
     assert row["steady_blocks"] == [3, 1, 1, 1]
-    assert row["steady_samples_us"] == pytest.approx([20, 40, 60, 30])
-    assert row["steady_us"] == pytest.approx(35)
-    assert row["steady_speedup"] == pytest.approx(math.sqrt(5 / 4 * 9 / 3))
+    assert row["steady_samples_us"] == pytest.approx([20, 40, 90, 30])
+    assert row["steady_us"] == pytest.approx(math.sqrt(40 * 30))
+    assert row["steady_baseline_us"] == pytest.approx(math.sqrt(50 * 90))
+    assert row["steady_speedup"] == pytest.approx(row["steady_baseline_us"] / row["steady_us"])
     assert row["steady_speedup_low"] == pytest.approx(5 / 4) and row["steady_speedup_high"] == pytest.approx(3)
+
+
+def test_a_steady_time_is_a_mean_on_a_gpu_and_a_median_on_a_cpu() -> None:
+    """A GPU's clock swings within a block; on a CPU some calls are interrupted."""
+    blocks = [[2e-5, 3e-5, 7e-5], [5e-5, 5e-5, 8e-5], [5e-5, 5e-5, 8e-5], [2e-5, 3e-5, 7e-5]]
+
+    def row(peaks: dict[str, float] | None) -> dict[str, Any]:
+        return derive(CASE, [[1e-4] * 3] * 30, blocks, [100.0] * 4, Timing(), peaks)
+
+    gpu, cpu = row({}), row(None)
+    assert [gpu["steady_us"], gpu["steady_baseline_us"]] == pytest.approx([40, 60])
+    assert [cpu["steady_us"], cpu["steady_baseline_us"]] == pytest.approx([30, 50])
+    assert gpu["steady_joules"] == pytest.approx(100 * 40e-6)
+    assert gpu["energy_gain"] == pytest.approx(1.5) and gpu["steady_tflops"] == pytest.approx(2 * 1024**3 / 40e6)
 
 
 def test_without_a_steady_regime_there_is_none() -> None:

@@ -54,7 +54,9 @@ def test_run_leaves_a_row_for_every_case_with_everything_in_it(finished):
         assert row["flops"] == 2 * 64**3 and row["bytes"] == 2 * 3 * 64**2
         for regime in ("cold", "steady"):
             samples = np.array(row[f"{regime}_samples_us"])
-            assert row[f"{regime}_us"] == pytest.approx(np.median(samples))
+            if regime == "cold":
+                assert row["cold_us"] == pytest.approx(np.median(samples))
+            assert samples.min() <= row[f"{regime}_us"] <= samples.max()
             assert row[f"{regime}_tflops"] == pytest.approx(row["flops"] / row[f"{regime}_us"] / 1e6)
             assert row[f"{regime}_speedup_low"] <= row[f"{regime}_speedup"] <= row[f"{regime}_speedup_high"]
         assert row["cold_rounds"] == len(row["cold_samples_us"]) == len(row["cold_duplicate_samples_us"])

@@ -18,8 +18,8 @@ from minfer.ops import Case
 
 Columns = dict[str, Any]
 
-# At its power limit an H200's clock swings by up to a tenth, about once a second. A shorter block sees a part of the swing: of
-# a kernel against itself, four of 0.25 s gave ratios from 0.957 to 1.036.
+# At its power limit an H200's clock swings by up to a tenth, about once a second. A block's mean averages that out, if the
+# block is long enough: a kernel against itself differed by 0.5 % at most in blocks of 1 s, and by 2.6 % in blocks of 0.5 s.
 SWING_S, SWING = 1.0, 0.05
 
 
@@ -50,18 +50,28 @@ def derive(
     comparison = compare(*rounds.T)
     row: Columns = {"status": "ok", "message": None, "baseline": op.baseline(case), "flops": work.flops}
     row |= {"bytes": work.bytes, "metric": op.metric.unit, "operands": "; ".join(map(str, op.specs(case)))}
-    row |= _regime("cold", list(rounds.T), comparison, work) | {"cold_rounds": len(rounds)}
+    row |= _regime("cold", list(rounds.T), comparison, work, *np.median(rounds, axis=0)[:2].tolist()) | {
+        "cold_rounds": len(rounds)
+    }
     if comparison.half_width > timing.precision:
         asked, known = f"asked for ±{timing.precision:.2%}", f"known to ±{comparison.half_width:.2%}"
         row |= {"status": "unconverged", "message": f"after {len(rounds)} rounds the ratio is {known}, {asked}"}
     if blocks:
-        arms = [np.concatenate([blocks[0], blocks[3]]), blocks[1], blocks[2]]
+        times = [call_time(block, gpu=roofs is not None) for block in blocks]
         swings = "power_cap" in throttle and timing.steady_block_s < SWING_S
-        row |= _regime("steady", arms, compare_blocks(blocks, SWING if swings else LEAST_GAIN), work)
+        comparison = compare_blocks(times, SWING if swings else LEAST_GAIN)
+        arms = [np.concatenate([blocks[0], blocks[3]]), blocks[1], blocks[2]]
+        row |= _regime("steady", arms, comparison, work, math.sqrt(times[0] * times[3]), math.sqrt(times[1] * times[2]))
         row["steady_blocks"] = [len(block) for block in blocks]
-    if len(watts):
-        row |= _energy(watts, blocks)
+        if len(watts):
+            row |= _energy([power * s for power, s in zip(watts, times, strict=True)])
     return row if roofs is None else row | _against_peaks(case, row, roofs)
+
+
+def call_time(block: np.ndarray, gpu: bool) -> float:
+    """Seconds of one call in a steady block: on a GPU their mean, because the clock swings; on a CPU their median, because
+    other processes interrupt some."""
+    return float(np.mean(block) if gpu else np.median(block))
 
 
 @dataclass(frozen=True)
@@ -73,23 +83,24 @@ class Work:
     merit: float
 
 
-def _regime(name: str, arms: list[np.ndarray], comparison: Comparison, work: Work) -> Columns:
-    """The columns of one regime, from the samples of kernel, baseline and duplicate."""
+def _regime(
+    name: str, arms: Sequence[np.ndarray], comparison: Comparison, work: Work, seconds: float, baseline_s: float
+) -> Columns:
+    """The columns of one regime, from the samples of kernel, baseline and duplicate, and the times of the first two."""
     kernel, baseline, duplicate = arms
-    median = float(np.median(kernel))
     values = {
-        "us": median * 1e6,
+        "us": seconds * 1e6,
         "p10_us": float(np.percentile(kernel, 10)) * 1e6,
         "p90_us": float(np.percentile(kernel, 90)) * 1e6,
-        "baseline_us": float(np.median(baseline)) * 1e6,
+        "baseline_us": baseline_s * 1e6,
         "speedup": comparison.speedup,
         "speedup_low": comparison.low,
         "speedup_high": comparison.high,
         "aa_spread": comparison.aa_spread,
         "verdict": comparison.verdict,
-        "tflops": work.flops / median / 1e12,
-        "gbps": work.bytes / median / 1e9,
-        "rate": work.merit / median,
+        "tflops": work.flops / seconds / 1e12,
+        "gbps": work.bytes / seconds / 1e9,
+        "rate": work.merit / seconds,
         "samples_us": (kernel * 1e6).tolist(),
         "baseline_samples_us": (baseline * 1e6).tolist(),
         "duplicate_samples_us": (duplicate * 1e6).tolist(),
@@ -97,14 +108,13 @@ def _regime(name: str, arms: list[np.ndarray], comparison: Comparison, work: Wor
     return {f"{name}_{column}": value for column, value in values.items()}
 
 
-def _energy(watts: Sequence[float], blocks: list[np.ndarray]) -> Columns:
+def _energy(joules: Sequence[float]) -> Columns:
     """Joules a call of each block, compared as their times are."""
-    joules = [np.array([power * float(np.median(block))]) for power, block in zip(watts, blocks, strict=True)]
     comparison = compare_blocks(joules)
     words = {"faster": "thriftier", "slower": "costlier", "tie": "tie"}
     return {
-        "steady_joules": float(np.mean([joules[0], joules[3]])),
-        "steady_baseline_joules": float(np.mean([joules[1], joules[2]])),
+        "steady_joules": (joules[0] + joules[3]) / 2,
+        "steady_baseline_joules": (joules[1] + joules[2]) / 2,
         "energy_gain": comparison.speedup,
         "energy_gain_low": comparison.low,
         "energy_gain_high": comparison.high,

@@ -74,10 +74,9 @@ def compare(kernel: np.ndarray, baseline: np.ndarray, duplicate: np.ndarray) -> 
     return Comparison(math.exp(float(np.median(gain))), math.exp(low), math.exp(high), spread)
 
 
-def compare_blocks(blocks: Sequence[np.ndarray], least: float = LEAST_GAIN) -> Comparison:
-    """Comparison of four steady blocks: kernel, baseline, baseline's duplicate, kernel (ABBA).
-
-    Neighbouring blocks are compared by their medians, and the interval is the range over the two pairs."""
-    middle = [float(np.median(block)) for block in blocks]
-    low, high = sorted((middle[1] / middle[0], middle[2] / middle[3]))
-    return Comparison(math.sqrt(low * high), low, high, math.expm1(abs(math.log(middle[1] / middle[2]))), least)
+def compare_blocks(times: Sequence[float], least: float = LEAST_GAIN) -> Comparison:
+    """Comparison of four steady blocks by the time (or joules) of one call in each: kernel, baseline, baseline's duplicate,
+    kernel (ABBA). The interval is the range over the two pairs of neighbours."""
+    first, baseline, duplicate, second = times
+    low, high = sorted((baseline / first, duplicate / second))
+    return Comparison(math.sqrt(low * high), low, high, math.expm1(abs(math.log(baseline / duplicate))), least)

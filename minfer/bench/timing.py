@@ -25,7 +25,7 @@ class Timing:
     precision: float = 0.005
     cold_cap_s: float = 3.0
     least_rounds: int = 5
-    steady_block_s: float = 0.5
+    steady_block_s: float = 1.0
     audit: bool = False
 
     def estimate(self) -> float:

@@ -36,14 +36,14 @@ PARQUET: dict[str, Any] = {"compression": "zstd", "write_page_checksum": True}
 _NUMBER, _COUNT, _TEXT = pa.float64(), pa.int64(), pa.string()
 
 
-def _regime(name: str, how: str, interval: str) -> list[tuple[str, pa.DataType, str]]:
+def _regime(name: str, how: str, time: str, ratio: str, interval: str) -> list[tuple[str, pa.DataType, str]]:
     """The columns of one timing regime."""
     return [
-        (f"{name}_us", _NUMBER, f"median time of one call, {how}, in microseconds"),
+        (f"{name}_us", _NUMBER, f"time of one call, {how}, in microseconds: {time}"),
         (f"{name}_p10_us", _NUMBER, "10th percentile of the samples"),
         (f"{name}_p90_us", _NUMBER, "90th percentile of the samples"),
-        (f"{name}_baseline_us", _NUMBER, "median time of the baseline, measured beside it"),
-        (f"{name}_speedup", _NUMBER, "baseline's time over this kernel's: the median of the paired ratios"),
+        (f"{name}_baseline_us", _NUMBER, "the baseline's time, measured beside it"),
+        (f"{name}_speedup", _NUMBER, f"baseline's time over this kernel's: {ratio}"),
         (f"{name}_speedup_low", _NUMBER, f"lower end of {interval}"),
         (f"{name}_speedup_high", _NUMBER, f"upper end of {interval}"),
         (
@@ -52,13 +52,13 @@ def _regime(name: str, how: str, interval: str) -> list[tuple[str, pa.DataType, 
             "how far the baseline seems to be from its own duplicate: a gain must exceed it",
         ),
         (f"{name}_verdict", _TEXT, "faster, tie or slower than the baseline"),
-        (f"{name}_tflops", _NUMBER, "the op's FLOPs over the median time, in 10^12 a second"),
-        (f"{name}_gbps", _NUMBER, "the op's least bytes over the median time, in 10^9 a second"),
-        (f"{name}_rate", _NUMBER, "throughput by the median time, in the unit that `metric` names"),
+        (f"{name}_tflops", _NUMBER, "the op's FLOPs over the time, in 10^12 a second"),
+        (f"{name}_gbps", _NUMBER, "the op's least bytes over the time, in 10^9 a second"),
+        (f"{name}_rate", _NUMBER, "throughput, in the unit that `metric` names"),
         (
             f"{name}_percent_of_peak",
             _NUMBER,
-            "the least time that the measured peaks allow for these FLOPs and bytes, over the median, in percent; GPU only",
+            "the least time that the measured peaks allow for these FLOPs and bytes, over the time, in percent; GPU only",
         ),
         (f"{name}_samples_us", pa.list_(_NUMBER), "every sample of this kernel, in the order taken"),
         (f"{name}_baseline_samples_us", pa.list_(_NUMBER), "every sample of the baseline, in the same order"),
@@ -100,11 +100,21 @@ COLUMNS: list[tuple[str, pa.DataType, str]] = [
     ("metric", _TEXT, "the unit of the op's throughput, such as TFLOP/s, GB/s or tokens/s; null means TFLOP/s"),
     ("baseline", _TEXT, "the kernel that speedups are against"),
     *_regime(
-        "cold", "caches flushed before it, one call at a time", "the 95 % confidence interval of the median ratio"
+        "cold",
+        "one at a time, caches flushed before it",
+        "the median of the rounds",
+        "the median of the rounds' ratios",
+        "the 95 % confidence interval of the median ratio",
     ),
     ("cold_rounds", _COUNT, "rounds of kernel, baseline and baseline's duplicate, in shuffled order"),
     ("cold_empty_us", _NUMBER, "what the same window reads with no kernel in it; not subtracted"),
-    *_regime("steady", "back to back in long blocks, inputs rotated", "the range over neighbouring blocks"),
+    *_regime(
+        "steady",
+        "back to back in long blocks, inputs rotated",
+        "a block's mean on a GPU and its median on a CPU, and of the kernel's two blocks the geometric mean",
+        "steady_baseline_us over steady_us",
+        "the range over neighbouring blocks",
+    ),
     ("steady_rotations", _COUNT, "sets of inputs that the calls of a block go round"),
     (
         "steady_blocks",
