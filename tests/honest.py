@@ -1,4 +1,4 @@
-"""A kernel that is right, and how one is checked: for the tests of the oracle. All on the CPU."""
+"""A kernel that is right, and how one is checked: for the tests of verification. All on the CPU."""
 
 from __future__ import annotations
 

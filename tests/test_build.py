@@ -133,7 +133,7 @@ def test_a_lock_that_a_killed_build_left_does_not_hang_the_next(workshop: Worksh
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("killed", ["with its compilers", pytest.param("alone", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("killed", [pytest.param("with its compilers", marks=pytest.mark.slow), "alone"])
 def test_a_build_after_one_that_was_killed_midway(
     workshop: Workshop, killed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

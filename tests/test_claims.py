@@ -61,6 +61,7 @@ def test_the_code_is_what_the_header_says(name: str, arch: str) -> None:
         assert function.shared_bytes <= 48 << 10
 
 
+@pytest.mark.slow
 def test_the_three_ways_differ_in_space_and_in_nothing_that_is_read() -> None:
     found = {}
     for name in ("v02a_column", "v02b_padded", "v02c_swizzled"):

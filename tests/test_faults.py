@@ -78,6 +78,7 @@ run_shard({words[0]!r})
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
 
 
+@pytest.mark.slow
 def test_rows_that_cannot_be_written_are_rescued_or_reported(run_shard, tmp_path):
     """The results folder fills up in mid-run: the finished row stays readable, and one sentence says what happened."""
     with pytest.raises(StoreError, match="cannot write") as caught:

@@ -29,6 +29,7 @@ from minfer.worker.judge import BUSY, judge
 from tests.conftest import FAST, ROOT
 from tests.emulator import Emulated, compiled
 from tests.tables import MARKERS
+from tests.tiers import mostly_slow
 
 FOREIGN = ROOT / "tests" / "foreign"
 ARCHS = ["sm_89", "sm_90a"]
@@ -95,7 +96,10 @@ PROBLEMS = [
     ),
     Problem("swiglu", {"tokens": 16, "hidden": 128}, "GB/s", "y out float32 (16, 128); gate in float32 (16, 128)"),
 ]
-every_problem = pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.folder)
+ALWAYS = {"topk", "gather"}
+every_problem = pytest.mark.parametrize(
+    "problem", mostly_slow(PROBLEMS, lambda problem: problem.folder in ALWAYS), ids=lambda problem: problem.folder
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -126,10 +130,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def rows(folder: Path, mistakes: object) -> dict[str, store.Row]:
-    """What became of all kernels of all ops; of those in C++ in a shard of untrusted ones."""
-    trusted = [case for problem in PROBLEMS for case in problem.cases(("torch", "cuda"))]
-    native = [case for problem in PROBLEMS for case in problem.cases(("cpp",))]
+def tested(request: pytest.FixtureRequest) -> list[Problem]:
+    """The problems that are asked for."""
+    items = [item for item in request.session.items if item.path == request.path and hasattr(item, "callspec")]
+    asked = [item.callspec.params.get("problem") for item in items]  # type: ignore[attr-defined]
+    return [problem for problem in PROBLEMS if problem in asked]
+
+
+@pytest.fixture(scope="module")
+def rows(tested: list[Problem], folder: Path, mistakes: object) -> dict[str, store.Row]:
+    """What became of all their kernels; of those in C++ in a shard of untrusted ones."""
+    trusted = [case for problem in tested for case in problem.cases(("torch", "cuda"))]
+    native = [case for problem in tested for case in problem.cases(("cpp",))]
     with ThreadPoolExecutor(2) as pool:
         profiled = pool.submit(run_shard, "0000", trusted, folder, profilers={"static": {"archs": ARCHS}})
         judged = pool.submit(run_shard, "0001", native, folder, untrusted=True)
@@ -222,12 +234,12 @@ class Alone:
         return None if case == self.case else "takes too long"
 
 
-def test_tables_are_made_of_their_rows(folder: Path, rows: object) -> None:
+def test_tables_are_made_of_their_rows(tested: list[Problem], folder: Path, rows: object) -> None:
     readme = folder / "README.md"
     readme.write_text(MARKERS)
     where = ["--results", folder / "results", "--readme", readme, "--pages", folder / "pages"]
     assert make_tables.main(map(str, where)) == 0
-    assert all(f"{problem.name} on " in readme.read_text() for problem in PROBLEMS)
+    assert all(f"{problem.name} on " in readme.read_text() for problem in tested)
 
 
 @pytest.mark.parametrize("restores", [True, False])

@@ -13,7 +13,7 @@ from minfer import build, ops
 from minfer.bench.device import capability, pick
 from minfer.bench.operands import Operands
 from minfer.bench.verify import same_bits, verify
-from minfer.bench.witness import judged_right
+from minfer.bench.witness import matches_reference
 from minfer.ops import Kernel, Op
 from tests.conftest import ROOT
 from tests.spaced import spaced
@@ -59,15 +59,19 @@ def compiles(kernel: Kernel) -> bool:
     return kernel.function is not None and hasattr(kernel.function, "__wrapped__")
 
 
-@pytest.mark.parametrize("kernel", [k for k in ops.every_kernel() if "cpu" in k.devices], ids=name)
-def test_cpu_kernel_agrees_with_the_oracle(kernel):
+@pytest.mark.parametrize(
+    "kernel",
+    mostly_slow([k for k in ops.every_kernel() if "cpu" in k.devices], lambda kernel: kernel.name != "torch_compile"),
+    ids=name,
+)
+def test_cpu_kernel_agrees_with_the_reference(kernel):
     function = build.function(kernel)
     op, tried = ops.get(kernel.op), 0
     if compiles(kernel):
         case = op.case(kernel.name, "float32", op.odd_shapes[0])
         operands = Operands(op, case, 1, "normal", torch.device("cpu"))
         function(*operands.arguments, **op.call(case))
-        assert judged_right(op, case, operands.named("in", "inout"), operands.named("out", "inout"))
+        assert matches_reference(op, case, operands.named("in", "inout"), operands.named("out", "inout"))
         return
     for case in op.cases(kernel, op.sizes["small"]):
         tried += verify(op, case, kernel, function, torch.device("cpu"), None, seed=tried).tried
@@ -90,7 +94,7 @@ def check_spaced(op: Op, case: ops.Case, function, device: torch.device) -> None
     around = {name: tensor._base.clone() for name, tensor in tensors.items() if name in op.strided}
     function(*tensors.values(), **op.call(case))
     results = {name: tensors[name].clone() for name in operands.named("out", "inout")}
-    assert judged_right(op, case, fresh.named("in", "inout"), results)
+    assert matches_reference(op, case, fresh.named("in", "inout"), results)
     for name, before in around.items():
         tensors[name].copy_(fresh.tensors[name])
         assert same_bits(tensors[name]._base, before), f"wrote between the rows of {name}"
@@ -144,7 +148,7 @@ print(tried)
 @pytest.mark.parametrize(
     "kernel", mostly_slow(ops.every_kernel(["triton"]), lambda kernel: kernel.name != "triton_persistent"), ids=name
 )
-def test_triton_kernel_agrees_with_the_oracle_when_interpreted(kernel):
+def test_triton_kernel_agrees_with_the_reference_when_interpreted(kernel):
     pytest.importorskip("triton")
     done = subprocess.run(
         [sys.executable, "-c", INTERPRETED, kernel.op, kernel.name],
@@ -156,7 +160,7 @@ def test_triton_kernel_agrees_with_the_oracle_when_interpreted(kernel):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kernel", [k for k in ops.every_kernel() if "cuda" in k.devices], ids=name)
-def test_gpu_kernel_agrees_with_the_oracle(kernel):
+def test_gpu_kernel_agrees_with_the_reference(kernel):
     device = pick("cuda")
     function = build.function(kernel, build.arch_of(capability(device)))
     tried = 0

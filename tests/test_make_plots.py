@@ -11,18 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from matplotlib.axes import Axes
 from matplotlib.text import Annotation
 
 from analysis import files, make_plots, style
 from analysis.plots import Picture, rounded
-from analysis.rows import usable
 from minfer.rows import store
 from tests.conftest import ROOT
+from tests.pictures import drawn, panels, points, texts
 
 H200 = "NVIDIA H200"
 MARKERS = "<!-- plots:begin -->\n<!-- plots:end -->\n"
@@ -50,28 +48,6 @@ def row(kernel: str = "torch", tflops: float = 700.0, m: int = 512, **values: An
 def rows(kernels: dict[str, float] = KERNELS, **values: Any) -> list[store.Row]:
     """Each kernel at two sizes, at the smaller one at half its rate."""
     return [row(k, t * share, m, **values) for k, t in kernels.items() for m, share in ((512, 0.5), (4096, 1.0))]
-
-
-def drawn(*made: store.Row) -> dict[str, Picture | str]:
-    """What is made of rows of one op on one device: pictures or sentences, by name."""
-    table: pa.Table = usable(store.to_table(made))
-    return {name: picture for *_, name, picture in make_plots.pictures(table)}
-
-
-def axes(name: str, *made: store.Row) -> list[Axes]:
-    picture = drawn(*made)[name]
-    assert isinstance(picture, Picture), picture
-    return picture.figure.axes
-
-
-def points(ax: Axes, label: str) -> list[tuple[float, float]]:
-    """The points of the one line with that label, as drawn."""
-    (line,) = [line for line in ax.lines if line.get_label() == label]
-    return [(float(x), float(y)) for x, y in zip(line.get_xdata(), line.get_ydata(), strict=True)]
-
-
-def texts(ax: Axes) -> list[str]:
-    return [text.get_text() for text in ax.texts]
 
 
 class Workspace:
@@ -174,7 +150,7 @@ def test_check_notices_a_changed_row_a_lost_file_and_a_stale_one(
 
 
 def test_throughput_has_each_rows_value_and_percentiles() -> None:
-    (ax,) = axes("throughput", *rows())
+    (ax,) = panels("throughput", *rows())
     for kernel, tflops in KERNELS.items():
         assert points(ax, kernel) == [(512, tflops / 2), (4096, tflops)]
     band = ax.collections[0].get_paths()[0].vertices
@@ -186,9 +162,9 @@ def test_throughput_has_each_rows_value_and_percentiles() -> None:
 
 
 def test_a_panel_for_each_dtype_in_order() -> None:
-    panels = axes("throughput", *rows(dtype="float16"), *rows({f"{k}": 9.0 for k in LADDER}, dtype="bfloat16"))
-    assert [len([line for line in ax.lines if len(line.get_xdata()) == 2]) for ax in panels] == [20, 3]
-    heights = [ax.get_position().height for ax in panels]
+    both = panels("throughput", *rows(dtype="float16"), *rows({f"{k}": 9.0 for k in LADDER}, dtype="bfloat16"))
+    assert [len([line for line in ax.lines if len(line.get_xdata()) == 2]) for ax in both] == [20, 3]
+    heights = [ax.get_position().height for ax in both]
     assert heights[0] > heights[1]
     assert not panels[0].collections and panels[1].collections  # bands that cannot be told apart are not drawn
 
@@ -198,7 +174,7 @@ def test_ladder_is_in_order_at_the_largest_square_that_most_kernels_have() -> No
     more = [row("torch", 750.0, 8192), *(row(kernel, 1.0, shape=oblong) for kernel in ("triton_tiled", *KERNELS))]
     slower = row("v02_tiled", 6.5, 4096, finished=NOON - dt.timedelta(days=1))
     failed = row("v03_wmma", 50.0, 4096, status="wrong")
-    (ax,) = axes("ladder", failed, *rows({"triton_tiled": 500.0} | KERNELS), *more, slower)
+    (ax,) = panels("ladder", failed, *rows({"triton_tiled": 500.0} | KERNELS), *more, slower)
     order = ["torch", "v01_naive", "v02_tiled", "triton_tiled"]
     assert [tick.get_text() for tick in ax.get_yticklabels()] == order
     for place, kernel in enumerate(order):
@@ -211,14 +187,14 @@ def test_ladder_is_in_order_at_the_largest_square_that_most_kernels_have() -> No
 
 
 def test_ladder_without_a_share_of_the_peak_has_no_such_label() -> None:
-    (ax,) = axes("ladder", *rows(cold_percent_of_peak=None))
+    (ax,) = panels("ladder", *rows(cold_percent_of_peak=None))
     assert "700.0 TFLOP/s" in texts(ax) and not any("% of peak" in text for text in texts(ax))
 
 
 def test_roofline_has_every_problem_and_the_measured_roofs() -> None:
     made = [*rows(), row("v02_tiled", 1.0, 16, metrics={"ncu.dram_bytes": 4096.0})]
     newer = row("v02_tiled", 3.5, 2048, finished=NOON + dt.timedelta(days=1), peaks=PEAKS | {"copy_gbps": 4100.0})
-    (ax,) = axes("roofline", *made, newer)
+    (ax,) = panels("roofline", *made, newer)
     small, large = 2 * 512 / 6, 2 * 4096 / 6
     assert points(ax, "v02_tiled") == [(2 * 16 / 6, 1.0), (small, 3.0), (2 * 2048 / 6, 3.5), (large, 6.0)]
     assert points(ax, "torch") == [(small, 350.0), (large, 700.0)]
@@ -235,7 +211,9 @@ def test_roofline_has_every_problem_and_the_measured_roofs() -> None:
 
 
 def test_short_logarithmic_axes_have_plain_numbers() -> None:
-    (ax,) = axes("roofline", *[row(k, t, m, peaks={"copy_gbps": 21.0}) for k, t in KERNELS.items() for m in (256, 512)])
+    (ax,) = panels(
+        "roofline", *[row(k, t, m, peaks={"copy_gbps": 21.0}) for k, t in KERNELS.items() for m in (256, 512)]
+    )
     ax.figure.canvas.draw()
     for which, axis in (("major", ax.xaxis), ("minor", ax.xaxis), ("minor", ax.yaxis)):
         labels = [tick.get_text() for tick in axis.get_ticklabels(which=which)]  # type: ignore[arg-type]
@@ -245,7 +223,7 @@ def test_short_logarithmic_axes_have_plain_numbers() -> None:
 
 
 def test_cold_and_steady_are_beside_the_clock() -> None:
-    kernels, clock, sizes, _ = axes("cold-steady", *rows(throttle="power_cap"))
+    kernels, clock, sizes, _ = panels("cold-steady", *rows(throttle="power_cap"))
     widths = {
         label: [bar.get_width() for bars in kernels.containers if bars.get_label() == label for bar in bars]
         for label in ("cold", "steady")
@@ -255,7 +233,7 @@ def test_cold_and_steady_are_beside_the_clock() -> None:
     assert "636.4 (−9.1 %)" in texts(kernels) and "1500 power_cap" in texts(clock)
     assert [float(line.get_xdata()[0]) for line in clock.lines] == [1500.0] * 3
     assert [bars[0].get_width() for bars in sizes.containers if bars.get_label() == "cold"] == [350.0, 700.0]
-    without = axes("cold-steady", *rows(sm_mhz=None))
+    without = panels("cold-steady", *rows(sm_mhz=None))
     assert len(without) == 2
 
 
@@ -264,7 +242,7 @@ def test_kernels_are_compared_on_one_clock_and_cold_with_steady_as_measured() ->
     beside = {"baseline": "torch", "cold_speedup": 1.0}
     made = [row(m=m, cold_baseline_us=row(m=m)["cold_us"], **beside) for m in (512, 4096)]
     made += [row("v01_naive", 560.0, m, cold_baseline_us=row("x", 560.0, m)["cold_us"], **beside) for m in (512, 4096)]
-    bars = {name: axes(name, *made)[0].containers for name in ("ladder", "cold-steady")}
+    bars = {name: panels(name, *made)[0].containers for name in ("ladder", "cold-steady")}
     shown = {name: [bar.get_width() for bars in found for bar in bars] for name, found in bars.items()}
     assert shown["ladder"][0] == pytest.approx(shown["ladder"][2])
     assert shown["cold-steady"] == pytest.approx([700.0, 700.0 / 1.1, 560.0, 560.0 / 1.1])
@@ -274,7 +252,7 @@ def test_a_kernel_looks_the_same_in_every_plot_and_when_others_come() -> None:
     def colors(made: list[store.Row]) -> dict[str, set[str]]:
         found: dict[str, set[str]] = {}
         for name in ("throughput", "roofline", "ladder"):
-            for line in axes(name, *made)[0].lines:
+            for line in panels(name, *made)[0].lines:
                 found.setdefault(str(line.get_label()), set()).add(str(line.get_color()))
         return found
 

@@ -57,6 +57,7 @@ def test_a_kernel_slowed_by_a_fifth_is_found_and_by_how_much() -> None:
     assert comparison.speedup == pytest.approx(1 / 1.2, rel=0.1)
 
 
+@pytest.mark.slow
 def test_a_kernel_is_faster_than_a_slowed_baseline() -> None:
     made = bench(torch_matmul)
     made.arms[1:] = [lambda index: slowed(1.5)(*made.sets[index].arguments, 1.0, 0.0)] * 2

@@ -8,15 +8,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from matplotlib.axes import Axes
 
-from analysis import make_plots
 from analysis.plots import Picture, apart
-from analysis.rows import usable
 from analysis.series import series, squares
-from analysis.style import encoded
-from minfer.rows import store
 from minfer.rows.store import Row
+from tests.pictures import drawn, panels, points, texts
 from tests.tables import other, row
 
 PEAKS = {"copy_gbps": 4000.0, "read_gbps": 4300.0, "fma_float32": 60.0, "wgmma_bfloat16_float32": 800.0}
@@ -33,26 +29,6 @@ def grid(op: str, metric: str, tokens: tuple[int, ...], hidden: tuple[int, ...],
         for t in tokens
         for h in hidden
     ]
-
-
-def drawn(*made: Row) -> dict[str, Picture | str]:
-    return {name: picture for *_, name, picture in make_plots.pictures(usable(store.to_table(made)))}
-
-
-def panels(name: str, *made: Row) -> list[Axes]:
-    picture = drawn(*made)[name]
-    assert isinstance(picture, Picture), picture
-    encoded(picture.figure, "svg", picture.about)
-    return picture.figure.axes
-
-
-def points(ax: Axes, label: str) -> list[tuple[float, float]]:
-    (line,) = [line for line in ax.lines if line.get_label() == label]
-    return [(float(x), float(y)) for x, y in zip(line.get_xdata(), line.get_ydata(), strict=True)]
-
-
-def texts(ax: Axes) -> list[str]:
-    return [text.get_text() for text in ax.texts]
 
 
 def test_throughput_is_over_the_axis_with_most_sizes_beside_what_copying_reaches() -> None:

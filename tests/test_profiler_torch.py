@@ -125,6 +125,7 @@ def test_the_number_of_metrics_is_bounded():
     assert len(finding.metrics) == 6 + 2 * prepared.MOST_KERNELS + 5 * profiler.MOST_OPS
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(has_gpu(), reason="there is a GPU")
 def test_one_command_profiles_cpu_kernels(tmp_path):
     words = ["+sweep=hgemm", "cluster=local", "shape=tiny", "timing=quick", "dtype=float16", "kernel=[torch,cpu_naive]"]

@@ -51,6 +51,7 @@ def kernels(shard: Shard) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_told_to_stop_soon_a_shard_leaves_its_case_and_run_again_does_the_rest_once(shard):
     """`hangs` never ends: it is abandoned, and the status asks for another job only where a case was finished."""
     path = shard.save()

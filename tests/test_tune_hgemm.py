@@ -30,6 +30,7 @@ def test_a_constant_that_is_not_there_is_a_sentence():
         tune_hgemm.variant(KERNEL, {"kRows": "64"})
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(build.toolkit() is None, reason="no CUDA compiler that fits this PyTorch")
 def test_a_grid_is_registered_and_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ops.get("hgemm"), "kernels", dict(ops.get("hgemm").kernels))

@@ -1,4 +1,4 @@
-"""The oracle against kernels that are right, and those that break its rules."""
+"""Verification against kernels that are right, and those that break its rules."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from minfer.bench.integrity import Dishonest
-from minfer.bench.verify import Trial, WrongResult, oracle, trials
+from minfer.bench.verify import Trial, WrongResult, run_reference, trials
 from minfer.ops import DTYPES, Kernel, multiples
 from tests.honest import ANY, CPU, HGEMM, SQUARE, Tensor, after, both_dtypes, both_layouts, check, fails, honest
 
@@ -135,7 +135,7 @@ def test_the_worst_of_all_trials_is_reported() -> None:
     alone = []
     for trial in trials(HGEMM, case, ANY, None, 0):
         operands = trial.operands(HGEMM, CPU)
-        exact = oracle(HGEMM, trial.case, operands.tensors)["out"].value
+        exact = run_reference(HGEMM, trial.case, operands.tensors)["out"].value
         honest(*operands.arguments, **HGEMM.call(trial.case))
         alone.append(float((operands.tensors["out"].double() - exact).abs().max()))
     assert len(set(alone)) > 1

@@ -1,4 +1,4 @@
-"""The oracle against every way of being wrong that we know of."""
+"""Verification against every way of being wrong that we know of."""
 
 from __future__ import annotations
 

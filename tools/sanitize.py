@@ -28,7 +28,7 @@ import torch
 from minfer import build, ops
 from minfer.bench.device import arch, capability, pick
 from minfer.bench.operands import Operands
-from minfer.bench.witness import judged_right
+from minfer.bench.witness import matches_reference
 from minfer.ops import Kernel
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -50,7 +50,7 @@ class Refused(Exception):
 
 
 def check(kernel: Kernel, device: torch.device) -> int:
-    """The child's part: run a kernel on all that it supports of the shapes, and compare with the oracle; how often.
+    """The child's part: run a kernel on all that it supports of the shapes, and compare with the reference; how often.
 
     Inputs are made and results compared on the CPU, so that the sanitizer has no kernels but ours to slow down."""
     op, function, tried = ops.get(kernel.op), build.function(kernel, arch(device)), 0
@@ -62,7 +62,7 @@ def check(kernel: Kernel, device: torch.device) -> int:
             given = {name: tensor.to(device, copy=True) for name, tensor in operands.tensors.items()}
             function(*given.values(), **op.call(case))
             results = {name: given[name].cpu() for name in operands.named("out", "inout")}
-            if not judged_right(op, case, operands.named("in", "inout"), results):
+            if not matches_reference(op, case, operands.named("in", "inout"), results):
                 raise AssertionError(f"the result is wrong ({case.problem}, seed {tried})")
             tried += 1
     if not tried:

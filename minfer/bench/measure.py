@@ -16,7 +16,7 @@ from minfer.bench.operands import Operands, change, poison
 from minfer.bench.stats import compare
 from minfer.bench.timing import Timing
 from minfer.bench.verify import Function, Trial, check_genuine, same_bits, synchronize
-from minfer.bench.witness import Tolerance, Witness, judged_right
+from minfer.bench.witness import Tolerance, Witness, matches_reference
 from minfer.ops import Case, Op, Returning
 from minfer.ops.tensors import Undo
 
@@ -27,7 +27,7 @@ CONFIRMED = 10  # ...if it is so every time: once may be the machine's doing
 # From idle to full power an H200's clock first overshoots, and half a second later it dips by a tenth. Without this wait the
 # first block (kernel) ran at a higher clock than the second (baseline), and a kernel measured 2 % faster than itself.
 SETTLE_S = 1.5
-ORACLE_S = 1.0  # for the fp64 reference of steady results; the other sets are compared with the baseline's
+REFERENCE_S = 1.0  # for the fp64 reference of steady results; the other sets are compared with the baseline's
 
 
 def rotations(op: Op, case: Case, device: torch.device) -> int:
@@ -138,7 +138,7 @@ class Bench(Hooks):
     def after_call(self, arm: int, index: int) -> None:
         function = self.functions[arm]
         if isinstance(function, Returning):
-            function.settle(self.returned.pop(arm), self.sets[index].arguments)
+            function.write(self.returned.pop(arm), self.sets[index].arguments)
         check_genuine(self.written[index], self.addresses[index])
         for name, result in self.results[arm].items():
             result.copy_(self.written[index][name])
@@ -207,14 +207,14 @@ class Bench(Hooks):
     def _check_steady(self, settled_s: float) -> None:
         """Run the steady loop on changed inputs: is it right, and does it take as long as it did on the old ones?"""
         fresh_s = self._rerun(fresh=True)
-        deadline = time.perf_counter() + ORACLE_S
+        deadline = time.perf_counter() + REFERENCE_S
         for index in self.rng.permutation(self.rotations):
             mine, state = self.results[0], self._state(index)
             if isinstance(self.functions[0], Returning):  # what the loop returned is gone
                 self.arms[0](index)
             self.after_call(0, index)
             if time.perf_counter() < deadline:
-                right = judged_right(self.op, self.case, state, mine)
+                right = matches_reference(self.op, self.case, state, mine)
             else:
                 self._ready(index)
                 self.arms[1](index)

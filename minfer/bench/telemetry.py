@@ -7,7 +7,7 @@ import itertools
 import statistics
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -72,24 +72,14 @@ class Telemetry:
             return
         import pynvml
 
-        done = threading.Event()
-
-        def loop() -> None:
-            while not done.wait(METER_S):
-                try:
-                    joules = pynvml.nvmlDeviceGetTotalEnergyConsumption(self._handle) / 1000
-                except pynvml.NVMLError:
-                    return
+        def read() -> None:
+            with contextlib.suppress(pynvml.NVMLError):
+                joules = pynvml.nvmlDeviceGetTotalEnergyConsumption(self._handle) / 1000
                 if not readings or readings[-1][1] != joules:
                     readings.append((time.perf_counter(), joules))
 
-        thread = threading.Thread(target=loop, name="meter", daemon=True)
-        thread.start()
-        try:
+        with _repeating(read, METER_S):
             yield readings
-        finally:
-            done.set()
-            thread.join()
 
     def max_sm_mhz(self) -> float | None:
         """The highest SM clock that the GPU can run at."""
@@ -110,25 +100,32 @@ class Telemetry:
             yield columns
             return
         samples: list[dict[str, Any]] = []
-        begin, done = time.perf_counter(), threading.Event()
-
-        def loop() -> None:
-            while True:
-                samples.append({"s": time.perf_counter() - begin, **self.sample()})
-                if done.wait(INTERVAL_S):
-                    return
-
-        thread = threading.Thread(target=loop, name="telemetry", daemon=True)
-        thread.start()
-        try:
+        begin = time.perf_counter()
+        with _repeating(lambda: samples.append({"s": time.perf_counter() - begin, **self.sample()}), INTERVAL_S):
             yield columns
-        finally:
-            done.set()
-            thread.join()
-            for name in ("s", "sm_mhz", "memory_mhz", "power_w", "temperature_c"):
-                columns[f"watch_{name}"] = [float(sample[name]) for sample in samples if name in sample]
-            reasons = {reason for sample in samples for reason in sample.get("throttle", "").split("+") if reason}
-            columns["watch_throttle"] = "+".join(sorted(reasons))
+        for name in ("s", "sm_mhz", "memory_mhz", "power_w", "temperature_c"):
+            columns[f"watch_{name}"] = [float(sample[name]) for sample in samples if name in sample]
+        reasons = {reason for sample in samples for reason in sample.get("throttle", "").split("+") if reason}
+        columns["watch_throttle"] = "+".join(sorted(reasons))
+
+
+@contextlib.contextmanager
+def _repeating(call: Callable[[], object], seconds: float) -> Iterator[None]:
+    """Call again and again, at this interval, in a thread of its own while the block runs."""
+    done = threading.Event()
+
+    def loop() -> None:
+        call()
+        while not done.wait(seconds):
+            call()
+
+    thread = threading.Thread(target=loop, name="telemetry", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 def watts(readings: Sequence[tuple[float, float]], begin: float, end: float) -> float | None:

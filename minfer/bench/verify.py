@@ -134,7 +134,7 @@ def _try(op: Op, trial: Trial, kernel: Stated, function: Function, device: torch
             raise WrongResult(f"changed its input {name} ({where})", worst)
     if operands.breached():
         raise WrongResult(f"wrote outside its output ({where})", worst)
-    expected = oracle(op, trial.case, fresh.tensors)
+    expected = run_reference(op, trial.case, fresh.tensors)
     errors = Errors(tried=1)
     fault = None
     for name, result in results.items():
@@ -192,7 +192,7 @@ def _repeats(
     return True
 
 
-def oracle(op: Op, case: Case, tensors: Tensors) -> Mapping[str, Expected]:
+def run_reference(op: Op, case: Case, tensors: Tensors) -> Mapping[str, Expected]:
     """What each written tensor must be, from the tensors as they were before the call; not of those that only have a check.
     Raises ValueError for an op whose reference and tensors do not fit each other."""
     specs = op.specs(case)

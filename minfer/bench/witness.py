@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from minfer.bench.operands import Operands
-from minfer.bench.verify import compared, oracle
+from minfer.bench.verify import compared, run_reference
 from minfer.ops import Case, Op, Tensors
 
 SLACK = 4.0  # two right results may be at opposite ends of the bound, and a changed input changes the bound a little
@@ -29,7 +29,7 @@ class Tolerance:
     @staticmethod
     def of(op: Op, case: Case, tensors: Tensors) -> Tolerance:
         """From the inputs before any change."""
-        expected = oracle(op, case, tensors)
+        expected = run_reference(op, case, tensors)
         bounds = {name: right.bound for name, right in expected.items() if right.bound is not None}
         return Tolerance(op, case, {name: SLACK * bound.float() for name, bound in bounds.items()})
 
@@ -83,11 +83,11 @@ class Witness:
             return False
         self._suspect.zero_()
         inputs = self.inputs_of(number).named("in", "inout")
-        return not judged_right(self.tolerance.op, self.tolerance.case, inputs, self._kept)
+        return not matches_reference(self.tolerance.op, self.tolerance.case, inputs, self._kept)
 
 
-def judged_right(op: Op, case: Case, inputs: Tensors, results: Tensors) -> bool:
+def matches_reference(op: Op, case: Case, inputs: Tensors, results: Tensors) -> bool:
     """Whether results are right by the fp64 reference, from the inputs as they were before the call."""
-    expected = oracle(op, case, inputs)
+    expected = run_reference(op, case, inputs)
     tensors = {**inputs, **results}
     return all(compared(op, case, name, tensors, expected).over_bound <= 1 for name in results)

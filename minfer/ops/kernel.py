@@ -118,7 +118,7 @@ class Returning:
         found = self.function(*tensors, **call)
         return found if isinstance(found, tuple) else (found,)
 
-    def settle(self, computed: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
+    def write(self, computed: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
         """Copy what was computed to the outputs among the tensors. Raises ValueError where it is not of them."""
         wanted = [tuple(tensors[place].shape) for place in self.places]
         found = [tuple(result.shape) if isinstance(result, torch.Tensor) else result for result in computed]
@@ -128,7 +128,7 @@ class Returning:
             tensors[place].copy_(result)
 
     def __call__(self, *tensors: torch.Tensor, **call: Any) -> None:
-        self.settle(self.compute(*tensors, **call), tensors)
+        self.write(self.compute(*tensors, **call), tensors)
 
 
 @cache

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -54,18 +55,18 @@ class Draw:
         return self.random.uniform(-1, 1) if self.distribution == "uniform" else self.random.gauss(0, 1)
 
 
-class Fill:
+class Fill(ABC):
     """How the values of a tensor are made; `changes` says whether a timed round can change them."""
 
     changes = False
 
+    @abstractmethod
     def make(self, tensor: torch.Tensor, made: Tensors, draw: Draw) -> None:
         """Write all values. `made` has the tensors before this one."""
-        raise NotImplementedError
 
     def change(self, tensor: torch.Tensor, tensors: Tensors, draw: Draw) -> Undo:
-        """Change a little, and return what takes it back."""
-        raise NotImplementedError
+        """Change a little, and return what takes it back. Without `changes`: nothing."""
+        return lambda: None
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 import torch
 
 from minfer.bench.operands import Operands, change
-from minfer.bench.verify import compared, oracle
+from minfer.bench.verify import compared, run_reference
 from minfer.ops import Case, Op
 from minfer.plan.config import UserError
 
@@ -48,7 +48,7 @@ def _rehearse(op: Op, case: Case) -> None:
     with _stated(op, f"its tensors for {case.shape_name}"):
         operands = Operands(op, case, 0, "uniform", torch.device("cpu"))
     with _stated(op, "its reference"):
-        expected = oracle(op, case, operands.tensors)
+        expected = run_reference(op, case, operands.tensors)
     for name in operands.named("out", "inout"):
         with _stated(op, f"its check of {name}, of an output that nobody has written,"):
             compared(op, case, name, operands.tensors, expected)

@@ -100,7 +100,7 @@ def prepare() -> None:
     """Have a fork server import beside whatever this process does until it asks for the first process."""
     global _server
     with _one_at_a_time:
-        _server = _server or _new(subprocess.DEVNULL)  # if it dies, the next one says why
+        _server = _server or _new(sys.stderr.fileno())
 
 
 def pid() -> int | None:

@@ -18,7 +18,7 @@ APART = "apart"  # in a results folder: rows that show how they were made, and t
 STATUSES = {
     "ok": "correct, and timed to the precision asked for",
     "unconverged": "correct, and timed, but the time cap came before the precision asked for",
-    "wrong": "the result differs from the oracle by more than rounding, so it has no time",
+    "wrong": "the result differs from the reference by more than rounding, so it has no time",
     "dishonest": "the kernel broke a rule of measuring, such as doing less when it is timed, so it has no time",
     "impossible": "faster than the device's measured peaks allow, so that the time cannot be true",
     "unsupported": "the kernel states that it does not support this case",
@@ -92,9 +92,9 @@ COLUMNS: list[tuple[str, pa.DataType, str]] = [
     ("message", _TEXT, "why the status is not ok, in a sentence"),
     # correctness
     ("seed", _COUNT, "seed of the random inputs"),
-    ("rel_l2_error", _NUMBER, "largest ||out - oracle|| / ||oracle|| over the verified inputs"),
-    ("max_abs_error", _NUMBER, "largest |out - oracle|"),
-    ("error_over_bound", _NUMBER, "largest |out - oracle| / bound over the elements; above 1 is wrong"),
+    ("rel_l2_error", _NUMBER, "largest ||out - reference|| / ||reference|| over the verified inputs"),
+    ("max_abs_error", _NUMBER, "largest |out - reference|"),
+    ("error_over_bound", _NUMBER, "largest |out - reference| / bound over the elements; above 1 is wrong"),
     ("verified", _COUNT, "how many sets of inputs the kernel was verified on"),
     # time
     ("metric", _TEXT, "the unit of the op's throughput, such as TFLOP/s, GB/s or tokens/s; null means TFLOP/s"),

@@ -1,7 +1,7 @@
 """Judges a kernel that is not trusted, from a process that it has no part in (`untrusted=true`).
 
 The kernel runs in a process of its own (`minfer.worker.isolated`) and shares nothing with the judge but memory: the
-judge writes its inputs, compares what it writes with the oracle, and times it by the judge's own clock. Between two
+judge writes its inputs, compares what it writes with the reference, and times it by the judge's own clock. Between two
 blocks of calls that process is stopped, while all its inputs get new values: there is nothing to prepare, to remember
 or to patch.
 A clock outside is too coarse to replace the one inside. It is the witness against it: times inside that are shorter
@@ -29,7 +29,7 @@ from minfer.bench.integrity import Dishonest
 from minfer.bench.measure import MOST_ROTATIONS, rotations
 from minfer.bench.operands import Operands
 from minfer.bench.verify import WrongResult, same_bits, synchronize, verify
-from minfer.bench.witness import judged_right
+from minfer.bench.witness import matches_reference
 from minfer.ops import Case, Op
 from minfer.process.remote import Died, Process, adopt_orphans, children, orphans, serve
 from minfer.rows.store import Row
@@ -174,7 +174,7 @@ class Race:
         for index in chosen:
             shared, twin = self.sets[index], self.twins[index]
             results = {name: shared[name] for name in twin.named("out", "inout")}
-            if not judged_right(self.op, self.case, twin.named("in", "inout"), results):
+            if not matches_reference(self.op, self.case, twin.named("in", "inout"), results):
                 raise Dishonest("returned a wrong result in a process of its own, though it was right when verified")
             for name, kept in twin.named("in").items():
                 if not same_bits(shared[name], kept):

@@ -14,7 +14,7 @@ from minfer.rows import store
 from minfer.worker.supervisor import Machine
 
 # A resumed run does not repeat these; what crashed or ran out of time or memory may do better another time.
-SETTLED = ("ok", "unconverged", "wrong", "dishonest", "impossible", "unsupported")
+FINAL = ("ok", "unconverged", "wrong", "dishonest", "impossible", "unsupported")
 
 
 def kept(shard: Shard, tell: Callable[..., None]) -> Iterator[tuple[Case, str, set[str], Path]]:
@@ -35,7 +35,7 @@ def todo(shard: Shard, machine: Machine, tell: Callable[..., None]) -> Iterator[
         columns = ["case", "source", "timing", "device", "status", "guarantee", "profilers"]
         for old in store.rows(store.files(Path(shard.results)), columns):
             unprofiled = set(shard.profilers) - set(old["profilers"] or ())
-            if old["status"] in SETTLED and not unprofiled:
+            if old["status"] in FINAL and not unprofiled:
                 unjudged = shard.untrusted and old["guarantee"] == "in-process"
                 done[old["case"], old["source"], old["timing"], old["device"]] = old["status"], unjudged
     for case in shard.cases:
