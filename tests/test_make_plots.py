@@ -166,7 +166,7 @@ def test_a_panel_for_each_dtype_in_order() -> None:
     assert [len([line for line in ax.lines if len(line.get_xdata()) == 2]) for ax in both] == [20, 3]
     heights = [ax.get_position().height for ax in both]
     assert heights[0] > heights[1]
-    assert not panels[0].collections and panels[1].collections  # bands that cannot be told apart are not drawn
+    assert not both[0].collections and both[1].collections  # bands that cannot be told apart are not drawn
 
 
 def test_ladder_is_in_order_at_the_largest_square_that_most_kernels_have() -> None:
