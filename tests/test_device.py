@@ -30,6 +30,7 @@ def test_a_driver_that_predates_this_cuda_is_named_with_both_versions_and_the_sw
     assert "UV_PROJECT=cuda12" in said and said.count("\n") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(has_gpu(), reason="there is a GPU")
 def test_an_image_without_a_gpu_says_how_to_pass_one(tmp_path, monkeypatch):
     monkeypatch.setenv("MINFER_IMAGE_DIGEST", "sha256:0123")
