@@ -96,7 +96,7 @@ PROBLEMS = [
     ),
     Problem("swiglu", {"tokens": 16, "hidden": 128}, "GB/s", "y out float32 (16, 128); gate in float32 (16, 128)"),
 ]
-ALWAYS = {"topk", "gather"}
+ALWAYS = {"gather"}
 every_problem = pytest.mark.parametrize(
     "problem", mostly_slow(PROBLEMS, lambda problem: problem.folder in ALWAYS), ids=lambda problem: problem.folder
 )

@@ -89,6 +89,12 @@ def test_resume_skips_what_the_results_hold(finished):
     assert done.returncode == 0, done.stderr
     assert "2 of 2 cases were in the results already" in done.stdout
     assert store.files(folder / "results") == before
+
+
+@pytest.mark.slow
+def test_resume_runs_what_they_do_not_hold(finished):
+    folder, _ = finished
+    before = store.files(folder / "results")
     done = launch(*tiny(folder, "resume=true", "kernel=[torch]", "dtype=[float16,bfloat16]"))
     assert "1 of 2 cases were in the results already" in done.stdout
     added = [path for path in store.files(folder / "results") if path not in before]
