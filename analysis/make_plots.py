@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from analysis import files, plots
 from analysis.command import Options, parser, run
+from analysis.peaks import under_one_peak
 from analysis.readme import README, plain, update
 from analysis.roofline import roofline
 from analysis.rows import kernel_order, metric_of, on_one_clock, sections, with_problem
@@ -58,7 +59,7 @@ def rows_of(table: pa.Table, op: str, device: str) -> list[store.Row]:
     here = table.filter(pc.and_(wanted, pc.is_in(table["status"], pa.array(store.MEASURED))))
     rows = here.to_pylist(maps_as_pydicts="lossy")
     metric = metric_of(rows) if rows else None
-    return sorted((row for row in rows if row["metric"] == metric), key=kernel_order)
+    return under_one_peak(sorted((row for row in rows if row["metric"] == metric), key=kernel_order))
 
 
 def path(op: str, device: str, name: str) -> Path:

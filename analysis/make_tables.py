@@ -22,7 +22,18 @@ from analysis.command import Options, parser, run
 from analysis.overview import by_group, overview_lines
 from analysis.readme import README, counted, markers, plain, update
 from analysis.rows import choose, on_one_clock, sections, with_problem
-from analysis.tables import COLUMNS, LEGEND, MORE_LEGEND, PROVENANCE, REGIMES, more_columns, problem_lines, provenance
+from analysis.tables import (
+    COLUMNS,
+    LEGEND,
+    MORE_LEGEND,
+    PROVENANCE,
+    REGIMES,
+    headline,
+    more_columns,
+    problem_lines,
+    provenance,
+    title,
+)
 from minfer.rows import store
 
 MARKED = "results"
@@ -64,7 +75,9 @@ class Section:
     def readme_lines(self, folder: str) -> list[str]:
         lines = [f"### {self.title}", "", self.origin, ""]
         if self.headline is not None:
-            lines += problem_lines(self.headline, self.problems[self.headline])
+            rows = self.problems[self.headline]
+            lines += [f"{title(self.headline)}: {said}", ""] if (said := headline(rows)) else []
+            lines += problem_lines(self.headline, rows)
             group = self.headline.rpartition("/")[0]
             lines += overview_lines(self.op, group, dict(by_group(self.problems))[group])
         if self.has_page:

@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 
 from analysis.readme import plain, significant, table_lines
 from analysis.rows import kernel_order, metric_of, number
-from analysis.tables import duration, regime_time, throughput, title
+from analysis.tables import duration, fastest, regime_time, throughput, title
 from minfer.rows import store
 
 SETS = Path(__file__).resolve().parents[1] / "conf" / "shape"
@@ -100,14 +100,14 @@ def _across(timed: Timed, axes: Axes, metric: str) -> list[str]:
     """A line a kernel, a column a shape."""
     corner = f"Kernel / {axes}" if axes.names else "Kernel"
     body = []
-    best = {shape: min(rows, key=_cold(rows)) for shape, rows in timed.items()}
+    best = {shape: fastest(rows.values(), "cold") for shape, rows in timed.items()}
     for kernel in _kernels(timed):
         cells = [plain(kernel)]
         for shape, rows in timed.items():
             rate = throughput(rows[kernel], "cold", metric) if kernel in rows else "—"
-            cells.append(_bold(rate, best[shape] == kernel))
+            cells.append(_bold(rate, kernel in best[shape]))
         body.append([*cells, _mean(rows.get(kernel) for rows in timed.values())])
-    return _table([corner, *map(plain, axes.labels.values()), "Speed-up, geometric mean"], body)
+    return _table([corner, *map(plain, axes.labels.values()), f"{_over(timed)}, geometric mean"], body)
 
 
 def _down(timed: Timed, axes: Axes) -> list[str]:
@@ -119,12 +119,18 @@ def _down(timed: Timed, axes: Axes) -> list[str]:
     body = []
     chosen = {shape: rows.get(first.get(shape, "")) for shape, rows in timed.items()}
     for shape, rows in timed.items():
-        best = min(rows, key=_cold(rows))
-        times = [_bold(duration(rows[k]["cold_us"]) if k in rows else "—", k == best) for k in kernels]
+        best = fastest(rows.values(), "cold")
+        times = [_bold(duration(rows[k]["cold_us"]) if k in rows else "—", k in best) for k in kernels]
         body.append([plain(axes.labels[shape]), *times, _mean([chosen[shape]])])
     means = [_mean(rows.get(kernel) for rows in timed.values()) for kernel in kernels]
-    body.append(["Speed-up, geometric mean", *means, _mean(chosen.values())])
-    return _table([str(axes) if axes.names else "Size", *map(plain, kernels), "Speed-up of the fastest"], body)
+    body.append([f"{_over(timed)}, geometric mean", *means, _mean(chosen.values())])
+    return _table([str(axes) if axes.names else "Size", *map(plain, kernels), f"{_over(timed)}, fastest"], body)
+
+
+def _over(timed: Timed) -> str:
+    """What the ratios of a table are."""
+    baselines = {row["baseline"] for rows in timed.values() for row in rows.values() if row["baseline"]}
+    return f"Speed-up over {plain(baselines.pop())}" if len(baselines) == 1 else "Speed-up"
 
 
 def _cold(rows: Mapping[str, store.Row]) -> Callable[[str], float]:

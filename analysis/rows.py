@@ -99,16 +99,22 @@ def with_problem(table: pa.Table) -> pa.Table:
 
 
 def on_one_clock(table: pa.Table) -> pa.Table:
-    """Rows `with_problem`, with the cold times and rates as if all kernels of a problem had been timed at one moment.
+    """Rows `with_problem`, with times and rates as if all kernels of a problem had been timed at one moment.
 
     They were not, and between two the card's clock changes by up to 10 %. Their speed-ups are ratios to a baseline that
     was timed beside each. So a kernel's time is that baseline's, the median of what it took beside all of them, over the
-    speed-up; its percentiles and rates change by the same factor. Rows without these figures stay as they are, and so do
-    steady times, which are each at the clock that the kernel itself settles at: beside these belong cold ones as measured."""
-    if not {"baseline", "device", "cold_us", "cold_baseline_us", "cold_speedup"} <= set(table.column_names):
-        return table
+    speed-up; its percentiles and rates change by the same factor. Rows without these figures stay as they are."""
+    for regime in ("cold", "steady"):
+        if {"baseline", "device", *(f"{regime}_{name}" for name in ("us", "baseline_us", "speedup"))} <= set(
+            table.column_names
+        ):
+            table = _on_one_clock(table, regime)
+    return table
+
+
+def _on_one_clock(table: pa.Table, regime: str) -> pa.Table:
     us, beside, speedup = (
-        pc.fill_null(table[f"cold_{name}"].cast(pa.float64()), math.nan).to_numpy()
+        pc.fill_null(table[f"{regime}_{name}"].cast(pa.float64()), math.nan).to_numpy()
         for name in ("us", "baseline_us", "speedup")
     )
     own = pc.fill_null(pc.equal(table["kernel"], table["baseline"]), False)
@@ -124,7 +130,7 @@ def on_one_clock(table: pa.Table) -> pa.Table:
         factor[of] = np.median(beside[of]) / speedup[of] / us[of]
     times, rates = ("us", "p10_us", "p90_us"), ("rate", "tflops", "gbps", "percent_of_peak")
     for name, power in (*((name, 1) for name in times), *((name, -1) for name in rates)):
-        if (column := f"cold_{name}") in table.column_names:
+        if (column := f"{regime}_{name}") in table.column_names:
             scaled = pc.multiply(table[column], pa.array(factor**power))
             table = table.set_column(table.column_names.index(column), column, scaled)
     return table

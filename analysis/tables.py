@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 
@@ -16,15 +17,17 @@ from minfer.rows.select import TFLOPS
 
 MOST_NAMES = 4  # runs, commits, ... that a sentence lists before it only counts them
 MESSAGE = 100  # characters shown of a message
+LEAST_GAIN = 0.01  # a smaller difference is a tie, as in minfer.bench.stats
 
 REGIMES = ("cold", "steady")
 WORKSPACE, ENERGY = "Workspace", "Energy efficiency"  # columns that only pages have
 LEGEND = (
     "*Cold* is one call at a time, caches flushed before it; *steady* is calls back to back in blocks long enough for"
-    " the clocks to settle. Speed-ups are medians of paired ratios, in brackets their 95 % confidence interval (cold) or"
-    " range over neighbouring blocks (steady); a *tie* cannot be told from the baseline. Kernels are not timed at one"
-    " moment, and the card's clock differs between them by up to 10 %; so a cold time is the baseline's, the median over"
-    " all rows of the problem, divided by the speed-up. The fastest kernel is in bold."
+    " the clocks to settle. *% of PyTorch throughput* is PyTorch's time over the kernel's, timed side by side; in brackets"
+    " is its 95 % confidence interval (cold) or its range over neighbouring blocks (steady), and a *tie* cannot be told from"
+    " PyTorch. Kernels are not timed at one moment, and the card's clock differs between them by up to 10 %. So a time is"
+    " PyTorch's, the median over all rows of the problem, divided by that ratio. The fastest kernel is in bold, with those"
+    " that cannot be told from it."
 )
 MORE_LEGEND = (
     "*Workspace* is the device memory that a call takes beyond its operands. *Energy efficiency* is of steady calls, from"
@@ -32,7 +35,20 @@ MORE_LEGEND = (
     " neighbouring blocks."
 )
 PROVENANCE = {"run": "run", "commit": "commit", "torch": "PyTorch version", "driver": "driver"}
-COLUMNS = ["run", "finished", "case", "op", "kernel", "status", "message", "metric", "baseline", "flops", "bytes"]
+COLUMNS = [
+    "run",
+    "finished",
+    "case",
+    "op",
+    "kernel",
+    "backend",
+    "status",
+    "message",
+    "metric",
+    "baseline",
+    "flops",
+    "bytes",
+]
 COLUMNS += ["device", "device_kind", "driver", "torch", "commit", "workspace_bytes", "steady_joules"]
 COLUMNS += ["energy_gain", "energy_gain_low", "energy_gain_high", "energy_verdict"]
 FIGURES = ("us", "rate", "tflops", "baseline_us", "speedup", "speedup_low", "speedup_high", "verdict")
@@ -44,28 +60,63 @@ def duration(us: float) -> str:
 
 
 def percent(row: store.Row, regime: str, reference: store.Row | None) -> str:
-    """This row's throughput over PyTorch's: the paired ratio if PyTorch was the baseline, else that of the medians."""
-    ratio = number(row, f"{regime}_speedup") if row["baseline"] == REFERENCE else None
+    """This row's throughput over PyTorch's: the paired ratio with its interval if PyTorch was the baseline, else that of the
+    times, which `on_one_clock` has made comparable."""
     if row["kernel"] == REFERENCE:
-        ratio = 1.0
-    elif ratio is None and reference and (theirs := number(reference, f"{regime}_us")):
+        return "100.0 %"
+    if row["baseline"] == REFERENCE and (ratio := number(row, f"{regime}_speedup")):
+        ends = [number(row, f"{regime}_speedup_{end}") for end in ("low", "high")]
+        decimals = len(significant(100 * ratio, 3 if ratio < 1 else 4).partition(".")[2])
+        text = f"{100 * ratio:.{decimals}f} %"
+        if ends[0] and ends[1]:
+            text += f" ({100 * ends[0]:.{decimals}f}–{100 * ends[1]:.{decimals}f})"
+        return text + (" tie" if row[f"{regime}_verdict"] == "tie" else "")
+    if reference and (theirs := number(reference, f"{regime}_us")):
         ratio = theirs / row[f"{regime}_us"]
-    if ratio is None:
+        return f"{significant(100 * ratio, 3 if ratio < 1 else 4)} %"
+    return "—"
+
+
+def first_rung(rows: Iterable[store.Row], regime: str) -> store.Row | None:
+    """Where a ladder begins: the first naive or numbered kernel that was timed, of rows in ladder order."""
+    timed = (row for row in rows if regime_time(row, regime))
+    return next((row for row in timed if re.match("v[0-9]|.*_naive$", row["kernel"])), None)
+
+
+def speedup(row: store.Row, regime: str, first: store.Row | None) -> str:
+    """How much faster than the first rung, by times on one clock."""
+    if first is None:
         return "—"
-    return f"{significant(100 * ratio, 3 if ratio < 1 else 4)} %"
-
-
-def speedup(row: store.Row, regime: str, baselines: set[str]) -> str:
-    """The ratio with its interval, and over what where the table has several baselines."""
-    ratio = number(row, f"{regime}_speedup")
-    if row["kernel"] == row["baseline"] or (ratio is None and row["kernel"] in baselines):
+    if row["kernel"] == first["kernel"]:
         return "baseline"
-    if ratio is None:
-        return "—"
-    text = ratio_text(row, f"{regime}_speedup")
-    if len(baselines) > 1:
-        text += f" over {plain(row['baseline'])}"
-    return text + (" tie" if row[f"{regime}_verdict"] == "tie" else "")
+    ratio = first[f"{regime}_us"] / row[f"{regime}_us"]
+    return f"{significant(ratio, 4 if 1 <= ratio < 10 else 3)}×"
+
+
+def fastest(rows: Iterable[store.Row], regime: str) -> list[str]:
+    """The kernel with the shortest time, and those that cannot be told from it: less than 1 % slower, or with intervals of
+    the ratio to one baseline that overlap."""
+    timed = [row for row in rows if regime_time(row, regime)]
+    if not timed:
+        return []
+    best = min(timed, key=lambda row: float(row[f"{regime}_us"]))
+    low, _ = interval(best, regime)
+    found = []
+    for row in timed:
+        near = row[f"{regime}_us"] < (1 + LEAST_GAIN) * best[f"{regime}_us"]
+        beside = row["baseline"] == best["baseline"] and interval(row, regime)[1] >= low
+        if near or beside:
+            found.append(row["kernel"])
+    return found
+
+
+def interval(row: store.Row, regime: str) -> tuple[float, float]:
+    """Of the ratio to the baseline; the ratio twice where it is not known, and of the baseline itself 1."""
+    if row["kernel"] == row["baseline"]:
+        return 1.0, 1.0
+    low, high = (number(row, f"{regime}_speedup_{end}") for end in ("low", "high"))
+    ratio = number(row, f"{regime}_speedup")
+    return (low, high) if low and high else (ratio or math.inf, ratio or 0.0)
 
 
 def ratio_text(row: store.Row, column: str) -> str:
@@ -121,7 +172,7 @@ def throughput(row: store.Row, regime: str, metric: str) -> str:
     return scaled(rate) + (f" {plain(row['metric'])}" if row["metric"] != metric else "")
 
 
-def cells(row: store.Row, regime: str, metric: str, reference: store.Row | None, baselines: set[str]) -> list[str]:
+def cells(row: store.Row, regime: str, metric: str, reference: store.Row | None, first: store.Row | None) -> list[str]:
     """The five cells of a kernel; those of a failed case say what became of it."""
     if row["status"] not in store.MEASURED:
         return [plain(row["kernel"]), plain(row["status"]), "—", "—", plain(row["message"], MESSAGE)]
@@ -129,7 +180,7 @@ def cells(row: store.Row, regime: str, metric: str, reference: store.Row | None,
     us = regime_time(row, regime)
     if us is None:
         return [name, "—", "—", "—", "—"]
-    shown = percent(row, regime, reference), speedup(row, regime, baselines)
+    shown = percent(row, regime, reference), speedup(row, regime, first)
     return [name, duration(us), throughput(row, regime, metric), *shown]
 
 
@@ -148,21 +199,32 @@ def more_columns(rows: Iterable[store.Row], regime: str) -> list[str]:
 
 
 def table_lines(rows: list[store.Row], regime: str, full: bool) -> list[str]:
-    """One table: the kernels of one problem in one regime, in ladder order, the fastest in bold; `full` with workspace and
-    energy."""
-    timed = [(time, i) for i, row in enumerate(rows) if (time := regime_time(row, regime))]
-    best = min(timed)[1] if timed else None
+    """One table: the kernels of one problem in one regime, in ladder order, the `fastest` in bold; `full` with
+    workspace and energy."""
+    best, first = fastest(rows, regime), first_rung(rows, regime)
     measured = [row for row in rows if row["status"] in store.MEASURED]
     reference = next((row for row in measured if row["kernel"] == REFERENCE), None)
-    baselines = {row["baseline"] for row in measured if row["baseline"]}
     metric, more = metric_of(measured or rows), more_columns(rows, regime) if full else []
-    header = ["Kernel", "Time", f"Throughput ({plain(metric)})", "% of PyTorch throughput", "Speed-up vs. baseline"]
+    over = plain(first["kernel"]) if first else "baseline"
+    header = ["Kernel", "Time", f"Throughput ({plain(metric)})", "% of PyTorch throughput", f"Speed-up vs. {over}"]
     header += [f"{name} ({plain(energy_unit(metric))})" if name == ENERGY else name for name in more]
     body = []
-    for i, row in enumerate(rows):
-        texts = [*cells(row, regime, metric, reference, baselines), *more_cells(row, regime, metric, more)]
-        body.append([f"**{text}**" if i == best else text for text in texts])
-    return markdown_table(header, [":--", "--:", "--:", "--:", ":--", *["--:"] * len(more)], body)
+    for row in rows:
+        texts = [*cells(row, regime, metric, reference, first), *more_cells(row, regime, metric, more)]
+        body.append([f"**{text}**" if row["kernel"] in best else text for text in texts])
+    return markdown_table(header, [":--", "--:", "--:", ":--", "--:", *["--:"] * len(more)], body)
+
+
+def headline(rows: Iterable[store.Row]) -> str:
+    """The fastest kernel that is not PyTorch's own in a sentence, cold and steady; empty where nobody compared one."""
+    ours = [row for row in rows if row["backend"] != "torch" and row["baseline"] == REFERENCE]
+    timed = [row for row in sorted(ours, key=kernel_order) if regime_time(row, "cold")]
+    best = min(timed, key=lambda row: float(row["cold_us"]), default=None)
+    if best is None:
+        return ""
+    shares = {regime: percent(best, regime, None) for regime in REGIMES if number(best, f"{regime}_speedup")}
+    said = " and ".join(f"{share.replace(' tie', ', a tie,')} {regime}" for regime, share in shares.items())
+    return f"of PyTorch's throughput **{plain(best['kernel'])}** reaches {said}." if said else ""
 
 
 def title(problem: str) -> str:

@@ -25,6 +25,7 @@ def row(kernel: str = "torch", us: float | None = 100.0, problem: str = "", **va
     if us is not None:
         for regime in ("cold", "steady"):
             made |= {f"{regime}_us": us, f"{regime}_tflops": 1e9 / us / 1e6, f"{regime}_speedup": 100 / us}
+            made |= {f"{regime}_baseline_us": None if kernel == "torch" else 100.0}
     return made | values
 
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from matplotlib.text import Annotation
 
 from analysis import files, make_plots, style
+from analysis.peaks import under_one_peak
 from analysis.plots import Picture, rounded
 from minfer.rows import store
 from tests.conftest import ROOT
@@ -383,3 +384,15 @@ def test_no_text_of_a_row_breaks_a_picture_or_the_readme(work: Workspace) -> Non
         ET.fromstring(content)
     images = [line for line in work.readme.read_text().splitlines() if line.startswith("![")]
     assert len(images) == 2 and all(line.endswith(".svg)") for line in images)
+
+
+def test_rows_of_runs_with_other_peaks_are_shown_under_the_best_of_each() -> None:
+    """A share of an old row's own peak, whatever bounds it, becomes one of the best; the clock comes with the peak."""
+    mine = {"copy_gbps": 4000.0, "wgmma_float16_float32": 800.0, "wgmma_float16_float32_mhz": 1600.0}
+    best = {"copy_gbps": 3900.0, "wgmma_float16_float32": 832.0, "wgmma_float16_float32_mhz": 1500.0}
+    fast = row("v02_tiled", 780.0, 4096, peaks=mine, cold_percent_of_peak=97.5)
+    slow = row("v01_naive", 8.0, 4096, peaks=mine, roof="copy_gbps", cold_percent_of_peak=40.0)
+    made = under_one_peak([{"roof": None} | r for r in (row("torch", 800.0, 4096, peaks=best), fast, slow)])
+    assert [r["peaks"] for r in made] == [best | {"copy_gbps": 4000.0}] * 3
+    assert [r["cold_percent_of_peak"] for r in made] == pytest.approx([100.0, 97.5 * 800 / 832, 40.0])
+    assert under_one_peak([row(peaks=None)])[0]["peaks"] is None

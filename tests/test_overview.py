@@ -24,7 +24,7 @@ def test_a_set_of_few_shapes_is_a_line_a_kernel(work: Workspace) -> None:
     assert work.run() == 0
     assert "**squares · float16 · layout=TN, accumulate=float32 · cold, TFLOP/s**" in work.readme.read_text()
     assert work.tables()[-1] == [
-        ["Kernel", "512", "2048", "4096", "Speed-up, geometric mean"],
+        ["Kernel", "512", "2048", "4096", "Speed-up over torch, geometric mean"],
         ["torch", "10.00", "**10.00**", "10.00", "1.00×"],
         ["v02", "5.000", "—", "5.000", "—"],  # not of every shape: a mean of the others would flatter somebody
         ["v10", "**12.50**", "—", "**12.50**", "—"],
@@ -40,11 +40,11 @@ def test_a_set_of_many_shapes_is_a_line_a_shape(work: Workspace) -> None:
     work.write(*rows, slow)
     assert work.run() == 0
     table = work.tables()[-1]
-    assert table[0] == ["M × N × K", "torch", "v15", "v16", "Speed-up of the fastest"]  # v01 never is
+    assert table[0] == ["M × N × K", "torch", "v15", "v16", "Speed-up over torch, fastest"]  # v01 never is
     assert table[1] == ["1 × 4096 × 4096", "100.0 µs", "90.00 µs", "**80.00 µs**", "1.25×"]
     assert table[2] == ["16 × 4096 × 4096", "100.0 µs", "**50.00 µs**", "80.00 µs", "2.00×"]
     assert len(table) == 1 + 9 + 1
-    assert table[-1] == ["Speed-up, geometric mean", "1.00×", "1.87×", "1.25×", "1.90×"]
+    assert table[-1] == ["Speed-up over torch, geometric mean", "1.00×", "1.87×", "1.25×", "1.90×"]
 
 
 def test_a_baseline_that_wins_hides_nobody(work: Workspace) -> None:
@@ -52,7 +52,7 @@ def test_a_baseline_that_wins_hides_nobody(work: Workspace) -> None:
     work.write(*(row(name, us, shape) for shape in shapes for name, us in {"torch": 100.0, "v01": 125.0}.items()))
     assert work.run() == 0
     assert work.tables()[-1][:2] == [
-        ["M × N", "torch", "v01", "Speed-up of the fastest"],
+        ["M × N", "torch", "v01", "Speed-up over torch, fastest"],
         ["1 × 4096", "**100.0 µs**", "125.0 µs", "0.800×"],
     ]
     assert "**llama · float16 · layout=TN, accumulate=float32 · k=4096 · cold, time**" in work.readme.read_text()
@@ -80,7 +80,7 @@ def test_shapes_of_one_varying_axis_are_called_by_it(
     assert work.run() == 0
     assert "**rows · bfloat16 · residual=add · hidden=4096 · cold, GB/s**" in work.readme.read_text()
     assert work.tables()[-1] == [
-        ["Kernel / tokens", "1", "16", "128", "Speed-up, geometric mean"],
+        ["Kernel / tokens", "1", "16", "128", "Speed-up over torch, geometric mean"],
         ["torch", "10000", "10000", "10000", "1.00×"],
         ["v01", "**20000**", "**20000**", "**20000**", "2.00×"],
     ]
@@ -108,4 +108,4 @@ def test_many_square_shapes_have_a_line_a_size(
     )
     work.write(*squares(*sizes, kernels={"torch": 1, "v02": 2}))
     assert work.run() == 0
-    assert [line[0] for line in work.tables()[-1]] == ["Size", *map(str, sizes), "Speed-up, geometric mean"]
+    assert [line[0] for line in work.tables()[-1]] == ["Size", *map(str, sizes), "Speed-up over torch, geometric mean"]

@@ -12,6 +12,7 @@ import fcntl
 import inspect
 import os
 import re
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping
@@ -149,7 +150,11 @@ class Emulated:
 
     def __init__(self, kernel: Kernel, library: Path, mistake: int = 0) -> None:
         self.symbol, self.seed, self.mistake = kernel.symbol, 0, mistake
-        self._library = ctypes.CDLL(str(library))
+        # Of each mistake a library of its own: one that ends a launch leaves flags and counters of the kernel's as they are.
+        own = library.with_name(f"{library.stem}-{mistake}{library.suffix}")
+        if mistake and not own.exists():
+            shutil.copy(library, own)
+        self._library = ctypes.CDLL(str(own if mistake else library))
         self._library.emulator_schema.restype = ctypes.c_char_p
         schema = self._library.emulator_schema(self.symbol.encode())
         if schema is None:

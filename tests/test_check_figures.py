@@ -1,0 +1,51 @@
+"""Tables that contradict themselves are found, and those that the code makes do not."""
+
+from __future__ import annotations
+
+import pytest
+
+from analysis import check_figures
+from tests.tables import Workspace, row
+
+
+@pytest.fixture
+def text(work: Workspace) -> str:
+    """A README with both regimes of four kernels, of which two are a tie."""
+    cuda = {"backend": "cuda", "steady_speedup": 0.98}
+    work.write(row(), row("v01_naive", 431.7, **cuda), row("v02", 71.33, **cuda), row("v03", 71.5, **cuda))
+    assert work.run() == 0
+    return work.readme.read_text()
+
+
+def test_what_is_made_of_rows_agrees(text: str, work: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
+    assert list(check_figures.contradictions(text)) == []
+    assert check_figures.main([str(work.readme)]) == 0
+    assert capsys.readouterr().out == "8 rows of tables agree\n"
+
+
+@pytest.mark.parametrize(
+    ("shown", "instead", "said"),
+    [
+        ("71.33 µs", "72.33 µs", "v02 is said to have 140.2 % of PyTorch's time, and its figures give 138.3"),
+        ("140.2 %**", "141.2 %**", "v02 is said to have 141.2 % of PyTorch's time, and its figures give 140.2"),
+        (
+            "**6.052×**",
+            "**6.252×**",
+            "v02 is said to have 6.252 times the speed of v01_naive, and its figures give 6.052",
+        ),
+        (
+            "| 10.00 | 100.0 %",
+            "| 11.00 | 100.0 %",
+            "v01_naive is said to have 23.2 % of PyTorch's rate, and its figures",
+        ),
+        ("**v02** | **71", "v02 | **71", "the fastest kernel is not in bold"),
+        ("reaches 140.2 %", "reaches 139.2 %", "the sentence says 139.2 % cold, the table 140.2 %"),
+    ],
+)
+def test_a_contradiction_is_found(text: str, shown: str, instead: str, said: str) -> None:
+    assert shown in text
+    assert any(said in found for found in check_figures.contradictions(text.replace(shown, instead, 1)))
+
+
+def test_a_page_without_tables_is_no_proof(work: Workspace) -> None:
+    assert check_figures.main([str(work.readme)]) == 1
