@@ -129,7 +129,7 @@ def _against_peaks(case: Case, row: Mapping[str, Any], roofs: Mapping[str, float
     op = ops.get(case.op)
     arithmetic = op.arithmetic(case)
     fastest = roofs.get("max_sm_mhz", math.inf)
-    floors = {"cold": op.traffic_of(case)[0], "steady": 0.0}  # rotated inputs may be in the cache
+    floors = {"cold": op.traffic_of(case)[0], "steady": 0.0}  # a few of the rotated inputs may still be in the cache
     found["roof"] = peaks.roof(roofs, row["flops"], row["bytes"], arithmetic)
     for regime, nbytes in floors.items():
         floor_us = peaks.floor_seconds(roofs, row["flops"], nbytes, arithmetic, fastest) * 1e6

@@ -29,12 +29,14 @@ REPEATS, REPEATS_S = 5, 0.2  # more runs on the same inputs, to see a race; fewe
 
 @dataclass(frozen=True)
 class Errors:
-    """How far from the reference, over everything that was tried; of floats, and `over_bound` of all outputs."""
+    """How far results are from the reference, the largest of everything that was tried.
+
+    `rel_l2`, ||result - reference|| / ||reference||, and `max_abs`, in the output's unit, are of floats with a bound only."""
 
     rel_l2: float = 0.0
     max_abs: float = 0.0
-    over_bound: float = 0.0  # above 1 is wrong
-    tried: int = 0
+    over_bound: float = 0.0  # |result - reference| / bound; above 1 is wrong. Exact outputs and checks: 0 or inf
+    tried: int = 0  # sets of inputs
 
     def worst(self, other: Errors) -> Errors:
         """The larger of each; NaN is larger than any number."""

@@ -1,7 +1,7 @@
 """What an op's reference returns: the right value of each element of an output, and how far from it a kernel may be.
 
-A bound is of the error before the output is rounded to its dtype; verification adds that rounding itself: one ulp.
-The unit roundoff u is 2^-24 for sums in float32 and 2^-11 in float16.
+A bound is of the error before the output is rounded to its dtype. Verification adds that rounding itself: eps |value| plus
+the smallest normal number of the dtype. The unit roundoff u is 2^-24 for sums in float32 and 2^-11 in float16.
 """
 
 from __future__ import annotations

@@ -51,14 +51,15 @@ class Op:
     name: what it is called in configs and keys; a Python identifier.
     axes: the sizes of a shape, in order, each after those that it depends on.
     tensors: the tensors of a case. `op.call(case)` tells under which scalars.
-    reference: `reference(case, tensors, **call)` gets the tensors that are read, by name, floats in fp64, and returns what
-        each written one must be. It must not change what it gets.
+    reference: `reference(case, tensors, **call)` gets the tensors that are read, by name: floats of any width as fp64,
+        integers in their own dtype. It returns an `Expected` for each written one, by name; those that have a check may be
+        left out. It must not change what it gets.
     params: every value that a case may state; the first is the default. A `Ragged` stands for lengths.
     calls: scalar arguments, by a name for each set. A kernel is verified under all that it supports; the first one is timed,
         and the others where a sweep asks for `params.call`.
     checks: for outputs that have several right answers, such as indices among ties: `check(case, tensors)` gets all tensors
-        by name, outputs among them, and returns for each element whether it is right. It must not wait for the device, and
-        indices may be out of bounds: clamp them before they index.
+        by name, outputs among them, and returns a bool tensor of the output's shape, on its device: which elements are right.
+        It must not wait for the device, and indices may be out of bounds: clamp them before they index.
     flops: of one call; a multiply-add counts as two. 0 where nobody would count them.
     traffic: the fewest bytes that device memory must move, read and written; None: every input read once, every output
         written once, and both of what is changed in place.
@@ -115,10 +116,10 @@ class Op:
     # Registering kernels.
 
     def torch(self, name: str, function: Callable[..., Any], *, baseline: bool = False, **supports: Any) -> None:
-        """Register a PyTorch implementation; ratios are against a baseline, of several the first that runs the case.
+        """Register a PyTorch implementation. Ratios are against a `baseline`; of several, the first that supports the case.
 
-        `returns=(0,)`: what it returns is the first argument's new value. It is copied there outside of the timed window,
-        because who calls PyTorch makes no such copy."""
+        `returns=(0,)`: the function returns a new tensor, which minfer copies to the kernel's first argument after the timed
+        window, because PyTorch's users make no such copy."""
         source = Path(inspect.unwrap(function).__code__.co_filename)
         self._add(Kernel(self.name, name, "torch", source, function, **supports))
         if baseline:
@@ -144,7 +145,8 @@ class Op:
         self.kernels[kernel.name] = replace(kernel, first_call=next(iter(self.calls)))
 
     def baseline(self, case: Case) -> str:
-        """The name of the kernel that this case's ratios are against."""
+        """The name of the kernel that this case's ratios are against: the first baseline that supports it, or the first one
+        where none does. Raises IndexError for an op without a baseline."""
         runs = (name for name in self.baselines if self.kernels[name].unsupported(case, None) is None)
         return next(runs, self.baselines[0])
 
