@@ -173,7 +173,7 @@ def test_its_choice_is_explained_once():
             [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, env=os.environ | {"MINFER_EXPLAIN": explain}
         )  # fmt: skip
         assert done.returncode == 0 and len(done.stderr.splitlines()) == lines, done.stderr
-        assert ("minfer.matmul 8x8x8 float16 NN: cpu_" in done.stderr) == (explain == "1")
+        assert ("minfer.hgemm m=8 n=8 k=8 float16 NN float32: cpu_" in done.stderr) == (explain == "1")
 
 
 def test_its_first_call_does_not_import_the_compiler():

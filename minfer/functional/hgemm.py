@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Callable
-from functools import cache
-
 import torch
 
-from minfer import build
-from minfer.functional.best import best
-from minfer.ops import DTYPES, get
+from minfer.functional import library
 
 # Not taken for fewer columns than any that were measured: strips of them leave multiprocessors idle there.
 LEAST = {"v17_one_wave": "n"}
-NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -38,14 +30,13 @@ def _multiply(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return out
     if k == 0:
         return out.zero_()
-    a = _readable(a)
+    a = library.readable(a)
     if b.stride(0) == 1 and not (b.stride(1) == 1 and n == 1):
-        b, layout = _readable(b.t()).t(), "TN"
+        b, layout = library.readable(b.t()).t(), "TN"
     else:
-        b, layout = _readable(b), "NN"
-    kernel = _kernel(m, n, k, a.dtype, layout, a.device)
-    with torch.cuda.device_of(a):
-        kernel(out, a, b, alpha=1.0, beta=0.0)
+        b, layout = library.readable(b), "NN"
+    shape, params = {"m": m, "n": n, "k": k}, {"layout": layout, "accumulate": "float32"}
+    library.call("hgemm", (out, a, b), a.dtype, shape, params, LEAST, alpha=1.0, beta=0.0)
     return out
 
 
@@ -54,11 +45,7 @@ def _fake(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return a.new_empty(a.shape[0], b.shape[1])
 
 
-# Not by `custom_op`, which takes longer at each call, and seconds at the first: it imports all of torch.compile.
-_LIBRARY = torch.library.Library("minfer", "FRAGMENT")
-_LIBRARY.define("hgemm(Tensor a, Tensor b) -> Tensor")
-_LIBRARY.impl("hgemm", _multiply, "CompositeExplicitAutograd")
-torch.library.register_fake("minfer::hgemm", _fake, lib=_LIBRARY)
+library.define("hgemm(Tensor a, Tensor b) -> Tensor", _multiply, _fake)
 
 
 def _check(a: torch.Tensor, b: torch.Tensor) -> None:
@@ -68,22 +55,3 @@ def _check(a: torch.Tensor, b: torch.Tensor) -> None:
         raise ValueError(f"minfer.matmul takes float16 or bfloat16 for both operands, got {a.dtype} and {b.dtype}")
     if a.device != b.device:
         raise ValueError(f"minfer.matmul takes operands on one device, got {a.device} and {b.device}")
-
-
-def _readable(rows: torch.Tensor) -> torch.Tensor:
-    """The matrix itself where its rows are contiguous and start at multiples of 16 bytes, else a copy.
-
-    Rows that cannot (their length is odd) stay: then `best` finds a kernel that needs no such thing."""
-    contiguous = rows.stride(1) == 1 and rows.stride(0) >= rows.shape[1]
-    aligned = rows.data_ptr() % 16 == 0 and rows.stride(0) % 8 == 0
-    return rows if contiguous and (aligned or rows.shape[1] % 8) else rows.clone(memory_format=torch.contiguous_format)
-
-
-@cache
-def _kernel(m: int, n: int, k: int, dtype: torch.dtype, layout: str, device: torch.device) -> Callable[..., None]:
-    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
-    params, shape = {"layout": layout, "accumulate": "float32"}, {"m": m, "n": n, "k": k}
-    choice = best("hgemm", NAMES[dtype], params, shape, capability, LEAST)
-    if os.environ.get("MINFER_EXPLAIN") == "1":
-        print(f"minfer.matmul {m}x{n}x{k} {NAMES[dtype]} {layout}: {choice.kernel}, {choice.why}", file=sys.stderr)
-    return build.function(get("hgemm").kernels[choice.kernel], build.arch_of(capability) if capability else "")

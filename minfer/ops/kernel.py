@@ -42,9 +42,14 @@ class Kernel:
     ] = ()  # backend "torch": for these of its arguments it returns new tensors instead of writing
     first_call: str = ""  # of the op: what a case without the parameter `call` means
     deterministic: bool = True  # False: two runs may differ in their bits, as with floating-point atomics
+    package: str = (
+        ""  # backend "torch": the module, not PyTorch's, that the implementation is of; it runs on a GPU only
+    )
 
     @property
     def devices(self) -> tuple[str, ...]:
+        if self.package:
+            return ("cuda",)
         return {"torch": ("cpu", "cuda"), "cpp": ("cpu",)}.get(self.backend, ("cuda",))
 
     def elsewhere(self, device: str) -> str | None:
@@ -71,6 +76,8 @@ class Kernel:
             fits = capability >= (major, minor) if self.archs.endswith("+") else capability == (major, minor)
             if not fits:
                 return f"needs {self.archs}, this GPU is sm_{capability[0]}{capability[1]}"
+        if self.package and capability is not None and importlib.util.find_spec(self.package) is None:
+            return f"needs the package {self.package}: pip install 'minfer[peers]'"
         return self.requires(case) if self.requires else None
 
     def builds_for(self, arch: str) -> bool:

@@ -125,6 +125,11 @@ class Op:
         if baseline:
             self.baselines.append(name)
 
+    def peer(self, name: str, function: Callable[..., Any], package: str, **supports: Any) -> None:
+        """Register what another project has for this op, to stand in the same rounds: a function that imports the module
+        `package` when it is called. It runs on a GPU only. Where the module is not installed, its rows say so."""
+        self.torch(name, function, package=package, **supports)
+
     def cuda(self, file: str, *, name: str = "", archs: str = "sm_80+", **supports: Any) -> None:
         """Register a CUDA kernel, a `.cu` file that defines the torch op `minfer::<op>_<name>`, by default the file's
         name. A file may define several, which are registered one by one and built once."""

@@ -37,14 +37,14 @@ __global__ void __launch_bounds__(kMostThreads) in_registers(RmsNorm<T> p, int v
   }
   float sum = 0.0f;
 #pragma unroll
-  for (int i = 0; i < kVectors; ++i) sum += x[i].squares();
-  const float scale = rsqrtf(sum_of_row(sum, partial) * p.share + p.eps);
+  for (int i = 0; i < kVectors; ++i) sum += squares(x[i]);
+  const float scale = rsqrtf(reduce_row(sum, partial) * p.share + p.eps);
   uint4* y = reinterpret_cast<uint4*>(p.y + row * p.y_stride);
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
     const int at = threadIdx.x + i * blockDim.x;
     x[i].stay_packed(), weight[i].stay_packed();
-    if (at < vectors && row < p.tokens) y[at] = x[i].scaled(scale, weight[i]).bits;
+    if (at < vectors && row < p.tokens) y[at] = scaled(x[i], scale, weight[i]).bits;
   }
 }
 
@@ -62,13 +62,13 @@ __global__ void __launch_bounds__(kMostSharedThreads) in_shared(RmsNorm<T> p, in
 #pragma unroll 4
   for (int at = threadIdx.x; at < vectors; at += blockDim.x) {
     const Vector<T> piece(x[at]);
-    sum += piece.squares();
+    sum += squares(piece);
     if (at < kept) row[at] = piece.bits;
   }
-  const float scale = rsqrtf(sum_of_row(sum, partial) * p.share + p.eps);
+  const float scale = rsqrtf(reduce_row(sum, partial) * p.share + p.eps);
 #pragma unroll 4
   for (int at = threadIdx.x; at < vectors; at += blockDim.x)  // a thread reads what it wrote itself
-    y[at] = Vector<T>(at < kept ? row[at] : x[at]).scaled(scale, Vector<T>(weight[at])).bits;
+    y[at] = scaled(Vector<T>(at < kept ? row[at] : x[at]), scale, Vector<T>(weight[at])).bits;
 }
 
 template <int kVectors, typename T>

@@ -1,0 +1,83 @@
+"""How a function for users becomes a torch op, `torch.ops.minfer.<name>`, and how it calls the kernel that `best` chooses."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+import torch
+
+from minfer import build
+from minfer.functional.best import NONE, best
+from minfer.ops import get
+from minfer.ops.tensors import NAMES
+
+LIBRARY = torch.library.Library("minfer", "FRAGMENT")
+
+
+def define(schema: str, function: Callable[..., Any], fake: Callable[..., Any]) -> None:
+    """Register `torch.ops.minfer.<name>` for every device.
+
+    `schema` starts with the name, as in `"silu_mul(Tensor gate, Tensor up) -> Tensor"`. `fake` has the same arguments and
+    returns empty tensors of the right shapes, for torch.compile. Both must raise for arguments that do not fit.
+
+    `torch.library.custom_op` is not used: it takes longer at each call, and imports all of torch.compile at the first."""
+    name = schema.partition("(")[0]
+    LIBRARY.define(schema)
+    LIBRARY.impl(name, function, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"minfer::{name}", fake, lib=LIBRARY)
+
+
+def call(
+    op: str,
+    tensors: tuple[torch.Tensor, ...],
+    dtype: torch.dtype,
+    shape: Mapping[str, int],
+    params: Mapping[str, str] = NONE,
+    least: Mapping[str, str] = NONE,
+    **scalars: Any,
+) -> None:
+    """Call the kernel of `op` that `best` chooses for a problem, with the op's tensors in its order.
+
+    It is compiled at its first call. With MINFER_EXPLAIN=1 each choice is printed to stderr once. `shape` and `params` have
+    all of the op's axes and parameters; `scalars` are the arguments of a call. Raises ValueError where no kernel supports
+    the problem."""
+    device = tensors[0].device
+    kernel = _kernel(op, NAMES[dtype], tuple(params.items()), tuple(shape.items()), tuple(least.items()), device)
+    with torch.cuda.device_of(tensors[0]):
+        kernel(*tensors, **scalars)
+
+
+@cache
+def _kernel(
+    op: str,
+    dtype: str,
+    params: tuple[tuple[str, str], ...],
+    shape: tuple[tuple[str, int], ...],
+    least: tuple[tuple[str, str], ...],
+    device: torch.device,
+) -> Callable[..., None]:
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+    choice = best(op, dtype, dict(params), dict(shape), capability, dict(least))
+    if os.environ.get("MINFER_EXPLAIN") == "1":
+        problem = " ".join([f"{axis}={size}" for axis, size in shape] + [dtype] + [value for _, value in params])
+        print(f"minfer.{op} {problem}: {choice.kernel}, {choice.why}", file=sys.stderr)
+    return build.function(get(op).kernels[choice.kernel], build.arch_of(capability) if capability else "")
+
+
+def readable(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself where its last dimension is contiguous and its rows start at multiples of 16 bytes, else a copy.
+
+    Rows that cannot start there, because of their length, stay as they are: `best` then finds a kernel that needs no
+    alignment. Rows that overlap, as those of `expand` do, are copied."""
+    *sizes, length = tensor.shape
+    *strides, last = tensor.stride()
+    strides = [stride for stride, size in zip(strides, sizes, strict=True) if size > 1]
+    if (last != 1 and length > 1) or any(stride < length for stride in strides):
+        return tensor.clone(memory_format=torch.contiguous_format)
+    piece = 16 // tensor.element_size()
+    aligned = tensor.data_ptr() % 16 == 0 and all(stride % piece == 0 for stride in strides)
+    return tensor if aligned or length % piece else tensor.clone(memory_format=torch.contiguous_format)
