@@ -3,6 +3,7 @@ one sentence with the remedy."""
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shlex
@@ -11,6 +12,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from jobs import record
@@ -33,30 +35,101 @@ def before_submitting(cluster: Cluster, container: Container, kind: str) -> None
             raise UserError(
                 "container=apptainer needs apptainer, which is not on the PATH; load its module or use container=none"
             )
-    if kind == "slurm" and cluster.gres:
-        _gpu_exists(cluster)
+    if kind == "slurm":
+        _node_exists(cluster)
 
 
-def _gpu_exists(cluster: Cluster) -> None:
-    """That some node of the partition has the GPUs asked for. Raises UserError."""
-    wanted = gpus(cluster.gres)
-    partition = [f"--partition={cluster.partition}"] if cluster.partition else []
+@dataclass(frozen=True)
+class Node:
+    """What a node of a partition has, and how long a job may run there."""
+
+    cpus: int
+    memory_mb: int
+    gres: str
+    minutes: float
+
+    @property
+    def gpus(self) -> dict[str, int]:
+        return gpus(self.gres)
+
+
+def nodes(partition: str | None) -> list[Node]:
+    """The nodes of a partition, None for the site's default one; none where SLURM does not say."""
+    chosen = [f"--partition={partition}"] if partition else []
     try:
         told = subprocess.run(
-            ["sinfo", "--noheader", "--format=%G", *partition], capture_output=True, text=True, timeout=60
+            ["sinfo", "--noheader", "--Node", "--format=%P|%c|%m|%G|%l", *chosen],
+            capture_output=True,
+            text=True,
+            timeout=60,
         ).stdout
     except (OSError, subprocess.SubprocessError):
-        return  # sbatch will say it
-    there = [gpus(line) for line in told.split()]
-    fits = any(
-        all((node.get(model, 0) if model else sum(node.values())) >= n for model, n in wanted.items()) for node in there
-    )
-    if wanted and there and not fits:
-        known = ", ".join(sorted({line.split("(")[0] for line in told.split()})).replace("null", "no GPU")
-        where = f"of partition {cluster.partition} " if cluster.partition else ""
+        return []
+    lines = [line.split("|") for line in told.splitlines() if line.count("|") == 4]
+    lines = [line for line in lines if partition or line[0].endswith("*")] or lines
+    return [
+        Node(_leading(cpus), _leading(memory), gres.strip(), _minutes(limit)) for _, cpus, memory, gres, limit in lines
+    ]
+
+
+def _leading(text: str) -> int:
+    """The number that `8`, `8+` or `64000+` begins with."""
+    found = re.match(r"\d+", text.strip())
+    return int(found[0]) if found else 0
+
+
+def _minutes(limit: str) -> float:
+    """A time limit of SLURM's, such as 1-12:00:00, 30:00 or infinite, in minutes."""
+    if not (found := re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", limit.strip())):
+        return math.inf
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return 1440 * days + 60 * hours + minutes + seconds / 60
+
+
+def _node_exists(cluster: Cluster) -> None:
+    """That some node of the partition has what a job asks for, and jobs may run as long there. Raises UserError."""
+    there = nodes(cluster.partition)
+    if not there:
+        return  # sbatch will say why
+    wanted = gpus(cluster.gres)
+    where = f"of partition {cluster.partition} " if cluster.partition else ""
+    fit = [
+        n
+        for n in there
+        if all((n.gpus.get(model, 0) if model else sum(n.gpus.values())) >= k for model, k in wanted.items())
+    ]
+    if not fit:
+        known = (
+            ", ".join(sorted({node.gres.split("(")[0] for node in there}))
+            .replace("(null)", "")
+            .replace("null", "no GPU")
+        )
         raise UserError(
             f"no node {where}has {cluster.gres}, only {known or 'no GPU'}; correct cluster.gres or partition"
         )
+    for what, asked, unit, most, key in (
+        ("CPUs", cluster.cpus, "", max(node.cpus for node in fit), "cluster.cpus"),
+        ("of memory", cluster.memory_gb, " GB", max(node.memory_mb for node in fit) // 1024, "cluster.memory_gb"),
+    ):
+        if asked is not None and asked > most:
+            having = f" with {cluster.gres}" if wanted else ""
+            raise UserError(
+                f"no node {where}has {asked}{unit} {what}{having}, at most {most}{unit}; lower {key}, or set it to null for "
+                "the site's default"
+            )
+    longest = max(node.minutes for node in fit)
+    if cluster.time_min is not None and cluster.time_min > longest:
+        raise UserError(
+            f"jobs {where}may run for {longest:g} min, and cluster.time_min is {cluster.time_min}; lower it"
+        )
+
+
+def models(cluster: Cluster) -> list[str]:
+    """The models of GPU that a job of no particular model may get, where there are several."""
+    if "" not in gpus(cluster.gres):
+        return []
+    found = sorted({model for node in nodes(cluster.partition) for model in node.gpus if model})
+    return found if len(found) > 1 else []
 
 
 def gpus(gres: str | None) -> dict[str, int]:
@@ -166,6 +239,38 @@ def file_system(path: Path, mounts: str | None = None) -> str:
         if path.is_relative_to(where) and len(where) >= len(best):  # of mounts over one another the last
             best, kind = where, name
     return kind
+
+
+MEMORY = "it ran out of memory; raise cluster.memory_gb"
+# Lines of a log that say why a job ended, and what to add to them.
+TELLING = (
+    (r"oom[-_ ]?kill|out of memory|exceeded (job|step) memory limit|OUT_OF_MEMORY", MEMORY),
+    (
+        r"^(ImportError|ModuleNotFoundError): .*",
+        "the environment of the job lacks a package; uv sync, or correct cluster.setup",
+    ),
+    (
+        r"command not found|No such file or directory",
+        "correct cluster.setup, or put the file on a file system that the nodes see",
+    ),
+    (r"^\w*(Error|Exception)\b.*", ""),
+)
+
+
+def telling(log: Path, end: str = "") -> str | None:
+    """The line of a job's log that says why it ended, with what to do; `end` is SLURM's word for that end."""
+    if end == "OUT_OF_MEMORY":
+        return MEMORY
+    try:
+        lines = log.read_text(errors="replace").splitlines()
+    except OSError:
+        return None
+    for pattern, remedy in TELLING:
+        for line in reversed(lines[-200:]):
+            if re.search(pattern, line, re.IGNORECASE):
+                shown = "".join(c for c in line.strip() if c.isprintable())[:200]
+                return f"{shown}; {remedy}" if remedy and remedy != MEMORY else remedy or shown
+    return None
 
 
 def said(log: Path) -> str | None:

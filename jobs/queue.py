@@ -5,10 +5,12 @@ submitit takes NODE_FAIL for the end of a job, and SLURM runs that job again; so
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import time
 from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 
 from jobs.record import Job
@@ -25,16 +27,64 @@ WAITING = (
 )
 
 
-def states(folder: Path, jobs: Collection[Job]) -> dict[str, str] | None:
-    """SLURM's word for each job, by its id; one that is over is not in it. None when SLURM does not answer."""
-    found = {job.id: "RUNNING" for job in jobs if job.executor == "local" and _runs(folder, job)}
+LOWER = "lower cluster.cpus, cluster.memory_gb or cluster.gres"
+# Why a job waits for ever, by SLURM's reason, and what to do. Other reasons, such as Resources or Priority, pass.
+STUCK = {
+    "PartitionConfig": f"no node of the partition has what a job asks for; {LOWER}",
+    "PartitionNodeLimit": f"no node of the partition has what a job asks for, or all that have are down; {LOWER}",
+    "PartitionTimeLimit": "a job asks for more time than the partition allows; lower cluster.time_min",
+    "PartitionDown": "the partition is down; ask the site, or choose another with cluster.partition",
+    "PartitionInactive": "the partition is inactive; choose another with cluster.partition",
+    "BadConstraints": "no node has the features that a job asks for; correct cluster.constraint",
+    "InvalidAccount": "the account is not valid; correct cluster.account",
+    "InvalidQOS": "the QOS is not valid; correct cluster.qos",
+    "JobHeldUser": "it is held; release it with scontrol release",
+    "JobHeldAdmin": "an administrator holds it; ask them",
+    "DependencyNeverSatisfied": "a job that it depends on has failed; correct cluster.flags",
+    "JobHoldMaxRequeue": "SLURM could not start it several times and holds it; release it with scontrol release",
+    "launch failed requeued held": "SLURM could not start it, and holds it; ask the site, or release it with scontrol release",
+}
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What squeue says of a job: SLURM's word for its state, why it waits, and when it may start; empty where unknown."""
+
+    word: str
+    reason: str = ""
+    start: str = ""  # such as 2026-11-23T14:05:00
+
+
+def states(folder: Path, jobs: Collection[Job]) -> dict[str, Seen] | None:
+    """What is known of each job, by its id; one that is over is not in it. None when SLURM does not answer."""
+    found = {job.id: Seen("RUNNING") for job in jobs if job.executor == "local" and _runs(folder, job)}
     if all(job.executor == "local" for job in jobs):
         return found
-    told = _ask("squeue", "--noheader", "--array", f"--user={os.getuid()}", "--format=%i %T")
+    told = _ask("squeue", "--noheader", "--array", f"--user={os.getuid()}", "--format=%i|%T|%S|%r")
     if told is None:
         return None
     ids = {job.id for job in jobs}
-    return found | {words[0]: words[1] for line in told.splitlines() if (words := line.split())[0] in ids}
+    lines = [line.split("|", 3) for line in told.splitlines()]
+    return found | {
+        line[0]: Seen(
+            line[1], line[3].strip("()").replace("_", " ") if " " in line[3] else line[3], line[2].replace("N/A", "")
+        )
+        for line in lines
+        if len(line) == 4 and line[0] in ids
+    }
+
+
+def stuck(reason: str) -> str | None:
+    """Why a job with this reason will not start by itself, and what to do; None where it only has to wait."""
+    if reason in STUCK:
+        return STUCK[reason]
+    if re.match(r"(QOS|Assoc|MaxCpuPer|MaxMemPer)", reason):
+        if "PerJob" in reason or "Wall" in reason:
+            return f"a job asks for more than a limit of your account or QOS allows; {LOWER}, or cluster.time_min"
+        return (
+            "a limit of your account or QOS is reached; unless it is below what one job needs, it passes when jobs end"
+        )
+    return None
 
 
 def ends(jobs: Collection[Job]) -> dict[str, str]:
@@ -50,8 +100,9 @@ def ends(jobs: Collection[Job]) -> dict[str, str]:
 
 def cancel(folder: Path, jobs: Collection[Job], patience_s: float = 20) -> None:
     """End jobs. Those of this machine are waited for, so that nothing is left running."""
-    if ids := [job.id for job in jobs if job.executor == "slurm"]:
-        _ask("scancel", *ids)
+    ids = sorted({job.id for job in jobs if job.executor == "slurm"})
+    for start in range(0, len(ids), 500):  # a command line has an end
+        _ask("scancel", *ids[start : start + 500])
     local = [job for job in jobs if job.executor == "local"]
     deadline = time.monotonic() + patience_s
     while running := [job for job in local if _runs(folder, job)]:

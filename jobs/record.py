@@ -3,10 +3,12 @@ became."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -90,11 +92,37 @@ def add(folder: Path, jobs: Iterable[Job]) -> None:
         file.writelines(json.dumps({"time": time.time()} | asdict(job)) + "\n" for job in jobs)
 
 
+def submitted(folder: Path) -> list[Job]:
+    """Every job that was ever submitted, in order. A line that cannot be read, as of a process that was killed while it
+    wrote, is left out."""
+    path = folder / JOBS
+    found = []
+    for text in path.read_text(errors="replace").splitlines() if path.exists() else []:
+        try:
+            line = json.loads(text)
+            found.append(Job(line["shard"], line["id"], line["executor"]))
+        except (ValueError, KeyError, TypeError):
+            continue
+    return found
+
+
 def jobs(folder: Path) -> dict[str, Job]:
     """The last job of each shard."""
-    path = folder / JOBS
-    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    return {line["shard"]: Job(line["shard"], line["id"], line["executor"]) for line in lines}
+    return {job.shard: job for job in submitted(folder)}
+
+
+@contextlib.contextmanager
+def submitting(folder: Path) -> Iterator[None]:
+    """Whoever submits jobs of a run is alone with it: two at once would queue each shard twice. The lock ends with the
+    process. Raises UserError where another one has it."""
+    with open(folder / "submit.lock", "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise UserError(
+                f"jobs of {folder.name} are being submitted from another shell; wait for it, and try again"
+            ) from error
+        yield
 
 
 def shards(folder: Path) -> dict[str, Path]:

@@ -34,6 +34,9 @@ PASS_ON_ONE = 'eval "[ -z \\"\\${$name+x}\\" ] || export \\"APPTAINERENV_$name=\
 REQUEUE = ["status=$?", f'[ "$status" != {AGAIN} ] || scontrol requeue "$SLURM_JOB_ID"', 'exit "$status"']
 
 
+LOCAL_MIN = 30 * 24 * 60  # what submitit gives a local job, which has no time limit
+
+
 def executor_name(cluster: Cluster) -> str:
     """`slurm` or `local`. Raises UserError where SLURM was asked for and is not there."""
     found = shutil.which("sbatch") is not None
@@ -50,21 +53,25 @@ def executor_name(cluster: Cluster) -> str:
 
 def submit(shards: list[Path], cluster: Cluster, container: Container, folder: Path) -> list[Job]:
     """Start the jobs of shards, note them in the run's folder and return at once. A job under SLURM has a shard for each
-    of its GPUs. Raises UserError when something that it needs is not there, or SLURM refuses."""
+    of its GPUs. Whoever calls this has the lock of `record.submitting`. Raises UserError when something that jobs need is
+    not there, or SLURM refuses."""
     kind = executor_name(cluster)
     preflight.before_submitting(cluster, container, kind)
     if kind == "slurm" or container.image is not None:
         check_names(folder, cluster)
     sources = record.sources(folder)
     python = python_of_jobs(kind, container, cluster.scratch, sources, folder)
-    executor = submitit.AutoExecutor(
-        folder=folder / "jobs", cluster=kind, **({f"{kind}_python": python} if python else {})
-    )
-    grace_s = min(cluster.grace_s, 20 * cluster.time_min)  # of a short time limit a third at most
-    executor.update_parameters(timeout_min=cluster.time_min)
+    grace_s = cluster.grace_s
+    if cluster.time_min is not None:
+        grace_s = min(grace_s, 20 * cluster.time_min)  # of a short time limit a third at most
+    logs = folder / "jobs"
+    executor: submitit.Executor
     if kind == "slurm":
-        asked = parameters(cluster, container, sources, folder, grace_s)
-        executor.update_parameters(**{f"slurm_{name}": value for name, value in asked.items()})
+        executor = submitit.SlurmExecutor(folder=logs, python=python)
+        executor.update_parameters(**parameters(cluster, container, sources, folder, grace_s))
+    else:
+        executor = submitit.LocalExecutor(folder=logs, python=python)
+        executor.update_parameters(timeout_min=LOCAL_MIN)
     size = shards_per_job(cluster, kind)
     groups = [shards[start : start + size] for start in range(0, len(shards), size)]
     total = len(record.shards(folder))
@@ -90,6 +97,11 @@ def submit(shards: list[Path], cluster: Cluster, container: Container, folder: P
         return jobs
     except submitit.core.utils.FailedJobError as error:
         reason = " ".join(str(error).split("sbatch: error:")[-1].split())
+        if jobs:
+            raise UserError(
+                f"{len(jobs)} of {len(shards)} shards are queued as {folder.name}, and SLURM refused the rest: {reason}; "
+                f"go on later with minfer resubmit {folder.name}"
+            ) from error
         raise UserError(f"SLURM refused the job: {reason}; change cluster.* and try again") from error
     finally:
         signal.signal(signal.SIGINT, handler)
@@ -97,10 +109,14 @@ def submit(shards: list[Path], cluster: Cluster, container: Container, folder: P
 
 def parameters(cluster: Cluster, container: Container, sources: Path, folder: Path, grace_s: int) -> dict[str, Any]:
     """What a job asks of SLURM, and its script does before and after Python, by submitit's names."""
+    flags = {str(name): value for name, value in cluster.flags.items()}
+    name = flags.pop("job-name", f"minfer-{folder.name}")
     return {
-        "job_name": "minfer",
+        "job_name": name,
+        "time": cluster.time_min,
+        "wckey": flags.pop("wckey", None),  # submitit's own is refused by sites that keep a list of them
         "cpus_per_task": cluster.cpus,
-        "mem": f"{cluster.memory_gb}GB",
+        "mem": None if cluster.memory_gb is None else f"{cluster.memory_gb}GB",
         "partition": cluster.partition,
         "account": cluster.account,
         "qos": cluster.qos,
@@ -109,9 +125,14 @@ def parameters(cluster: Cluster, container: Container, sources: Path, folder: Pa
         "exclusive": cluster.exclusive or None,
         "array_parallelism": cluster.parallel,
         "signal_delay_s": grace_s,
-        "setup": [*cluster.setup, *preflight.script_lines(sys.executable, cluster, container, sources, folder)],
+        "setup": [
+            *(f"export {name}={shlex.quote(value)}" for name, value in imports(sources).items()),
+            "export SLURM_EXPORT_ENV=ALL",  # a user's SBATCH_EXPORT=NONE is for this script; its tasks get what it has
+            *cluster.setup,
+            *preflight.script_lines(sys.executable, cluster, container, sources, folder),
+        ],
         "teardown": REQUEUE,
-        "additional_parameters": {"chdir": str(sources), "requeue": True} | cluster.flags,
+        "additional_parameters": {"chdir": str(sources), "requeue": True} | flags,
     }
 
 
@@ -133,9 +154,9 @@ def _gpu(shard: int, total: int) -> str | None:
 def _environment(sources: Path) -> Iterator[None]:
     """What jobs inherit: they import the run's own copy of the sources, not those that are installed, and never what lies
     where the launcher was called."""
-    path = os.pathsep.join(filter(None, [str(sources), os.environ.get("PYTHONPATH", "")]))
-    before = {name: os.environ.get(name) for name in ("PYTHONPATH", "PYTHONSAFEPATH")}
-    os.environ |= {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
+    theirs = imports(sources)
+    before = {name: os.environ.get(name) for name in theirs}
+    os.environ |= theirs
     try:
         yield
     finally:
@@ -144,6 +165,12 @@ def _environment(sources: Path) -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
+
+
+def imports(sources: Path) -> dict[str, str]:
+    """The environment by which a job imports the run's own copy of the sources."""
+    path = os.pathsep.join(filter(None, [str(sources), os.environ.get("PYTHONPATH", "")]))
+    return {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
 
 
 def _largest_array() -> int:

@@ -209,7 +209,7 @@ def test_the_state_of_a_shard_follows_its_process_and_the_queue():
     def after(word: str | None, *events: str, **about: object) -> str:
         for event in events:
             shard.take({"event": event, "case": event, "message": "why", **about})
-        shard.settle(word)
+        shard.settle(queue.Seen(word) if word else None)
         return shard.state
 
     assert after("PENDING", "submitted") == "queued"

@@ -102,9 +102,9 @@ class Cluster:
     qos: str | None = None
     constraint: str | None = None
     gres: str | None = None  # such as gpu:l40s:1; a job runs a shard on each of its GPUs
-    cpus: int = 8
-    memory_gb: int = 64
-    time_min: int = 120
+    cpus: int | None = None
+    memory_gb: int | None = None
+    time_min: int | None = None
     grace_s: int = 90  # so long before the time limit a job stops after the case that it is at, and is queued again
     exclusive: bool = False  # whether a job gets its node for itself
     flags: dict[str, Any] = field(default_factory=dict)  # further options of sbatch, such as {reservation: weekly}
@@ -236,9 +236,11 @@ def check_values(config: Config) -> None:
         ("timing.cold_cap_s", timing.cold_cap_s, 0),
         ("timing.steady_block_s", timing.steady_block_s, 0),
         ("timing.least_rounds", timing.least_rounds, 1),
-        ("cluster.cpus", cluster.cpus, 1),
-        ("cluster.memory_gb", cluster.memory_gb, 1),
-        ("cluster.time_min", cluster.time_min, 1),
+        *(
+            (f"cluster.{key}", value, 1)
+            for key in ("cpus", "memory_gb", "time_min")
+            if (value := getattr(cluster, key)) is not None
+        ),
         ("cluster.grace_s", cluster.grace_s, 1),
         ("cluster.max_jobs", cluster.max_jobs, 1),
         ("cluster.parallel", cluster.parallel, 1),
@@ -274,6 +276,24 @@ def named(timing: Timing) -> Timing:
     return dataclasses.replace(timing, name=" ".join([timing.name, *changed]))
 
 
+# Options of sbatch that a job has by a key of its own, or that its script depends on.
+KEYS = {"cpus-per-task": "cpus", "mem": "memory_gb", "time": "time_min", "partition": "partition", "account": "account"}
+KEYS |= {"qos": "qos", "constraint": "constraint", "gres": "gres", "exclusive": "exclusive", "signal": "grace_s"}
+OURS = (
+    "array",
+    "chdir",
+    "error",
+    "export",
+    "nodes",
+    "ntasks",
+    "ntasks-per-node",
+    "open-mode",
+    "output",
+    "requeue",
+    "wrap",
+)
+
+
 def check_words(cluster: Cluster) -> None:
     """Raise UserError for what would not stay one word of a job's script: sbatch reads its options line by line, and
     loses backslashes."""
@@ -284,6 +304,10 @@ def check_words(cluster: Cluster) -> None:
             raise UserError(
                 f"cluster.flags has {name!r}, which is no option of sbatch; write it as in {{reservation: weekly}}"
             )
+        if name in KEYS:
+            raise UserError(f"cluster.flags has {name}, which is cluster.{KEYS[name]}; set that")
+        if name in OURS:
+            raise UserError(f"cluster.flags has {name}, which minfer sets itself; leave it out")
     for name, value in words.items():
         if isinstance(value, str) and (not value.isprintable() or "\\" in value):
             raise UserError(

@@ -26,6 +26,11 @@ from minfer.process import fork_server
 Message = dict[str, Any]
 
 
+STOPPED_S = (
+    5.0  # a longer gap between two looks at the pipe, which are 0.5 s apart, means that this process was stopped
+)
+
+
 class Died(Exception):
     """The process is gone; `status` is the row's."""
 
@@ -68,9 +73,16 @@ class Process:
             pass  # it died; receive says how
 
     def receive(self, seconds: float) -> Message:
-        """The next reply that is not about progress. Raises Died, and then has killed it."""
-        deadline = time.monotonic() + seconds
+        """The next reply that is not about progress. Raises Died, and then has killed it.
+
+        The deadline grows by as long as this process was stopped itself, as by `scontrol suspend`."""
+        last = time.monotonic()
+        deadline = last + seconds
         while True:
+            now = time.monotonic()
+            if now - last > STOPPED_S:
+                deadline += now - last
+            last = now
             line, newline, rest = self._buffer.partition(b"\n")
             if newline:
                 self._buffer = rest

@@ -24,6 +24,8 @@ def status(console: Console, folder: Path, words: list[str]) -> int:
         console, Path(config.results).absolute(), folder.name, Plan(progress.cases, {}, {}), progress
     )
     console.print(f"{folder.name}: {progress.line()}.", soft_wrap=True)
+    for warning in progress.warnings():
+        console.print(f"Note: {warning}.", soft_wrap=True)
     if complete or progress.active or not progress.answers:
         return 0
     console.print(f"Cases are missing; to run them: {start.resubmit(folder)}", soft_wrap=True)
@@ -37,9 +39,10 @@ def cancel(console: Console, folder: Path, words: list[str]) -> int:
     progress.read_once()
     if not progress.answers:
         raise UserError("SLURM does not answer, so that nothing can be cancelled; try again")
-    found = [progress.jobs[shard.name] for shard in progress.active if shard.name in progress.jobs]
-    jobs = list({job.id: job for job in found}.values())  # a job of several GPUs has as many shards
-    queue.cancel(folder, jobs)
+    jobs = list({job.id: job for job in record.submitted(folder)}.values())  # a job of several GPUs has as many shards
+    there = queue.states(folder, jobs) or {}
+    queue.cancel(folder, jobs)  # all that were ever submitted: one that is held may have nothing left to do
+    jobs = [job for job in jobs if job.id in there]
     console.print(
         f"{folder.name}: {len(jobs)} jobs cancelled; its {progress.rows} rows are kept."
         + (f" To go on: {start.resubmit(folder)}" if jobs else ""),
@@ -52,14 +55,15 @@ def resubmit(console: Console, folder: Path, words: list[str]) -> int:
     """Submit again what no job will finish; `words` may change cluster.* and container.*, or say wait=false."""
     config = record.request(folder, [word for word in words if word != "wait=false"])
     config.wait = "wait=false" not in words
-    progress = RunProgress(folder)
-    progress.read_once()
-    if not progress.answers:
-        raise UserError("SLURM does not answer, so that nobody knows which jobs still run; try again")
-    paths = [record.shards(folder)[name] for name in progress.missing]
-    if not paths:
-        console.print(f"{folder.name}: nothing to submit; {progress.line()}.", soft_wrap=True)
-        return 0
-    submit.submit(paths, config.cluster, config.container, folder)
+    with record.submitting(folder):
+        progress = RunProgress(folder)
+        progress.read_once()
+        if not progress.answers:
+            raise UserError("SLURM does not answer, so that nobody knows which jobs still run; try again")
+        paths = [record.shards(folder)[name] for name in progress.missing]
+        if not paths:
+            console.print(f"{folder.name}: nothing to submit; {progress.line()}.", soft_wrap=True)
+            return 0
+        submit.submit(paths, config.cluster, config.container, folder)
     console.print(f"{folder.name}: {len(paths)} shards submitted again. {start.look(folder)}", soft_wrap=True)
     return start.finish(console, config, folder, Plan(progress.cases, {}, {})) if config.wait else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -33,6 +34,7 @@ class ShardProgress:
     again: bool = False  # whether that process asked to be queued again
     warning: str | None = None  # what makes its node worse than it could be
     missed: int = 0  # times in succession that its job was not in the queue
+    seen: queue.Seen | None = None  # its job in the queue
 
     def take(self, event: dict[str, Any]) -> None:
         """Bring it up to date with an event of its process."""
@@ -52,8 +54,9 @@ class ShardProgress:
             case "end":
                 self.over = True
 
-    def settle(self, word: str | None) -> None:
-        """Its state, by SLURM's word for its job; None when the job is not in the queue."""
+    def settle(self, seen: queue.Seen | None) -> None:
+        """Its state, by what the queue says of its job; None when the job is not in it."""
+        self.seen, word = seen, seen.word if seen else None
         self.missed = 0 if word else self.missed + 1
         if self.over and self.message is None:
             self.state = "done"
@@ -69,7 +72,8 @@ class RunProgress:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.jobs = record.jobs(folder)
-        loaded = [Shard.load(path) for path in record.shards(folder).values()]
+        self.unreadable: list[Path] = []  # files of shards
+        loaded = [shard for path in record.shards(folder).values() if (shard := self._load(path))]
         self.cases = [case for shard in loaded for case in shard.cases]
         self.shards = {shard.name: ShardProgress(shard.name, len(shard.cases)) for shard in loaded}
         self.answers = True  # whether SLURM does
@@ -78,22 +82,34 @@ class RunProgress:
         self._asked -= POLLS_S[1]
         self._first: tuple[float, int] | None = None
 
+    def _load(self, path: Path) -> Shard | None:
+        try:
+            return Shard.load(path)
+        except (ValueError, KeyError, TypeError, OSError):
+            self.unreadable.append(path)
+            return None
+
     def read(self) -> list[dict[str, Any]]:
         """Bring it up to date; the events that are new."""
         events = []
-        for path in sorted((self.folder / "progress").glob("*.jsonl")):
+        grown = []
+        if (told := self.folder / "progress").is_dir():
+            with os.scandir(told) as entries:
+                grown = [path for entry in entries if entry.stat().st_size > self._offsets[path := Path(entry)]]
+        for path in sorted(grown):
             for event in _new_events(path, self._offsets):
-                self.shards[path.stem].take(event)
-                events.append(event)
+                if shard := self.shards.get(path.stem):
+                    shard.take(event)
+                    events.append(event)
         now = time.monotonic()
         if now - self._asked >= min(POLLS_S[1], max(POLLS_S[0], (now - self._begin) / 20)):
             self._asked = now
-            words = queue.states(self.folder, self.jobs.values())
-            self.answers = words is not None
-            if words is not None:
+            seen = queue.states(self.folder, self.jobs.values())
+            self.answers = seen is not None
+            if seen is not None:
                 for shard in self.shards.values():
                     job = self.jobs.get(shard.name)
-                    shard.settle(words.get(job.id) if job else None)
+                    shard.settle(seen.get(job.id) if job else None)
         if self._first is None and self.rows:
             self._first = now, self.rows
         return events
@@ -118,6 +134,20 @@ class RunProgress:
         return [shard for shard in self.shards.values() if shard.state not in ("done", "failed")]
 
     @property
+    def waiting(self) -> list[ShardProgress]:
+        """The shards whose jobs are in the queue and do not run yet."""
+        return [shard for shard in self.shards.values() if shard.state in ("queued", "requeued")]
+
+    def warnings(self) -> list[str]:
+        """Why jobs wait that will not start by themselves, and which files of the run cannot be read: a sentence each."""
+        counts = Counter(shard.seen.reason for shard in self.waiting if shard.seen)
+        told = [f"{n} jobs wait as {reason}: {why}" for reason, n in counts.items() if (why := queue.stuck(reason))]
+        return told + [
+            f"{path} cannot be read, and its shard is left out; start a new run for its cases"
+            for path in self.unreadable
+        ]
+
+    @property
     def missing(self) -> list[str]:
         """The shards that no job will finish as it is."""
         return [s.name for s in self.shards.values() if s.state == "failed" and len(s.cases) < s.total]
@@ -138,7 +168,8 @@ class RunProgress:
                 found[shard.name] = why
                 continue
             end = f" as {ends[job.id]}" if job.id in ends else ""
-            found[shard.name] = f"its job {job.id} ended early{end}; see {log}"
+            telling = f": {line}" if (line := preflight.telling(log, ends.get(job.id, ""))) else ""
+            found[shard.name] = f"its job {job.id} ended early{end}{telling}; see {log}"
         return found
 
     def line(self) -> str:
@@ -146,7 +177,14 @@ class RunProgress:
         if not self.answers:
             return f"SLURM does not answer; {self.rows} of {len(self.cases)} rows"
         counts = Counter(shard.state for shard in self.shards.values())
-        shards = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
+        waits = Counter(shard.seen.reason for shard in self.waiting if shard.seen)
+        starts = sorted(shard.seen.start for shard in self.waiting if shard.seen and shard.seen.start)
+        why = ", ".join(reason for reason in waits if reason not in ("", "None"))
+        when = f"the first may start at {starts[0].replace('T', ' ')}" if starts else ""
+        because = f" ({'; '.join(filter(None, [why, when]))})" if why or when else ""
+        shards = ", ".join(
+            f"{counts[state]} {state}{because if state == 'queued' else ''}" for state in STATES if counts[state]
+        )
         left = self._left_s()
         eta = f", about {left // 60:.0f}:{left % 60:02.0f} min left" if left else ""
         return f"shards: {shards}; {self.rows} of {len(self.cases)} rows{eta}"

@@ -65,7 +65,7 @@ def follow(console: Console, run: RunProgress) -> None:
         TimeRemainingColumn(elapsed_when_finished=False),
     )
     queued = any(job.executor == "slurm" for job in run.jobs.values())
-    shown = ""
+    shown, warned = "", set[str]()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task("starting", total=len(run.cases))
         while True:
@@ -77,9 +77,13 @@ def follow(console: Console, run: RunProgress) -> None:
             if queued and not console.is_terminal and line != shown:
                 console.print(f"{datetime.datetime.now():%H:%M:%S} {run.line()}")
                 shown = line
+            for warning in run.warnings():
+                if warning not in warned:
+                    console.print(f"Note: {warning}.", soft_wrap=True)
+                    warned.add(warning)
             if not run.active:
                 break
-            time.sleep(POLL_S)
+            time.sleep(max(POLL_S, len(run.shards) / 1000))  # a shared file system is asked for each shard
 
 
 def _show(progress: Progress, bar: Any, event: dict[str, Any]) -> None:

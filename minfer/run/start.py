@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import traceback
@@ -83,7 +84,19 @@ def run(config: Config) -> int:
         for index, part in enumerate(shards)
     ]
 
-    submit.submit(paths, config.cluster, config.container, folder)
+    try:
+        with record.submitting(folder):
+            submit.submit(paths, config.cluster, config.container, folder)
+    except UserError:
+        if not record.submitted(folder):  # nothing runs that would write there
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+    for model in preflight.models(config.cluster) if executor == "slurm" else []:
+        console.print(
+            f"Note: jobs may get any of several GPUs, such as {model}; choose one with cluster.gres=gpu:{model}:1.",
+            soft_wrap=True,
+        )
+        break
     if not config.wait:
         console.print(
             f"Submitted {len(paths)} shards of {len(plan.cases)} cases as {name}. {look(folder)}", soft_wrap=True
@@ -102,7 +115,8 @@ def finish(console: Console, config: Config, folder: Path, plan: cases.Plan) -> 
         while again := [
             record.shards(folder)[s.name] for s in progress.shards.values() if s.state == "failed" and s.again
         ]:
-            submit.submit(again, config.cluster, config.container, folder)
+            with record.submitting(folder):
+                submit.submit(again, config.cluster, config.container, folder)
             progress = RunProgress(folder)
             follow(console, progress)
     except KeyboardInterrupt:

@@ -8,11 +8,13 @@ fills (`minfer.process.remote` has the protocol). What follows from the samples 
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
+import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,7 @@ from minfer.rows.store import Row
 HOST_BOUND = (
     "a call keeps the host longer than the GPU can be kept waiting, or waits for the GPU: cold times contain that"
 )
+SUSPENDED = "stopped and continued while it was timed, twice: its times contain that"
 
 SETTLING = 0.2  # of a steady block, which begins on a card that was idle for a moment
 
@@ -156,6 +159,17 @@ class Child:
         return samples
 
     def _time(self, bench: Bench, row: Row) -> dict[str, Any]:
+        """Both regimes; again where this process was stopped meanwhile, as by `scontrol suspend`: clocks went on."""
+        for last in (False, True):
+            with continued() as times:
+                samples = self._time_once(bench, row)
+            if not times:
+                break
+            if last:
+                row["flags"] = "; ".join(filter(None, [row["flags"], SUSPENDED]))
+        return samples
+
+    def _time_once(self, bench: Bench, row: Row) -> dict[str, Any]:
         """Both regimes, and the second clock last: it must not disturb them."""
         bench.warm_up(self.timing.warmup_s)
         samples: dict[str, Any] = {"cold": bench.cold(self.timing).tolist(), "steady": [], "watts": []}
@@ -198,6 +212,17 @@ class Child:
             row["launches"] = footprint.launches(call, self.device)
         except (RuntimeError, OSError, TypeError) as error:
             print(f"the launches of {case.key} could not be counted: {_sentence(error)}", flush=True)
+
+
+@contextlib.contextmanager
+def continued() -> Iterator[list[int]]:
+    """The list gets an entry for each time that this process is continued after it was stopped."""
+    times: list[int] = []
+    before = signal.signal(signal.SIGCONT, lambda number, frame: times.append(number))
+    try:
+        yield times
+    finally:
+        signal.signal(signal.SIGCONT, before)
 
 
 def _sentence(error: BaseException) -> str:
