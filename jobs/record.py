@@ -32,13 +32,20 @@ class Job:
 
 
 def find(word: str) -> Path:
-    """The folder of a run, by its path or by its name under `runs`. Raises UserError."""
+    """The folder of a run, by its path or by its name under `runs`; `last` is the newest one. Raises UserError."""
+    known = [folder.name for folder in everything()]
+    if word == "last" and known:
+        word = known[-1]
     for folder in (Path(word), Path("runs") / word):
         if (folder / CONFIG).is_file():
             return folder.absolute()
-    known = sorted(path.parent.name for path in Path("runs").glob(f"*/{CONFIG}"))
     hint = nearest(word, known[-20:]) if known else "name its folder"
     raise UserError(f"there is no run {word}; {hint}")
+
+
+def everything(runs: Path = Path("runs")) -> list[Path]:
+    """The folders of all runs, the oldest first: a run's name begins with its time."""
+    return sorted((path.parent for path in runs.glob(f"*/{CONFIG}")), key=lambda folder: folder.name)
 
 
 def request(folder: Path, changes: Iterable[str] = ()) -> Config:

@@ -28,10 +28,10 @@ def call(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     [
         (["satus", "RUN"], "unknown command 'satus'; did you mean status?"),
         (["hgemm"], "unknown command 'hgemm'; did you mean +sweep=hgemm?"),
-        (["launch"], f"unknown command 'launch'; valid: status, cancel, resubmit, {', '.join(SWEEPS)}"),
+        (["launch"], f"unknown command 'launch'; valid: status, cancel, resubmit, logs, runs, {', '.join(SWEEPS)}"),
         ([], f"no sweep was chosen; add {' or '.join(SWEEPS)}"),
-        (["status"], "usage: minfer status RUN, where RUN is the name or the folder of a run"),
-        (["cancel", "--all"], "usage: minfer cancel RUN, where RUN is the name or the folder of a run"),
+        (["status"], "usage: minfer status RUN, where RUN is the name or the folder of a run, or last"),
+        (["cancel", "--all"], "usage: minfer cancel RUN, where RUN is the name or the folder of a run, or last"),
         (["resubmit", "nowhere"], "there is no run nowhere; name its folder"),
     ],
 )

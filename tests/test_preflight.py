@@ -133,3 +133,79 @@ def test_the_sources_of_a_run_are_its_own_read_only_and_copied_once(tmp_path, mo
     assert record.sources(tmp_path / "run") == copy
     assert (copy / "minfer" / "module.py").read_text() == "before"
     assert not (copy / "jobs" / "module.py").stat().st_mode & 0o222
+
+
+MEMORY = "it ran out of memory; raise cluster.memory_gb"
+SINFO = "gpu*|2|16000|gpu:l40s:2|infinite\ngpu*|64|512000+|gpu:a100:1(S:0)|1-12:00:00\nlong|8|32000|(null)|30:00\n"
+
+
+@pytest.fixture
+def sinfo(monkeypatch):
+    """sinfo is played: a default partition of two nodes, and another one."""
+
+    def play(command, **_):
+        chosen = [word.partition("=")[2] for word in command if word.startswith("--partition=")]
+        lines = [line for line in SINFO.splitlines(True) if not chosen or line.split("|")[0].strip("*") in chosen]
+        return subprocess.CompletedProcess(command, 0, "".join(lines), "")
+
+    monkeypatch.setattr(preflight.subprocess, "run", play)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({}, None),
+        ({"cpus": 64, "memory_gb": 500, "time_min": 2160}, None),
+        ({"cpus": 65}, "no node has 65 CPUs, at most 64; lower cluster.cpus, or set it to null for the site's default"),
+        (
+            {"memory_gb": 501},
+            "no node has 501 GB of memory, at most 500 GB; lower cluster.memory_gb, or set it to null",
+        ),
+        ({"gres": "gpu:l40s:1", "cpus": 3}, "no node has 3 CPUs with gpu:l40s:1, at most 2; lower cluster.cpus"),
+        ({"gres": "gpu:l40s:1", "time_min": 10**6}, None),
+        ({"gres": "gpu:a100:1", "time_min": 2161}, "jobs may run for 2160 min, and cluster.time_min is 2161; lower it"),
+        (
+            {"gres": "gpu:l40s:3"},
+            "no node has gpu:l40s:3, only gpu:a100:1, gpu:l40s:2; correct cluster.gres or partition",
+        ),
+        (
+            {"partition": "long", "gres": "gpu:1"},
+            "no node of partition long has gpu:1, only no GPU; correct cluster.gres",
+        ),
+        (
+            {"partition": "long", "time_min": 31},
+            "jobs of partition long may run for 30 min, and cluster.time_min is 31",
+        ),
+    ],
+)
+def test_what_no_node_of_the_partition_has_is_one_sentence(sinfo, asked, said):
+    ask = lambda: preflight.before_submitting(Cluster("x", **asked), Container(), "slurm")
+    if said is None:
+        return ask()
+    with pytest.raises(UserError) as told:
+        ask()
+    assert str(told.value).startswith(said)
+
+
+def test_gpus_of_several_models_are_named_where_any_will_do(sinfo):
+    assert preflight.models(Cluster("x", gres="gpu:1")) == ["a100", "l40s"]
+    assert preflight.models(Cluster("x", gres="gpu:l40s:1")) == preflight.models(Cluster("x")) == []
+
+
+@pytest.mark.parametrize(
+    ("log", "end", "said"),
+    [
+        ("", "OUT_OF_MEMORY", MEMORY),
+        ("x\nslurmstepd: error: Exceeded job memory limit\n", "", MEMORY),
+        ("slurmstepd: error: Detected 1 oom_kill event in StepId=7.0\n", "FAILED", MEMORY),
+        ("Traceback:\nModuleNotFoundError: No module named 'hydra'\n", "", "ModuleNotFoundError: No module named 'hydra'; "),
+        ("a\n/x: line 9: module: command not found\nb\n", "", "/x: line 9: module: command not found; correct cluster.setup"),
+        ("Traceback:\n  File\nRuntimeError: \x1b[31mno\n", "", "RuntimeError: [31mno"),
+        ("all is well\n", "TIMEOUT", None),
+    ],
+)  # fmt: skip
+def test_the_line_of_a_log_that_says_why_a_job_ended(tmp_path, log, end, said):
+    (tmp_path / "log").write_text(log)
+    found = preflight.telling(tmp_path / "log", end)
+    assert found is None if said is None else found and found.startswith(said)
+    assert preflight.telling(tmp_path / "none", end) == (said if end == "OUT_OF_MEMORY" else None)

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from jobs import queue, record, submit
 from minfer import ops
@@ -20,6 +21,7 @@ from minfer.plan.shard import Shard, Unfit, outside
 from minfer.process.stopping import AGAIN, STOPPED, Stopping
 from minfer.rows import store
 from minfer.rows.writer import StoreError, Writer
+from minfer.run import control
 from minfer.run.progress import RunProgress, ShardProgress
 from minfer.run.start import load
 from minfer.worker import record as recording
@@ -289,3 +291,53 @@ def test_a_file_of_the_user_that_fails_is_one_sentence(tmp_path, text, said):
     with pytest.raises(UserError) as caught:
         load(str(tmp_path / "mine.py"))
     assert str(caught.value).startswith(f"extra={tmp_path}/mine.py{said}")
+
+
+def test_runs_are_listed_and_their_logs_shown_also_where_a_file_is_broken(shard, monkeypatch, capsys):
+    """Without a queue to ask: its job is a process that is gone."""
+    folder = Path(shard.folder)
+    shard.save()
+    (folder / record.CONFIG).write_text("op: hgemm\ndtype: float16\nshape: {name: x}\ncluster: {name: local}\n")
+    (folder / "shards" / "0001.json").write_text("{")
+    record.add(folder, [record.Job("0000", "999999999", "local")])
+    with open(folder / record.JOBS, "a") as file:
+        file.write('{"shard": "00')
+    record.tell(folder, ["0000", "0001"], event="done", case=shard.cases[0].key)
+    (folder / "logs").mkdir()
+    (folder / "logs" / "0000.log").write_text("a kernel \x1b[2Jsaid this\n")
+    monkeypatch.chdir(folder.parent)
+    Path("runs").mkdir()
+    Path("runs/20260101-000000-0000").symlink_to(folder)
+    monkeypatch.setattr(record, "everything", lambda: [Path("runs/20260101-000000-0000")])
+    console = Console(width=200)
+    assert record.find("last").name == "20260101-000000-0000"
+    assert control.runs(console, ["--json"]) == 0
+    (run,) = json.loads(capsys.readouterr().out)
+    assert (run["cases"], run["rows"], run["shards"], run["jobs"]) == (3, 1, {"failed": 1}, ["999999999"])
+    assert "0001.json cannot be read" in run["warnings"][0] and "ended early" in run["failed"]["0000"]
+    assert control.runs(console, []) == 0 and "1 of 3" in capsys.readouterr().out
+    assert control.logs(console, folder, ["0000"]) == 0
+    assert "a kernel [2Jsaid this\n" in capsys.readouterr().out
+    with pytest.raises(UserError, match="no shard 7; it has 0000"):
+        control.logs(console, folder, ["7"])
+
+
+def test_jobs_of_a_run_are_submitted_by_one_process_at_a_time(tmp_path):
+    first = record.submitting(tmp_path)
+    with first, pytest.raises(UserError, match="being submitted from another shell"), record.submitting(tmp_path):
+        pass
+    with record.submitting(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("reason", "said"),
+    [
+        ("PartitionConfig", "lower cluster.cpus"), ("QOSMaxCpuPerJobLimit", "asks for more than a limit"),
+        ("AssocMaxWallDurationPerJobLimit", "asks for more than a limit"), ("QOSMaxJobsPerUserLimit", "passes when jobs end"),
+        ("launch failed requeued held", "scontrol release"), ("Resources", None), ("Priority", None), ("None", None),
+    ],
+)  # fmt: skip
+def test_reasons_that_do_not_pass_are_told_from_those_that_do(reason, said):
+    found = queue.stuck(reason)
+    assert found is None if said is None else found and said in found

@@ -1,5 +1,5 @@
 """What a user types: `minfer +sweep=hgemm` launches a run; `minfer status RUN`, `minfer cancel RUN` and
-`minfer resubmit RUN` look after one that was launched earlier, from any shell."""
+`minfer resubmit RUN` look after one that was launched earlier, from any shell; `minfer runs` lists them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from jobs import record
 from minfer import launch
 from minfer.plan.config import UserError, groups, nearest
 
-ACTIONS = ("status", "cancel", "resubmit")
+ACTIONS = ("status", "cancel", "resubmit", "logs")
 
 
 def main() -> int:
@@ -17,6 +17,8 @@ def main() -> int:
     first = sys.argv[1] if len(sys.argv) > 1 else ""
     if first in ACTIONS:
         return act(first, sys.argv[2:])
+    if first == "runs":
+        return launch.exit_status(lambda: _runs(sys.argv[2:]))
     if first.isidentifier():  # a launch begins with +sweep=..., key=value or a flag
         return launch.exit_status(lambda: _refuse(first))
     return launch.main()
@@ -28,17 +30,28 @@ def act(action: str, words: list[str]) -> int:
 
     def acted() -> int:
         if not words or words[0].startswith("-"):
-            raise UserError(f"usage: minfer {action} RUN, where RUN is the name or the folder of a run")
+            raise UserError(f"usage: minfer {action} RUN, where RUN is the name or the folder of a run, or last")
         folder = record.find(words[0])
         from minfer.run import control, report  # imports torch, which a typo need not wait for
 
-        actions = {"status": control.status, "cancel": control.cancel, "resubmit": control.resubmit}
+        actions = {
+            "status": control.status,
+            "cancel": control.cancel,
+            "resubmit": control.resubmit,
+            "logs": control.logs,
+        }
         return actions[action](report.console(), folder, words[1:])
 
     return launch.exit_status(acted)
 
 
+def _runs(words: list[str]) -> int:
+    from minfer.run import control, report  # imports torch, which a typo need not wait for
+
+    return control.runs(report.console(), words)
+
+
 def _refuse(word: str) -> int:
     raise UserError(
-        f"unknown command {word!r}; {nearest(word, [*ACTIONS, *(f'+sweep={s}' for s in groups()['sweep'])])}"
+        f"unknown command {word!r}; {nearest(word, [*ACTIONS, 'runs', *(f'+sweep={s}' for s in groups()['sweep'])])}"
     )

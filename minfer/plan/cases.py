@@ -25,7 +25,7 @@ class Plan:
     left_out: dict[str, str]  # kernel -> why it is not in the matrix at all
 
     def seconds(self, config: Config, jobs: int = 1) -> float:
-        """About how long it takes on each of `jobs` nodes, builds included."""
+        """About how long it takes on `jobs` nodes at once, builds included."""
         kernels = {(case.op, case.kernel) for case in self.cases if case.key not in self.unsupported}
         builds = sum(ops.get(op).kernels[name].needs_build for op, name in kernels)
         timed = len(self.cases) - len(self.unsupported)

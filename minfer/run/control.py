@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import time
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 
 from jobs import queue, record, submit
 from minfer.plan.cases import Plan
@@ -13,12 +17,87 @@ from minfer.run import start
 from minfer.run.progress import RunProgress
 from minfer.run.report import print_summary
 
+JSON = "--json"
+SHOWN = 20  # runs of a list
+
+
+def runs(console: Console, words: list[str]) -> int:
+    """The newest runs below `runs`, one a line: its age, its rows, its shards. With --json: the same as JSON."""
+    if other := [word for word in words if word != JSON]:
+        raise UserError(f"cannot read {other[0]!r}; usage: minfer runs [{JSON}]")
+    folders = record.everything()[-SHOWN:]
+    found = []
+    for folder in folders:
+        progress = RunProgress(folder)
+        progress.glance()
+        found.append(about(folder, progress))
+    if JSON in words:
+        print(json.dumps(found, indent=1))
+        return 0
+    table = Table("run", "age", "rows", "shards", title=f"{len(found)} runs, the newest last", title_justify="left")
+    for run in found:
+        table.add_row(run["run"], _age(run["age_s"]), f"{run['rows']} of {run['cases']}", _counts(run["shards"]))
+    console.print(table if found else "There are no runs below the folder runs; minfer +sweep=... starts one.")
+    return 0
+
+
+def about(folder: Path, progress: RunProgress) -> dict[str, Any]:
+    """What is known of a run, for other programs: its cases and rows, how many shards are in which state, why jobs wait or
+    ended early."""
+    return {
+        "run": folder.name,
+        "folder": str(folder),
+        "age_s": round(time.time() - (folder / record.CONFIG).stat().st_mtime),
+        "cases": len(progress.cases),
+        "rows": progress.rows,
+        "shards": progress.counts(),
+        "jobs": sorted({job.id for job in progress.jobs.values()}),
+        "warnings": progress.warnings(),
+        "failed": progress.reasons(),
+    }
+
+
+def _age(seconds: float) -> str:
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds // length:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def _counts(shards: dict[str, int]) -> str:
+    return ", ".join(f"{n} {state}" for state, n in shards.items())
+
+
+def logs(console: Console, folder: Path, words: list[str]) -> int:
+    """What a shard's job and its processes wrote; without a shard, where the logs of each are."""
+    progress = RunProgress(folder)
+    if not words:
+        for name in progress.shards:
+            for path in _logs_of(folder, name, progress):
+                console.print(f"{name}: {path}", soft_wrap=True)
+        return 0
+    if words[0] not in progress.shards:
+        raise UserError(f"{folder.name} has no shard {words[0]}; it has {', '.join(list(progress.shards)[:8])}")
+    for path in _logs_of(folder, words[0], progress):
+        console.print(f"==> {path} <==", soft_wrap=True)
+        print("".join(c for c in path.read_text(errors="replace") if c.isprintable() or c in "\n\t"))
+    return 0
+
+
+def _logs_of(folder: Path, shard: str, progress: RunProgress) -> list[Path]:
+    job = progress.jobs.get(shard)
+    jobs = [folder / "jobs" / f"{job.id}_0_log.{kind}" for kind in ("out", "err")] if job else []
+    return [path for path in (*jobs, folder / "logs" / f"{shard}.log") if path.exists() and path.stat().st_size]
+
 
 def status(console: Console, folder: Path, words: list[str]) -> int:
-    """How far it is, and what came of it; 1 when cases are missing that no job will run."""
-    config = record.request(folder, words)
+    """How far it is, and what came of it; 1 when cases are missing that no job will run. With --json: the same as JSON."""
+    config = record.request(folder, [word for word in words if word != JSON])
     progress = RunProgress(folder)
     progress.read_once()
+    if JSON in words:
+        print(json.dumps(about(folder, progress), indent=1))
+        return int(not progress.active and bool(progress.missing))
     # What no job has come to yet, is not reported as left out: the request's plan was shown when it was submitted.
     complete = print_summary(
         console, Path(config.results).absolute(), folder.name, Plan(progress.cases, {}, {}), progress

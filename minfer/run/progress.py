@@ -123,6 +123,19 @@ class RunProgress:
                 return
             time.sleep(POLLS_S[0])
 
+    def glance(self) -> None:
+        """Bring it up to date with one look at the queue: a job that is between two nodes may be taken for over."""
+        self._asked = float("-inf")
+        self.read()
+        for shard in self.shards.values():
+            if shard.missed and shard.state != "done":
+                shard.state = "failed"
+
+    def counts(self) -> dict[str, int]:
+        """How many shards are in each state that some are in."""
+        found = Counter(shard.state for shard in self.shards.values())
+        return {state: found[state] for state in STATES if found[state]}
+
     @property
     def rows(self) -> int:
         """How many cases have a row."""
@@ -176,15 +189,12 @@ class RunProgress:
         """How far it is, in a line."""
         if not self.answers:
             return f"SLURM does not answer; {self.rows} of {len(self.cases)} rows"
-        counts = Counter(shard.state for shard in self.shards.values())
         waits = Counter(shard.seen.reason for shard in self.waiting if shard.seen)
         starts = sorted(shard.seen.start for shard in self.waiting if shard.seen and shard.seen.start)
         why = ", ".join(reason for reason in waits if reason not in ("", "None"))
         when = f"the first may start at {starts[0].replace('T', ' ')}" if starts else ""
         because = f" ({'; '.join(filter(None, [why, when]))})" if why or when else ""
-        shards = ", ".join(
-            f"{counts[state]} {state}{because if state == 'queued' else ''}" for state in STATES if counts[state]
-        )
+        shards = ", ".join(f"{n} {state}{because if state == 'queued' else ''}" for state, n in self.counts().items())
         left = self._left_s()
         eta = f", about {left // 60:.0f}:{left % 60:02.0f} min left" if left else ""
         return f"shards: {shards}; {self.rows} of {len(self.cases)} rows{eta}"

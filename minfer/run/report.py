@@ -48,9 +48,11 @@ def print_plan(
     console.print(table)
     for line in _left_out(plan):
         console.print(line)
-    length = datetime.timedelta(seconds=round(plan.seconds(config, len(shards))))
+    length = datetime.timedelta(seconds=round(plan.seconds(config, min(len(shards), config.cluster.parallel))))
+    at_once = min(len(shards), config.cluster.parallel)
+    where = f", {at_once} jobs at once," if at_once > 1 else ","
     console.print(
-        f"Would run on {device} through the {executor} executor, about {length}. Nothing was started (dry_run=true)."
+        f"Would run on {device} through the {executor} executor{where} about {length}. Nothing was started (dry_run=true)."
     )
 
 
