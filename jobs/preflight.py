@@ -28,7 +28,11 @@ def before_submitting(cluster: Cluster, container: Container, kind: str) -> None
     if container.image is not None:
         image = Path(container.image).expanduser().absolute()
         if not image.exists():
-            raise UserError(f"the container image {image} does not exist; build it, or set container.image")
+            raise UserError(
+                f"the container image {image} does not exist; build it (docker build -t minfer . && apptainer build "
+                f"--build-arg BOOTSTRAP=docker-daemon --build-arg IMAGE=minfer:latest {image} apptainer.def), name "
+                "another with container.image, or use container=none"
+            )
         if not os.access(image, os.R_OK):
             raise UserError(f"the container image {image} cannot be read; make it readable (chmod a+r)")
         if shutil.which("apptainer") is None:

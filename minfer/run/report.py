@@ -116,8 +116,8 @@ def print_summary(console: Console, results: Path, run: str, plan: Plan, progres
 
     if rows:
         rows = dict(sorted(rows.items(), key=lambda item: wanted.get(item[0], 0)))
-        for op in dict.fromkeys(row["op"] for row in rows.values()):
-            of = [row for row in rows.values() if row["op"] == op]
+        for op, device in dict.fromkeys((row["op"], row["device"]) for row in rows.values()):
+            of = [row for row in rows.values() if (row["op"], row["device"]) == (op, device)]
             if any(row["status"] != "unsupported" for row in of):
                 console.print(_table(f"{run}: {op} on {device}", of))
     for table in (_counters(list(rows.values())), _static(list(rows.values()))):
