@@ -65,6 +65,7 @@ op.cuda("v02_tiled.cu", name="v02_tiled32", dtypes=FP32)
 # Larger ones take seconds: 10^9 atomic additions at (1024, 1024, 1024).
 op.cuda("v03_a_stationary.cu", dtypes=FP32, requires=at_most(m=1024, n=1024, k=1024), deterministic=False)
 op.cuda("v04_batch_rule.cu", dtypes=FP32)
-op.cuda("v05_register_tiles.cu", dtypes=FP32, requires=multiples(n=4, k=4))
+for rung in ("v05_register_tiles", "v06_deeper_tiles"):
+    op.cuda("v05_register_tiles.cu", name=rung, dtypes=FP32, requires=multiples(n=4, k=4))
 op.cpp("cpu_naive.cpp", dtypes=FP32)
 op.cpp("cpu_blocked.cpp", dtypes=FP32)

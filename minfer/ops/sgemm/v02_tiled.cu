@@ -12,7 +12,8 @@ namespace minfer {
 
 template <int kTile>
 __global__ void __launch_bounds__(kTile* kTile) tiled(Sgemm g) {
-  __shared__ float a_tile[kTile][kTile], b_tile[kTile][kTile];
+  __shared__ float a_tile[kTile][kTile];
+  __shared__ float b_tile[kTile][kTile];
   const int x = threadIdx.x, y = threadIdx.y;
   const int row = blockIdx.y * kTile + y, col = blockIdx.x * kTile + x;
   float sum = 0.0f;
