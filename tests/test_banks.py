@@ -88,4 +88,6 @@ def test_gpu_counts_the_wavefronts_that_the_formula_predicts(tmp_path: Path) -> 
         assert counted.why == "ok"
         ways = banks.wavefronts(op.call(case)["stride"], LAYOUTS[case.kernel], banks.words(case))
         assert counted.metrics["shared_load_instructions"] == 1056 * banks.ROUNDS
-        assert counted.metrics["shared_load_wavefronts"] == pytest.approx(1056 * banks.ROUNDS * ways, rel=0.05), case.key
+        assert counted.metrics["shared_load_wavefronts"] == pytest.approx(1056 * banks.ROUNDS * ways, rel=0.05), (
+            case.key
+        )

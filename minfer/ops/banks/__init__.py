@@ -41,7 +41,9 @@ def wavefronts(stride: int, layout: str, words: int) -> int:
     each part takes as many wavefronts as the bank of which it needs the most words."""
     total, lanes = 0, LANES // words
     for first in range(0, LANES, lanes):
-        touched = [place(lane * stride, layout, words) + i for lane in range(first, first + lanes) for i in range(words)]
+        touched = [
+            place(lane * stride, layout, words) + i for lane in range(first, first + lanes) for i in range(words)
+        ]
         banks = [word % BANKS for word in set(touched)]
         total += max(map(banks.count, banks))
     return total

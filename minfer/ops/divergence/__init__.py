@@ -25,7 +25,10 @@ def values(case: Case, draw: Draw, device: torch.device) -> torch.Tensor:
 
 
 def tensors(case: Case) -> list[Spec]:
-    return [out("y", case["n"]), given("x", case["n"], fill=made_by(lambda made, draw, device: values(case, draw, device)))]
+    return [
+        out("y", case["n"]),
+        given("x", case["n"], fill=made_by(lambda made, draw, device: values(case, draw, device))),
+    ]
 
 
 def change(case: Case, tensors: Tensors, draw: Draw) -> Undo:
