@@ -59,7 +59,7 @@ __device__ inline void barrier_wait(uint64_t* barrier, uint32_t parity) {
 // --- The copy engine ------------------------------------------------------------------------------------------------
 // Copies boxes of a matrix between global memory and shared memory, where the rows of a box lie one after the other. If
 // they are 128 bytes long, the 16-byte pieces of row r are in the order i ^ (r % 8): the 128-byte swizzle, whose boxes
-// start at multiples of 1024 bytes, others at multiples of 128. What is outside of the matrix is read as zero and not written. x counts columns, y rows.
+// start at multiples of 1024 bytes, others at multiples of 128 (tools/print_swizzle.py prints all swizzles). What is outside of the matrix is read as zero and not written. x counts columns, y rows.
 
 using TensorMap = CUtensorMap;
 
@@ -287,9 +287,11 @@ __device__ inline unsigned counter_read(const unsigned* counter) {
 
 // How TMA finds boxes of box_rows x box_cols, 256 at most, in a row-major matrix of rows x cols 16-bit elements, ld apart:
 // as cuTensorMapEncodeTiled makes it, whose result is false when the driver refuses. The driver is asked for the function, so
-// that nothing links it: a machine that builds has none.
+// that nothing links it: a machine that builds has none. `span` is the swizzle, 32, 64 or 128 bytes, or 0 for none; the rows
+// of a swizzled box are no longer than that. Left out, it is 128 for boxes with rows of 128 bytes and else none.
 template <typename T>
-bool make_tensor_map(TensorMap& map, const T* matrix, int rows, int cols, int64_t ld, int box_rows, int box_cols) {
+bool make_tensor_map(TensorMap& map, const T* matrix, int rows, int cols, int64_t ld, int box_rows, int box_cols,
+                     int span = -1) {
   static const auto encode = [] {
     void* found = nullptr;
     cudaDriverEntryPointQueryResult result;
@@ -299,7 +301,11 @@ bool make_tensor_map(TensorMap& map, const T* matrix, int rows, int cols, int64_
   const cuuint64_t sizes[] = {cuuint64_t(cols), cuuint64_t(rows)}, strides[] = {cuuint64_t(ld) * sizeof(T)};
   const cuuint32_t box[] = {cuuint32_t(box_cols), cuuint32_t(box_rows)}, steps[] = {1, 1};
   const auto type = std::is_same_v<T, __half> ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-  const auto swizzle = box_cols == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE;
+  if (span < 0) span = box_cols == 64 ? 128 : 0;
+  const auto swizzle = span == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
+                       : span == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
+                       : span == 32 ? CU_TENSOR_MAP_SWIZZLE_32B
+                                    : CU_TENSOR_MAP_SWIZZLE_NONE;
   // With promotion to 256 bytes, what is read once came 1 to 2 % later, and what is read often no sooner.
   return encode && encode(&map, type, 2, const_cast<T*>(matrix), sizes, strides, box, steps,
                           CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,

@@ -49,7 +49,15 @@ SETS: dict[str, dict[str, str]] = {
         "shared_load_wavefronts": "sm__sass_l1tex_data_pipe_lsu_wavefronts_mem_shared_op_ld.sum",
         "shared_load_conflicts": "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_ld.sum",
         "ldmatrix_conflicts": "sm__sass_l1tex_data_bank_conflicts_pipe_lsu_mem_shared_op_ldsm.sum",
+        "shared_store_wavefronts": "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_st.sum",
         "shared_store_conflicts": "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_st.sum",
+    },
+    "divergence": {
+        "active_threads": "smsp__thread_inst_executed_per_inst_executed.ratio",
+        "unpredicated_threads": "smsp__thread_inst_executed_pred_on_per_inst_executed.ratio",
+        "branches": "smsp__inst_executed_op_branch.sum",
+        "divergent_branch_targets": "smsp__sass_branch_targets_threads_divergent.sum",
+        "uniform_branch_percent": "smsp__sass_average_branch_targets_threads_uniform.pct",
     },
     "stalls": {
         "issue_percent": "smsp__issue_active.avg.pct_of_peak_sustained_active",

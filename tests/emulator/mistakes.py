@@ -6,6 +6,22 @@ WRONG = ""
 # The file, what is changed in it, and what is then seen: this error, or a wrong result.
 BROKEN = {
     "wrong index": ("hgemm-v02_tiled", {"sum += a_tile[y][k] * «b_tile[k][x]»": "b_tile[x][k]"}, WRONG),
+    "a stage stored before all have read it": (
+        "sgemm-v05_register_tiles",
+        {"if (more) pieces.store(stages[current]);\n    «__syncthreads();»": ""},
+        WRONG,
+    ),
+    "a buffer filled while it is read": (
+        "producer_consumer-v03_producer",
+        {"if (number >= 2) named_barrier_sync(kEmpty + number % 2, kAll);": ""},
+        WRONG,
+    ),
+    "a buffer that nobody says is empty": (
+        "producer_consumer-v03_producer",
+        {"if (number + 2 < tiles) named_barrier_arrive(kEmpty + number % 2, kAll);": ""},
+        "wait for ever at a named barrier",
+    ),
+    "a round that does not wait for the stores": ("banks-exchange", {"*mine = piece;\n    «__syncwarp();»": ""}, WRONG),
     "no barrier after the load": ("hgemm-v02_tiled", {"«__syncthreads();»\n#pragma unroll": ""}, WRONG),
     "no barrier before the next load": ("hgemm-v02_tiled", {"[x];\n    «__syncthreads();»": ""}, WRONG),
     "edge in M not checked": (

@@ -219,6 +219,7 @@ void launch(const Launch& how, const std::function<void()>& body) {
       Block& block = state.blocks[i];
       block.number = i, block.rank = i % how.cluster;
       block.at_barrier = block.at_cluster_barrier = block.ended = 0, block.at_barrier_of_warps.clear();
+      block.named.clear();
       block.index = {clusters[next].x + block.rank, clusters[next].y, clusters[next].z};
       if (block.rank + 1 == how.cluster) ++next;
     }

@@ -97,12 +97,18 @@ struct Copy {
   size_t bytes;
 };
 
+struct NamedBarrier {
+  unsigned arrived = 0;
+  std::vector<struct Thread*> waiting;
+};
+
 // A block that is running.
 struct Block {
   uint3 index;
   unsigned number, rank;  // of those that run, and in its cluster
   unsigned at_barrier, at_cluster_barrier, ended;  // threads; at the cluster's, of the cluster, in its first block
   std::vector<struct Thread*> at_barrier_of_warps;
+  std::map<int, NamedBarrier> named;  // by number
   std::map<int, std::unique_ptr<Region>> shared;  // by declaration; -1 is the dynamic one
 
   Region* find(const void* p, size_t bytes) const {

@@ -45,11 +45,11 @@ inline void arrive(Barrier& barrier, int64_t bytes) {
   end_phase_if_complete(barrier);
 }
 
-// A row's piece of 16 bytes under the 128-byte swizzle: bits 4-6 of an address by its bits 7-9. Shared memory is
-// aligned to 1024 bytes here.
-inline char* swizzled(char* p) {
+// A row's piece of 16 bytes under the 128-byte swizzle: bits 4-6 of an address by its bits 7-9; under that of 64 bytes
+// two of these bits, of 32 bytes one. Shared memory is aligned to 1024 bytes here.
+inline char* swizzled(char* p, int span = 128) {
   const uintptr_t address = reinterpret_cast<uintptr_t>(p);
-  return reinterpret_cast<char*>(address ^ (address >> 7 & 7) << 4);
+  return reinterpret_cast<char*>(address ^ (address >> 7 & (span / 16 - 1)) << 4);
 }
 
 inline std::shared_ptr<Transfer> start(std::function<void()> work) {
@@ -85,8 +85,9 @@ struct TensorMap {
   char* matrix = nullptr;
   int rows, cols, box_rows, box_cols;
   int64_t ld;  // bytes
+  int span;    // of the swizzle, in bytes; 0 for none
 
-  bool is_swizzled() const { return box_cols == 64; }
+  bool is_swizzled() const { return span > 0; }
 
   // Calls piece(to or from shared memory, in global memory or null) for each 16 bytes of a box.
   template <typename F>
@@ -95,7 +96,7 @@ struct TensorMap {
       for (int c = 0; c < box_cols; c += 8) {
         const bool inside = y + r < rows && x + c < cols;
         char* place = box + (r * box_cols + c) * 2;
-        piece(is_swizzled() ? emulator::swizzled(place) : place, inside ? matrix + (y + r) * ld + (x + c) * 2 : nullptr);
+        piece(is_swizzled() ? emulator::swizzled(place, span) : place, inside ? matrix + (y + r) * ld + (x + c) * 2 : nullptr);
       }
   }
   int bytes() const { return box_rows * box_cols * 2; }
@@ -348,8 +349,11 @@ inline void flag_take(unsigned* flag) {
 }
 
 template <typename T>
-bool make_tensor_map(TensorMap& map, const T* matrix, int rows, int cols, int64_t ld, int box_rows, int box_cols) {
-  map = {const_cast<char*>(reinterpret_cast<const char*>(matrix)), rows, cols, box_rows, box_cols, ld * 2};
+bool make_tensor_map(TensorMap& map, const T* matrix, int rows, int cols, int64_t ld, int box_rows, int box_cols,
+                     int span = -1) {
+  if (span < 0) span = box_cols == 64 ? 128 : 0;
+  map = {const_cast<char*>(reinterpret_cast<const char*>(matrix)), rows, cols, box_rows, box_cols, ld * 2, span};
+  if (span > 0 && box_cols * 2 > span) return false;
   return rows > 0 && cols > 0 && ld % 8 == 0 && box_rows > 0 && box_rows <= 256 && box_cols > 0 &&
          box_cols <= 256 && box_cols % 8 == 0;
 }
