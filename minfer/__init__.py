@@ -11,6 +11,7 @@ from typing import Any
 _WHERE = {
     "matmul": "minfer.functional.hgemm",
     "results": "minfer.rows.frame",
+    "silu_mul": "minfer.functional.silu_mul",
 }
 
 
