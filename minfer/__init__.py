@@ -9,6 +9,7 @@ from typing import Any
 
 # Imported when they are asked for: `import minfer` takes no PyTorch.
 _WHERE = {
+    "axpby": "minfer.functional.axpby",
     "matmul": "minfer.functional.hgemm",
     "results": "minfer.rows.frame",
     "silu_mul": "minfer.functional.silu_mul",
