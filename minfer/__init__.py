@@ -9,8 +9,11 @@ from typing import Any
 
 # Imported when they are asked for: `import minfer` takes no PyTorch.
 _WHERE = {
+    "axpby": "minfer.functional.axpby",
+    "embedding": "minfer.functional.embedding",
     "matmul": "minfer.functional.hgemm",
     "results": "minfer.rows.frame",
+    "silu_mul": "minfer.functional.silu_mul",
 }
 
 

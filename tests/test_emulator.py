@@ -92,7 +92,8 @@ def sizes(kernel: Kernel) -> list[dict[str, int]]:
 
 
 def worst(function: Callable[..., None], case: Case, seed: int = 1) -> float:
-    """The largest error over its bound, of all calls, each under its own schedule; NaN if a result has one."""
+    """The largest error over its bound, of all calls that the kernel supports, each under its own schedule; NaN if a
+    result has one."""
     op, found = ops.get(case.op), []
     for called in op.under_each_call(case):
         if op.kernels[case.kernel].unsupported(called, None):

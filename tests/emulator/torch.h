@@ -157,7 +157,8 @@ void check(bool condition, const Words&... words) {
   static void EMULATOR_NAME(fill, ID)(emulator::Library & M); \
   static const bool EMULATOR_NAME(filled, ID) = (EMULATOR_NAME(fill, ID)(emulator::library()), true); \
   static void EMULATOR_NAME(fill, ID)(emulator::Library & M)
-#define STABLE_TORCH_LIBRARY_FRAGMENT(NS, M) EMULATOR_REGISTER(M, EMULATOR_NAME(fragment, __LINE__))
-#define STABLE_TORCH_LIBRARY_IMPL(NS, DEVICE, M) EMULATOR_REGISTER(M, EMULATOR_NAME(implementation, __LINE__))
+// By __COUNTER__, because one macro of an op may register several functions in one line.
+#define STABLE_TORCH_LIBRARY_FRAGMENT(NS, M) EMULATOR_REGISTER(M, EMULATOR_NAME(fragment, __COUNTER__))
+#define STABLE_TORCH_LIBRARY_IMPL(NS, DEVICE, M) EMULATOR_REGISTER(M, EMULATOR_NAME(implementation, __COUNTER__))
 
 inline void aoti_torch_get_current_cuda_stream(int, void** stream) { *stream = nullptr; }
