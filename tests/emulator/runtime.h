@@ -282,6 +282,8 @@ inline int min(int a, int b) { return std::min(a, b); }
 inline int max(int a, int b) { return std::max(a, b); }
 inline unsigned min(unsigned a, unsigned b) { return std::min(a, b); }
 inline unsigned max(unsigned a, unsigned b) { return std::max(a, b); }
+inline uint64_t min(uint64_t a, uint64_t b) { return std::min(a, b); }
+inline uint64_t max(uint64_t a, uint64_t b) { return std::max(a, b); }
 
 inline void __syncthreads() { emulator::barrier(); }
 
