@@ -10,7 +10,9 @@ from typing import Any
 # Imported when they are asked for: `import minfer` takes no PyTorch.
 _WHERE = {
     "matmul": "minfer.functional.hgemm",
+    "moe_route": "minfer.functional.moe_route",
     "results": "minfer.rows.frame",
+    "sample": "minfer.functional.sample",
 }
 
 
