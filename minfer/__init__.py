@@ -12,8 +12,13 @@ _WHERE = {
     "axpby": "minfer.functional.axpby",
     "embedding": "minfer.functional.embedding",
     "matmul": "minfer.functional.hgemm",
+    "moe_route": "minfer.functional.moe_route",
     "results": "minfer.rows.frame",
+<<<<<<< HEAD
     "silu_mul": "minfer.functional.silu_mul",
+=======
+    "sample": "minfer.functional.sample",
+>>>>>>> route
 }
 
 

@@ -287,6 +287,10 @@ void check_global(const char* what, const void* p, size_t bytes);
 
 inline int min(int a, int b) { return std::min(a, b); }
 inline int max(int a, int b) { return std::max(a, b); }
+inline unsigned min(unsigned a, unsigned b) { return std::min(a, b); }
+inline unsigned max(unsigned a, unsigned b) { return std::max(a, b); }
+inline uint64_t min(uint64_t a, uint64_t b) { return std::min(a, b); }
+inline uint64_t max(uint64_t a, uint64_t b) { return std::max(a, b); }
 
 inline void __syncthreads() { emulator::barrier(); }
 
@@ -320,6 +324,36 @@ T __shfl_down_sync(unsigned, T value, unsigned by) {
 }
 
 template <typename T>
+T __shfl_up_sync(unsigned, T value, unsigned by) {
+  return emulator_shuffle("__shfl_up_sync()", value, [=](unsigned i) { return i >= by ? i - by : i; });
+}
+
+// What all lanes get of the values of all: combine(values).
+template <typename T, typename Combine>
+T emulator_vote(const char* what, T value, Combine combine) {
+  struct Operands {
+    T value, result;
+  } mine{value, value};
+  emulator::collective(what, mine, [&](Operands** lanes) {
+    T values[emulator::kWarp];
+    for (unsigned i = 0; i < emulator::kWarp; ++i) values[i] = lanes[i]->value;
+    const T result = combine(values);
+    for (unsigned i = 0; i < emulator::kWarp; ++i) lanes[i]->result = result;
+  });
+  return mine.result;
+}
+inline unsigned __reduce_max_sync(unsigned, unsigned value) {
+  return emulator_vote("__reduce_max_sync()", value, [](auto& all) { return *std::max_element(all, all + 32); });
+}
+inline unsigned __ballot_sync(unsigned, bool is) {
+  return emulator_vote("__ballot_sync()", unsigned(is), [](auto& all) {
+    unsigned bits = 0;
+    for (unsigned i = 0; i < 32; ++i) bits |= all[i] << i;
+    return bits;
+  });
+}
+
+template <typename T>
 T __ldcs(const T* p) {  // evicted first; the value is the same
   return *p;
 }
@@ -348,6 +382,8 @@ inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 inline float __expf(float x) { return std::exp(x); }
 inline float __fdividef(float a, float b) { return std::fabs(b) > 0x1p126f ? 0.0f : a / b; }
 inline int __clz(int x) { return x ? __builtin_clz(x) : 32; }
+inline int __ffs(int x) { return __builtin_ffs(x); }
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline float __uint_as_float(unsigned x) { return std::bit_cast<float>(x); }
 inline unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
 
@@ -358,8 +394,9 @@ inline unsigned atomicInc(unsigned* p, unsigned last) {
   *p = before >= last ? 0 : before + 1;
   return before;
 }
-inline float atomicAdd(float* p, float value) {
-  const float before = *p;
+template <typename T>
+T atomicAdd(T* p, std::type_identity_t<T> value) {
+  const T before = *p;
   *p += value;
   return before;
 }

@@ -1,0 +1,63 @@
+"""`moe_route`: the router of a mixture of experts as one function of PyTorch, `torch.ops.minfer.moe_route`."""
+
+from __future__ import annotations
+
+import torch
+
+from minfer.functional import library
+
+Routed = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def moe_route(logits: torch.Tensor, k: int, normalize: bool = True) -> Routed:
+    """Choose k experts for each token: `(weights, indices, counts, offsets, order)` of logits (tokens, experts), float32 or
+    bfloat16.
+
+    weights (tokens, k), float32: the k largest of the softmax over the experts, largest first; with `normalize`, divided by
+    their sum. indices (tokens, k), int32: their experts; among equal logits any. counts (experts,), int32: tokens of each
+    expert. offsets (experts,), int32: the running sum of counts, as torch's grouped matrix product takes it. order
+    (tokens * k,), int32: the slots token * k + rank, sorted by expert and then by token, so that
+    `x[order // k]` has each expert's tokens side by side.
+
+    Works under `torch.compile`. It has no backward: raises RuntimeError where one would be recorded. Raises ValueError for
+    arguments that do not fit."""
+    if torch.is_grad_enabled() and logits.requires_grad:
+        raise RuntimeError("minfer.moe_route has no backward: call it under torch.no_grad(), or with detached logits")
+    found: Routed = torch.ops.minfer.moe_route.default(logits, k, normalize)
+    return found
+
+
+def _route(logits: torch.Tensor, k: int, normalize: bool) -> Routed:
+    made = _fake(logits, k, normalize)
+    if logits.shape[0] == 0:
+        made[2].zero_(), made[3].zero_()
+        return made
+    logits = logits if logits.stride(1) == 1 else logits.contiguous()
+    shape = {"tokens": logits.shape[0], "experts": logits.shape[1], "k": k}
+    library.call("moe_route", (*made, logits), logits.dtype, shape, normalize=normalize)
+    return made
+
+
+def _fake(logits: torch.Tensor, k: int, normalize: bool) -> Routed:
+    _check(logits, k)
+    tokens, experts = logits.shape
+
+    def whole(*shape: int) -> torch.Tensor:
+        return logits.new_empty(shape, dtype=torch.int32)
+
+    weights = logits.new_empty(tokens, k, dtype=torch.float32)
+    return weights, whole(tokens, k), whole(experts), whole(experts), whole(tokens * k)
+
+
+library.define(
+    "moe_route(Tensor logits, int k, bool normalize) -> (Tensor, Tensor, Tensor, Tensor, Tensor)", _route, _fake
+)
+
+
+def _check(logits: torch.Tensor, k: int) -> None:
+    if logits.dim() != 2 or logits.shape[1] == 0:
+        raise ValueError(f"minfer.moe_route takes logits (tokens, experts), got {tuple(logits.shape)}")
+    if logits.dtype not in (torch.float32, torch.bfloat16):
+        raise ValueError(f"minfer.moe_route takes float32 or bfloat16 logits, got {logits.dtype}")
+    if not 1 <= k <= logits.shape[1]:
+        raise ValueError(f"minfer.moe_route takes k from 1 to the {logits.shape[1]} experts, got {k}")

@@ -1,0 +1,85 @@
+"""`sample`: a token of each row of logits as one function of PyTorch, `torch.ops.minfer.sample`."""
+
+from __future__ import annotations
+
+import torch
+
+from minfer.functional import library
+
+MOST = 1 << 19  # tokens of a vocabulary, which the sums of our kernels have bits for
+
+
+def sample(
+    logits: torch.Tensor,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    generator: torch.Generator | None = None,
+) -> torch.Tensor:
+    """A token of each row, (rows,) int32, of logits (rows, vocab), float32 or bfloat16; vocab is at most 524288.
+
+    With p = softmax(logits / temperature), a token is kept if its logit is at least the `top_k`-th largest (0: any; ties are
+    kept together), if those with larger logits have less than `top_p` of the mass that top_k keeps, and if p is at least
+    `min_p` times the largest. Of the kept ones one is drawn with probabilities in proportion to p, by one number of
+    `generator`, or of PyTorch's own, a row. A temperature of 0 takes the first of the largest logits. A row of NaN gives
+    token 0.
+
+    Works under `torch.compile`. Nothing is differentiable here, and nothing is recorded. Raises ValueError for arguments that
+    do not fit. `torch.ops.minfer.sample(logits, u, temperature, top_k, top_p, min_p)` takes the numbers u, (rows,) float32
+    in [0, 1), which determine the tokens."""
+    _check(logits)
+    if temperature == 0:
+        u = torch.zeros(logits.shape[0], device=logits.device)
+        temperature, top_k, top_p, min_p = 1.0, 1, 1.0, 0.0
+    else:
+        u = torch.rand(logits.shape[0], generator=generator, device=logits.device)
+    found: torch.Tensor = torch.ops.minfer.sample.default(logits.detach(), u, temperature, top_k, top_p, min_p)
+    return found
+
+
+def _sample(
+    logits: torch.Tensor, u: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float
+) -> torch.Tensor:
+    tokens = _fake(logits, u, temperature, top_k, top_p, min_p)
+    if not tokens.numel():
+        return tokens
+    logits = logits if logits.stride(1) == 1 else logits.contiguous()
+    shape = {"rows": logits.shape[0], "vocab": logits.shape[1]}
+    scalars = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+    library.call("sample", (tokens, logits, u.contiguous()), logits.dtype, shape, **scalars)
+    return tokens
+
+
+def _fake(
+    logits: torch.Tensor, u: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float
+) -> torch.Tensor:
+    _check(logits)
+    if u.shape != logits.shape[:1] or u.dtype != torch.float32 or u.device != logits.device:
+        raise ValueError(
+            f"minfer.sample takes u as float32 ({logits.shape[0]},) on {logits.device}, got {u.dtype} {tuple(u.shape)} on "
+            f"{u.device}"
+        )
+    if not 0 < temperature < float("inf"):
+        raise ValueError(f"minfer.sample takes a temperature from 0, got {temperature}")
+    if top_k < 0:
+        raise ValueError(f"minfer.sample takes top_k from 0, got {top_k}")
+    if not 0 < top_p <= 1:
+        raise ValueError(f"minfer.sample takes top_p above 0 and at most 1, got {top_p}")
+    if not 0 <= min_p <= 1:
+        raise ValueError(f"minfer.sample takes min_p from 0 to 1, got {min_p}")
+    return logits.new_empty(logits.shape[0], dtype=torch.int32)
+
+
+library.define(
+    "sample(Tensor logits, Tensor u, float temperature, int top_k, float top_p, float min_p) -> Tensor",
+    _sample,
+    _fake,
+)
+
+
+def _check(logits: torch.Tensor) -> None:
+    if logits.dim() != 2 or not 0 < logits.shape[1] <= MOST:
+        raise ValueError(f"minfer.sample takes logits (rows, vocab) with vocab from 1 to {MOST}, got {tuple(logits.shape)}")
+    if logits.dtype not in (torch.float32, torch.bfloat16):
+        raise ValueError(f"minfer.sample takes float32 or bfloat16 logits, got {logits.dtype}")

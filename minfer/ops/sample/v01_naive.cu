@@ -1,0 +1,42 @@
+// v01_naive: one block a row, which reads the row anew in each pass.
+// Idea: no sort (row.cuh): the threshold is found by its digits, with bins in shared memory, and the token by its place in
+// the running sum. A row of 128,256 does not fit a block's registers or shared memory.
+// Expected: a pass over 128,256 logits takes an SM 2,004 loads of a warp of 128 bytes, about 5 us from L2, and its atomics
+// in the first about 10 us. With top_k and top_p 4 to 7 passes: 40 us, whether 1 row or 64. Measured: see docs/sample.md.
+#include "row.cuh"
+
+namespace minfer {
+
+constexpr int kThreads = 1024;
+
+struct Alone {
+  static constexpr int rank = 0, size = 1;
+
+  __device__ float most(float mine) const { return mine; }
+  __device__ void add_up(const Bins& mine, Bins& sum) const {
+    __syncthreads();
+    for (int i = threadIdx.x; i < 3 * kBins; i += kThreads)
+      reinterpret_cast<unsigned*>(&sum)[i] = reinterpret_cast<const unsigned*>(&mine)[i];
+    __syncthreads();
+  }
+  __device__ void gather(uint64_t mine, uint64_t* all) const {
+    if (threadIdx.x == 0) all[0] = mine;
+    __syncthreads();
+  }
+};
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads, 1) naive(Sample<T> p) {
+  __shared__ Workspace<kThreads> work;
+  Alone team;
+  sample_row<kThreads, false>(p, blockIdx.x, team, work, nullptr);
+}
+
+template <typename T>
+void launch(const Sample<T>& p) {
+  naive<<<p.rows, kThreads, 0, p.stream>>>(p);
+}
+
+}  // namespace minfer
+
+MINFER_SAMPLE(sample_v01_naive, minfer::launch)
