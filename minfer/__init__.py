@@ -14,11 +14,8 @@ _WHERE = {
     "matmul": "minfer.functional.hgemm",
     "moe_route": "minfer.functional.moe_route",
     "results": "minfer.rows.frame",
-<<<<<<< HEAD
     "silu_mul": "minfer.functional.silu_mul",
-=======
     "sample": "minfer.functional.sample",
->>>>>>> route
 }
 
 
