@@ -76,6 +76,7 @@ def test_an_environment_that_sbatch_does_not_pass_on_is_not_needed(folder, monke
     assert [row["status"] in store.MEASURED for row in rows(folder)] == [True]
 
 
+@pytest.mark.fault("a job is suspended for longer than a case may take")
 def test_a_suspended_job_is_no_timeout(folder):
     """It is suspended in the middle of a case for longer than a case may take."""
     run = submit(folder, "kernel=[honest,torch]", "case_timeout_s=20")
@@ -89,6 +90,7 @@ def test_a_suspended_job_is_no_timeout(folder):
     assert len(found) == 2 and {row["status"] for row in found.values()} <= set(store.MEASURED), found
 
 
+@pytest.mark.fault("files of a run are cut short")
 def test_files_that_cannot_be_read_cost_a_sentence_and_every_job_is_cancelled(folder):
     run = submit(folder, "kernel=[torch,honest]", "cluster.max_jobs=2", "+cluster.flags.hold=true")
     first, _ = sorted((run / "shards").glob("*.json"))
