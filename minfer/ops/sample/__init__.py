@@ -101,7 +101,9 @@ def choose(
     if top_p < 1:
         values, indices = x.sort(descending=True)
         p = values.softmax(-1)
-        x = x.masked_fill(torch.zeros_like(x, dtype=torch.bool).scatter(1, indices, p.cumsum(-1) - p >= top_p), -math.inf)
+        x = x.masked_fill(
+            torch.zeros_like(x, dtype=torch.bool).scatter(1, indices, p.cumsum(-1) - p >= top_p), -math.inf
+        )
     p = x.softmax(-1)
     if min_p > 0:
         p = p.masked_fill(p < min_p * p.amax(-1, keepdim=True), 0.0)
