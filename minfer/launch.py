@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import hydra
-from omegaconf import OmegaConf
+from omegaconf import MISSING, OmegaConf
 
 from minfer.plan.config import CONF, Config, UserError, check_values, groups, register
 from minfer.plan.mistakes import check_keys, explain
@@ -32,6 +32,9 @@ def compose() -> list[Config]:
 
 def _typed(composed: Any) -> Config:
     check_keys(composed)
+    if composed.sweeps:
+        _check_alone(composed)
+        composed.op, composed.dtype = "", []
     missing = OmegaConf.missing_keys(OmegaConf.merge(OmegaConf.structured(Config), composed))  # ~key deletes one
     if "op" in missing:
         raise UserError(f"no sweep was chosen; add +sweep={' or +sweep='.join(groups()['sweep'])}")
@@ -44,6 +47,18 @@ def _typed(composed: Any) -> Config:
     assert isinstance(config, Config)
     check_values(config)
     return config
+
+
+def _check_alone(composed: Any) -> None:
+    """Raise UserError where a request for several sweeps also sets what each of them has of its own."""
+    plain = {"op": MISSING, "dtype": MISSING, "kernel": "all", "params": {}}
+    plain["shape"] = OmegaConf.to_container(OmegaConf.load(CONF / "shape" / "squares.yaml"))
+    found: Any = OmegaConf.to_container(composed)
+    for key, value in plain.items():
+        if found[key] != value:
+            raise UserError(
+                f"{key} is set, and each of several sweeps has its own; run one: +sweep={found['sweeps'][0]}"
+            )
 
 
 def main() -> int:

@@ -17,7 +17,7 @@ from minfer.bench.timing import Timing
 from minfer.ops import Case, Op, dot, multiples, out, size
 from minfer.ops.op import REGISTERED
 from minfer.plan import cases as matrix
-from minfer.plan.config import Config, Profiler, Shape, Static, UserError
+from minfer.plan.config import Config, Profiler, Shape, Static, UserError, parts
 
 SMALL = {"m": 16, "n": 24, "k": 32}
 
@@ -412,3 +412,31 @@ def test_the_estimate_grows_with_the_cases_and_shrinks_with_the_jobs(toy: Op) ->
     assert estimate(1, kernel="v01_any") == one + matrix.BUILD_S
     # what is not supported is not timed
     assert estimate(1, kernel=["base", "half"]) == one
+
+
+def test_several_sweeps_are_one_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["minfer"])
+    plan = matrix.plan(Config(sweeps=["rmsnorm", "hgemm"], op="", dtype=[]), "cpu")
+    alone = [matrix.plan(part, "cpu") for part in parts(Config(sweeps=["rmsnorm", "hgemm"]))]
+    assert plan.cases == alone[0].cases + alone[1].cases
+    assert [part.cases[0].op for part in alone] == ["rmsnorm", "hgemm"]
+    assert {case.shape_name for case in alone[0].cases}.isdisjoint(case.shape_name for case in alone[1].cases)
+    assert plan.left_out["hgemm/v01_naive"] == plan.left_out["rmsnorm/v01_naive"] == "needs a CUDA GPU"
+
+
+@pytest.mark.parametrize(
+    ("sweeps", "said"),
+    [(["rmsnor"], "did you mean rmsnorm"), (["decoder_ops"], "decoder_ops sets sweeps.*run it alone")],
+)
+def test_a_sweep_that_cannot_be_one_of_several(sweeps: list[str], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["minfer"])
+    with pytest.raises(UserError, match=said):
+        parts(Config(sweeps=sweeps))
+
+
+def test_a_peer_that_is_not_installed_has_a_row_that_says_so(toy: Op) -> None:
+    toy.peer("theirs", lambda *tensors: None, package="no_such_package")
+    plan = matrix.plan(toy_config(kernel=["base", "theirs"]), "cuda", (9, 0))
+    (why,) = {why for key, why in plan.unsupported.items() if "/theirs/" in key}
+    assert why == "needs the package no_such_package: pip install 'minfer[peers]'"
+    assert matrix.plan(toy_config(), "cpu").left_out["theirs"] == "needs a CUDA GPU"

@@ -9,7 +9,7 @@ from typing import Any
 
 from minfer import ops
 from minfer.ops import DTYPES, Case, Kernel, Op, Ragged, default
-from minfer.plan.config import Config, UserError, choose, names, shape_presets
+from minfer.plan.config import Config, UserError, choose, names, parts, shape_presets
 from minfer.plan.counters import LIMITS, SETS
 from minfer.plan.statement import check_axes, rehearse
 
@@ -37,6 +37,19 @@ def plan(config: Config, device: str, capability: tuple[int, int] | None = None)
 
     Problems come in the order of the request, each with all its kernels in ladder order, so that a table fills problem
     by problem. `capability` is the GPU's, where it is known already."""
+    if not config.sweeps:
+        return _plan(config, device, capability)
+    plans = [_plan(part, device, capability) for part in parts(config)]
+    whole = Plan([], {}, {})
+    for each in plans:
+        op = each.cases[0].op
+        whole.cases.extend(each.cases)
+        whole.unsupported.update(each.unsupported)
+        whole.left_out.update({f"{op}/{kernel}": why for kernel, why in each.left_out.items()})
+    return whole
+
+
+def _plan(config: Config, device: str, capability: tuple[int, int] | None) -> Plan:
     op = ops.get(choose("op", config.op, ops.names()))
     check_axes(op)
     static = config.profiler.static

@@ -24,6 +24,9 @@ INSTALLED = (PACKAGE / "conf").is_dir()  # as a wheel has it; else this is a clo
 CONF = (PACKAGE if INSTALLED else PACKAGE.parent) / "conf"
 
 
+SWEPT = {"op", "kernel", "dtype", "params"}  # what a sweep says, beside its shape
+
+
 class UserError(Exception):
     """A request that cannot be met: one sentence that says what, which value, and what to do."""
 
@@ -122,8 +125,11 @@ class Container:
 
 @dataclass
 class Config:
-    """A request. `kernel`, `dtype` and the values of `params` are a name or a list of names; kernel may be "all"."""
+    """A request. `kernel`, `dtype` and the values of `params` are a name or a list of names; kernel may be "all".
 
+    Where `sweeps` names some, the request is for all of these: op, kernel, dtype, params and shape are theirs (`parts`)."""
+
+    sweeps: list[str] = field(default_factory=list)
     op: str = MISSING
     kernel: Any = "all"
     dtype: Any = MISSING
@@ -170,6 +176,32 @@ def shape_presets() -> dict[str, str]:
     """The presets of `conf/shape`, and the op that each is of."""
     files = sorted(file for folder in _folders() for file in (folder / "shape").glob("*.yaml"))
     return {file.stem: str(OmegaConf.select(OmegaConf.load(file), "op") or "") for file in files}
+
+
+def parts(config: Config) -> list[Config]:
+    """What a request is made of: itself, or the sweeps that it names, each with the request's timing, profilers and so on.
+    Raises UserError."""
+    return [_part(config, name) for name in dict.fromkeys(config.sweeps)] or [config]
+
+
+def _part(config: Config, name: str) -> Config:
+    """One of several sweeps. Raises UserError where it sets more than op, kernel, dtype, params and shape."""
+    choose("sweep", name, groups()["sweep"])
+    written: Any = OmegaConf.load(_file("sweep", name))
+    shape = next(
+        (each["override /shape"] for each in written.pop("defaults", []) if "override /shape" in each), "squares"
+    )
+    if other := set(written) - SWEPT:
+        raise UserError(f"sweep {name} sets {min(other)}, and cannot be one of several; run it alone: +sweep={name}")
+    shapes = {"shape": OmegaConf.load(_file("shape", shape))}
+    typed: Any = OmegaConf.to_container(OmegaConf.merge(OmegaConf.structured(Config), written, shapes))
+    theirs: dict[str, Any] = {key: typed[key] for key in SWEPT}
+    return dataclasses.replace(config, sweeps=[], shape=Shape(**typed["shape"]), **theirs)
+
+
+def _file(group: str, option: str) -> Path:
+    choose(group, option, groups()[group])
+    return next(path for folder in _folders() if (path := folder / group / f"{option}.yaml").is_file())
 
 
 def names(value: Any) -> list[str]:

@@ -34,15 +34,16 @@ def print_plan(
     console: Console, config: Config, plan: Plan, shards: list[list[Case]], executor: str, device: str
 ) -> None:
     """The plan of `dry_run=true`: every case, what is left out and why, and about how long it takes."""
-    table = Table(title=f"{len(plan.cases)} cases of {config.op}, {len(shards)} shards", title_justify="left")
-    for column in ("kernel", "dtype", "parameters", "shape", "shard", ""):
+    of = ", ".join(dict.fromkeys(case.op for case in plan.cases))
+    table = Table(title=f"{len(plan.cases)} cases of {of}, {len(shards)} shards", title_justify="left")
+    for column in ("op", "kernel", "dtype", "parameters", "shape", "shard", ""):
         table.add_column(column)
     for index, cases in enumerate(shards):
         for case in cases:
             params = ", ".join(f"{k}={v}" for k, v in case.params.items())
             why = plan.unsupported.get(case.key)
             table.add_row(
-                case.kernel, case.dtype, params, case.shape_name, str(index), f"not run: {why}" if why else ""
+                case.op, case.kernel, case.dtype, params, case.shape_name, str(index), f"not run: {why}" if why else ""
             )
     console.print(table)
     for line in _left_out(plan):
@@ -85,8 +86,8 @@ def _show(progress: Progress, bar: Any, event: dict[str, Any]) -> None:
     if event["event"] == "build":
         progress.update(bar, description=f"building {event['kernel']}")
     elif event["event"] == "case":
-        _, kernel, dtype, _, shape = event["case"].split("/")
-        progress.update(bar, description=f"{kernel} {dtype} {shape}")
+        op, kernel, dtype, _, shape = event["case"].split("/")
+        progress.update(bar, description=f"{op} {kernel} {dtype} {shape}")
     elif event["event"] == "profiler":
         total = next(task.total for task in progress.tasks if task.id == bar) or 0
         progress.update(bar, description=f"profiling: {event['profiler']}", total=total + event["cases"])
@@ -96,7 +97,7 @@ def _show(progress: Progress, bar: Any, event: dict[str, Any]) -> None:
 
 def print_summary(console: Console, results: Path, run: str, plan: Plan, progress: RunProgress) -> bool:
     """The table of a run and what to do next; returns whether every case has a row."""
-    columns = ["run", "case", "kernel", "dtype", "params", "shape", "status", "message", "device", "finished", "cold_us",
+    columns = ["run", "case", "op", "kernel", "dtype", "params", "shape", "status", "message", "device", "finished", "cold_us",
                "metric", "cold_rate", "cold_speedup", "cold_percent_of_peak", "steady_us", "steady_rate",
                "bytes", "metrics", "functions", "profilers"]  # fmt: skip
     wanted = {case.key: index for index, case in enumerate(plan.cases)}
@@ -109,8 +110,10 @@ def print_summary(console: Console, results: Path, run: str, plan: Plan, progres
 
     if rows:
         rows = dict(sorted(rows.items(), key=lambda item: wanted.get(item[0], 0)))
-        if any(row["status"] != "unsupported" for row in rows.values()):
-            console.print(_table(f"{run} on {device}", list(rows.values())))
+        for op in dict.fromkeys(row["op"] for row in rows.values()):
+            of = [row for row in rows.values() if row["op"] == op]
+            if any(row["status"] != "unsupported" for row in of):
+                console.print(_table(f"{run}: {op} on {device}", of))
     for table in (_counters(list(rows.values())), _static(list(rows.values()))):
         if table:
             console.print(table)
