@@ -309,7 +309,7 @@ def test_what_was_changed_of_the_users_own_preset_is_in_its_name(theirs: str, mo
     [
         ([], ["+sweep=hgemm or ", " or +sweep=mine"]),
         (["+sweep=min"], ["'min'", "did you mean mine?"]),
-        (["+sweep=mine", "shape=smal"], ["shape", "'smal'", "did you mean small?"]),
+        (["+sweep=mine", "shape=smalll"], ["shape", "'smalll'", "did you mean small?"]),
         (["+sweep=mine", "shape=nameless"], ["shape", "line name:"]),
         (["+sweep=mine", "shape=broken"], ["my own conf/shape/broken.yaml, line 3", "correct the file"]),
         (["+sweep=mine", "shape=misspelt"], ["shape.cpus", "cpu"]),

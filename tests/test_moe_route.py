@@ -74,7 +74,7 @@ def test_mistakes_are_a_sentence_each():
     ):
         with pytest.raises(ValueError, match=f"^minfer.moe_route {said}"):
             moe_route(wrong, k)
-    with pytest.raises(RuntimeError, match="^minfer.moe_route has no backward: call it under torch.no_grad"):
+    with pytest.raises(RuntimeError, match=r"^minfer.moe_route has no backward: call it under torch.no_grad"):
         moe_route(x.requires_grad_(), 2)
 
 

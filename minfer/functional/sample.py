@@ -33,7 +33,7 @@ def sample(
         u = torch.zeros(logits.shape[0], device=logits.device)
         temperature, top_k, top_p, min_p = 1.0, 1, 1.0, 0.0
     else:
-        u = torch.rand(logits.shape[0], generator=generator, device=logits.device)
+        u = torch.empty(logits.shape[0], device=logits.device).uniform_(generator=generator)
     found: torch.Tensor = torch.ops.minfer.sample.default(logits.detach(), u, temperature, top_k, top_p, min_p)
     return found
 
@@ -46,8 +46,8 @@ def _sample(
         return tokens
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
     shape = {"rows": logits.shape[0], "vocab": logits.shape[1]}
-    scalars = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
-    library.call("sample", (tokens, logits, u.contiguous()), logits.dtype, shape, **scalars)
+    tensors = (tokens, logits, u.contiguous())
+    library.call("sample", tensors, logits.dtype, shape, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     return tokens
 
 
@@ -80,6 +80,8 @@ library.define(
 
 def _check(logits: torch.Tensor) -> None:
     if logits.dim() != 2 or not 0 < logits.shape[1] <= MOST:
-        raise ValueError(f"minfer.sample takes logits (rows, vocab) with vocab from 1 to {MOST}, got {tuple(logits.shape)}")
+        raise ValueError(
+            f"minfer.sample takes logits (rows, vocab) with vocab from 1 to {MOST}, got {tuple(logits.shape)}"
+        )
     if logits.dtype not in (torch.float32, torch.bfloat16):
         raise ValueError(f"minfer.sample takes float32 or bfloat16 logits, got {logits.dtype}")
