@@ -11,10 +11,10 @@ BROKEN = {
         {"if (more) pieces.store(stages[current]);\n    «__syncthreads();»": ""},
         WRONG,
     ),
-    "a buffer filled while it is read": (
+    "a producer that does not wait for an empty buffer": (
         "producer_consumer-v03_producer",
-        {"if (number >= 2) named_barrier_sync(kEmpty + number % 2, kAll);": ""},
-        WRONG,
+        {"if (number >= 2) «named_barrier_sync»(kEmpty": "named_barrier_arrive"},
+        "wait for ever at a named barrier",  # it runs ahead, and its arrivals at "full" meet in one phase
     ),
     "a buffer that nobody says is empty": (
         "producer_consumer-v03_producer",

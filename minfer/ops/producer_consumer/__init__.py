@@ -35,7 +35,7 @@ def fused(y: torch.Tensor, x: torch.Tensor, steps: int = 64) -> None:
     y.copy_(1 + (1 - RATE) ** steps * (x - 1))
 
 
-op = Op(
+op: Op = Op(
     "producer_consumer",
     axes={"n": size(20_000)},
     tensors=tensors,
@@ -52,7 +52,7 @@ FP32 = ("float32",)
 VECTORS = multiples(n=4)  # 16-byte pieces
 
 op.torch("torch", closed_form, baseline=True, dtypes=FP32)
-op.torch("torch_compile", compiled(fused), dtypes=FP32)
+op.torch("torch_compile", compiled(fused), dtypes=FP32, params={"call": ("balanced",)})
 for rung in ("v01_waits", "v02_every_warp", "v03_producer"):
     op.cuda(f"{rung}.cu", dtypes=FP32, requires=VECTORS)
 op.cpp("cpu_loops.cpp", dtypes=FP32)
