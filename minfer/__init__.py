@@ -11,6 +11,7 @@ from typing import Any
 _WHERE = {
     "axpby": "minfer.functional.axpby",
     "embedding": "minfer.functional.embedding",
+    "kv_append_": "minfer.functional.kv_append",
     "matmul": "minfer.functional.hgemm",
     "moe_route": "minfer.functional.moe_route",
     "results": "minfer.rows.frame",

@@ -31,7 +31,6 @@ from minfer.ops import (
     Spec,
     Tensors,
     both,
-    compiled,
     exact,
     floats,
     given,
@@ -165,10 +164,10 @@ def flashinfer(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, where: Te
 op = Op(
     "kv_append",
     axes={
-        "batch": size(16),
-        "longest": size(64),
+        "batch": size(4),
+        "longest": size(20),
         "new": up_to("longest"),
-        "kv_heads": size(8),
+        "kv_heads": size(4),
         "head_dim": one_of(64, 128, 1, 5),
     },
     params={"cache": ("paged", "contiguous"), "quant": ("none", "fp8"), "padding": ("none", "some")},
@@ -185,7 +184,7 @@ op = Op(
         "small": [
             {"batch": 1, "longest": 1, "new": 1, "kv_heads": 1, "head_dim": 1},
             {"batch": 9, "longest": 40, "new": 1, "kv_heads": 2, "head_dim": 64},
-            {"batch": 1, "longest": 16, "new": 9, "kv_heads": 33, "head_dim": 128},
+            {"batch": 1, "longest": 16, "new": 9, "kv_heads": 17, "head_dim": 128},
         ],
         "large": [
             {"batch": 16, "longest": 512, "new": 1, "kv_heads": 8, "head_dim": 128},
