@@ -1,6 +1,7 @@
 """minfer: GPU kernels for LLM inference, and the pipeline that measures them. Start at `docs/architecture.md`.
 
-`minfer.matmul(a, b)` multiplies two matrices with the kernels that were measured fastest;
+`minfer.matmul(a, b)` multiplies two matrices with the kernels that were measured fastest; `minfer.rms_norm`,
+`minfer.layer_norm` and `minfer.softmax` are functions of rows;
 `minfer.results()` is what was measured as a pandas DataFrame."""
 
 from __future__ import annotations
@@ -9,8 +10,11 @@ from typing import Any
 
 # Imported when they are asked for: `import minfer` takes no PyTorch.
 _WHERE = {
+    "layer_norm": "minfer.functional.norms",
     "matmul": "minfer.functional.hgemm",
     "results": "minfer.rows.frame",
+    "rms_norm": "minfer.functional.norms",
+    "softmax": "minfer.functional.softmax",
 }
 
 
