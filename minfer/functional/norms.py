@@ -38,9 +38,7 @@ def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: f
 
 def _refuse_gradients(name: str, *tensors: torch.Tensor) -> None:
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        raise RuntimeError(
-            f"minfer.{name} has no backward: call it under torch.no_grad(), or with detached tensors"
-        )
+        raise RuntimeError(f"minfer.{name} has no backward: call it under torch.no_grad(), or with detached tensors")
 
 
 def _check(name: str, x: torch.Tensor, **others: torch.Tensor) -> None:

@@ -42,10 +42,10 @@ __global__ void __launch_bounds__(kMostRowThreads) in_registers(LayerNorm<T> p, 
   __shared__ float of_mean[kMostRowThreads / 32];
   __shared__ float of_variance[kMostRowThreads / 32];
   const int row = blockIdx.x * blockDim.y + threadIdx.y, mine = row < p.tokens ? vectors : 0;
+  constexpr bool kEarly = kVectors < 8;  // of 8 vectors each, the registers do not have all three
   Vector<T> x[kVectors], weight[kVectors], bias[kVectors];
   load_row(x, p.x + row * p.x_stride, mine);
-  load_shared_row(weight, p.weight, vectors);
-  load_shared_row(bias, p.bias, vectors);
+  if constexpr (kEarly) load_shared_row(weight, p.weight, vectors), load_shared_row(bias, p.bias, vectors);
   float sum = 0.0f, squares = 0.0f;
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) sum += sum_of(x[i]);
@@ -60,8 +60,15 @@ __global__ void __launch_bounds__(kMostRowThreads) in_registers(LayerNorm<T> p, 
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
     const int at = threadIdx.x + i * blockDim.x;
-    x[i].stay_packed(), weight[i].stay_packed(), bias[i].stay_packed();
-    if (at < mine) y[at] = normalised(x[i], mean, scale, weight[i], bias[i]).bits;
+    x[i].stay_packed();
+    if (at >= mine) continue;
+    if constexpr (kEarly) {
+      weight[i].stay_packed(), bias[i].stay_packed();
+    } else {
+      weight[i].bits = reinterpret_cast<const uint4*>(p.weight)[at];
+      bias[i].bits = reinterpret_cast<const uint4*>(p.bias)[at];
+    }
+    y[at] = normalised(x[i], mean, scale, weight[i], bias[i]).bits;
   }
 }
 

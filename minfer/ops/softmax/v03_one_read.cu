@@ -15,8 +15,9 @@ namespace minfer {
 
 constexpr int kSharedThreads = 1024;
 
+// 64 registers a thread: an SM has 64 KB of rows at once, as many as it takes to hide a round trip to memory.
 template <typename T, int kVectors>
-__global__ void __launch_bounds__(kMostRowThreads) in_registers(Softmax<T> p, int vectors) {
+__global__ void __launch_bounds__(kMostRowThreads, 2) in_registers(Softmax<T> p, int vectors) {
   __shared__ float2 partial[kMostRowThreads / 32];
   const int number = blockIdx.x * blockDim.y + threadIdx.y;
   const int valid = number < p.rows ? p.valid(number) : 0;

@@ -17,7 +17,7 @@ constexpr int kMostCluster = 8;  // what every GPU of sm_90 grants
 
 // Each block of the cluster has `share` vectors of the row, the last one what is left.
 template <typename T, int kVectors>
-__global__ void __launch_bounds__(kMostRowThreads) shared_row(Softmax<T> p, int vectors, int share, int cluster) {
+__global__ void __launch_bounds__(kMostRowThreads, kVectors <= 8 ? 2 : 1) shared_row(Softmax<T> p, int vectors, int share, int cluster) {
   __shared__ float2 partial[kMostRowThreads / 32];
   __shared__ float2 of_blocks[kMostCluster];
   cluster_started_arrive();
