@@ -16,9 +16,9 @@ namespace minfer {
 // The second kernel's blocks: 32 columns, and as many threads for each.
 constexpr int kColumns = 32, kThreadsOfColumn = 32;
 
-// Of one or two vectors a thread has 64 registers, so that four rows of 4096 in a half type are under way in an SM.
+// Of two vectors a thread has 85 registers, so that three rows of 4096 in a half type are under way in an SM, 48 KB.
 template <typename T, int kVectors>
-__global__ void __launch_bounds__(kMostRowThreads, kVectors <= 2 ? 2 : 1) rows(RmsNormBackward<T> p, float* parts, int vectors) {
+__global__ void __launch_bounds__(kVectors <= 2 ? kRowThreads : kMostRowThreads, kVectors <= 2 ? 3 : 1) rows(RmsNormBackward<T> p, float* parts, int vectors) {
   // Two rows in turn use two arrays: a warp may write for the next row while another still reads for this one.
   __shared__ float of_squares[2][kMostRowThreads / 32];
   __shared__ float of_products[2][kMostRowThreads / 32];

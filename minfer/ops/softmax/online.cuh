@@ -53,44 +53,57 @@ __device__ inline Online reduce_row(Online mine, float2* partial) {
   return reduce_lanes({other.x, other.y}, span);
 }
 
-// The logits of a vector, element `first` of its row and on: with the bias, and -inf from element `valid` on.
+// A vector whose elements from `count` on, which do not count, are -inf.
 template <typename T>
-__device__ void unpack_logits(float (&logits)[Vector<T>::kCount], const Vector<T>& x, const Softmax<T>& p, int first,
-                              int valid) {
+__device__ Vector<T> cut(const Vector<T>& x, int count) {
+  float values[Vector<T>::kCount];
+  x.unpack(values);
+#pragma unroll
+  for (int i = 0; i < Vector<T>::kCount; ++i) values[i] = i < count ? values[i] : -INFINITY;
+  return Vector<T>(values);
+}
+
+// A thread's vectors of a row, the i-th of which is at first + i * step, with -inf from element `valid` on. Those behind
+// vector `end` are another block's, and -inf, too.
+template <typename T, int kVectors>
+__device__ void load_logits(Vector<T> (&to)[kVectors], const T* row, int first, int step, int valid, int end) {
   constexpr int kCount = Vector<T>::kCount;
-  x.unpack(logits);
-  if (p.bias && first < valid) {
-    float bias[kCount];
-    Vector<T>(*reinterpret_cast<const uint4*>(p.bias + first)).unpack(bias);
+  const int used = min(valid, end * kCount);
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) logits[i] += bias[i];
+  for (int i = 0; i < kVectors; ++i) {
+    const int at = first + i * step;
+    to[i].bits = at * kCount < used ? reinterpret_cast<const uint4*>(row)[at] : uint4{};
   }
-  if (first + kCount > valid) {
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) logits[i] = first + i < valid ? logits[i] : -INFINITY;
+  for (int i = 0; i < kVectors; ++i) {
+    const int count = used - (first + i * step) * kCount;
+    if (count < kCount) to[i] = cut(to[i], count);
   }
 }
 
-// Of a thread's vectors of a row, the i-th of which is at first + i * step: one maximum for all of them, then the sum, so
-// that nothing is scaled. It unpacks them twice, which takes fewer registers than to keep the logits.
-template <typename T, int kVectors>
-__device__ Online online(Vector<T> (&x)[kVectors], const Softmax<T>& p, int first, int step, int valid) {
+// The logits of vector `at` of a row: with the bias.
+template <typename T>
+__device__ void unpack_logits(float (&logits)[Vector<T>::kCount], const Vector<T>& x, const Softmax<T>& p, int at) {
   constexpr int kCount = Vector<T>::kCount;
-  float logits[kCount];
+  x.unpack(logits);
+  if (p.bias && at * kCount < p.n) {
+    float bias[kCount];
+    Vector<T>(reinterpret_cast<const uint4*>(p.bias)[at]).unpack(bias);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) logits[i] += bias[i];
+  }
+}
+
+// Of a thread's vectors of a row, the i-th of which is at first + i * step. A group of logits is scaled at once: a first pass
+// for the maximum of all would need no scaling, but ptxas keeps the logits for the second, and spills them.
+template <typename T, int kVectors>
+__device__ Online online(const Vector<T> (&x)[kVectors], const Softmax<T>& p, int first, int step) {
+  float logits[Vector<T>::kCount];
   Online found;
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
-    unpack_logits(logits, x[i], p, (first + i * step) * kCount, valid);
-#pragma unroll
-    for (float logit : logits) found.max = fmaxf(found.max, logit);
-  }
-  const float base = base_of(found.max);
-#pragma unroll
-  for (int i = 0; i < kVectors; ++i) {
-    x[i].stay_packed();
-    unpack_logits(logits, x[i], p, (first + i * step) * kCount, valid);
-#pragma unroll
-    for (float logit : logits) found.sum += power(logit, base);
+    unpack_logits(logits, x[i], p, first + i * step);
+    found.add(logits);
   }
   return found;
 }
@@ -101,6 +114,21 @@ __device__ Vector<T> probabilities(float (&logits)[Vector<T>::kCount], float bas
 #pragma unroll
   for (float& logit : logits) logit = power(logit, base) * scale;
   return Vector<T>(logits);
+}
+
+// Writes the result of a thread's vectors, those in front of vector `end`.
+template <typename T, int kVectors>
+__device__ void write_row(T* y, Vector<T> (&x)[kVectors], const Softmax<T>& p, int first, int step, int end,
+                          const Online& row) {
+  const float base = base_of(row.max), scale = 1.0f / row.sum;
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) {
+    const int at = first + i * step;
+    float logits[Vector<T>::kCount];
+    x[i].stay_packed();
+    unpack_logits(logits, x[i], p, at);
+    if (at < end) reinterpret_cast<uint4*>(y)[at] = probabilities<T>(logits, base, scale).bits;
+  }
 }
 
 }  // namespace minfer

@@ -21,20 +21,10 @@ __global__ void __launch_bounds__(kMostRowThreads, 2) in_registers(Softmax<T> p,
   __shared__ float2 partial[kMostRowThreads / 32];
   const int number = blockIdx.x * blockDim.y + threadIdx.y;
   const int valid = number < p.rows ? p.valid(number) : 0;
-  constexpr int kCount = Vector<T>::kCount;
   Vector<T> x[kVectors];
-  load_row(x, p.x + number * p.x_stride, (valid + kCount - 1) / kCount);
-  const Online row = reduce_row(online(x, p, threadIdx.x, blockDim.x, valid), partial);
-  const float base = base_of(row.max), scale = 1.0f / row.sum;
-  uint4* y = reinterpret_cast<uint4*>(p.y + number * p.y_stride);
-#pragma unroll
-  for (int i = 0; i < kVectors; ++i) {
-    const int at = threadIdx.x + i * blockDim.x;
-    float logits[kCount];
-    x[i].stay_packed();
-    unpack_logits(logits, x[i], p, at * kCount, valid);
-    if (at < vectors && number < p.rows) y[at] = probabilities<T>(logits, base, scale).bits;
-  }
+  load_logits(x, p.x + number * p.x_stride, threadIdx.x, blockDim.x, valid, vectors);
+  const Online row = reduce_row(online(x, p, threadIdx.x, blockDim.x), partial);
+  write_row(p.y + number * p.y_stride, x, p, threadIdx.x, blockDim.x, number < p.rows ? vectors : 0, row);
 }
 
 // The first `kept` vectors of a row stay in shared memory, the rest is read from memory a second time.
@@ -52,9 +42,9 @@ __global__ void __launch_bounds__(kSharedThreads) in_shared(Softmax<T> p, int ve
   float logits[kCount];
 #pragma unroll 4
   for (int at = threadIdx.x; at < used; at += kSharedThreads) {
-    const Vector<T> piece(x[at]);
+    const Vector<T> piece = cut(Vector<T>(x[at]), valid - at * kCount);
     if (at < kept) row[at] = piece.bits;
-    unpack_logits(logits, piece, p, at * kCount, valid);
+    unpack_logits(logits, piece, p, at);
     mine.add(logits);
   }
   const Online whole = reduce_row(mine, partial);
@@ -62,7 +52,7 @@ __global__ void __launch_bounds__(kSharedThreads) in_shared(Softmax<T> p, int ve
 #pragma unroll 4
   for (int at = threadIdx.x; at < vectors; at += kSharedThreads) {  // a thread reads what it wrote itself
     const Vector<T> piece(at >= used ? uint4{} : at < kept ? row[at] : x[at]);
-    unpack_logits(logits, piece, p, at * kCount, valid);
+    unpack_logits(logits, cut(piece, valid - at * kCount), p, at);
     y[at] = probabilities<T>(logits, base, scale).bits;
   }
 }

@@ -7,7 +7,6 @@
 // Measured: see docs/softmax.md.
 #include <torch/csrc/stable/ops.h>
 
-#include "cuda/rows.cuh"
 #include "online.cuh"
 
 namespace minfer {
@@ -25,8 +24,7 @@ struct Part {
       : row(block / parts), first(block % parts * kPart), valid(p.valid(row)), x(p.x + row * p.x_stride) {}
 
   __device__ void load(Vector<T> (&to)[kVectors]) const {
-    constexpr int kCount = Vector<T>::kCount;
-    load_row(to, x + int64_t(first) * kCount, (valid + kCount - 1) / kCount - first);
+    load_logits(to, x, first + threadIdx.x, kThreads, valid, first + kPart);
   }
 };
 
@@ -36,7 +34,7 @@ __global__ void __launch_bounds__(kThreads) sum_parts(Softmax<T> p, float2* sums
   const Part<T> part(p, blockIdx.x, parts);
   Vector<T> x[kVectors];
   part.load(x);
-  const Online mine = reduce_row(online(x, p, part.first + threadIdx.x, kThreads, part.valid), partial);
+  const Online mine = reduce_row(online(x, p, part.first + threadIdx.x, kThreads), partial);
   if (threadIdx.x == 0) sums[blockIdx.x] = float2{mine.max, mine.sum};
 }
 
@@ -53,16 +51,8 @@ __global__ void __launch_bounds__(kThreads) divide(Softmax<T> p, const float2* s
     mine = {highest, mine.sum * power(mine.max, base) + other.y * power(other.x, base)};
   }
   const Online row = reduce_row(mine, partial);
-  const float base = base_of(row.max), scale = 1.0f / row.sum;
-  constexpr int kCount = Vector<T>::kCount;
-  uint4* y = reinterpret_cast<uint4*>(p.y + part.row * p.y_stride);
-#pragma unroll
-  for (int i = 0; i < kVectors; ++i) {
-    const int at = part.first + threadIdx.x + i * kThreads;
-    float logits[kCount];
-    unpack_logits(logits, x[i], p, at * kCount, part.valid);
-    if (at < p.n / kCount) y[at] = probabilities<T>(logits, base, scale).bits;
-  }
+  const int vectors = p.n / Vector<T>::kCount;
+  write_row(p.y + part.row * p.y_stride, x, p, part.first + threadIdx.x, kThreads, vectors, row);
 }
 
 template <typename T>

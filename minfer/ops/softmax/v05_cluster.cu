@@ -21,30 +21,18 @@ __global__ void __launch_bounds__(kMostRowThreads, kVectors <= 8 ? 2 : 1) shared
   __shared__ float2 partial[kMostRowThreads / 32];
   __shared__ float2 of_blocks[kMostCluster];
   cluster_started_arrive();
-  constexpr int kCount = Vector<T>::kCount;
   const int number = blockIdx.x / cluster, rank = blockIdx.x % cluster, first = rank * share;
   const int valid = p.valid(number), end = min(vectors, first + share);
   Vector<T> x[kVectors];
-  load_row(x, p.x + number * p.x_stride + int64_t(first) * kCount, min((valid + kCount - 1) / kCount, end) - first);
-  // The last vector of a thread may be the next block's, and is zero here: it must not count.
-  const int mine_valid = min(valid, end * kCount);
-  const Online mine = reduce_row(online(x, p, first + threadIdx.x, blockDim.x, mine_valid), partial);
+  load_logits(x, p.x + number * p.x_stride, first + threadIdx.x, blockDim.x, valid, end);
+  const Online mine = reduce_row(online(x, p, first + threadIdx.x, blockDim.x), partial);
   cluster_started_wait();
   if (threadIdx.x < cluster) store_at_block(of_blocks + rank, float2{mine.max, mine.sum}, threadIdx.x);
   cluster_sync();
   const int lane = threadIdx.x % kMostCluster;
   const float2 other = lane < cluster ? of_blocks[lane] : float2{-INFINITY, 0.0f};
   const Online row = reduce_lanes({other.x, other.y}, kMostCluster);
-  const float base = base_of(row.max), scale = 1.0f / row.sum;
-  uint4* y = reinterpret_cast<uint4*>(p.y + number * p.y_stride);
-#pragma unroll
-  for (int i = 0; i < kVectors; ++i) {
-    const int at = first + threadIdx.x + i * blockDim.x;
-    float logits[kCount];
-    x[i].stay_packed();
-    unpack_logits(logits, x[i], p, at * kCount, valid);
-    if (at < end) y[at] = probabilities<T>(logits, base, scale).bits;
-  }
+  write_row(p.y + number * p.y_stride, x, p, first + threadIdx.x, blockDim.x, end, row);
 }
 
 template <int kVectors, typename T>
