@@ -1,6 +1,7 @@
 """minfer: GPU kernels for LLM inference, and the pipeline that measures them. Start at `docs/architecture.md`.
 
-`minfer.matmul(a, b)` multiplies two matrices with the kernels that were measured fastest;
+`minfer.matmul(a, b)` multiplies two matrices with the kernels that were measured fastest; `minfer.rms_norm`,
+`minfer.layer_norm` and `minfer.softmax` are functions of rows;
 `minfer.results()` is what was measured as a pandas DataFrame."""
 
 from __future__ import annotations
@@ -12,11 +13,14 @@ _WHERE = {
     "axpby": "minfer.functional.axpby",
     "embedding": "minfer.functional.embedding",
     "kv_append_": "minfer.functional.kv_append",
+    "layer_norm": "minfer.functional.norms",
     "matmul": "minfer.functional.hgemm",
     "moe_route": "minfer.functional.moe_route",
     "results": "minfer.rows.frame",
-    "silu_mul": "minfer.functional.silu_mul",
+    "rms_norm": "minfer.functional.norms",
     "sample": "minfer.functional.sample",
+    "silu_mul": "minfer.functional.silu_mul",
+    "softmax": "minfer.functional.softmax",
 }
 
 

@@ -27,7 +27,8 @@ pytestmark = [
 HGEMM = ops.get("hgemm")
 CPU = torch.device("cpu")
 # Beside an op's odd shapes. hgemm: several tiles each way with an edge in each, and longer than a pipeline is deep. rmsnorm:
-# lone elements, several rows of a block at once or in turn, rows in shared memory, wholly or in part.
+# lone elements, several rows of a block at once or in turn, rows in shared memory, wholly or in part. softmax: besides, rows
+# of each number of blocks in a cluster and of each number of vectors a thread. rmsnorm_backward: blocks with several rows.
 SIZES = {
     "hgemm": [{"m": 131, "n": 264, "k": 72}, {"m": 40, "n": 16, "k": 424}],
     "rmsnorm": [
@@ -39,11 +40,20 @@ SIZES = {
             (3, 33),
             (130, 136),
             (1, 4096),
+            (3, 8192),
             (60, 8200),
             (3, 16384),
             (1, 20000),
             (2, 66000),
         ]
+    ],
+    "softmax": [
+        {"rows": rows, "n": n}
+        for rows, n in [(3, 1), (130, 7), (3, 8), (130, 136), (2, 4096), (7, 8200), (1, 20000), (2, 66000), (1, 272000)]
+    ],
+    "rmsnorm_backward": [
+        {"tokens": tokens, "hidden": hidden}
+        for tokens, hidden in [(3, 1), (130, 7), (3, 8), (70, 136), (1, 4096), (9, 8192), (2, 16384)]
     ],
 }
 SIZES["producer_consumer"] = [{"n": n} for n in (4, 2048, 9000, 60_000)]  # several tiles for each block

@@ -49,6 +49,27 @@ def fused(y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float = 1
     y.copy_((wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.float()).to(y.dtype))
 
 
+def liger(y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
+    """https://linkedin.github.io/Liger-Kernel/Low-Level-APIs"""
+    from liger_kernel.transformers.functional import liger_rms_norm
+
+    return liger_rms_norm(x, weight, eps)  # type: ignore[no-any-return]
+
+
+def quack(y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
+    """https://github.com/Dao-AILab/quack"""
+    import quack
+
+    return quack.rmsnorm(x, weight, eps=eps)  # type: ignore[no-any-return]
+
+
+def flashinfer(y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> None:
+    """https://docs.flashinfer.ai/api/norm.html"""
+    from flashinfer.norm import rmsnorm
+
+    rmsnorm(x, weight, eps, out=y)
+
+
 op = Op(
     "rmsnorm",
     axes={"tokens": size(), "hidden": size(1024)},
@@ -78,14 +99,24 @@ op = Op(
     },
 )
 
-ALL = ("float32", "float16", "bfloat16")
+ALL, HALVES = ("float32", "float16", "bfloat16"), ("float16", "bfloat16")
 VECTORS = multiples(hidden=8)  # rows of 16-byte pieces
+
+
+def compiled_in(case: Case) -> str | None:
+    """Whether v03_few_rows has a kernel for this row."""
+    return None if case["hidden"] in (4096, 8192) else "needs hidden=4096 or 8192"
 
 
 op.torch("torch", eager, baseline=True, returns=(0,), dtypes=ALL)
 op.torch("torch_compile", compiled(fused), dtypes=ALL)
+op.peer("liger", liger, package="liger_kernel", returns=(0,), dtypes=ALL)
+op.peer("quack", quack, package="quack", returns=(0,), dtypes=HALVES, requires=VECTORS)
+op.peer("flashinfer", flashinfer, package="flashinfer", dtypes=HALVES, requires=VECTORS)
 op.cuda("v01_naive.cu", dtypes=ALL)
 op.cuda("v02_vectors.cu", dtypes=ALL, requires=VECTORS)
+for variant in ("128", "256", "256_late", "512", "512_late", "1024"):
+    op.cuda("v03_few_rows.cu", name=f"v03_threads_{variant}", dtypes=ALL, requires=compiled_in)
 op.triton("triton_rows.py", dtypes=ALL)
 op.cpp("cpu_naive.cpp", dtypes=ALL)
 op.cpp("cpu_vectors.cpp", dtypes=ALL)

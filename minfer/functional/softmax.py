@@ -1,0 +1,58 @@
+"""`softmax`: the kernels of the op of that name as a function of PyTorch."""
+
+from __future__ import annotations
+
+import torch
+
+from minfer.functional import library
+from minfer.functional.norms import DTYPES, rows_of
+
+
+def softmax(x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+    """exp(z - max z) / sum exp(z - max z) over the last dimension, a new tensor of x's shape; z is x under a mask.
+
+    x is (..., n), float32, float16 or bfloat16; sums are fp32. A mask (n,) of x's dtype is added to each row in fp32; one of
+    int32, of the shape x.shape[:-1], says how many elements of each row count, from the first on: the others are not used,
+    and give 0; lengths below 0 are 0, those above n are n. A row of which nothing is left, all -inf or of length 0, is NaN,
+    as PyTorch's. `best` picks the kernel, which is compiled at its first call. Works under `torch.compile`. It has no
+    backward: raises RuntimeError where one would be recorded. Raises ValueError for tensors that do not fit each other."""
+    if torch.is_grad_enabled() and (x.requires_grad or (mask is not None and mask.requires_grad)):
+        raise RuntimeError("minfer.softmax has no backward: call it under torch.no_grad(), or with detached tensors")
+    return torch.ops.minfer.softmax.default(x, mask)
+
+
+def _softmax(x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    y = _softmax_fake(x, mask)
+    if not y.numel():
+        return y
+    rows = rows_of(x)
+    if mask is None:
+        kind, given = "none", x.new_empty(0)
+    elif mask.dtype == torch.int32:
+        kind, given = "length", mask.reshape(-1).contiguous()
+    else:
+        kind, given = "additive", library.readable(mask)
+    shape = {"rows": rows.shape[0], "n": rows.shape[1]}
+    library.call("softmax", (y.view(rows.shape), rows, given), x.dtype, shape, {"mask": kind})
+    return y
+
+
+def _softmax_fake(x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    if x.dtype not in DTYPES:
+        raise ValueError(f"minfer.softmax takes an x of float32, float16 or bfloat16, got {x.dtype}")
+    if x.dim() == 0:
+        raise ValueError("minfer.softmax takes an x of at least one dimension, got a scalar")
+    if mask is not None:
+        if mask.dtype not in (x.dtype, torch.int32):
+            raise ValueError(f"minfer.softmax takes a mask of x's dtype {x.dtype}, or int32 lengths, got {mask.dtype}")
+        wanted = x.shape[:-1] if mask.dtype == torch.int32 else x.shape[-1:]
+        if mask.shape != wanted:
+            raise ValueError(
+                f"minfer.softmax takes a mask of the shape {tuple(wanted)} for this x, got {tuple(mask.shape)}"
+            )
+        if mask.device != x.device:
+            raise ValueError(f"minfer.softmax takes a mask on x's device {x.device}, got {mask.device}")
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+library.define("softmax(Tensor x, Tensor? mask) -> Tensor", _softmax, _softmax_fake)
