@@ -1,5 +1,6 @@
 """What a user types: `minfer +sweep=hgemm` launches a run; `minfer status RUN`, `minfer cancel RUN` and
-`minfer resubmit RUN` look after one that was launched earlier, from any shell."""
+`minfer resubmit RUN` look after one that was launched earlier, from any shell; `minfer report`, `minfer compare` and
+`minfer race` look at what kernels do."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from minfer import launch
 from minfer.plan.config import UserError, groups, nearest
 
 ACTIONS = ("status", "cancel", "resubmit")
+READERS = ("report", "compare")  # of rows; they need neither torch nor a run's folder
 
 
 def main() -> int:
@@ -17,6 +19,8 @@ def main() -> int:
     first = sys.argv[1] if len(sys.argv) > 1 else ""
     if first in ACTIONS:
         return act(first, sys.argv[2:])
+    if first in READERS:
+        return read(first, sys.argv[2:])
     if first.isidentifier():  # a launch begins with +sweep=..., key=value or a flag
         return launch.exit_status(lambda: _refuse(first))
     return launch.main()
@@ -38,7 +42,15 @@ def act(action: str, words: list[str]) -> int:
     return launch.exit_status(acted)
 
 
+def read(reader: str, words: list[str]) -> int:
+    """Do one of READERS; the exit status is its own."""
+    import analysis.compare  # and Matplotlib, which no other command waits for
+    import analysis.report
+
+    return {"report": analysis.report.main, "compare": analysis.compare.main}[reader](words)
+
+
 def _refuse(word: str) -> int:
     raise UserError(
-        f"unknown command {word!r}; {nearest(word, [*ACTIONS, *(f'+sweep={s}' for s in groups()['sweep'])])}"
+        f"unknown command {word!r}; {nearest(word, [*ACTIONS, *READERS, *(f'+sweep={s}' for s in groups()['sweep'])])}"
     )
