@@ -82,12 +82,22 @@ def compare(a: list[Path], b: list[Path], regime: str) -> Found:
         len(side) - len(left) + (other_rows if files is large else 0) for side, files in zip(sides, (a, b), strict=True)
     ]
     rows = [side.drop_columns(["key", "run", "finished"]).to_pylist() for side in common]
-    times = [_intervals(files, side, regime) for files, side in zip((a, b), common, strict=True)]
+    alone = pc.invert(_paired(*common, regime))
+    times = [_intervals(files, side.filter(alone), regime) for files, side in zip((a, b), common, strict=True)]
     cases = []
     for one, other, key in zip(*rows, common[0]["key"].to_pylist(), strict=True):
         if "unsupported" not in (one["status"], other["status"]):
             cases.append(_compared(one, other, regime, *(side.get(key) for side in times)))
     return Found(cases, *only)
+
+
+def _paired(one: pa.Table, other: pa.Table, regime: str) -> pa.ChunkedArray:
+    """Which cases have a speed-up over the same baseline in both."""
+    same = pc.equal(one["baseline"], other["baseline"])
+    paired = pc.and_(same, pc.not_equal(one["kernel"], one["baseline"]))
+    for side in (one, other):
+        paired = pc.and_(paired, pc.is_valid(side[f"{regime}_speedup"]))
+    return pc.fill_null(paired, False)
 
 
 def _newest(files: list[Path], columns: list[str], wanted: pa.ChunkedArray | None) -> tuple[pa.Table, int]:
@@ -113,10 +123,8 @@ Interval = tuple[float, float, float]  # of logarithms: the value, and the two e
 
 
 def _intervals(files: Iterable[Path], side: pa.Table, regime: str) -> dict[str, Interval]:
-    """The median cold time of each measured case that no baseline says anything of, or that is the baseline, by its key."""
-    alone = pc.fill_null(pc.equal(side["kernel"], side["baseline"]), True)
-    alone = pc.or_(alone, pc.is_null(side[f"{regime}_speedup"]))
-    wanted = side.filter(pc.and_(alone, pc.is_in(side["status"], pa.array(store.MEASURED))))
+    """The median cold time of each measured case, by its key."""
+    wanted = side.filter(pc.is_in(side["status"], pa.array(store.MEASURED)))
     if not len(wanted) or regime != "cold":  # a steady time is a mean of blocks, and has no interval of its own
         return {}
     cases, runs = wanted["case"].combine_chunks(), set(wanted["run"].to_pylist())
