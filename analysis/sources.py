@@ -33,8 +33,8 @@ def files(word: str, results: Path, kept: Path | None = None) -> list[Path]:
         raise Unknown(f"{word} has no parquet files; name a results folder, a file or a run")
     if kept is not None and (found := _revision(word, results, kept)):
         return found
-    runs = (folder for folder in results.glob("*/*") if folder.is_dir() and folder.parent.name != store.APART)
-    known = sorted({folder.name for folder in runs})
+    places = (folder for folder in results.glob("*/*") if folder.is_dir() and folder.parent.name != store.APART)
+    known = sorted({folder.name for folder in places})
     hint = f"the newest run below {results} is {known[-1]}" if known else f"there are no runs below {results}"
     revision = ", git revision" if kept is not None else ""
     raise Unknown(f"there is no file, folder{revision} or run {word}; {hint}")

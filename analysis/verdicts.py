@@ -82,7 +82,7 @@ def compare(a: list[Path], b: list[Path], regime: str) -> Found:
         len(side) - len(left) + (other_rows if files is large else 0) for side, files in zip(sides, (a, b), strict=True)
     ]
     rows = [side.drop_columns(["key", "run", "finished"]).to_pylist() for side in common]
-    alone = pc.invert(_paired(*common, regime))
+    alone = pc.invert(_paired(common[0], common[1], regime))
     times = [_intervals(files, side.filter(alone), regime) for files, side in zip((a, b), common, strict=True)]
     cases = []
     for one, other, key in zip(*rows, common[0]["key"].to_pylist(), strict=True):

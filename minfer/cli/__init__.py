@@ -11,6 +11,7 @@ from minfer import launch
 from minfer.plan.config import UserError, groups, nearest
 
 ACTIONS = ("status", "cancel", "resubmit")
+RACE = "race"
 READERS = ("report", "compare")  # of rows; they need neither torch nor a run's folder
 
 
@@ -21,6 +22,8 @@ def main() -> int:
         return act(first, sys.argv[2:])
     if first in READERS:
         return read(first, sys.argv[2:])
+    if first == RACE:
+        return race(sys.argv[2:])
     if first.isidentifier():  # a launch begins with +sweep=..., key=value or a flag
         return launch.exit_status(lambda: _refuse(first))
     return launch.main()
@@ -50,7 +53,31 @@ def read(reader: str, words: list[str]) -> int:
     return {"report": analysis.report.main, "compare": analysis.compare.main}[reader](words)
 
 
+def race(words: list[str]) -> int:
+    """Time the kernels of two revisions against each other, over a sweep; the exit status is the launch's."""
+
+    def raced() -> int:
+        if len(words) < 2 or any("=" in word or word.startswith("-") for word in words[:2]):
+            raise UserError(
+                "usage: minfer race REV_A REV_B +sweep=...; a revision is one of git's, or . for the files as they are"
+            )
+        from minfer.run import race as racing  # imports torch, which a typo need not wait for
+
+        for revision in words[:2]:
+            racing.check(revision)
+        sys.argv[1:] = [
+            *([] if any(word.lstrip("+~").startswith("profiler") for word in words) else ["profiler=none"]),
+            *words[2:],
+        ]
+        requests = launch.compose()
+        if len(requests) > 1 or requests[0].sweeps:
+            raise UserError("a race is of one sweep; choose one: +sweep=...")
+        return racing.race(requests[0], words[0], words[1])
+
+    return launch.exit_status(raced)
+
+
 def _refuse(word: str) -> int:
     raise UserError(
-        f"unknown command {word!r}; {nearest(word, [*ACTIONS, *READERS, *(f'+sweep={s}' for s in groups()['sweep'])])}"
+        f"unknown command {word!r}; {nearest(word, [*ACTIONS, *READERS, RACE, *(f'+sweep={s}' for s in groups()['sweep'])])}"
     )
