@@ -131,6 +131,9 @@ def _flags(kernel: Kernel, arch: str) -> list[str]:
         number = arch.removeprefix("sm_")
         about = [f"-DMINFER_SM={arch_number(arch)}"]  # host code that lays out shared memory asks for it
         return [*NVCC_FLAGS, *about, f"-gencode=arch=compute_{number},code=sm_{number}"]
+    if kernel.root != PACKAGE and "clang" not in _compiler_version(compiler()):
+        # A static variable of a template would be one for two revisions in a process, though their sizes may differ.
+        return [*CXX_FLAGS, "-fno-gnu-unique"]
     return CXX_FLAGS
 
 
@@ -269,7 +272,7 @@ def _compile(kernel: Kernel, arch: str, folder: Path, home: Path | None) -> Path
             extra_cflags=flags if home is None else [],
             extra_cuda_cflags=flags,
             extra_ldflags=link,
-            extra_include_paths=[str(PACKAGE)],
+            extra_include_paths=[str(kernel.root)],
             build_directory=str(folder),
             is_python_module=False,
         )
@@ -340,7 +343,7 @@ def cubin(kernel: Kernel, arch: str, folder: Path, timeout_s: float | None = Non
     from torch.utils.cpp_extension import include_paths
 
     target = folder / f"{kernel.op}_{kernel.name}.{arch}.cubin"
-    flags = [*_flags(kernel, arch), *(f"-I{path}" for path in (PACKAGE, *include_paths("cpu")))]
+    flags = [*_flags(kernel, arch), *(f"-I{path}" for path in (kernel.root, *include_paths("cpu")))]
     command = [str(home / "bin" / "nvcc"), "-cubin", *flags, "-o", str(target), str(kernel.source)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)

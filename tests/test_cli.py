@@ -28,8 +28,19 @@ def call(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     [
         (["satus", "RUN"], "unknown command 'satus'; did you mean status?"),
         (["hgemm"], "unknown command 'hgemm'; did you mean +sweep=hgemm?"),
-        (["launch"], f"unknown command 'launch'; valid: status, cancel, resubmit, logs, runs, {', '.join(SWEEPS)}"),
+        (
+            ["launch"],
+            f"unknown command 'launch'; valid: {', '.join([*cli.ACTIONS, 'runs', *cli.READERS, 'race', *SWEEPS])}",
+        ),
         ([], f"no sweep was chosen; add {' or '.join(SWEEPS)}"),
+        (
+            ["race", "HEAD"],
+            "usage: minfer race REV_A REV_B +sweep=...; a revision is one of git's, or . for the files as they are",
+        ),
+        (
+            ["race", "nowhere", ".", "+sweep=hgemm"],
+            "git knows no revision nowhere with kernels of minfer; name a commit, a branch or .",
+        ),
         (["status"], "usage: minfer status RUN, where RUN is the name or the folder of a run, or last"),
         (["cancel", "--all"], "usage: minfer cancel RUN, where RUN is the name or the folder of a run, or last"),
         (["resubmit", "nowhere"], "there is no run nowhere; name its folder"),

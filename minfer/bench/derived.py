@@ -53,8 +53,8 @@ def derive(
     row |= _regime("cold", list(rounds.T), comparison, work, *np.median(rounds, axis=0)[:2].tolist()) | {
         "cold_rounds": len(rounds)
     }
-    if comparison.half_width > timing.precision:
-        asked, known = f"asked for ±{timing.precision:.2%}", f"known to ±{comparison.half_width:.2%}"
+    if comparison.half_width > timing.target:
+        asked, known = f"asked for ±{timing.target:.2%}", f"known to ±{comparison.half_width:.2%}"
         row |= {"status": "unconverged", "message": f"after {len(rounds)} rounds the ratio is {known}, {asked}"}
     if blocks:
         times = [call_time(block, gpu=roofs is not None) for block in blocks]

@@ -119,7 +119,7 @@ class Bench(Hooks):
                         return self._right(taken)
                 order = np.array([self.rng.permutation(len(self.arms)) for _ in range(rounds)])
                 taken = np.concatenate([taken, self.clock.cold(self.arms, order, self)])
-            if compare(*self._right(taken).T).half_width <= timing.precision:
+            if compare(*self._right(taken).T).half_width <= timing.target:
                 break
         return taken
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+# What `precision: null` means on each kind of device. A processor's time also depends on what else runs there.
+PRECISION = {"cuda": 0.005, "cpu": 0.05}
 
 
 @dataclass
@@ -12,7 +15,7 @@ class Timing:
     name: says in the row which preset it was, and which of its values were changed (`minfer.plan.config.named`).
     warmup_s: seconds to run kernel and baseline before anything is timed.
     looks: numbers of cold rounds after which to look whether the ratio is known well enough; the last one is the cap.
-    precision: what is well enough: half the width of the 95 % interval of the ratio, relative.
+    precision: what is well enough: half the width of the 95 % interval of the ratio, relative; None: `PRECISION`.
     cold_cap_s: seconds after which to give up looking and call the case unconverged...
     least_rounds: ...but not before so many rounds.
     steady_block_s: seconds of each of the four steady blocks; 0 leaves the steady regime out.
@@ -22,11 +25,20 @@ class Timing:
     name: str = "default"
     warmup_s: float = 0.1
     looks: list[int] = field(default_factory=lambda: [30, 60, 120, 240, 480, 960, 1920])
-    precision: float = 0.005
+    precision: float | None = None
     cold_cap_s: float = 3.0
     least_rounds: int = 5
     steady_block_s: float = 1.0
     audit: bool = False
+
+    def on(self, device: str) -> Timing:
+        """The same with the precision that it means on a kind of device, "cuda" or "cpu"."""
+        return replace(self, precision=self.precision or PRECISION[device])
+
+    @property
+    def target(self) -> float:
+        """The precision; a GPU's where nothing says otherwise."""
+        return self.precision or PRECISION["cuda"]
 
     def estimate(self) -> float:
         """About how many seconds a case takes at most, its verification included."""

@@ -1,5 +1,6 @@
 """What a user types: `minfer +sweep=hgemm` launches a run; `minfer status RUN`, `minfer cancel RUN` and
-`minfer resubmit RUN` look after one that was launched earlier, from any shell; `minfer runs` lists them."""
+`minfer resubmit RUN` look after one that was launched earlier, from any shell, and `minfer runs` lists them;
+`minfer report`, `minfer compare` and `minfer race` look at what kernels do."""
 
 from __future__ import annotations
 
@@ -10,6 +11,8 @@ from minfer import launch
 from minfer.plan.config import UserError, groups, nearest
 
 ACTIONS = ("status", "cancel", "resubmit", "logs")
+RUNS, RACE = "runs", "race"
+READERS = ("report", "compare")  # of rows; they need neither torch nor a run's folder
 
 
 def main() -> int:
@@ -17,8 +20,12 @@ def main() -> int:
     first = sys.argv[1] if len(sys.argv) > 1 else ""
     if first in ACTIONS:
         return act(first, sys.argv[2:])
-    if first == "runs":
-        return launch.exit_status(lambda: _runs(sys.argv[2:]))
+    if first == RUNS:
+        return launch.exit_status(lambda: runs(sys.argv[2:]))
+    if first in READERS:
+        return read(first, sys.argv[2:])
+    if first == RACE:
+        return race(sys.argv[2:])
     if first.isidentifier():  # a launch begins with +sweep=..., key=value or a flag
         return launch.exit_status(lambda: _refuse(first))
     return launch.main()
@@ -45,13 +52,47 @@ def act(action: str, words: list[str]) -> int:
     return launch.exit_status(acted)
 
 
-def _runs(words: list[str]) -> int:
+def runs(words: list[str]) -> int:
+    """List the newest runs; the exit status is 0."""
     from minfer.run import control, report  # imports torch, which a typo need not wait for
 
     return control.runs(report.console(), words)
 
 
+def read(reader: str, words: list[str]) -> int:
+    """Do one of READERS; the exit status is its own."""
+    import analysis.compare  # and Matplotlib, which no other command waits for
+    import analysis.report
+
+    return {"report": analysis.report.main, "compare": analysis.compare.main}[reader](words)
+
+
+def race(words: list[str]) -> int:
+    """Time the kernels of two revisions against each other, over a sweep; the exit status is the launch's."""
+
+    def raced() -> int:
+        if len(words) < 2 or any("=" in word or word.startswith("-") for word in words[:2]):
+            raise UserError(
+                "usage: minfer race REV_A REV_B +sweep=...; a revision is one of git's, or . for the files as they are"
+            )
+        from minfer.run import race as racing  # imports torch, which a typo need not wait for
+
+        for revision in words[:2]:
+            racing.check(revision)
+        sys.argv[1:] = [
+            *([] if any(word.lstrip("+~").startswith("profiler") for word in words) else ["profiler=none"]),
+            *words[2:],
+        ]
+        requests = launch.compose()
+        if len(requests) > 1 or requests[0].sweeps:
+            raise UserError("a race is of one sweep; choose one: +sweep=...")
+        return racing.race(requests[0], words[0], words[1])
+
+    return launch.exit_status(raced)
+
+
 def _refuse(word: str) -> int:
     raise UserError(
-        f"unknown command {word!r}; {nearest(word, [*ACTIONS, 'runs', *(f'+sweep={s}' for s in groups()['sweep'])])}"
+        f"unknown command {word!r}; "
+        f"{nearest(word, [*ACTIONS, RUNS, *READERS, RACE, *(f'+sweep={s}' for s in groups()['sweep'])])}"
     )

@@ -45,6 +45,8 @@ class Kernel:
     package: str = (
         ""  # backend "torch": the module, not PyTorch's, that the implementation is of; it runs on a GPU only
     )
+    root: Path = PACKAGE  # the folder `minfer` that its headers are in; another one for another revision's kernel
+    against: str = ""  # the kernel that its ratios are against; empty: the op's baseline
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -93,7 +95,7 @@ class Kernel:
     @property
     def symbol(self) -> str:
         """The name of the function: of the torch op that a built kernel registers, or of a Triton file's function."""
-        return self.op if self.backend == "triton" else f"{self.op}_{self.name}"
+        return self.op if self.backend == "triton" else re.sub(r"\W", "_", f"{self.op}_{self.name}")
 
     def module(self) -> ModuleType:
         """A Triton kernel's module; imported only when the kernel runs, because Triton is absent on some machines."""
@@ -108,7 +110,7 @@ class Kernel:
                 continue
             found.append(path)
             for name in re.findall(r'^\s*#\s*include\s+"([^"]+)"', path.read_text(), re.MULTILINE):
-                queue += [p for p in (path.parent / name, PACKAGE / name) if p.is_file()][:1]
+                queue += [p for p in (path.parent / name, self.root / name) if p.is_file()][:1]
         return sorted(found)
 
 

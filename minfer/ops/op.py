@@ -144,14 +144,23 @@ class Op:
         perhaps several."""
         self._add(Kernel(self.name, name or Path(file).stem, "cpp", self.folder / file, **supports))
 
+    def revision(self, name: str, label: str, root: Path, *, against: str = "") -> None:
+        """Register a kernel as `name@label`, from the folder `minfer` of another revision, which must register it under that
+        name's `symbol`; ratios are against the kernel `against`. What it supports is what it supports here."""
+        kernel = self.kernels[name]
+        source = root / kernel.source.relative_to(PACKAGE)
+        self._add(replace(kernel, name=f"{name}@{label}", source=source, root=root, against=against))
+
     def _add(self, kernel: Kernel) -> None:
         if kernel.name in self.kernels:
             raise ValueError(f"{self.name} already has a kernel {kernel.name}; give {kernel.source.name} another name")
         self.kernels[kernel.name] = replace(kernel, first_call=next(iter(self.calls)))
 
     def baseline(self, case: Case) -> str:
-        """The name of the kernel that this case's ratios are against: the first baseline that supports it, or the first one
-        where none does. Raises IndexError for an op without a baseline."""
+        """The name of the kernel that this case's ratios are against: the one that its kernel names, else the first baseline
+        that supports it, or the first one where none does. Raises IndexError for an op without a baseline."""
+        if (kernel := self.kernels.get(case.kernel)) and kernel.against:
+            return kernel.against
         runs = (name for name in self.baselines if self.kernels[name].unsupported(case, None) is None)
         return next(runs, self.baselines[0])
 

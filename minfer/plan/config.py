@@ -254,7 +254,7 @@ def check_values(config: Config) -> None:
             raise UserError(f"{key} is {value}; it takes a number from {least}")
     check_words(cluster)
     for key, value in (
-        ("timing.precision", timing.precision),
+        ("timing.precision", timing.target),
         ("case_timeout_s", config.case_timeout_s),
         ("build_timeout_s", config.build_timeout_s),
     ):
@@ -272,7 +272,8 @@ def named(timing: Timing) -> Timing:
     written.pop("defaults", None)  # what a preset takes from another one is told like a change
     preset: Any = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Timing), written))
     values = {f.name: getattr(timing, f.name) for f in dataclasses.fields(timing)}
-    changed = [f"{name}={value}" for name, value in values.items() if value != getattr(preset, name)]
+    usual = dataclasses.replace(preset, precision=preset.target)
+    changed = [f"{name}={value}" for name, value in values.items() if value != getattr(usual, name)]
     return dataclasses.replace(timing, name=" ".join([timing.name, *changed]))
 
 

@@ -104,7 +104,8 @@ def _show(progress: Progress, bar: Any, event: dict[str, Any]) -> None:
 def print_summary(console: Console, results: Path, run: str, plan: Plan, progress: RunProgress) -> bool:
     """The table of a run and what to do next; returns whether every case has a row."""
     columns = ["run", "case", "op", "kernel", "dtype", "params", "shape", "status", "message", "device", "finished", "cold_us",
-               "metric", "cold_rate", "cold_speedup", "cold_percent_of_peak", "steady_us", "steady_rate",
+               "metric", "cold_rate", "cold_speedup", "cold_speedup_low", "cold_speedup_high", "cold_verdict", "baseline",
+               "cold_percent_of_peak", "steady_us", "steady_rate",
                "bytes", "metrics", "functions", "profilers"]  # fmt: skip
     wanted = {case.key: index for index, case in enumerate(plan.cases)}
     rows: dict[str, store.Row] = {}
@@ -138,7 +139,7 @@ def print_summary(console: Console, results: Path, run: str, plan: Plan, progres
             f"{len(rows)} of {len(wanted)} cases: " + ", ".join(f"{n} {status}" for status, n in sorted(counts.items()))
         )
     if counts["unconverged"]:
-        console.print(f"unconverged: {store.STATUSES['unconverged']} (timing.precision, timing.cold_cap_s).")
+        console.print("unconverged: its ± is more than was asked for; timing.cold_cap_s=10 gives each case more time.")
     skipped = {case for shard in progress.shards.values() for case in shard.skipped}
     if skipped:
         console.print(f"{len(skipped)} of {len(wanted)} cases were in the results already (resume=true).")
@@ -151,16 +152,16 @@ def print_summary(console: Console, results: Path, run: str, plan: Plan, progres
     for path in files:
         console.print(f"Rows: {relative(path)}", soft_wrap=True)
     if rows:
-        console.print(f"Next: {_tabulate(results)}", soft_wrap=True)
+        console.print(f"Next: {_look_at(sorted(folders))}", soft_wrap=True)
     return set(wanted) <= set(rows) | skipped
 
 
-def _tabulate(results: Path) -> str:
-    """The command that makes tables of all rows: in a clone the README's, elsewhere those of a file of the user's."""
+def _look_at(folders: list[Path]) -> str:
+    """The command that shows these rows."""
+    command = ["minfer", "report", *(str(relative(folder)) for folder in folders)]
     if not INSTALLED and Path.cwd() == CONF.parent:
-        return "uv run python analysis/make_tables.py   # these rows into README.md"
-    command = shlex.join(["python", "-m", "analysis.make_tables", "--results", str(relative(results)), "--readme"])
-    return f"{command} FILE   # these rows into FILE, between its lines <!-- results:begin --> and <!-- results:end -->"
+        command = ["uv", "run", *command]
+    return f"{shlex.join(command)}   # these rows as a page to look into: report.html"
 
 
 def _left_out(plan: Plan) -> list[str]:
@@ -176,7 +177,9 @@ def _table(title: str, rows: list[store.Row]) -> Table:
     for name in ("kernel", "dtype", "parameters", "shape"):
         table.add_column(name, no_wrap=True)
     metric = next((row["metric"] for row in rows if row["metric"]), "throughput")
-    for name in ("cold µs", metric, "% of PyTorch", "% of peak", "steady µs", metric):
+    baselines = {row["baseline"] for row in rows if row["baseline"]}
+    other = "PyTorch" if baselines <= {"torch"} else baselines.pop() if len(baselines) == 1 else "baseline"
+    for name in ("cold µs", metric, f"% of {other}", "% of peak", "steady µs", metric):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("status", no_wrap=True)
     for row in rows:
@@ -189,13 +192,23 @@ def _cells(row: store.Row) -> list[str]:
         return "" if value is None else format(value, form)
 
     shape = "x".join(str(size) for size in row["shape"].values())
-    share = row["cold_speedup"] and row["cold_speedup"] * 100
     return [
         row["kernel"], row["dtype"], " ".join(row["params"].values()), shape,
-        number(row["cold_us"], ",.1f"), number(row["cold_rate"], ".3g"), number(share, ".1f"),
+        number(row["cold_us"], ",.1f"), number(row["cold_rate"], ".3g"), _share(row),
         number(row["cold_percent_of_peak"], ".1f"),
         number(row["steady_us"], ",.1f"), number(row["steady_rate"], ".3g"), row["status"],
     ]  # fmt: skip
+
+
+def _share(row: store.Row) -> str:
+    """The throughput as a share of the baseline's, in percent, with half of its 95 % interval: `104.8 ± 0.3`."""
+    ratio, low, high = (row[f"cold_speedup{end}"] for end in ("", "_low", "_high"))
+    if ratio is None:
+        return ""
+    if row["kernel"] == row["baseline"]:
+        return "100"
+    width = f" ± {50 * (high - low):.1f}" if low is not None and high is not None else ""
+    return f"{100 * ratio:.1f}{width}{' tie' if row['cold_verdict'] == 'tie' else ''}"
 
 
 # What to show of a kernel's instructions, in this order; the rest is in the rows.

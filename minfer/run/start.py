@@ -34,12 +34,13 @@ def run(config: Config) -> int:
             raise UserError(f"extra={path} does not exist")
         load(path)
     executor = submit.executor_name(config.cluster)
-    device, capability, gpus = _device(config, executor, console)
+    device, capability, gpus = device_of(config, executor, console)
     if device == "cpu":
         config.cluster.gres = (
             ",".join(w for w in (config.cluster.gres or "").split(",") if not preflight.gpus(w)) or None
         )
     config.profiler.resolve(device)
+    config.timing = config.timing.on(device)
     plan = cases.plan(config, device, capability)
     if device == "cpu" and config.profiler.static:
         console.print("CUDA kernels are not timed here; profiler=static compiles them and reads their machine code.")
@@ -58,7 +59,7 @@ def run(config: Config) -> int:
         return 0
 
     results = _writable(Path(config.results).absolute())
-    name = _run_id()
+    name = run_id()
     folder = _writable(Path(config.runs).absolute() / name)
     config.results, config.runs, config.extra = str(results), str(folder.parent), extra  # the same from any folder
     (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.structured(config)))
@@ -131,7 +132,7 @@ def finish(console: Console, config: Config, folder: Path, plan: cases.Plan) -> 
     return 0 if complete else 1
 
 
-def _device(config: Config, executor: str, console: Console) -> tuple[str, tuple[int, int] | None, int]:
+def device_of(config: Config, executor: str, console: Console) -> tuple[str, tuple[int, int] | None, int]:
     """The kind of device that the jobs get; where it is this machine's, its compute capability and how many there are."""
     choose("device", config.device, ("auto", "cuda", "cpu"))
     if executor == "slurm":
@@ -190,7 +191,7 @@ def _writable(folder: Path) -> Path:
     return folder
 
 
-def _run_id() -> str:
+def run_id() -> str:
     """Unique and in order of time."""
     return f"{datetime.datetime.now():%Y%m%d-%H%M%S}-{os.urandom(2).hex()}"
 

@@ -1,0 +1,125 @@
+"""Two sets of rows, case by case: `python analysis/compare.py A B`, or `minfer compare`.
+
+A and B are runs, folders, parquet files or git revisions of `results`. What is compared was not timed side by side. Where
+both rows of a case have the same baseline, its paired speed-ups are compared, because the baseline saw the same clock as the
+kernel in either run; else the two times, which is said. With `--fail-over 3%` the exit status is 1 where a case is surely
+slower by more than that, or no longer works.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+from analysis import sources, verdicts
+from analysis.readme import counted, plain, significant, table_lines
+from analysis.rows import natural
+from analysis.verdicts import BETTER, WORSE, Compared
+
+MOST_SHOWN = 60  # cases on a terminal; the files have all
+HEADER = ["Case", "Device", "A", "B", "B against A", "95 % interval", "Verdict", "How"]
+RULE = [":--", ":--", "--:", "--:", "--:", ":--", ":--", ":--"]
+
+
+class Mistake(Exception):
+    """Nothing can be compared; one sentence that says why and what to do."""
+
+
+def main(arguments: Iterable[str] | None = None) -> int:
+    """Returns the exit status: 0; 1 where `--fail-over` found something; 2 for a mistake."""
+    parser = argparse.ArgumentParser(prog="minfer compare", description=(__doc__ or "").splitlines()[0])
+    for name in "AB":
+        parser.add_argument(name, help="a run, a folder, a parquet file, or a git revision of the results")
+    parser.add_argument("--results", type=Path, default=sources.RESULTS, help="where runs are looked for")
+    parser.add_argument("--regime", choices=("cold", "steady"), default="cold")
+    parser.add_argument("--fail-over", metavar="3%", help="exit with 1 where a case is slower by more than this")
+    parser.add_argument("--junit", type=Path, metavar="FILE", help="write the cases as JUnit XML")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the whole table as Markdown")
+    options = parser.parse_args(list(arguments) if arguments is not None else None)
+    try:
+        return run(options)
+    except (Mistake, sources.Unknown) as error:
+        print(f"minfer compare: {error}", file=sys.stderr)
+        return 2
+
+
+def run(options: argparse.Namespace) -> int:
+    """Compare what the options name. Raises Mistake and Unknown."""
+    limit = _limit(options.fail_over) if options.fail_over is not None else None
+    with tempfile.TemporaryDirectory() as kept:
+        first, second = (sources.files(word, options.results, Path(kept)) for word in (options.A, options.B))
+        found = verdicts.compare(first, second, options.regime)
+    if not found.cases:
+        raise Mistake(
+            f"{options.A} and {options.B} have no case of the same device in common"
+            f" among {found.only_a} and {found.only_b} rows; compare runs of the same sweep"
+        )
+    cases = sorted(found.cases, key=lambda case: (case.rank, natural(case.case)))
+    failed = [case for case in cases if limit is not None and case.fails(limit)]
+    said = summary(cases, found.only_a, found.only_b, failed, limit)
+    lines = [cells(case) for case in cases]
+    shown = [line for case, line in zip(cases, lines, strict=True) if case.verdict != "tie"][:MOST_SHOWN]
+    print("\n".join(aligned([HEADER, *shown])) if shown else "Every case is a tie.")
+    print(said)
+    title = f"# {plain(options.A)} (A) and {plain(options.B)} (B), {options.regime}"
+    if options.markdown:
+        body = table_lines(HEADER, RULE, [[plain(cell) for cell in line] for line in lines])
+        _write(options.markdown, "\n".join([title, "", said, "", *body, ""]))
+    if options.junit:
+        _write(options.junit, verdicts.junit(f"{options.A} {options.B}", cases, limit))
+    return 1 if failed else 0
+
+
+def _limit(text: str) -> float:
+    """`3%` or `0.03` as 0.03. Raises Mistake."""
+    try:
+        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1:
+        raise Mistake(f"--fail-over is {text!r}; it takes a part below 1 or below 100 %, such as 3%")
+    return value
+
+
+def summary(cases: list[Compared], only_a: int, only_b: int, failed: list[Compared], limit: float | None) -> str:
+    """How many cases there are of each verdict, and what was not compared."""
+    counts = Counter(case.verdict for case in cases)
+    parts = [f"{counts[verdict]} {verdict}" for verdict in (*WORSE, "tie", *BETTER, "unknown") if counts[verdict]]
+    text = f"{counted(len(cases), 'case')}: {', '.join(parts)}."
+    for count, side in ((only_a, "A"), (only_b, "B")):
+        if count:
+            text += f" {counted(count, 'row')} of {side} are of cases that only {side} has."
+    if limit is not None:
+        text += f" Slower by more than {100 * limit:g} %, or broken: {len(failed)}."
+    return (
+        text + " A and B were timed at different moments: a ratio is B's speed-up over A's against the same baseline."
+    )
+
+
+def cells(case: Compared) -> list[str]:
+    """A case's line. The ratio is A's time over B's: above 1, B is faster."""
+    ratio = f"{case.ratio:.4f}×" if case.ratio else "—"
+    interval = f"{case.low:.4f}–{case.high:.4f}" if case.low and case.high else "—"
+    sides = [f"{significant(us)} µs" if us else status for us, status in zip(case.us, case.statuses, strict=True)]
+    return [case.case, case.device, *sides, ratio, interval, case.verdict, case.how]
+
+
+def aligned(lines: list[list[str]]) -> list[str]:
+    """Cells in columns, for a terminal."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, "utf-8")
+    except OSError as error:
+        raise Mistake(f"cannot write {path}: {error.strerror or error}; choose another file") from error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,57 @@
+"""Where rows are: what a user names on the command line of `report` and `compare`, as parquet files."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import tarfile
+import tempfile
+from pathlib import Path
+
+from minfer.rows import store
+
+RESULTS = Path("results")
+
+
+class Unknown(Exception):
+    """Nothing is called so; the message says what can be named."""
+
+
+def files(word: str, results: Path, kept: Path | None = None) -> list[Path]:
+    """The parquet files of a file, a folder, a run (its name, its folder under `runs`, or `results/<device>/<run>`) or,
+    where `kept` is a folder to unpack them in, a git revision of `results`. Raises Unknown."""
+    path = Path(word)
+    if path.is_file():
+        return [path]
+    is_run = (path / "config.yaml").is_file() or not path.is_dir()  # its folder, or its name
+    runs = sorted(results.glob(f"*/{path.name}")) if is_run and path.name else []
+    if found := [file for folder in runs for file in store.files(folder)]:
+        return found
+    if path.is_dir():
+        if found := store.files(path):
+            return found
+        raise Unknown(f"{word} has no parquet files; name a results folder, a file or a run")
+    if kept is not None and (found := _revision(word, results, kept)):
+        return found
+    places = (folder for folder in results.glob("*/*") if folder.is_dir() and folder.parent.name != store.APART)
+    known = sorted({folder.name for folder in places})
+    hint = f"the newest run below {results} is {known[-1]}" if known else f"there are no runs below {results}"
+    revision = ", git revision" if kept is not None else ""
+    raise Unknown(f"there is no file, folder{revision} or run {word}; {hint}")
+
+
+def _revision(word: str, results: Path, kept: Path) -> list[Path]:
+    """The committed results of a revision, unpacked; none where git knows no such revision, or it has no results."""
+    if word.startswith("-"):
+        return []
+    folder = results.absolute()
+    where = folder if folder.is_dir() else Path.cwd()
+    command = ["git", "-C", str(where), "archive", "--format=tar", word, "--", "." if folder.is_dir() else str(results)]
+    try:
+        done = subprocess.run(command, capture_output=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return []
+    target = Path(tempfile.mkdtemp(dir=kept))
+    with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
+        archive.extractall(target, filter="data")
+    return store.files(target)
