@@ -20,13 +20,16 @@ def call(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=cwd, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
 
 
+SWEEPS = sorted(f"+sweep={path.stem}" for path in (ROOT / "conf" / "sweep").glob("*.yaml"))
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["satus", "RUN"], "unknown command 'satus'; did you mean status?"),
         (["hgemm"], "unknown command 'hgemm'; did you mean +sweep=hgemm?"),
-        (["launch"], "unknown command 'launch'; valid: status, cancel, resubmit, +sweep=hgemm, +sweep=rmsnorm"),
-        ([], "no sweep was chosen; add +sweep=hgemm or +sweep=rmsnorm"),
+        (["launch"], f"unknown command 'launch'; valid: status, cancel, resubmit, {', '.join(SWEEPS)}"),
+        ([], f"no sweep was chosen; add {' or '.join(SWEEPS)}"),
         (["status"], "usage: minfer status RUN, where RUN is the name or the folder of a run"),
         (["cancel", "--all"], "usage: minfer cancel RUN, where RUN is the name or the folder of a run"),
         (["resubmit", "nowhere"], "there is no run nowhere; name its folder"),
