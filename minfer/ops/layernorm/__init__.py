@@ -76,7 +76,7 @@ def liger(
     """https://linkedin.github.io/Liger-Kernel/Low-Level-APIs"""
     from liger_kernel.transformers.functional import liger_layer_norm
 
-    return liger_layer_norm(x, weight, bias, eps)  # type: ignore[no-any-return]
+    return liger_layer_norm(x, weight, bias, eps)
 
 
 op = Op(

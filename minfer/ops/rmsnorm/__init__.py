@@ -53,14 +53,14 @@ def liger(y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float = 1
     """https://linkedin.github.io/Liger-Kernel/Low-Level-APIs"""
     from liger_kernel.transformers.functional import liger_rms_norm
 
-    return liger_rms_norm(x, weight, eps)  # type: ignore[no-any-return]
+    return liger_rms_norm(x, weight, eps)
 
 
 def quack(y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
     """https://github.com/Dao-AILab/quack"""
     import quack
 
-    return quack.rmsnorm(x, weight, eps=eps)  # type: ignore[no-any-return]
+    return quack.rmsnorm(x, weight, eps=eps)
 
 
 def flashinfer(y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> None:

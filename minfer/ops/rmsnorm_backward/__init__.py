@@ -85,7 +85,7 @@ def eager(
     kept = rstd if rstd.numel() else torch.rsqrt(x.float().square().mean(1) + eps)
     if x.is_cuda:
         both_wanted = [True, True]
-        return torch.ops.aten._fused_rms_norm_backward(dy, x, weight.shape, kept[:, None], weight, both_wanted)  # type: ignore[no-any-return]
+        return torch.ops.aten._fused_rms_norm_backward(dy, x, weight.shape, kept[:, None], weight, both_wanted)
     return gradients(dy, x, weight, kept)
 
 

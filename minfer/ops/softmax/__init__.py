@@ -25,6 +25,7 @@ from minfer.ops import (
     Op,
     Spec,
     Tensors,
+    both,
     compiled,
     fixed,
     floats,
@@ -114,14 +115,14 @@ def liger(y: torch.Tensor, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """https://linkedin.github.io/Liger-Kernel/Low-Level-APIs"""
     from liger_kernel.transformers.functional import liger_softmax
 
-    return liger_softmax(x)  # type: ignore[no-any-return]
+    return liger_softmax(x)
 
 
 def quack(y: torch.Tensor, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """https://github.com/Dao-AILab/quack"""
     import quack
 
-    return quack.softmax(x)  # type: ignore[no-any-return]
+    return quack.softmax(x)
 
 
 op = Op(
@@ -157,6 +158,13 @@ op = Op(
 ALL = ("float32", "float16", "bfloat16")
 VECTORS = multiples(n=8)  # rows of 16-byte pieces
 PLAIN = {"mask": ("none",)}
+MOST_BYTES = 1 << 20  # of a row that a cluster of 8 blocks keeps in registers
+
+
+def shared(case: Case) -> str | None:
+    """Whether the registers of a cluster have a row."""
+    most = MOST_BYTES // DTYPES[case.dtype].itemsize
+    return None if case["n"] <= most else f"needs n <= {most}"
 
 
 op.torch("torch", eager, baseline=True, returns=(0,), dtypes=ALL)
@@ -167,8 +175,8 @@ op.cuda("v01_naive.cu", dtypes=ALL)
 op.cuda("v02_online.cu", dtypes=ALL)
 op.cuda("v03_one_read.cu", dtypes=ALL, requires=VECTORS)
 op.cuda("v04_split_rows.cu", dtypes=ALL, requires=VECTORS)
-op.cuda("v05_cluster.cu", archs="sm_90a", dtypes=ALL, requires=VECTORS)
-op.cuda("v05_cluster.cu", name="v05_cluster_small", archs="sm_90a", dtypes=ALL, requires=VECTORS)
+op.cuda("v05_cluster.cu", archs="sm_90a", dtypes=ALL, requires=both(VECTORS, shared))
+op.cuda("v05_cluster.cu", name="v05_cluster_small", archs="sm_90a", dtypes=ALL, requires=both(VECTORS, shared))
 op.triton("triton_rows.py", dtypes=ALL)
 op.cpp("cpu_naive.cpp", dtypes=ALL)
 op.cpp("cpu_vectors.cpp", dtypes=ALL)
