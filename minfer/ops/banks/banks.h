@@ -8,6 +8,7 @@
 namespace minfer {
 
 constexpr int kLanes = 32, kMostStride = 32;
+constexpr int kAcross = 16;  // lanes from the one that stores a piece to the one that loads it
 
 struct Exchange {
   float* y;

@@ -19,7 +19,7 @@ void launch(const Exchange& e) {
         for (int lane = 0; lane < kLanes; ++lane)
           for (int i = 0; i < e.words; ++i) tile[lane * e.stride + i] = pieces[lane * e.words + i];
         for (int lane = 0; lane < kLanes; ++lane)
-          for (int i = 0; i < e.words; ++i) pieces[lane * e.words + i] = tile[(lane + 1) % kLanes * e.stride + i];
+          for (int i = 0; i < e.words; ++i) pieces[lane * e.words + i] = tile[(lane + kAcross) % kLanes * e.stride + i];
       }
       std::memcpy(e.y + row * columns, pieces, columns * sizeof(float));
     }

@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kWarps* kLanes) exchange(Exchange e) {
   const int lane = threadIdx.x % kLanes, warp = threadIdx.x / kLanes, row = blockIdx.x * kWarps + warp;
   if (row >= e.rows) return;  // a whole warp: there is no barrier of the block
   Piece* mine = reinterpret_cast<Piece*>(&tiles[warp][place<kLayout, kWords>(lane * e.stride)]);
-  Piece* next = reinterpret_cast<Piece*>(&tiles[warp][place<kLayout, kWords>((lane + 1) % kLanes * e.stride)]);
+  Piece* next = reinterpret_cast<Piece*>(&tiles[warp][place<kLayout, kWords>((lane + kAcross) % kLanes * e.stride)]);
 
   const int64_t at = int64_t(row) * kLanes + lane;
   Piece piece = reinterpret_cast<const Piece*>(e.x)[at];

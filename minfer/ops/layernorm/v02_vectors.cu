@@ -42,7 +42,9 @@ __global__ void __launch_bounds__(kMostRowThreads) in_registers(LayerNorm<T> p, 
   __shared__ float of_mean[kMostRowThreads / 32];
   __shared__ float of_variance[kMostRowThreads / 32];
   const int row = blockIdx.x * blockDim.y + threadIdx.y, mine = row < p.tokens ? vectors : 0;
-  constexpr bool kEarly = kVectors < 8;  // of 8 vectors each, the registers do not have all three
+  // With few rows, and one vector a thread, all loads are under way at once. With many, an SM holds more rows where weight and
+  // bias come from the L1 at the end: of two vectors each they cost 24 registers of 64.
+  constexpr bool kEarly = kVectors == 1;
   Vector<T> x[kVectors], weight[kVectors], bias[kVectors];
   load_row(x, p.x + row * p.x_stride, mine);
   if constexpr (kEarly) load_shared_row(weight, p.weight, vectors), load_shared_row(bias, p.bias, vectors);

@@ -2,6 +2,7 @@
 // for softmax, 2018), and what a softmax kernel does with 16 bytes of a row.
 #pragma once
 
+#include "cuda/exp2.cuh"
 #include "cuda/vector.cuh"
 #include "softmax.h"
 
@@ -11,7 +12,7 @@ namespace minfer {
 __device__ inline float base_of(float max) { return max == -INFINITY ? 0.0f : max; }
 
 // exp(logit - base). The difference comes first: rounding a product of two large logits would not cancel.
-__device__ inline float power(float logit, float base) { return exp2f((logit - base) * 1.44269504f); }
+__device__ inline float power(float logit, float base) { return exp2_approx((logit - base) * 1.44269504f); }
 
 struct Online {
   float max = -INFINITY, sum = 0.0f;  // of exp(logit - base_of(max)); NaN once a logit was
