@@ -62,12 +62,15 @@ def every_kernel(backends: Iterable[str] = ("torch", "cuda", "triton", "cpp")) -
     return [k for name in names() for k in get(name).kernels.values() if k.backend in wanted]
 
 
-def compiled(function: Callable[..., None]) -> Callable[..., None]:
-    """`function` under `torch.compile`, compiled anew for every shape, when it is first called with it."""
-    made: Callable[..., None] | None = None
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` under `torch.compile`, compiled anew for every shape, when it is first called with it.
+
+    torch.compile refuses to write one of several tensors that lie in one storage and have different dtypes, as those of a
+    case do: such a function must return its results (`returns=(0,)`)."""
+    made: Callable[..., Any] | None = None
 
     @functools.wraps(function)
-    def call(*tensors: Any, **scalars: Any) -> None:
+    def call(*tensors: Any, **scalars: Any) -> Any:
         nonlocal made
         if made is None:
             import torch  # and torch.compile's own modules, which take seconds to import
@@ -78,6 +81,6 @@ def compiled(function: Callable[..., None]) -> Callable[..., None]:
             if tqdm := sys.modules.get("tqdm"):
                 tqdm.tqdm.monitor_interval = 0  # and so would the thread that watches its progress bars
             made = torch.compile(function, dynamic=False, fullgraph=True)
-        made(*tensors, **scalars)
+        return made(*tensors, **scalars)
 
     return call
