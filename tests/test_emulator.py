@@ -46,6 +46,11 @@ SIZES = {
         ]
     ],
 }
+# rope: several tokens a block, with one left over; more heads than a block has threads for; a place in turn; a rest to copy.
+SIZES["rope"] = [
+    dict(zip(ops.get("rope").axes, shape, strict=True))
+    for shape in [(1, 9, 1, 0, 16, 16), (2, 3, 33, 3, 160, 128), (3, 90, 2, 1, 72, 64), (1, 2, 2, 1, 8208, 8208)]
+]
 HOPPER = [file for file, kernel in HGEMM.kernels.items() if kernel.archs == "sm_90a"]
 
 # What takes k apart, and each tile of the kernels that choose one by m.

@@ -270,7 +270,7 @@ op = Op(
         "head_dim": even(96),
         "rotary_dim": rotary(),
     },
-    params={"positions": ("counted", "given"), "place": ("in", "out")},
+    params={"positions": ("counted", "given"), "place": ("out", "in")},
     tensors=tensors,
     reference=reference,
     calls={

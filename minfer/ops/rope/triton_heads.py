@@ -12,15 +12,15 @@ import triton.language as tl
 
 @triton.jit
 def rotate(
-    to, source, head0, heads, of_head_to, of_head, cos_row, sin_row, found, half, dim,
+    to, source, head0, heads, of_head_to, of_head, cos_row, sin_row, in_row, half, dim,
     BACKWARD: tl.constexpr, INTERLEAVED: tl.constexpr, COPIES: tl.constexpr, HEADS: tl.constexpr, PAIRS: tl.constexpr,
     REST: tl.constexpr,
 ):  # fmt: skip
     head = head0 + tl.arange(0, HEADS)[:, None]
     rows, to_rows = source + head * of_head, to + head * of_head_to
     pair = tl.arange(0, PAIRS)[None, :]
-    cos = tl.load(cos_row + pair, mask=(pair < half) & found, other=float("nan"))
-    sin = tl.load(sin_row + pair, mask=(pair < half) & found, other=float("nan"))
+    cos = tl.load(cos_row + pair, mask=pair < in_row, other=float("nan"))
+    sin = tl.load(sin_row + pair, mask=pair < in_row, other=float("nan"))
     if BACKWARD:
         sin = -sin
     kind = to.dtype.element_ty
@@ -53,18 +53,19 @@ def kernel(
     token = tl.program_id(0).to(tl.int64)
     b, s = token // seq, token % seq
     row = tl.load(positions + token).to(tl.int64) if GIVEN else s
-    found = (row >= 0) & (row < table_rows)
+    in_row = tl.where((row >= 0) & (row < table_rows), half, 0)  # angles that the tables have for it
+    cos_row, sin_row = cos + row * cos_r, sin + row * sin_r
     group = tl.program_id(1)
     groups = tl.cdiv(q_heads, HEADS)
     if group < groups:
         rotate(
             q_out + b * q_out_b + s * q_out_s, q + b * q_b + s * q_s, group * HEADS, q_heads, q_out_h, q_h,
-            cos + row * cos_r, sin + row * sin_r, found, half, dim, BACKWARD, INTERLEAVED, COPIES, HEADS, PAIRS, REST,
+            cos_row, sin_row, in_row, half, dim, BACKWARD, INTERLEAVED, COPIES, HEADS, PAIRS, REST,
         )  # fmt: skip
     else:
         rotate(
             k_out + b * k_out_b + s * k_out_s, k + b * k_b + s * k_s, (group - groups) * HEADS, k_heads, k_out_h, k_h,
-            cos + row * cos_r, sin + row * sin_r, found, half, dim, BACKWARD, INTERLEAVED, COPIES, HEADS, PAIRS, REST,
+            cos_row, sin_row, in_row, half, dim, BACKWARD, INTERLEAVED, COPIES, HEADS, PAIRS, REST,
         )  # fmt: skip
 
 
