@@ -11,6 +11,8 @@ from typing import Any
 _WHERE = {
     "matmul": "minfer.functional.hgemm",
     "results": "minfer.rows.frame",
+    "rope": "minfer.functional.rope",
+    "rope_": "minfer.functional.rope",
 }
 
 

@@ -307,10 +307,18 @@ op.torch("torch", rotate, baseline=True, returns=(0, 1), dtypes=ALL)
 op.torch("torch_compile", compiled(rotate), returns=(0, 1), dtypes=ALL)
 op.peer("liger", liger, package="liger_kernel", dtypes=ALL, params=COUNTED | IN | HALVES, requires=for_liger)
 op.peer(
-    "flashinfer", flashinfer, package="flashinfer", params={"positions": ("given",)} | IN | FORWARD, requires=for_flashinfer
+    "flashinfer",
+    flashinfer,
+    package="flashinfer",
+    params={"positions": ("given",)} | IN | FORWARD,
+    requires=for_flashinfer,
 )
 op.peer(
-    "transformer_engine", transformer_engine, package="transformer_engine", params=COUNTED | OUT | FORWARD, returns=(0, 1)
+    "transformer_engine",
+    transformer_engine,
+    package="transformer_engine",
+    params=COUNTED | OUT | FORWARD,
+    returns=(0, 1),
 )
 op.cuda("v01_naive.cu", dtypes=ALL)
 op.cuda("v02_vectors.cu", dtypes=ALL, requires=vectors)
