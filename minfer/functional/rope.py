@@ -132,11 +132,10 @@ def _call(
         "positions": "given" if positions is not None else "counted",
         "place": "out" if read[0].shape[1] else "in",
     }
-    scalars = {"backward": backward, "interleaved": interleaved}
-    name = ("interleaved_backward" if interleaved else "backward") if backward else "interleaved"
     if backward or interleaved:
-        params["call"] = name
-    library.call("rope", (*written, *read, places, cos, sin), written[0].dtype, shape, params, **scalars)
+        params["call"] = "_".join(["interleaved"] * interleaved + ["backward"] * backward)
+    tensors = (*written, *read, places, cos, sin)
+    library.call("rope", tensors, written[0].dtype, shape, params, backward=backward, interleaved=interleaved)
 
 
 def _fake(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None, interleaved: bool) -> Pair:

@@ -37,12 +37,13 @@ struct Vectors {
     const int64_t tokens = 1 + 8192 / (int64_t(p.all_heads()) * p.dim);  // of a task, at least
     torch::stable::parallel_for(0, int64_t(p.batch) * p.seq, tokens, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
-        const int batch = static_cast<int>(i / p.seq), token = static_cast<int>(i % p.seq), row = p.row(batch, token);
+        const int batch = static_cast<int>(i / p.seq), token = static_cast<int>(i % p.seq);
+        const int row = p.position(batch, token);
         for (int head = 0; head < p.all_heads(); ++head)
           p.with_head(batch, token, head, [&](const T* from, T* to) {
             for (int pair = 0; pair < p.half; pair += kPiece) {
-              const float* cos = row < 0 ? none : p.cos + row * p.cos_stride + pair;
-              const float* sin = row < 0 ? none : p.sin + row * p.sin_stride + pair;
+              const float* cos = !p.has_row(row) ? none : p.cos + row * p.cos_stride + pair;
+              const float* sin = !p.has_row(row) ? none : p.sin + row * p.sin_stride + pair;
               const int first = kInterleaved ? 2 * pair : pair, left = p.half - pair;
               const auto rotate = rotate_piece<kBackward, kInterleaved, T>;
               if (left >= kPiece) rotate(from, to, first, p.half + pair, cos, sin, kPiece);  // a count the compiler knows

@@ -11,14 +11,14 @@ constexpr int kThreads = 256;
 template <bool kBackward, bool kInterleaved, typename T>
 __global__ void __launch_bounds__(kThreads) naive(Rope<T> p) {
   const int token = blockIdx.x % p.seq, batch = blockIdx.x / p.seq;
-  const int row = p.row(batch, token);
+  const int row = p.position(batch, token);
   for (int i = threadIdx.x; i < p.all_heads() * p.half; i += kThreads) {
     const int head = i / p.half, pair = i % p.half;
     p.with_head(batch, token, head, [&](const T* from, T* to) {
       const int first = kInterleaved ? 2 * pair : pair, second = kInterleaved ? first + 1 : pair + p.half;
       float a = float(from[first]), b = float(from[second]);
-      const float cos = row < 0 ? NAN : p.cos[row * p.cos_stride + pair];
-      const float sin = row < 0 ? NAN : p.sin[row * p.sin_stride + pair];
+      const float cos = !p.has_row(row) ? NAN : p.cos[row * p.cos_stride + pair];
+      const float sin = !p.has_row(row) ? NAN : p.sin[row * p.sin_stride + pair];
       rotate_pair(a, b, cos, kBackward ? -sin : sin);
       to[first] = T(a), to[second] = T(b);
     });

@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(kMostThreads) vectors(Rope<T> p) {
   const int token = blockIdx.x * blockDim.z + threadIdx.z, count = p.half / kCount, all = p.all_heads();
   if (token >= p.seq) return;
   for (int batch = blockIdx.y; batch < p.batch; batch += gridDim.y) {
-    const int row = p.row(batch, token);
+    const int row = p.position(batch, token);  // on its way while q and k are asked for
     for (int place = threadIdx.x; place < count; place += blockDim.x) {
       Vector<T> a[kHeads], b[kHeads];
       const auto load = [&](int first) {
@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(kMostThreads) vectors(Rope<T> p) {
       int first = threadIdx.y;
       load(first);
       Angles<kInterleaved, kCount> cos, sin;
-      if (row >= 0) cos.load(p.cos + row * p.cos_stride, place, count), sin.load(p.sin + row * p.sin_stride, place, count);
+      if (p.has_row(row)) cos.load(p.cos + row * p.cos_stride, place, count), sin.load(p.sin + row * p.sin_stride, place, count);
       else cos.fill(NAN), sin.fill(NAN);
       while (true) {
 #pragma unroll
