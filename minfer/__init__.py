@@ -21,6 +21,8 @@ _WHERE = {
     "sample": "minfer.functional.sample",
     "silu_mul": "minfer.functional.silu_mul",
     "softmax": "minfer.functional.softmax",
+    "rope": "minfer.functional.rope",
+    "rope_": "minfer.functional.rope",
 }
 
 

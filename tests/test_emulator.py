@@ -68,6 +68,11 @@ SIZES = {
     ],
 }
 SIZES["producer_consumer"] = [{"n": n} for n in (4, 2048, 9000, 60_000)]  # several tiles for each block
+# rope: several tokens a block, with one left over; more heads than a block has threads for; a place in turn; a rest to copy.
+SIZES["rope"] = [
+    dict(zip(ops.get("rope").axes, shape, strict=True))
+    for shape in [(1, 9, 1, 0, 16, 16), (2, 3, 33, 3, 160, 128), (3, 90, 2, 1, 72, 64), (1, 2, 2, 1, 8208, 8208)]
+]
 HOPPER = [file for file, kernel in HGEMM.kernels.items() if kernel.archs == "sm_90a"]
 
 # What takes k apart, and each tile of the kernels that choose one by m.

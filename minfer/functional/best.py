@@ -96,9 +96,11 @@ def distance(
     """How far a measurement is from a problem: first by architecture, then parameters, then shape, then dtype.
 
     Between shapes it is the Euclidean distance of the logarithms of their sizes, so that 1 to 2 is as far as 2048 to
-    4096: what makes kernels differ is by which factor a size is above or below a tile or a wave."""
+    4096: what makes kernels differ is by which factor a size is above or below a tile or a wave. A size of 0 is as far from
+    1 as 2 is."""
     number = 0 if capability is None else 10 * capability[0] + capability[1]
     arch = 0 if capability is None else abs(int(re.sub(r"\D", "", entry["arch"])) - number)
     other = sum(entry["params"].get(name) != value for name, value in params.items())
-    apart = math.dist([math.log2(entry["shape"][axis]) for axis in shape], [math.log2(size) for size in shape.values()])
+    ours, theirs = ([math.log2(each[axis] or 0.5) for axis in shape] for each in (shape, entry["shape"]))
+    apart = math.dist(ours, theirs)
     return arch, other, apart, entry["dtype"] != dtype

@@ -12,10 +12,11 @@ Sizes = Mapping[str, int]
 @dataclass(frozen=True)
 class Axis:
     """`check(size, sizes)` says why a size is not allowed, as half a sentence, or None. `draw(rng, sizes)` draws a small
-    one. `sizes` are those of the axes before it, which its own may depend on."""
+    one. `sizes` are those of the axes before it, which its own may depend on. Sizes start at `least`, 0 or 1."""
 
     check: Callable[[int, Sizes], str | None]
     draw: Callable[[random.Random, Sizes], int]
+    least: int = 1
 
 
 def size(most: int = 320) -> Axis:

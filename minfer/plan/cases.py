@@ -144,9 +144,11 @@ def _shapes(op: Op, entries: list[Any], name: str) -> list[dict[str, int]]:
                 f"shape set {name!r} does not fit {op.name}: its axes are {', '.join(op.axes)}, not {given}"
             )
         sizes = [entry[axis] if isinstance(entry[axis], list) else [entry[axis]] for axis in op.axes]
-        for size in itertools.chain(*sizes):
-            if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-                raise UserError(f"shape set {name!r}: {size!r} is not a size; sizes are whole numbers from 1")
+        for axis, of_axis in zip(op.axes.values(), sizes, strict=True):
+            for size in of_axis:
+                if not isinstance(size, int) or isinstance(size, bool) or size < axis.least:
+                    whole = f"sizes are whole numbers from {axis.least}"
+                    raise UserError(f"shape set {name!r}: {size!r} is not a size; {whole}")
         found += [dict(zip(op.axes, combination, strict=True)) for combination in itertools.product(*sizes)]
     for shape in found:
         if why := op.wrong_shape(shape):

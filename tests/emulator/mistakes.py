@@ -5,6 +5,18 @@ from __future__ import annotations
 WRONG = ""
 # The file, what is changed in it, and what is then seen: this error, or a wrong result.
 BROKEN = {
+    "a token that is not there": ("rope-v02_vectors", {"if («token >= p.seq») return;": "false"}, "outside operand"),
+    "the sine of forward in backward": (
+        "rope-v02_vectors",
+        {"cos.values[0][i], «kBackward ? -s : s»);\n    }": "s"},
+        WRONG,
+    ),
+    "angles of the first vector for the second": (
+        "rope-v02_vectors",
+        {"cos.values[1][i], «kBackward ? -t : t»": "s"},
+        WRONG,
+    ),
+    "what is not rotated not copied": ("rope-v02_vectors", {"if («p.in_place») continue;": "true"}, WRONG),
     "wrong index": ("hgemm-v02_tiled", {"sum += a_tile[y][k] * «b_tile[k][x]»": "b_tile[x][k]"}, WRONG),
     "a stage stored before all have read it": (
         "sgemm-v05_register_tiles",

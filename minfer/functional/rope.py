@@ -1,0 +1,195 @@
+"""`rope` and `rope_`: the kernels of rope as functions of PyTorch, `torch.ops.minfer.rope`, `rope_backward` and `rope_`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from minfer.functional import library
+
+Tensor = torch.Tensor
+Pair = tuple[Tensor, Tensor]
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def rope(
+    q: Tensor,
+    k: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    positions: Tensor | None = None,
+    *,
+    start: int = 0,
+    interleaved: bool = False,
+) -> Pair:
+    """q and k with the rotary position embedding (Su et al., RoFormer, 2021), two new contiguous tensors.
+
+    q: (batch, seq, heads, head_dim) or (seq, heads, head_dim), float32, float16 or bfloat16.
+    k: the same with its own number of heads, which may be 0 (`q[..., :0, :]`) where there is q alone.
+    cos, sin: float32 tables, (longest, rotary_dim / 2), a row for each position. The first rotary_dim elements of a head
+        are rotated, the others are copied.
+    positions: int32, (batch, seq) or (seq,) as q has it: the row of each token. None: token s of each sequence has row
+        start + s. They are not checked on the host, which would wait for the device: a position without a row reads
+        nothing, and what it would rotate is NaN.
+    interleaved: pairs are (x[2i], x[2i + 1]); else (x[i], x[i + rotary_dim / 2]), as in GPT-NeoX and Llama.
+
+    Arithmetic is fp32 and a result is rounded once. q and k may be parts of one projection: rows that start at multiples of
+    16 bytes are read as they lie, others are copied first. `best` picks the kernel, which is compiled at its first call.
+    Works under `torch.compile` and autograd, also twice; cos and sin get no gradient. Raises ValueError for arguments that
+    do not fit each other."""
+    _no_gradient("rope", cos, sin)
+    cos, sin = _rows("rope", q, cos, sin, positions, start)
+    if q.dim() == 3:
+        one = positions if positions is None else positions[None]
+        first, second = torch.ops.minfer.rope.default(q[None], k[None], cos, sin, one, interleaved)
+        return first[0], second[0]
+    found: Pair = torch.ops.minfer.rope.default(q, k, cos, sin, positions, interleaved)
+    return found
+
+
+def rope_(
+    q: Tensor,
+    k: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    positions: Tensor | None = None,
+    *,
+    start: int = 0,
+    interleaved: bool = False,
+) -> Pair:
+    """`rope` in place: changes q and k, and returns them. What is not rotated is neither read nor written.
+
+    Raises RuntimeError where autograd records and q or k needs a gradient, because autograd may have saved what would be
+    overwritten: use `rope` there. Under `torch.no_grad()` PyTorch itself sees the change: a backward that needs the old
+    values raises its RuntimeError of "a variable modified by an inplace operation"."""
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad):
+        raise RuntimeError(
+            "minfer.rope_ would overwrite q and k, which need a gradient: use minfer.rope, or call it under torch.no_grad()"
+        )
+    _no_gradient("rope_", cos, sin)
+    cos, sin = _rows("rope_", q, cos, sin, positions, start)
+    if q.dim() == 3:
+        one = positions if positions is None else positions[None]
+        torch.ops.minfer.rope_.default(q[None], k[None], cos, sin, one, interleaved)
+    else:
+        torch.ops.minfer.rope_.default(q, k, cos, sin, positions, interleaved)
+    return q, k
+
+
+def _no_gradient(name: str, cos: Tensor, sin: Tensor) -> None:
+    if torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad):
+        raise RuntimeError(f"minfer.{name} has no gradient of cos and sin: give it detached tables")
+
+
+def _rows(name: str, q: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None, start: int) -> Pair:
+    """The tables from the row of the first token on. Raises ValueError for q and tables that do not fit."""
+    if q.dim() not in (3, 4):
+        raise ValueError(
+            f"minfer.{name} takes q of (batch, seq, heads, head_dim) or (seq, heads, head_dim), got {tuple(q.shape)}"
+        )
+    if positions is not None and start:
+        raise ValueError(f"minfer.{name} takes positions or start, got both; add start={start} to the positions")
+    if start < 0:
+        raise ValueError(f"minfer.{name} takes a start from 0, got {start}")
+    return (cos[start:], sin[start:]) if start else (cos, sin)
+
+
+def _forward(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None, interleaved: bool) -> Pair:
+    made = _fake(q, k, cos, sin, positions, interleaved)
+    _call(made, (library.readable(q), library.readable(k)), cos, sin, positions, interleaved, False)
+    return made
+
+
+def _backward(dq: Tensor, dk: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None, interleaved: bool) -> Pair:
+    made = _fake(dq, dk, cos, sin, positions, interleaved)
+    _call(made, (library.readable(dq), library.readable(dk)), cos, sin, positions, interleaved, True)
+    return made
+
+
+def _in_place(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None, interleaved: bool) -> None:
+    _check("rope_", q, k, cos, sin, positions)
+    if library.readable(q) is q and library.readable(k) is k:
+        _call((q, k), (q[:, :0], k[:, :0]), cos, sin, positions, interleaved, False)
+    else:  # rows that a kernel cannot read as they lie
+        for x, rotated in zip((q, k), _forward(q, k, cos, sin, positions, interleaved), strict=True):
+            x.copy_(rotated)
+    torch.autograd.graph.increment_version((q, k))
+
+
+def _call(
+    written: Pair, read: Pair, cos: Tensor, sin: Tensor, positions: Tensor | None, interleaved: bool, backward: bool
+) -> None:
+    """A kernel, with `read` empty where `written` is changed in place."""
+    (batch, seq, heads, dim), kv_heads = written[0].shape, written[1].shape[2]
+    if written[0].numel() == 0 and written[1].numel() == 0:
+        return
+    places = cos.new_empty(batch, 0, dtype=torch.int32) if positions is None else positions.contiguous()
+    cos, sin = library.readable(cos), library.readable(sin)
+    shape = {"batch": batch, "seq": seq, "heads": heads, "kv_heads": kv_heads, "head_dim": dim}
+    shape["rotary_dim"] = 2 * cos.shape[1]
+    params = {
+        "positions": "given" if positions is not None else "counted",
+        "place": "out" if read[0].shape[1] else "in",
+    }
+    if backward or interleaved:
+        params["call"] = "_".join(["interleaved"] * interleaved + ["backward"] * backward)
+    tensors = (*written, *read, places, cos, sin)
+    library.call("rope", tensors, written[0].dtype, shape, params, backward=backward, interleaved=interleaved)
+
+
+def _fake(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None, interleaved: bool) -> Pair:
+    _check("rope", q, k, cos, sin, positions)
+    return q.new_empty(q.shape), k.new_empty(k.shape)
+
+
+def _fake_in_place(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None, interleaved: bool) -> None:
+    _check("rope_", q, k, cos, sin, positions)
+
+
+def _check(name: str, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None) -> None:
+    def refuse(takes: str, got: object) -> ValueError:
+        return ValueError(f"minfer.{name} takes {takes}, got {got}")
+
+    if q.dtype not in DTYPES:
+        raise refuse("q of float32, float16 or bfloat16", q.dtype)
+    if k.dtype != q.dtype:
+        raise refuse(f"k of the dtype of q, {q.dtype}", k.dtype)
+    if q.dim() != 4 or k.dim() != 4 or (*k.shape[:2], k.shape[3]) != (*q.shape[:2], q.shape[3]):
+        raise refuse(f"k of the shape of q but for its heads, {tuple(q.shape)}", tuple(k.shape))
+    if cos.dim() != 2 or cos.dtype != torch.float32:
+        raise refuse("cos of float32, (longest, rotary_dim / 2)", f"{cos.dtype}, {tuple(cos.shape)}")
+    if sin.shape != cos.shape or sin.dtype != cos.dtype:
+        raise refuse(f"sin as cos, {cos.dtype}, {tuple(cos.shape)}", f"{sin.dtype}, {tuple(sin.shape)}")
+    if not 2 <= 2 * cos.shape[1] <= q.shape[3]:
+        raise refuse(f"cos of 1 to head_dim / 2 = {q.shape[3] // 2} columns", cos.shape[1])
+    if positions is None and cos.shape[0] < q.shape[1]:
+        raise refuse(f"cos with a row for each of {q.shape[1]} tokens, from start on", cos.shape[0])
+    if positions is not None and (positions.dtype != torch.int32 or positions.shape != q.shape[:2]):
+        wanted = f"positions of int32, one for each token, {tuple(q.shape[:2])}"
+        raise refuse(wanted, f"{positions.dtype}, {tuple(positions.shape)}")
+    for called, tensor in (("k", k), ("cos", cos), ("sin", sin), ("positions", positions)):
+        if tensor is not None and tensor.device != q.device:
+            raise refuse(f"{called} on the device of q, {q.device}", tensor.device)
+
+
+def _save(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, bool], output: Pair) -> None:
+    _, _, cos, sin, positions, ctx.interleaved = inputs
+    ctx.save_for_backward(cos, sin, positions)
+
+
+def _rotate_back(ctx: Any, dq: Tensor, dk: Tensor) -> tuple[Tensor | None, ...]:
+    return *torch.ops.minfer.rope_backward.default(dq, dk, *ctx.saved_tensors, ctx.interleaved), None, None, None, None
+
+
+def _rotate_again(ctx: Any, ddq: Tensor, ddk: Tensor) -> tuple[Tensor | None, ...]:
+    """Of backward, which is linear in the gradients: the rotation itself."""
+    return *torch.ops.minfer.rope.default(ddq, ddk, *ctx.saved_tensors, ctx.interleaved), None, None, None, None
+
+
+ARGUMENTS = "Tensor cos, Tensor sin, Tensor? positions, bool interleaved"
+library.define(f"rope(Tensor q, Tensor k, {ARGUMENTS}) -> (Tensor, Tensor)", _forward, _fake)
+library.define(f"rope_backward(Tensor dq, Tensor dk, {ARGUMENTS}) -> (Tensor, Tensor)", _backward, _fake)
+library.define(f"rope_(Tensor(a!) q, Tensor(b!) k, {ARGUMENTS}) -> ()", _in_place, _fake_in_place)
+torch.library.register_autograd("minfer::rope", _rotate_back, setup_context=_save, lib=library.LIBRARY)
+torch.library.register_autograd("minfer::rope_backward", _rotate_again, setup_context=_save, lib=library.LIBRARY)
