@@ -1,8 +1,7 @@
 """minfer: GPU kernels for LLM inference, and the pipeline that measures them. Start at `docs/architecture.md`.
 
-`minfer.matmul(a, b)` multiplies two matrices with the kernels that were measured fastest; `minfer.rms_norm`,
-`minfer.layer_norm` and `minfer.softmax` are functions of rows;
-`minfer.results()` is what was measured as a pandas DataFrame."""
+`minfer.matmul(a, b)` multiplies two matrices with the kernels that were measured fastest, and so do the other functions below
+what their names say; `minfer.results()` is what was measured as a pandas DataFrame."""
 
 from __future__ import annotations
 
@@ -12,17 +11,19 @@ from typing import Any
 _WHERE = {
     "axpby": "minfer.functional.axpby",
     "embedding": "minfer.functional.embedding",
+    "gated_unit": "minfer.functional.gated_unit",
     "kv_append_": "minfer.functional.kv_append",
     "layer_norm": "minfer.functional.norms",
     "matmul": "minfer.functional.hgemm",
     "moe_route": "minfer.functional.moe_route",
     "results": "minfer.rows.frame",
     "rms_norm": "minfer.functional.norms",
+    "rope": "minfer.functional.rope",
+    "rope_": "minfer.functional.rope",
     "sample": "minfer.functional.sample",
     "silu_mul": "minfer.functional.silu_mul",
     "softmax": "minfer.functional.softmax",
-    "rope": "minfer.functional.rope",
-    "rope_": "minfer.functional.rope",
+    "swiglu": "minfer.functional.gated_unit",
 }
 
 

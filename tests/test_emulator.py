@@ -73,6 +73,24 @@ SIZES["rope"] = [
     dict(zip(ops.get("rope").axes, shape, strict=True))
     for shape in [(1, 9, 1, 0, 16, 16), (2, 3, 33, 3, 160, 128), (3, 90, 2, 1, 72, 64), (1, 2, 2, 1, 8208, 8208)]
 ]
+# Several tiles for each of the emulator's two blocks, more than a ring of stages is deep, and each width of a strip.
+SIZES |= {
+    "gated_unit": [
+        {"m": m, "n": n, "k": k}
+        for m, n, k in [
+            (257, 264, 456),
+            (600, 72, 128),
+            (20, 64, 968),
+            (100, 120, 840),
+            (60, 180, 584),
+            (128, 392, 328),
+        ]
+    ],
+    "gemm_bias_relu": [
+        {"m": m, "n": n, "k": k}
+        for m, n, k in [(131, 264, 72), (100, 64, 968), (40, 16, 424), (100, 120, 840), (257, 136, 456)]
+    ],
+}
 HOPPER = [file for file, kernel in HGEMM.kernels.items() if kernel.archs == "sm_90a"]
 
 # What takes k apart, and each tile of the kernels that choose one by m.

@@ -21,10 +21,11 @@ from minfer.rows import store
 from tests.conftest import ROOT
 
 HATCHET = ROOT / "tests" / "data" / "triton_tiled.hatchet"
+SCOPE = "hgemm [M=1024, N=1024, K=1024]"
 
 
 def test_a_hatchet_file_gives_the_metrics_of_one_call():
-    finding = proton.summary(proton.read(HATCHET), "triton_tiled", 4)
+    finding = proton.summary(proton.read(HATCHET), SCOPE, 4)
     assert finding.functions == {"kernel0": "kernel", "kernel1": "reduce"}  # and not what proton itself launched
     assert finding.metrics == pytest.approx(
         {
@@ -37,9 +38,9 @@ def test_a_hatchet_file_gives_the_metrics_of_one_call():
 def test_the_tree_is_rendered_line_by_line():
     root, scope, kernel, reduce = proton.rendered(proton.read(HATCHET))
     assert root.split() == ["8.333", "us", "x", "12", "ROOT"]
-    assert scope.split() == ["8.333", "us", "x", "12", "85.899", "TFLOP/s", "triton_tiled"]
+    assert scope.split() == ["8.333", "us", "x", "12", "85.899", "TFLOP/s", *SCOPE.split()]
     assert kernel.split() == ["20.000", "us", "x", "4", "kernel"] and reduce.split()[0] == "2.500"
-    places = [line.index(line.split()[-1]) for line in (root, scope, kernel)]
+    places = [line.index(name) for line, name in ((root, "ROOT"), (scope, SCOPE), (kernel, "kernel"))]
     assert places[0] < places[1] < places[2]
 
 
@@ -51,10 +52,10 @@ def test_what_is_no_hatchet_file_is_one_sentence(tmp_path, text):
         proton.read(path)
 
 
-@pytest.mark.parametrize("scope", ["other", "triton_tiled"])
+@pytest.mark.parametrize("scope", ["other", SCOPE])
 def test_a_profile_without_kernels_is_no_profile(scope):
     tree = proton.read(HATCHET)
-    if scope == "triton_tiled":
+    if scope == SCOPE:
         tree["children"][0]["children"] = []
     with pytest.raises(RuntimeError, match="proton saw no kernel"):
         proton.summary(tree, scope, 4)
@@ -106,7 +107,7 @@ def test_each_call_has_its_flops_and_bytes(profiled, tmp_path):
     stand_in, calls = StandIn(), []
     finding = profiled(stand_in, call=lambda: calls.append(1))
     assert finding.why == "ok" and finding.metrics["kernels"] == 3 and len(calls) == 4
-    assert stand_in.entered == [("triton_tiled", {"flops": 2 * 1024**3, "bytes": 2 * 3 * 1024**2})] * 4
+    assert stand_in.entered == [(SCOPE, {"flops": 2 * 1024**3, "bytes": 2 * 3 * 1024**2})] * 4
     slug = "hgemm-triton-tiled-float16-layout-tn-accumulate-float32-m-1024-n-1024-k-1024"
     assert stand_in.begun == [(str(tmp_path / slug), {})]
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"{slug}.hatchet", f"{slug}.txt"]
@@ -175,7 +176,7 @@ def test_proton_viewer_prints_the_same_rate(tmp_path):
     pytest.importorskip("hatchet")
     shutil.copy(HATCHET, tmp_path)
     text = proton.viewed(tmp_path / HATCHET.name)
-    assert text and "8.333 85.899 triton_tiled" in text
+    assert text and f"8.333 85.899 {SCOPE}" in text
     assert "scalar_metric_kernel" not in text
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from minfer.bench import RULES
 from minfer.bench.timing import Timing
 from minfer.plan.shard import Shard
 from minfer.rows import store
+from minfer.worker.child import Child
 from minfer.worker.resume import todo
 from minfer.worker.supervisor import Machine, believed
 
@@ -54,6 +56,15 @@ def test_a_reply_has_no_times_but_those_of_its_samples() -> None:
     assert told["steady_us"] is None
     told = believed(CASE, {"row": {"status": "wrong", "message": "zeros"} | claims}, Timing(), PEAKS)
     assert told["status"] == "wrong" and all(told[name] is None for name in claims)
+
+
+def test_what_autotuning_takes_is_added_up() -> None:
+    child = Child("cpu", Timing())
+    call = pytest.importorskip("triton").knobs.AutotuneListener.__call__
+    told = dict.fromkeys(set(inspect.signature(call).parameters) - {"self"})
+    for duration in (1.5, None, 0.5):  # None: found in a cache
+        child._tuned(**told | {"duration": duration})
+    assert child.tuned_s == 2.0
 
 
 def test_resume_repeats_what_nobody_judged_where_judging_is_asked_for(tmp_path: Path) -> None:

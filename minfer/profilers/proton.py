@@ -49,15 +49,21 @@ def measure(job: Job, case: Case) -> Finding:
     work = {"flops": op.flops(case), "bytes": op.bytes(case)}
     with session(path) as proton:
         for _ in range(calls):
-            with proton.scope(case.kernel, work):
+            with proton.scope(scope(case), work):
                 call()
     tree = read(path)
-    finding = summary(tree, case.kernel, calls)
+    finding = summary(tree, scope(case), calls)
     path.with_suffix(".txt").write_text(viewed(path) or "\n".join(rendered(tree)) + "\n")
     if job.options["instrument"] and op.kernels[case.kernel].backend == "triton":
         inside = attempt(instrumented, call, artefact(job, case, ".chrome_trace"))
         finding = Finding(finding.metrics, finding.functions, inside.why)
     return finding
+
+
+def scope(case: Case) -> str:
+    """What a call is named in the tree, such as `hgemm [M=1024, N=256, K=512]`; the file's name says of which kernel."""
+    sizes = (f"{axis.upper() if len(axis) == 1 else axis}={size}" for axis, size in case.shape.items())
+    return f"{case.op} [{', '.join(sizes)}]"
 
 
 @contextlib.contextmanager

@@ -141,6 +141,11 @@ COLUMNS: list[tuple[str, pa.DataType, str]] = [
     ("bytes", _NUMBER, "the fewest bytes of one call: each input read once, each output written once"),
     # cost
     ("build_s", _NUMBER, "seconds to compile; 0 where there is nothing to compile, null when found in the cache"),
+    (
+        "tune_s",
+        _NUMBER,
+        "seconds that Triton's autotuner timed configurations, for all shapes verified; null where it timed none",
+    ),
     ("verify_s", _NUMBER, "seconds to verify"),
     ("time_s", _NUMBER, "seconds to time, warm-up included"),
     ("registers", _COUNT, "registers a thread, the most over the file's functions"),

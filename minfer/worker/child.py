@@ -54,10 +54,13 @@ class Child:
         self.arch = devices.arch(self.device)
         self.telemetry = Telemetry(self.device)
         self.watch = Watch()
-        self.compiled_s = 0.0  # by Triton, so far
+        self.compiled_s = self.tuned_s = 0.0  # by Triton and its autotuner, so far
 
     def _compiled(self, *, times: Any, cache_hit: bool, **_: object) -> None:
         self.compiled_s += 0 if cache_hit else times.total * 1e-6
+
+    def _tuned(self, *, duration: float | None, **_: object) -> None:
+        self.tuned_s += duration or 0
 
     def measure_peaks(self) -> dict[str, float]:
         """The device's peaks, before any kernel was loaded; none where they cannot be measured, which costs no timing."""
@@ -135,16 +138,19 @@ class Child:
         function = build.function(kernel, self.arch)
         if triton := sys.modules.get("triton"):  # imported by the first of its kernels
             triton.knobs.compilation.listener = self._compiled
+            triton.knobs.autotuning.listener = self._tuned  # older ones than Triton 3.6 do not call it
         baseline = build.function(op.kernels[op.baseline(case)], self.arch)
 
         say(phase="verify")
-        begin, compiled = time.perf_counter(), self.compiled_s
+        begin, compiled, tuned = time.perf_counter(), self.compiled_s, self.tuned_s
         errors = verify(op, case, kernel, function, self.device, self.capability, row["seed"])
         row |= {"rel_l2_error": errors.rel_l2, "max_abs_error": errors.max_abs, "error_over_bound": errors.over_bound}
         self._check_own_work(op, kernel, case, function, row["seed"])
         compiling = self.compiled_s - compiled
+        tuning = max(0.0, self.tuned_s - tuned - compiling)  # the autotuner has its configurations compiled
         self._take_footprint(op, case, function, row)
-        row |= {"verified": errors.tried, "verify_s": time.perf_counter() - begin - compiling}
+        row |= {"verified": errors.tried, "verify_s": time.perf_counter() - begin - compiling - tuning}
+        row |= {"tune_s": tuning or None}
         row["build_s"] = (compiling or None) if kernel.backend == "triton" else 0.0
 
         say(phase="time")

@@ -195,6 +195,27 @@ BROKEN = {
         {"if (step > 0) release(before);": "release(ring.stage);"},
         "changed while wgmma read it",
     ),
+    "one weight in the place of both": (
+        "gated_unit-v03_wgmma",
+        {"«rank == 0 ? maps.b : maps.w2»": "maps.b"},
+        WRONG,
+    ),
+    "weights not waited for": (
+        "gated_unit-v04_rows",
+        {"barrier_wait(ready, 0);": ""},
+        "changed while wgmma read it",
+    ),
+    "a place for y taken before TMA has read it": (
+        "gated_unit-v04_rows",
+        {"«box == mine ? mine + S::kBox : mine»": "mine"},
+        "changes while TMA stores it",
+    ),
+    "both columns with the bias of one": ("gated_unit-v02_mma", {"«bias1[e % 2]»": "bias1[0]"}, WRONG),
+    "the biases of the first tile": (
+        "gemm_bias_relu-v03_one_wave",
+        {"epilogue(g, «col0 + col»);": "0"},
+        WRONG,
+    ),
     "a row of y at the stride of x": (
         "rmsnorm-v02_vectors",
         {"p.y + row * «p.y_stride»": "p.x_stride"},

@@ -31,9 +31,17 @@ struct Shape {
   __host__ __device__ static int rows(int m) { return kCluster > 1 || m > kM ? kM : m; }
 };
 
-template <typename Shape>
+// What becomes of a thread's sums before they are stored. It is made before the products, so that what it reads is there in
+// time. Other problems, which derive from Gemm, have their own.
+template <typename Tile, typename Problem>
+struct Epilogue {
+  __device__ Epilogue(const Problem&, int /*col0*/) {}
+  __device__ void operator()(Tile& tile, const Problem& g, int row0, int col0) const { tile.scale(g, row0, col0); }
+};
+
+template <typename Shape, typename Problem>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kPerSM)
-    multiply(const __grid_constant__ Maps maps, Gemm<typename Shape::T> g) {
+    multiply(const __grid_constant__ Maps maps, Problem g) {
   using T = typename Shape::T;
   using Tiles = typename Shape::Tiles;
   using Tile = typename Shape::Tile;
@@ -83,6 +91,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kPerSM)
     };
     const int warpgroup = Shape::kWarpgroups > 1 ? warpgroup_index() : 0;
     const int row = warpgroup / Shape::kAcross * 64, col = warpgroup % Shape::kAcross * (Shape::kN / Shape::kAcross);
+    const Epilogue<Tile, Problem> epilogue(g, col0 + col);
     Tile tile;
     int before = 0;
 #pragma unroll 1
@@ -95,7 +104,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kPerSM)
       before = ring.stage;
     }
     wgmma_finish(tile.sums);
-    tile.scale(g, row0 + row, col0 + col);
+    epilogue(tile, g, row0 + row, col0 + col);
     warps_sync<kProducer>();  // all stages are read, and nothing more is on its way to them
     tile.template store_boxes<Tile::kAllBoxes>(maps, stages + warpgroup * Tile::kAllBoxes * 4 * Tile::kBox, row0 + row,
                                                col0 + col);
@@ -104,14 +113,14 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kPerSM)
   if constexpr (kCluster > 1) cluster_sync_relaxed();  // no block ends while another arrives at its barriers
 }
 
-template <typename Shape, typename T>
-void launch_shape(const Gemm<T>& g) {
+template <typename Shape, typename Problem>
+void launch_shape(const Problem& g) {
   const int down = ceil_div(g.m, Shape::kM * Shape::kCluster) * Shape::kCluster, across = ceil_div(g.n, Shape::kN);
   STD_TORCH_CHECK(across <= 65535, "hgemm: this kernel takes n up to ", 65535 * Shape::kN, ", got ", g.n);
-  allow_shared(multiply<Shape>, Shape::kBytes);
+  allow_shared(multiply<Shape, Problem>, Shape::kBytes);
   const Maps maps = make_maps(g, Shape::rows(g.m), Shape::kN / Shape::kCluster, Shape::Tile::kBoxN);
-  STD_CUDA_CHECK(launch_clusters(multiply<Shape>, Shape::kCluster, dim3(down, across), Shape::kThreads, Shape::kBytes,
-                                 g.stream, maps, g));
+  STD_CUDA_CHECK(launch_clusters(multiply<Shape, Problem>, Shape::kCluster, dim3(down, across), Shape::kThreads,
+                                 Shape::kBytes, g.stream, maps, g));
 }
 
 // Whether tiles of that size all run at once, one on each multiprocessor.

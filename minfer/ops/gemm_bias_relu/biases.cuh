@@ -1,0 +1,35 @@
+// What the rungs for Hopper share: a thread's biases, and what it does with them and its sums.
+#pragma once
+
+#include "cuda/vector.cuh"
+#include "gemm_bias_relu.h"
+#include "ops/hgemm/warpgroup_tile.cuh"
+
+namespace minfer {
+
+// Of two neighbouring columns in each 8 of kN, as they are in memory; 0 beyond the last column.
+template <typename T, int kN>
+struct Biases {
+  uint32_t bits[kN / 8];
+
+  __device__ Biases(const Biased<T>& g, int col0) {
+#pragma unroll
+    for (int j = 0; j < kN / 8; ++j) {
+      const int col = col0 + j * 8 + threadIdx.x % 4 * 2;
+      bits[j] = col < g.n ? *reinterpret_cast<const uint32_t*>(g.bias + col) : 0;
+    }
+  }
+
+  template <int kRegisters>
+  __device__ void apply(float (&sums)[kRegisters]) const {
+    static_assert(kRegisters == kN / 2);
+#pragma unroll
+    for (int j = 0; j < kN / 8; ++j) {
+      const float2 bias = to_floats(reinterpret_cast<const typename Vector<T>::Pair&>(bits[j]));
+#pragma unroll
+      for (int e = 0; e < 4; ++e) sums[j * 4 + e] = relu(sums[j * 4 + e] + (e % 2 ? bias.y : bias.x));
+    }
+  }
+};
+
+}  // namespace minfer

@@ -1,0 +1,40 @@
+// v03_one_wave: hgemm's v14: the smallest tiles that all run at once, with bias and ReLU before they leave.
+// Idea: 1024x256x512 is over before anything is in full swing: what counts is how soon the first bytes are asked for and how
+// little follows the last. 128 tiles of 64 x 32 (TN) are one wave of an H200, and all of a tile's k is in flight at once: 8
+// stages of 12 KB. The biases are read while the first copies are under way.
+// Expected: 1024x256x512 in 6 us: launch and first bytes 3, L2 to shared memory 1 (96 KB an SM), store and end 1.5; cuBLASLt
+// takes 7.5 with tiles that leave most multiprocessors idle. Measured: see docs/gemm_bias_relu.md.
+#include "biases.cuh"
+#include "ops/hgemm/one_wave.cuh"
+
+namespace minfer {
+
+template <typename Tile, typename T>
+struct Epilogue<Tile, Biased<T>> {
+  Biases<T, Tile::kRegisters * 2> biases;
+
+  __device__ Epilogue(const Biased<T>& g, int col0) : biases(g, col0) {}
+  __device__ void operator()(Tile& tile, const Biased<T>&, int, int) const { biases.apply(tile.sums[0]); }
+};
+
+template <typename T, Layout kLayout, int kM, int kN, int kWarpgroups>
+using Alone = Shape<T, kLayout, kM, kN, kWarpgroups, 1, 1, true>;
+
+template <Layout kLayout, typename T>
+void launch_layout(const Biased<T>& g) {
+  if constexpr (kLayout == Layout::TN)  // in NN a copy brings 64 columns
+    if (one_wave(g, 64, 32)) return launch_shape<Alone<T, kLayout, 64, 32, 1>>(g);
+  if (one_wave(g, 64, 64)) return launch_shape<Alone<T, kLayout, 64, 64, 1>>(g);
+  if (one_wave(g, 64, 128)) return launch_shape<Alone<T, kLayout, 64, 128, 2>>(g);
+  launch_shape<Alone<T, kLayout, 128, 128, 2>>(g);
+}
+
+template <typename T>
+void launch(const Biased<T>& g) {
+  require_rows(g);
+  g.layout == Layout::TN ? launch_layout<Layout::TN>(g) : launch_layout<Layout::NN>(g);
+}
+
+}  // namespace minfer
+
+MINFER_GEMM_BIAS_RELU(gemm_bias_relu_v03_one_wave, minfer::launch)
