@@ -118,7 +118,7 @@ def of_pages(readme: Path) -> Iterator[str]:
     text = readme.read_text()
     ops = [row for _, (header, *rows) in every_table(text) if header == OPS_HEADER for row in rows]
     headline = next((found for line in text.splitlines() if (found := HEADLINE.search(line))), None)
-    lines = []  # each problem and kernel with its figures
+    lines = list[tuple[str, str, dict[str, float | None]]]()  # each problem and kernel with its figures
     for op, kernel, problem, *said, _, link in ops:
         page = LINK.search(link)
         file = readme.parent / page["page"] if page else readme
@@ -129,8 +129,8 @@ def of_pages(readme: Path) -> Iterator[str]:
             if amount(cell) != (shown := shares.get((in_full(problem), regime, kernel))):
                 yield f"{op}: the table of ops says {kernel} has {cell} {regime}, {file} has {shown}"
     if headline:
-        figures = {found["regime"]: float(found["share"]) for found in SHARE.finditer(headline["said"])}
-        if (headline["problem"], headline["kernel"], figures) not in lines:
+        repeated = {found["regime"]: float(found["share"]) for found in SHARE.finditer(headline["said"])}
+        if (headline["problem"], headline["kernel"], repeated) not in lines:
             yield f"the headline says {headline['said']}, and no line of the table of ops does"
 
 

@@ -20,6 +20,7 @@ from analysis.command import parser
 from analysis.plots import Picture
 from analysis.readme import README, counted, plain, significant, table_lines, update
 from analysis.rows import number
+from analysis.style import LIGHT, THEMES, Theme
 from analysis.trap import apart, clock_trap, most_apart, runs
 from benchmarks.cost import OVERHEAD_S, WHOLE
 from minfer.rows import store
@@ -169,10 +170,16 @@ def trap(measured: list[list[Row]], folder: str) -> str:
     for rows in measured:
         said = "; ".join(f"{plain(method)}: {text}" for method, text in most_apart(rows).items())
         lines += [f"{origin(rows)} How far apart the same kernel seems, at most: {said}.", ""]
-        lines += [f"![{plain(clock_trap(device(rows), rows).about)}]({folder}/{picture_name(rows)}.svg)", ""]
+        lines += [files.shown(f"{folder}/{picture_name(rows)}", clock_trap(device(rows), rows).about), ""]
         shown = runs(rows)
         arms = max(len(each) for *_, each in shown)
-        header = ["Method", "Repetition", *(f"Arm {n + 1} (TFLOP/s)" for n in range(arms)), "Apart", "SM clock (MHz)"]
+        header = [
+            "Method",
+            "Repetition",
+            *(f"Candidate {n + 1} (TFLOP/s)" for n in range(arms)),
+            "Apart",
+            "SM clock (MHz)",
+        ]
         body = []
         for method, repetition, each in shown:
             rates = [arm["tflops"] for arm in each]
@@ -184,8 +191,8 @@ def trap(measured: list[list[Row]], folder: str) -> str:
     return "\n".join(lines) or missing("clock-trap")
 
 
-def picture_name(rows: list[Row]) -> str:
-    return f"{store.slug(device(rows))}/clock-trap"
+def picture_name(rows: list[Row], theme: Theme = LIGHT) -> str:
+    return f"{store.slug(device(rows))}/clock-trap{theme.suffix}"
 
 
 def cost(measured: list[list[Row]]) -> str:
@@ -232,9 +239,11 @@ def main(arguments: Iterable[str] | None = None) -> int:
 
 def bring_up_to_date(found: Found, readme: Path, methodology: Path, folder: Path, check: bool) -> list[str]:
     """Write or only check the plots and both texts; what is wrong, in sentences."""
-    drawn: dict[Path, Picture] = {
-        folder / picture_name(rows): clock_trap(device(rows), rows) for rows in found["clock-trap"]
-    }
+    drawn: dict[Path, Picture] = {}
+    for theme in THEMES:
+        with theme.active():
+            for rows in found["clock-trap"]:
+                drawn[folder / picture_name(rows, theme)] = clock_trap(device(rows), rows, theme)
     where = Path(os.path.relpath(folder, methodology.parent)).as_posix()
     bodies = {
         (readme, "sensitivity"): sensitivity(found["sensitivity"]),
@@ -242,7 +251,7 @@ def bring_up_to_date(found: Found, readme: Path, methodology: Path, folder: Path
         (methodology, "cost"): cost(found["cost"]),
     }
     bodies |= {(methodology, name): sensitivity(found["sensitivity"], name) for name in WORDS}
-    problems = files.bring_up_to_date(drawn, folder, "clock-trap", COMMAND, check)
+    problems = files.bring_up_to_date(drawn, folder, files.pattern(["clock-trap"]).removeprefix(".+-"), COMMAND, check)
     said = [update(file, name, body, COMMAND, check) for (file, name), body in bodies.items()]
     return problems + list(dict.fromkeys(problem for problem in said if problem))
 
