@@ -154,7 +154,7 @@ class Ledger:
         """The figures of the test. `finished_by` is who had the last cases run."""
         shards = [shard for run in self.runs.values() for shard in run.shards.values()]
         again = any(shard.started > 1 for shard in shards)
-        by = "jobs.resubmit" if self.resubmitted else "SLURM, which ran the job again" if again else "the job itself"
+        by = "minfer resubmit" if self.resubmitted else "SLURM, which ran the job again" if again else "the job itself"
         cases = sum(len(run.cases) for run in self.runs.values())
         return {"cases": cases, "rows": len(self.rows), "lost": self.lost, "twice": self.twice, "finished_by": by}
 
