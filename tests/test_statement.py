@@ -19,7 +19,7 @@ from minfer.run.start import load
 from tests.conftest import ROOT, launch
 
 PAGE = (ROOT / "docs" / "adding.md").read_text()
-SECTION = PAGE[PAGE.index("## Adding an op") :].strip()
+SECTION = PAGE[PAGE.index("## Adding an op") : PAGE.index("## What comes by itself")].strip()
 
 
 def pasted() -> str:
