@@ -1,8 +1,8 @@
 """Do the figures of the results tables agree with each other? `python analysis/check_figures.py README.md docs/results/*/*.md`
 
 From the times and throughputs that a table shows this computes the ratios beside them, as a reader with a calculator would,
-and names each that differs by more than rounding. The fastest kernel must be bold, and a sentence above the tables must
-repeat their figures.
+and names each that differs by more than rounding. The fastest kernel must be bold, a sentence above the tables must repeat
+their figures, and so must the README's table of ops and its headline, whose figures are those of the pages they link to.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+REGIMES = ("cold", "steady")
 SECONDS = {"µs": 1e-6, "ms": 1e-3}
 PREFIXES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 ROUNDED = 0.0012  # relative: a ratio of two figures of four digits
@@ -20,21 +21,51 @@ HEADER = ["Kernel", "Time", "Throughput", "% of PyTorch throughput", "Speed-up v
 SENTENCE = re.compile(r"^(?P<problem>.+): of PyTorch's throughput \*\*(?P<kernel>.+?)\*\* reaches (?P<said>.+)\.$")
 SHARE = re.compile(r"(?P<share>[0-9.]+) %[^%]*? (?P<regime>cold|steady)")
 
+OPS_HEADER = [
+    "Op",
+    "Fastest of ours",
+    "Problem",
+    "% of PyTorch, cold",
+    "% of PyTorch, steady",
+    "All problems",
+    "Tables",
+]
+HEADLINE = re.compile(r"\((?P<problem>.+)\): \*\*(?P<kernel>.+?)\*\* reaches (?P<said>.+) of PyTorch's throughput\.$")
+LINK = re.compile(r"\[[^]]*\]\((?P<page>[^)]+)\)")
+
+Shares = dict[tuple[str, str, str], float]  # % of PyTorch by problem, regime and kernel
 Table = tuple[str, list[list[str]]]  # its title, and its cells with the header
 
 
-def tables(text: str) -> Iterator[Table]:
-    """The tables of one problem in one regime."""
+def every_table(text: str) -> Iterator[Table]:
+    """All tables of a page, each with the last bold line above it."""
     title, cells = "", list[list[str]]()
     for line in [*text.splitlines(), ""]:
         if line.startswith("|"):
             cells.append([cell.strip() for cell in line.strip("|").split("|")])
         elif cells:
-            if all(cell.startswith(name) for name, cell in zip(HEADER, cells[0], strict=False)):
-                yield title, [cells[0], *cells[2:]]
+            yield title, [cells[0], *cells[2:]]
             cells = []
         elif line.startswith("**"):
             title = line.strip("*")
+
+
+def tables(text: str) -> Iterator[Table]:
+    """The tables of one problem in one regime."""
+    for title, cells in every_table(text):
+        if all(cell.startswith(name) for name, cell in zip(HEADER, cells[0], strict=False)):
+            yield title, cells
+
+
+def shown_shares(text: str) -> Shares:
+    """Each kernel's % of PyTorch's throughput in the tables of a page."""
+    found: Shares = {}
+    for title, (_, *rows) in tables(text):
+        problem, _, regime = title.rpartition(" · ")
+        for row in rows:
+            if share := amount(row[3]):
+                found[problem, regime, row[0].strip("* †")] = share
+    return found
 
 
 def seconds(cell: str) -> float | None:
@@ -56,7 +87,6 @@ def last_digit(cell: str) -> float:
 
 def contradictions(text: str) -> Iterator[str]:
     """What does not agree, in a sentence each."""
-    shares: dict[tuple[str, str, str], float] = {}
     for title, (header, *rows) in tables(text):
         times = {row[0].strip("* †"): time for row in rows if (time := seconds(row[1]))}
         rates = {row[0].strip("* †"): rate for row in rows if (rate := amount(row[2]))}
@@ -64,9 +94,6 @@ def contradictions(text: str) -> Iterator[str]:
         for row in rows:
             kernel = row[0].strip("* †")
             share, gain = amount(row[3]), amount(row[4])
-            if share:
-                problem, _, regime = title.rpartition(" · ")
-                shares[problem, regime, kernel] = share
             if kernel not in times:
                 continue
             claims = []
@@ -83,10 +110,42 @@ def contradictions(text: str) -> Iterator[str]:
             row[0].strip("* †") == min(times, key=lambda k: times[k]) and "**" in row[0] for row in rows
         ):
             yield f"{title}: the fastest kernel is not in bold"
-    yield from _sentences(text, shares)
+    yield from _sentences(text, shown_shares(text))
 
 
-def _sentences(text: str, shares: dict[tuple[str, str, str], float]) -> Iterator[str]:
+def of_pages(readme: Path) -> Iterator[str]:
+    """Where the table of ops, or the headline above it, says another figure than the page that the table links to."""
+    text = readme.read_text()
+    ops = [row for _, (header, *rows) in every_table(text) if header == OPS_HEADER for row in rows]
+    headline = next((found for line in text.splitlines() if (found := HEADLINE.search(line))), None)
+    lines = list[tuple[str, str, dict[str, float | None]]]()  # each problem and kernel with its figures
+    for op, kernel, problem, *said, _, link in ops:
+        page = LINK.search(link)
+        file = readme.parent / page["page"] if page else readme
+        shares = shown_shares(file.read_text()) if file.is_file() else {}
+        figures = dict(zip(REGIMES, said, strict=True))
+        lines.append((problem, kernel, {regime: amount(cell) for regime, cell in figures.items() if amount(cell)}))
+        for regime, cell in figures.items():
+            if amount(cell) != (shown := shares.get((in_full(problem), regime, kernel))):
+                yield f"{op}: the table of ops says {kernel} has {cell} {regime}, {file} has {shown}"
+    if headline:
+        repeated = {found["regime"]: float(found["share"]) for found in SHARE.finditer(headline["said"])}
+        if (headline["problem"], headline["kernel"], repeated) not in lines:
+            yield f"the headline says {headline['said']}, and no line of the table of ops does"
+
+
+def in_full(problem: str) -> str:
+    """A problem as tables have it, of one whose square is written once: `m=n=8` is `m=8, n=8`."""
+    head, between, shape = problem.rpartition(" · ")
+    axes, _, size = shape.rpartition("=")
+    return (
+        head
+        + between
+        + (", ".join(f"{axis}={size}" for axis in axes.split("=")) if "=" in axes and "," not in shape else shape)
+    )
+
+
+def _sentences(text: str, shares: Shares) -> Iterator[str]:
     for line in text.splitlines():
         if found := SENTENCE.match(line):
             for said in SHARE.finditer(found["said"]):
@@ -100,7 +159,7 @@ def main(words: Iterable[str] | None = None) -> int:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("pages", nargs="+", type=Path)
     pages = made.parse_args(list(words) if words is not None else None).pages
-    found = [f"{page}: {said}" for page in pages for said in contradictions(page.read_text())]
+    found = [f"{page}: {said}" for page in pages for said in (*contradictions(page.read_text()), *of_pages(page))]
     counted = sum(len(rows) - 1 for page in pages for _, rows in tables(page.read_text()))
     print("\n".join(found) or f"{counted} rows of tables agree", file=sys.stderr if found else sys.stdout)
     return int(bool(found) or not counted)

@@ -1,15 +1,16 @@
-"""Pictures as files: each as SVG and PNG, written or only checked."""
+"""Pictures as files: each as SVG and PNG, written or only checked, and as Markdown shows them."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from matplotlib import __version__ as VERSION
 
 from analysis.plots import Picture
-from analysis.style import encoded
+from analysis.readme import plain
+from analysis.style import DARK, THEMES, encoded
 
 SUFFIXES = ("svg", "png")
 
@@ -20,18 +21,31 @@ def bring_up_to_date(drawn: Mapping[Path, Picture], folder: Path, ours: str, com
     Below `folder`, a picture whose name matches `ours`, a regular expression, and that nobody drew, is removed."""
     suffixes = SUFFIXES[:1] if check else SUFFIXES
     files = {named(path, s): encoded(p.figure, s, p.about) for path, p in drawn.items() for s in suffixes}
-    pattern = re.compile(rf"{ours}\.({'|'.join(SUFFIXES)})")
+    expression = re.compile(rf"{ours}\.({'|'.join(SUFFIXES)})")
     try:
         if check:
             expected = files | {file.with_suffix(".png"): b"" for file in files}
             return [
                 f"{file} is out of date, or of another Matplotlib than {VERSION}: run `{command}`"
-                for file in differences(expected, folder, pattern)
+                for file in differences(expected, folder, expression)
             ]
-        write(files, folder, pattern)
+        write(files, folder, expression)
     except OSError as error:
         return [f"{error.filename or folder}: {error.strerror or error}"]
     return []
+
+
+def pattern(names: Iterable[str]) -> str:
+    """What the names of these plots' files match, in every theme and without a suffix."""
+    themes = "|".join(re.escape(theme.suffix) for theme in THEMES)
+    return f".+-({'|'.join(names)})({themes})"
+
+
+def shown(path: str, about: str) -> str:
+    """HTML in Markdown that shows a picture, named without a suffix, light or dark as the page is."""
+    text = plain(about).replace('"', "&quot;").replace("\\", "")
+    dark = f'<source media="(prefers-color-scheme: dark)" srcset="{path}{DARK.suffix}.svg">'
+    return f'<picture>{dark}<img alt="{text}" src="{path}.svg"></picture>'
 
 
 def named(path: Path, suffix: str) -> Path:

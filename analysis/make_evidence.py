@@ -1,8 +1,8 @@
 """The evidence that the bench can be believed, from parquet: `python analysis/make_evidence.py`.
 
 Reads what `benchmarks/sensitivity.py`, `clock_trap.py` and `cost.py` wrote to benchmarks/results/, draws
-docs/plots/<device>/clock-trap, and rewrites what is between markers (`<!-- sensitivity:begin -->` ...) in README.md and in
-docs/methodology.md. No number is typed here or there. Where nobody has measured, that is what the text says.
+docs/plots/<device>/clock-trap, and rewrites what is between markers (`<!-- sensitivity:begin -->` ...) in docs/evidence.md
+and in docs/methodology.md. No number is typed here or there. Where nobody has measured, that is what the text says.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ import pyarrow.parquet as pq
 from analysis import files
 from analysis.command import parser
 from analysis.plots import Picture
-from analysis.readme import README, counted, plain, significant, table_lines, update
+from analysis.readme import counted, plain, significant, table_lines, update
 from analysis.rows import number
+from analysis.style import LIGHT, THEMES, Theme
 from analysis.trap import apart, clock_trap, most_apart, runs
 from benchmarks.cost import OVERHEAD_S, WHOLE
 from minfer.rows import store
@@ -27,6 +28,7 @@ from minfer.rows.store import Row
 
 COMMAND = "python analysis/make_evidence.py"
 FOLDER = Path("benchmarks/results")
+PAGE = Path("docs/evidence.md")
 
 # The kinds of files, <kind>-<device>.parquet, with the script that makes them and the columns that they must have.
 KINDS = {
@@ -153,13 +155,17 @@ def summary(rows: list[Row]) -> str:
     return f"{met}. **Missed: {len(missed)}** ({', '.join(where)})."
 
 
-def sensitivity(measured: list[list[Row]], only: str | None = None) -> str:
-    """All checks of each file with a summary, or those of one group."""
+def sensitivity(measured: list[list[Row]]) -> str:
+    """How many targets each device met, and which kinds it missed."""
+    return "\n".join(f"{origin(rows)} {summary(rows)}\n" for rows in measured if rows) or missing("sensitivity")
+
+
+def checks(measured: list[list[Row]], only: str) -> str:
+    """The checks of one group, a table for each device."""
     lines: list[str] = []
     for rows in measured:
-        chosen = [row for row in rows if only is None or group(row) == only]
-        if chosen:
-            lines += [origin(rows) + (f" {summary(chosen)}" if only is None else ""), "", *check_lines(chosen), ""]
+        if chosen := [row for row in rows if group(row) == only]:
+            lines += [origin(rows), "", *check_lines(chosen), ""]
     return "\n".join(lines) or missing("sensitivity")
 
 
@@ -169,23 +175,29 @@ def trap(measured: list[list[Row]], folder: str) -> str:
     for rows in measured:
         said = "; ".join(f"{plain(method)}: {text}" for method, text in most_apart(rows).items())
         lines += [f"{origin(rows)} How far apart the same kernel seems, at most: {said}.", ""]
-        lines += [f"![{plain(clock_trap(device(rows), rows).about)}]({folder}/{picture_name(rows)}.svg)", ""]
+        lines += [files.shown(f"{folder}/{picture_name(rows)}", clock_trap(device(rows), rows).about), ""]
         shown = runs(rows)
-        arms = max(len(each) for *_, each in shown)
-        header = ["Method", "Repetition", *(f"Arm {n + 1} (TFLOP/s)" for n in range(arms)), "Apart", "SM clock (MHz)"]
+        most = max(len(each) for *_, each in shown)
+        header = [
+            "Method",
+            "Repetition",
+            *(f"Candidate {n + 1} (TFLOP/s)" for n in range(most)),
+            "Apart",
+            "SM clock (MHz)",
+        ]
         body = []
         for method, repetition, each in shown:
             rates = [arm["tflops"] for arm in each]
-            cells = [significant(rate) for rate in rates] + ["—"] * (arms - len(rates))
+            cells = [significant(rate) for rate in rates] + ["—"] * (most - len(rates))
             mhz = [f"{arm['sm_mhz']:.0f}" if arm.get("sm_mhz") else "—" for arm in each]
             mhz = mhz[:1] if len(set(mhz)) == 1 else mhz
             body.append([plain(method), str(repetition + 1), *cells, apart(rates), ", ".join(mhz)])
-        lines += [*table_lines(header, [":--", "--:", *["--:"] * arms, "--:", "--:"], body), ""]
+        lines += [*table_lines(header, [":--", "--:", *["--:"] * most, "--:", "--:"], body), ""]
     return "\n".join(lines) or missing("clock-trap")
 
 
-def picture_name(rows: list[Row]) -> str:
-    return f"{store.slug(device(rows))}/clock-trap"
+def picture_name(rows: list[Row], theme: Theme = LIGHT) -> str:
+    return f"{store.slug(device(rows))}/clock-trap{theme.suffix}"
 
 
 def cost(measured: list[list[Row]]) -> str:
@@ -199,7 +211,7 @@ def cost(measured: list[list[Row]]) -> str:
         others = {"median": row.get("case_overhead_median_s"), "90th percentile": row.get("case_overhead_p90_s")}
         overhead = "on average; " + ", ".join(f"{k} {s:.3f} s" for k, s in others.items() if s is not None)
         cases = counted(row["cases"], "case")
-        checks = [
+        limits = [
             ("A case without its windows", overhead, row["case_overhead_s"], OVERHEAD_S, "s"),
             (
                 f"A sweep of {cases}, {row['sweep_s']:.1f} s",
@@ -210,39 +222,41 @@ def cost(measured: list[list[Row]]) -> str:
             ),
         ]
         names = ("check", "what", "value", "target", "unit")
-        lines += check_lines([dict(zip(names, c, strict=True)) | {"met": c[2] <= c[3]} for c in checks])
+        lines += check_lines([dict(zip(names, c, strict=True)) | {"met": c[2] <= c[3]} for c in limits])
         lines.append("")
     return "\n".join(lines) or missing("cost")
 
 
 def main(arguments: Iterable[str] | None = None) -> int:
     """Returns the exit status: 0 when text and plots are those of the files, and every file could be read."""
-    made = parser(COMMAND, __doc__ or "", "--readme", README, FOLDER)
+    made = parser(COMMAND, __doc__ or "", "--page", PAGE, FOLDER)
     page = Path("docs/methodology.md")
     made.add_argument("--methodology", type=Path, default=page, help=f"the other file to rewrite (default: {page})")
     made.add_argument("--plots", type=Path, default=Path("docs/plots"), help="folder (default: docs/plots)")
     options = made.parse_args(list(arguments) if arguments is not None else None)
     found, problems = load(options.files, options.results)
     if not problems:
-        problems = bring_up_to_date(found, options.readme, options.methodology, options.plots, options.check)
+        problems = bring_up_to_date(found, options.page, options.methodology, options.plots, options.check)
     for line in problems:
         print(line, file=sys.stderr)
     return 1 if problems else 0
 
 
-def bring_up_to_date(found: Found, readme: Path, methodology: Path, folder: Path, check: bool) -> list[str]:
+def bring_up_to_date(found: Found, evidence: Path, methodology: Path, folder: Path, check: bool) -> list[str]:
     """Write or only check the plots and both texts; what is wrong, in sentences."""
-    drawn: dict[Path, Picture] = {
-        folder / picture_name(rows): clock_trap(device(rows), rows) for rows in found["clock-trap"]
-    }
+    drawn: dict[Path, Picture] = {}
+    for theme in THEMES:
+        with theme.active():
+            for rows in found["clock-trap"]:
+                drawn[folder / picture_name(rows, theme)] = clock_trap(device(rows), rows, theme)
     where = Path(os.path.relpath(folder, methodology.parent)).as_posix()
     bodies = {
-        (readme, "sensitivity"): sensitivity(found["sensitivity"]),
+        (evidence, "sensitivity"): sensitivity(found["sensitivity"]),
         (methodology, "clock-trap"): trap(found["clock-trap"], where),
         (methodology, "cost"): cost(found["cost"]),
     }
-    bodies |= {(methodology, name): sensitivity(found["sensitivity"], name) for name in WORDS}
-    problems = files.bring_up_to_date(drawn, folder, "clock-trap", COMMAND, check)
+    bodies |= {(methodology, name): checks(found["sensitivity"], name) for name in WORDS}
+    problems = files.bring_up_to_date(drawn, folder, files.pattern(["clock-trap"]).removeprefix(".+-"), COMMAND, check)
     said = [update(file, name, body, COMMAND, check) for (file, name), body in bodies.items()]
     return problems + list(dict.fromkeys(problem for problem in said if problem))
 

@@ -10,7 +10,7 @@ import math
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pyarrow as pa
@@ -72,16 +72,33 @@ def square(row: Row) -> int | None:
     return sizes.pop() if len(sizes) == 1 else None
 
 
-COUNTERS = ("Tensor pipe busy", "SM clock", "DRAM bytes over the least", "Bank conflicts a load")
+COUNTERS = (
+    "Counted at",
+    "Tensor pipe busy",
+    "SM throughput",
+    "SM clock",
+    "DRAM bytes over the least",
+    "Bank conflicts a load",
+)
 
 
-def counters(row: Row) -> list[str]:
-    """What ncu counted of a row, where it did."""
-    metrics = row["metrics"] or {}
+def counters(rows: Mapping[int, Row]) -> list[str]:
+    """What ncu counted at the largest side where it did."""
+    side = max(
+        (side for side, row in rows.items() if (row["metrics"] or {}).get("ncu.tensor_percent") is not None),
+        default=None,
+    )
+    if side is None:
+        return ["—"] * len(COUNTERS)
+    row = rows[side]
+    metrics = row["metrics"]
     tensor, clock, moved = (metrics.get(f"ncu.{name}") for name in ("tensor_percent", "sm_mhz", "dram_bytes"))
     loads, found = metrics.get("ncu.shared_load_instructions"), metrics.get("ncu.shared_load_conflicts")
+    pipes = metrics.get("ncu.sm_percent")
     return [
+        str(side),
         f"{tensor:.1f} %" if tensor is not None else "—",
+        f"{pipes:.1f} %" if pipes is not None else "—",
         f"{clock:.0f} MHz" if clock else "—",
         f"{moved / row['bytes']:.2f}×" if moved and number(row, "bytes") else "—",
         f"{found / loads:.2f}" if loads and found is not None else "—",
@@ -90,7 +107,7 @@ def counters(row: Row) -> list[str]:
 
 def ladder_lines(rows: list[Row], names: list[str]) -> list[str]:
     """A line a rung: its throughput at each side, its gain over the rung that it grew from at the smallest and the largest
-    side that both have, and what was counted at its largest."""
+    side that both have, and what ncu counted at its largest where it ran."""
     cells: dict[str, dict[int, Row]] = {}
     for row in rows:
         if side := square(row):
@@ -111,7 +128,7 @@ def ladder_lines(rows: list[Row], names: list[str]) -> list[str]:
             for side in dict.fromkeys((*shared[:1], *shared[-1:]))
         ]
         gain = f"{plain(base)}: {', '.join(gains)}" if gains else "—"
-        body.append([plain(name), *rates, gain, *counters(mine[max(mine)])])
+        body.append([plain(name), *rates, gain, *counters(mine)])
         before = name
     header = ["Rung", *(f"{side} (TFLOP/s)" for side in sides), "Gain over", *COUNTERS]
     return table_lines(header, [":--", *["--:"] * len(sides), ":--", *["--:"] * len(COUNTERS)], body)

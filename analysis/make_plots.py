@@ -1,8 +1,9 @@
 """Plots of the results, from parquet: `python analysis/make_plots.py`.
 
-Draws, of each op on each device, up to four plots into docs/plots/<device>/, each as SVG and PNG, and rewrites what is
-between `<!-- plots:begin -->` and `<!-- plots:end -->` in the README. What the rows do not suffice for is left out, with
-a sentence. The same rows give the same bytes with the same Matplotlib, which `--check` relies on.
+Draws up to three plots of each op on each device into docs/plots/<device>/, each as SVG and PNG, light and dark, and a page
+README.md that shows them all. In the README it rewrites what is between `<!-- plots:begin -->` and `<!-- plots:end -->`: one
+ladder, and links to these pages. What the rows do not suffice for is left out, with a sentence. The same rows give the same
+bytes with the same Matplotlib, which `--check` relies on.
 """
 
 from __future__ import annotations
@@ -15,40 +16,49 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from analysis import files, plots
+from analysis import files, pages, plots
 from analysis.command import Options, parser, run
+from analysis.files import shown
 from analysis.peaks import under_one_peak
 from analysis.readme import README, plain, update
 from analysis.roofline import roofline
-from analysis.rows import kernel_order, metric_of, on_one_clock, sections, with_problem
+from analysis.rows import kernel_order, lead, metric_of, on_one_clock, sections, with_problem
+from analysis.style import LIGHT, THEMES, Theme
+from analysis.tables import REGIMES
 from minfer.rows import store
 
 COMMAND = "python analysis/make_plots.py"
 MARKED = "plots"
-PLOTS = {
-    "ladder": plots.ladder,
-    "roofline": roofline,
-    "throughput": plots.throughput,
-    "cold-steady": plots.cold_steady,
-}
-AS_MEASURED = ("cold-steady",)  # what a kernel loses is of one moment; the others compare kernels, on one clock
-SHOWN = ("ladder", "roofline")  # in the README itself; it links to the others
-LINKS = {"throughput": "throughput over size", "cold-steady": "cold against steady"}
-COLUMNS = ["run", "finished", "case", "op", "kernel", "status", "shape", "device", "device_kind", "flops", "bytes"]
-COLUMNS += ["peaks", "roof", "metric", "metrics", "sm_mhz", "throttle", "cold_us", "cold_p10_us", "cold_p90_us"]
-COLUMNS += ["cold_rate", "cold_tflops", "cold_percent_of_peak", "steady_rate", "steady_tflops"]
-COLUMNS += ["baseline", "cold_baseline_us", "cold_speedup"]
+PLOTS = {"ladder": plots.ladder, "throughput": plots.throughput, "roofline": roofline}
+COLUMNS = [
+    "run",
+    "finished",
+    "case",
+    "op",
+    "kernel",
+    "backend",
+    "status",
+    "shape",
+    "device",
+    "device_kind",
+    "flops",
+    "bytes",
+]
+COLUMNS += ["peaks", "roof", "metric", "baseline", "cold_percent_of_peak"]
+COLUMNS += [f"{regime}_{name}" for regime in REGIMES for name in ("us", "rate", "tflops", "baseline_us", "speedup")]
+
+Drawn = dict[tuple[str, str], dict[str, plots.Picture]]  # by op and device, the pictures by name
 
 
-def pictures(table: pa.Table) -> Iterator[tuple[str, str, str, plots.Picture | str]]:
+def pictures(table: pa.Table, theme: Theme = LIGHT) -> Iterator[tuple[str, str, str, plots.Picture | str]]:
     """Op, device, name and picture of every plot, or a sentence on why there is none, from usable rows."""
-    measured = with_problem(table)
-    compared = on_one_clock(measured)
-    for op, device in sections(measured):
-        one_clock, own_clock = rows_of(compared, op, device), rows_of(measured, op, device)
+    table = on_one_clock(with_problem(table))
+    for op, device in sections(table):
+        rows = rows_of(table, op, device)
         for name, draw in PLOTS.items():
             try:
-                yield op, device, name, draw(op, device, own_clock if name in AS_MEASURED else one_clock)
+                with theme.active():
+                    yield op, device, name, draw(op, device, rows, theme)
             except plots.LeftOut as error:
                 yield op, device, name, f"the {name} plot of {op} on {device} is left out: {error}"
 
@@ -62,26 +72,31 @@ def rows_of(table: pa.Table, op: str, device: str) -> list[store.Row]:
     return under_one_peak(sorted((row for row in rows if row["metric"] == metric), key=kernel_order))
 
 
-def path(op: str, device: str, name: str) -> Path:
+def path(op: str, device: str, name: str, theme: Theme = LIGHT) -> Path:
     """Where a picture belongs, below the folder of the plots, without a suffix."""
-    return Path(store.slug(device)) / f"{store.slug(op)}-{name}"
+    return Path(store.slug(device)) / f"{store.slug(op)}-{name}{theme.suffix}"
 
 
-def markdown(drawn: Iterable[tuple[str, str, str, plots.Picture]], folder: str) -> str:
-    """What goes between the markers: some plots of each op and device, and links to the others."""
-    groups: dict[tuple[str, str], dict[str, plots.Picture]] = {}
-    for op, device, name, picture in drawn:
-        groups.setdefault((op, device), {})[name] = picture
-    lines: list[str] = []
-    for (op, device), found in groups.items():
-        svgs = {name: f"{folder}/{path(op, device, name).as_posix()}.svg" for name in found}
-        for name in SHOWN:
-            if name in found:
-                lines += [f"![{plain(found[name].about)}]({svgs[name]})", ""]
-        links = [f"[{LINKS[name]}]({svgs[name]})" for name in LINKS if name in found]
-        if links:
-            lines += [f"More of {plain(op)} on {plain(device)}: {', '.join(links)}.", ""]
-    return "\n".join(lines or ["No plots yet: they need results.", ""])
+def readme_lines(drawn: Drawn, first: tuple[str, str] | None, folder: str) -> list[str]:
+    """What goes between the markers: one op's ladder, and a link to the page of each device."""
+    lines = []
+    if first in drawn and "ladder" in drawn[first]:
+        lines += [shown(f"{folder}/{path(*first, 'ladder').as_posix()}", drawn[first]["ladder"].about), ""]
+    links = dict.fromkeys(f"[{plain(device)}]({folder}/{store.slug(device)}/README.md)" for _, device in drawn)
+    return (
+        [*lines, f"Plots of every op: {', '.join(links)}.", ""] if links else ["No plots yet: they need results.", ""]
+    )
+
+
+def gallery_lines(device: str, drawn: Drawn) -> list[str]:
+    """The page with all plots of a device."""
+    lines = [f"# Plots of {plain(device)}", ""]
+    for (op, where), found in drawn.items():
+        if where == device:
+            lines += [f"## {plain(op)}", "", f"[Tables](../../results/{store.slug(device)}/{store.slug(op)}.md)", ""]
+            for name, picture in found.items():
+                lines += [shown(path(op, device, name).name, picture.about), ""]
+    return lines
 
 
 def main(arguments: Iterable[str] | None = None) -> int:
@@ -92,16 +107,24 @@ def main(arguments: Iterable[str] | None = None) -> int:
 
 
 def write(table: pa.Table, options: Options) -> list[str]:
-    folder, drawn = options.plots or options.readme.parent / "docs" / "plots", []
-    for op, device, name, picture in pictures(table):
-        if isinstance(picture, str):
-            print(picture)
-        else:
-            drawn.append((op, device, name, picture))
-    named = {folder / path(op, device, name): picture for op, device, name, picture in drawn}
-    problems = files.bring_up_to_date(named, folder, f".+-({'|'.join(PLOTS)})", COMMAND, options.check)
+    folder = options.plots or options.readme.parent / "docs" / "plots"
+    named: dict[Path, plots.Picture] = {}
+    drawn: Drawn = {}
+    for theme in THEMES:
+        for op, device, name, picture in pictures(table, theme):
+            if not isinstance(picture, str):
+                drawn.setdefault((op, device), {})[name] = picture
+                named[folder / path(op, device, name, theme)] = picture
+            elif theme is LIGHT:
+                print(picture)
+    problems = files.bring_up_to_date(named, folder, files.pattern(PLOTS), COMMAND, options.check)
+    devices = dict.fromkeys(device for _, device in drawn)
+    galleries = {folder / store.slug(device) / "README.md": gallery_lines(device, drawn) for device in devices}
+    texts = {page: "\n".join(lines) for page, lines in galleries.items()}
+    problems += pages.bring_up_to_date(texts, folder, COMMAND, options.check)
     where = Path(os.path.relpath(folder, options.readme.parent)).as_posix()
-    problem = update(options.readme, MARKED, markdown(drawn, where), COMMAND, options.check)
+    body = "\n".join(readme_lines(drawn, lead(table), where))
+    problem = update(options.readme, MARKED, body, COMMAND, options.check)
     return problems + ([problem] if problem else [])
 
 

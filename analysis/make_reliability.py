@@ -1,4 +1,4 @@
-"""The README's table of faults, from what the tests on a real SLURM noted: `python analysis/make_reliability.py`.
+"""The table of faults in docs/evidence.md, from what the tests on a real SLURM noted: `python analysis/make_reliability.py`.
 
 `MINFER_OUTCOMES=tests/cluster/outcomes.json pytest tests/cluster` writes down what became of each fault. No line of the
 table is typed; --check proves that it is up to date.
@@ -15,6 +15,7 @@ from typing import Any
 from analysis.readme import plain, update
 
 COMMAND = "python analysis/make_reliability.py"
+PAGE = Path("docs/evidence.md")
 OUTCOMES = Path("tests/cluster/outcomes.json")
 
 
@@ -48,7 +49,7 @@ def lines(outcomes: dict[str, dict[str, Any]]) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--outcomes", type=Path, default=OUTCOMES, help=f"what the tests noted (default: {OUTCOMES})")
-    parser.add_argument("--readme", type=Path, default=Path("README.md"), help="file to rewrite (default: README.md)")
+    parser.add_argument("--page", type=Path, default=PAGE, help=f"file to rewrite (default: {PAGE})")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if the table is out of date")
     options = parser.parse_args()
     try:
@@ -57,7 +58,7 @@ def main() -> int:
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         print(f"{COMMAND}: {options.outcomes} is not what the tests write: {error!r}", file=sys.stderr)
         return 1
-    if why := update(options.readme, "reliability", body, COMMAND, options.check):
+    if why := update(options.page, "reliability", body, COMMAND, options.check):
         print(f"{COMMAND}: {why}", file=sys.stderr)
         return 1
     return 0

@@ -1,9 +1,9 @@
-"""The README's results tables and the pages behind them, from parquet: `python analysis/make_tables.py`.
+"""The README's table of ops and the pages behind it, from parquet: `python analysis/make_tables.py`.
 
-Reads results/**/*.parquet and rewrites what is between `<!-- results:begin -->` and `<!-- results:end -->`: for each op
-on each device the tables of a representative problem, and an overview of the sets of shapes that it belongs to. The
-tables of every problem are pages below docs/results/. No number is typed here or there: all come from rows. Only the
-problems that are shown become Python objects.
+Reads results/**/*.parquet and rewrites what is between `<!-- results:begin -->` and `<!-- results:end -->` in the README: a
+table for each device with one line an op. Where the README has the markers `headline`, the sentence between them is
+rewritten too. The tables of every problem are pages below docs/results/. No number is typed here or there: all come from
+rows. Only the problems that are shown become Python objects.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
@@ -19,85 +18,16 @@ import pyarrow.compute as pc
 
 from analysis import pages
 from analysis.command import Options, parser, run
-from analysis.overview import by_group, overview_lines
-from analysis.readme import README, counted, markers, plain, update
-from analysis.rows import choose, on_one_clock, sections, with_problem
-from analysis.tables import (
-    COLUMNS,
-    LEGEND,
-    MORE_LEGEND,
-    PROVENANCE,
-    REGIMES,
-    headline,
-    more_columns,
-    problem_lines,
-    provenance,
-    title,
-)
+from analysis.readme import README, has_markers, markers, update
+from analysis.rows import choose, lead, on_one_clock, sections, with_problem
+from analysis.sections import Section, headline_lines, ops_lines
+from analysis.tables import COLUMNS, PROVENANCE, provenance
 from minfer.rows import store
 
-MARKED = "results"
+MARKED, HEADLINE = "results", "headline"
 BEGIN, END = markers(MARKED)
 COMMAND = "python analysis/make_tables.py"
 MOST_PROBLEMS = 250  # on a page, of about 1.8 KiB each: GitHub shows 500 KiB
-
-
-@dataclass(frozen=True)
-class Section:
-    """One op on one device."""
-
-    op: str
-    device: str
-    origin: str  # a sentence
-    problems: dict[str, list[store.Row]]  # those that are shown, in order
-    headline: str | None  # the representative one; None where no kernel supports any
-    count: int
-    left_out: int  # problems that no kernel supports
-
-    @property
-    def page(self) -> Path:
-        """Where its page belongs, below the folder of the pages."""
-        return Path(store.slug(self.device)) / f"{store.slug(self.op)}.md"
-
-    @property
-    def title(self) -> str:
-        return f"{plain(self.op)} on {plain(self.device)}"
-
-    @property
-    def has_more(self) -> bool:
-        """Whether there are figures that only a page shows."""
-        return any(more_columns(rows, regime) for rows in self.problems.values() for regime in REGIMES)
-
-    @property
-    def has_page(self) -> bool:
-        return self.count > 1 or self.has_more
-
-    def readme_lines(self, folder: str) -> list[str]:
-        lines = [f"### {self.title}", "", self.origin, ""]
-        if self.headline is not None:
-            rows = self.problems[self.headline]
-            lines += [f"{title(self.headline)}: {said}", ""] if (said := headline(rows)) else []
-            lines += problem_lines(self.headline, rows)
-            group = self.headline.rpartition("/")[0]
-            lines += overview_lines(self.op, group, dict(by_group(self.problems))[group])
-        if self.has_page:
-            all_of = f"All {self.count} problems" if self.count > 1 else "With workspace and energy"
-            lines += [f"[{all_of}]({folder}/{self.page.as_posix()}), cold and steady.", ""]
-        if self.left_out:
-            lines += [f"Not run: {counted(self.left_out, 'problem')} that no kernel here supports.", ""]
-        return lines
-
-    def page_lines(self) -> list[str]:
-        lines = [f"# {self.title}", "", self.origin, "", LEGEND, ""]
-        if self.has_more:
-            lines += [MORE_LEGEND, ""]
-        for group, problems in by_group(self.problems):
-            lines += overview_lines(self.op, group, problems)
-        for name, rows in self.problems.items():
-            lines += problem_lines(name, rows, full=True)
-        if more := self.count - len(self.problems):
-            lines += [f"{counted(more, 'more problem')} {'is' if more == 1 else 'are'} in the parquet files only.", ""]
-        return lines
 
 
 def every_section(table: pa.Table) -> Iterator[Section]:
@@ -118,12 +48,6 @@ def every_section(table: pa.Table) -> Iterator[Section]:
         yield Section(op, device, provenance(origin), rows, headline, len(order), left_out)
 
 
-def markdown(found: Iterable[Section], folder: str) -> str:
-    """What goes between the markers; the pages lie in `folder`."""
-    lines = [line for section in found for line in section.readme_lines(folder)]
-    return "\n".join([LEGEND, "", *lines] if lines else ["No results yet: `python -m minfer.launch` makes them.", ""])
-
-
 def main(arguments: Iterable[str] | None = None) -> int:
     """Returns the exit status: 0 when the tables are those of the results, and every file could be read."""
     made = parser(COMMAND, __doc__ or "", "--readme", README)
@@ -135,9 +59,13 @@ def write(table: pa.Table, options: Options) -> list[str]:
     folder = options.pages or options.readme.parent / "docs" / "results"
     found = list(every_section(table))
     where = Path(os.path.relpath(folder, options.readme.parent)).as_posix()
-    problem = update(options.readme, MARKED, markdown(found, where), COMMAND, options.check)
-    texts = {folder / section.page: "\n".join(section.page_lines()) for section in found if section.has_page}
-    return ([problem] if problem else []) + pages.bring_up_to_date(texts, folder, COMMAND, options.check)
+    bodies = {MARKED: "\n".join(ops_lines(found, options.readme.parent, where))}
+    if has_markers(options.readme, HEADLINE):
+        first = lead(table)
+        bodies[HEADLINE] = "\n".join(line for s in found if (s.op, s.device) == first for line in headline_lines(s))
+    problems = [update(options.readme, name, body, COMMAND, options.check) for name, body in bodies.items()]
+    texts = {folder / section.page: "\n".join(section.page_lines()) for section in found}
+    return [p for p in dict.fromkeys(problems) if p] + pages.bring_up_to_date(texts, folder, COMMAND, options.check)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,19 @@ def bring_up_to_date(pages: Mapping[Path, str], folder: Path, command: str, chec
     return []
 
 
+def written(page: Path, text: str, command: str, check: bool) -> list[str]:
+    """Write or only check one page; what is wrong, in sentences."""
+    try:
+        if page.is_file() and page.read_text("utf-8") == _whole(text):
+            return []
+        if check:
+            return [f"{page} is out of date: run `{command}`"]
+        page.write_text(_whole(text), "utf-8")
+    except OSError as error:
+        return [f"{page}: {error.strerror or error}"]
+    return []
+
+
 def _whole(text: str) -> str:
     return f"{GENERATED}\n\n{text}"
 

@@ -1,13 +1,15 @@
-"""Throughput, ladder, and cold against steady: each a function from the rows of one op on one device to a picture.
+"""Ladder, and throughput over size: each a function from the rows of one op on one device to a picture.
 
 The rows are measured ones, in ladder order, of one metric, maps as dictionaries, and with a `problem`: the case's key
-without op and kernel. Any other column may be null.
+without op and kernel. Any other column may be null. One picture has one idea: the ladder, how far each rung comes on one
+problem; throughput over size, where which kernel is the fastest.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sized
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,16 +18,17 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from analysis.readme import counted, scale, scaled, significant
+from analysis.readme import scale, scaled, significant
 from analysis.rows import REFERENCE, natural, number
 from analysis.series import Series, problem, representative, series, setting, words
-from analysis.style import INK, SMALL, figure, look, name_ends, printable, title
+from analysis.style import LIGHT, SMALL, Theme, figure, name_ends, printable, title
+from analysis.tables import REGIMES, fastest_of_ours
 from minfer.rows.store import Row
 
-MOST_BANDS = 8  # lines whose bands can still be told apart
-RUNG = 0.26  # inches of a ladder's rung
+MOST_COLOURED = 4  # lines beside PyTorch's that have a colour and a name
+RUNG = 0.27  # inches of a ladder's rung
 TICKS_APART = 0.05  # of an axis: what the label of a size takes
-GBPS = "GB/s"
+COLUMNS = {"cold": (52.0, 110.0), "steady": (164.0, 222.0)}  # points right of a ladder: where its figures end
 
 
 class LeftOut(Exception):
@@ -34,17 +37,91 @@ class LeftOut(Exception):
 
 @dataclass
 class Picture:
-    """A figure, and in words what it shows."""
+    """A figure, and in one sentence what it shows."""
 
     figure: Figure
     about: str
 
 
-def throughput(op: str, device: str, rows: list[Row]) -> Picture:
-    """The metric over the sizes of a series of problems, cold; a panel for each dtype and parameters.
+def ladder(op: str, device: str, rows: list[Row], theme: Theme = LIGHT) -> Picture:
+    """The kernels of the representative problem as bars in ladder order, cold, with a mark where steady calls end up."""
+    rows = representative([row for row in rows if number(row, "cold_rate")])
+    if len(rows) < 2:
+        raise LeftOut("it takes a problem that two kernels have cold times of")
+    drawn, (ax,) = figure([0.35 + RUNG * len(rows)], right=0.54)
+    metric, best, roof = rows[0]["metric"], fastest_of_ours(rows), roof_of(rows)
+    regimes = [regime for regime in REGIMES if any(number(row, f"{regime}_rate") for row in rows)]
+    title(ax, f"{op} on {device}: the ladder", problem(rows[0]))
+    limit = 1.03 * max(roof or 0.0, *(number(row, f"{regime}_rate") or 0.0 for row in rows for regime in REGIMES))
+    for place, row in enumerate(rows):
+        mine = best is not None and row["kernel"] == best["kernel"]
+        color = theme.torch if row["kernel"] == REFERENCE else theme.ours if mine else theme.pale
+        ax.barh(place, row["cold_rate"], 0.7, color=color, label=row["kernel"])
+        if rate := number(row, "steady_rate"):
+            ax.plot([rate, rate], [place - 0.35, place + 0.35], color=theme.ink, linewidth=2, label="steady")
+        for regime, ends in COLUMNS.items():
+            if number(row, f"{regime}_rate"):
+                texts = (scaled(row[f"{regime}_rate"]), share(row, regime, rows))
+                for text, end in zip(texts, ends, strict=True):
+                    beside(ax, text, place, end, bold=mine)
+        if row["kernel"] == REFERENCE:
+            ax.axvline(row["cold_rate"], color=theme.torch, linestyle="--", linewidth=1, zorder=0.5)
+    if roof:
+        ax.axvline(roof, color=theme.muted, linestyle=":", linewidth=1.2, zorder=0.5)
+    for regime in regimes:
+        left, right = COLUMNS[regime]
+        for line, end, text in ((-1.75, left, regime), (-1.0, left, metric), (-1.0, right, "% of torch")):
+            beside(ax, text, line, end, bold=text == regime)
+    rungs(ax, [row["kernel"] for row in rows])
+    for label, row in zip(ax.get_yticklabels(), rows, strict=True):
+        if best is not None and row["kernel"] == best["kernel"]:
+            label.set_fontweight("bold")
+    ax.set_xlim(0, limit)
+    plain_ticks(ax.xaxis)
+    key = ["bar: cold", *(["mark: steady"] if "steady" in regimes else []), "dashed: torch, cold"]
+    key += [f"dotted: measured peak, {scaled(roof)}"] if roof else []
+    ax.set_xlabel(printable(f"throughput, {metric}"))
+    ax.annotate(printable(" · ".join(key)), (0, 0), (0, -46), "axes fraction", "offset points", fontsize=SMALL)
+    return Picture(drawn, ladder_sentence(op, device, rows, best))
 
-    GB/s are on a linear scale, with what copying reaches. Others are on one of square roots: of a ladder from 0.5 to 800
-    TFLOP/s a linear one would hide the first rungs and a logarithmic one the differences between the last."""
+
+def ladder_sentence(op: str, device: str, rows: list[Row], best: Row | None) -> str:
+    """What the ladder shows, for who cannot see it."""
+    metric, at = rows[0]["metric"], f"{op} on {device} at {problem(rows[0])}"
+    if best is None:
+        return f"Bars of the cold throughput of {len(rows)} kernels of {at}, in {metric}."
+    shares = [f"{share(best, regime, rows)} % {regime}" for regime in REGIMES if number(best, f"{regime}_rate")]
+    return f"Ladder of {at}: {best['kernel']} reaches {' and '.join(shares)} of PyTorch's throughput."
+
+
+def share(row: Row, regime: str, rows: list[Row]) -> str:
+    """Throughput in percent of PyTorch's: the paired ratio where PyTorch was the baseline, as tables have it."""
+    ratio = number(row, f"{regime}_speedup") if row["baseline"] == REFERENCE != row["kernel"] else None
+    torch = next((number(r, f"{regime}_rate") for r in rows if r["kernel"] == REFERENCE), None)
+    if ratio is None and torch:
+        ratio = row[f"{regime}_rate"] / torch
+    return significant(100 * ratio, 3 if ratio < 1 else 4) if ratio else "—"
+
+
+def roof_of(rows: list[Row]) -> float | None:
+    """What the measured peaks allow for one problem, in the metric's unit."""
+    known = [row["cold_rate"] * 100 / percent for row in rows if (percent := number(row, "cold_percent_of_peak"))]
+    return float(np.median(known)) if known else None
+
+
+def beside(ax: Axes, text: str, place: float, end: float, bold: bool = False) -> None:
+    """Text in a column at the right of the axes that ends that many points from them."""
+    weight = "bold" if bold else "normal"
+    ax.annotate(
+        printable(text), (1, place), (end, 0), ax.get_yaxis_transform(), "offset points", ha="right", va="center",
+        fontsize=SMALL, fontweight=weight,
+    )  # fmt: skip
+
+
+def throughput(op: str, device: str, rows: list[Row], theme: Theme = LIGHT) -> Picture:
+    """The metric over the sizes of the series with most rows, cold, under what the measured peaks allow at each size.
+
+    PyTorch and up to four kernels have a colour and a name (`coloured`), the others are grey."""
     settings: dict[str, list[Row]] = {}
     for row in rows:
         if number(row, "cold_rate"):
@@ -52,61 +129,83 @@ def throughput(op: str, device: str, rows: list[Row]) -> Picture:
     shown = {name: found for name, of in settings.items() if (found := series(of))}
     if not shown:
         raise LeftOut("it takes problems of at least two sizes that differ in one axis, or square ones")
-    panels: dict[str, dict[str, list[Row]]] = {name: {} for name in shown}
-    for name, found in shown.items():
-        for row in found.rows:
-            panels[name].setdefault(row["kernel"], []).append(row)
-    names = fullest_first(panels)
-    drawn, axes = figure([max(4.4, 0.9 + 0.2 * len(panels[name])) for name in names])
-    for ax, name in zip(axes[:, 0], names, strict=True):
-        banded = len(panels[name]) <= MOST_BANDS
-        notes = [words(name), shown[name].fixed, "cold", "band: 10th to 90th percentile" if banded else ""]
-        over = "size" if shown[name].square else shown[name].label
-        title(ax, f"{op} on {device}: throughput over {over}", " · ".join(filter(None, notes)))
-        draw_lines(ax, shown[name], panels[name], banded)
-    kernels = {kernel for lines in panels.values() for kernel in lines}
-    over = " and ".join(dict.fromkeys(shown[name].over for name in names))
-    return Picture(drawn, f"Throughput of {counted(len(kernels), 'kernel')} of {op} on {device} over {over}, cold")
-
-
-def draw_lines(ax: Axes, found: Series, lines: Mapping[str, list[Row]], banded: bool) -> None:
-    """A line a kernel over the sizes of a series, on scales that fit."""
-    metric, sizes = found.rows[0]["metric"], found.sizes
-    copy = latest_peaks(found.rows).get("copy_gbps", 0.0) if metric == GBPS else 0.0
+    name = min(shown, key=lambda name: (-len(shown[name].rows), natural(name)))
+    found = shown[name]
+    lines: dict[str, list[Row]] = {}
+    for row in found.rows:
+        lines.setdefault(row["kernel"], []).append(row)
+    drawn, (ax,) = figure([3.6])
+    over = "size" if found.square else found.label
+    title(ax, f"{op} on {device}: throughput over {over}", " · ".join(filter(None, [words(name), found.fixed, "cold"])))
+    hues = dict(zip(coloured(lines, found), (theme.ours, *theme.rungs), strict=False)) | {REFERENCE: theme.torch}
+    for kernel, line in sorted(lines.items(), key=lambda item: item[0] in hues):  # grey below the others
+        line.sort(key=found.size)
+        x, y = [found.size(row) for row in line], [row["cold_rate"] for row in line]
+        dashes, named = "o--" if kernel == REFERENCE else "o-", kernel in hues
+        ax.plot(
+            x, y, dashes, color=hues.get(kernel, theme.others), linewidth=2.0 if named else 1.0,
+            markersize=4 if named else 2, label=kernel,
+        )  # fmt: skip
+    scales(ax, found, theme)
     ends = {
-        kernel: draw_line(ax, kernel, sorted(line, key=found.size), found, banded) for kernel, line in lines.items()
+        kernel: (found.size(lines[kernel][-1]), lines[kernel][-1]["cold_rate"]) for kernel in hues if kernel in lines
     }
-    top = 1.05 * max(copy, *(band(row, "cold")[1] for row in found.rows))
+    name_ends(ax, ends, hues)
+    rest = len(lines) - len(ends)
+    if rest:
+        ax.annotate(f"grey: {rest} other kernels" if rest > 1 else "grey: another kernel", (1.04, 0), (2, -18),
+                    "axes fraction", "offset points", fontsize=SMALL, color=theme.muted)  # fmt: skip
+    about = f"Cold throughput of {len(lines)} kernels of {op} on {device} over {found.over}"
+    return Picture(drawn, f"{about}; at the largest, {fastest_at(lines, found, found.sizes[-1])} is the fastest.")
+
+
+def fastest_at(lines: Mapping[str, list[Row]], found: Series, size: int) -> str:
+    at = [row for line in lines.values() for row in line if found.size(row) == size]
+    return str(max(at, key=lambda row: float(row["cold_rate"]))["kernel"])
+
+
+def coloured(lines: Mapping[str, list[Row]], found: Series) -> list[str]:
+    """The kernels beside PyTorch that have a colour: those of ours that are the fastest at some size, the fastest at the
+    largest first; then the rungs with the largest gain over all before them there."""
+    ours = {kernel: line for kernel, line in lines.items() if kernel != REFERENCE}
+    if len(ours) <= MOST_COLOURED:
+        last = {kernel: max(line, key=found.size) for kernel, line in ours.items()}
+        return sorted(ours, key=lambda kernel: (-found.size(last[kernel]), -last[kernel]["cold_rate"]))
+    at: dict[int, list[Row]] = {}
+    for line in lines.values():
+        for row in line:
+            at.setdefault(found.size(row), []).append(row)
+    first = {size: fastest_of_ours(of) or max(of, key=lambda row: float(row["cold_rate"])) for size, of in at.items()}
+    wins = Counter(row["kernel"] for row in first.values() if row["kernel"] in ours)
+    largest = first[max(first)]["kernel"]
+    gains, before = dict[str, float](), 0.0
+    for row in at[max(at)]:  # in ladder order
+        if row["kernel"] in ours:
+            gains[row["kernel"]] = row["cold_rate"] / before if before else 1.0
+            before = max(before, row["cold_rate"])
+    steps = sorted(gains, key=lambda kernel: -gains[kernel])
+    wanted = dict.fromkeys([*([largest] if largest in ours else []), *(name for name, _ in wins.most_common()), *steps])
+    return list(wanted)[:MOST_COLOURED]
+
+
+def scales(ax: Axes, found: Series, theme: Theme) -> None:
+    """The axes of a plot over the sizes of a series, and what the measured peaks allow there."""
+    sizes, metric = found.sizes, found.rows[0]["metric"]
+    allowed = {size: roof_of([row for row in found.rows if found.size(row) == size]) for size in sizes}
+    roofs = [(size, rate) for size, rate in allowed.items() if rate]
+    if len(roofs) > 1:
+        ax.plot(*zip(*roofs, strict=True), ":", color=theme.muted, linewidth=1.4, label="_peak")
+        text = printable(f"the measured peaks allow {scaled(roofs[-1][1])} {metric}")
+        ax.annotate(text, roofs[-1], (0, 4), "data", "offset points", ha="right", color=theme.muted, fontsize=SMALL)
     ax.set_xscale("log", base=2)
     ax.set_xlim(sizes[0] / 2**0.15, sizes[-1] * 2**0.15)
-    if metric == GBPS:
-        ax.set_ylim(0, top)
-    else:
-        ax.set_yscale("function", functions=(lambda y: np.sqrt(np.maximum(y, 0)), np.square))
-        ticks = {rounded(top * (step / 6) ** 2) for step in range(1, 7)}
-        ax.set_ylim(0, top)
-        ax.set_yticks([0, *sorted(tick for tick in ticks if tick <= top)])
+    ax.set_ylim(0, 1.08 * max([*(row["cold_rate"] for row in found.rows), *(rate for _, rate in roofs)]))
     ticked = apart(sizes)
     ax.set_xticks(ticked, [str(size) for size in ticked])
     ax.minorticks_off()
     plain_ticks(ax.yaxis)
-    if copy:
-        ax.axhline(copy, color=INK, linewidth=1.1, label="_copy")
-        ax.annotate(f"copy {bandwidth(copy)}", (sizes[0], copy), (0, 3), "data", "offset points", fontsize=SMALL)
     ax.set_xlabel(f"side of the square problem, {found.label}" if found.square else printable(found.label))
-    ax.set_ylabel(printable(f"throughput, {metric}") + ("" if metric == GBPS else " (square-root scale)"))
-    name_ends(ax, ends)
-
-
-def draw_line(ax: Axes, kernel: str, rows: list[Row], found: Series, banded: bool) -> tuple[float, float]:
-    """A kernel's throughput over size, as a line and perhaps a band; the last point."""
-    style = look(kernel)
-    x, y = [found.size(row) for row in rows], [row["cold_rate"] for row in rows]
-    ax.plot(x, y, style.line, linewidth=1.6, label=kernel, zorder=2 + (kernel == REFERENCE), **style.points)
-    if banded:
-        low, high = zip(*(band(row, "cold") for row in rows), strict=True)
-        ax.fill_between(x, low, high, color=style.color, alpha=0.2, linewidth=0)
-    return x[-1], y[-1]
+    ax.set_ylabel(printable(f"throughput, {metric}"))
 
 
 def apart(sizes: list[int]) -> list[int]:
@@ -117,120 +216,6 @@ def apart(sizes: list[int]) -> list[int]:
         if math.log2(kept[-1] / size) >= least:
             kept.append(size)
     return kept[::-1]
-
-
-def rounded(value: float) -> float:
-    """The nearest of 1, 2, 4, 6, 8, 10, 20, ..., which lie well on a scale of square roots."""
-    power = 10.0 ** math.floor(math.log10(value))
-    return min((digit * power for digit in (1, 2, 4, 6, 8, 10)), key=lambda tick: abs(math.log(tick / value)))
-
-
-def ladder(op: str, device: str, rows: list[Row]) -> Picture:
-    """Kernels of the representative problem as bars in ladder order."""
-    rows = representative([row for row in rows if number(row, "cold_rate")])
-    if len(rows) < 2:
-        raise LeftOut("it takes a problem that two kernels have cold times of")
-    drawn, axes = figure([0.3 + RUNG * len(rows)])
-    ax = axes[0, 0]
-    what = f"{problem(rows[0])} · cold · line: median, pale: 10th to 90th percentile"
-    title(ax, f"{op} on {device}: the ladder", what)
-    shares = any(number(row, "cold_percent_of_peak") for row in rows)
-    limit = 1.03 * max(band(row, "cold")[1] for row in rows)
-    metric = rows[0]["metric"]
-    texts = [printable(f"{scaled(row['cold_rate'])} {metric}") for row in rows]
-    end = max(92.0, 6.5 * max(map(len, texts)))
-    for place, row in enumerate(rows):
-        rate, color = row["cold_rate"], look(row["kernel"]).color
-        low, high = band(row, "cold")
-        ax.barh(place, low, 0.72, color=color)
-        ax.barh(place, high - low, 0.72, left=low, color=color, alpha=0.4, linewidth=0)
-        ax.plot([rate, rate], [place - 0.36, place + 0.36], color=color, linewidth=2, label=row["kernel"])
-        ax.plot([high, limit], [place, place], ":", color=INK, linewidth=0.7, zorder=0.5)
-        beside(ax, texts[place], place, end)
-        if share := number(row, "cold_percent_of_peak"):
-            text = f"{significant(share, 3 if share >= 1 else 1)} % of peak"
-            texts[place] += f", {text}"
-            beside(ax, text, place, end + 80)
-        if row["kernel"] == REFERENCE:
-            ax.axvline(rate, color=INK, linestyle="--", linewidth=1, zorder=0.5)
-    rungs(ax, [row["kernel"] for row in rows])
-    ax.set_xlim(0, limit)
-    plain_ticks(ax.xaxis)
-    ax.set_xlabel(
-        printable(f"throughput, {metric}")
-        + ("; peak: what the measured peaks allow for this problem" if shares else "")
-    )
-    bars = "; ".join(f"{row['kernel']} {text}" for row, text in zip(rows, texts, strict=True))
-    return Picture(drawn, f"Ladder of {op} on {device}, {problem(rows[0])}, cold: {bars}")
-
-
-def beside(ax: Axes, text: str, place: float, end: float) -> None:
-    """Text in a column at the right of the axes that ends that many points from them."""
-    ax.annotate(
-        text, (1, place), (end, 0), ax.get_yaxis_transform(), "offset points", ha="right", va="center", fontsize=SMALL
-    )
-
-
-def cold_steady(op: str, device: str, rows: list[Row]) -> Picture:
-    """Cold and steady side by side as measured, with the clock that the device settled at; kernels, then PyTorch over a
-    series of sizes. A kernel's two are of one moment, and their ratio is its own; between kernels the card's clock differs."""
-    rows = [row for row in rows if number(row, "cold_rate") and number(row, "steady_rate")]
-    kernels = representative(rows)
-    if not kernels:
-        raise LeftOut("no row has both a cold and a steady time")
-    groups = [
-        (kernels, [row["kernel"] for row in kernels], f"{op} on {device}: cold against steady", problem(kernels[0]))
-    ]
-    if sizes := series(r for r in rows if r["kernel"] == REFERENCE and setting(r) == setting(kernels[0])):
-        ordered = sorted(sizes.rows, key=sizes.size)
-        names = [f"{sizes.label} = {sizes.size(row)}" for row in ordered]
-        what = " · ".join(filter(None, [words(setting(kernels[0])), sizes.fixed]))
-        groups.append((ordered, names, f"{REFERENCE} over {'square sizes' if sizes.square else sizes.label}", what))
-    clocks = any(number(row, "sm_mhz") for group, *_ in groups for row in group)
-    drawn, axes = figure([0.3 + 1.5 * RUNG * len(group) for group, *_ in groups], (2.2, 1) if clocks else (1,))
-    for row_axes, (group, names, head, what) in zip(axes, groups, strict=True):
-        title(row_axes[0], head, f"{what} · solid: cold, pale: steady, both as measured")
-        bars(row_axes[0], group, names)
-        if clocks:
-            clock_panel(row_axes[1], group)
-    for column in axes.T:  # the same scale from top to bottom
-        limits = [ax.get_xlim() for ax in column]
-        for ax in column:
-            ax.set_xlim(min(low for low, _ in limits), max(high for _, high in limits))
-    said = ", ".join(f"{r['kernel']} {scaled(r['cold_rate'])} and {scaled(r['steady_rate'])}" for r in kernels)
-    metric = kernels[0]["metric"]
-    return Picture(drawn, f"Cold and steady {metric} as measured of {op} on {device}, {problem(kernels[0])}: {said}")
-
-
-def bars(ax: Axes, rows: list[Row], names: list[str]) -> None:
-    """Two bars a row; the steady one says how far it is from the cold one."""
-    for place, row in enumerate(rows):
-        color = look(row["kernel"]).color
-        cold, steady = row["cold_rate"], row["steady_rate"]
-        ax.barh(place - 0.2, cold, 0.36, color=color, label="cold")
-        ax.barh(place + 0.2, steady, 0.36, facecolor=(color, 0.3), edgecolor=color, linewidth=1, label="steady")
-        change = f"{scaled(steady)} ({100 * (steady / cold - 1):+.1f} %)".replace("-", "−")
-        for end, text, shift in ((cold, scaled(cold), -0.2), (steady, change, 0.2)):
-            ax.annotate(text, (end, place + shift), (4, 0), "data", "offset points", va="center", fontsize=SMALL)
-    rungs(ax, names)
-    ax.set_xlim(0, 1.25 * max(row[f"{regime}_rate"] for row in rows for regime in ("cold", "steady")))
-    plain_ticks(ax.xaxis)
-    ax.set_xlabel(printable(f"throughput, {rows[0]['metric']}"))
-
-
-def clock_panel(ax: Axes, rows: list[Row]) -> None:
-    """The SM clock of each row, and why it is lowered where it is."""
-    shown = [(place, row) for place, row in enumerate(rows) if number(row, "sm_mhz")]
-    for place, row in shown:
-        ax.plot([row["sm_mhz"]], [place], linestyle="", label="sm_mhz", **look(row["kernel"]).points)
-        text = f"{row['sm_mhz']:.0f}" + (f" {row['throttle']}" if row["throttle"] else "")
-        ax.annotate(
-            printable(text), (row["sm_mhz"], place), (7, 0), "data", "offset points", va="center", fontsize=SMALL
-        )
-    rungs(ax, [""] * len(rows))
-    low, high = min((r["sm_mhz"] for _, r in shown), default=0), max((r["sm_mhz"] for _, r in shown), default=1)
-    ax.set_xlim(low - 0.15 * (high - low) - 50, high + 0.15 * (high - low) + 50)
-    ax.set_xlabel("SM clock while steady, MHz")
 
 
 def rungs(ax: Axes, names: list[str]) -> None:
@@ -248,26 +233,3 @@ def plain_ticks(axis: Axis) -> None:
         axis.set_major_locator(LogLocator(subs=(1.0,) if high > 100 * low else (1.0, 2.0, 5.0)))
     axis.set_major_formatter(lambda value, _: "{:g}{}".format(*scale(value)))
     axis.set_minor_formatter(NullFormatter())
-
-
-def fullest_first(panels: Mapping[str, Sized]) -> list[str]:
-    """The names of panels, those with the most in them first: that is what a reader came for."""
-    return sorted(panels, key=lambda name: (-len(panels[name]), natural(name)))
-
-
-def band(row: Row, regime: str) -> tuple[float, float]:
-    """The throughput at the 90th and the 10th percentile of the times; the median's twice where they are not known."""
-    slow, fast, us = (number(row, f"{regime}_{name}") for name in ("p90_us", "p10_us", "us"))
-    rate: float = row[f"{regime}_rate"]
-    return (rate * us / slow, rate * us / fast) if slow and fast and us else (rate, rate)
-
-
-def latest_peaks(rows: Iterable[Row]) -> dict[str, float]:
-    """The peaks of the newest row that has any."""
-    known = [row for row in rows if row["peaks"]]
-    peaks = max(known, key=lambda row: str(row["finished"]))["peaks"] if known else {}
-    return {name: value for name, value in peaks.items() if value and 0 < value < math.inf}
-
-
-def bandwidth(gbps: float) -> str:
-    return f"{significant(gbps, 3)} GB/s" if gbps < 1000 else f"{significant(gbps / 1e3, 3)} TB/s"

@@ -18,6 +18,12 @@ def markers(name: str) -> tuple[str, str]:
     return f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
 
 
+def has_markers(file: Path, name: str) -> bool:
+    """Whether a file has the place of an optional text."""
+    begin, _ = markers(name)
+    return file.is_file() and begin.encode() in file.read_bytes()
+
+
 def plain(text: str | None, most: int | None = None) -> str:
     """Text as markdown that shows it as it is, in one line, within one cell; cut to `most` characters."""
     text = " ".join("".join(c if c.isprintable() else " " for c in text or "").split())

@@ -141,3 +141,12 @@ def sections(table: pa.Table) -> list[tuple[str, str]]:
     groups: list[dict[str, Any]] = table.group_by(["op", "device"]).aggregate([("device_kind", "max")]).to_pylist()
     groups.sort(key=lambda g: (g["op"], {"cuda": 0, "cpu": 1}.get(g["device_kind_max"], 2), g["device"]))
     return [(g["op"], g["device"]) for g in groups]
+
+
+def lead(table: pa.Table) -> tuple[str, str] | None:
+    """The op and device that stand for all in the README: of those on GPUs, if there are any, the one with most rows."""
+    counted = table.group_by(["op", "device"]).aggregate([("device_kind", "max"), ("case", "count")]).to_pylist()
+    first = min(
+        counted, key=lambda g: (g["device_kind_max"] != "cuda", -g["case_count"], g["op"], g["device"]), default=None
+    )
+    return first and (first["op"], first["device"])

@@ -107,6 +107,11 @@ def listed(sizes: dict[str, int]) -> str:
 
 def problem(row: Row) -> str:
     """A row's problem in words, `m=n=k=512` where all sides are equal."""
+    return f"{words(setting(row))} · {shape_words(row)}" if side(row) else words(row["problem"])
+
+
+def shape_words(row: Row) -> str:
+    """A row's shape in words: `m=n=k=512`, else `tokens=1, hidden=4096`."""
     if length := side(row):
-        return f"{words(setting(row))} · {'='.join(row['shape'])}={length}"
-    return words(row["problem"])
+        return f"{'='.join(row['shape'])}={length}"
+    return words(listed(row["shape"] or {}))

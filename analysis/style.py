@@ -1,18 +1,16 @@
-"""How every plot looks: on white and on GitHub's dark background alike, each kernel the same everywhere.
+"""How every plot looks, on a light and on a dark page.
 
-Backgrounds are transparent, so nothing may be near black or white. Of all greys, INK's contrast with white (#ffffff)
-and with dark (#0d1117) is about the same, above 4:1; every hue has more than 3:1 with both. Within these limits the
-hues are far apart in Oklab as seen with normal, protan, deutan and tritan vision (Machado, Oliveira and Fernandes 2009).
-Six is as many as stay apart, so what follows the sixth kernel has another marker, and plots name lines where they end.
+Colours say what a line is: OURS, our fastest kernel; PyTorch; up to three more rungs; the rest in one grey. Each theme has
+them on its own background, text with a contrast of at least 7:1 and lines of at least 3:1 (WCAG 2), greys aside. Lines are
+named where they end, so that nothing depends on colour alone.
 """
 
 from __future__ import annotations
 
 import io
 import itertools
-import re
-import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,80 +18,76 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from PIL import Image
 
-from analysis.rows import REFERENCE
-
-INK = "#787e87"
-HUES = ("#668ffa", "#c28621", "#b02cc0", "#0a8050", "#f245bd", "#d8231a")
-NUMBERED, OTHERS = "oD^s", "PvX*"
-MARKER_SIZES = {"*": 9.0, "D": 5.5, "P": 7.0, "X": 7.0}  # as large to the eye as a circle of 6
-WIDTH = 9.0  # inches; GitHub shows about 830 pixels, so that 10 points of text stay legible
+WIDTH = 8.3  # inches; GitHub shows about 830 pixels, so that 10 points of text stay legible
 FONT = 10.0
 SMALL = 9.0
 GAP = 1.3  # line height of neighbouring labels
-DPI = 120
+DPI = 100
+PNG_COLORS = 128  # a palette takes a third of the bytes, and shades of text stay smooth
 
 matplotlib.use("Agg")
 matplotlib.rcdefaults()  # a user's matplotlibrc must not change a byte
 matplotlib.rcParams.update(
     {
         "axes.axisbelow": True,
-        "axes.edgecolor": INK,
         "axes.grid": True,
-        "axes.labelcolor": INK,
         "axes.spines.right": False,
         "axes.spines.top": False,
         "font.size": FONT,
-        "grid.alpha": 0.25,
-        "grid.color": INK,
-        "hatch.linewidth": 0.8,
+        "grid.linewidth": 0.6,
+        "svg.fonttype": "none",  # text as text: a seventh of the bytes, and it can be searched
         "svg.hashsalt": "minfer",
-        "text.color": INK,
         "text.parse_math": False,  # a dollar in a kernel's name is a dollar
-        "xtick.color": INK,
-        "ytick.color": INK,
     }
 )
 
 
 @dataclass(frozen=True)
-class Look:
-    """What marks a kernel in every plot."""
+class Theme:
+    """The colours of one background; `suffix` ends the names of its files."""
 
-    color: str
-    marker: str
-    line: str = "-"
+    suffix: str
+    paper: str
+    ink: str
+    muted: str  # ticks, notes, roofs
+    grid: str
+    others: str  # what is there for comparison only
+    ours: str
+    pale: str  # rungs of the ladder that are not the fastest: a tint of `ours`
+    torch: str
+    rungs: tuple[str, ...]  # hues of three more rungs
 
-    @property
-    def points(self) -> dict[str, Any]:
-        """The arguments that draw markers."""
-        return {"color": self.color, "marker": self.marker, "markersize": MARKER_SIZES.get(self.marker, 6.0)}
-
-
-def look(kernel: str) -> Look:
-    """A kernel's look, which depends on its name alone, so that no other kernel can change it.
-
-    A numbered version gets that number's; names without a number share theirs by chance, but not with a numbered one.
-    """
-    if kernel == REFERENCE:
-        return Look(INK, "o", "--")
-    if numbered := re.match("v([0-9]{1,9})", kernel):
-        turn, hue = divmod(int(numbered[1]) - 1, len(HUES))
-        return Look(HUES[hue], NUMBERED[turn % len(NUMBERED)])
-    turn, hue = divmod(zlib.crc32(kernel.encode()), len(HUES))
-    return Look(HUES[hue], OTHERS[turn % len(OTHERS)])
+    def active(self) -> AbstractContextManager[None]:
+        """Within this, text, ticks, axes and grid have the theme's colours."""
+        colors: Any = {"text.color": self.ink, "axes.labelcolor": self.ink, "axes.edgecolor": self.muted}
+        colors |= {"xtick.color": self.muted, "ytick.color": self.muted, "grid.color": self.grid}
+        colors |= {"xtick.labelcolor": self.ink, "ytick.labelcolor": self.ink}
+        return matplotlib.rc_context(colors | {"figure.facecolor": self.paper, "axes.facecolor": self.paper})
 
 
-def figure(heights: Sequence[float], columns: Sequence[float] = (1.0,), gap: float = 1.25) -> tuple[Figure, Any]:
-    """A figure and its axes [row, column], of these heights in inches and relative widths, `gap` inches between rows.
+LIGHT = Theme(
+    "", "#ffffff", "#1f2328", "#59636e", "#e3e7eb", "#c6ccd2", "#0b5fc4", "#a8cbf3", "#c2500a",
+    ("#0f7b62", "#8a3ffc", "#b3196f"),
+)  # fmt: skip
+DARK = Theme(
+    "-dark", "#0d1117", "#e6edf3", "#9da7b3", "#262c34", "#59636f", "#58a6ff", "#274a75", "#f0883e",
+    ("#3fc296", "#b794ff", "#ff7ab8"),
+)  # fmt: skip
+THEMES = (LIGHT, DARK)
+
+
+def figure(heights: Sequence[float], gap: float = 1.2, right: float = 0.8) -> tuple[Figure, list[Axes]]:
+    """A figure and its axes below each other, of these heights in inches, `gap` inches between them, which leave the part
+    beyond `right` of the width to labels.
 
     Nothing is laid out by what is drawn, so that labels can be placed before it is."""
     tall = sum(heights) + gap * (len(heights) - 1)
     made = Figure(figsize=(WIDTH, tall), dpi=DPI)
-    room = {"hspace": gap * len(heights) / sum(heights), "left": 0, "right": 0.82, "top": 1, "bottom": 0}
-    ratios = {"height_ratios": heights, "width_ratios": columns}
-    axes = made.subplots(len(heights), len(columns), squeeze=False, gridspec_kw=room | ratios | {"wspace": 0.3})
-    return made, axes
+    room = {"hspace": gap * len(heights) / sum(heights), "left": 0, "right": right, "top": 1, "bottom": 0}
+    axes = made.subplots(len(heights), 1, squeeze=False, gridspec_kw=room | {"height_ratios": heights})
+    return made, list(axes[:, 0])
 
 
 def title(axes: Axes, text: str, below: str) -> None:
@@ -127,27 +121,27 @@ def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list
     return placed
 
 
-def name_ends(axes: Axes, ends: dict[str, tuple[float, float]]) -> None:
-    """Name kernels in the right margin, each label led to the kernel's last point. The limits must be set before."""
+def name_ends(axes: Axes, ends: Mapping[str, tuple[float, float]], colors: Mapping[str, str]) -> None:
+    """Name lines in the right margin in their colour, each label led to its line's last point. The limits must be set
+    before."""
     low, high = axes.transAxes.transform([(0, 0), (0, 1)])[:, 1]
     wanted = [float(axes.transData.transform(end)[1]) for end in ends.values()]
     gap = GAP * SMALL * DPI / 72
-    for (kernel, end), place in zip(ends.items(), spread(wanted, gap, low, high), strict=True):
-        style = look(kernel)
+    for (name, end), place in zip(ends.items(), spread(wanted, gap, low, high), strict=True):
         at = (place - low) / (high - low)
-        lead = {"arrowstyle": "-", "color": style.color, "linewidth": 0.7, "shrinkA": 4, "shrinkB": 4}
-        axes.annotate("", end, (1.05, at), "data", "axes fraction", arrowprops=lead, annotation_clip=False)
-        axes.plot([1.05], [at], transform=axes.transAxes, clip_on=False, linestyle="", **style.points)
-        axes.annotate(
-            printable(kernel), (1.05, at), (7, 0), "axes fraction", "offset points", va="center", fontsize=SMALL
-        )
+        lead = {"arrowstyle": "-", "color": colors[name], "linewidth": 0.7, "shrinkA": 2, "shrinkB": 5}
+        axes.annotate("", end, (1.04, at), "data", "axes fraction", arrowprops=lead, annotation_clip=False)
+        text: dict[str, Any] = {"color": colors[name], "va": "center", "fontsize": SMALL, "fontweight": "bold"}
+        axes.annotate(printable(name), (1.04, at), (2, 0), "axes fraction", "offset points", **text)
 
 
 def encoded(drawn: Figure, suffix: str, about: str) -> bytes:
     """The picture as a file's content; the same figure gives the same bytes."""
     metadata = {"Date": None, "Title": printable(about)} if suffix == "svg" else {"Software": None}
     buffer = io.BytesIO()
-    drawn.savefig(
-        buffer, format=suffix, dpi=DPI, transparent=True, bbox_inches="tight", pad_inches=0.1, metadata=metadata
-    )
-    return buffer.getvalue()
+    drawn.savefig(buffer, format=suffix, dpi=DPI, bbox_inches="tight", pad_inches=0.15, metadata=metadata)
+    if suffix != "png":
+        return buffer.getvalue()
+    small = io.BytesIO()
+    Image.open(buffer).convert("RGB").quantize(PNG_COLORS).save(small, "png", optimize=True)
+    return small.getvalue()

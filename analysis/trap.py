@@ -5,25 +5,27 @@ from __future__ import annotations
 from itertools import groupby
 
 from analysis.plots import RUNG, Picture, beside, rungs
-from analysis.style import HUES, INK, NUMBERED, SMALL, figure, printable, title
+from analysis.style import LIGHT, SMALL, Theme, figure, printable, title
 from minfer.rows.store import Row
 
+MARKERS = "oD^s"
 
-def clock_trap(device: str, rows: list[Row]) -> Picture:
-    """TFLOP/s of the identical arms, a rung for each method and repetition; rows as `runs` takes them."""
+
+def clock_trap(device: str, rows: list[Row], theme: Theme = LIGHT) -> Picture:
+    """TFLOP/s of the identical candidates, a line for each method and repetition; rows as `runs` takes them."""
     shown = runs(rows)
-    drawn, axes = figure([0.3 + 1.3 * RUNG * len(shown)])
-    ax = axes[0, 0]
-    what = "a point: the median of one arm · a line: how far apart they are · the axis does not start at zero"
+    drawn, (ax,) = figure([0.3 + 1.3 * RUNG * len(shown)], right=0.68)
+    hues = (theme.ours, theme.torch, *theme.rungs)
+    what = "a point: one candidate's median · the axis does not start at zero"
     title(ax, f"{device}: one kernel, timed as if it were {len(shown[0][2])}", what)
     for place, (_, _, arms) in enumerate(shown):
         rates = [arm["tflops"] for arm in arms]
-        ax.plot([min(rates), max(rates)], [place, place], color=INK, linewidth=5, alpha=0.3, label="_")
+        ax.plot([min(rates), max(rates)], [place, place], color=theme.others, linewidth=5, label="_")
         for number, rate in enumerate(rates):
-            color, marker = HUES[number % len(HUES)], NUMBERED[number % len(NUMBERED)]
+            color, marker = hues[number % len(hues)], MARKERS[number % len(MARKERS)]
             # equal arms lie on each other, and the first must still be seen
-            size = 10 - 2.0 * (number % len(NUMBERED))
-            label = f"arm {number + 1}" if not place else "_"
+            size = 10 - 2.0 * (number % len(MARKERS))
+            label = f"candidate {number + 1}" if not place else "_"
             ax.plot([rate], [place], marker, color=color, markersize=size, linestyle="", label=label)
         beside(ax, apart(rates), place, 62)
         mhz = [arm["sm_mhz"] for arm in arms if arm.get("sm_mhz")]
@@ -33,10 +35,10 @@ def clock_trap(device: str, rows: list[Row]) -> Picture:
     rungs(ax, [f"{printable(method)}, {repetition + 1}" for method, repetition, _ in shown])
     ax.annotate("apart", (1, 1), (62, 9), "axes fraction", "offset points", ha="right", fontsize=SMALL)
     ax.annotate("SM clock, MHz", (1, 1), (162, 9), "axes fraction", "offset points", ha="right", fontsize=SMALL)
-    ax.set_xlabel("throughput that each arm seems to have, TFLOP/s")
+    ax.set_xlabel("throughput that each candidate seems to have, TFLOP/s")
     ax.legend(loc="upper left", bbox_to_anchor=(1.0, -0.05), ncols=2, frameon=False, fontsize=SMALL, handletextpad=0.2)
     said = "; ".join(f"{method}: {text}" for method, text in most_apart(rows).items())
-    return Picture(drawn, f"One kernel on {device}, timed as if it were several, seems apart from itself by: {said}")
+    return Picture(drawn, f"One kernel on {device}, timed as if it were several, seems apart from itself by: {said}.")
 
 
 def runs(rows: list[Row]) -> list[tuple[str, int, list[Row]]]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis import make_tables
+from analysis.sections import REST
 from minfer.rows import store
 
 H200, EPYC = "NVIDIA H200", "AMD EPYC 9654"
@@ -59,10 +60,15 @@ class Workspace:
     def page(self, device: str = H200, op: str = "hgemm") -> str:
         return (self.pages / store.slug(device) / f"{op}.md").read_text()
 
+    def text(self) -> str:
+        """What the pages show first, by op: the representative problem and the overviews."""
+        pages = sorted(self.pages.glob("*/*.md"), key=lambda page: (page.stem, page))
+        return "\n".join(page.read_text().partition(REST)[0] for page in pages)
+
     def tables(self) -> list[list[list[str]]]:
-        """The cells of every table, header included, as they stand in the file."""
+        """The cells of every table of `text`, header included."""
         tables: list[list[list[str]]] = [[]]
-        for line in self.readme.read_text().splitlines():
+        for line in self.text().splitlines():
             if line.startswith("|"):
                 tables[-1].append([cell.strip() for cell in line.strip("|").split("|")])
             elif tables[-1]:

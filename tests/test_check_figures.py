@@ -10,16 +10,16 @@ from tests.tables import Workspace, row
 
 @pytest.fixture
 def text(work: Workspace) -> str:
-    """A README with both regimes of four kernels, of which two are a tie."""
+    """A page with both regimes of four kernels, of which two are a tie."""
     cuda = {"backend": "cuda", "steady_speedup": 0.98}
     work.write(row(), row("v01_naive", 431.7, **cuda), row("v02", 71.33, **cuda), row("v03", 71.5, **cuda))
     assert work.run() == 0
-    return work.readme.read_text()
+    return work.page()
 
 
 def test_what_is_made_of_rows_agrees(text: str, work: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
     assert list(check_figures.contradictions(text)) == []
-    assert check_figures.main([str(work.readme)]) == 0
+    assert check_figures.main([str(work.readme), str(next(work.pages.glob("*/*.md")))]) == 0
     assert capsys.readouterr().out == "8 rows of tables agree\n"
 
 

@@ -239,7 +239,7 @@ def test_tables_are_made_of_their_rows(tested: list[Problem], folder: Path, rows
     readme.write_text(MARKERS)
     where = ["--results", folder / "results", "--readme", readme, "--pages", folder / "pages"]
     assert make_tables.main(map(str, where)) == 0
-    assert all(f"{problem.name} on " in readme.read_text() for problem in tested)
+    assert all(f"| {problem.name} |" in readme.read_text() for problem in tested)
 
 
 @pytest.mark.parametrize("restores", [True, False])

@@ -1,4 +1,4 @@
-"""The evidence from real parquet: what the benchmarks wrote is what README and methodology say, misses included."""
+"""The evidence from real parquet: what the benchmarks wrote is what docs/evidence.md and methodology say, misses included."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 H200 = "NVIDIA H200"
 ABOUT = {"device": H200, "driver": "580.95.05", "torch": "2.11.0", "commit": "6738d94f00aa"}
 ORIGIN = "Measured on NVIDIA H200; driver 580.95.05; PyTorch version 2.11.0; commit 6738d94f00aa."
-README = ("sensitivity",)
+EVIDENCE = ("sensitivity",)
 METHODOLOGY = ("clock-trap", "cost", "verdicts", "two-processes", "nvbench")
 
 
@@ -77,14 +77,14 @@ def spent(folder: Path, **values: Any) -> Row:
 
 
 class Workspace:
-    """Results, README, methodology and plots in a temporary folder."""
+    """Results, evidence, methodology and plots in a temporary folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.results, self.plots = folder, folder / "results", folder / "docs" / "plots"
-        self.readme, self.methodology = folder / "README.md", folder / "docs" / "methodology.md"
+        self.page, self.methodology = folder / "docs" / "evidence.md", folder / "docs" / "methodology.md"
         self.results.mkdir()
         self.plots.mkdir(parents=True)
-        for path, names in ((self.readme, README), (self.methodology, METHODOLOGY)):
+        for path, names in ((self.page, EVIDENCE), (self.methodology, METHODOLOGY)):
             path.write_text("before\n" + "".join(f"<!-- {n}:begin -->\n<!-- {n}:end -->\n" for n in names) + "after\n")
 
     def write(self, kind: str, rows: list[Row], device: str = "nvidia-h200") -> Path:
@@ -98,12 +98,12 @@ class Workspace:
         self.write("cost", [spent(self.folder)])
 
     def run(self, *arguments: object) -> int:
-        where = ["--results", self.results, "--readme", self.readme, "--methodology", self.methodology]
+        where = ["--results", self.results, "--page", self.page, "--methodology", self.methodology]
         return make_evidence.main([str(a) for a in (*where, "--plots", self.plots, *arguments)])
 
     def part(self, name: str) -> str:
         """What stands between the markers of that name."""
-        text = (self.readme if name in README else self.methodology).read_text()
+        text = (self.page if name in EVIDENCE else self.methodology).read_text()
         return text[text.index(f"<!-- {name}:begin -->") : text.index(f"<!-- {name}:end -->")]
 
     def cells(self, name: str) -> list[list[str]]:
@@ -118,10 +118,10 @@ def work(tmp_path: Path) -> Workspace:
     return Workspace(tmp_path)
 
 
-def test_the_readme_says_what_was_checked_found_and_allowed(work: Workspace) -> None:
+def test_the_page_says_what_was_checked_found_and_allowed(work: Workspace) -> None:
     work.write("sensitivity", CHECKS)
     assert work.run() == 0
-    assert work.cells("sensitivity") == [
+    assert [line for name in make_evidence.WORDS for line in work.cells(name)] == [
         ["A/A: the same kernel", "of A/A: the same kernel", "0.500 %", "2 %", "met"],
         ["slowed by 2 %", "of slowed by 2 %", "0 %", "0 %", "met"],
         ["steady, 512x512x512", "of steady, 512x512x512", "0.975 %", "1 %", "met"],
@@ -129,7 +129,7 @@ def test_the_readme_says_what_was_checked_found_and_allowed(work: Workspace) -> 
         ["cold, 64x64x64", "of cold, 64x64x64", "1.90 %", "2 %", "met"],
     ]
     assert f"{ORIGIN} Met: 4 of 5 targets. **Missed: 1** (1 of the 2 against nvbench)." in work.part("sensitivity")
-    assert work.readme.read_text().startswith("before\n") and work.readme.read_text().endswith("after\n")
+    assert work.page.read_text().startswith("before\n") and work.page.read_text().endswith("after\n")
 
 
 def test_each_check_is_beside_its_rule_and_none_is_lost(work: Workspace) -> None:
@@ -167,7 +167,7 @@ def test_what_sensitivity_writes_says_which_sources_measured_it(
     monkeypatch.setattr(sensitivity, "same_against_itself", lambda: iter([found]))
     sensitivity.measure(Console(quiet=True))
     assert work.run() == 0
-    assert work.cells("sensitivity") == [["A/A", "of 2", "50.0 %", "2 %", "**missed**"]]
+    assert work.cells("verdicts") == [["A/A", "of 2", "50.0 %", "2 %", "**missed**"]]
     assert f"PyTorch version {torch.__version__}; commit 6738d94f00aa+. Met: 0 of 1" in work.part("sensitivity")
 
 
@@ -199,7 +199,7 @@ def test_summary_counts_what_was_met_and_missed(work: Workspace, rows: list[Row]
 def test_a_check_without_a_target_is_neither_met_nor_missed(work: Workspace) -> None:
     work.write("sensitivity", [check("new", 12.5, None, unit="µs")])
     assert work.run() == 0
-    assert work.cells("sensitivity") == [["new", "of new", "12.5 µs", "—", "shown only"]]
+    assert work.cells("verdicts") == [["new", "of new", "12.5 µs", "—", "shown only"]]
 
 
 def test_another_way_of_flushing_than_nvbenchs_is_shown_and_no_target(work: Workspace) -> None:
@@ -209,7 +209,7 @@ def test_another_way_of_flushing_than_nvbenchs_is_shown_and_no_target(work: Work
     )
     work.write("sensitivity", [like, unlike])
     assert work.run() == 0
-    assert [line[3:] for line in work.cells("sensitivity")] == [["2 %", "**missed**"], ["—", "shown only"]]
+    assert [line[3:] for line in work.cells("nvbench")] == [["2 %", "**missed**"], ["—", "shown only"]]
     assert "Met: 0 of 1 target" in work.part("sensitivity")
 
 
@@ -234,7 +234,7 @@ def test_the_clock_trap_has_every_arm_the_spread_and_the_clock(work: Workspace) 
     assert f"{ORIGIN} How far apart the same kernel seems, at most: a, paired: 0.50 %; naive: 12.68 %." in work.part(
         "clock-trap"
     )
-    (link,) = re.findall(r"!\[[^]]+\]\(([^)]+)\)", work.part("clock-trap"))
+    (link,) = re.findall(r' src="([^"]+)"', work.part("clock-trap"))
     assert link == "plots/nvidia-h200/clock-trap.svg" and (work.methodology.parent / link).is_file()
     assert (work.methodology.parent / link).with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
@@ -281,9 +281,9 @@ def test_the_time_of_a_case_is_split_into_parts_that_add_up(work: Workspace) -> 
 
 def test_what_nobody_measured_says_so(work: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
     assert work.run() == 0
-    for name in (*README, *METHODOLOGY):
+    for name in (*EVIDENCE, *METHODOLOGY):
         assert "Nothing was measured yet: `uv run python benchmarks/" in work.part(name)
-    for script in re.findall(r"benchmarks/\w+\.py", work.methodology.read_text() + work.readme.read_text()):
+    for script in re.findall(r"benchmarks/\w+\.py", work.methodology.read_text() + work.page.read_text()):
         assert (ROOT / script).is_file()
     assert work.run("--check") == 0
     assert work.run("--check", "--results", work.folder / "absent") == 0
@@ -310,12 +310,12 @@ def test_every_device_has_its_tables(work: Workspace) -> None:
     assert work.run() == 0
     for name in ("sensitivity", "clock-trap", "verdicts"):
         assert re.findall(r"Measured on ([^;]+);", work.part(name)) == ["NVIDIA H200", "NVIDIA L40S"]
-    assert len(list(work.plots.glob("*/clock-trap.svg"))) == 2
+    assert len(list(work.plots.glob("*/clock-trap*.svg"))) == 4
 
 
 CHANGED = {
-    "sensitivity": ([check(value=0.0199)], ["README.md", "methodology.md"]),
-    "clock-trap": (arms(tflops=1.5), ["clock-trap.svg", "methodology.md"]),
+    "sensitivity": ([check(value=0.0199)], ["evidence.md", "methodology.md"]),
+    "clock-trap": (arms(tflops=1.5), ["clock-trap.svg", "clock-trap-dark.svg", "methodology.md"]),
     "cost": ([{"cases": 1, "sweep_s": 1.0, "ratio": 1.0, "case_s": 1.0, "case_overhead_s": 0.1}], ["methodology.md"]),
 }
 
@@ -324,19 +324,19 @@ CHANGED = {
 def test_check_notices_a_changed_file(work: Workspace, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     work.write_all()
     assert work.run("--check") == 1
-    assert "Nothing" not in work.readme.read_text() and not list(work.plots.iterdir())
+    assert "Nothing" not in work.page.read_text() and not list(work.plots.iterdir())
     assert work.run() == 0
     assert work.run("--check") == 0
     rows, files = CHANGED[kind]
     path = work.write(kind, rows)
-    before = work.readme.read_text(), work.methodology.read_text()
+    before = work.page.read_text(), work.methodology.read_text()
     capsys.readouterr()
     assert work.run("--check") == 1
     complaints = capsys.readouterr().err.splitlines()
     assert [Path(line.partition(" is out of date")[0]).name for line in complaints] == sorted(
         files, key=lambda name: name.endswith(".md")
     )
-    assert before == (work.readme.read_text(), work.methodology.read_text())
+    assert before == (work.page.read_text(), work.methodology.read_text())
     path.unlink()
     assert work.run("--check") == 1
     assert work.run() == 0
@@ -369,14 +369,14 @@ def test_a_file_that_cannot_be_used_is_one_sentence_and_changes_nothing(
         path.write_bytes(content)
     else:
         pq.write_table(pa.Table.from_pylist(content), path)
-    before = work.readme.read_text()
+    before = work.page.read_text()
     assert work.run(path) == 1
     complaints = capsys.readouterr().err
     assert complaints.startswith(f"{path}: {why}") and complaints.count("\n") == 1
-    assert work.readme.read_text() == before
+    assert work.page.read_text() == before
     assert work.run() == (0 if name == "other.parquet" else 1)  # others may keep files in that folder
     assert work.run(work.results / "sensitivity-nvidia-h200.parquet") == 0  # the others only where nobody names files
-    assert work.cells("sensitivity") and not work.cells("cost")
+    assert work.cells("verdicts") and not work.cells("cost")
 
 
 def test_text_without_markers_is_named(work: Workspace, capsys: pytest.CaptureFixture[str]) -> None:

@@ -50,15 +50,15 @@ def test_a_rungs_gain_is_over_the_rung_that_it_grew_from(tmp_path: Path) -> None
         row("v07_tuned", 1024, 1024, 1024, 1.0, dtype="float16"),
     )
     assert "**NVIDIA H200 · bfloat16 · TN · sums in float32, cold**" in text
-    said = ["0.0 %", "1980 MHz", "1.50×", "31.00"]
-    assert cells(text, "v01_naive") == [["v01_naive", "0.3355", "—", "—", *["—"] * 4]]
+    said = ["1024", "0.0 %", "—", "1980 MHz", "1.50×", "31.00"]
+    assert cells(text, "v01_naive") == [["v01_naive", "0.3355", "—", "—", *["—"] * 6]]
     assert cells(text, "v02_tiled") == [["v02_tiled", "1.342", "2.386", "v01_naive: 4.00× at 512", *said]]
     assert cells(text, "v04_mma") == [
-        ["v04_mma", "1.342", "21.47", "v02_tiled: 1.00× at 512, 9.00× at 1024", *["—"] * 4]
+        ["v04_mma", "1.342", "21.47", "v02_tiled: 1.00× at 512, 9.00× at 1024", *["—"] * 6]
     ]
-    assert cells(text, "v08_split_k") == [["v08_split_k", "—", "42.95", "—", *["—"] * 4]]  # it grew from v07
+    assert cells(text, "v08_split_k") == [["v08_split_k", "—", "42.95", "—", *["—"] * 6]]  # it grew from v07
     for name in ("v05_pipelined", "v07_tuned"):  # it was wrong, and of another dtype
-        assert cells(text, name) == [[name, "not measured yet", *[""] * 6]]
+        assert cells(text, name) == [[name, "not measured yet", *[""] * 8]]
     assert not cells(text, "v15_gemv") and "Nothing was measured yet" in text  # of the skinny ones
 
 

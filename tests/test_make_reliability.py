@@ -1,4 +1,4 @@
-"""The README's table of faults is what the tests on a cluster noted."""
+"""The table of faults is what the tests on a cluster noted."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from tests.conftest import ROOT
 
 MARKERS = "# x\n<!-- reliability:begin -->\n<!-- reliability:end -->\n"
 PASSED = {"test": "test_a", "outcome": "passed", "seconds": 9, "cases": 3, "rows": 3, "lost": 0, "twice": 0,
-          "finished_by": "jobs.resubmit", "commit": "0123", "slurm": "22.05.8"}  # fmt: skip
+          "finished_by": "minfer resubmit", "commit": "0123", "slurm": "22.05.8"}  # fmt: skip
 
 
 def call(tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    files = ["--outcomes", str(tmp_path / "outcomes.json"), "--readme", str(tmp_path / "README.md")]
+    files = ["--outcomes", str(tmp_path / "outcomes.json"), "--page", str(tmp_path / "evidence.md")]
     command = [sys.executable, str(ROOT / "analysis" / "make_reliability.py"), *files, *words]
     return subprocess.run(command, capture_output=True, text=True)
 
 
 def test_every_fault_has_its_line_and_check_says_when_one_is_out_of_date(tmp_path):
-    readme, outcomes = tmp_path / "README.md", tmp_path / "outcomes.json"
-    readme.write_text(MARKERS)
-    assert call(tmp_path).returncode == 0 and "Nothing was broken yet" in readme.read_text()
+    page, outcomes = tmp_path / "evidence.md", tmp_path / "outcomes.json"
+    page.write_text(MARKERS)
+    assert call(tmp_path).returncode == 0 and "Nothing was broken yet" in page.read_text()
     failed = {"test": "test_b", "outcome": "failed", "commit": "0123", "slurm": "22.05.8"}
     outcomes.write_text(json.dumps({"a | node": PASSED, "a disk": failed}))
     done = call(tmp_path, "--check")
     assert done.returncode == 1 and "out of date" in done.stderr
     assert call(tmp_path).returncode == 0 and call(tmp_path, "--check").returncode == 0
-    text = readme.read_text()
+    text = page.read_text()
     assert "1 of 2 faults passed on SLURM 22.05.8; commit 0123." in text
-    assert "| a &#124; node | 3 of 3 | 0 | 0 | jobs.resubmit | passed |" in text
+    assert "| a &#124; node | 3 of 3 | 0 | 0 | minfer resubmit | passed |" in text
     assert "| a disk | — | — | — | — | **failed** |" in text
     assert text.index("a disk") < text.index("node |")
 
 
 def test_a_file_that_no_test_wrote_is_one_sentence(tmp_path):
-    (tmp_path / "README.md").write_text(MARKERS)
+    (tmp_path / "evidence.md").write_text(MARKERS)
     (tmp_path / "outcomes.json").write_text('["no"]')
     done = call(tmp_path)
     assert done.returncode == 1 and "is not what the tests write" in done.stderr and done.stderr.count("\n") == 1
-    assert (tmp_path / "README.md").read_text() == MARKERS
+    assert (tmp_path / "evidence.md").read_text() == MARKERS

@@ -1,4 +1,4 @@
-"""The README's tables from real parquet: which rows are shown, where, and what is refused."""
+"""The README's table of ops and the pages behind it from real parquet: which rows are shown, where, and what is refused."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import pytest
 
 from analysis import make_tables
 from analysis.pages import GENERATED
+from analysis.sections import OPS_LEGEND, REST
 from analysis.tables import LEGEND
 from minfer.rows import store
 from tests.tables import EPYC, H200, MARKERS, NOON, TN, Workspace, other, row
@@ -26,15 +27,33 @@ HEADLINE = (
     "float16 · layout=TN, accumulate=float32 · m=4096, n=4096, k=4096: of PyTorch's throughput **v02_tiled** reaches"
     " 103.1 % (102.8–103.4) cold and 99.9 %, a tie, steady."
 )
-GOLDEN = f"""# minfer
+README = f"""# minfer
+
+<!-- headline:begin -->
+
+NVIDIA H200, hgemm (float16 · layout=TN, accumulate=float32 · m=n=k=4096): **v02_tiled** reaches 103.1 % (102.8–103.4) cold and 99.9 %, a tie, steady of PyTorch's throughput.
+
+<!-- headline:end -->
 
 <!-- results:begin -->
 
-{LEGEND}
+{OPS_LEGEND}
 
-### hgemm on NVIDIA H200
+**NVIDIA H200**
+
+| Op | Fastest of ours | Problem | % of PyTorch, cold | % of PyTorch, steady | All problems | Tables |
+| :-- | :-- | :-- | :-- | :-- | :-- | :-- |
+| hgemm | v02_tiled | float16 · layout=TN, accumulate=float32 · m=n=k=4096 | 103.1 % (102.8–103.4) | 99.9 % tie | 1 faster | [2 problems](docs/results/nvidia-h200/hgemm.md) |
+
+<!-- results:end -->
+"""  # noqa: E501
+PAGE = f"""{GENERATED}
+
+# hgemm on NVIDIA H200
 
 6 cases, finished 2026-03-01 to 2026-03-02; runs r1, r2; commit 6738d94f00aa; PyTorch version 2.11.0; driver 580.95.05.
+
+{LEGEND}
 
 {HEADLINE}
 
@@ -68,18 +87,31 @@ Not run, 1 unsupported: v04_wgmma (needs sm_90a, this GPU is sm_89).
 | v01_naive | — | 0.1230 | — |
 | v02_tiled | — | **10.31** | — |
 
-[All 2 problems](docs/results/nvidia-h200/hgemm.md), cold and steady.
+{REST}
 
-<!-- results:end -->
+**float16 · layout=TN, accumulate=float32 · m=512, n=512, k=512 · cold**
+
+| Kernel | Time | Throughput (TFLOP/s) | % of PyTorch throughput | Speed-up vs. baseline |
+| :-- | --: | --: | :-- | --: |
+| **torch** | **5.000 µs** | **—** | **100.0 %** | **—** |
 """
 
 
 def test_golden(work: Workspace) -> None:
     big = f"float16/{TN}/m=4096,n=4096,k=4096"
-    work.readme.write_text(f"# minfer\n\n{MARKERS}")
+    work.readme.write_text(f"# minfer\n\n<!-- headline:begin -->\n<!-- headline:end -->\n\n{MARKERS}")
     fast: dict[str, Any] = {"cold_speedup_low": 1.0284, "cold_speedup_high": 1.0341, "steady_us": 100.1}
     work.write(
-        row("v02_tiled", 96.97, big, **fast, steady_tflops=9.99, steady_speedup=0.999, steady_verdict="tie"),
+        row(
+            "v02_tiled",
+            96.97,
+            big,
+            **fast,
+            steady_tflops=9.99,
+            steady_speedup=0.999,
+            steady_verdict="tie",
+            cold_verdict="faster",
+        ),
         row("v01_naive", 8130.0, big, status="unconverged", run="r2", finished=NOON + dt.timedelta(days=1)),
         row("torch", 100.0, big),
         row("v03_wmma", None, big, status="crashed", message="signal 11"),
@@ -87,11 +119,8 @@ def test_golden(work: Workspace) -> None:
         row("torch", None, cold_us=5.0),
     )
     assert work.run() == 0
-    assert work.readme.read_text() == GOLDEN
-    headline = GOLDEN[GOLDEN.index("**float16 ·") : GOLDEN.index("**squares")]
-    page = work.page()
-    assert page.startswith(f"{GENERATED}\n\n# hgemm on NVIDIA H200\n\n6 cases, finished")
-    assert page.endswith(f"| **5.000 µs** | **—** | **100.0 %** | **—** |\n\n{headline.rstrip()}\n")
+    assert work.readme.read_text() == README
+    assert work.page() == PAGE
 
 
 def test_newest_row_wins_whatever_the_file_order(work: Workspace) -> None:
@@ -126,9 +155,11 @@ def test_sections_are_by_op_then_gpus_before_cpus(work: Workspace) -> None:
     cpu: dict[str, Any] = {"device": EPYC, "device_kind": "cpu"}
     work.write(row(op="rope"), row(**cpu), row(device=None, device_kind=None), row(), row(device="NVIDIA A100"))
     assert work.run() == 0
-    titles = [line for line in work.readme.read_text().splitlines() if line.startswith("###")]
-    hgemm = ["NVIDIA A100", H200, EPYC, "unknown device"]
-    assert titles == [f"### hgemm on {name}" for name in hgemm] + [f"### rope on {H200}"]
+    lines = [line for line in work.readme.read_text().splitlines() if line.startswith(("**", "| "))]
+    names = [line.strip("*") if line.startswith("**") else line.split(" | ")[0].strip("| ") for line in lines]
+    assert [name for name in names if name not in ("Op", ":--")] == [
+        H200, "hgemm", "rope", "NVIDIA A100", "hgemm", EPYC, "hgemm", "unknown device", "hgemm"
+    ]  # fmt: skip
 
 
 def test_problems_are_in_numerical_order_and_the_headline_is_the_best_covered(work: Workspace) -> None:
@@ -141,15 +172,16 @@ def test_problems_are_in_numerical_order_and_the_headline_is_the_best_covered(wo
     assert work.run() == 0
     shown = [
         [line.split("m=")[1].split(",")[0] for line in text.splitlines() if line.endswith("cold**")]
-        for text in (work.readme.read_text(), work.page())
+        for text in (work.text(), work.page())
     ]
-    assert shown == [["512"], ["8", "64", "512", "1024"]]
+    assert shown == [["512"], ["512", "8", "64", "1024"]]
+    assert "· m=512, n=8 |" in work.readme.read_text()
 
 
 def test_representative_problem_by_name_when_all_else_is_equal(work: Workspace) -> None:
     work.write(*(row(problem=f"float16/{TN}/m={m}") for m in (1024, 64, 512)))
     assert work.run() == 0
-    assert "m=64 · cold" in work.readme.read_text()
+    assert "m=64 · cold" in work.text()
 
 
 def test_without_flops_the_representative_problem_is_that_with_most_bytes(work: Workspace) -> None:
@@ -162,7 +194,7 @@ def test_without_flops_the_representative_problem_is_that_with_most_bytes(work: 
             )
         )
         assert work.run() == 0
-        assert "**int32 · tokens=16, experts=8 · cold**" in work.readme.read_text()
+        assert "**int32 · tokens=16, experts=8 · cold**" in work.text()
 
 
 def test_many_problems_are_capped_and_counted(work: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,7 +202,7 @@ def test_many_problems_are_capped_and_counted(work: Workspace, monkeypatch: pyte
     problems = [f"float16/{TN}/m={m}" for m in range(10)]
     work.write(*(row(problem=p, flops=i, device=d) for i, p in enumerate(problems, 1) for d in (H200, EPYC)))
     assert work.run() == 0
-    assert work.readme.read_text().count("[All 10 problems](docs/results/") == 2
+    assert work.readme.read_text().count("| [10 problems](docs/results/") == 2
     for device in (H200, EPYC):
         text = work.page(device)
         assert text.count("\n6 more problems are in the parquet files only.") == 1
@@ -206,7 +238,7 @@ def test_a_page_that_nothing_stands_behind_goes_and_others_stay(
 def test_many_runs_are_counted_and_few_are_named(work: Workspace) -> None:
     work.write(*(row(f"v{i}", run=f"r{i}", commit=f"{(i + 1) % 2}") for i in range(9)))
     assert work.run() == 0
-    assert "9 cases, finished 2026-03-01; 9 runs; commits 0, 1; PyTorch" in work.readme.read_text()
+    assert "9 cases, finished 2026-03-01; 9 runs; commits 0, 1; PyTorch" in work.text()
 
 
 def bad_files(work: Workspace) -> Iterator[Path]:
@@ -254,7 +286,7 @@ def test_named_files_replace_the_search(work: Workspace, capsys: pytest.CaptureF
     work.write(row(us=1.0), name="a")
     path = work.write(row(us=5.0), name="b")
     assert work.run(path, path, "--results", "absent") == 0
-    assert "1 case," in work.readme.read_text() and work.tables()[0][1][1] == "**5.000 µs**"
+    assert "1 case," in work.text() and work.tables()[0][1][1] == "**5.000 µs**"
     assert work.run(path, work.results / "absent.parquet") == 1
     assert "absent.parquet: " in capsys.readouterr().err
 
@@ -262,12 +294,17 @@ def test_named_files_replace_the_search(work: Workspace, capsys: pytest.CaptureF
 def test_check_writes_nothing_and_says_what_to_run(work: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
     work.write(row())
     assert work.run("--check") == 1
-    assert capsys.readouterr().err == f"{work.readme} is out of date: run `python analysis/make_tables.py`\n"
-    assert work.readme.read_text() == MARKERS
+    page = work.pages / "nvidia-h200" / "hgemm.md"
+    why = "is out of date: run `python analysis/make_tables.py`\n"
+    assert capsys.readouterr().err == f"{work.readme} {why}{page} {why}"
+    assert work.readme.read_text() == MARKERS and not page.exists()
     assert work.run() == 0
     assert work.run("--check") == 0
     assert capsys.readouterr().err == ""
-    work.readme.write_text(work.readme.read_text().replace("100.0 µs", "99.0 µs"))
+    page.write_text(work.page().replace("100.0 µs", "99.0 µs"))
+    assert work.run("--check") == 1
+    assert work.run() == 0
+    work.readme.write_text(work.readme.read_text().replace("[1 problem]", "[2 problems]"))
     assert work.run("--check") == 1
 
 
@@ -348,4 +385,4 @@ def test_runs_as_a_script_from_anywhere_without_torch(work: Workspace) -> None:
     code += "assert 'torch' not in sys.modules"
     environment = {"PATH": "", "PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, "-c", code], cwd=work.results, env=environment, check=True, timeout=60)
-    assert "### hgemm on NVIDIA H200" in work.readme.read_text()
+    assert "# hgemm on NVIDIA H200" in work.page()

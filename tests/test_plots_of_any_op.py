@@ -35,37 +35,40 @@ def test_throughput_is_over_the_axis_with_most_sizes_beside_what_copying_reaches
     made = grid("norm", "GB/s", (1, 16, 128), (2048, 4096))
     (ax,) = panels("throughput", *made)
     assert points(ax, "v01") == [(1, 20.0), (16, 320.0), (128, 2560.0)]
-    assert [y for _, y in points(ax, "_copy")] == [4000.0] * 2 and "copy 4.00 TB/s" in texts(ax)
     assert ax.get_yscale() == "linear" and ax.get_ylabel() == "throughput, GB/s" and ax.get_xlabel() == "tokens"
     assert ax.get_title(loc="left") == "norm on NVIDIA H200: throughput over tokens"
     assert any(text.startswith("bfloat16 · residual=add · hidden=4096 · cold") for text in texts(ax))
     picture = drawn(*made)["throughput"]
-    assert isinstance(picture, Picture) and picture.about.endswith("of norm on NVIDIA H200 over tokens, cold")
+    assert isinstance(picture, Picture) and picture.about.endswith(
+        "of norm on NVIDIA H200 over tokens; at the largest, v01 is the fastest."
+    )
 
 
-def test_other_metrics_have_no_line_of_copying() -> None:
+def test_large_rates_have_ticks_with_a_prefix() -> None:
     (ax,) = panels("throughput", *grid("decode", "tokens/s", (1, 2_000_000), (4096,)))
-    assert "_copy" not in [line.get_label() for line in ax.lines]
-    assert ax.get_ylabel() == "throughput, tokens/s (square-root scale)"
+    assert "_peak" not in [line.get_label() for line in ax.lines]
+    assert ax.get_ylabel() == "throughput, tokens/s"
     ax.figure.canvas.draw()
     assert "40 M" in [tick.get_text() for tick in ax.get_yticklabels()]
 
 
-def test_the_ladder_and_cold_against_steady_are_in_the_metric_at_the_most_bytes() -> None:
+def test_the_ladder_is_in_the_metric_at_the_most_bytes() -> None:
     made = grid("route", "tokens/s", (1, 16, 128), (8, 64), cold_percent_of_peak=12.5)
     (ax,) = panels("ladder", *made)
-    assert "2560 tokens/s" in texts(ax) and "12.5 % of peak" in texts(ax)
-    assert ax.get_xlabel().startswith("throughput, tokens/s; peak")
-    assert any("tokens=128, hidden=64 · cold" in text for text in texts(ax))
-    kernels, sizes = panels("cold-steady", *made)
-    assert kernels.get_xlabel() == "throughput, tokens/s" and "2304 (−10.0 %)" in texts(kernels)
-    assert sizes.get_title(loc="left") == "torch over tokens" and any("hidden=64" in text for text in texts(sizes))
-    assert [tick.get_text() for tick in sizes.get_yticklabels()] == [f"tokens = {n}" for n in (1, 16, 128)]
+    assert {"2560", "tokens/s", "2304"} <= set(texts(ax))  # v01, cold and steady
+    assert ax.get_xlabel() == "throughput, tokens/s" and any("tokens=128, hidden=64" in text for text in texts(ax))
 
 
 def test_large_rates_have_a_prefix() -> None:
     (ax,) = panels("ladder", *grid("route", "tokens/s", (4096,), (8,), cold_rate=6.1794e9))
-    assert "6.179 G tokens/s" in texts(ax)
+    assert "6.179 G" in texts(ax)
+
+
+def test_an_op_that_memory_bounds_has_no_roofline() -> None:
+    made = drawn(*grid("norm", "GB/s", (1, 16), (8,), flops=1e3, cold_tflops=1.0))
+    assert str(made["roofline"]).endswith(
+        "memory bounds all of its problems, and its throughput over size shows what memory allows"
+    )
 
 
 @pytest.mark.parametrize("flops", [0.0, None])
@@ -89,7 +92,7 @@ def roofs(*made: Row) -> dict[str, float]:
 def test_the_roofs_are_read_from_the_names_of_the_peaks() -> None:
     peaks = PEAKS | {"umma_float8_e4m3_float32": 1600.0, "mma_float8_e4m3_float32": 1200.0, "mma_int8_int32": 1500.0}
     peaks |= {"wgmma_bfloat16_float32_mhz": 1500.0, "max_sm_mhz": 1980.0}
-    values: dict[str, Any] = {"flops": 1e6, "cold_tflops": 2.0, "peaks": peaks}
+    values: dict[str, Any] = {"flops": 1e9, "cold_tflops": 2.0, "peaks": peaks}
     made = grid("norm", "GB/s", (1, 16), (8,), **values)
     assert roofs(*made) == {"wgmma": 800.0, "CUDA cores": 60.0}
     assert roofs(*grid("norm", "GB/s", (1, 16), (8,), **values, roof="mma_int8_int32")) == {
@@ -100,14 +103,14 @@ def test_the_roofs_are_read_from_the_names_of_the_peaks() -> None:
     eighth = [made | {"case": made["case"].replace("bfloat16", "float8_e4m3")} for made in made]
     assert roofs(*eighth) == {"umma": 1600.0, "mma": 1200.0, "CUDA cores": 60.0}
     (ax,) = panels("roofline", *grid("norm", "GB/s", (1, 16), (8,), **values, roof="copy_gbps"))
-    assert "wgmma 800.0 TFLOP/s at 1500 MHz" in texts(ax) and "CUDA cores 60.00 TFLOP/s" in texts(ax)
+    assert "wgmma 800.0" in texts(ax) and "CUDA cores 60.00" in texts(ax)
 
 
 def test_old_and_new_rows_of_one_metric_are_drawn_together_and_others_left_out() -> None:
     shape = dict.fromkeys("mnk", 64)
     old, new = row("torch", 100.0, shape=shape), row("v01", 50.0, shape=shape, metric="TFLOP/s", cold_rate=20.0)
-    assert "20.00 TFLOP/s" in texts(panels("ladder", old, new)[0])
-    assert "10.00 TFLOP/s" in texts(panels("ladder", old, new)[0])
+    assert "20.00" in texts(panels("ladder", old, new)[0])
+    assert "10.00" in texts(panels("ladder", old, new)[0])
     mixed = [old, new, row("v02", 10.0, shape=shape, metric="GB/s", cold_rate=5.0, finished=None)]
     assert not any("GB/s" in text for text in texts(panels("ladder", *mixed)[0]))
 

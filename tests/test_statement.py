@@ -18,8 +18,8 @@ from minfer.rows import store
 from minfer.run.start import load
 from tests.conftest import ROOT, launch
 
-README = (ROOT / "README.md").read_text()
-SECTION = README[README.index("## Adding an op") : README.index("## Reading on")].strip()
+PAGE = (ROOT / "docs" / "adding.md").read_text()
+SECTION = PAGE[PAGE.index("## Adding an op") : PAGE.index("## What comes by itself")].strip()
 
 
 def pasted() -> str:

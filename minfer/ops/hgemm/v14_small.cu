@@ -3,7 +3,7 @@
 // how soon the first bytes are asked for, and how few instructions come before and after the products. Where k is long, the
 // L2 is what limits, and two blocks below each other form a cluster that copies B once.
 // Expected: 1.3x over v12 at 1024 and less; slower from 2048 on, where small tiles read too much of the L2.
-// Measured: see README.md.
+// Measured (H200, bfloat16, TN, float32, m=n=k=8192): 540.5 TFLOP/s cold, 460.3 steady; 69.2 % and 68.9 % of torch.
 #include "one_wave.cuh"
 
 namespace minfer {

@@ -6,7 +6,8 @@
 // After Osama et al., "Stream-K", PPoPP 2023. Clusters keep pace, so that what one copies is still in the L2 for the others.
 // Expected: over v13 what its last wave leaves idle, 3 % at 8192, less what sums cost on their way: 4,000 cycles of a helper
 // to write those of one tile, 2,000 of an owner. With more than two tiles to a helper that is all there was to gain, and
-// then it does as v13. Measured: see README.md.
+// then it does as v13.
+// Measured (H200, bfloat16, TN, float32, m=n=k=8192): 818.6 TFLOP/s cold, 692.8 steady; 104.8 % and 103.7 % of torch.
 #include <cmath>
 
 #include "cooperative.cuh"

@@ -6,7 +6,8 @@
 // Expected: the time that B takes at memory's speed and 6 us for launch, first bytes and last ones; v16's 8 us without what
 // its sums cost that blocks share. Up to 128 rows, if the L2 gives A to all: at m = 128 half as many bytes as B at n = 28672,
 // and four times as many at 4096.
-// Measured: see README.md.
+// Measured (H200, bfloat16, TN, float32, m=128, n=28672, k=4096): 455.6 TFLOP/s cold, 439.3 steady; 105.1 % and 111.0 % of
+//   torch.
 #include "one_wave.cuh"
 
 namespace minfer {

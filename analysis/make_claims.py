@@ -1,0 +1,162 @@
+"""What people say of these kernels beside what the rows say: `python analysis/make_claims.py` writes docs/claims.md.
+
+The claims and their queries are in analysis/claims.py. Every figure is of a row that the page names; whether a claim holds is
+computed from the figures shown.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from analysis.claims import CLAIMS, NO_ROW, Claim, Counter, Over, Peaks, Query, Share
+from analysis.command import Options, parser, run
+from analysis.pages import written
+from analysis.peaks import best_peaks, under_one_peak
+from analysis.readme import plain, significant, table_lines
+from analysis.rows import natural, number, on_one_clock, with_problem
+from analysis.tables import REGIMES
+from minfer.rows import store
+from minfer.rows.store import Row
+
+COMMAND = "python analysis/make_claims.py"
+PAGE = Path("docs/claims.md")
+COLUMNS = ["run", "finished", "case", "op", "kernel", "status", "dtype", "params", "shape", "device", "device_kind"]
+COLUMNS += ["flops", "bytes", "peaks", "roof", "metrics", "baseline", "cold_percent_of_peak"]
+COLUMNS += [f"{regime}_{name}" for regime in REGIMES for name in ("us", "rate", "baseline_us", "speedup")]
+HEAD = """# Claims
+
+What tutorials and papers say of these kernels, beside the rows that answer it. Each figure is of the row named beside it;
+whether a claim holds is computed from the figures, by the limits that "Read as" names. A claim is about one GPU at a time:
+what does not hold on an H200 may hold elsewhere. Times of different kernels are brought to one clock by the baseline that was
+timed beside each ([why](methodology.md#paired-because-clocks-drift)). `analysis/make_claims.py` writes this page from
+`analysis/claims.py`."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """What one row answers."""
+
+    row: Row
+    what: str
+    shown: tuple[float | None, float | None]  # cold, steady; a counter or a ratio of peaks is the first
+
+
+Found = dict[tuple[str, str], Row]  # the measured rows of a device, by device and case
+
+
+def measured(table: pa.Table) -> Found:
+    """The newest timed rows by device and case, on one clock and under one peak a device."""
+    table = on_one_clock(with_problem(table))
+    rows = table.filter(pc.is_in(table["status"], pa.array(store.MEASURED))).to_pylist(maps_as_pydicts="lossy")
+    devices: dict[str, list[Row]] = {}
+    for row in rows:
+        if row["device_kind"] != "cpu":
+            devices.setdefault(row["device"], []).append(row)
+    return {(name, row["case"]): row for name, of in devices.items() for row in under_one_peak(of)}
+
+
+def key(query: Query, shape: Mapping[str, int]) -> str:
+    """The case that a query asks for at a shape."""
+    parts = [",".join(f"{name}={value}" for name, value in items) for items in (query.params.items(), shape.items())]
+    return "/".join([query.op, query.kernel, query.dtype, *parts])
+
+
+def figures(claim: Claim, rows: Found) -> Iterator[Figure]:
+    """The figures of a claim, by device."""
+    for device in sorted({device for device, _ in rows}, key=natural):
+        for query in claim.queries:
+            names = (key(query, shape) for shape in query.shapes)
+            if row := next((rows[device, name] for name in names if (device, name) in rows), None):
+                figure = of(query, row, rows)
+                if figure and any(value is not None for value in figure.shown):
+                    yield figure
+
+
+def of(query: Query, row: Row, rows: Found) -> Figure | None:
+    """What a query shows of a row; None where something is missing."""
+    match query.show:
+        case Share():
+            cold = number(row, "cold_percent_of_peak")
+            rates = [number(row, f"{regime}_rate") for regime in REGIMES]
+            steady = cold * rates[1] / rates[0] if cold and rates[0] and rates[1] else None
+            return Figure(row, "% of the measured peak", (cold, steady))
+        case Over(kernel):
+            other = rows.get((row["device"], row["case"].replace(f"/{row['kernel']}/", f"/{kernel}/", 1)))
+            shown = (share(row, other, REGIMES[0]), share(row, other, REGIMES[1])) if other else (None, None)
+            return Figure(row, f"% of {kernel}'s throughput", shown)
+        case Counter(name, over):
+            counted: list[float | None] = [(row["metrics"] or {}).get(each) for each in (name, over)]
+            if counted[0] is None or (over and not counted[1]):
+                return None
+            return Figure(row, f"{name} / {over}" if over else name, (counted[0] / (counted[1] or 1.0), None))
+        case Peaks(name, over, per_clock):
+            best = best_peaks(each for (device, _), each in rows.items() if device == row["device"])
+            if not all(best.get(each) and (best.get(f"{each}_mhz") or not per_clock) for each in (name, over)):
+                return None
+            rate, other_rate = (best[each] / (best[f"{each}_mhz"] if per_clock else 1.0) for each in (name, over))
+            return Figure(row, f"peak {name}, % of {over}{' a cycle' * per_clock}", (100 * rate / other_rate, None))
+
+
+def share(row: Row, other: Row, regime: str) -> float | None:
+    """A row's throughput in percent of another kernel's: the paired ratio where that one was the baseline."""
+    paired = number(row, f"{regime}_speedup") if row["baseline"] == other["kernel"] else None
+    times = number(other, f"{regime}_us"), number(row, f"{regime}_us")
+    if paired is None and times[0] and times[1]:
+        paired = times[0] / times[1]
+    return 100 * paired if paired else None
+
+
+def verdict(claim: Claim, found: list[Figure]) -> str:
+    """Whether the figures are within the limits of the claim: all, none, or how many."""
+    values = [value for figure in found for value in figure.shown if value is not None]
+    within = [
+        (claim.least is None or value >= claim.least) and (claim.most is None or value <= claim.most)
+        for value in values
+    ]
+    if all(within):
+        return "It holds"
+    return f"It holds for {sum(within)} of {len(values)} figures" if any(within) else "It does not hold"
+
+
+def claim_lines(claim: Claim, rows: Found) -> list[str]:
+    """A claim, how it is read, whether it holds, and the rows that say so."""
+    lines = [f"## {plain(claim.said)}", ""]
+    found = list(figures(claim, rows))
+    if not found:
+        return [*lines, f"Read as: {plain(claim.read)}. No row measured it yet.", ""]
+    body = []
+    for figure in found:
+        cells = [f"{significant(value, 3)}" if value else "0" if value == 0 else "—" for value in figure.shown]
+        row = figure.row
+        body.append([f"`{row['case']}`", plain(row["device"]), plain(row["run"]), plain(figure.what), *cells])
+    header = ["Row", "Device", "Run", "Figure", "Cold", "Steady"]
+    lines += [f"Read as: {plain(claim.read)}. **{verdict(claim, found)}.**", ""]
+    return [*lines, *table_lines(header, [":--", ":--", ":--", ":--", "--:", "--:"], body), ""]
+
+
+def markdown(rows: Found) -> str:
+    lines = [HEAD, ""]
+    for claim in CLAIMS:
+        lines += claim_lines(claim, rows)
+    lines += ["## What no row can say", ""]
+    lines += [f"- *{plain(said)}* {plain(why)}" for said, why in NO_ROW.items()]
+    return "\n".join(lines) + "\n"
+
+
+def write(table: pa.Table, options: Options) -> list[str]:
+    return written(options.page, markdown(measured(table)), COMMAND, options.check)
+
+
+def main(arguments: Iterable[str] | None = None) -> int:
+    """Returns the exit status: 0 when the page is that of the results, and every file could be read."""
+    return run(parser(COMMAND, __doc__ or "", "--page", PAGE), arguments, COLUMNS, write, all_or_nothing=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,128 @@
+"""The measured line in the header of each kernel's file, from parquet: `python analysis/make_headers.py`.
+
+The header is the comment that a file begins with; behind it (in Python behind the docstring, which is part of what a row's
+`source` hashes, as comments are not) comes one line `Measured (device, problem): …`, cold and steady. The problem is the op's
+representative one where the kernel has it, else the kernel's largest. A kernel without rows has no such line.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import textwrap
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from analysis.command import Options, parser, run
+from analysis.readme import scaled
+from analysis.rows import REFERENCE, choose, lead, number, on_one_clock, with_problem
+from analysis.series import setting, shape_words
+from analysis.tables import REGIMES, percent
+from minfer.rows import store
+from minfer.rows.store import Row
+
+COMMAND = "python analysis/make_headers.py"
+SOURCES = Path("minfer/ops")
+SUFFIXES = {".cu": "// ", ".cpp": "// ", ".py": "# "}  # with what begins a comment
+COLUMNS = [
+    "run",
+    "finished",
+    "case",
+    "op",
+    "kernel",
+    "backend",
+    "status",
+    "dtype",
+    "params",
+    "shape",
+    "device",
+    "device_kind",
+]
+COLUMNS += ["metric", "flops", "bytes", "baseline"]
+COLUMNS += [f"{regime}_{name}" for regime in REGIMES for name in ("us", "rate", "tflops", "baseline_us", "speedup")]
+COLUMNS += [f"{regime}_{name}" for regime in REGIMES for name in ("speedup_low", "speedup_high", "verdict")]
+WIDTH = 128
+SEE = re.compile(r" *Measured: see(?: |\n// )\S+\.md\.")
+
+
+def measured(table: pa.Table) -> dict[tuple[str, str], Row]:
+    """The row that stands for each op and kernel: on the device with most rows of the op."""
+    table = on_one_clock(with_problem(table))
+    table = table.filter(pc.is_in(table["status"], pa.array(store.MEASURED)))
+    found: dict[tuple[str, str], Row] = {}
+    for op in sorted(set(table["op"].to_pylist())):
+        for kind in ("cuda", "cpu"):
+            here = table.filter(pc.and_(pc.equal(table["op"], op), pc.equal(table["device_kind"], kind)))
+            if (first := lead(here)) is None:
+                continue
+            here = here.filter(pc.equal(here["device"], first[1]))
+            _, problem = choose(here)
+            rows = [row for row in here.to_pylist(maps_as_pydicts="lossy") if number(row, "cold_rate")]
+            group = (problem or "").rpartition("/")[0]  # dtype and parameters
+            for row in sorted(rows, key=lambda row: rank(row, problem, group)):
+                if row["kernel"] != REFERENCE:
+                    found.setdefault((op, row["kernel"]), row)
+    return found
+
+
+def rank(row: Row, problem: str | None, group: str) -> tuple[object, ...]:
+    """What stands for a kernel: the representative problem, else the largest of its dtype and parameters, else the largest."""
+    return row["problem"] != problem, setting(row) != group, -(number(row, "bytes") or 0), row["case"]
+
+
+def line(row: Row) -> str:
+    """What was measured: `Measured (H200, bfloat16, m=n=k=8192): 6.3 TFLOP/s cold, …; 0.8 % and … of torch.`"""
+    found = [(regime, rate) for regime in REGIMES if (rate := number(row, f"{regime}_rate"))]
+    shares = [re.sub(r" (tie|\(.*?\))", "", percent(row, regime, None)) for regime, _ in found]
+    rates = ", ".join(f"{scaled(rate)} {regime}" for regime, rate in found).replace(" ", f" {row['metric']} ", 1)
+    of = f"; {' and '.join(shares)} of {REFERENCE}" if "—" not in shares else ""
+    where = [row["device"].removeprefix("NVIDIA "), row["dtype"], *dict(row["params"] or {}).values(), shape_words(row)]
+    return f"Measured ({', '.join(where)}): {rates}{of}."
+
+
+def with_line(text: str, suffix: str, said: str | None) -> str:
+    """A source with that line behind its header instead of the one it has."""
+    comment = SUFFIXES[suffix]
+    text = re.sub(rf"^{comment}Measured \(.*\n(?:{comment}  .*\n)*", "", text, flags=re.MULTILINE)
+    python = suffix == ".py"
+    header = re.match(r'""".*?"""\n' if python else r"(?://.*\n)+", text, re.DOTALL if python else 0)
+    if header is None:
+        return text
+    before, _, why = header[0].partition("// Why: ")  # the sentence that explains the figures stays behind them
+    if not python and SEE.search(before):
+        before = re.sub(r"^//\s*\n", "", SEE.sub("", before), flags=re.MULTILINE)
+    lines = textwrap.wrap(said or "", WIDTH - len(comment), subsequent_indent="  ")
+    shown = "".join(f"{comment}{line}\n" for line in lines)
+    return before + shown + (f"// Why: {why}" if why else "") + text[header.end() :]
+
+
+def sources(folder: Path, rows: dict[tuple[str, str], Row]) -> Iterator[tuple[Path, str]]:
+    """Each kernel's file with the text that it should have."""
+    for path in sorted(path for path in folder.glob("*/*") if path.suffix in SUFFIXES):
+        row = rows.get((path.parent.name, path.stem))
+        if path.suffix != ".py" or row or "\n# Measured (" in path.read_text():
+            yield path, with_line(path.read_text(), path.suffix, line(row) if row else None)
+
+
+def write(table: pa.Table, options: Options) -> list[str]:
+    wrong = []
+    for path, text in sources(options.sources, measured(table)):
+        if path.read_text() != text:
+            if options.check:
+                wrong.append(f"{path} is out of date: run `{COMMAND}`")
+            else:
+                path.write_text(text)
+    return wrong
+
+
+def main(arguments: Iterable[str] | None = None) -> int:
+    """Returns the exit status: 0 when the headers are those of the results, and every file could be read."""
+    made = parser(COMMAND, __doc__ or "", "--sources", SOURCES)
+    return run(made, arguments, COLUMNS, write, all_or_nothing=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

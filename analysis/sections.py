@@ -1,0 +1,144 @@
+"""What the tables say of one op on one device: its page, its line in the README's table of ops, and its headline."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from analysis.overview import by_group, overview_lines
+from analysis.readme import counted, plain, table_lines
+from analysis.rows import number
+from analysis.tables import (
+    LEGEND,
+    MORE_LEGEND,
+    REGIMES,
+    fastest_of_ours,
+    headline,
+    more_columns,
+    percent,
+    problem_lines,
+    said_shares,
+    title,
+)
+from minfer.rows import store
+
+REST = "## Every other problem"  # where a page goes on with what its first part does not show
+OPS_HEADER = [
+    "Op",
+    "Fastest of ours",
+    "Problem",
+    "% of PyTorch, cold",
+    "% of PyTorch, steady",
+    "All problems",
+    "Tables",
+]
+VERDICTS = ("faster", "tie", "slower")
+OPS_LEGEND = (
+    "*% of PyTorch* is PyTorch's time over the kernel's, both timed in the same rounds, with the 95 % confidence interval"
+    " (*cold*: caches flushed before each call) or the range over neighbouring blocks (*steady*: calls back to back at the"
+    " clock that the GPU settles at). A *tie* cannot be told from PyTorch. The problem is the largest that most kernels were"
+    " timed at; *All problems* counts at how many our fastest kernel is faster than PyTorch, tied or slower, cold."
+)
+
+
+@dataclass(frozen=True)
+class Section:
+    """One op on one device."""
+
+    op: str
+    device: str
+    origin: str  # a sentence
+    problems: dict[str, list[store.Row]]  # those that are shown, in order
+    headline: str | None  # the representative one; None where no kernel supports any
+    count: int
+    left_out: int  # problems that no kernel supports
+
+    @property
+    def page(self) -> Path:
+        """Where its page belongs, below the folder of the pages."""
+        return Path(store.slug(self.device)) / f"{store.slug(self.op)}.md"
+
+    @property
+    def title(self) -> str:
+        return f"{plain(self.op)} on {plain(self.device)}"
+
+    @property
+    def has_more(self) -> bool:
+        """Whether there are figures of workspace or energy."""
+        return any(more_columns(rows, regime) for rows in self.problems.values() for regime in REGIMES)
+
+    @property
+    def best(self) -> store.Row | None:
+        """The row of our fastest kernel at the representative problem."""
+        return fastest_of_ours(self.problems[self.headline]) if self.headline is not None else None
+
+    @property
+    def verdicts(self) -> str:
+        """At how many of the shown problems our fastest kernel is faster than PyTorch, tied or slower."""
+        best = (fastest_of_ours(rows) for rows in self.problems.values())
+        counts = Counter(row["cold_verdict"] for row in best if row)
+        return ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict])
+
+    def page_lines(self) -> list[str]:
+        lines = [f"# {self.title}", "", self.origin, "", LEGEND, ""]
+        if self.has_more:
+            lines += [MORE_LEGEND, ""]
+        if self.left_out:
+            lines += [f"Not run: {counted(self.left_out, 'problem')} that no kernel here supports.", ""]
+        if self.headline is not None:
+            rows = self.problems[self.headline]
+            lines += [f"{title(self.headline)}: {said}", ""] if (said := headline(rows)) else []
+            lines += problem_lines(self.headline, rows, full=True)
+        for group, problems in by_group(self.problems):
+            lines += overview_lines(self.op, group, problems)
+        others = [name for name in self.problems if name != self.headline]
+        lines += [REST, ""] if others else []
+        for name in others:
+            lines += problem_lines(name, self.problems[name], full=True)
+        if more := self.count - len(self.problems):
+            lines += [f"{counted(more, 'more problem')} {'is' if more == 1 else 'are'} in the parquet files only.", ""]
+        return lines
+
+    def ops_cells(self, readme: Path, folder: str) -> list[str]:
+        """Its line of the README's table; `readme` is the folder that has the README and `folder` that of the pages."""
+        about = Path("docs") / f"{store.slug(self.op)}.md"
+        name = f"[{plain(self.op)}]({about.as_posix()})" if (readme / about).is_file() else plain(self.op)
+        best, shares = self.best, ["—", "—"]
+        if best:
+            shares = [percent(best, regime, None) if number(best, f"{regime}_us") else "—" for regime in REGIMES]
+        cells = [name, plain(best["kernel"]) if best else "—", short(self.headline or ""), *shares]
+        return [*cells, self.verdicts or "—", f"[{counted(self.count, 'problem')}]({folder}/{self.page.as_posix()})"]
+
+
+def short(problem: str) -> str:
+    """A problem as a table's cell has it, of a square one the side once: `bfloat16 · layout=TN · m=n=k=8192`."""
+    head, _, shape = problem.rpartition("/")
+    sizes = dict(part.split("=", 1) for part in shape.split(",") if "=" in part)
+    square = len(sizes) > 1 and len(set(sizes.values())) == 1
+    return title(f"{head}/{'='.join(sizes)}={next(iter(sizes.values()))}" if square else problem) or "—"
+
+
+def headline_lines(section: Section) -> list[str]:
+    """The result in one sentence, both regimes in it; none where no kernel was compared with PyTorch."""
+    best = section.best
+    if best is None or not (shares := said_shares(best)):
+        return []
+    what = f"{plain(section.op)} ({short(section.headline or '')})"
+    kernel = plain(best["kernel"])
+    return [f"{plain(section.device)}, {what}: **{kernel}** reaches {shares} of PyTorch's throughput.", ""]
+
+
+def ops_lines(found: Iterable[Section], readme: Path, folder: str) -> list[str]:
+    """The README's table of ops, one for each device, the device with most problems first."""
+    by_device: dict[str, list[Section]] = {}
+    for section in found:
+        by_device.setdefault(section.device, []).append(section)
+    if not by_device:
+        return ["No results yet: `python -m minfer.launch` makes them.", ""]
+    lines = [OPS_LEGEND, ""]
+    for device, sections in sorted(by_device.items(), key=lambda item: -sum(s.count for s in item[1])):
+        body = [section.ops_cells(readme, folder) for section in sections]
+        lines += [f"**{plain(device)}**", "", *table_lines(OPS_HEADER, [":--"] * len(OPS_HEADER), body), ""]
+    return lines
