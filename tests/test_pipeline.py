@@ -64,7 +64,7 @@ def test_run_leaves_a_row_for_every_case_with_everything_in_it(finished):
         assert row["torch"] and row["python"] and row["device"] and row["source"] and row["node"]
         assert abs(row["finished"] - datetime.datetime.now(datetime.UTC)) < datetime.timedelta(hours=1)
         assert row["kernel"] in printed
-    assert "3 of 3 cases" in printed and ".parquet" in printed and "analysis/make_tables.py" in printed
+    assert "3 of 3 cases" in printed and ".parquet" in printed and "minfer report" in printed
     config = next((folder / "runs").glob("*/config.yaml")).read_text()
     assert "shape:" in config and "name: tiny" in config
 

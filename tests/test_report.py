@@ -220,6 +220,31 @@ def test_light_and_dark(page: Browser, file: Path):
     page.prefers("light")
 
 
+def test_rows_that_say_hardly_anything_are_shown(browser: Browser, tmp_path: Path):
+    bare: list[store.Row] = [
+        {"case": "op/k", "op": "op", "kernel": "k", "status": "ok"},
+        {"case": "hgemm/v01_naive/float16//m=1", "op": "hgemm", "kernel": "v01_naive", "status": "ok", "cold_us": 5.0},
+        {"case": "hgemm/x@0123456/float16//m=1", "op": "hgemm", "kernel": "x@0123456", "status": "error"},
+    ]
+    store.write(store.to_table(bare), tmp_path / "a.parquet")
+    assert report.main([str(tmp_path), "-o", str(tmp_path / "r.html")]) == 0
+    browser.errors.clear()
+    for view in (
+        "#/",
+        "#/plots",
+        "#/rows",
+        "#/kernels",
+        "#/failures",
+        "#/kernel/op/k",
+        "#/kernel/hgemm/%",
+        "#/nowhere",
+    ):
+        browser.send("Page.navigate", url="about:blank")
+        browser.open(tmp_path / "r.html", view)
+        assert browser.js("document.querySelector('h1').textContent"), view
+    assert browser.errors == []
+
+
 def test_mistakes_are_one_sentence(tmp_path, capsys, monkeypatch):
     for words, said in (
         (["nowhere"], "there is no file, folder or run nowhere; there are no runs below results"),

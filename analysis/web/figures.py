@@ -51,6 +51,8 @@ MORE: tuple[str, ...] = (
 MORE += ("steady_tflops", "cold_p10_us", "cold_p90_us", "steady_p10_us", "steady_p90_us")
 COLUMNS = (*TEXTS, *NUMBERS, *MORE)  # of every row; peaks, metrics and functions are read of the newest only
 
+PLACE = ("device", "dtype", "params")
+
 
 def split(table: pa.Table) -> tuple[pa.Table, pa.Table]:
     """The newest row of each case on each device, on one clock; and all older rows, as they were measured. Both have a
@@ -92,7 +94,7 @@ def leaders(rows: list[Row]) -> dict[str, Any]:
     for row in rows:
         problems.setdefault((row["op"], row["device"], row["problem"]), []).append(row)
     lines = [line for of in problems.values() if (line := _leader(of))]
-    lines.sort(key=lambda line: (*(line[name] for name in ("op", "device", "dtype", "params")), line["work"] or 0))
+    lines.sort(key=lambda line: (line["op"], line["kind"] != "cuda", *(line[n] for n in PLACE), line["work"] or 0))
     found: dict[str, Any] = {}
     for name in lines[0] if lines else ():
         values = [line[name] for line in lines]
@@ -111,6 +113,7 @@ def _leader(rows: list[Row]) -> Row | None:
     reference = next((row for row in rows if row["kernel"] == REFERENCE and regime_time(row, "cold")), None)
     dtype, params, shape = [*row["problem"].split("/"), "", ""][:3]
     line: Row = {"op": row["op"], "device": row["device"], "dtype": dtype, "params": params, "shape": shape}
+    line |= {"kind": row["device_kind"] or ""}
     line |= {"kernel": row["kernel"], "ties": ", ".join(name for name in best if name != row["kernel"]) or ""}
     line |= {"metric": row["metric"], "cold_us": row["cold_us"], "cold_rate": row["cold_rate"], "status": row["status"]}
     line |= {"cold_percent_of_peak": row["cold_percent_of_peak"], "work": row["flops"] or row["bytes"]}

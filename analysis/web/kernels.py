@@ -136,6 +136,8 @@ class Sources:
 
     def of(self, op: str, kernel: str, commit: str | None) -> dict[str, Any] | None:
         """Path, text, commit and included headers of a kernel's file; None where there is no such file."""
+        kernel, _, revision = kernel.partition("@")  # as a race names it
+        commit = revision if re.fullmatch("[0-9a-f]{7,40}", revision) else commit
         if not (op.isidentifier() and re.fullmatch(r"\w+", kernel)):
             return None  # an op from outside may be called anything
         at = (commit or "").rstrip("+")

@@ -1,8 +1,12 @@
 // The address decides what is shown; keys and the theme.
 const VIEWS = { "": leaderboard, plots: plotsView, rows: allRows, kernels, kernel: kernelPage, failures };
 
+function decoded(word) {
+  try { return decodeURIComponent(word); } catch { return word; } // somebody wrote the address by hand
+}
+
 function show() {
-  const [name, ...words] = location.hash.replace(/^#\/?/, "").split("/").map(decodeURIComponent);
+  const [name, ...words] = location.hash.replace(/^#\/?/, "").split("/").map(decoded);
   const view = VIEWS[name] || leaderboard;
   const content = view(...words);
   $("#view").replaceChildren(content);

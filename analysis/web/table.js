@@ -85,7 +85,8 @@ class Grid {
     this.template = columns.map((column) => {
       const texts = sample.map((row) => column.write(row).length);
       const longest = Math.max(column.label.length + 2, ...texts);
-      return `${(Math.min(column.widest || 44, longest) * 0.57 + 1.7).toFixed(2)}em`;
+      const shown = Math.min(column.widest || 44, longest);
+      return `${(shown * (shown < 16 ? 0.64 : 0.58) + 1.7).toFixed(2)}em`;
     }).join(" ") + " minmax(0, 1fr)"; // what is left over is nobody's
     this.head.style.gridTemplateColumns = this.template;
     this.head.replaceChildren(...columns.map((column) => make("div", { role: "columnheader", class: column.number ? "number" : null },
@@ -174,9 +175,9 @@ class Grid {
 }
 
 // A grid under a filter, facets and, perhaps, a choice of columns.
-function filtered(grid, { facets = [], checks = [], chooser = null, query = "" } = {}) {
+function filtered(grid, { facets = [], checks = [], chooser = null, query = "", hint = "Filter: words, kernel:v14, cold_us<20, m=1" } = {}) {
   const { table } = grid;
-  const search = make("input", { type: "search", placeholder: "Filter: words, kernel:v14, cold_us<20, m=1", "aria-label": "Filter", spellcheck: "false", autocomplete: "off", value: query });
+  const search = make("input", { type: "search", placeholder: hint, "aria-label": "Filter", spellcheck: "false", autocomplete: "off", value: query });
   const count = make("span", { class: "count", role: "status" });
   const selects = facets.filter((name) => table.columns[name] && table.columns[name].texts.length > 1).map((name) => {
     const options = table.columns[name].texts.filter(Boolean).map((text) => make("option", { value: text }, text));

@@ -55,6 +55,11 @@ function columnChooser(grid, all, chosen) {
   const boxes = all.map((column) => make("label", { title: column.title },
     make("input", { type: "checkbox", checked: chosen.includes(column.key), value: column.key, onchange: change }), " ", column.label));
   const box = make("details", { class: "columns" }, make("summary", {}, "Columns"), make("div", {}, ...boxes));
+  box.addEventListener("toggle", () => { // to the side where there is room
+    const near = box.getBoundingClientRect().left < 460;
+    box.lastChild.style.left = near ? "0" : "auto";
+    box.lastChild.style.right = near ? "auto" : "0";
+  });
   function change() {
     const on = [...box.querySelectorAll("input:checked")].map((input) => input.value);
     grid.layout(all.filter((column) => on.includes(column.key)));
@@ -187,14 +192,14 @@ function kernels() {
     { key: "cases", label: "Cases", number: true, write: (row) => whole(table.at("cases", row)) },
     { key: "timed", label: "Timed", number: true, write: (row) => whole(table.at("timed", row)) },
     { key: "best", label: "Best % of baseline, cold", number: true, write: (row) => times(table.at("best", row)) },
-    { key: "worst", label: "Worst", number: true, write: (row) => times(table.at("worst", row)) },
+    { key: "worst", label: "Worst %", number: true, write: (row) => times(table.at("worst", row)) },
     { key: "error", label: "Largest error / bound", number: true, write: (row) => table.at("error", row) == null ? none : table.at("error", row).toPrecision(3) },
     { key: "registers", label: "Registers", number: true, write: (row) => whole(table.at("registers", row)) },
   ];
   const grid = new Grid(table, columns, { open: openRow(table), label: "Kernels" });
   return make("div", {}, make("h1", {}, "Kernels"),
     make("p", { class: "lead" }, "Each opens a page with its source, resources, counters, errors and history."),
-    filtered(grid, { facets: ["op", "backend"] }));
+    filtered(grid, { facets: ["op", "backend"], hint: "Filter: words, best>1, registers>200" }));
 }
 
 function failures() {

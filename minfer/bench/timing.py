@@ -33,12 +33,12 @@ class Timing:
 
     def on(self, device: str) -> Timing:
         """The same with the precision that it means on a kind of device, "cuda" or "cpu"."""
-        return replace(self, precision=self.precision or PRECISION[device])
+        return replace(self, precision=PRECISION[device] if self.precision is None else self.precision)
 
     @property
     def target(self) -> float:
         """The precision; a GPU's where nothing says otherwise."""
-        return self.precision or PRECISION["cuda"]
+        return PRECISION["cuda"] if self.precision is None else self.precision
 
     def estimate(self) -> float:
         """About how many seconds a case takes at most, its verification included."""

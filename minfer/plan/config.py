@@ -271,9 +271,8 @@ def named(timing: Timing) -> Timing:
     written: Any = OmegaConf.load(file)
     written.pop("defaults", None)  # what a preset takes from another one is told like a change
     preset: Any = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Timing), written))
-    values = {f.name: getattr(timing, f.name) for f in dataclasses.fields(timing)}
-    usual = dataclasses.replace(preset, precision=preset.target)
-    changed = [f"{name}={value}" for name, value in values.items() if value != getattr(usual, name)]
+    asked, usual = (dataclasses.asdict(dataclasses.replace(each, precision=each.target)) for each in (timing, preset))
+    changed = [f"{name}={value}" for name, value in asked.items() if value != usual[name]]
     return dataclasses.replace(timing, name=" ".join([timing.name, *changed]))
 
 

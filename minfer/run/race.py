@@ -45,7 +45,7 @@ def race(config: Config, first: str, second: str) -> int:
     folder = Path(config.runs).absolute() / f"race-{start.run_id()}"
     labels = [_label(revision) for revision in (first, second)]
     labels[1] += "-again" if labels[0] == labels[1] else ""
-    trees = [_unpack(revision, folder / label) for revision, label in zip((first, second), labels, strict=True)]
+    trees = [unpack(revision, folder / label) for revision, label in zip((first, second), labels, strict=True)]
     chosen, same, missing = [], [], []
     for kernel in kernels:
         texts = [_text(kernel, tree) for tree in trees]
@@ -62,10 +62,8 @@ def race(config: Config, first: str, second: str) -> int:
         raise UserError(
             f"no kernel of {op.name} to race: none differs between {first} and {second}; kernel=NAME races it anyway"
         )
-    for label, tree in zip(labels, trees, strict=True):
-        _rename(chosen, label, tree)
     config.kernel = [f"{kernel.name}@{labels[1]}" for kernel in chosen]
-    config.extra = [*config.extra, str(_registration(op, chosen, labels, folder))]
+    config.extra = [*config.extra, str(register(op, chosen, labels, folder))]
     config.results = str(RESULTS) if config.results == Config.results else config.results
     console.print(f"Each kernel@{labels[1]} ({second}) against the same kernel@{labels[0]} ({first}).", soft_wrap=True)
     return start.run(config)
@@ -91,7 +89,7 @@ def _label(revision: str) -> str:
     return "tree" if revision == TREE else _git("rev-parse", "--short=9", f"{revision}^{{commit}}").strip()
 
 
-def _unpack(revision: str, target: Path) -> Path:
+def unpack(revision: str, target: Path) -> Path:
     """The revision's folder `minfer`, below `target`."""
     if revision == TREE:
         shutil.copytree(PACKAGE, target / "minfer", ignore=shutil.ignore_patterns("__pycache__"))
@@ -132,8 +130,11 @@ def _rename(kernels: list[Kernel], label: str, tree: Path) -> None:
         there.source.write_text(text, "utf-8")
 
 
-def _registration(op: Op, kernels: list[Kernel], labels: list[str], folder: Path) -> Path:
-    """The file that registers both revisions' kernels, in every process of the run."""
+def register(op: Op, kernels: list[Kernel], labels: list[str], folder: Path) -> Path:
+    """The file that registers both revisions' kernels in every process of a run, where they are unpacked at
+    folder/label/minfer: those of the second label with those of the first one as baselines. Raises UserError."""
+    for label in labels:
+        _rename(kernels, label, folder / label / "minfer")
     lines = [f'"""The kernels of two revisions of {op.name}, as `minfer race` unpacked them."""', ""]
     lines += ["from pathlib import Path", "", "from minfer.ops import get", ""]
     lines += [f"op, here = get({op.name!r}), Path(__file__).parent", f"for name in {[k.name for k in kernels]!r}:"]
