@@ -10,8 +10,11 @@ from pathlib import Path
 import pytest
 
 from minfer import cli
+from minfer.plan.config import groups
 from minfer.run import start
 from tests.conftest import ROOT
+
+SWEEPS = [f"+sweep={name}" for name in groups()["sweep"]]
 
 
 def call(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -25,10 +28,21 @@ def call(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     [
         (["satus", "RUN"], "unknown command 'satus'; did you mean status?"),
         (["hgemm"], "unknown command 'hgemm'; did you mean +sweep=hgemm?"),
-        (["launch"], "unknown command 'launch'; valid: status, cancel, resubmit, +sweep=hgemm, +sweep=rmsnorm"),
-        ([], "no sweep was chosen; add +sweep=hgemm or +sweep=rmsnorm"),
-        (["status"], "usage: minfer status RUN, where RUN is the name or the folder of a run"),
-        (["cancel", "--all"], "usage: minfer cancel RUN, where RUN is the name or the folder of a run"),
+        (
+            ["launch"],
+            f"unknown command 'launch'; valid: {', '.join([*cli.ACTIONS, 'runs', *cli.READERS, 'race', *SWEEPS])}",
+        ),
+        ([], f"no sweep was chosen; add {' or '.join(SWEEPS)}"),
+        (
+            ["race", "HEAD"],
+            "usage: minfer race REV_A REV_B +sweep=...; a revision is one of git's, or . for the files as they are",
+        ),
+        (
+            ["race", "nowhere", ".", "+sweep=hgemm"],
+            "git knows no revision nowhere with kernels of minfer; name a commit, a branch or .",
+        ),
+        (["status"], "usage: minfer status RUN, where RUN is the name or the folder of a run, or last"),
+        (["cancel", "--all"], "usage: minfer cancel RUN, where RUN is the name or the folder of a run, or last"),
         (["resubmit", "nowhere"], "there is no run nowhere; name its folder"),
     ],
 )
