@@ -263,8 +263,8 @@ def shape(batch: int, seq: int, heads: int, kv_heads: int, head_dim: int, rotary
 op = Op(
     "rope",
     axes={
-        "batch": size(3),
-        "seq": size(24),
+        "batch": size(2),
+        "seq": size(6),
         "heads": size(8),
         "kv_heads": KV_HEADS,
         "head_dim": even(96),
@@ -284,7 +284,7 @@ op = Op(
     traffic=traffic,
     metric=GBPS,
     strided=("q_out", "k_out", "q", "k", "cos", "sin"),
-    odd_shapes=(shape(2, 5, 3, 2, 40, 32), shape(1, 3, 1, 0, 22, 14)),
+    odd_shapes=(shape(2, 3, 3, 2, 40, 32), shape(1, 2, 1, 0, 22, 14)),
     sizes={
         "small": [shape(1, 1, 1, 1, 2, 2), shape(3, 2, 5, 1, 48, 48)],
         "large": [
