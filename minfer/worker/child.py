@@ -138,7 +138,7 @@ class Child:
         function = build.function(kernel, self.arch)
         if triton := sys.modules.get("triton"):  # imported by the first of its kernels
             triton.knobs.compilation.listener = self._compiled
-            triton.knobs.autotuning.listener = self._tuned  # older ones than Triton 3.6 do not call it
+            triton.knobs.autotuning.listener = self._tuned  # an older Triton does not call it
         baseline = build.function(op.kernels[op.baseline(case)], self.arch)
 
         say(phase="verify")

@@ -119,6 +119,7 @@ op = Op(
             {"m": 1, "n": 4096, "k": 4096},
             {"m": 60, "n": 14336, "k": 512},
             {"m": 257, "n": 384, "k": 1000},
+            {"m": 1024, "n": 1024, "k": 1024},
             {"m": 2550, "n": 1272, "k": 1032},
         ],
     },
@@ -133,7 +134,7 @@ op.cuda("v01_naive.cu")
 op.cuda("v02_mma.cu", requires=VECTORS)
 op.cuda("v03_wgmma.cu", archs="sm_90a", requires=VECTORS)
 op.cuda("v04_rows.cu", archs="sm_90a", requires=both(VECTORS, at_most(k=128)))
-op.cuda("v05_one_wave.cu", archs="sm_90a", requires=both(VECTORS, at_most(m=128)))
+op.cuda("v05_one_wave.cu", archs="sm_90a", requires=both(VECTORS, at_most(m=1024)))
 op.triton("triton_fused.py")
 op.cpp("cpu_naive.cpp")
 op.cpp("cpu_blocked.cpp")
