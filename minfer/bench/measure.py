@@ -14,9 +14,9 @@ from minfer.bench.device import cache_bytes
 from minfer.bench.integrity import Dishonest
 from minfer.bench.operands import Operands, change, poison
 from minfer.bench.stats import compare
+from minfer.bench.timed_results import TimedResults, Tolerance, matches_reference
 from minfer.bench.timing import Timing
 from minfer.bench.verify import Function, Trial, check_genuine, same_bits, synchronize
-from minfer.bench.witness import Tolerance, Witness, matches_reference
 from minfer.ops import Case, Op, Returning
 from minfer.ops.tensors import Undo
 
@@ -73,7 +73,7 @@ class Bench(Hooks):
         self.rounds = 0
         self.spans: list[tuple[float, float]] = []
         tolerance = Tolerance.of(op, case, first.tensors)
-        self.witness = Witness(tolerance, self.written[0], self._inputs_of)
+        self.timed_results = TimedResults(tolerance, self.written[0], self._inputs_of)
         self.results = [{name: torch.empty_like(t) for name, t in self.written[0].items()} for _ in range(3)]
 
         # The duplicate is the same function in an arm of its own, and gets its own samples.
@@ -124,7 +124,7 @@ class Bench(Hooks):
         return taken
 
     def _right(self, taken: np.ndarray) -> np.ndarray:
-        if self.witness.accuses():
+        if self.timed_results.wrong():
             raise Dishonest("a timed call returned a wrong result, though it was right when verified")
         return taken
 
@@ -144,7 +144,7 @@ class Bench(Hooks):
             result.copy_(self.written[index][name])
 
     def after_round(self) -> None:
-        self.witness.see(self.rounds, self.results[0], self.results[1], self._state(0))
+        self.timed_results.compare(self.rounds, self.results[0], self.results[1], self._state(0))
 
     def _ready(self, index: int) -> None:
         """Poison what a call only writes, and give back what it changes."""
@@ -219,7 +219,7 @@ class Bench(Hooks):
                 self._ready(index)
                 self.arms[1](index)
                 self.after_call(1, index)
-                right = self.witness.tolerance.loosely(mine, self.results[1], state)
+                right = self.timed_results.tolerance.loosely(mine, self.results[1], state)
             if not right:
                 raise Dishonest("a steady call returned a wrong result, though it was right when verified")
         if fresh_s <= REMEMBERS * settled_s:
