@@ -39,7 +39,7 @@ BELIEVED = {"cuda": 1.25, "cpu": 1.6}
 BLOCK_S = {"cuda": 0.05, "cpu": 0.25}  # a block has so many sets of operands that waking a process weighs little...
 FEWEST_SETS, MOST_MEMORY = 8, 8 << 30  # ...but no more of a GPU's memory, and on a CPU no more than the cache needs
 COLD_US = {"cuda": 4.0, "cpu": 0.0}  # what a cold window may have beside the call: starting it, and the first misses
-BLOCKS, MOST_BLOCKS = 3, 12  # of each arm; more where the clocks disagree, and all of them must
+BLOCKS, MOST_BLOCKS = 3, 12  # of each candidate; more where the clocks disagree, and all of them must
 MOST_WAITED = 0.1  # of a block, for a CPU
 BUSY = (
     "could not be judged: its process waited for a CPU {:.0%} of the time; run it again when the machine is less busy"
