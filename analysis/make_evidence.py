@@ -187,9 +187,9 @@ def trap(measured: list[list[Row]], folder: str) -> str:
         ]
         body = []
         for method, repetition, each in shown:
-            rates = [arm["tflops"] for arm in each]
+            rates = [candidate["tflops"] for candidate in each]
             cells = [significant(rate) for rate in rates] + ["—"] * (most - len(rates))
-            mhz = [f"{arm['sm_mhz']:.0f}" if arm.get("sm_mhz") else "—" for arm in each]
+            mhz = [f"{candidate['sm_mhz']:.0f}" if candidate.get("sm_mhz") else "—" for candidate in each]
             mhz = mhz[:1] if len(set(mhz)) == 1 else mhz
             body.append([plain(method), str(repetition + 1), *cells, apart(rates), ", ".join(mhz)])
         lines += [*table_lines(header, [":--", "--:", *["--:"] * most, "--:", "--:"], body), ""]

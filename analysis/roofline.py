@@ -8,10 +8,12 @@ no roofline: its throughput over size stands beside what memory allows already.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 
 from matplotlib.axes import Axes
 
+from analysis.peaks import best_peaks
 from analysis.plots import LeftOut, Picture, plain_ticks
 from analysis.readme import counted, significant
 from analysis.rows import REFERENCE, natural, number
@@ -36,7 +38,7 @@ def roofline(op: str, device: str, rows: list[Row], theme: Theme = LIGHT) -> Pic
     if not panels:
         raise LeftOut("no row has measured peaks")
     names = sorted(panels, key=lambda name: (-len(panels[name]), natural(name)))
-    roofs = {name: flat_roofs(name, panels[name]) for name in names}
+    roofs = {name: named_roofs(name, panels[name]) for name in names}
     if all(bound_by_memory(panels[name], roofs[name]) for name in names):
         raise LeftOut("memory bounds all of its problems, and its throughput over size shows what memory allows")
     drawn, axes = figure([3.9] * len(names), gap=1.15)
@@ -95,20 +97,26 @@ def telling(rows: list[Row]) -> list[tuple[Row, str, tuple[float, float], str]]:
     return found + [(most, shape_words(most), (4.0, 14.0), "right")] * (intensity(least) < intensity(most))
 
 
-def flat_roofs(dtype: str, rows: list[Row]) -> dict[str, float]:
-    """The rates of arithmetic that bound problems of a dtype in TFLOP/s, the fastest first: those of each class of
-    instructions that was measured for it, whatever its accumulator, those of CUDA cores, and what rows name as their
-    roof."""
-    named = {row["roof"] for row in rows}
-    found: dict[str, float] = {}
-    for peak, rate in {name: rate for row in rows for name, rate in row["peaks"].items()}.items():
-        kind, found_dtype, _ = peak.partition(f"_{dtype}_")
-        if peak.endswith(("_gbps", "_mhz")) or not rate or not 0 < rate < math.inf:
+def flat_roofs(name: str, rows: Iterable[Row], peaks: Mapping[str, float]) -> dict[str, str]:
+    """The rates of arithmetic that bound problems of a dtype, with or without parameters behind it, the fastest first: how
+    each is called and the name of its peak. They are the instruction classes that were measured for the dtype and its
+    accumulator (any, where there are no parameters), the CUDA cores, and what rows name as their roof."""
+    dtype, _, params = name.partition("/")
+    accumulate = dict(part.partition("=")[::2] for part in params.split(",")).get("accumulate", "float32")
+    ending, named = re.compile(f"_{dtype}_{accumulate if params else '[a-z0-9]+'}$"), {row["roof"] for row in rows}
+    found: dict[str, str] = {}
+    for peak in sorted(peaks, key=lambda peak: (-peaks[peak], peak)):
+        if peak.endswith(("_gbps", "_mhz")):
             continue
-        if peak == CUDA_CORES or found_dtype or peak in named:
-            name = "CUDA cores" if peak == CUDA_CORES else kind
-            found[name] = max(rate, found.get(name, 0.0))
-    return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
+        if peak == CUDA_CORES or peak in named or ending.search(peak):
+            found.setdefault("CUDA cores" if peak == CUDA_CORES else ending.sub("", peak), peak)
+    return found
+
+
+def named_roofs(dtype: str, rows: list[Row]) -> dict[str, float]:
+    """The flat roofs of a dtype in TFLOP/s, from the peaks of all its rows."""
+    peaks = best_peaks(rows)
+    return {kind: peaks[peak] for kind, peak in flat_roofs(dtype, rows, peaks).items()}
 
 
 def bandwidths(rows: list[Row]) -> dict[str, float]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import io
 import itertools
+import re
+import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -20,11 +22,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
+from analysis.rows import REFERENCE
+
 WIDTH = 8.3  # inches; GitHub shows about 830 pixels, so that 10 points of text stay legible
 FONT = 10.0
 SMALL = 9.0
 GAP = 1.3  # line height of neighbouring labels
 DPI = 100
+HUES = ("#668ffa", "#c28621", "#b02cc0", "#0a8050", "#f245bd", "#d8231a")  # of kernels in the report, on light and dark
+NUMBERED, OTHERS = "oD^s", "PvX*"
+MARKER_SIZES = {"*": 9.0, "D": 5.5, "P": 7.0, "X": 7.0}  # as large to the eye as a circle of 6
 PNG_COLORS = 128  # a palette takes a third of the bytes, and shades of text stay smooth
 
 matplotlib.use("Agg")
@@ -76,6 +83,34 @@ DARK = Theme(
     ("#3fc296", "#b794ff", "#ff7ab8"),
 )  # fmt: skip
 THEMES = (LIGHT, DARK)
+
+
+@dataclass(frozen=True)
+class Look:
+    """What marks a kernel in the interactive report, where every kernel has a mark of its own."""
+
+    color: str
+    marker: str
+    line: str = "-"
+
+    @property
+    def points(self) -> dict[str, Any]:
+        """The arguments that draw markers."""
+        return {"color": self.color, "marker": self.marker, "markersize": MARKER_SIZES.get(self.marker, 6.0)}
+
+
+def look(kernel: str) -> Look:
+    """A kernel's look, which depends on its name alone, so that no other kernel can change it.
+
+    A numbered version gets that number's; names without a number share theirs by chance, but not with a numbered one.
+    """
+    if kernel == REFERENCE:
+        return Look(LIGHT.muted, "o", "--")
+    if numbered := re.match("v([0-9]{1,9})", kernel):
+        turn, hue = divmod(int(numbered[1]) - 1, len(HUES))
+        return Look(HUES[hue], NUMBERED[turn % len(NUMBERED)])
+    turn, hue = divmod(zlib.crc32(kernel.encode()), len(HUES))
+    return Look(HUES[hue], OTHERS[turn % len(OTHERS)])
 
 
 def figure(heights: Sequence[float], gap: float = 1.2, right: float = 0.8) -> tuple[Figure, list[Axes]]:

@@ -18,17 +18,17 @@ def clock_trap(device: str, rows: list[Row], theme: Theme = LIGHT) -> Picture:
     hues = (theme.ours, theme.torch, *theme.rungs)
     what = "a point: one candidate's median · the axis does not start at zero"
     title(ax, f"{device}: one kernel, timed as if it were {len(shown[0][2])}", what)
-    for place, (_, _, arms) in enumerate(shown):
-        rates = [arm["tflops"] for arm in arms]
+    for place, (_, _, candidates) in enumerate(shown):
+        rates = [candidate["tflops"] for candidate in candidates]
         ax.plot([min(rates), max(rates)], [place, place], color=theme.others, linewidth=5, label="_")
         for number, rate in enumerate(rates):
             color, marker = hues[number % len(hues)], MARKERS[number % len(MARKERS)]
-            # equal arms lie on each other, and the first must still be seen
+            # equal candidates lie on each other, and the first must still be seen
             size = 10 - 2.0 * (number % len(MARKERS))
             label = f"candidate {number + 1}" if not place else "_"
             ax.plot([rate], [place], marker, color=color, markersize=size, linestyle="", label=label)
         beside(ax, apart(rates), place, 62)
-        mhz = [arm["sm_mhz"] for arm in arms if arm.get("sm_mhz")]
+        mhz = [candidate["sm_mhz"] for candidate in candidates if candidate.get("sm_mhz")]
         if mhz:
             low, high = f"{min(mhz):.0f}", f"{max(mhz):.0f}"
             beside(ax, low if low == high else f"{low}–{high}", place, 162)
@@ -42,15 +42,15 @@ def clock_trap(device: str, rows: list[Row], theme: Theme = LIGHT) -> Picture:
 
 
 def runs(rows: list[Row]) -> list[tuple[str, int, list[Row]]]:
-    """Method, repetition and arms in order; methods in the order of the rows, in which they were measured."""
+    """Method, repetition and candidates in order; methods in the order of the rows, in which they were measured."""
     order = {method: place for place, method in enumerate(dict.fromkeys(row["method"] for row in rows))}
     ordered = sorted(rows, key=lambda row: (order[row["method"]], row["repetition"], row["arm"]))
     groups = groupby(ordered, key=lambda row: (row["method"], row["repetition"]))
-    return [(method, repetition, list(arms)) for (method, repetition), arms in groups]
+    return [(method, repetition, list(candidates)) for (method, repetition), candidates in groups]
 
 
 def spread(rates: list[float]) -> float:
-    """How much faster the fastest arm seems to be than the slowest."""
+    """How much faster the fastest candidate seems to be than the slowest."""
     return max(rates) / min(rates) - 1
 
 
@@ -59,8 +59,8 @@ def apart(rates: list[float]) -> str:
 
 
 def most_apart(rows: list[Row]) -> dict[str, str]:
-    """Of each method, the repetition whose arms are furthest apart."""
+    """Of each method, the repetition whose candidates are furthest apart."""
     found: dict[str, list[list[float]]] = {}
-    for method, _, arms in runs(rows):
-        found.setdefault(method, []).append([arm["tflops"] for arm in arms])
+    for method, _, candidates in runs(rows):
+        found.setdefault(method, []).append([candidate["tflops"] for candidate in candidates])
     return {method: apart(max(each, key=spread)) for method, each in found.items()}

@@ -2,8 +2,8 @@
 
     uv run python benchmarks/clock_trap.py
 
-The four arms are the same cuBLAS product, so whatever sets them apart is the method. Writes one row an arm, method and
-repetition to `benchmarks/results/`.
+The four candidates are the same cuBLAS product, so every difference comes from the method. Writes one row a candidate, method
+and repetition to `benchmarks/results/`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from minfer.rows import store
 from minfer.run.start import commit_of_sources
 
 ROOT = Path(__file__).resolve().parents[1]
-SIZE, ARMS, CALLS, REPETITIONS, REST_S = 8192, 4, 40, 2, 4.0
+SIZE, CANDIDATES, CALLS, REPETITIONS, REST_S = 8192, 4, 40, 2, 4.0
 
 
 def main() -> None:
@@ -35,11 +35,11 @@ def main() -> None:
     a, b = (torch.randn(SIZE, SIZE, device=device, dtype=torch.bfloat16) for _ in range(2))
     out = torch.empty(SIZE, SIZE, device=device, dtype=torch.bfloat16)
     clock, telemetry = CudaClock(device), Telemetry(device)
-    arm = lambda index: torch.mm(a, b.t(), out=out)
+    candidate = lambda index: torch.mm(a, b.t(), out=out)
     rng = np.random.default_rng(0)
     rows: list[dict[str, Any]] = []
     states: list[dict[str, Any]] = []
-    loops = [lambda index: arm(index) for _ in range(ARMS)]  # four objects: the clock keeps a graph of each
+    loops = [lambda index: candidate(index) for _ in range(CANDIDATES)]  # four objects: the clock keeps a graph of each
 
     def add(method: str, repetition: int, number: int, seconds: np.ndarray, mhz: float) -> None:
         tflops = 2 * SIZE**3 / float(np.median(seconds)) / 1e12
@@ -47,28 +47,28 @@ def main() -> None:
 
     for repetition in range(REPETITIONS):
         for _ in range(5):
-            arm(0)
+            candidate(0)
         torch.cuda.synchronize()
         time.sleep(REST_S)  # as cool as at the start of a benchmark
-        for number in range(ARMS):
+        for number in range(CANDIDATES):
             with telemetry.watch() as watched:
-                times = clock.cold([arm], np.zeros((CALLS, 1), dtype=int), Hooks())[:, 0]
+                times = clock.cold([candidate], np.zeros((CALLS, 1), dtype=int), Hooks())[:, 0]
             add("one after the other", repetition, number, times, float(np.median(watched["watch_sm_mhz"])))
 
         time.sleep(REST_S)
-        order = np.array([rng.permutation(ARMS) for _ in range(CALLS)])
+        order = np.array([rng.permutation(CANDIDATES) for _ in range(CALLS)])
         with telemetry.watch() as watched:
-            shuffled = clock.cold([arm] * ARMS, order, Hooks())
-        for number in range(ARMS):
+            shuffled = clock.cold([candidate] * CANDIDATES, order, Hooks())
+        for number in range(CANDIDATES):
             add("shuffled rounds", repetition, number, shuffled[:, number], float(np.median(watched["watch_sm_mhz"])))
 
         time.sleep(REST_S)
-        blocks: list[list[np.ndarray]] = [[] for _ in range(ARMS)]
+        blocks: list[list[np.ndarray]] = [[] for _ in range(CANDIDATES)]
         states.clear()
         clock.steady(loops[0], 2, 0.5, lambda: None)  # from idle to this power, as the bench does
-        for number in (*range(ARMS), *reversed(range(ARMS))):
+        for number in (*range(CANDIDATES), *reversed(range(CANDIDATES))):
             blocks[number].append(clock.steady(loops[number], 2, 0.5, lambda: states.append(telemetry.sample())))
-        for number in range(ARMS):
+        for number in range(CANDIDATES):
             mean = np.array([np.mean([np.median(block) for block in blocks[number]])])
             add(
                 "settled blocks, there and back",

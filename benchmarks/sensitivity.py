@@ -77,8 +77,8 @@ def same_against_itself() -> Iterator[dict[str, Any]]:
     """A/A: whatever is not a tie is a false alarm."""
     verdicts: list[str] = []
     for shape in AA_SHAPES:
-        arms = bench(shape, torch_mm(), torch_mm())
-        verdicts += [compare(*arms.cold(TIMING).T).verdict for _ in range(AA_RUNS)]
+        timed = bench(shape, torch_mm(), torch_mm())
+        verdicts += [compare(*timed.cold(TIMING).T).verdict for _ in range(AA_RUNS)]
     share = sum(verdict != "tie" for verdict in verdicts) / len(verdicts)
     yield row("A/A: the same kernel against itself", f"not a tie, of {len(verdicts)}", share, 0.02, "share")
 
@@ -91,8 +91,8 @@ def slowed() -> Iterator[dict[str, Any]]:
     cycles_a_second = SPIN_CYCLES / (float(np.median(twice)) - base_s)
     for percent in (2.0, 0.5):
         extra = round(percent / 100 * base_s * cycles_a_second)
-        arms = bench(shape, spinning(SPIN_CYCLES + extra), spinning(SPIN_CYCLES))
-        comparisons = [compare(*arms.cold(TIMING).T) for _ in range(SLOWED_RUNS)]
+        timed = bench(shape, spinning(SPIN_CYCLES + extra), spinning(SPIN_CYCLES))
+        comparisons = [compare(*timed.cold(TIMING).T) for _ in range(SLOWED_RUNS)]
         found = float(np.median([1 / c.speedup - 1 for c in comparisons]))
         what = f"slowed by {percent:g} % (found: {found:.2%})"
         if percent == 2.0:
@@ -145,8 +145,8 @@ def nvbench_times() -> dict[str, dict[str, Any]]:
 
     def product(state: Any) -> None:
         key = state.get_string("shape")
-        arms = bench(tuple(int(size) for size in key.split("x")), torch_mm(), torch_mm())  # type: ignore[arg-type]
-        clock = arms.clock
+        timed = bench(tuple(int(size) for size in key.split("x")), torch_mm(), torch_mm())  # type: ignore[arg-type]
+        clock = timed.clock
         assert isinstance(clock, CudaClock)
         flushes = {"reading": clock.flush, "writing": clock.buffer.zero_}
         ours: dict[str, Any] = {flush: [] for flush in flushes}
@@ -155,12 +155,12 @@ def nvbench_times() -> dict[str, dict[str, Any]]:
 
         def launch(_: Any) -> None:
             with torch.cuda.stream(stream):
-                arms.arms[0](0)
+                timed.candidates[0](0)
 
         def measure(*order: str) -> None:
             for flush in order:
                 clock.flush = flushes[flush]  # type: ignore[method-assign, assignment]
-                ours[flush].append(float(np.median(arms.cold(TIMING)[:, 0])) * 1e6)
+                ours[flush].append(float(np.median(timed.cold(TIMING)[:, 0])) * 1e6)
 
         measure("reading", "writing")
         state.exec(launch, batched=False)

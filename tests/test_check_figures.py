@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from analysis import check_figures
-from tests.tables import Workspace, row
+from tests.tables import MARKERS, Workspace, row
 
 
 @pytest.fixture
@@ -49,3 +49,30 @@ def test_a_contradiction_is_found(text: str, shown: str, instead: str, said: str
 
 def test_a_page_without_tables_is_no_proof(work: Workspace) -> None:
     assert check_figures.main([str(work.readme)]) == 1
+
+
+@pytest.mark.parametrize(
+    ("shown", "instead", "said"),
+    [
+        ("| 140.2 % |", "| 141.2 % |", "the table of ops says v02 has 141.2 % cold"),
+        ("| 98.0 % |", "| 97.0 % |", "the table of ops says v02 has 97.0 % steady"),
+        ("reaches 140.2 %", "reaches 141.2 %", "the headline says 141.2 % cold and 98.0 % steady, and no line"),
+        ("m=n=k=512 |", "m=n=k=1024 |", "v02 has 140.2 % cold"),
+        ("hgemm.md)", "absent.md)", "absent.md has None"),
+    ],
+)
+def test_the_readme_repeats_the_figures_of_its_pages(
+    text: str, work: Workspace, shown: str, instead: str, said: str
+) -> None:
+    work.readme.write_text(f"<!-- headline:begin -->\n<!-- headline:end -->\n{MARKERS}")
+    assert text and work.run() == 0
+    assert list(check_figures.of_pages(work.readme)) == []
+    readme = work.readme.read_text()
+    assert shown in readme
+    work.readme.write_text(readme.replace(shown, instead, 1))
+    assert any(said in found for found in check_figures.of_pages(work.readme))
+
+
+def test_a_square_is_written_in_full() -> None:
+    assert check_figures.in_full("bfloat16 · m=n=8") == "bfloat16 · m=8, n=8"
+    assert check_figures.in_full("bfloat16 · m=1, n=8") == "bfloat16 · m=1, n=8"

@@ -13,8 +13,8 @@ import torch
 from minfer import build, ops
 from minfer.bench.device import capability, pick
 from minfer.bench.operands import Operands
+from minfer.bench.timed_results import matches_reference
 from minfer.bench.verify import same_bits, verify
-from minfer.bench.witness import matches_reference
 from minfer.ops import Kernel, Op
 from tests.conftest import ROOT
 from tests.spaced import spaced

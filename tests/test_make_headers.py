@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from analysis import make_headers
+from minfer import build
 from minfer.rows import store
 from tests.tables import TN, row
 
@@ -69,3 +70,11 @@ def test_a_long_line_is_wrapped_and_replaced_whole(folder: Path) -> None:
     text = (folder / "ops" / "hgemm" / "v01.cu").read_text()
     assert "\n//   " in text and all(len(line) <= make_headers.WIDTH for line in text.splitlines())
     assert run(folder, made("torch", 100.0)) == 0 and "word" not in (folder / "ops" / "hgemm" / "v01.cu").read_text()
+
+
+def test_the_line_changes_nothing_of_what_a_rows_source_hashes(folder: Path) -> None:
+    path = folder / "ops" / "hgemm" / "v01.cu"
+    path.write_text(CUDA.replace("// Why: three\n// four.\n", ""))
+    before = build._meaning.__wrapped__(path)
+    assert run(folder, made("torch", 100.0), made("v01", 200.0, device="NVIDIA " + "word " * 40)) == 0
+    assert "// Measured (" in path.read_text() and build._meaning.__wrapped__(path) == before

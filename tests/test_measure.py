@@ -60,7 +60,7 @@ def test_a_kernel_slowed_by_a_fifth_is_found_and_by_how_much() -> None:
 @pytest.mark.slow
 def test_a_kernel_is_faster_than_a_slowed_baseline() -> None:
     made = bench(torch_matmul)
-    made.arms[1:] = [lambda index: slowed(1.5)(*made.sets[index].arguments, 1.0, 0.0)] * 2
+    made.candidates[1:] = [lambda index: slowed(1.5)(*made.sets[index].arguments, 1.0, 0.0)] * 2
     assert compare(*made.cold(TIMING).T).verdict == "faster"
 
 
@@ -90,8 +90,8 @@ def test_a_round_of_operands_is_twice_the_cache(size: int) -> None:
 
 def test_times_are_of_the_arm_that_took_them() -> None:
     order = np.array([[0, 1, 2], [2, 1, 0], [1, 2, 0]])
-    arms = [lambda index, s=seconds: time.sleep(s) for seconds in (0.0, 0.02, 0.05)]
-    times = CpuClock(CPU).cold(arms, order, bench(torch_matmul))
+    candidates = [lambda index, s=seconds: time.sleep(s) for seconds in (0.0, 0.02, 0.05)]
+    times = CpuClock(CPU).cold(candidates, order, bench(torch_matmul))
     assert times.shape == order.shape
     assert (times[:, 0] < 0.02).all() and (times[:, 1] >= 0.02).all() and (times[:, 2] >= 0.05).all()
 
@@ -106,5 +106,5 @@ def test_every_timed_call_is_compared() -> None:
 
     with pytest.raises(Dishonest, match="a timed call returned a wrong result"):
         made = bench(torch_matmul)
-        made.arms[0] = lambda index: lazy_once(*made.sets[index].arguments, 1.0, 0.0)
+        made.candidates[0] = lambda index: lazy_once(*made.sets[index].arguments, 1.0, 0.0)
         made.cold(TIMING)

@@ -43,7 +43,7 @@ PEAKS = {"read_gbps": 1000.0, "copy_gbps": 1000.0}
 )
 def test_a_reply_that_no_case_can_come_to_is_dishonest(reply: dict[str, Any]) -> None:
     row = believed(CASE, reply, Timing(), PEAKS)
-    assert row["status"] == "dishonest" and "answered what no case can come to" in row["message"]
+    assert row["status"] == "dishonest" and "malformed reply from the kernel's process" in row["message"]
     assert "\n" not in row["message"]
 
 

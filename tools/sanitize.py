@@ -28,7 +28,7 @@ import torch
 from minfer import build, ops
 from minfer.bench.device import arch, capability, pick
 from minfer.bench.operands import Operands
-from minfer.bench.witness import matches_reference
+from minfer.bench.timed_results import matches_reference
 from minfer.ops import Kernel
 
 ROOT = Path(__file__).resolve().parents[1]

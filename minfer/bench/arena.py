@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from minfer.bench.operands import ALIGNMENT, GUARD_BYTES, breached, guard
+from minfer.bench.operands import ALIGNMENT, GUARD_BYTES, guard, overwritten
 
 
 class Arena:
@@ -53,7 +53,7 @@ class Arena:
 
     def breached(self) -> bool:
         """Whether anything was written outside the tensors."""
-        return any(bool(breached(edge)) for edge in self._guards)
+        return any(bool(overwritten(edge)) for edge in self._guards)
 
     def describe(self, tensor: torch.Tensor) -> dict[str, Any]:
         offset = tensor.data_ptr() - self._memory.data_ptr()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch.profiler import ProfilerActivity, profile
 
-from minfer.bench.clock import Arm, CudaClock, Hooks
+from minfer.bench.clock import Candidate, CudaClock, Hooks
 
 CALLS = 20
 LEAST_US, MOST_APART = 20.0, 0.02  # shorter kernels are not compared: the window's own cost weighs too much
@@ -29,14 +29,14 @@ class Audit:
         return []
 
 
-def audit(clock: CudaClock, arm: Arm, empty_us: float) -> Audit:
+def audit(clock: CudaClock, candidate: Candidate, empty_us: float) -> Audit:
     """Time cold calls with both clocks at once. Events see what an empty window sees too, so that is taken off."""
     order, made = np.zeros((CALLS, 1), dtype=int), 0
 
     def counted(index: int) -> object:
         nonlocal made
         made += 1  # more than CALLS where the clock repeats one, because the host was late
-        return arm(index)
+        return candidate(index)
 
     with profile(activities=[ProfilerActivity.CUDA]) as flushes:
         clock.cold([lambda index: None], order, Hooks())

@@ -19,7 +19,7 @@ import torch
 from minfer.bench.device import cache_bytes
 
 # A call on the operands of set number i.
-Arm = Callable[[int], object]
+Candidate = Callable[[int], object]
 Restore = Callable[[int], None] | None
 
 FLUSH_FACTOR = 2  # the flush touches this many times the last-level cache
@@ -32,41 +32,41 @@ class Hooks:
     """What a bench does around the windows, outside of the time; by default nothing."""
 
     def before_round(self) -> None: ...
-    def before_call(self, arm: int, index: int) -> None: ...
-    def after_call(self, arm: int, index: int) -> None: ...
+    def before_call(self, candidate: int, index: int) -> None: ...
+    def after_call(self, candidate: int, index: int) -> None: ...
     def after_round(self) -> None: ...
 
 
 class Clock(Protocol):
     """All times are in seconds."""
 
-    def cold(self, arms: Sequence[Arm], order: np.ndarray, hooks: Hooks) -> np.ndarray:
-        """Time rounds of single calls. `order` (rounds, arms) says in which order each round takes the arms; the
-        result has the same shape, and column i holds the times of arm i."""
+    def cold(self, candidates: Sequence[Candidate], order: np.ndarray, hooks: Hooks) -> np.ndarray:
+        """Time rounds of single calls. `order` (rounds, candidates) says in which order each round takes the candidates; the
+        result has the same shape, and column i holds the times of candidate i."""
 
     def empty(self, rounds: int) -> float:
         """What a cold window reads with nothing in it."""
 
     def steady(
-        self, arm: Arm, rotations: int, seconds: float, during: Callable[[], None], restore: Restore = None
+        self, candidate: Candidate, rotations: int, seconds: float, during: Callable[[], None], restore: Restore = None
     ) -> np.ndarray:
-        """Run an arm back to back for so long, and return the times of one call in the settled second half of it.
-        `during` is called once while the arm is running. `restore(i)` gives set number i its contents back, untimed,
-        before an arm is called on it again."""
+        """Run a candidate back to back for so long, and return the times of one call in the settled second half of it.
+        `during` is called once while the candidate is running. `restore(i)` gives set number i its contents back, untimed,
+        before a candidate is called on it again."""
 
-    def again(self, arm: Arm, rotations: int, restore: Restore = None) -> float:
-        """Run a steady arm once more over all sets of operands, as `steady` does, and return the time of one call."""
+    def again(self, candidate: Candidate, rotations: int, restore: Restore = None) -> float:
+        """Run a steady candidate once more over all sets of operands, as `steady` does, and return the time of one call."""
 
 
 class CudaClock:
-    """CUDA events on the current stream. One serves the arms of one bench: it keeps what it captured of them."""
+    """CUDA events on the current stream. One serves the candidates of one bench: it keeps what it captured of them."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.buffer = torch.ones(FLUSH_FACTOR * cache_bytes(device) // 4, dtype=torch.int32, device=device)
         self._sink = torch.zeros((), dtype=torch.int64, device=device)
         self.host_bound = False  # whether cold windows contain the host's time, because a call waits for the GPU
-        self._loops: dict[int, Loop] = {}  # an arm has several blocks
+        self._loops: dict[int, Loop] = {}  # a candidate has several blocks
 
     def flush(self) -> None:
         """Evict everything from the L2 cache."""
@@ -74,35 +74,39 @@ class CudaClock:
         # back to memory falls into the window: on an H200 a 1x4096x4096 product then reads 18.7 us instead of 15.3.
         torch.sum(self.buffer, dim=0, out=self._sink)
 
-    def cold(self, arms: Sequence[Arm], order: np.ndarray, hooks: Hooks) -> np.ndarray:
-        events = [[(_event(), _event()) for _ in arms] for _ in order]
+    def cold(self, candidates: Sequence[Candidate], order: np.ndarray, hooks: Hooks) -> np.ndarray:
+        events = [[(_event(), _event()) for _ in candidates] for _ in order]
         torch.cuda._sleep(LEAD_CYCLES)  # the GPU waits while the queue fills
         for round_events, sequence in zip(events, order, strict=True):
-            in_time = self._round(arms, round_events, sequence, hooks)
+            in_time = self._round(candidates, round_events, sequence, hooks)
             for doubled in range(LEADS):
                 if in_time or self.host_bound:
                     break
                 torch.cuda._sleep(LEAD_CYCLES << doubled)
-                in_time = self._round(arms, round_events, sequence, hooks)
+                in_time = self._round(candidates, round_events, sequence, hooks)
             self.host_bound |= not in_time
         torch.cuda.synchronize(self.device)
         return np.array([[begin.elapsed_time(end) * 1e-3 for begin, end in row] for row in events])
 
     def _round(
-        self, arms: Sequence[Arm], events: Sequence[Sequence[torch.cuda.Event]], sequence: np.ndarray, hooks: Hooks
+        self,
+        candidates: Sequence[Candidate],
+        events: Sequence[Sequence[torch.cuda.Event]],
+        sequence: np.ndarray,
+        hooks: Hooks,
     ) -> bool:
         """Whether no window contains the host's time: all of it was in the queue before the GPU came to its begin."""
         in_time = True
         hooks.before_round()
-        for arm in sequence:
-            begin, end = events[arm]
-            hooks.before_call(arm, 0)
+        for candidate in sequence:
+            begin, end = events[candidate]
+            hooks.before_call(candidate, 0)
             self.flush()
             begin.record()
-            arms[arm](0)
+            candidates[candidate](0)
             end.record()
             in_time &= not begin.query()
-            hooks.after_call(arm, 0)
+            hooks.after_call(candidate, 0)
         hooks.after_round()
         return in_time
 
@@ -110,11 +114,11 @@ class CudaClock:
         return float(np.median(self.cold([lambda i: None], np.zeros((rounds, 1), dtype=int), Hooks())))
 
     def steady(
-        self, arm: Arm, rotations: int, seconds: float, during: Callable[[], None], restore: Restore = None
+        self, candidate: Candidate, rotations: int, seconds: float, during: Callable[[], None], restore: Restore = None
     ) -> np.ndarray:
-        if id(arm) not in self._loops:
-            self._loops[id(arm)] = self._capture(arm, rotations, restore)
-        loop = self._loops[id(arm)]
+        if id(candidate) not in self._loops:
+            self._loops[id(candidate)] = self._capture(candidate, rotations, restore)
+        loop = self._loops[id(candidate)]
         replays = max(1, round(seconds / (loop.calls * loop.call_s + loop.restore_s)))
         if loop.restore is None:
             marks = [_event() for _ in range(replays + 1)]
@@ -134,29 +138,29 @@ class CudaClock:
         times = [begin.elapsed_time(end) * 1e-3 / loop.calls for begin, end in windows]
         return np.array(times[replays // 2 :])
 
-    def again(self, arm: Arm, rotations: int, restore: Restore = None) -> float:
-        loop = self._loops[id(arm)]
+    def again(self, candidate: Candidate, rotations: int, restore: Restore = None) -> float:
+        loop = self._loops[id(candidate)]
         if loop.restore is not None:
             loop.restore.replay()
         return self._time(loop.graph) / loop.calls
 
-    def _capture(self, arm: Arm, rotations: int, restore: Restore) -> Loop:
+    def _capture(self, candidate: Candidate, rotations: int, restore: Restore) -> Loop:
         """Capture calls on each set of operands in turn, going round until a replay takes GRAPH_S. Where sets must get
         their contents back, which is captured in a graph of its own, a replay goes round once."""
-        once = self._captured(arm, rotations, rotations)
+        once = self._captured(candidate, rotations, rotations)
         if restore is not None:
             back = self._captured(restore, rotations, rotations)
             return replace(once, restore=back.graph, restore_s=back.calls * back.call_s)
         rounds = round(GRAPH_S / (once.call_s * rotations))
-        return once if rounds < 2 else self._captured(arm, rotations, rounds * rotations)
+        return once if rounds < 2 else self._captured(candidate, rotations, rounds * rotations)
 
-    def _captured(self, arm: Arm, rotations: int, calls: int) -> Loop:
-        arm(0)
+    def _captured(self, candidate: Candidate, rotations: int, calls: int) -> Loop:
+        candidate(0)
         torch.cuda.synchronize(self.device)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             for index in range(calls):
-                arm(index % rotations)
+                candidate(index % rotations)
         return Loop(graph, calls, self._time(graph) / calls)
 
     def _time(self, graph: torch.cuda.CUDAGraph) -> float:
@@ -191,17 +195,17 @@ class CpuClock:
         size = min(FLUSH_FACTOR * cache_bytes(device), CPU_FLUSH_LIMIT)
         self._flush = torch.ones(size // 4, dtype=torch.int32)
 
-    def cold(self, arms: Sequence[Arm], order: np.ndarray, hooks: Hooks) -> np.ndarray:
+    def cold(self, candidates: Sequence[Candidate], order: np.ndarray, hooks: Hooks) -> np.ndarray:
         times = np.empty(order.shape)
         for row, sequence in zip(times, order, strict=True):
             hooks.before_round()
-            for arm in sequence:
-                hooks.before_call(arm, 0)
+            for candidate in sequence:
+                hooks.before_call(candidate, 0)
                 self._flush.add_(1)
                 begin = time.perf_counter()
-                arms[arm](0)
-                row[arm] = time.perf_counter() - begin
-                hooks.after_call(arm, 0)
+                candidates[candidate](0)
+                row[candidate] = time.perf_counter() - begin
+                hooks.after_call(candidate, 0)
             hooks.after_round()
         return times
 
@@ -209,7 +213,7 @@ class CpuClock:
         return float(np.median(self.cold([lambda i: None], np.zeros((rounds, 1), dtype=int), Hooks())))
 
     def steady(
-        self, arm: Arm, rotations: int, seconds: float, during: Callable[[], None], restore: Restore = None
+        self, candidate: Candidate, rotations: int, seconds: float, during: Callable[[], None], restore: Restore = None
     ) -> np.ndarray:
         times: list[float] = []
         end = time.perf_counter() + seconds
@@ -217,18 +221,18 @@ class CpuClock:
             if restore is not None:
                 restore(len(times) % rotations)
             begin = time.perf_counter()
-            arm(len(times) % rotations)
+            candidate(len(times) % rotations)
             times.append(time.perf_counter() - begin)
         during()
         return np.array(times[len(times) // 2 :])
 
-    def again(self, arm: Arm, rotations: int, restore: Restore = None) -> float:
+    def again(self, candidate: Candidate, rotations: int, restore: Restore = None) -> float:
         taken = 0.0
         for index in range(rotations):
             if restore is not None:
                 restore(index)
             begin = time.perf_counter()
-            arm(index)
+            candidate(index)
             taken += time.perf_counter() - begin
         return taken / rotations
 

@@ -60,8 +60,10 @@ def derive(
         times = [call_time(block, gpu=roofs is not None) for block in blocks]
         swings = "power_cap" in throttle and timing.steady_block_s < SWING_S
         comparison = compare_blocks(times, SWING if swings else LEAST_GAIN)
-        arms = [np.concatenate([blocks[0], blocks[3]]), blocks[1], blocks[2]]
-        row |= _regime("steady", arms, comparison, work, math.sqrt(times[0] * times[3]), math.sqrt(times[1] * times[2]))
+        candidates = [np.concatenate([blocks[0], blocks[3]]), blocks[1], blocks[2]]
+        row |= _regime(
+            "steady", candidates, comparison, work, math.sqrt(times[0] * times[3]), math.sqrt(times[1] * times[2])
+        )
         row["steady_blocks"] = [len(block) for block in blocks]
         if len(watts):
             row |= _energy([power * s for power, s in zip(watts, times, strict=True)])
@@ -84,10 +86,10 @@ class Work:
 
 
 def _regime(
-    name: str, arms: Sequence[np.ndarray], comparison: Comparison, work: Work, seconds: float, baseline_s: float
+    name: str, candidates: Sequence[np.ndarray], comparison: Comparison, work: Work, seconds: float, baseline_s: float
 ) -> Columns:
     """The columns of one regime, from the samples of kernel, baseline and duplicate, and the times of the first two."""
-    kernel, baseline, duplicate = arms
+    kernel, baseline, duplicate = candidates
     values = {
         "us": seconds * 1e6,
         "p10_us": float(np.percentile(kernel, 10)) * 1e6,

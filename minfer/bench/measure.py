@@ -9,14 +9,14 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from minfer.bench.clock import Arm, Hooks, clock_for
+from minfer.bench.clock import Candidate, Hooks, clock_for
 from minfer.bench.device import cache_bytes
 from minfer.bench.integrity import Dishonest
 from minfer.bench.operands import Operands, change, poison
 from minfer.bench.stats import compare
+from minfer.bench.timed_results import TimedResults, Tolerance, matches_reference
 from minfer.bench.timing import Timing
 from minfer.bench.verify import Function, Trial, check_genuine, same_bits, synchronize
-from minfer.bench.witness import Tolerance, Witness, matches_reference
 from minfer.ops import Case, Op, Returning
 from minfer.ops.tensors import Undo
 
@@ -63,7 +63,7 @@ class Bench(Hooks):
         self.rotations = rotations(op, case, device)
         self.in_place = in_place(op, case)
         first = Trial(case, "normal", seed).operands(op, device)
-        # Inputs differ from set to set. All arms write the same memory: on an H200 the place of a small output alone
+        # Inputs differ from set to set. All candidates write the same memory: on an H200 the place of a small output alone
         # decides 5 % of the time.
         self.sets = [first, *(Operands(op, case, seed + i, "normal", device) for i in range(1, self.rotations))]
         self.kept = [{name: t.clone() for name, t in s.named("in", "inout").items()} for s in self.sets]
@@ -73,31 +73,31 @@ class Bench(Hooks):
         self.rounds = 0
         self.spans: list[tuple[float, float]] = []
         tolerance = Tolerance.of(op, case, first.tensors)
-        self.witness = Witness(tolerance, self.written[0], self._inputs_of)
+        self.timed_results = TimedResults(tolerance, self.written[0], self._inputs_of)
         self.results = [{name: torch.empty_like(t) for name, t in self.written[0].items()} for _ in range(3)]
 
-        # The duplicate is the same function in an arm of its own, and gets its own samples.
+        # The duplicate is the same function in a candidate of its own, and gets its own samples.
         self.functions = [kernel, baseline, baseline]
-        self.returned: dict[int, tuple[torch.Tensor, ...]] = {}  # by arm, until it is copied to the outputs
-        self.arms = [self._arm(number) for number in range(3)]
+        self.returned: dict[int, tuple[torch.Tensor, ...]] = {}  # by candidate, until it is copied to the outputs
+        self.candidates = [self._candidate(number) for number in range(3)]
 
-    def _arm(self, number: int) -> Arm:
+    def _candidate(self, number: int) -> Candidate:
         function, call = self.functions[number], self.op.call(self.case)
         if not isinstance(function, Returning):
             return lambda index: function(*self.sets[index].arguments, **call)
 
-        def arm(index: int) -> None:
+        def candidate(index: int) -> None:
             self.returned[number] = function.compute(*self.sets[index].arguments, **call)
 
-        return arm
+        return candidate
 
     def warm_up(self, seconds: float) -> None:
         """Run everything for a while: lazy initialisation, and the device's climb from its idle clock."""
         end = time.perf_counter() + seconds
         while True:
-            for arm in self.arms[:2]:
+            for candidate in self.candidates[:2]:
                 self._ready(0)
-                arm(0)
+                candidate(0)
             synchronize(self.device)
             if time.perf_counter() > end:
                 return
@@ -108,7 +108,7 @@ class Bench(Hooks):
 
         Returns seconds, (rounds, 3): of the kernel, the baseline and the baseline's duplicate. Raises Dishonest."""
         deadline = time.perf_counter() + timing.cold_cap_s
-        taken = np.empty((0, len(self.arms)))
+        taken = np.empty((0, len(self.candidates)))
         for look in timing.looks:
             while len(taken) < look:
                 # A look's rounds go to the GPU together, where they fit before the cap; else one by one.
@@ -117,14 +117,14 @@ class Bench(Hooks):
                     rounds = 1
                     if left < 0 and len(taken) >= timing.least_rounds:
                         return self._right(taken)
-                order = np.array([self.rng.permutation(len(self.arms)) for _ in range(rounds)])
-                taken = np.concatenate([taken, self.clock.cold(self.arms, order, self)])
+                order = np.array([self.rng.permutation(len(self.candidates)) for _ in range(rounds)])
+                taken = np.concatenate([taken, self.clock.cold(self.candidates, order, self)])
             if compare(*self._right(taken).T).half_width <= timing.target:
                 break
         return taken
 
     def _right(self, taken: np.ndarray) -> np.ndarray:
-        if self.witness.accuses():
+        if self.timed_results.wrong():
             raise Dishonest("a timed call returned a wrong result, though it was right when verified")
         return taken
 
@@ -132,19 +132,19 @@ class Bench(Hooks):
         self.rounds += 1
         self._change(0, self.rounds)
 
-    def before_call(self, arm: int, index: int) -> None:
+    def before_call(self, candidate: int, index: int) -> None:
         self._ready(index)
 
-    def after_call(self, arm: int, index: int) -> None:
-        function = self.functions[arm]
+    def after_call(self, candidate: int, index: int) -> None:
+        function = self.functions[candidate]
         if isinstance(function, Returning):
-            function.write(self.returned.pop(arm), self.sets[index].arguments)
+            function.write(self.returned.pop(candidate), self.sets[index].arguments)
         check_genuine(self.written[index], self.addresses[index])
-        for name, result in self.results[arm].items():
+        for name, result in self.results[candidate].items():
             result.copy_(self.written[index][name])
 
     def after_round(self) -> None:
-        self.witness.see(self.rounds, self.results[0], self.results[1], self._state(0))
+        self.timed_results.compare(self.rounds, self.results[0], self.results[1], self._state(0))
 
     def _ready(self, index: int) -> None:
         """Poison what a call only writes, and give back what it changes."""
@@ -186,15 +186,15 @@ class Bench(Hooks):
         seconds = timing.steady_block_s
         nothing = lambda: None
         if self.device.type == "cuda":  # captured now, so that the card is not idle between blocks
-            for one in self.arms:
+            for one in self.candidates:
                 self.clock.steady(one, self.rotations, 0, nothing, self._restore)
         settle = max(seconds, SETTLE_S) if self.device.type == "cuda" else seconds
-        self.clock.steady(self.arms[1], self.rotations, settle, nothing, self._restore)
+        self.clock.steady(self.candidates[1], self.rotations, settle, nothing, self._restore)
         blocks = []
-        for arm in (0, 1, 2, 0):
+        for candidate in (0, 1, 2, 0):
             begin = time.perf_counter()
-            hook = during if arm == 0 else nothing
-            blocks.append(self.clock.steady(self.arms[arm], self.rotations, seconds, hook, self._restore))
+            hook = during if candidate == 0 else nothing
+            blocks.append(self.clock.steady(self.candidates[candidate], self.rotations, seconds, hook, self._restore))
             self.spans.append((begin, time.perf_counter()))
         self._check_steady(float(np.median(blocks[3])))
         return blocks
@@ -211,15 +211,15 @@ class Bench(Hooks):
         for index in self.rng.permutation(self.rotations):
             mine, state = self.results[0], self._state(index)
             if isinstance(self.functions[0], Returning):  # what the loop returned is gone
-                self.arms[0](index)
+                self.candidates[0](index)
             self.after_call(0, index)
             if time.perf_counter() < deadline:
                 right = matches_reference(self.op, self.case, state, mine)
             else:
                 self._ready(index)
-                self.arms[1](index)
+                self.candidates[1](index)
                 self.after_call(1, index)
-                right = self.witness.tolerance.loosely(mine, self.results[1], state)
+                right = self.timed_results.tolerance.loosely(mine, self.results[1], state)
             if not right:
                 raise Dishonest("a steady call returned a wrong result, though it was right when verified")
         if fresh_s <= REMEMBERS * settled_s:
@@ -244,7 +244,7 @@ class Bench(Hooks):
         for index in range(self.rotations):
             self._change(index, first + 1 + index)
             self._ready(index)
-        return self.clock.again(self.arms[0], self.rotations, self._restore)
+        return self.clock.again(self.candidates[0], self.rotations, self._restore)
 
     def check_operands(self) -> None:
         """Raises Dishonest when a timed call changed its inputs or wrote beside its outputs."""

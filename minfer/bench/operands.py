@@ -66,7 +66,7 @@ class Operands:
 
     def breached(self) -> bool:
         """Whether anything was written outside the tensors."""
-        return bool(torch.stack([breached(edge) for edge in self._guards]).any())
+        return bool(torch.stack([overwritten(edge) for edge in self._guards]).any())
 
 
 def change(op: Op, case: Case, tensors: Tensors, seed: int, distribution: str) -> Undo:
@@ -90,7 +90,7 @@ def guard(edge: torch.Tensor) -> None:
     edge[odd::2], edge[1 - odd :: 2] = POISON & 0xFF, POISON >> 8
 
 
-def breached(edge: torch.Tensor) -> torch.Tensor:
+def overwritten(edge: torch.Tensor) -> torch.Tensor:
     """Whether a guard's bytes were written, as a tensor."""
     odd = edge.storage_offset() % 2
     even = edge[odd : odd + (len(edge) - odd) // 2 * 2]

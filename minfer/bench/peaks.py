@@ -28,7 +28,7 @@ import torch
 
 from minfer import build
 from minfer.bench import device as devices
-from minfer.bench.clock import Arm, clock_for
+from minfer.bench.clock import Candidate, clock_for
 from minfer.bench.telemetry import Telemetry
 from minfer.ops import DTYPES, Kernel
 
@@ -64,12 +64,12 @@ def measure(device: torch.device, telemetry: Telemetry) -> dict[str, float]:
     Raises BuildError where a GPU's kernels cannot be compiled.
     """
     cuda = device.type == "cuda"
-    arms = _cuda_arms(device) if cuda else _cpu_arms(device)
+    probes = _cuda_probes(device) if cuda else _cpu_probes(device)
     clock = clock_for(device)
     end = time.perf_counter() + (WARMUP_S if cuda else 0)
     while True:  # compile lazily, touch every page, and leave the idle clocks
-        for arm, _ in arms.values():
-            arm(0)
+        for probe, _ in probes.values():
+            probe(0)
         if cuda:
             torch.cuda.synchronize(device)
         if time.perf_counter() >= end:
@@ -77,8 +77,10 @@ def measure(device: torch.device, telemetry: Telemetry) -> dict[str, float]:
 
     peaks: dict[str, float] = {}
     states: list[dict[str, Any]] = []
-    for name, (arm, work) in arms.items():
-        times = clock.steady(arm, 1, CUDA_WINDOW_S if cuda else CPU_WINDOW_S, lambda: states.append(telemetry.sample()))
+    for name, (probe, work) in probes.items():
+        times = clock.steady(
+            probe, 1, CUDA_WINDOW_S if cuda else CPU_WINDOW_S, lambda: states.append(telemetry.sample())
+        )
         name, _, other_way = name.partition(":")
         bandwidth = name.endswith("_gbps")
         rate = work / float(times.min()) / 1e9 if bandwidth else work / float(np.median(times)) / 1e12
@@ -98,7 +100,7 @@ def load(device: torch.device) -> None:
         torch.ops.load_library(build.build(KERNEL, devices.arch(device)).library)
 
 
-def _cuda_arms(device: torch.device) -> dict[str, tuple[Arm, float]]:
+def _cuda_probes(device: torch.device) -> dict[str, tuple[Candidate, float]]:
     """By name of the peak: a call that runs it, and the bytes or FLOPs of that call. `name:way` is another way to the same
     peak, of which the better one counts."""
     load(device)
@@ -107,7 +109,7 @@ def _cuda_arms(device: torch.device) -> dict[str, tuple[Arm, float]]:
     size = min(max(CUDA_CACHES * devices.cache_bytes(device), LEAST_CUDA_BUFFER), free // 4) // GRAIN * GRAIN
     source = torch.empty(size // 4, dtype=torch.int32, device=device).random_(generator=random)
     target, sink = torch.empty_like(source), torch.zeros(1, dtype=torch.int32, device=device)
-    arms: dict[str, tuple[Arm, float]] = {
+    probes: dict[str, tuple[Candidate, float]] = {
         "copy_gbps": (lambda index: torch.ops.minfer.peak_copy(target, source), 2.0 * size),
         "copy_gbps:driver": (lambda index: target.copy_(source), 2.0 * size),
         "read_gbps": (lambda index: torch.ops.minfer.peak_read(sink, source), float(size)),
@@ -123,19 +125,19 @@ def _cuda_arms(device: torch.device) -> dict[str, tuple[Arm, float]]:
             operands = torch.randn(OPERANDS, generator=random, device=device).to(DTYPES[dtype or accumulate])
             sums = torch.zeros((blocks, THREADS), dtype=DTYPES[accumulate], device=device)
             work = float(BLOCK_FLOPS[instruction]) * blocks * ITERATIONS
-            arms["_".join(filter(None, (instruction, dtype, accumulate)))] = (
+            probes["_".join(filter(None, (instruction, dtype, accumulate)))] = (
                 _product(instruction, sums, operands),
                 work,
             )
-    return arms
+    return probes
 
 
-def _product(instruction: str, sums: torch.Tensor, operands: torch.Tensor) -> Arm:
+def _product(instruction: str, sums: torch.Tensor, operands: torch.Tensor) -> Candidate:
     function = getattr(torch.ops.minfer, f"peak_{instruction}").default
     return lambda index: function(sums, operands, ITERATIONS)
 
 
-def _cpu_arms(device: torch.device) -> dict[str, tuple[Arm, float]]:
+def _cpu_probes(device: torch.device) -> dict[str, tuple[Candidate, float]]:
     """Copies one half of a buffer to the other, and reads all of it. What a store reads first is not counted."""
     size = min(4 * devices.cache_bytes(device), MOST_CPU_BUFFER) // 8 * 8
     buffer, sink = torch.ones(size // 4, dtype=torch.float32), torch.zeros(())

@@ -190,7 +190,7 @@ class Child:
             if not bench.in_place and None not in drawn:  # the counter does not know a call from giving contents back
                 samples["watts"] = drawn
         if self.timing.audit and isinstance(bench.clock, CudaClock):
-            second = audit(bench.clock, bench.arms[0], row["cold_empty_us"])
+            second = audit(bench.clock, bench.candidates[0], row["cold_empty_us"])
             row |= {"audit_us": second.cupti_us, "audit_events_us": second.events_us, "audit_kernels": second.kernels}
             flags += second.flags()
         row["flags"] = "; ".join(flags)

@@ -4,7 +4,7 @@ The kernel runs in a process of its own (`minfer.worker.isolated`) and shares no
 judge writes its inputs, compares what it writes with the reference, and times it by the judge's own clock. Between two
 blocks of calls that process is stopped, while all its inputs get new values: there is nothing to prepare, to remember
 or to patch.
-A clock outside is too coarse to replace the one inside. It is the witness against it: times inside that are shorter
+A clock outside is too coarse to replace the one inside. It checks the one inside: times inside that are shorter
 than what passed outside, or a baseline that was slower beside the kernel than by itself, are `dishonest`.
 """
 
@@ -28,8 +28,8 @@ from minfer.bench.clock import Hooks, clock_for
 from minfer.bench.integrity import Dishonest
 from minfer.bench.measure import MOST_ROTATIONS, rotations
 from minfer.bench.operands import Operands
+from minfer.bench.timed_results import matches_reference
 from minfer.bench.verify import WrongResult, same_bits, synchronize, verify
-from minfer.bench.witness import matches_reference
 from minfer.ops import Case, Op
 from minfer.process.remote import Died, Process, adopt_orphans, children, orphans, serve
 from minfer.rows.store import Row
@@ -39,7 +39,7 @@ BELIEVED = {"cuda": 1.25, "cpu": 1.6}
 BLOCK_S = {"cuda": 0.05, "cpu": 0.25}  # a block has so many sets of operands that waking a process weighs little...
 FEWEST_SETS, MOST_MEMORY = 8, 8 << 30  # ...but no more of a GPU's memory, and on a CPU no more than the cache needs
 COLD_US = {"cuda": 4.0, "cpu": 0.0}  # what a cold window may have beside the call: starting it, and the first misses
-BLOCKS, MOST_BLOCKS = 3, 12  # of each arm; more where the clocks disagree, and all of them must
+BLOCKS, MOST_BLOCKS = 3, 12  # of each candidate; more where the clocks disagree, and all of them must
 MOST_WAITED = 0.1  # of a block, for a CPU
 BUSY = (
     "could not be judged: its process waited for a CPU {:.0%} of the time; run it again when the machine is less busy"
@@ -94,7 +94,7 @@ class Remote:
         if "error" in reply:
             raise RunnerFailed(" ".join(str(reply["error"]).split()))
         if answer not in reply:
-            raise Dishonest("answered what nobody had asked")
+            raise Dishonest("unexpected reply from the kernel's process")
         return reply[answer]
 
     def time(self, what: str) -> tuple[float, float]:
@@ -114,7 +114,7 @@ class Remote:
             return 0.0
 
 
-class Race:
+class Trial:
     """Kernel and baseline, each in its process, on the same sets of operands, timed from outside."""
 
     def __init__(self, case: Case, kernel: Remote, baseline: Remote, arena: Arena, device: torch.device) -> None:
@@ -123,9 +123,9 @@ class Race:
         self.call = self.op.call(case)
         self.here = build.function(self.op.kernels[self.op.baseline(case)], devices.arch(device))  # the baseline
         first = self._fresh()
-        self.twins = [first, *(self._fresh() for _ in range(self._sets(first) - 1))]
+        self.originals = [first, *(self._fresh() for _ in range(self._sets(first) - 1))]
         arena.clear()
-        self.sets = [{name: arena.copy(t) for name, t in twin.tensors.items()} for twin in self.twins]
+        self.sets = [{name: arena.copy(t) for name, t in original.tensors.items()} for original in self.originals]
         synchronize(device)
         described = [[arena.describe(tensor) for tensor in shared.values()] for shared in self.sets]
         for remote in (kernel, baseline):
@@ -158,11 +158,11 @@ class Race:
         Dishonest unless the results are right."""
         # What a block costs beside its calls, by the process that has no reason to make it long.
         rest = min(self.baseline.time("rest")[0] for _ in range(3))
-        for shared, twin in zip(self.sets, self.twins, strict=True):
+        for shared, original in zip(self.sets, self.originals, strict=True):
             if remote is self.kernel:  # values that nobody has seen before the clock runs: both processes are stopped
-                twin.fill(secrets.randbits(31))
+                original.fill(secrets.randbits(31))
             for name, tensor in shared.items():
-                tensor.copy_(twin.tensors[name])
+                tensor.copy_(original.tensors[name])
         synchronize(self.device)
         seconds, waited = remote.time("run")
         if remote is self.kernel:
@@ -172,11 +172,11 @@ class Race:
     def _check(self) -> None:
         chosen = random.SystemRandom().sample(range(len(self.sets)), min(CHECKED, len(self.sets)))
         for index in chosen:
-            shared, twin = self.sets[index], self.twins[index]
-            results = {name: shared[name] for name in twin.named("out", "inout")}
-            if not matches_reference(self.op, self.case, twin.named("in", "inout"), results):
+            shared, original = self.sets[index], self.originals[index]
+            results = {name: shared[name] for name in original.named("out", "inout")}
+            if not matches_reference(self.op, self.case, original.named("in", "inout"), results):
                 raise Dishonest("returned a wrong result in a process of its own, though it was right when verified")
-            for name, kept in twin.named("in").items():
+            for name, kept in original.named("in").items():
                 if not same_bits(shared[name], kept):
                     raise Dishonest(f"changed its input {name} while it was timed")
         if self.arena.breached():
@@ -195,23 +195,23 @@ def most_sets(op: Op, case: Case, device: torch.device) -> int:
 
 def judge(request: dict[str, Any], log: Path) -> Row:
     """The columns that judging a case fills: status and message only where they change. Of the extra files it loads only
-    what is `stated`: that of the case's op, which is believed, because its reference says what is right."""
-    for path in request["stated"]:
+    what is in `op_files`: that of the case's op, which is believed, because its reference says what is right."""
+    for path in request["op_files"]:
         ops.load_file(Path(path))
     case = Case(**request["case"])
     op, device = ops.get(case.op), devices.pick(request["device"])
     per_set = guarded_bytes(op.operand_bytes(case), len(op.specs(case)))
     arena = Arena(max(most_sets(op, case, device), 2) * per_set + (16 << 20), device)
-    twin = op.case(op.baseline(case), case.dtype, case.shape, case.params)
+    other = op.case(op.baseline(case), case.dtype, case.shape, case.params)
     kernel, baseline = (
         Remote(case, request, arena, log),
-        Remote(twin, request | {"extra": request["stated"]}, arena, log),
+        Remote(other, request | {"extra": request["op_files"]}, arena, log),
     )
     try:
         kernel.started()
         baseline.started()
         verify(op, case, kernel, kernel, device, devices.capability(device), secrets.randbits(31))
-        return _compare(Race(case, kernel, baseline, arena, device), request["claims"])
+        return _compare(Trial(case, kernel, baseline, arena, device), request["claims"])
     except WrongResult as error:
         return {"status": "wrong", "message": f"seen from another process: {error}"}
     except Dishonest as error:
@@ -226,7 +226,7 @@ def judge(request: dict[str, Any], log: Path) -> Row:
         arena.close()
 
 
-def _compare(race: Race, claims: Mapping[str, float]) -> Row:
+def _compare(trial: Trial, claims: Mapping[str, float]) -> Row:
     """Time both until the claims are believed, or for MOST_BLOCKS. The best time and the best ratio seen count: of a
     kernel's block and the baseline's beside it, and on a CPU of any two, where a busy machine may hold up a baseline of
     many threads by any factor, inside of the process as outside. Nothing counts where every block had to wait for a CPU.
@@ -235,19 +235,19 @@ def _compare(race: Race, claims: Mapping[str, float]) -> Row:
     theirs: list[float] = []
     least_waited, cold = 1.0, 0.0
     while True:
-        seconds, waited = race.block(race.kernel)
+        seconds, waited = trial.block(trial.kernel)
         mine.append(seconds * 1e6)
-        theirs.append(race.block(race.baseline)[0] * 1e6)
+        theirs.append(trial.block(trial.baseline)[0] * 1e6)
         least_waited = min(least_waited, waited)
         row = {"judged_us": min(mine), "judged_baseline_us": min(theirs)}
-        alone = COLD_US[race.device.type]
+        alone = COLD_US[trial.device.type]
         pairs = list(zip(mine, theirs, strict=True))
-        if race.device.type == "cpu":
+        if trial.device.type == "cpu":
             pairs.append((min(mine), max(theirs)))
         speedup = max(max(b / max(a, 1e-3), (b + alone) / (a + alone)) for a, b in pairs)
-        doubt = _doubt(claims, BELIEVED[race.device.type], min(mine), {"cold": max(speedup, cold), "steady": speedup})
-        if doubt and len(mine) == BLOCKS and race.device.type == "cpu":
-            cold = race.cold_baseline() * 1e6 / claims["cold_us"]  # and the next blocks must not contradict this time
+        doubt = _doubt(claims, BELIEVED[trial.device.type], min(mine), {"cold": max(speedup, cold), "steady": speedup})
+        if doubt and len(mine) == BLOCKS and trial.device.type == "cpu":
+            cold = trial.cold_baseline() * 1e6 / claims["cold_us"]  # and the next blocks must not contradict this time
         if doubt and len(mine) == MOST_BLOCKS and least_waited > MOST_WAITED:
             return {"status": "error", "message": BUSY.format(least_waited)}
         if len(mine) >= BLOCKS and (not doubt or len(mine) == MOST_BLOCKS):

@@ -23,7 +23,7 @@ from minfer.process.remote import Died, Process
 from minfer.rows import store
 from minfer.rows.store import Row
 
-CLAIMS = ("cold_us", "cold_speedup", "steady_us", "steady_speedup")  # what the judge holds against its own clock
+JUDGED = ("cold_us", "cold_speedup", "steady_us", "steady_speedup")  # what the judge holds against its own clock
 TIMED = tuple(name for name in store.SCHEMA.names if name.startswith(("cold_", "steady_", "energy_")))
 SAID = ("cold_empty_us", "steady_rotations")  # of these columns, what the child says and nothing is derived from
 
@@ -122,10 +122,10 @@ class Supervisor:
     def _judged(self, case: Case, row: Row) -> Row:
         """What the judge, which has seen nothing of the kernel's process, makes of its row."""
         self.judge = self.judge or Process("minfer.worker.judge", self.log)
-        claims = {name: row[name] for name in CLAIMS if row.get(name)}
+        claims = {name: row[name] for name in JUDGED if row.get(name)}
         about = {"device": self.shard.device, "extra": self.shard.extra, "log": str(self.log)}
         source = ops.get(case.op).source
-        about["stated"] = [str(source)] if source and not _ours(source) else []
+        about["op_files"] = [str(source)] if source and not _ours(source) else []
         timeout_s = self.shard.case_timeout_s
         try:
             reply = self.judge.ask(10 * timeout_s, case=case.to_dict(), claims=claims, timeout_s=timeout_s, **about)
@@ -164,4 +164,4 @@ def believed(case: Case, reply: Mapping[str, Any], timing: Timing, roofs: Mappin
         store.to_table([row])
         return row
     except (KeyError, TypeError, ValueError, pa.ArrowException) as error:
-        return {"status": "dishonest", "message": f"answered what no case can come to: {error!r}"}
+        return {"status": "dishonest", "message": f"malformed reply from the kernel's process: {error!r}"}

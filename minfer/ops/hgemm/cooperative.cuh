@@ -1,5 +1,5 @@
 // What v13 and v14_stream_k share: a block of a cluster of two that multiplies 128 x 256 of the product, one thread of it
-// copying, two warpgroups multiplying, and a finished tile leaving while the next one is multiplied.
+// copying, two warpgroups multiplying, and a finished tile being stored while the next one is multiplied.
 #pragma once
 
 #include "warpgroup_tile.cuh"
@@ -62,7 +62,7 @@ struct Stages {
   }
 };
 
-// The sums of one of the warpgroups that multiply, and the tile before on its way out.
+// The sums of one consumer warpgroup, and the store of the tile before.
 template <typename T, Layout kLayout>
 struct Sums {
   using Tile = typename Stages<T, kLayout>::Tile;
@@ -89,7 +89,7 @@ struct Sums {
     from.release(before);
   }
 
-  // Sends the finished tile on its way.
+  // Starts the store of the finished tile.
   __device__ void take(const Gemm<T>& g, int2 origin) {
     tile.scale(g, origin.x + row, origin.y);
     outgoing.take(tile, origin.x + row, origin.y);

@@ -1,6 +1,6 @@
 // What v14_small and v17_one_wave share: a block for each tile of the product, and all of them at once. A thread copies,
-// one or two warpgroups multiply. Memory's speed is bytes under way over latency, so that stages fill shared memory, and
-// the tile leaves through them.
+// one or two warpgroups multiply. Memory's speed is bytes in flight over latency, so stages fill shared memory, and
+// the epilogue reuses them.
 #pragma once
 
 #include "warpgroup_tile.cuh"
@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kPerSM)
     }
     wgmma_finish(tile.sums);
     epilogue(tile, g, row0 + row, col0 + col);
-    warps_sync<kProducer>();  // all stages are read, and nothing more is on its way to them
+    warps_sync<kProducer>();  // all stages are read, and no more copies to them are in flight
     tile.template store_boxes<Tile::kAllBoxes>(maps, stages + warpgroup * Tile::kAllBoxes * 4 * Tile::kBox, row0 + row,
                                                col0 + col);
     if (threadIdx.x % 32 == 0) tma_store_wait<0>();

@@ -1,6 +1,6 @@
-// Tiles of the product whose sum over k several blocks share, so that few tiles occupy all SMs. Nobody waits: each block
-// leaves its sums in memory, and the one that comes last adds them up, always in the order of k. So the result has the
-// same bits whoever comes last. A second launch would cost its start, and a cluster is not what sm_89 has.
+// Output tiles whose sum over k several blocks share, so that few tiles occupy all SMs. No block waits: each leaves its partial
+// sums in memory, and the block that arrives last adds them up, always in the order of k, so the result has the same bits in
+// every run. A second launch would cost its start-up time, and sm_89 has no clusters.
 #pragma once
 
 #include "block_tile.cuh"
@@ -13,7 +13,7 @@ template <typename Block>
 constexpr int kTileSums = Block::kBlockM * Block::kBlockN;
 
 // Adds up what `count` blocks have of one tile, of which this is one: its sums go to `mine`, and those of all are at
-// part(0), ..., part(count - 1). True for the block that comes last, whose `sums` are then the whole.
+// part(0), ..., part(count - 1). True for the block that arrives last, whose `sums` are then complete.
 template <typename Block, typename Part>
 __device__ bool add_up(typename Block::Warp& sums, unsigned* arrived, int count, float* mine, Part part) {
   constexpr int kPieces = sizeof(sums.sums) / sizeof(float4);
@@ -22,7 +22,7 @@ __device__ bool add_up(typename Block::Warp& sums, unsigned* arrived, int count,
 #pragma unroll
   for (int i = 0; i < kPieces; ++i) reinterpret_cast<float4*>(mine)[i * Block::kThreads + threadIdx.x] = pieces[i];
   __threadfence();
-  __syncthreads();  // all threads have written, before one says so
+  __syncthreads();  // all threads have written before one reports it
   __shared__ bool last;
   if (threadIdx.x == 0) last = atomicInc(arrived, count - 1) == count - 1;
   __syncthreads();

@@ -1,7 +1,7 @@
-// v02a_column: v02, with the threads of a warp reading down a column of a tile in shared memory (banks.cuh).
-// Idea: none, it is the mistake. Rows are 128 bytes, which is all 32 banks, so a column lies in one bank, and what a warp
-// reads of it comes one lane after the other.
-// Expected: several times slower than v02: each read of B's tile takes 32 turns instead of one, and ncu counts 31
+// v02a_column: v02, but the threads of a warp read down a column of a tile in shared memory (banks.cuh).
+// Idea: none, this is the mistake. A row is 128 bytes, which is all 32 banks, so a column lies in one bank and a warp's read
+// of it is split into one access a lane.
+// Expected: several times slower than v02: each read of B's tile takes 32 accesses instead of one, and ncu counts 31
 // conflicts a request.
 // Measured (H200, bfloat16, TN, float32, m=n=k=2048): 0.4931 TFLOP/s cold, 0.4875 steady; 0.0823 % and 0.0775 % of torch.
 #include "banks.cuh"

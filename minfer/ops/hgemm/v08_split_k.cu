@@ -1,8 +1,8 @@
-// v08_split_k: v07's tiles, and where they are fewer than SMs, several blocks that share the k of each (split_k.cuh).
-// Idea: a product of 1024x1024 has 32 tiles of 128x256, and 100 of 132 SMs have nothing to do; four blocks a tile give
-// work to 128, which leave their sums in memory for the one that comes last.
-// Expected: 2x over v07 at 1024 (a quarter of the steps, and the sums' way through L2), 1x where tiles are plenty, for
-// then nothing is split.
+// v08_split_k: v07's tiles; where there are fewer tiles than SMs, several blocks share the k of each (split_k.cuh).
+// Idea: a product of 1024x1024 has 32 tiles of 128x256, and 100 of 132 SMs are idle. Four blocks a tile occupy 128 SMs; they
+// leave partial sums in memory, and the block that arrives last adds them up.
+// Expected: 2x over v07 at 1024 (a quarter of the steps, plus the partial-sum exchange through the L2), 1x where there are
+// enough tiles, because nothing is split there.
 // Measured (H200, bfloat16, TN, float32, m=n=k=8192): 437.2 TFLOP/s cold, 410.8 steady; 56.0 % and 61.5 % of torch.
 #include "split_k.cuh"
 

@@ -1,10 +1,10 @@
-// v08_stream_k: v07's tiles, one block an SM, and the steps in k of the last tiles dealt out evenly, wherever tiles end.
-// Idea: 2048x2048 has 128 tiles for 132 SMs, 4096x4096 512: the last wave leaves most SMs idle, and split-K helps only by
-// whole factors. Here each block has as many steps as the next; a tile that two or more have touched is added up by
-// the one that comes last (split_k.cuh). Only the last wave and what is left are dealt out: the others are whole tiles.
+// v08_stream_k: v07's tiles, one block an SM; the steps in k of the last tiles are divided evenly, across tile boundaries.
+// Idea: 2048x2048 has 128 tiles for 132 SMs, 4096x4096 has 512: the last wave leaves SMs idle, and split-K helps only by whole
+// factors. Here every block has the same number of steps. Where two or more blocks worked on a tile, the one that arrives
+// last adds up its partial sums (split_k.cuh). Only the steps of the last wave are divided; the other tiles stay whole.
 // After Osama et al., "Stream-K", PPoPP 2023.
-// Expected: over v07 what its last wave leaves idle, up to 1.9x just above a full wave and 2.5x at 1024 (32 tiles), less
-// what sums cost on their way through L2.
+// Expected: over v07 what its last wave leaves idle, up to 1.9x just above a full wave and 2.5x at 1024 (32 tiles), less the
+// partial-sum exchange through the L2.
 // Measured (H200, bfloat16, TN, float32, m=n=k=8192): 447.6 TFLOP/s cold, 413.2 steady; 57.3 % and 61.8 % of torch.
 #include "split_k.cuh"
 

@@ -1,8 +1,9 @@
-// v09_a_stationary: a block keeps its part of A and goes along B; its products are added to C with atomicAdd.
-// Idea, and what is wrong with it: A is read once, and each block needs nothing of any other, so that all SMs are busy at
-// any shape. But 128x64 of A is a sum over 64 of k: every element of C is added to K / 64 times, in memory, in fp32.
-// Expected: far below v07 (at 8192 8.6 billion atomics, 34 GB of additions, where the operands are 0.4 GB), and other
-// bits in every run, for floating-point addition is not associative and the order is chance. The counter-example to v08.
+// v09_a_stationary: a block keeps its part of A and iterates over B; its products are added to C with atomicAdd.
+// Idea, and its flaw: A is read once, and no block needs another, so all SMs are busy at any shape. But 128x64 of A is a
+// sum over 64 of k: every element of C is added to K / 64 times, in memory, in fp32.
+// Expected: far below v07 (at 8192 8.6 billion atomics, 34 GB of additions, where the operands are 0.4 GB). The bits
+// differ in every run, because floating-point addition is not associative and the order is random. The counter-example to
+// v08.
 // Measured (H200, bfloat16, TN, float32, m=n=k=8192): 33.63 TFLOP/s cold, 33.46 steady; 4.31 % and 5.01 % of torch.
 #include "scratch.cuh"
 #include "warp_tile.cuh"

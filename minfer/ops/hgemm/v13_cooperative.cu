@@ -1,8 +1,8 @@
-// v13_cooperative: v11 with one block an SM that walks over tiles, clusters of two that share B, and TMA stores.
-// Idea: two blocks of a cluster multiply tiles below each other, and each copies half of the columns of B for both: a
-// third fewer bytes come from the L2. A finished tile is packed into 64 registers, where the next one's sums are not, and
-// leaves from there a box at a time while the products of the next tile run: no product waits for a store. Every other
-// tile goes through k backwards, so that a wave begins with the rows of A that the L2 has from the end of the last one.
+// v13_cooperative: v11 as a persistent kernel, one block an SM, in clusters of two that share B, with TMA stores.
+// Idea: two blocks of a cluster multiply tiles one below the other, and each copies half of the columns of B for both: a third
+// fewer bytes come from the L2. A finished tile is packed into 64 registers that the next one's sums do not use, and is stored
+// from there a TMA box at a time while the next tile's products run: no product waits for a store. Every other tile runs
+// through k backwards, so that a wave begins with the rows of A that the L2 still has from the end of the last one.
 // Expected: 1.1x over v11, most of it where the power limit decides: fewer bytes a product, and no product waits for a
 // block to start or to store. At least 1.03x cuBLAS.
 // Measured (H200, bfloat16, TN, float32, m=n=k=8192): 799.0 TFLOP/s cold, 683.5 steady; 102.3 % and 102.3 % of torch.

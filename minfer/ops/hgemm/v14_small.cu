@@ -1,8 +1,9 @@
 // v14_small: tiles of 64 x 64 to 128 x 192, the smallest of which all run at once.
-// Idea: a small product has too few of v13's tiles to go round, and is over before anything is in full swing: what counts is
-// how soon the first bytes are asked for, and how few instructions come before and after the products. Where k is long, the
-// L2 is what limits, and two blocks below each other form a cluster that copies B once.
-// Expected: 1.3x over v12 at 1024 and less; slower from 2048 on, where small tiles read too much of the L2.
+// Idea: a small product has fewer of v13's tiles than there are SMs, and ends before the pipeline is full. What
+// counts is how soon the first bytes are requested, and how few instructions come before and after the
+// products. Where k is long, the L2 is the limit, and two blocks, one below the other, form a cluster that
+// copies B once.
+// Expected: 1.3x over v12 at 1024 and less; slower from 2048 on, where small tiles read too much from the L2.
 // Measured (H200, bfloat16, TN, float32, m=n=k=8192): 540.5 TFLOP/s cold, 460.3 steady; 69.2 % and 68.9 % of torch.
 #include "one_wave.cuh"
 

@@ -1,12 +1,12 @@
-// v14_stream_k: v13 whose last wave, when it is not full, is dealt out by steps in k, so that all SMs end at once.
-// Idea: 8192x8192 is 1,024 tiles for 66 clusters, fifteen waves and a half, of which v13 takes sixteen. Here each tile of
-// the last wave is one cluster's own, which multiplies its first steps in k; those that have no tile of their own, the
-// helpers, are dealt the other steps, wherever tiles end. They multiply them before their last whole tile, so that sums
-// are long in memory when an owner comes to add them; and while they work, all others are at one k, as the L2 likes it.
+// v14_stream_k: v13 whose last wave, when it is not full, is divided by steps in k, so that all SMs end together.
+// Idea: 8192x8192 is 1,024 tiles for 66 clusters, fifteen and a half waves, for which v13 takes sixteen. Here each tile of the
+// last wave belongs to one cluster, its owner, which multiplies the first steps in k; the clusters without a tile, the helpers,
+// share the other steps, across tile boundaries. They multiply them before their last whole tile, so that the partial sums are
+// in memory long before an owner adds them, and meanwhile all other clusters are at one k, which keeps the L2 useful.
 // After Osama et al., "Stream-K", PPoPP 2023. Clusters keep pace, so that what one copies is still in the L2 for the others.
-// Expected: over v13 what its last wave leaves idle, 3 % at 8192, less what sums cost on their way: 4,000 cycles of a helper
-// to write those of one tile, 2,000 of an owner. With more than two tiles to a helper that is all there was to gain, and
-// then it does as v13.
+// Expected: over v13 what its last wave leaves idle, 3 % at 8192, less the partial-sum exchange: a helper takes 4,000 cycles to
+// write the sums of a tile, an owner 2,000 to add them. With more than two tiles to a helper that is all there was to gain, and
+// the kernel falls back to v13.
 // Measured (H200, bfloat16, TN, float32, m=n=k=8192): 818.6 TFLOP/s cold, 692.8 steady; 104.8 % and 103.7 % of torch.
 #include <cmath>
 
@@ -15,9 +15,9 @@
 
 namespace minfer {
 
-constexpr int kParts = 4, kPart = kBlockM * kBlockN / kParts;  // of a block's sums on their way, each of so many
+constexpr int kParts = 4, kPart = kBlockM * kBlockN / kParts;  // of a block's partial sums, each of so many
 constexpr int kPieces = kPart / (kConsumers * 128 * 4);        // of a thread's, 16 bytes each
-constexpr int kWriters = kConsumers * 128 + 32;                // threads that write sums, and the warp that says so
+constexpr int kWriters = kConsumers * 128 + 32;                // threads that write sums, and the warp that reports it
 
 // Which tiles are shared, and who multiplies them: the last, and the first clusters.
 struct Deal {

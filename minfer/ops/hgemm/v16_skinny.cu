@@ -1,8 +1,8 @@
 // v16_skinny: up to 128 rows of A; narrow tiles with many stages of cp.async, and k split over blocks (split_k.cuh).
-// Idea: B is read once and every SM must be reading, so a tile has all rows of A and few columns of B, and where that
-// makes too few tiles, several blocks share the k of one. Tensor cores idle anyway, so half-empty rows of 16 are free.
-// Expected: near the speed of memory up to m = 64 (4096x4096 of B: 8 us at 4.2 TB/s, and 2 us to add up), then the
-// operands' way through L2 counts, too: at 128x128 as many bytes of A as of B.
+// Idea: B is read once and every SM must be reading. So a tile has all rows of A and few columns of B, and where that makes
+// too few tiles, several blocks share the k of one. Tensor cores idle anyway, so half-empty rows of 16 cost nothing.
+// Expected: near the speed of memory up to m = 64 (4096x4096 of B: 8 us at 4.2 TB/s, and 2 us to add up); above that the
+// operands' traffic from the L2 counts too: at 128x128 as many bytes of A as of B.
 // Measured (H200, bfloat16, TN, float32, m=128, n=28672, k=4096): 290.2 TFLOP/s cold, 288.0 steady; 67.0 % and 72.7 % of torch.
 #include "split_k.cuh"
 

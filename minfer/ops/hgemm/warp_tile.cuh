@@ -1,4 +1,4 @@
-// What one warp multiplies with mma.sync, shared by the rungs from v04 on: its fragments, its sums, and their way out.
+// What one warp multiplies with mma.sync, shared by the rungs from v04 on: its fragments, its sums, and its epilogue.
 #pragma once
 
 #include "cuda/mma.cuh"

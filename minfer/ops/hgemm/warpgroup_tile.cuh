@@ -1,5 +1,5 @@
 // What the rungs for Hopper share, from v10 on: the tiles that TMA brings to shared memory, what one warpgroup multiplies
-// with wgmma, and its way out.
+// with wgmma, and its epilogue.
 #pragma once
 
 #include "cuda/hopper.cuh"
@@ -194,7 +194,7 @@ struct WarpgroupTile {
   }
 };
 
-// A finished tile on its way out, a box at a time, while the sums of the next one are added up.
+// The store of a finished tile, a TMA box at a time, while the sums of the next one are accumulated.
 template <typename Tile, typename T>
 struct Outgoing {
   uint32_t bits[Tile::kAllBoxes][Tile::kBoxN / 4];
@@ -243,7 +243,7 @@ struct Walk {
   }
 };
 
-// The tiles of a product, kCluster blocks high, and how many clusters walk over them.
+// The tiles of a product, kCluster blocks high, and how many clusters share them.
 struct WalkSize {
   int tiles, clusters;
 };
@@ -258,7 +258,7 @@ WalkSize walk_size(Kernel* kernel, int threads, int bytes, const Gemm<T>& g) {
   return {int(tiles), int(std::min<int64_t>(tiles, std::max(1, clusters)))};
 }
 
-// Launches a kernel that walks over tiles as Walk does, of blocks that stay.
+// Launches a persistent kernel whose work tile scheduler is Walk.
 template <int kBlockM, int kBlockN, int kCluster, typename Kernel, typename T>
 void launch_walk(Kernel* kernel, int threads, int bytes, const Gemm<T>& g) {
   const Maps maps = make_maps(g, kBlockM, kBlockN / kCluster);

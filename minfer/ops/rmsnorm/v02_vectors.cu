@@ -1,6 +1,7 @@
 // v02_vectors: 16-byte loads and stores, and one pass: a thread keeps its pieces of the row from the sum to the product.
 // Idea: all loads of a row, and of its weights, are under way before the first is waited for, and blocks are small, so that
-// an SM holds several rows: one is summed while others load or store. No cache hints: evict-first loads (`__ldcs`) cost 5 %.
+// an SM holds several rows: one is summed while others load or store. No cache hints: evict-first loads (`__ldcs`) cost 5
+// %.
 // Expected: near the copy's speed for many rows. For few, latency: one round trip of loads, one barrier, one of stores.
 // Persistent blocks that prefetch their next row take 5 % longer at 16384 rows, a ring of TMA copies 11 %.
 // Measured (H200, bfloat16, tokens=4096, hidden=16384): 4031 GB/s cold, 4024 steady; 164.2 % and 168.4 % of torch.

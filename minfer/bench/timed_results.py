@@ -1,7 +1,7 @@
 """Whether a timed call did what it did when it was verified: its outputs against the baseline's, element by element.
 
 That costs a comparison a round, on the device, and waits for nothing. What the comparison suspects is kept, and the fp64
-reference decides later, on the inputs of that round, by verification's own bound: nobody is accused by a tolerance.
+reference decides later, on the inputs of that round, under the bound of the verification.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Tolerance:
         return (result.view(torch.uint8) != other.view(torch.uint8)).any()
 
 
-class Witness:
-    """Sees the results of every timed round, and keeps the first that is suspect.
+class TimedResults:
+    """Compares the results of every timed round, and keeps the first that is suspect.
 
     `inputs_of(round)` makes the operands of a round anew."""
 
@@ -69,14 +69,14 @@ class Witness:
         self._suspect = torch.zeros((), dtype=torch.int64, device=device)  # the round, from 1; 0 for none
         self._kept = {name: torch.empty_like(tensor) for name, tensor in outputs.items()}
 
-    def see(self, number: int, mine: Tensors, theirs: Tensors, inputs: Tensors) -> None:
+    def compare(self, number: int, mine: Tensors, theirs: Tensors, inputs: Tensors) -> None:
         """Compare the results of round `number`, from 1."""
         first = self.tolerance.differ(mine, theirs, inputs) & (self._suspect == 0)
         self._suspect.copy_(torch.where(first, number, self._suspect))
         for name, kept in self._kept.items():
             kept.copy_(torch.where(first, mine[name], kept))
 
-    def accuses(self) -> bool:
+    def wrong(self) -> bool:
         """Whether the suspect result since the last look is wrong. Waits for the device."""
         number = int(self._suspect)
         if not number:
