@@ -115,8 +115,7 @@ op.peer("quack", quack, package="quack", returns=(0,), dtypes=HALVES, requires=V
 op.peer("flashinfer", flashinfer, package="flashinfer", dtypes=HALVES, requires=VECTORS)
 op.cuda("v01_naive.cu", dtypes=ALL)
 op.cuda("v02_vectors.cu", dtypes=ALL, requires=VECTORS)
-for variant in ("128", "256", "256_late", "512", "512_late", "1024"):
-    op.cuda("v03_few_rows.cu", name=f"v03_threads_{variant}", dtypes=ALL, requires=compiled_in)
+op.cuda("v03_few_rows.cu", dtypes=ALL, requires=compiled_in)
 op.triton("triton_rows.py", dtypes=ALL)
 op.cpp("cpu_naive.cpp", dtypes=ALL)
 op.cpp("cpu_vectors.cpp", dtypes=ALL)
