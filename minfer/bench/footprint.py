@@ -44,4 +44,4 @@ def launches(call: Callable[[], object], device: torch.device) -> int:
 
 def _check(status: int) -> None:
     if status:
-        raise RuntimeError(f"the CUDA driver answers {status} when it is asked for the nodes of a graph")
+        raise RuntimeError(f"the CUDA driver returned error {status} for the nodes of a graph")
