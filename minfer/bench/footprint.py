@@ -1,4 +1,4 @@
-"""What a call takes beside time: device memory beyond its operands, and how many kernels it launches."""
+"""What a call uses besides time: device memory beyond its operands, and how many kernels it launches."""
 
 from __future__ import annotations
 

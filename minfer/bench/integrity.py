@@ -1,4 +1,4 @@
-"""Notices what a kernel does beside computing: patched timers, threads, processes, work handed to a library."""
+"""Detects what a kernel does besides computing: patched timers, threads, processes, work handed to a library."""
 
 from __future__ import annotations
 

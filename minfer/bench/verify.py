@@ -88,7 +88,7 @@ class Trial:
 
 def trials(op: Op, case: Case, kernel: Stated, capability: tuple[int, int] | None, seed: int) -> list[Trial]:
     """What a case is verified on: its own shape under both distributions and every call, then small odd shapes, of
-    which one is drawn at random so that nobody can prepare for it."""
+    which one is drawn at random, so that no kernel can prepare for it."""
     first, *others = [c for c in op.under_each_call(case) if c is case or kernel.unsupported(c, capability) is None]
     chosen = [Trial(first, "uniform", seed), Trial(first, "normal", seed + 1)]
     chosen += [Trial(other, "uniform", seed + 2) for other in others]
