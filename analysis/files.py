@@ -18,7 +18,7 @@ SUFFIXES = ("svg", "png")
 def bring_up_to_date(drawn: Mapping[Path, Picture], folder: Path, ours: str, command: str, check: bool) -> list[str]:
     """Write or only check pictures, named without a suffix; what is wrong, in sentences.
 
-    Below `folder`, a picture whose name matches `ours`, a regular expression, and that nobody drew, is removed."""
+    Below `folder`, a picture whose name matches `ours`, a regular expression, and that was not drawn, is removed."""
     suffixes = SUFFIXES[:1] if check else SUFFIXES
     files = {named(path, s): encoded(p.figure, s, p.about) for path, p in drawn.items() for s in suffixes}
     expression = re.compile(rf"{ours}\.({'|'.join(SUFFIXES)})")

@@ -2,7 +2,7 @@
 
 Reads what `benchmarks/sensitivity.py`, `clock_trap.py` and `cost.py` wrote to benchmarks/results/, draws
 docs/plots/<device>/clock-trap, and rewrites what is between markers (`<!-- sensitivity:begin -->` ...) in docs/evidence.md
-and in docs/methodology.md. No number is typed here or there. Where nobody has measured, that is what the text says.
+and in docs/methodology.md. No number is typed here or there. Where nothing was measured, the text says so.
 """
 
 from __future__ import annotations

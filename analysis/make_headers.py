@@ -73,13 +73,14 @@ def rank(row: Row, problem: str | None, group: str) -> tuple[object, ...]:
     return row["problem"] != problem, setting(row) != group, -(number(row, "bytes") or 0), row["case"]
 
 
-def line(row: Row) -> str:
+def line(row: Row, stem: str) -> str:
     """What was measured: `Measured (H200, bfloat16, m=n=k=8192): 6.3 TFLOP/s cold, …; 0.8 % and … of torch.`"""
     found = [(regime, rate) for regime in REGIMES if (rate := number(row, f"{regime}_rate"))]
     shares = [re.sub(r" (tie|\(.*?\))", "", percent(row, regime, None)) for regime, _ in found]
     rates = ", ".join(f"{scaled(rate)} {regime}" for regime, rate in found).replace(" ", f" {row['metric']} ", 1)
     of = f"; {' and '.join(shares)} of {REFERENCE}" if "—" not in shares else ""
     where = [row["device"].removeprefix("NVIDIA "), row["dtype"], *dict(row["params"] or {}).values(), shape_words(row)]
+    where += [row["kernel"]] if row["kernel"] != stem else []
     return f"Measured ({', '.join(where)}): {rates}{of}."
 
 
@@ -99,12 +100,20 @@ def with_line(text: str, suffix: str, said: str | None) -> str:
     return before + shown + (f"// Why: {why}" if why else "") + text[header.end() :]
 
 
+def of_file(path: Path, rows: dict[tuple[str, str], Row]) -> Row | None:
+    """The row of the kernel that a file is named after; of a file with kernels of other names, which begin as it does, the
+    fastest's."""
+    op = path.parent.name
+    found = [row for (of, kernel), row in rows.items() if of == op and kernel.startswith(f"{path.stem}_")]
+    return rows.get((op, path.stem)) or max(found, key=lambda row: float(row["cold_rate"]), default=None)
+
+
 def sources(folder: Path, rows: dict[tuple[str, str], Row]) -> Iterator[tuple[Path, str]]:
     """Each kernel's file with the text that it should have."""
     for path in sorted(path for path in folder.glob("*/*") if path.suffix in SUFFIXES):
-        row = rows.get((path.parent.name, path.stem))
+        row = of_file(path, rows)
         if path.suffix != ".py" or row or "\n# Measured (" in path.read_text():
-            yield path, with_line(path.read_text(), path.suffix, line(row) if row else None)
+            yield path, with_line(path.read_text(), path.suffix, line(row, path.stem) if row else None)
 
 
 def write(table: pa.Table, options: Options) -> list[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -29,7 +29,8 @@ from minfer.rows import store
 
 COMMAND = "python analysis/make_plots.py"
 MARKED = "plots"
-PLOTS = {"ladder": plots.ladder, "throughput": plots.throughput, "roofline": roofline}
+Draw = Callable[[str, str, list[store.Row], Theme], plots.Picture]
+PLOTS: dict[str, Draw] = {"ladder": plots.ladder, "throughput": plots.throughput, "roofline": roofline}
 COLUMNS = [
     "run",
     "finished",
@@ -50,17 +51,26 @@ COLUMNS += [f"{regime}_{name}" for regime in REGIMES for name in ("us", "rate", 
 Drawn = dict[tuple[str, str], dict[str, plots.Picture]]  # by op and device, the pictures by name
 
 
-def pictures(table: pa.Table, theme: Theme = LIGHT) -> Iterator[tuple[str, str, str, plots.Picture | str]]:
-    """Op, device, name and picture of every plot, or a sentence on why there is none, from usable rows."""
+def pictures(
+    table: pa.Table, themes: Iterable[Theme] = (LIGHT,)
+) -> Iterator[tuple[Theme, str, str, str, plots.Picture | str]]:
+    """Theme, op, device, name and picture of every plot, or a sentence on why there is none, from usable rows."""
     table = on_one_clock(with_problem(table))
     for op, device in sections(table):
         rows = rows_of(table, op, device)
-        for name, draw in PLOTS.items():
-            try:
-                with theme.active():
-                    yield op, device, name, draw(op, device, rows, theme)
-            except plots.LeftOut as error:
-                yield op, device, name, f"the {name} plot of {op} on {device} is left out: {error}"
+        for theme in themes:
+            for name, draw in PLOTS.items():
+                yield theme, op, device, name, drawn_or_why(draw, op, device, name, rows, theme)
+
+
+def drawn_or_why(
+    draw: Draw, op: str, device: str, name: str, rows: list[store.Row], theme: Theme
+) -> plots.Picture | str:
+    try:
+        with theme.active():
+            return draw(op, device, rows, theme)
+    except plots.LeftOut as error:
+        return f"the {name} plot of {op} on {device} is left out: {error}"
 
 
 def rows_of(table: pa.Table, op: str, device: str) -> list[store.Row]:
@@ -110,13 +120,12 @@ def write(table: pa.Table, options: Options) -> list[str]:
     folder = options.plots or options.readme.parent / "docs" / "plots"
     named: dict[Path, plots.Picture] = {}
     drawn: Drawn = {}
-    for theme in THEMES:
-        for op, device, name, picture in pictures(table, theme):
-            if not isinstance(picture, str):
-                drawn.setdefault((op, device), {})[name] = picture
-                named[folder / path(op, device, name, theme)] = picture
-            elif theme is LIGHT:
-                print(picture)
+    for theme, op, device, name, picture in pictures(table, THEMES):
+        if not isinstance(picture, str):
+            drawn.setdefault((op, device), {})[name] = picture
+            named[folder / path(op, device, name, theme)] = picture
+        elif theme is LIGHT:
+            print(picture)
     problems = files.bring_up_to_date(named, folder, files.pattern(PLOTS), COMMAND, options.check)
     devices = dict.fromkeys(device for _, device in drawn)
     galleries = {folder / store.slug(device) / "README.md": gallery_lines(device, drawn) for device in devices}

@@ -1,6 +1,6 @@
 """The table of faults in docs/evidence.md, from what the tests on a real SLURM noted: `python analysis/make_reliability.py`.
 
-`MINFER_OUTCOMES=tests/cluster/outcomes.json pytest tests/cluster` writes down what became of each fault. No line of the
+`MINFER_OUTCOMES=tests/cluster/outcomes.json pytest tests/cluster` records the outcome of each fault. No line of the
 table is typed; --check proves that it is up to date.
 """
 

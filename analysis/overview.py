@@ -144,7 +144,7 @@ def _ratio(row: store.Row | None) -> float | None:
 
 
 def _mean(rows: Iterable[store.Row | None]) -> str:
-    """The geometric mean of the paired speed-ups; none where a shape is missing, which would flatter somebody."""
+    """The geometric mean of the paired speed-ups; none where a shape is missing, which would favour a kernel."""
     ratios = [_ratio(row) for row in rows]
     known = [ratio for ratio in ratios if ratio]
     return f"{significant(math.exp(sum(map(math.log, known)) / len(known)), 3)}×" if len(known) == len(ratios) else "—"

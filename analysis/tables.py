@@ -173,7 +173,7 @@ def throughput(row: store.Row, regime: str, metric: str) -> str:
 
 
 def cells(row: store.Row, regime: str, metric: str, reference: store.Row | None, first: store.Row | None) -> list[str]:
-    """The five cells of a kernel; those of a failed case say what became of it."""
+    """The five cells of a kernel; those of a failed case say how it failed."""
     if row["status"] not in store.MEASURED:
         return [plain(row["kernel"]), plain(row["status"]), "—", "—", plain(row["message"], MESSAGE)]
     name = plain(row["kernel"]) + (" †" if row["status"] == "unconverged" and regime == "cold" else "")
@@ -229,7 +229,7 @@ def said_shares(row: store.Row) -> str:
 
 
 def headline(rows: Iterable[store.Row]) -> str:
-    """The fastest of our kernels in a sentence, cold and steady; empty where nobody compared one."""
+    """The fastest of our kernels in a sentence, cold and steady; empty where none was compared."""
     best = fastest_of_ours(rows)
     said = said_shares(best) if best else ""
     return f"of PyTorch's throughput **{plain(best['kernel'])}** reaches {said}." if best and said else ""
@@ -241,7 +241,7 @@ def title(problem: str) -> str:
 
 
 def problem_lines(problem: str, rows: list[store.Row], full: bool = False) -> list[str]:
-    """Everything about one problem: a table for each regime that somebody has, and who was left out and why."""
+    """Everything about one problem: a table for each regime that was timed, and which kernels were left out and why."""
     name = title(problem)
     rows = sorted(rows, key=kernel_order)
     skipped = [row for row in rows if row["status"] == "unsupported"]

@@ -1,4 +1,4 @@
-"""What the folder of a run says of it to whoever comes later: its request, its sources, its shards, the jobs that they
+"""What the folder of a run records of it for later commands: its request, its sources, its shards, the jobs that they
 became."""
 
 from __future__ import annotations

@@ -212,10 +212,10 @@ def test_a_change_of_the_ops_own_differs_from_round_to_round(make: Callable[...,
 
 
 MISSTATED = {
-    "says nothing of its output y": lambda case, t: {},
-    "is of z, which is no output": lambda case, t: as_it_is(case, t) | {"z": exact(t["x"])},
+    "lacks its output y": lambda case, t: {},
+    "returns z, which is not an output": lambda case, t: as_it_is(case, t) | {"z": exact(t["x"])},
     "as a Tensor; return exact": lambda case, t: {"y": t["x"]},
-    r"the shape \(1,\), and it has \(16,\)": lambda case, t: {"y": exact(t["x"][:1])},
+    r"the shape \(1,\), but the output has \(16,\)": lambda case, t: {"y": exact(t["x"][:1])},
     "returns a NoneType": lambda case, t: None,
 }
 
@@ -241,7 +241,7 @@ def test_whole_numbers_have_no_bound_and_are_not_filled_with_floats() -> None:
 def test_a_bound_of_whole_numbers_is_refused(make: Callable[..., tuple[Op, Case]]) -> None:
     tensors = lambda n: [out("y", n, dtype="int32"), given("x", n)]
     op, case = make(tensors, lambda case, t: {"y": rounded(t["x"], 1)}, copies)
-    with pytest.raises(ValueError, match=r"a bound, and it is int32, .* return exact"):
+    with pytest.raises(ValueError, match=r"a bound, but int32 is not rounded; return exact"):
         run_reference(op, case, Trial(case, "normal", 1).operands(op, CPU).tensors)
 
 

@@ -64,6 +64,15 @@ def test_a_line_without_a_row_goes_and_check_writes_nothing(folder: Path, capsys
     assert (folder / "ops" / "hgemm" / "v01.cu").read_text() == CUDA.replace(" Measured: see docs/hgemm.md.", "")
 
 
+def test_a_file_of_several_kernels_shows_the_fastest(folder: Path) -> None:
+    path = folder / "ops" / "hgemm" / "v03.cu"
+    path.write_text("// v03: many.\n")
+    assert run(folder, made("torch", 100.0), made("v03_a", 200.0), made("v03_b", 50.0)) == 0
+    assert (
+        path.read_text().splitlines()[1].startswith("// Measured (H200, float16, m=n=k=8, v03_b): 20.00 TFLOP/s cold")
+    )
+
+
 def test_a_long_line_is_wrapped_and_replaced_whole(folder: Path) -> None:
     long = [made(kernel, 100.0, device="NVIDIA " + "word " * 40) for kernel in ("torch", "v01")]
     assert run(folder, *long) == 0

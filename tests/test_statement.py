@@ -65,9 +65,9 @@ def test_the_section_as_it_is_can_be_planned(plan: Callable[..., cases.Plan]) ->
 
 REFERENCE = '{"y": rounded(t["x"] * t["scale"][:, None], 2)}'
 MISTAKES: dict[str, tuple[tuple[str, str], str]] = {
-    "a reference that forgets an output": ((REFERENCE, "{}"), "its reference failed with .* says nothing of its output y"),
+    "a reference that forgets an output": ((REFERENCE, "{}"), "its reference failed with .* lacks its output y"),
     "a reference without a bound": ((REFERENCE, '{"y": t["x"]}'), "gives its output y as a Tensor"),
-    "a reference of another shape": (("[:, None], 2)", "[:, None], 2), 'z': rounded(t['x'], 1)"), "z, which is no output"),
+    "a reference of another shape": (("[:, None], 2)", "[:, None], 2), 'z': rounded(t['x'], 1)"), "z, which is not an output"),
     "a reference that takes one argument": (("lambda case, t:", "lambda t:"), "its reference failed with TypeError"),
     "tensors that raise": (('out("y", case["rows"]', 'out("y", case["m"]'), r"KeyError: 'm'; correct .*py, line 7$"),
     "a dtype that is none": (('"float32"),', '"fp32"),'), "scale has the dtype fp32; there are float16"),

@@ -1,5 +1,5 @@
-"""From samples to the columns that follow from them. The supervisor works them out: the process that ran a kernel gives
-nothing but samples, so that no column can say what the samples do not."""
+"""Computes columns from samples. The supervisor does it: the process that ran a kernel hands over only samples, so it
+cannot forge a column."""
 
 from __future__ import annotations
 

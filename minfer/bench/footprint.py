@@ -1,4 +1,4 @@
-"""What a call takes beside time: device memory beyond its operands, and how many kernels it launches."""
+"""What a call uses besides time: device memory beyond its operands, and how many kernels it launches."""
 
 from __future__ import annotations
 
@@ -44,4 +44,4 @@ def launches(call: Callable[[], object], device: torch.device) -> int:
 
 def _check(status: int) -> None:
     if status:
-        raise RuntimeError(f"the CUDA driver answers {status} when it is asked for the nodes of a graph")
+        raise RuntimeError(f"the CUDA driver returned error {status} for the nodes of a graph")

@@ -1,4 +1,4 @@
-"""Notices what a kernel does beside computing: patched timers, threads, processes, work handed to a library."""
+"""Detects what a kernel does besides computing: patched timers, threads, processes, work handed to a library."""
 
 from __future__ import annotations
 
@@ -92,14 +92,14 @@ def check_library(path: Path) -> None:
     content = path.read_bytes().lower()
     for name in LIBRARIES:
         if name in content:
-            raise Dishonest(f"its binary refers to {name.decode()}: the work must be its own")
+            raise Dishonest(f"its binary refers to {name.decode()}: a kernel must not call a library")
 
 
 def check_sources(paths: Iterable[Path]) -> None:
     """Raises Dishonest when a kernel's sources look up functions that its binary does not name."""
     for path in paths:
         if found := LOOKUPS.search(COMMENTS.sub("", path.read_text())):
-            raise Dishonest(f"{path.name} looks up a library with {found[0]}: the work must be its own")
+            raise Dishonest(f"{path.name} looks up a library with {found[0]}: a kernel must not call a library")
 
 
 def check_delegation(call: Callable[[], object]) -> None:

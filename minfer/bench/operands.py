@@ -12,7 +12,7 @@ from minfer.ops.tensors import Undo
 GUARD_BYTES, ALIGNMENT = 16384, 512  # before and after each tensor; more than any alignment that kernels ask for
 
 # NaN as float16, as bfloat16 and, twice over, as float32; a large number as an integer. Whoever reads a guard computes
-# NaN or an index out of bounds, and whoever writes it is seen. A byte of it, 0x7F, is NaN in both fp8 formats.
+# NaN or an index out of bounds, and a write to it is noticed. A byte of it, 0x7F, is NaN in both fp8 formats.
 POISON, POISON_BYTE = 0x7FA5, 0x7F
 
 

@@ -1,4 +1,4 @@
-"""What this device does at best, measured on it: the roofs of its roofline, and the floor under every time.
+"""The measured peaks of this device: the roofs of its roofline, and the floor under every time.
 
 A roofline bounds a kernel's rate by the memory bandwidth times its FLOPs a byte, and by the peak rate of its
 arithmetic (Williams, Waterman and Patterson, Roofline: an insightful visual performance model for multicore
@@ -156,7 +156,7 @@ Arithmetic = (
 def floor_seconds(
     peaks: Mapping[str, float], flops: float, input_bytes: float, arithmetic: Arithmetic, max_sm_mhz: float
 ) -> float:
-    """The least time that physics allows a kernel whose caches are cold; whoever measures less has measured wrong.
+    """The least time that the device allows a kernel whose caches are cold; a shorter time is a measuring error.
 
     It is the longer of reading the inputs once and of doing the FLOPs. Outputs do not count, because they may still be
     in the cache when the clock stops. What is physical of an arithmetic unit is its FLOPs a cycle: its peak rate was seen

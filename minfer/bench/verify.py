@@ -88,7 +88,7 @@ class Trial:
 
 def trials(op: Op, case: Case, kernel: Stated, capability: tuple[int, int] | None, seed: int) -> list[Trial]:
     """What a case is verified on: its own shape under both distributions and every call, then small odd shapes, of
-    which one is drawn at random so that nobody can prepare for it."""
+    which one is drawn at random, so that no kernel can prepare for it."""
     first, *others = [c for c in op.under_each_call(case) if c is case or kernel.unsupported(c, capability) is None]
     chosen = [Trial(first, "uniform", seed), Trial(first, "normal", seed + 1)]
     chosen += [Trial(other, "uniform", seed + 2) for other in others]
@@ -206,12 +206,14 @@ def run_reference(op: Op, case: Case, tensors: Tensors) -> Mapping[str, Expected
     found = op.reference(case, exact, **op.call(case))
     written = {spec.name: spec for spec in specs if spec.role != "in"}
     if not isinstance(found, Mapping):
-        raise ValueError(f"the reference of {op.name} returns a {type(found).__name__}, and no dict by output")
+        raise ValueError(
+            f"the reference of {op.name} returns a {type(found).__name__}; return a dict of the outputs by name"
+        )
     if missing := written.keys() - found.keys() - op.checks.keys():
-        raise ValueError(f"the reference of {op.name} says nothing of its output {min(missing)}")
+        raise ValueError(f"the reference of {op.name} lacks its output {min(missing)}")
     if unknown := found.keys() - written.keys():
         raise ValueError(
-            f"the reference of {op.name} is of {min(unknown)}, which is no output; they are {', '.join(written)}"
+            f"the reference of {op.name} returns {min(unknown)}, which is not an output; its outputs are {', '.join(written)}"
         )
     for name, right in found.items():
         _check_expected(f"the reference of {op.name} gives its output {name}", written[name], right)
@@ -222,9 +224,9 @@ def _check_expected(who: str, spec: Spec, right: Expected) -> None:
     if not isinstance(right, Expected):
         raise ValueError(f"{who} as a {type(right).__name__}; return exact(...), rounded(...), dot(...) or within(...)")
     if right.value.shape != spec.shape:
-        raise ValueError(f"{who} the shape {tuple(right.value.shape)}, and it has {spec.shape}")
+        raise ValueError(f"{who} the shape {tuple(right.value.shape)}, but the output has {spec.shape}")
     if right.bound is not None and not DTYPES[spec.dtype].is_floating_point:
-        raise ValueError(f"{who} a bound, and it is {spec.dtype}, which has no rounding; return exact(...)")
+        raise ValueError(f"{who} a bound, but {spec.dtype} is not rounded; return exact(...)")
 
 
 def bound_of(expected: Expected, dtype: torch.dtype) -> torch.Tensor:

@@ -88,7 +88,7 @@ def start(module: str, arguments: Sequence[str], fds: Sequence[int], log: int) -
     global _server
     with _one_at_a_time:
         if _server and _server.place == _place():
-            with contextlib.suppress(OSError):  # somebody ended it
+            with contextlib.suppress(OSError):  # it has ended already
                 return _server.start(module, arguments, fds, log)
         if _server:
             _server.close()
@@ -145,7 +145,7 @@ def _reaping() -> Iterator[None]:
 
 
 def _serve(connection: socket.socket) -> None:
-    """The fork server's side: a fork for each request, until nobody is left who could ask."""
+    """The fork server's side: a fork for each request, until every client is gone."""
     while True:
         message, fds, _, _ = socket.recv_fds(connection, 1 << 16, 100)
         if not message:

@@ -68,7 +68,7 @@ class Setting:
 def run(
     name: str, options: dict[str, Any], rows: list[tuple[Case, str]], setting: Setting
 ) -> Generator[tuple[Case, Row]]:
-    """Each case and the columns that the profiler fills. `rows` are the cases and what became of them (the status).
+    """Each case and the columns that the profiler fills. `rows` are the cases with their status.
 
     When the process dies, the case whose turn it was gets the reason, and a new process the rest; after two deaths
     without a finding in between, the rest get the reason too."""

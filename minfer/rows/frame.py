@@ -1,4 +1,4 @@
-"""`minfer.results`: rows as one pandas DataFrame, for whoever wants another table or plot than those of the README."""
+"""`minfer.results`: rows as one pandas DataFrame, for tables and plots of your own."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _flat(table: pa.Table, wanted: list[str]) -> pd.DataFrame:
             chosen |= groups[name]
         elif name in single:
             chosen[name] = single[name]
-        elif name.partition(".")[0] in MAPS:  # which nobody has found here
+        elif name.partition(".")[0] in MAPS:  # which no row here has
             chosen[name] = pa.nulls(len(table), pa.float64())
         else:
             raise ValueError(_unknown(name, [*store.SCHEMA.names, *single]))

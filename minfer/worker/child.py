@@ -1,4 +1,4 @@
-"""The process that runs kernels, and that its supervisor can lose.
+"""The process that runs kernels; its supervisor survives its death.
 
 The first request says which kind of device to use, and the reply is the environment; the second, when everything is
 built, asks for the device's peaks. Each further request is a case, and its reply the samples and the columns that it

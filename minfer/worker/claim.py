@@ -18,14 +18,14 @@ class Superseded(Exception):
 
 
 class Claim:
-    """That this process runs a shard, from now on. A case has one row, so whoever ran it before must write no more."""
+    """Marks that this process runs a shard from now on. A case has one row, so an earlier process must stop writing."""
 
     def __init__(self, shard: Shard) -> None:
         self.path = Path(shard.folder) / "progress" / f"{shard.name}.process"
         self.process = f"process {os.getpid()} on {socket.gethostname()} since {time.time()}"
         self.skew_s = 0.0  # how far the clock of the run's file system, which all nodes share, is ahead of this node's
         partial = self.path.with_name(f"{self.path.name}.{os.getpid()}.tmp")
-        with contextlib.suppress(OSError):  # on a full disk nobody claims anything, and rows are what matters
+        with contextlib.suppress(OSError):  # on a full disk no claim can be written, and rows matter more
             partial.write_text(self.process)
             self.skew_s = partial.stat().st_mtime - time.time()
             os.replace(partial, self.path)

@@ -1,4 +1,4 @@
-"""The process that runs one kernel for the judge, in memory of the judge's, and knows nothing of how it is judged."""
+"""The process that runs one kernel for the judge, in the judge's memory, without knowing how it is judged."""
 
 from __future__ import annotations
 

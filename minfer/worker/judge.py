@@ -1,9 +1,9 @@
-"""Judges a kernel that is not trusted, from a process that it has no part in (`untrusted=true`).
+"""Judges an untrusted kernel from a process that the kernel cannot reach (`untrusted=true`).
 
 The kernel runs in a process of its own (`minfer.worker.isolated`) and shares nothing with the judge but memory: the
 judge writes its inputs, compares what it writes with the reference, and times it by the judge's own clock. Between two
-blocks of calls that process is stopped, while all its inputs get new values: there is nothing to prepare, to remember
-or to patch.
+blocks of calls that process is stopped while all its inputs get new values, so the kernel cannot prepare, remember or
+patch anything.
 A clock outside is too coarse to replace the one inside. It checks the one inside: times inside that are shorter
 than what passed outside, or a baseline that was slower beside the kernel than by itself, are `dishonest`.
 """
@@ -70,7 +70,7 @@ class Remote:
         return self.ask("unsupported", "why", case=case.to_dict())
 
     def __call__(self, *tensors: torch.Tensor, **arguments: Any) -> None:
-        """Run the kernel on copies of these tensors, and copy back what became of them. Raises WrongResult, Dishonest,
+        """Run the kernel on copies of these tensors, and copy the results back. Raises WrongResult, Dishonest,
         RunnerFailed and Died."""
         self.arena.clear()
         copies = [self.arena.copy(tensor) for tensor in tensors]
@@ -159,7 +159,7 @@ class Trial:
         # What a block costs beside its calls, by the process that has no reason to make it long.
         rest = min(self.baseline.time("rest")[0] for _ in range(3))
         for shared, original in zip(self.sets, self.originals, strict=True):
-            if remote is self.kernel:  # values that nobody has seen before the clock runs: both processes are stopped
+            if remote is self.kernel:  # no process has seen these values before the clock runs: both are stopped
                 original.fill(secrets.randbits(31))
             for name, tensor in shared.items():
                 tensor.copy_(original.tensors[name])
@@ -230,7 +230,7 @@ def _compare(trial: Trial, claims: Mapping[str, float]) -> Row:
     """Time both until the claims are believed, or for MOST_BLOCKS. The best time and the best ratio seen count: of a
     kernel's block and the baseline's beside it, and on a CPU of any two, where a busy machine may hold up a baseline of
     many threads by any factor, inside of the process as outside. Nothing counts where every block had to wait for a CPU.
-    A busy machine accuses nobody."""
+    A busy machine never makes a row `dishonest`."""
     mine: list[float] = []
     theirs: list[float] = []
     least_waited, cold = 1.0, 0.0

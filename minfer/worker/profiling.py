@@ -22,7 +22,7 @@ def profile(
     writer: Writer,
     tell: Callable[..., None],
 ) -> None:
-    """`statuses` are the cases that have rows, and what became of them. Raises StoreError."""
+    """`statuses` are the cases that have rows, with their status. Raises StoreError."""
     for name, options in shard.profilers.items():
         tell(event="profiler", profiler=name, cases=len(statuses))
         found: dict[str, Row] = {}

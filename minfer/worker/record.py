@@ -1,4 +1,4 @@
-"""Rows of a shard on their way to disk: what a row says beside what running it found, and what to do when the disk is gone."""
+"""Writes the rows of a shard: adds what a row says beside the measurement, and handles a disk that is full or gone."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Runs cases in a child process (`minfer.worker.child`) that it can lose, and never touches the device itself.
+"""Runs cases in a child process (`minfer.worker.child`) whose death it survives, and never touches the device itself.
 
-Whatever happens to the child (a crash, a hang, no memory), the supervisor says what became of the case, and runs the next
+Whatever happens to the child (a crash, a hang, no memory), the supervisor records the status of the case and runs the next
 one in a fresh child.
 """
 
@@ -107,7 +107,9 @@ class Supervisor:
         except Died as death:
             self.child = None
             if any(name in str(death) for name in ("SIGTERM", "SIGKILL")):
-                time.sleep(1)  # whoever ends a job may end this process last, and then it was not the kernel's fault
+                time.sleep(
+                    1
+                )  # when a job is ended, this process may be ended last; the child's death was then not the kernel's fault
             return row | {"status": death.status, "message": str(death)}
         roofs = self.peaks if self.shard.device == "cuda" else None
         row = believed(case, reply, self.shard.timing, roofs) | row

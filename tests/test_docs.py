@@ -1,0 +1,41 @@
+"""The README stays short, its pictures have alternative texts of one sentence, and every link of the docs leads somewhere."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+README = ROOT / "README.md"
+PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
+MOST_LINES = 150
+
+
+def anchors(page: Path) -> set[str]:
+    """What GitHub makes of the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_readme_is_short_and_begins_with_the_result() -> None:
+    text = README.read_text()
+    assert len(text.splitlines()) <= MOST_LINES
+    order = ["headline:begin", "plots:begin", "+sweep=hgemm", "uv run pytest\n", "results:begin"]
+    places = [text.index(part) for part in order]
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere_and_pictures_have_one_sentence(page: Path) -> None:
+    text = re.sub(r"```.*?```|`[^`\n]*`|^    [^\n]*$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)  # without code
+    for link in re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r'(?:src|srcset)="([^"]+)"', text):
+        if not link.startswith("http"):
+            path, _, anchor = link.partition("#")
+            target = page.parent / path if path else page
+            assert target.exists(), link
+            assert not anchor or anchor in anchors(target), link
+    for about in re.findall(r'alt="([^"]*)"', text):
+        assert re.fullmatch(r"[^.]+(?:\.\d[^.]*)*\.", about), about
