@@ -1,6 +1,6 @@
 // cpu_vectors: the sum of squares in 32 parts, so that the compiler makes vectors of it; threads over the rows.
 // Idea: as rmsnorm's cpu_vectors, with the new residual written in the pass that adds it up.
-// Expected: the speed of memory with a few cores. Measured: see docs/add_rmsnorm.md.
+// Expected: the speed of memory with a few cores.
 #include <torch/csrc/stable/ops.h>
 
 #include <cmath>

@@ -5,7 +5,7 @@
 // r by an exclusive or of their number with r, which does the same and takes no room.
 // Expected: a load or store of 4 bytes a lane takes gcd(stride, 32) wavefronts in v01, and one in v02 and v03 for every
 // power of two. Pieces of 8 and 16 bytes take at least 2 and 4, for they are 256 and 512 bytes. An SM makes one wavefront a
-// cycle: 132 x 128 bytes x 1.755 GHz = 29.6 TB/s on an H200, divided by the conflicts. Measured: see docs/banks.md.
+// cycle: 132 x 128 bytes x 1.755 GHz = 29.6 TB/s on an H200, divided by the conflicts.
 #include "banks.h"
 
 namespace minfer {

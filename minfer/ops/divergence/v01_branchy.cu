@@ -4,7 +4,7 @@
 // Expected: light, nothing at all: for so short a branch the compiler writes a select, and the kernel is bound by memory.
 // Heavy: of 2^24 elements 256 multiply-adds each are 0.13 ms at an H200's 33.5 x 10^12 a second, and memory takes 0.03 ms.
 // Random signs: every warp goes down both sides, 0.26 ms, with 16 active threads an instruction. Sorted: all warps but one go
-// down one side, 0.13 ms, the same as all positive. Measured: see docs/divergence.md.
+// down one side, 0.13 ms, the same as all positive.
 #include "divergence.h"
 
 namespace minfer {

@@ -3,7 +3,7 @@
 // Expected: light, the same as v01_branchy, which the compiler has turned into this. Heavy: 512 multiply-adds for every
 // element, whatever the data: 0.26 ms, what v01 takes for random signs. It has removed the divergence and kept its price;
 // for sorted data it doubles the time. Two chains that do not wait for each other hide their latency better, which
-// counts only where there are too few warps. Measured: see docs/divergence.md.
+// counts only where there are too few warps.
 #include "divergence.h"
 
 namespace minfer {

@@ -2,7 +2,7 @@
 // Idea: the sides differ in numbers only, not in what is done with them. Three selects before the loop, and every thread
 // makes its own side's multiply-adds at the same time as its neighbours make the others.
 // Expected: light, the same as the others. Heavy: 256 multiply-adds an element for any data: 0.13 ms, half of v01's time for
-// random signs and no more than it for sorted ones. Measured: see docs/divergence.md.
+// random signs and no more than it for sorted ones.
 #include "divergence.h"
 
 namespace minfer {

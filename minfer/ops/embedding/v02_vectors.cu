@@ -3,7 +3,8 @@
 // a copy: a thread takes kMany vectors, a block of 128 a row of 4096 half elements, and 16 blocks of an SM have 128 KB of
 // rows under way. With few tokens a row is shared by several blocks, one vector a thread, so that several SMs fetch it.
 // Expected: near the copy's speed for many tokens: at 16384 of 4096 half elements 268 MB, 63 us at 4.28 TB/s. For few, two
-// latencies of memory, about 1.5 us, and a launch. Measured: see docs/embedding.md.
+// latencies of memory, about 1.5 us, and a launch.
+// Measured (H200, float16, int64, tokens=16384, vocab=128256, hidden=4096): 3690 GB/s cold; 105.2 % of torch.
 #include "cuda/vector.cuh"
 #include "embedding.h"
 

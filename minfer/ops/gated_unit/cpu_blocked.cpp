@@ -1,7 +1,7 @@
 // cpu_blocked: blocks of rows and columns that stay in the caches, packed as float32, and a register tile of both products.
 // Idea: each half is converted once a block instead of once a multiply-add. The packed columns of W1 and W2 lie beside each
 // other, so that a value of x that is in a register is multiplied with both, and the gate is applied to the tile's sums.
-// Expected: 20x cpu_naive or more: 4 x 16 sums in 8 vectors hide a multiply-add's latency. Measured: see docs/gated_unit.md.
+// Expected: 20x cpu_naive or more: 4 x 16 sums in 8 vectors hide a multiply-add's latency.
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>

@@ -1,7 +1,6 @@
 // cpu_naive: the three nested loops with two sums, accumulated in float32, threads over the rows.
 // Idea: the definition on a CPU, for comparison; each operand is converted from half where it is used.
-// Expected: about 1 GFLOP/s a core, bound by the conversions and, in NN, by strided reads of the weights. Measured: see
-// docs/gated_unit.md.
+// Expected: about 1 GFLOP/s a core, bound by the conversions and, in NN, by strided reads of the weights.
 #include <torch/csrc/stable/ops.h>
 
 #include "gated_unit.h"

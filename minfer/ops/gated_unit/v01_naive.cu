@@ -1,7 +1,8 @@
 // v01_naive: one thread an output element, straight from global memory.
 // Idea: the definition in one kernel: both sums share the reads of x, and nothing lies in memory between the products and y.
 // Expected: bound by the load units, three 2-byte loads for two multiply-adds, so about 1 % of what tensor cores do; at
-// (1048576, 128) x (128, 64) some 20 times slower than memory, which would take 94 us. Measured: see docs/gated_unit.md.
+// (1048576, 128) x (128, 64) some 20 times slower than memory, which would take 94 us.
+// Measured (H200, float16, sigmoid, NN, m=262144, n=64, k=128): 8.857 TFLOP/s cold; 20.2 % of torch.
 #include "gated_unit.h"
 
 namespace minfer {

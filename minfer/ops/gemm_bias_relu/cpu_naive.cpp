@@ -1,7 +1,6 @@
 // cpu_naive: the three nested loops, accumulated in float32, threads over the rows.
 // Idea: the definition on a CPU, for comparison; each operand is converted from half where it is used.
-// Expected: about 1 GFLOP/s a core, as hgemm's, whose cpu_blocked shows what blocking gains. Measured: see
-// docs/gemm_bias_relu.md.
+// Expected: about 1 GFLOP/s a core, as hgemm's, whose cpu_blocked shows what blocking gains.
 #include <torch/csrc/stable/ops.h>
 
 #include "gemm_bias_relu.h"

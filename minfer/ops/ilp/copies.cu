@@ -5,7 +5,7 @@
 // Expected (Little's law): a bandwidth of 4.3 TB/s, half of it reads, times a latency of about 600 ns is 1.3 MB on the way,
 // 9.8 KB on each of an H200's 132 multiprocessors. 2048 threads with 1 element have 8 KB on the way, with 2 elements 16 KB.
 // So at full occupancy one element is nearly enough and two are; at half it takes 2 to 4, at a quarter 4 to 8, at an eighth
-// (256 threads) 8 to 16: the curves are one curve over threads x elements. Measured: see docs/ilp.md.
+// (256 threads) 8 to 16: the curves are one curve over threads x elements.
 #include <algorithm>
 
 #include "ops/op.h"

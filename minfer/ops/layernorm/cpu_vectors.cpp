@@ -1,6 +1,6 @@
 // cpu_vectors: both sums in 32 parts, so that the compiler makes vectors of them; threads over the rows.
 // Idea: as rmsnorm's cpu_vectors. The second and the third pass find the row in the first cache.
-// Expected: the speed of memory with a few cores. Measured: see docs/layernorm.md.
+// Expected: the speed of memory with a few cores.
 #include <torch/csrc/stable/ops.h>
 
 #include <cmath>

@@ -1,7 +1,7 @@
 // v01_naive: one block a row, one element a load, and three passes over the row: its mean, its variance, the result.
 // Idea: the definition, nothing else; neighbouring threads take neighbouring elements.
 // Expected: a third of the memory's speed or less: the second and the third pass find the row in the cache, but each waits
-// anew. Measured: see docs/layernorm.md.
+// anew.
 #include "cuda/vector.cuh"
 #include "layernorm.h"
 

@@ -3,7 +3,8 @@
 // Idea: as rmsnorm's v02_vectors, with a second sum over the registers, of squared differences from the mean, so that the
 // block meets twice. Weight and bias are loaded with the row.
 // Expected: rmsnorm's speed for many rows; for few, one barrier more, about 0.1 us. Rows of more than 32768 elements of a half
-// type (16384 of fp32) are read three times, from the L2 where it keeps them. Measured: see docs/layernorm.md.
+// type (16384 of fp32) are read three times, from the L2 where it keeps them.
+// Measured (H200, bfloat16, tokens=16384, hidden=4096): 3624 GB/s cold; 141.4 % of torch.
 #include "cuda/rows.cuh"
 #include "layernorm.h"
 

@@ -3,7 +3,8 @@
 // barrier, and one of stores, and each line of code that is not in a cache yet costs a round trip, too. Without bounds to
 // check, and with sums that each thread adds up itself behind the barrier, the code is a third of v02_vectors'.
 // Expected: 5 us instead of 5.6 at 128 tokens of 4096 in bfloat16. In tuning runs 256 and 512 threads a row were equal, and
-// 128, 1024, or loading the weight behind the barrier slower. Measured: see docs/rmsnorm.md.
+// 128, 1024, or loading the weight behind the barrier slower.
+// Measured (H200, bfloat16, tokens=16384, hidden=4096): 2829 GB/s cold, 3696 steady; 110.3 % and 111.2 % of torch.
 #include "row.cuh"
 
 namespace minfer {

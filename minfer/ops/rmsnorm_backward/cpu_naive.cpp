@@ -1,7 +1,6 @@
 // cpu_naive: the definition in loops, threads over the rows for dx and then over the columns for dweight.
 // Idea: the definition on a CPU, for comparison. Neighbouring columns are added up together, a row at a time.
-// Expected: bound by the two sums of a row, in which each addition waits for the one before. Measured: see
-// docs/rmsnorm_backward.md.
+// Expected: bound by the two sums of a row, in which each addition waits for the one before.
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>

@@ -5,7 +5,7 @@
 // is the same hardware and the same 128 bytes a cycle. With 16 columns a warp covers two rows: of A it reads two words
 // at once, of B 16 words twice, so that both sizes have the same two cycles for 32 multiply-adds, while tiles of 16 fetch
 // twice as much and meet at barriers twice as often. More than an eighth of the peak needs fewer loads, not faster ones:
-// v05_register_tiles. Measured: see docs/sgemm.md.
+// v05_register_tiles.
 #include "sgemm.h"
 
 namespace minfer {

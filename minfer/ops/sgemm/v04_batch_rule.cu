@@ -4,7 +4,7 @@
 // Expected: at M = 64, N = 4096 256 x 4 blocks instead of 128 x 2, all of an H200's 132 SMs either way, so little is
 // gained there. The price is everywhere: the side is no constant, so that the inner loop is not unrolled and computes its
 // addresses, a few integer instructions for each multiply-add; slower than v02 at the same side.
-// Measured: see docs/sgemm.md.
+// Measured (H200, float32, m=n=k=8192): 6.309 TFLOP/s cold; 12.3 % of torch.
 #include "sgemm.h"
 
 namespace minfer {

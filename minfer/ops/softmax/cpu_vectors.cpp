@@ -2,7 +2,7 @@
 // makes vectors of all loops; threads over the rows.
 // Idea: 2^x is 2^round(x), which is an exponent's bits, times a polynomial of the rest; powers are computed once and kept
 // as fp32 in a buffer of the thread's.
-// Expected: ten times cpu_naive or more: a power is twelve instructions for eight elements. Measured: see docs/softmax.md.
+// Expected: ten times cpu_naive or more: a power is twelve instructions for eight elements.
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>

@@ -1,7 +1,7 @@
 // v01_naive: one block a row, one element a load, and three passes over the row: its maximum, the sum, the quotients.
 // Idea: the definition, nothing else; neighbouring threads take neighbouring elements.
 // Expected: a third of the memory's speed or less for rows that the L2 does not keep, which are read three times and
-// written once, and less still because a warp asks for 64 bytes of a half type at once. Measured: see docs/softmax.md.
+// written once, and less still because a warp asks for 64 bytes of a half type at once.
 #include "online.cuh"
 
 namespace minfer {

@@ -1,7 +1,7 @@
 // v02_online: one block a row, one element a load, and two passes: the maximum and the sum at once, then the quotients.
 // Idea: a sum of powers relative to a smaller maximum is scaled when a larger one comes, so that the pass for the maximum
 // is not needed. Eight elements are loaded before the first is used.
-// Expected: 4/3 of v01_naive for long rows, which are read twice instead of three times. Measured: see docs/softmax.md.
+// Expected: 4/3 of v01_naive for long rows, which are read twice instead of three times.
 #include "online.cuh"
 
 namespace minfer {
