@@ -30,7 +30,9 @@ def test_the_readme_is_short_and_begins_with_the_result() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_links_lead_somewhere_and_pictures_have_one_sentence(page: Path) -> None:
-    text = re.sub(r"```.*?```|`[^`\n]*`|^    [^\n]*$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)  # without code
+    text = re.sub(
+        r"```.*?```|`[^`\n]*`|^    [^\n]*$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE
+    )  # without code
     for link in re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r'(?:src|srcset)="([^"]+)"', text):
         if not link.startswith("http"):
             path, _, anchor = link.partition("#")

@@ -100,7 +100,7 @@ def distance(
     1 as 2 is."""
     number = 0 if capability is None else 10 * capability[0] + capability[1]
     arch = 0 if capability is None else abs(int(re.sub(r"\D", "", entry["arch"])) - number)
-    other = sum(entry["params"].get(name) != value for name, value in params.items())
+    other = sum(entry["params"].get(name) != params.get(name) for name in {*entry["params"], *params})
     ours, theirs = ([math.log2(each[axis] or 0.5) for axis in shape] for each in (shape, entry["shape"]))
     apart = math.dist(ours, theirs)
     return arch, other, apart, entry["dtype"] != dtype
