@@ -103,7 +103,7 @@ class Section:
 
     def ops_cells(self, readme: Path, folder: str) -> list[str]:
         """Its line of the README's table; `readme` is the folder that has the README and `folder` that of the pages."""
-        about = Path("docs") / f"{store.slug(self.op)}.md"
+        about = Path("docs") / f"{self.op}.md"
         name = f"[{plain(self.op)}]({about.as_posix()})" if (readme / about).is_file() else plain(self.op)
         best, shares = self.best, ["—", "—"]
         if best:
