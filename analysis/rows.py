@@ -105,7 +105,7 @@ def on_one_clock(table: pa.Table) -> pa.Table:
     was timed beside each. So a kernel's time is that baseline's, the median of what it took beside all of them, over the
     speed-up; its percentiles and rates change by the same factor. Rows without these figures stay as they are."""
     for regime in ("cold", "steady"):
-        if {"baseline", "device", *(f"{regime}_{name}" for name in ("us", "baseline_us", "speedup"))} <= set(
+        if {"baseline", "device", "op", *(f"{regime}_{name}" for name in ("us", "baseline_us", "speedup"))} <= set(
             table.column_names
         ):
             table = _on_one_clock(table, regime)
@@ -120,7 +120,7 @@ def _on_one_clock(table: pa.Table, regime: str) -> pa.Table:
     own = pc.fill_null(pc.equal(table["kernel"], table["baseline"]), False)
     speedup = np.where(own.to_numpy(), 1.0, speedup)
     known = np.isfinite(us) & np.isfinite(beside) & np.isfinite(speedup) & (us > 0) & (beside > 0) & (speedup > 0)
-    groups = np.stack([codes(table[name]) for name in ("device", "problem", "baseline")])
+    groups = np.stack([codes(table[name]) for name in ("device", "op", "problem", "baseline")])
     order = np.lexsort([beside, *groups])
     order = order[known[order]]
     edges = np.flatnonzero(np.any(np.diff(groups[:, order], axis=1, prepend=-2, append=-2), axis=0))

@@ -6,12 +6,14 @@ import datetime as dt
 import re
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
+from analysis.rows import on_one_clock
 from analysis.tables import duration, memory
 from minfer.rows import store
 from tests.tables import NOON, TN, Workspace, other, row
@@ -332,3 +334,12 @@ def test_a_joule_buys_what_the_metric_counts(work: Workspace, metric: str, heade
 @pytest.mark.parametrize(("nbytes", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.50 KiB"), (1 << 34, "16.0 GiB")])
 def test_memory_has_a_sensible_unit(nbytes: int, text: str) -> None:
     assert memory(nbytes) == text
+
+
+def test_two_ops_whose_problems_have_one_name_have_a_clock_each() -> None:
+    columns = {
+        "device": ["a"] * 2, "op": ["x", "y"], "problem": ["float32//n=1"] * 2, "kernel": ["v01"] * 2,
+        "baseline": ["torch"] * 2,
+        "cold_us": [10.0, 40.0], "cold_baseline_us": [20.0, 40.0], "cold_speedup": [2.0, 1.0],
+    }  # fmt: skip
+    assert on_one_clock(pa.table(columns))["cold_us"].to_pylist() == [10.0, 40.0]

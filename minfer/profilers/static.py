@@ -47,6 +47,7 @@ ELEMENTS = {
     "__half": "float16", "__nv_bfloat16": "bfloat16", "float": "float32", "__nv_fp8_e4m3": "float8_e4m3fn",
     "__nv_fp8_e5m2": "float8_e5m2",
 }  # fmt: skip
+ELEMENT = re.compile(rf"\b({'|'.join(ELEMENTS)})\b")
 
 
 def profile(job: Job) -> Iterator[Finding]:
@@ -203,14 +204,25 @@ def template_arguments(name: str) -> tuple[str, str]:
     return "", ""
 
 
+def _element_types(arguments: str) -> list[str]:
+    """The element types among template arguments: those within the first one, and those that are arguments themselves. What
+    another argument is a template of, as in `multiply<Shape<__half, 64>, Gemm<__half>>`, counts where there is nothing else."""
+    flat, depth = "", 0
+    for letter in arguments:
+        depth += (letter == "<") - (letter == ">")
+        flat += "\n" if letter == "," and depth == 0 else letter
+    first, *others = [part.strip() for part in flat.split("\n")]
+    words = ELEMENT.findall(first) + [word for word in others if word in ELEMENTS]
+    return [ELEMENTS[word] for word in words or ELEMENT.findall(arguments)]
+
+
 def _types_fit(case: Case, name: str) -> bool:
     arguments, parameters = template_arguments(name)
-    pattern = rf"\b({'|'.join(ELEMENTS)})\b"
-    if types := [ELEMENTS[word] for word in re.findall(pattern, arguments)]:
+    if types := _element_types(arguments):
         accumulate = case.params.get("accumulate")
         others = {accumulate} if accumulate else {spec.dtype for spec in ops.get(case.op).specs(case)} | {"float32"}
         return types[0] == case.dtype and others.issuperset(types[1:])
-    types = [ELEMENTS[word] for word in re.findall(pattern, parameters)]
+    types = [ELEMENTS[word] for word in ELEMENT.findall(parameters)]
     return not types or case.dtype in types
 
 
