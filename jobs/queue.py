@@ -66,12 +66,15 @@ def states(folder: Path, jobs: Collection[Job]) -> dict[str, Seen] | None:
     ids = {job.id for job in jobs}
     lines = [line.split("|", 3) for line in told.splitlines()]
     return found | {
-        line[0]: Seen(
-            line[1], line[3].strip("()").replace("_", " ") if " " in line[3] else line[3], line[2].replace("N/A", "")
-        )
+        line[0]: Seen(line[1], plain(line[3]), line[2].replace("N/A", ""))
         for line in lines
         if len(line) == 4 and line[0] in ids
     }
+
+
+def plain(reason: str) -> str:
+    """SLURM's reason as STUCK has it: some versions print sentences in brackets, with underscores for spaces."""
+    return reason.strip().strip("()").replace("_", " ")
 
 
 def stuck(reason: str) -> str | None:

@@ -322,6 +322,20 @@ def test_runs_are_listed_and_their_logs_shown_also_where_a_file_is_broken(shard,
         control.logs(console, folder, ["7"])
 
 
+def test_a_run_whose_request_is_broken_is_cancelled(shard, capsys):
+    """Its job is a process that has ended already."""
+    folder = Path(shard.folder)
+    shard.save()
+    (folder / record.CONFIG).write_text("op: [")
+    with subprocess.Popen(["true"]) as gone:
+        gone.wait()
+    record.add(folder, [record.Job("0000", str(gone.pid), "local")])
+    assert control.cancel(Console(width=200), folder, []) == 0
+    assert "0 jobs cancelled; its 0 rows are kept" in capsys.readouterr().out
+    with pytest.raises(UserError, match="cannot read 'now'; usage: minfer cancel RUN"):
+        control.cancel(Console(), folder, ["now"])
+
+
 def test_jobs_of_a_run_are_submitted_by_one_process_at_a_time(tmp_path):
     first = record.submitting(tmp_path)
     with first, pytest.raises(UserError, match="being submitted from another shell"), record.submitting(tmp_path):
@@ -335,9 +349,10 @@ def test_jobs_of_a_run_are_submitted_by_one_process_at_a_time(tmp_path):
     [
         ("PartitionConfig", "lower cluster.cpus"), ("QOSMaxCpuPerJobLimit", "asks for more than a limit"),
         ("AssocMaxWallDurationPerJobLimit", "asks for more than a limit"), ("QOSMaxJobsPerUserLimit", "passes when jobs end"),
-        ("launch failed requeued held", "scontrol release"), ("Resources", None), ("Priority", None), ("None", None),
+        ("launch failed requeued held", "scontrol release"), ("(launch_failed_requeued_held)", "scontrol release"),
+        ("Resources", None), ("Priority", None), ("None", None),
     ],
 )  # fmt: skip
 def test_reasons_that_do_not_pass_are_told_from_those_that_do(reason, said):
-    found = queue.stuck(reason)
+    found = queue.stuck(queue.plain(reason))
     assert found is None if said is None else found and said in found

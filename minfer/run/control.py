@@ -112,8 +112,9 @@ def status(console: Console, folder: Path, words: list[str]) -> int:
 
 
 def cancel(console: Console, folder: Path, words: list[str]) -> int:
-    """End its jobs; finished rows are kept."""
-    record.request(folder, words)
+    """End its jobs; finished rows are kept. The request is not read: jobs must end also where its file is broken."""
+    if words:
+        raise UserError(f"cannot read {words[0]!r}; usage: minfer cancel RUN")
     progress = RunProgress(folder)
     progress.read_once()
     if not progress.answers:

@@ -92,12 +92,12 @@ def run(config: Config) -> int:
         if not record.submitted(folder):  # nothing runs that would write there
             shutil.rmtree(folder, ignore_errors=True)
         raise
-    for model in preflight.models(config.cluster) if executor == "slurm" else []:
+    if executor == "slurm" and (models := preflight.models(config.cluster)):
         console.print(
-            f"Note: jobs may get any of several GPUs, such as {model}; choose one with cluster.gres=gpu:{model}:1.",
+            f"Note: jobs may get a GPU of any of these models: {', '.join(models)}; choose one with "
+            f"cluster.gres=gpu:{models[0]}:1.",
             soft_wrap=True,
         )
-        break
     if not config.wait:
         console.print(
             f"Submitted {len(paths)} shards of {len(plan.cases)} cases as {name}. {look(folder)}", soft_wrap=True

@@ -13,8 +13,8 @@ import triton.language as tl
 
 @triton.jit
 def kernel(
-    k_cache_ptr, v_cache_ptr, k_ptr, v_ptr, where_ptr, scales_ptr, width, fresh, longest, places, stride_k, stride_v,
-    PAGED: tl.constexpr, QUANTISED: tl.constexpr, BLOCK: tl.constexpr,
+    k_cache_ptr, v_cache_ptr, k_ptr, v_ptr, where_ptr, width, fresh, longest, places, stride_k, stride_v,
+    PAGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     which = tl.program_id(1)
@@ -34,17 +34,10 @@ def kernel(
             row = tl.load(k_ptr + token * stride_k + cols, mask=inside)
         else:
             row = tl.load(v_ptr + token * stride_v + cols, mask=inside)
-        if QUANTISED:
-            factor = 1.0 / tl.load(scales_ptr + which)
-            value = row.to(tl.float32) * factor
-            value = tl.where(value > 448.0, 448.0, tl.where(value < -448.0, -448.0, value))
-            stored = value.to(tl.float8e4nv)
-        else:
-            stored = row
         if which == 0:
-            tl.store(k_cache_ptr + place * width + cols, stored, mask=inside)
+            tl.store(k_cache_ptr + place * width + cols, row, mask=inside)
         else:
-            tl.store(v_cache_ptr + place * width + cols, stored, mask=inside)
+            tl.store(v_cache_ptr + place * width + cols, row, mask=inside)
 
 
 def kv_append(
@@ -53,7 +46,6 @@ def kv_append(
     k: torch.Tensor,
     v: torch.Tensor,
     where: torch.Tensor,
-    scales: torch.Tensor | None = None,
 ) -> None:
     if k.numel() == 0:
         return
@@ -64,6 +56,6 @@ def kv_append(
     strides = [rows.stride(0) if paged or fresh == 1 else rows.stride(1) for rows in (k, v)]
     block = triton.next_power_of_2(width)
     kernel[(tokens, 2)](
-        k_cache, v_cache, k, v, where, where if scales is None else scales, width, fresh, longest, places, *strides,
-        PAGED=paged, QUANTISED=scales is not None, BLOCK=block, num_warps=min(8, max(1, block // 256)),
+        k_cache, v_cache, k, v, where, width, fresh, longest, places, *strides,
+        PAGED=paged, BLOCK=block, num_warps=min(8, max(1, block // 256)),
     )  # fmt: skip
