@@ -2,7 +2,7 @@
 // Idea: the definition, nothing else; neighbouring threads take neighbouring elements.
 // Expected: half of the copy's speed or less. A thread copies an element, waits for it, and only then asks for the next but
 // for what the compiler unrolls; a warp has 64 bytes of a half type under way.
-// Measured (H200, float16, int64, tokens=16384, vocab=128256, hidden=4096): 1897 GB/s cold; 54.1 % of torch.
+// Measured (H200, bfloat16, int64, tokens=16384, vocab=128256, hidden=4096): 1938 GB/s cold; 54.9 % of torch.
 #include "embedding.h"
 
 namespace minfer {

@@ -189,11 +189,12 @@ def liger(
     backward: bool = False, interleaved: bool = False,
 ) -> None:  # fmt: skip
     """Liger's, which works in place and takes (batch, heads, seq, dim), transposed from how they lie, as in models of
-    Hugging Face. Of (1, seq, head_dim) cosines it reads the first half of a row: here that is all there is."""
+    Hugging Face. The cosines are (1, seq, rotary_dim / 2), so it must be told rotary_dim, which it else takes from them."""
     from liger_kernel.ops.rope import rope_backward, rope_forward
 
     function = rope_backward if backward else rope_forward
-    function(q_out.transpose(1, 2), k_out.transpose(1, 2), cos[None], sin[None])
+    rotary_dim = 2 * cos.shape[-1]
+    function(q_out.transpose(1, 2), k_out.transpose(1, 2), cos[None], sin[None], rotary_dim=rotary_dim)
 
 
 @cache
@@ -236,13 +237,7 @@ def transformer_engine(
     return first, second
 
 
-def for_liger(case: Case) -> str | None:
-    if case["rotary_dim"] != case["head_dim"]:
-        return "rotates whole heads only (rotary_dim=head_dim)"
-    return None if case["kv_heads"] else "needs kv_heads to be at least 1"
-
-
-def for_flashinfer(case: Case) -> str | None:
+def some_keys(case: Case) -> str | None:
     return None if case["kv_heads"] else "needs kv_heads to be at least 1"
 
 
@@ -305,13 +300,13 @@ OUT: dict[str, tuple[str, ...]] = {"place": ("out",)}
 
 op.torch("torch", rotate, baseline=True, returns=(0, 1), dtypes=ALL)
 op.torch("torch_compile", compiled(rotate), returns=(0, 1), dtypes=ALL)
-op.peer("liger", liger, package="liger_kernel", dtypes=ALL, params=COUNTED | IN | HALVES, requires=for_liger)
+op.peer("liger", liger, package="liger_kernel", dtypes=ALL, params=COUNTED | IN | HALVES, requires=some_keys)
 op.peer(
     "flashinfer",
     flashinfer,
     package="flashinfer",
     params={"positions": ("given",)} | IN | FORWARD,
-    requires=for_flashinfer,
+    requires=some_keys,
 )
 op.peer(
     "transformer_engine",
