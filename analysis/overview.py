@@ -11,6 +11,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +56,7 @@ class Axes:
 def shape_sets(op: str, folder: Path = SETS) -> dict[str, list[frozenset[str]]]:
     """The shapes of each set of an op in the order of the file, a GPU's and a CPU's together; one is {"m=1", "n=2"}."""
     found: dict[str, list[frozenset[str]]] = {}
-    for file in sorted(folder.glob("*.yaml")):
-        content: Any = OmegaConf.to_container(OmegaConf.load(file))
+    for content in _files(folder):
         if content.get("op") != op:
             continue
         shapes = found.setdefault(content["name"], [])
@@ -64,6 +64,13 @@ def shape_sets(op: str, folder: Path = SETS) -> dict[str, list[frozenset[str]]]:
             sizes = [size if isinstance(size, list) else [size] for size in entry.values()]
             for chosen in itertools.product(*sizes):
                 shapes.append(frozenset(f"{axis}={size}" for axis, size in zip(entry, chosen, strict=True)))
+    return found
+
+
+@cache  # for each page anew, they took longer than all the rest
+def _files(folder: Path) -> list[dict[str, Any]]:
+    """What the files of sets say, in the order of their names."""
+    found: list[Any] = [OmegaConf.to_container(OmegaConf.load(file)) for file in sorted(folder.glob("*.yaml"))]
     return found
 
 

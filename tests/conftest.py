@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -13,6 +14,9 @@ from pathlib import Path
 
 import pytest
 
+# Dozens of processes import PyTorch. Where bytecode may not be written, each would compile its modules, for seconds.
+if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
+    sys.dont_write_bytecode = False
 if "PYTEST_XDIST_WORKER" in os.environ:  # the threads of several processes wait for each other
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 

@@ -72,6 +72,7 @@ def test_the_three_ways_differ_in_space_and_in_nothing_that_is_read() -> None:
     assert found["v02b_padded"] == (8192 + 32 * 4, 32, 33)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", ["sm_89", "sm_90a"])
 def test_gemv_has_its_loads_in_flight_before_it_multiplies(arch: str) -> None:
     """Of B 8 loads of 16 bytes a lane stand before the first product, and in TN 4 of A."""

@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 
 from minfer import launch
 from minfer.cli import ACTIONS
-from minfer.plan.config import CONF, Config, UserError, groups, named
+from minfer.plan.config import CONF, Config, Shape, UserError, groups, named
 
 ROOT = Path(__file__).resolve().parents[1]
 HGEMM = "+sweep=hgemm"
@@ -229,8 +229,21 @@ def test_multirun_is_one_request_for_each_value(tmp_path: Path, monkeypatch: pyt
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]  # Hydra's own notes, beside those of runs
 
 
-@pytest.mark.parametrize("path", sorted(CONF.glob("*/*.yaml")), ids=lambda path: f"{path.parent.name}={path.stem}")
-def test_every_option_of_every_group_composes_and_bears_its_files_name(path: Path) -> None:
+SHAPES = sorted(CONF.glob("shape/*.yaml"))
+
+
+@pytest.mark.parametrize("path", SHAPES, ids=lambda path: path.stem)
+def test_every_set_of_shapes_is_what_its_type_says_and_bears_its_files_name(path: Path) -> None:
+    """Without composing, which takes longer and which the sweeps do with half of them."""
+    shape = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Shape), OmegaConf.load(path)))
+    assert isinstance(shape, Shape) and shape.name == path.stem and path.stem in groups()["shape"]
+
+
+OTHERS = sorted(set(CONF.glob("*/*.yaml")) - set(SHAPES))
+
+
+@pytest.mark.parametrize("path", OTHERS, ids=lambda path: f"{path.parent.name}={path.stem}")
+def test_every_option_of_every_other_group_composes_and_bears_its_files_name(path: Path) -> None:
     group, option = path.parent.name, path.stem
     assert option in groups()[group]
     config = one(f"+sweep={option}") if group == "sweep" else one(HGEMM, f"{group}={option}")
@@ -346,12 +359,14 @@ def composes_or_refuses(*words: str) -> None:
         assert str(error) and "\n" not in str(error)
 
 
+@pytest.mark.slow
 @settings(FUZZ)
 @given(key=st.sampled_from(KEYS), value=TEXT | AWKWARD)
 def test_no_value_gives_a_traceback(key: str, value: str) -> None:
     composes_or_refuses(HGEMM, f"{key}={value}")
 
 
+@pytest.mark.slow
 @settings(FUZZ)
 @given(prefix=st.sampled_from(["", "+", "++", "~"]), key=TEXT | AWKWARD, value=AWKWARD | st.just("1"))
 def test_no_key_gives_a_traceback(prefix: str, key: str, value: str) -> None:

@@ -18,7 +18,7 @@ from minfer.ops import DTYPES
 needs_nvcc = pytest.mark.skipif(build.toolkit() is None, reason="no CUDA compiler that fits this PyTorch")
 
 
-@pytest.fixture(scope="module", params=["sm_89", "sm_90a"])
+@pytest.fixture(scope="module", params=[pytest.param("sm_89", marks=pytest.mark.slow), "sm_90a"])
 def compiled(request, tmp_path_factory):
     """The architecture, the binary, and the instructions of each function: pairs of address and text."""
     binary = build.cubin(peaks.KERNEL, request.param, tmp_path_factory.mktemp("peaks"))
