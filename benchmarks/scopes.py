@@ -96,10 +96,10 @@ def of_proton(events: Iterable[dict[str, Any]], launches: int) -> Trace:
     nanosecond for each cycle, all in microseconds. Raises ValueError for a trace of another form."""
     warps: dict[tuple[int, int], list[dict[str, Any]]] = {}
     for event in events:
-        place = re.search(r"CTA(\d+)$", str(event.get("pid"))), re.match(r"warp (\d+)", str(event.get("tid")))
-        if event.get("ph") != "X" or not place[0] or not place[1]:
+        cta, lane = re.search(r"CTA(\d+)$", str(event.get("pid"))), re.match(r"warp (\d+)", str(event.get("tid")))
+        if event.get("ph") != "X" or not cta or not lane:
             raise ValueError(f"not a scope of a warp: {event}")
-        warps.setdefault((int(place[0][1]), int(place[1][1])), []).append(event)
+        warps.setdefault((int(cta[1]), int(lane[1])), []).append(event)
     kept = {}
     for place, found in warps.items():
         if len(found) % launches:
