@@ -90,7 +90,7 @@ def scopes(traces: list[Inside], device: str, theme: Theme = LIGHT) -> Picture:
     used = [name for name in ORDER if any(name in trace.totals() for trace in traces)]
     place = 0.0
     for name in used:
-        about = {"xycoords": "axes fraction", "textcoords": "offset points", "fontsize": SMALL}
+        about: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "fontsize": SMALL}
         axes[-1].annotate("■", (0, 0), (place, -46), color=colors[name], **about)
         axes[-1].annotate(f"{name}: {WORDS[name]}", (0, 0), (place + 12, -46), **about)
         place += 128

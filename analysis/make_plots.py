@@ -1,9 +1,9 @@
 """Plots of the results, from parquet: `python analysis/make_plots.py`.
 
-Draws up to three plots of each op on each device into docs/plots/<device>/, each as SVG and PNG, light and dark, and a page
-README.md that shows them all. In the README it rewrites what is between `<!-- plots:begin -->` and `<!-- plots:end -->`: one
-ladder, and links to these pages. What the rows do not suffice for is left out, with a sentence. The same rows give the same
-bytes with the same Matplotlib, which `--check` relies on.
+Draws up to four plots of each op on each device into docs/plots/<device>/, each as SVG and PNG, light and dark, beside that of
+forward and backward its points as CSV, and a page README.md that shows them all. In the README it rewrites what is between
+`<!-- plots:begin -->` and `<!-- plots:end -->`: one ladder, and links to these pages. What the rows do not suffice for is left
+out, with a sentence. The same rows give the same bytes with the same Matplotlib, which `--check` relies on.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from analysis import files, pages, plots
 from analysis.command import Options, parser, run
+from analysis.directions import directions
 from analysis.files import shown
 from analysis.peaks import under_one_peak
 from analysis.readme import README, plain, update
@@ -30,7 +31,12 @@ from minfer.rows import store
 COMMAND = "python analysis/make_plots.py"
 MARKED = "plots"
 Draw = Callable[[str, str, list[store.Row], Theme], plots.Picture]
-PLOTS: dict[str, Draw] = {"ladder": plots.ladder, "throughput": plots.throughput, "roofline": roofline}
+PLOTS: dict[str, Draw] = {
+    "ladder": plots.ladder,
+    "throughput": plots.throughput,
+    "roofline": roofline,
+    "directions": directions,
+}
 COLUMNS = [
     "run",
     "finished",
