@@ -14,6 +14,10 @@ from minfer.rows.store import Row
 BACKWARD = "call=backward"
 
 
+def has_backward(rows: list[Row]) -> bool:
+    return any(BACKWARD in row["problem"] for row in rows)
+
+
 def directions(op: str, device: str, rows: list[Row], theme: Theme = LIGHT) -> Picture:
     """The metric over size, cold, of the setting whose backward has most rows: forward above, backward below."""
     settings: dict[str, list[Row]] = {}
