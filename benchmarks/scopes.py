@@ -17,6 +17,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import shutil
 import statistics
 import sys
 import tempfile
@@ -199,6 +200,8 @@ def main() -> int:
             inside = traced_triton(Path(temporary))
         except (RuntimeError, ValueError, OSError) as error:  # no session, or a trace of another form
             print(f"{TRITON} has no trace: {error}", file=sys.stderr)
+            for path in Path(temporary).glob("*.chrome_trace"):  # another version's form, to be looked at
+                shutil.copy(path, folder)
             return 1
     keep(folder / f"{TRITON}.trace.json.gz", chrome(inside, mhz, about | {"kernel": TRITON}))
     return 1 if problems else 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 from benchmarks import scopes
 from benchmarks.scopes import Scope, Trace
 from minfer import build
+from minfer.ops import PACKAGE
 from tests.emulator import Emulated, compiled
 
 M, N, K, STEPS, WARPS = 100, 64, 200, 4, 4  # 2 x 2 tiles of 64 x 32, on more multiprocessors than those
@@ -57,6 +59,44 @@ def test_what_a_buffer_has_no_room_for_is_left_out(emulated: Emulated) -> None:
     few = scopes.stamped(called(emulated, slots=3, blocks=1))  # it would write outside of its operand else
     assert {scope.block for scope in few.scopes} == {0}
     assert [scope.name for scope in few.scopes if scope.warp == 0] == ["load", "product"]
+
+
+MARKED = """
+#include "cuda/scopes.cuh"
+struct Problem { float* y; MEMBER };
+__global__ void twice(Problem g) {
+#ifdef MARKED
+  minfer::Scopes<Problem> scopes(g);
+  scopes.begin();
+#endif
+  g.y[threadIdx.x] *= 2.0f;
+#ifdef MARKED
+  scopes.end(0);
+#endif
+}
+"""
+
+
+def ptx(folder: Path, *flags: str) -> str:
+    home = build.toolkit()
+    assert home is not None
+    (folder / "marked.cu").write_text(MARKED)
+    command = [home / "bin" / "nvcc", "-ptx", "-std=c++20", "-arch=sm_90a", f"-I{PACKAGE}", *flags, "marked.cu"]
+    subprocess.run([*command, "-o", "marked.ptx"], cwd=folder, check=True)
+    return (folder / "marked.ptx").read_text()
+
+
+@pytest.mark.skipif(build.toolkit() is None, reason="no CUDA toolkit that fits this PyTorch")
+def test_scopes_of_a_problem_without_a_buffer_are_no_code(tmp_path: Path) -> None:
+    assert ptx(tmp_path, "-DMEMBER=", "-DMARKED") == ptx(tmp_path, "-DMEMBER=")
+    stamped = ptx(tmp_path, "-DMEMBER=minfer::ScopeBuffer scopes;", "-DMARKED")
+    assert stamped.count("%clock64") == 3 and stamped.count("%globaltimer") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(build.toolkit() is None, reason="no CUDA toolkit that fits this PyTorch")
+def test_the_kernel_with_its_scopes_compiles(tmp_path: Path) -> None:
+    assert build.cubin(scopes.with_scopes(), "sm_90a", tmp_path).stat().st_size
 
 
 def test_the_frequency_is_that_of_multiprocessors_which_both_launches_had() -> None:
