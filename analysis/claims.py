@@ -78,6 +78,16 @@ def norm(kernel: str, tokens: int, hidden: int, show: Share | Over) -> Query:
     return Query("rmsnorm", kernel, ({"tokens": tokens, "hidden": hidden},), show)
 
 
+def rotation(kernel: str, seq: int, **params: str) -> Query:
+    """One fp32 tensor of 32 sequences and 8 heads of 256, into a new one."""
+    shape = {"batch": 32, "seq": seq, "heads": 8, "kv_heads": 0, "head_dim": 256, "rotary_dim": 256}
+    given = {"positions": "counted", "place": "out"} | params
+    return Query("rope", kernel, (shape,), Over("torch"), dtype="float32", params=given)
+
+
+ROTATIONS = [(kernel, seq) for kernel in ("v02_vectors", "triton_heads") for seq in (32, 128, 512, 2048)]
+SAME_WORK = "of one fp32 tensor of 32 sequences and 8 heads of 256 both make a new one, with the same tables"
+
 CLAIMS = (
     Claim(
         "cuBLAS is basically at peak.",
@@ -155,6 +165,18 @@ CLAIMS = (
         "its kernel has at least 99 % of the throughput of the CUDA kernel",
         tuple(norm("torch_compile", *shape, Over("v02_vectors")) for shape in ((1, 4096), (4096, 4096), (4096, 16384))),
         least=99,
+    ),
+    Claim(
+        "A fused RoPE is 8 times as fast as eager PyTorch, forward.",
+        f"it has at least 800 % of the throughput of x * cos + rotate_half(x) * sin: {SAME_WORK}",
+        tuple(rotation(kernel, seq) for kernel, seq in ROTATIONS),
+        least=800,
+    ),
+    Claim(
+        "A fused RoPE is 6 times as fast as eager PyTorch, backward.",
+        f"it has at least 600 % of the throughput of the same with -sin, which is the gradient: {SAME_WORK}",
+        tuple(rotation(kernel, seq, call="backward") for kernel, seq in ROTATIONS),
+        least=600,
     ),
 )  # fmt: skip
 

@@ -13,21 +13,23 @@ from analysis.readme import plain
 from analysis.style import DARK, THEMES, encoded
 
 SUFFIXES = ("svg", "png")
+COMPARED = (".svg", ".csv")  # of a PNG the bytes depend on zlib's version, and its SVG shows whether it is old
 
 
 def bring_up_to_date(drawn: Mapping[Path, Picture], folder: Path, ours: str, command: str, check: bool) -> list[str]:
-    """Write or only check pictures, named without a suffix; what is wrong, in sentences.
+    """Write or only check pictures and their tables, named without a suffix; what is wrong, in sentences.
 
     Below `folder`, a picture whose name matches `ours`, a regular expression, and that was not drawn, is removed."""
     suffixes = SUFFIXES[:1] if check else SUFFIXES
     files = {named(path, s): encoded(p.figure, s, p.about) for path, p in drawn.items() for s in suffixes}
-    expression = re.compile(rf"{ours}\.({'|'.join(SUFFIXES)})")
+    pngs = {named(path, "png"): b"" for path in drawn}
+    files |= {named(path, "csv"): p.csv.encode() for path, p in drawn.items() if p.csv}
+    expression = re.compile(rf"{ours}\.({'|'.join(SUFFIXES)}|csv)")
     try:
         if check:
-            expected = files | {file.with_suffix(".png"): b"" for file in files}
             return [
                 f"{file} is out of date, or of another Matplotlib than {VERSION}: run `{command}`"
-                for file in differences(expected, folder, expression)
+                for file in differences(files | pngs, folder, expression)
             ]
         write(files, folder, expression)
     except OSError as error:
@@ -53,11 +55,9 @@ def named(path: Path, suffix: str) -> Path:
 
 
 def differences(files: dict[Path, bytes], folder: Path, ours: re.Pattern[str]) -> Iterator[Path]:
-    """The files that are not as they should be, those that should not be there included.
-
-    A PNG is as it should be when it is there: its SVG shows whether it is old, and its bytes depend on zlib's version."""
+    """The files that are not as they should be, those that should not be there included; a PNG is, when it is there."""
     for file, content in files.items():
-        if not file.is_file() or (file.suffix == ".svg" and file.read_bytes() != content):
+        if not file.is_file() or (file.suffix in COMPARED and file.read_bytes() != content):
             yield file
     yield from sorted(f for f in folder.glob("*/*") if ours.fullmatch(f.name) and f not in files)
 

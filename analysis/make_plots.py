@@ -1,9 +1,9 @@
 """Plots of the results, from parquet: `python analysis/make_plots.py`.
 
-Draws up to three plots of each op on each device into docs/plots/<device>/, each as SVG and PNG, light and dark, and a page
-README.md that shows them all. In the README it rewrites what is between `<!-- plots:begin -->` and `<!-- plots:end -->`: one
-ladder, and links to these pages. What the rows do not suffice for is left out, with a sentence. The same rows give the same
-bytes with the same Matplotlib, which `--check` relies on.
+Draws up to three plots of each op on each device into docs/plots/<device>/, and one of forward and backward where it has both,
+with its points as CSV; each as SVG and PNG, light and dark; and a page README.md that shows them all. In the README it rewrites
+what is between `<!-- plots:begin -->` and `<!-- plots:end -->`: one ladder, and links to these pages. What the rows do not
+suffice for is left out, with a sentence. The same rows give the same bytes with the same Matplotlib, which `--check` relies on.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from analysis import files, pages, plots
 from analysis.command import Options, parser, run
+from analysis.directions import directions, has_backward
 from analysis.files import shown
 from analysis.peaks import under_one_peak
 from analysis.readme import README, plain, update
@@ -31,6 +32,7 @@ COMMAND = "python analysis/make_plots.py"
 MARKED = "plots"
 Draw = Callable[[str, str, list[store.Row], Theme], plots.Picture]
 PLOTS: dict[str, Draw] = {"ladder": plots.ladder, "throughput": plots.throughput, "roofline": roofline}
+OF_BACKWARD: dict[str, Draw] = {"directions": directions}  # of ops that have one
 COLUMNS = [
     "run",
     "finished",
@@ -59,7 +61,7 @@ def pictures(
     for op, device in sections(table):
         rows = rows_of(table, op, device)
         for theme in themes:
-            for name, draw in PLOTS.items():
+            for name, draw in (PLOTS | OF_BACKWARD if has_backward(rows) else PLOTS).items():
                 yield theme, op, device, name, drawn_or_why(draw, op, device, name, rows, theme)
 
 
@@ -126,7 +128,7 @@ def write(table: pa.Table, options: Options) -> list[str]:
             named[folder / path(op, device, name, theme)] = picture
         elif theme is LIGHT:
             print(picture)
-    problems = files.bring_up_to_date(named, folder, files.pattern(PLOTS), COMMAND, options.check)
+    problems = files.bring_up_to_date(named, folder, files.pattern(PLOTS | OF_BACKWARD), COMMAND, options.check)
     devices = dict.fromkeys(device for _, device in drawn)
     galleries = {folder / store.slug(device) / "README.md": gallery_lines(device, drawn) for device in devices}
     texts = {page: "\n".join(lines) for page, lines in galleries.items()}

@@ -37,10 +37,11 @@ class LeftOut(Exception):
 
 @dataclass
 class Picture:
-    """A figure, and in one sentence what it shows."""
+    """A figure, in one sentence what it shows, and where it has one the table of its points as CSV, kept beside it."""
 
     figure: Figure
     about: str
+    csv: str = ""
 
 
 def ladder(op: str, device: str, rows: list[Row], theme: Theme = LIGHT) -> Picture:
@@ -131,12 +132,19 @@ def throughput(op: str, device: str, rows: list[Row], theme: Theme = LIGHT) -> P
         raise LeftOut("it takes problems of at least two sizes that differ in one axis, or square ones")
     name = min(shown, key=lambda name: (-len(shown[name].rows), natural(name)))
     found = shown[name]
-    lines: dict[str, list[Row]] = {}
-    for row in found.rows:
-        lines.setdefault(row["kernel"], []).append(row)
     drawn, (ax,) = figure([3.6])
     over = "size" if found.square else found.label
     title(ax, f"{op} on {device}: throughput over {over}", " · ".join(filter(None, [words(name), found.fixed, "cold"])))
+    lines = over_sizes(ax, found, theme)
+    about = f"Cold throughput of {len(lines)} kernels of {op} on {device} over {found.over}"
+    return Picture(drawn, f"{about}; at the largest, {fastest_at(lines, found, found.sizes[-1])} is the fastest.")
+
+
+def over_sizes(ax: Axes, found: Series, theme: Theme) -> dict[str, list[Row]]:
+    """Draws the lines of a series with their names; returns the rows of each by kernel, in the order of sizes."""
+    lines: dict[str, list[Row]] = {}
+    for row in found.rows:
+        lines.setdefault(row["kernel"], []).append(row)
     hues = dict(zip(coloured(lines, found), (theme.ours, *theme.rungs), strict=False)) | {REFERENCE: theme.torch}
     for kernel, line in sorted(lines.items(), key=lambda item: item[0] in hues):  # grey below the others
         line.sort(key=found.size)
@@ -155,8 +163,7 @@ def throughput(op: str, device: str, rows: list[Row], theme: Theme = LIGHT) -> P
     if rest:
         ax.annotate(f"grey: {rest} other kernels" if rest > 1 else "grey: another kernel", (1.04, 0), (2, -18),
                     "axes fraction", "offset points", fontsize=SMALL, color=theme.muted)  # fmt: skip
-    about = f"Cold throughput of {len(lines)} kernels of {op} on {device} over {found.over}"
-    return Picture(drawn, f"{about}; at the largest, {fastest_at(lines, found, found.sizes[-1])} is the fastest.")
+    return lines
 
 
 def fastest_at(lines: Mapping[str, list[Row]], found: Series, size: int) -> str:

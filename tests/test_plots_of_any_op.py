@@ -44,6 +44,40 @@ def test_throughput_is_over_the_axis_with_most_sizes_beside_what_copying_reaches
     )
 
 
+def both_ways(forward: tuple[int, ...], backward: tuple[int, ...]) -> list[Row]:
+    """A kernel and PyTorch at some sequence lengths, forward and at half the rate backward."""
+    return [
+        other("rope", "GB/s", kernel, us * seq, f"float32/place=out{call}/batch=32,seq={seq}")
+        | {"cold_rate": 1000.0 / us / (2 if call else 1), "bytes": 1e6 * seq, "peaks": PEAKS}
+        for kernel, us in KERNELS.items()
+        for call, lengths in (("", forward), (",call=backward", backward))
+        for seq in lengths
+    ]
+
+
+def test_forward_and_backward_stand_below_each_other_with_their_points_as_csv() -> None:
+    made = both_ways((32, 128, 2048), (32, 2048))
+    above, below = panels("directions", *made)
+    assert points(above, "v01") == [(32, 20.0), (128, 20.0), (2048, 20.0)]
+    assert points(below, "v01") == [(32, 10.0), (2048, 10.0)]
+    assert above.get_title(loc="left") == "rope on NVIDIA H200: forward"
+    assert any(text.startswith("float32 · place=out · batch=32 · cold") for text in texts(below))
+    picture = drawn(*made)["directions"]
+    assert isinstance(picture, Picture)
+    lines = picture.csv.splitlines()
+    assert lines[0] == "direction,kernel,seq,cold_us,cold_GB/s,run" and len(lines) == 1 + 2 * 3 + 2 * 2
+    assert lines[1].startswith("forward,torch,32,3200.000,10.0,") and lines[-1].startswith("backward,v01,2048,")
+
+
+def test_an_op_without_a_backward_has_no_such_plot() -> None:
+    assert "directions" not in drawn(*both_ways((32, 128), ()))
+
+
+@pytest.mark.parametrize("lengths", [((32, 128), (32,)), ((), (32, 128))])
+def test_without_both_directions_there_is_no_plot_of_them(lengths: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+    assert "a backward and its forward" in str(drawn(*both_ways(*lengths))["directions"])
+
+
 def test_large_rates_have_ticks_with_a_prefix() -> None:
     (ax,) = panels("throughput", *grid("decode", "tokens/s", (1, 2_000_000), (4096,)))
     assert "_peak" not in [line.get_label() for line in ax.lines]

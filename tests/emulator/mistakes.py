@@ -227,6 +227,80 @@ BROKEN = {
         {"«__syncthreads();»\n  const int span": ""},
         WRONG,
     ),
+    "the bias of one column for its neighbour": (
+        "gemm_bias_relu-v03_one_wave",
+        {"(«e % 2 ? bias.y : bias.x»)": "e < 2 ? bias.x : bias.y"},
+        WRONG,
+    ),
+    "what lies beyond a row in its variance": (
+        "layernorm-v02_vectors",
+        {"if («threadIdx.x + i * blockDim.x < mine») squares": "true"},
+        WRONG,
+    ),
+    "one array for two sums of a row": (
+        "layernorm-v02_vectors",
+        {"reduce_row(squares, «of_variance»)": "of_mean"},
+        WRONG,
+    ),
+    "a residual stored beyond its row": (
+        "add_rmsnorm-v02_vectors",
+        {"if («at < mine») to[at]": "true"},
+        "outside operand residual",
+    ),
+    "the residual's row at the stride of x": (
+        "add_rmsnorm-v02_vectors",
+        {"load_row(residual, p.residual + row * «p.residual_stride»": "p.x_stride"},
+        "outside operand residual",
+    ),
+    "one array for the sums of two rows in turn": (
+        "rmsnorm_backward-v02_two_stages",
+        {"of_products[«turn»]": "0"},
+        WRONG,
+    ),
+    "parts of a column not waited for": (
+        "rmsnorm_backward-v02_two_stages",
+        {"[threadIdx.x] = sum;\n  «__syncthreads();»": ""},
+        WRONG,
+    ),
+    "the sums of the first row for all": (
+        "softmax-v04_split_rows",
+        {"sums[«int64_t(part.row)» * parts + i]": "0"},
+        WRONG,
+    ),
+    "maxima of warps not waited for": (
+        "softmax-v04_split_rows",
+        {"mine.sum};\n  «__syncthreads();»": ""},
+        WRONG,
+    ),
+    "a row written beyond its end": (
+        "embedding-v02_vectors",
+        {"if («at < count») to[at]": "true"},
+        "outside operand y",
+    ),
+    "a token without a place": ("kv_append-v02_vectors", {"if («place < 0») return;": "false"}, "outside operand"),
+    "v at the scale of k": ("kv_append-v02_vectors", {"of_v, «factors[1]»": "factors[0]"}, WRONG),
+    "one input in the place of both": ("silu_mul-v02_vectors", {"inputs[i] = «x[i][j]»": "x[0][j]"}, WRONG),
+    "results beyond the row": (
+        "silu_mul-v02_vectors",
+        {"if («at < count») reinterpret_cast<uint4*>(p.output": "true"},
+        "outside operand",
+    ),
+    "experts counted before all warps have chosen": (
+        "moe_route-v02_one_launch",
+        {"«__syncthreads();»\n\n  const int expert": ""},
+        WRONG,
+    ),
+    "slots of the blocks before not counted": (
+        "moe_route-v02_one_launch",
+        {"begin + «counts.before»": "0"},
+        WRONG,
+    ),
+    "the bins of the digit before": ("sample-v02_split", {"bins += kBinWords;": ""}, WRONG),
+    "bins read before all blocks have added theirs": (
+        "sample-v02_split",
+        {"«sync();»\n    for (int i = threadIdx.x; i < kBinWords": ""},
+        WRONG,
+    ),
 }
 
 

@@ -21,8 +21,19 @@ struct Epilogue<Tile, Biased<T>> {
 template <typename T, Layout kLayout, int kM, int kN, int kWarpgroups>
 using Alone = Shape<T, kLayout, kM, kN, kWarpgroups, 1, 1, true>;
 
-template <Layout kLayout, typename T>
-void launch_layout(const Biased<T>& g) {
+// With scopes, benchmarks/scopes.py and its test compile this file a second time: MINFER_SCOPES.
+template <typename T>
+struct Scoped : Biased<T> {
+  ScopeBuffer scopes;
+};
+
+template <typename Tile, typename T>
+struct Epilogue<Tile, Scoped<T>> : Epilogue<Tile, Biased<T>> {
+  using Epilogue<Tile, Biased<T>>::Epilogue;
+};
+
+template <Layout kLayout, template <typename> typename Problem, typename T>
+void launch_layout(const Problem<T>& g) {
   if constexpr (kLayout == Layout::TN)  // in NN a copy brings 64 columns
     if (one_wave(g, 64, 32)) return launch_shape<Alone<T, kLayout, 64, 32, 1>>(g);
   if (one_wave(g, 64, 64)) return launch_shape<Alone<T, kLayout, 64, 64, 1>>(g);
@@ -30,12 +41,29 @@ void launch_layout(const Biased<T>& g) {
   launch_shape<Alone<T, kLayout, 128, 128, 2>>(g);
 }
 
-template <typename T>
-void launch(const Biased<T>& g) {
+template <template <typename> typename Problem, typename T>
+void launch(const Problem<T>& g) {
   require_rows(g);
   g.layout == Layout::TN ? launch_layout<Layout::TN>(g) : launch_layout<Layout::NN>(g);
 }
 
 }  // namespace minfer
 
+#ifdef MINFER_SCOPES
+static void gemm_bias_relu_v03_one_wave_scopes(minfer::Tensor y, const minfer::Tensor a, const minfer::Tensor b,
+                                               const minfer::Tensor bias, minfer::Tensor scopes) {
+  using namespace minfer;
+  check_rank(scopes, "gemm_bias_relu: scopes", 4);
+  check_sizes(scopes, "gemm_bias_relu: scopes", {scopes.size(0), scopes.size(1), scopes.size(2), 3});
+  check_contiguous(scopes, "gemm_bias_relu: scopes");
+  const ScopeBuffer buffer{output<int64_t>(scopes, "gemm_bias_relu: scopes"),
+                           to_int(scopes.size(0), "gemm_bias_relu: scopes"),
+                           to_int(scopes.size(1), "gemm_bias_relu: scopes"),
+                           to_int(scopes.size(2), "gemm_bias_relu: scopes")};
+  dispatch(y, a, b, bias, [&]<typename T>(const Biased<T>& biased) { launch(Scoped<T>{biased, buffer}); });
+}
+MINFER_OP(gemm_bias_relu_v03_one_wave_scopes,
+          "(Tensor(a!) y, Tensor a, Tensor b, Tensor bias, Tensor(b!) scopes) -> ()")
+#else
 MINFER_GEMM_BIAS_RELU(gemm_bias_relu_v03_one_wave, minfer::launch)
+#endif

@@ -3,9 +3,14 @@
 // the epilogue reuses them.
 #pragma once
 
+#include "cuda/scopes.cuh"
 #include "warpgroup_tile.cuh"
 
 namespace minfer {
+
+// What `Scopes` stamps of a step: the copying thread asks for its copies, a multiplying warp waits for them, and multiplies
+// until the step before has left its stage; and of a tile, what follows its products.
+enum OneWaveScope { kIssue, kLoad, kProduct, kEpilogue };
 
 // Tiles of kM rows and kN columns. Two warpgroups have half of the rows each, or of the columns where there are but 64 rows.
 // kCluster blocks below each other share what they copy of B. kPerSM run together on a multiprocessor. kEarly: copies begin
@@ -53,14 +58,17 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kPerSM)
   const int row0 = blockIdx.x * Shape::kM, col0 = blockIdx.y * Shape::kN;
   const int steps = (g.k + kBlockK - 1) / kBlockK;
 
+  Scopes<Problem> scopes(g);
   Ring<kStages> ring;
   const auto load = [&](int step) {
+    scopes.begin();
     T* stage = stages + ring.stage * Tiles::kElements;
     if constexpr (kCluster > 1)
       Tiles::template load_shared<kCluster>(stage, maps, full + ring.stage, row0, col0, step * kBlockK,
                                             blockIdx.x % kCluster);
     else
       Tiles::load(stage, maps, full + ring.stage, row0, col0, step * kBlockK, Shape::rows(g.m));
+    scopes.end(kIssue);
     ring.advance();
   };
   const int early = Shape::kEarly ? min(kStages, steps) : 0;
@@ -97,18 +105,24 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kPerSM)
 #pragma unroll 1
     for (int step = 0; step < steps; ++step, ring.advance()) {
       const T* stage = stages + ring.stage * Tiles::kElements;
+      scopes.begin();
       barrier_wait(full + ring.stage, ring.parity);
+      scopes.end(kLoad);
+      scopes.begin();
       tile.multiply(stage + row * kBlockK, stage + Tiles::kA + col * kBlockK, step == 0);
       wgmma_wait<1>();
+      scopes.end(kProduct);
       if (step > 0) release(before);
       before = ring.stage;
     }
+    scopes.begin();
     wgmma_finish(tile.sums);
     epilogue(tile, g, row0 + row, col0 + col);
     warps_sync<kProducer>();  // all stages are read, and no more copies to them are in flight
     tile.template store_boxes<Tile::kAllBoxes>(maps, stages + warpgroup * Tile::kAllBoxes * 4 * Tile::kBox, row0 + row,
                                                col0 + col);
     if (threadIdx.x % 32 == 0) tma_store_wait<0>();
+    scopes.end(kEpilogue);
   }
   if constexpr (kCluster > 1) cluster_sync_relaxed();  // no block ends while another arrives at its barriers
 }

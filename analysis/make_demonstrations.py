@@ -1,0 +1,133 @@
+"""What scripts of `benchmarks/` record beside the rows, drawn and told: `python analysis/make_demonstrations.py`.
+
+Reads the traces of `benchmarks/scopes.py` below results/<device>/scopes, and what `transfer.py` and `rope_memory.py` wrote to
+benchmarks/results/; draws docs/plots/<device>/gemm-bias-relu-scopes, transfer and rope-memory, and rewrites what is between
+markers in docs/gemm_bias_relu.md, docs/transfer.md and docs/rope.md. Where nothing was recorded, the text says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import sys
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from analysis import demonstrations as draw
+from analysis import files
+from analysis.demonstrations import Inside
+from analysis.plots import Picture
+from analysis.readme import plain, update
+from analysis.style import LIGHT, THEMES, Theme
+from minfer.rows import store
+from minfer.rows.store import Row
+
+COMMAND = "python analysis/make_demonstrations.py"
+# What is drawn and told: the page, and the script of benchmarks/ that records it.
+SCOPES, TRANSFER, MEMORY = "gemm-bias-relu-scopes", "transfer", "rope-memory"
+PAGES = {
+    SCOPES: ("gemm_bias_relu.md", "scopes.py"),
+    TRANSFER: ("transfer.md", "transfer.py"),
+    MEMORY: ("rope.md", "rope_memory.py"),
+}
+PARQUET = {
+    "transfer": ("mode", "tokens", "layers", "bytes", "ms", "host_ms", "device"),
+    "rope-memory": ("name", "us", "part", "bytes", "allocated", "shape", "tensor_bytes", "device"),
+}
+ORIGIN = {"driver": "driver", "torch": "PyTorch", "triton": "Triton", "commit": "commit"}
+
+
+def load_traces(results: Path) -> tuple[list[list[Inside]], list[str]]:
+    """The traces of each device's folder, and a sentence for each file that is none."""
+    found: dict[Path, list[Inside]] = {}
+    problems = []
+    for path in sorted(results.glob("*/scopes/*.trace.json.gz"), reverse=True):  # v03_one_wave first
+        try:
+            found.setdefault(path.parent, []).append(Inside.of(json.loads(gzip.decompress(path.read_bytes()))))
+        except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+            problems.append(f"{path}: no trace of benchmarks/scopes.py: {type(error).__name__}: {error}")
+    return [found[folder] for folder in sorted(found)], problems
+
+
+def load_rows(folder: Path, kind: str) -> tuple[list[list[Row]], list[str]]:
+    """The rows of each file <kind>-<device>.parquet, and a sentence for each that cannot be used."""
+    found, problems = [], []
+    for path in sorted(folder.glob(f"{kind}-*.parquet")):
+        try:
+            table = pq.read_table(path)
+        except (pa.ArrowException, OSError) as error:
+            problems.append(f"{path}: {(str(error).splitlines() or [type(error).__name__])[0]}")
+            continue
+        if lacking := [name for name in PARQUET[kind] if name not in table.column_names]:
+            problems.append(f"{path}: it has no column {', '.join(lacking)}")
+        elif len(table):
+            found.append(table.to_pylist())
+    return found, problems
+
+
+def origin(about: Row) -> str:
+    """Where figures come from, as far as their file says."""
+    known = [f"{noun} {plain(str(about[key]))}" for key, noun in ORIGIN.items() if about.get(key)]
+    return "; ".join([f"Measured on {plain(about['device'])}", *known]) + "."
+
+
+def place(device: str, name: str, theme: Theme = LIGHT) -> str:
+    return f"{store.slug(device)}/{name}{theme.suffix}"
+
+
+def bring_up_to_date(options: argparse.Namespace) -> list[str]:
+    """Write or only check the pictures and texts; what is wrong, in sentences."""
+    traces, problems = load_traces(options.results)
+    rows = {}
+    for kind in PARQUET:
+        rows[kind], unusable = load_rows(options.benchmarks, kind)
+        problems += unusable
+    if problems:
+        return problems
+    folder, drawn = options.docs / "plots", dict[Path, Picture]()
+    texts: dict[str, list[str]] = {name: [] for name in PAGES}
+
+    def add(name: str, about: Row, make: Callable[[str, Theme], Picture], lines: list[str]) -> None:
+        for theme in THEMES:
+            with theme.active():
+                drawn[folder / place(about["device"], name, theme)] = make(about["device"], theme)
+        where = place(about["device"], name)
+        texts[name] += [origin(about), "", files.shown(f"plots/{where}", drawn[folder / where].about), "", *lines, ""]
+
+    for inside in traces:
+        add(SCOPES, dict(inside[0].about), partial(draw.scopes, inside), draw.scope_lines(inside))
+    for found in rows[TRANSFER]:
+        add(TRANSFER, found[0], partial(draw.transfer, found), draw.transfer_lines(found))
+    for found in rows[MEMORY]:
+        add(MEMORY, found[0], partial(draw.memory, found), draw.memory_lines(found))
+
+    pattern = files.pattern(PAGES).removeprefix(".+-")
+    problems = files.bring_up_to_date(drawn, folder, pattern, COMMAND, options.check)
+    for name, (page, script) in PAGES.items():
+        body = "\n".join(texts[name]) or f"Nothing was recorded yet: `uv run python benchmarks/{script}` does it.\n"
+        if problem := update(options.docs / page, name, body, COMMAND, options.check):
+            problems.append(problem)
+    return problems
+
+
+def main(arguments: Iterable[str] | None = None) -> int:
+    """Returns the exit status: 0 when texts and pictures are those of the files, and every file could be read."""
+    parser = argparse.ArgumentParser(prog=COMMAND, description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--results", type=Path, default=Path("results"), help="with traces (default: results)")
+    folder = Path("benchmarks/results")
+    parser.add_argument("--benchmarks", type=Path, default=folder, help=f"with parquet (default: {folder})")
+    parser.add_argument("--docs", type=Path, default=Path("docs"), help="with the pages (default: docs)")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if anything is out of date")
+    problems = bring_up_to_date(parser.parse_args(list(arguments) if arguments is not None else None))
+    for line in problems:
+        print(line, file=sys.stderr)
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
