@@ -141,7 +141,7 @@ def transfer(rows: list[Row], device: str, theme: Theme = LIGHT) -> Picture:
         )
     ax.set_xscale("log", base=2)
     tokens = [at for at, _ in lines["products alone"]]
-    ax.set_xticks(tokens, [str(at) for at in tokens])
+    ax.set_xticks(tokens, [str(at) if at < 1024 else f"{at // 1024}K" for at in tokens])
     ax.minorticks_off()
     ax.set_ylim(0, 1.08 * max(ms for line in lines.values() for _, ms in line))
     plain_ticks(ax.yaxis)
