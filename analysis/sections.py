@@ -7,17 +7,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from analysis.others import best_other, verdict
 from analysis.overview import by_group, overview_lines
 from analysis.readme import counted, plain, table_lines
 from analysis.rows import number
 from analysis.tables import (
     LEGEND,
     MORE_LEGEND,
+    OTHER_LEGEND,
     REGIMES,
     fastest_of_ours,
     headline,
     more_columns,
     percent,
+    percent_of_other,
     problem_lines,
     said_shares,
     title,
@@ -31,6 +34,7 @@ OPS_HEADER = [
     "Problem",
     "% of PyTorch, cold",
     "% of PyTorch, steady",
+    "% of the best other, cold",
     "All problems",
     "Tables",
 ]
@@ -38,8 +42,10 @@ VERDICTS = ("faster", "tie", "slower")
 OPS_LEGEND = (
     "*% of PyTorch* is PyTorch's time over the kernel's, both timed in the same rounds, with the 95 % confidence interval"
     " (*cold*: caches flushed before each call) or the range over neighbouring blocks (*steady*: calls back to back at the"
-    " clock that the GPU settles at). A *tie* cannot be told from PyTorch. The problem is the largest that most kernels were"
-    " timed at; *All problems* counts at how many our fastest kernel is faster than PyTorch, tied or slower, cold."
+    " clock that the GPU settles at). *The best other* is the fastest of torch.compile and the libraries timed there, where one"
+    " beats PyTorch; the ratio goes through PyTorch's time beside each. A *tie* cannot be told from it. The problem is the"
+    " largest that most kernels were timed at; *All problems* counts at how many our fastest kernel is faster than all of"
+    " these, tied with the fastest of them, or slower, cold."
 )
 
 
@@ -75,14 +81,21 @@ class Section:
         return fastest_of_ours(self.problems[self.headline]) if self.headline is not None else None
 
     @property
+    def has_others(self) -> bool:
+        """Whether some table compares with another kernel than PyTorch's own."""
+        return any(best_other(rows, regime) for rows in self.problems.values() for regime in REGIMES)
+
+    @property
     def verdicts(self) -> str:
-        """At how many of the shown problems our fastest kernel is faster than PyTorch, tied or slower."""
-        best = (fastest_of_ours(rows) for rows in self.problems.values())
-        counts = Counter(row["cold_verdict"] for row in best if row)
+        """At how many of the shown problems our fastest kernel is faster than whatever else was timed, tied or slower."""
+        best = ((fastest_of_ours(rows), best_other(rows, "cold")) for rows in self.problems.values())
+        counts = Counter(verdict(row, other) for row, other in best if row)
         return ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict])
 
     def page_lines(self) -> list[str]:
         lines = [f"# {self.title}", "", self.origin, "", LEGEND, ""]
+        if self.has_others:
+            lines += [OTHER_LEGEND, ""]
         if self.has_more:
             lines += [MORE_LEGEND, ""]
         if self.left_out:
@@ -105,10 +118,12 @@ class Section:
         """Its line of the README's table; `readme` is the folder that has the README and `folder` that of the pages."""
         about = Path("docs") / f"{self.op}.md"
         name = f"[{plain(self.op)}]({about.as_posix()})" if (readme / about).is_file() else plain(self.op)
-        best, shares = self.best, ["—", "—"]
+        best, shares, of_other = self.best, ["—", "—"], "—"
         if best:
             shares = [percent(best, regime, None) if number(best, f"{regime}_us") else "—" for regime in REGIMES]
-        cells = [name, plain(best["kernel"]) if best else "—", short(self.headline or ""), *shares]
+            other = best_other(self.problems[self.headline or ""], "cold")
+            of_other = f"{percent_of_other(best, other, 'cold')}, {plain(other['kernel'])}" if other else "—"
+        cells = [name, plain(best["kernel"]) if best else "—", short(self.headline or ""), *shares, of_other]
         return [*cells, self.verdicts or "—", f"[{counted(self.count, 'problem')}]({folder}/{self.page.as_posix()})"]
 
 
