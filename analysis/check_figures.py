@@ -1,8 +1,12 @@
-"""Do the figures of the results tables agree with each other? `python analysis/check_figures.py README.md docs/results/*/*.md`
+"""Do the figures of the results tables agree with each other, and with what their devices can do?
+
+    python analysis/check_figures.py README.md docs/*.md docs/results/*/*.md results/*/*/*.parquet
 
 From the times and throughputs that a table shows this computes the ratios beside them, as a reader with a calculator would,
 and names each that differs by more than rounding. The fastest kernel must be bold, a sentence above the tables must repeat
-their figures, and so must the README's table of ops and its headline, whose figures are those of the pages they link to.
+their figures, and so must the README's table of ops and its headline, whose figures are those of the pages they link to. Times
+that a page says under "Measured on …" must be in the tables that it links to. Of the parquet files, no time may be below its
+row's floor, and no rate above its row's measured peak.
 """
 
 from __future__ import annotations
@@ -13,8 +17,11 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from analysis.prose import SECONDS, linked, said_in_prose
+from analysis.roofs import COLUMNS, beyond_roofs
+from analysis.rows import load
+
 REGIMES = ("cold", "steady")
-SECONDS = {"µs": 1e-6, "ms": 1e-3}
 PREFIXES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 ROUNDED = 0.0012  # relative: a ratio of two figures of four digits
 HEADER = ["Kernel", "Time", "Throughput", "% of PyTorch throughput"]
@@ -147,6 +154,17 @@ def of_pages(readme: Path) -> Iterator[str]:
             yield f"the headline says {headline['said']}, and no line of the table of ops does"
 
 
+def of_prose(page: Path) -> Iterator[str]:
+    """Times of a page's prose that the tables which it links to do not have."""
+    times: dict[str, list[float]] = {}
+    for file in filter(Path.is_file, linked(page)):
+        for _, (_, *rows) in tables(file.read_text()):
+            for row in rows:
+                if time := seconds(row[1]):
+                    times.setdefault(row[0].strip("* †"), []).append(time)
+    yield from said_in_prose(page, times) if times else ()
+
+
 def in_full(problem: str) -> str:
     """A problem as tables have it, of one whose square is written once: `m=n=8` is `m=8, n=8`."""
     head, between, shape = problem.rpartition(" · ")
@@ -170,11 +188,21 @@ def _sentences(text: str, shares: Shares) -> Iterator[str]:
 def main(words: Iterable[str] | None = None) -> int:
     """Returns the exit status: 1 where figures contradict each other."""
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("pages", nargs="+", type=Path)
-    pages = made.parse_args(list(words) if words is not None else None).pages
-    found = [f"{page}: {said}" for page in pages for said in (*contradictions(page.read_text()), *of_pages(page))]
-    counted = sum(len(rows) - 1 for page in pages for _, rows in tables(page.read_text()))
-    print("\n".join(found) or f"{counted} rows of tables agree", file=sys.stderr if found else sys.stdout)
+    made.add_argument("files", nargs="+", type=Path, help="pages, and parquet files")
+    named = made.parse_args(list(words) if words is not None else None).files
+    pages, rows = ([file for file in named if (file.suffix == ".parquet") == parquet] for parquet in (False, True))
+    beyond, held = list[str](), 0
+    if rows:
+        table, beyond = load(rows, Path(), COLUMNS)
+        impossible, held = beyond_roofs(table)
+        beyond += impossible
+    beyond += [f"{page}: {said}" for page in pages for said in of_prose(page)]
+    found = beyond + [
+        f"{page}: {said}" for page in pages for said in (*contradictions(page.read_text()), *of_pages(page))
+    ]
+    counted = sum(len(cells) - 1 for page in pages for _, cells in tables(page.read_text()))
+    agree = f"{counted} rows of tables agree" + (f"; {held} measured rows are within their roofs" if held else "")
+    print("\n".join(found) or agree, file=sys.stderr if found else sys.stdout)
     return int(bool(found) or not counted)
 
 
