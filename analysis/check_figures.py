@@ -1,8 +1,12 @@
-"""Do the figures of the results tables agree with each other? `python analysis/check_figures.py README.md docs/results/*/*.md`
+"""Do the figures of the results tables agree with each other, and with what their devices can do?
+
+    python analysis/check_figures.py README.md docs/*.md docs/results/*/*.md results/*/*/*.parquet
 
 From the times and throughputs that a table shows this computes the ratios beside them, as a reader with a calculator would,
 and names each that differs by more than rounding. The fastest kernel must be bold, a sentence above the tables must repeat
-their figures, and so must the README's table of ops and its headline, whose figures are those of the pages they link to.
+their figures, and so must the README's table of ops and its headline, whose figures are those of the pages they link to. Times
+that a page says under "Measured on …" must be in the tables that it links to. Of the parquet files, no time may be below its
+row's floor, and no rate above its row's measured peak.
 """
 
 from __future__ import annotations
@@ -13,11 +17,15 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from analysis.prose import SECONDS, linked, said_in_prose
+from analysis.roofs import COLUMNS, beyond_roofs
+from analysis.rows import load
+
 REGIMES = ("cold", "steady")
-SECONDS = {"µs": 1e-6, "ms": 1e-3}
 PREFIXES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 ROUNDED = 0.0012  # relative: a ratio of two figures of four digits
-HEADER = ["Kernel", "Time", "Throughput", "% of PyTorch throughput", "Speed-up vs."]
+HEADER = ["Kernel", "Time", "Throughput", "% of PyTorch throughput"]
+OTHER, GAIN = "% of ", "Speed-up vs. "  # how the columns behind these begin; the first is not in every table
 SENTENCE = re.compile(r"^(?P<problem>.+): of PyTorch's throughput \*\*(?P<kernel>.+?)\*\* reaches (?P<said>.+)\.$")
 SHARE = re.compile(r"(?P<share>[0-9.]+) %[^%]*? (?P<regime>cold|steady)")
 
@@ -27,13 +35,14 @@ OPS_HEADER = [
     "Problem",
     "% of PyTorch, cold",
     "% of PyTorch, steady",
+    "% of the best other, cold",
     "All problems",
     "Tables",
 ]
 HEADLINE = re.compile(r"\((?P<problem>.+)\): \*\*(?P<kernel>.+?)\*\* reaches (?P<said>.+) of PyTorch's throughput\.$")
 LINK = re.compile(r"\[[^]]*\]\((?P<page>[^)]+)\)")
 
-Shares = dict[tuple[str, str, str], float]  # % of PyTorch by problem, regime and kernel
+Shares = dict[tuple[str, str, str], float]  # % of another kernel by problem, regime and kernel
 Table = tuple[str, list[list[str]]]  # its title, and its cells with the header
 
 
@@ -57,13 +66,13 @@ def tables(text: str) -> Iterator[Table]:
             yield title, cells
 
 
-def shown_shares(text: str) -> Shares:
-    """Each kernel's % of PyTorch's throughput in the tables of a page."""
+def shown_shares(text: str, of: str = HEADER[3]) -> Shares:
+    """Each kernel's % of PyTorch's throughput, or that of another column, in the tables of a page."""
     found: Shares = {}
-    for title, (_, *rows) in tables(text):
+    for title, (header, *rows) in tables(text):
         problem, _, regime = title.rpartition(" · ")
         for row in rows:
-            if share := amount(row[3]):
+            if of in header and (share := amount(row[header.index(of)])):
                 found[problem, regime, row[0].strip("* †")] = share
     return found
 
@@ -90,17 +99,23 @@ def contradictions(text: str) -> Iterator[str]:
     for title, (header, *rows) in tables(text):
         times = {row[0].strip("* †"): time for row in rows if (time := seconds(row[1]))}
         rates = {row[0].strip("* †"): rate for row in rows if (rate := amount(row[2]))}
-        first = header[4].removeprefix("Speed-up vs. ")
+        ratios = {at: name.removeprefix(GAIN) for at, name in enumerate(header) if name.startswith(GAIN)}
+        others = {at: name.removeprefix(OTHER) for at, name in enumerate(header) if name.startswith(OTHER)}
+        others[3] = "torch"
         for row in rows:
             kernel = row[0].strip("* †")
-            share, gain = amount(row[3]), amount(row[4])
+            share = amount(row[3])
             if kernel not in times:
                 continue
             claims = []
-            if "torch" in times:
-                claims += [("% of PyTorch's time", share, row[3], 100 * times["torch"] / times[kernel])]
-            if first in times:
-                claims += [(f"times the speed of {first}", gain, row[4], times[first] / times[kernel])]
+            for at, other in others.items():
+                if other in times:
+                    what = "% of PyTorch's time" if other == "torch" else f"% of {other}'s time"
+                    claims += [(what, amount(row[at]), row[at], 100 * times[other] / times[kernel])]
+            for at, first in ratios.items():
+                if first in times:
+                    gain = times[first] / times[kernel]
+                    claims += [(f"times the speed of {first}", amount(row[at]), row[at], gain)]
             if {"torch", kernel} <= rates.keys() and re.fullmatch(r"\**[0-9.]+( [kMGT])?\**", row[2]):
                 claims += [("% of PyTorch's rate", share, row[3], 100 * rates[kernel] / rates["torch"])]
             for what, said, cell, computed in claims:
@@ -119,10 +134,15 @@ def of_pages(readme: Path) -> Iterator[str]:
     ops = [row for _, (header, *rows) in every_table(text) if header == OPS_HEADER for row in rows]
     headline = next((found for line in text.splitlines() if (found := HEADLINE.search(line))), None)
     lines = list[tuple[str, str, dict[str, float | None]]]()  # each problem and kernel with its figures
-    for op, kernel, problem, *said, _, link in ops:
+    for op, kernel, problem, *said, of_other, _, link in ops:
         page = LINK.search(link)
         file = readme.parent / page["page"] if page else readme
-        shares = shown_shares(file.read_text()) if file.is_file() else {}
+        figures_of = file.read_text() if file.is_file() else ""
+        shares, (share, _, other) = shown_shares(figures_of), of_other.rpartition(", ")
+        if other != "—":
+            shown = shown_shares(figures_of, OTHER + other).get((in_full(problem), REGIMES[0], kernel))
+            if amount(share) != shown:
+                yield f"{op}: the table of ops says {kernel} has {share} of {other}, {file} has {shown}"
         figures = dict(zip(REGIMES, said, strict=True))
         lines.append((problem, kernel, {regime: amount(cell) for regime, cell in figures.items() if amount(cell)}))
         for regime, cell in figures.items():
@@ -132,6 +152,17 @@ def of_pages(readme: Path) -> Iterator[str]:
         repeated = {found["regime"]: float(found["share"]) for found in SHARE.finditer(headline["said"])}
         if (headline["problem"], headline["kernel"], repeated) not in lines:
             yield f"the headline says {headline['said']}, and no line of the table of ops does"
+
+
+def of_prose(page: Path) -> Iterator[str]:
+    """Times of a page's prose that the tables which it links to do not have."""
+    times: dict[str, list[float]] = {}
+    for file in filter(Path.is_file, linked(page)):
+        for _, (_, *rows) in tables(file.read_text()):
+            for row in rows:
+                if time := seconds(row[1]):
+                    times.setdefault(row[0].strip("* †"), []).append(time)
+    yield from said_in_prose(page, times) if times else ()
 
 
 def in_full(problem: str) -> str:
@@ -157,11 +188,21 @@ def _sentences(text: str, shares: Shares) -> Iterator[str]:
 def main(words: Iterable[str] | None = None) -> int:
     """Returns the exit status: 1 where figures contradict each other."""
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("pages", nargs="+", type=Path)
-    pages = made.parse_args(list(words) if words is not None else None).pages
-    found = [f"{page}: {said}" for page in pages for said in (*contradictions(page.read_text()), *of_pages(page))]
-    counted = sum(len(rows) - 1 for page in pages for _, rows in tables(page.read_text()))
-    print("\n".join(found) or f"{counted} rows of tables agree", file=sys.stderr if found else sys.stdout)
+    made.add_argument("files", nargs="+", type=Path, help="pages, and parquet files")
+    named = made.parse_args(list(words) if words is not None else None).files
+    pages, rows = ([file for file in named if (file.suffix == ".parquet") == parquet] for parquet in (False, True))
+    beyond, held = list[str](), 0
+    if rows:
+        table, beyond = load(rows, Path(), COLUMNS)
+        impossible, held = beyond_roofs(table)
+        beyond += impossible
+    beyond += [f"{page}: {said}" for page in pages for said in of_prose(page)]
+    found = beyond + [
+        f"{page}: {said}" for page in pages for said in (*contradictions(page.read_text()), *of_pages(page))
+    ]
+    counted = sum(len(cells) - 1 for page in pages for _, cells in tables(page.read_text()))
+    agree = f"{counted} rows of tables agree" + (f"; {held} measured rows are within their roofs" if held else "")
+    print("\n".join(found) or agree, file=sys.stderr if found else sys.stdout)
     return int(bool(found) or not counted)
 
 

@@ -1,9 +1,10 @@
 """Plots of the results, from parquet: `python analysis/make_plots.py`.
 
 Draws up to three plots of each op on each device into docs/plots/<device>/, and one of forward and backward where it has both,
-with its points as CSV; each as SVG and PNG, light and dark; and a page README.md that shows them all. In the README it rewrites
-what is between `<!-- plots:begin -->` and `<!-- plots:end -->`: one ladder, and links to these pages. What the rows do not
-suffice for is left out, with a sentence. The same rows give the same bytes with the same Matplotlib, which `--check` relies on.
+with its points as CSV; each as SVG and PNG, light and dark; and a page README.md that shows them all. Of an op that was timed
+on several GPUs, the folder of the one with most rows has a plot with all of them. In the README it rewrites what is between
+`<!-- plots:begin -->` and `<!-- plots:end -->`: one ladder, and links to these pages. What the rows do not suffice for is left
+out, with a sentence. The same rows give the same bytes with the same Matplotlib, which `--check` relies on.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,12 +20,13 @@ import pyarrow.compute as pc
 
 from analysis import files, pages, plots
 from analysis.command import Options, parser, run
+from analysis.devices import devices
 from analysis.directions import directions, has_backward
 from analysis.files import shown
 from analysis.peaks import under_one_peak
 from analysis.readme import README, plain, update
 from analysis.roofline import roofline
-from analysis.rows import kernel_order, lead, metric_of, on_one_clock, sections, with_problem
+from analysis.rows import kernel_order, lead, metric_of, on_one_clock, primary, sections, with_problem
 from analysis.style import LIGHT, THEMES, Theme
 from analysis.tables import REGIMES
 from minfer.rows import store
@@ -31,6 +34,7 @@ from minfer.rows import store
 COMMAND = "python analysis/make_plots.py"
 MARKED = "plots"
 Draw = Callable[[str, str, list[store.Row], Theme], plots.Picture]
+DEVICES = "devices"  # the plot that has several
 PLOTS: dict[str, Draw] = {"ladder": plots.ladder, "throughput": plots.throughput, "roofline": roofline}
 OF_BACKWARD: dict[str, Draw] = {"directions": directions}  # of ops that have one
 COLUMNS = [
@@ -62,15 +66,22 @@ def pictures(
         rows = rows_of(table, op, device)
         for theme in themes:
             for name, draw in (PLOTS | OF_BACKWARD if has_backward(rows) else PLOTS).items():
-                yield theme, op, device, name, drawn_or_why(draw, op, device, name, rows, theme)
+                yield theme, op, device, name, drawn_or_why(partial(draw, op, device, rows), op, device, name, theme)
+    gpus = table.filter(pc.equal(table["device_kind"], "cuda"))
+    for op in sorted(pc.unique(gpus["op"]).to_pylist()):
+        everywhere = {device: rows_of(table, op, device) for device in primary(gpus)}
+        of = {device: rows for device, rows in everywhere.items() if rows}
+        for theme in themes if len(of) > 1 else ():
+            first = next(iter(of))
+            yield theme, op, first, DEVICES, drawn_or_why(partial(devices, op, of), op, first, DEVICES, theme)
 
 
 def drawn_or_why(
-    draw: Draw, op: str, device: str, name: str, rows: list[store.Row], theme: Theme
+    draw: Callable[[Theme], plots.Picture], op: str, device: str, name: str, theme: Theme
 ) -> plots.Picture | str:
     try:
         with theme.active():
-            return draw(op, device, rows, theme)
+            return draw(theme)
     except plots.LeftOut as error:
         return f"the {name} plot of {op} on {device} is left out: {error}"
 
@@ -90,14 +101,22 @@ def path(op: str, device: str, name: str, theme: Theme = LIGHT) -> Path:
 
 
 def readme_lines(drawn: Drawn, first: tuple[str, str] | None, folder: str) -> list[str]:
-    """What goes between the markers: one op's ladder, and a link to the page of each device."""
+    """What goes between the markers: one op's ladder, and a link to the page of each device, that of the ladder first."""
     lines = []
     if first in drawn and "ladder" in drawn[first]:
         lines += [shown(f"{folder}/{path(*first, 'ladder').as_posix()}", drawn[first]["ladder"].about), ""]
-    links = dict.fromkeys(f"[{plain(device)}]({folder}/{store.slug(device)}/README.md)" for _, device in drawn)
-    return (
-        [*lines, f"Plots of every op: {', '.join(links)}.", ""] if links else ["No plots yet: they need results.", ""]
+    names = sorted(dict.fromkeys(device for _, device in drawn), key=lambda device: first is None or device != first[1])
+    if not names:
+        return ["No plots yet: they need results.", ""]
+    said = (
+        f"Plots of every op: {', '.join(f'[{plain(name)}]({folder}/{store.slug(name)}/README.md)' for name in names)}."
     )
+    both = [
+        f"[{plain(op)}]({folder}/{path(op, at, DEVICES).as_posix()}.svg)"
+        for op, at in drawn
+        if DEVICES in drawn[op, at]
+    ]
+    return [*lines, said + (f" Several GPUs in one plot: {', '.join(both)}." if both else ""), ""]
 
 
 def gallery_lines(device: str, drawn: Drawn) -> list[str]:
@@ -128,9 +147,11 @@ def write(table: pa.Table, options: Options) -> list[str]:
             named[folder / path(op, device, name, theme)] = picture
         elif theme is LIGHT:
             print(picture)
-    problems = files.bring_up_to_date(named, folder, files.pattern(PLOTS | OF_BACKWARD), COMMAND, options.check)
-    devices = dict.fromkeys(device for _, device in drawn)
-    galleries = {folder / store.slug(device) / "README.md": gallery_lines(device, drawn) for device in devices}
+    problems = files.bring_up_to_date(
+        named, folder, files.pattern([*PLOTS, *OF_BACKWARD, DEVICES]), COMMAND, options.check
+    )
+    names = dict.fromkeys(device for _, device in drawn)
+    galleries = {folder / store.slug(device) / "README.md": gallery_lines(device, drawn) for device in names}
     texts = {page: "\n".join(lines) for page, lines in galleries.items()}
     problems += pages.bring_up_to_date(texts, folder, COMMAND, options.check)
     where = Path(os.path.relpath(folder, options.readme.parent)).as_posix()

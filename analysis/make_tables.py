@@ -1,9 +1,9 @@
 """The README's table of ops and the pages behind it, from parquet: `python analysis/make_tables.py`.
 
 Reads results/**/*.parquet and rewrites what is between `<!-- results:begin -->` and `<!-- results:end -->` in the README: a
-table for each device with one line an op. Where the README has the markers `headline`, the sentence between them is
-rewritten too. The tables of every problem are pages below docs/results/. No number is typed here or there: all come from
-rows. Only the problems that are shown become Python objects.
+table with one line an op, of the GPU with most rows, and links to that of every other device. Where the README has the
+markers `headline`, the sentence between them is rewritten too. The tables of every problem are pages below docs/results/, by
+device. No number is typed here or there: all come from rows. Only the problems that are shown become Python objects.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import pyarrow.compute as pc
 from analysis import pages
 from analysis.command import Options, parser, run
 from analysis.readme import README, has_markers, markers, update
-from analysis.rows import choose, lead, on_one_clock, sections, with_problem
-from analysis.sections import Section, headline_lines, ops_lines
+from analysis.rows import choose, lead, on_one_clock, primary, sections, with_problem
+from analysis.sections import Section, Where, device_lines, headline_lines, ops_lines
 from analysis.tables import COLUMNS, PROVENANCE, provenance
 from minfer.rows import store
 
@@ -58,13 +58,19 @@ def main(arguments: Iterable[str] | None = None) -> int:
 def write(table: pa.Table, options: Options) -> list[str]:
     folder = options.pages or options.readme.parent / "docs" / "results"
     found = list(every_section(table))
-    where = Path(os.path.relpath(folder, options.readme.parent)).as_posix()
-    bodies = {MARKED: "\n".join(ops_lines(found, options.readme.parent, where))}
+    to_pages = Path(os.path.relpath(folder, options.readme.parent)).as_posix()
+    docs, devices = options.readme.parent / "docs", primary(table)
+    bodies = {MARKED: "\n".join(ops_lines(found, devices, Where(docs, "docs/", f"{to_pages}/")))}
     if has_markers(options.readme, HEADLINE):
         first = lead(table)
         bodies[HEADLINE] = "\n".join(line for s in found if (s.op, s.device) == first for line in headline_lines(s))
     problems = [update(options.readme, name, body, COMMAND, options.check) for name, body in bodies.items()]
     texts = {folder / section.page: "\n".join(section.page_lines()) for section in found}
+    for device in devices:
+        here = folder / store.slug(device)
+        to_docs = Path(os.path.relpath(docs, here)).as_posix()
+        lines = device_lines(found, device, Where(docs, f"{to_docs}/", "../"))
+        texts[here / "README.md"] = "\n".join(lines)
     return [p for p in dict.fromkeys(problems) if p] + pages.bring_up_to_date(texts, folder, COMMAND, options.check)
 
 

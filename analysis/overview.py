@@ -1,7 +1,7 @@
 """Tables over the shapes of a set of `conf/shape`: how fast, and how much faster than the baseline, size by size.
 
 They are about cold calls. A set of few shapes is a table of throughputs with a line a kernel; one of many has a line a
-shape, and beside the baseline only the kernels that are the fastest of the others at some shape. Axes that have one size
+shape, and beside the baseline only the kernels that are our fastest or the best other at some shape. Axes that have one size
 in the whole table are in its title; the others name its lines or columns.
 """
 
@@ -17,6 +17,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from analysis.others import LIBRARY, best_other
 from analysis.readme import plain, significant, table_lines
 from analysis.rows import kernel_order, metric_of, number
 from analysis.tables import duration, fastest, regime_time, throughput, title
@@ -118,11 +119,16 @@ def _across(timed: Timed, axes: Axes, metric: str) -> list[str]:
 
 
 def _down(timed: Timed, axes: Axes) -> list[str]:
-    """A line a shape, and a column for the baselines and for each kernel that is the fastest of the others somewhere."""
+    """A line a shape; a column for the baselines, for each of our kernels that is our fastest somewhere, and for each other
+    that is the best other somewhere."""
     baselines = {row["baseline"] for rows in timed.values() for row in rows.values()}
-    others = {shape: [kernel for kernel in rows if kernel not in baselines] for shape, rows in timed.items()}
-    first = {shape: min(others[shape], key=_cold(rows)) for shape, rows in timed.items() if others[shape]}
-    kernels = [kernel for kernel in _kernels(timed) if kernel in {*baselines, *first.values()}]
+    ours = {
+        shape: [kernel for kernel, row in rows.items() if kernel not in baselines and row["backend"] != LIBRARY]
+        for shape, rows in timed.items()
+    }
+    first = {shape: min(ours[shape], key=_cold(rows)) for shape, rows in timed.items() if ours[shape]}
+    others = {other["kernel"] for rows in timed.values() if (other := best_other(rows.values(), "cold"))}
+    kernels = [kernel for kernel in _kernels(timed) if kernel in {*baselines, *first.values(), *others}]
     body = []
     chosen = {shape: rows.get(first.get(shape, "")) for shape, rows in timed.items()}
     for shape, rows in timed.items():
@@ -131,7 +137,7 @@ def _down(timed: Timed, axes: Axes) -> list[str]:
         body.append([plain(axes.labels[shape]), *times, _mean([chosen[shape]])])
     means = [_mean(rows.get(kernel) for rows in timed.values()) for kernel in kernels]
     body.append([f"{_over(timed)}, geometric mean", *means, _mean(chosen.values())])
-    return _table([str(axes) if axes.names else "Size", *map(plain, kernels), f"{_over(timed)}, fastest"], body)
+    return _table([str(axes) if axes.names else "Size", *map(plain, kernels), f"{_over(timed)}, fastest of ours"], body)
 
 
 def _over(timed: Timed) -> str:

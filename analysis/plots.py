@@ -123,15 +123,7 @@ def throughput(op: str, device: str, rows: list[Row], theme: Theme = LIGHT) -> P
     """The metric over the sizes of the series with most rows, cold, under what the measured peaks allow at each size.
 
     PyTorch and up to four kernels have a colour and a name (`coloured`), the others are grey."""
-    settings: dict[str, list[Row]] = {}
-    for row in rows:
-        if number(row, "cold_rate"):
-            settings.setdefault(setting(row), []).append(row)
-    shown = {name: found for name, of in settings.items() if (found := series(of))}
-    if not shown:
-        raise LeftOut("it takes problems of at least two sizes that differ in one axis, or square ones")
-    name = min(shown, key=lambda name: (-len(shown[name].rows), natural(name)))
-    found = shown[name]
+    name, found = widest([row for row in rows if number(row, "cold_rate")])
     drawn, (ax,) = figure([3.6])
     over = "size" if found.square else found.label
     title(ax, f"{op} on {device}: throughput over {over}", " · ".join(filter(None, [words(name), found.fixed, "cold"])))
@@ -166,6 +158,18 @@ def over_sizes(ax: Axes, found: Series, theme: Theme) -> dict[str, list[Row]]:
     return lines
 
 
+def widest(rows: list[Row]) -> tuple[str, Series]:
+    """Of all settings the series with most rows, and the setting. Raises LeftOut."""
+    settings: dict[str, list[Row]] = {}
+    for row in rows:
+        settings.setdefault(setting(row), []).append(row)
+    shown = {name: found for name, of in settings.items() if (found := series(of))}
+    if not shown:
+        raise LeftOut("it takes problems of at least two sizes that differ in one axis, or square ones")
+    name = min(shown, key=lambda name: (-len(shown[name].rows), natural(name)))
+    return name, shown[name]
+
+
 def fastest_at(lines: Mapping[str, list[Row]], found: Series, size: int) -> str:
     at = [row for line in lines.values() for row in line if found.size(row) == size]
     return str(max(at, key=lambda row: float(row["cold_rate"]))["kernel"])
@@ -195,18 +199,18 @@ def coloured(lines: Mapping[str, list[Row]], found: Series) -> list[str]:
     return list(wanted)[:MOST_COLOURED]
 
 
-def scales(ax: Axes, found: Series, theme: Theme) -> None:
+def scales(ax: Axes, found: Series, theme: Theme, roofs: bool = True) -> None:
     """The axes of a plot over the sizes of a series, and what the measured peaks allow there."""
     sizes, metric = found.sizes, found.rows[0]["metric"]
     allowed = {size: roof_of([row for row in found.rows if found.size(row) == size]) for size in sizes}
-    roofs = [(size, rate) for size, rate in allowed.items() if rate]
-    if len(roofs) > 1:
-        ax.plot(*zip(*roofs, strict=True), ":", color=theme.muted, linewidth=1.4, label="_peak")
-        text = printable(f"the measured peaks allow {scaled(roofs[-1][1])} {metric}")
-        ax.annotate(text, roofs[-1], (0, 4), "data", "offset points", ha="right", color=theme.muted, fontsize=SMALL)
+    limits = [(size, rate) for size, rate in allowed.items() if rate and roofs]
+    if len(limits) > 1:
+        ax.plot(*zip(*limits, strict=True), ":", color=theme.muted, linewidth=1.4, label="_peak")
+        text = printable(f"the measured peaks allow {scaled(limits[-1][1])} {metric}")
+        ax.annotate(text, limits[-1], (0, 4), "data", "offset points", ha="right", color=theme.muted, fontsize=SMALL)
     ax.set_xscale("log", base=2)
     ax.set_xlim(sizes[0] / 2**0.15, sizes[-1] * 2**0.15)
-    ax.set_ylim(0, 1.08 * max([*(row["cold_rate"] for row in found.rows), *(rate for _, rate in roofs)]))
+    ax.set_ylim(0, 1.08 * max([*(row["cold_rate"] for row in found.rows), *(rate for _, rate in limits)]))
     ticked = apart(sizes)
     ax.set_xticks(ticked, [str(size) for size in ticked])
     ax.minorticks_off()

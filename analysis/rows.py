@@ -144,9 +144,15 @@ def sections(table: pa.Table) -> list[tuple[str, str]]:
 
 
 def lead(table: pa.Table) -> tuple[str, str] | None:
-    """The op and device that stand for all in the README: of those on GPUs, if there are any, the one with most rows."""
-    counted = table.group_by(["op", "device"]).aggregate([("device_kind", "max"), ("case", "count")]).to_pylist()
-    first = min(
-        counted, key=lambda g: (g["device_kind_max"] != "cuda", -g["case_count"], g["op"], g["device"]), default=None
-    )
-    return first and (first["op"], first["device"])
+    """The op and device that stand for all in the README: the primary device, and the op with most rows there."""
+    first = next(iter(primary(table)), None)
+    counted = table.filter(pc.equal(table["device"], first)).group_by("op").aggregate([("case", "count")]).to_pylist()
+    best = min(counted, key=lambda g: (-g["case_count"], g["op"]), default=None)
+    return (best["op"], str(first)) if best else None
+
+
+def primary(table: pa.Table) -> list[str]:
+    """All devices: GPUs first, of these the one with most rows."""
+    counted = table.group_by("device").aggregate([("device_kind", "max"), ("case", "count")]).to_pylist()
+    counted.sort(key=lambda g: (g["device_kind_max"] != "cuda", -g["case_count"], g["device"]))
+    return [g["device"] for g in counted]

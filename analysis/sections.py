@@ -7,17 +7,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from analysis.others import best_other, verdict
 from analysis.overview import by_group, overview_lines
 from analysis.readme import counted, plain, table_lines
 from analysis.rows import number
 from analysis.tables import (
     LEGEND,
     MORE_LEGEND,
+    OTHER_LEGEND,
     REGIMES,
     fastest_of_ours,
     headline,
     more_columns,
     percent,
+    percent_of_other,
     problem_lines,
     said_shares,
     title,
@@ -31,16 +34,31 @@ OPS_HEADER = [
     "Problem",
     "% of PyTorch, cold",
     "% of PyTorch, steady",
+    "% of the best other, cold",
     "All problems",
     "Tables",
 ]
 VERDICTS = ("faster", "tie", "slower")
 OPS_LEGEND = (
-    "*% of PyTorch* is PyTorch's time over the kernel's, both timed in the same rounds, with the 95 % confidence interval"
-    " (*cold*: caches flushed before each call) or the range over neighbouring blocks (*steady*: calls back to back at the"
-    " clock that the GPU settles at). A *tie* cannot be told from PyTorch. The problem is the largest that most kernels were"
-    " timed at; *All problems* counts at how many our fastest kernel is faster than PyTorch, tied or slower, cold."
+    "- *% of PyTorch*: PyTorch's time divided by the kernel's, both timed in the same rounds.\n"
+    "- *cold*: caches are flushed before each call; in brackets is the 95 % confidence interval.\n"
+    "- *steady*: calls follow each other until the clock has settled; in brackets is the range over neighbouring blocks.\n"
+    "- *% of the best other*: the same, against the fastest of torch.compile and the libraries that were timed. A dash means"
+    " that none was timed, or that none beats PyTorch.\n"
+    "- *tie*: the difference is below 1 %, or within the noise of the measurement.\n"
+    "- *Problem*: the largest that most kernels were timed at.\n"
+    "- *All problems*: at how many of them our fastest kernel is faster than everything else that was timed, ties with the"
+    " best of it, or is slower (cold)."
 )
+
+
+@dataclass(frozen=True)
+class Where:
+    """How a page links to others: what goes before the name of an op's page and before that of a device's folder."""
+
+    folder: Path  # that has the pages of the ops, docs/<op>.md
+    docs: str
+    results: str
 
 
 @dataclass(frozen=True)
@@ -75,14 +93,21 @@ class Section:
         return fastest_of_ours(self.problems[self.headline]) if self.headline is not None else None
 
     @property
+    def has_others(self) -> bool:
+        """Whether some table compares with another kernel than PyTorch's own."""
+        return any(best_other(rows, regime) for rows in self.problems.values() for regime in REGIMES)
+
+    @property
     def verdicts(self) -> str:
-        """At how many of the shown problems our fastest kernel is faster than PyTorch, tied or slower."""
-        best = (fastest_of_ours(rows) for rows in self.problems.values())
-        counts = Counter(row["cold_verdict"] for row in best if row)
+        """At how many of the shown problems our fastest kernel is faster than whatever else was timed, tied or slower."""
+        best = ((fastest_of_ours(rows), best_other(rows, "cold")) for rows in self.problems.values())
+        counts = Counter(verdict(row, other) for row, other in best if row)
         return ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict])
 
     def page_lines(self) -> list[str]:
         lines = [f"# {self.title}", "", self.origin, "", LEGEND, ""]
+        if self.has_others:
+            lines += [OTHER_LEGEND, ""]
         if self.has_more:
             lines += [MORE_LEGEND, ""]
         if self.left_out:
@@ -101,15 +126,21 @@ class Section:
             lines += [f"{counted(more, 'more problem')} {'is' if more == 1 else 'are'} in the parquet files only.", ""]
         return lines
 
-    def ops_cells(self, readme: Path, folder: str) -> list[str]:
-        """Its line of the README's table; `readme` is the folder that has the README and `folder` that of the pages."""
-        about = Path("docs") / f"{self.op}.md"
-        name = f"[{plain(self.op)}]({about.as_posix()})" if (readme / about).is_file() else plain(self.op)
-        best, shares = self.best, ["—", "—"]
+    def ops_cells(self, where: Where) -> list[str]:
+        """Its line of the table of ops."""
+        about = f"{self.op}.md"
+        name = f"[{plain(self.op)}]({where.docs}{about})" if (where.folder / about).is_file() else plain(self.op)
+        best, shares, of_other = self.best, ["—", "—"], "—"
         if best:
             shares = [percent(best, regime, None) if number(best, f"{regime}_us") else "—" for regime in REGIMES]
-        cells = [name, plain(best["kernel"]) if best else "—", short(self.headline or ""), *shares]
-        return [*cells, self.verdicts or "—", f"[{counted(self.count, 'problem')}]({folder}/{self.page.as_posix()})"]
+            other = best_other(self.problems[self.headline or ""], "cold")
+            of_other = f"{percent_of_other(best, other, 'cold')}, {plain(other['kernel'])}" if other else "—"
+        cells = [name, plain(best["kernel"]) if best else "—", short(self.headline or ""), *shares, of_other]
+        return [
+            *cells,
+            self.verdicts or "—",
+            f"[{counted(self.count, 'problem')}]({where.results}{self.page.as_posix()})",
+        ]
 
 
 def short(problem: str) -> str:
@@ -130,15 +161,18 @@ def headline_lines(section: Section) -> list[str]:
     return [f"{plain(section.device)}, {what}: **{kernel}** reaches {shares} of PyTorch's throughput.", ""]
 
 
-def ops_lines(found: Iterable[Section], readme: Path, folder: str) -> list[str]:
-    """The README's table of ops, one for each device, the device with most problems first."""
-    by_device: dict[str, list[Section]] = {}
-    for section in found:
-        by_device.setdefault(section.device, []).append(section)
-    if not by_device:
+def ops_lines(found: Iterable[Section], devices: list[str], where: Where) -> list[str]:
+    """The table of ops of the first of the devices, and links to the pages that have that of the others."""
+    if not devices:
         return ["No results yet: `python -m minfer.launch` makes them.", ""]
-    lines = [OPS_LEGEND, ""]
-    for device, sections in sorted(by_device.items(), key=lambda item: -sum(s.count for s in item[1])):
-        body = [section.ops_cells(readme, folder) for section in sections]
-        lines += [f"**{plain(device)}**", "", *table_lines(OPS_HEADER, [":--"] * len(OPS_HEADER), body), ""]
-    return lines
+    first, *others = devices
+    body = [section.ops_cells(where) for section in found if section.device == first]
+    lines = [OPS_LEGEND, "", f"**{plain(first)}**", ""]
+    lines += [*table_lines(OPS_HEADER, [":--"] * len(OPS_HEADER), body), ""]
+    links = [f"[{plain(device)}]({where.results}{store.slug(device)}/README.md)" for device in others]
+    return [*lines, f"The same table of other devices: {', '.join(links)}.", ""] if links else lines
+
+
+def device_lines(found: Iterable[Section], device: str, where: Where) -> list[str]:
+    """The page of a device: its table of ops."""
+    return [f"# Results on {plain(device)}", "", *ops_lines(found, [device], where)]

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from analysis.others import against, best_other
 from analysis.readme import counted, plain, scaled, significant
 from analysis.readme import table_lines as markdown_table
 from analysis.rows import REFERENCE, kernel_order, metric_of, number
@@ -28,6 +29,11 @@ LEGEND = (
     " PyTorch. Kernels are not timed at one moment, and the card's clock differs between them by up to 10 %. So a time is"
     " PyTorch's, the median over all rows of the problem, divided by that ratio. The fastest kernel is in bold, with those"
     " that cannot be told from it."
+)
+OTHER_LEGEND = (
+    "Where torch.compile or a library (Liger, cuBLASLt, …) beats PyTorch's own kernels, *% of* the fastest of them is the"
+    " figure to look at. Kernel and library were each timed beside PyTorch in rounds of their own. So it is the quotient of"
+    " their two ratios to PyTorch, and its interval adds both: as independent errors (cold), or at their extremes (steady)."
 )
 MORE_LEGEND = (
     "*Workspace* is the device memory that a call takes beyond its operands. *Energy efficiency* is of steady calls, from"
@@ -51,7 +57,7 @@ COLUMNS = [
 ]
 COLUMNS += ["device", "device_kind", "driver", "torch", "commit", "workspace_bytes", "steady_joules"]
 COLUMNS += ["energy_gain", "energy_gain_low", "energy_gain_high", "energy_verdict"]
-FIGURES = ("us", "rate", "tflops", "baseline_us", "speedup", "speedup_low", "speedup_high", "verdict")
+FIGURES = ("us", "rate", "tflops", "baseline_us", "speedup", "speedup_low", "speedup_high", "verdict", "aa_spread")
 COLUMNS += [f"{regime}_{figure}" for regime in REGIMES for figure in FIGURES]
 
 
@@ -65,16 +71,29 @@ def percent(row: store.Row, regime: str, reference: store.Row | None) -> str:
     if row["kernel"] == REFERENCE:
         return "100.0 %"
     if row["baseline"] == REFERENCE and (ratio := number(row, f"{regime}_speedup")):
-        ends = [number(row, f"{regime}_speedup_{end}") for end in ("low", "high")]
-        decimals = len(significant(100 * ratio, 3 if ratio < 1 else 4).partition(".")[2])
-        text = f"{100 * ratio:.{decimals}f} %"
-        if ends[0] and ends[1]:
-            text += f" ({100 * ends[0]:.{decimals}f}–{100 * ends[1]:.{decimals}f})"
-        return text + (" tie" if row[f"{regime}_verdict"] == "tie" else "")
+        low, high = (number(row, f"{regime}_speedup_{end}") for end in ("low", "high"))
+        return share(ratio, low, high, row[f"{regime}_verdict"])
     if reference and (theirs := number(reference, f"{regime}_us")):
         ratio = theirs / row[f"{regime}_us"]
         return f"{significant(100 * ratio, 3 if ratio < 1 else 4)} %"
     return "—"
+
+
+def share(ratio: float, low: float | None, high: float | None, verdict: str | None) -> str:
+    """A ratio in percent: `104.8 % (104.7–105.2)`; a tie says so."""
+    decimals = len(significant(100 * ratio, 3 if ratio < 1 else 4).partition(".")[2])
+    text = f"{100 * ratio:.{decimals}f} %"
+    if low and high:
+        text += f" ({100 * low:.{decimals}f}–{100 * high:.{decimals}f})"
+    return text + (" tie" if verdict == "tie" else "")
+
+
+def percent_of_other(row: store.Row, other: store.Row, regime: str) -> str:
+    """This row's throughput over that of the best other kernel, through the baseline of both."""
+    if row["kernel"] == other["kernel"]:
+        return "100.0 %"
+    ratio = against(row, other, regime)
+    return share(ratio.value, ratio.low, ratio.high, ratio.verdict) if ratio else "—"
 
 
 def first_rung(rows: Iterable[store.Row], regime: str) -> store.Row | None:
@@ -172,16 +191,24 @@ def throughput(row: store.Row, regime: str, metric: str) -> str:
     return scaled(rate) + (f" {plain(row['metric'])}" if row["metric"] != metric else "")
 
 
-def cells(row: store.Row, regime: str, metric: str, reference: store.Row | None, first: store.Row | None) -> list[str]:
-    """The five cells of a kernel; those of a failed case say how it failed."""
+def cells(
+    row: store.Row,
+    regime: str,
+    metric: str,
+    reference: store.Row | None,
+    other: store.Row | None,
+    first: store.Row | None,
+) -> list[str]:
+    """The five cells of a kernel, six where there is a best other; those of a failed case say how it failed."""
+    shares = 2 if other else 1
     if row["status"] not in store.MEASURED:
-        return [plain(row["kernel"]), plain(row["status"]), "—", "—", plain(row["message"], MESSAGE)]
+        return [plain(row["kernel"]), plain(row["status"]), "—", *["—"] * shares, plain(row["message"], MESSAGE)]
     name = plain(row["kernel"]) + (" †" if row["status"] == "unconverged" and regime == "cold" else "")
     us = regime_time(row, regime)
     if us is None:
-        return [name, "—", "—", "—", "—"]
-    shown = percent(row, regime, reference), speedup(row, regime, first)
-    return [name, duration(us), throughput(row, regime, metric), *shown]
+        return [name, "—", "—", *["—"] * shares, "—"]
+    of = [percent(row, regime, reference)] + ([percent_of_other(row, other, regime)] if other else [])
+    return [name, duration(us), throughput(row, regime, metric), *of, speedup(row, regime, first)]
 
 
 def more_cells(row: store.Row, regime: str, metric: str, more: Iterable[str]) -> list[str]:
@@ -205,14 +232,15 @@ def table_lines(rows: list[store.Row], regime: str, full: bool) -> list[str]:
     measured = [row for row in rows if row["status"] in store.MEASURED]
     reference = next((row for row in measured if row["kernel"] == REFERENCE), None)
     metric, more = metric_of(measured or rows), more_columns(rows, regime) if full else []
-    over = plain(first["kernel"]) if first else "baseline"
-    header = ["Kernel", "Time", f"Throughput ({plain(metric)})", "% of PyTorch throughput", f"Speed-up vs. {over}"]
+    over, other = plain(first["kernel"]) if first else "baseline", best_other(rows, regime)
+    of = ["% of PyTorch throughput"] + ([f"% of {plain(other['kernel'])}"] if other else [])
+    header = ["Kernel", "Time", f"Throughput ({plain(metric)})", *of, f"Speed-up vs. {over}"]
     header += [f"{name} ({plain(energy_unit(metric))})" if name == ENERGY else name for name in more]
     body = []
     for row in rows:
-        texts = [*cells(row, regime, metric, reference, first), *more_cells(row, regime, metric, more)]
+        texts = [*cells(row, regime, metric, reference, other, first), *more_cells(row, regime, metric, more)]
         body.append([f"**{text}**" if row["kernel"] in best else text for text in texts])
-    return markdown_table(header, [":--", "--:", "--:", ":--", "--:", *["--:"] * len(more)], body)
+    return markdown_table(header, [":--", "--:", "--:", *[":--"] * len(of), "--:", *["--:"] * len(more)], body)
 
 
 def fastest_of_ours(rows: Iterable[store.Row]) -> store.Row | None:

@@ -2,13 +2,15 @@
 
 A kernel's speed-up over a baseline is a median of paired ratios, with a 95 % interval in its row. Two such medians of
 different runs are independent, so that the half-widths of their logarithms add as squares (as standard errors do; the
-interval that results covers the ratio of the two at least as often). A time without a common baseline has the interval of
+interval that results covers the ratio of the two at least as often). Of steady calls a row has no confidence interval but the
+range over neighbouring blocks, so there the half-widths add. A time without a common baseline has the interval of
 the median of its samples, from order statistics (David and Nagaraja, Order Statistics, section 7.1).
 """
 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -179,14 +181,44 @@ def _compared(one: store.Row, other: store.Row, regime: str, *times: Interval | 
         us = case["us"]
         ratio = us[0] / us[1] if us[0] and us[1] else None
         return Compared(**case, ratio=ratio, low=None, high=None, verdict="unknown", how=OWN if own else UNPAIRED)
-    middle = b[0] - a[0]
-    low, high = middle - math.hypot(b[1], a[2]), middle + math.hypot(b[2], a[1])
+    found = quotient(b, a, regime, spread)
+    return Compared(**case, ratio=found.value, low=found.low, high=found.high, verdict=found.verdict, how=how)
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A ratio of two speeds with its interval; `faster` and `slower` say that the whole interval is beyond 1."""
+
+    value: float
+    low: float
+    high: float
+    verdict: str
+
+
+def quotient(over: Interval, under: Interval, regime: str, spread: float) -> Ratio:
+    """The ratio of two independent ratios. A difference is a tie where it is less than `LEAST_GAIN` or than `spread`, which is
+    how far the baseline was from its own duplicate."""
+    middle, add = over[0] - under[0], math.hypot if regime == "cold" else operator.add
+    low, high = middle - add(over[1], under[2]), middle + add(over[2], under[1])
     needed = math.log1p(max(LEAST_GAIN, spread))
     verdict = "faster" if low > needed else "slower" if high < -needed else "tie"
-    return Compared(**case, ratio=math.exp(middle), low=math.exp(low), high=math.exp(high), verdict=verdict, how=how)
+    return Ratio(math.exp(middle), math.exp(low), math.exp(high), verdict)
+
+
+def through_baseline(row: store.Row, other: store.Row, regime: str) -> Ratio | None:
+    """How fast a kernel is relative to another, from the ratio of each to one baseline; None where a row lacks it, or where
+    they were not timed beside the same baseline of the same PyTorch."""
+    if row["baseline"] != other["baseline"] or row["torch"] != other["torch"]:
+        return None
+    speeds = _speedup(row, regime), _speedup(other, regime)
+    if speeds[0] is None or speeds[1] is None:
+        return None
+    return quotient(speeds[0], speeds[1], regime, max(each[f"{regime}_aa_spread"] or 0.0 for each in (row, other)))
 
 
 def _speedup(row: store.Row, regime: str) -> Interval | None:
+    if row["kernel"] == row["baseline"]:
+        return 0.0, 0.0, 0.0
     values = [row[f"{regime}_{name}"] for name in RATIO[:3]]
     if not all(value is not None and 0 < value < math.inf for value in values):
         return None

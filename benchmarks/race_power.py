@@ -1,25 +1,27 @@
 """Does a race tell a kernel that was slowed by 2 % from one that was not changed? `python benchmarks/race_power.py`
 
-Unpacks a kernel of hgemm three times, as `minfer race` does, with a wait after its work: once as the baseline, once the same
-again, and once with a wait that is longer by 2 % of a call. Each of the two is timed against the baseline again and again,
-every time in a new process, and the verdicts are counted: all of the first must be ties, all of the second slower. Runs on a
-GPU, or on a quiet machine's CPU, and writes benchmarks/results/sensitivity-race-<device>.parquet.
+Unpacks a kernel of hgemm as `minfer race` does, with a wait after its work: as the baseline, the same again, and with a wait
+that is longer by 2 % of a call. Each of the last two is timed against the baseline again and again, every time with new
+operands, and the verdicts are counted: all of the first must be ties, all of the second slower. The races are spread over
+`--processes` new processes, one after the other. Runs on a GPU, or on a quiet machine's CPU, and writes
+benchmarks/results/sensitivity-race-<device>.parquet.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import multiprocessing
 import re
-import subprocess
 import sys
 import tempfile
+from multiprocessing.pool import Pool
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
 
 from benchmarks.sensitivity import FOLDER, row
 from minfer import build, ops
@@ -32,10 +34,18 @@ from minfer.rows import store
 from minfer.run import race
 from minfer.run.start import commit_of_sources
 
+LABELS = ["before", "after"]
 SLOWER = 0.02
 WAIT_NS = 5_000  # in all of them, so that what it costs to wait at all is in all of them
+WARM_UP_S = 0.5
 TIMING = Timing(cold_cap_s=10.0, precision=0.005)
-DEFAULTS = {"cuda": ("v13_cooperative", 8192), "cpu": ("cpu_blocked", 256)}
+DEFAULTS = {"cuda": ("v13_cooperative", 4096), "cpu": ("cpu_blocked", 256)}
+PRELOADED = [
+    "torch",
+    "minfer.run.race",
+    "minfer.bench.measure",
+    "benchmarks.sensitivity",
+]  # none of them uses the device
 
 # What follows a kernel's work: on a GPU in its stream, on a CPU in its thread.
 WAITS = {
@@ -81,64 +91,78 @@ def with_wait(kernel: Kernel, tree: Path, nanoseconds: int) -> None:
     source.write_text(text)
 
 
-def once(registration: Path, kernel: str, size: int) -> dict[str, Any]:
-    """One race, in this process: the verdict, and what was found."""
+def device() -> torch.device:
+    return devices.pick("cuda" if devices.no_gpu() is None else "cpu")
+
+
+def compiled(registration: Path, kernel: str) -> None:
+    """Build one side of a race, without loading it."""
     ops.load_file(registration)
-    op, device = ops.get("hgemm"), devices.pick("cuda" if devices.no_gpu() is None else "cpu")
+    build.build(ops.get("hgemm").kernels[kernel], devices.arch(device()))
+
+
+def races(registration: Path, kernel: str, size: int, seeds: range) -> list[dict[str, Any]]:
+    """One race for each seed, with operands of its own, in this process: the verdict, and what was found."""
+    ops.load_file(registration)
+    op, where = ops.get("hgemm"), device()
     case = op.case(kernel, "bfloat16", dict.fromkeys("mnk", size))
-    arch = devices.arch(device)
-    functions = [build.function(op.kernels[name], arch) for name in (kernel, op.baseline(case))]
-    bench = Bench(op, case, functions[0], functions[1], device, seed=1)
-    bench.warm_up(1.0)
-    samples = bench.cold(TIMING)
-    found = compare(*samples.T)
-    about = {"verdict": found.verdict, "speedup": found.speedup, "half_width": found.half_width}
-    return about | {"baseline_us": float(np.median(samples[:, 1])) * 1e6, "rounds": len(samples)}
+    functions = [build.function(op.kernels[name], devices.arch(where)) for name in (kernel, op.baseline(case))]
+    found = []
+    for seed in seeds:
+        bench = Bench(op, case, functions[0], functions[1], where, seed)
+        bench.warm_up(WARM_UP_S)
+        samples = bench.cold(TIMING)
+        ratio = compare(*samples.T)
+        about = {"verdict": ratio.verdict, "speedup": ratio.speedup, "half_width": ratio.half_width}
+        found.append(about | {"baseline_us": float(np.median(samples[:, 1])) * 1e6})
+    return found
 
 
-def in_process(registration: Path, kernel: str, size: int) -> dict[str, Any]:
-    command = [sys.executable, __file__, "--once", str(registration), "--kernel", kernel, "--size", str(size)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(f"a race failed: {(done.stderr.strip().splitlines() or ['without a word'])[-1]}")
-    return json.loads(done.stdout.strip().splitlines()[-1])
+def new_processes(most: int = 1) -> Pool:
+    """Up to `most` processes at a time, a new one for each task: copies of one that has imported PyTorch."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    return context.Pool(most, maxtasksperchild=1)
 
 
 def prepared(kernel: Kernel, folder: Path, waits: tuple[int, int]) -> Path:
-    """The registration of a kernel against itself, with these waits: of the baseline and of the candidate."""
-    labels = ["before", "after"]
-    for label, nanoseconds in zip(labels, waits, strict=True):
+    """The registration of a kernel against itself, compiled, with these waits: of the baseline and of the candidate."""
+    for label, nanoseconds in zip(LABELS, waits, strict=True):
         with_wait(kernel, race.unpack(race.TREE, folder / label), nanoseconds)
-    return race.register(ops.get("hgemm"), [kernel], labels, folder)
+    registration = race.register(ops.get("hgemm"), [kernel], LABELS, folder)
+    with new_processes(len(LABELS)) as pool:
+        pool.starmap(compiled, [(registration, f"{kernel.name}@{label}") for label in LABELS])
+    return registration
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--kernel", help="a kernel of hgemm (default: one of this machine's)")
     parser.add_argument("--size", type=int, help="m = n = k")
-    parser.add_argument("--repeats", type=int, default=20)
-    parser.add_argument("--once", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--repeats", type=int, default=20, help="races of each kind (default: 20)")
+    parser.add_argument("--processes", type=int, help="new processes for them (default: one a race)")
     options = parser.parse_args()
-    if options.once:
-        print(json.dumps(once(options.once, options.kernel, options.size)))
-        return 0
     kind = "cuda" if devices.no_gpu() is None else "cpu"
     name, size = options.kernel or DEFAULTS[kind][0], options.size or DEFAULTS[kind][1]
-    kernel = ops.get("hgemm").kernels[name]
+    kernel, after = ops.get("hgemm").kernels[name], f"{name}@{LABELS[1]}"
+    each = -(-options.repeats // (options.processes or options.repeats))  # races in a process, rounded up
+    shares = [range(first, min(first + each, options.repeats)) for first in range(0, options.repeats, each)]
     rows = []
-    with tempfile.TemporaryDirectory(prefix="minfer-race-") as temporary:
+    with tempfile.TemporaryDirectory(prefix="minfer-race-") as temporary, new_processes() as pool:
         unchanged = prepared(kernel, Path(temporary) / "unchanged", (WAIT_NS, WAIT_NS))
-        us = in_process(unchanged, f"{name}@after", size)["baseline_us"]
+        us = pool.apply(races, (unchanged, after, size, range(1)))[0]["baseline_us"]
         longer = WAIT_NS + round(1e3 * SLOWER * us)
         slowed = prepared(kernel, Path(temporary) / "slowed", (WAIT_NS, longer))
         for registration, wanted in ((unchanged, "tie"), (slowed, "slower")):
-            found = [in_process(registration, f"{name}@after", size) for _ in range(options.repeats)]
-            missed = sum(each["verdict"] != wanted for each in found)
-            median = float(np.median([1 / each["speedup"] - 1 for each in found]))
-            width = float(np.median([each["half_width"] for each in found]))
+            tasks = [(registration, after, size, share) for share in shares]
+            found = [race for task in tasks for race in pool.apply(races, task)]
+            missed = sum(race["verdict"] != wanted for race in found)
+            median = float(np.median([1 / race["speedup"] - 1 for race in found]))
+            width = float(np.median([race["half_width"] for race in found]))
             what = f"{name}, {size}³, {us:.0f} µs, {'unchanged' if wanted == 'tie' else f'slowed by {SLOWER:.0%}'}"
-            what += f" (found: {median:.2%}, ± {width:.2%}): not called {wanted}, of {options.repeats}"
-            rows.append(row("race of two revisions", what, missed / options.repeats, 0.0, "share"))
+            what += f" (found: {median:.2%}, ± {width:.2%}): not called {wanted}, of {len(found)}"
+            what += f" in {len(shares)} processes"
+            rows.append(row("race of two revisions", what, missed / len(found), 0.0, "share"))
             print(f"{'MISSED' if missed else 'met   '} {what}: {missed}", flush=True)
     environment = devices.environment(devices.pick(kind))
     about = {key: environment[key] for key in ("device", "driver", "torch")} | {"commit": commit_of_sources()}

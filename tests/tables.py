@@ -60,9 +60,12 @@ class Workspace:
     def page(self, device: str = H200, op: str = "hgemm") -> str:
         return (self.pages / store.slug(device) / f"{op}.md").read_text()
 
+    def op_pages(self) -> list[Path]:
+        return [page for page in self.pages.glob("*/*.md") if page.stem != "README"]
+
     def text(self) -> str:
-        """What the pages show first, by op: the representative problem and the overviews."""
-        pages = sorted(self.pages.glob("*/*.md"), key=lambda page: (page.stem, page))
+        """What the pages of ops show first, by op: the representative problem and the overviews."""
+        pages = sorted(self.op_pages(), key=lambda page: (page.stem, page))
         return "\n".join(page.read_text().partition(REST)[0] for page in pages)
 
     def tables(self) -> list[list[list[str]]]:

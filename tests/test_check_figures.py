@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from analysis import check_figures
 from tests.tables import MARKERS, Workspace, row
+
+CLOCKED = {"wgmma": 800.0, "wgmma_mhz": 1500.0}
 
 
 @pytest.fixture
@@ -19,7 +24,7 @@ def text(work: Workspace) -> str:
 
 def test_what_is_made_of_rows_agrees(text: str, work: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
     assert list(check_figures.contradictions(text)) == []
-    assert check_figures.main([str(work.readme), str(next(work.pages.glob("*/*.md")))]) == 0
+    assert check_figures.main([str(work.readme), str(work.op_pages()[0])]) == 0
     assert capsys.readouterr().out == "8 rows of tables agree\n"
 
 
@@ -76,3 +81,49 @@ def test_the_readme_repeats_the_figures_of_its_pages(
 def test_a_square_is_written_in_full() -> None:
     assert check_figures.in_full("bfloat16 · m=n=8") == "bfloat16 · m=8, n=8"
     assert check_figures.in_full("bfloat16 · m=1, n=8") == "bfloat16 · m=1, n=8"
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({}, None),
+        ({"floor_us": 101.0}, "the cold time of 100 µs is below its floor of 101 µs"),
+        ({"bytes": 5e8, "cold_gbps": 5000.0}, "5000 GB/s is more than the measured peak of 4300 GB/s allows"),
+        ({"cold_gbps": 4400.0}, None),  # a probe finds a little less than the device can do
+        (
+            {"cold_tflops": 900.0, "peaks": CLOCKED | {"max_sm_mhz": 1500.0}},
+            "900 TFLOP/s is more than the measured peak of 800 TFLOP/s allows",
+        ),
+        ({"cold_tflops": 900.0, "peaks": CLOCKED | {"max_sm_mhz": 1980.0}}, None),  # the probe's clock was lower
+    ],
+)
+def test_a_figure_beyond_what_its_row_measured_of_the_device_is_found(
+    work: Workspace, text: str, capsys: pytest.CaptureFixture[str], values: dict[str, Any], said: str | None
+) -> None:
+    peaks = {"copy_gbps": 4000.0, "read_gbps": 4300.0, "wgmma": 800.0}
+    file = work.write(row(**{"peaks": peaks, "roof": "wgmma", "floor_us": 90.0} | values), name="b")
+    assert text and check_figures.main([str(work.op_pages()[0]), str(file)]) == int(said is not None)
+    shown = capsys.readouterr()
+    assert said in shown.err if said else shown.out.endswith("; 1 measured rows are within their roofs\n")
+
+
+@pytest.mark.parametrize(
+    ("sentence", "missing"),
+    [
+        ("v02 takes 71.3 µs, PyTorch 0.1 ms.", None),
+        ("v02 takes 71.5 µs.", "71.5 µs"),  # that is another kernel's
+        ("The fastest takes 71 µs, and the next 73 µs.", "73 µs"),
+        ("In a tuning run v02 took 73 µs.", None),
+    ],
+)
+def test_a_time_in_prose_is_one_of_the_tables(
+    work: Workspace, text: str, tmp_path: Path, sentence: str, missing: str | None
+) -> None:
+    page = tmp_path / "docs" / "hgemm.md"
+    link = work.op_pages()[0].relative_to(page.parent)
+    page.write_text(
+        f"# hgemm\n\nAbout 9 µs.\n\n## Measured on an H200\n\n{sentence}\n\nAll: [tables]({link.as_posix()}).\n"
+    )
+    found = list(check_figures.of_prose(page))
+    assert text and len(found) == (missing is not None)
+    assert missing is None or f"no table has the {missing}" in found[0]

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from matplotlib.text import Annotation
 
 from analysis import files, make_plots, style
+from analysis.devices import devices
 from analysis.peaks import under_one_peak
 from analysis.plots import Picture
 from minfer.rows import store
@@ -104,6 +105,45 @@ def test_every_plot_of_every_op_and_device_has_its_files(work: Workspace) -> Non
         links = re.findall(r'(?:src|srcset)="([^"]+)"', file.read_text())
         assert links and all((file.parent / link).is_file() for link in links)
     assert "[NVIDIA H200](docs/plots/nvidia-h200/README.md)" in readme
+
+
+H100 = "NVIDIA H100 80GB HBM3"
+
+
+def test_several_gpus_stand_in_one_plot_and_the_one_with_most_rows_comes_first(work: Workspace) -> None:
+    few = {"torch": 600.0, "v02_tiled": 5.0}
+    work.write(*rows(), *rows(op="rope"), *rows(few, device=H100))
+    assert work.run() == 0
+    both = {file for file in work.files() if "-devices" in file}
+    assert both == {f"nvidia-h200/hgemm-devices{theme}.{end}" for theme in ("", "-dark") for end in ("svg", "png")}
+    readme = work.readme.read_text()
+    assert 'src="docs/plots/nvidia-h200/hgemm-ladder.svg"' in readme
+    assert readme.index("nvidia-h200/README.md") < readme.index("nvidia-h100-80gb-hbm3/README.md")
+    assert "Several GPUs in one plot: [hgemm](docs/plots/nvidia-h200/hgemm-devices.svg)." in readme
+    assert "hgemm-devices.svg" in (work.plots / "nvidia-h200" / "README.md").read_text()
+    assert work.run("--check") == 0
+    work.write(*rows())
+    assert work.run() == 0 and not any("-devices" in file for file in work.files())
+
+
+def test_the_plot_of_several_gpus_has_our_fastest_and_pytorch_of_each_at_common_sizes() -> None:
+    only_here = [row(kernel, 9.0, 8192) for kernel in KERNELS]
+    made = {H200: [*rows(), *only_here], H100: rows({"torch": 600.0, "v02_tiled": 5.0}, device=H100)}
+    empty = dict.fromkeys(store.SCHEMA.names)
+    named = {
+        device: [
+            empty | each | {"problem": each["case"].split("/", 2)[2], "cold_rate": each["cold_tflops"]} for each in of
+        ]
+        for device, of in made.items()
+    }
+    (ax,) = devices("hgemm", named).figure.axes
+    shown = {line.get_label(): [tuple(point) for point in line.get_xydata()] for line in ax.lines}
+    assert shown == {
+        "H200, ours": [(512, 3.0), (4096, 6.0)],
+        "H200, torch": [(512, 350.0), (4096, 700.0)],
+        "H100 80GB HBM3, ours": [(512, 2.5), (4096, 5.0)],
+        "H100 80GB HBM3, torch": [(512, 300.0), (4096, 600.0)],
+    }
 
 
 def test_same_rows_same_bytes_in_another_process_and_order(work: Workspace) -> None:

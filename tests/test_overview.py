@@ -39,7 +39,7 @@ def test_a_set_of_many_shapes_is_a_line_a_shape(work: Workspace) -> None:
     work.write(*rows, slow)
     assert work.run() == 0
     table = work.tables()[-1]
-    assert table[0] == ["M × N × K", "torch", "v15", "v16", "Speed-up over torch, fastest"]  # v01 never is
+    assert table[0] == ["M × N × K", "torch", "v15", "v16", "Speed-up over torch, fastest of ours"]  # v01 never is
     assert table[1] == ["1 × 4096 × 4096", "100.0 µs", "90.00 µs", "**80.00 µs**", "1.25×"]
     assert table[2] == ["16 × 4096 × 4096", "100.0 µs", "**50.00 µs**", "80.00 µs", "2.00×"]
     assert len(table) == 1 + 9 + 1
@@ -51,7 +51,7 @@ def test_a_baseline_that_wins_hides_nobody(work: Workspace) -> None:
     work.write(*(row(name, us, shape) for shape in shapes for name, us in {"torch": 100.0, "v01": 125.0}.items()))
     assert work.run() == 0
     assert work.tables()[-1][:2] == [
-        ["M × N", "torch", "v01", "Speed-up over torch, fastest"],
+        ["M × N", "torch", "v01", "Speed-up over torch, fastest of ours"],
         ["1 × 4096", "**100.0 µs**", "125.0 µs", "0.800×"],
     ]
     assert "**llama · float16 · layout=TN, accumulate=float32 · k=4096 · cold, time**" in work.text()

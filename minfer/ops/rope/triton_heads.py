@@ -1,7 +1,7 @@
 """triton_heads: one program for some heads of a token, those of q first and those of k after them.
 
-Idea: pairs of halves are two blocks, (heads, pairs), of one load each; interleaved pairs are one block that is split in
-registers, so that its load stays contiguous. Both tensors are one launch: a program has heads of q, or of k.
+Idea: pairs of halves are two blocks, (heads, pairs), each of which is one load. Interleaved pairs are one block, split in
+registers, so that its load is contiguous. One launch serves both tensors: a program has heads of q, or of k.
 Expected: as v02_vectors for many tokens; for few, more latency before the first load. Measured: see docs/rope.md.
 """
 # Measured (H200, float32, counted, out, batch=32, seq=2048, heads=8, kv_heads=0, head_dim=256, rotary_dim=256): 4019 GB/s cold;

@@ -1,8 +1,8 @@
 // v02_vectors: 16-byte loads and stores of q and k in one launch; cosine and sine stay in registers over a thread's heads.
-// Idea: a thread has one place in the heads of one token: a vector of the first half of what is rotated and the one at the
-// same place of the second half, which are whole pairs in either style. It loads them for all of its heads at once, and the
-// angles beside them, which every head of the token shares. The shape of a block says which place and which heads, so that
-// no division stands before the first load.
+// Idea: for each of its heads a thread loads one vector of the first half of what is rotated and the vector at the same
+// place of the second half. In both styles the two contain whole pairs. It issues these loads for all of its heads at once,
+// and those of the angles, which all heads of a token share. The thread's index gives its place and its heads without a
+// division before the first load.
 // Expected: near the copy's speed for many tokens: 16384 of 40 heads of 128 are 336 MB in a half type and 8 MB of angles,
 // 80 us at 4.28 TB/s. For few tokens two latencies, of the kernel's start and of the loads; with given positions three.
 // Measured (H200, float32, counted, out, batch=32, seq=2048, heads=8, kv_heads=0, head_dim=256, rotary_dim=256): 4027 GB/s

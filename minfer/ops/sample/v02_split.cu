@@ -1,6 +1,6 @@
-// v02_split: a row goes to as many blocks as run at once, which meet in global memory.
-// Idea: one row of 128,256 on one SM leaves 131 idle. Blocks of a cooperative launch add their bins to the row's in L2, by
-// atomics on integers, and meet at a barrier of the row's own. Each keeps its part in shared memory where that fits.
+// v02_split: all blocks that run at once share the rows; those of one row synchronise through global memory.
+// Idea: with one block a row, one row of 128,256 leaves 131 SMs idle. Blocks of a cooperative launch add their bins to the
+// row's in L2, by integer atomics, and meet at a barrier of that row. Each keeps its part in shared memory where it fits.
 // Expected, for one row on an H200: 64 blocks have 2,004 tokens each, so that a pass is the barrier and two trips to L2,
 // about 2.5 us; with top_k and top_p 4 to 7 passes, and two more meetings: 20 us.
 // Measured (H200, float32, rows=64, vocab=128256): 392.1 GB/s cold; 1740 % of torch.

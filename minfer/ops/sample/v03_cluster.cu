@@ -1,6 +1,6 @@
-// v03_cluster: a cluster of eight blocks a row, which meet in each other's shared memory.
-// Idea: the eighth part of a row, 16,032 tokens, fits a block's shared memory, so that logits are read once, and blocks of a
-// cluster read each other's bins without L2. The barrier of a cluster is hardware's, and needs no cooperative launch.
+// v03_cluster: a cluster of eight blocks a row, which synchronise through distributed shared memory.
+// Idea: an eighth of a row, 16,032 tokens, fits a block's shared memory, so that logits are read once. Blocks of a cluster
+// read each other's bins without going through L2. The hardware has a barrier for a cluster: no cooperative launch is needed.
 // Expected, on an H200: for one row 2 us for the logits, 3 us for the first pass's atomics, 1 us for each of the others, 1 us
 // to draw: 12 us with the launch. 64 rows are 512 blocks, of which two fit an SM: two waves, 20 us.
 // Measured (H200, float32, rows=64, vocab=128256): 366.9 GB/s cold; 1628 % of torch.

@@ -1,11 +1,10 @@
 // v02_tiled16, v02_tiled32: square tiles of A and B in shared memory, one thread an element of C.
 // Idea: a block loads each tile once, and every element of it serves a whole row or column of threads: global traffic
 // falls by the tile's side, 16 or 32.
-// Expected: little over v01, whose loads hit the L1. Each multiply-add still takes two loads, now from shared memory, which
-// is the same hardware and the same 128 bytes a cycle. With 16 columns a warp covers two rows: of A it reads two words
-// at once, of B 16 words twice, so that both sizes have the same two cycles for 32 multiply-adds, while tiles of 16 fetch
-// twice as much and meet at barriers twice as often. More than an eighth of the peak needs fewer loads, not faster ones:
-// v05_register_tiles.
+// Expected: little over v01, whose loads hit the L1: shared memory is the same hardware and delivers the same 128 bytes a
+// cycle. nvcc reads four neighbouring words of A's tile with one load, so that a warp has 5 loads for 4 multiply-adds
+// instead of 8: at most a fifth of the peak. With 16 columns a warp covers two rows and needs as many cycles, but tiles of
+// 16 fetch twice as much and have twice as many barriers. Fewer loads need more sums a thread: v05_register_tiles.
 #include "sgemm.h"
 
 namespace minfer {
