@@ -19,6 +19,7 @@ import submitit
 
 from jobs import node, preflight, record
 from jobs.record import Job
+from minfer.plan import shell
 from minfer.plan.config import Cluster, Config, Container, UserError
 from minfer.process.stopping import AGAIN
 
@@ -100,7 +101,7 @@ def submit(shards: list[Path], cluster: Cluster, container: Container, folder: P
         if jobs:
             raise UserError(
                 f"{len(jobs)} of {len(shards)} shards are queued as {folder.name}, and SLURM refused the rest: {reason}; "
-                f"go on later with minfer resubmit {folder.name}"
+                f"go on later with {shell.command('resubmit', folder.name)}"
             ) from error
         raise UserError(f"SLURM refused the job: {reason}; change cluster.* and try again") from error
     finally:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import os
-import shlex
 import shutil
 import subprocess
 import sys
@@ -17,7 +16,7 @@ from rich.console import Console
 from jobs import preflight, queue, record, submit
 from minfer import ops
 from minfer.bench.device import IMAGE, NO_GPU, driver_too_old
-from minfer.plan import cases
+from minfer.plan import cases, shell
 from minfer.plan.config import CONF, INSTALLED, Config, UserError, choose, named
 from minfer.plan.shard import Shard, outside
 from minfer.run import report
@@ -59,6 +58,12 @@ def run(config: Config) -> int:
         return 0
 
     results = _writable(Path(config.results).absolute())
+    if not shell.outlives(results):
+        console.print(
+            f"Note: {results} is on no mount, and its rows go with the container; to keep them, add "
+            '-v "$PWD/results:/workspace/results" to docker run.',
+            soft_wrap=True,
+        )
     name = run_id()
     folder = _writable(Path(config.runs).absolute() / name)
     config.results, config.runs, config.extra = str(results), str(folder.parent), extra  # the same from any folder
@@ -199,7 +204,8 @@ def run_id() -> str:
 def commit_of_sources() -> str | None:
     """The commit of these sources, with + when the tree differs from it; where they are no clone, MINFER_COMMIT says it.
 
-    A repository that they only lie in, as an environment may lie in a project's, is not theirs."""
+    A repository that they only lie in, as an environment may lie in a project's, is not theirs. None for a clone that git
+    cannot read, as one mounted over the image's sources, of which MINFER_COMMIT is."""
 
     def git(*words: str) -> str:
         command = ["git", "-C", str(CONF.parent), *words]
@@ -211,15 +217,18 @@ def commit_of_sources() -> str | None:
             return git("rev-parse", "--short=12", "HEAD") + ("+" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         pass
-    return os.environ.get("MINFER_COMMIT") or None
+    clone = not INSTALLED and (CONF.parent / ".git").exists()
+    return None if clone else os.environ.get("MINFER_COMMIT") or None
 
 
 def look(folder: Path) -> str:
     """How to see from any shell what became of a run."""
-    run = shlex.quote(str(relative(folder)))
-    return f"To look: minfer status {run}; to end it: minfer cancel {run}"
+    run = str(relative(folder))
+    return f"To look: {shell.command('status', run)}; to end it: {shell.command('cancel', run)}"
 
 
 def resubmit(folder: Path) -> str:
     """The command that runs what a run lacks."""
-    return shlex.join(["minfer", "resubmit", str(relative(folder))])
+    if not shell.outlives(folder):
+        return "the same command with resume=true (runs/ is not mounted, so this run's folder goes with the container)"
+    return shell.command("resubmit", str(relative(folder)))

@@ -70,11 +70,13 @@ class Built:
     work: Path
     buildah: list[str]
 
-    def docker(self, *words: str, code: int = 0, user: int = SOMEBODY, results: Path | None = None) -> str:
-        """As `docker run --user USER -v RESULTS:/workspace/results minfer WORDS`."""
+    def docker(self, *words: str, code: int = 0, user: int = SOMEBODY, **mounts: Path) -> str:
+        """As `docker run --user USER -v RESULTS:/workspace/results minfer WORDS`; `mounts` are by their names in the image's
+        /workspace."""
         about = json.loads(sh(*self.buildah, "inspect", "--type", "image", "minfer"))["OCIv1"]["config"]
         container = sh(*self.buildah, "from", "--pull-never", "minfer").strip()
-        binds = ["-v", f"{HOST}:{SITE}:ro", *(["-v", f"{results}:/workspace/results"] if results else [])]
+        binds = ["-v", f"{HOST}:{SITE}:ro"]
+        binds += [word for name, path in mounts.items() for word in ("-v", f"{path}:/workspace/{name}")]
         try:
             return sh(*self.buildah, "run", "--isolation", "chroot", "--user", f"{user}:{user}", *binds, container, "--",
                       *about["Entrypoint"], *words, code=code)  # fmt: skip
@@ -152,8 +154,8 @@ def mirror() -> str:
 
 
 def empty_wheel(folder: Path, name: str, version: str) -> None:
-    """A package of that name and version with nothing in it; `ninja` alone has its command, which is outside of
-    site-packages."""
+    """A package of that name and version with nothing in it; `ninja` and `pytest` alone have their commands, which are
+    outside of site-packages."""
     stem = f"{name.replace('-', '_')}-{version}"
     files = {
         f"{stem}.dist-info/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n".encode(),
@@ -161,6 +163,8 @@ def empty_wheel(folder: Path, name: str, version: str) -> None:
     }
     if name == "ninja":
         files[f"{stem}.data/scripts/ninja"] = (Path(sysconfig.get_path("scripts")) / "ninja").read_bytes()
+    if name == "pytest":
+        files[f"{stem}.dist-info/entry_points.txt"] = b"[console_scripts]\npytest = pytest:console_main\n"
     record = "".join(f"{path},sha256={_hash(content)},{len(content)}\n" for path, content in files.items())
     files[f"{stem}.dist-info/RECORD"] = f"{record}{stem}.dist-info/RECORD,,\n".encode()
     with zipfile.ZipFile(folder / f"{stem}-py3-none-any.whl", "w") as wheel:
