@@ -17,9 +17,9 @@ from jobs import preflight, queue, record, submit
 from minfer import ops
 from minfer.bench.device import IMAGE, NO_GPU, driver_too_old
 from minfer.plan import cases, shell
-from minfer.plan.config import CONF, INSTALLED, Config, UserError, choose, named
+from minfer.plan.config import CONF, INSTALLED, SCRIPT, Config, UserError, choose, named
 from minfer.plan.shard import Shard, outside
-from minfer.run import report
+from minfer.run import notify, report
 from minfer.run.progress import RunProgress
 from minfer.run.report import follow, print_plan, print_summary, relative
 
@@ -53,6 +53,10 @@ def run(config: Config) -> int:
     else:
         most = min(config.cluster.max_jobs, gpus)  # two shards on one GPU would time each other
     shards = cases.split(plan, config, most)
+    if config.dry_run == SCRIPT:
+        jobs = -(-len(shards) // submit.shards_per_job(config.cluster, executor))
+        print(_script(config, extra, jobs), end="")
+        return 0
     if config.dry_run:
         print_plan(console, config, plan, shards, executor, device)
         return 0
@@ -64,17 +68,15 @@ def run(config: Config) -> int:
             '-v "$PWD/results:/workspace/results" to docker run.',
             soft_wrap=True,
         )
-    name = run_id()
-    folder = _writable(Path(config.runs).absolute() / name)
-    config.results, config.runs, config.extra = str(results), str(folder.parent), extra  # the same from any folder
-    (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.structured(config)))
+    folder = _new_run(config, extra)
+    name = folder.name
     commit = commit_of_sources()
     paths = [
         Shard(
             name=f"{index:04d}",
             run=name,
             folder=str(folder),
-            results=str(results),
+            results=config.results,
             device=device,
             cases=part,
             timing=named(config.timing),
@@ -111,6 +113,23 @@ def run(config: Config) -> int:
     return finish(console, config, folder, plan)
 
 
+def _new_run(config: Config, extra: list[str]) -> Path:
+    """The folder of a new run, with its request, whose paths are the same from any folder. Raises UserError."""
+    folder = _writable(Path(config.runs).absolute() / run_id())
+    config.results, config.runs, config.extra = str(Path(config.results).absolute()), str(folder.parent), extra
+    (folder / record.CONFIG).write_text(OmegaConf.to_yaml(OmegaConf.structured(config)))
+    return folder
+
+
+def _script(config: Config, extra: list[str], jobs: int) -> str:
+    """The script of a run's jobs. The run's folder, which it names, is gone when this returns. Raises UserError."""
+    folder = _new_run(config, extra)
+    try:
+        return submit.script(jobs, config.cluster, config.container, folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def finish(console: Console, config: Config, folder: Path, plan: cases.Plan) -> int:
     """Follow the jobs of a run to their end and show what came of it; the exit status: 1 when cases got no row."""
     results = Path(config.results).absolute()
@@ -134,6 +153,8 @@ def finish(console: Console, config: Config, folder: Path, plan: cases.Plan) -> 
     complete = print_summary(console, results, folder.name, plan, progress)
     if not complete:
         console.print(f"Cases are missing; logs: {relative(folder)}. To run them: {resubmit(folder)}", soft_wrap=True)
+    if config.notify and (failed := notify.notify(config.notify, progress)):
+        console.print(f"Note: {failed}.", soft_wrap=True)
     return 0 if complete else 1
 
 
