@@ -153,6 +153,16 @@ def test_defaults() -> None:
 
 
 OVERRIDES: dict[str, tuple[str, Any]] = {
+    "cluster.flags={mail-type: END, exclude: node1}": ("cluster.flags", {"mail-type": "END", "exclude": "node1"}),
+    "cluster.flags.mail-type=END": ("cluster.flags", {"mail-type": "END"}),
+    "+cluster.flags.mail-type=END": ("cluster.flags", {"mail-type": "END"}),
+    "notify=https://example.org/a?b=c&d=[e]": ("notify", "https://example.org/a?b=c&d=[e]"),
+    "notify=mail -s \"$MINFER_TEXT\" 'me' </dev/null; {a,b}": (
+        "notify",
+        "mail -s \"$MINFER_TEXT\" 'me' </dev/null; {a,b}",
+    ),
+    "notify='a b'": ("notify", "a b"),
+    "notify=null": ("notify", None),
     "kernel=torch": ("kernel", "torch"),
     "kernel=[v01_naive,torch]": ("kernel", ["v01_naive", "torch"]),
     "dtype=bfloat16": ("dtype", "bfloat16"),

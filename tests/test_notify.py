@@ -23,7 +23,7 @@ def test_a_command_is_told_of_the_run_at_its_end(tmp_path: Path) -> None:
     command = (
         f"echo $MINFER_RUN,$MINFER_ROWS,$MINFER_CASES,$MINFER_SHARDS >> {tmp_path}/told; ls $MINFER_FOLDER; exit 3"
     )
-    done = launch(*words, f'notify="{command}"')
+    done = launch(*words, f"notify={command}")
     (folder,) = (tmp_path / "runs").iterdir()
     assert (tmp_path / "told").read_text() == f"{folder.name},1,1,1 done\n"
     assert done.returncode == 0 and "config.yaml" in done.stdout

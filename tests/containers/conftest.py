@@ -128,11 +128,14 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Built]:
 
 
 def stand_in(work: Path, buildah: list[str]) -> None:
-    """The base image: a minimal Debian, whose uv installs an empty package for each pinned one."""
+    """The base image: a minimal Debian, whose uv finds an empty package for each pinned one, and for those of extras, which
+    it takes into account without installing them."""
     empty = work / "empty"
     empty.mkdir()
-    pins = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["uv"]["constraint-dependencies"]
-    for name, version in {tuple(pin.split(" ;")[0].split("==")) for pin in pins}:
+    about = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    versions = {tuple(pin.split(" ;")[0].split("==")) for pin in about["tool"]["uv"]["constraint-dependencies"]}
+    extras = {word.split(";")[0] for words in about["project"]["optional-dependencies"].values() for word in words}
+    for name, version in versions | {(name, "1") for name in extras}:
         empty_wheel(empty, name, version)
     (work / "uv.toml").write_text('no-index = true\nfind-links = ["/opt/empty"]\n')
     # No manuals, and no waiting for the disk: both also for what the Dockerfile installs.
