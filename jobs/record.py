@@ -95,7 +95,10 @@ def tell(folder: Path, names: Iterable[str], **event: Any) -> None:
 
 def add(folder: Path, jobs: Iterable[Job]) -> None:
     """Note jobs that were submitted."""
-    with open(folder / JOBS, "a") as file:
+    path = folder / JOBS
+    cut = path.exists() and not path.read_bytes().endswith(b"\n")  # by a process that was killed while it wrote
+    with open(path, "a") as file:
+        file.write("\n" if cut else "")
         file.writelines(json.dumps({"time": time.time()} | asdict(job)) + "\n" for job in jobs)
 
 
