@@ -63,12 +63,10 @@ def memory_kept(lab) -> Iterator[None]:
 
 @pytest.mark.fault("a job takes more memory than it asked for, and SLURM ends it")
 def test_a_job_that_ran_out_of_memory_says_so_and_runs_with_more(memory_kept, folder):
-    run = submit(folder, "kernel=[honest,torch]", "cluster.memory_gb=1", "cluster.flags.acctg-freq=task=1",
-                 "cluster.setup=['head -c 1500M /dev/zero | tail -c 1 >/dev/null']")  # fmt: skip
-    progress = over(run)
-    assert (
-        list(progress.reasons().values())[0].split("; see")[0].endswith("it ran out of memory; raise cluster.memory_gb")
-    ), progress.reasons()
+    eats = """cluster.setup=["python3 -c 'import time; x = 1500 * 2**20 * bytes([1]); time.sleep(60)'"]"""
+    run = submit(folder, "kernel=[honest,torch]", "cluster.memory_gb=1", "cluster.flags.acctg-freq=task=1", eats)
+    (why,) = over(run).reasons().values()
+    assert why.split("; see")[0].endswith("it ran out of memory; raise cluster.memory_gb"), why
     resubmit(run, "cluster.memory_gb=8", "cluster.setup=[]")
     over(run)
     assert len(rows(folder)) == 2
