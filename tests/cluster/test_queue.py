@@ -64,7 +64,7 @@ def memory_kept(lab) -> Iterator[None]:
 @pytest.mark.fault("a job takes more memory than it asked for, and SLURM ends it")
 def test_a_job_that_ran_out_of_memory_says_so_and_runs_with_more(memory_kept, folder):
     eats = """cluster.setup=["python3 -c 'import time; x = 1500 * 2**20 * bytes([1]); time.sleep(60)'"]"""
-    run = submit(folder, "kernel=[honest,torch]", "cluster.memory_gb=1", "cluster.flags.acctg-freq=task=1", eats)
+    run = submit(folder, "kernel=[honest,torch]", "cluster.memory_gb=1", "cluster.flags={acctg-freq: 'task=1'}", eats)
     (why,) = over(run).reasons().values()
     assert why.split("; see")[0].endswith("it ran out of memory; raise cluster.memory_gb"), why
     resubmit(run, "cluster.memory_gb=8", "cluster.setup=[]")
@@ -132,7 +132,7 @@ def test_a_suspended_job_is_no_timeout(folder):
 
 @pytest.mark.fault("files of a run are cut short")
 def test_files_that_cannot_be_read_cost_a_sentence_and_every_job_is_cancelled(folder):
-    run = submit(folder, "kernel=[torch,honest]", "cluster.max_jobs=2", "+cluster.flags.hold=true")
+    run = submit(folder, "kernel=[torch,honest]", "cluster.max_jobs=2", "cluster.flags.begin=now+900")
     first, _ = sorted((run / "shards").glob("*.json"))
     first.write_text(first.read_text()[:100])
     with open(run / record.JOBS, "a") as file:
@@ -142,7 +142,7 @@ def test_files_that_cannot_be_read_cost_a_sentence_and_every_job_is_cancelled(fo
     done = control("cancel", run)
     assert done.returncode == 0 and "2 jobs cancelled" in done.stdout, done.stdout + done.stderr
     until(lambda: not squeue(run, "%i"), "the end of both jobs")
-    resubmit(run, "cluster.flags={}")
+    resubmit(run, "cluster.flags.begin=now")
     over(run)
     assert len(record.submitted(run)) == 3 and len(rows(folder)) == 1  # the other shard's file is gone for good
 
