@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -106,6 +107,19 @@ def test_what_is_null_is_left_to_the_site_and_a_job_bears_its_runs_name(folder):
     control("cancel", run)
     run = submit(folder, "kernel=torch", "+cluster.flags.job-name=mine", "+cluster.flags.hold=true")
     assert squeue(run, "%j") == ["mine"]
+    control("cancel", run)
+
+
+def test_the_script_that_is_shown_is_the_one_that_is_submitted_and_slurm_knows_whom_to_mail(folder):
+    mail = ("kernel=torch", "cluster.flags={mail-type: END, mail-user: me@example.org, hold: true}")
+    shown = launch(*words(folder, *mail, "dry_run=script")).stdout
+    assert not list((folder / "runs").iterdir())
+    run = submit(folder, *mail)
+    other = re.search(r"--job-name=minfer-(\S+)", shown)
+    assert other and shown.replace(other[1], run.name) == next((run / "jobs").glob("*submission*.sh")).read_text()
+    (job,) = record.submitted(run)
+    told = subprocess.run(["scontrol", "show", "job", job.id], capture_output=True, text=True).stdout
+    assert "MailUser=me@example.org" in told and "MailType=" in told and "END" in told
     control("cancel", run)
 
 
