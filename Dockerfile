@@ -46,7 +46,8 @@ RUN if [ "${CUDA_VERSION%%.*}" = 12 ]; then export UV_PROJECT=cuda12; fi \
 
 FROM system
 COPY --from=dependencies /opt/minfer /opt/minfer
-# The command of a wheel, for sources that are not installed.
+# The command of a wheel, for sources that are not installed, and the entry point of the image.
+# hadolint ignore=SC2016
 RUN printf '%s\n' '#!/opt/minfer/bin/python' 'import sys' 'from minfer.cli import main' 'sys.exit(main())' \
         > /opt/minfer/bin/minfer \
     && printf '%s\n' '#!/bin/sh' \
