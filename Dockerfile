@@ -2,6 +2,7 @@
 #
 #     docker build -t minfer .
 #     docker run --gpus all -v "$PWD/results:/workspace/results" minfer +sweep=hgemm
+#     docker run --gpus all minfer pytest
 #
 # A base with CUDA 12 (nvidia/cuda:12.8.1-devel-ubuntu24.04) makes an image for drivers that predate CUDA 13.
 ARG BASE_IMAGE=nvidia/cuda:13.2.1-devel-ubuntu24.04
@@ -41,18 +42,26 @@ RUN python3 -m venv /opt/uv && /opt/uv/bin/pip install --no-cache-dir ${INDEX_UR
 COPY pyproject.toml ./
 COPY cuda12/pyproject.toml cuda12/
 RUN if [ "${CUDA_VERSION%%.*}" = 12 ]; then export UV_PROJECT=cuda12; fi \
-    && /opt/uv/bin/uv sync --no-cache --no-default-groups --no-install-local ${INDEX_URL:+--default-index "$INDEX_URL"}
+    && /opt/uv/bin/uv sync --no-cache --no-default-groups --group test --no-install-local ${INDEX_URL:+--default-index "$INDEX_URL"}
 
 FROM system
 COPY --from=dependencies /opt/minfer /opt/minfer
-# The command of a wheel, for sources that are not installed.
+# The command of a wheel, for sources that are not installed, and the entry point of the image.
+# hadolint ignore=SC2016
 RUN printf '%s\n' '#!/opt/minfer/bin/python' 'import sys' 'from minfer.cli import main' 'sys.exit(main())' \
         > /opt/minfer/bin/minfer \
-    && chmod +x /opt/minfer/bin/minfer
+    && printf '%s\n' '#!/bin/sh' \
+        '# A command of the image (python, pytest, bash, ncu) runs as it is; all else is for minfer (+sweep=hgemm, report).' \
+        '[ "${1-}" != minfer ] || shift' \
+        'if command -v -- "${1-}" >/dev/null; then exec "$@"; fi' \
+        '# The commands that minfer suggests will be typed where the container was started.' \
+        'MINFER_STARTED_OUTSIDE=1 exec minfer "$@"' \
+        > /opt/minfer/bin/minfer-container \
+    && chmod +x /opt/minfer/bin/minfer /opt/minfer/bin/minfer-container
 # Whoever runs the container (docker run --user) can write results, logs and caches, and is somebody to Python.
 RUN useradd --uid 1000 --non-unique --no-log-init minfer \
     && mkdir -p /workspace/results /workspace/runs /home/minfer \
-    && chmod 1777 /workspace/results /workspace/runs /home/minfer
+    && chmod 1777 /workspace /workspace/results /workspace/runs /home/minfer
 # Always these sources, also in a folder with others (PYTHONSAFEPATH): MINFER_COMMIT is theirs.
 ENV PATH=/opt/minfer/bin:${PATH} PYTHONPATH=/workspace PYTHONSAFEPATH=1 \
     HOME=/home/minfer USER=minfer LOGNAME=minfer \
@@ -68,4 +77,4 @@ LABEL org.opencontainers.image.revision=${COMMIT} \
       org.opencontainers.image.base.name=${BASE_IMAGE} \
       org.opencontainers.image.base.digest=${BASE_DIGEST}
 USER 1000
-ENTRYPOINT ["minfer"]
+ENTRYPOINT ["minfer-container"]

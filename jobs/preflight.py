@@ -248,7 +248,7 @@ def file_system(path: Path, mounts: str | None = None) -> str:
 MEMORY = "it ran out of memory; raise cluster.memory_gb"
 # Lines of a log that say why a job ended, and what to add to them.
 TELLING = (
-    (r"oom[-_ ]?kill|out of memory|exceeded (job|step) memory limit|OUT_OF_MEMORY", MEMORY),
+    (r"oom[-_ ]?kill|out of memory|exceeded (job |step )?memory limit|OUT_OF_MEMORY", MEMORY),
     (
         r"^(ImportError|ModuleNotFoundError): .*",
         "the environment of the job lacks a package; uv sync, or correct cluster.setup",

@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from minfer.plan.config import Config, UserError, check_values, nearest
 
-CONFIG, JOBS = "config.yaml", "jobs.jsonl"
+CONFIG, JOBS, COPY = "config.yaml", "jobs.jsonl", "sources"
 SOURCES = Path(__file__).resolve().parents[1]
 
 
@@ -67,7 +67,7 @@ def request(folder: Path, changes: Iterable[str] = ()) -> Config:
 
 def sources(folder: Path) -> Path:
     """The run's own read-only copy of what its jobs run, made by the first call: edits of the checkout come too late."""
-    copy = folder / "sources"
+    copy = folder / COPY
     if not copy.exists():
         partial = folder / "sources.tmp"
         shutil.rmtree(partial, ignore_errors=True)
@@ -95,7 +95,10 @@ def tell(folder: Path, names: Iterable[str], **event: Any) -> None:
 
 def add(folder: Path, jobs: Iterable[Job]) -> None:
     """Note jobs that were submitted."""
-    with open(folder / JOBS, "a") as file:
+    path = folder / JOBS
+    cut = path.exists() and not path.read_bytes().endswith(b"\n")  # by a process that was killed while it wrote
+    with open(path, "a") as file:
+        file.write("\n" if cut else "")
         file.writelines(json.dumps({"time": time.time()} | asdict(job)) + "\n" for job in jobs)
 
 

@@ -19,6 +19,7 @@ import submitit
 
 from jobs import node, preflight, record
 from jobs.record import Job
+from minfer.plan import shell
 from minfer.plan.config import Cluster, Config, Container, UserError
 from minfer.process.stopping import AGAIN
 
@@ -60,18 +61,8 @@ def submit(shards: list[Path], cluster: Cluster, container: Container, folder: P
     if kind == "slurm" or container.image is not None:
         check_names(folder, cluster)
     sources = record.sources(folder)
-    python = python_of_jobs(kind, container, cluster.scratch, sources, folder)
-    grace_s = cluster.grace_s
-    if cluster.time_min is not None:
-        grace_s = min(grace_s, 20 * cluster.time_min)  # of a short time limit a third at most
-    logs = folder / "jobs"
-    executor: submitit.Executor
-    if kind == "slurm":
-        executor = submitit.SlurmExecutor(folder=logs, python=python)
-        executor.update_parameters(**parameters(cluster, container, sources, folder, grace_s))
-    else:
-        executor = submitit.LocalExecutor(folder=logs, python=python)
-        executor.update_parameters(timeout_min=LOCAL_MIN)
+    grace_s = _grace_s(cluster)
+    executor = _executor(kind, cluster, container, folder)
     size = shards_per_job(cluster, kind)
     groups = [shards[start : start + size] for start in range(0, len(shards), size)]
     total = len(record.shards(folder))
@@ -100,11 +91,42 @@ def submit(shards: list[Path], cluster: Cluster, container: Container, folder: P
         if jobs:
             raise UserError(
                 f"{len(jobs)} of {len(shards)} shards are queued as {folder.name}, and SLURM refused the rest: {reason}; "
-                f"go on later with minfer resubmit {folder.name}"
+                f"go on later with {shell.command('resubmit', folder.name)}"
             ) from error
         raise UserError(f"SLURM refused the job: {reason}; change cluster.* and try again") from error
     finally:
         signal.signal(signal.SIGINT, handler)
+
+
+def script(jobs: int, cluster: Cluster, container: Container, folder: Path) -> str:
+    """What sbatch is given for a run of so many jobs: the script of its first array. Nothing is submitted, but the run's
+    request must be in its folder. Raises UserError."""
+    if executor_name(cluster) != "slurm":
+        raise UserError("dry_run=script shows what SLURM is given, and jobs run without it here; choose cluster=slurm")
+    check_names(folder, cluster)
+    executor = _executor("slurm", cluster, container, folder)
+    if (tasks := min(jobs, _largest_array())) > 1:
+        executor.parameters["map_count"] = tasks  # as submitit's map_array does
+    return executor._make_submission_file_text(executor._submitit_command_str, "")
+
+
+def _executor(kind: str, cluster: Cluster, container: Container, folder: Path) -> submitit.core.core.PicklingExecutor:
+    """submitit's, with all that jobs of a run ask for."""
+    sources, logs = folder / record.COPY, folder / "jobs"
+    executor: submitit.core.core.PicklingExecutor
+    python = python_of_jobs(kind, container, cluster.scratch, sources, folder)
+    if kind == "slurm":
+        executor = submitit.SlurmExecutor(folder=logs, python=python)
+        executor.update_parameters(**parameters(cluster, container, sources, folder, _grace_s(cluster)))
+    else:
+        executor = submitit.LocalExecutor(folder=logs, python=python)
+        executor.update_parameters(timeout_min=LOCAL_MIN)
+    return executor
+
+
+def _grace_s(cluster: Cluster) -> int:
+    """cluster.grace_s, but of a short time limit a third at most."""
+    return cluster.grace_s if cluster.time_min is None else min(cluster.grace_s, 20 * cluster.time_min)
 
 
 def parameters(cluster: Cluster, container: Container, sources: Path, folder: Path, grace_s: int) -> dict[str, Any]:

@@ -18,8 +18,7 @@ def compose() -> list[Config]:
     """The requests on the command line: one, or several with Hydra's --multirun. Raises UserError."""
     register()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands its errors to us instead of printing them
-    # Hydra takes a new key of a mapping only with a plus, and an op from outside may have any parameter.
-    sys.argv[1:] = [f"++{word}" if word.startswith(("params.", "params={")) else word for word in sys.argv[1:]]
+    sys.argv[1:] = [_as_hydra_reads_it(word) for word in sys.argv[1:]]
     composed: list[Any] = []
     try:
         hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(composed.append)()
@@ -28,6 +27,17 @@ def compose() -> list[Config]:
         raise
     except Exception as error:  # Hydra's parsers also raise ValueError, TypeError and AssertionError
         raise UserError(explain(error)) from error
+
+
+def _as_hydra_reads_it(word: str) -> str:
+    """Hydra takes a new key of a mapping only with a plus, but an op from outside may have any parameter, and sbatch has many
+    options. A shell command has characters that Hydra would read as its own."""
+    if word.startswith(("params.", "params={", "cluster.flags.", "cluster.flags={")):
+        return f"++{word}"
+    key, _, value = word.partition("=")
+    if key == "notify" and value not in ("", "null") and value[0] not in "'\"":
+        return "notify='{}'".format(value.replace("'", r"\'"))
+    return word
 
 
 def _typed(composed: Any) -> Config:

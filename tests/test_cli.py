@@ -88,3 +88,10 @@ def test_the_commit_is_that_of_a_clone_and_no_other_repositorys(place: str, tmp_
     assert start.commit_of_sources() is None
     monkeypatch.setenv("MINFER_COMMIT", "0123456789ab")
     assert start.commit_of_sources() == "0123456789ab"
+
+
+def test_a_clone_that_git_cannot_read_has_no_commit_and_not_that_of_the_image(tmp_path, monkeypatch):
+    (tmp_path / ".git").write_text("gitdir: nowhere")
+    monkeypatch.setattr(start, "CONF", tmp_path / "conf")
+    monkeypatch.setenv("MINFER_COMMIT", "0123456789ab")
+    assert start.commit_of_sources() is None

@@ -95,7 +95,7 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
     "text for a float": ([HGEMM, "timing.precision=abc"], ["'timing.precision'", "'abc'", "Float"]),
     "text for an int": ([HGEMM, "cluster.cpus=many"], ["'cluster.cpus'", "'many'", "Integer"]),
     "fraction for an int": ([HGEMM, "cluster.cpus=1.5"], ["'cluster.cpus'", "1.5", "Integer"]),
-    "text for a bool": ([HGEMM, "dry_run=maybe"], ["'dry_run'", "'maybe'", "bool"]),
+    "text for a bool": ([HGEMM, "resume=maybe"], ["'resume'", "'maybe'", "bool"]),
     "number for a list": ([HGEMM, "timing.looks=5"], ["'timing.looks'", "list"]),
     "text for a list": ([HGEMM, "extra=kernels.py"], ["'extra'", "list"]),
     "text in a list of ints": ([HGEMM, "timing.looks=[10,soon]"], ["timing.looks[1]", "'soon'", "Integer"]),
@@ -153,6 +153,16 @@ def test_defaults() -> None:
 
 
 OVERRIDES: dict[str, tuple[str, Any]] = {
+    "cluster.flags={mail-type: END, exclude: node1}": ("cluster.flags", {"mail-type": "END", "exclude": "node1"}),
+    "cluster.flags.mail-type=END": ("cluster.flags", {"mail-type": "END"}),
+    "+cluster.flags.mail-type=END": ("cluster.flags", {"mail-type": "END"}),
+    "notify=https://example.org/a?b=c&d=[e]": ("notify", "https://example.org/a?b=c&d=[e]"),
+    "notify=mail -s \"$MINFER_TEXT\" 'me' </dev/null; {a,b}": (
+        "notify",
+        "mail -s \"$MINFER_TEXT\" 'me' </dev/null; {a,b}",
+    ),
+    "notify='a b'": ("notify", "a b"),
+    "notify=null": ("notify", None),
     "kernel=torch": ("kernel", "torch"),
     "kernel=[v01_naive,torch]": ("kernel", ["v01_naive", "torch"]),
     "dtype=bfloat16": ("dtype", "bfloat16"),

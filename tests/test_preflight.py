@@ -197,6 +197,7 @@ def test_gpus_of_several_models_are_named_where_any_will_do(sinfo):
     [
         ("", "OUT_OF_MEMORY", MEMORY),
         ("x\nslurmstepd: error: Exceeded job memory limit\n", "", MEMORY),
+        ("slurmstepd: error: StepId=7.0 exceeded memory limit (9 > 8), being killed\n", "FAILED", MEMORY),
         ("slurmstepd: error: Detected 1 oom_kill event in StepId=7.0\n", "FAILED", MEMORY),
         ("Traceback:\nModuleNotFoundError: No module named 'hydra'\n", "", "ModuleNotFoundError: No module named 'hydra'; "),
         ("a\n/x: line 9: module: command not found\nb\n", "", "/x: line 9: module: command not found; correct cluster.setup"),

@@ -230,6 +230,15 @@ def test_the_state_of_a_shard_follows_its_process_and_the_queue():
     assert after(None) == "queued" and after(None) == "failed" and shard.message is None
 
 
+def test_a_job_is_noted_on_a_line_of_its_own_behind_one_that_was_cut(tmp_path):
+    jobs = [record.Job("0000", "1_0", "slurm"), record.Job("0000", "2_0", "slurm")]
+    record.add(tmp_path, jobs[:1])
+    with open(tmp_path / record.JOBS, "a") as file:
+        file.write('{"shard": "0001", "id"')
+    record.add(tmp_path, jobs[1:])
+    assert record.submitted(tmp_path) == jobs
+
+
 def test_the_last_job_of_a_shard_counts_and_numbers_that_came_round_again_do_not(tmp_path):
     (tmp_path / "progress").mkdir()
     record.add(tmp_path, [record.Job("0000", "1_0", "slurm"), record.Job("0001", "1_1", "slurm")])

@@ -24,6 +24,7 @@ INSTALLED = (PACKAGE / "conf").is_dir()  # as a wheel has it; else this is a clo
 CONF = (PACKAGE if INSTALLED else PACKAGE.parent) / "conf"
 
 
+SCRIPT = "script"  # of dry_run
 SWEPT = {"op", "kernel", "dtype", "params"}  # what a sweep says, beside its shape
 
 
@@ -145,7 +146,8 @@ class Config:
     extra: list[str] = field(default_factory=list)  # Python files to import first; they may register kernels
     case_timeout_s: float = 180.0
     build_timeout_s: float = 600.0
-    dry_run: bool = False
+    dry_run: Any = False  # true: show the plan and start nothing; script: show what sbatch would be given
+    notify: str | None = None  # a shell command to run, or a URL to post to, when the launcher has seen the run's end
     wait: bool = True  # follow the jobs and show the table; false: return when they are submitted
     resume: bool = False
     untrusted: bool = False  # judge each kernel from another process, too, which takes some seconds a case
@@ -253,6 +255,8 @@ def check_values(config: Config) -> None:
         if not (math.isfinite(value) and value >= least):
             raise UserError(f"{key} is {value}; it takes a number from {least}")
     check_words(cluster)
+    if config.dry_run not in (False, True, SCRIPT):
+        raise UserError(f"dry_run is {config.dry_run}; it can be true, false or {SCRIPT}")
     for key, value in (
         ("timing.precision", timing.target),
         ("case_timeout_s", config.case_timeout_s),

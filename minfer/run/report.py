@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import re
-import shlex
 import time
 from collections import Counter
 from pathlib import Path
@@ -15,8 +14,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from minfer.ops import Case
+from minfer.plan import shell
 from minfer.plan.cases import Plan
-from minfer.plan.config import CONF, INSTALLED, Config
+from minfer.plan.config import Config
 from minfer.plan.counters import TENSOR
 from minfer.rows import store
 from minfer.run.progress import RunProgress
@@ -158,10 +158,9 @@ def print_summary(console: Console, results: Path, run: str, plan: Plan, progres
 
 def _look_at(folders: list[Path]) -> str:
     """The command that shows these rows."""
-    command = ["minfer", "report", *(str(relative(folder)) for folder in folders)]
-    if not INSTALLED and Path.cwd() == CONF.parent:
-        command = ["uv", "run", *command]
-    return f"{shlex.join(command)}   # these rows as a page to look into: report.html"
+    page = "results/report.html" if shell.in_docker() else "report.html"  # on the mount
+    words = [*(str(relative(folder)) for folder in folders), *(["-o", page] if shell.in_docker() else [])]
+    return f"{shell.command('report', *words)}   # these rows as a page to look into: {page}"
 
 
 def _left_out(plan: Plan) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import os
-import shlex
 import shutil
 import subprocess
 import sys
@@ -17,10 +16,10 @@ from rich.console import Console
 from jobs import preflight, queue, record, submit
 from minfer import ops
 from minfer.bench.device import IMAGE, NO_GPU, driver_too_old
-from minfer.plan import cases
-from minfer.plan.config import CONF, INSTALLED, Config, UserError, choose, named
+from minfer.plan import cases, shell
+from minfer.plan.config import CONF, INSTALLED, SCRIPT, Config, UserError, choose, named
 from minfer.plan.shard import Shard, outside
-from minfer.run import report
+from minfer.run import notify, report
 from minfer.run.progress import RunProgress
 from minfer.run.report import follow, print_plan, print_summary, relative
 
@@ -54,22 +53,30 @@ def run(config: Config) -> int:
     else:
         most = min(config.cluster.max_jobs, gpus)  # two shards on one GPU would time each other
     shards = cases.split(plan, config, most)
+    if config.dry_run == SCRIPT:
+        jobs = -(-len(shards) // submit.shards_per_job(config.cluster, executor))
+        print(_script(config, extra, jobs), end="")
+        return 0
     if config.dry_run:
         print_plan(console, config, plan, shards, executor, device)
         return 0
 
     results = _writable(Path(config.results).absolute())
-    name = run_id()
-    folder = _writable(Path(config.runs).absolute() / name)
-    config.results, config.runs, config.extra = str(results), str(folder.parent), extra  # the same from any folder
-    (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.structured(config)))
+    if not shell.outlives(results):
+        console.print(
+            f"Note: {results} is on no mount, and its rows go with the container; to keep them, add "
+            '-v "$PWD/results:/workspace/results" to docker run.',
+            soft_wrap=True,
+        )
+    folder = _new_run(config, extra)
+    name = folder.name
     commit = commit_of_sources()
     paths = [
         Shard(
             name=f"{index:04d}",
             run=name,
             folder=str(folder),
-            results=str(results),
+            results=config.results,
             device=device,
             cases=part,
             timing=named(config.timing),
@@ -106,6 +113,23 @@ def run(config: Config) -> int:
     return finish(console, config, folder, plan)
 
 
+def _new_run(config: Config, extra: list[str]) -> Path:
+    """The folder of a new run, with its request, whose paths are the same from any folder. Raises UserError."""
+    folder = _writable(Path(config.runs).absolute() / run_id())
+    config.results, config.runs, config.extra = str(Path(config.results).absolute()), str(folder.parent), extra
+    (folder / record.CONFIG).write_text(OmegaConf.to_yaml(OmegaConf.structured(config)))
+    return folder
+
+
+def _script(config: Config, extra: list[str], jobs: int) -> str:
+    """The script of a run's jobs. The run's folder, which it names, is gone when this returns. Raises UserError."""
+    folder = _new_run(config, extra)
+    try:
+        return submit.script(jobs, config.cluster, config.container, folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def finish(console: Console, config: Config, folder: Path, plan: cases.Plan) -> int:
     """Follow the jobs of a run to their end and show what came of it; the exit status: 1 when cases got no row."""
     results = Path(config.results).absolute()
@@ -129,6 +153,8 @@ def finish(console: Console, config: Config, folder: Path, plan: cases.Plan) -> 
     complete = print_summary(console, results, folder.name, plan, progress)
     if not complete:
         console.print(f"Cases are missing; logs: {relative(folder)}. To run them: {resubmit(folder)}", soft_wrap=True)
+    if config.notify and (failed := notify.notify(config.notify, progress)):
+        console.print(f"Note: {failed}.", soft_wrap=True)
     return 0 if complete else 1
 
 
@@ -199,7 +225,8 @@ def run_id() -> str:
 def commit_of_sources() -> str | None:
     """The commit of these sources, with + when the tree differs from it; where they are no clone, MINFER_COMMIT says it.
 
-    A repository that they only lie in, as an environment may lie in a project's, is not theirs."""
+    A repository that they only lie in, as an environment may lie in a project's, is not theirs. None for a clone that git
+    cannot read, as one mounted over the image's sources, of which MINFER_COMMIT is."""
 
     def git(*words: str) -> str:
         command = ["git", "-C", str(CONF.parent), *words]
@@ -211,15 +238,18 @@ def commit_of_sources() -> str | None:
             return git("rev-parse", "--short=12", "HEAD") + ("+" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         pass
-    return os.environ.get("MINFER_COMMIT") or None
+    clone = not INSTALLED and (CONF.parent / ".git").exists()
+    return None if clone else os.environ.get("MINFER_COMMIT") or None
 
 
 def look(folder: Path) -> str:
     """How to see from any shell what became of a run."""
-    run = shlex.quote(str(relative(folder)))
-    return f"To look: minfer status {run}; to end it: minfer cancel {run}"
+    run = str(relative(folder))
+    return f"To look: {shell.command('status', run)}; to end it: {shell.command('cancel', run)}"
 
 
 def resubmit(folder: Path) -> str:
     """The command that runs what a run lacks."""
-    return shlex.join(["minfer", "resubmit", str(relative(folder))])
+    if not shell.outlives(folder):
+        return "the same command with resume=true (runs/ is not mounted, so this run's folder goes with the container)"
+    return shell.command("resubmit", str(relative(folder)))

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 
 import pytest
 
 from jobs import record
 from minfer.plan.config import UserError
 from minfer.rows import store
-from tests.cluster.conftest import at, control, over, rows, submit, until, words
+from tests.cluster.conftest import LAB, at, control, over, resubmit, rows, submit, until, words
 from tests.conftest import ROOT, launch
 
 
@@ -31,6 +33,44 @@ def test_a_job_that_will_not_start_by_itself_is_named_with_its_reason(folder):
     assert "shards: 1 queued (JobHeldUser); 0 of 1 rows" in status.stdout, status.stdout
     assert "Note: 1 jobs wait as JobHeldUser: it is held; release it with scontrol release." in status.stdout
     assert "1 jobs cancelled" in control("cancel", run).stdout
+
+
+@pytest.mark.fault("jobs ask for more than any node of the partition has, and wait for ever")
+def test_a_job_that_no_node_can_run_is_named_and_runs_when_it_asks_for_less(lab, folder, monkeypatch):
+    """As on a site where preflight cannot know it."""
+    monkeypatch.setattr("jobs.preflight._node_exists", lambda cluster: None)
+    run = submit(folder, "kernel=torch", "cluster.cpus=8", "cluster.memory_gb=64")
+    until(lambda: squeue(run, "%r") == ["PartitionConfig"], "the reason")
+    status = control("status", run)
+    assert "Note: 1 jobs wait as PartitionConfig: no node of the partition has what a job asks for;" in status.stdout
+    assert "1 jobs cancelled" in control("cancel", run).stdout
+    over(run)
+    resubmit(run, "cluster.cpus=1", "cluster.memory_gb=2")
+    over(run)
+    assert len(rows(folder)) == 1
+
+
+@pytest.fixture
+def memory_kept(lab) -> Iterator[None]:
+    """SLURM ends jobs that take more memory than they asked for, as most sites have it."""
+    conf = LAB / "etc" / "slurm.conf"
+    before = conf.read_text()
+    conf.write_text(f"{before}JobAcctGatherParams=OverMemoryKill\n")
+    subprocess.run(["scontrol", "reconfigure"], check=True)
+    yield
+    conf.write_text(before)
+    subprocess.run(["scontrol", "reconfigure"], check=True)
+
+
+@pytest.mark.fault("a job takes more memory than it asked for, and SLURM ends it")
+def test_a_job_that_ran_out_of_memory_says_so_and_runs_with_more(memory_kept, folder):
+    eats = """cluster.setup=["python3 -c 'import time; x = 1500 * 2**20 * bytes([1]); time.sleep(60)'"]"""
+    run = submit(folder, "kernel=[honest,torch]", "cluster.memory_gb=1", "cluster.flags={acctg-freq: 'task=1'}", eats)
+    (why,) = over(run).reasons().values()
+    assert why.split("; see")[0].endswith("it ran out of memory; raise cluster.memory_gb"), why
+    resubmit(run, "cluster.memory_gb=8", "cluster.setup=[]")
+    over(run)
+    assert len(rows(folder)) == 2
 
 
 def test_a_job_waits_with_its_reason_while_others_have_the_nodes(folder):
@@ -70,6 +110,20 @@ def test_what_is_null_is_left_to_the_site_and_a_job_bears_its_runs_name(folder):
     control("cancel", run)
 
 
+def test_the_script_that_is_shown_is_the_one_that_is_submitted_and_slurm_knows_whom_to_mail(folder):
+    mail = ("kernel=torch", "cluster.flags={mail-type: END, mail-user: me@example.org, hold: true}")
+    shown = launch(*words(folder, *mail, "dry_run=script")).stdout
+    assert not list((folder / "runs").iterdir())
+    run = submit(folder, *mail)
+    other = re.search(r"--job-name=minfer-(\S+)", shown)
+    assert other and shown.replace(other[1], run.name) == next((run / "jobs").glob("*submission*.sh")).read_text()
+    (job,) = record.submitted(run)
+    told = subprocess.run(["scontrol", "show", "job", job.id], capture_output=True, text=True).stdout
+    assert "MailUser=me@example.org" in told and "MailType=" in told and "END" in told
+    control("cancel", run)
+
+
+@pytest.mark.fault("sbatch passes no environment on (SBATCH_EXPORT=NONE)")
 def test_an_environment_that_sbatch_does_not_pass_on_is_not_needed(folder, monkeypatch):
     monkeypatch.setenv("SBATCH_EXPORT", "NONE")
     over(submit(folder, "kernel=torch"))
@@ -92,7 +146,7 @@ def test_a_suspended_job_is_no_timeout(folder):
 
 @pytest.mark.fault("files of a run are cut short")
 def test_files_that_cannot_be_read_cost_a_sentence_and_every_job_is_cancelled(folder):
-    run = submit(folder, "kernel=[torch,honest]", "cluster.max_jobs=2", "+cluster.flags.hold=true")
+    run = submit(folder, "kernel=[torch,honest]", "cluster.max_jobs=2", "cluster.flags.begin=now+900")
     first, _ = sorted((run / "shards").glob("*.json"))
     first.write_text(first.read_text()[:100])
     with open(run / record.JOBS, "a") as file:
@@ -102,6 +156,9 @@ def test_files_that_cannot_be_read_cost_a_sentence_and_every_job_is_cancelled(fo
     done = control("cancel", run)
     assert done.returncode == 0 and "2 jobs cancelled" in done.stdout, done.stdout + done.stderr
     until(lambda: not squeue(run, "%i"), "the end of both jobs")
+    resubmit(run, "cluster.flags.begin=now")
+    over(run)
+    assert len(record.submitted(run)) == 3 and len(rows(folder)) == 1  # the other shard's file is gone for good
 
 
 def test_two_resubmits_at_once_submit_a_shard_once(folder):
@@ -119,6 +176,7 @@ def test_two_resubmits_at_once_submit_a_shard_once(folder):
     control("cancel", run)
 
 
+@pytest.mark.fault("SLURM accepts half of a run's jobs and refuses the rest")
 def test_half_a_submission_says_what_is_queued_and_how_to_go_on(folder, tmp_path, monkeypatch):
     """The second array is refused, as by MaxSubmitJobs."""
     real = subprocess.run(["which", "sbatch"], capture_output=True, text=True, check=True).stdout.strip()
@@ -134,10 +192,11 @@ def test_half_a_submission_says_what_is_queued_and_how_to_go_on(folder, tmp_path
     with pytest.raises(
         UserError, match=r"^2 of 3 shards are queued as \S+, and SLURM refused the rest: QOSMax"
     ) as told:
-        submit(folder, "kernel=[torch,honest,cpu_naive]", "cluster.max_jobs=3", "+cluster.flags.hold=true")
+        submit(folder, "kernel=[torch,honest,cpu_naive]", "cluster.max_jobs=3")
     (run,) = (folder / "runs").iterdir()
     assert f"minfer resubmit {run.name}" in str(told.value) and len(record.submitted(run)) == 2
     monkeypatch.undo()
-    assert "1 shards submitted again" in control("resubmit", run, "wait=false").stdout
-    assert len(record.jobs(run)) == 3
-    control("cancel", run)
+    resubmit(run)
+    assert len(record.submitted(run)) == 3
+    over(run)
+    assert len(rows(folder)) == 3

@@ -70,11 +70,13 @@ class Built:
     work: Path
     buildah: list[str]
 
-    def docker(self, *words: str, code: int = 0, user: int = SOMEBODY, results: Path | None = None) -> str:
-        """As `docker run --user USER -v RESULTS:/workspace/results minfer WORDS`."""
+    def docker(self, *words: str, code: int = 0, user: int = SOMEBODY, **mounts: Path) -> str:
+        """As `docker run --user USER -v RESULTS:/workspace/results minfer WORDS`; `mounts` are by their names in the image's
+        /workspace."""
         about = json.loads(sh(*self.buildah, "inspect", "--type", "image", "minfer"))["OCIv1"]["config"]
         container = sh(*self.buildah, "from", "--pull-never", "minfer").strip()
-        binds = ["-v", f"{HOST}:{SITE}:ro", *(["-v", f"{results}:/workspace/results"] if results else [])]
+        binds = ["-v", f"{HOST}:{SITE}:ro"]
+        binds += [word for name, path in mounts.items() for word in ("-v", f"{path}:/workspace/{name}")]
         try:
             return sh(*self.buildah, "run", "--isolation", "chroot", "--user", f"{user}:{user}", *binds, container, "--",
                       *about["Entrypoint"], *words, code=code)  # fmt: skip
@@ -126,11 +128,14 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Built]:
 
 
 def stand_in(work: Path, buildah: list[str]) -> None:
-    """The base image: a minimal Debian, whose uv installs an empty package for each pinned one."""
+    """The base image: a minimal Debian, whose uv finds an empty package for each pinned one, and for those of extras, which
+    it takes into account without installing them."""
     empty = work / "empty"
     empty.mkdir()
-    pins = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["uv"]["constraint-dependencies"]
-    for name, version in {tuple(pin.split(" ;")[0].split("==")) for pin in pins}:
+    about = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    versions = {tuple(pin.split(" ;")[0].split("==")) for pin in about["tool"]["uv"]["constraint-dependencies"]}
+    extras = {word.split(";")[0] for words in about["project"]["optional-dependencies"].values() for word in words}
+    for name, version in versions | {(name, "1") for name in extras}:
         empty_wheel(empty, name, version)
     (work / "uv.toml").write_text('no-index = true\nfind-links = ["/opt/empty"]\n')
     # No manuals, and no waiting for the disk: both also for what the Dockerfile installs.
@@ -152,8 +157,8 @@ def mirror() -> str:
 
 
 def empty_wheel(folder: Path, name: str, version: str) -> None:
-    """A package of that name and version with nothing in it; `ninja` alone has its command, which is outside of
-    site-packages."""
+    """A package of that name and version with nothing in it; `ninja` and `pytest` alone have their commands, which are
+    outside of site-packages."""
     stem = f"{name.replace('-', '_')}-{version}"
     files = {
         f"{stem}.dist-info/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n".encode(),
@@ -161,6 +166,8 @@ def empty_wheel(folder: Path, name: str, version: str) -> None:
     }
     if name == "ninja":
         files[f"{stem}.data/scripts/ninja"] = (Path(sysconfig.get_path("scripts")) / "ninja").read_bytes()
+    if name == "pytest":
+        files[f"{stem}.dist-info/entry_points.txt"] = b"[console_scripts]\npytest = pytest:console_main\n"
     record = "".join(f"{path},sha256={_hash(content)},{len(content)}\n" for path, content in files.items())
     files[f"{stem}.dist-info/RECORD"] = f"{record}{stem}.dist-info/RECORD,,\n".encode()
     with zipfile.ZipFile(folder / f"{stem}-py3-none-any.whl", "w") as wheel:

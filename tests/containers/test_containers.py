@@ -5,9 +5,14 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import re
+import shlex
+import shutil
 from pathlib import Path
 
+from minfer import cli
 from minfer.rows import store
+from tests.conftest import ROOT
 from tests.containers.conftest import COMMIT, DIGEST, SOMEBODY, own, sh
 
 SWEEP = ("+sweep=hgemm", "kernel=[cpu_naive]", "cluster=local", "device=cpu", "shape=tiny", "dtype=float16",
@@ -60,3 +65,59 @@ def test_results_that_the_image_may_not_write_are_one_sentence(built, tmp_path):
     said = built.docker(*SWEEP, code=2, results=tmp_path)
     assert "\nminfer: cannot write to /workspace/results: Permission denied; run the container as" in f"\n{said}"
     assert "Traceback" not in said
+
+
+def test_what_comes_next_can_be_typed_outside_the_docker_container(built, tmp_path):
+    os.chown(tmp_path, SOMEBODY, SOMEBODY)
+    said = built.docker(*SWEEP, results=tmp_path)
+    (command,) = re.findall(r"^Next: (.*?)   #", said, re.MULTILINE)
+    words = shlex.split(command)
+    assert words[:2] == ["docker", "run"] and "$PWD/results:/workspace/results" in words
+    assert "--user" in words and "on no mount" not in said
+    built.docker(*words[words.index("minfer") + 1 :], results=tmp_path)
+    assert (tmp_path / "report.html").stat().st_uid == SOMEBODY
+
+
+def test_what_comes_next_can_be_typed_outside_the_apptainer_container(built, tmp_path):
+    said = built.apptainer(*SWEEP, cwd=tmp_path)
+    (command,) = re.findall(r"^Next: (.*?)   #", said, re.MULTILINE)
+    words = shlex.split(command)
+    image = words.index(str(built.work / "minfer.sif"))
+    assert words[:2] == ["apptainer", "run"]
+    built.apptainer(*words[image + 1 :], cwd=tmp_path)
+    assert (tmp_path / "report.html").is_file()
+
+
+def test_results_on_no_mount_are_told_at_once(built):
+    assert "results is on no mount, and its rows go with the container" in built.docker(*SWEEP)
+
+
+def test_other_commands_of_the_image_run_as_they_are(built, tmp_path):
+    os.chown(tmp_path, SOMEBODY, SOMEBODY)
+    built.docker(*SWEEP, results=tmp_path)
+    (tmp_path / "TABLES.md").write_text("<!-- results:begin -->\n<!-- results:end -->\n")
+    os.chown(tmp_path / "TABLES.md", SOMEBODY, SOMEBODY)
+    built.docker("python", "analysis/make_tables.py", "--readme", "results/TABLES.md", results=tmp_path)
+    assert "cpu_naive" in (tmp_path / "TABLES.md").read_text()
+    said = built.docker("pytest", "-n0", "tests/test_stats.py", "tests/test_make_tables.py::test_golden")
+    assert " passed" in said and "warning" not in said
+    assert "There are no runs" in built.docker("runs") and "There are no runs" in built.docker("minfer", "runs")
+    assert "unknown command 'satus'; did you mean status?" in built.docker("satus", code=2)
+
+
+def test_no_command_of_minfer_is_hidden_by_one_of_the_image(built):
+    names = (*cli.ACTIONS, cli.RUNS, *cli.READERS, cli.RACE)
+    said = built.docker("sh", "-c", f"for name in {' '.join(names)}; do command -v $name; done; true")
+    assert said == ""
+
+
+def test_tables_are_made_in_a_clone_that_is_mounted_over_the_sources(built, tmp_path):
+    clone = tmp_path / "clone"
+    for name in ("analysis", "minfer", "conf", "jobs"):
+        shutil.copytree(ROOT / name, clone / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "results" / "nvidia-h200", clone / "results" / "nvidia-h200")
+    (clone / "README.md").write_text("<!-- results:begin -->\n<!-- results:end -->\n")
+    for path in (clone, *clone.rglob("*")):
+        os.chown(path, SOMEBODY, SOMEBODY)
+    built.docker("python", "analysis/make_tables.py", **{".": clone})
+    assert "hgemm" in (clone / "README.md").read_text()
