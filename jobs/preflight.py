@@ -47,6 +47,8 @@ def before_submitting(cluster: Cluster, container: Container, kind: str) -> None
 class Node:
     """What a node of a partition has, and how long a job may run there."""
 
+    name: str
+    state: str  # by sinfo's words, such as idle; with a * it does not answer
     cpus: int
     memory_mb: int
     gres: str
@@ -62,17 +64,18 @@ def nodes(partition: str | None) -> list[Node]:
     chosen = [f"--partition={partition}"] if partition else []
     try:
         told = subprocess.run(
-            ["sinfo", "--noheader", "--Node", "--format=%P|%c|%m|%G|%l", *chosen],
+            ["sinfo", "--noheader", "--Node", "--format=%P|%c|%m|%G|%l|%N|%T", *chosen],
             capture_output=True,
             text=True,
             timeout=60,
         ).stdout
     except (OSError, subprocess.SubprocessError):
         return []
-    lines = [line.split("|") for line in told.splitlines() if line.count("|") == 4]
+    lines = [line.split("|") for line in told.splitlines() if line.count("|") == 6]
     lines = [line for line in lines if partition or line[0].endswith("*")] or lines
     return [
-        Node(_leading(cpus), _leading(memory), gres.strip(), _minutes(limit)) for _, cpus, memory, gres, limit in lines
+        Node(name, state, _leading(cpus), _leading(memory), gres.strip(), _minutes(limit))
+        for _, cpus, memory, gres, limit, name, state in lines
     ]
 
 
@@ -97,11 +100,7 @@ def _node_exists(cluster: Cluster) -> None:
         return  # sbatch will say why
     wanted = gpus(cluster.gres)
     where = f"of partition {cluster.partition} " if cluster.partition else ""
-    fit = [
-        n
-        for n in there
-        if all((n.gpus.get(model, 0) if model else sum(n.gpus.values())) >= k for model, k in wanted.items())
-    ]
+    fit = [node for node in there if fits(node, cluster.gres)]
     if not fit:
         known = (
             ", ".join(sorted({node.gres.split("(")[0] for node in there}))
@@ -126,6 +125,12 @@ def _node_exists(cluster: Cluster) -> None:
         raise UserError(
             f"jobs {where}may run for {longest:g} min, and cluster.time_min is {cluster.time_min}; lower it"
         )
+
+
+def fits(node: Node, gres: str | None) -> bool:
+    """Whether a node has the GPUs that a job asks for."""
+    of = node.gpus
+    return all((of.get(model, 0) if model else sum(of.values())) >= n for model, n in gpus(gres).items())
 
 
 def models(cluster: Cluster) -> list[str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
+import json
 import os
 import re
 import shlex
@@ -23,8 +25,8 @@ from minfer.plan.config import Cluster, Config, Container, UserError
 from minfer.process.stopping import AGAIN
 
 # What a job inside a container needs of the environment that `--cleanenv` drops.
-PASS_ON = ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS",
-           "SLURM_NNODES", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_TMPDIR", "SLURM_CPUS_PER_TASK",
+PASS_ON = ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURMD_NODENAME", "SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID",
+           "SLURM_NTASKS", "SLURM_NNODES", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_TMPDIR", "SLURM_CPUS_PER_TASK",
            "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "SUBMITIT_EXECUTOR")  # fmt: skip
 PASS_ON_ONE = 'eval "[ -z \\"\\${$name+x}\\" ] || export \\"APPTAINERENV_$name=\\$$name\\""'
 
@@ -53,8 +55,8 @@ def executor_name(cluster: Cluster) -> str:
 
 def submit(shards: list[Path], cluster: Cluster, container: Container, folder: Path) -> list[Job]:
     """Start the jobs of shards, note them in the run's folder and return at once. A job under SLURM has a shard for each
-    of its GPUs. Whoever calls this has the lock of `record.submitting`. Raises UserError when something that jobs need is
-    not there, or SLURM refuses."""
+    of its GPUs; where shards are pinned to a node, the job is, too. Whoever calls this has the lock of
+    `record.submitting`. Raises UserError when something that jobs need is not there, or SLURM refuses."""
     kind = executor_name(cluster)
     preflight.before_submitting(cluster, container, kind)
     if kind == "slurm" or container.image is not None:
@@ -68,21 +70,19 @@ def submit(shards: list[Path], cluster: Cluster, container: Container, folder: P
     executor: submitit.Executor
     if kind == "slurm":
         executor = submitit.SlurmExecutor(folder=logs, python=python)
-        executor.update_parameters(**parameters(cluster, container, sources, folder, grace_s))
     else:
         executor = submitit.LocalExecutor(folder=logs, python=python)
         executor.update_parameters(timeout_min=LOCAL_MIN)
-    size = shards_per_job(cluster, kind)
-    groups = [shards[start : start + size] for start in range(0, len(shards), size)]
     total = len(record.shards(folder))
     # Ctrl-C in a terminal goes to every process of its group. Local jobs inherit that it is ignored, and
     # `queue.cancel` ends them in order.
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     jobs: list[Job] = []
     try:
-        most = _largest_array() if kind == "slurm" else len(groups)
-        for start in range(0, len(groups), most):
-            part = groups[start : start + most]
+        most = _largest_array() if kind == "slurm" else len(shards)
+        for where, part in _arrays(shards, cluster, shards_per_job(cluster, kind), most):
+            if kind == "slurm":
+                executor.update_parameters(**parameters(cluster, container, sources, folder, grace_s, where))
             record.announce(folder, [path.stem for group in part for path in group])
             n = len(part)
             gpus = [_gpu(int(group[0].stem), total) if kind == "local" else None for group in part]
@@ -107,10 +107,29 @@ def submit(shards: list[Path], cluster: Cluster, container: Container, folder: P
         signal.signal(signal.SIGINT, handler)
 
 
-def parameters(cluster: Cluster, container: Container, sources: Path, folder: Path, grace_s: int) -> dict[str, Any]:
-    """What a job asks of SLURM, and its script does before and after Python, by submitit's names."""
+def _arrays(
+    shards: list[Path], cluster: Cluster, size: int, most: int
+) -> Iterator[tuple[str | None, list[list[Path]]]]:
+    """What is submitted at once, as an array of at most so many jobs: the shards of each, `size` at most, and the node that
+    they are pinned to, if any."""
+    pinned = (lambda path: json.loads(path.read_text())["node"]) if cluster.distribute else (lambda path: None)
+    for where, of in itertools.groupby(shards, pinned):
+        paths = list(of)
+        groups = [paths[start : start + size] for start in range(0, len(paths), size)]
+        for start in range(0, len(groups), most):
+            yield where, groups[start : start + most]
+
+
+def parameters(
+    cluster: Cluster, container: Container, sources: Path, folder: Path, grace_s: int, where: str | None = None
+) -> dict[str, Any]:
+    """What a job asks of SLURM, and its script does before and after Python, by submitit's names; `where`: the one node
+    that may run it."""
     flags = {str(name): value for name, value in cluster.flags.items()}
     name = flags.pop("job-name", f"minfer-{folder.name}")
+    if where is not None:
+        flags.pop("exclude", None)  # which is why it is not one of the others
+        flags["nodelist"] = where
     return {
         "job_name": name,
         "time": cluster.time_min,

@@ -112,6 +112,7 @@ class Cluster:
     parallel: int = 256  # of which so many may run at once
     scratch: str | None = None  # node-local folder for builds and caches; $SLURM_TMPDIR wins
     setup: list[str] = field(default_factory=list)  # shell lines to run first on the node
+    distribute: Any = False  # true: the whole matrix on every node of the partition, a job each; or a list of nodes
 
 
 @dataclass
@@ -253,6 +254,7 @@ def check_values(config: Config) -> None:
         if not (math.isfinite(value) and value >= least):
             raise UserError(f"{key} is {value}; it takes a number from {least}")
     check_words(cluster)
+    _check_distribute(config)
     for key, value in (
         ("timing.precision", timing.target),
         ("case_timeout_s", config.case_timeout_s),
@@ -260,6 +262,21 @@ def check_values(config: Config) -> None:
     ):
         if not (math.isfinite(value) and value > 0):
             raise UserError(f"{key} is {value}; it takes a number above 0")
+
+
+def _check_distribute(config: Config) -> None:
+    """Raise UserError for what is no set of nodes, or contradicts one."""
+    nodes = config.cluster.distribute
+    if not isinstance(nodes, bool) and not (
+        isinstance(nodes, list) and nodes and all(isinstance(n, str) for n in nodes)
+    ):
+        raise UserError(f"cluster.distribute is {nodes!r}; it takes true, or a list of nodes such as [node01,node02]")
+    if nodes and config.resume:
+        raise UserError(
+            "resume=true takes other nodes' rows for done, and cluster.distribute is to time each; leave one out"
+        )
+    if nodes and "nodelist" in config.cluster.flags:
+        raise UserError("cluster.flags has nodelist, and cluster.distribute chooses the nodes; name them there")
 
 
 def named(timing: Timing) -> Timing:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import os
 import shlex
 import shutil
@@ -14,7 +15,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 from rich.console import Console
 
-from jobs import preflight, queue, record, submit
+from jobs import distribute, preflight, queue, record, submit
 from minfer import ops
 from minfer.bench.device import IMAGE, NO_GPU, driver_too_old
 from minfer.plan import cases
@@ -53,6 +54,15 @@ def run(config: Config) -> int:
         most = config.cluster.max_jobs * submit.shards_per_job(config.cluster, executor)
     else:
         most = min(config.cluster.max_jobs, gpus)  # two shards on one GPU would time each other
+    where: list[str] | list[None] = [None]
+    if config.cluster.distribute:
+        if executor != "slurm":
+            raise UserError("cluster.distribute needs SLURM; use cluster=slurm, or leave it out")
+        most = submit.shards_per_job(config.cluster, executor)
+        where, left_out = distribute.nodes(config.cluster)
+        for line in left_out:
+            console.print(f"Note: {line}.", soft_wrap=True)
+        console.print(f"The same cases on each of {len(where)} nodes: {', '.join(where)}.", soft_wrap=True)
     shards = cases.split(plan, config, most)
     if config.dry_run:
         print_plan(console, config, plan, shards, executor, device)
@@ -81,8 +91,9 @@ def run(config: Config) -> int:
             extra=extra,
             commit=commit,
             sources=outside(extra, part),
+            node=node,
         ).save()
-        for index, part in enumerate(shards)
+        for index, (node, part) in enumerate(itertools.product(where, shards))
     ]
 
     try:
