@@ -120,11 +120,20 @@ def _node_exists(cluster: Cluster) -> None:
                 f"no node {where}has {asked}{unit} {what}{having}, at most {most}{unit}; lower {key}, or set it to null for "
                 "the site's default"
             )
-    longest = max(node.minutes for node in fit)
+    longest = most_of(cluster)["time_min"]
     if cluster.time_min is not None and cluster.time_min > longest:
         raise UserError(
             f"jobs {where}may run for {longest:g} min, and cluster.time_min is {cluster.time_min}; lower it"
         )
+
+
+def most_of(cluster: Cluster) -> dict[str, float]:
+    """The most that a job with its GPUs can have of `time_min` and `memory_gb`, as far as SLURM says."""
+    fit = [node for node in nodes(cluster.partition) if fits(node, cluster.gres)]
+    return {
+        "time_min": max((node.minutes for node in fit), default=math.inf),
+        "memory_gb": max((node.memory_mb // 1024 for node in fit), default=math.inf),
+    }
 
 
 def fits(node: Node, gres: str | None) -> bool:
@@ -279,6 +288,22 @@ def telling(log: Path, end: str = "") -> str | None:
             if re.search(pattern, line, re.IGNORECASE):
                 shown = "".join(c for c in line.strip() if c.isprintable())[:200]
                 return f"{shown}; {remedy}" if remedy and remedy != MEMORY else remedy or shown
+    return None
+
+
+def limit(log: Path, end: str = "") -> str | None:
+    """The key of `cluster` that a job ended by: what SLURM wrote to its log of its time or memory, or its word for the end."""
+    if word := {"OUT_OF_MEMORY": "memory_gb", "TIMEOUT": "time_min"}.get(end):
+        return word
+    try:
+        lines = log.read_text(errors="replace").splitlines()
+    except OSError:
+        return None
+    for line in reversed([line for line in lines[-200:] if line.startswith("slurmstepd")]):
+        if re.search(r"oom[-_ ]?kill|exceeded (job |step )?memory limit|OUT_OF_MEMORY", line, re.IGNORECASE):
+            return "memory_gb"
+        if "DUE TO TIME LIMIT" in line:
+            return "time_min"
     return None
 
 

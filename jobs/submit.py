@@ -53,7 +53,7 @@ def executor_name(cluster: Cluster) -> str:
     return cluster.executor
 
 
-def submit(shards: list[Path], cluster: Cluster, container: Container, folder: Path) -> list[Job]:
+def submit(shards: list[Path], cluster: Cluster, container: Container, folder: Path, retry: int = 0) -> list[Job]:
     """Start the jobs of shards, note them in the run's folder and return at once. A job under SLURM has a shard for each
     of its GPUs; where shards are pinned to a node, the job is, too. Whoever calls this has the lock of
     `record.submitting`. Raises UserError when something that jobs need is not there, or SLURM refuses."""
@@ -91,7 +91,12 @@ def submit(shards: list[Path], cluster: Cluster, container: Container, folder: P
                     node.run, [list(map(str, group)) for group in part], [cluster.scratch] * n, [grace_s] * n, gpus,
                     [cluster.gres] * n,
                 )  # fmt: skip
-            new = [Job(path.stem, job.job_id, kind) for group, job in zip(part, started, strict=True) for path in group]
+            asked = retry, cluster.time_min, cluster.memory_gb
+            new = [
+                Job(path.stem, job.job_id, kind, *asked)
+                for group, job in zip(part, started, strict=True)
+                for path in group
+            ]
             record.add(folder, new)  # at once: what was submitted must be found again
             jobs += new
         return jobs

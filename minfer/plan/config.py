@@ -112,6 +112,9 @@ class Cluster:
     parallel: int = 256  # of which so many may run at once
     scratch: str | None = None  # node-local folder for builds and caches; $SLURM_TMPDIR wins
     setup: list[str] = field(default_factory=list)  # shell lines to run first on the node
+    retries: int = (
+        0  # how often a job that ends at its time or memory limit is submitted again, each time with twice as much
+    )
     distribute: Any = False  # true: the whole matrix on every node of the partition, a job each; or a list of nodes
 
 
@@ -245,6 +248,7 @@ def check_values(config: Config) -> None:
         ("cluster.grace_s", cluster.grace_s, 1),
         ("cluster.max_jobs", cluster.max_jobs, 1),
         ("cluster.parallel", cluster.parallel, 1),
+        ("cluster.retries", cluster.retries, 0),
         *(
             (f"profiler.{name}.calls", options["calls"], 1)
             for name, options in config.profiler.chosen().items()
@@ -253,6 +257,8 @@ def check_values(config: Config) -> None:
     ):
         if not (math.isfinite(value) and value >= least):
             raise UserError(f"{key} is {value}; it takes a number from {least}")
+    if cluster.retries and cluster.time_min is None and cluster.memory_gb is None:
+        raise UserError("cluster.retries doubles cluster.time_min and cluster.memory_gb, and neither is set; set one")
     check_words(cluster)
     _check_distribute(config)
     for key, value in (

@@ -11,12 +11,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from jobs import queue, record, submit
+from jobs import queue, record
 from minfer.plan.cases import Plan
 from minfer.plan.config import UserError
 from minfer.plan.shard import Shard
 from minfer.rows.store import STATUSES
-from minfer.run import by_node, latest, start, usage
+from minfer.run import by_node, latest, retries, start, usage
 from minfer.run.progress import RunProgress
 from minfer.run.report import print_summary
 
@@ -154,12 +154,16 @@ def resubmit(console: Console, folder: Path, words: list[str]) -> int:
             raise UserError("SLURM does not answer, so that nobody knows which jobs still run; try again")
         if statuses:
             _redo(console, Path(config.results), folder, progress, statuses)
-        paths = [record.shards(folder)[name] for name in progress.missing]
-        if not paths:
+        missing = progress.missing
+        if not missing:
             console.print(f"{folder.name}: nothing to submit; {progress.line()}.", soft_wrap=True)
             return 0
-        submit.submit(paths, config.cluster, config.container, folder)
-    console.print(f"{folder.name}: {len(paths)} shards submitted again. {start.look(folder)}", soft_wrap=True)
+        if any(word.startswith(("cluster.time_min=", "cluster.memory_gb=")) for word in words):
+            again = [retries.Again(tuple(missing), config.cluster, 0, "")]
+        else:
+            again = retries.plan(progress, missing, config.cluster)
+        start.submit_again(console, folder, config, again)
+    console.print(f"{folder.name}: {len(missing)} shards submitted again. {start.look(folder)}", soft_wrap=True)
     return start.finish(console, config, folder, Plan(progress.cases, {}, {})) if config.wait else 0
 
 

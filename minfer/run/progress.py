@@ -34,6 +34,7 @@ class ShardProgress:
     over: bool = False  # whether its last process came to its end
     message: str | None = None  # why that process did not do all
     again: bool = False  # whether that process asked to be queued again
+    limit: str | None = None  # the key of `cluster` of which it needs more
     warning: str | None = None  # what makes its node worse than it could be
     missed: int = 0  # times in succession that its job was not in the queue
     seen: queue.Seen | None = None  # its job in the queue
@@ -51,7 +52,7 @@ class ShardProgress:
         match event["event"]:
             case "submitted" | "start":
                 self.started = self.started + 1 if event["event"] == "start" else 0
-                self.over, self.message, self.again = False, None, False
+                self.over, self.message, self.again, self.limit = False, None, False, None
             case "redo":
                 self.redo |= set(event["cases"])
                 self.cases -= self.redo
@@ -64,6 +65,7 @@ class ShardProgress:
                 self.skipped.add(event["case"])
             case "failed" | "stopped":
                 self.message, self.again = event["message"], event.get("again", False)
+                self.limit = event.get("limit")
             case "warning":
                 self.warning = event["message"]
             case "end":
@@ -194,6 +196,11 @@ class RunProgress:
             f"{path} cannot be read, and its shard is left out; start a new run for its cases"
             for path in self.unreadable
         ]
+
+    @property
+    def failed(self) -> list[str]:
+        """The shards whose jobs ended early."""
+        return [shard.name for shard in self.shards.values() if shard.state == "failed"]
 
     @property
     def missing(self) -> list[str]:

@@ -7,6 +7,7 @@ import re
 import shlex
 import time
 from collections import Counter
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +58,8 @@ def print_plan(
     )
 
 
-def follow(console: Console, run: RunProgress) -> None:
-    """Show progress until all jobs are done."""
+def follow(console: Console, run: RunProgress, known: Collection[str] = ()) -> None:
+    """Show progress until all jobs are done, or a shard has failed that is not among the known ones."""
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
@@ -84,7 +85,7 @@ def follow(console: Console, run: RunProgress) -> None:
                 if warning not in warned:
                     console.print(f"Note: {warning}.", soft_wrap=True)
                     warned.add(warning)
-            if not run.active:
+            if not run.active or set(run.failed) - set(known):
                 break
             time.sleep(max(POLL_S, len(run.shards) / 1000))  # a shared file system is asked for each shard
 

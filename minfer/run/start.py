@@ -21,7 +21,7 @@ from minfer.bench.device import IMAGE, NO_GPU, driver_too_old
 from minfer.plan import cases
 from minfer.plan.config import CONF, INSTALLED, Config, UserError, choose, named
 from minfer.plan.shard import Shard, outside
-from minfer.run import report
+from minfer.run import report, retries
 from minfer.run.progress import RunProgress
 from minfer.run.report import follow, print_plan, print_summary, relative
 
@@ -121,16 +121,22 @@ def finish(console: Console, config: Config, folder: Path, plan: cases.Plan) -> 
     """Follow the jobs of a run to their end and show what came of it; the exit status: 1 when cases got no row."""
     results = Path(config.results).absolute()
     progress = RunProgress(folder)
+    known: set[str] = set()  # failed shards that are left as they are
     try:
-        follow(console, progress)
-        # A job stops in order before its time limit and is queued again by its own script; here that could not be.
-        while again := [
-            record.shards(folder)[s.name] for s in progress.shards.values() if s.state == "failed" and s.again
-        ]:
-            with record.submitting(folder):
-                submit.submit(again, config.cluster, config.container, folder)
-            progress = RunProgress(folder)
-            follow(console, progress)
+        while True:
+            follow(console, progress, known)
+            failed = set(progress.failed) - known
+            known |= failed
+            if again := retries.due(progress, sorted(failed), config.cluster):
+                try:
+                    with record.submitting(folder):
+                        submit_again(console, folder, config, again)
+                    known -= {name for each in again for name in each.names}
+                except UserError as error:  # the other jobs go on
+                    console.print(f"Note: {error}.", soft_wrap=True)
+                progress = RunProgress(folder)
+            elif not progress.active:
+                break
     except KeyboardInterrupt:
         queue.cancel(folder, list(progress.jobs.values()))
         progress.read_once()
@@ -141,6 +147,16 @@ def finish(console: Console, config: Config, folder: Path, plan: cases.Plan) -> 
     if not complete:
         console.print(f"Cases are missing; logs: {relative(folder)}. To run them: {resubmit(folder)}", soft_wrap=True)
     return 0 if complete else 1
+
+
+def submit_again(console: Console, folder: Path, config: Config, again: list[retries.Again]) -> None:
+    """Submit shards as `retries` has planned, and say of each that gets more why. Whoever calls this has the lock of
+    `record.submitting`. Raises UserError."""
+    paths = record.shards(folder)
+    for each in again:
+        submit.submit([paths[name] for name in each.names], each.cluster, config.container, folder, each.retry)
+        if each.said:
+            console.print(f"Note: {each.said}.", soft_wrap=True)
 
 
 def device_of(config: Config, executor: str, console: Console) -> tuple[str, tuple[int, int] | None, int]:

@@ -117,7 +117,7 @@ def run_shard(path: str, grace_s: float = 0) -> None:
         why = "its time was over" if stopping.soon else "it was stopped"
         if stopping.soon and not again:
             why = "its time was over before one case was finished; raise cluster.time_min"
-        tell(event="stopped", message=why, again=again)
+        tell(event="stopped", message=why, again=again, limit="time_min" if stopping.soon and not again else None)
     tell(event="end", rss_mb=_largest_mb())
     if status:
         sys.exit(status)
