@@ -299,10 +299,11 @@ def limit(log: Path, end: str = "") -> str | None:
         lines = log.read_text(errors="replace").splitlines()
     except OSError:
         return None
-    for line in reversed([line for line in lines[-200:] if line.startswith("slurmstepd")]):
+    for line in reversed([line for line in lines[-200:] if line.startswith(("slurmstepd", "srun"))]):
         if re.search(r"oom[-_ ]?kill|exceeded (job |step )?memory limit|OUT_OF_MEMORY", line, re.IGNORECASE):
             return "memory_gb"
-        if "DUE TO TIME LIMIT" in line:
+        # SLURM may warn by SIGUSR2 a minute early, which ends a process that has not begun to listen.
+        if "DUE TO TIME LIMIT" in line or "User defined signal 2" in line:
             return "time_min"
     return None
 

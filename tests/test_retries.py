@@ -93,3 +93,11 @@ def test_retries_need_something_to_double():
     ):
         with pytest.raises(UserError, match=said):
             check_values(Config(op="hgemm", dtype="float16", shape=Shape("x"), cluster=cluster))
+
+
+def test_a_process_that_the_warning_itself_ended_was_out_of_time(tmp_path):
+    log = tmp_path / "log"
+    log.write_text("srun: error: n1: task 0: User defined signal 2\n")
+    assert preflight.limit(log) == "time_min"
+    log.write_text("User defined signal 2\nsrun: error: n1: task 0: Killed\n")
+    assert preflight.limit(log) is None and preflight.limit(tmp_path / "none") is None
