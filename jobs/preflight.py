@@ -47,6 +47,8 @@ def before_submitting(cluster: Cluster, container: Container, kind: str) -> None
 class Node:
     """What a node of a partition has, and how long a job may run there."""
 
+    name: str
+    state: str  # by sinfo's words, such as idle; with a * it does not answer
     cpus: int
     memory_mb: int
     gres: str
@@ -62,17 +64,18 @@ def nodes(partition: str | None) -> list[Node]:
     chosen = [f"--partition={partition}"] if partition else []
     try:
         told = subprocess.run(
-            ["sinfo", "--noheader", "--Node", "--format=%P|%c|%m|%G|%l", *chosen],
+            ["sinfo", "--noheader", "--Node", "--format=%P|%c|%m|%G|%l|%N|%T", *chosen],
             capture_output=True,
             text=True,
             timeout=60,
         ).stdout
     except (OSError, subprocess.SubprocessError):
         return []
-    lines = [line.split("|") for line in told.splitlines() if line.count("|") == 4]
+    lines = [line.split("|") for line in told.splitlines() if line.count("|") == 6]
     lines = [line for line in lines if partition or line[0].endswith("*")] or lines
     return [
-        Node(_leading(cpus), _leading(memory), gres.strip(), _minutes(limit)) for _, cpus, memory, gres, limit in lines
+        Node(name, state, _leading(cpus), _leading(memory), gres.strip(), _minutes(limit))
+        for _, cpus, memory, gres, limit, name, state in lines
     ]
 
 
@@ -97,11 +100,7 @@ def _node_exists(cluster: Cluster) -> None:
         return  # sbatch will say why
     wanted = gpus(cluster.gres)
     where = f"of partition {cluster.partition} " if cluster.partition else ""
-    fit = [
-        n
-        for n in there
-        if all((n.gpus.get(model, 0) if model else sum(n.gpus.values())) >= k for model, k in wanted.items())
-    ]
+    fit = [node for node in there if fits(node, cluster.gres)]
     if not fit:
         known = (
             ", ".join(sorted({node.gres.split("(")[0] for node in there}))
@@ -121,11 +120,26 @@ def _node_exists(cluster: Cluster) -> None:
                 f"no node {where}has {asked}{unit} {what}{having}, at most {most}{unit}; lower {key}, or set it to null for "
                 "the site's default"
             )
-    longest = max(node.minutes for node in fit)
+    longest = most_of(cluster)["time_min"]
     if cluster.time_min is not None and cluster.time_min > longest:
         raise UserError(
             f"jobs {where}may run for {longest:g} min, and cluster.time_min is {cluster.time_min}; lower it"
         )
+
+
+def most_of(cluster: Cluster) -> dict[str, float]:
+    """The most that a job with its GPUs can have of `time_min` and `memory_gb`, as far as SLURM says."""
+    fit = [node for node in nodes(cluster.partition) if fits(node, cluster.gres)]
+    return {
+        "time_min": max((node.minutes for node in fit), default=math.inf),
+        "memory_gb": max((node.memory_mb // 1024 for node in fit), default=math.inf),
+    }
+
+
+def fits(node: Node, gres: str | None) -> bool:
+    """Whether a node has the GPUs that a job asks for."""
+    of = node.gpus
+    return all((of.get(model, 0) if model else sum(of.values())) >= n for model, n in gpus(gres).items())
 
 
 def models(cluster: Cluster) -> list[str]:
@@ -274,6 +288,23 @@ def telling(log: Path, end: str = "") -> str | None:
             if re.search(pattern, line, re.IGNORECASE):
                 shown = "".join(c for c in line.strip() if c.isprintable())[:200]
                 return f"{shown}; {remedy}" if remedy and remedy != MEMORY else remedy or shown
+    return None
+
+
+def limit(log: Path, end: str = "") -> str | None:
+    """The key of `cluster` that a job ended by: what SLURM wrote to its log of its time or memory, or its word for the end."""
+    if word := {"OUT_OF_MEMORY": "memory_gb", "TIMEOUT": "time_min"}.get(end):
+        return word
+    try:
+        lines = log.read_text(errors="replace").splitlines()
+    except OSError:
+        return None
+    for line in reversed([line for line in lines[-200:] if line.startswith(("slurmstepd", "srun"))]):
+        if re.search(r"oom[-_ ]?kill|exceeded (job |step )?memory limit|OUT_OF_MEMORY", line, re.IGNORECASE):
+            return "memory_gb"
+        # SLURM may warn by SIGUSR2 a minute early, which ends a process that has not begun to listen.
+        if "DUE TO TIME LIMIT" in line or "User defined signal 2" in line:
+            return "time_min"
     return None
 
 

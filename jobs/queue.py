@@ -9,8 +9,8 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jobs.record import Job
@@ -90,15 +90,53 @@ def stuck(reason: str) -> str | None:
     return None
 
 
+@dataclass(frozen=True)
+class Account:
+    """What SLURM's accounting has of a job. None where it does not say, as of a job that has not started."""
+
+    state: str  # in SLURM's words, such as TIMEOUT
+    queue_s: float | None = None  # from its submission to its start
+    run_s: float | None = None
+    max_rss_mb: float | None = None  # the largest of its steps
+
+
+def accounts(jobs: Collection[Job]) -> dict[str, Account]:
+    """What is accounted of each job, by its id; nothing without slurmdbd."""
+    if not (ids := sorted({job.id for job in jobs if job.executor == "slurm"})):
+        return {}
+    fields = "JobID,State,Submit,Start,ElapsedRaw,MaxRSS"
+    environment = os.environ | {"SLURM_TIME_FORMAT": "%s"}
+    told = _ask(
+        "sacct", "--noheader", "--parsable2", f"--format={fields}", f"--jobs={','.join(ids)}", environment=environment
+    )
+    return account((told or "").splitlines())
+
+
+def account(lines: Iterable[str]) -> dict[str, Account]:
+    """sacct's lines: one a job, and one for each of its steps, which alone have MaxRSS."""
+    found: dict[str, Account] = {}
+    for line in lines:
+        if line.count("|") != 5:
+            continue
+        name, state, submit, start, elapsed, rss = line.split("|")
+        job, step = name.partition(".")[::2]
+        if not step and state:
+            queued = float(start) - float(submit) if start.isdigit() and submit.isdigit() else None
+            found[job] = Account(
+                state.split()[0], queued, float(elapsed) if elapsed.isdigit() and queued is not None else None
+            )
+        elif job in found and (size := re.fullmatch(r"([\d.]+)([KMGT]?)", rss)):
+            mb = (
+                float(size[1])
+                * {"": 1e-6, "K": 2**10 / 1e6, "M": 2**20 / 1e6, "G": 2**30 / 1e6, "T": 2**40 / 1e6}[size[2]]
+            )
+            found[job] = replace(found[job], max_rss_mb=max(mb, found[job].max_rss_mb or 0.0))
+    return found
+
+
 def ends(jobs: Collection[Job]) -> dict[str, str]:
     """How jobs ended, by id and in SLURM's words, such as TIMEOUT; without accounting nobody knows."""
-    if not (ids := [job.id for job in jobs if job.executor == "slurm"]):
-        return {}
-    told = _ask(
-        "sacct", "--noheader", "--allocations", "--parsable2", "--format=JobID,State", f"--jobs={','.join(ids)}"
-    )
-    lines = [line.split("|") for line in (told or "").splitlines()]
-    return {line[0]: line[1].split()[0] for line in lines if len(line) == 2 and line[1]}
+    return {job: about.state for job, about in accounts(jobs).items()}
 
 
 def cancel(folder: Path, jobs: Collection[Job], patience_s: float = 20) -> None:
@@ -126,9 +164,9 @@ def _runs(folder: Path, job: Job) -> bool:
         return False
 
 
-def _ask(*command: str) -> str | None:
+def _ask(*command: str, environment: Mapping[str, str] | None = None) -> str | None:
     """What a command of SLURM's says; None when it fails."""
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60, env=environment).stdout
     except (OSError, subprocess.SubprocessError):
         return None

@@ -24,11 +24,15 @@ SOURCES = Path(__file__).resolve().parents[1]
 
 @dataclass(frozen=True)
 class Job:
-    """A shard as it was submitted; `id` is SLURM's, such as `12_3`, or a process of this machine."""
+    """A shard as it was submitted; `id` is SLURM's, such as `12_3`, or a process of this machine. `time_min` and `memory_gb`
+    are what the job asked for, and `retry` how often more than at first."""
 
     shard: str
     id: str
     executor: str  # slurm or local
+    retry: int = 0
+    time_min: int | None = None
+    memory_gb: int | None = None
 
 
 def find(word: str) -> Path:
@@ -110,7 +114,8 @@ def submitted(folder: Path) -> list[Job]:
     for text in path.read_text(errors="replace").splitlines() if path.exists() else []:
         try:
             line = json.loads(text)
-            found.append(Job(line["shard"], line["id"], line["executor"]))
+            more = {name: line[name] for name in ("retry", "time_min", "memory_gb") if name in line}
+            found.append(Job(line["shard"], line["id"], line["executor"], **more))
         except (ValueError, KeyError, TypeError):
             continue
     return found

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
+import json
 import os
 import re
 import shlex
@@ -24,8 +26,8 @@ from minfer.plan.config import Cluster, Config, Container, UserError
 from minfer.process.stopping import AGAIN
 
 # What a job inside a container needs of the environment that `--cleanenv` drops.
-PASS_ON = ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS",
-           "SLURM_NNODES", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_TMPDIR", "SLURM_CPUS_PER_TASK",
+PASS_ON = ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURMD_NODENAME", "SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID",
+           "SLURM_NTASKS", "SLURM_NNODES", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_TMPDIR", "SLURM_CPUS_PER_TASK",
            "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "SUBMITIT_EXECUTOR")  # fmt: skip
 PASS_ON_ONE = 'eval "[ -z \\"\\${$name+x}\\" ] || export \\"APPTAINERENV_$name=\\$$name\\""'
 
@@ -52,10 +54,10 @@ def executor_name(cluster: Cluster) -> str:
     return cluster.executor
 
 
-def submit(shards: list[Path], cluster: Cluster, container: Container, folder: Path) -> list[Job]:
+def submit(shards: list[Path], cluster: Cluster, container: Container, folder: Path, retry: int = 0) -> list[Job]:
     """Start the jobs of shards, note them in the run's folder and return at once. A job under SLURM has a shard for each
-    of its GPUs. Whoever calls this has the lock of `record.submitting`. Raises UserError when something that jobs need is
-    not there, or SLURM refuses."""
+    of its GPUs; where shards are pinned to a node, the job is, too. Whoever calls this has the lock of
+    `record.submitting`. Raises UserError when something that jobs need is not there, or SLURM refuses."""
     kind = executor_name(cluster)
     preflight.before_submitting(cluster, container, kind)
     if kind == "slurm" or container.image is not None:
@@ -63,17 +65,16 @@ def submit(shards: list[Path], cluster: Cluster, container: Container, folder: P
     sources = record.sources(folder)
     grace_s = _grace_s(cluster)
     executor = _executor(kind, cluster, container, folder)
-    size = shards_per_job(cluster, kind)
-    groups = [shards[start : start + size] for start in range(0, len(shards), size)]
     total = len(record.shards(folder))
     # Ctrl-C in a terminal goes to every process of its group. Local jobs inherit that it is ignored, and
     # `queue.cancel` ends them in order.
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     jobs: list[Job] = []
     try:
-        most = _largest_array() if kind == "slurm" else len(groups)
-        for start in range(0, len(groups), most):
-            part = groups[start : start + most]
+        most = _largest_array() if kind == "slurm" else len(shards)
+        for where, part in _arrays(shards, cluster, shards_per_job(cluster, kind), most):
+            if kind == "slurm":
+                executor.update_parameters(**parameters(cluster, container, sources, folder, grace_s, where))
             record.announce(folder, [path.stem for group in part for path in group])
             n = len(part)
             gpus = [_gpu(int(group[0].stem), total) if kind == "local" else None for group in part]
@@ -82,7 +83,12 @@ def submit(shards: list[Path], cluster: Cluster, container: Container, folder: P
                     node.run, [list(map(str, group)) for group in part], [cluster.scratch] * n, [grace_s] * n, gpus,
                     [cluster.gres] * n,
                 )  # fmt: skip
-            new = [Job(path.stem, job.job_id, kind) for group, job in zip(part, started, strict=True) for path in group]
+            asked = retry, cluster.time_min, cluster.memory_gb
+            new = [
+                Job(path.stem, job.job_id, kind, *asked)
+                for group, job in zip(part, started, strict=True)
+                for path in group
+            ]
             record.add(folder, new)  # at once: what was submitted must be found again
             jobs += new
         return jobs
@@ -98,26 +104,28 @@ def submit(shards: list[Path], cluster: Cluster, container: Container, folder: P
         signal.signal(signal.SIGINT, handler)
 
 
-def script(jobs: int, cluster: Cluster, container: Container, folder: Path) -> str:
-    """What sbatch is given for a run of so many jobs: the script of its first array. Nothing is submitted, but the run's
-    request must be in its folder. Raises UserError."""
+def script(jobs: int, cluster: Cluster, container: Container, folder: Path, where: str | None = None) -> str:
+    """What sbatch is given for a run of so many jobs, all on the node `where` if there is one: the script of its first
+    array. Nothing is submitted, but the run's request must be in its folder. Raises UserError."""
     if executor_name(cluster) != "slurm":
         raise UserError("dry_run=script shows what SLURM is given, and jobs run without it here; choose cluster=slurm")
     check_names(folder, cluster)
-    executor = _executor("slurm", cluster, container, folder)
+    executor = _executor("slurm", cluster, container, folder, where)
     if (tasks := min(jobs, _largest_array())) > 1:
         executor.parameters["map_count"] = tasks  # as submitit's map_array does
     return executor._make_submission_file_text(executor._submitit_command_str, "")
 
 
-def _executor(kind: str, cluster: Cluster, container: Container, folder: Path) -> submitit.core.core.PicklingExecutor:
+def _executor(
+    kind: str, cluster: Cluster, container: Container, folder: Path, where: str | None = None
+) -> submitit.core.core.PicklingExecutor:
     """submitit's, with all that jobs of a run ask for."""
     sources, logs = folder / record.COPY, folder / "jobs"
     executor: submitit.core.core.PicklingExecutor
     python = python_of_jobs(kind, container, cluster.scratch, sources, folder)
     if kind == "slurm":
         executor = submitit.SlurmExecutor(folder=logs, python=python)
-        executor.update_parameters(**parameters(cluster, container, sources, folder, _grace_s(cluster)))
+        executor.update_parameters(**parameters(cluster, container, sources, folder, _grace_s(cluster), where))
     else:
         executor = submitit.LocalExecutor(folder=logs, python=python)
         executor.update_parameters(timeout_min=LOCAL_MIN)
@@ -129,10 +137,29 @@ def _grace_s(cluster: Cluster) -> int:
     return cluster.grace_s if cluster.time_min is None else min(cluster.grace_s, 20 * cluster.time_min)
 
 
-def parameters(cluster: Cluster, container: Container, sources: Path, folder: Path, grace_s: int) -> dict[str, Any]:
-    """What a job asks of SLURM, and its script does before and after Python, by submitit's names."""
+def _arrays(
+    shards: list[Path], cluster: Cluster, size: int, most: int
+) -> Iterator[tuple[str | None, list[list[Path]]]]:
+    """What is submitted at once, as an array of at most so many jobs: the shards of each, `size` at most, and the node that
+    they are pinned to, if any."""
+    pinned = (lambda path: json.loads(path.read_text())["node"]) if cluster.distribute else (lambda path: None)
+    for where, of in itertools.groupby(shards, pinned):
+        paths = list(of)
+        groups = [paths[start : start + size] for start in range(0, len(paths), size)]
+        for start in range(0, len(groups), most):
+            yield where, groups[start : start + most]
+
+
+def parameters(
+    cluster: Cluster, container: Container, sources: Path, folder: Path, grace_s: int, where: str | None = None
+) -> dict[str, Any]:
+    """What a job asks of SLURM, and its script does before and after Python, by submitit's names; `where`: the one node
+    that may run it."""
     flags = {str(name): value for name, value in cluster.flags.items()}
     name = flags.pop("job-name", f"minfer-{folder.name}")
+    if where is not None:
+        flags.pop("exclude", None)  # which is why it is not one of the others
+        flags["nodelist"] = where
     return {
         "job_name": name,
         "time": cluster.time_min,

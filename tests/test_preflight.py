@@ -136,7 +136,11 @@ def test_the_sources_of_a_run_are_its_own_read_only_and_copied_once(tmp_path, mo
 
 
 MEMORY = "it ran out of memory; raise cluster.memory_gb"
-SINFO = "gpu*|2|16000|gpu:l40s:2|infinite\ngpu*|64|512000+|gpu:a100:1(S:0)|1-12:00:00\nlong|8|32000|(null)|30:00\n"
+SINFO = """\
+gpu*|2|16000|gpu:l40s:2|infinite|n1|idle
+gpu*|64|512000+|gpu:a100:1(S:0)|1-12:00:00|n2|idle
+long|8|32000|(null)|30:00|n3|idle
+"""
 
 
 @pytest.fixture

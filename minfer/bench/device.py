@@ -112,10 +112,15 @@ def environment(device: torch.device) -> dict[str, Any]:
         "torch": torch.__version__,
         "triton": _version("triton"),
         "python": ".".join(str(part) for part in sys.version_info[:3]),
-        "node": socket.gethostname(),
+        "node": node(),
         "job": job(),
         "image": IMAGE,
     }
+
+
+def node() -> str:
+    """The name of this machine; in a job SLURM's name for it."""
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 def job() -> str | None:

@@ -113,6 +113,10 @@ class Cluster:
     parallel: int = 256  # of which so many may run at once
     scratch: str | None = None  # node-local folder for builds and caches; $SLURM_TMPDIR wins
     setup: list[str] = field(default_factory=list)  # shell lines to run first on the node
+    retries: int = (
+        0  # how often a job that ends at its time or memory limit is submitted again, each time with twice as much
+    )
+    distribute: Any = False  # true: the whole matrix on every node of the partition, a job each; or a list of nodes
 
 
 @dataclass
@@ -246,6 +250,7 @@ def check_values(config: Config) -> None:
         ("cluster.grace_s", cluster.grace_s, 1),
         ("cluster.max_jobs", cluster.max_jobs, 1),
         ("cluster.parallel", cluster.parallel, 1),
+        ("cluster.retries", cluster.retries, 0),
         *(
             (f"profiler.{name}.calls", options["calls"], 1)
             for name, options in config.profiler.chosen().items()
@@ -254,9 +259,12 @@ def check_values(config: Config) -> None:
     ):
         if not (math.isfinite(value) and value >= least):
             raise UserError(f"{key} is {value}; it takes a number from {least}")
+    if cluster.retries and cluster.time_min is None and cluster.memory_gb is None:
+        raise UserError("cluster.retries doubles cluster.time_min and cluster.memory_gb, and neither is set; set one")
     check_words(cluster)
     if config.dry_run not in (False, True, SCRIPT):
         raise UserError(f"dry_run is {config.dry_run}; it can be true, false or {SCRIPT}")
+    _check_distribute(config)
     for key, value in (
         ("timing.precision", timing.target),
         ("case_timeout_s", config.case_timeout_s),
@@ -264,6 +272,21 @@ def check_values(config: Config) -> None:
     ):
         if not (math.isfinite(value) and value > 0):
             raise UserError(f"{key} is {value}; it takes a number above 0")
+
+
+def _check_distribute(config: Config) -> None:
+    """Raise UserError for what is no set of nodes, or contradicts one."""
+    nodes = config.cluster.distribute
+    if not isinstance(nodes, bool) and not (
+        isinstance(nodes, list) and nodes and all(isinstance(n, str) for n in nodes)
+    ):
+        raise UserError(f"cluster.distribute is {nodes!r}; it takes true, or a list of nodes such as [node01,node02]")
+    if nodes and config.resume:
+        raise UserError(
+            "resume=true takes other nodes' rows for done, and cluster.distribute is to time each; leave one out"
+        )
+    if nodes and "nodelist" in config.cluster.flags:
+        raise UserError("cluster.flags has nodelist, and cluster.distribute chooses the nodes; name them there")
 
 
 def named(timing: Timing) -> Timing:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,8 @@ class Shard:
     extra: list[str] = field(default_factory=list)
     commit: str | None = None
     sources: dict[str, str] = field(default_factory=dict)  # file that is not this project's -> its hash, at submission
+    node: str | None = None  # the only one to run it, by SLURM's name
+    redo: dict[str, float] = field(default_factory=dict)  # case -> when its row was finished that is to be replaced
 
     def check_sources(self) -> None:
         """A run measures the sources that it was submitted with. The project's are copied (jobs/record.py); others stay
@@ -41,10 +44,13 @@ class Shard:
                 raise Unfit(f"{name} has changed since the run was submitted; start a new run")
 
     def save(self) -> Path:
+        """Write the shard's file, which is there whole or not at all, and return its path."""
         path = Path(self.folder) / "shards" / f"{self.name}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         text = asdict(self) | {"cases": [case.to_dict() for case in self.cases]}
-        path.write_text(json.dumps(text, indent=1))
+        partial = path.with_suffix(".tmp")
+        partial.write_text(json.dumps(text, indent=1))
+        os.replace(partial, path)
         return path
 
     @staticmethod

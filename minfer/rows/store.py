@@ -201,7 +201,7 @@ COLUMNS: list[tuple[str, pa.DataType, str]] = [
     ("torch", _TEXT, "PyTorch version"),
     ("triton", _TEXT, "Triton version"),
     ("python", _TEXT, "Python version"),
-    ("node", _TEXT, "host name"),
+    ("node", _TEXT, "host name; in a job SLURM's name of the node"),
     ("job", _TEXT, "SLURM job, when there was one"),
     ("image", _TEXT, "digest (else the name) of the base of the container image, when there was one"),
     ("commit", _TEXT, "commit of the sources, with + when the tree had changes"),

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from jobs import queue, record, submit
+from jobs import queue, record
 from minfer.plan.cases import Plan
 from minfer.plan.config import UserError
-from minfer.run import start
+from minfer.plan.shard import Shard
+from minfer.rows.store import STATUSES
+from minfer.run import by_node, latest, retries, start, usage
 from minfer.run.progress import RunProgress
 from minfer.run.report import print_summary
 
-JSON = "--json"
+JSON, STATUS = "--json", "status="
 SHOWN = 20  # runs of a list
 
 
@@ -96,12 +99,17 @@ def status(console: Console, folder: Path, words: list[str]) -> int:
     progress = RunProgress(folder)
     progress.read_once()
     if JSON in words:
-        print(json.dumps(about(folder, progress), indent=1))
+        used = {"usage": usage.for_programs(usage.usage(progress))}
+        if nodes := [shard.pinned for shard in progress.shards.values() if shard.pinned]:
+            found = latest.rows(Path(config.results), folder.name, ["node", "device", "cold_us", "steady_us"])
+            used["nodes"] = [asdict(each) for each in by_node.compare(found.values(), nodes)]
+        print(json.dumps(about(folder, progress) | used, indent=1))
         return int(not progress.active and bool(progress.missing))
     # What no job has come to yet, is not reported as left out: the request's plan was shown when it was submitted.
     complete = print_summary(
         console, Path(config.results).absolute(), folder.name, Plan(progress.cases, {}, {}), progress
     )
+    console.print(usage.shown(usage.usage(progress)), soft_wrap=True)
     console.print(f"{folder.name}: {progress.line()}.", soft_wrap=True)
     for warning in progress.warnings():
         console.print(f"Note: {warning}.", soft_wrap=True)
@@ -132,18 +140,57 @@ def cancel(console: Console, folder: Path, words: list[str]) -> int:
 
 
 def resubmit(console: Console, folder: Path, words: list[str]) -> int:
-    """Submit again what no job will finish; `words` may change cluster.* and container.*, or say wait=false."""
-    config = record.request(folder, [word for word in words if word != "wait=false"])
+    """Submit again what no job will finish, and with status=timeout,oom the cases whose rows say that; other words may change
+    cluster.* and container.*, or say wait=false."""
+    statuses = [status for word in words if word.startswith(STATUS) for status in _statuses(word.removeprefix(STATUS))]
+    if any(word.startswith("cluster.distribute") for word in words):
+        raise UserError("cluster.distribute cannot be changed of a run; start a new one")
+    config = record.request(folder, [word for word in words if word != "wait=false" and not word.startswith(STATUS)])
     config.wait = "wait=false" not in words
     with record.submitting(folder):
         progress = RunProgress(folder)
         progress.read_once()
         if not progress.answers:
             raise UserError("SLURM does not answer, so that nobody knows which jobs still run; try again")
-        paths = [record.shards(folder)[name] for name in progress.missing]
-        if not paths:
+        if statuses:
+            _redo(console, Path(config.results), folder, progress, statuses)
+        missing = progress.missing
+        if not missing:
             console.print(f"{folder.name}: nothing to submit; {progress.line()}.", soft_wrap=True)
             return 0
-        submit.submit(paths, config.cluster, config.container, folder)
-    console.print(f"{folder.name}: {len(paths)} shards submitted again. {start.look(folder)}", soft_wrap=True)
+        if any(word.startswith(("cluster.time_min=", "cluster.memory_gb=")) for word in words):
+            again = [retries.Again(tuple(missing), config.cluster, 0, "")]
+        else:
+            again = retries.plan(progress, missing, config.cluster)
+        start.submit_again(console, folder, config, again)
+    console.print(f"{folder.name}: {len(missing)} shards submitted again. {start.look(folder)}", soft_wrap=True)
     return start.finish(console, config, folder, Plan(progress.cases, {}, {})) if config.wait else 0
+
+
+def _statuses(text: str) -> list[str]:
+    """The statuses of `timeout,oom`. Raises UserError."""
+    chosen = text.strip("[]").split(",")
+    for status in chosen:
+        if status not in STATUSES:
+            raise UserError(f"unknown status {status!r}; it can be {', '.join(STATUSES)}")
+    return chosen
+
+
+def _redo(console: Console, results: Path, folder: Path, progress: RunProgress, statuses: list[str]) -> None:
+    """Have the cases whose newest rows have one of these statuses done again, where no job has their shard: their shards
+    are missing from now on."""
+    again: dict[str, dict[str, float]] = {}
+    for (name, case), row in latest.rows(results, folder.name, ["status"]).items():
+        if row["status"] in statuses and name in progress.shards:
+            again.setdefault(name, {})[case] = row["finished"].timestamp()
+    active = {shard.name for shard in progress.active}
+    if left := sum(len(cases) for name, cases in again.items() if name in active):
+        console.print(f"{left} such cases are left as they are, because the jobs of their shards wait or run.")
+    for name in again.keys() - active:
+        shard = Shard.load(record.shards(folder)[name])
+        shard.redo |= again[name]
+        shard.save()
+        record.tell(folder, [name], event="redo", cases=list(again[name]))
+    count = sum(len(cases) for name, cases in again.items() if name not in active)
+    console.print(f"{count} cases with the status {' or '.join(statuses)} are to be done again.")
+    progress.read_once()

@@ -25,34 +25,70 @@ class ShardProgress:
 
     name: str
     total: int
+    pinned: str | None = None  # the only node that may run it
     state: str = "queued"
     cases: set[str] = field(default_factory=set)  # those that have a row, of this run or, resumed, of another
     skipped: set[str] = field(default_factory=set)  # of another
+    redo: set[str] = field(default_factory=set)  # those whose row is to be replaced, and has not been yet
     started: int = 0  # times, by its last job
     over: bool = False  # whether its last process came to its end
     message: str | None = None  # why that process did not do all
     again: bool = False  # whether that process asked to be queued again
+    limit: str | None = None  # the key of `cluster` of which it needs more
     warning: str | None = None  # what makes its node worse than it could be
     missed: int = 0  # times in succession that its job was not in the queue
     seen: queue.Seen | None = None  # its job in the queue
+    node: str | None = None  # of its last process
+    rss_mb: float | None = None  # the most memory that one process of its job had
+    submitted: float | None = None  # times of the clock of the run's file system, in seconds
+    begun: float | None = None
+    queue_s: float | None = None  # from its last submission to its first start
+    ran_s: float = 0.0  # its earlier starts since that submission, together
+    last: float = 0.0  # when its last event was told
 
     def take(self, event: dict[str, Any]) -> None:
         """Bring it up to date with an event of its process."""
+        self._clock(event)
         match event["event"]:
             case "submitted" | "start":
                 self.started = self.started + 1 if event["event"] == "start" else 0
-                self.over, self.message, self.again = False, None, False
+                self.over, self.message, self.again, self.limit = False, None, False, None
+            case "redo":
+                self.redo |= set(event["cases"])
+                self.cases -= self.redo
+                self.over = False
             case "done" | "kept":
                 self.cases.add(event["case"])
+                self.redo.discard(event["case"])
             case "skip":
                 self.cases.add(event["case"])
                 self.skipped.add(event["case"])
             case "failed" | "stopped":
                 self.message, self.again = event["message"], event.get("again", False)
+                self.limit = event.get("limit")
             case "warning":
                 self.warning = event["message"]
             case "end":
                 self.over = True
+                self.rss_mb = event.get("rss_mb")
+
+    def _clock(self, event: dict[str, Any]) -> None:
+        """Note when it was submitted, began and was last heard of, by the time of an event."""
+        now = event.get("time", 0.0)
+        if event["event"] == "submitted":
+            self.submitted, self.begun, self.queue_s, self.ran_s = now, None, None, 0.0
+            self.node = self.rss_mb = None
+        elif event["event"] == "start":
+            self.ran_s = self.run_s or 0.0
+            if self.queue_s is None and self.submitted is not None:
+                self.queue_s = max(0.0, now - self.submitted)
+            self.begun, self.node = now, event.get("node")
+        self.last = now
+
+    @property
+    def run_s(self) -> float | None:
+        """How long its processes ran, together, as far as they told of it."""
+        return None if self.begun is None else self.ran_s + max(0.0, self.last - self.begun)
 
     def settle(self, seen: queue.Seen | None) -> None:
         """Its state, by what the queue says of its job; None when the job is not in it."""
@@ -75,7 +111,7 @@ class RunProgress:
         self.unreadable: list[Path] = []  # files of shards
         loaded = [shard for path in record.shards(folder).values() if (shard := self._load(path))]
         self.cases = [case for shard in loaded for case in shard.cases]
-        self.shards = {shard.name: ShardProgress(shard.name, len(shard.cases)) for shard in loaded}
+        self.shards = {shard.name: ShardProgress(shard.name, len(shard.cases), pinned=shard.node) for shard in loaded}
         self.answers = True  # whether SLURM does
         self._offsets: Counter[Path] = Counter()
         self._begin = self._asked = time.monotonic()
@@ -95,7 +131,8 @@ class RunProgress:
         grown = []
         if (told := self.folder / "progress").is_dir():
             with os.scandir(told) as entries:
-                grown = [path for entry in entries if entry.stat().st_size > self._offsets[path := Path(entry)]]
+                told_of = [entry for entry in entries if entry.name.endswith(".jsonl")]  # not the claims on shards
+                grown = [path for entry in told_of if entry.stat().st_size > self._offsets[path := Path(entry)]]
         for path in sorted(grown):
             for event in _new_events(path, self._offsets):
                 if shard := self.shards.get(path.stem):
@@ -159,6 +196,11 @@ class RunProgress:
             f"{path} cannot be read, and its shard is left out; start a new run for its cases"
             for path in self.unreadable
         ]
+
+    @property
+    def failed(self) -> list[str]:
+        """The shards whose jobs ended early."""
+        return [shard.name for shard in self.shards.values() if shard.state == "failed"]
 
     @property
     def missing(self) -> list[str]:

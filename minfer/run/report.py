@@ -6,6 +6,7 @@ import datetime
 import re
 import time
 from collections import Counter
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from minfer.plan.cases import Plan
 from minfer.plan.config import Config
 from minfer.plan.counters import TENSOR
 from minfer.rows import store
+from minfer.run import by_node, latest
 from minfer.run.progress import RunProgress
 
 POLL_S = 0.2
@@ -56,8 +58,8 @@ def print_plan(
     )
 
 
-def follow(console: Console, run: RunProgress) -> None:
-    """Show progress until all jobs are done."""
+def follow(console: Console, run: RunProgress, known: Collection[str] = ()) -> None:
+    """Show progress until all jobs are done, or a shard has failed that is not among the known ones."""
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
@@ -83,7 +85,7 @@ def follow(console: Console, run: RunProgress) -> None:
                 if warning not in warned:
                     console.print(f"Note: {warning}.", soft_wrap=True)
                     warned.add(warning)
-            if not run.active:
+            if not run.active or set(run.failed) - set(known):
                 break
             time.sleep(max(POLL_S, len(run.shards) / 1000))  # a shared file system is asked for each shard
 
@@ -105,23 +107,22 @@ def print_summary(console: Console, results: Path, run: str, plan: Plan, progres
     """The table of a run and what to do next; returns whether every case has a row."""
     columns = ["run", "case", "op", "kernel", "dtype", "params", "shape", "status", "message", "device", "finished", "cold_us",
                "metric", "cold_rate", "cold_speedup", "cold_speedup_low", "cold_speedup_high", "cold_verdict", "baseline",
-               "cold_percent_of_peak", "steady_us", "steady_rate",
+               "cold_percent_of_peak", "node", "steady_us", "steady_rate",
                "bytes", "metrics", "functions", "profilers"]  # fmt: skip
     wanted = {case.key: index for index, case in enumerate(plan.cases)}
-    rows: dict[str, store.Row] = {}
-    folders = {path.parent for path in results.glob(f"*/{run}/*.parquet")}
-    files = [path for folder in folders for path in store.files(folder)]
-    for row in store.rows(files, columns):
-        rows[row["case"]] = row
-    device = next((row["device"] for row in rows.values()), None)
-
+    rows = latest.rows(results, run, columns)
+    nodes = [shard.pinned for shard in progress.shards.values() if shard.pinned]
+    shown = rows
     if rows:
-        rows = dict(sorted(rows.items(), key=lambda item: wanted.get(item[0], 0)))
-        for op, device in dict.fromkeys((row["op"], row["device"]) for row in rows.values()):
-            of = [row for row in rows.values() if (row["op"], row["device"]) == (op, device)]
+        rows = dict(sorted(rows.items(), key=lambda item: wanted.get(item[0][1], 0)))
+        shown = by_node.median_rows(rows) if nodes else rows
+        for op, device in dict.fromkeys((row["op"], row["device"]) for row in shown.values()):
+            of = [row for row in shown.values() if (row["op"], row["device"]) == (op, device)]
             if any(row["status"] != "unsupported" for row in of):
-                console.print(_table(f"{run}: {op} on {device}", of))
-    for table in (_counters(list(rows.values())), _static(list(rows.values()))):
+                console.print(_table(f"{run}: {op} on {device}{', each case on the median node' if nodes else ''}", of))
+    if nodes:
+        console.print(by_node.table(run, by_node.compare(rows.values(), nodes)))
+    for table in (_counters(list(shown.values())), _static(list(shown.values()))):
         if table:
             console.print(table)
     for (kernel, message), n in Counter(
@@ -130,13 +131,15 @@ def print_summary(console: Console, results: Path, run: str, plan: Plan, progres
         console.print(f"{kernel}: {n} unsupported: {message}")
     for row in rows.values():
         if row["status"] not in (*store.MEASURED, "unsupported"):
-            console.print(f"{row['case']}: {row['status']}: {row['message'] or ''}")
+            where = f"{row['node']}: " if nodes else ""
+            console.print(f"{where}{row['case']}: {row['status']}: {row['message'] or ''}")
     for line in _unprofiled(list(rows.values())):
         console.print(line)
     counts = Counter(row["status"] for row in rows.values())
     if counts:
         console.print(
-            f"{len(rows)} of {len(wanted)} cases: " + ", ".join(f"{n} {status}" for status, n in sorted(counts.items()))
+            f"{len(rows)} of {max(len(wanted), len(progress.cases))} cases: "
+            + ", ".join(f"{n} {status}" for status, n in sorted(counts.items()))
         )
     if counts["unconverged"]:
         console.print("unconverged: its ± is more than was asked for; timing.cold_cap_s=10 gives each case more time.")
@@ -148,12 +151,17 @@ def print_summary(console: Console, results: Path, run: str, plan: Plan, progres
     for warning in dict.fromkeys(shard.warning for shard in progress.shards.values() if shard.warning):
         console.print(f"Note: {warning}.", soft_wrap=True)
     for name, message in progress.reasons().items():
-        console.print(f"Shard {name} failed: {message}.", soft_wrap=True)
+        pinned = progress.shards[name].pinned
+        console.print(f"Shard {name}{f' on {pinned}' if pinned else ''} failed: {message}.", soft_wrap=True)
+    files = latest.files(results, run)
     for path in files:
         console.print(f"Rows: {relative(path)}", soft_wrap=True)
     if rows:
-        console.print(f"Next: {_look_at(sorted(folders))}", soft_wrap=True)
-    return set(wanted) <= set(rows) | skipped
+        console.print(f"Next: {_look_at(sorted({path.parent for path in files}))}", soft_wrap=True)
+    redo = sum(len(shard.redo) for shard in progress.shards.values())
+    if redo:
+        console.print(f"{redo} of these cases are still to be done again; their rows above are the old ones.")
+    return not redo and set(wanted) <= {case for _, case in rows} | skipped
 
 
 def _look_at(folders: list[Path]) -> str:

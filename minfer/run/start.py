@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import os
 import shutil
 import subprocess
@@ -13,13 +14,13 @@ from pathlib import Path
 from omegaconf import OmegaConf
 from rich.console import Console
 
-from jobs import preflight, queue, record, submit
+from jobs import distribute, preflight, queue, record, submit
 from minfer import ops
 from minfer.bench.device import IMAGE, NO_GPU, driver_too_old
 from minfer.plan import cases, shell
 from minfer.plan.config import CONF, INSTALLED, SCRIPT, Config, UserError, choose, named
 from minfer.plan.shard import Shard, outside
-from minfer.run import notify, report
+from minfer.run import notify, report, retries
 from minfer.run.progress import RunProgress
 from minfer.run.report import follow, print_plan, print_summary, relative
 
@@ -52,10 +53,20 @@ def run(config: Config) -> int:
         most = config.cluster.max_jobs * submit.shards_per_job(config.cluster, executor)
     else:
         most = min(config.cluster.max_jobs, gpus)  # two shards on one GPU would time each other
+    where: list[str] | list[None] = [None]
+    if config.cluster.distribute:
+        if executor != "slurm":
+            raise UserError("cluster.distribute needs SLURM; use cluster=slurm, or leave it out")
+        most = submit.shards_per_job(config.cluster, executor)
+        where, left_out = distribute.nodes(config.cluster)
+        if config.dry_run != SCRIPT:  # which prints nothing but the script
+            for line in left_out:
+                console.print(f"Note: {line}.", soft_wrap=True)
+            console.print(f"The same cases on each of {len(where)} nodes: {', '.join(where)}.", soft_wrap=True)
     shards = cases.split(plan, config, most)
     if config.dry_run == SCRIPT:
         jobs = -(-len(shards) // submit.shards_per_job(config.cluster, executor))
-        print(_script(config, extra, jobs), end="")
+        print(_script(config, extra, jobs, where[0]), end="")
         return 0
     if config.dry_run:
         print_plan(console, config, plan, shards, executor, device)
@@ -88,8 +99,9 @@ def run(config: Config) -> int:
             extra=extra,
             commit=commit,
             sources=outside(extra, part),
+            node=node,
         ).save()
-        for index, part in enumerate(shards)
+        for index, (node, part) in enumerate(itertools.product(where, shards))
     ]
 
     try:
@@ -121,11 +133,11 @@ def _new_run(config: Config, extra: list[str]) -> Path:
     return folder
 
 
-def _script(config: Config, extra: list[str], jobs: int) -> str:
+def _script(config: Config, extra: list[str], jobs: int, where: str | None) -> str:
     """The script of a run's jobs. The run's folder, which it names, is gone when this returns. Raises UserError."""
     folder = _new_run(config, extra)
     try:
-        return submit.script(jobs, config.cluster, config.container, folder)
+        return submit.script(jobs, config.cluster, config.container, folder, where)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -134,16 +146,22 @@ def finish(console: Console, config: Config, folder: Path, plan: cases.Plan) -> 
     """Follow the jobs of a run to their end and show what came of it; the exit status: 1 when cases got no row."""
     results = Path(config.results).absolute()
     progress = RunProgress(folder)
+    known: set[str] = set()  # failed shards that are left as they are
     try:
-        follow(console, progress)
-        # A job stops in order before its time limit and is queued again by its own script; here that could not be.
-        while again := [
-            record.shards(folder)[s.name] for s in progress.shards.values() if s.state == "failed" and s.again
-        ]:
-            with record.submitting(folder):
-                submit.submit(again, config.cluster, config.container, folder)
-            progress = RunProgress(folder)
-            follow(console, progress)
+        while True:
+            follow(console, progress, known)
+            failed = set(progress.failed) - known
+            known |= failed
+            if again := retries.due(progress, sorted(failed), config.cluster):
+                try:
+                    with record.submitting(folder):
+                        submit_again(console, folder, config, again)
+                    known -= {name for each in again for name in each.names}
+                except UserError as error:  # the other jobs go on
+                    console.print(f"Note: {error}.", soft_wrap=True)
+                progress = RunProgress(folder)
+            elif not progress.active:
+                break
     except KeyboardInterrupt:
         queue.cancel(folder, list(progress.jobs.values()))
         progress.read_once()
@@ -153,9 +171,19 @@ def finish(console: Console, config: Config, folder: Path, plan: cases.Plan) -> 
     complete = print_summary(console, results, folder.name, plan, progress)
     if not complete:
         console.print(f"Cases are missing; logs: {relative(folder)}. To run them: {resubmit(folder)}", soft_wrap=True)
-    if config.notify and (failed := notify.notify(config.notify, progress)):
-        console.print(f"Note: {failed}.", soft_wrap=True)
+    if config.notify and (problem := notify.notify(config.notify, progress)):
+        console.print(f"Note: {problem}.", soft_wrap=True)
     return 0 if complete else 1
+
+
+def submit_again(console: Console, folder: Path, config: Config, again: list[retries.Again]) -> None:
+    """Submit shards as `retries` has planned, and say of each that gets more why. Whoever calls this has the lock of
+    `record.submitting`. Raises UserError."""
+    paths = record.shards(folder)
+    for each in again:
+        submit.submit([paths[name] for name in each.names], each.cluster, config.container, folder, each.retry)
+        if each.said:
+            console.print(f"Note: {each.said}.", soft_wrap=True)
 
 
 def device_of(config: Config, executor: str, console: Console) -> tuple[str, tuple[int, int] | None, int]:

@@ -19,11 +19,12 @@ FINAL = ("ok", "unconverged", "wrong", "dishonest", "impossible", "unsupported")
 
 def kept(shard: Shard, tell: Callable[..., None]) -> Iterator[tuple[Case, str, set[str], Path]]:
     """The cases that earlier processes of this shard have written rows of, because their job was ended and is run again:
-    each with its status, the profilers that have seen it, and the file."""
+    each with its status, the profilers that have seen it, and the file. Rows that are to be replaced do not count."""
     cases = {case.key: case for case in shard.cases}
     for path in sorted(Path(shard.results).glob(f"*/{shard.run}/{shard.name}-*.parquet")):
-        for row in store.rows([path], ["case", "status", "profilers"]):
-            if case := cases.get(row["case"]):
+        for row in store.rows([path], ["case", "status", "profilers", "finished"]):
+            replaced = row["finished"].timestamp() <= shard.redo.get(row["case"], float("-inf"))
+            if (case := cases.get(row["case"])) and not replaced:
                 tell(event="kept", case=case.key)
                 yield case, row["status"], set(row["profilers"] or ()), path
 
@@ -42,7 +43,8 @@ def todo(shard: Shard, machine: Machine, tell: Callable[..., None]) -> Iterator[
         kernel = ops.get(case.op).kernels[case.kernel]
         source = build.fingerprint(kernel, machine.arch, RULES)
         status, unjudged = done.get((case.key, source, shard.timing.name, machine.environment["device"]), (None, False))
-        if status is None or (unjudged and not kernel.returns):  # those are never judged
+        unjudged = unjudged and not kernel.returns  # those are never judged
+        if status is None or unjudged or case.key in shard.redo:
             yield case
         else:
             tell(event="skip", case=case.key, status=status)

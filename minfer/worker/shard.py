@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import sys
 from pathlib import Path
@@ -33,7 +34,7 @@ def run_cases(shard: Shard, tell: Events, stopping: Stopping) -> None:
         claim = Claim(shard)
         tell.skew_s = claim.skew_s
         gpu = os.environ.get("CUDA_VISIBLE_DEVICES")
-        tell(event="start", job=device.job(), node=socket.gethostname(), gpu=gpu)
+        tell(event="start", job=device.job(), node=device.node(), gpu=gpu)
         if abs(claim.skew_s) > SKEW_S:
             off = f"{abs(claim.skew_s):.0f} s {'behind' if claim.skew_s > 0 else 'ahead'}"
             tell(
@@ -74,6 +75,12 @@ def run_cases(shard: Shard, tell: Events, stopping: Stopping) -> None:
         supervisor.end()
 
 
+def _largest_mb() -> float:
+    """The most memory that this process, or one that it has waited for, ever had (resident, in MB)."""
+    kb = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return kb * 1024 / 1e6
+
+
 def _setting(shard: Shard, folder: Path, log: Path) -> profilers.Setting:
     timeouts = shard.build_timeout_s, shard.build_timeout_s + shard.case_timeout_s
     return profilers.Setting(shard.device, shard.extra, folder, log, *timeouts, shard.timing.audit)
@@ -110,7 +117,7 @@ def run_shard(path: str, grace_s: float = 0) -> None:
         why = "its time was over" if stopping.soon else "it was stopped"
         if stopping.soon and not again:
             why = "its time was over before one case was finished; raise cluster.time_min"
-        tell(event="stopped", message=why, again=again)
-    tell(event="end")
+        tell(event="stopped", message=why, again=again, limit="time_min" if stopping.soon and not again else None)
+    tell(event="end", rss_mb=_largest_mb())
     if status:
         sys.exit(status)
