@@ -290,4 +290,5 @@ op = Op(
 
 baselines.register(op)
 op.cuda("v01_naive.cu")
+op.cuda("v03_mma.cu")
 op.cpp("cpu_naive.cpp")
