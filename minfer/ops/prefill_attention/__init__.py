@@ -290,5 +290,8 @@ op = Op(
 
 baselines.register(op)
 op.cuda("v01_naive.cu")
+op.cuda("v02_flash.cu")
 op.cuda("v03_mma.cu")
+op.triton("triton_flash.py")
 op.cpp("cpu_naive.cpp")
+op.cpp("cpu_blocked.cpp")

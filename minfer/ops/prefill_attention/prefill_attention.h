@@ -65,11 +65,12 @@ struct Attention {
     return {q0, limit(q_seqlens[number + 1], q0, seq_q) - q0, k0, limit(kv_seqlens[number + 1], k0, seq_kv) - k0};
   }
 
-  // The keys that a query of a sequence sees; none where begin >= end.
-  MINFER_EITHER Span span(const Sequence& s, int query) const {
-    const int position = query + s.keys - s.queries, first = position - window + 1, behind = position + (causal ? 1 : window);
-    return {window && first > 0 ? first : 0, (causal || window) && behind < s.keys ? behind : s.keys};
+  // The keys that the query at a position sees, of so many; none where begin >= end.
+  MINFER_EITHER Span span_at(int position, int keys) const {
+    const int first = position - window + 1, behind = position + (causal ? 1 : window);
+    return {window && first > 0 ? first : 0, (causal || window) && behind < keys ? behind : keys};
   }
+  MINFER_EITHER Span span(const Sequence& s, int query) const { return span_at(query + s.keys - s.queries, s.keys); }
 
   // Tokens of q and out that sequence `number` has in memory: the queries, and in a padded batch those behind them.
   MINFER_EITHER int rows(const Sequence& s) const { return packed ? s.queries : seq_q; }

@@ -104,14 +104,14 @@ struct WarpRows {
     }
   }
 
-  // The scores of keys from `key` on that a row does not see become -inf; `row` is the query of the warp's first.
-  __device__ void mask(const Attention<T>& p, const Sequence& s, int row, int key) {
+  // The scores of keys from `key` on that a row does not see become -inf; `position` is that of the warp's first.
+  __device__ void mask(const Attention<T>& p, int position, int keys, int key) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int i = 0; i < kSlabs; ++i)
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const Span span = p.span(s, row + 16 * i + 8 * r + lane / 4);
+        const Span span = p.span_at(position + 16 * i + 8 * r + lane / 4, keys);
         const int begin = span.begin - key - lane % 4 * 2, end = span.end - key - lane % 4 * 2;
 #pragma unroll
         for (int n = 0; n < kKeys / 4; ++n) {  // two of each eight columns
@@ -136,8 +136,7 @@ struct WarpRows {
 #pragma unroll
     for (int i = 0; i < kSlabs; ++i) {
       float rescale[2];
-      online[i].add(scores[i], factor, rescale);
-      scale_rows(sums[i], rescale);
+      if (online[i].add(scores[i], factor, rescale)) scale_rows(sums[i], rescale);
     }
   }
 
@@ -198,7 +197,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kResident) attend(Atte
   const T* k = p.k.at(tile.number, s.first_kv, kv_head);
   const T* v = p.v.at(tile.number, s.first_kv, kv_head);
   const auto copy = [&](T* to, const T* from, int64_t stride, int key) {
-    if (key < end) copy_rows<Place, kKeys, kDim, kThreads>(to, from + key * stride, stride, s.keys - key);
+    if (key < end) copy_rows<Place, kKeys, kDim, kThreads>(to, from + key * stride, stride, end - key);
     cp_async_commit();  // an empty group too, so that the groups in flight are always as many
   };
   copy_rows<Place, kRows, kDim, kThreads>(q_tile, p.q.at(tile.number, s.first_q + tile.row0, head), p.q.of_token,
@@ -208,17 +207,19 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kResident) attend(Atte
   WarpRows<Shape> warp;
   const int warp_row = threadIdx.x / 32 * Shape::kWarpRows, row = tile.row0 + warp_row;
   T* q = q_tile + warp_row * Place::kStride;
-  const Span top = p.span(s, row), bottom = p.span(s, row + Shape::kWarpRows - 1);
   for (int key = begin; key < end; key += kKeys) {
     cp_async_wait<0>();
     __syncthreads();  // k has come, and all have multiplied the v before
     copy(v_tile, v, p.v.of_token, key);
     if (key == begin) warp.keep_q(q);
+    int position = row + s.keys - s.queries;
+    asm volatile("" : "+r"(position));  // four bounds computed anew take no registers through the mainloop
+    const Span top = p.span_at(position, s.keys), bottom = p.span_at(position + Shape::kWarpRows - 1, s.keys);
     const bool sees = key < bottom.end && key + kKeys > top.begin;
     if (sees) {
       warp.multiply_q_k(q, k_tile);
       const float factor = warp.cap(p);
-      if (key < bottom.begin || key + kKeys > top.end) warp.mask(p, s, row, key);
+      if (key < bottom.begin || key + kKeys > top.end) warp.mask(p, position, s.keys, key);
       warp.softmax(factor);
     }
     cp_async_wait<0>();
