@@ -147,7 +147,7 @@ print(tried)
 
 
 # Products, which the interpreter takes seconds for, of which one is always tested.
-PRODUCTS = {"triton_persistent", "triton_fused", "triton_autotuned", "triton_specialised"}
+PRODUCTS = {"triton_flash", "triton_persistent", "triton_fused", "triton_autotuned", "triton_specialised"}
 
 
 @pytest.mark.parametrize(

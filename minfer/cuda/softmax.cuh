@@ -1,9 +1,9 @@
 // The pieces of a softmax over scores that a tensor core has left in registers, in powers of 2.
 //
 // An accumulator of mma.m16n8k16, and of wgmma's m64nNk16 in each warp, has a row's columns in the four lanes of a quad:
-// of the columns 8 j to 8 j + 7, a lane has elements 4 j and 4 j + 1 of row lane / 4, columns 8 j + 2 (lane % 4) and the next,
-// and elements 4 j + 2 and 4 j + 3 of the row 8 below. So a lane has parts of two rows, which are index 0 and 1 below. From the
-// PTX ISA: "Matrix Fragments for mma.m16n8k16", "Register Fragments for wgmma.mma_async.m64nNk16".
+// of the columns 8 j to 8 j + 7, a lane has elements 4 j and 4 j + 1 of row lane / 4, columns 8 j + 2 (lane % 4) and the
+// next, and elements 4 j + 2 and 4 j + 3 of the row 8 below. So a lane has parts of two rows, which are index 0 and 1
+// below. From the PTX ISA: "Matrix Fragments for mma.m16n8k16", "Register Fragments for wgmma.mma_async.m64nNk16".
 #pragma once
 
 #include "cuda/exp2.cuh"
@@ -16,7 +16,8 @@ constexpr float kLog2E = 1.44269504f, kLn2 = 0.693147181f;
 // What exponents are relative to: the maximum, or zero where all scores are -inf, whose difference would be NaN.
 __device__ inline float base_of_row(float max) { return max == -INFINITY ? 0.0f : max; }
 
-// tanh(x), off by a few roundings of 1: 1 - 2 / (1 + e^2x). tanh.approx is off by 2^-11, which is 0.02 of a score capped at 50.
+// tanh(x), off by a few roundings of 1: 1 - 2 / (1 + e^2x). tanh.approx is off by 2^-11, which is 0.02 of a score capped
+// at 50.
 __device__ inline float tanh_by_exp2(float x) { return 1.0f - __fdividef(2.0f, 1.0f + exp2_approx(x * (2.0f * kLog2E))); }
 
 // The largest, and the sum, over the four lanes of a quad.
@@ -30,8 +31,8 @@ __device__ inline float quad_sum(float x) {
 }
 
 // The running sum of a lane's two rows (Milakov and Gimelshein, Online normalizer calculation for softmax, 2018; Dao,
-// FlashAttention-2, 2023), of powers relative to `base`, -inf before any score. All lanes of a quad have the same base, and each
-// has the sum of its own columns, so that a block of scores takes two shuffles a row, and not four.
+// FlashAttention-2, 2023), of powers relative to `base`, -inf before any score. All lanes of a quad have the same base,
+// and each has the sum of its own columns, so that a block of scores takes two shuffles a row, and not four.
 //
 // The base follows the maximum only when a power would exceed 2^kSlack, as in FlashAttention-4: what was summed is then
 // rarely multiplied again, and powers of up to 256 are as exact, also rounded to fp16.
@@ -39,9 +40,9 @@ struct OnlineRows {
   static constexpr float kSlack = 8.0f;
   float base[2] = {-INFINITY, -INFINITY}, sum[2] = {};
 
-  // Takes in a block of scores, which become 2^(factor (score - base)); a factor of log2(e) makes them powers of e. Scores may be
-  // -inf. Returns, the same in all lanes of the warp, whether what was summed before is to be multiplied with `rescale`, as `sum`
-  // is here.
+  // Takes in a block of scores, which become 2^(factor (score - base)); a factor of log2(e) makes them powers of e.
+  // Scores may be -inf. Returns, the same in all lanes of the warp, whether what was summed before is to be multiplied
+  // with `rescale`, as `sum` is here.
   template <int kCount>
   __device__ bool add(float (&scores)[kCount], float factor, float (&rescale)[2]) {
     float highest[2] = {-INFINITY, -INFINITY}, exponent[2];

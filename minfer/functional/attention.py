@@ -46,7 +46,8 @@ def attention(
     checked on the host, which would wait for the device: those that contradict the tensors are brought back into them, and
     nothing is read out of bounds. Tensors may be parts of one projection: rows that start at multiples of 16 bytes are read
     as they lie, others are copied first. `best` picks the kernel, which is compiled at its first call. Works under
-    `torch.compile`. It has no backward: raises RuntimeError where one would be recorded. Raises ValueError for arguments that do not fit."""
+    `torch.compile`. It has no backward: raises RuntimeError where one would be recorded. Raises ValueError for arguments
+    that do not fit."""
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (q, k, v)):
         raise RuntimeError("minfer.attention has no backward: call it under torch.no_grad(), or with detached tensors")
     if cu_seqlens is not None and lengths is not None:

@@ -1,7 +1,7 @@
-// cpu_blocked: online softmax over blocks of keys that are widened to float32 once for several queries, in loops over columns that
-// the compiler makes vectors of.
-// Idea: keys lie transposed, so that a query's scores of a block are sums of vectors; a task has 16 queries of one head, whose blocks
-// of k and v stay in the L1 and L2.
+// cpu_blocked: online softmax over blocks of keys that are widened to float32 once for several queries, in loops over
+// columns that the compiler makes vectors of.
+// Idea: keys lie transposed, so that a query's scores of a block are sums of vectors; a task has 16 queries of one head,
+// whose blocks of k and v stay in the L1 and L2.
 // Expected: ten times cpu_naive or more, whose every multiply-add converts a half and whose scores are one sum each.
 #include <torch/csrc/stable/ops.h>
 
@@ -20,8 +20,8 @@ struct Buffers {
   explicit Buffers(int dim) : q(kRows * dim), k(kKeys * dim), v(kKeys * dim), sums(kRows * dim) {}
 };
 
-// A query's scores of a block of keys become powers relative to `max`, which it may raise; returns what its sums and its total
-// are to be multiplied with.
+// A query's scores of a block of keys become powers relative to `max`, which it may raise; returns what its sums and its
+// total are to be multiplied with.
 inline float add(float* scores, const Span& seen, float& max, float& total) {
   float highest = max;
   for (int j = seen.begin; j < seen.end; ++j) highest = scores[j] > highest ? scores[j] : highest;

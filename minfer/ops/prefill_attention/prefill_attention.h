@@ -1,4 +1,5 @@
-// What every CUDA and C++ prefill_attention kernel is given, and how it becomes a torch op. `__init__.py` says what is computed.
+// What every CUDA and C++ prefill_attention kernel is given, and how it becomes a torch op. `__init__.py` says what is
+// computed.
 //
 // A kernel file defines `template <typename T> void launch(const Attention<T>&)` and ends with
 // `MINFER_PREFILL_ATTENTION(prefill_attention_<file name>, minfer::launch)`. T is Half or BFloat16.
@@ -148,7 +149,8 @@ Attention<T> make_attention(const Tensor& out, const Tensor& lse, const Tensor& 
   p.batch = to_int(batch, "prefill_attention: q"), p.dim = static_cast<int>(dim);
   p.heads = to_int(heads, "prefill_attention: q"), p.kv_heads = to_int(kv_heads, "prefill_attention: k");
   p.seq_q = to_int(seq_q, "prefill_attention: q"), p.seq_kv = to_int(seq_kv, "prefill_attention: k");
-  // A window of at least all keys and queries hides nothing but what causal does; below that, sums of positions fit 32 bits.
+  // A window of at least all keys and queries hides nothing but what causal does; below that, sums of positions fit 32
+  // bits.
   STD_TORCH_CHECK(seq_q + seq_kv <= INT_MAX / 4, "prefill_attention: q and k must have fewer than 2^29 tokens together");
   p.window = window > seq_q + seq_kv ? 0 : static_cast<int>(window);
   p.softcap = static_cast<float>(softcap), p.scale = static_cast<float>(scale > 0 ? scale : 1 / std::sqrt(double(dim)));

@@ -1,10 +1,10 @@
 // v03_mma: both products on tensor cores by mma.sync, in the scheme of FlashAttention-2 (Dao, 2023).
-// Idea: a warp has whole rows of queries, so that a softmax takes no shared memory: scores stay in registers, become powers there,
-// and are the left operand of the product with v as they lie. Tiles of k and v come by cp.async, swizzled: that of v while
-// q kᵀ is multiplied, the next of k while p v is. Tiles that nobody sees are skipped, by a warp too, and only those on an edge
-// of the mask are masked.
-// Expected: FlashAttention-2's 320 TFLOP/s on an H200 and some percent more where the diagonal counts; its mma.sync reaches
-// 636 there, but softmax and products take turns in a warp, and two warps a scheduler hide only a part of that.
+// Idea: a warp has whole rows of queries, so that a softmax takes no shared memory: scores stay in registers, become
+// powers there, and are the left operand of the product with v as they lie. Tiles of k and v come by cp.async, swizzled:
+// that of v while q kᵀ is multiplied, the next of k while p v is. Tiles that nobody sees are skipped, by a warp too, and
+// only those on an edge of the mask are masked.
+// Expected: FlashAttention-2's 320 TFLOP/s on an H200 and some percent more where the diagonal counts; its mma.sync
+// reaches 636 there, but softmax and products take turns in a warp, and two warps a scheduler hide only a part of that.
 // On sm_89 (fp32 sums at half rate or not, which a probe must say) near the roof of mma.sync.
 #include "cuda/shared_tile.cuh"
 #include "cuda/softmax.cuh"
@@ -12,8 +12,8 @@
 
 namespace minfer {
 
-// A block of kWarps warps has kWarpRows queries each, and goes over kKeys keys at a time. What a fragment of k or v that was
-// loaded is multiplied with grows with kWarpRows, and so do the sums that a thread keeps: kWarpRows * kDim / 32.
+// A block of kWarps warps has kWarpRows queries each, and goes over kKeys keys at a time. What a fragment of k or v that
+// was loaded is multiplied with grows with kWarpRows, and so do the sums that a thread keeps: kWarpRows * kDim / 32.
 template <typename T_, int kDim_, int kWarps, int kWarpRows_, int kKeys_, int kResident_>
 struct Shape {
   using T = T_;
@@ -242,8 +242,8 @@ void launch(const Attention<T>& p) {
   require_vectors(p);
   if (p.dim == 64) return launch_shape<Shape<T, 64, 4, 32, 64, 2>>(p);
   if (p.dim == 256) return launch_shape<Shape<T, 256, 4, 16, 32, 2>>(p);
-  // Where an SM has shared memory for two blocks, they have four warps of 32 rows, which load half as many fragments for a product;
-  // where it has not, one block has eight warps, because four would leave each scheduler with one.
+  // Where an SM has shared memory for two blocks, they have four warps of 32 rows, which load half as many fragments
+  // for a product; where it has not, one block has eight warps, because four would leave each scheduler with one.
   if constexpr (kMostShared >= 144 << 10) launch_shape<Shape<T, 128, 4, 32, 64, 2>>(p);
   else launch_shape<Shape<T, 128, 8, 16, 64, 1>>(p);
 }
