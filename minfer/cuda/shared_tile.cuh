@@ -1,4 +1,5 @@
-// Tiles of 16-bit elements in shared memory: where their elements lie, how rows are copied to them, and how much of it there is.
+// Tiles of 16-bit elements in shared memory: where their elements lie, how rows are copied to them, and how much of it
+// there is.
 #pragma once
 
 #include "cuda/mma.cuh"
@@ -32,8 +33,8 @@ struct Swizzled {
   }
 };
 
-// Starts copying kRows rows of kCols elements, `stride` elements apart, to a tile, 16 bytes a thread at a time; the rows from
-// `rows_left` on are zero, and are not read.
+// Starts copying kRows rows of kCols elements, `stride` elements apart, to a tile, 16 bytes a thread at a time; the rows
+// from `rows_left` on are zero, and are not read.
 template <typename Place, int kRows, int kCols, int kThreads, typename T>
 __device__ inline void copy_rows(T* tile, const T* rows, int64_t stride, int rows_left) {
   constexpr int kPieces = kCols / 8, kRowStep = kThreads / kPieces;

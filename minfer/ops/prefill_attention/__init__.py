@@ -276,7 +276,7 @@ op = Op(
     arithmetic=lambda case: (case.dtype, "float32"),
     metric=TFLOPS,
     strided=("out", "q", "k", "v"),
-    odd_shapes=(shape(3, 37, 37, 2, 1, 64), shape(1, 5, 70, 3, 3, 128)),
+    odd_shapes=(shape(3, 37, 37, 2, 1, 64), shape(1, 5, 70, 4, 2, 128)),
     sizes={
         "small": [shape(1, 1, 1, 1, 1, 64), shape(3, 66, 66, 2, 2, 64), shape(1, 40, 9, 1, 1, 256)],
         "large": [
@@ -290,7 +290,10 @@ op = Op(
 
 baselines.register(op)
 op.cuda("v01_naive.cu")
+op.cuda("v02_flash.cu")
 op.cuda("v03_mma.cu")
-op.cpp("cpu_naive.cpp")
 op.cuda("v04_wgmma.cu", archs="sm_90a")
 op.cuda("v05_pingpong.cu", archs="sm_90a")
+op.triton("triton_flash.py")
+op.cpp("cpu_naive.cpp")
+op.cpp("cpu_blocked.cpp")

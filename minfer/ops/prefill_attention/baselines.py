@@ -138,7 +138,7 @@ def by_backend(name: str) -> Callable[..., Tensor]:
     def call(*tensors: Any, **scalars: Any) -> Tensor:
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
-        with sdpa_kernel(SDPBackend[name]):
+        with sdpa_kernel(getattr(SDPBackend, name)):
             return sdpa(*tensors, **scalars)
 
     return call

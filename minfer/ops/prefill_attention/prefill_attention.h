@@ -1,4 +1,5 @@
-// What every CUDA and C++ prefill_attention kernel is given, and how it becomes a torch op. `__init__.py` says what is computed.
+// What every CUDA and C++ prefill_attention kernel is given, and how it becomes a torch op. `__init__.py` says what is
+// computed.
 //
 // A kernel file defines `template <typename T> void launch(const Attention<T>&)` and ends with
 // `MINFER_PREFILL_ATTENTION(prefill_attention_<file name>, minfer::launch)`. T is Half or BFloat16.
@@ -65,11 +66,12 @@ struct Attention {
     return {q0, limit(q_seqlens[number + 1], q0, seq_q) - q0, k0, limit(kv_seqlens[number + 1], k0, seq_kv) - k0};
   }
 
-  // The keys that a query of a sequence sees; none where begin >= end.
-  MINFER_EITHER Span span(const Sequence& s, int query) const {
-    const int position = query + s.keys - s.queries, first = position - window + 1, behind = position + (causal ? 1 : window);
-    return {window && first > 0 ? first : 0, (causal || window) && behind < s.keys ? behind : s.keys};
+  // The keys that the query at a position sees, of so many; none where begin >= end.
+  MINFER_EITHER Span span_at(int position, int keys) const {
+    const int first = position - window + 1, behind = position + (causal ? 1 : window);
+    return {window && first > 0 ? first : 0, (causal || window) && behind < keys ? behind : keys};
   }
+  MINFER_EITHER Span span(const Sequence& s, int query) const { return span_at(query + s.keys - s.queries, s.keys); }
 
   // Tokens of q and out that sequence `number` has in memory: the queries, and in a padded batch those behind them.
   MINFER_EITHER int rows(const Sequence& s) const { return packed ? s.queries : seq_q; }
@@ -147,7 +149,8 @@ Attention<T> make_attention(const Tensor& out, const Tensor& lse, const Tensor& 
   p.batch = to_int(batch, "prefill_attention: q"), p.dim = static_cast<int>(dim);
   p.heads = to_int(heads, "prefill_attention: q"), p.kv_heads = to_int(kv_heads, "prefill_attention: k");
   p.seq_q = to_int(seq_q, "prefill_attention: q"), p.seq_kv = to_int(seq_kv, "prefill_attention: k");
-  // A window of at least all keys and queries hides nothing but what causal does; below that, sums of positions fit 32 bits.
+  // A window of at least all keys and queries hides nothing but what causal does; below that, sums of positions fit 32
+  // bits.
   STD_TORCH_CHECK(seq_q + seq_kv <= INT_MAX / 4, "prefill_attention: q and k must have fewer than 2^29 tokens together");
   p.window = window > seq_q + seq_kv ? 0 : static_cast<int>(window);
   p.softcap = static_cast<float>(softcap), p.scale = static_cast<float>(scale > 0 ? scale : 1 / std::sqrt(double(dim)));

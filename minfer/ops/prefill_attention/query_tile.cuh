@@ -12,8 +12,8 @@ struct QueryTile {
   int row0;
 };
 
-// How many blocks there are for each head: (tiles, sequences) of a padded batch. Packed sequences have at most as many tiles as their
-// tokens fill, and one more for each sequence.
+// How many blocks there are for each head: (tiles, sequences) of a padded batch. Packed sequences have at most as many
+// tiles as their tokens fill, and one more for each sequence.
 template <int kRows, typename T>
 dim3 query_tiles(const Attention<T>& p) {
   const int64_t tiles = p.packed ? int64_t(p.seq_q) / kRows + p.batch : (int64_t(p.seq_q) + kRows - 1) / kRows;

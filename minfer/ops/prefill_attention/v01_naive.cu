@@ -1,7 +1,8 @@
 // v01_naive: three kernels: all scores to memory, their softmax in place, and its product with v.
 // Idea: the definition, nothing else: a thread for a score, a block for a row's softmax, a thread for an element of out.
-// Expected: a few hundred GFLOP/s: for each multiply-add a thread loads two half elements, from L2 at best, and uses no tensor core.
-// Scores are fp32, as many heads at a time as fit 1 GB: at 16384 queries that is one, written once and read three times.
+// Expected: a few hundred GFLOP/s: for each multiply-add a thread loads two half elements, from L2 at best, and uses no
+// tensor core. Scores are fp32, as many heads at a time as fit 1 GB: at 16384 queries that is one, written once and read
+// three times.
 #include <algorithm>
 
 #include "cuda/counters.cuh"

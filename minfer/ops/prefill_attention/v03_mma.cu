@@ -1,10 +1,10 @@
 // v03_mma: both products on tensor cores by mma.sync, in the scheme of FlashAttention-2 (Dao, 2023).
-// Idea: a warp has whole rows of queries, so that a softmax takes no shared memory: scores stay in registers, become powers there,
-// and are the left operand of the product with v as they lie. Tiles of k and v come by cp.async, swizzled: that of v while
-// q kᵀ is multiplied, the next of k while p v is. Tiles that nobody sees are skipped, by a warp too, and only those on an edge
-// of the mask are masked.
-// Expected: FlashAttention-2's 320 TFLOP/s on an H200 and some percent more where the diagonal counts; its mma.sync reaches
-// 636 there, but softmax and products take turns in a warp, and two warps a scheduler hide only a part of that.
+// Idea: a warp has whole rows of queries, so that a softmax takes no shared memory: scores stay in registers, become
+// powers there, and are the left operand of the product with v as they lie. Tiles of k and v come by cp.async, swizzled:
+// that of v while q kᵀ is multiplied, the next of k while p v is. Tiles that nobody sees are skipped, by a warp too, and
+// only those on an edge of the mask are masked.
+// Expected: FlashAttention-2's 320 TFLOP/s on an H200 and some percent more where the diagonal counts; its mma.sync
+// reaches 636 there, but softmax and products take turns in a warp, and two warps a scheduler hide only a part of that.
 // On sm_89 (fp32 sums at half rate or not, which a probe must say) near the roof of mma.sync.
 #include "cuda/shared_tile.cuh"
 #include "cuda/softmax.cuh"
@@ -12,8 +12,8 @@
 
 namespace minfer {
 
-// A block of kWarps warps has kWarpRows queries each, and goes over kKeys keys at a time. What a fragment of k or v that was
-// loaded is multiplied with grows with kWarpRows, and so do the sums that a thread keeps: kWarpRows * kDim / 32.
+// A block of kWarps warps has kWarpRows queries each, and goes over kKeys keys at a time. What a fragment of k or v that
+// was loaded is multiplied with grows with kWarpRows, and so do the sums that a thread keeps: kWarpRows * kDim / 32.
 template <typename T_, int kDim_, int kWarps, int kWarpRows_, int kKeys_, int kResident_>
 struct Shape {
   using T = T_;
@@ -104,14 +104,14 @@ struct WarpRows {
     }
   }
 
-  // The scores of keys from `key` on that a row does not see become -inf; `row` is the query of the warp's first.
-  __device__ void mask(const Attention<T>& p, const Sequence& s, int row, int key) {
+  // The scores of keys from `key` on that a row does not see become -inf; `position` is that of the warp's first.
+  __device__ void mask(const Attention<T>& p, int position, int keys, int key) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int i = 0; i < kSlabs; ++i)
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const Span span = p.span(s, row + 16 * i + 8 * r + lane / 4);
+        const Span span = p.span_at(position + 16 * i + 8 * r + lane / 4, keys);
         const int begin = span.begin - key - lane % 4 * 2, end = span.end - key - lane % 4 * 2;
 #pragma unroll
         for (int n = 0; n < kKeys / 4; ++n) {  // two of each eight columns
@@ -136,8 +136,7 @@ struct WarpRows {
 #pragma unroll
     for (int i = 0; i < kSlabs; ++i) {
       float rescale[2];
-      online[i].add(scores[i], factor, rescale);
-      scale_rows(sums[i], rescale);
+      if (online[i].add(scores[i], factor, rescale)) scale_rows(sums[i], rescale);
     }
   }
 
@@ -198,7 +197,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kResident) attend(Atte
   const T* k = p.k.at(tile.number, s.first_kv, kv_head);
   const T* v = p.v.at(tile.number, s.first_kv, kv_head);
   const auto copy = [&](T* to, const T* from, int64_t stride, int key) {
-    if (key < end) copy_rows<Place, kKeys, kDim, kThreads>(to, from + key * stride, stride, s.keys - key);
+    if (key < end) copy_rows<Place, kKeys, kDim, kThreads>(to, from + key * stride, stride, end - key);
     cp_async_commit();  // an empty group too, so that the groups in flight are always as many
   };
   copy_rows<Place, kRows, kDim, kThreads>(q_tile, p.q.at(tile.number, s.first_q + tile.row0, head), p.q.of_token,
@@ -208,17 +207,19 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kResident) attend(Atte
   WarpRows<Shape> warp;
   const int warp_row = threadIdx.x / 32 * Shape::kWarpRows, row = tile.row0 + warp_row;
   T* q = q_tile + warp_row * Place::kStride;
-  const Span top = p.span(s, row), bottom = p.span(s, row + Shape::kWarpRows - 1);
   for (int key = begin; key < end; key += kKeys) {
     cp_async_wait<0>();
     __syncthreads();  // k has come, and all have multiplied the v before
     copy(v_tile, v, p.v.of_token, key);
     if (key == begin) warp.keep_q(q);
+    int position = row + s.keys - s.queries;
+    asm volatile("" : "+r"(position));  // four bounds computed anew take no registers through the mainloop
+    const Span top = p.span_at(position, s.keys), bottom = p.span_at(position + Shape::kWarpRows - 1, s.keys);
     const bool sees = key < bottom.end && key + kKeys > top.begin;
     if (sees) {
       warp.multiply_q_k(q, k_tile);
       const float factor = warp.cap(p);
-      if (key < bottom.begin || key + kKeys > top.end) warp.mask(p, s, row, key);
+      if (key < bottom.begin || key + kKeys > top.end) warp.mask(p, position, s.keys, key);
       warp.softmax(factor);
     }
     cp_async_wait<0>();
@@ -241,8 +242,8 @@ void launch(const Attention<T>& p) {
   require_vectors(p);
   if (p.dim == 64) return launch_shape<Shape<T, 64, 4, 32, 64, 2>>(p);
   if (p.dim == 256) return launch_shape<Shape<T, 256, 4, 16, 32, 2>>(p);
-  // Where an SM has shared memory for two blocks, they have four warps of 32 rows, which load half as many fragments for a product;
-  // where it has not, one block has eight warps, because four would leave each scheduler with one.
+  // Where an SM has shared memory for two blocks, they have four warps of 32 rows, which load half as many fragments
+  // for a product; where it has not, one block has eight warps, because four would leave each scheduler with one.
   if constexpr (kMostShared >= 144 << 10) launch_shape<Shape<T, 128, 4, 32, 64, 2>>(p);
   else launch_shape<Shape<T, 128, 8, 16, 64, 1>>(p);
 }

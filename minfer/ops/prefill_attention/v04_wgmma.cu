@@ -41,9 +41,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     rows.release(tile.empty_k + ring.stage);
     rows.mask(scores, w, key0);
     float rescale[2];
-    rows.online.add(scores, rows.factor, rescale);
+    if (rows.online.add(scores, rows.factor, rescale)) scale_rows(rows.out, rescale);
     rows.round(powers, scores);
-    scale_rows(rows.out, rescale);
     barrier_wait(tile.full_v + ring.stage, ring.parity);
     rows.clear_tail(w, key0, ring.stage);
     rows.start_out(powers, ring.stage);

@@ -39,14 +39,14 @@ struct Pingpong {
   __device__ static void begin_turn() { named_barrier_sync(kTurnBarrier + warpgroup_index(), 256); }
   __device__ static void end_turn() { named_barrier_arrive(kTurnBarrier + 1 - warpgroup_index(), 256); }
 
-  // Waits for scores; gives their keys back; masks them. `rescale` is what out must be multiplied with.
+  // Waits for scores; gives their keys back; masks them, and takes them in. Returns whether out must be multiplied with `rescale`.
   template <int kPending>
-  __device__ void finish_scores(typename Rows::Scores& scores, const Work& w, int block, float (&rescale)[2]) {
+  __device__ bool finish_scores(typename Rows::Scores& scores, const Work& w, int block, float (&rescale)[2]) {
     wgmma_wait_for<kPending>(scores);
     rows.release(tile.empty_k + keys.stage);
     keys.advance();
     rows.mask(scores, w, (w.first_block + block) * Tile::kBlockN);
-    rows.online.add(scores, rows.factor, rescale);
+    return rows.online.add(scores, rows.factor, rescale);
   }
 
   __device__ void wait_values(const Work& w, int block) {
@@ -86,9 +86,9 @@ struct Pingpong {
         rows.start_scores(scores, keys.stage);
         rows.start_out(powers, values.stage);
         end_turn();
-        finish_scores<1>(scores, w, i, rescale);
+        const bool grows = finish_scores<1>(scores, w, i, rescale);
         finish_out();
-        scale_rows(rows.out, rescale);
+        if (grows) scale_rows(rows.out, rescale);
         rows.round(powers, scores);
       }
       rows.release(tile.empty_q);
