@@ -9,6 +9,7 @@ from typing import Any
 
 # Imported when they are asked for: `import minfer` takes no PyTorch.
 _WHERE = {
+    "attention": "minfer.functional.attention",
     "axpby": "minfer.functional.axpby",
     "embedding": "minfer.functional.embedding",
     "gated_unit": "minfer.functional.gated_unit",

@@ -91,6 +91,11 @@ SIZES |= {
         for m, n, k in [(131, 264, 72), (100, 64, 968), (40, 16, 424), (100, 120, 840), (257, 136, 456)]
     ],
 }
+# prefill_attention: several tiles of queries and of keys, with an edge in each, and tiles that a warp does not see.
+SIZES["prefill_attention"] = [
+    dict(zip(ops.get("prefill_attention").axes, shape, strict=True))
+    for shape in [(2, 140, 170, 1, 1, 64), (1, 135, 135, 2, 1, 128), (1, 66, 90, 1, 1, 256)]
+]
 HOPPER = [file for file, kernel in HGEMM.kernels.items() if kernel.archs == "sm_90a"]
 
 # What takes k apart, and each tile of the kernels that choose one by m.

@@ -285,29 +285,39 @@ __device__ inline unsigned counter_read(const unsigned* counter) {
 
 // --- On the host ----------------------------------------------------------------------------------------------------
 
-// How TMA finds boxes of box_rows x box_cols, 256 at most, in a row-major matrix of rows x cols 16-bit elements, ld apart:
-// as cuTensorMapEncodeTiled makes it, whose result is false when the driver refuses. The driver is asked for the function, so
-// that nothing links it: a machine that builds has none. `span` is the swizzle, 32, 64 or 128 bytes, or 0 for none; the rows
-// of a swizzled box are no longer than that. Left out, it is 128 for boxes with rows of 128 bytes and else none.
-template <typename T>
-bool make_tensor_map(TensorMap& map, const T* matrix, int rows, int cols, int64_t ld, int box_rows, int box_cols,
-                     int span = -1) {
+// cuTensorMapEncodeTiled, null if the driver has none. The driver is asked for it, so that nothing links it: a machine that
+// builds has none.
+inline auto tensor_map_encoder() {
   static const auto encode = [] {
     void* found = nullptr;
     cudaDriverEntryPointQueryResult result;
     cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result);
     return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(found);
   }();
+  return encode;
+}
+
+template <typename T>
+constexpr CUtensorMapDataType tensor_map_type() {
+  return std::is_same_v<T, __half> ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+}
+
+// How TMA finds boxes of box_rows x box_cols, 256 at most, in a row-major matrix of rows x cols 16-bit elements, ld apart;
+// false when the driver refuses. `span` is the swizzle, 32, 64 or 128 bytes, or 0 for none; the rows of a swizzled box are no
+// longer than that. Left out, it is 128 for boxes with rows of 128 bytes and else none.
+template <typename T>
+bool make_tensor_map(TensorMap& map, const T* matrix, int rows, int cols, int64_t ld, int box_rows, int box_cols,
+                     int span = -1) {
+  const auto encode = tensor_map_encoder();
   const cuuint64_t sizes[] = {cuuint64_t(cols), cuuint64_t(rows)}, strides[] = {cuuint64_t(ld) * sizeof(T)};
   const cuuint32_t box[] = {cuuint32_t(box_cols), cuuint32_t(box_rows)}, steps[] = {1, 1};
-  const auto type = std::is_same_v<T, __half> ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
   if (span < 0) span = box_cols == 64 ? 128 : 0;
   const auto swizzle = span == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
                        : span == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
                        : span == 32 ? CU_TENSOR_MAP_SWIZZLE_32B
                                     : CU_TENSOR_MAP_SWIZZLE_NONE;
   // With promotion to 256 bytes, what is read once came 1 to 2 % later, and what is read often no sooner.
-  return encode && encode(&map, type, 2, const_cast<T*>(matrix), sizes, strides, box, steps,
+  return encode && encode(&map, tensor_map_type<T>(), 2, const_cast<T*>(matrix), sizes, strides, box, steps,
                           CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
                           CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }

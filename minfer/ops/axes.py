@@ -67,14 +67,17 @@ def up_to(other: str) -> Axis:
     return Axis(check, lambda rng, sizes: rng.randint(1, sizes[other]))
 
 
-# Lengths within a batch, as parts of the longest. Which one, and with which seed, is a parameter of the case, such as
-# `lengths=uniform:3`, so that its key says it and everybody draws the same.
-DISTRIBUTIONS: dict[str, Callable[[random.Random], float]] = {
-    "full": lambda rng: 1.0,
-    "uniform": lambda rng: rng.random(),
-    "bimodal": lambda rng: 1.0 if rng.random() < 0.125 else rng.random() / 16,  # one long request among short ones
-    "geometric": lambda rng: min(1.0, rng.expovariate(8.0)),
+# The length of sequence i of a batch, as a part of the longest. Which one, and with which seed, is a parameter of the case,
+# such as `lengths=uniform:3`, so that its key says it and everybody draws the same.
+DISTRIBUTIONS: dict[str, Callable[[random.Random, int], float]] = {
+    "full": lambda rng, i: 1.0,
+    "halving": lambda rng, i: 0.5 ** (i % 8),  # 8192, 4096, ... 64, and again
+    "uniform": lambda rng, i: rng.random(),
+    "bimodal": lambda rng, i: 1.0 if rng.random() < 0.125 else rng.random() / 16,  # one long request among short ones
+    "geometric": lambda rng, i: min(1.0, rng.expovariate(8.0)),
+    "gaps": lambda rng, i: rng.random() * (i % 3 != 1),  # every third sequence is empty
 }
+WITHOUT_CHANCE = ("full", "halving")
 
 
 @dataclass(frozen=True)
@@ -87,17 +90,19 @@ class Ragged:
     def check(self, value: str) -> str | None:
         """Why a value is none, as half a sentence, or None."""
         name, colon, seed = value.partition(":")
-        if name in DISTRIBUTIONS and (seed.isdecimal() if colon else name == "full"):
+        if name in DISTRIBUTIONS and (seed.isdecimal() if colon else name in WITHOUT_CHANCE):
             return None
-        random_ones = (f"{name}:SEED" for name in DISTRIBUTIONS if name != "full")
-        return f"takes full, {', '.join(random_ones)}, such as uniform:1"
+        random_ones = (f"{name}:SEED" for name in DISTRIBUTIONS if name not in WITHOUT_CHANCE)
+        return f"takes {', '.join([*WITHOUT_CHANCE, *random_ones])}, such as uniform:1"
 
 
 def lengths(value: str, count: int, longest: int) -> list[int]:
-    """`count` lengths from 1 to `longest`, by the value of a `Ragged` parameter. The first is the longest."""
+    """`count` lengths from 1 to `longest`, or 0 where `gaps` has one, by the value of a `Ragged` parameter. The first is the
+    longest."""
     name, _, seed = value.partition(":")
     rng = random.Random(int(seed or 0))
-    drawn = [max(1, round(longest * DISTRIBUTIONS[name](rng))) for _ in range(count)]
+    parts = [DISTRIBUTIONS[name](rng, i) for i in range(count)]
+    drawn = [max(1, round(longest * part)) if part else 0 for part in parts]
     return [longest, *drawn[1:]] if count else []
 
 

@@ -216,6 +216,37 @@ BROKEN = {
         {"epilogue(g, «col0 + col»);": "0"},
         WRONG,
     ),
+    "scores that are not scaled": ("prefill_attention-v01_naive", {"sum *= «p.scale»;": "1.0f"}, WRONG),
+    "keys of the query head": (
+        "prefill_attention-v01_naive",
+        {"s.first_kv + key, «p.kv_head(head)»);\n  float": "head"},
+        "outside operand",
+    ),
+    "sums not scaled when the maximum grows": (
+        "prefill_attention-v02_flash",
+        {"sums[i] *= «rescale»;": "1.0f"},
+        WRONG,
+    ),
+    "tiles refilled while a warp reads them": (
+        "prefill_attention-v02_flash",
+        {"«__syncthreads();»  // all are": ""},
+        WRONG,
+    ),
+    "an edge of the mask taken for its inside": (
+        "prefill_attention-v03_mma",
+        {"if («key < bottom.begin || key + kKeys > top.end») warp.mask": "false"},
+        WRONG,
+    ),
+    "v not waited for": (
+        "prefill_attention-v03_mma",
+        {"«cp_async_wait<0>();»\n    __syncthreads();  // v": ""},
+        WRONG,
+    ),
+    "k refilled while a warp multiplies it": (
+        "prefill_attention-v03_mma",
+        {"«__syncthreads();»  // v has": ""},
+        WRONG,
+    ),
     "a row of y at the stride of x": (
         "rmsnorm-v02_vectors",
         {"p.y + row * «p.y_stride»": "p.x_stride"},

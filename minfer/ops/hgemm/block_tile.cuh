@@ -6,12 +6,6 @@
 
 namespace minfer {
 
-#if MINFER_SM >= 90 && MINFER_SM < 120
-constexpr int kMostShared = 227 << 10;  // bytes that a block may have
-#else
-constexpr int kMostShared = 99 << 10;  // of sm_86, sm_89 and sm_120
-#endif
-
 template <typename T_, typename Acc, Layout kLayout, int kBlockM_, int kBlockN_, int kBlockK_, int kStages_, int kWarpM,
           int kWarpN>
 struct BlockTile {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/mma.cuh"
+#include "cuda/shared_tile.cuh"
 #include "hgemm.h"
 
 namespace minfer {
@@ -15,26 +16,6 @@ void require_vectors(const Gemm<T>& g) {
                   "hgemm: rows must start at multiples of 16 bytes; copy the operands to a contiguous tensor");
   STD_TORCH_CHECK((std::is_same_v<Acc, float> || std::is_same_v<T, Half>), "hgemm: only fp16 accumulates in fp16");
 }
-
-// Where element (row, col) of a tile of kCols columns lies in shared memory, in elements. Eight rows at one column, which
-// is what ldmatrix reads, must lie on different banks: here because a row is 16 bytes longer than its columns.
-template <int kCols>
-struct Padded {
-  static constexpr int kStride = kCols + 8;
-  __device__ static int at(int row, int col) { return row * kStride + col; }
-};
-
-// The same by an order of the 16-byte pieces of a row that differs from row to row; takes no space. 128 bytes are all
-// banks, so that of shorter rows two share a place in the order.
-template <int kCols>
-struct Swizzled {
-  static constexpr int kStride = kCols, kPieces = kCols / 8;
-  static_assert(kPieces == 4 || kPieces % 8 == 0);
-  __device__ static int at(int row, int col) {
-    const int order = kPieces == 4 ? row / 2 % 4 : row % 8;
-    return row * kStride + ((col / 8) ^ order) * 8 + col % 8;
-  }
-};
 
 // How a block copies tile after tile of one operand to shared memory: each thread the same 16-byte pieces of each tile.
 // What is outside of the matrix is zero. The tiles go on along the columns of a row-major matrix or, kDown, down its rows.
@@ -200,11 +181,5 @@ struct WarpTile {
     }
   }
 };
-
-// Allows a kernel that much dynamic shared memory; more than 48 KB must be asked for. Throws if this GPU has less.
-template <typename Kernel>
-void allow_shared(Kernel* kernel, int bytes) {
-  STD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-}
 
 }  // namespace minfer

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/hopper.cuh"
+#include "cuda/pipeline.cuh"
 #include "warp_tile.cuh"
 
 namespace minfer {
@@ -35,20 +36,6 @@ Maps make_maps(const Gemm<T>& g, int box_m, int box_n, int box_c = 64) {
                   "leading dimensions under 2^39");
   return maps;
 }
-
-// Where in a ring of kStages stages a loop is, and the parity of the barrier's phase there.
-template <int kStages>
-struct Ring {
-  int stage = 0;
-  uint32_t parity = 0;
-  __device__ void advance() {
-    if (++stage == kStages) parity ^= 1, stage = 0;
-  }
-  __device__ void skip(int steps) {
-    stage += steps;
-    parity ^= stage / kStages & 1, stage %= kStages;
-  }
-};
 
 // A stage in shared memory: 64 steps in k of kM rows of A and kN columns of B, in the 128-byte swizzle. A lies [m][k]; B
 // lies [n][k] in TN, and in NN as slabs of 64 columns, [k][64] each.

@@ -1,0 +1,22 @@
+// Where a loop over a ring of stages in shared memory is.
+#pragma once
+
+#include <cstdint>
+
+namespace minfer {
+
+// The stage of a ring of kStages that comes next, and the parity of its barriers' phase.
+template <int kStages>
+struct Ring {
+  int stage = 0;
+  uint32_t parity = 0;
+  __device__ void advance() {
+    if (++stage == kStages) parity ^= 1, stage = 0;
+  }
+  __device__ void skip(int steps) {
+    stage += steps;
+    parity ^= stage / kStages & 1, stage %= kStages;
+  }
+};
+
+}  // namespace minfer

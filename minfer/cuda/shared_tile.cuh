@@ -1,0 +1,55 @@
+// Tiles of 16-bit elements in shared memory: where their elements lie, how rows are copied to them, and how much of it
+// there is.
+#pragma once
+
+#include "cuda/mma.cuh"
+#include "ops/op.h"
+
+namespace minfer {
+
+#if MINFER_SM >= 90 && MINFER_SM < 120
+constexpr int kMostShared = 227 << 10;  // bytes that a block may have
+#else
+constexpr int kMostShared = 99 << 10;  // of sm_86, sm_89 and sm_120
+#endif
+
+// Where element (row, col) of a tile of kCols columns lies in shared memory, in elements. Eight rows at one column, which
+// is what ldmatrix reads, must lie on different banks: here because a row is 16 bytes longer than its columns.
+template <int kCols>
+struct Padded {
+  static constexpr int kStride = kCols + 8;
+  __device__ static int at(int row, int col) { return row * kStride + col; }
+};
+
+// The same by an order of the 16-byte pieces of a row that differs from row to row; takes no space. 128 bytes are all
+// banks, so that of shorter rows two share a place in the order.
+template <int kCols>
+struct Swizzled {
+  static constexpr int kStride = kCols, kPieces = kCols / 8;
+  static_assert(kPieces == 4 || kPieces % 8 == 0);
+  __device__ static int at(int row, int col) {
+    const int order = kPieces == 4 ? row / 2 % 4 : row % 8;
+    return row * kStride + ((col / 8) ^ order) * 8 + col % 8;
+  }
+};
+
+// Starts copying kRows rows of kCols elements, `stride` elements apart, to a tile, 16 bytes a thread at a time; the rows
+// from `rows_left` on are zero, and are not read.
+template <typename Place, int kRows, int kCols, int kThreads, typename T>
+__device__ inline void copy_rows(T* tile, const T* rows, int64_t stride, int rows_left) {
+  constexpr int kPieces = kCols / 8, kRowStep = kThreads / kPieces;
+  static_assert(kThreads % kPieces == 0 && kRows % kRowStep == 0);
+  const int row = threadIdx.x / kPieces, col = threadIdx.x % kPieces * 8;
+  const T* from = rows + row * stride + col;
+#pragma unroll
+  for (int i = 0; i < kRows; i += kRowStep)
+    cp_async_16(tile + Place::at(row + i, col), from + i * stride, row + i < rows_left);
+}
+
+// Allows a kernel that much dynamic shared memory; more than 48 KB must be asked for. Throws if this GPU has less.
+template <typename Kernel>
+void allow_shared(Kernel* kernel, int bytes) {
+  STD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+}
+
+}  // namespace minfer

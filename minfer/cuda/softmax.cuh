@@ -1,0 +1,97 @@
+// The pieces of a softmax over scores that a tensor core has left in registers, in powers of 2.
+//
+// An accumulator of mma.m16n8k16, and of wgmma's m64nNk16 in each warp, has a row's columns in the four lanes of a quad:
+// of the columns 8 j to 8 j + 7, a lane has elements 4 j and 4 j + 1 of row lane / 4, columns 8 j + 2 (lane % 4) and the
+// next, and elements 4 j + 2 and 4 j + 3 of the row 8 below. So a lane has parts of two rows, which are index 0 and 1
+// below. From the PTX ISA: "Matrix Fragments for mma.m16n8k16", "Register Fragments for wgmma.mma_async.m64nNk16".
+#pragma once
+
+#include "cuda/exp2.cuh"
+#include "cuda/vector.cuh"
+
+namespace minfer {
+
+constexpr float kLog2E = 1.44269504f, kLn2 = 0.693147181f;
+
+// What exponents are relative to: the maximum, or zero where all scores are -inf, whose difference would be NaN.
+__device__ inline float base_of_row(float max) { return max == -INFINITY ? 0.0f : max; }
+
+// tanh(x), off by a few roundings of 1: 1 - 2 / (1 + e^2x). tanh.approx is off by 2^-11, which is 0.02 of a score capped
+// at 50.
+__device__ inline float tanh_by_exp2(float x) { return 1.0f - __fdividef(2.0f, 1.0f + exp2_approx(x * (2.0f * kLog2E))); }
+
+// The largest, and the sum, over the four lanes of a quad.
+__device__ inline float quad_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
+  return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
+}
+__device__ inline float quad_sum(float x) {
+  x += __shfl_xor_sync(0xffffffff, x, 1);
+  return x + __shfl_xor_sync(0xffffffff, x, 2);
+}
+
+// The running sum of a lane's two rows (Milakov and Gimelshein, Online normalizer calculation for softmax, 2018; Dao,
+// FlashAttention-2, 2023), of powers relative to `base`, -inf before any score. All lanes of a quad have the same base,
+// and each has the sum of its own columns, so that a block of scores takes two shuffles a row, and not four.
+//
+// The base follows the maximum only when a power would exceed 2^kSlack, as in FlashAttention-4: what was summed is then
+// rarely multiplied again, and powers of up to 256 are as exact, also rounded to fp16.
+struct OnlineRows {
+  static constexpr float kSlack = 8.0f;
+  float base[2] = {-INFINITY, -INFINITY}, sum[2] = {};
+
+  // Takes in a block of scores, which become 2^(factor (score - base)); a factor of log2(e) makes them powers of e.
+  // Scores may be -inf. Returns, the same in all lanes of the warp, whether what was summed before is to be multiplied
+  // with `rescale`, as `sum` is here.
+  template <int kCount>
+  __device__ bool add(float (&scores)[kCount], float factor, float (&rescale)[2]) {
+    float highest[2] = {-INFINITY, -INFINITY}, exponent[2];
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) highest[i / 2 % 2] = fmaxf(highest[i / 2 % 2], scores[i]);
+    bool grows = false;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      highest[r] = quad_max(highest[r]);
+      const bool beyond = (highest[r] - base[r]) * factor > kSlack;  // false for -inf of both, whose difference is NaN
+      const float next = beyond ? highest[r] : base[r];
+      exponent[r] = base_of_row(next) * factor;
+      rescale[r] = beyond ? exp2_approx(base[r] * factor - exponent[r]) : 1.0f;
+      base[r] = next, sum[r] *= rescale[r], grows |= beyond;
+    }
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      scores[i] = exp2_approx(fmaf(scores[i], factor, -exponent[i / 2 % 2]));
+      sum[i / 2 % 2] += scores[i];
+    }
+    return __ballot_sync(0xffffffff, grows) != 0;
+  }
+
+  // Once, behind the last block: the factor that divides by the whole sum, 0 for a row of which nothing is left; and the
+  // logarithm of the sum of powers of e, -inf for such a row.
+  __device__ void finish(float factor, float (&inverse)[2], float (&lse)[2]) const {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float whole = quad_sum(sum[r]);
+      inverse[r] = base[r] == -INFINITY ? 0.0f : 1.0f / whole;
+      lse[r] = base[r] == -INFINITY ? -INFINITY : (base[r] * factor + log2f(whole)) * kLn2;
+    }
+  }
+};
+
+// Multiplies a lane's accumulators of two rows with a factor for each.
+template <int kCount>
+__device__ inline void scale_rows(float (&values)[kCount], const float (&factor)[2]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) values[i] *= factor[i / 2 % 2];
+}
+
+// Accumulators of 16 columns from column 16 `step` on, rounded to T, as the A fragment of a product with 16 steps in k.
+template <typename T, int kCount>
+__device__ inline void to_fragment(uint32_t (&a)[4], const float (&values)[kCount], int step) {
+  using Pair = typename Vector<T>::Pair;
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    round_to(reinterpret_cast<Pair&>(a[i]), values[8 * step + 2 * i], values[8 * step + 2 * i + 1]);
+}
+
+}  // namespace minfer

@@ -1,0 +1,180 @@
+"""`attention`: the kernels of prefill_attention as a function of PyTorch, `torch.ops.minfer.attention`."""
+
+from __future__ import annotations
+
+import torch
+
+from minfer.functional import library
+
+Tensor = torch.Tensor
+Lengths = Tensor | tuple[Tensor, Tensor]
+DTYPES = (torch.float16, torch.bfloat16)
+DIMS = (64, 128, 256)
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = False,
+    window: int | None = None,
+    softcap: float | None = None,
+    scale: float | None = None,
+    cu_seqlens: Lengths | None = None,
+    lengths: Lengths | None = None,
+    return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """softmax(scale q kᵀ) v for each head, a new contiguous tensor of q's shape.
+
+    q: (batch, seq_q, heads, head_dim), float16 or bfloat16; head_dim is 64, 128 or 256.
+    k, v: (batch, seq_kv, kv_heads, head_dim) of the same dtype. kv_heads divides heads: query head h reads key-value head
+        h // (heads / kv_heads).
+    cu_seqlens: int32 (batch + 1,), cumulative lengths from 0, where q is (tokens, heads, head_dim) and k and v likewise, one
+        sequence after the other; a pair of them where queries and keys differ in length. Tokens behind the last sequence get
+        no value.
+    lengths: int32 (batch,), how many tokens of each sequence of a padded batch count, or a pair for queries and keys. What lies
+        behind them is not used; out is 0 there.
+    causal: a query sees the keys up to its own position. The last query of a sequence is at its last key: with more keys
+        than queries, these follow a cached prefix.
+    window: a query sees only keys less than `window` positions away, its own among them.
+    softcap: scores become softcap * tanh(score / softcap).
+    scale: 1 / sqrt(head_dim) unless given.
+    return_lse: return also the log-sum-exp of each query's scores, float32 (batch, heads, seq_q), or (heads, tokens).
+
+    A query that sees no key has an out of 0 and a log-sum-exp of -inf. Sums are fp32 and out is rounded once. Lengths are not
+    checked on the host, which would wait for the device: those that contradict the tensors are brought back into them, and
+    nothing is read out of bounds. Tensors may be parts of one projection: rows that start at multiples of 16 bytes are read
+    as they lie, others are copied first. `best` picks the kernel, which is compiled at its first call. Works under
+    `torch.compile`. It has no backward: raises RuntimeError where one would be recorded. Raises ValueError for arguments
+    that do not fit."""
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (q, k, v)):
+        raise RuntimeError("minfer.attention has no backward: call it under torch.no_grad(), or with detached tensors")
+    if cu_seqlens is not None and lengths is not None:
+        raise ValueError(
+            "minfer.attention takes cu_seqlens, for packed sequences, or lengths, for padded ones, got both"
+        )
+    if (cu_seqlens is not None) != (q.dim() == 3):
+        wanted = (
+            "(tokens, heads, head_dim) with cu_seqlens" if cu_seqlens is not None else "(batch, seq, heads, head_dim)"
+        )
+        raise ValueError(f"minfer.attention takes q of {wanted}, got {tuple(q.shape)}")
+    for name, value in (("window", window), ("softcap", softcap), ("scale", scale)):
+        if value is not None and not value > 0:
+            raise ValueError(f"minfer.attention takes a {name} above 0, or None, got {value}")
+    of_q, of_kv = _pair(cu_seqlens if lengths is None else lengths)
+    found: tuple[Tensor, Tensor] = torch.ops.minfer.attention.default(
+        q, k, v, of_q, of_kv, causal, window or 0, softcap or 0.0, scale or 0.0, return_lse
+    )
+    return found if return_lse else found[0]
+
+
+def _pair(given: Lengths | None) -> tuple[Tensor | None, Tensor | None]:
+    return (given, given) if given is None or isinstance(given, Tensor) else given
+
+
+def _attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_seqlens: Tensor | None,
+    kv_seqlens: Tensor | None,
+    causal: bool,
+    window: int,
+    softcap: float,
+    scale: float,
+    return_lse: bool,
+) -> tuple[Tensor, Tensor]:
+    out, lse = _fake(q, k, v, q_seqlens, kv_seqlens, causal, window, softcap, scale, return_lse)
+    if not q.numel():
+        return out, lse
+    if not k.numel():
+        return out.zero_(), lse.fill_(-torch.inf)
+    packed, nothing = q.dim() == 3, q.new_empty(0, dtype=torch.int32)
+    batch = 1 if q_seqlens is None else len(q_seqlens) - packed
+    batch = max(1, batch) if packed else len(q)
+    longest = [
+        -(-x.shape[-3] // batch) if packed else x.shape[1] for x in (q, k)
+    ]  # about, where the host does not know
+    heads, dim = q.shape[-2:]
+    shape = {"batch": batch, "seq_q": longest[0], "seq_kv": longest[1]}
+    shape |= {"heads": heads, "kv_heads": k.shape[-2], "head_dim": dim}
+    params = {"layout": "packed" if packed else "padded", "lengths": "full" if q_seqlens is None else "halving"}
+    params["lse"] = "yes" if return_lse else "no"
+    if (
+        call := "narrow"
+        if window and softcap
+        else "window"
+        if window
+        else "softcap"
+        if softcap
+        else ""
+        if causal
+        else "full"
+    ):
+        params["call"] = call
+    seqlens = [nothing if x is None else x.contiguous() for x in (q_seqlens, kv_seqlens)]
+    tensors = (out, lse, *map(library.readable, (q, k, v)), *seqlens)
+    library.call(
+        "prefill_attention", tensors, q.dtype, shape, params, causal=causal, window=window, softcap=softcap, scale=scale
+    )
+    return out, lse
+
+
+def _fake(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_seqlens: Tensor | None,
+    kv_seqlens: Tensor | None,
+    causal: bool,
+    window: int,
+    softcap: float,
+    scale: float,
+    return_lse: bool,
+) -> tuple[Tensor, Tensor]:
+    _check(q, k, v, q_seqlens, kv_seqlens)
+    *batch, seq, heads, _ = q.shape
+    sizes = (*batch, heads, seq) if return_lse else (0,)
+    return q.new_empty(q.shape), q.new_empty(sizes, dtype=torch.float32)
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, q_seqlens: Tensor | None, kv_seqlens: Tensor | None) -> None:
+    def refuse(takes: str, got: object) -> ValueError:
+        return ValueError(f"minfer.attention takes {takes}, got {got}")
+
+    if q.dtype not in DTYPES:
+        raise refuse("q of float16 or bfloat16", q.dtype)
+    for name, x in (("k", k), ("v", v)):
+        if x.dtype != q.dtype:
+            raise refuse(f"{name} of the dtype of q, {q.dtype}", x.dtype)
+        if x.device != q.device:
+            raise refuse(f"{name} on the device of q, {q.device}", x.device)
+    if q.shape[-1] not in DIMS:
+        raise refuse("a head_dim of 64, 128 or 256", q.shape[-1])
+    if k.dim() != q.dim() or k.shape[:-3] != q.shape[:-3] or k.shape[-1] != q.shape[-1]:
+        raise refuse(f"k of the shape of q, {tuple(q.shape)}, but for its tokens and heads", tuple(k.shape))
+    if v.shape != k.shape:
+        raise refuse(f"v of the shape of k, {tuple(k.shape)}", tuple(v.shape))
+    if k.shape[-2] == 0 or q.shape[-2] % k.shape[-2]:
+        raise refuse(f"as many heads of k as divide those of q, {q.shape[-2]}", k.shape[-2])
+    named = "cu_seqlens" if q.dim() == 3 else "lengths"
+    if (q_seqlens is None) != (kv_seqlens is None) or (q.dim() == 3 and q_seqlens is None):
+        raise refuse(f"{named} of both queries and keys", "None")
+    if q_seqlens is None or kv_seqlens is None:
+        return
+    size = len(q) if q.dim() == 4 else q_seqlens.numel()
+    for x in (q_seqlens, kv_seqlens):
+        if x.dtype != torch.int32 or x.shape != (size,) or size == 0:
+            wanted = f"({size},)" if size else "(batch + 1,)"
+            raise refuse(f"{named} of int32 and the shape {wanted}", f"{x.dtype}, {tuple(x.shape)}")
+        if x.device != q.device:
+            raise refuse(f"{named} on the device of q, {q.device}", x.device)
+
+
+library.define(
+    "attention(Tensor q, Tensor k, Tensor v, Tensor? q_seqlens, Tensor? kv_seqlens, bool causal, int window, float softcap, "
+    "float scale, bool return_lse) -> (Tensor, Tensor)",
+    _attention,
+    _fake,
+)

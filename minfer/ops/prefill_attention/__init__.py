@@ -1,0 +1,299 @@
+"""prefill_attention: softmax(scale q kᵀ) v (Vaswani et al., Attention is all you need, 2017), many queries at once.
+
+Query head h reads key-value head h // (heads / kv_heads): MHA, GQA (Ainslie et al., 2023) or MQA. scale is 1 / sqrt(head_dim).
+q, k, v and out are of one half type; sums are fp32, and out is rounded once.
+
+`params.layout` says how sequences lie:
+
+    padded  q and out are (batch, seq_q, heads, head_dim), k and v (batch, seq_kv, kv_heads, head_dim). q_seqlens and kv_seqlens
+            are empty, or int32 (batch,): how many tokens of each sequence count. out of the others is 0.
+    packed  q and out are (tokens, heads, head_dim), one sequence after the other without padding, k and v likewise.
+            q_seqlens and kv_seqlens are int32 (batch + 1,), cumulative from 0: `cu_seqlens`.
+
+`params.lengths` draws the lengths, the same part of seq_q and of seq_kv for a sequence. What lies behind them in q, k and v is
+not used: it is NaN in every test.
+
+A sequence's last query sees its last key. Query i of a sequence is at position p = i + keys - queries: with more keys than
+queries, these follow a cached prefix (chunked prefill). With `causal`, key j is seen where j <= p. With a `window` above 0,
+it is seen where also |p - j| < window. `softcap` above 0 puts softcap * tanh(score / softcap) in the place of a score
+(Gemma 2). A query that sees no key has an out of 0.
+
+`params.lse` is no, where lse is empty, or yes: fp32, the logarithm of the sum of exp(score) of each query, -inf where it sees
+no key; (batch, heads, seq_q), or (heads, tokens) of packed sequences.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from minfer.ops import (
+    DTYPES,
+    TFLOPS,
+    Case,
+    Draw,
+    Expected,
+    Op,
+    Ragged,
+    Spec,
+    Tensors,
+    divides,
+    fixed,
+    floats,
+    given,
+    lengths,
+    offsets,
+    one_of,
+    out,
+    size,
+    within,
+)  # fmt: skip
+from minfer.ops.prefill_attention import baselines
+from minfer.ops.tensors import Floats
+
+U = 2.0**-24
+TAIL = 16  # rows of poison behind the keys of packed sequences
+MOST_SCORES = 1 << 25  # that the reference has at once: 256 MB in fp64
+Tensor = torch.Tensor
+
+
+def is_packed(case: Case) -> bool:
+    return case.params["layout"] == "packed"
+
+
+def lengths_of(case: Case) -> list[tuple[int, int]]:
+    """Queries and keys of each sequence."""
+    of_q, of_kv = (lengths(case.params["lengths"], case["batch"], case[axis]) for axis in ("seq_q", "seq_kv"))
+    return list(zip(of_q, of_kv, strict=True))
+
+
+def spans(queries: int, keys: int, causal: bool, window: int) -> tuple[Tensor, Tensor]:
+    """The first key that each query of a sequence sees, and the one behind the last."""
+    position = torch.arange(queries) + keys - queries
+    begin = (position - window + 1).clamp(0) if window else torch.zeros_like(position)
+    behind = position + (1 if causal else window) if causal or window else torch.full_like(position, keys)
+    return begin, torch.maximum(behind.clamp(0, keys), begin)
+
+
+def behind(counts: list[int], longest: int) -> Tensor:
+    """Which tokens of a padded batch lie behind the lengths, (batch, longest, 1, 1)."""
+    return (torch.arange(longest) >= torch.tensor(counts)[:, None])[:, :, None, None]
+
+
+@dataclass(frozen=True)
+class Rows(Floats):
+    """Floats, of which the uniform ones, which nothing is timed with, have rows that a careless softmax fails on: every 32nd
+    query, from the fourth on, has scores of some hundreds, of both signs; with every 32nd from the twentieth on, every
+    fourth key has large products that cancel."""
+
+    is_query: bool = True
+
+    def make(self, tensor: Tensor, made: Tensors, draw: Draw) -> None:
+        super().make(tensor, made, draw)
+        if draw.distribution != "uniform":
+            return
+        half = tensor.shape[-1] // 2
+        if self.is_query:
+            tensor[..., 3::32, :, :] *= 256
+            rows = tensor[..., 19::32, :, :] * 64
+            tensor[..., 19::32, :, :] = torch.cat((rows[..., :half], -rows[..., :half]), -1)
+        else:
+            rows = tensor[..., 1::4, :, :]
+            rows[..., half:] = rows[..., :half]
+
+
+def tensors(case: Case) -> list[Spec]:
+    batch, heads, dim = case["batch"], case["heads"], case["head_dim"]
+    queries, keys = (list(of) for of in zip(*lengths_of(case), strict=True))
+    of_q: tuple[int, ...] = (batch, case["seq_q"])
+    of_kv: tuple[int, ...] = (batch, case["seq_kv"])
+    of_lse: tuple[int, ...] = (batch, heads, case["seq_q"])
+    seqlens: list[list[int]] = [[], []]
+    masks: list[Tensor | None] = [None, None]
+    if is_packed(case):
+        total = sum(queries)
+        of_q, of_kv, of_lse = (total,), (sum(keys) + TAIL,), (heads, total)
+        seqlens = [offsets(queries), offsets(keys)]
+        masks[1] = (torch.arange(sum(keys) + TAIL) >= sum(keys))[:, None, None]
+    elif case.params["lengths"] != "full":
+        seqlens = [queries, keys]
+        masks = [behind(queries, case["seq_q"]), behind(keys, case["seq_kv"])]
+
+    def rows(mask: Tensor | None, is_query: bool) -> Rows:
+        return Rows(1.0, 0.0, None if mask is None else lambda made: mask.to(made["out"].device), is_query)
+
+    shape_kv = (*of_kv, case["kv_heads"], dim)
+    return [
+        out("out", *of_q, heads, dim),
+        out("lse", *(of_lse if case.params["lse"] == "yes" else (0,)), dtype="float32"),
+        given("q", *of_q, heads, dim, fill=rows(masks[0], True)),
+        given("k", *shape_kv, fill=rows(masks[1], False)),
+        given("v", *shape_kv, fill=floats(poison=rows(masks[1], False).poison)),
+        given("q_seqlens", len(seqlens[0]), dtype="int32", fill=fixed(seqlens[0])),
+        given("kv_seqlens", len(seqlens[1]), dtype="int32", fill=fixed(seqlens[1])),
+    ]
+
+
+def reference(case: Case, t: Tensors, causal: bool, window: int, softcap: float) -> dict[str, Expected]:
+    """In fp64, some queries of a sequence at a time."""
+    shape = t["q"].shape
+    made = {name: t["q"].new_zeros(shape) for name in ("out", "bound")}
+    made["lse"] = t["q"].new_full((*shape[:-3], shape[-2], shape[-3]), -math.inf)
+    made["lse_bound"] = torch.zeros_like(made["lse"])
+    first_q = first_kv = 0
+    for sequence, (queries, keys) in enumerate(lengths_of(case)):
+        if is_packed(case):
+            of: Any = slice(first_q, first_q + queries)
+            k, v = (t[name][first_kv : first_kv + keys] for name in ("k", "v"))
+            first_q, first_kv = first_q + queries, first_kv + keys
+        else:
+            of = (sequence, slice(queries))
+            k, v = (t[name][sequence, :keys] for name in ("k", "v"))
+        q = t["q"][of]
+        rows = max(1, MOST_SCORES // (max(1, keys) * case["heads"]))
+        begin, end = spans(queries, keys, causal, window)
+        for row in range(0, queries, rows):
+            some = slice(row, row + rows)
+            low, high = int(begin[some].min()), int(end[some].max())
+            if high <= low:
+                continue
+            column = torch.arange(low, high)
+            seen = ((column >= begin[some, None]) & (column < end[some, None])).to(q.device)
+            found = attend(q[some], k[low:high], v[low:high], seen, softcap, DTYPES[case.dtype])
+            for name, values in zip(made, found, strict=True):
+                each = made[name] if name in ("out", "bound") else made[name].transpose(-1, -2)
+                each[of][some] = values
+    lse = within(made["lse"], made["lse_bound"])
+    if case.params["lse"] == "no":
+        lse = within(t["q"].new_zeros(0), t["q"].new_zeros(0))
+    return {"out": within(made["out"], made["bound"]), "lse": lse}
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, seen: Tensor, softcap: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """out, its bound, the log-sum-exp and its bound, of (queries, heads, dim) over keys of which `seen` (queries, keys) count.
+
+    Let n be the keys, p the probabilities, h the unit roundoff of `dtype` and u that of fp32.
+
+    A score is a dot product of head_dim terms, off by at most 4 sqrt(head_dim) u scale |q| |k| (see `dot`, and the
+    Cauchy-Schwarz inequality). Scaling it and subtracting the maximum, in either order, takes up to 8 u times the largest
+    score; a tanh 8 u softcap; the power of 2 itself 8 u. Together e: p and the sum that divides it are off by e relatively,
+    and out by e (sum p |v| + |out|).
+    The sums of n terms, and their scaling whenever the maximum grows, take (4 sqrt(n) + 16) u of the same.
+    Kernels that multiply with tensor cores round each p to `dtype`, relatively by h; in float16 by 2^-25 of the largest p where
+    it is subnormal. These errors are independent of each other, but for equal scores, whose part of p v has random signs
+    then: 6 standard deviations, 6 sqrt(sum (h p v)^2), and h |out| for what all p have in common."""
+    heads, dim, kv_heads = q.shape[1], q.shape[2], k.shape[1]
+    group, queries, n, scale = heads // kv_heads, q.shape[0], k.shape[0], q.shape[2] ** -0.5
+    q = q.unflatten(1, (kv_heads, group)).permute(1, 2, 0, 3).flatten(1, 2)  # (kv_heads, group * queries, dim)
+    k, v = k.transpose(0, 1), v.transpose(0, 1)
+    hidden = ~seen.repeat(group, 1)
+
+    scores = (q @ k.transpose(1, 2)).mul_(scale)
+    if softcap:
+        scores.div_(softcap).tanh_().mul_(softcap)
+    scores.masked_fill_(hidden, -math.inf)
+    most = scores.amax(-1, keepdim=True)
+    powers = scores.sub_(most.clamp_min(-1e300)).exp_()  # -inf where nothing is seen
+    total = powers.sum(-1, keepdim=True)
+    p = powers.div_(total.clamp_min(1e-300))
+
+    largest = scale * q.norm(dim=-1, keepdim=True) * k.norm(dim=-1).amax(-1)[:, None, None]
+    e = ((4 * dim**0.5 + 8) * largest + 8 * softcap + 8) * U
+    sums = (4 * n**0.5 + 16) * U
+    value = p @ v
+    bound = (p @ v.abs()).add_(value.abs()).mul_(e + sums)
+    h = torch.finfo(dtype).eps / 2
+    subnormal = 2.0**-25 if dtype == torch.float16 else 0.0
+    rounded = p.mul_(h).add_(subnormal / total.clamp_min(1)).masked_fill_(hidden, 0.0).square_()
+    bound += (rounded @ v.square()).sqrt_().mul_(6).add_(value.abs(), alpha=h)
+
+    def back(x: Tensor) -> Tensor:
+        return x.unflatten(1, (group, queries)).permute(2, 0, 1, 3).flatten(1, 2)
+
+    lse = most + total.log()
+    lse_bound = (e + sums + 8 * U + 4 * U * largest).expand_as(lse)
+    return back(value), back(bound), back(lse).squeeze(-1), back(lse_bound).squeeze(-1)
+
+
+def spans_of(case: Case) -> list[tuple[Tensor, Tensor]]:
+    call = op.call(case)
+    return [spans(queries, keys, call["causal"], call["window"]) for queries, keys in lengths_of(case)]
+
+
+def pairs(case: Case) -> int:
+    """How many pairs of a query and a key it sees there are, for one head."""
+    return sum(int((end - begin).sum()) for begin, end in spans_of(case))
+
+
+def traffic(case: Case) -> tuple[float, float]:
+    """Queries that there are, keys and values that any query sees; all of out and of lse."""
+    token = 1.0 * case["head_dim"] * DTYPES[case.dtype].itemsize
+    queries = sum(queries for queries, _ in lengths_of(case))
+    keys = sum(int(end.max() - begin.min()) for begin, end in spans_of(case) if len(begin) and end.max() > begin.min())
+    written = queries if is_packed(case) else case["batch"] * case["seq_q"]
+    lse = 4.0 * written * case["heads"] if case.params["lse"] == "yes" else 0.0
+    return token * (queries * case["heads"] + 2 * keys * case["kv_heads"]), token * written * case["heads"] + lse
+
+
+def shape(batch: int, seq_q: int, seq_kv: int, heads: int, kv_heads: int, head_dim: int) -> dict[str, int]:
+    return {
+        "batch": batch, "seq_q": seq_q, "seq_kv": seq_kv, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim
+    }  # fmt: skip
+
+
+op = Op(
+    "prefill_attention",
+    axes={
+        "batch": size(3),
+        "seq_q": size(48),
+        "seq_kv": size(80),
+        "heads": size(4),
+        "kv_heads": divides("heads"),
+        "head_dim": one_of(64, 128, 256),
+    },
+    params={
+        "layout": ("padded", "packed"),
+        "lengths": Ragged(examples=("full", "gaps:1")),
+        "lse": ("no", "yes"),
+    },
+    tensors=tensors,
+    reference=reference,
+    calls={
+        "causal": {"causal": True, "window": 0, "softcap": 0.0},
+        "full": {"causal": False, "window": 0, "softcap": 0.0},
+        "window": {"causal": True, "window": 4096, "softcap": 0.0},  # Mistral 7B's
+        "softcap": {"causal": True, "window": 0, "softcap": 50.0},  # Gemma 2's
+        "narrow": {"causal": True, "window": 20, "softcap": 2.0},  # of small shapes, too, with both at once
+        "narrow_full": {"causal": False, "window": 20, "softcap": 0.0},
+    },
+    flops=lambda case: 4.0 * pairs(case) * case["heads"] * case["head_dim"],
+    traffic=traffic,
+    arithmetic=lambda case: (case.dtype, "float32"),
+    metric=TFLOPS,
+    strided=("out", "q", "k", "v"),
+    odd_shapes=(shape(3, 37, 37, 2, 1, 64), shape(1, 5, 70, 4, 2, 128)),
+    sizes={
+        "small": [shape(1, 1, 1, 1, 1, 64), shape(3, 66, 66, 2, 2, 64), shape(1, 40, 9, 1, 1, 256)],
+        "large": [
+            shape(2, 1000, 1000, 8, 2, 128),
+            shape(1, 129, 3000, 4, 4, 64),
+            shape(7, 300, 517, 6, 1, 256),
+            shape(1, 2048, 2048, 32, 8, 128),
+        ],
+    },
+)
+
+baselines.register(op)
+op.cuda("v01_naive.cu")
+op.cuda("v02_flash.cu")
+op.cuda("v03_mma.cu")
+op.cuda("v04_wgmma.cu", archs="sm_90a")
+op.cuda("v05_pingpong.cu", archs="sm_90a")
+op.triton("triton_flash.py")
+op.cpp("cpu_naive.cpp")
+op.cpp("cpu_blocked.cpp")

@@ -1,0 +1,52 @@
+// cpu_naive: for each query and head the scores of the keys that it sees, their softmax, and its product with v, in float32.
+// Idea: the definition on a CPU; scores are kept for one row; threads over queries and heads.
+// Expected: about 1 GFLOP/s a core, bound by the conversions from half at each use.
+#include <torch/csrc/stable/ops.h>
+
+#include <vector>
+
+#include "prefill_attention.h"
+
+namespace minfer {
+
+template <typename T>
+void attend(const Attention<T>& p, int number, const Sequence& s, int query, int head, std::vector<float>& scores) {
+  T* out = p.out.at(number, s.first_q + query, head);
+  const Span span = query < s.queries ? p.span(s, query) : Span{0, 0};
+  std::vector<float> sums(p.dim);
+  float max = -INFINITY, sum = 0.0f;
+  for (int key = span.begin; key < span.end; ++key) {
+    const T* q = p.q.at(number, s.first_q + query, head);
+    const T* k = p.k.at(number, s.first_kv + key, p.kv_head(head));
+    float score = 0.0f;
+    for (int i = 0; i < p.dim; ++i) score += static_cast<float>(q[i]) * static_cast<float>(k[i]);
+    score *= p.scale;
+    if (p.softcap > 0.0f) score = p.softcap * std::tanh(score / p.softcap);
+    scores[key] = score;
+    max = score > max ? score : max;
+  }
+  for (int key = span.begin; key < span.end; ++key) {
+    const T* v = p.v.at(number, s.first_kv + key, p.kv_head(head));
+    const float power = std::exp(scores[key] - max);
+    sum += power;
+    for (int i = 0; i < p.dim; ++i) sums[i] += power * static_cast<float>(v[i]);
+  }
+  for (int i = 0; i < p.dim; ++i) out[i] = static_cast<T>(span.begin < span.end ? sums[i] / sum : 0.0f);
+  if (p.lse) *p.lse_at(number, s, query, head) = span.begin < span.end ? max + std::log(sum) : -INFINITY;
+}
+
+template <typename T>
+void launch(const Attention<T>& p) {
+  for (int number = 0; number < p.batch; ++number) {
+    const Sequence s = p.sequence(number);
+    torch::stable::parallel_for(0, int64_t(p.rows(s)) * p.heads, 4, [&](int64_t begin, int64_t end) {
+      std::vector<float> scores(s.keys);
+      for (int64_t i = begin; i < end; ++i)
+        attend(p, number, s, static_cast<int>(i / p.heads), static_cast<int>(i % p.heads), scores);
+    });
+  }
+}
+
+}  // namespace minfer
+
+MINFER_PREFILL_ATTENTION(prefill_attention_cpu_naive, minfer::launch)

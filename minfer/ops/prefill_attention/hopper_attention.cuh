@@ -1,0 +1,262 @@
+// What the Hopper rungs share: tiles in shared memory that a producer thread fills by TMA, and what a warpgroup does with them.
+//
+// A block computes 128 rows of out for one head, 64 in each of two warpgroups; a third has the thread that copies. Keys and
+// values come in blocks of kBlockN, the last one first: it is the one that a causal mask cuts.
+#pragma once
+
+#include "cuda/hopper.cuh"
+#include "cuda/named_barrier.cuh"
+#include "cuda/pipeline.cuh"
+#include "cuda/softmax.cuh"
+#include "cuda/tma_heads.cuh"
+#include "cuda/wgmma_registers.cuh"
+#include "prefill_attention.h"
+
+namespace minfer {
+
+constexpr int kConsumers = 2, kRows = 64, kBlockM = kConsumers * kRows, kThreads = (kConsumers + 1) * 128;
+constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
+constexpr int kTailBarrier = 2;  // named barriers: one for each consumer warpgroup from here on
+
+struct AttentionMaps {
+  HeadsMap q, k, v;
+};
+
+// 128 rows of out.
+struct Work {
+  int number, head, row0;
+  Sequence s;
+  int first_block, blocks;  // of keys that any of the rows sees: the blocks from first_block on
+
+  __device__ bool exists() const { return number >= 0; }
+};
+
+// Tiles of a head: of packed sequences at most, because the host does not know their lengths.
+template <typename T>
+int tiles_of_head(const Attention<T>& p) {
+  const int64_t whole = (int64_t(p.seq_q) + kBlockM - 1) / kBlockM;
+  const int64_t tiles = p.packed ? whole + p.batch : whole * p.batch;
+  STD_TORCH_CHECK(tiles * p.heads < INT_MAX, "prefill_attention: more tiles of out than fit 32 bits");
+  return static_cast<int>(tiles);
+}
+
+// Tile `index`, counted head by head, and in a sequence from the last rows on: causal attention has most to do there. So many
+// blocks work on one head at a time, whose keys and values L2 then keeps, and short tiles come last.
+template <int kBlockN, typename T>
+__device__ Work work_of(const Attention<T>& p, int index, int tiles_of_head) {
+  Work w{-1, 0, 0, {}, 0, 0};
+  int rest = index % tiles_of_head;
+  const int head = index / tiles_of_head;
+  if (p.packed) {
+    w.head = head;
+    for (int number = 0; number < p.batch && w.number < 0; ++number) {
+      const Sequence s = p.sequence(number);
+      const int tiles = (s.queries + kBlockM - 1) / kBlockM;
+      if (rest < tiles) w.number = number, w.s = s, w.row0 = (tiles - 1 - rest) * kBlockM;
+      rest -= tiles;
+    }
+    if (w.number < 0) return w;
+  } else {
+    const int tiles = (p.seq_q + kBlockM - 1) / kBlockM, row = index / tiles;
+    w.number = row / p.heads, w.head = row % p.heads, w.s = p.sequence(w.number);
+    w.row0 = (tiles - 1 - index % tiles) * kBlockM;
+  }
+  if (w.row0 >= w.s.queries) return w;  // rows behind a sequence in a padded batch, which see nothing
+  const int begin = p.span(w.s, w.row0).begin, end = p.span(w.s, min(w.row0 + kBlockM, w.s.queries) - 1).end;
+  if (begin >= end) return w;
+  w.first_block = begin / kBlockN;
+  w.blocks = (end + kBlockN - 1) / kBlockN - w.first_block;
+  return w;
+}
+
+// A block's shared memory and barriers. Each of q, k and v is in slabs of 64 columns, in the 128-byte swizzle.
+template <typename T, int kDim>
+struct Tiles {
+  static constexpr int kBlockN = kDim <= 128 ? 128 : 64, kStages = 2, kSlabs = kDim / 64;
+  static constexpr int kQ = kBlockM * kDim, kKV = kBlockN * kDim;  // elements
+  static constexpr int kBytes = (kQ + 2 * kStages * kKV) * sizeof(T) + (2 + 4 * kStages) * sizeof(uint64_t);
+  static_assert(kBytes <= 227 << 10, "more than a block has");
+
+  T *q, *k, *v;
+  uint64_t *full_q, *empty_q, *full_k, *empty_k, *full_v, *empty_v;
+
+  __device__ explicit Tiles(unsigned char* shared)
+      : q(reinterpret_cast<T*>(shared)), k(q + kQ), v(k + kStages * kKV),
+        full_q(reinterpret_cast<uint64_t*>(v + kStages * kKV)), empty_q(full_q + 1), full_k(full_q + 2),
+        empty_k(full_k + kStages), full_v(empty_k + kStages), empty_v(full_v + kStages) {}
+
+  // One thread.
+  __device__ void init() const {
+    barrier_init(full_q, 1), barrier_init(empty_q, kConsumers * 4);
+    for (int stage = 0; stage < kStages; ++stage) {
+      barrier_init(full_k + stage, 1), barrier_init(empty_k + stage, kConsumers * 4);
+      barrier_init(full_v + stage, 1), barrier_init(empty_v + stage, kConsumers * 4);
+    }
+    barrier_init_fence();
+  }
+
+  template <int kRowsOfBox>
+  __device__ static void load(T* tile, const HeadsMap& map, uint64_t* full, int head, int token, int batch) {
+    barrier_expect(full, kRowsOfBox * kDim * sizeof(T));
+#pragma unroll
+    for (int slab = 0; slab < kSlabs; ++slab)
+      tma_load_heads(tile + slab * kRowsOfBox * 64, map, full, slab * 64, head, token, batch);
+  }
+
+  // The producer's part of one piece of work.
+  __device__ void load(const Attention<T>& p, const AttentionMaps& maps, const Work& w, Ring<kStages>& ring,
+                       uint32_t parity_of_q) const {
+    if (w.blocks == 0) return;
+    const int batch = p.packed ? 0 : w.number, kv_head = p.kv_head(w.head);
+    barrier_wait(empty_q, parity_of_q ^ 1);
+    load<kBlockM>(q, maps.q, full_q, w.head, w.s.first_q + w.row0, batch);
+#pragma unroll 1
+    for (int i = w.blocks - 1; i >= 0; --i, ring.advance()) {
+      const int token = w.s.first_kv + (w.first_block + i) * kBlockN, stage = ring.stage;
+      barrier_wait(empty_k + stage, ring.parity ^ 1);
+      load<kBlockN>(k + stage * kKV, maps.k, full_k + stage, kv_head, token, batch);
+      barrier_wait(empty_v + stage, ring.parity ^ 1);
+      load<kBlockN>(v + stage * kKV, maps.v, full_v + stage, kv_head, token, batch);
+    }
+  }
+};
+
+// What a consumer warpgroup has in registers: 64 rows of out, not yet divided by their sums.
+template <typename T, int kDim>
+struct Rows64 {
+  using Tile = Tiles<T, kDim>;
+  static constexpr int kBlockN = Tile::kBlockN;
+  using Scores = float[kBlockN / 2];
+  using Powers = uint32_t[kBlockN / 16][4];  // rounded to T, as fragments of the second product
+
+  const Tile& tiles;
+  const Attention<T>& p;
+  float factor;  // scores times this are exponents of 2
+  OnlineRows online;
+  float out[kDim / 2];
+
+  __device__ Rows64(const Tile& tiles, const Attention<T>& p)
+      : tiles(tiles), p(p), factor(p.softcap > 0.0f ? kLog2E : p.scale * kLog2E) {}
+
+  __device__ void clear() {
+    online = OnlineRows{};
+#pragma unroll
+    for (int i = 0; i < kDim / 2; ++i) out[i] = 0.0f;
+  }
+
+  // One lane of each warp tells the producer.
+  __device__ static void release(uint64_t* empty) {
+    if (threadIdx.x % 32 == 0) barrier_arrive(empty);
+  }
+
+  // Starts scores = q kᵀ with the keys of a stage.
+  __device__ void start_scores(Scores& scores, int stage) const {
+    const T *q = tiles.q + warpgroup_index() * kRows * 64, *k = tiles.k + stage * Tile::kKV;
+    const uint64_t rows = tile_descriptor(q, 16, 1024), cols = tile_descriptor(k, 16, 1024);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < kDim / 16; ++step) {  // a step is 32 bytes of a row; descriptors count 16 bytes
+      const int slab = step / 4, within = step % 4 * 2;
+      wgmma<T, false>(scores, rows + slab * (kBlockM * 8) + within, cols + slab * (kBlockN * 8) + within, step > 0);
+    }
+    wgmma_commit();
+  }
+
+  // Starts out += powers v with the values of a stage.
+  __device__ void start_out(const Powers& powers, int stage) {
+    const uint64_t values = tile_descriptor(tiles.v + stage * Tile::kKV, kBlockN * 128, 1024);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < kBlockN / 16; ++step)  // 16 rows of 128 bytes
+      wgmma_registers<T, true>(out, powers[step], values + step * 128, true);
+    wgmma_commit();
+  }
+
+  // Caps the scores of the keys from key0 on, and hides those that a row must not see.
+  __device__ void mask(Scores& scores, const Work& w, int key0) const {
+    const int first = w.row0 + warpgroup_index() * kRows, lane = threadIdx.x % 32;
+    if (p.softcap > 0.0f) {
+#pragma unroll
+      for (int i = 0; i < kBlockN / 2; ++i)
+        scores[i] = p.softcap * tanh_by_exp2(scores[i] * (p.scale / p.softcap));
+    }
+    if (key0 >= p.span(w.s, first + kRows - 1).begin && key0 + kBlockN <= p.span(w.s, first).end) return;
+    const int row = first + threadIdx.x % 128 / 32 * 16 + lane / 4;
+    const Span spans[2] = {p.span(w.s, row), p.span(w.s, row + 8)};
+#pragma unroll
+    for (int i = 0; i < kBlockN / 2; ++i) {
+      const int key = key0 + i / 4 * 8 + lane % 4 * 2 + i % 2;
+      const Span& span = spans[i / 2 % 2];
+      if (key < span.begin || key >= span.end) scores[i] = -INFINITY;
+    }
+  }
+
+  __device__ static void round(Powers& powers, const Scores& scores) {
+#pragma unroll
+    for (int step = 0; step < kBlockN / 16; ++step) to_fragment<T>(powers[step], scores, step);
+  }
+
+  // Zeros in the place of values behind the sequence's last one, which may be NaN: a power of 0 times NaN is no 0. Each
+  // warpgroup writes all of them, so that neither waits for the other.
+  __device__ void clear_tail(const Work& w, int key0, int stage) const {
+    const int left = w.s.keys - key0;
+    if (left >= kBlockN) return;
+    T* values = tiles.v + stage * Tile::kKV;
+    const int pieces = (kBlockN - left) * 8;  // of 16 bytes; the swizzle exchanges them within a row
+    for (int slab = 0; slab < Tile::kSlabs; ++slab)
+      for (int i = threadIdx.x % 128; i < pieces; i += 128)
+        reinterpret_cast<uint4*>(values + slab * kBlockN * 64 + left * 64)[i] = uint4{};
+    fence_async();
+    named_barrier_sync(kTailBarrier + warpgroup_index(), 128);
+  }
+
+  // Divides by the sums and writes the rows that are in memory; 0 to those that saw nothing.
+  __device__ void store(const Work& w) {
+    float inverse[2], lse[2];
+    online.finish(factor, inverse, lse);
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int row = w.row0 + warpgroup_index() * kRows + threadIdx.x % 128 / 32 * 16 + lane / 4 + r * 8;
+      if (row >= p.rows(w.s)) continue;
+      const bool is_query = row < w.s.queries;
+      T* to = p.out.at(p.packed ? 0 : w.number, w.s.first_q + row, w.head) + lane % 4 * 2;
+#pragma unroll
+      for (int j = 0; j < kDim / 8; ++j) {
+        typename Vector<T>::Pair pair;
+        const float factor = is_query ? inverse[r] : 0.0f;  // what lies behind the queries may be NaN
+        const float a = out[j * 4 + r * 2], b = out[j * 4 + r * 2 + 1];
+        round_to(pair, factor > 0.0f ? a * factor : 0.0f, factor > 0.0f ? b * factor : 0.0f);
+        *reinterpret_cast<decltype(pair)*>(to + j * 8) = pair;
+      }
+      if (p.lse && lane % 4 == 0) *p.lse_at(p.packed ? 0 : w.number, w.s, row, w.head) = is_query ? lse[r] : -INFINITY;
+    }
+  }
+};
+
+template <typename T>
+AttentionMaps make_maps(const Attention<T>& p, int block_n) {
+  require_vectors(p);
+  AttentionMaps maps;
+  const int batch = p.packed ? 1 : p.batch;
+  const auto make = [&](HeadsMap& map, const Heads<const T>& of, int tokens, int heads, int box) {
+    return make_heads_map(map, of.begin, batch, tokens, heads, p.dim, of.of_batch, of.of_token, of.of_head, box);
+  };
+  // No keys at all: a map of none does not exist, and no block asks for it.
+  STD_TORCH_CHECK(make(maps.q, p.q, p.seq_q, p.heads, kBlockM) &&
+                      (p.seq_kv == 0 || (make(maps.k, p.k, p.seq_kv, p.kv_heads, block_n) &&
+                                         make(maps.v, p.v, p.seq_kv, p.kv_heads, block_n))),
+                  "prefill_attention: the driver knows no tensor map for these tensors; it must be one of CUDA 12 or newer, "
+                  "and strides under 2^39 elements");
+  return maps;
+}
+
+// Calls launch.operator()<kDim>() for the head_dim.
+template <typename Launch>
+void for_dim(int dim, Launch launch) {
+  if (dim == 64) launch.template operator()<64>();
+  else if (dim == 128) launch.template operator()<128>();
+  else launch.template operator()<256>();
+}
+
+}  // namespace minfer

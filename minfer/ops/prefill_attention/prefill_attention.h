@@ -1,0 +1,185 @@
+// What every CUDA and C++ prefill_attention kernel is given, and how it becomes a torch op. `__init__.py` says what is
+// computed.
+//
+// A kernel file defines `template <typename T> void launch(const Attention<T>&)` and ends with
+// `MINFER_PREFILL_ATTENTION(prefill_attention_<file name>, minfer::launch)`. T is Half or BFloat16.
+#pragma once
+
+#include <cmath>
+
+#include "ops/op.h"
+
+#ifdef __CUDACC__
+#define MINFER_EITHER __host__ __device__
+#else
+#define MINFER_EITHER
+#endif
+
+namespace minfer {
+
+// Rows of head_dim contiguous elements: (batch, seq, heads, head_dim), or (tokens, heads, head_dim). Strides in elements.
+template <typename T>
+struct Heads {
+  T* begin;
+  int64_t of_batch, of_token, of_head;  // of_batch is 0 where sequences are packed
+
+  // `token` counts from the first one of its sequence, or of all where sequences are packed.
+  MINFER_EITHER T* at(int batch, int64_t token, int head) const {
+    return begin + batch * of_batch + token * of_token + head * of_head;
+  }
+};
+
+// One sequence: its tokens from `first_q` and `first_kv` on (0 where sequences are padded), and how many there are.
+struct Sequence {
+  int first_q, queries, first_kv, keys;
+};
+
+// The keys from `begin` to before `end`.
+struct Span {
+  int begin, end;
+};
+
+template <typename T>
+struct Attention {
+  Heads<T> out;
+  Heads<const T> q, k, v;
+  float* lse;  // null if nobody asks for it
+  int64_t lse_batch, lse_head;  // its strides; tokens are contiguous
+  const int *q_seqlens, *kv_seqlens;  // null: every sequence has seq_q queries and seq_kv keys
+  bool packed;
+  int batch, heads, kv_heads, dim;
+  int seq_q, seq_kv;  // the longest that a sequence may be; all tokens where sequences are packed
+  bool causal;
+  int window;  // 0: none
+  float softcap, scale;  // softcap 0: none
+#ifdef __CUDACC__
+  cudaStream_t stream;
+#endif
+
+  // Lengths that contradict the tensors are brought back into them.
+  MINFER_EITHER Sequence sequence(int number) const {
+    const auto limit = [](int x, int low, int high) { return x < low ? low : x > high ? high : x; };
+    if (!packed)
+      return {0, q_seqlens ? limit(q_seqlens[number], 0, seq_q) : seq_q, 0,
+              kv_seqlens ? limit(kv_seqlens[number], 0, seq_kv) : seq_kv};
+    const int q0 = limit(q_seqlens[number], 0, seq_q), k0 = limit(kv_seqlens[number], 0, seq_kv);
+    return {q0, limit(q_seqlens[number + 1], q0, seq_q) - q0, k0, limit(kv_seqlens[number + 1], k0, seq_kv) - k0};
+  }
+
+  // The keys that the query at a position sees, of so many; none where begin >= end.
+  MINFER_EITHER Span span_at(int position, int keys) const {
+    const int first = position - window + 1, behind = position + (causal ? 1 : window);
+    return {window && first > 0 ? first : 0, (causal || window) && behind < keys ? behind : keys};
+  }
+  MINFER_EITHER Span span(const Sequence& s, int query) const { return span_at(query + s.keys - s.queries, s.keys); }
+
+  // Tokens of q and out that sequence `number` has in memory: the queries, and in a padded batch those behind them.
+  MINFER_EITHER int rows(const Sequence& s) const { return packed ? s.queries : seq_q; }
+
+  MINFER_EITHER int kv_head(int head) const { return head / (heads / kv_heads); }
+  MINFER_EITHER float* lse_at(int number, const Sequence& s, int query, int head) const {
+    return lse + number * lse_batch + head * lse_head + s.first_q + query;
+  }
+};
+
+// Throws unless rows can be read and written 16 bytes at a time.
+template <typename T>
+void require_vectors(const Attention<T>& p) {
+  const auto check = [&](const auto& rows, const char* who) {
+    check_pieces(rows.begin, p.dim, rows.of_batch, who);
+    check_pieces(rows.begin, p.dim, rows.of_token, who);
+    check_pieces(rows.begin, p.dim, rows.of_head, who);
+  };
+  check(p.out, "prefill_attention: out"), check(p.q, "prefill_attention: q");
+  check(p.k, "prefill_attention: k"), check(p.v, "prefill_attention: v");
+}
+
+// Strides of dimensions of one element mean nothing, and are 0 here.
+template <typename T, typename Element>
+Heads<Element> make_heads(const Tensor& tensor, Element* begin) {
+  const auto stride = [&](int64_t dim) { return tensor.size(dim) > 1 ? tensor.stride(dim) : 0; };
+  if (tensor.dim() == 3) return {begin, 0, stride(0), stride(1)};
+  return {begin, stride(0), stride(1), stride(2)};
+}
+
+template <typename T>
+Attention<T> make_attention(const Tensor& out, const Tensor& lse, const Tensor& q, const Tensor& k, const Tensor& v,
+                            const Tensor& q_seqlens, const Tensor& kv_seqlens, bool causal, int64_t window,
+                            double softcap, double scale) {
+  const bool packed = q.dim() == 3;
+  STD_TORCH_CHECK(packed || q.dim() == 4, "prefill_attention: q must have 3 or 4 dimensions, got ", q.dim());
+  check_rank(k, "prefill_attention: k", q.dim());
+  const int64_t last = q.dim() - 1, batch = packed ? q_seqlens.numel() - 1 : q.size(0), dim = q.size(last);
+  const int64_t heads = q.size(last - 1), kv_heads = k.size(last - 1), seq_q = q.size(last - 2), seq_kv = k.size(last - 2);
+  const int64_t counts = packed ? batch + 1 : q_seqlens.numel() == 0 ? 0 : batch;
+  if (packed) {
+    check_sizes(out, "prefill_attention: out", {seq_q, heads, dim});
+    check_sizes(k, "prefill_attention: k", {seq_kv, kv_heads, dim});
+    check_sizes(v, "prefill_attention: v", {seq_kv, kv_heads, dim});
+    STD_TORCH_CHECK(batch >= 0, "prefill_attention: q_seqlens of packed sequences must have at least one element");
+    if (lse.numel() > 0) check_sizes(lse, "prefill_attention: lse", {heads, seq_q});
+  } else {
+    check_sizes(out, "prefill_attention: out", {batch, seq_q, heads, dim});
+    check_sizes(k, "prefill_attention: k", {batch, seq_kv, kv_heads, dim});
+    check_sizes(v, "prefill_attention: v", {batch, seq_kv, kv_heads, dim});
+    if (lse.numel() > 0) check_sizes(lse, "prefill_attention: lse", {batch, heads, seq_q});
+  }
+  check_sizes(q_seqlens, "prefill_attention: q_seqlens", {counts});
+  check_sizes(kv_seqlens, "prefill_attention: kv_seqlens", {counts});
+  STD_TORCH_CHECK(kv_heads > 0 && heads % kv_heads == 0, "prefill_attention: q must have a multiple of the ", kv_heads,
+                  " heads of k, got ", heads);
+  STD_TORCH_CHECK(dim == 64 || dim == 128 || dim == 256, "prefill_attention: q must have a head_dim of 64, 128 or 256, got ",
+                  dim);
+  STD_TORCH_CHECK(window >= 0 && softcap >= 0 && scale >= 0, "prefill_attention: window, softcap and scale must not be negative");
+  check_rows(out, "prefill_attention: out"), check_rows(q, "prefill_attention: q");
+  check_rows(k, "prefill_attention: k"), check_rows(v, "prefill_attention: v");
+  check_contiguous(lse, "prefill_attention: lse");
+  check_contiguous(q_seqlens, "prefill_attention: q_seqlens"), check_contiguous(kv_seqlens, "prefill_attention: kv_seqlens");
+
+  Attention<T> p;
+  p.out = make_heads<T>(out, output<T>(out, "prefill_attention: out"));
+  p.q = make_heads<T>(q, input<T>(q, "prefill_attention: q"));
+  p.k = make_heads<T>(k, input<T>(k, "prefill_attention: k"));
+  p.v = make_heads<T>(v, input<T>(v, "prefill_attention: v"));
+  p.lse = lse.numel() > 0 ? output<float>(lse, "prefill_attention: lse") : nullptr;
+  p.lse_batch = packed ? 0 : heads * seq_q, p.lse_head = seq_q;
+  p.q_seqlens = counts ? input<int32_t>(q_seqlens, "prefill_attention: q_seqlens") : nullptr;
+  p.kv_seqlens = counts ? input<int32_t>(kv_seqlens, "prefill_attention: kv_seqlens") : nullptr;
+  p.packed = packed, p.causal = causal;
+  p.batch = to_int(batch, "prefill_attention: q"), p.dim = static_cast<int>(dim);
+  p.heads = to_int(heads, "prefill_attention: q"), p.kv_heads = to_int(kv_heads, "prefill_attention: k");
+  p.seq_q = to_int(seq_q, "prefill_attention: q"), p.seq_kv = to_int(seq_kv, "prefill_attention: k");
+  // A window of at least all keys and queries hides nothing but what causal does; below that, sums of positions fit 32
+  // bits.
+  STD_TORCH_CHECK(seq_q + seq_kv <= INT_MAX / 4, "prefill_attention: q and k must have fewer than 2^29 tokens together");
+  p.window = window > seq_q + seq_kv ? 0 : static_cast<int>(window);
+  p.softcap = static_cast<float>(softcap), p.scale = static_cast<float>(scale > 0 ? scale : 1 / std::sqrt(double(dim)));
+#ifdef __CUDACC__
+  p.stream = stream_of(q);
+#endif
+  return p;
+}
+
+// Calls launch(Attention<T>) with the T of the tensors; an empty out is no work.
+template <typename Launch>
+void dispatch(const Tensor& out, const Tensor& lse, const Tensor& q, const Tensor& k, const Tensor& v,
+              const Tensor& q_seqlens, const Tensor& kv_seqlens, bool causal, int64_t window, double softcap,
+              double scale, Launch launch) {
+  dispatch<Half, BFloat16>(q.scalar_type(), "prefill_attention: q", [&]<typename T>() {
+    const Attention<T> p = make_attention<T>(out, lse, q, k, v, q_seqlens, kv_seqlens, causal, window, softcap, scale);
+    if (out.numel() > 0) launch(p);
+  });
+  check_launch();
+}
+
+}  // namespace minfer
+
+#define MINFER_PREFILL_ATTENTION(NAME, LAUNCH)                                                                             \
+  static void NAME(minfer::Tensor out, minfer::Tensor lse, const minfer::Tensor q, const minfer::Tensor k,                \
+                   const minfer::Tensor v, const minfer::Tensor q_seqlens, const minfer::Tensor kv_seqlens, bool causal,  \
+                   int64_t window, double softcap, double scale) {                                                        \
+    minfer::dispatch(out, lse, q, k, v, q_seqlens, kv_seqlens, causal, window, softcap, scale,                            \
+                     [](const auto& p) { LAUNCH(p); });                                                                   \
+  }                                                                                                                       \
+  MINFER_OP(NAME, "(Tensor(a!) out, Tensor(b!) lse, Tensor q, Tensor k, Tensor v, Tensor q_seqlens, Tensor kv_seqlens, "  \
+                  "bool causal=True, int window=0, float softcap=0.0, float scale=0.0) -> ()")

@@ -1,0 +1,253 @@
+// v03_mma: both products on tensor cores by mma.sync, in the scheme of FlashAttention-2 (Dao, 2023).
+// Idea: a warp has whole rows of queries, so that a softmax takes no shared memory: scores stay in registers, become
+// powers there, and are the left operand of the product with v as they lie. Tiles of k and v come by cp.async, swizzled:
+// that of v while q kᵀ is multiplied, the next of k while p v is. Tiles that nobody sees are skipped, by a warp too, and
+// only those on an edge of the mask are masked.
+// Expected: FlashAttention-2's 320 TFLOP/s on an H200 and some percent more where the diagonal counts; its mma.sync
+// reaches 636 there, but softmax and products take turns in a warp, and two warps a scheduler hide only a part of that.
+// On sm_89 (fp32 sums at half rate or not, which a probe must say) near the roof of mma.sync.
+#include "cuda/shared_tile.cuh"
+#include "cuda/softmax.cuh"
+#include "query_tile.cuh"
+
+namespace minfer {
+
+// A block of kWarps warps has kWarpRows queries each, and goes over kKeys keys at a time. What a fragment of k or v that
+// was loaded is multiplied with grows with kWarpRows, and so do the sums that a thread keeps: kWarpRows * kDim / 32.
+template <typename T_, int kDim_, int kWarps, int kWarpRows_, int kKeys_, int kResident_>
+struct Shape {
+  using T = T_;
+  using Place = Swizzled<kDim_>;
+  static constexpr int kDim = kDim_, kWarpRows = kWarpRows_, kKeys = kKeys_, kResident = kResident_;
+  static constexpr int kThreads = 32 * kWarps, kRows = kWarps * kWarpRows, kSlabs = kWarpRows / 16;
+  static constexpr int kQ = kRows * kDim, kKV = kKeys * kDim;  // elements of the tiles
+  static constexpr int kBytes = (kQ + 2 * kKV) * sizeof(T);
+  static constexpr bool kKeepsQ = kSlabs * kDim <= 128;  // in registers: 4 for each 16 x 16
+  static_assert(kBytes <= kMostShared);
+};
+
+// 16 x 8 of a product, of the accumulators of 16 rows.
+template <int kCount>
+__device__ inline float (&quad(float (&sums)[kCount], int column8))[4] {
+  return reinterpret_cast<float(&)[4]>(sums[4 * column8]);
+}
+
+// A warp's rows: their fragments of q, their sums, and the softmax of what they have seen.
+template <typename Shape>
+struct WarpRows {
+  using T = typename Shape::T;
+  using Place = typename Shape::Place;
+  static constexpr int kSlabs = Shape::kSlabs, kDim = Shape::kDim, kKeys = Shape::kKeys;
+
+  uint32_t kept[Shape::kKeepsQ ? kDim / 16 : 1][kSlabs][4];  // of q
+  float scores[kSlabs][kKeys / 2];
+  float sums[kSlabs][kDim / 2] = {};
+  OnlineRows online[kSlabs];
+
+  __device__ static void load_q(uint32_t (&a)[kSlabs][4], const T* q, int step) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < kSlabs; ++i) ldmatrix_x4(a[i], q + Place::at(16 * i + lane % 16, 16 * step + lane / 16 * 8));
+  }
+
+  // q is the tile from this warp's first row on.
+  __device__ void keep_q(const T* q) {
+    if constexpr (Shape::kKeepsQ)
+#pragma unroll
+      for (int step = 0; step < kDim / 16; ++step) load_q(kept[step], q, step);
+  }
+
+  __device__ void multiply_q_k(const T* q, const T* k) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < kSlabs; ++i)
+#pragma unroll
+      for (int n = 0; n < kKeys / 2; ++n) scores[i][n] = 0.0f;
+#pragma unroll
+    for (int step = 0; step < kDim / 16; ++step) {
+      uint32_t loaded[kSlabs][4];
+      if constexpr (!Shape::kKeepsQ) load_q(loaded, q, step);
+      auto& a = Shape::kKeepsQ ? kept[Shape::kKeepsQ ? step : 0] : loaded;
+#pragma unroll
+      for (int j = 0; j < kKeys / 16; ++j) {
+        uint32_t b[4];  // 16 keys
+        ldmatrix_x4(b, k + Place::at(16 * j + lane / 16 * 8 + lane % 8, 16 * step + lane / 8 % 2 * 8));
+        const uint32_t first[2] = {b[0], b[1]}, second[2] = {b[2], b[3]};
+#pragma unroll
+        for (int i = 0; i < kSlabs; ++i) {
+          mma_m16n8k16<T>(quad(scores[i], 2 * j), a[i], first);
+          mma_m16n8k16<T>(quad(scores[i], 2 * j + 1), a[i], second);
+        }
+      }
+    }
+  }
+
+  // sums += scores v, of scores that are powers by now.
+  __device__ void multiply_p_v(const T* v) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int step = 0; step < kKeys / 16; ++step) {
+      uint32_t a[kSlabs][4];
+#pragma unroll
+      for (int i = 0; i < kSlabs; ++i) to_fragment<T>(a[i], scores[i], step);
+#pragma unroll
+      for (int j = 0; j < kDim / 16; ++j) {
+        uint32_t b[4];  // 16 columns
+        ldmatrix_x4_trans(b, v + Place::at(16 * step + lane % 16, 16 * j + lane / 16 * 8));
+        const uint32_t first[2] = {b[0], b[1]}, second[2] = {b[2], b[3]};
+#pragma unroll
+        for (int i = 0; i < kSlabs; ++i) {
+          mma_m16n8k16<T>(quad(sums[i], 2 * j), a[i], first);
+          mma_m16n8k16<T>(quad(sums[i], 2 * j + 1), a[i], second);
+        }
+      }
+    }
+  }
+
+  // The scores of keys from `key` on that a row does not see become -inf; `position` is that of the warp's first.
+  __device__ void mask(const Attention<T>& p, int position, int keys, int key) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < kSlabs; ++i)
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const Span span = p.span_at(position + 16 * i + 8 * r + lane / 4, keys);
+        const int begin = span.begin - key - lane % 4 * 2, end = span.end - key - lane % 4 * 2;
+#pragma unroll
+        for (int n = 0; n < kKeys / 4; ++n) {  // two of each eight columns
+          const int column = n / 2 * 8 + n % 2;
+          if (column < begin || column >= end) scores[i][n / 2 * 4 + 2 * r + n % 2] = -INFINITY;
+        }
+      }
+  }
+
+  // What scores are to be multiplied with to be exponents of 2; a soft cap is applied to them before.
+  __device__ float cap(const Attention<T>& p) {
+    if (p.softcap == 0.0f) return p.scale * kLog2E;
+    const float inside = p.scale / p.softcap;
+#pragma unroll
+    for (int i = 0; i < kSlabs; ++i)
+#pragma unroll
+      for (int n = 0; n < kKeys / 2; ++n) scores[i][n] = tanh_by_exp2(scores[i][n] * inside);
+    return p.softcap * kLog2E;
+  }
+
+  __device__ void softmax(float factor) {
+#pragma unroll
+    for (int i = 0; i < kSlabs; ++i) {
+      float rescale[2];
+      if (online[i].add(scores[i], factor, rescale)) scale_rows(sums[i], rescale);
+    }
+  }
+
+  // Writes the warp's rows by way of their own place in q's tile, so that lanes side by side write 16 bytes each of a row.
+  // Rows from `queries` on of a padded batch are zero.
+  __device__ void store(const Attention<T>& p, const QueryTile& tile, int row, int head, T* q) {
+    using Pair = typename Vector<T>::Pair;
+    const int lane = threadIdx.x % 32, rows = p.rows(tile.s);
+    const float factor = (p.softcap == 0.0f ? p.scale : p.softcap) * kLog2E;
+    __syncwarp();  // all lanes have loaded their last fragments of q
+#pragma unroll
+    for (int i = 0; i < kSlabs; ++i) {
+      float inverse[2], lse[2];
+      online[i].finish(factor, inverse, lse);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int query = row + 16 * i + 8 * r + lane / 4;
+        if (query >= tile.s.queries) inverse[r] = 0.0f, lse[r] = -INFINITY;
+        if (p.lse && lane % 4 == 0 && query < rows) *p.lse_at(tile.number, tile.s, query, head) = lse[r];
+      }
+      scale_rows(sums[i], inverse);
+#pragma unroll
+      for (int n = 0; n < kDim / 4; ++n) {
+        const int at = Place::at(16 * i + n % 2 * 8 + lane / 4, n / 2 * 8 + lane % 4 * 2);
+        round_to(reinterpret_cast<Pair&>(q[at]), sums[i][2 * n], sums[i][2 * n + 1]);
+      }
+    }
+    __syncwarp();
+    constexpr int kPieces = kDim / 8;
+#pragma unroll
+    for (int n = 0; n < Shape::kWarpRows * kPieces / 32; ++n) {
+      const int of = (32 * n + lane) / kPieces, column = (32 * n + lane) % kPieces * 8;
+      if (row + of < rows)
+        *reinterpret_cast<uint4*>(p.out.at(tile.number, tile.s.first_q + row + of, head) + column) =
+            *reinterpret_cast<const uint4*>(q + Place::at(of, column));
+    }
+  }
+};
+
+template <typename Shape>
+__global__ void __launch_bounds__(Shape::kThreads, Shape::kResident) attend(Attention<typename Shape::T> p) {
+  using T = typename Shape::T;
+  using Place = typename Shape::Place;
+  constexpr int kRows = Shape::kRows, kKeys = Shape::kKeys, kDim = Shape::kDim, kThreads = Shape::kThreads;
+  extern __shared__ __align__(128) unsigned char shared[];
+  T* q_tile = reinterpret_cast<T*>(shared);
+  T *k_tile = q_tile + Shape::kQ, *v_tile = k_tile + Shape::kKV;
+
+  const QueryTile tile = query_tile<kRows>(p);
+  if (tile.number < 0) return;
+  const Sequence s = tile.s;
+  const int head = blockIdx.y, kv_head = p.kv_head(head);
+  const int last = min(tile.row0 + kRows, s.queries) - 1;
+  const Span first_span = p.span(s, tile.row0), last_span = p.span(s, last);
+  // Keys that any row sees, from a multiple of kKeys on; none where all rows lie behind the queries.
+  const int begin = first_span.begin / kKeys * kKeys, end = last >= tile.row0 ? last_span.end : 0;
+
+  const T* k = p.k.at(tile.number, s.first_kv, kv_head);
+  const T* v = p.v.at(tile.number, s.first_kv, kv_head);
+  const auto copy = [&](T* to, const T* from, int64_t stride, int key) {
+    if (key < end) copy_rows<Place, kKeys, kDim, kThreads>(to, from + key * stride, stride, end - key);
+    cp_async_commit();  // an empty group too, so that the groups in flight are always as many
+  };
+  copy_rows<Place, kRows, kDim, kThreads>(q_tile, p.q.at(tile.number, s.first_q + tile.row0, head), p.q.of_token,
+                                          s.queries - tile.row0);
+  copy(k_tile, k, p.k.of_token, begin);  // and q, in one group
+
+  WarpRows<Shape> warp;
+  const int warp_row = threadIdx.x / 32 * Shape::kWarpRows, row = tile.row0 + warp_row;
+  T* q = q_tile + warp_row * Place::kStride;
+  for (int key = begin; key < end; key += kKeys) {
+    cp_async_wait<0>();
+    __syncthreads();  // k has come, and all have multiplied the v before
+    copy(v_tile, v, p.v.of_token, key);
+    if (key == begin) warp.keep_q(q);
+    int position = row + s.keys - s.queries;
+    asm volatile("" : "+r"(position));  // four bounds computed anew take no registers through the mainloop
+    const Span top = p.span_at(position, s.keys), bottom = p.span_at(position + Shape::kWarpRows - 1, s.keys);
+    const bool sees = key < bottom.end && key + kKeys > top.begin;
+    if (sees) {
+      warp.multiply_q_k(q, k_tile);
+      const float factor = warp.cap(p);
+      if (key < bottom.begin || key + kKeys > top.end) warp.mask(p, position, s.keys, key);
+      warp.softmax(factor);
+    }
+    cp_async_wait<0>();
+    __syncthreads();  // v has come, and all have multiplied k
+    copy(k_tile, k, p.k.of_token, key + kKeys);
+    if (sees) warp.multiply_p_v(v_tile);
+  }
+  cp_async_wait<0>();
+  warp.store(p, tile, row, head, q);
+}
+
+template <typename Shape, typename T>
+void launch_shape(const Attention<T>& p) {
+  allow_shared(attend<Shape>, Shape::kBytes);
+  attend<Shape><<<query_tiles<Shape::kRows>(p), Shape::kThreads, Shape::kBytes, p.stream>>>(p);
+}
+
+template <typename T>
+void launch(const Attention<T>& p) {
+  require_vectors(p);
+  if (p.dim == 64) return launch_shape<Shape<T, 64, 4, 32, 64, 2>>(p);
+  if (p.dim == 256) return launch_shape<Shape<T, 256, 4, 16, 32, 2>>(p);
+  // Where an SM has shared memory for two blocks, they have four warps of 32 rows, which load half as many fragments
+  // for a product; where it has not, one block has eight warps, because four would leave each scheduler with one.
+  if constexpr (kMostShared >= 144 << 10) launch_shape<Shape<T, 128, 4, 32, 64, 2>>(p);
+  else launch_shape<Shape<T, 128, 8, 16, 64, 1>>(p);
+}
+
+}  // namespace minfer
+
+MINFER_PREFILL_ATTENTION(prefill_attention_v03_mma, minfer::launch)

@@ -1,0 +1,69 @@
+// v04_wgmma: Hopper's copy engine and warpgroup products: one thread copies, two warpgroups of 64 rows multiply.
+// Idea: TMA brings q once and keys and values in two stages of 128, so that copies need no registers and no threads' time. Scores
+// are a product of shared memory with shared memory; out += p v takes p from registers, where the softmax has left it. A
+// warpgroup waits for its own products, and while it takes exponentials, the other one has the tensor cores: nobody arranges
+// that, it comes of their being out of step.
+// Expected: 128 x 128 scores of head_dim 128 are 1024 + 1024 cycles of the tensor cores for both warpgroups, and 2 · 64 · 128
+// exponentials at 16 a cycle and quarter of a multiprocessor are 256; with maxima, sums and rounding the softmax is about 1000
+// cycles of each warpgroup. Half of that hidden: 60 to 65 % of wgmma's rate, 500 TFLOP/s.
+#include "hopper_attention.cuh"
+
+namespace minfer {
+
+template <typename T, int kDim>
+__global__ void __launch_bounds__(kThreads, 1)
+    attend(const __grid_constant__ AttentionMaps maps, const __grid_constant__ Attention<T> p, int tiles) {
+  using Tile = Tiles<T, kDim>;
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const Tile tile(shared);
+  if (threadIdx.x == 0) tile.init();
+  __syncthreads();
+  const Work w = work_of<Tile::kBlockN>(p, blockIdx.x, tiles);
+  if (!w.exists()) return;
+  Ring<Tile::kStages> ring;
+  if (warpgroup_index() == kConsumers) {
+    registers_down<kProducerRegisters>();
+    if (threadIdx.x == kConsumers * 128) tile.load(p, maps, w, ring, 0);
+    return;
+  }
+  registers_up<kConsumerRegisters>();
+  Rows64<T, kDim> rows(tile, p);
+  rows.clear();
+  if (w.blocks > 0) barrier_wait(tile.full_q, 0);
+#pragma unroll 1
+  for (int i = w.blocks - 1; i >= 0; --i, ring.advance()) {
+    const int key0 = (w.first_block + i) * Tile::kBlockN;
+    typename Rows64<T, kDim>::Scores scores;
+    typename Rows64<T, kDim>::Powers powers;
+    barrier_wait(tile.full_k + ring.stage, ring.parity);
+    rows.start_scores(scores, ring.stage);
+    wgmma_wait_for<0>(scores);
+    rows.release(tile.empty_k + ring.stage);
+    rows.mask(scores, w, key0);
+    float rescale[2];
+    if (rows.online.add(scores, rows.factor, rescale)) scale_rows(rows.out, rescale);
+    rows.round(powers, scores);
+    barrier_wait(tile.full_v + ring.stage, ring.parity);
+    rows.clear_tail(w, key0, ring.stage);
+    rows.start_out(powers, ring.stage);
+    wgmma_wait_for<0>(rows.out);
+    rows.release(tile.empty_v + ring.stage);
+  }
+  rows.store(w);
+}
+
+template <typename T>
+void launch(const Attention<T>& p) {
+  for_dim(p.dim, [&]<int kDim>() {
+    using Tile = Tiles<T, kDim>;
+    const AttentionMaps maps = make_maps(p, Tile::kBlockN);
+    const int tiles = tiles_of_head(p);
+    const auto kernel = attend<T, kDim>;
+    STD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Tile::kBytes));
+    kernel<<<tiles * p.heads, kThreads, Tile::kBytes, p.stream>>>(maps, p, tiles);
+  });
+}
+
+}  // namespace minfer
+
+MINFER_PREFILL_ATTENTION(prefill_attention_v04_wgmma, minfer::launch)

@@ -1,0 +1,177 @@
+// v05_pingpong: the softmax of one warpgroup under the products of the other, and under its own.
+// Idea: three things beside v04. (1) Two named barriers take turns: a warpgroup starts its products only when the other one has
+// started its own, so that the two stay half a period apart. (2) Within a warpgroup, the scores of the next block of keys are
+// started before out += p v of the present one, and the softmax works on those scores while out is still being added up. (3)
+// The grid stays: blocks draw work from a counter, and the copies of the next piece begin while the last one is finished.
+// FlashAttention-3's scheme (Shah et al., 2024).
+// Expected: the softmax's 1000 cycles are under the other warpgroup's 1024: 700 TFLOP/s at long sequences, where a paper has
+// 740 and this card's products alone reach 800.
+#include "cuda/counters.cuh"
+#include "hopper_attention.cuh"
+
+namespace minfer {
+
+constexpr int kTurnBarrier = kTailBarrier + kConsumers;  // and one more
+constexpr int kSlots = 2;                                // pieces of work that the producer may be ahead
+
+// Work that the producer has drawn, for the consumers to read.
+struct Slots {
+  int index[kSlots];
+  uint64_t full[kSlots], empty[kSlots];
+};
+
+template <typename T, int kDim>
+struct Pingpong {
+  using Tile = Tiles<T, kDim>;
+  using Rows = Rows64<T, kDim>;
+  static constexpr int kBytes = Tile::kBytes + sizeof(Slots);
+  static_assert(kBytes <= 227 << 10, "more than a block has");
+
+  const Tile& tile;
+  const Attention<T>& p;
+  Rows rows;
+  Ring<Tile::kStages> keys, values;
+  uint32_t parity_of_q = 0;
+
+  __device__ Pingpong(const Tile& tile, const Attention<T>& p) : tile(tile), p(p), rows(tile, p) {}
+
+  // The turn of a warpgroup to start products, and its end.
+  __device__ static void begin_turn() { named_barrier_sync(kTurnBarrier + warpgroup_index(), 256); }
+  __device__ static void end_turn() { named_barrier_arrive(kTurnBarrier + 1 - warpgroup_index(), 256); }
+
+  // Waits for scores; gives their keys back; masks them, and takes them in. Returns whether out must be multiplied with `rescale`.
+  template <int kPending>
+  __device__ bool finish_scores(typename Rows::Scores& scores, const Work& w, int block, float (&rescale)[2]) {
+    wgmma_wait_for<kPending>(scores);
+    rows.release(tile.empty_k + keys.stage);
+    keys.advance();
+    rows.mask(scores, w, (w.first_block + block) * Tile::kBlockN);
+    return rows.online.add(scores, rows.factor, rescale);
+  }
+
+  __device__ void wait_values(const Work& w, int block) {
+    barrier_wait(tile.full_v + values.stage, values.parity);
+    rows.clear_tail(w, (w.first_block + block) * Tile::kBlockN, values.stage);
+  }
+
+  __device__ void finish_out() {
+    wgmma_wait_for<0>(rows.out);
+    rows.release(tile.empty_v + values.stage);
+    values.advance();
+  }
+
+  // One piece of work.
+  __device__ void attend(const Work& w) {
+    rows.clear();
+    if (w.blocks > 0) {
+      typename Rows::Powers powers;
+      float rescale[2];
+      barrier_wait(tile.full_q, parity_of_q);
+      parity_of_q ^= 1;
+      {
+        typename Rows::Scores scores;
+        barrier_wait(tile.full_k + keys.stage, keys.parity);
+        begin_turn();
+        rows.start_scores(scores, keys.stage);
+        end_turn();
+        finish_scores<0>(scores, w, w.blocks - 1, rescale);  // out is still zero
+        rows.round(powers, scores);
+      }
+#pragma unroll 1
+      for (int i = w.blocks - 2; i >= 0; --i) {
+        typename Rows::Scores scores;
+        barrier_wait(tile.full_k + keys.stage, keys.parity);
+        wait_values(w, i + 1);
+        begin_turn();
+        rows.start_scores(scores, keys.stage);
+        rows.start_out(powers, values.stage);
+        end_turn();
+        const bool grows = finish_scores<1>(scores, w, i, rescale);
+        finish_out();
+        if (grows) scale_rows(rows.out, rescale);
+        rows.round(powers, scores);
+      }
+      rows.release(tile.empty_q);
+      wait_values(w, 0);
+      begin_turn();
+      rows.start_out(powers, values.stage);
+      end_turn();
+      finish_out();
+    }
+    rows.store(w);
+  }
+};
+
+// Draws pieces of work and copies for them until there are none. The first one of a block is its own number; `drawn` counts the
+// others, of all blocks, and wraps to zero by the last one.
+template <typename T, int kDim>
+__device__ void produce(const Tiles<T, kDim>& tile, const Attention<T>& p, const AttentionMaps& maps, Slots* slots,
+                        int tiles, int pieces, unsigned* drawn) {
+  using Tile = Tiles<T, kDim>;
+  Ring<Tile::kStages> ring;
+  Ring<kSlots> slot;
+  uint32_t parity_of_q = 0;
+  for (int index = blockIdx.x;; slot.advance()) {
+    barrier_wait(slots->empty + slot.stage, slot.parity ^ 1);
+    slots->index[slot.stage] = index;
+    barrier_arrive(slots->full + slot.stage);
+    if (index >= pieces) return;
+    const Work w = work_of<Tile::kBlockN>(p, index, tiles);
+    const int next = gridDim.x + atomicInc(drawn, pieces - 1);
+    if (w.exists() && w.blocks > 0) {
+      tile.load(p, maps, w, ring, parity_of_q);
+      parity_of_q ^= 1;
+    }
+    index = next;
+  }
+}
+
+template <typename T, int kDim>
+__global__ void __launch_bounds__(kThreads, 1)
+    attend(const __grid_constant__ AttentionMaps maps, const __grid_constant__ Attention<T> p, int tiles, int pieces,
+           int stream) {
+  using Tile = Tiles<T, kDim>;
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const Tile tile(shared);
+  Slots* slots = reinterpret_cast<Slots*>(shared + Tile::kBytes);
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kSlots; ++i) barrier_init(slots->full + i, 1), barrier_init(slots->empty + i, kConsumers * 4);
+    tile.init();
+  }
+  __syncthreads();
+  if (warpgroup_index() == kConsumers) {
+    registers_down<kProducerRegisters>();
+    if (threadIdx.x == kConsumers * 128) produce<T, kDim>(tile, p, maps, slots, tiles, pieces, &arrivals[stream][0]);
+    return;
+  }
+  registers_up<kConsumerRegisters>();
+  Pingpong<T, kDim> consumer(tile, p);
+  if (warpgroup_index() == 1) consumer.end_turn();  // the first turn is the other one's
+  for (Ring<kSlots> slot;; slot.advance()) {
+    barrier_wait(slots->full + slot.stage, slot.parity);
+    const int index = slots->index[slot.stage];
+    __syncwarp();
+    consumer.rows.release(slots->empty + slot.stage);
+    if (index >= pieces) break;
+    const Work w = work_of<Tile::kBlockN>(p, index, tiles);
+    if (w.exists()) consumer.attend(w);
+  }
+  if (warpgroup_index() == 0) consumer.begin_turn();  // takes the turn that the other one has ended, so that none is left
+}
+
+template <typename T>
+void launch(const Attention<T>& p) {
+  for_dim(p.dim, [&]<int kDim>() {
+    constexpr int kBytes = Pingpong<T, kDim>::kBytes;
+    const AttentionMaps maps = make_maps(p, Tiles<T, kDim>::kBlockN);
+    const int tiles = tiles_of_head(p), pieces = tiles * p.heads;
+    const auto kernel = attend<T, kDim>;
+    STD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
+    const int blocks = pieces < multiprocessors() ? pieces : multiprocessors();
+    kernel<<<blocks, kThreads, kBytes, p.stream>>>(maps, p, tiles, pieces, number_of(p.stream));
+  });
+}
+
+}  // namespace minfer
+
+MINFER_PREFILL_ATTENTION(prefill_attention_v05_pingpong, minfer::launch)
