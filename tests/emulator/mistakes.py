@@ -247,6 +247,30 @@ BROKEN = {
         {"«__syncthreads();»  // v has": ""},
         WRONG,
     ),
+    "values behind the last one as they are": (
+        "prefill_attention-v04_wgmma",
+        {"rows.clear_tail(w, key0, ring.stage);": ""},
+        WRONG,
+    ),
+    "keys given back while a product reads them": (
+        "prefill_attention-v04_wgmma",
+        {
+            "wgmma_wait_for<0>(scores);\n    rows.release(tile.empty_k + ring.stage);": (
+                "rows.release(tile.empty_k + ring.stage); wgmma_wait_for<0>(scores);"
+            )
+        },
+        "changed while wgmma read it",
+    ),
+    "out at the base before": ("prefill_attention-v05_pingpong", {"if («grows») scale_rows": "false"}, WRONG),
+    "values given back while a product reads them": (
+        "prefill_attention-v05_pingpong",
+        {
+            "wgmma_wait_for<0>(rows.out);\n    rows.release(tile.empty_v + values.stage);": (
+                "rows.release(tile.empty_v + values.stage); wgmma_wait_for<0>(rows.out);"
+            )
+        },
+        "changed while wgmma read it",
+    ),
     "a row of y at the stride of x": (
         "rmsnorm-v02_vectors",
         {"p.y + row * «p.y_stride»": "p.x_stride"},
