@@ -52,7 +52,7 @@ def ladder(op: str, device: str, rows: list[Row], theme: Theme = LIGHT) -> Pictu
     drawn, (ax,) = figure([0.35 + RUNG * len(rows)], right=0.54)
     metric, best, roof = rows[0]["metric"], fastest_of_ours(rows), roof_of(rows)
     regimes = [regime for regime in REGIMES if any(number(row, f"{regime}_rate") for row in rows)]
-    title(ax, f"{op} on {device}: the ladder", problem(rows[0]))
+    title(ax, f"{op} on {device}: the ladder", problem(rows[0]), width=56)  # beside the heads of the columns
     limit = 1.03 * max(roof or 0.0, *(number(row, f"{regime}_rate") or 0.0 for row in rows for regime in REGIMES))
     for place, row in enumerate(rows):
         mine = best is not None and row["kernel"] == best["kernel"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import itertools
 import re
+import textwrap
 import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -125,10 +126,12 @@ def figure(heights: Sequence[float], gap: float = 1.2, right: float = 0.8) -> tu
     return made, list(axes[:, 0])
 
 
-def title(axes: Axes, text: str, below: str) -> None:
-    """A title and, under it, a line on what exactly is shown."""
-    axes.set_title(printable(text), loc="left", pad=24, fontsize=FONT + 2, fontweight="bold")
-    axes.annotate(printable(below), (0, 1), (0, 9), "axes fraction", "offset points", fontsize=SMALL)
+def title(axes: Axes, text: str, below: str, width: int = 96) -> None:
+    """A title and, under it, on lines of at most so many characters, what exactly is shown."""
+    lines = textwrap.wrap(printable(below), width)
+    pad = 24 + 13 * max(0, len(lines) - 1)
+    axes.set_title(printable(text), loc="left", pad=pad, fontsize=FONT + 2, fontweight="bold")
+    axes.annotate("\n".join(lines), (0, 1), (0, 9), "axes fraction", "offset points", fontsize=SMALL, linespacing=1.3)
 
 
 def printable(text: str) -> str:

@@ -309,7 +309,7 @@ def test_check_writes_nothing_and_says_what_to_run(work: Workspace, capsys: pyte
     assert work.run("--check") == 1
     page = work.pages / "nvidia-h200" / "hgemm.md"
     why = "is out of date: run `python analysis/make_tables.py`\n"
-    assert capsys.readouterr().err == f"{work.readme} {why}{page} {why}"
+    assert capsys.readouterr().err == f"{work.readme} {why}{page} {why}{page.with_name('README.md')} {why}"
     assert work.readme.read_text() == MARKERS and not page.exists()
     assert work.run() == 0
     assert work.run("--check") == 0
