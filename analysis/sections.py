@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
 
 from analysis.others import best_other, verdict
 from analysis.overview import by_group, overview_lines
@@ -27,6 +31,7 @@ from analysis.tables import (
 )
 from minfer.rows import store
 
+SWEEPS = Path(__file__).resolve().parents[1] / "conf" / "sweep"
 REST = "## Every other problem"  # where a page goes on with what its first part does not show
 OPS_HEADER = [
     "Op",
@@ -161,14 +166,24 @@ def headline_lines(section: Section) -> list[str]:
     return [f"{plain(section.device)}, {what}: **{kernel}** reaches {shares} of PyTorch's throughput.", ""]
 
 
+@cache
+def demonstrations() -> list[str]:
+    """The ops of the sweep `demonstrations`, which have a table of their own: each shows one thing that a GPU does."""
+    sweep: Any = OmegaConf.load(SWEEPS / "demonstrations.yaml")
+    return list(sweep.sweeps)
+
+
 def ops_lines(found: Iterable[Section], devices: list[str], where: Where) -> list[str]:
-    """The table of ops of the first of the devices, and links to the pages that have that of the others."""
+    """The tables of ops of the first of the devices, and links to the pages that have those of the others."""
     if not devices:
         return ["No results yet: `python -m minfer.launch` makes them.", ""]
     first, *others = devices
-    body = [section.ops_cells(where) for section in found if section.device == first]
-    lines = [OPS_LEGEND, "", f"**{plain(first)}**", ""]
-    lines += [*table_lines(OPS_HEADER, [":--"] * len(OPS_HEADER), body), ""]
+    here = {section.op: section.ops_cells(where) for section in found if section.device == first}
+    shown = [here.pop(op) for op in demonstrations() if op in here]
+    lines = [OPS_LEGEND, ""]
+    for name, body in ((plain(first), list(here.values())), (f"{plain(first)}: demonstrations", shown)):
+        if body:
+            lines += [f"**{name}**", "", *table_lines(OPS_HEADER, [":--"] * len(OPS_HEADER), body), ""]
     links = [f"[{plain(device)}]({where.results}{store.slug(device)}/README.md)" for device in others]
     return [*lines, f"The same table of other devices: {', '.join(links)}.", ""] if links else lines
 

@@ -31,13 +31,21 @@ def test_a_layout_gives_every_word_a_place_of_its_own_and_keeps_pieces_whole(lay
         assert places[piece : piece + words] == list(range(places[piece], places[piece] + words))
 
 
-def test_the_tables_of_the_page_are_those_of_the_formula() -> None:
-    rows = re.findall(r"^\| (\d+) bytes, (\w+) \|(.*)\|$", DOCUMENT, re.MULTILINE)
-    assert len(rows) == 9
-    for width, layout, cells in rows:
+def cells_of(part: str) -> dict[tuple[str, str], list[str]]:
+    """The cells of a table by width in bytes and layout, one for each stride."""
+    rows = re.findall(r"^\| (\d+) bytes, (\w+) \|(.*)\|$", part, re.MULTILINE)
+    return {(width, layout): [cell.strip() for cell in cells.split("|")] for width, layout, cells in rows}
+
+
+def test_the_table_of_the_page_is_that_of_the_formula_and_the_measured_one_follows_it() -> None:
+    predicted, measured = map(cells_of, DOCUMENT.split("## Measured"))
+    assert len(predicted) == 9 and predicted.keys() == measured.keys()
+    for (width, layout), cells in predicted.items():
         words = int(width) // 4
-        found = ["" if s % words else str(banks.wavefronts(s, layout, words)) for s in banks.STRIDES]
-        assert [cell.strip() for cell in cells.split("|")] == found
+        found = [None if s % words else banks.wavefronts(s, layout, words) for s in banks.STRIDES]
+        assert cells == ["" if count is None else str(count) for count in found]
+        for count, cell in zip(found, measured[width, layout], strict=True):
+            assert (count is None and not cell) or (count and abs(int(cell) - 100 * count) <= 8)
 
 
 def test_the_maps_of_the_page_are_those_of_the_formula() -> None:
