@@ -15,7 +15,7 @@
 namespace minfer {
 
 constexpr int kConsumers = 2, kRows = 64, kBlockM = kConsumers * kRows, kThreads = (kConsumers + 1) * 128;
-constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
+constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
 constexpr int kTailBarrier = 2;  // named barriers: one for each consumer warpgroup from here on
 
 struct AttentionMaps {
