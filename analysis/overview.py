@@ -23,7 +23,9 @@ from analysis.rows import kernel_order, metric_of, number
 from analysis.tables import duration, fastest, regime_time, throughput, title
 from minfer.rows import store
 
-SETS = Path(__file__).resolve().parents[1] / "conf" / "shape"
+PACKAGE = Path(store.__file__).resolve().parents[1]
+CONF = (PACKAGE if (PACKAGE / "conf").is_dir() else PACKAGE.parent) / "conf"  # of a wheel, or of a clone
+SETS = CONF / "shape"
 FEWEST, MOST_ACROSS = 2, 8  # shapes that are worth a table, and those that fit beside each other
 
 Problems = Mapping[str, list[store.Row]]  # by shape, such as "m=1,n=2"

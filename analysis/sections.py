@@ -12,7 +12,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from analysis.others import best_other, verdict
-from analysis.overview import by_group, overview_lines
+from analysis.overview import CONF, by_group, overview_lines
 from analysis.readme import counted, plain, table_lines
 from analysis.rows import number
 from analysis.tables import (
@@ -31,7 +31,6 @@ from analysis.tables import (
 )
 from minfer.rows import store
 
-SWEEPS = Path(__file__).resolve().parents[1] / "conf" / "sweep"
 REST = "## Every other problem"  # where a page goes on with what its first part does not show
 OPS_HEADER = [
     "Op",
@@ -169,7 +168,7 @@ def headline_lines(section: Section) -> list[str]:
 @cache
 def demonstrations() -> list[str]:
     """The ops of the sweep `demonstrations`, which have a table of their own: each shows one thing that a GPU does."""
-    sweep: Any = OmegaConf.load(SWEEPS / "demonstrations.yaml")
+    sweep: Any = OmegaConf.load(CONF / "sweep" / "demonstrations.yaml")
     return list(sweep.sweeps)
 
 
