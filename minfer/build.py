@@ -31,6 +31,7 @@ from typing import Any
 import torch
 
 from minfer.ops import PACKAGE, Kernel, Returning, get, load_file
+from minfer.ops.kernel import read_source
 
 # Extensions are compiled against the oldest PyTorch that we support, so that one binary serves all newer ones.
 STABLE_ABI = "-DTORCH_TARGET_VERSION=0x020b000000000000"
@@ -191,7 +192,7 @@ GENERATED = re.compile(r"^// (?:Measured \(|Why: ).*\n(?://   .*\n)*", re.MULTIL
 def _meaning(path: Path) -> str:
     """A source without what means nothing to the machine: comments and, of an op's file, the registration of kernels. Of the
     lines that analysis/make_headers.py writes into a header not even the number counts."""
-    text = path.read_text()
+    text = read_source(path)
     if path.suffix != ".py":
         text = GENERATED.sub("", text)
         return re.sub(r"//[^\n]*|/\*.*?\*/|\s+", " ", text, flags=re.DOTALL)
@@ -387,10 +388,14 @@ def main() -> None:
 
     FILEs are Python files that register kernels of their own."""
     op, name, arch, *extra = sys.argv[1:] + [""] * (len(sys.argv) < 4)
+    reply = os.fdopen(os.dup(1), "w")  # the files and the library, once loaded, may print whatever they like
+    os.dup2(2, 1)
     for path in extra:
         load_file(Path(path))
     try:
-        print(json.dumps(asdict(build(get(op).kernels[name], arch))))
+        built = build(get(op).kernels[name], arch)
+        with reply:
+            print(json.dumps(asdict(built)), file=reply)
     except BuildError as error:
         print(error.log, file=sys.stderr)
         sys.exit(str(error))

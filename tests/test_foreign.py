@@ -186,10 +186,10 @@ def test_its_mistaken_kernels_have_no_time(
 def test_the_judge_sees_them_too(problem: Problem, mistakes: dict[str, ModuleType], tmp_path: Path) -> None:
     """Without what was seen in their own process. Who remembers has nothing to remember there: all inputs are new."""
     extra = [str(file) for file in problem.files]
-    about = {"device": "cpu", "extra": extra, "op_files": extra[:1], "timeout_s": 60.0, "claims": {}}
+    about = {"device": "cpu", "extra": extra, "op_files": extra[:1], "timeout_s": 60.0}
     for case in problem.cases(("torch",)):
         if case.kernel in mistakes[problem.name].MISTAKES and not case.kernel.startswith("remembers"):
-            row = judge(about | {"case": case.to_dict()}, tmp_path / "log")
+            row = judge(about | {"case": case.to_dict()}, tmp_path / "log")["row"]
             assert row["status"] in ("wrong", "dishonest", "error"), row
             assert "process" in row["message"]
 

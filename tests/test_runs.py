@@ -17,13 +17,13 @@ from rich.console import Console
 from jobs import queue, record, submit
 from minfer import ops
 from minfer.plan.config import Cluster, Container, UserError
+from minfer.plan.extra import load
 from minfer.plan.shard import Shard, Unfit, outside
 from minfer.process.stopping import AGAIN, STOPPED, Stopping
 from minfer.rows import store
 from minfer.rows.writer import StoreError, Writer
 from minfer.run import control
 from minfer.run.progress import RunProgress, ShardProgress
-from minfer.run.start import load
 from minfer.worker import record as recording
 from minfer.worker.claim import Claim, Superseded, alone
 from minfer.worker.compiler import Compiler

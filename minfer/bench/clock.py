@@ -40,6 +40,9 @@ class Hooks:
 class Clock(Protocol):
     """All times are in seconds."""
 
+    def flush(self) -> None:
+        """Evict everything from the last-level cache."""
+
     def cold(self, candidates: Sequence[Candidate], order: np.ndarray, hooks: Hooks) -> np.ndarray:
         """Time rounds of single calls. `order` (rounds, candidates) says in which order each round takes the candidates; the
         result has the same shape, and column i holds the times of candidate i."""
@@ -69,7 +72,6 @@ class CudaClock:
         self._loops: dict[int, Loop] = {}  # a candidate has several blocks
 
     def flush(self) -> None:
-        """Evict everything from the L2 cache."""
         # Reading evicts everything and leaves clean lines. Writing would leave the cache full of dirty ones, whose way
         # back to memory falls into the window: on an H200 a 1x4096x4096 product then reads 18.7 us instead of 15.3.
         torch.sum(self.buffer, dim=0, out=self._sink)
@@ -193,7 +195,10 @@ class CpuClock:
 
     def __init__(self, device: torch.device) -> None:
         size = min(FLUSH_FACTOR * cache_bytes(device), CPU_FLUSH_LIMIT)
-        self._flush = torch.ones(size // 4, dtype=torch.int32)
+        self.buffer = torch.ones(size // 4, dtype=torch.int32)
+
+    def flush(self) -> None:
+        self.buffer.add_(1)
 
     def cold(self, candidates: Sequence[Candidate], order: np.ndarray, hooks: Hooks) -> np.ndarray:
         times = np.empty(order.shape)
@@ -201,7 +206,7 @@ class CpuClock:
             hooks.before_round()
             for candidate in sequence:
                 hooks.before_call(candidate, 0)
-                self._flush.add_(1)
+                self.flush()
                 begin = time.perf_counter()
                 candidates[candidate](0)
                 row[candidate] = time.perf_counter() - begin

@@ -55,12 +55,13 @@ class Bench(Hooks):
     """
 
     def __init__(
-        self, op: Op, case: Case, kernel: Function, baseline: Function, device: torch.device, seed: int
+        self, op: Op, case: Case, kernel: Function, baseline: Function, device: torch.device, seed: int, sets: int = 0
     ) -> None:
+        """`sets`: of operands; 0 for as many as steady calls take. Cold calls take one."""
         self.op, self.case, self.seed = op, case, seed
         self.device, self.clock = device, clock_for(device)
         self.rng = np.random.default_rng(seed)
-        self.rotations = rotations(op, case, device)
+        self.rotations = sets or rotations(op, case, device)
         self.in_place = in_place(op, case)
         first = Trial(case, "normal", seed).operands(op, device)
         # Inputs differ from set to set. All candidates write the same memory: on an H200 the place of a small output alone

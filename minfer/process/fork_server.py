@@ -170,7 +170,7 @@ def _serve(connection: socket.socket) -> None:
 
 def _become(module: str, arguments: list[str], fds: list[int], given: list[int]) -> None:
     """Run a module and end."""
-    spare = max(fds) + 1
+    spare = max(fds) + 2  # one number is left for the connection to a fork server of its own
     log, *others = [fcntl.fcntl(fd, fcntl.F_DUPFD, spare) for fd in given]
     os.closerange(3, spare)
     os.dup2(log, 1)
@@ -196,7 +196,9 @@ def _call_it(name: str) -> None:
 def _leave_server(spare: int) -> None:
     """Fork a server for this process, while it is still fit to be one, and without the files from `spare` on."""
     global _server
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    near, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours = socket.socket(fileno=fcntl.fcntl(near.fileno(), fcntl.F_DUPFD, spare - 1))  # others get the lower numbers
+    near.close()
     if (child := os.fork()) == 0:
         os.setsid()
         ours.close()

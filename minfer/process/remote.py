@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from minfer.process import fork_server
+from minfer.process.text import all_plain, plain
 
 Message = dict[str, Any]
 
@@ -29,6 +30,9 @@ Message = dict[str, Any]
 STOPPED_S = (
     5.0  # a longer gap between two looks at the pipe, which are 0.5 s apart, means that this process was stopped
 )
+
+
+MOST_BYTES = 256 << 20  # of a reply; the samples of the longest are a tenth of it
 
 
 class Died(Exception):
@@ -89,7 +93,7 @@ class Process:
                 message = self._checked(line)
                 if "phase" not in message:
                     return message
-                self.phase = message["phase"]
+                self.phase = str(message["phase"])[:40]
                 continue
             left = deadline - time.monotonic()
             # Not the whole time at once: what a dead process left behind may keep the pipe open.
@@ -104,6 +108,8 @@ class Process:
             if not chunk:
                 raise self._post_mortem()
             self._buffer += chunk
+            if len(self._buffer) > MOST_BYTES:
+                raise self._garbled()
 
     def ask(self, seconds: float, **message: Any) -> Message:
         """Send a request and receive its reply. Raises Died."""
@@ -114,11 +120,14 @@ class Process:
         try:
             message = json.loads(line)
             if message.pop("nonce") == self._nonce:
-                return message
+                return all_plain(message)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             pass
+        raise self._garbled()
+
+    def _garbled(self) -> Died:
         self.kill()
-        raise Died("dishonest", "wrote to the result pipe, where only the harness answers")
+        return Died("dishonest", "wrote to the result pipe, where only the harness answers")
 
     def _post_mortem(self) -> Died:
         code = self.process.wait()
@@ -199,7 +208,7 @@ def _oom_kills() -> int:
 
 def _last_line(log: Path) -> str:
     lines = log.read_text(errors="replace").strip().splitlines()
-    return lines[-1].strip() if lines else ""
+    return plain(lines[-1]) if lines else ""
 
 
 def serve(answer: Callable[[Message, Callable[..., None]], Message]) -> None:

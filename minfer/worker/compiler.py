@@ -16,6 +16,7 @@ from minfer import build, ops
 from minfer.bench import peaks
 from minfer.ops import Case
 from minfer.plan.shard import Shard, Unfit
+from minfer.process.text import plain
 
 
 class Compiler:
@@ -43,12 +44,17 @@ class Compiler:
         if found := build.cached(ops.get(op).kernels[name], self.arch):
             return build.Built(**asdict(found) | {"seconds": None})
         done = self.run(name, [sys.executable, "-m", "minfer.build", op, name, self.arch, *self.shard.extra])
-        return done if isinstance(done, str) else build.Built(**json.loads(done.stdout))
+        if isinstance(done, str):
+            return done
+        try:
+            return build.Built(**json.loads(done.stdout))
+        except (ValueError, TypeError, RecursionError):
+            return "its build gave no reply: what is loaded with it ended the process or wrote to it"
 
     def run(self, name: str, command: list[str]) -> subprocess.CompletedProcess[str] | str:
         """Run one. A str is why it failed; raises Unfit where that is not the kernel's fault."""
         process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True
         )
         try:
             out, err = process.communicate(timeout=self.shard.build_timeout_s)
@@ -64,4 +70,5 @@ class Compiler:
         if full := build.DISK_FULL.search(err):
             where = os.environ.get("TORCH_EXTENSIONS_DIR", "the cache of compiled kernels")
             raise Unfit(f"cannot compile {name} in {where}: {full[0]}; free it or set cluster.scratch")
-        return err.strip().splitlines()[-1] if err.strip() else f"the build died with status {process.returncode}"
+        lines = [line for line in map(plain, err.splitlines()) if line]
+        return lines[-1] if lines else f"the build died with status {process.returncode}"

@@ -7,8 +7,10 @@ import socket
 import sys
 from pathlib import Path
 
-from minfer import ops, profilers
+from minfer import profilers
 from minfer.bench import device
+from minfer.plan import extra
+from minfer.plan.config import UserError
 from minfer.plan.shard import Shard, Unfit
 from minfer.process.remote import Died, adopt_orphans
 from minfer.process.stopping import AGAIN, STOPPED, Stopping
@@ -93,12 +95,12 @@ def run_shard(path: str, grace_s: float = 0) -> None:
     try:
         shard.check_sources()
         for file in shard.extra:
-            ops.load_file(Path(file))
+            extra.load(file)
         run_cases(shard, tell, stopping)
         status = 0
     except StoreError as error:
         tell(event="failed", message=f"{error}; {record.rescue(shard, error)}")
-    except Unfit as error:
+    except (Unfit, UserError) as error:
         tell(event="failed", message=str(error))
     except Superseded as error:
         sys.exit(str(error))  # its progress is the other's now
