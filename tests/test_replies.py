@@ -40,7 +40,7 @@ TIMED = {"cold": [[2e-5, 3e-5, 3e-5]] * 12, "steady": [[2e-5] * 4, [3e-5] * 4, [
 GOOD = {"row": SAID | {"steady_rotations": 4}, **TIMED, "usable": True}
 JUDGED = {
     "samples": {
-        name: [2e-5] * 4 for name in ("kernel", "work", "main", "own", "baseline", "duplicate", "cold_baseline")
+        name: [2e-5] * 4 for name in ("kernel", "work", "lag", "baseline_lag", "baseline", "duplicate", "cold_baseline")
     }
 }
 ODD: list[Any] = [

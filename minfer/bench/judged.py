@@ -5,8 +5,8 @@ The judge (`minfer.worker.judge`) times blocks of calls from outside. Its times 
 tells cold from steady. They are compared like with like:
 
 - the kernel's steady time with its blocks, which go round operands that lie in memory, too. A cold call takes no less;
-- what its blocks take by the clock in its process with the CPU time that its thread uses in them: that cannot be more,
-  however busy the machine is;
+- what each block takes by the clock in the kernel's process with what it takes outside, and both with the baseline's blocks:
+  that a machine is busy lengthens both times;
 - the baseline's steady time with its blocks, and its cold time with cold times of the baseline in a process without a
   kernel, after the same preparation.
 
@@ -42,22 +42,23 @@ class Samples:
     """What the judge measured, in seconds of one call.
 
     `kernel`, `baseline` and `duplicate`: of each block, by the wall clock; shape (rounds,). `work`: of each of the kernel's
-    blocks, only as long as its process had a CPU; `main`: its main thread; `own`: by the clock in that process.
+    blocks, only as long as its process had a CPU. `lag` and `baseline_lag`: of each block of kernel and of baseline and
+    duplicate, by which factor it is longer by the clock outside than by the one in its process.
     `cold_baseline`: of single cold calls."""
 
     kernel: np.ndarray
     baseline: np.ndarray
     duplicate: np.ndarray
     work: np.ndarray
-    main: np.ndarray
-    own: np.ndarray
+    lag: np.ndarray
+    baseline_lag: np.ndarray
     cold_baseline: np.ndarray
 
     @staticmethod
     def of(found: Mapping[str, Sequence[float]]) -> Samples:
         """Raises ValueError for what no clock gives."""
         arrays = {name: np.array(found[name], dtype=float) for name in Samples.__dataclass_fields__}
-        blocks = [arrays[name] for name in ("kernel", "baseline", "duplicate", "work", "main", "own")]
+        blocks = [arrays[name] for name in ("kernel", "baseline", "duplicate", "work", "lag")]
         if not all(array.ndim == 1 and len(array) and np.isfinite(array).all() for array in arrays.values()):
             raise ValueError("a sample of the judge is not a time")
         if len({len(array) for array in blocks}) > 1 or not all((array >= 0).all() for array in arrays.values()):
@@ -102,10 +103,10 @@ class Contradiction:
 def contradiction(row: Mapping[str, Any], samples: Samples, device: str) -> Contradiction | None:
     """The worst contradiction of a row's times with the judge's, or None."""
     believed = BELIEVED[device]
-    worked, shown = float(min(samples.main / samples.own)), float(min(samples.own)) * 1e6
-    if device == "cpu" and worked > believed:  # a thread cannot work longer than it takes: no noise explains that
-        words = f"takes {shown:.4g} us by the clock inside of its process, in which it works {worked:.3g} times as long"
-        return Contradiction(words, worked, believed)
+    lag, usual = float(min(samples.lag)), float(max(samples.baseline_lag))
+    if lag > believed:
+        words = f"its blocks take {lag:.3g} times as long by the clock outside as by the clock inside of its process"
+        return Contradiction(words, lag, believed * max(usual, 1.0))
     least = float(min(samples.work if device == "cpu" else samples.kernel)) * 1e6
     most = {"steady": float(max(*samples.baseline, *samples.duplicate)) * 1e6}
     most["cold"] = max(float(np.percentile(samples.cold_baseline, 90)) * 1e6, most["steady"])

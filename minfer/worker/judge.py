@@ -99,13 +99,13 @@ class Remote:
 
     def time(self, what: str, **about: Any) -> Spent:
         """Wake the stopped process, wait for its answer, and stop it again."""
-        used, main, begin = self._cpu(), self._main(), time.perf_counter()
+        used, begin = self._cpu(), time.perf_counter()
         self.process.signal(signal.SIGCONT)
         said = self.ask(what, "done", **about)
         wall = time.perf_counter() - begin
         self.process.signal(signal.SIGSTOP)
         own = float(said) if isinstance(said, float) and 0 <= said < math.inf else 0.0
-        return Spent(wall, min(wall, self._cpu() - used) if used else wall, self._main() - main, own)
+        return Spent(wall, min(wall, self._cpu() - used) if used else wall, own)
 
     def _cpu(self) -> float:
         """Seconds of CPU time that all its threads have used; 0 where the system does not say."""
@@ -113,30 +113,24 @@ class Remote:
             return time.clock_gettime((~self.process.process.pid << 3) | 2)  # as clock_getcpuclockid makes it
         return 0.0
 
-    def _main(self) -> float:
-        """Seconds of CPU time that its main thread has used; 0 where the system does not say."""
-        try:
-            return int(Path(f"/proc/{self.process.process.pid}/schedstat").read_text().split()[0]) * 1e-9
-        except (OSError, IndexError, ValueError):
-            return 0.0
-
 
 @dataclass(frozen=True)
 class Spent:
     """Seconds that a request took by the judge's clock, and for how many of them the process worked: waiting for a busy
-    CPU is no work. Of a process of many threads, all; of its main thread alone; and by the clock in it."""
+    CPU is no work. Of a process of many threads, all. `own`: by the clock in that process."""
 
     wall: float
     work: float
-    main: float
     own: float
 
+    @property
+    def lag(self) -> float:
+        """By which factor the clock outside is ahead of the one in the process."""
+        return self.wall / max(self.own, 1e-9)
+
     def per_call(self, rest: Spent, calls: int) -> Spent:
-        wall, work, main = (
-            max(mine - empty, 0.0) / calls
-            for mine, empty in ((self.wall, rest.wall), (self.work, rest.work), (self.main, rest.main))
-        )
-        return Spent(wall, work, main, self.own / calls)
+        wall, work = max(self.wall - rest.wall, 0.0), max(self.work - rest.work, 0.0)
+        return Spent(wall / calls, work / calls, self.own / calls)
 
 
 class Trial:
@@ -185,7 +179,7 @@ class Trial:
     def rounds(self) -> dict[str, Any]:
         """The samples of all rounds. Raises Dishonest unless the kernel's results are right."""
         names = ["kernel", "baseline", "duplicate"]
-        samples: dict[str, Any] = {name: [] for name in (*names, "work", "main", "own")}
+        samples: dict[str, Any] = {name: [] for name in (*names, "work", "lag", "baseline_lag")}
         for _ in range(ROUNDS):
             for original in self.originals:
                 original.fill(secrets.randbits(31))
@@ -193,10 +187,9 @@ class Trial:
             for name in names:
                 spent = self._block(self.kernel if name == "kernel" else self.baseline)
                 samples[name].append(spent.wall)
+                samples["lag" if name == "kernel" else "baseline_lag"].append(spent.lag)
                 if name == "kernel":
                     samples["work"].append(spent.work)
-                    samples["main"].append(spent.main)
-                    samples["own"].append(spent.own)
         return samples
 
     def _block(self, remote: Remote) -> Spent:
