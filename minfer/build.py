@@ -144,8 +144,13 @@ def _directory(kernel: Kernel, arch: str) -> Path:
         digest.update(path.read_bytes())
     about: list[Any] = [_flags(kernel, arch), torch.__version__, *_versions(kernel)]
     digest.update(json.dumps(about).encode())
+    return cache_folder() / f"{kernel.op}_{kernel.source.stem}_{digest.hexdigest()[:16]}"
+
+
+def cache_folder() -> Path:
+    """Where builds are kept."""
     root = os.environ.get("TORCH_EXTENSIONS_DIR") or "~/.cache/torch_extensions"
-    return Path(root).expanduser().absolute() / "minfer" / f"{kernel.op}_{kernel.source.stem}_{digest.hexdigest()[:16]}"
+    return Path(root).expanduser().absolute() / "minfer"
 
 
 def _versions(kernel: Kernel) -> list[str]:

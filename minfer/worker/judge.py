@@ -33,6 +33,7 @@ from minfer.bench.verify import WrongResult, same_bits, synchronize, verify
 from minfer.ops import Case, Op
 from minfer.process.remote import Died, Process, adopt_orphans, children, orphans, serve
 from minfer.rows.store import Row
+from minfer.sandbox import Sandbox
 
 # The clocks may differ by this factor: blocks are short, shared memory has small pages, and the machine may be busy.
 BELIEVED = {"cuda": 1.25, "cpu": 1.6}
@@ -59,7 +60,8 @@ class Remote:
     def __init__(self, case: Case, request: Mapping[str, Any], arena: Arena, log: Path) -> None:
         self.arena, self.seconds = arena, request["timeout_s"]
         self.deterministic = True
-        self.process = Process("minfer.worker.isolated", log, arena.fds)
+        sandbox = Sandbox(**request["sandbox"]) if request["sandbox"] else None
+        self.process = Process("minfer.worker.isolated", log, arena.fds, sandbox)
         about = {"device": request["device"], "extra": request["extra"], "arena": arena.handle}
         self.process.send(what="hello", case=case.to_dict(), **about)
 
@@ -103,7 +105,7 @@ class Remote:
         self.process.signal(signal.SIGCONT)
         self.ask(what, "done")
         seconds = time.perf_counter() - begin
-        self.process.signal(signal.SIGSTOP)
+        self.process.freeze()
         return seconds, (self._waited() - waited) / seconds
 
     def _waited(self) -> float:
@@ -130,7 +132,7 @@ class Trial:
         described = [[arena.describe(tensor) for tensor in shared.values()] for shared in self.sets]
         for remote in (kernel, baseline):
             remote.ask("prepare", "done", sets=described, arguments=self.call)
-            remote.process.signal(signal.SIGSTOP)
+            remote.process.freeze()
 
     def _fresh(self) -> Operands:
         return Operands(self.op, self.case, secrets.randbits(31), "uniform", self.device)

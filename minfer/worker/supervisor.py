@@ -22,6 +22,7 @@ from minfer.plan.shard import Shard
 from minfer.process.remote import Died, Process
 from minfer.rows import store
 from minfer.rows.store import Row
+from minfer.worker import confinement
 
 JUDGED = ("cold_us", "cold_speedup", "steady_us", "steady_speedup")  # what the judge holds against its own clock
 TIMED = tuple(name for name in store.SCHEMA.names if name.startswith(("cold_", "steady_", "energy_")))
@@ -51,10 +52,11 @@ class Supervisor:
         self.judge: Process | None = None
         self.machine = Machine({"device_kind": shard.device}, None, None)
         self.peaks: dict[str, float] | None = None  # measured by the first child
+        self.sandbox = confinement.sandbox(shard) if shard.untrusted else None
 
     def start(self) -> Machine:
         """Start a child, and learn of its device. Raises Died."""
-        self.child = Process("minfer.worker.child", self.log)
+        self.child = Process("minfer.worker.child", self.log, sandbox=self.sandbox)
         shard = self.shard
         hello = self.child.ask(shard.case_timeout_s, device=shard.device, timing=asdict(shard.timing))
         capability = tuple(hello["capability"]) if hello["capability"] else None
@@ -125,7 +127,8 @@ class Supervisor:
         """What the judge, which has seen nothing of the kernel's process, makes of its row."""
         self.judge = self.judge or Process("minfer.worker.judge", self.log)
         claims = {name: row[name] for name in JUDGED if row.get(name)}
-        about = {"device": self.shard.device, "extra": self.shard.extra, "log": str(self.log)}
+        about: dict[str, Any] = {"device": self.shard.device, "extra": self.shard.extra, "log": str(self.log)}
+        about["sandbox"] = asdict(self.sandbox) if self.sandbox else None
         source = ops.get(case.op).source
         about["op_files"] = [str(source)] if source and not _ours(source) else []
         timeout_s = self.shard.case_timeout_s
@@ -135,6 +138,8 @@ class Supervisor:
             self.judge = None
             reply = {"row": {"status": "error", "message": f"the judge failed: {death}"}}
         judged = reply["row"]
+        if "guarantee" in judged and self.sandbox:
+            judged["guarantee"] = f"judged, {self.sandbox.level}"
         return judged | dict.fromkeys(TIMED) if "status" in judged else judged  # no time without a right result
 
 
