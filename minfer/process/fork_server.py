@@ -27,7 +27,8 @@ from typing import Any
 
 from minfer.sandbox import Sandbox
 
-PRELOADED = ("minfer.worker.child", "minfer.worker.judge", "minfer.worker.isolated", "minfer.profilers.host")
+PRELOADED = tuple(f"minfer.worker.{name}" for name in ("child", "judge", "isolated", "builder"))
+PRELOADED += ("minfer.profilers.host",)
 STARTS_OTHERS = (
     "minfer.worker.judge",
 )  # gets a fork server of its own, before it has used PyTorch and can no longer be one

@@ -49,6 +49,7 @@ class Sandbox:
     def separate(self) -> None:
         """What comes before the process is forked that enters. Raises OSError."""
         if self.level == "namespaces":
+            syscalls.prctl(PR_SET_DUMPABLE, 1)  # else its files in /proc, which say who it is, are root's
             namespaces.separate()
 
     def enter(self) -> None:
@@ -103,6 +104,11 @@ def _give_up_privileges() -> None:
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)
     syscalls.call("capset", header, (ctypes.c_uint32 * 6)())
     syscalls.prctl(PR_SET_NO_NEW_PRIVS, 1)
+
+
+def keep_to_itself() -> None:
+    """Let no other process of this user read or write this one's memory, or trace it."""
+    syscalls.prctl(PR_SET_DUMPABLE, 0)
 
 
 @cache

@@ -256,6 +256,7 @@ def main() -> None:
             return {"peaks": peaks}
         case = Case(**request["case"])
         print(f"--- {case.key}", flush=True)
+        build.give(request["libraries"])
         return child.run(case, say)
 
     serve(answer)

@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 from minfer import build, ops
+from minfer.ops import Case
 from minfer.plan.shard import Shard
 from minfer.sandbox import HIDDEN, Sandbox, strongest
 
@@ -20,6 +21,11 @@ def sandbox(shard: Shard) -> Sandbox:
     hidden = {os.path.realpath(folder) for folder in (*own, *map(Path, (tempfile.gettempdir(), *HIDDEN)))}
     gpu = sorted(map(str, Path("/dev").glob("nvidia*"))) if shard.device == "cuda" else []
     return Sandbox(shard.sandbox or strongest(), sorted(hidden), sorted(_needed(shard, hidden)), gpu)
+
+
+def ours(case: Case) -> bool:
+    """Whether a case runs this project's code and no other."""
+    return ops.get(case.op).kernels[case.kernel].source.is_relative_to(ops.PACKAGE)
 
 
 def _needed(shard: Shard, hidden: set[str]) -> set[str]:

@@ -19,9 +19,12 @@ from minfer.process.remote import serve
 class Runner:
     """One kernel, and the memory that it works in. Each public method answers the request of its name."""
 
-    def __init__(self, device: str, case: dict[str, Any], arena: dict[str, Any], extra: list[str]) -> None:
+    def __init__(
+        self, device: str, case: dict[str, Any], arena: dict[str, Any], extra: list[str], libraries: dict[str, str]
+    ) -> None:
         self.device = devices.pick(device)
         self.memory = attach(arena)
+        build.give(libraries)
         for path in extra:
             ops.load_file(Path(path))
         self.kernel = ops.get(case["op"]).kernels[case["kernel"]]

@@ -33,7 +33,7 @@ from minfer.bench.verify import WrongResult, same_bits, synchronize, verify
 from minfer.ops import Case, Op
 from minfer.process.remote import Died, Process, adopt_orphans, children, orphans, serve
 from minfer.rows.store import Row
-from minfer.sandbox import Sandbox
+from minfer.sandbox import Sandbox, keep_to_itself
 
 # The clocks may differ by this factor: blocks are short, shared memory has small pages, and the machine may be busy.
 BELIEVED = {"cuda": 1.25, "cpu": 1.6}
@@ -63,6 +63,7 @@ class Remote:
         sandbox = Sandbox(**request["sandbox"]) if request["sandbox"] else None
         self.process = Process("minfer.worker.isolated", log, arena.fds, sandbox)
         about = {"device": request["device"], "extra": request["extra"], "arena": arena.handle}
+        about["libraries"] = request["libraries"]
         self.process.send(what="hello", case=case.to_dict(), **about)
 
     def started(self) -> None:
@@ -198,6 +199,7 @@ def most_sets(op: Op, case: Case, device: torch.device) -> int:
 def judge(request: dict[str, Any], log: Path) -> Row:
     """The columns that judging a case fills: status and message only where they change. Of the extra files it loads only
     what is in `op_files`: that of the case's op, which is believed, because its reference says what is right."""
+    build.give(request["libraries"])
     for path in request["op_files"]:
         ops.load_file(Path(path))
     case = Case(**request["case"])
@@ -271,6 +273,7 @@ def _doubt(claims: Mapping[str, float], believed: float, us: float, speedups: Ma
 
 
 def main() -> None:
+    keep_to_itself()
     adopt_orphans()
     serve(lambda request, _: {"row": judge(request, Path(request["log"]))})
 

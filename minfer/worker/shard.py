@@ -7,7 +7,7 @@ import socket
 import sys
 from pathlib import Path
 
-from minfer import ops, profilers
+from minfer import build, ops, profilers
 from minfer.bench import device
 from minfer.plan.shard import Shard, Unfit
 from minfer.process.remote import Died, adopt_orphans
@@ -51,7 +51,9 @@ def run_cases(shard: Shard, tell: Events, stopping: Stopping) -> None:
                 writer.where[case.key] = path
                 statuses.append((case, status))
         todo = [case for case in resume.todo(shard, machine, tell) if case.key not in finished]
-        builds = Compiler(shard, machine.arch, tell).compile([c for c in todo if supervisor.unsupported(c) is None])
+        compiler = Compiler(shard, machine.arch, tell, supervisor.sandbox)
+        builds = compiler.compile([c for c in todo if supervisor.unsupported(c) is None])
+        supervisor.libraries = {name: done.library for name, done in builds.items() if isinstance(done, build.Built)}
         with alone(machine.gpu, lambda: tell(event="waiting", gpu=machine.gpu)):
             if todo:
                 supervisor.prepare()
@@ -76,7 +78,8 @@ def run_cases(shard: Shard, tell: Events, stopping: Stopping) -> None:
 
 def _setting(shard: Shard, folder: Path, log: Path) -> profilers.Setting:
     timeouts = shard.build_timeout_s, shard.build_timeout_s + shard.case_timeout_s
-    return profilers.Setting(shard.device, shard.extra, folder, log, *timeouts, shard.timing.audit)
+    extra = [] if shard.untrusted else shard.extra
+    return profilers.Setting(shard.device, extra, folder, log, *timeouts, shard.timing.audit)
 
 
 def run_shard(path: str, grace_s: float = 0) -> None:

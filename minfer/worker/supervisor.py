@@ -22,6 +22,7 @@ from minfer.plan.shard import Shard
 from minfer.process.remote import Died, Process
 from minfer.rows import store
 from minfer.rows.store import Row
+from minfer.sandbox import keep_to_itself
 from minfer.worker import confinement
 
 JUDGED = ("cold_us", "cold_speedup", "steady_us", "steady_speedup")  # what the judge holds against its own clock
@@ -52,7 +53,10 @@ class Supervisor:
         self.judge: Process | None = None
         self.machine = Machine({"device_kind": shard.device}, None, None)
         self.peaks: dict[str, float] | None = None  # measured by the first child
+        self.libraries: dict[str, str] = {}  # of what was compiled, by `op/kernel`
         self.sandbox = confinement.sandbox(shard) if shard.untrusted else None
+        if shard.untrusted:
+            keep_to_itself()
 
     def start(self) -> Machine:
         """Start a child, and learn of its device. Raises Died."""
@@ -105,7 +109,7 @@ class Supervisor:
         child = self.child or self.prepare()
         child.phase = "load"
         try:
-            reply = child.ask(self.shard.case_timeout_s, case=case.to_dict())
+            reply = child.ask(self.shard.case_timeout_s, case=case.to_dict(), libraries=self.libraries)
         except Died as death:
             self.child = None
             if any(name in str(death) for name in ("SIGTERM", "SIGKILL")):
@@ -128,6 +132,7 @@ class Supervisor:
         self.judge = self.judge or Process("minfer.worker.judge", self.log)
         claims = {name: row[name] for name in JUDGED if row.get(name)}
         about: dict[str, Any] = {"device": self.shard.device, "extra": self.shard.extra, "log": str(self.log)}
+        about["libraries"] = self.libraries
         about["sandbox"] = asdict(self.sandbox) if self.sandbox else None
         source = ops.get(case.op).source
         about["op_files"] = [str(source)] if source and not _ours(source) else []
