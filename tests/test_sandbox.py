@@ -6,6 +6,7 @@ must fail with an error of the system, or leave no trace. Each has an honest twi
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import subprocess
@@ -20,6 +21,7 @@ from typing import Any
 
 import pytest
 
+from minfer import build, ops
 from minfer.process import remote
 from minfer.sandbox import LEVELS, Sandbox, available
 from tests.conftest import ROOT
@@ -271,3 +273,26 @@ def twins(place: Place) -> dict[str, str]:
 @pytest.mark.parametrize("twin", TWINS)
 def test_an_honest_program_is_not_refused(twins: dict[str, str], twin: str) -> None:
     assert twins[twin] == "did it"
+
+
+def test_a_build_is_kept_under_its_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that trusts its kernels does not find it, and nobody finds one that was changed."""
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    kernel = ops.get("hgemm").kernels["cpu_naive"]
+    said = {"library": "/elsewhere", "seconds": 1.5, "registers": None, "shared_bytes": None, "local_bytes": None}
+    built = build.keep(kernel, "", said, b"a library")
+    assert Path(built.library).stem == hashlib.sha256(b"a library").hexdigest()
+    assert build.kept(kernel, "") == built and build.cached(kernel) is None
+    Path(built.library).write_bytes(b"another")
+    assert build.kept(kernel, "") is None
+
+
+@pytest.mark.parametrize(
+    "changed", [{"seconds": "1"}, {"registers": -1}, {"shared_bytes": [1]}, {"seconds": float("nan")}]
+)
+def test_a_build_that_is_malformed_is_refused(changed: dict[str, Any]) -> None:
+    said = {"seconds": 1.5, "registers": None, "shared_bytes": None, "local_bytes": None}
+    with pytest.raises(build.BuildError, match="malformed"):
+        build.keep(ops.get("hgemm").kernels["cpu_naive"], "", said | changed, b"a library")
+    with pytest.raises(build.BuildError, match="malformed"):
+        build.keep(ops.get("hgemm").kernels["cpu_naive"], "", said, b"")

@@ -185,7 +185,8 @@ COLUMNS: list[tuple[str, pa.DataType, str]] = [
         "guarantee",
         _TEXT,
         "what stands behind a time: in-process, the kernel shared a process with the clock and could have tampered with "
-        "it; judged, a process that the kernel has no part in found it right and no faster inside than outside",
+        "it; judged, a process that the kernel has no part in found it right and no faster inside than outside; then "
+        "what kept the kernel from that process: namespaces, landlock or limits (docs/security.md)",
     ),
     ("judged_us", _NUMBER, "shortest time of one call by the clock outside, over blocks of one call on each set"),
     ("judged_baseline_us", _NUMBER, "the same of the baseline"),

@@ -119,6 +119,6 @@ def available(level: str) -> bool:
     return subprocess.run(command, env=environment, capture_output=True, timeout=60).returncode == 0
 
 
-def strongest() -> str:
-    """The strongest level that this machine has."""
-    return next(level for level in LEVELS if level == LEVELS[-1] or available(level))
+def strongest(levels: Sequence[str] = LEVELS) -> str:
+    """The strongest of these levels that this machine has."""
+    return next(level for level in levels if level == LEVELS[-1] or available(level))

@@ -98,7 +98,7 @@ def _bind(fd: int, target: str) -> None:
     place = Path(target)
     if stat.S_ISDIR(os.fstat(fd).st_mode):
         place.mkdir(parents=True, exist_ok=True)
-    else:
+    elif not place.exists():
         place.parent.mkdir(parents=True, exist_ok=True)
         place.touch()
     mount(f"/proc/self/fd/{fd}", target, None, BIND | RECURSIVE)

@@ -10,7 +10,7 @@ from pathlib import Path
 from minfer import build, ops
 from minfer.ops import Case
 from minfer.plan.shard import Shard
-from minfer.sandbox import HIDDEN, Sandbox, strongest
+from minfer.sandbox import HIDDEN, LEVELS, Sandbox, strongest
 
 
 def sandbox(shard: Shard) -> Sandbox:
@@ -20,7 +20,9 @@ def sandbox(shard: Shard) -> Sandbox:
         folder.mkdir(parents=True, exist_ok=True)
     hidden = {os.path.realpath(folder) for folder in (*own, *map(Path, (tempfile.gettempdir(), *HIDDEN)))}
     gpu = sorted(map(str, Path("/dev").glob("nvidia*"))) if shard.device == "cuda" else []
-    return Sandbox(shard.sandbox or strongest(), sorted(hidden), sorted(_needed(shard, hidden)), gpu)
+    # CUDA shares memory only between processes that have one process table: https://github.com/openucx/ucx/issues/11978
+    level = shard.sandbox or strongest(LEVELS[1:] if shard.device == "cuda" else LEVELS)
+    return Sandbox(level, sorted(hidden), sorted(_needed(shard, hidden)), gpu)
 
 
 def ours(case: Case) -> bool:
