@@ -14,7 +14,7 @@ import sys
 import tempfile
 import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -263,6 +263,15 @@ def outcomes(place: Place) -> dict[str, str]:
 @pytest.mark.parametrize("trick", TRICKS)
 def test_a_trick_is_refused(outcomes: dict[str, str], trick: str) -> None:
     assert outcomes[trick].startswith("refused")
+
+
+OPEN = ("reads_the_results", "listens", "asks_the_kernel", "outlives_who_started_it")
+
+
+def test_the_same_tricks_work_where_nothing_confines_them(place: Place) -> None:
+    """Those that harm nobody: what refuses them elsewhere is the sandbox."""
+    tricks = {name: TRICKS[name] for name in OPEN}
+    assert replace(place, level="limits").attempt(tricks) == dict.fromkeys(tricks, "did it")
 
 
 @pytest.fixture(scope="module")
