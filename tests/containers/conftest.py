@@ -135,7 +135,8 @@ def stand_in(work: Path, buildah: list[str]) -> None:
     about = tomllib.loads((ROOT / "pyproject.toml").read_text())
     versions = {tuple(pin.split(" ;")[0].split("==")) for pin in about["tool"]["uv"]["constraint-dependencies"]}
     extras = {word.split(";")[0] for words in about["project"]["optional-dependencies"].values() for word in words}
-    for name, version in versions | {(name, "1") for name in extras}:
+    least = {(name, version or "1") for name, _, version in (word.partition(">=") for word in extras)}
+    for name, version in versions | least:
         empty_wheel(empty, name, version)
     (work / "uv.toml").write_text('no-index = true\nfind-links = ["/opt/empty"]\n')
     # No manuals, and no waiting for the disk: both also for what the Dockerfile installs.
