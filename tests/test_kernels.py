@@ -111,6 +111,7 @@ def test_every_source_file_is_registered():
             if path.suffix in (".cu", ".cpp") or (path.suffix == ".py" and function in path.read_text())
         }
         assert files == {kernel.source for kernel in op.kernels.values() if kernel.backend != "torch"}
+        assert all(kernel.source.parent == op.folder for kernel in op.kernels.values())
 
 
 @pytest.mark.skipif(build.toolkit() is None, reason="no CUDA compiler that fits this PyTorch")
@@ -141,7 +142,7 @@ def test_triton_kernel_agrees_with_the_reference_when_interpreted(kernel, monkey
     monkeypatch.setenv("TRITON_INTERPRET", "1")  # is read when Triton is imported
     done = forked.run("tests.interpreted", kernel.op, kernel.name, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) >= 4
+    assert int(done.stdout) >= 2 * (1 + len(ops.get(kernel.op).odd_shapes))  # shapes, each with several inputs
 
 
 @pytest.mark.gpu

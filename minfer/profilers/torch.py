@@ -14,6 +14,7 @@ Kept: the table of all operators, `<case>.txt`, and a Chrome trace, `<case>.trac
 from __future__ import annotations
 
 import gzip
+import json
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -58,10 +59,12 @@ def measure(job: Job, case: Case) -> Finding:
 
 
 def keep_trace(recorded: Any, path: Path) -> None:
-    """Write a profile as a compressed Chrome trace. Raises OSError."""
+    """Write a profile as a compressed Chrome trace, without the path that PyTorch notes in it. Raises OSError."""
     plain = path.with_suffix("")
     recorded.export_chrome_trace(str(plain))
-    path.write_bytes(gzip.compress(plain.read_bytes()))
+    trace = json.loads(plain.read_bytes())
+    trace.pop("traceName", None)
+    path.write_bytes(gzip.compress(json.dumps(trace).encode()))
     plain.unlink()
 
 
