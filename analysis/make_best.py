@@ -7,14 +7,13 @@ times on one clock. PyTorch's are not among them: what those functions reach is 
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
+from analysis import by_problem
 from analysis.command import Options, parser, run
 from analysis.rows import number, on_one_clock, with_problem
 from minfer.rows import store
@@ -25,29 +24,19 @@ COLUMNS = ["run", "finished", "case", "op", "kernel", "backend", "dtype", "param
 COLUMNS += ["device", "device_kind", "arch", "baseline", "cold_baseline_us", "cold_speedup"]
 
 
-def entries(table: pa.Table) -> dict[str, list[dict[str, Any]]]:
+def entries(table: pa.Table) -> by_problem.Table:
     """What the rows say of each op, in order: by architecture, device, dtype, parameters and shape."""
-    found: dict[str, dict[tuple[Any, ...], dict[str, float]]] = {}
+    found: dict[str, dict[by_problem.Key, dict[str, float]]] = {}
     for row in on_one_clock(with_problem(table)).to_pylist(maps_as_pydicts="lossy"):
-        us, arch = number(row, "cold_us"), "cpu" if row["device_kind"] == "cpu" else row["arch"]
+        us, key = number(row, "cold_us"), by_problem.key(row)
         ours = row["status"] in store.MEASURED and row["backend"] not in (None, "torch")
-        if us and ours and arch and row["dtype"] and row["shape"]:
-            maps = (tuple((row[name] or {}).items()) for name in ("params", "shape"))
-            key = (arch, row["device"], row["dtype"], *maps)
+        if us and ours and key:
             found.setdefault(row["op"], {}).setdefault(key, {})[row["kernel"]] = round(us, 3)
-    return {op: [entry(key, us) for key, us in sorted(problems.items())] for op, problems in sorted(found.items())}
-
-
-def entry(key: tuple[Any, ...], us: dict[str, float]) -> dict[str, Any]:
-    arch, device, dtype, params, shape = key
-    named = {"arch": arch, "device": device, "dtype": dtype, "params": dict(params), "shape": dict(shape)}
-    return named | {"kernels": dict(sorted(us.items(), key=lambda item: (item[1], item[0])))}
-
-
-def text(found: dict[str, list[dict[str, Any]]]) -> str:
-    """The file: a line a problem."""
-    ops = (f"{json.dumps(op)}: [\n" + ",\n".join(map(json.dumps, of)) + "\n]" for op, of in found.items())
-    return "{\n" + ",\n".join(ops) + "\n}\n"
+    fastest_first = lambda us: dict(sorted(us.items(), key=lambda item: (item[1], item[0])))
+    return {
+        op: [by_problem.entry(key, "kernels", fastest_first(us)) for key, us in sorted(problems.items())]
+        for op, problems in sorted(found.items())
+    }
 
 
 def main(arguments: Iterable[str] | None = None) -> int:
@@ -56,12 +45,7 @@ def main(arguments: Iterable[str] | None = None) -> int:
 
 
 def write(rows: pa.Table, options: Options) -> list[str]:
-    new = text(entries(rows))
-    if options.check:
-        same = options.table.is_file() and options.table.read_text() == new
-        return [] if same else [f"{options.table} is out of date: run `{COMMAND}`"]
-    options.table.write_text(new)
-    return []
+    return by_problem.write(entries(rows), options, COMMAND)
 
 
 if __name__ == "__main__":

@@ -124,6 +124,12 @@ def verdict(claim: Claim, found: list[Figure]) -> str:
     return f"It holds for {sum(within)} of {len(values)} figures" if any(within) else "It does not hold"
 
 
+def runs(figure: Figure) -> str:
+    """The run of a figure, and that of its steady part where it is another one."""
+    run, steady = plain(figure.row["run"]), plain(figure.row["steady_run"])
+    return run if steady == run or figure.shown[1] is None else f"{run}; steady: {steady}"
+
+
 def claim_lines(claim: Claim, rows: Found) -> list[str]:
     """A claim, how it is read, whether it holds, and the rows that say so."""
     lines = [f"## {plain(claim.said)}", ""]
@@ -134,7 +140,7 @@ def claim_lines(claim: Claim, rows: Found) -> list[str]:
     for figure in found:
         cells = [f"{significant(value, 3)}" if value else "0" if value == 0 else "—" for value in figure.shown]
         row = figure.row
-        body.append([f"`{row['case']}`", plain(row["device"]), plain(row["run"]), plain(figure.what), *cells])
+        body.append([f"`{row['case']}`", plain(row["device"]), runs(figure), plain(figure.what), *cells])
     header = ["Row", "Device", "Run", "Figure", "Cold", "Steady"]
     lines += [f"Read as: {plain(claim.read)}. **{verdict(claim, found)}.**", ""]
     return [*lines, *table_lines(header, [":--", ":--", ":--", ":--", "--:", "--:"], body), ""]

@@ -1,8 +1,8 @@
 """What scripts of `benchmarks/` record beside the rows, drawn and told: `python analysis/make_demonstrations.py`.
 
-Reads the traces of `benchmarks/scopes.py` below results/<device>/scopes, and what `transfer.py` and `rope_memory.py` wrote to
-benchmarks/results/; draws docs/plots/<device>/gemm-bias-relu-scopes, transfer and rope-memory, and rewrites what is between
-markers in docs/gemm_bias_relu.md, docs/transfer.md and docs/rope.md. Where nothing was recorded, the text says so.
+Reads the traces of `benchmarks/scopes.py` below results/<device>/scopes, and what other scripts (`PAGES`) wrote to
+benchmarks/results/; draws docs/plots/<device>/gemm-bias-relu-scopes, transfer and so on, and rewrites what is between markers
+in their pages. Where nothing was recorded, the text says so.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from analysis import adapting, batches, files, fused
 from analysis import demonstrations as draw
-from analysis import files
 from analysis.demonstrations import Inside
 from analysis.plots import Picture
-from analysis.readme import plain, update
+from analysis.readme import counted, plain, update
 from analysis.style import LIGHT, THEMES, Theme
 from minfer.rows import store
 from minfer.rows.store import Row
@@ -30,15 +30,25 @@ from minfer.rows.store import Row
 COMMAND = "python analysis/make_demonstrations.py"
 # What is drawn and told: the page, and the script of benchmarks/ that records it.
 SCOPES, TRANSFER, MEMORY = "gemm-bias-relu-scopes", "transfer", "rope-memory"
+BATCHING, SPECIALISE, FUSION = "batching", "specialise", "fusion"
 PAGES = {
     SCOPES: ("gemm_bias_relu.md", "scopes.py"),
     TRANSFER: ("transfer.md", "transfer.py"),
     MEMORY: ("rope.md", "rope_memory.py"),
+    BATCHING: ("batching.md", "batching.py"),
+    SPECIALISE: ("specialise.md", "specialise.py"),
+    FUSION: ("fusion.md", "fusion.py --write"),
 }
 PARQUET = {
     "transfer": ("mode", "tokens", "layers", "bytes", "ms", "host_ms", "device"),
     "rope-memory": ("name", "us", "part", "bytes", "allocated", "shape", "tensor_bytes", "device"),
-}
+    "batching": (
+        "kernel", "trace", "arrivals", "policy", "told", "requests", "padded_share", "tokens_per_s", "busy_share",
+        "p50_ms", "p90_ms", "p99_ms", "device",
+    ),
+    "specialise": ("kind", "what", "ns", "recipe", "length", "trace", "at", "tokens", "adaptive_s", "load", "device"),
+    "fusion": ("shape", "batch", "seq", "past", "way", "fused", "launches", "calls", "bytes", "samples_us", "device"),
+}  # fmt: skip
 ORIGIN = {"driver": "driver", "torch": "PyTorch", "triton": "Triton", "commit": "commit"}
 
 
@@ -73,6 +83,9 @@ def load_rows(folder: Path, kind: str) -> tuple[list[list[Row]], list[str]]:
 def origin(about: Row) -> str:
     """Where figures come from, as far as their file says."""
     known = [f"{noun} {plain(str(about[key]))}" for key, noun in ORIGIN.items() if about.get(key)]
+    if about.get("threads"):
+        busy = f"a load average of {about['load']:.1f} on {counted(about['cores'], 'core')}"
+        known.append(f"{counted(about['threads'], 'thread')}, {busy}")
     return "; ".join([f"Measured on {plain(about['device'])}", *known]) + "."
 
 
@@ -105,6 +118,12 @@ def bring_up_to_date(options: argparse.Namespace) -> list[str]:
         add(TRANSFER, found[0], partial(draw.transfer, found), draw.transfer_lines(found))
     for found in rows[MEMORY]:
         add(MEMORY, found[0], partial(draw.memory, found), draw.memory_lines(found))
+    for found in rows[BATCHING]:
+        add(BATCHING, found[0], partial(batches.batches, found), batches.batch_lines(found))
+    for found in rows[SPECIALISE]:
+        add(SPECIALISE, found[0], partial(adapting.adapting, found), adapting.adapting_lines(found))
+    for found in rows[FUSION]:
+        add(FUSION, found[0], partial(fused.fused, found), fused.fused_lines(found))
 
     pattern = files.pattern(PAGES).removeprefix(".+-")
     problems = files.bring_up_to_date(drawn, folder, pattern, COMMAND, options.check)

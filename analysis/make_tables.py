@@ -35,7 +35,8 @@ def every_section(table: pa.Table) -> Iterator[Section]:
     table = on_one_clock(with_problem(table))
     for op, device in sections(table):
         here = pc.and_(pc.equal(table["op"], op), pc.equal(table["device"], device))
-        origin = table.select(["finished", *PROVENANCE]).filter(here)  # to filter every column would cost a second
+        named = [f"{regime}{name}" for name in ("finished", *PROVENANCE) for regime in ("", "steady_")]
+        origin = table.select(named).filter(here)  # to filter every column would cost a second
         supported = pc.and_(here, pc.not_equal(table["status"], "unsupported"))
         order, headline = choose(table.select(["problem", "status", "flops", "bytes"]).filter(supported))
         shown = order[:MOST_PROBLEMS]

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from minfer.rows import store
-from minfer.rows.select import codes, newest, with_rates
+from minfer.rows.select import codes, newest_of_each_regime, with_rates
 
 IDENTITY = ("case", "op", "kernel", "status")  # what a row must say to be shown
 REFERENCE = "torch"  # the kernel that the others are shown against
@@ -93,8 +93,9 @@ def choose(table: pa.Table) -> tuple[list[str], str | None]:
 
 
 def with_problem(table: pa.Table) -> pa.Table:
-    """The newest rows, with a column `problem`: the case's key without op and kernel."""
-    table = newest(table)
+    """The newest row of each case on each device, cold and steady each the newest of its regime, with a column `problem`:
+    the case's key without op and kernel."""
+    table = newest_of_each_regime(table)
     return table.append_column("problem", pc.replace_substring_regex(table["case"], "^[^/]*/[^/]*/", ""))
 
 

@@ -13,16 +13,17 @@ from minfer.rows.store import Row
 
 @dataclass(frozen=True)
 class Series:
-    """Problems of different sizes in one respect: the side of a square, or one axis while all others stay."""
+    """Problems of different sizes in one respect: the side of a square, or one axis while all others stay. Axes that are
+    equal in all rows, such as `seq_q` and `seq_kv`, count as one."""
 
-    axis: str  # whose size it is; of squares the first
-    label: str  # `m = n = k`, or the axis
+    axis: str  # whose size it is; of several equal ones the first
+    label: str  # `m = n = k`, the axis, or what several equal ones are called together: `seq`
     fixed: str  # the other axes: `hidden=4096`; of squares nothing
     rows: list[Row]
 
     @property
     def square(self) -> bool:
-        return self.label != self.axis
+        return self.label != self.axis and not self.fixed
 
     @property
     def sizes(self) -> list[int]:
@@ -44,20 +45,38 @@ def series(rows: Iterable[Row]) -> Series | None:
     if found := squares(rows):
         axes = list(found[0]["shape"])
         return Series(axes[0], " = ".join(axes), "", found)
-    lines: dict[tuple[str, tuple[tuple[str, int], ...]], list[Row]] = {}
+    lines: dict[tuple[tuple[str, ...], tuple[tuple[str, int], ...]], list[Row]] = {}
+    together = equal_axes(rows)
     for row in rows:
-        for axis, size in row["shape"].items():
-            others = tuple(item for item in row["shape"].items() if item[0] != axis)
-            if size > 0:  # as a logarithmic axis needs it
-                lines.setdefault((axis, others), []).append(row)
+        for group in together:
+            others = tuple(item for item in row["shape"].items() if item[0] not in group)
+            if row["shape"][group[0]] > 0:  # as a logarithmic axis needs it
+                lines.setdefault((group, others), []).append(row)
     work = work_column(rows)
-    made = [Series(axis, axis, words(listed(dict(others))), line) for (axis, others), line in lines.items()]
+    made = [Series(one[0], called(one), words(listed(dict(others))), line) for (one, others), line in lines.items()]
     made = [one for one in made if len(one.sizes) > 1]
     return min(
         made,
         key=lambda one: (-len(one.sizes), -len(one.rows), -max(number(r, work) or 0 for r in one.rows), one.fixed),
         default=None,
     )
+
+
+def equal_axes(rows: list[Row]) -> list[tuple[str, ...]]:
+    """The axes of rows of one op, those together that have the same size in every row and not the same in all."""
+    groups: dict[tuple[int, ...], list[str]] = {}
+    for axis in rows[0]["shape"] if rows else ():
+        groups.setdefault(tuple(row["shape"][axis] for row in rows), []).append(axis)
+    found: list[tuple[str, ...]] = []
+    for sizes, axes in groups.items():
+        found += [tuple(axes)] if len(set(sizes)) > 1 else [(axis,) for axis in axes]
+    return found
+
+
+def called(axes: tuple[str, ...]) -> str:
+    """What several equal axes are called: `seq` of `seq_q` and `seq_kv`, else `m = n`."""
+    stems = {axis.partition("_")[0] for axis in axes}
+    return stems.pop() if len(axes) > 1 and len(stems) == 1 else " = ".join(axes)
 
 
 def squares(rows: Iterable[Row]) -> list[Row]:

@@ -287,14 +287,18 @@ def problem_lines(problem: str, rows: list[store.Row], full: bool = False) -> li
 
 
 def provenance(table: pa.Table) -> str:
-    """One sentence on where a section's figures come from."""
+    """One sentence on where a section's figures come from, cold and steady; of rows `with_problem`."""
     parts = [counted(len(table), "case")]
-    dates = pc.min_max(table["finished"]).as_py()
+
+    def both(column: str) -> pa.ChunkedArray:
+        return pa.chunked_array([*table[column].chunks, *table[f"steady_{column}"].chunks], table[column].type)
+
+    dates = pc.min_max(both("finished")).as_py()
     if dates["min"]:
         first, last = f"{dates['min']:%Y-%m-%d}", f"{dates['max']:%Y-%m-%d}"
         parts[0] += f", finished {first}" + (f" to {last}" if last != first else "")
     for column, noun in PROVENANCE.items():
-        values = sorted(value for value in pc.unique(table[column]).to_pylist() if value)
+        values = sorted(value for value in pc.unique(both(column)).to_pylist() if value)
         names = [plain(re.sub("^([0-9a-f]{12})[0-9a-f]+", r"\1", value)) for value in values]
         if names:
             count = counted(len(names), noun)

@@ -68,13 +68,13 @@ class Found:
 
 
 def compare(a: list[Path], b: list[Path], regime: str) -> Found:
-    """Compare the newest rows of each case and device of two sets of parquet files."""
+    """Compare the newest rows for a regime of each case and device of two sets of parquet files."""
     columns = ["case", "device", "run", "finished", "kernel", "status", "message", "baseline", f"{regime}_us"]
     columns += [f"{regime}_{name}" for name in RATIO]
     small, large = sorted((a, b), key=lambda files: sum(file.stat().st_size for file in files))
     found = {}
-    found[id(small)], _ = _newest(small, columns, None)
-    found[id(large)], other_rows = _newest(large, columns, found[id(small)]["key"])
+    found[id(small)], _ = _newest(small, columns, None, regime)
+    found[id(large)], other_rows = _newest(large, columns, found[id(small)]["key"], regime)
     sides = [found[id(files)] for files in (a, b)]
     numbers = codes(pa.chunked_array([chunk for side in sides for chunk in side["key"].chunks], pa.string()))
     first, second = numbers[: len(sides[0])], numbers[len(sides[0]) :]
@@ -102,8 +102,9 @@ def _paired(one: pa.Table, other: pa.Table, regime: str) -> pa.ChunkedArray:
     return pc.fill_null(paired, False)
 
 
-def _newest(files: list[Path], columns: list[str], wanted: pa.ChunkedArray | None) -> tuple[pa.Table, int]:
-    """The newest rows of the wanted cases and devices, or of all, with their `key`; and how many rows were not wanted.
+def _newest(files: list[Path], columns: list[str], wanted: pa.ChunkedArray | None, regime: str) -> tuple[pa.Table, int]:
+    """The newest rows for a regime of the wanted cases and devices, or of all, with their `key`; and how many rows were not
+    wanted.
 
     One file at a time: of ten million rows, those of a night's run fit into memory."""
     kept, others = [], 0
@@ -118,7 +119,7 @@ def _newest(files: list[Path], columns: list[str], wanted: pa.ChunkedArray | Non
             found = table.filter(pc.is_in(table["key"], keys))
             others, table = others + len(table) - len(found), found
         kept.append(table)
-    return newest(pa.concat_tables(kept)), others
+    return newest(pa.concat_tables(kept), regime), others
 
 
 Interval = tuple[float, float, float]  # of logarithms: the value, and the two ends' distances from it

@@ -19,20 +19,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 
-from benchmarks.sensitivity import FOLDER, row
+from benchmarks.rows import write
+from benchmarks.sensitivity import row
 from minfer import build, ops
 from minfer.bench import device as devices
 from minfer.bench.measure import Bench
 from minfer.bench.stats import compare
 from minfer.bench.timing import Timing
 from minfer.ops import Kernel
-from minfer.rows import store
 from minfer.run import race
-from minfer.run.start import commit_of_sources
 
 LABELS = ["before", "after"]
 SLOWER = 0.02
@@ -164,12 +161,7 @@ def main() -> int:
             what += f" in {len(shares)} processes"
             rows.append(row("race of two revisions", what, missed / len(found), 0.0, "share"))
             print(f"{'MISSED' if missed else 'met   '} {what}: {missed}", flush=True)
-    environment = devices.environment(devices.pick(kind))
-    about = {key: environment[key] for key in ("device", "driver", "torch")} | {"commit": commit_of_sources()}
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    path = FOLDER / f"sensitivity-race-{store.slug(environment['device'])}.parquet"
-    pq.write_table(pa.Table.from_pylist([found | about for found in rows]), path)
-    print(f"written: {path}")
+    write("sensitivity-race", rows, devices.pick(kind))
     return 0 if all(found["met"] for found in rows) else 1
 
 

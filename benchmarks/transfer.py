@@ -15,19 +15,14 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 
+from benchmarks.rows import write
 from minfer.bench import device as devices
-from minfer.rows import store
-from minfer.run.start import commit_of_sources
 
-FOLDER = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
 LAYERS, IN, OUT = 8, 4096, 14336  # 117 MB each, in half precision
 TOKENS = (1, 1024, 8192, 16384)
 ROUNDS = 15
@@ -141,12 +136,7 @@ def main() -> int:
         for row in rows[-len(MODES) :]:
             ms, host = float(np.median(row["ms"])), float(np.median(row["host_ms"]))
             print(f"{tokens:6} tokens  {row['mode']:26} {ms:8.3f} ms, {host:8.3f} until enqueued")
-    environment = devices.environment(device)
-    about = {key: environment[key] for key in ("device", "driver", "torch")} | {"commit": commit_of_sources()}
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    path = FOLDER / f"transfer-{store.slug(environment['device'])}.parquet"
-    pq.write_table(pa.Table.from_pylist([row | about for row in rows]), path)
-    print(f"written: {path}")
+    write("transfer", rows, device)
     return 0
 
 

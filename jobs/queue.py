@@ -4,6 +4,7 @@ submitit takes NODE_FAIL for the end of a job, and SLURM runs that job again; so
 
 from __future__ import annotations
 
+import datetime
 import os
 import re
 import signal
@@ -52,7 +53,7 @@ class Seen:
 
     word: str
     reason: str = ""
-    start: str = ""  # such as 2026-11-23T14:05:00
+    start: str = ""  # such as 2026-11-23T14:05:00; not where SLURM counts on a year for each job that has no time limit
 
 
 def states(folder: Path, jobs: Collection[Job]) -> dict[str, Seen] | None:
@@ -60,13 +61,14 @@ def states(folder: Path, jobs: Collection[Job]) -> dict[str, Seen] | None:
     found = {job.id: Seen("RUNNING") for job in jobs if job.executor == "local" and _runs(folder, job)}
     if all(job.executor == "local" for job in jobs):
         return found
+    soon = (datetime.datetime.now() + datetime.timedelta(days=30)).isoformat()
     told = _ask("squeue", "--noheader", "--array", f"--user={os.getuid()}", "--format=%i|%T|%S|%r")
     if told is None:
         return None
     ids = {job.id for job in jobs}
     lines = [line.split("|", 3) for line in told.splitlines()]
     return found | {
-        line[0]: Seen(line[1], plain(line[3]), line[2].replace("N/A", ""))
+        line[0]: Seen(line[1], plain(line[3]), line[2] if line[2] < soon else "")
         for line in lines
         if len(line) == 4 and line[0] in ids
     }
@@ -81,6 +83,10 @@ def stuck(reason: str) -> str | None:
     """Why a job with this reason will not start by itself, and what to do; None where it only has to wait."""
     if reason in STUCK:
         return STUCK[reason]
+    if reason.startswith("ReqNodeNotAvail"):  # SLURM adds which: a job of cluster.distribute or of flags.nodelist
+        return (
+            "a node that it has to run on is down, drained or reserved; it waits until the node is back, or cancel it"
+        )
     if re.match(r"(QOS|Assoc|MaxCpuPer|MaxMemPer)", reason):
         if "PerJob" in reason or "Wall" in reason:
             return f"a job asks for more than a limit of your account or QOS allows; {LOWER}, or cluster.time_min"

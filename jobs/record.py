@@ -53,15 +53,17 @@ def everything(runs: Path = Path("runs")) -> list[Path]:
 
 
 def request(folder: Path, changes: Iterable[str] = ()) -> Config:
-    """The request of a run, as `key=value` words change it. Raises UserError."""
+    """The request of a run, as `key=value` words change it: `cluster.flags={}` clears the flags, and `cluster.flags.begin=now`
+    changes one of them. Raises UserError."""
     changes = list(changes)
     for word in changes:
         if not word.startswith(("cluster.", "container.")) or "=" not in word:
             raise UserError(f"cannot change {word!r} of a run; only cluster.* and container.* can, as key=value")
     try:
-        merged = OmegaConf.merge(
-            OmegaConf.structured(Config), OmegaConf.load(folder / CONFIG), OmegaConf.from_dotlist(changes)
-        )
+        merged = OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.load(folder / CONFIG))
+        for word in changes:
+            key = word.partition("=")[0]
+            OmegaConf.update(merged, key, OmegaConf.select(OmegaConf.from_dotlist([word]), key), merge=False)
         config: Any = OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:
         raise UserError(f"cannot read {folder / CONFIG}: {str(error).splitlines()[0]}") from error

@@ -8,11 +8,9 @@ builds one kernel in a process of its own.
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import fcntl
 import hashlib
-import importlib.metadata
 import json
 import os
 import platform
@@ -22,7 +20,7 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -126,7 +124,8 @@ def arch_number(arch: str) -> int:
     return int(re.sub(r"\D", "", arch))
 
 
-def _flags(kernel: Kernel, arch: str) -> list[str]:
+def flags_of(kernel: Kernel, arch: str) -> list[str]:
+    """What a kernel's compiler is called with."""
     if kernel.backend == "cuda":
         number = arch.removeprefix("sm_")
         about = [f"-DMINFER_SM={arch_number(arch)}"]  # host code that lays out shared memory asks for it
@@ -137,18 +136,23 @@ def _flags(kernel: Kernel, arch: str) -> list[str]:
     return CXX_FLAGS
 
 
-def _directory(kernel: Kernel, arch: str) -> Path:
+def directory(kernel: Kernel, arch: str) -> Path:
     """Where this kernel's build is or would be: named by everything that decides its content."""
     digest = hashlib.sha256()
     for path in kernel.sources():
         digest.update(path.read_bytes())
-    about: list[Any] = [_flags(kernel, arch), torch.__version__, *_versions(kernel)]
+    about: list[Any] = [flags_of(kernel, arch), torch.__version__, *versions_of(kernel)]
     digest.update(json.dumps(about).encode())
+    return cache_folder() / f"{kernel.op}_{kernel.source.stem}_{digest.hexdigest()[:16]}"
+
+
+def cache_folder() -> Path:
+    """Where builds are kept."""
     root = os.environ.get("TORCH_EXTENSIONS_DIR") or "~/.cache/torch_extensions"
-    return Path(root).expanduser().absolute() / "minfer" / f"{kernel.op}_{kernel.source.stem}_{digest.hexdigest()[:16]}"
+    return Path(root).expanduser().absolute() / "minfer"
 
 
-def _versions(kernel: Kernel) -> list[str]:
+def versions_of(kernel: Kernel) -> list[str]:
     """Of what compiles a kernel."""
     if kernel.backend == "cuda":
         home = toolkit()
@@ -166,59 +170,20 @@ def _processor() -> str:
         return platform.machine()
 
 
-def fingerprint(kernel: Kernel, arch: str, rules: int) -> str:
-    """A hash of what decides this kernel's result and time: its sources and its op's, without comments, the flags and
-    versions that it is compiled with, and `rules`, the version of the measuring rules. Registering another kernel of the op
-    changes nothing."""
-    digest = hashlib.sha256()
-    op = get(kernel.op).source
-    for path in sorted({*kernel.sources(), *([op] if op and op.is_file() else [])}):
-        digest.update(_meaning(path).encode())
-    about: list[Any] = [rules, torch.__version__]
-    if kernel.needs_build:
-        flags = _flags(kernel, arch) if arch or kernel.backend == "cpp" else NVCC_FLAGS  # no GPU, and nothing runs
-        about += [flags, _versions(kernel)]
-    if kernel.backend == "triton":
-        about.append(_triton_version())
-    digest.update(json.dumps(about).encode())
-    return digest.hexdigest()[:16]
+_given: dict[str, Built] = {}
 
 
-GENERATED = re.compile(r"^// (?:Measured \(|Why: ).*\n(?://   .*\n)*", re.MULTILINE)
-
-
-@cache
-def _meaning(path: Path) -> str:
-    """A source without what means nothing to the machine: comments and, of an op's file, the registration of kernels. Of the
-    lines that analysis/make_headers.py writes into a header not even the number counts."""
-    text = path.read_text()
-    if path.suffix != ".py":
-        text = GENERATED.sub("", text)
-        return re.sub(r"//[^\n]*|/\*.*?\*/|\s+", " ", text, flags=re.DOTALL)
-    module = ast.parse(text)
-    module.body = [statement for statement in module.body if not _registers(statement)]
-    return ast.dump(module)
-
-
-def _registers(statement: ast.stmt) -> bool:
-    if isinstance(statement, ast.For):
-        return all(_registers(inner) for inner in statement.body)
-    call = statement.value if isinstance(statement, ast.Expr) else None
-    return isinstance(call, ast.Call) and getattr(call.func, "attr", "") in ("torch", "cuda", "triton", "cpp")
-
-
-@cache
-def _triton_version() -> str:
-    try:
-        return importlib.metadata.version("triton")
-    except importlib.metadata.PackageNotFoundError:
-        return ""
+def give(libraries: Mapping[str, str]) -> None:
+    """Have this process use these libraries for `op/kernel`, and build and look for none."""
+    _given.update({name: Built(library, 0.0) for name, library in libraries.items()})
 
 
 def cached(kernel: Kernel, arch: str = "") -> Built | None:
     """The finished build of exactly these sources, flags and versions, if there is one."""
+    if found := _given.get(f"{kernel.op}/{kernel.name}"):
+        return found
     try:
-        built = Built(**json.loads((_directory(kernel, arch) / "built.json").read_text()))
+        built = Built(**json.loads((directory(kernel, arch) / "built.json").read_text()))
     except (OSError, ValueError, TypeError):  # none yet, or half of one
         return None
     return built if Path(built.library).is_file() else None
@@ -236,7 +201,7 @@ def build(kernel: Kernel, arch: str = "") -> Built:
     if not _compiler_version(compiler()):
         raise BuildError(f"no C++ compiler {compiler()!r}: install one (apt install g++) or set CXX")
 
-    folder = _directory(kernel, arch)
+    folder = directory(kernel, arch)
     folder.mkdir(parents=True, exist_ok=True)
     with _lock(folder.with_suffix(".lock")):
         if found := cached(kernel, arch):
@@ -263,7 +228,7 @@ def _lock(path: Path) -> Iterator[None]:
 def _compile(kernel: Kernel, arch: str, folder: Path, home: Path | None) -> Path:
     from torch.utils import cpp_extension
 
-    flags, link = _flags(kernel, arch), []
+    flags, link = flags_of(kernel, arch), []
     if home:
         cpp_extension.CUDA_HOME = str(home)
         link.append(f"-L{_cudart_folder(folder, home)}")
@@ -348,7 +313,7 @@ def cubin(kernel: Kernel, arch: str, folder: Path, timeout_s: float | None = Non
     from torch.utils.cpp_extension import include_paths
 
     target = folder / f"{kernel.op}_{kernel.name}.{arch}.cubin"
-    flags = [*_flags(kernel, arch), *(f"-I{path}" for path in (kernel.root, *include_paths("cpu")))]
+    flags = [*flags_of(kernel, arch), *(f"-I{path}" for path in (kernel.root, *include_paths("cpu")))]
     command = [str(home / "bin" / "nvcc"), "-cubin", *flags, "-o", str(target), str(kernel.source)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
@@ -361,7 +326,7 @@ def cubin(kernel: Kernel, arch: str, folder: Path, timeout_s: float | None = Non
 
 def cached_cubin(kernel: Kernel, arch: str, timeout_s: float | None = None) -> Path:
     """The cubin of exactly these sources, flags and versions: found in the cache, or compiled. Raises BuildError."""
-    folder = _directory(kernel, arch)
+    folder = directory(kernel, arch)
     found = folder / "device.cubin"
     folder.mkdir(parents=True, exist_ok=True)
     with _lock(folder / "cubin.lock"):
@@ -387,10 +352,14 @@ def main() -> None:
 
     FILEs are Python files that register kernels of their own."""
     op, name, arch, *extra = sys.argv[1:] + [""] * (len(sys.argv) < 4)
+    reply = os.fdopen(os.dup(1), "w")  # the files and the library, once loaded, may print whatever they like
+    os.dup2(2, 1)
     for path in extra:
         load_file(Path(path))
     try:
-        print(json.dumps(asdict(build(get(op).kernels[name], arch))))
+        built = build(get(op).kernels[name], arch)
+        with reply:
+            print(json.dumps(asdict(built)), file=reply)
     except BuildError as error:
         print(error.log, file=sys.stderr)
         sys.exit(str(error))

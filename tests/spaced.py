@@ -18,7 +18,7 @@ def spaced(op: Op, operands: Operands) -> dict[str, torch.Tensor]:
             continue
         order = spec.order or tuple(range(tensor.dim()))
         wide = [tensor.shape[axis] for axis in order]
-        wide[-1] += 8 * number
+        wide[-1] += max(8, 16 // tensor.element_size()) * number  # rows start at multiples of 16 bytes
         whole = torch.empty(wide, dtype=tensor.dtype, device=tensor.device)
         poison(whole)
         view = whole.permute([order.index(axis) for axis in range(tensor.dim())])

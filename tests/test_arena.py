@@ -69,6 +69,14 @@ def test_what_is_written_beside_a_tensor_shows(place: int) -> None:
     assert not shared.breached()
 
 
+@pytest.mark.parametrize("nbytes", [0, 1 << 30])
+def test_its_memory_keeps_its_size(nbytes: int) -> None:
+    arena = Arena(1 << 20, torch.device("cpu"))
+    with pytest.raises(PermissionError):
+        os.ftruncate(arena.fds[0], nbytes)
+    arena.close()
+
+
 def test_what_does_not_fit_is_refused() -> None:
     shared = arena()
     with pytest.raises(MemoryError, match="do not fit"):

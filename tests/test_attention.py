@@ -73,7 +73,7 @@ def test_lengths_halve_and_have_gaps():
     assert lengths("halving", 9, 8192) == [8192, 4096, 2048, 1024, 512, 256, 128, 64, 8192]
     assert [length == 0 for length in lengths("gaps:1", 6, 100)] == [False, True, False, False, True, False]
     assert Ragged().check("halving") is None and Ragged().check("gaps:3") is None
-    assert "takes full, halving, uniform:SEED" in (Ragged().check("odd") or "")
+    assert "takes full, halving, one_long, uniform:SEED" in (Ragged().check("odd") or "")
     assert set(DISTRIBUTIONS) >= {"full", "halving", "uniform", "gaps"}
 
 
@@ -269,7 +269,7 @@ def test_mistakes_are_a_sentence_each():
         ((q[..., :40], k, k), {}, "a head_dim of 64, 128 or 256, got 40"),
         ((q, k[:1], k), {}, r"k of the shape of q, .* but for its tokens and heads, got \(1, 7, 2, 64\)"),
         ((q, k, k[:, :3]), {}, r"v of the shape of k, \(2, 7, 2, 64\), got \(2, 3, 2, 64\)"),
-        ((q[:, :, :3], k, k), {}, "as many heads of k as divide those of q, 3, got 2"),
+        ((q[:, :, :3], k, k), {}, "k whose number of heads divides the 3 of q, got 2"),
         ((q[0], k[0], k[0]), {}, r"q of \(batch, seq, heads, head_dim\), got \(5, 4, 64\)"),
         ((q, k, k), {"cu_seqlens": ends}, r"q of \(tokens, heads, head_dim\) with cu_seqlens, got \(2, 5, 4, 64\)"),
         ((q, k, k), {"cu_seqlens": ends, "lengths": ends}, "cu_seqlens, .* or lengths, for padded ones, got both"),

@@ -73,28 +73,28 @@ def test_a_change_of_anything_that_decides_the_binary_changes_its_place(
     what: str, workshop: Workshop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernel = workshop.kernel()
-    before = build._directory(kernel, "")
+    before = build.directory(kernel, "")
     CHANGES[what](workshop, monkeypatch)
-    changed = build._directory(kernel, "")
+    changed = build.directory(kernel, "")
     assert changed != before and changed.name.startswith("hgemm_sound_")
 
 
 def test_a_change_elsewhere_does_not(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = workshop.kernel()
-    before = build._directory(kernel, "")
+    before = build.directory(kernel, "")
     workshop.write("unrelated.h", "#define X 1\n")
     os.utime(kernel.source)
     monkeypatch.setattr(build, "NVCC_FLAGS", [*build.NVCC_FLAGS, "-G"])
-    assert build._directory(kernel, "") == before
+    assert build.directory(kernel, "") == before
 
 
 @needs_nvcc
 def test_a_cuda_kernel_has_a_place_for_each_architecture(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = workshop.kernel("device.cu", DEVICE)
-    places = {build._directory(kernel, arch) for arch in ("sm_80", "sm_89", "sm_90a")}
+    places = {build.directory(kernel, arch) for arch in ("sm_80", "sm_89", "sm_90a")}
     assert len(places) == 3
     monkeypatch.setattr(build, "NVCC_FLAGS", [*build.NVCC_FLAGS, "-G"])
-    assert build._directory(kernel, "sm_89") not in places
+    assert build.directory(kernel, "sm_89") not in places
 
 
 def test_a_changed_header_is_compiled_in(workshop: Workshop) -> None:
@@ -125,7 +125,7 @@ def test_a_record_that_was_cut_short_is_built_anew(workshop: Workshop) -> None:
 @pytest.mark.timeout(60)
 def test_a_lock_that_a_killed_build_left_does_not_hang_the_next(workshop: Workshop) -> None:
     kernel = workshop.kernel()
-    folder = build._directory(kernel, "")
+    folder = build.directory(kernel, "")
     folder.mkdir(parents=True)
     (folder / "lock").write_text("")  # older PyTorch's: it waits while the file is there
     folder.with_suffix(".lock").write_text("")  # ours

@@ -14,7 +14,7 @@ import pytest
 from minfer import build, ops
 from minfer.profilers import static
 from minfer.profilers.sass import Function
-from tests.tiers import ALWAYS, mostly_slow
+from tests.tiers import ALWAYS, archs, mostly_slow
 
 pytestmark = pytest.mark.skipif(
     build.toolkit() is None or not all((build.toolkit() / "bin" / tool).exists() for tool in ("cuobjdump", "nvdisasm")),
@@ -48,8 +48,13 @@ def kinds(function: Function) -> set[str]:
     return found | {name.partition(".")[0].replace("REDG", "RED") for name in found}  # Hopper calls it REDG
 
 
-@pytest.mark.parametrize("arch", ["sm_89", "sm_90a"])
-@pytest.mark.parametrize("name", mostly_slow(CLAIMS, lambda name: f"hgemm-{name}" in ALWAYS))
+@pytest.mark.parametrize(
+    ("name", "arch"),
+    mostly_slow(
+        [(name, arch) for name in CLAIMS for arch in archs(ops.get("hgemm").kernels[name])],
+        lambda pair: f"hgemm-{pair[0]}" in ALWAYS,
+    ),
+)
 def test_the_code_is_what_the_header_says(name: str, arch: str) -> None:
     has, has_not = CLAIMS[name]
     functions = static.functions(ops.get("hgemm").kernels[name], arch, 600)
@@ -73,7 +78,7 @@ def test_the_three_ways_differ_in_space_and_in_nothing_that_is_read() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arch", ["sm_89", "sm_90a"])
+@pytest.mark.parametrize("arch", ["sm_90a"])
 def test_gemv_has_its_loads_in_flight_before_it_multiplies(arch: str) -> None:
     """Of B 8 loads of 16 bytes a lane stand before the first product, and in TN 4 of A."""
     cubin = build.cached_cubin(ops.get("hgemm").kernels["v15_gemv"], arch)

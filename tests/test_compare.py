@@ -69,6 +69,15 @@ def test_the_newest_row_of_a_case_counts(tmp_path: Path):
     assert found(tmp_path, [kernel(1.25), old], [kernel(1.25)])["v02_tiled"].verdict == "tie"
 
 
+def test_a_newer_cold_run_does_not_hide_the_steady_row_that_is_compared(tmp_path: Path):
+    steady = {f"steady_{name}": value for name, value in {"us": 80.0, "speedup": 1.25}.items()}
+    steady |= {"steady_speedup_low": 1.24, "steady_speedup_high": 1.26, "steady_aa_spread": 0.001}
+    newer = kernel(1.25, run="r2", finished=NOON + dt.timedelta(days=1), steady_us=None, steady_speedup=None)
+    a, b = sets(tmp_path, [kernel(1.25, **steady), newer], [kernel(1.25, **steady)])
+    (case,) = verdicts.compare([Path(a)], [Path(b)], "steady").cases
+    assert case.us == (80.0, 80.0) and case.verdict == "tie"
+
+
 def test_the_interval_holds_the_truth_as_often_as_it_says():
     random = np.random.default_rng(1)
     inside = 0

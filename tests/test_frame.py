@@ -74,6 +74,17 @@ def test_the_newest_row_of_each_case_and_device(tmp_path: Path) -> None:
     assert newest["cold_us"].tolist() == [1.0, 4.0, 3.0]
 
 
+def test_the_newest_row_of_a_regime(tmp_path: Path) -> None:
+    later, none = NOON + dt.timedelta(hours=1), {"steady_us": None}
+    failed = hgemm("v01", finished=later, status="crashed", cold_us=None, steady_us=None)
+    write(tmp_path, hgemm(us=1.0, run="old"), hgemm(us=2.0, run="new", finished=later, **none), hgemm("v01"), failed)
+    found = {regime: minfer.results(tmp_path, ["run", "status"], newest=regime) for regime in (True, "cold", "steady")}
+    assert found["steady"].values.tolist() == [["old", "ok"], ["r1", "crashed"]]
+    assert found[True].equals(found["cold"]) and found["cold"]["run"].tolist() == ["new", "r1"]
+    with pytest.raises(ValueError, match=r"^minfer\.results takes newest=True, 'cold' or 'steady', got 'warm'$"):
+        minfer.results(tmp_path, newest="warm")
+
+
 def test_the_documented_line_pivots(tmp_path: Path) -> None:
     write(tmp_path, *(hgemm(kernel, us, m) for m in (1, 2) for kernel, us in {"torch": 100.0, "v01": 50.0}.items()))
     first, second = [line.strip() for line in str(minfer.results.__doc__).splitlines() if line.startswith(" " * 8)]

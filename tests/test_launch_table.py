@@ -42,3 +42,26 @@ def test_each_ratio_has_its_interval(shown: str):
 def test_what_comes_next_is_the_report_of_these_rows(shown: str, tmp_path: Path):
     assert f"minfer report {tmp_path}/results/nvidia-h200/r1" in shown.replace("'", "")
     assert "timing.cold_cap_s=10 gives each case more time" in shown
+
+
+def test_each_model_of_gpu_has_a_table_of_its_own(tmp_path: Path):
+    values = {
+        "dtype": "float16",
+        "params": {"layout": "TN"},
+        "shape": {"m": 512, "n": 512, "k": 512},
+        "metric": "TFLOP/s",
+    }
+    rows = [row("torch", 100, **values, device=f"NVIDIA {model}", case=f"on {model}") for model in ("L40S", "A100")]
+    (tmp_path / "runs").mkdir()
+    folder = tmp_path / "results" / "nvidia-l40s" / "r1"
+    folder.mkdir(parents=True)
+    store.write(store.to_table(rows), folder / "0000-000.parquet")
+    console = Console(record=True, width=200)
+    print_summary(console, tmp_path / "results", "r1", Plan([], {}, {}), RunProgress(tmp_path / "runs"))
+    text = console.export_text()
+    assert "r1: hgemm on NVIDIA L40S" in text and "r1: hgemm on NVIDIA A100" in text
+
+
+def test_the_time_left_is_rounded_before_it_is_split_into_minutes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(RunProgress, "_left_s", lambda self: 539.7)
+    assert RunProgress(tmp_path).line().endswith(", about 9:00 min left")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from pathlib import Path
 
@@ -9,11 +10,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from analysis import demonstrations
+from analysis import adapting, demonstrations
 from analysis.demonstrations import Inside
 from analysis.make_demonstrations import PAGES, main
-from benchmarks import rope_memory, scopes, transfer
+from benchmarks import batching, rope_memory, scopes, transfer
 from benchmarks.scopes import Scope, Trace
+from tests.pictures import texts
 
 ABOUT = {"device": "NVIDIA Some", "driver": "1.2", "torch": "2.11", "commit": "abc"}
 
@@ -61,6 +63,74 @@ def allocations() -> list[dict]:
     return rows
 
 
+def groupings() -> list[dict]:
+    """Rows have 40 % padding, which takes its time unless kernels are told the lengths."""
+    rows = []
+    for kernel, trace in itertools.product(("attention", "seq_sum"), ("uniform", "zipf")):
+        for arrivals, way in itertools.product(("at once", "at random"), batching.ways(batching.SIZES["cpu"])):
+            share, ms = (0.0, 6.0) if way.policy.name == "packed" else (0.4, 6.0 if way.told else 10.0)
+            about = {
+                "kernel": kernel,
+                "trace": trace,
+                "arrivals": arrivals,
+                "policy": way.policy.name,
+                "told": way.told,
+            }
+            figures = {name: [ms, ms, 9 * ms] for name in batching.FIGURES} | {
+                "padded_share": [share] * 3,
+                "busy_share": [0.5],
+            }
+            rows.append(about | {"requests": 128} | figures | {"tokens_per_s": [6e6 / ms, 6e6 / ms, 3e6 / ms]} | ABOUT)
+    return rows
+
+
+def adaptings() -> list[dict]:
+    """Dispatch adds 280 ns; a variant is twice as fast and in use from half of a trace on."""
+    rows = [
+        {"kind": "cost", "what": name, "ns": [ns, ns, 9 * ns]}
+        for name, ns in (("call", 20.0), ("monitor", 12.0), ("table", 25.0), ("execute", 300.0))
+    ]
+    gain = {"kind": "gain", "recipe": "seq_sum_cpp", "bytes": 69000, "compile_s": 5.0, "generic_us": 10.0}
+    rows.append(
+        gain
+        | {"length": 20, "status": "faster", "variant_us": 5.0, "speedup": 2.0, "low": 1.9, "high": 2.1}
+        | {"paid_after_calls": 1e6}
+    )
+    rows.append(gain | {"length": 48, "status": "failed", "generic_us": 0.0, "variant_us": 0.0, "speedup": 0.0})
+    at = [0.1 * second for second in range(80)]
+    for name, faster in (("uniform", 0), ("zipf", 2), ("drift", 3)):
+        trials = {"faster": faster, "not_faster": 1, "undecided": 0, "failed": 0, "loaded": faster, "bytes": 64}
+        found = {"speedup": 1.5, "low": 1.4, "high": 1.6, "aa_spread": 0.01, "verdict": "faster", "budget": 4}
+        taken = {"generic_s": [0.1] * 80, "again_s": [0.1] * 80, "adaptive_s": [0.1] * 40 + [0.05] * 40}
+        variants = [0] * 40 + [faster] * 40
+        trace = {"kind": "trace", "trace": name, "seconds": 8.0, "at": at, "tokens": [1000] * 80, "variants": variants}
+        rows.append(trace | trials | found | taken)
+    names = dict.fromkeys(name for row in rows for name in row)
+    about = {"load": 1.0, "cores": 2, "threads": 1} | ABOUT
+    return [{**dict.fromkeys(names), **row, **about} for row in rows]
+
+
+def layers() -> list[dict]:
+    """Inductor takes half of eager's time, and what is fused a quarter."""
+    rows = []
+    for (shape, batch, seq, past), way in itertools.product(
+        (("decode", 1, 1, 15), ("prefill", 2, 16, 0)), ("eager", "inductor", "minfer")
+    ):
+        us, fused = {"eager": (40.0, []), "inductor": (20.0, []), "minfer": (10.0, ["rms_norm", "rope"])}[way]
+        about = {"shape": shape, "batch": batch, "seq": seq, "past": past, "way": way, "fused": fused, "launches": None}
+        about |= {
+            "calls": 9,
+            "bytes": 5_000_000,
+            "us": us,
+            "samples_us": [us, us, us, 2 * us, 90 * us],
+            "dim": 64,
+            "hidden": 96,
+        }
+        about |= {"speedup": 20 / us, "low": 19 / us, "high": 21 / us, "aa_spread": 0.01, "dtype": "float32"}
+        rows.append(about | {"verdict": None if way == "inductor" else "faster"} | ABOUT)
+    return rows
+
+
 @pytest.fixture
 def recorded(tmp_path: Path) -> Path:
     """A repository in which everything was recorded, with empty pages."""
@@ -69,6 +139,9 @@ def recorded(tmp_path: Path) -> Path:
     (tmp_path / "rows").mkdir()
     pq.write_table(pa.Table.from_pylist(copies()), tmp_path / "rows" / "transfer-nvidia-some.parquet")
     pq.write_table(pa.Table.from_pylist(allocations()), tmp_path / "rows" / "rope-memory-nvidia-some.parquet")
+    pq.write_table(pa.Table.from_pylist(groupings()), tmp_path / "rows" / "batching-nvidia-some.parquet")
+    pq.write_table(pa.Table.from_pylist(adaptings()), tmp_path / "rows" / "specialise-nvidia-some.parquet")
+    pq.write_table(pa.Table.from_pylist(layers()), tmp_path / "rows" / "fusion-nvidia-some.parquet")
     (tmp_path / "docs").mkdir()
     for name, (page, _) in PAGES.items():
         (tmp_path / "docs" / page).write_text(f"# page\n<!-- {name}:begin -->\n<!-- {name}:end -->\n")
@@ -99,6 +172,38 @@ def test_a_layer_in_two_streams_stands_beside_one_after_the_other(recorded: Path
     assert "at 2000 tokens a copy alone takes 2.00 ms, a product alone 2.00 ms, one after the other 4.00 ms" in text
     assert "and in two streams 2.00 ms" in text
     assert "| copies alone, pinned | 2.00 | 2.00 | 2.00 | 50.0 |" in text  # 100 MB in 2 ms; an outlier is no median
+
+
+def test_each_way_to_group_requests_has_a_line(recorded: Path) -> None:
+    assert made(recorded) == 0
+    text = (recorded / "docs" / "batching.md").read_text()
+    assert "| attention | zipf | packed | 0.0 % | 1.00 M (0.500–1.00) | 6.00 | 6.00 | 6.00 (6.00–54.0) | 50 % |" in text
+    assert "| none, padding computed | 40.0 % | 600 k (300–600) | 10.0 | 10.0 | 10.0 (10.0–90.0) | 50 % |" in text
+    assert "padded share of zipf lengths: none 40 %, sorted 40 %, bucketed 40 %, packed 0 %." in text
+
+
+def test_adapting_has_its_cost_its_gain_and_its_traces(recorded: Path) -> None:
+    assert made(recorded) == 0
+    text = (recorded / "docs" / "specialise.md").read_text()
+    assert "| monitoring and dispatch, round by round | 280 | 280 |" in text and "over 3 rounds" in text
+    assert "| seq_sum_cpp | 20 | faster | 10.0 | 5.00 | 2.00 (1.90–2.10) | 5.0 | 1.000 M | 69000 |" in text
+    assert "| seq_sum_cpp | 48 | failed | — | — | — | 5.0 | — | 69000 |" in text
+    assert "| drift | 10000 | 20000 | 1.500 (1.400–1.600) faster | 1.0 % | 3 faster, 1 not, 0 undecided |" in text
+    picture = adapting.adapting(adaptings(), "NVIDIA Some")
+    assert picture.about.endswith("last quarter: uniform 1.500, zipf 1.500, drift 1.500.")
+    uniform, _, zipf, _, drift, _ = picture.figure.axes
+    assert [texts(ax)[1:] for ax in (uniform, zipf, drift)] == [
+        [*more, "generic", "adaptive"] for more in ([], ["2"], ["3"])
+    ]
+
+
+def test_a_layer_has_its_calls_bytes_and_time_each_way(recorded: Path) -> None:
+    assert made(recorded) == 0
+    text = (recorded / "docs" / "fusion.md").read_text()
+    assert (
+        "| decode 1 × 1, 15 cached | minfer | — | 9 | 5.00 | 10.0 (10.0–20.0) | 2.000 (1.900–2.100) faster | rms_norm, rope |"
+    ) in text
+    assert "| prefill 2 × 16 | inductor | — | 9 | 5.00 | 20.0 (20.0–40.0) | — | — |" in text
 
 
 def test_where_nothing_was_recorded_the_text_says_so(recorded: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from analysis import make_headers
-from minfer import build
+from minfer import fingerprint
 from minfer.rows import store
 from tests.tables import TN, row
 
@@ -84,6 +84,6 @@ def test_a_long_line_is_wrapped_and_replaced_whole(folder: Path) -> None:
 def test_the_line_changes_nothing_of_what_a_rows_source_hashes(folder: Path) -> None:
     path = folder / "ops" / "hgemm" / "v01.cu"
     path.write_text(CUDA.replace("// Why: three\n// four.\n", ""))
-    before = build._meaning.__wrapped__(path)
+    before = fingerprint._meaning.__wrapped__(path)
     assert run(folder, made("torch", 100.0), made("v01", 200.0, device="NVIDIA " + "word " * 40)) == 0
-    assert "// Measured (" in path.read_text() and build._meaning.__wrapped__(path) == before
+    assert "// Measured (" in path.read_text() and fingerprint._meaning.__wrapped__(path) == before

@@ -14,7 +14,7 @@ from minfer import ops
 from minfer.bench.clock import CpuClock
 from minfer.bench.device import cache_bytes
 from minfer.bench.integrity import Dishonest
-from minfer.bench.measure import MOST_ROTATIONS, Bench, rotations
+from minfer.bench.measure import LEAST_CHECKED, MOST_ROTATIONS, Bench, rotations
 from minfer.bench.stats import compare, compare_blocks
 from minfer.bench.timing import Timing
 from minfer.ops.hgemm import torch_matmul
@@ -88,6 +88,12 @@ def test_a_round_of_operands_is_twice_the_cache(size: int) -> None:
     assert sets >= 2 or HGEMM.operand_bytes(case) >= 2 * cache_bytes(CPU)
 
 
+def test_beyond_the_first_look_the_cap_holds_where_flushes_take_longer_than_calls(monkeypatch) -> None:
+    made = bench(torch_matmul)
+    monkeypatch.setattr(made.clock, "flush", lambda: time.sleep(0.05))
+    assert len(made.cold(Timing(looks=[4, 1000], precision=1e-9, cold_cap_s=1.0, least_rounds=3))) in range(4, 8)
+
+
 def test_times_are_of_the_arm_that_took_them() -> None:
     order = np.array([[0, 1, 2], [2, 1, 0], [1, 2, 0]])
     candidates = [lambda index, s=seconds: time.sleep(s) for seconds in (0.0, 0.02, 0.05)]
@@ -108,3 +114,32 @@ def test_every_timed_call_is_compared() -> None:
         made = bench(torch_matmul)
         made.candidates[0] = lambda index: lazy_once(*made.sets[index].arguments, 1.0, 0.0)
         made.cold(TIMING)
+
+
+BRIEF = replace(TIMING, steady_block_s=0.05)
+
+
+def test_slow_calls_are_checked_on_more_sets_than_they_used() -> None:
+    """Ten calls fit a block; going through all sets would take seconds."""
+
+    def slow(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, alpha: float, beta: float) -> None:
+        time.sleep(0.005)
+        torch_matmul(out, a, b, alpha, beta)
+
+    made = bench(slow)
+    made.steady(BRIEF, lambda: None)
+    assert made.rotations > 100 and made.reached == LEAST_CHECKED
+
+
+def test_a_kernel_that_remembers_the_sets_that_it_used_is_found() -> None:
+    known: dict[int, torch.Tensor] = {}
+
+    def remembers(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, alpha: float, beta: float) -> None:
+        if a.data_ptr() not in known:
+            time.sleep(0.005)
+            torch_matmul(out, a, b, alpha, beta)
+            known[a.data_ptr()] = out.clone()
+        out.copy_(known[a.data_ptr()])
+
+    with pytest.raises(Dishonest, match="a steady call returned a wrong result"):
+        bench(remembers).steady(BRIEF, lambda: None)

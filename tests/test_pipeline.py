@@ -41,6 +41,10 @@ def finished(tmp_path_factory):
 def test_run_leaves_a_row_for_every_case_with_everything_in_it(finished):
     folder, printed = finished
     rows = {row["kernel"]: row for row in store.rows(store.files(folder / "results"))}
+    skinny = rows.pop("cpu_skinny")
+    assert skinny["status"] == "unsupported" and skinny["message"] == "needs m to be at most 16, got 64", skinny[
+        "message"
+    ]
     assert set(rows) == {"torch", "cpu_naive", "cpu_blocked"}
     for row in rows.values():
         assert row["status"] in store.MEASURED
@@ -64,7 +68,8 @@ def test_run_leaves_a_row_for_every_case_with_everything_in_it(finished):
         assert row["torch"] and row["python"] and row["device"] and row["source"] and row["node"]
         assert abs(row["finished"] - datetime.datetime.now(datetime.UTC)) < datetime.timedelta(hours=1)
         assert row["kernel"] in printed
-    assert "3 of 3 cases" in printed and ".parquet" in printed and "minfer report" in printed
+    assert "4 of 4 cases" in printed and ".parquet" in printed and "minfer report" in printed
+    assert re.search(r"^\d\d:\d\d:\d\d shards: 1 \w+; [0-4] of 4 rows", printed, re.MULTILINE)  # in a log, while it ran
     config = next((folder / "runs").glob("*/config.yaml")).read_text()
     assert "shape:" in config and "name: tiny" in config
 
@@ -79,7 +84,8 @@ def test_table_is_made_from_the_rows(finished, tmp_path):
     assert text.startswith("before\n") and text.endswith("after\n")
     for row in store.rows(store.files(folder / "results")):
         page = next((tmp_path / "docs" / "results").glob("*/hgemm.md")).read_text()
-        assert re.search(rf"\| *\**{row['kernel']}\b", page)
+        measured = row["status"] in store.MEASURED
+        assert re.search(rf"\| *\**{row['kernel']}\b" if measured else f"unsupported: {row['kernel']}", page)
     assert subprocess.run([*command, "--check"], cwd=ROOT).returncode == 0
 
 
@@ -106,7 +112,7 @@ def test_dry_run_starts_nothing(tmp_path):
     done = launch(*tiny(tmp_path, "dry_run=true"))
     assert done.returncode == 0
     assert (
-        "3 cases" in done.stdout
+        "4 cases" in done.stdout
         and re.search("Left out: v01_naive, .*: needs a CUDA GPU", done.stdout.replace("\n", " "))
         and "Nothing was started" in done.stdout
     )
@@ -125,7 +131,9 @@ def test_without_a_gpu_it_says_so_and_refuses_gpu_kernels(tmp_path):
 def test_unknown_kernel_is_one_line_with_the_nearest_names(tmp_path):
     done = launch(*tiny(tmp_path, "kernel=[cpu_naiv]"))
     assert done.returncode == 2
-    assert done.stderr == "minfer: unknown hgemm kernel 'cpu_naiv'; did you mean cpu_naive or v01_naive?\n"
+    assert (
+        done.stderr == "minfer: unknown hgemm kernel 'cpu_naiv'; did you mean cpu_naive or v01_naive or cpu_skinny?\n"
+    )
 
 
 def test_a_registered_kernel_without_its_source_is_one_line(tmp_path):

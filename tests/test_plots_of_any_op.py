@@ -44,6 +44,18 @@ def test_throughput_is_over_the_axis_with_most_sizes_beside_what_copying_reaches
     )
 
 
+def test_axes_that_are_equal_in_all_rows_are_one_size() -> None:
+    made = [
+        other("attention", "TFLOP/s", kernel, us * n, f"bfloat16/lse=no/batch=1,seq_q={n},seq_kv={n},heads=8")
+        | {"flops": 1e9 * n, "cold_rate": 1000.0 * n / us, "peaks": PEAKS}
+        for kernel, us in KERNELS.items()
+        for n in (512, 2048)
+    ]
+    (ax,) = panels("throughput", *made)
+    assert points(ax, "v01") == [(512, 10240.0), (2048, 40960.0)] and ax.get_xlabel() == "seq"
+    assert any(text.startswith("bfloat16 · lse=no · batch=1, heads=8 · cold") for text in texts(ax))
+
+
 def both_ways(forward: tuple[int, ...], backward: tuple[int, ...]) -> list[Row]:
     """A kernel and PyTorch at some sequence lengths, forward and at half the rate backward."""
     return [

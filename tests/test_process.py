@@ -14,7 +14,7 @@ import pytest
 
 from minfer.bench.timing import Timing
 from minfer.process import fork_server
-from minfer.process.remote import Died, Process, children, runs
+from minfer.process.remote import Died, Process, _states, children, family, runs, stop
 from tests.conftest import ROOT
 
 ECHO = """
@@ -52,6 +52,13 @@ def test_requests_are_answered_and_nothing_stays_open(echo: Path) -> None:
         process.kill()
         process.kill()  # once more does no harm
         assert descriptors() == before
+
+
+@pytest.mark.timeout(60)
+def test_a_process_that_is_killed_at_once_ends(echo: Path) -> None:
+    """It had no session yet when the fork server told of it, so that nothing was killed, and was waited for for ever."""
+    for _ in range(50):
+        Process("echo", echo).kill()
 
 
 def test_a_death_says_where_it_happened_and_nothing_stays_open(echo: Path) -> None:
@@ -109,6 +116,8 @@ def test_a_judge_has_a_fork_server_of_its_own_from_the_start(tmp_path: Path) -> 
     while not (found := children(judge.process.pid)) and time.monotonic() < deadline:
         time.sleep(0.05)
     (own,) = found
+    while os.getsid(own) != own and time.monotonic() < deadline:  # it has just been forked
+        time.sleep(0.05)
     assert os.getsid(own) == own
     called = [Path(f"/proc/{pid}/comm").read_text() for pid in (own, judge.process.pid)]
     assert called == ["minfer.forksrv\n", "minfer.judge\n"]
@@ -171,3 +180,45 @@ def test_nothing_outlives_who_asked(echo: Path) -> None:
     while time.monotonic() < deadline and any(runs(pid) for pid in pids):
         time.sleep(0.05)
     assert len(pids) == 2 and not any(runs(pid) for pid in pids)
+
+
+WITHOUT_ITS_FIRST_THREAD = """
+import ctypes, os, threading, time
+def stay():
+    if os.fork():
+        print(flush=True)
+        time.sleep(600)
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    while True:
+        pass
+threading.Thread(target=stay).start()
+time.sleep(0.2)
+ctypes.CDLL(None).pthread_exit(None)
+"""
+
+
+def test_a_process_whose_first_thread_ended_is_seen_and_stopped_with_all_that_it_started() -> None:
+    """Its state is that of a process that has ended, which is what `ps` shows, and what it forked twice has no parent there."""
+    command = [sys.executable, "-c", WITHOUT_ITS_FIRST_THREAD]
+    before, others = fork_server.become_reaper(), children(os.getpid())
+    process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    mine = lambda: children(os.getpid()) - others
+    try:
+        assert process.stdout
+        process.stdout.readline()
+        deadline = time.monotonic() + 60
+        while _states(process.pid)[0] != "Z" or not mine() - {process.pid}:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert runs(process.pid) and process.pid in mine()
+        stop(mine)
+        left = family(mine())
+        assert len(left) >= 2 and all(set(_states(pid)) <= set("TZX") for pid in left)
+    finally:
+        for pid in family(mine()):
+            os.kill(pid, signal.SIGKILL)
+        process.wait()
+        fork_server.become_reaper(before)
+        process.stdout.close()

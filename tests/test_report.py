@@ -205,6 +205,26 @@ def test_plots_have_every_kernel_and_the_roofs(page: Browser):
     )
 
 
+def test_axes_that_grow_together_are_one(browser: Browser, tmp_path: Path):
+    """Lengths of queries and of keys are equal in all rows, heads vary on their own, and head_dim never does."""
+    shapes = [f"seq_q={n},seq_kv={n},heads={h},head_dim=64" for n in (128, 256, 512) for h in (8, 16)]
+    found = [
+        other("attention", "tokens/s", kernel, 50.0, f"bfloat16//{shape}")
+        for shape in shapes
+        for kernel in ("torch", "v01_naive")
+    ]
+    store.write(store.to_table(found), tmp_path / "a.parquet")
+    assert report.main([str(tmp_path), "-o", str(tmp_path / "r.html")]) == 0
+    browser.errors.clear()
+    browser.send("Page.navigate", url="about:blank")
+    browser.open(tmp_path / "r.html", "#/plots")
+    browser.until("document.querySelector('select[aria-label=Over]')")
+    over = browser.js("[...document.querySelector('select[aria-label=Over]').options].map((o) => o.textContent)")
+    assert over[0].startswith("seq (") and len(over) == 2 + 3
+    assert all(each.startswith(("seq (heads=", "heads (seq_q=")) for each in over)
+    assert browser.errors == []
+
+
 def test_light_and_dark(page: Browser, file: Path):
     ground = "getComputedStyle(document.documentElement).backgroundColor"
     found = {}

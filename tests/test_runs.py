@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import signal
@@ -17,13 +18,13 @@ from rich.console import Console
 from jobs import queue, record, submit
 from minfer import ops
 from minfer.plan.config import Cluster, Container, UserError
+from minfer.plan.extra import load
 from minfer.plan.shard import Shard, Unfit, outside
 from minfer.process.stopping import AGAIN, STOPPED, Stopping
 from minfer.rows import store
 from minfer.rows.writer import StoreError, Writer
 from minfer.run import control
 from minfer.run.progress import RunProgress, ShardProgress
-from minfer.run.start import load
 from minfer.worker import record as recording
 from minfer.worker.claim import Claim, Superseded, alone
 from minfer.worker.compiler import Compiler
@@ -287,6 +288,15 @@ def test_a_run_that_is_not_there_and_a_change_that_cannot_be(tmp_path):
         record.request(tmp_path, ["cluster.tim_min=5"])
 
 
+def test_a_resubmit_changes_one_flag_or_all_of_them(tmp_path):
+    words = "op: hgemm\ndtype: float16\nshape: {name: tiny}\n"
+    (tmp_path / "config.yaml").write_text(f"{words}cluster: {{name: slurm, flags: {{hold: true, begin: now+600}}}}\n")
+    flags = lambda *changes: record.request(tmp_path, changes).cluster.flags
+    assert flags("cluster.flags.begin=now", "cluster.time_min=5") == {"hold": True, "begin": "now"}
+    assert flags("cluster.flags={}") == {}
+    assert flags("cluster.flags={nice: 5}") == {"nice": 5}
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -359,9 +369,19 @@ def test_jobs_of_a_run_are_submitted_by_one_process_at_a_time(tmp_path):
         ("PartitionConfig", "lower cluster.cpus"), ("QOSMaxCpuPerJobLimit", "asks for more than a limit"),
         ("AssocMaxWallDurationPerJobLimit", "asks for more than a limit"), ("QOSMaxJobsPerUserLimit", "passes when jobs end"),
         ("launch failed requeued held", "scontrol release"), ("(launch_failed_requeued_held)", "scontrol release"),
+        ("ReqNodeNotAvail, UnavailableNodes:node2", "or cancel it"),
         ("Resources", None), ("Priority", None), ("None", None),
     ],
 )  # fmt: skip
 def test_reasons_that_do_not_pass_are_told_from_those_that_do(reason, said):
     found = queue.stuck(queue.plain(reason))
     assert found is None if said is None else found and said in found
+
+
+def test_a_start_that_is_a_guess_is_not_shown(tmp_path, monkeypatch):
+    """Where jobs have no time limit, SLURM counts on a year for each."""
+    soon = (datetime.datetime.now() + datetime.timedelta(hours=2)).isoformat(timespec="seconds")
+    lines = [f"7_0|PENDING|{soon}|Resources", "7_1|PENDING|2099-01-01T00:00:00|Resources", "7_2|PENDING|N/A|Priority"]
+    monkeypatch.setattr(queue, "_ask", lambda *words: "\n".join(lines))
+    found = queue.states(tmp_path, [record.Job(f"000{n}", f"7_{n}", "slurm") for n in range(3)])
+    assert found is not None and [found[f"7_{n}"].start for n in range(3)] == [soon, "", ""]

@@ -14,8 +14,8 @@ from minfer import ops
 from minfer.ops.op import REGISTERED
 from minfer.plan import cases
 from minfer.plan.config import Config, Shape, UserError
+from minfer.plan.extra import load
 from minfer.rows import store
-from minfer.run.start import load
 from tests.conftest import ROOT, launch
 
 PAGE = (ROOT / "docs" / "adding.md").read_text()

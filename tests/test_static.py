@@ -14,7 +14,7 @@ from minfer import build, ops
 from minfer.ops import Case
 from minfer.profilers import Job, occupancy, sass, static
 from minfer.profilers.sass import Function
-from tests.tiers import is_always_tested, mostly_slow
+from tests.tiers import archs, is_always_tested, mostly_slow
 
 ARCHS = ("sm_89", "sm_90a")
 
@@ -151,9 +151,9 @@ def job(kernel: ops.Kernel, archs: tuple[str, ...], folder: Path) -> Job:
     ids=lambda kernel: f"{kernel.op}-{kernel.name}",
 )
 def test_every_cuda_kernel_has_its_metrics(kernel, tmp_path):
-    work = job(kernel, ARCHS, tmp_path)
-    supported = [arch for arch in ARCHS if kernel.builds_for(arch)]
-    assert work.cases and supported
+    supported = archs(kernel)
+    work = job(kernel, tuple(supported), tmp_path)
+    assert work.cases and all(kernel.builds_for(arch) for arch in supported)
     names = set()
     for case, finding in zip(work.cases, static.profile(work), strict=True):
         assert finding.why == "ok" and {scope for scope in finding.functions if "." not in scope} == set(supported)

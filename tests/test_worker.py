@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from minfer import build, ops
+from minfer import ops
 from minfer.bench import RULES
 from minfer.bench.timing import Timing
+from minfer.fingerprint import fingerprint
 from minfer.plan.shard import Shard
 from minfer.rows import store
 from minfer.worker.child import Child
@@ -76,7 +77,7 @@ def test_resume_repeats_what_nobody_judged_where_judging_is_asked_for(tmp_path: 
         "run": "old",
         "case": CASE.key,
         **CASE.to_dict(),
-        "source": build.fingerprint(HGEMM.kernels["torch"], "sm_90a", RULES),
+        "source": fingerprint(HGEMM.kernels["torch"], "sm_90a", RULES),
     }
     row |= {"timing": "default", "device": "a GPU", "status": "ok", "guarantee": "in-process"}
     row |= {"finished": datetime.datetime.now(datetime.UTC)}

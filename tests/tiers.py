@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
+from functools import cache
 from typing import TypeVar
 
 import pytest
 from _pytest.mark.structures import ParameterSet
 
+from minfer import ops
 from minfer.ops import Kernel
 
 T = TypeVar("T")
@@ -33,3 +36,28 @@ def mostly_slow(values: Iterable[T], always: Callable[[T], bool]) -> list[Parame
 
 def is_always_tested(kernel: Kernel) -> bool:
     return f"{kernel.op}-{kernel.source.stem}" in ALWAYS
+
+
+MEASURED_ARCH, OTHER_ARCH = "sm_90a", "sm_89"
+# What one architecture may have and another not.
+PARTICULAR = re.compile(r"\basm\b|\bMINFER_SM\b|__CUDA_ARCH__|<mma\.h>|<cuda_fp8\.h>|\b__reduce_\w+_sync")
+
+
+def archs(kernel: Kernel) -> list[str]:
+    """What a kernel is compiled for in tests: the architecture that is measured; and an older one, for one file of each set
+    of headers with instructions that not every architecture has, and for what is always tested. A compiler that takes such
+    a header for one file takes it for all; portable C++ compiles for both or for neither."""
+    older = kernel.builds_for(OTHER_ARCH) and (is_always_tested(kernel) or kernel.source in _for_the_other())
+    return [*([OTHER_ARCH] if older else []), MEASURED_ARCH]
+
+
+@cache
+def _for_the_other() -> set[object]:
+    """The first file with each set of sources that have instructions of their own."""
+    found: dict[frozenset[str], object] = {}
+    for kernel in ops.every_kernel(["cuda"]):
+        if kernel.builds_for(OTHER_ARCH):
+            particular = frozenset(str(path) for path in kernel.sources() if PARTICULAR.search(path.read_text()))
+            if particular:
+                found.setdefault(particular, kernel.source)
+    return set(found.values())

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from analysis.peaks import best_peaks, under_one_peak
 from analysis.roofline import flat_roofs
 from analysis.rows import REFERENCE, choose, kernel_order, metric_of, number, on_one_clock, sections, with_problem
-from analysis.series import series, setting
+from analysis.series import called, equal_axes, series, setting
 from analysis.style import look
 from analysis.tables import REGIMES, fastest, interval, provenance, regime_time
 from minfer.rows import store
@@ -55,8 +55,8 @@ PLACE = ("device", "dtype", "params")
 
 
 def split(table: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """The newest row of each case on each device, on one clock; and all older rows, as they were measured. Both have a
-    column `problem`, and `place`, their row's in the table."""
+    """The newest row of each case on each device, cold and steady each the newest of its regime, on one clock; and all older
+    rows, as they were measured. Both have a column `problem`, and `place`, their row's in the table."""
     table = table.append_column("place", pa.array(np.arange(len(table))))
     newest = with_problem(table)
     older = table.filter(pc.invert(pc.is_in(table["place"], newest["place"].combine_chunks())))
@@ -79,6 +79,7 @@ def columns(rows: list[Row]) -> dict[str, Any]:
     found |= {name: [part[index] for part in parts] for index, name in enumerate(("dtype", "params", "shape"))}
     found |= {name: _array(row[name] for row in rows) for name in NUMBERS}
     found["dram_bytes"] = _array((row["metrics"] or {}).get("ncu.dram_bytes") for row in rows)
+    found["steady_run"] = [row.get("steady_run", row["run"]) for row in rows]
     found["finished"] = _array(row["finished"] and row["finished"].timestamp() * 1000 // 1 for row in rows)
     found["newest"] = _array(float(row["newest"]) for row in rows)
     return found
@@ -161,7 +162,8 @@ def _setting(name: str, rows: list[Row]) -> dict[str, Any]:
     slanted = {kind: peaks[f"{kind}_gbps"] for kind in ("copy", "read") if f"{kind}_gbps" in peaks}
     line = series([row for row in rows if number(row, "cold_rate")])
     first = {"axis": line.axis, "label": line.label, "fixed": line.fixed, "square": line.square} if line else None
-    return {"name": name, "tflops": flat, "gbps": slanted, "series": first}
+    together = [{"label": called(group), "axes": group} for group in equal_axes([row for row in rows if row["shape"]])]
+    return {"name": name, "tflops": flat, "gbps": slanted, "series": first, "together": together}
 
 
 def looks(kernels: Iterable[str]) -> Mapping[str, Any]:

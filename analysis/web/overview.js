@@ -78,19 +78,22 @@ function ladderPlot(box, of, metric) {
 
 function sizePart(section, setting, found) {
   const { rows } = report;
-  const axes = [...new Set(found.flatMap((row) => Object.keys(sizesOf(rows.at("shape", row)))))];
-  const square = (sizes) => Object.values(sizes).every((size, _, all) => size === all[0]);
-  const lines = new Map(); // what is fixed -> rows, for each axis
+  const axes = Object.keys(found.length ? sizesOf(rows.at("shape", found[0])) : {});
+  const lines = new Map(); // problems of growing size, by what grows and what is fixed
+  const add = (row, axis, label, fixed) => {
+    const key = `${label} | ${fixed}`;
+    if (!lines.has(key)) lines.set(key, { axis, label, fixed, of: [] });
+    lines.get(key).of.push(row);
+  };
   for (const row of found) {
-    const sizes = sizesOf(rows.at("shape", row));
-    for (const axis of axes) {
-      const fixed = `${axis} | ${Object.entries(sizes).filter(([name]) => name !== axis).map(([name, size]) => `${name}=${size}`).join(", ")}`;
-      lines.set(fixed, [...(lines.get(fixed) || []), row]);
-    }
-    if (axes.length > 1 && square(sizes)) lines.set(`${axes.join(" = ")} | `, [...(lines.get(`${axes.join(" = ")} | `) || []), row]);
+    const sizes = sizesOf(rows.at("shape", row)), entries = Object.entries(sizes);
+    for (const { label, axes: group } of setting.together)
+      add(row, group[0], label, entries.filter(([name]) => !group.includes(name)).map(([name, size]) => `${name}=${size}`).join(", "));
+    const square = axes.length > 1 && Object.values(sizes).every((size) => size === sizes[axes[0]]);
+    if (square && setting.together.length > 1) add(row, axes[0], axes.join(" = "), "");
   }
   const sizesIn = (of, axis) => new Set(of.map((row) => sizesOf(rows.at("shape", row))[axis])).size;
-  const options = [...lines].map(([name, of]) => ({ name, axis: name.split(/ [=|] /)[0], label: name.split(" | ")[0], fixed: name.split(" | ")[1], of })).filter(({ of, axis }) => sizesIn(of, axis) > 1);
+  const options = [...lines.values()].filter(({ of, axis }) => sizesIn(of, axis) > 1);
   if (!options.length) return [];
   const first = setting.series && options.findIndex(({ label, fixed }) => label === setting.series.label && fixed.replaceAll(" ", "") === setting.series.fixed.replaceAll(" ", ""));
   let option = options[first > 0 ? first : 0], measure = 0, logarithmic = true;
@@ -182,8 +185,10 @@ function rooflinePlot(box, found, settings) {
       traces.push(line([ridge, right], [rate, rate], "solid"), line([left, ridge], [rate, rate], "dot"));
       note(left, rate, `${safe(kind)} ${scaled(rate)} TFLOP/s`, { xanchor: "left", yanchor: rate === Math.max(...Object.values(flat)) ? "bottom" : "top", xshift: 4 });
     }
+    const ticks = (low, high) => [...Array(24).keys()].flatMap((power) => (high < 30 * low ? [1, 2, 5] : [1]).map((digit) => digit * 10 ** (power - 12)));
+    const axis = (low, high) => ({ type: "log", tickmode: "array", tickvals: ticks(low, high), range: [Math.log10(low), Math.log10(high)] });
     return { traces, layout: {
-      xaxis: { type: "log", dtick: 1, range: [Math.log10(left), Math.log10(right)], title: { text: "arithmetic intensity, FLOP per byte of device memory" } },
-      yaxis: { type: "log", dtick: 1, range: [Math.log10(Math.min(...points.map(y)) / 1.8), Math.log10(1.8 * top)], title: { text: "TFLOP/s" } }, annotations: notes } };
+      xaxis: { ...axis(left, right), title: { text: "arithmetic intensity, FLOP per byte of device memory" } },
+      yaxis: { ...axis(Math.min(...points.map(y)) / 1.8, 1.8 * top), title: { text: "TFLOP/s" } }, annotations: notes } };
   });
 }

@@ -38,14 +38,15 @@ function rowColumns(table) {
     number("sm_mhz", "SM MHz", whole), number("power_w", "Power W", whole), number("build_s", "Build s"),
     number("flops", "FLOPs"), number("bytes", "Bytes"), text("baseline", "Baseline"), text("backend", "Backend"),
     text("throttle", "Throttle"), text("commit", "Commit", { write: (row) => (at("commit")(row) || "").slice(0, 13) }),
-    text("run", "Run"), { key: "finished", label: "Finished", write: (row) => day(at("finished")(row)) },
+    text("run", "Run"), text("steady_run", "Run, steady"), { key: "finished", label: "Finished", write: (row) => day(at("finished")(row)) },
     text("timing", "Timing"), text("guarantee", "Guarantee"), text("node", "Node"), text("torch", "PyTorch"), text("driver", "Driver"),
     text("message", "Message", { widest: 90 }), text("flags", "Flags", { widest: 60 }),
   ];
-  for (const column of all) column.title = `${column.key}: ${docs[column.key] || "from the case's key"}`;
+  for (const column of all) column.title = `${column.key}: ${docs[column.key] || EXTRA[column.key] || "from the case's key"}`;
   return all;
 }
 
+const EXTRA = { steady_run: "the launch that the steady figures are of" };
 const FIRST = ["op", "kernel", "device", "dtype", "params", "shape", "status", "cold_us", "cold_rate", "cold_speedup", "steady_rate", "steady_speedup", "cold_percent_of_peak", "error_over_bound", "registers", "commit", "finished"];
 
 const openRow = (table) => (row) => { location.hash = kernelLink(table.at("op", row), table.at("kernel", row)); };

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import fcntl
 import math
 import mmap
 import os
@@ -26,8 +27,10 @@ class Arena:
             shared = self._memory.untyped_storage()._share_cuda_()
             self.handle = {"cuda": base64.b64encode(pickle.dumps(shared)).decode()}
         else:
-            fd = os.memfd_create("minfer")
+            fd = os.memfd_create("minfer", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             os.ftruncate(fd, nbytes)
+            # Who maps a file that another process makes shorter is killed when it reads it (SIGBUS).
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
             self.fds, self.handle = (fd,), {"fd": fd, "bytes": nbytes}
             self._memory = attach(self.handle)
         self.clear()

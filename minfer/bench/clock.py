@@ -11,6 +11,7 @@ import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Protocol
 
 import numpy as np
@@ -40,6 +41,9 @@ class Hooks:
 class Clock(Protocol):
     """All times are in seconds."""
 
+    def flush(self) -> None:
+        """Evict everything from the last-level cache."""
+
     def cold(self, candidates: Sequence[Candidate], order: np.ndarray, hooks: Hooks) -> np.ndarray:
         """Time rounds of single calls. `order` (rounds, candidates) says in which order each round takes the candidates; the
         result has the same shape, and column i holds the times of candidate i."""
@@ -55,7 +59,7 @@ class Clock(Protocol):
         before a candidate is called on it again."""
 
     def again(self, candidate: Candidate, rotations: int, restore: Restore = None) -> float:
-        """Run a steady candidate once more over all sets of operands, as `steady` does, and return the time of one call."""
+        """Run a steady candidate once more over the sets of operands that `steady` used; the time of one call."""
 
 
 class CudaClock:
@@ -69,7 +73,6 @@ class CudaClock:
         self._loops: dict[int, Loop] = {}  # a candidate has several blocks
 
     def flush(self) -> None:
-        """Evict everything from the L2 cache."""
         # Reading evicts everything and leaves clean lines. Writing would leave the cache full of dirty ones, whose way
         # back to memory falls into the window: on an H200 a 1x4096x4096 product then reads 18.7 us instead of 15.3.
         torch.sum(self.buffer, dim=0, out=self._sink)
@@ -192,8 +195,10 @@ class CpuClock:
     """`time.perf_counter` around calls."""
 
     def __init__(self, device: torch.device) -> None:
-        size = min(FLUSH_FACTOR * cache_bytes(device), CPU_FLUSH_LIMIT)
-        self._flush = torch.ones(size // 4, dtype=torch.int32)
+        self.buffer = _flushing(min(FLUSH_FACTOR * cache_bytes(device), CPU_FLUSH_LIMIT))
+
+    def flush(self) -> None:
+        self.buffer.add_(1)
 
     def cold(self, candidates: Sequence[Candidate], order: np.ndarray, hooks: Hooks) -> np.ndarray:
         times = np.empty(order.shape)
@@ -201,7 +206,7 @@ class CpuClock:
             hooks.before_round()
             for candidate in sequence:
                 hooks.before_call(candidate, 0)
-                self._flush.add_(1)
+                self.flush()
                 begin = time.perf_counter()
                 candidates[candidate](0)
                 row[candidate] = time.perf_counter() - begin
@@ -235,6 +240,12 @@ class CpuClock:
             candidate(index)
             taken += time.perf_counter() - begin
         return taken / rotations
+
+
+@cache
+def _flushing(size: int) -> torch.Tensor:
+    """The memory that a flush goes through; one for all benches of a process, because to get it takes longer than a flush."""
+    return torch.ones(size // 4, dtype=torch.int32)
 
 
 def clock_for(device: torch.device) -> Clock:

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from minfer.ops.kernel import read_source
+
 # Work that a kernel of our own must not hand to a library, as PyTorch's profiler and a binary's symbols name it.
 LIBRARY_OPS = re.compile(r"^aten::.*(mm|matmul|linear|einsum|dot|conv|attention|softmax|norm|_into)")
 LIBRARIES = (b"cublas", b"cudnn", b"cutlass")
@@ -98,7 +100,7 @@ def check_library(path: Path) -> None:
 def check_sources(paths: Iterable[Path]) -> None:
     """Raises Dishonest when a kernel's sources look up functions that its binary does not name."""
     for path in paths:
-        if found := LOOKUPS.search(COMMENTS.sub("", path.read_text())):
+        if found := LOOKUPS.search(COMMENTS.sub("", read_source(path))):
             raise Dishonest(f"{path.name} looks up a library with {found[0]}: a kernel must not call a library")
 
 

@@ -22,6 +22,7 @@ from minfer.ops.tensors import Undo
 
 MOST_ROTATIONS = {"cuda": 4096, "cpu": 512}  # a busy processor's threads may wait for each other milliseconds a call
 REPLAY_BYTES = 2 << 30  # of operands that a replay of an in-place kernel goes through: half a millisecond of an H200
+LEAST_CHECKED = 64  # sets of operands that are checked after steady calls, where there are so many
 REMEMBERS = 1.5  # slower by this factor on fresh inputs: it must have remembered the old ones...
 CONFIRMED = 10  # ...if it is so every time: once may be the machine's doing
 # From idle to full power an H200's clock first overshoots, and half a second later it dips by a tenth. Without this wait the
@@ -55,12 +56,16 @@ class Bench(Hooks):
     """
 
     def __init__(
-        self, op: Op, case: Case, kernel: Function, baseline: Function, device: torch.device, seed: int
+        self, op: Op, case: Case, kernel: Function, baseline: Function, device: torch.device, seed: int, sets: int = 0
     ) -> None:
+        """`sets`: of operands; 0 for as many as steady calls take. Cold calls take one."""
         self.op, self.case, self.seed = op, case, seed
         self.device, self.clock = device, clock_for(device)
         self.rng = np.random.default_rng(seed)
-        self.rotations = rotations(op, case, device)
+        self.rotations = sets or rotations(op, case, device)
+        # How many of them are checked after steady calls. On a CPU slow calls do not get through all in a block: what was not
+        # used cannot be remembered, and going through 512 sets again and again took minutes a case on a busy machine.
+        self.reached = self.rotations
         self.in_place = in_place(op, case)
         first = Trial(case, "normal", seed).operands(op, device)
         # Inputs differ from set to set. All candidates write the same memory: on an H200 the place of a small output alone
@@ -111,8 +116,11 @@ class Bench(Hooks):
         taken = np.empty((0, len(self.candidates)))
         for look in timing.looks:
             while len(taken) < look:
-                # A look's rounds go to the GPU together, where they fit before the cap; else one by one.
-                rounds = look - len(taken) if len(taken) >= timing.least_rounds else 1
+                # A look's rounds go to the GPU together, where they fit before the cap; else one by one. Whether they fit is
+                # estimated without the flushes between calls. Those are most of a round on a CPU, where rounds beyond the
+                # first look are taken one by one.
+                together = self.device.type == "cuda" or look == timing.looks[0]
+                rounds = look - len(taken) if together and len(taken) >= timing.least_rounds else 1
                 if len(taken) and (left := deadline - time.perf_counter()) < rounds * taken.sum(axis=1).mean():
                     rounds = 1
                     if left < 0 and len(taken) >= timing.least_rounds:
@@ -183,7 +191,7 @@ class Bench(Hooks):
 
         Returns seconds of one call, an array a block; `spans` says when each ran. `during` is called in the kernel's.
         Raises Dishonest."""
-        seconds = timing.steady_block_s
+        seconds = timing.block_s
         nothing = lambda: None
         if self.device.type == "cuda":  # captured now, so that the card is not idle between blocks
             for one in self.candidates:
@@ -196,6 +204,8 @@ class Bench(Hooks):
             hook = during if candidate == 0 else nothing
             blocks.append(self.clock.steady(self.candidates[candidate], self.rotations, seconds, hook, self._restore))
             self.spans.append((begin, time.perf_counter()))
+        if self.device.type == "cpu":
+            self.reached = min(self.rotations, max(LEAST_CHECKED, 2 * max(len(blocks[0]), len(blocks[3]))))
         self._check_steady(float(np.median(blocks[3])))
         return blocks
 
@@ -208,7 +218,7 @@ class Bench(Hooks):
         """Run the steady loop on changed inputs: is it right, and does it take as long as it did on the old ones?"""
         fresh_s = self._rerun(fresh=True)
         deadline = time.perf_counter() + REFERENCE_S
-        for index in self.rng.permutation(self.rotations):
+        for index in self.rng.permutation(self.reached):
             mine, state = self.results[0], self._state(index)
             if isinstance(self.functions[0], Returning):  # what the loop returned is gone
                 self.candidates[0](index)
@@ -238,13 +248,13 @@ class Bench(Hooks):
         kinds are as much in the caches."""
         first = self.rounds
         if fresh:
-            self.rounds += self.rotations
+            self.rounds += self.reached
         else:
-            first -= self.rotations
-        for index in range(self.rotations):
+            first -= self.reached
+        for index in range(self.reached):
             self._change(index, first + 1 + index)
             self._ready(index)
-        return self.clock.again(self.candidates[0], self.rotations, self._restore)
+        return self.clock.again(self.candidates[0], self.reached, self._restore)
 
     def check_operands(self) -> None:
         """Raises Dishonest when a timed call changed its inputs or wrote beside its outputs."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-# What `precision: null` means on each kind of device. A processor's time also depends on what else runs there.
+# What null means on each kind of device. A processor's time also depends on what else runs there, and only a GPU has a clock
+# that takes half a second to settle.
 PRECISION = {"cuda": 0.005, "cpu": 0.05}
+STEADY_BLOCK_S = {"cuda": 1.0, "cpu": 0.25}
 
 
 @dataclass
@@ -18,7 +20,7 @@ class Timing:
     precision: what is well enough: half the width of the 95 % interval of the ratio, relative; None: `PRECISION`.
     cold_cap_s: seconds after which to give up looking and call the case unconverged...
     least_rounds: ...but not before so many rounds.
-    steady_block_s: seconds of each of the four steady blocks; 0 leaves the steady regime out.
+    steady_block_s: seconds of each of the four steady blocks; 0 leaves the steady regime out; None: `STEADY_BLOCK_S`.
     audit: also time with a second clock (CUPTI), and flag the row where the two disagree; on a GPU only.
     """
 
@@ -28,18 +30,27 @@ class Timing:
     precision: float | None = None
     cold_cap_s: float = 3.0
     least_rounds: int = 5
-    steady_block_s: float = 1.0
+    steady_block_s: float | None = None
     audit: bool = False
 
     def on(self, device: str) -> Timing:
-        """The same with the precision that it means on a kind of device, "cuda" or "cpu"."""
-        return replace(self, precision=PRECISION[device] if self.precision is None else self.precision)
+        """The same with the precision and the blocks that it means on a kind of device, "cuda" or "cpu"."""
+        return replace(
+            self,
+            precision=PRECISION[device] if self.precision is None else self.precision,
+            steady_block_s=STEADY_BLOCK_S[device] if self.steady_block_s is None else self.steady_block_s,
+        )
 
     @property
     def target(self) -> float:
         """The precision; a GPU's where nothing says otherwise."""
         return PRECISION["cuda"] if self.precision is None else self.precision
 
+    @property
+    def block_s(self) -> float:
+        """Seconds of a steady block; a GPU's where nothing says otherwise."""
+        return STEADY_BLOCK_S["cuda"] if self.steady_block_s is None else self.steady_block_s
+
     def estimate(self) -> float:
         """About how many seconds a case takes at most, its verification included."""
-        return 1.0 + self.warmup_s + self.cold_cap_s + (1.5 + 4 * self.steady_block_s if self.steady_block_s else 0.0)
+        return 1.0 + self.warmup_s + self.cold_cap_s + (1.5 + 4 * self.block_s if self.block_s else 0.0)

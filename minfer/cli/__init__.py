@@ -1,6 +1,7 @@
 """What a user types: `minfer +sweep=hgemm` launches a run; `minfer status RUN`, `minfer cancel RUN` and
 `minfer resubmit RUN` look after one that was launched earlier, from any shell, and `minfer runs` lists them;
-`minfer report`, `minfer compare` and `minfer race` look at what kernels do."""
+`minfer report`, `minfer compare` and `minfer race` look at what kernels do; `minfer warm TRACE` compiles variants for the sizes
+in a trace."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from minfer import launch
 from minfer.plan.config import UserError, groups, nearest
 
 ACTIONS = ("status", "cancel", "resubmit", "logs")
-RUNS, RACE = "runs", "race"
+RUNS, RACE, WARM = "runs", "race", "warm"
 READERS = ("report", "compare")  # of rows; they need neither torch nor a run's folder
 
 
@@ -26,6 +27,8 @@ def main() -> int:
         return read(first, sys.argv[2:])
     if first == RACE:
         return race(sys.argv[2:])
+    if first == WARM:
+        return warm(sys.argv[2:])
     if first.isidentifier():  # a launch begins with +sweep=..., key=value or a flag
         return launch.exit_status(lambda: _refuse(first))
     return launch.main()
@@ -91,8 +94,22 @@ def race(words: list[str]) -> int:
     return launch.exit_status(raced)
 
 
+def warm(words: list[str]) -> int:
+    """Compile variants ahead of time; the exit status is 1 where one failed."""
+
+    def warmed() -> int:
+        from minfer.specialise import warm as warming  # imports torch, which a typo need not wait for
+
+        try:
+            return warming.main(words)
+        except warming.TraceError as error:
+            raise UserError(str(error)) from error
+
+    return launch.exit_status(warmed)
+
+
 def _refuse(word: str) -> int:
     raise UserError(
         f"unknown command {word!r}; "
-        f"{nearest(word, [*ACTIONS, RUNS, *READERS, RACE, *(f'+sweep={s}' for s in groups()['sweep'])])}"
+        f"{nearest(word, [*ACTIONS, RUNS, *READERS, RACE, WARM, *(f'+sweep={s}' for s in groups()['sweep'])])}"
     )

@@ -6,7 +6,7 @@
 
 namespace minfer {
 
-// Cycles of this multiprocessor; what stands before it in the program is issued before.
+// Cycles of this multiprocessor. The instructions before it in the program are issued before it.
 __device__ inline int64_t cycles() {
   int64_t now;
   asm volatile("mov.u64 %0, %%clock64;" : "=l"(now)::"memory");

@@ -6,17 +6,17 @@
 
 namespace minfer {
 
-// Together a barrier of all threads of the cluster, with what a thread does between them hidden behind it. It tells that
-// all blocks have started, before which nobody may reach into their shared memory, and nothing of what was written.
+// Arrive and wait: together a barrier of all threads of the cluster; work between the two hides its latency. After it all
+// blocks have started, so that their shared memory may be accessed. It orders no writes.
 __device__ inline void cluster_started_arrive() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
 __device__ inline void cluster_started_wait() { asm volatile("barrier.cluster.wait;" ::: "memory"); }
 
-// A barrier of all threads of the cluster; what any of them wrote to shared memory before, all may read behind it.
+// A barrier of all threads of the cluster. What any of them wrote to shared memory before it, all may read after it.
 __device__ inline void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
 
-// The same place of shared memory in another block of the cluster, to be read and written as any memory.
+// The address of the same place in another block's shared memory, which can be read and written like any memory.
 template <typename T>
 __device__ T* at_block(T* here, int rank) {
   T* there;

@@ -10,10 +10,10 @@
 
 namespace minfer {
 
-constexpr int kMostStreams = 64, kMostTeams = 1024;  // groups of blocks with a barrier of their own, of a launch
+constexpr int kMostStreams = 64, kMostTeams = 1024;  // of a launch: groups of blocks, each with its own barrier
 
-// Launches that run at once must not share them, so that each stream has its own. Of two CUDA graphs that were captured on
-// one stream, only one may be replayed at a time.
+// Launches that run at once must not share counters, so each stream has its own. Of two CUDA graphs that were captured on one
+// stream, only one may be replayed at a time.
 static __device__ unsigned arrivals[kMostStreams][kMostTeams];
 
 // The number of a stream. Throws for more streams than there are counters for.
@@ -27,8 +27,8 @@ inline int number_of(cudaStream_t stream) {
   return number;
 }
 
-// 32-bit words of no value yet, of PyTorch's allocator: taken and given back in stream order, so that this may be done
-// before the launch that uses them has run.
+// Uninitialised 32-bit words of PyTorch's allocator. They are taken and freed in stream order, so the host may free them before
+// the launch that uses them has run.
 inline torch::stable::Tensor scratch_words(int64_t words) {
   int device = 0;
   STD_CUDA_CHECK(cudaGetDevice(&device));

@@ -3,8 +3,8 @@
 
 namespace minfer {
 
-// With a relative error of at most 2^-22.5 (the PTX ISA's figure); results below 2^-126 are zero. `exp2f` keeps those, for which it
-// takes three instructions more.
+// The relative error is at most 2^-22.5 (the PTX ISA's figure); results below 2^-126 become zero. `exp2f` keeps them, and takes
+// three instructions more.
 __device__ inline float exp2_approx(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

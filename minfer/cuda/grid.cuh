@@ -1,5 +1,5 @@
-// Blocks that run at once and wait for each other: a cooperative launch, which starts all of them or fails, so that no
-// block waits for one that has no place; and a barrier of some of them.
+// Blocks that run at once and wait for each other. A cooperative launch starts all of them or fails, so that no block waits for
+// one that cannot start; and a barrier of some of them.
 // From the PTX ISA, "Memory Consistency Model", and the CUDA runtime's cudaLaunchAttributeCooperative.
 #pragma once
 
@@ -7,24 +7,32 @@
 
 namespace minfer {
 
-// A barrier of the threads of `members` blocks, of which one calls it as the first. What any of them wrote to global memory
-// before it, all of them may read behind it, past L1 (`__ldcg`). The blocks are one-dimensional. The counter's lower bits
-// are zero before and after, and each barrier turns its highest bit, so that nothing resets it, and the next launch may
-// have other members.
+// A barrier of the threads of `members` blocks, in two halves: one thread of each block arrives, after a barrier of its
+// block, and one waits for the others, with what it had from its arrival; then another barrier of the block. What any of the
+// blocks' threads wrote to global memory before, all may read after it, past L1 (`__ldcg`). The blocks are one-dimensional,
+// and one of them calls it with `is_first`. The lower bits of the counter are zero before and after, and each barrier flips
+// its highest bit. So nothing has to reset it, and the next launch may have other members.
+__device__ inline unsigned team_arrive(unsigned* arrived, unsigned members, bool is_first) {
+  const unsigned step = is_first ? 0x80000000u - (members - 1) : 1;  // together 2^31
+  unsigned before;
+  asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;" : "=r"(before) : "l"(arrived), "r"(step) : "memory");
+  return before;
+}
+__device__ inline void team_wait(unsigned* arrived, unsigned before) {
+  unsigned now;
+  do {
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(arrived) : "memory");
+  } while (!((before ^ now) & 0x80000000u));
+}
+
+// The whole barrier, for all threads of a block to call.
 __device__ inline void team_sync(unsigned* arrived, unsigned members, bool is_first) {
   __syncthreads();
-  if (threadIdx.x == 0) {
-    const unsigned step = is_first ? 0x80000000u - (members - 1) : 1;  // together 2^31
-    unsigned before, now;
-    asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;" : "=r"(before) : "l"(arrived), "r"(step) : "memory");
-    do {
-      asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(arrived) : "memory");
-    } while (!((before ^ now) & 0x80000000u));
-  }
+  if (threadIdx.x == 0) team_wait(arrived, team_arrive(arrived, members, is_first));
   __syncthreads();
 }
 
-// A launch of blocks that all run at once; an error where the GPU has no place for them.
+// A launch of blocks that all run at once; an error where they do not fit the GPU.
 template <typename... Parameters, typename... Arguments>
 cudaError_t launch_together(void (*kernel)(Parameters...), dim3 blocks, int threads, int shared, cudaStream_t stream,
                             const Arguments&... arguments) {

@@ -15,14 +15,15 @@
 namespace minfer {
 
 // --- Barriers in shared memory --------------------------------------------------------------------------------------
-// A barrier's phase ends when `arrivals` have come and the bytes that were expected have been written. A wait names the
-// parity of the phase, which is 0 for the first; it waits for nothing if the phase before the present one has it.
+// A barrier's phase ends when `arrivals` threads have arrived and the expected bytes have been written. A wait names the parity
+// of a phase, 0 for the first, and returns when that phase has ended; it returns at once if the phase before the present one
+// has that parity.
 
 __device__ inline void barrier_init(uint64_t* barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
 }
 
-// After barrier_init and before the barrier of all threads: other threads, blocks and the copy engine see it.
+// After barrier_init and before the block-wide barrier: other threads, blocks and the copy engine then see the barriers.
 __device__ inline void barrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
 // Arrives, and expects that many bytes in this phase.
@@ -35,8 +36,8 @@ __device__ inline void barrier_arrive(uint64_t* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
-// Arrives at the barrier in the same place of another block of the cluster. What the thread wrote is not made known to
-// that block: a release for the cluster would cost a MEMBAR.GPU, and a stage that has been read has nothing to tell.
+// Arrives at the same barrier of another block of the cluster. It does not publish what the thread wrote: a release for the
+// cluster would cost a MEMBAR.GPU, and a thread that has only read a stage has nothing to publish.
 __device__ inline void barrier_arrive_at(uint64_t* barrier, int block) {
   asm volatile(
       "{\n.reg .b32 remote;\n"
@@ -57,13 +58,14 @@ __device__ inline void barrier_wait(uint64_t* barrier, uint32_t parity) {
 }
 
 // --- The copy engine ------------------------------------------------------------------------------------------------
-// Copies boxes of a matrix between global memory and shared memory, where the rows of a box lie one after the other. If
-// they are 128 bytes long, the 16-byte pieces of row r are in the order i ^ (r % 8): the 128-byte swizzle, whose boxes
-// start at multiples of 1024 bytes, others at multiples of 128 (tools/print_swizzle.py prints all swizzles). What is outside of the matrix is read as zero and not written. x counts columns, y rows.
+// Copies boxes of a matrix between global memory and shared memory, where the rows of a box are contiguous. If a row is 128
+// bytes long, the 16-byte pieces of row r are in the order i ^ (r % 8): the 128-byte swizzle. Its boxes start at multiples of
+// 1024 bytes, others at multiples of 128 (tools/print_swizzle.py prints all swizzles). What is outside of the matrix is read as
+// zero and not written. x counts columns, y rows.
 
 using TensorMap = CUtensorMap;
 
-// Asks for the map itself, which is in memory too.
+// Prefetches the tensor map, which is in memory too.
 __device__ inline void tma_prefetch(const TensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
@@ -77,8 +79,8 @@ __device__ inline void tma_load(void* box, const TensorMap& map, uint64_t* barri
       : "memory");
 }
 
-// The same to the same place of each block of the cluster whose bit is in `blocks`, with its bytes at that block's
-// barrier.
+// The same to each block of the cluster whose bit is in `blocks`: to the same place in its shared memory, with the bytes
+// counted at its own barrier.
 __device__ inline void tma_load_multicast(void* box, const TensorMap& map, uint64_t* barrier, int x, int y,
                                           uint16_t blocks) {
   asm volatile(
@@ -97,10 +99,11 @@ __device__ inline void bulk_load(void* to, const void* from, int bytes, uint64_t
                : "memory");
 }
 
-// After a thread has learned that others' ordinary writes to global memory are done: the copies that it starts see them.
+// A thread calls it once it knows that ordinary writes of others to global memory are done: the copies that it then starts see
+// them.
 __device__ inline void fence_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
-// Ordinary writes to shared memory before it are seen by the copy engine and by wgmma after it.
+// The copy engine and wgmma see after it what ordinary writes put in shared memory before it.
 __device__ inline void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 __device__ inline void tma_store(const TensorMap& map, const void* box, int x, int y) {
@@ -112,14 +115,14 @@ __device__ inline void tma_store(const TensorMap& map, const void* box, int x, i
 // Closes the group of this thread's stores since the last one.
 __device__ inline void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
-// Waits until at most kPending of this thread's youngest groups have yet to read shared memory.
+// Waits until the copy engine has read shared memory for all but the kPending youngest groups of this thread.
 template <int kPending>
 __device__ inline void tma_store_wait() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
 
-// Writes four 8x8 matrices of 16-bit elements: lane 8 i + r points to the place of row r of matrix i. The fragments
-// are as ldmatrix_x4 gives them.
+// Writes four 8x8 matrices of 16-bit elements: lane 8 i + r gives the address of row r of matrix i. The fragments are laid out
+// as ldmatrix_x4 returns them.
 __device__ inline void stmatrix_x4(void* row, const uint32_t (&fragment)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)),
                "r"(fragment[0]), "r"(fragment[1]), "r"(fragment[2]), "r"(fragment[3])
@@ -128,28 +131,28 @@ __device__ inline void stmatrix_x4(void* row, const uint32_t (&fragment)[4]) {
 
 // --- Products of a warpgroup ----------------------------------------------------------------------------------------
 
-// Describes a tile in the 128-byte swizzle to wgmma. Bits 0-13 hold its address, 16-29 the leading and 32-45 the stride
-// offset, all in units of 16 bytes, and 62-63 the swizzle. The tile is made of groups of 8 rows of 128 bytes, which are
-// `stride` bytes apart. A row is 64 steps in k; or, of a transposed B, 64 columns at one k, and then 64 columns more are
-// `leading` bytes further ("Strides" in "Shared Memory Matrix Layout"; without, the leading offset is not used).
+// Describes a tile in the 128-byte swizzle to wgmma. Bits 0-13 hold its address, 16-29 the leading and 32-45 the stride offset,
+// all in units of 16 bytes, and 62-63 the swizzle. The tile is made of groups of 8 rows of 128 bytes, `stride` bytes apart. A
+// row is 64 steps in k; of a transposed B it is 64 columns at one k, and the next 64 columns are `leading` bytes further
+// ("Strides" in "Shared Memory Matrix Layout"; otherwise the leading offset is not used).
 __device__ inline uint64_t tile_descriptor(const void* tile, int leading, int stride) {
   return uint64_t((shared_address(tile) & 0x3ffff) >> 4) | uint64_t(leading >> 4) << 16 | uint64_t(stride >> 4) << 32 |
          uint64_t{1} << 62;
 }
 
-// Orders the accumulators' registers: before the first product that adds to what a thread wrote.
+// Orders accesses to the accumulators' registers; needed before the first product that adds to values that a thread wrote.
 __device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
 // Closes the group of the warpgroup's products since the last one.
 __device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
-// Waits until at most kPending of the youngest groups are in flight: the older ones have read shared memory.
+// Waits until at most kPending of the youngest groups are in flight; the older ones have then read shared memory.
 template <int kPending>
 __device__ inline void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// Waits for all, after which the thread may read its accumulators; the compiler moves no read of them before.
+// Waits for all groups, after which the thread may read its accumulators; the compiler moves no such read before it.
 template <int kM, int kN>
 __device__ inline void wgmma_finish(float (&d)[kM][kN]) {
   wgmma_wait<0>();
@@ -179,47 +182,54 @@ __device__ inline void wgmma_finish(float (&d)[kM][kN]) {
 #define MINFER_D16(I) MINFER_D8(I), MINFER_D8(I + 8)
 #define MINFER_D32(I) MINFER_D16(I), MINFER_D16(I + 16)
 #define MINFER_D64(I) MINFER_D32(I), MINFER_D32(I + 32)
-// A, B, ADD and TB are placeholders: the operands that follow the registers of D.
-#define MINFER_WGMMA(N, TYPES, REGISTERS, A, B, ADD, TB, ...)                                                    \
+// A, B, ADD and TB are placeholders: the operands that follow the registers of D. TYPES begins with the k of the instruction.
+// fp8 has no transposed operands, so its ORDER leaves TB out.
+#define MINFER_WGMMA_ORDER(TB) ", 0, " TB
+#define MINFER_WGMMA_NO_ORDER(TB) ""
+#define MINFER_WGMMA(N, TYPES, ORDER, REGISTERS, A, B, ADD, TB, ...)                                                    \
   asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, " ADD ", 0;\n"                                              \
-               "wgmma.mma_async.sync.aligned.m64n" #N "k16." TYPES " {" REGISTERS "}, " A ", " B                   \
-               ", add, 1, 1, 0, " TB ";\n}"                                                                      \
+               "wgmma.mma_async.sync.aligned.m64n" #N TYPES " {" REGISTERS "}, " A ", " B                   \
+               ", add, 1, 1" ORDER(TB) ";\n}"                                                                      \
                : __VA_ARGS__                                                                                     \
                : "l"(a), "l"(b), "r"(int(add)), "n"(int(kTransposedB)))
-#define MINFER_WGMMA_N(TYPES)                                                                                    \
+#define MINFER_WGMMA_N(TYPES, ORDER)                                                                                    \
   if constexpr (kRegisters == 128)                                                                               \
-    MINFER_WGMMA(256, TYPES, MINFER_REGISTERS_128, "%128", "%129", "%130", "%131",                               \
+    MINFER_WGMMA(256, TYPES, ORDER, MINFER_REGISTERS_128, "%128", "%129", "%130", "%131",                               \
                  MINFER_D64(0), MINFER_D64(64));                                                                 \
   else if constexpr (kRegisters == 112)                                                                          \
-    MINFER_WGMMA(224, TYPES, MINFER_REGISTERS_112, "%112", "%113", "%114", "%115",                               \
+    MINFER_WGMMA(224, TYPES, ORDER, MINFER_REGISTERS_112, "%112", "%113", "%114", "%115",                               \
                  MINFER_D64(0), MINFER_D32(64), MINFER_D16(96));                                                 \
   else if constexpr (kRegisters == 96)                                                                           \
-    MINFER_WGMMA(192, TYPES, MINFER_REGISTERS_96, "%96", "%97", "%98", "%99", MINFER_D64(0), MINFER_D32(64));    \
+    MINFER_WGMMA(192, TYPES, ORDER, MINFER_REGISTERS_96, "%96", "%97", "%98", "%99", MINFER_D64(0), MINFER_D32(64));    \
   else if constexpr (kRegisters == 64)                                                                           \
-    MINFER_WGMMA(128, TYPES, MINFER_REGISTERS_64, "%64", "%65", "%66", "%67", MINFER_D64(0));                    \
+    MINFER_WGMMA(128, TYPES, ORDER, MINFER_REGISTERS_64, "%64", "%65", "%66", "%67", MINFER_D64(0));                    \
   else if constexpr (kRegisters == 56)                                                                           \
-    MINFER_WGMMA(112, TYPES, MINFER_REGISTERS_56, "%56", "%57", "%58", "%59",                                    \
+    MINFER_WGMMA(112, TYPES, ORDER, MINFER_REGISTERS_56, "%56", "%57", "%58", "%59",                                    \
                  MINFER_D32(0), MINFER_D16(32), MINFER_D8(48));                                                  \
   else if constexpr (kRegisters == 48)                                                                           \
-    MINFER_WGMMA(96, TYPES, MINFER_REGISTERS_48, "%48", "%49", "%50", "%51", MINFER_D32(0), MINFER_D16(32));     \
+    MINFER_WGMMA(96, TYPES, ORDER, MINFER_REGISTERS_48, "%48", "%49", "%50", "%51", MINFER_D32(0), MINFER_D16(32));     \
   else if constexpr (kRegisters == 32)                                                                           \
-    MINFER_WGMMA(64, TYPES, MINFER_REGISTERS_32, "%32", "%33", "%34", "%35", MINFER_D32(0));                     \
+    MINFER_WGMMA(64, TYPES, ORDER, MINFER_REGISTERS_32, "%32", "%33", "%34", "%35", MINFER_D32(0));                     \
   else if constexpr (kRegisters == 24)                                                                           \
-    MINFER_WGMMA(48, TYPES, MINFER_REGISTERS_24, "%24", "%25", "%26", "%27", MINFER_D16(0), MINFER_D8(16));      \
+    MINFER_WGMMA(48, TYPES, ORDER, MINFER_REGISTERS_24, "%24", "%25", "%26", "%27", MINFER_D16(0), MINFER_D8(16));      \
   else if constexpr (kRegisters == 16)                                                                           \
-    MINFER_WGMMA(32, TYPES, MINFER_REGISTERS_16, "%16", "%17", "%18", "%19", MINFER_D16(0));                     \
+    MINFER_WGMMA(32, TYPES, ORDER, MINFER_REGISTERS_16, "%16", "%17", "%18", "%19", MINFER_D16(0));                     \
   else                                                                                                           \
     static_assert(kRegisters == 0, "add its registers above")
 
-// d = a b, or d += a b: 64 x 2 kRegisters of the product, 16 steps in k. a and b are descriptors; a transposed b has its k
-// in rows, and is kept as they are. Element i of a thread's d is in row 16 warp + lane / 4, and 8 more for i % 4 >= 2, and
-// column 8 (i / 4) + 2 (lane % 4) + i % 2, with the warp's number in the warpgroup.
+// d = a b, or d += a b: 64 x 2 kRegisters of the product, 16 steps in k. a and b are descriptors; a transposed b has one k in
+// each row of shared memory. Element i of a thread's d is in row 16 warp + lane / 4, plus 8 for i % 4 >= 2, and in column 8 (i
+// / 4) + 2 (lane % 4) + i % 2, where warp is the warp's number in the warpgroup. With E4M3Pair the 16 steps are 32 numbers in
+// k.
 template <typename T, bool kTransposedB, int kRegisters>
 __device__ inline void wgmma(float (&d)[kRegisters], uint64_t a, uint64_t b, bool add) {
-  if constexpr (std::is_same_v<T, __half>) {
-    MINFER_WGMMA_N("f32.f16.f16");
+  if constexpr (std::is_same_v<T, E4M3Pair>) {
+    static_assert(!kTransposedB);
+    MINFER_WGMMA_N("k32.f32.e4m3.e4m3", MINFER_WGMMA_NO_ORDER);
+  } else if constexpr (std::is_same_v<T, __half>) {
+    MINFER_WGMMA_N("k16.f32.f16.f16", MINFER_WGMMA_ORDER);
   } else {
-    MINFER_WGMMA_N("f32.bf16.bf16");
+    MINFER_WGMMA_N("k16.f32.bf16.bf16", MINFER_WGMMA_ORDER);
   }
 }
 
@@ -228,7 +238,7 @@ __device__ inline void wgmma(float (&d)[kRegisters], uint64_t a, uint64_t b, boo
 // The number of this thread's warpgroup, known to be the same in a warp.
 __device__ inline int warpgroup_index() { return __shfl_sync(0xffffffff, threadIdx.x / 128, 0); }
 
-// A barrier of some of a block's warps, of kThreads threads, where it has no others that call it.
+// A barrier of kThreads threads of a block, whole warps. No other warps of the block may use it.
 template <int kThreads = 128>
 __device__ inline void warps_sync() {
   asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory");
@@ -251,20 +261,20 @@ __device__ inline int cluster_rank() {
   return rank;
 }
 
-// A barrier of all threads of the cluster, which flushes no caches: no thread reads what another wrote, except barriers
-// behind their fence. Not .aligned: lanes of a warp may come one after the other.
+// A barrier of all threads of the cluster that orders no writes: threads may rely on no data of others after it, except on
+// barriers that were initialised before their fence. Not .aligned: the lanes of a warp may arrive one after the other.
 __device__ inline void cluster_sync_relaxed() {
   asm volatile("barrier.cluster.arrive.relaxed;\nbarrier.cluster.wait;" ::: "memory");
 }
 
-// --- Flags in global memory, by which blocks that run at once tell each other something ----------------------------
+// --- Flags in global memory, by which blocks that run at once signal each other ------------------------------------
 
-// Raised by one thread, when all of the GPU can see what it wrote, and what threads wrote that it has met at a barrier.
+// One thread raises it. The whole GPU then sees what this thread wrote, and what threads wrote before a barrier with it.
 __device__ inline void flag_raise(unsigned* flag) {
   asm volatile("st.release.gpu.global.u32 [%0], 1;" ::"l"(flag) : "memory");
 }
 
-// One thread waits until it is raised, and takes it down.
+// One thread waits until it is raised, and clears it.
 __device__ inline void flag_take(unsigned* flag) {
   unsigned raised;
   do {
@@ -273,7 +283,7 @@ __device__ inline void flag_take(unsigned* flag) {
   *flag = 0;
 }
 
-// Counters of how far others are, which tell nothing of what they wrote.
+// Progress counters of other blocks. They order no data.
 __device__ inline void counter_add(unsigned* counter) {
   asm volatile("red.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
 }
@@ -285,8 +295,8 @@ __device__ inline unsigned counter_read(const unsigned* counter) {
 
 // --- On the host ----------------------------------------------------------------------------------------------------
 
-// cuTensorMapEncodeTiled, null if the driver has none. The driver is asked for it, so that nothing links it: a machine that
-// builds has none.
+// cuTensorMapEncodeTiled, or null if the driver does not have it. It is looked up at run time, so that nothing links the
+// driver, which a machine that only builds does not have.
 inline auto tensor_map_encoder() {
   static const auto encode = [] {
     void* found = nullptr;
@@ -302,9 +312,9 @@ constexpr CUtensorMapDataType tensor_map_type() {
   return std::is_same_v<T, __half> ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
 }
 
-// How TMA finds boxes of box_rows x box_cols, 256 at most, in a row-major matrix of rows x cols 16-bit elements, ld apart;
-// false when the driver refuses. `span` is the swizzle, 32, 64 or 128 bytes, or 0 for none; the rows of a swizzled box are no
-// longer than that. Left out, it is 128 for boxes with rows of 128 bytes and else none.
+// The tensor map for boxes of box_rows x box_cols, 256 each at most, of a row-major matrix of rows x cols 16-bit elements,
+// whose rows are ld apart; false when the driver refuses. `span` is the swizzle, 32, 64 or 128 bytes, or 0 for none; a row of a
+// swizzled box is at most that long. The default is 128 for boxes with rows of 128 bytes, and none for others.
 template <typename T>
 bool make_tensor_map(TensorMap& map, const T* matrix, int rows, int cols, int64_t ld, int box_rows, int box_cols,
                      int span = -1) {
@@ -316,7 +326,7 @@ bool make_tensor_map(TensorMap& map, const T* matrix, int rows, int cols, int64_
                        : span == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
                        : span == 32 ? CU_TENSOR_MAP_SWIZZLE_32B
                                     : CU_TENSOR_MAP_SWIZZLE_NONE;
-  // With promotion to 256 bytes, what is read once came 1 to 2 % later, and what is read often no sooner.
+  // With promotion to 256 bytes, data that is read once arrived 1 to 2 % later, and data that is read often no sooner.
   return encode && encode(&map, tensor_map_type<T>(), 2, const_cast<T*>(matrix), sizes, strides, box, steps,
                           CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
                           CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
@@ -324,14 +334,16 @@ bool make_tensor_map(TensorMap& map, const T* matrix, int rows, int cols, int64_
 
 // A launch of `blocks` blocks, whose x is a multiple of `cluster`, in clusters of that many along x.
 struct ClusterLaunch {
-  cudaLaunchAttribute attribute{};
+  cudaLaunchAttribute attributes[2]{};
   cudaLaunchConfig_t config{};
 
   ClusterLaunch(int cluster, dim3 blocks, int threads, int shared, cudaStream_t stream) {
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim.x = cluster, attribute.val.clusterDim.y = 1, attribute.val.clusterDim.z = 1;
+    attributes[0].id = cudaLaunchAttributeClusterDimension;
+    attributes[0].val.clusterDim.x = cluster, attributes[0].val.clusterDim.y = 1, attributes[0].val.clusterDim.z = 1;
+    attributes[1].id = cudaLaunchAttributeCooperative;
+    attributes[1].val.cooperative = 1;
     config.gridDim = blocks, config.blockDim = threads, config.dynamicSmemBytes = shared, config.stream = stream;
-    config.attrs = &attribute, config.numAttrs = 1;
+    config.attrs = attributes, config.numAttrs = 1;
   }
   ClusterLaunch(const ClusterLaunch&) = delete;  // config points into it
 };
@@ -343,8 +355,17 @@ cudaError_t launch_clusters(void (*kernel)(Parameters...), int cluster, dim3 blo
   return cudaLaunchKernelEx(&launch.config, kernel, arguments...);
 }
 
-// How many clusters run at once; fewer than multiprocessors / cluster where a part of the GPU has a few too many. The
-// driver is asked once.
+// The same as a cooperative launch: all clusters start at once, so that their blocks may wait for each other, or it fails.
+template <typename... Parameters, typename... Arguments>
+cudaError_t launch_clusters_together(void (*kernel)(Parameters...), int cluster, dim3 blocks, int threads, int shared,
+                                     cudaStream_t stream, const Arguments&... arguments) {
+  ClusterLaunch launch(cluster, blocks, threads, shared, stream);
+  launch.config.numAttrs = 2;
+  return cudaLaunchKernelEx(&launch.config, kernel, arguments...);
+}
+
+// How many clusters run at once. It is fewer than SMs / cluster where the SMs of a part of the GPU are not a multiple of the
+// cluster. The driver is asked once.
 template <typename Kernel>
 cudaError_t clusters_at_once(int* clusters, Kernel* kernel, int cluster, int threads, int shared) {
   static std::mutex mutex;

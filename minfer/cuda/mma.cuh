@@ -1,5 +1,5 @@
-// The PTX that tensor cores are fed and run with from sm_80 on, as functions of the instructions' names. The layouts of
-// fragments over a warp's lanes: PTX ISA, "Matrix Fragments for mma.m16n8k16" and "ldmatrix".
+// The PTX that feeds and runs tensor cores from sm_80 on, as functions with the names of the instructions. For the layouts of
+// fragments over the lanes of a warp see the PTX ISA, "Matrix Fragments for mma.m16n8k16" and "ldmatrix".
 #pragma once
 
 #include <cuda_bf16.h>
@@ -28,10 +28,20 @@ __device__ inline void ldmatrix_x4_trans(uint32_t (&fragment)[4], const void* ro
                : "memory");
 }
 
-// d += a b, a 16x16 of T, b 16x8 of T, d 16x8 in fp32.
+// Two e4m3 numbers, neighbours in k, as one element of 16 bits: a tile of fp8 is then handled like a tile of a half type,
+// except in products.
+struct E4M3Pair {
+  uint16_t bits;
+};
+
+// d += a b, a 16x16 of T, b 16x8 of T, d 16x8 in fp32. With E4M3Pair it is m16n8k32, from sm_89 on.
 template <typename T>
 __device__ inline void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-  if constexpr (std::is_same_v<T, __half>)
+  if constexpr (std::is_same_v<T, E4M3Pair>)
+    asm("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  else if constexpr (std::is_same_v<T, __half>)
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
@@ -54,6 +64,15 @@ __device__ inline void mma_m16n8k16(uint32_t (&d)[2], const uint32_t (&a)[4], co
 __device__ inline void cp_async_16(void* shared, const void* global, bool inside = true) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global),
                "r"(inside ? 16 : 0)
+               : "memory");
+}
+
+// The same of 4 or 8 bytes, through L1.
+template <int kBytes>
+__device__ inline void cp_async_few(void* shared, const void* global, bool inside = true) {
+  static_assert(kBytes == 4 || kBytes == 8);
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(shared)), "l"(global), "n"(kBytes),
+               "r"(inside ? kBytes : 0)
                : "memory");
 }
 

@@ -1,11 +1,11 @@
-// Where a loop over a ring of stages in shared memory is.
+// The position of a loop over a ring of stages in shared memory.
 #pragma once
 
 #include <cstdint>
 
 namespace minfer {
 
-// The stage of a ring of kStages that comes next, and the parity of its barriers' phase.
+// The next stage of a ring of kStages, and the parity of the phase of its barriers.
 template <int kStages>
 struct Ring {
   int stage = 0;

@@ -1,5 +1,4 @@
-// Rows of 16-byte vectors, each kept in the registers of the threads that share it: what kernels that read a row once
-// have in common.
+// For kernels that read a row once: rows of 16-byte vectors, each kept in the registers of the threads that share it.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +10,7 @@ namespace minfer {
 // Threads of a row that is kept in registers: kRowThreads where there are many rows, kMostRowThreads where there are few.
 constexpr int kRowThreads = 256, kMostRowThreads = 512;
 
-// A thread's vectors of a row: every blockDim.x-th of its `vectors`, so that a warp's are side by side; zero beyond.
+// A thread's vectors of a row: every blockDim.x-th of its `vectors`, so that those of a warp are adjacent; zero beyond the row.
 template <typename T, int kVectors>
 __device__ void load_row(Vector<T> (&to)[kVectors], const T* row, int vectors) {
 #pragma unroll
@@ -21,7 +20,7 @@ __device__ void load_row(Vector<T> (&to)[kVectors], const T* row, int vectors) {
   }
 }
 
-// The same of a tensor that is the same for all rows, such as a weight; what lies beyond stays as it is.
+// The same for a tensor that all rows share, such as a weight; vectors beyond the row are left unchanged.
 template <typename T, int kVectors>
 __device__ void load_shared_row(Vector<T> (&to)[kVectors], const T* row, int vectors) {
 #pragma unroll
@@ -31,11 +30,11 @@ __device__ void load_shared_row(Vector<T> (&to)[kVectors], const T* row, int vec
   }
 }
 
-// Calls f.operator()<kVectors>(blocks, threads), with the vectors of a thread, and threads.x of a row and threads.y rows
-// of a block. Returns false, and calls nothing, where a row has more vectors than fit.
+// Calls f.operator()<kVectors>(blocks, threads): each thread has kVectors vectors, a row has threads.x threads, and a block has
+// threads.y rows. Returns false, and calls nothing, where a row has more vectors than fit.
 template <typename F>
 bool in_row_registers(int rows, int vectors, int multiprocessors, F f) {
-  // With few rows no SM has enough to do, and a thread should have as little as possible.
+  // With few rows no SM is full, and each thread should have as little work as possible.
   const int most = rows <= 2 * multiprocessors ? kMostRowThreads : kRowThreads;
   const auto call = [&]<int kVectors>() {
     const int threads = (vectors + 32 * kVectors - 1) / (32 * kVectors) * 32;  // of a row

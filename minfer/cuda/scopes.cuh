@@ -1,6 +1,6 @@
-// Scopes within a kernel: what each warp does when, stamped into a buffer. benchmarks/scopes.py makes a Chrome trace of it.
-//
-// A kernel marks its parts; those of a problem without a buffer are no code at all:
+// Scopes within a kernel: each warp records in a buffer when its parts begin and end. benchmarks/scopes.py makes a Chrome trace
+// of it.
+// A kernel marks its parts. For a problem without a buffer, the marks compile to nothing:
 //
 //     Scopes<Problem> scopes(g);
 //     scopes.begin();
@@ -12,9 +12,9 @@
 
 namespace minfer {
 
-// int64 (blocks, tracks, slots, 3), zeros before the launch. A track is a warp. Its first slot has {nanoseconds, cycles,
-// multiprocessor} of when it began, each further one {1 + number of the scope, cycles at its begin, cycles at its end}, in the
-// order of their ends. What there is no room for is left out.
+// int64 (blocks, tracks, slots, 3), zeros before the launch. A track is a warp. Its first slot has {nanoseconds, cycles, SM} of
+// its start, each further one {1 + number of the scope, cycles at its begin, cycles at its end}, in the order in which scopes
+// end. Scopes beyond the last slot are left out.
 struct ScopeBuffer {
   int64_t* data;
   int blocks, tracks, slots;
@@ -28,7 +28,7 @@ class Scopes {
   __device__ void end(int) {}
 };
 
-// A problem with a member `ScopeBuffer scopes` is stamped, by the first lane of each warp.
+// For a problem with a member `ScopeBuffer scopes`: the first lane of each warp writes.
 template <typename Problem>
   requires requires(Problem g) { g.scopes.data; }
 class Scopes<Problem> {

@@ -1,5 +1,5 @@
-// Tiles of 16-bit elements in shared memory: where their elements lie, how rows are copied to them, and how much of it
-// there is.
+// Tiles of 16-bit elements in shared memory: the address of an element, how rows are copied to a tile, and how much shared
+// memory there is.
 #pragma once
 
 #include "cuda/mma.cuh"
@@ -13,16 +13,16 @@ constexpr int kMostShared = 227 << 10;  // bytes that a block may have
 constexpr int kMostShared = 99 << 10;  // of sm_86, sm_89 and sm_120
 #endif
 
-// Where element (row, col) of a tile of kCols columns lies in shared memory, in elements. Eight rows at one column, which
-// is what ldmatrix reads, must lie on different banks: here because a row is 16 bytes longer than its columns.
+// The index of element (row, col) of a tile of kCols columns in shared memory. Eight rows at one column, which is what ldmatrix
+// reads, must lie in different banks: here a row is 16 bytes longer than its columns.
 template <int kCols>
 struct Padded {
   static constexpr int kStride = kCols + 8;
   __device__ static int at(int row, int col) { return row * kStride + col; }
 };
 
-// The same by an order of the 16-byte pieces of a row that differs from row to row; takes no space. 128 bytes are all
-// banks, so that of shorter rows two share a place in the order.
+// The same without extra space: the order of the 16-byte pieces differs from row to row. 128 bytes cover all banks, so two
+// shorter rows that cover them together have the same order.
 template <int kCols>
 struct Swizzled {
   static constexpr int kStride = kCols, kPieces = kCols / 8;

@@ -1,9 +1,9 @@
-// The pieces of a softmax over scores that a tensor core has left in registers, in powers of 2.
+// The parts of a softmax, in powers of 2, over scores in the registers of tensor cores' accumulators.
 //
-// An accumulator of mma.m16n8k16, and of wgmma's m64nNk16 in each warp, has a row's columns in the four lanes of a quad:
-// of the columns 8 j to 8 j + 7, a lane has elements 4 j and 4 j + 1 of row lane / 4, columns 8 j + 2 (lane % 4) and the
-// next, and elements 4 j + 2 and 4 j + 3 of the row 8 below. So a lane has parts of two rows, which are index 0 and 1
-// below. From the PTX ISA: "Matrix Fragments for mma.m16n8k16", "Register Fragments for wgmma.mma_async.m64nNk16".
+// In an accumulator of mma.m16n8k16, and of wgmma's m64nNk16 in each warp, the four lanes of a quad have the columns of a row.
+// Of columns 8 j to 8 j + 7, a lane has two: 8 j + 2 (lane % 4) and the next. Its elements 4 j and 4 j + 1 are of row lane / 4,
+// and elements 4 j + 2 and 4 j + 3 of the row 8 below. So a lane has parts of two rows, which are index 0 and 1 below. From the
+// PTX ISA: "Matrix Fragments for mma.m16n8k16", "Register Fragments for wgmma.mma_async.m64nNk16".
 #pragma once
 
 #include "cuda/exp2.cuh"
@@ -13,7 +13,7 @@ namespace minfer {
 
 constexpr float kLog2E = 1.44269504f, kLn2 = 0.693147181f;
 
-// What exponents are relative to: the maximum, or zero where all scores are -inf, whose difference would be NaN.
+// The base of exponents: the maximum, or zero where all scores are -inf, because -inf less -inf is NaN.
 __device__ inline float base_of_row(float max) { return max == -INFINITY ? 0.0f : max; }
 
 // tanh(x), off by a few roundings of 1: 1 - 2 / (1 + e^2x). tanh.approx is off by 2^-11, which is 0.02 of a score capped
@@ -30,19 +30,19 @@ __device__ inline float quad_sum(float x) {
   return x + __shfl_xor_sync(0xffffffff, x, 2);
 }
 
-// The running sum of a lane's two rows (Milakov and Gimelshein, Online normalizer calculation for softmax, 2018; Dao,
-// FlashAttention-2, 2023), of powers relative to `base`, -inf before any score. All lanes of a quad have the same base,
-// and each has the sum of its own columns, so that a block of scores takes two shuffles a row, and not four.
+// The running sums of a lane's two rows (Milakov and Gimelshein, Online normalizer calculation for softmax, 2018; Dao,
+// FlashAttention-2, 2023), of powers relative to `base`, which is -inf before any score. The lanes of a quad share the base,
+// and each sums its own columns, so that a block of scores takes two shuffles a row instead of four.
 //
-// The base follows the maximum only when a power would exceed 2^kSlack, as in FlashAttention-4: what was summed is then
-// rarely multiplied again, and powers of up to 256 are as exact, also rounded to fp16.
+// The base follows the maximum only when a power would exceed 2^kSlack, as in FlashAttention-4: the sums are then rarely
+// rescaled, and powers of up to 256 are as exact, also rounded to fp16.
 struct OnlineRows {
   static constexpr float kSlack = 8.0f;
   float base[2] = {-INFINITY, -INFINITY}, sum[2] = {};
 
-  // Takes in a block of scores, which become 2^(factor (score - base)); a factor of log2(e) makes them powers of e.
-  // Scores may be -inf. Returns, the same in all lanes of the warp, whether what was summed before is to be multiplied
-  // with `rescale`, as `sum` is here.
+  // Adds a block of scores, and replaces each by its power 2^(factor (score - base)); a factor of log2(e) makes them powers of
+  // e. Scores may be -inf. Returns whether the caller must multiply earlier sums with `rescale`, as this does with `sum`; all
+  // lanes of a warp return the same.
   template <int kCount>
   __device__ bool add(float (&scores)[kCount], float factor, float (&rescale)[2]) {
     float highest[2] = {-INFINITY, -INFINITY}, exponent[2];
@@ -66,7 +66,19 @@ struct OnlineRows {
     return __ballot_sync(0xffffffff, grows) != 0;
   }
 
-  // Once, behind the last block: the factor that divides by the whole sum, 0 for a row of which nothing is left; and the
+  // Moves the base to `next`, that of scores which others have added to the softmax of the same rows. Returns as `add` does.
+  __device__ bool follow(const float (&next)[2], float factor, float (&rescale)[2]) {
+    bool grows = false;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const bool moves = next[r] != base[r];
+      rescale[r] = moves ? exp2_approx(base[r] * factor - next[r] * factor) : 1.0f;
+      base[r] = next[r], sum[r] *= rescale[r], grows |= moves;
+    }
+    return __ballot_sync(0xffffffff, grows) != 0;
+  }
+
+  // Called once, after the last block: the factor that divides by the whole sum, 0 for a row whose scores are all -inf; and the
   // logarithm of the sum of powers of e, -inf for such a row.
   __device__ void finish(float factor, float (&inverse)[2], float (&lse)[2]) const {
 #pragma unroll

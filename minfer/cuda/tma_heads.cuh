@@ -5,16 +5,16 @@
 
 namespace minfer {
 
-// How TMA finds them. A tensor of 4 dimensions, so that what is behind a sequence's last token is not the next one's first: it
-// is read as zero.
+// The tensor map. It has 4 dimensions, so that what is behind a sequence's last token is read as zero, and not as the first
+// token of the next sequence.
 struct HeadsMap {
   TensorMap map;
 };
 
 __device__ inline void tma_prefetch(const HeadsMap& map) { tma_prefetch(map.map); }
 
-// One thread starts the copy of 64 columns from `x` on, of as many tokens as the map's boxes have; their bytes arrive at
-// `barrier`. The box is in the 128-byte swizzle.
+// One thread starts the copy of 64 columns from `x` on, for as many tokens as the map's boxes have; `barrier` counts the bytes.
+// The box is in the 128-byte swizzle.
 __device__ inline void tma_load_heads(void* box, const HeadsMap& map, uint64_t* barrier, int x, int head, int token,
                                       int batch) {
   asm volatile(
@@ -24,8 +24,26 @@ __device__ inline void tma_load_heads(void* box, const HeadsMap& map, uint64_t* 
       : "memory");
 }
 
-// Sizes and, in elements, strides: multiples of 8; the columns of a row lie side by side. A stride of 0 belongs to a dimension of
-// size 1. False when the driver refuses.
+// The same to each block of the cluster whose bit is in `blocks`: to the same place in its shared memory, with the bytes
+// counted at its own barrier.
+__device__ inline void tma_load_heads_multicast(void* box, const HeadsMap& map, uint64_t* barrier, int x, int head, int token,
+                                                int batch, uint16_t blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+      "[%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(shared_address(box)),
+      "l"(&map), "r"(shared_address(barrier)), "r"(x), "r"(head), "r"(token), "r"(batch), "h"(blocks)
+      : "memory");
+}
+
+// One thread starts the copy of such a box to memory; tma_store_commit closes its group.
+__device__ inline void tma_store_heads(const HeadsMap& map, const void* box, int x, int head, int token, int batch) {
+  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(&map),
+               "r"(shared_address(box)), "r"(x), "r"(head), "r"(token), "r"(batch)
+               : "memory");
+}
+
+// Takes sizes, and strides in elements, which are multiples of 8; the columns of a row are contiguous. A stride of 0 is allowed
+// in a dimension of size 1. False when the driver refuses.
 template <typename T>
 bool make_heads_map(HeadsMap& map, const T* begin, int batch, int tokens, int heads, int dim, int64_t of_batch,
                     int64_t of_token, int64_t of_head, int box_tokens) {

@@ -14,8 +14,8 @@ __device__ inline float2 to_floats(__nv_bfloat162 pair) { return __bfloat1622flo
 __device__ inline void round_to(__half2& pair, float a, float b) { pair = __floats2half2_rn(a, b); }
 __device__ inline void round_to(__nv_bfloat162& pair, float a, float b) { pair = __floats2bfloat162_rn(a, b); }
 
-// kCount elements of T (float, __half or __nv_bfloat16), kept as they are in memory: a half type takes half as many
-// registers as its values in fp32.
+// kCount elements of T (float, __half or __nv_bfloat16) in their own type: a half type takes half as many registers as its
+// values in fp32.
 template <typename T>
 struct Vector {
   using Pair = std::conditional_t<std::is_same_v<T, __half>, __half2, __nv_bfloat162>;
@@ -48,8 +48,8 @@ struct Vector {
     }
   }
 
-  // The compiler must forget the unpacked values and keep the bits. Without this it keeps the fp32 values of half types
-  // from their first use to their last, in twice the registers.
+  // Makes the compiler drop the unpacked values and keep the bits. Without this it keeps the fp32 values of half types from
+  // their first use to their last, in twice the registers.
   __device__ void stay_packed() { asm volatile("" : "+r"(bits.x), "+r"(bits.y), "+r"(bits.z), "+r"(bits.w)); }
 };
 
@@ -63,9 +63,9 @@ struct Max {
   __device__ float operator()(float a, float b) const { return fmaxf(a, b); }
 };
 
-// The sum, or maximum, of a value over the threads of a row, given to each of them. The threads of a row are those with
-// the same threadIdx.y, whole warps. Every thread of the block must call this. `partial` has one element a warp of the
-// block; a second call needs another array, or a barrier before it.
+// The sum, or maximum, of a value over the threads of a row, returned to each of them. The threads of a row are whole warps
+// with the same threadIdx.y. Every thread of the block must call this. `partial` has one element for each warp of the block; a
+// second call needs another array, or a barrier before it.
 template <typename Combine = Sum>
 __device__ inline float reduce_row(float value, float* partial, Combine combine = {}) {
 #pragma unroll

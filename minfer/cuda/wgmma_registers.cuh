@@ -1,5 +1,5 @@
-// Products of a warpgroup whose A is in registers: what attention needs, where A are probabilities that the threads have just
-// computed. From the PTX ISA: "Register Fragments for wgmma.mma_async.m64nNk16".
+// Products of a warpgroup whose A is in registers, as attention needs them: its threads have just computed the probabilities
+// that are A. From the PTX ISA: "Register Fragments for wgmma.mma_async.m64nNk16".
 #pragma once
 
 #include "cuda/hopper.cuh"
@@ -34,7 +34,7 @@ __device__ inline void wgmma_registers(float (&d)[kRegisters], const uint32_t (&
   }
 }
 
-// Waits until at most kPending groups are in flight, after which the thread may read d; the compiler moves no read of it before.
+// Waits until at most kPending groups are in flight, after which the thread may read d; the compiler moves no such read before.
 template <int kPending, int kRegisters>
 __device__ inline void wgmma_wait_for(float (&d)[kRegisters]) {
   wgmma_wait<kPending>();

@@ -33,21 +33,20 @@ def attention(
     cu_seqlens: int32 (batch + 1,), cumulative lengths from 0, where q is (tokens, heads, head_dim) and k and v likewise, one
         sequence after the other; a pair of them where queries and keys differ in length. Tokens behind the last sequence get
         no value.
-    lengths: int32 (batch,), how many tokens of each sequence of a padded batch count, or a pair for queries and keys. What lies
-        behind them is not used; out is 0 there.
-    causal: a query sees the keys up to its own position. The last query of a sequence is at its last key: with more keys
-        than queries, these follow a cached prefix.
+    lengths: int32 (batch,), how many tokens of each sequence of a padded batch count, or a pair for queries and keys. Tokens
+        behind them are not used, and out is 0 there.
+    causal: a query sees the keys up to its own position. The last query of a sequence is at the position of its last key:
+        with more keys than queries, the queries follow a cached prefix.
     window: a query sees only keys less than `window` positions away, its own among them.
     softcap: scores become softcap * tanh(score / softcap).
     scale: 1 / sqrt(head_dim) unless given.
     return_lse: return also the log-sum-exp of each query's scores, float32 (batch, heads, seq_q), or (heads, tokens).
 
-    A query that sees no key has an out of 0 and a log-sum-exp of -inf. Sums are fp32 and out is rounded once. Lengths are not
-    checked on the host, which would wait for the device: those that contradict the tensors are brought back into them, and
-    nothing is read out of bounds. Tensors may be parts of one projection: rows that start at multiples of 16 bytes are read
-    as they lie, others are copied first. `best` picks the kernel, which is compiled at its first call. Works under
-    `torch.compile`. It has no backward: raises RuntimeError where one would be recorded. Raises ValueError for arguments
-    that do not fit."""
+    A query that sees no key has an out of 0 and a log-sum-exp of -inf. Sums are fp32 and out is rounded once. The host does
+    not check lengths, because it would have to wait for the device: lengths out of range are clamped, and nothing is read out
+    of bounds. Tensors may be parts of one projection: rows that start at multiples of 16 bytes are read in place, others are
+    copied first. `best` picks the kernel, which is compiled at its first call. Works under `torch.compile`. It has no
+    backward: raises RuntimeError where one would be recorded. Raises ValueError for arguments that do not fit."""
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (q, k, v)):
         raise RuntimeError("minfer.attention has no backward: call it under torch.no_grad(), or with detached tensors")
     if cu_seqlens is not None and lengths is not None:
@@ -157,7 +156,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor, q_seqlens: Tensor | None, kv_seqlens
     if v.shape != k.shape:
         raise refuse(f"v of the shape of k, {tuple(k.shape)}", tuple(v.shape))
     if k.shape[-2] == 0 or q.shape[-2] % k.shape[-2]:
-        raise refuse(f"as many heads of k as divide those of q, {q.shape[-2]}", k.shape[-2])
+        raise refuse(f"k whose number of heads divides the {q.shape[-2]} of q", k.shape[-2])
     named = "cu_seqlens" if q.dim() == 3 else "lengths"
     if (q_seqlens is None) != (kv_seqlens is None) or (q.dim() == 3 and q_seqlens is None):
         raise refuse(f"{named} of both queries and keys", "None")

@@ -26,7 +26,7 @@ Entry = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Choice:
-    """A kernel of an op by its name, and why it was chosen, as half a sentence."""
+    """A kernel of an op by its name, and why it was chosen, as a phrase."""
 
     kernel: str
     why: str
@@ -49,10 +49,11 @@ def best(
 ) -> Choice:
     """The kernel of the op `name` for a problem.
 
-    `dtype` is a name of `minfer.ops.DTYPES`, `params` and `shape` have all of the op's parameters and axes, `capability`
-    is the GPU's, None for the CPU. It is the fastest kernel at the nearest problem that was measured (`distance`) of those
-    that support this one; but a kernel in `least` is not taken where that axis is shorter than any that it was measured
-    with. Where nothing was measured it is the last of the ladder that does. Raises ValueError where no kernel does."""
+    `dtype` is a name of `minfer.ops.DTYPES`, `params` and `shape` have all of the op's parameters and axes, `capability` is
+    the GPU's, None for the CPU. Of the kernels that support the problem, it is the fastest one at the nearest problem that
+    was measured (`distance`). `least` maps a kernel to an axis: the kernel is not taken where that axis is shorter than any
+    that the kernel was measured with. Where none of these kernels was measured, it is the last of the ladder that supports
+    the problem. Raises ValueError where no kernel does."""
     op = get(name)
     backends = ("cpp",) if capability is None else ("cuda", "triton")
     able = [
@@ -95,9 +96,8 @@ def distance(
 ) -> tuple[float, ...]:
     """How far a measurement is from a problem: first by architecture, then parameters, then shape, then dtype.
 
-    Between shapes it is the Euclidean distance of the logarithms of their sizes, so that 1 to 2 is as far as 2048 to
-    4096: what makes kernels differ is by which factor a size is above or below a tile or a wave. A size of 0 is as far from
-    1 as 2 is."""
+    Between shapes it is the Euclidean distance of the logarithms of their sizes, so that 1 to 2 is as far as 2048 to 4096:
+    kernels differ by the factor between a size and a tile or a wave. A size of 0 is as far from 1 as 2 is."""
     number = 0 if capability is None else 10 * capability[0] + capability[1]
     arch = 0 if capability is None else abs(int(re.sub(r"\D", "", entry["arch"])) - number)
     other = sum(entry["params"].get(name) != params.get(name) for name in {*entry["params"], *params})

@@ -8,13 +8,13 @@ from minfer.functional import library
 
 
 def embedding(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """The rows of a table, (vocab, hidden), that ids, of any shape, name: a new tensor (*ids.shape, hidden).
+    """The rows of a table (vocab, hidden) at ids of any shape: a new tensor (*ids.shape, hidden).
 
-    The table is float32, float16 or bfloat16, ids are int64 or int32, on one device. An id that is negative or not below
-    vocab gives a row of NaN, and is never read; it raises nothing, because that would wait for the GPU. A table whose rows are
-    not contiguous, or do not start at multiples of 16 bytes though their length is one, is copied at each call. `best`
-    picks the kernel, which is compiled at its first call. Works under `torch.compile`. It has no backward: raises
-    RuntimeError where one would be recorded. Raises ValueError for arguments that do not fit."""
+    The table is float32, float16 or bfloat16, ids are int64 or int32, on one device. An id below 0 or from vocab on gives a
+    row of NaN and reads nothing; it raises no error, because that would wait for the GPU. A table is copied at each call if
+    its rows are not contiguous, or if their length is a multiple of 16 bytes but they do not start at one. `best` picks the
+    kernel, which is compiled at its first call. Works under `torch.compile`. It has no backward: raises RuntimeError where
+    one would be recorded. Raises ValueError for arguments that do not fit."""
     if torch.is_grad_enabled() and table.requires_grad:
         raise RuntimeError("minfer.embedding has no backward: call it under torch.no_grad(), or with a detached table")
     return torch.ops.minfer.embedding.default(ids, table)

@@ -6,7 +6,7 @@ import torch
 
 from minfer.functional import library
 
-# Not taken for fewer columns than any that were measured: strips of them leave multiprocessors idle there.
+# Not taken for fewer columns than any that were measured: there its N-slices leave SMs idle.
 LEAST = {"v05_one_wave": "n"}
 
 
@@ -16,10 +16,10 @@ def gated_unit(x: torch.Tensor, w1: torch.Tensor, b1: torch.Tensor, w2: torch.Te
     fp32, and the result is rounded once.
 
     `best` picks the kernel, which is compiled at its first call; with MINFER_EXPLAIN=1 each choice is printed to stderr once.
-    `weight.t()` of an `nn.Linear` is a weight that is read as it lies; of weights that lie in different orders the second is
-    copied. A tensor whose rows (of such a weight: columns) do not start at multiples of 16 bytes is copied first. Works under
-    `torch.compile`. It has no backward: raises RuntimeError where one would be recorded. Raises ValueError for tensors that do
-    not fit each other."""
+    `weight.t()` of an `nn.Linear` is read in place; of weights with different layouts the second is copied. A tensor whose
+    rows (of such a weight: columns) do not start at multiples of 16 bytes is copied first. Works under `torch.compile`. It
+    has no backward: raises RuntimeError where one would be recorded. Raises ValueError for tensors that do not fit each
+    other."""
     _forward_only("gated_unit", x, w1, b1, w2, b2)
     return torch.ops.minfer.gated_unit.default(x, w1, b1, w2, b2)
 

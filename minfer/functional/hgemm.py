@@ -6,7 +6,7 @@ import torch
 
 from minfer.functional import library
 
-# Not taken for fewer columns than any that were measured: strips of them leave multiprocessors idle there.
+# Not taken for fewer columns than any that were measured: there its N-slices leave SMs idle.
 LEAST = {"v17_one_wave": "n"}
 
 
@@ -14,7 +14,7 @@ def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """The product, (M, N), of a (M, K) and b (K, N), both float16 or both bfloat16, on one device; sums are fp32.
 
     `best` picks the kernel, which is compiled at its first call; with MINFER_EXPLAIN=1 each choice is printed to stderr
-    once. `weight.t()` of an `nn.Linear` is a b that is read as it lies. An operand whose rows (in TN: columns of b) do
+    once. `weight.t()` of an `nn.Linear` is a b that is read in place. An operand whose rows (in TN: columns of b) do
     not start at multiples of 16 bytes is copied first. Works under `torch.compile`. It has no backward: raises
     RuntimeError where one would be recorded. Raises ValueError for operands that do not fit each other."""
     if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):

@@ -20,16 +20,16 @@ def kv_append_(
 ) -> None:
     """Write the keys and values of new tokens to two caches, (blocks, slots, kv_heads, head_dim), contiguous, in place.
 
-    Paged, where k and v are (tokens, kv_heads, head_dim): where[t] = page * slots + slot is the place of token t, a slot
+    Paged, where k and v are (tokens, kv_heads, head_dim): token t is written to where[t] = page * slots + slot, a slot
     mapping as vLLM has it. Contiguous, where k and v are (batch, new, kv_heads, head_dim) and a block is a sequence: where[i]
-    is the position of the first new token of sequence i. `where` is int64. What has a place outside of the cache, such as
-    -1 for padding, is not written. Of two tokens with one place either may be kept.
+    is the position of the first new token of sequence i. `where` is int64. Tokens whose place is outside of the cache, such
+    as -1 for padding, are not written. If two tokens have the same place, either may be kept.
 
-    The caches have the dtype of k and v, float32, float16 or bfloat16; or, with `scales`, float32 (2,) of k and of v, they
-    are float8_e4m3fn and keep value / scale, saturated to 448. k and v may be parts of one projection, whose tokens lie
-    apart; what a kernel cannot read is copied first. `best` picks the kernel, which is compiled at its first call. Works
-    under `torch.compile`. It has no backward: raises RuntimeError where one would be recorded. Raises ValueError for
-    arguments that do not fit."""
+    The caches have the dtype of k and v, float32, float16 or bfloat16. With `scales`, float32 (2,), one for k and one for v,
+    the caches are float8_e4m3fn and keep value / scale, saturated to 448. k and v may be parts of one projection, with other
+    columns between their tokens; what a kernel cannot read is copied first. `best` picks the kernel, which is compiled at its
+    first call. Works under `torch.compile`. It has no backward: raises RuntimeError where one would be recorded. Raises
+    ValueError for arguments that do not fit."""
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (k_cache, v_cache, k, v)):
         raise RuntimeError("minfer.kv_append_ has no backward: call it under torch.no_grad(), or with detached tensors")
     torch.ops.minfer.kv_append_.default(k_cache, v_cache, k, v, where, scales)
@@ -66,7 +66,7 @@ def _check(
     where: torch.Tensor,
     scales: torch.Tensor | None = None,
 ) -> None:
-    """What is wrong with the arguments, as the fake kernel, too."""
+    """Raises ValueError for arguments that do not fit; also serves as the fake kernel."""
     who, stored = "minfer.kv_append_ takes", k.dtype if scales is None else torch.float8_e4m3fn
     if k_cache.dim() != 4 or k_cache.shape != v_cache.shape:
         shapes = f"{tuple(k_cache.shape)} and {tuple(v_cache.shape)}"

@@ -14,10 +14,10 @@ def moe_route(logits: torch.Tensor, k: int, normalize: bool = True) -> Routed:
     bfloat16.
 
     weights (tokens, k), float32: the k largest of the softmax over the experts, largest first; with `normalize`, divided by
-    their sum. indices (tokens, k), int32: their experts; among equal logits any. counts (experts,), int32: tokens of each
-    expert. offsets (experts,), int32: the running sum of counts, as torch's grouped matrix product takes it. order
-    (tokens * k,), int32: the slots token * k + rank, sorted by expert and then by token, so that
-    `x[order // k]` has each expert's tokens side by side.
+    their sum. indices (tokens, k), int32: their experts; of equal logits any may be chosen. counts (experts,), int32: how
+    many tokens each expert has. offsets (experts,), int32: the running sum of counts, as torch's grouped matrix product takes
+    it. order (tokens * k,), int32: the slots token * k + rank, sorted by expert and then by token, so that the tokens of an
+    expert are adjacent in `x[order // k]`.
 
     Works under `torch.compile`. It has no backward: raises RuntimeError where one would be recorded. Raises ValueError for
     arguments that do not fit."""

@@ -17,8 +17,8 @@ def rms_norm(
     """x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang and Sennrich, 2019), a new tensor of x's shape.
 
     x is (..., hidden), weight (hidden,), both float32, float16 or bfloat16, on one device; sums are fp32. With a `residual`
-    of x's shape, x is added to it, in place, and the result is of that sum. `best` picks the kernels, which are compiled
-    at their first call. Works under `torch.compile`, and has a backward unless there is a residual: then it raises
+    of x's shape, x is added to it in place, and the sum is what is normalised. `best` picks the kernels, which are compiled
+    at their first call. Works under `torch.compile`. It has a backward unless there is a residual: then it raises
     RuntimeError where one would be recorded. Raises ValueError for tensors that do not fit each other."""
     if residual is None:
         return torch.ops.minfer.rms_norm.default(x, weight, eps)
@@ -43,7 +43,7 @@ def _refuse_gradients(name: str, *tensors: torch.Tensor) -> None:
 
 def _check(name: str, x: torch.Tensor, **others: torch.Tensor) -> None:
     """Raises ValueError unless x has rows of a dtype that kernels know, and the others fit it: those called `residual` and
-    `dy` have its shape, the rest that of its last dimension."""
+    `dy` have x's shape, the others the shape of its last dimension."""
     if x.dtype not in DTYPES:
         raise ValueError(f"minfer.{name} takes an x of float32, float16 or bfloat16, got {x.dtype}")
     if x.dim() == 0:
@@ -125,7 +125,7 @@ def _add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor,
     # x is only read: no kernel of ours uses it as scratch.
     tensors = (y.view(rows.shape), total, rows, library.readable(weight))
     library.call("add_rmsnorm", tensors, x.dtype, _sizes(rows), eps=eps)
-    if total.data_ptr() != residual.data_ptr():  # a copy, of rows that kernels cannot read as they lie
+    if total.data_ptr() != residual.data_ptr():  # `total` is a copy, because kernels cannot read the rows in place
         residual.copy_(total.view(residual.shape))
     return y
 

@@ -29,15 +29,15 @@ def rope(
     k: the same with its own number of heads, which may be 0 (`q[..., :0, :]`) where there is q alone.
     cos, sin: float32 tables, (longest, rotary_dim / 2), a row for each position. The first rotary_dim elements of a head
         are rotated, the others are copied.
-    positions: int32, (batch, seq) or (seq,) as q has it: the row of each token. None: token s of each sequence has row
-        start + s. They are not checked on the host, which would wait for the device: a position without a row reads
-        nothing, and what it would rotate is NaN.
+    positions: int32, (batch, seq) or (seq,) as q has it: the row of each token in the tables. None: token s of each sequence
+        has row start + s. The host does not check positions, because it would have to wait for the device: at a position
+        without a row nothing is read, and the rotated elements are NaN.
     interleaved: pairs are (x[2i], x[2i + 1]); else (x[i], x[i + rotary_dim / 2]), as in GPT-NeoX and Llama.
 
     Arithmetic is fp32 and a result is rounded once. q and k may be parts of one projection: rows that start at multiples of
-    16 bytes are read as they lie, others are copied first. `best` picks the kernel, which is compiled at its first call.
-    Works under `torch.compile` and autograd, also twice; cos and sin get no gradient. Raises ValueError for arguments that
-    do not fit each other."""
+    16 bytes are read in place, others are copied first. `best` picks the kernel, which is compiled at its first call. Works
+    under `torch.compile` and autograd, including second derivatives; cos and sin get no gradient. Raises ValueError for
+    arguments that do not fit each other."""
     _no_gradient("rope", cos, sin)
     cos, sin = _rows("rope", q, cos, sin, positions, start)
     if q.dim() == 3:
@@ -60,9 +60,9 @@ def rope_(
 ) -> Pair:
     """`rope` in place: changes q and k, and returns them. What is not rotated is neither read nor written.
 
-    Raises RuntimeError where autograd records and q or k needs a gradient, because autograd may have saved what would be
-    overwritten: use `rope` there. Under `torch.no_grad()` PyTorch itself sees the change: a backward that needs the old
-    values raises its RuntimeError of "a variable modified by an inplace operation"."""
+    Raises RuntimeError where autograd records and q or k needs a gradient, because autograd may have saved the values that
+    would be overwritten: use `rope` there. Under `torch.no_grad()` PyTorch itself notices the change: a backward that needs
+    the old values raises its RuntimeError "a variable modified by an inplace operation"."""
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad):
         raise RuntimeError(
             "minfer.rope_ would overwrite q and k, which need a gradient: use minfer.rope, or call it under torch.no_grad()"
@@ -111,7 +111,7 @@ def _in_place(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor 
     _check("rope_", q, k, cos, sin, positions)
     if library.readable(q) is q and library.readable(k) is k:
         _call((q, k), (q[:, :0], k[:, :0]), cos, sin, positions, interleaved, False)
-    else:  # rows that a kernel cannot read as they lie
+    else:  # rows that a kernel cannot read in place
         for x, rotated in zip((q, k), _forward(q, k, cos, sin, positions, interleaved), strict=True):
             x.copy_(rotated)
     torch.autograd.graph.increment_version((q, k))

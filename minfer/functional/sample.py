@@ -19,11 +19,11 @@ def sample(
 ) -> torch.Tensor:
     """A token of each row, (rows,) int32, of logits (rows, vocab), float32 or bfloat16; vocab is at most 524288.
 
-    With p = softmax(logits / temperature), a token is kept if its logit is at least the `top_k`-th largest (0: any; ties are
-    kept together), if those with larger logits have less than `top_p` of the mass that top_k keeps, and if p is at least
-    `min_p` times the largest. Of the kept ones one is drawn with probabilities in proportion to p, by one number of
-    `generator`, or of PyTorch's own, a row. A temperature of 0 takes the first of the largest logits. A row of NaN gives
-    token 0.
+    With p = softmax(logits / temperature), a token is kept under three conditions: its logit is at least the `top_k`-th
+    largest (0: no limit; equal logits are kept together); the tokens with larger logits have less than `top_p` of the mass
+    that top_k keeps; and p is at least `min_p` times the largest p. One of the kept tokens is drawn with a probability
+    proportional to p, by one random number for each row from `generator`, or from PyTorch's own. A temperature of 0 takes the
+    first of the largest logits. A row of NaN gives token 0.
 
     Works under `torch.compile`. Nothing is differentiable here, and nothing is recorded. Raises ValueError for arguments that
     do not fit. `torch.ops.minfer.sample(logits, u, temperature, top_k, top_p, min_p)` takes the numbers u, (rows,) float32
@@ -63,7 +63,7 @@ def _fake(
     if not 0 < temperature < float("inf"):
         raise ValueError(f"minfer.sample takes a temperature from 0, got {temperature}")
     if top_k < 0:
-        raise ValueError(f"minfer.sample takes top_k from 0, got {top_k}")
+        raise ValueError(f"minfer.sample takes a top_k of at least 0, got {top_k}")
     if not 0 < top_p <= 1:
         raise ValueError(f"minfer.sample takes top_p above 0 and at most 1, got {top_p}")
     if not 0 <= min_p <= 1:

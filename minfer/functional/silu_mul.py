@@ -15,7 +15,7 @@ def silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """silu(gate) * up, a new contiguous tensor, of two tensors of one shape (..., hidden), dtype and device.
 
     float32, float16 or bfloat16; arithmetic is fp32 and the result is rounded once. `gate` and `up` may be the halves of one
-    projection, `projection.chunk(2, -1)`: they are read as they lie. What a kernel cannot read, such as rows that do not
+    projection, `projection.chunk(2, -1)`: they are read in place. What a kernel cannot read, such as rows that do not
     start at multiples of 16 bytes, is copied first. `best` picks the kernel, which is compiled at its first call. Works under
     `torch.compile` and autograd; its backward is an op too, `torch.ops.minfer.silu_mul_backward`, and has no backward of
     its own. Raises ValueError for tensors that do not fit each other."""

@@ -11,11 +11,11 @@ from minfer.functional.norms import DTYPES, rows_of
 def softmax(x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
     """exp(z - max z) / sum exp(z - max z) over the last dimension, a new tensor of x's shape; z is x under a mask.
 
-    x is (..., n), float32, float16 or bfloat16; sums are fp32. A mask (n,) of x's dtype is added to each row in fp32; one of
-    int32, of the shape x.shape[:-1], says how many elements of each row count, from the first on: the others are not used,
-    and give 0; lengths below 0 are 0, those above n are n. A row of which nothing is left, all -inf or of length 0, is NaN,
-    as PyTorch's. `best` picks the kernel, which is compiled at its first call. Works under `torch.compile`. It has no
-    backward: raises RuntimeError where one would be recorded. Raises ValueError for tensors that do not fit each other."""
+    x is (..., n), float32, float16 or bfloat16; sums are fp32. A mask (n,) of x's dtype is added to each row in fp32. An
+    int32 mask of the shape x.shape[:-1] has the length of each row: elements from there on are not used, and give 0; lengths
+    below 0 count as 0, those above n as n. A row without elements, or with -inf only, gives NaN, as PyTorch does. `best`
+    picks the kernel, which is compiled at its first call. Works under `torch.compile`. It has no backward: raises
+    RuntimeError where one would be recorded. Raises ValueError for tensors that do not fit each other."""
     if torch.is_grad_enabled() and (x.requires_grad or (mask is not None and mask.requires_grad)):
         raise RuntimeError("minfer.softmax has no backward: call it under torch.no_grad(), or with detached tensors")
     return torch.ops.minfer.softmax.default(x, mask)

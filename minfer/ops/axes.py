@@ -74,10 +74,11 @@ DISTRIBUTIONS: dict[str, Callable[[random.Random, int], float]] = {
     "halving": lambda rng, i: 0.5 ** (i % 8),  # 8192, 4096, ... 64, and again
     "uniform": lambda rng, i: rng.random(),
     "bimodal": lambda rng, i: 1.0 if rng.random() < 0.125 else rng.random() / 16,  # one long request among short ones
+    "one_long": lambda rng, i: 1.0 if i == 0 else 1 / 64,
     "geometric": lambda rng, i: min(1.0, rng.expovariate(8.0)),
     "gaps": lambda rng, i: rng.random() * (i % 3 != 1),  # every third sequence is empty
 }
-WITHOUT_CHANCE = ("full", "halving")
+WITHOUT_CHANCE = ("full", "halving", "one_long")
 
 
 @dataclass(frozen=True)

@@ -109,7 +109,7 @@ class Kernel:
             if path in found:
                 continue
             found.append(path)
-            for name in re.findall(r'^\s*#\s*include\s+"([^"]+)"', path.read_text(), re.MULTILINE):
+            for name in re.findall(r'^\s*#\s*include\s+"([^"]+)"', read_source(path), re.MULTILINE):
                 queue += [p for p in (path.parent / name, self.root / name) if p.is_file()][:1]
         return sorted(found)
 
@@ -138,6 +138,18 @@ class Returning:
 
     def __call__(self, *tensors: torch.Tensor, **call: Any) -> None:
         self.write(self.compute(*tensors, **call), tensors)
+
+
+def read_source(path: Path) -> str:
+    """The text of a source file. A comment may be in any encoding: what is not UTF-8 reads as a question mark."""
+    return path.read_text(encoding="utf-8", errors="replace")
+
+
+def check_name(what: str, name: str) -> None:
+    """Raises ValueError for a name that cannot be part of a case's key, of a file's name and of a table."""
+    if not re.fullmatch(r"[\w@+-][\w.@+-]{0,99}", name, re.ASCII):
+        allowed = "a name is at most 100 letters, digits and the signs _ - . @ +, and begins with no dot"
+        raise ValueError(f"{what} is called {name[:100]!r}; {allowed}")
 
 
 @cache

@@ -34,14 +34,17 @@ using torch::stable::Tensor;
 
 // --- Dtypes ----------------------------------------------------------------------------------------------------------
 
+// MINFER_EITHER marks functions that kernels of both devices call.
 #ifdef __CUDACC__
 using Half = __half;
 using BFloat16 = __nv_bfloat16;
 #define MINFER_DEVICE CUDA
+#define MINFER_EITHER __host__ __device__
 #else
 using Half = torch::headeronly::Half;
 using BFloat16 = torch::headeronly::BFloat16;
 #define MINFER_DEVICE CPU
+#define MINFER_EITHER
 #endif
 
 // Bytes, which a kernel that computes with them casts to the types of <cuda_fp8.h>: most kernels need not compile it.

@@ -16,7 +16,7 @@ import torch
 from minfer.ops.axes import Axis, Ragged
 from minfer.ops.bounds import Expected
 from minfer.ops.case import Case
-from minfer.ops.kernel import PACKAGE, Kernel
+from minfer.ops.kernel import PACKAGE, Kernel, check_name
 from minfer.ops.tensors import Draw, Spec, Tensors, Undo
 
 REGISTERED: dict[str, Op] = {}
@@ -97,6 +97,7 @@ class Op:
     def __post_init__(self) -> None:
         if not self.name.isidentifier():
             raise ValueError(f"an op cannot be called {self.name!r}; its name must be a Python identifier")
+        check_name("an op", self.name)
         if "call" in self.params:
             raise ValueError(
                 f"{self.name} has a parameter `call`, which says which of its calls a case is of; rename it"
@@ -152,6 +153,7 @@ class Op:
         self._add(replace(kernel, name=f"{name}@{label}", source=source, root=root, against=against))
 
     def _add(self, kernel: Kernel) -> None:
+        check_name(f"a kernel of {self.name}", kernel.name)
         if kernel.name in self.kernels:
             raise ValueError(f"{self.name} already has a kernel {kernel.name}; give {kernel.source.name} another name")
         self.kernels[kernel.name] = replace(kernel, first_call=next(iter(self.calls)))

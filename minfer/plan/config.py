@@ -240,7 +240,7 @@ def check_values(config: Config) -> None:
     for key, value, least in (
         ("timing.warmup_s", timing.warmup_s, 0),
         ("timing.cold_cap_s", timing.cold_cap_s, 0),
-        ("timing.steady_block_s", timing.steady_block_s, 0),
+        ("timing.steady_block_s", timing.block_s, 0),
         ("timing.least_rounds", timing.least_rounds, 1),
         *(
             (f"cluster.{key}", value, 1)
@@ -298,7 +298,10 @@ def named(timing: Timing) -> Timing:
     written: Any = OmegaConf.load(file)
     written.pop("defaults", None)  # what a preset takes from another one is told like a change
     preset: Any = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Timing), written))
-    asked, usual = (dataclasses.asdict(dataclasses.replace(each, precision=each.target)) for each in (timing, preset))
+    asked, usual = (
+        dataclasses.asdict(dataclasses.replace(each, precision=each.target, steady_block_s=each.block_s))
+        for each in (timing, preset)
+    )
     changed = [f"{name}={value}" for name, value in asked.items() if value != usual[name]]
     return dataclasses.replace(timing, name=" ".join([timing.name, *changed]))
 

@@ -29,6 +29,7 @@ class Shard:
     build_timeout_s: float
     resume: bool = False
     untrusted: bool = False
+    sandbox: str = ""  # the level for what is untrusted, of minfer.sandbox; empty for the strongest that the node has
     profilers: dict[str, dict[str, Any]] = field(default_factory=dict)  # name -> its options
     extra: list[str] = field(default_factory=list)
     commit: str | None = None

@@ -21,9 +21,14 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-PRELOADED = ("minfer.worker.child", "minfer.worker.judge", "minfer.worker.isolated", "minfer.profilers.host")
+from minfer.sandbox import Sandbox
+
+PRELOADED = tuple(f"minfer.worker.{name}" for name in ("child", "judge", "isolated", "builder"))
+PRELOADED += ("minfer.profilers.host",)
 STARTS_OTHERS = (
     "minfer.worker.judge",
 )  # gets a fork server of its own, before it has used PyTorch and can no longer be one
@@ -63,9 +68,12 @@ class ForkServer:
         self.connection, self.process = connection, process
         self.place = _place()
 
-    def start(self, module: str, arguments: Sequence[str], fds: Sequence[int], log: int) -> Forked:
+    def start(
+        self, module: str, arguments: Sequence[str], fds: Sequence[int], log: int, sandbox: Sandbox | None
+    ) -> Forked:
         """Raises OSError when the fork server is gone."""
-        request = json.dumps({"module": module, "arguments": arguments, "fds": fds}).encode()
+        about = {"module": module, "arguments": arguments, "fds": fds, "sandbox": sandbox and asdict(sandbox)}
+        request = json.dumps(about).encode()
         with _reaping():  # what the fork server started is ours from the moment when it answers
             socket.send_fds(self.connection, [request], [log, *fds])
             answer = self.connection.recv(64)
@@ -82,18 +90,21 @@ _server: ForkServer | None = None
 _one_at_a_time = threading.Lock()
 
 
-def start(module: str, arguments: Sequence[str], fds: Sequence[int], log: int) -> Forked:
+def start(
+    module: str, arguments: Sequence[str], fds: Sequence[int], log: int, sandbox: Sandbox | None = None
+) -> Forked:
     """Run a module as a program in a session of its own, with these open files under the same numbers, and what it
-    prints in `log`. Raises OSError when there is no fork server and none can be started; `log` then says why."""
+    prints in `log`; in a sandbox, if one is given. Raises OSError when there is no fork server and none can be started;
+    `log` then says why."""
     global _server
     with _one_at_a_time:
         if _server and _server.place == _place():
             with contextlib.suppress(OSError):  # it has ended already
-                return _server.start(module, arguments, fds, log)
+                return _server.start(module, arguments, fds, log, sandbox)
         if _server:
             _server.close()
         _server = _new(log)
-        return _server.start(module, arguments, fds, log)
+        return _server.start(module, arguments, fds, log, sandbox)
 
 
 def prepare() -> None:
@@ -150,27 +161,48 @@ def _serve(connection: socket.socket) -> None:
         message, fds, _, _ = socket.recv_fds(connection, 1 << 16, 100)
         if not message:
             return
+        request = json.loads(message)
+        confined = request.pop("sandbox")
+        sandbox = Sandbox(**confined) if confined else None
         readable, writable = os.pipe()
+        adopted, adopt = os.pipe()
         if (between := os.fork()) == 0:  # what it starts becomes the asking process's when it ends
-            between = os.getpid()
-            if os.fork():
-                os._exit(0)
-            while os.getppid() == between:
-                os.sched_yield()
-            os.setsid()
-            os.write(writable, str(os.getpid()).encode())
             connection.close()
-            _become(**json.loads(message), given=fds)
+            os.close(adopt)
+            _start_between(writable, adopted, request, sandbox, fds)
         os.close(writable)
+        os.close(adopted)
         os.waitpid(between, 0)
-        connection.send(os.read(readable, 64))
+        os.close(adopt)
+        answer = os.read(readable, 64)
+        os.read(readable, 1)  # returns when it has its session: who asked may kill that at once
+        connection.send(answer)
         for fd in (readable, *fds):
             os.close(fd)
 
 
-def _become(module: str, arguments: list[str], fds: list[int], given: list[int]) -> None:
+def _start_between(
+    writable: int, adopted: int, request: dict[str, Any], sandbox: Sandbox | None, fds: list[int]
+) -> None:
+    """Start what was asked for, say its number, and end. In a namespace it would not know its number itself."""
+    if sandbox:
+        try:
+            sandbox.separate()
+        except OSError as error:
+            os.write(fds[0], f"no sandbox could be made: {error}\n".encode())
+            os._exit(1)
+    if pid := os.fork():
+        os.write(writable, str(pid).encode())
+        os._exit(0)
+    os.read(adopted, 1)  # returns when the process between is gone
+    os.setsid()
+    os.close(writable)
+    _become(**request, given=fds, sandbox=sandbox)
+
+
+def _become(module: str, arguments: list[str], fds: list[int], given: list[int], sandbox: Sandbox | None) -> None:
     """Run a module and end."""
-    spare = max(fds) + 1
+    spare = max(fds) + 2  # one number is left for the connection to a fork server of its own
     log, *others = [fcntl.fcntl(fd, fcntl.F_DUPFD, spare) for fd in given]
     os.closerange(3, spare)
     os.dup2(log, 1)
@@ -181,6 +213,8 @@ def _become(module: str, arguments: list[str], fds: list[int], given: list[int])
         os.dup2(fd, number)
     os.closerange(spare, MOST_FDS)
     _call_it(module)
+    if sandbox:
+        sandbox.enter()
     sys.argv = [module, *arguments]
     sys.modules.pop(module, None)  # as with `python -m`, which runpy would otherwise warn of
     runpy.run_module(module, run_name="__main__", alter_sys=True)
@@ -196,7 +230,9 @@ def _call_it(name: str) -> None:
 def _leave_server(spare: int) -> None:
     """Fork a server for this process, while it is still fit to be one, and without the files from `spare` on."""
     global _server
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    near, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours = socket.socket(fileno=fcntl.fcntl(near.fileno(), fcntl.F_DUPFD, spare - 1))  # others get the lower numbers
+    near.close()
     if (child := os.fork()) == 0:
         os.setsid()
         ours.close()

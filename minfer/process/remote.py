@@ -15,20 +15,32 @@ import re
 import secrets
 import select
 import signal
+import subprocess
 import sys
+import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from minfer.process import fork_server
+from minfer.process.text import all_plain, plain
+from minfer.sandbox import Sandbox
 
 Message = dict[str, Any]
+Start = Callable[[str, Sequence[str], Sequence[int], int], "fork_server.Forked | subprocess.Popen[bytes]"]
 
 
 STOPPED_S = (
     5.0  # a longer gap between two looks at the pipe, which are 0.5 s apart, means that this process was stopped
 )
+STOPPING_S = 10.0  # a thread that waits for a disk cannot be stopped before it is served
+
+
+MOST_BYTES = 256 << 20  # of a reply; the samples of the longest are a tenth of it
 
 
 class Died(Exception):
@@ -40,10 +52,23 @@ class Died(Exception):
 
 
 class Process:
-    """A running module that answers requests. It has a session of its own, so that all of it can be stopped or killed."""
+    """A running module that answers requests. It has a session of its own, so that all of it can be stopped or killed.
 
-    def __init__(self, module: str, log: Path, pass_fds: Sequence[int] = ()) -> None:
+    `start` runs the module where there is no sandbox: `fork_server.start`, or a function like it."""
+
+    def __init__(
+        self,
+        module: str,
+        log: Path,
+        pass_fds: Sequence[int] = (),
+        sandbox: Sandbox | None = None,
+        start: Start = fork_server.start,
+    ) -> None:
         self.log = log
+        self._scratch = ""
+        if sandbox and sandbox.level != "namespaces":  # which have one in memory
+            self._scratch = tempfile.mkdtemp(prefix="minfer-")
+            sandbox = replace(sandbox, scratch=os.path.realpath(self._scratch))
         self.phase = "start"  # what it last said that it was doing
         self.log.parent.mkdir(parents=True, exist_ok=True)
         theirs_in, ours_out = os.pipe()
@@ -51,16 +76,19 @@ class Process:
         self._oom_kills = _oom_kills()
         self._requests, self._replies = os.fdopen(ours_out, "w", buffering=1), os.fdopen(ours_in, "rb", buffering=0)
         try:
-            with open(self.log, "ab") as file:
+            with open(self.log, "ab") as file, _sweeping:
                 fds = theirs_in, theirs_out, *pass_fds
-                self.process = fork_server.start(module, [str(theirs_in), str(theirs_out)], fds, file.fileno())
+                if sandbox:
+                    start = partial(fork_server.start, sandbox=sandbox)
+                self.process = start(module, [str(theirs_in), str(theirs_out)], fds, file.fileno())
+                _running.add(self.process.pid)
         except OSError as error:
             self._close()
+            self._clean()
             raise Died("crashed", f"no process could be started: {_last_line(self.log) or error}") from error
         finally:
             os.close(theirs_in)
             os.close(theirs_out)
-        _running.add(self.process.pid)
         self._buffer = b""
         self._nonce = ""
 
@@ -89,7 +117,7 @@ class Process:
                 message = self._checked(line)
                 if "phase" not in message:
                     return message
-                self.phase = message["phase"]
+                self.phase = str(message["phase"])[:40]
                 continue
             left = deadline - time.monotonic()
             # Not the whole time at once: what a dead process left behind may keep the pipe open.
@@ -104,6 +132,8 @@ class Process:
             if not chunk:
                 raise self._post_mortem()
             self._buffer += chunk
+            if len(self._buffer) > MOST_BYTES:
+                raise self._garbled()
 
     def ask(self, seconds: float, **message: Any) -> Message:
         """Send a request and receive its reply. Raises Died."""
@@ -114,11 +144,14 @@ class Process:
         try:
             message = json.loads(line)
             if message.pop("nonce") == self._nonce:
-                return message
+                return all_plain(message)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             pass
+        raise self._garbled()
+
+    def _garbled(self) -> Died:
         self.kill()
-        raise Died("dishonest", "wrote to the result pipe, where only the harness answers")
+        return Died("dishonest", "wrote to the result pipe, where only the harness answers")
 
     def _post_mortem(self) -> Died:
         code = self.process.wait()
@@ -144,10 +177,23 @@ class Process:
         self.process.wait()
         _running.discard(self.process.pid)
         self._close()
-        while strays := orphans():  # their own children come next
-            for pid in strays:
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
+        with _sweeping:
+            while strays := orphans():  # their own children come next
+                for pid in strays:
+                    os.kill(pid, signal.SIGKILL)
+                    os.waitpid(pid, 0)
+            self._clean()
+
+    def freeze(self) -> None:
+        """Stop it and everything that it started, in whatever session; `signal(SIGCONT)` continues its session."""
+        stop(lambda: {self.process.pid} | orphans())
+
+    def _clean(self) -> None:
+        """Remove what it wrote, whatever it made of the permissions."""
+        if self._scratch and not Path(self._scratch).is_symlink():
+            subprocess.run(["chmod", "-R", "u+rwX", self._scratch], stderr=subprocess.DEVNULL)
+            subprocess.run(["rm", "-rf", "--one-file-system", self._scratch], stderr=subprocess.DEVNULL)
+        self._scratch = ""
 
     def _close(self) -> None:
         self._replies.close()
@@ -156,6 +202,7 @@ class Process:
 
 
 _running: set[int] = set()
+_sweeping = threading.Lock()  # what one thread just starts, another must not take for an orphan
 _adopts = False
 
 
@@ -182,11 +229,41 @@ def children(pid: int) -> set[int]:
 
 
 def runs(pid: int) -> bool:
-    """Whether a process is there, and not only its exit status."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    """Whether a process has a thread, and not only its exit status. The first thread may have ended before others, and
+    then the process looks as if it had."""
+    return any(state not in "ZX" for state in _states(pid))
+
+
+def _states(pid: int) -> list[str]:
+    """Of each thread: running, stopped, ended."""
+    states = []
+    for path in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with contextlib.suppress(OSError):
+            states.append(path.read_text().rpartition(")")[2].split()[0])
+    return states
+
+
+def family(roots: set[int]) -> set[int]:
+    """Processes, what they started, what that started, and so on."""
+    found: set[int] = set()
+    new = roots
+    while new:
+        found |= new
+        new = {child for pid in new for child in children(pid)} - found
+    return found
+
+
+def stop(roots: Callable[[], set[int]]) -> None:
+    """Stop processes and everything that they started. What is not stopped yet may start more, so it looks again. Raises
+    Died."""
+    deadline = time.monotonic() + STOPPING_S
+    while running := {pid for pid in family(roots()) if set(_states(pid)) - set("TtZX")}:
+        if time.monotonic() > deadline:
+            raise Died("timeout", f"could not be stopped within {STOPPING_S:g} s")
+        for pid in running:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+        os.sched_yield()
 
 
 def _oom_kills() -> int:
@@ -199,7 +276,7 @@ def _oom_kills() -> int:
 
 def _last_line(log: Path) -> str:
     lines = log.read_text(errors="replace").strip().splitlines()
-    return lines[-1].strip() if lines else ""
+    return plain(lines[-1]) if lines else ""
 
 
 def serve(answer: Callable[[Message, Callable[..., None]], Message]) -> None:

@@ -34,6 +34,7 @@ from pathlib import Path
 from minfer import build, ops
 from minfer.bench import device as devices
 from minfer.ops import Case, Kernel
+from minfer.ops.kernel import read_source
 from minfer.plan.counters import LIMITS
 from minfer.profilers import Finding, Job, occupancy, sass
 from minfer.profilers.jit import launched
@@ -228,7 +229,7 @@ def _types_fit(case: Case, name: str) -> bool:
 
 def enumerators(kernel: Kernel) -> dict[str, list[str]]:
     """The enumerations that a kernel's sources define, without those that number their enumerators themselves."""
-    text = "\n".join(re.sub(r"//.*", "", path.read_text()) for path in kernel.sources())
+    text = "\n".join(re.sub(r"//.*", "", read_source(path)) for path in kernel.sources())
     found = re.findall(r"\benum\s+(?:class\s+|struct\s+)?(\w+)[^{;]*\{([\w\s,]*)\}", text)
     return {name: [word.strip() for word in body.split(",") if word.strip()] for name, body in found}
 

@@ -18,6 +18,7 @@ from minfer.rows.select import with_rates
 if TYPE_CHECKING:
     import pandas as pd
 
+REGIMES = ("cold", "steady")
 SPREAD = ("shape", "params")  # maps whose entries are columns of their own names
 NEEDED = {  # what else must be read for a column
     "metric": ("metric",),
@@ -29,7 +30,7 @@ MAPS = [f.name for f in store.SCHEMA if pa.types.is_map(f.type) and f.name not i
 
 
 def results(
-    folder: str | Path = "results/", columns: Iterable[str] | None = None, *, newest: bool = False
+    folder: str | Path = "results/", columns: Iterable[str] | None = None, *, newest: bool | str = False
 ) -> pd.DataFrame:
     """The rows of all parquet files below a folder, a line each, with flat columns.
 
@@ -38,25 +39,30 @@ def results(
     other columns are that schema's: without `columns` all but samples, maps and other lists; else those named, in that
     order, where `shape` and `params` stand for all axes and parameters, `metrics` for `metrics.<name>` of each thing that
     profilers found, and likewise `peaks`, `functions`, `profilers`. Old rows have their metric and rates filled in.
-    `newest=True` keeps, of each case on each device, the row that was finished last. To load and pivot:
+    `newest=True` keeps, of each case on each device, the row that was finished last; `newest="cold"` or `"steady"` the last
+    that has a time in this regime or failed, so that a newer run of the other regime does not hide it. To load and pivot:
 
-        rows = minfer.results(newest=True).query("op == 'hgemm'")
+        rows = minfer.results(newest="cold").query("op == 'hgemm'")
         rows.pivot_table("cold_rate", ["device", "dtype", "layout", "accumulate", "m", "n", "k"], "kernel")
 
-    Raises FileNotFoundError where there is no such folder, and ValueError for a column that no row has. A file that
-    cannot be read is skipped with a warning."""
+    Raises FileNotFoundError where there is no such folder, and ValueError for a column that no row has or another
+    regime. A file that cannot be read is skipped with a warning."""
     folder = Path(folder)
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} is not a folder: give minfer.results the one with the parquet files")
+    regime = newest if isinstance(newest, str) else None
+    if regime is not None and regime not in REGIMES:
+        raise ValueError(f"minfer.results takes newest=True, 'cold' or 'steady', got {newest!r}")
     wanted = FLAT if columns is None else list(columns)
     known, maps = [name for name in wanted if name in store.SCHEMA.names], {name.partition(".")[0] for name in wanted}
     read = {*known, *(name for name in MAPS if name in maps), *SPREAD}
     read |= {"case", "device", "run", "finished"} if newest else set()
+    read |= {"status", f"{regime}_us"} if regime else set()
     read |= {other for name in known for other in NEEDED.get(name, ())}
     table, bad = store.read(store.files(folder), [name for name in store.SCHEMA.names if name in read])
     for path, why in bad.items():
         warnings.warn(f"{path}: {why}; skipped", stacklevel=2)
-    return _flat(with_rates(newest_of(table) if newest else table), wanted)
+    return _flat(with_rates(newest_of(table, regime) if newest else table), wanted)
 
 
 def _flat(table: pa.Table, wanted: list[str]) -> pd.DataFrame:

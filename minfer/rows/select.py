@@ -3,23 +3,94 @@ rows must not take more than seconds."""
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from minfer.rows.store import MEASURED
+
 TFLOPS = "TFLOP/s"  # the metric of rows that are older than the column
+STEADY = ("steady_", "energy_")  # how the columns of the steady regime begin
+STATE = ("sm_mhz", "memory_mhz", "power_w", "temperature_c", "throttle")  # of the machine, during steady calls
+ORIGIN = ("run", "finished", "commit", "torch", "driver")  # what says where a figure comes from
 
 
-def newest(table: pa.Table) -> pa.Table:
-    """Of the rows with the same device and case, the one finished last; of those finished at once, the last run's."""
-    case, device, run = (codes(table[name]) for name in ("case", "device", "run"))
-    finished = pc.fill_null(table["finished"].cast(pa.int64()), np.iinfo(np.int64).min).to_numpy()
-    order = np.lexsort((run, finished, device, case))
-    last = np.ones(len(table), dtype=bool)
-    last[:-1] = (np.diff(case[order]) != 0) | (np.diff(device[order]) != 0)
+def newest(table: pa.Table, regime: str | None = None) -> pa.Table:
+    """Of the rows with the same device and case, the one finished last; of those finished at once, the last run's.
+
+    With a regime (`cold`, `steady`) rows that were timed only in the other one do not count: of a case that was timed in
+    this regime, or failed, the last such row is kept, else the last row. A failure counts in both regimes."""
+    groups = _Groups(table)
     keep = np.zeros(len(table), dtype=bool)
-    keep[order[last]] = True
+    keep[groups.last(groups.speaks(regime) if regime else None)] = True
     return table if keep.all() else table.filter(pa.array(keep))
+
+
+def newest_of_each_regime(table: pa.Table) -> pa.Table:
+    """One row a device and case, with the cold figures of the newest row for cold and the steady figures (energy too) of
+    the newest row for steady, as `newest` chooses them: a new run with cold times only does not hide older steady times.
+
+    Each regime's figures stay together with the baseline that was timed beside them; so steady figures that are in another
+    unit, or against another baseline, than the row beside them are not joined to it. All other columns are those of the row
+    with the cold figures, or of the last row where the newest for cold failed or has no time. `steady_run`, `steady_commit`,
+    … are the columns of `ORIGIN` of the row with the steady figures."""
+    groups = _Groups(table)
+    last, cold, steady = (groups.last(mask) for mask in (None, groups.speaks("cold"), groups.speaks("steady")))
+    base = np.where(groups.timed("cold")[cold], cold, last)
+    joined = np.where(groups.timed("steady")[steady], steady, base)
+    for name in ("baseline", "metric"):
+        if name in table.column_names:
+            values = codes(table[name])
+            joined = np.where(values[base] == values[joined], joined, base)
+    order = np.argsort(base)  # as the rows were
+    base, joined = base[order], joined[order]
+    places = pa.array(joined)
+    merged = table if len(base) == len(table) else table.take(pa.array(base))
+    differ = bool(np.any(base != joined))
+    for name in table.column_names:
+        if differ and (name.startswith(STEADY) or name in STATE):
+            merged = _replaced(merged, name, table[name].take(places))
+        if name in ORIGIN:
+            merged = merged.append_column(f"steady_{name}", table[name].take(places) if differ else merged[name])
+    return merged
+
+
+class _Groups:
+    """The rows of a table by device and case, in the order in which they were finished."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self.table = table
+        case, device, run = (codes(table[name]) for name in ("case", "device", "run"))
+        finished = pc.fill_null(table["finished"].cast(pa.int64()), np.iinfo(np.int64).min).to_numpy()
+        self.order = np.lexsort((run, finished, device, case))
+        begins = np.ones(len(table), dtype=bool)
+        begins[1:] = (np.diff(case[self.order]) != 0) | (np.diff(device[self.order]) != 0)
+        self.first = np.flatnonzero(begins)
+
+    def last(self, wanted: np.ndarray | None) -> np.ndarray:
+        """The place of each group's last wanted row, or of its last row where none is wanted."""
+        places = np.arange(len(self.order))
+        if wanted is not None:
+            places = np.where(wanted[self.order], places + len(places), places)
+        found: np.ndarray = np.maximum.reduceat(places, self.first) if len(places) else places
+        return self.order[found % max(1, len(places))]
+
+    def timed(self, regime: str) -> np.ndarray:
+        """Which rows have a time in a regime; all, where the table has no such column."""
+        if f"{regime}_us" not in self.table.column_names:
+            return np.ones(len(self.order), dtype=bool)
+        return pc.and_(pc.is_valid(self.table[f"{regime}_us"]), pc.invert(self.failed)).to_numpy()
+
+    def speaks(self, regime: str) -> np.ndarray:
+        """Which rows say something of a regime: a time, or that the kernel failed."""
+        return self.timed(regime) | self.failed.to_numpy()
+
+    @cached_property
+    def failed(self) -> pa.ChunkedArray:
+        """Which rows are of a case that was not measured, for whatever reason."""
+        return pc.invert(pc.fill_null(pc.is_in(self.table["status"], pa.array(MEASURED)), False))
 
 
 def codes(column: pa.ChunkedArray) -> np.ndarray:

@@ -185,10 +185,16 @@ COLUMNS: list[tuple[str, pa.DataType, str]] = [
         "guarantee",
         _TEXT,
         "what stands behind a time: in-process, the kernel shared a process with the clock and could have tampered with "
-        "it; judged, a process that the kernel has no part in found it right and no faster inside than outside",
+        "it; judged, a process that the kernel has no part in found it right and timed it (the judged_ columns), and then "
+        "what kept the kernel from that process: namespaces, landlock or limits (docs/security.md)",
     ),
-    ("judged_us", _NUMBER, "shortest time of one call by the clock outside, over blocks of one call on each set"),
-    ("judged_baseline_us", _NUMBER, "the same of the baseline"),
+    *_regime(
+        "judged",
+        "by the clock of a process outside, in blocks of calls on fresh inputs",
+        "the median of the blocks",
+        "the median of the rounds' ratios",
+        "the 95 % confidence interval of the median ratio",
+    ),
     ("flags", _TEXT, "what to know before trusting the row, in sentences; empty when there is nothing"),
     # environment
     ("device", _TEXT, "the GPU's or, for CPU kernels, the processor's name"),

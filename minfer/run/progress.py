@@ -237,8 +237,8 @@ class RunProgress:
         when = f"the first may start at {starts[0].replace('T', ' ')}" if starts else ""
         because = f" ({'; '.join(filter(None, [why, when]))})" if why or when else ""
         shards = ", ".join(f"{n} {state}{because if state == 'queued' else ''}" for state, n in self.counts().items())
-        left = self._left_s()
-        eta = f", about {left // 60:.0f}:{left % 60:02.0f} min left" if left else ""
+        left = round(self._left_s() or 0)
+        eta = f", about {left // 60}:{left % 60:02} min left" if left else ""
         return f"shards: {shards}; {self.rows} of {len(self.cases)} rows{eta}"
 
     def _left_s(self) -> float | None:

@@ -59,7 +59,8 @@ def print_plan(
 
 
 def follow(console: Console, run: RunProgress, known: Collection[str] = ()) -> None:
-    """Show progress until all jobs are done, or a shard has failed that is not among the known ones."""
+    """Show progress until all jobs are done, or a shard has failed that is not among the known ones: as a bar or, in a
+    log, as a line whenever a row has come."""
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
@@ -78,7 +79,7 @@ def follow(console: Console, run: RunProgress, known: Collection[str] = ()) -> N
             if queued:
                 progress.update(bar, description=run.line())
             line = run.line().partition(", about")[0]
-            if queued and not console.is_terminal and line != shown:
+            if not console.is_terminal and line != shown:  # a log has no bar
                 console.print(f"{datetime.datetime.now():%H:%M:%S} {run.line()}")
                 shown = line
             for warning in run.warnings():

@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-import traceback
 from pathlib import Path
 
 from omegaconf import OmegaConf
@@ -18,6 +17,7 @@ from jobs import distribute, preflight, queue, record, submit
 from minfer import ops
 from minfer.bench.device import IMAGE, NO_GPU, driver_too_old
 from minfer.plan import cases, shell
+from minfer.plan import extra as extra_files
 from minfer.plan.config import CONF, INSTALLED, SCRIPT, Config, UserError, choose, named
 from minfer.plan.shard import Shard, outside
 from minfer.run import notify, report, retries
@@ -32,7 +32,7 @@ def run(config: Config) -> int:
     for path in extra:
         if not Path(path).is_file():
             raise UserError(f"extra={path} does not exist")
-        load(path)
+        extra_files.load(path)
     executor = submit.executor_name(config.cluster)
     device, capability, gpus = device_of(config, executor, console)
     if device == "cpu":
@@ -217,17 +217,6 @@ def _local_gpu() -> tuple[tuple[int, int], int] | None:
         raise UserError(f"{why}; or use device=cpu")
     words = done.stdout.split()
     return ((int(words[0]), int(words[1])), int(words[2])) if len(words) == 3 else None
-
-
-def load(path: str) -> None:
-    """Import a user's file. Raises UserError when that fails, with the line at which it does."""
-    try:
-        ops.load_file(Path(path))
-    except Exception as error:  # it may raise anything
-        at = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
-        where = f", line {at[-1]}," if at else ""
-        why = " ".join(f"{type(error).__name__}: {error}".split())
-        raise UserError(f"extra={path}{where} cannot be imported: {why}; correct the file") from error
 
 
 def _writable(folder: Path) -> Path:

@@ -16,39 +16,91 @@ from minfer import build, ops
 from minfer.bench import peaks
 from minfer.ops import Case
 from minfer.plan.shard import Shard, Unfit
+from minfer.process.remote import Died, Process
+from minfer.process.text import plain
+from minfer.sandbox import Sandbox
+from minfer.worker import sandboxed
+
+LARGEST = 1 << 30  # bytes of a library from a sandbox
 
 
 class Compiler:
     """The compilers that a shard starts for `arch`, "" without a GPU; `tell` is called as they get on."""
 
-    def __init__(self, shard: Shard, arch: str, tell: Callable[..., None]) -> None:
-        self.shard, self.arch, self.tell = shard, arch, tell
+    def __init__(self, shard: Shard, arch: str, tell: Callable[..., None], sandbox: Sandbox | None = None) -> None:
+        self.shard, self.arch, self.tell, self.sandbox = shard, arch, tell, sandbox
 
     def compile(self, cases: Iterable[Case]) -> dict[str, build.Built | str]:
         """What became of each `op/kernel` of the cases that has to be built; a str is why it failed. Raises Unfit."""
         kernels = {(case.op, case.kernel): ops.get(case.op).kernels[case.kernel] for case in cases}
+        apart = {
+            key for key, kernel in kernels.items() if self.sandbox and not kernel.source.is_relative_to(ops.PACKAGE)
+        }
         found: dict[str, build.Built | str] = {}
         self.tell(event="building")
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
             if self.arch and not build.cached(peaks.KERNEL, self.arch):  # the child says it if this fails
                 pool.submit(self.run, "peaks", [sys.executable, "-m", "minfer.bench.peaks", self.arch])
-            jobs = {key: pool.submit(self._one, *key) for key, kernel in kernels.items() if kernel.needs_build}
-            for (op, name), job in jobs.items():
-                self.tell(event="build", kernel=name)
-                found[f"{op}/{name}"] = job.result()
+            self._wait(pool, self._one, kernels.keys() - apart, found)
+        with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:  # whose ends take what runs beside with them
+            self._wait(pool, self._apart, apart, found)
         self.tell(event="built")
         return found
+
+    def _wait(
+        self,
+        pool: ThreadPoolExecutor,
+        compile_one: Callable[[str, str], build.Built | str],
+        kernels: Iterable[tuple[str, str]],
+        found: dict[str, build.Built | str],
+    ) -> None:
+        chosen = [key for key in sorted(kernels) if ops.get(key[0]).kernels[key[1]].needs_build]
+        for (op, name), job in [(key, pool.submit(compile_one, *key)) for key in chosen]:
+            self.tell(event="build", kernel=name)
+            found[f"{op}/{name}"] = job.result()
+
+    def _apart(self, op: str, name: str) -> build.Built | str:
+        """Compile a kernel in a sandbox. What it built is read when nothing is left that could change it."""
+        kernel = ops.get(op).kernels[name]
+        if found := sandboxed.kept(kernel, self.arch):
+            return build.Built(**asdict(found) | {"seconds": None})
+        logs = Path(self.shard.folder) / "logs"
+        with open(os.memfd_create("minfer-build"), "r+b") as file:
+            builder = Process("minfer.worker.builder", logs / f"{self.shard.name}.log", [file.fileno()], self.sandbox)
+            about = {"op": op, "kernel": name, "arch": self.arch, "extra": self.shard.extra, "to": file.fileno()}
+            try:
+                reply = builder.ask(self.shard.build_timeout_s, **about)
+            except Died as death:
+                return f"the compiler's process failed: {death}"
+            finally:
+                builder.kill()
+            if "error" in reply:
+                (logs / f"{self.shard.name}.{name}.build.log").write_text(str(reply.get("log")))
+                return str(reply["error"])
+            size = os.fstat(file.fileno()).st_size
+            if size > LARGEST:
+                return f"its library has {size >> 20} MiB, more than {LARGEST >> 20}"
+            try:
+                return sandboxed.keep(kernel, self.arch, reply.get("built") or {}, os.pread(file.fileno(), size, 0))
+            except build.BuildError as error:
+                return str(error)
 
     def _one(self, op: str, name: str) -> build.Built | str:
         if found := build.cached(ops.get(op).kernels[name], self.arch):
             return build.Built(**asdict(found) | {"seconds": None})
-        done = self.run(name, [sys.executable, "-m", "minfer.build", op, name, self.arch, *self.shard.extra])
-        return done if isinstance(done, str) else build.Built(**json.loads(done.stdout))
+        extra = [] if self.sandbox else self.shard.extra  # what is ours needs none
+        done = self.run(name, [sys.executable, "-m", "minfer.build", op, name, self.arch, *extra])
+        if isinstance(done, str):
+            return done
+        try:
+            return build.Built(**json.loads(done.stdout))
+        except (ValueError, TypeError, RecursionError):
+            return "its build gave no reply: what is loaded with it ended the process or wrote to it"
 
     def run(self, name: str, command: list[str]) -> subprocess.CompletedProcess[str] | str:
         """Run one. A str is why it failed; raises Unfit where that is not the kernel's fault."""
         process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True
         )
         try:
             out, err = process.communicate(timeout=self.shard.build_timeout_s)
@@ -64,4 +116,5 @@ class Compiler:
         if full := build.DISK_FULL.search(err):
             where = os.environ.get("TORCH_EXTENSIONS_DIR", "the cache of compiled kernels")
             raise Unfit(f"cannot compile {name} in {where}: {full[0]}; free it or set cluster.scratch")
-        return err.strip().splitlines()[-1] if err.strip() else f"the build died with status {process.returncode}"
+        lines = [line for line in map(plain, err.splitlines()) if line]
+        return lines[-1] if lines else f"the build died with status {process.returncode}"

@@ -11,7 +11,9 @@ from minfer.ops import Case
 from minfer.plan.shard import Shard
 from minfer.rows.store import Row
 from minfer.rows.writer import Writer
+from minfer.worker.confinement import ours
 
+UNCONFINED = "not run: a profiler needs what the sandbox of untrusted=true denies"
 AMEND_S = 5.0  # how often rows are amended while a profiler runs: a part of 64 rows takes 50 ms to write
 
 
@@ -23,9 +25,11 @@ def profile(
     tell: Callable[..., None],
 ) -> None:
     """`statuses` are the cases that have rows, with their status. Raises StoreError."""
+    foreign = [case for case, _ in statuses if shard.untrusted and not ours(case)]
+    statuses = [(case, status) for case, status in statuses if case not in foreign]
     for name, options in shard.profilers.items():
         tell(event="profiler", profiler=name, cases=len(statuses))
-        found: dict[str, Row] = {}
+        found: dict[str, Row] = {case.key: {"profilers": {name: UNCONFINED}} for case in foreign}
         written = time.monotonic()
         try:
             with contextlib.closing(profilers.run(name, options, statuses, setting)) as findings:

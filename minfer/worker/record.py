@@ -8,8 +8,9 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from minfer import build, ops
+from minfer import ops
 from minfer.bench import RULES
+from minfer.fingerprint import fingerprint
 from minfer.ops import Case
 from minfer.plan.shard import Shard
 from minfer.rows import store
@@ -32,7 +33,7 @@ def whole_row(
         "case": case.key,
         **case.to_dict(),
         "backend": kernel.backend,
-        "source": build.fingerprint(kernel, machine.arch, RULES),
+        "source": fingerprint(kernel, machine.arch, RULES),
         "timing": shard.timing.name,
         "finished": datetime.datetime.fromtimestamp(time.time() + skew_s, datetime.UTC),
         "commit": shard.commit,

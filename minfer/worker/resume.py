@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from minfer import build, ops
+from minfer import ops
 from minfer.bench import RULES
+from minfer.fingerprint import fingerprint
 from minfer.ops import Case
 from minfer.plan.shard import Shard
 from minfer.rows import store
@@ -41,7 +42,7 @@ def todo(shard: Shard, machine: Machine, tell: Callable[..., None]) -> Iterator[
                 done[old["case"], old["source"], old["timing"], old["device"]] = old["status"], unjudged
     for case in shard.cases:
         kernel = ops.get(case.op).kernels[case.kernel]
-        source = build.fingerprint(kernel, machine.arch, RULES)
+        source = fingerprint(kernel, machine.arch, RULES)
         status, unjudged = done.get((case.key, source, shard.timing.name, machine.environment["device"]), (None, False))
         unjudged = unjudged and not kernel.returns  # those are never judged
         if status is None or unjudged or case.key in shard.redo:

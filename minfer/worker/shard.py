@@ -8,8 +8,10 @@ import socket
 import sys
 from pathlib import Path
 
-from minfer import ops, profilers
+from minfer import build, profilers
 from minfer.bench import device
+from minfer.plan import extra
+from minfer.plan.config import UserError
 from minfer.plan.shard import Shard, Unfit
 from minfer.process.remote import Died, adopt_orphans
 from minfer.process.stopping import AGAIN, STOPPED, Stopping
@@ -52,7 +54,9 @@ def run_cases(shard: Shard, tell: Events, stopping: Stopping) -> None:
                 writer.where[case.key] = path
                 statuses.append((case, status))
         todo = [case for case in resume.todo(shard, machine, tell) if case.key not in finished]
-        builds = Compiler(shard, machine.arch, tell).compile([c for c in todo if supervisor.unsupported(c) is None])
+        compiler = Compiler(shard, machine.arch, tell, supervisor.sandbox)
+        builds = compiler.compile([c for c in todo if supervisor.unsupported(c) is None])
+        supervisor.libraries = {name: done.library for name, done in builds.items() if isinstance(done, build.Built)}
         with alone(machine.gpu, lambda: tell(event="waiting", gpu=machine.gpu)):
             if todo:
                 supervisor.prepare()
@@ -83,7 +87,8 @@ def _largest_mb() -> float:
 
 def _setting(shard: Shard, folder: Path, log: Path) -> profilers.Setting:
     timeouts = shard.build_timeout_s, shard.build_timeout_s + shard.case_timeout_s
-    return profilers.Setting(shard.device, shard.extra, folder, log, *timeouts, shard.timing.audit)
+    extra = [] if shard.untrusted else shard.extra
+    return profilers.Setting(shard.device, extra, folder, log, *timeouts, shard.timing.audit)
 
 
 def run_shard(path: str, grace_s: float = 0) -> None:
@@ -100,12 +105,12 @@ def run_shard(path: str, grace_s: float = 0) -> None:
     try:
         shard.check_sources()
         for file in shard.extra:
-            ops.load_file(Path(file))
+            extra.load(file)
         run_cases(shard, tell, stopping)
         status = 0
     except StoreError as error:
         tell(event="failed", message=f"{error}; {record.rescue(shard, error)}")
-    except Unfit as error:
+    except (Unfit, UserError) as error:
         tell(event="failed", message=str(error))
     except Superseded as error:
         sys.exit(str(error))  # its progress is the other's now

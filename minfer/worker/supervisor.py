@@ -15,16 +15,22 @@ from typing import Any
 import pyarrow as pa
 
 from minfer import build, ops
+from minfer.bench import judged
 from minfer.bench.derived import derive
 from minfer.bench.timing import Timing
 from minfer.ops import Case
 from minfer.plan.shard import Shard
 from minfer.process.remote import Died, Process
+from minfer.process.text import plain
 from minfer.rows import store
 from minfer.rows.store import Row
+from minfer.sandbox import keep_to_itself
+from minfer.worker import confinement
 
-JUDGED = ("cold_us", "cold_speedup", "steady_us", "steady_speedup")  # what the judge holds against its own clock
-TIMED = tuple(name for name in store.SCHEMA.names if name.startswith(("cold_", "steady_", "energy_")))
+TIMED = tuple(name for name in store.SCHEMA.names if name.startswith(("cold_", "steady_", "energy_", "judged_")))
+MALFORMED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError, pa.ArrowException)
+NEVER_SAID = ("guarantee", "metrics", "functions", "profilers", "registers", "shared_bytes", "local_bytes", "peaks", "roof",
+              "floor_us")  # fmt: skip
 SAID = ("cold_empty_us", "steady_rotations")  # of these columns, what the child says and nothing is derived from
 
 
@@ -51,10 +57,14 @@ class Supervisor:
         self.judge: Process | None = None
         self.machine = Machine({"device_kind": shard.device}, None, None)
         self.peaks: dict[str, float] | None = None  # measured by the first child
+        self.libraries: dict[str, str] = {}  # of what was compiled, by `op/kernel`
+        self.sandbox = confinement.sandbox(shard) if shard.untrusted else None
+        if shard.untrusted:
+            keep_to_itself()
 
     def start(self) -> Machine:
         """Start a child, and learn of its device. Raises Died."""
-        self.child = Process("minfer.worker.child", self.log)
+        self.child = Process("minfer.worker.child", self.log, sandbox=self.sandbox)
         shard = self.shard
         hello = self.child.ask(shard.case_timeout_s, device=shard.device, timing=asdict(shard.timing))
         capability = tuple(hello["capability"]) if hello["capability"] else None
@@ -100,10 +110,17 @@ class Supervisor:
         if built:
             row = {"build_s": built.seconds, "registers": built.registers}
             row |= {"shared_bytes": built.shared_bytes, "local_bytes": built.local_bytes}
+        if not self.shard.untrusted or kernel.returns:
+            row = self._timed(case, row)
+            return row | {"guarantee": "in-process"} if row["status"] in store.MEASURED else row
+        return self._judged(case, row)
+
+    def _timed(self, case: Case, row: Row) -> Row:
+        """The columns of a case by its child, added to those of the build."""
         child = self.child or self.prepare()
         child.phase = "load"
         try:
-            reply = child.ask(self.shard.case_timeout_s, case=case.to_dict())
+            reply = child.ask(self.shard.case_timeout_s, case=case.to_dict(), libraries=self.libraries)
         except Died as death:
             self.child = None
             if any(name in str(death) for name in ("SIGTERM", "SIGKILL")):
@@ -116,26 +133,48 @@ class Supervisor:
         if not reply.get("usable") or row["status"] in ("wrong", "dishonest") or self.shard.untrusted:
             child.kill()  # what it did to its process must not outlast it
             self.child = None
-        if row["status"] not in store.MEASURED:
-            return row
-        judged = self._judged(case, row) if self.shard.untrusted and not kernel.returns else {}
-        return row | {"guarantee": "in-process"} | judged
+        return row
 
-    def _judged(self, case: Case, row: Row) -> Row:
-        """What the judge, which has seen nothing of the kernel's process, makes of its row."""
+    def _judged(self, case: Case, built: Row) -> Row:
+        """The columns of a case by its child and by the judge, which has seen nothing of the kernel's process; again and
+        again while they contradict each other."""
+        found: list[judged.Contradiction] = []
+        while len(found) < judged.ATTEMPTS:
+            row = self._timed(case, built)
+            if row["status"] not in store.MEASURED:
+                return row
+            reply = self._ask_judge(case)
+            try:
+                if "row" in reply:  # no time without a right result
+                    status, message = reply["row"]["status"], str(reply["row"]["message"])
+                    if status not in store.STATUSES or status in store.MEASURED:
+                        raise ValueError(status)
+                    return row | {"status": status, "message": message} | dict.fromkeys(TIMED)
+                samples = judged.Samples.of(reply["samples"])
+                doubt = judged.contradiction(row, samples, self.shard.device)
+                if doubt is None:
+                    level = self.sandbox.level if self.sandbox else "limits"
+                    columns = judged.columns(case, row, samples, self.shard.device)
+                    return row | columns | {"guarantee": f"judged, {level}"}
+                found.append(doubt)
+            except MALFORMED as error:
+                why = f"malformed reply from the judge: {plain(repr(error), 200)}"
+                return row | {"status": "error", "message": why} | dict.fromkeys(TIMED)
+        return row | dict.fromkeys(TIMED) | judged.verdict(found)
+
+    def _ask_judge(self, case: Case) -> dict[str, Any]:
         self.judge = self.judge or Process("minfer.worker.judge", self.log)
-        claims = {name: row[name] for name in JUDGED if row.get(name)}
-        about = {"device": self.shard.device, "extra": self.shard.extra, "log": str(self.log)}
+        about: dict[str, Any] = {"device": self.shard.device, "extra": self.shard.extra, "log": str(self.log)}
+        about["libraries"] = self.libraries
+        about["sandbox"] = asdict(self.sandbox) if self.sandbox else None
         source = ops.get(case.op).source
         about["op_files"] = [str(source)] if source and not _ours(source) else []
         timeout_s = self.shard.case_timeout_s
         try:
-            reply = self.judge.ask(10 * timeout_s, case=case.to_dict(), claims=claims, timeout_s=timeout_s, **about)
+            return self.judge.ask(10 * timeout_s, case=case.to_dict(), timeout_s=timeout_s, **about)
         except Died as death:
             self.judge = None
-            reply = {"row": {"status": "error", "message": f"the judge failed: {death}"}}
-        judged = reply["row"]
-        return judged | dict.fromkeys(TIMED) if "status" in judged else judged  # no time without a right result
+            return {"row": {"status": "error", "message": f"the judge failed: {death}"}}
 
 
 def _ours(path: Path) -> bool:
@@ -146,7 +185,7 @@ def believed(case: Case, reply: Mapping[str, Any], timing: Timing, roofs: Mappin
     """What a child's reply comes to. Its process ran code that may say anything: of a correct case only the samples are
     believed, and what follows from them is worked out here. `roofs`: the peaks of a GPU."""
     try:
-        said = dict(reply["row"])
+        said = {name: value for name, value in reply["row"].items() if name not in NEVER_SAID}
         row = said | dict.fromkeys(TIMED)
         if row["status"] in store.MEASURED:
             row |= {name: said.get(name) for name in SAID}
@@ -165,5 +204,8 @@ def believed(case: Case, reply: Mapping[str, Any], timing: Timing, roofs: Mappin
             raise ValueError(row["status"])
         store.to_table([row])
         return row
-    except (KeyError, TypeError, ValueError, pa.ArrowException) as error:
-        return {"status": "dishonest", "message": f"malformed reply from the kernel's process: {error!r}"}
+    except MALFORMED as error:
+        return {
+            "status": "dishonest",
+            "message": f"malformed reply from the kernel's process: {plain(repr(error), 200)}",
+        }

@@ -8,10 +8,10 @@ import subprocess
 
 import pytest
 
-from jobs import record
+from jobs import preflight, record
 from minfer.plan.config import UserError
 from minfer.rows import store
-from tests.cluster.conftest import control, over, submit, words
+from tests.cluster.conftest import PATIENCE_S, control, over, submit, until, words
 from tests.conftest import launch
 
 LAME = """import os, time
@@ -67,6 +67,9 @@ def test_nodes_are_named_and_those_that_cannot_take_part_are_told(lab, folder):
         assert "The same cases on each of 2 nodes: node1, node2." in done.stdout
     finally:
         subprocess.run(["scontrol", "update", "nodename=node3", "state=resume"], check=True)
+    until(
+        lambda: any(node.name == "node3" and node.state == "idle" for node in preflight.nodes(None)), "node3's answer"
+    )
     with pytest.raises(
         UserError, match=r"^the default partition has no node node9; cluster\.distribute takes true, or"
     ):
@@ -87,3 +90,22 @@ def test_nodes_are_named_and_those_that_cannot_take_part_are_told(lab, folder):
     told = subprocess.run(["squeue", "-h", "-j", ids, "-O", "ReqNodes:20"], capture_output=True, text=True)
     assert sorted(told.stdout.split()) == ["node2", "node3"]
     control("cancel", run)
+
+
+def test_one_launch_runs_the_matrix_on_each_model_of_gpu(lab, folder):
+    """As docs/cluster.md says it: a run for each model, whose job gets a node that has one."""
+    asked = [word for word in words(folder, "kernel=torch") if word not in ("cluster.gres=null", "device=cpu")]
+    both = ("device=cuda", "cluster.gres=gpu:l40s:1,gpu:a100:1", "wait=false")
+    done = launch("--multirun", *asked, *both, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    runs = sorted(path for path in (folder / "runs").iterdir() if path.is_dir())
+    assert len(runs) == 2 and all(run.name in done.stdout for run in runs), done.stdout
+    nodes = {}
+    for run in runs:
+        over(run)  # with no row: the GPUs of this cluster are make-believe
+        (job,) = record.submitted(run)
+        told = subprocess.run(["scontrol", "show", "job", job.id], capture_output=True, text=True, check=True).stdout
+        fields = dict(word.split("=", 1) for word in told.split() if "=" in word)
+        nodes[fields["TresPerNode"].removeprefix("gres/").removeprefix("gres:")] = fields["NodeList"]
+    assert nodes.keys() == {"gpu:l40s:1", "gpu:a100:1"}
+    assert nodes["gpu:l40s:1"] in ("node1", "node3") and nodes["gpu:a100:1"] == "node2"

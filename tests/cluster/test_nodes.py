@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from analysis.rows import newest
 from jobs import queue, record
 from minfer.rows import store
+from minfer.rows.select import newest
 from minfer.run.progress import RunProgress
 from tests.cluster.conftest import (
     at,

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(shutil.which("sbatch") is None, reason="no sbatc
 
 # A kernel's file, which says what a job lets it see and do.
 CURIOUS = """
-import json, os, socket
+import contextlib, json, os, socket
 from pathlib import Path
 
 def can_write(folder):
@@ -31,6 +31,7 @@ def can_write(folder):
     return True
 
 if os.environ.get("SLURM_JOB_ID"):  # the launcher imports this file, too
+  with contextlib.suppress(OSError):  # in the sandbox, which sees nothing of all this
     said = {
         "home": Path(%(home)r).exists(),
         "clone": Path(%(clone)r).exists(),
@@ -87,4 +88,5 @@ def test_a_job_with_a_kernel_that_is_not_trusted_sees_its_run_and_nothing_else(b
     assert not said["clone"] or ROOT.is_relative_to(tempfile.gettempdir())  # Apptainer mounts the host's /tmp
     assert said["scratch"].startswith(str(tmp_path / "scratch"))
     assert said["networks"] == ["lo"]
-    assert {row["guarantee"] for row in store.rows(store.files(tmp_path / "results"))} == {"judged"}
+    (guarantee,) = {row["guarantee"] for row in store.rows(store.files(tmp_path / "results"))}
+    assert guarantee in ("judged, namespaces", "judged, landlock")

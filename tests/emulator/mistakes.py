@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from tests.emulator import mistakes_in_attention
+
 WRONG = ""
 # The file, what is changed in it, and what is then seen: this error, or a wrong result.
 BROKEN = {
+    **mistakes_in_attention.BROKEN,
     "a token that is not there": ("rope-v02_vectors", {"if («token >= p.seq») return;": "false"}, "outside operand"),
     "the sine of forward in backward": (
         "rope-v02_vectors",
@@ -17,6 +20,12 @@ BROKEN = {
         WRONG,
     ),
     "what is not rotated not copied": ("rope-v02_vectors", {"if («p.in_place») continue;": "true"}, WRONG),
+    "elements behind the vectors not summed": (
+        "seq_sum-v02_block",
+        {"if («tail + thread < length») sum": "false"},
+        WRONG,
+    ),
+    "a sequence that is not there": ("seq_sum-v02_block", {"= «number < p.count()» ?": "true"}, "outside operand"),
     "wrong index": ("hgemm-v02_tiled", {"sum += a_tile[y][k] * «b_tile[k][x]»": "b_tile[x][k]"}, WRONG),
     "a stage stored before all have read it": (
         "sgemm-v05_register_tiles",
@@ -159,7 +168,7 @@ BROKEN = {
     ),
     "boxes of two warpgroups at one place": (
         "hgemm-v14_small",
-        {"stages + «warpgroup» * Tile::kAllBoxes": "1"},
+        {"(shared) + «warpgroup» * Tile::kAllBoxes": "1"},
         "changes while TMA stores it|without a fence since",
     ),
     "the columns of the other warpgroup": ("hgemm-v14_small", {"Tiles::kA + «col * kBlockK»": "0"}, WRONG),
@@ -182,9 +191,9 @@ BROKEN = {
     "an operand that is not transposed": (
         "hgemm-v17_one_wave",
         {
-            "wgmma<T, !kTN>(sums[i], rows + i * (kSlab * sizeof(T) / 16) + step * 2, cols + step * (kTN ? 2 : 128),\n"
+            "wgmma<In, !kTN>(sums[i], rows + i * (kSlab * sizeof(In) / 16) + step * 2, cols + step * (kTN ? 2 : 128),\n"
             "                       !first || step > 0);": (
-                "wgmma<T, false>(sums[i], rows + i * (kSlab * sizeof(T) / 16) + step * 2, cols + step * 2, "
+                "wgmma<In, false>(sums[i], rows + i * (kSlab * sizeof(In) / 16) + step * 2, cols + step * 2, "
                 "!first || step > 0);"
             )
         },
@@ -216,61 +225,7 @@ BROKEN = {
         {"epilogue(g, «col0 + col»);": "0"},
         WRONG,
     ),
-    "scores that are not scaled": ("prefill_attention-v01_naive", {"sum *= «p.scale»;": "1.0f"}, WRONG),
-    "keys of the query head": (
-        "prefill_attention-v01_naive",
-        {"s.first_kv + key, «p.kv_head(head)»);\n  float": "head"},
-        "outside operand",
-    ),
-    "sums not scaled when the maximum grows": (
-        "prefill_attention-v02_flash",
-        {"sums[i] *= «rescale»;": "1.0f"},
-        WRONG,
-    ),
-    "tiles refilled while a warp reads them": (
-        "prefill_attention-v02_flash",
-        {"«__syncthreads();»  // all are": ""},
-        WRONG,
-    ),
-    "an edge of the mask taken for its inside": (
-        "prefill_attention-v03_mma",
-        {"if («key < bottom.begin || key + kKeys > top.end») warp.mask": "false"},
-        WRONG,
-    ),
-    "v not waited for": (
-        "prefill_attention-v03_mma",
-        {"«cp_async_wait<0>();»\n    __syncthreads();  // v": ""},
-        WRONG,
-    ),
-    "k refilled while a warp multiplies it": (
-        "prefill_attention-v03_mma",
-        {"«__syncthreads();»  // v has": ""},
-        WRONG,
-    ),
-    "values behind the last one as they are": (
-        "prefill_attention-v04_wgmma",
-        {"rows.clear_tail(w, key0, ring.stage);": ""},
-        WRONG,
-    ),
-    "keys given back while a product reads them": (
-        "prefill_attention-v04_wgmma",
-        {
-            "wgmma_wait_for<0>(scores);\n    rows.release(tile.empty_k + ring.stage);": (
-                "rows.release(tile.empty_k + ring.stage); wgmma_wait_for<0>(scores);"
-            )
-        },
-        "changed while wgmma read it",
-    ),
-    "out at the base before": ("prefill_attention-v05_pingpong", {"if («grows») scale_rows": "false"}, WRONG),
-    "values given back while a product reads them": (
-        "prefill_attention-v05_pingpong",
-        {
-            "wgmma_wait_for<0>(rows.out);\n    rows.release(tile.empty_v + values.stage);": (
-                "rows.release(tile.empty_v + values.stage); wgmma_wait_for<0>(rows.out);"
-            )
-        },
-        "changed while wgmma read it",
-    ),
+    "the other side of GELU": ("gemm_bias_gelu-v01_mma", {"erff(0.70710678f * «x»)": "-x"}, WRONG),
     "a row of y at the stride of x": (
         "rmsnorm-v02_vectors",
         {"p.y + row * «p.y_stride»": "p.x_stride"},
@@ -355,6 +310,123 @@ BROKEN = {
         "sample-v02_split",
         {"«sync();»\n    for (int i = threadIdx.x; i < kBinWords": ""},
         WRONG,
+    ),
+    "rows of x by their place in the order": (
+        "moe_ffn-v02_mma",
+        {"return p.x + «slot_at(i)» / p.k": "unsigned(tile.begin + i)"},
+        WRONG,
+    ),
+    "tiles counted without an expert's last rows": (
+        "moe_ffn-v02_mma",
+        {"const int own = «(end - from + kRows - 1) / kRows»;": "(end - from) / kRows"},
+        WRONG,
+    ),
+    "rows reported before they have arrived": (
+        "moe_ffn-v03_wgmma",
+        {"«cp_async_wait<kBehind>();»": ""},
+        "shared memory changed while wgmma read it",
+    ),
+    "half a tile's rows not copied": (
+        "moe_ffn-v03_wgmma",
+        {"count(«tile.rows > 64 ? kRows : kRows / 2»)": "kRows / 2"},
+        WRONG,
+    ),
+    "partial sums overwritten while they are read": (
+        "moe_ffn-v04_few_rows",
+        {"«__syncthreads();»  // all have read": ""},
+        WRONG,
+    ),
+    "a piece decoded before all have copied it": (
+        "dequant-v02_vectors",
+        {"«__syncthreads();»\n    const int inside": ""},
+        WRONG,
+    ),
+    "the zero of another group": (
+        "quant_gemm-v02_gemv",
+        {"float(scales[Piece<F>::kGroups + «group»])": "0"},
+        WRONG,
+    ),
+    "the sums of one part of k for all": (
+        "quant_gemm-v02_gemv",
+        {"__ldcg(parts + «s * (kRows * kMostM)» + threadIdx.x)": "0"},
+        WRONG,
+    ),
+    "the first row's scale for all rows of x": ("quant_gemm-v03_mma", {"p.x_scales[«row»]": "row0"}, WRONG),
+    "scales of the first N-slice for all": (
+        "quant_gemm-v06_fp8_one_wave",
+        {"const int col = «col0» + j * 8 + threadIdx.x % 4 * 2;\n    return": "0"},
+        WRONG,
+    ),
+    "one row's scale for two": (
+        "quant_gemm-v06_fp8_one_wave",
+        {"g.x_scales[«first + 8»]": "first"},
+        WRONG,
+    ),
+    "sums of x read before they are there": (
+        "quant_gemm-v03_mma",
+        {"add_up_x<Tile>(x_sums, x);\n      «__syncthreads();»": ""},
+        WRONG,
+    ),
+    "scores of half of the columns": ("mla_decode-v02_split", {"scores[n] = «a.x + b.x»": "a.x"}, WRONG),
+    "scores read before all warps have left theirs": (
+        "mla_decode-v02_split",
+        {"multiply_keys(stage);\n      «__syncthreads();»": ""},
+        WRONG,
+    ),
+    "latents behind the last one as they are": (
+        "mla_decode-v03_wgmma",
+        {"clear_tail(piece.keys - key0, parity);": ""},
+        WRONG,
+    ),
+    "powers in the place of keys that a warp still multiplies": (
+        "mla_decode-v03_wgmma",
+        {"«named_barrier_sync(kAlone + self, 128);»  // all": ""},
+        "changed while wgmma read it",
+    ),
+    "out at the base before its own scores": (
+        "mla_decode-v03_wgmma",
+        {"if («grows») scale_rows(out, rescale);\n      start_own": "false"},
+        WRONG,
+    ),
+    "columns of keys not waited for": (
+        "mla_decode-v03_wgmma",
+        {"wait_full(part, parity);\n      wgmma_fence();": "wait_full(0, parity); wgmma_fence();"},
+        "changed while wgmma read it",
+    ),
+    "the base of the other warpgroup not followed": (
+        "mla_decode-v03_wgmma",
+        {"if («online.follow(next, factor, rescale)») scale_rows": "false"},
+        WRONG,
+    ),
+    "the other's stage given back while a product reads it": (
+        "mla_decode-v03_wgmma",
+        {"wgmma_wait_for<0>(out);\n    release(1 - self, self);": ("release(1 - self, self); wgmma_wait_for<0>(out);")},
+        "changed while wgmma read it",
+    ),
+    "the sums of one warpgroup for both": (
+        "mla_decode-v03_wgmma",
+        {"total[r] = «tiles.sums[row_of(r)] + tiles.sums[kRows + row_of(r)]»": "tiles.sums[row_of(r)]"},
+        WRONG,
+    ),
+    "parts added up before all are there": (
+        "mla_decode-v03_wgmma",
+        {"if (threadIdx.x == 0) team_wait(arrived, item.before);": ""},
+        WRONG,
+    ),
+    "a part of a stage given back to one producer of two": (
+        "mla_decode-v04_cluster",
+        {"if («threadIdx.x % 32 < kCluster») barrier_arrive_at": "threadIdx.x % 32 == 0"},
+        "wait for ever at an mbarrier",
+    ),
+    "half of the rows not copied to the other block": (
+        "mla_decode-v04_cluster",
+        {"(1 << kCluster) - 1": "1 << cluster_rank()"},
+        "wait for ever at an mbarrier",
+    ),
+    "a block that ends before the other one is done": (
+        "mla_decode-v04_cluster",
+        {"«cluster_sync_relaxed();»  // no block ends": ""},
+        "a block that has ended",
     ),
 }
 

@@ -236,6 +236,8 @@ void check_global(const char* what, const void* p, size_t bytes) {
   if (reinterpret_cast<uintptr_t>(p) % bytes) fail(std::string(what) + ": an address is no multiple of 16 bytes");
   for (const Region* region : state.operands)
     if (region->contains(p, bytes)) return;
+  for (const Region& region : state.scratch)
+    if (region.contains(p, bytes)) return;
   fail(std::string(what) + ": an address is outside the operands");
 }
 

@@ -16,50 +16,6 @@ constexpr int kY = kBlockN / 2;  // columns of y in a tile
 constexpr int kLag = 2;          // steps by which the second warpgroup is behind; 0: it waits for nothing
 static_assert(kLag <= kStages && kConsumers == 2 && kRows == 64);
 
-// The sums of one of the warpgroups that multiply, and the tile before on its way out.
-template <typename T, Layout kLayout>
-struct GatedSums {
-  using Tile = GatedTile<T, kLayout, kY>;
-
-  const int row = warpgroup_index() * kRows;  // the first, of the block's
-  typename Tile::Both tile;
-  Outgoing<typename Tile::Y, T> outgoing;
-
-  // Adds up the steps of a tile, and calls each(step) when one is started.
-  template <typename Each>
-  __device__ void multiply(Stages<T, kLayout>& from, const Maps& maps, int steps, Each each) {
-    int before = 0;
-    for (int step = 0; step < steps; ++step, from.ring.advance()) {
-      from.wait_full();
-      tile.multiply(from.stage() + row * kBlockK, from.stage() + Stages<T, kLayout>::Tiles::kA, step == 0);
-      each(step);
-      while (!outgoing.rests()) {  // one box a step, and what is left of them in the last
-        outgoing.store_next(maps, Sums<T, kLayout>::box(from));
-        if (step + 1 < steps) break;
-      }
-      wgmma_wait<1>();
-      if (step > 0) from.release(before);
-      before = from.ring.stage;
-    }
-    wgmma_finish(tile.sums);
-    from.release(before);
-  }
-
-  // Makes y of the finished tile and sends it on its way.
-  __device__ void take(const Gated<T>& g, int2 origin) {
-    const typename Tile::Biases biases(g, origin.y);
-    typename Tile::Y y;
-    Tile::finish(y, tile, biases, g.silu);
-    outgoing.take(y, origin.x + row, origin.y);
-  }
-
-  // Stores what is left of the last one.
-  __device__ void finish(const Stages<T, kLayout>& from, const Maps& maps) {
-    while (!outgoing.rests()) outgoing.store_next(maps, Sums<T, kLayout>::box(from));
-    if (threadIdx.x % 32 == 0) tma_store_wait<0>();
-  }
-};
-
 template <typename T, Layout kLayout>
 __global__ void __launch_bounds__(kThreads, 1) multiply(const __grid_constant__ GatedMaps maps, Gated<T> g) {
   extern __shared__ __align__(1024) unsigned char shared[];
@@ -82,16 +38,21 @@ __global__ void __launch_bounds__(kThreads, 1) multiply(const __grid_constant__ 
       }
   } else {
     registers_up<232>();
-    GatedSums<T, kLayout> sums;
+    using Tile = GatedTile<T, kLayout, kY>;
+    Sums<T, kLayout, T, typename Tile::Y> sums;
     int until = warpgroup == 0 ? min(kLag, steps) - 1 : -1;  // the step after which the other may begin
     if (kLag > 0 && warpgroup == 1) barrier_wait(begun, 0);
     for (; walk.goes_on(); walk.advance(1)) {
-      sums.multiply(stages, maps, steps, [&](int step) {
+      sums.multiply(stages, maps, 0, steps, [&](int step) {
         if (step != until) return;
         if (threadIdx.x % 32 == 0) barrier_arrive(begun);
         until = -1;
       });
-      sums.take(g, walk.origin());
+      const int2 origin = walk.origin();
+      const typename Tile::Biases biases(g, origin.y);
+      typename Tile::Y y;
+      Tile::finish(y, sums.tile, biases, g.silu);
+      sums.outgoing.take(y, origin.x + sums.row, origin.y);
     }
     sums.finish(stages, maps);
   }

@@ -55,16 +55,14 @@ __global__ void __launch_bounds__(Strip::kThreads, 1)
   }
   const int warpgroup = Strip::kWarpgroups > 1 ? warpgroup_index() : 0;
   typename Tile::Both both;
-  int before = 0;
-#pragma unroll 1
-  for (int step = 0; step < steps; ++step, ring.advance()) {
-    const T* stage = stages + ring.stage * Tiles::kElements;
-    barrier_wait(full + ring.stage, ring.parity);
-    both.multiply(stage + warpgroup * 64 * kBlockK, stage + Tiles::kA, step == 0);
-    wgmma_wait<1>();
-    if (step > 0 && threadIdx.x % 32 == 0) barrier_arrive(empty + before);
-    before = ring.stage;
-  }
+  const auto start = [&](int stage, int step) {
+    const T* a = stages + stage * Tiles::kElements;
+    both.multiply(a + warpgroup * 64 * kBlockK, a + Tiles::kA, step == 0);
+  };
+  const auto release = [&](int stage) {
+    if (threadIdx.x % 32 == 0) barrier_arrive(empty + stage);
+  };
+  multiply_steps(ring, full, 0, steps, start, [](int) {}, release);
   wgmma_finish(both.sums);
   typename Tile::Y y;
   Tile::finish(y, both, typename Tile::Biases(g, col0), g.silu);

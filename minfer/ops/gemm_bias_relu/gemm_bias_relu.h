@@ -1,14 +1,19 @@
 // What every CUDA and C++ gemm_bias_relu kernel is given, and how it becomes a torch op.
 //
 // A kernel file defines `template <typename T> void launch(const Biased<T>&)` and ends with
-// `MINFER_GEMM_BIAS_RELU(gemm_bias_relu_<file name>, launch)`. T is a half type of the device.
+// `MINFER_GEMM_BIAS_RELU(gemm_bias_relu_<file name>, launch)`. T is a half type of the device. gemm_bias_gelu has all of it but
+// the activation.
 #pragma once
 
 #include "ops/hgemm/hgemm.h"
 
+#ifndef MINFER_BIASED
+#define MINFER_BIASED "gemm_bias_relu"  // the op, as errors call it
+#endif
+
 namespace minfer {
 
-// c = max(0, a b + bias): a product, of which it has all that hgemm's tiles ask for.
+// c = activation(a b + bias): a product, of which it has all that hgemm's tiles ask for.
 template <typename T>
 struct Biased : Gemm<T> {
   const T* bias;
@@ -17,30 +22,34 @@ struct Biased : Gemm<T> {
 #ifdef __CUDACC__
 // What is negative is 0, and NaN stays NaN.
 __device__ inline float relu(float x) { return x < 0.0f ? 0.0f : x; }
+
+struct Relu {
+  __device__ float operator()(float x) const { return relu(x); }
+};
 #else
 inline float relu(float x) { return x < 0.0f ? 0.0f : x; }
 #endif
 
 template <typename T>
 Biased<T> make_biased(const Tensor& y, const Tensor& a, const Tensor& b, const Tensor& bias) {
-  check_rank(a, "gemm_bias_relu: a", 2);
-  check_rank(b, "gemm_bias_relu: b", 2);
+  check_rank(a, MINFER_BIASED ": a", 2);
+  check_rank(b, MINFER_BIASED ": b", 2);
   const int64_t m = a.size(0), k = a.size(1), n = b.size(1);
-  check_sizes(b, "gemm_bias_relu: b", {k, n});
-  check_sizes(bias, "gemm_bias_relu: bias", {n});
-  check_sizes(y, "gemm_bias_relu: y", {m, n});
-  check_rows(a, "gemm_bias_relu: a");
-  check_rows(bias, "gemm_bias_relu: bias");
-  check_rows(y, "gemm_bias_relu: y");
+  check_sizes(b, MINFER_BIASED ": b", {k, n});
+  check_sizes(bias, MINFER_BIASED ": bias", {n});
+  check_sizes(y, MINFER_BIASED ": y", {m, n});
+  check_rows(a, MINFER_BIASED ": a");
+  check_rows(bias, MINFER_BIASED ": bias");
+  check_rows(y, MINFER_BIASED ": y");
   const bool row_major = b.stride(1) == 1 && b.stride(0) >= n;
-  STD_TORCH_CHECK(row_major || b.stride(0) == 1 || k == 1, "gemm_bias_relu: b must be contiguous in one dimension");
+  STD_TORCH_CHECK(row_major || b.stride(0) == 1 || k == 1, MINFER_BIASED ": b must be contiguous in one dimension");
 
   Biased<T> g;
-  g.c = output<T>(y, "gemm_bias_relu: y");
-  g.a = input<T>(a, "gemm_bias_relu: a");
-  g.b = input<T>(b, "gemm_bias_relu: b");
-  g.bias = input<T>(bias, "gemm_bias_relu: bias");
-  g.m = to_int(m, "gemm_bias_relu: a"), g.n = to_int(n, "gemm_bias_relu: b"), g.k = to_int(k, "gemm_bias_relu: a");
+  g.c = output<T>(y, MINFER_BIASED ": y");
+  g.a = input<T>(a, MINFER_BIASED ": a");
+  g.b = input<T>(b, MINFER_BIASED ": b");
+  g.bias = input<T>(bias, MINFER_BIASED ": bias");
+  g.m = to_int(m, MINFER_BIASED ": a"), g.n = to_int(n, MINFER_BIASED ": b"), g.k = to_int(k, MINFER_BIASED ": a");
   g.lda = a.stride(0), g.ldb = row_major ? b.stride(0) : b.stride(1), g.ldc = y.stride(0);
   g.layout = row_major ? Layout::NN : Layout::TN;
   g.alpha = 1.0f, g.beta = 0.0f;
@@ -53,17 +62,17 @@ Biased<T> make_biased(const Tensor& y, const Tensor& a, const Tensor& b, const T
 // Throws unless 16 bytes at once may be read of each row of a and b, and written of y, and 4 of the bias.
 template <typename T>
 void require_rows(const Biased<T>& g) {
-  check_pieces(g.c, g.n, g.ldc, "gemm_bias_relu: y");
-  check_pieces(g.a, g.k, g.lda, "gemm_bias_relu: a");
-  check_pieces(g.b, g.layout == Layout::TN ? g.k : g.n, g.ldb, "gemm_bias_relu: b");
-  check_pieces(g.bias, g.n, g.n, "gemm_bias_relu: bias", 4);
+  check_pieces(g.c, g.n, g.ldc, MINFER_BIASED ": y");
+  check_pieces(g.a, g.k, g.lda, MINFER_BIASED ": a");
+  check_pieces(g.b, g.layout == Layout::TN ? g.k : g.n, g.ldb, MINFER_BIASED ": b");
+  check_pieces(g.bias, g.n, g.n, MINFER_BIASED ": bias", 4);
 }
 
 // Calls launch(Biased<T>) with the T of the tensors; an empty output is no work.
 template <typename Launch>
 void dispatch(const Tensor& y, const Tensor& a, const Tensor& b, const Tensor& bias, Launch launch) {
   if (y.numel() == 0) return;
-  dispatch<Half, BFloat16>(a.scalar_type(), "gemm_bias_relu: a",
+  dispatch<Half, BFloat16>(a.scalar_type(), MINFER_BIASED ": a",
                            [&]<typename T>() { launch(make_biased<T>(y, a, b, bias)); });
   check_launch();
 }

@@ -1,5 +1,5 @@
-// What v13 and v14_stream_k share: a block of a cluster of two that multiplies 128 x 256 of the product, one thread of it
-// copying, two warpgroups multiplying, and a finished tile being stored while the next one is multiplied.
+// What v13 and v14_stream_k share. A block, one of a cluster of two, multiplies tiles of 128 x 256 of the product. One
+// thread copies, two warpgroups multiply, and they store a finished tile while they multiply the next one.
 #pragma once
 
 #include "warpgroup_tile.cuh"
@@ -8,25 +8,26 @@ namespace minfer {
 
 constexpr int kBlockM = 128, kBlockN = 256, kStages = 4;  // 192 KB
 constexpr int kCluster = 2;                               // blocks, along M
-constexpr int kGroup = 8;  // rows of clusters' tiles, 256 high: with 8 columns, 2048x2048 of the product run together
+constexpr int kGroup = 8;  // rows of clusters' tiles, 256 high: with 8 columns of them, 2048x2048 of the product run at once
 constexpr int kConsumers = 2, kThreads = (kConsumers + 1) * 128, kRows = kBlockM / kConsumers;
 
-// The stages in shared memory, as one thread sees them that fills or reads all of them in turn.
-template <typename T, Layout kLayout>
+// The stages in shared memory, with the position of one thread that fills or reads them in turn. The product has type Out.
+template <typename T, Layout kLayout, typename Out = T>
 struct Stages {
   using Tiles = Stage<T, kLayout, kBlockM, kBlockN>;
-  using Tile = WarpgroupTile<T, kLayout, kRows, kBlockN>;
+  using Tile = WarpgroupTile<Out, kLayout, kRows, kBlockN, T>;
   static constexpr int kBytes =
-      kStages * (Tiles::kBytes + 2 * sizeof(uint64_t)) + kConsumers * 4 * Tile::kBox * sizeof(T);
+      kStages * (Tiles::kBytes + 2 * sizeof(uint64_t)) + kConsumers * 4 * Tile::kBox * sizeof(Out);
   static_assert(kBytes <= 227 << 10, "more than a block has");
 
-  T *stages, *boxes;  // boxes: one for each warp
+  T* stages;
+  Out* boxes;  // one for each warp
   uint64_t *full, *empty;  // empty of all blocks whose copies come here
   Ring<kStages> ring;
 
   // All threads of the cluster call it.
   __device__ explicit Stages(unsigned char* shared)
-      : stages(reinterpret_cast<T*>(shared)), boxes(stages + kStages * Tiles::kElements),
+      : stages(reinterpret_cast<T*>(shared)), boxes(reinterpret_cast<Out*>(stages + kStages * Tiles::kElements)),
         full(reinterpret_cast<uint64_t*>(boxes + kConsumers * 4 * Tile::kBox)), empty(full + kStages) {
     if (threadIdx.x == 0)
       for (int stage = 0; stage < kStages; ++stage)
@@ -37,14 +38,14 @@ struct Stages {
 
   __device__ T* stage() const { return stages + ring.stage * Tiles::kElements; }
 
-  // Waits until the next stage may be filled, and is where the copies to it arrive.
+  // Waits until the next stage may be filled. Returns the barrier at which the copies to it arrive.
   __device__ uint64_t* wait_empty() const {
     barrier_wait(empty + ring.stage, ring.parity ^ 1);
     return full + ring.stage;
   }
   __device__ void wait_full() const { barrier_wait(full + ring.stage, ring.parity); }
 
-  // Fills stages with the steps begin to end of a tile, in this order or backwards, and calls each(step) before each.
+  // Fills stages with the steps begin to end of a tile, in this order or backwards. Before each step, calls each(number).
   template <typename Each>
   __device__ void load(const Maps& maps, int2 origin, int begin, int end, bool backwards, int rank, Each each) {
 #pragma unroll 1  // a cold kernel waits for each of its instructions to come from memory
@@ -62,31 +63,31 @@ struct Stages {
   }
 };
 
-// The sums of one consumer warpgroup, and the store of the tile before.
-template <typename T, Layout kLayout>
+// The sums of one consumer warpgroup, and the store of its previous tile: of the sums, or of a Result made of them.
+template <typename T, Layout kLayout, typename Out = T, typename Result = typename Stages<T, kLayout, Out>::Tile>
 struct Sums {
-  using Tile = typename Stages<T, kLayout>::Tile;
+  using Tile = typename Stages<T, kLayout, Out>::Tile;
 
   const int row = warpgroup_index() * kRows;  // the first, of the block's
   Tile tile;
-  Outgoing<Tile, T> outgoing;
+  Outgoing<Result, Out> outgoing;
 
-  // Adds up the steps begin to end of a tile.
-  __device__ void multiply(Stages<T, kLayout>& from, const Maps& maps, int begin, int end) {
-    int before = 0;
-    for (int step = begin; step < end; ++step, from.ring.advance()) {
-      from.wait_full();
-      tile.multiply(from.stage() + row * kBlockK, from.stage() + Stages<T, kLayout>::Tiles::kA, step == begin);
-      while (!outgoing.rests()) {  // one box a step, and what is left of them in the last
-        outgoing.store_next(maps, box(from));
-        if (step + 1 < end) break;
-      }
-      wgmma_wait<1>();
-      if (step > begin) from.release(before);
-      before = from.ring.stage;
-    }
+  // Accumulates the steps begin to end of a tile, and runs under(step) while the products of each step run.
+  template <typename Under>
+  __device__ void multiply(Stages<T, kLayout, Out>& from, const Maps& maps, int begin, int end, Under under) {
+    using Tiles = typename Stages<T, kLayout, Out>::Tiles;
+    const auto start = [&](int stage, int step) {
+      const T* a = from.stages + stage * Tiles::kElements;
+      tile.multiply(a + row * kBlockK, a + Tiles::kA, step == begin);
+    };
+    const auto beside = [&](int step) { under(step), outgoing.store_beside(step, end, maps, box(from)); };
+    const auto release = [&](int stage) { from.release(stage); };
+    const int last = multiply_steps(from.ring, from.full, begin, end, start, beside, release);
     wgmma_finish(tile.sums);
-    from.release(before);
+    from.release(last);
+  }
+  __device__ void multiply(Stages<T, kLayout, Out>& from, const Maps& maps, int begin, int end) {
+    multiply(from, maps, begin, end, [](int) {});
   }
 
   // Starts the store of the finished tile.
@@ -96,12 +97,12 @@ struct Sums {
   }
 
   // Stores what is left of the last one.
-  __device__ void finish(const Stages<T, kLayout>& from, const Maps& maps) {
+  __device__ void finish(const Stages<T, kLayout, Out>& from, const Maps& maps) {
     while (!outgoing.rests()) outgoing.store_next(maps, box(from));
     if (threadIdx.x % 32 == 0) tma_store_wait<0>();
   }
 
-  __device__ static T* box(const Stages<T, kLayout>& from) { return from.boxes + threadIdx.x / 32 * Tile::kBox; }
+  __device__ static Out* box(const Stages<T, kLayout, Out>& from) { return from.boxes + threadIdx.x / 32 * Tile::kBox; }
 };
 
 }  // namespace minfer

@@ -1,6 +1,6 @@
-// What v14_small and v17_one_wave share: a block for each tile of the product, and all of them at once. A thread copies,
-// one or two warpgroups multiply. Memory's speed is bytes in flight over latency, so stages fill shared memory, and
-// the epilogue reuses them.
+// What v14_small and v17_one_wave share: a block for each tile of the product, all of which run at once. One thread of a
+// block copies, and one or two warpgroups multiply. Bandwidth is bytes in flight over latency, so the stages take all of
+// shared memory, and the epilogue reuses theirs.
 #pragma once
 
 #include "cuda/scopes.cuh"
@@ -8,17 +8,18 @@
 
 namespace minfer {
 
-// What `Scopes` stamps of a step: the copying thread asks for its copies, a multiplying warp waits for them, and multiplies
-// until the step before has left its stage; and of a tile, what follows its products.
+// What `Scopes` timestamps. In a step: the producer issues copies (kIssue), a consumer warp waits for them (kLoad), and
+// multiplies until the previous step's products end (kProduct). In a tile: all after its products (kEpilogue).
 enum OneWaveScope { kIssue, kLoad, kProduct, kEpilogue };
 
-// Tiles of kM rows and kN columns. Two warpgroups have half of the rows each, or of the columns where there are but 64 rows.
-// kCluster blocks below each other share what they copy of B. kPerSM run together on a multiprocessor. kEarly: copies begin
-// before the block's threads have met; only where it shares nothing.
+// Tiles of kM rows and kN columns. Two warpgroups have half of the rows each, or half of the columns if there are only 64
+// rows. kCluster blocks below each other share their copies of B. kPerSM blocks run on one SM. kEarly: copies start before
+// the block's first barrier, only with kCluster 1. The product has type Out.
 template <typename T_, Layout kLayout_, int kM_, int kN_, int kWarpgroups_ = 1, int kCluster_ = 1, int kPerSM_ = 1,
-          bool kEarly_ = false>
+          bool kEarly_ = false, typename Out_ = void>
 struct Shape {
   using T = T_;
+  using Out = std::conditional_t<std::is_void_v<Out_>, T, Out_>;
   static constexpr Layout kLayout = kLayout_;
   static constexpr int kM = kM_, kN = kN_, kWarpgroups = kWarpgroups_, kCluster = kCluster_, kPerSM = kPerSM_;
   static constexpr bool kEarly = kEarly_;
@@ -27,17 +28,17 @@ struct Shape {
   static_assert(kWarpgroups == kDown * kAcross && !(kEarly && kCluster > 1));
 
   using Tiles = Stage<T, kLayout, kM, kN>;
-  using Tile = WarpgroupTile<T, kLayout, 64, kN / kAcross>;
+  using Tile = WarpgroupTile<Out, kLayout, 64, kN / kAcross, T>;
   static constexpr int kStage = Tiles::kBytes + 2 * sizeof(uint64_t);
   static constexpr int kStages = ((228 << 10) / kPerSM - 1024) / kStage, kBytes = kStages * kStage;
 
-  // The rows of a box of A: no more than there are. Those outside of the matrix, which come as zeros, cost more than those
-  // inside; what a stage holds in their place makes rows of the product that are not stored.
+  // The rows of a box of A: no more than A has, because TMA takes longer for rows outside of the matrix, which it fills with
+  // zeros. The stage's other rows keep what they held; the rows of the product made of them are not stored.
   __host__ __device__ static int rows(int m) { return kCluster > 1 || m > kM ? kM : m; }
 };
 
-// What becomes of a thread's sums before they are stored. It is made before the products, so that what it reads is there in
-// time. Other problems, which derive from Gemm, have their own.
+// What a thread does with its sums before they are stored. The constructor runs before the products, so that what it reads
+// has arrived when they end. Other problems, which derive from Gemm, specialise this template.
 template <typename Tile, typename Problem>
 struct Epilogue {
   __device__ Epilogue(const Problem&, int /*col0*/) {}
@@ -119,8 +120,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kPerSM)
     wgmma_finish(tile.sums);
     epilogue(tile, g, row0 + row, col0 + col);
     warps_sync<kProducer>();  // all stages are read, and no more copies to them are in flight
-    tile.template store_boxes<Tile::kAllBoxes>(maps, stages + warpgroup * Tile::kAllBoxes * 4 * Tile::kBox, row0 + row,
-                                               col0 + col);
+    auto* boxes = reinterpret_cast<typename Shape::Out*>(shared) + warpgroup * Tile::kAllBoxes * 4 * Tile::kBox;
+    tile.template store_boxes<Tile::kAllBoxes>(maps, boxes, row0 + row, col0 + col);
     if (threadIdx.x % 32 == 0) tma_store_wait<0>();
     scopes.end(kEpilogue);
   }
@@ -137,7 +138,7 @@ void launch_shape(const Problem& g) {
                                  Shape::kBytes, g.stream, maps, g));
 }
 
-// Whether tiles of that size all run at once, one on each multiprocessor.
+// Whether all tiles of rows x cols run at once, one on each SM.
 template <typename T>
 bool one_wave(const Gemm<T>& g, int rows, int cols) {
   return int64_t(ceil_div(g.m, rows)) * ceil_div(g.n, cols) <= multiprocessors();

@@ -1,5 +1,5 @@
-// What the rungs for Hopper share, from v10 on: the tiles that TMA brings to shared memory, what one warpgroup multiplies
-// with wgmma, and its epilogue.
+// What the kernels for Hopper share, from v10 on: the stages that TMA loads into shared memory, the tile that one warpgroup
+// multiplies with wgmma, and its epilogue.
 #pragma once
 
 #include "cuda/hopper.cuh"
@@ -10,18 +10,18 @@ namespace minfer {
 
 inline constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
-constexpr int kBlockK = 64;    // 128 bytes of 16-bit elements: what the swizzle orders, and the most that it does
+constexpr int kBlockK = 64;    // 64 elements of 16 bits are 128 bytes, the longest row that TMA can swizzle
 constexpr int kSlab = 64 * 64;  // elements of 64 such rows
 
-// How TMA finds a, b and c. Encoded anew for each launch: that takes a microsecond of the host's, which a queue of
-// launches hides, and a cache would have to know everything that is in it.
+// TMA's tensor maps of a, b and c. Each launch encodes them anew. That takes the host a microsecond, which a queue of
+// launches hides, and a cache of maps would need everything that a map contains as its key.
 struct Maps {
   TensorMap a, b, c;
 };
 
-// Boxes of a have box_m rows, of b box_n columns; in NN these are 64 wide, and have fewer rows instead if box_n is less.
-// Those of c are what a warp stores at once, of 16 rows.
-// Throws a sentence if rows are no multiples of 16 bytes, or the driver refuses.
+// A box of a has box_m rows, and one of b box_n columns. In NN a box of b is 64 columns wide, and has box_n rows if that is
+// less than 64. A box of c is what a warp stores at once, 16 rows.
+// Throws if rows are no multiples of 16 bytes, or if the driver refuses.
 template <typename T>
 Maps make_maps(const Gemm<T>& g, int box_m, int box_n, int box_c = 64) {
   require_vectors<T, float>(g);
@@ -44,16 +44,16 @@ struct Stage {
   static constexpr bool kTN = kLayout == Layout::TN;
   static constexpr int kA = kM * kBlockK, kElements = kA + kN * kBlockK, kBytes = kElements * sizeof(T);
 
-  // One thread starts the copies of a stage: the rows of A from `row` on, as many as the map's boxes have, and the columns
-  // of B from `col` on.
+  // One thread starts the copies of a stage: the columns of B from `col` on, and as many rows of A, from `row` on, as a box
+  // of the map has.
   __device__ static void load(T* stage, const Maps& maps, uint64_t* full, int row, int col, int k, int rows = kM) {
     barrier_expect(full, kBytes - (kM - rows) * kBlockK * sizeof(T));
     tma_load(stage, maps.a, full, k, row);
     for_boxes_of_b<kN>(stage + kA, col, k, [&](T* box, int x, int y) { tma_load(box, maps.b, full, x, y); });
   }
 
-  // The same in a cluster whose blocks multiply one B: each copies its part to all, of the columns, or of the steps in k
-  // where B is one slab.
+  // The same in a cluster whose blocks multiply the same columns of B. Each block multicasts its part of B to all of them: a
+  // part of the columns, or of the steps in k where B is one slab.
   template <int kCluster>
   __device__ static void load_shared(T* stage, const Maps& maps, uint64_t* full, int row, int col, int k, int rank) {
     constexpr int kPart = kN / kCluster;
@@ -83,29 +83,29 @@ struct alignas(4) Pair {
   T x, y;
 };
 
-// kM x kN of the product, which one warpgroup adds up in registers.
-template <typename T, Layout kLayout, int kM, int kN>
+// A tile of kM x kN of the product, which one warpgroup accumulates in registers. Its operands are of type In.
+template <typename T, Layout kLayout, int kM, int kN, typename In = T>
 struct WarpgroupTile {
   static constexpr bool kTN = kLayout == Layout::TN;
   static constexpr int kRegisters = kN / 2;
 
   alignas(16) float sums[kM / 64][kRegisters];
 
-  // Starts sums = a b, or += unless it is the first, over the 64 steps in k of a stage: a of this warpgroup's rows.
-  __device__ void multiply(const T* a, const T* b, bool first) {
-    const uint64_t rows = tile_descriptor(a, 16, 1024), cols = tile_descriptor(b, kTN ? 16 : kSlab * sizeof(T), 1024);
+  // Starts sums = a b if `first`, else sums += a b, over the 64 steps in k of a stage. `a` has this warpgroup's rows.
+  __device__ void multiply(const In* a, const In* b, bool first) {
+    const uint64_t rows = tile_descriptor(a, 16, 1024), cols = tile_descriptor(b, kTN ? 16 : kSlab * sizeof(In), 1024);
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kBlockK / 16; ++step)
 #pragma unroll
       for (int i = 0; i < kM / 64; ++i)  // a step is 32 bytes of a row, or 16 rows; in units of 16 bytes
-        wgmma<T, !kTN>(sums[i], rows + i * (kSlab * sizeof(T) / 16) + step * 2, cols + step * (kTN ? 2 : 128),
+        wgmma<In, !kTN>(sums[i], rows + i * (kSlab * sizeof(In) / 16) + step * 2, cols + step * (kTN ? 2 : 128),
                        !first || step > 0);
     wgmma_commit();
   }
 
-  // sums = alpha sums + beta c, for the rows from row0 and the columns from col0 on. In the usual case, alpha 1 and beta 0,
-  // it is two jumps: a cold kernel waits for each of its instructions to come from memory.
+  // sums = alpha sums + beta c, for the rows from row0 and the columns from col0 on. With alpha 1 and beta 0, as usual, two
+  // jumps skip all of it, because a cold kernel waits for each of its instructions to come from memory.
   __device__ void scale(const Gemm<T>& g, int row0, int col0) {
     if (g.alpha != 1.0f) for_pairs(0, 0, [&](int, int, float& x, float& y) { x *= g.alpha, y *= g.alpha; });
     if (g.beta == 0.0f) return;
@@ -136,8 +136,8 @@ struct WarpgroupTile {
     }
   }
 
-  // Writes such a box by way of shared memory and the copy engine, at once with other warps. The thread goes on while the
-  // engine reads; when this warp's next box would go to the same place, it waits until it has.
+  // Writes box number j through shared memory, by TMA. Each warp stores its own boxes. The warp goes on while TMA reads the
+  // box, and waits for TMA only before it writes its next box to the same shared memory.
   template <int kPending>
   __device__ static void store_box(const Maps& maps, T* box, const uint32_t (&bits)[kBoxN / 4], int j, int row0, int col0) {
     const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
@@ -157,8 +157,8 @@ struct WarpgroupTile {
     }
   }
 
-  // Writes all of them; each warp has kBoxes places for boxes and waits for no other warp. The last are read by the
-  // engine until the next call, or `tma_store_wait<0>()`.
+  // Writes all boxes. Each warp has shared memory for kBoxes of them, and waits for no other warp. TMA may still read the
+  // last ones when this returns: until the next call, or `tma_store_wait<0>()`.
   template <int kBoxes>
   __device__ void store_boxes(const Maps& maps, T* boxes, int row0, int col0) const {
     T* mine = boxes + threadIdx.x / 32 % 4 * kBoxes * kBox;
@@ -181,6 +181,25 @@ struct WarpgroupTile {
   }
 };
 
+// The mainloop of a tile in one warpgroup, over the steps begin to end. Each step waits for a stage. start(stage, step)
+// starts its products, and under(step) runs while they do. release(stage) gives back the stage of the step before, whose
+// products have ended. Returns the last stage, whose products may still be in flight.
+template <int kStages, typename Start, typename Under, typename Release>
+__device__ int multiply_steps(Ring<kStages>& ring, uint64_t* full, int begin, int end, Start start, Under under,
+                              Release release) {
+  int before = 0;
+#pragma unroll 1  // a cold kernel waits for each of its instructions to come from memory
+  for (int step = begin; step < end; ++step, ring.advance()) {
+    barrier_wait(full + ring.stage, ring.parity);
+    start(ring.stage, step);
+    under(step);
+    wgmma_wait<1>();
+    if (step > begin) release(before);
+    before = ring.stage;
+  }
+  return before;
+}
+
 // The store of a finished tile, a TMA box at a time, while the sums of the next one are accumulated.
 template <typename Tile, typename T>
 struct Outgoing {
@@ -195,24 +214,32 @@ struct Outgoing {
 
   __device__ bool rests() const { return next == Tile::kAllBoxes; }
 
-  // Stores one box, by this warp's place in shared memory for one.
+  // Stores one box, through this warp's shared memory for one box.
   __device__ void store_next(const Maps& maps, T* box) {
 #pragma unroll
     for (int j = 0; j < Tile::kAllBoxes; ++j)  // registers have no index at run time
       if (j == next) Tile::template store_box<0>(maps, box, bits[j], j, row0, col0);
     ++next;
   }
+
+  // Stores one box during a step, and all that are left during the last step, end - 1.
+  __device__ void store_beside(int step, int end, const Maps& maps, T* box) {
+    while (!rests()) {
+      store_next(maps, box);
+      if (step + 1 < end) break;
+    }
+  }
 };
 
-// Which tile has a number: groups of `group` rows of tiles, column by column within a group, so that tiles that are
-// multiplied at one time form a square of the product and share its rows of A and columns of B in the L2.
+// The place of tile number `tile`. Numbers go through groups of `group` rows of tiles, column by column within a group. So
+// the tiles that run at one time form a square of the product, and share its rows of A and columns of B in the L2.
 __device__ inline int2 grouped(int group, int tile, int tiles_m, int tiles_n) {
   const int first = tile / (group * tiles_n) * group, within = tile - first * tiles_n;
   const int rows = min(group, tiles_m - first);
   return {first + within % rows, within / rows};
 }
 
-// The tiles of a block whose grid stays: those of its cluster from the first on, and `rank` says which rows of each.
+// The tiles of a block in a persistent grid: every `stride`-th tile of clusters, and in each the rows of block `rank`.
 template <int kBlockM, int kBlockN, int kCluster, int kGroup>
 struct Walk {
   int tiles_m, tiles_n, rank, tile, stride;
@@ -230,7 +257,7 @@ struct Walk {
   }
 };
 
-// The tiles of a product, kCluster blocks high, and how many clusters share them.
+// How many tiles a product has, each kCluster blocks high, and how many clusters share them.
 struct WalkSize {
   int tiles, clusters;
 };

@@ -12,12 +12,6 @@
 
 #include "ops/op.h"
 
-#ifdef __CUDACC__
-#define MINFER_EITHER __device__
-#else
-#define MINFER_EITHER
-#endif
-
 namespace minfer {
 
 // Rows of k and v are contiguous and their strides, in elements, may exceed `width`; the caches are dense.

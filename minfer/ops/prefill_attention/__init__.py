@@ -85,9 +85,9 @@ def behind(counts: list[int], longest: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Rows(Floats):
-    """Floats, of which the uniform ones, which nothing is timed with, have rows that a careless softmax fails on: every 32nd
-    query, from the fourth on, has scores of some hundreds, of both signs; with every 32nd from the twentieth on, every
-    fourth key has large products that cancel."""
+    """Floats. The uniform ones, with which nothing is timed, have rows that a careless softmax fails on: every 32nd query,
+    from the fourth on, has scores of several hundred, of both signs; with every 32nd from the twentieth on, every fourth key
+    has large products that cancel."""
 
     is_query: bool = True
 
@@ -173,9 +173,10 @@ def reference(case: Case, t: Tensors, causal: bool, window: int, softcap: float)
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, seen: Tensor, softcap: float, dtype: torch.dtype
+    q: Tensor, k: Tensor, v: Tensor, seen: Tensor, softcap: float, dtype: torch.dtype, scale: float | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """out, its bound, the log-sum-exp and its bound, of (queries, heads, dim) over keys of which `seen` (queries, keys) count.
+    Rows of v may have another length than those of k. scale is 1 / sqrt(head_dim) unless given.
 
     Let n be the keys, p the probabilities, h the unit roundoff of `dtype` and u that of fp32.
 
@@ -188,7 +189,7 @@ def attend(
     it is subnormal. These errors are independent of each other, but for equal scores, whose part of p v has random signs
     then: 6 standard deviations, 6 sqrt(sum (h p v)^2), and h |out| for what all p have in common."""
     heads, dim, kv_heads = q.shape[1], q.shape[2], k.shape[1]
-    group, queries, n, scale = heads // kv_heads, q.shape[0], k.shape[0], q.shape[2] ** -0.5
+    group, queries, n, scale = heads // kv_heads, q.shape[0], k.shape[0], scale or dim**-0.5
     q = q.unflatten(1, (kv_heads, group)).permute(1, 2, 0, 3).flatten(1, 2)  # (kv_heads, group * queries, dim)
     k, v = k.transpose(0, 1), v.transpose(0, 1)
     hidden = ~seen.repeat(group, 1)

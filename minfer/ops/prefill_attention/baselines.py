@@ -132,14 +132,14 @@ def one_by_one(q: Tensor, k: Tensor, v: Tensor, q_seqlens: Tensor, kv_seqlens: T
     return found
 
 
-def by_backend(name: str) -> Callable[..., Tensor]:
-    """`sdpa` with one backend of PyTorch's alone; RuntimeError where it does not take a case."""
+def by_backend(name: str, function: Callable[..., Tensor] = sdpa) -> Callable[..., Tensor]:
+    """A function that calls SDPA, with one backend of PyTorch's alone; RuntimeError where it does not take a case."""
 
     def call(*tensors: Any, **scalars: Any) -> Tensor:
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
         with sdpa_kernel(getattr(SDPBackend, name)):
-            return sdpa(*tensors, **scalars)
+            return function(*tensors, **scalars)
 
     return call
 

@@ -1,7 +1,8 @@
-// What the Hopper rungs share: tiles in shared memory that a producer thread fills by TMA, and what a warpgroup does with them.
+// What the Hopper kernels share: tiles in shared memory that a producer thread fills by TMA, and the work of a consumer
+// warpgroup.
 //
-// A block computes 128 rows of out for one head, 64 in each of two warpgroups; a third has the thread that copies. Keys and
-// values come in blocks of kBlockN, the last one first: it is the one that a causal mask cuts.
+// A block computes 128 rows of out for one head, 64 in each of two warpgroups; a third warpgroup has the thread that copies.
+// Keys and values come in blocks of kBlockN, the last one first, because a causal mask cuts that one.
 #pragma once
 
 #include "cuda/hopper.cuh"
@@ -14,24 +15,24 @@
 
 namespace minfer {
 
-constexpr int kConsumers = 2, kRows = 64, kBlockM = kConsumers * kRows, kThreads = (kConsumers + 1) * 128;
+constexpr int kConsumers = 2, kRows = 64, kRowsOfWarp = 16, kBlockM = kConsumers * kRows, kThreads = (kConsumers + 1) * 128;
 constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
 constexpr int kTailBarrier = 2;  // named barriers: one for each consumer warpgroup from here on
 
 struct AttentionMaps {
-  HeadsMap q, k, v;
+  HeadsMap q, k, v, out;
 };
 
 // 128 rows of out.
 struct Work {
   int number, head, row0;
   Sequence s;
-  int first_block, blocks;  // of keys that any of the rows sees: the blocks from first_block on
+  int first_block, blocks;  // blocks of keys that any of the rows sees, from first_block on
 
   __device__ bool exists() const { return number >= 0; }
 };
 
-// Tiles of a head: of packed sequences at most, because the host does not know their lengths.
+// Tiles of a head; for packed sequences an upper limit, because the host does not know their lengths.
 template <typename T>
 int tiles_of_head(const Attention<T>& p) {
   const int64_t whole = (int64_t(p.seq_q) + kBlockM - 1) / kBlockM;
@@ -40,8 +41,9 @@ int tiles_of_head(const Attention<T>& p) {
   return static_cast<int>(tiles);
 }
 
-// Tile `index`, counted head by head, and in a sequence from the last rows on: causal attention has most to do there. So many
-// blocks work on one head at a time, whose keys and values L2 then keeps, and short tiles come last.
+// Tile `index`. Tiles are numbered head by head, so that many blocks work on one head at a time, whose keys and values the L2
+// then keeps. Within a sequence the last rows come first: with a causal mask they have the most work, so that short tiles end
+// the launch.
 template <int kBlockN, typename T>
 __device__ Work work_of(const Attention<T>& p, int index, int tiles_of_head) {
   Work w{-1, 0, 0, {}, 0, 0};
@@ -69,20 +71,22 @@ __device__ Work work_of(const Attention<T>& p, int index, int tiles_of_head) {
   return w;
 }
 
-// A block's shared memory and barriers. Each of q, k and v is in slabs of 64 columns, in the 128-byte swizzle.
+// A block's shared memory and barriers. q, k, v and out are each in slabs of 64 columns, in the 128-byte swizzle. A warp has
+// room for two slabs of its 16 rows of out.
 template <typename T, int kDim>
 struct Tiles {
   static constexpr int kBlockN = kDim <= 128 ? 128 : 64, kStages = 2, kSlabs = kDim / 64;
-  static constexpr int kQ = kBlockM * kDim, kKV = kBlockN * kDim;  // elements
-  static constexpr int kBytes = (kQ + 2 * kStages * kKV) * sizeof(T) + (2 + 4 * kStages) * sizeof(uint64_t);
+  static constexpr int kOutSlabs = kSlabs < 2 ? kSlabs : 2, kOutSlab = kRowsOfWarp * 64;
+  static constexpr int kQ = kBlockM * kDim, kKV = kBlockN * kDim, kOut = kBlockM * 64 * kOutSlabs;  // elements
+  static constexpr int kBytes = (kQ + 2 * kStages * kKV + kOut) * sizeof(T) + (2 + 4 * kStages) * sizeof(uint64_t);
   static_assert(kBytes <= 227 << 10, "more than a block has");
 
-  T *q, *k, *v;
+  T *q, *k, *v, *out;
   uint64_t *full_q, *empty_q, *full_k, *empty_k, *full_v, *empty_v;
 
   __device__ explicit Tiles(unsigned char* shared)
-      : q(reinterpret_cast<T*>(shared)), k(q + kQ), v(k + kStages * kKV),
-        full_q(reinterpret_cast<uint64_t*>(v + kStages * kKV)), empty_q(full_q + 1), full_k(full_q + 2),
+      : q(reinterpret_cast<T*>(shared)), k(q + kQ), v(k + kStages * kKV), out(v + kStages * kKV),
+        full_q(reinterpret_cast<uint64_t*>(out + kOut)), empty_q(full_q + 1), full_k(full_q + 2),
         empty_k(full_k + kStages), full_v(empty_k + kStages), empty_v(full_v + kStages) {}
 
   // One thread.
@@ -121,7 +125,7 @@ struct Tiles {
   }
 };
 
-// What a consumer warpgroup has in registers: 64 rows of out, not yet divided by their sums.
+// The registers of a consumer warpgroup: 64 rows of out, not yet divided by their sums.
 template <typename T, int kDim>
 struct Rows64 {
   using Tile = Tiles<T, kDim>;
@@ -131,7 +135,7 @@ struct Rows64 {
 
   const Tile& tiles;
   const Attention<T>& p;
-  float factor;  // scores times this are exponents of 2
+  float factor;  // a score times this is an exponent of 2
   OnlineRows online;
   float out[kDim / 2];
 
@@ -196,7 +200,7 @@ struct Rows64 {
     for (int step = 0; step < kBlockN / 16; ++step) to_fragment<T>(powers[step], scores, step);
   }
 
-  // Zeros in the place of values behind the sequence's last one, which may be NaN: a power of 0 times NaN is no 0. Each
+  // Overwrites values behind the sequence's last one with zeros: they may be NaN, and a power of 0 times NaN is NaN. Each
   // warpgroup writes all of them, so that neither waits for the other.
   __device__ void clear_tail(const Work& w, int key0, int stage) const {
     const int left = w.s.keys - key0;
@@ -210,26 +214,58 @@ struct Rows64 {
     named_barrier_sync(kTailBarrier + warpgroup_index(), 128);
   }
 
-  // Divides by the sums and writes the rows that are in memory; 0 to those that saw nothing.
-  __device__ void store(const Work& w) {
+  // Divides by the sums and writes the rows that exist; 0 for rows that saw no key. The copy engine reads shared memory until
+  // the next call, or until `tma_store_wait<0>()`.
+  __device__ void store(const AttentionMaps& maps, const Work& w) {
     float inverse[2], lse[2];
     online.finish(factor, inverse, lse);
-    const int lane = threadIdx.x % 32;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, first = w.row0 + warp * kRowsOfWarp;
+    const int batch = p.packed ? 0 : w.number;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int row = w.row0 + warpgroup_index() * kRows + threadIdx.x % 128 / 32 * 16 + lane / 4 + r * 8;
-      if (row >= p.rows(w.s)) continue;
-      const bool is_query = row < w.s.queries;
-      T* to = p.out.at(p.packed ? 0 : w.number, w.s.first_q + row, w.head) + lane % 4 * 2;
+      const int row = first + lane / 4 + r * 8;
+      if (row >= w.s.queries) inverse[r] = 0.0f, lse[r] = -INFINITY;  // what lies behind the queries may be NaN
+      if (p.lse && lane % 4 == 0 && row < p.rows(w.s)) *p.lse_at(batch, w.s, row, w.head) = lse[r];
+    }
 #pragma unroll
-      for (int j = 0; j < kDim / 8; ++j) {
-        typename Vector<T>::Pair pair;
-        const float factor = is_query ? inverse[r] : 0.0f;  // what lies behind the queries may be NaN
-        const float a = out[j * 4 + r * 2], b = out[j * 4 + r * 2 + 1];
-        round_to(pair, factor > 0.0f ? a * factor : 0.0f, factor > 0.0f ? b * factor : 0.0f);
-        *reinterpret_cast<decltype(pair)*>(to + j * 8) = pair;
+    for (int i = 0; i < kDim / 2; ++i) out[i] = inverse[i / 2 % 2] > 0.0f ? out[i] * inverse[i / 2 % 2] : 0.0f;
+    if (first + kRowsOfWarp <= p.rows(w.s)) store_boxes(maps, batch, w.s.first_q + first, w.head, tiles.out, warp, lane);
+    else store_rows(w, batch, first, lane);
+  }
+
+  // Through shared memory and the copy engine, a slab at a time: threads alone would write 16 bytes of each row, half of what
+  // L2 takes at once.
+  __device__ void store_boxes(const AttentionMaps& maps, int batch, int token, int head, T* boxes, int warp, int lane) const {
+#pragma unroll
+    for (int slab = 0; slab < Tile::kSlabs; ++slab) {
+      T* box = boxes + (warp * Tile::kOutSlabs + slab % Tile::kOutSlabs) * Tile::kOutSlab;
+      if (lane == 0) tma_store_wait<Tile::kOutSlabs - 1>();
+      __syncwarp();
+#pragma unroll
+      for (int n = 0; n < 4; ++n) {  // 16 columns
+        uint32_t fragment[4];
+        to_fragment<T>(fragment, out, slab * 4 + n);
+        stmatrix_x4(box + lane % 16 * 64 + ((n * 2 + lane / 16) ^ lane % 8) * 8, fragment);
       }
-      if (p.lse && lane % 4 == 0) *p.lse_at(p.packed ? 0 : w.number, w.s, row, w.head) = is_query ? lse[r] : -INFINITY;
+      fence_async();
+      __syncwarp();
+      if (lane == 0) {
+        tma_store_heads(maps.out, box, slab * 64, head, token, batch);
+        tma_store_commit();
+      }
+    }
+  }
+
+  // From registers: rows at the end of a sequence, where a box would overwrite the next sequence.
+  __device__ void store_rows(const Work& w, int batch, int first, int lane) const {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int row = first + lane / 4 + r * 8;
+      if (row >= p.rows(w.s)) continue;
+      T* to = p.out.at(batch, w.s.first_q + row, w.head) + lane % 4 * 2;
+#pragma unroll
+      for (int j = 0; j < kDim / 8; ++j)
+        round_to(*reinterpret_cast<typename Vector<T>::Pair*>(to + j * 8), out[j * 4 + r * 2], out[j * 4 + r * 2 + 1]);
     }
   }
 };
@@ -239,11 +275,11 @@ AttentionMaps make_maps(const Attention<T>& p, int block_n) {
   require_vectors(p);
   AttentionMaps maps;
   const int batch = p.packed ? 1 : p.batch;
-  const auto make = [&](HeadsMap& map, const Heads<const T>& of, int tokens, int heads, int box) {
-    return make_heads_map(map, of.begin, batch, tokens, heads, p.dim, of.of_batch, of.of_token, of.of_head, box);
+  const auto make = [&](HeadsMap& map, const auto& of, int tokens, int heads, int box) {
+    return make_heads_map(map, of.begin, batch, tokens, heads, p.dim, of.of_outer, of.of_inner, of.of_head, box);
   };
-  // No keys at all: a map of none does not exist, and no block asks for it.
-  STD_TORCH_CHECK(make(maps.q, p.q, p.seq_q, p.heads, kBlockM) &&
+  // Without any keys there is no tensor map, and no block uses one.
+  STD_TORCH_CHECK(make(maps.q, p.q, p.seq_q, p.heads, kBlockM) && make(maps.out, p.out, p.seq_q, p.heads, kRowsOfWarp) &&
                       (p.seq_kv == 0 || (make(maps.k, p.k, p.seq_kv, p.kv_heads, block_n) &&
                                          make(maps.v, p.v, p.seq_kv, p.kv_heads, block_n))),
                   "prefill_attention: the driver knows no tensor map for these tensors; it must be one of CUDA 12 or newer, "

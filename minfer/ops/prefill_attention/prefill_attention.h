@@ -7,29 +7,11 @@
 
 #include <cmath>
 
-#include "ops/op.h"
-
-#ifdef __CUDACC__
-#define MINFER_EITHER __host__ __device__
-#else
-#define MINFER_EITHER
-#endif
+#include "ops/rows.h"
 
 namespace minfer {
 
-// Rows of head_dim contiguous elements: (batch, seq, heads, head_dim), or (tokens, heads, head_dim). Strides in elements.
-template <typename T>
-struct Heads {
-  T* begin;
-  int64_t of_batch, of_token, of_head;  // of_batch is 0 where sequences are packed
-
-  // `token` counts from the first one of its sequence, or of all where sequences are packed.
-  MINFER_EITHER T* at(int batch, int64_t token, int head) const {
-    return begin + batch * of_batch + token * of_token + head * of_head;
-  }
-};
-
-// One sequence: its tokens from `first_q` and `first_kv` on (0 where sequences are padded), and how many there are.
+// One sequence: its first query and first key (0 where sequences are padded), and how many it has of each.
 struct Sequence {
   int first_q, queries, first_kv, keys;
 };
@@ -41,8 +23,8 @@ struct Span {
 
 template <typename T>
 struct Attention {
-  Heads<T> out;
-  Heads<const T> q, k, v;
+  Rows<T> out;  // (batch, seq, heads, dim); of packed sequences (tokens, heads, dim), where of_outer is 0
+  Rows<const T> q, k, v;
   float* lse;  // null if nobody asks for it
   int64_t lse_batch, lse_head;  // its strides; tokens are contiguous
   const int *q_seqlens, *kv_seqlens;  // null: every sequence has seq_q queries and seq_kv keys
@@ -56,7 +38,7 @@ struct Attention {
   cudaStream_t stream;
 #endif
 
-  // Lengths that contradict the tensors are brought back into them.
+  // Lengths that do not fit the tensors are clamped.
   MINFER_EITHER Sequence sequence(int number) const {
     const auto limit = [](int x, int low, int high) { return x < low ? low : x > high ? high : x; };
     if (!packed)
@@ -66,14 +48,14 @@ struct Attention {
     return {q0, limit(q_seqlens[number + 1], q0, seq_q) - q0, k0, limit(kv_seqlens[number + 1], k0, seq_kv) - k0};
   }
 
-  // The keys that the query at a position sees, of so many; none where begin >= end.
+  // The keys, of `keys` in all, that the query at this position sees; none where begin >= end.
   MINFER_EITHER Span span_at(int position, int keys) const {
     const int first = position - window + 1, behind = position + (causal ? 1 : window);
     return {window && first > 0 ? first : 0, (causal || window) && behind < keys ? behind : keys};
   }
   MINFER_EITHER Span span(const Sequence& s, int query) const { return span_at(query + s.keys - s.queries, s.keys); }
 
-  // Tokens of q and out that sequence `number` has in memory: the queries, and in a padded batch those behind them.
+  // How many rows of q and out a sequence has in memory: its queries and, in a padded batch, its padding.
   MINFER_EITHER int rows(const Sequence& s) const { return packed ? s.queries : seq_q; }
 
   MINFER_EITHER int kv_head(int head) const { return head / (heads / kv_heads); }
@@ -85,21 +67,16 @@ struct Attention {
 // Throws unless rows can be read and written 16 bytes at a time.
 template <typename T>
 void require_vectors(const Attention<T>& p) {
-  const auto check = [&](const auto& rows, const char* who) {
-    check_pieces(rows.begin, p.dim, rows.of_batch, who);
-    check_pieces(rows.begin, p.dim, rows.of_token, who);
-    check_pieces(rows.begin, p.dim, rows.of_head, who);
-  };
-  check(p.out, "prefill_attention: out"), check(p.q, "prefill_attention: q");
-  check(p.k, "prefill_attention: k"), check(p.v, "prefill_attention: v");
+  check_rows_in_pieces(p.out, p.dim, "prefill_attention: out"), check_rows_in_pieces(p.q, p.dim, "prefill_attention: q");
+  check_rows_in_pieces(p.k, p.dim, "prefill_attention: k"), check_rows_in_pieces(p.v, p.dim, "prefill_attention: v");
 }
 
-// Strides of dimensions of one element mean nothing, and are 0 here.
-template <typename T, typename Element>
-Heads<Element> make_heads(const Tensor& tensor, Element* begin) {
-  const auto stride = [&](int64_t dim) { return tensor.size(dim) > 1 ? tensor.stride(dim) : 0; };
-  if (tensor.dim() == 3) return {begin, 0, stride(0), stride(1)};
-  return {begin, stride(0), stride(1), stride(2)};
+// Of four dimensions, or of three where sequences are packed.
+template <typename Element>
+Rows<Element> make_heads(const Tensor& tensor, Element* begin, const char* who) {
+  if (tensor.dim() == 4) return make_rows(tensor, begin, who);
+  check_rank(tensor, who, 3), check_rows(tensor, who);
+  return {begin, 0, stride_or_0(tensor, 0), stride_or_0(tensor, 1)};
 }
 
 template <typename T>
@@ -131,16 +108,14 @@ Attention<T> make_attention(const Tensor& out, const Tensor& lse, const Tensor& 
   STD_TORCH_CHECK(dim == 64 || dim == 128 || dim == 256, "prefill_attention: q must have a head_dim of 64, 128 or 256, got ",
                   dim);
   STD_TORCH_CHECK(window >= 0 && softcap >= 0 && scale >= 0, "prefill_attention: window, softcap and scale must not be negative");
-  check_rows(out, "prefill_attention: out"), check_rows(q, "prefill_attention: q");
-  check_rows(k, "prefill_attention: k"), check_rows(v, "prefill_attention: v");
   check_contiguous(lse, "prefill_attention: lse");
   check_contiguous(q_seqlens, "prefill_attention: q_seqlens"), check_contiguous(kv_seqlens, "prefill_attention: kv_seqlens");
 
   Attention<T> p;
-  p.out = make_heads<T>(out, output<T>(out, "prefill_attention: out"));
-  p.q = make_heads<T>(q, input<T>(q, "prefill_attention: q"));
-  p.k = make_heads<T>(k, input<T>(k, "prefill_attention: k"));
-  p.v = make_heads<T>(v, input<T>(v, "prefill_attention: v"));
+  p.out = make_heads(out, output<T>(out, "prefill_attention: out"), "prefill_attention: out");
+  p.q = make_heads(q, input<T>(q, "prefill_attention: q"), "prefill_attention: q");
+  p.k = make_heads(k, input<T>(k, "prefill_attention: k"), "prefill_attention: k");
+  p.v = make_heads(v, input<T>(v, "prefill_attention: v"), "prefill_attention: v");
   p.lse = lse.numel() > 0 ? output<float>(lse, "prefill_attention: lse") : nullptr;
   p.lse_batch = packed ? 0 : heads * seq_q, p.lse_head = seq_q;
   p.q_seqlens = counts ? input<int32_t>(q_seqlens, "prefill_attention: q_seqlens") : nullptr;
@@ -149,8 +124,7 @@ Attention<T> make_attention(const Tensor& out, const Tensor& lse, const Tensor& 
   p.batch = to_int(batch, "prefill_attention: q"), p.dim = static_cast<int>(dim);
   p.heads = to_int(heads, "prefill_attention: q"), p.kv_heads = to_int(kv_heads, "prefill_attention: k");
   p.seq_q = to_int(seq_q, "prefill_attention: q"), p.seq_kv = to_int(seq_kv, "prefill_attention: k");
-  // A window of at least all keys and queries hides nothing but what causal does; below that, sums of positions fit 32
-  // bits.
+  // A window longer than all tokens hides nothing, and becomes 0: with smaller ones, sums of positions fit 32 bits.
   STD_TORCH_CHECK(seq_q + seq_kv <= INT_MAX / 4, "prefill_attention: q and k must have fewer than 2^29 tokens together");
   p.window = window > seq_q + seq_kv ? 0 : static_cast<int>(window);
   p.softcap = static_cast<float>(softcap), p.scale = static_cast<float>(scale > 0 ? scale : 1 / std::sqrt(double(dim)));

@@ -1,11 +1,12 @@
-// Which queries a block has, where no one on the host knows how long sequences are.
+// Finds the queries of a block on the device, because the host does not know how long sequences are.
 #pragma once
 
 #include "prefill_attention.h"
 
 namespace minfer {
 
-// kRows queries from row0 on of a sequence, of which the last tile has fewer; number -1: the block has nothing to do.
+// kRows queries of sequence `number` from row0 on; the last tile of a sequence has fewer. number -1: the block has nothing to
+// do.
 struct QueryTile {
   int number;
   Sequence s;
@@ -22,17 +23,17 @@ dim3 query_tiles(const Attention<T>& p) {
   return dim3(static_cast<unsigned>(tiles), p.heads, p.packed ? 1 : p.batch);
 }
 
-// The tile of this block; a whole warp calls it. A sequence's tiles come from the last to the first, because under a causal
-// mask the last has most to do, and what starts last should be short.
+// The tile of this block; a whole warp calls it. The tiles of a sequence come from the last to the first: under a causal mask
+// the last has the most work, and short tiles should end the launch.
 template <int kRows, typename T>
 __device__ QueryTile query_tile(const Attention<T>& p) {
   if (!p.packed) return {static_cast<int>(blockIdx.z), p.sequence(blockIdx.z), int(gridDim.x - 1 - blockIdx.x) * kRows};
   const int lane = threadIdx.x % 32;
   int before = 0;
-  for (int first = 0; first < p.batch; first += 32) {  // a sequence a lane
+  for (int first = 0; first < p.batch; first += 32) {  // a sequence for each lane
     const int number = first + lane;
     const int tiles = number < p.batch ? (p.sequence(number).queries + kRows - 1) / kRows : 0;
-    int behind = tiles;  // those of this sequence and all before it
+    int behind = tiles;  // tiles of this sequence and of all before it
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
       const int other = __shfl_up_sync(0xffffffff, behind, step);

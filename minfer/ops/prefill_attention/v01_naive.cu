@@ -1,7 +1,7 @@
 // v01_naive: three kernels: all scores to memory, their softmax in place, and its product with v.
 // Idea: the definition, nothing else: a thread for a score, a block for a row's softmax, a thread for an element of out.
-// Expected: a few hundred GFLOP/s: for each multiply-add a thread loads two half elements, from L2 at best, and uses no
-// tensor core. Scores are fp32, as many heads at a time as fit 1 GB: at 16384 queries that is one, written once and read
+// Expected: a few hundred GFLOP/s: for each multiply-add a thread loads two half elements, from L2 at best, and tensor cores
+// are idle. Scores are fp32, for as many heads at a time as fit 1 GB: one head at 16384 queries. They are written once and read
 // three times.
 #include <algorithm>
 
@@ -15,12 +15,12 @@ constexpr int kThreads = 128;
 constexpr int64_t kMostScores = 1 << 28;
 
 struct Row {
-  int number;  // of the sequence, -1: a packed token of none
+  int number;  // of the sequence; -1: a packed token of no sequence
   Sequence s;
   int query;
 };
 
-// Which query row `row` of all batches' rows is; in a padded batch it may lie behind its sequence's queries.
+// The query of row `row` of the batch; in a padded batch it may lie behind its sequence's queries.
 template <typename T>
 __device__ Row row_of(const Attention<T>& p, int64_t row) {
   if (!p.packed) {
@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(kThreads) score(Attention<T> p, float* scores,
   scores[(int64_t(blockIdx.z) * gridDim.x + blockIdx.x) * p.seq_kv + key] = sum;
 }
 
-// Of each row: powers in the place of scores, their sum, and the log-sum-exp.
+// For each row: overwrites scores with powers, and computes their sum and the log-sum-exp.
 template <typename T>
 __global__ void __launch_bounds__(kThreads) normalise(Attention<T> p, float* scores, int head0) {
   __shared__ float of_max[kThreads / 32];

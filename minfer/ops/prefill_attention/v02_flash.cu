@@ -3,9 +3,8 @@
 // Idea: a block has 32 queries, eight threads for each, and goes over 32 keys at a time: scores, their powers relative
 // to the largest score so far, and their product with v, whose sums are scaled when the largest grows (Dao et al.,
 // FlashAttention, 2022).
-// Expected: ten times v01_naive or more, which reads q, k and v again for each score; then bound by the loads from
-// shared memory, two for two multiply-adds in q kᵀ, so far below the 60 TFLOP/s of an H200's fp32 FMA, and not by
-// memory.
+// Expected: ten times v01_naive or more, which reads q, k and v again for each score. Then the loads from shared memory are the
+// limit, two for two multiply-adds in q kᵀ: far below the 60 TFLOP/s of an H200's fp32 FMA, and not memory.
 #include "cuda/shared_tile.cuh"
 #include "cuda/softmax.cuh"
 #include "query_tile.cuh"
@@ -14,7 +13,7 @@ namespace minfer {
 
 constexpr int kRows = 32, kKeys = 32, kOfRow = 8, kThreads = kRows * kOfRow;
 
-// Shared memory: rows of q, k and v with a pair more than they have, so that one column of eight rows is in eight banks.
+// Shared memory: rows of q, k and v, each padded by a pair, so that one column of eight rows is in eight banks.
 template <typename T, int kDim>
 struct Tiles {
   static constexpr int kStride = kDim + 2;
@@ -56,13 +55,13 @@ __global__ void __launch_bounds__(kThreads) attend(Attention<T> p) {
   const int query = tile.row0 + row, last = min(tile.row0 + kRows, s.queries) - 1;
   const Span span = query < s.queries ? p.span(s, query) : Span{0, 0};
   const int begin = p.span(s, tile.row0).begin, end = last >= tile.row0 ? p.span(s, last).end : 0;
-  copy<kDim>(tiles.q, p.q.at(tile.number, s.first_q + tile.row0, head), p.q.of_token, s.queries - tile.row0);
+  copy<kDim>(tiles.q, p.q.at(tile.number, s.first_q + tile.row0, head), p.q.of_inner, s.queries - tile.row0);
 
   float max = -INFINITY, total = 0.0f, sums[kDim / kOfRow] = {};  // of the columns 2 of + 16 i and the next
   for (int key0 = begin; key0 < end; key0 += kKeys) {
-    __syncthreads();  // all are done with the tiles before
-    copy<kDim>(tiles.k, p.k.at(tile.number, s.first_kv + key0, kv_head), p.k.of_token, end - key0);
-    copy<kDim>(tiles.v, p.v.at(tile.number, s.first_kv + key0, kv_head), p.v.of_token, end - key0);
+    __syncthreads();  // all are done with the previous tiles
+    copy<kDim>(tiles.k, p.k.at(tile.number, s.first_kv + key0, kv_head), p.k.of_inner, end - key0);
+    copy<kDim>(tiles.v, p.v.at(tile.number, s.first_kv + key0, kv_head), p.v.of_inner, end - key0);
     __syncthreads();
 
     float scores[kKeys / kOfRow] = {}, highest = max;
@@ -92,7 +91,7 @@ __global__ void __launch_bounds__(kThreads) attend(Attention<T> p) {
       total += scores[i];
       tiles.p[row][of + i * kOfRow] = scores[i];
     }
-    __syncwarp();  // a row's threads are in one warp
+    __syncwarp();  // the threads of a row are in one warp
 
 #pragma unroll
     for (int i = 0; i < kDim / kOfRow; ++i) sums[i] *= rescale;
@@ -124,7 +123,7 @@ void launch_dim(const Attention<T>& p) {
 
 template <typename T>
 void launch(const Attention<T>& p) {
-  require_vectors(p);  // pairs would do, and nobody needs less than vectors
+  require_vectors(p);  // pairs of elements would do, but no caller has less than vectors
   if (p.dim == 64) return launch_dim<64>(p);
   if (p.dim == 128) return launch_dim<128>(p);
   launch_dim<256>(p);

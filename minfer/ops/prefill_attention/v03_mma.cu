@@ -1,11 +1,11 @@
 // v03_mma: both products on tensor cores by mma.sync, in the scheme of FlashAttention-2 (Dao, 2023).
-// Idea: a warp has whole rows of queries, so that a softmax takes no shared memory: scores stay in registers, become
-// powers there, and are the left operand of the product with v as they lie. Tiles of k and v come by cp.async, swizzled:
-// that of v while q kᵀ is multiplied, the next of k while p v is. Tiles that nobody sees are skipped, by a warp too, and
-// only those on an edge of the mask are masked.
-// Expected: FlashAttention-2's 320 TFLOP/s on an H200 and some percent more where the diagonal counts; its mma.sync
-// reaches 636 there, but softmax and products take turns in a warp, and two warps a scheduler hide only a part of that.
-// On sm_89 (fp32 sums at half rate or not, which a probe must say) near the roof of mma.sync.
+// Idea: a warp has whole rows of queries, so that a softmax takes no shared memory: scores stay in registers, become powers
+// there, and are the left operand of the product with v in the same registers. cp.async loads tiles of k and v, swizzled: v
+// during q kᵀ, the next k during p v. Tiles that no row of a block, or of a warp, sees are skipped, and only those on an edge
+// of the mask are masked.
+// Expected: FlashAttention-2's 320 TFLOP/s on an H200 and some percent more where the diagonal counts; its mma.sync reaches 636
+// there, but softmax and products take turns in a warp, and two warps for each scheduler hide only a part of that. On sm_89
+// near the roof of mma.sync (a probe must show whether fp32 sums have half the rate there).
 // Measured (H200, bfloat16, padded, full, no, batch=1, seq_q=8192, seq_kv=8192, heads=32, kv_heads=32, head_dim=128): 315.0
 //   TFLOP/s cold; 53.4 % of torch.
 #include "cuda/shared_tile.cuh"
@@ -14,8 +14,8 @@
 
 namespace minfer {
 
-// A block of kWarps warps has kWarpRows queries each, and goes over kKeys keys at a time. What a fragment of k or v that
-// was loaded is multiplied with grows with kWarpRows, and so do the sums that a thread keeps: kWarpRows * kDim / 32.
+// Each of kWarps warps has kWarpRows queries, and the block goes over kKeys keys at a time. A larger kWarpRows multiplies each
+// loaded fragment of k or v with more rows, but takes more sums in each thread: kWarpRows * kDim / 32.
 template <typename T_, int kDim_, int kWarps, int kWarpRows_, int kKeys_, int kResident_>
 struct Shape {
   using T = T_;
@@ -24,7 +24,7 @@ struct Shape {
   static constexpr int kThreads = 32 * kWarps, kRows = kWarps * kWarpRows, kSlabs = kWarpRows / 16;
   static constexpr int kQ = kRows * kDim, kKV = kKeys * kDim;  // elements of the tiles
   static constexpr int kBytes = (kQ + 2 * kKV) * sizeof(T);
-  static constexpr bool kKeepsQ = kSlabs * kDim <= 128;  // in registers: 4 for each 16 x 16
+  static constexpr bool kKeepsQ = kSlabs * kDim <= 128;  // in registers, 4 for each 16 x 16 of q
   static_assert(kBytes <= kMostShared);
 };
 
@@ -84,7 +84,7 @@ struct WarpRows {
     }
   }
 
-  // sums += scores v, of scores that are powers by now.
+  // sums += scores v, where the scores have become powers.
   __device__ void multiply_p_v(const T* v) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -123,7 +123,7 @@ struct WarpRows {
       }
   }
 
-  // What scores are to be multiplied with to be exponents of 2; a soft cap is applied to them before.
+  // A score times this is an exponent of 2; a soft cap is applied before.
   __device__ float cap(const Attention<T>& p) {
     if (p.softcap == 0.0f) return p.scale * kLog2E;
     const float inside = p.scale / p.softcap;
@@ -142,8 +142,8 @@ struct WarpRows {
     }
   }
 
-  // Writes the warp's rows by way of their own place in q's tile, so that lanes side by side write 16 bytes each of a row.
-  // Rows from `queries` on of a padded batch are zero.
+  // Writes the warp's rows through their own place in q's tile, so that adjacent lanes write adjacent 16 bytes of a row. Rows
+  // from `queries` on of a padded batch are zero.
   __device__ void store(const Attention<T>& p, const QueryTile& tile, int row, int head, T* q) {
     using Pair = typename Vector<T>::Pair;
     const int lane = threadIdx.x % 32, rows = p.rows(tile.s);
@@ -200,22 +200,22 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kResident) attend(Atte
   const T* v = p.v.at(tile.number, s.first_kv, kv_head);
   const auto copy = [&](T* to, const T* from, int64_t stride, int key) {
     if (key < end) copy_rows<Place, kKeys, kDim, kThreads>(to, from + key * stride, stride, end - key);
-    cp_async_commit();  // an empty group too, so that the groups in flight are always as many
+    cp_async_commit();  // an empty group too, so that the number of groups in flight is constant
   };
-  copy_rows<Place, kRows, kDim, kThreads>(q_tile, p.q.at(tile.number, s.first_q + tile.row0, head), p.q.of_token,
+  copy_rows<Place, kRows, kDim, kThreads>(q_tile, p.q.at(tile.number, s.first_q + tile.row0, head), p.q.of_inner,
                                           s.queries - tile.row0);
-  copy(k_tile, k, p.k.of_token, begin);  // and q, in one group
+  copy(k_tile, k, p.k.of_inner, begin);  // and q, in one group
 
   WarpRows<Shape> warp;
   const int warp_row = threadIdx.x / 32 * Shape::kWarpRows, row = tile.row0 + warp_row;
   T* q = q_tile + warp_row * Place::kStride;
   for (int key = begin; key < end; key += kKeys) {
     cp_async_wait<0>();
-    __syncthreads();  // k has come, and all have multiplied the v before
-    copy(v_tile, v, p.v.of_token, key);
+    __syncthreads();  // k has arrived, and all have multiplied the previous v
+    copy(v_tile, v, p.v.of_inner, key);
     if (key == begin) warp.keep_q(q);
     int position = row + s.keys - s.queries;
-    asm volatile("" : "+r"(position));  // four bounds computed anew take no registers through the mainloop
+    asm volatile("" : "+r"(position));  // recomputing four bounds keeps no registers through the mainloop
     const Span top = p.span_at(position, s.keys), bottom = p.span_at(position + Shape::kWarpRows - 1, s.keys);
     const bool sees = key < bottom.end && key + kKeys > top.begin;
     if (sees) {
@@ -225,8 +225,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kResident) attend(Atte
       warp.softmax(factor);
     }
     cp_async_wait<0>();
-    __syncthreads();  // v has come, and all have multiplied k
-    copy(k_tile, k, p.k.of_token, key + kKeys);
+    __syncthreads();  // v has arrived, and all have multiplied k
+    copy(k_tile, k, p.k.of_inner, key + kKeys);
     if (sees) warp.multiply_p_v(v_tile);
   }
   cp_async_wait<0>();

@@ -1,11 +1,11 @@
 // v04_wgmma: Hopper's copy engine and warpgroup products: one thread copies, two warpgroups of 64 rows multiply.
-// Idea: TMA brings q once and keys and values in two stages of 128, so that copies need no registers and no threads' time. Scores
-// are a product of shared memory with shared memory; out += p v takes p from registers, where the softmax has left it. A
-// warpgroup waits for its own products, and while it takes exponentials, the other one has the tensor cores: nobody arranges
-// that, it comes of their being out of step.
+// Idea: TMA copies q once, and keys and values in two stages of 128, so that copies take no registers and no time of the other
+// threads. For the scores both operands are in shared memory; out += p v takes p from registers, where the softmax left it. A
+// warpgroup waits for its own products, and while it computes exponentials, the other one has the tensor cores. Nothing
+// enforces that: it happens when the two are out of step.
 // Expected: 128 x 128 scores of head_dim 128 are 1024 + 1024 cycles of the tensor cores for both warpgroups, and 2 · 64 · 128
-// exponentials at 16 a cycle and multiprocessor are 512 + 512; with maxima, sums and rounding the softmax is about 1000 cycles
-// of each warpgroup. Half of that hidden: 60 to 65 % of wgmma's rate, 500 TFLOP/s.
+// exponentials at 16 a cycle and SM are 512 + 512; with maxima, sums and rounding the softmax is about 1000 cycles of each
+// warpgroup. If half of that is hidden: 60 to 65 % of wgmma's rate, 500 TFLOP/s.
 // Measured (H200, bfloat16, padded, full, no, batch=1, seq_q=8192, seq_kv=8192, heads=32, kv_heads=32, head_dim=128): 523.2
 //   TFLOP/s cold; 88.7 % of torch.
 #include "hopper_attention.cuh"
@@ -51,7 +51,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     wgmma_wait_for<0>(rows.out);
     rows.release(tile.empty_v + ring.stage);
   }
-  rows.store(w);
+  rows.store(maps, w);
+  if (threadIdx.x % 32 == 0) tma_store_wait<0>();
 }
 
 template <typename T>

@@ -1,11 +1,11 @@
 // v05_pingpong: the softmax of one warpgroup under the products of the other, and under its own.
-// Idea: three things beside v04. (1) Two named barriers take turns: a warpgroup starts its products only when the other one has
-// started its own, so that the two stay half a period apart. (2) Within a warpgroup, the scores of the next block of keys are
-// started before out += p v of the present one, and the softmax works on those scores while out is still being added up. (3)
-// The grid stays: blocks draw work from a counter, and the copies of the next piece begin while the last one is finished.
-// FlashAttention-3's scheme (Shah et al., 2024).
-// Expected: the softmax's 1000 cycles are under the other warpgroup's 1024: 700 TFLOP/s at long sequences, where a paper has
-// 740 and this card's products alone reach 800.
+// Idea: three changes to v04. (1) With two named barriers the warpgroups take turns: one starts its products only when the
+// other one has started its own, so that the two stay half a period apart. (2) Within a warpgroup, the scores of the next block
+// of keys are started before out += p v of the present one, so that the softmax of those scores overlaps that product. (3) The
+// kernel is persistent: blocks take work from a counter, and the copies of the next piece begin before the last one is
+// finished. FlashAttention-3's scheme (Shah et al., 2024).
+// Expected: the softmax's 1000 cycles overlap the other warpgroup's 1024: 700 TFLOP/s at long sequences. The paper has 740, and
+// this card's products alone reach 800.
 // Measured (H200, bfloat16, padded, full, no, batch=1, seq_q=8192, seq_kv=8192, heads=32, kv_heads=32, head_dim=128): 550.4
 //   TFLOP/s cold; 93.3 % of torch.
 #include "cuda/counters.cuh"
@@ -16,7 +16,7 @@ namespace minfer {
 constexpr int kTurnBarrier = kTailBarrier + kConsumers;  // and one more
 constexpr int kSlots = 2;                                // pieces of work that the producer may be ahead
 
-// Work that the producer has drawn, for the consumers to read.
+// Work that the producer has taken from the counter, for the consumers to read.
 struct Slots {
   int index[kSlots];
   uint64_t full[kSlots], empty[kSlots];
@@ -37,11 +37,12 @@ struct Pingpong {
 
   __device__ Pingpong(const Tile& tile, const Attention<T>& p) : tile(tile), p(p), rows(tile, p) {}
 
-  // The turn of a warpgroup to start products, and its end.
+  // Waits for this warpgroup's turn to start products; ends the turn.
   __device__ static void begin_turn() { named_barrier_sync(kTurnBarrier + warpgroup_index(), 256); }
   __device__ static void end_turn() { named_barrier_arrive(kTurnBarrier + 1 - warpgroup_index(), 256); }
 
-  // Waits for scores; gives their keys back; masks them, and takes them in. Returns whether out must be multiplied with `rescale`.
+  // Waits for scores, releases the stage of their keys, masks the scores and adds them to the softmax. Returns whether out must
+  // be multiplied with `rescale`.
   template <int kPending>
   __device__ bool finish_scores(typename Rows::Scores& scores, const Work& w, int block, float (&rescale)[2]) {
     wgmma_wait_for<kPending>(scores);
@@ -63,35 +64,37 @@ struct Pingpong {
   }
 
   // One piece of work.
-  __device__ void attend(const Work& w) {
+  __device__ void attend(const AttentionMaps& maps, const Work& w) {
     rows.clear();
     if (w.blocks > 0) {
       typename Rows::Powers powers;
+      typename Rows::Scores scores;
       float rescale[2];
+      bool grows = false;  // out is still zero
       barrier_wait(tile.full_q, parity_of_q);
       parity_of_q ^= 1;
-      {
-        typename Rows::Scores scores;
-        barrier_wait(tile.full_k + keys.stage, keys.parity);
-        begin_turn();
-        rows.start_scores(scores, keys.stage);
-        end_turn();
-        finish_scores<0>(scores, w, w.blocks - 1, rescale);  // out is still zero
-        rows.round(powers, scores);
-      }
+      barrier_wait(tile.full_k + keys.stage, keys.parity);
+      begin_turn();
+      rows.start_scores(scores, keys.stage);
+      end_turn();
+      finish_scores<0>(scores, w, w.blocks - 1, rescale);
+      // The wait for out is at the head of the next iteration, not behind the softmax: within one basic block ptxas moves the
+      // wait above the exponentials, which then no longer overlap the product.
 #pragma unroll 1
-      for (int i = w.blocks - 2; i >= 0; --i) {
-        typename Rows::Scores scores;
+      for (int i = w.blocks - 2;; --i) {
+        if (i < w.blocks - 2) {
+          finish_out();
+          if (grows) scale_rows(rows.out, rescale);
+        }
+        rows.round(powers, scores);
+        if (i < 0) break;
         barrier_wait(tile.full_k + keys.stage, keys.parity);
         wait_values(w, i + 1);
         begin_turn();
         rows.start_scores(scores, keys.stage);
         rows.start_out(powers, values.stage);
         end_turn();
-        const bool grows = finish_scores<1>(scores, w, i, rescale);
-        finish_out();
-        if (grows) scale_rows(rows.out, rescale);
-        rows.round(powers, scores);
+        grows = finish_scores<1>(scores, w, i, rescale);
       }
       rows.release(tile.empty_q);
       wait_values(w, 0);
@@ -100,12 +103,12 @@ struct Pingpong {
       end_turn();
       finish_out();
     }
-    rows.store(w);
+    rows.store(maps, w);
   }
 };
 
-// Draws pieces of work and copies for them until there are none. The first one of a block is its own number; `drawn` counts the
-// others, of all blocks, and wraps to zero by the last one.
+// Takes pieces of work from the counter and copies for them until there are none. The first piece of a block is its own number.
+// `drawn` counts the others, of all blocks, and the last one wraps it to zero.
 template <typename T, int kDim>
 __device__ void produce(const Tiles<T, kDim>& tile, const Attention<T>& p, const AttentionMaps& maps, Slots* slots,
                         int tiles, int pieces, unsigned* drawn) {
@@ -156,8 +159,9 @@ __global__ void __launch_bounds__(kThreads, 1)
     consumer.rows.release(slots->empty + slot.stage);
     if (index >= pieces) break;
     const Work w = work_of<Tile::kBlockN>(p, index, tiles);
-    if (w.exists()) consumer.attend(w);
+    if (w.exists()) consumer.attend(maps, w);
   }
+  if (threadIdx.x % 32 == 0) tma_store_wait<0>();
   if (warpgroup_index() == 0) consumer.begin_turn();  // takes the turn that the other one has ended, so that none is left
 }
 

@@ -12,12 +12,6 @@
 
 #include "ops/op.h"
 
-#ifdef __CUDACC__
-#define MINFER_EITHER __host__ __device__
-#else
-#define MINFER_EITHER
-#endif
-
 namespace minfer {
 
 // Heads of q or of k: (batch, seq, heads, head_dim) with contiguous elements; strides in elements.

@@ -8,14 +8,9 @@
 // Function() to each element, and ends with `MINFER_SILU_MUL(silu_mul_<file name>, launch)`. T is float or a half type.
 #pragma once
 
-#include "ops/op.h"
-
-#ifdef __CUDACC__
-#define MINFER_EITHER __device__
-#else
 #include <cmath>
-#define MINFER_EITHER
-#endif
+
+#include "ops/op.h"
 
 namespace minfer {
 
@@ -25,7 +20,7 @@ struct Sigmoid {
   float of, of_negative;
 
   MINFER_EITHER explicit Sigmoid(float x) {
-#ifdef __CUDACC__
+#ifdef __CUDA_ARCH__
     const float small = __expf(-fabsf(x)), larger = __fdividef(1.0f, 1.0f + small);
 #else
     const float small = std::exp(-std::fabs(x)), larger = 1.0f / (1.0f + small);

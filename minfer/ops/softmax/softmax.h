@@ -24,7 +24,7 @@ struct Softmax {
 #ifdef __CUDACC__
   cudaStream_t stream;
 
-  // How many elements of a row count; lengths out of bounds are brought back into them.
+  // How many elements of a row count; a length out of bounds is clamped.
   __device__ int valid(int row) const { return lengths ? min(max(lengths[row], 0), n) : n; }
 #else
   int valid(int row) const { return lengths ? lengths[row] < 0 ? 0 : lengths[row] < n ? lengths[row] : n : n; }

@@ -3,21 +3,26 @@
 
 namespace minfer {
 
+inline unsigned team_arrive(unsigned* arrived, unsigned members, bool is_first) {
+  const unsigned before = *arrived;
+  *arrived += is_first ? 0x80000000u - (members - 1) : 1;
+  if ((before ^ *arrived) & 0x80000000u) {
+    const std::vector<emulator::Thread*> waiting = std::move(emulator::state.at_flags[arrived]);
+    emulator::state.at_flags.erase(arrived);
+    if (!waiting.empty()) emulator::release(waiting);
+  }
+  return before;
+}
+inline void team_wait(unsigned* arrived, unsigned before) {
+  while (!((before ^ *arrived) & 0x80000000u)) {
+    emulator::state.at_flags[arrived].push_back(emulator::state.current);
+    emulator::wait_for("a barrier of blocks");
+  }
+}
+
 inline void team_sync(unsigned* arrived, unsigned members, bool is_first) {
   __syncthreads();
-  if (threadIdx.x == 0) {
-    const unsigned before = *arrived;
-    *arrived += is_first ? 0x80000000u - (members - 1) : 1;
-    if ((before ^ *arrived) & 0x80000000u) {
-      const std::vector<emulator::Thread*> waiting = std::move(emulator::state.at_flags[arrived]);
-      emulator::state.at_flags.erase(arrived);
-      if (!waiting.empty()) emulator::release(waiting);
-    }
-    while (!((before ^ *arrived) & 0x80000000u)) {
-      emulator::state.at_flags[arrived].push_back(emulator::state.current);
-      emulator::wait_for("a barrier of blocks");
-    }
-  }
+  if (threadIdx.x == 0) team_wait(arrived, team_arrive(arrived, members, is_first));
   __syncthreads();
 }
 

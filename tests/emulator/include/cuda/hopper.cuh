@@ -161,17 +161,24 @@ inline void stmatrix_x4(void* row, const uint32_t (&fragment)[4]) {
 
 inline void fence_async() { emulator::state.current->unfenced.clear(); }
 
-inline void tma_store(const TensorMap& map, const void* box, int x, int y) {
-  check_box(map, box);
-  char* from = static_cast<char*>(const_cast<void*>(box));
+// Starts a copy of shared memory to global memory, which `store` makes, at some time until it is waited for.
+template <typename Store>
+void start_store(char* from, int bytes, Store store) {
   for (const emulator::Thread& thread : emulator::state.threads)
     for (const auto& [begin, end] : thread.unfenced)
-      if (begin < from + map.bytes() && from < end) emulator::fail("TMA stores what was written without a fence since");
-  const std::vector<char> before(from, from + map.bytes());
+      if (begin < from + bytes && from < end) emulator::fail("TMA stores what was written without a fence since");
+  const std::vector<char> before(from, from + bytes);
   emulator::state.current->stores.push_back(emulator::start([=] {
     if (memcmp(before.data(), from, before.size())) emulator::fail("shared memory changes while TMA stores it");
-    map.for_pieces(from, x, y, [](const char* from, char* to) { if (to) memcpy(to, from, 16); });
+    store(from);
   }));
+}
+
+inline void tma_store(const TensorMap& map, const void* box, int x, int y) {
+  check_box(map, box);
+  start_store(static_cast<char*>(const_cast<void*>(box)), map.bytes(), [=](char* from) {
+    map.for_pieces(from, x, y, [](const char* from, char* to) { if (to) memcpy(to, from, 16); });
+  });
 }
 inline void tma_store_commit() {
   emulator::Thread* self = emulator::state.current;
@@ -211,9 +218,9 @@ inline void read_tile(std::vector<uint16_t>& values, uint64_t descriptor, int ro
 }
 
 template <typename T>
-std::vector<float> floats(const std::vector<uint16_t>& values) {
+std::vector<float> floats(const std::vector<uint16_t>& values, int which = 0) {
   std::vector<float> found(values.size());
-  for (size_t i = 0; i < values.size(); ++i) found[i] = float(reinterpret_cast<const T&>(values[i]));
+  for (size_t i = 0; i < values.size(); ++i) found[i] = emulated_number(reinterpret_cast<const T&>(values[i]), which);
   return found;
 }
 
@@ -285,9 +292,13 @@ void wgmma(float (&d)[kRegisters], uint64_t a, uint64_t b, bool add) {
     };
     const std::vector<uint16_t> values = read();
     const std::vector<float> numbers = floats<T>(values);
+    constexpr bool kPairs = std::is_same_v<T, E4M3Pair>;
+    const std::vector<float> others = kPairs ? floats<T>(values, 1) : std::vector<float>();
     for (int m = 0; m < 64; ++m) {
-      double row[kN];
+      double row[kN], more[kN] = {};
       dot_products(row, &numbers[m * 16], &numbers[1024], kN);
+      if (kPairs) dot_products(more, &others[m * 16], &others[1024], kN);
+      for (int n = 0; n < kN; ++n) row[n] += more[n];
       // Row g of a warp's 16 is in the lanes 4 g to 4 g + 3 for g < 8, and row g + 8 in the same.
       for (int n = 0; n < kN; ++n) {
         const int lane = m / 16 * 32 + m % 8 * 4 + n % 8 / 2, i = n / 8 * 4 + m % 16 / 8 * 2 + n % 2;
@@ -365,6 +376,12 @@ cudaError_t launch_clusters(void (*kernel)(Parameters...), int cluster, dim3 blo
   launch.cluster = cluster, launch.together = true;
   emulator::launch(launch, [&] { kernel(arguments...); });
   return cudaSuccess;
+}
+
+template <typename... Parameters, typename... Arguments>
+cudaError_t launch_clusters_together(void (*kernel)(Parameters...), int cluster, dim3 blocks, int threads, int shared,
+                                     cudaStream_t stream, const Arguments&... arguments) {
+  return launch_clusters(kernel, cluster, blocks, threads, shared, stream, arguments...);
 }
 
 // How many run at once is the GPU's affair: other ones at each call, so that kernels that ask have few tiles and many.

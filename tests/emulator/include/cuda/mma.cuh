@@ -33,7 +33,18 @@ void emulated_ldmatrix_x4(uint32_t (&fragment)[4], const void* row) {
 inline void ldmatrix_x4(uint32_t (&fragment)[4], const void* row) { emulated_ldmatrix_x4<false>(fragment, row); }
 inline void ldmatrix_x4_trans(uint32_t (&fragment)[4], const void* row) { emulated_ldmatrix_x4<true>(fragment, row); }
 
-// mma.m16n8k16: element i of a lane's A (of 8) is in row g, or g + 8 for i in {2, 3, 6, 7}, and column 2 t + i % 2, and
+struct E4M3Pair {
+  __nv_fp8_e4m3 low, high;
+};
+
+// A number, or of two e4m3 one of them.
+template <typename T>
+double emulated_number(const T& value, int which) {
+  if constexpr (std::is_same_v<T, E4M3Pair>) return float(which ? value.high : value.low);
+  else return which ? 0.0 : float(value);
+}
+
+// mma.m16n8k16, and of pairs of e4m3 m16n8k32, whose four bytes of a lane lie as two of 16 bits: element i of a lane's A (of 8) is in row g, or g + 8 for i in {2, 3, 6, 7}, and column 2 t + i % 2, and
 // 8 more for i >= 4; of its B (of 4) in row 2 t + i % 2, and 8 more for i >= 2, and column g; of its C and D (of 4) in
 // row g, or g + 8 for i >= 2, and column 2 t + i % 2. Products are exact and the sum is rounded once, to Acc.
 template <typename T, typename Acc, int kAccBytes>
@@ -43,18 +54,20 @@ void emulated_mma(Acc* d, const uint32_t* a, const uint32_t* b) {
     Acc* d;
   } mine{a, b, d};
   emulator::collective("mma.m16n8k16", mine, [](Operands** lanes) {
+    double C[16][8] = {};
+    for (int which = 0; which < (std::is_same_v<T, E4M3Pair> ? 2 : 1); ++which) {
     double A[16][16], B[16][8];
     for (int lane = 0; lane < 32; ++lane) {
       const int g = lane / 4, t = lane % 4;
       T held_a[8], held_b[4];
       memcpy(held_a, lanes[lane]->a, 16), memcpy(held_b, lanes[lane]->b, 8);
-      for (int i = 0; i < 8; ++i) A[g + (i % 4 >= 2 ? 8 : 0)][2 * t + i % 2 + (i >= 4 ? 8 : 0)] = float(held_a[i]);
-      for (int i = 0; i < 4; ++i) B[2 * t + i % 2 + (i >= 2 ? 8 : 0)][g] = float(held_b[i]);
+      for (int i = 0; i < 8; ++i) A[g + (i % 4 >= 2 ? 8 : 0)][2 * t + i % 2 + (i >= 4 ? 8 : 0)] = emulated_number(held_a[i], which);
+      for (int i = 0; i < 4; ++i) B[2 * t + i % 2 + (i >= 2 ? 8 : 0)][g] = emulated_number(held_b[i], which);
     }
-    double C[16][8] = {};
     for (int m = 0; m < 16; ++m)
       for (int k = 0; k < 16; ++k)
         for (int n = 0; n < 8; ++n) C[m][n] += A[m][k] * B[k][n];
+    }
     for (int lane = 0; lane < 32; ++lane)
       for (int i = 0; i < 4; ++i) {
         Acc& d = lanes[lane]->d[i];
@@ -77,12 +90,15 @@ void mma_m16n8k16(uint32_t (&d)[2], const uint32_t (&a)[4], const uint32_t (&b)[
 }
 
 // cp.async: shared memory is NaN from here on until this thread waits for the group that the copy is in.
-inline void cp_async_16(void* shared, const void* global, bool inside = true) {
-  emulator::check_shared("cp.async", shared, 16);
-  if (inside) emulator::check_global("cp.async", global, 16);
-  memset(shared, 0xff, 16);
-  emulator::state.current->open.push_back({static_cast<char*>(shared), static_cast<const char*>(inside ? global : nullptr), 16});
+template <int kBytes>
+void cp_async_few(void* shared, const void* global, bool inside = true) {
+  emulator::check_shared("cp.async", shared, kBytes);
+  if (inside) emulator::check_global("cp.async", global, kBytes);
+  memset(shared, 0xff, kBytes);
+  emulator::state.current->open.push_back(
+      {static_cast<char*>(shared), static_cast<const char*>(inside ? global : nullptr), kBytes});
 }
+inline void cp_async_16(void* shared, const void* global, bool inside = true) { cp_async_few<16>(shared, global, inside); }
 
 inline void cp_async_commit() {
   emulator::Thread* self = emulator::state.current;

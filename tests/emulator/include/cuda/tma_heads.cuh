@@ -13,24 +13,52 @@ struct HeadsMap {
 
 inline void tma_prefetch(const HeadsMap&) {}
 
-inline void tma_load_heads(void* box, const HeadsMap& map, uint64_t* barrier, int x, int head, int token, int batch) {
+// What a copy of a box must hold to.
+inline int check_heads_box(const HeadsMap& map, const void* box, int x, int head, int batch) {
   const int bytes = map.box_tokens * 128;
   if (reinterpret_cast<uintptr_t>(box) % 1024) emulator::fail("TMA: a box is at no multiple of 1024 bytes");
   if (!emulator::state.current->block->find(box, bytes)) emulator::fail("TMA: a box is outside shared memory");
   if (head < 0 || head >= map.heads || batch < 0 || batch >= map.batch || x < 0 || x + 64 > map.dim)
     emulator::fail("TMA: a box of a head that is not there");
-  emulator::Barrier* full = &emulator::barrier_at(barrier);
-  memset(box, 0xff, bytes);
-  emulator::start([=] {
-    for (int r = 0; r < map.box_tokens; ++r)
-      for (int c = 0; c < 128; c += 16) {
-        char* to = emulator::swizzled(static_cast<char*>(box) + r * 128 + c);
-        const bool inside = token + r >= 0 && token + r < map.tokens;
-        const char* from = map.begin + batch * map.of_batch + (token + r) * map.of_token + head * map.of_head + x * 2 + c;
-        inside ? memcpy(to, from, 16) : memset(to, 0, 16);
-      }
-    full->bytes -= bytes;
-    emulator::end_phase_if_complete(*full);
+  return bytes;
+}
+
+// Calls f(shared, global) for each 16 bytes of a box; global is null for what lies outside of the tensor.
+template <typename F>
+void for_heads_pieces(const HeadsMap& map, char* box, int x, int head, int token, int batch, F f) {
+  for (int r = 0; r < map.box_tokens; ++r)
+    for (int c = 0; c < 128; c += 16) {
+      const bool inside = token + r >= 0 && token + r < map.tokens;
+      char* at = map.begin + batch * map.of_batch + (token + r) * map.of_token + head * map.of_head + x * 2 + c;
+      f(emulator::swizzled(box + r * 128 + c), inside ? at : nullptr);
+    }
+}
+
+inline void tma_load_heads_multicast(void* box, const HeadsMap& map, uint64_t* barrier, int x, int head, int token, int batch,
+                                     uint16_t blocks) {
+  const int bytes = check_heads_box(map, box, x, head, batch);
+  for (int block = 0; block < 16; ++block) {
+    if (!(blocks >> block & 1)) continue;
+    char* to = emulator::at_block(box, block);
+    emulator::Barrier* full = &emulator::barrier_at(emulator::at_block(barrier, block));
+    memset(to, 0xff, bytes);
+    emulator::start([=, other = emulator::state.current->block + block - emulator::state.current->block->rank] {
+      if (emulator::has_ended(*other)) emulator::fail("TMA copies to a block that has ended");
+      for_heads_pieces(map, to, x, head, token, batch,
+                       [](char* to, const char* from) { from ? memcpy(to, from, 16) : memset(to, 0, 16); });
+      full->bytes -= bytes;
+      emulator::end_phase_if_complete(*full);
+    });
+  }
+}
+inline void tma_load_heads(void* box, const HeadsMap& map, uint64_t* barrier, int x, int head, int token, int batch) {
+  tma_load_heads_multicast(box, map, barrier, x, head, token, batch, 1 << emulator::state.current->block->rank);
+}
+
+inline void tma_store_heads(const HeadsMap& map, const void* box, int x, int head, int token, int batch) {
+  const int bytes = check_heads_box(map, box, x, head, batch);
+  start_store(static_cast<char*>(const_cast<void*>(box)), bytes, [=](char* from) {
+    for_heads_pieces(map, from, x, head, token, batch, [](char* from, char* to) { if (to) memcpy(to, from, 16); });
   });
 }
 

@@ -1,0 +1,152 @@
+"""The picture and the tables of `benchmarks/specialise.py`: what adapting costs a call, what it gains by length, and when."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from analysis.plots import Picture, plain_ticks
+from analysis.readme import plain, scaled, significant, table_lines
+from analysis.style import LIGHT, SMALL, Theme, figure, printable, title
+from minfer.rows.store import Row
+
+LENGTHS = {
+    "uniform": "uniform lengths",
+    "zipf": "lengths by Zipf's law",
+    "drift": "lengths by Zipf's law, and others come most from half-way on",
+}
+PARTS = {
+    "monitor": "`monitor(size)`",
+    "table": "the table",
+    "execute": "`execute(size)` of what does nothing",
+    "call": "the same, called without it",
+}
+
+
+def of(rows: list[Row], kind: str) -> list[Row]:
+    return [row for row in rows if row["kind"] == kind]
+
+
+def windows(row: Row, samples: np.ndarray) -> list[tuple[float, float]]:
+    """Samples of each round over seconds: medians over windows of a fortieth of the trace."""
+    at, edges = np.array(row["at"]), np.linspace(0, row["seconds"], 41)
+    found = [((low + high) / 2, samples[(at >= low) & (at < high)]) for low, high in pairwise(edges)]
+    return [(middle, float(np.median(within))) for middle, within in found if len(within)]
+
+
+def rate(row: Row, way: str) -> np.ndarray:
+    """Tokens a second of each round."""
+    return np.array(row["tokens"]) / np.array(row[f"{way}_s"])
+
+
+def adapting(rows: list[Row], device: str, theme: Theme = LIGHT) -> Picture:
+    """For each trace tokens a second over time, and below it adaptive and the control over generic, round by round."""
+    found = of(rows, "trace")
+    drawn, axes = figure([1.7, 1.0] * len(found), gap=0.8, right=0.87)
+    colors = {"again": theme.others, "generic": theme.torch, "adaptive": theme.ours}
+    for above, below, row in zip(axes[::2], axes[1::2], found, strict=True):
+        title(
+            above, f"seq_sum on {device}: {row['trace']}", f"{LENGTHS[row['trace']]}; {row['budget']} variants at most"
+        )
+        lines = {way: windows(row, rate(row, way)) for way in colors}
+        ratios = {way: windows(row, rate(row, way) / rate(row, "generic")) for way in ("again", "adaptive")}
+        for ax, panel in ((above, lines), (below, ratios)):
+            for way, line in panel.items():
+                ax.plot(*zip(*line, strict=True), color=colors[way], linewidth=1 if way == "again" else 2)
+            ax.set_xlim(0, row["seconds"])
+            if row["trace"] == "drift":
+                ax.axvline(row["seconds"] / 2, color=theme.muted, linestyle=":", linewidth=1.2)
+        above.set(ylim=(0, 1.3 * max(value for line in lines.values() for _, value in line)), ylabel="tokens a second")
+        plain_ticks(above.yaxis)
+        moments(above, row, theme)
+        ends(above, {"generic": lines["generic"][-1], "adaptive": lines["adaptive"][-1]}, theme)
+        below.axhline(1, color=theme.torch, linewidth=1)
+        below.set_ylabel("over generic")
+        ends(below, {"adaptive": ratios["adaptive"][-1], "generic again": ratios["again"][-1]}, theme)
+    axes[-1].set_xlabel("seconds; at the top of each panel: how many variants are in use from there on")
+    quarter = ", ".join(f"{row['trace']} {row['speedup']:.3f}" for row in found)
+    about = f"Tokens a second of seq_sum on {device} while variants are compiled; adaptive over generic in the last quarter: "
+    return Picture(drawn, printable(f"{about}{quarter}."))
+
+
+def ends(ax: Axes, lines: dict[str, tuple[float, float]], theme: Theme) -> None:
+    """Name two lines where they end, the higher one above."""
+    order = sorted(lines, key=lambda name: lines[name][1])
+    for name, shift in zip(order, (-7, 7), strict=True):
+        color = {"adaptive": theme.ours, "generic": theme.torch}.get(name, theme.muted)
+        ax.annotate(name, lines[name], (8, shift), "data", "offset points", color=color, fontsize=SMALL, va="center")
+
+
+def moments(ax: Axes, row: Row, theme: Theme) -> None:
+    """A short line where the number of variants in use changed, and the number where there is room for it."""
+    last = -1.0
+    for at, before, now in zip(row["at"][1:], row["variants"], row["variants"][1:], strict=False):
+        if before != now:
+            ax.axvline(at, ymin=0.95, color=theme.ours, linewidth=1)
+            if at - last > row["seconds"] / 45:
+                place, color = ("data", "axes fraction"), theme.ours
+                ax.annotate(str(now), (at, 1), (3, -2), place, "offset points", va="top", color=color, fontsize=SMALL)
+                last = at
+
+
+def adapting_lines(rows: list[Row]) -> list[str]:
+    """The tables, and how busy the machine was."""
+    loads = [row["load"] for row in rows]
+    busy = f"The load average was {min(loads):.1f} to {max(loads):.1f} while all this was measured."
+    return [busy, "", *cost_lines(rows), "", *gain_lines(rows), "", *trace_lines(rows)]
+
+
+def cost_lines(rows: list[Row]) -> list[str]:
+    """A table of nanoseconds, and what monitoring and dispatch add to a call."""
+    ns = {row["what"]: np.array(row["ns"]) for row in of(rows, "cost")}
+    samples = {PARTS[name]: ns[name] for name in PARTS} | {
+        "monitoring and dispatch, round by round": ns["execute"] - ns["call"]
+    }
+    body = [
+        [name, *(f"{float(np.percentile(each, part)):.0f}" for part in (50, 10, 90))] for name, each in samples.items()
+    ]
+    rounds = len(ns["call"])
+    return [
+        f"**What a call costs**, in nanoseconds, over {rounds} rounds:",
+        "",
+        *table_lines(["Part", "Median", "p10", "p90"], [":--", "--:", "--:", "--:"], body),
+    ]
+
+
+def gain_lines(rows: list[Row]) -> list[str]:
+    """A table with a line for each variant that was tried by itself."""
+    body = []
+    for row in of(rows, "gain"):
+        ratio = f"{row['speedup']:.2f} ({row['low']:.2f}–{row['high']:.2f})" if row["speedup"] else "—"
+        paid = scaled(row["paid_after_calls"]) if row["paid_after_calls"] else "—"
+        times = [significant(row[name], 3) if row[name] else "—" for name in ("generic_us", "variant_us")]
+        cells = [plain(row["recipe"]), str(row["length"]), row["status"], *times, ratio]
+        body.append([*cells, significant(row["compile_s"], 2) if row["compile_s"] else "—", paid, str(row["bytes"])])
+    header = ["Recipe", "Length", "Outcome", "Generic (µs)", "Variant (µs)", "Times as fast", "Compiled in (s)"]
+    header += ["Calls until it has paid", "Bytes"]
+    return [
+        "**What a variant gains by length**, in its trial: steady calls with 256 sequences.",
+        "",
+        *table_lines(header, [":--", "--:", ":--", *["--:"] * 6], body),
+    ]
+
+
+def trace_lines(rows: list[Row]) -> list[str]:
+    """A table with a line for each trace."""
+    body = []
+    for row in of(rows, "trace"):
+        late = np.array(row["at"]) > 0.75 * row["seconds"]
+        rates = [scaled(float(np.median(rate(row, way)[late]))) for way in ("generic", "adaptive")]
+        ratio = f"{row['speedup']:.3f} ({row['low']:.3f}–{row['high']:.3f}) {row['verdict']}"
+        tried = f"{row['faster']} faster, {row['not_faster']} not, {row['undecided']} undecided"
+        held = f"{row['loaded']}, {row['bytes']} bytes"
+        body.append([row["trace"], *rates, ratio, f"{100 * row['aa_spread']:.1f} %", tried, held])
+    header = ["Lengths", "Generic, tokens/s", "Adaptive, tokens/s", "Times as fast", "A/A", "Trials", "Variants loaded"]
+    return [
+        "**While it serves**, in the last quarter of each trace, in which the background process still compiles where there is "
+        "something to compile:",
+        "",
+        *table_lines(header, [":--", "--:", "--:", ":--", "--:", ":--", "--:"], body),
+    ]

@@ -1,0 +1,60 @@
+"""By which factor kernels were faster than eager PyTorch, from parquet: `python analysis/make_fusion.py`.
+
+Reads results/**/*.parquet and writes minfer/fusion/measured.json, by which `minfer.fuse` decides what to replace: for each op
+of it, architecture, dtype, parameters and shape the cold speed-ups of our kernels, of PyTorch's function and of torch.compile,
+each paired with the baseline in the same rounds.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import pyarrow as pa
+
+from analysis import by_problem
+from analysis.command import Options, parser, run
+from analysis.rows import number, with_problem
+from minfer.rows import store
+
+COMMAND = "python analysis/make_fusion.py"
+TABLE = Path("minfer/fusion/measured.json")
+OPS = ("add_rmsnorm", "axpby", "gated_unit", "gemm_bias_gelu", "gemm_bias_relu", "rmsnorm", "rope", "silu_mul")
+PYTORCH = ("torch", "torch_compile")  # what a program would run instead
+COLUMNS = ["run", "finished", "case", "op", "kernel", "backend", "dtype", "params", "shape", "status", "baseline"]
+COLUMNS += ["cold_speedup", "device", "device_kind", "arch"]
+
+
+def entries(table: pa.Table) -> by_problem.Table:
+    """What the rows say of each op, in order: by architecture, device, dtype, parameters and shape; problems that none of our
+    kernels, or nothing of PyTorch's, was measured at are left out."""
+    found: dict[str, dict[by_problem.Key, dict[str, float]]] = {}
+    for row in with_problem(table).to_pylist(maps_as_pydicts="lossy"):
+        speedup, key = number(row, "cold_speedup"), by_problem.key(row)
+        shown = row["backend"] not in (None, "torch") or row["kernel"] in PYTORCH
+        known = row["op"] in OPS and row["baseline"] == "torch" and row["status"] in store.MEASURED
+        if speedup and shown and known and key:
+            found.setdefault(row["op"], {}).setdefault(key, {})[row["kernel"]] = round(speedup, 3)
+    both = lambda speedups: speedups.keys() & set(PYTORCH) and speedups.keys() - set(PYTORCH)
+    return {
+        op: [
+            by_problem.entry(key, "speedups", dict(sorted(of.items())))
+            for key, of in sorted(problems.items())
+            if both(of)
+        ]
+        for op, problems in sorted(found.items())
+    }
+
+
+def main(arguments: Iterable[str] | None = None) -> int:
+    """Returns the exit status: 0 when the table is that of the results, and every file could be read."""
+    return run(parser(COMMAND, __doc__ or "", "--table", TABLE), arguments, COLUMNS, write, all_or_nothing=True)
+
+
+def write(rows: pa.Table, options: Options) -> list[str]:
+    return by_problem.write(entries(rows), options, COMMAND)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

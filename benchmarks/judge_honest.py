@@ -1,0 +1,173 @@
+"""Does the judge accuse honest kernels? Every CPU kernel of some ops, judged (`untrusted=true`) again and again beside
+processes that keep the processors busy.
+
+    uv run python -m benchmarks.judge_honest                    # 500 cases beside two busy loops: most of an hour
+    uv run python -m benchmarks.judge_honest --device cuda --cases 100 --beside 0
+    uv run python -m benchmarks.judge_honest --cases 18         # a look
+
+Every kernel of it is ours and honest, so that a row that is `dishonest`, `wrong` or `impossible` is an accusation, and there
+must be none. `error` says that the machine was too busy to judge. Writes benchmarks/results/judge-<device>.parquet: for each
+case its status, how long it took, and by which factor the times outside of the kernel's process lay above those inside.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from minfer import ops
+from minfer.bench import device as devices
+from minfer.bench import judged
+from minfer.bench.timing import Timing
+from minfer.ops import Case
+from minfer.plan.shard import Shard
+from minfer.rows import store
+from minfer.run.start import commit_of_sources
+from minfer.worker.compiler import Compiler
+from minfer.worker.supervisor import Supervisor
+
+FOLDER = Path(__file__).parent / "results"
+ACCUSATIONS = ("dishonest", "wrong", "impossible")
+QUICK = Timing("quick", warmup_s=0.02, looks=[10, 30], precision=0.05, cold_cap_s=1, steady_block_s=0.05)
+GEMM = {"cpu": ((8, 512, 512), (128, 128, 128), (1, 1024, 1024)), "cuda": ((512, 512, 512), (2048, 2048, 2048))}
+ROWS = {"cpu": ((16, 1024), (256, 512)), "cuda": ((2048, 4096),)}
+
+
+def honest(device: str) -> list[Case]:
+    """The cases: small ones and larger ones, with much and with little library code beneath the baseline."""
+    found = []
+    for name, axes, sizes in (
+        ("hgemm", ("m", "n", "k"), GEMM[device]),
+        ("sgemm", ("m", "n", "k"), GEMM[device][:1]),
+        ("rmsnorm", ("tokens", "hidden"), ROWS[device]),
+        ("softmax", ("rows", "n"), ROWS[device][:1]),
+    ):
+        op = ops.get(name)
+        for kernel in op.kernels.values():
+            if kernel.elsewhere(device) or kernel.returns or kernel.backend == "triton":
+                continue
+            for size in sizes:
+                case = op.case(kernel.name, kernel.dtypes[0], dict(zip(axes, size, strict=True)))
+                if kernel.unsupported(case, None) is None:
+                    found.append(case)
+    return found
+
+
+def run(device: str, wanted: int, folder: Path) -> Iterator[tuple[Case, store.Row, float]]:
+    """So many cases, round and round: each with its row and the seconds that it took."""
+    cases = honest(device)
+    shard = Shard(
+        name="0000", run="honest", folder=str(folder), results=str(folder), device=device, cases=cases, timing=QUICK,
+        case_timeout_s=300.0, build_timeout_s=600.0, untrusted=True,
+    )  # fmt: skip
+    (folder / "logs").mkdir()
+    supervisor = Supervisor(shard, folder / "logs" / "0000.log")
+    try:
+        machine = supervisor.start()
+        cases = [case for case in cases if supervisor.unsupported(case) is None]
+        built = Compiler(shard, machine.arch, lambda **event: None).compile(cases)
+        supervisor.prepare()
+        for number in range(wanted):
+            case = cases[number % len(cases)]
+            begin = time.perf_counter()
+            row = supervisor.run(case, built.get(f"{case.op}/{case.kernel}"))
+            yield case, row, time.perf_counter() - begin
+    finally:
+        supervisor.end()
+
+
+def recorded() -> list[judged.Contradiction | None]:
+    """What each comparison of the times inside with the judge's finds from now on."""
+    found: list[judged.Contradiction | None] = []
+    compare = judged.contradiction
+
+    def recording(*about: Any) -> judged.Contradiction | None:
+        found.append(compare(*about))
+        return found[-1]
+
+    judged.contradiction = recording  # type: ignore[assignment]
+    return found
+
+
+def busy(count: int) -> list[subprocess.Popen[bytes]]:
+    """So many processes that do nothing but keep a processor busy."""
+    return [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+
+
+def ratio(row: store.Row, outside: str, inside: str) -> float | None:
+    return row[outside] / row[inside] if row.get(outside) and row.get(inside) else None
+
+
+def measure(device: str, wanted: int, beside: int) -> list[store.Row]:
+    """A row for each case, printed as it is done."""
+    rows = []
+    loops, attempts = busy(beside), recorded()
+    try:
+        with tempfile.TemporaryDirectory(prefix="minfer-judge-") as folder:
+            for number, (case, row, seconds) in enumerate(run(device, wanted, Path(folder)), 1):
+                found = {
+                    "case": case.key,
+                    "status": row["status"],
+                    "message": row.get("message"),
+                    "seconds": seconds,
+                    "attempts": len(attempts),
+                    "proven": sum(attempt is not None and attempt.proven for attempt in attempts),
+                    "kernel_factor": ratio(row, "judged_us", "steady_us"),
+                    "baseline_factor": ratio(row, "judged_baseline_us", "steady_baseline_us"),
+                }
+                rows.append(found)
+                attempts.clear()
+                factors = ", ".join(f"{found[n]:.2f}" for n in ("kernel_factor", "baseline_factor") if found[n])
+                tries = f"{found['attempts']} attempts, {found['proven']} proven"
+                words = f"{row['status']:12} {tries}; {factors} {case.key} {row.get('message') or ''}"
+                print(f"{number:4d} {seconds:5.1f} s {words}")
+                sys.stdout.flush()
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+    return rows
+
+
+def summary(rows: list[store.Row]) -> str:
+    counts = Counter(row["status"] for row in rows)
+    factors = np.array([row["kernel_factor"] for row in rows if row["kernel_factor"]])
+    spread = (
+        f"outside over inside: median {np.median(factors):.2f}, largest {factors.max():.2f}; " if len(factors) else ""
+    )
+    seconds = np.array([row["seconds"] for row in rows])
+    tries = ", ".join(f"{n} after {k} attempts" for k, n in sorted(Counter(row["attempts"] for row in rows).items()))
+    accused = sum(counts[status] for status in ACCUSATIONS)
+    told = ", ".join(f"{n} {status}" for status, n in counts.most_common())
+    return f"{accused} accusations of {len(rows)}: {told}; {tries}; {spread}{np.median(seconds):.1f} s a case in the median"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--cases", type=int, default=500)
+    parser.add_argument("--beside", type=int, default=2, help="busy loops that run beside (default: 2)")
+    options = parser.parse_args()
+    rows = measure(options.device, options.cases, options.beside)
+    environment = devices.environment(devices.pick(options.device))
+    about = {name: environment[name] for name in ("device", "torch")}
+    about |= {"commit": commit_of_sources(), "beside": options.beside}
+    path = FOLDER / f"judge-{store.slug(environment['device'])}.parquet"
+    pq.write_table(pa.Table.from_pylist([row | about for row in rows]), path)
+    print(f"{summary(rows)}\nwritten: {path}")
+    sys.exit(any(row["status"] in ACCUSATIONS for row in rows))
+
+
+if __name__ == "__main__":
+    main()

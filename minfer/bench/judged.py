@@ -1,0 +1,137 @@
+"""What the judge's samples come to: the times that a row of an untrusted kernel has, and whether the times that were
+measured inside of its process contradict them.
+
+The judge (`minfer.worker.judge`) times blocks of calls from outside. Its times are the result; those inside are a hint, which
+tells cold from steady. They are compared like with like:
+
+- the kernel's steady time with its blocks, which go round operands that lie in memory, too. A cold call takes no less;
+- what each block takes by the clock in the kernel's process with what it takes outside, and both with the baseline's blocks:
+  that a machine is busy lengthens both times;
+- the baseline's steady time with its blocks, and its cold time with cold times of the baseline in a process without a
+  kernel, after the same preparation.
+
+A hint contradicts the judge where it is off by more than `BELIEVED`, in the direction that flatters the kernel. A busy
+machine can do that to an honest kernel. So the supervisor has both measured again, and only a kernel that is contradicted
+every time, by more than the baseline's own blocks lie apart, is accused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from minfer import ops
+from minfer.bench.derived import Columns, Work, regime
+from minfer.bench.stats import compare
+from minfer.ops import Case
+
+# A block contains the wake-up of the process and first touches of fresh memory; a GPU runs a cold call at a higher clock.
+BELIEVED = {"cuda": 1.25, "cpu": 1.6}
+ATTEMPTS = 4  # so often both are measured before a kernel is accused
+BUSY = "could not be judged: {}, by no more than a busy machine may explain; run it again when the machine is less busy"
+WAITED = (
+    "its process waited for a busy CPU: the judged time of {:.4g} us contains that, and the {:.4g} us inside do not"
+)
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What the judge measured, in seconds of one call.
+
+    `kernel`, `baseline` and `duplicate`: of each block, by the wall clock; shape (rounds,). `work`: of each of the kernel's
+    blocks, without the time that its process waited for a busy CPU. `lag` and `baseline_lag`: of each block of kernel and
+    of baseline and duplicate, by which factor it is longer by the clock outside than by the one in its process.
+    `cold_baseline`: of single cold calls."""
+
+    kernel: np.ndarray
+    baseline: np.ndarray
+    duplicate: np.ndarray
+    work: np.ndarray
+    lag: np.ndarray
+    baseline_lag: np.ndarray
+    cold_baseline: np.ndarray
+
+    @staticmethod
+    def of(found: Mapping[str, Sequence[float]]) -> Samples:
+        """Raises ValueError for what no clock gives."""
+        arrays = {name: np.array(found[name], dtype=float) for name in Samples.__dataclass_fields__}
+        blocks = [arrays[name] for name in ("kernel", "baseline", "duplicate", "work", "lag")]
+        if not all(array.ndim == 1 and len(array) and np.isfinite(array).all() for array in arrays.values()):
+            raise ValueError("a sample of the judge is not a time")
+        if len({len(array) for array in blocks}) > 1 or not all((array >= 0).all() for array in arrays.values()):
+            raise ValueError("the judge's samples do not fit each other")
+        shortest = 1e-9  # a block that took no longer than an empty one
+        return Samples(**{name: np.maximum(array, shortest) for name, array in arrays.items()})
+
+    @property
+    def spread(self) -> float:
+        """By which factor the middle half of the baseline's blocks lies apart: what the machine does to honest code."""
+        low, high = np.percentile(np.concatenate([self.baseline, self.duplicate]), [25, 75])
+        return float(high / low)
+
+
+def columns(case: Case, row: Mapping[str, Any], samples: Samples, device: str) -> Columns:
+    """The columns `judged_...` of a row: the median block and, paired by rounds, the ratio to the baseline. A row is not `ok`
+    where that time contains so much waiting for a CPU that the times inside look better."""
+    op = ops.get(case.op)
+    work = Work(op.flops(case), op.bytes(case), op.metric.work(op, case))
+    blocks = [samples.kernel, samples.baseline, samples.duplicate]
+    medians = [float(np.median(block)) for block in blocks]
+    found = regime("judged", blocks, compare(*blocks), work, *medians[:2])
+    inside = min(row[name] for name in ("cold_us", "steady_us") if row.get(name))
+    if found["judged_us"] > BELIEVED[device] * inside and row["status"] == "ok":
+        found |= {"status": "unconverged", "message": WAITED.format(found["judged_us"], inside)}
+    return found
+
+
+@dataclass(frozen=True)
+class Contradiction:
+    """A hint that the judge's samples contradict, and by which factor."""
+
+    words: str
+    factor: float
+    explained: float  # what the machine's noise explains
+
+    @property
+    def proven(self) -> bool:
+        return self.factor > self.explained
+
+
+def contradiction(row: Mapping[str, Any], samples: Samples, device: str) -> Contradiction | None:
+    """The worst contradiction of a row's times with the judge's, or None."""
+    believed = BELIEVED[device]
+    lag, usual = float(min(samples.lag)), float(max(samples.baseline_lag))
+    if lag > believed:
+        words = f"its blocks take {lag:.3g} times as long by the clock outside as by the clock inside of its process"
+        return Contradiction(words, lag, believed * max(usual, 1.0))
+    least = float(min(samples.work if device == "cpu" else samples.kernel)) * 1e6
+    most = {"steady": float(max(*samples.baseline, *samples.duplicate)) * 1e6}
+    most["cold"] = max(float(np.percentile(samples.cold_baseline, 90)) * 1e6, most["steady"])
+    found = []
+    for name in ("cold", "steady"):
+        inside, baseline = row.get(f"{name}_us"), row.get(f"{name}_baseline_us")
+        if inside is None:
+            continue
+        words = f"takes {inside:.4g} us by the clock inside of its process and {least:.4g} us by the clock outside"
+        found.append((least / inside, words))
+        if baseline is not None:
+            words = (
+                f"the baseline takes {baseline:.4g} us ({name}) inside of the kernel's process and "
+                f"at most {most[name]:.4g} us in one without it"
+            )
+            found.append((baseline / most[name], words))
+    factor, words = max(found, default=(0.0, ""))
+    if factor <= believed:
+        return None
+    return Contradiction(words, factor, believed * samples.spread)
+
+
+def verdict(contradictions: Sequence[Contradiction]) -> Columns:
+    """Status and message of a row whose times were contradicted every time."""
+    least = min(contradictions, key=lambda each: each.factor / each.explained)
+    if least.proven:
+        return {"status": "dishonest", "message": least.words}
+    return {"status": "error", "message": BUSY.format(least.words)}

@@ -1,0 +1,107 @@
+"""`mla_decode`: the kernels of mla_decode as a function of PyTorch, `torch.ops.minfer.mla_decode`."""
+
+from __future__ import annotations
+
+import torch
+
+from minfer.functional import library
+from minfer.functional.pages import check_pages as check_pages_of
+from minfer.ops.mla_decode.baselines import LATENT, ROW, SCALE
+
+Tensor = torch.Tensor
+DTYPES = (torch.float16, torch.bfloat16)
+PAGE, MOST_NEW = 64, 8
+
+
+def mla_decode(
+    q: Tensor,
+    cache: Tensor,
+    lengths: Tensor,
+    *,
+    page_table: Tensor | None = None,
+    scale: float | None = None,
+    check_pages: bool = False,
+) -> Tensor:
+    """Multi-head latent attention with absorbed up-projections: softmax(scale q cᵀ) c[:512] of new tokens, over a cache of
+    latents that already includes those of the new tokens. Returns a new contiguous tensor, (batch, new, heads, 512).
+
+    q: (batch, new, heads, 576), float16 or bfloat16; 1 to 8 new tokens. The first 512 elements are a head's query times its
+        up-projection of keys; the last 64 are the rotated part of the query.
+    cache: (batch, slots, 576), or with `page_table` (pages, 64, 576), of q's dtype: latents, and behind each the rotated key
+        that all heads share.
+    lengths: int32 (batch,), how many keys each sequence has, including its new tokens. Query i is at position length - new +
+        i, and sees the keys up to that position; a query at a negative position gives 0.
+    page_table: int32 (batch, most pages): position j of sequence b is slot j % 64 of page page_table[b, j // 64]. Entries
+        behind a sequence's last page are not read.
+    scale: 1 / sqrt(192) unless given, for keys of 128 elements and 64 rotated ones.
+    check_pages: raise ValueError if a page index that is read is out of range, or if a length exceeds what the cache can hold.
+        The check waits for the device. Without it, such values give a meaningless result, but nothing is read out of bounds.
+
+    The caller still has to multiply the result with each head's up-projection of values. Sums are fp32 and out is rounded once.
+    Each launch divides the work on the device, by the lengths at that time. So a captured CUDA graph may be replayed after
+    lengths, pages and their order have changed in place. `best` picks the kernel, which is compiled at its first call. Works
+    under `torch.compile`. There is no backward: raises RuntimeError if autograd would record this call. Raises ValueError for
+    arguments that do not fit."""
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (q, cache)):
+        raise RuntimeError("minfer.mla_decode has no backward: call it under torch.no_grad(), or with detached tensors")
+    if scale is not None and not scale > 0:
+        raise ValueError(f"minfer.mla_decode takes a scale above 0, or None, got {scale}")
+    _check(q, cache, lengths, page_table)
+    if check_pages:
+        check_pages_of("mla_decode", cache, lengths, page_table)
+    found: Tensor = torch.ops.minfer.mla_decode.default(q, cache, lengths, page_table, scale or SCALE)
+    return found
+
+
+def _mla_decode(q: Tensor, cache: Tensor, lengths: Tensor, page_table: Tensor | None, scale: float) -> Tensor:
+    out = _fake(q, cache, lengths, page_table, scale)
+    if not q.numel() or not cache.numel() or (page_table is not None and not page_table.numel()):
+        return out.zero_()
+    longest = cache.shape[1] if page_table is None else PAGE * page_table.shape[1]
+    shape = {"batch": len(q), "new": q.shape[1], "longest": longest, "heads": q.shape[2]}
+    params = {"page": "none" if page_table is None else str(PAGE), "lengths": "full"}
+    table = q.new_empty((len(q), 0), dtype=torch.int32) if page_table is None else page_table.contiguous()
+    tensors = (out, library.readable(q), lengths.contiguous(), table, library.readable(cache))
+    library.call("mla_decode", tensors, q.dtype, shape, params, scale=scale)
+    return out
+
+
+def _fake(q: Tensor, cache: Tensor, lengths: Tensor, page_table: Tensor | None, scale: float) -> Tensor:
+    _check(q, cache, lengths, page_table)
+    return q.new_empty((*q.shape[:3], LATENT))
+
+
+def _check(q: Tensor, cache: Tensor, lengths: Tensor, page_table: Tensor | None) -> None:
+    def refuse(takes: str, got: object) -> ValueError:
+        return ValueError(f"minfer.mla_decode takes {takes}, got {got}")
+
+    if q.dtype not in DTYPES:
+        raise refuse("q of float16 or bfloat16", q.dtype)
+    if q.dim() != 4 or q.shape[3] != ROW:
+        raise refuse(f"q of (batch, new, heads, {ROW})", tuple(q.shape))
+    if not 1 <= q.shape[1] <= MOST_NEW:
+        raise refuse(f"q of 1 to {MOST_NEW} new tokens a sequence", q.shape[1])
+    if cache.dtype != q.dtype:
+        raise refuse(f"cache of {q.dtype}", cache.dtype)
+    if cache.dim() != 3 or cache.shape[2] != ROW:
+        raise refuse(f"cache of (blocks, slots, {ROW})", tuple(cache.shape))
+    if lengths.dtype != torch.int32 or lengths.shape != (len(q),):
+        raise refuse(f"lengths of int32 and the shape ({len(q)},)", f"{lengths.dtype}, {tuple(lengths.shape)}")
+    if page_table is None:
+        if len(cache) != len(q):
+            raise refuse(f"cache of as many sequences as q has, {len(q)}", len(cache))
+    else:
+        if page_table.dtype != torch.int32 or page_table.dim() != 2 or len(page_table) != len(q):
+            raise refuse(
+                f"page_table of int32 and the shape ({len(q)}, pages)", f"{page_table.dtype}, {tuple(page_table.shape)}"
+            )
+        if cache.shape[1] != PAGE:
+            raise refuse(f"cache of pages of {PAGE} slots", cache.shape[1])
+    for name, tensor in {"cache": cache, "lengths": lengths, "page_table": page_table}.items():
+        if tensor is not None and tensor.device != q.device:
+            raise refuse(f"{name} on the device of q, {q.device}", tensor.device)
+
+
+library.define(
+    "mla_decode(Tensor q, Tensor cache, Tensor lengths, Tensor? page_table, float scale) -> Tensor", _mla_decode, _fake
+)

@@ -1,0 +1,24 @@
+"""What functions over a key-value cache check alike."""
+
+from __future__ import annotations
+
+import torch
+
+Tensor = torch.Tensor
+
+
+def check_pages(function: str, cache: Tensor, lengths: Tensor, page_table: Tensor | None) -> None:
+    """Raises ValueError for a length that the cache, (blocks, slots, ...), does not have, or a page index out of range among
+    those that are read. Waits for the device."""
+    slots = cache.shape[1]
+    most = slots if page_table is None else slots * page_table.shape[1]
+    wrong = (lengths < 0) | (lengths > most)
+    if bool(wrong.any()):
+        raise ValueError(f"minfer.{function} takes lengths from 0 to {most}, got {int(lengths[wrong][0])}")
+    if page_table is None:
+        return
+    used = torch.arange(page_table.shape[1], device=page_table.device) * slots < lengths[:, None]
+    wrong = used & ((page_table < 0) | (page_table >= len(cache)))
+    if bool(wrong.any()):
+        got = int(page_table[wrong][0])
+        raise ValueError(f"minfer.{function} takes pages of page_table from 0 to {len(cache) - 1}, got {got}")

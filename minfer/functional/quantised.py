@@ -1,0 +1,184 @@
+"""`dequant` and `quant_gemm`: kernels for weights of 8 and 4 bits as functions of PyTorch, `torch.ops.minfer.<name>`."""
+
+from __future__ import annotations
+
+import torch
+
+from minfer.functional import library
+from minfer.ops.quantised import FORMATS, FP8, GGUF, INT4
+
+Tensor = torch.Tensor
+HALVES = (torch.float16, torch.bfloat16)
+E4M3 = torch.float8_e4m3fn
+
+
+def dequant(
+    w: Tensor,
+    format: str,
+    scales: Tensor | None = None,
+    zeros: Tensor | None = None,
+    *,
+    dtype: torch.dtype = torch.float16,
+) -> Tensor:
+    """The weights as a new contiguous (n, k) tensor of `dtype`: float32, float16 or bfloat16.
+
+    format: "q8_0", "q4_0", "q4_k" or "q6_k", GGUF's blocks; "int4_g64" or "int4_g128"; or "fp8".
+    w: uint8 (n, bytes of a row): GGUF's blocks as in a file; int4 with two weights in a byte, the first in the low half. Or
+        float8_e4m3fn (n, k).
+    scales: int4: (n, k / group) of `dtype`; fp8: float32 (n,). GGUF's blocks contain theirs.
+    zeros: int4: of the dtype and shape of scales, 8 by default. A weight is (q - zero) * scale.
+
+    Arithmetic is fp32 and the result is rounded once; as float32, GGUF's blocks give the bits that the `gguf` package gives.
+    Works under `torch.compile`; it has no backward. Raises ValueError for arguments that do not fit."""
+    found: Tensor = torch.ops.minfer.dequant.default(w, format, scales, zeros, dtype)
+    return found
+
+
+def quant_gemm(
+    x: Tensor,
+    w: Tensor,
+    format: str,
+    scales: Tensor | None = None,
+    zeros: Tensor | None = None,
+    *,
+    x_scales: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """x @ Wᵀ, (..., n) from x (..., k), with the weights W of `dequant`, which are not written out.
+
+    x: float16 or bfloat16, which is also `dtype`, that of the result. Or float8_e4m3fn with fp8 weights and `x_scales`,
+        float32 of the shape of x without its last dimension; then `dtype` is bfloat16 by default.
+    format, w, scales, zeros: as `dequant` has them; int4's scales and zeros are of the dtype of x.
+
+    Sums are fp32 and the result is rounded once. Works under `torch.compile`; it has no backward: raises RuntimeError where one
+    would be recorded. Raises ValueError for arguments that do not fit."""
+    if torch.is_grad_enabled() and x.requires_grad:
+        raise RuntimeError("minfer.quant_gemm has no backward: call it under torch.no_grad(), or with a detached x")
+    found: Tensor = torch.ops.minfer.quant_gemm.default(x, w, format, scales, zeros, x_scales, dtype)
+    return found
+
+
+def _operands(
+    w: Tensor, form: str, scales: Tensor | None, zeros: Tensor | None, dtype: torch.dtype
+) -> tuple[Tensor, ...]:
+    """w in blocks, scales and zeros as the kernels take them."""
+    nothing = w.new_empty(0, dtype=dtype)
+    blocks = w if form in FP8 else w.reshape(len(w), -1, FORMATS[form].nbytes)
+    if form in GGUF or scales is None:
+        return blocks.contiguous(), nothing, nothing
+    if form in FP8:
+        return blocks.contiguous(), scales.contiguous(), nothing
+    zeros = torch.full_like(scales, 8.0) if zeros is None else zeros
+    return blocks.contiguous(), scales.contiguous(), zeros.contiguous()
+
+
+def _dequant(w: Tensor, format: str, scales: Tensor | None, zeros: Tensor | None, dtype: torch.dtype) -> Tensor:
+    y = _fake_dequant(w, format, scales, zeros, dtype)
+    if y.numel():
+        shape = {"n": y.shape[0], "k": y.shape[1]}
+        operands = _operands(w, format, scales, zeros, dtype)
+        library.call("dequant", (y, *operands), dtype, shape, {"format": format})
+    return y
+
+
+def _quant_gemm(
+    x: Tensor, w: Tensor, format: str, scales: Tensor | None, zeros: Tensor | None, x_scales: Tensor | None,
+    dtype: torch.dtype | None,
+) -> Tensor:  # fmt: skip
+    y = _fake_quant_gemm(x, w, format, scales, zeros, x_scales, dtype)
+    if not y.numel():
+        return y
+    k = x.shape[-1]
+    if not k:
+        return y.zero_()
+    rows, out = x.reshape(-1, k).contiguous(), y.view(-1, y.shape[-1])
+    if rows.data_ptr() % 16:
+        rows = rows.clone()
+    both = x.dtype == E4M3
+    nothing = x.new_empty(0, dtype=torch.float32)
+    of_x = nothing if x_scales is None else x_scales.reshape(-1).contiguous()
+    params = {"format": "fp8_fp8" if both else format, "accumulate": "float32"}
+    operands = (*_operands(w, format, scales, zeros, y.dtype), of_x, nothing, nothing)
+    shape = {"m": len(rows), "n": y.shape[-1], "k": k}
+    library.call("quant_gemm", (out, rows, *operands), y.dtype, shape, params)
+    return y
+
+
+def _fake_dequant(w: Tensor, format: str, scales: Tensor | None, zeros: Tensor | None, dtype: torch.dtype) -> Tensor:
+    if dtype not in (torch.float32, *HALVES):
+        raise ValueError(f"minfer.dequant takes a dtype of float32, float16 or bfloat16, got {dtype}")
+    return w.new_empty(len(w), _check("dequant", w, format, scales, zeros, dtype), dtype=dtype)
+
+
+def _fake_quant_gemm(
+    x: Tensor, w: Tensor, format: str, scales: Tensor | None, zeros: Tensor | None, x_scales: Tensor | None,
+    dtype: torch.dtype | None,
+) -> Tensor:  # fmt: skip
+    def refuse(takes: str, got: object) -> ValueError:
+        return ValueError(f"minfer.quant_gemm takes {takes}, got {got}")
+
+    both = x.dtype == E4M3
+    if x.dtype not in (*HALVES, E4M3):
+        raise refuse("x of float16, bfloat16 or float8_e4m3fn", x.dtype)
+    if both and format != "fp8":
+        raise refuse("x of float8_e4m3fn with the format fp8 only", format)
+    made = (dtype or torch.bfloat16) if both else (dtype or x.dtype)
+    if made not in HALVES or (not both and made != x.dtype):
+        raise refuse(f"a dtype of {'float16 or bfloat16' if both else f'that of x, {x.dtype}'}", dtype)
+    k = _check("quant_gemm", w, format, scales, zeros, made)
+    if x.dim() == 0 or x.shape[-1] != k:
+        raise refuse(f"x of (..., k) with the k of w, {k}", tuple(x.shape))
+    if w.device != x.device:
+        raise refuse(f"w on the device of x, {x.device}", w.device)
+    if both != (x_scales is not None):
+        raise refuse("x_scales with x of float8_e4m3fn, and only then", "None" if both else "a tensor")
+    if x_scales is not None and (x_scales.dtype != torch.float32 or x_scales.shape != x.shape[:-1]):
+        raise refuse(
+            f"x_scales of float32 and the shape {tuple(x.shape[:-1])}", f"{x_scales.dtype}, {tuple(x_scales.shape)}"
+        )
+    if x_scales is not None and x_scales.device != x.device:
+        raise refuse(f"x_scales on the device of x, {x.device}", x_scales.device)
+    return x.new_empty(*x.shape[:-1], len(w), dtype=made)
+
+
+def _check(who: str, w: Tensor, form: str, scales: Tensor | None, zeros: Tensor | None, dtype: torch.dtype) -> int:
+    """k."""
+
+    def refuse(takes: str, got: object) -> ValueError:
+        return ValueError(f"minfer.{who} takes {takes}, got {got}")
+
+    names = tuple(name for name in FORMATS if name != "fp8_fp8")
+    if form not in names:
+        raise refuse(f"a format of {', '.join(names)}", repr(form))
+    wanted = E4M3 if form == "fp8" else torch.uint8
+    if w.dtype != wanted or w.dim() != 2:
+        raise refuse(f"w of {wanted} and two dimensions with the format {form}", f"{w.dtype}, {tuple(w.shape)}")
+    block, nbytes = (32, 32) if form == "fp8" else (FORMATS[form].block, FORMATS[form].nbytes)
+    if w.shape[1] % nbytes:
+        raise refuse(f"w with rows of whole blocks of {nbytes} bytes with the format {form}", f"{w.shape[1]} bytes")
+    k = w.shape[1] // nbytes * block
+    takes = () if form in GGUF else ("scales", "zeros") if form in INT4 else ("scales",)
+    shape = (len(w),) if form == "fp8" else (len(w), k // block)
+    of = torch.float32 if form == "fp8" else dtype
+    for name, tensor in (("scales", scales), ("zeros", zeros)):
+        if tensor is None:
+            if name in takes and name == "scales":
+                raise refuse(f"scales with the format {form}", "None")
+            continue
+        if name not in takes:
+            raise refuse(f"no {name} with the format {form}", "a tensor")
+        if tensor.dtype != of or tensor.shape != shape:
+            raise refuse(f"{name} of {of} and the shape {shape}", f"{tensor.dtype}, {tuple(tensor.shape)}")
+        if tensor.device != w.device:
+            raise refuse(f"{name} on the device of w, {w.device}", tensor.device)
+    return k
+
+
+library.define(
+    "dequant(Tensor w, str format, Tensor? scales, Tensor? zeros, ScalarType dtype) -> Tensor", _dequant, _fake_dequant
+)
+library.define(
+    "quant_gemm(Tensor x, Tensor w, str format, Tensor? scales, Tensor? zeros, Tensor? x_scales, ScalarType? dtype) -> Tensor",
+    _quant_gemm,
+    _fake_quant_gemm,
+)

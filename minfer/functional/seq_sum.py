@@ -1,0 +1,63 @@
+"""`seq_sum`: the kernels of the op of that name as a function of PyTorch, `torch.ops.minfer.seq_sum`."""
+
+from __future__ import annotations
+
+import torch
+
+from minfer.functional import library
+
+Tensor = torch.Tensor
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+def seq_sum(x: Tensor, *, cu_seqlens: Tensor | None = None, lengths: Tensor | None = None) -> Tensor:
+    """The sum of its sequence for each element, a new contiguous tensor of x's shape and dtype.
+
+    x: (batch, longest), float32 or bfloat16, or (tokens,) with cu_seqlens.
+    cu_seqlens: int32 (batch + 1,), cumulative lengths from 0, where x is one sequence after the other.
+    lengths: int32 (batch,), how many elements of each sequence of a padded batch count. What lies behind them is not used.
+
+    Elements of no sequence give 0. Sums are fp32 and the result is rounded once. The host does not check lengths, because it
+    would have to wait for the device: lengths out of range are clamped, and nothing is read out of bounds. `best` picks the
+    kernel, which is compiled at its first call. Works under `torch.compile`. It has no backward: raises RuntimeError where
+    one would be recorded. Raises ValueError for arguments that do not fit."""
+    if torch.is_grad_enabled() and x.requires_grad:
+        raise RuntimeError("minfer.seq_sum has no backward: call it under torch.no_grad(), or with detached tensors")
+    if cu_seqlens is not None and lengths is not None:
+        raise ValueError("minfer.seq_sum takes cu_seqlens, for packed sequences, or lengths, for padded ones, got both")
+    if x.dim() != (2 if cu_seqlens is None else 1):
+        wanted = "(batch, longest)" if cu_seqlens is None else "(tokens,) with cu_seqlens"
+        raise ValueError(f"minfer.seq_sum takes x of {wanted}, got {tuple(x.shape)}")
+    return torch.ops.minfer.seq_sum.default(x, lengths if cu_seqlens is None else cu_seqlens)
+
+
+def _seq_sum(x: Tensor, seqlens: Tensor | None) -> Tensor:
+    y = _fake(x, seqlens)
+    if not y.numel():
+        return y
+    packed = x.dim() == 1
+    batch = len(x) if seqlens is None or not packed else max(1, len(seqlens) - 1)
+    shape = {"batch": batch, "longest": -(-len(x) // batch) if packed else x.shape[1]}  # the mean, of packed ones
+    params = {"layout": "packed" if packed else "padded", "lengths": "full" if seqlens is None else "halving"}
+    given = x.new_empty(0, dtype=torch.int32) if seqlens is None else seqlens.contiguous()
+    library.call("seq_sum", (y, library.readable(x), given), x.dtype, shape, params)
+    return y
+
+
+def _fake(x: Tensor, seqlens: Tensor | None) -> Tensor:
+    def refuse(takes: str, got: object) -> ValueError:
+        return ValueError(f"minfer.seq_sum takes {takes}, got {got}")
+
+    if x.dtype not in DTYPES:
+        raise refuse("x of float32 or bfloat16", x.dtype)
+    if seqlens is not None:
+        named, count = ("lengths", len(x)) if x.dim() == 2 else ("cu_seqlens", max(1, seqlens.numel()))
+        if seqlens.dtype != torch.int32 or seqlens.shape != (count,):
+            wanted = f"({count},)" if x.dim() == 2 else "(batch + 1,)"
+            raise refuse(f"{named} of int32 and the shape {wanted}", f"{seqlens.dtype}, {tuple(seqlens.shape)}")
+        if seqlens.device != x.device:
+            raise refuse(f"{named} on the device of x, {x.device}", seqlens.device)
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+library.define("seq_sum(Tensor x, Tensor? seqlens) -> Tensor", _seq_sum, _fake)

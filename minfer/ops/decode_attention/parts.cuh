@@ -1,0 +1,130 @@
+// A sequence's keys split into parts: what each part leaves in memory, how parts become out, and how many there are.
+#pragma once
+
+#include <algorithm>
+
+#include "cuda/softmax.cuh"
+#include "cached.h"
+
+namespace minfer {
+
+// What parts leave for each of `rows` rows, a slot for each part. sums, (slots, rows, dim), is the sum of 2^(exponent - base)
+// times value over the part's keys. stats, (slots, rows), is the base, -inf where the part saw no key, and the sum of powers.
+struct Parts {
+  float* sums;
+  float2* stats;
+  int rows, dim;
+
+  __device__ float* sums_of(int slot, int row) const { return sums + (int64_t(slot) * rows + row) * dim; }
+  __device__ float4& sums_at(int slot, int row, int column) const {
+    return *reinterpret_cast<float4*>(sums_of(slot, row) + column);
+  }
+  __device__ float2& stats_at(int slot, int row) const { return stats[int64_t(slot) * rows + row]; }
+
+  // 32-bit words of so many slots; the stats lie in front, so that sums begin at a multiple of 16 bytes.
+  static int64_t words(int64_t slots, int rows, int dim) { return slots * rows * (dim + 2) + 2; }
+  static Parts at(void* memory, int64_t slots, int rows, int dim) {
+    const int64_t front = (slots * rows * 2 + 3) / 4 * 4;
+    return {static_cast<float*>(memory) + front, static_cast<float2*>(memory), rows, dim};
+  }
+};
+
+// Parts of a row, added: four columns of the sums, and the row's stats.
+struct Merged {
+  float4 sums{};
+  float base = -INFINITY, total = 0.0f;
+
+  // Divided by the sum of powers; zeros where no key was seen.
+  __device__ float4 divided(float scale) const {
+    const float factor = total > 0.0f ? scale / total : 0.0f;
+    return {sums.x * factor, sums.y * factor, sums.z * factor, sums.w * factor};
+  }
+};
+
+// Adds `count` parts in their order, so that the bits do not depend on who adds them. It loads kBatch of them at a time, so that
+// it waits once for all of a batch.
+template <int kBatch = 4, typename StatsOf, typename SumsOf>
+__device__ Merged merge(int count, StatsOf stats_of, SumsOf sums_of) {
+  Merged all;
+#pragma unroll 1
+  for (int first = 0; first < count; first += kBatch) {
+    float bases[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) bases[i] = first + i < count ? stats_of(first + i).x : -INFINITY;
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) all.base = fmaxf(all.base, bases[i]);
+  }
+  const float base = base_of_row(all.base);
+#pragma unroll 1
+  for (int first = 0; first < count; first += kBatch) {
+    float2 stats[kBatch];
+    float4 more[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const bool there = first + i < count;
+      stats[i] = there ? stats_of(first + i) : float2{-INFINITY, 0.0f};
+      more[i] = there ? sums_of(first + i) : float4{};
+    }
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const float weight = exp2_approx(stats[i].x - base);
+      all.total = fmaf(weight, stats[i].y, all.total);
+      all.sums.x = fmaf(weight, more[i].x, all.sums.x), all.sums.y = fmaf(weight, more[i].y, all.sums.y);
+      all.sums.z = fmaf(weight, more[i].z, all.sums.z), all.sums.w = fmaf(weight, more[i].w, all.sums.w);
+    }
+  }
+  return all;
+}
+
+// The same for parts that other blocks have written, the i-th in slot(i): they are read past L1.
+template <int kBatch = 4, typename SlotOf>
+__device__ Merged merge_parts(const Parts& parts, int row, int column, int count, SlotOf slot) {
+  return merge<kBatch>(count, [&](int i) { return __ldcg(&parts.stats_at(slot(i), row)); },
+                       [&](int i) { return __ldcg(&parts.sums_at(slot(i), row, column)); });
+}
+
+// Row `row` of those that share key-value head `kv_head`, four columns. A Problem is a Cached with `out`, rows of `dim`
+// elements of Problem::Element, and what values are multiplied with, `scale_of_v()`.
+template <typename Problem>
+__device__ void store_out(const Problem& p, int number, int kv_head, int row, int column, float4 values) {
+  using Pair = typename Vector<typename Problem::Element>::Pair;
+  typename Problem::Element* to = p.out.at(number, row / p.group(), kv_head * p.group() + row % p.group()) + column;
+  uint2 bits;
+  round_to(reinterpret_cast<Pair&>(bits.x), values.x, values.y);
+  round_to(reinterpret_cast<Pair&>(bits.y), values.z, values.w);
+  *reinterpret_cast<uint2*>(to) = bits;
+}
+
+constexpr int kCombineThreads = 128;
+
+// A block for the rows [row0, row0 + parts.rows) of a key-value head of a sequence, whose parts are `splits` slots in a row.
+template <typename Problem>
+__global__ void __launch_bounds__(kCombineThreads) combine(Problem p, Parts parts, int splits) {
+  const int tiles = (p.rows() + parts.rows - 1) / parts.rows, number = blockIdx.y;
+  const int kv_head = blockIdx.x / tiles, row0 = blockIdx.x % tiles * parts.rows;
+  const int first = (blockIdx.y * gridDim.x + blockIdx.x) * splits, pieces = parts.dim / 4;
+  for (int i = threadIdx.x; i < min(parts.rows, p.rows() - row0) * pieces; i += kCombineThreads) {
+    const int row = i / pieces, column = i % pieces * 4;
+    const Merged all = merge_parts(parts, row, column, splits, [=](int part) { return first + part; });
+    store_out(p, number, kv_head, row0 + row, column, all.divided(p.scale_of_v()));
+  }
+}
+
+// How many parts each of `items` is split into, where `at_once` blocks run at once: a pure function. One part where the items
+// fill 80 % of the blocks; else the smallest number whose last wave is at least 85 % as full as the best number's. A part has
+// at least `least` of the `most` keys.
+inline int split_count(int64_t items, int at_once, int most, int least) {
+  if (items * 10 >= int64_t(at_once) * 8) return 1;
+  const int limit = std::clamp((most + least - 1) / least, 1, 128);
+  const auto filled = [&](int splits) {
+    const double waves = double(items) * splits / at_once;
+    return waves / std::ceil(waves);
+  };
+  double best = 0.0;
+  for (int splits = 1; splits <= limit; ++splits) best = std::max(best, filled(splits));
+  int splits = 1;
+  while (splits < limit && filled(splits) < 0.85 * best) ++splits;
+  return splits;
+}
+
+}  // namespace minfer

@@ -1,0 +1,80 @@
+"""gemm_bias_gelu: y = gelu(A @ B + bias), a product whose epilogue adds a bias to each column and applies GELU.
+
+GELU (Hendrycks and Gimpel, Gaussian error linear units, 2016) is x Phi(x). The call `erf` computes Phi by the error function;
+the call `tanh` computes GPT-2's approximation by tanh.
+
+A is (M, K), B is (K, N), bias (N,), y (M, N), all of one half type. Layouts are gemm_bias_relu's.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.functional import gelu
+
+from minfer.ops import DTYPES, TFLOPS, Case, Expected, Op, Tensors, compiled, multiples, size, within
+from minfer.ops.bounds import ROUNDOFF
+from minfer.ops.gemm_bias_relu import tensors
+
+
+def reference(case: Case, t: Tensors, tanh: bool) -> dict[str, Expected]:
+    """The bound has two parts, for h = A B + bias and for GELU. The sum of K + 1 terms has the error of a dot product, and
+    PyTorch rounds the product and h to the tensors' dtype; GELU multiplies these errors by at most 1.13, its largest slope.
+    GELU itself adds 16 fp32 roundings of |h|: up to 10 come from the tanh form's exponential, whose relative error grows with
+    its argument, which is up to 10 where the result is neither 0 nor h."""
+    unit, terms = torch.finfo(DTYPES[case.dtype]).eps / 2, 4 * (case["k"] + 1) ** 0.5 * ROUNDOFF["float32"]
+    h = t["a"] @ t["b"]
+    error = (t["a"].abs() @ t["b"].abs()).add_(t["bias"].abs()).mul_(terms).add_(h.abs(), alpha=unit)
+    h.add_(t["bias"])
+    error.add_(h.abs(), alpha=unit).mul_(1.13).add_(h.abs(), alpha=16 * ROUNDOFF["float32"])
+    return {"y": within(gelu(h, approximate=form(tanh)), error)}
+
+
+def form(tanh: bool) -> str:
+    """PyTorch's name for the form of GELU."""
+    return "tanh" if tanh else "none"
+
+
+def eager(y: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor, tanh: bool = False) -> torch.Tensor:
+    """The product with its bias, and then GELU."""
+    return gelu(torch.addmm(bias, a, b), approximate=form(tanh))
+
+
+def into(y: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor, tanh: bool = False) -> None:
+    """The definition, which torch.compile may fuse."""
+    y.copy_(gelu(torch.addmm(bias, a, b), approximate=form(tanh)))
+
+
+op = Op(
+    "gemm_bias_gelu",
+    axes={"m": size(), "n": size(), "k": size()},
+    params={"layout": ("TN", "NN")},
+    calls={"erf": {"tanh": False}, "tanh": {"tanh": True}},
+    tensors=tensors,
+    reference=reference,
+    flops=lambda case: 2.0 * case["m"] * case["n"] * case["k"],
+    arithmetic=lambda case: (case.dtype, "float32"),
+    metric=TFLOPS,
+    strided=("y", "a", "b"),
+    odd_shapes=({"m": 33, "n": 65, "k": 17}, {"m": 70, "n": 72, "k": 104}),
+    sizes={
+        "small": [
+            {"m": 1, "n": 1, "k": 1},
+            {"m": 7, "n": 40, "k": 72},
+            {"m": 40, "n": 136, "k": 264},
+            {"m": 9, "n": 24, "k": 8},
+        ],
+        "nan": [{"m": 64, "n": 128, "k": 64}, {"m": 8, "n": 64, "k": 128}],
+        "large": [
+            {"m": 1024, "n": 256, "k": 512},
+            {"m": 257, "n": 384, "k": 1000},
+            {"m": 2550, "n": 2552, "k": 1032},
+        ],
+    },
+)
+
+VECTORS = multiples(n=8, k=8)  # rows of 16-byte pieces
+
+op.torch("torch", eager, baseline=True, returns=(0,), requires=VECTORS)
+op.torch("torch_compile", compiled(into))
+op.cuda("v01_mma.cu", requires=VECTORS)
+op.cpp("cpu_naive.cpp")

@@ -1,0 +1,26 @@
+// v03_wgmma: Hopper's copy engine and warpgroup products: 64 query rows a block, and each row of the cache is loaded once, as
+// a key and as a value.
+// Idea: out of 64 rows is 64 x 512 in fp32, half of an SM's registers, so that two warpgroups have 256 columns each. 64 rows
+// of the cache are a stage of 72 KB, q is 72 KB, and 227 KB take two stages. The warpgroups take blocks of keys in turn: one
+// computes scores and softmax of a block while the other one multiplies, and the powers pass through the stage itself. Each
+// launch divides the work equally among the blocks, on the device, as decode_attention's v04_balanced does. All blocks run at
+// once, so those with parts of one item divide the rows among them and add up the parts in their order, when all are there.
+// Expected: for 64 x 64 scores the tensor cores take 1152 cycles, for out 1024; a stage waits for its copy, about 900 cycles,
+// its scores, softmax and both products, about 3500 in all, while two blocks of keys take 4350 of the tensor cores. So they
+// are the limit with 128 heads: 600 to 650 TFLOP/s at the clock that power allows. With 64 heads memory is, at 0.85 of its
+// speed.
+#include "hopper_blocks.cuh"
+
+namespace minfer {
+
+template <typename T>
+void launch(const Mla<T>& p) {
+  require_vectors(p);
+  // With one tile of query rows memory is the limit, with more of them the tensor cores are.
+  if (p.rows() <= kRows) launch_blocks<First::kOthers>(p);
+  else launch_blocks<First::kScores>(p);
+}
+
+}  // namespace minfer
+
+MINFER_MLA_DECODE(mla_decode_v03_wgmma, minfer::launch)

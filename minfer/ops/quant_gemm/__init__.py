@@ -1,0 +1,155 @@
+"""quant_gemm: y = x @ Wᵀ with W in 8 or 4 bits, which is never written out as floats.
+
+x is (m, k), W (n, k), y (m, n), in float16 or bfloat16; formats and their layouts are in `minfer/ops/quantised.py`. Sums are
+fp32 and y is rounded once. In `fp8_fp8` x is e4m3 too, with `x_scales` fp32 (m,); y is in the case's dtype.
+
+`params.accumulate` is float32, or fast: sums as Hopper's fp8 tensor cores keep them, with 13 bits behind the leading one of
+the largest, which is what `torch._scaled_mm` calls `use_fast_accum`. The two are never compared with each other.
+
+`packed_w` and `packed_scales` are W as tinygemm wants it, PyTorch's `_convert_weight_to_int4pack`, which is done before
+anything is timed; they are empty where it takes no such case. Our kernels read `w` as it is: none needs another layout.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from minfer.ops import TFLOPS, Case, Draw, Expected, Op, Spec, Tensors, given, multiple_of, multiples, out, size, within
+from minfer.ops.quant_gemm import baselines
+from minfer.ops.quantised import FORMATS, GGUF, INT4, parts, weight_bytes, weight_specs, whole_blocks
+from minfer.ops.tensors import DTYPES, Undo, made_by
+
+U = 2.0**-24
+Tensor = torch.Tensor
+
+
+def tensors(case: Case) -> list[Spec]:
+    m, n, k = case["m"], case["n"], case["k"]
+    both = case.params["format"] == "fp8_fp8"
+    groups = baselines.tinygemm_groups(case)
+    return [
+        out("y", m, n),
+        given("x", m, k, dtype="float8_e4m3fn" if both else ""),
+        *weight_specs(case),
+        given("x_scales", m if both else 0, dtype="float32"),
+        given("packed_w", n * k // 2 if groups else 0, dtype="uint8", fill=made_by(baselines.packed_weights)),
+        given("packed_scales", groups, n if groups else 0, 2, fill=made_by(baselines.packed_scales)),
+    ]
+
+
+def reference(case: Case, t: Tensors) -> dict[str, Expected]:
+    """In fp64. The bound has the terms of fp32 sums (see `dot`), of both parts where a weight is a difference. Besides,
+    kernels may round each weight to the dtype of x: relatively by h, in float16 by 2^-25 at least. These errors are independent
+    of each other: 6 sqrt(sum (h x w)^2)."""
+    name, k = case.params["format"], case["k"]
+    x, (first, second) = t["x"], parts(name, t["w"], t["scales"], t["zeros"], torch.float64)
+    weight = first - second
+    magnitude = first.abs() + second.abs()
+    if name in INT4:  # also q * scale - zero * scale
+        magnitude = magnitude + 2 * (t["zeros"] * t["scales"]).abs().repeat_interleave(FORMATS[name].block, 1)
+    value, bound = x @ weight.T, (x.abs() @ magnitude.T).mul_(4 * k**0.5 * U)
+    squares = x.square() @ weight.square().T
+    if name == "fp8_fp8":
+        if case.params["accumulate"] == "fast":  # each 32 products are added to a sum that is cut off
+            bound += squares.sqrt_().mul_(k / 32 * 2.0**-13)
+        scale = t["x_scales"][:, None]
+        value, bound = value * scale, bound.mul_(scale.abs()).add_(value.abs() * scale.abs() * 4 * U)
+    else:
+        h = torch.finfo(DTYPES[case.dtype]).eps / 2
+        least = 2.0**-25 if case.dtype == "float16" else 0.0
+        bound += squares.mul_(h * h).add_(x.square().sum(-1, keepdim=True), alpha=least**2).sqrt_().mul_(6)
+    return {"y": within(value, bound)}
+
+
+def change(case: Case, tensors: Tensors, draw: Draw) -> Undo:
+    """One element of x: a weight's change would be one of `packed_w` as well."""
+    x = tensors["x"]
+    element = x[draw.random.randrange(case["m"]), draw.random.randrange(case["k"])]
+    before = element.clone()
+    element.fill_(draw.float())
+    return lambda: element.copy_(before)
+
+
+def traffic(case: Case) -> tuple[float, float]:
+    """x, the weights as they are, and y."""
+    y = case["m"] * case["n"] * DTYPES[case.dtype].itemsize
+    both = case.params["format"] == "fp8_fp8"
+    x = case["m"] * (case["k"] + 4 if both else case["k"] * DTYPES[case.dtype].itemsize)
+    return float(x) + weight_bytes(case), float(y)
+
+
+def shape(m: int, n: int, k: int) -> dict[str, int]:
+    return {"m": m, "n": n, "k": k}
+
+
+op = Op(
+    "quant_gemm",
+    axes={"m": size(40), "n": size(100), "k": multiple_of(256, 1024)},
+    params={"format": tuple(FORMATS), "accumulate": ("float32", "fast")},
+    tensors=tensors,
+    reference=reference,
+    flops=lambda case: 2.0 * case["m"] * case["n"] * case["k"],
+    traffic=traffic,
+    arithmetic=lambda case: (
+        "float8_e4m3fn" if case.params["format"] == "fp8_fp8" else case.dtype,
+        "float32",
+    ),
+    metric=TFLOPS,
+    change=change,
+    odd_shapes=(shape(3, 17, 256), shape(21, 96, 512)),
+    sizes={
+        "small": [shape(2, 64, 512)],
+        "nan": [shape(8, 64, 2048), shape(40, 144, 2048)],
+        "large": [
+            shape(1, 4096, 4096),
+            shape(7, 1000, 2048),
+            shape(16, 4104, 4096),
+            shape(64, 1040, 6144),
+            shape(200, 392, 2048),
+            shape(2550, 2552, 1024),
+        ],
+    },
+)
+
+PIECE = 256  # weights of a row that the kernels from v02 on copy at once
+
+
+def pieces(case: Case) -> str | None:
+    """The rule that rows are whole pieces that start at multiples of 16 bytes."""
+    factor = 8 * PIECE if case.params["format"] == "q6_k" else PIECE
+    return f"needs k to be a multiple of {factor}, got {case['k']}" if case["k"] % factor else None
+
+
+def fits_gemv(case: Case) -> str | None:
+    """The rule that x fits in a block, or that there are counters for the rows of W whose k blocks share."""
+    if case["m"] > 8:
+        return f"needs m to be at most 8, got {case['m']}"
+    wide = case["n"] > 65536 and case["m"] * case["k"] > 8192
+    return f"needs n to be at most 65536 with so many x, got {case['n']}" if wide else pieces(case)
+
+
+def above_gemv(case: Case) -> str | None:
+    """The rule that v02_gemv, which takes no x in fp8, does not take it."""
+    taken = case.params["format"] != "fp8_fp8" and fits_gemv(case) is None
+    return "is for m above 8, where v02_gemv ends" if taken else pieces(case)
+
+
+def fits_one_wave(case: Case) -> str | None:
+    """The rules that a block has all rows of x, and that rows are whole vectors."""
+    return f"needs m to be at most 128, got {case['m']}" if case["m"] > 128 else VECTORS(case)
+
+
+VECTORS = multiples(n=8, k=16)
+FLOAT32 = {"accumulate": ("float32",)}
+WEIGHTS_ONLY = {"format": (*GGUF, *INT4, "fp8"), **FLOAT32}
+baselines.register(op, whole_blocks)
+op.cuda("v01_naive.cu", params=FLOAT32, requires=whole_blocks)
+op.triton("triton_fused.py", params=WEIGHTS_ONLY, requires=whole_blocks)
+op.cuda("v02_gemv.cu", params=WEIGHTS_ONLY, requires=fits_gemv)
+op.cuda("v03_mma.cu", params=FLOAT32, requires=above_gemv)
+FP8 = {"format": ("fp8_fp8",)}
+op.cuda("v04_fp8_mma.cu", archs="sm_89+", params=FP8 | FLOAT32, requires=VECTORS)
+FAST = FP8 | {"accumulate": ("fast",)}
+op.cuda("v05_fp8_wgmma.cu", archs="sm_90a", params=FAST, requires=VECTORS)
+op.cuda("v06_fp8_one_wave.cu", archs="sm_90a", params=FAST, requires=fits_one_wave)
+op.cpp("cpu_naive.cpp", params=FLOAT32, requires=whole_blocks)

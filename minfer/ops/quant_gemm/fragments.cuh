@@ -1,0 +1,283 @@
+// Decodes weights from a piece of a row in shared memory to fragments of mma.m16n8k16, without a conversion to float.
+//
+// W is the 16-row operand, so that 8 rows of x cost what one does. Within a product, k may be in any order that both operands
+// share: a lane takes the weights of its word, two to a register, in the order in which they are cheapest to extract. The
+// fragments are integers, exact in either half type; a scale multiplies sums of 16 to 128 products, in fp32.
+//
+// From the PTX ISA: "Matrix Fragments for mma.m16n8k16", "lop3", "prmt".
+#pragma once
+
+#include <algorithm>
+
+#include "cuda/mma.cuh"
+#include "cuda/vector.cuh"
+#include "quant_gemm.h"
+
+namespace minfer {
+
+// The base. With an integer q from 0 to 127 in its lower bits, the pattern is 128 + q in bfloat16 (where the last bit has the
+// value 1) and 1024 + q in float16.
+template <typename T>
+constexpr uint32_t kBase = std::is_same_v<T, __half> ? 0x64006400u : 0x43004300u;
+
+// An integer up to 256 as a pair of T, twice the same.
+template <typename T>
+constexpr uint32_t two_of(int value) {
+  uint32_t bits;
+  if constexpr (std::is_same_v<T, __half>) {
+    bits = 0x6400u + value;  // value - 1024: the bits above the base are those of the number
+  } else {
+    bits = 0x4300u + value;
+  }
+  return bits << 16 | bits;
+}
+
+template <typename T>
+__device__ inline uint32_t minus(uint32_t a, uint32_t b) {
+  using Pair = typename Vector<T>::Pair;
+  const Pair found = __hsub2(reinterpret_cast<const Pair&>(a), reinterpret_cast<const Pair&>(b));
+  return reinterpret_cast<const uint32_t&>(found);
+}
+
+template <typename T>
+__device__ inline uint32_t times(uint32_t a, uint32_t b) {
+  using Pair = typename Vector<T>::Pair;
+  const Pair found = __hmul2(reinterpret_cast<const Pair&>(a), reinterpret_cast<const Pair&>(b));
+  return reinterpret_cast<const uint32_t&>(found);
+}
+
+// The two numbers in the lowest kBits bits of either half of a word, less `zero`.
+template <typename T, int kBits>
+__device__ inline uint32_t two_unsigned(uint32_t word, int zero) {
+  constexpr uint32_t kMask = (1u << kBits) - 1, kBoth = kMask << 16 | kMask;
+  return minus<T>((word & kBoth) | kBase<T>, two_of<T>(zero));
+}
+
+// The two signed bytes in the lower bytes of a word's halves. Each is a difference: base + the lower seven bits, less base +
+// 128 if the sign bit is set and less base if not; in both types that bit of the pattern is worth 128.
+template <typename T>
+__device__ inline uint32_t two_signed(uint32_t word) {
+  return minus<T>((word & 0x007f007fu) | kBase<T>, (word & 0x00800080u) | kBase<T>);
+}
+
+// The two e4m3 in the same bytes. With sign, exponent and mantissa at their places in T, the number is 2^8 or 2^120 times too
+// small, also if it is subnormal; a NaN, whose lower seven bits are all set, gets all bits of T's exponent.
+template <typename T>
+__device__ inline uint32_t two_e4m3(uint32_t word) {
+  constexpr bool kHalf = std::is_same_v<T, __half>;
+  const uint32_t sign = (word & 0x00800080u) << 8, rest = word & 0x007f007fu;
+  const uint32_t nan = ((rest + 0x00010001u) & 0x00800080u) * 0xff;
+  return times<T>(sign | rest << (kHalf ? 7 : 4) | nan, kHalf ? 0x5c005c00u : 0x7b807b80u);
+}
+
+// A word at a multiple of 2 bytes.
+__device__ inline uint32_t word_at(const uint8_t* p) {
+  const uint16_t* halves = reinterpret_cast<const uint16_t*>(p);
+  return halves[0] | uint32_t(halves[1]) << 16;
+}
+__device__ inline uint32_t aligned_word_at(const uint8_t* p) { return *reinterpret_cast<const uint32_t*>(p); }
+
+constexpr int kPiece = 256;  // weights of a row that are copied at once
+
+// The layout of a piece of a row in shared memory: kCopies times 16 bytes, in a slot of kSlot bytes, an odd multiple of 16, so
+// that words of eight rows are in different banks. A piece of Q6_K, 210 bytes, may start anywhere in its first 16.
+template <typename F>
+struct Piece {
+  static constexpr int kBytes = kPiece / F::kBlock * F::kBytes;
+  static constexpr int kCopies = (kBytes + 15) / 16;
+  static constexpr int kSlot = (kCopies + (kIsInt4<F> ? 1 : 0)) / 2 * 32 + 16;
+  static constexpr int kGroups = kIsInt4<F> ? kPiece / F::kBlock : 0;  // their scales and zeros follow the weights
+  static_assert(kBytes + kGroups * 4 <= kSlot && kCopies * 16 <= kSlot);
+};
+
+// How many products share a scale, and how many x are added up for a zero or a least value, 0 for none.
+template <typename F>
+constexpr int kSummed = kIsInt4<F> ? F::kBlock : std::is_same_v<F, Q4_K> ? 32 : 0;
+template <typename F>
+constexpr int kSums = kSummed<F> > 0 ? kPiece / std::max(kSummed<F>, 1) : 0;  // of a piece
+
+// Of a block of 32 weights, the eight that lane t = lane % 4 multiplies: pairs 0 and 1 in a first product of 16, 2 and 3 in a
+// second. The pairs are, for int4, weights 8 t and 8 t + 4, 8 t + 1 and 8 t + 5, and so on; else 4 t and 4 t + 2, 4 t + 1 and 4
+// t + 3, and then the same 16 further.
+template <typename F, typename T>
+__device__ inline void load_weights(uint32_t (&pairs)[4], const uint8_t* piece, int block, int t) {
+  if constexpr (kIsInt4<F>) {
+    const uint32_t word = aligned_word_at(piece + block * 16 + t * 4);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) pairs[i] = two_unsigned<T, 4>(word >> 4 * i, 8);
+  } else if constexpr (std::is_same_v<F, Q4_0>) {
+    const uint32_t word = word_at(piece + block * 18 + 2 + t * 4);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) pairs[i] = two_unsigned<T, 4>(word >> (i % 2 * 8 + i / 2 * 4), 8);
+  } else {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int at = half * 16 + t * 4;
+      uint32_t word;
+      if constexpr (std::is_same_v<F, Q4_K>)
+        word = aligned_word_at(piece + 16 + block / 2 * 32 + at) >> block % 2 * 4;
+      else if constexpr (std::is_same_v<F, Q6_K>)
+        word = (word_at(piece + block / 4 * 64 + block % 2 * 32 + at) >> block % 4 / 2 * 4 & 0x0f0f0f0fu) |
+               (word_at(piece + 128 + block / 4 * 32 + at) >> block % 4 * 2 & 0x03030303u) << 4;
+      else if constexpr (std::is_same_v<F, Q8_0>)
+        word = word_at(piece + block * 34 + 2 + at);
+      else
+        word = aligned_word_at(piece + block * 32 + at);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const uint32_t bytes = word >> 8 * i;
+        uint32_t& pair = pairs[half * 2 + i];
+        if constexpr (std::is_same_v<F, Q4_K>) pair = two_unsigned<T, 4>(bytes, 0);
+        else if constexpr (std::is_same_v<F, Q6_K>) pair = two_unsigned<T, 6>(bytes, 32);
+        else if constexpr (std::is_same_v<F, Q8_0>) pair = two_signed<T>(bytes);
+        else pair = two_e4m3<T>(bytes);
+      }
+    }
+  }
+}
+
+// 32 x of a row in the order of `load_weights`, as 16 bytes for each of four lanes.
+template <typename F, typename T>
+__device__ inline uint4 ordered_x(const typename Product<F, T>::X* row, int t) {
+  if constexpr (std::is_same_v<F, Fp8Both>) {  // as weights are, and as exact
+    uint32_t pairs[4];
+    load_weights<F, T>(pairs, row, 0, t);
+    return {pairs[0], pairs[1], pairs[2], pairs[3]};
+  } else if constexpr (kIsInt4<F>) {
+    const uint4 r = *reinterpret_cast<const uint4*>(row + t * 8);
+    return {__byte_perm(r.x, r.z, 0x5410), __byte_perm(r.x, r.z, 0x7632), __byte_perm(r.y, r.w, 0x5410),
+            __byte_perm(r.y, r.w, 0x7632)};
+  } else {
+    const uint2 a = *reinterpret_cast<const uint2*>(row + t * 4), b = *reinterpret_cast<const uint2*>(row + 16 + t * 4);
+    return {__byte_perm(a.x, a.y, 0x5410), __byte_perm(a.x, a.y, 0x7632), __byte_perm(b.x, b.y, 0x5410),
+            __byte_perm(b.x, b.y, 0x7632)};
+  }
+}
+
+template <typename T>
+__device__ inline float sum_of(uint4 x) {
+  float values[8], sum = 0.0f;
+  Vector<T>(x).unpack(values);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) sum += values[i];
+  return sum;
+}
+
+// `scale` multiplies the sums of products of a row of W, `least` the sum of the x themselves.
+struct Factors {
+  float scale, least;
+};
+
+// For 16 products: the first (half = 0) or the second 16 of a block of 32.
+template <typename F, typename T>
+__device__ inline Factors factors_of(const uint8_t* piece, int block, int half) {
+  if constexpr (kIsInt4<F>) {
+    const T* scales = reinterpret_cast<const T*>(piece + kPiece / 2);
+    const int group = block * 32 / F::kBlock;
+    const float scale = float(scales[group]);
+    return {scale, scale * (8.0f - float(scales[Piece<F>::kGroups + group]))};
+  } else if constexpr (std::is_same_v<F, Q4_K>) {
+    int scale, least;
+    Q4_K::scale_of(piece, block, scale, least);
+    return {half_at(piece) * float(scale), -half_at(piece + 2) * float(least)};
+  } else if constexpr (std::is_same_v<F, Q6_K>) {
+    return {half_at(piece + 208) * float(static_cast<int8_t>(piece[192 + block * 2 + half])), 0.0f};
+  } else {
+    return {half_at(piece + block * F::kBytes), 0.0f};
+  }
+}
+
+// Adds to `sums` the products of 16 rows of W with kTiles times 8 rows of x, over one piece. low and high: rows lane / 4 and
+// lane / 4 + 8 of W, for this lane. x(tile, block) gives 32 x of row lane / 4 of a tile, ordered; x_sum(tile, group) gives, for
+// rows 2 t and 2 t + 1 of the tile, the sums of the `group`th kSummed x.
+template <typename F, typename T, int kTiles, typename X, typename XSum>
+__device__ inline void multiply_piece(float (&sums)[kTiles][4], const uint8_t* low, const uint8_t* high, X x, XSum x_sum) {
+  constexpr int kShared = kIsFp8<F> ? 0 : kIsInt4<F> ? F::kBlock / 32 : 1;  // blocks of 32 that share a scale; 0: all
+  float parts[kTiles][4];
+  const int t = threadIdx.x % 4;
+#pragma unroll
+  for (int block = 0; block < kPiece / 32; ++block) {
+    uint32_t a[2][4];
+    load_weights<F, T>(a[0], low, block, t);
+    load_weights<F, T>(a[1], high, block, t);
+    if constexpr (kShared > 0)
+      if (block % kShared == 0)
+#pragma unroll
+        for (int tile = 0; tile < kTiles; ++tile)
+#pragma unroll
+          for (int i = 0; i < 4; ++i) parts[tile][i] = 0.0f;
+    uint4 of_x[kTiles];
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) of_x[tile] = x(tile, block);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) {
+        const uint4 b = of_x[tile];
+        mma_m16n8k16<T>(kShared > 0 ? parts[tile] : sums[tile],
+                        {a[0][2 * half], a[1][2 * half], a[0][2 * half + 1], a[1][2 * half + 1]},
+                        {half ? b.z : b.x, half ? b.w : b.y});
+      }
+      constexpr bool kSixteen = std::is_same_v<F, Q6_K>;
+      if constexpr (kShared > 0) {
+        if (!kSixteen && (half == 0 || block % kShared + 1 < kShared)) continue;
+        const Factors of[2] = {factors_of<F, T>(low, block, half), factors_of<F, T>(high, block, half)};
+#pragma unroll
+        for (int tile = 0; tile < kTiles; ++tile) {
+          float2 total{};
+          if constexpr (kSummed<F> > 0) total = x_sum(tile, block / kShared);
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            sums[tile][i] += of[i / 2].scale * parts[tile][i];
+            if constexpr (kSummed<F> > 0) sums[tile][i] += of[i / 2].least * (i % 2 ? total.y : total.x);
+            if constexpr (kSixteen) parts[tile][i] = 0.0f;
+          }
+        }
+      }
+    }
+  }
+}
+
+// Starts a warp's copies of piece number `piece` of 16 rows from row0 on; rows beyond the last become zeros.
+template <typename F, typename T>
+__device__ inline void copy_pieces(uint8_t* slots, const Product<F, T>& p, int64_t row0, int piece, int lane) {
+  using Of = Piece<F>;
+  const int64_t row_bytes = int64_t(p.k / kPiece) * Of::kBytes, first = int64_t(piece) * Of::kBytes / 16 * 16;
+#pragma unroll
+  for (int i = 0; i < (16 * Of::kCopies + 31) / 32; ++i) {
+    const int at = i * 32 + lane, row = at / Of::kCopies, copy = at % Of::kCopies;
+    if (16 * Of::kCopies % 32 == 0 || at < 16 * Of::kCopies) {
+      const bool inside = row0 + row < p.n;
+      cp_async_16(slots + row * Of::kSlot + copy * 16, p.weights.w + (inside ? row0 + row : 0) * row_bytes + first + copy * 16,
+                  inside);
+    }
+  }
+  if constexpr (kIsInt4<F>) {  // a lane for the scales of a row, and one for its zeros
+    const int row = lane / 2;
+    const bool inside = row0 + row < p.n;
+    const T* from = lane % 2 ? p.weights.zeros : p.weights.scales;
+    cp_async_few<Of::kGroups * 2>(slots + row * Of::kSlot + kPiece / 2 + lane % 2 * Of::kGroups * 2,
+                                  from + ((inside ? row0 + row : 0) * (p.k / kPiece) + piece) * Of::kGroups, inside);
+  }
+}
+
+// Where a piece begins in its slot.
+template <typename F>
+__device__ inline int start_in_slot(int piece) {
+  return static_cast<int>(int64_t(piece) * Piece<F>::kBytes % 16);
+}
+
+// Throws unless rows of W and x are whole pieces, which begin at multiples of 16 bytes.
+template <typename F, typename T>
+void require_pieces(const Product<F, T>& p) {
+  STD_TORCH_CHECK(p.k % kPiece == 0, "quant_gemm: w must have rows of a multiple of ", kPiece, " weights, got ", p.k);
+  check_pieces(p.weights.w, int64_t(p.k / kPiece) * Piece<F>::kBytes, int64_t(p.k / kPiece) * Piece<F>::kBytes,
+               "quant_gemm: w");
+  check_pieces(p.x, p.k, p.k, "quant_gemm: x");
+  if constexpr (kIsInt4<F>) {
+    check_pieces(p.weights.scales, Piece<F>::kGroups, Piece<F>::kGroups, "quant_gemm: scales", Piece<F>::kGroups * 2);
+    check_pieces(p.weights.zeros, Piece<F>::kGroups, Piece<F>::kGroups, "quant_gemm: zeros", Piece<F>::kGroups * 2);
+  }
+}
+
+}  // namespace minfer

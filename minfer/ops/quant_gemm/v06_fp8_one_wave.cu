@@ -1,0 +1,52 @@
+// v06_fp8_one_wave: up to 128 rows of x; hgemm's v17 with e4m3: a block for each N-slice of W, all of them at once.
+// Idea: with few rows the time is that of reading W, and v05 has too few tiles of 128 x 256 to keep all SMs reading. v17's
+// N-slices make one wave of blocks, which keep shared memory full of copies from the first microsecond to the last. Scales
+// of columns are read during the first copies. A step in k has 128 fp8 elements, so there are half as many steps as in v17.
+// Expected (16 x 28672 x 4096): 117 MB of W at 4.2 TB/s take 28 us; the launch, the first bytes and the last ones take 5 us.
+#include "fp8_wgmma.cuh"
+#include "ops/hgemm/one_wave.cuh"
+
+namespace minfer {
+
+template <typename Tile, typename Out>
+struct Epilogue<Tile, Scaled<Out>> {
+  static constexpr int kCols = Tile::kRegisters * 2;
+  static constexpr bool kAhead = kCols <= 112;  // scales of more columns do not fit in registers beside the sums
+  float2 columns[kAhead ? kCols / 8 : 1];
+
+  __device__ Epilogue(const Scaled<Out>& g, int col0) {
+    if constexpr (kAhead)
+#pragma unroll
+      for (int j = 0; j < kCols / 8; ++j) columns[j] = column(g, col0, j);
+  }
+  __device__ void operator()(Tile& tile, const Scaled<Out>& g, int row0, int col0) const {
+    scale_tile<kCols>(tile.sums[0], g, row0, [&](int j) { return kAhead ? columns[j] : column(g, col0, j); });
+  }
+  __device__ static float2 column(const Scaled<Out>& g, int col0, int j) {
+    const int col = col0 + j * 8 + threadIdx.x % 4 * 2;
+    return col < g.n ? *reinterpret_cast<const float2*>(g.w_scales + col) : float2{};
+  }
+};
+
+template <typename Out, int kM, int kN, int kPerSM = 1>
+using Slice = Shape<E4M3Pair, Layout::TN, kM, kN, kM / 64, 1, kPerSM, false, Out>;
+
+// Picks the narrowest N-slices that all run at once. If not even the widest do, these run in several waves.
+template <int kM, typename Out>
+void launch_rows(const Scaled<Out>& g) {
+  if (one_wave(g, kM, 32)) return launch_shape<Slice<Out, kM, 32>>(g);
+  if (one_wave(g, kM, 64)) return launch_shape<Slice<Out, kM, 64>>(g);
+  if (one_wave(g, kM, 112)) return launch_shape<Slice<Out, kM, 112>>(g);
+  launch_shape<std::conditional_t<kM == 64, Slice<Out, kM, 112, 2>, Slice<Out, kM, 224>>>(g);
+}
+
+template <typename F, typename T>
+void launch(const Product<F, T>& p) {
+  STD_TORCH_CHECK(p.m <= 128, "quant_gemm: this kernel takes m up to 128, got ", p.m);
+  const Scaled<T> g = make_scaled(p);
+  g.m <= 64 ? launch_rows<64>(g) : launch_rows<128>(g);
+}
+
+}  // namespace minfer
+
+MINFER_QUANT_GEMM_OF(quant_gemm_v06_fp8_one_wave, false, true, minfer::launch)

@@ -1,0 +1,94 @@
+"""Loading the Python files of `extra=`, which are a user's own and may do anything when they are imported."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import select
+import signal
+import time
+import traceback
+import warnings
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from minfer import ops
+from minfer.plan.config import UserError
+from minfer.process.text import plain
+
+IMPORT_S = 60.0  # for the import of one file
+LATE = " is still being imported after {:g} s"
+
+
+def load(path: str, seconds: float = IMPORT_S) -> None:
+    """Import a file that registers kernels; first in a copy of this process, which it may end or keep for ever.
+    Raises UserError, one sentence with the line at which it fails."""
+    if why := _tried(path, seconds):
+        raise UserError(f"extra={path}{why}; correct the file")
+    ops.load_file(Path(path))
+
+
+def _tried(path: str, seconds: float) -> str:
+    """What goes wrong when a file is imported, as the rest of a sentence, or nothing."""
+    readable, writable = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forks where there are threads: this copy needs none
+        pid = os.fork()
+    if pid == 0:
+        os.setsid()
+        _try(path, seconds, writable)
+    os.close(writable)
+    with os.fdopen(readable, "rb") as answer:
+        deadline = time.monotonic() + seconds + 1.0
+        status = (0, 0)
+        try:
+            while status == (0, 0) and time.monotonic() < deadline:
+                select.select([], [], [], 0.005)  # time.sleep fails under libfaketime
+                status = os.waitpid(pid, os.WNOHANG)
+        finally:
+            if status == (0, 0):  # it does not even take signals, or this process is told to stop
+                os.kill(pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):  # it has no group of its own yet
+                    os.killpg(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+        if status == (0, 0):
+            return LATE.format(seconds)
+        os.set_blocking(readable, False)
+        said = plain((answer.read(1 << 16) or b"").decode(errors="replace"))
+    if os.WIFSIGNALED(status[1]):
+        return f" ends its process by {signal.Signals(os.WTERMSIG(status[1])).name} when it is imported"
+    if not said:  # by os._exit
+        return f" ends its process with exit status {os.WEXITSTATUS(status[1])} when it is imported"
+    return "" if said == "ok" else said if said.startswith(",") else f" {said}"
+
+
+def _try(path: str, seconds: float, writable: int) -> NoReturn:
+    """The copy's side: import, say how it went, and end."""
+
+    def late(number: int, frame: FrameType | None) -> None:
+        raise TimeoutError
+
+    silent = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silent, 1)
+    os.dup2(silent, 2)
+    faulthandler.disable()  # it may have a copy of stderr
+    signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, seconds, 0.1)  # again and again: it may catch everything
+    begin = time.monotonic()
+    try:
+        ops.load_file(Path(path))
+        said = "ok"
+    except BaseException as error:  # it may raise anything
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        at = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+        said = f", line {at[-1]}," if at else ""
+        if isinstance(error, SystemExit):
+            said += f" ends its process by sys.exit({error.code!r}) when it is imported"
+        elif isinstance(error, TimeoutError) and time.monotonic() - begin >= seconds:
+            said += LATE.format(seconds)
+        else:
+            said += f" cannot be imported: {type(error).__name__}: {error}".rstrip(": ")
+    os.write(writable, plain(said).encode())
+    os._exit(0)

@@ -1,0 +1,39 @@
+"""Text from foreign code, before anybody sees it."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from typing import Any
+
+MOST = 2000  # characters of one text
+SEQUENCES = re.compile(
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?"
+)
+
+
+def plain(text: str, most: int = MOST) -> str:
+    """The text in one line, without what would do more than be read: escape sequences of terminals, control characters,
+    and marks that change the direction of writing. Half a character becomes a question mark."""
+    text = SEQUENCES.sub("", text[: 4 * most])
+    return "".join(_plain(character) for character in text)[:most].strip()
+
+
+def _plain(character: str) -> str:
+    if character.isspace():
+        return " "
+    category = unicodedata.category(character)
+    return "?" if category == "Cs" else "" if category in ("Cc", "Cf") else character
+
+
+def all_plain(value: Any) -> Any:
+    """A value of JSON with each text in it plain, the keys of mappings, too."""
+    if isinstance(value, str):
+        return plain(value)
+    if isinstance(value, dict):
+        return {plain(name): all_plain(each) for name, each in value.items()}
+    return [all_plain(each) for each in value] if isinstance(value, list) and not _numbers(value) else value
+
+
+def _numbers(values: list[Any]) -> bool:
+    return all(isinstance(value, float) for value in values)  # a million samples are not looked at one by one

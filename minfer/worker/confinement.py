@@ -1,0 +1,41 @@
+"""What the foreign code of a shard may see: its own sources, and what PyTorch and the compilers need."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from minfer import build, ops
+from minfer.ops import Case
+from minfer.plan.shard import Shard
+from minfer.sandbox import HIDDEN, LEVELS, Sandbox, strongest
+
+
+def sandbox(shard: Shard) -> Sandbox:
+    """For what is compiled, loaded and run in this shard, at the level that it asks for, else the strongest there is."""
+    own = [Path(shard.results), Path(shard.folder)]
+    for folder in (*own, build.cache_folder()):  # what is made later would be seen, or not be seen
+        folder.mkdir(parents=True, exist_ok=True)
+    hidden = {os.path.realpath(folder) for folder in (*own, *map(Path, (tempfile.gettempdir(), *HIDDEN)))}
+    gpu = sorted(map(str, Path("/dev").glob("nvidia*"))) if shard.device == "cuda" else []
+    # CUDA shares memory only between processes that have one process table: https://github.com/openucx/ucx/issues/11978
+    level = shard.sandbox or strongest(LEVELS[1:] if shard.device == "cuda" else LEVELS)
+    return Sandbox(level, sorted(hidden), sorted(_needed(shard, hidden)), gpu)
+
+
+def ours(case: Case) -> bool:
+    """Whether a case runs this project's code and no other."""
+    return ops.get(case.op).kernels[case.kernel].source.is_relative_to(ops.PACKAGE)
+
+
+def _needed(shard: Shard, hidden: set[str]) -> set[str]:
+    """What must be readable, even where the folder that it is in is hidden: never one of the hidden ones as a whole."""
+    kernels = [ops.get(case.op).kernels[case.kernel] for case in shard.cases]
+    files = {Path(name) for name in (*shard.extra, *shard.sources)} | {kernel.source for kernel in kernels}
+    folders = {ops.PACKAGE.parent, build.cache_folder(), *map(Path, (*sys.path, sys.prefix, sys.base_prefix))}
+    if toolkit := build.toolkit():
+        folders.add(toolkit)
+    needed = {os.path.realpath(path) for path in files | folders | {file.parent for file in files}}
+    return {path for path in needed if path != "/" and path not in hidden}

@@ -1,0 +1,129 @@
+"""Those of `tests.emulator.mistakes` that are planted in attention."""
+
+from __future__ import annotations
+
+WRONG = ""
+BROKEN = {
+    "scores that are not scaled": ("prefill_attention-v01_naive", {"sum *= «p.scale»;": "1.0f"}, WRONG),
+    "keys of the query head": (
+        "prefill_attention-v01_naive",
+        {"s.first_kv + key, «p.kv_head(head)»);\n  float": "head"},
+        "outside operand",
+    ),
+    "sums not scaled when the maximum grows": (
+        "prefill_attention-v02_flash",
+        {"sums[i] *= «rescale»;": "1.0f"},
+        WRONG,
+    ),
+    "tiles refilled while a warp reads them": (
+        "prefill_attention-v02_flash",
+        {"«__syncthreads();»  // all are": ""},
+        WRONG,
+    ),
+    "an edge of the mask taken for its inside": (
+        "prefill_attention-v03_mma",
+        {"if («key < bottom.begin || key + kKeys > top.end») warp.mask": "false"},
+        WRONG,
+    ),
+    "v not waited for": (
+        "prefill_attention-v03_mma",
+        {"«cp_async_wait<0>();»\n    __syncthreads();  // v": ""},
+        WRONG,
+    ),
+    "k refilled while a warp multiplies it": (
+        "prefill_attention-v03_mma",
+        {"«__syncthreads();»  // v has": ""},
+        WRONG,
+    ),
+    "values behind the last one as they are": (
+        "prefill_attention-v04_wgmma",
+        {"rows.clear_tail(w, key0, ring.stage);": ""},
+        WRONG,
+    ),
+    "keys given back while a product reads them": (
+        "prefill_attention-v04_wgmma",
+        {
+            "wgmma_wait_for<0>(scores);\n    rows.release(tile.empty_k + ring.stage);": (
+                "rows.release(tile.empty_k + ring.stage); wgmma_wait_for<0>(scores);"
+            )
+        },
+        "changed while wgmma read it",
+    ),
+    "out at the base before": ("prefill_attention-v05_pingpong", {"if («grows») scale_rows": "false"}, WRONG),
+    "values given back while a product reads them": (
+        "prefill_attention-v05_pingpong",
+        {
+            "wgmma_wait_for<0>(rows.out);\n    rows.release(tile.empty_v + values.stage);": (
+                "rows.release(tile.empty_v + values.stage); wgmma_wait_for<0>(rows.out);"
+            )
+        },
+        "changed while wgmma read it",
+    ),
+    "a slab of out filled while TMA reads it": (
+        "prefill_attention-v05_pingpong",
+        {"tma_store_wait<Tile::kOutSlabs - 1>()": "tma_store_wait<Tile::kOutSlabs>()"},
+        "changes while TMA stores it",
+    ),
+    "rows stored over the next sequence's": (
+        "prefill_attention-v04_wgmma",
+        {"if («first + kRowsOfWarp <= p.rows(w.s)») store_boxes": "true"},
+        WRONG,
+    ),
+    "every new token sees all keys": (
+        "decode_attention-v01_naive",
+        {"p.seen(«query», p.keys(number))": "p.new_tokens - 1"},
+        WRONG,
+    ),
+    "powers replaced while they are read": (
+        "decode_attention-v01_naive",
+        {"«__syncthreads();»  // q has arrived": ""},
+        WRONG,
+    ),
+    "parts added without regard to their bases": (
+        "decode_attention-v02_split",
+        {"weight = «exp2_approx(stats[i].x - base)»;": "1.0f"},
+        WRONG,
+    ),
+    "keys read beyond the last": ("decode_attention-v02_split", {"if («key >= end») {": "false"}, "outside operand"),
+    "a part of keys for all": (
+        "decode_attention-v02_split",
+        {"[=](int part) { return «first + part»; }": "first"},
+        WRONG,
+    ),
+    "each new token masked as the first": (
+        "decode_attention-v03_packed",
+        {"key >= p.seen(«row / p.group()», piece.keys)": "0"},
+        WRONG,
+    ),
+    "keys multiplied before they have arrived": (
+        "decode_attention-v03_packed",
+        {"cp_async_wait<Shape::kStages - 2>()": "cp_async_wait<Shape::kStages - 1>()"},
+        WRONG,
+    ),
+    "keys of the page before": ("decode_attention-v03_packed", {"next = block(«ahead + 1»);": "ahead"}, WRONG),
+    "a unit copied beyond the last key": (
+        "decode_attention-v03_packed",
+        {"(16 / sizeof(KV)), «row < left»)": "true"},
+        "outside the operands",
+    ),
+    "a step that no block has": (
+        "decode_attention-v04_balanced",
+        {"s.end = «s.total * (worker + 1) / s.blocks»;": "s.total * (worker + 1) / s.blocks - 1"},
+        WRONG,
+    ),
+    "the first block to arrive adds the parts": (
+        "decode_attention-v04_balanced",
+        {"unsigned(«count - 1»);": "0"},
+        WRONG,
+    ),
+    "one slot for both items of a block": (
+        "decode_attention-v04_balanced",
+        {"2 * blockIdx.x + «(int(blockIdx.x) == share.first)»": "0"},
+        WRONG,
+    ),
+    "sequences without keys not cleared": (
+        "decode_attention-v04_balanced",
+        {"if («p.keys(number) > 0») continue;": "true"},
+        WRONG,
+    ),
+}

@@ -1,0 +1,204 @@
+"""`minfer.specialise`: what is called often is compiled, tried, and then called."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from minfer.specialise import Outcome, Policy, Specialiser, exact, ranges, trial
+from minfer.specialise.background import Background
+from tests.specialise import specialised
+from tests.specialise.adapting import FASTER, call, told, until
+
+
+def test_what_is_called_often_is_compiled_and_called(quick: list[int]) -> None:
+    specialiser = Specialiser(specialised.SOUND, Policy(threshold=20, every_calls=32))
+    for _ in range(40):
+        call(specialiser, 16)
+        call(specialiser, 3 + len(quick))
+    until(lambda: specialiser.variants)
+    assert call(specialiser, 16) == 16.0
+    assert call(specialiser, 40) != 40.0  # the generic kernel
+    for _ in range(100):
+        call(specialiser, 16)
+    specialiser.wait(10)
+    assert quick.count(16) == 1
+
+
+def test_nothing_is_looked_at_between_looks(quick: list[int]) -> None:
+    specialiser = Specialiser(specialised.SOUND, Policy(threshold=1, every_calls=0))
+    for _ in range(50):
+        call(specialiser, 16)
+    assert not quick and specialiser.check() == [exact(16)] and specialiser.check() == []
+    assert specialiser.compile(exact(16)).result(30) == FASTER
+    assert specialiser.variants == [exact(16)]
+
+
+def test_a_look_each_so_many_seconds_needs_no_calls_of_execute(quick: list[int]) -> None:
+    specialiser = Specialiser(specialised.SOUND, Policy(threshold=3, every_calls=0, every_s=0.05))
+    for _ in range(5):
+        specialiser.monitor(16)
+    until(lambda: specialiser.variants == [exact(16)])
+    specialiser.close()
+
+
+def test_all_that_is_stopped_is_said_in_one_sentence(
+    quick: list[int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ends = threading.Event()
+    monkeypatch.setattr(Background, "outcome", lambda self, key: ends.wait(20) and FASTER)
+    specialiser = Specialiser(specialised.SOUND)
+    futures = [specialiser.compile(exact(n)) for n in (16, 17, 18)]
+    specialiser.close()
+    specialiser.close()
+    ends.set()
+    assert all(future.cancelled() for future in futures)
+    assert told(caplog) == ["sound 16 and 2 more: stopped before they were compiled; the next process does it"]
+
+
+def test_a_bucket_serves_all_its_sizes(quick: list[int]) -> None:
+    specialiser = Specialiser(specialised.SOUND, Policy(threshold=1), ranges(8, 64))
+    specialiser.compile(specialiser.buckets(20)).result(30)
+    assert call(specialiser, 9) == call(specialiser, 64) == 64.0
+    assert call(specialiser, 8) != 64.0 and call(specialiser, 65) != 64.0
+
+
+def test_the_table_is_replaced_while_others_call(quick: list[int]) -> None:
+    specialiser = Specialiser(specialised.SOUND, Policy(threshold=1, budget=2, every_calls=16))
+    wrong, stop = [], threading.Event()
+
+    def caller(n: int) -> None:
+        while not stop.is_set():
+            found = call(specialiser, n)
+            if found == found and found != n:
+                wrong.append((n, found))
+
+    threads = [threading.Thread(target=caller, args=(n,)) for n in (5, 6, 7, 8)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.5)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not wrong and quick and len(specialiser.variants) <= 2
+
+
+def test_a_variant_that_cannot_be_loaded_is_said_once_and_the_generic_kernel_serves(
+    quick: list[int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(self: object, key: object, arch: str = "") -> None:
+        raise OSError("cannot open shared object file")
+
+    monkeypatch.setattr("minfer.specialise.recipe.Recipe.function", fails)
+    specialiser = Specialiser(specialised.SOUND, Policy(threshold=1, every_calls=8))
+    for _ in range(40):
+        call(specialiser, 16)
+    until(lambda: specialiser.outcomes)
+    assert [record.getMessage() for record in caplog.records] == [
+        "sound 16: not used, slow goes on: cannot open shared object file"
+    ]
+    assert specialiser.variants == [] and call(specialiser, 16) != 16.0
+
+
+# The trial
+
+
+QUIET_FASTER, QUIET_SLOWER, QUIET_TIE = (1.0, 2.0, 2.02, 1.0), (2.0, 1.0, 1.01, 2.0), (1.0, 1.01, 1.01, 1.0)
+RESTLESS = (0.05, 42.7, 34.0, 0.05)  # milliseconds of a call that were seen on two cores with two other busy processes
+
+
+def steady(monkeypatch: pytest.MonkeyPatch, *blocks: tuple[float, ...]) -> list[int]:
+    """The next trials measure these steady blocks, again and again the last ones; the list says how many were taken."""
+    taken: list[int] = []
+
+    def measured(self: object, timing: object, during: object) -> list[np.ndarray]:
+        taken.append(len(taken))
+        return [np.array([1e-3 * block]) for block in blocks[min(len(taken), len(blocks)) - 1]]
+
+    monkeypatch.setattr(trial.Bench, "steady", measured)
+    monkeypatch.setattr(trial.Bench, "warm_up", lambda self, seconds: None)
+    return taken
+
+
+@pytest.mark.parametrize(
+    ("blocks", "status", "looks"),
+    [
+        ([QUIET_FASTER], "faster", 1),
+        ([QUIET_SLOWER], "not faster", 1),
+        ([QUIET_TIE], "not faster", 1),
+        ([RESTLESS], "undecided", trial.REPEATS),
+        ([RESTLESS, QUIET_SLOWER], "not faster", 2),
+        ([RESTLESS, RESTLESS, QUIET_FASTER], "faster", 3),
+    ],
+)
+def test_a_verdict_needs_a_quiet_control_and_is_kept(
+    llvm: None, monkeypatch: pytest.MonkeyPatch, blocks: list[tuple[float, ...]], status: str, looks: int
+) -> None:
+    taken = steady(monkeypatch, *blocks)
+    outcome = trial.tried(specialised.SOUND, exact(16))
+    assert (outcome.status, len(taken)) == (status, looks)
+    assert bool(outcome.why) == (status == "undecided")
+    again = trial.tried(specialised.SOUND, exact(16))
+    assert (again.status, again.speedup) == (status, outcome.speedup)
+    assert len(taken) == (2 * looks if status == "undecided" else looks)  # found again, but for what was not decided
+    assert (again.trial_s == 0.0) == (status != "undecided")
+
+
+def test_what_was_not_decided_is_asked_for_again_after_twice_the_calls(
+    quick: list[int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    outcomes = [Outcome("undecided", "the machine was busy"), FASTER]
+    monkeypatch.setattr(Background, "outcome", lambda self, key: outcomes.pop(0))
+    specialiser = Specialiser(specialised.SOUND, Policy(threshold=10, every_calls=0))
+
+    def asked(calls: int) -> list[object]:
+        for _ in range(calls):
+            specialiser.monitor(16)
+        return list(specialiser.check())
+
+    caplog.set_level("INFO")
+    assert asked(10) == [exact(16)]
+    assert specialiser.compile(exact(16)).result(10).status == "undecided"
+    assert specialiser.variants == [] and call(specialiser, 16) != 16.0
+    assert told(caplog) == ["sound 16: not decided, slow goes on, tried again after more calls: the machine was busy"]
+    assert asked(18) == [] and asked(1) == [exact(16)]  # one more was that of `call`
+    assert specialiser.compile(exact(16)).result(10) == FASTER
+    assert specialiser.variants == [exact(16)] and asked(1000) == []
+
+
+def test_a_wrong_one_and_one_that_is_no_ir_are_not_used(llvm: None) -> None:
+    outcome = trial.tried(specialised.WRONG, exact(16))
+    assert outcome.status == "failed" and outcome.why.startswith("it is not right: ")
+    assert trial.tried(specialised.BROKEN, exact(16)).why.startswith("LLVM: ")
+
+
+@pytest.mark.timing
+@pytest.mark.slow
+def test_trials_with_the_real_clock(llvm: None) -> None:
+    """Both kernels run in one thread at this size. On a busy machine there may be no verdict, but never the wrong one."""
+    size = exact(1 << 14)
+    assert trial.tried(specialised.SOUND, size).status in ("faster", "undecided")
+    assert trial.tried(specialised.SLOWER, size).status in ("not faster", "undecided")
+
+
+def test_another_device_has_another_trial(llvm: None) -> None:
+    places = [
+        trial.record(specialised.SOUND, exact(16), arch, name) for arch, name in (("", "a"), ("", "b"), ("sm_90a", "a"))
+    ]
+    places.append(trial.record(specialised.SOUND, exact(17), "", "a"))
+    assert len(set(places)) == 4
+
+
+def test_a_disk_that_fills_up_before_the_outcome_is_written_is_said(
+    llvm: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, content: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    steady(monkeypatch, QUIET_FASTER)
+    monkeypatch.setattr(trial, "write", full)
+    assert trial.tried(specialised.SOUND, exact(24)) == Outcome("full", "No space left on device")
