@@ -400,7 +400,7 @@ BROKEN = {
     ),
     "columns of keys not waited for": (
         "mla_decode-v03_wgmma",
-        {"wait_full(part, parity);\n      wgmma_fence();": "wait_full(0, parity); wgmma_fence();"},
+        {"wait_full(slab, parity);\n      wgmma_fence();": "wait_full(0, parity); wgmma_fence();"},
         "changed while wgmma read it",
     ),
     "the base of the other warpgroup not followed": (
