@@ -26,7 +26,38 @@ constexpr int kLag = 1;     // steps that the second warpgroup starts later: one
 constexpr int kBoxes = 3;   // of 16 tokens x 16 columns, that a warp transposes at once
 static_assert(kBehind + kLag < kStages);
 
-using Groups = RowGroups<kCluster * kMostWidth>;
+// The tiles of clusters. Those of experts with more rows come first: clusters take tiles in turn, and tiles of the same turn
+// then are of one width, and those of the last, partly filled turn the narrowest.
+struct Groups : RowGroups<kCluster * kMostWidth> {
+  int16_t experts[kMostGroups];  // by their rows; `first` is in this order
+  __device__ int rows_of(int expert) const { return begin[expert + 1] - begin[expert]; }
+
+  __device__ void count(const int32_t* ends, int count, int all) {
+    RowGroups::count(ends, count, all);
+    for (int i = threadIdx.x; i < count; i += blockDim.x) {
+      int before = 0;
+      const int own = rows_of(i);
+#pragma unroll 8
+      for (int j = 0; j < count; ++j) before += rows_of(j) > own || (rows_of(j) == own && j < i);
+      experts[before] = i;
+    }
+    __syncthreads();
+    if (threadIdx.x < 32)
+      for (int base = 0, tile = 0; base < count; base += 32) {
+        const int at = base + threadIdx.x;
+        const int own = at < count ? (rows_of(experts[at]) + kCluster * kMostWidth - 1) / (kCluster * kMostWidth) : 0;
+        int sum = own;
+#pragma unroll
+        for (int by = 1; by < 32; by *= 2) {
+          const int other = __shfl_up_sync(0xffffffff, sum, by);
+          if (threadIdx.x >= by) sum += other;
+        }
+        if (at < count) first[at] = tile + sum - own;
+        tile += __shfl_sync(0xffffffff, sum, 31);
+      }
+    __syncthreads();
+  }
+};
 
 constexpr int next_width(int width) { return width + (width < 96 ? 16 : MINFER_GRAIN); }
 
@@ -65,14 +96,20 @@ struct PairTile {
   int group, col, begin, rows, width;
 
   __device__ PairTile(const Groups& groups, int number, int across, int rank) {
-    const GroupTile tile = groups.find(number, across, 1 << 20);
-    group = tile.group, col = tile.col;
-    const int first = groups.begin[group], all = groups.begin[group + 1] - first;
-    const int halves = (groups.first[group + 1] - groups.first[group]) * kCluster;
+    const int down = number / across;
+    int at = 0, behind = groups.groups;  // first[at] <= down < first[behind]
+    while (behind - at > 1) {
+      const int middle = (at + behind) / 2;
+      (groups.first[middle] <= down ? at : behind) = middle;
+    }
+    // All rows of tiles of an expert in a column follow each other: they run at once, with the same weights.
+    const int within = number - groups.first[at] * across, tiles = groups.first[at + 1] - groups.first[at];
+    group = groups.experts[at], col = within / tiles;
+    const int all = groups.rows_of(group), halves = tiles * kCluster;
     width = (all + halves - 1) / halves;
     width = width <= 96 ? (width + 15) / 16 * 16 : (width + MINFER_GRAIN - 1) / MINFER_GRAIN * MINFER_GRAIN;
-    const int before = (tile.row * kCluster + rank) * width;
-    begin = first + before, rows = min(width, all - before);
+    const int before = (within % tiles * kCluster + rank) * width;
+    begin = groups.begin[group] + before, rows = min(width, all - before);
   }
 };
 
@@ -83,6 +120,7 @@ __device__ void copy_tiles(const Problem& g, const GroupedMaps& maps, const Grou
   using T = typename Problem::T;
   constexpr int kRowStep = 16, kRows = kMostWidth / kRowStep;  // what a thread copies of x: 16 bytes of every 16th row
   const bool is_first = threadIdx.x % 128 == 0;
+  if constexpr (!Problem::kGated) wait_for_previous();  // for h
   const int row = threadIdx.x % 128 / 8, col = threadIdx.x % 8 * 8, at = Problem::kA + Swizzled<kBlockK>::at(row, col);
   Ring<kStages> ring, arrived;
   int waiting = 0;  // stages whose rows have yet to be reported
@@ -249,6 +287,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   T *stages = reinterpret_cast<T*>(shared), *boxes = stages + kStages * Problem::kStage;
   uint64_t* full = reinterpret_cast<uint64_t*>(boxes + kConsumers * 4 * kBoxes * Problem::kBox);
   uint64_t *empty = full + kStages, *begun = empty + kStages;
+  let_next_start();
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < kStages; ++stage)
       barrier_init(full + stage, Problem::kGated ? 5 : 1), barrier_init(empty + stage, kCluster * kConsumers * 4);
@@ -281,8 +320,11 @@ void launch_product(const Experts<T>& p, T* h, T* parts) {
   allow_shared(product<Problem>, Problem::kBytes);
   int clusters = 0;
   STD_CUDA_CHECK(clusters_at_once(&clusters, product<Problem>, kCluster, kThreads, Problem::kBytes));
-  STD_CUDA_CHECK(launch_clusters(product<Problem>, kCluster, std::max(1, clusters) * kCluster, kThreads, Problem::kBytes,
-                                 p.stream, maps, g));
+  const dim3 blocks(std::max(1, clusters) * kCluster);
+  if constexpr (kGated)
+    STD_CUDA_CHECK(launch_clusters(product<Problem>, kCluster, blocks, kThreads, Problem::kBytes, p.stream, maps, g));
+  else
+    STD_CUDA_CHECK(launch_early(product<Problem>, kCluster, blocks, kThreads, Problem::kBytes, p.stream, maps, g));
 }
 
 template <typename T>
@@ -293,7 +335,7 @@ void launch(const Experts<T>& p) {
   T *h = static_cast<T*>(memory.mutable_data_ptr()), *parts = h + int64_t(p.slots) * p.ffn;
   launch_product<true>(p, h, parts);
   launch_product<false>(p, h, parts);
-  launch_combine(p, parts);
+  launch_combine_early(p, parts);
 }
 
 }  // namespace minfer
