@@ -169,7 +169,8 @@ void launch(const Experts<T>& p) {
   const int across = std::min(p.slots, p.experts);
   const auto blocks = [&](int columns) { return dim3((columns + kColumns - 1) / kColumns, across); };
   gate_up<<<blocks(p.ffn), kThreads, 0, p.stream>>>(p, h, by_position);
-  STD_CUDA_CHECK(launch_early(down<T>, 1, blocks(p.hidden), kThreads, 0, p.stream, p, static_cast<const T*>(h), parts, by_position));
+  STD_CUDA_CHECK(launch_early(down<T>, 1, blocks(p.hidden), kThreads, 0, p.stream, p, static_cast<const T*>(h), parts,
+                              by_position));
   launch_combine_early(p, parts);
 }
 

@@ -182,10 +182,10 @@ __device__ void copy_tiles(const Problem& g, const GroupedMaps& maps, const Grou
 }
 
 // Stores what this warp has of a finished tile: for each token 16 columns of a block of sums, from which they are transposed
-// in shared memory.
+// in shared memory. Inline, because what is not inline would need the sums in memory.
 template <typename Problem, int kWidth>
-__device__ __forceinline__ void store_tile(const Problem& g, const PairTile& tile, float (&sums)[2][kWidth / 2], typename Problem::T* boxes,
-                           const unsigned (&slots)[(kMostWidth + 31) / 32]) {
+__device__ __forceinline__ void store_tile(const Problem& g, const PairTile& tile, float (&sums)[2][kWidth / 2],
+                                           typename Problem::T* boxes, const unsigned (&slots)[(kMostWidth + 31) / 32]) {
   using T = typename Problem::T;
   constexpr int kBlocks = Problem::kGated ? 1 : 2, kAll = (kWidth + 15) / 16 * kBlocks;
   const int lane = threadIdx.x % 32, warpgroup = warpgroup_index();
