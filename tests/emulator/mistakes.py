@@ -341,6 +341,21 @@ BROKEN = {
         {"count(«tile.rows > 64 ? kRows : kRows / 2»)": "kRows / 2"},
         WRONG,
     ),
+    "rows of a pair's tile reported before they have arrived": (
+        "moe_ffn-v05_pairs",
+        {"«cp_async_wait<kBehind>();»": ""},
+        "shared memory changed while wgmma read it",
+    ),
+    "both blocks of a pair take the first half": (
+        "moe_ffn-v05_pairs",
+        {"(within % tiles * kCluster + «rank») * width": "0"},
+        WRONG,
+    ),
+    "experts by their rows, tiles by their numbers": (
+        "moe_ffn-v05_pairs",
+        {"group = «groups.experts[at]», col": "at"},
+        WRONG,
+    ),
     "partial sums overwritten while they are read": (
         "moe_ffn-v04_few_rows",
         {"«__syncthreads();»  // all have read": ""},
