@@ -64,22 +64,27 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSM) gemv(Product<F, T> p, 
   };
   for (int stage = 0; stage < Of::kStages - 1; ++stage) copy();
 
-  const int lanes = pieces * kPiece / 8;  // each puts eight x in order
-  for (int i = threadIdx.x; i < p.m * lanes; i += kThreads) {
-    const int row = i / lanes, at = i % lanes;
-    const uint4 x = ordered_x<F, T>(p.x + int64_t(row) * p.k + first * kPiece + at / 4 * 32, at % 4);
-    *reinterpret_cast<uint4*>(x_rows + row * Of::row(share.pieces) + at * 16) = x;
-    if constexpr (kSummed<F> > 0) {
-      float sum = sum_of<T>(x);
+  // Each warp puts pieces of x in order, each lane eight x of four pieces at once, so that it waits for memory once.
+  const int all = p.m * pieces;
+  for (int i = warp; i < all; i += 4 * kWarps) {
+    uint4 x[4];
 #pragma unroll
-      for (int mask = 1; mask < kSummed<F> / 8; mask *= 2) sum += __shfl_xor_sync(0xffffffff, sum, mask);
-      if (at % (kSummed<F> / 8) == 0) x_sums[at / (kSummed<F> / 8) * kMostM + row] = sum;
+    for (int j = 0; j < 4; ++j) {
+      const int at = min(i + j * kWarps, all - 1), row = at / pieces, piece = at % pieces;
+      x[j] = ordered_x<F, T>(p.x + int64_t(row) * p.k + (first + piece) * kPiece + lane / 4 * 32, t);
+    }
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const int at = i + j * kWarps, row = at / pieces, piece = at % pieces;
+      if (at >= all) break;
+      *reinterpret_cast<uint4*>(x_rows + row * Of::row(share.pieces) + piece * (kPiece * 2) + lane * 16) = x[j];
+      if constexpr (kSummed<F> > 0) add_up<F, T>(x_sums + piece * kSums<F> * kMostM + row, kMostM, x[j], lane);
     }
   }
   __syncthreads();
 
+  // Rows of x beyond the last are the last again: a product's columns are independent, and theirs are not stored.
   const uint8_t* my_x = x_rows + min(lane / 4, p.m - 1) * Of::row(share.pieces) + t * 16;
-  const bool has_x = lane / 4 < p.m;
   int phase = 0;
   for (int64_t tile = blockIdx.x / share.splits; tile < share.tiles; tile += stride, phase ^= 1) {
     float sums[1][4] = {};
@@ -91,7 +96,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSM) gemv(Product<F, T> p, 
       multiply_piece<F, T>(
           sums, low, low + 8 * Piece<F>::kSlot,
           [&](int, int block) {
-            return has_x ? *reinterpret_cast<const uint4*>(my_x + (piece * 8 + block) * 64) : uint4{};
+            return *reinterpret_cast<const uint4*>(my_x + (piece * 8 + block) * 64);
           },
           [&](int, int group) {
             return *reinterpret_cast<const float2*>(x_sums + (piece * kSums<F> + group) * kMostM + 2 * t);
