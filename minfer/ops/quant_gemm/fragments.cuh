@@ -76,6 +76,17 @@ __device__ inline uint32_t two_e4m3(uint32_t word) {
   return times<T>(mask_or(word << 8, 0x80008000u, placed), kHalf ? 0x5c005c00u : 0x7b807b80u);
 }
 
+// Of a word of four e4m3, those in bytes 0 and 2 and those in bytes 1 and 3, but that NaN becomes a finite number. `nan` gets
+// the top bit of each byte that is one. For two pairs this takes 12 instructions, two_e4m3 18.
+template <typename T>
+__device__ inline void four_e4m3(uint32_t& even, uint32_t& odd, uint32_t& nan, uint32_t word) {
+  constexpr bool kHalf = std::is_same_v<T, __half>;
+  constexpr uint32_t kPlaces = kHalf ? 0x3f803f80u : 0x07f007f0u, kScale = kHalf ? 0x5c005c00u : 0x7b807b80u;
+  even = times<T>(mask_or(word << 8, 0x80008000u, word << (kHalf ? 7 : 4) & kPlaces), kScale);
+  odd = times<T>(mask_or(word, 0x80008000u, word >> (kHalf ? 1 : 4) & kPlaces), kScale);
+  nan = mask_or((word & 0x7f7f7f7fu) + 0x01010101u, 0x80808080u, nan);
+}
+
 // A word at a multiple of 2 bytes.
 __device__ inline uint32_t word_at(const uint8_t* p) {
   const uint16_t* halves = reinterpret_cast<const uint16_t*>(p);
@@ -114,10 +125,10 @@ __device__ inline uint32_t two_nibbles(uint32_t word, int zero) {
 }
 
 // Of a block of 32 weights, the eight that lane t = lane % 4 multiplies: pairs 0 and 1 in a first product of 16, 2 and 3 in a
-// second. The pairs are, for int4, weights 8 t and 8 t + 4, 8 t + 1 and 8 t + 5, and so on; else 4 t and 4 t + 2, 4 t + 1 and 4
+// second. `nan`: of fp8 weights, see `four_e4m3`. The pairs are, for int4, weights 8 t and 8 t + 4, 8 t + 1 and 8 t + 5, and so on; else 4 t and 4 t + 2, 4 t + 1 and 4
 // t + 3, and then the same 16 further.
 template <typename F, typename T>
-__device__ inline void load_weights(uint32_t (&pairs)[4], const uint8_t* piece, int block, int t) {
+__device__ inline void load_weights(uint32_t (&pairs)[4], uint32_t& nan, const uint8_t* piece, int block, int t) {
   if constexpr (kIsInt4<F>) {
     const uint32_t word = aligned_word_at(piece + block * 16 + t * 4);
 #pragma unroll
@@ -141,14 +152,18 @@ __device__ inline void load_weights(uint32_t (&pairs)[4], const uint8_t* piece, 
         word = block % 2 ? aligned_word_at(piece + block * 34 + 2 + at) : word_at(piece + block * 34 + 2 + at);
       else
         word = aligned_word_at(piece + block * 32 + at);
+      if constexpr (std::is_same_v<F, Fp8>) {
+        four_e4m3<T>(pairs[half * 2], pairs[half * 2 + 1], nan, word);
+      } else {
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const uint32_t bytes = word >> 8 * i;
-        uint32_t& pair = pairs[half * 2 + i];
-        if constexpr (std::is_same_v<F, Q4_K>) pair = two_nibbles<F, T>(bytes, 0);
-        else if constexpr (std::is_same_v<F, Q6_K>) pair = two_unsigned<T, 6>(bytes, 32);
-        else if constexpr (std::is_same_v<F, Q8_0>) pair = two_signed<T>(bytes);
-        else pair = two_e4m3<T>(bytes);
+        for (int i = 0; i < 2; ++i) {
+          const uint32_t bytes = word >> 8 * i;
+          uint32_t& pair = pairs[half * 2 + i];
+          if constexpr (std::is_same_v<F, Q4_K>) pair = two_nibbles<F, T>(bytes, 0);
+          else if constexpr (std::is_same_v<F, Q6_K>) pair = two_unsigned<T, 6>(bytes, 32);
+          else if constexpr (std::is_same_v<F, Q8_0>) pair = two_signed<T>(bytes);
+          else pair = two_e4m3<T>(bytes);
+        }
       }
     }
   }
@@ -169,8 +184,8 @@ __device__ inline uint4 in_order(uint2 first, uint2 second) {
 template <typename F, typename T>
 __device__ inline uint4 ordered_x(const typename Product<F, T>::X* row, int t) {
   if constexpr (std::is_same_v<F, Fp8Both>) {  // as weights are, and as exact
-    uint32_t pairs[4];
-    load_weights<F, T>(pairs, row, 0, t);
+    uint32_t pairs[4], unused;
+    load_weights<F, T>(pairs, unused, row, 0, t);
     return {pairs[0], pairs[1], pairs[2], pairs[3]};
   } else if constexpr (kIsInt4<F>) {
     const uint4 r = *reinterpret_cast<const uint4*>(row + t * 8);
@@ -257,12 +272,13 @@ __device__ inline void multiply_piece(float (&sums)[kTiles][4], const uint8_t* l
   constexpr int kShared = kIsFp8<F> ? 0 : kIsInt4<F> ? F::kBlock / 32 : 1;  // blocks of 32 that share a scale; 0: all
   float parts[kTiles][4];
   const int t = threadIdx.x % 4;
+  uint32_t nan[2] = {};
   const RowFactors<F, T> of_low(low), of_high(high);
 #pragma unroll
   for (int block = 0; block < kPiece / 32; ++block) {
     uint32_t a[2][4];
-    load_weights<F, T>(a[0], low, block, t);
-    load_weights<F, T>(a[1], high, block, t);
+    load_weights<F, T>(a[0], nan[0], low, block, t);
+    load_weights<F, T>(a[1], nan[1], high, block, t);
     if constexpr (kShared > 0)
       if (block % kShared == 0)
 #pragma unroll
@@ -299,40 +315,65 @@ __device__ inline void multiply_piece(float (&sums)[kTiles][4], const uint8_t* l
       }
     }
   }
+  if constexpr (std::is_same_v<F, Fp8>)
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      const unsigned lanes = __ballot_sync(0xffffffff, nan[row] != 0);
+      if (lanes >> (threadIdx.x % 32 / 4 * 4) & 15)  // all sums of a row with a NaN are NaN
+#pragma unroll
+        for (int tile = 0; tile < kTiles; ++tile) sums[tile][2 * row] = sums[tile][2 * row + 1] = std::bit_cast<float>(0x7fffffffu);
+    }
 }
 
-// Starts a warp's copies of piece number `piece` of 16 rows from row0 on; rows beyond the last become zeros. 8 or 16 neighbours
-// copy from one row, so that a lane's addresses of a piece are a constant apart; a 9th or 17th copy is for the first 16 lanes.
+// A warp's copies of pieces of 16 rows of W. 8 or 16 neighbours copy from one row, so that a lane's addresses of a piece are a
+// constant apart; a 9th or 17th copy of each row is for the first 16 lanes. With int4, a lane copies the scales of a row, and
+// the next one its zeros. Addresses go on from piece to piece, which takes fewer instructions than to compute each anew.
 template <typename F, typename T>
-__device__ inline void copy_pieces(uint8_t* slots, const Product<F, T>& p, int64_t row0, int piece, int lane) {
+struct Copies {
   using Of = Piece<F>;
-  constexpr int kLanes = Of::kCopies < 14 ? 8 : 16, kStep = 32 / kLanes;  // of a row, and rows at once
+  static constexpr int kLanes = Of::kCopies < 14 ? 8 : 16, kStep = 32 / kLanes;  // of a row, and rows at once
   static_assert(Of::kCopies <= kLanes + 1);
-  const int64_t row_bytes = int64_t(p.k / kPiece) * Of::kBytes;
-  const int rows = static_cast<int>(std::min<int64_t>(p.n - row0, 16));
-  const uint8_t* piece_at = p.weights.w + row0 * row_bytes + int64_t(piece) * Of::kBytes / 16 * 16;
-  const int row = lane / kLanes, copy = lane % kLanes * 16;
-  const uint8_t* from = piece_at + row * row_bytes + copy;
-  uint8_t* to = slots + row * Of::kSlot + copy;
-#pragma unroll
-  for (int i = 0; i < 16; i += kStep, from += kStep * row_bytes) {
-    const bool inside = row + i < rows;
+  const uint8_t *from, *last;
+  const T* scales;
+  int64_t row_bytes;
+  int rows, lane;  // rows of W from the first of the 16 on
+
+  __device__ Copies(const Product<F, T>& p, int64_t row0, int piece, int lane) : lane(lane) {
+    row_bytes = int64_t(p.k / kPiece) * Of::kBytes;
+    rows = static_cast<int>(p.n - row0);
+    const uint8_t* w = p.weights.w + row0 * row_bytes;
+    from = w + lane / kLanes * row_bytes + lane % kLanes * 16;
+    last = w + lane % 16 * row_bytes + kLanes * 16;
+    if constexpr (kIsInt4<F>)
+      scales = (lane % 2 ? p.weights.zeros : p.weights.scales) + (row0 + lane / 2) * (p.k / kPiece) * Of::kGroups;
+    skip(piece);
+  }
+
+  __device__ void skip(int64_t pieces) {
+    from += pieces * Of::kBytes, last += pieces * Of::kBytes;
+    if constexpr (kIsInt4<F>) scales += pieces * Of::kGroups;
+  }
+
+  // A piece of Q6_K may start at any multiple of 2, and is copied from a multiple of 16 on.
+  __device__ static const uint8_t* start_of(const uint8_t* p) {
+    if constexpr (Of::kBytes % 16 > 0) p -= reinterpret_cast<uintptr_t>(p) % 16;
+    return p;
+  }
+
+  // Copies the present piece to slots. Rows beyond the last become zeros; nothing is read from their addresses.
+  __device__ void start(uint8_t* slots) const {
+    const int row = lane / kLanes;
+    uint8_t* to = slots + row * Of::kSlot + lane % kLanes * 16;
     if (kLanes <= Of::kCopies || lane % kLanes < Of::kCopies)
-      cp_async_16(to + i * Of::kSlot, inside ? from : p.weights.w, inside);
+#pragma unroll
+      for (int i = 0; i < 16; i += kStep)
+        cp_async_16(to + i * Of::kSlot, start_of(from) + i * row_bytes, row + i < rows);
+    if (kLanes < Of::kCopies && lane < 16) cp_async_16(slots + lane * Of::kSlot + kLanes * 16, start_of(last), lane < rows);
+    if constexpr (kIsInt4<F>)
+      cp_async_few<Of::kGroups * 2>(slots + lane / 2 * Of::kSlot + kPiece / 2 + lane % 2 * Of::kGroups * 2, scales,
+                                    lane / 2 < rows);
   }
-  if (kLanes < Of::kCopies && lane < 16) {
-    const bool inside = lane < rows;
-    cp_async_16(slots + lane * Of::kSlot + kLanes * 16,
-                inside ? piece_at + lane * row_bytes + kLanes * 16 : p.weights.w, inside);
-  }
-  if constexpr (kIsInt4<F>) {  // a lane for the scales of a row, and one for its zeros
-    const int row = lane / 2;
-    const bool inside = row0 + row < p.n;
-    const T* from = lane % 2 ? p.weights.zeros : p.weights.scales;
-    cp_async_few<Of::kGroups * 2>(slots + row * Of::kSlot + kPiece / 2 + lane % 2 * Of::kGroups * 2,
-                                  from + ((inside ? row0 + row : 0) * (p.k / kPiece) + piece) * Of::kGroups, inside);
-  }
-}
+};
 
 // Where a piece begins in its slot.
 template <typename F>

@@ -33,7 +33,7 @@ struct Memory {
 
 struct Share {
   int splits, pieces;  // how many blocks share the k of a row, and how many pieces each has
-  int64_t tiles;
+  int tiles;
   float* parts;
   int stream;
 };
@@ -52,12 +52,17 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSM) gemv(Product<F, T> p, 
   float* x_sums = reinterpret_cast<float*>(x_rows + p.m * Of::row(share.pieces));
 
   // Starts the next copies of this warp: every eighth piece of a tile of 16 rows.
-  int64_t next_tile = warp < pieces ? blockIdx.x / share.splits : share.tiles;
-  int next_piece = warp, filled = 0, used = 0;
+  int next_tile = warp < pieces ? blockIdx.x / share.splits : share.tiles, next_piece = warp, filled = 0, used = 0;
+  Copies<F, T> copies(p, int64_t(next_tile) * kRows, first + warp, lane);
   const auto copy = [&] {
     if (next_tile < share.tiles) {
-      copy_pieces(ring + filled * Of::kStage, p, next_tile * kRows, first + next_piece, lane);
-      if ((next_piece += kWarps) >= pieces) next_piece = warp, next_tile += stride;
+      copies.start(ring + filled * Of::kStage);
+      int64_t more = kWarps;
+      if ((next_piece += kWarps) >= pieces) {
+        more += warp - next_piece + int64_t(stride) * kRows * (p.k / kPiece);
+        next_piece = warp, next_tile += stride, copies.rows -= stride * kRows;
+      }
+      copies.skip(more);
     }
     cp_async_commit();  // an empty group too, so that the number of groups in flight is constant
     if (++filled == Of::kStages) filled = 0;
@@ -86,7 +91,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSM) gemv(Product<F, T> p, 
   // Rows of x beyond the last are the last again: a product's columns are independent, and theirs are not stored.
   const uint8_t* my_x = x_rows + min(lane / 4, p.m - 1) * Of::row(share.pieces) + t * 16;
   int phase = 0;
-  for (int64_t tile = blockIdx.x / share.splits; tile < share.tiles; tile += stride, phase ^= 1) {
+  for (int tile = blockIdx.x / share.splits; tile < share.tiles; tile += stride, phase ^= 1) {
     float sums[1][4] = {};
     for (int piece = warp; piece < pieces; piece += kWarps) {
       cp_async_wait<Of::kStages - 2>();
@@ -109,14 +114,14 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSM) gemv(Product<F, T> p, 
     for (int i = 0; i < 4; ++i) mine[(2 * t + i % 2) * kRows + lane / 4 + i / 2 * 8] = sums[0][i];
     __syncthreads();  // all have read the other half of `sums_of_warps`
     const int row = threadIdx.x / kRows;
-    const int64_t col = tile * kRows + threadIdx.x % kRows;
+    const int64_t col = int64_t(tile) * kRows + threadIdx.x % kRows;
     const bool stores = row < p.m && col < p.n;  // the first 128 threads at most
     float sum = 0.0f;
     if (stores)
 #pragma unroll
       for (int w = 0; w < kWarps; ++w) sum += sums_of_warps[phase][w][threadIdx.x];
     if (share.splits > 1) {
-      float* parts = share.parts + tile * share.splits * (kRows * kMostM);
+      float* parts = share.parts + int64_t(tile) * share.splits * (kRows * kMostM);
       if (stores) __stcg(parts + split * (kRows * kMostM) + threadIdx.x, sum);
       __threadfence();
       __syncthreads();  // all threads have written before one reports it
@@ -143,20 +148,20 @@ void launch(const Product<F, T>& p) {
   require_pieces(p);
   STD_TORCH_CHECK(p.m <= kMostM, "quant_gemm: x must have at most ", kMostM, " rows for this kernel, got ", p.m);
   const int all = p.k / kPiece, blocks = kBlocksPerSM * multiprocessors();
-  Share share{1, all, (int64_t(p.n) + kRows - 1) / kRows, nullptr, number_of(p.stream)};
+  Share share{1, all, (p.n - 1) / kRows + 1, nullptr, number_of(p.stream)};
   const auto divide = [&](int splits) {
     share.pieces = (all + splits - 1) / splits;
     share.splits = (all + share.pieces - 1) / share.pieces;
   };
   // Every block has rows, if that leaves each warp a piece; and x fits.
-  if (share.tiles < blocks) divide(std::max(1, std::min(int(blocks / share.tiles), all / kWarps)));
+  if (share.tiles < blocks) divide(std::max(1, std::min(blocks / share.tiles, all / kWarps)));
   for (int splits = share.splits; Of::bytes(p.m, share.pieces) > kShared; divide(++splits)) {
   }
   STD_TORCH_CHECK(share.splits == 1 || share.tiles <= kMostTiles, "quant_gemm: w must have at most ", kMostTiles * kRows,
                   " rows where blocks share k, got ", p.n);
-  const auto parts = scratch(share.splits > 1 ? share.tiles * share.splits * kRows * kMostM : 0);
+  const auto parts = scratch(share.splits > 1 ? int64_t(share.tiles) * share.splits * kRows * kMostM : 0);
   share.parts = static_cast<float*>(parts.mutable_data_ptr());
-  const int64_t groups = std::min<int64_t>(share.tiles, std::max(1, blocks / share.splits));
+  const int groups = std::min(share.tiles, std::max(1, blocks / share.splits));
   const int bytes = Of::bytes(p.m, share.pieces);
   allow_shared(gemv<F, T>, bytes);
   gemv<F, T><<<dim3(groups * share.splits), kThreads, bytes, p.stream>>>(p, share);

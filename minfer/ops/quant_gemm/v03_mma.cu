@@ -42,20 +42,22 @@ struct Parts {
   int stream;
 };
 
-// Puts the x of a stage in order, where they are, and sums them. All threads of the block call it. A warp takes a row at a time.
+// Puts in order, where they are, and sums those x of a stage that this warp has copied: a row, or every kWarps-th of them.
 template <typename Tile>
-__device__ void order_x(uint8_t* stage) {
+__device__ inline void order_x(uint8_t* stage) {
   using F = typename Tile::F;
-  const int lane = threadIdx.x % 32, t = lane % 4;
-  for (int row = threadIdx.x / 32; row < Tile::kM; row += Tile::kWarps) {
-    uint8_t* x = stage + Tile::kWeights + row * Tile::kRowX;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, t = lane % 4;
+#pragma unroll
+  for (int i = 0; i < Tile::kM; i += Tile::kWarps) {
+    if (Tile::kM % Tile::kWarps > 0 && warp + i >= Tile::kM) continue;
+    uint8_t* x = stage + Tile::kWeights + (warp + i) * Tile::kRowX;
     const uint8_t* from = x + lane / 4 * 64 + t * (kIsInt4<F> ? 16 : 8);
     const uint4 ordered = in_order<F>(*reinterpret_cast<const uint2*>(from),
                                       *reinterpret_cast<const uint2*>(from + (kIsInt4<F> ? 8 : 32)));
     if constexpr (!kIsInt4<F>) __syncwarp();  // all have read, where others write
     *reinterpret_cast<uint4*>(x + lane * 16) = ordered;
     if constexpr (kSums<F> > 0)
-      add_up<F, typename Tile::T>(reinterpret_cast<float*>(stage + Tile::kSumsAt) + row, Tile::kM, ordered, lane);
+      add_up<F, typename Tile::T>(reinterpret_cast<float*>(stage + Tile::kSumsAt) + warp + i, Tile::kM, ordered, lane);
   }
 }
 
@@ -99,35 +101,44 @@ __global__ void __launch_bounds__(Tile::kThreads) multiply(Product<typename Tile
   const int64_t col0 = int64_t(tile / parts.tiles_m) * Tile::kRows + warp * 16;
   const int first = split * parts.pieces, end = min(first + parts.pieces, p.k / kPiece);
 
+  Copies<F, T> copies(p, col0, first, lane);
+  constexpr int kStep = Tile::kThreads / Tile::kCopiesX;  // rows of x at once: each warp copies one, or two of fp8
+  const int row = threadIdx.x / Tile::kCopiesX, at = threadIdx.x % Tile::kCopiesX;
+  const X* x_from = p.x + int64_t(row0 + row) * p.k + first * kPiece + at * (16 / sizeof(X));
   const auto stage_of = [&](int piece) { return shared + (piece - first) % Tile::kStages * Tile::kStage; };
   const auto copy = [&](int piece) {
     uint8_t* stage = stage_of(piece);
     if (piece < end) {
-      copy_pieces(stage + warp * 16 * Piece<F>::kSlot, p, col0, piece, lane);
+      copies.start(stage + warp * 16 * Piece<F>::kSlot);
+      copies.skip(1);
+      uint8_t* to = stage + Tile::kWeights + row * Tile::kRowX + at * 16;
 #pragma unroll
-      for (int i = threadIdx.x; i < Tile::kM * Tile::kCopiesX; i += Tile::kThreads) {
-        const int row = i / Tile::kCopiesX, at = i % Tile::kCopiesX;
-        const bool inside = row0 + row < p.m;
-        cp_async_16(stage + Tile::kWeights + row * Tile::kRowX + at * 16,
-                    p.x + int64_t(inside ? row0 + row : 0) * p.k + piece * kPiece + at * (16 / sizeof(X)), inside);
-      }
+      for (int i = 0; i < Tile::kM; i += kStep)
+        if (Tile::kM % kStep == 0 || row + i < Tile::kM)
+          cp_async_16(to + i * Tile::kRowX, x_from + int64_t(i) * p.k, row0 + row + i < p.m);
+      x_from += kPiece;
     }
     cp_async_commit();  // an empty group too, so that the number of groups in flight is constant
   };
 
   float sums[Tile::kTiles][4] = {};
   for (int i = 0; i < Tile::kStages - 1; ++i) copy(first + i);
-  if constexpr (Tile::kAhead > 0) {
-    cp_async_wait<Tile::kStages - 2>();
-    __syncthreads();
-    order_x<Tile>(stage_of(first));
-  }
+  // With two stages, x is put in order before the barrier after which others read it; with more, a piece ahead, so that its
+  // latency passes under products.
+  const auto order = [&](int piece) {
+    if constexpr (Tile::kOrders)
+      if (piece < end) {
+        __syncwarp();  // the copies of all lanes have arrived
+        order_x<Tile>(stage_of(piece));
+      }
+  };
+  if constexpr (Tile::kAhead > 0) cp_async_wait<Tile::kStages - 2>(), order(first);
   for (int piece = first; piece < end; ++piece) {
     cp_async_wait<Tile::kStages - 2 - Tile::kAhead>();
+    if constexpr (Tile::kAhead == 0) order(piece);
     __syncthreads();  // the copies of all threads have arrived, and all are done with the stage that is filled next
     copy(piece + Tile::kStages - 1);
-    if (Tile::kOrders && piece + Tile::kAhead < end) order_x<Tile>(stage_of(piece + Tile::kAhead));
-    if constexpr (Tile::kOrders && Tile::kAhead == 0) __syncthreads();
+    if constexpr (Tile::kAhead > 0) order(piece + 1);
     const uint8_t* stage = stage_of(piece);
     const uint8_t* x = stage + Tile::kWeights;
     const float* x_sums = reinterpret_cast<const float*>(stage + Tile::kSumsAt);
