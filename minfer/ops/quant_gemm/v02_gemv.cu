@@ -132,6 +132,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSM) gemv(Product<F, T> p, 
       __threadfence();
       sum = 0.0f;
       if (stores)
+#pragma unroll 4  // that many loads at once
         for (int s = 0; s < share.splits; ++s) sum += __ldcg(parts + s * (kRows * kMostM) + threadIdx.x);
     }
     if (stores) {

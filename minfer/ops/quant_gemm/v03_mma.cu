@@ -80,6 +80,7 @@ __device__ bool add_up_parts(float (&sums)[Tile::kTiles][4], const Parts& parts,
   __threadfence();
 #pragma unroll
   for (int i = 0; i < Tile::kTiles; ++i) sums[i][0] = sums[i][1] = sums[i][2] = sums[i][3] = 0.0f;
+#pragma unroll 4  // that many loads at once
   for (int s = 0; s < parts.splits; ++s)
 #pragma unroll
     for (int i = 0; i < Tile::kTiles; ++i) {
