@@ -325,6 +325,12 @@ __device__ inline void multiply_piece(float (&sums)[kTiles][4], const uint8_t* l
     }
 }
 
+// The same number, which the compiler then keeps in a register. Without this it computes a lane's offsets anew for each piece.
+__device__ inline int kept(int value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+
 // A warp's copies of pieces of 16 rows of W. 8 or 16 neighbours copy from one row, so that a lane's addresses of a piece are a
 // constant apart; a 9th or 17th copy of each row is for the first 16 lanes. With int4, a lane copies the scales of a row, and
 // the next one its zeros. Addresses go on from piece to piece, which takes fewer instructions than to compute each anew.
@@ -336,9 +342,12 @@ struct Copies {
   const uint8_t *from, *last;
   const T* scales;
   int64_t row_bytes;
-  int rows, lane;  // rows of W from the first of the 16 on
+  int rows;  // of W from the first of the 16 on
+  int lane, row, to, scales_to;  // of these 16 and of a slot's bytes, where this lane copies first
 
   __device__ Copies(const Product<F, T>& p, int64_t row0, int piece, int lane) : lane(lane) {
+    row = kept(lane / kLanes), to = kept(row * Of::kSlot + lane % kLanes * 16);
+    scales_to = kept(lane / 2 * Of::kSlot + kPiece / 2 + lane % 2 * Of::kGroups * 2);
     row_bytes = int64_t(p.k / kPiece) * Of::kBytes;
     rows = static_cast<int>(p.n - row0);
     const uint8_t* w = p.weights.w + row0 * row_bytes;
@@ -362,16 +371,12 @@ struct Copies {
 
   // Copies the present piece to slots. Rows beyond the last become zeros; nothing is read from their addresses.
   __device__ void start(uint8_t* slots) const {
-    const int row = lane / kLanes;
-    uint8_t* to = slots + row * Of::kSlot + lane % kLanes * 16;
     if (kLanes <= Of::kCopies || lane % kLanes < Of::kCopies)
 #pragma unroll
       for (int i = 0; i < 16; i += kStep)
-        cp_async_16(to + i * Of::kSlot, start_of(from) + i * row_bytes, row + i < rows);
+        cp_async_16(slots + to + i * Of::kSlot, start_of(from) + i * row_bytes, row < rows - i);
     if (kLanes < Of::kCopies && lane < 16) cp_async_16(slots + lane * Of::kSlot + kLanes * 16, start_of(last), lane < rows);
-    if constexpr (kIsInt4<F>)
-      cp_async_few<Of::kGroups * 2>(slots + lane / 2 * Of::kSlot + kPiece / 2 + lane % 2 * Of::kGroups * 2, scales,
-                                    lane / 2 < rows);
+    if constexpr (kIsInt4<F>) cp_async_few<Of::kGroups * 2>(slots + scales_to, scales, lane / 2 < rows);
   }
 };
 

@@ -42,22 +42,20 @@ struct Parts {
   int stream;
 };
 
-// Puts in order, where they are, and sums those x of a stage that this warp has copied: a row, or every kWarps-th of them.
+// Puts in order, where they are, and sums those x of a stage that this warp has copied: every kWarps-th row from its first on,
+// whose x and sum are given. A lane reads eight x of a row `from_at` and writes them `to_at` bytes behind its first.
 template <typename Tile>
-__device__ inline void order_x(uint8_t* stage) {
+__device__ inline void order_x(uint8_t* of_warp, float* sums, int warp, int from_at, int to_at, int lane) {
   using F = typename Tile::F;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, t = lane % 4;
 #pragma unroll
   for (int i = 0; i < Tile::kM; i += Tile::kWarps) {
     if (Tile::kM % Tile::kWarps > 0 && warp + i >= Tile::kM) continue;
-    uint8_t* x = stage + Tile::kWeights + (warp + i) * Tile::kRowX;
-    const uint8_t* from = x + lane / 4 * 64 + t * (kIsInt4<F> ? 16 : 8);
+    const uint8_t* from = of_warp + from_at + i * Tile::kRowX;
     const uint4 ordered = in_order<F>(*reinterpret_cast<const uint2*>(from),
                                       *reinterpret_cast<const uint2*>(from + (kIsInt4<F> ? 8 : 32)));
     if constexpr (!kIsInt4<F>) __syncwarp();  // all have read, where others write
-    *reinterpret_cast<uint4*>(x + lane * 16) = ordered;
-    if constexpr (kSums<F> > 0)
-      add_up<F, typename Tile::T>(reinterpret_cast<float*>(stage + Tile::kSumsAt) + warp + i, Tile::kM, ordered, lane);
+    *reinterpret_cast<uint4*>(of_warp + to_at + i * Tile::kRowX) = ordered;
+    if constexpr (kSums<F> > 0) add_up<F, typename Tile::T>(sums + i, Tile::kM, ordered, lane);
   }
 }
 
@@ -106,19 +104,22 @@ __global__ void __launch_bounds__(Tile::kThreads) multiply(Product<typename Tile
   constexpr int kStep = Tile::kThreads / Tile::kCopiesX;  // rows of x at once: each warp copies one, or two of fp8
   const int row = threadIdx.x / Tile::kCopiesX, at = threadIdx.x % Tile::kCopiesX;
   const X* x_from = p.x + int64_t(row0 + row) * p.k + first * kPiece + at * (16 / sizeof(X));
-  const auto stage_of = [&](int piece) { return shared + (piece - first) % Tile::kStages * Tile::kStage; };
+  const int x_to = kept(Tile::kWeights + row * Tile::kRowX + at * 16);
+  // Offsets of the stage that is filled next, and of the one whose products are next.
+  int filled = 0, used = 0;
+  const auto after = [](int stage) { return stage + Tile::kStage == Tile::kBytes ? 0 : stage + Tile::kStage; };
   const auto copy = [&](int piece) {
-    uint8_t* stage = stage_of(piece);
     if (piece < end) {
+      uint8_t* stage = shared + filled;
       copies.start(stage + warp * 16 * Piece<F>::kSlot);
       copies.skip(1);
-      uint8_t* to = stage + Tile::kWeights + row * Tile::kRowX + at * 16;
 #pragma unroll
       for (int i = 0; i < Tile::kM; i += kStep)
         if (Tile::kM % kStep == 0 || row + i < Tile::kM)
-          cp_async_16(to + i * Tile::kRowX, x_from + int64_t(i) * p.k, row0 + row + i < p.m);
+          cp_async_16(stage + x_to + i * Tile::kRowX, x_from + int64_t(i) * p.k, row0 + row + i < p.m);
       x_from += kPiece;
     }
+    filled = after(filled);
     cp_async_commit();  // an empty group too, so that the number of groups in flight is constant
   };
 
@@ -126,34 +127,39 @@ __global__ void __launch_bounds__(Tile::kThreads) multiply(Product<typename Tile
   for (int i = 0; i < Tile::kStages - 1; ++i) copy(first + i);
   // With two stages, x is put in order before the barrier after which others read it; with more, a piece ahead, so that its
   // latency passes under products.
-  const auto order = [&](int piece) {
+  const int of_warp = kept(Tile::kWeights + warp * Tile::kRowX), sum_of_warp = kept(Tile::kSumsAt + warp * 4);
+  const int from_at = kept(lane / 4 * 64 + t * (kIsInt4<F> ? 16 : 8)), to_at = kept(lane * 16);
+  const auto order = [&](int piece, int stage) {
     if constexpr (Tile::kOrders)
       if (piece < end) {
         __syncwarp();  // the copies of all lanes have arrived
-        order_x<Tile>(stage_of(piece));
+        order_x<Tile>(shared + stage + of_warp, reinterpret_cast<float*>(shared + stage + sum_of_warp), warp, from_at, to_at,
+                      lane);
       }
   };
-  if constexpr (Tile::kAhead > 0) cp_async_wait<Tile::kStages - 2>(), order(first);
+  const int low_at = kept((warp * 16 + lane / 4) * Piece<F>::kSlot);
+  const int x_at = kept(Tile::kWeights + lane / 4 * Tile::kRowX + (Tile::kOrders ? t * 16 : 0));
+  const int sums_at = kept(Tile::kSumsAt + t * 8);
+  if constexpr (Tile::kAhead > 0) cp_async_wait<Tile::kStages - 2>(), order(first, 0);
   for (int piece = first; piece < end; ++piece) {
     cp_async_wait<Tile::kStages - 2 - Tile::kAhead>();
-    if constexpr (Tile::kAhead == 0) order(piece);
+    if constexpr (Tile::kAhead == 0) order(piece, used);
     __syncthreads();  // the copies of all threads have arrived, and all are done with the stage that is filled next
     copy(piece + Tile::kStages - 1);
-    if constexpr (Tile::kAhead > 0) order(piece + 1);
-    const uint8_t* stage = stage_of(piece);
-    const uint8_t* x = stage + Tile::kWeights;
-    const float* x_sums = reinterpret_cast<const float*>(stage + Tile::kSumsAt);
-    const uint8_t* low = stage + (warp * 16 + lane / 4) * Piece<F>::kSlot + start_in_slot<F>(piece);
+    if constexpr (Tile::kAhead > 0) order(piece + 1, after(used));
+    const uint8_t *stage = shared + used, *x = stage + x_at, *x_sums = stage + sums_at;
+    const uint8_t* low = stage + low_at + start_in_slot<F>(piece);
     multiply_piece<F, T>(
         sums, low, low + 8 * Piece<F>::kSlot,
         [&](int i, int block) {
-          const uint8_t* row = x + (i * 8 + lane / 4) * Tile::kRowX;
-          if constexpr (Tile::kOrders) return *reinterpret_cast<const uint4*>(row + block * 64 + t * 16);
-          else return ordered_x<F, T>(reinterpret_cast<const X*>(row) + block * 32, t);
+          const uint8_t* row = x + i * 8 * Tile::kRowX;
+          if constexpr (Tile::kOrders) return *reinterpret_cast<const uint4*>(row + block * 64);
+          else return ordered_x<F, T>(row + block * 32, t);
         },
         [&](int i, int group) {
-          return *reinterpret_cast<const float2*>(x_sums + group * Tile::kM + i * 8 + 2 * t);
+          return *reinterpret_cast<const float2*>(x_sums + (group * Tile::kM + i * 8) * 4);
         });
+    used = after(used);
   }
   cp_async_wait<0>();
 
