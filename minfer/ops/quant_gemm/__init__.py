@@ -142,7 +142,7 @@ op.triton("triton_fused.py", params=WEIGHTS_ONLY, requires=whole_blocks)
 op.cuda("v02_gemv.cu", params=WEIGHTS_ONLY, requires=fits_gemv)
 op.cuda("v02_gemv_a.cu", params={"format": ("int4_g128", "q4_0", "q4_k"), **FLOAT32}, requires=fits_gemv)
 op.cuda("v03_mma.cu", params=FLOAT32, requires=pieces)
-op.cuda("v03_mma_a.cu", params=FLOAT32, requires=pieces)
+op.cuda("v03_mma_a.cu", archs="sm_90a", params=FLOAT32, requires=pieces)
 FP8 = {"format": ("fp8_fp8",)}
 op.cuda("v04_fp8_mma.cu", archs="sm_89+", params=FP8 | FLOAT32, requires=VECTORS)
 FAST = FP8 | {"accumulate": ("fast",)}
