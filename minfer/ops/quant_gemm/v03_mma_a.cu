@@ -14,6 +14,7 @@
 namespace minfer {
 
 // Of a block: an SM of Hopper holds two; other SMs hold one.
+constexpr bool kBig = kMostShared > 113 << 10;
 constexpr int kMemory = kMostShared - (1 << 10);
 
 // kM rows of x and 16 of W for each warp; both are copied in pieces of kPiece.
@@ -220,8 +221,8 @@ int64_t most(const Parts& parts) {
 // multiprocessors have two each or one, but 256 of 7.
 template <int kM, typename F, typename T>
 void launch_few(const Product<F, T>& p) {
-  using Eight = Tile<F, T, kM, 16>;
-  using Seven = Tile<F, T, kM, 14>;
+  using Eight = Tile<F, T, kM, kBig || Piece<F>::kSlot <= 144 ? 16 : 8>;
+  using Seven = Tile<F, T, kM, kBig || Piece<F>::kSlot <= 144 ? 14 : 7>;
   const Parts eight = parts_of<Eight>(p), seven = parts_of<Seven>(p);
   if (most<Seven>(seven) < most<Eight>(eight)) launch_parts<Seven>(p, seven);
   else launch_parts<Eight>(p, eight);
@@ -234,8 +235,8 @@ void launch(const Product<F, T>& p) {
   if (p.m <= 8) return launch_few<8>(p);
   if (p.m <= 16) return launch_few<16>(p);
   if constexpr (kFourBits)
-    if (p.m > 32) return launch_parts<Tile<F, T, 64, 8>>(p, parts_of<Tile<F, T, 64, 8>>(p));
-  using Of = Tile<F, T, 32, kFourBits ? 16 : 8>;
+    if (p.m > 32) return launch_parts<Tile<F, T, 64, kBig ? 8 : 4>>(p, parts_of<Tile<F, T, 64, kBig ? 8 : 4>>(p));
+  using Of = Tile<F, T, 32, (kFourBits ? 8 : 4) * (kBig ? 2 : 1)>;
   launch_parts<Of>(p, parts_of<Of>(p));
 }
 
