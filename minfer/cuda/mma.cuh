@@ -60,6 +60,13 @@ __device__ inline void mma_m16n8k16(uint32_t (&d)[2], const uint32_t (&a)[4], co
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
+// (word & mask) | base as one instruction: for two constants, the compiler by itself takes two.
+__device__ inline uint32_t mask_or(uint32_t word, uint32_t mask, uint32_t base) {
+  uint32_t found;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(found) : "r"(word), "r"(mask), "r"(base));
+  return found;
+}
+
 // Copies 16 bytes to shared memory while the thread goes on, past L1; writes zeros and reads nothing when not `inside`.
 __device__ inline void cp_async_16(void* shared, const void* global, bool inside = true) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global),

@@ -368,7 +368,7 @@ BROKEN = {
     ),
     "the zero of another group": (
         "quant_gemm-v02_gemv",
-        {"float(scales[Piece<F>::kGroups + «group»])": "0"},
+        {"element(Piece<F>::kGroups + «group»)": "0"},
         WRONG,
     ),
     "the sums of one part of k for all": (
@@ -389,7 +389,7 @@ BROKEN = {
     ),
     "sums of x read before they are there": (
         "quant_gemm-v03_mma",
-        {"add_up_x<Tile>(x_sums, x);\n      «__syncthreads();»": ""},
+        {"«__syncthreads();»  // the copies of all threads": ""},
         WRONG,
     ),
     "scores of half of the columns": ("mla_decode-v02_split", {"scores[n] = «a.x + b.x»": "a.x"}, WRONG),

@@ -89,6 +89,8 @@ void mma_m16n8k16(uint32_t (&d)[2], const uint32_t (&a)[4], const uint32_t (&b)[
   memcpy(d, sums, 8);
 }
 
+inline uint32_t mask_or(uint32_t word, uint32_t mask, uint32_t base) { return (word & mask) | base; }
+
 // cp.async: shared memory is NaN from here on until this thread waits for the group that the copy is in.
 template <int kBytes>
 void cp_async_few(void* shared, const void* global, bool inside = true) {
