@@ -15,7 +15,9 @@ from minfer.bench.clock import CpuClock
 from minfer.bench.device import cache_bytes
 from minfer.bench.integrity import Dishonest
 from minfer.bench.measure import LEAST_CHECKED, MOST_ROTATIONS, Bench, rotations
+from minfer.bench.operands import Operands
 from minfer.bench.stats import compare, compare_blocks
+from minfer.bench.timed_results import TimedResults, Tolerance
 from minfer.bench.timing import Timing
 from minfer.ops.hgemm import torch_matmul
 
@@ -143,3 +145,19 @@ def test_a_kernel_that_remembers_the_sets_that_it_used_is_found() -> None:
 
     with pytest.raises(Dishonest, match="a steady call returned a wrong result"):
         bench(remembers).steady(BRIEF, lambda: None)
+
+
+def test_a_suspect_result_in_fp32_is_decided_by_the_reference_as_it_was() -> None:
+    """A changed input moves the bound of softmax by orders of magnitude, so that right results are suspect now and then."""
+    op = ops.get("softmax")
+    case = op.case("torch", "float32", {"rows": 4, "n": 64})
+    operands = Operands(op, case, 3, "normal", torch.device("cpu"))
+    tolerance = Tolerance(op, case, {"y": torch.full((4, 64), -1.0)})  # all is suspect
+    results = TimedResults(tolerance, operands.named("out"), lambda number: operands)
+    right = {"y": torch.softmax(operands.tensors["x"], 1)}
+    kept = right["y"].clone()
+    results.compare(1, right, {"y": kept + 1}, operands.named("in"))
+    assert torch.equal(right["y"], kept) and int(results._suspect) == 1
+    assert not results.wrong()
+    results.compare(2, {"y": kept + 0.01}, {"y": kept}, operands.named("in"))
+    assert results.wrong()

@@ -4,7 +4,9 @@ measured inside of its process contradict them.
 The judge (`minfer.worker.judge`) times blocks of calls from outside. Its times are the result; those inside are a hint, which
 tells cold from steady. They are compared like with like:
 
-- the kernel's steady time with its blocks, which go round operands that lie in memory, too. A cold call takes no less;
+- the kernel's steady time with its blocks. A cold call takes no less. A block begins after a flush and is short, so that a
+  call of a few microseconds takes longer in it. By how much is seen at the baseline, whose steady time the judge takes, too,
+  in a process without a kernel: a kernel may lose as many microseconds as the baseline does, or the same factor;
 - what each block takes by the clock in the kernel's process with what it takes outside, and both with the baseline's blocks:
   that a machine is busy lengthens both times;
 - the baseline's steady time with its blocks, and its cold time with cold times of the baseline in a process without a
@@ -32,9 +34,7 @@ from minfer.ops import Case
 BELIEVED = {"cuda": 1.25, "cpu": 1.6}
 ATTEMPTS = 4  # so often both are measured before a kernel is accused
 BUSY = "could not be judged: {}, by no more than a busy machine may explain; run it again when the machine is less busy"
-WAITED = (
-    "its process waited for a busy CPU: the judged time of {:.4g} us contains that, and the {:.4g} us inside do not"
-)
+LONGER = "its judged time of {:.4g} us is longer than the {:.4g} us inside of its process, as a busy CPU or cold caches make it"
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Samples:
     `kernel`, `baseline` and `duplicate`: of each block, by the wall clock; shape (rounds,). `work`: of each of the kernel's
     blocks, without the time that its process waited for a busy CPU. `lag` and `baseline_lag`: of each block of kernel and
     of baseline and duplicate, by which factor it is longer by the clock outside than by the one in its process.
-    `cold_baseline`: of single cold calls."""
+    `cold_baseline`: of single cold calls. `steady_baseline`: of steady calls, in a process without a kernel."""
 
     kernel: np.ndarray
     baseline: np.ndarray
@@ -53,6 +53,7 @@ class Samples:
     lag: np.ndarray
     baseline_lag: np.ndarray
     cold_baseline: np.ndarray
+    steady_baseline: np.ndarray
 
     @staticmethod
     def of(found: Mapping[str, Sequence[float]]) -> Samples:
@@ -72,6 +73,12 @@ class Samples:
         low, high = np.percentile(np.concatenate([self.baseline, self.duplicate]), [25, 75])
         return float(high / low)
 
+    def in_a_block(self, steady_s: float) -> float:
+        """What a call of so many steady seconds may take in a block, by what the baseline does."""
+        steady = float(np.median(self.steady_baseline))
+        block = max(float(np.median(np.concatenate([self.baseline, self.duplicate]))), steady)
+        return max(steady_s * block / steady, steady_s + block - steady)
+
 
 def columns(case: Case, row: Mapping[str, Any], samples: Samples, device: str) -> Columns:
     """The columns `judged_...` of a row: the median block and, paired by rounds, the ratio to the baseline. A row is not `ok`
@@ -83,7 +90,7 @@ def columns(case: Case, row: Mapping[str, Any], samples: Samples, device: str) -
     found = regime("judged", blocks, compare(*blocks), work, *medians[:2])
     inside = min(row[name] for name in ("cold_us", "steady_us") if row.get(name))
     if found["judged_us"] > BELIEVED[device] * inside and row["status"] == "ok":
-        found |= {"status": "unconverged", "message": WAITED.format(found["judged_us"], inside)}
+        found |= {"status": "unconverged", "message": LONGER.format(found["judged_us"], inside)}
     return found
 
 
@@ -116,7 +123,8 @@ def contradiction(row: Mapping[str, Any], samples: Samples, device: str) -> Cont
         if inside is None:
             continue
         words = f"takes {inside:.4g} us by the clock inside of its process and {least:.4g} us by the clock outside"
-        found.append((least / inside, words))
+        usual = samples.in_a_block(inside * 1e-6) * 1e6 if name == "steady" else inside
+        found.append((least / usual, words))
         if baseline is not None:
             words = (
                 f"the baseline takes {baseline:.4g} us ({name}) inside of the kernel's process and "

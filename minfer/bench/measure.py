@@ -192,22 +192,23 @@ class Bench(Hooks):
         Returns seconds of one call, an array a block; `spans` says when each ran. `during` is called in the kernel's.
         Raises Dishonest."""
         seconds = timing.block_s
-        nothing = lambda: None
         if self.device.type == "cuda":  # captured now, so that the card is not idle between blocks
-            for one in self.candidates:
-                self.clock.steady(one, self.rotations, 0, nothing, self._restore)
-        settle = max(seconds, SETTLE_S) if self.device.type == "cuda" else seconds
-        self.clock.steady(self.candidates[1], self.rotations, settle, nothing, self._restore)
+            for candidate in range(len(self.candidates)):
+                self.block(candidate, 0)
+        self.block(1, max(seconds, SETTLE_S) if self.device.type == "cuda" else seconds)
         blocks = []
         for candidate in (0, 1, 2, 0):
             begin = time.perf_counter()
-            hook = during if candidate == 0 else nothing
-            blocks.append(self.clock.steady(self.candidates[candidate], self.rotations, seconds, hook, self._restore))
+            blocks.append(self.block(candidate, seconds, during if candidate == 0 else lambda: None))
             self.spans.append((begin, time.perf_counter()))
         if self.device.type == "cpu":
             self.reached = min(self.rotations, max(LEAST_CHECKED, 2 * max(len(blocks[0]), len(blocks[3]))))
         self._check_steady(float(np.median(blocks[3])))
         return blocks
+
+    def block(self, candidate: int, seconds: float, during: Callable[[], None] = lambda: None) -> np.ndarray:
+        """So many seconds of steady calls of one candidate: the times of one call in the settled second half."""
+        return self.clock.steady(self.candidates[candidate], self.rotations, seconds, during, self._restore)
 
     @property
     def _restore(self) -> Callable[[int], None] | None:

@@ -51,7 +51,7 @@ class Tolerance:
         if allowed is None:
             return (result != other).any() if result.element_size() > 1 else self._bytes_differ(result, other)
         limit = other.float().abs().mul_(SLACK * torch.finfo(other.dtype).eps).add_(allowed)
-        return (result.float().sub_(other.float()).abs_() <= limit).all().logical_not()
+        return ((result.float() - other.float()).abs_() <= limit).all().logical_not()
 
     @staticmethod
     def _bytes_differ(result: torch.Tensor, other: torch.Tensor) -> torch.Tensor:

@@ -41,6 +41,7 @@ BLOCK_S = {"cuda": 0.05, "cpu": 0.002}  # long beside waking a process; on a CPU
 LEAST_CALLS = {"cuda": 8, "cpu": 2}  # of a block, however long a call takes
 MOST_FRESH = {"cuda": 8 << 30, "cpu": 32 << 20}  # bytes of operands that get new values for each round
 ROUNDS = 4  # each is a block of the kernel, one of the baseline and one of its duplicate, in shuffled order
+STEADY_S = 0.1  # for the baseline's steady time, without any kernel
 COLD = Timing(looks=[10], least_rounds=5, cold_cap_s=1.0)  # for cold times of the baseline, without any kernel
 CHECK_S, LEAST_CHECKED = 0.2, 16  # of a block's results: as many as the time allows, and at least so many
 START_S = 120.0
@@ -145,7 +146,9 @@ class Spent:
         return self.wall / max(self.own, 1e-9)
 
     def per_call(self, rest: Spent, calls: int) -> Spent:
-        wall, work = max(self.wall - rest.wall, 0.0), max(self.work - rest.work, 0.0)
+        """Of one call, without what an empty request takes; no less than the process itself says."""
+        said = min(self.own, self.wall)
+        wall, work = max(self.wall - rest.wall, said), max(self.work - rest.work, said)
         return Spent(wall / calls, work / calls, self.own / calls)
 
 
@@ -211,8 +214,7 @@ class Trial:
     def _block(self, remote: Remote) -> Spent:
         """What one call took, of a call on each set; no process has seen these values before the clock runs, because both
         are stopped until then."""
-        # What a block costs beside its calls, by the process that has no reason to make it long.
-        rest = min((self.baseline.time("rest") for _ in range(3)), key=lambda spent: spent.wall)
+        rest = min((self._rest() for _ in range(3)), key=lambda spent: spent.wall)
         for shared, original in zip(self.sets, self.originals, strict=True):
             for name, tensor in shared.items():
                 tensor.copy_(original.tensors[name])
@@ -223,6 +225,13 @@ class Trial:
         if remote is self.kernel:
             self._check(calls)
         return spent.per_call(rest, calls)
+
+    def _rest(self) -> Spent:
+        """What a block costs beside its calls, by the process that has no reason to make it long. A process that wakes after
+        a flush finds nothing of itself in the caches; that takes a third of a millisecond on a CPU."""
+        self.clock.flush()
+        synchronize(self.device)
+        return self.baseline.time("rest")
 
     def _check(self, calls: int) -> None:
         order = random.SystemRandom().sample(range(calls), calls)
@@ -242,17 +251,20 @@ class Trial:
         if strays := children(self.kernel.process.process.pid) | orphans():
             raise Dishonest(f"left a process running: {min(strays)}")
 
-    def cold_baseline(self) -> list[float]:
-        """Cold times of the baseline in this process, taken as the kernel's process takes them: each round is the baseline
-        three times. With the data a flush takes the code from the caches, and a baseline of many small operations has much
-        of it."""
+    def baseline_alone(self) -> dict[str, list[float]]:
+        """Cold and steady times of the baseline in this process, taken as the kernel's process takes them. In a cold round
+        that is the baseline three times: with the data a flush takes the code from the caches, and a baseline of many small
+        operations has much of it."""
         op = self.op
         case = op.case(op.baseline(self.case), self.case.dtype, self.case.shape, self.case.params)
         torch.set_num_threads(THREADS)
         try:
-            bench = Bench(op, case, self.here, self.here, self.device, secrets.randbits(31), sets=1)
-            bench.warm_up(0)
-            return [float(seconds) for seconds in bench.cold(COLD).flatten()]
+            cold = Bench(op, case, self.here, self.here, self.device, secrets.randbits(31), sets=1)
+            cold.warm_up(0)
+            times = {"cold_baseline": cold.cold(COLD).flatten()}
+            steady = Bench(op, case, self.here, self.here, self.device, secrets.randbits(31))
+            times["steady_baseline"] = steady.block(1, STEADY_S)
+            return {name: [float(seconds) for seconds in found] for name, found in times.items()}
         finally:
             torch.set_num_threads(1)
 
@@ -284,7 +296,7 @@ def judge(request: dict[str, Any], log: Path) -> dict[str, Any]:
         baseline.started()
         verify(op, case, kernel, kernel, device, devices.capability(device), secrets.randbits(31))
         trial = Trial(case, kernel, baseline, arena, device)
-        return {"samples": trial.rounds() | {"cold_baseline": trial.cold_baseline()}}
+        return {"samples": trial.rounds() | trial.baseline_alone()}
     except WrongResult as error:
         return failed("wrong", f"seen from another process: {error}")
     except Dishonest as error:
