@@ -68,15 +68,18 @@ struct OnlineRows {
 
   // The same, with the powers rounded to T as fragments of a product's left operand; the scores stay as they are. The base
   // stays while a lane's powers of a row add up to at most kMost, so that usually no maximum is needed. Powers of any size are
-  // as exact, while they and their sums do not overflow.
-  template <typename T, int kCount>
+  // as exact, while they and their sums do not overflow. The first block of a row always takes the maximum.
+  template <typename T, bool kFirst, int kCount>
   __device__ bool add_rounded(const float (&scores)[kCount], uint32_t (&powers)[kCount / 8][4], float factor,
                               float (&rescale)[2]) {
     constexpr float kMost = std::is_same_v<T, __half> ? 0x1p13f : 0x1p40f;
     float part[2], exponent[2] = {base[0] * factor, base[1] * factor};
-    add_powers<T>(scores, powers, factor, exponent, part);
-    // The parts are NaN, or infinite, while a row has no base.
-    const bool grows = __ballot_sync(0xffffffff, !(part[0] <= kMost && part[1] <= kMost)) != 0;
+    bool grows = true;
+    if constexpr (!kFirst) {
+      add_powers<T>(scores, powers, factor, exponent, part);
+      // The parts are NaN, or infinite, while a row has no base.
+      grows = __ballot_sync(0xffffffff, !(part[0] <= kMost && part[1] <= kMost)) != 0;
+    }
     rescale[0] = rescale[1] = 1.0f;
     if (grows) {
       float highest[2] = {-INFINITY, -INFINITY};

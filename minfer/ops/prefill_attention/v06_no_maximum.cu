@@ -13,14 +13,13 @@
 #include "hopper_attention.cuh"
 
 #ifndef MINFER_CHOICES  // to compare variants
-#define MINFER_CHOICES true, true, 32 << 20
+#define MINFER_CHOICES true, 16 << 20
 #endif
 
 namespace minfer {
 
 struct Choices {
   bool turns;  // the warpgroups start their products in turn
-  bool early;  // the next tile's first scores are started before this one is stored
   int l2_bytes;
 };
 constexpr Choices kChoices{MINFER_CHOICES};
@@ -61,7 +60,7 @@ struct Consumer {
   Rows rows;
   Slots* const slots;
   Phases keys, values;
-  unsigned number = 0;  // of tiles begun
+  unsigned of_q = 0;  // which tile of q
 
   __device__ Consumer(const Tile& tile, const Attention<T>& p, Slots* slots) : tile(tile), p(p), rows(tile, p), slots(slots) {}
 
@@ -83,14 +82,12 @@ struct Consumer {
   }
 
   // Waits for the scores of a block, and makes them powers. Returns whether out must be multiplied with `rescale`.
-  template <int kPending>
-  __device__ bool finish_scores(Scores& scores, Powers& powers, const Work& w, const Span& clear, int block, int stage,
-                                float (&rescale)[2]) {
-    wgmma_wait_for<kPending>(scores);
+  template <bool kFirst, bool kPlain>
+  __device__ bool finish_scores(Scores& scores, Powers& powers, const Work& w, int block, int stage, float (&rescale)[2]) {
+    wgmma_wait_for<kFirst ? 0 : 1>(scores);
     rows.release(tile.empty_k + stage);
-    if (p.softcap > 0.0f) rows.cap(scores);
-    if (block < clear.begin || block >= clear.end) rows.hide(scores, w, (w.first_block + block) * Tile::kBlockN);
-    return rows.online.template add_rounded<T>(scores, powers, rows.factor, rescale);
+    if constexpr (!kPlain) rows.mask(scores, w, block);
+    return rows.online.template add_rounded<T, kFirst>(scores, powers, rows.factor, rescale);
   }
 
   __device__ void finish_out(int stage) {
@@ -101,98 +98,89 @@ struct Consumer {
   // Starts the scores of `block`, whose keys are in `stage`, and the product with the powers of the one before. The softmax of
   // these scores overlaps that product and those of the other warpgroup. The powers of two blocks have registers of their own,
   // because the product reads the one while the softmax writes the other.
-  template <int kStage>
-  __device__ void step(Scores& scores, Powers (&powers)[2], const Work& w, const Span& clear, int block) {
+  template <int kStage, bool kPlain>
+  __device__ void step(Scores& scores, Powers (&powers)[2], const Work& w, int block) {
     float rescale[2];
     wait_keys(kStage);
     wait_values(1 - kStage);
     begin_turn();
-    rows.start_scores(scores, kStage, (number - 1) % Tile::kTilesOfQ);
+    rows.start_scores(scores, kStage, of_q);
     rows.start_out(powers[1 - kStage], 1 - kStage, block + 2 < w.blocks);
     end_turn();
-    const bool grows = finish_scores<1>(scores, powers[kStage], w, clear, block, kStage, rescale);
+    const bool grows = finish_scores<false, kPlain>(scores, powers[kStage], w, block, kStage, rescale);
     finish_out(1 - kStage);
     if (grows) scale_rows(rows.out, rescale);
   }
 
-  // Starts the last product of a tile.
+  // The last product of a tile.
   template <int kStage>
-  __device__ void start_last(const Powers& powers, const Work& w) {
-    rows.release(tile.empty_q + (number - 1) % Tile::kTilesOfQ);
+  __device__ void add_last(const Powers& powers, const Work& w) {
+    rows.release(tile.empty_q + of_q);
     wait_values(kStage);
     begin_turn();
     rows.start_out(powers, kStage, w.blocks > 1);
+    end_turn();
+    finish_out(kStage);
   }
 
-  // Waits for the next tile and starts its first scores. Behind the last tile it multiplies what is in shared memory, because
-  // ptxas keeps products in flight only where they are started in any case. A tile stays in shared memory and takes no
-  // registers.
-  __device__ const Work& begin_tile(Scores& scores) {
-    const unsigned slot = number % kSlots, of_q = number % Tile::kTilesOfQ;
-    barrier_wait(slots->full + slot, number / kSlots % 2);
-    const Work& w = slots->work[slot];
-    if (w.exists()) {
-      barrier_wait(tile.full_q + of_q, number / Tile::kTilesOfQ % 2);
-      wait_keys(0);
+  // All blocks but the first one. Plain scores are neither capped nor hidden; they have a loop of their own, because the code
+  // for others would stand between its instructions and miss the instruction cache.
+  template <bool kPlain>
+  __device__ void add_blocks(Scores& scores, Powers (&powers)[2], const Work& w) {
+    int block = w.blocks - 1;
+#pragma unroll 1
+    while (true) {
+      if (--block < 0) {
+        add_last<0>(powers[0], w);
+        break;
+      }
+      step<1, kPlain>(scores, powers, w, block);
+      if (--block < 0) {
+        add_last<1>(powers[1], w);
+        break;
+      }
+      step<0, kPlain>(scores, powers, w, block);
     }
-    rows.start_scores(scores, 0, of_q);
-    ++number;
-    return w;
+  }
+
+  // Whether no block but the first one is masked.
+  __device__ bool is_plain(const Work& w) const {
+    const Span clear = rows.clear_blocks(w);
+    return p.softcap <= 0.0f && clear.begin <= 0 && clear.end >= w.blocks - 1;
   }
 
   __device__ void attend(const AttentionMaps& maps) {
     if (rows.warpgroup == 1) end_turn();  // the first turn is the other one's
+    for (unsigned number = 0;; ++number) {
+      const unsigned slot = number % kSlots;
+      barrier_wait(slots->full + slot, number / kSlots % 2);
+      const Work& w = slots->work[slot];  // stays in shared memory, and takes no registers
+      if (!w.exists()) break;
+      of_q = __shfl_sync(0xffffffff, number % Tile::kTilesOfQ, 0);  // so that descriptors are in uniform registers
+      barrier_wait(tile.full_q + of_q, number / Tile::kTilesOfQ % 2);
+      add_tile(w);
+      rows.store(maps, w);
+      __syncwarp();
+      rows.release(slots->empty + slot);
+    }
+    if (threadIdx.x % 32 == 0) tma_store_wait<0>();
+    if (rows.warpgroup == 0) begin_turn();  // takes the turn that the other one has ended, so that none is left
+  }
+
+  __device__ void add_tile(const Work& w) {
     Scores scores;
     Powers powers[2];
     float rescale[2];
-    begin_turn();
-    const Work* next = &begin_tile(scores);
-    end_turn();
-#pragma unroll 1
-    while (next->exists()) {
-      const Work& w = *next;
-      const Span clear = rows.clear_blocks(w);
-      int block = w.blocks - 1;
-      rows.online = OnlineRows{};
-      finish_scores<0>(scores, powers[0], w, clear, block, 0, rescale);
-      if (rows.has_tail(w, block)) {
-        barrier_wait(tile.full_v, values.parity(0));
-        rows.clear_tail(w, block, 0);
-      }
-#pragma unroll 1
-      while (true) {
-        if (--block < 0) {
-          start_last<0>(powers[0], w);
-          break;
-        }
-        step<1>(scores, powers, w, clear, block);
-        if (--block < 0) {
-          start_last<1>(powers[1], w);
-          break;
-        }
-        step<0>(scores, powers, w, clear, block);
-      }
-      if constexpr (kChoices.early) {
-        next = &begin_tile(scores);
-        end_turn();
-        wgmma_wait_for<1>(rows.out);
-      } else {
-        end_turn();
-        wgmma_wait_for<0>(rows.out);
-      }
-      rows.release(tile.empty_v + 1 - w.blocks % 2);
-      rows.store(maps, w);
-      __syncwarp();
-      rows.release(slots->empty + (&w - slots->work));
-      if constexpr (!kChoices.early) {
-        begin_turn();
-        next = &begin_tile(scores);
-        end_turn();
-      }
+    wait_keys(0);
+    rows.start_scores(scores, 0, of_q);
+    rows.online = OnlineRows{};
+    finish_scores<true, false>(scores, powers[0], w, w.blocks - 1, 0, rescale);
+    if (rows.has_tail(w, w.blocks - 1)) {
+      barrier_wait(tile.full_v, values.parity(0));
+      rows.clear_tail(w, w.blocks - 1, 0);
     }
-    wgmma_wait_for<0>(scores);
-    if (threadIdx.x % 32 == 0) tma_store_wait<0>();
-    if (rows.warpgroup == 0) begin_turn();  // takes the turn that the other one has ended, so that none is left
+    if (is_plain(w)) add_blocks<true>(scores, powers, w);
+    else add_blocks<false>(scores, powers, w);
   }
 };
 
@@ -202,36 +190,45 @@ template <typename T, int kDim>
 __device__ void produce(const Tiles<T, kDim, kTilesOfQ<kDim>>& tile, const Attention<T>& p, const AttentionMaps& maps,
                         Slots* slots, const Order& order, unsigned* drawn) {
   using Tile = Tiles<T, kDim, kTilesOfQ<kDim>>;
+  tma_prefetch(maps.q), tma_prefetch(maps.k), tma_prefetch(maps.v);
   Phases keys, values;
   Ring<kSlots> slot;
   Ring<Tile::kTilesOfQ> of_q;
-  for (int index = blockIdx.x;; index = gridDim.x + atomicInc(drawn, order.pieces() - 1)) {
+  bool first = true;
+  // Takes the next tile and tells the consumers.
+  const auto take = [&] {
     Work w{-1, 0, 0, {}, 0, 0};
-    if (index < order.pieces()) {
-      w = work_of<Tile::kBlockN>(p, index, order);
-      if (!w.exists()) continue;
-      w.blocks = max(w.blocks, 1);  // rows that see no key see one block, all of whose scores are hidden
+    for (int index = 0; !w.exists() && index < order.pieces();) {
+      index = first ? blockIdx.x : gridDim.x + atomicInc(drawn, order.pieces() - 1);
+      first = false;
+      if (index < order.pieces()) w = work_of<Tile::kBlockN>(p, index, order);
     }
+    w.blocks = max(w.blocks, 1);  // rows that see no key see one block, all of whose scores are hidden
     barrier_wait(slots->empty + slot.stage, slot.parity ^ 1);
     slots->work[slot.stage] = w;
     barrier_arrive(slots->full + slot.stage);
     slot.advance();
-    if (!w.exists()) return;
+    return w;
+  };
+  for (Work w = take(); w.exists();) {
     tile.load_q(p, maps, w, of_q.stage, of_q.parity);
     of_q.advance();
     // In the order in which the consumers release stages: the scores of a block come before the product with the values of the
     // one before it.
     tile.load_keys(p, maps, w, w.blocks - 1, 0, keys.parity(0));
     keys.flip(0);
+    int stage = 0;
 #pragma unroll 1
-    for (int stage = 0, block = w.blocks - 1; block >= 0; --block, stage ^= 1) {
-      if (block > 0) {
-        tile.load_keys(p, maps, w, block - 1, stage ^ 1, keys.parity(stage ^ 1));
-        keys.flip(stage ^ 1);
-      }
+    for (int block = w.blocks - 1; block > 0; --block, stage ^= 1) {
+      tile.load_keys(p, maps, w, block - 1, stage ^ 1, keys.parity(stage ^ 1));
+      keys.flip(stage ^ 1);
       tile.load_values(p, maps, w, block, stage, values.parity(stage));
       values.flip(stage);
     }
+    const Work next = take();  // before the wait for the last stage, which takes longer
+    tile.load_values(p, maps, w, 0, stage, values.parity(stage));
+    values.flip(stage);
+    w = next;
   }
 }
 
