@@ -116,6 +116,10 @@ struct Tiles {
   template <int kRowsOfBox>
   __device__ static void load(T* tile, const HeadsMap& map, uint64_t* full, int head, int token, int batch) {
     barrier_expect(full, kRowsOfBox * kDim * sizeof(T));
+    copy<kRowsOfBox>(tile, map, full, head, token, batch);
+  }
+  template <int kRowsOfBox>
+  __device__ static void copy(T* tile, const HeadsMap& map, uint64_t* full, int head, int token, int batch) {
 #pragma unroll
     for (int slab = 0; slab < kSlabs; ++slab)
       tma_load_heads(tile + slab * kRowsOfBox * 64, map, full, slab * 64, head, token, batch);
@@ -143,6 +147,17 @@ struct Tiles {
                             uint32_t parity) const {
     barrier_wait(empty_k + stage, parity ^ 1);
     load<kBlockN>(k + stage * kKV, maps.k, full_k + stage, p.kv_head(w.head), w.token(block, kBlockN), p.packed ? 0 : w.number);
+  }
+  // The keys of a block in `stage` and the values of the block behind it in the other stage; both arrive at full_k.
+  __device__ void load_keys_and_values(const Attention<T>& p, const AttentionMaps& maps, const Work& w, int block, int stage,
+                                       uint32_t parity_of_k, uint32_t parity_of_v) const {
+    const int head = p.kv_head(w.head), batch = p.packed ? 0 : w.number, token = w.token(block, kBlockN), other = 1 - stage;
+    uint64_t* full = full_k + stage;
+    barrier_wait(empty_k + stage, parity_of_k ^ 1);
+    barrier_expect(full, 2 * kKV * sizeof(T));
+    copy<kBlockN>(k + stage * kKV, maps.k, full, head, token, batch);
+    barrier_wait(empty_v + other, parity_of_v ^ 1);
+    copy<kBlockN>(v + other * kKV, maps.v, full, head, token + kBlockN, batch);
   }
   __device__ void load_values(const Attention<T>& p, const AttentionMaps& maps, const Work& w, int block, int stage,
                               uint32_t parity) const {

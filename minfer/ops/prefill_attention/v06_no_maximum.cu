@@ -72,10 +72,12 @@ struct Consumer {
     if constexpr (kChoices.turns) named_barrier_arrive(kTurnBarrier + 1 - rows.warpgroup, 256);
   }
 
+  // Waits for keys; except for a tile's first block, values of the block before have come with them into the other stage.
   __device__ void wait_keys(int stage) {
     barrier_wait(tile.full_k + stage, keys.parity(stage));
     keys.flip(stage);
   }
+  // Waits for the values of a tile's last block, which come alone.
   __device__ void wait_values(int stage) {
     barrier_wait(tile.full_v + stage, values.parity(stage));
     values.flip(stage);
@@ -102,7 +104,6 @@ struct Consumer {
   __device__ void step(Scores& scores, Powers (&powers)[2], const Work& w, int block) {
     float rescale[2];
     wait_keys(kStage);
-    wait_values(1 - kStage);
     begin_turn();
     rows.start_scores(scores, kStage, of_q);
     rows.start_out(powers[1 - kStage], 1 - kStage, block + 2 < w.blocks);
@@ -176,7 +177,8 @@ struct Consumer {
     rows.online = OnlineRows{};
     finish_scores<true, false>(scores, powers[0], w, w.blocks - 1, 0, rescale);
     if (rows.has_tail(w, w.blocks - 1)) {
-      barrier_wait(tile.full_v, values.parity(0));
+      if (w.blocks > 1) barrier_wait(tile.full_k + 1, keys.parity(1));
+      else barrier_wait(tile.full_v, values.parity(0));
       rows.clear_tail(w, w.blocks - 1, 0);
     }
     if (is_plain(w)) add_blocks<true>(scores, powers, w);
@@ -220,10 +222,8 @@ __device__ void produce(const Tiles<T, kDim, kTilesOfQ<kDim>>& tile, const Atten
     int stage = 0;
 #pragma unroll 1
     for (int block = w.blocks - 1; block > 0; --block, stage ^= 1) {
-      tile.load_keys(p, maps, w, block - 1, stage ^ 1, keys.parity(stage ^ 1));
-      keys.flip(stage ^ 1);
-      tile.load_values(p, maps, w, block, stage, values.parity(stage));
-      values.flip(stage);
+      tile.load_keys_and_values(p, maps, w, block - 1, stage ^ 1, keys.parity(stage ^ 1), values.parity(stage));
+      keys.flip(stage ^ 1), values.flip(stage);
     }
     const Work next = take();  // before the wait for the last stage, which takes longer
     tile.load_values(p, maps, w, 0, stage, values.parity(stage));
