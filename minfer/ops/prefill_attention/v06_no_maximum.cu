@@ -3,9 +3,9 @@
 // overflow. So scores become powers of the present base at once, and only if these add up to too much is the maximum taken and
 // the block done again. A step then has no comparisons and no shuffles, and rounds between the exponentials. (2) Tiles with
 // the most keys come first, for all heads of a group whose keys and values fit into L2. In v05, which goes head by head, the
-// longest tile of the last head starts when almost nothing else is left. (3) The next tile's first scores are started before
-// this one is stored. (4) Stages are known at compile time, masked blocks before the loop. (5) Keys are copied before the
-// values of the block before them, in the order in which stages become free.
+// longest tile of the last head starts when almost nothing else is left. (3) Blocks that are neither masked nor capped have a
+// loop of their own. (4) Stages are known at compile time. (5) Keys and the values of the block before them arrive at one
+// barrier, because their products are started together, and in the order in which stages become free.
 // Expected: (2) a model that deals tiles of known length to 132 multiprocessors keeps them busy for 78 % of a causal launch in
 // v05's order and for 97 % in this one at 1 x 2048, 95 and 100 % at 1 x 8192. (1) The chain of a step, from one product to the
 // next, falls from 1870 to 1420 cycles by the SASS, and a step's products take 2048: 680 TFLOP/s at 1 x 16384.
@@ -22,7 +22,7 @@ struct Choices {
   bool turns;  // the warpgroups start their products in turn
   int l2_bytes;
 };
-constexpr Choices kChoices{MINFER_CHOICES};
+constexpr Choices kChoices{MINFER_CHOICES};  // 16 MB: with 32, of an H200's 60 MB of L2, all shapes were slower
 
 constexpr int kTurnBarrier = kTailBarrier + kConsumers;  // and one more
 constexpr int kSlots = 4;                                // tiles that are taken and not yet stored
@@ -259,7 +259,7 @@ void launch(const Attention<T>& p) {
     constexpr int kBytes = Consumer<T, kDim>::kBytes;
     const AttentionMaps maps = make_maps(p, Tiles<T, kDim>::kBlockN);
     const int64_t bytes_of_unit = 2 * int64_t(p.seq_kv) * kDim * sizeof(T) * p.kv_heads / p.heads + 1;
-    const Order order = make_order(p, kChoices.l2_bytes / bytes_of_unit);  // 32 MB, of an H200's 60
+    const Order order = make_order(p, kChoices.l2_bytes / bytes_of_unit);
     const auto kernel = attend<T, kDim>;
     STD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
     const int blocks = order.pieces() < multiprocessors() ? order.pieces() : multiprocessors();
