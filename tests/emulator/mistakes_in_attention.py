@@ -37,7 +37,7 @@ BROKEN = {
     ),
     "values behind the last one as they are": (
         "prefill_attention-v04_wgmma",
-        {"rows.clear_tail(w, key0, ring.stage);": ""},
+        {"rows.clear_tail(w, i, ring.stage);": ""},
         WRONG,
     ),
     "keys given back while a product reads them": (
@@ -67,6 +67,26 @@ BROKEN = {
     "rows stored over the next sequence's": (
         "prefill_attention-v04_wgmma",
         {"if («first + kRowsOfWarp <= p.rows(w.s)») store_boxes": "true"},
+        WRONG,
+    ),
+    "out at the base before, with no maximum": (
+        "prefill_attention-v06_no_maximum",
+        {"if («grows») scale_rows": "false"},
+        WRONG,
+    ),
+    "powers too large for their type": (
+        "prefill_attention-v06_no_maximum",
+        {"«!(part[0] <= kMost && part[1] <= kMost)») != 0": "false"},
+        WRONG,
+    ),
+    "a tile multiplied before its queries have arrived": (
+        "prefill_attention-v06_no_maximum",
+        {"barrier_wait(tile.full_q + of_q, number / Tile::kTilesOfQ % 2);": ""},
+        "changed while wgmma read it",
+    ),
+    "the sums of the tile before": (
+        "prefill_attention-v06_no_maximum",
+        {"1 - kStage, «block + 2 < w.blocks»);": "true"},
         WRONG,
     ),
     "every new token sees all keys": (
