@@ -312,7 +312,14 @@ T emulator_shuffle(const char* what, T value, Source source) {
 }
 template <typename T>
 T __shfl_sync(unsigned, T value, int lane) {
-  return emulator_shuffle("__shfl_sync()", value, [=](unsigned) { return lane; });
+  struct Operands {  // each lane names its own source
+    T value, result;
+    int lane;
+  } mine{value, value, lane};
+  emulator::collective("__shfl_sync()", mine, [](Operands** lanes) {
+    for (unsigned i = 0; i < emulator::kWarp; ++i) lanes[i]->result = lanes[unsigned(lanes[i]->lane) % emulator::kWarp]->value;
+  });
+  return mine.result;
 }
 template <typename T>
 T __shfl_xor_sync(unsigned, T value, int mask) {
