@@ -368,7 +368,7 @@ void for_shape(const Decode<T, KV>& p, Launch launch) {
   require_vectors(p);
   for_dim(p.dim, [&]<int kDim>() {
     if (p.rows() <= 8) return launch.template operator()<PackedShape<T, KV, kDim, 1>>();
-    if constexpr (kDim <= 128) {
+    if constexpr (kDim <= 64) {
       if (p.rows() > 16) return launch.template operator()<PackedShape<T, KV, kDim, 4>>();
     }
     launch.template operator()<PackedShape<T, KV, kDim, 2>>();

@@ -1,8 +1,8 @@
-// v03_packed_b: the query heads of a group, for all new tokens, are rows of mma.sync: keys and values are read once for all of
+// v03_packed_b: the query heads of a group, for all new tokens, are columns of mma.sync: keys and values are read once for all of
 // them.
-// Idea: four heads of a group fill 4 of the 16 rows of a product, which costs nothing because memory is the limit. Each warp
+// Idea: four heads of a group fill 4 of the 8 columns of a product, which costs nothing because memory is the limit. Each warp
 // has its own ring of cp.async stages of 16 keys and values, which is 8 KB for head_dim 128; warps do not synchronise until a
-// piece of work is done. Keys are split as in v02_split.
+// piece of work is done. Keys are split as in v02_split; the last block of an item to arrive adds its parts.
 // Expected: near the speed of memory for many long sequences of one length. An SM of an H200 needs 14 KB in
 // flight, its 20 B a clock times 700 clocks of latency, and has 128 KB. With ragged lengths SMs idle, because the split is made
 // for the longest possible length.

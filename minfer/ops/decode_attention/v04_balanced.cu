@@ -3,9 +3,9 @@
 // share may end within a head of a sequence. Each block sums the lengths and finds its share by itself. So there is no plan on
 // the host and no kernel before, and a captured CUDA graph stays correct and balanced when lengths, pages and their order
 // change. Of the blocks that have parts of one item, the last to arrive adds the parts in their order; the item's arrival
-// counter wraps to zero.
-// Expected: with equal lengths, v03's time less the launch of its second kernel, which is about 2 us for one sequence of 2048.
-// For one long sequence among 63 short ones, the time that their bytes take, where v03 has SMs that wait for the longest part.
+// counter wraps to zero. The copies of a block's next piece start before its warps add up the present one.
+// Expected: with equal lengths, v03's time and the 1 us that a block needs to find its share. For one long
+// sequence among 63 short ones, the time that their bytes take, where v03 has SMs that wait for the longest part.
 #include "cuda/counters.cuh"
 #include "packed.cuh"
 #include "schedule.cuh"
