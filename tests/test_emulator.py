@@ -209,7 +209,7 @@ def worst(function: Callable[..., None], case: Case, seed: int = 1) -> float:
     result has one."""
     op, found = ops.get(case.op), []
     # Normal scores are too near each other for the base of these ops' sums to move.
-    values = "uniform" if case.op in ("prefill_attention", "mla_decode") else "normal"
+    values = "uniform" if case.op in ("prefill_attention", "decode_attention", "mla_decode") else "normal"
     for called in op.under_each_call(case):
         if op.kernels[case.kernel].unsupported(called, None):
             continue
