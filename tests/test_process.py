@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from minfer.bench.timing import Timing
-from minfer.process import fork_server
+from minfer.process import cgroup, fork_server
 from minfer.process.remote import Died, Process, _states, children, family, runs, stop
+from minfer.sandbox import Sandbox
 from tests.conftest import ROOT
 
 ECHO = """
@@ -24,11 +25,32 @@ serve(lambda request, say: os._exit(3) if 'die' in request else (say(phase='echo
 """
 
 
+# Leaves a process behind, in another session and without a parent here, that counts in a file.
+LEAVES = """
+import os, time
+from minfer.process.remote import serve
+
+def answer(request, say):
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork():
+            os._exit(0)
+        for number in range(10**9):
+            with open(request["file"], "w") as file:
+                file.write(str(number))
+            time.sleep(0.001)
+    return {"done": True}
+
+serve(answer)
+"""
+
+
 @pytest.fixture(scope="module")
 def modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One folder for all tests: another one would need another fork server."""
     folder = tmp_path_factory.mktemp("echo")
     (folder / "echo.py").write_text(ECHO)
+    (folder / "leaves.py").write_text(LEAVES)
     return folder
 
 
@@ -222,3 +244,55 @@ def test_a_process_whose_first_thread_ended_is_seen_and_stopped_with_all_that_it
         process.wait()
         fork_server.become_reaper(before)
         process.stdout.close()
+
+
+def makes_cgroups() -> bool:
+    process = subprocess.Popen(["sleep", "60"])
+    try:
+        cgroup.Cgroup(process.pid).kill()
+    except OSError:
+        return False
+    finally:
+        process.kill()
+        process.wait()
+    return True
+
+
+def test_what_hides_from_its_parent_is_frozen_and_killed_with_the_cgroup(echo: Path, tmp_path: Path) -> None:
+    """This process adopts no orphans, and the one that is left behind is in another session."""
+    if not makes_cgroups():
+        pytest.skip("this user can make no cgroup of version 2")
+    counted = tmp_path / "counted"
+    moved = lambda: (before := counted.read_text(), time.sleep(0.2), counted.read_text() != before)[2]
+    process = Process("leaves", echo, sandbox=Sandbox("limits"))
+    try:
+        folder = process._cgroup.folder if process._cgroup else None
+        assert folder and process.ask(60, file=str(counted)) == {"done": True}
+        deadline = time.monotonic() + 60
+        while not counted.exists() or not moved():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        process.freeze()
+        assert not moved()
+        process.thaw()
+        assert moved()
+        process.freeze()  # what is frozen can be killed
+    finally:
+        process.kill()
+    assert not moved() and not folder.exists()
+    left = folder.parent / f"{cgroup.PREFIX}{2**22 + 1}-00"  # of a process that never was
+    left.mkdir()
+    cgroup._remove_left_behind(folder.parent)
+    assert not left.exists()
+
+
+def test_without_cgroups_a_process_starts_as_before(echo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> Path:
+        raise PermissionError("read-only file system")
+
+    monkeypatch.setattr(cgroup, "own", none)
+    process = Process("echo", echo, sandbox=Sandbox("limits"))
+    process.freeze()
+    process.thaw()
+    assert process._cgroup is None and process.ask(60, number=1) == {"number": 1}
+    process.kill()

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from minfer.process import fork_server
+from minfer.process.cgroup import Cgroup
 from minfer.process.text import all_plain, plain
 from minfer.sandbox import Sandbox
 
@@ -38,6 +39,7 @@ STOPPED_S = (
     5.0  # a longer gap between two looks at the pipe, which are 0.5 s apart, means that this process was stopped
 )
 STOPPING_S = 10.0  # a thread that waits for a disk cannot be stopped before it is served
+COULD_NOT_STOP = f"could not be stopped within {STOPPING_S:g} s"
 
 
 MOST_BYTES = 256 << 20  # of a reply; the samples of the longest are a tenth of it
@@ -91,6 +93,10 @@ class Process:
             os.close(theirs_out)
         self._buffer = b""
         self._nonce = ""
+        self._cgroup: Cgroup | None = None
+        if sandbox and sandbox.level != "namespaces":  # whose first process takes all others with it
+            with contextlib.suppress(OSError):
+                self._cgroup = Cgroup(self.process.pid)
 
     def send(self, **message: Any) -> None:
         """Send a request. Its reply must repeat the nonce, which what runs there has no business to know."""
@@ -172,8 +178,12 @@ class Process:
             pass
 
     def kill(self) -> None:
-        """End it and everything that it started; in another session, too, where this process adopts orphans."""
+        """End it and everything that it started; in another session, too, where it has a cgroup or this process adopts
+        orphans."""
         self.signal(signal.SIGKILL)
+        if self._cgroup:
+            self._cgroup.kill()
+            self._cgroup = None
         self.process.wait()
         _running.discard(self.process.pid)
         self._close()
@@ -185,8 +195,18 @@ class Process:
             self._clean()
 
     def freeze(self) -> None:
-        """Stop it and everything that it started, in whatever session; `signal(SIGCONT)` continues its session."""
-        stop(lambda: {self.process.pid} | orphans())
+        """Stop it and everything that it started, in whatever session. Raises Died."""
+        if self._cgroup is None:
+            stop(lambda: {self.process.pid} | orphans())
+        elif not self._cgroup.freeze():
+            raise Died("timeout", COULD_NOT_STOP)
+
+    def thaw(self) -> None:
+        """Let it go on; where it has no cgroup, only what is in its session."""
+        if self._cgroup is None:
+            self.signal(signal.SIGCONT)
+        else:
+            self._cgroup.thaw()
 
     def _clean(self) -> None:
         """Remove what it wrote, whatever it made of the permissions."""
@@ -259,7 +279,7 @@ def stop(roots: Callable[[], set[int]]) -> None:
     deadline = time.monotonic() + STOPPING_S
     while running := {pid for pid in family(roots()) if set(_states(pid)) - set("TtZX")}:
         if time.monotonic() > deadline:
-            raise Died("timeout", f"could not be stopped within {STOPPING_S:g} s")
+            raise Died("timeout", COULD_NOT_STOP)
         for pid in running:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGSTOP)

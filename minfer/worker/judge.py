@@ -14,7 +14,6 @@ import contextlib
 import math
 import random
 import secrets
-import signal
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -102,7 +101,7 @@ class Remote:
         """Wake the stopped process, wait for its answer, and stop it again."""
         pid = self.process.process.pid
         used, waited, begin = cpu_s(pid), run_delays(pid), time.perf_counter()
-        self.process.signal(signal.SIGCONT)
+        self.process.thaw()
         said = self.ask(what, "done", **about)
         wall = time.perf_counter() - begin
         # Of all threads together: with the longest alone, honest kernels of two threads were accused on a busy machine.
