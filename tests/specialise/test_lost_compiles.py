@@ -159,6 +159,7 @@ def test_two_processes_that_warm_the_same_do_it_once(llvm: None, tmp_path: Path,
         ('{"recipe": "unheard", "size": 1}', "no recipe 'unheard'"),
         ('{"recipe": "sound"}', "'size'"),
         ("nonsense", "Expecting value"),
+        ("[" * 100_000, "maximum recursion depth"),
     ],
 )
 def test_a_mistake_in_a_trace_is_said_with_its_line(line: str, why: str, tmp_path: Path) -> None:
@@ -172,7 +173,10 @@ def test_calls_of_a_trace_add_up(tmp_path: Path) -> None:
         {"recipe": "sound", "size": 16},
         {"recipe": "sound", "size": 9},
     )
-    assert warm.sizes(trace(tmp_path, *lines)) == {"sound": Counter({16: 4, 9: 1})}
+    path, expected = trace(tmp_path, *lines), {"sound": Counter({16: 4, 9: 1})}
+    assert warm.sizes(path) == expected
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())  # the mark with which some editors begin a file
+    assert warm.sizes(path) == expected
 
 
 def test_a_mistake_on_the_command_line_is_a_sentence(tmp_path: Path) -> None:
