@@ -14,7 +14,7 @@ from minfer.rows.store import Row
 @dataclass(frozen=True)
 class Series:
     """Problems of different sizes in one respect: the side of a square, or one axis while all others stay. Axes that are
-    equal in all rows, such as `seq_q` and `seq_kv`, count as one."""
+    equal in all rows, and those of one name, such as `seq_q` and `seq_kv`, where they are equal, count as one."""
 
     axis: str  # whose size it is; of several equal ones the first
     label: str  # `m = n = k`, the axis, or what several equal ones are called together: `seq`
@@ -48,7 +48,7 @@ def series(rows: Iterable[Row]) -> Series | None:
     lines: dict[tuple[tuple[str, ...], tuple[tuple[str, int], ...]], list[Row]] = {}
     together = equal_axes(rows)
     for row in rows:
-        for group in together:
+        for group in [*together, *alike(row, together)]:
             others = tuple(item for item in row["shape"].items() if item[0] not in group)
             if row["shape"][group[0]] > 0:  # as a logarithmic axis needs it
                 lines.setdefault((group, others), []).append(row)
@@ -71,6 +71,17 @@ def equal_axes(rows: list[Row]) -> list[tuple[str, ...]]:
     for sizes, axes in groups.items():
         found += [tuple(axes)] if len(set(sizes)) > 1 else [(axis,) for axis in axes]
     return found
+
+
+def alike(row: Row, together: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """The axes of one name, such as `seq_q` and `seq_kv`, that have the same size in this row, though not in all."""
+    stems: dict[str, list[str]] = {}
+    for axis in row["shape"]:
+        stems.setdefault(axis.partition("_")[0], []).append(axis)
+    found = [
+        tuple(axes) for axes in stems.values() if len(axes) > 1 and len({row["shape"][axis] for axis in axes}) == 1
+    ]
+    return [axes for axes in found if axes not in together]
 
 
 def called(axes: tuple[str, ...]) -> str:

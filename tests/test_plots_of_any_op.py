@@ -177,6 +177,14 @@ def test_squares_are_a_series_but_the_diagonal_of_a_grid_is_none() -> None:
     assert found and (found.label, found.fixed, found.sizes) == ("tokens", "hidden=4096", [1, 1024, 4096])
 
 
+def test_axes_of_one_name_that_are_equal_in_some_rows_are_one_size_there() -> None:
+    prompts = [sized(batch=1, seq_q=n, seq_kv=n, heads=32) for n in (2048, 8192, 16384)]
+    chunk, many = sized(batch=1, seq_q=2048, seq_kv=16384, heads=32), sized(batch=4, seq_q=2048, seq_kv=2048, heads=32)
+    found = series([*prompts, chunk, many])
+    assert found and (found.label, found.fixed, found.sizes) == ("seq", "batch=1, heads=32", [2048, 8192, 16384])
+    assert all(row["shape"]["seq_q"] == row["shape"]["seq_kv"] for row in found.rows)
+
+
 def test_of_lines_with_as_many_sizes_that_with_more_rows_is_shown() -> None:
     small = [sized(tokens=t, hidden=64) for t in (1, 2)]
     found = series([*small, *small, sized(tokens=1, hidden=4096), sized(tokens=2, hidden=4096)])

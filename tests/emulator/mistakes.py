@@ -226,6 +226,16 @@ BROKEN = {
         WRONG,
     ),
     "the other side of GELU": ("gemm_bias_gelu-v01_mma", {"erff(0.70710678f * «x»)": "-x"}, WRONG),
+    "the bias of the first tile for GELU": (
+        "gemm_bias_gelu-v03_pingpong",
+        {"biases(g, «origin.y»);": "0"},
+        WRONG,
+    ),
+    "the other tile's turn before this one's last products": (
+        "gemm_bias_gelu-v03_pingpong",
+        {"barrier_wait(turn + warpgroup, turn_parity);": ""},
+        "changed while|more often",
+    ),
     "a row of y at the stride of x": (
         "rmsnorm-v02_vectors",
         {"p.y + row * «p.y_stride»": "p.x_stride"},

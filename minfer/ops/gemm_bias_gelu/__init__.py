@@ -77,4 +77,6 @@ VECTORS = multiples(n=8, k=8)  # rows of 16-byte pieces
 op.torch("torch", eager, baseline=True, returns=(0,), requires=VECTORS)
 op.torch("torch_compile", compiled(into))
 op.cuda("v01_mma.cu", requires=VECTORS)
+op.cuda("v02_one_wave.cu", archs="sm_90a", requires=VECTORS)
+op.cuda("v03_pingpong.cu", archs="sm_90a", requires=VECTORS)
 op.cpp("cpu_naive.cpp")

@@ -20,14 +20,14 @@ struct Biases {
     }
   }
 
-  template <int kRegisters>
-  __device__ void apply(float (&sums)[kRegisters]) const {
+  template <int kRegisters, typename Activation = Relu>
+  __device__ void apply(float (&sums)[kRegisters], Activation activation = {}) const {
     static_assert(kRegisters == kN / 2);
 #pragma unroll
     for (int j = 0; j < kN / 8; ++j) {
       const float2 bias = to_floats(reinterpret_cast<const typename Vector<T>::Pair&>(bits[j]));
 #pragma unroll
-      for (int e = 0; e < 4; ++e) sums[j * 4 + e] = relu(sums[j * 4 + e] + (e % 2 ? bias.y : bias.x));
+      for (int e = 0; e < 4; ++e) sums[j * 4 + e] = activation(sums[j * 4 + e] + (e % 2 ? bias.y : bias.x));
     }
   }
 };

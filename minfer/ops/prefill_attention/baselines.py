@@ -4,6 +4,7 @@ None of them is told lengths on the host, as none of our kernels is: a captured 
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from functools import cache, partial
@@ -110,13 +111,21 @@ def sdpa(
     return found.masked_fill(~mask.any(-1)[:, 0, :, None, None], 0.0) if len(q_seqlens) else found
 
 
+@cache
+def varlen_gqa() -> dict[str, Any]:
+    """What `varlen_attn` must be told to share key-value heads: PyTorch 2.11 has no such argument, and shares them."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    return {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+
+
 def packed(q: Tensor, k: Tensor, v: Tensor, q_seqlens: Tensor, kv_seqlens: Tensor, causal: bool) -> Tensor:
     """The host does not know the longest sequence: it gives the bound that it has, and blocks without work end at once."""
     from torch.nn.attention.varlen import varlen_attn
 
     sides = (-1, 0) if causal else (-1, -1)
-    gqa = q.shape[1] != k.shape[1]
-    found = varlen_attn(q, k, v, q_seqlens, kv_seqlens, len(q), len(k), window_size=sides, enable_gqa=gqa)
+    gqa = varlen_gqa() if q.shape[1] != k.shape[1] else {}
+    found = varlen_attn(q, k, v, q_seqlens, kv_seqlens, len(q), len(k), window_size=sides, **gqa)
     assert isinstance(found, Tensor)
     return found
 
