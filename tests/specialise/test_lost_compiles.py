@@ -183,3 +183,12 @@ def test_a_mistake_on_the_command_line_is_a_sentence(tmp_path: Path) -> None:
     for words in ([], ["a", "b"], [str(trace(tmp_path)), "buckets=none"], [str(trace(tmp_path)), "speed=1"]):
         with pytest.raises(warm.TraceError, match="usage: minfer warm"):
             warm.main(words)
+
+
+@pytest.mark.slow
+def test_the_example_says_what_it_does_before_it_serves_for_a_minute(tmp_path: Path) -> None:
+    example = str(ROOT / "examples" / "adaptive_serving.py")
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    for word, status in (("--help", 0), ("--seconds=5", 2)):
+        done = subprocess.run([sys.executable, example, word], cwd=tmp_path, env=env, capture_output=True, timeout=50)
+        assert done.returncode == status and not (tmp_path / "adaptive-serving.svg").exists()
