@@ -34,7 +34,8 @@ class Recipe:
     source: `source(symbol, key)` is the text of a file that defines one kernel: the torch op `minfer::<symbol>` in C++ and
         CUDA, a function called as the op in Triton, `void @<symbol>(...)` in LLVM's IR.
     rest: the sizes of the other axes in the trial.
-    dtype, params: of the trial; variants need not support others.
+    dtype, params: of the trial. For others a variant may raise ValueError, or fail a check, before it writes anything; the
+        fallback serves them.
     bind: for LLVM: `bind(address, key)` makes the function of Python that calls the machine code.
     file: the Python file that makes this recipe; the background process loads it. None: the one that calls `Recipe`.
     """

@@ -88,16 +88,23 @@ class Specialiser:
             self._wake()
 
     def execute(self, size: Size, *tensors: Any, **scalars: Any) -> Any:
-        """Call the variant for a size, or the generic kernel, and count the call."""
+        """Call the variant for a size, or the generic kernel, and count the call. What a variant is not for, such as another
+        dtype, it refuses with an error before it writes anything; the generic kernel then serves this call."""
         self.monitor(size)
         if len(self._seen) >= self._every and not self._looking:
             self._looking = True
             self._queue.put(None)
             self._wake()
-        return self._table[size](*tensors, **scalars)
+        function = self._table[size]
+        try:
+            return function(*tensors, **scalars)
+        except (ValueError, RuntimeError):  # RuntimeError: a check in C++
+            if function is self.fallback:
+                raise
+        return self.fallback(*tensors, **scalars)
 
     def function(self, size: Size) -> Function:
-        """What `execute` would call for a size now."""
+        """What `execute` would call first for a size now."""
         return self._table[size]
 
     def check(self) -> list[Key]:

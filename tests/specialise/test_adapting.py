@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from minfer.specialise import Outcome, Policy, Span, Specialiser, exact, ranges, recipes, trial
 from minfer.specialise.background import Background
 from tests.specialise import specialised
-from tests.specialise.adapting import FASTER, call, told, until
+from tests.specialise.adapting import FASTER, call, operands, told, until
 
 
 def test_what_is_called_often_is_compiled_and_called(quick: list[int]) -> None:
@@ -68,6 +69,43 @@ def test_a_bucket_serves_all_its_sizes(quick: list[int]) -> None:
     specialiser.compile(specialiser.buckets(20)).result(30)
     assert call(specialiser, 9) == call(specialiser, 64) == 64.0
     assert call(specialiser, 8) != 64.0 and call(specialiser, 65) != 64.0
+
+
+def test_what_a_variant_is_not_for_goes_to_the_generic_kernel(llvm: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Background, "outcome", lambda self, key: FASTER)
+    monkeypatch.setattr("minfer.specialise.specialiser.known", lambda *about: None)
+    sums, generic = Specialiser(recipes.SEQ_SUM_LLVM), []
+    wide, full = torch.ones(3, 20), torch.empty(0, dtype=torch.int32)
+    ragged = torch.tensor([5, 20, 1], dtype=torch.int32)
+    fallback = sums.fallback
+    sums.fallback = lambda *tensors: generic.append(1) or fallback(*tensors)
+    sums.compile(exact(20)).result(60)
+    assert sums.variants == [exact(20)]
+
+    def first(x: torch.Tensor, seqlens: torch.Tensor) -> float:
+        y = torch.zeros_like(x)
+        sums.execute(20, y, x, seqlens)
+        return float(y[0, 0])
+
+    assert (first(wide, full), len(generic)) == (20.0, 0)
+    assert (first(wide, ragged), first(wide.bfloat16(), full), len(generic)) == (5.0, 20.0, 2)
+    with pytest.raises(
+        RuntimeError, match="seq_sum: y must be contiguous in its last dimension"
+    ):  # what the generic one says
+        first(torch.ones(20, 3).t(), full)
+
+
+def test_so_does_what_fails_a_check_of_a_variant(quick: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    def checks(self: object, key: object, arch: str = "") -> object:
+        return lambda y, x: torch._check(len(x) == 64, lambda: "this kernel takes n = 64")  # raises RuntimeError
+
+    monkeypatch.setattr("minfer.specialise.recipe.Recipe.function", checks)
+    specialiser = Specialiser(specialised.SOUND, buckets=ranges(64))
+    specialiser.compile(specialiser.buckets(20)).result(10)
+    assert specialiser.variants == [ranges(64)(20)]
+    y, x = operands(20)
+    specialiser.execute(20, y, x)
+    assert torch.equal(y, 2 * x)
 
 
 def test_the_table_is_replaced_while_others_call(quick: list[int]) -> None:
