@@ -158,6 +158,21 @@ LONG = {
         (100, 200, 648),
         (100, 392, 584),
     ],
+    # Widths of a tile from 48 to 160 columns, and several tiles of an expert's rows, the last of them not full.
+    "moe_ffn-v05_pairs": [
+        (94, 1, 1, 72, 24),
+        (205, 1, 1, 72, 24),
+        (237, 1, 1, 8, 136),
+        (270, 1, 1, 40, 8),
+        (660, 3, 1, 328, 16),
+    ],
+    "moe_ffn-v05_pairs_a": [
+        (205, 1, 1, 72, 24),
+        (237, 1, 1, 8, 136),
+        (270, 1, 1, 40, 8),
+        (300, 1, 1, 40, 8),
+        (660, 3, 1, 328, 16),
+    ],
     # Each width of N-slice, with an edge; a few rows, and more than 64 (k counts numbers of fp8, of which a step has 128).
     "quant_gemm-v06_fp8_one_wave": [
         (3, 64, 4352),
@@ -194,7 +209,7 @@ def worst(function: Callable[..., None], case: Case, seed: int = 1) -> float:
     result has one."""
     op, found = ops.get(case.op), []
     # Normal scores are too near each other for the base of these ops' sums to move.
-    values = "uniform" if case.op in ("prefill_attention", "mla_decode") else "normal"
+    values = "uniform" if case.op in ("prefill_attention", "decode_attention", "mla_decode") else "normal"
     for called in op.under_each_call(case):
         if op.kernels[case.kernel].unsupported(called, None):
             continue

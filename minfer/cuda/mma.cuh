@@ -28,6 +28,13 @@ __device__ inline void ldmatrix_x4_trans(uint32_t (&fragment)[4], const void* ro
                : "memory");
 }
 
+// Transposes an 8x8 matrix of 16-bit elements, of which lane l has elements 2 (l % 4) and the next of row l / 4.
+__device__ inline uint32_t movmatrix_trans(uint32_t matrix) {
+  uint32_t transposed;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(matrix));
+  return transposed;
+}
+
 // Two e4m3 numbers, neighbours in k, as one element of 16 bits: a tile of fp8 is then handled like a tile of a half type,
 // except in products.
 struct E4M3Pair {
@@ -60,6 +67,13 @@ __device__ inline void mma_m16n8k16(uint32_t (&d)[2], const uint32_t (&a)[4], co
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
+// (word & mask) | base as one instruction: for two constants, the compiler by itself takes two.
+__device__ inline uint32_t mask_or(uint32_t word, uint32_t mask, uint32_t base) {
+  uint32_t found;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(found) : "r"(word), "r"(mask), "r"(base));
+  return found;
+}
+
 // Copies 16 bytes to shared memory while the thread goes on, past L1; writes zeros and reads nothing when not `inside`.
 __device__ inline void cp_async_16(void* shared, const void* global, bool inside = true) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global),
@@ -75,6 +89,9 @@ __device__ inline void cp_async_few(void* shared, const void* global, bool insid
                "r"(inside ? kBytes : 0)
                : "memory");
 }
+
+// Starts bringing the line of an address to L2. It may be any address, but not one of another space.
+__device__ inline void prefetch_l2(const void* global) { asm volatile("prefetch.global.L2 [%0];" ::"l"(global)); }
 
 // Closes the group of this thread's copies since the last one.
 __device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }

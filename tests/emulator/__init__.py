@@ -166,6 +166,10 @@ class Emulated:
             for a in self._arguments
         )
 
+    def run_on(self, multiprocessors: int) -> None:
+        """Changes how many multiprocessors this library's kernels find. At most 8 blocks that wait for each other can run."""
+        ctypes.c_int.in_dll(self._library, "_ZN8emulator15multiprocessorsE").value = multiprocessors
+
     def __call__(self, *tensors: torch.Tensor, **call: float | bool) -> None:
         self.seed += 1
         bound = self.signature.bind(*tensors, **call)

@@ -341,6 +341,21 @@ BROKEN = {
         {"count(«tile.rows > 64 ? kRows : kRows / 2»)": "kRows / 2"},
         WRONG,
     ),
+    "rows of a pair's tile reported before they have arrived": (
+        "moe_ffn-v05_pairs",
+        {"«cp_async_wait<kBehind>();»": ""},
+        "shared memory changed while wgmma read it",
+    ),
+    "both blocks of a pair take the first half": (
+        "moe_ffn-v05_pairs",
+        {"(within % tiles * kCluster + «rank») * width": "0"},
+        WRONG,
+    ),
+    "experts by their rows, tiles by their numbers": (
+        "moe_ffn-v05_pairs",
+        {"group = «groups.experts[at]», col": "at"},
+        WRONG,
+    ),
     "partial sums overwritten while they are read": (
         "moe_ffn-v04_few_rows",
         {"«__syncthreads();»  // all have read": ""},
@@ -353,7 +368,7 @@ BROKEN = {
     ),
     "the zero of another group": (
         "quant_gemm-v02_gemv",
-        {"float(scales[Piece<F>::kGroups + «group»])": "0"},
+        {"element(Piece<F>::kGroups + «group»)": "0"},
         WRONG,
     ),
     "the sums of one part of k for all": (
@@ -374,7 +389,7 @@ BROKEN = {
     ),
     "sums of x read before they are there": (
         "quant_gemm-v03_mma",
-        {"add_up_x<Tile>(x_sums, x);\n      «__syncthreads();»": ""},
+        {"«__syncthreads();»  // the copies of all threads": ""},
         WRONG,
     ),
     "scores of half of the columns": ("mla_decode-v02_split", {"scores[n] = «a.x + b.x»": "a.x"}, WRONG),
@@ -400,7 +415,7 @@ BROKEN = {
     ),
     "columns of keys not waited for": (
         "mla_decode-v03_wgmma",
-        {"wait_full(part, parity);\n      wgmma_fence();": "wait_full(0, parity); wgmma_fence();"},
+        {"wait_full(slab, parity);\n      wgmma_fence();": "wait_full(0, parity); wgmma_fence();"},
         "changed while wgmma read it",
     ),
     "the base of the other warpgroup not followed": (

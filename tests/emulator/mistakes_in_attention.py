@@ -37,7 +37,7 @@ BROKEN = {
     ),
     "values behind the last one as they are": (
         "prefill_attention-v04_wgmma",
-        {"rows.clear_tail(w, key0, ring.stage);": ""},
+        {"rows.clear_tail(w, i, ring.stage);": ""},
         WRONG,
     ),
     "keys given back while a product reads them": (
@@ -69,6 +69,26 @@ BROKEN = {
         {"if («first + kRowsOfWarp <= p.rows(w.s)») store_boxes": "true"},
         WRONG,
     ),
+    "out at the base before, with no maximum": (
+        "prefill_attention-v06_no_maximum",
+        {"if («grows») scale_rows": "false"},
+        WRONG,
+    ),
+    "powers too large for their type": (
+        "prefill_attention-v06_no_maximum",
+        {"«!(part[0] <= kMost && part[1] <= kMost)») != 0": "false"},
+        WRONG,
+    ),
+    "a tile multiplied before its queries have arrived": (
+        "prefill_attention-v06_no_maximum",
+        {"barrier_wait(tile.full_q + of_q, number / Tile::kTilesOfQ % 2);": ""},
+        "changed while wgmma read it",
+    ),
+    "the sums of the tile before": (
+        "prefill_attention-v06_no_maximum",
+        {"1 - kStage, «block + 2 < w.blocks»);": "true"},
+        WRONG,
+    ),
     "every new token sees all keys": (
         "decode_attention-v01_naive",
         {"p.seen(«query», p.keys(number))": "p.new_tokens - 1"},
@@ -81,7 +101,7 @@ BROKEN = {
     ),
     "parts added without regard to their bases": (
         "decode_attention-v02_split",
-        {"weight = «exp2_approx(stats[i].x - base)»;": "1.0f"},
+        {"weight = «exp2_approx(stats[i].x - zero)»;": "1.0f"},
         WRONG,
     ),
     "keys read beyond the last": ("decode_attention-v02_split", {"if («key >= end») {": "false"}, "outside operand"),
@@ -92,18 +112,23 @@ BROKEN = {
     ),
     "each new token masked as the first": (
         "decode_attention-v03_packed",
-        {"key >= p.seen(«row / p.group()», piece.keys)": "0"},
+        {"p.seen(«query», piece.keys)": "0"},
         WRONG,
     ),
     "keys multiplied before they have arrived": (
         "decode_attention-v03_packed",
         {"cp_async_wait<Shape::kStages - 2>()": "cp_async_wait<Shape::kStages - 1>()"},
+        "its cp.async are in flight",
+    ),
+    "keys of the page before": ("decode_attention-v03_packed", {"next = look_up(piece, «ahead + 1»);": "ahead"}, WRONG),
+    "a base for each lane's keys": (
+        "decode_attention-v03_packed",
+        {"fmaxf(highest[c], «__shfl_xor_sync(0xffffffff, highest[c], lanes)»)": "highest[c]"},
         WRONG,
     ),
-    "keys of the page before": ("decode_attention-v03_packed", {"next = block(«ahead + 1»);": "ahead"}, WRONG),
     "a unit copied beyond the last key": (
         "decode_attention-v03_packed",
-        {"(16 / sizeof(KV)), «row < left»)": "true"},
+        {"p.k.of_inner, «row < left»)": "true"},
         "outside the operands",
     ),
     "a step that no block has": (
@@ -118,7 +143,7 @@ BROKEN = {
     ),
     "one slot for both items of a block": (
         "decode_attention-v04_balanced",
-        {"2 * blockIdx.x + «(int(blockIdx.x) == share.first)»": "0"},
+        {"2 * blockIdx.x + «(int(blockIdx.x) == first)»": "0"},
         WRONG,
     ),
     "sequences without keys not cleared": (

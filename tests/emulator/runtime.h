@@ -299,20 +299,22 @@ inline void __syncwarp(unsigned mask = ~0u) {
   emulator::collective("__syncwarp()", mask, [](unsigned**) {});
 }
 
-// Each lane's value; lane i gets that of source(i).
+// Each lane's value; lane i gets that of the lane that its source(i) names.
 template <typename T, typename Source>
 T emulator_shuffle(const char* what, T value, Source source) {
   struct Operands {
     T value, result;
-  } mine{value, value};
-  emulator::collective(what, mine, [&](Operands** lanes) {
-    for (unsigned i = 0; i < emulator::kWarp; ++i) lanes[i]->result = lanes[source(i) % emulator::kWarp]->value;
+    Source source;
+  } mine{value, value, source};
+  emulator::collective(what, mine, [](Operands** lanes) {
+    for (unsigned i = 0; i < emulator::kWarp; ++i)
+      lanes[i]->result = lanes[lanes[i]->source(i) % emulator::kWarp]->value;
   });
   return mine.result;
 }
 template <typename T>
 T __shfl_sync(unsigned, T value, int lane) {
-  return emulator_shuffle("__shfl_sync()", value, [=](unsigned) { return lane; });
+  return emulator_shuffle("__shfl_sync()", value, [=](unsigned) { return unsigned(lane); });
 }
 template <typename T>
 T __shfl_xor_sync(unsigned, T value, int mask) {

@@ -35,10 +35,9 @@ struct Cached {
 
   // The block that holds a key. A page out of range becomes page 0, so that nothing is read out of bounds.
   MINFER_EITHER int block_of(int number, int key) const {
-    if (!page_table) return number;
-    const unsigned page = page_table[number * table_stride + key / slots];
-    return page < unsigned(blocks) ? int(page) : 0;
+    return page_table ? checked(page_table[number * table_stride + key / slots]) : number;
   }
+  MINFER_EITHER int checked(int page) const { return unsigned(page) < unsigned(blocks) ? page : 0; }
   MINFER_EITHER int slot_of(int key) const { return page_table ? key % slots : key; }
 };
 

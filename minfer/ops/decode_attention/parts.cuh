@@ -41,20 +41,11 @@ struct Merged {
   }
 };
 
-// Adds `count` parts in their order, so that the bits do not depend on who adds them. It loads kBatch of them at a time, so that
-// it waits once for all of a batch.
+// Adds `count` parts in their order, so that the bits do not depend on who adds them. It loads kBatch of them at a time, stats
+// and sums together, so that it waits once for all of a batch.
 template <int kBatch = 4, typename StatsOf, typename SumsOf>
 __device__ Merged merge(int count, StatsOf stats_of, SumsOf sums_of) {
   Merged all;
-#pragma unroll 1
-  for (int first = 0; first < count; first += kBatch) {
-    float bases[kBatch];
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) bases[i] = first + i < count ? stats_of(first + i).x : -INFINITY;
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) all.base = fmaxf(all.base, bases[i]);
-  }
-  const float base = base_of_row(all.base);
 #pragma unroll 1
   for (int first = 0; first < count; first += kBatch) {
     float2 stats[kBatch];
@@ -65,9 +56,15 @@ __device__ Merged merge(int count, StatsOf stats_of, SumsOf sums_of) {
       stats[i] = there ? stats_of(first + i) : float2{-INFINITY, 0.0f};
       more[i] = there ? sums_of(first + i) : float4{};
     }
+    float base = all.base;
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) base = fmaxf(base, stats[i].x);
+    const float zero = base_of_row(base), kept = exp2_approx(all.base - zero);
+    all.base = base, all.total *= kept;
+    all.sums.x *= kept, all.sums.y *= kept, all.sums.z *= kept, all.sums.w *= kept;
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
-      const float weight = exp2_approx(stats[i].x - base);
+      const float weight = exp2_approx(stats[i].x - zero);
       all.total = fmaf(weight, stats[i].y, all.total);
       all.sums.x = fmaf(weight, more[i].x, all.sums.x), all.sums.y = fmaf(weight, more[i].y, all.sums.y);
       all.sums.z = fmaf(weight, more[i].z, all.sums.z), all.sums.w = fmaf(weight, more[i].w, all.sums.w);
@@ -95,6 +92,31 @@ __device__ void store_out(const Problem& p, int number, int kv_head, int row, in
   *reinterpret_cast<uint2*>(to) = bits;
 }
 
+// Adds the `count` parts of rows [row0, row0 + parts.rows) of a key-value head of a sequence, the i-th in slot(i).
+template <int kThreads, int kBatch, typename Problem, typename SlotOf>
+__device__ void add_parts(const Problem& p, const Parts& parts, int number, int kv_head, int row0, int count, SlotOf slot) {
+  const int pieces = parts.dim / 4;
+  for (int i = threadIdx.x; i < min(parts.rows, p.rows() - row0) * pieces; i += kThreads) {
+    const int row = i / pieces, column = i % pieces * 4;
+    const Merged all = merge_parts<kBatch>(parts, row, column, count, slot);
+    store_out(p, number, kv_head, row0 + row, column, all.divided(p.scale_of_v()));
+  }
+}
+
+// Whether a block is the last of `count` to arrive; then it sees what the others wrote before. The counter wraps to zero. The
+// fence of one thread after a barrier covers the writes of its block.
+__device__ inline bool is_last(unsigned* counter, int count) {
+  __shared__ bool last;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence();
+    last = atomicInc(counter, count - 1) == unsigned(count - 1);
+    __threadfence();
+  }
+  __syncthreads();
+  return last;
+}
+
 constexpr int kCombineThreads = 128;
 
 // A block for the rows [row0, row0 + parts.rows) of a key-value head of a sequence, whose parts are `splits` slots in a row.
@@ -102,29 +124,16 @@ template <typename Problem>
 __global__ void __launch_bounds__(kCombineThreads) combine(Problem p, Parts parts, int splits) {
   const int tiles = (p.rows() + parts.rows - 1) / parts.rows, number = blockIdx.y;
   const int kv_head = blockIdx.x / tiles, row0 = blockIdx.x % tiles * parts.rows;
-  const int first = (blockIdx.y * gridDim.x + blockIdx.x) * splits, pieces = parts.dim / 4;
-  for (int i = threadIdx.x; i < min(parts.rows, p.rows() - row0) * pieces; i += kCombineThreads) {
-    const int row = i / pieces, column = i % pieces * 4;
-    const Merged all = merge_parts(parts, row, column, splits, [=](int part) { return first + part; });
-    store_out(p, number, kv_head, row0 + row, column, all.divided(p.scale_of_v()));
-  }
+  const int first = (blockIdx.y * gridDim.x + blockIdx.x) * splits;
+  add_parts<kCombineThreads, 8>(p, parts, number, kv_head, row0, splits, [=](int part) { return first + part; });
 }
 
-// How many parts each of `items` is split into, where `at_once` blocks run at once: a pure function. One part where the items
-// fill 80 % of the blocks; else the smallest number whose last wave is at least 85 % as full as the best number's. A part has
-// at least `least` of the `most` keys.
+// How many parts each of `items` is split into, where `at_once` blocks run at once: a pure function. As many as all run at
+// once: any number of equal blocks that starts together ends together, because memory is what they share. A part has at least
+// `least` of the `most` keys.
 inline int split_count(int64_t items, int at_once, int most, int least) {
-  if (items * 10 >= int64_t(at_once) * 8) return 1;
-  const int limit = std::clamp((most + least - 1) / least, 1, 128);
-  const auto filled = [&](int splits) {
-    const double waves = double(items) * splits / at_once;
-    return waves / std::ceil(waves);
-  };
-  double best = 0.0;
-  for (int splits = 1; splits <= limit; ++splits) best = std::max(best, filled(splits));
-  int splits = 1;
-  while (splits < limit && filled(splits) < 0.85 * best) ++splits;
-  return splits;
+  const int limit = std::clamp((most + least - 1) / least, 1, 256);
+  return static_cast<int>(std::clamp<int64_t>(at_once / items, 1, limit));
 }
 
 }  // namespace minfer

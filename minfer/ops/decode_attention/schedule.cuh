@@ -28,6 +28,7 @@ struct Share {
   static constexpr int kSetup = Steps::kSetup;
   int64_t total, blocks;  // all steps, and how many blocks share them
   int64_t at, end;        // the steps of this block that are left
+  int worker;             // which of the blocks this is
   int number, items;      // the sequence of step `at`, or an earlier one that has no steps left; items of a sequence
   int64_t before;         // steps of all sequences before it
   // The present piece: its item, its units, and which blocks have pieces of the same item: `count` from `first` on.
@@ -51,7 +52,8 @@ struct Share {
       at = upto;
       if (begin >= stop) continue;  // only steps for the set-up
       keys = p.keys(number);
-      first = owner(begin_of_item + kSetup), count = owner(end_of_item - 1) - first + 1;
+      first = begin == 0 ? worker : owner(begin_of_item + kSetup);
+      count = (upto == end_of_item ? worker : owner(end_of_item - 1)) - first + 1;
       return true;
     }
     return false;
@@ -68,7 +70,7 @@ __device__ Share<Steps> share_of_block(const Cached& p, int tiles, int worker, i
   const int lane = threadIdx.x % 32, each = (p.batch + kThreads - 1) / kThreads;
   const int first = min(p.batch, int(threadIdx.x) * each), last = min(p.batch, first + each);
   Share<Steps> s{};
-  s.items = p.kv_heads * tiles;
+  s.worker = worker, s.items = p.kv_heads * tiles;
   int64_t mine = 0;
   for (int number = first; number < last; ++number) mine += Steps::of(p, number) * s.items;
   int64_t upto = mine;  // the steps of this thread and of those before it

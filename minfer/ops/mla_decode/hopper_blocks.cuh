@@ -11,7 +11,7 @@
 
 namespace minfer {
 
-using Units = Steps<kKeys, 1, 2>;  // a set-up of one step and shares of at least two are guesses
+using Units = Steps<kKeys, 2, 2>;  // a set-up of two steps and shares of at least two are guesses
 
 // An item of which this block has written a part.
 struct Shared {
@@ -40,25 +40,76 @@ __device__ unsigned* counter_of(int stream, int first, int rank) {
   return &arrivals[stream][first * kCluster + rank];
 }
 
-// Waits for the other blocks of an item, then adds up this block's share of the rows and writes it to out. Both warpgroups
-// call it.
+// Adds this block's share of an item's rows and writes it to out. A warp has a unit of 128 kVectors columns of a row, each lane
+// kVectors times four of them. It loads kBatch parts at a time, the first before it knows the base, so that a unit of so many
+// parts waits for memory once.
+template <int kVectors, int kBatch, typename T, typename SlotOf>
+__device__ void add_units(const Mla<T>& p, const Parts& parts, const Shared& item, int mine, SlotOf slot) {
+  constexpr int kUnits = kLatent / (128 * kVectors);
+  const int lane = threadIdx.x % 32, all = min(kRows, p.rows() - item.row0) * kUnits;
+  const int end = static_cast<int>(int64_t(all) * (mine + 1) / item.count);
+  for (int i = static_cast<int>(int64_t(all) * mine / item.count) + threadIdx.x / 32; i < end; i += kConsumerThreads / 32) {
+    const int row = i / kUnits, column = i % kUnits * 128 + lane * 4;
+    float4 more[kBatch][kVectors], sums[kVectors]{};
+    float2 stats[kBatch];
+    const auto load = [&](int first) {
+#pragma unroll
+      for (int part = 0; part < kBatch; ++part) {
+        const bool there = first + part < item.count;
+        const int at = slot(there ? first + part : 0);
+        stats[part] = there ? __ldcg(&parts.stats_at(at, row)) : float2{-INFINITY, 0.0f};
+#pragma unroll
+        for (int v = 0; v < kVectors; ++v)
+          more[part][v] = there ? __ldcg(&parts.sums_at(at, row, column + v * 128)) : float4{};
+      }
+    };
+    load(0);
+    float highest = -INFINITY, total = 0.0f;
+    for (int part = lane; part < item.count; part += 32) highest = fmaxf(highest, __ldcg(&parts.stats_at(slot(part), row)).x);
+#pragma unroll
+    for (int bit = 1; bit < 32; bit *= 2) highest = fmaxf(highest, __shfl_xor_sync(0xffffffff, highest, bit));
+    const float base = base_of_row(highest);
+#pragma unroll 1
+    for (int first = 0;;) {
+#pragma unroll
+      for (int part = 0; part < kBatch; ++part) {
+        const float weight = exp2_approx(stats[part].x - base);
+        total = fmaf(weight, stats[part].y, total);
+#pragma unroll
+        for (int v = 0; v < kVectors; ++v) {
+          const float4 each = more[part][v];
+          sums[v].x = fmaf(weight, each.x, sums[v].x), sums[v].y = fmaf(weight, each.y, sums[v].y);
+          sums[v].z = fmaf(weight, each.z, sums[v].z), sums[v].w = fmaf(weight, each.w, sums[v].w);
+        }
+      }
+      first += kBatch;
+      if (first >= item.count) break;
+      load(first);
+    }
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v)
+      store_out(p, item.number, 0, item.row0 + row, column + v * 128, Merged{sums[v], base, total}.divided(1.0f));
+  }
+}
+
+// Waits for the other blocks of an item, then adds up a share of its rows. Both warpgroups call it.
 template <int kCluster, typename T>
 __device__ void add_up(const Mla<T>& p, const Parts& parts, const Shared& item, int worker, int rank, unsigned* arrived) {
   if (threadIdx.x == 0) team_wait(arrived, item.before);
   named_barrier_sync(kBoth, kConsumerThreads);
-  constexpr int kPieces = kLatent / 4;
-  const int all = min(kRows, p.rows() - item.row0) * kPieces, mine = worker - item.first;
-  const int end = static_cast<int>(int64_t(all) * (mine + 1) / item.count);
-  for (int i = static_cast<int>(int64_t(all) * mine / item.count) + threadIdx.x; i < end; i += kConsumerThreads) {
-    const int row = i / kPieces, column = i % kPieces * 4;
-    const Merged merged = merge_parts<16>(parts, row, column, item.count,
-                                      [&](int part) { return slot_of<kCluster>(item.first, part, rank); });
-    store_out(p, item.number, 0, item.row0 + row, column, merged.divided(1.0f));
-  }
+  const int mine = worker - item.first;
+  const auto slot = [&](int part) { return slot_of<kCluster>(item.first, part, rank); };
+  // With a row for each warp, few loads wait for others; with fewer rows, more warps have a unit.
+  if (min(kRows, p.rows() - item.row0) >= kConsumerThreads / 32 * item.count) add_units<4, 4>(p, parts, item, mine, slot);
+  else add_units<1, 16>(p, parts, item, mine, slot);
 }
 
+// What the two warpgroups do first when the other one has left powers: both the same, or warpgroup 0 the product with them, and
+// warpgroup 1 its scores, which then run under the softmax of warpgroup 0.
+enum class Order { kProducts, kHalves, kSeesaw };
+
 // `items_of_sequence`: tiles of query rows, or with clusters pairs of tiles, a tile for each block.
-template <typename T, int kCluster, First kFirst>
+template <typename T, int kCluster, Order kOrder>
 __global__ void __launch_bounds__(kThreads, 1)
     attend(const __grid_constant__ HeadsMap map, const __grid_constant__ Mla<T> p, Parts parts, int items_of_sequence,
            int stream) {
@@ -68,6 +119,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   __shared__ bool more;
   const LatentTiles<T, kCluster> tiles(shared);
   const int worker = blockIdx.x / kCluster, rank = kCluster > 1 ? cluster_rank() : 0;
+  if (threadIdx.x == kConsumerThreads) tma_prefetch(map);
   clear_empty<kThreads>(p);
   {
     const Share<Units> mine = share_of_block<Units, kThreads>(p, items_of_sequence, worker, gridDim.x / kCluster);
@@ -84,7 +136,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       for (Ring<kStages> ring; shares[1].next(p);) tiles.load(p, map, piece_of(shares[1]), ring);
   } else {
     registers_up<kConsumerRegisters>();
-    HalfRows<T, kCluster, kFirst> rows(tiles, p);
+    HalfRows<T, kCluster> rows(tiles, p);
     int waits = 0;
     while (true) {
       if (threadIdx.x == 0) more = shares[0].next(p);
@@ -92,7 +144,8 @@ __global__ void __launch_bounds__(kThreads, 1)
       if (!more) break;
       const Piece piece = piece_of(shares[0]);
       const int first = shares[0].first, count = shares[0].count;
-      rows.attend(piece);
+      if (kOrder == Order::kSeesaw && rows.self == 1) rows.template attend<First::kScores>(piece);
+      else rows.template attend<kOrder == Order::kHalves ? First::kHalf : First::kOthers>(piece);
       if (count == 1) {
         rows.store(piece);
       } else {
@@ -130,20 +183,20 @@ inline Parts parts_for(const Tensor& memory, int blocks) {
 inline Tensor memory_for(int blocks) { return scratch_words(Parts::words(2 * blocks, kRows, kLatent)); }
 
 // A kernel that may have the shared memory of its tiles.
-template <typename T, int kCluster, First kFirst>
+template <typename T, int kCluster, Order kOrder>
 auto kernel_for() {
   constexpr int kBytes = LatentTiles<T, kCluster>::kBytes;
   static_assert(kBytes <= 225 << 10, "more than a block has besides its share");
-  allow_shared(attend<T, kCluster, kFirst>, kBytes);
-  return attend<T, kCluster, kFirst>;
+  allow_shared(attend<T, kCluster, kOrder>, kBytes);
+  return attend<T, kCluster, kOrder>;
 }
 
-template <First kFirst, typename T>
+template <Order kOrder, typename T>
 void launch_blocks(const Mla<T>& p) {
   const int items = (p.rows() + kRows - 1) / kRows;
   const int blocks = workers_for(int64_t(p.batch) * items, std::min(multiprocessors(), kMostTeams));
   const Tensor memory = memory_for(blocks);
-  STD_CUDA_CHECK(launch_together(kernel_for<T, 1, kFirst>(), dim3(blocks), kThreads, LatentTiles<T, 1>::kBytes, p.stream,
+  STD_CUDA_CHECK(launch_together(kernel_for<T, 1, kOrder>(), dim3(blocks), kThreads, LatentTiles<T, 1>::kBytes, p.stream,
                                  make_map<1>(p), p, parts_for(memory, blocks), items, number_of(p.stream)));
 }
 

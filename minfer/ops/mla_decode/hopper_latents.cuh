@@ -22,7 +22,7 @@ namespace minfer {
 constexpr int kRows = 64, kKeys = 64, kConsumers = 2, kStages = kConsumers, kConsumerThreads = kConsumers * 128;
 constexpr int kThreads = kConsumerThreads + 128, kProducerRegisters = 40, kConsumerRegisters = 232;
 constexpr int kSlab = 64 * 64, kSlabs = kRow / 64, kHalf = kLatent / 2, kSlabsOfHalf = kHalf / 64;  // kSlab in elements
-// A stage is loaded and released in three parts: the columns of either warpgroup, and the rotated keys.
+// A stage is released in three parts: the columns of either warpgroup, and the rotated keys. It is loaded slab by slab.
 constexpr int kParts = kConsumers + 1, kRotated = kConsumers;
 // Named barriers: the powers in a stage are ready; threads of one warpgroup; threads of both.
 constexpr int kReady = 1, kAlone = kReady + kStages, kBoth = kAlone + kConsumers;
@@ -38,8 +38,8 @@ struct Piece {
 template <typename T, int kCluster>
 struct LatentTiles {
   static constexpr int kTile = kSlabs * kSlab;
-  static constexpr int kFloats = (kStages + kConsumers) * kRows, kBarriers = kStages * kParts;
-  static constexpr int kBytes = (1 + kStages) * kTile * sizeof(T) + kFloats * sizeof(float) + 2 * kBarriers * sizeof(uint64_t);
+  static constexpr int kFloats = (kStages + kConsumers) * kRows, kBarriers = kStages * (kSlabs + kParts);
+  static constexpr int kBytes = (1 + kStages) * kTile * sizeof(T) + kFloats * sizeof(float) + kBarriers * sizeof(uint64_t);
 
   T *q, *stages;
   float *base, *sums;  // of each stage's rows; of each warpgroup's
@@ -47,14 +47,19 @@ struct LatentTiles {
 
   __device__ explicit LatentTiles(unsigned char* shared)
       : q(reinterpret_cast<T*>(shared)), stages(q + kTile), base(reinterpret_cast<float*>(stages + kStages * kTile)),
-        sums(base + kStages * kRows), full(reinterpret_cast<uint64_t*>(sums + kConsumers * kRows)), empty(full + kBarriers) {}
+        sums(base + kStages * kRows), full(reinterpret_cast<uint64_t*>(sums + kConsumers * kRows)), empty(full + kStages * kSlabs) {}
 
   __device__ T* slab(int stage, int number) const { return stages + stage * kTile + number * kSlab; }
 
+  // The i-th slab of a stage in the order in which slabs are loaded and multiplied. The columns of the warpgroup that has the
+  // scores come first, because it gives them back first; the rotated keys come last.
+  __device__ static int ordered(int stage, int i) { return i < kSlabs - 1 ? i ^ stage * kSlabsOfHalf : i; }
+
   // One thread.
   __device__ void init() const {
+    for (int i = 0; i < kStages * kSlabs; ++i) barrier_init(full + i, 1);
     // A lane of each of four warps, in each block, gives a part of a stage back.
-    for (int i = 0; i < kBarriers; ++i) barrier_init(full + i, 1), barrier_init(empty + i, 4 * kCluster);
+    for (int i = 0; i < kStages * kParts; ++i) barrier_init(empty + i, 4 * kCluster);
     barrier_init_fence();
   }
 
@@ -66,31 +71,38 @@ struct LatentTiles {
     for (int i = piece.begin; i < piece.end; ++i, ring.advance()) {
       const int block = next, slot = p.slot_of(i * kKeys);
       next = block_of(i + 1);
-      for (int part = 0; part < kParts; ++part) {
-        const int first = part * kSlabsOfHalf, count = part == kRotated ? 1 : kSlabsOfHalf, at = ring.stage * kParts + part;
-        barrier_wait(empty + at, ring.parity ^ 1);
-        barrier_expect(full + at, count * kSlab * sizeof(T));
-        for (int s = first; s < first + count; ++s) {
-          if constexpr (kCluster == 1) {
-            tma_load_heads(slab(ring.stage, s), map, full + at, s * 64, 0, slot, block);
-          } else {
-            const int row = cluster_rank() * (kKeys / kCluster);
-            tma_load_heads_multicast(slab(ring.stage, s) + row * 64, map, full + at, s * 64, 0, slot + row, block,
-                                     (1 << kCluster) - 1);
-          }
+      for (int at = 0; at < kSlabs; ++at) {
+        const int s = ordered(ring.stage, at);
+        uint64_t* there = full + ring.stage * kSlabs + s;
+        if (at % kSlabsOfHalf == 0) barrier_wait(empty + ring.stage * kParts + s / kSlabsOfHalf, ring.parity ^ 1);
+        barrier_expect(there, kSlab * sizeof(T));
+        if constexpr (kCluster == 1) {
+          tma_load_heads(slab(ring.stage, s), map, there, s * 64, 0, slot, block);
+        } else {
+          const int row = cluster_rank() * (kKeys / kCluster);
+          tma_load_heads_multicast(slab(ring.stage, s) + row * 64, map, there, s * 64, 0, slot + row, block,
+                                   (1 << kCluster) - 1);
         }
       }
     }
   }
 };
 
-// What a warpgroup does first when the other one has left powers: its own scores, so that the product with those powers runs
-// under its softmax; or that product, so that the stage is given back before the next keys have come, and more bytes are in
-// flight.
-enum class First { kScores, kOthers };
+// What a warpgroup does first when the other one has left powers. kScores: its own scores, so that the product with those powers
+// runs under its softmax. kOthers: that product, so that the stage is given back before the next keys have come, and more bytes
+// are in flight. kHalf: its scores with the columns that it gave back itself, which come first, and then that product.
+enum class First { kScores, kOthers, kHalf };
+
+// Exchanges, between lanes whose numbers differ in bit kBit, `high` of the lower lane with `low` of the upper one.
+template <int kBit, typename Word>
+__device__ inline void exchange(Word& low, Word& high) {
+  const bool upper = threadIdx.x & kBit;
+  const Word got = __shfl_xor_sync(0xffffffff, upper ? low : high, kBit);
+  (upper ? low : high) = got;
+}
 
 // A consumer warpgroup: 64 rows by 256 columns of out, not yet divided by the sums of powers.
-template <typename T, int kCluster, First kFirst>
+template <typename T, int kCluster>
 struct HalfRows {
   using Tiles = LatentTiles<T, kCluster>;
   const Tiles& tiles;
@@ -106,24 +118,24 @@ struct HalfRows {
 
   __device__ static int row_of(int r) { return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + 8 * r; }
 
-  // Both warpgroups copy the rows of q. Rows beyond the last become zero.
+  // Both warpgroups copy the rows of q, four threads a row. Rows beyond the last become zero.
   __device__ void load_q(const Piece& piece) const {
-    constexpr int kPieces = kRow / 8;
-#pragma unroll 1
-    for (int i = threadIdx.x; i < kRows * kPieces; i += kConsumerThreads) {
-      const int row = i / kPieces, at = i % kPieces;
-      const bool there = piece.row0 + row < p.rows();
-      T* to = tiles.q + at / 8 * kSlab + row * 64 + (at % 8 ^ row % 8) * 8;
-      cp_async_16(to, p.query_at(piece.number, there ? piece.row0 + row : 0) + at * 8, there);
-    }
+    static_assert(kConsumerThreads == 4 * kRows);
+    const int row = threadIdx.x / 4, first = threadIdx.x % 4;
+    const bool there = piece.row0 + row < p.rows();
+    const T* from = p.query_at(piece.number, there ? piece.row0 + row : 0) + first * 8;
+    T* to = tiles.q + row * 64;
+#pragma unroll
+    for (int i = 0; i < kRow / 32; ++i)
+      cp_async_16(to + i / 2 * kSlab + ((first + i % 2 * 4) ^ row % 8) * 8, from + i * 32, there);
     cp_async_commit();
     cp_async_wait<0>();
     fence_async();
     named_barrier_sync(kBoth, kConsumerThreads);
   }
 
-  // Waits for a part of its own stage.
-  __device__ void wait_full(int part, uint32_t parity) const { barrier_wait(tiles.full + self * kParts + part, parity); }
+  // Waits for a slab of its own stage.
+  __device__ void wait_full(int slab, uint32_t parity) const { barrier_wait(tiles.full + self * kSlabs + slab, parity); }
 
   // Releases a part of a stage: one lane of each warp tells the producer, in a cluster the producers of both blocks.
   __device__ void release(int stage, int part) const {
@@ -138,7 +150,7 @@ struct HalfRows {
   // Zeros the rows behind the sequence's last key: they may be NaN, and 0 times NaN is NaN.
   __device__ void clear_tail(int left, uint32_t parity) const {
     if (left >= kKeys) return;
-    for (int part = 0; part < kParts; ++part) wait_full(part, parity);
+    for (int slab = 0; slab < kSlabs; ++slab) wait_full(slab, parity);
     const int pieces = (kKeys - left) * 8;  // of 16 bytes; the swizzle exchanges them within a row
     for (int slab = 0; slab < kSlabs; ++slab)
       for (int i = threadIdx.x % 128; i < pieces; i += 128)
@@ -147,18 +159,19 @@ struct HalfRows {
     named_barrier_sync(kAlone + self, 128);
   }
 
-  // Starts scores = q kᵀ with the keys of its own stage, a part of the columns at a time, as soon as that part has arrived.
+  // Starts scores = q kᵀ with the keys of its own stage, a slab at a time, as soon as it has arrived; of slabs kBegin to kEnd.
+  template <int kBegin, int kEnd>
   __device__ void start_scores(float (&scores)[kKeys / 2], uint32_t parity) const {
     const uint64_t rows = tile_descriptor(tiles.q, 16, 1024), keys = tile_descriptor(tiles.slab(self, 0), 16, 1024);
 #pragma unroll
-    for (int part = 0; part < kParts; ++part) {
-      wait_full(part, parity);
+    for (int i = kBegin; i < kEnd; ++i) {
+      const int slab = Tiles::ordered(self, i);
+      wait_full(slab, parity);
       wgmma_fence();
 #pragma unroll
-      for (int i = 0; i < (part == kRotated ? kRope : kHalf) / 16; ++i) {
-        const int step = part * (kHalf / 16) + i;
-        const int at = step / 4 * (kSlab / 8) + step % 4 * 2;  // a step is 32 bytes of a row; descriptors count 16 bytes
-        wgmma<T, false>(scores, rows + at, keys + at, step > 0);
+      for (int step = 0; step < 4; ++step) {
+        const int at = slab * (kSlab / 8) + step * 2;  // a step is 32 bytes of a row; descriptors count 16 bytes
+        wgmma<T, false>(scores, rows + at, keys + at, i + step > 0);
       }
       wgmma_commit();
     }
@@ -222,6 +235,7 @@ struct HalfRows {
   }
 
   // Computes one piece. The two warpgroups take its blocks of keys in turn.
+  template <First kFirst>
   __device__ void attend(const Piece& piece) {
     const int count = piece.end - piece.begin;
     load_q(piece);
@@ -235,9 +249,12 @@ struct HalfRows {
       float scores[kKeys / 2], rescale[2];
       uint32_t powers[kKeys / 16][4];
       const uint32_t parity = (done + i) / 2 & 1;
-      if (kFirst == First::kOthers && i > 0) start_others(), wgmma_commit(), finish_others();
-      clear_tail(piece.keys - key0, parity);
-      start_scores(scores, parity);
+      constexpr int kBefore = kFirst == First::kScores ? kSlabs : kFirst == First::kHalf ? kSlabsOfHalf : 0;
+      if (kFirst != First::kOthers) clear_tail(piece.keys - key0, parity);
+      start_scores<0, kBefore>(scores, parity);
+      if (kFirst != First::kScores && i > 0) start_others(), wgmma_commit(), finish_others();
+      if (kFirst == First::kOthers) clear_tail(piece.keys - key0, parity);
+      start_scores<kBefore, kSlabs>(scores, parity);
       if constexpr (kFirst == First::kScores) {
         if (i > 0) start_others();
         wgmma_commit();  // also of no products: with a commit in each branch ptxas makes every product wait for the last
@@ -276,20 +293,29 @@ struct HalfRows {
     for (int r = 0; r < 2; ++r) total[r] = tiles.sums[row_of(r)] + tiles.sums[kRows + row_of(r)];
   }
 
-  // Writes the rows that exist to out, divided by their sums; 0 for rows that saw no key.
+  // Writes the rows that exist to out, divided by their sums; 0 for rows that saw no key. The lanes of a quad transpose, so
+  // that each stores 16 bytes and the quad 64.
   __device__ void store(const Piece& piece) const {
     float total[2];
     totals(total);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int row = piece.row0 + row_of(r);
-      if (row >= p.rows()) continue;
+      const int row = piece.row0 + row_of(r), lane = threadIdx.x % 4;
+      const bool there = row < p.rows();
       const float inverse = total[r] > 0.0f ? 1.0f / total[r] : 0.0f;
-      T* to = p.out.at(piece.number, row / p.heads, row % p.heads) + self * kHalf + threadIdx.x % 4 * 2;
+      T* to = p.out.at(piece.number, there ? row / p.heads : 0, there ? row % p.heads : 0) + self * kHalf + lane * 8;
 #pragma unroll
-      for (int j = 0; j < kHalf / 8; ++j)
-        round_to(*reinterpret_cast<typename Vector<T>::Pair*>(to + j * 8), out[j * 4 + r * 2] * inverse,
-                 out[j * 4 + r * 2 + 1] * inverse);
+      for (int j = 0; j < kHalf / 8; j += 4) {
+        uint32_t words[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int at = (j + i) * 4 + r * 2;
+          round_to(reinterpret_cast<typename Vector<T>::Pair&>(words[i]), out[at] * inverse, out[at + 1] * inverse);
+        }
+        exchange<1>(words[0], words[1]), exchange<1>(words[2], words[3]);
+        exchange<2>(words[0], words[2]), exchange<2>(words[1], words[3]);
+        if (there) *reinterpret_cast<uint4*>(to + j * 8) = {words[0], words[1], words[2], words[3]};
+      }
     }
   }
 
@@ -299,13 +325,17 @@ struct HalfRows {
     totals(total);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int row = row_of(r);
-      if (piece.row0 + row >= p.rows()) continue;
-      float* to = parts.sums_of(slot, row) + self * kHalf + threadIdx.x % 4 * 2;
+      const int row = row_of(r), lane = threadIdx.x % 4;
+      const bool there = piece.row0 + row < p.rows();
+      float* to = parts.sums_of(slot, row) + self * kHalf + lane % 2 * 8 + lane / 2 * 4;
 #pragma unroll
-      for (int j = 0; j < kHalf / 8; ++j)
-        *reinterpret_cast<float2*>(to + j * 8) = {out[j * 4 + r * 2], out[j * 4 + r * 2 + 1]};
-      if (self == 0 && threadIdx.x % 4 == 0) parts.stats_at(slot, row) = {online.base[r] * factor, total[r]};
+      for (int j = 0; j < kHalf / 8; j += 2) {
+        const int at = j * 4 + r * 2;
+        float4 four{out[at], out[at + 1], out[at + 4], out[at + 5]};
+        exchange<1>(four.x, four.z), exchange<1>(four.y, four.w);
+        if (there) *reinterpret_cast<float4*>(to + j * 8) = four;
+      }
+      if (there && self == 0 && lane == 0) parts.stats_at(slot, row) = {online.base[r] * factor, total[r]};
     }
   }
 };

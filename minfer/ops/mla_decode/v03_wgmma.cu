@@ -5,10 +5,9 @@
 // computes scores and softmax of a block while the other one multiplies, and the powers pass through the stage itself. Each
 // launch divides the work equally among the blocks, on the device, as decode_attention's v04_balanced does. All blocks run at
 // once, so those with parts of one item divide the rows among them and add up the parts in their order, when all are there.
-// Expected: for 64 x 64 scores the tensor cores take 1152 cycles, for out 1024; a stage waits for its copy, about 900 cycles,
-// its scores, softmax and both products, about 3500 in all, while two blocks of keys take 4350 of the tensor cores. So they
-// are the limit with 128 heads: 600 to 650 TFLOP/s at the clock that power allows. With 64 heads memory is, at 0.85 of its
-// speed.
+// Expected: for 64 x 64 scores the tensor cores take 1152 cycles, for out 1024, and the softmax takes 700. Half of the scores
+// run under the other warpgroup's softmax, so that a block of keys takes 2600 to 2950 cycles, depending on how soon copies come:
+// with 128 heads 600 to 640 TFLOP/s. With 64 heads memory is the limit, at 0.85 of its speed.
 #include "hopper_blocks.cuh"
 
 namespace minfer {
@@ -16,9 +15,7 @@ namespace minfer {
 template <typename T>
 void launch(const Mla<T>& p) {
   require_vectors(p);
-  // With one tile of query rows memory is the limit, with more of them the tensor cores are.
-  if (p.rows() <= kRows) launch_blocks<First::kOthers>(p);
-  else launch_blocks<First::kScores>(p);
+  launch_blocks<Order::kHalves>(p);
 }
 
 }  // namespace minfer

@@ -6,6 +6,7 @@
 // are applied here, in fp32, because the threads of the products have no registers left for them.
 #pragma once
 
+#include "cuda/dependent.cuh"
 #include "cuda/vector.cuh"
 #include "moe_ffn.h"
 
@@ -16,6 +17,7 @@ template <typename T>
 __global__ void __launch_bounds__(256) combine(Experts<T> p, const T* parts) {
   const int pieces = p.hidden / 8;
   const int64_t all = int64_t(p.tokens) * pieces;
+  wait_for_previous();
   for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < all; i += int64_t(gridDim.x) * blockDim.x) {
     const int64_t token = i / pieces, col = i % pieces * 8;
     float sum[8] = {};
@@ -34,9 +36,20 @@ __global__ void __launch_bounds__(256) combine(Experts<T> p, const T* parts) {
 }
 
 template <typename T>
-void launch_combine(const Experts<T>& p, const T* parts) {
+dim3 combine_blocks(const Experts<T>& p) {
   const int64_t pieces = int64_t(p.tokens) * (p.hidden / 8), blocks = (pieces + 255) / 256;
-  combine<<<dim3(static_cast<unsigned>(blocks < 1 << 20 ? blocks : 1 << 20)), 256, 0, p.stream>>>(p, parts);
+  return dim3(static_cast<unsigned>(blocks < 1 << 20 ? blocks : 1 << 20));
+}
+
+template <typename T>
+void launch_combine(const Experts<T>& p, const T* parts) {
+  combine<<<combine_blocks(p), 256, 0, p.stream>>>(p, parts);
+}
+
+// The same, begun before the previous launch has ended.
+template <typename T>
+void launch_combine_early(const Experts<T>& p, const T* parts) {
+  STD_CUDA_CHECK(launch_early(combine<T>, 1, combine_blocks(p), 256, 0, p.stream, p, parts));
 }
 
 }  // namespace minfer

@@ -30,27 +30,39 @@ struct Work {
   int first_block, blocks;  // blocks of keys that any of the rows sees, from first_block on
 
   __device__ bool exists() const { return number >= 0; }
+  __device__ int token(int block, int block_n) const { return s.first_kv + (first_block + block) * block_n; }
 };
 
-// Tiles of a head; for packed sequences an upper limit, because the host does not know their lengths.
+// In which order blocks take tiles. A unit is a head of a sequence, or of all packed sequences. `tiles` are those of a unit,
+// for packed sequences an upper limit, because the host does not know their lengths. A group of units is finished before the
+// next is begun, so that the L2 keeps its keys and values. Within a group, the last tiles of all units come first: with a
+// causal mask they have the most work, so that short tiles end the launch.
+struct Order {
+  int units, tiles, groups;
+
+  __host__ __device__ int pieces() const { return units * tiles; }
+  __device__ int first_unit(int group) const { return int64_t(group) * units / groups; }
+};
+
+// Groups of at most `most` units, of equal size or one more.
 template <typename T>
-int tiles_of_head(const Attention<T>& p) {
+Order make_order(const Attention<T>& p, int64_t most) {
   const int64_t whole = (int64_t(p.seq_q) + kBlockM - 1) / kBlockM;
-  const int64_t tiles = p.packed ? whole + p.batch : whole * p.batch;
-  STD_TORCH_CHECK(tiles * p.heads < INT_MAX, "prefill_attention: more tiles of out than fit 32 bits");
-  return static_cast<int>(tiles);
+  const int64_t tiles = p.packed ? whole + p.batch : whole, units = p.packed ? p.heads : int64_t(p.batch) * p.heads;
+  STD_TORCH_CHECK(tiles * units < INT_MAX, "prefill_attention: more tiles of out than fit 32 bits");
+  const int64_t groups = most < 1 ? units : (units + most - 1) / most;
+  return {static_cast<int>(units), static_cast<int>(tiles), static_cast<int>(groups)};
 }
 
-// Tile `index`. Tiles are numbered head by head, so that many blocks work on one head at a time, whose keys and values the L2
-// then keeps. Within a sequence the last rows come first: with a causal mask they have the most work, so that short tiles end
-// the launch.
+// Piece `index` in this order.
 template <int kBlockN, typename T>
-__device__ Work work_of(const Attention<T>& p, int index, int tiles_of_head) {
+__device__ Work work_of(const Attention<T>& p, int index, const Order& order) {
   Work w{-1, 0, 0, {}, 0, 0};
-  int rest = index % tiles_of_head;
-  const int head = index / tiles_of_head;
+  const int group = (int64_t(index / order.tiles + 1) * order.groups - 1) / order.units, first = order.first_unit(group);
+  const int units = order.first_unit(group + 1) - first, within = index - first * order.tiles, unit = first + within % units;
+  int rest = within / units;  // tiles of the unit that come before
   if (p.packed) {
-    w.head = head;
+    w.head = unit;
     for (int number = 0; number < p.batch && w.number < 0; ++number) {
       const Sequence s = p.sequence(number);
       const int tiles = (s.queries + kBlockM - 1) / kBlockM;
@@ -59,9 +71,8 @@ __device__ Work work_of(const Attention<T>& p, int index, int tiles_of_head) {
     }
     if (w.number < 0) return w;
   } else {
-    const int tiles = (p.seq_q + kBlockM - 1) / kBlockM, row = index / tiles;
-    w.number = row / p.heads, w.head = row % p.heads, w.s = p.sequence(w.number);
-    w.row0 = (tiles - 1 - index % tiles) * kBlockM;
+    w.number = unit / p.heads, w.head = unit % p.heads, w.s = p.sequence(w.number);
+    w.row0 = (order.tiles - 1 - rest) * kBlockM;
   }
   if (w.row0 >= w.s.queries) return w;  // rows behind a sequence in a padded batch, which see nothing
   const int begin = p.span(w.s, w.row0).begin, end = p.span(w.s, min(w.row0 + kBlockM, w.s.queries) - 1).end;
@@ -73,25 +84,28 @@ __device__ Work work_of(const Attention<T>& p, int index, int tiles_of_head) {
 
 // A block's shared memory and barriers. q, k, v and out are each in slabs of 64 columns, in the 128-byte swizzle. A warp has
 // room for two slabs of its 16 rows of out.
-template <typename T, int kDim>
+template <typename T_, int kDim_, int kTilesOfQ_ = 1>
 struct Tiles {
+  using T = T_;
+  static constexpr int kDim = kDim_, kTilesOfQ = kTilesOfQ_;
   static constexpr int kBlockN = kDim <= 128 ? 128 : 64, kStages = 2, kSlabs = kDim / 64;
   static constexpr int kOutSlabs = kSlabs < 2 ? kSlabs : 2, kOutSlab = kRowsOfWarp * 64;
   static constexpr int kQ = kBlockM * kDim, kKV = kBlockN * kDim, kOut = kBlockM * 64 * kOutSlabs;  // elements
-  static constexpr int kBytes = (kQ + 2 * kStages * kKV + kOut) * sizeof(T) + (2 + 4 * kStages) * sizeof(uint64_t);
+  static constexpr int kBarriers = 2 * kTilesOfQ + 4 * kStages;
+  static constexpr int kBytes = (kTilesOfQ * kQ + 2 * kStages * kKV + kOut) * sizeof(T) + kBarriers * sizeof(uint64_t);
   static_assert(kBytes <= 227 << 10, "more than a block has");
 
   T *q, *k, *v, *out;
   uint64_t *full_q, *empty_q, *full_k, *empty_k, *full_v, *empty_v;
 
   __device__ explicit Tiles(unsigned char* shared)
-      : q(reinterpret_cast<T*>(shared)), k(q + kQ), v(k + kStages * kKV), out(v + kStages * kKV),
-        full_q(reinterpret_cast<uint64_t*>(out + kOut)), empty_q(full_q + 1), full_k(full_q + 2),
+      : q(reinterpret_cast<T*>(shared)), k(q + kTilesOfQ * kQ), v(k + kStages * kKV), out(v + kStages * kKV),
+        full_q(reinterpret_cast<uint64_t*>(out + kOut)), empty_q(full_q + kTilesOfQ), full_k(empty_q + kTilesOfQ),
         empty_k(full_k + kStages), full_v(empty_k + kStages), empty_v(full_v + kStages) {}
 
   // One thread.
   __device__ void init() const {
-    barrier_init(full_q, 1), barrier_init(empty_q, kConsumers * 4);
+    for (int i = 0; i < kTilesOfQ; ++i) barrier_init(full_q + i, 1), barrier_init(empty_q + i, kConsumers * 4);
     for (int stage = 0; stage < kStages; ++stage) {
       barrier_init(full_k + stage, 1), barrier_init(empty_k + stage, kConsumers * 4);
       barrier_init(full_v + stage, 1), barrier_init(empty_v + stage, kConsumers * 4);
@@ -102,6 +116,10 @@ struct Tiles {
   template <int kRowsOfBox>
   __device__ static void load(T* tile, const HeadsMap& map, uint64_t* full, int head, int token, int batch) {
     barrier_expect(full, kRowsOfBox * kDim * sizeof(T));
+    copy<kRowsOfBox>(tile, map, full, head, token, batch);
+  }
+  template <int kRowsOfBox>
+  __device__ static void copy(T* tile, const HeadsMap& map, uint64_t* full, int head, int token, int batch) {
 #pragma unroll
     for (int slab = 0; slab < kSlabs; ++slab)
       tma_load_heads(tile + slab * kRowsOfBox * 64, map, full, slab * 64, head, token, batch);
@@ -111,30 +129,54 @@ struct Tiles {
   __device__ void load(const Attention<T>& p, const AttentionMaps& maps, const Work& w, Ring<kStages>& ring,
                        uint32_t parity_of_q) const {
     if (w.blocks == 0) return;
-    const int batch = p.packed ? 0 : w.number, kv_head = p.kv_head(w.head);
-    barrier_wait(empty_q, parity_of_q ^ 1);
-    load<kBlockM>(q, maps.q, full_q, w.head, w.s.first_q + w.row0, batch);
+    load_q(p, maps, w, 0, parity_of_q);
 #pragma unroll 1
     for (int i = w.blocks - 1; i >= 0; --i, ring.advance()) {
-      const int token = w.s.first_kv + (w.first_block + i) * kBlockN, stage = ring.stage;
-      barrier_wait(empty_k + stage, ring.parity ^ 1);
-      load<kBlockN>(k + stage * kKV, maps.k, full_k + stage, kv_head, token, batch);
-      barrier_wait(empty_v + stage, ring.parity ^ 1);
-      load<kBlockN>(v + stage * kKV, maps.v, full_v + stage, kv_head, token, batch);
+      load_keys(p, maps, w, i, ring.stage, ring.parity);
+      load_values(p, maps, w, i, ring.stage, ring.parity);
     }
+  }
+
+  __device__ void load_q(const Attention<T>& p, const AttentionMaps& maps, const Work& w, int stage, uint32_t parity) const {
+    barrier_wait(empty_q + stage, parity ^ 1);
+    load<kBlockM>(q + stage * kQ, maps.q, full_q + stage, w.head, w.s.first_q + w.row0, p.packed ? 0 : w.number);
+  }
+
+  // The keys, and the values, of a block.
+  __device__ void load_keys(const Attention<T>& p, const AttentionMaps& maps, const Work& w, int block, int stage,
+                            uint32_t parity) const {
+    barrier_wait(empty_k + stage, parity ^ 1);
+    load<kBlockN>(k + stage * kKV, maps.k, full_k + stage, p.kv_head(w.head), w.token(block, kBlockN), p.packed ? 0 : w.number);
+  }
+  // The keys of a block in `stage` and the values of the block behind it in the other stage; both arrive at full_k.
+  __device__ void load_keys_and_values(const Attention<T>& p, const AttentionMaps& maps, const Work& w, int block, int stage,
+                                       uint32_t parity_of_k, uint32_t parity_of_v) const {
+    const int head = p.kv_head(w.head), batch = p.packed ? 0 : w.number, token = w.token(block, kBlockN), other = 1 - stage;
+    uint64_t* full = full_k + stage;
+    barrier_wait(empty_k + stage, parity_of_k ^ 1);
+    barrier_expect(full, 2 * kKV * sizeof(T));
+    copy<kBlockN>(k + stage * kKV, maps.k, full, head, token, batch);
+    barrier_wait(empty_v + other, parity_of_v ^ 1);
+    copy<kBlockN>(v + other * kKV, maps.v, full, head, token + kBlockN, batch);
+  }
+  __device__ void load_values(const Attention<T>& p, const AttentionMaps& maps, const Work& w, int block, int stage,
+                              uint32_t parity) const {
+    barrier_wait(empty_v + stage, parity ^ 1);
+    load<kBlockN>(v + stage * kKV, maps.v, full_v + stage, p.kv_head(w.head), w.token(block, kBlockN), p.packed ? 0 : w.number);
   }
 };
 
 // The registers of a consumer warpgroup: 64 rows of out, not yet divided by their sums.
-template <typename T, int kDim>
+template <typename Tile>
 struct Rows64 {
-  using Tile = Tiles<T, kDim>;
-  static constexpr int kBlockN = Tile::kBlockN;
+  using T = typename Tile::T;
+  static constexpr int kBlockN = Tile::kBlockN, kDim = Tile::kDim;
   using Scores = float[kBlockN / 2];
   using Powers = uint32_t[kBlockN / 16][4];  // rounded to T, as fragments of the second product
 
   const Tile& tiles;
   const Attention<T>& p;
+  const int warpgroup = warpgroup_index();
   float factor;  // a score times this is an exponent of 2
   OnlineRows online;
   float out[kDim / 2];
@@ -154,8 +196,8 @@ struct Rows64 {
   }
 
   // Starts scores = q kᵀ with the keys of a stage.
-  __device__ void start_scores(Scores& scores, int stage) const {
-    const T *q = tiles.q + warpgroup_index() * kRows * 64, *k = tiles.k + stage * Tile::kKV;
+  __device__ void start_scores(Scores& scores, int stage, int tile_of_q = 0) const {
+    const T *q = tiles.q + tile_of_q * Tile::kQ + warpgroup * kRows * 64, *k = tiles.k + stage * Tile::kKV;
     const uint64_t rows = tile_descriptor(q, 16, 1024), cols = tile_descriptor(k, 16, 1024);
     wgmma_fence();
 #pragma unroll
@@ -166,26 +208,24 @@ struct Rows64 {
     wgmma_commit();
   }
 
-  // Starts out += powers v with the values of a stage.
-  __device__ void start_out(const Powers& powers, int stage) {
+  // Starts out += powers v with the values of a stage, or out = powers v.
+  __device__ void start_out(const Powers& powers, int stage, bool add = true) {
     const uint64_t values = tile_descriptor(tiles.v + stage * Tile::kKV, kBlockN * 128, 1024);
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kBlockN / 16; ++step)  // 16 rows of 128 bytes
-      wgmma_registers<T, true>(out, powers[step], values + step * 128, true);
+      wgmma_registers<T, true>(out, powers[step], values + step * 128, add || step > 0);
     wgmma_commit();
   }
 
-  // Caps the scores of the keys from key0 on, and hides those that a row must not see.
-  __device__ void mask(Scores& scores, const Work& w, int key0) const {
-    const int first = w.row0 + warpgroup_index() * kRows, lane = threadIdx.x % 32;
-    if (p.softcap > 0.0f) {
+  __device__ void cap(Scores& scores) const {
 #pragma unroll
-      for (int i = 0; i < kBlockN / 2; ++i)
-        scores[i] = p.softcap * tanh_by_exp2(scores[i] * (p.scale / p.softcap));
-    }
-    if (key0 >= p.span(w.s, first + kRows - 1).begin && key0 + kBlockN <= p.span(w.s, first).end) return;
-    const int row = first + threadIdx.x % 128 / 32 * 16 + lane / 4;
+    for (int i = 0; i < kBlockN / 2; ++i) scores[i] = p.softcap * tanh_by_exp2(scores[i] * (p.scale / p.softcap));
+  }
+
+  // Hides those scores of the keys from key0 on that a row must not see.
+  __device__ void hide(Scores& scores, const Work& w, int key0) const {
+    const int lane = threadIdx.x % 32, row = w.row0 + threadIdx.x / 32 * kRowsOfWarp + lane / 4;
     const Span spans[2] = {p.span(w.s, row), p.span(w.s, row + 8)};
 #pragma unroll
     for (int i = 0; i < kBlockN / 2; ++i) {
@@ -195,6 +235,20 @@ struct Rows64 {
     }
   }
 
+  // The blocks, from `begin` to before `end`, of whose keys all rows see all.
+  __device__ Span clear_blocks(const Work& w) const {
+    const int first = w.row0 + warpgroup * kRows;
+    const int begin = p.span(w.s, first + kRows - 1).begin, end = p.span(w.s, first).end;
+    return {(begin + kBlockN - 1) / kBlockN - w.first_block, end / kBlockN - w.first_block};
+  }
+
+  // Both, where they are due.
+  __device__ void mask(Scores& scores, const Work& w, int block) const {
+    if (p.softcap > 0.0f) cap(scores);
+    const Span clear = clear_blocks(w);
+    if (block < clear.begin || block >= clear.end) hide(scores, w, (w.first_block + block) * kBlockN);
+  }
+
   __device__ static void round(Powers& powers, const Scores& scores) {
 #pragma unroll
     for (int step = 0; step < kBlockN / 16; ++step) to_fragment<T>(powers[step], scores, step);
@@ -202,8 +256,9 @@ struct Rows64 {
 
   // Overwrites values behind the sequence's last one with zeros: they may be NaN, and a power of 0 times NaN is NaN. Each
   // warpgroup writes all of them, so that neither waits for the other.
-  __device__ void clear_tail(const Work& w, int key0, int stage) const {
-    const int left = w.s.keys - key0;
+  __device__ bool has_tail(const Work& w, int block) const { return w.s.keys < (w.first_block + block + 1) * kBlockN; }
+  __device__ void clear_tail(const Work& w, int block, int stage) const {
+    const int left = w.s.keys - (w.first_block + block) * kBlockN;
     if (left >= kBlockN) return;
     T* values = tiles.v + stage * Tile::kKV;
     const int pieces = (kBlockN - left) * 8;  // of 16 bytes; the swizzle exchanges them within a row
@@ -211,12 +266,12 @@ struct Rows64 {
       for (int i = threadIdx.x % 128; i < pieces; i += 128)
         reinterpret_cast<uint4*>(values + slab * kBlockN * 64 + left * 64)[i] = uint4{};
     fence_async();
-    named_barrier_sync(kTailBarrier + warpgroup_index(), 128);
+    named_barrier_sync(kTailBarrier + warpgroup, 128);
   }
 
   // Divides by the sums and writes the rows that exist; 0 for rows that saw no key. The copy engine reads shared memory until
   // the next call, or until `tma_store_wait<0>()`.
-  __device__ void store(const AttentionMaps& maps, const Work& w) {
+  __device__ void store(const AttentionMaps& maps, const Work& w) const {
     float inverse[2], lse[2];
     online.finish(factor, inverse, lse);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, first = w.row0 + warp * kRowsOfWarp;
@@ -227,24 +282,26 @@ struct Rows64 {
       if (row >= w.s.queries) inverse[r] = 0.0f, lse[r] = -INFINITY;  // what lies behind the queries may be NaN
       if (p.lse && lane % 4 == 0 && row < p.rows(w.s)) *p.lse_at(batch, w.s, row, w.head) = lse[r];
     }
-#pragma unroll
-    for (int i = 0; i < kDim / 2; ++i) out[i] = inverse[i / 2 % 2] > 0.0f ? out[i] * inverse[i / 2 % 2] : 0.0f;
-    if (first + kRowsOfWarp <= p.rows(w.s)) store_boxes(maps, batch, w.s.first_q + first, w.head, tiles.out, warp, lane);
-    else store_rows(w, batch, first, lane);
+    if (first + kRowsOfWarp <= p.rows(w.s)) store_boxes(inverse, maps, batch, w.s.first_q + first, w.head, warp, lane);
+    else store_rows(inverse, w, batch, first, lane);
   }
 
   // Through shared memory and the copy engine, a slab at a time: threads alone would write 16 bytes of each row, half of what
   // L2 takes at once.
-  __device__ void store_boxes(const AttentionMaps& maps, int batch, int token, int head, T* boxes, int warp, int lane) const {
+  __device__ void store_boxes(const float (&inverse)[2], const AttentionMaps& maps, int batch, int token, int head, int warp,
+                              int lane) const {
 #pragma unroll
     for (int slab = 0; slab < Tile::kSlabs; ++slab) {
-      T* box = boxes + (warp * Tile::kOutSlabs + slab % Tile::kOutSlabs) * Tile::kOutSlab;
+      T* box = tiles.out + (warp * Tile::kOutSlabs + slab % Tile::kOutSlabs) * Tile::kOutSlab;
       if (lane == 0) tma_store_wait<Tile::kOutSlabs - 1>();
       __syncwarp();
 #pragma unroll
       for (int n = 0; n < 4; ++n) {  // 16 columns
+        float values[8];
         uint32_t fragment[4];
-        to_fragment<T>(fragment, out, slab * 4 + n);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) values[i] = scaled(slab * 32 + n * 8 + i, inverse);
+        to_fragment<T>(fragment, values, 0);
         stmatrix_x4(box + lane % 16 * 64 + ((n * 2 + lane / 16) ^ lane % 8) * 8, fragment);
       }
       fence_async();
@@ -257,7 +314,7 @@ struct Rows64 {
   }
 
   // From registers: rows at the end of a sequence, where a box would overwrite the next sequence.
-  __device__ void store_rows(const Work& w, int batch, int first, int lane) const {
+  __device__ void store_rows(const float (&inverse)[2], const Work& w, int batch, int first, int lane) const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int row = first + lane / 4 + r * 8;
@@ -265,8 +322,13 @@ struct Rows64 {
       T* to = p.out.at(batch, w.s.first_q + row, w.head) + lane % 4 * 2;
 #pragma unroll
       for (int j = 0; j < kDim / 8; ++j)
-        round_to(*reinterpret_cast<typename Vector<T>::Pair*>(to + j * 8), out[j * 4 + r * 2], out[j * 4 + r * 2 + 1]);
+        round_to(*reinterpret_cast<typename Vector<T>::Pair*>(to + j * 8), scaled(j * 4 + r * 2, inverse),
+                 scaled(j * 4 + r * 2 + 1, inverse));
     }
+  }
+
+  __device__ float scaled(int i, const float (&inverse)[2]) const {
+    return inverse[i / 2 % 2] > 0.0f ? out[i] * inverse[i / 2 % 2] : 0.0f;
   }
 };
 

@@ -14,13 +14,13 @@ namespace minfer {
 
 template <typename T, int kDim>
 __global__ void __launch_bounds__(kThreads, 1)
-    attend(const __grid_constant__ AttentionMaps maps, const __grid_constant__ Attention<T> p, int tiles) {
+    attend(const __grid_constant__ AttentionMaps maps, const __grid_constant__ Attention<T> p, const Order order) {
   using Tile = Tiles<T, kDim>;
   extern __shared__ __align__(1024) unsigned char shared[];
   const Tile tile(shared);
   if (threadIdx.x == 0) tile.init();
   __syncthreads();
-  const Work w = work_of<Tile::kBlockN>(p, blockIdx.x, tiles);
+  const Work w = work_of<Tile::kBlockN>(p, blockIdx.x, order);
   if (!w.exists()) return;
   Ring<Tile::kStages> ring;
   if (warpgroup_index() == kConsumers) {
@@ -29,24 +29,23 @@ __global__ void __launch_bounds__(kThreads, 1)
     return;
   }
   registers_up<kConsumerRegisters>();
-  Rows64<T, kDim> rows(tile, p);
+  Rows64<Tile> rows(tile, p);
   rows.clear();
   if (w.blocks > 0) barrier_wait(tile.full_q, 0);
 #pragma unroll 1
   for (int i = w.blocks - 1; i >= 0; --i, ring.advance()) {
-    const int key0 = (w.first_block + i) * Tile::kBlockN;
-    typename Rows64<T, kDim>::Scores scores;
-    typename Rows64<T, kDim>::Powers powers;
+    typename Rows64<Tile>::Scores scores;
+    typename Rows64<Tile>::Powers powers;
     barrier_wait(tile.full_k + ring.stage, ring.parity);
     rows.start_scores(scores, ring.stage);
     wgmma_wait_for<0>(scores);
     rows.release(tile.empty_k + ring.stage);
-    rows.mask(scores, w, key0);
+    rows.mask(scores, w, i);
     float rescale[2];
     if (rows.online.add(scores, rows.factor, rescale)) scale_rows(rows.out, rescale);
     rows.round(powers, scores);
     barrier_wait(tile.full_v + ring.stage, ring.parity);
-    rows.clear_tail(w, key0, ring.stage);
+    rows.clear_tail(w, i, ring.stage);
     rows.start_out(powers, ring.stage);
     wgmma_wait_for<0>(rows.out);
     rows.release(tile.empty_v + ring.stage);
@@ -60,10 +59,10 @@ void launch(const Attention<T>& p) {
   for_dim(p.dim, [&]<int kDim>() {
     using Tile = Tiles<T, kDim>;
     const AttentionMaps maps = make_maps(p, Tile::kBlockN);
-    const int tiles = tiles_of_head(p);
+    const Order order = make_order(p, 1);
     const auto kernel = attend<T, kDim>;
     STD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Tile::kBytes));
-    kernel<<<tiles * p.heads, kThreads, Tile::kBytes, p.stream>>>(maps, p, tiles);
+    kernel<<<order.pieces(), kThreads, Tile::kBytes, p.stream>>>(maps, p, order);
   });
 }
 

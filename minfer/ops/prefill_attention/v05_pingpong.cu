@@ -25,7 +25,7 @@ struct Slots {
 template <typename T, int kDim>
 struct Pingpong {
   using Tile = Tiles<T, kDim>;
-  using Rows = Rows64<T, kDim>;
+  using Rows = Rows64<Tile>;
   static constexpr int kBytes = Tile::kBytes + sizeof(Slots);
   static_assert(kBytes <= 227 << 10, "more than a block has");
 
@@ -38,8 +38,8 @@ struct Pingpong {
   __device__ Pingpong(const Tile& tile, const Attention<T>& p) : tile(tile), p(p), rows(tile, p) {}
 
   // Waits for this warpgroup's turn to start products; ends the turn.
-  __device__ static void begin_turn() { named_barrier_sync(kTurnBarrier + warpgroup_index(), 256); }
-  __device__ static void end_turn() { named_barrier_arrive(kTurnBarrier + 1 - warpgroup_index(), 256); }
+  __device__ void begin_turn() const { named_barrier_sync(kTurnBarrier + rows.warpgroup, 256); }
+  __device__ void end_turn() const { named_barrier_arrive(kTurnBarrier + 1 - rows.warpgroup, 256); }
 
   // Waits for scores, releases the stage of their keys, masks the scores and adds them to the softmax. Returns whether out must
   // be multiplied with `rescale`.
@@ -48,13 +48,13 @@ struct Pingpong {
     wgmma_wait_for<kPending>(scores);
     rows.release(tile.empty_k + keys.stage);
     keys.advance();
-    rows.mask(scores, w, (w.first_block + block) * Tile::kBlockN);
+    rows.mask(scores, w, block);
     return rows.online.add(scores, rows.factor, rescale);
   }
 
   __device__ void wait_values(const Work& w, int block) {
     barrier_wait(tile.full_v + values.stage, values.parity);
-    rows.clear_tail(w, (w.first_block + block) * Tile::kBlockN, values.stage);
+    rows.clear_tail(w, block, values.stage);
   }
 
   __device__ void finish_out() {
@@ -111,7 +111,7 @@ struct Pingpong {
 // `drawn` counts the others, of all blocks, and the last one wraps it to zero.
 template <typename T, int kDim>
 __device__ void produce(const Tiles<T, kDim>& tile, const Attention<T>& p, const AttentionMaps& maps, Slots* slots,
-                        int tiles, int pieces, unsigned* drawn) {
+                        const Order& order, unsigned* drawn) {
   using Tile = Tiles<T, kDim>;
   Ring<Tile::kStages> ring;
   Ring<kSlots> slot;
@@ -120,9 +120,9 @@ __device__ void produce(const Tiles<T, kDim>& tile, const Attention<T>& p, const
     barrier_wait(slots->empty + slot.stage, slot.parity ^ 1);
     slots->index[slot.stage] = index;
     barrier_arrive(slots->full + slot.stage);
-    if (index >= pieces) return;
-    const Work w = work_of<Tile::kBlockN>(p, index, tiles);
-    const int next = gridDim.x + atomicInc(drawn, pieces - 1);
+    if (index >= order.pieces()) return;
+    const Work w = work_of<Tile::kBlockN>(p, index, order);
+    const int next = gridDim.x + atomicInc(drawn, order.pieces() - 1);
     if (w.exists() && w.blocks > 0) {
       tile.load(p, maps, w, ring, parity_of_q);
       parity_of_q ^= 1;
@@ -133,8 +133,7 @@ __device__ void produce(const Tiles<T, kDim>& tile, const Attention<T>& p, const
 
 template <typename T, int kDim>
 __global__ void __launch_bounds__(kThreads, 1)
-    attend(const __grid_constant__ AttentionMaps maps, const __grid_constant__ Attention<T> p, int tiles, int pieces,
-           int stream) {
+    attend(const __grid_constant__ AttentionMaps maps, const __grid_constant__ Attention<T> p, const Order order, int stream) {
   using Tile = Tiles<T, kDim>;
   extern __shared__ __align__(1024) unsigned char shared[];
   const Tile tile(shared);
@@ -146,7 +145,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   __syncthreads();
   if (warpgroup_index() == kConsumers) {
     registers_down<kProducerRegisters>();
-    if (threadIdx.x == kConsumers * 128) produce<T, kDim>(tile, p, maps, slots, tiles, pieces, &arrivals[stream][0]);
+    if (threadIdx.x == kConsumers * 128) produce<T, kDim>(tile, p, maps, slots, order, &arrivals[stream][0]);
     return;
   }
   registers_up<kConsumerRegisters>();
@@ -157,8 +156,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     const int index = slots->index[slot.stage];
     __syncwarp();
     consumer.rows.release(slots->empty + slot.stage);
-    if (index >= pieces) break;
-    const Work w = work_of<Tile::kBlockN>(p, index, tiles);
+    if (index >= order.pieces()) break;
+    const Work w = work_of<Tile::kBlockN>(p, index, order);
     if (w.exists()) consumer.attend(maps, w);
   }
   if (threadIdx.x % 32 == 0) tma_store_wait<0>();
@@ -170,11 +169,11 @@ void launch(const Attention<T>& p) {
   for_dim(p.dim, [&]<int kDim>() {
     constexpr int kBytes = Pingpong<T, kDim>::kBytes;
     const AttentionMaps maps = make_maps(p, Tiles<T, kDim>::kBlockN);
-    const int tiles = tiles_of_head(p), pieces = tiles * p.heads;
+    const Order order = make_order(p, 1);
     const auto kernel = attend<T, kDim>;
     STD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
-    const int blocks = pieces < multiprocessors() ? pieces : multiprocessors();
-    kernel<<<blocks, kThreads, kBytes, p.stream>>>(maps, p, tiles, pieces, number_of(p.stream));
+    const int blocks = order.pieces() < multiprocessors() ? order.pieces() : multiprocessors();
+    kernel<<<blocks, kThreads, kBytes, p.stream>>>(maps, p, order, number_of(p.stream));
   });
 }
 

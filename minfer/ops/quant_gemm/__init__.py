@@ -128,12 +128,6 @@ def fits_gemv(case: Case) -> str | None:
     return f"needs n to be at most 65536 with so many x, got {case['n']}" if wide else pieces(case)
 
 
-def above_gemv(case: Case) -> str | None:
-    """The rule that v02_gemv, which takes no x in fp8, does not take it."""
-    taken = case.params["format"] != "fp8_fp8" and fits_gemv(case) is None
-    return "is for m above 8, where v02_gemv ends" if taken else pieces(case)
-
-
 def fits_one_wave(case: Case) -> str | None:
     """The rules that a block has all rows of x, and that rows are whole vectors."""
     return f"needs m to be at most 128, got {case['m']}" if case["m"] > 128 else VECTORS(case)
@@ -146,7 +140,9 @@ baselines.register(op, whole_blocks)
 op.cuda("v01_naive.cu", params=FLOAT32, requires=whole_blocks)
 op.triton("triton_fused.py", params=WEIGHTS_ONLY, requires=whole_blocks)
 op.cuda("v02_gemv.cu", params=WEIGHTS_ONLY, requires=fits_gemv)
-op.cuda("v03_mma.cu", params=FLOAT32, requires=above_gemv)
+op.cuda("v02_gemv_a.cu", params={"format": ("int4_g128", "q4_0", "q4_k"), **FLOAT32}, requires=fits_gemv)
+op.cuda("v03_mma.cu", params=FLOAT32, requires=pieces)
+op.cuda("v03_mma_a.cu", archs="sm_90a", params=FLOAT32, requires=pieces)
 FP8 = {"format": ("fp8_fp8",)}
 op.cuda("v04_fp8_mma.cu", archs="sm_89+", params=FP8 | FLOAT32, requires=VECTORS)
 FAST = FP8 | {"accumulate": ("fast",)}

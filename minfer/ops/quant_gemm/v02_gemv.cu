@@ -33,7 +33,7 @@ struct Memory {
 
 struct Share {
   int splits, pieces;  // how many blocks share the k of a row, and how many pieces each has
-  int64_t tiles;
+  int tiles;
   float* parts;
   int stream;
 };
@@ -52,36 +52,46 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSM) gemv(Product<F, T> p, 
   float* x_sums = reinterpret_cast<float*>(x_rows + p.m * Of::row(share.pieces));
 
   // Starts the next copies of this warp: every eighth piece of a tile of 16 rows.
-  int64_t next_tile = warp < pieces ? blockIdx.x / share.splits : share.tiles;
-  int next_piece = warp, filled = 0, used = 0;
+  int next_tile = warp < pieces ? blockIdx.x / share.splits : share.tiles, next_piece = warp, filled = 0, used = 0;
+  Copies<F, T> copies(p, int64_t(next_tile) * kRows, first + warp, lane);
   const auto copy = [&] {
     if (next_tile < share.tiles) {
-      copy_pieces(ring + filled * Of::kStage, p, next_tile * kRows, first + next_piece, lane);
-      if ((next_piece += kWarps) >= pieces) next_piece = warp, next_tile += stride;
+      copies.start(ring + filled * Of::kStage);
+      int64_t more = kWarps;
+      if ((next_piece += kWarps) >= pieces) {
+        more += warp - next_piece + int64_t(stride) * kRows * (p.k / kPiece);
+        next_piece = warp, next_tile += stride, copies.rows -= stride * kRows;
+      }
+      copies.skip(more);
     }
     cp_async_commit();  // an empty group too, so that the number of groups in flight is constant
     if (++filled == Of::kStages) filled = 0;
   };
   for (int stage = 0; stage < Of::kStages - 1; ++stage) copy();
 
-  const int lanes = pieces * kPiece / 8;  // each puts eight x in order
-  for (int i = threadIdx.x; i < p.m * lanes; i += kThreads) {
-    const int row = i / lanes, at = i % lanes;
-    const uint4 x = ordered_x<F, T>(p.x + int64_t(row) * p.k + first * kPiece + at / 4 * 32, at % 4);
-    *reinterpret_cast<uint4*>(x_rows + row * Of::row(share.pieces) + at * 16) = x;
-    if constexpr (kSummed<F> > 0) {
-      float sum = sum_of<T>(x);
+  // Each warp puts pieces of x in order, each lane eight x of four pieces at once, so that it waits for memory once.
+  const int all = p.m * pieces;
+  for (int i = warp; i < all; i += 4 * kWarps) {
+    uint4 x[4];
 #pragma unroll
-      for (int mask = 1; mask < kSummed<F> / 8; mask *= 2) sum += __shfl_xor_sync(0xffffffff, sum, mask);
-      if (at % (kSummed<F> / 8) == 0) x_sums[at / (kSummed<F> / 8) * kMostM + row] = sum;
+    for (int j = 0; j < 4; ++j) {
+      const int at = min(i + j * kWarps, all - 1), row = at / pieces, piece = at % pieces;
+      x[j] = ordered_x<F, T>(p.x + int64_t(row) * p.k + (first + piece) * kPiece + lane / 4 * 32, t);
+    }
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const int at = i + j * kWarps, row = at / pieces, piece = at % pieces;
+      if (at >= all) break;
+      *reinterpret_cast<uint4*>(x_rows + row * Of::row(share.pieces) + piece * (kPiece * 2) + lane * 16) = x[j];
+      if constexpr (kSummed<F> > 0) add_up<F, T>(x_sums + piece * kSums<F> * kMostM + row, kMostM, x[j], lane);
     }
   }
   __syncthreads();
 
+  // Rows of x beyond the last are the last again: a product's columns are independent, and theirs are not stored.
   const uint8_t* my_x = x_rows + min(lane / 4, p.m - 1) * Of::row(share.pieces) + t * 16;
-  const bool has_x = lane / 4 < p.m;
   int phase = 0;
-  for (int64_t tile = blockIdx.x / share.splits; tile < share.tiles; tile += stride, phase ^= 1) {
+  for (int tile = blockIdx.x / share.splits; tile < share.tiles; tile += stride, phase ^= 1) {
     float sums[1][4] = {};
     for (int piece = warp; piece < pieces; piece += kWarps) {
       cp_async_wait<Of::kStages - 2>();
@@ -91,7 +101,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSM) gemv(Product<F, T> p, 
       multiply_piece<F, T>(
           sums, low, low + 8 * Piece<F>::kSlot,
           [&](int, int block) {
-            return has_x ? *reinterpret_cast<const uint4*>(my_x + (piece * 8 + block) * 64) : uint4{};
+            return *reinterpret_cast<const uint4*>(my_x + (piece * 8 + block) * 64);
           },
           [&](int, int group) {
             return *reinterpret_cast<const float2*>(x_sums + (piece * kSums<F> + group) * kMostM + 2 * t);
@@ -104,14 +114,14 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSM) gemv(Product<F, T> p, 
     for (int i = 0; i < 4; ++i) mine[(2 * t + i % 2) * kRows + lane / 4 + i / 2 * 8] = sums[0][i];
     __syncthreads();  // all have read the other half of `sums_of_warps`
     const int row = threadIdx.x / kRows;
-    const int64_t col = tile * kRows + threadIdx.x % kRows;
+    const int64_t col = int64_t(tile) * kRows + threadIdx.x % kRows;
     const bool stores = row < p.m && col < p.n;  // the first 128 threads at most
     float sum = 0.0f;
     if (stores)
 #pragma unroll
       for (int w = 0; w < kWarps; ++w) sum += sums_of_warps[phase][w][threadIdx.x];
     if (share.splits > 1) {
-      float* parts = share.parts + tile * share.splits * (kRows * kMostM);
+      float* parts = share.parts + int64_t(tile) * share.splits * (kRows * kMostM);
       if (stores) __stcg(parts + split * (kRows * kMostM) + threadIdx.x, sum);
       __threadfence();
       __syncthreads();  // all threads have written before one reports it
@@ -122,6 +132,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSM) gemv(Product<F, T> p, 
       __threadfence();
       sum = 0.0f;
       if (stores)
+#pragma unroll 4  // that many loads at once
         for (int s = 0; s < share.splits; ++s) sum += __ldcg(parts + s * (kRows * kMostM) + threadIdx.x);
     }
     if (stores) {
@@ -138,20 +149,20 @@ void launch(const Product<F, T>& p) {
   require_pieces(p);
   STD_TORCH_CHECK(p.m <= kMostM, "quant_gemm: x must have at most ", kMostM, " rows for this kernel, got ", p.m);
   const int all = p.k / kPiece, blocks = kBlocksPerSM * multiprocessors();
-  Share share{1, all, (int64_t(p.n) + kRows - 1) / kRows, nullptr, number_of(p.stream)};
+  Share share{1, all, (p.n - 1) / kRows + 1, nullptr, number_of(p.stream)};
   const auto divide = [&](int splits) {
     share.pieces = (all + splits - 1) / splits;
     share.splits = (all + share.pieces - 1) / share.pieces;
   };
   // Every block has rows, if that leaves each warp a piece; and x fits.
-  if (share.tiles < blocks) divide(std::max(1, std::min(int(blocks / share.tiles), all / kWarps)));
+  if (share.tiles < blocks) divide(std::max(1, std::min(blocks / share.tiles, all / kWarps)));
   for (int splits = share.splits; Of::bytes(p.m, share.pieces) > kShared; divide(++splits)) {
   }
   STD_TORCH_CHECK(share.splits == 1 || share.tiles <= kMostTiles, "quant_gemm: w must have at most ", kMostTiles * kRows,
                   " rows where blocks share k, got ", p.n);
-  const auto parts = scratch(share.splits > 1 ? share.tiles * share.splits * kRows * kMostM : 0);
+  const auto parts = scratch(share.splits > 1 ? int64_t(share.tiles) * share.splits * kRows * kMostM : 0);
   share.parts = static_cast<float*>(parts.mutable_data_ptr());
-  const int64_t groups = std::min<int64_t>(share.tiles, std::max(1, blocks / share.splits));
+  const int groups = std::min(share.tiles, std::max(1, blocks / share.splits));
   const int bytes = Of::bytes(p.m, share.pieces);
   allow_shared(gemv<F, T>, bytes);
   gemv<F, T><<<dim3(groups * share.splits), kThreads, bytes, p.stream>>>(p, share);

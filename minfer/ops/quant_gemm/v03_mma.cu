@@ -13,25 +13,26 @@
 
 namespace minfer {
 
-constexpr int kMemory = 98 << 10;  // of a block, within the 99 KB of sm_89; an SM of Hopper holds two blocks
+// Of a block: an SM of Hopper holds two; other SMs hold one.
+constexpr int kMemory = kMostShared > 113 << 10 ? 113 << 10 : 98 << 10;
 
-// kM rows of x and kRows of W; both are copied in pieces of kPiece.
-template <typename F_, typename T_, int kM_>
+// kM rows of x and 16 of W for each warp; both are copied in pieces of kPiece.
+template <typename F_, typename T_, int kM_, int kWarps_>
 struct Tile {
   using F = F_;
   using T = T_;
   static constexpr int kM = kM_, kTiles = kM / 8;
-  static constexpr int kRows = kM == 64 || (kM == 32 && Piece<F>::kSlot > 144) ? 64 : 128;
-  static constexpr int kWarps = kRows / 16, kThreads = 32 * kWarps;
+  static constexpr int kWarps = kWarps_, kRows = 16 * kWarps, kThreads = 32 * kWarps;
   using X = typename Product<F, T>::X;
+  static constexpr bool kOrders = sizeof(X) == 2;  // x in fp8 is decoded, and so put in order, by each warp
   // Rows of x are padded beyond a multiple of all banks. So the lanes that read at once are in different banks: a quarter
-  // warp of 16 bytes each, half a warp of 8, or a warp of 4.
-  static constexpr int kRowX = kPiece * sizeof(X) + (kIsInt4<F> ? 64 : 16 * sizeof(X));
+  // warp of 16 bytes each, or a warp of 4.
+  static constexpr int kRowX = kPiece * sizeof(X) + (kOrders ? 64 : 16);
   static constexpr int kCopiesX = kPiece * sizeof(X) / 16;
-  static constexpr int kWeights = kRows * Piece<F>::kSlot, kStage = kWeights + kM * kRowX;
-  static constexpr int kSumBytes = kSums<F> * kM * 4;
-  static constexpr int kFit = (kMemory - kSumBytes) / kStage, kStages = kFit > 4 ? 4 : kFit;
-  static constexpr int kBytes = kStages * kStage + kSumBytes;
+  static constexpr int kSumsAt = kRows * Piece<F>::kSlot + kM * kRowX, kStage = kSumsAt + kSums<F> * kM * 4;
+  static constexpr int kWeights = kRows * Piece<F>::kSlot;
+  static constexpr int kFit = kMemory / kStage, kStages = kFit > 4 ? 4 : kFit, kBytes = kStages * kStage;
+  static constexpr int kAhead = kOrders && kStages > 2 ? 1 : 0;  // pieces that x is put in order ahead of its products
   static_assert(kStages >= 2 && kBytes <= kMostShared);
 };
 
@@ -41,17 +42,20 @@ struct Parts {
   int stream;
 };
 
-// Sums the x of a piece, a sum for each row and group of kSummed. All threads of the block call it.
+// Puts in order, where they are, and sums those x of a stage that this warp has copied: every kWarps-th row from its first on,
+// whose x and sum are given. A lane reads eight x of a row `from_at` and writes them `to_at` bytes behind its first.
 template <typename Tile>
-__device__ void add_up_x(float* sums, const uint8_t* x) {
+__device__ inline void order_x(uint8_t* of_warp, float* sums, int warp, int from_at, int to_at, int lane) {
   using F = typename Tile::F;
-  constexpr int kLanes = kSummed<F> / 8;  // that share a sum
-  for (int i = threadIdx.x; i < Tile::kM * (kPiece / 8); i += Tile::kThreads) {
-    const int row = i / (kPiece / 8), at = i % (kPiece / 8);
-    float sum = sum_of<typename Tile::T>(*reinterpret_cast<const uint4*>(x + row * Tile::kRowX + at * 16));
 #pragma unroll
-    for (int mask = 1; mask < kLanes; mask *= 2) sum += __shfl_xor_sync(0xffffffff, sum, mask);
-    if (at % kLanes == 0) sums[at / kLanes * Tile::kM + row] = sum;
+  for (int i = 0; i < Tile::kM; i += Tile::kWarps) {
+    if (Tile::kM % Tile::kWarps > 0 && warp + i >= Tile::kM) continue;
+    const uint8_t* from = of_warp + from_at + i * Tile::kRowX;
+    const uint4 ordered = in_order<F>(*reinterpret_cast<const uint2*>(from),
+                                      *reinterpret_cast<const uint2*>(from + (kIsInt4<F> ? 8 : 32)));
+    if constexpr (!kIsInt4<F>) __syncwarp();  // all have read, where others write
+    *reinterpret_cast<uint4*>(of_warp + to_at + i * Tile::kRowX) = ordered;
+    if constexpr (kSums<F> > 0) add_up<F, typename Tile::T>(sums + i, Tile::kM, ordered, lane);
   }
 }
 
@@ -74,6 +78,7 @@ __device__ bool add_up_parts(float (&sums)[Tile::kTiles][4], const Parts& parts,
   __threadfence();
 #pragma unroll
   for (int i = 0; i < Tile::kTiles; ++i) sums[i][0] = sums[i][1] = sums[i][2] = sums[i][3] = 0.0f;
+#pragma unroll 4  // that many loads at once
   for (int s = 0; s < parts.splits; ++s)
 #pragma unroll
     for (int i = 0; i < Tile::kTiles; ++i) {
@@ -89,50 +94,72 @@ __global__ void __launch_bounds__(Tile::kThreads) multiply(Product<typename Tile
   using T = typename Tile::T;
   using X = typename Tile::X;
   extern __shared__ __align__(128) unsigned char shared[];
-  float* x_sums = reinterpret_cast<float*>(shared + Tile::kStages * Tile::kStage);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, t = lane % 4;
   const int tile = blockIdx.x / parts.splits, split = blockIdx.x % parts.splits;
   const int row0 = tile % parts.tiles_m * Tile::kM;  // neighbours read the same W
   const int64_t col0 = int64_t(tile / parts.tiles_m) * Tile::kRows + warp * 16;
   const int first = split * parts.pieces, end = min(first + parts.pieces, p.k / kPiece);
 
+  Copies<F, T> copies(p, col0, first, lane);
+  constexpr int kStep = Tile::kThreads / Tile::kCopiesX;  // rows of x at once: each warp copies one, or two of fp8
+  const int row = threadIdx.x / Tile::kCopiesX, at = threadIdx.x % Tile::kCopiesX;
+  const X* x_from = p.x + int64_t(row0 + row) * p.k + first * kPiece + at * (16 / sizeof(X));
+  const int x_to = kept(Tile::kWeights + row * Tile::kRowX + at * 16);
+  // Offsets of the stage that is filled next, and of the one whose products are next.
+  int filled = 0, used = 0;
+  const auto after = [](int stage) { return stage + Tile::kStage == Tile::kBytes ? 0 : stage + Tile::kStage; };
   const auto copy = [&](int piece) {
-    uint8_t* stage = shared + (piece - first) % Tile::kStages * Tile::kStage;
     if (piece < end) {
-      copy_pieces(stage + warp * 16 * Piece<F>::kSlot, p, col0, piece, lane);
+      uint8_t* stage = shared + filled;
+      copies.start(stage + warp * 16 * Piece<F>::kSlot);
+      copies.skip(1);
 #pragma unroll
-      for (int i = threadIdx.x; i < Tile::kM * Tile::kCopiesX; i += Tile::kThreads) {
-        const int row = i / Tile::kCopiesX, at = i % Tile::kCopiesX;
-        const bool inside = row0 + row < p.m;
-        cp_async_16(stage + Tile::kWeights + row * Tile::kRowX + at * 16,
-                    p.x + int64_t(inside ? row0 + row : 0) * p.k + piece * kPiece + at * (16 / sizeof(X)), inside);
-      }
+      for (int i = 0; i < Tile::kM; i += kStep)
+        if (Tile::kM % kStep == 0 || row + i < Tile::kM)
+          cp_async_16(stage + x_to + i * Tile::kRowX, x_from + int64_t(i) * p.k, row0 + row + i < p.m);
+      x_from += kPiece;
     }
+    filled = after(filled);
     cp_async_commit();  // an empty group too, so that the number of groups in flight is constant
   };
 
   float sums[Tile::kTiles][4] = {};
   for (int i = 0; i < Tile::kStages - 1; ++i) copy(first + i);
+  // With two stages, x is put in order before the barrier after which others read it; with more, a piece ahead, so that its
+  // latency passes under products.
+  const int of_warp = kept(Tile::kWeights + warp * Tile::kRowX), sum_of_warp = kept(Tile::kSumsAt + warp * 4);
+  const int from_at = kept(lane / 4 * 64 + t * (kIsInt4<F> ? 16 : 8)), to_at = kept(lane * 16);
+  const auto order = [&](int piece, int stage) {
+    if constexpr (Tile::kOrders)
+      if (piece < end) {
+        __syncwarp();  // the copies of all lanes have arrived
+        order_x<Tile>(shared + stage + of_warp, reinterpret_cast<float*>(shared + stage + sum_of_warp), warp, from_at, to_at,
+                      lane);
+      }
+  };
+  const int low_at = kept((warp * 16 + lane / 4) * Piece<F>::kSlot);
+  const int x_at = kept(Tile::kWeights + lane / 4 * Tile::kRowX + (Tile::kOrders ? t * 16 : 0));
+  const int sums_at = kept(Tile::kSumsAt + t * 8);
+  if constexpr (Tile::kAhead > 0) cp_async_wait<Tile::kStages - 2>(), order(first, 0);
   for (int piece = first; piece < end; ++piece) {
-    cp_async_wait<Tile::kStages - 2>();
+    cp_async_wait<Tile::kStages - 2 - Tile::kAhead>();
+    if constexpr (Tile::kAhead == 0) order(piece, used);
     __syncthreads();  // the copies of all threads have arrived, and all are done with the stage that is filled next
     copy(piece + Tile::kStages - 1);
-    const uint8_t* stage = shared + (piece - first) % Tile::kStages * Tile::kStage;
-    const uint8_t* x = stage + Tile::kWeights;
-    if constexpr (kSums<F> > 0) {
-      add_up_x<Tile>(x_sums, x);
-      __syncthreads();
-    }
-    const uint8_t* low = stage + (warp * 16 + lane / 4) * Piece<F>::kSlot + start_in_slot<F>(piece);
+    if constexpr (Tile::kAhead > 0) order(piece + 1, after(used));
+    const uint8_t *stage = shared + used, *x = stage + x_at, *x_sums = stage + sums_at;
+    const uint8_t* low = stage + low_at + start_in_slot<F>(piece);
     multiply_piece<F, T>(
         sums, low, low + 8 * Piece<F>::kSlot,
         [&](int i, int block) {
-          const uint8_t* row = x + (i * 8 + lane / 4) * Tile::kRowX;
-          return ordered_x<F, T>(reinterpret_cast<const X*>(row) + block * 32, t);
+          const uint8_t* row = x + i * 8 * Tile::kRowX;
+          if constexpr (Tile::kOrders) return *reinterpret_cast<const uint4*>(row + block * 64);
+          else return ordered_x<F, T>(row + block * 32, t);
         },
         [&](int i, int group) {
-          return *reinterpret_cast<const float2*>(x_sums + group * Tile::kM + i * 8 + 2 * t);
+          return *reinterpret_cast<const float2*>(x_sums + (group * Tile::kM + i * 8) * 4);
         });
+    used = after(used);
   }
   cp_async_wait<0>();
 
@@ -156,9 +183,9 @@ __global__ void __launch_bounds__(Tile::kThreads) multiply(Product<typename Tile
   }
 }
 
-template <int kM, typename F, typename T>
-void launch_rows(const Product<F, T>& p) {
-  using Of = Tile<F, T, kM>;
+template <typename Of>
+Parts parts_of(const Product<typename Of::F, typename Of::T>& p) {
+  constexpr int kM = Of::kM;
   const int all = p.k / kPiece;
   Parts parts{(p.m + kM - 1) / kM, (p.n + Of::kRows - 1) / Of::kRows, 1, all, nullptr, number_of(p.stream)};
   const int64_t tiles = int64_t(parts.tiles_m) * parts.tiles_n;
@@ -171,18 +198,45 @@ void launch_rows(const Product<F, T>& p) {
     parts.splits = (all + parts.pieces - 1) / parts.pieces;
   }
   STD_TORCH_CHECK(tiles * parts.splits <= INT_MAX, "quant_gemm: y has more tiles than a launch has blocks");
-  const auto sums = scratch(parts.splits > 1 ? tiles * parts.splits * kM * Of::kRows : 0);
+  return parts;
+}
+
+template <typename Of>
+void launch_parts(const Product<typename Of::F, typename Of::T>& p, Parts parts) {
+  const int64_t blocks = int64_t(parts.tiles_m) * parts.tiles_n * parts.splits;
+  const auto sums = scratch(parts.splits > 1 ? blocks * Of::kM * Of::kRows : 0);
   parts.sums = static_cast<float*>(sums.mutable_data_ptr());
-  multiply<Of><<<dim3(tiles * parts.splits), Of::kThreads, Of::kBytes, p.stream>>>(p, parts);
+  multiply<Of><<<dim3(blocks), Of::kThreads, Of::kBytes, p.stream>>>(p, parts);
+}
+
+// The weights, times 16, that the multiprocessor with most blocks multiplies.
+template <typename Of>
+int64_t most(const Parts& parts) {
+  const int64_t blocks = int64_t(parts.tiles_m) * parts.tiles_n * parts.splits, sms = multiprocessors();
+  return (blocks + sms - 1) / sms * parts.pieces * Of::kWarps;
+}
+
+// Blocks of 8 warps, or of 7 where those are dealt out more evenly: 28672 rows are 224 blocks of 8, for which 132
+// multiprocessors have two each or one, but 256 of 7.
+template <int kM, typename F, typename T>
+void launch_few(const Product<F, T>& p) {
+  using Eight = Tile<F, T, kM, 8>;
+  using Seven = Tile<F, T, kM, 7>;
+  const Parts eight = parts_of<Eight>(p), seven = parts_of<Seven>(p);
+  if (most<Seven>(seven) < most<Eight>(eight)) launch_parts<Seven>(p, seven);
+  else launch_parts<Eight>(p, eight);
 }
 
 template <typename F, typename T>
 void launch(const Product<F, T>& p) {
   require_pieces(p);
-  if (p.m <= 16) return launch_rows<16>(p);
-  if constexpr (Piece<F>::kSlot <= 144)  // with weights of 8 bits, two stages of 64 rows do not fit a block
-    if (p.m > 32) return launch_rows<64>(p);
-  launch_rows<32>(p);
+  constexpr bool kFourBits = Piece<F>::kSlot <= 144;  // with 8, two stages of more rows do not fit a block
+  if (p.m <= 8) return launch_few<8>(p);
+  if (p.m <= 16) return launch_few<16>(p);
+  if constexpr (kFourBits)
+    if (p.m > 32) return launch_parts<Tile<F, T, 64, 4>>(p, parts_of<Tile<F, T, 64, 4>>(p));
+  using Of = Tile<F, T, 32, kFourBits ? 8 : 4>;
+  launch_parts<Of>(p, parts_of<Of>(p));
 }
 
 }  // namespace minfer

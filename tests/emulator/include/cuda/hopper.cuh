@@ -145,18 +145,28 @@ inline void bulk_load(void* to, const void* from, int bytes, uint64_t* barrier) 
 inline void fence_async_global() { emulator::state.current->acquired = false; }
 
 // Element e of a lane's pair of matrix i is in row lane / 4 and column 2 (lane % 4) + e.
-inline void stmatrix_x4(void* row, const uint32_t (&fragment)[4]) {
+template <typename Place>
+void stmatrix(void* row, const uint32_t (&fragment)[4], Place place) {
   struct Operands {
     char* row;
     const uint32_t* fragment;
   } mine{static_cast<char*>(row), fragment};
   emulator::check_shared("stmatrix", row, 16);
   emulator::state.current->unfenced.push_back({mine.row, mine.row + 16});
-  emulator::collective("stmatrix", mine, [](Operands** lanes) {
+  emulator::collective("stmatrix", mine, [=](Operands** lanes) {
     for (int i = 0; i < 4; ++i)
       for (int lane = 0; lane < 32; ++lane)
-        memcpy(lanes[8 * i + lane / 4]->row + lane % 4 * 4, &lanes[lane]->fragment[i], 4);
+        for (int e = 0; e < 2; ++e) {
+          const auto [row, col] = place(lane / 4, lane % 4 * 2 + e);
+          memcpy(lanes[8 * i + row]->row + col * 2, reinterpret_cast<const char*>(&lanes[lane]->fragment[i]) + e * 2, 2);
+        }
   });
+}
+inline void stmatrix_x4(void* row, const uint32_t (&fragment)[4]) {
+  stmatrix(row, fragment, [](int row, int col) { return std::pair(row, col); });
+}
+inline void stmatrix_x4_transposed(void* row, const uint32_t (&fragment)[4]) {
+  stmatrix(row, fragment, [](int row, int col) { return std::pair(col, row); });
 }
 
 inline void fence_async() { emulator::state.current->unfenced.clear(); }

@@ -33,6 +33,23 @@ void emulated_ldmatrix_x4(uint32_t (&fragment)[4], const void* row) {
 inline void ldmatrix_x4(uint32_t (&fragment)[4], const void* row) { emulated_ldmatrix_x4<false>(fragment, row); }
 inline void ldmatrix_x4_trans(uint32_t (&fragment)[4], const void* row) { emulated_ldmatrix_x4<true>(fragment, row); }
 
+// movmatrix.trans: lane l gives the elements 2 t and 2 t + 1 of row g, and gets those of the transposed matrix.
+inline uint32_t movmatrix_trans(uint32_t matrix) {
+  struct Operands {
+    uint16_t given[2], got[2];
+  } mine;
+  memcpy(mine.given, &matrix, 4);
+  emulator::collective("movmatrix.trans", mine, [](Operands** lanes) {
+    for (int lane = 0; lane < 32; ++lane)
+      for (int e = 0; e < 2; ++e) {
+        const int row = lane % 4 * 2 + e, column = lane / 4;
+        lanes[lane]->got[e] = lanes[row * 4 + column / 2]->given[column % 2];
+      }
+  });
+  memcpy(&matrix, mine.got, 4);
+  return matrix;
+}
+
 struct E4M3Pair {
   __nv_fp8_e4m3 low, high;
 };
@@ -89,6 +106,8 @@ void mma_m16n8k16(uint32_t (&d)[2], const uint32_t (&a)[4], const uint32_t (&b)[
   memcpy(d, sums, 8);
 }
 
+inline uint32_t mask_or(uint32_t word, uint32_t mask, uint32_t base) { return (word & mask) | base; }
+
 // cp.async: shared memory is NaN from here on until this thread waits for the group that the copy is in.
 template <int kBytes>
 void cp_async_few(void* shared, const void* global, bool inside = true) {
@@ -99,6 +118,8 @@ void cp_async_few(void* shared, const void* global, bool inside = true) {
       {static_cast<char*>(shared), static_cast<const char*>(inside ? global : nullptr), kBytes});
 }
 inline void cp_async_16(void* shared, const void* global, bool inside = true) { cp_async_few<16>(shared, global, inside); }
+
+inline void prefetch_l2(const void*) {}
 
 inline void cp_async_commit() {
   emulator::Thread* self = emulator::state.current;
