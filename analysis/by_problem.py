@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
-from analysis.command import Options
+import pyarrow as pa
+
+from analysis.command import Options, parser, run
 from minfer.rows.store import Row
 
 Key = tuple[Any, ...]  # architecture, device, dtype, parameters and shape
@@ -26,7 +30,21 @@ def entry(problem: Key, name: str, figures: dict[str, float]) -> dict[str, Any]:
     return named | {name: figures}
 
 
-def write(table: Table, options: Options, command: str) -> list[str]:
+def main(
+    arguments: Iterable[str] | None,
+    program: tuple[str, str],
+    table: Path,
+    columns: Iterable[str],
+    entries: Callable[[pa.Table], Table],
+) -> int:
+    """The program, by its command and what it is about, that writes `entries` of the rows to `table`. Returns the exit status:
+    0 when the table is that of the results, and every file could be read."""
+    command, about = program
+    write = lambda rows, options: _write(entries(rows), options, command)
+    return run(parser(command, about, "--table", table), arguments, columns, write, all_or_nothing=True)
+
+
+def _write(table: Table, options: Options, command: str) -> list[str]:
     """Write the file `options.table`, or only check it; what is wrong, in sentences."""
     ops = (f"{json.dumps(op)}: [\n" + ",\n".join(map(json.dumps, of)) + "\n]" for op, of in table.items())
     new = "{\n" + ",\n".join(ops) + "\n}\n"

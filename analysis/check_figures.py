@@ -20,6 +20,7 @@ from pathlib import Path
 from analysis.prose import SECONDS, linked, said_in_prose
 from analysis.roofs import COLUMNS, beyond_roofs
 from analysis.rows import load
+from analysis.sections import OPS_HEADER
 
 REGIMES = ("cold", "steady")
 PREFIXES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
@@ -29,16 +30,6 @@ OTHER, GAIN = "% of ", "Speed-up vs. "  # how the columns behind these begin; th
 SENTENCE = re.compile(r"^(?P<problem>.+): of PyTorch's throughput \*\*(?P<kernel>.+?)\*\* reaches (?P<said>.+)\.$")
 SHARE = re.compile(r"(?P<share>[0-9.]+) %[^%]*? (?P<regime>cold|steady)")
 
-OPS_HEADER = [
-    "Op",
-    "Fastest of ours",
-    "Problem",
-    "% of PyTorch, cold",
-    "% of PyTorch, steady",
-    "% of the best other, cold",
-    "All problems",
-    "Tables",
-]
 HEADLINE = re.compile(r"\((?P<problem>.+)\): \*\*(?P<kernel>.+?)\*\* reaches (?P<said>.+) of PyTorch's throughput\.$")
 LINK = re.compile(r"\[[^]]*\]\((?P<page>[^)]+)\)")
 

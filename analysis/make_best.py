@@ -14,13 +14,12 @@ from pathlib import Path
 import pyarrow as pa
 
 from analysis import by_problem
-from analysis.command import Options, parser, run
-from analysis.rows import number, on_one_clock, with_problem
+from analysis.rows import WHICH, number, on_one_clock, with_problem
 from minfer.rows import store
 
 COMMAND = "python analysis/make_best.py"
 TABLE = Path("minfer/functional/best.json")
-COLUMNS = ["run", "finished", "case", "op", "kernel", "backend", "dtype", "params", "shape", "status", "cold_us"]
+COLUMNS = [*WHICH, "dtype", "params", "shape", "cold_us"]
 COLUMNS += ["device", "device_kind", "arch", "baseline", "cold_baseline_us", "cold_speedup"]
 
 
@@ -41,11 +40,7 @@ def entries(table: pa.Table) -> by_problem.Table:
 
 def main(arguments: Iterable[str] | None = None) -> int:
     """Returns the exit status: 0 when the table is that of the results, and every file could be read."""
-    return run(parser(COMMAND, __doc__ or "", "--table", TABLE), arguments, COLUMNS, write, all_or_nothing=True)
-
-
-def write(rows: pa.Table, options: Options) -> list[str]:
-    return by_problem.write(entries(rows), options, COMMAND)
+    return by_problem.main(arguments, (COMMAND, __doc__ or ""), TABLE, COLUMNS, entries)
 
 
 if __name__ == "__main__":

@@ -14,15 +14,14 @@ from pathlib import Path
 import pyarrow as pa
 
 from analysis import by_problem
-from analysis.command import Options, parser, run
-from analysis.rows import number, with_problem
+from analysis.rows import WHICH, number, with_problem
 from minfer.rows import store
 
 COMMAND = "python analysis/make_fusion.py"
 TABLE = Path("minfer/fusion/measured.json")
 OPS = ("add_rmsnorm", "axpby", "gated_unit", "gemm_bias_gelu", "gemm_bias_relu", "rmsnorm", "rope", "silu_mul")
 PYTORCH = ("torch", "torch_compile")  # what a program would run instead
-COLUMNS = ["run", "finished", "case", "op", "kernel", "backend", "dtype", "params", "shape", "status", "baseline"]
+COLUMNS = [*WHICH, "dtype", "params", "shape", "baseline"]
 COLUMNS += ["cold_speedup", "device", "device_kind", "arch"]
 
 
@@ -49,11 +48,7 @@ def entries(table: pa.Table) -> by_problem.Table:
 
 def main(arguments: Iterable[str] | None = None) -> int:
     """Returns the exit status: 0 when the table is that of the results, and every file could be read."""
-    return run(parser(COMMAND, __doc__ or "", "--table", TABLE), arguments, COLUMNS, write, all_or_nothing=True)
-
-
-def write(rows: pa.Table, options: Options) -> list[str]:
-    return by_problem.write(entries(rows), options, COMMAND)
+    return by_problem.main(arguments, (COMMAND, __doc__ or ""), TABLE, COLUMNS, entries)
 
 
 if __name__ == "__main__":

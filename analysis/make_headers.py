@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from analysis.command import Options, parser, run
 from analysis.readme import scaled
-from analysis.rows import REFERENCE, choose, lead, number, on_one_clock, with_problem
+from analysis.rows import REFERENCE, WHICH, choose, lead, number, on_one_clock, with_problem
 from analysis.series import setting, shape_words
 from analysis.tables import REGIMES, percent
 from minfer.rows import store
@@ -27,20 +27,7 @@ from minfer.rows.store import Row
 COMMAND = "python analysis/make_headers.py"
 SOURCES = Path("minfer/ops")
 SUFFIXES = {".cu": "// ", ".cpp": "// ", ".py": "# "}  # with what begins a comment
-COLUMNS = [
-    "run",
-    "finished",
-    "case",
-    "op",
-    "kernel",
-    "backend",
-    "status",
-    "dtype",
-    "params",
-    "shape",
-    "device",
-    "device_kind",
-]
+COLUMNS = [*WHICH, "dtype", "params", "shape", "device", "device_kind"]
 COLUMNS += ["metric", "flops", "bytes", "baseline"]
 COLUMNS += [f"{regime}_{name}" for regime in REGIMES for name in ("us", "rate", "tflops", "baseline_us", "speedup")]
 COLUMNS += [f"{regime}_{name}" for regime in REGIMES for name in ("speedup_low", "speedup_high", "verdict")]

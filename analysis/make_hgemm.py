@@ -18,14 +18,14 @@ import pyarrow.compute as pc
 
 from analysis.command import Options, parser, run
 from analysis.readme import plain, significant, table_lines, update
-from analysis.rows import natural, number, on_one_clock, with_problem
+from analysis.rows import WHICH, natural, number, on_one_clock, with_problem
 from minfer.rows import store
 from minfer.rows.store import Row
 
 COMMAND = "python analysis/make_hgemm.py"
 SOURCES = Path("minfer/ops/hgemm")
 PAGE = Path("docs/hgemm.md")
-COLUMNS = ["run", "finished", "case", "op", "kernel", "backend", "status", "dtype", "params", "shape", "device"]
+COLUMNS = [*WHICH, "dtype", "params", "shape", "device"]
 COLUMNS += ["baseline", "bytes", "cold_us", "cold_baseline_us", "cold_tflops", "cold_speedup", "metrics"]
 OVER = {  # what a rung's gain is over, where that is not the rung before
     "v02b_padded": "v02a_column", "v02c_swizzled": "v02a_column", "v03_wmma": "v02_tiled",

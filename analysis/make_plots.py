@@ -26,7 +26,7 @@ from analysis.files import shown
 from analysis.peaks import under_one_peak
 from analysis.readme import README, plain, update
 from analysis.roofline import roofline
-from analysis.rows import kernel_order, lead, metric_of, on_one_clock, primary, sections, with_problem
+from analysis.rows import WHICH, kernel_order, lead, metric_of, on_one_clock, primary, sections, with_problem
 from analysis.style import LIGHT, THEMES, Theme
 from analysis.tables import REGIMES
 from minfer.rows import store
@@ -37,20 +37,7 @@ Draw = Callable[[str, str, list[store.Row], Theme], plots.Picture]
 DEVICES = "devices"  # the plot that has several
 PLOTS: dict[str, Draw] = {"ladder": plots.ladder, "throughput": plots.throughput, "roofline": roofline}
 OF_BACKWARD: dict[str, Draw] = {"directions": directions}  # of ops that have one
-COLUMNS = [
-    "run",
-    "finished",
-    "case",
-    "op",
-    "kernel",
-    "backend",
-    "status",
-    "shape",
-    "device",
-    "device_kind",
-    "flops",
-    "bytes",
-]
+COLUMNS = [*WHICH, "shape", "device", "device_kind", "flops", "bytes"]
 COLUMNS += ["peaks", "roof", "metric", "baseline", "cold_percent_of_peak"]
 COLUMNS += [f"{regime}_{name}" for regime in REGIMES for name in ("us", "rate", "tflops", "baseline_us", "speedup")]
 

@@ -7,24 +7,11 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from analysis.rows import number, on_one_clock, with_problem
+from analysis.rows import WHICH, number, on_one_clock, with_problem
 from minfer.rows import store
 
 HEADROOM = 1.05  # a probe finds less than the device can do, as in minfer.bench.peaks
-COLUMNS = [
-    "run",
-    "finished",
-    "case",
-    "op",
-    "kernel",
-    "backend",
-    "status",
-    "device",
-    "baseline",
-    "peaks",
-    "roof",
-    "floor_us",
-]
+COLUMNS = [*WHICH, "device", "baseline", "peaks", "roof", "floor_us"]
 COLUMNS += [f"{regime}_{name}" for regime in ("cold", "steady") for name in ("us", "baseline_us", "speedup")]
 COLUMNS += ["cold_gbps", "cold_tflops", "metric", "flops", "bytes"]
 

@@ -22,6 +22,8 @@ from minfer.rows import store
 from minfer.rows.select import codes, newest_of_each_regime, with_rates
 
 IDENTITY = ("case", "op", "kernel", "status")  # what a row must say to be shown
+# Columns that say which row it is, and by which rows are chosen.
+WHICH = ("run", "finished", "case", "op", "kernel", "backend", "status")
 REFERENCE = "torch"  # the kernel that the others are shown against
 
 

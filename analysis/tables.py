@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from analysis.others import against, best_other
 from analysis.readme import counted, plain, scaled, significant
 from analysis.readme import table_lines as markdown_table
-from analysis.rows import REFERENCE, kernel_order, metric_of, number
+from analysis.rows import REFERENCE, WHICH, kernel_order, metric_of, number
 from minfer.rows import store
 from minfer.rows.select import TFLOPS
 
@@ -41,20 +41,7 @@ MORE_LEGEND = (
     " neighbouring blocks."
 )
 PROVENANCE = {"run": "run", "commit": "commit", "torch": "PyTorch version", "driver": "driver"}
-COLUMNS = [
-    "run",
-    "finished",
-    "case",
-    "op",
-    "kernel",
-    "backend",
-    "status",
-    "message",
-    "metric",
-    "baseline",
-    "flops",
-    "bytes",
-]
+COLUMNS = [*WHICH, "message", "metric", "baseline", "flops", "bytes"]
 COLUMNS += ["device", "device_kind", "driver", "torch", "commit", "workspace_bytes", "steady_joules"]
 COLUMNS += ["energy_gain", "energy_gain_low", "energy_gain_high", "energy_verdict"]
 FIGURES = ("us", "rate", "tflops", "baseline_us", "speedup", "speedup_low", "speedup_high", "verdict", "aa_spread")

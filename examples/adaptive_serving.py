@@ -12,6 +12,7 @@ writes adaptive-serving.svg.
 
 from __future__ import annotations
 
+import argparse
 import logging
 import random
 import sys
@@ -68,6 +69,7 @@ class Work:
 
 
 def main() -> int:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     torch.set_num_threads(max(1, torch.get_num_threads() - 1))  # a core is left to the background process
     specialiser = Specialiser(chosen(), Adapt(threshold=1000, every_calls=0, every_s=0.5, budget=6))

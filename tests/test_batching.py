@@ -7,6 +7,7 @@ import json
 import math
 from dataclasses import astuple
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -176,6 +177,15 @@ def test_a_request_that_fits_no_batch_is_a_sentence_before_anything_runs():
         (lambda: Policy("none", capacity=0), "a policy takes an int of at least 1 as its capacity, got 0"),
         (lambda: Policy("none", block=2.5), "a policy takes an int of at least 1 as its block, got 2.5"),
         (lambda: Policy("none", buckets=(5, 5)), r"a policy takes buckets that increase from 1, got \(5, 5\)"),
+        (lambda: Policy("none", most=True), "a policy takes an int of at least 1 as its most, got True"),
+        (lambda: Policy("none", buckets=None), "a policy takes buckets that increase from 1, got None"),
+        (lambda: Policy("none", buckets=(4.5,)), r"a policy takes buckets that increase from 1, got \(4.5,\)"),
+        (lambda: Policy("none", buckets="48"), "a policy takes buckets that increase from 1, got '48'"),
+        (lambda: Policy("none", buckets=(0, 4)), r"a policy takes buckets that increase from 1, got \(0, 4\)"),
+        (lambda: batching.SeqSum(-1), "a step takes an int of at least 1 as its capacity, got -1"),
+        (lambda: batching.SeqSum(9, dtype="float64"), "a step takes its dtype as one of .*, got 'float64'"),
+        (lambda: Request(3, 0.0, True), "request 3 must have an int from 1 as its length"),
+        (lambda: Request(3, "0", 4), "request 3 must have an int from 1 as its length .* got 4 tokens at '0' s"),
         (lambda: Request(3, 0.0, 0), "request 3 must have an int from 1 as its length"),
         (lambda: Request(3, 0.0, 2.5), "request 3 must have an int from 1 as its length"),
         (lambda: Request(3, math.nan, 4), "request 3 must have an int from 1 as its length"),
@@ -183,6 +193,9 @@ def test_a_request_that_fits_no_batch_is_a_sentence_before_anything_runs():
         (lambda: batching.uniform(3, longest=5, rate=0), "a trace takes a rate above 0 requests a second, got 0"),
         (lambda: batching.zipf(3, longest=5, exponent=-1), "a trace takes an exponent from 0 to 100, got -1"),
         (lambda: batching.lognormal(3, median=math.inf, longest=5), "a trace takes a median above 0"),
+        (lambda: batching.uniform(2.5, longest=5), "a trace takes an int below 2.62 as its count, got 2.5"),
+        (lambda: batching.uniform(2, longest=3.5), "a trace takes an int below 2.62 as its longest length, got 3.5"),
+        (lambda: batching.uniform(2, longest=1 << 63), "a trace takes an int below 2.62 as its longest length, got 9"),
         (lambda: batching.lognormal(-1, median=3, longest=5), "a trace takes a count of at least 0, got -1"),
         (
             lambda: batching.compare([Request(0, 1.0, 1), Request(1, 0.0, 1)], step=len),
@@ -205,6 +218,20 @@ def test_a_request_that_fits_no_batch_is_a_sentence_before_anything_runs():
 def test_mistakes_are_a_sentence_each(make, said):
     with pytest.raises(ValueError, match=f"^{said}"):
         make()
+
+
+def test_one_policy_a_list_of_buckets_and_numbers_of_numpy_are_taken():
+    trace = [Request(0, np.float64(0.0), 5), Request(1, 1, 4)]
+    for one in ("packed", Policy("packed")):
+        (result,) = batching.compare(trace, one, lambda batch: np.float32(0.5), lambda: 0.0)
+        assert (result.policy, result.busy_s, type(result.busy_s)) == ("packed", 1.0, float)
+    assert hash(Policy("bucketed", buckets=[4, 8])) == hash(Policy("bucketed", buckets=(4, 8)))
+
+
+def test_a_trace_of_anything_but_requests_is_refused():
+    for wrong, kind in (([3, 4], "int"), ([(0, 0.0, 3)], "tuple"), ("trace.jsonl", "str")):
+        with pytest.raises(TypeError, match=f"^a trace has Requests, got {kind}$"):
+            batching.compare(wrong, step=lambda batch: 1.0)
 
 
 # Traces.
@@ -248,7 +275,7 @@ def test_both_formats_are_read(tmp_path):
     cells = "\n".join(f"{r.length},,{r.arrival}" for r in expected)
     (tmp_path / "a.csv").write_text(f"length, user ,arrival\n\n{cells}\n")
     assert batching.read(tmp_path / "a.jsonl") == batching.read(str(tmp_path / "a.csv")) == expected
-    for name in ("e.jsonl", "e.csv"):
+    for name in ("e.JSONL", "e.csv"):
         (tmp_path / name).write_text("\n")
         assert batching.read(tmp_path / name) == []
 
@@ -345,6 +372,20 @@ def test_values_that_are_not_of_the_batch_are_refused():
         batching.join(batch, [torch.zeros(3, 4), torch.zeros(5, 1)])  # which would be broadcast
     with pytest.raises(ValueError, match=r"^a result of this batch begins with the sizes \(2, 5\), got \(2, 3\)$"):
         batching.split(batch, torch.zeros(2, 3))
+
+
+@pytest.mark.parametrize("name", ["none", "packed"])
+def test_values_may_be_a_generator_and_must_be_tensors(name):
+    (batch,) = Policy(name).batches([Request(0, 0.0, 3), Request(1, 0.0, 5)])
+    whole = batching.join(batch, (torch.ones(length) for length in batch.lengths))
+    assert whole.sum() == 8
+    for wrong, kind in (([[1.0] * 3, [1.0] * 5], "list"), ([np.ones(3), np.ones(5)], "ndarray")):
+        with pytest.raises(TypeError, match=f"^a batch takes tensors, got {kind}$"):
+            batching.join(batch, wrong)
+        with pytest.raises(TypeError, match=r"^a batch takes tensors, got ndarray$"):
+            batching.split(batch, whole.numpy())
+    with pytest.raises(ValueError, match=r"takes a value of each, got \[None, None\]$"):
+        batching.join(batch, [torch.tensor(1.0), torch.tensor(2.0)])
 
 
 @pytest.mark.parametrize("name", ["none", "packed"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from minfer.batching.policies import Batch
@@ -12,12 +12,15 @@ if TYPE_CHECKING:
     import torch
 
 
-def join(batch: Batch, values: Sequence[torch.Tensor]) -> torch.Tensor:
+def join(batch: Batch, values: Iterable[torch.Tensor]) -> torch.Tensor:
     """One tensor of a value for each request, (length, ...), in the order of `batch.requests`: (requests, width, ...), or
-    (slots, ...) of a packed batch. Padding is 0. Raises ValueError for values of other lengths, or unlike each other."""
+    (slots, ...) of a packed batch. Padding is 0. Raises ValueError for values of other lengths, or unlike each other, and
+    TypeError for what is no tensor."""
     import torch
 
-    found = [len(value) for value in values]
+    values = list(values)
+    _tensors(*values)
+    found = [len(value) if value.dim() else None for value in values]
     if found != batch.lengths:
         raise ValueError(f"a batch with the lengths {batch.lengths} takes a value of each, got {found}")
     kinds = {(value.dtype, value.device, value.shape[1:]) for value in values}
@@ -32,6 +35,14 @@ def join(batch: Batch, values: Sequence[torch.Tensor]) -> torch.Tensor:
     return made
 
 
+def _tensors(*values: Any) -> None:
+    import torch
+
+    for value in values:
+        if not isinstance(value, torch.Tensor):
+            raise TypeError(f"a batch takes tensors, got {type(value).__name__}")
+
+
 def seqlens(batch: Batch, device: Any) -> dict[str, torch.Tensor]:
     """The true lengths as `minfer.attention` and `minfer.seq_sum` take them, so that padding is skipped: `cu_seqlens` of a
     packed batch, else `lengths`."""
@@ -43,7 +54,8 @@ def seqlens(batch: Batch, device: Any) -> dict[str, torch.Tensor]:
 
 def split(batch: Batch, y: torch.Tensor) -> list[torch.Tensor]:
     """The part of each request, (length, ...), of a result that lies as what `join` made; views of it. Raises ValueError
-    for another."""
+    for another, TypeError for what is no tensor."""
+    _tensors(y)
     shape = (batch.slots,) if batch.packed else (len(batch.requests), batch.width)
     if tuple(y.shape[: len(shape)]) != shape:
         raise ValueError(f"a result of this batch begins with the sizes {shape}, got {tuple(y.shape)}")
@@ -63,6 +75,10 @@ class _Work:
 
         from minfer.ops import DTYPES
 
+        if type(capacity) is not int or capacity < 1:
+            raise ValueError(f"a step takes an int of at least 1 as its capacity, got {capacity!r}")
+        if dtype not in DTYPES:
+            raise ValueError(f"a step takes its dtype as one of {', '.join(DTYPES)}, got {dtype!r}")
         self.device = torch.device(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
         generator = torch.Generator(self.device).manual_seed(0)
         whole = torch.randn(capacity, *shape, generator=generator, device=self.device)

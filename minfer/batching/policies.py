@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -72,10 +73,12 @@ class Policy:
             raise ValueError(f"there is no policy {self.name!r}; choose one of {', '.join(NAMES)}")
         for what in ("capacity", "most", "block"):
             value = getattr(self, what)
-            if not isinstance(value, int) or value < 1:
+            if type(value) is not int or value < 1:
                 raise ValueError(f"a policy takes an int of at least 1 as its {what}, got {value!r}")
-        if list(self.buckets) != sorted(set(self.buckets)) or any(bound < 1 for bound in self.buckets):
-            raise ValueError(f"a policy takes buckets that increase from 1, got {self.buckets}")
+        bounds = tuple(self.buckets) if isinstance(self.buckets, Iterable) else (None,)
+        if any(type(bound) is not int for bound in bounds) or any(map(operator.ge, (0, *bounds), bounds)):
+            raise ValueError(f"a policy takes buckets that increase from 1, got {self.buckets!r}")
+        object.__setattr__(self, "buckets", bounds)  # a tuple, which can be hashed
 
     def batches(self, requests: Iterable[Request]) -> list[Batch]:
         """Every request in one batch. Raises ValueError for a request that does not fit a batch of its own."""

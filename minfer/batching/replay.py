@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 
 import numpy as np
 
@@ -44,11 +45,11 @@ class Result:
 
 def compare(
     trace: Iterable[Request],
-    policies: Iterable[Policy | str] = NAMES,
+    policies: Iterable[Policy | str] | Policy | str = NAMES,
     step: Step | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[Result]:
-    """Serve the same trace under each policy; one of a name only has the defaults of `Policy`.
+    """Serve the same trace under each policy, or under one; one of a name only has the defaults of `Policy`.
 
     The arrivals' clock is simulated, the work is not: `step(batch)` runs a batch and returns the seconds that it took, such as
     `timed(Attention(...))`, which is the default with the default's sizes. It may also return what a model of costs says. The
@@ -56,8 +57,11 @@ def compare(
 
     Whenever the server is free, it groups all requests that wait into batches, runs them one after the other, and looks
     again: no request waits for more than the round in which it arrives and the next. Raises ValueError for a request that fits
-    no batch, before anything runs, and for a step that returns no seconds."""
+    no batch, before anything runs, and for a step that returns no seconds; TypeError for a trace of anything but Requests."""
     trace = list(trace)
+    if unlike := next((type(each).__name__ for each in trace if not isinstance(each, Request)), None):
+        raise TypeError(f"a trace has Requests, got {unlike}")
+    policies = [policies] if isinstance(policies, Policy | str) else policies
     chosen = [Policy(policy) if isinstance(policy, str) else policy for policy in policies]
     for policy in chosen:
         for request in trace:
@@ -85,8 +89,9 @@ def _served(trace: Sequence[Request], policy: Policy, step: Step, clock: Callabl
         now, busy = now + spent, busy + spent
         for batch in groups:
             seconds = step(batch)
-            if not (isinstance(seconds, float | int) and 0 <= seconds < math.inf):
-                raise ValueError(f"a step must return the seconds that it took, got {seconds}")
+            if not (isinstance(seconds, Real) and 0 <= seconds < math.inf):
+                raise ValueError(f"a step must return the seconds that it took, got {seconds!r}")
+            seconds = float(seconds)  # of NumPy's numbers too
             now, busy = now + seconds, busy + seconds
             batches, slots = batches + 1, slots + batch.slots
             ends.update((request.number, now) for request in batch.requests)

@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,11 @@ class Request:
     length: int
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.length, int) and self.length >= 1 and 0 <= self.arrival < math.inf):
+        known = type(self.length) is int and isinstance(self.arrival, Real)
+        if not known or self.length < 1 or not 0 <= self.arrival < math.inf:
             raise ValueError(
                 f"request {self.number} must have an int from 1 as its length and arrive at a time from 0, got "
-                f"{self.length!r} tokens at {self.arrival} s"
+                f"{self.length!r} tokens at {self.arrival!r} s"
             )
 
 
@@ -71,6 +73,9 @@ def lognormal(
 
 
 def _check(count: int, shortest: int, longest: int, rate: float) -> None:
+    for name, number in (("count", count), ("shortest length", shortest), ("longest length", longest)):
+        if type(number) is not int or not abs(number) < 1 << 62:
+            raise ValueError(f"a trace takes an int below 2^62 as its {name}, got {number!r}")
     if count < 0:
         raise ValueError(f"a trace takes a count of at least 0, got {count}")
     if not 1 <= shortest <= longest:
@@ -93,11 +98,11 @@ def read(path: str | Path) -> list[Request]:
     lines are skipped; an empty file is an empty trace. Raises TraceError, OSError where the file cannot be read."""
     path = Path(path)
     kinds = {".jsonl": _json_lines, ".csv": _csv_lines}
-    if path.suffix not in kinds:
+    if path.suffix.lower() not in kinds:
         raise TraceError(f"{path} is not a trace: its name must end in {' or '.join(kinds)}")
     found: list[Request] = []
     with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
-        for line, values in kinds[path.suffix](path, file):
+        for line, values in kinds[path.suffix.lower()](path, file):
             try:
                 request = Request(len(found), _arrival(values["arrival"]), _length(values["length"]))
                 if found and request.arrival < found[-1].arrival:

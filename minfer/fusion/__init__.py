@@ -6,7 +6,7 @@ why."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ def fuse(
     module: Callable[..., Any],
     *,
     rest: str = "inductor",
-    patterns: Sequence[str] = NAMES,
+    patterns: Collection[str] = NAMES,
     unmeasured: str = "refuse",
     svg: str | os.PathLike[str] | None = None,
     dynamic: bool | None = None,
@@ -41,13 +41,10 @@ def fuse(
     Compiled at the first call. The parameters are the module's own, and training works: what a backward needs is not fused.
     With MINFER_EXPLAIN=1 each match is printed to stderr with what became of it. Raises ValueError for options that there
     are not, TypeError for what cannot be called."""
-    if not callable(module):
-        raise TypeError(f"minfer.fuse takes a module or a function, got {type(module).__name__}")
-    options = Options(rest, tuple(patterns) if not isinstance(patterns, str) else patterns, unmeasured, svg)
-    given: Any = {
-        "rest": options.rest,
-        "patterns": options.patterns,
-        "unmeasured": options.unmeasured,
-        "svg": options.svg,
-    }
+    if isinstance(module, type) or not callable(module):
+        what = f"the class {module.__name__}" if isinstance(module, type) else type(module).__name__
+        raise TypeError(f"minfer.fuse takes a module or a function, got {what}")
+    given: Any = {"rest": rest, "patterns": patterns, "unmeasured": unmeasured, "svg": svg}
+    Options(**given)  # raises here what would else be raised at the first call
+    given["patterns"] = tuple(patterns)
     return torch.compile(module, backend="minfer", dynamic=dynamic, fullgraph=fullgraph, options=given)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ class Options:
     svg: a folder for a picture of each graph before and after."""
 
     rest: str = "inductor"
-    patterns: Sequence[str] = NAMES
+    patterns: Collection[str] = NAMES
     unmeasured: str = "refuse"
     svg: str | os.PathLike[str] | None = None
 
@@ -48,9 +48,10 @@ class Options:
         for name, allowed in (("rest", tuple(worth.AGAINST)), ("unmeasured", ("refuse", "fuse"))):
             if (given := getattr(self, name)) not in allowed:
                 raise ValueError(f"minfer.fuse takes {name}={' or '.join(map(repr, allowed))}, got {given!r}")
-        if isinstance(self.patterns, str) or not all(name in NAMES for name in self.patterns):
+        several = isinstance(self.patterns, Collection) and not isinstance(self.patterns, str)
+        if not several or not all(name in NAMES for name in self.patterns):
             raise ValueError(f"minfer.fuse takes patterns of {', '.join(NAMES)}, got {self.patterns!r}")
-        if self.svg is not None and not isinstance(self.svg, str | os.PathLike):
+        if self.svg is not None and (not isinstance(self.svg, str | os.PathLike) or not os.fspath(self.svg)):
             raise ValueError(f"minfer.fuse takes svg as the path of a folder, got {self.svg!r}")
 
     @property
@@ -75,7 +76,10 @@ class Fusion(CustomGraphPass):
             lines = [f"minfer.fuse: {outcome.sentence()}\n" for outcome in outcomes]
             sys.stderr.write("".join(lines) or "minfer.fuse: nothing in this graph has the form of a pattern\n")
         if drawn is not None and self.options.svg is not None:
-            picture.write(Path(self.options.svg), drawn, picture.drawing(graph), outcomes)
+            try:
+                picture.write(Path(self.options.svg), drawn, picture.drawing(graph), outcomes)
+            except OSError as error:  # which is no reason for the model not to run
+                sys.stderr.write(f"minfer.fuse: cannot write a picture to {self.options.svg}: {error.strerror}\n")
 
     def uuid(self) -> Any:
         """Inductor's caches have it as a part of their key. None, for no cache: one that is hit would say and draw nothing."""

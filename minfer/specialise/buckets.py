@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
+from operator import index
 from typing import NamedTuple
 
 Size = int | tuple[int, ...]
@@ -37,7 +38,9 @@ def powers_of_two(size: Size) -> Key:
 
 def ranges(*highs: int) -> Buckets:
     """A variant for the sizes up to the first of `highs`, one for those from there to the second, and so on. Above the last,
-    each size is its own. `ranges(16, 64)` has 1 to 16 and 17 to 64. Raises ValueError unless the highs rise."""
+    each size is its own. `ranges(16, 64)` has 1 to 16 and 17 to 64. Raises ValueError unless the highs rise, TypeError
+    for what is no number."""
+    highs = numbers(highs)
     if not highs or any(low >= high for low, high in zip((0, *highs), highs, strict=False)):
         raise ValueError(f"ranges takes rising sizes from 1, got {highs}")
 
@@ -61,7 +64,11 @@ def named(text: str) -> Buckets:
 
 
 def numbers(size: Size) -> tuple[int, ...]:
-    return size if isinstance(size, tuple) else (size,)
+    """The numbers of a size. Raises TypeError for what is none."""
+    try:
+        return tuple(map(index, size if isinstance(size, tuple) else (size,)))
+    except TypeError:
+        raise TypeError(f"a size is a whole number, or a tuple of them, got {size!r}") from None
 
 
 def text(key: Key) -> str:

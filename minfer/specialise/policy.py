@@ -8,13 +8,16 @@ from dataclasses import dataclass, field
 
 from minfer.specialise.buckets import Buckets, Key, Size
 
+MOST_SEEN = 1 << 16  # calls between two looks that are kept; of more the last
+LONGEST_S = 1e6
+
 
 @dataclass(frozen=True)
 class Policy:
     """When to look at what was monitored, and what to do about it.
 
     threshold: calls of a key from which it is worth a variant.
-    every_calls: a look after so many calls of `execute`; 0: none because of calls.
+    every_calls: a look after so many calls of `execute`, at most MOST_SEEN; 0: none because of calls.
     every_s: a look each so many seconds, in a thread of its own; 0: none because of time.
     budget: the most variants that are in use or on their way at a time. The least used one makes room.
     most_compiles: the most that are asked for in a process. A library that was loaded stays mapped until the process ends, so
@@ -30,9 +33,15 @@ class Policy:
     build_s: float = 300.0
 
     def __post_init__(self) -> None:
-        for name in ("threshold", "budget", "most_compiles", "build_s"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"a policy's {name} must be above 0, got {getattr(self, name)}")
+        for name, least in (("threshold", 1), ("every_calls", 0), ("budget", 1), ("most_compiles", 1)):
+            value = getattr(self, name)
+            if type(value) is not int or value < least or (name == "every_calls" and value > MOST_SEEN):
+                most = f" to {MOST_SEEN}" if name == "every_calls" else ""
+                raise ValueError(f"a policy takes an int from {least}{most} as its {name}, got {value!r}")
+        for name in ("every_s", "build_s"):
+            value = getattr(self, name)
+            if type(value) not in (int, float) or not 0 <= value <= LONGEST_S or (name == "build_s" and not value):
+                raise ValueError(f"a policy takes seconds up to {LONGEST_S:g} as its {name}, got {value!r}")
 
 
 # A challenger must be used this many times as much as the variant that it displaces, or two would take turns.

@@ -34,7 +34,8 @@ class Recipe:
     source: `source(symbol, key)` is the text of a file that defines one kernel: the torch op `minfer::<symbol>` in C++ and
         CUDA, a function called as the op in Triton, `void @<symbol>(...)` in LLVM's IR.
     rest: the sizes of the other axes in the trial.
-    dtype, params: of the trial; variants need not support others.
+    dtype, params: of the trial. For others a variant may raise ValueError, or fail a check, before it writes anything; the
+        fallback serves them.
     bind: for LLVM: `bind(address, key)` makes the function of Python that calls the machine code.
     file: the Python file that makes this recipe; the background process loads it. None: the one that calls `Recipe`.
     """
@@ -56,9 +57,23 @@ class Recipe:
             raise ValueError(f"recipe {self.name}: a backend is {' or '.join(SUFFIX)}, not {self.backend!r}")
         if (self.backend == "llvm") != (self.bind is not None):
             raise ValueError(f"recipe {self.name}: `bind` belongs to the backend llvm, and to no other")
-        if self.file is None:  # two frames up: below is the __init__ that dataclass wrote
-            path = Path(sys._getframe(2).f_globals.get("__file__", "unknown.py")).absolute()
-            object.__setattr__(self, "file", path)
+        try:
+            op = get(self.op)
+        except KeyError:
+            raise ValueError(f"recipe {self.name}: there is no op {self.op!r}") from None
+        if self.fallback not in op.kernels:
+            raise ValueError(
+                f"recipe {self.name}: {self.op} has no kernel {self.fallback!r}, only {', '.join(op.kernels)}"
+            )
+        if sorted([*self.axes, *self.rest]) != sorted(op.axes):
+            raise ValueError(
+                f"recipe {self.name}: `axes` and `rest` must be the axes of {self.op}: {', '.join(op.axes)}"
+            )
+        # Two frames up: below is the __init__ that dataclass wrote.
+        file = self.file or Path(sys._getframe(2).f_globals.get("__file__", "unknown.py")).absolute()
+        object.__setattr__(self, "file", file)
+        if (other := REGISTERED.get(self.name)) and other.file and other.file.resolve() != file.resolve():
+            raise ValueError(f"recipe {self.name}: {other.file} has one of that name")
         REGISTERED[self.name] = self
 
     @property

@@ -7,10 +7,12 @@ import logging
 import os
 import queue
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from typing import Any
 
 from minfer import build
@@ -18,13 +20,12 @@ from minfer.bench import device as devices
 from minfer.bench.operands import Operands
 from minfer.ops import get
 from minfer.specialise.background import Background
-from minfer.specialise.buckets import Buckets, Key, Size, exact
-from minfer.specialise.policy import Ledger, Policy
+from minfer.specialise.buckets import Buckets, Key, Size, Span, exact
+from minfer.specialise.policy import MOST_SEEN, Ledger, Policy
 from minfer.specialise.recipe import Recipe
 from minfer.specialise.trial import Outcome, known
 
 log = logging.getLogger("minfer.specialise")
-MOST_SEEN = 1 << 16  # calls between two looks that are kept; of more the last
 MOST_SIZES = 1 << 12  # that the table remembers the function of, one by one
 IDLE_S = 2.0  # after so long without a compile the background process ends, and gives its memory back
 Function = Callable[..., Any]
@@ -57,6 +58,10 @@ class Specialiser:
 
     def __init__(self, recipe: Recipe, policy: Policy | None = None, buckets: Buckets = exact) -> None:
         """Raises BuildError where the generic kernel does not compile."""
+        for given, kind in ((recipe, Recipe), (policy or Policy(), Policy)):
+            if not isinstance(given, kind):
+                raise TypeError(f"a Specialiser takes a {kind.__name__}, got {given!r}")
+        self._closed = self._said = False
         self.recipe, self.policy, self.buckets = recipe, policy or Policy(), buckets
         self.device = devices.pick(recipe.device)
         self.arch = devices.arch(self.device)
@@ -78,21 +83,28 @@ class Specialiser:
         self._lock, self._queue = threading.Lock(), queue.SimpleQueue[Key | None]()
         self._futures: dict[Key, Future[Outcome]] = {}
         self._thread: threading.Thread | None = None
-        self._looking = self._closed = self._full = False
+        self._looking = self._full = False
         if self.policy.every_s:
             self._wake()
 
     def execute(self, size: Size, *tensors: Any, **scalars: Any) -> Any:
-        """Call the variant for a size, or the generic kernel, and count the call."""
+        """Call the variant for a size, or the generic kernel, and count the call. What a variant is not for, such as another
+        dtype, it refuses with an error before it writes anything; the generic kernel then serves this call."""
         self.monitor(size)
         if len(self._seen) >= self._every and not self._looking:
             self._looking = True
             self._queue.put(None)
             self._wake()
-        return self._table[size](*tensors, **scalars)
+        function = self._table[size]
+        try:
+            return function(*tensors, **scalars)
+        except (ValueError, RuntimeError):  # RuntimeError: a check in C++
+            if function is self.fallback:
+                raise
+        return self.fallback(*tensors, **scalars)
 
     def function(self, size: Size) -> Function:
-        """What `execute` would call for a size now."""
+        """What `execute` would call first for a size now."""
         return self._table[size]
 
     def check(self) -> list[Key]:
@@ -100,8 +112,14 @@ class Specialiser:
         where its trial was undecided, and no more than the policy's budget allows: give them to `compile`. Variants that must
         make room leave the table."""
         with self._lock:
-            seen = self._seen
-            self._ledger.count([seen.popleft() for _ in range(len(seen))])
+            seen = [self._seen.popleft() for _ in range(len(self._seen))]
+            try:
+                self._ledger.count(seen)
+            except Exception as error:  # before any of them was counted
+                if not self._said:
+                    log.warning("%s: calls of what has no bucket are not counted: %s", self.recipe.name, error)
+                    self._said = True
+                self._ledger.count(filter(self._is_size, seen))
             if self._full:
                 return []
             wanted, again, drop = self._ledger.decide()
@@ -109,9 +127,22 @@ class Specialiser:
                 self._replace()
             return wanted
 
+    def _is_size(self, size: Any) -> bool:
+        try:
+            return bool({self.buckets(size)} and {size})  # both can be hashed
+        except Exception:
+            return False
+
     def compile(self, key: Key) -> Future[Outcome]:
-        """Have a variant compiled and tried in the background, and taken into use if it is faster. Returns at once."""
+        """Have a variant compiled and tried in the background, and taken into use if it is faster. Returns at once: after
+        `close` a cancelled future. Raises TypeError for what is no key."""
+        if not isinstance(key, tuple) or not all(isinstance(span, Span) for span in key):
+            raise TypeError(f"a key is what buckets make of a size, such as exact(128), got {key!r}")
         with self._lock:
+            if key not in self._futures and self._closed:
+                stopped = Future[Outcome]()
+                stopped.cancel()
+                return stopped
             if key not in self._futures:
                 self._futures[key] = Future()
                 self._ledger.asked.add(key)
@@ -123,8 +154,10 @@ class Specialiser:
         return future
 
     def wait(self, seconds: float | None = None) -> list[Outcome]:
-        """Wait for all that is being compiled. Raises TimeoutError."""
-        return [future.result(seconds) for future in list(self._futures.values())]
+        """Wait for all that is being compiled. Raises TimeoutError after so many seconds."""
+        end = None if seconds is None else time.monotonic() + seconds
+        left = lambda: None if end is None else max(0.0, end - time.monotonic())
+        return [future.result(left()) for future in list(self._futures.values())]
 
     @property
     def variants(self) -> list[Key]:
@@ -151,9 +184,10 @@ class Specialiser:
     # What the thread does.
 
     def _wake(self) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="minfer-specialise", daemon=True)
-            self._thread.start()
+        with self._lock:  # of threads that call at once one starts it
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="minfer-specialise", daemon=True)
+                self._thread.start()
 
     def _work(self) -> None:
         while not self._closed:
@@ -167,7 +201,10 @@ class Specialiser:
                     continue
             if key is None:
                 for wanted in self.check():
-                    self.compile(wanted)
+                    try:
+                        self.compile(wanted)
+                    except TypeError as error:  # the caller's own buckets made it
+                        log.warning("%s: %s", self.recipe.name, error)
                 self._looking = False
             else:
                 self._settle(key)
@@ -175,14 +212,15 @@ class Specialiser:
 
     def _settle(self, key: Key) -> None:
         """Find out what comes of a variant, and use it if it is faster."""
-        outcome, made = self._outcome(key), None
-        if self._closed:
-            return
-        if outcome.faster:
-            try:
+        made = None
+        try:
+            outcome = self._outcome(key)
+            if self._closed:
+                return
+            if outcome.faster:
                 made = self._loaded(key)
-            except Exception as error:  # whatever it is, the generic kernel still serves
-                outcome = Outcome("failed", str(error))
+        except Exception as error:  # whatever it is, the generic kernel still serves
+            outcome = Outcome("failed", str(error))
         with self._lock:
             future = self._futures[key]
             if outcome.status == "undecided":
@@ -195,11 +233,16 @@ class Specialiser:
                 self._made[key] = made
                 self._replace()
         self._tell(key, outcome)
-        future.set_result(outcome)
+        with suppress(InvalidStateError):  # somebody cancelled it meanwhile
+            future.set_result(outcome)
 
     def _outcome(self, key: Key) -> Outcome:
         if self._full:
             return Outcome("full")
+        try:
+            self.recipe.case(key)
+        except ValueError as error:
+            return Outcome("failed", str(error))
         try:
             if found := known(self.recipe, key, self.arch, devices.name(self.device)):
                 return found

@@ -96,7 +96,7 @@ def tried(recipe: Recipe, key: Key, say: Callable[..., None] = lambda **phase: N
             if outcome.status in ("faster", "not faster"):
                 write(path, json.dumps(asdict(outcome)))
             return outcome
-    except (build.BuildError, OSError) as error:
+    except (build.BuildError, OSError, ValueError) as error:  # ValueError: the recipe has no variant for such a key
         log = getattr(error, "log", "")
         if full := re.search(build.DISK_FULL, f"{error} {log}"):
             return Outcome("full", full[0])

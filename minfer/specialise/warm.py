@@ -31,7 +31,7 @@ def sizes(trace: Path) -> dict[str, Counter[Size]]:
     """The calls of each size, by recipe. Raises TraceError."""
     found: dict[str, Counter[Size]] = {}
     try:
-        lines = trace.read_text().splitlines()
+        lines = trace.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise TraceError(f"cannot read the trace {trace}: {error}") from error
     for number, line in enumerate(lines, 1):
@@ -46,7 +46,7 @@ def sizes(trace: Path) -> dict[str, Counter[Size]]:
             recipe = REGISTERED[entry["recipe"]]
             if len(numbers(size)) != len(recipe.axes):
                 raise ValueError(f"a size of {recipe.name} is of {' and '.join(recipe.axes)}")
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             why = f"no recipe {error}" if isinstance(error, KeyError) and "recipe" in line else error
             raise TraceError(f"{trace}:{number}: {why}; a line is like {EXAMPLE}") from error
         found.setdefault(recipe.name, Counter())[size] += calls

@@ -78,18 +78,28 @@ def test_the_picture(tmp_path, capfd):
     assert "silu_mul at mul" in text
 
 
+def test_a_picture_that_cannot_be_written_is_said_and_the_model_runs(tmp_path, capfd):
+    path = tmp_path / "file"
+    path.write_text("")
+    text = check(capfd, lambda a, b: F.silu(a) * b, randn(3, 32), randn(3, 32), svg=path, fused=["silu_mul"])
+    assert f"minfer.fuse: cannot write a picture to {path}: File exists" in text
+
+
 def test_mistakes_are_a_sentence_each():
     for options, sentence in (
         ({"rest": "jit"}, r"^minfer.fuse takes rest='inductor' or 'eager', got 'jit'$"),
         ({"unmeasured": True}, r"^minfer.fuse takes unmeasured='refuse' or 'fuse', got True$"),
-        ({"patterns": ["softmax"]}, r"^minfer.fuse takes patterns of rope, .*, got \('softmax',\)$"),
+        ({"patterns": ["softmax"]}, r"^minfer.fuse takes patterns of rope, .*, got \['softmax'\]$"),
         ({"patterns": "rope"}, r"^minfer.fuse takes patterns of rope, .*, got 'rope'$"),
+        ({"patterns": None}, r"^minfer.fuse takes patterns of rope, .*, got None$"),
         ({"svg": 3}, r"^minfer.fuse takes svg as the path of a folder, got 3$"),
+        ({"svg": ""}, r"^minfer.fuse takes svg as the path of a folder, got ''$"),
     ):
         with pytest.raises(ValueError, match=sentence):
             minfer.fuse(Layer(), **options)
-    with pytest.raises(TypeError, match=r"^minfer.fuse takes a module or a function, got int$"):
-        minfer.fuse(3)
+    for what, got in ((3, "int"), (Layer, "the class Layer")):
+        with pytest.raises(TypeError, match=f"^minfer.fuse takes a module or a function, got {got}$"):
+            minfer.fuse(what)
     compiled = torch.compile(lambda x: x + 1, backend="minfer", options={"rset": "eager"})
     with pytest.raises(
         Exception, match="minfer's backend has no option 'rset': it takes rest, patterns, unmeasured, svg, and"

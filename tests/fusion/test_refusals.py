@@ -101,6 +101,25 @@ def test_a_size_that_depends_on_data_is_refused(capfd):
         check(capfd, chosen, randn(3, 32), randn(3, 32), refused=["silu_mul at", " depends on data"])
 
 
+def test_what_holds_for_some_sizes_only_is_refused(capfd):
+    combined, gated = lambda a, b: 2 * a[a > 0] + b, lambda a, b: F.silu(a[a > 0]) * b
+    why = "not fused, it holds for some sizes only, and these are not known before it runs"
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        for name, function in (
+            ("axpby at add", combined),
+            ("silu_mul at mul", gated),
+        ):  # a kernel would need a single a > 0
+            check(capfd, function, randn(3, 32), randn(1), refused=[name, why])
+
+
+def test_a_result_of_another_shape_is_refused(capfd):
+    def outer(x, gate, up):
+        return F.silu((x @ gate).view(5, 1, 32)) * (x @ up)
+
+    x, gate, up = (each.bfloat16() for each in (randn(5, 64), randn(64, 32) / 8, randn(64, 32) / 8))
+    check(capfd, outer, x, gate, up, refused=["swiglu at mul", "mul is (5, 5, 32) and would be (5, 1, 32)"])
+
+
 def test_a_device_without_kernels_and_a_problem_without_one_are_refused(capfd, monkeypatch):
     gate = lambda a, b: F.silu(a) * b
     with torch.no_grad():

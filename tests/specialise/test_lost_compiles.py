@@ -159,6 +159,7 @@ def test_two_processes_that_warm_the_same_do_it_once(llvm: None, tmp_path: Path,
         ('{"recipe": "unheard", "size": 1}', "no recipe 'unheard'"),
         ('{"recipe": "sound"}', "'size'"),
         ("nonsense", "Expecting value"),
+        ("[" * 100_000, "maximum recursion depth"),
     ],
 )
 def test_a_mistake_in_a_trace_is_said_with_its_line(line: str, why: str, tmp_path: Path) -> None:
@@ -172,10 +173,22 @@ def test_calls_of_a_trace_add_up(tmp_path: Path) -> None:
         {"recipe": "sound", "size": 16},
         {"recipe": "sound", "size": 9},
     )
-    assert warm.sizes(trace(tmp_path, *lines)) == {"sound": Counter({16: 4, 9: 1})}
+    path, expected = trace(tmp_path, *lines), {"sound": Counter({16: 4, 9: 1})}
+    assert warm.sizes(path) == expected
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())  # the mark with which some editors begin a file
+    assert warm.sizes(path) == expected
 
 
 def test_a_mistake_on_the_command_line_is_a_sentence(tmp_path: Path) -> None:
     for words in ([], ["a", "b"], [str(trace(tmp_path)), "buckets=none"], [str(trace(tmp_path)), "speed=1"]):
         with pytest.raises(warm.TraceError, match="usage: minfer warm"):
             warm.main(words)
+
+
+@pytest.mark.slow
+def test_the_example_says_what_it_does_before_it_serves_for_a_minute(tmp_path: Path) -> None:
+    example = str(ROOT / "examples" / "adaptive_serving.py")
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    for word, status in (("--help", 0), ("--seconds=5", 2)):
+        done = subprocess.run([sys.executable, example, word], cwd=tmp_path, env=env, capture_output=True, timeout=50)
+        assert done.returncode == status and not (tmp_path / "adaptive-serving.svg").exists()

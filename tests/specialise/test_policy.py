@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from minfer.specialise import Policy, Span, exact, powers_of_two, ranges
-from minfer.specialise.buckets import named
+from minfer.specialise.buckets import Buckets, named
 from minfer.specialise.policy import Ledger
 
 # Buckets
@@ -98,6 +101,32 @@ def test_the_budget_holds_whatever_is_called(looks: list[list[int]], budget: int
     assert len(asked) == len(set(asked))
 
 
-def test_a_policy_without_a_meaning_is_refused() -> None:
-    with pytest.raises(ValueError, match="a policy's budget must be above 0, got 0"):
-        Policy(budget=0)
+@pytest.mark.parametrize(
+    ("given", "takes"),
+    [
+        ({"budget": 0}, "an int from 1 as"),
+        ({"threshold": "100"}, "an int from 1 as"),
+        ({"threshold": float("nan")}, "an int from 1 as"),
+        ({"every_calls": -1}, "an int from 0 to 65536 as"),
+        ({"every_calls": 1 << 17}, "an int from 0 to 65536 as"),  # more calls than are kept: there would be no look
+        ({"every_s": -0.5}, r"seconds up to 1e\+06 as"),
+        ({"every_s": float("inf")}, r"seconds up to 1e\+06 as"),
+        ({"build_s": 0}, r"seconds up to 1e\+06 as"),
+    ],
+)
+def test_a_policy_without_a_meaning_is_refused(given: dict[str, Any], takes: str) -> None:
+    ((name, value),) = given.items()
+    with pytest.raises(ValueError, match=rf"^a policy takes {takes} its {name}, got {value!r}$"):
+        Policy(**given)
+
+
+@pytest.mark.parametrize("buckets", [exact, powers_of_two, ranges(16, 64)])
+def test_what_is_no_size_has_no_bucket(buckets: Buckets) -> None:
+    for wrong in ("20", 20.0, None, (4, 2.5)):
+        with pytest.raises(
+            TypeError, match=rf"^a size is a whole number, or a tuple of them, got {re.escape(repr(wrong))}$"
+        ):
+            buckets(wrong)  # type: ignore[arg-type]
+    assert buckets(np.int64(20)) == buckets(20)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"^a size is a whole number"):
+        ranges("16")  # type: ignore[arg-type]

@@ -11,9 +11,10 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import gelu
 
-from minfer.ops import DTYPES, TFLOPS, Case, Expected, Op, Tensors, compiled, multiples, size, within
+from minfer.ops import DTYPES, Case, Expected, Op, Tensors, compiled, within
 from minfer.ops.bounds import ROUNDOFF
-from minfer.ops.gemm_bias_relu import tensors
+from minfer.ops.gemm_bias_relu import VECTORS
+from minfer.ops.gemm_bias_relu import op as relu
 
 
 def reference(case: Case, t: Tensors, tanh: bool) -> dict[str, Expected]:
@@ -46,33 +47,18 @@ def into(y: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor, 
 
 op = Op(
     "gemm_bias_gelu",
-    axes={"m": size(), "n": size(), "k": size()},
-    params={"layout": ("TN", "NN")},
+    axes=relu.axes,
+    params=relu.params,
     calls={"erf": {"tanh": False}, "tanh": {"tanh": True}},
-    tensors=tensors,
+    tensors=relu.tensors,
     reference=reference,
-    flops=lambda case: 2.0 * case["m"] * case["n"] * case["k"],
-    arithmetic=lambda case: (case.dtype, "float32"),
-    metric=TFLOPS,
-    strided=("y", "a", "b"),
-    odd_shapes=({"m": 33, "n": 65, "k": 17}, {"m": 70, "n": 72, "k": 104}),
-    sizes={
-        "small": [
-            {"m": 1, "n": 1, "k": 1},
-            {"m": 7, "n": 40, "k": 72},
-            {"m": 40, "n": 136, "k": 264},
-            {"m": 9, "n": 24, "k": 8},
-        ],
-        "nan": [{"m": 64, "n": 128, "k": 64}, {"m": 8, "n": 64, "k": 128}],
-        "large": [
-            {"m": 1024, "n": 256, "k": 512},
-            {"m": 257, "n": 384, "k": 1000},
-            {"m": 2550, "n": 2552, "k": 1032},
-        ],
-    },
+    flops=relu.flops,
+    arithmetic=relu.arithmetic,
+    metric=relu.metric,
+    strided=relu.strided,
+    odd_shapes=relu.odd_shapes,
+    sizes=relu.sizes,
 )
-
-VECTORS = multiples(n=8, k=8)  # rows of 16-byte pieces
 
 op.torch("torch", eager, baseline=True, returns=(0,), requires=VECTORS)
 op.torch("torch_compile", compiled(into))
