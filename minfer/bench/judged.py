@@ -1,20 +1,21 @@
-"""What the judge's samples come to: the times that a row of an untrusted kernel has, and whether the times that were
-measured inside of its process contradict them.
+"""Computes the times in the row of an untrusted kernel from the judge's samples, and checks whether the times that were
+measured inside of the kernel's process contradict them.
 
-The judge (`minfer.worker.judge`) times blocks of calls from outside. Its times are the result; those inside are a hint, which
-tells cold from steady. They are compared like with like:
+The judge (`minfer.worker.judge`) times blocks of calls from outside. Its times are the result. The times inside are hints,
+which tell cold from steady. Each hint is compared with a time that was taken in the same way:
 
-- the kernel's steady time with its blocks. A cold call takes no less. A block begins after a flush and is short, so that a
-  call of a few microseconds takes longer in it. By how much is seen at the baseline, whose steady time the judge takes, too,
-  in a process without a kernel: a kernel may lose as many microseconds as the baseline does, or the same factor;
-- what each block takes by the clock in the kernel's process with what it takes outside, and both with the baseline's blocks:
-  that a machine is busy lengthens both times;
+- the kernel's steady and cold times with its blocks. A block begins after a flush and is short, so a call of a few
+  microseconds takes longer in it than a steady one. The baseline shows by how much, because the judge also takes the
+  baseline's steady time, in a process without a kernel: a kernel may lose as many microseconds as the baseline does, or the
+  same factor. A cold call takes no less than a call in a block;
+- the time of each block by the clock in the kernel's process with its time outside, and the difference with that of the
+  baseline's blocks, because a busy machine lengthens both;
 - the baseline's steady time with its blocks, and its cold time with cold times of the baseline in a process without a
   kernel, after the same preparation.
 
-A hint contradicts the judge where it is off by more than `BELIEVED`, in the direction that flatters the kernel. A busy
-machine can do that to an honest kernel. So the supervisor has both measured again, and only a kernel that is contradicted
-every time, by more than the baseline's own blocks lie apart, is accused.
+A hint contradicts the judge if it is off by more than `BELIEVED`, in the direction that favours the kernel. On a busy machine
+that can happen to an honest kernel. So the supervisor has both measured again, and accuses a kernel only if every measurement
+contradicts it, by more than the baseline's own blocks vary.
 """
 
 from __future__ import annotations
@@ -32,19 +33,19 @@ from minfer.ops import Case
 
 # A block contains the wake-up of the process and first touches of fresh memory; a GPU runs a cold call at a higher clock.
 BELIEVED = {"cuda": 1.25, "cpu": 1.6}
-ATTEMPTS = 4  # so often both are measured before a kernel is accused
+ATTEMPTS = 4  # times that both are measured before a kernel is accused
 BUSY = "could not be judged: {}, by no more than a busy machine may explain; run it again when the machine is less busy"
 LONGER = "its judged time of {:.4g} us is longer than the {:.4g} us inside of its process, as a busy CPU or cold caches make it"
 
 
 @dataclass(frozen=True)
 class Samples:
-    """What the judge measured, in seconds of one call.
+    """What the judge measured, in seconds for one call.
 
-    `kernel`, `baseline` and `duplicate`: of each block, by the wall clock; shape (rounds,). `work`: of each of the kernel's
-    blocks, without the time that its process waited for a busy CPU. `lag` and `baseline_lag`: of each block of kernel and
-    of baseline and duplicate, by which factor it is longer by the clock outside than by the one in its process.
-    `cold_baseline`: of single cold calls. `steady_baseline`: of steady calls, in a process without a kernel."""
+    `kernel`, `baseline` and `duplicate`: the time of each block, by the wall clock; shape (rounds,). `work`: the same for the
+    kernel's blocks, without the time for which its process waited for a busy CPU. `lag` and `baseline_lag`: the time of each
+    block by the judge's clock over that by the clock in its process, for the kernel, and for baseline and duplicate.
+    `cold_baseline` and `steady_baseline`: single cold calls and steady calls of the baseline in a process without a kernel."""
 
     kernel: np.ndarray
     baseline: np.ndarray
@@ -57,32 +58,32 @@ class Samples:
 
     @staticmethod
     def of(found: Mapping[str, Sequence[float]]) -> Samples:
-        """Raises ValueError for what no clock gives."""
+        """Raises ValueError for samples that no clock can give."""
         arrays = {name: np.array(found[name], dtype=float) for name in Samples.__dataclass_fields__}
         blocks = [arrays[name] for name in ("kernel", "baseline", "duplicate", "work", "lag")]
         if not all(array.ndim == 1 and len(array) and np.isfinite(array).all() for array in arrays.values()):
             raise ValueError("a sample of the judge is not a time")
         if len({len(array) for array in blocks}) > 1 or not all((array >= 0).all() for array in arrays.values()):
             raise ValueError("the judge's samples do not fit each other")
-        shortest = 1e-9  # a block that took no longer than an empty one
+        shortest = 1e-9  # for a block that took no longer than an empty request
         return Samples(**{name: np.maximum(array, shortest) for name, array in arrays.items()})
 
     @property
     def spread(self) -> float:
-        """By which factor the middle half of the baseline's blocks lies apart: what the machine does to honest code."""
+        """The upper over the lower quartile of the baseline's blocks: how much the machine changes the times of honest code."""
         low, high = np.percentile(np.concatenate([self.baseline, self.duplicate]), [25, 75])
         return float(high / low)
 
     def in_a_block(self, steady_s: float) -> float:
-        """What a call of so many steady seconds may take in a block, by what the baseline does."""
+        """How long a call may take in a block if it takes `steady_s` in steady timing, judging by the baseline."""
         steady = float(np.median(self.steady_baseline))
         block = max(float(np.median(np.concatenate([self.baseline, self.duplicate]))), steady)
         return max(steady_s * block / steady, steady_s + block - steady)
 
 
 def columns(case: Case, row: Mapping[str, Any], samples: Samples, device: str) -> Columns:
-    """The columns `judged_...` of a row: the median block and, paired by rounds, the ratio to the baseline. A row is not `ok`
-    where that time contains so much waiting for a CPU that the times inside look better."""
+    """The columns `judged_...` of a row: the median block and, paired by rounds, the ratio to the baseline. A row that was `ok`
+    becomes `unconverged` if the median block is longer than the hints by more than `BELIEVED`."""
     op = ops.get(case.op)
     work = Work(op.flops(case), op.bytes(case), op.metric.work(op, case))
     blocks = [samples.kernel, samples.baseline, samples.duplicate]
@@ -100,7 +101,7 @@ class Contradiction:
 
     words: str
     factor: float
-    explained: float  # what the machine's noise explains
+    explained: float  # the factor that noise of the machine can explain
 
     @property
     def proven(self) -> bool:
@@ -108,7 +109,7 @@ class Contradiction:
 
 
 def contradiction(row: Mapping[str, Any], samples: Samples, device: str) -> Contradiction | None:
-    """The worst contradiction of a row's times with the judge's, or None."""
+    """The largest contradiction between a row's hints and the judge's samples, or None."""
     believed = BELIEVED[device]
     lag, usual = float(min(samples.lag)), float(max(samples.baseline_lag))
     if lag > believed:
@@ -138,7 +139,7 @@ def contradiction(row: Mapping[str, Any], samples: Samples, device: str) -> Cont
 
 
 def verdict(contradictions: Sequence[Contradiction]) -> Columns:
-    """Status and message of a row whose times were contradicted every time."""
+    """Status and message of a row whose hints every measurement contradicted."""
     least = min(contradictions, key=lambda each: each.factor / each.explained)
     if least.proven:
         return {"status": "dishonest", "message": least.words}

@@ -1,4 +1,4 @@
-"""Timing one kernel against the baseline, in both regimes, and saying how sure the result is."""
+"""Times one kernel against the baseline, in both regimes, and checks what it computes meanwhile."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from minfer.bench.verify import Function, Trial, check_genuine, same_bits, synch
 from minfer.ops import Case, Op, Returning
 from minfer.ops.tensors import Undo
 
-MOST_ROTATIONS = {"cuda": 4096, "cpu": 512}  # a busy processor's threads may wait for each other milliseconds a call
-REPLAY_BYTES = 2 << 30  # of operands that a replay of an in-place kernel goes through: half a millisecond of an H200
-LEAST_CHECKED = 64  # sets of operands that are checked after steady calls, where there are so many
-REMEMBERS = 1.5  # slower by this factor on fresh inputs: it must have remembered the old ones...
-CONFIRMED = 10  # ...if it is so every time: once may be the machine's doing
+MOST_ROTATIONS = {"cuda": 4096, "cpu": 512}  # on a busy CPU a call may wait milliseconds for its threads
+REPLAY_BYTES = 2 << 30  # of operands in a replay of an in-place kernel: an H200 reads them in half a millisecond
+LEAST_CHECKED = 64  # sets of operands that are checked after steady calls, if there are that many
+REMEMBERS = 1.5  # a kernel that is slower by this factor on fresh inputs has remembered results of the old ones...
+CONFIRMED = 10  # ...if this many measurements all say so: a busy machine may cause one of them
 # From idle to full power an H200's clock first overshoots, and half a second later it dips by a tenth. Without this wait the
 # first block (kernel) ran at a higher clock than the second (baseline), and a kernel measured 2 % faster than itself.
 SETTLE_S = 1.5
-REFERENCE_S = 1.0  # for the fp64 reference of steady results; the other sets are compared with the baseline's
+REFERENCE_S = 1.0  # to compare steady results with the fp64 reference; later ones are compared with the baseline's
 
 
 def rotations(op: Op, case: Case, device: torch.device) -> int:
-    """Enough sets of operands that going round them leaves nothing of the first in the cache. An in-place kernel gets more:
-    each set serves once, and then they all get their contents back, so that a replay has as many calls as sets."""
+    """How many sets of operands it takes so that after the last set nothing of the first is left in the cache. An in-place
+    kernel gets more: a replay uses each set once, and then all sets get their contents back."""
     nbytes = op.operand_bytes(case)
     enough = 1 + math.ceil(2 * cache_bytes(device) / nbytes)
     if device.type == "cuda" and in_place(op, case):
@@ -42,34 +42,34 @@ def rotations(op: Op, case: Case, device: torch.device) -> int:
 
 
 def in_place(op: Op, case: Case) -> bool:
-    """Whether a kernel changes what it reads."""
+    """Whether kernels of the op change tensors that they read."""
     return any(spec.role == "inout" for spec in op.specs(case))
 
 
 class Bench(Hooks):
     """A kernel and the baseline on the same operands, ready to be timed.
 
-    Every timed call is watched, outside of its window: what it only writes is poisoned before it, and what it changes in
-    place gets its contents back; its inputs differ from the first ones in one place, another one each round, so that a
-    remembered result is a wrong one; and its outputs are compared with the baseline's of the same round, in stream order.
-    A kernel that is right when it is verified and does less when it is timed is found out.
+    Every timed call is checked, outside of its window. Before it, what it only writes is poisoned, and what it changes in
+    place gets its contents back. Its inputs differ from the first ones in one place, which changes with each round, so that a
+    remembered result is wrong. After it, its outputs are compared with the baseline's of the same round, in stream order.
+    This finds a kernel that is right when it is verified and does less when it is timed.
     """
 
     def __init__(
         self, op: Op, case: Case, kernel: Function, baseline: Function, device: torch.device, seed: int, sets: int = 0
     ) -> None:
-        """`sets`: of operands; 0 for as many as steady calls take. Cold calls take one."""
+        """`sets`: the number of sets of operands; 0 for as many as steady calls need. Cold calls need one."""
         self.op, self.case, self.seed = op, case, seed
         self.device, self.clock = device, clock_for(device)
         self.rng = np.random.default_rng(seed)
         self.rotations = sets or rotations(op, case, device)
-        # How many of them are checked after steady calls. On a CPU slow calls do not get through all in a block: what was not
-        # used cannot be remembered, and going through 512 sets again and again took minutes a case on a busy machine.
+        # How many sets are checked after steady calls. On a CPU a block of slow calls does not use all sets. A kernel cannot
+        # remember those that it has not used, and going through 512 sets repeatedly took minutes a case on a busy machine.
         self.reached = self.rotations
         self.in_place = in_place(op, case)
         first = Trial(case, "normal", seed).operands(op, device)
-        # Inputs differ from set to set. All candidates write the same memory: on an H200 the place of a small output alone
-        # decides 5 % of the time.
+        # Inputs differ from set to set. All candidates write to the same memory: on an H200 the address of a small output
+        # alone changes the time by 5 %.
         self.sets = [first, *(Operands(op, case, seed + i, "normal", device) for i in range(1, self.rotations))]
         self.kept = [{name: t.clone() for name, t in s.named("in", "inout").items()} for s in self.sets]
         self.written = [s.named("out", "inout") for s in self.sets]
@@ -81,7 +81,7 @@ class Bench(Hooks):
         self.timed_results = TimedResults(tolerance, self.written[0], self._inputs_of)
         self.results = [{name: torch.empty_like(t) for name, t in self.written[0].items()} for _ in range(3)]
 
-        # The duplicate is the same function in a candidate of its own, and gets its own samples.
+        # The duplicate is the baseline's function as a candidate of its own, with samples of its own.
         self.functions = [kernel, baseline, baseline]
         self.returned: dict[int, tuple[torch.Tensor, ...]] = {}  # by candidate, until it is copied to the outputs
         self.candidates = [self._candidate(number) for number in range(3)]
@@ -97,7 +97,7 @@ class Bench(Hooks):
         return candidate
 
     def warm_up(self, seconds: float) -> None:
-        """Run everything for a while: lazy initialisation, and the device's climb from its idle clock."""
+        """Run kernel and baseline for a while: for lazy initialisation, and until the device has left its idle clock."""
         end = time.perf_counter() + seconds
         while True:
             for candidate in self.candidates[:2]:
@@ -108,17 +108,17 @@ class Bench(Hooks):
                 return
 
     def cold(self, timing: Timing) -> np.ndarray:
-        """Rounds in shuffled order until the ratio is known to `timing.precision`, looked at only at `timing.looks`, or
-        until the cap on rounds or on time.
+        """Time rounds in shuffled order until the ratio is known to `timing.precision`, which is checked only at
+        `timing.looks`, or until the cap on rounds or on time.
 
         Returns seconds, (rounds, 3): of the kernel, the baseline and the baseline's duplicate. Raises Dishonest."""
         deadline = time.perf_counter() + timing.cold_cap_s
         taken = np.empty((0, len(self.candidates)))
         for look in timing.looks:
             while len(taken) < look:
-                # A look's rounds go to the GPU together, where they fit before the cap; else one by one. Whether they fit is
-                # estimated without the flushes between calls. Those are most of a round on a CPU, where rounds beyond the
-                # first look are taken one by one.
+                # The rounds of a look go to the GPU together if they fit before the cap, else one by one. This is estimated
+                # without the flushes between calls. On a CPU flushes are most of a round, so rounds beyond the first look are
+                # taken one by one.
                 together = self.device.type == "cuda" or look == timing.looks[0]
                 rounds = look - len(taken) if together and len(taken) >= timing.least_rounds else 1
                 if len(taken) and (left := deadline - time.perf_counter()) < rounds * taken.sum(axis=1).mean():
@@ -155,27 +155,27 @@ class Bench(Hooks):
         self.timed_results.compare(self.rounds, self.results[0], self.results[1], self._state(0))
 
     def _ready(self, index: int) -> None:
-        """Poison what a call only writes, and give back what it changes."""
+        """Poison what a call only writes, and restore what it changes."""
         for name, tensor in self.written[index].items():
             if name not in self.kept[index]:
                 poison(tensor)
         self._give_back(index)
 
     def _give_back(self, index: int) -> None:
-        """What a call changes, as it was."""
+        """Restore what a call changes."""
         for name, tensor in self.written[index].items():
             if name in self.kept[index]:
                 tensor.copy_(self.kept[index][name])
 
     def _state(self, index: int) -> dict[str, torch.Tensor]:
-        """What a call reads: its inputs, and what it changes as it was before."""
+        """What a call reads: its inputs, and the earlier contents of what it changes."""
         kept, written = self.kept[index], self.written[index]
         return {
             name: kept[name] if name in written else t for name, t in self.sets[index].tensors.items() if name in kept
         }
 
     def _change(self, index: int, number: int) -> None:
-        """Take back the last change of a set's inputs, and make another, by its number."""
+        """Undo the last change of a set's inputs, and make change number `number`."""
         if undo := self.undo[index]:
             undo()
         self.undo[index] = change(self.op, self.case, self._state(index), self.seed + number, "normal")
@@ -189,8 +189,8 @@ class Bench(Hooks):
     def steady(self, timing: Timing, during: Callable[[], None]) -> list[np.ndarray]:
         """Blocks of kernel, baseline, duplicate, kernel (ABBA), each long enough to settle at its own clock.
 
-        Returns seconds of one call, an array a block; `spans` says when each ran. `during` is called in the kernel's.
-        Raises Dishonest."""
+        Returns seconds of one call, an array for each block; `spans` says when each ran. `during` is called in the kernel's
+        blocks. Raises Dishonest."""
         seconds = timing.block_s
         if self.device.type == "cuda":  # captured now, so that the card is not idle between blocks
             for candidate in range(len(self.candidates)):
@@ -207,21 +207,22 @@ class Bench(Hooks):
         return blocks
 
     def block(self, candidate: int, seconds: float, during: Callable[[], None] = lambda: None) -> np.ndarray:
-        """So many seconds of steady calls of one candidate: the times of one call in the settled second half."""
+        """Run steady calls of one candidate for `seconds`. Returns the times of one call in the settled second half."""
         return self.clock.steady(self.candidates[candidate], self.rotations, seconds, during, self._restore)
 
     @property
     def _restore(self) -> Callable[[int], None] | None:
-        """What gives a set its contents back, where calls change them."""
+        """The function that restores a set of operands, or None if calls change nothing."""
         return self._give_back if self.in_place else None
 
     def _check_steady(self, settled_s: float) -> None:
-        """Run the steady loop on changed inputs: is it right, and does it take as long as it did on the old ones?"""
+        """Run the steady loop on changed inputs. Raises Dishonest if results are wrong, or if it takes longer than on the old
+        inputs."""
         fresh_s = self._rerun(fresh=True)
         deadline = time.perf_counter() + REFERENCE_S
         for index in self.rng.permutation(self.reached):
             mine, state = self.results[0], self._state(index)
-            if isinstance(self.functions[0], Returning):  # what the loop returned is gone
+            if isinstance(self.functions[0], Returning):  # the loop's results are gone
                 self.candidates[0](index)
             self.after_call(0, index)
             if time.perf_counter() < deadline:
@@ -235,8 +236,8 @@ class Bench(Hooks):
                 raise Dishonest("a steady call returned a wrong result, though it was right when verified")
         if fresh_s <= REMEMBERS * settled_s:
             return
-        # Perhaps the machine was busy, or a short block saw few of the sets. Only a kernel that remembers is slower on
-        # fresh inputs again and again.
+        # Perhaps the machine was busy, or a short block used few of the sets. Only a kernel that remembers results is slower
+        # on fresh inputs every time.
         least = math.inf
         for _ in range(CONFIRMED):
             least = min(least, self._rerun(fresh=True) / self._rerun(fresh=False))
@@ -245,8 +246,8 @@ class Bench(Hooks):
         raise Dishonest(f"takes {least:.1f} times as long on inputs that it has not seen before")
 
     def _rerun(self, fresh: bool) -> float:
-        """The time of one call in the steady loop, on changed or on the same inputs; which are written again, so that both
-        kinds are as much in the caches."""
+        """The time of one call in the steady loop, on changed or on the same inputs. The same inputs are written again, too,
+        so that the caches hold as much of both kinds."""
         first = self.rounds
         if fresh:
             self.rounds += self.reached
@@ -258,7 +259,7 @@ class Bench(Hooks):
         return self.clock.again(self.candidates[0], self.reached, self._restore)
 
     def check_operands(self) -> None:
-        """Raises Dishonest when a timed call changed its inputs or wrote beside its outputs."""
+        """Raises Dishonest if a timed call has changed its inputs or written outside its outputs."""
         for operands, kept, undo in zip(self.sets, self.kept, self.undo, strict=True):
             if undo:
                 undo()

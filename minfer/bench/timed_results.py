@@ -1,7 +1,7 @@
-"""Whether a timed call did what it did when it was verified: its outputs against the baseline's, element by element.
+"""Checks that a timed call computes what it computed when it was verified: compares its outputs with the baseline's.
 
-That costs a comparison a round, on the device, and waits for nothing. What the comparison suspects is kept, and the fp64
-reference decides later, on the inputs of that round, under the bound of the verification.
+This takes one comparison for each round, on the device, without waiting for it. The first result that differs by too much is
+kept. The fp64 reference decides about it later, on the inputs of that round, under the bound of the verification.
 """
 
 from __future__ import annotations
@@ -15,30 +15,31 @@ from minfer.bench.operands import Operands
 from minfer.bench.verify import compared, run_reference
 from minfer.ops import Case, Op, Tensors
 
-SLACK = 4.0  # two right results may be at opposite ends of the bound, and a changed input changes the bound a little
+SLACK = 4.0  # times the bound: two right results may be at opposite ends of it, and it changes a little with the inputs
 
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How far two right results of nearly the same inputs may lie apart: for each element `SLACK` times its bound."""
+    """How much two right results of nearly the same inputs may differ: for each element, `SLACK` times its bound."""
 
     op: Op
     case: Case
-    allowed: dict[str, torch.Tensor]  # by output, before rounding, in fp32; without those that must be exact
+    allowed: dict[str, torch.Tensor]  # by output, before rounding, in fp32; outputs that must be exact are missing
 
     @staticmethod
     def of(op: Op, case: Case, tensors: Tensors) -> Tolerance:
-        """From the inputs before any change."""
+        """The tolerance for `tensors`, the inputs before any change."""
         expected = run_reference(op, case, tensors)
         bounds = {name: right.bound for name, right in expected.items() if right.bound is not None}
         return Tolerance(op, case, {name: SLACK * bound.float() for name, bound in bounds.items()})
 
     def differ(self, mine: Tensors, theirs: Tensors, inputs: Tensors) -> torch.Tensor:
-        """Whether two results differ by more, as a tensor; NaN counts as a difference."""
+        """Whether two results differ by more than this allows, as a tensor; NaN counts as a difference."""
         return torch.stack([self._differ(name, mine, theirs, inputs, self.allowed.get(name)) for name in mine]).any()
 
     def loosely(self, mine: Tensors, theirs: Tensors, inputs: Tensors) -> bool:
-        """Whether two results of other inputs of the same kind are as near as the largest bound of any element allows."""
+        """Whether two results differ by no more than the largest bound of any element allows. This is for inputs of the same
+        distribution other than those of `of`, whose bounds are not known for each element."""
         most = {name: allowed.max() for name, allowed in self.allowed.items() if allowed.numel()}
         return not any(bool(self._differ(name, mine, theirs, inputs, most.get(name))) for name in mine)
 
@@ -59,9 +60,9 @@ class Tolerance:
 
 
 class TimedResults:
-    """Compares the results of every timed round, and keeps the first that is suspect.
+    """Compares the results of every timed round, and keeps the first suspect one: one that differs by too much.
 
-    `inputs_of(round)` makes the operands of a round anew."""
+    `inputs_of(round)` makes the operands of a round once more."""
 
     def __init__(self, tolerance: Tolerance, outputs: Tensors, inputs_of: Callable[[int], Operands]) -> None:
         self.tolerance, self.inputs_of = tolerance, inputs_of
@@ -70,14 +71,14 @@ class TimedResults:
         self._kept = {name: torch.empty_like(tensor) for name, tensor in outputs.items()}
 
     def compare(self, number: int, mine: Tensors, theirs: Tensors, inputs: Tensors) -> None:
-        """Compare the results of round `number`, from 1."""
+        """Compare the results of round `number`, which counts from 1."""
         first = self.tolerance.differ(mine, theirs, inputs) & (self._suspect == 0)
         self._suspect.copy_(torch.where(first, number, self._suspect))
         for name, kept in self._kept.items():
             kept.copy_(torch.where(first, mine[name], kept))
 
     def wrong(self) -> bool:
-        """Whether the suspect result since the last look is wrong. Waits for the device."""
+        """Whether the result that was kept since the last call is wrong; False if none was. Waits for the device."""
         number = int(self._suspect)
         if not number:
             return False

@@ -1,9 +1,10 @@
-// The parts of a softmax, in powers of 2, over scores in the registers of tensor cores' accumulators.
+// The parts of a softmax over scores in the registers of tensor cores' accumulators. Its exponentials are 2^x, which the
+// special function unit computes.
 //
-// In an accumulator of mma.m16n8k16, and of wgmma's m64nNk16 in each warp, the four lanes of a quad have the columns of a row.
-// Of columns 8 j to 8 j + 7, a lane has two: 8 j + 2 (lane % 4) and the next. Its elements 4 j and 4 j + 1 are of row lane / 4,
-// and elements 4 j + 2 and 4 j + 3 of the row 8 below. So a lane has parts of two rows, which are index 0 and 1 below. From the
-// PTX ISA: "Matrix Fragments for mma.m16n8k16", "Register Fragments for wgmma.mma_async.m64nNk16".
+// In an accumulator of mma.m16n8k16, and of wgmma's m64nNk16 in each warp, the four lanes of a quad share a row.
+// Of columns 8 j to 8 j + 7, a lane has two: 8 j + 2 (lane % 4) and the next. Its elements 4 j and 4 j + 1 are in row lane / 4,
+// its elements 4 j + 2 and 4 j + 3 in the row 8 below. So a lane has elements of two rows, which are index 0 and 1 below.
+// From the PTX ISA: "Matrix Fragments for mma.m16n8k16", "Register Fragments for wgmma.mma_async.m64nNk16".
 #pragma once
 
 #include "cuda/exp2.cuh"
@@ -13,14 +14,14 @@ namespace minfer {
 
 constexpr float kLog2E = 1.44269504f, kLn2 = 0.693147181f;
 
-// The base of exponents: the maximum, or zero where all scores are -inf, because -inf less -inf is NaN.
+// What is subtracted from scores: their maximum, or zero where all scores are -inf, because -inf - -inf is NaN.
 __device__ inline float base_of_row(float max) { return max == -INFINITY ? 0.0f : max; }
 
-// tanh(x), off by a few roundings of 1: 1 - 2 / (1 + e^2x). tanh.approx is off by 2^-11, which is 0.02 of a score capped
-// at 50.
+// tanh(x) = 1 - 2 / (1 + e^2x), with an absolute error of a few fp32 roundings of 1. tanh.approx has an error of 2^-11, which
+// would be 0.02 in a score that is capped at 50.
 __device__ inline float tanh_by_exp2(float x) { return 1.0f - __fdividef(2.0f, 1.0f + exp2_approx(x * (2.0f * kLog2E))); }
 
-// The largest, and the sum, over the four lanes of a quad.
+// The maximum, and the sum, over the four lanes of a quad.
 __device__ inline float quad_max(float x) {
   x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
   return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
@@ -30,19 +31,19 @@ __device__ inline float quad_sum(float x) {
   return x + __shfl_xor_sync(0xffffffff, x, 2);
 }
 
-// The running sums of a lane's two rows (Milakov and Gimelshein, Online normalizer calculation for softmax, 2018; Dao,
-// FlashAttention-2, 2023), of powers relative to `base`, which is -inf before any score. The lanes of a quad share the base,
-// and each sums its own columns, so that a block of scores takes two shuffles a row instead of four.
+// The running sums of the exponentials of a lane's two rows (Milakov and Gimelshein, Online normalizer calculation for
+// softmax, 2018; Dao, FlashAttention-2, 2023). `base` is subtracted from each score; it is -inf before any score. The lanes
+// of a quad share the base, and each sums its own columns, so that a block of scores takes two shuffles a row, not four.
 //
-// The base follows the maximum only when a power would exceed 2^kSlack, as in FlashAttention-4: the sums are then rarely
-// rescaled, and powers of up to 256 are as exact, also rounded to fp16.
+// The base follows the maximum only when an exponential would exceed 2^kSlack, as in FlashAttention-4. So the sums are rarely
+// rescaled. Exponentials of up to 256 have the same relative error as those of up to 1, also when rounded to fp16.
 struct OnlineRows {
   static constexpr float kSlack = 8.0f;
   float base[2] = {-INFINITY, -INFINITY}, sum[2] = {};
 
-  // Adds a block of scores, and replaces each by its power 2^(factor (score - base)); a factor of log2(e) makes them powers of
-  // e. Scores may be -inf. Returns whether the caller must multiply earlier sums with `rescale`, as this does with `sum`; all
-  // lanes of a warp return the same.
+  // Adds a block of scores, and replaces each by its exponential 2^(factor (score - base)), which is exp(score - base) with a
+  // factor of log2(e). Scores may be -inf. Returns whether the caller must multiply its own sums by `rescale`, as `add` does
+  // with `sum`; all lanes of a warp return the same.
   template <int kCount>
   __device__ bool add(float (&scores)[kCount], float factor, float (&rescale)[2]) {
     float highest[2] = {-INFINITY, -INFINITY}, exponent[2];
@@ -113,7 +114,7 @@ struct OnlineRows {
     }
   }
 
-  // Moves the base to `next`, that of scores which others have added to the softmax of the same rows. Returns as `add` does.
+  // Moves the base to `next`, to which another warpgroup has moved it for the same rows. Returns the same as `add`.
   __device__ bool follow(const float (&next)[2], float factor, float (&rescale)[2]) {
     bool grows = false;
 #pragma unroll
@@ -125,8 +126,8 @@ struct OnlineRows {
     return __ballot_sync(0xffffffff, grows) != 0;
   }
 
-  // Called once, after the last block: the factor that divides by the whole sum, 0 for a row whose scores are all -inf; and the
-  // logarithm of the sum of powers of e, -inf for such a row.
+  // Called once, after the last block. `inverse` is 1 over the whole sum, 0 for a row whose scores are all -inf. `lse` is the
+  // natural logarithm of the sum of 2^(factor score), -inf for such a row.
   __device__ void finish(float factor, float (&inverse)[2], float (&lse)[2]) const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -137,14 +138,14 @@ struct OnlineRows {
   }
 };
 
-// Multiplies a lane's accumulators of two rows with a factor for each.
+// Multiplies a lane's accumulators by a factor for each of its two rows.
 template <int kCount>
 __device__ inline void scale_rows(float (&values)[kCount], const float (&factor)[2]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) values[i] *= factor[i / 2 % 2];
 }
 
-// Accumulators of 16 columns from column 16 `step` on, rounded to T, as the A fragment of a product with 16 steps in k.
+// Rounds the accumulators of the 16 columns from 16 * step on to T, as the A fragment of a product over these 16 columns.
 template <typename T, int kCount>
 __device__ inline void to_fragment(uint32_t (&a)[4], const float (&values)[kCount], int step) {
   using Pair = typename Vector<T>::Pair;

@@ -1,4 +1,4 @@
-"""Loading the Python files of `extra=`, which are a user's own and may do anything when they are imported."""
+"""Loads the Python files of `extra=`. They are the user's own and may do anything when they are imported."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ LATE = " is still being imported after {:g} s"
 
 
 def load(path: str, seconds: float = IMPORT_S) -> None:
-    """Import a file that registers kernels; first in a copy of this process, which it may end or keep for ever.
-    Raises UserError, one sentence with the line at which it fails."""
+    """Import a file that registers kernels. A forked copy of this process imports it first, because the file may end its
+    process or never return. Raises UserError: one sentence, with the line at which the file fails."""
     if why := _tried(path, seconds):
         raise UserError(f"extra={path}{why}; correct the file")
     ops.load_file(Path(path))
 
 
 def _tried(path: str, seconds: float) -> str:
-    """What goes wrong when a file is imported, as the rest of a sentence, or nothing."""
+    """What goes wrong when a forked process imports the file, as the end of a sentence; "" if nothing does."""
     readable, writable = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forks where there are threads: this copy needs none
+        warnings.simplefilter("ignore", DeprecationWarning)  # about a fork with threads: the copy needs none
         pid = os.fork()
     if pid == 0:
         os.setsid()
@@ -48,9 +48,9 @@ def _tried(path: str, seconds: float) -> str:
                 select.select([], [], [], 0.005)  # time.sleep fails under libfaketime
                 status = os.waitpid(pid, os.WNOHANG)
         finally:
-            if status == (0, 0):  # it does not even take signals, or this process is told to stop
+            if status == (0, 0):  # the copy does not react to SIGALRM, or this process is told to stop
                 os.kill(pid, signal.SIGKILL)
-                with suppress(ProcessLookupError):  # it has no group of its own yet
+                with suppress(ProcessLookupError):  # the copy has no process group of its own yet
                     os.killpg(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
         if status == (0, 0):
@@ -59,13 +59,13 @@ def _tried(path: str, seconds: float) -> str:
         said = plain((answer.read(1 << 16) or b"").decode(errors="replace"))
     if os.WIFSIGNALED(status[1]):
         return f" ends its process by {signal.Signals(os.WTERMSIG(status[1])).name} when it is imported"
-    if not said:  # by os._exit
+    if not said:  # the file called os._exit
         return f" ends its process with exit status {os.WEXITSTATUS(status[1])} when it is imported"
     return "" if said == "ok" else said if said.startswith(",") else f" {said}"
 
 
 def _try(path: str, seconds: float, writable: int) -> NoReturn:
-    """The copy's side: import, say how it went, and end."""
+    """What the copy does: import the file, write to the pipe how that went, and exit."""
 
     def late(number: int, frame: FrameType | None) -> None:
         raise TimeoutError
@@ -73,14 +73,14 @@ def _try(path: str, seconds: float, writable: int) -> NoReturn:
     silent = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silent, 1)
     os.dup2(silent, 2)
-    faulthandler.disable()  # it may have a copy of stderr
+    faulthandler.disable()  # it may have duplicated stderr
     signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, seconds, 0.1)  # again and again: it may catch everything
+    signal.setitimer(signal.ITIMER_REAL, seconds, 0.1)  # repeatedly: the file may catch the first TimeoutError
     begin = time.monotonic()
     try:
         ops.load_file(Path(path))
         said = "ok"
-    except BaseException as error:  # it may raise anything
+    except BaseException as error:  # the file may raise anything
         signal.setitimer(signal.ITIMER_REAL, 0)
         at = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
         said = f", line {at[-1]}," if at else ""

@@ -1,6 +1,7 @@
-"""The process that compiles one kernel that nobody has read: in a sandbox, where a compiler may run into anything.
+"""The process that compiles one untrusted kernel. It runs in a sandbox, because sources can make a compiler do anything.
 
-What it builds goes to a file that its supervisor has opened and reads when this process is gone (`minfer.worker.sandboxed`).
+It writes the library to a file that its parent has opened, and that the parent reads once this process has ended
+(`minfer.worker.sandboxed`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from minfer.process.remote import serve
 
 
 def answer(request: dict[str, Any], _: object) -> dict[str, Any]:
-    """`built`, with the library in the file `to`; or `error`, in a line, and `log`."""
+    """The reply: `built`, with the library written to the file `to`; or `error`, which is one line, and `log`."""
     os.environ["TORCH_EXTENSIONS_DIR"] = tempfile.gettempdir()
     for path in request["extra"]:
         ops.load_file(Path(path))

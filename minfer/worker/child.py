@@ -1,8 +1,8 @@
-"""The process that runs kernels; its supervisor survives its death.
+"""The process that runs kernels. If it dies, its supervisor goes on.
 
-The first request says which kind of device to use, and the reply is the environment; the second, when everything is
-built, asks for the device's peaks. Each further request is a case, and its reply the samples and the columns that it
-fills (`minfer.process.remote` has the protocol). What follows from the samples is the supervisor's business
+The first request names the kind of device, and the reply is the environment. The second request comes when everything is
+built, and asks for the device's peaks. Each further request is a case; the reply has its samples and the columns that it
+fills (`minfer.process.remote` has the protocol). The supervisor computes everything else from the samples
 (`minfer.bench.derived`).
 """
 
@@ -39,8 +39,8 @@ HOST_BOUND = (
 )
 SUSPENDED = "stopped and continued while it was timed, twice: its times contain that"
 
-EMPTY = {"cuda": 30, "cpu": 10}  # cold windows with nothing in them; before each a CPU flushes its caches for long
-SETTLING = 0.2  # of a steady block, which begins on a card that was idle for a moment
+EMPTY = {"cuda": 30, "cpu": 10}  # cold windows without a call; fewer on a CPU, where each flush takes long
+SETTLING = 0.2  # the part of a steady block that energy leaves out, because the card was idle for a moment before it
 
 Say = Callable[..., None]
 
@@ -64,7 +64,8 @@ class Child:
         self.tuned_s += duration or 0
 
     def measure_peaks(self) -> dict[str, float]:
-        """The device's peaks, before any kernel was loaded; none where they cannot be measured, which costs no timing."""
+        """The device's peaks, measured before any kernel is loaded; empty if they cannot be measured, and then cases are timed
+        all the same."""
         try:
             return peaks.measure(self.device, self.telemetry)
         except (build.BuildError, RuntimeError) as error:
@@ -75,15 +76,15 @@ class Child:
                 torch.cuda.empty_cache()  # its buffers are gigabytes
 
     def run(self, case: Case, say: Say) -> dict[str, Any]:
-        """`row`, the columns that a case fills; where it is right, `cold` and `steady`, its samples in seconds; and
+        """The reply: `row`, the columns that the case fills; `cold` and `steady`, its samples in seconds, if it is right; and
         `usable`, whether this process can be trusted with another case."""
         reply = self._run(case, say)
         if reply["row"]["status"] in ("dishonest", "crashed"):
             return reply | {"usable": False}
-        return reply | {"usable": self._changed() is None}  # the next kernel is not to blame for what this one left
+        return reply | {"usable": self._changed() is None}  # the next kernel must not be blamed for this one
 
     def _changed(self) -> str | None:
-        """What a kernel did to its process, in a sentence."""
+        """What a kernel has changed in this process, in a sentence, or None."""
         try:
             self.watch.check()
         except Dishonest as error:
@@ -112,9 +113,9 @@ class Child:
             row |= {"status": "compile_error", "message": str(error)}
         except (torch.OutOfMemoryError, MemoryError) as error:
             row |= {"status": "oom", "message": _sentence(error)}
-        except Exception as error:  # whatever a kernel raises is a row, and never the end of the shard
+        except Exception as error:  # whatever a kernel raises becomes a row and does not end the shard
             message = _sentence(error)
-            if changed := self._changed():  # an error in the harness has a reason
+            if changed := self._changed():  # the kernel may have caused an error in the harness
                 row |= {"status": "dishonest", "message": changed}
             elif "can't allocate memory" in message or "out of memory" in message:
                 row |= {"status": "oom", "message": message}
@@ -166,7 +167,7 @@ class Child:
         return samples
 
     def _time(self, bench: Bench, row: Row) -> dict[str, Any]:
-        """Both regimes; again where this process was stopped meanwhile, as by `scontrol suspend`: clocks went on."""
+        """Time both regimes; once more if this process was stopped meanwhile, as by `scontrol suspend`: clocks went on."""
         for last in (False, True):
             with continued() as times:
                 samples = self._time_once(bench, row)
@@ -177,7 +178,7 @@ class Child:
         return samples
 
     def _time_once(self, bench: Bench, row: Row) -> dict[str, Any]:
-        """Both regimes, and the second clock last: it must not disturb them."""
+        """Time both regimes, and then with the second clock, which comes last so that it cannot disturb them."""
         bench.warm_up(self.timing.warmup_s)
         samples: dict[str, Any] = {"cold": bench.cold(self.timing).tolist(), "steady": [], "watts": []}
         row["cold_empty_us"] = bench.clock.empty(EMPTY[self.device.type]) * 1e6
@@ -188,7 +189,7 @@ class Child:
             samples["steady"] = [block.tolist() for block in blocks]
             row["steady_rotations"] = bench.rotations
             drawn = [watts(readings, begin + SETTLING * (end - begin), end) for begin, end in bench.spans]
-            if not bench.in_place and None not in drawn:  # the counter does not know a call from giving contents back
+            if not bench.in_place and None not in drawn:  # the counter also counts copies that restore operands
                 samples["watts"] = drawn
         if self.timing.audit and isinstance(bench.clock, CudaClock):
             second = audit(bench.clock, bench.candidates[0], row["cold_empty_us"])
@@ -198,7 +199,7 @@ class Child:
         return samples
 
     def _check_own_work(self, op: Op, kernel: Kernel, case: Case, function: Function, seed: int) -> None:
-        """Raises Dishonest when a kernel that is ours, by its registration, lets a library do the work."""
+        """Raises Dishonest if a kernel that is not registered as PyTorch's lets PyTorch or a library do the work."""
         self.watch.check()
         if kernel.backend == "torch":
             return
@@ -209,7 +210,7 @@ class Child:
         check_delegation(lambda: function(*operands.arguments, **op.call(case)))
 
     def _take_footprint(self, op: Op, case: Case, function: Function, row: Row) -> None:
-        """What a call takes beside time, on a GPU."""
+        """What a call takes besides time, on a GPU: workspace and launches."""
         if self.device.type != "cuda":
             return
         operands = Trial(case, "normal", 0).operands(op, self.device)

@@ -1,4 +1,4 @@
-"""Which process runs a shard now, and which one has a GPU to itself."""
+"""Claims: one process runs a shard, and one process at a time measures on a GPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from minfer.plan.shard import Shard
 
 
 class Superseded(Exception):
-    """Another process runs this shard: SLURM lost sight of this one and has started its job again."""
+    """Another process runs this shard: SLURM believed that this one was lost, and started its job again."""
 
 
 class Claim:
@@ -42,11 +42,12 @@ class Claim:
 
 @contextlib.contextmanager
 def alone(gpu: str | None, wait: Callable[[], object]) -> Iterator[None]:
-    """Nothing else of ours is timed on a GPU, which is known by its UUID, while this lasts. Calls `wait` before it waits."""
+    """Hold a lock on the GPU with this UUID, so that no other minfer process measures on it. Calls `wait` once if it has to
+    wait for the lock."""
     if gpu is None:
         yield
         return
-    path = f"/tmp/minfer-{gpu}.lock"  # not TMPDIR, which is a job's own; other users may only read it
+    path = f"/tmp/minfer-{gpu}.lock"  # not TMPDIR, which each job has for itself; other users may only read it
     try:
         file = os.open(path, os.O_RDONLY)
     except FileNotFoundError:

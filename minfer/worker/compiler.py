@@ -1,4 +1,4 @@
-"""Compiles what a shard needs: several kernels at once, each in a process of its own, before anything is timed."""
+"""Compiles the kernels of a shard before anything is timed: several at once, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ LARGEST = 1 << 30  # bytes of a library from a sandbox
 
 
 class Compiler:
-    """The compilers that a shard starts for `arch`, "" without a GPU; `tell` is called as they get on."""
+    """Starts the compilers of a shard. `arch` is "" without a GPU; `tell` is called with each event."""
 
     def __init__(self, shard: Shard, arch: str, tell: Callable[..., None], sandbox: Sandbox | None = None) -> None:
         self.shard, self.arch, self.tell, self.sandbox = shard, arch, tell, sandbox
 
     def compile(self, cases: Iterable[Case]) -> dict[str, build.Built | str]:
-        """What became of each `op/kernel` of the cases that has to be built; a str is why it failed. Raises Unfit."""
+        """Build what the cases need. Returns, by `op/kernel`, what was built, or a str that says why building failed. Raises
+        Unfit."""
         kernels = {(case.op, case.kernel): ops.get(case.op).kernels[case.kernel] for case in cases}
         apart = {
             key for key, kernel in kernels.items() if self.sandbox and not kernel.source.is_relative_to(ops.PACKAGE)
@@ -39,10 +40,11 @@ class Compiler:
         found: dict[str, build.Built | str] = {}
         self.tell(event="building")
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-            if self.arch and not build.cached(peaks.KERNEL, self.arch):  # the child says it if this fails
+            if self.arch and not build.cached(peaks.KERNEL, self.arch):  # if this fails, the child reports it
                 pool.submit(self.run, "peaks", [sys.executable, "-m", "minfer.bench.peaks", self.arch])
             self._wait(pool, self._one, kernels.keys() - apart, found)
-        with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:  # whose ends take what runs beside with them
+        # In a pool of their own, after the others: ending a builder ends all processes that run beside it.
+        with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
             self._wait(pool, self._apart, apart, found)
         self.tell(event="built")
         return found
@@ -60,7 +62,7 @@ class Compiler:
             found[f"{op}/{name}"] = job.result()
 
     def _apart(self, op: str, name: str) -> build.Built | str:
-        """Compile a kernel in a sandbox. What it built is read when nothing is left that could change it."""
+        """Compile a kernel in a sandbox. The library is read once no process is left that could change it."""
         kernel = ops.get(op).kernels[name]
         if found := sandboxed.kept(kernel, self.arch):
             return build.Built(**asdict(found) | {"seconds": None})
@@ -88,7 +90,7 @@ class Compiler:
     def _one(self, op: str, name: str) -> build.Built | str:
         if found := build.cached(ops.get(op).kernels[name], self.arch):
             return build.Built(**asdict(found) | {"seconds": None})
-        extra = [] if self.sandbox else self.shard.extra  # what is ours needs none
+        extra = [] if self.sandbox else self.shard.extra  # this project's own kernels need none
         done = self.run(name, [sys.executable, "-m", "minfer.build", op, name, self.arch, *extra])
         if isinstance(done, str):
             return done
@@ -98,7 +100,8 @@ class Compiler:
             return "its build gave no reply: what is loaded with it ended the process or wrote to it"
 
     def run(self, name: str, command: list[str]) -> subprocess.CompletedProcess[str] | str:
-        """Run one. A str is why it failed; raises Unfit where that is not the kernel's fault."""
+        """Run one compiler. Returns its process, or a str that says why it failed. Raises Unfit if that is not the kernel's
+        fault."""
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True
         )

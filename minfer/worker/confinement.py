@@ -14,24 +14,24 @@ from minfer.sandbox import HIDDEN, LEVELS, Sandbox, strongest
 
 
 def sandbox(shard: Shard) -> Sandbox:
-    """For what is compiled, loaded and run in this shard, at the level that it asks for, else the strongest there is."""
+    """The sandbox for what this shard compiles, loads and runs, at the level that it asks for, else the strongest level."""
     own = [Path(shard.results), Path(shard.folder)]
-    for folder in (*own, build.cache_folder()):  # what is made later would be seen, or not be seen
+    for folder in (*own, build.cache_folder()):  # the sandbox can only hide and show what exists already
         folder.mkdir(parents=True, exist_ok=True)
     hidden = {os.path.realpath(folder) for folder in (*own, *map(Path, (tempfile.gettempdir(), *HIDDEN)))}
     gpu = sorted(map(str, Path("/dev").glob("nvidia*"))) if shard.device == "cuda" else []
-    # CUDA shares memory only between processes that have one process table: https://github.com/openucx/ucx/issues/11978
+    # CUDA shares memory only between processes of one PID namespace: https://github.com/openucx/ucx/issues/11978
     level = shard.sandbox or strongest(LEVELS[1:] if shard.device == "cuda" else LEVELS)
     return Sandbox(level, sorted(hidden), sorted(_needed(shard, hidden)), gpu)
 
 
 def ours(case: Case) -> bool:
-    """Whether a case runs this project's code and no other."""
+    """Whether a case runs only this project's code."""
     return ops.get(case.op).kernels[case.kernel].source.is_relative_to(ops.PACKAGE)
 
 
 def _needed(shard: Shard, hidden: set[str]) -> set[str]:
-    """What must be readable, even where the folder that it is in is hidden: never one of the hidden ones as a whole."""
+    """The paths that must be readable, even inside a hidden folder; never a whole hidden folder."""
     kernels = [ops.get(case.op).kernels[case.kernel] for case in shard.cases]
     files = {Path(name) for name in (*shard.extra, *shard.sources)} | {kernel.source for kernel in kernels}
     folders = {ops.PACKAGE.parent, build.cache_folder(), *map(Path, (*sys.path, sys.prefix, sys.base_prefix))}

@@ -1,4 +1,4 @@
-"""What a shard's process says of how far it is: a line of JSON an event, in the run's folder."""
+"""The progress of a shard's process: one line of JSON for each event, in the run's folder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from minfer.plan.shard import Shard
 
 
 class Events:
-    """Call it with an event and what belongs to it: `tell(event="case", case=key)`."""
+    """Writes events. Call it with the event and its data: `tell(event="case", case=key)`."""
 
     def __init__(self, shard: Shard) -> None:
         path = Path(shard.folder) / "progress" / f"{shard.name}.jsonl"
@@ -23,4 +23,4 @@ class Events:
         try:
             self._file.write(json.dumps({"time": time.time() + self.skew_s} | event) + "\n")
         except OSError:
-            pass  # progress is a courtesy; a full disk is reported where rows are written
+            pass  # progress may be lost; the code that writes rows reports a full disk

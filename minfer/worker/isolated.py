@@ -1,4 +1,5 @@
-"""The process that runs one kernel for the judge, in the judge's memory, without knowing how it is judged."""
+"""The process that runs one kernel for the judge, on tensors in memory that it shares with the judge. It gets no seed and no
+reference."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from minfer.process.remote import serve
 
 
 class Runner:
-    """One kernel, and the memory that it works in. Each public method answers the request of its name."""
+    """Runs one kernel on tensors in the shared memory. Each public method answers the request of its name."""
 
     def __init__(
         self, device: str, case: dict[str, Any], arena: dict[str, Any], extra: list[str], libraries: dict[str, str]
@@ -46,7 +47,7 @@ class Runner:
         return {"returned": None if returned is None else type(returned).__name__}
 
     def prepare(self, sets: list[list[dict[str, Any]]], arguments: dict[str, Any]) -> dict[str, Any]:
-        """Get ready for blocks of one call on each of these sets of operands; on a GPU, a graph of them."""
+        """Prepare a block: one call on each of these sets of operands. On a GPU, capture the block in a CUDA graph."""
         operands = [tuple(view(self.memory, tensor) for tensor in tensors) for tensors in sets]
 
         def block(calls: int) -> None:
@@ -60,19 +61,20 @@ class Runner:
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
                 block(len(operands))
-            graph.replay()  # the first time takes longer
+            graph.replay()  # the first replay takes longer
             self.block = lambda calls: graph.replay()
         return {"done": True}
 
     def run(self, calls: int) -> dict[str, Any]:
-        """One block: a call on each of the first so many sets; on a GPU, on all. Says its seconds by the clock here."""
+        """Run one block: a call on each of the first `calls` sets; on a GPU, on all sets. The reply is its seconds by the clock
+        of this process."""
         begin = time.perf_counter()
         self.block(calls)
         synchronize(self.device)
         return {"done": time.perf_counter() - begin}
 
     def rest(self) -> dict[str, Any]:
-        """Nothing: what a block costs beside its calls."""
+        """Answer an empty request, which costs as much as a block without its calls."""
         synchronize(self.device)
         return {"done": 0.0}
 

@@ -36,7 +36,8 @@ from minfer.ops import Case, Op
 from minfer.process.remote import Died, Process, adopt_orphans, children, orphans, serve
 from minfer.sandbox import Sandbox, keep_to_itself
 
-BLOCK_S = {"cuda": 0.05, "cpu": 0.002}  # long beside waking a process; on a CPU too short to be interrupted every time
+# Much longer than waking a process takes; on a CPU so short that not every block is interrupted.
+BLOCK_S = {"cuda": 0.05, "cpu": 0.002}
 LEAST_CALLS = {"cuda": 8, "cpu": 2}  # of a block, however long a call takes
 MOST_FRESH = {"cuda": 8 << 30, "cpu": 32 << 20}  # bytes of operands that get new values for each round
 ROUNDS = 4  # each is a block of the kernel, one of the baseline and one of its duplicate, in shuffled order
@@ -48,11 +49,11 @@ THREADS = torch.get_num_threads()  # that the baseline has elsewhere
 
 
 class RunnerFailed(Exception):
-    """The kernel raised an error, in words of its own."""
+    """The kernel raised an error; the message is the kernel's."""
 
 
 class Remote:
-    """A kernel in a process of its own; called like any other."""
+    """A kernel in a process of its own, which can be called like any other kernel."""
 
     def __init__(self, case: Case, request: Mapping[str, Any], arena: Arena, log: Path) -> None:
         self.arena, self.seconds = arena, request["timeout_s"]
@@ -104,7 +105,8 @@ class Remote:
         self.process.thaw()
         said = self.ask(what, "done", **about)
         wall = time.perf_counter() - begin
-        # Of all threads together: with the longest alone, honest kernels of two threads were accused on a busy machine.
+        # The delays of all threads together: with only the longest one, honest kernels of two threads were accused on a busy
+        # machine.
         delay = sum(max(0, ns - waited.get(thread, ns)) for thread, ns in run_delays(pid).items()) * 1e-9
         used = cpu_s(pid) - used
         self.process.freeze()
@@ -121,8 +123,8 @@ def cpu_s(pid: int) -> float:
 
 
 def run_delays(pid: int) -> dict[str, int]:
-    """Nanoseconds that each thread of a process could have run and had no CPU, so far; nothing where the system does not
-    say. A process that sleeps does not wait for a CPU."""
+    """How long each thread of a process was ready to run and had no CPU, so far, in nanoseconds; empty where the system does
+    not say. A thread that sleeps does not wait for a CPU."""
     found = {}
     for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
         with contextlib.suppress(OSError, IndexError):
@@ -132,8 +134,8 @@ def run_delays(pid: int) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Spent:
-    """Seconds that a request took by the judge's clock, and for how many of them the process did not wait for a busy CPU:
-    it worked or slept. `own`: by the clock in that process."""
+    """Seconds that a request took. `wall`: by the judge's clock. `work`: `wall` without the time for which the process waited
+    for a busy CPU. `own`: by the clock in the kernel's process."""
 
     wall: float
     work: float
@@ -141,18 +143,18 @@ class Spent:
 
     @property
     def lag(self) -> float:
-        """By which factor the clock outside is ahead of the one in the process."""
+        """The judge's time over the time by the clock in the process."""
         return self.wall / max(self.own, 1e-9)
 
     def per_call(self, rest: Spent, calls: int) -> Spent:
-        """Of one call, without what an empty request takes; no less than the process itself says."""
+        """The same for one call, less the time of an empty request; no less than the process itself reports."""
         said = min(self.own, self.wall)
         wall, work = max(self.wall - rest.wall, said), max(self.work - rest.work, said)
         return Spent(wall / calls, work / calls, self.own / calls)
 
 
 class Trial:
-    """Kernel and baseline, each in its process, on the same sets of operands, timed from outside."""
+    """Times kernel and baseline from outside; each runs in its own process, on the same sets of operands."""
 
     def __init__(self, case: Case, kernel: Remote, baseline: Remote, arena: Arena, device: torch.device) -> None:
         self.op, self.case, self.device, self.arena = ops.get(case.op), case, device, arena
@@ -175,7 +177,7 @@ class Trial:
         return Operands(self.op, self.case, secrets.randbits(31), "normal", self.device)
 
     def _sets(self, first: Operands) -> int:
-        """How many sets of operands there are: so many calls the baseline makes in a block."""
+        """How many sets of operands there are: as many as the baseline makes calls in a block."""
         seconds = []
         for _ in range(3):
             begin = time.perf_counter()
@@ -186,7 +188,7 @@ class Trial:
         return min(most_sets(self.op, self.case, self.device), max(LEAST_CALLS[self.device.type], wanted))
 
     def _calls(self, remote: Remote) -> int:
-        """How many calls of it make a block: fewer than there are sets where each takes long."""
+        """How many calls make a block: fewer than there are sets if a call takes long."""
         if self.device.type == "cuda":
             return len(self.sets)  # a graph of all
         few = min(LEAST_CALLS["cpu"], len(self.sets))
@@ -211,13 +213,13 @@ class Trial:
         return samples
 
     def _block(self, remote: Remote) -> Spent:
-        """What one call took, of a call on each set; no process has seen these values before the clock runs, because both
-        are stopped until then."""
+        """Time a block, and return the time of one call. No process has seen these values before the clock runs, because both
+        processes are stopped until then."""
         rest = min((self._rest() for _ in range(3)), key=lambda spent: spent.wall)
         for shared, original in zip(self.sets, self.originals, strict=True):
             for name, tensor in shared.items():
                 tensor.copy_(original.tensors[name])
-        self.clock.flush()  # a kernel that is timed steadily finds its operands in memory, too
+        self.clock.flush()  # steady calls, too, read their operands from memory
         synchronize(self.device)
         calls = self.calls[remote]
         spent = remote.time("run", calls=calls)
@@ -226,8 +228,9 @@ class Trial:
         return spent.per_call(rest, calls)
 
     def _rest(self) -> Spent:
-        """What a block costs beside its calls, by the process that has no reason to make it long. A process that wakes after
-        a flush finds nothing of itself in the caches; that takes a third of a millisecond on a CPU."""
+        """The time of a block without its calls, measured with the baseline's process, which gains nothing by making it long.
+        After a flush, a process that wakes has none of its code and data in the caches; that costs a third of a millisecond
+        on a CPU."""
         self.clock.flush()
         synchronize(self.device)
         return self.baseline.time("rest")
@@ -251,9 +254,9 @@ class Trial:
             raise Dishonest(f"left a process running: {min(strays)}")
 
     def baseline_alone(self) -> dict[str, list[float]]:
-        """Cold and steady times of the baseline in this process, taken as the kernel's process takes them. In a cold round
-        that is the baseline three times: with the data a flush takes the code from the caches, and a baseline of many small
-        operations has much of it."""
+        """Cold and steady times of the baseline in this process, taken as the kernel's process takes them. A cold round calls
+        the baseline three times, because a flush evicts code as well as data, and a baseline of many small operations has
+        much code."""
         op = self.op
         case = op.case(op.baseline(self.case), self.case.dtype, self.case.shape, self.case.params)
         torch.set_num_threads(THREADS)
@@ -279,7 +282,7 @@ def most_sets(op: Op, case: Case, device: torch.device) -> int:
 
 def judge(request: dict[str, Any], log: Path) -> dict[str, Any]:
     """The reply: `samples`, or `row` with the status and the message of a kernel that failed. Of the extra files it loads
-    only what is in `op_files`: that of the case's op, which is believed, because its reference says what is right."""
+    only `op_files`, the file of the case's op. That file is trusted, because its reference defines what is right."""
     build.give(request["libraries"])
     for path in request["op_files"]:
         ops.load_file(Path(path))
@@ -317,7 +320,7 @@ def failed(status: str, message: str) -> dict[str, Any]:
 def main() -> None:
     keep_to_itself()
     adopt_orphans()
-    torch.set_num_threads(1)  # the threads of a busy machine wait for each other
+    torch.set_num_threads(1)  # on a busy machine, several threads wait for each other
     serve(lambda request, _: judge(request, Path(request["log"])))
 
 

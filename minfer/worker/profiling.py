@@ -1,4 +1,5 @@
-"""Runs the profilers over a shard's cases, one after the other, when all rows are on disk, and adds what they find."""
+"""Runs the profilers over a shard's cases, one profiler after the other, once all rows are on disk, and adds what they find
+to the rows."""
 
 from __future__ import annotations
 

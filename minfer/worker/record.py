@@ -1,4 +1,4 @@
-"""Writes the rows of a shard: adds what a row says beside the measurement, and handles a disk that is full or gone."""
+"""Writes the rows of a shard: adds what a row has besides the measurement, and handles a full or missing disk."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from minfer.rows.store import Row
 from minfer.rows.writer import StoreError, Writer
 from minfer.worker.supervisor import Machine
 
-PATIENCE_S = 60.0  # how long a results folder may be gone before a row goes elsewhere
+PATIENCE_S = 60.0  # how long a results folder may be missing before a row is written elsewhere
 GONE = (errno.ENOENT, errno.ESTALE, errno.EIO, errno.ENOTCONN, errno.ETIMEDOUT, errno.EHOSTDOWN)
 
 
 def whole_row(
     shard: Shard, machine: Machine, peaks: Mapping[str, float] | None, case: Case, columns: Row, skew_s: float
 ) -> Row:
-    """The row of a case: what it is, where and when it ran, and the columns that running it filled."""
+    """The row of a case: its description, where and when it ran, and `columns`, which running it has filled."""
     kernel = ops.get(case.op).kernels[case.kernel]
     return {
         **columns,
@@ -43,7 +43,7 @@ def whole_row(
 
 
 def append(writer: Writer, row: Row, tell: Callable[..., None]) -> Path:
-    """Write a row, and wait for a results folder that is gone for a while. Raises StoreError."""
+    """Write a row. If the results folder is missing, wait for it for PATIENCE_S. Raises StoreError."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         try:
@@ -56,8 +56,8 @@ def append(writer: Writer, row: Row, tell: Callable[..., None]) -> Path:
 
 
 def rescue(shard: Shard, error: StoreError) -> str:
-    """Keep rows that could not be written where they belong, and say where."""
-    for folder in (Path(shard.folder), Path("/tmp")):  # not TMPDIR, which goes with the job
+    """Write rows that could not be written to the results folder to another one; the returned sentence says which."""
+    for folder in (Path(shard.folder), Path("/tmp")):  # not TMPDIR, which is removed with the job
         path = folder / f"minfer-{shard.run}-{shard.name}-rescued.parquet"
         try:
             store.write(store.to_table(error.rows), path)

@@ -1,5 +1,5 @@
-"""Which cases of a shard need not be run: an earlier process of this run left their rows, or, with `resume=true`, another
-run did, with the same sources, rules, device and timing."""
+"""Finds the cases of a shard that need not run: an earlier process of this run has written their rows, or, with
+`resume=true`, another run has, with the same sources, rules, device and timing."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from minfer.plan.shard import Shard
 from minfer.rows import store
 from minfer.worker.supervisor import Machine
 
-# A resumed run does not repeat these; what crashed or ran out of time or memory may do better another time.
+# A resumed run does not repeat these. What crashed or ran out of time or memory may succeed the next time.
 FINAL = ("ok", "unconverged", "wrong", "dishonest", "impossible", "unsupported")
 
 
 def kept(shard: Shard, tell: Callable[..., None]) -> Iterator[tuple[Case, str, set[str], Path]]:
-    """The cases that earlier processes of this shard have written rows of, because their job was ended and is run again:
-    each with its status, the profilers that have seen it, and the file. Rows that are to be replaced do not count."""
+    """The cases of which earlier processes of this shard have written rows, before their job was ended and started again.
+    Each comes with its status, the profilers that have run over it, and its file. Rows that `redo` replaces do not count."""
     cases = {case.key: case for case in shard.cases}
     for path in sorted(Path(shard.results).glob(f"*/{shard.run}/{shard.name}-*.parquet")):
         for row in store.rows([path], ["case", "status", "profilers", "finished"]):
@@ -31,7 +31,7 @@ def kept(shard: Shard, tell: Callable[..., None]) -> Iterator[tuple[Case, str, s
 
 
 def todo(shard: Shard, machine: Machine, tell: Callable[..., None]) -> Iterator[Case]:
-    """The cases that the results do not hold already."""
+    """The cases that still have to run."""
     done: dict[tuple[str, str, str, str], tuple[str, bool]] = {}
     if shard.resume:
         columns = ["case", "source", "timing", "device", "status", "guarantee", "profilers"]

@@ -1,5 +1,5 @@
-"""The cache of libraries that were built in a sandbox. It is apart from the ordinary build cache, and files a library under the
-hash of its content."""
+"""The cache of libraries that were built in a sandbox. It is separate from the ordinary build cache, and names a library by
+the hash of its content."""
 
 from __future__ import annotations
 

@@ -24,12 +24,12 @@ from minfer.worker.events import Events
 from minfer.worker.profiling import profile
 from minfer.worker.supervisor import Supervisor
 
-SKEW_S = 60.0  # by how much a node's clock may differ before it is worth a word
+SKEW_S = 60.0  # a larger difference of a node's clock is reported
 
 
 def run_cases(shard: Shard, tell: Events, stopping: Stopping) -> None:
-    """All cases that this run has no row of yet. Raises StoreError when rows cannot be written; the finished ones are then
-    in its `rows`. Raises Unfit, Died when no kernel could be run at all, and KeyboardInterrupt when told to stop."""
+    """Run all cases of which this run has no row yet. Raises StoreError if rows cannot be written; its `rows` are then the
+    finished ones. Raises Unfit, Died if no kernel could be run at all, and KeyboardInterrupt when told to stop."""
     log = Path(shard.folder) / "logs" / f"{shard.name}.log"
     supervisor = Supervisor(shard, log)
     try:
@@ -80,7 +80,7 @@ def run_cases(shard: Shard, tell: Events, stopping: Stopping) -> None:
 
 
 def _largest_mb() -> float:
-    """The most memory that this process, or one that it has waited for, ever had (resident, in MB)."""
+    """The largest resident memory of this process, or of a process that it has waited for, in MB."""
     kb = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return kb * 1024 / 1e6
 
@@ -92,10 +92,10 @@ def _setting(shard: Shard, folder: Path, log: Path) -> profilers.Setting:
 
 
 def run_shard(path: str, grace_s: float = 0) -> None:
-    """Run the shard described in a file. Ends by SystemExit where not all is done.
+    """Run the shard described in a file. Raises SystemExit if not all cases are done.
 
-    Stops cleanly at SIGINT and SIGTERM, and within `grace_s` seconds, if it can after the current case, at SIGUSR2: then
-    with the status AGAIN, unless it got nothing done."""
+    Stops cleanly at SIGINT and SIGTERM. At SIGUSR2 it stops within `grace_s` seconds, after the current case if it can, and
+    exits with the status AGAIN if it has finished a case."""
     stopping = Stopping()
     stopping.install(grace_s)
     adopt_orphans()
@@ -113,7 +113,7 @@ def run_shard(path: str, grace_s: float = 0) -> None:
     except (Unfit, UserError) as error:
         tell(event="failed", message=str(error))
     except Superseded as error:
-        sys.exit(str(error))  # its progress is the other's now
+        sys.exit(str(error))  # the other process reports progress now
     except Died as error:
         tell(event="failed", message=f"no kernel could be run: {error}")
     except KeyboardInterrupt:

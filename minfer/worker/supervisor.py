@@ -1,4 +1,4 @@
-"""Runs cases in a child process (`minfer.worker.child`) whose death it survives, and never touches the device itself.
+"""Runs cases in a child process (`minfer.worker.child`), goes on if the child dies, and never uses the device itself.
 
 Whatever happens to the child (a crash, a hang, no memory), the supervisor records the status of the case and runs the next
 one in a fresh child.
@@ -31,12 +31,12 @@ TIMED = tuple(name for name in store.SCHEMA.names if name.startswith(("cold_", "
 MALFORMED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError, pa.ArrowException)
 NEVER_SAID = ("guarantee", "metrics", "functions", "profilers", "registers", "shared_bytes", "local_bytes", "peaks", "roof",
               "floor_us")  # fmt: skip
-SAID = ("cold_empty_us", "steady_rotations")  # of these columns, what the child says and nothing is derived from
+SAID = ("cold_empty_us", "steady_rotations")  # the columns among these that are taken from the child as they are
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What a child says of the device that it got."""
+    """What a child reports of its device."""
 
     environment: Row  # the columns of a row
     capability: tuple[int, int] | None  # of a GPU
@@ -63,7 +63,7 @@ class Supervisor:
             keep_to_itself()
 
     def start(self) -> Machine:
-        """Start a child, and learn of its device. Raises Died."""
+        """Start a child, and ask it for its device. Raises Died."""
         self.child = Process("minfer.worker.child", self.log, sandbox=self.sandbox)
         shard = self.shard
         hello = self.child.ask(shard.case_timeout_s, device=shard.device, timing=asdict(shard.timing))
@@ -72,7 +72,8 @@ class Supervisor:
         return self.machine
 
     def prepare(self) -> Process:
-        """The child, after it has measured the peaks, which the first one does, and loaded the extra files. Raises Died."""
+        """Make the child ready for cases: the first child measures the peaks, and every child loads the extra files. Returns
+        the child. Raises Died."""
         if self.child is None:
             self.start()
         assert self.child is not None
@@ -93,7 +94,7 @@ class Supervisor:
         return kernel.elsewhere(self.shard.device) or kernel.unsupported(case, self.machine.capability)
 
     def run(self, case: Case, built: build.Built | str | None) -> Row:
-        """The columns of a case, whatever becomes of the child. `built`: what compiling its kernel came to; a str is why it
+        """The columns of a case, even if the child dies. `built` is the result of compiling its kernel: a str says why that
         failed, None that there was nothing to compile."""
         kernel = ops.get(case.op).kernels[case.kernel]
         if why := self.unsupported(case):
@@ -116,7 +117,7 @@ class Supervisor:
         return self._judged(case, row)
 
     def _timed(self, case: Case, row: Row) -> Row:
-        """The columns of a case by its child, added to those of the build."""
+        """The columns of the build, `row`, and those that the child fills."""
         child = self.child or self.prepare()
         child.phase = "load"
         try:
@@ -131,13 +132,13 @@ class Supervisor:
         roofs = self.peaks if self.shard.device == "cuda" else None
         row = believed(case, reply, self.shard.timing, roofs) | row
         if not reply.get("usable") or row["status"] in ("wrong", "dishonest") or self.shard.untrusted:
-            child.kill()  # what it did to its process must not outlast it
+            child.kill()  # the next kernel must not run in a process that this one may have changed
             self.child = None
         return row
 
     def _judged(self, case: Case, built: Row) -> Row:
-        """The columns of a case by its child and by the judge, which has seen nothing of the kernel's process; again and
-        again while they contradict each other."""
+        """The columns that the child and the judge fill; the judge knows nothing of the child. Both measure again while they
+        contradict each other, `judged.ATTEMPTS` times in all."""
         found: list[judged.Contradiction] = []
         while len(found) < judged.ATTEMPTS:
             row = self._timed(case, built)
@@ -182,8 +183,8 @@ def _ours(path: Path) -> bool:
 
 
 def believed(case: Case, reply: Mapping[str, Any], timing: Timing, roofs: Mapping[str, float] | None) -> Row:
-    """What a child's reply comes to. Its process ran code that may say anything: of a correct case only the samples are
-    believed, and what follows from them is worked out here. `roofs`: the peaks of a GPU."""
+    """The columns that follow from a child's reply. Its process ran code that may reply anything: of a correct case only the
+    samples are believed, and everything else is computed from them here. `roofs`: the peaks of a GPU."""
     try:
         said = {name: value for name, value in reply["row"].items() if name not in NEVER_SAID}
         row = said | dict.fromkeys(TIMED)

@@ -8,8 +8,9 @@
 
 namespace minfer {
 
-// What parts leave for each of `rows` rows, a slot for each part. sums, (slots, rows, dim), is the sum of 2^(exponent - base)
-// times value over the part's keys. stats, (slots, rows), is the base, -inf where the part saw no key, and the sum of powers.
+// The results of parts in memory, a slot for each part, for each of `rows` rows. sums, (slots, rows, dim), has the sum of
+// 2^(exponent - base) times value over the part's keys. stats, (slots, rows), has the base, which is -inf where the part saw
+// no key, and the sum of the exponentials 2^(exponent - base).
 struct Parts {
   float* sums;
   float2* stats;
@@ -21,7 +22,7 @@ struct Parts {
   }
   __device__ float2& stats_at(int slot, int row) const { return stats[int64_t(slot) * rows + row]; }
 
-  // 32-bit words of so many slots; the stats lie in front, so that sums begin at a multiple of 16 bytes.
+  // The 32-bit words that `slots` slots take. The stats come first, padded so that sums begin at a multiple of 16 bytes.
   static int64_t words(int64_t slots, int rows, int dim) { return slots * rows * (dim + 2) + 2; }
   static Parts at(void* memory, int64_t slots, int rows, int dim) {
     const int64_t front = (slots * rows * 2 + 3) / 4 * 4;
@@ -29,12 +30,12 @@ struct Parts {
   }
 };
 
-// Parts of a row, added: four columns of the sums, and the row's stats.
+// The sum of parts of a row: four columns of the sums, and the row's stats.
 struct Merged {
   float4 sums{};
   float base = -INFINITY, total = 0.0f;
 
-  // Divided by the sum of powers; zeros where no key was seen.
+  // Divided by the sum of exponentials; zeros where no key was seen.
   __device__ float4 divided(float scale) const {
     const float factor = total > 0.0f ? scale / total : 0.0f;
     return {sums.x * factor, sums.y * factor, sums.z * factor, sums.w * factor};
@@ -73,15 +74,15 @@ __device__ Merged merge(int count, StatsOf stats_of, SumsOf sums_of) {
   return all;
 }
 
-// The same for parts that other blocks have written, the i-th in slot(i): they are read past L1.
+// The same for parts that other blocks have written, the i-th in slot(i). The loads bypass L1, which may hold older values.
 template <int kBatch = 4, typename SlotOf>
 __device__ Merged merge_parts(const Parts& parts, int row, int column, int count, SlotOf slot) {
   return merge<kBatch>(count, [&](int i) { return __ldcg(&parts.stats_at(slot(i), row)); },
                        [&](int i) { return __ldcg(&parts.sums_at(slot(i), row, column)); });
 }
 
-// Row `row` of those that share key-value head `kv_head`, four columns. A Problem is a Cached with `out`, rows of `dim`
-// elements of Problem::Element, and what values are multiplied with, `scale_of_v()`.
+// Rounds and stores four columns of row `row` of the query rows that share key-value head `kv_head`. A Problem is a Cached
+// with `out`, whose rows have `dim` elements of Problem::Element, and with `scale_of_v()`, the factor of the values.
 template <typename Problem>
 __device__ void store_out(const Problem& p, int number, int kv_head, int row, int column, float4 values) {
   using Pair = typename Vector<typename Problem::Element>::Pair;
@@ -119,7 +120,8 @@ __device__ inline bool is_last(unsigned* counter, int count) {
 
 constexpr int kCombineThreads = 128;
 
-// A block for the rows [row0, row0 + parts.rows) of a key-value head of a sequence, whose parts are `splits` slots in a row.
+// Adds parts up: a block takes the rows [row0, row0 + parts.rows) of a key-value head of a sequence, whose parts are in
+// `splits` adjacent slots.
 template <typename Problem>
 __global__ void __launch_bounds__(kCombineThreads) combine(Problem p, Parts parts, int splits) {
   const int tiles = (p.rows() + parts.rows - 1) / parts.rows, number = blockIdx.y;

@@ -1,8 +1,8 @@
 // Divides the work of a batch into equal shares. Each block finds its share by itself, from the lengths in device memory.
 //
-// An item is a key-value head of a sequence, or a tile of its query rows where it has more. It costs one step for each unit of
-// keys and kSetup more; sequences without keys cost nothing. The steps of all items form one list. Block i of n has the steps
-// from total i / n to total (i + 1) / n, rounded down: a pure function of the lengths and of n.
+// An item is a key-value head of a sequence, or one tile of its query rows if it has several. It costs one step for each unit
+// of keys and kSetup more; sequences without keys cost nothing. The steps of all items form one list. Block i of n has the
+// steps from total * i / n to total * (i + 1) / n, rounded down: a pure function of the lengths and of n.
 #pragma once
 
 #include "parts.cuh"
@@ -15,14 +15,14 @@ template <int kUnit_, int kSetup_, int kLeast_>
 struct Steps {
   static constexpr int kUnit = kUnit_, kSetup = kSetup_, kLeast = kLeast_;
 
-  // Of one item of a sequence.
+  // The steps of one item of a sequence.
   __device__ static int64_t of(const Cached& p, int number) {
     const int keys = p.keys(number);
     return keys > 0 ? (keys + kUnit - 1) / kUnit + kSetup : 0;
   }
 };
 
-// What a block has to do, piece by piece.
+// The work of a block, as pieces: a piece is a range of units of one item.
 template <typename Steps>
 struct Share {
   static constexpr int kSetup = Steps::kSetup;
@@ -31,7 +31,7 @@ struct Share {
   int worker;             // which of the blocks this is
   int number, items;      // the sequence of step `at`, or an earlier one that has no steps left; items of a sequence
   int64_t before;         // steps of all sequences before it
-  // The present piece: its item, its units, and which blocks have pieces of the same item: `count` from `first` on.
+  // The current piece: its item, its units [begin, stop), and the blocks with pieces of the same item: `count` from `first` on.
   int item, keys, begin, stop, first, count;
 
   __device__ int owner(int64_t step) const { return static_cast<int>(((step + 1) * blocks - 1) / total); }
@@ -60,8 +60,8 @@ struct Share {
   }
 };
 
-// The share of number `worker` of so many workers, blocks or clusters of blocks. The whole block, of kThreads threads, calls
-// it. Each thread sums the steps of its part of the sequences, and a prefix sum over the threads follows.
+// The share of worker number `worker` of `workers`; a worker is a block or a cluster. All kThreads threads of the block call
+// it. Each thread sums the steps of some of the sequences, and a prefix sum over the threads follows.
 template <typename Steps, int kThreads>
 __device__ Share<Steps> share_of_block(const Cached& p, int tiles, int worker, int workers) {
   __shared__ int64_t of_warp[kThreads / 32];
