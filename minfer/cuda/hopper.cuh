@@ -178,11 +178,7 @@ __device__ inline void wgmma_finish(float (&d)[kM][kN]) {
 #define MINFER_REGISTERS_64 MINFER_REGISTERS_30 MINFER_10(3) MINFER_10(4) MINFER_10(5) "%60,%61,%62,%63"
 #define MINFER_REGISTERS_40 MINFER_REGISTERS_30 "%30,%31,%32,%33,%34,%35,%36,%37,%38,%39"
 #define MINFER_REGISTERS_70 MINFER_REGISTERS_30 MINFER_10(3) MINFER_10(4) MINFER_10(5) MINFER_10(6)
-#define MINFER_REGISTERS_52 MINFER_REGISTERS_30 MINFER_10(3) MINFER_10(4) "%50,%51"
-#define MINFER_REGISTERS_60 MINFER_REGISTERS_30 MINFER_10(3) MINFER_10(4) "%50,%51,%52,%53,%54,%55,%56,%57,%58,%59"
-#define MINFER_REGISTERS_68 MINFER_REGISTERS_30 MINFER_10(3) MINFER_10(4) MINFER_10(5) "%60,%61,%62,%63,%64,%65,%66,%67"
 #define MINFER_REGISTERS_72 MINFER_REGISTERS_70 "%70,%71"
-#define MINFER_REGISTERS_76 MINFER_REGISTERS_70 "%70,%71,%72,%73,%74,%75"
 #define MINFER_REGISTERS_80 MINFER_REGISTERS_70 "%70,%71,%72,%73,%74,%75,%76,%77,%78,%79"
 #define MINFER_REGISTERS_96                                                                                      \
   MINFER_REGISTERS_30 MINFER_10(3) MINFER_10(4) MINFER_10(5) MINFER_10(6) MINFER_10(7) MINFER_10(8) "%90,%91,%92,%93,"  \
@@ -219,24 +215,13 @@ __device__ inline void wgmma_finish(float (&d)[kM][kN]) {
     MINFER_WGMMA(192, TYPES, ORDER, MINFER_REGISTERS_96, "%96", "%97", "%98", "%99", MINFER_D64(0), MINFER_D32(64));    \
   else if constexpr (kRegisters == 80)                                                                          \
     MINFER_WGMMA(160, TYPES, ORDER, MINFER_REGISTERS_80, "%80", "%81", "%82", "%83", MINFER_D64(0), MINFER_D16(64));\
-  else if constexpr (kRegisters == 76)                                                                          \
-    MINFER_WGMMA(152, TYPES, ORDER, MINFER_REGISTERS_76, "%76", "%77", "%78", "%79",                            \
-                 MINFER_D64(0), MINFER_D8(64), MINFER_D4(72));                                                  \
   else if constexpr (kRegisters == 72)                                                                          \
     MINFER_WGMMA(144, TYPES, ORDER, MINFER_REGISTERS_72, "%72", "%73", "%74", "%75", MINFER_D64(0), MINFER_D8(64));\
-  else if constexpr (kRegisters == 68)                                                                          \
-    MINFER_WGMMA(136, TYPES, ORDER, MINFER_REGISTERS_68, "%68", "%69", "%70", "%71", MINFER_D64(0), MINFER_D4(64));\
   else if constexpr (kRegisters == 64)                                                                           \
     MINFER_WGMMA(128, TYPES, ORDER, MINFER_REGISTERS_64, "%64", "%65", "%66", "%67", MINFER_D64(0));                    \
-  else if constexpr (kRegisters == 60)                                                                          \
-    MINFER_WGMMA(120, TYPES, ORDER, MINFER_REGISTERS_60, "%60", "%61", "%62", "%63",                            \
-                 MINFER_D32(0), MINFER_D16(32), MINFER_D8(48), MINFER_D4(56));                                  \
   else if constexpr (kRegisters == 56)                                                                           \
     MINFER_WGMMA(112, TYPES, ORDER, MINFER_REGISTERS_56, "%56", "%57", "%58", "%59",                                    \
                  MINFER_D32(0), MINFER_D16(32), MINFER_D8(48));                                                  \
-  else if constexpr (kRegisters == 52)                                                                          \
-    MINFER_WGMMA(104, TYPES, ORDER, MINFER_REGISTERS_52, "%52", "%53", "%54", "%55",                            \
-                 MINFER_D32(0), MINFER_D16(32), MINFER_D4(48));                                                 \
   else if constexpr (kRegisters == 48)                                                                           \
     MINFER_WGMMA(96, TYPES, ORDER, MINFER_REGISTERS_48, "%48", "%49", "%50", "%51", MINFER_D32(0), MINFER_D16(32));     \
   else if constexpr (kRegisters == 40)                                                                          \

@@ -1,27 +1,25 @@
 // v05_pairs: grouped products with wgmma whose tiles are as wide as an expert's rows: two blocks share the weights of a tile.
 // Idea: v03 with the operands changed round. Weights are the 64 rows of wgmma and tokens its columns, of which it takes any
-// multiple of 8: the rows of an expert are divided evenly among its tiles, and a tile multiplies 1 to 15 rows too many where
-// v03 multiplies up to 63. Two blocks of a cluster multiply the same 256 rows of weights with two halves of the tokens, and
-// each copies half of the weights for both by TMA's multicast: a block reads 256 rows of 128 bytes a step from the L2, where
-// v03 reads 384, and weights come from memory once even where blocks drift apart. stmatrix transposes what is stored.
+// multiple of 8: the rows of an expert are divided evenly among its tiles, whose widths are multiples of 16, so that a tile
+// multiplies fewer than 16 rows too many on average. Two blocks of a cluster multiply the same 256 rows of weights with two
+// halves of the tokens, and each copies half of the weights for both by TMA's multicast: a block reads 256 rows of 128 bytes a
+// step from the L2, where v03 reads 384, and weights come from memory once even where blocks drift apart. stmatrix transposes
+// what is stored.
 // Expected: at 4096 tokens, 8 of 128, 2048 x 768, v03 waits for the L2, which delivers 6.8 TB/s, and for 1.4 GB from memory
 // where 0.87 suffice. With two thirds of the bytes of L2 and 6 % of the work wasted, 700 TFLOP/s of useful work for both
-// products, 440 us, and 43 us for the sum.
+// products, 440 us, and 43 us for the sum. A tuning run took 657 us there, and v03 719; with uneven routing and with 8 experts
+// v03 won by 6 to 13 %.
 #include "combine.cuh"
 #include "cuda/row_groups.cuh"
 #include "ops/hgemm/scratch.cuh"
 #include "ops/hgemm/warpgroup_tile.cuh"
-
-#ifndef MINFER_GRAIN
-#define MINFER_GRAIN 16
-#endif
 
 namespace minfer {
 
 constexpr int kWeightRows = 256, kStages = 4, kCluster = 2;
 constexpr int kMostWidth = 160;  // tokens of a block's tile: 160 registers a thread for sums, and four stages of 52 KB
 constexpr int kConsumers = 2, kThreads = (kConsumers + 1) * 128;
-constexpr int kBehind = 2;  // stages that a thread fills before it waits for the first of them
+constexpr int kBehind = 1;  // stages that a thread fills before it waits for the first of them
 constexpr int kLag = 1;     // steps that the second warpgroup starts later: one's epilogue overlaps the other's products
 constexpr int kBoxes = 3;   // of 16 tokens x 16 columns, that a warp transposes at once
 static_assert(kBehind + kLag < kStages);
@@ -58,8 +56,6 @@ struct Groups : RowGroups<kCluster * kMostWidth> {
     __syncthreads();
   }
 };
-
-constexpr int next_width(int width) { return width + (width < 96 ? 16 : MINFER_GRAIN); }
 
 // One of the two products: h = silu(x Wg) * (x Wu), (slots, ffn) in the order of `order`; or the result of each slot.
 template <typename T_, bool kGated_>
@@ -106,8 +102,7 @@ struct PairTile {
     const int within = number - groups.first[at] * across, tiles = groups.first[at + 1] - groups.first[at];
     group = groups.experts[at], col = within / tiles;
     const int all = groups.rows_of(group), halves = tiles * kCluster;
-    width = (all + halves - 1) / halves;
-    width = width <= 96 ? (width + 15) / 16 * 16 : (width + MINFER_GRAIN - 1) / MINFER_GRAIN * MINFER_GRAIN;
+    width = ceil_div(ceil_div(all, halves), 16) * 16;
     const int before = (within % tiles * kCluster + rank) * width;
     begin = groups.begin[group] + before, rows = min(width, all - before);
   }
@@ -132,7 +127,7 @@ __device__ void copy_tiles(const Problem& g, const GroupedMaps& maps, const Grou
   };
   for (int number = blockIdx.x / kCluster, tiles = groups.tiles(g.across); number < tiles; number += gridDim.x / kCluster) {
     const PairTile tile(groups, number, g.across, rank);
-    const int strips = (tile.width + kRowStep - 1) / kRowStep;
+    const int strips = tile.width / kRowStep;
     // This block copies the rows of weights of warpgroup `rank`, of both blocks: of Wg and of Wu, or of Wd.
     const int weight = tile.group * (Problem::kGated ? 2 : 1) * g.columns + tile.col * Problem::kColumns +
                        rank * (Problem::kGated ? 64 : 128);
@@ -187,7 +182,7 @@ template <typename Problem, int kWidth>
 __device__ __forceinline__ void store_tile(const Problem& g, const PairTile& tile, float (&sums)[2][kWidth / 2],
                                            typename Problem::T* boxes, const unsigned (&slots)[(kMostWidth + 31) / 32]) {
   using T = typename Problem::T;
-  constexpr int kBlocks = Problem::kGated ? 1 : 2, kAll = (kWidth + 15) / 16 * kBlocks;
+  constexpr int kBlocks = Problem::kGated ? 1 : 2, kAll = kWidth / 16 * kBlocks;
   const int lane = threadIdx.x % 32, warpgroup = warpgroup_index();
   const int col0 = tile.col * Problem::kColumns + warpgroup * (Problem::kColumns / 2) + threadIdx.x / 32 % 4 * 16;
   // In a box: a row for each token, of two pieces, whose order spreads four rows over all banks.
@@ -199,13 +194,12 @@ __device__ __forceinline__ void store_tile(const Problem& g, const PairTile& til
       const int box = first + i, token = box / kBlocks * 16;
       if (box >= kAll) break;
       const float(&of)[kWidth / 2] = sums[box % kBlocks];
-      uint32_t bits[4] = {};
+      uint32_t bits[4];
 #pragma unroll
-      for (int e = 0; e < 4; ++e)
-        if (token + e / 2 * 8 < kWidth) {
-          const Pair<T> pair{T(of[token / 2 + e * 2]), T(of[token / 2 + e * 2 + 1])};
-          memcpy(&bits[e], &pair, 4);
-        }
+      for (int e = 0; e < 4; ++e) {
+        const Pair<T> pair{T(of[token / 2 + e * 2]), T(of[token / 2 + e * 2 + 1])};
+        memcpy(&bits[e], &pair, 4);
+      }
       stmatrix_x4_transposed(boxes + i * Problem::kBox + place(lane / 16 * 8 + lane % 8, lane / 8 % 2), bits);
     }
     __syncwarp();
@@ -232,7 +226,7 @@ __device__ __forceinline__ void store_tile(const Problem& g, const PairTile& til
 template <int kWidth = 16, typename F>
 __device__ __forceinline__ void with_width(int width, F f) {
   if constexpr (kWidth < kMostWidth)
-    if (width > kWidth) return with_width<next_width(kWidth)>(width, f);
+    if (width > kWidth) return with_width<kWidth + 16>(width, f);
   f.template operator()<kWidth>();
 }
 
@@ -340,7 +334,4 @@ void launch(const Experts<T>& p) {
 
 }  // namespace minfer
 
-#ifndef MINFER_NAME
-#define MINFER_NAME moe_ffn_v05_pairs
-#endif
-MINFER_MOE_FFN(MINFER_NAME, minfer::launch)
+MINFER_MOE_FFN(moe_ffn_v05_pairs, minfer::launch)
