@@ -104,12 +104,8 @@ __device__ void add_up(const Mla<T>& p, const Parts& parts, const Shared& item, 
   else add_units<1, 16>(p, parts, item, mine, slot);
 }
 
-// What the two warpgroups do first when the other one has left powers: both the same, or warpgroup 0 the product with them, and
-// warpgroup 1 its scores, which then run under the softmax of warpgroup 0.
-enum class Order { kProducts, kHalves, kSeesaw };
-
 // `items_of_sequence`: tiles of query rows, or with clusters pairs of tiles, a tile for each block.
-template <typename T, int kCluster, Order kOrder>
+template <typename T, int kCluster>
 __global__ void __launch_bounds__(kThreads, 1)
     attend(const __grid_constant__ HeadsMap map, const __grid_constant__ Mla<T> p, Parts parts, int items_of_sequence,
            int stream) {
@@ -144,8 +140,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       if (!more) break;
       const Piece piece = piece_of(shares[0]);
       const int first = shares[0].first, count = shares[0].count;
-      if (kOrder == Order::kSeesaw && rows.self == 1) rows.template attend<First::kScores>(piece);
-      else rows.template attend<kOrder == Order::kHalves ? First::kHalf : First::kOthers>(piece);
+      rows.attend(piece);
       if (count == 1) {
         rows.store(piece);
       } else {
@@ -183,20 +178,20 @@ inline Parts parts_for(const Tensor& memory, int blocks) {
 inline Tensor memory_for(int blocks) { return scratch_words(Parts::words(2 * blocks, kRows, kLatent)); }
 
 // A kernel that may have the shared memory of its tiles.
-template <typename T, int kCluster, Order kOrder>
+template <typename T, int kCluster>
 auto kernel_for() {
   constexpr int kBytes = LatentTiles<T, kCluster>::kBytes;
   static_assert(kBytes <= 225 << 10, "more than a block has besides its share");
-  allow_shared(attend<T, kCluster, kOrder>, kBytes);
-  return attend<T, kCluster, kOrder>;
+  allow_shared(attend<T, kCluster>, kBytes);
+  return attend<T, kCluster>;
 }
 
-template <Order kOrder, typename T>
+template <typename T>
 void launch_blocks(const Mla<T>& p) {
   const int items = (p.rows() + kRows - 1) / kRows;
   const int blocks = workers_for(int64_t(p.batch) * items, std::min(multiprocessors(), kMostTeams));
   const Tensor memory = memory_for(blocks);
-  STD_CUDA_CHECK(launch_together(kernel_for<T, 1, kOrder>(), dim3(blocks), kThreads, LatentTiles<T, 1>::kBytes, p.stream,
+  STD_CUDA_CHECK(launch_together(kernel_for<T, 1>(), dim3(blocks), kThreads, LatentTiles<T, 1>::kBytes, p.stream,
                                  make_map<1>(p), p, parts_for(memory, blocks), items, number_of(p.stream)));
 }
 

@@ -47,7 +47,8 @@ struct LatentTiles {
 
   __device__ explicit LatentTiles(unsigned char* shared)
       : q(reinterpret_cast<T*>(shared)), stages(q + kTile), base(reinterpret_cast<float*>(stages + kStages * kTile)),
-        sums(base + kStages * kRows), full(reinterpret_cast<uint64_t*>(sums + kConsumers * kRows)), empty(full + kStages * kSlabs) {}
+        sums(base + kStages * kRows), full(reinterpret_cast<uint64_t*>(sums + kConsumers * kRows)),
+        empty(full + kStages * kSlabs) {}
 
   __device__ T* slab(int stage, int number) const { return stages + stage * kTile + number * kSlab; }
 
@@ -87,11 +88,6 @@ struct LatentTiles {
     }
   }
 };
-
-// What a warpgroup does first when the other one has left powers. kScores: its own scores, so that the product with those powers
-// runs under its softmax. kOthers: that product, so that the stage is given back before the next keys have come, and more bytes
-// are in flight. kHalf: its scores with the columns that it gave back itself, which come first, and then that product.
-enum class First { kScores, kOthers, kHalf };
 
 // Exchanges, between lanes whose numbers differ in bit kBit, `high` of the lower lane with `low` of the upper one.
 template <int kBit, typename Word>
@@ -193,6 +189,10 @@ struct HalfRows {
   }
 
   // Leaves the powers and the base in its own stage for the other warpgroup.
+  // The other one sees them after kReady: these 128 threads arrive behind their writes, its 128 threads wait. The next powers
+  // and base of this stage overwrite nothing that it still reads. Within a piece, its threads arrive at the kReady of its own
+  // next block behind those reads, and this warpgroup waits there, in multiply_others, before it publishes again. So no barrier
+  // is arrived at twice before the others have waited, either. Between pieces, all threads wait at kBoth.
   __device__ void publish(const uint32_t (&powers)[kKeys / 16][4]) const {
     named_barrier_sync(kAlone + self, 128);  // all warps have multiplied the keys, in whose place powers come
     const int lane = threadIdx.x % 32;
@@ -207,8 +207,8 @@ struct HalfRows {
     named_barrier_arrive(kReady + self, kConsumerThreads);
   }
 
-  // Starts out += powers latents, with the powers and the latents of the other warpgroup's stage.
-  __device__ void start_others() {
+  // out += powers latents, with the powers and the latents of the other warpgroup's stage, which it then gives back.
+  __device__ void multiply_others() {
     const int other = 1 - self;
     named_barrier_sync(kReady + other, kConsumerThreads);
     const float next[2] = {tiles.base[other * kRows + row_of(0)], tiles.base[other * kRows + row_of(1)]};
@@ -218,9 +218,7 @@ struct HalfRows {
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kKeys / 16; ++step) wgmma<T, true>(out, powers + step * 2, values + step * 128, true);
-  }
-
-  __device__ void finish_others() {
+    wgmma_commit();
     wgmma_wait_for<0>(out);
     release(1 - self, self);
     release(1 - self, kRotated);
@@ -234,8 +232,9 @@ struct HalfRows {
     wgmma_commit();
   }
 
-  // Computes one piece. The two warpgroups take its blocks of keys in turn.
-  template <First kFirst>
+  // Computes one piece. The two warpgroups take its blocks of keys in turn. A warpgroup first computes its scores with the
+  // columns that it gave back itself, which come first. Then it multiplies the other's powers and gives the rest of that stage
+  // back, and only then waits for the rest of its keys.
   __device__ void attend(const Piece& piece) {
     const int count = piece.end - piece.begin;
     load_q(piece);
@@ -249,39 +248,27 @@ struct HalfRows {
       float scores[kKeys / 2], rescale[2];
       uint32_t powers[kKeys / 16][4];
       const uint32_t parity = (done + i) / 2 & 1;
-      constexpr int kBefore = kFirst == First::kScores ? kSlabs : kFirst == First::kHalf ? kSlabsOfHalf : 0;
-      if (kFirst != First::kOthers) clear_tail(piece.keys - key0, parity);
-      start_scores<0, kBefore>(scores, parity);
-      if (kFirst != First::kScores && i > 0) start_others(), wgmma_commit(), finish_others();
-      if (kFirst == First::kOthers) clear_tail(piece.keys - key0, parity);
-      start_scores<kBefore, kSlabs>(scores, parity);
-      if constexpr (kFirst == First::kScores) {
-        if (i > 0) start_others();
-        wgmma_commit();  // also of no products: with a commit in each branch ptxas makes every product wait for the last
-        wgmma_wait_for<1>(scores);
-      } else {
-        wgmma_wait_for<0>(scores);
-      }
+      clear_tail(piece.keys - key0, parity);
+      start_scores<0, kSlabsOfHalf>(scores, parity);
+      if (i > 0) multiply_others();
+      start_scores<kSlabsOfHalf, kSlabs>(scores, parity);
+      wgmma_wait_for<0>(scores);
       mask(scores, piece, key0);
       const bool grows = online.add(scores, factor, rescale);
 #pragma unroll
       for (int step = 0; step < kKeys / 16; ++step) to_fragment<T>(powers[step], scores, step);
       publish(powers);
-      if (kFirst == First::kScores && i > 0) finish_others();
       if (grows) scale_rows(out, rescale);
       start_own(powers);
       wgmma_wait_for<0>(out);
       release(self, self);
     }
-    if (i == count) {  // the last block is the other's
-      start_others();
-      wgmma_commit();
-      finish_others();
-    }
+    if (i == count) multiply_others();  // the last block is the other's
     done += count;
   }
 
-  // The sums of powers of two rows of this thread. Both warpgroups call it.
+  // The sums of powers of two rows of this thread. Both warpgroups call it. kBoth orders these writes and reads; another kBoth
+  // at the end of each piece orders the reads and the next piece's writes.
   __device__ void totals(float (&total)[2]) const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {

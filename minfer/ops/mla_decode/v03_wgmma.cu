@@ -6,8 +6,8 @@
 // launch divides the work equally among the blocks, on the device, as decode_attention's v04_balanced does. All blocks run at
 // once, so those with parts of one item divide the rows among them and add up the parts in their order, when all are there.
 // Expected: for 64 x 64 scores the tensor cores take 1152 cycles, for out 1024, and the softmax takes 700. Half of the scores
-// run under the other warpgroup's softmax, so that a block of keys takes 2600 to 2950 cycles, depending on how soon copies come:
-// with 128 heads 600 to 640 TFLOP/s. With 64 heads memory is the limit, at 0.85 of its speed.
+// run under the other warpgroup's softmax, so that a block of keys takes 2600 to 2950 cycles, depending on how soon copies
+// come: with 128 heads 600 to 640 TFLOP/s. With 64 heads memory is the limit, at 0.85 of its speed.
 #include "hopper_blocks.cuh"
 
 namespace minfer {
@@ -15,7 +15,7 @@ namespace minfer {
 template <typename T>
 void launch(const Mla<T>& p) {
   require_vectors(p);
-  launch_blocks<Order::kHalves>(p);
+  launch_blocks(p);
 }
 
 }  // namespace minfer

@@ -2,8 +2,7 @@
 // Idea: 128 heads are two tiles of 64 query rows, for which v03 loads the same rows of the cache twice. With 600 TFLOP/s that
 // is 5 TB/s from the L2, near all that it delivers. TMA's multicast halves it: a cluster has the two tiles of an item, and a
 // copy of 32 rows goes to both blocks. A part of a stage is given back to both producers. With one tile there is nothing to
-// share, and blocks are alone as in v03. Copies come sooner than in v03, so warpgroup 1 computes all scores of its next keys
-// under the softmax of warpgroup 0, which multiplies first and so gives stages back.
+// share, and blocks are alone as in v03.
 // Expected: with 128 heads up to a tenth faster than v03, where copies are what its tensor cores wait for, and less power;
 // one block waits for the other's softmax now and then. With up to 64 query rows (heads times new tokens) it is v03.
 #include "hopper_blocks.cuh"
@@ -16,8 +15,8 @@ template <typename T>
 void launch(const Mla<T>& p) {
   require_vectors(p);
   const int tiles = (p.rows() + kRows - 1) / kRows;
-  if (tiles < kPair) return launch_blocks<Order::kHalves>(p);
-  const auto kernel = kernel_for<T, kPair, Order::kSeesaw>();
+  if (tiles < kPair) return launch_blocks(p);
+  const auto kernel = kernel_for<T, kPair>();
   constexpr int kBytes = LatentTiles<T, kPair>::kBytes;
   int at_once = 0;
   STD_CUDA_CHECK(clusters_at_once(&at_once, kernel, kPair, kThreads, kBytes));
