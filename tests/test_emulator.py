@@ -158,6 +158,8 @@ LONG = {
         (100, 200, 648),
         (100, 392, 584),
     ],
+    # Several parts of an item, each of more keys than the least.
+    "decode_attention-v03_packed": [(1, 2, 400, 4, 1, 128), (1, 1, 1600, 4, 1, 128)],
     # Widths of a tile from 48 to 160 columns, and several tiles of an expert's rows, the last of them not full.
     "moe_ffn-v05_pairs": [
         (94, 1, 1, 72, 24),
@@ -246,6 +248,22 @@ def test_kernels_agree_with_the_reference_when_emulated(file: str, library: Call
         function = Emulated(kernel, library(file))
         tried = [worst(function, case) for case in cases(kernel)]
         assert len(tried) >= LEAST and max(tried) < 1, tried
+
+
+@pytest.mark.slow
+def test_few_long_items_of_decode_attention_take_a_whole_multiprocessor(tmp_path) -> None:
+    kernel = FILES["decode_attention-v03_packed"]
+    whole = {1: {"return launch_shape<typename Shape::Whole>(p, tiles, items);": "return;"}}
+    library = compiled(kernel, tmp_path, whole, "-DMINFER_SM=90")
+    function, without = Emulated(kernel, library), Emulated(kernel, library, 1)
+    for each in (function, without):
+        each.allow_shared(227 << 10)
+    op = ops.get(kernel.op)
+    long = [dict(zip(op.axes, shape, strict=True)) for shape in [(1, 1, 1600, 4, 1, 128), (1, 8, 300, 5, 1, 64)]]
+    for case in op.cases(kernel, long):
+        if case.dtype == "bfloat16" and case.params["page"] == "16":
+            assert worst(function, case) < 1
+            assert not worst(without, case) < 1, "no block had a whole multiprocessor"
 
 
 # Sums of many blocks, long enough for their bits to depend on the order.

@@ -122,9 +122,11 @@ def switched(text: str, mistakes: Mapping[int, Mapping[str, str]]) -> tuple[str,
     return text, found
 
 
-def compiled(kernel: Kernel, folder: Path, mistakes: Mapping[int, Mapping[str, str]] | None = None) -> Path:
-    """The library of a kernel's file for the CPU, with mistakes to switch on; what they replace must occur. Raises
-    BuildError when the compiler does."""
+def compiled(
+    kernel: Kernel, folder: Path, mistakes: Mapping[int, Mapping[str, str]] | None = None, *flags: str
+) -> Path:
+    """The library of a kernel's file for the CPU, with mistakes to switch on; what they replace must occur. `flags` are more of
+    the compiler's. Raises BuildError when the compiler does."""
     mistakes = mistakes or {}
     unseen = {key for edits in mistakes.values() for key in edits}
     for path in kernel.sources():
@@ -138,7 +140,7 @@ def compiled(kernel: Kernel, folder: Path, mistakes: Mapping[int, Mapping[str, s
         first = '#include "torch.h"\n' if path == kernel.source else ""  # a precompiled header must come first
         target.write_text(f'{first}#line 1 "{path.name}"\n{rewrite(text)}')
     assert not unseen, f"{kernel.source.name} has none of {sorted(unseen)}"
-    return _compile(folder / _relative(kernel.source), folder)
+    return _compile(folder / _relative(kernel.source), folder, *flags)
 
 
 class Emulated:
@@ -169,6 +171,10 @@ class Emulated:
     def run_on(self, multiprocessors: int) -> None:
         """Changes how many multiprocessors this library's kernels find. At most 8 blocks that wait for each other can run."""
         ctypes.c_int.in_dll(self._library, "_ZN8emulator15multiprocessorsE").value = multiprocessors
+
+    def allow_shared(self, most: int) -> None:
+        """Changes how many bytes of shared memory a block of this library's kernels may have."""
+        ctypes.c_size_t.in_dll(self._library, "_ZN8emulator11most_sharedE").value = most
 
     def __call__(self, *tensors: torch.Tensor, **call: float | bool) -> None:
         self.seed += 1
@@ -226,8 +232,8 @@ def _includes(*folders: Path) -> list[str]:
     return [*(f"-I{path}" for path in (*folders, INCLUDE, HERE)), "-isystem", str(home / "include")]
 
 
-def _compile(source: Path, folder: Path) -> Path:
+def _compile(source: Path, folder: Path, *flags: str) -> Path:
     made, library, ready = folder / "kernel.o", folder / "kernel.so", precompiled()
-    _run(*FLAGS, *_includes(ready, folder), "-x", "c++", "-c", source, "-o", made)
+    _run(*FLAGS, *flags, *_includes(ready, folder), "-x", "c++", "-c", source, "-o", made)
     _run("-shared", "-Wl,-Bsymbolic", made, *(ready / f"{name}.o" for name in RUNTIME), "-o", library)
     return library

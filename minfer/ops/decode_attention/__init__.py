@@ -122,7 +122,7 @@ def reference(case: Case, t: Tensors) -> dict[str, Expected]:
     """In fp64, a query at a time. The bound is that of prefill_attention: the parts of a split add as blocks of one softmax do.
 
     Keys and values of an fp8 cache are exact in either half type. Kernels multiply them in float16 also where q is bfloat16,
-    so that powers may be rounded to either."""
+    so that exponentials may be rounded to either."""
     value, bound = torch.zeros_like(t["q"]), torch.zeros_like(t["q"])
     kinds = [torch.float16, torch.bfloat16] if len(t["scales"]) else [DTYPES[case.dtype]]
     for number, count in enumerate(lengths_of(case)):
@@ -211,10 +211,6 @@ baselines.register(op)
 op.cuda("v01_naive.cu")
 op.cuda("v02_split.cu")
 op.cuda("v03_packed.cu")
-op.cuda("v03_packed_a.cu")
-op.cuda("v03_packed_b.cu")
 op.cuda("v04_balanced.cu")
-op.cuda("v04_balanced_a.cu")
-op.cuda("v04_balanced_b.cu")
 op.triton("triton_split.py", requires=at_most_rows)
 op.cpp("cpu_naive.cpp")

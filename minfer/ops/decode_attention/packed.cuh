@@ -2,7 +2,7 @@
 //
 // A warp takes a unit of 16 keys at a time, which lie in one page. Each warp has its own ring of stages in shared memory, and a
 // stage is the keys and values of one unit, so that warps synchronise only at the end of a piece of work. Scores never leave
-// registers: scoresᵀ = k qᵀ has 16 keys and 8 rows of q, and outᵀ = vᵀ powersᵀ has 16 columns of v and the same 8 rows.
+// registers: scoresᵀ = k qᵀ has 16 keys and 8 rows of q, and outᵀ = vᵀ exponentialsᵀ has 16 columns of v and the same 8 rows.
 #pragma once
 
 #include "cuda/fp8.cuh"
@@ -13,21 +13,19 @@
 
 namespace minfer {
 
-constexpr int kUnit = 16;            // keys
-#ifdef MINFER_WHOLE
-constexpr bool kWhole = kMostShared >= 200 << 10;
-#else
-constexpr bool kWhole = false;
-#endif
-constexpr int kRingBytes = (kWhole ? 192 : 96) << 10;  // of all warps of a block: an L40S's SM holds one block, an H200's two
+constexpr int kUnit = 16;  // keys
 
-template <typename T_, typename KV_, int kDim_, int kSlabs_>
+// kWhole: a block has an H200's SM to itself, with the warps and the rings of two blocks.
+template <typename T_, typename KV_, int kDim_, int kSlabs_, bool kWhole = false>
 struct PackedShape {
   using T = T_;
   using KV = KV_;
   static constexpr bool kFp8 = !std::is_same_v<KV, T>;
   using Operand = std::conditional_t<kFp8, Half, T>;  // of the products: fp16 holds every e4m3 value, one instruction converts
+  using Whole = PackedShape<T, KV, kDim_, kSlabs_, true>;
   static constexpr int kDim = kDim_, kSlabs = kSlabs_, kRows = 8 * kSlabs;
+  // Of all warps of a block. Without kWhole an SM of an L40S holds one block, an H200's two.
+  static constexpr int kRingBytes = (kWhole ? 192 : 96) << 10;
   static constexpr int kRowBytes = kDim * sizeof(KV), kPieces = kRowBytes / 16, kHalf = kUnit * kRowBytes, kStage = 2 * kHalf;
   using Place = Swizzled<kRowBytes / 2>;  // of 16-bit words: two elements of fp8
   // Eight warps where their sums fit 128 registers: a short row gives a warp as many instructions as a longer one.
@@ -49,12 +47,12 @@ struct Piece {
 };
 
 // The running sums of a lane's two columns of scoresᵀ, as OnlineRows in `cuda/softmax.cuh` has them of rows. The eight lanes of
-// a column share the exponent of its base. They look for the maximum only when one of them sees a power beyond 2^kSlack.
+// a column share the exponent of its base. They look for the maximum only when an exponential is beyond 2^kSlack.
 struct OnlineColumns {
   static constexpr float kSlack = 8.0f, kNone = -3.402823466e38f;  // no key yet: no score has a smaller exponent
   float exponent[2] = {kNone, kNone}, sum[2] = {};
 
-  // Replaces scores of two keys by their powers 2^(factor score - exponent). Returns as OnlineRows::add does.
+  // Replaces scores of two keys by their exponentials 2^(factor score - exponent). Returns as OnlineRows::add does.
   __device__ bool add(float (&scores)[4], const float (&factor)[2], float (&rescale)[2]) {
     float highest[2];
     bool beyond = false;
@@ -242,7 +240,7 @@ struct PackedWarp {
     }
 
     const bool edge = key0 + kUnit > p.seen(0, piece.keys);  // some row may not see some key
-    uint32_t powers[kSlabs][2];
+    uint32_t exponentials[kSlabs][2];
 #pragma unroll
     for (int s = 0; s < kSlabs; ++s) {
       float(&mine)[4] = scores[0][s];
@@ -269,7 +267,7 @@ struct PackedWarp {
       for (int half = 0; half < 2; ++half) {
         uint32_t two;
         round_to(reinterpret_cast<Pair&>(two), mine[2 * half], mine[2 * half + 1]);
-        powers[s][half] = movmatrix_trans(two);
+        exponentials[s][half] = movmatrix_trans(two);
       }
     }
 
@@ -285,11 +283,11 @@ struct PackedWarp {
               e4m3_to_halves(__byte_perm(low, 0, 0x4420)), e4m3_to_halves(__byte_perm(low, 0, 0x4431)),
               e4m3_to_halves(__byte_perm(high, 0, 0x4420)), e4m3_to_halves(__byte_perm(high, 0, 0x4431))};
 #pragma unroll
-          for (int s = 0; s < kSlabs; ++s) mma_m16n8k16<Operand>(sums[2 * j + half][s], values, powers[s]);
+          for (int s = 0; s < kSlabs; ++s) mma_m16n8k16<Operand>(sums[2 * j + half][s], values, exponentials[s]);
         }
       } else {
 #pragma unroll
-        for (int s = 0; s < kSlabs; ++s) mma_m16n8k16<Operand>(sums[j][s], a, powers[s]);
+        for (int s = 0; s < kSlabs; ++s) mma_m16n8k16<Operand>(sums[j][s], a, exponentials[s]);
       }
     }
   }

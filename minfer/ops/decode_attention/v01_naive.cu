@@ -1,5 +1,5 @@
 // v01_naive: a block for a query head of a sequence: scores of 128 keys at a time, a thread each, online softmax, fp32 FMA.
-// Idea: the definition, within one block: q and the powers of 128 keys lie in shared memory.
+// Idea: the definition, within one block: q and the exponentials of 128 keys lie in shared memory.
 // Expected: far from the memory's speed. A batch of one has 32 blocks for 132 SMs; each thread reads the row of its key alone,
 // so that a load of a warp touches 32 rows; and each query head of a group reads the same keys again.
 #include "cuda/softmax.cuh"
@@ -20,7 +20,7 @@ __global__ void __launch_bounds__(kThreads) naive(Decode<T, KV> p) {
   for (int i = threadIdx.x; i < p.dim; i += kThreads) q[i] = float(p.q.at(number, query, head)[i]) * p.scale * p.scale_of_k();
   float max = -INFINITY, total = 0.0f, sums[kMostDim / kThreads] = {};
   for (int key0 = 0; key0 < seen; key0 += kThreads) {
-    __syncthreads();  // q has arrived, and all are done with the previous powers
+    __syncthreads();  // q has arrived, and all are done with the previous exponentials
     const int key = key0 + threadIdx.x;
     float score = -INFINITY;
     if (key < seen) {
@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(kThreads) naive(Decode<T, KV> p) {
     const float rescale = exp2_approx((max - highest) * kLog2E);
     max = highest;
     powers[threadIdx.x] = exp2_approx((score - highest) * kLog2E);
-    total = total * rescale + reduce_row(powers[threadIdx.x], of_sum);  // has a barrier: the powers are written
+    total = total * rescale + reduce_row(powers[threadIdx.x], of_sum);  // has a barrier: the exponentials are written
 #pragma unroll  // registers have no index at run time
     for (int i = 0; i < kMostDim / kThreads; ++i) {
       const int column = threadIdx.x + i * kThreads;

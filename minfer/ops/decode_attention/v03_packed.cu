@@ -2,7 +2,8 @@
 // them.
 // Idea: four heads of a group fill 4 of the 8 columns of a product, which costs nothing because memory is the limit. Each warp
 // has its own ring of cp.async stages of 16 keys and values, which is 8 KB for head_dim 128; warps do not synchronise until a
-// piece of work is done. Keys are split as in v02_split; the last block of an item to arrive adds its parts.
+// piece of work is done. Keys are split as in v02_split; the last block of an item to arrive adds its parts. Few long items
+// take blocks that have an SM of an H200 to themselves, with twice the warps and rings, so that an item has fewer parts.
 // Expected: near the speed of memory for many long sequences of one length. An SM of an H200 needs 14 KB in
 // flight, its 20 B a clock times 700 clocks of latency, and has 128 KB. With ragged lengths SMs idle, because the split is made
 // for the longest possible length.
@@ -43,20 +44,31 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kResident)
     add_parts<Shape::kThreads, Shape::kBatch>(p, parts, number, kv_head, row0, splits, [=](int part) { return first + part; });
 }
 
+template <typename Shape, typename T, typename KV>
+void launch_shape(const Decode<T, KV>& p, int tiles, int64_t items) {
+  const int splits = items > kMostTeams ? 1 : split_count(items, Shape::kResident * multiprocessors(), p.most, kLeast);
+  STD_TORCH_CHECK(p.batch <= 65535 && p.kv_heads * tiles <= 65535 && items * splits < INT_MAX,
+                  "decode_attention: more sequences and heads than a launch has blocks");
+  const int rows = std::min(Shape::kRows, p.rows());
+  const Tensor memory = scratch_words(splits > 1 ? Parts::words(items * splits, rows, Shape::kDim) : 0);
+  const Parts parts = Parts::at(memory.mutable_data_ptr(), items * splits, rows, Shape::kDim);
+  allow_shared(packed<Shape>, Shape::kBytes);
+  packed<Shape><<<dim3(splits, p.kv_heads * tiles, p.batch), Shape::kThreads, Shape::kBytes, p.stream>>>(
+      p, parts, splits, splits > 1 ? number_of(p.stream) : 0);
+}
+
 template <typename T, typename KV>
 void launch(const Decode<T, KV>& p) {
   for_shape(p, [&]<typename Shape>() {
     const int tiles = (p.rows() + Shape::kRows - 1) / Shape::kRows;
     const int64_t items = int64_t(p.batch) * p.kv_heads * tiles;
-    const int splits = items > kMostTeams ? 1 : split_count(items, Shape::kResident * multiprocessors(), p.most, kLeast);
-    STD_TORCH_CHECK(p.batch <= 65535 && p.kv_heads * tiles <= 65535 && items * splits < INT_MAX,
-                    "decode_attention: more sequences and heads than a launch has blocks");
-    const int rows = std::min(Shape::kRows, p.rows());
-    const Tensor memory = scratch_words(splits > 1 ? Parts::words(items * splits, rows, Shape::kDim) : 0);
-    const Parts parts = Parts::at(memory.mutable_data_ptr(), items * splits, rows, Shape::kDim);
-    allow_shared(packed<Shape>, Shape::kBytes);
-    packed<Shape><<<dim3(splits, p.kv_heads * tiles, p.batch), Shape::kThreads, Shape::kBytes, p.stream>>>(
-        p, parts, splits, splits > 1 ? number_of(p.stream) : 0);
+    if constexpr (kMostShared >= Shape::Whole::kBytes + (4 << 10)) {
+      // Where a block for each SM has an item or a part of one, with two units or more for each of its warps.
+      const int64_t splits = multiprocessors() / items;
+      if (splits > 0 && p.most / splits >= 2 * kUnit * Shape::Whole::kWarps)
+        return launch_shape<typename Shape::Whole>(p, tiles, items);
+    }
+    launch_shape<Shape>(p, tiles, items);
   });
 }
 
