@@ -5,6 +5,8 @@
 // Keys and values come in blocks of kBlockN, the last one first, because a causal mask cuts that one.
 #pragma once
 
+#include <algorithm>
+
 #include "cuda/hopper.cuh"
 #include "cuda/named_barrier.cuh"
 #include "cuda/pipeline.cuh"
@@ -44,13 +46,19 @@ struct Order {
   __device__ int first_unit(int group) const { return int64_t(group) * units / groups; }
 };
 
-// Groups of at most `most` units, of equal size or one more.
+// A group has as many units as have keys and values of `l2_bytes`, or as have a tile for each multiprocessor if those are more;
+// both are rounded down. Without `l2_bytes`, each unit is a group.
 template <typename T>
-Order make_order(const Attention<T>& p, int64_t most) {
+Order make_order(const Attention<T>& p, int64_t l2_bytes = 0) {
   const int64_t whole = (int64_t(p.seq_q) + kBlockM - 1) / kBlockM;
   const int64_t tiles = p.packed ? whole + p.batch : whole, units = p.packed ? p.heads : int64_t(p.batch) * p.heads;
   STD_TORCH_CHECK(tiles * units < INT_MAX, "prefill_attention: more tiles of out than fit 32 bits");
-  const int64_t groups = most < 1 ? units : (units + most - 1) / most;
+  int64_t most = 1;
+  if (l2_bytes > 0) {
+    const int64_t bytes = 2 * int64_t(p.seq_kv) * p.dim * sizeof(T) * p.kv_heads / p.heads;
+    most = std::max({most, l2_bytes / std::max<int64_t>(bytes, 1), multiprocessors() / std::max<int64_t>(tiles, 1)});
+  }
+  const int64_t groups = (units + most - 1) / most;
   return {static_cast<int>(units), static_cast<int>(tiles), static_cast<int>(groups)};
 }
 

@@ -59,7 +59,7 @@ void launch(const Attention<T>& p) {
   for_dim(p.dim, [&]<int kDim>() {
     using Tile = Tiles<T, kDim>;
     const AttentionMaps maps = make_maps(p, Tile::kBlockN);
-    const Order order = make_order(p, 1);
+    const Order order = make_order(p);
     const auto kernel = attend<T, kDim>;
     STD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Tile::kBytes));
     kernel<<<order.pieces(), kThreads, Tile::kBytes, p.stream>>>(maps, p, order);

@@ -169,7 +169,7 @@ void launch(const Attention<T>& p) {
   for_dim(p.dim, [&]<int kDim>() {
     constexpr int kBytes = Pingpong<T, kDim>::kBytes;
     const AttentionMaps maps = make_maps(p, Tiles<T, kDim>::kBlockN);
-    const Order order = make_order(p, 1);
+    const Order order = make_order(p);
     const auto kernel = attend<T, kDim>;
     STD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
     const int blocks = order.pieces() < multiprocessors() ? order.pieces() : multiprocessors();

@@ -2,7 +2,7 @@
 // Idea: five changes to v05. (1) The base of a row's powers need not be its maximum: any base serves whose powers do not
 // overflow. So scores become powers of the present base at once, and only if these add up to too much is the maximum taken and
 // the block done again. A step then has no comparisons and no shuffles, and rounds between the exponentials. (2) Tiles with
-// the most keys come first, for all heads of a group whose keys and values fit into L2. In v05, which goes head by head, the
+// the most keys come first, for all heads of a group whose keys and values stay in L2. In v05, which goes head by head, the
 // longest tile of the last head starts when almost nothing else is left. (3) Blocks that are neither masked nor capped have a
 // loop of their own. (4) Stages are known at compile time. (5) Keys and the values of the block before them arrive at one
 // barrier, because their products are started together, and in the order in which stages become free.
@@ -12,18 +12,9 @@
 #include "cuda/counters.cuh"
 #include "hopper_attention.cuh"
 
-#ifndef MINFER_CHOICES  // to compare variants
-#define MINFER_CHOICES true, 16 << 20
-#endif
-
 namespace minfer {
 
-struct Choices {
-  bool turns;  // the warpgroups start their products in turn
-  int l2_bytes;
-};
-constexpr Choices kChoices{MINFER_CHOICES};  // 16 MB: with 32, of an H200's 60 MB of L2, all shapes were slower
-
+constexpr int64_t kL2Bytes = 8 << 20;                    // of an H200's 60 MB
 constexpr int kTurnBarrier = kTailBarrier + kConsumers;  // and one more
 constexpr int kSlots = 4;                                // tiles that are taken and not yet stored
 constexpr int kFewRegisters = 24, kMostRegisters = 240;  // 8 more for consumers than in v05, and a producer that spills some
@@ -65,12 +56,8 @@ struct Consumer {
   __device__ Consumer(const Tile& tile, const Attention<T>& p, Slots* slots) : tile(tile), p(p), rows(tile, p), slots(slots) {}
 
   // Waits for this warpgroup's turn to start products; ends the turn.
-  __device__ void begin_turn() const {
-    if constexpr (kChoices.turns) named_barrier_sync(kTurnBarrier + rows.warpgroup, 256);
-  }
-  __device__ void end_turn() const {
-    if constexpr (kChoices.turns) named_barrier_arrive(kTurnBarrier + 1 - rows.warpgroup, 256);
-  }
+  __device__ void begin_turn() const { named_barrier_sync(kTurnBarrier + rows.warpgroup, 256); }
+  __device__ void end_turn() const { named_barrier_arrive(kTurnBarrier + 1 - rows.warpgroup, 256); }
 
   // Waits for keys; except for a tile's first block, values of the block before have come with them into the other stage.
   __device__ void wait_keys(int stage) {
@@ -258,8 +245,7 @@ void launch(const Attention<T>& p) {
   for_dim(p.dim, [&]<int kDim>() {
     constexpr int kBytes = Consumer<T, kDim>::kBytes;
     const AttentionMaps maps = make_maps(p, Tiles<T, kDim>::kBlockN);
-    const int64_t bytes_of_unit = 2 * int64_t(p.seq_kv) * kDim * sizeof(T) * p.kv_heads / p.heads + 1;
-    const Order order = make_order(p, kChoices.l2_bytes / bytes_of_unit);
+    const Order order = make_order(p, kL2Bytes);
     const auto kernel = attend<T, kDim>;
     STD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
     const int blocks = order.pieces() < multiprocessors() ? order.pieces() : multiprocessors();
