@@ -7,7 +7,7 @@
 // in order. The code takes up to 8 rows of x, but with 4 v03_mma is faster: 29.0 against 43.8 us in the tuning run.
 // Expected (int4, group 128): 28672 x 4096 at m = 1 reads 62 MB, 13.4 us at 4.66 TB/s. 16 warps an SM have 96 KB in flight, and
 // 4.66 TB/s x 700 ns / 132 SMs needs 25 KB, so memory should be the limit: 18 us with launch and last bytes. Tuning run on an
-// H200: 24.9 us, because the limit is the issue of instructions, not memory.
+// H200: 24.9 us.
 #include "fragments.cuh"
 #include "ops/hgemm/scratch.cuh"
 #include "cuda/shared_tile.cuh"

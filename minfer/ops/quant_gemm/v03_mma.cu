@@ -9,8 +9,8 @@
 // the partial sums in order.
 // Expected (int4, group 128, 28672 x 4096): m = 16 in 20 us on an H200: all tiles at once stream 62 MB in 13.4 us, which hides
 // the decoding and half of the tensor cores' 6 us. At m = 64 the products take 24 us at mma.sync's rate. With more rows of x,
-// W is decoded again for each 64 of them. Tuning run on an H200: 34.0 us at m = 16, 94.4 at m = 64; the limit is the issue of
-// instructions. x in fp8 is decoded to fragments as W is, so fp8 times fp8 has fp32 sums on GPUs without fp8 products.
+// W is decoded again for each 64 of them. Tuning run on an H200: 34.0 us at m = 16, 94.4 at m = 64.
+// x in fp8 is decoded to fragments as W is, so fp8 times fp8 has fp32 sums on GPUs without fp8 products.
 #include "fragments.cuh"
 #include "ops/hgemm/scratch.cuh"
 #include "cuda/shared_tile.cuh"
