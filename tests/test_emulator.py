@@ -108,7 +108,7 @@ SIZES["moe_ffn"] = [
 SIZES["dequant"] = [{"n": n, "k": k} for n, k in [(33, 512), (1, 32), (3, 96), (9, 2304)]]
 SIZES["quant_gemm"] = [
     {"m": m, "n": n, "k": k}
-    for m, n, k in [(1, 130, 2048), (8, 40, 4096), (5, 17, 6144), (40, 136, 2048), (130, 272, 512)]
+    for m, n, k in [(1, 130, 2048), (2, 40, 4096), (5, 17, 6144), (40, 136, 2048), (130, 272, 512)]
 ]
 # decode_attention: more units than a ring has stages, parts of an item in several blocks, 32 rows, more rows than a tile.
 SIZES["decode_attention"] = [

@@ -96,12 +96,13 @@ op = Op(
     ),
     metric=TFLOPS,
     change=change,
-    odd_shapes=(shape(3, 17, 256), shape(21, 96, 512)),
+    odd_shapes=(shape(2, 17, 256), shape(21, 96, 512)),
     sizes={
         "small": [shape(2, 64, 512)],
-        "nan": [shape(8, 64, 2048), shape(40, 144, 2048)],
+        "nan": [shape(2, 64, 2048), shape(40, 144, 2048)],
         "large": [
             shape(1, 4096, 4096),
+            shape(2, 1000, 6144),
             shape(7, 1000, 2048),
             shape(16, 4104, 4096),
             shape(64, 1040, 6144),
@@ -121,9 +122,10 @@ def pieces(case: Case) -> str | None:
 
 
 def fits_gemv(case: Case) -> str | None:
-    """The rule that x fits in a block, or that there are counters for the rows of W whose k blocks share."""
-    if case["m"] > 8:
-        return f"needs m to be at most 8, got {case['m']}"
+    """The rules that x has at most 2 rows, beyond which v03_mma is faster, and that x fits in a block, or that there are
+    counters for the rows of W whose k blocks share."""
+    if case["m"] > 2:
+        return f"needs m to be at most 2, got {case['m']}"
     wide = case["n"] > 65536 and case["m"] * case["k"] > 8192
     return f"needs n to be at most 65536 with so many x, got {case['n']}" if wide else pieces(case)
 
@@ -140,9 +142,7 @@ baselines.register(op, whole_blocks)
 op.cuda("v01_naive.cu", params=FLOAT32, requires=whole_blocks)
 op.triton("triton_fused.py", params=WEIGHTS_ONLY, requires=whole_blocks)
 op.cuda("v02_gemv.cu", params=WEIGHTS_ONLY, requires=fits_gemv)
-op.cuda("v02_gemv_a.cu", params={"format": ("int4_g128", "q4_0", "q4_k"), **FLOAT32}, requires=fits_gemv)
 op.cuda("v03_mma.cu", params=FLOAT32, requires=pieces)
-op.cuda("v03_mma_a.cu", archs="sm_90a", params=FLOAT32, requires=pieces)
 FP8 = {"format": ("fp8_fp8",)}
 op.cuda("v04_fp8_mma.cu", archs="sm_89+", params=FP8 | FLOAT32, requires=VECTORS)
 FAST = FP8 | {"accumulate": ("fast",)}

@@ -125,8 +125,8 @@ __device__ inline uint32_t two_nibbles(uint32_t word, int zero) {
 }
 
 // Of a block of 32 weights, the eight that lane t = lane % 4 multiplies: pairs 0 and 1 in a first product of 16, 2 and 3 in a
-// second. `nan`: of fp8 weights, see `four_e4m3`. The pairs are, for int4, weights 8 t and 8 t + 4, 8 t + 1 and 8 t + 5, and so on; else 4 t and 4 t + 2, 4 t + 1 and 4
-// t + 3, and then the same 16 further.
+// second. The pairs are, for int4, weights 8 t and 8 t + 4, 8 t + 1 and 8 t + 5, and so on; else 4 t and 4 t + 2, 4 t + 1 and
+// 4 t + 3, and then the same 16 further. `nan`: of fp8 weights, see `four_e4m3`.
 template <typename F, typename T>
 __device__ inline void load_weights(uint32_t (&pairs)[4], uint32_t& nan, const uint8_t* piece, int block, int t) {
   if constexpr (kIsInt4<F>) {
@@ -169,8 +169,8 @@ __device__ inline void load_weights(uint32_t (&pairs)[4], uint32_t& nan, const u
   }
 }
 
-// The eight x of lane t of 32 in the order of `load_weights`. first and second: the x at 8 t and 8 t + 4 for int4, else those at
-// 4 t and 16 + 4 t.
+// The eight x of lane t of 32 in the order of `load_weights`. first and second: for int4 the x at 8 t and at 8 t + 4, else those
+// at 4 t and at 16 + 4 t.
 template <typename F>
 __device__ inline uint4 in_order(uint2 first, uint2 second) {
   if constexpr (kIsInt4<F>)
@@ -231,7 +231,7 @@ struct RowFactors {
 #pragma unroll
       for (int i = 0; i < Piece<F>::kGroups; i += 2)
         reinterpret_cast<uint2&>(words[i]) = *reinterpret_cast<const uint2*>(piece + kPiece / 2 + i * 4);
-    } else if constexpr (std::is_same_v<F, Q4_K>) {  // 6 bits each, to a byte each: scales 0 to 3, 4 to 7, least values likewise
+    } else if constexpr (std::is_same_v<F, Q4_K>) {  // 6 bits each, to a byte each: scales 0 to 3, 4 to 7, then least values
       const uint4 head = *reinterpret_cast<const uint4*>(piece);
       const __half2 both = reinterpret_cast<const __half2&>(head.x);
       d = __low2float(both), m = __high2float(both);
@@ -321,7 +321,8 @@ __device__ inline void multiply_piece(float (&sums)[kTiles][4], const uint8_t* l
       const unsigned lanes = __ballot_sync(0xffffffff, nan[row] != 0);
       if (lanes >> (threadIdx.x % 32 / 4 * 4) & 15)  // all sums of a row with a NaN are NaN
 #pragma unroll
-        for (int tile = 0; tile < kTiles; ++tile) sums[tile][2 * row] = sums[tile][2 * row + 1] = std::bit_cast<float>(0x7fffffffu);
+        for (int tile = 0; tile < kTiles; ++tile)
+          sums[tile][2 * row] = sums[tile][2 * row + 1] = std::bit_cast<float>(0x7fffffffu);
     }
 }
 

@@ -1,20 +1,32 @@
-// v03_mma: any number of rows of x, 16, 32 or, with 4 bits, 64 a block; the mainloop decodes weights to mma fragments.
-// Idea: v02's fragments, in a block whose warps share x: 128 or 64 rows of W, 16 for each warp, and pieces of 256 in k, which
-// cp.async loads into two or three stages. A warp decodes its fragments of W once and multiplies them with all rows of x in the
-// block, so that decoding a weight once serves 16 to 64 products. Where tiles are few, several blocks divide the k of a tile
-// among them so that all run in one wave; the last of them to finish adds the partial sums in order.
-// Expected (int4, group 128, 28672 x 4096): m = 16 in 20 us on an H200: 224 blocks at once, with 110 KB in flight an SM, stream
-// 62 MB in 13.4 us, which hides the decoding and half of the tensor cores' 6 us. At m = 64 the products take 24 us at
-// mma.sync's rate. With more rows of x, W is decoded again for each 64 of them: 2.2 instructions a weight take 9 us, next to
-// 24 us of products. x in fp8 is decoded to fragments as W is, so fp8 times fp8 has fp32 sums on GPUs without fp8 products.
+// v03_mma: any number of rows of x, 8, 16, 32 or, with 4 bits, 64 a block; the mainloop decodes weights to mma fragments.
+// Idea: v02's fragments, in a block whose warps share x: 16 rows of W for each warp, and pieces of 256 in k, which cp.async
+// loads into two to four stages. A warp decodes its fragments of W once and multiplies them with all rows of x in the block, so
+// that decoding a weight once serves 8 to 64 products. Each warp puts the rows of x that it has copied in the order of the
+// fragments, and sums them, once for all warps; with three stages or more it does so a piece ahead, and there is one barrier a
+// piece. With 4 bits and more than 8 rows of x, an SM of Hopper has one block of 14 or 16 warps (8 at 64 rows) with 226 KB. In
+// other cases it has two blocks of 7 or 8 warps (4 at 32 rows), and an SM with less memory has one, of up to 98 KB. Where
+// tiles are few, several blocks divide the k of a tile among them so that all run in one wave; the last of them to finish adds
+// the partial sums in order.
+// Expected (int4, group 128, 28672 x 4096): m = 16 in 20 us on an H200: all tiles at once stream 62 MB in 13.4 us, which hides
+// the decoding and half of the tensor cores' 6 us. At m = 64 the products take 24 us at mma.sync's rate. With more rows of x,
+// W is decoded again for each 64 of them. Tuning run on an H200: 34.0 us at m = 16, 94.4 at m = 64.
+// x in fp8 is decoded to fragments as W is, so fp8 times fp8 has fp32 sums on GPUs without fp8 products.
 #include "fragments.cuh"
 #include "ops/hgemm/scratch.cuh"
 #include "cuda/shared_tile.cuh"
 
 namespace minfer {
 
-// Of a block: an SM of Hopper holds two; other SMs hold one.
-constexpr int kMemory = kMostShared > 113 << 10 ? 113 << 10 : 98 << 10;
+// With 4 bits, x is a large share of what a block copies. So one block of twice the warps has all memory of a Hopper SM: it
+// copies x once where two blocks copy it twice. With 8 bits, and with up to 8 rows of x, two blocks are as fast or faster.
+template <typename F>
+constexpr bool kFourBits = Piece<F>::kSlot <= 144;
+template <typename F, int kM>
+constexpr bool kOneBlock = kFourBits<F> && kM > 8 && kMostShared >= 227 << 10;
+
+// Shared memory of a block: all, or that of which an SM of Hopper holds two and another SM one.
+template <typename F, int kM>
+constexpr int kMemory = kOneBlock<F, kM> ? 226 << 10 : kMostShared > 113 << 10 ? 113 << 10 : 98 << 10;
 
 // kM rows of x and 16 of W for each warp; both are copied in pieces of kPiece.
 template <typename F_, typename T_, int kM_, int kWarps_>
@@ -31,7 +43,7 @@ struct Tile {
   static constexpr int kCopiesX = kPiece * sizeof(X) / 16;
   static constexpr int kSumsAt = kRows * Piece<F>::kSlot + kM * kRowX, kStage = kSumsAt + kSums<F> * kM * 4;
   static constexpr int kWeights = kRows * Piece<F>::kSlot;
-  static constexpr int kFit = kMemory / kStage, kStages = kFit > 4 ? 4 : kFit, kBytes = kStages * kStage;
+  static constexpr int kFit = kMemory<F, kM> / kStage, kStages = kFit > 4 ? 4 : kFit, kBytes = kStages * kStage;
   static constexpr int kAhead = kOrders && kStages > 2 ? 1 : 0;  // pieces that x is put in order ahead of its products
   static_assert(kStages >= 2 && kBytes <= kMostShared);
 };
@@ -217,11 +229,13 @@ int64_t most(const Parts& parts) {
 }
 
 // Blocks of 8 warps, or of 7 where those are dealt out more evenly: 28672 rows are 224 blocks of 8, for which 132
-// multiprocessors have two each or one, but 256 of 7.
+// multiprocessors have two each or one, but 256 of 7. Where a multiprocessor has one block, of 16 warps or of 14: 28672 rows
+// are 112 blocks of 16, but 128 of 14.
 template <int kM, typename F, typename T>
 void launch_few(const Product<F, T>& p) {
-  using Eight = Tile<F, T, kM, 8>;
-  using Seven = Tile<F, T, kM, 7>;
+  constexpr int kBlocks = kOneBlock<F, kM> ? 2 : 1;  // that one block stands for
+  using Eight = Tile<F, T, kM, 8 * kBlocks>;
+  using Seven = Tile<F, T, kM, 7 * kBlocks>;
   const Parts eight = parts_of<Eight>(p), seven = parts_of<Seven>(p);
   if (most<Seven>(seven) < most<Eight>(eight)) launch_parts<Seven>(p, seven);
   else launch_parts<Eight>(p, eight);
@@ -230,12 +244,14 @@ void launch_few(const Product<F, T>& p) {
 template <typename F, typename T>
 void launch(const Product<F, T>& p) {
   require_pieces(p);
-  constexpr bool kFourBits = Piece<F>::kSlot <= 144;  // with 8, two stages of more rows do not fit a block
   if (p.m <= 8) return launch_few<8>(p);
   if (p.m <= 16) return launch_few<16>(p);
-  if constexpr (kFourBits)
-    if (p.m > 32) return launch_parts<Tile<F, T, 64, 4>>(p, parts_of<Tile<F, T, 64, 4>>(p));
-  using Of = Tile<F, T, 32, kFourBits ? 8 : 4>;
+  if constexpr (kFourBits<F>)  // with 8, two stages of 64 rows do not fit a block
+    if (p.m > 32) {
+      using Of = Tile<F, T, 64, kOneBlock<F, 64> ? 8 : 4>;
+      return launch_parts<Of>(p, parts_of<Of>(p));
+    }
+  using Of = Tile<F, T, 32, !kFourBits<F> ? 4 : kOneBlock<F, 32> ? 16 : 8>;
   launch_parts<Of>(p, parts_of<Of>(p));
 }
 
