@@ -169,8 +169,8 @@ __device__ inline void load_weights(uint32_t (&pairs)[4], uint32_t& nan, const u
   }
 }
 
-// The eight x of lane t of 32 in the order of `load_weights`. first and second: for int4 the x at 8 t and at 8 t + 4, else those
-// at 4 t and at 16 + 4 t.
+// The eight x of lane t of 32 in the order of `load_weights`. first and second: for int4 the x at 8 t and at 8 t + 4, else
+// those at 4 t and at 16 + 4 t.
 template <typename F>
 __device__ inline uint4 in_order(uint2 first, uint2 second) {
   if constexpr (kIsInt4<F>)

@@ -45,6 +45,8 @@ struct Tile {
   static constexpr int kWeights = kRows * Piece<F>::kSlot;
   static constexpr int kFit = kMemory<F, kM> / kStage, kStages = kFit > 4 ? 4 : kFit, kBytes = kStages * kStage;
   static constexpr int kAhead = kOrders && kStages > 2 ? 1 : 0;  // pieces that x is put in order ahead of its products
+  // On sm_89 memory allows no second block. Unless told so, the compiler spills a register of `q4_k` for the sake of more.
+  static constexpr int kLeastBlocks = kMostShared == 99 << 10 && kM == 8 ? 1 : 0;
   static_assert(kStages >= 2 && kBytes <= kMostShared);
 };
 
@@ -101,7 +103,8 @@ __device__ bool add_up_parts(float (&sums)[Tile::kTiles][4], const Parts& parts,
 }
 
 template <typename Tile>
-__global__ void __launch_bounds__(Tile::kThreads) multiply(Product<typename Tile::F, typename Tile::T> p, Parts parts) {
+__global__ void __launch_bounds__(Tile::kThreads, Tile::kLeastBlocks)
+    multiply(Product<typename Tile::F, typename Tile::T> p, Parts parts) {
   using F = typename Tile::F;
   using T = typename Tile::T;
   using X = typename Tile::X;
