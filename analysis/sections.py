@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from analysis.others import best_other, verdict
 from analysis.overview import CONF, by_group, overview_lines
 from analysis.readme import counted, plain, table_lines
-from analysis.rows import number
+from analysis.rows import REFERENCE, number
 from analysis.tables import (
     LEGEND,
     MORE_LEGEND,
@@ -136,9 +136,12 @@ class Section:
         name = f"[{plain(self.op)}]({where.docs}{about})" if (where.folder / about).is_file() else plain(self.op)
         best, shares, of_other = self.best, ["—", "—"], "—"
         if best:
-            shares = [percent(best, regime, None) if number(best, f"{regime}_us") else "—" for regime in REGIMES]
-            other = best_other(self.problems[self.headline or ""], "cold")
-            of_other = f"{percent_of_other(best, other, 'cold')}, {plain(other['kernel'])}" if other else "—"
+            rows = self.problems[self.headline or ""]
+            torch = next((row for row in rows if row["kernel"] == REFERENCE), None)
+            shares = [percent(best, regime, torch) if number(best, f"{regime}_us") else "—" for regime in REGIMES]
+            other = best_other(rows, "cold")
+            if other:
+                of_other = f"{percent_of_other(best, other, 'cold')}, {plain(other['kernel'])}"
         cells = [name, plain(best["kernel"]) if best else "—", short(self.headline or ""), *shares, of_other]
         return [
             *cells,

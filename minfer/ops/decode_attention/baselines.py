@@ -143,11 +143,13 @@ def register(op: Op) -> None:
     """PyTorch's first, which ratios are against; the definition is the baseline where that does not support a case."""
     whole = {"page": ("none",), "lengths": ("full",), "quant": ("none",)}
     paged = {"page": ("16", "64", "256"), "quant": ("none",)}
-    op.torch("torch", sdpa, baseline=True, returns=(0,), params=whole, requires=no_queries_without_keys)
+    sdpa_about: dict[str, Any] = {"returns": (0,), "params": whole, "requires": no_queries_without_keys}
+    sdpa_about["deterministic"] = False  # cuDNN's gave other bits when it was called again, at batches of 16 and 64 on an H200
+    op.torch("torch", sdpa, baseline=True, **sdpa_about)
     op.torch("torch_eager", eager, baseline=True)
     for name, backend in (("torch_flash", "FLASH_ATTENTION"), ("torch_cudnn", "CUDNN_ATTENTION")):
         peer = "torch.nn.attention"
-        op.peer(name, by_backend(backend, sdpa), peer, returns=(0,), params=whole, requires=no_queries_without_keys)
+        op.peer(name, by_backend(backend, sdpa), peer, **sdpa_about)
     op.peer("flash_attn_4", flash_attn_4, "flash_attn", returns=(0,), params=whole, requires=narrow)
     op.peer("flashinfer", flashinfer, "flashinfer", returns=(0,), params=paged, requires=one_token)
     full = paged | {"lengths": ("full",)}
