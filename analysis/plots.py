@@ -26,6 +26,7 @@ from analysis.tables import REGIMES, fastest_of_ours
 from minfer.rows.store import Row
 
 MOST_COLOURED = 4  # lines beside PyTorch's that have a colour and a name
+FAR = 8.0  # times the fastest bar: a ladder has no roof beyond that, because it would leave no room for the bars
 RUNG = 0.27  # inches of a ladder's rung
 TICKS_APART = 0.05  # of an axis: what the label of a size takes
 COLUMNS = {"cold": (52.0, 110.0), "steady": (164.0, 222.0)}  # points right of a ladder: where its figures end
@@ -51,6 +52,8 @@ def ladder(op: str, device: str, rows: list[Row], theme: Theme = LIGHT) -> Pictu
         raise LeftOut("it takes a problem that two kernels have cold times of")
     drawn, (ax,) = figure([0.35 + RUNG * len(rows)], right=0.54)
     metric, best, roof = rows[0]["metric"], fastest_of_ours(rows), roof_of(rows)
+    if roof and roof > FAR * max(number(row, "cold_rate") or 0.0 for row in rows):
+        roof = None  # as of fp8, whose peak is not measured: what memory alone allows says nothing about the bars
     regimes = [regime for regime in REGIMES if any(number(row, f"{regime}_rate") for row in rows)]
     title(ax, f"{op} on {device}: the ladder", problem(rows[0]), width=56)  # beside the heads of the columns
     limit = 1.03 * max(roof or 0.0, *(number(row, f"{regime}_rate") or 0.0 for row in rows for regime in REGIMES))
@@ -79,7 +82,8 @@ def ladder(op: str, device: str, rows: list[Row], theme: Theme = LIGHT) -> Pictu
             label.set_fontweight("bold")
     ax.set_xlim(0, limit)
     plain_ticks(ax.xaxis)
-    key = ["bar: cold", *(["mark: steady"] if "steady" in regimes else []), "dashed: torch, cold"]
+    key = ["bar: cold", *(["mark: steady"] if "steady" in regimes else [])]
+    key += ["dashed: torch, cold"] if any(row["kernel"] == REFERENCE for row in rows) else []
     key += [f"dotted: measured peak, {scaled(roof)}"] if roof else []
     ax.set_xlabel(printable(f"throughput, {metric}"))
     ax.annotate(printable(" · ".join(key)), (0, 0), (0, -46), "axes fraction", "offset points", fontsize=SMALL)
@@ -89,7 +93,7 @@ def ladder(op: str, device: str, rows: list[Row], theme: Theme = LIGHT) -> Pictu
 def ladder_sentence(op: str, device: str, rows: list[Row], best: Row | None) -> str:
     """What the ladder shows, for who cannot see it."""
     metric, at = rows[0]["metric"], f"{op} on {device} at {problem(rows[0])}"
-    if best is None:
+    if best is None or all(REFERENCE not in (row["kernel"], best["baseline"]) for row in rows):
         return f"Bars of the cold throughput of {len(rows)} kernels of {at}, in {metric}."
     shares = [f"{share(best, regime, rows)} % {regime}" for regime in REGIMES if number(best, f"{regime}_rate")]
     return f"Ladder of {at}: {best['kernel']} reaches {' and '.join(shares)} of PyTorch's throughput."
