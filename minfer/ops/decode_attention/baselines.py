@@ -144,7 +144,8 @@ def register(op: Op) -> None:
     whole = {"page": ("none",), "lengths": ("full",), "quant": ("none",)}
     paged = {"page": ("16", "64", "256"), "quant": ("none",)}
     sdpa_about: dict[str, Any] = {"returns": (0,), "params": whole, "requires": no_queries_without_keys}
-    sdpa_about["deterministic"] = False  # cuDNN's gave other bits when it was called again, at batches of 16 and 64 on an H200
+    # On an H200 cuDNN's gave other bits when it was called again, at batches of 16 and 64.
+    sdpa_about["deterministic"] = False
     op.torch("torch", sdpa, baseline=True, **sdpa_about)
     op.torch("torch_eager", eager, baseline=True)
     for name, backend in (("torch_flash", "FLASH_ATTENTION"), ("torch_cudnn", "CUDNN_ATTENTION")):
