@@ -58,6 +58,8 @@ class Process:
 
     `start` runs the module where there is no sandbox: `fork_server.start`, or a function like it."""
 
+    _cgroup: Cgroup | None = None
+
     def __init__(
         self,
         module: str,
@@ -93,7 +95,6 @@ class Process:
             os.close(theirs_out)
         self._buffer = b""
         self._nonce = ""
-        self._cgroup: Cgroup | None = None
         if sandbox and sandbox.level != "namespaces":  # whose first process takes all others with it
             with contextlib.suppress(OSError):
                 self._cgroup = Cgroup(self.process.pid)
