@@ -139,7 +139,7 @@ def test_every_source_file_is_registered():
         assert all(kernel.source.parent == op.folder for kernel in own)
 
 
-# Bytes a thread that a kernel may spill: v06 does so between tiles, not in its main loop, and was measured like that.
+# Bytes a thread that a kernel may spill: v06's copying warpgroup does, and it was measured like that.
 SPILLED = {"prefill_attention-v06_no_maximum": 64}
 
 
