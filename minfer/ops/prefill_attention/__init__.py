@@ -40,6 +40,7 @@ from minfer.ops import (
     Ragged,
     Spec,
     Tensors,
+    at_most,
     divides,
     fixed,
     floats,
@@ -295,7 +296,7 @@ op.cuda("v02_flash.cu")
 op.cuda("v03_mma.cu")
 op.cuda("v04_wgmma.cu", archs="sm_90a")
 op.cuda("v05_pingpong.cu", archs="sm_90a")
-op.cuda("v06_no_maximum.cu", archs="sm_90a")
+op.cuda("v06_no_maximum.cu", archs="sm_90a", requires=at_most(head_dim=128))
 op.triton("triton_flash.py")
 op.cpp("cpu_naive.cpp")
 op.cpp("cpu_blocked.cpp")

@@ -19,7 +19,7 @@ namespace minfer {
 constexpr int64_t kL2Bytes = 8 << 20;                    // of an H200's 60 MB
 constexpr int kTurnBarrier = kTailBarrier + kConsumers;  // and one more
 constexpr int kSlots = 4;                                // tiles that are taken and not yet stored
-constexpr int kFewRegisters = 24, kMostRegisters = 240;  // 8 more for consumers than in v05, and a producer that spills some
+constexpr int kFewRegisters = 40, kMostRegisters = 232;
 
 // Tiles of q that shared memory has room for.
 template <int kDim>
@@ -244,7 +244,8 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 template <typename T>
 void launch(const Attention<T>& p) {
-  for_dim(p.dim, [&]<int kDim>() {
+  STD_TORCH_CHECK(p.dim <= 128, "prefill_attention: this kernel takes heads of 64 and 128, got ", p.dim);
+  const auto launch_dim = [&]<int kDim>() {
     constexpr int kBytes = Consumer<T, kDim>::kBytes;
     const AttentionMaps maps = make_maps(p, Tiles<T, kDim>::kBlockN);
     const Order order = make_order(p, kL2Bytes);
@@ -252,7 +253,8 @@ void launch(const Attention<T>& p) {
     STD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
     const int blocks = order.pieces() < multiprocessors() ? order.pieces() : multiprocessors();
     kernel<<<blocks, kThreads, kBytes, p.stream>>>(maps, p, order, number_of(p.stream));
-  });
+  };
+  p.dim == 64 ? launch_dim.template operator()<64>() : launch_dim.template operator()<128>();  // 256 would spill
 }
 
 }  // namespace minfer
