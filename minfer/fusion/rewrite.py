@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +17,9 @@ from minfer.fusion import worth
 from minfer.fusion.match import TARGETS, Found, Pattern, first
 from minfer.ops import get
 from minfer.ops.tensors import NAMES
+
+# Why an op that asks for the value of a size is refused.
+GUARD = "it holds for some sizes only, and these are not known before it runs"
 
 # One place where a pattern was found: its last node, and what was matched.
 Place = tuple[Node, Found]
@@ -132,25 +136,35 @@ class Writer:
             self.graph.erase_node(node)
 
 
-class no_guards:
+def _guards_raise(shapes: Any) -> AbstractContextManager[None]:
+    """Within it, a new guard of this ShapeEnv is an exception. PyTorch before 2.12 has no public way to say so."""
+    return shapes.error_on_new_guards() if hasattr(shapes, "error_on_new_guards") else _old_guards_raise(shapes)
+
+
+@contextmanager
+def _old_guards_raise(shapes: Any) -> Iterator[None]:
+    def refuse(expression: Any, value: Any) -> None:
+        raise Refused(GUARD)
+
+    shapes._check_frozen = refuse  # which each new guard asks first
+    try:
+        yield
+    finally:
+        del shapes._check_frozen
+
+
+@contextmanager
+def no_guards(shapes: Any) -> Iterator[None]:
     """A size that is not known yet must not become one that is: an op that asks for its value is refused."""
-
-    def __init__(self, shapes: Any) -> None:
-        self.guards = shapes.error_on_new_guards() if shapes is not None else None
-
-    def __enter__(self) -> None:
-        if self.guards is not None:
-            self.guards.__enter__()
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: Any) -> None:
-        if self.guards is not None:
-            self.guards.__exit__(kind, error, trace)
-        if (
-            error is not None
-            and not isinstance(error, ValueError | Refused)
-            and type(error).__module__.startswith("torch")
-        ):
-            raise Refused("it holds for some sizes only, and these are not known before it runs") from error
+    try:
+        with _guards_raise(shapes) if shapes is not None else nullcontext():
+            yield
+    except (ValueError, Refused):
+        raise
+    except Exception as error:
+        if not type(error).__module__.startswith("torch"):
+            raise
+        raise Refused(GUARD) from error
 
 
 @dataclass(frozen=True)
