@@ -225,6 +225,10 @@ def without_empty_rows(case: Case) -> str | None:
     return f"needs seq_kv >= seq_q={case['seq_q']}" if case["seq_kv"] < case["seq_q"] else None
 
 
+def full_without_empty_rows(case: Case) -> str | None:
+    return full_if_padded(case) or without_empty_rows(case)
+
+
 def register(op: Op) -> None:
     """PyTorch's first, which ratios are against; the definition is the baseline where that does not support a case."""
     plain = {"call": ("causal", "full"), "lse": ("no",)}
@@ -233,7 +237,7 @@ def register(op: Op) -> None:
     op.torch("torch_eager", eager, baseline=True)
     for name, backend in (("torch_flash", "FLASH_ATTENTION"), ("torch_cudnn", "CUDNN_ATTENTION")):
         which = by_backend(backend)
-        op.peer(name, which, "torch.nn.attention", returns=(0,), params=plain, requires=full_if_padded)
+        op.peer(name, which, "torch.nn.attention", returns=(0,), params=plain, requires=full_without_empty_rows)
     op.peer(
         "torch_flex", flex, "torch.nn.attention.flex_attention", returns=(0,), params=whole, requires=without_empty_rows
     )
