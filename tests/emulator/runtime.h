@@ -272,12 +272,14 @@ void check_global(const char* what, const void* p, size_t bytes);
 #undef __host__
 #undef __forceinline__
 #undef __launch_bounds__
+#undef __maxnreg__
 #undef __grid_constant__
 #define __global__
 #define __device__
 #define __host__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
+#define __maxnreg__(...)
 #define __grid_constant__
 #define __CUDACC__
 #define threadIdx (emulator::state.current->index)

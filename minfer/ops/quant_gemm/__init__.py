@@ -135,6 +135,18 @@ def fits_one_wave(case: Case) -> str | None:
     return f"needs m to be at most 128, got {case['m']}" if case["m"] > 128 else VECTORS(case)
 
 
+def fits_stream(case: Case) -> str | None:
+    """The rules that x has at most 16 rows and fits in a block of Hopper, and that rows of W are whole units of four groups."""
+    unit = 4 * FORMATS[case.params["format"]].block
+    if case["m"] > 16:
+        return f"needs m to be at most 16, got {case['m']}"
+    if case["k"] % unit:
+        return f"needs k to be a multiple of {unit}, got {case['k']}"
+    most = MOST_X // case["m"]
+    return f"needs k to be at most {most} with so many rows of x, got {case['k']}" if case["k"] > most else None
+
+
+MOST_X = 110_000  # numbers of x that fit a block of Hopper, with their sums
 VECTORS = multiples(n=8, k=16)
 FLOAT32 = {"accumulate": ("float32",)}
 WEIGHTS_ONLY = {"format": (*GGUF, *INT4, "fp8"), **FLOAT32}
@@ -148,4 +160,5 @@ op.cuda("v04_fp8_mma.cu", archs="sm_89+", params=FP8 | FLOAT32, requires=VECTORS
 FAST = FP8 | {"accumulate": ("fast",)}
 op.cuda("v05_fp8_wgmma.cu", archs="sm_90a", params=FAST, requires=VECTORS)
 op.cuda("v06_fp8_one_wave.cu", archs="sm_90a", params=FAST, requires=fits_one_wave)
+op.cuda("v07_stream.cu", params={"format": tuple(INT4), **FLOAT32}, requires=fits_stream)
 op.cpp("cpu_naive.cpp", params=FLOAT32, requires=whole_blocks)
