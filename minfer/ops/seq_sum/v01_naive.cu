@@ -2,6 +2,7 @@
 // Idea: the definition, O(batch * length^2); the threads of a warp read the same element at once, which is one request.
 // Expected: at 2048 elements a hundred times v02_block's time or more: each thread makes 2048 loads from L1, one after the
 // other. With packed sequences many blocks have nothing to do, which costs some microseconds.
+// Measured (H200, float32, padded, full, batch=1024, longest=2048): 26.74 GB/s cold; 1.94 % of torch.
 #include <algorithm>
 
 #include "seq_sum.h"
