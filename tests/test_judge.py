@@ -27,6 +27,7 @@ def samples(**changes: list[float]) -> Samples:
     }
     usual |= {"baseline": [35.0] * 4, "duplicate": [35.0] * 4}
     lags = {"lag": changes.pop("lag", [1.1] * 4), "baseline_lag": [1.1, 1.3] * 4}
+    lags["calls"] = changes.pop("calls", [100.0, 100.0])
     return Samples.of({name: [value * US for value in values] for name, values in (usual | changes).items()} | lags)
 
 
@@ -97,6 +98,15 @@ def test_a_short_kernel_may_lose_in_a_block_what_the_baseline_loses() -> None:
     assert found is not None and found.proven
 
 
+def test_what_a_block_loses_is_shared_by_its_calls() -> None:
+    """A kernel of 113 us was accused: its block had two calls, and the baseline's a hundred."""
+    claims = HONEST | {"cold_us": 1000.0, "steady_us": 113.0}
+    short = {"work": [1010.0] * 4, "kernel": [1010.0] * 4, "baseline": [53.0] * 4, "duplicate": [53.0] * 4}
+    assert judged.contradiction(claims, samples(**short, calls=[2.0, 100.0]), "cpu") is None
+    found = judged.contradiction(claims, samples(**short), "cpu")
+    assert found is not None and found.proven
+
+
 def test_one_block_in_which_it_was_quick_is_enough() -> None:
     assert judged.contradiction(HONEST, samples(work=[90.0, 80.0, 17.0, 70.0]), "cpu") is None
 
@@ -128,7 +138,15 @@ def test_a_row_that_is_believed_agrees_with_its_judged_time() -> None:
 
 @pytest.mark.parametrize(
     "broken",
-    [{"kernel": []}, {"kernel": [float("nan")]}, {"kernel": [-1.0]}, {"baseline": [[1.0]]}, {"kernel": "four"}],
+    [
+        {"kernel": []},
+        {"kernel": [float("nan")]},
+        {"kernel": [-1.0]},
+        {"baseline": [[1.0]]},
+        {"kernel": "four"},
+        {"calls": [2.0]},
+        {"calls": [0.0, 2.0]},
+    ],
 )
 def test_samples_that_no_clock_gives_are_refused(broken: dict[str, Any]) -> None:
     good = {
@@ -136,6 +154,7 @@ def test_samples_that_no_clock_gives_are_refused(broken: dict[str, Any]) -> None
         "work": [1.0],
         "lag": [1.0],
         "baseline_lag": [1.0],
+        "calls": [2.0, 2.0],
         "baseline": [1.0],
         "duplicate": [1.0],
         "cold_baseline": [1.0],

@@ -58,8 +58,9 @@ class Clock(Protocol):
         `during` is called once while the candidate is running. `restore(i)` gives set number i its contents back, untimed,
         before a candidate is called on it again."""
 
-    def again(self, candidate: Candidate, rotations: int, restore: Restore = None) -> float:
-        """Run a steady candidate once more over the sets of operands that `steady` used; the time of one call."""
+    def again(self, candidate: Candidate, rotations: int, restore: Restore = None) -> tuple[float, float]:
+        """Run a steady candidate once more over the sets of operands that `steady` used; the time of one call, and the CPU
+        time of all threads of this process in it (on a GPU the same time again)."""
 
 
 class CudaClock:
@@ -141,11 +142,12 @@ class CudaClock:
         times = [begin.elapsed_time(end) * 1e-3 / loop.calls for begin, end in windows]
         return np.array(times[replays // 2 :])
 
-    def again(self, candidate: Candidate, rotations: int, restore: Restore = None) -> float:
+    def again(self, candidate: Candidate, rotations: int, restore: Restore = None) -> tuple[float, float]:
         loop = self._loops[id(candidate)]
         if loop.restore is not None:
             loop.restore.replay()
-        return self._time(loop.graph) / loop.calls
+        seconds = self._time(loop.graph) / loop.calls
+        return seconds, seconds
 
     def _capture(self, candidate: Candidate, rotations: int, restore: Restore) -> Loop:
         """Capture calls on each set of operands in turn, going round until a replay takes GRAPH_S. Where sets must get
@@ -231,15 +233,16 @@ class CpuClock:
         during()
         return np.array(times[len(times) // 2 :])
 
-    def again(self, candidate: Candidate, rotations: int, restore: Restore = None) -> float:
-        taken = 0.0
+    def again(self, candidate: Candidate, rotations: int, restore: Restore = None) -> tuple[float, float]:
+        taken = used = 0.0
         for index in range(rotations):
             if restore is not None:
                 restore(index)
-            begin = time.perf_counter()
+            begun, begin = time.process_time(), time.perf_counter()
             candidate(index)
             taken += time.perf_counter() - begin
-        return taken / rotations
+            used += time.process_time() - begun
+        return taken / rotations, used / rotations
 
 
 @cache

@@ -6,10 +6,10 @@ which tell cold from steady. Each hint is compared with a time that was taken in
 
 - the kernel's steady and cold times with its blocks. A block begins after a flush and is short, so a call of a few
   microseconds takes longer in it than a steady one. The baseline shows by how much, because the judge also takes the
-  baseline's steady time, in a process without a kernel: a kernel may lose as many microseconds as the baseline does, or the
-  same factor. A cold call takes no less than a call in a block;
-- the time of each block by the clock in the kernel's process with its time outside, and the difference with that of the
-  baseline's blocks, because a busy machine lengthens both;
+  baseline's steady time, in a process without a kernel: the kernel's block may lose as much time as the baseline's
+  block does, or the same factor. A cold call takes no less than a call in a block;
+- the time of each block by the clock in the kernel's process with its time outside, less what the process waited for a busy
+  CPU, and the difference with that of the baseline's blocks;
 - the baseline's steady time with its blocks, and its cold time with cold times of the baseline in a process without a
   kernel, after the same preparation.
 
@@ -44,7 +44,8 @@ class Samples:
 
     `kernel`, `baseline` and `duplicate`: the time of each block, by the wall clock; shape (rounds,). `work`: the same for the
     kernel's blocks, without the time for which its process waited for a busy CPU. `lag` and `baseline_lag`: the time of each
-    block by the judge's clock over that by the clock in its process, for the kernel, and for baseline and duplicate.
+    block by the judge's clock, less such waits, over that by the clock in its process, for the kernel, and for baseline and
+    duplicate. `calls`: how many a block of the kernel has, and one of the baseline.
     `cold_baseline` and `steady_baseline`: single cold calls and steady calls of the baseline in a process without a kernel."""
 
     kernel: np.ndarray
@@ -53,6 +54,7 @@ class Samples:
     work: np.ndarray
     lag: np.ndarray
     baseline_lag: np.ndarray
+    calls: np.ndarray
     cold_baseline: np.ndarray
     steady_baseline: np.ndarray
 
@@ -63,6 +65,8 @@ class Samples:
         blocks = [arrays[name] for name in ("kernel", "baseline", "duplicate", "work", "lag")]
         if not all(array.ndim == 1 and len(array) and np.isfinite(array).all() for array in arrays.values()):
             raise ValueError("a sample of the judge is not a time")
+        if len(arrays["calls"]) != 2 or not (arrays["calls"] >= 1).all():
+            raise ValueError("the judge must say how many calls a block of the kernel has, and one of the baseline")
         if len({len(array) for array in blocks}) > 1 or not all((array >= 0).all() for array in arrays.values()):
             raise ValueError("the judge's samples do not fit each other")
         shortest = 1e-9  # for a block that took no longer than an empty request
@@ -75,10 +79,12 @@ class Samples:
         return float(high / low)
 
     def in_a_block(self, steady_s: float) -> float:
-        """How long a call may take in a block if it takes `steady_s` in steady timing, judging by the baseline."""
+        """How long a call may take in a block if it takes `steady_s` in steady timing, judging by the baseline. What waking a
+        process costs is lost once a block: the fewer calls it has, the more of that each bears."""
         steady = float(np.median(self.steady_baseline))
         block = max(float(np.median(np.concatenate([self.baseline, self.duplicate]))), steady)
-        return max(steady_s * block / steady, steady_s + block - steady)
+        calls, of_baseline = self.calls
+        return max(steady_s * block / steady, steady_s + (block - steady) * float(of_baseline / calls))
 
 
 def columns(case: Case, row: Mapping[str, Any], samples: Samples, device: str) -> Columns:

@@ -28,6 +28,7 @@ CONFIRMED = 10  # ...if this many measurements all say so: a busy machine may ca
 # From idle to full power an H200's clock first overshoots, and half a second later it dips by a tenth. Without this wait the
 # first block (kernel) ran at a higher clock than the second (baseline), and a kernel measured 2 % faster than itself.
 SETTLE_S = 1.5
+SHORTEST_S = 1e-9  # of a call
 REFERENCE_S = 1.0  # to compare steady results with the fp64 reference; later ones are compared with the baseline's
 
 
@@ -218,7 +219,7 @@ class Bench(Hooks):
     def _check_steady(self, settled_s: float) -> None:
         """Run the steady loop on changed inputs. Raises Dishonest if results are wrong, or if it takes longer than on the old
         inputs."""
-        fresh_s = self._rerun(fresh=True)
+        fresh_s, _ = self._rerun(fresh=True)
         deadline = time.perf_counter() + REFERENCE_S
         for index in self.rng.permutation(self.reached):
             mine, state = self.results[0], self._state(index)
@@ -237,17 +238,19 @@ class Bench(Hooks):
         if fresh_s <= REMEMBERS * settled_s:
             return
         # Perhaps the machine was busy, or a short block used few of the sets. Only a kernel that remembers results is slower
-        # on fresh inputs every time.
+        # on fresh inputs every time, and uses more CPU time. Without the latter, honest kernels were accused on a machine whose
+        # scheduler interrupted every second measurement.
         least = math.inf
         for _ in range(CONFIRMED):
-            least = min(least, self._rerun(fresh=True) / self._rerun(fresh=False))
+            fresh, same = self._rerun(fresh=True), self._rerun(fresh=False)
+            least = min(least, *(new / max(old, SHORTEST_S) for new, old in zip(fresh, same, strict=True)))
             if least <= REMEMBERS:
                 return
         raise Dishonest(f"takes {least:.1f} times as long on inputs that it has not seen before")
 
-    def _rerun(self, fresh: bool) -> float:
-        """The time of one call in the steady loop, on changed or on the same inputs. The same inputs are written again, too,
-        so that the caches hold as much of both kinds."""
+    def _rerun(self, fresh: bool) -> tuple[float, float]:
+        """The time of one call in the steady loop, on changed or on the same inputs, and its CPU time. The same inputs are
+        written again, too, so that the caches hold as much of both kinds."""
         first = self.rounds
         if fresh:
             self.rounds += self.reached

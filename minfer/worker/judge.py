@@ -40,6 +40,7 @@ from minfer.sandbox import Sandbox, keep_to_itself
 BLOCK_S = {"cuda": 0.05, "cpu": 0.002}
 LEAST_CALLS = {"cuda": 8, "cpu": 2}  # of a block, however long a call takes
 MOST_FRESH = {"cuda": 8 << 30, "cpu": 32 << 20}  # bytes of operands that get new values for each round
+CALIBRATIONS = 3  # that say how many calls make a block on a CPU; the shortest counts
 ROUNDS = 4  # each is a block of the kernel, one of the baseline and one of its duplicate, in shuffled order
 STEADY_S = 0.1  # for the baseline's steady time, without any kernel
 COLD = Timing(looks=[10], least_rounds=5, cold_cap_s=1.0)  # for cold times of the baseline, without any kernel
@@ -143,8 +144,8 @@ class Spent:
 
     @property
     def lag(self) -> float:
-        """The judge's time over the time by the clock in the process."""
-        return self.wall / max(self.own, 1e-9)
+        """The judge's time, less what the process waited for a busy CPU, over the time by the clock in the process."""
+        return self.work / max(self.own, 1e-9)
 
     def per_call(self, rest: Spent, calls: int) -> Spent:
         """The same for one call, less the time of an empty request; no less than the process itself reports."""
@@ -193,7 +194,7 @@ class Trial:
             return len(self.sets)  # a graph of all
         few = min(LEAST_CALLS["cpu"], len(self.sets))
         remote.time("run", calls=few)
-        call_s = remote.time("run", calls=few).wall / few
+        call_s = min(remote.time("run", calls=few).work for _ in range(CALIBRATIONS)) / few
         return min(len(self.sets), max(few, math.ceil(BLOCK_S["cpu"] / call_s)))
 
     def rounds(self) -> dict[str, Any]:
@@ -210,7 +211,7 @@ class Trial:
                 samples["lag" if name == "kernel" else "baseline_lag"].append(spent.lag)
                 if name == "kernel":
                     samples["work"].append(spent.work)
-        return samples
+        return samples | {"calls": [float(self.calls[remote]) for remote in (self.kernel, self.baseline)]}
 
     def _block(self, remote: Remote) -> Spent:
         """Time a block, and return the time of one call. No process has seen these values before the clock runs, because both
