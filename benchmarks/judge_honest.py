@@ -13,6 +13,7 @@ case its status, how long it took, and by which factor the times outside of the 
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
@@ -101,8 +102,9 @@ def recorded() -> list[judged.Contradiction | None]:
 
 
 def busy(count: int) -> list[subprocess.Popen[bytes]]:
-    """So many processes that do nothing but keep a processor busy."""
-    return [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    """So many processes that do nothing but keep a processor busy, until this one ends."""
+    loop = f"import os\nwhile os.getppid() == {os.getpid()}: pass"
+    return [subprocess.Popen([sys.executable, "-c", loop]) for _ in range(count)]
 
 
 def ratio(row: store.Row, outside: str, inside: str) -> float | None:
