@@ -90,8 +90,9 @@ __device__ inline void cp_async_few(void* shared, const void* global, bool insid
                : "memory");
 }
 
-// Loads 8 or 16 bytes, past L1, if `inside`; else leaves `words` as they are and reads nothing. The compiler keeps it where it
-// is: of several loads behind the same condition it would make one branch, after all that comes between them.
+// Loads 8 or 16 bytes, past L1, if `inside`; else leaves `words` as they are and reads nothing. It is one predicated instruction,
+// because of several `if (inside)` the compiler makes one branch, behind all code between them. Where other instructions must
+// not move in front of it, a __syncwarp() after it keeps them behind.
 template <typename Words>
 __device__ inline void load_if(Words& words, const void* global, bool inside) {
   if constexpr (sizeof(Words) == 16)

@@ -137,7 +137,7 @@ class Writer:
 
 
 def _guards_raise(shapes: Any) -> AbstractContextManager[None]:
-    """Within it, a new guard of this ShapeEnv is an exception. PyTorch before 2.12 has no public way to say so."""
+    """Within it, a new guard of this ShapeEnv raises an exception. PyTorch 2.11 has no public function for that."""
     return shapes.error_on_new_guards() if hasattr(shapes, "error_on_new_guards") else _old_guards_raise(shapes)
 
 
@@ -146,7 +146,7 @@ def _old_guards_raise(shapes: Any) -> Iterator[None]:
     def refuse(expression: Any, value: Any) -> None:
         raise Refused(GUARD)
 
-    shapes._check_frozen = refuse  # which each new guard asks first
+    shapes._check_frozen = refuse  # PyTorch calls it before it adds a guard
     try:
         yield
     finally:
@@ -155,7 +155,8 @@ def _old_guards_raise(shapes: Any) -> Iterator[None]:
 
 @contextmanager
 def no_guards(shapes: Any) -> Iterator[None]:
-    """A size that is not known yet must not become one that is: an op that asks for its value is refused."""
+    """Within it, tracing an op must not add a guard, that is, fix a symbolic size to a value: where an op does, `Refused` is
+    raised. A ValueError is the op's own."""
     try:
         with _guards_raise(shapes) if shapes is not None else nullcontext():
             yield

@@ -1,10 +1,11 @@
 // v07_stream: int4 and up to 16 rows of x. Each warp streams 16 rows of W from memory straight into registers.
-// Idea: v02 and v03 copy W to shared memory and read it again 4 bytes at a time, which takes 260 instructions for a piece of
-// 256 weights of 16 rows. Their counters say that these instructions, and the waits between them, take longer than memory
-// does. Any order of k serves that x has too. So each of the 4 lanes of a row takes 16 contiguous bytes of a group (8 with
-// groups of 64): one load, no shared memory, and about 190 instructions. Each lane has four groups of two rows in flight; when
-// a group is decoded, its registers are loaded again. A block puts x in the order of the fragments once, while the first loads
-// are in flight. Warps wait for each other only at the end: each has rows of its own or, where rows are few, a part of k.
+// Idea: v02 copies W to shared memory and reads it again 4 bytes at a time, which takes 260 instructions for a piece of 16 x
+// 256 weights. Its counters show neither memory nor the issue slots full: these instructions, and the waits between them, take
+// longer than memory does. Any order of k serves that x has too. So each of the 4 lanes of a row takes 16 contiguous bytes of
+// a group (8 with groups of 64): W takes one load and no shared memory, and a piece about 190 instructions. Each lane has four
+// groups of two rows in flight; when a group is decoded, its registers are loaded again. A block puts x in the order of the
+// fragments once, while the first loads are in flight. Its warps wait for each other then, and again at the end: each has 16
+// rows of its own or, where rows are few, a slice of their k.
 // Expected (int4, group 128): 20 us at 1 x 28672 x 4096 on an H200, 25 us at m = 16. Not measured yet.
 #include "fragments.cuh"
 #include "cuda/shared_tile.cuh"
@@ -43,8 +44,7 @@ struct Place {
 template <typename F, typename T, int kTiles>
 struct InShared {
   static constexpr int kColumns = 8 * kTiles;
-  // Bytes of a row of x: 64 more than a multiple of all banks, so that the two rows that a quarter warp reads are in different
-  // banks.
+  // Bytes of a row of x: 64 more than a multiple of 128, so that the two rows that a quarter warp reads are in different banks.
   __host__ __device__ static int row(int k) { return k * 2 + 64; }
   static int bytes(int m, int k, int warps) {
     const int x = m * row(k) + k / F::kBlock * kColumns * 4, sums = warps * kRows * kColumns * 4;
@@ -68,8 +68,8 @@ __device__ inline void order_x(const Product<F, T>& p, uint8_t* shared, float* x
     const int eight = i % kEights;
     uint8_t* mine = place(i);
     const uint4 x = *reinterpret_cast<const uint4*>(mine);
-    __syncwarp();  // all have read, where others write
-    const int to = eight % kWords * 4 + eight / kWords;  // of the lane's words, and of the lanes
+    __syncwarp();  // a lane must not overwrite what another has yet to read
+    const int to = eight % kWords * 4 + eight / kWords;  // word of the lane * 4 + lane of the row
     *reinterpret_cast<uint4*>(mine + (to - eight) * 16) = in_order<F>({x.x, x.y}, {x.z, x.w});
     float sum = 0.0f;
 #pragma unroll
@@ -113,8 +113,8 @@ __global__ void __maxnreg__(144) stream(Product<F, T> p, Split split) {
   constexpr int kChains = kTiles == 1 ? 2 : 1;                      // of products that wait for each other
   extern __shared__ __align__(128) unsigned char shared[];
   const int units = p.k / (kUnit * F::kBlock);
-  const uint8_t *low, *high;  // of rows g and g + 8: the group that is decoded next
-  const T* mine;              // of the unit after this one
+  const uint8_t *low, *high;  // the first group of this unit, of rows g and g + 8
+  const T* mine;              // scales or zeros of the unit that was loaded last
   Words of_low[kUnit]{}, of_high[kUnit]{};
   uint2 next_factors{};
   {
@@ -174,7 +174,7 @@ __global__ void __maxnreg__(144) stream(Product<F, T> p, Split split) {
       }
       load_if(of_low[group], low + (group + kUnit) * kGroup, more);
       load_if(of_high[group], high + (group + kUnit) * kGroup, more);
-      __syncwarp();  // the compiler would move all loads to the end of the unit, where nothing hides them
+      __syncwarp();  // without it the compiler moves all products of the unit in front of these loads, and nothing hides them
       if (group % 2 == 0)
 #pragma unroll
         for (int i = 0; i < 4; ++i) pairs[i] = __shfl_sync(0xffffffff, (&factors.x)[group / 2], lane / 4 * 4 + i);
@@ -205,7 +205,7 @@ __global__ void __maxnreg__(144) stream(Product<F, T> p, Split split) {
   store<Of>(p, split, sums, reinterpret_cast<float*>(shared));
 }
 
-// The division with which the busiest multiprocessor has least to do; of several, the one with most warps at once.
+// Chooses the division that gives the busiest multiprocessor the least work; of equal ones, that with most resident warps.
 template <typename F, typename T, int kTiles>
 Split divide(const Product<F, T>& p) {
   const int tiles = (p.n + kRows - 1) / kRows, units = p.k / (kUnit * F::kBlock), sms = multiprocessors();
