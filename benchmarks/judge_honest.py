@@ -3,7 +3,7 @@ processes that keep the processors busy.
 
     uv run python -m benchmarks.judge_honest                    # 500 cases beside two busy loops: most of an hour
     uv run python -m benchmarks.judge_honest --device cuda --cases 100 --beside 0
-    uv run python -m benchmarks.judge_honest --cases 18         # a look
+    uv run python -m benchmarks.judge_honest --minutes 10       # as many of the 500 as that takes
 
 Every kernel of it is ours and honest, so that a row that is `dishonest`, `wrong` or `impossible` is an accusation, and there
 must be none. `error` says that the machine was too busy to judge. Writes benchmarks/results/judge-<device>.parquet: for each
@@ -13,6 +13,7 @@ case its status, how long it took, and by which factor the times outside of the 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import subprocess
 import sys
@@ -111,9 +112,9 @@ def ratio(row: store.Row, outside: str, inside: str) -> float | None:
     return row[outside] / row[inside] if row.get(outside) and row.get(inside) else None
 
 
-def measure(device: str, wanted: int, beside: int) -> list[store.Row]:
-    """A row for each case, printed as it is done."""
-    rows = []
+def measure(device: str, wanted: int, beside: int, minutes: float) -> list[store.Row]:
+    """A row for each case, printed as it is done; no case begins after so many minutes."""
+    rows, end = [], time.perf_counter() + 60 * minutes
     loops, attempts = busy(beside), recorded()
     try:
         with tempfile.TemporaryDirectory(prefix="minfer-judge-") as folder:
@@ -135,6 +136,8 @@ def measure(device: str, wanted: int, beside: int) -> list[store.Row]:
                 words = f"{row['status']:12} {tries}; {factors} {case.key} {row.get('message') or ''}"
                 print(f"{number:4d} {seconds:5.1f} s {words}")
                 sys.stdout.flush()
+                if time.perf_counter() > end:
+                    break
     finally:
         for loop in loops:
             loop.kill()
@@ -160,8 +163,11 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--cases", type=int, default=500)
     parser.add_argument("--beside", type=int, default=2, help="busy loops that run beside (default: 2)")
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, help="in which the last case begins (default: no limit)"
+    )
     options = parser.parse_args()
-    rows = measure(options.device, options.cases, options.beside)
+    rows = measure(options.device, options.cases, options.beside, options.minutes)
     environment = devices.environment(devices.pick(options.device))
     about = {name: environment[name] for name in ("device", "torch")}
     about |= {"commit": commit_of_sources(), "beside": options.beside}

@@ -151,4 +151,65 @@ BROKEN = {
         {"if («p.keys(number) > 0») continue;": "true"},
         WRONG,
     ),
+    "scores of half of the columns": ("mla_decode-v02_split", {"scores[n] = «a.x + b.x»": "a.x"}, WRONG),
+    "scores read before all warps have left theirs": (
+        "mla_decode-v02_split",
+        {"multiply_keys(stage);\n      «__syncthreads();»": ""},
+        WRONG,
+    ),
+    "latents behind the last one as they are": (
+        "mla_decode-v03_wgmma",
+        {"clear_tail(piece.keys - key0, parity);": ""},
+        WRONG,
+    ),
+    "powers in the place of keys that a warp still multiplies": (
+        "mla_decode-v03_wgmma",
+        {"«named_barrier_sync(kAlone + self, 128);»  // all": ""},
+        "changed while wgmma read it",
+    ),
+    "out at the base before its own scores": (
+        "mla_decode-v03_wgmma",
+        {"if («grows») scale_rows(out, rescale);\n      start_own": "false"},
+        WRONG,
+    ),
+    "columns of keys not waited for": (
+        "mla_decode-v03_wgmma",
+        {"wait_full(slab, parity);\n      wgmma_fence();": "wait_full(0, parity); wgmma_fence();"},
+        "changed while wgmma read it",
+    ),
+    "the base of the other warpgroup not followed": (
+        "mla_decode-v03_wgmma",
+        {"if («online.follow(next, factor, rescale)») scale_rows": "false"},
+        WRONG,
+    ),
+    "the other's stage given back while a product reads it": (
+        "mla_decode-v03_wgmma",
+        {"wgmma_wait_for<0>(out);\n    release(1 - self, self);": ("release(1 - self, self); wgmma_wait_for<0>(out);")},
+        "changed while wgmma read it",
+    ),
+    "the sums of one warpgroup for both": (
+        "mla_decode-v03_wgmma",
+        {"total[r] = «tiles.sums[row_of(r)] + tiles.sums[kRows + row_of(r)]»": "tiles.sums[row_of(r)]"},
+        WRONG,
+    ),
+    "parts added up before all are there": (
+        "mla_decode-v03_wgmma",
+        {"if (threadIdx.x == 0) team_wait(arrived, item.before);": ""},
+        WRONG,
+    ),
+    "a part of a stage given back to one producer of two": (
+        "mla_decode-v04_cluster",
+        {"if («threadIdx.x % 32 < kCluster») barrier_arrive_at": "threadIdx.x % 32 == 0"},
+        "wait for ever at an mbarrier",
+    ),
+    "half of the rows not copied to the other block": (
+        "mla_decode-v04_cluster",
+        {"(1 << kCluster) - 1": "1 << cluster_rank()"},
+        "wait for ever at an mbarrier",
+    ),
+    "a block that ends before the other one is done": (
+        "mla_decode-v04_cluster",
+        {"«cluster_sync_relaxed();»  // no block ends": ""},
+        "a block that has ended",
+    ),
 }
