@@ -142,11 +142,12 @@ def fits_stream(case: Case) -> str | None:
         return f"needs m to be at most 16, got {case['m']}"
     if case["k"] % unit:
         return f"needs k to be a multiple of {unit}, got {case['k']}"
-    most = MOST_X // case["m"]
-    return f"needs k to be at most {most} with so many rows of x, got {case['k']}" if case["k"] > most else None
+    groups, columns = case["k"] // (unit // 4), 8 if case["m"] <= 8 else 16
+    if case["m"] * (2 * case["k"] + 64) + 4 * groups * columns > 227 << 10:  # x, and the sums of its groups
+        return f"needs x to fit in a block of Hopper, got {case['m']} rows of {case['k']}"
+    return None
 
 
-MOST_X = 110_000  # numbers of x that fit a block of Hopper, with their sums
 VECTORS = multiples(n=8, k=16)
 FLOAT32 = {"accumulate": ("float32",)}
 WEIGHTS_ONLY = {"format": (*GGUF, *INT4, "fp8"), **FLOAT32}

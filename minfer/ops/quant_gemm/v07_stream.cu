@@ -227,8 +227,6 @@ template <int kTiles, typename F, typename T>
 void launch_tiles(const Product<F, T>& p) {
   const Split split = divide<F, T, kTiles>(p);
   const int of_block = split.warps / split.slices, bytes = InShared<F, T, kTiles>::bytes(p.m, p.k, split.warps);
-  STD_TORCH_CHECK(bytes <= kMostShared, "quant_gemm: x must fit in a block's ", kMostShared, " bytes for this kernel, got ",
-                  p.m, " rows of ", p.k);
   allow_shared(stream<F, T, kTiles>, bytes);
   const int blocks = ((p.n + kRows - 1) / kRows + of_block - 1) / of_block;
   stream<F, T, kTiles><<<dim3(blocks), 32 * split.warps, bytes, p.stream>>>(p, split);
@@ -244,8 +242,20 @@ void launch(const Product<F, T>& p) {
     check_pieces(p.x, p.k, p.k, "quant_gemm: x");
     check_pieces(p.weights.scales, kUnit, kUnit, "quant_gemm: scales", 8);
     check_pieces(p.weights.zeros, kUnit, kUnit, "quant_gemm: zeros", 8);
-    if (p.m <= 8) launch_tiles<1>(p);
-    else launch_tiles<2>(p);
+    // As many rows of x at once as fit in a block: on Hopper all that `fits_stream` lets through, on an L40S perhaps fewer.
+    const auto fits = [&](int m) {
+      return (m <= 8 ? InShared<F, T, 1>::bytes(m, p.k, 1) : InShared<F, T, 2>::bytes(m, p.k, 1)) <= kMostShared;
+    };
+    int fit = p.m;
+    while (fit > 0 && !fits(fit)) --fit;
+    STD_TORCH_CHECK(fit > 0, "quant_gemm: x must have rows that fit in the ", kMostShared, " bytes of a block, got ", p.k,
+                    " elements");
+    for (int row = 0; row < p.m; row += fit) {
+      Product<F, T> some = p;
+      some.m = std::min(fit, p.m - row), some.x = p.x + int64_t(row) * p.k, some.y = p.y + int64_t(row) * p.n;
+      if (some.m <= 8) launch_tiles<1>(some);
+      else launch_tiles<2>(some);
+    }
   } else {
     STD_TORCH_CHECK(false, "quant_gemm: w must be int4 for this kernel");
   }
