@@ -127,12 +127,31 @@ def test_floor_never_scales_down_and_bounds_nothing_that_is_unknown():
 
 
 def test_percent_is_of_the_nearer_roof():
-    assert peaks.percent(PEAKS, 4e11, 2.1e9, ("float16", "float32"), 1e-3) == pytest.approx(50.0)  # both 0.5 ms
-    assert peaks.percent(PEAKS, 8e11, 2.1e9, ("float16", "float32"), 2e-3) == pytest.approx(50.0)  # 1 ms of wgmma
-    assert peaks.percent(PEAKS, 4e11, 4.2e9, ("float16", "float32"), 2e-3) == pytest.approx(50.0)  # 1 ms of copying
-    assert peaks.percent(PEAKS, 3e11, 0, ("bfloat16", "float32"), 1e-3) == pytest.approx(50.0)  # mma alone is known
-    assert peaks.percent(PEAKS, 1e15, 2.1e9, ("float32", "float32"), 1e-3) == pytest.approx(50.0)
-    assert peaks.percent({}, 1e12, 1e9, ("float16", "float32"), 1e-3) == 0.0
+    half = (1.05e9, 1.05e9)
+    assert peaks.percent(PEAKS, 4e11, half, ("float16", "float32"), 1e-3) == pytest.approx(50.0)  # both 0.5 ms
+    assert peaks.percent(PEAKS, 8e11, half, ("float16", "float32"), 2e-3) == pytest.approx(50.0)  # 1 ms of wgmma
+    assert peaks.percent(PEAKS, 4e11, (2.1e9, 2.1e9), ("float16", "float32"), 2e-3) == pytest.approx(
+        50.0
+    )  # 1 ms of copying
+    assert peaks.percent(PEAKS, 3e11, (0, 0), ("bfloat16", "float32"), 1e-3) == pytest.approx(
+        50.0
+    )  # mma alone is known
+    assert peaks.percent(PEAKS, 1e15, half, ("float32", "float32"), 1e-3) == pytest.approx(50.0)
+    assert peaks.percent({}, 1e12, half, ("float16", "float32"), 1e-3) == 0.0
+
+
+def test_what_is_read_and_not_written_counts_at_the_peak_of_reading():
+    faster = {"copy_gbps": 4000.0, "read_gbps": 5000.0}
+    for traffic, ms, roof in (
+        ((5e9, 0), 1.0, "read_gbps"),
+        ((7e9, 2e9), 2.0, "copy_gbps"),  # 4 GB are copied, 5 read
+        ((12e9, 2e9), 3.0, "read_gbps"),
+        ((0, 4e9), 1.0, "copy_gbps"),
+    ):
+        assert peaks.percent(faster, 0, traffic, None, ms * 1e-3) == pytest.approx(100.0)
+        assert peaks.roof(faster, 0, traffic, None) == roof
+    assert peaks.percent({"copy_gbps": 4000.0}, 0, (4e9, 0), None, 1e-3) == pytest.approx(100.0)
+    assert peaks.roof({"copy_gbps": 4000.0}, 0, (4e9, 0), None) == "copy_gbps"
 
 
 @pytest.mark.timing

@@ -131,14 +131,15 @@ def _against_peaks(case: Case, row: Mapping[str, Any], roofs: Mapping[str, float
     op = ops.get(case.op)
     arithmetic = op.arithmetic(case)
     fastest = roofs.get("max_sm_mhz", math.inf)
-    floors = {"cold": op.traffic_of(case)[0], "steady": 0.0}  # a few of the rotated inputs may still be in the cache
-    found["roof"] = peaks.roof(roofs, row["flops"], row["bytes"], arithmetic)
+    traffic = op.traffic_of(case)
+    floors = {"cold": traffic[0], "steady": 0.0}  # a few of the rotated inputs may still be in the cache
+    found["roof"] = peaks.roof(roofs, row["flops"], traffic, arithmetic)
     for regime, nbytes in floors.items():
         floor_us = peaks.floor_seconds(roofs, row["flops"], nbytes, arithmetic, fastest) * 1e6
         if regime == "cold":
             found["floor_us"] = floor_us
         if us := row.get(f"{regime}_us"):
-            share = peaks.percent(roofs, row["flops"], row["bytes"], arithmetic, us * 1e-6)
+            share = peaks.percent(roofs, row["flops"], traffic, arithmetic, us * 1e-6)
             found[f"{regime}_percent_of_peak"] = share
             if us < floor_us:
                 message = f"the {regime} time of {us:.4g} us is less than the {floor_us:.4g} us that the peaks allow"

@@ -148,6 +148,7 @@ def _cpu_probes(device: torch.device) -> dict[str, tuple[Candidate, float]]:
     }
 
 
+Traffic = tuple[float, float]  # bytes read and bytes written
 Arithmetic = (
     tuple[str, str] | None
 )  # of an op: dtypes of a tensor core's inputs and accumulator, ("fma", "float32"), none
@@ -174,24 +175,34 @@ def floor_seconds(
     return max(reading, computing) / HEADROOM
 
 
-def percent(peaks: Mapping[str, float], flops: float, nbytes: float, arithmetic: Arithmetic, seconds: float) -> float:
+def percent(
+    peaks: Mapping[str, float], flops: float, traffic: Traffic, arithmetic: Arithmetic, seconds: float
+) -> float:
     """How much of the roofline a kernel reaches, in percent: the least time that the measured peaks allow for `flops`
-    and `nbytes` (read and written), over the time it took. Rates are as seen, at the clock that they ran at.
+    and `traffic`, over the time it took. Rates are as seen, at the clock that they ran at.
+
+    Memory reads faster than it copies. So what a kernel reads beyond what it writes counts at the peak of reading.
 
     A roof that was not measured is left out: on a CPU, it is the share of the bandwidth alone."""
-    return 100 * max(_limits(peaks, flops, nbytes, arithmetic).values(), default=0.0) / seconds
+    return 100 * max(_limits(peaks, flops, traffic, arithmetic).values(), default=0.0) / seconds
 
 
-def roof(peaks: Mapping[str, float], flops: float, nbytes: float, arithmetic: Arithmetic) -> str | None:
-    """The name of the peak that bounds the work; None where none was measured."""
-    limits = _limits(peaks, flops, nbytes, arithmetic)
+def roof(peaks: Mapping[str, float], flops: float, traffic: Traffic, arithmetic: Arithmetic) -> str | None:
+    """The name of the peak that bounds the work, of memory's two the one that takes the larger part of the time; None where
+    none was measured."""
+    limits = _limits(peaks, flops, traffic, arithmetic)
     return max(limits, key=lambda name: limits[name], default=None)
 
 
-def _limits(peaks: Mapping[str, float], flops: float, nbytes: float, arithmetic: Arithmetic) -> dict[str, float]:
+def _limits(peaks: Mapping[str, float], flops: float, traffic: Traffic, arithmetic: Arithmetic) -> dict[str, float]:
     """The least seconds that the work takes by each of the measured peaks that bound it: of several classes of
     instructions for the same arithmetic, by the fastest."""
-    found = {"copy_gbps": nbytes / (peaks["copy_gbps"] * 1e9)} if peaks.get("copy_gbps") else {}
+    found = {}
+    if copy := peaks.get("copy_gbps", 0.0):
+        read, written = traffic
+        copying = (min(read, written) + written) / (copy * 1e9)
+        reading = (read - min(read, written)) / (max(copy, peaks.get("read_gbps", 0.0)) * 1e9)
+        found["read_gbps" if reading > copying and peaks.get("read_gbps") else "copy_gbps"] = copying + reading
     if fastest := max(_names(peaks, arithmetic), key=lambda name: peaks[name], default=None):
         found[fastest] = flops / (peaks[fastest] * 1e12)
     return found

@@ -135,7 +135,11 @@ COLUMNS: list[tuple[str, pa.DataType, str]] = [
         pa.map_(_TEXT, _NUMBER),
         "what this device did at best in this run, by minfer.bench.peaks: GB/s, TFLOP/s, MHz",
     ),
-    ("roof", _TEXT, "the peak that bounds the case: wgmma_bfloat16_float32, fma_float32 (CUDA cores), copy_gbps, ..."),
+    (
+        "roof",
+        _TEXT,
+        "the peak that bounds the case: wgmma_bfloat16_float32, fma_float32 (CUDA cores), copy_gbps, read_gbps, ...",
+    ),
     ("floor_us", _NUMBER, "no cold call can take less, by those peaks; null on a CPU"),
     ("flops", _NUMBER, "floating-point operations of one call"),
     ("bytes", _NUMBER, "the fewest bytes of one call: each input read once, each output written once"),
