@@ -23,17 +23,18 @@ __global__ void __launch_bounds__(kThreads, 1) multiply(const __grid_constant__ 
   if (threadIdx.x == 0) barrier_init(begun, 4);
   Stages<T, kLayout> stages(shared);  // and a barrier of all
   const int steps = (g.k + kBlockK - 1) / kBlockK, warpgroup = warpgroup_index();
-  Walk<kBlockM, kY, kCluster, kGroup> walk(g);
+  WorkTileScheduler<kBlockM, kY, kCluster, kGroup> scheduler(g);
   if (warpgroup == kConsumers) {
     registers_down<40>();
     if (threadIdx.x == kConsumers * 128)
-      for (bool back = false; walk.goes_on(); walk.advance(1), back = !back) {
-        const int2 origin = walk.origin();
+      for (bool back = false; scheduler.goes_on(); scheduler.advance(1), back = !back) {
+        const int2 origin = scheduler.origin();
 #pragma unroll 1  // a cold kernel waits for each of its instructions to come from memory
         for (int step = 0; step < steps; ++step, stages.ring.advance()) {
           uint64_t* filled = stages.wait_empty();
           const int k = (back ? steps - 1 - step : step) * kBlockK;
-          GatedStage<T, kLayout, kBlockM, kY>::load_shared(stages.stage(), maps, filled, origin.x, origin.y, k, walk.rank);
+          GatedStage<T, kLayout, kBlockM, kY>::load_shared(stages.stage(), maps, filled, origin.x, origin.y, k,
+                                                           scheduler.rank);
         }
       }
   } else {
@@ -42,13 +43,13 @@ __global__ void __launch_bounds__(kThreads, 1) multiply(const __grid_constant__ 
     Sums<T, kLayout, T, typename Tile::Y> sums;
     int until = warpgroup == 0 ? min(kLag, steps) - 1 : -1;  // the step after which the other may begin
     if (kLag > 0 && warpgroup == 1) barrier_wait(begun, 0);
-    for (; walk.goes_on(); walk.advance(1)) {
+    for (; scheduler.goes_on(); scheduler.advance(1)) {
       sums.multiply(stages, maps, 0, steps, [&](int step) {
         if (step != until) return;
         if (threadIdx.x % 32 == 0) barrier_arrive(begun);
         until = -1;
       });
-      const int2 origin = walk.origin();
+      const int2 origin = scheduler.origin();
       const typename Tile::Biases biases(g, origin.y);
       typename Tile::Y y;
       Tile::finish(y, sums.tile, biases, g.silu);
@@ -64,7 +65,7 @@ void launch_layout(const Gated<T>& g) {
   constexpr int kBytes = Stages<T, kLayout>::kBytes + sizeof(uint64_t);
   static_assert(kBytes <= 227 << 10, "more than a block has");
   const GatedMaps maps = make_gated_maps(g, kBlockM, kY, 64);
-  const int clusters = walk_size<kBlockM, kY, kCluster>(multiply<T, kLayout>, kThreads, kBytes, g).clusters;
+  const int clusters = persistent_grid<kBlockM, kY, kCluster>(multiply<T, kLayout>, kThreads, kBytes, g).clusters;
   STD_CUDA_CHECK(launch_clusters(multiply<T, kLayout>, kCluster, clusters * kCluster, kThreads, kBytes, g.stream, maps, g));
 }
 

@@ -1,5 +1,5 @@
 // v04_rows: k up to 128: both weights stay in shared memory, rows of x stream through it once, and y leaves by TMA.
-// Idea: one block an SM keeps 64 columns of the weights and walks over tiles of 64 rows. A thread copies, nine tiles (144 KB)
+// Idea: one block an SM keeps 64 columns of the weights and goes over tiles of 64 rows. A thread copies, nine tiles (144 KB)
 // ahead; three warpgroups take the tiles in turn, so that one's gate and stores are under another's products and waiting.
 // Expected: at (1048576, 128) x (128, 64) 0.9 of a copy's speed, 105 us on an H200. An SM's share of memory's speed brings a
 // tile in 1300 cycles; its products take 512, its gate 512 of the special function units and some 300 of the others.

@@ -35,17 +35,17 @@ __global__ void __launch_bounds__(kThreads, 1) multiply(const __grid_constant__ 
   cluster_sync_relaxed();
 
   const int steps = (g.k + kBlockK - 1) / kBlockK, warpgroup = warpgroup_index();
-  Walk<kBlockM, kBlockN, kCluster, kGroup> walk(g);
+  WorkTileScheduler<kBlockM, kBlockN, kCluster, kGroup> scheduler(g);
   Ring<kStages> ring;
   if (warpgroup == kConsumers) {
     registers_down<40>();
     if (threadIdx.x == kConsumers * 128)
-      for (; walk.goes_on(); walk.advance(1)) {
-        const int2 origin = walk.origin();
+      for (; scheduler.goes_on(); scheduler.advance(1)) {
+        const int2 origin = scheduler.origin();
         for (int step = 0; step < steps; ++step, ring.advance()) {
           barrier_wait(empty + ring.stage, ring.parity ^ 1);
           Tiles::template load_shared<kCluster>(stages + ring.stage * Tiles::kElements, maps, full + ring.stage, origin.x,
-                                                origin.y, step * kBlockK, walk.rank);
+                                                origin.y, step * kBlockK, scheduler.rank);
         }
       }
   } else {
@@ -61,8 +61,8 @@ __global__ void __launch_bounds__(kThreads, 1) multiply(const __grid_constant__ 
     };
     ring.skip(warpgroup * steps);
     uint32_t turn_parity = warpgroup ^ 1;  // the first turn of consumer 0 has come
-    for (walk.advance(warpgroup); walk.goes_on(); walk.advance(kConsumers), turn_parity ^= 1) {
-      const int2 origin = walk.origin();
+    for (scheduler.advance(warpgroup); scheduler.goes_on(); scheduler.advance(kConsumers), turn_parity ^= 1) {
+      const int2 origin = scheduler.origin();
       const Biases<T, kBlockN> biases(g, origin.y);
       barrier_wait(turn + warpgroup, turn_parity);
       const int last = multiply_steps(ring, full, 0, steps, start, [](int) {}, release);
@@ -85,7 +85,7 @@ void launch_layout(const Biased<T>& g, Gelu gelu) {
                          kConsumers * sizeof(uint64_t) + kConsumers * 4 * kBoxes * Tile::kBox * sizeof(T);
   static_assert(kBytes <= 227 << 10, "more than a block has");
   const Maps maps = make_maps(g, kBlockM, kBlockN / kCluster);
-  const int clusters = walk_size<kBlockM, kBlockN, kCluster>(multiply<T, kLayout>, kThreads, kBytes, g).clusters;
+  const int clusters = persistent_grid<kBlockM, kBlockN, kCluster>(multiply<T, kLayout>, kThreads, kBytes, g).clusters;
   STD_CUDA_CHECK(launch_clusters(multiply<T, kLayout>, kCluster, clusters * kCluster, kThreads, kBytes, g.stream, maps, g,
                                  gelu));
 }

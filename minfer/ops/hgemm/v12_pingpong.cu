@@ -34,17 +34,17 @@ __global__ void __launch_bounds__(kThreads, 1) multiply(const __grid_constant__ 
   cluster_sync_relaxed();
 
   const int steps = (g.k + kBlockK - 1) / kBlockK, warpgroup = warpgroup_index();
-  Walk<kBlockM, kBlockN, kCluster, kGroup> walk(g);
+  WorkTileScheduler<kBlockM, kBlockN, kCluster, kGroup> scheduler(g);
   Ring<kStages> ring;
   if (warpgroup == kConsumers) {
     registers_down<40>();
     if (threadIdx.x == kConsumers * 128)
-      for (; walk.goes_on(); walk.advance(1)) {
-        const int2 origin = walk.origin();
+      for (; scheduler.goes_on(); scheduler.advance(1)) {
+        const int2 origin = scheduler.origin();
         for (int step = 0; step < steps; ++step, ring.advance()) {
           barrier_wait(empty + ring.stage, ring.parity ^ 1);
           Tiles::template load_shared<kCluster>(stages + ring.stage * Tiles::kElements, maps, full + ring.stage, origin.x,
-                                                origin.y, step * kBlockK, walk.rank);
+                                                origin.y, step * kBlockK, scheduler.rank);
         }
       }
   } else {
@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(kThreads, 1) multiply(const __grid_constant__ 
     };
     ring.skip(warpgroup * steps);
     uint32_t turn_parity = warpgroup ^ 1;  // the first turn of consumer 0 has come
-    for (walk.advance(warpgroup); walk.goes_on(); walk.advance(kConsumers)) {
+    for (scheduler.advance(warpgroup); scheduler.goes_on(); scheduler.advance(kConsumers)) {
       // A parity tells a phase from the next only: without turns, a consumer would take a stage that is several behind.
       barrier_wait(turn + warpgroup, turn_parity);
       turn_parity ^= 1;
@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(kThreads, 1) multiply(const __grid_constant__ 
       wgmma_finish(sums.sums);
       release(before);
       ring.skip(steps);  // the other consumer's tile
-      const int2 origin = walk.origin();
+      const int2 origin = scheduler.origin();
       sums.scale(g, origin.x, origin.y);
       sums.template store_boxes<kBoxes>(maps, boxes + warpgroup * 4 * kBoxes * Tile::kBox, origin.x, origin.y);
     }
@@ -90,7 +90,7 @@ void launch_layout(const Gemm<T>& g) {
                          kConsumers * sizeof(uint64_t) +
                          kConsumers * 4 * kBoxes * WarpgroupTile<T, kLayout, kBlockM, kBlockN>::kBox * sizeof(T);
   static_assert(kBytes <= 227 << 10, "more than a block has");
-  launch_walk<kBlockM, kBlockN, kCluster>(multiply<T, kLayout>, kThreads, kBytes, g);
+  launch_persistent<kBlockM, kBlockN, kCluster>(multiply<T, kLayout>, kThreads, kBytes, g);
 }
 
 template <typename T>

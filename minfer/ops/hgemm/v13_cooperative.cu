@@ -15,18 +15,18 @@ __global__ void __launch_bounds__(kThreads, 1) multiply(const __grid_constant__ 
   extern __shared__ __align__(1024) unsigned char shared[];
   Stages<T, kLayout> stages(shared);
   const int steps = (g.k + kBlockK - 1) / kBlockK;
-  Walk<kBlockM, kBlockN, kCluster, kGroup> walk(g);
+  WorkTileScheduler<kBlockM, kBlockN, kCluster, kGroup> scheduler(g);
   if (warpgroup_index() == kConsumers) {
     registers_down<40>();
     if (threadIdx.x == kConsumers * 128)
-      for (bool back = false; walk.goes_on(); walk.advance(1), back = !back)
-        stages.load(maps, walk.origin(), 0, steps, back, walk.rank, [](int) {});
+      for (bool back = false; scheduler.goes_on(); scheduler.advance(1), back = !back)
+        stages.load(maps, scheduler.origin(), 0, steps, back, scheduler.rank, [](int) {});
   } else {
     registers_up<232>();
     Sums<T, kLayout> sums;
-    for (; walk.goes_on(); walk.advance(1)) {
+    for (; scheduler.goes_on(); scheduler.advance(1)) {
       sums.multiply(stages, maps, 0, steps);
-      sums.take(g, walk.origin());
+      sums.take(g, scheduler.origin());
     }
     sums.finish(stages, maps);
   }
@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(kThreads, 1) multiply(const __grid_constant__ 
 
 template <Layout kLayout, typename T>
 void launch_layout(const Gemm<T>& g) {
-  launch_walk<kBlockM, kBlockN, kCluster>(multiply<T, kLayout>, kThreads, Stages<T, kLayout>::kBytes, g);
+  launch_persistent<kBlockM, kBlockN, kCluster>(multiply<T, kLayout>, kThreads, Stages<T, kLayout>::kBytes, g);
 }
 
 template <typename T>

@@ -98,12 +98,12 @@ __global__ void __launch_bounds__(kThreads, 1)
     multiply(const __grid_constant__ Maps maps, Gemm<T> g, const __grid_constant__ Deal deal, Mail mail) {
   extern __shared__ __align__(1024) unsigned char shared[];
   Stages<T, kLayout> stages(shared);
-  const Walk<kBlockM, kBlockN, kCluster, kGroup> tiles(g);
+  const WorkTileScheduler<kBlockM, kBlockN, kCluster, kGroup> tiles(g);
   const int cluster = tiles.tile, clusters = tiles.stride;
   const bool helps = cluster < deal.helpers;
   // Calls multiply(tile, backwards) for each of this cluster's whole ones, help(backwards) before the last of a helper, and
   // add(tile, backwards) for the one that it shares.
-  const auto walk = [&](auto multiply, auto help, auto add) {
+  const auto for_tiles = [&](auto multiply, auto help, auto add) {
     bool backwards = false;
     for (int tile = cluster; tile < deal.whole; tile += clusters, backwards = !backwards) {
       if (helps && tile + clusters >= deal.whole) help(backwards), backwards = !backwards;
@@ -124,23 +124,23 @@ __global__ void __launch_bounds__(kThreads, 1)
                     });
       };
       const int together = deal.whole / clusters * clusters - (deal.helpers > 0 ? clusters : 0);  // tiles of full waves
-      walk([&](int tile, bool backwards) { load(tile, 0, deal.steps, backwards, tile < together); },
-           [&](bool backwards) {
-             deal.for_slices(cluster, [&](int tile, int begin, int end) { load(tile, begin, end, backwards); });
-           },
-           [&](int tile, bool backwards) {
-             load(tile, 0, deal.own, backwards);
-             deal.for_helpers(tile, [&](int helper) {
-               const int number = Mail::number(deal, tile, helper);
-               flag_take(mail.flag(number));
-               fence_async_global();
-               for (int part = 0; part < kParts; ++part, stages.ring.advance()) {
-                 uint64_t* full = stages.wait_empty();
-                 barrier_expect(full, kPart * sizeof(float));
-                 bulk_load(stages.stage(), mail.place(number) + part * kPart, kPart * sizeof(float), full);
-               }
-             });
-           });
+      for_tiles([&](int tile, bool backwards) { load(tile, 0, deal.steps, backwards, tile < together); },
+                [&](bool backwards) {
+                  deal.for_slices(cluster, [&](int tile, int begin, int end) { load(tile, begin, end, backwards); });
+                },
+                [&](int tile, bool backwards) {
+                  load(tile, 0, deal.own, backwards);
+                  deal.for_helpers(tile, [&](int helper) {
+                    const int number = Mail::number(deal, tile, helper);
+                    flag_take(mail.flag(number));
+                    fence_async_global();
+                    for (int part = 0; part < kParts; ++part, stages.ring.advance()) {
+                      uint64_t* full = stages.wait_empty();
+                      barrier_expect(full, kPart * sizeof(float));
+                      bulk_load(stages.stage(), mail.place(number) + part * kPart, kPart * sizeof(float), full);
+                    }
+                  });
+                });
       if (cluster_rank() == 0) pace.end();
     } else if (helps && warp == 1) {  // waits until sums are in memory, for those that wrote them to go on
       deal.for_slices(cluster, [&](int tile, int, int) {
@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     Sums<T, kLayout> sums;
     float4* pieces = reinterpret_cast<float4*>(&sums.tile.sums);
     const int mine = threadIdx.x / 32 * kPieces * 32 + threadIdx.x % 32;  // and each 32nd after: this thread's of a part
-    walk(
+    for_tiles(
         [&](int tile, bool) {
           sums.multiply(stages, maps, 0, deal.steps);
           sums.take(g, tiles.origin_of(tile));
@@ -212,7 +212,7 @@ void launch_layout(const Gemm<T>& g) {
   constexpr int kBytes = Stages<T, kLayout>::kBytes;
   const auto kernel = multiply<T, kLayout>;
   const Maps maps = make_maps(g, kBlockM, kBlockN / kCluster);
-  const auto [tiles, clusters] = walk_size<kBlockM, kBlockN, kCluster>(kernel, kThreads, kBytes, g);
+  const auto [tiles, clusters] = persistent_grid<kBlockM, kBlockN, kCluster>(kernel, kThreads, kBytes, g);
   const Deal deal = deal_out(tiles, clusters, ceil_div(g.k, kBlockK));
   const auto places = scratch(int64_t(deal.shared + deal.helpers) * kCluster * kParts * kPart);
   const Mail mail{static_cast<float*>(places.mutable_data_ptr()), number_of(g.stream)};

@@ -241,11 +241,11 @@ __device__ inline int2 grouped(int group, int tile, int tiles_m, int tiles_n) {
 
 // The tiles of a block in a persistent grid: every `stride`-th tile of clusters, and in each the rows of block `rank`.
 template <int kBlockM, int kBlockN, int kCluster, int kGroup>
-struct Walk {
+struct WorkTileScheduler {
   int tiles_m, tiles_n, rank, tile, stride;
 
   template <typename T>
-  __device__ Walk(const Gemm<T>& g)
+  __device__ WorkTileScheduler(const Gemm<T>& g)
       : tiles_m((g.m + kBlockM * kCluster - 1) / (kBlockM * kCluster)), tiles_n((g.n + kBlockN - 1) / kBlockN),
         rank(cluster_rank()), tile(blockIdx.x / kCluster), stride(gridDim.x / kCluster) {}
   __device__ bool goes_on() const { return tile < tiles_m * tiles_n; }
@@ -258,12 +258,12 @@ struct Walk {
 };
 
 // How many tiles a product has, each kCluster blocks high, and how many clusters share them.
-struct WalkSize {
+struct PersistentGrid {
   int tiles, clusters;
 };
 
 template <int kBlockM, int kBlockN, int kCluster, typename Kernel, typename T>
-WalkSize walk_size(Kernel* kernel, int threads, int bytes, const Gemm<T>& g) {
+PersistentGrid persistent_grid(Kernel* kernel, int threads, int bytes, const Gemm<T>& g) {
   const int64_t tiles = int64_t(ceil_div(g.m, kBlockM * kCluster)) * ceil_div(g.n, kBlockN);
   STD_TORCH_CHECK(tiles <= INT_MAX / 2, "hgemm: more output tiles than fit 32 bits");
   allow_shared(kernel, bytes);
@@ -272,11 +272,11 @@ WalkSize walk_size(Kernel* kernel, int threads, int bytes, const Gemm<T>& g) {
   return {int(tiles), int(std::min<int64_t>(tiles, std::max(1, clusters)))};
 }
 
-// Launches a persistent kernel whose work tile scheduler is Walk.
+// Launches a persistent kernel, whose blocks take their tiles from a WorkTileScheduler.
 template <int kBlockM, int kBlockN, int kCluster, typename Kernel, typename T>
-void launch_walk(Kernel* kernel, int threads, int bytes, const Gemm<T>& g) {
+void launch_persistent(Kernel* kernel, int threads, int bytes, const Gemm<T>& g) {
   const Maps maps = make_maps(g, kBlockM, kBlockN / kCluster);
-  const int clusters = walk_size<kBlockM, kBlockN, kCluster>(kernel, threads, bytes, g).clusters;
+  const int clusters = persistent_grid<kBlockM, kBlockN, kCluster>(kernel, threads, bytes, g).clusters;
   STD_CUDA_CHECK(launch_clusters(kernel, kCluster, clusters * kCluster, threads, bytes, g.stream, maps, g));
 }
 

@@ -16,17 +16,17 @@ __global__ void __launch_bounds__(kThreads, 1) multiply(const __grid_constant__ 
   extern __shared__ __align__(1024) unsigned char shared[];
   Stages<E4M3Pair, Layout::TN, Out> stages(shared);
   const int steps = (g.k + kBlockK - 1) / kBlockK;
-  Walk<kBlockM, kBlockN, kCluster, kGroup> walk(g);
+  WorkTileScheduler<kBlockM, kBlockN, kCluster, kGroup> scheduler(g);
   if (warpgroup_index() == kConsumers) {
     registers_down<40>();
     if (threadIdx.x == kConsumers * 128)
-      for (bool back = false; walk.goes_on(); walk.advance(1), back = !back)
-        stages.load(maps, walk.origin(), 0, steps, back, walk.rank, [](int) {});
+      for (bool back = false; scheduler.goes_on(); scheduler.advance(1), back = !back)
+        stages.load(maps, scheduler.origin(), 0, steps, back, scheduler.rank, [](int) {});
   } else {
     registers_up<232>();
     Sums<E4M3Pair, Layout::TN, Out> sums;
-    for (; walk.goes_on(); walk.advance(1)) {
-      const int2 origin = walk.origin();
+    for (; scheduler.goes_on(); scheduler.advance(1)) {
+      const int2 origin = scheduler.origin();
       sums.multiply(stages, maps, 0, steps);
       scale_tile<kBlockN>(sums.tile.sums[0], g, origin.x + sums.row, [&](int j) {
         const int col = origin.y + j * 8 + threadIdx.x % 4 * 2;
@@ -44,7 +44,7 @@ void launch(const Product<F, T>& p) {
   const Scaled<T> g = make_scaled(p);
   constexpr int kBytes = Stages<E4M3Pair, Layout::TN, T>::kBytes;
   const Maps maps = make_maps(g, kBlockM, kBlockN / kCluster);
-  const int clusters = walk_size<kBlockM, kBlockN, kCluster>(multiply<T>, kThreads, kBytes, g).clusters;
+  const int clusters = persistent_grid<kBlockM, kBlockN, kCluster>(multiply<T>, kThreads, kBytes, g).clusters;
   STD_CUDA_CHECK(launch_clusters(multiply<T>, kCluster, clusters * kCluster, kThreads, kBytes, g.stream, maps, g));
 }
 
