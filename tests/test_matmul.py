@@ -25,7 +25,7 @@ H200 = (9, 0)
 def best(m: int, n: int, k: int, dtype: str, layout: str, capability: tuple[int, int] | None) -> chooser.Choice:
     """As `matmul` asks."""
     params = {"layout": layout, "accumulate": "float32"}
-    return chooser.best("hgemm", dtype, params, {"m": m, "n": n, "k": k}, capability, LEAST)
+    return chooser.best("hgemm", dtype, params, {"m": m, "n": n, "k": k}, capability, "NVIDIA H200", LEAST)
 
 
 @pytest.fixture
@@ -68,18 +68,37 @@ def test_strips_are_not_taken_for_fewer_columns_than_were_measured(measured):
     assert chosen == {1024: "v16_skinny", 4088: "v16_skinny", 4096: "v17_one_wave", 5120: "v17_one_wave"}
 
 
-def test_architecture_then_parameters_then_shape_then_dtype(measured):
+def test_architecture_then_parameters_then_shape_and_device_then_dtype():
     shape, params = {"m": 64, "n": 64, "k": 64}, {"layout": "TN", "accumulate": "float32"}
-    entry = {"arch": "sm_90a", "params": params, "shape": shape, "dtype": "float16"}
+    here = {"arch": "sm_90a", "device": "NVIDIA H200"}
+    entry = here | {"params": params, "shape": shape, "dtype": "float16"}
+    elsewhere = entry | {"device": "NVIDIA H100 80GB HBM3"}
     order = [
         entry,
         entry | {"dtype": "bfloat16"},
-        entry | {"shape": shape | {"m": 128}},
+        entry | {"shape": shape | {"m": 96}},
+        elsewhere,
+        elsewhere | {"dtype": "bfloat16"},
+        entry | {"shape": shape | {"m": 192}},
+        elsewhere | {"shape": shape | {"m": 192}},
         entry | {"params": params | {"layout": "NN"}},
         entry | {"arch": "sm_89"},
     ]
-    distances = [chooser.distance(entry, "float16", params, shape, H200) for entry in order]
-    assert distances == sorted(distances) and len(set(distances)) == 5
+    distances = [chooser.distance(entry, "float16", params, shape, H200, "NVIDIA H200") for entry in order]
+    assert distances == sorted(distances) and len(set(distances)) == len(order)
+
+
+@pytest.mark.parametrize("first", ["NVIDIA H100 80GB HBM3", "NVIDIA H200"])
+def test_each_device_takes_what_was_measured_on_itself(monkeypatch, first):
+    params, shape = {"layout": "TN", "accumulate": "float32"}, {"m": 64, "n": 64, "k": 64}
+    about = {"arch": "sm_90a", "dtype": "bfloat16", "params": params, "shape": shape}
+    fastest = {"NVIDIA H100 80GB HBM3": "v04_mma", "NVIDIA H200": "v05_pipelined"}
+    entries = [about | {"device": device, "kernels": {kernel: 1.0}} for device, kernel in fastest.items()]
+    entries.sort(key=lambda entry: entry["device"] != first)  # the order of the file decides nothing
+    monkeypatch.setattr(chooser, "table", lambda: {"hgemm": entries})
+    for device, kernel in fastest.items():
+        choice = chooser.best("hgemm", "bfloat16", params, shape, H200, device)
+        assert choice.kernel == kernel and choice.why.endswith(f"on {device}")
 
 
 def test_a_measurement_of_other_axes_is_no_neighbour(measured, monkeypatch):

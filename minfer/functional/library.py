@@ -61,7 +61,8 @@ def _kernel(
     device: torch.device,
 ) -> Callable[..., None]:
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
-    choice = best(op, dtype, dict(params), dict(shape), capability, dict(least))
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    choice = best(op, dtype, dict(params), dict(shape), capability, name, dict(least))
     if os.environ.get("MINFER_EXPLAIN") == "1":
         problem = " ".join([f"{axis}={size}" for axis, size in shape] + [dtype] + [value for _, value in params])
         print(f"minfer.{op} {problem}: {choice.kernel}, {choice.why}", file=sys.stderr)

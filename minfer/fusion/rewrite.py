@@ -314,14 +314,15 @@ def _kernel(problem: Problem, device: torch.device, policy: Policy) -> str:
         raise Refused(f"minfer has kernels for a CPU and for CUDA, and this is on {device.type}")
     shape = {axis: hint(size) for axis, size in problem.shape.items()}
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     dtype = NAMES[problem.dtype]
     if 0 in shape.values():
         raise Refused("it has no elements")
     try:
-        choice = best(problem.op, dtype, problem.params, shape, capability, problem.least)
+        choice = best(problem.op, dtype, problem.params, shape, capability, name, problem.least)
     except ValueError as error:
         raise Refused(str(error)) from error
-    verdict = worth.compare(problem.op, choice.kernel, dtype, problem.params, shape, capability, policy.rest)
+    verdict = worth.compare(problem.op, choice.kernel, dtype, problem.params, shape, capability, name, policy.rest)
     if verdict.slower or (verdict.unknown and policy.unmeasured == "refuse"):
         raise Refused(f"{choice.kernel}: {verdict.why}")
     try:

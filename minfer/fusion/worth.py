@@ -46,11 +46,12 @@ def compare(
     params: Mapping[str, str],
     shape: Mapping[str, int],
     capability: tuple[int, int] | None,
+    device: str,
     rest: str,
 ) -> Verdict:
     """A kernel against what `rest` ("inductor" or "eager") makes of the same problem, at the nearest problem (as of
     `best.distance`) that both were measured with, on the same architecture, with elements of the same size, and of sizes
-    that differ by no more than the factor NEAR."""
+    that differ by no more than the factor NEAR. `device` is the GPU's name, as for `best`."""
     arch = "cpu" if capability is None else f"sm_{capability[0]}{capability[1]}"
     against = AGAINST[rest]
     entries = [
@@ -66,7 +67,7 @@ def compare(
     if not near:
         where = f"near {sizes(shape)}" if entries else f"on {'a CPU' if capability is None else arch}"
         return Verdict(f"its speed {where} was not measured against {CALLED[rest]}", unknown=True)
-    entry = min(near, key=lambda entry: distance(entry, dtype, params, shape, capability))
+    entry = min(near, key=lambda entry: distance(entry, dtype, params, shape, capability, device))
     ratio = entry["speedups"][kernel] / entry["speedups"][against]
     same = entry["shape"] == dict(shape)
     about = " ".join([entry["dtype"], *(f"{name}={value}" for name, value in entry["params"].items())])

@@ -214,9 +214,25 @@ def test_the_measured_rows_decide_for_sizes_near_theirs(capfd, monkeypatch):
 def test_the_table_has_the_rows_of_a_gpu_against_torch_compile():
     shape = {"m": 16, "n": 14336, "k": 4096}
     params = {"gate": "swiglu", "layout": "TN"}
-    ask = lambda kernel, arch: worth.compare("gated_unit", kernel, "bfloat16", params, shape, arch, "inductor")
+    ask = lambda kernel, arch: worth.compare(
+        "gated_unit", kernel, "bfloat16", params, shape, arch, "NVIDIA H200", "inductor"
+    )
     assert not ask("v05_one_wave", (9, 0)).slower and ask("v02_mma", (9, 0)).slower
     assert ask("v05_one_wave", (8, 0)).unknown and "was not measured" in ask("v05_one_wave", (8, 0)).why
+
+
+@pytest.mark.parametrize("first", ["NVIDIA H100 80GB HBM3", "NVIDIA H200"])
+def test_each_device_is_judged_by_what_was_measured_on_itself(monkeypatch, first):
+    about = {"arch": "sm_90a", "dtype": "bfloat16", "params": {}, "shape": {"tokens": 4, "hidden": 32}}
+    speedups = {"NVIDIA H100 80GB HBM3": 0.5, "NVIDIA H200": 2.0}
+    entries = [
+        about | {"device": device, "speedups": {"torch": 1.0, "v01_naive": ratio}} for device, ratio in speedups.items()
+    ]
+    entries.sort(key=lambda entry: entry["device"] != first)  # the order of the file decides nothing
+    monkeypatch.setattr(worth, "table", lambda: {"silu_mul": entries})
+    for device, ratio in speedups.items():
+        found = worth.compare("silu_mul", "v01_naive", "bfloat16", {}, about["shape"], (9, 0), device, "eager")
+        assert found.slower == (ratio < 1) and found.why.endswith(f"on {device}")
 
 
 def test_a_kernel_that_does_not_compile_is_left_out(capfd, monkeypatch):
