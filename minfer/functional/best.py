@@ -56,10 +56,11 @@ def best(
     """The kernel of the op `name` for a problem.
 
     `dtype` is a name of `minfer.ops.DTYPES`, `params` and `shape` have all of the op's parameters and axes, `capability` is
-    the GPU's, None for the CPU; `device` is the GPU's name, empty where it is not known. Of the kernels that support the problem, it is the fastest one at the nearest problem that
-    was measured (`distance`). `least` maps a kernel to an axis: the kernel is not taken where that axis is shorter than any
-    that the kernel was measured with. Where none of these kernels was measured, it is the last of the ladder that supports
-    the problem. Raises ValueError where no kernel does."""
+    the GPU's, None for the CPU; `device` is the GPU's name, empty where it is not known. Of the kernels that support the
+    problem, it is the fastest one at the nearest problem that was measured (`distance`). `least` maps a kernel to an axis:
+    the kernel is not taken where that axis is shorter than any that the kernel was measured with. Where none of these
+    kernels was measured, it is the last of the ladder that supports the problem. Raises ValueError where
+    no kernel does."""
     op = get(name)
     backends = ("cpp",) if capability is None else ("cuda", "triton")
     able = [
