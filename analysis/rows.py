@@ -24,6 +24,7 @@ from minfer.rows.select import codes, newest_of_each_regime, with_rates
 IDENTITY = ("case", "op", "kernel", "status")  # what a row must say to be shown
 # Columns that say which row it is, and by which rows are chosen.
 WHICH = ("run", "finished", "case", "op", "kernel", "backend", "status")
+SIZE = re.compile(r"=([0-9]+)(?:,|$)")  # of an axis, in the last part of a problem
 REFERENCE = "torch"  # the kernel that the others are shown against
 
 
@@ -72,26 +73,55 @@ def metric_of(rows: Iterable[store.Row]) -> str:
     return max(rows, key=lambda row: str(row["finished"] or ""))["metric"]
 
 
-def work_column(rows: Iterable[store.Row], suffix: str = "") -> str:
+def work_column(rows: Iterable[store.Row]) -> str:
     """What tells the larger problem: FLOPs, or bytes where an op has no FLOPs."""
-    return f"flops{suffix}" if any(number(row, f"flops{suffix}") for row in rows) else f"bytes{suffix}"
+    return "flops" if any(number(row, "flops") for row in rows) else "bytes"
 
 
 MANY = 0.8  # of the most kernels that any problem was measured with
+MUCH = 10  # times the work of the largest square: with that much, another problem represents an op better
 
 
 def choose(table: pa.Table) -> tuple[list[str], str | None]:
-    """The problems in order, and the representative one: of those with many kernels measured that with most work
-    (`work_column`), then with most kernels, then by name."""
+    """The problems in order, and the one that represents all."""
     measured = pc.is_in(table["status"], pa.array(store.MEASURED)).cast(pa.int64())
     groups = table.append_column("measured", measured).group_by("problem")
     totals = groups.aggregate([("measured", "sum"), ("flops", "max"), ("bytes", "max")])
-    rows = sorted(totals.to_pylist(), key=lambda row: [natural(part) for part in row["problem"].split("/")])
-    many = MANY * max((row["measured_sum"] for row in rows), default=0)
-    full = [row for row in rows if row["measured_sum"] >= many]
-    work = work_column(rows, "_max")
-    best = min(full, key=lambda row: (-(number(row, work) or 0), -row["measured_sum"]), default=None)
-    return [row["problem"] for row in rows], best and best["problem"]
+    problems = totals.rename_columns([name.removesuffix("_sum").removesuffix("_max") for name in totals.column_names])
+    rows = problems.to_pylist()
+    return sorted((row["problem"] for row in rows), key=_by_parts), representative_problem(rows)
+
+
+def representative_problem(problems: list[dict[str, Any]]) -> str | None:
+    """The problem that stands for an op in tables and plots. Each one has `problem`, its name; `measured`, how many kernels
+    were; `flops` and `bytes`. Of those with many kernels measured it is that with most work (`work_column`), then with most
+    kernels, then the first by name. A square goes before others where squares are a series (`square_problems`), because that
+    is what people compare, unless another has MUCH more work."""
+    many = MANY * max((row["measured"] for row in problems), default=0)
+    full = [row for row in problems if row["measured"] >= many]
+    column = work_column(problems)
+    work = lambda row: number(row, column) or 0
+    squares = square_problems(row["problem"] for row in problems)
+    square = [row for row in full if row["problem"] in squares]
+    if MUCH * max(map(work, square), default=0) > max(map(work, full), default=0):
+        full = square
+    rank = lambda row: (work(row), row["measured"])
+    best = max(map(rank, full), default=None)
+    return min((row["problem"] for row in full if rank(row) == best), key=_by_parts, default=None)
+
+
+def _by_parts(problem: str) -> list[tuple[str | int, ...]]:
+    return [natural(part) for part in problem.split("/")]
+
+
+def square_problems(problems: Iterable[str]) -> set[str]:
+    """The square problems, where they are a series of their own: of several sizes, and not the diagonal of a grid, as where
+    all numbers of tokens were measured with all widths of a layer."""
+    shapes = {name: tuple(SIZE.findall(name.rpartition("/")[2])) for name in problems}
+    square = {name: of[0] for name, of in shapes.items() if len(of) > 1 and len(set(of)) == 1 and of[0] != "0"}
+    sizes = set(square.values())
+    grid = {of for of in shapes.values() if of and sizes.issuperset(of)}
+    return set(square) if len(sizes) > 1 and len(grid) < 2 * len(sizes) else set()
 
 
 def with_problem(table: pa.Table) -> pa.Table:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from analysis.rows import MANY, natural, number, work_column
+from analysis.rows import number, representative_problem, square_problems, work_column
 from analysis.style import printable
 from minfer.rows.store import Row
 
@@ -91,13 +91,10 @@ def called(axes: tuple[str, ...]) -> str:
 
 
 def squares(rows: Iterable[Row]) -> list[Row]:
-    """The square problems, where they are a series of their own: of several sizes, and not the diagonal of a grid, as
-    where all numbers of tokens were measured with all widths of a layer."""
+    """The rows of the square problems, where these are a series of their own."""
     rows = list(rows)
-    found = [row for row in rows if side(row)]
-    sizes = {side(row) for row in found}
-    grid = {tuple(row["shape"].items()) for row in rows if row["shape"] and sizes.issuperset(row["shape"].values())}
-    return found if len(sizes) > 1 and len(grid) < 2 * len(sizes) else []
+    found = square_problems(row["problem"] for row in rows)
+    return [row for row in rows if row["problem"] in found]
 
 
 def side(row: Row) -> int | None:
@@ -108,18 +105,15 @@ def side(row: Row) -> int | None:
 
 
 def representative(rows: list[Row]) -> list[Row]:
-    """The rows of one problem: of those that many kernels have the one with most work; a square where these are a series."""
+    """The rows of the problem that stands for all, the same one as in the tables."""
     problems: dict[str, list[Row]] = {}
-    for row in squares(rows) or rows:
+    for row in rows:
         problems.setdefault(row["problem"], []).append(row)
-    many = MANY * max(map(len, problems.values()), default=0)
-    work = work_column(rows)
-
-    def rank(name: str) -> tuple[object, ...]:
-        return -(number(problems[name][0], work) or 0), -len(problems[name]), natural(name)
-
-    full = [name for name, found in problems.items() if len(found) >= many]
-    return problems[min(full, key=rank)] if full else []
+    first = {name: {work: of[0][work] for work in ("flops", "bytes")} for name, of in problems.items()}
+    chosen = representative_problem(
+        [{"problem": name, "measured": len(problems[name])} | work for name, work in first.items()]
+    )
+    return problems[chosen] if chosen else []
 
 
 def setting(row: Row) -> str:

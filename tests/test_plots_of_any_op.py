@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis.plots import Picture, apart
-from analysis.series import series, squares
+from analysis.rows import choose, representative_problem
+from analysis.series import representative, series, squares
 from minfer.rows.store import Row
 from tests.pictures import drawn, panels, points, texts
 from tests.tables import other, row
@@ -162,7 +164,8 @@ def test_old_and_new_rows_of_one_metric_are_drawn_together_and_others_left_out()
 
 
 def sized(**shape: int) -> Row:
-    return {"shape": shape, "flops": None, "bytes": float(sum(shape.values()))}
+    problem = f"float32//{','.join(f'{axis}={size}' for axis, size in shape.items())}"
+    return {"shape": shape, "problem": problem, "flops": None, "bytes": float(sum(shape.values()))}
 
 
 def test_squares_are_a_series_but_the_diagonal_of_a_grid_is_none() -> None:
@@ -197,3 +200,23 @@ def test_labels_of_sizes_are_apart(sizes: list[int]) -> None:
     kept = apart(sizes)
     assert kept[-1] == sizes[-1] and set(kept) <= set(sizes)
     assert all(b / a >= (sizes[-1] / sizes[0]) ** 0.05 for a, b in itertools.pairwise(kept))
+
+
+@pytest.mark.parametrize(
+    ("work", "expected"),
+    [
+        ({"m=64,n=64": 5.0, "m=128,n=128": 6.0, "m=512,n=64": 9.0}, "m=128,n=128"),  # a square goes first
+        ({"m=64,n=64": 5.0, "m=128,n=128": 6.0, "m=512,n=64": 90.0}, "m=512,n=64"),  # but not before ten times its work
+        ({"m=128,n=128": 6.0, "m=512,n=64": 9.0}, "m=512,n=64"),  # one square is no series
+        ({"m=512,n=64": 9.0, "m=64,n=512": 9.0}, "m=64,n=512"),
+    ],
+)
+def test_one_problem_represents_all_in_tables_and_plots(work: dict[str, float], expected: str) -> None:
+    names = {f"float16//{shape}": flops for shape, flops in work.items()}
+    groups = [{"problem": name, "measured": 2, "flops": flops, "bytes": 1.0} for name, flops in names.items()]
+    few = {"problem": "float16//m=4096,n=1", "measured": 1, "flops": 1e9, "bytes": 1.0}
+    assert representative_problem([*groups, few]) == f"float16//{expected}"
+    cases = [{"problem": name, "status": "ok", "flops": flops, "bytes": 1.0} for name, flops in names.items()] * 2
+    assert choose(pa.Table.from_pylist(cases))[1] == f"float16//{expected}"
+    rows = [case | {"shape": {"m": 1, "n": 2}} for case in cases]
+    assert {row["problem"] for row in representative(rows)} == {f"float16//{expected}"}
