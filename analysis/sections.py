@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -17,6 +16,7 @@ from analysis.readme import counted, plain, table_lines
 from analysis.rows import REFERENCE, number
 from analysis.tables import (
     LEGEND,
+    MESSAGE,
     MORE_LEGEND,
     OTHER_LEGEND,
     REGIMES,
@@ -45,14 +45,14 @@ OPS_HEADER = [
 VERDICTS = ("faster", "tie", "slower")
 OPS_LEGEND = (
     "- *% of PyTorch*: PyTorch's time divided by the kernel's, both timed in the same rounds.\n"
-    "- *cold*: caches are flushed before each call; in brackets is the 95 % confidence interval.\n"
-    "- *steady*: calls follow each other until the clock has settled; in brackets is the range over neighbouring blocks.\n"
+    "- *cold*: caches are flushed before each call; in brackets is the 95 % confidence interval. *steady*: calls follow each"
+    " other until the clock has settled; in brackets is the range over neighbouring blocks.\n"
     "- *% of the best other*: the same, against the fastest of torch.compile and the libraries that were timed. A dash means"
     " that none was timed, or that none beats PyTorch.\n"
-    "- *tie*: the difference is below 1 %, or within the noise of the measurement.\n"
-    "- *Problem*: the largest that most kernels were timed at.\n"
-    "- *All problems*: at how many of them our fastest kernel is faster than everything else that was timed, ties with the"
-    " best of it, or is slower (cold)."
+    "- *Problem*: the largest that most kernels were timed at, a square before others.\n"
+    "- *All problems*: where our fastest kernel wins, ties or loses against the best other that was timed (cold). A *tie*"
+    " is a difference below 1 %, or within the noise. *Not compared*: no kernel of ours supports the problem, or none was timed"
+    " there."
 )
 
 
@@ -103,10 +103,36 @@ class Section:
 
     @property
     def verdicts(self) -> str:
-        """At how many of the shown problems our fastest kernel is faster than whatever else was timed, tied or slower."""
-        best = ((fastest_of_ours(rows), best_other(rows, "cold")) for rows in self.problems.values())
-        counts = Counter(verdict(row, other) for row, other in best if row)
-        return ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict])
+        """At how many of the shown problems our fastest kernel is faster than whatever else was timed, tied or slower; nothing
+        where it was compared at none."""
+        best = [(fastest_of_ours(rows), best_other(rows, "cold")) for rows in self.problems.values()]
+        found = [verdict(row, other) if row else None for row, other in best]
+        counts = Counter(each if each in VERDICTS else "not compared" for each in found)
+        named = (*VERDICTS, "not compared") if any(map(counts.get, VERDICTS)) else ()
+        return ", ".join(f"{counts[name]} {name}" for name in named if counts[name])
+
+    @property
+    def notes(self) -> list[str]:
+        """What its line in the table of ops does not say of the kernels that ours are compared with, in sentences."""
+        found = []
+        if torch := self.rejected_reference:
+            why = f"{plain(torch['status'])}: {plain((torch['message'] or '').partition(' (')[0], MESSAGE)}"
+            found.append(f"‡ {plain(self.op)}: ours were timed beside torch, but its own row there is {why}.")
+        best = (fastest_of_ours(rows) for rows in self.problems.values())
+        others = Counter(row["baseline"] for row in best if row and row["baseline"] != REFERENCE)
+        for name, count in sorted(others.items()):
+            found.append(
+                f"{plain(self.op)}: at {counted(count, 'problem')} ours are compared with {plain(name)} instead of torch."
+            )
+        return found
+
+    @property
+    def rejected_reference(self) -> store.Row | None:
+        """The row of torch at the representative problem, where that failed although ours were timed beside it."""
+        rows = self.problems[self.headline] if self.headline is not None else []
+        torch = next((row for row in rows if row["kernel"] == REFERENCE), None)
+        compared = self.best is not None and self.best["baseline"] == REFERENCE
+        return torch if compared and torch and torch["status"] not in store.MEASURED else None
 
     def page_lines(self) -> list[str]:
         lines = [f"# {self.title}", "", self.origin, "", LEGEND, ""]
@@ -139,6 +165,8 @@ class Section:
             rows = self.problems[self.headline or ""]
             torch = next((row for row in rows if row["kernel"] == REFERENCE), None)
             shares = [percent(best, regime, torch) if number(best, f"{regime}_us") else "—" for regime in REGIMES]
+            if self.rejected_reference:
+                shares = [share if share == "—" else f"{share} ‡" for share in shares]
             other = best_other(rows, "cold")
             if other:
                 of_other = f"{percent_of_other(best, other, 'cold')}, {plain(other['kernel'])}"
@@ -175,7 +203,7 @@ def demonstrations() -> list[str]:
     return list(sweep.sweeps)
 
 
-def ops_lines(found: Iterable[Section], devices: list[str], where: Where) -> list[str]:
+def ops_lines(found: list[Section], devices: list[str], where: Where) -> list[str]:
     """The tables of ops of the first of the devices, and links to the pages that have those of the others."""
     if not devices:
         return ["No results yet: `python -m minfer.launch` makes them.", ""]
@@ -186,10 +214,12 @@ def ops_lines(found: Iterable[Section], devices: list[str], where: Where) -> lis
     for name, body in ((plain(first), list(here.values())), (f"{plain(first)}: demonstrations", shown)):
         if body:
             lines += [f"**{name}**", "", *table_lines(OPS_HEADER, [":--"] * len(OPS_HEADER), body), ""]
+    if notes := [note for section in found if section.device == first for note in section.notes]:
+        lines += [" ".join(notes), ""]
     links = [f"[{plain(device)}]({where.results}{store.slug(device)}/README.md)" for device in others]
     return [*lines, f"The same table of other devices: {', '.join(links)}.", ""] if links else lines
 
 
-def device_lines(found: Iterable[Section], device: str, where: Where) -> list[str]:
+def device_lines(found: list[Section], device: str, where: Where) -> list[str]:
     """The page of a device: its table of ops."""
     return [f"# Results on {plain(device)}", "", *ops_lines(found, [device], where)]

@@ -26,9 +26,9 @@ LEGEND = (
     "*Cold* is one call at a time, caches flushed before it; *steady* is calls back to back in blocks long enough for"
     " the clocks to settle. *% of PyTorch throughput* is PyTorch's time over the kernel's, timed side by side; in brackets"
     " is its 95 % confidence interval (cold) or its range over neighbouring blocks (steady), and a *tie* cannot be told from"
-    " PyTorch. Kernels are not timed at one moment, and the card's clock differs between them by up to 10 %. So a time is"
-    " PyTorch's, the median over all rows of the problem, divided by that ratio. The fastest kernel is in bold, with those"
-    " that cannot be told from it."
+    " PyTorch. Kernels are not timed at one moment, and the card's clock differs between them by up to 10 %. So *Time* is"
+    " PyTorch's median time divided by the kernel's paired ratio: all rows of a table share one clock. The fastest kernel is"
+    " in bold, with those that cannot be told from it."
 )
 OTHER_LEGEND = (
     "Where torch.compile or a library (Liger, cuBLASLt, …) beats PyTorch's own kernels, *% of* the fastest of them is the"
@@ -212,6 +212,13 @@ def more_columns(rows: Iterable[store.Row], regime: str) -> list[str]:
     return found + ([ENERGY] if regime == "steady" and any(number(row, "steady_joules") for row in measured) else [])
 
 
+def time_header(rows: Iterable[store.Row]) -> str:
+    """What the times of one problem are: those of `on_one_clock`."""
+    clocks = {row["baseline"] for row in rows if row["baseline"]}
+    whose = "each baseline" if len(clocks) > 1 else "PyTorch" if clocks == {REFERENCE} else plain("".join(clocks))
+    return f"Time (on {whose}'s clock)" if clocks else "Time"
+
+
 def table_lines(rows: list[store.Row], regime: str, full: bool) -> list[str]:
     """One table: the kernels of one problem in one regime, in ladder order, the `fastest` in bold; `full` with
     workspace and energy."""
@@ -221,7 +228,7 @@ def table_lines(rows: list[store.Row], regime: str, full: bool) -> list[str]:
     metric, more = metric_of(measured or rows), more_columns(rows, regime) if full else []
     over, other = plain(first["kernel"]) if first else "baseline", best_other(rows, regime)
     of = ["% of PyTorch throughput"] + ([f"% of {plain(other['kernel'])}"] if other else [])
-    header = ["Kernel", "Time", f"Throughput ({plain(metric)})", *of, f"Speed-up vs. {over}"]
+    header = ["Kernel", time_header(measured), f"Throughput ({plain(metric)})", *of, f"Speed-up vs. {over}"]
     header += [f"{name} ({plain(energy_unit(metric))})" if name == ENERGY else name for name in more]
     body = []
     for row in rows:
@@ -231,13 +238,10 @@ def table_lines(rows: list[store.Row], regime: str, full: bool) -> list[str]:
 
 
 def fastest_of_ours(rows: Iterable[store.Row]) -> store.Row | None:
-    """The fastest kernel, cold, that is not written in PyTorch and was timed beside it: beside `torch`, else beside another
-    kernel of PyTorch that is a baseline with a row of its own."""
-    rows = list(rows)
-    ours = [row for row in rows if row["backend"] != "torch" and row["baseline"] == REFERENCE != row["kernel"]]
-    if not ours:
-        others = {row["kernel"] for row in rows if row["kernel"] == row["baseline"] and regime_time(row, "cold")}
-        ours = [row for row in rows if row["backend"] != "torch" and row["baseline"] in others]
+    """The fastest kernel, cold, that is not written in PyTorch and was timed beside a baseline: beside `torch`, else beside
+    whatever was there."""
+    ours = [row for row in rows if row["backend"] != "torch" and row["baseline"] not in (None, row["kernel"])]
+    ours = [row for row in ours if row["baseline"] == REFERENCE] or ours
     timed = [row for row in sorted(ours, key=kernel_order) if regime_time(row, "cold")]
     return min(timed, key=lambda row: float(row["cold_us"]), default=None)
 
