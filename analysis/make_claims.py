@@ -7,6 +7,7 @@ computed from the figures shown.
 from __future__ import annotations
 
 import sys
+from collections import Counter as Counts
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,8 +33,8 @@ COLUMNS += [f"{regime}_{name}" for regime in REGIMES for name in ("us", "rate", 
 HEAD = """# Claims
 
 What tutorials and papers say of these kernels, beside the rows that answer it. Each figure is of the row named beside it;
-whether a claim holds is computed from the figures, by the limits that "Read as" names. A claim is about one GPU at a time:
-what does not hold on an H200 may hold elsewhere. Times of different kernels are brought to one clock by the baseline that was
+whether a claim holds is computed from the figures, for each device by itself, by the limits that "Read as" names: what does
+not hold on an H200 may hold elsewhere. Times of different kernels are brought to one clock by the baseline that was
 timed beside each ([why](methodology.md#paired-because-clocks-drift)). `analysis/make_claims.py` writes this page from
 `analysis/claims.py`."""
 
@@ -68,8 +69,9 @@ def key(query: Query, shape: Mapping[str, int]) -> str:
 
 
 def figures(claim: Claim, rows: Found) -> Iterator[Figure]:
-    """The figures of a claim, by device."""
-    for device in sorted({device for device, _ in rows}, key=natural):
+    """The figures of a claim by device, that with most rows first."""
+    counts = Counts(device for device, _ in rows)
+    for device in sorted(counts, key=lambda device: (-counts[device], natural(device))):
         for query in claim.queries:
             names = (key(query, shape) for shape in query.shapes)
             if row := next((rows[device, name] for name in names if (device, name) in rows), None):
@@ -112,8 +114,19 @@ def share(row: Row, other: Row, regime: str) -> float | None:
     return 100 * paired if paired else None
 
 
+def verdicts(claim: Claim, found: list[Figure]) -> str:
+    """Whether the claim holds, in a sentence for each device, which names it where there are several."""
+    of: dict[str, list[Figure]] = {}
+    for figure in found:
+        of.setdefault(figure.row["device"], []).append(figure)
+    said = {device: verdict(claim, figures) for device, figures in of.items()}
+    if len(said) == 1:
+        return f"**{next(iter(said.values()))}.**"
+    return " ".join(f"**{plain(device)}: {text[0].lower() + text[1:]}.**" for device, text in said.items())
+
+
 def verdict(claim: Claim, found: list[Figure]) -> str:
-    """Whether the figures are within the limits of the claim: all, none, or how many."""
+    """Whether the figures of a device are within the limits of the claim: all, none, or how many."""
     values = [value for figure in found for value in figure.shown if value is not None]
     within = [
         (claim.least is None or value >= claim.least) and (claim.most is None or value <= claim.most)
@@ -142,7 +155,7 @@ def claim_lines(claim: Claim, rows: Found) -> list[str]:
         row = figure.row
         body.append([f"`{row['case']}`", plain(row["device"]), runs(figure), plain(figure.what), *cells])
     header = ["Row", "Device", "Run", "Figure", "Cold", "Steady"]
-    lines += [f"Read as: {plain(claim.read)}. **{verdict(claim, found)}.**", ""]
+    lines += [f"Read as: {plain(claim.read)}. {verdicts(claim, found)}", ""]
     return [*lines, *table_lines(header, [":--", ":--", ":--", ":--", "--:", "--:"], body), ""]
 
 

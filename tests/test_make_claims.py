@@ -66,6 +66,16 @@ def test_whether_a_claim_holds_follows_from_its_figures(
     assert "**It holds for 2 of 4 figures.**" in "\n".join(make_claims.claim_lines(both, rows))
 
 
+def test_each_device_has_a_verdict_of_its_own() -> None:
+    here = [made("torch", 100.0), made("v01", 200.0)]
+    there = [made("torch", 100.0, device="NVIDIA H100"), made("v01", 400.0, device="NVIDIA H100")]
+    more = [row("torch", 100.0)]  # the device with most rows comes first
+    found = make_claims.measured(store.to_table([*there, *here, *more]))
+    lines = make_claims.claim_lines(Claim("x", "y", (gemm("v01", 8, Over("torch")),), least=50), found)
+    assert "Read as: y. **NVIDIA H200: it holds.** **NVIDIA H100: it does not hold.**" in lines
+    assert [line.split(" | ")[1] for line in lines if "v01" in line] == ["NVIDIA H200", "NVIDIA H100"]
+
+
 @pytest.mark.parametrize("kernel", ["v03", "v04"])
 def test_what_nobody_measured_says_so(rows: make_claims.Found, kernel: str) -> None:
     lines = make_claims.claim_lines(Claim("x", "y", (gemm(kernel, 8, Over("torch")),)), rows)
