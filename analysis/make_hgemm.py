@@ -1,7 +1,8 @@
 """The measured gains of docs/hgemm.md, from parquet: `python analysis/make_hgemm.py`.
 
-Reads results/**/*.parquet and rewrites what is between `<!-- ladder:begin -->` ... and `<!-- skinny:begin -->` ... in
-docs/hgemm.md. The rungs are the CUDA files of minfer/ops/hgemm; one without rows is "not measured yet".
+Reads results/**/*.parquet and rewrites what is between `<!-- ladder:begin -->` ..., `<!-- devices:begin -->` ... and
+`<!-- skinny:begin -->` ... in docs/hgemm.md. The rungs are the CUDA files of minfer/ops/hgemm; on the primary device one
+without rows is "not measured yet". The plot of several devices is shown where `make_plots` drew one.
 """
 
 from __future__ import annotations
@@ -16,16 +17,17 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from analysis import files
 from analysis.command import Options, parser, run
 from analysis.readme import plain, significant, table_lines, update
-from analysis.rows import WHICH, natural, number, on_one_clock, with_problem
+from analysis.rows import WHICH, natural, number, on_one_clock, primary, with_problem
 from minfer.rows import store
 from minfer.rows.store import Row
 
 COMMAND = "python analysis/make_hgemm.py"
 SOURCES = Path("minfer/ops/hgemm")
 PAGE = Path("docs/hgemm.md")
-COLUMNS = [*WHICH, "dtype", "params", "shape", "device"]
+COLUMNS = [*WHICH, "dtype", "params", "shape", "device", "device_kind"]
 COLUMNS += ["baseline", "bytes", "cold_us", "cold_baseline_us", "cold_tflops", "cold_speedup", "metrics"]
 OVER = {  # what a rung's gain is over, where that is not the rung before
     "v02b_padded": "v02a_column", "v02c_swizzled": "v02a_column", "v03_wmma": "v02_tiled",
@@ -52,13 +54,19 @@ def setting(row: Row) -> Setting:
     return row["device"], row["dtype"], row["params"].get("layout", ""), row["params"].get("accumulate", "")
 
 
-def fullest(rows: list[Row], accumulate: str) -> dict[str, list[Row]]:
-    """Of each device, the rows of the dtype and layout with most of them."""
+def fullest(rows: list[Row], accumulate: str, devices: list[str]) -> dict[str, list[Row]]:
+    """Of each device in this order, the rows of the dtype and layout with most of them."""
     found: dict[str, list[Row]] = {}
     counts = Counter(setting(row) for row in rows if setting(row)[3] == accumulate)
     for chosen, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
         found.setdefault(chosen[0], [row for row in rows if setting(row) == chosen])
-    return found
+    return {device: found[device] for device in devices if device in found}
+
+
+def shown_rungs(names: list[str], rows: list[Row], first: bool) -> list[str]:
+    """The rungs that a table has: on the primary device all, with those that were not measured; else those with rows."""
+    measured = {row["kernel"] for row in rows}
+    return [name for name in names if first or name in measured]
 
 
 def title(rows: list[Row]) -> str:
@@ -134,7 +142,7 @@ def ladder_lines(rows: list[Row], names: list[str]) -> list[str]:
     return table_lines(header, [":--", *["--:"] * len(sides), ":--", *["--:"] * len(COUNTERS)], body)
 
 
-def ladder(rows: list[Row], names: list[str]) -> str:
+def ladder(rows: list[Row], names: list[str], devices: list[str]) -> str:
     """The tables of the square ladder: of each device, fp32 sums and fp16 sums."""
     lines: list[str] = []
     for accumulate, chosen in (
@@ -142,13 +150,15 @@ def ladder(rows: list[Row], names: list[str]) -> str:
         ("float16", [name for name in names if name.endswith("_acc16")]),
     ):
         squares = [row for row in rows if square(row)]
-        for of_device in fullest(squares, accumulate).values():
-            lines += [title(of_device), "", *ladder_lines(of_device, chosen), ""]
+        for device, found in fullest(squares, accumulate, devices).items():
+            shown = shown_rungs(chosen, found, device == devices[0])
+            lines += [title(found), "", *ladder_lines(found, shown), ""]
     return "\n".join(lines) or "Nothing was measured yet: `uv run python -m minfer.launch +sweep=hgemm` does it.\n"
 
 
 def skinny_lines(rows: list[Row], names: list[str]) -> list[str]:
-    """A line a shape: the baseline's time, that of each skinny rung, and how far the fastest of ours is ahead."""
+    """A line a shape: the baseline's time, that of each skinny rung, and how far the fastest of ours is ahead; all times are
+    on one clock, so that this ratio is that of the two times shown."""
     shapes: dict[tuple[int, int, int], dict[str, Row]] = {}
     for row in rows:
         shape = row["shape"]
@@ -158,14 +168,13 @@ def skinny_lines(rows: list[Row], names: list[str]) -> list[str]:
     body, gains = [], []
     for (n, k, m), found in sorted(shapes.items()):
         ours = {name: row for name, row in found.items() if row["backend"] != "torch" and number(row, "cold_speedup")}
-        baseline = next((number(row, "cold_baseline_us") for row in ours.values()), None)
         times = [f"{significant(found[name]['cold_us'])} µs" if name in found else missing[name] for name in names]
         best = max(ours.values(), key=lambda row: row["cold_speedup"], default=None)
-        ahead = "—"
+        ahead = base = "—"
         if best:
+            base = f"{significant(best['cold_us'] * best['cold_speedup'])} µs"
             gains.append(best["cold_speedup"])
             ahead = f"{significant(best['cold_speedup'], 3)}×, {plain(best['kernel'])}"
-        base = f"{significant(baseline)} µs" if baseline else "—"
         body.append([f"{n} × {k}", str(m), base, *times, ahead])
     header = ["N × K", "M", "cuBLAS", *map(plain, names), "Fastest of ours over cuBLAS"]
     lines = table_lines(header, [":--", "--:", "--:", *["--:"] * len(names), ":--"], body)
@@ -175,14 +184,23 @@ def skinny_lines(rows: list[Row], names: list[str]) -> list[str]:
     return lines
 
 
-def skinny(rows: list[Row], names: list[str]) -> str:
+def skinny(rows: list[Row], names: list[str], devices: list[str]) -> str:
     """The tables of up to 128 rows of A, of each device."""
     narrow = [row for row in rows if row["shape"]["m"] <= SKINNY_M < min(row["shape"]["n"], row["shape"]["k"])]
     chosen = [name for name in names if NARROW.match(name)]
     lines: list[str] = []
-    for of_device in fullest(narrow, "float32").values():
-        lines += [title(of_device), "", *skinny_lines(of_device, chosen), ""]
+    for device, found in fullest(narrow, "float32", devices).items():
+        shown = shown_rungs(chosen, found, device == devices[0])
+        lines += [title(found), "", *skinny_lines(found, shown), ""]
     return "\n".join(lines) or "Nothing was measured yet: `uv run python -m minfer.launch +sweep=hgemm shape=skinny`.\n"
+
+
+def devices_plot(page: Path, first: str) -> str:
+    """The plot of our fastest kernel on several devices; nothing where `make_plots` drew none."""
+    plot = Path("plots") / store.slug(first) / "hgemm-devices"
+    drawn = (page.parent / plot).with_suffix(".svg").is_file()
+    about = "Cold throughput of our fastest HGEMM kernel and of PyTorch over the size of square problems, by device."
+    return f"{files.shown(plot.as_posix(), about)}\n" if drawn else ""
 
 
 def measured(table: pa.Table) -> list[Row]:
@@ -201,8 +219,10 @@ def main(arguments: Iterable[str] | None = None) -> int:
 
 
 def write(table: pa.Table, options: Options) -> list[str]:
-    rows, names = measured(table), rungs(SOURCES)
-    bodies = {"ladder": ladder(rows, names), "skinny": skinny(rows, names)}
+    rows, names, devices = measured(table), rungs(SOURCES), primary(table)
+    bodies = {"ladder": ladder(rows, names, devices), "skinny": skinny(rows, names, devices)}
+    if devices:
+        bodies["devices"] = devices_plot(options.page, devices[0])
     said = [update(options.page, name, body, COMMAND, options.check) for name, body in bodies.items()]
     return list(dict.fromkeys(problem for problem in said if problem))
 

@@ -10,7 +10,7 @@ from minfer import ops
 from minfer.rows import store
 from tests.conftest import ROOT
 
-MARKERS = "".join(f"<!-- {name}:{end} -->\n" for name in ("ladder", "skinny") for end in ("begin", "end"))
+MARKERS = "".join(f"<!-- {name}:{end} -->\n" for name in ("ladder", "devices", "skinny") for end in ("begin", "end"))
 
 
 def row(kernel: str, m: int, n: int, k: int, us: float, baseline_us: float = 10.0, **values: Any) -> store.Row:
@@ -77,6 +77,33 @@ def test_skinny_shapes_have_the_fastest_of_ours_and_their_mean(tmp_path: Path) -
         ["4096 × 4096", "64", "10.00 µs", unmeasured, "—", "20.00 µs", unmeasured, "0.500×, v16_skinny"],
     ]
     assert "Geometric mean over 2 shapes: 1.000×; the least is 0.500×." in text
+
+
+def test_the_ratio_of_a_skinny_shape_is_that_of_the_times_beside_it(tmp_path: Path) -> None:
+    text = page(
+        tmp_path,
+        row("v15_gemv", 1, 4096, 4096, 16.0, baseline_us=20.0),  # the clock was half of what it was for the others
+        row("v16_skinny", 1, 4096, 4096, 5.0),
+        row("v17_one_wave", 1, 4096, 4096, 9.0, baseline_us=11.0),
+    )
+    ((_, _, base, _, v15, v16, v17, ahead),) = cells(text, "4096 × 4096")
+    assert [base, v15, v16, v17] == ["11.00 µs", "8.800 µs", "5.500 µs", "9.000 µs"] and ahead == "2.00×, v16_skinny"
+
+
+def test_another_device_shows_what_was_measured_there_and_a_plot_of_both(tmp_path: Path) -> None:
+    h100 = {"device": "NVIDIA H100"}
+    mine = [row(kernel, 512, 512, 512, 800.0) for kernel in ("v01_naive", "v02_tiled")]
+    there = [row("v02_tiled", 512, 512, 512, 900.0, **h100), row("v16_skinny", 1, 4096, 4096, 5.0, **h100)]
+    plot = tmp_path / "plots" / "nvidia-h200" / "hgemm-devices.svg"
+    text = page(tmp_path, *mine, row("v16_skinny", 1, 4096, 4096, 5.0), *there)
+    assert len(cells(text, "v02_tiled")) == 2 and cells(text, "v01_naive")[0][1] == "0.3355"
+    assert len(cells(text, "v01_naive")) == len(cells(text, "v07_tuned")) == 1
+    assert text.index("**NVIDIA H200") < text.index("**NVIDIA H100")
+    assert [len(line) for line in cells(text, "4096 × 4096")] == [8, 5] and "picture" not in text
+    plot.parent.mkdir(parents=True)
+    plot.write_text("")
+    text = page(tmp_path, *mine, row("v16_skinny", 1, 4096, 4096, 5.0), *there)
+    assert 'srcset="plots/nvidia-h200/hgemm-devices-dark.svg"' in text
 
 
 def test_every_cuda_kernel_is_a_rung_in_ladder_order() -> None:
