@@ -57,7 +57,7 @@ def test_all_nodes_of_the_partition_that_fit_and_start_jobs_get_the_matrix():
     [
         ({"distribute": "n1"}, {}, r"cluster\.distribute is 'n1'; it takes true, or a list of nodes such as"),
         ({"distribute": []}, {}, r"cluster\.distribute is \[\]; it takes true"),
-        ({"distribute": True}, {"resume": True}, "resume=true takes other nodes' rows for done"),
+        ({"distribute": True}, {"resume": True}, "resume=true skips a case that any node has finished"),
         (
             {"distribute": True, "flags": {"nodelist": "n1"}},
             {},

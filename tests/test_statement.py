@@ -75,7 +75,7 @@ MISTAKES: dict[str, tuple[tuple[str, str], str]] = {
     "a name that is none": (('"scale_rows"', '"scale rows"'), "its name must be a Python identifier"),
     "no baseline": (("baseline=True, ", ""), "nothing to compare with; register one of its kernels with baseline=True"),
     "an axis that is a number": (('"n": size()', '"n": 5'), "drawing a shape by its axes"),
-    "one tensor twice": (('given("x"', 'given("y"'), "tensors of different names"),
+    "one tensor twice": (('given("x"', 'given("y"'), "each tensor a name of its own"),
     "no output": (('out("y"', 'given("y"'), "one that is written"),
     "a metric that is text": (('"scale_rows",', '"scale_rows", metric="GB/s",'), "its cost failed with AttributeError"),
     "a fill that is a number": (('"float32"),', '"float32", fill=1),'), "its tensors for .* failed"),

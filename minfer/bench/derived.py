@@ -45,7 +45,7 @@ def derive(
     if not all(len(times) and np.isfinite(times).all() and (times > 0).all() for times in (rounds, *blocks)):
         raise ValueError("a sample is not a time")
     if len(watts) not in (0, len(blocks)) or not all(math.isfinite(w) and w > 0 for w in watts):
-        raise ValueError("not the power of the steady blocks")
+        raise ValueError("the steady blocks need one positive number of watts each, or none at all")
     work = Work(op.flops(case), op.bytes(case), op.metric.work(op, case))
     comparison = compare(*rounds.T)
     row: Columns = {"status": "ok", "message": None, "baseline": op.baseline(case), "flops": work.flops}

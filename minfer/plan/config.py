@@ -283,7 +283,8 @@ def _check_distribute(config: Config) -> None:
         raise UserError(f"cluster.distribute is {nodes!r}; it takes true, or a list of nodes such as [node01,node02]")
     if nodes and config.resume:
         raise UserError(
-            "resume=true takes other nodes' rows for done, and cluster.distribute is to time each; leave one out"
+            "resume=true skips a case that any node has finished, and cluster.distribute times each case on several nodes;"
+            " leave one of them out"
         )
     if nodes and "nodelist" in config.cluster.flags:
         raise UserError("cluster.flags has nodelist, and cluster.distribute chooses the nodes; name them there")

@@ -38,7 +38,7 @@ def rehearse(op: Op, cases: Iterable[Case]) -> None:
             roles = [spec.role for spec in op.specs(small)]
         if len(set(names)) < len(names) or set(roles) == {"in"}:
             raise UserError(
-                f"{op.name} must have tensors of different names, and one that is written: {', '.join(names)}"
+                f"{op.name}: give each tensor a name of its own, and make at least one an output: {', '.join(names)}"
             )
         _rehearse(op, small)
 
