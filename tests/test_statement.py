@@ -76,7 +76,7 @@ MISTAKES: dict[str, tuple[tuple[str, str], str]] = {
     "no baseline": (("baseline=True, ", ""), "nothing to compare with; register one of its kernels with baseline=True"),
     "an axis that is a number": (('"n": size()', '"n": 5'), "drawing a shape by its axes"),
     "one tensor twice": (('given("x"', 'given("y"'), "each tensor a name of its own"),
-    "no output": (('out("y"', 'given("y"'), "one that is written"),
+    "no output": (('out("y"', 'given("y"'), "make at least one an output"),
     "a metric that is text": (('"scale_rows",', '"scale_rows", metric="GB/s",'), "its cost failed with AttributeError"),
     "a fill that is a number": (('"float32"),', '"float32", fill=1),'), "its tensors for .* failed"),
     "a reference that divides by zero": ((REFERENCE, '{"y": 1 / 0}'), "its reference failed with ZeroDivisionError"),
