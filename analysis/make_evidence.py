@@ -1,6 +1,6 @@
 """The evidence that the bench can be believed, from parquet: `python analysis/make_evidence.py`.
 
-Reads what `benchmarks/sensitivity.py`, `clock_trap.py` and `cost.py` wrote to benchmarks/results/, draws
+Reads what `benchmarks/sensitivity.py`, `clock_trap.py`, `cost.py` and `*_at_scale.py` wrote to benchmarks/results/, draws
 docs/plots/<device>/clock-trap, and rewrites what is between markers (`<!-- sensitivity:begin -->` ...) in docs/evidence.md
 and in docs/methodology.md. No number is typed here or there. Where nothing was measured, the text says so.
 """
@@ -35,6 +35,8 @@ KINDS = {
     "sensitivity": ("sensitivity.py", ("check", "what", "value", "target", "unit", "met")),
     "clock-trap": ("clock_trap.py", ("method", "repetition", "arm", "tflops")),
     "cost": ("cost.py", ("cases", "sweep_s", "ratio", "case_s", "case_overhead_s")),
+    "tables-at-scale": ("tables_at_scale.py", ("check", "what", "value", "target", "unit", "met")),
+    "report-at-scale": ("report_at_scale.py", ("check", "what", "value", "target", "unit", "met")),
 }
 ORIGIN = {"driver": "driver", "torch": "PyTorch version", "commit": "commit"}
 
@@ -169,6 +171,14 @@ def checks(measured: list[list[Row]], only: str) -> str:
     return "\n".join(lines) or missing("sensitivity")
 
 
+def scale(measured: list[list[Row]], kind: str) -> str:
+    """What many rows cost, a table for each machine."""
+    lines: list[str] = []
+    for rows in measured:
+        lines += [origin(rows), "", *check_lines(rows), ""]
+    return "\n".join(lines) or missing(kind)
+
+
 def trap(measured: list[list[Row]], folder: str) -> str:
     """Each device's picture and table of the clock trap; `folder` is where the pictures are, seen from the text."""
     lines: list[str] = []
@@ -252,6 +262,7 @@ def bring_up_to_date(found: Found, evidence: Path, methodology: Path, folder: Pa
     where = Path(os.path.relpath(folder, methodology.parent)).as_posix()
     bodies = {
         (evidence, "sensitivity"): sensitivity(found["sensitivity"]),
+        (evidence, "scale"): "\n".join(scale(found[kind], kind) for kind in ("tables-at-scale", "report-at-scale")),
         (methodology, "clock-trap"): trap(found["clock-trap"], where),
         (methodology, "cost"): cost(found["cost"]),
     }

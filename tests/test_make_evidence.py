@@ -19,14 +19,14 @@ from rich.console import Console
 
 from analysis import make_evidence
 from analysis.trap import clock_trap
-from benchmarks import cost, sensitivity
+from benchmarks import cost, report_at_scale, sensitivity, tables_at_scale
 from minfer.rows.store import Row
 
 ROOT = Path(__file__).resolve().parents[1]
 H200 = "NVIDIA H200"
 ABOUT = {"device": H200, "driver": "580.95.05", "torch": "2.11.0", "commit": "6738d94f00aa"}
 ORIGIN = "Measured on NVIDIA H200; driver 580.95.05; PyTorch version 2.11.0; commit 6738d94f00aa."
-EVIDENCE = ("sensitivity",)
+EVIDENCE = ("sensitivity", "scale")
 METHODOLOGY = ("clock-trap", "cost", "verdicts", "two-processes", "nvbench")
 
 
@@ -76,6 +76,14 @@ def spent(folder: Path, **values: Any) -> Row:
     return cost.split(8.0, rows, events, folder) | ABOUT | values
 
 
+def scaled(seconds: float = 80.0) -> list[Row]:
+    """The rows of tables_at_scale.py for ten million rows."""
+    return [row | ABOUT for row in tables_at_scale.checks(10_000_000, 2000, seconds, 3.5, 0)]
+
+
+REPORT = [row | ABOUT for row in report_at_scale.checks(100_000, 1.5, 1.75, 0.25, 0)]
+
+
 class Workspace:
     """Results, evidence, methodology and plots in a temporary folder."""
 
@@ -96,6 +104,8 @@ class Workspace:
         self.write("sensitivity", CHECKS)
         self.write("clock-trap", arms())
         self.write("cost", [spent(self.folder)])
+        self.write("tables-at-scale", scaled())
+        self.write("report-at-scale", REPORT)
 
     def run(self, *arguments: object) -> int:
         where = ["--results", self.results, "--page", self.page, "--methodology", self.methodology]
@@ -130,6 +140,27 @@ def test_the_page_says_what_was_checked_found_and_allowed(work: Workspace) -> No
     ]
     assert f"{ORIGIN} Met: 4 of 5 targets. **Missed: 1** (1 of the 2 against nvbench)." in work.part("sensitivity")
     assert work.page.read_text().startswith("before\n") and work.page.read_text().endswith("after\n")
+
+
+def test_what_many_rows_cost_has_targets_that_grow_with_the_rows(work: Workspace) -> None:
+    work.write("report-at-scale", REPORT)
+    assert work.run() == 0
+    assert "`uv run python benchmarks/tables_at_scale.py` does it" in work.part("scale")
+    work.write("tables-at-scale", scaled())
+    assert work.run() == 0
+    tables, report = "tables of 10,000,000 rows in 2,000 files", "report of 100,000 rows, in Chromium"
+    assert work.cells("scale") == [
+        [tables, "seconds on two cores", "80.0 s", "90 s", "met"],
+        [tables, "peak memory", "3.50 GB", "4 GB", "met"],
+        [report, "first paint", "1.50 s", "2 s", "met"],
+        [report, "until the table of all rows can be used", "1.75 s", "—", "shown only"],
+        [report, "the slowest of 7 filters", "0.250 s", "0.2 s", "**missed**"],
+        [report, "errors in the browser's console", "0 errors", "0 errors", "met"],
+    ]
+    assert [tables_at_scale.target(rows)[0] for rows in (1_000_000, 1_000_001)] == [10, 90]
+    assert not any(row["met"] for row in tables_at_scale.checks(1_000_000, 1, 1.0, 1.0, status=1))
+    with pytest.raises(ValueError, match="up to 10000000 rows, and none for 10000001"):
+        tables_at_scale.target(10_000_001)
 
 
 def test_each_check_is_beside_its_rule_and_none_is_lost(work: Workspace) -> None:
@@ -316,6 +347,7 @@ def test_every_device_has_its_tables(work: Workspace) -> None:
 CHANGED = {
     "sensitivity": ([check(value=0.0199)], ["evidence.md", "methodology.md"]),
     "clock-trap": (arms(tflops=1.5), ["clock-trap.svg", "clock-trap-dark.svg", "methodology.md"]),
+    "tables-at-scale": (scaled(100.0), ["evidence.md"]),
     "cost": ([{"cases": 1, "sweep_s": 1.0, "ratio": 1.0, "case_s": 1.0, "case_overhead_s": 0.1}], ["methodology.md"]),
 }
 
