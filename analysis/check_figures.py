@@ -4,9 +4,10 @@
 
 From the times and throughputs that a table shows this computes the ratios beside them, as a reader with a calculator would,
 and names each that differs by more than rounding. The fastest kernel must be bold, a sentence above the tables must repeat
-their figures, and so must the README's table of ops and its headline, whose figures are those of the pages they link to. Times
-that a page says under "Measured on …" must be in the tables that it links to. Of the parquet files, no time may be below its
-row's floor, and no rate above its row's measured peak.
+their figures, and so must the README's table of ops and its headline, whose figures are those of the pages they link to, and
+whose counts of problems add up. Times, rates and shares of PyTorch that a page says under "Measured on …" must be in the tables
+that it links to. docs/hgemm.md and docs/claims.md have tables of their own (`figures_of_hgemm`, `figures_of_claims`). Of the
+parquet files, no time may be below its row's floor, and no rate above its row's measured peak.
 """
 
 from __future__ import annotations
@@ -17,37 +18,24 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from analysis.prose import SECONDS, linked, said_in_prose
+from analysis.cells import Table, agree, amount, every_table, seconds
+from analysis.figures_of_claims import of_claims
+from analysis.figures_of_hgemm import of_hgemm
+from analysis.prose import FIGURES, linked, said_in_prose
 from analysis.roofs import COLUMNS, beyond_roofs
 from analysis.rows import load
 from analysis.sections import OPS_HEADER
 
 REGIMES = ("cold", "steady")
-PREFIXES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
-ROUNDED = 0.0012  # relative: a ratio of two figures of four digits
 HEADER = ["Kernel", "Time", "Throughput", "% of PyTorch throughput"]
 OTHER, GAIN = "% of ", "Speed-up vs. "  # how the columns behind these begin; the first is not in every table
 SENTENCE = re.compile(r"^(?P<problem>.+): of PyTorch's throughput \*\*(?P<kernel>.+?)\*\* reaches (?P<said>.+)\.$")
 SHARE = re.compile(r"(?P<share>[0-9.]+) %[^%]*? (?P<regime>cold|steady)")
 
 HEADLINE = re.compile(r"\((?P<problem>.+)\): \*\*(?P<kernel>.+?)\*\* reaches (?P<said>.+) of PyTorch's throughput\.$")
-LINK = re.compile(r"\[[^]]*\]\((?P<page>[^)]+)\)")
+LINK = re.compile(r"\[(?P<count>[0-9]*)[^]]*\]\((?P<page>[^)]+)\)")
 
 Shares = dict[tuple[str, str, str], float]  # % of another kernel by problem, regime and kernel
-Table = tuple[str, list[list[str]]]  # its title, and its cells with the header
-
-
-def every_table(text: str) -> Iterator[Table]:
-    """All tables of a page, each with the last bold line above it."""
-    title, cells = "", list[list[str]]()
-    for line in [*text.splitlines(), ""]:
-        if line.startswith("|"):
-            cells.append([cell.strip() for cell in line.strip("|").split("|")])
-        elif cells:
-            yield title, [cells[0], *cells[2:]]
-            cells = []
-        elif line.startswith("**"):
-            title = line.strip("*")
 
 
 def tables(text: str) -> Iterator[Table]:
@@ -66,23 +54,6 @@ def shown_shares(text: str, of: str = HEADER[3]) -> Shares:
             if of in header and (share := amount(row[header.index(of)])):
                 found[problem, regime, row[0].strip("* †")] = share
     return found
-
-
-def seconds(cell: str) -> float | None:
-    found = re.fullmatch(r"\**([0-9.]+) (µs|ms)\**", cell)
-    return float(found[1]) * SECONDS[found[2]] if found else None
-
-
-def amount(cell: str) -> float | None:
-    """A rate, a percentage or a ratio, without its interval and its tie."""
-    found = re.match(r"\**([0-9.]+)(?: ([kMGT]))?(?![0-9.])", cell)
-    return float(found[1]) * PREFIXES[found[2] or ""] if found else None
-
-
-def last_digit(cell: str) -> float:
-    """What one in the last digit of a percentage or a ratio is worth."""
-    found = re.match(r"\**[0-9]+\.?([0-9]*)", cell)
-    return 10.0 ** -len(found[1]) if found else 0.0
 
 
 def contradictions(text: str) -> Iterator[str]:
@@ -110,7 +81,7 @@ def contradictions(text: str) -> Iterator[str]:
             if {"torch", kernel} <= rates.keys() and re.fullmatch(r"\**[0-9.]+( [kMGT])?\**", row[2]):
                 claims += [("% of PyTorch's rate", share, row[3], 100 * rates[kernel] / rates["torch"])]
             for what, said, cell, computed in claims:
-                if said and abs(said - computed) > 0.51 * last_digit(cell) + ROUNDED * computed:
+                if said and not agree(cell, computed):
                     yield f"{title}: {kernel} is said to have {said:g} {what}, and its figures give {computed:.4g}"
         if times and not any(
             row[0].strip("* †") == min(times, key=lambda k: times[k]) and "**" in row[0] for row in rows
@@ -146,14 +117,24 @@ def of_pages(readme: Path) -> Iterator[str]:
 
 
 def of_prose(page: Path) -> Iterator[str]:
-    """Times of a page's prose that the tables which it links to do not have."""
-    times: dict[str, list[float]] = {}
+    """Times, rates and shares of a page's prose that the tables which it links to do not have."""
+    shown: dict[str, dict[str, list[float]]] = {what: {} for what in FIGURES}
     for file in filter(Path.is_file, linked(page)):
         for _, (_, *rows) in tables(file.read_text()):
             for row in rows:
-                if time := seconds(row[1]):
-                    times.setdefault(row[0].strip("* †"), []).append(time)
-    yield from said_in_prose(page, times) if times else ()
+                for what, figure in zip(FIGURES, (seconds(row[1]), amount(row[2]), amount(row[3])), strict=True):
+                    if figure:
+                        shown[what].setdefault(row[0].strip("* †"), []).append(figure)
+    yield from said_in_prose(page, shown) if shown["time"] else ()
+
+
+def of_counts(text: str) -> Iterator[str]:
+    """Where the counts of the table of ops do not add up to the problems that it links to."""
+    for _, (header, *rows) in every_table(text):
+        for row in rows if header == OPS_HEADER else ():
+            counts, link = re.findall(r"([0-9]+) [a-z]", row[-2]), LINK.search(row[-1])
+            if counts and link and sum(map(int, counts)) != int(link["count"] or 0):
+                yield f"{row[0]}: {row[-2]} are not {link['count']} problems"
 
 
 def in_full(problem: str) -> str:
@@ -182,18 +163,19 @@ def main(words: Iterable[str] | None = None) -> int:
     made.add_argument("files", nargs="+", type=Path, help="pages, and parquet files")
     named = made.parse_args(list(words) if words is not None else None).files
     pages, rows = ([file for file in named if (file.suffix == ".parquet") == parquet] for parquet in (False, True))
-    beyond, held = list[str](), 0
+    found, held = list[str](), 0
     if rows:
-        table, beyond = load(rows, Path(), COLUMNS)
+        table, found = load(rows, Path(), COLUMNS)
         impossible, held = beyond_roofs(table)
-        beyond += impossible
-    beyond += [f"{page}: {said}" for page in pages for said in of_prose(page)]
-    found = beyond + [
-        f"{page}: {said}" for page in pages for said in (*contradictions(page.read_text()), *of_pages(page))
-    ]
-    counted = sum(len(cells) - 1 for page in pages for _, cells in tables(page.read_text()))
-    agree = f"{counted} rows of tables agree" + (f"; {held} measured rows are within their roofs" if held else "")
-    print("\n".join(found) or agree, file=sys.stderr if found else sys.stdout)
+        found += impossible
+    texts = {page: page.read_text() for page in pages}
+    shares = {page: shown_shares(text) for page, text in texts.items()}
+    for page, text in texts.items():
+        said = [*of_prose(page), *contradictions(text), *of_pages(page), *of_counts(text)]
+        found += [f"{page}: {sentence}" for sentence in (*said, *of_hgemm(text), *of_claims(page, shares))]
+    counted = sum(len(cells) - 1 for text in texts.values() for _, cells in tables(text))
+    right = f"{counted} rows of tables agree" + (f"; {held} measured rows are within their roofs" if held else "")
+    print("\n".join(found) or right, file=sys.stderr if found else sys.stdout)
     return int(bool(found) or not counted)
 
 

@@ -1,4 +1,4 @@
-"""Times that a page says in prose, beside those of the tables that it links to."""
+"""Times, rates and shares that a page says in prose, beside those of the tables that it links to."""
 
 from __future__ import annotations
 
@@ -8,34 +8,48 @@ from pathlib import Path
 
 SECTION = re.compile(r"^## Measured on .*?$(?P<text>.*?)(?=^## |\Z)", re.M | re.S)
 PAGE = re.compile(r"\]\((?P<page>results/[^)]+\.md)\)")
-TIME = re.compile(r"(?P<value>[0-9]+(?:\.[0-9]+)?) (?P<unit>µs|ms)\b")
 SECONDS = {"µs": 1e-6, "ms": 1e-3}
+RATES = {"TFLOP/s": 1.0, "GB/s": 1.0, "TB/s": 1000.0}  # as tables have them: TB/s in GB/s
+FIGURES = {  # what is looked for; a share is one of PyTorch's throughput
+    "time": re.compile(r"(?P<value>[0-9]+(?:\.[0-9]+)?) (?P<unit>µs|ms)\b"),
+    "rate": re.compile(r"(?P<value>[0-9]+(?:\.[0-9]+)?) (?P<unit>TFLOP/s|GB/s|TB/s)"),
+    "share": re.compile(r"(?P<value>[0-9]+(?:\.[0-9]+)?) (?P<unit>%) of (?:PyTorch|`?torch`?)(?:'s throughput)?\b"),
+}
+EXACT = 4  # digits from which on a rate is one of a table's: rounder ones are aims, peaks and other people's
 ELSEWHERE = re.compile(
     r"tuning|aims? (of|were)|in a run", re.I
 )  # such sentences have figures that no published row has
 NAMES = {"torch": "PyTorch", "torch_compile": "torch.compile", "liger": "Liger", "torch_cublaslt": "cuBLASLt"}
 
 
-def said_in_prose(page: Path, times: Mapping[str, list[float]]) -> Iterator[str]:
-    """The times in the page's sections "Measured on …" that no kernel has that the sentence names, or none at all where it
-    names none; `times` has all seconds of each kernel in the tables."""
+Shown = Mapping[str, list[float]]  # all figures of each kernel in the tables: seconds, rates, or percent
+
+
+def said_in_prose(page: Path, shown: Mapping[str, Shown]) -> Iterator[str]:
+    """The figures in the page's sections "Measured on …" that no kernel has that the sentence names, or none at all where it
+    names none; of rates only those of `EXACT` digits in a sentence that names a kernel. `shown` has the figures of the tables
+    for each of `FIGURES`."""
     for section in SECTION.finditer(page.read_text()):
         for paragraph in section["text"].split("\n\n"):
             if not paragraph.lstrip().startswith(("|", "<")):
-                yield from _of_paragraph(" ".join(paragraph.split()), times)
+                yield from _of_paragraph(" ".join(paragraph.split()), shown)
 
 
-def _of_paragraph(text: str, times: Mapping[str, list[float]]) -> Iterator[str]:
+def _of_paragraph(text: str, shown: Mapping[str, Shown]) -> Iterator[str]:
     for sentence in re.split(r"(?<=[.:;]) (?=[A-Z(`v0-9])", text):
         if ELSEWHERE.search(sentence):
             continue
-        named = [kernel for kernel in times if kernel in sentence or NAMES.get(kernel, "\n") in sentence]
-        shown = [time for kernel in named or times for time in times[kernel]]
-        for found in TIME.finditer(sentence):
-            value = float(found["value"]) * SECONDS[found["unit"]]
-            digit = 10.0 ** -len(found["value"].partition(".")[2]) * SECONDS[found["unit"]]
-            if not any(abs(time - value) <= 0.51 * digit for time in shown):
-                yield f"no table has the {found[0]} of “{sentence}”"
+        for what, pattern in FIGURES.items():
+            of = shown[what]
+            named = [kernel for kernel in of if kernel in sentence or NAMES.get(kernel, "\n") in sentence]
+            figures = [figure for kernel in named or of for figure in of[kernel]]
+            for found in pattern.finditer(sentence):
+                if what == "rate" and not (named and len(found["value"].replace(".", "")) >= EXACT):
+                    continue
+                scale = (SECONDS | RATES).get(found["unit"], 1.0)
+                value, digit = float(found["value"]) * scale, 10.0 ** -len(found["value"].partition(".")[2]) * scale
+                if not any(abs(figure - value) <= 0.51 * digit for figure in figures):
+                    yield f"no table has the {found[0]} of “{sentence}”"
 
 
 def linked(page: Path) -> list[Path]:
