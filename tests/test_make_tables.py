@@ -318,3 +318,37 @@ def test_many_runs_are_counted_and_few_are_named(work: Workspace) -> None:
     work.write(*(row(f"v{i}", run=f"r{i}", commit=f"{(i + 1) % 2}") for i in range(9)))
     assert work.run() == 0
     assert "9 cases, finished 2026-03-01; 9 runs; commits 0, 1; PyTorch" in work.text()
+
+
+def test_the_counts_of_all_problems_add_up_and_say_what_ours_are_compared_with(work: Workspace) -> None:
+    problem = "float16/{}/m={},n=8,k=8".format
+    eager: dict[str, Any] = {"baseline": "torch_eager", "backend": "cuda", "cold_verdict": "faster"}
+    wrong = "gives another result when run again, which looks like a race (normal inputs, m=4)"
+    work.write(
+        row("torch", None, problem(TN, 4), status="wrong", message=wrong, flops=1e12),
+        row("v01", 50.0, problem(TN, 4), backend="cuda", cold_verdict="tie", flops=1e12),
+        row("v01", 50.0, problem(TN, 1), **eager),  # torch was not timed there
+        row("torch", 50.0, problem(TN, 2), backend="torch"),
+        row("v01", None, problem(TN, 2), status="unsupported", message="m is 2", backend="cuda"),
+    )
+    assert work.run() == 0
+    text = work.readme.read_text()
+    assert "| 200.0 % tie ‡ | 200.0 % ‡ | — | 1 faster, 1 tie, 1 not compared | [3 problems](" in text
+    race = "gives another result when run again, which looks like a race"
+    assert f"‡ hgemm: ours were timed beside torch, but its own row there is wrong: {race}." in text
+    assert "hgemm: at 1 problem ours are compared with torch_eager instead of torch." in text
+
+
+@pytest.mark.parametrize(
+    ("baselines", "header"),
+    [
+        (("torch", "torch"), "Time (on PyTorch's clock)"),
+        (("torch_eager", "torch_eager"), "Time (on torch_eager's clock)"),
+        (("torch", "torch_eager"), "Time (on each baseline's clock)"),
+        ((None, None), "Time"),
+    ],
+)
+def test_the_time_column_says_whose_clock_it_is(work: Workspace, baselines: tuple[str, ...], header: str) -> None:
+    work.write(*(row(f"v0{i}", 50.0, baseline=baseline) for i, baseline in enumerate(baselines)))
+    assert work.run() == 0
+    assert work.tables()[0][0][1] == header
