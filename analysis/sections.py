@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -112,19 +113,12 @@ class Section:
         return ", ".join(f"{counts[name]} {name}" for name in named if counts[name])
 
     @property
-    def notes(self) -> list[str]:
-        """What its line in the table of ops does not say of the kernels that ours are compared with, in sentences."""
-        found = []
-        if torch := self.rejected_reference:
-            why = f"{plain(torch['status'])}: {plain((torch['message'] or '').partition(' (')[0], MESSAGE)}"
-            found.append(f"‡ {plain(self.op)}: ours were timed beside torch, but its own row there is {why}.")
+    def other_baselines(self) -> str:
+        """At how many problems ours are compared with another baseline than torch: `hgemm 4 (torch_acc16)`; empty for none."""
         best = (fastest_of_ours(rows) for rows in self.problems.values())
         others = Counter(row["baseline"] for row in best if row and row["baseline"] != REFERENCE)
-        for name, count in sorted(others.items()):
-            found.append(
-                f"{plain(self.op)}: at {counted(count, 'problem')} ours are compared with {plain(name)} instead of torch."
-            )
-        return found
+        said = ", ".join(f"{count} ({plain(name)})" for name, count in sorted(others.items()))
+        return f"{plain(self.op)} {said}" if said else ""
 
     @property
     def rejected_reference(self) -> store.Row | None:
@@ -214,10 +208,22 @@ def ops_lines(found: list[Section], devices: list[str], where: Where) -> list[st
     for name, body in ((plain(first), list(here.values())), (f"{plain(first)}: demonstrations", shown)):
         if body:
             lines += [f"**{name}**", "", *table_lines(OPS_HEADER, [":--"] * len(OPS_HEADER), body), ""]
-    if notes := [note for section in found if section.device == first for note in section.notes]:
-        lines += [" ".join(notes), ""]
+    lines += note_lines(section for section in found if section.device == first)
     links = [f"[{plain(device)}]({where.results}{store.slug(device)}/README.md)" for device in others]
     return [*lines, f"The same table of other devices: {', '.join(links)}.", ""] if links else lines
+
+
+def note_lines(found: Iterable[Section]) -> list[str]:
+    """What a table of ops does not say of the kernels that ours are compared with, in a paragraph."""
+    notes, others = list[str](), list[str]()
+    for section in found:
+        others += [section.other_baselines] if section.other_baselines else []
+        if torch := section.rejected_reference:
+            why = f"{plain(torch['status'])}: {plain((torch['message'] or '').partition(' (')[0], MESSAGE)}"
+            notes.append(f"‡ {plain(section.op)}: ours were timed beside torch, but its own row there is {why}.")
+    if others:
+        notes.append(f"Problems at which ours are compared with another baseline than torch: {'; '.join(others)}.")
+    return [" ".join(notes), ""] if notes else []
 
 
 def device_lines(found: list[Section], device: str, where: Where) -> list[str]:

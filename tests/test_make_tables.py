@@ -336,7 +336,7 @@ def test_the_counts_of_all_problems_add_up_and_say_what_ours_are_compared_with(w
     assert "| 200.0 % tie ‡ | 200.0 % ‡ | — | 1 faster, 1 tie, 1 not compared | [3 problems](" in text
     race = "gives another result when run again, which looks like a race"
     assert f"‡ hgemm: ours were timed beside torch, but its own row there is wrong: {race}." in text
-    assert "hgemm: at 1 problem ours are compared with torch_eager instead of torch." in text
+    assert "ours are compared with another baseline than torch: hgemm 1 (torch_eager)." in text
 
 
 @pytest.mark.parametrize(
