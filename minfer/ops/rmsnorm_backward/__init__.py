@@ -22,6 +22,7 @@ from minfer.ops import (
     Op,
     Spec,
     Tensors,
+    at_most,
     both,
     compiled,
     floats,
@@ -158,4 +159,5 @@ op.torch("torch", eager, baseline=True, returns=(0, 1), dtypes=ALL)
 op.torch("torch_compile", compiled(fused), returns=(0, 1), dtypes=ALL)
 op.cuda("v01_naive.cu", dtypes=ALL)
 op.cuda("v02_two_stages.cu", dtypes=ALL, requires=both(multiples(hidden=8), short))
+op.triton("triton_two_stages.py", dtypes=ALL, requires=at_most(hidden=16384))
 op.cpp("cpu_naive.cpp", dtypes=ALL)
