@@ -33,7 +33,9 @@ def test_extreme_rows(kernel: Kernel) -> None:
 @pytest.mark.parametrize("kernel", ON_GPU, ids=str)
 def test_extreme_rows_on_a_gpu(kernel: Kernel) -> None:
     device = pick("cuda")
-    arch = build.arch_of(capability(device))
+    found = capability(device)
+    assert found
+    arch = build.arch_of(found)
     if not kernel.builds_for(arch):
         pytest.skip(f"{kernel.archs} only")
     check(kernel.op, build.function(kernel, arch), device)

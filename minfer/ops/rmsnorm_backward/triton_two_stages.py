@@ -1,7 +1,7 @@
-"""triton_two_stages: programs that go over many rows, each with its part of dweight in registers; a second kernel adds them up.
+"""triton_two_stages: programs that go over many rows, each with its part of dweight in registers; a second kernel adds up.
 
-Idea: as v02_two_stages: dy and x are read once, for dx and for dweight. Triton has no barrier of a grid, so the sum of the parts
-is a launch of its own, in an order that depends on the number of programs only.
+Idea: as v02_two_stages: dy and x are read once, for dx and for dweight. Triton has no barrier of a grid, so the parts are added
+up in a launch of its own, in an order that depends on the number of programs only.
 Expected: near v02_two_stages for many rows, slower where a row's values, weight and sums are more than the registers of a
 program hold as fp32: from 8192 elements on. Measured: see docs/rmsnorm_backward.md.
 """
@@ -28,10 +28,7 @@ def rows(
     for token in range(tl.program_id(0), tokens, tl.num_programs(0)):
         x = tl.load(x_ptr + cols, mask=inside, other=0.0).to(tl.float32)
         dy = tl.load(dy_ptr + cols, mask=inside, other=0.0).to(tl.float32)
-        if SAVED:
-            r = tl.load(rstd_ptr + token)
-        else:
-            r = tl.rsqrt(tl.sum(x * x, axis=0) / hidden + eps)
+        r = tl.load(rstd_ptr + token) if SAVED else tl.rsqrt(tl.sum(x * x, axis=0) / hidden + eps)
         normed, g = x * r, dy * weight
         dx = r * (g - normed * (tl.sum(g * normed, axis=0) / hidden))
         tl.store(dx_ptr + cols, dx.to(dx_ptr.dtype.element_ty), mask=inside)
