@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
+from statistics import median
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,7 +22,8 @@ MESSAGE = 100  # characters shown of a message
 LEAST_GAIN = 0.01  # a smaller difference is a tie, as in minfer.bench.stats
 
 REGIMES = ("cold", "steady")
-WORKSPACE, ENERGY = "Workspace", "Energy efficiency"  # columns that only pages have
+WORKSPACE, ENERGY, TUNING = "Workspace", "Energy efficiency", "Autotuning (s)"  # columns that only pages have
+SHORT_US = 10.0  # of a cold call: below it, a sentence says what launching takes
 LEGEND = (
     "*Cold* is one call at a time, caches flushed before it; *steady* is calls back to back in blocks long enough for"
     " the clocks to settle. *% of PyTorch throughput* is PyTorch's time over the kernel's, timed side by side; in brackets"
@@ -42,7 +44,8 @@ MORE_LEGEND = (
 )
 PROVENANCE = {"run": "run", "commit": "commit", "torch": "PyTorch version", "driver": "driver"}
 COLUMNS = [*WHICH, "message", "metric", "baseline", "flops", "bytes"]
-COLUMNS += ["device", "device_kind", "driver", "torch", "commit", "workspace_bytes", "steady_joules"]
+COLUMNS += ["device", "device_kind", "driver", "torch", "commit", "workspace_bytes", "steady_joules", "tune_s"]
+COLUMNS += ["cold_empty_us", "cold_launch_us"]
 COLUMNS += ["energy_gain", "energy_gain_low", "energy_gain_high", "energy_verdict"]
 FIGURES = ("us", "rate", "tflops", "baseline_us", "speedup", "speedup_low", "speedup_high", "verdict", "aa_spread")
 COLUMNS += [f"{regime}_{figure}" for regime in REGIMES for figure in FIGURES]
@@ -170,6 +173,20 @@ def regime_time(row: store.Row, regime: str) -> float | None:
     return number(row, f"{regime}_us") if row["status"] in store.MEASURED else None
 
 
+def launch_lines(rows: Iterable[store.Row]) -> list[str]:
+    """What the clock reads without a kernel and with an empty one, in a sentence, where a cold call takes hardly longer."""
+    rows = list(rows)
+    if min((us for row in rows if (us := regime_time(row, "cold"))), default=SHORT_US) >= SHORT_US:
+        return []
+    read = {
+        what: median(found)
+        for what, column in (("no kernel", "cold_empty_us"), ("an empty kernel", "cold_launch_us"))
+        if (found := [us for row in rows if (us := number(row, column))])
+    }
+    said = ", and ".join(f"{duration(us)} with {what} in it" for what, us in read.items())
+    return [f"The window in which a call is timed reads {said}; times contain that.", ""] if said else []
+
+
 def throughput(row: store.Row, regime: str, metric: str) -> str:
     """The rate; with its unit where that is not the table's."""
     rate = number(row, f"{regime}_rate")
@@ -202,13 +219,20 @@ def more_cells(row: store.Row, regime: str, metric: str, more: Iterable[str]) ->
     """The cells of the columns that only pages have."""
     if row["status"] not in store.MEASURED:
         return ["—" for _ in more]
-    return [memory(row["workspace_bytes"]) if name == WORKSPACE else energy(row, metric) for name in more]
+    tuned = number(row, "tune_s")
+    texts = {
+        WORKSPACE: memory(row["workspace_bytes"]),
+        TUNING: significant(tuned, 2) if tuned else "—",
+        ENERGY: energy(row, metric),
+    }
+    return [texts[name] for name in more]
 
 
 def more_columns(rows: Iterable[store.Row], regime: str) -> list[str]:
     """Which of the columns that only pages have some row has figures for."""
     measured = [row for row in rows if row["status"] in store.MEASURED]
     found = [WORKSPACE] if any(row["workspace_bytes"] is not None for row in measured) else []
+    found += [TUNING] if any(number(row, "tune_s") for row in measured) else []
     return found + ([ENERGY] if regime == "steady" and any(number(row, "steady_joules") for row in measured) else [])
 
 
@@ -276,6 +300,7 @@ def problem_lines(problem: str, rows: list[store.Row], full: bool = False) -> li
     lines: list[str] = []
     regimes = [regime for regime in REGIMES if any(regime_time(row, regime) for row in rows)]
     for regime in regimes or REGIMES[:1]:
+        lines += launch_lines(rows) if full and regime == "cold" else []
         lines += [f"**{name} · {regime if regimes else 'not timed'}**", "", *table_lines(rows, regime, full), ""]
     if any(row["status"] == "unconverged" for row in rows):
         lines += [f"† unconverged: {store.STATUSES['unconverged']}.", ""]

@@ -10,7 +10,7 @@ from typing import Any
 import hydra
 from omegaconf import MISSING, OmegaConf
 
-from minfer.plan.config import CONF, Config, UserError, check_values, groups, register
+from minfer.plan.config import CONF, Config, UserError, check_values, entry_of, groups, register
 from minfer.plan.mistakes import check_keys, explain
 
 
@@ -67,7 +67,7 @@ def _check_alone(composed: Any) -> None:
     for key, value in plain.items():
         if found[key] != value:
             raise UserError(
-                f"{key} is set, and each of several sweeps has its own; run one: +sweep={found['sweeps'][0]}"
+                f"{key} is set, and each of several sweeps has its own; run one: +sweep={entry_of(found['sweeps'][0])[0]}"
             )
 
 

@@ -140,7 +140,7 @@ def test_a_mistake_is_one_sentence_that_names_it(words: list[str], named: list[s
 
 def test_the_nearest_word_is_proposed_before_a_list_of_all() -> None:
     assert "did you mean quick?" in refusal(HGEMM, "timing=quik")
-    assert "valid: default, quick" in refusal(HGEMM, "timing=zzz")
+    assert "valid: cold, default, quick" in refusal(HGEMM, "timing=zzz")
 
 
 def test_defaults() -> None:

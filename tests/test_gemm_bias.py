@@ -47,6 +47,47 @@ def test_what_gelu_makes_of_large_values_and_of_no_number(name: str) -> None:
     torch.testing.assert_close(function(zero[:, :1], zero, h)[0], activation(h), equal_nan=True, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_views_that_lie_badly_are_read_as_they_are(name: str) -> None:
+    """Rows that start at no multiple of 16 bytes, rows and columns with gaps, a transposed a, and a bias with a stride."""
+    a, b, bias = operands(24, 40, 32)
+    ways: dict[str, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {
+        "a from its second element": (moved(a, 1), b, bias),
+        "b from its second element": (a, moved(b, 1), bias),
+        "b transposed, from its second element": (a, moved(b.t(), 1).t(), bias),
+        "bias from its second element": (a, b, moved(bias[None], 1)[0]),
+        "a with gaps between rows": (moved(a, 0, 8), b, bias),
+        "b with gaps between rows": (a, moved(b, 0, 8), bias),
+        "b transposed, with gaps": (a, moved(b.t(), 0, 3).t(), bias),
+        "a with gaps between columns": (a.repeat_interleave(2, 1)[:, ::2], b, bias),
+        "b with gaps between columns": (a, b.repeat_interleave(2, 1)[:, ::2], bias),
+        "bias with gaps": (a, b, bias.repeat_interleave(3)[::3]),
+        "a transposed": (a.t().contiguous().t(), b, bias),
+        "one bias for all": (a, b, bias[:1].expand(32)),
+        "one row for all": (a[:1].expand(24, -1), b, bias),
+    }
+    for what, operand in ways.items():
+        kept = [tensor.clone() for tensor in operand]
+        right(name, *operand)
+        assert all(map(torch.equal, operand, kept)), what
+
+
+def moved(x: torch.Tensor, first: int, gap: int = 0) -> torch.Tensor:
+    """The same numbers, from the element `first` of a larger tensor, whose other elements are NaN."""
+    rows, n = x.shape
+    around = torch.full((first + rows * (n + gap),), float("nan"), dtype=x.dtype)
+    view = around[first:].view(rows, n + gap)[:, :n]
+    return view.copy_(x)
+
+
+def test_opcheck() -> None:
+    a, b, bias = operands(16, 32, 24)
+    for which in (b, b.t().contiguous().t()):
+        torch.library.opcheck(torch.ops.minfer.gemm_bias_relu.default, (a, which, bias))
+        for approximate in ("none", "tanh"):
+            torch.library.opcheck(torch.ops.minfer.gemm_bias_gelu.default, (a, which, bias, approximate))
+
+
 def test_they_run_under_torch_compile() -> None:
     a, b, bias = operands(16, 32, 24)
     both = lambda a, b, bias: (gemm_bias_gelu(a, b, bias, approximate="tanh"), gemm_bias_relu(a, b, bias))

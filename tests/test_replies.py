@@ -35,6 +35,7 @@ SAID = {
     "verified": 5,
     "flags": "",
     "cold_empty_us": 0.1,
+    "cold_launch_us": 0.2,
     "time_s": 0.5,
 }
 TIMED = {"cold": [[2e-5, 3e-5, 3e-5]] * 12, "steady": [[2e-5] * 4, [3e-5] * 4, [3e-5] * 4, [2e-5] * 4], "watts": []}

@@ -345,3 +345,22 @@ def test_two_ops_whose_problems_have_one_name_have_a_clock_each() -> None:
         "cold_us": [10.0, 40.0], "cold_baseline_us": [20.0, 40.0], "cold_speedup": [2.0, 1.0],
     }  # fmt: skip
     assert on_one_clock(pa.table(columns))["cold_us"].to_pylist() == [10.0, 40.0]
+
+
+def test_what_the_window_reads_stands_above_short_kernels_only(work: Workspace) -> None:
+    said = "The window in which a call is timed reads 2.880 µs with no kernel in it, and 4.320 µs with an empty kernel in it"
+    for us, shown in ((9.9, True), (12.0, False)):
+        work.write(row(us=20.0, cold_empty_us=2.8), row("v01_naive", us, cold_empty_us=2.96, cold_launch_us=4.32))
+        assert work.run() == 0 and (said in work.page()) == shown
+    work.write(row(us=5.0, cold_empty_us=2.88))  # as before there was a column of the launch
+    assert work.run() == 0 and "reads 2.880 µs with no kernel in it; times" in work.page()
+
+
+def test_what_autotuning_took_is_a_column_where_a_kernel_tunes(work: Workspace) -> None:
+    work.write(row(), row("v01_naive", 50.0), row("triton_autotuned", 40.0, tune_s=2.34))
+    assert work.run() == 0
+    assert "| Autotuning (s) |" in work.page()
+    tuned = [line for line in work.page().splitlines() if line.startswith(("| **triton_autotuned", "| v01_naive"))]
+    assert "**2.3**" in tuned[1] and tuned[0].endswith("| — |")
+    work.write(row(), row("v01_naive", 50.0))
+    assert work.run() == 0 and "Autotuning" not in work.page()

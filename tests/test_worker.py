@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-import inspect
+import time
 from pathlib import Path
 from typing import Any
 
@@ -60,12 +60,32 @@ def test_a_reply_has_no_times_but_those_of_its_samples() -> None:
 
 
 def test_what_autotuning_takes_is_added_up() -> None:
-    child = Child("cpu", Timing())
-    call = pytest.importorskip("triton").knobs.AutotuneListener.__call__
-    told = dict.fromkeys(set(inspect.signature(call).parameters) - {"self"})
-    for duration in (1.5, None, 0.5):  # None: found in a cache
-        child._tuned(**told | {"duration": duration})
-    assert child.tuned_s == 2.0
+    child, triton = Child("cpu", Timing()), pytest.importorskip("triton")
+
+    class Compiled:
+        """A kernel that does nothing, as the autotuner takes one."""
+
+        fn = staticmethod(lambda n, BLOCK: None)
+        __name__ = "nothing"
+
+        def run(self, *arguments: Any, **options: Any) -> None: ...
+
+    def bench(call: Any, quantiles: Any) -> list[float]:
+        time.sleep(0.02)
+        return [1.0, 1.0, 1.0]
+
+    class Autotuner(triton.runtime.autotuner.Autotuner):  # type: ignore[name-defined, misc]
+        """So that Triton's own stays as it is for other tests."""
+
+    child._time_autotuner(Autotuner)
+    child._time_autotuner(Autotuner)  # as before the next kernel
+    configs = [triton.Config({"BLOCK": size}) for size in (1, 2)]
+    tuner = Autotuner(Compiled(), ["n"], configs, ["n"], None, None, do_bench=bench)
+    told = []
+    for n in (5, 5, 6):  # the second time its choice is known
+        tuner.run(n)
+        told.append(child.tuned_s)
+    assert 0.04 <= told[0] == told[1] and told[1] + 0.04 <= told[2]
 
 
 def test_resume_repeats_what_nobody_judged_where_judging_is_asked_for(tmp_path: Path) -> None:

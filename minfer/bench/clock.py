@@ -115,7 +115,14 @@ class CudaClock:
         return in_time
 
     def empty(self, rounds: int) -> float:
-        return float(np.median(self.cold([lambda i: None], np.zeros((rounds, 1), dtype=int), Hooks())))
+        return self._median(lambda index: None, rounds)
+
+    def launch(self, rounds: int) -> float:
+        """What a cold window reads with an empty kernel in it: of one thread, which reads a clock and returns."""
+        return self._median(lambda index: torch.cuda._sleep(0), rounds)
+
+    def _median(self, candidate: Candidate, rounds: int) -> float:
+        return float(np.median(self.cold([candidate], np.zeros((rounds, 1), dtype=int), Hooks())))
 
     def steady(
         self, candidate: Candidate, rotations: int, seconds: float, during: Callable[[], None], restore: Restore = None

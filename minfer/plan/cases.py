@@ -46,6 +46,9 @@ def plan(config: Config, device: str, capability: tuple[int, int] | None = None)
         whole.cases.extend(each.cases)
         whole.unsupported.update(each.unsupported)
         whole.left_out.update({f"{op}/{kernel}": why for kernel, why in each.left_out.items()})
+    whole.cases[:] = {case.key: case for case in whole.cases}.values()  # two sweeps of an op may share some
+    for case in whole.cases:  # a kernel may be left out of one sweep of an op and run in another
+        whole.left_out.pop(f"{case.op}/{case.kernel}", None)
     return whole
 
 

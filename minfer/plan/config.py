@@ -26,6 +26,7 @@ CONF = (PACKAGE if INSTALLED else PACKAGE.parent) / "conf"
 
 SCRIPT = "script"  # of dry_run
 SWEPT = {"op", "kernel", "dtype", "params"}  # what a sweep says, beside its shape
+CHANGED = ("kernel", "dtype", "params", "gpu", "cpu")  # what an entry of `sweeps` may replace
 
 
 class UserError(Exception):
@@ -132,9 +133,10 @@ class Container:
 class Config:
     """A request. `kernel`, `dtype` and the values of `params` are a name or a list of names; kernel may be "all".
 
-    Where `sweeps` names some, the request is for all of these: op, kernel, dtype, params and shape are theirs (`parts`)."""
+    Where `sweeps` names some, the request is for all of these: op, kernel, dtype, params and shape are theirs (`parts`). An
+    entry is a sweep's name, or a mapping with that name at `sweep` and what replaces the sweep's own (`CHANGED`)."""
 
-    sweeps: list[str] = field(default_factory=list)
+    sweeps: list[Any] = field(default_factory=list)
     op: str = MISSING
     kernel: Any = "all"
     dtype: Any = MISSING
@@ -187,10 +189,26 @@ def shape_presets() -> dict[str, str]:
 def parts(config: Config) -> list[Config]:
     """What a request is made of: itself, or the sweeps that it names, each with the request's timing, profilers and so on.
     Raises UserError."""
-    return [_part(config, name) for name in dict.fromkeys(config.sweeps)] or [config]
+    entries = [entry for at, entry in enumerate(config.sweeps) if entry not in config.sweeps[:at]]
+    return [_part(config, *entry_of(entry)) for entry in entries] or [config]
 
 
-def _part(config: Config, name: str) -> Config:
+def entry_of(entry: Any) -> tuple[str, dict[str, Any]]:
+    """The sweep that an entry of `sweeps` names, and what replaces the sweep's own. Raises UserError."""
+    if isinstance(entry, str):
+        return entry, {}
+    if not isinstance(entry, dict) or not isinstance(entry.get("sweep"), str):
+        raise UserError(f"sweeps has {entry}; an entry is a sweep's name, or a mapping with its name at sweep")
+    changed = {key: value for key, value in entry.items() if key != "sweep"}
+    for key in changed:
+        choose(f"key of sweep {entry['sweep']}", key, CHANGED)
+    for key, kind, form in (("params", dict, "{name: value}"), ("gpu", list, "[{n: 64}]"), ("cpu", list, "[{n: 64}]")):
+        if key in changed and not isinstance(changed[key], kind):
+            raise UserError(f"sweep {entry['sweep']} has {key} {changed[key]!r}; write it like {key}: {form}")
+    return entry["sweep"], changed
+
+
+def _part(config: Config, name: str, changed: dict[str, Any]) -> Config:
     """One of several sweeps. Raises UserError where it sets more than op, kernel, dtype, params and shape."""
     choose("sweep", name, groups()["sweep"])
     written: Any = OmegaConf.load(_file("sweep", name))
@@ -200,7 +218,9 @@ def _part(config: Config, name: str) -> Config:
     if other := set(written) - SWEPT:
         raise UserError(f"sweep {name} sets {min(other)}, and cannot be one of several; run it alone: +sweep={name}")
     shapes = {"shape": OmegaConf.load(_file("shape", shape))}
-    typed: Any = OmegaConf.to_container(OmegaConf.merge(OmegaConf.structured(Config), written, shapes))
+    own = {key: value for key, value in changed.items() if key in SWEPT}
+    own["shape"] = {key: value for key, value in changed.items() if key not in SWEPT}
+    typed: Any = OmegaConf.to_container(OmegaConf.merge(OmegaConf.structured(Config), written, shapes, own))
     theirs: dict[str, Any] = {key: typed[key] for key in SWEPT}
     return dataclasses.replace(config, sweeps=[], shape=Shape(**typed["shape"]), **theirs)
 

@@ -108,6 +108,7 @@ COLUMNS: list[tuple[str, pa.DataType, str]] = [
     ),
     ("cold_rounds", _COUNT, "rounds of kernel, baseline and baseline's duplicate, in shuffled order"),
     ("cold_empty_us", _NUMBER, "what the same window reads with no kernel in it; not subtracted"),
+    ("cold_launch_us", _NUMBER, "what the same window reads with an empty kernel in it; null on a CPU"),
     *_regime(
         "steady",
         "back to back in long blocks, inputs rotated",

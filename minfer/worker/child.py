@@ -60,8 +60,22 @@ class Child:
     def _compiled(self, *, times: Any, cache_hit: bool, **_: object) -> None:
         self.compiled_s += 0 if cache_hit else times.total * 1e-6
 
-    def _tuned(self, *, duration: float | None, **_: object) -> None:
-        self.tuned_s += duration or 0
+    def _time_autotuner(self, autotuner: Any) -> None:
+        """Have the time of what Triton's autotuner tries added up. It keeps that in `bench_time`; only a Triton newer than 3.6
+        has a listener for it."""
+        if hasattr(autotuner.run, "inner"):
+            return
+        inner = autotuner.run
+
+        def run(tuner: Any, *arguments: Any, **options: Any) -> Any:
+            tuner.bench_time = 0.0  # of an earlier problem
+            try:
+                return inner(tuner, *arguments, **options)
+            finally:
+                self.tuned_s += tuner.bench_time
+
+        run.inner = inner  # type: ignore[attr-defined]
+        autotuner.run = run
 
     def measure_peaks(self) -> dict[str, float]:
         """The device's peaks, measured before any kernel is loaded; empty if they cannot be measured, and then cases are timed
@@ -140,7 +154,7 @@ class Child:
         function = build.function(kernel, self.arch)
         if triton := sys.modules.get("triton"):  # imported by the first of its kernels
             triton.knobs.compilation.listener = self._compiled
-            triton.knobs.autotuning.listener = self._tuned  # an older Triton does not call it
+            self._time_autotuner(triton.runtime.autotuner.Autotuner)
         baseline = build.function(op.kernels[op.baseline(case)], self.arch)
 
         say(phase="verify")
@@ -182,6 +196,8 @@ class Child:
         bench.warm_up(self.timing.warmup_s)
         samples: dict[str, Any] = {"cold": bench.cold(self.timing).tolist(), "steady": [], "watts": []}
         row["cold_empty_us"] = bench.clock.empty(EMPTY[self.device.type]) * 1e6
+        if isinstance(bench.clock, CudaClock):
+            row["cold_launch_us"] = bench.clock.launch(EMPTY[self.device.type]) * 1e6
         flags = [HOST_BOUND] if isinstance(bench.clock, CudaClock) and bench.clock.host_bound else []
         if self.timing.block_s > 0:
             with self.telemetry.meter() as readings:

@@ -31,7 +31,11 @@ TIMED = tuple(name for name in store.SCHEMA.names if name.startswith(("cold_", "
 MALFORMED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError, pa.ArrowException)
 NEVER_SAID = ("guarantee", "metrics", "functions", "profilers", "registers", "shared_bytes", "local_bytes", "peaks", "roof",
               "floor_us")  # fmt: skip
-SAID = ("cold_empty_us", "steady_rotations")  # the columns among these that are taken from the child as they are
+SAID = (
+    "cold_empty_us",
+    "cold_launch_us",
+    "steady_rotations",
+)  # the columns among these that are taken from the child as they are
 
 
 @dataclass(frozen=True)

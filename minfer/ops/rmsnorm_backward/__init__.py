@@ -22,6 +22,7 @@ from minfer.ops import (
     Op,
     Spec,
     Tensors,
+    at_most,
     both,
     compiled,
     floats,
@@ -114,6 +115,25 @@ def fused(
     return gradients(dy, x, weight, kept)
 
 
+def liger(
+    dx: torch.Tensor,
+    dweight: torch.Tensor,
+    dy: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    rstd: torch.Tensor,
+    eps: float = EPS,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What Liger's autograd function calls, with everything in fp32 (its casting mode "gemma") and dx in a new tensor, because
+    dy must stay as it is."""
+    from liger_kernel.ops.rms_norm import rms_norm_backward
+    from liger_kernel.ops.utils import calculate_settings
+
+    gemma, settings = 1, calculate_settings(x.shape[1])
+    found = rms_norm_backward(dy, x, weight, rstd, 0.0, gemma, *settings, in_place=False, row_mode=None)
+    return found[0], found[1]
+
+
 op = Op(
     "rmsnorm_backward",
     axes={"tokens": size(), "hidden": size(1024)},
@@ -156,6 +176,16 @@ def short(case: Case) -> str | None:
 
 op.torch("torch", eager, baseline=True, returns=(0, 1), dtypes=ALL)
 op.torch("torch_compile", compiled(fused), returns=(0, 1), dtypes=ALL)
+op.peer(
+    "liger",
+    liger,
+    package="liger_kernel",
+    returns=(0, 1),
+    dtypes=ALL,
+    params={"rstd": ("saved",)},
+    requires=at_most(hidden=65536),
+)
 op.cuda("v01_naive.cu", dtypes=ALL)
 op.cuda("v02_two_stages.cu", dtypes=ALL, requires=both(multiples(hidden=8), short))
+op.triton("triton_two_stages.py", dtypes=ALL, requires=at_most(hidden=16384))
 op.cpp("cpu_naive.cpp", dtypes=ALL)

@@ -25,6 +25,7 @@ from minfer.ops import (
     Op,
     Spec,
     Tensors,
+    at_most,
     both,
     compiled,
     fixed,
@@ -169,7 +170,15 @@ def shared(case: Case) -> str | None:
 
 op.torch("torch", eager, baseline=True, returns=(0,), dtypes=ALL)
 op.torch("torch_compile", compiled(fused), dtypes=ALL)
-op.peer("liger", liger, package="liger_kernel", returns=(0,), dtypes=ALL, params=PLAIN)
+op.peer(
+    "liger",
+    liger,
+    package="liger_kernel",
+    returns=(0,),
+    dtypes=ALL,
+    params=PLAIN,
+    requires=at_most(n=65536),  # more is an error of its own
+)
 op.peer("quack", quack, package="quack", returns=(0,), dtypes=ALL, params=PLAIN, requires=VECTORS)
 op.cuda("v01_naive.cu", dtypes=ALL)
 op.cuda("v02_online.cu", dtypes=ALL)

@@ -1,0 +1,83 @@
+"""rmsnorm, add_rmsnorm and layernorm on rows whose squares a half type cannot add up, of zeros, and with inf and NaN."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from minfer import build, ops
+from minfer.bench.device import capability, pick
+from minfer.ops import Kernel
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+N = 4096  # which every kernel takes
+LARGE = {torch.float32: 1e17, torch.bfloat16: 1e17, torch.float16: 6e4}  # N squares of it are below the largest fp32
+
+NORMS = ("rmsnorm", "add_rmsnorm", "layernorm")
+ON_CPU = [kernel for op in NORMS for kernel in ops.get(op).kernels.values() if "cpu" in kernel.devices]
+ON_GPU = [kernel for op in NORMS for kernel in ops.get(op).kernels.values() if kernel.backend in ("cuda", "triton")]
+
+
+@pytest.mark.parametrize("kernel", ON_CPU, ids=str)
+def test_extreme_rows(kernel: Kernel) -> None:
+    if kernel.name == "torch_compile":
+        pytest.skip("takes seconds, and is PyTorch's own")
+    check(kernel.op, build.function(kernel), torch.device("cpu"))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kernel", ON_GPU, ids=str)
+def test_extreme_rows_on_a_gpu(kernel: Kernel) -> None:
+    device = pick("cuda")
+    found = capability(device)
+    assert found
+    arch = build.arch_of(found)
+    if not kernel.builds_for(arch):
+        pytest.skip(f"{kernel.archs} only")
+    check(kernel.op, build.function(kernel, arch), device)
+
+
+def rows(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """One extreme a row; the squares of the first three have a sum that no fp16 holds."""
+    x = torch.randn(8, N, generator=torch.Generator().manual_seed(0))
+    x[0] *= 300
+    x[1] *= LARGE[dtype] / x[1].abs().max()
+    x[2, 9] = LARGE[dtype]
+    x[3] = 0.0
+    x[4] *= torch.finfo(dtype).tiny
+    x[5, 7] = math.inf
+    x[6, N - 1] = -math.inf
+    x[7, 8] = math.nan
+    return x.to(dtype).to(device)
+
+
+def check(op: str, function: Callable[..., Any], device: torch.device) -> None:
+    for dtype in DTYPES:
+        x = rows(dtype, device)
+        weight, bias = (
+            torch.linspace(0.5, 1.5, N, device=device).to(dtype),
+            torch.linspace(-1, 1, N, device=device).to(dtype),
+        )
+        y, wide = torch.full_like(x, 7.0), x.double()
+        if op == "add_rmsnorm":
+            residual = x.flip(1).clone()
+            residual[3] = x[3] = LARGE[dtype]  # whose sum is infinite in fp16
+            total = (x.float() + residual.float()).to(dtype)
+            function(y, residual, x, weight)
+            torch.testing.assert_close(residual, total, equal_nan=True, rtol=0, atol=0)
+            wide = total.double()
+        elif op == "rmsnorm":
+            function(y, x, weight)
+        else:
+            function(y, x, weight, bias)
+        if op == "layernorm":
+            expected = torch.nn.functional.layer_norm(wide, (N,), weight.double(), bias.double(), 1e-5)
+        else:
+            expected = wide * torch.rsqrt(wide.square().mean(1, keepdim=True) + 1e-6) * weight.double()
+        expected = expected.to(dtype)
+        assert bool(expected[7].isnan().all()) and bool(expected[5, 7].isnan()), "the reference shows what is asked"
+        torch.testing.assert_close(y, expected, equal_nan=True)
