@@ -90,24 +90,6 @@ __device__ inline void cp_async_few(void* shared, const void* global, bool insid
                : "memory");
 }
 
-// Loads 8 or 16 bytes, past L1, if `inside`; else leaves `words` as they are and reads nothing. It is one predicated instruction,
-// because of several `if (inside)` the compiler makes one branch, behind all code between them. Where other instructions must
-// not move in front of it, a __syncwarp() after it keeps them behind.
-template <typename Words>
-__device__ inline void load_if(Words& words, const void* global, bool inside) {
-  if constexpr (sizeof(Words) == 16)
-    asm volatile(
-        "{\n\t.reg .pred inside;\n\tsetp.ne.b32 inside, %5, 0;\n\t"
-        "@inside ld.global.cg.v4.b32 {%0, %1, %2, %3}, [%4];\n\t}"
-        : "+r"(words.x), "+r"(words.y), "+r"(words.z), "+r"(words.w)
-        : "l"(global), "r"(int(inside)));
-  else
-    asm volatile(
-        "{\n\t.reg .pred inside;\n\tsetp.ne.b32 inside, %3, 0;\n\t@inside ld.global.cg.v2.b32 {%0, %1}, [%2];\n\t}"
-        : "+r"(words.x), "+r"(words.y)
-        : "l"(global), "r"(int(inside)));
-}
-
 // Starts bringing the line of an address to L2. It may be any address, but not one of another space.
 __device__ inline void prefetch_l2(const void* global) { asm volatile("prefetch.global.L2 [%0];" ::"l"(global)); }
 

@@ -8,6 +8,7 @@
 // rows of its own or, where rows are few, a slice of their k.
 // Expected (int4, group 128): 20 us at 1 x 28672 x 4096 on an H200, 25 us at m = 16. Not measured yet.
 #include "fragments.cuh"
+#include "cuda/load_if.cuh"
 #include "cuda/shared_tile.cuh"
 
 namespace minfer {

@@ -121,13 +121,6 @@ inline void cp_async_16(void* shared, const void* global, bool inside = true) { 
 
 inline void prefetch_l2(const void*) {}
 
-template <typename Words>
-void load_if(Words& words, const void* global, bool inside) {
-  if (!inside) return;
-  emulator::check_global("ld.global", global, sizeof(Words));
-  memcpy(&words, global, sizeof(Words));
-}
-
 inline void cp_async_commit() {
   emulator::Thread* self = emulator::state.current;
   self->groups.push_back(std::move(self->open));
