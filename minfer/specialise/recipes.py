@@ -53,7 +53,8 @@ def seq_sum(y, x, seqlens):
 def seq_sum_triton(symbol: str, key: Key) -> str:
     """A kernel whose mask and block are constants. Keys are exact."""
     longest = key[0].high
-    return TRITON.format(longest=longest, warps=max(1, min(16, longest // 512)))
+    warps = 1 << min(4, max(1, longest // 512).bit_length() - 1)  # Triton takes powers of two only
+    return TRITON.format(longest=longest, warps=warps)
 
 
 SEQ_SUM_CPP = Recipe(
