@@ -1,5 +1,5 @@
-"""`python -m tests.specialise.interpreted LENGTH ...`, with TRITON_INTERPRET=1: verifies the variants of `seq_sum_triton` for these
-lengths, and prints how many inputs were tried."""
+"""`python -m tests.specialise.interpreted LENGTH ...`, with TRITON_INTERPRET=1: verifies the variants of `seq_sum_triton` for
+these lengths, and prints how many inputs were tried."""
 
 from __future__ import annotations
 
