@@ -90,16 +90,31 @@ def adaptings() -> list[dict]:
         {"kind": "cost", "what": name, "ns": [ns, ns, 9 * ns]}
         for name, ns in (("call", 20.0), ("monitor", 12.0), ("table", 25.0), ("execute", 300.0))
     ]
-    gain = {"kind": "gain", "recipe": "seq_sum_cpp", "bytes": 69000, "compile_s": 5.0, "generic_us": 10.0}
+    gain = {
+        "kind": "gain",
+        "recipe": "seq_sum_cpp",
+        "bytes": 69000,
+        "compile_s": 5.0,
+        "trial_s": 2.0,
+        "generic_us": 10.0,
+    }
     rows.append(
         gain
         | {"length": 20, "status": "faster", "variant_us": 5.0, "speedup": 2.0, "low": 1.9, "high": 2.1}
-        | {"paid_after_calls": 1e6}
+        | {"sizes": "batch 4096, longest 20"}
     )
     rows.append(gain | {"length": 48, "status": "failed", "generic_us": 0.0, "variant_us": 0.0, "speedup": 0.0})
     at = [0.1 * second for second in range(80)]
     for name, faster in (("uniform", 0), ("zipf", 2), ("drift", 3)):
-        trials = {"faster": faster, "not_faster": 1, "undecided": 0, "failed": 0, "loaded": faster, "bytes": 64}
+        trials = {
+            "faster": faster,
+            "not_faster": 1,
+            "undecided": int(name == "drift"),
+            "failed": 0,
+            "loaded": faster,
+            "bytes": 64,
+        }
+        trials |= {"known": 5, "why": "the machine was busy" if name == "drift" else ""}
         found = {"speedup": 1.5, "low": 1.4, "high": 1.6, "aa_spread": 0.01, "verdict": "faster", "budget": 4}
         taken = {"generic_s": [0.1] * 80, "again_s": [0.1] * 80, "adaptive_s": [0.1] * 40 + [0.05] * 40}
         variants = [0] * 40 + [faster] * 40
@@ -186,9 +201,12 @@ def test_adapting_has_its_cost_its_gain_and_its_traces(recorded: Path) -> None:
     assert made(recorded) == 0
     text = (recorded / "docs" / "specialise.md").read_text()
     assert "| monitoring and dispatch, round by round | 280 | 280 |" in text and "over 3 rounds" in text
-    assert "| seq_sum_cpp | 20 | faster | 10.0 | 5.00 | 2.00 (1.90–2.10) | 5.0 | 1.000 M | 69000 |" in text
-    assert "| seq_sum_cpp | 48 | failed | — | — | — | 5.0 | — | 69000 |" in text
-    assert "| drift | 10000 | 20000 | 1.500 (1.400–1.600) faster | 1.0 % | 3 faster, 1 not, 0 undecided |" in text
+    gained = "10.0 | 5.00 | 2.00 (1.90–2.10) | 5.0 | 2.0 | 1.000 M | 1.400 M | 69000 |"
+    assert f"| seq_sum_cpp | batch 4096, longest 20 | faster | {gained}" in text
+    assert "| seq_sum_cpp | longest 48 | failed | — | — | — | 5.0 | 2.0 | — | — | 69000 |" in text
+    served = "| drift | 10000 | 20000 | 1.500 (1.400–1.600) faster | 1.0 % | 3 faster, 1 not, 1 undecided | 5 |"
+    assert served in text and "Not used, drift: the machine was busy." in text
+    assert "256 sequences" not in text
     picture = adapting.adapting(adaptings(), "NVIDIA Some")
     assert picture.about.endswith("last quarter: uniform 1.500, zipf 1.500, drift 1.500.")
     uniform, _, zipf, _, drift, _ = picture.figure.axes
