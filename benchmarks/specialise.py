@@ -153,6 +153,9 @@ def costs(recipe: Recipe, rounds: int) -> Iterator[Row]:
 
 def gains(recipe: Recipe, sizes: Sequence[Size], left: Callable[[], float]) -> Iterator[Row]:
     """A row for each size: the outcome of its variant's trial. `left` says how many seconds there are."""
+    if left() <= 0:
+        print(f"no time for {recipe.name}", flush=True)
+        return
     specialiser = Specialiser(recipe)
     for number, size in enumerate(sizes):
         key, attempts = exact(size), 0

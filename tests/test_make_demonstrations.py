@@ -146,6 +146,17 @@ def layers() -> list[dict]:
     return rows
 
 
+def fused_loops() -> list[dict]:
+    """One loop takes half of the time of two where calls count, and 3/5 where operands do."""
+    rows = []
+    for elements, two, one in ((1024, 3.0, 1.5), (1 << 24, 50_000.0, 30_000.0)):
+        found = {"speedup": two / one, "low": two / one - 0.1, "high": two / one + 0.1, "aa_spread": 0.012}
+        taken = {"two_us": [two] * 6, "again_us": [two] * 6, "fused_us": [one] * 6, "verdict": "faster"}
+        about = {"elements": elements, "rounds": 6, "calls": 1, "llvm": "20.1.8", "threads": 1, "load": 1.0, "cores": 2}
+        rows.append(about | taken | found | ABOUT)
+    return rows
+
+
 @pytest.fixture
 def recorded(tmp_path: Path) -> Path:
     """A repository in which everything was recorded, with empty pages."""
@@ -157,6 +168,7 @@ def recorded(tmp_path: Path) -> Path:
     pq.write_table(pa.Table.from_pylist(groupings()), tmp_path / "rows" / "batching-nvidia-some.parquet")
     pq.write_table(pa.Table.from_pylist(adaptings()), tmp_path / "rows" / "specialise-nvidia-some.parquet")
     pq.write_table(pa.Table.from_pylist(layers()), tmp_path / "rows" / "fusion-nvidia-some.parquet")
+    pq.write_table(pa.Table.from_pylist(fused_loops()), tmp_path / "rows" / "llvm-fusion-nvidia-some.parquet")
     (tmp_path / "docs").mkdir()
     for name, (page, _) in PAGES.items():
         (tmp_path / "docs" / page).write_text(f"# page\n<!-- {name}:begin -->\n<!-- {name}:end -->\n")
@@ -222,6 +234,14 @@ def test_a_layer_has_its_calls_bytes_and_time_each_way(recorded: Path) -> None:
         "| decode 1 × 1, 15 cached | minfer | — | 9 | 5.00 | 10.0 (10.0–20.0) | 2.000 (1.900–2.100) faster | rms_norm, rope |"
     ) in text
     assert "| prefill 2 × 16 | inductor | — | 9 | 5.00 | 20.0 (20.0–40.0) | — | — |" in text
+
+
+def test_fused_loops_have_a_line_for_each_number_of_elements(recorded: Path) -> None:
+    assert made(recorded) == 0
+    text = (recorded / "docs" / "llvm_fusion.md").read_text()
+    assert "| 1024 | 3.00 (3.00–3.00) | 1.50 (1.50–1.50) | 2.00 (1.90–2.10) faster | 1.2 % |" in text
+    assert "| 16777216 | 50000 (50000–50000) | 30000 (30000–30000) | 1.67 (1.57–1.77) faster | 1.2 % |" in text
+    assert "is 2.00 at 1024 elements and 1.67 at 16777216 times as fast as two loops." in text
 
 
 def test_where_nothing_was_recorded_the_text_says_so(recorded: Path) -> None:
