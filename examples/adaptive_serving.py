@@ -68,8 +68,9 @@ class Work:
         torch.testing.assert_close(y, x.sum(1, keepdim=True).expand_as(x), rtol=1e-4, atol=1e-4)
 
 
-def main() -> int:
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     torch.set_num_threads(max(1, torch.get_num_threads() - 1))  # a core is left to the background process
     specialiser = Specialiser(chosen(), Adapt(threshold=1000, every_calls=0, every_s=0.5, budget=6))

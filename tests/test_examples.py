@@ -9,8 +9,12 @@ from types import ModuleType
 
 import pyarrow.parquet as pq
 import pytest
+import torch
 
+from minfer.specialise.background import Background
+from minfer.specialise.recipes import SEQ_SUM_LLVM
 from tests.conftest import ROOT
+from tests.specialise.adapting import FASTER
 
 
 def example(name: str) -> ModuleType:
@@ -19,6 +23,37 @@ def example(name: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+# Serving that adapts
+
+
+@pytest.mark.slow
+def test_serving_prints_its_tables_and_writes_its_plot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In seconds instead of a minute, with variants that need no trial. All else is as in the example."""
+    pytest.importorskip("llvmlite")
+    monkeypatch.chdir(tmp_path)
+    serving, threads = example("adaptive_serving"), torch.get_num_threads()
+    monkeypatch.setattr(serving, "SECONDS", 6.0)
+    monkeypatch.setattr(serving, "chosen", lambda: SEQ_SUM_LLVM)
+    monkeypatch.setattr(Background, "outcome", lambda self, key: FASTER)
+    monkeypatch.setattr("minfer.specialise.specialiser.known", lambda *about: None)
+    try:
+        assert serving.main([]) == 0
+    finally:
+        torch.set_num_threads(threads)
+    said = capsys.readouterr().out
+    ways = re.findall(r"^\| ([a-z, ]+) \| ([\d.]+)% \| [\d.e+]+ \| [\d.e+]+ \|$", said, re.MULTILINE)
+    assert [way for way, _ in ways] == list(serving.WAYS)
+    assert float(ways[0][1]) > 10 and {share for _, share in ways[1:]} == {"0.0"}
+    tried = re.findall(r"^\| seq_sum_llvm (\d+) \| faster \| 2.00 \| 2.0 \| 2000000 \|$", said, re.MULTILINE)
+    assert tried and {int(length) for length in tried} <= {*serving.LENGTHS[0], *serving.LENGTHS[1]}
+    assert re.search(r"^variants in use: [1-6], \d+ bytes$", said, re.MULTILINE)
+    assert "In the last quarter adaptive was " in said
+    plot = (tmp_path / "adaptive-serving.svg").read_text()
+    assert plot.count("<svg") == 1 and len(plot) > 10_000
 
 
 # Fusing two loops

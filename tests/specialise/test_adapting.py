@@ -337,6 +337,29 @@ def test_another_device_has_another_trial(llvm: None) -> None:
     assert len(set(places)) == 4
 
 
+def test_what_was_found_out_on_another_device_is_not_used_and_said_once(
+    llvm: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    steady(monkeypatch, QUIET_FASTER)
+    asked: list[object] = []
+    monkeypatch.setattr(Background, "outcome", lambda self, key: asked.append(key) or trial.tried(self.recipe, key))
+
+    def compiled_on(device: str) -> list[str]:
+        """What is said while two variants are compiled on a device."""
+        monkeypatch.setattr("minfer.bench.device.name", lambda about: device)
+        caplog.clear()
+        specialiser = Specialiser(specialised.SOUND)
+        for n in (16, 17):
+            assert specialiser.compile(exact(n)).result(60).faster
+        specialiser.close()
+        return told(caplog)
+
+    assert compiled_on("NVIDIA One") == [] and len(asked) == 2
+    assert compiled_on("NVIDIA One") == [] and len(asked) == 2  # found again
+    moved = "sound: what was found out on NVIDIA One is not used on NVIDIA Two; tried again"
+    assert compiled_on("NVIDIA Two") == [moved] and len(asked) == 4
+
+
 def test_a_disk_that_fills_up_before_the_outcome_is_written_is_said(
     llvm: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
