@@ -23,7 +23,7 @@ from minfer.bench.stats import compare
 from minfer.specialise import llvm
 
 Function = Callable[..., None]
-# None about as large as a last-level cache: there the ratio was 1.5 in one run and 5 in the next, by what else ran.
+# None about as large as a last-level cache: there the ratio depends on what else runs.
 ELEMENTS = tuple(1 << power for power in (10, 13, 16, 18, 20, 24))
 ROUNDS, SAMPLE = 201, 1 << 16
 # What each way calls. The second is the control: how far two timings of the same differ.
