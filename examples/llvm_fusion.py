@@ -65,7 +65,7 @@ def functions() -> dict[str, Function]:
     assert body is not None and fused(SCALE, SCALE) is None
     print(LOOP.format(name="fused", body=body))
     kinds = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_float, ctypes.c_int64)
-    found = {}
+    found: dict[str, Function] = {}
     with tempfile.TemporaryDirectory() as folder:
         for name, text in {"scale": SCALE, "add": ADD, "fused": body}.items():
             source = Path(folder) / f"{name}.ll"

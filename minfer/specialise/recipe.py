@@ -13,7 +13,6 @@ from typing import Any
 
 from minfer import build
 from minfer.ops import Case, Kernel, get
-from minfer.profilers.jit import jit_functions
 from minfer.specialise import llvm
 from minfer.specialise.buckets import Key, text
 
@@ -131,7 +130,8 @@ class Recipe:
         process compiled or loaded for it, 0 before its first call."""
         kernel = self.kernel(key)
         if self.backend == "triton":
-            caches = [cache for each in jit_functions(kernel.module()) for cache in each.device_caches.values()]
+            functions = vars(kernel.module()).values()
+            caches = [cache for each in functions for cache in getattr(each, "device_caches", {}).values()]
             return sum(len(binary.asm["cubin"]) for cache in caches for binary in cache[0].values())
         built = build.cached(kernel, arch) if kernel.needs_build else None
         path = Path(built.library) if built else llvm.object_file(kernel.source) if self.bind else None
