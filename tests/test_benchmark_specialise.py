@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -17,7 +18,7 @@ from minfer.specialise.background import Background
 from minfer.specialise.recipes import SEQ_SUM_LLVM
 from tests.specialise.adapting import QUIET_FASTER, steady
 
-QUICK = {
+QUICK: dict[str, Any] = {
     "gains": [(SEQ_SUM_LLVM, (20, 48))],
     "policy": replace(specialise.SETUPS["cpu"].policy, threshold=100, every_s=0.1),
 }
@@ -60,7 +61,7 @@ def test_what_it_cannot_do_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> Non
     for words in (["--minutes=0"], ["--minutes=nan"], ["--rounds=0"]):
         with pytest.raises(SystemExit, match=r"^specialise.py takes --minutes above 0 and --rounds of at least 1$"):
             specialise.main(words)
-    monkeypatch.setattr(specialise.devices, "no_gpu", lambda: "this machine has none")
+    monkeypatch.setattr("minfer.bench.device.no_gpu", lambda: "this machine has none")
     with pytest.raises(SystemExit, match=r"^specialise.py --device cuda needs a GPU: this machine has none$"):
         specialise.main(["--device=cuda"])
 
