@@ -120,17 +120,31 @@ def gain_lines(rows: list[Row]) -> list[str]:
     body = []
     for row in of(rows, "gain"):
         ratio = f"{row['speedup']:.2f} ({row['low']:.2f}–{row['high']:.2f})" if row["speedup"] else "—"
-        paid = scaled(row["paid_after_calls"]) if row["paid_after_calls"] else "—"
         times = [significant(row[name], 3) if row[name] else "—" for name in ("generic_us", "variant_us")]
-        cells = [plain(row["recipe"]), str(row["length"]), row["status"], *times, ratio]
-        body.append([*cells, significant(row["compile_s"], 2) if row["compile_s"] else "—", paid, str(row["bytes"])])
-    header = ["Recipe", "Length", "Outcome", "Generic (µs)", "Variant (µs)", "Times as fast", "Compiled in (s)"]
-    header += ["Calls until it has paid", "Bytes"]
+        took = [significant(row[name], 2) if row[name] else "—" for name in ("compile_s", "trial_s")]
+        paid = [paid_after(row, row["compile_s"]), paid_after(row, row["compile_s"] + row["trial_s"])]
+        sizes = row.get("sizes") or f"longest {row['length']}"
+        body.append([plain(row["recipe"]), sizes, row["status"], *times, ratio, *took, *paid, str(row["bytes"])])
+    header = ["Recipe", "Sizes", "Outcome", "Generic (µs)", "Variant (µs)", "Times as fast", "Compile (s)", "Trial (s)"]
+    header += ["Calls that pay for the compile", "For compile and trial", "Bytes"]
     return [
-        "**What a variant gains by length**, in its trial: steady calls with 256 sequences.",
+        "**What a variant gains**, in steady calls of its trial, and after how many calls the time that it saves is as long as "
+        "its compile took, and as compile and trial took together:",
         "",
-        *table_lines(header, [":--", "--:", ":--", *["--:"] * 6], body),
+        *table_lines(header, [":--", ":--", ":--", *["--:"] * 8], body),
+        *reasons(of(rows, "gain"), "recipe"),
     ]
+
+
+def paid_after(row: Row, seconds: float) -> str:
+    """The calls after which a variant has saved so many seconds."""
+    return scaled(1e6 * seconds / (row["generic_us"] - row["variant_us"])) if row["status"] == "faster" else "—"
+
+
+def reasons(rows: list[Row], name: str) -> list[str]:
+    """Why variants failed, or had no verdict, a sentence each."""
+    whys = [f"{row[name]}: {row['why']}" for row in rows if row.get("why")]
+    return ["", *(f"Not used, {plain(why)}." for why in dict.fromkeys(whys))] if whys else []
 
 
 def trace_lines(rows: list[Row]) -> list[str]:
@@ -142,11 +156,14 @@ def trace_lines(rows: list[Row]) -> list[str]:
         ratio = f"{row['speedup']:.3f} ({row['low']:.3f}–{row['high']:.3f}) {row['verdict']}"
         tried = f"{row['faster']} faster, {row['not_faster']} not, {row['undecided']} undecided"
         held = f"{row['loaded']}, {row['bytes']} bytes"
-        body.append([row["trace"], *rates, ratio, f"{100 * row['aa_spread']:.1f} %", tried, held])
-    header = ["Lengths", "Generic, tokens/s", "Adaptive, tokens/s", "Times as fast", "A/A", "Trials", "Variants loaded"]
+        body.append(
+            [row["trace"], *rates, ratio, f"{100 * row['aa_spread']:.1f} %", tried, str(row.get("known") or 0), held]
+        )
+    header = ["Lengths", "Generic, tokens/s", "Adaptive, tokens/s", "Times as fast", "A/A", "Outcomes", "Known before"]
     return [
         "**While it serves**, in the last quarter of each trace, in which the background process still compiles where there is "
-        "something to compile:",
+        "something to compile. Known before: how many lengths had their verdict in the build cache when the trace began.",
         "",
-        *table_lines(header, [":--", "--:", "--:", ":--", "--:", ":--", "--:"], body),
+        *table_lines([*header, "Variants loaded"], [":--", "--:", "--:", ":--", "--:", ":--", "--:", "--:"], body),
+        *reasons(of(rows, "trace"), "trace"),
     ]

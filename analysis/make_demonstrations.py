@@ -1,4 +1,4 @@
-"""What scripts of `benchmarks/` record beside the rows, drawn and told: `python analysis/make_demonstrations.py`.
+"""What scripts record beside the rows, drawn and told: `python analysis/make_demonstrations.py`.
 
 Reads the traces of `benchmarks/scopes.py` below results/<device>/scopes, and what other scripts (`PAGES`) wrote to
 benchmarks/results/; draws docs/plots/<device>/gemm-bias-relu-scopes, transfer and so on, and rewrites what is between markers
@@ -18,7 +18,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from analysis import adapting, batches, files, fused
+from analysis import adapting, batches, files, fused, loops
 from analysis import demonstrations as draw
 from analysis.demonstrations import Inside
 from analysis.plots import Picture
@@ -28,16 +28,17 @@ from minfer.rows import store
 from minfer.rows.store import Row
 
 COMMAND = "python analysis/make_demonstrations.py"
-# What is drawn and told: the page, and the script of benchmarks/ that records it.
+# What is drawn and told: the page, and the script that records it.
 SCOPES, TRANSFER, MEMORY = "gemm-bias-relu-scopes", "transfer", "rope-memory"
-BATCHING, SPECIALISE, FUSION = "batching", "specialise", "fusion"
+BATCHING, SPECIALISE, FUSION, LOOPS = "batching", "specialise", "fusion", "llvm-fusion"
 PAGES = {
-    SCOPES: ("gemm_bias_relu.md", "scopes.py"),
-    TRANSFER: ("transfer.md", "transfer.py"),
-    MEMORY: ("rope.md", "rope_memory.py"),
-    BATCHING: ("batching.md", "batching.py"),
-    SPECIALISE: ("specialise.md", "specialise.py"),
-    FUSION: ("fusion.md", "fusion.py --write"),
+    SCOPES: ("gemm_bias_relu.md", "benchmarks/scopes.py"),
+    TRANSFER: ("transfer.md", "benchmarks/transfer.py"),
+    MEMORY: ("rope.md", "benchmarks/rope_memory.py"),
+    BATCHING: ("batching.md", "benchmarks/batching.py"),
+    SPECIALISE: ("specialise.md", "benchmarks/specialise.py"),
+    FUSION: ("fusion.md", "benchmarks/fusion.py --write"),
+    LOOPS: ("llvm_fusion.md", "examples/llvm_fusion.py --write ."),
 }
 PARQUET = {
     "transfer": ("mode", "tokens", "layers", "bytes", "ms", "host_ms", "device"),
@@ -48,6 +49,7 @@ PARQUET = {
     ),
     "specialise": ("kind", "what", "ns", "recipe", "length", "trace", "at", "tokens", "adaptive_s", "load", "device"),
     "fusion": ("shape", "batch", "seq", "past", "way", "fused", "launches", "calls", "bytes", "samples_us", "device"),
+    "llvm-fusion": ("elements", "rounds", "two_us", "again_us", "fused_us", "speedup", "low", "high", "llvm", "device"),
 }  # fmt: skip
 ORIGIN = {"driver": "driver", "torch": "PyTorch", "triton": "Triton", "commit": "commit"}
 
@@ -124,11 +126,13 @@ def bring_up_to_date(options: argparse.Namespace) -> list[str]:
         add(SPECIALISE, found[0], partial(adapting.adapting, found), adapting.adapting_lines(found))
     for found in rows[FUSION]:
         add(FUSION, found[0], partial(fused.fused, found), fused.fused_lines(found))
+    for found in rows[LOOPS]:
+        add(LOOPS, found[0], partial(loops.loops, found), loops.loop_lines(found))
 
     pattern = files.pattern(PAGES).removeprefix(".+-")
     problems = files.bring_up_to_date(drawn, folder, pattern, COMMAND, options.check)
     for name, (page, script) in PAGES.items():
-        body = "\n".join(texts[name]) or f"Nothing was recorded yet: `uv run python benchmarks/{script}` does it.\n"
+        body = "\n".join(texts[name]) or f"Nothing was recorded yet: `uv run python {script}` does it.\n"
         if problem := update(options.docs / page, name, body, COMMAND, options.check):
             problems.append(problem)
     return problems

@@ -28,5 +28,7 @@ def write(benchmark: str, rows: list[dict[str, Any]], device: torch.device, root
     full = [about | dict.fromkeys(names) | row for row in rows]
     path = root / "benchmarks" / "results" / f"{benchmark}-{store.slug(environment['device'])}.parquet"
     path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.Table.from_pylist(full), path)
+    partial = path.with_suffix(".partial")  # who is killed meanwhile leaves the rows that were there before
+    pq.write_table(pa.Table.from_pylist(full), partial)
+    partial.replace(path)
     print(f"written: {path}")

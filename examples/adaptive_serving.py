@@ -68,8 +68,9 @@ class Work:
         torch.testing.assert_close(y, x.sum(1, keepdim=True).expand_as(x), rtol=1e-4, atol=1e-4)
 
 
-def main() -> int:
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     torch.set_num_threads(max(1, torch.get_num_threads() - 1))  # a core is left to the background process
     specialiser = Specialiser(chosen(), Adapt(threshold=1000, every_calls=0, every_s=0.5, budget=6))
@@ -119,14 +120,13 @@ def report(specialiser: Specialiser, at: np.ndarray, seconds: np.ndarray, tokens
     for way, name in enumerate(WAYS):
         rates = [np.median((tokens / seconds[:, way])[half]) for half in (at <= SECONDS / 2, at > SECONDS / 2)]
         print(f"| {name} | {1 - tokens.sum() / slots[way]:.1%} | {rates[0]:.4g} | {rates[1]:.4g} |")
-    print("\n| variant | outcome | times as fast in its trial | compiled in s | calls until it has paid for that |")
+    print("\n| variant | outcome | times as fast in its trial | compile and trial, s | calls until they have paid |")
     print("| :-- | :-- | --: | --: | --: |")
     for key, outcome in sorted(specialiser.outcomes.items()):
         saved = 1e-6 * (outcome.generic_us - outcome.variant_us)
-        paid = f"{outcome.compile_s / saved:.0f}" if outcome.faster else ""
-        print(
-            f"| {specialiser.recipe.named(key)} | {outcome.status} | {outcome.speedup:.2f} | {outcome.compile_s:.1f} | {paid} |"
-        )
+        took = outcome.compile_s + outcome.trial_s
+        paid = f"{took / saved:.0f}" if outcome.faster else ""
+        print(f"| {specialiser.recipe.named(key)} | {outcome.status} | {outcome.speedup:.2f} | {took:.1f} | {paid} |")
     found = compare(seconds[late, 3], seconds[late, 1], seconds[late, 2])
     print(f"\nvariants in use: {len(specialiser.variants)}, {specialiser.held_bytes()} bytes")
     print(

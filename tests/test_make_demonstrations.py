@@ -90,16 +90,31 @@ def adaptings() -> list[dict]:
         {"kind": "cost", "what": name, "ns": [ns, ns, 9 * ns]}
         for name, ns in (("call", 20.0), ("monitor", 12.0), ("table", 25.0), ("execute", 300.0))
     ]
-    gain = {"kind": "gain", "recipe": "seq_sum_cpp", "bytes": 69000, "compile_s": 5.0, "generic_us": 10.0}
+    gain = {
+        "kind": "gain",
+        "recipe": "seq_sum_cpp",
+        "bytes": 69000,
+        "compile_s": 5.0,
+        "trial_s": 2.0,
+        "generic_us": 10.0,
+    }
     rows.append(
         gain
         | {"length": 20, "status": "faster", "variant_us": 5.0, "speedup": 2.0, "low": 1.9, "high": 2.1}
-        | {"paid_after_calls": 1e6}
+        | {"sizes": "batch 4096, longest 20"}
     )
     rows.append(gain | {"length": 48, "status": "failed", "generic_us": 0.0, "variant_us": 0.0, "speedup": 0.0})
     at = [0.1 * second for second in range(80)]
     for name, faster in (("uniform", 0), ("zipf", 2), ("drift", 3)):
-        trials = {"faster": faster, "not_faster": 1, "undecided": 0, "failed": 0, "loaded": faster, "bytes": 64}
+        trials = {
+            "faster": faster,
+            "not_faster": 1,
+            "undecided": int(name == "drift"),
+            "failed": 0,
+            "loaded": faster,
+            "bytes": 64,
+        }
+        trials |= {"known": 5, "why": "the machine was busy" if name == "drift" else ""}
         found = {"speedup": 1.5, "low": 1.4, "high": 1.6, "aa_spread": 0.01, "verdict": "faster", "budget": 4}
         taken = {"generic_s": [0.1] * 80, "again_s": [0.1] * 80, "adaptive_s": [0.1] * 40 + [0.05] * 40}
         variants = [0] * 40 + [faster] * 40
@@ -131,6 +146,17 @@ def layers() -> list[dict]:
     return rows
 
 
+def fused_loops() -> list[dict]:
+    """One loop takes half of the time of two where calls count, and 3/5 where operands do."""
+    rows = []
+    for elements, two, one in ((1024, 3.0, 1.5), (1 << 24, 50_000.0, 30_000.0)):
+        found = {"speedup": two / one, "low": two / one - 0.1, "high": two / one + 0.1, "aa_spread": 0.012}
+        taken = {"two_us": [two] * 6, "again_us": [two] * 6, "fused_us": [one] * 6, "verdict": "faster"}
+        about = {"elements": elements, "rounds": 6, "calls": 1, "llvm": "20.1.8", "threads": 1, "load": 1.0, "cores": 2}
+        rows.append(about | taken | found | ABOUT)
+    return rows
+
+
 @pytest.fixture
 def recorded(tmp_path: Path) -> Path:
     """A repository in which everything was recorded, with empty pages."""
@@ -142,6 +168,7 @@ def recorded(tmp_path: Path) -> Path:
     pq.write_table(pa.Table.from_pylist(groupings()), tmp_path / "rows" / "batching-nvidia-some.parquet")
     pq.write_table(pa.Table.from_pylist(adaptings()), tmp_path / "rows" / "specialise-nvidia-some.parquet")
     pq.write_table(pa.Table.from_pylist(layers()), tmp_path / "rows" / "fusion-nvidia-some.parquet")
+    pq.write_table(pa.Table.from_pylist(fused_loops()), tmp_path / "rows" / "llvm-fusion-nvidia-some.parquet")
     (tmp_path / "docs").mkdir()
     for name, (page, _) in PAGES.items():
         (tmp_path / "docs" / page).write_text(f"# page\n<!-- {name}:begin -->\n<!-- {name}:end -->\n")
@@ -186,9 +213,12 @@ def test_adapting_has_its_cost_its_gain_and_its_traces(recorded: Path) -> None:
     assert made(recorded) == 0
     text = (recorded / "docs" / "specialise.md").read_text()
     assert "| monitoring and dispatch, round by round | 280 | 280 |" in text and "over 3 rounds" in text
-    assert "| seq_sum_cpp | 20 | faster | 10.0 | 5.00 | 2.00 (1.90–2.10) | 5.0 | 1.000 M | 69000 |" in text
-    assert "| seq_sum_cpp | 48 | failed | — | — | — | 5.0 | — | 69000 |" in text
-    assert "| drift | 10000 | 20000 | 1.500 (1.400–1.600) faster | 1.0 % | 3 faster, 1 not, 0 undecided |" in text
+    gained = "10.0 | 5.00 | 2.00 (1.90–2.10) | 5.0 | 2.0 | 1.000 M | 1.400 M | 69000 |"
+    assert f"| seq_sum_cpp | batch 4096, longest 20 | faster | {gained}" in text
+    assert "| seq_sum_cpp | longest 48 | failed | — | — | — | 5.0 | 2.0 | — | — | 69000 |" in text
+    served = "| drift | 10000 | 20000 | 1.500 (1.400–1.600) faster | 1.0 % | 3 faster, 1 not, 1 undecided | 5 |"
+    assert served in text and "Not used, drift: the machine was busy." in text
+    assert "256 sequences" not in text
     picture = adapting.adapting(adaptings(), "NVIDIA Some")
     assert picture.about.endswith("last quarter: uniform 1.500, zipf 1.500, drift 1.500.")
     uniform, _, zipf, _, drift, _ = picture.figure.axes
@@ -204,6 +234,14 @@ def test_a_layer_has_its_calls_bytes_and_time_each_way(recorded: Path) -> None:
         "| decode 1 × 1, 15 cached | minfer | — | 9 | 5.00 | 10.0 (10.0–20.0) | 2.000 (1.900–2.100) faster | rms_norm, rope |"
     ) in text
     assert "| prefill 2 × 16 | inductor | — | 9 | 5.00 | 20.0 (20.0–40.0) | — | — |" in text
+
+
+def test_fused_loops_have_a_line_for_each_number_of_elements(recorded: Path) -> None:
+    assert made(recorded) == 0
+    text = (recorded / "docs" / "llvm_fusion.md").read_text()
+    assert "| 1024 | 3.00 (3.00–3.00) | 1.50 (1.50–1.50) | 2.00 (1.90–2.10) faster | 1.2 % |" in text
+    assert "| 16777216 | 50000 (50000–50000) | 30000 (30000–30000) | 1.67 (1.57–1.77) faster | 1.2 % |" in text
+    assert "is 2.00 at 1024 elements and 1.67 at 16777216 times as fast as two loops." in text
 
 
 def test_where_nothing_was_recorded_the_text_says_so(recorded: Path) -> None:

@@ -27,6 +27,14 @@ def _target() -> Any:
     return target.create_target_machine(cpu=llvm.get_host_cpu_name(), features=features, opt=3, jit=True)
 
 
+def version() -> str:
+    """LLVM's own, such as "20.1.8". Raises BuildError where llvmlite is missing."""
+    _target()
+    import llvmlite.binding as llvm
+
+    return ".".join(map(str, llvm.llvm_version_info))
+
+
 def optimised(text: str) -> Any:
     """The module of a text of IR after LLVM's -O3 for this processor. Raises BuildError for a text that is none."""
     machine = _target()

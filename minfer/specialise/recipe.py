@@ -126,8 +126,13 @@ class Recipe:
         return self.bind(llvm.load(kernel.source, f"{self.op}_{kernel.name}"), key)
 
     def held_bytes(self, key: Key, arch: str = "") -> int:
-        """What the variant's machine code takes: the size of its library or object; 0 where Triton keeps it."""
+        """What the variant's machine code takes: the size of its library or object; of a Triton variant that of what this
+        process compiled or loaded for it, 0 before its first call."""
         kernel = self.kernel(key)
+        if self.backend == "triton":
+            functions = vars(kernel.module()).values()
+            caches = [cache for each in functions for cache in getattr(each, "device_caches", {}).values()]
+            return sum(len(binary.asm["cubin"]) for cache in caches for binary in cache[0].values())
         built = build.cached(kernel, arch) if kernel.needs_build else None
         path = Path(built.library) if built else llvm.object_file(kernel.source) if self.bind else None
         return path.stat().st_size if path and path.is_file() else 0

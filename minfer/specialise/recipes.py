@@ -6,12 +6,20 @@ from pathlib import Path
 
 from minfer.ops import load_file
 from minfer.specialise import llvm_seq_sum
-from minfer.specialise.buckets import Key
+from minfer.specialise.buckets import Key, text
 from minfer.specialise.recipe import REGISTERED, Recipe
 
 BATCH = {"batch": 256}  # sequences in the trial of a length
+MANY = {"batch": 4096}  # the same on a GPU, which fewer do not keep busy for longer than a launch takes
 PADDED = {"layout": "padded", "lengths": "full"}
 MOST_THREADS = 512
+
+
+def only(key: Key) -> tuple[int, ...]:
+    """The sizes of a key of single sizes. Raises ValueError for a range."""
+    if any(span.low != span.high for span in key):
+        raise ValueError(f"this variant is for one size on each axis, not for {text(key)}")
+    return tuple(span.high for span in key)
 
 
 def seq_sum_cpp(symbol: str, key: Key) -> str:
@@ -52,8 +60,9 @@ def seq_sum(y, x, seqlens):
 
 def seq_sum_triton(symbol: str, key: Key) -> str:
     """A kernel whose mask and block are constants. Keys are exact."""
-    longest = key[0].high
-    return TRITON.format(longest=longest, warps=max(1, min(16, longest // 512)))
+    (longest,) = only(key)
+    warps = 1 << min(4, max(1, longest // 512).bit_length() - 1)  # Triton takes powers of two only
+    return TRITON.format(longest=longest, warps=warps)
 
 
 SEQ_SUM_CPP = Recipe(
@@ -64,22 +73,38 @@ SEQ_SUM_LLVM = Recipe(
     bind=llvm_seq_sum.bind,
 )  # fmt: skip
 SEQ_SUM_CUDA = Recipe(
-    "seq_sum_cuda", "seq_sum", "v02_block", "cuda", ("longest",), seq_sum_cuda, BATCH, params=PADDED
+    "seq_sum_cuda", "seq_sum", "v02_block", "cuda", ("longest",), seq_sum_cuda, MANY, params=PADDED
 )  # fmt: skip
 SEQ_SUM_TRITON = Recipe(
-    "seq_sum_triton", "seq_sum", "triton_sequences", "triton", ("longest",), seq_sum_triton, BATCH, params=PADDED
+    "seq_sum_triton", "seq_sum", "triton_sequences", "triton", ("longest",), seq_sum_triton, MANY, params=PADDED
 )  # fmt: skip
 
 
 def hgemm_cpp(symbol: str, key: Key) -> str:
     """The template of cpu_skinny with the rows of A and their length as constants: all rows in one tile. Keys are exact."""
-    (m, _), (k, _) = key
+    m, k = only(key)
     return f'#include "ops/hgemm/skinny_cpu.h"\nMINFER_HGEMM({symbol}, (minfer::launch_constants<{m}, {k}>))\n'
 
 
+def hgemm_cuda(symbol: str, key: Key) -> str:
+    """The template of v15_gemv with all sizes as constants. k is split over as many warps as there, on a GPU with 132
+    multiprocessors; on another the trial says whether that is good. Keys are exact."""
+    m, n, k = only(key)
+    if m > 8 or n % 8 or k % 8:
+        raise ValueError(f"this variant takes m up to 8, and n and k that are multiples of 8, got {text(key)}")
+    blocks, batches, warps = -(-n // 16), -(-k // 128), 1  # of 16 columns, and of 128 steps in k
+    while 2 * warps <= min(16, batches) and (warps < 4 or 2 * warps * blocks <= 24 * 132):
+        warps *= 2
+    launch = f"minfer::launch_constants<{m}, {n}, {k}, {warps}>"
+    return f'#include "ops/hgemm/gemv.cuh"\nMINFER_HGEMM({symbol}, ({launch}))\n'
+
+
+TN = {"layout": "TN", "accumulate": "float32"}
 HGEMM_CPP = Recipe(
-    "hgemm_cpp", "hgemm", "cpu_skinny", "cpp", ("m", "k"), hgemm_cpp, {"n": 512}, dtype="bfloat16",
-    params={"layout": "TN", "accumulate": "float32"},
+    "hgemm_cpp", "hgemm", "cpu_skinny", "cpp", ("m", "k"), hgemm_cpp, {"n": 512}, dtype="bfloat16", params=TN
+)  # fmt: skip
+HGEMM_CUDA = Recipe(
+    "hgemm_cuda", "hgemm", "v15_gemv", "cuda", ("m", "n", "k"), hgemm_cuda, {}, dtype="bfloat16", params=TN
 )  # fmt: skip
 
 

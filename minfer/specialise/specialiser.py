@@ -23,7 +23,7 @@ from minfer.specialise.background import Background
 from minfer.specialise.buckets import Buckets, Key, Size, Span, exact
 from minfer.specialise.policy import MOST_SEEN, Ledger, Policy
 from minfer.specialise.recipe import Recipe
-from minfer.specialise.trial import Outcome, known
+from minfer.specialise.trial import Outcome, elsewhere, known
 
 log = logging.getLogger("minfer.specialise")
 MOST_SIZES = 1 << 12  # that the table remembers the function of, one by one
@@ -61,7 +61,7 @@ class Specialiser:
         for given, kind in ((recipe, Recipe), (policy or Policy(), Policy)):
             if not isinstance(given, kind):
                 raise TypeError(f"a Specialiser takes a {kind.__name__}, got {given!r}")
-        self._closed = self._said = False
+        self._closed = self._said = self._moved = False
         self.recipe, self.policy, self.buckets = recipe, policy or Policy(), buckets
         self.device = devices.pick(recipe.device)
         self.arch = devices.arch(self.device)
@@ -246,6 +246,12 @@ class Specialiser:
         try:
             if found := known(self.recipe, key, self.arch, devices.name(self.device)):
                 return found
+            if not self._moved and (others := elsewhere(self.recipe, key, devices.name(self.device))):
+                self._moved = True
+                here, there = devices.name(self.device), " and ".join(others)
+                log.warning(
+                    "%s: what was found out on %s is not used on %s; tried again", self.recipe.name, there, here
+                )
         except (build.BuildError, OSError):
             pass  # the background process says it
         return self._background.outcome(key)
@@ -279,14 +285,26 @@ class Specialiser:
             log.warning("%s and all others: not compiled, %s goes on: %s: %s", named, generic, folder, outcome.why)
 
     def _after_fork(self) -> None:
-        """In a child: variants stay in use; what was on its way is the parent's, and may be asked for again."""
+        """In a child: variants stay in use; what was on its way is the parent's, and may be asked for again. On a GPU a child
+        can call nothing, and says so."""
         for key in self._ledger.pending:
             self._ledger.asked.discard(key)
             self._ledger.live.discard(key)
         self._ledger.pending.clear()
         self._background.forget()
         self._seen.clear()
+        if self.device.type == "cuda":
+            self._closed, self.fallback = True, _without_context
+            self._made.clear()
+            self._replace()
         self._start_afresh()
+
+
+def _without_context(*tensors: Any, **scalars: Any) -> None:
+    raise RuntimeError(
+        "minfer.specialise: a forked process cannot use the CUDA context of its parent; start it with multiprocessing's "
+        "method spawn, and make a Specialiser there"
+    )
 
 
 _all: weakref.WeakSet[Specialiser] = weakref.WeakSet()

@@ -11,6 +11,7 @@ import json
 import re
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -74,9 +75,20 @@ def record(recipe: Recipe, key: Key, arch: str, device: str) -> Path:
 def known(recipe: Recipe, key: Key, arch: str, device: str) -> Outcome | None:
     """What a trial of exactly this variant on such a device said, in whatever process it was."""
     try:
-        return Outcome(**json.loads(record(recipe, key, arch, device).read_text()))
-    except (OSError, ValueError, TypeError):  # none yet, or half of one
+        found = json.loads(record(recipe, key, arch, device).read_text())
+        del found["device"]
+        return Outcome(**found)
+    except (OSError, ValueError, TypeError, KeyError):  # none yet, or half of one
         return None
+
+
+def elsewhere(recipe: Recipe, key: Key, device: str) -> list[str]:
+    """The other devices on which a variant of exactly this source was tried."""
+    source, found = recipe.kernel(key).source, set()
+    for path in source.parent.glob(f"{source.stem}_*.json"):
+        with suppress(OSError, ValueError, TypeError, KeyError):
+            found.add(str(json.loads(path.read_text())["device"]))
+    return sorted(found - {device})
 
 
 def tried(recipe: Recipe, key: Key, say: Callable[..., None] = lambda **phase: None) -> Outcome:
@@ -94,7 +106,7 @@ def tried(recipe: Recipe, key: Key, say: Callable[..., None] = lambda **phase: N
                 return replace(found, compile_s=0.0, trial_s=0.0)
             outcome = _try(recipe, key, arch, say)
             if outcome.status in ("faster", "not faster"):
-                write(path, json.dumps(asdict(outcome)))
+                write(path, json.dumps(asdict(outcome) | {"device": name}))
             return outcome
     except (build.BuildError, OSError, ValueError) as error:  # ValueError: the recipe has no variant for such a key
         log = getattr(error, "log", "")

@@ -9,14 +9,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from minfer.specialise import Outcome, Policy, Span, Specialiser, exact, ranges, recipes, trial
 from minfer.specialise.background import Background
 from tests.specialise import specialised
-from tests.specialise.adapting import FASTER, call, operands, told, until
+from tests.specialise.adapting import (
+    FASTER,
+    QUIET_FASTER,
+    QUIET_SLOWER,
+    QUIET_TIE,
+    RESTLESS,
+    call,
+    operands,
+    steady,
+    told,
+    until,
+)
 
 
 def test_what_is_called_often_is_compiled_and_called(quick: list[int]) -> None:
@@ -256,23 +266,6 @@ def test_what_is_no_recipe_or_policy_is_refused() -> None:
 # The trial
 
 
-QUIET_FASTER, QUIET_SLOWER, QUIET_TIE = (1.0, 2.0, 2.02, 1.0), (2.0, 1.0, 1.01, 2.0), (1.0, 1.01, 1.01, 1.0)
-RESTLESS = (0.05, 42.7, 34.0, 0.05)  # milliseconds of a call that were seen on two cores with two other busy processes
-
-
-def steady(monkeypatch: pytest.MonkeyPatch, *blocks: tuple[float, ...]) -> list[int]:
-    """The next trials measure these steady blocks, again and again the last ones; the list says how many were taken."""
-    taken: list[int] = []
-
-    def measured(self: object, timing: object, during: object) -> list[np.ndarray]:
-        taken.append(len(taken))
-        return [np.array([1e-3 * block]) for block in blocks[min(len(taken), len(blocks)) - 1]]
-
-    monkeypatch.setattr(trial.Bench, "steady", measured)
-    monkeypatch.setattr(trial.Bench, "warm_up", lambda self, seconds: None)
-    return taken
-
-
 @pytest.mark.parametrize(
     ("blocks", "status", "looks"),
     [
@@ -342,6 +335,29 @@ def test_another_device_has_another_trial(llvm: None) -> None:
     ]
     places.append(trial.record(specialised.SOUND, exact(17), "", "a"))
     assert len(set(places)) == 4
+
+
+def test_what_was_found_out_on_another_device_is_not_used_and_said_once(
+    llvm: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    steady(monkeypatch, QUIET_FASTER)
+    asked: list[object] = []
+    monkeypatch.setattr(Background, "outcome", lambda self, key: asked.append(key) or trial.tried(self.recipe, key))
+
+    def compiled_on(device: str) -> list[str]:
+        """What is said while two variants are compiled on a device."""
+        monkeypatch.setattr("minfer.bench.device.name", lambda about: device)
+        caplog.clear()
+        specialiser = Specialiser(specialised.SOUND)
+        for n in (16, 17):
+            assert specialiser.compile(exact(n)).result(60).faster
+        specialiser.close()
+        return told(caplog)
+
+    assert compiled_on("NVIDIA One") == [] and len(asked) == 2
+    assert compiled_on("NVIDIA One") == [] and len(asked) == 2  # found again
+    moved = "sound: what was found out on NVIDIA One is not used on NVIDIA Two; tried again"
+    assert compiled_on("NVIDIA Two") == [moved] and len(asked) == 4
 
 
 def test_a_disk_that_fills_up_before_the_outcome_is_written_is_said(

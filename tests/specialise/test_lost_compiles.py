@@ -131,6 +131,34 @@ assert os.waitpid(child, 0)[1] == 0
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
+def test_a_fork_of_a_process_with_a_gpu_says_that_it_cannot_call_anything(llvm: None) -> None:
+    done = script("""
+specialiser = Specialiser(specialised.SOUND, Policy(threshold=5, every_calls=8))
+specialiser.compile(exact(16)).result(60)
+specialiser.device = torch.device("cuda", 0)  # as if it were one's
+y, x = torch.empty(16), torch.randn(16)
+child = os.fork()
+if child == 0:
+    for size in [16, 17] * 10:
+        try:
+            specialiser.execute(size, y, x)
+        except RuntimeError as error:
+            said = str(error)
+        else:
+            os._exit(1)
+    print(said, file=sys.stderr, flush=True)
+    os._exit(0 if specialiser.compile(exact(18)).cancelled() else 2)
+assert os.waitpid(child, 0)[1] == 0
+specialiser.execute(16, y, x)
+assert torch.equal(y, 2 * x) and specialiser.variants == [exact(16)]
+""")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.strip().startswith(
+        "minfer.specialise: a forked process cannot use the CUDA context of its parent;"
+    )
+
+
 # `minfer warm`
 
 
