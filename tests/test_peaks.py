@@ -42,9 +42,9 @@ def last_loop(instructions: list[tuple[int, str]]) -> list[str]:
 
 
 def functions_of(functions, kernel: str) -> dict[str, list[str]]:
-    """The loops of a kernel's three instantiations, by the tensor core's instruction in them."""
+    """The loops of a kernel's instantiations, by the tensor core's instruction in them; "" of one that only traps."""
     loops = [last_loop(code) for name, code in functions.items() if kernel in name]
-    return {next(iter(re.findall(r"H(?:G)?MMA[\w.]*", " ".join(loop))), ""): loop for loop in loops}
+    return {next(iter(re.findall(r"[HQ]G?MMA[\w.]*", " ".join(loop))), ""): loop for loop in loops}
 
 
 @needs_nvcc
@@ -57,12 +57,15 @@ def test_probes_keep_everything_in_registers(compiled):
 
 @needs_nvcc
 def test_mma_loop_does_nothing_but_multiply(compiled):
-    _, _, functions = compiled
+    arch, _, functions = compiled
     loops = functions_of(functions, "8mma_loop")
-    assert set(loops) == {"HMMA.16816.F32", "HMMA.16816.F16", "HMMA.16816.F32.BF16"}
+    fp8 = "QMMA.16832.F32.E4M3.E4M3" if arch == "sm_89" else ""
+    assert set(loops) == {"HMMA.16816.F32", "HMMA.16816.F16", "HMMA.16816.F32.BF16", fp8}
+    assert not loops.pop("", [])  # Hopper has no such instruction of fp8: the kernel traps
     for name, loop in loops.items():
         count = sum(name in words for words in loop)
-        assert peaks.BLOCK_FLOPS["mma"] == 2 * 16 * 8 * 16 * count * peaks.THREADS // 32
+        deep, dtype = (32, peaks.FP8) if name == fp8 else (16, "float16")
+        assert peaks.block_flops("mma", dtype) == 2 * 16 * 8 * deep * count * peaks.THREADS // 32
         assert len(loop) - count <= 5, f"{name}: {loop}"  # counter, comparison, branch
 
 
@@ -73,12 +76,14 @@ def test_wgmma_loop_exists_on_hopper_alone_and_does_nothing_but_multiply(compile
         assert not any("GMMA" in words for code in functions.values() for _, words in code)
         return
     loops = functions_of(functions, "wgmma_loop")
-    assert set(loops) == {"HGMMA.64x256x16.F32", "HGMMA.64x256x16.F16", "HGMMA.64x256x16.F32.BF16"}
+    fp8 = "QGMMA.64x256x32.F32.E4M3.E4M3"
+    assert set(loops) == {"HGMMA.64x256x16.F32", "HGMMA.64x256x16.F16", "HGMMA.64x256x16.F32.BF16", fp8}
     for name, loop in loops.items():
         count = sum(name in words for words in loop)
-        assert peaks.BLOCK_FLOPS["wgmma"] == 2 * 64 * 256 * 16 * count * peaks.THREADS // 128
+        deep, dtype = (32, peaks.FP8) if name == fp8 else (16, "float16")
+        assert peaks.block_flops("wgmma", dtype) == 2 * 64 * 256 * deep * count * peaks.THREADS // 128
         # The scalar unit makes descriptors; vector registers move only in the comparison.
-        rest = [words for words in loop if not re.match(r"(HGMMA|WARPGROUP|U\w+|@!?U?P\d+ BRA|BRA|ISETP)\b", words)]
+        rest = [words for words in loop if not re.match(r"([HQ]GMMA|WARPGROUP|U\w+|@!?U?P\d+ BRA|BRA|ISETP)\b", words)]
         assert not rest and len(loop) <= 30, f"{name}: {loop}"
         # A group stays in flight while the next is issued; the compiler did not wait for each instruction.
         waits = [words for words in loop if "DEPBAR" in words]
@@ -182,9 +187,12 @@ def test_gpu_peaks_are_plausible():
         for name in rates:
             # An SM of Hopper does 4096 dense FLOPs a cycle: 989 TFLOP/s at the datasheet's 1830 MHz with 132 SMs.
             per_cycle = measured[name] * 1e6 / sms / measured[f"{name}_mhz"]
+            # Of e4m3 it does twice as many.
+            per_cycle /= 2 if peaks.FP8 in name else 1
             least = 3300 if name.startswith("wgmma") else 2000  # below it, the probe does not fill the tensor cores
             assert least < per_cycle < 4096 * 1.06, f"{name}: {per_cycle:.0f} FLOPs a cycle"
-        for dtype, accumulate in peaks.ACCUMULATORS:
+        assert f"wgmma_{peaks.FP8}_float32" in rates and f"mma_{peaks.FP8}_float32" not in rates
+        for dtype, accumulate in (pair for pair in peaks.ACCUMULATORS if pair[0] != peaks.FP8):
             assert measured[f"wgmma_{dtype}_{accumulate}"] > measured[f"mma_{dtype}_{accumulate}"]
     elif rates:
         assert not any(name.startswith("wgmma") for name in rates)
@@ -202,6 +210,10 @@ def test_gpu_products_stay_in_range(instruction, dtype, accumulate):
     function = getattr(torch.ops.minfer, f"peak_{instruction}")
     if instruction == "wgmma" and capability(device) != (9, 0):
         with pytest.raises(RuntimeError, match="sm_90a"):
+            function(sums, operands, 1)
+        return
+    if not peaks.multiplies(capability(device), instruction, dtype):
+        with pytest.raises(RuntimeError, match="sm_89"):
             function(sums, operands, 1)
         return
     for iterations in (1, 10_000):

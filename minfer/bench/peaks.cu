@@ -11,6 +11,7 @@
 // be looked at. FLOPs and bytes are counted in `peaks.py`.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_fp8.h>
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/macros.h>
@@ -29,8 +30,11 @@ using torch::stable::Tensor;
 constexpr int kThreads = 256;                    // of every kernel here
 constexpr int kLoads = 4;                        // 16-byte loads that a thread has in flight
 constexpr int kChunk = kThreads * kLoads;        // 16-byte words that a block moves at a time
-constexpr int kTileWords = (2 * 64 + 256) * 32;  // of wgmma's operands: two tiles of A and one of B, 64 deep
-constexpr uint32_t kBothSigns = 0x80008000;      // the sign bits of two half-precision numbers
+constexpr int kTileWords = (2 * 64 + 256) * 32;  // of wgmma's operands: two tiles of A and one of B, 128 bytes deep
+
+// The sign bits of a word of operands: of two half-precision numbers, or of four of e4m3.
+template <typename T>
+constexpr uint32_t kSigns = sizeof(T) == 2 ? 0x80008000u : 0x80808080u;
 
 // --- Bandwidth ------------------------------------------------------------------------------------------------------
 // 2048 threads with 64 bytes each keep 128 KiB in flight on an SM; an H200 needs about 36 KiB for its 4.8 TB/s at 1 us.
@@ -80,6 +84,8 @@ __device__ Register<Accumulate> starting(uint32_t word) {
     const unsigned short low = static_cast<unsigned short>(word);
     if constexpr (std::is_same_v<T, __half>)
       return __half2float(__ushort_as_half(low));
+    else if constexpr (std::is_same_v<T, __nv_fp8_e4m3>)
+      return __half2float(__half(__nv_cvt_fp8_to_halfraw(static_cast<__nv_fp8_storage_t>(word), __NV_E4M3)));
     else
       return __bfloat162float(__ushort_as_bfloat16(low));
   } else {
@@ -96,6 +102,13 @@ __device__ float value(uint32_t accumulators) {
 // --- mma.sync -------------------------------------------------------------------------------------------------------
 // A warp holds 4 fragments of A and 4 of B, as in a 64x32 tile of a real product, and has 16 independent
 // accumulators; with two blocks an SM, 4 warps share a tensor core, so that 64 multiplications hide the latency of one.
+// An instruction takes 32 bytes of each row of A: 16 numbers of half precision, or 32 of e4m3.
+
+// Ada and consumer Blackwell multiply e4m3 in an instruction of mma.sync. For Hopper the compiler would make it of
+// conversions and fp16 products, which are no peak: there it is wgmma that multiplies e4m3.
+#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200)
+#define MMA_TAKES_E4M3
+#endif
 
 template <typename T>
 __device__ void mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
@@ -104,6 +117,15 @@ __device__ void mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2
         "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  else if constexpr (std::is_same_v<T, __nv_fp8_e4m3>)
+#ifdef MMA_TAKES_E4M3
+    asm volatile(
+        "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#else
+    __trap();  // an empty kernel would be a record
+#endif
   else
     asm volatile(
         "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -128,7 +150,7 @@ __global__ void __launch_bounds__(kThreads, 2) mma_loop(Accumulate* sink, const 
 #pragma unroll
     for (int r = 0; r < 4; ++r) a[0][i][r] = operands[(4 * i + r) * kThreads + threadIdx.x];
 #pragma unroll
-    for (int r = 0; r < 4; ++r) a[1][i][r] = a[0][i][r] ^ kBothSigns;
+    for (int r = 0; r < 4; ++r) a[1][i][r] = a[0][i][r] ^ kSigns<T>;
 #pragma unroll
     for (int r = 0; r < 2; ++r) b[i][r] = operands[(16 + 2 * i + r) * kThreads + threadIdx.x];
   }
@@ -152,7 +174,7 @@ __global__ void __launch_bounds__(kThreads, 2) mma_loop(Accumulate* sink, const 
 // --- wgmma (sm_90a) -------------------------------------------------------------------------------------------------
 // Two warpgroups share a 256x64 tile of B, and each has its own 64x64 tile of A, like the two consumers of a 128x256
 // tile of a real product. The tiles stay in shared memory, where 8 instructions an iteration go over their 4 slices of
-// 16 in K, adding and then subtracting. 4 to 8 are always in flight.
+// 32 bytes in K (16 numbers of half precision, 32 of e4m3), adding and then subtracting. 4 to 8 are always in flight.
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
@@ -176,27 +198,32 @@ __device__ uint64_t descriptor(const void* tile) {
 #define IN_OUT_16(TYPE, I) IN_OUT_4(TYPE, I), IN_OUT_4(TYPE, I + 4), IN_OUT_4(TYPE, I + 8), IN_OUT_4(TYPE, I + 12)
 #define IN_OUT_64(TYPE, I) \
   IN_OUT_16(TYPE, I), IN_OUT_16(TYPE, I + 16), IN_OUT_16(TYPE, I + 32), IN_OUT_16(TYPE, I + 48)
-// A, B and SIGN are placeholders: the operands that follow the registers of D.
-#define WGMMA(TYPES, REGISTERS, A, B, SIGN)      \
-  "{\n.reg .pred add;\nsetp.ne.b32 add, 1, 0;\n" \
-  "wgmma.mma_async.sync.aligned.m64n256k16." TYPES " {" REGISTERS "}, " A ", " B ", add, " SIGN ", 1, 0, 0;\n}\n"
+// A, B and SIGN are placeholders: the operands that follow the registers of D. Half-precision types end with MAJOR, which
+// says that A and B are K-major; e4m3 can be nothing else, and has no such operands.
+#define WGMMA(TYPES, REGISTERS, A, B, SIGN, MAJOR) \
+  "{\n.reg .pred add;\nsetp.ne.b32 add, 1, 0;\n"   \
+  "wgmma.mma_async.sync.aligned.m64n256" TYPES " {" REGISTERS "}, " A ", " B ", add, " SIGN ", 1" MAJOR ";\n}\n"
 
 // d += kSign * a @ b, where kSign is 1 or -1.
 template <typename T, int kSign>
 __device__ void wgmma(float (&d)[128], uint64_t a, uint64_t b) {
   if constexpr (std::is_same_v<T, __half>)
-    asm volatile(WGMMA("f32.f16.f16", REGISTERS_0_63 "," REGISTERS_64_127, "%128", "%129", "%130")
+    asm volatile(WGMMA("k16.f32.f16.f16", REGISTERS_0_63 "," REGISTERS_64_127, "%128", "%129", "%130", ", 0, 0")
+                 : IN_OUT_64("f", 0), IN_OUT_64("f", 64)
+                 : "l"(a), "l"(b), "n"(kSign));
+  else if constexpr (std::is_same_v<T, __nv_fp8_e4m3>)
+    asm volatile(WGMMA("k32.f32.e4m3.e4m3", REGISTERS_0_63 "," REGISTERS_64_127, "%128", "%129", "%130", "")
                  : IN_OUT_64("f", 0), IN_OUT_64("f", 64)
                  : "l"(a), "l"(b), "n"(kSign));
   else
-    asm volatile(WGMMA("f32.bf16.bf16", REGISTERS_0_63 "," REGISTERS_64_127, "%128", "%129", "%130")
+    asm volatile(WGMMA("k16.f32.bf16.bf16", REGISTERS_0_63 "," REGISTERS_64_127, "%128", "%129", "%130", ", 0, 0")
                  : IN_OUT_64("f", 0), IN_OUT_64("f", 64)
                  : "l"(a), "l"(b), "n"(kSign));
 }
 
 template <typename T, int kSign>
 __device__ void wgmma(uint32_t (&d)[64], uint64_t a, uint64_t b) {
-  asm volatile(WGMMA("f16.f16.f16", REGISTERS_0_63, "%64", "%65", "%66")
+  asm volatile(WGMMA("k16.f16.f16.f16", REGISTERS_0_63, "%64", "%65", "%66", ", 0, 0")
                : IN_OUT_64("r", 0)
                : "l"(a), "l"(b), "n"(kSign));
 }
@@ -228,7 +255,7 @@ __global__ void __launch_bounds__(kThreads, 1) wgmma_loop(Accumulate* sink, cons
 #pragma unroll 1
   for (int iteration = 0; iteration < iterations; ++iteration) {
 #pragma unroll
-    for (int k = 0; k < 4; ++k) wgmma<T, 1>(d, a + 2 * k, b + 2 * k);  // a slice of 16 in K is 32 bytes
+    for (int k = 0; k < 4; ++k) wgmma<T, 1>(d, a + 2 * k, b + 2 * k);  // a slice is 32 bytes
     asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 1;" ::: "memory");
 #pragma unroll
     for (int k = 0; k < 4; ++k) wgmma<T, -1>(d, a + 2 * k, b + 2 * k);
@@ -318,8 +345,8 @@ template <typename Launch>
 void dispatch(const Tensor& sink, const Tensor& operands, int64_t iterations, Launch launch) {
   STD_TORCH_CHECK(sink.dim() == 2 && sink.size(1) == kThreads && sink.size(0) <= INT_MAX / kThreads,
                   "peaks: sink must be of shape (blocks, ", kThreads, ")");
-  STD_TORCH_CHECK(operands.numel() >= 2 * kTileWords, "peaks: needs ", 2 * kTileWords, " operands, got ",
-                  operands.numel());
+  const int64_t bytes = operands.numel() * operands.element_size();
+  STD_TORCH_CHECK(bytes >= 4 * kTileWords, "peaks: needs ", 4 * kTileWords, " bytes of operands, got ", bytes);
   STD_TORCH_CHECK(sink.is_contiguous() && operands.is_contiguous(), "peaks: tensors must be contiguous");
   STD_TORCH_CHECK(iterations > 0 && iterations <= INT_MAX, "peaks: iterations must be positive and fit 32 bits");
   const ScalarType in = operands.scalar_type(), accumulate = sink.scalar_type();
@@ -329,12 +356,17 @@ void dispatch(const Tensor& sink, const Tensor& operands, int64_t iterations, La
     launch.template operator()<__half, __half>();
   else if (in == ScalarType::BFloat16 && accumulate == ScalarType::Float)
     launch.template operator()<__nv_bfloat16, float>();
+  else if (in == ScalarType::Float8_e4m3fn && accumulate == ScalarType::Float)
+    launch.template operator()<__nv_fp8_e4m3, float>();
   else
-    STD_TORCH_CHECK(false, "peaks: float16 accumulates in float32 or float16, bfloat16 in float32");
+    STD_TORCH_CHECK(false, "peaks: float16 accumulates in float32 or float16, bfloat16 and e4m3 in float32");
   STD_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
 void peak_mma(Tensor sink, const Tensor operands, int64_t iterations) {
+  const int major = attribute(cudaDevAttrComputeCapabilityMajor), minor = attribute(cudaDevAttrComputeCapabilityMinor);
+  STD_TORCH_CHECK(operands.scalar_type() != ScalarType::Float8_e4m3fn || major >= 12 || (major == 8 && minor == 9),
+                  "peak_mma of e4m3 needs sm_89 or sm_120, this GPU is sm_", major, minor);
   dispatch(sink, operands, iterations, [&]<typename T, typename Accumulate>() {
     mma_loop<T, Accumulate><<<sink.size(0), kThreads, 0, stream_of(sink)>>>(
         static_cast<Accumulate*>(sink.mutable_data_ptr()), static_cast<const uint32_t*>(operands.const_data_ptr()),

@@ -7,7 +7,8 @@ mapping from name to number:
 
 - `copy_gbps` (bytes read plus bytes written), `read_gbps`: GB/s of buffers far larger than the last-level cache;
 - `mma_float16_float32`, `wgmma_bfloat16_float32`, ...: TFLOP/s of dense products, by the tensor cores' instruction
-  class, the dtype of the inputs and that of the accumulator. FLOPs count a multiply-add as two;
+  class, the dtype of the inputs (float16, bfloat16 or float8_e4m3fn) and that of the accumulator. FLOPs count a
+  multiply-add as two;
 - `fma_float32`: TFLOP/s of the CUDA cores' fp32 multiply-adds;
 - `copy_mhz`, `mma_float16_float32_mhz`, ...: the SM clock seen while that rate ran, where NVML answers;
 - `max_sm_mhz`: the highest SM clock that the GPU can run at.
@@ -34,14 +35,16 @@ from minfer.ops import DTYPES, Kernel
 
 KERNEL = Kernel("bench", "peaks", "cuda", Path(__file__).with_suffix(".cu"), archs="sm_80+")
 
-# Of one iteration of a block in peaks.cu: an instruction's FLOPs x instructions in the loop x warps or warpgroups.
+# Of one iteration of a block in peaks.cu: an instruction's FLOPs x instructions in the loop x warps or warpgroups. Of a
+# tensor core's with operands of 16 bits; with 8 bits an instruction does twice as many.
 THREADS = 256
 BLOCK_FLOPS = {"mma": 2 * 16 * 8 * 16 * 32 * 8, "wgmma": 2 * 64 * 256 * 16 * 8 * 2, "fma": 2 * 16 * 8 * THREADS}
 BLOCKS_PER_SM = {"mma": 2, "wgmma": 1, "fma": 4}
 ITERATIONS = 4096  # 2 ms of mma and 5 ms of wgmma on an H200: starting a launch is then below 0.2 % of it
-OPERANDS = 1 << 15
+OPERANDS = 1 << 16
 
-ACCUMULATORS = (("float16", "float32"), ("float16", "float16"), ("bfloat16", "float32"))
+FP8 = "float8_e4m3fn"
+ACCUMULATORS = (("float16", "float32"), ("float16", "float16"), ("bfloat16", "float32"), (FP8, "float32"))
 CLASSES = ("wgmma", "mma")
 
 WARMUP_S = 0.2
@@ -122,14 +125,27 @@ def _cuda_probes(device: torch.device) -> dict[str, tuple[Candidate, float]]:
     for instruction in (*classes, "fma"):
         blocks = BLOCKS_PER_SM[instruction] * torch.cuda.get_device_properties(device).multi_processor_count
         for dtype, accumulate in ACCUMULATORS if instruction != "fma" else (("", "float32"),):
+            if not multiplies(capability, instruction, dtype):
+                continue
             operands = torch.randn(OPERANDS, generator=random, device=device).to(DTYPES[dtype or accumulate])
             sums = torch.zeros((blocks, THREADS), dtype=DTYPES[accumulate], device=device)
-            work = float(BLOCK_FLOPS[instruction]) * blocks * ITERATIONS
+            work = block_flops(instruction, dtype) * blocks * ITERATIONS
             probes["_".join(filter(None, (instruction, dtype, accumulate)))] = (
                 _product(instruction, sums, operands),
                 work,
             )
     return probes
+
+
+def block_flops(instruction: str, dtype: str) -> float:
+    """What a block of peaks.cu does in an iteration with operands of this dtype."""
+    return float(BLOCK_FLOPS[instruction]) * (2 if dtype == FP8 else 1)
+
+
+def multiplies(capability: tuple[int, int], instruction: str, dtype: str) -> bool:
+    """Whether the GPU has the instruction for operands of this dtype. Hopper multiplies e4m3 with wgmma alone; where Ada
+    and consumer Blackwell have an instruction of mma.sync, its compiler puts conversions and fp16 products."""
+    return dtype != FP8 or instruction == "wgmma" or capability == (8, 9) or capability[0] >= 12
 
 
 def _product(instruction: str, sums: torch.Tensor, operands: torch.Tensor) -> Candidate:
