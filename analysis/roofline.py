@@ -91,7 +91,7 @@ def panels(rows: list[Row]) -> list[Panel]:
     settings: dict[str, list[Row]] = {}
     for row in rows:
         settings.setdefault(setting(row), []).append(row)
-    kinds = {name: (*kind(name), products(of)) for name, of in settings.items()}
+    kinds = {name: (*kind(name), products(of, of[0]["peaks"])) for name, of in settings.items()}
     made: dict[tuple[str, str, str], Panel] = {}
     for name in sorted(settings, key=lambda name: (not kinds[name][-1], -len(settings[name]))):  # which say so first
         of, key = settings[name], kinds[name]
@@ -144,17 +144,16 @@ def notes(panel: Panel) -> list[str]:
     return [*unknown, "a point: one kernel at one problem", ends]
 
 
-def products(rows: Iterable[Row]) -> str:
+def products(rows: Iterable[Row], peaks: Mapping[str, float]) -> str:
     """The inputs and sums of the fastest peak that the rows name: `float16_float32`; of CUDA cores `float32`."""
-    named = {row["roof"]: row["peaks"][row["roof"]] for row in rows if row["roof"] in row["peaks"]}
-    rates = [name for name in named if not name.endswith("_gbps")]
-    return max(rates, key=lambda name: (named[name], name), default="").partition("_")[2]
+    named = {row["roof"] for row in rows if row["roof"] in peaks and not row["roof"].endswith("_gbps")}
+    return max(named, key=lambda name: (peaks[name], name), default="").partition("_")[2]
 
 
 def flat_roofs(rows: list[Row], peaks: Mapping[str, float]) -> dict[str, float]:
     """The rates of arithmetic that bound rows of one setting, the fastest first: all classes of instructions that were
     measured for the inputs and sums of the peak that the rows name. None where they name memory alone."""
-    kind = products(rows)
+    kind = products(rows, peaks)
     names = [name for name in peaks if kind and name.partition("_")[2] == kind]
     return {
         "CUDA cores" if name == CUDA_CORES else name.partition("_")[0]: peaks[name]
