@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from analysis.plots import LeftOut, Picture, scales, widest
 from analysis.rows import REFERENCE, number
@@ -46,7 +47,7 @@ def devices(op: str, of: Mapping[str, list[Row]], theme: Theme = LIGHT) -> Pictu
                 label = f"{device.removeprefix('NVIDIA ')}, {what}"
                 ax.plot(*zip(*points, strict=True), style, color=color, linewidth=2.0, markersize=4, label=label)
                 ends[label], hues[label] = points[-1], color
-    scales(ax, Series(found.axis, found.label, found.fixed, rows), theme, roofs=False)
+    scales(ax, replace(found, rows=rows), roofs=False)
     name_ends(ax, ends, hues)
     about = f"Cold throughput of our fastest {op} kernel and of PyTorch over {found.over} on {' and '.join(of)}."
     return Picture(drawn, about)

@@ -28,7 +28,7 @@ from minfer.rows.store import Row
 COMMAND = "python analysis/make_claims.py"
 PAGE = Path("docs/claims.md")
 COLUMNS = ["run", "finished", "case", "op", "kernel", "status", "dtype", "params", "shape", "device", "device_kind"]
-COLUMNS += ["flops", "bytes", "peaks", "roof", "metrics", "baseline", "cold_percent_of_peak"]
+COLUMNS += ["flops", "bytes", "peaks", "roof", "operands", "metric", "metrics", "baseline", "cold_percent_of_peak"]
 COLUMNS += [f"{regime}_{name}" for regime in REGIMES for name in ("us", "rate", "baseline_us", "speedup")]
 HEAD = """# Claims
 

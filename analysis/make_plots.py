@@ -23,7 +23,7 @@ from analysis.command import Options, parser, run
 from analysis.devices import devices
 from analysis.directions import directions, has_backward
 from analysis.files import shown
-from analysis.peaks import under_one_peak
+from analysis.peaks import Peaks, best_peaks, under_one_peak
 from analysis.readme import README, plain, update
 from analysis.roofline import roofline
 from analysis.rows import WHICH, kernel_order, lead, metric_of, on_one_clock, primary, sections, with_problem
@@ -38,7 +38,7 @@ DEVICES = "devices"  # the plot that has several
 PLOTS: dict[str, Draw] = {"ladder": plots.ladder, "throughput": plots.throughput, "roofline": roofline}
 OF_BACKWARD: dict[str, Draw] = {"directions": directions}  # of ops that have one
 COLUMNS = [*WHICH, "shape", "device", "device_kind", "flops", "bytes"]
-COLUMNS += ["peaks", "roof", "metric", "baseline", "cold_percent_of_peak"]
+COLUMNS += ["peaks", "roof", "operands", "metric", "baseline", "cold_percent_of_peak"]
 COLUMNS += [f"{regime}_{name}" for regime in REGIMES for name in ("us", "rate", "tflops", "baseline_us", "speedup")]
 
 Drawn = dict[tuple[str, str], dict[str, plots.Picture]]  # by op and device, the pictures by name
@@ -49,14 +49,15 @@ def pictures(
 ) -> Iterator[tuple[Theme, str, str, str, plots.Picture | str]]:
     """Theme, op, device, name and picture of every plot, or a sentence on why there is none, from usable rows."""
     table = on_one_clock(with_problem(table))
+    best = peaks_of(table)
     for op, device in sections(table):
-        rows = rows_of(table, op, device)
+        rows = rows_of(table, op, device, best[device])
         for theme in themes:
             for name, draw in (PLOTS | OF_BACKWARD if has_backward(rows) else PLOTS).items():
                 yield theme, op, device, name, drawn_or_why(partial(draw, op, device, rows), op, device, name, theme)
     gpus = table.filter(pc.equal(table["device_kind"], "cuda"))
     for op in sorted(pc.unique(gpus["op"]).to_pylist()):
-        everywhere = {device: rows_of(table, op, device) for device in primary(gpus)}
+        everywhere = {device: rows_of(table, op, device, best[device]) for device in primary(gpus)}
         of = {device: rows for device, rows in everywhere.items() if rows}
         for theme in themes if len(of) > 1 else ():
             first = next(iter(of))
@@ -73,13 +74,22 @@ def drawn_or_why(
         return f"the {name} plot of {op} on {device} is left out: {error}"
 
 
-def rows_of(table: pa.Table, op: str, device: str) -> list[store.Row]:
-    """The measured rows of an op on a device that have its metric, in ladder order."""
+def peaks_of(table: pa.Table) -> dict[str, Peaks]:
+    """The best peaks of each device, of the measured rows of all ops."""
+    found: dict[str, list[store.Row]] = {device: [] for device in pc.unique(table["device"]).to_pylist()}
+    measured = table.filter(pc.is_in(table["status"], pa.array(store.MEASURED)))
+    for row in measured.select(["device", "peaks"]).to_pylist(maps_as_pydicts="lossy"):
+        found[row["device"]].append(row)
+    return {device: best_peaks(rows) for device, rows in found.items()}
+
+
+def rows_of(table: pa.Table, op: str, device: str, best: Peaks) -> list[store.Row]:
+    """The measured rows of an op on a device that have its metric, in ladder order, under the best peaks of the device."""
     wanted = pc.and_(pc.equal(table["op"], op), pc.equal(table["device"], device))
     here = table.filter(pc.and_(wanted, pc.is_in(table["status"], pa.array(store.MEASURED))))
     rows = here.to_pylist(maps_as_pydicts="lossy")
     metric = metric_of(rows) if rows else None
-    return under_one_peak(sorted((row for row in rows if row["metric"] == metric), key=kernel_order))
+    return under_one_peak(sorted((row for row in rows if row["metric"] == metric), key=kernel_order), best)
 
 
 def path(op: str, device: str, name: str, theme: Theme = LIGHT) -> Path:

@@ -1,25 +1,32 @@
-"""One set of peaks for rows of many runs, each of which measured its own.
+"""One set of peaks for all rows of a device, and the share of them that each row reaches.
 
 Two runs see peaks that differ by a few percent: the card was warmer, or a probe has got better. A kernel could then reach
-98 % of a peak and still stand above the line that a plot draws for it. So all rows that are shown together have the best
-that any of them measured; each row keeps its own in its parquet file.
+98 % of a peak and still stand above the line that a plot draws for it. So all rows of a device have the best that any of
+them measured; each row keeps its own in its parquet file. A row's share is made anew from these, as `minfer.bench.peaks`
+makes it, so that rows of every age are held against one roof (`limits`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 
 from analysis.rows import number
+from minfer.rows.select import TFLOPS
 from minfer.rows.store import Row
 
 Peaks = dict[str, float]
+BITS = {"float64": 64, "int64": 64, "float32": 32, "int32": 32, "float16": 16, "bfloat16": 16}  # of others, 8
+OPERAND = re.compile(r"[^ ]+ (in|out|inout) ([a-z0-9_]+) \(([0-9, ]*)\)")
 
 
-def under_one_peak(rows: list[Row]) -> list[Row]:
-    """The same rows, each with the best peaks of all, and its share of the peak that bounds it changed accordingly."""
-    best = best_peaks(rows)
-    return [row | {"peaks": best} | _share(row, best) if row["peaks"] else row for row in rows]
+def under_one_peak(rows: list[Row], best: Peaks | None = None) -> list[Row]:
+    """The same rows of one device, each with the best peaks of all, or of more rows of the device, with its share of what
+    they allow, and with the name of the peak that bounds it by those of its own run as `roof`."""
+    best = best_peaks(rows) if best is None else best
+    allowed = limits(rows, best)
+    return [row | {"peaks": best, "roof": bound(row)} | _share(row, allowed) if row["peaks"] else row for row in rows]
 
 
 def best_peaks(rows: Iterable[Row]) -> Peaks:
@@ -37,23 +44,69 @@ def best_peaks(rows: Iterable[Row]) -> Peaks:
     return best
 
 
+def limits(rows: Iterable[Row], best: Mapping[str, float]) -> dict[tuple[str, str], float]:
+    """The least microseconds that the peaks allow for each problem of an op, by op and problem.
+
+    Memory reads faster than it copies, so what is read beyond what is written counts at the peak of reading. FLOPs bound
+    an op that is measured in them. One that is measured in bytes may come to its result with fewer operations than are
+    counted, as a closed form does: there memory alone is the roof."""
+    problems: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        problems.setdefault(_where(row), []).append(row)
+    return {where: limit for where, of in problems.items() if (limit := max(_memory(of, best), _arithmetic(of, best)))}
+
+
+def _where(row: Row) -> tuple[str, str]:
+    return row["op"], row.get("problem") or row["case"].split("/", 2)[-1]
+
+
+def _memory(rows: list[Row], best: Mapping[str, float]) -> float:
+    """The microseconds that a problem's bytes take."""
+    nbytes = max((number(row, "bytes") or 0.0 for row in rows), default=0.0)
+    copy, read = best.get("copy_gbps", 0.0), best.get("read_gbps", 0.0)
+    if not (copy or read):
+        return 0.0
+    written = max((_written(row) for row in rows), default=0.0)  # no row says: then all may be read
+    only_read = max(0.0, nbytes - 2 * written)
+    return (nbytes - only_read) / (copy or read) / 1e3 + only_read / max(copy, read) / 1e3
+
+
+def _written(row: Row) -> float:
+    """The bytes of all tensors that are written."""
+    found = OPERAND.findall(row.get("operands") or "")
+    sizes = ((BITS.get(dtype, 8), shape.replace(" ", "").split(",")) for role, dtype, shape in found if role != "in")
+    return sum(bits / 8 * math.prod(int(size) for size in shape if size) for bits, shape in sizes)
+
+
+def _arithmetic(rows: list[Row], best: Mapping[str, float]) -> float:
+    """The microseconds that a problem's FLOPs take at the fastest of the peaks that its rows name."""
+    named = [best[name] for row in rows if row["metric"] == TFLOPS and (name := _rate(bound(row))) in best]
+    flops = max((number(row, "flops") or 0.0 for row in rows), default=0.0)
+    return flops / max(named) / 1e6 if named else 0.0
+
+
+def _rate(name: str | None) -> str:
+    """The name of a peak of arithmetic; nothing for one of memory."""
+    return "" if name is None or name.endswith("_gbps") else name
+
+
 def _clock(name: str) -> str:
     return f"{name.removesuffix('_gbps')}_mhz"
 
 
-def _share(row: Row, best: Peaks) -> Row:
-    share, bound = number(row, "cold_percent_of_peak"), row["roof"] or _bound(row)
-    if share is None or bound is None or bound not in row["peaks"]:
-        return {}
-    return {"cold_percent_of_peak": share * row["peaks"][bound] / best[bound]}
+def _share(row: Row, allowed: Mapping[tuple[str, str], float]) -> Row:
+    us, limit = number(row, "cold_us"), allowed.get(_where(row))
+    known = us and limit and number(row, "cold_percent_of_peak")
+    return {"cold_percent_of_peak": 100 * limit / us} if known and us and limit else {}
 
 
-def _bound(row: Row) -> str | None:
-    """The peak that a row's share is of, where the row is older than the column that says so: the one that gives it."""
+def bound(row: Row) -> str | None:
+    """The peak that a row's share is of: the one that it names or, where it is older than that column, the one that gives
+    the share. None where a row has no share, as on a CPU."""
     share, us = number(row, "cold_percent_of_peak"), number(row, "cold_us")
-    if share is None or us is None:
-        return None
-    for name, value in row["peaks"].items():
+    if row["roof"] or share is None or us is None:
+        return str(row["roof"]) if row["roof"] else None
+    for name, value in (row["peaks"] or {}).items():
         if value and not name.endswith("_mhz"):
             work = (
                 (number(row, "bytes") or 0.0) / 1e3 if name.endswith("_gbps") else (number(row, "flops") or 0.0) / 1e6

@@ -20,13 +20,14 @@ from matplotlib.ticker import LogLocator, NullFormatter
 
 from analysis.readme import scale, scaled, significant
 from analysis.rows import REFERENCE, natural, number
-from analysis.series import Series, problem, representative, series, setting, words
+from analysis.series import LEAST_SIZES, Series, over_tokens, problem, representative, series, setting, words
 from analysis.style import LIGHT, SMALL, Theme, figure, name_ends, printable, title
 from analysis.tables import REGIMES, fastest_of_ours
 from minfer.rows.store import Row
 
 MOST_COLOURED = 4  # lines beside PyTorch's that have a colour and a name
 FAR = 8.0  # times the fastest bar: a ladder has no roof beyond that, because it would leave no room for the bars
+FAR_LINE = 3.0  # times the fastest point of a plot over sizes: a roof beyond that would leave no room for the lines
 RUNG = 0.27  # inches of a ladder's rung
 TICKS_APART = 0.05  # of an axis: what the label of a size takes
 COLUMNS = {"cold": (52.0, 110.0), "steady": (164.0, 222.0)}  # points right of a ladder: where its figures end
@@ -51,12 +52,14 @@ def ladder(op: str, device: str, rows: list[Row], theme: Theme = LIGHT) -> Pictu
     if len(rows) < 2:
         raise LeftOut("it takes a problem that two kernels have cold times of")
     drawn, (ax,) = figure([0.35 + RUNG * len(rows)], right=0.54)
-    metric, best, roof = rows[0]["metric"], fastest_of_ours(rows), roof_of(rows)
+    metric, best, roof, torch = rows[0]["metric"], fastest_of_ours(rows), roof_of(rows), reference_rate(rows)
     if roof and roof > FAR * max(number(row, "cold_rate") or 0.0 for row in rows):
-        roof = None  # as of fp8, whose peak is not measured: what memory alone allows says nothing about the bars
+        roof = None  # as of arithmetic whose peak is not measured: what memory alone allows says nothing about the bars
     regimes = [regime for regime in REGIMES if any(number(row, f"{regime}_rate") for row in rows)]
     title(ax, f"{op} on {device}: the ladder", problem(rows[0]), width=56)  # beside the heads of the columns
-    limit = 1.03 * max(roof or 0.0, *(number(row, f"{regime}_rate") or 0.0 for row in rows for regime in REGIMES))
+    limit = 1.03 * max(
+        roof or 0.0, torch or 0.0, *(number(row, f"{regime}_rate") or 0.0 for row in rows for regime in REGIMES)
+    )
     for place, row in enumerate(rows):
         mine = best is not None and row["kernel"] == best["kernel"]
         color = theme.torch if row["kernel"] == REFERENCE else theme.ours if mine else theme.pale
@@ -65,16 +68,16 @@ def ladder(op: str, device: str, rows: list[Row], theme: Theme = LIGHT) -> Pictu
             ax.plot([rate, rate], [place - 0.35, place + 0.35], color=theme.ink, linewidth=2, label="steady")
         for regime, ends in COLUMNS.items():
             if number(row, f"{regime}_rate"):
-                texts = (scaled(row[f"{regime}_rate"]), share(row, regime, rows))
+                texts = (scaled(row[f"{regime}_rate"]), share(row, regime, rows) if torch else "")
                 for text, end in zip(texts, ends, strict=True):
                     beside(ax, text, place, end, bold=mine)
-        if row["kernel"] == REFERENCE:
-            ax.axvline(row["cold_rate"], color=theme.torch, linestyle="--", linewidth=1, zorder=0.5)
+    if torch:
+        ax.axvline(torch, color=theme.torch, linestyle="--", linewidth=1, zorder=0.5)
     if roof:
         ax.axvline(roof, color=theme.muted, linestyle=":", linewidth=1.2, zorder=0.5)
     for regime in regimes:
         left, right = COLUMNS[regime]
-        for line, end, text in ((-1.75, left, regime), (-1.0, left, metric), (-1.0, right, "% of torch")):
+        for line, end, text in ((-1.75, left, regime), (-1.0, left, metric), (-1.0, right, "% of torch" * bool(torch))):
             beside(ax, text, line, end, bold=text == regime)
     rungs(ax, [row["kernel"] for row in rows])
     for label, row in zip(ax.get_yticklabels(), rows, strict=True):
@@ -83,7 +86,7 @@ def ladder(op: str, device: str, rows: list[Row], theme: Theme = LIGHT) -> Pictu
     ax.set_xlim(0, limit)
     plain_ticks(ax.xaxis)
     key = ["bar: cold", *(["mark: steady"] if "steady" in regimes else [])]
-    key += ["dashed: torch, cold"] if any(row["kernel"] == REFERENCE for row in rows) else []
+    key += ["dashed: torch, cold"] if torch else []
     key += [f"dotted: measured peak, {scaled(roof)}"] if roof else []
     ax.set_xlabel(printable(f"throughput, {metric}"))
     ax.annotate(printable(" · ".join(key)), (0, 0), (0, -46), "axes fraction", "offset points", fontsize=SMALL)
@@ -108,10 +111,23 @@ def share(row: Row, regime: str, rows: list[Row]) -> str:
     return significant(100 * ratio, 3 if ratio < 1 else 4) if ratio else "—"
 
 
+def reference_rate(rows: list[Row]) -> float | None:
+    """PyTorch's cold throughput at a problem: that of its row; where it has none, as the kernels beside which it was timed
+    give it."""
+    own = [rate for row in rows if row["kernel"] == REFERENCE and (rate := number(row, "cold_rate"))]
+    beside = [
+        row["cold_rate"] / ratio
+        for row in rows
+        if row["baseline"] == REFERENCE and number(row, "cold_rate") and (ratio := number(row, "cold_speedup"))
+    ]
+    return own[0] if own else float(np.median(beside)) if beside else None
+
+
 def roof_of(rows: list[Row]) -> float | None:
-    """What the measured peaks allow for one problem, in the metric's unit."""
-    known = [row["cold_rate"] * 100 / percent for row in rows if (percent := number(row, "cold_percent_of_peak"))]
-    return float(np.median(known)) if known else None
+    """What the measured peaks allow for one problem, in the metric's unit; `analysis.peaks` makes it the same for all of its
+    kernels."""
+    known = (row["cold_rate"] * 100 / percent for row in rows if (percent := number(row, "cold_percent_of_peak")))
+    return max(known, default=None)
 
 
 def beside(ax: Axes, text: str, place: float, end: float, bold: bool = False) -> None:
@@ -150,15 +166,20 @@ def over_sizes(ax: Axes, found: Series, theme: Theme) -> dict[str, list[Row]]:
             x, y, dashes, color=hues.get(kernel, theme.others), linewidth=2.0 if named else 1.0,
             markersize=4 if named else 2, label=kernel,
         )  # fmt: skip
-    scales(ax, found, theme)
+    limits, far = scales(ax, found)
     ends = {
         kernel: (found.size(lines[kernel][-1]), lines[kernel][-1]["cold_rate"]) for kernel in hues if kernel in lines
     }
-    name_ends(ax, ends, hues)
     rest = len(lines) - len(ends)
-    if rest:
-        ax.annotate(f"grey: {rest} other kernels" if rest > 1 else "grey: another kernel", (1.04, 0), (2, -18),
-                    "axes fraction", "offset points", fontsize=SMALL, color=theme.muted)  # fmt: skip
+    said = [f"grey: {rest} other kernels" if rest > 1 else "grey: another kernel"] * (rest > 0)
+    said += [f"measured peak, {scaled(far)}: off the axis"] if far else []
+    ax.annotate("\n".join(said), (1.04, 0), (2, -9), "axes fraction", "offset points", va="top", fontsize=SMALL,
+                color=theme.muted)  # fmt: skip
+    if limits:
+        ax.plot(*zip(*limits, strict=True), ":", color=theme.muted, linewidth=1.4, label="_peak")
+        name = f"measured peak, {scaled(limits[-1][1])}"
+        ends[name], hues[name] = limits[-1], theme.muted
+    name_ends(ax, ends, hues)
     return lines
 
 
@@ -167,9 +188,10 @@ def widest(rows: list[Row]) -> tuple[str, Series]:
     settings: dict[str, list[Row]] = {}
     for row in rows:
         settings.setdefault(setting(row), []).append(row)
-    shown = {name: found for name, of in settings.items() if (found := series(of))}
+    made = {name: over_tokens(of) or series(of) for name, of in settings.items()}
+    shown = {name: found for name, found in made.items() if found and len(found.sizes) >= LEAST_SIZES}
     if not shown:
-        raise LeftOut("it takes problems of at least two sizes that differ in one axis, or square ones")
+        raise LeftOut(f"it takes problems of at least {LEAST_SIZES} sizes that differ in one axis, or square ones")
     name = min(shown, key=lambda name: (-len(shown[name].rows), natural(name)))
     return name, shown[name]
 
@@ -203,24 +225,26 @@ def coloured(lines: Mapping[str, list[Row]], found: Series) -> list[str]:
     return list(wanted)[:MOST_COLOURED]
 
 
-def scales(ax: Axes, found: Series, theme: Theme, roofs: bool = True) -> None:
-    """The axes of a plot over the sizes of a series, and what the measured peaks allow there."""
+def scales(ax: Axes, found: Series, roofs: bool = True) -> tuple[list[tuple[int, float]], float | None]:
+    """Sets the axes of a plot over the sizes of a series. Returns what the measured peaks allow at each size, where that is
+    near enough to be drawn; else none, and what they allow at the largest."""
     sizes, metric = found.sizes, found.rows[0]["metric"]
     allowed = {size: roof_of([row for row in found.rows if found.size(row) == size]) for size in sizes}
+    most = max(row["cold_rate"] for row in found.rows)
     limits = [(size, rate) for size, rate in allowed.items() if rate and roofs]
-    if len(limits) > 1:
-        ax.plot(*zip(*limits, strict=True), ":", color=theme.muted, linewidth=1.4, label="_peak")
-        text = printable(f"the measured peaks allow {scaled(limits[-1][1])} {metric}")
-        ax.annotate(text, limits[-1], (0, 4), "data", "offset points", ha="right", color=theme.muted, fontsize=SMALL)
+    far = limits[-1][1] if len(limits) > 1 and max(rate for _, rate in limits) > FAR_LINE * most else None
+    if far or len(limits) < 2:
+        limits = []
     ax.set_xscale("log", base=2)
     ax.set_xlim(sizes[0] / 2**0.15, sizes[-1] * 2**0.15)
-    ax.set_ylim(0, 1.08 * max([*(row["cold_rate"] for row in found.rows), *(rate for _, rate in limits)]))
+    ax.set_ylim(0, 1.08 * max([most, *(rate for _, rate in limits)]))
     ticked = apart(sizes)
     ax.set_xticks(ticked, [str(size) for size in ticked])
     ax.minorticks_off()
     plain_ticks(ax.yaxis)
     ax.set_xlabel(f"side of the square problem, {found.label}" if found.square else printable(found.label))
     ax.set_ylabel(printable(f"throughput, {metric}"))
+    return limits, far
 
 
 def apart(sizes: list[int]) -> list[int]:

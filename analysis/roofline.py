@@ -8,17 +8,16 @@ no roofline: its throughput over size stands beside what memory allows already.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from matplotlib.axes import Axes
 
-from analysis.peaks import best_peaks
 from analysis.plots import LeftOut, Picture, plain_ticks
 from analysis.readme import counted, significant
 from analysis.rows import REFERENCE, natural, number
-from analysis.series import shape_words, words
-from analysis.style import LIGHT, SMALL, Theme, figure, title
+from analysis.series import LEAST_SIZES, setting, shape_words, words
+from analysis.style import LIGHT, SMALL, Theme, figure, name_levels, title
 from analysis.tables import fastest_of_ours
 from minfer.rows.store import Row
 
@@ -27,25 +26,23 @@ PARTS = {"others": "other kernels", REFERENCE: "PyTorch", "ours": "fastest of ou
 
 
 def roofline(op: str, device: str, rows: list[Row], theme: Theme = LIGHT) -> Picture:
-    """Each problem's fastest kernel of ours and PyTorch, the others in grey, cold; a panel for each dtype."""
+    """Each problem's fastest kernel of ours and PyTorch, the others in grey, cold; a panel for each kind of arithmetic."""
     if not any(number(row, "flops") for row in rows):
         raise LeftOut("it does no floating-point operations")
-    panels: dict[str, list[Row]] = {}
-    for row in rows:
-        peaks = row["peaks"] or {}
-        if all(number(row, column) for column in ("cold_tflops", "flops", "bytes")) and peaks.get("copy_gbps"):
-            panels.setdefault(row["problem"].partition("/")[0], []).append(row)
-    if not panels:
+    known = [row for row in rows if all(number(row, column) for column in ("cold_tflops", "flops", "bytes"))]
+    known = [row for row in known if (row["peaks"] or {}).get("copy_gbps")]
+    if not known:
         raise LeftOut("no row has measured peaks")
-    names = sorted(panels, key=lambda name: (-len(panels[name]), natural(name)))
-    roofs = {name: named_roofs(name, panels[name]) for name in names}
-    if all(bound_by_memory(panels[name], roofs[name]) for name in names):
+    found = panels(known)
+    if not any(panel.flat or panel.unknown for panel in found):
         raise LeftOut("memory bounds all of its problems, and its throughput over size shows what memory allows")
-    drawn, axes = figure([3.9] * len(names), gap=1.15)
-    for ax, name in zip(axes, names, strict=True):
-        points = panels[name]
-        title(ax, f"{op} on {device}: roofline", f"{words(name)} · cold · a point: one kernel at one problem")
-        parts = split(points)
+    found = [panel for panel in found if telling(panel.rows)]
+    if not found:
+        raise LeftOut(f"it takes two kernels at problems of at least {LEAST_SIZES} different intensities")
+    drawn, axes = figure([3.9] * len(found), gap=1.4)
+    for ax, panel in zip(axes, found, strict=True):
+        title(ax, f"{op} on {device}: roofline", " · ".join([panel.name, "cold", *notes(panel)]))
+        parts = split(panel.rows)
         for part, of in parts.items():
             color, size, edge = {
                 "others": (theme.others, 3.0, 0.0), REFERENCE: (theme.torch, 5.5, 1.3), "ours": (theme.ours, 5.5, 0.0)
@@ -57,66 +54,111 @@ def roofline(op: str, device: str, rows: list[Row], theme: Theme = LIGHT) -> Pic
             )
         ax.set_xscale("log")
         ax.set_yscale("log")
-        draw_roofs(ax, points, roofs[name], theme)
-        for row, text, shift, side in telling(parts["ours"] or parts[REFERENCE]):
-            at = intensity(row), row["cold_tflops"]
-            ax.annotate(text, at, shift, "data", "offset points", fontsize=SMALL, ha=side)
+        draw_roofs(ax, panel, theme)
         plain_ticks(ax.xaxis)
         plain_ticks(ax.yaxis)
         ax.set_xlabel("arithmetic intensity, FLOP per byte of device memory (each operand moved once)")
         ax.set_ylabel("throughput, TFLOP/s")
-    axes[0].legend(loc="lower left", bbox_to_anchor=(1.0, -0.02), frameon=False, fontsize=SMALL, handletextpad=0.2)
-    problems = counted(len({row["problem"] for name in names for row in panels[name]}), "problem")
+        ax.legend(loc="lower left", bbox_to_anchor=(1.0, -0.02), frameon=False, fontsize=SMALL, handletextpad=0.4)
+    problems = counted(len({row["problem"] for panel in found for row in panel.rows}), "problem")
     return Picture(
         drawn, f"Roofline of {op} on {device}: {problems} cold, under the measured bandwidth and arithmetic peaks."
     )
 
 
+def telling(rows: list[Row]) -> bool:
+    """Whether points make a picture: of two kernels, at several intensities."""
+    return len({intensity(row) for row in rows}) >= LEAST_SIZES and len({row["kernel"] for row in rows}) > 1
+
+
+@dataclass
+class Panel:
+    """The rows of one kind of arithmetic, under its flat roofs in TFLOP/s by the class of instructions, the fastest first.
+    `unknown`: no peak of it was measured, so that nothing says whether memory bounds them."""
+
+    name: str
+    rows: list[Row]
+    flat: dict[str, float]
+    unknown: bool = False
+
+
+def panels(rows: list[Row]) -> list[Panel]:
+    """The panels, that with most rows first: settings with one dtype, one `accumulate`, and one kind of products.
+
+    What a setting's products are, its rows say by the peak that bounds them. Where memory bounds all of them, they stand
+    beside those of their dtype. They do not where the products of their dtype would be the bound: then they have others,
+    of which no peak is known."""
+    settings: dict[str, list[Row]] = {}
+    for row in rows:
+        settings.setdefault(setting(row), []).append(row)
+    kinds = {name: (*kind(name), products(of, of[0]["peaks"])) for name, of in settings.items()}
+    made: dict[tuple[str, str, str], Panel] = {}
+    for name in sorted(settings, key=lambda name: (not kinds[name][-1], -len(settings[name]))):  # which say so first
+        of, key = settings[name], kinds[name]
+        beside = [panel for other, panel in made.items() if panel.flat and other[0] == key[0]]
+        if not key[-1] and beside and bound_by_memory(of, beside[0].flat):
+            beside[0].rows += of
+            continue
+        flat = flat_roofs(of, of[0]["peaks"])
+        unknown = not flat and (bool(beside) or not any(row["roof"] for row in of))
+        made.setdefault(key, Panel("", [], flat, unknown)).rows += of
+    for panel in made.values():
+        panel.name = in_common([setting(row) for row in panel.rows])
+    return sorted(made.values(), key=lambda panel: (-len(panel.rows), natural(panel.name)))
+
+
+def kind(name: str) -> tuple[str, str]:
+    """The dtype of a setting, and what it says of its sums."""
+    dtype, _, params = name.partition("/")
+    return dtype, next((part for part in params.split(",") if part.startswith("accumulate=")), "")
+
+
+def in_common(settings: list[str]) -> str:
+    """The dtype and those parameters that are the same in all settings, in words."""
+    dtype = settings[0].partition("/")[0]
+    parts = [name.partition("/")[2].split(",") for name in settings]
+    return words("/".join([dtype, ",".join(part for part in parts[0] if all(part in other for other in parts))]))
+
+
 def split(rows: list[Row]) -> dict[str, list[Row]]:
-    """The rows as they are drawn, one after the other: the others, PyTorch's, the fastest of ours at each problem."""
+    """The rows as they are drawn, one after the other: the others, PyTorch's (`torch`, else what the fastest of ours was timed
+    beside), the fastest of ours at each problem."""
     problems: dict[str, list[Row]] = {}
     for row in rows:
         problems.setdefault(row["problem"], []).append(row)
     parts: dict[str, list[Row]] = {part: [] for part in PARTS}
     for found in problems.values():
         best = fastest_of_ours(found)
+        theirs = REFERENCE if best is None or REFERENCE in (row["kernel"] for row in found) else best["baseline"]
         for row in found:
             mine = best is not None and row["kernel"] == best["kernel"]
-            parts["ours" if mine else REFERENCE if row["kernel"] == REFERENCE else "others"].append(row)
+            parts["ours" if mine else REFERENCE if row["kernel"] == theirs else "others"].append(row)
     return parts
 
 
-def telling(rows: list[Row]) -> list[tuple[Row, str, tuple[float, float], str]]:
-    """The points that tell something: those with the least and the most operations a byte. Each with its shape, where its
-    label lies from it in points, and which side of the label that is."""
-    if not rows:
-        return []
-    least = min(rows, key=lambda row: (intensity(row), row["cold_tflops"]))
-    most = max(rows, key=lambda row: (intensity(row), row["cold_tflops"]))
-    found = [(least, shape_words(least), (6.0, -11.0), "left")]
-    return found + [(most, shape_words(most), (4.0, 14.0), "right")] * (intensity(least) < intensity(most))
+def notes(panel: Panel) -> list[str]:
+    """What a point is, and the problems at the left and right end: beside the points their names would cover others."""
+    least, most = (pick(panel.rows, key=intensity) for pick in (min, max))
+    unknown = ["the peak of its arithmetic is not measured"] * panel.unknown
+    ends = f"from {shape_words(least)} (left) to {shape_words(most)} (right)"
+    return [*unknown, "a point: one kernel at one problem", ends]
 
 
-def flat_roofs(name: str, rows: Iterable[Row], peaks: Mapping[str, float]) -> dict[str, str]:
-    """The rates of arithmetic that bound problems of a dtype, with or without parameters behind it, the fastest first: how
-    each is called and the name of its peak. They are the instruction classes that were measured for the dtype and its
-    accumulator (any, where there are no parameters), the CUDA cores, and what rows name as their roof."""
-    dtype, _, params = name.partition("/")
-    accumulate = dict(part.partition("=")[::2] for part in params.split(",")).get("accumulate", "float32")
-    ending, named = re.compile(f"_{dtype}_{accumulate if params else '[a-z0-9]+'}$"), {row["roof"] for row in rows}
-    found: dict[str, str] = {}
-    for peak in sorted(peaks, key=lambda peak: (-peaks[peak], peak)):
-        if peak.endswith(("_gbps", "_mhz")):
-            continue
-        if peak == CUDA_CORES or peak in named or ending.search(peak):
-            found.setdefault("CUDA cores" if peak == CUDA_CORES else ending.sub("", peak), peak)
-    return found
+def products(rows: Iterable[Row], peaks: Mapping[str, float]) -> str:
+    """The inputs and sums of the fastest peak that the rows name: `float16_float32`; of CUDA cores `float32`."""
+    named = {row["roof"] for row in rows if row["roof"] in peaks and not row["roof"].endswith("_gbps")}
+    return max(named, key=lambda name: (peaks[name], name), default="").partition("_")[2]
 
 
-def named_roofs(dtype: str, rows: list[Row]) -> dict[str, float]:
-    """The flat roofs of a dtype in TFLOP/s, from the peaks of all its rows."""
-    peaks = best_peaks(rows)
-    return {kind: peaks[peak] for kind, peak in flat_roofs(dtype, rows, peaks).items()}
+def flat_roofs(rows: list[Row], peaks: Mapping[str, float]) -> dict[str, float]:
+    """The rates of arithmetic that bound rows of one setting, the fastest first: all classes of instructions that were
+    measured for the inputs and sums of the peak that the rows name. None where they name memory alone."""
+    kind = products(rows, peaks)
+    names = [name for name in peaks if kind and name.partition("_")[2] == kind]
+    return {
+        "CUDA cores" if name == CUDA_CORES else name.partition("_")[0]: peaks[name]
+        for name in sorted(names, key=lambda name: (-peaks[name], name))
+    }
 
 
 def bandwidths(rows: list[Row]) -> dict[str, float]:
@@ -127,41 +169,27 @@ def bandwidths(rows: list[Row]) -> dict[str, float]:
 
 def bound_by_memory(rows: list[Row], flat: Mapping[str, float]) -> bool:
     """Whether the fastest arithmetic would be done with every problem before its bytes have moved."""
-    ridge = max(flat.values(), default=math.inf) * 1e3 / max(bandwidths(rows).values())
-    return bool(flat) and max(map(intensity, rows)) < ridge
+    ridge = max(flat.values(), default=math.inf) * 1e3 / min(bandwidths(rows).values())
+    return max(map(intensity, rows)) < ridge
 
 
-def draw_roofs(ax: Axes, rows: list[Row], flat: Mapping[str, float], theme: Theme) -> None:
-    """Draw the roofs, set the limits, and say what each is: bandwidth above its slope, arithmetic at the right."""
-    slanted = bandwidths(rows)
+def draw_roofs(ax: Axes, panel: Panel, theme: Theme) -> None:
+    """Draw the roofs, set the limits, and say what each is: bandwidth in the legend, arithmetic at the right."""
+    slanted, flat = bandwidths(panel.rows), panel.flat
     fastest, top = max(slanted.values()), max(flat.values(), default=0.0)
-    seen, rates = [intensity(row) for row in rows], [row["cold_tflops"] for row in rows]
+    seen, rates = [intensity(row) for row in panel.rows], [row["cold_tflops"] for row in panel.rows]
     right = max(max(seen) * 1.6, 1.5 * top * 1e3 / fastest)
     left = min(min(seen) / 2, right / 100)
     ax.set_xlim(left, right)
-    ax.set_ylim(min(rates) / 2, 1.7 * max(*rates, top or fastest * right / 1e3))
+    ax.set_ylim(min(rates) / 2, 1.7 * max(*rates, top or 0.0))
     for (kind, rate), line in zip(slanted.items(), ("-", ":"), strict=False):
         ridge = min(right, top * 1e3 / rate) if top else right
-        x = [left, ridge]
-        ax.plot(x, [rate * at / 1e3 for at in x], line, color=theme.muted, linewidth=1.1, label=f"_{kind}")
-    start = max(left, ax.get_ylim()[0] * 1e3 / fastest)
-    end = min(right, top * 1e3 / fastest) if top else right
-    middle = math.sqrt(start * end)
-    (x0, y0), (x1, y1) = ax.transData.transform([(start, fastest * start), (middle, fastest * middle)])
-    angle = math.degrees(math.atan2(y1 - y0, x1 - x0))
-    said = ", ".join(f"{kind} {significant(rate / 1e3, 3)} TB/s" for kind, rate in slanted.items())
-    shift = (-6 * math.sin(math.radians(angle)), 6 * math.cos(math.radians(angle)))
-    ax.annotate(
-        said, (middle, fastest * middle / 1e3), shift, "data", "offset points", rotation=angle, rotation_mode="anchor",
-        ha="center", fontsize=SMALL, color=theme.muted,
-    )  # fmt: skip
+        x, said = [left, ridge], f"{kind} {significant(rate / 1e3, 3)} TB/s"
+        ax.plot(x, [rate * at / 1e3 for at in x], line, color=theme.muted, linewidth=1.1, label=said)
     for kind, rate in flat.items():
         ridge = rate * 1e3 / slanted.get("copy", fastest)
         ax.plot([min(ridge, right), right], [rate] * 2, color=theme.muted, linewidth=1.1, label=f"_{kind}")
-        ax.annotate(
-            f"{kind} {significant(rate)}", (1, rate), (4, 0), ("axes fraction", "data"), "offset points", va="center",
-            fontsize=SMALL, color=theme.muted,
-        )  # fmt: skip
+    name_levels(ax, {f"{kind} {significant(rate)}": rate for kind, rate in flat.items()}, theme.muted)
 
 
 def intensity(row: Row) -> float:

@@ -10,6 +10,11 @@ from analysis.rows import number, representative_problem, square_problems, work_
 from analysis.style import printable
 from minfer.rows.store import Row
 
+LEAST_SIZES = 3  # of a series that a plot shows: a line between two points says no more than a table
+TOKENS = ("batch", "new")  # the axes whose product is the tokens of a call: sequences, and how many each gets
+MODEL = frozenset({"heads", "kv_heads", "head_dim", "rotary_dim", "hidden", "ffn", "experts", "vocab"})
+WORDS = {"seq": "sequence length", "longest": "sequence length"}  # what a reader calls an axis
+
 
 @dataclass(frozen=True)
 class Series:
@@ -17,13 +22,11 @@ class Series:
     equal in all rows, and those of one name, such as `seq_q` and `seq_kv`, where they are equal, count as one."""
 
     axis: str  # whose size it is; of several equal ones the first
-    label: str  # `m = n = k`, the axis, or what several equal ones are called together: `seq`
+    label: str  # `m = n = k`, or what a reader calls the axis, or several equal ones together: `sequence length`
     fixed: str  # the other axes: `hidden=4096`; of squares nothing
     rows: list[Row]
-
-    @property
-    def square(self) -> bool:
-        return self.label != self.axis and not self.fixed
+    square: bool = False
+    times: str = ""  # another axis: then the size is the product of both
 
     @property
     def sizes(self) -> list[int]:
@@ -35,16 +38,17 @@ class Series:
         return "the size of square problems" if self.square else self.label
 
     def size(self, row: Row) -> int:
-        return row["shape"][self.axis]
+        return row["shape"][self.axis] * (row["shape"][self.times] if self.times else 1)
 
 
 def series(rows: Iterable[Row]) -> Series | None:
     """The series to plot: the squares, else the axis and the sizes of the others with most points, of equally many the
-    largest problems. None where no two problems make one."""
+    largest problems; one over a size of the model, such as its heads, only where no other has LEAST_SIZES. None where no
+    two problems make one."""
     rows = [row for row in rows if row["shape"]]
     if found := squares(rows):
         axes = list(found[0]["shape"])
-        return Series(axes[0], " = ".join(axes), "", found)
+        return Series(axes[0], " = ".join(axes), "", found, square=True)
     lines: dict[tuple[tuple[str, ...], tuple[tuple[str, int], ...]], list[Row]] = {}
     together = equal_axes(rows)
     for row in rows:
@@ -55,11 +59,26 @@ def series(rows: Iterable[Row]) -> Series | None:
     work = work_column(rows)
     made = [Series(one[0], called(one), words(listed(dict(others))), line) for (one, others), line in lines.items()]
     made = [one for one in made if len(one.sizes) > 1]
-    return min(
-        made,
-        key=lambda one: (-len(one.sizes), -len(one.rows), -max(number(r, work) or 0 for r in one.rows), one.fixed),
-        default=None,
-    )
+
+    def rank(one: Series) -> tuple[object, ...]:
+        last = len(one.sizes) < LEAST_SIZES or one.axis in MODEL
+        return last, -len(one.sizes), -len(one.rows), -max(number(r, work) or 0 for r in one.rows), one.fixed
+
+    return min(made, key=rank, default=None)
+
+
+def over_tokens(rows: Iterable[Row]) -> Series | None:
+    """The series over the tokens of a call, whether of many sequences or of one: where nothing else matters, because the
+    bytes are in proportion to them. None elsewhere."""
+    rows = [row for row in rows if row["shape"] and number(row, "bytes") and all(row["shape"].get(a) for a in TOKENS)]
+    if not rows:
+        return None
+    shapes = [row["shape"] for row in rows]
+    same = {axis: size for axis, size in shapes[0].items() if all(shape.get(axis) == size for shape in shapes)}
+    found = Series(TOKENS[0], "tokens", words(listed(same)), rows, times=TOKENS[1])
+    each = [row["bytes"] / found.size(row) for row in rows]
+    one_a_size = len({tuple(shape.items()) for shape in shapes}) == len(found.sizes)
+    return found if one_a_size and max(each) < 1.01 * min(each) and not same.keys() & set(TOKENS) else None
 
 
 def equal_axes(rows: list[Row]) -> list[tuple[str, ...]]:
@@ -85,9 +104,10 @@ def alike(row: Row, together: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
 
 
 def called(axes: tuple[str, ...]) -> str:
-    """What several equal axes are called: `seq` of `seq_q` and `seq_kv`, else `m = n`."""
+    """What an axis is called, or several equal ones: `sequence length` of `seq_q` and `seq_kv`, else `m = n`."""
     stems = {axis.partition("_")[0] for axis in axes}
-    return stems.pop() if len(axes) > 1 and len(stems) == 1 else " = ".join(axes)
+    name = stems.pop() if len(axes) > 1 and len(stems) == 1 else " = ".join(axes)
+    return WORDS.get(name, name)
 
 
 def squares(rows: Iterable[Row]) -> list[Row]:

@@ -173,6 +173,18 @@ def name_ends(axes: Axes, ends: Mapping[str, tuple[float, float]], colors: Mappi
         axes.annotate(printable(name), (1.04, at), (2, 0), "axes fraction", "offset points", **text)
 
 
+def name_levels(axes: Axes, levels: Mapping[str, float], color: str) -> None:
+    """Name horizontal lines in the right margin, apart from each other. The limits must be set before."""
+    low, high = axes.transAxes.transform([(0, 0), (0, 1)])[:, 1]
+    wanted = [float(axes.transData.transform((1, level))[1]) for level in levels.values()]
+    gap = GAP * SMALL * DPI / 72
+    for name, place in zip(levels, spread(wanted, gap, low, high), strict=True):
+        at = (1, (place - low) / (high - low))
+        axes.annotate(
+            printable(name), at, (4, 0), "axes fraction", "offset points", va="center", fontsize=SMALL, color=color
+        )
+
+
 def encoded(drawn: Figure, suffix: str, about: str) -> bytes:
     """The picture as a file's content; the same figure gives the same bytes."""
     metadata = {"Date": None, "Title": printable(about)} if suffix == "svg" else {"Software": None}

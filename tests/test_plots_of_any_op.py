@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from analysis.plots import Picture, apart
 from analysis.rows import choose, representative_problem
-from analysis.series import representative, series, squares
+from analysis.series import over_tokens, representative, series, squares
 from minfer.rows.store import Row
 from tests.pictures import drawn, panels, points, texts
 from tests.tables import other, row
@@ -51,10 +51,11 @@ def test_axes_that_are_equal_in_all_rows_are_one_size() -> None:
         other("attention", "TFLOP/s", kernel, us * n, f"bfloat16/lse=no/batch=1,seq_q={n},seq_kv={n},heads=8")
         | {"flops": 1e9 * n, "cold_rate": 1000.0 * n / us, "peaks": PEAKS}
         for kernel, us in KERNELS.items()
-        for n in (512, 2048)
+        for n in (512, 1024, 2048)
     ]
     (ax,) = panels("throughput", *made)
-    assert points(ax, "v01") == [(512, 10240.0), (2048, 40960.0)] and ax.get_xlabel() == "seq"
+    assert points(ax, "v01") == [(512, 10240.0), (1024, 20480.0), (2048, 40960.0)]
+    assert ax.get_xlabel() == "sequence length"
     assert any(text.startswith("bfloat16 · lse=no · batch=1, heads=8 · cold") for text in texts(ax))
 
 
@@ -93,7 +94,7 @@ def test_without_both_directions_there_is_no_plot_of_them(lengths: tuple[tuple[i
 
 
 def test_large_rates_have_ticks_with_a_prefix() -> None:
-    (ax,) = panels("throughput", *grid("decode", "tokens/s", (1, 2_000_000), (4096,)))
+    (ax,) = panels("throughput", *grid("decode", "tokens/s", (1, 1000, 2_000_000), (4096,)))
     assert "_peak" not in [line.get_label() for line in ax.lines]
     assert ax.get_ylabel() == "throughput, tokens/s"
     ax.figure.canvas.draw()
@@ -113,7 +114,7 @@ def test_large_rates_have_a_prefix() -> None:
 
 
 def test_an_op_that_memory_bounds_has_no_roofline() -> None:
-    made = drawn(*grid("norm", "GB/s", (1, 16), (8,), flops=1e3, cold_tflops=1.0))
+    made = drawn(*grid("norm", "GB/s", (1, 16, 64), (8,), flops=1e3, cold_tflops=1.0, roof="copy_gbps"))
     assert str(made["roofline"]).endswith(
         "memory bounds all of its problems, and its throughput over size shows what memory allows"
     )
@@ -121,7 +122,7 @@ def test_an_op_that_memory_bounds_has_no_roofline() -> None:
 
 @pytest.mark.parametrize("flops", [0.0, None])
 def test_an_op_without_flops_has_no_roofline(flops: float | None) -> None:
-    made = drawn(*grid("route", "tokens/s", (1, 16), (8,), flops=flops))
+    made = drawn(*grid("route", "tokens/s", (1, 16, 64), (8,), flops=flops))
     assert made.pop("roofline") == (
         "the roofline plot of route on NVIDIA H200 is left out: it does no floating-point operations"
     )
@@ -137,21 +138,67 @@ def roofs(*made: Row) -> dict[str, float]:
     }
 
 
-def test_the_roofs_are_read_from_the_names_of_the_peaks() -> None:
-    peaks = PEAKS | {"umma_float8_e4m3_float32": 1600.0, "mma_float8_e4m3_float32": 1200.0, "mma_int8_int32": 1500.0}
-    peaks |= {"wgmma_bfloat16_float32_mhz": 1500.0, "max_sm_mhz": 1980.0}
-    values: dict[str, Any] = {"flops": 1e9, "cold_tflops": 2.0, "peaks": peaks}
-    made = grid("norm", "GB/s", (1, 16), (8,), **values)
-    assert roofs(*made) == {"wgmma": 800.0, "CUDA cores": 60.0}
-    assert roofs(*grid("norm", "GB/s", (1, 16), (8,), **values, roof="mma_int8_int32")) == {
-        "mma_int8_int32": 1500.0,
-        "wgmma": 800.0,
-        "CUDA cores": 60.0,
-    }
-    eighth = [made | {"case": made["case"].replace("bfloat16", "float8_e4m3")} for made in made]
-    assert roofs(*eighth) == {"umma": 1600.0, "mma": 1200.0, "CUDA cores": 60.0}
-    (ax,) = panels("roofline", *grid("norm", "GB/s", (1, 16), (8,), **values, roof="copy_gbps"))
-    assert "wgmma 800.0" in texts(ax) and "CUDA cores 60.00" in texts(ax)
+def products(params: str, roof: str | None, most: float = 1000.0, **values: Any) -> list[Row]:
+    """Rows of products with one byte each and 1, 10 and `most` times 10^3 FLOPs, by two kernels."""
+    made = [
+        other("product", "TFLOP/s", kernel, us, f"bfloat16/{params}/n={n}")
+        | {"flops": 1e6 * n, "bytes": 1e6, "cold_tflops": n / us, "peaks": FLAT, "roof": roof, "dtype": "bfloat16"}
+        | {"cold_percent_of_peak": 1.0}
+        | values
+        for kernel, us in KERNELS.items()
+        for n in (1, 10, int(most))
+    ]
+    return made
+
+
+FLAT = PEAKS | {"mma_bfloat16_float32": 640.0, "wgmma_bfloat16_float16": 860.0, "wgmma_float8_e4m3fn_float32": 1600.0}
+FLAT |= {"wgmma_bfloat16_float32_mhz": 1500.0, "max_sm_mhz": 1980.0}
+
+
+def flat(*made: Row) -> list[dict[str, float]]:
+    """The flat roofs of each panel."""
+    return [
+        {
+            str(line.get_label())[1:]: float(line.get_ydata()[0])
+            for line in ax.lines
+            if str(line.get_label()).startswith("_")
+        }
+        for ax in panels("roofline", *made)
+    ]
+
+
+def test_the_roofs_are_those_of_the_products_that_the_rows_name() -> None:
+    """Of all classes of instructions with these inputs and sums; not of other sums, nor of CUDA cores."""
+    assert flat(*products("", "wgmma_bfloat16_float32")) == [{"wgmma": 800.0, "mma": 640.0}]
+    assert flat(*products("", "wgmma_bfloat16_float16")) == [{"wgmma": 860.0}]
+    assert flat(*products("", "wgmma_float8_e4m3fn_float32")) == [{"wgmma": 1600.0}]
+    assert flat(*products("", "fma_float32")) == [{"CUDA cores": 60.0}]
+    (ax,) = panels("roofline", *products("", "wgmma_bfloat16_float32"))
+    assert {"wgmma 800.0", "mma 640.0"} <= set(texts(ax))
+
+
+def test_each_kind_of_products_has_a_panel() -> None:
+    sums = products("accumulate=float32", "wgmma_bfloat16_float32"), products("accumulate=fast", "fma_float32")
+    assert flat(*sums[0], *sums[1]) == [{"CUDA cores": 60.0}, {"wgmma": 800.0, "mma": 640.0}]
+    above, below = panels("roofline", *sums[0], *sums[1])
+    assert texts(above)[0].startswith("bfloat16 · accumulate=fast · cold")
+    assert texts(below)[0].startswith("bfloat16 · accumulate=float32 · cold")
+
+
+def test_what_memory_bounds_stands_beside_its_dtype_but_not_beyond_the_reach_of_its_products() -> None:
+    """fp8 products of bf16 rows, of whose peak nothing is known, are under no roof of bf16."""
+    named = products("format=none", "wgmma_bfloat16_float32")
+    assert flat(*named, *products("format=few", "copy_gbps", most=100)) == [{"wgmma": 800.0, "mma": 640.0}]
+    both = [*named, *products("format=fp8", "copy_gbps")]
+    assert flat(*both) == [{}, {"wgmma": 800.0, "mma": 640.0}]
+    said = [" ".join(texts(ax)) for ax in panels("roofline", *both)]
+    assert ["is not measured" in " ".join(text.split()) for text in said] == [True, False]
+
+
+def test_a_roofline_takes_two_kernels_at_three_intensities() -> None:
+    made = products("", "wgmma_bfloat16_float32")
+    for few in (made[:3], [each for each in made if each["shape"]["n"] > 1]):
+        assert "at least 3 different intensities" in str(drawn(*few)["roofline"])
 
 
 def test_old_and_new_rows_of_one_metric_are_drawn_together_and_others_left_out() -> None:
@@ -184,7 +231,11 @@ def test_axes_of_one_name_that_are_equal_in_some_rows_are_one_size_there() -> No
     prompts = [sized(batch=1, seq_q=n, seq_kv=n, heads=32) for n in (2048, 8192, 16384)]
     chunk, many = sized(batch=1, seq_q=2048, seq_kv=16384, heads=32), sized(batch=4, seq_q=2048, seq_kv=2048, heads=32)
     found = series([*prompts, chunk, many])
-    assert found and (found.label, found.fixed, found.sizes) == ("seq", "batch=1, heads=32", [2048, 8192, 16384])
+    assert found and (found.label, found.fixed, found.sizes) == (
+        "sequence length",
+        "batch=1, heads=32",
+        [2048, 8192, 16384],
+    )
     assert all(row["shape"]["seq_q"] == row["shape"]["seq_kv"] for row in found.rows)
 
 
@@ -193,6 +244,27 @@ def test_of_lines_with_as_many_sizes_that_with_more_rows_is_shown() -> None:
     found = series([*small, *small, sized(tokens=1, hidden=4096), sized(tokens=2, hidden=4096)])
     assert found and found.fixed == "hidden=64"
     assert series([sized(tokens=1, hidden=2)]) is None and series([{**sized(), "shape": None}]) is None
+
+
+def test_a_size_of_the_model_is_an_axis_only_where_no_other_has_three_sizes() -> None:
+    heads = [sized(batch=64, longest=4096, heads=h) for h in (16, 32, 64, 128)]
+    found = series([*heads, sized(batch=64, longest=8192, heads=16)])
+    assert found and found.label == "heads"
+    found = series([*heads, *(sized(batch=64, longest=n, heads=16) for n in (8192, 16384))])
+    assert found and (found.label, found.fixed) == ("sequence length", "batch=64, heads=16")
+
+
+def test_where_bytes_are_in_proportion_to_tokens_these_are_the_axis() -> None:
+    def append(batch: int, new: int, longest: int) -> Row:
+        return sized(batch=batch, longest=longest, new=new, heads=8) | {"bytes": 8200.0 * batch * new}
+
+    made = [append(1, 1, 512), append(64, 1, 512), append(8, 2048, 2048)]
+    found = over_tokens(made)
+    assert found and (found.label, found.fixed, found.sizes) == ("tokens", "heads=8", [1, 64, 16384])
+    assert over_tokens([*made, made[0] | {"bytes": 9000.0}]) is None
+    assert over_tokens([*made, append(1, 64, 512)]) is None  # one size, two problems
+    assert over_tokens([append(1, 1, 512), append(2, 1, 512)]) is None  # the batch alone
+    assert over_tokens([sized(tokens=1)]) is None
 
 
 @given(st.lists(st.integers(1, 2**40), min_size=2, max_size=60, unique=True).map(sorted))

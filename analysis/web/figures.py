@@ -44,6 +44,7 @@ MORE: tuple[str, ...] = (
     "device_kind",
     "arch",
     "roof",
+    "operands",
     "shape",
     "cold_baseline_us",
     "steady_baseline_us",
@@ -65,11 +66,14 @@ def split(table: pa.Table) -> tuple[pa.Table, pa.Table]:
 
 
 def with_shares(rows: list[Row]) -> list[Row]:
-    """The rows in ladder order, the measured ones of each op and device as shares of one peak."""
+    """The rows in ladder order, those of each device as shares of the best peaks that its measured rows have."""
     groups: dict[tuple[str, str], list[Row]] = {}
+    measured: dict[str, list[Row]] = {}
     for row in sorted(rows, key=kernel_order):
         groups.setdefault((row["op"], row["device"]), []).append(row)
-    return [row for group in groups.values() for row in under_one_peak(group)]
+        measured.setdefault(row["device"], []).extend([row] if row["status"] in store.MEASURED else [])
+    best = {device: best_peaks(of) for device, of in measured.items()}
+    return [row for (_, device), group in groups.items() for row in under_one_peak(group, best[device])]
 
 
 def columns(rows: list[Row]) -> dict[str, Any]:
@@ -158,7 +162,7 @@ def about(table: pa.Table, rows: list[Row]) -> list[dict[str, Any]]:
 
 def _setting(name: str, rows: list[Row]) -> dict[str, Any]:
     peaks = best_peaks(rows)
-    flat = {kind: peaks[peak] for kind, peak in flat_roofs(name, rows, peaks).items()}
+    flat = flat_roofs(rows, peaks)
     slanted = {kind: peaks[f"{kind}_gbps"] for kind in ("copy", "read") if f"{kind}_gbps" in peaks}
     line = series([row for row in rows if number(row, "cold_rate")])
     first = {"axis": line.axis, "label": line.label, "fixed": line.fixed, "square": line.square} if line else None
