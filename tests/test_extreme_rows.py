@@ -22,7 +22,12 @@ ON_CPU = [kernel for op in NORMS for kernel in ops.get(op).kernels.values() if "
 ON_GPU = [kernel for op in NORMS for kernel in ops.get(op).kernels.values() if kernel.backend in ("cuda", "triton")]
 
 
-@pytest.mark.parametrize("kernel", ON_CPU, ids=str)
+def name(kernel: Kernel) -> str:
+    """The same in each of pytest-xdist's processes. A kernel's repr has the address of its function."""
+    return f"{kernel.op}-{kernel.name}"
+
+
+@pytest.mark.parametrize("kernel", ON_CPU, ids=name)
 def test_extreme_rows(kernel: Kernel) -> None:
     if kernel.name == "torch_compile":
         pytest.skip("takes seconds, and is PyTorch's own")
@@ -30,7 +35,7 @@ def test_extreme_rows(kernel: Kernel) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("kernel", ON_GPU, ids=str)
+@pytest.mark.parametrize("kernel", ON_GPU, ids=name)
 def test_extreme_rows_on_a_gpu(kernel: Kernel) -> None:
     device = pick("cuda")
     found = capability(device)
