@@ -191,7 +191,7 @@ struct HalfRows {
   // Leaves the powers and the base in its own stage for the other warpgroup.
   // The other one sees them after kReady: these 128 threads arrive behind their writes, its 128 threads wait. The next powers
   // and base of this stage overwrite nothing that it still reads. Within a piece, its threads arrive at the kReady of its own
-  // next block behind those reads, and this warpgroup waits there, in multiply_others, before it publishes again. So no barrier
+  // next block behind those reads, and this warpgroup waits there, in start_others, before it publishes again. So no barrier
   // is arrived at twice before the others have waited, either. Between pieces, all threads wait at kBoth.
   __device__ void publish(const uint32_t (&powers)[kKeys / 16][4]) const {
     named_barrier_sync(kAlone + self, 128);  // all warps have multiplied the keys, in whose place powers come
@@ -207,8 +207,8 @@ struct HalfRows {
     named_barrier_arrive(kReady + self, kConsumerThreads);
   }
 
-  // out += powers latents, with the powers and the latents of the other warpgroup's stage, which it then gives back.
-  __device__ void multiply_others() {
+  // Starts out += powers latents, with the powers and the latents of the other warpgroup's stage.
+  __device__ void start_others() {
     const int other = 1 - self;
     named_barrier_sync(kReady + other, kConsumerThreads);
     const float next[2] = {tiles.base[other * kRows + row_of(0)], tiles.base[other * kRows + row_of(1)]};
@@ -219,7 +219,8 @@ struct HalfRows {
 #pragma unroll
     for (int step = 0; step < kKeys / 16; ++step) wgmma<T, true>(out, powers + step * 2, values + step * 128, true);
     wgmma_commit();
-    wgmma_wait_for<0>(out);
+  }
+  __device__ void release_others() const {
     release(1 - self, self);
     release(1 - self, kRotated);
   }
@@ -233,8 +234,8 @@ struct HalfRows {
   }
 
   // Computes one piece. The two warpgroups take its blocks of keys in turn. A warpgroup first computes its scores with the
-  // columns that it gave back itself, which come first. Then it multiplies the other's powers and gives the rest of that stage
-  // back, and only then waits for the rest of its keys.
+  // columns that it gave back itself, which come first. Then it multiplies the other's powers, and behind that, without a wait
+  // between the products, it computes the rest of its scores.
   __device__ void attend(const Piece& piece) {
     const int count = piece.end - piece.begin;
     load_q(piece);
@@ -250,20 +251,24 @@ struct HalfRows {
       const uint32_t parity = (done + i) / 2 & 1;
       clear_tail(piece.keys - key0, parity);
       start_scores<0, kSlabsOfHalf>(scores, parity);
-      if (i > 0) multiply_others();
+      if (i > 0) start_others();
       start_scores<kSlabsOfHalf, kSlabs>(scores, parity);
+      wgmma_wait_for<kSlabs - kSlabsOfHalf>(out);  // all but the scores that were started last, a group for each slab
+      if (i > 0) release_others();
       wgmma_wait_for<0>(scores);
       mask(scores, piece, key0);
-      const bool grows = online.add(scores, factor, rescale);
-#pragma unroll
-      for (int step = 0; step < kKeys / 16; ++step) to_fragment<T>(powers[step], scores, step);
-      publish(powers);
+      const bool grows = online.template add_rounded<T, false>(scores, powers, factor, rescale);
       if (grows) scale_rows(out, rescale);
       start_own(powers);
+      publish(powers);  // under the product
       wgmma_wait_for<0>(out);
       release(self, self);
     }
-    if (i == count) multiply_others();  // the last block is the other's
+    if (i == count) {  // the last block is the other's
+      start_others();
+      wgmma_wait_for<0>(out);
+      release_others();
+    }
     done += count;
   }
 
