@@ -52,6 +52,9 @@ FORBIDDEN = {
     12: "cp.async: an address is no multiple of 16 bytes",
     13: "ends while its cp.async are in flight",
     16: "65536 bytes of dynamic shared memory, 49152 are allowed",
+    19: "a block of 257 threads, which may have 255 registers each",
+    21: "a block of 320 threads, its __launch_bounds__ allow 256",
+    22: "a block of 416 threads, which may have 144 registers each",  # 13 warps: one scheduler has four of 18 times 256
 }
 
 
@@ -74,6 +77,11 @@ def test_what_a_gpu_does_not_allow_is_an_error(mistake: int, forbidden: Callable
     with pytest.raises(KernelError) as caught:
         forbidden(mistake)
     assert FORBIDDEN[mistake] in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("block", [20, 23])
+def test_a_block_that_has_registers_runs(block: int, forbidden: Callable[[int], torch.Tensor]) -> None:
+    forbidden(block)
 
 
 @pytest.fixture(scope="module")

@@ -37,6 +37,7 @@ DYNAMIC = re.compile(r"extern\s+__shared__\s+(?:(?:alignas|__align__)\(\w+\)\s+)
 STATIC = re.compile(
     r"__shared__\s+(?:(?:alignas|__align__)\(\w+\)\s+)?([\w:]+(?:<[^;]*?>)?)\s+(\w+)((?:\[[^\]]*\])*)\s*;"
 )
+KERNEL = re.compile(r"__global__\s+void\s+(?:(__launch_bounds__|__maxnreg__)\s*(?=\())?")
 FOREIGN = re.compile(r"^\s*#\s*include\s+<(?:torch/|cuda_|mma\.h).*$", re.MULTILINE)
 
 
@@ -85,7 +86,31 @@ def rewrite(text: str) -> str:
     call = (
         r"emulator::launch_with(emulator::Launch(\2), [&](const auto&... given) { \1(given...); }, std::make_tuple\3);"
     )
-    return LAUNCH.sub(call, text)
+    return LAUNCH.sub(call, with_checked_blocks(text))
+
+
+def with_checked_blocks(text: str) -> str:
+    """The text whose kernels first check that a block of as many threads has registers: see `runtime.h`."""
+
+    def behind(start: int) -> int:
+        """The place behind the parentheses that open at the first `(` from `start` on."""
+        depth, at = 0, text.index("(", start)
+        while True:
+            depth += {"(": 1, ")": -1}.get(text[at], 0)
+            at += 1
+            if not depth:
+                return at
+
+    parts, done = [], 0
+    for kernel in KERNEL.finditer(text):
+        declared = behind(kernel.end()) if kernel[1] else kernel.end()
+        body = re.compile(r"\s*\{").match(text, behind(declared))
+        if body:
+            check = {"__launch_bounds__": "within_bounds", "__maxnreg__": "has_registers"}.get(kernel[1], "has_registers")
+            numbers = text[kernel.end() : declared] if kernel[1] else "(255)"
+            parts += [text[done : body.end()], f" emulator::{check}{numbers};"]
+            done = body.end()
+    return "".join([*parts, text[done:]])
 
 
 PART = re.compile("«(.*?)»", re.DOTALL)

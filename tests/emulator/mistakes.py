@@ -130,8 +130,13 @@ BROKEN = {
     ),
     "rows reported before they have arrived": (
         "moe_ffn-v03_wgmma",
-        {"«cp_async_wait<kBehind>();»": ""},
-        "shared memory changed while wgmma read it",
+        {"«cp_async_arrive(full + ring.stage);»": "barrier_arrive(full + ring.stage);"},
+        "ends while its cp.async are in flight",
+    ),
+    "rows that cp.async wrote not fenced for wgmma": (
+        "moe_ffn-v03_wgmma",
+        {"«fence_async();»  // wgmma sees what cp.async has written": ""},
+        "wgmma reads what cp.async wrote without a fence since",
     ),
     "half a tile's rows not copied": (
         "moe_ffn-v03_wgmma",
@@ -140,8 +145,13 @@ BROKEN = {
     ),
     "rows of a pair's tile reported before they have arrived": (
         "moe_ffn-v05_pairs",
-        {"«cp_async_wait<kBehind>();»": ""},
-        "shared memory changed while wgmma read it",
+        {"«cp_async_arrive(full + ring.stage);»": "barrier_arrive(full + ring.stage);"},
+        "ends while its cp.async are in flight",
+    ),
+    "rows of a pair's tile not fenced for wgmma": (
+        "moe_ffn-v05_pairs",
+        {"«fence_async();»  // wgmma sees what cp.async has written": ""},
+        "wgmma reads what cp.async wrote without a fence since",
     ),
     "both blocks of a pair take the first half": (
         "moe_ffn-v05_pairs",

@@ -236,7 +236,7 @@ BROKEN = {
     ),
     "eights of x in the order of memory": (
         "quant_gemm-v07_stream",
-        {"const int to = «eight % kWords * 4 + eight / kWords»;": "eight"},
+        {"by = («eight % kWords * 4 + eight / kWords» - eight)": "eight"},
         WRONG,
     ),
     "the scales of the first eight rows for all": (
@@ -252,6 +252,26 @@ BROKEN = {
     "one slice of k in the place of all": (
         "quant_gemm-v07_stream",
         {"for (int s = 0; s < «split.slices»; ++s) sum": "1"},
+        WRONG,
+    ),
+    "a group of W read before it has arrived": (
+        "quant_gemm-v07_stream",
+        {"«cp_async_wait<kStages - 1>();»": ""},
+        "ends while its cp.async are in flight",
+    ),
+    "larger blocks than the compiler keeps registers for": (
+        "quant_gemm-v07_stream",
+        {"__launch_bounds__(«32 * kMostWarps», 1)": "32"},
+        "its __launch_bounds__ allow 32",
+    ),
+    "products that add to the ones before": (
+        "quant_gemm-v08_fp8_promoted",
+        {"* (kPartN * kBlockK * 2 / 16) + i * 2, «false»": "i > 0"},
+        WRONG,
+    ),
+    "one half of the columns for both": (
+        "quant_gemm-v08_fp8_promoted",
+        {"cols + «half» * (kPartN": "0"},
         WRONG,
     ),
 }

@@ -23,6 +23,21 @@ void fail(const std::string& what) {
   siglongjmp(state.scheduler, 2);
 }
 
+void within_bounds(int most, int, int) {
+  const int threads = state.block.x * state.block.y * state.block.z;
+  if (threads > most)
+    fail("runs in a block of " + std::to_string(threads) + " threads, its __launch_bounds__ allow " + std::to_string(most));
+}
+
+// An SM has four schedulers of 16384 registers each. A warp belongs to one of them, and gets its registers 256 at a time.
+void has_registers(int of_thread) {
+  const int threads = state.block.x * state.block.y * state.block.z;
+  const int most = 4 * kWarp * (16384 / ((of_thread * kWarp + 255) / 256 * 256));
+  if (threads > most)
+    fail("runs in a block of " + std::to_string(threads) + " threads, which may have " + std::to_string(of_thread) +
+         " registers each: without __launch_bounds__ at most " + std::to_string(most) + " such threads are sure to fit");
+}
+
 __attribute__((noinline)) void suspend() {
   if (!_setjmp(state.current->context)) siglongjmp(state.scheduler, 1);
 }

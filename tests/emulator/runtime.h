@@ -129,6 +129,7 @@ struct Barrier {  // in shared memory
   int arrivals, left;
   int64_t bytes = 0;  // expected and not yet written
   unsigned phase = 0;
+  bool of_cp_async = false;  // whether copies by cp.async arrive at it, which are ordinary writes
   std::vector<struct Thread*> waiting;
 };
 
@@ -160,6 +161,7 @@ struct Thread {
   size_t products_done = 0;     // of its warpgroup's
   bool fenced = false;
   bool acquired = false;  // what others wrote, with no fence for the copy engine since
+  bool acquired_copies = false;  // what cp.async wrote to shared memory, with no fence for wgmma since
 };
 
 struct Warp {  // or a warpgroup
@@ -259,6 +261,11 @@ Array& shared(int declaration, const char* name) {
 }
 
 inline char* dynamic_shared() { return state.current->block->shared[-1]->begin; }
+
+// Fail if the launch has larger blocks than a kernel's __launch_bounds__ say, for which the compiler keeps enough registers; or
+// larger ones than there are registers for when a thread has as many as __maxnreg__ says, or 255 where neither is stated.
+void within_bounds(int most, int = 0, int = 0);
+void has_registers(int of_thread);
 
 // Fail unless an operation may touch that many bytes of shared memory, or of an operand, at a multiple of them.
 void check_shared(const char* what, const void* p, size_t bytes);

@@ -9,6 +9,7 @@
 // Measured (H200, bfloat16, uniform, tokens=4096, experts=8, k=2, hidden=4096, ffn=14336): 668.1 TFLOP/s cold; 122.6 % of
 //   torch.
 #include "combine.cuh"
+#include "cuda/cp_async_arrive.cuh"
 #include "cuda/row_groups.cuh"
 #include "ops/hgemm/scratch.cuh"
 #include "ops/hgemm/warpgroup_tile.cuh"
@@ -18,9 +19,7 @@ namespace minfer {
 constexpr int kBlockM = 128, kBlockN = 256, kStages = 4;  // 192 KB; Wg and Wu have 128 columns each
 constexpr int kConsumers = 2, kThreads = (kConsumers + 1) * 128;
 constexpr int kHigh = 8;    // tiles below each other that come before the next column of tiles
-constexpr int kBehind = 2;  // stages that a thread fills before it waits for the first of them
 constexpr int kLag = 1;     // steps that the second warpgroup starts later: one's epilogue overlaps the other's products
-static_assert(kBehind + kLag < kStages);
 
 // One of the two products: h = silu(x Wg) * (x Wu), (slots, ffn) in the order of `order`; or the result of each slot.
 template <typename T_, bool kGated_>
@@ -85,14 +84,7 @@ __device__ void copy_tiles(const Problem& g, const GroupedMaps& maps, const RowG
                            typename Problem::T* stages, uint64_t* full, uint64_t* empty) {
   using T = typename Problem::T;
   const bool is_first = threadIdx.x % 128 == 0;
-  Ring<kStages> ring, arrived;
-  int waiting = 0;  // stages whose rows have yet to be reported
-  const auto report = [&] {
-    fence_async();  // wgmma sees what cp.async has written
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(full + arrived.stage);
-    arrived.advance(), --waiting;
-  };
+  Ring<kStages> ring;
   for (int number = blockIdx.x, tiles = groups.tiles(g.across); number < tiles; number += gridDim.x) {
     const GroupTile tile = groups.find(number, g.across, kHigh);
     const int weight = tile.group * (Problem::kGated ? 2 : 1) * g.columns + tile.col * Problem::kColumns;
@@ -119,20 +111,15 @@ __device__ void copy_tiles(const Problem& g, const GroupedMaps& maps, const RowG
       const GatheredRows<Problem> x(g, tile);
 #pragma unroll 1
       for (int step = 0; step < g.steps; ++step) {
-        start(step, [&](T* stage, int k) { x.start(stage, k, g.depth); });
-        cp_async_commit();
-        if (++waiting <= kBehind) continue;
-        cp_async_wait<kBehind>();
-        report();
+        start(step, [&](T* stage, int k) {
+          x.start(stage, k, g.depth);
+          cp_async_arrive(full + ring.stage);
+        });
       }
     } else if (is_first) {
 #pragma unroll 1
       for (int step = 0; step < g.steps; ++step) start(step, [](T*, int) {});
     }
-  }
-  if constexpr (Problem::kGated) {
-    cp_async_wait<0>();
-    while (waiting) report();
   }
 }
 
@@ -195,6 +182,7 @@ __device__ void multiply_tiles(const Problem& g, const RowGroups<kBlockM>& group
     const bool has_rows = first < tile.rows;
     const auto start = [&](int stage, int step) {
       const typename Problem::T* a = stages + stage * Problem::kStage;
+      if constexpr (Problem::kGated) fence_async();  // wgmma sees what cp.async has written
       if (has_rows) sums.multiply(a + first * kBlockK, a + Problem::kA, step == 0);
     };
     const auto beside = [&](int step) {
@@ -237,7 +225,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   uint64_t *empty = full + kStages, *begun = empty + kStages;
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < kStages; ++stage)
-      barrier_init(full + stage, Problem::kGated ? 5 : 1), barrier_init(empty + stage, kConsumers * 4);
+      barrier_init(full + stage, Problem::kGated ? 1 + 128 : 1), barrier_init(empty + stage, kConsumers * 4);
     barrier_init(begun, 4);
   }
   barrier_init_fence();

@@ -12,6 +12,7 @@
 // Measured (H200, bfloat16, uniform, tokens=4096, experts=8, k=2, hidden=4096, ffn=14336): 621.1 TFLOP/s cold; 114.0 % of
 //   torch.
 #include "combine.cuh"
+#include "cuda/cp_async_arrive.cuh"
 #include "cuda/row_groups.cuh"
 #include "ops/hgemm/scratch.cuh"
 #include "ops/hgemm/warpgroup_tile.cuh"
@@ -21,10 +22,8 @@ namespace minfer {
 constexpr int kWeightRows = 256, kStages = 4, kCluster = 2;
 constexpr int kMostWidth = 160;  // tokens of a block's tile: 160 registers a thread for sums, and four stages of 52 KB
 constexpr int kConsumers = 2, kThreads = (kConsumers + 1) * 128;
-constexpr int kBehind = 1;  // stages that a thread fills before it waits for the first of them
 constexpr int kLag = 1;     // steps that the second warpgroup starts later: one's epilogue overlaps the other's products
 constexpr int kBoxes = 3;   // of 16 tokens x 16 columns, that a warp transposes at once
-static_assert(kBehind + kLag < kStages);
 
 // The tiles of clusters. Those of experts with more rows come first: clusters take tiles in turn, and tiles of the same turn
 // then are of one width, and those of the last, partly filled turn the narrowest.
@@ -119,14 +118,7 @@ __device__ void copy_tiles(const Problem& g, const GroupedMaps& maps, const Grou
   const bool is_first = threadIdx.x % 128 == 0;
   if constexpr (!Problem::kGated) wait_for_previous();  // for h
   const int row = threadIdx.x % 128 / 8, col = threadIdx.x % 8 * 8, at = Problem::kA + Swizzled<kBlockK>::at(row, col);
-  Ring<kStages> ring, arrived;
-  int waiting = 0;  // stages whose rows have yet to be reported
-  const auto report = [&] {
-    fence_async();  // wgmma sees what cp.async has written
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(full + arrived.stage);
-    arrived.advance(), --waiting;
-  };
+  Ring<kStages> ring;
   for (int number = blockIdx.x / kCluster, tiles = groups.tiles(g.across); number < tiles; number += gridDim.x / kCluster) {
     const PairTile tile(groups, number, g.across, rank);
     const int strips = tile.width / kRowStep;
@@ -162,19 +154,12 @@ __device__ void copy_tiles(const Problem& g, const GroupedMaps& maps, const Grou
 #pragma unroll
         for (int i = 0; i < kRows; ++i)
           if (i < strips) cp_async_16(stage + at + i * kRowStep * kBlockK, g.p.x + token[i] * g.p.ldx + k, k < g.depth);
-        cp_async_commit();
-        if (++waiting <= kBehind) continue;
-        cp_async_wait<kBehind>();
-        report();
+        cp_async_arrive(full + ring.stage);
       }
     } else if (is_first) {
 #pragma unroll 1
       for (int step = 0; step < g.steps; ++step, ring.advance()) start(step);
     }
-  }
-  if constexpr (Problem::kGated) {
-    cp_async_wait<0>();
-    while (waiting) report();
   }
 }
 
@@ -256,6 +241,7 @@ __device__ void multiply_tiles(const Problem& g, const Groups& groups, const typ
       WarpgroupTile<T, Layout::TN, 128, kWidth> sums{};
       const auto start = [&](int stage, int step) {
         const T* a = stages + stage * Problem::kStage;
+        if constexpr (Problem::kGated) fence_async();  // wgmma sees what cp.async has written
         sums.multiply(a + warpgroup * 2 * kSlab, a + Problem::kA, step == 0);
       };
       const auto beside = [&](int step) {
@@ -286,7 +272,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   let_next_start();
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < kStages; ++stage)
-      barrier_init(full + stage, Problem::kGated ? 5 : 1), barrier_init(empty + stage, kCluster * kConsumers * 4);
+      barrier_init(full + stage, Problem::kGated ? 1 + 128 : 1), barrier_init(empty + stage, kCluster * kConsumers * 4);
     barrier_init(begun, 4);
   }
   barrier_init_fence();

@@ -136,14 +136,17 @@ def fits_one_wave(case: Case) -> str | None:
 
 
 def fits_stream(case: Case) -> str | None:
-    """The rules that x has at most 16 rows and fits in a block of Hopper, and that rows of W are whole units of four groups."""
-    unit = 4 * FORMATS[case.params["format"]].block
+    """The rules that x has at most 16 rows and fits in a block of Hopper beside a warp's ring of W, and that rows of W are whole
+    units of four groups."""
+    block = FORMATS[case.params["format"]].block
+    unit = 4 * block
     if case["m"] > 16:
         return f"needs m to be at most 16, got {case['m']}"
     if case["k"] % unit:
         return f"needs k to be a multiple of {unit}, got {case['k']}"
-    groups, columns = case["k"] // (unit // 4), 8 if case["m"] <= 8 else 16
-    if case["m"] * (2 * case["k"] + 64) + 4 * groups * columns > 227 << 10:  # x, and the sums of its groups
+    columns, stages = (8, 8) if case["m"] <= 8 else (16, 6)
+    x = case["m"] * (2 * case["k"] + 64) + 4 * case["k"] // block * columns  # and the sums of its groups
+    if x + 128 + stages * 8 * block > 227 << 10:
         return f"needs x to fit in a block of Hopper, got {case['m']} rows of {case['k']}"
     return None
 
@@ -162,4 +165,5 @@ FAST = FP8 | {"accumulate": ("fast",)}
 op.cuda("v05_fp8_wgmma.cu", archs="sm_90a", params=FAST, requires=VECTORS)
 op.cuda("v06_fp8_one_wave.cu", archs="sm_90a", params=FAST, requires=fits_one_wave)
 op.cuda("v07_stream.cu", params={"format": tuple(INT4), **FLOAT32}, requires=fits_stream)
+op.cuda("v08_fp8_promoted.cu", archs="sm_90a", params=FP8 | FLOAT32, requires=VECTORS)
 op.cpp("cpu_naive.cpp", params=FLOAT32, requires=whole_blocks)

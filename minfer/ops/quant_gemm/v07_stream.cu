@@ -1,86 +1,113 @@
-// v07_stream: int4 and up to 16 rows of x. Each warp streams 16 rows of W from memory straight into registers.
+// v07_stream: int4 and up to 16 rows of x. Each warp streams 16 rows of W through a ring that it alone uses, 16 bytes a lane.
 // Idea: v02 copies W to shared memory and reads it again 4 bytes at a time, which takes 260 instructions for a piece of 16 x
-// 256 weights. Its counters show neither memory nor the issue slots full: these instructions, and the waits between them, take
-// longer than memory does. Any order of k serves that x has too. So each of the 4 lanes of a row takes 16 contiguous bytes of
-// a group (8 with groups of 64): W takes one load and no shared memory, and a piece about 190 instructions. Each lane has four
-// groups of two rows in flight; when a group is decoded, its registers are loaded again. A block puts x in the order of the
-// fragments once, while the first loads are in flight. Its warps wait for each other then, and again at the end: each has 16
-// rows of its own or, where rows are few, a slice of their k.
-// Expected (int4, group 128): 20 us at 1 x 28672 x 4096 on an H200, 25 us at m = 16. Not measured yet.
+// 256 weights. Any order of k serves that x has too. So each of the 4 lanes of a row takes 16 contiguous bytes of a group (8
+// with groups of 64): each lane copies them by cp.async and reads them back itself, and waits for no other lane. Loads to
+// registers would save that way through shared memory, but the compiler has all of them signal one scoreboard, and a wait for it
+// is one for the load that was started last. A wait for groups of cp.async is one for the oldest. A block puts x in the
+// order of the fragments once, while the first copies are in flight. Its warps wait for each other then, and again at the end:
+// each has 16 rows of its own or, where rows are few, a slice of their k.
+// Expected (int4, group 128): 18 us at 1 x 28672 x 4096 on an H200, 22 us at m = 16. Not measured yet.
 #include "fragments.cuh"
 #include "cuda/load_if.cuh"
 #include "cuda/shared_tile.cuh"
 
 namespace minfer {
 
-constexpr int kUnit = 4;           // groups of a row that a lane has in registers; their scales are one load
-constexpr int kMostWarps = 14;     // of an SM, with 144 registers a thread
+constexpr int kUnit = 4;           // groups of a row whose scales are one load
+constexpr int kMostWarps = 14;     // of an SM: with 128 registers a thread 16 fit, and 28672 rows are 14 an SM
 constexpr int kRows = 16;          // of W for each warp
+constexpr int kAtOnce = 4;         // pieces of x that a lane puts in order at once
 constexpr int kPerSM = 227 << 10;  // shared memory, of which a block uses 1 KB more than it asks for
 
 // A group's share of a lane.
 template <typename F>
 using Share = std::conditional_t<F::kBlock == 128, uint4, uint2>;
 
-// How a launch divides the work: `slices` warps of a block share the k of 16 rows.
+// How a launch divides the work: a block has a row of threads for each of its tiles of 16 rows, whose k `slices` warps share.
 struct Split {
   int warps, slices;
+  int tiles, each, more;  // of a block; units of a slice, and how many slices have one more
+
+  Split(int warps, int slices, int units)
+      : warps(warps), slices(slices), tiles(warps / slices), each(units / slices), more(units % slices) {}
 };
 
-// A thread's place in the work. It is computed anew where it is needed again, because W needs the registers in between.
+// A thread's place in the work. It is computed anew where it is needed again, so that it takes no registers in between.
 struct Place {
   int lane, warp, tile, slice;  // tile: which 16 rows of W
 
   __device__ explicit Place(Split split) {
-    const int thread = kept(threadIdx.x), slices = kept(split.slices);
-    lane = thread % 32, warp = thread / 32, slice = warp % slices;
-    tile = kept(blockIdx.x) * (split.warps / slices) + warp / slices;
+    const int thread = kept(threadIdx.x), own = kept(threadIdx.y);
+    lane = thread % 32, slice = thread / 32, warp = own * kept(split.slices) + slice;
+    tile = kept(blockIdx.x) * split.tiles + own;
   }
 
-  // The first of `units` that belong to the slice, and the one behind the last.
-  __device__ int first(int units, Split split) const { return units * slice / split.slices; }
-  __device__ int end(int units, Split split) const { return units * (slice + 1) / split.slices; }
+  // The first unit of the slice, and the one behind its last.
+  __device__ int first(Split split) const { return slice * split.each + min(slice, split.more); }
+  __device__ int end(Split split) const { return (slice + 1) * split.each + min(slice + 1, split.more); }
 };
 
 template <typename F, typename T, int kTiles>
 struct InShared {
   static constexpr int kColumns = 8 * kTiles;
+  // A warp's bytes of W: groups of 16 rows, as many as fit beside the x of 4096 x 8 or 16.
+  static constexpr int kStages = kTiles == 1 ? 8 : 6, kStage = 32 * 2 * sizeof(Share<F>), kRing = kStages * kStage;
   // Bytes of a row of x: 64 more than a multiple of 128, so that the two rows that a quarter warp reads are in different banks.
   __host__ __device__ static int row(int k) { return k * 2 + 64; }
   static int bytes(int m, int k, int warps) {
-    const int x = m * row(k) + k / F::kBlock * kColumns * 4, sums = warps * kRows * kColumns * 4;
-    return std::max(x, sums);
+    return std::max(x_bytes(m, k) + warps * kRing, warps * kRows * kColumns * 4);
+  }
+  __host__ __device__ static int x_bytes(int m, int k) {
+    return (m * row(k) + k / F::kBlock * kColumns * 4 + 127) / 128 * 128;
   }
 };
 
-// Copies x to shared memory, puts it in the order of the fragments there, and sums the x of each group. It holds no x in
-// registers, which are full of W.
+// The place of a thread's pieces of 16 bytes of x, as it goes through all of them: every blockDim.x-th.
+struct PieceOfX {
+  int row = 0, col, of_row, step;
+  __device__ explicit PieceOfX(int of_row)
+      : col(threadIdx.y * blockDim.x + threadIdx.x), of_row(of_row), step(blockDim.x * blockDim.y) {
+    for (; col >= of_row; col -= of_row) ++row;
+  }
+  __device__ void next() {
+    for (col += step; col >= of_row; col -= of_row) ++row;
+  }
+};
+
+// Starts copying x to shared memory, as one group of cp.async.
+template <typename F, typename T>
+__device__ inline void copy_x(const Product<F, T>& p, uint8_t* shared, int row_bytes) {
+  const int of_row = p.k / 8;
+  for (PieceOfX piece(of_row); piece.row < p.m; piece.next())
+    cp_async_16(shared + piece.row * row_bytes + piece.col * 16, p.x + int64_t(piece.row) * p.k + piece.col * 8);
+  cp_async_commit();
+}
+
+// Puts x in the order of the fragments, where it is, and sums the x of each group. A lane takes what it has copied.
 template <typename F, typename T, int kColumns>
 __device__ inline void order_x(const Product<F, T>& p, uint8_t* shared, float* x_sums, int row_bytes) {
-  using Pair = typename Vector<T>::Pair;
   constexpr int kEights = F::kBlock / 8, kWords = F::kBlock / 32;
-  const int of_row = p.k / 8, all = p.m * of_row;  // a multiple of 32, so that all of a warp go on or none
-  const auto place = [&](int i) { return shared + i / of_row * row_bytes + i % of_row * 16; };
-  for (int i = threadIdx.x; i < all; i += blockDim.x) cp_async_16(place(i), p.x + int64_t(i) * 8);
-  cp_async_commit();
-  cp_async_wait<0>();
+  const int of_row = p.k / 8, lane = threadIdx.x % 32;  // a multiple of 32, so that all of a warp are in a row, or beyond all
+  // Of a group, word of the lane * 4 + lane of the row is its new place.
+  const int eight = lane % kEights, by = (eight % kWords * 4 + eight / kWords - eight) * 16;
 #pragma unroll 1
-  for (int i = threadIdx.x; i < all; i += blockDim.x) {  // each lane takes what it has copied
-    const int eight = i % kEights;
-    uint8_t* mine = place(i);
-    const uint4 x = *reinterpret_cast<const uint4*>(mine);
-    __syncwarp();  // a lane must not overwrite what another has yet to read
-    const int to = eight % kWords * 4 + eight / kWords;  // word of the lane * 4 + lane of the row
-    *reinterpret_cast<uint4*>(mine + (to - eight) * 16) = in_order<F>({x.x, x.y}, {x.z, x.w});
-    float sum = 0.0f;
+  for (PieceOfX piece(of_row); piece.row < p.m;) {
+    uint4 x[kAtOnce];
+    int at[kAtOnce], sums_at[kAtOnce], count = 0;
 #pragma unroll
-    for (int w = 0; w < 4; ++w) {
-      const float2 pair = to_floats(reinterpret_cast<const Pair&>((&x.x)[w]));
-      sum += pair.x + pair.y;
+    for (int j = 0; j < kAtOnce; ++j) {
+      if (piece.row >= p.m) break;
+      at[j] = piece.row * row_bytes + piece.col * 16, sums_at[j] = (piece.col - lane) / kEights * kColumns + piece.row;
+      x[j] = *reinterpret_cast<const uint4*>(shared + at[j]);
+      piece.next(), ++count;
     }
+    __syncwarp();  // a lane must not overwrite what another has yet to read
 #pragma unroll
-    for (int mask = kEights / 2; mask > 0; mask /= 2) sum += __shfl_xor_sync(0xffffffff, sum, mask);
-    if (eight == 0) x_sums[i % of_row / kEights * kColumns + i / of_row] = sum;
+    for (int j = 0; j < kAtOnce; ++j) {
+      if (j >= count) break;
+      *reinterpret_cast<uint4*>(shared + at[j] + by) = in_order<F>({x[j].x, x[j].y}, {x[j].z, x[j].w});
+      add_up<F, T>(x_sums + sums_at[j], kColumns, x[j], lane);
+    }
   }
 }
 
@@ -106,50 +133,65 @@ __device__ inline void store(const Product<F, T>& p, Split split, const float (&
   }
 }
 
+__device__ inline void copy_words(void* shared, const void* global, uint4) { cp_async_16(shared, global); }
+__device__ inline void copy_words(void* shared, const void* global, uint2) {
+  cp_async_few<8>(shared, global);
+}
+
 template <typename F, typename T, int kTiles>
-__global__ void __maxnreg__(144) stream(Product<F, T> p, Split split) {
+__global__ void __launch_bounds__(32 * kMostWarps, 1) stream(Product<F, T> p, Split split) {
   using Of = InShared<F, T, kTiles>;
   using Words = Share<F>;
   constexpr int kWords = sizeof(Words) / 4, kGroup = F::kBlock / 2;  // bytes of a group
   constexpr int kChains = kTiles == 1 ? 2 : 1;                      // of products that wait for each other
   extern __shared__ __align__(128) unsigned char shared[];
-  const int units = p.k / (kUnit * F::kBlock);
-  const uint8_t *low, *high;  // the first group of this unit, of rows g and g + 8
+  constexpr int kStages = Of::kStages;
+  const int row_bytes = Of::row(p.k);
+  copy_x(p, shared, row_bytes);
+  const uint8_t *low, *high;  // the next group to copy, of rows g and g + 8
   const T* mine;              // scales or zeros of the unit that was loaded last
-  Words of_low[kUnit]{}, of_high[kUnit]{};
   uint2 next_factors{};
+  uint8_t* ring;  // where this lane's bytes of the warp's ring are
+  int to_copy;    // groups of the slice that have not been started
+  const auto start = [&](int stage) {
+    if (to_copy > 0) {
+      copy_words(ring + stage * Of::kStage, low, Words{});
+      copy_words(ring + stage * Of::kStage + 32 * sizeof(Words), high, Words{});
+    }
+    cp_async_commit();
+    --to_copy, low += kGroup, high += kGroup;
+  };
   {
     const Place place(split);
-    const int t = place.lane % 4, row = place.tile * kRows + place.lane / 4, first = place.first(units, split);
-    const bool any = first < place.end(units, split);
+    const int t = place.lane % 4, row = place.tile * kRows + place.lane / 4, first = place.first(split);
+    to_copy = (place.end(split) - first) * kUnit;
     // Rows beyond the last are the last again, and are not stored.
     const int64_t low_row = min(row, p.n - 1), high_row = min(row + 8, p.n - 1);
     const uint8_t* w = p.weights.w + int64_t(first) * kUnit * kGroup + t * sizeof(Words);
     low = w + low_row * (p.k / 2), high = w + high_row * (p.k / 2);
+    ring = shared + Of::x_bytes(p.m, p.k) + place.warp * Of::kRing + place.lane * sizeof(Words);
     // The scales of a unit's four groups are 8 bytes. The four lanes of a row load those of row g and of row g + 8, and zeros.
     mine = (t % 2 ? p.weights.zeros : p.weights.scales) + (t / 2 ? high_row : low_row) * (p.k / F::kBlock) + first * kUnit;
+    load_if(next_factors, mine, to_copy > 0);
 #pragma unroll
-    for (int i = 0; i < kUnit; ++i) {
-      load_if(of_low[i], low + i * kGroup, any);
-      load_if(of_high[i], high + i * kGroup, any);
-    }
-    load_if(next_factors, mine, any);
+    for (int i = 0; i < kStages; ++i) start(i);
   }
 
-  const int row_bytes = Of::row(p.k);
   float* x_sums = reinterpret_cast<float*>(shared + p.m * row_bytes);
+  cp_async_wait<kStages>();  // for x
   order_x<F, T, Of::kColumns>(p, shared, x_sums, row_bytes);
   __syncthreads();
 
   const Place place(split);
-  const int first = place.first(units, split), lane = place.lane, t = lane % 4, g = lane / 4;
+  const int first = place.first(split), lane = place.lane, t = lane % 4, g = lane / 4;
   // Rows of x beyond the last are the last again: a product's columns are independent, and theirs are not stored.
   int x_at[kTiles], sum_at = kept(p.m * row_bytes + (first * kUnit * Of::kColumns + 2 * t) * 4);
 #pragma unroll
   for (int i = 0; i < kTiles; ++i)
     x_at[i] = kept(min(8 * i + g, p.m - 1) * row_bytes + first * (kUnit * F::kBlock * 2) + t * 16);
   float sums[kTiles][4] = {};
-  for (int left = place.end(units, split) - first; left > 0; --left) {
+  int stage = 0;
+  for (int left = place.end(split) - first; left > 0; --left) {
     const bool more = left > 1;
     const uint2 factors = next_factors;
     mine += kUnit;
@@ -158,13 +200,18 @@ __global__ void __maxnreg__(144) stream(Product<F, T> p, Split split) {
 #pragma unroll
     for (int group = 0; group < kUnit; ++group) {
       float parts[kTiles][kChains][4] = {};
+      cp_async_wait<kStages - 1>();
+      const Words of_low = *reinterpret_cast<const Words*>(ring + stage * Of::kStage);
+      const Words of_high = *reinterpret_cast<const Words*>(ring + stage * Of::kStage + 32 * sizeof(Words));
+      start(stage);  // this lane alone reads what it has copied
+      if (++stage == kStages) stage = 0;
 #pragma unroll
       for (int w = 0; w < kWords; ++w) {
         uint32_t a[2][4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          a[0][i] = two_nibbles<F, T>((&of_low[group].x)[w] >> 4 * i, 8);
-          a[1][i] = two_nibbles<F, T>((&of_high[group].x)[w] >> 4 * i, 8);
+          a[0][i] = two_nibbles<F, T>((&of_low.x)[w] >> 4 * i, 8);
+          a[1][i] = two_nibbles<F, T>((&of_high.x)[w] >> 4 * i, 8);
         }
 #pragma unroll
         for (int i = 0; i < kTiles; ++i) {
@@ -173,9 +220,6 @@ __global__ void __maxnreg__(144) stream(Product<F, T> p, Split split) {
           mma_m16n8k16<T>(parts[i][kChains - 1], {a[0][2], a[1][2], a[0][3], a[1][3]}, {b.z, b.w});
         }
       }
-      load_if(of_low[group], low + (group + kUnit) * kGroup, more);
-      load_if(of_high[group], high + (group + kUnit) * kGroup, more);
-      __syncwarp();  // without it the compiler moves all products of the unit in front of these loads, and nothing hides them
       if (group % 2 == 0)
 #pragma unroll
         for (int i = 0; i < 4; ++i) pairs[i] = __shfl_sync(0xffffffff, (&factors.x)[group / 2], lane / 4 * 4 + i);
@@ -200,26 +244,28 @@ __global__ void __maxnreg__(144) stream(Product<F, T> p, Split split) {
     }
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) x_at[i] += kUnit * F::kBlock * 2;
-    low += kUnit * kGroup, high += kUnit * kGroup, sum_at += kUnit * Of::kColumns * 4;
+    sum_at += kUnit * Of::kColumns * 4;
   }
 
   store<Of>(p, split, sums, reinterpret_cast<float*>(shared));
 }
 
-// Chooses the division that gives the busiest multiprocessor the least work; of equal ones, that with most resident warps.
+// Chooses the division that gives the busiest multiprocessor the least work; of equal ones, that with most resident
+// warps, and then that with the larger blocks.
 template <typename F, typename T, int kTiles>
 Split divide(const Product<F, T>& p) {
   const int tiles = (p.n + kRows - 1) / kRows, units = p.k / (kUnit * F::kBlock), sms = multiprocessors();
-  Split best{1, 1};
+  Split best(1, 1, units);
   int64_t least = INT64_MAX;
   for (int slices = 1; slices <= std::min(kMostWarps, units); ++slices)
     for (int warps = slices; warps <= kMostWarps; warps += slices) {
       const int bytes = InShared<F, T, kTiles>::bytes(p.m, p.k, warps);
+      if (bytes > kMostShared) continue;
       const int at_once = std::min(kMostWarps / warps, std::max(1, kPerSM / (bytes + 1024)));
       const int64_t blocks = (tiles + warps / slices - 1) / (warps / slices), of_sm = (blocks + sms - 1) / sms;
       const int64_t work = of_sm * warps * ((units + slices - 1) / slices);
       const int64_t cost = work * (kMostWarps + 1) - std::min<int64_t>(of_sm, at_once) * warps;
-      if (cost < least) least = cost, best = {warps, slices};
+      if (cost < least || (cost == least && slices == best.slices)) least = cost, best = Split(warps, slices, units);
     }
   return best;
 }
@@ -227,10 +273,11 @@ Split divide(const Product<F, T>& p) {
 template <int kTiles, typename F, typename T>
 void launch_tiles(const Product<F, T>& p) {
   const Split split = divide<F, T, kTiles>(p);
-  const int of_block = split.warps / split.slices, bytes = InShared<F, T, kTiles>::bytes(p.m, p.k, split.warps);
+  const dim3 threads(32 * split.slices, split.tiles);
+  const int bytes = InShared<F, T, kTiles>::bytes(p.m, p.k, split.warps);
   allow_shared(stream<F, T, kTiles>, bytes);
-  const int blocks = ((p.n + kRows - 1) / kRows + of_block - 1) / of_block;
-  stream<F, T, kTiles><<<dim3(blocks), 32 * split.warps, bytes, p.stream>>>(p, split);
+  const int blocks = ((p.n + kRows - 1) / kRows + split.tiles - 1) / split.tiles;
+  stream<F, T, kTiles><<<dim3(blocks), threads, bytes, p.stream>>>(p, split);
 }
 
 template <typename F, typename T>

@@ -79,6 +79,7 @@ inline void barrier_wait(uint64_t* at, uint32_t parity) {
     barrier.waiting.push_back(emulator::state.current);
     emulator::wait_for("an mbarrier");
   }
+  if (barrier.of_cp_async) emulator::state.current->acquired_copies = true;
 }
 
 struct TensorMap {
@@ -169,7 +170,7 @@ inline void stmatrix_x4_transposed(void* row, const uint32_t (&fragment)[4]) {
   stmatrix(row, fragment, [](int row, int col) { return std::pair(col, row); });
 }
 
-inline void fence_async() { emulator::state.current->unfenced.clear(); }
+inline void fence_async() { emulator::state.current->unfenced.clear(), emulator::state.current->acquired_copies = false; }
 
 // Starts a copy of shared memory to global memory, which `store` makes, at some time until it is waited for.
 template <typename Store>
@@ -283,6 +284,7 @@ void wgmma(float (&d)[kRegisters], uint64_t a, uint64_t b, bool add) {
   static_assert(kN % 8 == 0 && kN >= 8 && kN <= 256);
   emulator::Thread* self = emulator::state.current;
   if (!self->fenced) emulator::fail("starts wgmma with no wgmma.fence since it had its sums");
+  if (self->acquired_copies) emulator::fail("wgmma reads what cp.async wrote without a fence since");
   const auto place = self->sums.try_emplace(d, emulator::Sums{{d, d + kRegisters}, 0}).first;
   place->second.group = self->product_groups;
   std::fill(d, d + kRegisters, NAN);

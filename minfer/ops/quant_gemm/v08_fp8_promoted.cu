@@ -1,0 +1,96 @@
+// v08_fp8_promoted: v05 whose sums are fp32: each product of wgmma is added to registers of the thread.
+// Idea: fp8 tensor cores keep about 13 bits of a sum (docs/quant_gemm.md), so that a sum over all of k misses the bound of fp32
+// sums by a factor of 10 and more. Here no product adds to the one before: a wgmma of 64 x 128 sums 32 numbers of k alone, and
+// 64 additions a thread add it to the tile's sums. A warpgroup waits for each of its products, and the other one's run
+// meanwhile. A step's two halves of 128 columns take turns, so that 128 registers of sums and 64 of a product suffice for v05's
+// tile of 128 x 256; none are left to store a tile beside the next one's products.
+// Expected: a product of 64 x 128 x 32 takes the tensor cores 64 cycles, and its 64 additions take each scheduler 64 cycles: at
+// most v05's 1523 TFLOP/s, and about two thirds of it, 1000, with the waits between them. v04 has 333.
+#include "fp8_wgmma.cuh"
+#include "ops/hgemm/cooperative.cuh"
+
+namespace minfer {
+
+constexpr int kPartN = 128;  // columns of one product of wgmma
+
+// The sums of one consumer warpgroup.
+template <typename Out>
+struct PromotedSums {
+  using All = Stages<E4M3Pair, Layout::TN, Out>;
+  using Tile = typename All::Tile;
+  static constexpr int kSteps = kBlockK / 16;  // products of wgmma over a stage
+
+  const int row = warpgroup_index() * kRows;  // the first, of the block's
+  Tile tile;
+
+  __device__ void multiply(All& from, int steps) {
+    float part[1][kPartN / 2] = {};
+#pragma unroll
+    for (float& sum : tile.sums[0]) sum = 0.0f;
+#pragma unroll 1
+    for (int step = 0; step < steps; ++step, from.ring.advance()) {
+      from.wait_full();
+      const E4M3Pair* a = from.stage() + row * kBlockK;
+      const uint64_t rows = tile_descriptor(a, 16, 1024), cols = tile_descriptor(from.stage() + All::Tiles::kA, 16, 1024);
+#pragma unroll
+      for (int i = 0; i < kSteps; ++i)
+#pragma unroll
+        for (int half = 0; half < kBlockN / kPartN; ++half) {
+          wgmma_fence();
+          // In units of 16 bytes: a step is 32 bytes of a row.
+          wgmma<E4M3Pair, false>(part[0], rows + i * 2, cols + half * (kPartN * kBlockK * 2 / 16) + i * 2, false);
+          wgmma_commit();
+          wgmma_finish(part);
+#pragma unroll
+          for (int e = 0; e < kPartN / 2; ++e) tile.sums[0][half * (kPartN / 2) + e] += part[0][e];
+        }
+      from.release(from.ring.stage);
+    }
+  }
+
+  __device__ void store(const All& from, const Maps& maps, int2 origin) {
+    Out* boxes = from.boxes + warpgroup_index() * 4 * Tile::kBox;
+    tile.template store_boxes<1>(maps, boxes, origin.x + row, origin.y);
+  }
+};
+
+template <typename Out>
+__global__ void __launch_bounds__(kThreads, 1) multiply(const __grid_constant__ Maps maps, Scaled<Out> g) {
+  extern __shared__ __align__(1024) unsigned char shared[];
+  Stages<E4M3Pair, Layout::TN, Out> stages(shared);
+  const int steps = (g.k + kBlockK - 1) / kBlockK;
+  WorkTileScheduler<kBlockM, kBlockN, kCluster, kGroup> scheduler(g);
+  if (warpgroup_index() == kConsumers) {
+    registers_down<40>();
+    if (threadIdx.x == kConsumers * 128)
+      for (bool back = false; scheduler.goes_on(); scheduler.advance(1), back = !back)
+        stages.load(maps, scheduler.origin(), 0, steps, back, scheduler.rank, [](int) {});
+  } else {
+    registers_up<232>();
+    PromotedSums<Out> sums;
+    for (; scheduler.goes_on(); scheduler.advance(1)) {
+      const int2 origin = scheduler.origin();
+      sums.multiply(stages, steps);
+      scale_tile<kBlockN>(sums.tile.sums[0], g, origin.x + sums.row, [&](int j) {
+        const int col = origin.y + j * 8 + threadIdx.x % 4 * 2;
+        return col < g.n ? *reinterpret_cast<const float2*>(g.w_scales + col) : float2{};
+      });
+      sums.store(stages, maps, origin);
+    }
+    if (threadIdx.x % 32 == 0) tma_store_wait<0>();
+  }
+  cluster_sync_relaxed();  // no block exits while another may still signal its barriers
+}
+
+template <typename F, typename T>
+void launch(const Product<F, T>& p) {
+  const Scaled<T> g = make_scaled(p);
+  constexpr int kBytes = Stages<E4M3Pair, Layout::TN, T>::kBytes;
+  const Maps maps = make_maps(g, kBlockM, kBlockN / kCluster);
+  const int clusters = persistent_grid<kBlockM, kBlockN, kCluster>(multiply<T>, kThreads, kBytes, g).clusters;
+  STD_CUDA_CHECK(launch_clusters(multiply<T>, kCluster, clusters * kCluster, kThreads, kBytes, g.stream, maps, g));
+}
+
+}  // namespace minfer
+
+MINFER_QUANT_GEMM_OF(quant_gemm_v08_fp8_promoted, false, true, minfer::launch)
