@@ -29,11 +29,11 @@ from minfer.bench.clock import clock_for
 from minfer.bench.integrity import Dishonest
 from minfer.bench.measure import MOST_ROTATIONS, Bench
 from minfer.bench.operands import Operands
-from minfer.bench.timed_results import matches_reference
+from minfer.bench.timed_results import SLACK, over_bound
 from minfer.bench.timing import Timing
-from minfer.bench.verify import WrongResult, same_bits, synchronize, verify
+from minfer.bench.verify import Errors, WrongResult, same_bits, synchronize, verify
 from minfer.ops import Case, Op
-from minfer.process.remote import Died, Process, adopt_orphans, children, orphans, serve
+from minfer.process.remote import Died, Process, adopt_orphans, cpu_s, orphans, serve
 from minfer.sandbox import Sandbox, keep_to_itself
 
 # Much longer than waking a process takes; on a CPU so short that not every block is interrupted.
@@ -102,25 +102,18 @@ class Remote:
     def time(self, what: str, **about: Any) -> Spent:
         """Wake the stopped process, wait for its answer, and stop it again."""
         pid = self.process.process.pid
-        used, waited, begin = cpu_s(pid), run_delays(pid), time.perf_counter()
-        self.process.thaw()
+        used, waited = cpu_s(pid), run_delays(pid)
+        begin = self.process.thaw()
         said = self.ask(what, "done", **about)
-        wall = time.perf_counter() - begin
+        # A thread may work on after the reply: the clock runs until all of them stand still.
+        wall = self.process.freeze() - begin
         # The delays of all threads together: with only the longest one, honest kernels of two threads were accused on a busy
         # machine.
         delay = sum(max(0, ns - waited.get(thread, ns)) for thread, ns in run_delays(pid).items()) * 1e-9
         used = cpu_s(pid) - used
-        self.process.freeze()
         own = float(said) if isinstance(said, float) and 0 <= said < math.inf else 0.0
         work = max(used, wall - delay) if waited else used or wall
         return Spent(wall, min(wall, work), own)
-
-
-def cpu_s(pid: int) -> float:
-    """Seconds of CPU time that all threads of a process have used; 0 where the system does not say."""
-    with contextlib.suppress(OSError):
-        return time.clock_gettime((~pid << 3) | 2)  # as clock_getcpuclockid makes it
-    return 0.0
 
 
 def run_delays(pid: int) -> dict[str, int]:
@@ -157,9 +150,12 @@ class Spent:
 class Trial:
     """Times kernel and baseline from outside; each runs in its own process, on the same sets of operands."""
 
-    def __init__(self, case: Case, kernel: Remote, baseline: Remote, arena: Arena, device: torch.device) -> None:
+    def __init__(
+        self, case: Case, kernel: Remote, baseline: Remote, of_baseline: set[int], arena: Arena, device: torch.device
+    ) -> None:
+        """`of_baseline`: the processes that the baseline has left behind."""
         self.op, self.case, self.device, self.arena = ops.get(case.op), case, device, arena
-        self.kernel, self.baseline = kernel, baseline
+        self.kernel, self.baseline, self.of_baseline = kernel, baseline, of_baseline
         self.call = self.op.call(case)
         self.here = build.function(self.op.kernels[self.op.baseline(case)], devices.arch(device))  # the baseline
         self.clock = clock_for(device)
@@ -169,9 +165,12 @@ class Trial:
         self.sets = [{name: arena.copy(t) for name, t in original.tensors.items()} for original in self.originals]
         synchronize(device)
         described = [[arena.describe(tensor) for tensor in shared.values()] for shared in self.sets]
-        for remote in (kernel, baseline):
-            remote.ask("prepare", "done", sets=described, arguments=self.call)
-            remote.process.freeze()
+        kernel.ask("prepare", "done", sets=described, arguments=self.call)
+        kernel.process.freeze()
+        self._check_strays()
+        baseline.ask("prepare", "done", sets=described, arguments=self.call)
+        baseline.process.freeze()
+        self.of_baseline |= orphans()
         self.calls = {remote: self._calls(remote) for remote in (kernel, baseline)}
 
     def _fresh(self) -> Operands:
@@ -211,6 +210,7 @@ class Trial:
                 samples["lag" if name == "kernel" else "baseline_lag"].append(spent.lag)
                 if name == "kernel":
                     samples["work"].append(spent.work)
+        self.kernel.process.stood_still()  # beside the last blocks of the baseline
         return samples | {"calls": [float(self.calls[remote]) for remote in (self.kernel, self.baseline)]}
 
     def _block(self, remote: Remote) -> Spent:
@@ -226,6 +226,8 @@ class Trial:
         spent = remote.time("run", calls=calls)
         if remote is self.kernel:
             self._check(calls)
+        else:
+            self.of_baseline |= orphans()
         return spent.per_call(rest, calls)
 
     def _rest(self) -> Spent:
@@ -244,14 +246,21 @@ class Trial:
                 break
             shared, original = self.sets[index], self.originals[index]
             results = {name: shared[name] for name in original.named("out", "inout")}
-            if not matches_reference(self.op, self.case, original.named("in", "inout"), results):
+            over = over_bound(self.op, self.case, original.named("in", "inout"), results)
+            if not over <= SLACK:
                 raise Dishonest("returned a wrong result in a process of its own, though it was right when verified")
+            if over > 1:  # a bound of rounding errors holds for nearly all inputs, not for all
+                raise WrongResult(f"a timed result is off by {over:.3g} times its error bound", Errors(over_bound=over))
             for name, kept in original.named("in").items():
                 if not same_bits(shared[name], kept):
                     raise Dishonest(f"changed its input {name} while it was timed")
         if self.arena.breached():
             raise Dishonest("wrote outside its output while it was timed")
-        if strays := children(self.kernel.process.process.pid) | orphans():
+        self._check_strays()
+
+    def _check_strays(self) -> None:
+        """What the baseline has left behind is not the kernel's: it runs only while the kernel's process is stopped."""
+        if strays := self.kernel.process.strays() - self.of_baseline:
             raise Dishonest(f"left a process running: {min(strays)}")
 
     def baseline_alone(self) -> dict[str, list[float]]:
@@ -292,13 +301,15 @@ def judge(request: dict[str, Any], log: Path) -> dict[str, Any]:
     per_set = guarded_bytes(op.operand_bytes(case), len(op.specs(case)))
     arena = Arena(max(most_sets(op, case, device), 2) * per_set + (16 << 20), device)
     other = op.case(op.baseline(case), case.dtype, case.shape, case.params)
-    kernel = Remote(case, request, arena, log)
     baseline = Remote(other, request | {"extra": request["op_files"]}, arena, log)
+    started = [baseline]
     try:
-        kernel.started()
         baseline.started()
+        of_baseline = orphans()
+        started.append(kernel := Remote(case, request, arena, log))
+        kernel.started()
         verify(op, case, kernel, kernel, device, devices.capability(device), secrets.randbits(31))
-        trial = Trial(case, kernel, baseline, arena, device)
+        trial = Trial(case, kernel, baseline, of_baseline, arena, device)
         return {"samples": trial.rounds() | trial.baseline_alone()}
     except WrongResult as error:
         return failed("wrong", f"seen from another process: {error}")
@@ -309,8 +320,8 @@ def judge(request: dict[str, Any], log: Path) -> dict[str, Any]:
     except Died as death:
         return failed(death.status, f"in a process of its own: {death}")
     finally:
-        kernel.process.kill()
-        baseline.process.kill()
+        for remote in started:
+            remote.process.kill()
         arena.close()
 
 
