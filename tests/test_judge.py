@@ -162,3 +162,10 @@ def test_samples_that_no_clock_gives_are_refused(broken: dict[str, Any]) -> None
     }
     with pytest.raises((ValueError, TypeError)):
         Samples.of(good | broken)
+
+
+def test_a_judged_time_below_the_floor_is_impossible() -> None:
+    row = HONEST | {"status": "ok", "floor_us": 16.0}
+    assert "status" not in judged.columns(CASE, row, samples(), "cuda")
+    found = judged.columns(CASE, row | {"floor_us": 18.0}, samples(), "cuda")
+    assert found["status"] == "impossible" and "judged time of 17 us is less than the 18 us" in found["message"]

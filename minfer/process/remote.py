@@ -42,7 +42,9 @@ STOPPING_S = 10.0  # a thread that waits for a disk cannot be stopped before it 
 COULD_NOT_STOP = f"could not be stopped within {STOPPING_S:g} s"
 MOVED = "ran while it was stopped"
 MOST_MOVED_S = 2e-4  # CPU time: what a thread needs to come to rest once it counts as stopped is some microseconds
-LOOKS = 20  # at the table of processes, before none is believed to hide: one that forks and ends may be missed by a look
+LOOKS = (
+    20  # at the table of processes, before none is believed to hide: one that forks and ends may be missed by a look
+)
 
 
 MOST_BYTES = 256 << 20  # of a reply; the samples of the longest are a tenth of it
