@@ -28,6 +28,7 @@ from typing import Any
 
 from minfer.process import fork_server
 from minfer.process.cgroup import Cgroup
+from minfer.process.output import Output, tail_of
 from minfer.process.text import all_plain, plain
 from minfer.sandbox import Sandbox
 
@@ -64,6 +65,7 @@ class Process:
     `start` runs the module where there is no sandbox: `fork_server.start`, or a function like it."""
 
     _cgroup: Cgroup | None = None
+    _output: Output | None = None
     _stood: float | None = None  # CPU time that it had used when it was stopped; None while it runs
 
     def __init__(
@@ -89,16 +91,18 @@ class Process:
             with open(self.log, "ab") as file, _sweeping:
                 fds = theirs_in, theirs_out, *pass_fds
                 if sandbox:
-                    start = partial(fork_server.start, sandbox=sandbox)
+                    self._output = Output(self.log)
+                    start = partial(fork_server.start, sandbox=sandbox, output=self._output.fd)
                 self.process = start(module, [str(theirs_in), str(theirs_out)], fds, file.fileno())
                 _running.add(self.process.pid)
         except OSError as error:
             self._close()
             self._clean()
-            raise Died("crashed", f"no process could be started: {_last_line(self.log) or error}") from error
+            why = _last_line(tail_of(self.log))  # of the fork server
+            raise Died("crashed", f"no process could be started: {why or error}") from error
         finally:
-            os.close(theirs_in)
-            os.close(theirs_out)
+            for fd in (theirs_in, theirs_out, *([self._output.fd] if self._output else [])):
+                os.close(fd)
         self._buffer = b""
         self._nonce = ""
         if sandbox:
@@ -174,7 +178,8 @@ class Process:
                 "oom", f"the host ran out of memory in the phase {self.phase!r}, and the kernel killed the process"
             )
         how = f"exit status {code}" if code >= 0 else signal.Signals(-code).name
-        said = f": {last}" if code > 0 and (last := _last_line(self.log)) else ""
+        tail = self._output.tail() if self._output else tail_of(self.log)
+        said = f": {last}" if code > 0 and (last := _last_line(tail)) else ""
         return Died("crashed", f"the process died in the phase {self.phase!r} by {how}{said}")
 
     def signal(self, number: int) -> None:
@@ -357,8 +362,8 @@ def _oom_kills() -> int:
     return int(found[1]) if found else 0
 
 
-def _last_line(log: Path) -> str:
-    lines = log.read_text(errors="replace").strip().splitlines()
+def _last_line(printed: bytes) -> str:
+    lines = printed.decode(errors="replace").strip().splitlines()
     return plain(lines[-1]) if lines else ""
 
 
