@@ -80,7 +80,7 @@ def answer(request, say):
     signal.signal(signal.SIGCONT, work)
     libc, timer = ctypes.CDLL(None), ctypes.c_int()
     assert libc.syscall(create, 1, struct.pack("Qii48x", 0, signal.SIGCONT, 0), ctypes.byref(timer)) == 0
-    assert libc.syscall(settime, timer, 0, struct.pack("qqqq", 0, 0, 0, request["after_ns"]), None) == 0
+    assert libc.syscall(settime, timer, 0, struct.pack("qqqq", 0, 0, *divmod(request["after_ns"], 10**9)), None) == 0
     return {"done": True}
 
 serve(answer)
