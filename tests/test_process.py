@@ -380,3 +380,26 @@ def test_the_clock_ends_when_all_threads_stand_still(echo: Path) -> None:
     time.sleep(0.05)
     assert cpu_s(process.process.pid) == pytest.approx(used, abs=MOST_MOVED_S)
     process.kill()
+
+
+def test_who_is_missed_by_a_look_is_found_by_the_next(echo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = iter([set()] * 3 + [{1234}] + [set()] * 100)
+    process = Process("echo", echo)
+    process.ask(60)
+    process.freeze()
+    assert process.strays() == set()
+    monkeypatch.setattr("minfer.process.remote.children", lambda pid: next(looks))
+    assert process.strays() == {1234}
+    monkeypatch.undo()
+    process.kill()
+
+
+def test_a_frozen_cgroup_knows_all_its_processes(echo: Path, tmp_path: Path) -> None:
+    process = Process("leaves", echo, sandbox=Sandbox("limits"))
+    if process._cgroup is None:
+        process.kill()
+        pytest.skip("no cgroup can be made here")
+    process.ask(60, file=str(tmp_path / "count"))
+    process.freeze()
+    assert len(process.strays()) == 1  # in another session, and no child of it any more
+    process.kill()
