@@ -2,17 +2,21 @@
 processes that keep the processors busy.
 
     uv run python -m benchmarks.judge_honest                    # 500 cases beside two busy loops: most of an hour
+    uv run python -m benchmarks.judge_honest --resume           # goes on after the cases that the file has already
     uv run python -m benchmarks.judge_honest --device cuda --cases 100 --beside 0
     uv run python -m benchmarks.judge_honest --minutes 10       # as many of the 500 as that takes
+    uv run python -m benchmarks.judge_honest --cases 20 --beside 0 --trusted    # what untrusted=true costs
 
 Every kernel of it is ours and honest, so that a row that is `dishonest`, `wrong` or `impossible` is an accusation, and there
-must be none. `error` says that the machine was too busy to judge. Writes benchmarks/results/judge-<device>.parquet: for each
-case its status, how long it took, and by which factor the times outside of the kernel's process lay above those inside.
+must be none. `error` says that the machine was too busy to judge; such a case proves nothing, and is counted apart. Writes
+benchmarks/results/judge-<device>.parquet after each case: its status, how long it took, and by which factor the times outside
+of the kernel's process lay above those inside. torch.compile is left out: it compiles for a minute before each measurement.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import os
 import subprocess
@@ -27,6 +31,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
 
 from minfer import ops
 from minfer.bench import device as devices
@@ -57,7 +62,7 @@ def honest(device: str) -> list[Case]:
     ):
         op = ops.get(name)
         for kernel in op.kernels.values():
-            if kernel.elsewhere(device) or kernel.returns or kernel.backend == "triton":
+            if kernel.elsewhere(device) or kernel.returns or kernel.backend == "triton" or "compile" in kernel.name:
                 continue
             for size in sizes:
                 case = op.case(kernel.name, kernel.dtypes[0], dict(zip(axes, size, strict=True)))
@@ -66,27 +71,43 @@ def honest(device: str) -> list[Case]:
     return found
 
 
-def run(device: str, wanted: int, folder: Path) -> Iterator[tuple[Case, store.Row, float]]:
-    """So many cases, round and round: each with its row and the seconds that it took."""
-    cases = honest(device)
-    shard = Shard(
-        name="0000", run="honest", folder=str(folder), results=str(folder), device=device, cases=cases, timing=QUICK,
-        case_timeout_s=300.0, build_timeout_s=600.0, untrusted=True,
-    )  # fmt: skip
-    (folder / "logs").mkdir()
-    supervisor = Supervisor(shard, folder / "logs" / "0000.log")
-    try:
-        machine = supervisor.start()
-        cases = [case for case in cases if supervisor.unsupported(case) is None]
-        built = Compiler(shard, machine.arch, lambda **event: None).compile(cases)
-        supervisor.prepare()
-        for number in range(wanted):
-            case = cases[number % len(cases)]
-            begin = time.perf_counter()
-            row = supervisor.run(case, built.get(f"{case.op}/{case.kernel}"))
-            yield case, row, time.perf_counter() - begin
-    finally:
-        supervisor.end()
+class Runner:
+    """Runs cases with a supervisor of its own, with `untrusted=true` or without."""
+
+    def __init__(self, device: str, cases: list[Case], folder: Path, untrusted: bool) -> None:
+        folder.mkdir()
+        shard = Shard(
+            name="0000", run="honest", folder=str(folder), results=str(folder), device=device, cases=cases, timing=QUICK,
+            case_timeout_s=300.0, build_timeout_s=600.0, untrusted=untrusted,
+        )  # fmt: skip
+        self.supervisor = Supervisor(shard, folder / "0000.log")
+        machine = self.supervisor.start()
+        self.cases = [case for case in cases if self.supervisor.unsupported(case) is None]
+        self.built = Compiler(shard, machine.arch, lambda **event: None).compile(self.cases)
+        self.supervisor.prepare()
+
+    def run(self, case: Case) -> tuple[store.Row, float]:
+        """The row of a case, and the seconds that it took."""
+        begin = time.perf_counter()
+        row = self.supervisor.run(case, self.built.get(f"{case.op}/{case.kernel}"))
+        return row, time.perf_counter() - begin
+
+
+def run(
+    device: str, first: int, wanted: int, trusted: bool, folder: Path
+) -> Iterator[tuple[Case, store.Row, float, float | None]]:
+    """The cases from `first` up to `wanted`, round and round: each with its row and the seconds that it took; and if `trusted`,
+    the seconds that it takes when it is trusted."""
+    with contextlib.ExitStack() as ended:
+        judged = Runner(device, honest(device), folder / "judged", untrusted=True)
+        ended.callback(judged.supervisor.end)
+        plain = Runner(device, judged.cases, folder / "plain", untrusted=False) if trusted else None
+        if plain:
+            ended.callback(plain.supervisor.end)
+        for number in range(first, wanted):
+            case = judged.cases[number % len(judged.cases)]
+            row, seconds = judged.run(case)
+            yield case, row, seconds, plain.run(case)[1] if plain else None
 
 
 def recorded() -> list[judged.Contradiction | None]:
@@ -112,37 +133,38 @@ def ratio(row: store.Row, outside: str, inside: str) -> float | None:
     return row[outside] / row[inside] if row.get(outside) and row.get(inside) else None
 
 
-def measure(device: str, wanted: int, beside: int, minutes: float) -> list[store.Row]:
-    """A row for each case, printed as it is done; no case begins after so many minutes."""
-    rows, end = [], time.perf_counter() + 60 * minutes
+def measure(device: str, done: int, wanted: int, trusted: bool, beside: int, minutes: float) -> Iterator[store.Row]:
+    """A row for each case after the `done` ones, printed as it is done; no case begins after so many minutes."""
+    end = time.perf_counter() + 60 * minutes
     loops, attempts = busy(beside), recorded()
     try:
         with tempfile.TemporaryDirectory(prefix="minfer-judge-") as folder:
-            for number, (case, row, seconds) in enumerate(run(device, wanted, Path(folder)), 1):
+            cases = run(device, done, wanted, trusted, Path(folder))
+            for number, (case, row, seconds, trusted_s) in enumerate(cases, done + 1):
                 found = {
                     "case": case.key,
                     "status": row["status"],
                     "message": row.get("message"),
+                    "guarantee": row.get("guarantee"),
                     "seconds": seconds,
+                    "trusted_s": trusted_s,
                     "attempts": len(attempts),
                     "proven": sum(attempt is not None and attempt.proven for attempt in attempts),
                     "kernel_factor": ratio(row, "judged_us", "steady_us"),
                     "baseline_factor": ratio(row, "judged_baseline_us", "steady_baseline_us"),
                 }
-                rows.append(found)
                 attempts.clear()
                 factors = ", ".join(f"{found[n]:.2f}" for n in ("kernel_factor", "baseline_factor") if found[n])
                 tries = f"{found['attempts']} attempts, {found['proven']} proven"
                 words = f"{row['status']:12} {tries}; {factors} {case.key} {row.get('message') or ''}"
-                print(f"{number:4d} {seconds:5.1f} s {words}")
-                sys.stdout.flush()
+                print(f"{number:4d} {seconds:5.1f} s {words}", flush=True)
+                yield found
                 if time.perf_counter() > end:
                     break
     finally:
         for loop in loops:
             loop.kill()
             loop.wait()
-    return rows
 
 
 def summary(rows: list[store.Row]) -> str:
@@ -154,8 +176,16 @@ def summary(rows: list[store.Row]) -> str:
     seconds = np.array([row["seconds"] for row in rows])
     tries = ", ".join(f"{n} after {k} attempts" for k, n in sorted(Counter(row["attempts"] for row in rows).items()))
     accused = sum(counts[status] for status in ACCUSATIONS)
+    judged = accused + sum(counts[status] for status in store.MEASURED)
     told = ", ".join(f"{n} {status}" for status, n in counts.most_common())
-    return f"{accused} accusations of {len(rows)}: {told}; {tries}; {spread}{np.median(seconds):.1f} s a case in the median"
+    of = f"{accused} accusations of {judged} judged cases; {len(rows) - judged} of {len(rows)} could not be judged"
+    more = [row["seconds"] - row["trusted_s"] for row in rows if row.get("trusted_s") is not None]
+    cost = (
+        f", {np.median(more):.1f} s more than a trusted one, at most {max(more):.1f} s ({len(more)} cases)"
+        if more
+        else ""
+    )
+    return f"{of}: {told}; {tries}; {spread}{np.median(seconds):.1f} s a case in the median{cost}"
 
 
 def main() -> None:
@@ -166,15 +196,27 @@ def main() -> None:
     parser.add_argument(
         "--minutes", type=float, default=math.inf, help="in which the last case begins (default: no limit)"
     )
+    parser.add_argument("--trusted", action="store_true", help="also time each case when it is trusted")
+    parser.add_argument("--threads", type=int, help="of PyTorch in each process (default: its own choice)")
+    parser.add_argument("--resume", action="store_true", help="keep the rows of the file, and go on after them")
     options = parser.parse_args()
-    rows = measure(options.device, options.cases, options.beside, options.minutes)
+    if options.threads:
+        os.environ["OMP_NUM_THREADS"] = str(options.threads)  # for all processes; each of several waits for the others
+        torch.set_num_threads(options.threads)
     environment = devices.environment(devices.pick(options.device))
     about = {name: environment[name] for name in ("device", "torch")}
-    about |= {"commit": commit_of_sources(), "beside": options.beside}
+    about |= {"commit": commit_of_sources(), "beside": options.beside, "threads": torch.get_num_threads()}
     path = FOLDER / f"judge-{store.slug(environment['device'])}.parquet"
-    pq.write_table(pa.Table.from_pylist([row | about for row in rows]), path)
+    rows = pq.read_table(path).to_pylist() if options.resume and path.exists() else []
+    for row in measure(options.device, len(rows), options.cases, options.trusted, options.beside, options.minutes):
+        rows.append(row | about)
+        partial = path.with_suffix(".tmp")
+        pq.write_table(pa.Table.from_pylist(rows), partial)
+        partial.replace(path)
     print(f"{summary(rows)}\nwritten: {path}")
-    sys.exit(any(row["status"] in ACCUSATIONS for row in rows))
+    sys.exit(
+        not any(row["status"] in store.MEASURED for row in rows) or any(row["status"] in ACCUSATIONS for row in rows)
+    )
 
 
 if __name__ == "__main__":

@@ -69,6 +69,25 @@ def test_what_is_written_beside_a_tensor_shows(place: int) -> None:
     assert not shared.breached()
 
 
+@pytest.mark.parametrize("place", [-1, 5])
+def test_a_byte_beside_a_tensor_of_odd_size_shows(place: int) -> None:
+    shared = Arena(1 << 20, CPU)
+    copies = [shared.copy(torch.zeros(5, dtype=torch.uint8)) for _ in range(3)]
+    assert not shared.breached()
+    copies[1].as_strided((1,), (1,), copies[1].storage_offset() + place).fill_(1)
+    assert shared.breached()
+
+
+def test_an_image_brings_everything_back() -> None:
+    shared = arena()
+    copy = shared.copy(TENSORS[0])
+    image = shared.image()
+    view(image, shared.describe(copy)).fill_(3)
+    copy.as_strided((1,), (1,), copy.storage_offset() - 1).fill_(1)
+    shared.restore(image)
+    assert bool((copy == 3).all()) and not shared.breached()
+
+
 @pytest.mark.parametrize("nbytes", [0, 1 << 30])
 def test_its_memory_keeps_its_size(nbytes: int) -> None:
     arena = Arena(1 << 20, torch.device("cpu"))

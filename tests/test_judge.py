@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from minfer import ops
 from minfer.bench import judged
 from minfer.bench.judged import ATTEMPTS, BELIEVED, Contradiction, Samples
+from minfer.worker import judge as worker_judge
 
 CASE = ops.get("hgemm").case("torch", "float16", {"m": 64, "n": 64, "k": 64})
 US = 1e-6
@@ -162,3 +164,20 @@ def test_samples_that_no_clock_gives_are_refused(broken: dict[str, Any]) -> None
     }
     with pytest.raises((ValueError, TypeError)):
         Samples.of(good | broken)
+
+
+def test_a_judged_time_below_the_floor_is_impossible() -> None:
+    row = HONEST | {"status": "ok", "floor_us": 16.0}
+    assert "status" not in judged.columns(CASE, row, samples(), "cuda")
+    found = judged.columns(CASE, row | {"floor_us": 18.0}, samples(), "cuda")
+    assert found["status"] == "impossible" and "judged time of 17 us is less than the 18 us" in found["message"]
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_the_judge_takes_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inside: bool) -> None:
+    """Of an honest kernel; also as on a GPU, where values come into the shared memory while the clock runs."""
+    monkeypatch.setitem(worker_judge.SHOWN_INSIDE, "cpu", inside)
+    request = {"device": "cpu", "extra": [], "op_files": [], "libraries": {}, "sandbox": None, "timeout_s": 60.0}
+    reply = worker_judge.judge(request | {"case": CASE.to_dict()}, tmp_path / "log")
+    found = Samples.of(reply["samples"])
+    assert len(found.kernel) == worker_judge.ROUNDS and len(found.cold_baseline) >= 3

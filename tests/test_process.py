@@ -14,7 +14,8 @@ import pytest
 
 from minfer.bench.timing import Timing
 from minfer.process import cgroup, fork_server
-from minfer.process.remote import Died, Process, _states, children, family, runs, stop
+from minfer.process.output import MOST_PRINTED
+from minfer.process.remote import MOST_MOVED_S, Died, Process, _states, children, cpu_s, family, runs, stop
 from minfer.sandbox import Sandbox
 from tests.conftest import ROOT
 
@@ -45,12 +46,55 @@ serve(answer)
 """
 
 
+# Prints more than is kept, tries to empty its log, and dies with a last word.
+PRINTS = """
+import os, sys
+from minfer.process.output import MOST_PRINTED
+from minfer.process.remote import serve
+
+def answer(request, say):
+    for fd in (1, 2):
+        try:
+            os.ftruncate(fd, 0)
+        except OSError:
+            pass
+    for _ in range(MOST_PRINTED >> 19):
+        os.write(1, b"x" * (1 << 20))
+    sys.exit("\\nits last word")
+
+serve(answer)
+"""
+
+# Wakes itself by a timer when it is stopped, and computes.
+WAKES = """
+import ctypes, platform, signal, struct, time
+from minfer.process.remote import serve
+
+def work(*_):
+    end = time.perf_counter() + 0.02
+    while time.perf_counter() < end:
+        pass
+
+def answer(request, say):
+    create, settime = {"x86_64": (222, 223), "aarch64": (107, 110)}[platform.machine()]
+    signal.signal(signal.SIGCONT, work)
+    libc, timer = ctypes.CDLL(None), ctypes.c_int()
+    assert libc.syscall(create, 1, struct.pack("Qii48x", 0, signal.SIGCONT, 0), ctypes.byref(timer)) == 0
+    assert libc.syscall(settime, timer, 0, struct.pack("qqqq", 0, 0, *divmod(request["after_ns"], 10**9)), None) == 0
+    return {"done": True}
+
+serve(answer)
+"""
+
+
 @pytest.fixture(scope="module")
 def modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One folder for all tests: another one would need another fork server."""
     folder = tmp_path_factory.mktemp("echo")
     (folder / "echo.py").write_text(ECHO)
     (folder / "leaves.py").write_text(LEAVES)
+    (folder / "prints.py").write_text(PRINTS)
+    (folder / "wakes.py").write_text(WAKES)
     return folder
 
 
@@ -294,4 +338,68 @@ def test_without_cgroups_a_process_starts_as_before(echo: Path, monkeypatch: pyt
     process.freeze()
     process.thaw()
     assert process._cgroup is None and process.ask(60, number=1) == {"number": 1}
+    process.kill()
+
+
+def test_a_log_can_neither_be_emptied_nor_filled_from_a_sandbox(echo: Path) -> None:
+    echo.write_text("of others\n")
+    before = descriptors()
+    with pytest.raises(Died, match="its last word"):
+        Process("prints", echo, sandbox=Sandbox("limits")).ask(60)
+    assert echo.read_bytes().startswith(b"of others\n") and MOST_PRINTED < echo.stat().st_size < 1.1 * MOST_PRINTED
+    assert descriptors() <= before + 2  # a fork server's, if it is the first
+
+
+@pytest.mark.parametrize(("after_ns", "moves"), [(500_000_000, True), (1 << 40, False)])
+def test_who_runs_while_it_is_stopped_is_found(
+    echo: Path, monkeypatch: pytest.MonkeyPatch, after_ns: int, moves: bool
+) -> None:
+    def none(pid: int) -> None:
+        raise OSError
+
+    monkeypatch.setattr("minfer.process.remote.Cgroup", none)
+    process = Process("wakes", echo, sandbox=Sandbox("limits"))
+    process.ask(60, after_ns=after_ns)
+    process.freeze()
+    time.sleep(1.0)
+    if moves:
+        with pytest.raises(Died, match="ran while it was stopped"):
+            process.thaw()
+    else:
+        process.thaw()
+    process.kill()
+
+
+def test_the_clock_ends_when_all_threads_stand_still(echo: Path) -> None:
+    """What is returned is a time after which the process uses no more of a CPU."""
+    process = Process("echo", echo)
+    process.ask(60)
+    begin = time.perf_counter()
+    assert begin < process.freeze() <= time.perf_counter()
+    used = cpu_s(process.process.pid)
+    time.sleep(0.05)
+    assert cpu_s(process.process.pid) == pytest.approx(used, abs=MOST_MOVED_S)
+    process.kill()
+
+
+def test_who_is_missed_by_a_look_is_found_by_the_next(echo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = iter([set()] * 3 + [{1234}] + [set()] * 100)
+    process = Process("echo", echo)
+    process.ask(60)
+    process.freeze()
+    assert process.strays() == set()
+    monkeypatch.setattr("minfer.process.remote.children", lambda pid: next(looks))
+    assert process.strays() == {1234}
+    monkeypatch.undo()
+    process.kill()
+
+
+def test_a_frozen_cgroup_knows_all_its_processes(echo: Path, tmp_path: Path) -> None:
+    process = Process("leaves", echo, sandbox=Sandbox("limits"))
+    if process._cgroup is None:
+        process.kill()
+        pytest.skip("no cgroup can be made here")
+    process.ask(60, file=str(tmp_path / "count"))
+    process.freeze()
+    assert len(process.strays()) == 1  # in another session, and no child of it any more
     process.kill()

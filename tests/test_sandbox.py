@@ -152,6 +152,8 @@ def place(request: pytest.FixtureRequest) -> Iterator[Place]:
         (folder / name / "file").write_text("as it was")
         os.chown(folder / name / "file", user, user)
     os.chown(folder, user, user)
+    found = {name: (folder / name / "file").stat() for name in ("results", "seen")}
+    before = {name: (about.st_mode, about.st_mtime, about.st_uid) for name, about in found.items()}
     code = "import time; secret = bytearray(b'as it was'); print(flush=True); time.sleep(600)"
     process = subprocess.Popen([python(user), "-c", code], stdout=subprocess.PIPE, **as_user(user))
     assert process.stdout
@@ -167,6 +169,8 @@ def place(request: pytest.FixtureRequest) -> Iterator[Place]:
     for name in ("results", "seen"):
         assert [path.name for path in (folder / name).iterdir()] == ["file"]
         assert (folder / name / "file").read_text() == "as it was"
+        about = (folder / name / "file").stat()
+        assert (about.st_mode, about.st_mtime, about.st_uid) == before[name]
     subprocess.run(["rm", "-rf", str(folder)], check=True)
 
 
@@ -180,6 +184,13 @@ TRICKS = {
     "moves_what_it_may_read": "os.rename(seen / 'file', scratch / 'file')",
     "links_what_it_may_read": "os.link(seen / 'file', scratch / 'link'); (scratch / 'link').write_text('other')",
     "opens_again_by_proc": "fd = os.open(seen / 'file', os.O_RDONLY); os.open(f'/proc/self/fd/{fd}', os.O_RDWR)",
+    "owns_a_row": "os.chown(hidden / 'file', os.getuid(), os.getgid())",
+    "notes_on_a_row": "os.setxattr(hidden / 'file', 'user.x', b'1')",
+    "notes_on_what_it_may_read": "os.setxattr(seen / 'file', 'user.x', b'1')",
+    "makes_it_unchangeable": """
+        import fcntl
+        fcntl.ioctl(os.open(seen / 'file', os.O_RDONLY), 0x40086602, b'\\0' * 8)
+        """,
     "leaves_a_pth_file": "Path(os.__file__).with_name('left.pth').touch()",
     "edits_the_harness": "Path(sys.modules['minfer.sandbox'].__file__).open('a')",
     "writes_memory": "open(f'/proc/{bystander}/mem', 'r+b')",
@@ -226,6 +237,14 @@ TRICKS = {
                 file.write(bytes(1 << 20)); file.flush()
         """,
 }
+# Each may look as if it worked: the file must be as it was, which `place` sees.
+TRACELESS = {
+    "makes_a_row_writable": "os.chmod(hidden / 'file', 0o4777)",
+    "makes_what_it_may_read_writable": "os.chmod(seen / 'file', 0o4777)",
+    "does_so_by_descriptor": "os.fchmod(os.open(seen / 'file', os.O_RDONLY), 0o4777)",
+    "dates_a_row_back": "os.utime(hidden / 'file', (1, 1))",
+    "dates_back_what_it_may_read": "os.utime(seen / 'file', (1, 1))",
+}
 # Each must work.
 TWINS = {
     "writes_in_its_scratch": "(scratch / 'own').write_text('own'); assert (scratch / 'own').read_text() == 'own'",
@@ -235,6 +254,12 @@ TWINS = {
     "imports": "import decimal, sqlite3",
     "reads_its_own_memory": "assert open('/proc/self/maps').read()",
     "reads_the_processor": "assert open('/proc/cpuinfo').read()",
+    "touches": "(scratch / 'new').touch(); (scratch / 'new').touch(); (scratch / 'new').unlink()",
+    "sets_the_mode_of_its_own": "(scratch / 'mode').touch(); os.chmod(scratch / 'mode', 0o755)",
+    "copies_with_mode_and_time": """
+        import shutil
+        shutil.copy2(seen / 'file', scratch / 'copy')
+        """,
     "starts_threads": "t = threading.Thread(target=time.sleep, args=(0.01,)); t.start(); t.join()",
     "starts_a_program": "subprocess.run(['true'], check=True)",
     "starts_a_python": "subprocess.run([sys.executable, '-c', ''], check=True)",
@@ -258,12 +283,20 @@ TWINS = {
 
 @pytest.fixture(scope="module")
 def outcomes(place: Place) -> dict[str, str]:
-    return place.attempt(TRICKS, scratch_bytes=16 << 20)
+    return place.attempt(TRICKS | TRACELESS, scratch_bytes=16 << 20)
 
 
 @pytest.mark.parametrize("trick", TRICKS)
 def test_a_trick_is_refused(outcomes: dict[str, str], trick: str) -> None:
     assert outcomes[trick].startswith("refused")
+
+
+@pytest.mark.parametrize("trick", TRACELESS)
+def test_a_trick_leaves_no_trace(outcomes: dict[str, str], place: Place, trick: str) -> None:
+    for name in ("results", "seen"):
+        about = (place.folder / name / "file").stat()
+        assert about.st_mode & 0o7777 in (0o644, 0o600, 0o664) and about.st_mtime > 1
+    assert outcomes[trick] == "did it" or outcomes[trick].startswith("refused")
 
 
 OPEN = ("reads_the_results", "listens", "asks_the_kernel", "outlives_who_started_it")

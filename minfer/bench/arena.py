@@ -1,18 +1,40 @@
-"""Memory that two processes see, and the guarded tensors in it: a file without a name on a CPU, an IPC handle on a GPU."""
+"""Memory that two processes see, and the guarded tensors in it: a file without a name on a CPU, an IPC handle on a GPU.
+
+On a GPU the memory is the driver's and not PyTorch's. A handle opens the whole allocation that an address lies in, and
+PyTorch's allocations also hold other tensors; it keeps a shared one until each process that opened it says that it is done,
+which a killed one never does.
+"""
 
 from __future__ import annotations
 
-import base64
+import ctypes
 import fcntl
+import itertools
 import math
 import mmap
 import os
-import pickle
 from typing import Any
 
 import torch
 
-from minfer.bench.operands import ALIGNMENT, GUARD_BYTES, guard, overwritten
+from minfer.bench.operands import ALIGNMENT, GUARD_BYTES, POISON, guard
+
+AT_ONCE = 1024  # guards that are compared together: 16 MiB
+OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
+LAZY_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, the only value that there is
+
+
+class _Handle(ctypes.Structure):
+    """CUipcMemHandle, which is passed by value."""
+
+    _fields_ = [("reserved", ctypes.c_ubyte * 64)]
+
+
+class _OnDevice:
+    """Memory of a GPU by its address, as `torch.as_tensor` takes it."""
+
+    def __init__(self, address: int, nbytes: int) -> None:
+        self.__cuda_array_interface__ = {"shape": (nbytes,), "typestr": "|u1", "data": (address, False), "version": 3}
 
 
 class Arena:
@@ -22,10 +44,15 @@ class Arena:
         self.handle: dict[str, Any]
         self.fds: tuple[int, ...] = ()  # for the other process to inherit
         nbytes = -(-nbytes // ALIGNMENT) * ALIGNMENT
+        self._address = ctypes.c_uint64()  # of a GPU's memory
         if device.type == "cuda":
-            self._memory = torch.empty(nbytes, dtype=torch.uint8, device=device)
-            shared = self._memory.untyped_storage()._share_cuda_()
-            self.handle = {"cuda": base64.b64encode(pickle.dumps(shared)).decode()}
+            _make_current(device)
+            torch.cuda.empty_cache()
+            handle = _Handle()
+            _driver("cuMemAlloc_v2", ctypes.byref(self._address), ctypes.c_size_t(nbytes))
+            _driver("cuIpcGetMemHandle", ctypes.byref(handle), self._address)
+            self.handle = {"cuda": bytes(handle.reserved).hex(), "bytes": nbytes, "index": device.index or 0}
+            self._memory = torch.as_tensor(_OnDevice(self._address.value, nbytes), device=device)
         else:
             fd = os.memfd_create("minfer", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             os.ftruncate(fd, nbytes)
@@ -56,7 +83,25 @@ class Arena:
 
     def breached(self) -> bool:
         """Whether anything was written outside the tensors."""
-        return any(bool(overwritten(edge)) for edge in self._guards)
+        edges, found = iter(self._guards), []
+        while batch := list(itertools.islice(edges, AT_ONCE)):
+            odd = [
+                edge for edge in batch if edge.storage_offset() % 2
+            ]  # poison is a number of two bytes at even addresses
+            even = [edge for edge in batch if not edge.storage_offset() % 2] + [edge[1:-1] for edge in odd]
+            found.append((torch.cat([edge.view(torch.int16) for edge in even]) != POISON).any())
+            if odd:
+                found += [(torch.cat([edge[:1] for edge in odd]) != POISON >> 8).any()]
+                found += [(torch.cat([edge[-1:] for edge in odd]) != POISON & 0xFF).any()]
+        return bool(torch.stack(found).any()) if found else False
+
+    def image(self) -> torch.Tensor:
+        """A copy of what is in use, guards and all, in memory that nobody else sees."""
+        return self._memory[: self._used].clone()
+
+    def restore(self, image: torch.Tensor) -> None:
+        """Put an image back."""
+        self._memory[: len(image)].copy_(image)
 
     def describe(self, tensor: torch.Tensor) -> dict[str, Any]:
         offset = tensor.data_ptr() - self._memory.data_ptr()
@@ -64,18 +109,38 @@ class Arena:
         return {"offset": offset, "dtype": dtype, "shape": list(tensor.shape), "stride": list(tensor.stride())}
 
     def close(self) -> None:
-        """The memory lives on until the last process and tensor lets go of it."""
+        """On a CPU the memory lives on until the last process and tensor lets go of it. On a GPU it is gone; no process that
+        opened it may be left."""
         for fd in self.fds:
             os.close(fd)
+        if self._address.value:
+            torch.cuda.synchronize()
+            _driver("cuMemFree_v2", self._address)
 
 
 def attach(handle: dict[str, Any]) -> torch.Tensor:
     """The memory of an arena, as bytes."""
     if "fd" in handle:
         return torch.frombuffer(mmap.mmap(handle["fd"], handle["bytes"]), dtype=torch.uint8)
-    torch.cuda.init()  # PyTorch does not do it here, and crashes without
-    storage = torch.UntypedStorage._new_shared_cuda(*pickle.loads(base64.b64decode(handle["cuda"])))
-    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+    device = torch.device("cuda", handle["index"])
+    _make_current(device)
+    address, theirs = ctypes.c_uint64(), _Handle((ctypes.c_ubyte * 64)(*bytes.fromhex(handle["cuda"])))
+    _driver("cuIpcOpenMemHandle_v2", ctypes.byref(address), theirs, ctypes.c_uint(LAZY_PEER_ACCESS))
+    return torch.as_tensor(_OnDevice(address.value, handle["bytes"]), device=device)
+
+
+def _make_current(device: torch.device) -> None:
+    """PyTorch's context of a device in this thread, which the driver's functions need."""
+    torch.cuda.set_device(device)
+    torch.zeros(1, device=device)
+
+
+def _driver(name: str, *arguments: Any) -> None:
+    """Call a function of the CUDA driver. Raises RuntimeError, or MemoryError where the GPU has too little memory."""
+    status = getattr(ctypes.CDLL("libcuda.so.1"), name)(*arguments)
+    if status:
+        kind = MemoryError if status == OUT_OF_MEMORY else RuntimeError
+        raise kind(f"the CUDA driver returned error {status} for {name}")
 
 
 def view(memory: torch.Tensor, description: dict[str, Any]) -> torch.Tensor:

@@ -35,6 +35,7 @@ from minfer.ops import Case
 BELIEVED = {"cuda": 1.25, "cpu": 1.6}
 ATTEMPTS = 4  # times that both are measured before a kernel is accused
 BUSY = "could not be judged: {}, by no more than a busy machine may explain; run it again when the machine is less busy"
+TOO_SHORT = "the judged time of {:.4g} us is less than the {:.4g} us that the peaks allow"
 LONGER = "its judged time of {:.4g} us is longer than the {:.4g} us inside of its process, as a busy CPU or cold caches make it"
 
 
@@ -90,7 +91,8 @@ class Samples:
 
 def columns(case: Case, row: Mapping[str, Any], samples: Samples, device: str) -> Columns:
     """The columns `judged_...` of a row: the median block and, paired by rounds, the ratio to the baseline. A row that was `ok`
-    becomes `unconverged` if the median block is longer than the hints by more than `BELIEVED`."""
+    becomes `unconverged` if the median block is longer than the hints by more than `BELIEVED`. Any row becomes `impossible` if
+    the median block is shorter than a GPU's peaks allow."""
     op = ops.get(case.op)
     work = Work(op.flops(case), op.bytes(case), op.metric.work(op, case))
     blocks = [samples.kernel, samples.baseline, samples.duplicate]
@@ -99,6 +101,9 @@ def columns(case: Case, row: Mapping[str, Any], samples: Samples, device: str) -
     inside = min(row[name] for name in ("cold_us", "steady_us") if row.get(name))
     if found["judged_us"] > BELIEVED[device] * inside and row["status"] == "ok":
         found |= {"status": "unconverged", "message": LONGER.format(found["judged_us"], inside)}
+    # A block begins after a flush and calls on each set of operands once, so it reads all inputs from memory.
+    if found["judged_us"] < (floor_us := row.get("floor_us") or 0.0):
+        found |= {"status": "impossible", "message": TOO_SHORT.format(found["judged_us"], floor_us)}
     return found
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -29,7 +30,19 @@ CONFIRMED = 10  # ...if this many measurements all say so: a busy machine may ca
 # first block (kernel) ran at a higher clock than the second (baseline), and a kernel measured 2 % faster than itself.
 SETTLE_S = 1.5
 SHORTEST_S = 1e-9  # of a call
+SMALL_BYTES = 1 << 20  # of a set of operands
 REFERENCE_S = 1.0  # to compare steady results with the fp64 reference; later ones are compared with the baseline's
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """PyTorch uses one thread. On a busy CPU several wait for each other, for milliseconds at each small tensor."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def rotations(op: Op, case: Case, device: torch.device) -> int:
@@ -71,8 +84,9 @@ class Bench(Hooks):
         first = Trial(case, "normal", seed).operands(op, device)
         # Inputs differ from set to set. All candidates write to the same memory: on an H200 the address of a small output
         # alone changes the time by 5 %.
-        self.sets = [first, *(Operands(op, case, seed + i, "normal", device) for i in range(1, self.rotations))]
-        self.kept = [{name: t.clone() for name, t in s.named("in", "inout").items()} for s in self.sets]
+        with _one_thread() if op.operand_bytes(case) < SMALL_BYTES else contextlib.nullcontext():
+            self.sets = [first, *(Operands(op, case, seed + i, "normal", device) for i in range(1, self.rotations))]
+            self.kept = [{name: t.clone() for name, t in s.named("in", "inout").items()} for s in self.sets]
         self.written = [s.named("out", "inout") for s in self.sets]
         self.addresses = [{name: t.data_ptr() for name, t in written.items()} for written in self.written]
         self.undo: list[Undo | None] = [None] * self.rotations

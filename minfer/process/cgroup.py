@@ -42,6 +42,10 @@ class Cgroup:
     def thaw(self) -> None:
         (self.folder / "cgroup.freeze").write_text("0")
 
+    def processes(self) -> set[int]:
+        """Those that have a thread left."""
+        return set(map(int, (self.folder / "cgroup.procs").read_text().split()))
+
     def kill(self) -> None:
         """Kill all of it, and remove the cgroup once the processes are gone."""
         with contextlib.suppress(OSError):

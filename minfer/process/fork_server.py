@@ -25,7 +25,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from minfer.sandbox import Sandbox
+from minfer.sandbox import Sandbox, keep_to_itself
 
 PRELOADED = tuple(f"minfer.worker.{name}" for name in ("child", "judge", "isolated", "builder"))
 PRELOADED += ("minfer.profilers.host",)
@@ -69,13 +69,13 @@ class ForkServer:
         self.place = _place()
 
     def start(
-        self, module: str, arguments: Sequence[str], fds: Sequence[int], log: int, sandbox: Sandbox | None
+        self, module: str, arguments: Sequence[str], fds: Sequence[int], output: int, sandbox: Sandbox | None
     ) -> Forked:
         """Raises OSError when the fork server is gone."""
         about = {"module": module, "arguments": arguments, "fds": fds, "sandbox": sandbox and asdict(sandbox)}
         request = json.dumps(about).encode()
         with _reaping():  # what the fork server started is ours from the moment when it answers
-            socket.send_fds(self.connection, [request], [log, *fds])
+            socket.send_fds(self.connection, [request], [output, *fds])
             answer = self.connection.recv(64)
         if not answer:
             raise ConnectionResetError("the fork server is gone")
@@ -91,20 +91,26 @@ _one_at_a_time = threading.Lock()
 
 
 def start(
-    module: str, arguments: Sequence[str], fds: Sequence[int], log: int, sandbox: Sandbox | None = None
+    module: str,
+    arguments: Sequence[str],
+    fds: Sequence[int],
+    log: int,
+    sandbox: Sandbox | None = None,
+    output: int | None = None,
 ) -> Forked:
     """Run a module as a program in a session of its own, with these open files under the same numbers, and what it
-    prints in `log`; in a sandbox, if one is given. Raises OSError when there is no fork server and none can be started;
-    `log` then says why."""
+    prints in `output`, or else in `log`; in a sandbox, if one is given. Raises OSError when there is no fork server and none
+    can be started; `log` then says why."""
     global _server
+    output = log if output is None else output
     with _one_at_a_time:
         if _server and _server.place == _place():
             with contextlib.suppress(OSError):  # it has ended already
-                return _server.start(module, arguments, fds, log, sandbox)
+                return _server.start(module, arguments, fds, output, sandbox)
         if _server:
             _server.close()
         _server = _new(log)
-        return _server.start(module, arguments, fds, log, sandbox)
+        return _server.start(module, arguments, fds, output, sandbox)
 
 
 def prepare() -> None:
@@ -215,6 +221,8 @@ def _become(module: str, arguments: list[str], fds: list[int], given: list[int],
     _call_it(module)
     if sandbox:
         sandbox.enter()
+    elif module not in STARTS_OTHERS:
+        keep_to_itself(False)
     sys.argv = [module, *arguments]
     sys.modules.pop(module, None)  # as with `python -m`, which runpy would otherwise warn of
     runpy.run_module(module, run_name="__main__", alter_sys=True)
@@ -245,6 +253,7 @@ def _leave_server(spare: int) -> None:
 
 
 def main() -> None:
+    keep_to_itself()  # it also forks after foreign code has run, in a process of the same user
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _call_it("minfer.forksrv")
     warnings.filterwarnings("ignore", "This process .* is multi-threaded, use of fork", DeprecationWarning)

@@ -28,6 +28,7 @@ from typing import Any
 
 from minfer.process import fork_server
 from minfer.process.cgroup import Cgroup
+from minfer.process.output import Output, tail_of
 from minfer.process.text import all_plain, plain
 from minfer.sandbox import Sandbox
 
@@ -40,6 +41,11 @@ STOPPED_S = (
 )
 STOPPING_S = 10.0  # a thread that waits for a disk cannot be stopped before it is served
 COULD_NOT_STOP = f"could not be stopped within {STOPPING_S:g} s"
+MOVED = "ran while it was stopped"
+MOST_MOVED_S = 2e-4  # CPU time: what a thread needs to come to rest once it counts as stopped is some microseconds
+LOOKS = (
+    20  # at the table of processes, before none is believed to hide: one that forks and ends may be missed by a look
+)
 
 
 MOST_BYTES = 256 << 20  # of a reply; the samples of the longest are a tenth of it
@@ -59,6 +65,8 @@ class Process:
     `start` runs the module where there is no sandbox: `fork_server.start`, or a function like it."""
 
     _cgroup: Cgroup | None = None
+    _output: Output | None = None
+    _stood: float | None = None  # CPU time that it had used when it was stopped; None while it runs
 
     def __init__(
         self,
@@ -83,19 +91,21 @@ class Process:
             with open(self.log, "ab") as file, _sweeping:
                 fds = theirs_in, theirs_out, *pass_fds
                 if sandbox:
-                    start = partial(fork_server.start, sandbox=sandbox)
+                    self._output = Output(self.log)
+                    start = partial(fork_server.start, sandbox=sandbox, output=self._output.fd)
                 self.process = start(module, [str(theirs_in), str(theirs_out)], fds, file.fileno())
                 _running.add(self.process.pid)
         except OSError as error:
             self._close()
             self._clean()
-            raise Died("crashed", f"no process could be started: {_last_line(self.log) or error}") from error
+            why = _last_line(tail_of(self.log))  # of the fork server
+            raise Died("crashed", f"no process could be started: {why or error}") from error
         finally:
-            os.close(theirs_in)
-            os.close(theirs_out)
+            for fd in (theirs_in, theirs_out, *([self._output.fd] if self._output else [])):
+                os.close(fd)
         self._buffer = b""
         self._nonce = ""
-        if sandbox and sandbox.level != "namespaces":  # whose first process takes all others with it
+        if sandbox:
             with contextlib.suppress(OSError):
                 self._cgroup = Cgroup(self.process.pid)
 
@@ -168,7 +178,8 @@ class Process:
                 "oom", f"the host ran out of memory in the phase {self.phase!r}, and the kernel killed the process"
             )
         how = f"exit status {code}" if code >= 0 else signal.Signals(-code).name
-        said = f": {last}" if code > 0 and (last := _last_line(self.log)) else ""
+        tail = self._output.tail() if self._output else tail_of(self.log)
+        said = f": {last}" if code > 0 and (last := _last_line(tail)) else ""
         return Died("crashed", f"the process died in the phase {self.phase!r} by {how}{said}")
 
     def signal(self, number: int) -> None:
@@ -188,26 +199,58 @@ class Process:
         self.process.wait()
         _running.discard(self.process.pid)
         self._close()
+        deadline = time.monotonic() + STOPPING_S
         with _sweeping:
-            while strays := orphans():  # their own children come next
+            while (strays := orphans()) and time.monotonic() < deadline:  # their own children come next
                 for pid in strays:
                     os.kill(pid, signal.SIGKILL)
                     os.waitpid(pid, 0)
             self._clean()
 
-    def freeze(self) -> None:
-        """Stop it and everything that it started, in whatever session. Raises Died."""
-        if self._cgroup is None:
+    def freeze(self) -> float:
+        """Stop it and everything that it started, in whatever session. Returns the time (`time.perf_counter`) when all its
+        own threads stood still. Raises Died."""
+        if self._cgroup is not None:
+            if not self._cgroup.freeze():
+                raise Died("timeout", COULD_NOT_STOP)
+            return time.perf_counter()
+        halt(self.process.pid)
+        stood_still = time.perf_counter()
+        self._stood = cpu_s(self.process.pid)
+        try:
             stop(lambda: {self.process.pid} | orphans())
-        elif not self._cgroup.freeze():
-            raise Died("timeout", COULD_NOT_STOP)
+        finally:
+            self.stood_still()  # else it is why there was no end of stopping
+        return stood_still
 
-    def thaw(self) -> None:
-        """Let it go on; where it has no cgroup, only what is in its session."""
-        if self._cgroup is None:
-            self.signal(signal.SIGCONT)
-        else:
+    def thaw(self) -> float:
+        """Let it go on; where it has no cgroup, only what is in its session. Returns the time (`time.perf_counter`) before
+        which it stood still. Raises Died if it ran while it was stopped."""
+        self.stood_still()
+        self._stood = None
+        begin = time.perf_counter()
+        if self._cgroup is not None:
             self._cgroup.thaw()
+        else:
+            self.signal(signal.SIGCONT)
+        return begin
+
+    def stood_still(self) -> None:
+        """Raises Died if it ran since it was stopped by a signal, which a timer of its own may have undone (SIGCONT). Who only
+        wakes it, as `scontrol resume` does, makes it run for some microseconds. What a cgroup froze cannot wake."""
+        if self._stood is None:
+            return
+        ran = cpu_s(self.process.pid) - self._stood
+        if ran > MOST_MOVED_S or "R" in _states(self.process.pid):
+            raise Died("dishonest", MOVED)
+
+    def strays(self) -> set[int]:
+        """The processes that it started, or that were left behind to this one, and that have not been waited for. Reliable
+        once all of it is stopped."""
+        if self._cgroup is not None:
+            return self._cgroup.processes() - {self.process.pid}
+        looks = (children(self.process.pid) | orphans() for _ in range(LOOKS))
+        return set().union(*looks)
 
     def _clean(self) -> None:
         """Remove what it wrote, whatever it made of the permissions."""
@@ -236,16 +279,21 @@ def adopt_orphans() -> None:
 
 
 def orphans() -> set[int]:
-    """The processes that were left behind to this one."""
-    return children(os.getpid()) - _running - {fork_server.pid()} if _adopts else set()
+    """The processes that were left behind to this one, and that nobody has waited for: also one that has ended, because it
+    may have started the next before."""
+    return _children(os.getpid()) - _running - {fork_server.pid()} if _adopts else set()
 
 
 def children(pid: int) -> set[int]:
     """The processes that a process started, or adopted, and that still run."""
+    return {child for child in _children(pid) if runs(child)}
+
+
+def _children(pid: int) -> set[int]:
     found: set[int] = set()
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):
-            found |= {int(child) for child in path.read_text().split() if runs(int(child))}
+            found |= {int(child) for child in path.read_text().split()}
     return found
 
 
@@ -274,6 +322,25 @@ def family(roots: set[int]) -> set[int]:
     return found
 
 
+def cpu_s(pid: int) -> float:
+    """Seconds of CPU time that all threads of a process have used; 0 where the system does not say."""
+    with contextlib.suppress(OSError):
+        return time.clock_gettime((~pid << 3) | 2)  # as clock_getcpuclockid makes it
+    return 0.0
+
+
+def halt(pid: int) -> None:
+    """Stop all threads of a child of this process, and return at once when they stand still or it has ended. Raises Died."""
+    deadline = time.monotonic() + STOPPING_S
+    how = os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT
+    while time.monotonic() < deadline:
+        os.kill(pid, signal.SIGSTOP)  # again: a SIGCONT that comes before it has stopped undoes this
+        if os.waitid(os.P_PID, pid, how) is not None:
+            return
+        os.sched_yield()
+    raise Died("timeout", COULD_NOT_STOP)
+
+
 def stop(roots: Callable[[], set[int]]) -> None:
     """Stop processes and everything that they started. What is not stopped yet may start more, so it looks again. Raises
     Died."""
@@ -295,8 +362,8 @@ def _oom_kills() -> int:
     return int(found[1]) if found else 0
 
 
-def _last_line(log: Path) -> str:
-    lines = log.read_text(errors="replace").strip().splitlines()
+def _last_line(printed: bytes) -> str:
+    lines = printed.decode(errors="replace").strip().splitlines()
     return plain(lines[-1]) if lines else ""
 
 

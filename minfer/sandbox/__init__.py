@@ -108,9 +108,9 @@ def _give_up_privileges() -> None:
     syscalls.prctl(PR_SET_NO_NEW_PRIVS, 1)
 
 
-def keep_to_itself() -> None:
-    """Let no other process of this user read or write this one's memory, or trace it."""
-    syscalls.prctl(PR_SET_DUMPABLE, 0)
+def keep_to_itself(yes: bool = True) -> None:
+    """Let no other process of this user read or write this one's memory, or trace it. What it starts inherits that."""
+    syscalls.prctl(PR_SET_DUMPABLE, int(not yes))
 
 
 @cache

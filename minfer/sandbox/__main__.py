@@ -39,7 +39,7 @@ def _try_all(kept: Path, scratch: Path) -> None:
     (scratch / "written").write_text("written")
     for forbidden in (
         lambda: (kept / "file").read_text(),
-        lambda: (Path(__file__).parent / "written").touch(),
+        lambda: (Path(__file__).parent / "written").write_text("written"),
         lambda: Path("/proc/self/comm").write_text("other"),
         lambda: os.kill(os.getppid() or -1, 0),
     ):

@@ -1,6 +1,7 @@
 """A filter of system calls, as the small program that the kernel runs before each of them (seccomp, classic BPF).
 
-What it denies fails with EPERM. It sees numbers and no memory, so it cannot tell files or addresses of sockets apart.
+What it denies fails with EPERM, or in a few cases does nothing. It sees numbers and no
+memory, so it cannot tell files or addresses of sockets apart.
 """
 
 from __future__ import annotations
@@ -34,9 +35,19 @@ SHARED = (
     "shmget", "shmat", "shmctl", "semget", "semop", "semtimedop", "semctl", "msgget", "msgsnd", "msgrcv", "msgctl",
     "mq_open", "mq_unlink", "pidfd_open", "pidfd_send_signal", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "tkill",
 )
+# What changes a file without opening it for writing, which Landlock does not cover. Compilers set modes and times, and do not
+# need them: these calls say that they did. The others fail. So does setting the time to now, because who touches a file takes
+# success for a sign that it exists.
+PRETENDED = ("chmod", "fchmod", "fchmodat", "fchmodat2")
+TIMES = {"utime": 1, "utimes": 1, "futimesat": 2, "utimensat": 2}  # the argument with the times; none means now
+ATTRIBUTES = (
+    "chown", "fchown", "lchown", "fchownat", "setxattr", "lsetxattr", "fsetxattr", "setxattrat", "removexattr",
+    "lremovexattr", "fremovexattr", "removexattrat", "file_setattr",
+)
 # fmt: on
 OWN_ONLY = ("sched_setaffinity", "sched_setparam", "sched_setscheduler", "sched_setattr", "prlimit64")  # process 0
 NEW_NAMESPACES = 0x7E020000  # CLONE_NEWNS, and CLONE_NEWCGROUP to CLONE_NEWNET
+FS_IOC_SETFLAGS, FS_IOC_FSSETXATTR = 0x40086602, 0x401C5820
 F_SETOWN, F_SETOWN_EX, FIOSETOWN, SIOCSPGRP, TIOCSTI = 8, 15, 0x8901, 0x8902, 0x5412
 PR_SET_PDEATHSIG = 1
 
@@ -75,7 +86,7 @@ def rules(own_pids: bool, own_signals: bool, connects: bool) -> dict[str, Progra
     found["clone3"] = [_deny(errno.ENOSYS)]  # its flags are in memory; the C library then uses clone
     found["clone"] = [_argument(0), (_ANY_BIT, 0, 1, NEW_NAMESPACES), _deny(), (_RETURN, 0, 0, _ALLOW)]
     found["socket"] = _unless(0, socket.AF_UNIX)
-    found["ioctl"] = _where(1, TIOCSTI, FIOSETOWN, SIOCSPGRP)
+    found["ioctl"] = _where(1, TIOCSTI, FIOSETOWN, SIOCSPGRP, FS_IOC_SETFLAGS, FS_IOC_FSSETXATTR)
     # It must die with the process that started it: nothing but SIGKILL may be put for that.
     found["prctl"] = [
         _argument(0), (_EQUAL, 0, 3, PR_SET_PDEATHSIG), _argument(1), (_EQUAL, 1, 0, signal.SIGKILL), _deny(),
@@ -88,6 +99,10 @@ def rules(own_pids: bool, own_signals: bool, connects: bool) -> dict[str, Progra
         found["socket"] = [_deny()]
     if not own_pids:
         found |= {name: [_deny()] for name in SHARED} | {name: _unless(0, 0) for name in OWN_ONLY}
+        found |= {name: [_deny(0)] for name in PRETENDED if syscalls.exists(name)}
+        now_or_pretended = lambda index: [_argument(index), (_EQUAL, 0, 1, 0), _deny(), _deny(0)]
+        found |= {name: now_or_pretended(index) for name, index in TIMES.items() if syscalls.exists(name)}
+        found |= {name: [_deny()] for name in ATTRIBUTES if syscalls.exists(name)}
         found["setpriority"] = found["ioprio_set"] = [_deny()]
         found["fcntl"] = _where(1, F_SETOWN, F_SETOWN_EX)
         if not own_signals:  # to itself, as abort does, and to its process group

@@ -12,7 +12,10 @@ libc = ctypes.CDLL(None, use_errno=True)
 _TABLE = {
     "acct": (163, 89), "add_key": (248, 217), "adjtimex": (159, 171), "bind": (49, 200), "bpf": (321, 280),
     "capset": (126, 91), "chroot": (161, 51), "clock_adjtime": (305, 266), "clock_settime": (227, 112),
-    "clone": (56, 220), "connect": (42, 203), "delete_module": (176, 106), "fcntl": (72, 25),
+    "clone": (56, 220), "connect": (42, 203), "delete_module": (176, 106), "fchmod": (91, 52), "fchmodat": (268, 53),
+    "fchown": (93, 55), "fchownat": (260, 54), "fcntl": (72, 25), "fremovexattr": (199, 16), "fsetxattr": (190, 7),
+    "lremovexattr": (198, 15), "lsetxattr": (189, 6), "removexattr": (197, 14), "setxattr": (188, 5),
+    "utimensat": (280, 88),
     "finit_module": (313, 273), "init_module": (175, 105), "ioctl": (16, 29), "ioprio_set": (251, 30),
     "kcmp": (312, 272), "kexec_file_load": (320, 294), "kexec_load": (246, 104), "keyctl": (250, 219),
     "kill": (62, 129), "migrate_pages": (256, 238), "mount": (165, 40), "move_pages": (279, 239),
@@ -35,11 +38,17 @@ _TABLE |= {
         "open_tree": 428, "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432, "fspick": 433,
         "pidfd_open": 434, "clone3": 435, "pidfd_getfd": 438, "process_madvise": 440, "mount_setattr": 442,
         "quotactl_fd": 443, "landlock_create_ruleset": 444, "landlock_add_rule": 445, "landlock_restrict_self": 446,
+        "fchmodat2": 452, "setxattrat": 463, "removexattrat": 466, "file_setattr": 469,
     }.items()
 }  # fmt: skip
 
+# Those that aarch64 never had.
+_OLDER = {"chmod": 90, "chown": 92, "lchown": 94, "utime": 132, "utimes": 235, "futimesat": 261}
+
 MACHINE = platform.machine()
 KNOWN = MACHINE in ("x86_64", "aarch64")
+if MACHINE == "x86_64":
+    _TABLE |= {name: (number, number) for name, number in _OLDER.items()}
 
 
 def number(name: str) -> int:
@@ -47,6 +56,11 @@ def number(name: str) -> int:
     if not KNOWN:
         raise OSError(f"no table of system calls for {MACHINE}")
     return _TABLE[name][MACHINE == "aarch64"]
+
+
+def exists(name: str) -> bool:
+    """Whether this machine has a system call."""
+    return name in _TABLE
 
 
 def call(name: str, *arguments: object) -> int:

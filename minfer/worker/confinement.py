@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -19,7 +20,13 @@ def sandbox(shard: Shard) -> Sandbox:
     for folder in (*own, build.cache_folder()):  # the sandbox can only hide and show what exists already
         folder.mkdir(parents=True, exist_ok=True)
     hidden = {os.path.realpath(folder) for folder in (*own, *map(Path, (tempfile.gettempdir(), *HIDDEN)))}
-    gpu = sorted(map(str, Path("/dev").glob("nvidia*"))) if shard.device == "cuda" else []
+    gpu = []
+    if shard.device == "cuda":
+        # The driver makes some of its devices when the first process uses it.
+        subprocess.run(
+            [sys.executable, "-c", "import ctypes; ctypes.CDLL('libcuda.so.1').cuInit(0)"], stderr=subprocess.DEVNULL
+        )
+        gpu = sorted(map(str, Path("/dev").glob("nvidia*")))
     # CUDA shares memory only between processes of one PID namespace: https://github.com/openucx/ucx/issues/11978
     level = shard.sandbox or strongest(LEVELS[1:] if shard.device == "cuda" else LEVELS)
     return Sandbox(level, sorted(hidden), sorted(_needed(shard, hidden)), gpu)

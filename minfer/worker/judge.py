@@ -15,7 +15,7 @@ import math
 import random
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,16 +24,16 @@ import torch
 
 from minfer import build, ops
 from minfer.bench import device as devices
-from minfer.bench.arena import Arena, guarded_bytes
+from minfer.bench.arena import Arena, guarded_bytes, view
 from minfer.bench.clock import clock_for
 from minfer.bench.integrity import Dishonest
 from minfer.bench.measure import MOST_ROTATIONS, Bench
 from minfer.bench.operands import Operands
-from minfer.bench.timed_results import matches_reference
+from minfer.bench.timed_results import SLACK, over_bound
 from minfer.bench.timing import Timing
-from minfer.bench.verify import WrongResult, same_bits, synchronize, verify
-from minfer.ops import Case, Op
-from minfer.process.remote import Died, Process, adopt_orphans, children, orphans, serve
+from minfer.bench.verify import Errors, WrongResult, same_bits, synchronize, verify
+from minfer.ops import Case, Op, Tensors
+from minfer.process.remote import Died, Process, adopt_orphans, cpu_s, orphans, serve
 from minfer.sandbox import Sandbox, keep_to_itself
 
 # Much longer than waking a process takes; on a CPU so short that not every block is interrupted.
@@ -46,6 +46,10 @@ STEADY_S = 0.1  # for the baseline's steady time, without any kernel
 COLD = Timing(looks=[10], least_rounds=5, cold_cap_s=1.0)  # for cold times of the baseline, without any kernel
 CHECK_S, LEAST_CHECKED = 0.2, 16  # of a block's results: as many as the time allows, and at least so many
 START_S = 120.0
+SHOWN_INSIDE = {"cuda": True, "cpu": False}  # whether a block's values come into the shared memory when the clock runs
+SNAPSHOT = 32  # results of a block on a GPU that are copied when it replies
+
+Step = Callable[[], None]
 THREADS = torch.get_num_threads()  # that the baseline has elsewhere
 
 
@@ -99,28 +103,27 @@ class Remote:
             raise Dishonest("unexpected reply from the kernel's process")
         return reply[answer]
 
-    def time(self, what: str, **about: Any) -> Spent:
-        """Wake the stopped process, wait for its answer, and stop it again."""
+    def time(self, what: str, before: Step | None = None, after: Step | None = None, **about: Any) -> Spent:
+        """Wake the stopped process, wait for its answer, and stop it again. The time includes what this process does `before`
+        that and `after` the answer."""
         pid = self.process.process.pid
-        used, waited, begin = cpu_s(pid), run_delays(pid), time.perf_counter()
-        self.process.thaw()
+        used, waited = cpu_s(pid), run_delays(pid)
+        begin = time.perf_counter()
+        if before:
+            before()
+        woken = self.process.thaw()
         said = self.ask(what, "done", **about)
-        wall = time.perf_counter() - begin
+        if after:
+            after()
+        # A thread may work on after the reply: the clock runs until all of them stand still.
+        wall = self.process.freeze() - (begin if before else woken)
         # The delays of all threads together: with only the longest one, honest kernels of two threads were accused on a busy
         # machine.
         delay = sum(max(0, ns - waited.get(thread, ns)) for thread, ns in run_delays(pid).items()) * 1e-9
         used = cpu_s(pid) - used
-        self.process.freeze()
         own = float(said) if isinstance(said, float) and 0 <= said < math.inf else 0.0
         work = max(used, wall - delay) if waited else used or wall
         return Spent(wall, min(wall, work), own)
-
-
-def cpu_s(pid: int) -> float:
-    """Seconds of CPU time that all threads of a process have used; 0 where the system does not say."""
-    with contextlib.suppress(OSError):
-        return time.clock_gettime((~pid << 3) | 2)  # as clock_getcpuclockid makes it
-    return 0.0
 
 
 def run_delays(pid: int) -> dict[str, int]:
@@ -157,9 +160,12 @@ class Spent:
 class Trial:
     """Times kernel and baseline from outside; each runs in its own process, on the same sets of operands."""
 
-    def __init__(self, case: Case, kernel: Remote, baseline: Remote, arena: Arena, device: torch.device) -> None:
+    def __init__(
+        self, case: Case, kernel: Remote, baseline: Remote, of_baseline: set[int], arena: Arena, device: torch.device
+    ) -> None:
+        """`of_baseline`: the processes that the baseline has left behind."""
         self.op, self.case, self.device, self.arena = ops.get(case.op), case, device, arena
-        self.kernel, self.baseline = kernel, baseline
+        self.kernel, self.baseline, self.of_baseline = kernel, baseline, of_baseline
         self.call = self.op.call(case)
         self.here = build.function(self.op.kernels[self.op.baseline(case)], devices.arch(device))  # the baseline
         self.clock = clock_for(device)
@@ -167,11 +173,22 @@ class Trial:
         self.originals = [first, *(self._fresh() for _ in range(self._sets(first) - 1))]
         arena.clear()
         self.sets = [{name: arena.copy(t) for name, t in original.tensors.items()} for original in self.originals]
+        self.image: torch.Tensor | None = None
+        self.snapshot: dict[int, Tensors] = {}
         synchronize(device)
         described = [[arena.describe(tensor) for tensor in shared.values()] for shared in self.sets]
-        for remote in (kernel, baseline):
-            remote.ask("prepare", "done", sets=described, arguments=self.call)
-            remote.process.freeze()
+        if SHOWN_INSIDE[device.type]:
+            self.image = arena.image()
+            self.imaged = [
+                {name: view(self.image, about) for name, about in zip(shared, descriptions, strict=True)}
+                for shared, descriptions in zip(self.sets, described, strict=True)
+            ]
+        kernel.ask("prepare", "done", sets=described, arguments=self.call)
+        kernel.process.freeze()
+        self._check_strays()
+        baseline.ask("prepare", "done", sets=described, arguments=self.call)
+        baseline.process.freeze()
+        self.of_baseline |= orphans()
         self.calls = {remote: self._calls(remote) for remote in (kernel, baseline)}
 
     def _fresh(self) -> Operands:
@@ -211,65 +228,101 @@ class Trial:
                 samples["lag" if name == "kernel" else "baseline_lag"].append(spent.lag)
                 if name == "kernel":
                     samples["work"].append(spent.work)
+        self.kernel.process.stood_still()  # beside the last blocks of the baseline
         return samples | {"calls": [float(self.calls[remote]) for remote in (self.kernel, self.baseline)]}
 
     def _block(self, remote: Remote) -> Spent:
-        """Time a block, and return the time of one call. No process has seen these values before the clock runs, because both
-        processes are stopped until then."""
+        """Time a block, and return the time of one call. No process has seen these values before the clock runs.
+
+        On a CPU both processes are stopped until then. On a GPU what a stopped process has started goes on. So there the values
+        come into the shared memory, in one copy, when the clock runs already; and it runs until some results, chosen at
+        random, are copied out of it. `_rest` does the same, and is subtracted."""
         rest = min((self._rest() for _ in range(3)), key=lambda spent: spent.wall)
-        for shared, original in zip(self.sets, self.originals, strict=True):
+        for shared, original in zip(self.imaged if self.image is not None else self.sets, self.originals, strict=True):
             for name, tensor in shared.items():
                 tensor.copy_(original.tensors[name])
-        self.clock.flush()  # steady calls, too, read their operands from memory
-        synchronize(self.device)
         calls = self.calls[remote]
-        spent = remote.time("run", calls=calls)
+        spent = remote.time("run", *self._around(), calls=calls)
         if remote is self.kernel:
             self._check(calls)
+        else:
+            self.of_baseline |= orphans()
         return spent.per_call(rest, calls)
 
     def _rest(self) -> Spent:
         """The time of a block without its calls, measured with the baseline's process, which gains nothing by making it long.
         After a flush, a process that wakes has none of its code and data in the caches; that costs a third of a millisecond
         on a CPU."""
-        self.clock.flush()
+        return self.baseline.time("rest", *self._around())
+
+    def _around(self) -> tuple[Step | None, Step | None]:
+        """What is done before and after a request while the clock runs: on a CPU nothing."""
+        if self.image is None:
+            self._flush()
+            return None, None
         synchronize(self.device)
-        return self.baseline.time("rest")
+        return self._show, self._take
+
+    def _flush(self) -> None:
+        self.clock.flush()  # steady calls, too, read their operands from memory
+        synchronize(self.device)
+
+    def _show(self) -> None:
+        """Put the new values into the memory that the other processes see."""
+        assert self.image is not None
+        self.arena.restore(self.image)
+        self._flush()
+
+    def _take(self) -> None:
+        """Copy some results, so that what is written later does not count."""
+        calls = self.calls.get(self.kernel, len(self.sets))
+        chosen = random.SystemRandom().sample(range(calls), min(calls, SNAPSHOT))
+        written = self.originals[0].named("out", "inout")
+        self.snapshot = {index: {name: self.sets[index][name].clone() for name in written} for index in chosen}
+        synchronize(self.device)
 
     def _check(self, calls: int) -> None:
-        order = random.SystemRandom().sample(range(calls), calls)
+        order = list(self.snapshot) or random.SystemRandom().sample(range(calls), calls)
         deadline = time.perf_counter() + CHECK_S
         for number, index in enumerate(order):
             if number >= LEAST_CHECKED and time.perf_counter() > deadline:
                 break
             shared, original = self.sets[index], self.originals[index]
-            results = {name: shared[name] for name in original.named("out", "inout")}
-            if not matches_reference(self.op, self.case, original.named("in", "inout"), results):
+            results = self.snapshot.get(index) or {name: shared[name] for name in original.named("out", "inout")}
+            over = over_bound(self.op, self.case, original.named("in", "inout"), results)
+            if not over <= SLACK:
                 raise Dishonest("returned a wrong result in a process of its own, though it was right when verified")
+            if over > 1:  # a bound of rounding errors holds for nearly all inputs, not for all
+                raise WrongResult(f"a timed result is off by {over:.3g} times its error bound", Errors(over_bound=over))
             for name, kept in original.named("in").items():
                 if not same_bits(shared[name], kept):
                     raise Dishonest(f"changed its input {name} while it was timed")
         if self.arena.breached():
             raise Dishonest("wrote outside its output while it was timed")
-        if strays := children(self.kernel.process.process.pid) | orphans():
+        self._check_strays()
+
+    def _check_strays(self) -> None:
+        """What the baseline has left behind is not the kernel's: it runs only while the kernel's process is stopped."""
+        if strays := self.kernel.process.strays() - self.of_baseline:
             raise Dishonest(f"left a process running: {min(strays)}")
 
-    def baseline_alone(self) -> dict[str, list[float]]:
-        """Cold and steady times of the baseline in this process, taken as the kernel's process takes them. A cold round calls
-        the baseline three times, because a flush evicts code as well as data, and a baseline of many small operations has
-        much code."""
-        op = self.op
-        case = op.case(op.baseline(self.case), self.case.dtype, self.case.shape, self.case.params)
-        torch.set_num_threads(THREADS)
-        try:
-            cold = Bench(op, case, self.here, self.here, self.device, secrets.randbits(31), sets=1)
-            cold.warm_up(0)
-            times = {"cold_baseline": cold.cold(COLD).flatten()}
-            steady = Bench(op, case, self.here, self.here, self.device, secrets.randbits(31))
-            times["steady_baseline"] = steady.block(1, STEADY_S)
-            return {name: [float(seconds) for seconds in found] for name, found in times.items()}
-        finally:
-            torch.set_num_threads(1)
+
+def baseline_alone(case: Case, device: torch.device) -> dict[str, list[float]]:
+    """Cold and steady times of the baseline in this process, taken as the kernel's process takes them, before there is one. A
+    cold round calls the baseline three times, because a flush evicts code as well as data, and a baseline of many small
+    operations has much code."""
+    op = ops.get(case.op)
+    function = build.function(op.kernels[case.kernel], devices.arch(device))
+    torch.set_num_threads(THREADS)
+    try:
+        cold = Bench(op, case, function, function, device, secrets.randbits(31), sets=1)
+        cold.warm_up(0)
+        times = {"cold_baseline": cold.cold(COLD).flatten()}
+        steady = Bench(op, case, function, function, device, secrets.randbits(31))
+        times["steady_baseline"] = steady.block(1, STEADY_S)
+        return {name: [float(seconds) for seconds in found] for name, found in times.items()}
+    finally:
+        torch.set_num_threads(1)
 
 
 def most_sets(op: Op, case: Case, device: torch.device) -> int:
@@ -289,29 +342,33 @@ def judge(request: dict[str, Any], log: Path) -> dict[str, Any]:
         ops.load_file(Path(path))
     case = Case(**request["case"])
     op, device = ops.get(case.op), devices.pick(request["device"])
-    per_set = guarded_bytes(op.operand_bytes(case), len(op.specs(case)))
-    arena = Arena(max(most_sets(op, case, device), 2) * per_set + (16 << 20), device)
     other = op.case(op.baseline(case), case.dtype, case.shape, case.params)
-    kernel = Remote(case, request, arena, log)
-    baseline = Remote(other, request | {"extra": request["op_files"]}, arena, log)
-    try:
-        kernel.started()
-        baseline.started()
-        verify(op, case, kernel, kernel, device, devices.capability(device), secrets.randbits(31))
-        trial = Trial(case, kernel, baseline, arena, device)
-        return {"samples": trial.rounds() | trial.baseline_alone()}
-    except WrongResult as error:
-        return failed("wrong", f"seen from another process: {error}")
-    except Dishonest as error:
-        return failed("dishonest", str(error))
-    except RunnerFailed as error:
-        return failed("error", f"in a process of its own: {error}")
-    except Died as death:
-        return failed(death.status, f"in a process of its own: {death}")
-    finally:
-        kernel.process.kill()
-        baseline.process.kill()
-        arena.close()
+    per_set = guarded_bytes(op.operand_bytes(case), len(op.specs(case)))
+    with contextlib.ExitStack() as ended:
+        try:
+            alone = baseline_alone(other, device)
+            arena = Arena(max(most_sets(op, case, device), 2) * per_set + (16 << 20), device)
+            ended.callback(arena.close)
+            baseline = Remote(other, request | {"extra": request["op_files"]}, arena, log)
+            ended.callback(baseline.process.kill)
+            baseline.started()
+            of_baseline = orphans()
+            kernel = Remote(case, request, arena, log)
+            ended.callback(kernel.process.kill)
+            kernel.started()
+            verify(op, case, kernel, kernel, device, devices.capability(device), secrets.randbits(31))
+            trial = Trial(case, kernel, baseline, of_baseline, arena, device)
+            return {"samples": trial.rounds() | alone}
+        except WrongResult as error:
+            return failed("wrong", f"seen from another process: {error}")
+        except Dishonest as error:
+            return failed("dishonest", str(error))
+        except RunnerFailed as error:
+            return failed("error", f"in a process of its own: {error}")
+        except Died as death:
+            return failed(death.status, f"in a process of its own: {death}")
+        except (MemoryError, torch.OutOfMemoryError) as error:
+            return failed("oom", f"in the judge: {' '.join(str(error).split())}")
 
 
 def failed(status: str, message: str) -> dict[str, Any]:
