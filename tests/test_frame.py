@@ -121,3 +121,13 @@ def test_an_empty_folder_is_a_frame_without_rows(tmp_path: Path) -> None:
 def test_it_takes_no_pytorch() -> None:
     code = "import sys, minfer; minfer.results; sys.exit('torch' in sys.modules or 'pandas' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
+def test_a_row_whose_ratio_says_little_does_not_hide_an_older_one(tmp_path: Path) -> None:
+    """A quarter of the ratio is the limit, and where no row is below it, the newest row counts."""
+    later = {"run": "new", "finished": NOON + dt.timedelta(hours=1), "cold_speedup": 100.0, "cold_speedup_low": 90.0}
+    write(tmp_path, hgemm("v01", run="old"), hgemm("v01", **later, cold_speedup_high=116.0))
+    write(tmp_path, hgemm("v02", run="old"), hgemm("v02", **later, cold_speedup_high=114.0), name="b")
+    write(tmp_path, hgemm("v03", **later, cold_speedup_high=200.0), name="c")
+    found = minfer.results(tmp_path, ["kernel", "run"], newest="cold")
+    assert found.values.tolist() == [["v01", "old"], ["v02", "new"], ["v03", "new"]]

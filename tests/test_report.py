@@ -36,6 +36,7 @@ def rows() -> list[store.Row]:
             values: dict[str, Any] = {"flops": 2.0 * size**3, "bytes": 6.0 * size**2, "error_over_bound": 0.25}
             values |= {"backend": "cuda", "dtype": "float16", "shape": {"m": size, "n": size, "k": size}}
             values |= {"peaks": {"copy_gbps": 4000.0, "mma_float16_float32": 600.0}, "cold_percent_of_peak": 50.0}
+            values |= {"roof": "mma_float16_float32"}
             for regime in ("cold", "steady"):
                 values |= {f"{regime}_speedup": ratio, f"{regime}_speedup_low": 0.9903 * ratio}
                 values |= {
@@ -220,8 +221,8 @@ def test_axes_that_grow_together_are_one(browser: Browser, tmp_path: Path):
     browser.open(tmp_path / "r.html", "#/plots")
     browser.until("document.querySelector('select[aria-label=Over]')")
     over = browser.js("[...document.querySelector('select[aria-label=Over]').options].map((o) => o.textContent)")
-    assert over[0].startswith("seq (") and len(over) == 2 + 3
-    assert all(each.startswith(("seq (heads=", "heads (seq_q=")) for each in over)
+    assert over[0].startswith("sequence length (") and len(over) == 2 + 3
+    assert all(each.startswith(("sequence length (heads=", "heads (seq")) for each in over)
     assert browser.errors == []
 
 

@@ -57,7 +57,8 @@ def results(
     known, maps = [name for name in wanted if name in store.SCHEMA.names], {name.partition(".")[0] for name in wanted}
     read = {*known, *(name for name in MAPS if name in maps), *SPREAD}
     read |= {"case", "device", "run", "finished"} if newest else set()
-    read |= {"status", f"{regime}_us"} if regime else set()
+    if regime:
+        read |= {"status", *(f"{regime}_{name}" for name in ("us", "speedup", "speedup_low", "speedup_high"))}
     read |= {other for name in known for other in NEEDED.get(name, ())}
     table, bad = store.read(store.files(folder), [name for name in store.SCHEMA.names if name in read])
     for path, why in bad.items():

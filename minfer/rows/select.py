@@ -14,6 +14,7 @@ from minfer.rows.store import MEASURED
 TFLOPS = "TFLOP/s"  # the metric of rows that are older than the column
 STEADY = ("steady_", "energy_")  # how the columns of the steady regime begin
 STATE = ("sm_mhz", "memory_mhz", "power_w", "temperature_c", "throttle")  # of the machine, during steady calls
+WIDE = 0.25  # an interval of a speed-up, over the speed-up: such a row must not hide an older one that says more
 ORIGIN = ("run", "finished", "commit", "torch", "driver")  # what says where a figure comes from
 
 
@@ -30,7 +31,8 @@ def newest(table: pa.Table, regime: str | None = None) -> pa.Table:
 
 def newest_of_each_regime(table: pa.Table) -> pa.Table:
     """One row a device and case, with the cold figures of the newest row for cold and the steady figures (energy too) of
-    the newest row for steady, as `newest` chooses them: a new run with cold times only does not hide older steady times.
+    the newest row for steady, as `newest` chooses them: a new run with cold times only does not hide older steady times,
+    and a row whose speed-up is uncertain (`WIDE`) hides no other.
 
     Each regime's figures stay together with the baseline that was timed beside them; so steady figures that are in another
     unit, or against another baseline, than the row beside them are not joined to it. All other columns are those of the row
@@ -78,10 +80,16 @@ class _Groups:
         return self.order[found % max(1, len(places))]
 
     def timed(self, regime: str) -> np.ndarray:
-        """Which rows have a time in a regime; all, where the table has no such column."""
+        """Which rows have a time in a regime, and a speed-up whose interval is not `WIDE`; all, where the table has no such
+        column."""
         if f"{regime}_us" not in self.table.column_names:
             return np.ones(len(self.order), dtype=bool)
-        return pc.and_(pc.is_valid(self.table[f"{regime}_us"]), pc.invert(self.failed)).to_numpy()
+        timed: np.ndarray = pc.and_(pc.is_valid(self.table[f"{regime}_us"]), pc.invert(self.failed)).to_numpy()
+        names = [f"{regime}_speedup{end}" for end in ("", "_low", "_high")]
+        if set(names) <= set(self.table.column_names):
+            ratio, low, high = (pc.fill_null(self.table[name].cast(pa.float64()), np.nan).to_numpy() for name in names)
+            timed = timed & ~(high - low > WIDE * ratio)
+        return timed
 
     def speaks(self, regime: str) -> np.ndarray:
         """Which rows say something of a regime: a time, or that the kernel failed."""

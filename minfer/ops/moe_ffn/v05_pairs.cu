@@ -9,7 +9,7 @@
 // where 0.87 suffice. With two thirds of the bytes of L2 and 6 % of the work wasted, 700 TFLOP/s of useful work for both
 // products, 440 us, and 43 us for the sum. A tuning run took 657 us there, and v03 719; with uneven routing and with 8 experts
 // v03 won by 6 to 13 %.
-// Measured (H200, bfloat16, uniform, tokens=4096, experts=8, k=2, hidden=4096, ffn=14336): 621.1 TFLOP/s cold; 114.0 % of
+// Measured (H200, bfloat16, uniform, tokens=4096, experts=8, k=2, hidden=4096, ffn=14336): 620.7 TFLOP/s cold; 114.3 % of
 //   torch.
 #include "combine.cuh"
 #include "cuda/cp_async_arrive.cuh"

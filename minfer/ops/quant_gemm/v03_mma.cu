@@ -11,7 +11,7 @@
 // the decoding and half of the tensor cores' 6 us. At m = 64 the products take 24 us at mma.sync's rate. With more rows of x,
 // W is decoded again for each 64 of them. Tuning run on an H200: 34.0 us at m = 16, 94.4 at m = 64.
 // x in fp8 is decoded to fragments as W is, so fp8 times fp8 has fp32 sums on GPUs without fp8 products.
-// Measured (H200, bfloat16, int4_g128, float32, m=16, n=4096, k=4096): 42.68 TFLOP/s cold.
+// Measured (H200, bfloat16, int4_g128, float32, m=16, n=4096, k=4096): 42.18 TFLOP/s cold.
 #include "fragments.cuh"
 #include "ops/hgemm/scratch.cuh"
 #include "cuda/shared_tile.cuh"
