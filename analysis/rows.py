@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from minfer.rows import store
-from minfer.rows.select import codes, newest_of_each_regime, with_rates
+from minfer.rows.select import SPEEDUPS, codes, newest_of_each_regime, with_rates
 
 IDENTITY = ("case", "op", "kernel", "status")  # what a row must say to be shown
 # Columns that say which row it is, and by which rows are chosen.
@@ -29,11 +29,13 @@ REFERENCE = "torch"  # the kernel that the others are shown against
 
 
 def load(files: Iterable[Path], results: Path, columns: Iterable[str]) -> tuple[pa.Table, list[str]]:
-    """The usable rows of the named files, else of those under `results`, and a sentence for each file that was skipped.
+    """The usable rows of the named files, else of those under `results`, and a sentence for each file that was skipped. The
+    columns by which the newest rows are chosen come along.
 
     Raises FileNotFoundError where there is no such folder."""
     if not files and not results.is_dir():
         raise FileNotFoundError(f"{results} is not a folder: name the one with the results with --results")
+    columns = list(dict.fromkeys([*columns, *SPEEDUPS]))
     table, bad = store.read(sorted(set(files)) or store.files(results), columns)
     shown = usable(table)
     if len(shown) < len(table):

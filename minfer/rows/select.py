@@ -15,6 +15,7 @@ TFLOPS = "TFLOP/s"  # the metric of rows that are older than the column
 STEADY = ("steady_", "energy_")  # how the columns of the steady regime begin
 STATE = ("sm_mhz", "memory_mhz", "power_w", "temperature_c", "throttle")  # of the machine, during steady calls
 WIDE = 0.25  # an interval of a speed-up, over the speed-up: such a row must not hide an older one that says more
+SPEEDUPS = tuple(f"{regime}_speedup{end}" for regime in ("cold", "steady") for end in ("", "_low", "_high"))
 ORIGIN = ("run", "finished", "commit", "torch", "driver")  # what says where a figure comes from
 
 
@@ -85,7 +86,7 @@ class _Groups:
         if f"{regime}_us" not in self.table.column_names:
             return np.ones(len(self.order), dtype=bool)
         timed: np.ndarray = pc.and_(pc.is_valid(self.table[f"{regime}_us"]), pc.invert(self.failed)).to_numpy()
-        names = [f"{regime}_speedup{end}" for end in ("", "_low", "_high")]
+        names = [name for name in SPEEDUPS if name.startswith(regime)]
         if set(names) <= set(self.table.column_names):
             ratio, low, high = (pc.fill_null(self.table[name].cast(pa.float64()), np.nan).to_numpy() for name in names)
             timed = timed & ~(high - low > WIDE * ratio)

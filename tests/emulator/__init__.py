@@ -106,7 +106,9 @@ def with_checked_blocks(text: str) -> str:
         declared = behind(kernel.end()) if kernel[1] else kernel.end()
         body = re.compile(r"\s*\{").match(text, behind(declared))
         if body:
-            check = {"__launch_bounds__": "within_bounds", "__maxnreg__": "has_registers"}.get(kernel[1], "has_registers")
+            check = {"__launch_bounds__": "within_bounds", "__maxnreg__": "has_registers"}.get(
+                kernel[1], "has_registers"
+            )
             numbers = text[kernel.end() : declared] if kernel[1] else "(255)"
             parts += [text[done : body.end()], f" emulator::{check}{numbers};"]
             done = body.end()

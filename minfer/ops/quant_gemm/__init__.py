@@ -136,8 +136,8 @@ def fits_one_wave(case: Case) -> str | None:
 
 
 def fits_stream(case: Case) -> str | None:
-    """The rules that x has at most 16 rows and fits in a block of Hopper beside a warp's ring of W, and that rows of W are whole
-    units of four groups."""
+    """The rules that x has at most 16 rows and fits in a block of Hopper beside a warp's ring of W, and that rows of W are
+    whole units of four groups."""
     block = FORMATS[case.params["format"]].block
     unit = 4 * block
     if case["m"] > 16:
