@@ -401,5 +401,8 @@ def test_a_frozen_cgroup_knows_all_its_processes(echo: Path, tmp_path: Path) -> 
         pytest.skip("no cgroup can be made here")
     process.ask(60, file=str(tmp_path / "count"))
     process.freeze()
-    assert len(process.strays()) == 1  # in another session, and no child of it any more
+    assert len(process.strays()) in (
+        1,
+        2,
+    )  # in another session, no child of it any more; its parent may not have ended yet
     process.kill()

@@ -42,7 +42,10 @@ STOPPED_S = (
 STOPPING_S = 10.0  # a thread that waits for a disk cannot be stopped before it is served
 COULD_NOT_STOP = f"could not be stopped within {STOPPING_S:g} s"
 MOVED = "ran while it was stopped"
-MOST_MOVED_S = 2e-4  # CPU time: what a thread needs to come to rest once it counts as stopped is some microseconds
+MOST_MOVED_S = 2e-4  # CPU time
+# Linux says that a process has stopped just before its last thread leaves the CPU, and adds up what the thread has used, up to
+# a tick of the scheduler (4 ms), when it leaves. So the CPU time at rest is one that two looks agree on, this far apart.
+SETTLING_S, MOST_LOOKS = 5e-4, 20
 LOOKS = (
     20  # at the table of processes, before none is believed to hide: one that forks and ends may be missed by a look
 )
@@ -216,7 +219,7 @@ class Process:
             return time.perf_counter()
         halt(self.process.pid)
         stood_still = time.perf_counter()
-        self._stood = cpu_s(self.process.pid)
+        self._stood = cpu_at_rest(self.process.pid)
         try:
             stop(lambda: {self.process.pid} | orphans())
         finally:
@@ -320,6 +323,17 @@ def family(roots: set[int]) -> set[int]:
         found |= new
         new = {child for pid in new for child in children(pid)} - found
     return found
+
+
+def cpu_at_rest(pid: int) -> float:
+    """The CPU time that a process has used, which has just been stopped."""
+    used = cpu_s(pid)
+    for _ in range(MOST_LOOKS):
+        time.sleep(SETTLING_S)
+        before, used = used, cpu_s(pid)
+        if used == before:
+            break
+    return used
 
 
 def cpu_s(pid: int) -> float:
