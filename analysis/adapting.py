@@ -7,9 +7,9 @@ from itertools import pairwise
 import numpy as np
 from matplotlib.axes import Axes
 
-from analysis.plots import Picture, plain_ticks
+from analysis.plots import Picture
 from analysis.readme import plain, scaled, significant, table_lines
-from analysis.style import LIGHT, SMALL, Theme, figure, printable, title
+from analysis.style import LIGHT, SMALL, Theme, figure, name_ends, printable, title
 from minfer.rows.store import Row
 
 LENGTHS = {
@@ -29,63 +29,55 @@ def of(rows: list[Row], kind: str) -> list[Row]:
     return [row for row in rows if row["kind"] == kind]
 
 
-def windows(row: Row, samples: np.ndarray) -> list[tuple[float, float]]:
-    """Samples of each round over seconds: medians over windows of a fortieth of the trace."""
-    at, edges = np.array(row["at"]), np.linspace(0, row["seconds"], 41)
-    found = [((low + high) / 2, samples[(at >= low) & (at < high)]) for low, high in pairwise(edges)]
-    return [(middle, float(np.median(within))) for middle, within in found if len(within)]
-
-
 def rate(row: Row, way: str) -> np.ndarray:
     """Tokens a second of each round."""
     return np.array(row["tokens"]) / np.array(row[f"{way}_s"])
 
 
+def over_generic(row: Row, way: str) -> list[tuple[float, float]]:
+    """How many times as fast as generic a way was over the seconds: medians over windows of a fortieth of the trace."""
+    at, edges = np.array(row["at"]), np.linspace(0, row["seconds"], 41)
+    ratio = rate(row, way) / rate(row, "generic")
+    found = [((low + high) / 2, ratio[(at >= low) & (at < high)]) for low, high in pairwise(edges)]
+    return [(middle, float(np.median(within))) for middle, within in found if len(within)]
+
+
 def adapting(rows: list[Row], device: str, theme: Theme = LIGHT) -> Picture:
-    """For each trace tokens a second over time, and below it adaptive and the control over generic, round by round."""
+    """For each trace how many times as fast as generic adaptive and the control were while it served, on one scale."""
     found = of(rows, "trace")
-    drawn, axes = figure([1.7, 1.0] * len(found), gap=0.8, right=0.87)
-    colors = {"again": theme.others, "generic": theme.torch, "adaptive": theme.ours}
-    for above, below, row in zip(axes[::2], axes[1::2], found, strict=True):
-        title(
-            above, f"seq_sum on {device}: {row['trace']}", f"{LENGTHS[row['trace']]}; {row['budget']} variants at most"
-        )
-        lines = {way: windows(row, rate(row, way)) for way in colors}
-        ratios = {way: windows(row, rate(row, way) / rate(row, "generic")) for way in ("again", "adaptive")}
-        for ax, panel in ((above, lines), (below, ratios)):
-            for way, line in panel.items():
-                ax.plot(*zip(*line, strict=True), color=colors[way], linewidth=1 if way == "again" else 2)
-            ax.set_xlim(0, row["seconds"])
-            if row["trace"] == "drift":
-                ax.axvline(row["seconds"] / 2, color=theme.muted, linestyle=":", linewidth=1.2)
-        above.set(ylim=(0, 1.3 * max(value for line in lines.values() for _, value in line)), ylabel="tokens a second")
-        plain_ticks(above.yaxis)
-        moments(above, row, theme)
-        ends(above, {"generic": lines["generic"][-1], "adaptive": lines["adaptive"][-1]}, theme)
-        below.axhline(1, color=theme.torch, linewidth=1)
-        below.set_ylabel("over generic")
-        ends(below, {"adaptive": ratios["adaptive"][-1], "generic again": ratios["again"][-1]}, theme)
+    drawn, axes = figure([1.7] * len(found), gap=1.0, right=0.87)
+    colors = {"generic again": theme.torch, "adaptive": theme.ours}
+    ways = {"generic again": "again", "adaptive": "adaptive"}
+    lines = [{name: over_generic(row, way) for name, way in ways.items()} for row in found]
+    values = [value for panel in lines for line in panel.values() for _, value in line]
+    low, high = min(values), max(values)
+    for ax, row, panel in zip(axes, found, lines, strict=True):
+        title(ax, f"seq_sum on {device}: {row['trace']}", f"{LENGTHS[row['trace']]}; {row['budget']} variants at most")
+        ax.axhline(1, color=theme.muted, linewidth=1)
+        for way, line in panel.items():
+            ax.plot(*zip(*line, strict=True), color=colors[way], linewidth=2 if way == "adaptive" else 1.2)
+        # Above the lines there is room for the numbers of variants.
+        ax.set(xlim=(0, row["seconds"]), ylim=(low - 0.1 * (high - low), high + 0.3 * (high - low)))
+        ax.set_ylabel("times as fast as generic")
+        if row["trace"] == "drift":
+            ax.axvline(row["seconds"] / 2, ymax=0.85, color=theme.muted, linestyle=":", linewidth=1.2)
+        moments(ax, row, theme)
+        name_ends(ax, {name: line[-1] for name, line in panel.items()}, colors)
     axes[-1].set_xlabel("seconds; at the top of each panel: how many variants are in use from there on")
     quarter = ", ".join(f"{row['trace']} {row['speedup']:.3f}" for row in found)
-    about = f"Tokens a second of seq_sum on {device} while variants are compiled; adaptive over generic in the last quarter: "
+    about = (
+        f"How many times as fast as generic seq_sum is on {device} while variants are compiled; in the last quarter: "
+    )
     return Picture(drawn, printable(f"{about}{quarter}."))
 
 
-def ends(ax: Axes, lines: dict[str, tuple[float, float]], theme: Theme) -> None:
-    """Name two lines where they end, the higher one above."""
-    order = sorted(lines, key=lambda name: lines[name][1])
-    for name, shift in zip(order, (-7, 7), strict=True):
-        color = {"adaptive": theme.ours, "generic": theme.torch}.get(name, theme.muted)
-        ax.annotate(name, lines[name], (8, shift), "data", "offset points", color=color, fontsize=SMALL, va="center")
-
-
 def moments(ax: Axes, row: Row, theme: Theme) -> None:
-    """A short line where the number of variants in use changed, and the number where there is room for it."""
+    """A short line where the number of variants in use changed, and the number where there is room for its two digits."""
     last = -1.0
     for at, before, now in zip(row["at"][1:], row["variants"], row["variants"][1:], strict=False):
         if before != now:
             ax.axvline(at, ymin=0.95, color=theme.ours, linewidth=1)
-            if at - last > row["seconds"] / 45:
+            if at - last > row["seconds"] / 33:
                 place, color = ("data", "axes fraction"), theme.ours
                 ax.annotate(str(now), (at, 1), (3, -2), place, "offset points", va="top", color=color, fontsize=SMALL)
                 last = at

@@ -35,12 +35,13 @@ def batches(rows: list[Row], device: str, theme: Theme = LIGHT) -> Picture:
     late = [row for row in of(rows, "attention", AT_RANDOM) if row["told"] or row["policy"] == "none"]
     drawn, (above, below) = figure([0.3 + BAR * len(padded), 0.3 + BAR * len(late)], gap=1.2, right=0.9)
     title(above, f"Padded share by policy on {device}", f"{padded[0]['requests']} requests there at once")
-    bars(above, padded, [100 * figure_of(row, "padded_share") for row in padded], theme)
+    shares = [100 * figure_of(row, "padded_share") for row in padded]
+    bars(above, padded, shares, [f"{share:.1f}" for share in shares], theme)
     above.set_xlim(0, 100)
     above.set_xlabel("% of a batch's slots")
     title(below, f"p99 latency of attention on {device}", "the same requests, arriving at random")
     values = [figure_of(row, "p99_ms") for row in late]
-    bars(below, late, values, theme)
+    bars(below, late, values, [significant(value, 3) for value in values], theme)
     below.set_xlim(0, 1.1 * max(values))
     plain_ticks(below.xaxis)
     below.set_xlabel("milliseconds")
@@ -53,11 +54,11 @@ def last_trace(rows: list[Row]) -> list[Row]:
     return [row for row in rows if row["trace"] == rows[-1]["trace"]]
 
 
-def bars(ax: Axes, rows: list[Row], values: list[float], theme: Theme) -> None:
-    """A bar for each row from above, named on the left, with its figure behind it; packed in the colour of ours."""
-    for place, (row, value) in enumerate(zip(rows, values, strict=True)):
-        ax.barh(place, value, 0.7, color=theme.ours if row["policy"] == "packed" else theme.pale)
-        ax.annotate(f"{value:.3g}", (value, place), (4, 0), "data", "offset points", va="center", fontsize=SMALL)
+def bars(ax: Axes, rows: list[Row], values: list[float], said: list[str], theme: Theme) -> None:
+    """A bar for each row from above, named on the left, with its figure behind it; grey where padding is computed."""
+    for place, (row, value, text) in enumerate(zip(rows, values, said, strict=True)):
+        ax.barh(place, value, 0.7, color=theme.ours if row["told"] else theme.others)
+        ax.annotate(text, (value, place), (4, 0), "data", "offset points", va="center", fontsize=SMALL)
     ax.set_yticks(range(len(rows)), [printable(f"{row['trace']} · {way_of(row)}") for row in rows], fontsize=SMALL)
     ax.set_ylim(len(rows) - 0.4, -0.6)
     ax.grid(axis="y", visible=False)
