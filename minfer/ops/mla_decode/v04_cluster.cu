@@ -1,8 +1,8 @@
 // v04_cluster: the blocks of two tiles of query rows are a cluster, and each copies half of the rows of the cache to both.
 // Idea: 128 heads are two tiles of 64 query rows, for which v03 loads the same rows of the cache twice. With 600 TFLOP/s that
-// is 5 TB/s from the L2, near all that it delivers. TMA's multicast halves it: a cluster has the two tiles of an item, and a
-// copy of 32 rows goes to both blocks. A part of a stage is given back to both producers. With one tile there is nothing to
-// share, and blocks are alone as in v03.
+// is 5 TB/s from the L2. TMA's multicast halves it: a cluster has the two tiles of an item, and a copy of 32 rows goes to both
+// blocks. A part of a stage is given back to both producers. With one tile there is nothing to share, and blocks are alone as
+// in v03.
 // Expected: with 128 heads up to a tenth faster than v03, where copies are what its tensor cores wait for, and less power;
 // one block waits for the other's softmax now and then. With up to 64 query rows (heads times new tokens) it is v03.
 // Measured (H200, bfloat16, 64, full, batch=16, new=1, longest=16384, heads=128): 558.5 TFLOP/s cold; 1312 % of torch.

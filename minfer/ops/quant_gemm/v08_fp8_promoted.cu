@@ -5,7 +5,7 @@
 // meanwhile. A step's two halves of 128 columns take turns, so that 128 registers of sums and 64 of a product suffice for v05's
 // tile of 128 x 256; none are left to store a tile beside the next one's products.
 // Expected: a product of 64 x 128 x 32 takes the tensor cores 64 cycles, and its 64 additions take each scheduler 64 cycles: at
-// most v05's 1523 TFLOP/s, and about two thirds of it, 1000, with the waits between them. v04 has 333.
+// most v05's 1520 TFLOP/s, and about two thirds of it, 1000, with the waits between them. v04 has 330.
 // Measured (H200, bfloat16, fp8_fp8, float32, m=n=k=8192): 812.6 TFLOP/s cold.
 #include "fp8_wgmma.cuh"
 #include "ops/hgemm/cooperative.cuh"
