@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 PREFIX = "minfer-"
+POLL_S = 2e-5  # asleep, because a thread needs a CPU to be frozen
 FROZEN_S = 10.0  # a process that waits for a disk cannot be frozen before it is served
 
 
@@ -36,7 +37,7 @@ class Cgroup:
         while not self._frozen():
             if time.monotonic() > deadline:
                 return False
-            os.sched_yield()
+            time.sleep(POLL_S)
         return True
 
     def thaw(self) -> None:

@@ -46,6 +46,7 @@ MOST_MOVED_S = 2e-4  # CPU time
 # Linux says that a process has stopped just before its last thread leaves the CPU, and adds up what the thread has used, up to
 # a tick of the scheduler (4 ms), when it leaves. So the CPU time at rest is one that two looks agree on, this far apart.
 SETTLING_S, MOST_LOOKS = 5e-4, 20
+POLL_S = 2e-5  # between two looks; asleep, because a thread needs a CPU to stop, and one that yields keeps it for 3 ms
 LOOKS = (
     20  # at the table of processes, before none is believed to hide: one that forks and ends may be missed by a look
 )
@@ -351,7 +352,7 @@ def halt(pid: int) -> None:
         os.kill(pid, signal.SIGSTOP)  # again: a SIGCONT that comes before it has stopped undoes this
         if os.waitid(os.P_PID, pid, how) is not None:
             return
-        os.sched_yield()
+        time.sleep(POLL_S)
     raise Died("timeout", COULD_NOT_STOP)
 
 
