@@ -43,7 +43,7 @@ def over_generic(row: Row, way: str) -> list[tuple[float, float]]:
 
 
 def adapting(rows: list[Row], device: str, theme: Theme = LIGHT) -> Picture:
-    """For each trace how many times as fast as generic adaptive and the control were while it served, on one scale."""
+    """A panel for each trace, on one scale: the speed of `adaptive` and of the control over that of `generic`, as it served."""
     found = of(rows, "trace")
     drawn, axes = figure([1.7] * len(found), gap=1.0, right=0.87)
     colors = {"generic again": theme.torch, "adaptive": theme.ours}
@@ -120,8 +120,8 @@ def gain_lines(rows: list[Row]) -> list[str]:
     header = ["Recipe", "Sizes", "Outcome", "Generic (µs)", "Variant (µs)", "Times as fast", "Compile (s)", "Trial (s)"]
     header += ["Calls that pay for the compile", "For compile and trial", "Bytes"]
     return [
-        "**What a variant gains**, in steady calls of its trial, and after how many calls the time that it saves is as long as "
-        "its compile took, and as compile and trial took together:",
+        "**What a variant gains** in steady calls of its trial. *Calls that pay*: the calls after which the saved time equals "
+        "the time of the compile, or of compile and trial together.",
         "",
         *table_lines(header, [":--", ":--", ":--", *["--:"] * 8], body),
         *reasons(of(rows, "gain"), "recipe"),
@@ -153,8 +153,8 @@ def trace_lines(rows: list[Row]) -> list[str]:
         )
     header = ["Lengths", "Generic, tokens/s", "Adaptive, tokens/s", "Times as fast", "A/A", "Outcomes", "Known before"]
     return [
-        "**While it serves**, in the last quarter of each trace, in which the background process still compiles where there is "
-        "something to compile. Known before: how many lengths had their verdict in the build cache when the trace began.",
+        "**While it serves**: the last quarter of each trace. The background process may still compile then. *Known before*: "
+        "how many lengths had their verdict in the build cache when the trace began.",
         "",
         *table_lines([*header, "Variants loaded"], [":--", "--:", "--:", ":--", "--:", ":--", "--:", "--:"], body),
         *reasons(of(rows, "trace"), "trace"),

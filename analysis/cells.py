@@ -38,12 +38,12 @@ def amount(cell: str) -> float | None:
 
 
 def last_digit(cell: str) -> float:
-    """What one in the last digit of a percentage or a ratio is worth."""
+    """The value of one unit in the last digit of a percentage or a ratio."""
     found = re.match(r"\**[0-9]+\.?([0-9]*)", cell)
     return 10.0 ** -len(found[1]) if found else 0.0
 
 
 def agree(cell: str, computed: float) -> bool:
-    """Whether a figure is what others give, as far as all of them are rounded."""
+    """Whether a figure equals the one computed from others, within their rounding."""
     said = amount(cell)
     return said is not None and abs(said - computed) <= 0.51 * last_digit(cell) + ROUNDED * computed

@@ -134,7 +134,7 @@ def of_counts(text: str) -> Iterator[str]:
         for row in rows if header == OPS_HEADER else ():
             counts, link = re.findall(r"([0-9]+) [a-z]", row[-2]), LINK.search(row[-1])
             if counts and link and sum(map(int, counts)) != int(link["count"] or 0):
-                yield f"{row[0]}: {row[-2]} are not {link['count']} problems"
+                yield f"{row[0]}: the counts {row[-2]} do not add up to the {link['count']} problems of the page"
 
 
 def in_full(problem: str) -> str:

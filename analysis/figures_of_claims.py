@@ -21,7 +21,8 @@ Shares = Mapping[tuple[str, str, str], float]  # % of PyTorch by problem, regime
 
 
 def of_claims(page: Path, shares_of: Mapping[Path, Shares]) -> Iterator[str]:
-    """What does not agree, in a sentence each; nothing of other pages. `shares_of` has the shares on each page of results."""
+    """A sentence for each figure that does not agree; nothing for other pages. `shares_of` has the
+    shares on each page of results."""
     claims = {plain(claim.said): claim for claim in CLAIMS}
     for part in re.split(r"^## ", page.read_text(), flags=re.M)[1:]:
         said = part.partition("\n")[0]
@@ -40,9 +41,9 @@ def _verdicts(claim: Claim, part: str, rows: list[list[str]]) -> Iterator[str]:
         holds = re.search(r"holds for (\d+) of (\d+) figures", found["said"])
         count = int(holds[1]) if holds else len(cells) if found["said"].lower() == "it holds" else 0
         if not least <= count <= most or (holds and int(holds[2]) != len(cells)):
-            yield f"{claim.said} “{found['said']}”, and of {len(cells)} figures {least} are within the limits"
+            yield f"{claim.said} The page says “{found['said']}”, but {least} of {len(cells)} figures are within the limits"
     if len(devices) != sum(1 for _ in VERDICT.finditer(part)):
-        yield f"{claim.said} There are figures of {len(devices)} devices, and not as many verdicts"
+        yield f"{claim.said} There are figures of {len(devices)} devices, but not one verdict for each"
 
 
 def _within(claim: Claim, cell: str, slack: int) -> bool:

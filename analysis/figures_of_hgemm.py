@@ -19,7 +19,7 @@ Cells = dict[str, dict[str, str]]  # of a table, by the first cell of a line and
 
 
 def of_hgemm(text: str) -> Iterator[str]:
-    """What does not agree, in a sentence each; nothing of other pages."""
+    """A sentence for each figure that does not agree; nothing for other pages."""
     counted: Cells = {}
     for title, (header, *rows) in every_table(text):
         if header[0] == "Rung" and "Gain over" in header:

@@ -32,10 +32,10 @@ COLUMNS += ["flops", "bytes", "peaks", "roof", "operands", "metric", "metrics", 
 COLUMNS += [f"{regime}_{name}" for regime in REGIMES for name in ("us", "rate", "baseline_us", "speedup")]
 HEAD = """# Claims
 
-What tutorials and papers say of these kernels, beside the rows that answer it. Each figure is of the row named beside it;
-whether a claim holds is computed from the figures, for each device by itself, by the limits that "Read as" names: what does
-not hold on an H200 may hold elsewhere. Times of different kernels are brought to one clock by the baseline that was
-timed beside each ([why](methodology.md#paired-because-clocks-drift)). `analysis/make_claims.py` writes this page from
+What tutorials and papers say of these kernels, beside the rows that test it. Each figure is of the row named beside it.
+Whether a claim holds is computed from the figures and the limits that "Read as" names. Each device has a verdict of its own,
+because a claim that fails on an H200 may hold elsewhere. The baseline that was timed beside each kernel brings all times to
+one clock ([why](methodology.md#paired-because-clocks-drift)). `analysis/make_claims.py` writes this page from
 `analysis/claims.py`."""
 
 

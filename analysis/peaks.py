@@ -2,8 +2,8 @@
 
 Two runs see peaks that differ by a few percent: the card was warmer, or a probe has got better. A kernel could then reach
 98 % of a peak and still stand above the line that a plot draws for it. So all rows of a device have the best that any of
-them measured; each row keeps its own in its parquet file. A row's share is made anew from these, as `minfer.bench.peaks`
-makes it, so that rows of every age are held against one roof (`limits`).
+them measured; each row keeps its own in its parquet file. A row's share is computed again from the best peaks, by the rule of
+`minfer.bench.peaks`, so that old and new rows have the same roof (`limits`).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ OPERAND = re.compile(r"[^ ]+ (in|out|inout) ([a-z0-9_]+) \(([0-9, ]*)\)")
 
 
 def under_one_peak(rows: list[Row], best: Peaks | None = None) -> list[Row]:
-    """The same rows of one device, each with the best peaks of all, or of more rows of the device, with its share of what
-    they allow, and with the name of the peak that bounds it by those of its own run as `roof`."""
+    """The same rows of one device. Each gets the best peaks of all of them, or `best` from more rows of the device, and its
+    share of what these allow. Its `roof` is the peak that bounds it under the peaks of its own run."""
     best = best_peaks(rows) if best is None else best
     allowed = limits(rows, best)
     return [row | {"peaks": best, "roof": bound(row)} | _share(row, allowed) if row["peaks"] else row for row in rows]
@@ -48,8 +48,8 @@ def limits(rows: Iterable[Row], best: Mapping[str, float]) -> dict[tuple[str, st
     """The least microseconds that the peaks allow for each problem of an op, by op and problem.
 
     Memory reads faster than it copies, so what is read beyond what is written counts at the peak of reading. FLOPs bound
-    an op that is measured in them. One that is measured in bytes may come to its result with fewer operations than are
-    counted, as a closed form does: there memory alone is the roof."""
+    only an op that is measured in FLOPs. An op that is measured in bytes may need fewer operations than are counted, by a
+    closed form, so only memory is its roof."""
     problems: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         problems.setdefault(_where(row), []).append(row)
@@ -66,7 +66,7 @@ def _memory(rows: list[Row], best: Mapping[str, float]) -> float:
     copy, read = best.get("copy_gbps", 0.0), best.get("read_gbps", 0.0)
     if not (copy or read):
         return 0.0
-    written = max((_written(row) for row in rows), default=0.0)  # no row says: then all may be read
+    written = max((_written(row) for row in rows), default=0.0)  # 0 if no row says it: then all bytes count as read
     only_read = max(0.0, nbytes - 2 * written)
     return (nbytes - only_read) / (copy or read) / 1e3 + only_read / max(copy, read) / 1e3
 
@@ -101,8 +101,8 @@ def _share(row: Row, allowed: Mapping[tuple[str, str], float]) -> Row:
 
 
 def bound(row: Row) -> str | None:
-    """The peak that a row's share is of: the one that it names or, where it is older than that column, the one that gives
-    the share. None where a row has no share, as on a CPU."""
+    """The peak that a row's share refers to: the one that it names or, if the row is older than that column, the peak that
+    yields the share. None where a row has no share, as on a CPU."""
     share, us = number(row, "cold_percent_of_peak"), number(row, "cold_us")
     if row["roof"] or share is None or us is None:
         return str(row["roof"]) if row["roof"] else None

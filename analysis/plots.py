@@ -54,7 +54,7 @@ def ladder(op: str, device: str, rows: list[Row], theme: Theme = LIGHT) -> Pictu
     drawn, (ax,) = figure([0.35 + RUNG * len(rows)], right=0.54)
     metric, best, roof, torch = rows[0]["metric"], fastest_of_ours(rows), roof_of(rows), reference_rate(rows)
     if roof and roof > FAR * max(number(row, "cold_rate") or 0.0 for row in rows):
-        roof = None  # as of arithmetic whose peak is not measured: what memory alone allows says nothing about the bars
+        roof = None  # the peak of the arithmetic was not measured, and the roof of memory alone is too far to mean anything
     regimes = [regime for regime in REGIMES if any(number(row, f"{regime}_rate") for row in rows)]
     title(ax, f"{op} on {device}: the ladder", problem(rows[0]), width=56)  # beside the heads of the columns
     limit = 1.03 * max(
@@ -112,8 +112,8 @@ def share(row: Row, regime: str, rows: list[Row]) -> str:
 
 
 def reference_rate(rows: list[Row]) -> float | None:
-    """PyTorch's cold throughput at a problem: that of its row; where it has none, as the kernels beside which it was timed
-    give it."""
+    """PyTorch's cold throughput at a problem: that of its row or, if it has none, the median that follows from the rows of the
+    kernels that were timed beside it."""
     own = [rate for row in rows if row["kernel"] == REFERENCE and (rate := number(row, "cold_rate"))]
     beside = [
         row["cold_rate"] / ratio

@@ -26,9 +26,9 @@ Shown = Mapping[str, list[float]]  # all figures of each kernel in the tables: s
 
 
 def said_in_prose(page: Path, shown: Mapping[str, Shown]) -> Iterator[str]:
-    """The figures in the page's sections "Measured on …" that no kernel has that the sentence names, or none at all where it
-    names none; of rates only those of `EXACT` digits in a sentence that names a kernel. `shown` has the figures of the tables
-    for each of `FIGURES`."""
+    """The figures in the page's sections "Measured on …" that the tables do not have. Where a sentence names kernels, a figure
+    must be one of theirs, else one of any kernel. A rate is checked only if it has `EXACT` digits and the sentence names a
+    kernel. `shown` has the figures of the tables for each of `FIGURES`."""
     for section in SECTION.finditer(page.read_text()):
         for paragraph in section["text"].split("\n\n"):
             if not paragraph.lstrip().startswith(("|", "<")):

@@ -85,9 +85,9 @@ class Panel:
 def panels(rows: list[Row]) -> list[Panel]:
     """The panels, that with most rows first: settings with one dtype, one `accumulate`, and one kind of products.
 
-    What a setting's products are, its rows say by the peak that bounds them. Where memory bounds all of them, they stand
-    beside those of their dtype. They do not where the products of their dtype would be the bound: then they have others,
-    of which no peak is known."""
+    The peak that bounds a setting's rows tells the kind of its products. If memory bounds all of them, they join the panel
+    of their dtype. But if the products of that dtype would bound them, theirs must be of another kind, whose peak is
+    unknown, and they get a panel of their own."""
     settings: dict[str, list[Row]] = {}
     for row in rows:
         settings.setdefault(setting(row), []).append(row)
@@ -137,7 +137,7 @@ def split(rows: list[Row]) -> dict[str, list[Row]]:
 
 
 def notes(panel: Panel) -> list[str]:
-    """What a point is, and the problems at the left and right end: beside the points their names would cover others."""
+    """What a point is, and the problems at the left and right end. Names beside the points would cover other points."""
     least, most = (pick(panel.rows, key=intensity) for pick in (min, max))
     unknown = ["the peak of its arithmetic is not measured"] * panel.unknown
     ends = f"from {shape_words(least)} (left) to {shape_words(most)} (right)"

@@ -95,10 +95,10 @@ def choose(table: pa.Table) -> tuple[list[str], str | None]:
 
 
 def representative_problem(problems: list[dict[str, Any]]) -> str | None:
-    """The problem that stands for an op in tables and plots. Each one has `problem`, its name; `measured`, how many kernels
-    were; `flops` and `bytes`. Of those with many kernels measured it is that with most work (`work_column`), then with most
-    kernels, then the first by name. A square goes before others where squares are a series (`square_problems`), because that
-    is what people compare, unless another has MUCH more work."""
+    """The problem that stands for an op in tables and plots. Each one has `problem`, its name; `measured`, the number of
+    measured kernels; `flops` and `bytes`. Of the problems with many measured kernels it is the one with most work
+    (`work_column`), then with most kernels, then the first by name. Where squares are a series (`square_problems`), a square
+    is preferred, because people compare squares, unless another problem has MUCH more work."""
     many = MANY * max((row["measured"] for row in problems), default=0)
     full = [row for row in problems if row["measured"] >= many]
     column = work_column(problems)

@@ -50,7 +50,7 @@ OPS_LEGEND = (
     " other until the clock has settled; in brackets is the range over neighbouring blocks.\n"
     "- *% of the best other*: the same, against the fastest of torch.compile and the libraries that were timed. A dash means"
     " that none was timed, or that none beats PyTorch.\n"
-    "- *Problem*: the largest that most kernels were timed at, a square before others.\n"
+    "- *Problem*: the largest of the problems at which most kernels were timed; squares come first.\n"
     "- *All problems*: where our fastest kernel wins, ties or loses against the best other that was timed (cold). A *tie*"
     " is a difference below 1 %, or within the noise. *Not compared*: no kernel of ours supports the problem, or none was timed"
     " there."

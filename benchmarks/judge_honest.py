@@ -7,7 +7,7 @@ processes that keep the processors busy.
     uv run python -m benchmarks.judge_honest --minutes 10       # as many of the 500 as that takes
     uv run python -m benchmarks.judge_honest --cases 20 --beside 0 --trusted    # what untrusted=true costs
 
-Every kernel of it is ours and honest, so that a row that is `dishonest`, `wrong` or `impossible` is an accusation, and there
+All kernels here are ours and honest. So a row that is `dishonest`, `wrong` or `impossible` is a false accusation, and there
 must be none. `error` says that the machine was too busy to judge; such a case proves nothing, and is counted apart. Writes
 benchmarks/results/judge-<device>.parquet after each case: its status, how long it took, and by which factor the times outside
 of the kernel's process lay above those inside. torch.compile is left out: it compiles for a minute before each measurement.

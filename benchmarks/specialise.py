@@ -5,14 +5,14 @@
 
 Three kinds of rows, each written as soon as it is there:
 
-- cost: nanoseconds of a call that does nothing, of `monitor`, of the table, and of `execute` with what does nothing, in
-  shuffled rounds; what monitoring and dispatch add is `execute` less the call, round by round. This is the host's time;
+- cost: nanoseconds of a call that does nothing, of `monitor`, of the table, and of `execute` of that call, in
+  shuffled rounds. Monitoring and dispatch cost the difference of `execute` and the call, round by round. It is host time;
 - gain: the trial of the variants of `seq_sum` by length and of `hgemm` by its sizes. Nothing else runs meanwhile;
 - trace: a process that adapts while it serves `seq_sum`. Lengths are uniform, or of Zipf's law, or of Zipf's law with other
   favourites from half-way on. Each round serves the same calls by the generic kernel, by it again, which is the control,
-  and by `Specialiser.execute`, in shuffled order; the times of some are kept, one in so many seconds. A round's time ends
-  when the device has done it. The background process shares the machine, and the GPU, with all three; where that made it
-  impossible to decide a trial, the row counts it as undecided.
+  and by `Specialiser.execute`, in shuffled order; the times of one round are kept every so many seconds. A round ends when
+  the device is done. The background process shares the machine, and the GPU, with all three. If a trial has no verdict
+  because of that, the row counts it as undecided.
 
 On a CPU the build cache is empty at the start of each trace, whose lengths are 1 to 128. nvcc takes seconds for a variant. So
 on a GPU a trace has ten lengths, and the cache keeps what was found before: a row's `known` lengths had their verdict when
@@ -50,7 +50,7 @@ from minfer.specialise.trial import known
 CALLS, ROUNDS = 500, 501  # of a cost row. A sample is short, so that a busy machine interrupts few of them
 ATTEMPTS = 3  # at a trial that the machine was too busy for
 MINUTES, GAINS_SHARE = 6.0, 0.6  # of the run, and which part of it has passed when gains stop
-KEPT_EVERY_S = 0.02  # seconds between two rounds whose times are kept, which all others are like
+KEPT_EVERY_S = 0.02  # seconds between two rounds whose times are kept; the others are like them
 
 Row = dict[str, Any]
 Weights = Sequence[float]
@@ -60,8 +60,8 @@ Weights = Sequence[float]
 class Setup:
     """What is measured on a kind of device.
 
-    gains: recipes and the sizes of their variants, in the order in which they are tried while there is time.
-    serves, lengths, calls: of a trace: the recipe, the lengths, and the calls of a round.
+    gains: recipes and the sizes of their variants. They are tried in this order until the time is over.
+    serves, lengths, calls: the recipe of a trace, its lengths, and the calls of a round.
     traces: the weights of the lengths in the first half of a trace, and in the second.
     policy: of the specialiser that serves a trace.
     fresh: whether each part starts with an empty build cache.
@@ -258,7 +258,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="cpu", choices=tuple(SETUPS))
     about = (
-        f"of the whole run: gains stop after {GAINS_SHARE:.0%} of it, traces share what is left (default: {MINUTES:g})"
+        f"for the whole run: gains stop after {GAINS_SHARE:.0%} of them, traces share the rest (default: {MINUTES:g})"
     )
     parser.add_argument("--minutes", type=float, default=MINUTES, help=about.replace("%", "%%"))
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"of the costs of a call (default: {ROUNDS})")

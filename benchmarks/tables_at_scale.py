@@ -121,7 +121,7 @@ def target(rows: int) -> tuple[float, float]:
     for most, allowed in TARGETS.items():
         if rows <= most:
             return allowed
-    raise ValueError(f"there is a target for up to {max(TARGETS)} rows, and none for {rows}; ask for fewer")
+    raise ValueError(f"there are targets for up to {max(TARGETS)} rows, and none for {rows}; ask for fewer")
 
 
 def checks(rows: int, files: int, seconds: float, gb: float, status: int) -> list[dict[str, object]]:

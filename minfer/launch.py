@@ -67,7 +67,7 @@ def _check_alone(composed: Any) -> None:
     for key, value in plain.items():
         if found[key] != value:
             raise UserError(
-                f"{key} is set, and each of several sweeps has its own; run one: +sweep={entry_of(found['sweeps'][0])[0]}"
+                f"{key} cannot be set for several sweeps at once; run one of them: +sweep={entry_of(found['sweeps'][0])[0]}"
             )
 
 

@@ -124,9 +124,9 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
     "two equals signs": ([HGEMM, "kernel==torch"], ["kernel==torch"]),
     "no equals sign": ([HGEMM, "llama"], ["'llama'"]),
     "sweep as a word": (["hgemm"], ["'hgemm'"]),
-    "a dtype for several sweeps": (["+sweep=decoder_ops", "dtype=float16"], ["dtype is set", "+sweep="]),
-    "a shape for several sweeps": (["+sweep=decoder_ops", "shape=llama"], ["shape is set", "+sweep="]),
-    "a kernel for several sweeps": (["+sweep=decoder_ops", "kernel=torch"], ["kernel is set", "+sweep="]),
+    "a dtype for several sweeps": (["+sweep=decoder_ops", "dtype=float16"], ["dtype cannot be set", "+sweep="]),
+    "a shape for several sweeps": (["+sweep=decoder_ops", "shape=llama"], ["shape cannot be set", "+sweep="]),
+    "a kernel for several sweeps": (["+sweep=decoder_ops", "kernel=torch"], ["kernel cannot be set", "+sweep="]),
     "group twice": ([HGEMM, "+shape=llama"], ["shape"]),
 }
 

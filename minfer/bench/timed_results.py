@@ -93,7 +93,7 @@ def matches_reference(op: Op, case: Case, inputs: Tensors, results: Tensors) -> 
 
 
 def over_bound(op: Op, case: Case, inputs: Tensors, results: Tensors) -> float:
-    """By how many times its error bound a result is off from the fp64 reference, at most; NaN where it is NaN."""
+    """The largest error of the results against the fp64 reference, as a multiple of the error bound; NaN for a NaN."""
     expected = run_reference(op, case, inputs)
     tensors = {**inputs, **results}
     worst = Errors()

@@ -58,9 +58,8 @@ def best(
     `dtype` is a name of `minfer.ops.DTYPES`, `params` and `shape` have all of the op's parameters and axes, `capability` is
     the GPU's, None for the CPU; `device` is the GPU's name, empty where it is not known. Of the kernels that support the
     problem, it is the fastest one at the nearest problem that was measured (`distance`). `least` maps a kernel to an axis:
-    the kernel is not taken where that axis is shorter than any that the kernel was measured with. Where none of these
-    kernels was measured, it is the last of the ladder that supports the problem. Raises ValueError where
-    no kernel does."""
+    the kernel is not chosen if that axis is shorter than in all of its measurements. If none of these kernels was measured,
+    it is the last of the ladder that supports the problem. Raises ValueError if no kernel supports it."""
     op = get(name)
     backends = ("cpp",) if capability is None else ("cuda", "triton")
     able = [
@@ -105,8 +104,8 @@ def distance(
     """How far a measurement is from a problem: first by architecture, then parameters, then shape and device, then dtype.
 
     Between shapes it is the Euclidean distance of the logarithms of their sizes, so that 1 to 2 is as far as 2048 to 4096:
-    kernels differ by the factor between a size and a tile or a wave. A size of 0 is as far from 1 as 2 is. Another device
-    than `device` adds `OTHER_DEVICE`."""
+    kernels differ by the factor between a size and a tile or a wave. A size of 0 is as far from 1 as 2 is. A measurement
+    on another device than `device` is farther by `OTHER_DEVICE`."""
     number = 0 if capability is None else 10 * capability[0] + capability[1]
     arch = 0 if capability is None else abs(int(re.sub(r"\D", "", entry["arch"])) - number)
     other = sum(entry["params"].get(name) != params.get(name) for name in {*entry["params"], *params})

@@ -194,11 +194,11 @@ def parts(config: Config) -> list[Config]:
 
 
 def entry_of(entry: Any) -> tuple[str, dict[str, Any]]:
-    """The sweep that an entry of `sweeps` names, and what replaces the sweep's own. Raises UserError."""
+    """The sweep that an entry of `sweeps` names, and the keys that replace those of the sweep. Raises UserError."""
     if isinstance(entry, str):
         return entry, {}
     if not isinstance(entry, dict) or not isinstance(entry.get("sweep"), str):
-        raise UserError(f"sweeps has {entry}; an entry is a sweep's name, or a mapping with its name at sweep")
+        raise UserError(f"sweeps has {entry}; an entry is a sweep's name, or a mapping with it under the key sweep")
     changed = {key: value for key, value in entry.items() if key != "sweep"}
     for key in changed:
         choose(f"key of sweep {entry['sweep']}", key, CHANGED)

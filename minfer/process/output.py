@@ -1,4 +1,4 @@
-"""What a process in a sandbox prints, as it comes out of a pipe: the log that it goes to is nothing that it can open."""
+"""What a process in a sandbox prints: it comes through a pipe, because the process must not be able to open its log."""
 
 from __future__ import annotations
 

@@ -47,9 +47,7 @@ MOST_MOVED_S = 2e-4  # CPU time
 # a tick of the scheduler (4 ms), when it leaves. So the CPU time at rest is one that two looks agree on, this far apart.
 SETTLING_S, MOST_LOOKS = 5e-4, 20
 POLL_S = 2e-5  # between two looks; asleep, because a thread needs a CPU to stop, and one that yields keeps it for 3 ms
-LOOKS = (
-    20  # at the table of processes, before none is believed to hide: one that forks and ends may be missed by a look
-)
+LOOKS = 20  # at the table of processes: one look may miss a process that forks and ends
 
 
 MOST_BYTES = 256 << 20  # of a reply; the samples of the longest are a tenth of it
@@ -240,8 +238,9 @@ class Process:
         return begin
 
     def stood_still(self) -> None:
-        """Raises Died if it ran since it was stopped by a signal, which a timer of its own may have undone (SIGCONT). Who only
-        wakes it, as `scontrol resume` does, makes it run for some microseconds. What a cgroup froze cannot wake."""
+        """Raises Died if it ran since it was stopped by a signal, which a timer of its own may have undone (SIGCONT). If
+        another program only wakes it, as `scontrol resume` does, it runs for some microseconds. A process
+        that a cgroup froze cannot wake."""
         if self._stood is None:
             return
         ran = cpu_s(self.process.pid) - self._stood
@@ -283,8 +282,8 @@ def adopt_orphans() -> None:
 
 
 def orphans() -> set[int]:
-    """The processes that were left behind to this one, and that nobody has waited for: also one that has ended, because it
-    may have started the next before."""
+    """The processes that were left behind to this one, and that nobody has waited for. Those that have ended
+    count too, because such a process may have started another one."""
     return _children(os.getpid()) - _running - {fork_server.pid()} if _adopts else set()
 
 

@@ -1,6 +1,6 @@
 """A filter of system calls, as the small program that the kernel runs before each of them (seccomp, classic BPF).
 
-What it denies fails with EPERM, or in a few cases does nothing. It sees numbers and no
+A denied call fails with EPERM; a few calls do nothing and return success. The filter sees the numbers in registers, but no
 memory, so it cannot tell files or addresses of sockets apart.
 """
 
@@ -35,9 +35,9 @@ SHARED = (
     "shmget", "shmat", "shmctl", "semget", "semop", "semtimedop", "semctl", "msgget", "msgsnd", "msgrcv", "msgctl",
     "mq_open", "mq_unlink", "pidfd_open", "pidfd_send_signal", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "tkill",
 )
-# What changes a file without opening it for writing, which Landlock does not cover. Compilers set modes and times, and do not
-# need them: these calls say that they did. The others fail. So does setting the time to now, because who touches a file takes
-# success for a sign that it exists.
+# Calls that change a file without opening it for writing, which Landlock does not cover. Compilers set modes and times, but do
+# not need them: these calls do nothing and return success. The others fail. Setting the time to now fails too, because a
+# program that touches a file takes success as a sign that the file exists.
 PRETENDED = ("chmod", "fchmod", "fchmodat", "fchmodat2")
 TIMES = {"utime": 1, "utimes": 1, "futimesat": 2, "utimensat": 2}  # the argument with the times; none means now
 ATTRIBUTES = (

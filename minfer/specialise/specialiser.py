@@ -250,7 +250,7 @@ class Specialiser:
                 self._moved = True
                 here, there = devices.name(self.device), " and ".join(others)
                 log.warning(
-                    "%s: what was found out on %s is not used on %s; tried again", self.recipe.name, there, here
+                    "%s: verdicts from %s are not used on %s; variants are tried again", self.recipe.name, there, here
                 )
         except (build.BuildError, OSError):
             pass  # the background process says it
@@ -285,8 +285,8 @@ class Specialiser:
             log.warning("%s and all others: not compiled, %s goes on: %s: %s", named, generic, folder, outcome.why)
 
     def _after_fork(self) -> None:
-        """In a child: variants stay in use; what was on its way is the parent's, and may be asked for again. On a GPU a child
-        can call nothing, and says so."""
+        """In a child: installed variants stay in use. Compiles that had begun are the parent's; the child may ask for them
+        again. On a GPU each call in a child raises an error."""
         for key in self._ledger.pending:
             self._ledger.asked.discard(key)
             self._ledger.live.discard(key)

@@ -236,9 +236,9 @@ class Trial:
     def _block(self, remote: Remote) -> Spent:
         """Time a block, and return the time of one call. No process has seen these values before the clock runs.
 
-        On a CPU both processes are stopped until then. On a GPU what a stopped process has started goes on. So there the values
-        come into the shared memory, in one copy, when the clock runs already; and it runs until some results, chosen at
-        random, are copied out of it. `_rest` does the same, and is subtracted."""
+        On a CPU both processes are stopped until then. A GPU continues the work that a process started before it
+        was stopped. So there the clock starts before the values are copied to the shared memory, in one copy. It stops after
+        some results, chosen at random, are copied out. `_rest` makes the same copies, and its time is subtracted."""
         rest = min((self._rest() for _ in range(3)), key=lambda spent: spent.wall)
         for shared, original in zip(self.imaged if self.image is not None else self.sets, self.originals, strict=True):
             for name, tensor in shared.items():
@@ -312,7 +312,7 @@ class Trial:
 def baseline_alone(case: Case, device: torch.device) -> dict[str, list[float]]:
     """Cold and steady times of the baseline in this process, taken as the kernel's process takes them, before there is one. A
     cold round calls the baseline three times, because a flush evicts code as well as data, and a baseline of many small
-    operations has much code."""
+    operations runs much code."""
     op = ops.get(case.op)
     function = build.function(op.kernels[case.kernel], devices.arch(device))
     torch.set_num_threads(THREADS)

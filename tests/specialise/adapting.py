@@ -40,7 +40,7 @@ RESTLESS = (0.05, 42.7, 34.0, 0.05)
 
 
 def steady(monkeypatch: pytest.MonkeyPatch, *blocks: tuple[float, ...]) -> list[int]:
-    """The next trials measure these steady blocks, again and again the last ones; the list says how many were taken."""
+    """The next trials measure these steady blocks in turn, then repeat the last. The list says how many were taken."""
     taken: list[int] = []
 
     def measured(self: object, timing: object, during: object) -> list[np.ndarray]:

@@ -356,7 +356,7 @@ def test_what_was_found_out_on_another_device_is_not_used_and_said_once(
 
     assert compiled_on("NVIDIA One") == [] and len(asked) == 2
     assert compiled_on("NVIDIA One") == [] and len(asked) == 2  # found again
-    moved = "sound: what was found out on NVIDIA One is not used on NVIDIA Two; tried again"
+    moved = "sound: verdicts from NVIDIA One are not used on NVIDIA Two; variants are tried again"
     assert compiled_on("NVIDIA Two") == [moved] and len(asked) == 4
 
 
