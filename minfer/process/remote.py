@@ -209,21 +209,18 @@ class Process:
                     os.waitpid(pid, 0)
             self._clean()
 
-    def freeze(self) -> float:
-        """Stop it and everything that it started, in whatever session. Returns the time (`time.perf_counter`) when all its
-        own threads stood still. Raises Died."""
+    def freeze(self) -> None:
+        """Stop it and everything that it started, in whatever session. Raises Died."""
         if self._cgroup is not None:
             if not self._cgroup.freeze():
                 raise Died("timeout", COULD_NOT_STOP)
-            return time.perf_counter()
+            return
         halt(self.process.pid)
-        stood_still = time.perf_counter()
         self._stood = cpu_at_rest(self.process.pid)
         try:
             stop(lambda: {self.process.pid} | orphans())
         finally:
             self.stood_still()  # else it is why there was no end of stopping
-        return stood_still
 
     def thaw(self) -> float:
         """Let it go on; where it has no cgroup, only what is in its session. Returns the time (`time.perf_counter`) before

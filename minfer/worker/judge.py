@@ -115,8 +115,8 @@ class Remote:
         said = self.ask(what, "done", **about)
         if after:
             after()
-        # The clock ends at the answer, not when all threads stand still: stopping takes up to 4 ms, longer than a block, and by
-        # that noise no liar could be told from an honest kernel. What a thread does until it is stopped is not counted.
+        # The clock ends at the answer, not when all threads stand still: stopping can take longer than a block, and its noise
+        # hid kernels that lie. What a thread does until it is stopped is not counted.
         wall = time.perf_counter() - (begin if before else woken)
         self.process.freeze()
         # The delays of all threads together: with only the longest one, honest kernels of two threads were accused on a busy
