@@ -5,7 +5,7 @@ Expected: memory's speed where N and K are small, which takes y once instead of 
 near the speed of one product with 2 N columns for squares, whose tiles of 128 x (128 + 128) are the same.
 Measured: see docs/gated_unit.md.
 """
-# Measured (H200, float16, sigmoid, NN, m=4194304, n=64, k=128): 174.5 TFLOP/s cold; 344.1 % of torch.
+# Measured (H200, float16, sigmoid, NN, m=n=k=8192): 630.9 TFLOP/s cold, 541.8 steady; 104.0 % and 97.4 % of torch.
 
 import torch
 import triton

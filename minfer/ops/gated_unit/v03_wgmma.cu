@@ -6,7 +6,7 @@
 // two steps late and stays behind, so that one's gate is under the other's products. Half as much is stored as hgemm does.
 // Expected: the rate of hgemm's v13 for one product of 2 n columns, 745 TFLOP/s at 4096 and 690 at 8192; at 4096 the gate
 // would take 3 % of a tile if nothing were under it.
-// Measured (H200, float16, sigmoid, NN, m=4194304, n=64, k=128): 205.1 TFLOP/s cold; 404.5 % of torch.
+// Measured (H200, float16, sigmoid, NN, m=n=k=8192): 723.7 TFLOP/s cold, 629.5 steady; 119.3 % and 113.1 % of torch.
 #include "hopper_tile.cuh"
 #include "ops/hgemm/cooperative.cuh"
 

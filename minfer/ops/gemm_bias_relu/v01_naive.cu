@@ -1,7 +1,7 @@
 // v01_naive: one thread an output element, straight from global memory.
 // Idea: the definition in one kernel: bias and ReLU cost nothing where the sum is in a register.
 // Expected: as hgemm's v01 bound by the load units, about 1 % of cuBLAS.
-// Measured (H200, float16, TN, m=1024, n=256, k=512): 0.4750 TFLOP/s cold; 1.93 % of torch.
+// Measured (H200, float16, TN, m=n=k=4096): 0.4896 TFLOP/s cold; 0.0733 % of torch.
 #include "gemm_bias_relu.h"
 
 namespace minfer {

@@ -4,7 +4,7 @@
 // stages of 12 KB. The biases are read while the first copies are under way.
 // Expected: 1024x256x512 in 6 us: launch and first bytes 3, L2 to shared memory 1 (96 KB an SM), store and end 1.5; cuBLASLt
 // takes 7.5 with tiles that leave most multiprocessors idle.
-// Measured (H200, float16, TN, m=1024, n=256, k=512): 36.27 TFLOP/s cold, 71.49 steady; 147.6 % and 154.9 % of torch.
+// Measured (H200, float16, TN, m=n=k=4096): 637.3 TFLOP/s cold; 95.4 % of torch.
 #include "biases.cuh"
 #include "ops/hgemm/one_wave.cuh"
 

@@ -3,7 +3,7 @@
 Idea: the place is a scalar of the program, and the row a block of Triton's: a load and a store.
 Expected: as v02_vectors for many tokens; with few, twice as many programs share the loads. Measured: see docs/kv_append.md.
 """
-# Measured (H200, bfloat16, paged, none, none, batch=8, longest=2048, new=2048, kv_heads=8, head_dim=128): 3573 GB/s cold; 421.8
+# Measured (H200, bfloat16, paged, none, none, batch=8, longest=2048, new=2048, kv_heads=8, head_dim=128): 3601 GB/s cold; 424.1
 #   % of torch.
 
 import torch

@@ -2,7 +2,7 @@
 // Idea: the definition, nothing else; neighbouring threads take neighbouring elements.
 // Expected: half of the memory's speed or less: a warp asks for 64 bytes at once of a half type, so that few are in
 // flight, and the second pass, though it finds the row in the cache, waits anew.
-// Measured (H200, bfloat16, tokens=16384, hidden=4096): 3136 GB/s cold, 3041 steady; 94.0 % and 91.4 % of torch.
+// Measured (H200, bfloat16, tokens=655360, hidden=128): 413.1 GB/s cold; 49.6 % of torch.
 #include "rmsnorm.h"
 
 namespace minfer {

@@ -3,6 +3,7 @@
 Idea: as triton_blocks; sigmoid(-x) is computed for itself, because 1 - sigmoid(x) has no digits left for a large x.
 Expected: as v02_vectors_backward. Measured: see docs/silu_mul.md.
 """
+# Measured (H200, bfloat16, backward, tokens=2048, hidden=14336): 4026 GB/s cold.
 
 import torch
 import triton
