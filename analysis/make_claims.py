@@ -15,7 +15,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from analysis.claims import CLAIMS, NO_ROW, Claim, Counter, Over, Peaks, Query, Share
+from analysis.claims import CLAIMS, Claim, Counter, Over, Peaks, Query, Schedulers, Share
 from analysis.command import Options, parser, run
 from analysis.pages import written
 from analysis.peaks import best_peaks, under_one_peak
@@ -97,12 +97,23 @@ def of(query: Query, row: Row, rows: Found) -> Figure | None:
             if counted[0] is None or (over and not counted[1]):
                 return None
             return Figure(row, f"{name} / {over}" if over else name, (counted[0] / (counted[1] or 1.0), None))
+        case Schedulers():
+            return Figure(row, "schedulers", (schedulers(row["metrics"] or {}), None))
         case Peaks(name, over, per_clock):
             best = best_peaks(each for (device, _), each in rows.items() if device == row["device"])
             if not all(best.get(each) and (best.get(f"{each}_mhz") or not per_clock) for each in (name, over)):
                 return None
             rate, other_rate = (best[each] / (best[f"{each}_mhz"] if per_clock else 1.0) for each in (name, over))
             return Figure(row, f"peak {name}, % of {over}{' a cycle' * per_clock}", (100 * rate / other_rate, None))
+
+
+def schedulers(metrics: Mapping[str, float]) -> float | None:
+    """Schedulers of a multiprocessor, by `analysis.claims.Schedulers`; None where a counter is missing."""
+    names = [f"ncu.{name}" for name in ("occupancy_percent", "blocks_by_warps", "block_threads", "issue_percent")]
+    occupancy, blocks, threads, issue = (metrics.get(name) or 0.0 for name in names)
+    cycles = sum(value for name, value in metrics.items() if name.startswith("ncu.stall_"))  # the issue's own is one
+    most = blocks * threads / 32  # warps that a multiprocessor has room for
+    return occupancy * most / (issue * cycles) or None if issue and cycles else None
 
 
 def share(row: Row, other: Row, regime: str) -> float | None:
@@ -163,9 +174,7 @@ def markdown(rows: Found) -> str:
     lines = [HEAD, ""]
     for claim in CLAIMS:
         lines += claim_lines(claim, rows)
-    lines += ["## What no row can say", ""]
-    lines += [f"- *{plain(said)}* {plain(why)}" for said, why in NO_ROW.items()]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)
 
 
 def write(table: pa.Table, options: Options) -> list[str]:

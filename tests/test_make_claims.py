@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from analysis import make_claims
-from analysis.claims import CLAIMS, Claim, Counter, Over, Peaks, Share, gemm
+from analysis.claims import CLAIMS, Claim, Counter, Over, Peaks, Schedulers, Share, gemm
 from minfer.rows import store
 from tests.tables import TN, row
 
@@ -19,9 +19,17 @@ def made(kernel: str, us: float | None, **values: Any) -> store.Row:
     return row(kernel, us, f"bfloat16/{TN}/m=8,n=8,k=8", peaks=PEAKS, **values)
 
 
+# 32 of 64 warps; a scheduler issues each fourth cycle, and a warp each 32 cycles: a scheduler has 8 warps.
+WARPS = {"occupancy_percent": 50.0, "blocks_by_warps": 2.0, "block_threads": 1024.0, "issue_percent": 25.0}
+WARPS |= {"stall_selected": 1.0, "stall_wait": 31.0}
+
+
 @pytest.fixture
 def rows(tmp_path: Path) -> make_claims.Found:
-    counted = {"metrics": {"conflicts": 30.0, "loads": 60.0}, "cold_percent_of_peak": 50.0}
+    counted = {
+        "metrics": {"conflicts": 30.0, "loads": 60.0} | {f"ncu.{name}": each for name, each in WARPS.items()},
+        "cold_percent_of_peak": 50.0,
+    }
     measured = [
         made("torch", 100.0, **counted),
         made("v01", 200.0),
@@ -41,6 +49,7 @@ def rows(tmp_path: Path) -> make_claims.Found:
         ("torch", Counter("loads"), (60.0, None)),
         ("torch", Peaks("mma_a_b", "wgmma_a_b"), (75.0, None)),
         ("torch", Peaks("mma_a_b", "wgmma_a_b", per_clock=True), (60.0, None)),
+        ("torch", Schedulers(), (4.0, None)),
     ],
 )
 def test_a_query_shows_its_row(rows: make_claims.Found, kernel: str, show: Any, shown: tuple[float, float]) -> None:
