@@ -15,6 +15,7 @@ from minfer.bench.timing import Timing
 from minfer.fingerprint import fingerprint
 from minfer.plan.shard import Shard
 from minfer.rows import store
+from minfer.worker import child
 from minfer.worker.child import Child
 from minfer.worker.resume import todo
 from minfer.worker.supervisor import Machine, believed
@@ -106,3 +107,19 @@ def test_resume_repeats_what_nobody_judged_where_judging_is_asked_for(tmp_path: 
     assert left() == [] and left(untrusted=True) == [CASE]
     store.write(store.to_table([row | {"guarantee": "judged"}]), tmp_path / "old.parquet")
     assert left() == left(untrusted=True) == []
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (RuntimeError("one\ntwo"), "one"),
+        (
+            RuntimeError("backend='x' raised:\nAssertionError: no views\n\nmore"),
+            "backend='x' raised: AssertionError: no views",
+        ),
+        (ValueError("one:"), "ValueError: one:"),
+        (KeyError(), "KeyError: "),
+    ],
+)
+def test_an_error_that_a_line_announces_is_said(error: Exception, said: str) -> None:
+    assert child._sentence(error) == said
