@@ -5,9 +5,9 @@
 
 namespace minfer {
 
-// Loads 8 or 16 bytes, past L1, if `inside`; else leaves `words` as they are and reads nothing. It is one predicated instruction,
-// because of several `if (inside)` the compiler makes one branch, behind all code between them. Where other instructions must
-// not move in front of it, a __syncwarp() after it keeps them behind.
+// Loads 8 or 16 bytes, past L1, if `inside`; else leaves `words` as they are and reads nothing. It is one predicated
+// instruction. For several `if (inside)` in a row the compiler would make one branch and move the loads behind all code between
+// them. To keep later instructions from moving in front of the load, put a __syncwarp() after it.
 template <typename Words>
 __device__ inline void load_if(Words& words, const void* global, bool inside) {
   if constexpr (sizeof(Words) == 16)

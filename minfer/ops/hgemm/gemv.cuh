@@ -1,5 +1,5 @@
-// A product with up to 8 rows of A, whose B goes from memory right into the fragments of mma.sync: for any sizes, or with sizes
-// that are compiled in.
+// A product with up to 8 rows of A. Each lane loads its fragments of B for mma.sync from memory into registers, without shared
+// memory. The sizes are arguments of the launch or constants of the build.
 #pragma once
 
 #include "warp_tile.cuh"
@@ -7,7 +7,8 @@
 namespace minfer {
 
 constexpr int kMostM = 8, kLeastWarps = 4, kMostWarps = 16;
-constexpr int kWarpsPerSM = 24;  // at most, while a block's warps, a power of two that split k, are more than the least
+// A block's warps split k. From kLeastWarps on, their number is doubled only while an SM gets at most this many.
+constexpr int kWarpsPerSM = 24;
 
 // What a lane, g = lane / 4 and t = lane % 4, reads of B for kK steps in k of kCols columns, and of A beside it.
 template <typename T, Layout kLayout>

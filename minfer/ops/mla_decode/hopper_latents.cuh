@@ -233,9 +233,9 @@ struct HalfRows {
     wgmma_commit();
   }
 
-  // Computes one piece. The two warpgroups take its blocks of keys in turn. A warpgroup first computes its scores with the
-  // columns that it gave back itself, which come first. Then it multiplies the other's powers, and behind that, without a wait
-  // between the products, it computes the rest of its scores.
+  // Computes one piece. The two warpgroups take its blocks of keys in turn. For its scores a warpgroup first multiplies the
+  // columns that it freed itself, because they are loaded first. Then it starts two products without a wait between them: the
+  // other warpgroup's powers by their values, and the rest of its own scores.
   __device__ void attend(const Piece& piece) {
     const int count = piece.end - piece.begin;
     load_q(piece);

@@ -1,11 +1,11 @@
 // v07_stream: int4 and up to 16 rows of x. Each warp streams 16 rows of W through a ring that it alone uses, 16 bytes a lane.
-// Idea: v02 copies W to shared memory and reads it again 4 bytes at a time, which takes 260 instructions for a piece of 16 x
-// 256 weights. Any order of k serves that x has too. So each of the 4 lanes of a row takes 16 contiguous bytes of a group (8
-// with groups of 64): each lane copies them by cp.async and reads them back itself, and waits for no other lane. Loads to
-// registers would save that way through shared memory, but the compiler has all of them signal one scoreboard, and a wait for it
-// is one for the load that was started last. A wait for groups of cp.async is one for the oldest. A block puts x in the
-// order of the fragments once, while the first copies are in flight. Its warps wait for each other then, and again at the end:
-// each has 16 rows of its own or, where rows are few, a slice of their k.
+// Idea: v02 copies W to shared memory and reads it again 4 bytes at a time: 260 instructions for 16 x 256 weights. But a sum
+// over k may run in any order, if W and x have the same one. So each of a row's 4 lanes copies 16 contiguous bytes of a group
+// (8 with groups of 64) by cp.async, reads its own bytes back, and waits for no other lane. Loads to registers would save
+// the way through shared memory. But the compiler puts all of them on one scoreboard, so that a wait for the first load waits
+// for the last one, too; a wait for a group of cp.async waits for the oldest only. A block reorders x once, into the order of
+// the fragments, while the first copies are in flight. A warp has 16 rows of its own or, where rows are few, a slice of their
+// k. The warps of a block wait for each other after x is reordered, and at the end.
 // Expected (int4, group 128): 18 us at 1 x 28672 x 4096 on an H200, 22 us at m = 16.
 // Measured (H200, bfloat16, int4_g128, float32, m=16, n=4096, k=4096): 35.78 TFLOP/s cold.
 #include "fragments.cuh"

@@ -1,9 +1,9 @@
-// v08_fp8_promoted: v05 whose sums are fp32: each product of wgmma is added to registers of the thread.
+// v08_fp8_promoted: v05 with fp32 sums: the threads add each product of wgmma to sums in their registers.
 // Idea: fp8 tensor cores keep about 13 bits of a sum (docs/quant_gemm.md), so that a sum over all of k misses the bound of fp32
-// sums by a factor of 10 and more. Here no product adds to the one before: a wgmma of 64 x 128 sums 32 numbers of k alone, and
-// 64 additions a thread add it to the tile's sums. A warpgroup waits for each of its products, and the other one's run
-// meanwhile. A step's two halves of 128 columns take turns, so that 128 registers of sums and 64 of a product suffice for v05's
-// tile of 128 x 256; none are left to store a tile beside the next one's products.
+// sums by a factor of 10 and more. Here no wgmma adds to the one before. Each has 64 x 128 results of 32 steps in k, and each
+// thread adds its 64 of them to the tile's sums. A warpgroup waits for its product, while the tensor cores run the other
+// warpgroup's. The two halves of 128 columns use the same 64 registers for a product in turn, and 128 registers hold the sums of
+// v05's tile of 128 x 256. No registers are left to store a tile while the next one is computed.
 // Expected: a product of 64 x 128 x 32 takes the tensor cores 64 cycles, and its 64 additions take each scheduler 64 cycles: at
 // most v05's 1520 TFLOP/s, and about two thirds of it, 1000, with the waits between them. v04 has 330.
 // Measured (H200, bfloat16, fp8_fp8, float32, m=n=k=8192): 812.6 TFLOP/s cold.
