@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from minfer import ops
 from minfer.bench import judged
 from minfer.bench.judged import ATTEMPTS, BELIEVED, Contradiction, Samples
+from minfer.process.remote import Process
 from minfer.worker import judge as worker_judge
 
 CASE = ops.get("hgemm").case("torch", "float16", {"m": 64, "n": 64, "k": 64})
@@ -173,11 +175,29 @@ def test_a_judged_time_below_the_floor_is_impossible() -> None:
     assert found["status"] == "impossible" and "judged time of 17 us is less than the 18 us" in found["message"]
 
 
+REQUEST = {"device": "cpu", "extra": [], "op_files": [], "libraries": {}, "sandbox": None, "timeout_s": 60.0}
+
+
 @pytest.mark.parametrize("inside", [False, True])
 def test_the_judge_takes_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inside: bool) -> None:
     """Of an honest kernel; also as on a GPU, where values come into the shared memory while the clock runs."""
     monkeypatch.setitem(worker_judge.SHOWN_INSIDE, "cpu", inside)
-    request = {"device": "cpu", "extra": [], "op_files": [], "libraries": {}, "sandbox": None, "timeout_s": 60.0}
-    reply = worker_judge.judge(request | {"case": CASE.to_dict()}, tmp_path / "log")
+    reply = worker_judge.judge(REQUEST | {"case": CASE.to_dict()}, tmp_path / "log")
     found = Samples.of(reply["samples"])
     assert len(found.kernel) == worker_judge.ROUNDS and len(found.cold_baseline) >= 3
+
+
+@pytest.mark.timing
+def test_what_is_done_after_the_answer_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even where stopping a process takes so long that a late thread has ended by then."""
+
+    def stop_late(process: Process) -> None:
+        time.sleep(0.05)
+        stop(process)
+
+    stop = Process.freeze
+    monkeypatch.setattr(Process, "freeze", stop_late)
+    extra = [str(Path(__file__).parent / "exploits" / "answers_early.py")]
+    case = ops.get("hgemm").case("answers_early", "float16", CASE.shape)
+    row = worker_judge.judge(REQUEST | {"extra": extra, "case": case.to_dict()}, tmp_path / "log")["row"]
+    assert row["status"] == "dishonest" and "wrong result" in row["message"]

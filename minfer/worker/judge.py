@@ -47,7 +47,8 @@ COLD = Timing(looks=[10], least_rounds=5, cold_cap_s=1.0)  # for cold times of t
 CHECK_S, LEAST_CHECKED = 0.2, 16  # of a block's results: as many as the time allows, and at least so many
 START_S = 120.0
 SHOWN_INSIDE = {"cuda": True, "cpu": False}  # whether a block's values come into the shared memory when the clock runs
-SNAPSHOT = 32  # results of a block on a GPU that are copied when it replies
+SNAPSHOT = 32  # results of a block that are copied when the process replies
+TAKE_S = {"cuda": math.inf, "cpu": 0.001}  # in which they are copied
 
 Step = Callable[[], None]
 THREADS = torch.get_num_threads()  # that the baseline has elsewhere
@@ -103,9 +104,17 @@ class Remote:
             raise Dishonest("unexpected reply from the kernel's process")
         return reply[answer]
 
-    def time(self, what: str, before: Step | None = None, after: Step | None = None, **about: Any) -> Spent:
+    def time(
+        self,
+        what: str,
+        *,
+        before: Step | None = None,
+        after: Step | None = None,
+        then: Step | None = None,
+        **about: Any,
+    ) -> Spent:
         """Wake the stopped process, wait for its answer, and stop it again. The time includes what this process does `before`
-        that and `after` the answer."""
+        that and `after` the answer, and not what it does `then`, before it stops the other one."""
         pid = self.process.process.pid
         used, waited = cpu_s(pid), run_delays(pid)
         begin = time.perf_counter()
@@ -116,8 +125,10 @@ class Remote:
         if after:
             after()
         # The clock ends at the answer, not when all threads stand still: stopping can take longer than a block, and its noise
-        # hid kernels that lie. What a thread does until it is stopped is not counted.
+        # hid kernels that lie.
         wall = time.perf_counter() - (begin if before else woken)
+        if then:
+            then()
         self.process.freeze()
         # The delays of all threads together: with only the longest one, honest kernels of two threads were accused on a busy
         # machine.
@@ -238,32 +249,29 @@ class Trial:
 
         On a CPU both processes are stopped until then. A GPU continues the work that a process started before it
         was stopped. So there the clock starts before the values are copied to the shared memory, in one copy. It stops after
-        some results, chosen at random, are copied out. `_rest` makes the same copies, and its time is subtracted."""
-        rest = min((self._rest() for _ in range(3)), key=lambda spent: spent.wall)
+        some results, chosen at random, are copied out; on a CPU it stops before. From the time of a block, that of a `rest` is
+        subtracted: the time of a block without its calls, with the same copies. The baseline's process makes it, because it
+        gains nothing by making it long. After a flush, a process that wakes has none of its code and data in the caches; that
+        costs a third of a millisecond on a CPU."""
+        rest = min((self.baseline.time("rest", **self._around()) for _ in range(3)), key=lambda spent: spent.wall)
         for shared, original in zip(self.imaged if self.image is not None else self.sets, self.originals, strict=True):
             for name, tensor in shared.items():
                 tensor.copy_(original.tensors[name])
         calls = self.calls[remote]
-        spent = remote.time("run", *self._around(), calls=calls)
+        spent = remote.time("run", **self._around(), calls=calls)
         if remote is self.kernel:
             self._check(calls)
         else:
             self.of_baseline |= orphans()
         return spent.per_call(rest, calls)
 
-    def _rest(self) -> Spent:
-        """The time of a block without its calls, measured with the baseline's process, which gains nothing by making it long.
-        After a flush, a process that wakes has none of its code and data in the caches; that costs a third of a millisecond
-        on a CPU."""
-        return self.baseline.time("rest", *self._around())
-
-    def _around(self) -> tuple[Step | None, Step | None]:
-        """What is done before and after a request while the clock runs: on a CPU nothing."""
+    def _around(self) -> dict[str, Step]:
+        """What is done before and after a request. On a CPU nothing is done while the clock runs."""
         if self.image is None:
             self._flush()
-            return None, None
+            return {"then": self._take}
         synchronize(self.device)
-        return self._show, self._take
+        return {"before": self._show, "after": self._take}
 
     def _flush(self) -> None:
         self.clock.flush()  # steady calls, too, read their operands from memory
@@ -276,15 +284,22 @@ class Trial:
         self._flush()
 
     def _take(self) -> None:
-        """Copy some results, so that what is written later does not count."""
-        calls = self.calls.get(self.kernel, len(self.sets))
-        chosen = random.SystemRandom().sample(range(calls), min(calls, SNAPSHOT))
-        written = self.originals[0].named("out", "inout")
-        self.snapshot = {index: {name: self.sets[index][name].clone() for name in written} for index in chosen}
+        """Copy some results, so that what is written later does not count: on a CPU, as many as TAKE_S allows, because a kernel
+        may finish one while others are copied."""
+        calls, deadline = self.calls[self.kernel], time.perf_counter() + TAKE_S[self.device.type]
+        written, self.snapshot = self.originals[0].named("out", "inout"), {}
+        for index in random.SystemRandom().sample(range(calls), min(calls, SNAPSHOT)):
+            self.snapshot[index] = {name: self.sets[index][name].clone() for name in written}
+            if time.perf_counter() > deadline:
+                break
         synchronize(self.device)
 
     def _check(self, calls: int) -> None:
-        order = list(self.snapshot) or random.SystemRandom().sample(range(calls), calls)
+        order = list(self.snapshot)
+        if self.image is None:
+            order += [
+                index for index in random.SystemRandom().sample(range(calls), calls) if index not in self.snapshot
+            ]
         deadline = time.perf_counter() + CHECK_S
         for number, index in enumerate(order):
             if number >= LEAST_CHECKED and time.perf_counter() > deadline:
