@@ -23,9 +23,9 @@ from minfer.rows.select import SPEEDUPS, codes, newest_in_any_regime, newest_of_
 IDENTITY = ("case", "op", "kernel", "status")  # what a row must say to be shown
 # Columns that say which row it is, and by which rows are chosen.
 WHICH = ("run", "finished", "case", "op", "kernel", "backend", "status")
-CASES = ("case", "count_distinct")  # of a group, whether it has all rows of a case or the newest
+CASES = ("case", "count_distinct")  # in a group, however often each was run
 SIZE = re.compile(r"=([0-9]+)(?:,|$)")  # of an axis, in the last part of a problem
-MANY_ROWS = 500_000  # read before older ones are dropped: 0.3 GB
+MANY_ROWS = 500_000  # are read before older ones are dropped for the first time
 REFERENCE = "torch"  # the kernel that the others are shown against
 
 
@@ -33,8 +33,8 @@ def load(files: Iterable[Path], results: Path, columns: Iterable[str]) -> tuple[
     """The usable rows of the named files, else of those under `results`, as far as `with_problem` takes figures from them, and
     a sentence for each file that was skipped. The columns by which the newest rows are chosen come along.
 
-    Older rows are dropped while files are read, whenever there are as many new rows as were kept: of ten million rows, most
-    never are in memory at the same time.
+    Rows that no figure comes from are dropped while files are read, whenever more rows were read than had been kept: ten
+    million rows would not fit into 4 GB.
 
     Raises FileNotFoundError where there is no such folder."""
     if not files and not results.is_dir():
@@ -54,7 +54,9 @@ def load(files: Iterable[Path], results: Path, columns: Iterable[str]) -> tuple[
             most = 2 * held + MANY_ROWS
     if unusable:
         print(f"{unusable} rows lack one of {', '.join(IDENTITY)} and are left out", file=sys.stderr)
-    return newest_in_any_regime(pa.concat_tables(tables)), [f"{path}: {reason}; skipped" for path, reason in bad.items()]
+    return newest_in_any_regime(pa.concat_tables(tables)), [
+        f"{path}: {reason}; skipped" for path, reason in bad.items()
+    ]
 
 
 def usable(table: pa.Table) -> pa.Table:
