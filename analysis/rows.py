@@ -30,11 +30,10 @@ REFERENCE = "torch"  # the kernel that the others are shown against
 
 
 def load(files: Iterable[Path], results: Path, columns: Iterable[str]) -> tuple[pa.Table, list[str]]:
-    """The usable rows of the named files, else of those under `results`, as far as `with_problem` takes figures from them, and
-    a sentence for each file that was skipped. The columns by which the newest rows are chosen come along.
+    """The usable rows of the named files, else of those under `results`, less the older ones that `with_problem` takes no
+    figure from, and a sentence for each file that was skipped. The columns by which the newest rows are chosen come along.
 
-    Rows that no figure comes from are dropped while files are read, whenever more rows were read than had been kept: ten
-    million rows would not fit into 4 GB.
+    Older rows are dropped while files are read, each time the rows in memory have doubled: ten million do not fit into 4 GB.
 
     Raises FileNotFoundError where there is no such folder."""
     if not files and not results.is_dir():
@@ -54,9 +53,8 @@ def load(files: Iterable[Path], results: Path, columns: Iterable[str]) -> tuple[
             most = 2 * held + MANY_ROWS
     if unusable:
         print(f"{unusable} rows lack one of {', '.join(IDENTITY)} and are left out", file=sys.stderr)
-    return newest_in_any_regime(pa.concat_tables(tables)), [
-        f"{path}: {reason}; skipped" for path, reason in bad.items()
-    ]
+    newest = newest_in_any_regime(pa.concat_tables(tables))
+    return newest, [f"{path}: {reason}; skipped" for path, reason in bad.items()]
 
 
 def usable(table: pa.Table) -> pa.Table:
