@@ -2,7 +2,7 @@
 
 Draws up to three plots of each op on each device into docs/plots/<device>/, and one of forward and backward where it has both,
 with its points as CSV; each as SVG and PNG, light and dark; and a page README.md that shows them all. Of an op that was timed
-on several GPUs, the folder of the one with most rows has a plot with all of them. In the README it rewrites what is between
+on several GPUs, the folder of the one with most cases has a plot with all of them. In the README it rewrites what is between
 `<!-- plots:begin -->` and `<!-- plots:end -->`: one ladder, and links to these pages. What the rows do not suffice for is left
 out, with a sentence. The same rows give the same bytes with the same Matplotlib, which `--check` relies on.
 """

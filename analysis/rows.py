@@ -6,7 +6,6 @@ All but the order is done on columns, because a million rows must not take more 
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 import re
 import sys
@@ -19,28 +18,43 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from minfer.rows import store
-from minfer.rows.select import SPEEDUPS, codes, newest_of_each_regime, with_rates
+from minfer.rows.select import SPEEDUPS, codes, newest_in_any_regime, newest_of_each_regime, with_rates
 
 IDENTITY = ("case", "op", "kernel", "status")  # what a row must say to be shown
 # Columns that say which row it is, and by which rows are chosen.
 WHICH = ("run", "finished", "case", "op", "kernel", "backend", "status")
+CASES = ("case", "count_distinct")  # in a group, however often each was run
 SIZE = re.compile(r"=([0-9]+)(?:,|$)")  # of an axis, in the last part of a problem
+MANY_ROWS = 500_000  # are read before older ones are dropped for the first time
 REFERENCE = "torch"  # the kernel that the others are shown against
 
 
 def load(files: Iterable[Path], results: Path, columns: Iterable[str]) -> tuple[pa.Table, list[str]]:
-    """The usable rows of the named files, else of those under `results`, and a sentence for each file that was skipped. The
-    columns by which the newest rows are chosen come along.
+    """The usable rows of the named files, else of those under `results`, less the older ones that `with_problem` takes no
+    figure from, and a sentence for each file that was skipped. The columns by which the newest rows are chosen come along.
+
+    Older rows are dropped while files are read, each time the rows in memory have doubled: ten million do not fit into 4 GB.
 
     Raises FileNotFoundError where there is no such folder."""
     if not files and not results.is_dir():
         raise FileNotFoundError(f"{results} is not a folder: name the one with the results with --results")
     columns = list(dict.fromkeys([*columns, *SPEEDUPS]))
-    table, bad = store.read(sorted(set(files)) or store.files(results), columns)
-    shown = usable(table)
-    if len(shown) < len(table):
-        print(f"{len(table) - len(shown)} rows lack one of {', '.join(IDENTITY)} and are left out", file=sys.stderr)
-    return shown, [f"{path}: {reason}; skipped" for path, reason in bad.items()]
+    bad: dict[Path, str] = {}
+    tables, held, most, unusable = [store.SCHEMA.empty_table().select(columns)], 0, MANY_ROWS, 0
+    for file in sorted(set(files)) or store.files(results):
+        table, why = store.read([file], columns)
+        bad |= why
+        tables.append(usable(table))
+        held += len(tables[-1])
+        unusable += len(table) - len(tables[-1])
+        if held >= most:
+            tables = [newest_in_any_regime(pa.concat_tables(tables))]
+            held = len(tables[0])
+            most = 2 * held + MANY_ROWS
+    if unusable:
+        print(f"{unusable} rows lack one of {', '.join(IDENTITY)} and are left out", file=sys.stderr)
+    newest = newest_in_any_regime(pa.concat_tables(tables))
+    return newest, [f"{path}: {reason}; skipped" for path, reason in bad.items()]
 
 
 def usable(table: pa.Table) -> pa.Table:
@@ -158,11 +172,11 @@ def _on_one_clock(table: pa.Table, regime: str) -> pa.Table:
     groups = np.stack([codes(table[name]) for name in ("device", "op", "problem", "baseline")])
     order = np.lexsort([beside, *groups])
     order = order[known[order]]
-    edges = np.flatnonzero(np.any(np.diff(groups[:, order], axis=1, prepend=-2, append=-2), axis=0))
+    begins = np.flatnonzero(np.any(np.diff(groups[:, order], axis=1, prepend=-2), axis=0))
+    counts = np.diff(begins, append=len(order))  # of each problem's rows, which are by what their baseline took
+    middle = (beside[order[begins + (counts - 1) // 2]] + beside[order[begins + counts // 2]]) / 2
     factor = np.ones(len(table))
-    for first, end in itertools.pairwise(edges):
-        of = order[first:end]  # one problem's rows, by what their baseline took
-        factor[of] = np.median(beside[of]) / speedup[of] / us[of]
+    factor[order] = np.repeat(middle, counts) / speedup[order] / us[order]
     times, rates = ("us", "p10_us", "p90_us"), ("rate", "tflops", "gbps", "percent_of_peak")
     for name, power in (*((name, 1) for name in times), *((name, -1) for name in rates)):
         if (column := f"{regime}_{name}") in table.column_names:
@@ -179,15 +193,15 @@ def sections(table: pa.Table) -> list[tuple[str, str]]:
 
 
 def lead(table: pa.Table) -> tuple[str, str] | None:
-    """The op and device that stand for all in the README: the primary device, and the op with most rows there."""
+    """The op and device that stand for all in the README: the primary device, and the op with most cases there."""
     first = next(iter(primary(table)), None)
-    counted = table.filter(pc.equal(table["device"], first)).group_by("op").aggregate([("case", "count")]).to_pylist()
-    best = min(counted, key=lambda g: (-g["case_count"], g["op"]), default=None)
+    counted = table.filter(pc.equal(table["device"], first)).group_by("op").aggregate([CASES]).to_pylist()
+    best = min(counted, key=lambda g: (-g["case_count_distinct"], g["op"]), default=None)
     return (best["op"], str(first)) if best else None
 
 
 def primary(table: pa.Table) -> list[str]:
-    """All devices: GPUs first, of these the one with most rows."""
-    counted = table.group_by("device").aggregate([("device_kind", "max"), ("case", "count")]).to_pylist()
-    counted.sort(key=lambda g: (g["device_kind_max"] != "cuda", -g["case_count"], g["device"]))
+    """All devices: GPUs first, of these the one with most cases."""
+    counted = table.group_by("device").aggregate([("device_kind", "max"), CASES]).to_pylist()
+    counted.sort(key=lambda g: (g["device_kind_max"] != "cuda", -g["case_count_distinct"], g["device"]))
     return [g["device"] for g in counted]

@@ -347,6 +347,17 @@ def test_two_ops_whose_problems_have_one_name_have_a_clock_each() -> None:
     assert on_one_clock(pa.table(columns))["cold_us"].to_pylist() == [10.0, 40.0]
 
 
+def test_a_problems_clock_is_the_median_of_what_the_baseline_took() -> None:
+    """Three kernels of one problem and two of another; a row without a speed-up keeps its time."""
+    rows = 6
+    columns = {
+        "device": ["a"] * rows, "op": ["x"] * rows, "problem": ["1", "2", "1", "2", "1", "1"], "baseline": ["torch"] * rows,
+        "kernel": [f"v0{i}" for i in range(rows)], "cold_us": [1.0] * rows,
+        "cold_baseline_us": [30.0, 10.0, 20.0, 30.0, 90.0, 500.0], "cold_speedup": [1.0, 1.0, 2.0, 2.0, 3.0, None],
+    }  # fmt: skip
+    assert on_one_clock(pa.table(columns))["cold_us"].to_pylist() == [30.0, 20.0, 15.0, 10.0, 10.0, 1.0]
+
+
 def test_what_the_window_reads_stands_above_short_kernels_only(work: Workspace) -> None:
     said = "The window in which a call is timed reads 2.880 µs with no kernel in it, and 4.320 µs with an empty kernel in it"
     for us, shown in ((9.9, True), (12.0, False)):

@@ -40,7 +40,7 @@ def newest_of_each_regime(table: pa.Table) -> pa.Table:
     with the cold figures, or of the last row where the newest for cold failed or has no time. `steady_run`, `steady_commit`,
     … are the columns of `ORIGIN` of the row with the steady figures."""
     groups = _Groups(table)
-    last, cold, steady = (groups.last(mask) for mask in (None, groups.speaks("cold"), groups.speaks("steady")))
+    last, cold, steady = groups.chosen()
     base = np.where(groups.timed("cold")[cold], cold, last)
     joined = np.where(groups.timed("steady")[steady], steady, base)
     for name in ("baseline", "metric"):
@@ -60,6 +60,15 @@ def newest_of_each_regime(table: pa.Table) -> pa.Table:
     return merged
 
 
+def newest_in_any_regime(table: pa.Table) -> pa.Table:
+    """The rows that `newest_of_each_regime` takes its figures from, at most three a device and case, as they are and where
+    they were. It finds the same figures in them as in all rows; so rows can be dropped a part of a table at a time."""
+    keep = np.zeros(len(table), dtype=bool)
+    for places in _Groups(table).chosen():
+        keep[places] = True
+    return table if keep.all() else table.filter(pa.array(keep))
+
+
 class _Groups:
     """The rows of a table by device and case, in the order in which they were finished."""
 
@@ -71,6 +80,10 @@ class _Groups:
         begins = np.ones(len(table), dtype=bool)
         begins[1:] = (np.diff(case[self.order]) != 0) | (np.diff(device[self.order]) != 0)
         self.first = np.flatnonzero(begins)
+
+    def chosen(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The place of each group's last row, of the last that says something of the cold regime, and of the steady one."""
+        return self.last(None), self.last(self.speaks("cold")), self.last(self.speaks("steady"))
 
     def last(self, wanted: np.ndarray | None) -> np.ndarray:
         """The place of each group's last wanted row, or of its last row where none is wanted."""

@@ -1,0 +1,74 @@
+"""The newest rows are the same, and the tables too, when older rows are dropped while files are read."""
+
+from __future__ import annotations
+
+import datetime as dt
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from analysis import rows
+from minfer.rows import store
+from minfer.rows.select import newest_in_any_regime, newest_of_each_regime
+from tests.tables import NOON, row
+
+TIME = st.none() | st.integers(1, 9).map(float)
+COLUMNS: dict[str, st.SearchStrategy[Any]] = {
+    "case": st.sampled_from(["op/a/x", "op/b/x"]),
+    "device": st.sampled_from(["H200", "H100"]),
+    "finished": st.none() | st.integers(0, 3).map(lambda hours: NOON + dt.timedelta(hours=hours)),
+    "run": st.none() | st.sampled_from(["r1", "r2"]),
+    "status": st.sampled_from(["ok", "unconverged", "crashed"]),
+    "baseline": st.sampled_from(["torch", "v01"]),
+    "cold_us": TIME,
+    "steady_us": TIME,
+} | {f"{regime}_speedup{end}": TIME for regime in ("cold", "steady") for end in ("", "_low", "_high")}
+TYPES = {"case": pa.string(), "device": pa.string(), "finished": pa.timestamp("us", "UTC"), "run": pa.string()}
+TYPES |= {"status": pa.string(), "baseline": pa.string()}
+SCHEMA = pa.schema([(name, TYPES.get(name, pa.float64())) for name in COLUMNS] + [("row", pa.int64())])
+
+
+@settings(deadline=None)
+@given(st.lists(st.fixed_dictionaries(COLUMNS), max_size=24), st.lists(st.integers(0, 24), max_size=4))
+def test_the_newest_rows_are_those_of_all_when_the_older_are_dropped_part_by_part(
+    made: list[dict[str, Any]], cuts: list[int]
+) -> None:
+    table = pa.Table.from_pylist([values | {"row": place} for place, values in enumerate(made)], SCHEMA)
+    edges = sorted({0, *(cut for cut in cuts if cut < len(table)), len(table)})
+    kept = SCHEMA.empty_table()
+    for first, end in itertools.pairwise(edges):
+        kept = newest_in_any_regime(pa.concat_tables([kept, table.slice(first, end - first)]))
+    assert newest_of_each_regime(kept).equals(newest_of_each_regime(table))
+    assert len(kept) <= 3 * len(newest_of_each_regime(table))
+
+
+def test_older_rows_are_dropped_while_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = [*rows.WHICH, "device", "device_kind", "cold_us", "steady_us"]
+    for night in range(6):
+        of = [row(kernel, 10.0 + night, run=f"r{night}", finished=NOON + dt.timedelta(days=night)) for kernel in "abc"]
+        store.write(store.to_table(of), tmp_path / f"{night}.parquet")
+    sizes: list[int] = []
+
+    def counted(table: pa.Table) -> pa.Table:
+        sizes.append(len(table))
+        return newest_in_any_regime(table)
+
+    monkeypatch.setattr(rows, "MANY_ROWS", 3)
+    monkeypatch.setattr(rows, "newest_in_any_regime", counted)
+    table, problems = rows.load([], tmp_path, wanted)
+    assert not problems
+    assert table["run"].to_pylist() == ["r5"] * 3
+    assert max(sizes) <= 9  # of 18
+
+
+def test_a_case_that_was_run_often_counts_once() -> None:
+    """The H100 has more rows and the H200 more cases; on the H200, rope has more rows and hgemm more cases."""
+    often = [row(device="H100", run=f"r{i}") for i in range(9)] + [row(op="rope", run=f"r{i}") for i in range(5)]
+    table = rows.usable(store.to_table([*often, row("v01"), row("v02")]))
+    assert rows.primary(table) == ["NVIDIA H200", "H100"]
+    assert rows.lead(table) == ("hgemm", "NVIDIA H200")
