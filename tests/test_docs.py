@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -41,3 +42,14 @@ def test_links_lead_somewhere_and_pictures_have_one_sentence(page: Path) -> None
             assert not anchor or anchor in anchors(target), link
     for about in re.findall(r'alt="([^"]*)"', text):
         assert re.fullmatch(r"[^.]+(?:\.\d[^.]*)*\.", about), about
+
+
+def test_python_code_can_be_parsed() -> None:
+    """The README's indented blocks that call minfer, and the blocks of other pages that say that they are Python."""
+    blocks = re.findall(r"(?<=\n\n)(?: {4}[^\n]*\n)+", README.read_text())
+    blocks = [block for block in blocks if re.search(r"\b(?:minfer|batching)\.\w+\(", block)]
+    for page in PAGES:
+        blocks += re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
+    assert len(blocks) >= 6
+    for block in blocks:
+        compile(textwrap.dedent(block), "a page", "exec")
