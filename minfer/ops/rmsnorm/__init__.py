@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 
 from minfer.ops import (
+    DTYPES,
     GBPS,
     Case,
     Expected,
@@ -85,6 +86,7 @@ op = Op(
         "small": [
             {"tokens": 1, "hidden": 1},
             {"tokens": 5, "hidden": 8},
+            {"tokens": 37, "hidden": 128},
             {"tokens": 130, "hidden": 136},
             {"tokens": 2, "hidden": 4096},
             {"tokens": 3, "hidden": 8200},
@@ -108,6 +110,12 @@ def compiled_in(case: Case) -> str | None:
     return None if case["hidden"] in (4096, 8192) else "needs hidden=4096 or 8192"
 
 
+def short(case: Case) -> str | None:
+    """Whether v04_short_rows has a group of lanes for this row."""
+    row_bytes = case["hidden"] * DTYPES[case.dtype].itemsize
+    return None if row_bytes in (16, 32, 64, 128, 256, 512) else "needs rows of 16, 32, 64, 128, 256 or 512 bytes"
+
+
 op.torch("torch", eager, baseline=True, returns=(0,), dtypes=ALL)
 op.torch("torch_compile", compiled(fused), dtypes=ALL)
 op.peer("liger", liger, package="liger_kernel", returns=(0,), dtypes=ALL)
@@ -116,6 +124,7 @@ op.peer("flashinfer", flashinfer, package="flashinfer", dtypes=HALVES, requires=
 op.cuda("v01_naive.cu", dtypes=ALL)
 op.cuda("v02_vectors.cu", dtypes=ALL, requires=VECTORS)
 op.cuda("v03_few_rows.cu", dtypes=ALL, requires=compiled_in)
+op.cuda("v04_short_rows.cu", dtypes=ALL, requires=short)
 op.triton("triton_rows.py", dtypes=ALL)
 op.cpp("cpu_naive.cpp", dtypes=ALL)
 op.cpp("cpu_vectors.cpp", dtypes=ALL)
