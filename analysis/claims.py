@@ -45,8 +45,9 @@ class Peaks:
 
 @dataclass(frozen=True)
 class Schedulers:
-    """Warps that were on a multiprocessor over warps that one of its schedulers had. By Little's law a scheduler has as many
-    warps as it issues instructions a cycle, times the cycles that a warp spends from one instruction to its next."""
+    """The number of warp schedulers of a multiprocessor: its warps, divided by the warps of one scheduler. By Little's law the
+    warps of a scheduler are the instructions that it issues a cycle, times the cycles that a warp spends from one instruction
+    to its next."""
 
 
 Shown = Share | Over | Counter | Peaks | Schedulers
@@ -95,7 +96,7 @@ def rotation(kernel: str, seq: int, **params: str) -> Query:
 
 
 def streams(op: str, kernel: str, **params: str) -> Query:
-    """A demonstration over 2²⁶ elements of fp32, which runs for long enough to be counted well."""
+    """A demonstration over 2²⁶ elements of fp32, which runs for long enough for reliable counts."""
     return Query(op, kernel, ({"n": 1 << 26},), Schedulers(), dtype="float32", params=params)
 
 
@@ -194,8 +195,9 @@ CLAIMS = (
     ),
     Claim(
         "A multiprocessor has 4 warp schedulers (some say 8).",
-        "the warps on a multiprocessor are 3.8 to 4.2 times those of a scheduler, which are its instructions a cycle times the"
-        " cycles that a warp spends from one instruction to its next; Nsight Compute counts all three",
+        "a multiprocessor has 3.8 to 4.2 times as many warps as one of its schedulers; a scheduler's warps are the instructions"
+        " that it issues a cycle, times the cycles that a warp spends from one instruction to its next; Nsight Compute counts"
+        " the warps of the multiprocessor, the instructions and the cycles",
         (
             Query("sgemm", "torch", square(4096), Schedulers(), dtype="float32"),
             Query("sgemm", "v06_deeper_tiles", square(4096), Schedulers(), dtype="float32"),

@@ -108,10 +108,11 @@ def of(query: Query, row: Row, rows: Found) -> Figure | None:
 
 
 def schedulers(metrics: Mapping[str, float]) -> float | None:
-    """Schedulers of a multiprocessor, by `analysis.claims.Schedulers`; None where a counter is missing."""
+    """The number of schedulers of a multiprocessor, computed as `analysis.claims.Schedulers` says; None where a counter is
+    missing."""
     names = [f"ncu.{name}" for name in ("occupancy_percent", "blocks_by_warps", "block_threads", "issue_percent")]
     occupancy, blocks, threads, issue = (metrics.get(name) or 0.0 for name in names)
-    cycles = sum(value for name, value in metrics.items() if name.startswith("ncu.stall_"))  # the issue's own is one
+    cycles = sum(value for name, value in metrics.items() if name.startswith("ncu.stall_"))  # one is the issue itself
     most = blocks * threads / 32  # warps that a multiprocessor has room for
     return occupancy * most / (issue * cycles) or None if issue and cycles else None
 

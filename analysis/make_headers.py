@@ -36,7 +36,7 @@ SEE = re.compile(r" *Measured: see(?: |\n// )\S+\.md\.")
 
 
 def measured(table: pa.Table) -> dict[tuple[str, str], Row]:
-    """The row that stands for each op and kernel: on the device with most cases of the op."""
+    """The row of each op and kernel that the kernel's header quotes, from the device with most cases of the op."""
     table = on_one_clock(with_problem(table))
     table = table.filter(pc.is_in(table["status"], pa.array(store.MEASURED)))
     found: dict[tuple[str, str], Row] = {}

@@ -1,8 +1,8 @@
 """Plots of the results, from parquet: `python analysis/make_plots.py`.
 
 Draws up to three plots of each op on each device into docs/plots/<device>/, and one of forward and backward where it has both,
-with its points as CSV; each as SVG and PNG, light and dark; and a page README.md that shows them all. Of an op that was timed
-on several GPUs, the folder of the one with most cases has a plot with all of them. In the README it rewrites what is between
+with its points as CSV; each as SVG and PNG, light and dark; and a page README.md that shows them all. If an op was timed on
+several GPUs, the folder of the GPU with most cases has a plot of all these GPUs. In the README it rewrites what is between
 `<!-- plots:begin -->` and `<!-- plots:end -->`: one ladder, and links to these pages. What the rows do not suffice for is left
 out, with a sentence. The same rows give the same bytes with the same Matplotlib, which `--check` relies on.
 """

@@ -23,17 +23,18 @@ from minfer.rows.select import SPEEDUPS, codes, newest_in_any_regime, newest_of_
 IDENTITY = ("case", "op", "kernel", "status")  # what a row must say to be shown
 # Columns that say which row it is, and by which rows are chosen.
 WHICH = ("run", "finished", "case", "op", "kernel", "backend", "status")
-CASES = ("case", "count_distinct")  # in a group, however often each was run
+CASES = ("case", "count_distinct")  # of a group: counts a case once, however often it was run
 SIZE = re.compile(r"=([0-9]+)(?:,|$)")  # of an axis, in the last part of a problem
-MANY_ROWS = 500_000  # are read before older ones are dropped for the first time
+MANY_ROWS = 500_000  # that `load` reads before it first drops older ones
 REFERENCE = "torch"  # the kernel that the others are shown against
 
 
 def load(files: Iterable[Path], results: Path, columns: Iterable[str]) -> tuple[pa.Table, list[str]]:
-    """The usable rows of the named files, else of those under `results`, less the older ones that `with_problem` takes no
-    figure from, and a sentence for each file that was skipped. The columns by which the newest rows are chosen come along.
+    """The usable rows of the named files, or of all files under `results` if none is named; and a sentence for each file that
+    was skipped. Older rows that `with_problem` takes no figure from are left out. The table also has the columns by which the
+    newest rows are chosen.
 
-    Older rows are dropped while files are read, each time the rows in memory have doubled: ten million do not fit into 4 GB.
+    It drops older rows while it reads files, each time the rows in memory have doubled: ten million do not fit into 4 GB.
 
     Raises FileNotFoundError where there is no such folder."""
     if not files and not results.is_dir():
@@ -173,7 +174,7 @@ def _on_one_clock(table: pa.Table, regime: str) -> pa.Table:
     order = np.lexsort([beside, *groups])
     order = order[known[order]]
     begins = np.flatnonzero(np.any(np.diff(groups[:, order], axis=1, prepend=-2), axis=0))
-    counts = np.diff(begins, append=len(order))  # of each problem's rows, which are by what their baseline took
+    counts = np.diff(begins, append=len(order))  # of each problem's rows, in the order of their baseline's time
     middle = (beside[order[begins + (counts - 1) // 2]] + beside[order[begins + counts // 2]]) / 2
     factor = np.ones(len(table))
     factor[order] = np.repeat(middle, counts) / speedup[order] / us[order]

@@ -45,7 +45,7 @@ def test_links_lead_somewhere_and_pictures_have_one_sentence(page: Path) -> None
 
 
 def test_python_code_can_be_parsed() -> None:
-    """The README's indented blocks that call minfer, and the blocks of other pages that say that they are Python."""
+    """In the README: the indented blocks that call minfer. On all pages: the blocks that are marked as Python."""
     blocks = re.findall(r"(?<=\n\n)(?: {4}[^\n]*\n)+", README.read_text())
     blocks = [block for block in blocks if re.search(r"\b(?:minfer|batching)\.\w+\(", block)]
     for page in PAGES:

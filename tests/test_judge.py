@@ -189,7 +189,7 @@ def test_the_judge_takes_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.timing
 def test_what_is_done_after_the_answer_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even where stopping a process takes so long that a late thread has ended by then."""
+    """Even if stopping a process takes so long that a late thread has done its calls by then."""
 
     def stop_late(process: Process) -> None:
         time.sleep(0.05)

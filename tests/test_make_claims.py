@@ -19,7 +19,7 @@ def made(kernel: str, us: float | None, **values: Any) -> store.Row:
     return row(kernel, us, f"bfloat16/{TN}/m=8,n=8,k=8", peaks=PEAKS, **values)
 
 
-# 32 of 64 warps; a scheduler issues each fourth cycle, and a warp each 32 cycles: a scheduler has 8 warps.
+# 32 of 64 warps are resident. A scheduler issues every 4th cycle, and each warp issues every 32nd: so a scheduler has 8 warps.
 WARPS = {"occupancy_percent": 50.0, "blocks_by_warps": 2.0, "block_threads": 1024.0, "issue_percent": 25.0}
 WARPS |= {"stall_selected": 1.0, "stall_wait": 31.0}
 

@@ -1,4 +1,4 @@
-"""The newest rows are the same, and the tables too, when older rows are dropped while files are read."""
+"""If older rows are dropped while files are read, the newest rows and the tables are the same as without that."""
 
 from __future__ import annotations
 

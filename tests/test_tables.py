@@ -348,7 +348,7 @@ def test_two_ops_whose_problems_have_one_name_have_a_clock_each() -> None:
 
 
 def test_a_problems_clock_is_the_median_of_what_the_baseline_took() -> None:
-    """Three kernels of one problem and two of another; a row without a speed-up keeps its time."""
+    """Of three kernels of one problem, and of two of another. A row without a speed-up keeps its time."""
     rows = 6
     columns = {
         "device": ["a"] * rows, "op": ["x"] * rows, "problem": ["1", "2", "1", "2", "1", "1"], "baseline": ["torch"] * rows,

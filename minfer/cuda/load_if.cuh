@@ -5,7 +5,7 @@
 
 namespace minfer {
 
-// Loads 8 or 16 bytes, past L1, if `inside`; else leaves `words` as they are and reads nothing. It is one predicated
+// If `inside`, loads 8 or 16 bytes and bypasses L1; else reads nothing and leaves `words` as they are. It is one predicated
 // instruction. For several `if (inside)` in a row the compiler would make one branch and move the loads behind all code between
 // them. To keep later instructions from moving in front of the load, put a __syncwarp() after it.
 template <typename Words>

@@ -61,8 +61,8 @@ def newest_of_each_regime(table: pa.Table) -> pa.Table:
 
 
 def newest_in_any_regime(table: pa.Table) -> pa.Table:
-    """The rows that `newest_of_each_regime` takes its figures from, at most three a device and case, as they are and where
-    they were. It finds the same figures in them as in all rows; so rows can be dropped a part of a table at a time."""
+    """The rows that `newest_of_each_regime` takes its figures from: at most three for each device and case, unchanged and in
+    their order. It makes the same table of them as of all rows. So a caller can drop older rows after each part of a table."""
     keep = np.zeros(len(table), dtype=bool)
     for places in _Groups(table).chosen():
         keep[places] = True
@@ -82,7 +82,8 @@ class _Groups:
         self.first = np.flatnonzero(begins)
 
     def chosen(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The place of each group's last row, of the last that says something of the cold regime, and of the steady one."""
+        """The places of three rows of each group: the last one, the last that says something of the cold regime, and the last
+        that says something of the steady regime."""
         return self.last(None), self.last(self.speaks("cold")), self.last(self.speaks("steady"))
 
     def last(self, wanted: np.ndarray | None) -> np.ndarray:

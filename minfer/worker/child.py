@@ -250,8 +250,8 @@ def continued() -> Iterator[list[int]]:
 
 
 def _sentence(error: BaseException) -> str:
-    """The first line of an error, and the next one where that only announces it; with its type where the text alone would
-    not say much."""
+    """The first line of an error. If it ends with a colon, the next line is added. The error's type comes before it, except
+    for a RuntimeError with a text."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
     text = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
     return text if isinstance(error, RuntimeError) and text else f"{type(error).__name__}: {text}"

@@ -48,7 +48,7 @@ CHECK_S, LEAST_CHECKED = 0.2, 16  # of a block's results: as many as the time al
 START_S = 120.0
 SHOWN_INSIDE = {"cuda": True, "cpu": False}  # whether a block's values come into the shared memory when the clock runs
 SNAPSHOT = 32  # results of a block that are copied when the process replies
-TAKE_S = {"cuda": math.inf, "cpu": 0.001}  # in which they are copied
+TAKE_S = {"cuda": math.inf, "cpu": 0.001}  # within which they are copied
 
 Step = Callable[[], None]
 THREADS = torch.get_num_threads()  # that the baseline has elsewhere
@@ -113,8 +113,9 @@ class Remote:
         then: Step | None = None,
         **about: Any,
     ) -> Spent:
-        """Wake the stopped process, wait for its answer, and stop it again. The time includes what this process does `before`
-        that and `after` the answer, and not what it does `then`, before it stops the other one."""
+        """Wake the stopped process, wait for its answer, and stop it again. The judge calls `before` before it wakes the
+        process, `after` when the answer has come, and `then` before it stops the process. The time includes `before` and
+        `after`, and not `then`."""
         pid = self.process.process.pid
         used, waited = cpu_s(pid), run_delays(pid)
         begin = time.perf_counter()
@@ -249,10 +250,10 @@ class Trial:
 
         On a CPU both processes are stopped until then. A GPU continues the work that a process started before it
         was stopped. So there the clock starts before the values are copied to the shared memory, in one copy. It stops after
-        some results, chosen at random, are copied out; on a CPU it stops before. From the time of a block, that of a `rest` is
-        subtracted: the time of a block without its calls, with the same copies. The baseline's process makes it, because it
-        gains nothing by making it long. After a flush, a process that wakes has none of its code and data in the caches; that
-        costs a third of a millisecond on a CPU."""
+        some results, chosen at random, are copied out. On a CPU it stops before they are copied. The judge subtracts the time
+        of a `rest` from that of a block: a request without calls, with the same copies. The baseline's process answers it,
+        because that process gains nothing from a long `rest`. After a flush, a process that wakes has none of its code and data
+        in the caches; that costs a third of a millisecond on a CPU."""
         rest = min((self.baseline.time("rest", **self._around()) for _ in range(3)), key=lambda spent: spent.wall)
         for shared, original in zip(self.imaged if self.image is not None else self.sets, self.originals, strict=True):
             for name, tensor in shared.items():
@@ -266,7 +267,7 @@ class Trial:
         return spent.per_call(rest, calls)
 
     def _around(self) -> dict[str, Step]:
-        """What is done before and after a request. On a CPU nothing is done while the clock runs."""
+        """The steps that `Remote.time` takes around a request. On a CPU it takes none while the clock runs."""
         if self.image is None:
             self._flush()
             return {"then": self._take}
@@ -284,8 +285,8 @@ class Trial:
         self._flush()
 
     def _take(self) -> None:
-        """Copy some results, so that what is written later does not count: on a CPU, as many as TAKE_S allows, because a kernel
-        may finish one while others are copied."""
+        """Copy some results, so that what the kernel writes later does not count. On a CPU TAKE_S limits the time of this,
+        because the kernel may finish a result while others are copied."""
         calls, deadline = self.calls[self.kernel], time.perf_counter() + TAKE_S[self.device.type]
         written, self.snapshot = self.originals[0].named("out", "inout"), {}
         for index in random.SystemRandom().sample(range(calls), min(calls, SNAPSHOT)):

@@ -7,7 +7,7 @@
 namespace minfer {
 
 constexpr int kMostM = 8, kLeastWarps = 4, kMostWarps = 16;
-// A block's warps split k. From kLeastWarps on, their number is doubled only while an SM gets at most this many.
+// A block's warps split k. From kLeastWarps on, the launch doubles their number only if an SM then gets at most this many.
 constexpr int kWarpsPerSM = 24;
 
 // What a lane, g = lane / 4 and t = lane % 4, reads of B for kK steps in k of kCols columns, and of A beside it.
