@@ -27,8 +27,9 @@ pytestmark = [
 HGEMM = ops.get("hgemm")
 CPU = torch.device("cpu")
 # Beside an op's odd shapes. hgemm: several tiles each way with an edge in each, and longer than a pipeline is deep. rmsnorm:
-# lone elements, several rows of a lane, of a block at once or in turn, rows in shared memory, wholly or in part. softmax:
-# besides, rows of each number of blocks in a cluster and of each number of vectors a thread. rmsnorm_backward: blocks with several rows.
+# lone elements, several rows of a lane, of a block at once or in turn, rows in shared memory, wholly or in part. softmax: the
+# same, and rows of each number of blocks in a cluster and of each number of vectors a thread. rmsnorm_backward: blocks with
+# several rows.
 SIZES = {
     "hgemm": [{"m": 131, "n": 264, "k": 72}, {"m": 40, "n": 16, "k": 424}],
     "rmsnorm": [
