@@ -81,6 +81,8 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--runs", type=int, default=2, help="how many times every case was run")
     options = parser.parse_args()
+    if min(options.rows, options.runs) < 1:
+        parser.error("--rows and --runs take numbers of at least 1")
     with tempfile.TemporaryDirectory() as name:
         folder, file = Path(name) / "results", Path(name) / "report.html"
         generate(folder, options.rows, options.runs, 5_000)

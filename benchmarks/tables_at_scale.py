@@ -155,6 +155,8 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=8, help="how many times every case was run; 1: no two rows alike")
     parser.add_argument("--rows-per-file", type=int, default=5_000)
     options = parser.parse_args()
+    if min(*options.rows, options.runs, options.rows_per_file) < 1:
+        parser.error("--rows, --runs and --rows-per-file take numbers of at least 1")
     try:
         for rows in options.rows:
             target(rows)
