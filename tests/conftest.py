@@ -89,7 +89,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 
 def alone(item: pytest.Item | None) -> bool:
     """Whether a test measures, so that nothing else may run beside it."""
-    return item is not None and any(item.get_closest_marker(name) for name in ("timing", "gpu"))
+    return item is not None and item.get_closest_marker("timing") is not None
 
 
 def group(item: pytest.Item) -> str:
@@ -103,6 +103,8 @@ def group(item: pytest.Item) -> str:
     kernel = about.get("kernel") or ops.get("hgemm").kernels.get(str(about.get("name")))
     if isinstance(kernel, ops.Kernel) and kernel.backend == "cuda":
         return f"{kernel.op}-{kernel.source.stem}"
+    if isinstance(kernel, ops.Kernel) and item.get_closest_marker("gpu"):
+        return f"{kernel.op}-{kernel.name}"
     return about["file"] if "library" in getattr(item, "fixturenames", ()) else item.path.stem
 
 

@@ -83,6 +83,7 @@ def test_each_round_that_is_repeated_is_watched_like_the_first(monkeypatch):
     assert len(seen) > 4 and seen == ["before", "after"] * (len(seen) // 2)
 
 
+@pytest.mark.timing
 @pytest.mark.gpu
 def test_gpu_no_window_contains_the_time_of_a_slow_host():
     clock = CudaClock(devices.pick("cuda"))
@@ -98,6 +99,7 @@ def test_gpu_no_window_contains_the_time_of_a_slow_host():
     assert np.median(times) < 3 * np.median(quick) and times.max() < 1e-3
 
 
+@pytest.mark.timing
 @pytest.mark.gpu
 def test_gpu_a_call_that_waits_for_the_gpu_is_said_to_be():
     clock = CudaClock(devices.pick("cuda"))

@@ -14,8 +14,8 @@ from minfer.bench.device import capability, pick
 from minfer.ops import Kernel
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
-N = 4096  # which every kernel takes
-LARGE = {torch.float32: 1e17, torch.bfloat16: 1e17, torch.float16: 6e4}  # N squares of it are below the largest fp32
+WIDTHS = (4096, 64)  # a kernel takes the first, or is for short rows
+LARGE = {torch.float32: 1e17, torch.bfloat16: 1e17, torch.float16: 6e4}  # 4096 squares of it are below the largest fp32
 
 NORMS = ("rmsnorm", "add_rmsnorm", "layernorm")
 ON_CPU = [kernel for op in NORMS for kernel in ops.get(op).kernels.values() if "cpu" in kernel.devices]
@@ -31,7 +31,7 @@ def name(kernel: Kernel) -> str:
 def test_extreme_rows(kernel: Kernel) -> None:
     if kernel.name == "torch_compile":
         pytest.skip("takes seconds, and is PyTorch's own")
-    check(kernel.op, build.function(kernel), torch.device("cpu"))
+    check(kernel, build.function(kernel), torch.device("cpu"))
 
 
 @pytest.mark.gpu
@@ -43,29 +43,38 @@ def test_extreme_rows_on_a_gpu(kernel: Kernel) -> None:
     arch = build.arch_of(found)
     if not kernel.builds_for(arch):
         pytest.skip(f"{kernel.archs} only")
-    check(kernel.op, build.function(kernel, arch), device)
+    check(kernel, build.function(kernel, arch), device)
 
 
-def rows(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def width(kernel: Kernel, dtype: torch.dtype, device: torch.device) -> int:
+    """The first of WIDTHS that the kernel has code for."""
+    op, name = ops.get(kernel.op), str(dtype).removeprefix("torch.")
+    cases = (op.case(kernel.name, name, {"tokens": 8, "hidden": n}) for n in WIDTHS)
+    return next(case["hidden"] for case in cases if kernel.unsupported(case, capability(device)) is None)
+
+
+def rows(n: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """One extreme a row; the squares of the first three have a sum that no fp16 holds."""
-    x = torch.randn(8, N, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(8, n, generator=torch.Generator().manual_seed(0))
     x[0] *= 300
     x[1] *= LARGE[dtype] / x[1].abs().max()
     x[2, 9] = LARGE[dtype]
     x[3] = 0.0
     x[4] *= torch.finfo(dtype).tiny
     x[5, 7] = math.inf
-    x[6, N - 1] = -math.inf
+    x[6, n - 1] = -math.inf
     x[7, 8] = math.nan
     return x.to(dtype).to(device)
 
 
-def check(op: str, function: Callable[..., Any], device: torch.device) -> None:
+def check(kernel: Kernel, function: Callable[..., Any], device: torch.device) -> None:
+    op = kernel.op
     for dtype in DTYPES:
-        x = rows(dtype, device)
+        n = width(kernel, dtype, device)
+        x = rows(n, dtype, device)
         weight, bias = (
-            torch.linspace(0.5, 1.5, N, device=device).to(dtype),
-            torch.linspace(-1, 1, N, device=device).to(dtype),
+            torch.linspace(0.5, 1.5, n, device=device).to(dtype),
+            torch.linspace(-1, 1, n, device=device).to(dtype),
         )
         y, wide = torch.full_like(x, 7.0), x.double()
         if op == "add_rmsnorm":
@@ -80,7 +89,7 @@ def check(op: str, function: Callable[..., Any], device: torch.device) -> None:
         else:
             function(y, x, weight, bias)
         if op == "layernorm":
-            expected = torch.nn.functional.layer_norm(wide, (N,), weight.double(), bias.double(), 1e-5)
+            expected = torch.nn.functional.layer_norm(wide, (n,), weight.double(), bias.double(), 1e-5)
         else:
             expected = wide * torch.rsqrt(wide.square().mean(1, keepdim=True) + 1e-6) * weight.double()
         expected = expected.to(dtype)

@@ -180,6 +180,7 @@ def writers(folder: Path) -> list[str]:
     return found
 
 
+@pytest.mark.timing
 @pytest.mark.gpu
 def test_gpu_faults(run_shard):
     names = ["illegal_access", "honest", "spins", "hungry", "v01_naive"]

@@ -19,7 +19,7 @@ from minfer.profilers import Finding, Job, jit, prepared, proton, static
 from minfer.rows import store
 from tests.conftest import launch
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.timing]
 
 SIZE = 2048  # long enough to compare clocks, and its 24 MB of operands fit a large L2 cache
 KERNELS = ("triton_tiled", "torch")

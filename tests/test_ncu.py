@@ -193,6 +193,7 @@ def probes() -> Iterator[None]:
     HGEMM.kernels.update(before)
 
 
+@pytest.mark.timing
 @pytest.mark.gpu
 def test_gpu_counters_tell_the_truth(probes: None, tmp_path: Path) -> None:
     """A copy moves what it copies; 32 loads in one bank conflict, and padded ones do not; a product uses its tensor cores."""

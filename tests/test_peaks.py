@@ -167,6 +167,7 @@ def test_cpu_peaks_are_plausible():
     assert all(0.5 < value < 5000 for value in measured.values())
 
 
+@pytest.mark.timing
 @pytest.mark.gpu
 def test_gpu_peaks_are_plausible():
     device = pick("cuda")

@@ -144,6 +144,7 @@ def test_a_registered_kernel_without_its_source_is_one_line(tmp_path):
     assert not (tmp_path / "results").exists()
 
 
+@pytest.mark.timing
 @pytest.mark.gpu
 def test_gpu_run_times_every_gpu_kernel(tmp_path):
     words = [word for word in tiny(tmp_path) if word != "device=cpu"]
