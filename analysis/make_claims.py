@@ -82,6 +82,7 @@ def figures(claim: Claim, rows: Found) -> Iterator[Figure]:
 
 def of(query: Query, row: Row, rows: Found) -> Figure | None:
     """What a query shows of a row; None where something is missing."""
+    of_counters = row | {"run": row["counted_run"], "steady_run": row["counted_run"]}
     match query.show:
         case Share():
             cold = number(row, "cold_percent_of_peak")
@@ -96,9 +97,9 @@ def of(query: Query, row: Row, rows: Found) -> Figure | None:
             counted: list[float | None] = [(row["metrics"] or {}).get(each) for each in (name, over)]
             if counted[0] is None or (over and not counted[1]):
                 return None
-            return Figure(row, f"{name} / {over}" if over else name, (counted[0] / (counted[1] or 1.0), None))
+            return Figure(of_counters, f"{name} / {over}" if over else name, (counted[0] / (counted[1] or 1.0), None))
         case Schedulers():
-            return Figure(row, "schedulers", (schedulers(row["metrics"] or {}), None))
+            return Figure(of_counters, "schedulers", (schedulers(row["metrics"] or {}), None))
         case Peaks(name, over, per_clock):
             best = best_peaks(each for (device, _), each in rows.items() if device == row["device"])
             if not all(best.get(each) and (best.get(f"{each}_mhz") or not per_clock) for each in (name, over)):

@@ -18,6 +18,7 @@ from minfer.rows.select import newest_in_any_regime, newest_of_each_regime
 from tests.tables import NOON, row
 
 TIME = st.none() | st.integers(1, 9).map(float)
+METRICS = st.lists(st.tuples(st.sampled_from(["ncu.cycles", "static.sm_89.registers"]), st.just(1.0)), max_size=2)
 COLUMNS: dict[str, st.SearchStrategy[Any]] = {
     "case": st.sampled_from(["op/a/x", "op/b/x"]),
     "device": st.sampled_from(["H200", "H100"]),
@@ -27,9 +28,10 @@ COLUMNS: dict[str, st.SearchStrategy[Any]] = {
     "baseline": st.sampled_from(["torch", "v01"]),
     "cold_us": TIME,
     "steady_us": TIME,
+    "metrics": st.none() | METRICS,
 } | {f"{regime}_speedup{end}": TIME for regime in ("cold", "steady") for end in ("", "_low", "_high")}
 TYPES = {"case": pa.string(), "device": pa.string(), "finished": pa.timestamp("us", "UTC"), "run": pa.string()}
-TYPES |= {"status": pa.string(), "baseline": pa.string()}
+TYPES |= {"status": pa.string(), "baseline": pa.string(), "metrics": store.SCHEMA.field("metrics").type}
 SCHEMA = pa.schema([(name, TYPES.get(name, pa.float64())) for name in COLUMNS] + [("row", pa.int64())])
 
 
@@ -44,7 +46,7 @@ def test_the_newest_rows_are_those_of_all_when_the_older_are_dropped_part_by_par
     for first, end in itertools.pairwise(edges):
         kept = newest_in_any_regime(pa.concat_tables([kept, table.slice(first, end - first)]))
     assert newest_of_each_regime(kept).equals(newest_of_each_regime(table))
-    assert len(kept) <= 3 * len(newest_of_each_regime(table))
+    assert len(kept) <= 4 * len(newest_of_each_regime(table))
 
 
 def test_older_rows_are_dropped_while_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,6 +66,17 @@ def test_older_rows_are_dropped_while_files_are_read(tmp_path: Path, monkeypatch
     assert not problems
     assert table["run"].to_pylist() == ["r5"] * 3
     assert max(sizes) <= 9  # of 18
+
+
+def test_a_run_without_counters_hides_no_older_ones() -> None:
+    times = [{"ncu.cycles": 1.0}, {"ncu.cycles": 2.0}, {"static.sm_89.registers": 32.0}, None]
+    often = [row(run=f"r{i}", finished=NOON + dt.timedelta(days=i), metrics=found) for i, found in enumerate(times)]
+    newest = newest_of_each_regime(store.to_table(often)).to_pylist(maps_as_pydicts="strict")
+    assert [(each["run"], each["counted_run"], each["metrics"]) for each in newest] == [
+        ("r3", "r1", {"ncu.cycles": 2.0})
+    ]
+    newest = newest_of_each_regime(store.to_table(often[3:])).to_pylist()
+    assert [(each["counted_run"], each["metrics"]) for each in newest] == [("r3", None)]
 
 
 def test_a_case_that_was_run_often_counts_once() -> None:

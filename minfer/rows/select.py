@@ -33,22 +33,24 @@ def newest(table: pa.Table, regime: str | None = None) -> pa.Table:
 def newest_of_each_regime(table: pa.Table) -> pa.Table:
     """One row a device and case, with the cold figures of the newest row for cold and the steady figures (energy too) of
     the newest row for steady, as `newest` chooses them: a new run with cold times only does not hide older steady times,
-    and a row whose speed-up is uncertain (`WIDE`) hides no other.
+    and a row whose speed-up is uncertain (`WIDE`) hides no other. The `metrics` are those of the newest row that has
+    some of Nsight Compute's: a run without it does not hide older counters.
 
     Each regime's figures stay together with the baseline that was timed beside them; so steady figures that are in another
     unit, or against another baseline, than the row beside them are not joined to it. All other columns are those of the row
     with the cold figures, or of the last row where the newest for cold failed or has no time. `steady_run`, `steady_commit`,
-    … are the columns of `ORIGIN` of the row with the steady figures."""
+    … are the columns of `ORIGIN` of the row with the steady figures, `counted_run`, … of the row with these counters."""
     groups = _Groups(table)
-    last, cold, steady = groups.chosen()
+    last, cold, steady, counted = groups.chosen()
     base = np.where(groups.timed("cold")[cold], cold, last)
     joined = np.where(groups.timed("steady")[steady], steady, base)
+    counted = np.where(groups.counted[counted], counted, base)
     for name in ("baseline", "metric"):
         if name in table.column_names:
             values = codes(table[name])
             joined = np.where(values[base] == values[joined], joined, base)
     order = np.argsort(base)  # as the rows were
-    base, joined = base[order], joined[order]
+    base, joined, counted = base[order], joined[order], counted[order]
     places = pa.array(joined)
     merged = table if len(base) == len(table) else table.take(pa.array(base))
     differ = bool(np.any(base != joined))
@@ -57,11 +59,17 @@ def newest_of_each_regime(table: pa.Table) -> pa.Table:
             merged = _replaced(merged, name, table[name].take(places))
         if name in ORIGIN:
             merged = merged.append_column(f"steady_{name}", table[name].take(places) if differ else merged[name])
+    if "metrics" in table.column_names:
+        places = pa.array(counted)
+        merged = _replaced(merged, "metrics", table["metrics"].take(places))
+        for name in ORIGIN:
+            if name in table.column_names:
+                merged = merged.append_column(f"counted_{name}", table[name].take(places))
     return merged
 
 
 def newest_in_any_regime(table: pa.Table) -> pa.Table:
-    """The rows that `newest_of_each_regime` takes its figures from: at most three for each device and case, unchanged and in
+    """The rows that `newest_of_each_regime` takes its figures from: at most four for each device and case, unchanged and in
     their order. It makes the same table of them as of all rows. So a caller can drop older rows after each part of a table."""
     keep = np.zeros(len(table), dtype=bool)
     for places in _Groups(table).chosen():
@@ -81,10 +89,11 @@ class _Groups:
         begins[1:] = (np.diff(case[self.order]) != 0) | (np.diff(device[self.order]) != 0)
         self.first = np.flatnonzero(begins)
 
-    def chosen(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The places of three rows of each group: the last one, the last that says something of the cold regime, and the last
-        that says something of the steady regime."""
-        return self.last(None), self.last(self.speaks("cold")), self.last(self.speaks("steady"))
+    def chosen(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """The places of four rows of each group: the last one, the last that says something of the cold regime, the last that
+        says something of the steady regime, and the last with counters."""
+        cold, steady = (self.last(self.speaks(regime)) for regime in ("cold", "steady"))
+        return self.last(None), cold, steady, self.last(self.counted)
 
     def last(self, wanted: np.ndarray | None) -> np.ndarray:
         """The place of each group's last wanted row, or of its last row where none is wanted."""
@@ -109,6 +118,17 @@ class _Groups:
     def speaks(self, regime: str) -> np.ndarray:
         """Which rows say something of a regime: a time, or that the kernel failed."""
         return self.timed(regime) | self.failed.to_numpy()
+
+    @cached_property
+    def counted(self) -> np.ndarray:
+        """Which rows have counters of Nsight Compute among their metrics; all, where the table has no such column."""
+        if "metrics" not in self.table.column_names:
+            return np.ones(len(self.order), dtype=bool)
+        maps = self.table["metrics"].combine_chunks()
+        of_ncu = pc.starts_with(maps.keys, "ncu.").to_numpy(zero_copy_only=False)
+        before = np.concatenate([[0], np.cumsum(of_ncu)])  # of each key
+        found: np.ndarray = np.diff(before[maps.offsets.to_numpy()]) > 0
+        return found
 
     @cached_property
     def failed(self) -> pa.ChunkedArray:

@@ -3,6 +3,7 @@
 // loads in flight, while memory takes more than 20 KB an SM to be busy. Here a row has as many lanes as 16-byte pieces, and
 // each lane loads its pieces of four rows before it waits for the first, and its piece of the weights once.
 // Expected: at 655360 rows of 128 in bfloat16 what a copy reaches, 4.1 TB/s, where v02 has 3.1.
+// Measured (H200, bfloat16, tokens=655360, hidden=128): 4106 GB/s cold; 492.3 % of torch.
 #include "row.cuh"
 
 namespace minfer {

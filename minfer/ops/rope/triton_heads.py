@@ -4,7 +4,7 @@ Idea: pairs of halves are two blocks, (heads, pairs), each of which is one load.
 registers, so that its load is contiguous. One launch serves both tensors: a program has heads of q, or of k.
 Expected: as v02_vectors for many tokens; for few, more latency before the first load. Measured: see docs/rope.md.
 """
-# Measured (H200, float32, counted, out, batch=32, seq=2048, heads=8, kv_heads=0, head_dim=256, rotary_dim=256): 4022 GB/s cold;
+# Measured (H200, float32, counted, out, batch=32, seq=2048, heads=8, kv_heads=0, head_dim=256, rotary_dim=256): 4021 GB/s cold;
 #   739.2 % of torch.
 
 import torch
