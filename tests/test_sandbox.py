@@ -23,7 +23,7 @@ import pytest
 
 from minfer import build, ops
 from minfer.process import remote
-from minfer.sandbox import LEVELS, Sandbox, available
+from minfer.sandbox import LEVELS, Sandbox, available, strongest
 from minfer.worker.sandboxed import keep, kept
 from tests.conftest import ROOT
 
@@ -316,6 +316,62 @@ def twins(place: Place) -> dict[str, str]:
 @pytest.mark.parametrize("twin", TWINS)
 def test_an_honest_program_is_not_refused(twins: dict[str, str], twin: str) -> None:
     assert twins[twin] == "did it"
+
+
+NAMES = """
+import ctypes, json, os, sys, threading
+from pathlib import Path
+from minfer.sandbox import Sandbox
+scratch, bystander, *devices = sys.argv[1:]
+Sandbox("landlock", scratch=scratch, devices=devices).enter()
+ended = threading.Event()
+thread = threading.Thread(target=ended.wait)
+thread.start()
+libc = ctypes.CDLL(None)
+libc.pthread_setname_np.argtypes = ctypes.c_ulong, ctypes.c_char_p
+said = {"its own thread": os.strerror(libc.pthread_setname_np(thread.ident, b"named"))}
+for name, file in {"itself": "/proc/self/comm", "another process's thread": f"/proc/{bystander}/task/{bystander}/comm"}.items():
+    try:
+        Path(file).write_text("named")
+        said[name] = "Success"
+    except OSError as error:
+        said[name] = error.strerror
+ended.set()
+print(json.dumps(said))
+"""
+
+
+@pytest.mark.parametrize(("devices", "own"), [((), "Permission denied"), (("/dev/null",), "Success")])
+def test_where_there_is_a_gpu_a_process_may_name_its_threads_and_no_others(
+    place: Place, devices: tuple[str, ...], own: str
+) -> None:
+    """cuInit fails where it cannot."""
+    if place.level != "landlock":
+        pytest.skip("no kernel for a GPU runs in namespaces")
+    done = place.run("-c", NAMES, str(place.folder / "scratch"), str(place.bystander), *devices)
+    assert done.stdout, done.stderr
+    refused = dict.fromkeys(["itself", "another process's thread"], "Permission denied")
+    assert json.loads(done.stdout) == {"its own thread": own} | refused
+
+
+def test_a_level_in_which_cuda_does_not_start_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+
+    def no_cuda(level: str, devices: tuple[str, ...]) -> bool:
+        tried.append((level, devices))
+        return not devices
+
+    monkeypatch.setattr("minfer.sandbox.available", no_cuda)
+    assert strongest(LEVELS) == "namespaces"
+    assert strongest(LEVELS[1:], ["/dev/nvidia0"]) == "limits"
+    assert tried == [("namespaces", ()), ("landlock", ("/dev/nvidia0",))]
+
+
+def test_a_level_needs_a_cuda_that_starts() -> None:
+    """libcuda.so.1 is missing, where there is no GPU."""
+    if Path("/dev/nvidiactl").exists():
+        pytest.skip("there is a GPU")
+    assert available("limits") and not available("limits", ("/dev/null",))
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -30,6 +30,7 @@ from minfer.sandbox import landlock, namespaces, seccomp, syscalls
 LEVELS = ("namespaces", "landlock", "limits")
 SCRATCH = "/tmp"  # in namespaces, where it is no other process's
 HIDDEN = ("/tmp", "/var/tmp", "/run")  # other programs' files and sockets
+THREADS = "/proc/self/task"
 MOST_THREADS = 2048  # that a sandbox may have
 MOST_FILES = 4096  # open at a time
 PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 4, 24, 38, 47
@@ -67,7 +68,10 @@ class Sandbox:
             devices = [*(f"/dev/{name}" for name in namespaces.PLAIN_DEVICES), *self.devices]
             readable = [*landlock.all_but({*hidden, "/dev"}), *self.visible]
             scoped = landlock.SIGNALS | (0 if connects else landlock.ABSTRACT_SOCKETS)
-            landlock.restrict(readable, [self.scratch, *devices], scoped)
+            # cuInit names the threads that it starts, in /proc/self/task/*/comm, and fails with error 304 where it may not.
+            # The folder is this process's own: what it starts has another, and may not write there.
+            rewritable = [THREADS] if self.devices else []
+            landlock.restrict(readable, rewritable, [self.scratch, *devices], scoped)
         if self.level != "limits":
             own_signals = self.level == "namespaces" or landlock.version() >= 6
             rules = seccomp.rules(self.level == "namespaces", own_signals, connects)
@@ -114,13 +118,14 @@ def keep_to_itself(yes: bool = True) -> None:
 
 
 @cache
-def available(level: str) -> bool:
-    """Whether this machine has a level: found out by entering it, in a process of its own."""
+def available(level: str, devices: tuple[str, ...] = ()) -> bool:
+    """Whether this machine has a level, and CUDA starts in it where a GPU's devices are given: found out by entering it, in a
+    process of its own."""
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
-    command = [sys.executable, "-m", "minfer.sandbox", level]
+    command = [sys.executable, "-m", "minfer.sandbox", level, *devices]
     return subprocess.run(command, env=environment, capture_output=True, timeout=60).returncode == 0
 
 
-def strongest(levels: Sequence[str] = LEVELS) -> str:
-    """The strongest of these levels that this machine has."""
-    return next(level for level in levels if level == LEVELS[-1] or available(level))
+def strongest(levels: Sequence[str] = LEVELS, devices: Sequence[str] = ()) -> str:
+    """The strongest of these levels that this machine has, for a kernel that needs these devices of a GPU."""
+    return next(level for level in levels if level == LEVELS[-1] or available(level, tuple(devices)))

@@ -1,7 +1,9 @@
-"""`python -m minfer.sandbox`: says which levels this machine has. With a level: enters it, and fails where it does not hold."""
+"""`python -m minfer.sandbox`: says which levels this machine has. With a level: enters it, and fails where it does not hold.
+With a level and the devices of a GPU: fails, too, where CUDA does not start in it."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 import tempfile
@@ -10,16 +12,16 @@ from pathlib import Path
 from minfer.sandbox import LEVELS, Sandbox, available
 
 
-def check(level: str) -> None:
-    """Ends this process with a status other than 0 where the level is not there, or does not hold."""
+def check(level: str, devices: list[str]) -> None:
+    """Ends this process with a status other than 0 where the level is not there, or does not hold, or CUDA does not start."""
     with tempfile.TemporaryDirectory() as folder:
         kept, scratch = Path(folder) / "kept", Path(folder) / "scratch"
         kept.mkdir()
         scratch.mkdir()
         (kept / "file").touch()
-        sandbox = Sandbox(level, [os.path.realpath(kept)], scratch=str(scratch))
+        sandbox = Sandbox(level, [os.path.realpath(kept)], devices=devices, scratch=str(scratch))
         if level == "namespaces":
-            sandbox = Sandbox(level, [os.path.realpath(kept)])
+            sandbox = Sandbox(level, [os.path.realpath(kept)], devices=devices)
         sandbox.separate()
         if (pid := os.fork()) == 0:
             status = 1
@@ -27,9 +29,11 @@ def check(level: str) -> None:
                 sandbox.enter()
                 if level != "limits":
                     _try_all(kept, Path(sandbox.scratch))
+                if devices and (error := ctypes.CDLL("libcuda.so.1").cuInit(0)):
+                    raise OSError(f"CUDA does not start: cuInit returned {error}")
                 status = 0
-            except OSError as error:
-                print(f"{level}: {error}", file=sys.stderr)
+            except OSError as found:
+                print(f"{level}: {found}", file=sys.stderr)
             os._exit(status)
         if status := os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]):
             sys.exit(status)
@@ -52,6 +56,6 @@ def _try_all(kept: Path, scratch: Path) -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        check(sys.argv[1])
+        check(sys.argv[1], sys.argv[2:])
     else:
         print(*(f"{level}: {'yes' if available(level) else 'no'}" for level in LEVELS), sep="\n")

@@ -15,6 +15,7 @@ from pathlib import Path
 from minfer.sandbox import syscalls
 
 READ = 1 << 0 | 1 << 2 | 1 << 3  # execute, read a file, list a folder
+REWRITE = READ | 1 << 1 | 1 << 14  # and write to the files that are there, or truncate them
 FILE_ONLY = 1 << 0 | 1 << 1 | 1 << 2 | 1 << 14  # what may be granted on something that is no folder
 ACCESSES = {1: (1 << 13) - 1, 2: 1 << 13, 3: 1 << 14}  # by the version that brought them; 2: move, 3: truncate
 NETWORK = 0b11  # bind and connect by TCP, since version 4
@@ -39,9 +40,10 @@ def version() -> int:
         return 0
 
 
-def restrict(readable: Iterable[str], writable: Iterable[str], scoped: int) -> None:
-    """Leave this process nothing but these files and folders, and what is in them. `scoped`: of SIGNALS and
-    ABSTRACT_SOCKETS, what must stay among what it starts. Raises OSError. Its privileges must have been given up."""
+def restrict(readable: Iterable[str], rewritable: Iterable[str], writable: Iterable[str], scoped: int) -> None:
+    """Leave this process nothing but these files and folders, and what is in them. In `rewritable` folders it may write to
+    the files that are there, but make and remove none. `scoped`: of SIGNALS and ABSTRACT_SOCKETS, what must stay among what
+    it starts. Raises OSError. Its privileges must have been given up."""
     known = version()
     if not known:
         raise OSError("no Landlock")
@@ -50,7 +52,7 @@ def restrict(readable: Iterable[str], writable: Iterable[str], scoped: int) -> N
     size = 24 if known >= 6 else 16 if known >= 4 else 8
     ruleset = syscalls.call("landlock_create_ruleset", ctypes.byref(rules), size, 0)
     try:
-        for access, paths in ((READ, readable), (every, writable)):
+        for access, paths in ((READ, readable), (REWRITE, rewritable), (every, writable)):
             for path in paths:
                 _allow(ruleset, path, access & every)
         syscalls.call("landlock_restrict_self", ruleset, 0)

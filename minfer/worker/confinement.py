@@ -28,7 +28,7 @@ def sandbox(shard: Shard) -> Sandbox:
         )
         gpu = sorted(map(str, Path("/dev").glob("nvidia*")))
     # CUDA shares memory only between processes of one PID namespace: https://github.com/openucx/ucx/issues/11978
-    level = shard.sandbox or strongest(LEVELS[1:] if shard.device == "cuda" else LEVELS)
+    level = shard.sandbox or strongest(LEVELS[1:] if shard.device == "cuda" else LEVELS, gpu)
     return Sandbox(level, sorted(hidden), sorted(_needed(shard, hidden)), gpu)
 
 
