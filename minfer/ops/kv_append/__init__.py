@@ -206,6 +206,12 @@ def vectors(case: Case) -> str | None:
     return f"needs kv_heads * head_dim to be a multiple of 8, got {width}" if width % 8 else None
 
 
+def heads_of_theirs(case: Case) -> str | None:
+    """The rule of FlashInfer's kernel, which is compiled for these sizes."""
+    sizes = (64, 128, 256, 512)
+    return None if case["head_dim"] in sizes else f"takes a head_dim of 64, 128, 256 or 512, got {case['head_dim']}"
+
+
 ALL = ("float32", "float16", "bfloat16")
 NONE, FP8 = {"quant": ("none",)}, {"quant": ("fp8",)}
 UNPADDED: dict[str, tuple[str, ...]] = {"padding": ("none",)}
@@ -214,7 +220,7 @@ WIDE: Rule = both(fits, vectors)
 
 
 op.torch("torch", append, baseline=True, dtypes=ALL, params=UNPADDED, requires=fits)
-op.peer("flashinfer", flashinfer, package="flashinfer", params=NONE | UNPADDED | PAGED)
+op.peer("flashinfer", flashinfer, package="flashinfer", params=NONE | UNPADDED | PAGED, requires=heads_of_theirs)
 op.cuda("v01_naive.cu", dtypes=ALL, params=NONE, requires=fits)
 op.cuda("v01_naive.cu", name="v01_naive_fp8", dtypes=ALL, params=FP8, requires=fits)
 op.cuda("v02_vectors.cu", dtypes=ALL, params=NONE, requires=WIDE)
