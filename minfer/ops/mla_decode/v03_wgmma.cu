@@ -9,7 +9,7 @@
 // Expected: for 64 x 64 scores the tensor cores take 1152 cycles, for out 1024, and the softmax takes 700. Half of the scores
 // run under the other warpgroup's softmax, so that a block of keys takes 2600 to 2950 cycles, depending on how soon copies
 // come: with 128 heads 600 to 640 TFLOP/s. With 64 heads memory is the limit, at 0.85 of its speed.
-// Measured (H200, bfloat16, 64, full, batch=16, new=1, longest=16384, heads=128): 573.1 TFLOP/s cold; 1346 % of torch.
+// Measured (H200, bfloat16, 64, full, batch=16, new=1, longest=16384, heads=128): 576.6 TFLOP/s cold; 1354 % of torch.
 #include "hopper_blocks.cuh"
 
 namespace minfer {
