@@ -20,7 +20,7 @@ from minfer.plan.shard import Shard
 from minfer.process.remote import Died, Process
 from minfer.profilers import _checked, _columns
 from minfer.rows import store
-from minfer.worker import compiler, record, supervisor
+from minfer.worker import compiler, confinement, record, supervisor
 from minfer.worker.compiler import Compiler
 from minfer.worker.supervisor import Machine, Supervisor
 from tests.conftest import FAST
@@ -87,10 +87,13 @@ def _mutate(value: Any, rng: random.Random) -> Any:
         else:
             value[place] = _mutate(value[place], rng)
         return value
+    depth = rng.choice((1, 50, 5000))
+    if rng.random() < 0.8:
+        return copy.deepcopy(rng.choice(ODD))
     nested: Any = 1
-    for _ in range(rng.choice((1, 50, 5000))):
+    for _ in range(depth):
         nested = [nested]
-    return copy.deepcopy(rng.choice(ODD)) if rng.random() < 0.8 else nested
+    return nested
 
 
 def written(reply: Any, nonce: str, rng: random.Random) -> bytes:
@@ -144,7 +147,9 @@ def fuzzed(count: int, seed: int, folder: Path, monkeypatch: pytest.MonkeyPatch)
     cases = [HGEMM.case("cpu_naive", "float16", SHAPE)]
     about = {"name": "0000", "run": "mine", "folder": str(folder), "results": str(folder), "device": "cpu"}
     shard = Shard(**about, cases=cases, timing=FAST, case_timeout_s=5.0, build_timeout_s=5.0)  # type: ignore[arg-type]
-    found: dict[str, int] = {}
+    confined = confinement.sandbox(shard)  # resolves dozens of paths, the same for every reply
+    monkeypatch.setattr(confinement, "sandbox", lambda _: confined)
+    rows: list[tuple[store.Row, bool]] = []
     for number in range(count):
         rng = random.Random(seed + number)
         child_lies = number % 3 < 2
@@ -164,13 +169,16 @@ def fuzzed(count: int, seed: int, folder: Path, monkeypatch: pytest.MonkeyPatch)
         one.prepare = lambda child=child: Lying(child, log)  # type: ignore[method-assign]
         monkeypatch.setattr(supervisor, "Process", lambda *_, judge=judge, **__: Lying(judge, log))
         row = record.whole_row(shard, MACHINE, None, cases[0], one.run(cases[0], None), 0.0)
+        rows.append((row, shard.untrusted))
         one.end()
-        (back,) = store.to_table([row]).to_pylist(maps_as_pydicts="strict")
+    found: dict[str, int] = {}
+    table = store.to_table([row for row, _ in rows])
+    for back, (_, untrusted) in zip(table.to_pylist(maps_as_pydicts="strict"), rows, strict=True):
         assert (back["case"], back["run"], back["kernel"]) == (cases[0].key, "mine", "cpu_naive")
         assert back["status"] in store.STATUSES
         assert back["status"] in store.MEASURED or all(back[name] is None for name in supervisor.TIMED)
         judged = (back["guarantee"] or "").startswith("judged, ")
-        assert not judged or (shard.untrusted and back["judged_us"] is not None)
+        assert not judged or (untrusted and back["judged_us"] is not None)
         assert back["judged_us"] is None or judged
         message = back["message"] or ""
         assert message.isprintable(), message
