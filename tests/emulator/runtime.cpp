@@ -2,6 +2,7 @@
 #include "torch.h"
 
 #include <array>
+#include <numeric>
 
 namespace emulator {
 
@@ -55,28 +56,35 @@ void shuffle(Range& range) {
 void release(std::vector<Thread*> threads) {
   shuffle(threads);
   if (state.random() % 2) {
-    std::vector<unsigned> order(state.warps.size());
-    for (unsigned i = 0; i < order.size(); ++i) order[i] = i;
+    static std::vector<unsigned> order;
+    order.resize(state.warps.size());
+    std::iota(order.begin(), order.end(), 0);
     shuffle(order);
-    std::stable_sort(threads.begin(), threads.end(),
-                     [&](auto* a, auto* b) { return order[a->number / kWarp] < order[b->number / kWarp]; });
+    const bool of_one_warp = std::all_of(threads.begin(), threads.end(), [&](const Thread* thread) {
+      return thread->number / kWarp == threads.front()->number / kWarp;
+    });
+    if (!of_one_warp)
+      std::stable_sort(threads.begin(), threads.end(),
+                       [&](auto* a, auto* b) { return order[a->number / kWarp] < order[b->number / kWarp]; });
   }
   for (Thread* thread : threads) thread->waits = nullptr;
-  const auto slow = std::stable_partition(threads.begin(), threads.end(), [](const Thread* thread) {
-    return thread->number < state.slow_from || thread->number >= state.slow_to;
-  });
+  auto slow = threads.end();
+  if (state.slow_from < state.slow_to)
+    slow = std::stable_partition(threads.begin(), threads.end(), [](const Thread* thread) {
+      return thread->number < state.slow_from || thread->number >= state.slow_to;
+    });
   state.ready.insert(state.random() % 4 ? state.ready.end() : state.ready.begin(), threads.begin(), slow);
   state.ready.insert(state.ready.begin(), slow, threads.end());
 }
 
 // Waits at a barrier of all threads of some blocks, from `first` on.
 void meet(unsigned& arrived, const Block* first, unsigned blocks, const char* what) {
-  const unsigned of_block = state.threads.size() / state.blocks.size();
+  const unsigned of_block = state.of_block;
   if (++arrived < of_block * blocks) return wait_for(what);
   arrived = 0;
-  std::vector<Thread*> all;
-  for (unsigned i = 0; i < of_block * blocks; ++i) all.push_back(&state.threads[first->number * of_block + i]);
-  release(all);
+  std::vector<Thread*> all(of_block * blocks);
+  for (unsigned i = 0; i < all.size(); ++i) all[i] = &state.threads[first->number * of_block + i];
+  release(std::move(all));
   suspend();
 }
 
@@ -92,10 +100,9 @@ void cluster_barrier() {
 void** gather(const char* what, void* mine, unsigned lanes) {
   const Thread* self = state.current;
   Warp& warp = group_of(*self, lanes);
-  const unsigned of_block = state.threads.size() / state.blocks.size();
-  const unsigned there = std::min(lanes, of_block - self->rank / lanes * lanes);
+  const unsigned there = std::min(lanes, state.of_block - self->rank / lanes * lanes);
   if (there < lanes) fail(std::string("calls ") + what + " in a warp of " + std::to_string(there) + " threads");
-  if (warp.arrived && strcmp(warp.what, what))
+  if (warp.arrived && warp.what != what && strcmp(warp.what, what))
     fail(std::string("comes to ") + what + " while lanes of its warp wait at " + warp.what);
   warp.what = what;
   warp.operands[self->rank % lanes] = mine;
@@ -108,12 +115,13 @@ void release_others(unsigned lanes) {
   const Thread* self = state.current;
   group_of(*self, lanes).arrived = 0;
   std::vector<Thread*> others;
+  others.reserve(lanes);
   for (unsigned i = 0, first = self->number - self->rank % lanes; i < lanes; ++i)
     if (first + i != self->number) others.push_back(&state.threads[first + i]);
-  release(others);
+  release(std::move(others));
 }
 
-void enter() {
+void run_thread() {
   (*state.body)();
   Thread* self = state.current;
   self->groups.push_back(self->open);
@@ -125,15 +133,26 @@ void enter() {
   siglongjmp(state.scheduler, 1);
 }
 
+// The outermost function of each stack. A thread that ends, or a launch that fails, leaves it by a jump, so that it is
+// there for the next thread to come back to.
+void enter() {
+  _setjmp(state.fibers[state.current->number].next_thread);
+  run_thread();
+}
+
 void resume(Thread& thread) {
   state.current = &thread;
   if (thread.started) _longjmp(thread.context, 1);
   thread.started = true;
-  getcontext(&thread.start);
-  thread.start.uc_stack.ss_sp = state.stacks + thread.number * kStack;
-  thread.start.uc_stack.ss_size = kStack;
-  makecontext(&thread.start, enter, 0);
-  setcontext(&thread.start);
+  Fiber& fiber = state.fibers[thread.number];
+  if (fiber.prepared) _longjmp(fiber.next_thread, 1);
+  fiber.prepared = true;
+  static ucontext_t start;
+  getcontext(&start);
+  start.uc_stack.ss_sp = state.stacks + thread.number * kStack;
+  start.uc_stack.ss_size = kStack;
+  makecontext(&start, enter, 0);
+  setcontext(&start);
 }
 
 // Ends one of the transfers in flight, any.
@@ -174,7 +193,8 @@ void check_ended() {
 
 void run_blocks(const std::function<void()>& body, unsigned count) {
   const unsigned all = count * state.blocks.size();
-  state.threads = std::vector<Thread>(all);
+  state.threads.clear(), state.threads.resize(all);
+  state.of_block = count;
   state.warps = std::vector<Warp>(state.blocks.size() * ((count + kWarp - 1) / kWarp));
   state.warpgroups = std::vector<Warp>(state.blocks.size() * ((count + kWarpgroup - 1) / kWarpgroup));
   state.ready.clear(), state.transfers.clear(), state.barriers.clear(), state.at_flags.clear();
@@ -223,6 +243,7 @@ void launch(const Launch& how, const std::function<void()>& body) {
     void* stacks = mmap(nullptr, kMostCluster * kMostThreads * kStack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (stacks == MAP_FAILED) throw std::bad_alloc();
     state.stacks = static_cast<char*>(stacks);
+    state.fibers = std::make_unique<Fiber[]>(kMostCluster * kMostThreads);
   }
   std::vector<uint3> clusters;  // their first blocks
   for (unsigned z = 0; z < how.grid.z; ++z)
@@ -240,6 +261,14 @@ void launch(const Launch& how, const std::function<void()>& body) {
     }
     run_blocks(body, count);
   }
+}
+
+__attribute__((optimize("O3"), no_sanitize("alignment", "bounds"))) void multiply_add(double (&C)[16][8],
+                                                                                   const double (&A)[16][16],
+                                                                                   const double (&B)[16][8]) {
+  for (int m = 0; m < 16; ++m)
+    for (int k = 0; k < 16; ++k)
+      for (int n = 0; n < 8; ++n) C[m][n] += A[m][k] * B[k][n];
 }
 
 void check_shared(const char* what, const void* p, size_t bytes) {

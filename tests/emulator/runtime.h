@@ -27,6 +27,7 @@
 #include <cstring>
 #include <deque>
 #include <functional>
+#include <list>
 #include <map>
 #include <memory>
 #include <random>
@@ -38,7 +39,8 @@
 
 namespace emulator {
 
-constexpr size_t kPage = 4096, kGuard = 1 << 20, kStack = 128 << 10, kMostThreads = 1024, kMostCluster = 8;
+constexpr size_t kPage = 4096, kGuard = 1 << 20, kMostThreads = 1024, kMostCluster = 8;
+constexpr size_t kStack = (128 << 10) + 9 * 64;  // no power of two: those would all lie in the same lines of the cache
 constexpr unsigned kWarp = 32, kWarpgroup = 128;
 constexpr size_t kDefaultShared = 48 << 10;
 
@@ -148,14 +150,13 @@ struct Thread {
   uint3 index;
   unsigned rank, number;  // in its block, and of all that run
   jmp_buf context;
-  ucontext_t start;
   bool started = false, ended = false;
   const char* waits = nullptr;
   std::vector<Copy> open;                // cp.async since the last commit
-  std::deque<std::vector<Copy>> groups;  // committed, oldest first
+  std::list<std::vector<Copy>> groups;   // committed, oldest first; a list has no memory while it is empty
   std::vector<std::pair<const char*, const char*>> unfenced;  // written for the copy engine, with no fence since
   std::vector<std::shared_ptr<Transfer>> stores;              // of the copy engine, since the last commit
-  std::deque<std::vector<std::shared_ptr<Transfer>>> store_groups;
+  std::list<std::vector<std::shared_ptr<Transfer>>> store_groups;
   std::map<float*, Sums> sums;
   unsigned product_groups = 0;  // committed
   size_t products_done = 0;     // of its warpgroup's
@@ -171,6 +172,12 @@ struct Warp {  // or a warpgroup
   std::vector<Product> products;  // of a warpgroup
 };
 
+// A stack and where it was prepared to run threads, one after the other: entering it anew for each would take system calls.
+struct Fiber {
+  bool prepared = false;
+  jmp_buf next_thread;
+};
+
 // The launch that is running; there is one at a time.
 struct State {
   std::mt19937 random;
@@ -179,6 +186,7 @@ struct State {
   std::vector<Block> blocks;  // that run: one or more clusters
   unsigned cluster;           // blocks of one
   std::vector<Thread> threads;
+  unsigned of_block = 0;  // threads of one block
   std::vector<Warp> warps, warpgroups;
   std::vector<Thread*> ready;  // run from the back
   unsigned slow_from = 0, slow_to = 0;  // threads that run when no other can: none, a warp, a block, or a cluster
@@ -193,6 +201,7 @@ struct State {
   std::deque<Region> scratch;  // that the call has allocated
   size_t shared_allowed = kDefaultShared;
   char* stacks = nullptr;
+  std::unique_ptr<Fiber[]> fibers;  // one for each stack
   sigjmp_buf scheduler;
   std::string error;
 };
@@ -214,7 +223,7 @@ void cluster_barrier();
 
 // A thread's warp, or warpgroup, of a block that may end with a part of one.
 inline Warp& group_of(const Thread& thread, unsigned lanes) {
-  const unsigned threads = state.threads.size() / state.blocks.size(), groups = (threads + lanes - 1) / lanes;
+  const unsigned groups = (state.of_block + lanes - 1) / lanes;
   return (lanes == kWarp ? state.warps : state.warpgroups)[thread.block->number * groups + thread.rank / lanes];
 }
 
@@ -261,6 +270,9 @@ Array& shared(int declaration, const char* name) {
 }
 
 inline char* dynamic_shared() { return state.current->block->shared[-1]->begin; }
+
+// C += A B of one mma.m16n8k16, here because it is compiled for speed.
+void multiply_add(double (&C)[16][8], const double (&A)[16][16], const double (&B)[16][8]);
 
 // Fail if the launch has larger blocks than a kernel's __launch_bounds__ say, for which the compiler keeps enough registers; or
 // larger ones than there are registers for when a thread has as many as __maxnreg__ says, or 255 where neither is stated.

@@ -11,7 +11,7 @@ namespace emulator {
 // Fewer than for other kernels, so that each block has several tiles.
 [[maybe_unused]] static const int kHopperMultiprocessors = multiprocessors = 2;
 
-inline bool has_ended(const Block& block) { return block.ended == state.threads.size() / state.blocks.size(); }
+inline bool has_ended(const Block& block) { return block.ended == state.of_block; }
 
 // Where a place in shared memory of the running block lies in that of another of its cluster.
 inline char* at_block(const void* p, int rank) {

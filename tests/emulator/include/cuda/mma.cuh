@@ -81,9 +81,7 @@ void emulated_mma(Acc* d, const uint32_t* a, const uint32_t* b) {
       for (int i = 0; i < 8; ++i) A[g + (i % 4 >= 2 ? 8 : 0)][2 * t + i % 2 + (i >= 4 ? 8 : 0)] = emulated_number(held_a[i], which);
       for (int i = 0; i < 4; ++i) B[2 * t + i % 2 + (i >= 2 ? 8 : 0)][g] = emulated_number(held_b[i], which);
     }
-    for (int m = 0; m < 16; ++m)
-      for (int k = 0; k < 16; ++k)
-        for (int n = 0; n < 8; ++n) C[m][n] += A[m][k] * B[k][n];
+    emulator::multiply_add(C, A, B);
     }
     for (int lane = 0; lane < 32; ++lane)
       for (int i = 0; i < 4; ++i) {
