@@ -4,6 +4,8 @@
 #include <array>
 #include <numeric>
 
+#pragma GCC optimize("O2")  // compiled once, and runs for most of the time
+
 namespace emulator {
 
 State state;
