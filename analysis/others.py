@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from analysis.rows import REFERENCE, number
+from analysis.rows import MOST_DRIFT, REFERENCE, number
 from analysis.verdicts import Ratio, through_baseline
 from minfer.rows import store
 
@@ -24,8 +24,12 @@ def _speedup(row: store.Row, regime: str) -> float:
 
 
 def against(row: store.Row, other: store.Row | None, regime: str) -> Ratio | None:
-    """How fast a kernel is relative to the best other, which it was not timed beside: through the baseline of both."""
+    """How fast a kernel is relative to the best other, which it was not timed beside: through the baseline of both. None where
+    the baseline took another time beside the two, by more than a clock explains."""
     if other is None or row["kernel"] == other["kernel"] or row["status"] not in store.MEASURED:
+        return None
+    mine, theirs = (number(each, f"{regime}_baseline_us") for each in (row, other))
+    if mine and theirs and max(mine, theirs) >= MOST_DRIFT * min(mine, theirs):
         return None
     return through_baseline(row, other, regime)
 

@@ -26,6 +26,7 @@ WHICH = ("run", "finished", "case", "op", "kernel", "backend", "status")
 CASES = ("case", "count_distinct")  # of a group: counts a case once, however often it was run
 SIZE = re.compile(r"=([0-9]+)(?:,|$)")  # of an axis, in the last part of a problem
 MANY_ROWS = 500_000  # that `load` reads before it first drops older ones
+MOST_DRIFT = 1.25  # of a baseline's time from one moment to another, by the clock of the card
 REFERENCE = "torch"  # the kernel that the others are shown against
 
 
@@ -153,7 +154,9 @@ def on_one_clock(table: pa.Table) -> pa.Table:
 
     They were not, and between two the card's clock changes by up to 10 %. Their speed-ups are ratios to a baseline that
     was timed beside each. So a kernel's time is that baseline's, the median of what it took beside all of them, over the
-    speed-up; its percentiles and rates change by the same factor. Rows without these figures stay as they are."""
+    speed-up; its percentiles and rates change by the same factor. Rows without these figures stay as they are, and so does a
+    row beside which the baseline took a time that no clock explains (`MOST_DRIFT`). A kernel that makes the host wait leaves
+    it too little time to launch the baseline's kernels ahead."""
     for regime in ("cold", "steady"):
         if {"baseline", "device", "op", *(f"{regime}_{name}" for name in ("us", "baseline_us", "speedup"))} <= set(
             table.column_names
@@ -177,7 +180,9 @@ def _on_one_clock(table: pa.Table, regime: str) -> pa.Table:
     counts = np.diff(begins, append=len(order))  # of each problem's rows, in the order of their baseline's time
     middle = (beside[order[begins + (counts - 1) // 2]] + beside[order[begins + counts // 2]]) / 2
     factor = np.ones(len(table))
-    factor[order] = np.repeat(middle, counts) / speedup[order] / us[order]
+    middle = np.repeat(middle, counts)
+    clock = np.maximum(middle / beside[order], beside[order] / middle) < MOST_DRIFT
+    factor[order] = np.where(clock, middle / speedup[order] / us[order], 1.0)
     times, rates = ("us", "p10_us", "p90_us"), ("rate", "tflops", "gbps", "percent_of_peak")
     for name, power in (*((name, 1) for name in times), *((name, -1) for name in rates)):
         if (column := f"{regime}_{name}") in table.column_names:

@@ -79,11 +79,14 @@ def share(ratio: float, low: float | None, high: float | None, verdict: str | No
 
 
 def percent_of_other(row: store.Row, other: store.Row, regime: str) -> str:
-    """This row's throughput over that of the best other kernel, through the baseline of both."""
+    """This row's throughput over that of the best other kernel, through the baseline of both; by the times alone where that
+    took another time beside each."""
     if row["kernel"] == other["kernel"]:
         return "100.0 %"
-    ratio = against(row, other, regime)
-    return share(ratio.value, ratio.low, ratio.high, ratio.verdict) if ratio else "—"
+    if ratio := against(row, other, regime):
+        return share(ratio.value, ratio.low, ratio.high, ratio.verdict)
+    mine, theirs = (regime_time(each, regime) for each in (row, other))
+    return share(theirs / mine, None, None, None) if mine and theirs and row["baseline"] == other["baseline"] else "—"
 
 
 def first_rung(rows: Iterable[store.Row], regime: str) -> store.Row | None:
