@@ -54,8 +54,18 @@ def _try_all(kept: Path, scratch: Path) -> None:
         raise OSError("does not hold")
 
 
+def said(level: str) -> str:
+    """What a user wants to know of a level: whether it is there, and where there is a GPU, whether CUDA starts in it."""
+    gpu = tuple(sorted(map(str, Path("/dev").glob("nvidia*"))))
+    if not available(level):
+        return f"{level}: no"
+    if not gpu or level == "namespaces":
+        return f"{level}: yes"
+    return f"{level}: yes, {'and CUDA starts in it' if available(level, gpu) else 'but CUDA does not start in it'}"
+
+
 if __name__ == "__main__":
     if len(sys.argv) > 1:
         check(sys.argv[1], sys.argv[2:])
     else:
-        print(*(f"{level}: {'yes' if available(level) else 'no'}" for level in LEVELS), sep="\n")
+        print(*map(said, LEVELS), sep="\n")
