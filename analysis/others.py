@@ -24,8 +24,8 @@ def _speedup(row: store.Row, regime: str) -> float:
 
 
 def against(row: store.Row, other: store.Row | None, regime: str) -> Ratio | None:
-    """How fast a kernel is relative to the best other, which it was not timed beside: through the baseline of both. None where
-    the baseline took another time beside the two, by more than a clock explains."""
+    """How fast a kernel is relative to the best other, which it was not timed beside: through the baseline of both. None
+    where the times of the baseline beside the two differ by `MOST_DRIFT` or more."""
     if other is None or row["kernel"] == other["kernel"] or row["status"] not in store.MEASURED:
         return None
     mine, theirs = (number(each, f"{regime}_baseline_us") for each in (row, other))

@@ -26,7 +26,7 @@ WHICH = ("run", "finished", "case", "op", "kernel", "backend", "status")
 CASES = ("case", "count_distinct")  # of a group: counts a case once, however often it was run
 SIZE = re.compile(r"=([0-9]+)(?:,|$)")  # of an axis, in the last part of a problem
 MANY_ROWS = 500_000  # that `load` reads before it first drops older ones
-MOST_DRIFT = 1.25  # of a baseline's time from one moment to another, by the clock of the card
+MOST_DRIFT = 1.25  # between two times of a baseline, that a change of the card's clock can explain (10 % were seen)
 REFERENCE = "torch"  # the kernel that the others are shown against
 
 
@@ -155,8 +155,8 @@ def on_one_clock(table: pa.Table) -> pa.Table:
     They were not, and between two the card's clock changes by up to 10 %. Their speed-ups are ratios to a baseline that
     was timed beside each. So a kernel's time is that baseline's, the median of what it took beside all of them, over the
     speed-up; its percentiles and rates change by the same factor. Rows without these figures stay as they are, and so does a
-    row beside which the baseline took a time that no clock explains (`MOST_DRIFT`). A kernel that makes the host wait leaves
-    it too little time to launch the baseline's kernels ahead."""
+    row whose baseline took a time that no clock explains (`MOST_DRIFT`). After a kernel that makes the host wait, the host
+    launches the baseline's kernels late, and the baseline looks slow."""
     for regime in ("cold", "steady"):
         if {"baseline", "device", "op", *(f"{regime}_{name}" for name in ("us", "baseline_us", "speedup"))} <= set(
             table.column_names

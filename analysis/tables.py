@@ -79,8 +79,8 @@ def share(ratio: float, low: float | None, high: float | None, verdict: str | No
 
 
 def percent_of_other(row: store.Row, other: store.Row, regime: str) -> str:
-    """This row's throughput over that of the best other kernel, through the baseline of both; by the times alone where that
-    took another time beside each."""
+    """This row's throughput over that of the best other kernel, through the baseline of both. Where its two times
+    differ too much, the quotient of the kernels' own times, without an interval."""
     if row["kernel"] == other["kernel"]:
         return "100.0 %"
     if ratio := against(row, other, regime):

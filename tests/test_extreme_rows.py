@@ -14,7 +14,7 @@ from minfer.bench.device import capability, pick
 from minfer.ops import Kernel
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
-WIDTHS = (4096, 64)  # a kernel takes the first, or is for short rows
+WIDTHS = (4096, 64)  # the second for kernels that take short rows only
 LARGE = {torch.float32: 1e17, torch.bfloat16: 1e17, torch.float16: 6e4}  # 4096 squares of it are below the largest fp32
 
 NORMS = ("rmsnorm", "add_rmsnorm", "layernorm")

@@ -330,7 +330,8 @@ thread.start()
 libc = ctypes.CDLL(None)
 libc.pthread_setname_np.argtypes = ctypes.c_ulong, ctypes.c_char_p
 said = {"its own thread": os.strerror(libc.pthread_setname_np(thread.ident, b"named"))}
-for name, file in {"itself": "/proc/self/comm", "another process's thread": f"/proc/{bystander}/task/{bystander}/comm"}.items():
+others = {"the process": "/proc/self/comm", "another process's thread": f"/proc/{bystander}/task/{bystander}/comm"}
+for name, file in others.items():
     try:
         Path(file).write_text("named")
         said[name] = "Success"
@@ -345,12 +346,12 @@ print(json.dumps(said))
 def test_where_there_is_a_gpu_a_process_may_name_its_threads_and_no_others(
     place: Place, devices: tuple[str, ...], own: str
 ) -> None:
-    """cuInit fails where it cannot."""
+    """cuInit fails if it cannot name its threads. No other file of /proc becomes writable."""
     if place.level != "landlock":
         pytest.skip("no kernel for a GPU runs in namespaces")
     done = place.run("-c", NAMES, str(place.folder / "scratch"), str(place.bystander), *devices)
     assert done.stdout, done.stderr
-    refused = dict.fromkeys(["itself", "another process's thread"], "Permission denied")
+    refused = dict.fromkeys(["the process", "another process's thread"], "Permission denied")
     assert json.loads(done.stdout) == {"its own thread": own} | refused
 
 
@@ -367,7 +368,7 @@ def test_a_level_in_which_cuda_does_not_start_is_not_taken(monkeypatch: pytest.M
     assert tried == [("namespaces", ()), ("landlock", ("/dev/nvidia0",))]
 
 
-def test_a_level_needs_a_cuda_that_starts() -> None:
+def test_a_level_is_not_available_with_devices_where_cuda_does_not_start() -> None:
     """libcuda.so.1 is missing, where there is no GPU."""
     if Path("/dev/nvidiactl").exists():
         pytest.skip("there is a GPU")

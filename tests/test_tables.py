@@ -246,11 +246,11 @@ def test_no_other_text_can_either(work: Workspace, text: str) -> None:
 
 @pytest.mark.parametrize("regime", ["cold", "steady"])
 def test_times_are_on_the_clock_of_the_common_baseline(work: Workspace, regime: str) -> None:
-    """Beside v02 the card was a sixth slower than beside v01: by their ratios to what ran beside them v02 is the faster."""
+    """Beside v02 the card was a fifth slower than beside v01. So v02 took longer and is the faster, by their ratios."""
     figures = {
         "torch": (10.0, 10.0, None),
         "v01": (10.0, 10.0, 1.0),
-        "v02": (9.6, 12.0, 1.25),
+        "v02": (10.9, 12.0, 1.1),
         "v03": (7.0, None, None),
     }
     work.write(
@@ -262,7 +262,7 @@ def test_times_are_on_the_clock_of_the_common_baseline(work: Workspace, regime: 
     assert work.run() == 0
     table = work.tables()[["cold", "steady"].index(regime)]
     times = {cells[0].strip("*"): cells[1].strip("*") for cells in table[1:]}
-    assert times == {"torch": "10.00 µs", "v01": "10.00 µs", "v02": "8.000 µs", "v03": "7.000 µs"}
+    assert times == {"torch": "10.00 µs", "v01": "10.00 µs", "v02": "9.091 µs", "v03": "7.000 µs"}
 
 
 def test_a_time_stays_as_it_is_where_no_clock_explains_the_baseline(work: Workspace) -> None:
@@ -362,8 +362,8 @@ def test_two_ops_whose_problems_have_one_name_have_a_clock_each() -> None:
 
 
 def test_a_problems_clock_is_the_median_of_what_the_baseline_took() -> None:
-    """Of three kernels of one problem, and of two of another. A row without a speed-up keeps its time, and so does one beside
-    which the baseline took more than a clock explains."""
+    """Of three kernels of one problem, and of two of another. A row without a speed-up keeps its time, and so does one
+    whose baseline took a time that no clock explains, too long or too short."""
     rows = 8
     columns = {
         "device": ["a"] * rows, "op": ["x"] * rows, "problem": ["1", "2", "1", "2", "1", "1", "1", "1"],

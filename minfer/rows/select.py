@@ -33,13 +33,13 @@ def newest(table: pa.Table, regime: str | None = None) -> pa.Table:
 def newest_of_each_regime(table: pa.Table) -> pa.Table:
     """One row a device and case, with the cold figures of the newest row for cold and the steady figures (energy too) of
     the newest row for steady, as `newest` chooses them: a new run with cold times only does not hide older steady times,
-    and a row whose speed-up is uncertain (`WIDE`) hides no other. The `metrics` are those of the newest row that has
-    some of Nsight Compute's: a run without it does not hide older counters.
+    and a row whose speed-up is uncertain (`WIDE`) hides no other. The `metrics` are those of the newest row with
+    counters of Nsight Compute: a run without it does not hide older counters.
 
     Each regime's figures stay together with the baseline that was timed beside them; so steady figures that are in another
     unit, or against another baseline, than the row beside them are not joined to it. All other columns are those of the row
     with the cold figures, or of the last row where the newest for cold failed or has no time. `steady_run`, `steady_commit`,
-    … are the columns of `ORIGIN` of the row with the steady figures, `counted_run`, … of the row with these counters."""
+    … are the columns of `ORIGIN` of the row with the steady figures, and `counted_run`, … those of the row with the counters."""
     groups = _Groups(table)
     last, cold, steady, counted = groups.chosen()
     base = np.where(groups.timed("cold")[cold], cold, last)
@@ -126,7 +126,7 @@ class _Groups:
             return np.ones(len(self.order), dtype=bool)
         maps = self.table["metrics"].combine_chunks()
         of_ncu = pc.starts_with(maps.keys, "ncu.").to_numpy(zero_copy_only=False)
-        before = np.concatenate([[0], np.cumsum(of_ncu)])  # of each key
+        before = np.concatenate([[0], np.cumsum(of_ncu)])  # how many such keys stand before each
         found: np.ndarray = np.diff(before[maps.offsets.to_numpy()]) > 0
         return found
 

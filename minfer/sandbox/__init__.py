@@ -68,8 +68,8 @@ class Sandbox:
             devices = [*(f"/dev/{name}" for name in namespaces.PLAIN_DEVICES), *self.devices]
             readable = [*landlock.all_but({*hidden, "/dev"}), *self.visible]
             scoped = landlock.SIGNALS | (0 if connects else landlock.ABSTRACT_SOCKETS)
-            # cuInit names the threads that it starts, in /proc/self/task/*/comm, and fails with error 304 where it may not.
-            # The folder is this process's own: what it starts has another, and may not write there.
+            # cuInit writes the names of its threads to /proc/self/task/*/comm, and returns error 304 if it may not. The rule is
+            # for this process alone: a process that it starts has another folder there.
             rewritable = [THREADS] if self.devices else []
             landlock.restrict(readable, rewritable, [self.scratch, *devices], scoped)
         if self.level != "limits":
@@ -119,13 +119,14 @@ def keep_to_itself(yes: bool = True) -> None:
 
 @cache
 def available(level: str, devices: tuple[str, ...] = ()) -> bool:
-    """Whether this machine has a level, and CUDA starts in it where a GPU's devices are given: found out by entering it, in a
-    process of its own."""
+    """Whether this machine has a level and, if a GPU's devices are given, whether CUDA starts in it. Tries both in a process of
+    its own."""
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
     command = [sys.executable, "-m", "minfer.sandbox", level, *devices]
     return subprocess.run(command, env=environment, capture_output=True, timeout=60).returncode == 0
 
 
 def strongest(levels: Sequence[str] = LEVELS, devices: Sequence[str] = ()) -> str:
-    """The strongest of these levels that this machine has, for a kernel that needs these devices of a GPU."""
+    """The strongest of these levels that this machine has and, if a GPU's devices are given, in which CUDA starts. The last
+    level is not tried."""
     return next(level for level in levels if level == LEVELS[-1] or available(level, tuple(devices)))

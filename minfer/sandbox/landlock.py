@@ -41,8 +41,8 @@ def version() -> int:
 
 
 def restrict(readable: Iterable[str], rewritable: Iterable[str], writable: Iterable[str], scoped: int) -> None:
-    """Leave this process nothing but these files and folders, and what is in them. In `rewritable` folders it may write to
-    the files that are there, but make and remove none. `scoped`: of SIGNALS and ABSTRACT_SOCKETS, what must stay among what
+    """Leave this process nothing but these files and folders, and what is in them. In `rewritable` folders it may change
+    the files that are there, but not create or remove any. `scoped`: of SIGNALS and ABSTRACT_SOCKETS, what must stay among what
     it starts. Raises OSError. Its privileges must have been given up."""
     known = version()
     if not known:

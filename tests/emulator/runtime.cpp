@@ -4,7 +4,7 @@
 #include <array>
 #include <numeric>
 
-#pragma GCC optimize("O2")  // compiled once, and runs for most of the time
+#pragma GCC optimize("O2")  // this file is compiled once and takes most of the run time
 
 namespace emulator {
 
@@ -135,8 +135,8 @@ void run_thread() {
   siglongjmp(state.scheduler, 1);
 }
 
-// The outermost function of each stack. A thread that ends, or a launch that fails, leaves it by a jump, so that it is
-// there for the next thread to come back to.
+// The outermost function of each stack. It never returns: a thread that ends, or a launch that fails, jumps away, and the
+// next thread jumps back to here.
 void enter() {
   _setjmp(state.fibers[state.current->number].next_thread);
   run_thread();

@@ -40,7 +40,7 @@
 namespace emulator {
 
 constexpr size_t kPage = 4096, kGuard = 1 << 20, kMostThreads = 1024, kMostCluster = 8;
-constexpr size_t kStack = (128 << 10) + 9 * 64;  // no power of two: those would all lie in the same lines of the cache
+constexpr size_t kStack = (128 << 10) + 9 * 64;  // not a power of two, or all stacks would map to the same cache sets
 constexpr unsigned kWarp = 32, kWarpgroup = 128;
 constexpr size_t kDefaultShared = 48 << 10;
 
@@ -153,7 +153,7 @@ struct Thread {
   bool started = false, ended = false;
   const char* waits = nullptr;
   std::vector<Copy> open;                // cp.async since the last commit
-  std::list<std::vector<Copy>> groups;   // committed, oldest first; a list has no memory while it is empty
+  std::list<std::vector<Copy>> groups;   // committed, oldest first; an empty list allocates nothing
   std::vector<std::pair<const char*, const char*>> unfenced;  // written for the copy engine, with no fence since
   std::vector<std::shared_ptr<Transfer>> stores;              // of the copy engine, since the last commit
   std::list<std::vector<std::shared_ptr<Transfer>>> store_groups;
@@ -172,7 +172,7 @@ struct Warp {  // or a warpgroup
   std::vector<Product> products;  // of a warpgroup
 };
 
-// A stack and where it was prepared to run threads, one after the other: entering it anew for each would take system calls.
+// A stack, on which threads run one after another. Only the first needs getcontext and setcontext, which are system calls.
 struct Fiber {
   bool prepared = false;
   jmp_buf next_thread;
@@ -271,7 +271,7 @@ Array& shared(int declaration, const char* name) {
 
 inline char* dynamic_shared() { return state.current->block->shared[-1]->begin; }
 
-// C += A B of one mma.m16n8k16, here because it is compiled for speed.
+// C += A B of one mma.m16n8k16. It is in runtime.cpp, which is compiled with optimisation.
 void multiply_add(double (&C)[16][8], const double (&A)[16][16], const double (&B)[16][8]);
 
 // Fail if the launch has larger blocks than a kernel's __launch_bounds__ say, for which the compiler keeps enough registers; or

@@ -207,7 +207,7 @@ def vectors(case: Case) -> str | None:
 
 
 def heads_of_theirs(case: Case) -> str | None:
-    """The rule of FlashInfer's kernel, which is compiled for these sizes."""
+    """FlashInfer's kernel is compiled for these head sizes only."""
     sizes = (64, 128, 256, 512)
     return None if case["head_dim"] in sizes else f"takes a head_dim of 64, 128, 256 or 512, got {case['head_dim']}"
 
