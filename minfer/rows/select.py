@@ -39,7 +39,7 @@ def newest_of_each_regime(table: pa.Table) -> pa.Table:
     Each regime's figures stay together with the baseline that was timed beside them; so steady figures that are in another
     unit, or against another baseline, than the row beside them are not joined to it. All other columns are those of the row
     with the cold figures, or of the last row where the newest for cold failed or has no time. `steady_run`, `steady_commit`,
-    … are the columns of `ORIGIN` of the row with the steady figures, and `counted_run`, … those of the row with the counters."""
+    … are the columns of `ORIGIN` of the row with the steady figures, `counted_run`, … those of the row with the counters."""
     groups = _Groups(table)
     last, cold, steady, counted = groups.chosen()
     base = np.where(groups.timed("cold")[cold], cold, last)
