@@ -123,7 +123,10 @@ def available(level: str, devices: tuple[str, ...] = ()) -> bool:
     its own."""
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
     command = [sys.executable, "-m", "minfer.sandbox", level, *devices]
-    return subprocess.run(command, env=environment, capture_output=True, timeout=60).returncode == 0
+    try:
+        return subprocess.run(command, env=environment, capture_output=True, timeout=60).returncode == 0
+    except subprocess.TimeoutExpired:  # CUDA may wait for ever
+        return False
 
 
 def strongest(levels: Sequence[str] = LEVELS, devices: Sequence[str] = ()) -> str:
