@@ -18,6 +18,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
+from analysis.others import LIBRARY
 from analysis.readme import scale, scaled, significant
 from analysis.rows import REFERENCE, natural, number
 from analysis.series import LEAST_SIZES, Series, over_tokens, problem, representative, series, setting, words
@@ -202,8 +203,8 @@ def fastest_at(lines: Mapping[str, list[Row]], found: Series, size: int) -> str:
 
 
 def coloured(lines: Mapping[str, list[Row]], found: Series) -> list[str]:
-    """The kernels beside PyTorch that have a colour: those of ours that are the fastest at some size, the fastest at the
-    largest first; then the rungs with the largest gain over all before them there."""
+    """The kernels beside PyTorch that have a colour: the fastest of ours at the largest size, the library to beat, those of
+    ours that are the fastest at some size, and the rungs with the largest gain over all before them at the largest."""
     ours = {kernel: line for kernel, line in lines.items() if kernel != REFERENCE}
     if len(ours) <= MOST_COLOURED:
         last = {kernel: max(line, key=found.size) for kernel, line in ours.items()}
@@ -221,8 +222,19 @@ def coloured(lines: Mapping[str, list[Row]], found: Series) -> list[str]:
             gains[row["kernel"]] = row["cold_rate"] / before if before else 1.0
             before = max(before, row["cold_rate"])
     steps = sorted(gains, key=lambda kernel: -gains[kernel])
-    wanted = dict.fromkeys([*([largest] if largest in ours else []), *(name for name, _ in wins.most_common()), *steps])
+    leading = [name for name in (largest, library(at)) if name in ours]
+    wanted = dict.fromkeys([*leading, *(name for name, _ in wins.most_common()), *steps])
     return list(wanted)[:MOST_COLOURED]
+
+
+def library(at: Mapping[int, list[Row]]) -> str | None:
+    """Of rows by size, the fastest kernel that is neither ours nor PyTorch's own, at the largest size where one is faster than
+    PyTorch."""
+    for size in sorted(at, reverse=True):
+        theirs = [row for row in at[size] if row["backend"] == LIBRARY]
+        if theirs and (best := max(theirs, key=lambda row: float(row["cold_rate"])))["kernel"] != REFERENCE:
+            return str(best["kernel"])
+    return None
 
 
 def scales(ax: Axes, found: Series, roofs: bool = True) -> tuple[list[tuple[int, float]], float | None]:

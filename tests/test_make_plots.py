@@ -221,6 +221,17 @@ def test_the_panel_is_of_the_dtype_with_most_rows_and_few_lines_have_a_colour() 
     assert named <= set(texts(ax)) and "grey: 16 other kernels" in texts(ax)
 
 
+def test_the_library_to_beat_has_a_name() -> None:
+    """It is faster than PyTorch at the second largest size, and was not timed at the largest."""
+    kernels = {f"v0{i}_step": 20.0 * i for i in range(1, 8)} | {"torch": 100.0}
+    made = rows(kernels, dtype="bfloat16", baseline="torch", backend="cuda")
+    sizes = sorted({each["shape"]["m"] for each in made})
+    for library, rate in {"library": 130.0, "slow_library": 110.0}.items():
+        made += [row(library, rate, size, dtype="bfloat16", baseline="torch", backend="torch") for size in sizes[:-1]]
+    (ax,) = panels("throughput", *made)
+    assert {"v07_step", "library"} <= set(texts(ax)) and "slow_library" not in texts(ax)
+
+
 def test_ladder_is_in_order_at_the_largest_square_that_most_kernels_have() -> None:
     oblong = {"m": 5000, "n": 9000, "k": 9000}
     more = [row("torch", 750.0, 8192), *(row(kernel, 1.0, shape=oblong) for kernel in ("triton_tiled", *KERNELS))]
