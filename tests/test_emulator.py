@@ -96,11 +96,17 @@ SIZES |= {
     ],
 }
 SIZES["gemm_bias_gelu"] = SIZES["gemm_bias_relu"]
-# prefill_attention: several tiles of queries and of keys, with an edge in each, tiles that a warp does not see, and more
-# tiles of keys than a ring has stages.
+# prefill_attention: several tiles of queries and of keys, with an edge in each, tiles that a warp does not see, more tiles of
+# keys than a ring has stages, and a tile of queries that see no key.
 SIZES["prefill_attention"] = [
     dict(zip(ops.get("prefill_attention").axes, shape, strict=True))
-    for shape in [(2, 140, 170, 1, 1, 64), (1, 135, 135, 2, 1, 128), (1, 66, 90, 1, 1, 256), (1, 20, 420, 1, 1, 64)]
+    for shape in [
+        (2, 140, 170, 1, 1, 64),
+        (1, 135, 135, 2, 1, 128),
+        (1, 66, 90, 1, 1, 256),
+        (1, 20, 420, 1, 1, 64),
+        (1, 200, 5, 1, 1, 64),
+    ]
 ]
 # moe_ffn: several tiles of an expert's rows and of columns, with an edge in each, and longer than a pipeline is deep.
 SIZES["moe_ffn"] = [

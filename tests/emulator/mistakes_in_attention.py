@@ -35,6 +35,11 @@ BROKEN = {
         {"«__syncthreads();»  // v has": ""},
         WRONG,
     ),
+    "rows without a key written before q has arrived": (
+        "prefill_attention-v03_mma",
+        {"if («begin >= end») __syncthreads": "false"},
+        WRONG,
+    ),
     "values behind the last one as they are": (
         "prefill_attention-v04_wgmma",
         {"rows.clear_tail(w, i, ring.stage);": ""},

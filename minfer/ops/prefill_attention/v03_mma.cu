@@ -230,6 +230,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kResident) attend(Atte
     if (sees) warp.multiply_p_v(v_tile);
   }
   cp_async_wait<0>();
+  // `store` overwrites the tile of q. Where no key is seen, no iteration has waited until all threads' copies of q have arrived.
+  if (begin >= end) __syncthreads();
   warp.store(p, tile, row, head, q);
 }
 
