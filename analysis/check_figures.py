@@ -28,9 +28,7 @@ from analysis.sections import OPS_HEADER
 
 REGIMES = ("cold", "steady")
 HEADER = ["Kernel", "Time", "Throughput", "% of PyTorch throughput"]
-HOST_BOUND = (
-    "§"  # beside a kernel whose time is not on the baseline's clock, so that its paired ratio is not that of two times
-)
+HOST_BOUND = "§"  # beside a kernel whose time is not on the baseline's clock: its paired ratio is not that of two times
 MARKS = f"* †{HOST_BOUND}"  # around a kernel's name
 OTHER, GAIN = "% of ", "Speed-up vs. "  # how the columns behind these begin; the first is not in every table
 SENTENCE = re.compile(r"^(?P<problem>.+): of PyTorch's throughput \*\*(?P<kernel>.+?)\*\* reaches (?P<said>.+)\.$")
