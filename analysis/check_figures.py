@@ -28,6 +28,8 @@ from analysis.sections import OPS_HEADER
 
 REGIMES = ("cold", "steady")
 HEADER = ["Kernel", "Time", "Throughput", "% of PyTorch throughput"]
+HOST_BOUND = "§"  # beside a kernel whose time is not on the baseline's clock: its paired ratio is not that of two times
+MARKS = f"* †{HOST_BOUND}"  # around a kernel's name
 OTHER, GAIN = "% of ", "Speed-up vs. "  # how the columns behind these begin; the first is not in every table
 SENTENCE = re.compile(r"^(?P<problem>.+): of PyTorch's throughput \*\*(?P<kernel>.+?)\*\* reaches (?P<said>.+)\.$")
 SHARE = re.compile(r"(?P<share>[0-9.]+) %[^%]*? (?P<regime>cold|steady)")
@@ -52,39 +54,41 @@ def shown_shares(text: str, of: str = HEADER[3]) -> Shares:
         problem, _, regime = title.rpartition(" · ")
         for row in rows:
             if of in header and (share := amount(row[header.index(of)])):
-                found[problem, regime, row[0].strip("* †")] = share
+                found[problem, regime, row[0].strip(MARKS)] = share
     return found
 
 
 def contradictions(text: str) -> Iterator[str]:
     """What does not agree, in a sentence each."""
     for title, (header, *rows) in tables(text):
-        times = {row[0].strip("* †"): time for row in rows if (time := seconds(row[1]))}
-        rates = {row[0].strip("* †"): rate for row in rows if (rate := amount(row[2]))}
+        times = {row[0].strip(MARKS): time for row in rows if (time := seconds(row[1]))}
+        rates = {row[0].strip(MARKS): rate for row in rows if (rate := amount(row[2]))}
         ratios = {at: name.removeprefix(GAIN) for at, name in enumerate(header) if name.startswith(GAIN)}
         others = {at: name.removeprefix(OTHER) for at, name in enumerate(header) if name.startswith(OTHER)}
         others[3] = "torch"
+        unscaled = {row[0].strip(MARKS) for row in rows if HOST_BOUND in row[0]}
         for row in rows:
-            kernel = row[0].strip("* †")
+            kernel = row[0].strip(MARKS)
+            paired = bool(unscaled & {kernel, "torch"})
             share = amount(row[3])
             if kernel not in times:
                 continue
             claims = []
             for at, other in others.items():
-                if other in times:
+                if other in times and not (paired and at == 3):
                     what = "% of PyTorch's time" if other == "torch" else f"% of {other}'s time"
                     claims += [(what, amount(row[at]), row[at], 100 * times[other] / times[kernel])]
             for at, first in ratios.items():
                 if first in times:
                     gain = times[first] / times[kernel]
                     claims += [(f"times the speed of {first}", amount(row[at]), row[at], gain)]
-            if {"torch", kernel} <= rates.keys() and re.fullmatch(r"\**[0-9.]+( [kMGT])?\**", row[2]):
+            if not paired and {"torch", kernel} <= rates.keys() and re.fullmatch(r"\**[0-9.]+( [kMGT])?\**", row[2]):
                 claims += [("% of PyTorch's rate", share, row[3], 100 * rates[kernel] / rates["torch"])]
             for what, said, cell, computed in claims:
                 if said and not agree(cell, computed):
                     yield f"{title}: {kernel} is said to have {said:g} {what}, and its figures give {computed:.4g}"
         if times and not any(
-            row[0].strip("* †") == min(times, key=lambda k: times[k]) and "**" in row[0] for row in rows
+            row[0].strip(MARKS) == min(times, key=lambda k: times[k]) and "**" in row[0] for row in rows
         ):
             yield f"{title}: the fastest kernel is not in bold"
     yield from _sentences(text, shown_shares(text))
@@ -124,7 +128,7 @@ def of_prose(page: Path) -> Iterator[str]:
             for row in rows:
                 for what, figure in zip(FIGURES, (seconds(row[1]), amount(row[2]), amount(row[3])), strict=True):
                     if figure:
-                        shown[what].setdefault(row[0].strip("* †"), []).append(figure)
+                        shown[what].setdefault(row[0].strip(MARKS), []).append(figure)
     yield from said_in_prose(page, shown) if shown["time"] else ()
 
 

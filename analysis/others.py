@@ -25,11 +25,13 @@ def _speedup(row: store.Row, regime: str) -> float:
 
 def against(row: store.Row, other: store.Row | None, regime: str) -> Ratio | None:
     """How fast a kernel is relative to the best other, which it was not timed beside: through the baseline of both. None
-    where the times of the baseline beside the two differ by `MOST_DRIFT` or more."""
+    where the times of the baseline beside the two differ by `MOST_DRIFT` or more, or where a cold one is `host_bound`."""
     if other is None or row["kernel"] == other["kernel"] or row["status"] not in store.MEASURED:
         return None
     mine, theirs = (number(each, f"{regime}_baseline_us") for each in (row, other))
     if mine and theirs and max(mine, theirs) >= MOST_DRIFT * min(mine, theirs):
+        return None
+    if regime == "cold" and (row["host_bound"] or other["host_bound"]):
         return None
     return through_baseline(row, other, regime)
 

@@ -18,7 +18,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from analysis.others import LIBRARY
+from analysis.others import best_other
 from analysis.readme import scale, scaled, significant
 from analysis.rows import REFERENCE, natural, number
 from analysis.series import LEAST_SIZES, Series, over_tokens, problem, representative, series, setting, words
@@ -222,19 +222,11 @@ def coloured(lines: Mapping[str, list[Row]], found: Series) -> list[str]:
             gains[row["kernel"]] = row["cold_rate"] / before if before else 1.0
             before = max(before, row["cold_rate"])
     steps = sorted(gains, key=lambda kernel: -gains[kernel])
-    leading = [name for name in (largest, library(at)) if name in ours]
+    others = (best_other(at[size], "cold") for size in sorted(at, reverse=True))
+    to_beat = next((row["kernel"] for row in others if row), None)  # at the largest size where one beats PyTorch
+    leading = [name for name in (largest, to_beat) if name in ours]
     wanted = dict.fromkeys([*leading, *(name for name, _ in wins.most_common()), *steps])
     return list(wanted)[:MOST_COLOURED]
-
-
-def library(at: Mapping[int, list[Row]]) -> str | None:
-    """Of rows by size, the fastest kernel that is neither ours nor PyTorch's own, at the largest size where one is faster than
-    PyTorch."""
-    for size in sorted(at, reverse=True):
-        theirs = [row for row in at[size] if row["backend"] == LIBRARY]
-        if theirs and (best := max(theirs, key=lambda row: float(row["cold_rate"])))["kernel"] != REFERENCE:
-            return str(best["kernel"])
-    return None
 
 
 def scales(ax: Axes, found: Series, roofs: bool = True) -> tuple[list[tuple[int, float]], float | None]:

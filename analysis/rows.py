@@ -27,6 +27,8 @@ CASES = ("case", "count_distinct")  # of a group: counts a case once, however of
 SIZE = re.compile(r"=([0-9]+)(?:,|$)")  # of an axis, in the last part of a problem
 MANY_ROWS = 500_000  # that `load` reads before it first drops older ones
 MOST_DRIFT = 1.25  # between two times of a baseline, that a change of the card's clock can explain (10 % were seen)
+MOST_LATE = 0.1  # share of cold windows that may contain the host's time and hardly move the median
+WAITED = ("flags", "cold_late", "cold_baseline_late")  # columns that say whether the GPU waited for the host
 REFERENCE = "torch"  # the kernel that the others are shown against
 
 
@@ -40,9 +42,9 @@ def load(files: Iterable[Path], results: Path, columns: Iterable[str]) -> tuple[
     Raises FileNotFoundError where there is no such folder."""
     if not files and not results.is_dir():
         raise FileNotFoundError(f"{results} is not a folder: name the one with the results with --results")
-    columns = list(dict.fromkeys([*columns, *SPEEDUPS]))
+    columns = list(dict.fromkeys([*columns, *SPEEDUPS, *WAITED]))
     bad: dict[Path, str] = {}
-    tables, held, most, unusable = [store.SCHEMA.empty_table().select(columns)], 0, MANY_ROWS, 0
+    tables, held, most, unusable = [usable(store.SCHEMA.empty_table().select(columns))], 0, MANY_ROWS, 0
     for file in sorted(set(files)) or store.files(results):
         table, why = store.read([file], columns)
         bad |= why
@@ -60,12 +62,21 @@ def load(files: Iterable[Path], results: Path, columns: Iterable[str]) -> tuple[
 
 
 def usable(table: pa.Table) -> pa.Table:
-    """The rows that say what ran and what became of it, old ones with their metric and rates; a row without a device keeps
-    a place of its own."""
+    """The rows that say what ran and what became of it, old ones with their metric and rates, and `host_bound`; a row without
+    a device keeps a place of its own."""
     if any(table[name].null_count for name in IDENTITY):  # rare, and a filter is a copy
         table = table.filter(functools.reduce(pc.and_, (pc.is_valid(table[name]) for name in IDENTITY)))
     devices = pc.fill_null(table["device"], "unknown device")
+    table = table.append_column("host_bound", host_bound(table))
     return with_rates(table.set_column(table.column_names.index("device"), "device", devices))
+
+
+def host_bound(table: pa.Table) -> pa.ChunkedArray:
+    """Of which rows the cold times of kernel or baseline contain the host's time, for which the GPU waited: by the shares of
+    their windows, and in rows that are older than these columns by `flags`."""
+    late = pc.max_element_wise(table["cold_late"], table["cold_baseline_late"])
+    flagged = pc.match_substring(pc.fill_null(table["flags"], ""), store.HOST_BOUND)
+    return pc.if_else(pc.is_valid(late), pc.fill_null(pc.greater(late, MOST_LATE), False), flagged)
 
 
 @functools.cache  # of 100,000 problems, few dtypes and parameters differ
@@ -155,8 +166,8 @@ def on_one_clock(table: pa.Table) -> pa.Table:
     They were not, and between two the card's clock changes by up to 10 %. Their speed-ups are ratios to a baseline that
     was timed beside each. So a kernel's time is that baseline's, the median of what it took beside all of them, over the
     speed-up; its percentiles and rates change by the same factor. Rows without these figures stay as they are, and so does a
-    row whose baseline took a time that no clock explains (`MOST_DRIFT`). After a kernel that makes the host wait, the host
-    launches the baseline's kernels late, and the baseline looks slow."""
+    row whose baseline took a time that no clock explains (`MOST_DRIFT`), or that is `host_bound`, cold. After a kernel that
+    makes the host wait, the host launches the baseline's kernels late, and the baseline looks slow."""
     for regime in ("cold", "steady"):
         if {"baseline", "device", "op", *(f"{regime}_{name}" for name in ("us", "baseline_us", "speedup"))} <= set(
             table.column_names
@@ -173,6 +184,8 @@ def _on_one_clock(table: pa.Table, regime: str) -> pa.Table:
     own = pc.fill_null(pc.equal(table["kernel"], table["baseline"]), False)
     speedup = np.where(own.to_numpy(), 1.0, speedup)
     known = np.isfinite(us) & np.isfinite(beside) & np.isfinite(speedup) & (us > 0) & (beside > 0) & (speedup > 0)
+    if regime == "cold" and "host_bound" in table.column_names:
+        known &= ~table["host_bound"].to_numpy()
     groups = np.stack([codes(table[name]) for name in ("device", "op", "problem", "baseline")])
     order = np.lexsort([beside, *groups])
     order = order[known[order]]

@@ -42,6 +42,10 @@ MORE_LEGEND = (
     " the board's energy counter; the ratio after it is the baseline's joules over the kernel's, with its range over"
     " neighbouring blocks."
 )
+HOST_BOUND = (
+    "The GPU waited for the host in cold calls of this kernel, or of the baseline beside it. Both times may contain the host's."
+    " So the time is shown as it was measured, and not on the baseline's clock."
+)
 PROVENANCE = {"run": "run", "commit": "commit", "torch": "PyTorch version", "driver": "driver"}
 COLUMNS = [*WHICH, "message", "metric", "baseline", "flops", "bytes"]
 COLUMNS += ["device", "device_kind", "driver", "torch", "commit", "workspace_bytes", "steady_joules", "tune_s"]
@@ -80,7 +84,7 @@ def share(ratio: float, low: float | None, high: float | None, verdict: str | No
 
 def percent_of_other(row: store.Row, other: store.Row, regime: str) -> str:
     """This row's throughput over that of the best other kernel, through the baseline of both. Where its two times
-    differ too much, the quotient of the kernels' own times, without an interval."""
+    differ too much, or contain the host's, the quotient of the kernels' own times, without an interval."""
     if row["kernel"] == other["kernel"]:
         return "100.0 %"
     if ratio := against(row, other, regime):
@@ -214,6 +218,7 @@ def cells(
     us = regime_time(row, regime)
     if us is None:
         return [name, "—", "—", *["—"] * shares, "—"]
+    name += " §" if row["host_bound"] and regime == "cold" else ""
     of = [percent(row, regime, reference)] + ([percent_of_other(row, other, regime)] if other else [])
     return [name, duration(us), throughput(row, regime, metric), *of, speedup(row, regime, first)]
 
@@ -307,6 +312,8 @@ def problem_lines(problem: str, rows: list[store.Row], full: bool = False) -> li
         lines += [f"**{name} · {regime if regimes else 'not timed'}**", "", *table_lines(rows, regime, full), ""]
     if any(row["status"] == "unconverged" for row in rows):
         lines += [f"† unconverged: {store.STATUSES['unconverged']}.", ""]
+    if any(row["host_bound"] and regime_time(row, "cold") for row in rows):
+        lines += [f"§ {HOST_BOUND}", ""]
     if skipped:
         why = "; ".join(f"{plain(row['kernel'])} ({plain(row['message'], MESSAGE)})" for row in skipped)
         lines += [f"Not run, {len(skipped)} unsupported: {why}.", ""]

@@ -52,6 +52,22 @@ def test_a_contradiction_is_found(text: str, shown: str, instead: str, said: str
     assert any(said in found for found in check_figures.contradictions(text.replace(shown, instead, 1)))
 
 
+def test_only_the_paired_ratio_of_a_time_that_is_not_on_the_clock_may_differ_from_that_of_the_times(
+    work: Workspace,
+) -> None:
+    """PyTorch took 120 µs beside v02, whose ratio is that to these; in its own row it took 100."""
+    waits = {"cold_baseline_us": 120.0, "cold_speedup": 2.4, "cold_baseline_late": 1.0, "cold_late": 0.0}
+    work.write(row(), row("v01_naive", 200.0), row("v02", 50.0, **waits))
+    assert work.run() == 0
+    text = work.page()
+    assert "| **v02 §** | **50.00 µs** |" in text and "**240.0 %**" in text and "**4.000×**" in text
+    assert list(check_figures.contradictions(text)) == []
+    assert any(
+        "times the speed" in said for said in check_figures.contradictions(text.replace("**4.000×**", "**4.800×**"))
+    )
+    assert any("240 % of PyTorch" in said for said in check_figures.contradictions(text.replace("v02 §", "v02")))
+
+
 def test_a_page_without_tables_is_no_proof(work: Workspace) -> None:
     assert check_figures.main([str(work.readme)]) == 1
 

@@ -222,12 +222,14 @@ def test_the_panel_is_of_the_dtype_with_most_rows_and_few_lines_have_a_colour() 
 
 
 def test_the_library_to_beat_has_a_name() -> None:
-    """It is faster than PyTorch at the second largest size, and was not timed at the largest."""
+    """It is the fastest by the ratio to PyTorch, as in the tables, at the second largest size. It was not timed at the largest.
+    Another library has the higher rate, because the card's clock was higher."""
     kernels = {f"v0{i}_step": 20.0 * i for i in range(1, 8)} | {"torch": 100.0}
     made = rows(kernels, dtype="bfloat16", baseline="torch", backend="cuda")
     sizes = sorted({each["shape"]["m"] for each in made})
-    for library, rate in {"library": 130.0, "slow_library": 110.0}.items():
-        made += [row(library, rate, size, dtype="bfloat16", baseline="torch", backend="torch") for size in sizes[:-1]]
+    for library, rate, ratio in (("library", 130.0, 1.3), ("slow_library", 135.0, 1.1)):
+        of = {"dtype": "bfloat16", "baseline": "torch", "backend": "torch", "cold_speedup": ratio}
+        made += [row(library, rate, size, **of) for size in sizes[:-1]]
     (ax,) = panels("throughput", *made)
     assert {"v07_step", "library"} <= set(texts(ax)) and "slow_library" not in texts(ax)
 

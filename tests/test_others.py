@@ -17,7 +17,12 @@ def timed(kernel: str, speedup: float, half_width: float = 0.0, **values: Any) -
     """A row that is so many times as fast as PyTorch, cold, give or take a relative half-width."""
     ends = {"cold_speedup_low": speedup / (1 + half_width), "cold_speedup_high": speedup * (1 + half_width)}
     made = row(kernel, 100 / speedup, cold_verdict="faster" if speedup > 1 else "slower", **ends)
-    return dict.fromkeys(store.SCHEMA.names) | made | values
+    return dict.fromkeys(store.SCHEMA.names) | {"host_bound": False} | made | values
+
+
+def measured(*rows: store.Row) -> list[store.Row]:
+    """The rows as a file has them, without what is computed of them."""
+    return [{name: each[name] for name in store.SCHEMA.names} for each in rows]
 
 
 TORCH = timed("torch", 1.0, backend="torch")
@@ -56,6 +61,15 @@ def test_another_baseline_gives_no_ratio(different: dict[str, str]) -> None:
     assert against(OURS | different, LIGER, "cold") is None
 
 
+@pytest.mark.parametrize("waits", range(2))
+def test_a_ratio_that_contains_the_hosts_time_gives_none(waits: int) -> None:
+    pair = [OURS, LIGER]
+    pair[waits] = pair[waits] | {"host_bound": True}
+    ends = {"steady_speedup": 1.0, "steady_speedup_low": 0.98, "steady_speedup_high": 1.02}
+    assert against(*pair, "cold") is None
+    assert against(*(each | ends for each in pair), "steady") is not None  # a graph is replayed, without the host
+
+
 def test_what_the_baseline_differs_from_itself_makes_a_tie() -> None:
     near = timed("v02", 1.28, 0.001, backend="cuda")
     exact = timed("liger", 1.25, 0.001, backend="torch")
@@ -65,7 +79,7 @@ def test_what_the_baseline_differs_from_itself_makes_a_tie() -> None:
 
 def test_a_table_has_it_beside_pytorch_and_the_readme_names_it(work: Workspace) -> None:
     work.readme.write_text(f"<!-- headline:begin -->\n<!-- headline:end -->\n{MARKERS}")
-    rows = [TORCH, LIGER, OURS, timed("v01_naive", 0.5, backend="cuda")]
+    rows = measured(TORCH, LIGER, OURS, timed("v01_naive", 0.5, backend="cuda"))
     work.write(*(each | {"steady_us": None, "steady_speedup": None} for each in rows))
     assert work.run() == 0
     header, *body = work.tables()[0]
@@ -84,6 +98,6 @@ def test_a_table_has_it_beside_pytorch_and_the_readme_names_it(work: Workspace) 
 
 def test_problems_are_counted_against_it(work: Workspace) -> None:
     ahead = timed("liger", 1.6, backend="torch")
-    work.write(TORCH, ahead, OURS)
+    work.write(*measured(TORCH, ahead, OURS))
     assert work.run() == 0
     assert "| 1 slower |" in work.readme.read_text()

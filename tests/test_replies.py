@@ -36,6 +36,8 @@ SAID = {
     "flags": "",
     "cold_empty_us": 0.1,
     "cold_launch_us": 0.2,
+    "cold_late": 0.0,
+    "cold_baseline_late": 0.5,
     "time_s": 0.5,
 }
 TIMED = {"cold": [[2e-5, 3e-5, 3e-5]] * 12, "steady": [[2e-5] * 4, [3e-5] * 4, [3e-5] * 4, [2e-5] * 4], "watts": []}

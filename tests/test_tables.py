@@ -279,6 +279,30 @@ def test_a_time_stays_as_it_is_where_no_clock_explains_the_baseline(work: Worksp
     assert times == {"v01": "10.00 µs", "v02": "20.00 µs", "library": "800.0 µs"}
 
 
+@pytest.mark.parametrize(
+    ("waited", "marked"),
+    [
+        ({"flags": f"another; {store.HOST_BOUND}"}, True),
+        ({"cold_late": 0.0, "cold_baseline_late": 0.5}, True),
+        ({"cold_late": 0.5, "cold_baseline_late": 0.0}, True),
+        ({"cold_late": 0.0, "cold_baseline_late": 0.02, "flags": store.HOST_BOUND}, False),  # once, by a busy host
+        ({"flags": ""}, False),
+    ],
+)
+def test_a_cold_time_is_not_scaled_by_a_baseline_that_waited_for_the_host(
+    work: Workspace, waited: dict[str, Any], marked: bool
+) -> None:
+    """A baseline of 120 µs may be due to the clock. Its row neither changes nor changes the others if it waited."""
+    both = {"cold_baseline_us": 100.0, "cold_speedup": 10.0, "steady_baseline_us": 100.0, "steady_speedup": 10.0}
+    waits = both | {"cold_baseline_us": 120.0, "steady_baseline_us": 120.0}
+    work.write(row("v01", 10.0, baseline="eager", **both), row("v02", 12.0, baseline="eager", **waits, **waited))
+    assert work.run() == 0
+    cold, steady = ({cells[0].strip("*"): cells[1].strip("*") for cells in table[1:]} for table in work.tables())
+    scaled = {"v01": "11.00 µs", "v02": "11.00 µs"}
+    assert cold == ({"v01": "10.00 µs", "v02 §": "12.00 µs"} if marked else scaled)
+    assert steady == scaled and ("§ The GPU waited for the host" in work.text()) == marked
+
+
 def test_the_throughput_is_in_the_ops_metric(work: Workspace) -> None:
     norm = "bfloat16/norm=rms,residual=add/tokens=64,hidden=4096"
     decode = "bfloat16//batch=8"

@@ -48,6 +48,8 @@ MORE: tuple[str, ...] = (
     "shape",
     "cold_baseline_us",
     "steady_baseline_us",
+    "cold_late",
+    "cold_baseline_late",
 )
 MORE += ("steady_tflops", "cold_p10_us", "cold_p90_us", "steady_p10_us", "steady_p90_us")
 COLUMNS = (*TEXTS, *NUMBERS, *MORE)  # of every row; peaks, metrics and functions are read of the newest only

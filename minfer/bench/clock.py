@@ -71,6 +71,8 @@ class CudaClock:
         self.buffer = torch.ones(FLUSH_FACTOR * cache_bytes(device) // 4, dtype=torch.int32, device=device)
         self._sink = torch.zeros((), dtype=torch.int64, device=device)
         self.host_bound = False  # whether cold windows contain the host's time, because a call waits for the GPU
+        # Of the last `cold`, like its result: whether the GPU came to a window's begin before all of it was in the queue.
+        self.late = np.empty((0, 0), dtype=bool)
         self._loops: dict[int, Loop] = {}  # a candidate has several blocks
 
     def flush(self) -> None:
@@ -81,14 +83,15 @@ class CudaClock:
     def cold(self, candidates: Sequence[Candidate], order: np.ndarray, hooks: Hooks) -> np.ndarray:
         events = [[(_event(), _event()) for _ in candidates] for _ in order]
         torch.cuda._sleep(LEAD_CYCLES)  # the GPU waits while the queue fills
-        for round_events, sequence in zip(events, order, strict=True):
-            in_time = self._round(candidates, round_events, sequence, hooks)
+        self.late = np.zeros(order.shape, dtype=bool)
+        for round_events, sequence, late in zip(events, order, self.late, strict=True):
+            late[:] = self._round(candidates, round_events, sequence, hooks)
             for doubled in range(LEADS):
-                if in_time or self.host_bound:
+                if self.host_bound or not late.any():
                     break
                 torch.cuda._sleep(LEAD_CYCLES << doubled)
-                in_time = self._round(candidates, round_events, sequence, hooks)
-            self.host_bound |= not in_time
+                late[:] = self._round(candidates, round_events, sequence, hooks)
+            self.host_bound |= bool(late.any())
         torch.cuda.synchronize(self.device)
         return np.array([[begin.elapsed_time(end) * 1e-3 for begin, end in row] for row in events])
 
@@ -98,9 +101,9 @@ class CudaClock:
         events: Sequence[Sequence[torch.cuda.Event]],
         sequence: np.ndarray,
         hooks: Hooks,
-    ) -> bool:
-        """Whether no window contains the host's time: all of it was in the queue before the GPU came to its begin."""
-        in_time = True
+    ) -> np.ndarray:
+        """Which candidates' windows may contain the host's time: the GPU came to the begin before all was in the queue."""
+        late = np.zeros(len(candidates), dtype=bool)
         hooks.before_round()
         for candidate in sequence:
             begin, end = events[candidate]
@@ -109,10 +112,10 @@ class CudaClock:
             begin.record()
             candidates[candidate](0)
             end.record()
-            in_time &= not begin.query()
+            late[candidate] = begin.query()
             hooks.after_call(candidate, 0)
         hooks.after_round()
-        return in_time
+        return late
 
     def empty(self, rounds: int) -> float:
         return self._median(lambda index: None, rounds)

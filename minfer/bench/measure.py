@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import torch
 
-from minfer.bench.clock import Candidate, Hooks, clock_for
+from minfer.bench.clock import Candidate, CudaClock, Hooks, clock_for
 from minfer.bench.device import cache_bytes
 from minfer.bench.integrity import Dishonest
 from minfer.bench.operands import Operands, change, poison
@@ -91,6 +91,7 @@ class Bench(Hooks):
         self.addresses = [{name: t.data_ptr() for name, t in written.items()} for written in self.written]
         self.undo: list[Undo | None] = [None] * self.rotations
         self.rounds = 0
+        self.late: list[np.ndarray] = []  # of the last `cold` on a GPU, as `CudaClock.late`
         self.spans: list[tuple[float, float]] = []
         tolerance = Tolerance.of(op, case, first.tensors)
         self.timed_results = TimedResults(tolerance, self.written[0], self._inputs_of)
@@ -128,6 +129,7 @@ class Bench(Hooks):
 
         Returns seconds, (rounds, 3): of the kernel, the baseline and the baseline's duplicate. Raises Dishonest."""
         deadline = time.perf_counter() + timing.cold_cap_s
+        self.late = []
         taken = np.empty((0, len(self.candidates)))
         for look in timing.looks:
             while len(taken) < look:
@@ -142,6 +144,7 @@ class Bench(Hooks):
                         return self._right(taken)
                 order = np.array([self.rng.permutation(len(self.candidates)) for _ in range(rounds)])
                 taken = np.concatenate([taken, self.clock.cold(self.candidates, order, self)])
+                self.late += [self.clock.late] if isinstance(self.clock, CudaClock) else []
             if compare(*self._right(taken).T).half_width <= timing.target:
                 break
         return taken

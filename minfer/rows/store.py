@@ -29,6 +29,9 @@ STATUSES = {
     "oom": "memory ran out, on the GPU or on the host",
 }
 MEASURED = ("ok", "unconverged")
+HOST_BOUND = (  # in `flags`; `cold_late` and `cold_baseline_late` say how often
+    "a call keeps the host longer than the GPU can be kept waiting, or waits for the GPU: cold times contain that"
+)
 AMENDABLE = ("metrics", "functions", "profilers")  # maps, that grow after a row was written
 
 PARQUET: dict[str, Any] = {"compression": "zstd", "write_page_checksum": True}
@@ -109,6 +112,13 @@ COLUMNS: list[tuple[str, pa.DataType, str]] = [
     ("cold_rounds", _COUNT, "rounds of kernel, baseline and baseline's duplicate, in shuffled order"),
     ("cold_empty_us", _NUMBER, "what the same window reads with no kernel in it; not subtracted"),
     ("cold_launch_us", _NUMBER, "what the same window reads with an empty kernel in it; null on a CPU"),
+    (
+        "cold_late",
+        _NUMBER,
+        "share of the kernel's cold windows whose begin the GPU reached before the host had issued the whole call, so that "
+        "they may contain the host's time; null on a CPU",
+    ),
+    ("cold_baseline_late", _NUMBER, "the same share of the baseline's cold windows"),
     *_regime(
         "steady",
         "back to back in long blocks, inputs rotated",

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from minfer import build, ops
@@ -32,11 +33,8 @@ from minfer.bench.timing import Timing
 from minfer.bench.verify import Function, Trial, WrongResult, verify
 from minfer.ops import Case, Kernel, Op
 from minfer.process.remote import serve
-from minfer.rows.store import Row
+from minfer.rows.store import HOST_BOUND, Row
 
-HOST_BOUND = (
-    "a call keeps the host longer than the GPU can be kept waiting, or waits for the GPU: cold times contain that"
-)
 SUSPENDED = "stopped and continued while it was timed, twice: its times contain that"
 
 EMPTY = {"cuda": 30, "cpu": 10}  # cold windows without a call; fewer on a CPU, where each flush takes long
@@ -198,6 +196,7 @@ class Child:
         row["cold_empty_us"] = bench.clock.empty(EMPTY[self.device.type]) * 1e6
         if isinstance(bench.clock, CudaClock):
             row["cold_launch_us"] = bench.clock.launch(EMPTY[self.device.type]) * 1e6
+            row["cold_late"], row["cold_baseline_late"], _ = np.concatenate(bench.late).mean(axis=0).tolist()
         flags = [HOST_BOUND] if isinstance(bench.clock, CudaClock) and bench.clock.host_bound else []
         if self.timing.block_s > 0:
             with self.telemetry.meter() as readings:

@@ -34,6 +34,8 @@ NEVER_SAID = ("guarantee", "metrics", "functions", "profilers", "registers", "sh
 SAID = (
     "cold_empty_us",
     "cold_launch_us",
+    "cold_late",
+    "cold_baseline_late",
     "steady_rotations",
 )  # the columns among these that are taken from the child as they are
 

@@ -7,7 +7,7 @@
 // Expected: between the memory's speed and that of mma.sync, which is 2/3 of wgmma's on an H200. 128 heads are four blocks,
 // so that the L2 delivers each row four times; and two barriers for each 16 keys keep the tensor cores waiting. 250 TFLOP/s
 // at best.
-// Measured (H200, bfloat16, 64, full, batch=64, new=1, longest=4096, heads=64): 99.71 TFLOP/s cold; 155.0 % of torch.
+// Measured (H200, bfloat16, 64, full, batch=64, new=1, longest=4096, heads=64): 99.75 TFLOP/s cold; 155.0 % of torch.
 #include "cuda/counters.cuh"
 #include "cuda/shared_tile.cuh"
 #include "mla_decode.h"
