@@ -80,7 +80,7 @@ class Child:
         all the same."""
         try:
             return peaks.measure(self.device, self.telemetry)
-        except (build.BuildError, RuntimeError) as error:
+        except (build.BuildError, RuntimeError, OSError) as error:
             print(f"peaks could not be measured: {error}", flush=True)
             return {}
         finally:
@@ -268,6 +268,7 @@ def main() -> None:
             child = Child(request["device"], Timing(**request["timing"]))
             about = {"environment": devices.environment(child.device), "capability": child.capability}
             return about | {"gpu": devices.uuid(child.device)}
+        build.give(request["libraries"])
         if "extra" in request:
             peaks = child.measure_peaks() if request["peaks"] is None else request["peaks"]
             for path in request["extra"]:  # from here on, code that may do anything runs in this process
@@ -275,7 +276,6 @@ def main() -> None:
             return {"peaks": peaks}
         case = Case(**request["case"])
         print(f"--- {case.key}", flush=True)
-        build.give(request["libraries"])
         return child.run(case, say)
 
     serve(answer)
