@@ -25,7 +25,7 @@ def shown(tmp_path: Path) -> str:
     ends = {"cold_speedup": 1.25, "cold_speedup_low": 1.2, "cold_speedup_high": 1.3, "cold_verdict": "faster"}
     even = {"cold_speedup": 1.001, "cold_speedup_low": 0.999, "cold_speedup_high": 1.003, "cold_verdict": "tie"}
     rows = [row("torch", 100, **values), row("v02_tiled", 80, **values, **ends, status="unconverged")]
-    rows += [row("v07_tuned", 99.9, **values, **even)]
+    rows += [row("v07_tuned", 99.9, **values, **even, flags=f"{store.BUSY}; {store.HOST_BOUND}")]
     folder = tmp_path / "results" / "nvidia-h200" / "r1"
     folder.mkdir(parents=True)
     store.write(store.to_table(rows), folder / "0000-000.parquet")
@@ -37,6 +37,10 @@ def shown(tmp_path: Path) -> str:
 
 def test_each_ratio_has_its_interval(shown: str):
     assert "% of PyTorch" in shown and "125.0 ± 5.0" in shown and "100.1 ± 0.2 tie" in shown
+
+
+def test_what_to_know_before_trusting_a_row_is_said(shown: str):
+    assert f"Note: 1 of 3 cases: {store.BUSY}." in shown and f"Note: 1 of 3 cases: {store.HOST_BOUND}." in shown
 
 
 def test_what_comes_next_is_the_report_of_these_rows(shown: str, tmp_path: Path):

@@ -38,6 +38,7 @@ SAID = {
     "cold_launch_us": 0.2,
     "cold_late": 0.0,
     "cold_baseline_late": 0.5,
+    "cold_waited": 0.1,
     "time_s": 0.5,
 }
 TIMED = {"cold": [[2e-5, 3e-5, 3e-5]] * 12, "steady": [[2e-5] * 4, [3e-5] * 4, [3e-5] * 4, [2e-5] * 4], "watts": []}

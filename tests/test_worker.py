@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import time
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,21 @@ def test_a_reply_has_no_times_but_those_of_its_samples() -> None:
     assert told["steady_us"] is None
     told = believed(CASE, {"row": {"status": "wrong", "message": "zeros"} | claims}, Timing(), PEAKS)
     assert told["status"] == "wrong" and all(told[name] is None for name in claims)
+
+
+@pytest.mark.parametrize(("waited_s", "flags"), [(0.0, ""), (30.0, store.BUSY), (None, "")])
+def test_a_row_says_that_other_programs_kept_calls_from_a_processor(
+    waited_s: float | None, flags: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each look at the threads finds that one of them has waited for so long since the last; None: the system does not say."""
+    looks = itertools.count()
+    delays = {} if waited_s is None else {"7": waited_s * 1e9}
+    monkeypatch.setattr(child, "run_delays", lambda pid: {name: int(ns * next(looks)) for name, ns in delays.items()})
+    case = ops.get("rmsnorm").case("torch", "float32", {"tokens": 2, "hidden": 8})
+    reply = Child("cpu", Timing(warmup_s=0, looks=[5], steady_block_s=0)).run(case, lambda **about: None)
+    row = reply["row"]
+    assert row["status"] == "ok" and row["flags"] == flags
+    assert (row["cold_waited"] is None) == (waited_s is None) and ((row["cold_waited"] or 0) > 0.1) == bool(flags)
 
 
 def test_what_autotuning_takes_is_added_up() -> None:

@@ -20,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -338,6 +338,21 @@ def cpu_s(pid: int) -> float:
     with contextlib.suppress(OSError):
         return time.clock_gettime((~pid << 3) | 2)  # as clock_getcpuclockid makes it
     return 0.0
+
+
+def run_delays(pid: int) -> dict[str, int]:
+    """How long each thread of a process was ready to run and had no CPU, so far, in nanoseconds; empty where the system does
+    not say. A thread that sleeps does not wait for a CPU."""
+    found = {}
+    for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+        with contextlib.suppress(OSError, IndexError):
+            found[path.parent.name] = int(path.read_text().split()[1])
+    return found
+
+
+def delay_s(before: Mapping[str, int], after: Mapping[str, int]) -> float:
+    """Seconds for which the threads that were there before have waited for a CPU between two `run_delays`, all together."""
+    return sum(max(0, ns - before.get(thread, ns)) for thread, ns in after.items()) * 1e-9
 
 
 def halt(pid: int) -> None:

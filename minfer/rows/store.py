@@ -32,6 +32,7 @@ MEASURED = ("ok", "unconverged")
 HOST_BOUND = (  # in `flags`; `cold_late` and `cold_baseline_late` say how often
     "a call keeps the host longer than the GPU can be kept waiting, or waits for the GPU: cold times contain that"
 )
+BUSY = "calls waited for a processor, because other programs ran on it (cold_waited): times may be much too long"  # in `flags`
 AMENDABLE = ("metrics", "functions", "profilers")  # maps, that grow after a row was written
 
 PARQUET: dict[str, Any] = {"compression": "zstd", "write_page_checksum": True}
@@ -119,6 +120,11 @@ COLUMNS: list[tuple[str, pa.DataType, str]] = [
         "they may contain the host's time; null on a CPU",
     ),
     ("cold_baseline_late", _NUMBER, "the same share of the baseline's cold windows"),
+    (
+        "cold_waited",
+        _NUMBER,
+        "seconds for which threads were ready and had no processor, over the seconds of the cold rounds; null on a GPU",
+    ),
     *_regime(
         "steady",
         "back to back in long blocks, inputs rotated",

@@ -109,7 +109,7 @@ def print_summary(console: Console, results: Path, run: str, plan: Plan, progres
     columns = ["run", "case", "op", "kernel", "dtype", "params", "shape", "status", "message", "device", "finished", "cold_us",
                "metric", "cold_rate", "cold_speedup", "cold_speedup_low", "cold_speedup_high", "cold_verdict", "baseline",
                "cold_percent_of_peak", "node", "steady_us", "steady_rate",
-               "bytes", "metrics", "functions", "profilers"]  # fmt: skip
+               "bytes", "flags", "metrics", "functions", "profilers"]  # fmt: skip
     wanted = {case.key: index for index, case in enumerate(plan.cases)}
     rows = latest.rows(results, run, columns)
     nodes = [shard.pinned for shard in progress.shards.values() if shard.pinned]
@@ -144,6 +144,9 @@ def print_summary(console: Console, results: Path, run: str, plan: Plan, progres
         )
     if counts["unconverged"]:
         console.print("unconverged: its ± is more than was asked for; timing.cold_cap_s=10 gives each case more time.")
+    flags = Counter(flag for row in rows.values() for flag in (row["flags"] or "").split("; ") if flag)
+    for flag, n in flags.items():
+        console.print(f"Note: {n} of {len(rows)} cases: {flag}.", soft_wrap=True)
     skipped = {case for shard in progress.shards.values() for case in shard.skipped}
     if skipped:
         console.print(f"{len(skipped)} of {len(wanted)} cases were in the results already (resume=true).")

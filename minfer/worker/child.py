@@ -32,11 +32,12 @@ from minfer.bench.telemetry import Telemetry, watts
 from minfer.bench.timing import Timing
 from minfer.bench.verify import Function, Trial, WrongResult, verify
 from minfer.ops import Case, Kernel, Op
-from minfer.process.remote import serve
-from minfer.rows.store import HOST_BOUND, Row
+from minfer.process.remote import delay_s, run_delays, serve
+from minfer.rows.store import BUSY, HOST_BOUND, Row
 
 SUSPENDED = "stopped and continued while it was timed, twice: its times contain that"
 
+MOST_WAITED = 0.1  # share of the cold rounds for which threads may wait for a processor
 EMPTY = {"cuda": 30, "cpu": 10}  # cold windows without a call; fewer on a CPU, where each flush takes long
 SETTLING = 0.2  # the part of a steady block that energy leaves out, because the card was idle for a moment before it
 
@@ -192,12 +193,17 @@ class Child:
     def _time_once(self, bench: Bench, row: Row) -> dict[str, Any]:
         """Time both regimes, and then with the second clock, which comes last so that it cannot disturb them."""
         bench.warm_up(self.timing.warmup_s)
+        begin, delays = time.perf_counter(), run_delays(os.getpid())
         samples: dict[str, Any] = {"cold": bench.cold(self.timing).tolist(), "steady": [], "watts": []}
+        waited = delay_s(delays, run_delays(os.getpid())) / (time.perf_counter() - begin)
         row["cold_empty_us"] = bench.clock.empty(EMPTY[self.device.type]) * 1e6
         if isinstance(bench.clock, CudaClock):
             row["cold_launch_us"] = bench.clock.launch(EMPTY[self.device.type]) * 1e6
             row["cold_late"], row["cold_baseline_late"], _ = np.concatenate(bench.late).mean(axis=0).tolist()
+        else:
+            row["cold_waited"] = waited if delays else None
         flags = [HOST_BOUND] if isinstance(bench.clock, CudaClock) and bench.clock.host_bound else []
+        flags += [BUSY] if (row.get("cold_waited") or 0) > MOST_WAITED else []
         if self.timing.block_s > 0:
             with self.telemetry.meter() as readings:
                 blocks = bench.steady(self.timing, lambda: row.update(self.telemetry.sample()))

@@ -33,7 +33,7 @@ from minfer.bench.timed_results import SLACK, over_bound
 from minfer.bench.timing import Timing
 from minfer.bench.verify import Errors, WrongResult, same_bits, synchronize, verify
 from minfer.ops import Case, Op, Tensors
-from minfer.process.remote import Died, Process, adopt_orphans, cpu_s, orphans, serve
+from minfer.process.remote import Died, Process, adopt_orphans, cpu_s, delay_s, orphans, run_delays, serve
 from minfer.sandbox import Sandbox, keep_to_itself
 
 # Much longer than waking a process takes; on a CPU so short that not every block is interrupted.
@@ -133,21 +133,11 @@ class Remote:
         self.process.freeze()
         # The delays of all threads together: with only the longest one, honest kernels of two threads were accused on a busy
         # machine.
-        delay = sum(max(0, ns - waited.get(thread, ns)) for thread, ns in run_delays(pid).items()) * 1e-9
+        delay = delay_s(waited, run_delays(pid))
         used = cpu_s(pid) - used
         own = float(said) if isinstance(said, float) and 0 <= said < math.inf else 0.0
         work = max(used, wall - delay) if waited else used or wall
         return Spent(wall, min(wall, work), own)
-
-
-def run_delays(pid: int) -> dict[str, int]:
-    """How long each thread of a process was ready to run and had no CPU, so far, in nanoseconds; empty where the system does
-    not say. A thread that sleeps does not wait for a CPU."""
-    found = {}
-    for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
-        with contextlib.suppress(OSError, IndexError):
-            found[path.parent.name] = int(path.read_text().split()[1])
-    return found
 
 
 @dataclass(frozen=True)

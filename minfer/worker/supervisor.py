@@ -36,6 +36,7 @@ SAID = (
     "cold_launch_us",
     "cold_late",
     "cold_baseline_late",
+    "cold_waited",
     "steady_rotations",
 )  # the columns among these that are taken from the child as they are
 
