@@ -91,7 +91,9 @@ def _limit(text: str) -> float:
 def summary(cases: list[Compared], only_a: int, only_b: int, failed: list[Compared], limit: float | None) -> str:
     """How many cases there are of each verdict, and what was not compared."""
     counts = Counter(case.verdict for case in cases)
-    parts = [f"{counts[verdict]} {verdict}" for verdict in (*WORSE, FAILED, "tie", *BETTER, "unknown") if counts[verdict]]
+    parts = [
+        f"{counts[verdict]} {verdict}" for verdict in (*WORSE, FAILED, "tie", *BETTER, "unknown") if counts[verdict]
+    ]
     text = f"{counted(len(cases), 'case')}: {', '.join(parts)}."
     for count, side in ((only_a, "A"), (only_b, "B")):
         if count:
