@@ -13,25 +13,25 @@ WIDEST = 3  # upper over lower end of an interval; a wider one says nothing of t
 
 
 def table(title: str, rows: list[store.Row]) -> Table:
-    """A line for each row. Columns of numbers that no row has are left out, and labels are wrapped where the terminal is
-    narrow; a number is never cut."""
+    """A line for each row. What all rows have in common of dtype and parameters is in the title, columns of numbers that no row
+    has are left out, and labels are wrapped where the terminal is narrow; a number is not cut at 100 columns."""
     metric = next((row["metric"] for row in rows if row["metric"]), "throughput")
     baselines = {row["baseline"] for row in rows if row["baseline"]}
     other = "PyTorch" if baselines <= {"torch"} else baselines.pop() if len(baselines) == 1 else "baseline"
     numbers = ("cold µs", metric, f"% of {other}", "% of\npeak", "steady\nµs", metric)
-    lines = [labels(row) + _numbers(row) + [row["status"]] for row in rows]
+    columns = list(zip((*LABELS, *numbers, "status"), zip(*map(_cells, rows), strict=True), strict=True))
+    common = [i for i in (1, 2) if len({*columns[i][1]}) == 1]
+    left_out = [*common, *(i for i in range(len(LABELS), len(columns) - 1) if not any(columns[i][1]))]
+    title = ", ".join([title, *(columns[i][1][0] for i in common if columns[i][1][0])])
     shown = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    kept = [
-        i for i in range(len(lines[0])) if not 0 <= i - len(LABELS) < len(numbers) or any(line[i] for line in lines)
-    ]
+    kept = [i for i in range(len(columns)) if i not in left_out]
     for i in kept:
         if i < len(LABELS):
-            shown.add_column(LABELS[i], overflow="fold")
+            shown.add_column(columns[i][0], overflow="fold")
         else:
-            name = (*numbers, "status")[i - len(LABELS)]
-            shown.add_column(name, justify="left" if name == "status" else "right", no_wrap=True)
-    for line in lines:
-        shown.add_row(*(line[i] for i in kept))
+            shown.add_column(columns[i][0], justify="left" if columns[i][0] == "status" else "right", no_wrap=True)
+    for line in zip(*(columns[i][1] for i in kept), strict=True):
+        shown.add_row(*line)
     return shown
 
 
@@ -41,13 +41,14 @@ def labels(row: store.Row) -> list[str]:
     return [row["kernel"], row["dtype"], " ".join(row["params"].values()), shape]
 
 
-def _numbers(row: store.Row) -> list[str]:
+def _cells(row: store.Row) -> list[str]:
     def number(name: str, form: str) -> str:
         return "" if row[name] is None else format(row[name], form)
 
     return [
+        *labels(row),
         number("cold_us", ",.1f"), number("cold_rate", ".3g"), _share(row), number("cold_percent_of_peak", ".1f"),
-        number("steady_us", ",.1f"), number("steady_rate", ".3g"),
+        number("steady_us", ",.1f"), number("steady_rate", ".3g"), row["status"],
     ]  # fmt: skip
 
 
