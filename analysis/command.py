@@ -59,10 +59,10 @@ def _published() -> list[Path]:
     """The committed files of `results/`, having said how many others there are; none where all count."""
     kept = sources.committed(sources.RESULTS)
     if kept and (others := len(store.files(sources.RESULTS)) - len(kept)):
-        verb = "is" if others == 1 else "are"
+        them, folder = "it" if others == 1 else "them", sources.RESULTS
         print(
-            f"{counted(others, 'file')} of {sources.RESULTS} {verb} not committed and left out; `git add` them, or pass "
-            f"`--results {sources.RESULTS}`",
+            f"{counted(others, 'file')} of {folder} left out: git does not track {them}; run `git add {folder}`, "
+            f"or pass `--results {folder}`",
             file=sys.stderr,
         )
     return kept
