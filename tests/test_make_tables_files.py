@@ -82,8 +82,7 @@ def test_in_a_clone_a_users_own_rows_do_not_make_the_readme_out_of_date(
     (work.results / "amd-epyc" / "r9").mkdir(parents=True)
     own = work.write(row(device=EPYC), name="amd-epyc/r9/0000-000")
     assert make_tables.main(["--check"]) == 0
-    said = "1 file of results left out: git does not track it; run `git add results`, or pass `--results results`
-"
+    said = "1 file of results left out: git does not track it; run `git add results`, or pass `--results results`\n"
     assert capsys.readouterr().err == said
     assert make_tables.main(["--check", "--results", "results"]) == 1  # a folder that is named counts as it is
     subprocess.run([*git, "add", own], check=True)
