@@ -54,6 +54,11 @@ def test_an_interval_that_is_not_symmetric_is_shown_by_its_ends(tmp_path: Path):
     assert "102.6 (101.3–107.8)" in text and "±" not in text
 
 
+def test_a_percentage_above_1000_has_no_decimals(tmp_path: Path):
+    rows = [row("torch", 100, **VALUES), kernel("good", 42.801, 35.125, 47.898, "faster")]
+    assert "4280 (3512–4790)" in summary(tmp_path, rows)
+
+
 def test_of_an_interval_that_says_nothing_only_the_verdict_is_shown(tmp_path: Path):
     wild = kernel("wild", 0.327, 0.02, 90.0, "tie")
     text = summary(tmp_path, [row("torch", 100, **VALUES), wild, kernel("good", 1.25, 1.2, 1.3, "faster")])

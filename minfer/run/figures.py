@@ -23,7 +23,7 @@ def table(title: str, rows: list[store.Row]) -> Table:
     common = [i for i in (1, 2) if len({*columns[i][1]}) == 1]
     left_out = [*common, *(i for i in range(len(LABELS), len(columns) - 1) if not any(columns[i][1]))]
     title = ", ".join([title, *(columns[i][1][0] for i in common if columns[i][1][0])])
-    shown = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    shown = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     kept = [i for i in range(len(columns)) if i not in left_out]
     for i in kept:
         if i < len(LABELS):
@@ -62,11 +62,12 @@ def _share(row: store.Row) -> str:
     if _too_wide(row):
         return str(row["cold_verdict"] or "unknown")
     share, low, high = (row[f"cold_speedup{end}"] for end in ("", "_low", "_high"))
+    percent = lambda part: format(100 * part, ".1f" if share < 10 else ".0f")
     interval = ""
     if low is not None and high is not None:
-        below, above = (f"{100 * width:.1f}" for width in (share - low, high - share))
-        interval = f" ± {above}" if below == above else f" ({100 * low:.1f}–{100 * high:.1f})"
-    return f"{100 * share:.1f}{interval}{' tie' if row['cold_verdict'] == 'tie' else ''}"
+        below, above = percent(share - low), percent(high - share)
+        interval = f" ± {above}" if below == above else f" ({percent(low)}–{percent(high)})"
+    return f"{percent(share)}{interval}{' tie' if row['cold_verdict'] == 'tie' else ''}"
 
 
 def _too_wide(row: store.Row) -> bool:
