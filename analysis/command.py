@@ -9,18 +9,21 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from analysis import sources
+from analysis.readme import counted
 from analysis.rows import load
+from minfer.rows import store
 
 Options = argparse.Namespace
 
 
-def parser(
-    command: str, about: str, option: str, target: Path, results: Path = Path("results")
-) -> argparse.ArgumentParser:
-    """Of a program that writes `target`, another with `option`, from parquet; `results` is where it looks for that."""
+def parser(command: str, about: str, option: str, target: Path, results: Path | None = None) -> argparse.ArgumentParser:
+    """Of a program that writes `target`, another with `option`, from parquet; `results` is where it looks for that, without it
+    among the committed files of `results/`, as `run` does."""
     made = argparse.ArgumentParser(prog=command, description=about.splitlines()[0])
     made.add_argument("files", nargs="*", type=Path, help="parquet files to read instead of searching --results")
-    made.add_argument("--results", type=Path, default=results, help=f"folder to search (default: {results})")
+    default = results or f"{sources.RESULTS}; in a git clone only its committed files"
+    made.add_argument("--results", type=Path, default=results, help=f"folder to search (default: {default})")
     made.add_argument(option, type=Path, default=target, help=f"file to rewrite (default: {target})")
     made.add_argument("--check", action="store_true", help="write nothing; exit 1 if anything is out of date")
     return made
@@ -37,7 +40,9 @@ def run(
     is as it should be. Nothing is written where no row could be read or, `all_or_nothing`, where some file could not."""
     options = parser.parse_args(list(arguments) if arguments is not None else None)
     try:
-        rows, problems = load(options.files, options.results, columns)
+        rows, problems = load(
+            options.files or ([] if options.results else _published()), options.results or sources.RESULTS, columns
+        )
     except FileNotFoundError as error:
         rows, problems = None, [str(error)]
     if rows is not None:
@@ -48,3 +53,16 @@ def run(
     for line in problems:
         print(line, file=sys.stderr)
     return 1 if problems else 0
+
+
+def _published() -> list[Path]:
+    """The committed files of `results/`, having said how many others there are; none where all count."""
+    kept = sources.committed(sources.RESULTS)
+    if kept and (others := len(store.files(sources.RESULTS)) - len(kept)):
+        them, folder = "it" if others == 1 else "them", sources.RESULTS
+        print(
+            f"{counted(others, 'file')} of {folder} left out: git does not track {them}; run `git add {folder}`, "
+            f"or pass `--results {folder}`",
+            file=sys.stderr,
+        )
+    return kept

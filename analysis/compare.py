@@ -18,7 +18,7 @@ from pathlib import Path
 from analysis import sources, verdicts
 from analysis.readme import counted, plain, significant, table_lines
 from analysis.rows import natural
-from analysis.verdicts import BETTER, WORSE, Compared
+from analysis.verdicts import BETTER, FAILED, WORSE, Compared
 
 MOST_SHOWN = 60  # cases on a terminal; the files have all
 HEADER = ["Case", "Device", "A", "B", "B against A", "95 % interval", "Verdict", "How"]
@@ -62,8 +62,11 @@ def run(options: argparse.Namespace) -> int:
     failed = [case for case in cases if limit is not None and case.fails(limit)]
     said = summary(cases, found.only_a, found.only_b, failed, limit)
     lines = [cells(case) for case in cases]
-    shown = [line for case, line in zip(cases, lines, strict=True) if case.verdict != "tie"][:MOST_SHOWN]
-    print("\n".join(aligned([HEADER, *shown])) if shown else "Every case is a tie.")
+    shown = [line for case, line in zip(cases, lines, strict=True) if case.changed][:MOST_SHOWN]
+    if shown:
+        print("\n".join(aligned([HEADER, *shown])))
+    elif all(case.verdict == "tie" for case in cases):
+        print("Every case is a tie.")
     print(said)
     title = f"# {plain(options.A)} (A) and {plain(options.B)} (B), {options.regime}"
     if options.markdown:
@@ -88,7 +91,9 @@ def _limit(text: str) -> float:
 def summary(cases: list[Compared], only_a: int, only_b: int, failed: list[Compared], limit: float | None) -> str:
     """How many cases there are of each verdict, and what was not compared."""
     counts = Counter(case.verdict for case in cases)
-    parts = [f"{counts[verdict]} {verdict}" for verdict in (*WORSE, "tie", *BETTER, "unknown") if counts[verdict]]
+    parts = [
+        f"{counts[verdict]} {verdict}" for verdict in (*WORSE, FAILED, "tie", *BETTER, "unknown") if counts[verdict]
+    ]
     text = f"{counted(len(cases), 'case')}: {', '.join(parts)}."
     for count, side in ((only_a, "A"), (only_b, "B")):
         if count:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from analysis.rows import MOST_DRIFT, REFERENCE, number
+from analysis.rows import REFERENCE, number
 from analysis.verdicts import Ratio, through_baseline
 from minfer.rows import store
+from minfer.rows.select import MOST_DRIFT
 
 LIBRARY = "torch"  # the backend of what is called from PyTorch: its own kernels, torch.compile, Liger, cuBLASLt
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from minfer.rows import store
-from minfer.rows.select import SPEEDUPS, codes, newest_in_any_regime, newest_of_each_regime, with_rates
+from minfer.rows.select import MOST_DRIFT, SPEEDUPS, codes, newest_in_any_regime, newest_of_each_regime, with_rates
 
 IDENTITY = ("case", "op", "kernel", "status")  # what a row must say to be shown
 # Columns that say which row it is, and by which rows are chosen.
@@ -26,7 +26,6 @@ WHICH = ("run", "finished", "case", "op", "kernel", "backend", "status")
 CASES = ("case", "count_distinct")  # of a group: counts a case once, however often it was run
 SIZE = re.compile(r"=([0-9]+)(?:,|$)")  # of an axis, in the last part of a problem
 MANY_ROWS = 500_000  # that `load` reads before it first drops older ones
-MOST_DRIFT = 1.25  # between two times of a baseline, that a change of the card's clock can explain (10 % were seen)
 MOST_LATE = 0.1  # share of cold windows that may contain the host's time and hardly move the median
 WAITED = ("flags", "cold_late", "cold_baseline_late")  # columns that say whether the GPU waited for the host
 REFERENCE = "torch"  # the kernel that the others are shown against

@@ -1,4 +1,5 @@
-"""Where rows are: what a user names on the command line of `report` and `compare`, as parquet files."""
+"""Where rows are: what a user names on the command line of `report` and `compare`, as parquet files;
+and those that the repository's own tables and plots are made from."""
 
 from __future__ import annotations
 
@@ -38,6 +39,17 @@ def files(word: str, results: Path, kept: Path | None = None) -> list[Path]:
     hint = f"the newest run below {results} is {known[-1]}" if known else f"there are no runs below {results}"
     revision = ", git revision" if kept is not None else ""
     raise Unknown(f"there is no file, folder{revision} or run {word}; {hint}")
+
+
+def committed(results: Path) -> list[Path]:
+    """The parquet files of a folder that are committed, or added to be: from these the repository's own tables and plots are
+    made. None where this is no git clone, or nothing there is committed."""
+    try:
+        listed = subprocess.run(["git", "ls-files", "-z", "--", results], capture_output=True, check=True, text=True)
+    except (OSError, subprocess.CalledProcessError):
+        return []
+    names = {Path(name) for name in listed.stdout.split("\0") if name}
+    return [file for file in store.files(results) if file in names] if names else []
 
 
 def _revision(word: str, results: Path, kept: Path) -> list[Path]:

@@ -25,6 +25,7 @@ from minfer.rows.select import codes, newest
 
 LEAST_GAIN = 0.01  # a smaller difference is a tie, as in minfer.bench.stats
 WORSE, BETTER = ("broken", "slower"), ("faster", "fixed")
+FAILED = "failed in both"
 PAIRED, UNPAIRED, OWN = "through {baseline}", "unpaired times", "the baseline itself: unpaired times"
 RATIO = ("speedup", "speedup_low", "speedup_high", "aa_spread")
 
@@ -41,14 +42,19 @@ class Compared:
     ratio: float | None
     low: float | None
     high: float | None
-    verdict: str  # faster, tie, slower, broken, fixed, or unknown where there is no interval
+    verdict: str  # faster, tie, slower, broken, fixed, FAILED, or unknown where there is no interval
     how: str
 
     @property
     def rank(self) -> tuple[int, float]:
         """The worst first."""
-        order = (*WORSE, "unknown", *BETTER, "tie")
+        order = (*WORSE, "unknown", *BETTER, FAILED, "tie")
         return order.index(self.verdict), self.ratio or 0.0
+
+    @property
+    def changed(self) -> bool:
+        """Whether there is something to look at: not where it is a tie, or failed in both in the same way."""
+        return self.verdict != "tie" and not (self.verdict == FAILED and self.statuses[0] == self.statuses[1])
 
     def fails(self, limit: float) -> bool:
         """Whether it no longer works, or is slower by more than `limit` with its whole interval. A baseline's own time is no
@@ -167,7 +173,7 @@ def _compared(one: store.Row, other: store.Row, regime: str, *times: Interval | 
         "us": tuple(row[f"{regime}_us"] if worked[index] else None for index, row in enumerate(pair)),
     }
     if not all(worked):
-        verdict = "broken" if worked[0] else "fixed" if worked[1] else "tie"
+        verdict = "broken" if worked[0] else "fixed" if worked[1] else FAILED
         return Compared(**case, ratio=None, low=None, high=None, verdict=verdict, how="status")
     paired = [_speedup(row, regime) for row in pair]
     same = one["baseline"] is not None and one["baseline"] == other["baseline"]
@@ -248,8 +254,9 @@ def junit(name: str, cases: list[Compared], limit: float | None) -> str:
             if case.low
             else case.verdict
         )
-        if case.verdict == "broken":
-            said += f": {case.statuses[1]}: {case.messages[1]}"
+        if case.verdict in ("broken", FAILED):
+            before = f"{case.statuses[0]}, then " if case.verdict == FAILED and case.changed else ""
+            said += f": {before}{case.statuses[1]}: {case.messages[1]}"
         if case in failed:
             ElementTree.SubElement(element, "failure", message=_printable(said), type=case.verdict)
         else:

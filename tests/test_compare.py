@@ -121,6 +121,29 @@ def test_a_nightly_job(tmp_path: Path, capsys):
     assert compare.main([*words, "--fail-over", "0"]) == 0
 
 
+def test_what_failed_in_both_is_no_tie(tmp_path: Path, capsys):
+    def failed(kernel: str, status: str) -> store.Row:
+        return row(kernel, None, status=status, message="no nvcc" if status == "compile_error" else "off by 3")
+
+    before = [failed(f"v0{n}", "compile_error") for n in (1, 2, 3)]
+    after = [failed("v01", "compile_error"), failed("v02", "wrong"), row("v03", 80)]
+    report = tmp_path / "r.xml"
+    words = sets(tmp_path, before, after)
+    assert compare.main([*words, "--fail-over", "0", "--junit", str(report)]) == 0  # B is no worse than A
+    table, _, said = capsys.readouterr().out.partition("3 cases: ")
+    assert said.startswith("2 failed in both, 1 fixed.")
+    lines = [line.split() for line in table.splitlines()]
+    assert ["/v02/" in line[0] for line in lines].count(True) == 1 and not any("/v01/" in line[0] for line in lines)
+    (moved,) = [line for line in lines if "/v02/" in line[0]]
+    assert " ".join(moved[3:]).startswith("compile_error wrong") and "failed in both" in " ".join(moved)
+    noted = [out.text or "" for out in ElementTree.parse(report).getroot().iter("system-out")]
+    assert "failed in both: compile_error, then wrong: off by 3" in noted
+    assert "failed in both: compile_error: no nvcc" in noted
+    same = sets(tmp_path, before[:1], after[:1])
+    assert compare.main(same) == 0
+    assert capsys.readouterr().out.startswith("1 case: 1 failed in both.")
+
+
 def test_revisions_of_committed_results(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     git = ["git", "-c", "user.name=a", "-c", "user.email=a@b"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -13,26 +14,36 @@ from minfer.run.progress import RunProgress
 from minfer.run.report import print_summary
 from tests.tables import row
 
+VALUES: dict[str, Any] = {
+    "dtype": "float16",
+    "params": {"layout": "TN"},
+    "shape": {"m": 512, "n": 512, "k": 512},
+    "metric": "TFLOP/s",
+}
+
+
+def summary(folder: Path, rows: list[store.Row], width: int = 200) -> str:
+    """What a launch prints at the end of a run with these rows."""
+    where = folder / "results" / "nvidia-h200" / "r1"
+    where.mkdir(parents=True)
+    store.write(store.to_table(rows), where / "0000-000.parquet")
+    (folder / "runs").mkdir()
+    console = Console(record=True, width=width)
+    print_summary(console, folder / "results", "r1", Plan([], {}, {}), RunProgress(folder / "runs"))
+    return console.export_text()
+
+
+def kernel(name: str, speedup: float, low: float, high: float, verdict: str, **values: Any) -> store.Row:
+    ends = {"cold_speedup": speedup, "cold_speedup_low": low, "cold_speedup_high": high, "cold_verdict": verdict}
+    return row(name, 100 / speedup, **VALUES | ends | values)
+
 
 @pytest.fixture
 def shown(tmp_path: Path) -> str:
-    values = {
-        "dtype": "float16",
-        "params": {"layout": "TN"},
-        "shape": {"m": 512, "n": 512, "k": 512},
-        "metric": "TFLOP/s",
-    }
-    ends = {"cold_speedup": 1.25, "cold_speedup_low": 1.2, "cold_speedup_high": 1.3, "cold_verdict": "faster"}
-    even = {"cold_speedup": 1.001, "cold_speedup_low": 0.999, "cold_speedup_high": 1.003, "cold_verdict": "tie"}
-    rows = [row("torch", 100, **values), row("v02_tiled", 80, **values, **ends, status="unconverged")]
-    rows += [row("v07_tuned", 99.9, **values, **even, flags=f"{store.BUSY}; {store.HOST_BOUND}")]
-    folder = tmp_path / "results" / "nvidia-h200" / "r1"
-    folder.mkdir(parents=True)
-    store.write(store.to_table(rows), folder / "0000-000.parquet")
-    (tmp_path / "runs").mkdir()
-    console = Console(record=True, width=200)
-    print_summary(console, tmp_path / "results", "r1", Plan([], {}, {}), RunProgress(tmp_path / "runs"))
-    return console.export_text()
+    rows = [row("torch", 100, **VALUES), kernel("v02_tiled", 1.25, 1.2, 1.3, "faster", status="unconverged")]
+    return summary(
+        tmp_path, [*rows, kernel("v07_tuned", 1.001, 0.999, 1.003, "tie", flags=f"{store.BUSY}; {store.HOST_BOUND}")]
+    )
 
 
 def test_each_ratio_has_its_interval(shown: str):
@@ -43,26 +54,61 @@ def test_what_to_know_before_trusting_a_row_is_said(shown: str):
     assert f"Note: 1 of 3 cases: {store.BUSY}." in shown and f"Note: 1 of 3 cases: {store.HOST_BOUND}." in shown
 
 
+def test_an_interval_that_is_not_symmetric_is_shown_by_its_ends(tmp_path: Path):
+    rows = [row("torch", 100, **VALUES), kernel("good", 1.026, 1.013, 1.078, "faster")]
+    text = summary(tmp_path, rows)
+    assert "102.6 (101.3–107.8)" in text and "±" not in text
+
+
+def test_a_percentage_above_1000_has_no_decimals(tmp_path: Path):
+    rows = [row("torch", 100, **VALUES), kernel("good", 42.801, 35.125, 47.898, "faster")]
+    assert "4280 (3512–4790)" in summary(tmp_path, rows)
+
+
+def test_of_an_interval_that_says_nothing_only_the_verdict_is_shown(tmp_path: Path):
+    wild = kernel("wild", 0.327, 0.02, 90.0, "tie")
+    text = summary(tmp_path, [row("torch", 100, **VALUES), wild, kernel("good", 1.25, 1.2, 1.3, "faster")])
+    (line,) = [line for line in text.splitlines() if " wild " in line and "512x512x512" in line]
+    assert " tie " in line and "32.7" not in line and "±" not in line
+    assert "1 of the percentages is not shown: the interval's upper end is more than 3 times its lower end" in text
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        ({}, "the machine was probably busy"),
+        ({"node": "n2"}, "the two ran on different nodes, n2 and n1"),
+        ({"flags": f"{store.HOST_BOUND}: 90 % of them."}, "its cold times contain the host's"),
+    ],
+)
+def test_it_is_said_where_a_percentage_does_not_follow_from_the_times(tmp_path: Path, values: dict[str, Any], why: str):
+    slow = row("torch", 5861.9, **VALUES, node="n1")
+    good = kernel("good", 0.675, 0.65, 0.7, "slower", **{"cold_baseline_us": 182.3, "node": "n1"} | values)
+    fine = kernel("fine", 1.25, 1.2, 1.3, "faster", cold_baseline_us=5000.0, node="n1")
+    (line,) = [line for line in summary(tmp_path, [slow, good, fine]).splitlines() if "beside it" in line]
+    assert line == (
+        "good float16 TN 512x512x512: its percentage is against the 182.3 µs that torch took beside it; torch's own row has "
+        f"5,861.9 µs: {why}."
+    )
+
+
+def test_columns_that_no_row_has_are_left_out_and_no_number_is_cut_at_100_columns(tmp_path: Path):
+    good = kernel("v03_a_long_name_of_a_kernel", 1.026, 1.013, 1.078, "tie", steady_us=None, steady_tflops=None)
+    alone = row("torch", 100, **VALUES, steady_us=None, steady_tflops=None)
+    text = summary(tmp_path, [alone, good], width=100)
+    assert "102.6 (101.3–107.8) tie" in text and "steady" not in text and "peak" not in text
+    assert "…" not in text and "r1: hgemm on NVIDIA H200, float16, TN" in text
+    assert all(len(line) <= 100 for line in text.splitlines() if "512" in line)
+
+
 def test_what_comes_next_is_the_report_of_these_rows(shown: str, tmp_path: Path):
     assert f"minfer report {tmp_path}/results/nvidia-h200/r1" in shown.replace("'", "")
     assert "timing.cold_cap_s=10 gives each case more time" in shown
 
 
 def test_each_model_of_gpu_has_a_table_of_its_own(tmp_path: Path):
-    values = {
-        "dtype": "float16",
-        "params": {"layout": "TN"},
-        "shape": {"m": 512, "n": 512, "k": 512},
-        "metric": "TFLOP/s",
-    }
-    rows = [row("torch", 100, **values, device=f"NVIDIA {model}", case=f"on {model}") for model in ("L40S", "A100")]
-    (tmp_path / "runs").mkdir()
-    folder = tmp_path / "results" / "nvidia-l40s" / "r1"
-    folder.mkdir(parents=True)
-    store.write(store.to_table(rows), folder / "0000-000.parquet")
-    console = Console(record=True, width=200)
-    print_summary(console, tmp_path / "results", "r1", Plan([], {}, {}), RunProgress(tmp_path / "runs"))
-    text = console.export_text()
+    rows = [row("torch", 100, **VALUES, device=f"NVIDIA {model}", case=f"on {model}") for model in ("L40S", "A100")]
+    text = summary(tmp_path, rows)
     assert "r1: hgemm on NVIDIA L40S" in text and "r1: hgemm on NVIDIA A100" in text
 
 

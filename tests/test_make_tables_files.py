@@ -69,6 +69,34 @@ def test_named_files_replace_the_search(work: Workspace, capsys: pytest.CaptureF
     assert "absent.parquet: " in capsys.readouterr().err
 
 
+def test_in_a_clone_a_users_own_rows_do_not_make_the_readme_out_of_date(
+    work: Workspace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(work.results.parent)
+    work.write(row(us=5.0))
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "rows"]):
+        subprocess.run([*git, *words], check=True)
+    assert make_tables.main([]) == 0 and make_tables.main(["--check"]) == 0
+    assert capsys.readouterr().err == ""
+    (work.results / "amd-epyc" / "r9").mkdir(parents=True)
+    own = work.write(row(device=EPYC), name="amd-epyc/r9/0000-000")
+    assert make_tables.main(["--check"]) == 0
+    said = "1 file of results left out: git does not track it; run `git add results`, or pass `--results results`\n"
+    assert capsys.readouterr().err == said
+    assert make_tables.main(["--check", "--results", "results"]) == 1  # a folder that is named counts as it is
+    subprocess.run([*git, "add", own], check=True)
+    assert make_tables.main(["--check"]) == 1
+    assert "AMD EPYC" not in work.readme.read_text()
+    assert make_tables.main([]) == 0 and "AMD EPYC" in work.readme.read_text()
+
+
+def test_where_there_is_no_clone_all_rows_of_the_folder_count(work: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(work.results.parent)
+    work.write(row(us=5.0))
+    assert make_tables.main([]) == 0 and H200 in work.readme.read_text()
+
+
 def test_check_writes_nothing_and_says_what_to_run(work: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
     work.write(row())
     assert work.run("--check") == 1

@@ -20,7 +20,7 @@ from minfer.plan.cases import Plan
 from minfer.plan.config import Config
 from minfer.plan.counters import TENSOR
 from minfer.rows import store
-from minfer.run import by_node, latest
+from minfer.run import by_node, figures, latest
 from minfer.run.progress import RunProgress
 
 POLL_S = 0.2
@@ -108,8 +108,9 @@ def print_summary(console: Console, results: Path, run: str, plan: Plan, progres
     """The table of a run and what to do next; returns whether every case has a row."""
     columns = ["run", "case", "op", "kernel", "dtype", "params", "shape", "status", "message", "device", "finished", "cold_us",
                "metric", "cold_rate", "cold_speedup", "cold_speedup_low", "cold_speedup_high", "cold_verdict", "baseline",
+               "cold_baseline_us", "flags",
                "cold_percent_of_peak", "node", "steady_us", "steady_rate",
-               "bytes", "flags", "metrics", "functions", "profilers"]  # fmt: skip
+               "bytes", "metrics", "functions", "profilers"]  # fmt: skip
     wanted = {case.key: index for index, case in enumerate(plan.cases)}
     rows = latest.rows(results, run, columns)
     nodes = [shard.pinned for shard in progress.shards.values() if shard.pinned]
@@ -120,7 +121,10 @@ def print_summary(console: Console, results: Path, run: str, plan: Plan, progres
         for op, device in dict.fromkeys((row["op"], row["device"]) for row in shown.values()):
             of = [row for row in shown.values() if (row["op"], row["device"]) == (op, device)]
             if any(row["status"] != "unsupported" for row in of):
-                console.print(_table(f"{run}: {op} on {device}{', each case on the median node' if nodes else ''}", of))
+                title = f"{run}: {op} on {device}{', each case on the median node' if nodes else ''}"
+                console.print(figures.table(title, of))
+                for line in figures.notes(of):
+                    console.print(line, soft_wrap=True)
     if nodes:
         console.print(by_node.table(run, by_node.compare(rows.values(), nodes)))
     for table in (_counters(list(shown.values())), _static(list(shown.values()))):
@@ -143,7 +147,9 @@ def print_summary(console: Console, results: Path, run: str, plan: Plan, progres
             + ", ".join(f"{n} {status}" for status, n in sorted(counts.items()))
         )
     if counts["unconverged"]:
-        console.print("unconverged: its ± is more than was asked for; timing.cold_cap_s=10 gives each case more time.")
+        console.print(
+            "unconverged: its interval is wider than was asked for; timing.cold_cap_s=10 gives each case more time."
+        )
     flags = Counter(flag for row in rows.values() for flag in (row["flags"] or "").split("; ") if flag)
     for flag, n in flags.items():
         console.print(f"Note: {n} of {len(rows)} cases: {flag}.", soft_wrap=True)
@@ -181,45 +187,6 @@ def _left_out(plan: Plan) -> list[str]:
     for kernel, why in plan.left_out.items():
         reasons.setdefault(why, []).append(kernel)
     return [f"Left out: {', '.join(kernels)}: {why}." for why, kernels in reasons.items()]
-
-
-def _table(title: str, rows: list[store.Row]) -> Table:
-    table = Table(title=title, title_justify="left")
-    for name in ("kernel", "dtype", "parameters", "shape"):
-        table.add_column(name, no_wrap=True)
-    metric = next((row["metric"] for row in rows if row["metric"]), "throughput")
-    baselines = {row["baseline"] for row in rows if row["baseline"]}
-    other = "PyTorch" if baselines <= {"torch"} else baselines.pop() if len(baselines) == 1 else "baseline"
-    for name in ("cold µs", metric, f"% of {other}", "% of peak", "steady µs", metric):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("status", no_wrap=True)
-    for row in rows:
-        table.add_row(*_cells(row))
-    return table
-
-
-def _cells(row: store.Row) -> list[str]:
-    def number(value: float | None, form: str) -> str:
-        return "" if value is None else format(value, form)
-
-    shape = "x".join(str(size) for size in row["shape"].values())
-    return [
-        row["kernel"], row["dtype"], " ".join(row["params"].values()), shape,
-        number(row["cold_us"], ",.1f"), number(row["cold_rate"], ".3g"), _share(row),
-        number(row["cold_percent_of_peak"], ".1f"),
-        number(row["steady_us"], ",.1f"), number(row["steady_rate"], ".3g"), row["status"],
-    ]  # fmt: skip
-
-
-def _share(row: store.Row) -> str:
-    """The throughput as a share of the baseline's, in percent, with half of its 95 % interval: `104.8 ± 0.3`."""
-    ratio, low, high = (row[f"cold_speedup{end}"] for end in ("", "_low", "_high"))
-    if ratio is None:
-        return ""
-    if row["kernel"] == row["baseline"]:
-        return "100"
-    width = f" ± {50 * (high - low):.1f}" if low is not None and high is not None else ""
-    return f"{100 * ratio:.1f}{width}{' tie' if row['cold_verdict'] == 'tie' else ''}"
 
 
 # What to show of a kernel's instructions, in this order; the rest is in the rows.
@@ -260,7 +227,7 @@ def _counters(rows: list[store.Row]) -> Table | None:
     """What the hardware counted (`profiler=ncu`), where it counted what says which limit a case is at."""
     wanted = ("dram_bytes", "dram_percent", "tensor_percent", "l2_hit_percent", "sm_mhz")
     table = Table(title="Counters of one cold call, by profiler=ncu", title_justify="left")
-    for name in ("kernel", "dtype", "parameters", "shape"):
+    for name in figures.LABELS:
         table.add_column(name, no_wrap=True)
     for name in ("kernels", "DRAM MB", "of least", "DRAM %", "tensor %", "L2 hit %", "SM MHz"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -269,7 +236,8 @@ def _counters(rows: list[store.Row]) -> Table | None:
         if not m.keys() >= {*wanted}:
             continue
         table.add_row(
-            *_cells(row)[:4], f"{m['kernels']:g}", f"{m['dram_bytes'] / 1e6:,.1f}", f"{m['dram_bytes'] / row['bytes']:.2f}×",
+            *figures.labels(row), f"{m['kernels']:g}",
+            f"{m['dram_bytes'] / 1e6:,.1f}", f"{m['dram_bytes'] / row['bytes']:.2f}×",
             *(f"{m[name]:.1f}" for name in wanted[1:4]), f"{m['sm_mhz']:,.0f}",
         )  # fmt: skip
     return table if table.row_count else None

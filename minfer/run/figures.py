@@ -1,0 +1,110 @@
+"""The table of times that a launch ends with, and what to know before its figures are compared with each other."""
+
+from __future__ import annotations
+
+from rich import box
+from rich.table import Table
+
+from minfer.rows import store
+from minfer.rows.select import MOST_DRIFT
+
+LABELS = ("kernel", "dtype", "parameters", "shape")
+WIDEST = 3  # upper over lower end of an interval; a wider one says nothing of the ratio
+
+
+def table(title: str, rows: list[store.Row]) -> Table:
+    """A line for each row. What all rows have in common of dtype and parameters is in the title, columns of numbers that no row
+    has are left out, and labels are wrapped where the terminal is narrow; a number is not cut at 100 columns."""
+    metric = next((row["metric"] for row in rows if row["metric"]), "throughput")
+    baselines = {row["baseline"] for row in rows if row["baseline"]}
+    other = "PyTorch" if baselines <= {"torch"} else baselines.pop() if len(baselines) == 1 else "baseline"
+    numbers = ("cold µs", metric, f"% of {other}", "% of\npeak", "steady\nµs", metric)
+    columns = list(zip((*LABELS, *numbers, "status"), zip(*map(_cells, rows), strict=True), strict=True))
+    common = [i for i in (1, 2) if len({*columns[i][1]}) == 1]
+    left_out = [*common, *(i for i in range(len(LABELS), len(columns) - 1) if not any(columns[i][1]))]
+    title = ", ".join([title, *(columns[i][1][0] for i in common if columns[i][1][0])])
+    shown = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    kept = [i for i in range(len(columns)) if i not in left_out]
+    for i in kept:
+        if i < len(LABELS):
+            shown.add_column(columns[i][0], overflow="fold")
+        else:
+            shown.add_column(columns[i][0], justify="left" if columns[i][0] == "status" else "right", no_wrap=True)
+    for line in zip(*(columns[i][1] for i in kept), strict=True):
+        shown.add_row(*line)
+    return shown
+
+
+def labels(row: store.Row) -> list[str]:
+    """What identifies a row, for the columns `LABELS`."""
+    shape = "x".join(str(size) for size in row["shape"].values())
+    return [row["kernel"], row["dtype"], " ".join(row["params"].values()), shape]
+
+
+def _cells(row: store.Row) -> list[str]:
+    def number(name: str, form: str) -> str:
+        return "" if row[name] is None else format(row[name], form)
+
+    return [
+        *labels(row),
+        number("cold_us", ",.1f"), number("cold_rate", ".3g"), _share(row), number("cold_percent_of_peak", ".1f"),
+        number("steady_us", ",.1f"), number("steady_rate", ".3g"), row["status"],
+    ]  # fmt: skip
+
+
+def _share(row: store.Row) -> str:
+    """The throughput as a share of the baseline's, in percent, with its 95 % interval: `104.8 ± 0.3`, or `104.8 (104.1–104.9)`
+    where it is not symmetric in these digits. Only the verdict where the interval is too wide (`WIDEST`)."""
+    if row["cold_speedup"] is None:
+        return ""
+    if row["kernel"] == row["baseline"]:
+        return "100"
+    if _too_wide(row):
+        return str(row["cold_verdict"] or "unknown")
+    share, low, high = (row[f"cold_speedup{end}"] for end in ("", "_low", "_high"))
+    percent = lambda part: format(100 * part, ".1f" if share < 10 else ".0f")
+    interval = ""
+    if low is not None and high is not None:
+        below, above = percent(share - low), percent(high - share)
+        interval = f" ± {above}" if below == above else f" ({percent(low)}–{percent(high)})"
+    return f"{percent(share)}{interval}{' tie' if row['cold_verdict'] == 'tie' else ''}"
+
+
+def _too_wide(row: store.Row) -> bool:
+    low, high = row["cold_speedup_low"], row["cold_speedup_high"]
+    return row["kernel"] != row["baseline"] and low is not None and high is not None and high > WIDEST * low
+
+
+def notes(rows: list[store.Row]) -> list[str]:
+    """What to know of the rows of a table, in sentences: which have no percentage, and where the baseline's time beside a
+    kernel is not the one in its own row, so that the percentage does not follow from the times in the table."""
+    found = []
+    if wide := sum(map(_too_wide, rows)):
+        found.append(
+            f"{wide} of the percentages {'is' if wide == 1 else 'are'} not shown: the interval's upper end is more than "
+            f"{WIDEST} times its lower end, and only the verdict is left."
+        )
+    own = {tuple(labels(row)): row for row in rows if row["cold_us"]}
+    drifts = []
+    for row in rows:
+        baseline, beside = own.get((row["baseline"], *labels(row)[1:])), row["cold_baseline_us"]
+        if baseline and baseline is not row and beside and row["cold_speedup"] is not None:
+            drift = max(beside / baseline["cold_us"], baseline["cold_us"] / beside)
+            if drift > MOST_DRIFT:
+                drifts.append((drift, row, baseline))
+    if drifts:
+        _, row, baseline = max(drifts, key=lambda each: each[0])
+        rest = f" The same holds for {len(drifts) - 1} more of these rows." if len(drifts) > 1 else ""
+        found.append(
+            f"{' '.join(labels(row))}: its percentage is against the {row['cold_baseline_us']:,.1f} µs that {row['baseline']} "
+            f"took beside it; {row['baseline']}'s own row has {baseline['cold_us']:,.1f} µs: {_cause(row, baseline)}.{rest}"
+        )
+    return found
+
+
+def _cause(row: store.Row, baseline: store.Row) -> str:
+    if row["node"] != baseline["node"]:
+        return f"the two ran on different nodes, {row['node']} and {baseline['node']}"
+    if any(store.HOST_BOUND in (each["flags"] or "") for each in (row, baseline)):
+        return "its cold times contain the host's"
+    return "the machine was probably busy"
