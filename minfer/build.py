@@ -306,14 +306,17 @@ def resources(binary: Path, arch: str, home: Path | None) -> dict[str, int]:
 
 
 def cubin(kernel: Kernel, arch: str, folder: Path, timeout_s: float | None = None) -> Path:
-    """Compile a CUDA kernel's device code alone, for any architecture, with no GPU. Raises BuildError."""
+    """Compile a CUDA kernel's device code alone, for any architecture, with no GPU. Raises BuildError.
+
+    For our own kernels, `device_only` replaces a header of CCCL's that PyTorch includes and none of them uses."""
     home = toolkit()
     if home is None:
         raise BuildError("no CUDA compiler that fits this PyTorch; set CUDA_HOME")
     from torch.utils.cpp_extension import include_paths
 
     target = folder / f"{kernel.op}_{kernel.name}.{arch}.cubin"
-    flags = [*flags_of(kernel, arch), *(f"-I{path}" for path in (kernel.root, *include_paths("cpu")))]
+    replaced = [PACKAGE / "device_only"] if kernel.source.is_relative_to(PACKAGE) else []
+    flags = [*flags_of(kernel, arch), *(f"-I{path}" for path in (*replaced, kernel.root, *include_paths("cpu")))]
     command = [str(home / "bin" / "nvcc"), "-cubin", *flags, "-o", str(target), str(kernel.source)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
