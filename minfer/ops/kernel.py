@@ -70,9 +70,9 @@ class Kernel:
     def unsupported(self, case: Case, capability: tuple[int, int] | None) -> str | None:
         """Why this kernel cannot run `case`, as half a sentence, or None. `capability` None: the GPU is not known yet."""
         if case.dtype not in self.dtypes:
-            why = f"supports {' and '.join(self.dtypes)}, not {case.dtype}"
+            only = f"supports {' and '.join(self.dtypes)}, not {case.dtype}"
             ours = self.source.is_relative_to(self.root)
-            return why if ours else f'{why}; if it does, register it with dtypes=("{case.dtype}",)'
+            return only if ours else f'{only}; if it does, register it with dtypes=("{case.dtype}",)'
         if why := self.takes(case):
             return why
         if self.archs and capability is not None:
