@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 
-from minfer.ops import PACKAGE, Kernel, Returning, get, load_file
+from minfer.ops import PACKAGE, Kernel, Returning, get, load_file, names
 
 # Extensions are compiled against the oldest PyTorch that we support, so that one binary serves all newer ones.
 STABLE_ABI = "-DTORCH_TARGET_VERSION=0x020b000000000000"
@@ -242,7 +242,7 @@ def _compile(kernel: Kernel, arch: str, folder: Path, home: Path | None) -> Path
             extra_cflags=flags if home is None else [],
             extra_cuda_cflags=flags,
             extra_ldflags=link,
-            extra_include_paths=[str(kernel.root)],
+            extra_include_paths=[str(path) for path in kernel.include_paths],
             build_directory=str(folder),
             is_python_module=False,
         )
@@ -316,7 +316,8 @@ def cubin(kernel: Kernel, arch: str, folder: Path, timeout_s: float | None = Non
 
     target = folder / f"{kernel.op}_{kernel.name}.{arch}.cubin"
     replaced = [PACKAGE / "device_only"] if kernel.source.is_relative_to(PACKAGE) else []
-    flags = [*flags_of(kernel, arch), *(f"-I{path}" for path in (*replaced, kernel.root, *include_paths("cpu")))]
+    folders = (*replaced, *kernel.include_paths, *include_paths("cpu"))
+    flags = [*flags_of(kernel, arch), *(f"-I{path}" for path in folders)]
     command = [str(home / "bin" / "nvcc"), "-cubin", *flags, "-o", str(target), str(kernel.source)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
@@ -339,7 +340,8 @@ def cached_cubin(kernel: Kernel, arch: str, timeout_s: float | None = None) -> P
 
 
 def function(kernel: Kernel, arch: str = "") -> Callable[..., None]:
-    """The kernel as a callable `(*tensors, **call)`. A built kernel must be in the cache, or is built now."""
+    """The kernel as a callable `(*tensors, **call)`. A built kernel must be in the cache, or is built now. Raises
+    BuildError, also if its library does not register it."""
     if kernel.function is not None:
         return Returning(kernel.function, kernel.returns) if kernel.returns else kernel.function
     if kernel.backend == "triton":
@@ -347,20 +349,43 @@ def function(kernel: Kernel, arch: str = "") -> Callable[..., None]:
     if not hasattr(torch.ops.minfer, kernel.symbol):
         built = build(kernel, arch)
         torch.ops.load_library(built.library)
+        if not hasattr(torch.ops.minfer, kernel.symbol):
+            raise BuildError(
+                f"{kernel.source.name} registers no {kernel.symbol}; end it with {_macro(kernel)}({kernel.symbol}, ...)"
+            )
     return getattr(torch.ops.minfer, kernel.symbol).default
+
+
+def _macro(kernel: Kernel) -> str:
+    """The macro that registers a kernel of this op: of its header, if that has one, which kernels then include."""
+    own, header = f"MINFER_{kernel.op.upper()}", kernel.root / "ops" / kernel.op / f"{kernel.op}.h"
+    return own if header.is_file() and f"#define {own}(" in header.read_text() else "MINFER_OP"
+
+
+def _named(op: str, name: str) -> Kernel:
+    """Raises SystemExit where there is no such kernel."""
+    try:
+        kernels = get(op).kernels
+    except KeyError:
+        sys.exit(f"there is no op {op}; there are {', '.join(names())}")
+    if name not in kernels:
+        sys.exit(f"{op} has no kernel {name}; it has {', '.join(kernels)}")
+    return kernels[name]
 
 
 def main() -> None:
     """`python -m minfer.build OP KERNEL [ARCH] [FILE ...]`: prints the build as JSON, or exits 1 with the first error.
 
     FILEs are Python files that register kernels of their own."""
+    if len(sys.argv) < 3:
+        sys.exit("name what to build: python -m minfer.build OP KERNEL [ARCH] [FILE ...]")
     op, name, arch, *extra = sys.argv[1:] + [""] * (len(sys.argv) < 4)
     reply = os.fdopen(os.dup(1), "w")  # the files and the library, once loaded, may print whatever they like
     os.dup2(2, 1)
     for path in extra:
         load_file(Path(path))
     try:
-        built = build(get(op).kernels[name], arch)
+        built = build(_named(op, name), arch)
         with reply:
             print(json.dumps(asdict(built)), file=reply)
     except BuildError as error:

@@ -11,12 +11,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from minfer import build
+from minfer import build, ops
 from minfer.build import arch_of
 from tests.conftest import ROOT
 from tests.workshop import DEVICE, SOUND, Workshop, needs_nvcc
@@ -95,6 +96,32 @@ def test_a_cuda_kernel_has_a_place_for_each_architecture(workshop: Workshop, mon
     assert len(places) == 3
     monkeypatch.setattr(build, "NVCC_FLAGS", [*build.NVCC_FLAGS, "-G"])
     assert build.directory(kernel, "sm_89") not in places
+
+
+def test_a_copy_of_a_kernel_elsewhere_includes_its_ops_headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copy compiles, and its place depends on the headers of the op's folder."""
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "cache"))
+    original = ops.get("hgemm").kernels["cpu_naive"]
+    copy = tmp_path / "copy.cpp"
+    copy.write_text(original.source.read_text().replace("hgemm_cpu_naive", "hgemm_copy"))
+    kernel = replace(original, name="copy", source=copy)
+    assert {path.name for path in kernel.sources()} == {path.name for path in original.sources()} - {
+        "cpu_naive.cpp"
+    } | {"copy.cpp"}
+    out, a = torch.empty(8, 8, dtype=torch.float16), torch.eye(8, dtype=torch.float16)
+    build.function(kernel)(out, a, a)
+    assert torch.equal(out, a)
+    (tmp_path / "hgemm.h").write_text("#error its own folder comes first\n")
+    with pytest.raises(build.BuildError, match="its own folder comes first"):
+        build.build(kernel)
+
+
+@needs_nvcc
+def test_a_copy_of_a_cuda_kernel_elsewhere_compiles_too(tmp_path: Path) -> None:
+    original = ops.get("hgemm").kernels["v01_naive"]
+    copy = tmp_path / "v01_naive.cu"
+    copy.write_text(original.source.read_text())
+    assert build.cubin(replace(original, name="copy", source=copy), "sm_80", tmp_path).is_file()
 
 
 def test_a_changed_header_is_compiled_in(workshop: Workshop) -> None:

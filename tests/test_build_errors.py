@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from minfer import build
+from minfer.bench.timing import Timing
 from minfer.build import BuildError, first_error
 from minfer.ops import Kernel
+from minfer.plan.shard import Shard
+from minfer.worker.compiler import Compiler
+from tests import forked
 from tests.workshop import DEVICE, SOUND, Workshop, needs_nvcc
 
 
@@ -85,6 +90,65 @@ def test_the_command_line_ends_with_the_error_in_the_last_line(workshop: Worksho
     out, err = process.communicate(timeout=60)
     assert process.returncode == 1 and out == "" and "Traceback" not in err
     assert err.splitlines()[-1].startswith("broken.cpp:1:") and "no_such_name" in err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ([], "name what to build: python -m minfer.build OP KERNEL"),
+        (["hgemm"], "name what to build: python -m minfer.build OP KERNEL"),
+        (["hgemm", "v99"], "hgemm has no kernel v99; it has torch, "),
+        (["hgem", "v01_naive"], "there is no op hgem; there are "),
+    ],
+)
+def test_a_command_line_that_names_no_kernel_is_one_sentence(words: list[str], sentence: str) -> None:
+    done = forked.run("minfer.build", *words, timeout=60)
+    assert done.returncode == 1 and done.stdout == ""
+    assert "Traceback" not in done.stderr and done.stderr.splitlines()[-1].startswith(sentence)
+
+
+# What a build says that compiled, and then cannot be used
+
+
+ABORTS = """#include <cstdlib>
+static int now = (abort(), 1);
+"""
+
+
+def test_a_library_that_aborts_when_it_is_loaded_says_so(workshop: Workshop) -> None:
+    kernel = workshop.kernel("aborts.cpp", ABORTS)
+    register = workshop.write("register.py", f"from minfer import ops\nops.get('hgemm').cpp({str(kernel.source)!r})\n")
+    shard = Shard("0000", "test", str(workshop.folder), "", "cpu", [], Timing(), 60, 300, extra=[str(register)])
+    (workshop.folder / "logs").mkdir()
+    why = Compiler(shard, "", lambda **event: None)._one("hgemm", "aborts")
+    assert why == "the process that compiles and loads it died by SIGABRT"
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        ("import sys; print('W1124 10:00:00.0 7 torch/x.py:1] No CUDA runtime', file=sys.stderr); {}", "{}"),
+        ("import sys; print('x: too many\\nI0102 1:00 torch', file=sys.stderr); {}", "{}: x: too many"),
+    ],
+)
+def test_what_pytorch_warns_of_is_not_why_a_build_died(code: str, why: str, workshop: Workshop) -> None:
+    (workshop.folder / "logs").mkdir()
+    shard = Shard("0000", "test", str(workshop.folder), "", "cpu", [], Timing(), 60, 60)
+    command = [sys.executable, "-c", code.format("sys.stderr.flush(); __import__('os').abort()")]
+    died = "the process that compiles and loads it died by SIGABRT"
+    assert Compiler(shard, "", lambda **event: None).run("x", command) == why.format(died)
+    command[-1] = code.format("sys.exit(7)")
+    said = Compiler(shard, "", lambda **event: None).run("x", command)
+    assert said == (why.removeprefix("{}: ") if ": " in why else "the build died with status 7")
+
+
+@pytest.mark.parametrize(("op", "macro"), [("hgemm", "MINFER_HGEMM"), ("scale_rows", "MINFER_OP")])
+def test_a_kernel_that_registers_another_name_is_told_its_own(op: str, macro: str, workshop: Workshop) -> None:
+    source = workshop.write("renamed.cpp", "int nothing;\n")
+    kernel = Kernel(op, "renamed", "cpp", source)
+    with pytest.raises(BuildError) as caught:
+        build.function(kernel)
+    assert str(caught.value) == f"renamed.cpp registers no {op}_renamed; end it with {macro}({op}_renamed, ...)"
 
 
 NINJA = """Error building extension 'hgemm_x': [1/2] c++ -MMD -MF x.o.d -DTORCH_EXTENSION_NAME=hgemm_x -I/opt/minfer \

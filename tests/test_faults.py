@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from minfer import ops
+from minfer.process.output import MOST_PRINTED
 from minfer.process.remote import Died
 from minfer.rows import store
 from minfer.rows.writer import StoreError
@@ -101,24 +102,75 @@ def test_full_results_folder_keeps_what_was_written(tmp_path):
     assert not list((tmp_path / "results").rglob(".*"))
 
 
+FILLED = """
+import sys
+from pathlib import Path
+from minfer.worker.shard import run_shard
+run, shard = Path(sys.argv[1]), Path(sys.argv[2])
+(run / "shards").mkdir()
+inside = run / "shards" / shard.name
+inside.write_text(shard.read_text())
+for attempt in range(2):
+    try:
+        run_shard(str(inside))
+        print("attempt", attempt, "exits 0")
+    except SystemExit as end:
+        print("attempt", attempt, "exits", end.code)
+    print((run / "progress" / "0000.jsonl").read_text(), flush=True)
+    (run / "filler").unlink()
+    (run / "filler").touch()
+"""
+
+
+def test_a_runs_folder_that_fills_up_ends_the_shard_and_blames_no_kernel(tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    op = ops.get("hgemm")
+    cases = [op.case(name, "float16", dict.fromkeys(op.axes, 32)) for name in ("fills", "honest", "torch")]
+    shard = Shard("0000", "test", str(run), str(tmp_path / "results"), "cpu", cases, FAST, 60.0, 60.0)
+    shard.extra = [str(FAULTS)]
+    outside = shard.save().rename(tmp_path / "0000.json")
+    environment = os.environ | {"MINFER_FILLS": str(run / "filler")}
+    done = in_small(run, "2m", [sys.executable, "-c", FILLED, str(run), str(outside)], environment)
+    full, _, again = done.stdout.partition("attempt 1")
+    why = f"cannot write to {run}: No space left on device; free it or set runs= to a folder on another disk"
+    assert full.startswith("attempt 0 exits 1") and why in full, done
+    assert '"case": "' in full and "honest" not in full
+    assert again.startswith(" exits 0"), done
+    rows = list(store.rows(store.files(tmp_path / "results")))
+    assert [row["kernel"] for row in rows] == ["fills", "honest", "torch"]
+    assert {row["status"] for row in rows} <= set(store.MEASURED)
+
+
+def test_a_kernel_that_never_stops_printing_fills_no_disk_and_its_row_says_so(run_shard, tmp_path):
+    loud, after = run_shard(["never_silent", "noisy"], case_timeout_s=8.0)
+    assert loud["status"] == "timeout" and after["status"] in store.MEASURED
+    assert loud["message"] == "killed after 8 s, in the phase 'verify'; it printed more than 16 MiB"
+    log = tmp_path / "run" / "logs" / "0000.log"
+    assert log.stat().st_size < 1.1 * MOST_PRINTED and log.read_bytes().count(b"and on stderr") > 1
+
+
+def in_small(folder: Path, size: str, command: list[str], env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run a command where a folder is a file system of this size, in a namespace in which a user may mount one."""
+    mounted = ["unshare", "-rm", "sh", "-c", f'mount -t tmpfs -o size={size} tmpfs "$0" && exec "$@"', str(folder)]
+    if not shutil.which("unshare") or subprocess.run([*mounted, "true"], capture_output=True).returncode:
+        pytest.skip("users may not mount here")
+    return subprocess.run([*mounted, *command], cwd=ROOT, env=env, capture_output=True, text=True)
+
+
 @pytest.mark.slow
 def test_scratch_that_is_full_while_triton_compiles_costs_that_case_only(tmp_path):
     """In a namespace of its own, where a user may mount a file system that is too small."""
     pytest.importorskip("triton")
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    mounted = ["unshare", "-rm", "sh", "-c", 'mount -t tmpfs -o size=64k tmpfs "$0" && exec "$@"', str(scratch)]
-    if not shutil.which("unshare") or subprocess.run([*mounted, "true"], capture_output=True).returncode:
-        pytest.skip("users may not mount here")
     op = ops.get("hgemm")
     cases = [op.case(name, "float16", dict.fromkeys(op.axes, 32)) for name in ("compiles", "honest")]
     folders = str(tmp_path / "run"), str(tmp_path / "results")
     shard = Shard("0000", "test", *folders, "cpu", cases, FAST, 60.0, 60.0, extra=[str(FAULTS)])
     code = f"from minfer.worker.shard import run_shard; run_shard({str(shard.save())!r})"
     environment = os.environ | {"TRITON_CACHE_DIR": str(scratch)}
-    done = subprocess.run(
-        [*mounted, sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True
-    )
+    done = in_small(scratch, "64k", [sys.executable, "-c", code], environment)
     assert done.returncode == 0, done.stderr
     full, after = store.rows(store.files(tmp_path / "results"))
     assert (full["kernel"], full["status"]) == ("compiles", "error") and full["cold_us"] is None
@@ -153,6 +205,7 @@ def test_interrupt_keeps_finished_rows_and_leaves_nothing_running(tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-m", "minfer.launch", *words],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True,
+        env=os.environ | {"MINFER_TEST": str(tmp_path)},
         # A shell's job in the background has SIGINT ignored, and so would all that it starts.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
@@ -160,23 +213,23 @@ def test_interrupt_keeps_finished_rows_and_leaves_nothing_running(tmp_path):
     while not any("hangs" in path.read_text() for path in tmp_path.glob("runs/*/progress/*.jsonl")):
         assert time.monotonic() < deadline and process.poll() is None, process.communicate()
         time.sleep(0.2)
-    assert {"minfer.child\n", "minfer.forksrv\n"} < set(writers(tmp_path))
+    assert {"minfer.child\n", "minfer.forksrv\n"} < set(started(tmp_path))
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does, to the whole group
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130 and "Traceback" not in err, err
     assert "finished rows are kept" in out and re.search("To go on: .*minfer resubmit ", out)
     assert [row["kernel"] for row in store.rows(store.files(tmp_path / "results"))] == ["honest"]
     time.sleep(1)
-    assert not writers(tmp_path)
+    assert not started(tmp_path)
 
 
-def writers(folder: Path) -> list[str]:
-    """The processes whose stdout goes to a file below a folder."""
+def started(folder: Path) -> list[str]:
+    """The processes that have MINFER_TEST with this folder in their environment."""
     found = []
-    for link in Path("/proc").glob("[0-9]*/fd/1"):
+    for environment in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
-            if str(folder) in str(link.readlink()):
-                found.append((link.parents[1] / "comm").read_text())
+            if f"MINFER_TEST={folder}".encode() in environment.read_bytes().split(b"\0"):
+                found.append((environment.parent / "comm").read_text())
     return found
 
 

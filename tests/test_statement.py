@@ -39,6 +39,38 @@ def test_the_section_works_when_it_is_pasted(tmp_path: Path) -> None:
     assert row["status"] in store.MEASURED and row["cold_rate"] > 0 and row["metric"] == "GB/s", row["message"]
 
 
+MINE = """#include "ops/op.h"
+static void scale_rows_mine(minfer::Tensor y, const minfer::Tensor x, const minfer::Tensor scale) {
+  const float *from = minfer::input<float>(x, "x"), *by = minfer::input<float>(scale, "scale");
+  float* to = minfer::output<float>(y, "y");
+  for (int64_t i = 0; i < x.numel(); ++i) to[i] = from[i] * by[i / x.size(1)];
+}
+MINFER_OP(scale_rows_mine, "(Tensor(a!) y, Tensor x, Tensor scale) -> ()")
+"""
+
+
+def test_its_line_for_a_kernel_in_cpp_is_run_by_its_command(tmp_path: Path) -> None:
+    line = re.search(r'`(op\.cpp\("mine\.cpp".*?\))`', SECTION)
+    command = re.search(r"^    minfer (op=.*)$", SECTION, re.MULTILINE)
+    assert line and command
+    (tmp_path / "rows.py").write_text(f"{pasted()}\n{line[1]}\n")
+    (tmp_path / "mine.cpp").write_text(MINE)
+    words = shlex.split(command[1].replace("[rows.py]", f"[{tmp_path / 'rows.py'}]").replace("[512, 1024]", "512"))
+    done = launch(*words, "cluster=local", f"results={tmp_path / 'results'}", f"runs={tmp_path / 'runs'}")
+    assert done.returncode == 0, done.stderr
+    rows = {row["kernel"]: row for row in store.rows(store.files(tmp_path / "results"))}
+    assert rows.keys() == {"torch", "mine"} and rows["mine"]["status"] in store.MEASURED, rows["mine"]["message"]
+
+
+def test_a_kernel_that_states_no_dtypes_is_told_how(plan: Callable[..., cases.Plan], tmp_path: Path) -> None:
+    (tmp_path / "mine.cpp").write_text(MINE)
+    plan()
+    ops.get("scale_rows").cpp("mine.cpp")
+    case = ops.get("scale_rows").case("mine", "float32", {"rows": 4, "n": 8})
+    why = 'supports float16 and bfloat16, not float32; if it does, register it with dtypes=("float32",)'
+    assert ops.get("scale_rows").kernels["mine"].unsupported(case, None) == why
+
+
 @pytest.fixture
 def plan(tmp_path: Path) -> Iterator[Callable[..., cases.Plan]]:
     """The plan of a request for the section's op, with a piece of it replaced; all is forgotten after the test."""

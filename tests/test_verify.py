@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -181,12 +182,23 @@ def test_a_result_that_is_sometimes_wrong_is_so_also_where_bits_may_differ() -> 
         check(kernel, kernel=replace(ANY, deterministic=False))
 
 
-def test_returning_a_tensor_instead_of_writing_the_output() -> None:
-    def kernel(out: Tensor, a: Tensor, b: Tensor, alpha: float, beta: float) -> Tensor:
+@pytest.mark.parametrize("returned", [lambda out: out.clone(), lambda out: (out, out + 1)])
+def test_returning_a_tensor_instead_of_writing_the_output(returned: Callable[[Tensor], object]) -> None:
+    def kernel(out: Tensor, a: Tensor, b: Tensor, alpha: float, beta: float) -> object:
         honest(out, a, b, alpha, beta)
-        return out
+        return returned(out)
 
-    with pytest.raises(Dishonest, match="returned a Tensor"):
+    with pytest.raises(Dishonest, match=r"returned a (Tensor|tuple)"):
+        check(kernel)
+
+
+@pytest.mark.parametrize("returned", [lambda out: out, lambda out: (out, out.view(-1))])
+def test_returning_the_output_is_a_mistake_and_no_deception(returned: Callable[[Tensor], object]) -> None:
+    def kernel(out: Tensor, a: Tensor, b: Tensor, alpha: float, beta: float) -> object:
+        honest(out, a, b, alpha, beta)
+        return returned(out)
+
+    with pytest.raises(TypeError, match="returned its own output; a kernel returns nothing"):
         check(kernel)
 
 

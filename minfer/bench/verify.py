@@ -128,6 +128,10 @@ def _try(op: Op, trial: Trial, kernel: Stated, function: Function, device: torch
     results = {name: tensor.detach().clone() for name, tensor in written.items()}
     synchronize(device)
     if returned is not None:
+        if _only_of(returned, written):
+            raise TypeError(
+                "returned its own output; a kernel returns nothing: where it is a lambda, make it a function without a return"
+            )
         raise Dishonest(f"returned a {type(returned).__name__}; a kernel writes its output and returns nothing")
 
     fresh = trial.operands(op, device)
@@ -150,6 +154,13 @@ def _try(op: Op, trial: Trial, kernel: Stated, function: Function, device: torch
     if not _repeats(op, trial, function, device, bits, expected):
         raise WrongResult(f"gives another result when run again, which looks like a race ({where})", worst)
     return worst
+
+
+def _only_of(returned: object, written: Tensors) -> bool:
+    """Whether a kernel returned outputs that it was given, and nothing else: as `torch.mul(..., out=y)` does."""
+    several = returned if isinstance(returned, tuple) else (returned,)
+    places = {tensor.data_ptr() for tensor in written.values()}
+    return len(several) > 0 and all(type(one) is torch.Tensor and one.data_ptr() in places for one in several)
 
 
 def check_genuine(tensors: Tensors, addresses: Mapping[str, int]) -> None:

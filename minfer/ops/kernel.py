@@ -45,7 +45,7 @@ class Kernel:
     package: str = (
         ""  # backend "torch": the module, not PyTorch's, that the implementation is of; it runs on a GPU only
     )
-    root: Path = PACKAGE  # the folder `minfer` that its headers are in; another one for another revision's kernel
+    root: Path = PACKAGE  # the folder `minfer` whose headers it includes; another one for another revision's kernel
     against: str = ""  # the kernel that its ratios are against; empty: the op's baseline
 
     @property
@@ -70,7 +70,9 @@ class Kernel:
     def unsupported(self, case: Case, capability: tuple[int, int] | None) -> str | None:
         """Why this kernel cannot run `case`, as half a sentence, or None. `capability` None: the GPU is not known yet."""
         if case.dtype not in self.dtypes:
-            return f"supports {' and '.join(self.dtypes)}, not {case.dtype}"
+            only = f"supports {' and '.join(self.dtypes)}, not {case.dtype}"
+            ours = self.source.is_relative_to(self.root)
+            return only if ours else f'{only}; if it does, register it with dtypes=("{case.dtype}",)'
         if why := self.takes(case):
             return why
         if self.archs and capability is not None:
@@ -101,6 +103,12 @@ class Kernel:
         """A Triton kernel's module; imported only when the kernel runs, because Triton is absent on some machines."""
         return load_file(self.source)
 
+    @property
+    def include_paths(self) -> tuple[Path, ...]:
+        """Where its compiler looks for headers of ours; a kernel's own folder comes before these."""
+        beside = self.root / "ops" / self.op  # a kernel that lies elsewhere includes what one in there does
+        return (self.root,) if self.source.is_relative_to(self.root) else (self.root, beside)
+
     def sources(self) -> list[Path]:
         """The source file and every header of ours that it includes, directly or not."""
         found, queue = [], [self.source]
@@ -110,7 +118,7 @@ class Kernel:
                 continue
             found.append(path)
             for name in re.findall(r'^\s*#\s*include\s+"([^"]+)"', read_source(path), re.MULTILINE):
-                queue += [p for p in (path.parent / name, self.root / name) if p.is_file()][:1]
+                queue += [p for p in (path.parent / name, *(f / name for f in self.include_paths)) if p.is_file()][:1]
         return sorted(found)
 
 

@@ -1,13 +1,15 @@
 """A process that may crash, hang, run out of memory or lie, and what is known of it from outside.
 
 It is started with two file descriptors, reads requests from the one and writes replies to the other, one JSON object a
-line; `serve` is its side. Its stdout and stderr, where a kernel may print, go to a log.
+line; `serve` is its side. Its stdout and stderr, where a kernel may print, go to a log, of which there is a limit
+(`minfer.process.output`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import faulthandler
 import json
 import os
@@ -28,7 +30,7 @@ from typing import Any
 
 from minfer.process import fork_server
 from minfer.process.cgroup import Cgroup
-from minfer.process.output import Output, tail_of
+from minfer.process.output import MOST_PRINTED, Output, tail_of
 from minfer.process.text import all_plain, plain
 from minfer.sandbox import Sandbox
 
@@ -64,7 +66,8 @@ class Died(Exception):
 class Process:
     """A running module that answers requests. It has a session of its own, so that all of it can be stopped or killed.
 
-    `start` runs the module where there is no sandbox: `fork_server.start`, or a function like it."""
+    The fork server starts it or, where there is no sandbox, `start`, which has it print to its log as much as it likes. Raises
+    Died if it cannot be started, and OSError if that is because a disk is full."""
 
     _cgroup: Cgroup | None = None
     _output: Output | None = None
@@ -76,7 +79,7 @@ class Process:
         log: Path,
         pass_fds: Sequence[int] = (),
         sandbox: Sandbox | None = None,
-        start: Start = fork_server.start,
+        start: Start | None = None,
     ) -> None:
         self.log = log
         self._scratch = ""
@@ -92,18 +95,26 @@ class Process:
         try:
             with open(self.log, "ab") as file, _sweeping:
                 fds = theirs_in, theirs_out, *pass_fds
-                if sandbox:
+                if sandbox or start is None:
                     self._output = Output(self.log)
                     start = partial(fork_server.start, sandbox=sandbox, output=self._output.fd)
-                self.process = start(module, [str(theirs_in), str(theirs_out)], fds, file.fileno())
+                try:
+                    self.process = start(module, [str(theirs_in), str(theirs_out)], fds, file.fileno())
+                finally:
+                    if self._output:
+                        os.close(self._output.fd)
                 _running.add(self.process.pid)
         except OSError as error:
             self._close()
             self._clean()
+            if self._output:
+                self._output.tail()
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise
             why = _last_line(tail_of(self.log))  # of the fork server
             raise Died("crashed", f"no process could be started: {why or error}") from error
         finally:
-            for fd in (theirs_in, theirs_out, *([self._output.fd] if self._output else [])):
+            for fd in (theirs_in, theirs_out):
                 os.close(fd)
         self._buffer = b""
         self._nonce = ""
@@ -145,7 +156,8 @@ class Process:
                     raise self._post_mortem()
                 if left <= 0:
                     self.kill()
-                    raise Died("timeout", f"killed after {seconds:g} s, in the phase {self.phase!r}")
+                    noisy = f"; it printed more than {MOST_PRINTED >> 20} MiB" if self._too_much() else ""
+                    raise Died("timeout", f"killed after {seconds:g} s, in the phase {self.phase!r}{noisy}")
                 continue
             chunk = self._replies.read(1 << 20)
             if not chunk:
@@ -158,6 +170,19 @@ class Process:
         """Send a request and receive its reply. Raises Died."""
         self.send(**message)
         return self.receive(seconds)
+
+    def check_log(self) -> None:
+        """Raises the OSError that kept something that it printed from its log."""
+        if self._output and self._output.failed:
+            raise self._output.failed
+
+    def allow_output(self) -> None:
+        """Let it print up to the limit again, as for another kernel."""
+        if self._output:
+            self._output.allow()
+
+    def _too_much(self) -> bool:
+        return self._output is not None and self._output.too_much
 
     def _checked(self, line: bytes) -> Message:
         try:
@@ -208,6 +233,8 @@ class Process:
                     os.kill(pid, signal.SIGKILL)
                     os.waitpid(pid, 0)
             self._clean()
+        if self._output:
+            self._output.tail()  # all that it printed is in the log now
 
     def freeze(self) -> None:
         """Stop it and everything that it started, in whatever session. Raises Died."""

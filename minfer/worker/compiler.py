@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from minfer.process.text import plain
 from minfer.sandbox import Sandbox
 from minfer.worker import sandboxed
 
+WARNING = re.compile(r"[DIW]\d{4} ")  # how a line of PyTorch's log begins that is no error
 LARGEST = 1 << 30  # bytes of a library from a sandbox
 
 
@@ -119,5 +121,8 @@ class Compiler:
         if full := build.DISK_FULL.search(err):
             where = os.environ.get("TORCH_EXTENSIONS_DIR", "the cache of compiled kernels")
             raise Unfit(f"cannot compile {name} in {where}: {full[0]}; free it or set cluster.scratch")
-        lines = [line for line in map(plain, err.splitlines()) if line]
+        lines = [line for line in map(plain, err.splitlines()) if line and not WARNING.match(line)]
+        if process.returncode < 0:
+            died = f"the process that compiles and loads it died by {signal.Signals(-process.returncode).name}"
+            return ": ".join([died, *lines[-1:]])
         return lines[-1] if lines else f"the build died with status {process.returncode}"

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
 
 from minfer.plan.shard import Shard
+
+ROOM = 16 << 10  # bytes; about a hundred events
 
 
 class Events:
@@ -22,5 +26,12 @@ class Events:
     def __call__(self, **event: Any) -> None:
         try:
             self._file.write(json.dumps({"time": time.time() + self.skew_s} | event) + "\n")
+            self._keep_room()
         except OSError:
-            pass  # progress may be lost; the code that writes rows reports a full disk
+            pass  # progress may be lost, but not what ends it: there is room for that
+
+    def _keep_room(self) -> None:
+        """Have the disk keep ROOM bytes after the file's end, if it can (fallocate with FALLOC_FL_KEEP_SIZE), so that the
+        reason of a failure can be written when it is full."""
+        end = os.fstat(self._file.fileno()).st_size
+        ctypes.CDLL(None).fallocate(self._file.fileno(), 1, ctypes.c_long(end), ctypes.c_long(ROOM))

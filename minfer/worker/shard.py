@@ -29,7 +29,8 @@ SKEW_S = 60.0  # a larger difference of a node's clock is reported
 
 def run_cases(shard: Shard, tell: Events, stopping: Stopping) -> None:
     """Run all cases of which this run has no row yet. Raises StoreError if rows cannot be written; its `rows` are then the
-    finished ones. Raises Unfit, Died if no kernel could be run at all, and KeyboardInterrupt when told to stop."""
+    finished ones. Raises OSError if the run's folder is full, Unfit, Died if no kernel could be run at all, and
+    KeyboardInterrupt when told to stop."""
     log = Path(shard.folder) / "logs" / f"{shard.name}.log"
     supervisor = Supervisor(shard, log)
     try:
@@ -63,6 +64,7 @@ def run_cases(shard: Shard, tell: Events, stopping: Stopping) -> None:
             for case in todo:
                 if stopping.soon:
                     raise KeyboardInterrupt
+                supervisor.check_log()
                 tell(event="case", case=case.key)
                 columns = supervisor.run(case, builds.get(f"{case.op}/{case.kernel}"))
                 row = record.whole_row(shard, machine, supervisor.peaks, case, columns, claim.skew_s)
@@ -83,6 +85,13 @@ def _largest_mb() -> float:
     """The largest resident memory of this process, or of a process that it has waited for, in MB."""
     kb = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return kb * 1024 / 1e6
+
+
+def _full(error: OSError, shard: Shard) -> str:
+    """What to do about a full disk that is not the results folder's."""
+    where = str(error.filename or shard.folder)
+    other = " or set runs= to a folder on another disk" if where.startswith(shard.folder) else ""
+    return f"cannot write to {where}: {error.strerror}; free it{other}"
 
 
 def _setting(shard: Shard, folder: Path, log: Path) -> profilers.Setting:
@@ -112,6 +121,10 @@ def run_shard(path: str, grace_s: float = 0) -> None:
         tell(event="failed", message=f"{error}; {record.rescue(shard, error)}")
     except (Unfit, UserError) as error:
         tell(event="failed", message=str(error))
+    except OSError as error:
+        if not build.DISK_FULL.search(str(error)):
+            raise
+        tell(event="failed", message=_full(error, shard))
     except Superseded as error:
         sys.exit(str(error))  # the other process reports progress now
     except Died as error:

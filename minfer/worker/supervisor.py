@@ -61,6 +61,7 @@ class Supervisor:
     def __init__(self, shard: Shard, log: Path) -> None:
         self.shard, self.log = shard, log
         self.child: Process | None = None
+        self.last: Process | None = None  # the child that ran the last case, and may have died
         self.judge: Process | None = None
         self.machine = Machine({"device_kind": shard.device}, None, None)
         self.peaks: dict[str, float] | None = None  # measured by the first child
@@ -98,6 +99,11 @@ class Supervisor:
                 process.kill()
         self.child = self.judge = None
 
+    def check_log(self) -> None:
+        """Raises the OSError that kept what the last case printed from the log."""
+        if self.last:
+            self.last.check_log()
+
     def unsupported(self, case: Case) -> str | None:
         """Why a case cannot run on this device, as half a sentence, or None."""
         kernel = ops.get(case.op).kernels[case.kernel]
@@ -129,7 +135,8 @@ class Supervisor:
     def _timed(self, case: Case, row: Row) -> Row:
         """The columns of the build, `row`, and those that the child fills."""
         child = self.child or self.prepare()
-        child.phase = "load"
+        self.last, child.phase = child, "load"
+        child.allow_output()
         try:
             reply = child.ask(self.shard.case_timeout_s, case=case.to_dict(), libraries=self.libraries)
         except Died as death:

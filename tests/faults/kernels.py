@@ -1,5 +1,6 @@
 """Kernels that go wrong, each in one way. Loaded with `extra=[tests/faults/kernels.py]`."""
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -60,6 +61,21 @@ def noisy(out, a, b, alpha=1.0, beta=0.0):
     honest(out, a, b, alpha, beta)
 
 
+def fills(out, a, b, alpha=1.0, beta=0.0):
+    """Fills the disk of the run's folder, as another process may, and prints."""
+    if (filler := Path(os.environ["MINFER_FILLS"])) and not filler.exists():
+        with contextlib.suppress(OSError), open(filler, "wb", buffering=0) as file:
+            while file.write(b"x" * 4096):
+                pass
+        print("x" * 8192, flush=True)
+    honest(out, a, b, alpha, beta)
+
+
+def never_silent(out, a, b, alpha=1.0, beta=0.0):
+    while True:
+        os.write(1, b"x" * (1 << 20))
+
+
 def compiles(out, a, b, alpha=1.0, beta=0.0):
     """Has Triton compile, for a GPU that need not be there, and then computes on the CPU."""
     import triton
@@ -74,7 +90,21 @@ def compiles(out, a, b, alpha=1.0, beta=0.0):
     honest(out, a, b, alpha, beta)
 
 
-for function in (honest, segfaults, hangs, slow, zeros, hungry, raises, exits, killed, noisy, compiles):
+for function in (
+    honest,
+    segfaults,
+    hangs,
+    slow,
+    zeros,
+    hungry,
+    raises,
+    exits,
+    killed,
+    noisy,
+    fills,
+    never_silent,
+    compiles,
+):
     op.torch(function.__name__, function)
 op.cpp(str(HERE / "does_not_compile.cpp"))
 op.cuda(str(HERE / "illegal_access.cu"))
