@@ -15,8 +15,10 @@ from typing import Any
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from minfer.plan.config import Config, UserError, check_values, nearest
+from minfer.plan.mistakes import explain
 
 CONFIG, JOBS, COPY = "config.yaml", "jobs.jsonl", "sources"
 SOURCES = Path(__file__).resolve().parents[1]
@@ -61,12 +63,18 @@ def request(folder: Path, changes: Iterable[str] = ()) -> Config:
             raise UserError(f"cannot change {word!r} of a run; only cluster.* and container.* can, as key=value")
     try:
         merged = OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.load(folder / CONFIG))
-        for word in changes:
-            key = word.partition("=")[0]
-            OmegaConf.update(merged, key, OmegaConf.select(OmegaConf.from_dotlist([word]), key), merge=False)
         config: Any = OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:
         raise UserError(f"cannot read {folder / CONFIG}: {str(error).splitlines()[0]}") from error
+    for word in changes:
+        key = word.partition("=")[0]
+        try:
+            OmegaConf.update(merged, key, OmegaConf.select(OmegaConf.from_dotlist([word]), key), merge=False)
+            config = OmegaConf.to_object(merged)
+        except YAMLError as error:
+            raise UserError(f"cannot read {word!r}; write it as key=value") from error
+        except OmegaConfBaseException as error:
+            raise UserError(explain(error, changes)) from error
     check_values(config)
     return config
 

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import os
+import select
+import signal
 import sys
+import tomllib
 from collections.abc import Callable
+from importlib.metadata import version
 from typing import Any
 
 import hydra
 from omegaconf import MISSING, OmegaConf
 
-from minfer.plan.config import CONF, Config, UserError, check_values, entry_of, groups, register
-from minfer.plan.mistakes import check_keys, explain
+from minfer.plan.config import CONF, INSTALLED, Config, UserError, check_values, entry_of, groups, register
+from minfer.plan.mistakes import check_command_line, check_keys, explain
 
 
 def compose() -> list[Config]:
-    """The requests on the command line: one, or several with Hydra's --multirun. Raises UserError."""
+    """The requests on the command line: one, several with Hydra's --multirun, or none with --version or --cfg. Raises
+    UserError."""
+    if "--version" in sys.argv[1:]:  # Hydra's flag of that name prints Hydra's
+        print(f"minfer {_version()}")
+        return []
+    check_command_line(sys.argv[1:])
     register()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands its errors to us instead of printing them
     sys.argv[1:] = [_as_hydra_reads_it(word) for word in sys.argv[1:]]
@@ -29,12 +38,22 @@ def compose() -> list[Config]:
         raise UserError(explain(error)) from error
 
 
+def _version() -> str:
+    """The version of these sources: of a clone, whether it is installed or not, or of a package."""
+    if INSTALLED:
+        return version("minfer")
+    return str(tomllib.loads((CONF.parent / "pyproject.toml").read_text("utf-8"))["project"]["version"])
+
+
 def _as_hydra_reads_it(word: str) -> str:
     """Hydra takes a new key of a mapping only with a plus, but an op from outside may have any parameter, and sbatch has many
-    options. A shell command has characters that Hydra would read as its own."""
+    options. `extra` is a list, and one file may stand for a list of it. A shell command has characters that Hydra would read
+    as its own."""
     if word.startswith(("params.", "params={", "cluster.flags.", "cluster.flags={")):
         return f"++{word}"
     key, _, value = word.partition("=")
+    if key == "extra" and value not in ("", "null") and value[0] != "[" and "," not in value:
+        return f"extra=[{value}]"
     if key == "notify" and value not in ("", "null") and value[0] not in "'\"":
         return "notify='{}'".format(value.replace("'", r"\'"))
     return word
@@ -77,21 +96,37 @@ def main() -> int:
 
 
 def _launch() -> int:
-    requests = compose()
+    if not (requests := compose()):
+        return 0
     from minfer.run.start import run  # imports torch, which --help and a typo need not wait for
 
-    return max([run(config) for config in requests], default=0)
+    return max(run(config) for config in requests)
 
 
 def exit_status(command: Callable[[], int]) -> int:
-    """The exit status that a command returns; 2, and its one line, for a UserError; 130 when it is interrupted."""
+    """The exit status that a command returns; 2, and its one line, for a UserError; 130 when it is interrupted; 141, as a
+    shell has it, when nobody reads its output any longer, as behind `| head`."""
     try:
-        return command()
+        status = command()
+        sys.stdout.flush()  # here, where a closed pipe is no traceback
+        return status
     except UserError as error:
         print(f"minfer: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:
+        if not _is_closed(sys.stdout.fileno()):  # it was another pipe, as to a process that died
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python writes at its end
+        return 128 + signal.SIGPIPE
+
+
+def _is_closed(file: int) -> bool:
+    """Whether nobody reads from the other end of a pipe."""
+    poll = select.poll()
+    poll.register(file, select.POLLOUT)
+    return any(events & select.POLLERR for _, events in poll.poll(0))
 
 
 if __name__ == "__main__":

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
+import analysis.compare
+import analysis.report
 from minfer import cli
 from minfer.plan.config import groups
 from minfer.run import start
 from tests.conftest import ROOT
 
+EMPTY = "is empty; it takes a name or a list of names, or leave it out"
 SWEEPS = [f"+sweep={name}" for name in groups()["sweep"]]
 
 
@@ -35,15 +40,20 @@ def call(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         ([], f"no sweep was chosen; add {' or '.join(SWEEPS)}"),
         (
             ["race", "HEAD"],
-            "usage: minfer race REV_A REV_B +sweep=...; a revision is one of git's, or . for the files as they are",
+            "usage: minfer race REV_A REV_B +sweep=... [KEY=VALUE ...], where a revision is one of git's, or . for the files"
+            " as they are",
         ),
         (
             ["race", "nowhere", ".", "+sweep=hgemm"],
             "git knows no revision nowhere with kernels of minfer; name a commit, a branch or .",
         ),
-        (["status"], "usage: minfer status RUN, where RUN is the name or the folder of a run, or last"),
+        (["status"], "usage: minfer status RUN [--json], where RUN is the name or the folder of a run, or last"),
         (["cancel", "--all"], "usage: minfer cancel RUN, where RUN is the name or the folder of a run, or last"),
         (["resubmit", "nowhere"], "there is no run nowhere; name its folder"),
+        (["report", "last"], "there is no run last; name its folder"),
+        (["+sweep=hgemm", "kernel=[]", "device=cpu", "cluster=local"], f"kernel {EMPTY}"),
+        (["+sweep=hgemm", "dtype=[]", "device=cpu", "cluster=local"], f"dtype {EMPTY}"),
+        (["+sweep=hgemm", "params.layout=[]", "device=cpu", "cluster=local"], f"params.layout {EMPTY}"),
     ],
 )
 def test_a_mistake_is_one_line(words: list[str], said: str, tmp_path, monkeypatch, capsys):
@@ -52,6 +62,68 @@ def test_a_mistake_is_one_line(words: list[str], said: str, tmp_path, monkeypatc
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")  # compose sets it; here it must not outlive the test
     assert cli.main() == 2
     assert capsys.readouterr().err == f"minfer: {said}\n"
+
+
+@pytest.mark.parametrize("command", [*cli.USAGE, cli.WARM, *cli.READERS])
+def test_every_command_prints_its_usage_when_asked_for_help(command: str, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for words in (["--help"], ["word", "-h"]):
+        monkeypatch.setattr(sys, "argv", ["minfer", command, *words])
+        try:
+            status = cli.main()
+        except SystemExit as end:  # argparse's
+            status = int(end.code or 0)
+        said = capsys.readouterr()
+        assert status == 0 and said.out.startswith(f"usage: minfer {command} ") and not said.err
+
+
+def test_the_help_names_every_command_and_how_to_ask_each_for_more():
+    text = (ROOT / "conf/config.yaml").read_text()
+    for command in (*cli.USAGE, cli.WARM, *cli.READERS):
+        assert f"  minfer {command} " in text
+    assert "each above also takes --help" in text
+
+
+def test_the_version_is_that_of_minfer(monkeypatch, capsys):
+    for words in (["--version"], ["+sweep=hgemm", "--version"]):
+        monkeypatch.setattr(sys, "argv", ["minfer", *words])
+        assert cli.main() == 0
+        written = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+        assert capsys.readouterr().out == f"minfer {written}\n"
+
+
+def test_the_last_run_is_named_to_those_who_read_rows_and_options_are_left_alone(tmp_path, monkeypatch):
+    given: list[list[str]] = []
+    monkeypatch.chdir(tmp_path)
+    for name in ("20260101-000000-0000", "20260102-000000-0000"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "config.yaml").touch()
+    for reader in (analysis.report, analysis.compare):
+        monkeypatch.setattr(reader, "main", lambda words: given.append(words) or 0)
+    assert cli.read("report", ["last", "-o", "last"]) == 0 and cli.read("compare", ["HEAD", "last"]) == 0
+    (tmp_path / "last").touch()
+    assert cli.read("report", ["last"]) == 0
+    assert given == [["20260102-000000-0000", "-o", "last"], ["HEAD", "20260102-000000-0000"], ["last"]]
+
+
+@pytest.mark.parametrize("chunks", [0, 100])
+def test_a_reader_who_goes_away_ends_a_command_quietly(chunks: int):
+    """Before what is left in the buffer is written, and in the middle of more than a pipe holds."""
+    write = f"[print('y' * 65536) for _ in range({chunks})] and 0 or print('x') or 0"
+    code = f"import sys; from minfer import launch; sys.exit(launch.exit_status(lambda: {write}))"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        said = process.stderr.read()
+    assert (process.returncode, said) == (128 + signal.SIGPIPE, "")
+
+
+def test_another_pipe_that_breaks_is_no_quiet_end():
+    code = "import os; from minfer import launch; r, w = os.pipe(); os.close(r); launch.exit_status(lambda: os.write(w, b'x'))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1 and "BrokenPipeError" in done.stderr
 
 
 def test_the_command_launches_from_a_folder_with_other_things_of_the_same_names(tmp_path):

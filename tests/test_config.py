@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 
 from minfer import launch
 from minfer.cli import ACTIONS
-from minfer.plan.config import CONF, Config, Shape, UserError, groups, named
+from minfer.plan.config import CONF, Config, Shape, UserError, groups, named, parts
 
 ROOT = Path(__file__).resolve().parents[1]
 HGEMM = "+sweep=hgemm"
@@ -50,6 +50,15 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
     # what is wrong: (words, what the message must name: the key or value, and a valid word)
     "no sweep": ([], ["sweep", "+sweep=hgemm"]),
     "sweep without plus": (["sweep=hgemm"], ["'sweep'", "+sweep="]),
+    "two sweeps": (["+sweep=hgemm,rmsnorm"], ["'sweeps=[hgemm,rmsnorm]'"]),
+    "two sweeps in brackets": (["+sweep=[hgemm,rmsnorm]"], ["'sweeps=[hgemm,rmsnorm]'"]),
+    "two shapes": ([HGEMM, "shape=llama,tiny"], ["shape takes one"]),
+    "unknown flag": ([HGEMM, "--bogus", "timing=quick"], ["unknown flag '--bogus'; valid: --help, --version"]),
+    "misspelt flag": ([HGEMM, "--multrun"], ["'--multrun'", "did you mean --multirun?"]),
+    "key with dashes": ([HGEMM, "--dry-run"], ["'--dry-run'", "write dry_run=..."]),
+    "flag without its value": ([HGEMM, "--config-dir"], ["--config-dir", "expected one argument"]),
+    "no results": ([HGEMM, "results="], ["results is empty", "results=results"]),
+    "no runs": ([HGEMM, "runs="], ["runs is empty", "runs=runs"]),
     "unknown sweep": (["+sweep=hgem"], ["sweep", "'hgem'", "hgemm"]),
     "unknown shape set": ([HGEMM, "shape=lama"], ["shape", "'lama'", "llama"]),
     "unknown preset": ([HGEMM, "timing=quik"], ["timing", "'quik'", "quick"]),
@@ -97,7 +106,8 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
     "fraction for an int": ([HGEMM, "cluster.cpus=1.5"], ["'cluster.cpus'", "1.5", "Integer"]),
     "text for a bool": ([HGEMM, "resume=maybe"], ["'resume'", "'maybe'", "bool"]),
     "number for a list": ([HGEMM, "timing.looks=5"], ["'timing.looks'", "list"]),
-    "text for a list": ([HGEMM, "extra=kernels.py"], ["'extra'", "list"]),
+    "text for a list": ([HGEMM, "cluster.setup=lines"], ["'cluster.setup'", "list", "cluster.setup=[lines]"]),
+    "two files without brackets": ([HGEMM, "extra=a.py,b.py"], ["'extra=[a.py,b.py]'"]),
     "text in a list of ints": ([HGEMM, "timing.looks=[10,soon]"], ["timing.looks[1]", "'soon'", "Integer"]),
     "number for a mapping": ([HGEMM, "params=5"], ["'params'", "int"]),
     "number for shapes": ([HGEMM, "shape.cpu=5"], ["'shape.cpu'", "list"]),
@@ -182,6 +192,7 @@ OVERRIDES: dict[str, tuple[str, Any]] = {
     "shape.cpu=[{m:8,n:8,k:8}]": ("shape.cpu", [{"m": 8, "n": 8, "k": 8}]),
     "shape.gpu=[{m:[1,16],n:8,k:8}]": ("shape.gpu", [{"m": [1, 16], "n": 8, "k": 8}]),
     "case_timeout_s=5": ("case_timeout_s", 5.0),
+    "extra=my/kernels.py": ("extra", ["my/kernels.py"]),
     "extra=[my/kernels.py]": ("extra", ["my/kernels.py"]),
     "results=/scratch/me/results": ("results", "/scratch/me/results"),
     "dry_run=true": ("dry_run", True),
@@ -230,6 +241,11 @@ def test_overrides_combine_and_the_order_of_words_does_not_matter() -> None:
     assert config == one(*reversed(words))
     assert (config.shape.name, config.shape.cpu) == ("tiny", [{"m": 8, "n": 8, "k": 8}])
     assert (config.timing.name, config.timing.warmup_s, config.cluster.cpus) == ("quick", 0.0, 2)
+
+
+def test_the_form_that_is_proposed_for_several_sweeps_composes() -> None:
+    config = one("sweeps=[hgemm,rmsnorm]")
+    assert [part.op for part in parts(config)] == ["hgemm", "rmsnorm"]
 
 
 def test_multirun_is_one_request_for_each_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import datetime
+import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
 from jobs import queue, record, submit
 from minfer import ops
-from minfer.plan.config import Cluster, Container, UserError
+from minfer.plan.cases import Plan
+from minfer.plan.config import Cluster, Config, Container, UserError
 from minfer.plan.extra import load
 from minfer.plan.shard import Shard, Unfit, outside
 from minfer.process.stopping import AGAIN, STOPPED, Stopping
 from minfer.rows import store
 from minfer.rows.writer import StoreError, Writer
-from minfer.run import control
+from minfer.run import control, start
 from minfer.run.progress import RunProgress, ShardProgress
 from minfer.worker import record as recording
 from minfer.worker.claim import Claim, Superseded, alone
@@ -284,8 +288,17 @@ def test_a_run_that_is_not_there_and_a_change_that_cannot_be(tmp_path):
         record.request(tmp_path, ["op=x"])
     with pytest.raises(UserError, match=r"cluster\.time_min is 0"):
         record.request(tmp_path, ["cluster.time_min=0"])
-    with pytest.raises(UserError, match="tim_min"):
-        record.request(tmp_path, ["cluster.tim_min=5"])
+    for word, said in {
+        "cluster.time=5": "no such key 'cluster.time'; did you mean time_min?",
+        "cluster.cpus=x": "bad value for 'cluster.cpus': value 'x' of type 'str' could not be converted to Integer",
+        "cluster.setup=lines": "bad value for 'cluster.setup': it takes a list; write 'cluster.setup=[lines]'",
+        "cluster.cpus=[1": "cannot read 'cluster.cpus=[1'; write it as key=value",
+    }.items():
+        with pytest.raises(UserError, match=f"^{re.escape(said)}$"):
+            record.request(tmp_path, [word])
+    (tmp_path / "config.yaml").write_text("oops: 1\n")
+    with pytest.raises(UserError, match=r"cannot read .*config\.yaml: .*oops"):
+        record.request(tmp_path, ["cluster.cpus=1"])
 
 
 def test_a_resubmit_changes_one_flag_or_all_of_them(tmp_path):
@@ -337,6 +350,10 @@ def test_runs_are_listed_and_their_logs_shown_also_where_a_file_is_broken(shard,
     assert control.runs(console, []) == 0 and "1 of 3" in capsys.readouterr().out
     assert control.logs(console, folder, ["0000"]) == 0
     assert "a kernel [2Jsaid this\n" in capsys.readouterr().out
+    assert control.logs(console, folder, ["0"]) == 0  # as a plan calls it
+    assert "a kernel [2Jsaid this\n" in capsys.readouterr().out
+    with pytest.raises(UserError, match=r"cannot read '1'; usage: minfer logs RUN \[SHARD\]"):
+        control.logs(console, folder, ["0", "1"])
     with pytest.raises(UserError, match="no shard 7; it has 0000"):
         control.logs(console, folder, ["7"])
 
@@ -353,6 +370,45 @@ def test_a_run_whose_request_is_broken_is_cancelled(shard, capsys):
     assert "0 jobs cancelled; its 0 rows are kept" in capsys.readouterr().out
     with pytest.raises(UserError, match="cannot read 'now'; usage: minfer cancel RUN"):
         control.cancel(Console(), folder, ["now"])
+
+
+def test_a_log_is_shown_while_it_is_read(shard, monkeypatch):
+    """A log may be larger than the memory, and its reader may go away after the first lines."""
+    folder, shown = Path(shard.folder), []
+    shard.save()
+    (folder / "logs").mkdir()
+    (folder / "logs" / "0000.log").write_text("é" * control.CHUNK * 3)
+
+    def write(text: str) -> None:
+        shown.append(text)
+        if "é" in text:
+            raise BrokenPipeError
+
+    monkeypatch.setattr("sys.stdout", SimpleNamespace(write=write, flush=lambda: None))
+    with pytest.raises(BrokenPipeError):
+        control.logs(Console(), folder, ["0000"])
+    assert shown[-1] == "é" * control.CHUNK
+
+
+def test_a_second_interrupt_leaves_no_jobs_and_the_last_sentence_is_said(tmp_path, monkeypatch):
+    ended, console = [], Console(record=True, width=200, file=io.StringIO())
+
+    def interrupted(*about: object) -> None:
+        raise KeyboardInterrupt
+
+    def cancel(*about: object) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.01)
+        ended.append(about)
+
+    monkeypatch.setattr(start, "follow", interrupted)
+    monkeypatch.setattr(start.queue, "cancel", cancel)
+    monkeypatch.setattr(start, "print_summary", lambda *about: os.kill(os.getpid(), signal.SIGINT))
+    before = signal.getsignal(signal.SIGINT)
+    config = Config(results=str(tmp_path / "results"))
+    assert start.finish(console, config, tmp_path, Plan([], {}, {})) == 130
+    assert len(ended) == 1 and "Stopped; finished rows are kept. To go on: " in console.export_text()
+    assert signal.getsignal(signal.SIGINT) == before
 
 
 def test_jobs_of_a_run_are_submitted_by_one_process_at_a_time(tmp_path):

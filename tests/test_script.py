@@ -65,6 +65,12 @@ def test_flags_of_mail_are_in_the_script(said, monkeypatch, capsys):
             ["cluster=local", "dry_run=script"],
             "dry_run=script shows what SLURM is given, and jobs run without it here; choose cluster=slurm",
         ),
+        (
+            ["cluster=local", "container=apptainer", "container.image=/nowhere/minfer.sif", "dry_run=true"],
+            "the container image /nowhere/minfer.sif does not exist; build it (docker build -t minfer . && apptainer build "
+            "--build-arg BOOTSTRAP=docker-daemon --build-arg IMAGE=minfer:latest /nowhere/minfer.sif apptainer.def), name "
+            "another with container.image, or use container=none",
+        ),
         (["dry_run=maybe"], "dry_run is maybe; it can be true, false or script"),
     ],
 )

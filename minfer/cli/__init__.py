@@ -6,19 +6,36 @@ in a trace."""
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 from jobs import record
 from minfer import launch
 from minfer.plan.config import UserError, groups, nearest
 
-ACTIONS = ("status", "cancel", "resubmit", "logs")
+RUN = ", where RUN is the name or the folder of a run, or last"
+ACTIONS = {  # to a run, and how each is used
+    "status": f"usage: minfer status RUN [--json]{RUN}",
+    "cancel": f"usage: minfer cancel RUN{RUN}",
+    "resubmit": "usage: minfer resubmit RUN [cluster.KEY=VALUE ...] [container.KEY=VALUE ...] [status=timeout,oom]"
+    f" [wait=false]{RUN}, and KEY is as in minfer --help",
+    "logs": f"usage: minfer logs RUN [SHARD]{RUN}; without SHARD it names the files",
+}
 RUNS, RACE, WARM = "runs", "race", "warm"
-READERS = ("report", "compare")  # of rows; they need neither torch nor a run's folder
+READERS = ("report", "compare")  # of rows; they need neither torch nor a run's folder, and have a --help of their own
+USAGE = {
+    RUNS: "usage: minfer runs [--json]",
+    RACE: "usage: minfer race REV_A REV_B +sweep=... [KEY=VALUE ...], where a revision is one of git's, or . for the files"
+    " as they are",
+} | ACTIONS
+HELP = {"--help", "-h"}
 
 
 def main() -> int:
     """The command `minfer`; returns its exit status."""
     first = sys.argv[1] if len(sys.argv) > 1 else ""
+    if first in USAGE and HELP & set(sys.argv[2:]):
+        print(USAGE[first])
+        return 0
     if first in ACTIONS:
         return act(first, sys.argv[2:])
     if first == RUNS:
@@ -40,7 +57,7 @@ def act(action: str, words: list[str]) -> int:
 
     def acted() -> int:
         if not words or words[0].startswith("-"):
-            raise UserError(f"usage: minfer {action} RUN, where RUN is the name or the folder of a run, or last")
+            raise UserError(ACTIONS[action])
         folder = record.find(words[0])
         from minfer.run import control, report  # imports torch, which a typo need not wait for
 
@@ -63,11 +80,21 @@ def runs(words: list[str]) -> int:
 
 
 def read(reader: str, words: list[str]) -> int:
-    """Do one of READERS; the exit status is its own."""
-    import analysis.compare  # and Matplotlib, which no other command waits for
-    import analysis.report
+    """Do one of READERS; the exit status is its own. `last` is the name of the newest run."""
 
-    return {"report": analysis.report.main, "compare": analysis.compare.main}[reader](words)
+    def done() -> int:
+        import analysis.compare  # and Matplotlib, which no other command waits for
+        import analysis.report
+
+        named = [
+            record.find(word).name
+            if word == "last" and not Path(word).exists() and not before.startswith("-")
+            else word
+            for before, word in zip(["", *words], words, strict=False)
+        ]
+        return {"report": analysis.report.main, "compare": analysis.compare.main}[reader](named)
+
+    return launch.exit_status(done)
 
 
 def race(words: list[str]) -> int:
@@ -75,9 +102,7 @@ def race(words: list[str]) -> int:
 
     def raced() -> int:
         if len(words) < 2 or any("=" in word or word.startswith("-") for word in words[:2]):
-            raise UserError(
-                "usage: minfer race REV_A REV_B +sweep=...; a revision is one of git's, or . for the files as they are"
-            )
+            raise UserError(USAGE[RACE])
         from minfer.run import race as racing  # imports torch, which a typo need not wait for
 
         for revision in words[:2]:
@@ -86,7 +111,8 @@ def race(words: list[str]) -> int:
             *([] if any(word.lstrip("+~").startswith("profiler") for word in words) else ["profiler=none"]),
             *words[2:],
         ]
-        requests = launch.compose()
+        if not (requests := launch.compose()):
+            return 0
         if len(requests) > 1 or requests[0].sweeps:
             raise UserError("a race is of one sweep; choose one: +sweep=...")
         return racing.race(requests[0], words[0], words[1])
@@ -100,6 +126,9 @@ def warm(words: list[str]) -> int:
     def warmed() -> int:
         from minfer.specialise import warm as warming  # imports torch, which a typo need not wait for
 
+        if HELP & set(words):
+            print(f"{warming.USAGE}, where a line of TRACE is like {warming.EXAMPLE}")
+            return 0
         try:
             return warming.main(words)
         except warming.TraceError as error:

@@ -62,6 +62,9 @@ def _plan(config: Config, device: str, capability: tuple[int, int] | None) -> Pl
         for name in ncu.sets:
             choose("set of counters", name, SETS)
         choose("profiler.ncu.clock_control", ncu.clock_control, ("none", "base"))
+    for key, value in (("kernel", config.kernel), ("dtype", config.dtype)):
+        if not names(value):
+            raise UserError(f"{key} is empty; it takes a name or a list of names, or leave it out")
     kernels, left_out = _kernels(op, names(config.kernel), device, static is not None)
     dtypes = [choose("dtype", dtype, DTYPES) for dtype in dict.fromkeys(names(config.dtype))]
     params = _params(op, config.params)
@@ -89,7 +92,8 @@ def _plan(config: Config, device: str, capability: tuple[int, int] | None) -> Pl
         _readable(op.kernels[c.kernel]) and not op.kernels[c.kernel].unsupported(c, None) for c in cases
     )
     if len(unsupported) == len(cases) and not readable:
-        key, why = next(iter(unsupported.items()), ("", "no cases were asked for"))
+        left = left_out or {op.name: "has no kernels"}
+        key, why = next(iter((unsupported or left).items()))
         raise UserError(f"nothing to run: {key} {why}")
     return Plan(cases, unsupported, left_out)
 
@@ -122,6 +126,8 @@ def _params(op: Op, wanted: dict[str, Any]) -> list[dict[str, str]]:
     valid = {**op.params, "call": tuple(op.calls)}
     for name in wanted:
         choose(f"parameter of {op.name}", name, valid)
+        if not names(wanted[name]):
+            raise UserError(f"params.{name} is empty; it takes a name or a list of names, or leave it out")
     values = [
         [_value(name, value, allowed) for value in dict.fromkeys(names(wanted.get(name, default(allowed))))]
         for name, allowed in valid.items()

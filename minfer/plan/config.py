@@ -253,7 +253,7 @@ def nearest(wanted: str, valid: Iterable[str]) -> str:
 
 
 def check_values(config: Config) -> None:
-    """Raise UserError for a number that no run could mean."""
+    """Raise UserError for a value that no run could mean."""
     looks, timing, cluster = config.timing.looks, config.timing, config.cluster
     if not looks or looks[0] < 1 or any(a >= b for a, b in itertools.pairwise(looks)):
         raise UserError(f"timing.looks is {looks}; it takes rising numbers of rounds from 1, such as [30,60,120]")
@@ -282,6 +282,9 @@ def check_values(config: Config) -> None:
     if cluster.retries and cluster.time_min is None and cluster.memory_gb is None:
         raise UserError("cluster.retries doubles cluster.time_min and cluster.memory_gb, and neither is set; set one")
     check_words(cluster)
+    for key, folder in (("results", config.results), ("runs", config.runs)):
+        if not folder.strip():
+            raise UserError(f"{key} is empty; it takes a folder, such as {key}={key}")
     if config.dry_run not in (False, True, SCRIPT):
         raise UserError(f"dry_run is {config.dry_run}; it can be true, false or {SCRIPT}")
     _check_distribute(config)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import re
 import sys
 import typing
+from collections.abc import Sequence
 from typing import Any
 
+from hydra._internal.utils import get_args_parser
 from hydra.errors import HydraException, OverrideParseException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -15,16 +18,20 @@ from yaml import MarkedYAMLError
 
 from minfer.plan.config import Config, UserError, groups, nearest
 
+FLAGS = ("--help", "--version", "--cfg", "--config-dir", "--multirun")  # of Hydra's, those that a request needs
 
-def explain(error: BaseException) -> str:
-    """What Hydra or OmegaConf has to say, in one line that names the key and the nearest valid ones."""
+
+def explain(error: BaseException, words: Sequence[str] | None = None) -> str:
+    """What Hydra or OmegaConf has to say of the words of a request, by default those of the command line: one line that names
+    the key and the nearest valid ones."""
+    words = sys.argv[1:] if words is None else words
     chain = [error]
     while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None:
         chain.append(cause)
     text = "\n".join(str(link) for link in chain)
 
     if not isinstance(error, HydraException | OmegaConfBaseException) or "Config group override" in text:
-        for word in sys.argv[1:]:
+        for word in words:
             group, _, option = word.lstrip("+~").partition("=")
             if group in groups() and option not in groups()[group]:
                 return f"{group} has no option {option!r}; {nearest(option, groups()[group])}"
@@ -36,7 +43,12 @@ def explain(error: BaseException) -> str:
     if found := re.search(r"Additional config directory '(.*)' not found", text):
         return f"--config-dir is {found[1]}, and there is no such folder; correct it or make the folder"
     if found := re.search(r"Ambiguous value for argument '([^=]*)=(.*)'", text):
-        return f"ambiguous {found[1]}={found[2]}; for several values write '{found[1]}=[{found[2]}]'"
+        key, values = found.groups()
+        if key.lstrip("+") == "sweep":
+            return several_sweeps(f"{key}={values}", values)
+        if key in groups() and key != "profiler":
+            return f"{key}={values} are several options, and {key} takes one; choose one of them"
+        return f"ambiguous {key}={values}; for several values write '{key}=[{values}]'"
     if found := re.search(r"Could not (?:find|load) '(?:[\w/]*/)?(\w+)/([^']*)'", text):
         group, option = found.groups()
         if group in groups():
@@ -44,17 +56,43 @@ def explain(error: BaseException) -> str:
     if found := re.search(r"Could not override '\+?([\w.@/]+)'\. ?\n?No match in the defaults list", text):
         return f"nothing to override for {found[1]!r}; to choose one, write +{found[1]}=..."
     if "Unexpected type for root: NoneType" in text:
-        for group, option in re.findall(r"(?m)^\+*(\w+)\.(\w+)\.", "\n".join(sys.argv[1:])):
+        for group, option in re.findall(r"(?m)^\+*(\w+)\.(\w+)\.", "\n".join(words)):
             if option in groups().get(group, []):
                 return f"{group}.{option} is set, and not chosen; add {group}={option}"
     if found := re.search(r"full_key: ([\w.\[\]]+)", text):
         key = found[1]
         if "not in" in text:
             return unknown_key(key)
+        if "is not a ListConfig" in text:
+            given = next((word.partition("=")[2] for word in words if word.lstrip("+").startswith(f"{key}=")), "")
+            return f"bad value for {key!r}: it takes a list; write '{key}=[{given}]'"
         problem = next(str(link) for link in chain if "full_key" in str(link)).splitlines()[0]
         return f"bad value for {key!r}: {problem[0].lower()}{problem[1:]}"
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__
+
+
+def several_sweeps(word: str, names: str) -> str:
+    """The complaint about a word that asks for several sweeps, `names` with commas between them."""
+    return f"{word} are several sweeps, and +sweep takes one; to run all of them in one run write 'sweeps=[{names}]'"
+
+
+def check_command_line(words: Sequence[str]) -> None:
+    """Raise UserError for a flag that is not one, and for words that Hydra would take for something else."""
+    parser = get_args_parser()
+    parser.exit_on_error = parser.allow_abbrev = False
+    try:
+        others = parser.parse_known_args(words)[1]
+    except argparse.ArgumentError as error:
+        raise UserError(f"{error.argument_name}: {error.message}") from error
+    if flag := next((word for word in others if word.startswith("-")), None):
+        name = flag.partition("=")[0]
+        key = name.lstrip("-").replace("-", "_")
+        hint = f"keys have no dashes: write {key}=..." if key in _keys("") else nearest(name, FLAGS)
+        raise UserError(f"unknown flag {name!r}; {hint}")
+    for word in words:
+        if found := re.fullmatch(r"\+{1,2}sweep=\[(.*,.*)\]", word):
+            raise UserError(several_sweeps(word, found[1]))
 
 
 def unknown_key(key: str) -> str:

@@ -22,6 +22,7 @@ from minfer.run.report import print_summary
 
 JSON, STATUS = "--json", "status="
 SHOWN = 20  # runs of a list
+CHUNK = 1 << 16  # characters of a log that are read at a time: it may be larger than the memory
 
 
 def runs(console: Console, words: list[str]) -> int:
@@ -79,11 +80,17 @@ def logs(console: Console, folder: Path, words: list[str]) -> int:
             for path in _logs_of(folder, name, progress):
                 console.print(f"{name}: {path}", soft_wrap=True)
         return 0
-    if words[0] not in progress.shards:
+    name = words[0].zfill(4)  # a plan calls shard 0000 just 0
+    if len(words) > 1:
+        raise UserError(f"cannot read {words[1]!r}; usage: minfer logs RUN [SHARD]")
+    if name not in progress.shards:
         raise UserError(f"{folder.name} has no shard {words[0]}; it has {', '.join(list(progress.shards)[:8])}")
-    for path in _logs_of(folder, words[0], progress):
-        console.print(f"==> {path} <==", soft_wrap=True)
-        print("".join(c for c in path.read_text(errors="replace") if c.isprintable() or c in "\n\t"))
+    for path in _logs_of(folder, name, progress):
+        print(f"==> {path} <==")
+        with open(path, errors="replace") as file:
+            while text := file.read(CHUNK):
+                print("".join(c for c in text if c.isprintable() or c in "\n\t"), end="")
+        print()
     return 0
 
 

@@ -6,6 +6,7 @@ import datetime
 import itertools
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -69,6 +70,7 @@ def run(config: Config) -> int:
         print(_script(config, extra, jobs, where[0]), end="")
         return 0
     if config.dry_run:
+        preflight.before_submitting(config.cluster, config.container, executor)
         print_plan(console, config, plan, shards, executor, device)
         return 0
 
@@ -163,10 +165,15 @@ def finish(console: Console, config: Config, folder: Path, plan: cases.Plan) -> 
             elif not progress.active:
                 break
     except KeyboardInterrupt:
-        queue.cancel(folder, list(progress.jobs.values()))
-        progress.read_once()
-        print_summary(console, results, folder.name, plan, progress)
-        console.print(f"Stopped; finished rows are kept. To go on: {resubmit(folder)}", soft_wrap=True)
+        handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not leave jobs behind
+        try:
+            console.print("Ending the jobs.")
+            queue.cancel(folder, list(progress.jobs.values()))
+            progress.read_once()
+            print_summary(console, results, folder.name, plan, progress)
+            console.print(f"Stopped; finished rows are kept. To go on: {resubmit(folder)}", soft_wrap=True)
+        finally:
+            signal.signal(signal.SIGINT, handler)
         return 130
     complete = print_summary(console, results, folder.name, plan, progress)
     if not complete:
