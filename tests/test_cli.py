@@ -111,8 +111,9 @@ def test_a_reader_who_goes_away_ends_a_command_quietly(chunks: int):
     """Before what is left in the buffer is written, and in the middle of more than a pipe holds."""
     write = f"[print('y' * 65536) for _ in range({chunks})] and 0 or print('x') or 0"
     code = f"import sys; from minfer import launch; sys.exit(launch.exit_status(lambda: {write}))"
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     with subprocess.Popen(
-        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", code], cwd=ROOT, env=buffered, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None and process.stderr is not None
         process.stdout.close()
