@@ -69,6 +69,7 @@ def test_a_row_says_that_other_programs_kept_calls_from_a_processor(
     looks = itertools.count()
     delays = {} if waited_s is None else {"7": waited_s * 1e9}
     monkeypatch.setattr(child, "run_delays", lambda pid: {name: int(ns * next(looks)) for name, ns in delays.items()})
+    monkeypatch.setattr(Child, "_time_autotuner", lambda *about: None)  # it would stay changed for other tests
     case = ops.get("rmsnorm").case("torch", "float32", {"tokens": 2, "hidden": 8})
     reply = Child("cpu", Timing(warmup_s=0, looks=[5], steady_block_s=0)).run(case, lambda **about: None)
     row = reply["row"]
