@@ -28,7 +28,7 @@ from analysis.sections import OPS_HEADER
 
 REGIMES = ("cold", "steady")
 HEADER = ["Kernel", "Time", "Throughput", "% of PyTorch throughput"]
-HOST_BOUND = "§"  # beside a kernel whose time is not on the baseline's clock: its paired ratio is not that of two times
+HOST_BOUND = "§"  # marks a time that was not scaled to the baseline: its ratio may differ from the quotient of times
 MARKS = f"* †{HOST_BOUND}"  # around a kernel's name
 OTHER, GAIN = "% of ", "Speed-up vs. "  # how the columns behind these begin; the first is not in every table
 SENTENCE = re.compile(r"^(?P<problem>.+): of PyTorch's throughput \*\*(?P<kernel>.+?)\*\* reaches (?P<said>.+)\.$")

@@ -18,11 +18,11 @@ Options = argparse.Namespace
 
 
 def parser(command: str, about: str, option: str, target: Path, results: Path | None = None) -> argparse.ArgumentParser:
-    """Of a program that writes `target`, another with `option`, from parquet; `results` is where it looks for that, without it
-    among the committed files of `results/`, as `run` does."""
+    """The parser of a program that reads parquet files and writes `target`, or the file that `option` names. `results` is the
+    default folder; if it is None, `run` reads the files of `results/` that git tracks."""
     made = argparse.ArgumentParser(prog=command, description=about.splitlines()[0])
     made.add_argument("files", nargs="*", type=Path, help="parquet files to read instead of searching --results")
-    default = results or f"{sources.RESULTS}; in a git clone only its committed files"
+    default = results or f"{sources.RESULTS}; in a git clone only files that git tracks"
     made.add_argument("--results", type=Path, default=results, help=f"folder to search (default: {default})")
     made.add_argument(option, type=Path, default=target, help=f"file to rewrite (default: {target})")
     made.add_argument("--check", action="store_true", help="write nothing; exit 1 if anything is out of date")
@@ -56,8 +56,8 @@ def run(
 
 
 def _published() -> list[Path]:
-    """The committed files of `results/`, having said how many others there are; none where all count."""
-    kept = sources.committed(sources.RESULTS)
+    """The files of `results/` that git tracks; prints how many it leaves out. An empty list means: read all."""
+    kept = sources.tracked(sources.RESULTS)
     if kept and (others := len(store.files(sources.RESULTS)) - len(kept)):
         them, folder = "it" if others == 1 else "them", sources.RESULTS
         print(

@@ -1,8 +1,8 @@
 """Which kernels were the fastest at what, from parquet: `python analysis/make_best.py`.
 
-Reads results/**/*.parquet and writes minfer/functional/best.json, by which functions such as `minfer.matmul` choose: for
-each op, architecture, dtype, parameters and shape our own kernels that are right there, fastest first, by their cold
-times on one clock. PyTorch's are not among them: what those functions reach is what these kernels reach.
+Reads the parquet files of results/ that git tracks and writes minfer/functional/best.json, by which functions such as
+`minfer.matmul` choose: for each op, architecture, dtype, parameters and shape our own kernels that are right there, fastest
+first, by their cold times on one clock. PyTorch's are not among them: what those functions reach is what these kernels reach.
 """
 
 from __future__ import annotations

@@ -165,8 +165,8 @@ def on_one_clock(table: pa.Table) -> pa.Table:
     They were not, and between two the card's clock changes by up to 10 %. Their speed-ups are ratios to a baseline that
     was timed beside each. So a kernel's time is that baseline's, the median of what it took beside all of them, over the
     speed-up; its percentiles and rates change by the same factor. Rows without these figures stay as they are, and so does a
-    row whose baseline took a time that no clock explains (`MOST_DRIFT`), or that is `host_bound`, cold. After a kernel that
-    makes the host wait, the host launches the baseline's kernels late, and the baseline looks slow."""
+    row whose baseline took a time that no clock explains (`MOST_DRIFT`), or whose cold time is `host_bound`: a
+    kernel that waits for the GPU empties its queue, so that the baseline's launches come late and the baseline looks slow."""
     for regime in ("cold", "steady"):
         if {"baseline", "device", "op", *(f"{regime}_{name}" for name in ("us", "baseline_us", "speedup"))} <= set(
             table.column_names

@@ -41,9 +41,9 @@ def files(word: str, results: Path, kept: Path | None = None) -> list[Path]:
     raise Unknown(f"there is no file, folder{revision} or run {word}; {hint}")
 
 
-def committed(results: Path) -> list[Path]:
-    """The parquet files of a folder that are committed, or added to be: from these the repository's own tables and plots are
-    made. None where this is no git clone, or nothing there is committed."""
+def tracked(results: Path) -> list[Path]:
+    """The parquet files of a folder that git tracks: from these the repository's own tables and plots are made. None where
+    this is no git clone, or git tracks nothing there."""
     try:
         listed = subprocess.run(["git", "ls-files", "-z", "--", results], capture_output=True, check=True, text=True)
     except (OSError, subprocess.CalledProcessError):

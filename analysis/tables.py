@@ -43,8 +43,8 @@ MORE_LEGEND = (
     " neighbouring blocks."
 )
 HOST_BOUND = (
-    "The GPU waited for the host in cold calls of this kernel, or of the baseline beside it. Both times may contain the host's."
-    " So the time is shown as it was measured, and not on the baseline's clock."
+    "The GPU waited for the host in cold calls of this kernel, or of the baseline beside it. Both times may include host time."
+    " So the table shows the measured time, not one scaled to the baseline."
 )
 PROVENANCE = {"run": "run", "commit": "commit", "torch": "PyTorch version", "driver": "driver"}
 COLUMNS = [*WHICH, "message", "metric", "baseline", "flops", "bytes"]

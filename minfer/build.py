@@ -308,7 +308,8 @@ def resources(binary: Path, arch: str, home: Path | None) -> dict[str, int]:
 def cubin(kernel: Kernel, arch: str, folder: Path, timeout_s: float | None = None) -> Path:
     """Compile a CUDA kernel's device code alone, for any architecture, with no GPU. Raises BuildError.
 
-    For our own kernels, `device_only` replaces a header of CCCL's that PyTorch includes and none of them uses."""
+    For minfer's own kernels, a stub in `device_only` replaces CCCL's thrust/complex.h: PyTorch includes it and no kernel uses
+    it."""
     home = toolkit()
     if home is None:
         raise BuildError("no CUDA compiler that fits this PyTorch; set CUDA_HOME")
@@ -357,7 +358,7 @@ def function(kernel: Kernel, arch: str = "") -> Callable[..., None]:
 
 
 def _macro(kernel: Kernel) -> str:
-    """The macro that registers a kernel of this op: of its header, if that has one, which kernels then include."""
+    """What registers a kernel of this op: the op's own macro (`MINFER_HGEMM`) if its header defines one, else `MINFER_OP`."""
     own, header = f"MINFER_{kernel.op.upper()}", kernel.root / "ops" / kernel.op / f"{kernel.op}.h"
     return own if header.is_file() and f"#define {own}(" in header.read_text() else "MINFER_OP"
 

@@ -18,7 +18,7 @@ from minfer.plan.config import groups
 from minfer.run import start
 from tests.conftest import ROOT
 
-EMPTY = "is empty; it takes a name or a list of names, or leave it out"
+EMPTY = "is empty; give a name or a list of names, or leave the key out"
 SWEEPS = [f"+sweep={name}" for name in groups()["sweep"]]
 
 
@@ -47,8 +47,14 @@ def call(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
             ["race", "nowhere", ".", "+sweep=hgemm"],
             "git knows no revision nowhere with kernels of minfer; name a commit, a branch or .",
         ),
-        (["status"], "usage: minfer status RUN [--json], where RUN is the name or the folder of a run, or last"),
-        (["cancel", "--all"], "usage: minfer cancel RUN, where RUN is the name or the folder of a run, or last"),
+        (
+            ["status"],
+            "usage: minfer status RUN [--json] (RUN: a run's name or folder, or the word last for the newest run)",
+        ),
+        (
+            ["cancel", "--all"],
+            "usage: minfer cancel RUN (RUN: a run's name or folder, or the word last for the newest run)",
+        ),
         (["resubmit", "nowhere"], "there is no run nowhere; name its folder"),
         (["report", "last"], "there is no run last; name its folder"),
         (["+sweep=hgemm", "kernel=[]", "device=cpu", "cluster=local"], f"kernel {EMPTY}"),

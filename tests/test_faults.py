@@ -133,7 +133,7 @@ def test_a_runs_folder_that_fills_up_ends_the_shard_and_blames_no_kernel(tmp_pat
     environment = os.environ | {"MINFER_FILLS": str(run / "filler")}
     done = in_small(run, "2m", [sys.executable, "-c", FILLED, str(run), str(outside)], environment)
     full, _, again = done.stdout.partition("attempt 1")
-    why = f"cannot write to {run}: No space left on device; free it or set runs= to a folder on another disk"
+    why = f"cannot write to {run}: No space left on device; free space there, or set runs= to a folder on another disk"
     assert full.startswith("attempt 0 exits 1") and why in full, done
     assert '"case": "' in full and "honest" not in full
     assert again.startswith(" exits 0"), done

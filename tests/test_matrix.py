@@ -243,7 +243,9 @@ def test_what_a_kernel_does_not_support_is_planned_with_its_reason(toy: Op) -> N
     for case in plan.cases:
         why = plan.unsupported.get(case.key)
         if case.kernel == "half" and case.dtype == "bfloat16":
-            assert why == 'supports float16, not bfloat16; if it does, register it with dtypes=("bfloat16",)'
+            assert why == (
+                "is registered for float16, not bfloat16; if it supports bfloat16, add it to dtypes= where you register it"
+            )
         elif case.kernel == "half" and case.params["accumulate"] == "float32":
             assert why == "supports accumulate=float16, not float32"
         elif case.kernel == "v03_aligned" and case.shape["m"] == 3:

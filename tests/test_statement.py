@@ -67,7 +67,7 @@ def test_a_kernel_that_states_no_dtypes_is_told_how(plan: Callable[..., cases.Pl
     plan()
     ops.get("scale_rows").cpp("mine.cpp")
     case = ops.get("scale_rows").case("mine", "float32", {"rows": 4, "n": 8})
-    why = 'supports float16 and bfloat16, not float32; if it does, register it with dtypes=("float32",)'
+    why = "is registered for float16 and bfloat16, not float32; if it supports float32, add it to dtypes= where you register it"
     assert ops.get("scale_rows").kernels["mine"].unsupported(case, None) == why
 
 
@@ -127,7 +127,7 @@ REQUESTS: dict[str, tuple[dict[str, Any], str]] = {
     "an axis that is none": ({"shape": {"rows": 64, "m": 512}}, "its axes are rows, n, not rows, m"),
     "a size that is none": ({"shape": {"rows": 0, "n": 512}}, "0 is not a size"),
     "a dtype that is none": ({"dtype": "float33"}, "did you mean float32"),
-    "a dtype of no kernel": ({"dtype": "float16"}, "supports float32, not float16"),
+    "a dtype of no kernel": ({"dtype": "float16"}, "is registered for float32, not float16"),
     "a parameter that is none": ({"params": {"lengths": "full"}}, "unknown parameter of scale_rows 'lengths'"),
     "an op that is none": ({"op": "scale_row"}, "did you mean scale_rows"),
 }

@@ -198,7 +198,7 @@ def test_returning_the_output_is_a_mistake_and_no_deception(returned: Callable[[
         honest(out, a, b, alpha, beta)
         return returned(out)
 
-    with pytest.raises(TypeError, match="returned its own output; a kernel returns nothing"):
+    with pytest.raises(TypeError, match="returned its output tensor; a kernel must return None"):
         check(kernel)
 
 

@@ -70,7 +70,9 @@ class CudaClock:
         self.device = device
         self.buffer = torch.ones(FLUSH_FACTOR * cache_bytes(device) // 4, dtype=torch.int32, device=device)
         self._sink = torch.zeros((), dtype=torch.int64, device=device)
-        self.host_bound = False  # whether cold windows contain the host's time, because a call waits for the GPU
+        # A round stayed late after all its repeats: a call waits for the GPU, or keeps the host too long. From then on late
+        # rounds are not repeated.
+        self.host_bound = False
         # Of the last `cold`, like its result: whether the GPU came to a window's begin before all of it was in the queue.
         self.late = np.empty((0, 0), dtype=bool)
         self._loops: dict[int, Loop] = {}  # a candidate has several blocks

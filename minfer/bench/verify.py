@@ -130,7 +130,7 @@ def _try(op: Op, trial: Trial, kernel: Stated, function: Function, device: torch
     if returned is not None:
         if _only_of(returned, written):
             raise TypeError(
-                "returned its own output; a kernel returns nothing: where it is a lambda, make it a function without a return"
+                "returned its output tensor; a kernel must return None (if it is a lambda, write a def without a return)"
             )
         raise Dishonest(f"returned a {type(returned).__name__}; a kernel writes its output and returns nothing")
 

@@ -12,12 +12,12 @@ from jobs import record
 from minfer import launch
 from minfer.plan.config import UserError, groups, nearest
 
-RUN = ", where RUN is the name or the folder of a run, or last"
+RUN = " (RUN: a run's name or folder, or the word last for the newest run)"
 ACTIONS = {  # to a run, and how each is used
     "status": f"usage: minfer status RUN [--json]{RUN}",
     "cancel": f"usage: minfer cancel RUN{RUN}",
     "resubmit": "usage: minfer resubmit RUN [cluster.KEY=VALUE ...] [container.KEY=VALUE ...] [status=timeout,oom]"
-    f" [wait=false]{RUN}, and KEY is as in minfer --help",
+    f" [wait=false]{RUN}; KEY is as in minfer --help",
     "logs": f"usage: minfer logs RUN [SHARD]{RUN}; without SHARD it names the files",
 }
 RUNS, RACE, WARM = "runs", "race", "warm"

@@ -70,9 +70,10 @@ class Kernel:
     def unsupported(self, case: Case, capability: tuple[int, int] | None) -> str | None:
         """Why this kernel cannot run `case`, as half a sentence, or None. `capability` None: the GPU is not known yet."""
         if case.dtype not in self.dtypes:
-            only = f"supports {' and '.join(self.dtypes)}, not {case.dtype}"
-            ours = self.source.is_relative_to(self.root)
-            return only if ours else f'{only}; if it does, register it with dtypes=("{case.dtype}",)'
+            has = f"{' and '.join(self.dtypes)}, not {case.dtype}"
+            if self.source.is_relative_to(self.root):
+                return f"supports {has}"
+            return f"is registered for {has}; if it supports {case.dtype}, add it to dtypes= where you register it"
         if why := self.takes(case):
             return why
         if self.archs and capability is not None:
@@ -106,7 +107,7 @@ class Kernel:
     @property
     def include_paths(self) -> tuple[Path, ...]:
         """Where its compiler looks for headers of ours; a kernel's own folder comes before these."""
-        beside = self.root / "ops" / self.op  # a kernel that lies elsewhere includes what one in there does
+        beside = self.root / "ops" / self.op  # a kernel elsewhere can include the headers that one in this folder can
         return (self.root,) if self.source.is_relative_to(self.root) else (self.root, beside)
 
     def sources(self) -> list[Path]:

@@ -64,7 +64,7 @@ def _plan(config: Config, device: str, capability: tuple[int, int] | None) -> Pl
         choose("profiler.ncu.clock_control", ncu.clock_control, ("none", "base"))
     for key, value in (("kernel", config.kernel), ("dtype", config.dtype)):
         if not names(value):
-            raise UserError(f"{key} is empty; it takes a name or a list of names, or leave it out")
+            raise UserError(f"{key} is empty; give a name or a list of names, or leave the key out")
     kernels, left_out = _kernels(op, names(config.kernel), device, static is not None)
     dtypes = [choose("dtype", dtype, DTYPES) for dtype in dict.fromkeys(names(config.dtype))]
     params = _params(op, config.params)
@@ -127,7 +127,7 @@ def _params(op: Op, wanted: dict[str, Any]) -> list[dict[str, str]]:
     for name in wanted:
         choose(f"parameter of {op.name}", name, valid)
         if not names(wanted[name]):
-            raise UserError(f"params.{name} is empty; it takes a name or a list of names, or leave it out")
+            raise UserError(f"params.{name} is empty; give a name or a list of names, or leave the key out")
     values = [
         [_value(name, value, allowed) for value in dict.fromkeys(names(wanted.get(name, default(allowed))))]
         for name, allowed in valid.items()

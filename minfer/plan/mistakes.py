@@ -18,7 +18,7 @@ from yaml import MarkedYAMLError
 
 from minfer.plan.config import Config, UserError, groups, nearest
 
-FLAGS = ("--help", "--version", "--cfg", "--config-dir", "--multirun")  # of Hydra's, those that a request needs
+FLAGS = ("--help", "--version", "--cfg", "--config-dir", "--multirun")  # what we suggest for a mistyped flag
 
 
 def explain(error: BaseException, words: Sequence[str] | None = None) -> str:
@@ -47,7 +47,7 @@ def explain(error: BaseException, words: Sequence[str] | None = None) -> str:
         if key.lstrip("+") == "sweep":
             return several_sweeps(f"{key}={values}", values)
         if key in groups() and key != "profiler":
-            return f"{key}={values} are several options, and {key} takes one; choose one of them"
+            return f"{key} takes one option, not several; choose one of {values}"
         return f"ambiguous {key}={values}; for several values write '{key}=[{values}]'"
     if found := re.search(r"Could not (?:find|load) '(?:[\w/]*/)?(\w+)/([^']*)'", text):
         group, option = found.groups()
@@ -74,7 +74,7 @@ def explain(error: BaseException, words: Sequence[str] | None = None) -> str:
 
 def several_sweeps(word: str, names: str) -> str:
     """The complaint about a word that asks for several sweeps, `names` with commas between them."""
-    return f"{word} are several sweeps, and +sweep takes one; to run all of them in one run write 'sweeps=[{names}]'"
+    return f"{word}: +sweep takes one sweep; to run several in one run, write 'sweeps=[{names}]'"
 
 
 def check_command_line(words: Sequence[str]) -> None:

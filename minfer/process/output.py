@@ -55,7 +55,7 @@ class Output(threading.Thread):
 
 
 def _write(file: BinaryIO, text: bytes) -> None:
-    """Write all of it: an almost full disk takes a part, and says why only when the rest follows."""
+    """Write all of it. A nearly full disk writes a part; only the next write raises the error."""
     while text:
         text = text[file.write(text) :]
 

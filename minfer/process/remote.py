@@ -1,7 +1,7 @@
 """A process that may crash, hang, run out of memory or lie, and what is known of it from outside.
 
 It is started with two file descriptors, reads requests from the one and writes replies to the other, one JSON object a
-line; `serve` is its side. Its stdout and stderr, where a kernel may print, go to a log, of which there is a limit
+line; `serve` is its side. Its stdout and stderr, where a kernel may print, go to a log of limited size
 (`minfer.process.output`).
 """
 
@@ -66,8 +66,8 @@ class Died(Exception):
 class Process:
     """A running module that answers requests. It has a session of its own, so that all of it can be stopped or killed.
 
-    The fork server starts it or, where there is no sandbox, `start`, which has it print to its log as much as it likes. Raises
-    Died if it cannot be started, and OSError if that is because a disk is full."""
+    The fork server starts it, and its log is limited. Without a sandbox a caller may pass its own `start`; the log then has no
+    limit. Raises Died if it cannot be started, and OSError if that is because a disk is full."""
 
     _cgroup: Cgroup | None = None
     _output: Output | None = None
@@ -172,7 +172,7 @@ class Process:
         return self.receive(seconds)
 
     def check_log(self) -> None:
-        """Raises the OSError that kept something that it printed from its log."""
+        """Raises the OSError that occurred when its output was written to the log."""
         if self._output and self._output.failed:
             raise self._output.failed
 

@@ -32,7 +32,7 @@ MEASURED = ("ok", "unconverged")
 HOST_BOUND = (  # in `flags`; `cold_late` and `cold_baseline_late` say how often
     "a call keeps the host longer than the GPU can be kept waiting, or waits for the GPU: cold times contain that"
 )
-BUSY = "calls waited for a processor, because other programs ran on it (cold_waited): times may be much too long"  # in `flags`
+BUSY = "threads waited for a processor (cold_waited), probably because other programs ran, so times may be much too long"
 AMENDABLE = ("metrics", "functions", "profilers")  # maps, that grow after a row was written
 
 PARQUET: dict[str, Any] = {"compression": "zstd", "write_page_checksum": True}
@@ -123,7 +123,8 @@ COLUMNS: list[tuple[str, pa.DataType, str]] = [
     (
         "cold_waited",
         _NUMBER,
-        "seconds for which threads were ready and had no processor, over the seconds of the cold rounds; null on a GPU",
+        "seconds for which all threads together were ready and had no processor, over the seconds of the cold rounds; it can "
+        "exceed 1; null on a GPU",
     ),
     *_regime(
         "steady",

@@ -96,8 +96,9 @@ def notes(rows: list[store.Row]) -> list[str]:
         _, row, baseline = max(drifts, key=lambda each: each[0])
         rest = f" The same holds for {len(drifts) - 1} more of these rows." if len(drifts) > 1 else ""
         found.append(
-            f"{' '.join(labels(row))}: its percentage is against the {row['cold_baseline_us']:,.1f} µs that {row['baseline']} "
-            f"took beside it; {row['baseline']}'s own row has {baseline['cold_us']:,.1f} µs: {_cause(row, baseline)}.{rest}"
+            f"{' '.join(labels(row))}: its percentage compares with {row['cold_baseline_us']:,.1f} µs, {row['baseline']}'s "
+            f"time in the same rounds, not with the {baseline['cold_us']:,.1f} µs of {row['baseline']}'s own row; "
+            f"{_cause(row, baseline)}.{rest}"
         )
     return found
 
@@ -106,5 +107,5 @@ def _cause(row: store.Row, baseline: store.Row) -> str:
     if row["node"] != baseline["node"]:
         return f"the two ran on different nodes, {row['node']} and {baseline['node']}"
     if any(store.HOST_BOUND in (each["flags"] or "") for each in (row, baseline)):
-        return "its cold times contain the host's"
+        return "the cold times of one of the two include host time"
     return "the machine was probably busy"

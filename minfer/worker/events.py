@@ -28,7 +28,7 @@ class Events:
             self._file.write(json.dumps({"time": time.time() + self.skew_s} | event) + "\n")
             self._keep_room()
         except OSError:
-            pass  # progress may be lost, but not what ends it: there is room for that
+            pass  # on a full disk progress may be lost; `_keep_room` has reserved space for the reason of the failure
 
     def _keep_room(self) -> None:
         """Have the disk keep ROOM bytes after the file's end, if it can (fallocate with FALLOC_FL_KEEP_SIZE), so that the

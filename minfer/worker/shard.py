@@ -91,7 +91,7 @@ def _full(error: OSError, shard: Shard) -> str:
     """What to do about a full disk that is not the results folder's."""
     where = str(error.filename or shard.folder)
     other = " or set runs= to a folder on another disk" if where.startswith(shard.folder) else ""
-    return f"cannot write to {where}: {error.strerror}; free it{other}"
+    return f"cannot write to {where}: {error.strerror}; free space there{',' if other else ''}{other}"
 
 
 def _setting(shard: Shard, folder: Path, log: Path) -> profilers.Setting:

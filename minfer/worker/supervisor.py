@@ -87,7 +87,8 @@ class Supervisor:
         assert self.child is not None
         request: dict[str, Any] = {"peaks": self.peaks, "extra": self.shard.extra, "libraries": {}}
         if self.peaks is None and self.machine.arch and (built := build.cached(peaks.KERNEL, self.machine.arch)):
-            # A sandbox may hide the compiler that the cache's names depend on, and cannot add to the cache.
+            # Names in the cache depend on the compiler's version. In a sandbox the child may not see the compiler, and
+            # cannot write to the cache.
             request["libraries"] = {f"{peaks.KERNEL.op}/{peaks.KERNEL.name}": built.library}
         self.peaks = self.child.ask(self.shard.case_timeout_s, **request)["peaks"]
         return self.child

@@ -32,8 +32,8 @@ FLAGS += ["-fsanitize=alignment,bounds", "-fno-sanitize-recover=all"]  # compile
 
 RUNTIME = ["runtime", "call"]
 
-# -Og takes up to half off the time to compile a kernel, and a kernel runs longer for it: for ops that compile far longer than
-# they run.
+# -Og compiles a kernel in as little as half the time, but the kernel runs slower: for ops that compile far longer than they
+# run.
 USUAL, QUICK = "-O1", "-Og"
 QUICK_OPS = {"decode_attention", "quant_gemm"}
 
