@@ -1,8 +1,8 @@
 """The measured gains of docs/hgemm.md, from parquet: `python analysis/make_hgemm.py`.
 
-Reads the parquet files of results/ that git tracks and rewrites what is between `<!-- ladder:begin -->` ..., `<!--
-devices:begin -->` ... and `<!-- skinny:begin -->` ... in docs/hgemm.md. The rungs are the CUDA files of minfer/ops/hgemm; on
-the primary device one without rows is "not measured yet". The plot of several devices is shown where `make_plots` drew one.
+Reads the parquet files of results/ that git tracks and rewrites what is between `<!-- ladder:begin -->` ...,
+`<!-- devices:begin -->` ... and `<!-- skinny:begin -->` ... in docs/hgemm.md. The rungs are the CUDA files of
+minfer/ops/hgemm; on the primary device one without rows is "not measured yet". The plot of several devices is shown where `make_plots` drew one.
 """
 
 from __future__ import annotations

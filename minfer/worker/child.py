@@ -37,9 +37,7 @@ from minfer.rows.store import BUSY, HOST_BOUND, Row
 
 SUSPENDED = "stopped and continued while it was timed, twice: its times contain that"
 
-MOST_WAITED = (
-    0.1  # `cold_waited`, above which a row is flagged; quiet machines stay below it, and one busy program gives 1
-)
+MOST_WAITED = 0.1  # of `cold_waited`; more is flagged
 EMPTY = {"cuda": 30, "cpu": 10}  # cold windows without a call; fewer on a CPU, where each flush takes long
 SETTLING = 0.2  # the part of a steady block that energy leaves out, because the card was idle for a moment before it
 
