@@ -2,7 +2,8 @@
 
 Reads the parquet files of results/ that git tracks and rewrites what is between `<!-- ladder:begin -->` ...,
 `<!-- devices:begin -->` ... and `<!-- skinny:begin -->` ... in docs/hgemm.md. The rungs are the CUDA files of
-minfer/ops/hgemm; on the primary device one without rows is "not measured yet". The plot of several devices is shown where `make_plots` drew one.
+minfer/ops/hgemm; on the primary device one without rows is "not measured yet". The plot of several devices is shown where
+`make_plots` drew one.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 Reads the parquet files of results/ that git tracks and rewrites what is between `<!-- results:begin -->` and
 `<!-- results:end -->` in the README: a table with one line an op, of the GPU with most cases, and links to that of every
-other device. Where the README has the markers `headline`, the sentence between them is rewritten too. The tables of every problem
-are pages below docs/results/, by device. No number is typed here or there: all come from rows. Only the problems that are
-shown become Python objects.
+other device. Where the README has the markers `headline`, the sentence between them is rewritten too. The tables of every
+problem are pages below docs/results/, by device. No number is typed here or there: all come from rows. Only the problems that
+are shown become Python objects.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ TFLOPS = "TFLOP/s"  # the metric of rows that are older than the column
 STEADY = ("steady_", "energy_")  # how the columns of the steady regime begin
 STATE = ("sm_mhz", "memory_mhz", "power_w", "temperature_c", "throttle")  # of the machine, during steady calls
 WIDE = 0.25  # an interval of a speed-up, over the speed-up: such a row must not hide an older one that says more
-MOST_DRIFT = 1.25  # the largest ratio of two times of a baseline that the card's clock may explain (we saw 1.1)
+MOST_DRIFT = 1.25  # largest ratio of a baseline's times that the card's clock may explain (we saw 1.1)
 SPEEDUPS = tuple(f"{regime}_speedup{end}" for regime in ("cold", "steady") for end in ("", "_low", "_high"))
 ORIGIN = ("run", "finished", "commit", "torch", "driver")  # what says where a figure comes from
 

@@ -32,7 +32,9 @@ MEASURED = ("ok", "unconverged")
 HOST_BOUND = (  # in `flags`; `cold_late` and `cold_baseline_late` say how often
     "a call keeps the host longer than the GPU can be kept waiting, or waits for the GPU: cold times contain that"
 )
-BUSY = "threads waited for a processor (cold_waited), probably because other programs ran, so times may be much too long"
+BUSY = (
+    "threads waited for a processor (cold_waited), probably because other programs ran, so times may be much too long"
+)
 AMENDABLE = ("metrics", "functions", "profilers")  # maps, that grow after a row was written
 
 PARQUET: dict[str, Any] = {"compression": "zstd", "write_page_checksum": True}
