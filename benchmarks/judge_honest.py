@@ -55,10 +55,10 @@ def honest(device: str) -> list[Case]:
     """The cases: small ones and larger ones, with much and with little library code beneath the baseline."""
     found = []
     for name, axes, sizes in (
-        ("hgemm", ("m", "n", "k"), GEMM[device]),
-        ("sgemm", ("m", "n", "k"), GEMM[device][:1]),
         ("rmsnorm", ("tokens", "hidden"), ROWS[device]),
         ("softmax", ("rows", "n"), ROWS[device][:1]),
+        ("sgemm", ("m", "n", "k"), GEMM[device][:1]),
+        ("hgemm", ("m", "n", "k"), GEMM[device]),
     ):
         op = ops.get(name)
         for kernel in op.kernels.values():

@@ -79,14 +79,14 @@ class Samples:
         low, high = np.percentile(np.concatenate([self.baseline, self.duplicate]), [25, 75])
         return float(high / low)
 
-    def in_a_block(self, steady_s: float) -> float:
-        """How long a call may take in a block if it takes `steady_s` in steady timing, judging by the baseline. What waking a
-        process costs is lost once a block: the fewer calls it has, the more of that each bears. The lower quartile of the
-        baseline's blocks is compared, because it is the kernel's shortest block that counts."""
-        steady = float(np.median(self.steady_baseline))
-        block = max(float(np.percentile(np.concatenate([self.baseline, self.duplicate]), 25)), steady)
+    def in_a_block(self, regime: str, seconds: float) -> float:
+        """How long a call may take in a block if it takes `seconds` in a regime ("cold" or "steady"), judging by the baseline.
+        What waking a process costs is lost once a block: the fewer calls it has, the more of that each bears. The lower
+        quartile of the baseline's blocks is compared, because it is the kernel's shortest block that counts."""
+        alone = float(np.median(self.steady_baseline if regime == "steady" else self.cold_baseline))
+        block = max(float(np.percentile(np.concatenate([self.baseline, self.duplicate]), 25)), alone)
         calls, of_baseline = self.calls
-        return max(steady_s * block / steady, steady_s + (block - steady) * float(of_baseline / calls))
+        return max(seconds * block / alone, seconds + (block - alone) * float(of_baseline / calls))
 
 
 def columns(case: Case, row: Mapping[str, Any], samples: Samples, device: str) -> Columns:
@@ -135,8 +135,10 @@ def contradiction(row: Mapping[str, Any], samples: Samples, device: str) -> Cont
         inside, baseline = row.get(f"{name}_us"), row.get(f"{name}_baseline_us")
         if inside is None:
             continue
-        words = f"takes {inside:.4g} us by the clock inside of its process and {least:.4g} us by the clock outside"
-        usual = samples.in_a_block(inside * 1e-6) * 1e6 if name == "steady" else inside
+        words = (
+            f"takes {inside:.4g} us ({name}) by the clock inside of its process and {least:.4g} us by the one outside"
+        )
+        usual = samples.in_a_block(name, inside * 1e-6) * 1e6
         found.append((least / usual, words))
         if baseline is not None:
             words = (

@@ -14,7 +14,7 @@ from minfer import build, ops
 from minfer.bench import device as devices
 from minfer.bench.arena import attach, view
 from minfer.bench.verify import synchronize
-from minfer.ops import Case
+from minfer.ops import Case, Returning
 from minfer.process.remote import serve
 
 
@@ -32,6 +32,7 @@ class Runner:
         self.kernel = ops.get(case["op"]).kernels[case["kernel"]]
         self.function = build.function(self.kernel, devices.arch(self.device))
         self.block: Callable[[int], object] = lambda calls: None
+        self.returned: object = None  # until the next call, so that two calls do not write to the same memory
 
     def hello(self) -> dict[str, Any]:
         return {"deterministic": self.kernel.deterministic}
@@ -47,12 +48,15 @@ class Runner:
         return {"returned": None if returned is None else type(returned).__name__}
 
     def prepare(self, sets: list[list[dict[str, Any]]], arguments: dict[str, Any]) -> dict[str, Any]:
-        """Prepare a block: one call on each of these sets of operands. On a GPU, capture the block in a CUDA graph."""
+        """Prepare a block: one call on each of these sets of operands. On a GPU, capture the block in a CUDA graph.
+
+        A baseline that returns new tensors does not copy them to its outputs, as it does not in `Bench`."""
         operands = [tuple(view(self.memory, tensor) for tensor in tensors) for tensors in sets]
+        function = self.function.compute if isinstance(self.function, Returning) else self.function
 
         def block(calls: int) -> None:
             for tensors in operands[:calls]:
-                self.function(*tensors, **arguments)
+                self.returned = function(*tensors, **arguments)
 
         block(len(operands))
         synchronize(self.device)
@@ -66,8 +70,8 @@ class Runner:
         return {"done": True}
 
     def run(self, calls: int) -> dict[str, Any]:
-        """Run one block: a call on each of the first `calls` sets; on a GPU, on all sets. The reply is its seconds by the clock
-        of this process."""
+        """Run one block: a call on each of the first `calls` sets; on a GPU, on all prepared ones. The reply is its seconds
+        by the clock of this process."""
         begin = time.perf_counter()
         self.block(calls)
         synchronize(self.device)

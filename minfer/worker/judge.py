@@ -40,7 +40,7 @@ from minfer.sandbox import Sandbox, keep_to_itself
 BLOCK_S = {"cuda": 0.05, "cpu": 0.002}
 LEAST_CALLS = {"cuda": 8, "cpu": 2}  # of a block, however long a call takes
 MOST_FRESH = {"cuda": 8 << 30, "cpu": 32 << 20}  # bytes of operands that get new values for each round
-CALIBRATIONS = 3  # that say how many calls make a block on a CPU; the shortest counts
+CALIBRATIONS = 3  # that say how many calls make a block; the shortest counts
 ROUNDS = 4  # each is a block of the kernel, one of the baseline and one of its duplicate, in shuffled order
 STEADY_S = 0.1  # for the baseline's steady time, without any kernel
 COLD = Timing(looks=[10], least_rounds=5, cold_cap_s=1.0)  # for cold times of the baseline, without any kernel
@@ -187,13 +187,12 @@ class Trial:
                 {name: view(self.image, about) for name, about in zip(shared, descriptions, strict=True)}
                 for shared, descriptions in zip(self.sets, described, strict=True)
             ]
-        kernel.ask("prepare", "done", sets=described, arguments=self.call)
-        kernel.process.freeze()
-        self._check_strays()
-        baseline.ask("prepare", "done", sets=described, arguments=self.call)
-        baseline.process.freeze()
-        self.of_baseline |= orphans()
-        self.calls = {remote: self._calls(remote) for remote in (kernel, baseline)}
+        few = min(LEAST_CALLS[device.type], len(self.sets))
+        for remote in (kernel, baseline):
+            self._prepare(remote, described[:few])
+        self.calls = {remote: self._calls(remote, few) for remote in (kernel, baseline)}
+        for remote, calls in self.calls.items():
+            self._prepare(remote, described[:calls])
 
     def _fresh(self) -> Operands:
         return Operands(self.op, self.case, secrets.randbits(31), "normal", self.device)
@@ -209,14 +208,29 @@ class Trial:
         wanted = math.ceil(BLOCK_S[self.device.type] / min(seconds))
         return min(most_sets(self.op, self.case, self.device), max(LEAST_CALLS[self.device.type], wanted))
 
-    def _calls(self, remote: Remote) -> int:
-        """How many calls make a block: fewer than there are sets if a call takes long."""
-        if self.device.type == "cuda":
-            return len(self.sets)  # a graph of all
-        few = min(LEAST_CALLS["cpu"], len(self.sets))
+    def _prepare(self, remote: Remote, sets: list[list[dict[str, Any]]]) -> None:
+        """Have a block prepared, and stop the process."""
+        remote.process.thaw()
+        remote.ask("prepare", "done", sets=sets, arguments=self.call)
+        remote.process.freeze()
+        self._note_strays(remote)
+
+    def _note_strays(self, remote: Remote) -> None:
+        """What the baseline has left behind is not the kernel's: it runs only while the kernel's process is stopped."""
+        if remote is not self.kernel:
+            self.of_baseline |= orphans()
+        elif strays := remote.process.strays() - self.of_baseline:
+            raise Dishonest(f"left a process running: {min(strays)}")
+
+    def _calls(self, remote: Remote, few: int) -> int:
+        """How many calls make a block, judging by blocks of `few`: fewer than there are sets if a call takes long."""
         remote.time("run", calls=few)
-        call_s = min(remote.time("run", calls=few).work for _ in range(CALIBRATIONS)) / few
-        return min(len(self.sets), max(few, math.ceil(BLOCK_S["cpu"] / call_s)))
+        rest = Spent(0.0, 0.0, 0.0)
+        if self.device.type == "cuda":  # where a few calls may take less time than the request
+            rest = min((self.baseline.time("rest") for _ in range(CALIBRATIONS)), key=lambda spent: spent.work)
+        block = min((remote.time("run", calls=few) for _ in range(CALIBRATIONS)), key=lambda spent: spent.work)
+        call_s = max(block.per_call(rest, few).work, 1e-9)
+        return min(len(self.sets), max(few, math.ceil(BLOCK_S[self.device.type] / call_s)))
 
     def rounds(self) -> dict[str, Any]:
         """The samples of all rounds. Raises Dishonest unless the kernel's results are right."""
@@ -253,8 +267,7 @@ class Trial:
         spent = remote.time("run", **self._around(), **late, calls=calls)
         if remote is self.kernel:
             self._check(calls)
-        else:
-            self.of_baseline |= orphans()
+        self._note_strays(remote)
         return spent.per_call(rest, calls)
 
     def _around(self) -> dict[str, Step]:
@@ -308,12 +321,6 @@ class Trial:
                     raise Dishonest(f"changed its input {name} while it was timed")
         if self.arena.breached():
             raise Dishonest("wrote outside its output while it was timed")
-        self._check_strays()
-
-    def _check_strays(self) -> None:
-        """What the baseline has left behind is not the kernel's: it runs only while the kernel's process is stopped."""
-        if strays := self.kernel.process.strays() - self.of_baseline:
-            raise Dishonest(f"left a process running: {min(strays)}")
 
 
 def baseline_alone(case: Case, device: torch.device) -> dict[str, list[float]]:

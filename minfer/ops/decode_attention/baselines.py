@@ -129,6 +129,11 @@ def no_queries_without_keys(case: Case) -> str | None:
     return f"needs longest >= new={case['new']}" if case["longest"] < case["new"] else None
 
 
+def cudnn_sizes(case: Case) -> str | None:
+    """What cuDNN refuses in PyTorch 2.11: "No available kernel"."""
+    return "needs longest > 1" if case["longest"] == 1 else no_queries_without_keys(case)
+
+
 def narrow(case: Case) -> str | None:
     if case["head_dim"] > 128:
         return "takes a head_dim up to 128"
@@ -148,9 +153,11 @@ def register(op: Op) -> None:
     sdpa_about["deterministic"] = False
     op.torch("torch", sdpa, baseline=True, **sdpa_about)
     op.torch("torch_eager", eager, baseline=True)
-    for name, backend in (("torch_flash", "FLASH_ATTENTION"), ("torch_cudnn", "CUDNN_ATTENTION")):
-        peer = "torch.nn.attention"
-        op.peer(name, by_backend(backend, sdpa), peer, **sdpa_about)
+    for name, backend, requires in (
+        ("torch_flash", "FLASH_ATTENTION", no_queries_without_keys),
+        ("torch_cudnn", "CUDNN_ATTENTION", cudnn_sizes),
+    ):
+        op.peer(name, by_backend(backend, sdpa), "torch.nn.attention", **sdpa_about | {"requires": requires})
     op.peer("flash_attn_4", flash_attn_4, "flash_attn", returns=(0,), params=whole, requires=narrow)
     op.peer("flashinfer", flashinfer, "flashinfer", returns=(0,), params=paged, requires=one_token)
     full = paged | {"lengths": ("full",)}

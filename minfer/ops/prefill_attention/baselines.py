@@ -229,15 +229,22 @@ def full_without_empty_rows(case: Case) -> str | None:
     return full_if_padded(case) or without_empty_rows(case)
 
 
+def cudnn_sizes(case: Case) -> str | None:
+    """What cuDNN refuses in PyTorch 2.11: "No available kernel"."""
+    return "needs seq_kv > 1" if case["seq_kv"] == 1 else full_without_empty_rows(case)
+
+
 def register(op: Op) -> None:
     """PyTorch's first, which ratios are against; the definition is the baseline where that does not support a case."""
     plain = {"call": ("causal", "full"), "lse": ("no",)}
     whole = {"layout": ("padded",), "lengths": ("full",), "lse": ("no",)}
     op.torch("torch", sdpa, baseline=True, returns=(0,), params=plain, requires=without_empty_rows)
     op.torch("torch_eager", eager, baseline=True)
-    for name, backend in (("torch_flash", "FLASH_ATTENTION"), ("torch_cudnn", "CUDNN_ATTENTION")):
-        which = by_backend(backend)
-        op.peer(name, which, "torch.nn.attention", returns=(0,), params=plain, requires=full_without_empty_rows)
+    for name, backend, requires in (
+        ("torch_flash", "FLASH_ATTENTION", full_without_empty_rows),
+        ("torch_cudnn", "CUDNN_ATTENTION", cudnn_sizes),
+    ):
+        op.peer(name, by_backend(backend), "torch.nn.attention", returns=(0,), params=plain, requires=requires)
     op.peer(
         "torch_flex", flex, "torch.nn.attention.flex_attention", returns=(0,), params=whole, requires=without_empty_rows
     )
