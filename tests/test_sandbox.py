@@ -27,6 +27,9 @@ from minfer.sandbox import LEVELS, Sandbox, available, strongest
 from minfer.worker.sandboxed import keep, kept
 from tests.conftest import ROOT
 
+# A Python that was copied may need the second to start.
+KEPT = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
+ENVIRONMENT = {"PYTHONPATH": str(ROOT)} | KEPT
 NOBODY, NAMELESS = 65534, 61234  # the second is in no table of users, as in a container, and has no home folder
 USERS = (0, NOBODY)
 CONFINED = LEVELS[:2]
@@ -92,7 +95,7 @@ class Place:
         return json.loads(done.stdout)
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        environment = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1"}
+        environment = ENVIRONMENT | {"PYTHONDONTWRITEBYTECODE": "1"}
         command = [python(self.user), *words]
         return subprocess.run(
             command, env=environment, cwd="/", capture_output=True, text=True, timeout=60, **as_user(self.user)
@@ -128,8 +131,7 @@ def here(level: str, user: int) -> str:
     if not python(user):
         return f"no Python that user {user} can run"
     words = [python(user), "-m", "minfer.sandbox", level]
-    environment = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]}
-    done = subprocess.run(words, env=environment, cwd="/", capture_output=True, text=True, **as_user(user))
+    done = subprocess.run(words, env=ENVIRONMENT, cwd="/", capture_output=True, text=True, **as_user(user))
     return f"this machine has no {level} for user {user}: {done.stderr[-200:]}" if done.returncode else ""
 
 
@@ -147,11 +149,11 @@ def place(request: pytest.FixtureRequest) -> Iterator[Place]:
     folder = Path(tempfile.mkdtemp())  # which no other user may enter, unlike pytest's
     for name in ("results", "seen", "scratch"):
         (folder / name).mkdir()
-        os.chown(folder / name, user, user)
     for name in ("results", "seen"):
         (folder / name / "file").write_text("as it was")
-        os.chown(folder / name / "file", user, user)
-    os.chown(folder, user, user)
+    if os.getuid() == 0:  # an ordinary user's group has another number
+        for path in (folder, *folder.rglob("*")):
+            os.chown(path, user, user)
     found = {name: (folder / name / "file").stat() for name in ("results", "seen")}
     before = {name: (about.st_mode, about.st_mtime, about.st_uid) for name, about in found.items()}
     code = "import time; secret = bytearray(b'as it was'); print(flush=True); time.sleep(600)"
