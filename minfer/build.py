@@ -225,9 +225,16 @@ def _lock(path: Path) -> Iterator[None]:
         yield
 
 
+def put_ninja_on_path() -> None:
+    """PyTorch looks for ninja on the PATH. If the environment was not activated, ninja is only beside its Python."""
+    if not shutil.which("ninja"):
+        os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent)])
+
+
 def _compile(kernel: Kernel, arch: str, folder: Path, home: Path | None) -> Path:
     from torch.utils import cpp_extension
 
+    put_ninja_on_path()
     flags, link = flags_of(kernel, arch), []
     if home:
         cpp_extension.CUDA_HOME = str(home)

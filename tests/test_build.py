@@ -279,3 +279,16 @@ def test_a_tool_is_found_on_the_path_then_in_a_toolkit(tmp_path: Path, monkeypat
 )  # fmt: skip
 def test_arch_of(capability: tuple[int, int], arch: str) -> None:
     assert arch_of(capability) == arch
+
+
+def test_ninja_is_found_beside_python_where_the_environment_is_not_active(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beside = Path(sys.executable).with_name("ninja")
+    if not beside.exists():
+        pytest.skip("this Python has no ninja beside it")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    build.put_ninja_on_path()
+    assert shutil.which("ninja") == str(beside)
+    build.put_ninja_on_path()
+    assert os.environ["PATH"] == f"{tmp_path}{os.pathsep}{beside.parent}"
