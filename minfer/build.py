@@ -226,9 +226,11 @@ def _lock(path: Path) -> Iterator[None]:
 
 
 def put_ninja_on_path() -> None:
-    """PyTorch looks for ninja on the PATH. If the environment was not activated, ninja is only beside its Python."""
-    if not shutil.which("ninja"):
-        os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent)])
+    """Append this Python's folder to the PATH if only that has ninja: PyTorch looks for it on the PATH, where it is not if the
+    environment was not activated."""
+    folder = Path(sys.executable).parent
+    if not shutil.which("ninja") and (folder / "ninja").exists():
+        os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH") or os.defpath, str(folder)])
 
 
 def _compile(kernel: Kernel, arch: str, folder: Path, home: Path | None) -> Path:

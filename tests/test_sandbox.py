@@ -27,7 +27,7 @@ from minfer.sandbox import LEVELS, Sandbox, available, strongest
 from minfer.worker.sandboxed import keep, kept
 from tests.conftest import ROOT
 
-# A Python that was copied may need the second to start.
+# A copied Python may need LD_LIBRARY_PATH to find its library.
 KEPT = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
 ENVIRONMENT = {"PYTHONPATH": str(ROOT)} | KEPT
 NOBODY, NAMELESS = 65534, 61234  # the second is in no table of users, as in a container, and has no home folder
@@ -151,7 +151,7 @@ def place(request: pytest.FixtureRequest) -> Iterator[Place]:
         (folder / name).mkdir()
     for name in ("results", "seen"):
         (folder / name / "file").write_text("as it was")
-    if os.getuid() == 0:  # an ordinary user's group has another number
+    if os.getuid() == 0:  # only root may change owners; else the files are our own already
         for path in (folder, *folder.rglob("*")):
             os.chown(path, user, user)
     found = {name: (folder / name / "file").stat() for name in ("results", "seen")}

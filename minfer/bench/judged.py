@@ -4,10 +4,12 @@ measured inside of the kernel's process contradict them.
 The judge (`minfer.worker.judge`) times blocks of calls from outside. Its times are the result. The times inside are hints,
 which tell cold from steady. Each hint is compared with a time that was taken in the same way:
 
-- the kernel's steady and cold times with its blocks. A block begins after a flush and is short, so a call of a few
-  microseconds takes longer in it than a steady one. The baseline shows by how much, because the judge also takes the
-  baseline's steady time, in a process without a kernel: the kernel's block may lose as much time as the baseline's
-  block does, or the same factor. A cold call takes no less than a call in a block;
+- the kernel's steady time with its blocks. A block begins after a flush and is short, so a call of a few microseconds takes
+  longer in it than a steady one. The baseline shows by how much, because the judge also takes the baseline's steady time, in
+  a process without a kernel: the kernel's block may lose as much time as the baseline's block does, or the same factor;
+- the kernel's cold time with its blocks. A cold call takes no less than a call in a block, except on a GPU: there a cold call
+  may leave its output in the cache, and a block writes it to memory. So there the block may take longer by the factor by
+  which the baseline's block is longer than its cold time, but by no more than `BELIEVED`;
 - the time of each block by the clock in the kernel's process with its time outside, less what the process waited for a busy
   CPU, and the difference with that of the baseline's blocks;
 - the baseline's steady time with its blocks, and its cold time with cold times of the baseline in a process without a
@@ -79,14 +81,23 @@ class Samples:
         low, high = np.percentile(np.concatenate([self.baseline, self.duplicate]), [25, 75])
         return float(high / low)
 
-    def in_a_block(self, regime: str, seconds: float) -> float:
-        """How long a call may take in a block if it takes `seconds` in a regime ("cold" or "steady"), judging by the baseline.
-        What waking a process costs is lost once a block: the fewer calls it has, the more of that each bears. The lower
-        quartile of the baseline's blocks is compared, because it is the kernel's shortest block that counts."""
-        alone = float(np.median(self.steady_baseline if regime == "steady" else self.cold_baseline))
-        block = max(float(np.percentile(np.concatenate([self.baseline, self.duplicate]), 25)), alone)
+    @property
+    def baseline_block(self) -> float:
+        """The lower quartile of the baseline's blocks, because it is the kernel's shortest block that counts."""
+        return float(np.percentile(np.concatenate([self.baseline, self.duplicate]), 25))
+
+    def in_a_block(self, steady_s: float) -> float:
+        """How long a call may take in a block if it takes `steady_s` in steady timing, judging by the baseline. What waking a
+        process costs is lost once a block: the fewer calls it has, the more of that each bears."""
+        steady = float(np.median(self.steady_baseline))
+        block = max(self.baseline_block, steady)
         calls, of_baseline = self.calls
-        return max(seconds * block / alone, seconds + (block - alone) * float(of_baseline / calls))
+        return max(steady_s * block / steady, steady_s + (block - steady) * float(of_baseline / calls))
+
+    def written(self, cold_s: float) -> float:
+        """How long a call may take in a block on a GPU if it takes `cold_s` cold, judging by the baseline."""
+        factor = self.baseline_block / float(np.median(self.cold_baseline))
+        return cold_s * min(max(factor, 1.0), BELIEVED["cuda"])
 
 
 def columns(case: Case, row: Mapping[str, Any], samples: Samples, device: str) -> Columns:
@@ -135,10 +146,13 @@ def contradiction(row: Mapping[str, Any], samples: Samples, device: str) -> Cont
         inside, baseline = row.get(f"{name}_us"), row.get(f"{name}_baseline_us")
         if inside is None:
             continue
-        words = (
-            f"takes {inside:.4g} us ({name}) by the clock inside of its process and {least:.4g} us by the one outside"
-        )
-        usual = samples.in_a_block(name, inside * 1e-6) * 1e6
+        blocks = f"at least {least:.4g} us in the judge's blocks"
+        words = f"takes {inside:.4g} us ({name}) by the clock in its process, but {blocks}"
+        usual = inside
+        if name == "steady":
+            usual = samples.in_a_block(inside * 1e-6) * 1e6
+        elif device == "cuda":
+            usual = samples.written(inside * 1e-6) * 1e6
         found.append((least / usual, words))
         if baseline is not None:
             words = (

@@ -130,8 +130,10 @@ def print_summary(console: Console, results: Path, run: str, plan: Plan, progres
     for table in (_counters(list(shown.values())), _static(list(shown.values()))):
         if table:
             console.print(table)
-    for (kernel, message), n in Counter(  # one line whatever the values that a kernel does not support
-        (row["kernel"], row["message"].split(", not ")[0]) for row in rows.values() if row["status"] == "unsupported"
+    for (kernel, message), n in Counter(  # one line for each reason, without the refused value
+        (row["kernel"], re.sub(r", not [^;]*", "", row["message"]))
+        for row in rows.values()
+        if row["status"] == "unsupported"
     ).items():
         console.print(f"{kernel}: {n} unsupported: {message}")
     for row in rows.values():

@@ -32,7 +32,7 @@ class Runner:
         self.kernel = ops.get(case["op"]).kernels[case["kernel"]]
         self.function = build.function(self.kernel, devices.arch(self.device))
         self.block: Callable[[int], object] = lambda calls: None
-        self.returned: object = None  # until the next call, so that two calls do not write to the same memory
+        self.returned: object = None  # by the last call; while it is kept, the next call gets other memory
 
     def hello(self) -> dict[str, Any]:
         return {"deterministic": self.kernel.deterministic}
@@ -50,7 +50,7 @@ class Runner:
     def prepare(self, sets: list[list[dict[str, Any]]], arguments: dict[str, Any]) -> dict[str, Any]:
         """Prepare a block: one call on each of these sets of operands. On a GPU, capture the block in a CUDA graph.
 
-        A baseline that returns new tensors does not copy them to its outputs, as it does not in `Bench`."""
+        A baseline that returns new tensors does not copy them to its outputs. `Bench` does not time that copy either."""
         operands = [tuple(view(self.memory, tensor) for tensor in tensors) for tensors in sets]
         function = self.function.compute if isinstance(self.function, Returning) else self.function
 

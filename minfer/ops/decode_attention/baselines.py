@@ -130,7 +130,7 @@ def no_queries_without_keys(case: Case) -> str | None:
 
 
 def cudnn_sizes(case: Case) -> str | None:
-    """What cuDNN refuses in PyTorch 2.11: "No available kernel"."""
+    """Why cuDNN cannot run a case. PyTorch 2.11 says "No available kernel" if there is one key."""
     return "needs longest > 1" if case["longest"] == 1 else no_queries_without_keys(case)
 
 

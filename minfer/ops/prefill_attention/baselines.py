@@ -230,7 +230,7 @@ def full_without_empty_rows(case: Case) -> str | None:
 
 
 def cudnn_sizes(case: Case) -> str | None:
-    """What cuDNN refuses in PyTorch 2.11: "No available kernel"."""
+    """Why cuDNN cannot run a case. PyTorch 2.11 says "No available kernel" if there is one key."""
     return "needs seq_kv > 1" if case["seq_kv"] == 1 else full_without_empty_rows(case)
 
 
