@@ -147,7 +147,7 @@ def contradiction(row: Mapping[str, Any], samples: Samples, device: str) -> Cont
         if inside is None:
             continue
         blocks = f"at least {least:.4g} us in the judge's blocks"
-        words = f"takes {inside:.4g} us ({name}) by the clock in its process, but {blocks}"
+        words = f"takes {inside:.4g} us ({name}) by the clock inside of its process, but {blocks}"
         usual = inside
         if name == "steady":
             usual = samples.in_a_block(inside * 1e-6) * 1e6
