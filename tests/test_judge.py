@@ -59,7 +59,10 @@ def test_a_cold_time_is_not_held_against_warm_blocks(device: str) -> None:
 @pytest.mark.parametrize(
     ("claims", "words"),
     [
-        ({"cold_us": 4.0}, "takes 4 us (cold) by the clock inside of its process, but at least 17 us in the judge's blocks"),
+        (
+            {"cold_us": 4.0},
+            "takes 4 us (cold) by the clock inside of its process, but at least 17 us in the judge's blocks",
+        ),
         (
             {"steady_us": 4.0},
             "takes 4 us (steady) by the clock inside of its process, but at least 17 us in the judge's blocks",
