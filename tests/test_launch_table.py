@@ -11,7 +11,7 @@ from rich.console import Console
 from minfer.plan.cases import Plan
 from minfer.rows import store
 from minfer.run.progress import RunProgress
-from minfer.run.report import print_summary
+from minfer.run.report import print_summary, without_value
 from tests.tables import row
 
 VALUES: dict[str, Any] = {
@@ -115,3 +115,16 @@ def test_each_model_of_gpu_has_a_table_of_its_own(tmp_path: Path):
 def test_the_time_left_is_rounded_before_it_is_split_into_minutes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(RunProgress, "_left_s", lambda self: 539.7)
     assert RunProgress(tmp_path).line().endswith(", about 9:00 min left")
+
+
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        ("supports format=int4_g64 or int4_g128, not q8_0", "supports format=int4_g64 or int4_g128"),
+        ("takes packed rows, not strided ones, and an even k", "takes packed rows, not strided ones, and an even k"),
+        ("is registered for float16, not float32; if it supports float32, add it to dtypes= where you register it",)
+        * 2,
+    ],
+)
+def test_only_the_refused_value_is_left_out_of_a_reason(message: str, shown: str) -> None:
+    assert without_value(message) == shown

@@ -104,6 +104,12 @@ def _show(progress: Progress, bar: Any, event: dict[str, Any]) -> None:
         progress.advance(bar)
 
 
+def without_value(message: str) -> str:
+    """A reason of `Kernel.unsupported` without the value that was refused, so that the cases of a reason share a line. What
+    an op's or a user's `requires` says stays as it is."""
+    return re.sub(r"^(supports [^;]+), not \S+$", r"\1", message)
+
+
 def print_summary(console: Console, results: Path, run: str, plan: Plan, progress: RunProgress) -> bool:
     """The table of a run and what to do next; returns whether every case has a row."""
     columns = ["run", "case", "op", "kernel", "dtype", "params", "shape", "status", "message", "device", "finished", "cold_us",
@@ -130,10 +136,8 @@ def print_summary(console: Console, results: Path, run: str, plan: Plan, progres
     for table in (_counters(list(shown.values())), _static(list(shown.values()))):
         if table:
             console.print(table)
-    for (kernel, message), n in Counter(  # one line for each reason, without the refused value
-        (row["kernel"], re.sub(r", not [^;]*", "", row["message"]))
-        for row in rows.values()
-        if row["status"] == "unsupported"
+    for (kernel, message), n in Counter(
+        (row["kernel"], without_value(row["message"])) for row in rows.values() if row["status"] == "unsupported"
     ).items():
         console.print(f"{kernel}: {n} unsupported: {message}")
     for row in rows.values():

@@ -41,7 +41,7 @@ BLOCK_S = {"cuda": 0.05, "cpu": 0.002}
 LEAST_CALLS = {"cuda": 8, "cpu": 2}  # of a block, however long a call takes
 MOST_FRESH = {"cuda": 8 << 30, "cpu": 32 << 20}  # bytes of operands that get new values for each round
 CALIBRATIONS = 3  # that say how many calls make a block; the shortest counts
-SLOW_S = 0.002  # of LEAST_CALLS on a GPU: what waking a process costs is small beside that
+SLOW_S = 0.002  # if LEAST_CALLS take less on a GPU, waking the process is too much of it to tell how long a call takes
 ROUNDS = 4  # each is a block of the kernel, one of the baseline and one of its duplicate, in shuffled order
 STEADY_S = 0.1  # for the baseline's steady time, without any kernel
 COLD = Timing(looks=[10], least_rounds=5, cold_cap_s=1.0)  # for cold times of the baseline, without any kernel
