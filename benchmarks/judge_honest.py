@@ -152,6 +152,8 @@ def measure(device: str, done: int, wanted: int, trusted: bool, beside: int, min
                     "proven": sum(attempt is not None and attempt.proven for attempt in attempts),
                     "kernel_factor": ratio(row, "judged_us", "steady_us"),
                     "baseline_factor": ratio(row, "judged_baseline_us", "steady_baseline_us"),
+                    "judged_speedup": row.get("judged_speedup"),
+                    "steady_speedup": row.get("steady_speedup"),
                 }
                 attempts.clear()
                 factors = ", ".join(f"{found[n]:.2f}" for n in ("kernel_factor", "baseline_factor") if found[n])

@@ -200,13 +200,32 @@ def test_a_judged_time_below_the_floor_is_impossible() -> None:
 REQUEST = {"device": "cpu", "extra": [], "op_files": [], "libraries": {}, "sandbox": None, "timeout_s": 60.0}
 
 
-@pytest.mark.parametrize("inside", [False, True])
-def test_the_judge_takes_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inside: bool) -> None:
-    """Of an honest kernel; also as on a GPU, where values come into the shared memory while the clock runs."""
-    monkeypatch.setitem(worker_judge.SHOWN_INSIDE, "cpu", inside)
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_the_judge_takes_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, goes_on: bool) -> None:
+    """Of an honest kernel; also as on a GPU. There a process's work goes on while the process is stopped, so all that belongs
+    to the baseline is timed before there is a kernel."""
+    asked: list[tuple[int, str]] = []  # of the process that was started first, of the second
+    started: list[worker_judge.Remote] = []
+
+    class Noting(worker_judge.Remote):
+        def __init__(self, *about: Any) -> None:
+            super().__init__(*about)
+            started.append(self)
+
+        def ask(self, what: str, answer: str, **about: Any) -> Any:
+            asked.append((started.index(self), what))
+            return super().ask(what, answer, **about)
+
+    monkeypatch.setattr(worker_judge, "Remote", Noting)
+    monkeypatch.setitem(worker_judge.GOES_ON, "cpu", goes_on)
     reply = worker_judge.judge(REQUEST | {"case": CASE.to_dict()}, tmp_path / "log")
     found = Samples.of(reply["samples"])
     assert len(found.kernel) == worker_judge.ROUNDS and len(found.cold_baseline) >= 3
+    blocks = [number for number, what in asked if what == "run"]
+    of_baseline = 1 + worker_judge.CALIBRATIONS + 2 * worker_judge.ROUNDS
+    assert blocks.count(0) == of_baseline and blocks.count(1) == of_baseline - worker_judge.ROUNDS
+    later = asked[next(i for i, (number, _) in enumerate(asked) if number == 1) :]
+    assert goes_on == (0 not in {number for number, _ in later})
 
 
 @pytest.mark.timing
@@ -249,7 +268,7 @@ class Blocks(worker_judge.Trial):
     """A trial on a GPU whose kernel takes `call_s` while its calls are counted and `later_s` afterwards."""
 
     def __init__(self, call_s: float, later_s: float, sets: int = 400) -> None:
-        self.device, self.sets, self.call_s, self.later_s = torch.device("cuda"), [{}] * sets, call_s, later_s
+        self.device, self.count, self.call_s, self.later_s = torch.device("cuda"), sets, call_s, later_s
         self.kernel, self.baseline = self, None
         self.calls, self.prepared = {self: 8, None: sets}, []
 
@@ -263,7 +282,7 @@ class Blocks(worker_judge.Trial):
         self.calls[remote] = calls
         self.prepared.append(calls)
 
-    def _rounds(self) -> dict[str, Any]:
+    def _rounds(self, *names: str) -> dict[str, Any]:
         return {"kernel": [self.call_s, self.later_s, self.call_s, self.call_s]}
 
 
@@ -278,6 +297,7 @@ class Blocks(worker_judge.Trial):
 )
 def test_a_block_on_a_gpu_takes_50_ms_or_has_all_calls(call_s: float, later_s: float, calls: int) -> None:
     trial = Blocks(call_s, later_s)
-    trial._prepare(trial, trial._count(trial))
-    assert trial.rounds()["calls"] == [calls, 400]
+    trial._prepare(trial, trial._calls(trial))
+    trial.rounds("kernel")
+    assert trial.calls[trial] == calls
     assert len(trial.prepared) == 1 + (call_s != later_s)

@@ -3,7 +3,8 @@
 The kernel runs in a process of its own (`minfer.worker.isolated`) and shares nothing with the judge but memory: the
 judge writes its inputs, compares what it writes with the reference, and times it by the judge's own clock. Between two
 blocks of calls that process is stopped while all its inputs get new random values, so the kernel cannot prepare, remember
-or patch anything. The baseline has a process of its own, too, and the same inputs.
+or patch anything. The baseline has a process of its own. On a GPU, all that belongs to the baseline is timed before the
+kernel's process exists.
 
 The judge hands over samples (`minfer.bench.judged`). What follows from them is the supervisor's business.
 """
@@ -42,12 +43,13 @@ LEAST_CALLS = {"cuda": 8, "cpu": 2}  # of a block, however long a call takes
 MOST_FRESH = {"cuda": 8 << 30, "cpu": 32 << 20}  # bytes of operands that get new values for each round
 CALIBRATIONS = 3  # that say how many calls make a block; the shortest counts
 SLOW_S = 0.002  # if LEAST_CALLS take less on a GPU, waking the process is too much of it to tell how long a call takes
-ROUNDS = 4  # each is a block of the kernel, one of the baseline and one of its duplicate, in shuffled order
+ROUNDS = 4  # of a block each of the kernel, the baseline and its duplicate
+RESTS = {"cuda": 12, "cpu": 3}  # empty requests, of which the shortest counts
 STEADY_S = 0.1  # for the baseline's steady time, without any kernel
 COLD = Timing(looks=[10], least_rounds=5, cold_cap_s=1.0)  # for cold times of the baseline, without any kernel
 CHECK_S, LEAST_CHECKED = 0.2, 16  # of a block's results: as many as the time allows, and at least so many
 START_S = 120.0
-SHOWN_INSIDE = {"cuda": True, "cpu": False}  # whether a block's values come into the shared memory when the clock runs
+GOES_ON = {"cuda": True, "cpu": False}  # whether the work that a process has begun goes on while the process is stopped
 SNAPSHOT = 32  # results of a block that are copied when the process replies
 TAKE_S = {"cuda": math.inf, "cpu": 0.001}  # within which they are copied
 
@@ -165,49 +167,55 @@ class Spent:
 class Trial:
     """Times kernel and baseline from outside; each runs in its own process, on the same sets of operands."""
 
-    def __init__(
-        self, case: Case, kernel: Remote, baseline: Remote, of_baseline: set[int], arena: Arena, device: torch.device
-    ) -> None:
-        """`of_baseline`: the processes that the baseline has left behind."""
+    def __init__(self, case: Case, sets: int, baseline: Remote, arena: Arena, device: torch.device) -> None:
+        """There is no kernel yet, only its baseline."""
         self.op, self.case, self.device, self.arena = ops.get(case.op), case, device, arena
-        self.kernel, self.baseline, self.of_baseline = kernel, baseline, of_baseline
+        self.count, self.baseline = sets, baseline
+        self.kernel: Remote | None = None
+        self.of_baseline: set[int] = set()  # the processes that the baseline has left behind
         self.call = self.op.call(case)
-        self.here = build.function(self.op.kernels[self.op.baseline(case)], devices.arch(device))  # the baseline
         self.clock = clock_for(device)
-        first = self._fresh()
-        self.originals = [first, *(self._fresh() for _ in range(self._sets(first) - 1))]
-        arena.clear()
-        self.sets = [{name: arena.copy(t) for name, t in original.tensors.items()} for original in self.originals]
-        self.image: torch.Tensor | None = None
+        self.goes_on = GOES_ON[device.type]
         self.snapshot: dict[int, Tensors] = {}
-        synchronize(device)
-        described = [[arena.describe(tensor) for tensor in shared.values()] for shared in self.sets]
-        if SHOWN_INSIDE[device.type]:
-            self.image = arena.image()
-            self.imaged = [
-                {name: view(self.image, about) for name, about in zip(shared, descriptions, strict=True)}
-                for shared, descriptions in zip(self.sets, described, strict=True)
-            ]
-        self.described = described
         self.calls: dict[Remote, int] = {}
-        for remote in (kernel, baseline):
-            self._prepare(remote, min(LEAST_CALLS[device.type], len(self.sets)))
-        for remote in (kernel, baseline):
-            self._prepare(remote, self._count(remote))
+        self.originals: list[Operands] = []
+        self.sets: list[dict[str, torch.Tensor]] = []  # the copies in the shared memory
+        self.image: torch.Tensor | None = None  # of the shared memory, with the values of the next block
+        self.imaged = self.sets
+        self._lay_out()
+        self._ready(baseline)
+        self.rest = self._rest() if self.goes_on else None
 
-    def _fresh(self) -> Operands:
-        return Operands(self.op, self.case, secrets.randbits(31), "normal", self.device)
+    def admit(self, kernel: Remote) -> None:
+        """Prepare the kernel's blocks. It has been verified, and the shared memory was used for that."""
+        self.kernel = kernel
+        self._lay_out()
+        self._ready(kernel)
 
-    def _sets(self, first: Operands) -> int:
-        """How many sets of operands there are: as many as the baseline makes calls in a block."""
-        seconds = []
-        for _ in range(3):
-            begin = time.perf_counter()
-            self.here(*first.arguments, **self.call)
-            synchronize(self.device)
-            seconds.append(time.perf_counter() - begin)
-        wanted = math.ceil(BLOCK_S[self.device.type] / min(seconds))
-        return min(most_sets(self.op, self.case, self.device), max(LEAST_CALLS[self.device.type], wanted))
+    def free(self) -> None:
+        """Free the memory of all operands until a kernel is admitted."""
+        self.originals, self.sets, self.image, self.imaged = [], [], None, []
+
+    def _lay_out(self) -> None:
+        """Make the sets of operands, and put copies into the shared memory, at the same addresses each time."""
+        self.originals = [
+            Operands(self.op, self.case, secrets.randbits(31), "normal", self.device) for _ in range(self.count)
+        ]
+        self.arena.clear()
+        self.sets = [{name: self.arena.copy(t) for name, t in original.tensors.items()} for original in self.originals]
+        synchronize(self.device)
+        self.described = [[self.arena.describe(tensor) for tensor in shared.values()] for shared in self.sets]
+        self.imaged = self.sets
+        if self.goes_on:
+            self.image = image = self.arena.image()
+            self.imaged = [
+                {name: view(image, about) for name, about in zip(shared, descriptions, strict=True)}
+                for shared, descriptions in zip(self.sets, self.described, strict=True)
+            ]
+
+    def _ready(self, remote: Remote) -> None:
+        self._prepare(remote, min(LEAST_CALLS[self.device.type], self.count))
+        self._prepare(remote, self._calls(remote))
 
     def _prepare(self, remote: Remote, calls: int) -> None:
         """Have a block of so many calls prepared, and stop the process."""
@@ -219,13 +227,13 @@ class Trial:
 
     def _note_strays(self, remote: Remote) -> None:
         """Raise Dishonest if the kernel left a process running. If the baseline ran, new orphans are its own: the kernel was
-        stopped then."""
-        if remote is not self.kernel:
+        stopped then, or did not exist."""
+        if remote is self.baseline:
             self.of_baseline |= orphans()
         elif strays := remote.process.strays() - self.of_baseline:
             raise Dishonest(f"left a process running: {min(strays)}")
 
-    def _count(self, remote: Remote) -> int:
+    def _calls(self, remote: Remote) -> int:
         """How many calls a block of this process will have, estimated from a block of a few calls. If a call takes long, they
         are fewer than there are sets."""
         few = self.calls[remote]
@@ -233,37 +241,42 @@ class Trial:
         block_s = max(min(remote.time("run", calls=few).work for _ in range(CALIBRATIONS)), 1e-9)
         self._note_strays(remote)
         if self.device.type == "cuda" and block_s < SLOW_S:
-            return len(self.sets)
-        return min(len(self.sets), max(few, math.ceil(BLOCK_S[self.device.type] * few / block_s)))
+            return self.count
+        return min(self.count, max(few, math.ceil(BLOCK_S[self.device.type] * few / block_s)))
 
-    def rounds(self) -> dict[str, Any]:
-        """The samples of all rounds. Raises Dishonest unless the kernel's results are right.
+    def rounds(self, *names: str) -> dict[str, Any]:
+        """The samples of all rounds: of blocks of the `kernel`, the `baseline` and its `duplicate`, in shuffled order. Raises
+        Dishonest unless the kernel's results are right.
 
         A kernel may be slow only while its calls are counted. In a short block on a GPU, the noise of what the judge subtracts
         could then hide its time. So a short block has all calls."""
-        samples, calls = self._rounds(), self.calls[self.kernel]
-        short = min(samples["kernel"]) * calls < BLOCK_S["cuda"] / 2
-        if self.device.type == "cuda" and calls < len(self.sets) and short:
-            self._prepare(self.kernel, len(self.sets))
-            samples = self._rounds()
-        return samples | {"calls": [float(self.calls[remote]) for remote in (self.kernel, self.baseline)]}
+        samples = self._rounds(*names)
+        if self.device.type == "cuda" and self.kernel and (calls := self.calls[self.kernel]) < self.count:
+            if min(samples["kernel"]) * calls >= BLOCK_S["cuda"] / 2:
+                return samples
+            self._prepare(self.kernel, self.count)
+            samples = self._rounds(*names)
+        return samples
 
-    def _rounds(self) -> dict[str, Any]:
-        names = ["kernel", "baseline", "duplicate"]
-        samples: dict[str, Any] = {name: [] for name in (*names, "work", "lag", "baseline_lag")}
+    def _rounds(self, *names: str) -> dict[str, Any]:
+        samples: dict[str, Any] = {name: [] for name in names}
+        lags: dict[Remote, list[float]] = {}
         for _ in range(ROUNDS):
-            random.SystemRandom().shuffle(names)
-            for name in names:
-                # GPU work that the kernel has left behind may have read the values of the baseline's block.
-                if name == names[0] or (name == "kernel" and self.image is not None):
-                    for original in self.originals:
-                        original.fill(secrets.randbits(31))
-                spent = self._block(self.kernel if name == "kernel" else self.baseline)
+            for original in self.originals:
+                original.fill(secrets.randbits(31))
+            for name in random.SystemRandom().sample(names, len(names)):
+                remote = self.kernel if name == "kernel" else self.baseline
+                assert remote
+                spent = self._block(remote)
                 samples[name].append(spent.wall)
-                samples["lag" if name == "kernel" else "baseline_lag"].append(spent.lag)
+                lags.setdefault(remote, []).append(spent.lag)
                 if name == "kernel":
-                    samples["work"].append(spent.work)
-        self.kernel.process.stood_still()  # beside the last blocks of the baseline
+                    samples.setdefault("work", []).append(spent.work)
+        if self.kernel:
+            samples["lag"] = lags[self.kernel]
+            self.kernel.process.stood_still()  # beside the last blocks of the baseline
+        if self.baseline in lags:
+            samples["baseline_lag"] = lags[self.baseline]
         return samples
 
     def _block(self, remote: Remote) -> Spent:
@@ -271,29 +284,35 @@ class Trial:
 
         On a CPU both processes are stopped until then. A GPU continues the work that a process started before it
         was stopped. So there the clock starts before the values are copied to the shared memory, in one copy. It stops after
-        some results, chosen at random, are copied out. On a CPU it stops before they are copied. The judge subtracts the time
-        of a `rest` from that of a block: a request without calls, with the same copies. The baseline's process answers it,
-        because that process gains nothing from a long `rest`. After a flush, a process that wakes has none of its code and data
-        in the caches; that costs a third of a millisecond on a CPU."""
-        rest = min((self.baseline.time("rest", **self._around()) for _ in range(3)), key=lambda spent: spent.wall)
-        for shared, original in zip(self.imaged if self.image is not None else self.sets, self.originals, strict=True):
+        some results, chosen at random, are copied out. On a CPU it stops before they are copied."""
+        rest = self.rest or self._rest()
+        for shared, original in zip(self.imaged, self.originals, strict=True):
             for name, tensor in shared.items():
                 tensor.copy_(original.tensors[name])
         calls = self.calls[remote]
-        late = {"then": self._take} if self.image is None and remote is self.kernel else {}
-        spent = remote.time("run", **self._around(), **late, calls=calls)
+        late = {"then": lambda: self._take(calls)} if remote is self.kernel and not self.goes_on else {}
+        spent = remote.time("run", **self._around(calls), **late, calls=calls)
         if remote is self.kernel:
             self._check(calls)
         self._note_strays(remote)
         return spent.per_call(rest, calls)
 
-    def _around(self) -> dict[str, Step]:
-        """The steps that `Remote.time` takes around a request. On a CPU it takes none while the clock runs."""
-        if self.image is None:
+    def _rest(self) -> Spent:
+        """What a block takes without its calls: an empty request, with the same copies, which the baseline's process answers,
+        because that process gains nothing from a long `rest`. After a flush, a process that wakes has none of its code and
+        data in the caches; that costs a third of a millisecond on a CPU.
+
+        On a GPU it is measured once, before there is a kernel, whose work on the GPU could make it longer."""
+        times = (self.baseline.time("rest", **self._around(self.count)) for _ in range(RESTS[self.device.type]))
+        return min(times, key=lambda spent: spent.wall)
+
+    def _around(self, calls: int) -> dict[str, Step]:
+        """The steps that `Remote.time` takes around a block of so many calls. On a CPU it takes none while the clock runs."""
+        if not self.goes_on:
             self._flush()
             return {}
         synchronize(self.device)
-        return {"before": self._show, "after": self._take}
+        return {"before": self._show, "after": lambda: self._take(calls)}
 
     def _flush(self) -> None:
         self.clock.flush()  # steady calls, too, read their operands from memory
@@ -305,20 +324,26 @@ class Trial:
         self.arena.restore(self.image)
         self._flush()
 
-    def _take(self) -> None:
-        """Copy some results, so that what the kernel writes later does not count. On a CPU TAKE_S limits the time of this,
-        because the kernel may finish a result while others are copied."""
-        calls, deadline = self.calls[self.kernel], time.perf_counter() + TAKE_S[self.device.type]
+    def _take(self, calls: int) -> None:
+        """Copy some results of a block of so many calls, so that what the kernel writes later does not count. On a CPU TAKE_S
+        limits the time of this, because the kernel may finish a result while others are copied. On a GPU the time of this
+        counts, so it always copies equally many, even if there are fewer calls."""
+        deadline = time.perf_counter() + TAKE_S[self.device.type]
         written, self.snapshot = self.originals[0].named("out", "inout"), {}
-        for index in random.SystemRandom().sample(range(calls), min(calls, SNAPSHOT)):
-            self.snapshot[index] = {name: self.sets[index][name].clone() for name in written}
+        chosen = random.SystemRandom().sample(range(calls), min(calls, SNAPSHOT))
+        if self.goes_on:
+            chosen += list(range(calls, self.count))[: SNAPSHOT - len(chosen)]
+        for index in chosen:
+            results = {name: self.sets[index][name].clone() for name in written}
+            if index < calls:
+                self.snapshot[index] = results
             if time.perf_counter() > deadline:
                 break
         synchronize(self.device)
 
     def _check(self, calls: int) -> None:
         order = list(self.snapshot)
-        if self.image is None:
+        if not self.goes_on:
             order += [
                 index for index in random.SystemRandom().sample(range(calls), calls) if index not in self.snapshot
             ]
@@ -358,6 +383,21 @@ def baseline_alone(case: Case, device: torch.device) -> dict[str, list[float]]:
         torch.set_num_threads(1)
 
 
+def sets_for(case: Case, device: torch.device) -> int:
+    """How many sets of operands there are: as many as the baseline makes calls in a block."""
+    op = ops.get(case.op)
+    function = build.function(op.kernels[case.kernel], devices.arch(device))
+    operands, call = Operands(op, case, secrets.randbits(31), "normal", device), op.call(case)
+    seconds = []
+    for _ in range(3):
+        begin = time.perf_counter()
+        function(*operands.arguments, **call)
+        synchronize(device)
+        seconds.append(time.perf_counter() - begin)
+    wanted = math.ceil(BLOCK_S[device.type] / min(seconds))
+    return min(most_sets(op, case, device), max(LEAST_CALLS[device.type], wanted))
+
+
 def most_sets(op: Op, case: Case, device: torch.device) -> int:
     """How many sets of operands a block may have."""
     memory = MOST_FRESH[device.type]
@@ -380,18 +420,25 @@ def judge(request: dict[str, Any], log: Path) -> dict[str, Any]:
     with contextlib.ExitStack() as ended:
         try:
             alone = baseline_alone(other, device)
-            arena = Arena(max(most_sets(op, case, device), 2) * per_set + (16 << 20), device)
+            sets = sets_for(other, device)
+            arena = Arena(max(sets, 2) * per_set + (16 << 20), device)
             ended.callback(arena.close)
             baseline = Remote(other, request | {"extra": request["op_files"]}, arena, log)
             ended.callback(baseline.process.kill)
             baseline.started()
-            of_baseline = orphans()
+            trial = Trial(case, sets, baseline, arena, device)
+            names, samples = ["kernel", "baseline", "duplicate"], alone
+            if trial.goes_on:
+                samples |= trial.rounds(*names[1:])
+                names = names[:1]
+            trial.free()
             kernel = Remote(case, request, arena, log)
             ended.callback(kernel.process.kill)
             kernel.started()
             verify(op, case, kernel, kernel, device, devices.capability(device), secrets.randbits(31))
-            trial = Trial(case, kernel, baseline, of_baseline, arena, device)
-            return {"samples": trial.rounds() | alone}
+            trial.admit(kernel)
+            samples |= trial.rounds(*names)
+            return {"samples": samples | {"calls": [float(trial.calls[remote]) for remote in (kernel, baseline)]}}
         except WrongResult as error:
             return failed("wrong", f"seen from another process: {error}")
         except Dishonest as error:
