@@ -3,8 +3,9 @@
 x is (m, k), W (n, k), y (m, n), in float16 or bfloat16; formats and their layouts are in `minfer/ops/quantised.py`. Sums are
 fp32 and y is rounded once. In `fp8_fp8` x is e4m3 too, with `x_scales` fp32 (m,); y is in the case's dtype.
 
-`params.accumulate` is float32, or fast: sums as Hopper's fp8 tensor cores keep them, with 13 bits behind the leading one of
-the largest, which is what `torch._scaled_mm` calls `use_fast_accum`. The two are never compared with each other.
+`params.accumulate` is float32, and in `fp8_fp8` it may be less. Hopper's fp8 tensor cores keep 13 bits of a sum behind the
+leading one. `promoted`: they sum at most 128 products, and these sums are added up in fp32, as `torch._scaled_mm` has it.
+`fast`: they sum all products, as `_scaled_mm` has it with `use_fast_accum`. Rows of different sums are never compared.
 
 `packed_w` and `packed_scales` are W as tinygemm wants it, PyTorch's `_convert_weight_to_int4pack`, which is done before
 anything is timed; they are empty where it takes no such case. Our kernels read `w` as it is: none needs another layout.
@@ -20,6 +21,8 @@ from minfer.ops.quantised import FORMATS, GGUF, INT4, parts, weight_bytes, weigh
 from minfer.ops.tensors import DTYPES, Undo, made_by
 
 U = 2.0**-24
+CUT = 2.0**-13  # where fp8 tensor cores cut off what they add to a sum, relative to it
+PROMOTED = 128  # products that they sum before the sum is added to one in fp32
 Tensor = torch.Tensor
 
 
@@ -51,7 +54,9 @@ def reference(case: Case, t: Tensors) -> dict[str, Expected]:
     squares = x.square() @ weight.square().T
     if name == "fp8_fp8":
         if case.params["accumulate"] == "fast":  # each product is cut off: docs/quant_gemm.md
-            bound += squares.sqrt_().add_(value.abs()).mul_(2 * k**0.5 * 2.0**-13)
+            bound += squares.sqrt_().add_(value.abs()).mul_(2 * k**0.5 * CUT)
+        if case.params["accumulate"] == "promoted":
+            bound += partial_sums(x, weight).mul_(2 * min(k, PROMOTED) ** 0.5 * CUT)
         scale = t["x_scales"][:, None]
         value, bound = value * scale, bound.mul_(scale.abs()).add_(value.abs() * scale.abs() * 4 * U)
     else:
@@ -59,6 +64,15 @@ def reference(case: Case, t: Tensors) -> dict[str, Expected]:
         least = 2.0**-25 if case.dtype == "float16" else 0.0
         bound += squares.mul_(h * h).add_(x.square().sum(-1, keepdim=True), alpha=least**2).sqrt_().mul_(6)
     return {"y": within(value, bound)}
+
+
+def partial_sums(x: Tensor, weight: Tensor) -> Tensor:
+    """Of each element, the root of the sum of the squares of |s| + sqrt(sum (x w)^2) over the sums s of PROMOTED products."""
+    total = x.new_zeros(len(x), len(weight))
+    for left, right in zip(x.split(PROMOTED, 1), weight.split(PROMOTED, 1), strict=True):
+        squares = left.square() @ right.square().T
+        total += (left @ right.T).abs_().add_(squares.sqrt_()).square_()
+    return total.sqrt_()
 
 
 def change(case: Case, tensors: Tensors, draw: Draw) -> Undo:
@@ -85,7 +99,7 @@ def shape(m: int, n: int, k: int) -> dict[str, int]:
 op = Op(
     "quant_gemm",
     axes={"m": size(40), "n": size(100), "k": multiple_of(256, 1024)},
-    params={"format": tuple(FORMATS), "accumulate": ("float32", "fast")},
+    params={"format": tuple(FORMATS), "accumulate": ("float32", "promoted", "fast")},
     tensors=tensors,
     reference=reference,
     flops=lambda case: 2.0 * case["m"] * case["n"] * case["k"],
@@ -112,13 +126,22 @@ op = Op(
     },
 )
 
+
+def whole(case: Case) -> str | None:
+    """The rules that k is whole blocks, and that whatever is not fp8 with fp8 has fp32 sums."""
+    name, sums = case.params["format"], case.params["accumulate"]
+    if sums != "float32" and name != "fp8_fp8":
+        return f"accumulate={sums} is for format=fp8_fp8, got {name}"
+    return whole_blocks(case)
+
+
 PIECE = 256  # weights of a row that the kernels from v02 on copy at once
 
 
 def pieces(case: Case) -> str | None:
     """The rule that rows are whole pieces that start at multiples of 16 bytes."""
     factor = 8 * PIECE if case.params["format"] == "q6_k" else PIECE
-    return f"needs k to be a multiple of {factor}, got {case['k']}" if case["k"] % factor else None
+    return f"needs k to be a multiple of {factor}, got {case['k']}" if case["k"] % factor else whole(case)
 
 
 def fits_gemv(case: Case) -> str | None:
@@ -153,17 +176,18 @@ def fits_stream(case: Case) -> str | None:
 
 VECTORS = multiples(n=8, k=16)
 FLOAT32 = {"accumulate": ("float32",)}
+EXACT = {"accumulate": ("float32", "promoted")}
 WEIGHTS_ONLY = {"format": (*GGUF, *INT4, "fp8"), **FLOAT32}
-baselines.register(op, whole_blocks)
-op.cuda("v01_naive.cu", params=FLOAT32, requires=whole_blocks)
+baselines.register(op, whole)
+op.cuda("v01_naive.cu", params=EXACT, requires=whole)
 op.triton("triton_fused.py", params=WEIGHTS_ONLY, requires=whole_blocks)
 op.cuda("v02_gemv.cu", params=WEIGHTS_ONLY, requires=fits_gemv)
-op.cuda("v03_mma.cu", params=FLOAT32, requires=pieces)
+op.cuda("v03_mma.cu", params=EXACT, requires=pieces)
 FP8 = {"format": ("fp8_fp8",)}
-op.cuda("v04_fp8_mma.cu", archs="sm_89+", params=FP8 | FLOAT32, requires=VECTORS)
+op.cuda("v04_fp8_mma.cu", archs="sm_89+", params=FP8 | EXACT, requires=VECTORS)
 FAST = FP8 | {"accumulate": ("fast",)}
 op.cuda("v05_fp8_wgmma.cu", archs="sm_90a", params=FAST, requires=VECTORS)
 op.cuda("v06_fp8_one_wave.cu", archs="sm_90a", params=FAST, requires=fits_one_wave)
 op.cuda("v07_stream.cu", params={"format": tuple(INT4), **FLOAT32}, requires=fits_stream)
-op.cuda("v08_fp8_promoted.cu", archs="sm_90a", params=FP8 | FLOAT32, requires=VECTORS)
-op.cpp("cpu_naive.cpp", params=FLOAT32, requires=whole_blocks)
+op.cuda("v08_fp8_promoted.cu", archs="sm_90a", params=FP8 | {"accumulate": ("promoted",)}, requires=VECTORS)
+op.cpp("cpu_naive.cpp", params=EXACT, requires=whole)

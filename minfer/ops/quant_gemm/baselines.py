@@ -81,7 +81,7 @@ def scaled_mm(x: Tensor, w: Tensor, scales: Tensor, x_scales: Tensor, dtype: tor
 def scaled(
     y: Tensor, x: Tensor, w: Tensor, scales: Tensor, zeros: Tensor, x_scales: Tensor, packed_w: Tensor, packed_scales: Tensor
 ) -> Tensor:  # fmt: skip
-    """`_scaled_mm` with fp32 sums."""
+    """`_scaled_mm` with the sums that it has by default: the tensor cores', added up in fp32 after some steps."""
     return scaled_mm(x, w, scales, x_scales, y.dtype, False)
 
 
@@ -106,7 +106,7 @@ def register(op: Op, rule: Rule) -> None:
         params=int4,
         requires=both(rule, ALIGNED),
     )
-    for name, function, accumulate in (("scaled_mm", scaled, "float32"), ("scaled_mm_fast", scaled_fast, "fast")):
+    for name, function, accumulate in (("scaled_mm", scaled, "promoted"), ("scaled_mm_fast", scaled_fast, "fast")):
         op.torch(
             name, function, baseline=True, returns=(0,), dtypes=("bfloat16",),
             params=fp8 | {"accumulate": (accumulate,)}, requires=pieces,

@@ -1,11 +1,11 @@
-// v08_fp8_promoted: v05 with fp32 sums: the threads add each product of wgmma to sums in their registers.
-// Idea: fp8 tensor cores keep about 13 bits of a sum (docs/quant_gemm.md), so that a sum over all of k misses the bound of fp32
-// sums by a factor of 10 and more. Here no wgmma adds to the one before. Each has 64 x 128 results of 32 steps in k, and each
-// thread adds its 64 of them to the tile's sums. A warpgroup waits for its product, while the tensor cores run the other
-// warpgroup's. The two halves of 128 columns use the same 64 registers for a product in turn, and 128 registers hold the sums of
-// v05's tile of 128 x 256. No registers are left to store a tile while the next one is computed.
-// Expected: a product of 64 x 128 x 32 takes the tensor cores 64 cycles, and its 64 additions take each scheduler 64 cycles: at
-// most v05's 1520 TFLOP/s, and about two thirds of it, 1000, with the waits between them. v04 has 330.
+// v08_fp8_promoted: v05 whose threads add the tensor cores' sums of 128 products to sums in fp32 registers.
+// Idea: fp8 tensor cores keep about 13 bits of a sum (docs/quant_gemm.md), so the error of a sum over all of k grows with k. Here
+// four wgmma sum the 128 products of a stage, in 64 x 128 results, and each thread adds its 64 of them to the tile's sums. A
+// warpgroup waits for its wgmma, while the tensor cores run the other warpgroup's. The two halves of 128 columns use the same 64
+// registers for the tensor cores' sums in turn, and 128 registers hold the sums of v05's tile of 128 x 256. No registers are left
+// to store a tile while the next one is computed.
+// Expected: the four wgmma take the tensor cores 256 cycles, and the 64 additions take each scheduler 64 cycles, in which the
+// other warpgroup's wgmma run: v05's 1520 TFLOP/s less the waits. v04 has 330.
 // Measured (H200, bfloat16, fp8_fp8, float32, m=n=k=8192): 812.6 TFLOP/s cold.
 #include "fp8_wgmma.cuh"
 #include "ops/hgemm/cooperative.cuh"
@@ -25,7 +25,7 @@ struct PromotedSums {
   Tile tile;
 
   __device__ void multiply(All& from, int steps) {
-    float part[1][kPartN / 2] = {};
+    float part[1][kPartN / 2];
 #pragma unroll
     for (float& sum : tile.sums[0]) sum = 0.0f;
 #pragma unroll 1
@@ -34,17 +34,17 @@ struct PromotedSums {
       const E4M3Pair* a = from.stage() + row * kBlockK;
       const uint64_t rows = tile_descriptor(a, 16, 1024), cols = tile_descriptor(from.stage() + All::Tiles::kA, 16, 1024);
 #pragma unroll
-      for (int i = 0; i < kSteps; ++i)
+      for (int half = 0; half < kBlockN / kPartN; ++half) {
+        const uint64_t these = cols + half * (kPartN * kBlockK * 2 / 16);
+        wgmma_fence();
 #pragma unroll
-        for (int half = 0; half < kBlockN / kPartN; ++half) {
-          wgmma_fence();
-          // In units of 16 bytes: a step is 32 bytes of a row.
-          wgmma<E4M3Pair, false>(part[0], rows + i * 2, cols + half * (kPartN * kBlockK * 2 / 16) + i * 2, false);
-          wgmma_commit();
-          wgmma_finish(part);
+        for (int i = 0; i < kSteps; ++i)  // in units of 16 bytes: a step is 32 bytes of a row
+          wgmma<E4M3Pair, false>(part[0], rows + i * 2, these + i * 2, i > 0);
+        wgmma_commit();
+        wgmma_finish(part);
 #pragma unroll
-          for (int e = 0; e < kPartN / 2; ++e) tile.sums[0][half * (kPartN / 2) + e] += part[0][e];
-        }
+        for (int e = 0; e < kPartN / 2; ++e) tile.sums[0][half * (kPartN / 2) + e] += part[0][e];
+      }
       from.release(from.ring.stage);
     }
   }
