@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import json
 import os
 import subprocess
@@ -124,6 +125,17 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
         if not (alone(item) and alone(nextitem)):
             os.close(room)
             del item.config.stash[ROOM]
+
+
+@pytest.fixture(autouse=True)
+def memory_of_the_gpu(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Given back after each test: several processes share the GPU."""
+    yield
+    if request.node.get_closest_marker("gpu"):
+        import torch
+
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 @pytest.fixture

@@ -90,7 +90,7 @@ VECTORS = multiples(n=8, k=8)  # rows of 16-byte pieces
 # For other sizes PyTorch rounds the product before it adds the bias, which cancellation shows.
 op.torch("torch", eager, baseline=True, returns=(0,), requires=VECTORS)
 op.torch("torch_cublaslt", epilogue, returns=(0,), requires=VECTORS)
-op.torch("torch_compile", compiled(into))
+op.torch("torch_compile", compiled(into), requires=VECTORS)
 op.cuda("v01_naive.cu")
 op.cuda("v02_mma.cu", requires=VECTORS)
 op.cuda("v03_one_wave.cu", archs="sm_90a", requires=VECTORS)
