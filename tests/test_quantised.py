@@ -10,7 +10,7 @@ import torch
 
 from minfer import build, dequant, ops, quant_gemm
 from minfer.bench.operands import Operands
-from minfer.bench.verify import WrongResult, verify
+from minfer.bench.verify import WrongResult, run_reference, verify
 from minfer.ops.quantised import FORMATS, FP8, GGUF, INT4, dequantised
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -161,6 +161,38 @@ def test_products_are_those_of_the_weights(shape, dtype):
     found = quant_gemm(x8, w8, "fp8", torch.full((33,), 0.5), x_scales=x_scales, dtype=dtype)
     wanted = (x8.double() * x_scales[..., None]) @ (w8.double() * 0.5).T
     torch.testing.assert_close(found.double(), wanted, rtol=eps, atol=64 * eps)
+
+
+def summed_by_tensor_cores(x: torch.Tensor, w: torch.Tensor, length: int) -> torch.Tensor:
+    """x @ w.T where each sum of `length` products keeps 13 bits behind the leading one, and these sums are added exactly."""
+    total = torch.zeros(len(x), len(w), dtype=torch.float64)
+    for start in range(0, x.shape[1], length):
+        part = torch.zeros_like(total)
+        for i in range(start, min(start + length, x.shape[1])):
+            product = x[:, i, None] * w[None, :, i]
+            leading = torch.frexp(torch.maximum(part.abs(), product.abs())).exponent - 1
+            unit = torch.ldexp(torch.ones_like(part), leading - 13)
+            part = (part / unit).trunc() * unit + (product / unit).trunc() * unit
+        total += part
+    return total
+
+
+@pytest.mark.parametrize(
+    ("accumulate", "k", "within", "beyond"), [("promoted", 4096, 128, 4096), ("float32", 512, 1, 128)]
+)
+def test_the_bound_of_fp8_sums_tells_how_long_they_are(accumulate, k, within, beyond):
+    params = {"format": "fp8_fp8", "accumulate": accumulate}
+    case = GEMM.case("torch", "bfloat16", {"m": 16, "n": 48, "k": k}, params)
+    for distribution in ("normal", "uniform"):
+        given = Operands(GEMM, case, 1, distribution, CPU).tensors
+        expected = run_reference(GEMM, case, given)["y"]
+        scale = given["x_scales"].double()[:, None] * given["scales"].double()
+        x, w = given["x"].double(), given["w"].double()
+        over = [
+            ((summed_by_tensor_cores(x, w, length) * scale - expected.value).abs() / expected.bound).max().item()
+            for length in (within, beyond)
+        ]
+        assert over[0] <= 1 < over[1], (distribution, over)
 
 
 def test_tensors_that_lie_badly_and_nothing_to_do():
