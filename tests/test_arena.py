@@ -10,7 +10,8 @@ import sys
 import pytest
 import torch
 
-from minfer.bench.arena import Arena, attach, guarded_bytes, view
+from minfer.bench.arena import Arena, attach, copied, guarded_bytes, view
+from minfer.bench.verify import same_bits
 from tests.conftest import ROOT
 
 CPU = torch.device("cpu")
@@ -101,3 +102,16 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(MemoryError, match="do not fit"):
         for _ in range(100):
             shared.copy(TENSORS[0])
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float8_e4m3fn, torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.bool]
+)
+def test_copies_have_the_same_bits_and_strides(dtype: torch.dtype) -> None:
+    """Those of NaN too, of which there are many."""
+    size = dtype.itemsize * 6 * 10
+    made = torch.randint(0, 2 if dtype == torch.bool else 256, (size,), dtype=torch.uint8).view(dtype).view(6, 10).t()
+    found = copied(made)
+    assert found.stride() == made.stride() and same_bits(found, made)
+    to = torch.zeros(10, 6, dtype=dtype)
+    assert copied(made, to) is to and same_bits(to, made)

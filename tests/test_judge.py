@@ -15,7 +15,7 @@ from minfer.bench.arena import Arena, guarded_bytes
 from minfer.bench.judged import ATTEMPTS, BELIEVED, Contradiction, Samples
 from minfer.bench.operands import Operands
 from minfer.bench.verify import same_bits
-from minfer.process.remote import Process
+from minfer.process.remote import Died, Process
 from minfer.worker import judge as worker_judge
 from minfer.worker.isolated import Runner
 
@@ -202,10 +202,11 @@ REQUEST = {"device": "cpu", "extra": [], "op_files": [], "libraries": {}, "sandb
 
 @pytest.mark.parametrize("goes_on", [False, True])
 def test_the_judge_takes_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, goes_on: bool) -> None:
-    """Of an honest kernel; also as on a GPU. There a process's work goes on while the process is stopped, so all that belongs
-    to the baseline is timed before there is a kernel."""
-    asked: list[tuple[int, str]] = []  # of the process that was started first, of the second
+    """Of an honest kernel; also as on a GPU. There a process's work goes on while the process is stopped, so the baseline is
+    timed while the kernel's process does not exist, half before it and half after it."""
     started: list[worker_judge.Remote] = []
+    blocks: list[int] = []  # 0: of the baseline, 1: of the kernel
+    beside: set[bool] = set()  # whether the kernel's process existed beside a request to the baseline's
 
     class Noting(worker_judge.Remote):
         def __init__(self, *about: Any) -> None:
@@ -213,19 +214,62 @@ def test_the_judge_takes_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             started.append(self)
 
         def ask(self, what: str, answer: str, **about: Any) -> Any:
-            asked.append((started.index(self), what))
+            if what == "run":
+                blocks.append(started.index(self))
+            if self is started[0]:
+                beside.update(other.process.process.poll() is None for other in started[1:])
             return super().ask(what, answer, **about)
 
     monkeypatch.setattr(worker_judge, "Remote", Noting)
     monkeypatch.setitem(worker_judge.GOES_ON, "cpu", goes_on)
     reply = worker_judge.judge(REQUEST | {"case": CASE.to_dict()}, tmp_path / "log")
     found = Samples.of(reply["samples"])
-    assert len(found.kernel) == worker_judge.ROUNDS and len(found.cold_baseline) >= 3
-    blocks = [number for number, what in asked if what == "run"]
-    of_baseline = 1 + worker_judge.CALIBRATIONS + 2 * worker_judge.ROUNDS
-    assert blocks.count(0) == of_baseline and blocks.count(1) == of_baseline - worker_judge.ROUNDS
-    later = asked[next(i for i, (number, _) in enumerate(asked) if number == 1) :]
-    assert goes_on == (0 not in {number for number, _ in later})
+    assert len(found.kernel) == len(found.baseline) == worker_judge.ROUNDS and len(found.cold_baseline) >= 3
+    counting = 1 + worker_judge.CALIBRATIONS
+    assert blocks.count(0) == counting + 2 * worker_judge.ROUNDS and blocks.count(1) == counting + worker_judge.ROUNDS
+    assert beside == ({False} if goes_on else {True})
+    after = len(blocks) - 1 - blocks[::-1].index(1)
+    assert not goes_on or blocks[after + 1 :] == [0] * worker_judge.ROUNDS  # half of the baseline's and the duplicate's
+
+
+def test_a_baseline_that_fails_without_a_kernel_accuses_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*about: Any) -> None:
+        raise Died("crashed", "the process died")
+
+    monkeypatch.setattr(worker_judge.Trial, "_ready", fails)
+    row = worker_judge.judge(REQUEST | {"case": CASE.to_dict()}, tmp_path / "log")["row"]
+    assert row == {"status": "error", "message": "the baseline failed in a process of its own: the process died"}
+
+
+def test_as_many_results_are_copied_whatever_the_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU the clock includes the copies, and so does the empty request that is subtracted."""
+    found: list[tuple[int, int, set[int]]] = []
+    take = worker_judge.Trial._take
+
+    def counting(trial: worker_judge.Trial, calls: int) -> None:
+        before = len(copies)
+        take(trial, calls)
+        found.append((calls, len(copies) - before, set(trial.snapshot)))
+
+    copies: list[torch.Tensor] = []
+
+    def copied(tensor: torch.Tensor) -> torch.Tensor:
+        copies.append(tensor)
+        return tensor.clone()
+
+    monkeypatch.setattr(worker_judge.Trial, "_take", counting)
+    monkeypatch.setattr(worker_judge, "copied", copied)
+    monkeypatch.setattr(
+        worker_judge.Trial, "_calls", lambda trial, remote: 3 if remote is trial.kernel else trial.count
+    )
+    monkeypatch.setattr(worker_judge, "sets_for", lambda *about: 40)
+    monkeypatch.setitem(worker_judge.GOES_ON, "cpu", True)
+    monkeypatch.setitem(worker_judge.TAKE_S, "cpu", 60.0)
+    reply = worker_judge.judge(REQUEST | {"case": CASE.to_dict()}, tmp_path / "log")
+    assert "samples" in reply
+    assert {number for _, number, _ in found} == {worker_judge.SNAPSHOT}
+    assert {calls for calls, _, _ in found} == {3, 40}
+    assert all(taken == {0, 1, 2} for calls, _, taken in found if calls == 3)
 
 
 @pytest.mark.timing
@@ -282,7 +326,7 @@ class Blocks(worker_judge.Trial):
         self.calls[remote] = calls
         self.prepared.append(calls)
 
-    def _rounds(self, *names: str) -> dict[str, Any]:
+    def _rounds(self, *names: str, count: int) -> dict[str, Any]:
         return {"kernel": [self.call_s, self.later_s, self.call_s, self.call_s]}
 
 

@@ -101,9 +101,10 @@ class Samples:
 
 
 def columns(case: Case, row: Mapping[str, Any], samples: Samples, device: str) -> Columns:
-    """The columns `judged_...` of a row: the median block and, paired by rounds, the ratio to the baseline. A row that was `ok`
-    becomes `unconverged` if the median block is longer than the hints by more than `BELIEVED`. Any row becomes `impossible` if
-    the median block is shorter than a GPU's peaks allow."""
+    """The columns `judged_...` of a row: the median block and, paired by rounds, the ratio to the baseline. On a GPU half of
+    the baseline's rounds come before all of the kernel's and half after them, so a drift widens the ratio's interval. A row
+    that was `ok` becomes `unconverged` if the median block is longer than the hints by more than `BELIEVED`. Any row becomes
+    `impossible` if the median block is shorter than a GPU's peaks allow."""
     op = ops.get(case.op)
     work = Work(op.flops(case), op.bytes(case), op.metric.work(op, case))
     blocks = [samples.kernel, samples.baseline, samples.duplicate]

@@ -84,6 +84,11 @@ def change(op: Op, case: Case, tensors: Tensors, seed: int, distribution: str) -
     return spec.fill.change(tensors[spec.name], tensors, draw)
 
 
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor's elements as integers of the same size."""
+    return tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])
+
+
 def guard(edge: torch.Tensor) -> None:
     """Fill bytes with poison, the lower byte of it where their address is even."""
     odd = edge.storage_offset() % 2

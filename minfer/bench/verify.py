@@ -19,7 +19,7 @@ from typing import Protocol
 import torch
 
 from minfer.bench.integrity import Dishonest
-from minfer.bench.operands import Operands
+from minfer.bench.operands import Operands, bits
 from minfer.ops import DTYPES, Case, Expected, Op, Spec, Tensors
 
 Function = Callable[..., object]
@@ -177,8 +177,7 @@ def synchronize(device: torch.device) -> None:
 
 def same_bits(tensor: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors of the same layout hold the same; NaN, which is poison there, equals itself."""
-    words = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
-    return torch.equal(tensor.view(words), other.view(words))
+    return torch.equal(bits(tensor), bits(other))
 
 
 def _repeats(

@@ -3,8 +3,8 @@
 The kernel runs in a process of its own (`minfer.worker.isolated`) and shares nothing with the judge but memory: the
 judge writes its inputs, compares what it writes with the reference, and times it by the judge's own clock. Between two
 blocks of calls that process is stopped while all its inputs get new random values, so the kernel cannot prepare, remember
-or patch anything. The baseline has a process of its own. On a GPU, all that belongs to the baseline is timed before the
-kernel's process exists.
+or patch anything. The baseline has a process of its own. On a GPU the baseline is timed before the kernel's process exists
+and after its end.
 
 The judge hands over samples (`minfer.bench.judged`). What follows from them is the supervisor's business.
 """
@@ -16,7 +16,7 @@ import math
 import random
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ import torch
 
 from minfer import build, ops
 from minfer.bench import device as devices
-from minfer.bench.arena import Arena, guarded_bytes, view
+from minfer.bench.arena import Arena, copied, guarded_bytes, view
 from minfer.bench.clock import clock_for
 from minfer.bench.integrity import Dishonest
 from minfer.bench.measure import MOST_ROTATIONS, Bench
@@ -43,7 +43,7 @@ LEAST_CALLS = {"cuda": 8, "cpu": 2}  # of a block, however long a call takes
 MOST_FRESH = {"cuda": 8 << 30, "cpu": 32 << 20}  # bytes of operands that get new values for each round
 CALIBRATIONS = 3  # that say how many calls make a block; the shortest counts
 SLOW_S = 0.002  # if LEAST_CALLS take less on a GPU, waking the process is too much of it to tell how long a call takes
-ROUNDS = 4  # of a block each of the kernel, the baseline and its duplicate
+ROUNDS = 4  # of one block each of the kernel, the baseline and its duplicate; on a GPU the kernel's are apart
 RESTS = {"cuda": 12, "cpu": 3}  # empty requests, of which the shortest counts
 STEADY_S = 0.1  # for the baseline's steady time, without any kernel
 COLD = Timing(looks=[10], least_rounds=5, cold_cap_s=1.0)  # for cold times of the baseline, without any kernel
@@ -59,6 +59,10 @@ THREADS = torch.get_num_threads()  # that the baseline has elsewhere
 
 class RunnerFailed(Exception):
     """The kernel raised an error; the message is the kernel's."""
+
+
+class BaselineFailed(Exception):
+    """The baseline died, or raised an error, while there was no kernel."""
 
 
 class Remote:
@@ -116,21 +120,21 @@ class Remote:
         then: Step | None = None,
         **about: Any,
     ) -> Spent:
-        """Wake the stopped process, wait for its answer, and stop it again. The judge calls `before` before it wakes the
-        process, `after` when the answer has come, and `then` before it stops the process. The time includes `before` and
-        `after`, and not `then`."""
+        """Wake the stopped process, send it a request, wait for its answer, and stop it again. The judge calls `before` before
+        it sends the request, `after` when the answer has come, and `then` before it stops the process. The time includes
+        `before` and `after`, and not `then`."""
         pid = self.process.process.pid
         used, waited = cpu_s(pid), run_delays(pid)
-        begin = time.perf_counter()
+        begin = self.process.thaw()
         if before:
+            begin = time.perf_counter()
             before()
-        woken = self.process.thaw()
         said = self.ask(what, "done", **about)
         if after:
             after()
         # The clock ends at the answer, not when all threads stand still: stopping can take longer than a block, and its noise
         # hid kernels that lie.
-        wall = time.perf_counter() - (begin if before else woken)
+        wall = time.perf_counter() - begin
         if then:
             then()
         self.process.freeze()
@@ -188,13 +192,21 @@ class Trial:
 
     def admit(self, kernel: Remote) -> None:
         """Prepare the kernel's blocks. It has been verified, and the shared memory was used for that."""
+        kernel.process.freeze()
         self.kernel = kernel
         self._lay_out()
         self._ready(kernel)
 
+    def dismiss(self, kernel: Remote) -> None:
+        """End the kernel's process, and with it what it does on a GPU."""
+        kernel.process.kill()
+        self.kernel = None
+
     def free(self) -> None:
         """Free the memory of all operands until a kernel is admitted."""
-        self.originals, self.sets, self.image, self.imaged = [], [], None, []
+        self.originals, self.sets, self.image, self.imaged, self.snapshot = [], [], None, [], {}
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def _lay_out(self) -> None:
         """Make the sets of operands, and put copies into the shared memory, at the same addresses each time."""
@@ -244,24 +256,24 @@ class Trial:
             return self.count
         return min(self.count, max(few, math.ceil(BLOCK_S[self.device.type] * few / block_s)))
 
-    def rounds(self, *names: str) -> dict[str, Any]:
-        """The samples of all rounds: of blocks of the `kernel`, the `baseline` and its `duplicate`, in shuffled order. Raises
-        Dishonest unless the kernel's results are right.
+    def rounds(self, *names: str, count: int = ROUNDS) -> dict[str, Any]:
+        """The samples of so many rounds of blocks: of the `kernel`, the `baseline` and its `duplicate`, in shuffled order.
+        Raises Dishonest unless the kernel's results are right.
 
         A kernel may be slow only while its calls are counted. In a short block on a GPU, the noise of what the judge subtracts
         could then hide its time. So a short block has all calls."""
-        samples = self._rounds(*names)
+        samples = self._rounds(*names, count=count)
         if self.device.type == "cuda" and self.kernel and (calls := self.calls[self.kernel]) < self.count:
             if min(samples["kernel"]) * calls >= BLOCK_S["cuda"] / 2:
                 return samples
             self._prepare(self.kernel, self.count)
-            samples = self._rounds(*names)
+            samples = self._rounds(*names, count=count)
         return samples
 
-    def _rounds(self, *names: str) -> dict[str, Any]:
+    def _rounds(self, *names: str, count: int) -> dict[str, Any]:
         samples: dict[str, Any] = {name: [] for name in names}
         lags: dict[Remote, list[float]] = {}
-        for _ in range(ROUNDS):
+        for _ in range(count):
             for original in self.originals:
                 original.fill(secrets.randbits(31))
             for name in random.SystemRandom().sample(names, len(names)):
@@ -283,7 +295,8 @@ class Trial:
         """Time a block, and return the time of one call. The kernel has not seen these values before the clock runs.
 
         On a CPU both processes are stopped until then. A GPU continues the work that a process started before it
-        was stopped. So there the clock starts before the values are copied to the shared memory, in one copy. It stops after
+        was stopped. So there the clock starts before the values are copied to the shared memory, in one copy, and the process
+        is awake already: else work that waits on the GPU for the values could begin while it is woken. The clock stops after
         some results, chosen at random, are copied out. On a CPU it stops before they are copied."""
         rest = self.rest or self._rest()
         for shared, original in zip(self.imaged, self.originals, strict=True):
@@ -298,9 +311,9 @@ class Trial:
         return spent.per_call(rest, calls)
 
     def _rest(self) -> Spent:
-        """What a block takes without its calls: an empty request, with the same copies, which the baseline's process answers,
-        because that process gains nothing from a long `rest`. After a flush, a process that wakes has none of its code and
-        data in the caches; that costs a third of a millisecond on a CPU.
+        """What a block takes without its calls: an empty request, with the same copies. The baseline's process answers it; the
+        kernel's could answer late, to have more subtracted. After a flush, a process that wakes has none of its code and data
+        in the caches; that costs a third of a millisecond on a CPU.
 
         On a GPU it is measured once, before there is a kernel, whose work on the GPU could make it longer."""
         times = (self.baseline.time("rest", **self._around(self.count)) for _ in range(RESTS[self.device.type]))
@@ -326,15 +339,15 @@ class Trial:
 
     def _take(self, calls: int) -> None:
         """Copy some results of a block of so many calls, so that what the kernel writes later does not count. On a CPU TAKE_S
-        limits the time of this, because the kernel may finish a result while others are copied. On a GPU the time of this
-        counts, so it always copies equally many, even if there are fewer calls."""
+        limits the time of this, because the kernel may finish a result while others are copied. On a GPU the clock includes
+        this. So it copies as many there as in `_rest`, even if the block has fewer calls."""
         deadline = time.perf_counter() + TAKE_S[self.device.type]
         written, self.snapshot = self.originals[0].named("out", "inout"), {}
         chosen = random.SystemRandom().sample(range(calls), min(calls, SNAPSHOT))
         if self.goes_on:
             chosen += list(range(calls, self.count))[: SNAPSHOT - len(chosen)]
         for index in chosen:
-            results = {name: self.sets[index][name].clone() for name in written}
+            results = {name: copied(self.sets[index][name]) for name in written}
             if index < calls:
                 self.snapshot[index] = results
             if time.perf_counter() > deadline:
@@ -425,30 +438,48 @@ def judge(request: dict[str, Any], log: Path) -> dict[str, Any]:
             ended.callback(arena.close)
             baseline = Remote(other, request | {"extra": request["op_files"]}, arena, log)
             ended.callback(baseline.process.kill)
-            baseline.started()
-            trial = Trial(case, sets, baseline, arena, device)
-            names, samples = ["kernel", "baseline", "duplicate"], alone
-            if trial.goes_on:
-                samples |= trial.rounds(*names[1:])
-                names = names[:1]
-            trial.free()
+            with of_baseline():
+                baseline.started()
+                trial = Trial(case, sets, baseline, arena, device)
+                # Stopping a process does not stop its work on a GPU, so there the baseline is timed while there is no kernel.
+                before = trial.rounds("baseline", "duplicate", count=ROUNDS // 2) if trial.goes_on else {}
+                trial.free()
             kernel = Remote(case, request, arena, log)
             ended.callback(kernel.process.kill)
             kernel.started()
             verify(op, case, kernel, kernel, device, devices.capability(device), secrets.randbits(31))
             trial.admit(kernel)
-            samples |= trial.rounds(*names)
-            return {"samples": samples | {"calls": [float(trial.calls[remote]) for remote in (kernel, baseline)]}}
+            if not trial.goes_on:
+                samples = trial.rounds("kernel", "baseline", "duplicate")
+            else:
+                samples = trial.rounds("kernel")
+                trial.dismiss(kernel)
+                with of_baseline():
+                    after = trial.rounds("baseline", "duplicate", count=ROUNDS - ROUNDS // 2)
+                samples |= {name: before[name] + after[name] for name in before}
+            calls = [float(trial.calls[remote]) for remote in (kernel, baseline)]
+            return {"samples": samples | alone | {"calls": calls}}
         except WrongResult as error:
             return failed("wrong", f"seen from another process: {error}")
         except Dishonest as error:
             return failed("dishonest", str(error))
         except RunnerFailed as error:
             return failed("error", f"in a process of its own: {error}")
+        except BaselineFailed as error:
+            return failed("error", f"the baseline failed in a process of its own: {error}")
         except Died as death:
             return failed(death.status, f"in a process of its own: {death}")
         except (MemoryError, torch.OutOfMemoryError) as error:
             return failed("oom", f"in the judge: {' '.join(str(error).split())}")
+
+
+@contextlib.contextmanager
+def of_baseline() -> Iterator[None]:
+    """What fails in this block is the baseline. Raises BaselineFailed."""
+    try:
+        yield
+    except (Died, Dishonest, RunnerFailed) as error:
+        raise BaselineFailed(str(error)) from error
 
 
 def failed(status: str, message: str) -> dict[str, Any]:
