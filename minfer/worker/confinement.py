@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -11,7 +12,7 @@ from pathlib import Path
 from minfer import build, ops
 from minfer.ops import Case
 from minfer.plan.shard import Shard
-from minfer.sandbox import HIDDEN, LEVELS, Sandbox, strongest
+from minfer.sandbox import HIDDEN, LEVELS, Sandbox, available, strongest
 
 
 def sandbox(shard: Shard) -> Sandbox:
@@ -20,16 +21,44 @@ def sandbox(shard: Shard) -> Sandbox:
     for folder in (*own, build.cache_folder()):  # the sandbox can only hide and show what exists already
         folder.mkdir(parents=True, exist_ok=True)
     hidden = {os.path.realpath(folder) for folder in (*own, *map(Path, (tempfile.gettempdir(), *HIDDEN)))}
-    gpu = []
-    if shard.device == "cuda":
-        # The driver makes some of its devices when the first process uses it.
-        subprocess.run(
-            [sys.executable, "-c", "import ctypes; ctypes.CDLL('libcuda.so.1').cuInit(0)"], stderr=subprocess.DEVNULL
-        )
-        gpu = sorted(map(str, Path("/dev").glob("nvidia*")))
+    needed = sorted(_needed(shard, hidden))
+    if shard.device != "cuda":
+        return Sandbox(shard.sandbox or strongest(), sorted(hidden), needed)
+    gpu, every = gpu_files()
     # CUDA shares memory only between processes of one PID namespace: https://github.com/openucx/ucx/issues/11978
-    level = shard.sandbox or strongest(LEVELS[1:] if shard.device == "cuda" else LEVELS, gpu)
-    return Sandbox(level, sorted(hidden), sorted(_needed(shard, hidden)), gpu)
+    level = shard.sandbox or strongest(LEVELS[1:], gpu)
+    starts = level != LEVELS[-1] and available(level, tuple(gpu))
+    if gpu != every and not starts:  # CUDA may ask for the files of all GPUs
+        gpu, level = every, shard.sandbox or strongest(LEVELS[1:], every)
+    return Sandbox(level, sorted(hidden), needed, gpu)
+
+
+# Prints the PCI address of the first GPU that CUDA shows. The driver makes some of its files when the first process uses it.
+FIRST_GPU = """
+import ctypes
+cuda, device, address = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(), ctypes.create_string_buffer(32)
+if not cuda.cuInit(0) and not cuda.cuDeviceGet(ctypes.byref(device), 0):
+    cuda.cuDeviceGetPCIBusId(address, len(address), device)
+print(address.value.decode().lower())
+"""
+
+
+def gpu_files(dev: Path = Path("/dev"), driver: Path = Path("/proc/driver/nvidia")) -> tuple[list[str], list[str]]:
+    """The driver's device files that this process's GPU needs, and those of all GPUs: the same where the driver does not say
+    which GPU is which."""
+    command = [sys.executable, "-c", FIRST_GPU]
+    address = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout.strip()
+    every = sorted(map(str, dev.glob("nvidia*")))
+    try:
+        about = (driver / "gpus" / address / "information").read_text() if address else ""
+    except OSError:
+        about = ""
+    if not (minor := re.search(r"^Device Minor:\s*([0-9]+)", about, re.MULTILINE)):
+        return every, every
+    mine = f"nvidia{minor[1]}"
+    return [
+        name for name in every if Path(name).name == mine or not re.fullmatch("nvidia[0-9]+", Path(name).name)
+    ], every
 
 
 def ours(case: Case) -> bool:

@@ -1,11 +1,13 @@
 """quant_gemm: y = x @ Wᵀ with W in 8 or 4 bits, which is never written out as floats.
 
 x is (m, k), W (n, k), y (m, n), in float16 or bfloat16; formats and their layouts are in `minfer/ops/quantised.py`. Sums are
-fp32 and y is rounded once. In `fp8_fp8` x is e4m3 too, with `x_scales` fp32 (m,); y is in the case's dtype.
+fp32, but for some of `fp8_fp8` (below), and y is rounded once. In `fp8_fp8` x is e4m3 too, with `x_scales` fp32 (m,); y is in
+the case's dtype.
 
-`params.accumulate` is float32, and in `fp8_fp8` it may be less. Hopper's fp8 tensor cores keep 13 bits of a sum behind the
-leading one. `promoted`: they sum at most 128 products, and these sums are added up in fp32, as `torch._scaled_mm` has it.
-`fast`: they sum all products, as `_scaled_mm` has it with `use_fast_accum`. Rows of different sums are never compared.
+`params.accumulate` is float32; `fp8_fp8` also has `promoted` and `fast`, which are less exact, because Hopper's fp8 tensor
+cores keep 13 bits of a sum behind the leading one. `promoted`: they sum at most 128 products, and these sums are added up in
+fp32, as `torch._scaled_mm` does. `fast`: they sum all products, as `_scaled_mm` does with `use_fast_accum`. Rows of different
+`accumulate` are never compared.
 
 `packed_w` and `packed_scales` are W as tinygemm wants it, PyTorch's `_convert_weight_to_int4pack`, which is done before
 anything is timed; they are empty where it takes no such case. Our kernels read `w` as it is: none needs another layout.
@@ -51,9 +53,9 @@ def reference(case: Case, t: Tensors) -> dict[str, Expected]:
     if name in INT4:  # also q * scale - zero * scale
         magnitude = magnitude + 2 * (t["zeros"] * t["scales"]).abs().repeat_interleave(FORMATS[name].block, 1)
     value, bound = x @ weight.T, (x.abs() @ magnitude.T).mul_(4 * k**0.5 * U)
-    squares = x.square() @ weight.square().T
     if name == "fp8_fp8":
         if case.params["accumulate"] == "fast":  # each product is cut off: docs/quant_gemm.md
+            squares = x.square() @ weight.square().T
             bound += squares.sqrt_().add_(value.abs()).mul_(2 * k**0.5 * CUT)
         if case.params["accumulate"] == "promoted":
             bound += partial_sums(x, weight).mul_(2 * min(k, PROMOTED) ** 0.5 * CUT)
@@ -62,12 +64,14 @@ def reference(case: Case, t: Tensors) -> dict[str, Expected]:
     else:
         h = torch.finfo(DTYPES[case.dtype]).eps / 2
         least = 2.0**-25 if case.dtype == "float16" else 0.0
+        squares = x.square() @ weight.square().T
         bound += squares.mul_(h * h).add_(x.square().sum(-1, keepdim=True), alpha=least**2).sqrt_().mul_(6)
     return {"y": within(value, bound)}
 
 
 def partial_sums(x: Tensor, weight: Tensor) -> Tensor:
-    """Of each element, the root of the sum of the squares of |s| + sqrt(sum (x w)^2) over the sums s of PROMOTED products."""
+    """For each element, sqrt(sum (|s| + sqrt(sum (x w)^2))^2): the outer sum is over groups of PROMOTED products with the sum
+    s, the inner one over the products of a group."""
     total = x.new_zeros(len(x), len(weight))
     for left, right in zip(x.split(PROMOTED, 1), weight.split(PROMOTED, 1), strict=True):
         squares = left.square() @ right.square().T
@@ -128,7 +132,7 @@ op = Op(
 
 
 def whole(case: Case) -> str | None:
-    """The rules that k is whole blocks, and that whatever is not fp8 with fp8 has fp32 sums."""
+    """The rules that k is whole blocks, and that only fp8_fp8 has sums that are not fp32."""
     name, sums = case.params["format"], case.params["accumulate"]
     if sums != "float32" and name != "fp8_fp8":
         return f"accumulate={sums} is for format=fp8_fp8, got {name}"
@@ -176,18 +180,18 @@ def fits_stream(case: Case) -> str | None:
 
 VECTORS = multiples(n=8, k=16)
 FLOAT32 = {"accumulate": ("float32",)}
-EXACT = {"accumulate": ("float32", "promoted")}
+FP32_SUMS = {"accumulate": ("float32", "promoted")}
 WEIGHTS_ONLY = {"format": (*GGUF, *INT4, "fp8"), **FLOAT32}
 baselines.register(op, whole)
-op.cuda("v01_naive.cu", params=EXACT, requires=whole)
+op.cuda("v01_naive.cu", params=FP32_SUMS, requires=whole)
 op.triton("triton_fused.py", params=WEIGHTS_ONLY, requires=whole_blocks)
 op.cuda("v02_gemv.cu", params=WEIGHTS_ONLY, requires=fits_gemv)
-op.cuda("v03_mma.cu", params=EXACT, requires=pieces)
+op.cuda("v03_mma.cu", params=FP32_SUMS, requires=pieces)
 FP8 = {"format": ("fp8_fp8",)}
-op.cuda("v04_fp8_mma.cu", archs="sm_89+", params=FP8 | EXACT, requires=VECTORS)
+op.cuda("v04_fp8_mma.cu", archs="sm_89+", params=FP8 | FP32_SUMS, requires=VECTORS)
 FAST = FP8 | {"accumulate": ("fast",)}
 op.cuda("v05_fp8_wgmma.cu", archs="sm_90a", params=FAST, requires=VECTORS)
 op.cuda("v06_fp8_one_wave.cu", archs="sm_90a", params=FAST, requires=fits_one_wave)
 op.cuda("v07_stream.cu", params={"format": tuple(INT4), **FLOAT32}, requires=fits_stream)
 op.cuda("v08_fp8_promoted.cu", archs="sm_90a", params=FP8 | {"accumulate": ("promoted",)}, requires=VECTORS)
-op.cpp("cpu_naive.cpp", params=EXACT, requires=whole)
+op.cpp("cpu_naive.cpp", params=FP32_SUMS, requires=whole)

@@ -81,7 +81,7 @@ def scaled_mm(x: Tensor, w: Tensor, scales: Tensor, x_scales: Tensor, dtype: tor
 def scaled(
     y: Tensor, x: Tensor, w: Tensor, scales: Tensor, zeros: Tensor, x_scales: Tensor, packed_w: Tensor, packed_scales: Tensor
 ) -> Tensor:  # fmt: skip
-    """`_scaled_mm` with the sums that it has by default: the tensor cores', added up in fp32 after some steps."""
+    """`_scaled_mm` by default: the tensor cores sum some products, and these sums are added up in fp32."""
     return scaled_mm(x, w, scales, x_scales, y.dtype, False)
 
 
