@@ -129,7 +129,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 @pytest.fixture(autouse=True)
 def memory_of_the_gpu(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Given back after each test: several processes share the GPU."""
+    """Frees the memory that PyTorch keeps, after each GPU test: several processes share the GPU."""
     yield
     if request.node.get_closest_marker("gpu"):
         import torch

@@ -50,10 +50,9 @@ def quant_gemm(
         float32 of the shape of x without its last dimension; then `dtype` is bfloat16 by default.
     format, w, scales, zeros: as `dequant` has them; int4's scales and zeros are of the dtype of x.
 
-    Sums are fp32 and the result is rounded once. Where x is float8_e4m3fn, the tensor cores may sum 128 products, with 13 bits
-    behind the leading one, before the sum is added to one in fp32 (`accumulate=promoted`), as in `torch._scaled_mm`. Works
-    under `torch.compile`; it has no backward: raises RuntimeError where one would be recorded. Raises ValueError for arguments
-    that do not fit."""
+    Sums are fp32 and the result is rounded once. Where x is float8_e4m3fn, the tensor cores may sum up to 128 products with
+    about 13 bits, and these sums are added in fp32 (`accumulate=promoted`). Works under `torch.compile`; it has no backward:
+    raises RuntimeError where one would be recorded. Raises ValueError for arguments that do not fit."""
     if torch.is_grad_enabled() and x.requires_grad:
         raise RuntimeError("minfer.quant_gemm has no backward: call it under torch.no_grad(), or with a detached x")
     found: Tensor = torch.ops.minfer.quant_gemm.default(x, w, format, scales, zeros, x_scales, dtype)

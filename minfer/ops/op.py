@@ -71,7 +71,7 @@ class Op:
         None: one of the tensors' fills does.
     odd_shapes: small and awkward ones, verified besides the case's own shape and one that is drawn.
     sizes: further shapes for tests: "small" ones that a CPU runs in seconds, "large" ones for a GPU, and "nan" ones of at
-        least 5 rows, where a NaN or an infinity in a row of the first input must give a row of the first output alike.
+        least 2 rows, where a NaN or an infinity in a row of the first input must give a row of the first output alike.
     source: the file that states it, beside which its kernels' files lie; None: the one that makes the `Op`.
     """
 

@@ -24,7 +24,9 @@ def sandbox(shard: Shard) -> Sandbox:
     needed = sorted(_needed(shard, hidden))
     if shard.device != "cuda":
         return Sandbox(shard.sandbox or strongest(), sorted(hidden), needed)
-    gpu, every = gpu_files()
+    gpu, every, name = gpu_files()
+    if gpu != every:
+        os.environ["CUDA_VISIBLE_DEVICES"] = name  # an index would count the GPUs that CUDA can open
     # CUDA shares memory only between processes of one PID namespace: https://github.com/openucx/ucx/issues/11978
     level = shard.sandbox or strongest(LEVELS[1:], gpu)
     starts = level != LEVELS[-1] and available(level, tuple(gpu))
@@ -33,32 +35,35 @@ def sandbox(shard: Shard) -> Sandbox:
     return Sandbox(level, sorted(hidden), needed, gpu)
 
 
-# Prints the PCI address of the first GPU that CUDA shows. The driver makes some of its files when the first process uses it.
+STARTS_S = 60.0  # CUDA may wait for ever
+# Prints the PCI address and the UUID of the first GPU that CUDA shows. The driver makes some of its files when first used.
 FIRST_GPU = """
-import ctypes
-cuda, device, address = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(), ctypes.create_string_buffer(32)
+import ctypes, uuid
+cuda, device = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
+address, name = ctypes.create_string_buffer(32), (ctypes.c_ubyte * 16)()
 if not cuda.cuInit(0) and not cuda.cuDeviceGet(ctypes.byref(device), 0):
     cuda.cuDeviceGetPCIBusId(address, len(address), device)
-print(address.value.decode().lower())
+    cuda.cuDeviceGetUuid(name, device)
+    print(address.value.decode().lower(), f"GPU-{uuid.UUID(bytes=bytes(name))}")
 """
 
 
-def gpu_files(dev: Path = Path("/dev"), driver: Path = Path("/proc/driver/nvidia")) -> tuple[list[str], list[str]]:
-    """The driver's device files that this process's GPU needs, and those of all GPUs: the same where the driver does not say
-    which GPU is which."""
-    command = [sys.executable, "-c", FIRST_GPU]
-    address = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout.strip()
+def gpu_files(dev: Path = Path("/dev"), driver: Path = Path("/proc/driver/nvidia")) -> tuple[list[str], list[str], str]:
+    """The driver's device files that this process's GPU needs, those of all GPUs, and this GPU's name for CUDA_VISIBLE_DEVICES.
+    Both lists are the same where the driver does not say which GPU is which."""
     every = sorted(map(str, dev.glob("nvidia*")))
     try:
-        about = (driver / "gpus" / address / "information").read_text() if address else ""
-    except OSError:
-        about = ""
+        command = [sys.executable, "-c", FIRST_GPU]
+        said = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, timeout=STARTS_S)
+        every = sorted(map(str, dev.glob("nvidia*")))
+        address, name = said.stdout.split()
+        about = (driver / "gpus" / address / "information").read_text()
+    except (subprocess.TimeoutExpired, ValueError, OSError):
+        return every, every, ""
     if not (minor := re.search(r"^Device Minor:\s*([0-9]+)", about, re.MULTILINE)):
-        return every, every
-    mine = f"nvidia{minor[1]}"
-    return [
-        name for name in every if Path(name).name == mine or not re.fullmatch("nvidia[0-9]+", Path(name).name)
-    ], every
+        return every, every, ""
+    others = [f for f in every if re.fullmatch("nvidia[0-9]+", Path(f).name) and Path(f).name != f"nvidia{minor[1]}"]
+    return [file for file in every if file not in others], every, name
 
 
 def ours(case: Case) -> bool:

@@ -3,8 +3,10 @@
 The kernel runs in a process of its own (`minfer.worker.isolated`) and shares nothing with the judge but memory: the
 judge writes its inputs, compares what it writes with the reference, and times it by the judge's own clock. Between two
 blocks of calls that process is stopped while all its inputs get new random values, so the kernel cannot prepare, remember
-or patch anything. The baseline has a process of its own. On a GPU the baseline is timed before the kernel's process exists
-and after its end.
+or patch anything. The baseline has a process of its own.
+
+On a GPU the work of a stopped process goes on. So there the kernel's process is awake, and the clock runs, when new values
+reach the shared memory; and the baseline is timed before the kernel's process exists and after its end.
 
 The judge hands over samples (`minfer.bench.judged`). What follows from them is the supervisor's business.
 """
@@ -43,7 +45,9 @@ LEAST_CALLS = {"cuda": 8, "cpu": 2}  # of a block, however long a call takes
 MOST_FRESH = {"cuda": 8 << 30, "cpu": 32 << 20}  # bytes of operands that get new values for each round
 CALIBRATIONS = 3  # that say how many calls make a block; the shortest counts
 SLOW_S = 0.002  # if LEAST_CALLS take less on a GPU, waking the process is too much of it to tell how long a call takes
-ROUNDS = 4  # of one block each of the kernel, the baseline and its duplicate; on a GPU the kernel's are apart
+ROUNDS = (
+    4  # of a block each of kernel, baseline and duplicate; on a GPU first 2 of the baseline, then the kernel's, then 2
+)
 RESTS = {"cuda": 12, "cpu": 3}  # empty requests, of which the shortest counts
 STEADY_S = 0.1  # for the baseline's steady time, without any kernel
 COLD = Timing(looks=[10], least_rounds=5, cold_cap_s=1.0)  # for cold times of the baseline, without any kernel
@@ -196,6 +200,8 @@ class Trial:
         self.kernel = kernel
         self._lay_out()
         self._ready(kernel)
+        if self.goes_on:
+            self._take(self.count)  # what allocates memory the first time must not do so while the clock runs
 
     def dismiss(self, kernel: Remote) -> None:
         """End the kernel's process, and with it what it does on a GPU."""
@@ -261,7 +267,7 @@ class Trial:
         Raises Dishonest unless the kernel's results are right.
 
         A kernel may be slow only while its calls are counted. In a short block on a GPU, the noise of what the judge subtracts
-        could then hide its time. So a short block has all calls."""
+        could then hide its time. So the judge repeats short blocks with a call on every set."""
         samples = self._rounds(*names, count=count)
         if self.device.type == "cuda" and self.kernel and (calls := self.calls[self.kernel]) < self.count:
             if min(samples["kernel"]) * calls >= BLOCK_S["cuda"] / 2:
@@ -286,7 +292,7 @@ class Trial:
                     samples.setdefault("work", []).append(spent.work)
         if self.kernel:
             samples["lag"] = lags[self.kernel]
-            self.kernel.process.stood_still()  # beside the last blocks of the baseline
+            self.kernel.process.stood_still()  # on a CPU, beside the last blocks of the baseline
         if self.baseline in lags:
             samples["baseline_lag"] = lags[self.baseline]
         return samples
@@ -295,8 +301,8 @@ class Trial:
         """Time a block, and return the time of one call. The kernel has not seen these values before the clock runs.
 
         On a CPU both processes are stopped until then. A GPU continues the work that a process started before it
-        was stopped. So there the clock starts before the values are copied to the shared memory, in one copy, and the process
-        is awake already: else work that waits on the GPU for the values could begin while it is woken. The clock stops after
+        was stopped. So there the clock starts before the values are copied to the shared memory, in one copy. The process is
+        awake by then: work that waits on the GPU for the values would gain the time that waking takes. The clock stops after
         some results, chosen at random, are copied out. On a CPU it stops before they are copied."""
         rest = self.rest or self._rest()
         for shared, original in zip(self.imaged, self.originals, strict=True):
@@ -436,9 +442,9 @@ def judge(request: dict[str, Any], log: Path) -> dict[str, Any]:
             sets = sets_for(other, device)
             arena = Arena(max(sets, 2) * per_set + (16 << 20), device)
             ended.callback(arena.close)
-            baseline = Remote(other, request | {"extra": request["op_files"]}, arena, log)
-            ended.callback(baseline.process.kill)
             with of_baseline():
+                baseline = Remote(other, request | {"extra": request["op_files"]}, arena, log)
+                ended.callback(baseline.process.kill)
                 baseline.started()
                 trial = Trial(case, sets, baseline, arena, device)
                 # Stopping a process does not stop its work on a GPU, so there the baseline is timed while there is no kernel.

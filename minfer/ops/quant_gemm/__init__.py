@@ -6,8 +6,8 @@ the case's dtype.
 
 `params.accumulate` is float32; `fp8_fp8` also has `promoted` and `fast`, which are less exact, because Hopper's fp8 tensor
 cores keep 13 bits of a sum behind the leading one. `promoted`: they sum at most 128 products, and these sums are added up in
-fp32, as `torch._scaled_mm` does. `fast`: they sum all products, as `_scaled_mm` does with `use_fast_accum`. Rows of different
-`accumulate` are never compared.
+fp32; `torch._scaled_mm` promotes, too. `fast`: they sum all products, as `_scaled_mm` does with `use_fast_accum`. Rows of
+different `accumulate` are never compared.
 
 `packed_w` and `packed_scales` are W as tinygemm wants it, PyTorch's `_convert_weight_to_int4pack`, which is done before
 anything is timed; they are empty where it takes no such case. Our kernels read `w` as it is: none needs another layout.
@@ -23,7 +23,7 @@ from minfer.ops.quantised import FORMATS, GGUF, INT4, parts, weight_bytes, weigh
 from minfer.ops.tensors import DTYPES, Undo, made_by
 
 U = 2.0**-24
-CUT = 2.0**-13  # where fp8 tensor cores cut off what they add to a sum, relative to it
+CUT = 2.0**-13  # relative precision of a sum in fp8 tensor cores
 PROMOTED = 128  # products that they sum before the sum is added to one in fp32
 Tensor = torch.Tensor
 
