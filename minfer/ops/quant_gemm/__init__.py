@@ -135,7 +135,7 @@ def whole(case: Case) -> str | None:
     """The rules that k is whole blocks, and that only fp8_fp8 has sums that are not fp32."""
     name, sums = case.params["format"], case.params["accumulate"]
     if sums != "float32" and name != "fp8_fp8":
-        return f"accumulate={sums} is for format=fp8_fp8, got {name}"
+        return f"needs format=fp8_fp8 for accumulate={sums}, got {name}"
     return whole_blocks(case)
 
 
