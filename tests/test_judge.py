@@ -18,6 +18,7 @@ from minfer.bench.verify import same_bits
 from minfer.process.remote import Died, Process
 from minfer.worker import judge as worker_judge
 from minfer.worker.isolated import Runner
+from minfer.worker.remote_kernel import Remote, Spent
 
 CASE = ops.get("hgemm").case("torch", "float16", {"m": 64, "n": 64, "k": 64})
 US = 1e-6
@@ -204,11 +205,11 @@ REQUEST = {"device": "cpu", "extra": [], "op_files": [], "libraries": {}, "sandb
 def test_the_judge_takes_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, goes_on: bool) -> None:
     """Of an honest kernel; also as on a GPU. There a process's work goes on while the process is stopped, so the baseline is
     timed while the kernel's process does not exist, half before it and half after it."""
-    started: list[worker_judge.Remote] = []
+    started: list[Remote] = []
     blocks: list[int] = []  # 0: of the baseline, 1: of the kernel
     beside: set[bool] = set()  # whether the kernel's process existed beside a request to the baseline's
 
-    class Noting(worker_judge.Remote):
+    class Noting(Remote):
         def __init__(self, *about: Any) -> None:
             super().__init__(*about)
             started.append(self)
@@ -316,8 +317,8 @@ class Blocks(worker_judge.Trial):
         self.kernel, self.baseline = self, None
         self.calls, self.prepared = {self: 8, None: sets}, []
 
-    def time(self, what: str, calls: int) -> worker_judge.Spent:
-        return worker_judge.Spent(*[self.call_s * calls] * 3)
+    def time(self, what: str, calls: int) -> Spent:
+        return Spent(*[self.call_s * calls] * 3)
 
     def _note_strays(self, remote: object) -> None:
         pass

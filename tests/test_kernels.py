@@ -186,13 +186,14 @@ def test_gpu_kernel_agrees_with_the_reference(kernel):
         pytest.skip(f"{kernel.package} is not installed")
     device = pick("cuda")
     function = build.function(kernel, build.arch_of(capability(device)))
-    tried = 0
+    tried = supported = 0
     op = ops.get(kernel.op)
     tiles = [dict(zip(op.axes, size, strict=True)) for size in TILES.get(kernel.name, []) if kernel.op == "hgemm"]
     for case in op.cases(kernel, [*op.sizes["small"], *op.sizes["large"], *tiles]):
         if kernel.unsupported(case, capability(device)) is None:
+            supported += 1
             tried += verify(op, case, kernel, function, device, capability(device), seed=tried).tried
-    assert tried >= 10
+    assert supported and tried >= min(21, 3 * supported)  # a baseline may take as few as three of the cases
 
 
 @pytest.mark.gpu

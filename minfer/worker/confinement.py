@@ -16,7 +16,8 @@ from minfer.sandbox import HIDDEN, LEVELS, Sandbox, available, strongest
 
 
 def sandbox(shard: Shard) -> Sandbox:
-    """The sandbox for what this shard compiles, loads and runs, at the level that it asks for, else the strongest level."""
+    """The sandbox for what this shard compiles, loads and runs, at the level that it asks for, else the strongest level. On a
+    host with several GPUs, CUDA_VISIBLE_DEVICES names the shard's GPU by its UUID from then on."""
     own = [Path(shard.results), Path(shard.folder)]
     for folder in (*own, build.cache_folder()):  # the sandbox can only hide and show what exists already
         folder.mkdir(parents=True, exist_ok=True)
@@ -51,15 +52,14 @@ if not cuda.cuInit(0) and not cuda.cuDeviceGet(ctypes.byref(device), 0):
 def gpu_files(dev: Path = Path("/dev"), driver: Path = Path("/proc/driver/nvidia")) -> tuple[list[str], list[str], str]:
     """The driver's device files that this process's GPU needs, those of all GPUs, and this GPU's name for CUDA_VISIBLE_DEVICES.
     Both lists are the same where the driver does not say which GPU is which."""
-    every = sorted(map(str, dev.glob("nvidia*")))
+    command = [sys.executable, "-c", FIRST_GPU]
     try:
-        command = [sys.executable, "-c", FIRST_GPU]
         said = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, timeout=STARTS_S)
-        every = sorted(map(str, dev.glob("nvidia*")))
         address, name = said.stdout.split()
         about = (driver / "gpus" / address / "information").read_text()
     except (subprocess.TimeoutExpired, ValueError, OSError):
-        return every, every, ""
+        about = name = ""
+    every = sorted(map(str, dev.glob("nvidia*")))
     if not (minor := re.search(r"^Device Minor:\s*([0-9]+)", about, re.MULTILINE)):
         return every, every, ""
     others = [f for f in every if re.fullmatch("nvidia[0-9]+", Path(f).name) and Path(f).name != f"nvidia{minor[1]}"]

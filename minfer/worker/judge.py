@@ -18,8 +18,8 @@ import math
 import random
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +36,9 @@ from minfer.bench.timed_results import SLACK, over_bound
 from minfer.bench.timing import Timing
 from minfer.bench.verify import Errors, WrongResult, same_bits, synchronize, verify
 from minfer.ops import Case, Op, Tensors
-from minfer.process.remote import Died, Process, adopt_orphans, cpu_s, delay_s, orphans, run_delays, serve
-from minfer.sandbox import Sandbox, keep_to_itself
+from minfer.process.remote import Died, adopt_orphans, orphans, serve
+from minfer.sandbox import keep_to_itself
+from minfer.worker.remote_kernel import Remote, RunnerFailed, Spent, Step
 
 # Much longer than waking a process takes; on a CPU so short that not every block is interrupted.
 BLOCK_S = {"cuda": 0.05, "cpu": 0.002}
@@ -45,131 +46,20 @@ LEAST_CALLS = {"cuda": 8, "cpu": 2}  # of a block, however long a call takes
 MOST_FRESH = {"cuda": 8 << 30, "cpu": 32 << 20}  # bytes of operands that get new values for each round
 CALIBRATIONS = 3  # that say how many calls make a block; the shortest counts
 SLOW_S = 0.002  # if LEAST_CALLS take less on a GPU, waking the process is too much of it to tell how long a call takes
-ROUNDS = (
-    4  # of a block each of kernel, baseline and duplicate; on a GPU first 2 of the baseline, then the kernel's, then 2
-)
+ROUNDS = 4  # of a block each of kernel, baseline and duplicate
 RESTS = {"cuda": 12, "cpu": 3}  # empty requests, of which the shortest counts
 STEADY_S = 0.1  # for the baseline's steady time, without any kernel
 COLD = Timing(looks=[10], least_rounds=5, cold_cap_s=1.0)  # for cold times of the baseline, without any kernel
 CHECK_S, LEAST_CHECKED = 0.2, 16  # of a block's results: as many as the time allows, and at least so many
-START_S = 120.0
 GOES_ON = {"cuda": True, "cpu": False}  # whether the work that a process has begun goes on while the process is stopped
 SNAPSHOT = 32  # results of a block that are copied when the process replies
 TAKE_S = {"cuda": math.inf, "cpu": 0.001}  # within which they are copied
 
-Step = Callable[[], None]
 THREADS = torch.get_num_threads()  # that the baseline has elsewhere
-
-
-class RunnerFailed(Exception):
-    """The kernel raised an error; the message is the kernel's."""
 
 
 class BaselineFailed(Exception):
     """The baseline died, or raised an error, while there was no kernel."""
-
-
-class Remote:
-    """A kernel in a process of its own, which can be called like any other kernel."""
-
-    def __init__(self, case: Case, request: Mapping[str, Any], arena: Arena, log: Path) -> None:
-        self.arena, self.seconds = arena, request["timeout_s"]
-        self.deterministic = True
-        sandbox = Sandbox(**request["sandbox"]) if request["sandbox"] else None
-        self.process = Process("minfer.worker.isolated", log, arena.fds, sandbox)
-        about = {"device": request["device"], "extra": request["extra"], "arena": arena.handle}
-        about["libraries"] = request["libraries"]
-        self.process.send(what="hello", case=case.to_dict(), **about)
-
-    def started(self) -> None:
-        self.deterministic = bool(self._reply(START_S, "deterministic"))
-
-    def unsupported(self, case: Case, capability: tuple[int, int] | None) -> str | None:
-        return self.ask("unsupported", "why", case=case.to_dict())
-
-    def __call__(self, *tensors: torch.Tensor, **arguments: Any) -> None:
-        """Run the kernel on copies of these tensors, and copy the results back. Raises WrongResult, Dishonest,
-        RunnerFailed and Died."""
-        self.arena.clear()
-        copies = [self.arena.copy(tensor) for tensor in tensors]
-        described = [self.arena.describe(copy) for copy in copies]
-        synchronize(tensors[0].device)
-        returned = self.ask("call", "returned", tensors=described, arguments=arguments)
-        if returned is not None:
-            raise Dishonest(f"returned a {returned}; a kernel writes its output and returns nothing")
-        if self.arena.breached():
-            raise Dishonest("wrote outside its output")
-        for tensor, copy in zip(tensors, copies, strict=True):
-            tensor.copy_(copy)
-
-    def ask(self, what: str, answer: str, **about: Any) -> Any:
-        """Send a request and receive the one value of its reply."""
-        self.process.send(what=what, **about)
-        return self._reply(self.seconds, answer)
-
-    def _reply(self, seconds: float, answer: str) -> Any:
-        reply = self.process.receive(seconds)
-        if "error" in reply:
-            raise RunnerFailed(" ".join(str(reply["error"]).split()))
-        if answer not in reply:
-            raise Dishonest("unexpected reply from the kernel's process")
-        return reply[answer]
-
-    def time(
-        self,
-        what: str,
-        *,
-        before: Step | None = None,
-        after: Step | None = None,
-        then: Step | None = None,
-        **about: Any,
-    ) -> Spent:
-        """Wake the stopped process, send it a request, wait for its answer, and stop it again. The judge calls `before` before
-        it sends the request, `after` when the answer has come, and `then` before it stops the process. The time includes
-        `before` and `after`, and not `then`."""
-        pid = self.process.process.pid
-        used, waited = cpu_s(pid), run_delays(pid)
-        begin = self.process.thaw()
-        if before:
-            begin = time.perf_counter()
-            before()
-        said = self.ask(what, "done", **about)
-        if after:
-            after()
-        # The clock ends at the answer, not when all threads stand still: stopping can take longer than a block, and its noise
-        # hid kernels that lie.
-        wall = time.perf_counter() - begin
-        if then:
-            then()
-        self.process.freeze()
-        # The delays of all threads together: with only the longest one, honest kernels of two threads were accused on a busy
-        # machine.
-        delay = delay_s(waited, run_delays(pid))
-        used = cpu_s(pid) - used
-        own = float(said) if isinstance(said, float) and 0 <= said < math.inf else 0.0
-        work = max(used, wall - delay) if waited else used or wall
-        return Spent(wall, min(wall, work), own)
-
-
-@dataclass(frozen=True)
-class Spent:
-    """Seconds that a request took. `wall`: by the judge's clock. `work`: `wall` without the time for which the process waited
-    for a busy CPU. `own`: by the clock in the kernel's process."""
-
-    wall: float
-    work: float
-    own: float
-
-    @property
-    def lag(self) -> float:
-        """The judge's time, less what the process waited for a busy CPU, over the time by the clock in the process."""
-        return self.work / max(self.own, 1e-9)
-
-    def per_call(self, rest: Spent, calls: int) -> Spent:
-        """The same for one call, less the time of an empty request; no less than the process itself reports."""
-        said = min(self.own, self.wall)
-        wall, work = max(self.wall - rest.wall, said), max(self.work - rest.work, said)
-        return Spent(wall / calls, work / calls, self.own / calls)
 
 
 class Trial:
@@ -262,7 +152,7 @@ class Trial:
             return self.count
         return min(self.count, max(few, math.ceil(BLOCK_S[self.device.type] * few / block_s)))
 
-    def rounds(self, *names: str, count: int = ROUNDS) -> dict[str, Any]:
+    def rounds(self, *names: str, count: int = ROUNDS) -> dict[str, list[float]]:
         """The samples of so many rounds of blocks: of the `kernel`, the `baseline` and its `duplicate`, in shuffled order.
         Raises Dishonest unless the kernel's results are right.
 
@@ -276,9 +166,8 @@ class Trial:
             samples = self._rounds(*names, count=count)
         return samples
 
-    def _rounds(self, *names: str, count: int) -> dict[str, Any]:
-        samples: dict[str, Any] = {name: [] for name in names}
-        lags: dict[Remote, list[float]] = {}
+    def _rounds(self, *names: str, count: int) -> dict[str, list[float]]:
+        samples: dict[str, list[float]] = defaultdict(list)
         for _ in range(count):
             for original in self.originals:
                 original.fill(secrets.randbits(31))
@@ -287,15 +176,12 @@ class Trial:
                 assert remote
                 spent = self._block(remote)
                 samples[name].append(spent.wall)
-                lags.setdefault(remote, []).append(spent.lag)
+                samples["lag" if name == "kernel" else "baseline_lag"].append(spent.lag)
                 if name == "kernel":
-                    samples.setdefault("work", []).append(spent.work)
+                    samples["work"].append(spent.work)
         if self.kernel:
-            samples["lag"] = lags[self.kernel]
             self.kernel.process.stood_still()  # on a CPU, beside the last blocks of the baseline
-        if self.baseline in lags:
-            samples["baseline_lag"] = lags[self.baseline]
-        return samples
+        return dict(samples)
 
     def _block(self, remote: Remote) -> Spent:
         """Time a block, and return the time of one call. The kernel has not seen these values before the clock runs.
