@@ -62,6 +62,7 @@ class Remote:
 
     def ask(self, what: str, answer: str, **about: Any) -> Any:
         """Send a request and receive the one value of its reply."""
+        self.process.phase = what
         self.process.send(what=what, **about)
         return self._reply(self.seconds, answer)
 
