@@ -95,6 +95,15 @@ def test_a_row_whose_judged_time_contains_waiting_is_not_ok() -> None:
     assert found["status"] == "unconverged" and "judged time of 170 us is longer" in found["message"]
 
 
+def test_a_row_whose_baseline_was_held_up_is_not_ok() -> None:
+    """On an H100 the blocks of one honest row of 99 gave its kernel 1.9 times the speed-up of the steady times."""
+    held_up = {"baseline": [60.0] * 4, "duplicate": [60.0] * 4}
+    found = judged.columns(CASE, HONEST | {"status": "ok"}, samples(**held_up), "cuda")
+    assert found["status"] == "unconverged" and "speed-up of 3.53 is higher than the 2.06 inside" in found["message"]
+    slower = judged.columns(CASE, HONEST | {"status": "ok"}, samples(baseline=[40.0] * 4, duplicate=[40.0] * 4), "cuda")
+    assert slower["judged_speedup"] == pytest.approx(2.35, rel=0.01) and "status" not in slower
+
+
 def test_a_clock_that_is_slower_than_the_one_outside_is_proven_on_a_busy_machine_too() -> None:
     busy = {"kernel": [170.0] * 4, "baseline": [35.0, 900.0] * 2, "duplicate": [35.0, 900.0] * 2}
     found = judged.contradiction(HONEST | {"cold_us": 400.0}, samples(**busy, lag=[9.0] * 4), "cpu")

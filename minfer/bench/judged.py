@@ -22,6 +22,7 @@ contradicts it, by more than the baseline's own blocks vary.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -39,6 +40,7 @@ ATTEMPTS = 4  # times that both are measured before a kernel is accused
 BUSY = "could not be judged: {}, by no more than a busy machine may explain; run it again when the machine is less busy"
 TOO_SHORT = "the judged time of {:.4g} us is less than the {:.4g} us that the peaks allow"
 LONGER = "its judged time of {:.4g} us is longer than the {:.4g} us inside of its process, as a busy CPU or cold caches make it"
+FASTER = "its judged speed-up of {:.3g} is higher than the {:.3g} inside of its process, as if something held up the baseline"
 
 
 @dataclass(frozen=True)
@@ -103,8 +105,8 @@ class Samples:
 def columns(case: Case, row: Mapping[str, Any], samples: Samples, device: str) -> Columns:
     """The columns `judged_...` of a row: the median block and, paired by rounds, the ratio to the baseline. On a GPU half of
     the baseline's rounds come before all of the kernel's and half after them, so a drift widens the ratio's interval. A row
-    that was `ok` becomes `unconverged` if the median block is longer than the hints by more than `BELIEVED`. Any row becomes
-    `impossible` if the median block is shorter than a GPU's peaks allow."""
+    that was `ok` becomes `unconverged` if the median block is longer than the hints, or the ratio higher than theirs, by more
+    than `BELIEVED`. Any row becomes `impossible` if the median block is shorter than a GPU's peaks allow."""
     op = ops.get(case.op)
     work = Work(op.flops(case), op.bytes(case), op.metric.work(op, case))
     blocks = [samples.kernel, samples.baseline, samples.duplicate]
@@ -113,6 +115,10 @@ def columns(case: Case, row: Mapping[str, Any], samples: Samples, device: str) -
     inside = min(row[name] for name in ("cold_us", "steady_us") if row.get(name))
     if found["judged_us"] > BELIEVED[device] * inside and row["status"] == "ok":
         found |= {"status": "unconverged", "message": LONGER.format(found["judged_us"], inside)}
+    hints = [(row.get(f"{name}_us"), row.get(f"{name}_baseline_us")) for name in ("cold", "steady")]
+    usual = max((of_baseline / own for own, of_baseline in hints if own and of_baseline), default=math.inf)
+    if found["judged_speedup"] > BELIEVED[device] * usual and row["status"] == "ok" and "status" not in found:
+        found |= {"status": "unconverged", "message": FASTER.format(found["judged_speedup"], usual)}
     # A block begins after a flush and calls on each set of operands once, so it reads all inputs from memory.
     if found["judged_us"] < (floor_us := row.get("floor_us") or 0.0):
         found |= {"status": "impossible", "message": TOO_SHORT.format(found["judged_us"], floor_us)}
