@@ -15,7 +15,7 @@ import pytest
 from minfer.bench.timing import Timing
 from minfer.process import cgroup, fork_server
 from minfer.process.output import MOST_PRINTED
-from minfer.process.remote import MOST_MOVED_S, Died, Process, _states, children, cpu_s, family, runs, stop
+from minfer.process.remote import MOST_MOVED_S, Died, Process, _states, children, cpu_s, family, kept_apart, runs, stop
 from minfer.sandbox import Sandbox
 from tests.conftest import ROOT
 
@@ -327,6 +327,29 @@ def test_what_hides_from_its_parent_is_frozen_and_killed_with_the_cgroup(echo: P
     left.mkdir()
     cgroup._remove_left_behind(folder.parent)
     assert not left.exists()
+
+
+def test_threads_that_wake_at_once_do_so_on_different_cpus() -> None:
+    """The first thread of a process has a CPU for itself and for the one that waits for its answer."""
+    mine = os.sched_getaffinity(0)
+    if len(mine) < 2:
+        pytest.skip("needs two CPUs")
+    code = (
+        "import threading; threading.Thread(target=input).start(); print(end='.', flush=True); threading.Event().wait()"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert process.stdout and process.stdout.read(1) == b"."
+        (other,) = {int(task.name) for task in Path(f"/proc/{process.pid}/task").iterdir()} - {process.pid}
+        with kept_apart(process.pid):
+            (cpu,) = os.sched_getaffinity(process.pid)
+            assert os.sched_getaffinity(0) == {cpu} and os.sched_getaffinity(other) == mine - {cpu}
+        assert os.sched_getaffinity(0) == os.sched_getaffinity(process.pid) == mine
+    finally:
+        process.kill()
+        process.communicate()
+    with kept_apart(process.pid):  # it has ended
+        assert os.sched_getaffinity(0) == mine
 
 
 def test_without_cgroups_a_process_starts_as_before(echo: Path, monkeypatch: pytest.MonkeyPatch) -> None:

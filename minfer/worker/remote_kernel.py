@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -15,7 +16,7 @@ from minfer.bench.arena import Arena
 from minfer.bench.integrity import Dishonest
 from minfer.bench.verify import synchronize
 from minfer.ops import Case
-from minfer.process.remote import Process, cpu_s, delay_s, run_delays
+from minfer.process.remote import Process, cpu_s, delay_s, kept_apart, run_delays
 from minfer.sandbox import Sandbox
 
 START_S = 120.0
@@ -31,7 +32,7 @@ class Remote:
     """A kernel in a process of its own, which can be called like any other kernel."""
 
     def __init__(self, case: Case, request: Mapping[str, Any], arena: Arena, log: Path) -> None:
-        self.arena, self.seconds = arena, request["timeout_s"]
+        self.arena, self.seconds, self.on_cpu = arena, request["timeout_s"], request["device"] == "cpu"
         self.deterministic = True
         sandbox = Sandbox(**request["sandbox"]) if request["sandbox"] else None
         self.process = Process("minfer.worker.isolated", log, arena.fds, sandbox)
@@ -88,19 +89,20 @@ class Remote:
         `before` and `after`, and not `then`."""
         pid = self.process.process.pid
         used, waited = cpu_s(pid), run_delays(pid)
-        begin = self.process.thaw()
-        if before:
-            begin = time.perf_counter()
-            before()
-        said = self.ask(what, "done", **about)
-        if after:
-            after()
-        # The clock ends at the answer, not when all threads stand still: stopping can take longer than a block, and its noise
-        # hid kernels that lie.
-        wall = time.perf_counter() - begin
-        if then:
-            then()
-        self.process.freeze()
+        with kept_apart(pid) if self.on_cpu else contextlib.nullcontext():
+            begin = self.process.thaw()
+            if before:
+                begin = time.perf_counter()
+                before()
+            said = self.ask(what, "done", **about)
+            if after:
+                after()
+            # The clock ends at the answer, not when all threads stand still: stopping can take longer than a block, and its
+            # noise hid kernels that lie.
+            wall = time.perf_counter() - begin
+            if then:
+                then()
+            self.process.freeze()
         # The delays of all threads together: with only the longest one, honest kernels of two threads were accused on a busy
         # machine.
         delay = delay_s(waited, run_delays(pid))
