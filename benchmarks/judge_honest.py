@@ -110,16 +110,16 @@ def run(
             yield case, row, seconds, plain.run(case)[1] if plain else None
 
 
-def recorded() -> list[judged.Contradiction | None]:
-    """What each comparison of the times inside with the judge's finds from now on."""
-    found: list[judged.Contradiction | None] = []
+def recorded() -> list[tuple[judged.Contradiction | None, judged.Samples]]:
+    """What each comparison of the times inside with the judge's samples finds from now on, and these samples."""
+    found: list[tuple[judged.Contradiction | None, judged.Samples]] = []
     compare = judged.contradiction
 
-    def recording(*about: Any) -> judged.Contradiction | None:
-        found.append(compare(*about))
-        return found[-1]
+    def recording(row: Any, samples: judged.Samples, device: str) -> judged.Contradiction | None:
+        found.append((compare(row, samples, device), samples))
+        return found[-1][0]
 
-    judged.contradiction = recording  # type: ignore[assignment]
+    judged.contradiction = recording
     return found
 
 
@@ -149,7 +149,10 @@ def measure(device: str, done: int, wanted: int, trusted: bool, beside: int, min
                     "seconds": seconds,
                     "trusted_s": trusted_s,
                     "attempts": len(attempts),
-                    "proven": sum(attempt is not None and attempt.proven for attempt in attempts),
+                    "proven": sum(doubt is not None and doubt.proven for doubt, _ in attempts),
+                    "calls": attempts[-1][1].calls.tolist() if attempts else None,  # in a block of kernel and baseline
+                    "blocks_us": row.get("judged_samples_us"),
+                    "baseline_blocks_us": row.get("judged_baseline_samples_us"),
                     "kernel_factor": ratio(row, "judged_us", "steady_us"),
                     "baseline_factor": ratio(row, "judged_baseline_us", "steady_baseline_us"),
                     "judged_speedup": row.get("judged_speedup"),

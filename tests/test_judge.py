@@ -143,6 +143,18 @@ def test_what_a_block_loses_is_shared_by_its_calls() -> None:
     assert found is not None and found.proven
 
 
+def test_a_baseline_that_a_busy_machine_slows_down_inside_accuses_nobody() -> None:
+    """Beside two busy loops torch took 8000 us inside of the kernel's process and 580 us in blocks, whose threads wake on CPUs
+    of their own. In the judge's process it takes as long as in the kernel's."""
+    claims = HONEST | {"steady_baseline_us": 8000.0, "cold_baseline_us": 8000.0}
+    busy = {"baseline": [400.0, 580.0] * 2, "duplicate": [400.0] * 4}
+    found = judged.contradiction(claims, samples(**busy), "cpu")
+    assert found is not None and found.proven
+    assert judged.contradiction(claims, samples(**busy, steady_baseline=[4000.0, 9000.0] * 20), "cpu") is None
+    mixed = judged.contradiction(claims, samples(**busy, steady_baseline=[200.0] * 40 + [4000.0] * 20), "cpu")
+    assert mixed is not None and not mixed.proven  # its times vary by more than that
+
+
 def test_one_block_in_which_it_was_quick_is_enough() -> None:
     assert judged.contradiction(HONEST, samples(work=[90.0, 80.0, 17.0, 70.0]), "cpu") is None
 
@@ -319,12 +331,12 @@ def test_a_block_of_a_baseline_contains_no_copy_to_its_outputs() -> None:
 
 
 class Blocks(worker_judge.Trial):
-    """A trial on a GPU whose kernel takes `call_s` while its calls are counted and `later_s` afterwards."""
+    """A trial on a GPU whose kernel and baseline take `call_s` while their calls are counted and `later_s` afterwards."""
 
     def __init__(self, call_s: float, later_s: float, sets: int = 400) -> None:
         self.device, self.count, self.call_s, self.later_s = torch.device("cuda"), sets, call_s, later_s
-        self.kernel, self.baseline = self, None
-        self.calls, self.prepared = {self: 8, None: sets}, []
+        self.kernel = self.baseline = self
+        self.calls, self.prepared = {self: 8}, []
 
     def time(self, what: str, calls: int) -> Spent:
         return Spent(*[self.call_s * calls] * 3)
@@ -337,9 +349,10 @@ class Blocks(worker_judge.Trial):
         self.prepared.append(calls)
 
     def _rounds(self, *names: str, count: int) -> dict[str, Any]:
-        return {"kernel": [self.call_s, self.later_s, self.call_s, self.call_s]}
+        return {name: [self.call_s, self.later_s, self.call_s, self.call_s] for name in names}
 
 
+@pytest.mark.parametrize("names", [("kernel",), ("baseline", "duplicate")])
 @pytest.mark.parametrize(
     ("call_s", "later_s", "calls"),
     [
@@ -349,9 +362,11 @@ class Blocks(worker_judge.Trial):
         (1e-3, 5e-6, 400),  # it was slow only while its calls were counted
     ],
 )
-def test_a_block_on_a_gpu_takes_50_ms_or_has_all_calls(call_s: float, later_s: float, calls: int) -> None:
+def test_a_block_on_a_gpu_takes_50_ms_or_has_all_calls(
+    call_s: float, later_s: float, calls: int, names: tuple[str, ...]
+) -> None:
     trial = Blocks(call_s, later_s)
     trial._prepare(trial, trial._calls(trial))
-    trial.rounds("kernel")
+    trial.rounds(*names)
     assert trial.calls[trial] == calls
     assert len(trial.prepared) == 1 + (call_s != later_s)

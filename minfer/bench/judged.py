@@ -12,8 +12,8 @@ which tell cold from steady. Each hint is compared with a time that was taken in
   which the baseline's block is longer than its cold time, but by no more than `BELIEVED`;
 - the time of each block by the clock in the kernel's process with its time outside, less what the process waited for a busy
   CPU, and the difference with that of the baseline's blocks;
-- the baseline's steady time with its blocks, and its cold time with cold times of the baseline in a process without a
-  kernel, after the same preparation.
+- the baseline's steady time with its blocks, and with its steady times in a process without a kernel, whichever are longer;
+- the baseline's cold time with its cold times in a process without a kernel, after the same preparation.
 
 A hint contradicts the judge if it is off by more than `BELIEVED`, in the direction that favours the kernel. On a busy machine
 that can happen to an honest kernel. So the supervisor has both measured again, and accuses a kernel only if every measurement
@@ -79,9 +79,10 @@ class Samples:
 
     @property
     def spread(self) -> float:
-        """The upper over the lower quartile of the baseline's blocks: how much the machine changes the times of honest code."""
-        low, high = np.percentile(np.concatenate([self.baseline, self.duplicate]), [25, 75])
-        return float(high / low)
+        """The upper over the lower quartile of the baseline's blocks or of its steady times, whichever is more: how much the
+        machine changes the times of honest code."""
+        both = np.concatenate([self.baseline, self.duplicate]), self.steady_baseline
+        return max(float(high / low) for low, high in (np.percentile(times, [25, 75]) for times in both))
 
     @property
     def baseline_block(self) -> float:
@@ -146,7 +147,8 @@ def contradiction(row: Mapping[str, Any], samples: Samples, device: str) -> Cont
         words = f"its blocks take {lag:.3g} times as long by the clock outside as by the clock inside of its process"
         return Contradiction(words, lag, believed * max(usual, 1.0))
     least = float(min(samples.work if device == "cpu" else samples.kernel)) * 1e6
-    most = {"steady": float(max(*samples.baseline, *samples.duplicate)) * 1e6}
+    slow = float(np.percentile(samples.steady_baseline, 90))
+    most = {"steady": max(slow, *samples.baseline, *samples.duplicate) * 1e6}
     most["cold"] = max(float(np.percentile(samples.cold_baseline, 90)) * 1e6, most["steady"])
     found = []
     for name in ("cold", "steady"):

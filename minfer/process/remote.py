@@ -409,6 +409,13 @@ def _move(thread: int, cpus: set[int]) -> None:
         os.sched_setaffinity(thread, cpus)
 
 
+def my_run_delay_s() -> float:
+    """Seconds for which this thread was ready to run and had no CPU, so far; 0 where the system does not say."""
+    with contextlib.suppress(OSError, IndexError):
+        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) * 1e-9
+    return 0.0
+
+
 def delay_s(before: Mapping[str, int], after: Mapping[str, int]) -> float:
     """Seconds for which the threads that were there before have waited for a CPU between two `run_delays`, all together."""
     return sum(max(0, ns - before.get(thread, ns)) for thread, ns in after.items()) * 1e-9

@@ -156,15 +156,25 @@ class Trial:
         """The samples of so many rounds of blocks: of the `kernel`, the `baseline` and its `duplicate`, in shuffled order.
         Raises Dishonest unless the kernel's results are right.
 
-        A kernel may be slow only while its calls are counted. In a short block on a GPU, the noise of what the judge subtracts
-        could then hide its time. So the judge repeats short blocks with a call on every set."""
+        On a GPU a short block is not believed, because of the noise of what the judge subtracts. A kernel could hide its time
+        in that, if it is slow only while its calls are counted; and a baseline whose count was disturbed would look slow. So
+        the judge repeats such rounds, with a call on every set."""
         samples = self._rounds(*names, count=count)
-        if self.device.type == "cuda" and self.kernel and (calls := self.calls[self.kernel]) < self.count:
-            if min(samples["kernel"]) * calls >= BLOCK_S["cuda"] / 2:
-                return samples
-            self._prepare(self.kernel, self.count)
-            samples = self._rounds(*names, count=count)
+        if self.device.type == "cuda":
+            short = {self._remote(name) for name in names if self._is_short(self._remote(name), min(samples[name]))}
+            for remote in short:
+                self._prepare(remote, self.count)
+            if short:
+                samples = self._rounds(*names, count=count)
         return samples
+
+    def _is_short(self, remote: Remote, call_s: float) -> bool:
+        return self.calls[remote] < self.count and self.calls[remote] * call_s < BLOCK_S["cuda"] / 2
+
+    def _remote(self, name: str) -> Remote:
+        remote = self.kernel if name == "kernel" else self.baseline
+        assert remote
+        return remote
 
     def _rounds(self, *names: str, count: int) -> dict[str, list[float]]:
         samples: dict[str, list[float]] = defaultdict(list)
@@ -172,9 +182,7 @@ class Trial:
             for original in self.originals:
                 original.fill(secrets.randbits(31))
             for name in random.SystemRandom().sample(names, len(names)):
-                remote = self.kernel if name == "kernel" else self.baseline
-                assert remote
-                spent = self._block(remote)
+                spent = self._block(self._remote(name))
                 samples[name].append(spent.wall)
                 samples["lag" if name == "kernel" else "baseline_lag"].append(spent.lag)
                 if name == "kernel":

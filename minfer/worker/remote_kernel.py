@@ -16,7 +16,7 @@ from minfer.bench.arena import Arena
 from minfer.bench.integrity import Dishonest
 from minfer.bench.verify import synchronize
 from minfer.ops import Case
-from minfer.process.remote import Process, cpu_s, delay_s, kept_apart, run_delays
+from minfer.process.remote import Process, cpu_s, delay_s, kept_apart, my_run_delay_s, run_delays
 from minfer.sandbox import Sandbox
 
 START_S = 120.0
@@ -88,7 +88,7 @@ class Remote:
         it sends the request, `after` when the answer has come, and `then` before it stops the process. The time includes
         `before` and `after`, and not `then`."""
         pid = self.process.process.pid
-        used, waited = cpu_s(pid), run_delays(pid)
+        used, waited, mine = cpu_s(pid), run_delays(pid), my_run_delay_s()
         with kept_apart(pid) if self.on_cpu else contextlib.nullcontext():
             begin = self.process.thaw()
             if before:
@@ -100,12 +100,13 @@ class Remote:
             # The clock ends at the answer, not when all threads stand still: stopping can take longer than a block, and its
             # noise hid kernels that lie.
             wall = time.perf_counter() - begin
+            mine = my_run_delay_s() - mine
             if then:
                 then()
             self.process.freeze()
         # The delays of all threads together: with only the longest one, honest kernels of two threads were accused on a busy
         # machine.
-        delay = delay_s(waited, run_delays(pid))
+        delay = delay_s(waited, run_delays(pid)) + mine
         used = cpu_s(pid) - used
         own = float(said) if isinstance(said, float) and 0 <= said < math.inf else 0.0
         work = max(used, wall - delay) if waited else used or wall
@@ -114,8 +115,8 @@ class Remote:
 
 @dataclass(frozen=True)
 class Spent:
-    """Seconds that a request took. `wall`: by the judge's clock. `work`: `wall` without the time for which the process waited
-    for a busy CPU. `own`: by the clock in the kernel's process."""
+    """Seconds that a request took. `wall`: by the judge's clock. `work`: `wall` without the time for which the process or the
+    judge waited for a busy CPU. `own`: by the clock in the kernel's process."""
 
     wall: float
     work: float
