@@ -37,7 +37,7 @@ def samples(**changes: list[float]) -> Samples:
     }
     usual |= {"baseline": [35.0] * 4, "duplicate": [35.0] * 4}
     lags = {"lag": changes.pop("lag", [1.1] * 4), "baseline_lag": [1.1, 1.3] * 4}
-    lags["calls"] = changes.pop("calls", [100.0, 100.0])
+    lags |= {"calls": changes.pop("calls", [100.0, 100.0]), "waited": changes.pop("waited", [0.01])}
     return Samples.of({name: [value * US for value in values] for name, values in (usual | changes).items()} | lags)
 
 
@@ -147,12 +147,12 @@ def test_a_baseline_that_a_busy_machine_slows_down_inside_accuses_nobody() -> No
     """Beside two busy loops torch took 8000 us inside of the kernel's process and 580 us in blocks, whose threads wake on CPUs
     of their own. In the judge's process it takes as long as in the kernel's."""
     claims = HONEST | {"steady_baseline_us": 8000.0, "cold_baseline_us": 8000.0}
-    busy = {"baseline": [400.0, 580.0] * 2, "duplicate": [400.0] * 4}
-    found = judged.contradiction(claims, samples(**busy), "cpu")
-    assert found is not None and found.proven
-    assert judged.contradiction(claims, samples(**busy, steady_baseline=[4000.0, 9000.0] * 20), "cpu") is None
-    mixed = judged.contradiction(claims, samples(**busy, steady_baseline=[200.0] * 40 + [4000.0] * 20), "cpu")
-    assert mixed is not None and not mixed.proven  # its times vary by more than that
+    for waited, proven in ((0.1, True), (0.9, False)):
+        found = judged.contradiction(claims, samples(waited=[waited]), "cpu")
+        assert found is not None and found.proven == proven and "the baseline takes 8000 us" in found.words
+    both = judged.contradiction(claims | {"steady_us": 4.0, "cold_us": 4.0}, samples(waited=[0.9]), "cpu")
+    assert both is not None and both.proven and "takes 4 us" in both.words  # a busy machine makes no kernel faster
+    assert judged.contradiction(claims, samples(steady_baseline=[4000.0, 9000.0] * 20), "cpu") is None
 
 
 def test_one_block_in_which_it_was_quick_is_enough() -> None:
@@ -194,6 +194,7 @@ def test_a_row_that_is_believed_agrees_with_its_judged_time() -> None:
         {"kernel": "four"},
         {"calls": [2.0]},
         {"calls": [0.0, 2.0]},
+        {"waited": []},
     ],
 )
 def test_samples_that_no_clock_gives_are_refused(broken: dict[str, Any]) -> None:
@@ -203,6 +204,7 @@ def test_samples_that_no_clock_gives_are_refused(broken: dict[str, Any]) -> None
         "lag": [1.0],
         "baseline_lag": [1.0],
         "calls": [2.0, 2.0],
+        "waited": [0.01],
         "baseline": [1.0],
         "duplicate": [1.0],
         "cold_baseline": [1.0],

@@ -17,7 +17,7 @@ which tell cold from steady. Each hint is compared with a time that was taken in
 
 A hint contradicts the judge if it is off by more than `BELIEVED`, in the direction that favours the kernel. On a busy machine
 that can happen to an honest kernel. So the supervisor has both measured again, and accuses a kernel only if every measurement
-contradicts it, by more than the baseline's own blocks vary.
+contradicts it, by more than the baseline's own times vary. A baseline that was slow inside accuses nobody on a busy machine.
 """
 
 from __future__ import annotations
@@ -37,6 +37,9 @@ from minfer.ops import Case
 # A block contains the wake-up of the process and first touches of fresh memory; a GPU runs a cold call at a higher clock.
 BELIEVED = {"cuda": 1.25, "cpu": 1.6}
 ATTEMPTS = 4  # times that both are measured before a kernel is accused
+BUSY_SHARE = (
+    0.1  # of the judge's time; on 2 idle processors it waited for at most 0.02, beside a busy loop for at least 0.26
+)
 BUSY = "could not be judged: {}, by no more than a busy machine may explain; run it again when the machine is less busy"
 TOO_SHORT = "the judged time of {:.4g} us is less than the {:.4g} us that the peaks allow"
 LONGER = "its judged time of {:.4g} us is longer than the {:.4g} us inside of its process, as a busy CPU or cold caches make it"
@@ -51,7 +54,8 @@ class Samples:
     kernel's blocks, without the time for which its process waited for a busy CPU. `lag` and `baseline_lag`: the time of each
     block by the judge's clock, less such waits, over that by the clock in its process, for the kernel, and for baseline and
     duplicate. `calls`: how many a block of the kernel has, and one of the baseline.
-    `cold_baseline` and `steady_baseline`: single cold calls and steady calls of the baseline in a process without a kernel."""
+    `cold_baseline` and `steady_baseline`: single cold calls and steady calls of the baseline in a process without a kernel.
+    `waited`: one number, the share of their time for which threads of that process waited for a CPU, all together."""
 
     kernel: np.ndarray
     baseline: np.ndarray
@@ -62,6 +66,7 @@ class Samples:
     calls: np.ndarray
     cold_baseline: np.ndarray
     steady_baseline: np.ndarray
+    waited: np.ndarray
 
     @staticmethod
     def of(found: Mapping[str, Sequence[float]]) -> Samples:
@@ -72,10 +77,17 @@ class Samples:
             raise ValueError("a sample of the judge is not a time")
         if len(arrays["calls"]) != 2 or not (arrays["calls"] >= 1).all():
             raise ValueError("the judge must say how many calls a block of the kernel has, and one of the baseline")
+        if len(arrays["waited"]) != 1:
+            raise ValueError("the judge must say for how long it waited for a CPU")
         if len({len(array) for array in blocks}) > 1 or not all((array >= 0).all() for array in arrays.values()):
             raise ValueError("the judge's samples do not fit each other")
         shortest = 1e-9  # for a block that took no longer than an empty request
         return Samples(**{name: np.maximum(array, shortest) for name, array in arrays.items()})
+
+    @property
+    def busy(self) -> bool:
+        """Whether other programs kept the CPUs busy."""
+        return float(max(self.waited)) > BUSY_SHARE
 
     @property
     def spread(self) -> float:
@@ -162,17 +174,16 @@ def contradiction(row: Mapping[str, Any], samples: Samples, device: str) -> Cont
             usual = samples.in_a_block(inside * 1e-6) * 1e6
         elif device == "cuda":
             usual = samples.written(inside * 1e-6) * 1e6
-        found.append((least / usual, words))
+        found.append(Contradiction(words, least / usual, believed * samples.spread))
         if baseline is not None:
             words = (
                 f"the baseline takes {baseline:.4g} us ({name}) inside of the kernel's process and "
                 f"at most {most[name]:.4g} us in one without it"
             )
-            found.append((baseline / most[name], words))
-    factor, words = max(found, default=(0.0, ""))
-    if factor <= believed:
-        return None
-    return Contradiction(words, factor, believed * samples.spread)
+            explained = math.inf if samples.busy else believed * samples.spread
+            found.append(Contradiction(words, baseline / most[name], explained))
+    found = [doubt for doubt in found if doubt.factor > believed]
+    return max(found, key=lambda doubt: (doubt.proven, doubt.factor), default=None)
 
 
 def verdict(contradictions: Sequence[Contradiction]) -> Columns:

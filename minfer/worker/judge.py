@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import random
 import secrets
 import time
@@ -36,7 +37,7 @@ from minfer.bench.timed_results import SLACK, over_bound
 from minfer.bench.timing import Timing
 from minfer.bench.verify import Errors, WrongResult, same_bits, synchronize, verify
 from minfer.ops import Case, Op, Tensors
-from minfer.process.remote import Died, adopt_orphans, orphans, serve
+from minfer.process.remote import Died, adopt_orphans, delay_s, orphans, run_delays, serve
 from minfer.sandbox import keep_to_itself
 from minfer.worker.remote_kernel import Remote, RunnerFailed, Spent, Step
 
@@ -281,17 +282,19 @@ class Trial:
 def baseline_alone(case: Case, device: torch.device) -> dict[str, list[float]]:
     """Cold and steady times of the baseline in this process, taken as the kernel's process takes them, before there is one. A
     cold round calls the baseline three times, because a flush evicts code as well as data, and a baseline of many small
-    operations runs much code."""
+    operations runs much code. `waited`: for how much of that time threads of this process waited for a CPU."""
     op = ops.get(case.op)
     function = build.function(op.kernels[case.kernel], devices.arch(device))
     torch.set_num_threads(THREADS)
+    begin, delays = time.perf_counter(), run_delays(os.getpid())
     try:
         cold = Bench(op, case, function, function, device, secrets.randbits(31), sets=1)
         cold.warm_up(0)
         times = {"cold_baseline": cold.cold(COLD).flatten()}
         steady = Bench(op, case, function, function, device, secrets.randbits(31))
         times["steady_baseline"] = steady.block(1, STEADY_S)
-        return {name: [float(seconds) for seconds in found] for name, found in times.items()}
+        waited = delay_s(delays, run_delays(os.getpid())) / (time.perf_counter() - begin)
+        return {name: [float(seconds) for seconds in found] for name, found in times.items()} | {"waited": [waited]}
     finally:
         torch.set_num_threads(1)
 
