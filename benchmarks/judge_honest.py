@@ -150,7 +150,9 @@ def measure(device: str, done: int, wanted: int, trusted: bool, beside: int, min
                     "trusted_s": trusted_s,
                     "attempts": len(attempts),
                     "proven": sum(doubt is not None and doubt.proven for doubt, _ in attempts),
-                    "calls": attempts[-1][1].calls.tolist() if attempts else None,  # in a block of kernel and baseline
+                    "calls": attempts[-1][1].calls.tolist()
+                    if attempts
+                    else None,  # of the kernel's block and of the baseline's
                     "blocks_us": row.get("judged_samples_us"),
                     "baseline_blocks_us": row.get("judged_baseline_samples_us"),
                     "kernel_factor": ratio(row, "judged_us", "steady_us"),

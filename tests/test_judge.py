@@ -96,7 +96,7 @@ def test_a_row_whose_judged_time_contains_waiting_is_not_ok() -> None:
 
 
 def test_a_row_whose_baseline_was_held_up_is_not_ok() -> None:
-    """On an H100 the blocks of one honest row of 99 gave its kernel 1.9 times the speed-up of the steady times."""
+    """Of 146 honest rows on an H100, one that was `ok` had 1.9 times the speed-up of its steady times."""
     held_up = {"baseline": [60.0] * 4, "duplicate": [60.0] * 4}
     found = judged.columns(CASE, HONEST | {"status": "ok"}, samples(**held_up), "cuda")
     assert found["status"] == "unconverged" and "speed-up of 3.53 is higher than the 2.06 inside" in found["message"]
@@ -147,7 +147,7 @@ def test_a_baseline_that_a_busy_machine_slows_down_inside_accuses_nobody() -> No
     """Beside two busy loops torch took 8000 us inside of the kernel's process and 580 us in blocks, whose threads wake on CPUs
     of their own. In the judge's process it takes as long as in the kernel's."""
     claims = HONEST | {"steady_baseline_us": 8000.0, "cold_baseline_us": 8000.0}
-    for waited, proven in ((0.1, True), (0.9, False)):
+    for waited, proven in ((0.05, True), (0.9, False)):
         found = judged.contradiction(claims, samples(waited=[waited]), "cpu")
         assert found is not None and found.proven == proven and "the baseline takes 8000 us" in found.words
     both = judged.contradiction(claims | {"steady_us": 4.0, "cold_us": 4.0}, samples(waited=[0.9]), "cpu")
@@ -237,12 +237,12 @@ def test_the_judge_takes_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             super().__init__(*about)
             started.append(self)
 
-        def ask(self, what: str, answer: str, **about: Any) -> Any:
+        def _send(self, what: str, **about: Any) -> None:
             if what == "run":
                 blocks.append(started.index(self))
             if self is started[0]:
                 beside.update(other.process.process.poll() is None for other in started[1:])
-            return super().ask(what, answer, **about)
+            super()._send(what, **about)
 
     monkeypatch.setattr(worker_judge, "Remote", Noting)
     monkeypatch.setitem(worker_judge.GOES_ON, "cpu", goes_on)

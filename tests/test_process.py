@@ -15,7 +15,18 @@ import pytest
 from minfer.bench.timing import Timing
 from minfer.process import cgroup, fork_server
 from minfer.process.output import MOST_PRINTED
-from minfer.process.remote import MOST_MOVED_S, Died, Process, _states, children, cpu_s, family, kept_apart, runs, stop
+from minfer.process.remote import (
+    MOST_MOVED_S,
+    Died,
+    Process,
+    _states,
+    children,
+    cpu_s,
+    family,
+    runs,
+    stop,
+    waking_apart,
+)
 from minfer.sandbox import Sandbox
 from tests.conftest import ROOT
 
@@ -329,8 +340,8 @@ def test_what_hides_from_its_parent_is_frozen_and_killed_with_the_cgroup(echo: P
     assert not left.exists()
 
 
-def test_threads_that_wake_at_once_do_so_on_different_cpus() -> None:
-    """The first thread of a process has a CPU for itself and for the one that waits for its answer."""
+def test_the_first_thread_wakes_beside_this_one_and_the_others_on_other_cpus() -> None:
+    """Until they are released. What the first thread starts then may run on any CPU."""
     mine = os.sched_getaffinity(0)
     if len(mine) < 2:
         pytest.skip("needs two CPUs")
@@ -341,14 +352,17 @@ def test_threads_that_wake_at_once_do_so_on_different_cpus() -> None:
     try:
         assert process.stdout and process.stdout.read(1) == b"."
         (other,) = {int(task.name) for task in Path(f"/proc/{process.pid}/task").iterdir()} - {process.pid}
-        with kept_apart(process.pid):
+        with waking_apart(process.pid) as release:
             (cpu,) = os.sched_getaffinity(process.pid)
             assert os.sched_getaffinity(0) == {cpu} and os.sched_getaffinity(other) == mine - {cpu}
-        assert os.sched_getaffinity(0) == os.sched_getaffinity(process.pid) == mine
+            release()
+            assert os.sched_getaffinity(process.pid) == os.sched_getaffinity(other) == mine
+            assert os.sched_getaffinity(0) == {cpu}
+        assert os.sched_getaffinity(0) == mine
     finally:
         process.kill()
         process.communicate()
-    with kept_apart(process.pid):  # it has ended
+    with waking_apart(process.pid):  # it has ended
         assert os.sched_getaffinity(0) == mine
 
 

@@ -10,14 +10,14 @@ which tell cold from steady. Each hint is compared with a time that was taken in
 - the kernel's cold time with its blocks. A cold call takes no less than a call in a block, except on a GPU: there a cold call
   may leave its output in the cache, and a block writes it to memory. So there the block may take longer by the factor by
   which the baseline's block is longer than its cold time, but by no more than `BELIEVED`;
-- the time of each block by the clock in the kernel's process with its time outside, less what the process waited for a busy
-  CPU, and the difference with that of the baseline's blocks;
+- the time of each block by the clock in the kernel's process with its time outside, less what the process and the judge
+  waited for a busy CPU, and the difference with that of the baseline's blocks;
 - the baseline's steady time with its blocks, and with its steady times in a process without a kernel, whichever are longer;
 - the baseline's cold time with its cold times in a process without a kernel, after the same preparation.
 
 A hint contradicts the judge if it is off by more than `BELIEVED`, in the direction that favours the kernel. On a busy machine
 that can happen to an honest kernel. So the supervisor has both measured again, and accuses a kernel only if every measurement
-contradicts it, by more than the baseline's own times vary. A baseline that was slow inside accuses nobody on a busy machine.
+contradicts it, by more than the baseline's own times vary. A long time of the baseline inside proves nothing on a busy machine.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from minfer.ops import Case
 # A block contains the wake-up of the process and first touches of fresh memory; a GPU runs a cold call at a higher clock.
 BELIEVED = {"cuda": 1.25, "cpu": 1.6}
 ATTEMPTS = 4  # times that both are measured before a kernel is accused
-BUSY_SHARE = (
-    0.1  # of the judge's time; on 2 idle processors it waited for at most 0.02, beside a busy loop for at least 0.26
-)
+# Of the judge's time, for which a thread waits for a CPU. On 2 idle processors it was at most 0.04, beside two busy loops at least
+# 0.33.
+BUSY_SHARE = 0.1
 BUSY = "could not be judged: {}, by no more than a busy machine may explain; run it again when the machine is less busy"
 TOO_SHORT = "the judged time of {:.4g} us is less than the {:.4g} us that the peaks allow"
 LONGER = "its judged time of {:.4g} us is longer than the {:.4g} us inside of its process, as a busy CPU or cold caches make it"
-FASTER = "its judged speed-up of {:.3g} is higher than the {:.3g} inside of its process, as if something held up the baseline"
+FASTER = "its judged speed-up of {:.3g} is higher than the {:.3g} inside of its process; perhaps something slowed its baseline"
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,12 @@ class Samples:
     """What the judge measured, in seconds for one call.
 
     `kernel`, `baseline` and `duplicate`: the time of each block, by the wall clock; shape (rounds,). `work`: the same for the
-    kernel's blocks, without the time for which its process waited for a busy CPU. `lag` and `baseline_lag`: the time of each
-    block by the judge's clock, less such waits, over that by the clock in its process, for the kernel, and for baseline and
-    duplicate. `calls`: how many a block of the kernel has, and one of the baseline.
+    kernel's blocks, without the time for which its process or the judge waited for a busy CPU. `lag` and `baseline_lag`: the
+    time of each block by the judge's clock, less such waits, over that by the clock in its process, for the kernel, and for
+    baseline and duplicate. `calls`: how many a block of the kernel has, and one of the baseline.
     `cold_baseline` and `steady_baseline`: single cold calls and steady calls of the baseline in a process without a kernel.
-    `waited`: one number, the share of their time for which threads of that process waited for a CPU, all together."""
+    `waited`: one number, the share of the time that these took for which a thread of that process waited for a CPU; of the
+    thread that waited for longest."""
 
     kernel: np.ndarray
     baseline: np.ndarray
@@ -78,7 +79,7 @@ class Samples:
         if len(arrays["calls"]) != 2 or not (arrays["calls"] >= 1).all():
             raise ValueError("the judge must say how many calls a block of the kernel has, and one of the baseline")
         if len(arrays["waited"]) != 1:
-            raise ValueError("the judge must say for how long it waited for a CPU")
+            raise ValueError("the judge must give one share `waited`")
         if len({len(array) for array in blocks}) > 1 or not all((array >= 0).all() for array in arrays.values()):
             raise ValueError("the judge's samples do not fit each other")
         shortest = 1e-9  # for a block that took no longer than an empty request
@@ -129,7 +130,7 @@ def columns(case: Case, row: Mapping[str, Any], samples: Samples, device: str) -
     if found["judged_us"] > BELIEVED[device] * inside and row["status"] == "ok":
         found |= {"status": "unconverged", "message": LONGER.format(found["judged_us"], inside)}
     hints = [(row.get(f"{name}_us"), row.get(f"{name}_baseline_us")) for name in ("cold", "steady")]
-    usual = max((of_baseline / own for own, of_baseline in hints if own and of_baseline), default=math.inf)
+    usual = max(of_baseline / own if own and of_baseline else math.inf for own, of_baseline in hints)
     if found["judged_speedup"] > BELIEVED[device] * usual and row["status"] == "ok" and "status" not in found:
         found |= {"status": "unconverged", "message": FASTER.format(found["judged_speedup"], usual)}
     # A block begins after a flush and calls on each set of operands once, so it reads all inputs from memory.
@@ -152,7 +153,7 @@ class Contradiction:
 
 
 def contradiction(row: Mapping[str, Any], samples: Samples, device: str) -> Contradiction | None:
-    """The largest contradiction between a row's hints and the judge's samples, or None."""
+    """The largest contradiction between a row's hints and the judge's samples, of those that are proven if any is; or None."""
     believed = BELIEVED[device]
     lag, usual = float(min(samples.lag)), float(max(samples.baseline_lag))
     if lag > believed:
@@ -180,7 +181,7 @@ def contradiction(row: Mapping[str, Any], samples: Samples, device: str) -> Cont
                 f"the baseline takes {baseline:.4g} us ({name}) inside of the kernel's process and "
                 f"at most {most[name]:.4g} us in one without it"
             )
-            explained = math.inf if samples.busy else believed * samples.spread
+            explained = math.inf if samples.busy and device == "cpu" else believed * samples.spread
             found.append(Contradiction(words, baseline / most[name], explained))
     found = [doubt for doubt in found if doubt.factor > believed]
     return max(found, key=lambda doubt: (doubt.proven, doubt.factor), default=None)

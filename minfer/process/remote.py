@@ -86,7 +86,7 @@ class Process:
         if sandbox and sandbox.level != "namespaces":  # which have one in memory
             self._scratch = tempfile.mkdtemp(prefix="minfer-")
             sandbox = replace(sandbox, scratch=os.path.realpath(self._scratch))
-        self.phase = "start"  # what it last said that it was doing
+        self.phase = "start"  # the last that it said, or that it was asked for
         self.log.parent.mkdir(parents=True, exist_ok=True)
         theirs_in, ours_out = os.pipe()
         ours_in, theirs_out = os.pipe()
@@ -148,16 +148,17 @@ class Process:
                 if "phase" not in message:
                     return message
                 self.phase = str(message["phase"])[:40]
-                continue
             left = deadline - time.monotonic()
+            if left <= 0 and self.process.poll() is None:
+                self.kill()
+                noisy = f"; it printed more than {MOST_PRINTED >> 20} MiB" if self._too_much() else ""
+                raise Died("timeout", f"killed after {seconds:g} s, in the phase {self.phase!r}{noisy}")
+            if newline:
+                continue
             # Not the whole time at once: what a dead process left behind may keep the pipe open.
             if not select.select([self._replies], [], [], max(0.0, min(left, 0.5)))[0]:
                 if self.process.poll() is not None:
                     raise self._post_mortem()
-                if left <= 0:
-                    self.kill()
-                    noisy = f"; it printed more than {MOST_PRINTED >> 20} MiB" if self._too_much() else ""
-                    raise Died("timeout", f"killed after {seconds:g} s, in the phase {self.phase!r}{noisy}")
                 continue
             chunk = self._replies.read(1 << 20)
             if not chunk:
@@ -335,7 +336,7 @@ def _states(pid: int) -> list[str]:
     states = []
     for path in Path(f"/proc/{pid}/task").glob("*/stat"):
         with contextlib.suppress(OSError):
-            states.append(path.read_text().rpartition(")")[2].split()[0])
+            states.append(path.read_bytes().rpartition(b")")[2].split()[0].decode())
     return states
 
 
@@ -378,30 +379,35 @@ def run_delays(pid: int) -> dict[str, int]:
 
 
 @contextlib.contextmanager
-def kept_apart(pid: int) -> Iterator[None]:
-    """Keep the first thread of a stopped process on the CPU where it ran last, with this thread, which waits for its answer.
-    Keep the other threads of the process on other CPUs.
+def waking_apart(pid: int) -> Iterator[Callable[[], None]]:
+    """Have the threads of a stopped process wake apart: the first one on the CPU where it ran last, with this thread, and the
+    others on other CPUs. Yields a function that lets them run wherever they could before; call it when the first one has work.
 
     All threads of a stopped process wake at once, and Linux may put two of them on one CPU. Then each barrier of OpenMP takes a
     millisecond, because one thread spins there while the other one waits for the CPU: on two idle processors, a block of 0.7 ms
-    took 13 ms. Such a thread also spins for milliseconds after the answer, and this thread must not wait for its CPU."""
+    took 13 ms. OpenMP's threads spin for milliseconds after the answer, too. If this thread shared a CPU with one of them, it
+    would read the answer late."""
+    masks: dict[int, set[int]] = {}
+    here, mine = -1, os.sched_getaffinity(0)
+    with contextlib.suppress(OSError):  # it has ended, or its first thread has
+        here = int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[36])
+        tasks = [int(task.name) for task in Path(f"/proc/{pid}/task").iterdir()]
+        masks = {task: os.sched_getaffinity(task) for task in tasks}
+    apart = len(masks) > 1 and here in masks[pid] & mine and len(masks[pid]) > 1
+    for task, mask in masks.items() if apart else ():
+        _move(task, {here} if task == pid else mask - {here} or mask)
+    if apart:
+        _move(0, {here})
+
+    def release() -> None:
+        for task, mask in masks.items() if apart else ():
+            _move(task, mask)
+
     try:
-        allowed, mine = os.sched_getaffinity(pid), os.sched_getaffinity(0)
-        here = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[36])
-        threads = [int(task.name) for task in Path(f"/proc/{pid}/task").iterdir()]
-    except OSError:  # it has ended, or its first thread has
-        allowed, mine, here, threads = set(), set(), 0, []
-    if not (here in allowed & mine and len(allowed) > 1 and len(threads) > 1):
-        yield
-        return
-    for thread in threads:
-        _move(thread, {here} if thread == pid else allowed - {here})
-    _move(0, {here})
-    try:
-        yield
+        yield release
     finally:
-        _move(0, mine)
-        _move(pid, allowed)
+        if apart:
+            _move(0, mine)
 
 
 def _move(thread: int, cpus: set[int]) -> None:

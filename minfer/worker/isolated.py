@@ -18,8 +18,8 @@ from minfer.bench.verify import synchronize
 from minfer.ops import Case, Returning
 from minfer.process.remote import serve
 
-# Calls in one CUDA graph. If a kernel works on a stream of its own, each call in a graph depends on all calls before it.
-# Capturing 4096 such calls in one graph took more than a minute.
+# Calls in one CUDA graph. If a kernel works on a stream of its own, and the caller's stream waits for it, a graph takes long to
+# instantiate: on an H100 0.13 s for 256 calls, 8.9 s for 1024.
 GRAPH_CALLS = 256
 
 
@@ -96,7 +96,7 @@ class Runner:
 
 
 def main() -> None:
-    gc.freeze()  # torch.cuda.graph collects garbage, which need not go through PyTorch's modules
+    gc.freeze()  # torch.cuda.graph runs the garbage collector each time, which need not look at the modules loaded by now
     runner: Runner | None = None
 
     def answer(request: dict[str, Any], _: object) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from minfer.bench.timed_results import SLACK, over_bound
 from minfer.bench.timing import Timing
 from minfer.bench.verify import Errors, WrongResult, same_bits, synchronize, verify
 from minfer.ops import Case, Op, Tensors
-from minfer.process.remote import Died, adopt_orphans, delay_s, orphans, run_delays, serve
+from minfer.process.remote import Died, adopt_orphans, orphans, run_delays, serve
 from minfer.sandbox import keep_to_itself
 from minfer.worker.remote_kernel import Remote, RunnerFailed, Spent, Step
 
@@ -157,9 +157,9 @@ class Trial:
         """The samples of so many rounds of blocks: of the `kernel`, the `baseline` and its `duplicate`, in shuffled order.
         Raises Dishonest unless the kernel's results are right.
 
-        On a GPU a short block is not believed, because of the noise of what the judge subtracts. A kernel could hide its time
-        in that, if it is slow only while its calls are counted; and a baseline whose count was disturbed would look slow. So
-        the judge repeats such rounds, with a call on every set."""
+        On a GPU a short block is not believed, because of the noise of what the judge subtracts. A kernel that is slow only
+        while its calls are counted gets a short block, and the noise could hide its time. If the count of the baseline's calls
+        is disturbed, its block is short, and it looks slow. So the judge repeats such rounds, with a call on every set."""
         samples = self._rounds(*names, count=count)
         if self.device.type == "cuda":
             short = {self._remote(name) for name in names if self._is_short(self._remote(name), min(samples[name]))}
@@ -282,7 +282,8 @@ class Trial:
 def baseline_alone(case: Case, device: torch.device) -> dict[str, list[float]]:
     """Cold and steady times of the baseline in this process, taken as the kernel's process takes them, before there is one. A
     cold round calls the baseline three times, because a flush evicts code as well as data, and a baseline of many small
-    operations runs much code. `waited`: for how much of that time threads of this process waited for a CPU."""
+    operations runs much code. `waited`: for which share of the time one thread waited for a CPU; infinite where the system does
+    not say, because the machine may be busy then."""
     op = ops.get(case.op)
     function = build.function(op.kernels[case.kernel], devices.arch(device))
     torch.set_num_threads(THREADS)
@@ -293,7 +294,8 @@ def baseline_alone(case: Case, device: torch.device) -> dict[str, list[float]]:
         times = {"cold_baseline": cold.cold(COLD).flatten()}
         steady = Bench(op, case, function, function, device, secrets.randbits(31))
         times["steady_baseline"] = steady.block(1, STEADY_S)
-        waited = delay_s(delays, run_delays(os.getpid())) / (time.perf_counter() - begin)
+        after, took = run_delays(os.getpid()), time.perf_counter() - begin
+        waited = max((after[thread] - delays.get(thread, 0) for thread in after), default=math.inf) * 1e-9 / took
         return {name: [float(seconds) for seconds in found] for name, found in times.items()} | {"waited": [waited]}
     finally:
         torch.set_num_threads(1)
@@ -346,6 +348,7 @@ def judge(request: dict[str, Any], log: Path) -> dict[str, Any]:
                 trial = Trial(case, sets, baseline, arena, device)
                 # Stopping a process does not stop its work on a GPU, so there the baseline is timed while there is no kernel.
                 before = trial.rounds("baseline", "duplicate", count=ROUNDS // 2) if trial.goes_on else {}
+                calls = trial.calls[baseline]
                 trial.free()
             kernel = Remote(case, request, arena, log)
             ended.callback(kernel.process.kill)
@@ -360,8 +363,8 @@ def judge(request: dict[str, Any], log: Path) -> dict[str, Any]:
                 with of_baseline():
                     after = trial.rounds("baseline", "duplicate", count=ROUNDS - ROUNDS // 2)
                 samples |= {name: before[name] + after[name] for name in before}
-            calls = [float(trial.calls[remote]) for remote in (kernel, baseline)]
-            return {"samples": samples | alone | {"calls": calls}}
+            calls = min(calls, trial.calls[baseline])  # they may be more since the first rounds
+            return {"samples": samples | alone | {"calls": [float(trial.calls[kernel]), float(calls)]}}
         except WrongResult as error:
             return failed("wrong", f"seen from another process: {error}")
         except Dishonest as error:

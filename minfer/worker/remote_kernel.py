@@ -16,7 +16,7 @@ from minfer.bench.arena import Arena
 from minfer.bench.integrity import Dishonest
 from minfer.bench.verify import synchronize
 from minfer.ops import Case
-from minfer.process.remote import Process, cpu_s, delay_s, kept_apart, my_run_delay_s, run_delays
+from minfer.process.remote import Process, cpu_s, delay_s, my_run_delay_s, run_delays, waking_apart
 from minfer.sandbox import Sandbox
 
 START_S = 120.0
@@ -63,9 +63,12 @@ class Remote:
 
     def ask(self, what: str, answer: str, **about: Any) -> Any:
         """Send a request and receive the one value of its reply."""
+        self._send(what, **about)
+        return self._reply(self.seconds, answer)
+
+    def _send(self, what: str, **about: Any) -> None:
         self.process.phase = what
         self.process.send(what=what, **about)
-        return self._reply(self.seconds, answer)
 
     def _reply(self, seconds: float, answer: str) -> Any:
         reply = self.process.receive(seconds)
@@ -88,25 +91,30 @@ class Remote:
         it sends the request, `after` when the answer has come, and `then` before it stops the process. The time includes
         `before` and `after`, and not `then`."""
         pid = self.process.process.pid
-        used, waited, mine = cpu_s(pid), run_delays(pid), my_run_delay_s()
-        with kept_apart(pid) if self.on_cpu else contextlib.nullcontext():
-            begin = self.process.thaw()
+        used, waited = cpu_s(pid), run_delays(pid)
+        with waking_apart(pid) if self.on_cpu else contextlib.nullcontext(lambda: None) as release:
+            delayed, begin = my_run_delay_s(), self.process.thaw()
             if before:
-                begin = time.perf_counter()
+                delayed, begin = my_run_delay_s(), time.perf_counter()
                 before()
-            said = self.ask(what, "done", **about)
+            self._send(what, **about)
+            release()
+            said = self._reply(self.seconds, "done")
             if after:
                 after()
+            delay = my_run_delay_s() - delayed
             # The clock ends at the answer, not when all threads stand still: stopping can take longer than a block, and its
             # noise hid kernels that lie.
             wall = time.perf_counter() - begin
-            mine = my_run_delay_s() - mine
             if then:
+                delayed = my_run_delay_s()
                 then()
+                held_up = my_run_delay_s() - delayed  # while its results were copied, the kernel could go on
+                wall, delay = wall + held_up, delay + held_up
             self.process.freeze()
         # The delays of all threads together: with only the longest one, honest kernels of two threads were accused on a busy
         # machine.
-        delay = delay_s(waited, run_delays(pid)) + mine
+        delay += delay_s(waited, run_delays(pid))
         used = cpu_s(pid) - used
         own = float(said) if isinstance(said, float) and 0 <= said < math.inf else 0.0
         work = max(used, wall - delay) if waited else used or wall
@@ -124,7 +132,7 @@ class Spent:
 
     @property
     def lag(self) -> float:
-        """The judge's time, less what the process waited for a busy CPU, over the time by the clock in the process."""
+        """The judge's time, less what process and judge waited for a busy CPU, over the time by the clock in the process."""
         return self.work / max(self.own, 1e-9)
 
     def per_call(self, rest: Spent, calls: int) -> Spent:
