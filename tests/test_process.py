@@ -76,6 +76,19 @@ def answer(request, say):
 serve(answer)
 """
 
+# Reports progress for ever, under a name that is not UTF-8.
+FLOODS = """
+import ctypes
+from minfer.process.remote import serve
+
+def answer(request, say):
+    ctypes.CDLL(None).prctl(15, b"half of \\xc3", 0, 0, 0)  # PR_SET_NAME
+    while True:
+        say(phase="flooding")
+
+serve(answer)
+"""
+
 # Wakes itself by a timer when it is stopped, and computes.
 WAKES = """
 import ctypes, platform, signal, struct, time
@@ -106,6 +119,7 @@ def modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "leaves.py").write_text(LEAVES)
     (folder / "prints.py").write_text(PRINTS)
     (folder / "wakes.py").write_text(WAKES)
+    (folder / "floods.py").write_text(FLOODS)
     return folder
 
 
@@ -385,6 +399,25 @@ def test_a_log_can_neither_be_emptied_nor_filled_from_a_sandbox(echo: Path) -> N
         Process("prints", echo, sandbox=Sandbox("limits")).ask(60)
     assert echo.read_bytes().startswith(b"of others\n") and MOST_PRINTED < echo.stat().st_size < 1.1 * MOST_PRINTED
     assert descriptors() <= before + 2  # a fork server's, if it is the first
+
+
+def test_who_reports_progress_for_ever_reaches_its_timeout(echo: Path) -> None:
+    process = Process("floods", echo)
+    with pytest.raises(Died, match="killed after 2 s, in the phase 'flooding'"):
+        process.ask(2)
+
+
+def test_a_name_that_is_no_text_stops_nobody(echo: Path) -> None:
+    process = Process("floods", echo)
+    process.send()
+    deadline = time.monotonic() + 60
+    while b"half of" not in Path(f"/proc/{process.process.pid}/comm").read_bytes():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.freeze()
+    with waking_apart(process.process.pid):
+        process.thaw()
+    process.kill()
 
 
 @pytest.mark.parametrize(("after_ns", "moves"), [(500_000_000, True), (1 << 40, False)])

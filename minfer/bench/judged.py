@@ -37,8 +37,8 @@ from minfer.ops import Case
 # A block contains the wake-up of the process and first touches of fresh memory; a GPU runs a cold call at a higher clock.
 BELIEVED = {"cuda": 1.25, "cpu": 1.6}
 ATTEMPTS = 4  # times that both are measured before a kernel is accused
-# Share of the judge's time for which a thread waits for a CPU. On 2 idle processors it was at most 0.04, and at least 0.33 beside
-# two busy loops.
+# Share of the judge's time for which a thread waits for a CPU. On 2 idle processors it was at most 0.04, beside two busy loops
+# at least 0.33.
 BUSY_SHARE = 0.1
 BUSY = "could not be judged: {}, by no more than a busy machine may explain; run it again when the machine is less busy"
 TOO_SHORT = "the judged time of {:.4g} us is less than the {:.4g} us that the peaks allow"
