@@ -89,7 +89,7 @@ class Remote:
     ) -> Spent:
         """Wake the stopped process, send it a request, wait for its answer, and stop it again. The judge calls `before` before
         it sends the request, `after` when the answer has come, and `then` before it stops the process. The time includes
-        `before` and `after`, and not `then`."""
+        `before` and `after`. It includes `then` only while the judge waits for a CPU there."""
         pid = self.process.process.pid
         used, waited = cpu_s(pid), run_delays(pid)
         with waking_apart(pid) if self.on_cpu else contextlib.nullcontext(lambda: None) as release:
