@@ -102,14 +102,13 @@ class Remote:
             said = self._reply(self.seconds, "done")
             if after:
                 after()
-            delay = my_run_delay_s() - delayed
+            answered = my_run_delay_s()
             # The clock ends at the answer, not when all threads stand still: stopping can take longer than a block, and its
             # noise hid kernels that lie.
-            wall = time.perf_counter() - begin
+            wall, delay = time.perf_counter() - begin, answered - delayed
             if then:
-                delayed = my_run_delay_s()
                 then()
-                held_up = my_run_delay_s() - delayed  # while its results were copied, the kernel could go on
+                held_up = my_run_delay_s() - answered  # while its results were copied, the kernel could go on
                 wall, delay = wall + held_up, delay + held_up
             self.process.freeze()
         # The delays of all threads together: with only the longest one, honest kernels of two threads were accused on a busy
