@@ -95,6 +95,21 @@ def test_a_row_whose_judged_time_contains_waiting_is_not_ok() -> None:
     assert found["status"] == "unconverged" and "judged time of 170 us is longer" in found["message"]
 
 
+def test_on_a_gpu_a_block_may_be_longer_than_the_hints_by_as_much_as_the_baselines() -> None:
+    """Blocks of rmsnorm and softmax took 1.25 times what the hints said, for kernel and baseline alike, on an H100."""
+    claims = {"cold_us": 30.0, "cold_baseline_us": 30.0, "steady_us": 32.0, "steady_baseline_us": 31.0, "status": "ok"}
+    alike = {name: [40.0] * 4 for name in ("kernel", "work", "baseline", "duplicate")}
+    inside = {"cold_baseline": [30.0] * 30, "steady_baseline": [31.0] * 30}
+    assert "status" not in judged.columns(CASE, claims, samples(**alike, **inside), "cuda")
+    much = judged.columns(CASE, claims, samples(**alike | {"kernel": [48.0] * 4}, **inside), "cuda")
+    assert much["status"] == "unconverged" and "48 us is longer than the 30 us inside" in much["message"]
+    alone = alike | {"baseline": [31.0] * 4, "duplicate": [31.0] * 4}  # its baseline's blocks are as long as its hints
+    found = judged.columns(CASE, claims, samples(**alone, **inside), "cuda")
+    assert found["status"] == "unconverged" and "40 us is longer than the 30 us inside" in found["message"]
+    idle = judged.columns(CASE, claims, samples(**alike | {"kernel": [49.0] * 4}, **inside), "cpu")
+    assert idle["status"] == "unconverged"  # on a CPU the hints bear no such factor
+
+
 def test_a_row_whose_baseline_was_held_up_is_not_ok() -> None:
     """Of 146 honest rows on an H100, one that was `ok` had 1.9 times the speed-up of its steady times."""
     held_up = {"baseline": [60.0] * 4, "duplicate": [60.0] * 4}

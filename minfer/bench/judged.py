@@ -110,24 +110,30 @@ class Samples:
         calls, of_baseline = self.calls
         return max(steady_s * block / steady, steady_s + (block - steady) * float(of_baseline / calls))
 
-    def written(self, cold_s: float) -> float:
-        """How long a call may take in a block on a GPU if it takes `cold_s` cold, judging by the baseline."""
-        factor = self.baseline_block / float(np.median(self.cold_baseline))
-        return cold_s * min(max(factor, 1.0), BELIEVED["cuda"])
+    def longer(self, regime: str) -> float:
+        """The factor by which a call may take longer in a block on a GPU than in `regime` ("cold" or "steady"): by so much the
+        baseline's does, but no more than `BELIEVED`."""
+        own = self.cold_baseline if regime == "cold" else self.steady_baseline
+        return min(max(self.baseline_block / float(np.median(own)), 1.0), BELIEVED["cuda"])
 
 
 def columns(case: Case, row: Mapping[str, Any], samples: Samples, device: str) -> Columns:
     """The columns `judged_...` of a row: the median block and, paired by rounds, the ratio to the baseline. On a GPU half of
     the baseline's rounds come before all of the kernel's and half after them, so a drift widens the ratio's interval. A row
     that was `ok` becomes `unconverged` if the median block is longer than the hints, or the ratio higher than theirs, by more
-    than `BELIEVED`. Any row becomes `impossible` if the median block is shorter than a GPU's peaks allow."""
+    than `BELIEVED`; on a GPU the block may besides be longer by `Samples.longer`. Any row becomes `impossible` if the median
+    block is shorter than a GPU's peaks allow."""
     op = ops.get(case.op)
     work = Work(op.flops(case), op.bytes(case), op.metric.work(op, case))
     blocks = [samples.kernel, samples.baseline, samples.duplicate]
     medians = [float(np.median(block)) for block in blocks]
     found = regime("judged", blocks, compare(*blocks), work, *medians[:2])
-    inside = min(row[name] for name in ("cold_us", "steady_us") if row.get(name))
-    if found["judged_us"] > BELIEVED[device] * inside and row["status"] == "ok":
+    allowed, inside = min(
+        (us * BELIEVED[device] * (samples.longer(name) if device == "cuda" else 1.0), us)
+        for name in ("cold", "steady")
+        if (us := row.get(f"{name}_us"))
+    )
+    if found["judged_us"] > allowed and row["status"] == "ok":
         found |= {"status": "unconverged", "message": LONGER.format(found["judged_us"], inside)}
     hints = [(row.get(f"{name}_us"), row.get(f"{name}_baseline_us")) for name in ("cold", "steady")]
     usual = max(of_baseline / own if own and of_baseline else math.inf for own, of_baseline in hints)
@@ -174,7 +180,7 @@ def contradiction(row: Mapping[str, Any], samples: Samples, device: str) -> Cont
         if name == "steady":
             usual = samples.in_a_block(inside * 1e-6) * 1e6
         elif device == "cuda":
-            usual = samples.written(inside * 1e-6) * 1e6
+            usual = inside * samples.longer("cold")
         found.append(Contradiction(words, least / usual, believed * samples.spread))
         if baseline is not None:
             words = (
