@@ -207,3 +207,10 @@ def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Worksh
     yield made
     for name in made.kernels:
         del ops.get("hgemm").kernels[name]
+
+
+@pytest.fixture
+def echo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Lets a `Process` find the modules of tests/answering; returns a log for it."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "tests" / "answering"), str(ROOT)]))
+    return tmp_path / "log"

@@ -22,7 +22,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -32,6 +32,7 @@ from minfer.process import fork_server
 from minfer.process.cgroup import Cgroup
 from minfer.process.output import MOST_PRINTED, Output, tail_of
 from minfer.process.text import all_plain, plain
+from minfer.process.threads import all_children, children, cpu_at_rest, cpu_s, family, states
 from minfer.sandbox import Sandbox
 
 Message = dict[str, Any]
@@ -45,9 +46,6 @@ STOPPING_S = 10.0  # a thread that waits for a disk cannot be stopped before it 
 COULD_NOT_STOP = f"could not be stopped within {STOPPING_S:g} s"
 MOVED = "ran while it was stopped"
 MOST_MOVED_S = 2e-4  # CPU time
-# Linux says that a process has stopped just before its last thread leaves the CPU, and adds up what the thread has used, up to
-# a tick of the scheduler (4 ms), when it leaves. So the CPU time at rest is one that two looks agree on, this far apart.
-SETTLING_S, MOST_LOOKS = 5e-4, 20
 POLL_S = 2e-5  # between two looks; asleep, because a thread needs a CPU to stop, and one that yields keeps it for 3 ms
 LOOKS = 20  # at the table of processes: one look may miss a process that forks and ends
 
@@ -269,7 +267,7 @@ class Process:
         if self._stood is None:
             return
         ran = cpu_s(self.process.pid) - self._stood
-        if ran > MOST_MOVED_S or "R" in _states(self.process.pid):
+        if ran > MOST_MOVED_S or "R" in states(self.process.pid):
             raise Died("dishonest", MOVED)
 
     def strays(self) -> set[int]:
@@ -309,122 +307,7 @@ def adopt_orphans() -> None:
 def orphans() -> set[int]:
     """The processes that were left behind to this one, and that nobody has waited for. Those that have ended
     count too, because such a process may have started another one."""
-    return _children(os.getpid()) - _running - {fork_server.pid()} if _adopts else set()
-
-
-def children(pid: int) -> set[int]:
-    """The processes that a process started, or adopted, and that still run."""
-    return {child for child in _children(pid) if runs(child)}
-
-
-def _children(pid: int) -> set[int]:
-    found: set[int] = set()
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            found |= {int(child) for child in path.read_text().split()}
-    return found
-
-
-def runs(pid: int) -> bool:
-    """Whether a process has a thread, and not only its exit status. The first thread may have ended before others, and
-    then the process looks as if it had."""
-    return any(state not in "ZX" for state in _states(pid))
-
-
-def _states(pid: int) -> list[str]:
-    """Of each thread: running, stopped, ended."""
-    states = []
-    for path in Path(f"/proc/{pid}/task").glob("*/stat"):
-        with contextlib.suppress(OSError):
-            states.append(path.read_bytes().rpartition(b")")[2].split()[0].decode())
-    return states
-
-
-def family(roots: set[int]) -> set[int]:
-    """Processes, what they started, what that started, and so on."""
-    found: set[int] = set()
-    new = roots
-    while new:
-        found |= new
-        new = {child for pid in new for child in children(pid)} - found
-    return found
-
-
-def cpu_at_rest(pid: int) -> float:
-    """The CPU time that a process has used, which has just been stopped."""
-    used = cpu_s(pid)
-    for _ in range(MOST_LOOKS):
-        time.sleep(SETTLING_S)
-        before, used = used, cpu_s(pid)
-        if used == before:
-            break
-    return used
-
-
-def cpu_s(pid: int) -> float:
-    """Seconds of CPU time that all threads of a process have used; 0 where the system does not say."""
-    with contextlib.suppress(OSError):
-        return time.clock_gettime((~pid << 3) | 2)  # as clock_getcpuclockid makes it
-    return 0.0
-
-
-def run_delays(pid: int) -> dict[str, int]:
-    """How long each thread of a process was ready to run and had no CPU, so far, in nanoseconds; empty where the system does
-    not say. A thread that sleeps does not wait for a CPU."""
-    found = {}
-    for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
-        with contextlib.suppress(OSError, IndexError):
-            found[path.parent.name] = int(path.read_text().split()[1])
-    return found
-
-
-@contextlib.contextmanager
-def waking_apart(pid: int) -> Iterator[Callable[[], None]]:
-    """Have the threads of a stopped process wake apart: the first one on the CPU where it ran last, with this thread, and the
-    others on other CPUs. Yields a function that lets them run wherever they could before; call it when the first one has work.
-
-    All threads of a stopped process wake at once, and Linux may put two of them on one CPU. Then each barrier of OpenMP takes a
-    millisecond, because one thread spins there while the other one waits for the CPU: on two idle processors, a block of 0.7 ms
-    took 13 ms. OpenMP's threads spin for milliseconds after the answer, too. If this thread shared a CPU with one of them, it
-    would read the answer late."""
-    masks: dict[int, set[int]] = {}
-    here, mine = -1, os.sched_getaffinity(0)
-    with contextlib.suppress(OSError):  # it has ended, or its first thread has
-        here = int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[36])
-        tasks = [int(task.name) for task in Path(f"/proc/{pid}/task").iterdir()]
-        masks = {task: os.sched_getaffinity(task) for task in tasks}
-    apart = len(masks) > 1 and here in masks[pid] & mine and len(masks[pid]) > 1
-    for task, mask in masks.items() if apart else ():
-        _move(task, {here} if task == pid else mask - {here} or mask)
-    if apart:
-        _move(0, {here})
-
-    def release() -> None:
-        for task, mask in masks.items() if apart else ():
-            _move(task, mask)
-
-    try:
-        yield release
-    finally:
-        if apart:
-            _move(0, mine)
-
-
-def _move(thread: int, cpus: set[int]) -> None:
-    with contextlib.suppress(OSError):  # it has ended
-        os.sched_setaffinity(thread, cpus)
-
-
-def my_run_delay_s() -> float:
-    """Seconds for which this thread was ready to run and had no CPU, so far; 0 where the system does not say."""
-    with contextlib.suppress(OSError, IndexError):
-        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) * 1e-9
-    return 0.0
-
-
-def delay_s(before: Mapping[str, int], after: Mapping[str, int]) -> float:
-    """Seconds for which the threads that were there before have waited for a CPU between two `run_delays`, all together."""
-    return sum(max(0, ns - before.get(thread, ns)) for thread, ns in after.items()) * 1e-9
+    return all_children(os.getpid()) - _running - {fork_server.pid()} if _adopts else set()
 
 
 def halt(pid: int) -> None:
@@ -443,7 +326,7 @@ def stop(roots: Callable[[], set[int]]) -> None:
     """Stop processes and everything that they started. What is not stopped yet may start more, so it looks again. Raises
     Died."""
     deadline = time.monotonic() + STOPPING_S
-    while running := {pid for pid in family(roots()) if set(_states(pid)) - set("TtZX")}:
+    while running := {pid for pid in family(roots()) if set(states(pid)) - set("TtZX")}:
         if time.monotonic() > deadline:
             raise Died("timeout", COULD_NOT_STOP)
         for pid in running:

@@ -32,7 +32,8 @@ from minfer.bench.telemetry import Telemetry, watts
 from minfer.bench.timing import Timing
 from minfer.bench.verify import Function, Trial, WrongResult, verify
 from minfer.ops import Case, Kernel, Op
-from minfer.process.remote import delay_s, run_delays, serve
+from minfer.process.remote import serve
+from minfer.process.threads import delay_s, run_delays
 from minfer.rows.store import BUSY, HOST_BOUND, Row
 
 SUSPENDED = "stopped and continued while it was timed, twice: its times contain that"

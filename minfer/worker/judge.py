@@ -37,7 +37,8 @@ from minfer.bench.timed_results import SLACK, over_bound
 from minfer.bench.timing import Timing
 from minfer.bench.verify import Errors, WrongResult, same_bits, synchronize, verify
 from minfer.ops import Case, Op, Tensors
-from minfer.process.remote import Died, adopt_orphans, orphans, run_delays, serve
+from minfer.process.remote import Died, adopt_orphans, orphans, serve
+from minfer.process.threads import run_delays
 from minfer.sandbox import keep_to_itself
 from minfer.worker.remote_kernel import Remote, RunnerFailed, Spent, Step
 

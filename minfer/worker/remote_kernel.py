@@ -16,7 +16,8 @@ from minfer.bench.arena import Arena
 from minfer.bench.integrity import Dishonest
 from minfer.bench.verify import synchronize
 from minfer.ops import Case
-from minfer.process.remote import Process, cpu_s, delay_s, my_run_delay_s, run_delays, waking_apart
+from minfer.process.remote import Process
+from minfer.process.threads import cpu_s, delay_s, my_run_delay_s, run_delays, waking_apart
 from minfer.sandbox import Sandbox
 
 START_S = 120.0

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from minfer.process.remote import runs
+from minfer.process.threads import runs
 from minfer.specialise import Specialiser, exact, warm
 from tests.conftest import ROOT
 from tests.specialise import specialised
