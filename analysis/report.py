@@ -20,6 +20,7 @@ from analysis import sources
 from analysis.rows import usable
 from analysis.web import columns, figures, kernels
 from minfer.rows import store
+from minfer.rows.select import read_shown
 
 PAGE = Path(__file__).parent / "web"
 SCRIPTS = ("data.js", "table.js", "views.js", "plots.js", "overview.js", "kernel.js", "main.js")
@@ -53,7 +54,7 @@ def write(words: Iterable[str], folder: Path, output: Path) -> int:
     """Write the report of what the words name. Raises Mistake and Unknown."""
     script = plotly()
     paths = sorted({path for word in words for path in sources.files(word, folder)})
-    table, bad = store.read(paths, [*figures.COLUMNS, *NESTED])
+    table, bad = read_shown(paths, [*figures.COLUMNS, *NESTED])
     table = usable(table)
     if not len(table):
         raise Mistake("there are no rows to show; run `minfer +sweep=hgemm` first, or name another folder")

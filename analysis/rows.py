@@ -18,7 +18,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from minfer.rows import store
-from minfer.rows.select import MOST_DRIFT, SPEEDUPS, codes, newest_in_any_regime, newest_of_each_regime, with_rates
+from minfer.rows.select import (
+    MOST_DRIFT,
+    SPEEDUPS,
+    codes,
+    newest_in_any_regime,
+    newest_of_each_regime,
+    read_shown,
+    with_rates,
+)
 
 IDENTITY = ("case", "op", "kernel", "status")  # what a row must say to be shown
 # Columns that say which row it is, and by which rows are chosen.
@@ -45,7 +53,7 @@ def load(files: Iterable[Path], results: Path, columns: Iterable[str]) -> tuple[
     bad: dict[Path, str] = {}
     tables, held, most, unusable = [usable(store.SCHEMA.empty_table().select(columns))], 0, MANY_ROWS, 0
     for file in sorted(set(files)) or store.files(results):
-        table, why = store.read([file], columns)
+        table, why = read_shown([file], columns)
         bad |= why
         tables.append(usable(table))
         held += len(tables[-1])

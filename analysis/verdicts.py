@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from minfer.rows import store
-from minfer.rows.select import codes, newest
+from minfer.rows.select import codes, newest, read_shown
 
 LEAST_GAIN = 0.01  # a smaller difference is a tie, as in minfer.bench.stats
 WORSE, BETTER = ("broken", "slower"), ("faster", "fixed")
@@ -116,7 +116,7 @@ def _newest(files: list[Path], columns: list[str], wanted: pa.ChunkedArray | Non
     kept, others = [], 0
     keys = wanted.combine_chunks() if wanted is not None else None
     for file in files:
-        table, _ = store.read([file], columns)
+        table, _ = read_shown([file], columns)
         table = table.filter(pc.and_(pc.is_valid(table["case"]), pc.is_valid(table["status"])))
         device = pc.fill_null(table["device"], "unknown device")
         table = table.set_column(table.column_names.index("device"), "device", device)
@@ -140,7 +140,7 @@ def _intervals(files: Iterable[Path], side: pa.Table, regime: str) -> dict[str, 
     newest_runs = dict(zip(wanted["key"].to_pylist(), wanted["run"].to_pylist(), strict=True))
     found = {}
     for file in files:  # one at a time: samples are large
-        table, _ = store.read([file], ["case", "device", "run", "cold_samples_us"])
+        table, _ = read_shown([file], ["case", "device", "run", "cold_samples_us"])
         if not runs.intersection(pc.unique(table["run"]).to_pylist()):
             continue
         for row in table.filter(pc.is_in(table["case"], cases)).to_pylist():

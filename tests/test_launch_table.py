@@ -73,6 +73,31 @@ def test_of_an_interval_that_says_nothing_only_the_verdict_is_shown(tmp_path: Pa
     assert "1 of the percentages is not shown: the interval's upper end is more than 3 times its lower end" in text
 
 
+def judged(name: str, us: float, **values: Any) -> store.Row:
+    """A row whose hints say 50 µs, twice as fast as the baseline."""
+    ends = {"judged_speedup": 100 / us, "judged_speedup_low": 99 / us, "judged_speedup_high": 101 / us}
+    outside = {"judged_us": us, "judged_rate": 1e3 / us, "judged_baseline_us": 100.0, "judged_verdict": "slower"} | ends
+    return row(name, 50, **VALUES | outside | {"guarantee": "judged, landlock"} | values)
+
+
+def test_of_a_judged_row_the_judges_figures_are_shown(tmp_path: Path):
+    text = summary(tmp_path, [row("torch", 70, **VALUES, guarantee="in-process"), judged("theirs", 80, status="ok")])
+    (line,) = [line for line in text.splitlines() if "theirs" in line]
+    assert "80.0" in line and "125.0 ± 1.2" in line and "50.0" not in line and "200" not in line
+    assert "judged" in text and "70.0" in text
+    assert "its percentage compares with" not in text  # the judge's baseline, and one in the process of the kernel
+
+
+def test_why_a_judge_did_not_accept_a_time_is_said(tmp_path: Path):
+    why = "its judged time of 80 us is longer than its times inside of its process allow (62.5 us)"
+    text = summary(tmp_path, [judged("theirs", 80, status="unconverged", message=why)])
+    assert why in text and "cold_cap_s" not in text
+    noisy = "after 30 rounds the ratio is known to ±9.00%, asked for ±5.00%"
+    (folder := tmp_path / "other").mkdir()
+    text = summary(folder, [judged("theirs", 80, status="unconverged", message=noisy)])
+    assert noisy not in text and "cold_cap_s" in text
+
+
 @pytest.mark.parametrize(
     ("values", "why"),
     [

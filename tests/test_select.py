@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from analysis import rows
 from minfer.rows import store
-from minfer.rows.select import newest_in_any_regime, newest_of_each_regime
+from minfer.rows.select import newest_in_any_regime, newest_of_each_regime, read_shown
 from tests.tables import NOON, row
 
 TIME = st.none() | st.integers(1, 9).map(float)
@@ -85,3 +85,23 @@ def test_a_case_that_was_run_often_counts_once() -> None:
     table = rows.usable(store.to_table([*often, row("v01"), row("v02")]))
     assert rows.primary(table) == ["NVIDIA H200", "H100"]
     assert rows.lead(table) == ("hgemm", "NVIDIA H200")
+
+
+def test_of_a_judged_row_the_judges_figures_are_shown(tmp_path: Path) -> None:
+    """What the kernel's own process measured is a hint, and nothing that is shown may be one."""
+    outside = {"judged_us": 80.0, "judged_speedup": 1.25, "judged_samples_us": [79.0, 81.0], "judged_verdict": "faster"}
+    judged = row("theirs", 50.0, cold_rounds=30, steady_joules=1.0, guarantee="judged, landlock", **outside)
+    failed = row("liar", 50.0, status="dishonest", guarantee="judged, landlock")
+    ours = row("ours", 60.0, guarantee="in-process", cold_samples_us=[60.0], judged_us=1.0)
+    store.write(store.to_table([judged, failed, ours, row("old", 70.0)]), tmp_path / "a.parquet")
+    timed = [f"{regime}_{name}" for regime in ("cold", "steady") for name in ("us", "speedup", "verdict", "samples_us")]
+    columns = ["kernel", "status", *timed, "cold_rounds", "steady_joules"]
+    table, bad = read_shown([tmp_path / "a.parquet"], columns)
+    assert not bad and table.column_names == columns
+    found = {each.pop("kernel"): each for each in table.to_pylist()}
+    assert found["theirs"] == dict.fromkeys(columns[1:]) | {
+        "status": "ok", "cold_us": 80.0, "cold_speedup": 1.25, "cold_samples_us": [79.0, 81.0], "cold_verdict": "faster"
+    }  # fmt: skip
+    assert found["liar"] == dict.fromkeys(columns[1:]) | {"status": "dishonest"}
+    assert found["ours"]["cold_us"] == found["ours"]["steady_us"] == 60.0 and found["ours"]["cold_samples_us"] == [60.0]
+    assert found["old"]["cold_us"] == 70.0

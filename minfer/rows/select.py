@@ -3,12 +3,15 @@ rows must not take more than seconds."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from minfer.rows import store
 from minfer.rows.store import MEASURED
 
 TFLOPS = "TFLOP/s"  # the metric of rows that are older than the column
@@ -18,6 +21,26 @@ WIDE = 0.25  # an interval of a speed-up, over the speed-up: such a row must not
 MOST_DRIFT = 1.25  # largest ratio of a baseline's times that the card's clock may explain (we saw 1.1)
 SPEEDUPS = tuple(f"{regime}_speedup{end}" for regime in ("cold", "steady") for end in ("", "_low", "_high"))
 ORIGIN = ("run", "finished", "commit", "torch", "driver")  # what says where a figure comes from
+
+
+def read_shown(paths: Iterable[Path], columns: Iterable[str]) -> tuple[pa.Table, dict[Path, str]]:
+    """What tables, plots, reports and comparisons show of parquet files, and what is wrong with each file that could not be
+    read.
+
+    If a kernel was judged (`untrusted=true`), what its own process measured is a hint only. So the judge's figures take the
+    place of the cold ones, because its blocks begin with flushed caches and new inputs, and the steady ones are null."""
+    columns = list(columns)
+    judges = {name: f"judged_{name.removeprefix('cold_')}" for name in columns if name.startswith("cold_")}
+    judges = {name: of_judge for name, of_judge in judges.items() if of_judge in store.SCHEMA.names}
+    table, bad = store.read(paths, dict.fromkeys([*columns, "guarantee", *judges.values()]))
+    judged = pc.fill_null(pc.starts_with(table["guarantee"], "judged"), False)
+    if pc.any(judged).as_py():
+        for name in columns:
+            if name.startswith(("cold_", *STEADY)):
+                nulls = pa.nulls(len(table), table[name].type)
+                values = table[judges[name]] if name in judges else nulls
+                table = _replaced(table, name, pc.if_else(judged, values, table[name]))
+    return table.select(columns), bad
 
 
 def newest(table: pa.Table, regime: str | None = None) -> pa.Table:

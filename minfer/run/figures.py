@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rich import box
 from rich.table import Table
 
@@ -13,12 +15,14 @@ WIDEST = 3  # upper over lower end of an interval; a wider one says nothing of t
 
 
 def table(title: str, rows: list[store.Row]) -> Table:
-    """A line for each row. What all rows have in common of dtype and parameters is in the title, columns of numbers that no row
-    has are left out, and labels are wrapped where the terminal is narrow; a number is not cut at 100 columns."""
+    """A line for each row; of one that was judged, the judge's figures only. What all rows have in common of dtype and
+    parameters is in the title, columns of numbers that no row has are left out, and labels are wrapped where the terminal is
+    narrow; a number is not cut at 100 columns."""
     metric = next((row["metric"] for row in rows if row["metric"]), "throughput")
     baselines = {row["baseline"] for row in rows if row["baseline"]}
     other = "PyTorch" if baselines <= {"torch"} else baselines.pop() if len(baselines) == 1 else "baseline"
-    numbers = ("cold µs", metric, f"% of {other}", "% of\npeak", "steady\nµs", metric)
+    share, peak = f"% of {other}", "% of\npeak"
+    numbers = ("cold µs", metric, share, peak, "steady\nµs", metric, "judged\nµs", metric, share, peak)
     columns = list(zip((*LABELS, *numbers, "status"), zip(*map(_cells, rows), strict=True), strict=True))
     common = [i for i in (1, 2) if len({*columns[i][1]}) == 1]
     left_out = [*common, *(i for i in range(len(LABELS), len(columns) - 1) if not any(columns[i][1]))]
@@ -45,33 +49,44 @@ def _cells(row: store.Row) -> list[str]:
     def number(name: str, form: str) -> str:
         return "" if row[name] is None else format(row[name], form)
 
-    return [
-        *labels(row),
-        number("cold_us", ",.1f"), number("cold_rate", ".3g"), _share(row), number("cold_percent_of_peak", ".1f"),
-        number("steady_us", ",.1f"), number("steady_rate", ".3g"), row["status"],
-    ]  # fmt: skip
+    def figures(regime: str) -> list[str]:
+        time, rate = number(f"{regime}_us", ",.1f"), number(f"{regime}_rate", ".3g")
+        return [time, rate, _share(row), number(f"{regime}_percent_of_peak", ".1f")]
+
+    steady = [number("steady_us", ",.1f"), number("steady_rate", ".3g")]
+    timed = [*[""] * 6, *figures("judged")] if is_judged(row) else [*figures("cold"), *steady, *[""] * 4]
+    return [*labels(row), *timed, row["status"]]
+
+
+def is_judged(row: store.Row) -> bool:
+    """Whether the judge's figures are the result, and those of the kernel's own process are hints (`untrusted=true`)."""
+    return str(row.get("guarantee") or "").startswith("judged")
+
+
+def _figure(row: store.Row, name: str) -> Any:
+    return row[f"{'judged' if is_judged(row) else 'cold'}_{name}"]
 
 
 def _share(row: store.Row) -> str:
     """The throughput as a share of the baseline's, in percent, with its 95 % interval: `104.8 ± 0.3`, or `104.8 (104.1–104.9)`
     where it is not symmetric in these digits. Only the verdict where the interval is too wide (`WIDEST`)."""
-    if row["cold_speedup"] is None:
+    if _figure(row, "speedup") is None:
         return ""
     if row["kernel"] == row["baseline"]:
         return "100"
     if _too_wide(row):
-        return str(row["cold_verdict"] or "unknown")
-    share, low, high = (row[f"cold_speedup{end}"] for end in ("", "_low", "_high"))
+        return str(_figure(row, "verdict") or "unknown")
+    share, low, high = (_figure(row, f"speedup{end}") for end in ("", "_low", "_high"))
     percent = lambda part: format(100 * part, ".1f" if share < 10 else ".0f")
     interval = ""
     if low is not None and high is not None:
         below, above = percent(share - low), percent(high - share)
         interval = f" ± {above}" if below == above else f" ({percent(low)}–{percent(high)})"
-    return f"{percent(share)}{interval}{' tie' if row['cold_verdict'] == 'tie' else ''}"
+    return f"{percent(share)}{interval}{' tie' if _figure(row, 'verdict') == 'tie' else ''}"
 
 
 def _too_wide(row: store.Row) -> bool:
-    low, high = row["cold_speedup_low"], row["cold_speedup_high"]
+    low, high = _figure(row, "speedup_low"), _figure(row, "speedup_high")
     return row["kernel"] != row["baseline"] and low is not None and high is not None and high > WIDEST * low
 
 
@@ -84,20 +99,23 @@ def notes(rows: list[store.Row]) -> list[str]:
             f"{wide} of the percentages {'is' if wide == 1 else 'are'} not shown: the interval's upper end is more than "
             f"{WIDEST} times its lower end, and only the verdict is left."
         )
-    own = {tuple(labels(row)): row for row in rows if row["cold_us"]}
+    own = {tuple(labels(row)): row for row in rows if _figure(row, "us")}
     drifts = []
     for row in rows:
-        baseline, beside = own.get((row["baseline"], *labels(row)[1:])), row["cold_baseline_us"]
-        if baseline and baseline is not row and beside and row["cold_speedup"] is not None:
-            drift = max(beside / baseline["cold_us"], baseline["cold_us"] / beside)
+        baseline, beside = own.get((row["baseline"], *labels(row)[1:])), _figure(row, "baseline_us")
+        if not baseline or is_judged(baseline) != is_judged(row):
+            continue
+        if baseline is not row and beside and _figure(row, "speedup") is not None:
+            alone = _figure(baseline, "us")
+            drift = max(beside / alone, alone / beside)
             if drift > MOST_DRIFT:
                 drifts.append((drift, row, baseline))
     if drifts:
         _, row, baseline = max(drifts, key=lambda each: each[0])
         rest = f" The same holds for {len(drifts) - 1} more of these rows." if len(drifts) > 1 else ""
         found.append(
-            f"{' '.join(labels(row))}: its percentage compares with {row['cold_baseline_us']:,.1f} µs, {row['baseline']}'s "
-            f"time in the same rounds, not with the {baseline['cold_us']:,.1f} µs of {row['baseline']}'s own row; "
+            f"{' '.join(labels(row))}: its percentage compares with {_figure(row, 'baseline_us'):,.1f} µs, {row['baseline']}'s "
+            f"time in the same rounds, not with the {_figure(baseline, 'us'):,.1f} µs of {row['baseline']}'s own row; "
             f"{_cause(row, baseline)}.{rest}"
         )
     return found

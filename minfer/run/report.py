@@ -110,13 +110,20 @@ def without_value(message: str) -> str:
     return re.sub(r"^(supports [^;]+), not \S+$", r"\1", message)
 
 
+def too_few_rounds(row: store.Row) -> bool:
+    """Whether a row is unconverged because its interval is wider than was asked for; a judge has other reasons, too."""
+    return row["status"] == "unconverged" and str(row["message"] or "after").startswith("after")
+
+
 def print_summary(console: Console, results: Path, run: str, plan: Plan, progress: RunProgress) -> bool:
     """The table of a run and what to do next; returns whether every case has a row."""
     columns = ["run", "case", "op", "kernel", "dtype", "params", "shape", "status", "message", "device", "finished", "cold_us",
                "metric", "cold_rate", "cold_speedup", "cold_speedup_low", "cold_speedup_high", "cold_verdict", "baseline",
                "cold_baseline_us", "flags",
                "cold_percent_of_peak", "node", "steady_us", "steady_rate",
-               "bytes", "metrics", "functions", "profilers"]  # fmt: skip
+               "bytes", "metrics", "functions", "profilers", "guarantee",
+               "judged_us", "judged_rate", "judged_speedup", "judged_speedup_low", "judged_speedup_high", "judged_verdict",
+               "judged_baseline_us", "judged_percent_of_peak"]  # fmt: skip
     wanted = {case.key: index for index, case in enumerate(plan.cases)}
     rows = latest.rows(results, run, columns)
     nodes = [shard.pinned for shard in progress.shards.values() if shard.pinned]
@@ -141,7 +148,7 @@ def print_summary(console: Console, results: Path, run: str, plan: Plan, progres
     ).items():
         console.print(f"{kernel}: {n} unsupported: {message}")
     for row in rows.values():
-        if row["status"] not in (*store.MEASURED, "unsupported"):
+        if row["status"] not in ("ok", "unsupported") and not too_few_rounds(row):
             where = f"{row['node']}: " if nodes else ""
             console.print(f"{where}{row['case']}: {row['status']}: {row['message'] or ''}")
     for line in _unprofiled(list(rows.values())):
@@ -152,7 +159,7 @@ def print_summary(console: Console, results: Path, run: str, plan: Plan, progres
             f"{len(rows)} of {max(len(wanted), len(progress.cases))} cases: "
             + ", ".join(f"{n} {status}" for status, n in sorted(counts.items()))
         )
-    if counts["unconverged"]:
+    if any(too_few_rounds(row) for row in rows.values()):
         console.print(
             "unconverged: its interval is wider than was asked for; timing.cold_cap_s=10 gives each case more time."
         )
