@@ -130,8 +130,12 @@ def test_who_runs_while_it_is_stopped_is_found(
 
 
 def test_what_is_frozen_uses_no_more_of_a_cpu(echo: Path) -> None:
-    process = Process("echo", echo)
-    process.ask(60)
+    process = Process("spins", echo)
+    process.send()
+    begin, deadline = cpu_s(process.process.pid), time.monotonic() + 60
+    while cpu_s(process.process.pid) < begin + 100 * MOST_MOVED_S:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
     process.freeze()
     used = cpu_s(process.process.pid)
     time.sleep(0.05)

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from minfer import build, ops
-from minfer.process import remote
+from minfer.process.threads import states
 from minfer.sandbox import LEVELS, Sandbox, available, strongest
 from minfer.worker.sandboxed import keep, kept
 from tests.conftest import ROOT
@@ -162,7 +162,7 @@ def place(request: pytest.FixtureRequest) -> Iterator[Place]:
     process.stdout.readline()
     yield Place(level, user, folder, process.pid)
     assert process.poll() is None, "the bystander was killed"
-    assert remote._states(process.pid)[0] == "S", "the bystander was stopped"
+    assert states(process.pid)[0] == "S", "the bystander was stopped"
     assert len(os.sched_getaffinity(process.pid)) == len(os.sched_getaffinity(0)), "the bystander was moved"
     assert os.getpriority(os.PRIO_PROCESS, process.pid) == os.getpriority(os.PRIO_PROCESS, 0)
     process.kill()

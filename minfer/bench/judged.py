@@ -9,7 +9,7 @@ which tell cold from steady. Each hint is compared with a time that was taken in
   a process without a kernel: the kernel's block may lose as much time as the baseline's block does, or the same factor;
 - the kernel's cold time with its blocks. A cold call takes no less than a call in a block, except on a GPU: there a cold call
   may leave its output in the cache, and a block writes it to memory. So there the block may take longer by the factor by
-  which the baseline's block is longer than its cold time, but by no more than `BELIEVED`;
+  which the baseline's block is longer than its cold time (`Samples.longer`);
 - the time of each block by the clock in the kernel's process with its time outside, less what the process and the judge
   waited for a busy CPU, and the difference with that of the baseline's blocks;
 - the baseline's steady time with its blocks, and with its steady times in a process without a kernel, whichever are longer;
@@ -42,7 +42,7 @@ ATTEMPTS = 4  # times that both are measured before a kernel is accused
 BUSY_SHARE = 0.1
 BUSY = "could not be judged: {}, by no more than a busy machine may explain; run it again when the machine is less busy"
 TOO_SHORT = "the judged time of {:.4g} us is less than the {:.4g} us that the peaks allow"
-LONGER = "its judged time of {:.4g} us is longer than the {:.4g} us inside of its process, as a busy CPU or cold caches make it"
+LONGER = "its judged time of {:.4g} us is longer than the {:.4g} us that its times inside of its process allow"
 FASTER = "its judged speed-up of {:.3g} is higher than the {:.3g} inside of its process; perhaps something slowed its baseline"
 
 
@@ -110,11 +110,11 @@ class Samples:
         calls, of_baseline = self.calls
         return max(steady_s * block / steady, steady_s + (block - steady) * float(of_baseline / calls))
 
-    def longer(self, regime: str) -> float:
-        """The factor by which a call may take longer in a block on a GPU than in `regime` ("cold" or "steady"): by so much the
-        baseline's does, but no more than `BELIEVED`."""
-        own = self.cold_baseline if regime == "cold" else self.steady_baseline
-        return min(max(self.baseline_block / float(np.median(own)), 1.0), BELIEVED["cuda"])
+    def longer(self, hint: str, block_s: float) -> float:
+        """The factor by which a call on a GPU may take longer in a block than a hint says, `cold` or `steady`: at least 1, at
+        most `BELIEVED`, and else by how much longer a block of the baseline, of `block_s` a call, is than its own such time."""
+        own = self.cold_baseline if hint == "cold" else self.steady_baseline
+        return min(max(block_s / float(np.median(own)), 1.0), BELIEVED["cuda"])
 
 
 def columns(case: Case, row: Mapping[str, Any], samples: Samples, device: str) -> Columns:
@@ -128,17 +128,19 @@ def columns(case: Case, row: Mapping[str, Any], samples: Samples, device: str) -
     blocks = [samples.kernel, samples.baseline, samples.duplicate]
     medians = [float(np.median(block)) for block in blocks]
     found = regime("judged", blocks, compare(*blocks), work, *medians[:2])
-    allowed, inside = min(
-        (us * BELIEVED[device] * (samples.longer(name) if device == "cuda" else 1.0), us)
-        for name in ("cold", "steady")
-        if (us := row.get(f"{name}_us"))
-    )
-    if found["judged_us"] > allowed and row["status"] == "ok":
-        found |= {"status": "unconverged", "message": LONGER.format(found["judged_us"], inside)}
-    hints = [(row.get(f"{name}_us"), row.get(f"{name}_baseline_us")) for name in ("cold", "steady")]
-    usual = max(of_baseline / own if own and of_baseline else math.inf for own, of_baseline in hints)
-    if found["judged_speedup"] > BELIEVED[device] * usual and row["status"] == "ok" and "status" not in found:
-        found |= {"status": "unconverged", "message": FASTER.format(found["judged_speedup"], usual)}
+    hints = {name: row[f"{name}_us"] for name in ("cold", "steady") if row.get(f"{name}_us")}
+    longer = {name: samples.longer(name, medians[1]) if device == "cuda" else 1.0 for name in hints}
+    allowed = BELIEVED[device] * min(hints[name] * longer[name] for name in hints)
+    ratios = [of_baseline / us for name, us in hints.items() if (of_baseline := row.get(f"{name}_baseline_us"))]
+    if (
+        device == "cpu" and "steady" not in hints
+    ):  # a baseline's cold call may take three times as long as one in a block
+        ratios = []
+    fastest = BELIEVED[device] * max(ratios, default=math.inf)
+    if row["status"] == "ok" and found["judged_us"] > allowed:
+        found |= {"status": "unconverged", "message": LONGER.format(found["judged_us"], allowed)}
+    elif row["status"] == "ok" and found["judged_speedup"] > fastest:
+        found |= {"status": "unconverged", "message": FASTER.format(found["judged_speedup"], max(ratios))}
     # A block begins after a flush and calls on each set of operands once, so it reads all inputs from memory.
     if found["judged_us"] < (floor_us := row.get("floor_us") or 0.0):
         found |= {"status": "impossible", "message": TOO_SHORT.format(found["judged_us"], floor_us)}
@@ -180,7 +182,7 @@ def contradiction(row: Mapping[str, Any], samples: Samples, device: str) -> Cont
         if name == "steady":
             usual = samples.in_a_block(inside * 1e-6) * 1e6
         elif device == "cuda":
-            usual = inside * samples.longer("cold")
+            usual = inside * samples.longer("cold", samples.baseline_block)
         found.append(Contradiction(words, least / usual, believed * samples.spread))
         if baseline is not None:
             words = (

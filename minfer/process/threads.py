@@ -1,4 +1,4 @@
-"""What Linux says of a process from outside: its children, its threads, their CPU time and their waits for a CPU."""
+"""The children and threads of a process, seen from outside: their CPU time, their waits for a CPU, and where they may run."""
 
 from __future__ import annotations
 
