@@ -110,3 +110,16 @@ def test_the_slow_node_is_the_first_and_nodes_with_other_devices_are_not_held_ag
     assert [(each["node"], each["case"]) for each in shown.values()] == [
         ("n1", "hgemm/torch/a"), ("n1", "hgemm/torch/b"), ("n4", "hgemm/torch/a"), ("n1", "hgemm/torch/c"),
     ]  # fmt: skip
+
+
+def test_nodes_are_compared_by_the_judges_times_of_judged_rows():
+    """The hints say that n1 is the slow one."""
+    rows = [
+        row("theirs", hint, case="hgemm/theirs/a", node=node, guarantee="judged, landlock", judged_us=us)
+        for node, hint, us in (("n1", 300.0, 90.0), ("n2", 100.0, 100.0), ("n3", 100.0, 130.0))
+    ]
+    found = by_node.compare(rows)
+    assert [(each.node, each.steady) for each in found] == [("n3", None), ("n2", None), ("n1", None)]
+    assert found[0].cold == pytest.approx(1.3)
+    (shown,) = by_node.median_rows({(str(index), each["case"]): each for index, each in enumerate(rows)}).values()
+    assert shown["node"] == "n2"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from rich.table import Table
 
 from minfer.rows import store
+from minfer.run.figures import is_judged
 
 REGIMES = ("cold", "steady")
 
@@ -34,8 +35,8 @@ def compare(rows: Iterable[store.Row], nodes: Collection[str] = ()) -> list[Node
     for row in rows:
         devices[row["node"]] = row["device"]
         for regime in REGIMES:
-            if row[f"{regime}_us"] is not None:
-                times.setdefault((regime, row["device"], row["case"]), {})[row["node"]] = row[f"{regime}_us"]
+            if (time := _time(row, regime)) is not None:
+                times.setdefault((regime, row["device"], row["case"]), {})[row["node"]] = time
     ratios: dict[str, dict[tuple[str, str], float]] = {}  # node -> regime, case -> ratio
     for (regime, _, case), of in times.items():
         if len(of) > 1:
@@ -49,6 +50,13 @@ def compare(rows: Iterable[store.Row], nodes: Collection[str] = ()) -> list[Node
         for node in dict.fromkeys([*devices, *nodes])
         if node not in ratios
     ]
+
+
+def _time(row: store.Row, regime: str) -> float | None:
+    """The time of a row in a regime; of one that was judged the judge's, as its cold time."""
+    if not is_judged(row):
+        return row[f"{regime}_us"]
+    return row["judged_us"] if regime == "cold" else None
 
 
 def _node(node: str, device: str, ratios: Mapping[tuple[str, str], float]) -> NodeTimes:
@@ -66,7 +74,8 @@ def median_rows(rows: Mapping[tuple[str, str], store.Row]) -> dict[tuple[str, st
         groups.setdefault((row["device"], row["case"]), []).append(key)
     chosen = {}
     for keys in groups.values():
-        timed = sorted((key for key in keys if rows[key]["cold_us"] is not None), key=lambda key: rows[key]["cold_us"])
+        times = {key: time for key in keys if (time := _time(rows[key], "cold")) is not None}
+        timed = sorted(times, key=times.__getitem__)
         key = timed[(len(timed) - 1) // 2] if timed else keys[0]
         chosen[key] = rows[key]
     return chosen
