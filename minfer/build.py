@@ -19,6 +19,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -152,6 +153,17 @@ def cache_folder() -> Path:
     return Path(root).expanduser().absolute() / "minfer"
 
 
+def make_folder(path: Path) -> None:
+    """Make a folder in the cache, and see that the folder above it takes new files. Raises BuildError."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        remedy = "set TORCH_EXTENSIONS_DIR to a folder that you can write to"
+        raise BuildError(f"cannot keep compiled kernels in {cache_folder()}: {error.strerror}; {remedy}") from error
+
+
 def versions_of(kernel: Kernel) -> list[str]:
     """Of what compiles a kernel."""
     if kernel.backend == "cuda":
@@ -202,7 +214,7 @@ def build(kernel: Kernel, arch: str = "") -> Built:
         raise BuildError(f"no C++ compiler {compiler()!r}: install one (apt install g++) or set CXX")
 
     folder = directory(kernel, arch)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     with _lock(folder.with_suffix(".lock")):
         if found := cached(kernel, arch):
             return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from minfer.bench.timing import Timing
 from minfer.build import BuildError, first_error
 from minfer.ops import Kernel
 from minfer.plan.shard import Shard
+from minfer.worker import sandboxed
 from minfer.worker.compiler import Compiler
 from tests import forked
 from tests.workshop import DEVICE, SOUND, Workshop, needs_nvcc
@@ -68,6 +70,22 @@ def test_too_much_shared_memory_is_told_by_ptxas(workshop: Workshop) -> None:
 def test_an_architecture_that_does_not_exist_is_told_by_nvcc(workshop: Workshop) -> None:
     message = failure(workshop.kernel("device.cu", DEVICE), "sm_11")
     assert "nvcc fatal" in message and "sm_11" in message.replace("compute_11", "sm_11")
+
+
+def test_a_cache_that_cannot_be_written(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container whose home folder does not exist. A sandbox's build is kept there, too."""
+    (workshop.folder / "a file").write_text("")
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(workshop.folder / "a file"))
+    kernel = workshop.kernel("sound.cpp", SOUND)
+    where = workshop.folder / "a file" / "minfer"
+    wanted = (
+        f"cannot keep compiled kernels in {where}: Not a directory; set TORCH_EXTENSIONS_DIR to a folder that you can"
+    )
+    with pytest.raises(BuildError, match=re.escape(wanted)):
+        build.build(kernel)
+    built = {"seconds": 1.0, "registers": None, "shared_bytes": None, "local_bytes": None}
+    with pytest.raises(BuildError, match=re.escape(wanted)):
+        sandboxed.keep(kernel, "", built, b"a library")
 
 
 def test_no_cpp_compiler(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:

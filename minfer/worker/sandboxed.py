@@ -23,7 +23,7 @@ def _about(kernel: Kernel, arch: str) -> Path:
 
 def keep(kernel: Kernel, arch: str, built: Mapping[str, Any], library: bytes) -> build.Built:
     """Store a library that a sandbox built, under the hash of its content, and what the sandbox says about it. Raises
-    build.BuildError if that is malformed."""
+    build.BuildError if that is malformed or cannot be stored."""
     try:
         whole = {name: built[name] for name in ("registers", "shared_bytes", "local_bytes")}
         numbers = {"seconds": built["seconds"], **whole}
@@ -34,7 +34,7 @@ def keep(kernel: Kernel, arch: str, built: Mapping[str, Any], library: bytes) ->
     except (KeyError, TypeError, ValueError) as error:
         raise build.BuildError(f"malformed reply from the compiler's process: {error!r}") from error
     about = _about(kernel, arch)
-    about.parent.mkdir(parents=True, exist_ok=True)
+    build.make_folder(about.parent)
     path = about.with_name(f"{hashlib.sha256(library).hexdigest()}.so")
     done = build.Built(str(path), **numbers)
     for target, content in ((path, library), (about, json.dumps(asdict(done)).encode())):
