@@ -1,4 +1,4 @@
-"""Which of a GPU's device files the sandbox of a shard opens."""
+"""What the sandbox of a shard shows: the cache of compiled kernels, and which of a GPU's device files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from minfer.plan.shard import Shard
+from minfer.plan.shard import Shard, Unfit
 from minfer.worker import confinement
 from tests.conftest import FAST
 
@@ -54,3 +54,14 @@ def test_the_driver_says_which_device_file_is_which_gpu(tmp_path: Path, monkeypa
         monkeypatch.setattr(confinement, "FIRST_GPU", unknown)
         own, every, _ = confinement.gpu_files(tmp_path, tmp_path / "driver")
         assert own == every and len(every) == len(names)
+
+
+def test_without_a_cache_of_compiled_kernels_there_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a file").write_text("")
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "a file"))
+    folders = str(tmp_path / "run"), str(tmp_path / "results")
+    shard = Shard("0000", "run", *folders, "cpu", [], FAST, 60.0, 60.0, untrusted=True)
+    with pytest.raises(Unfit, match="cannot keep compiled kernels in .*; set TORCH_EXTENSIONS_DIR to a folder that"):
+        confinement.sandbox(shard)

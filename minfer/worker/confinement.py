@@ -11,16 +11,20 @@ from pathlib import Path
 
 from minfer import build, ops
 from minfer.ops import Case
-from minfer.plan.shard import Shard
+from minfer.plan.shard import Shard, Unfit
 from minfer.sandbox import HIDDEN, LEVELS, Sandbox, available, strongest
 
 
 def sandbox(shard: Shard) -> Sandbox:
     """The sandbox for what this shard compiles, loads and runs, at the level that it asks for, else the strongest level. On a
-    host with several GPUs, CUDA_VISIBLE_DEVICES names the shard's GPU by its UUID from then on."""
+    host with several GPUs, CUDA_VISIBLE_DEVICES names the shard's GPU by its UUID from then on. Raises Unfit."""
     own = [Path(shard.results), Path(shard.folder)]
-    for folder in (*own, build.cache_folder()):  # the sandbox can only hide and show what exists already
+    for folder in own:  # the sandbox can only hide and show what exists already
         folder.mkdir(parents=True, exist_ok=True)
+    try:
+        build.make_folder(build.cache_folder() / "sandboxed")
+    except build.BuildError as error:
+        raise Unfit(str(error)) from error
     hidden = {os.path.realpath(folder) for folder in (*own, *map(Path, (tempfile.gettempdir(), *HIDDEN)))}
     needed = sorted(_needed(shard, hidden))
     if shard.device != "cuda":
