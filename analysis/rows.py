@@ -22,6 +22,7 @@ from minfer.rows.select import (
     MOST_DRIFT,
     SPEEDUPS,
     codes,
+    judged,
     newest_in_any_regime,
     newest_of_each_regime,
     read_shown,
@@ -49,7 +50,7 @@ def load(files: Iterable[Path], results: Path, columns: Iterable[str]) -> tuple[
     Raises FileNotFoundError where there is no such folder."""
     if not files and not results.is_dir():
         raise FileNotFoundError(f"{results} is not a folder: name the one with the results with --results")
-    columns = list(dict.fromkeys([*columns, *SPEEDUPS, *WAITED]))
+    columns = list(dict.fromkeys([*columns, *SPEEDUPS, *WAITED, "guarantee"]))
     bad: dict[Path, str] = {}
     tables, held, most, unusable = [usable(store.SCHEMA.empty_table().select(columns))], 0, MANY_ROWS, 0
     for file in sorted(set(files)) or store.files(results):
@@ -80,10 +81,11 @@ def usable(table: pa.Table) -> pa.Table:
 
 def host_bound(table: pa.Table) -> pa.ChunkedArray:
     """Of which rows the cold times of kernel or baseline contain the host's time, for which the GPU waited: by the shares of
-    their windows, and in rows that are older than these columns by `flags`."""
+    their windows, and in rows that are older than these columns by `flags`. A judge's block contains none."""
     late = pc.max_element_wise(table["cold_late"], table["cold_baseline_late"])
     flagged = pc.match_substring(pc.fill_null(table["flags"], ""), store.HOST_BOUND)
-    return pc.if_else(pc.is_valid(late), pc.fill_null(pc.greater(late, MOST_LATE), False), flagged)
+    waited = pc.if_else(pc.is_valid(late), pc.fill_null(pc.greater(late, MOST_LATE), False), flagged)
+    return pc.and_(waited, pc.invert(judged(table)))
 
 
 @functools.cache  # of 100,000 problems, few dtypes and parameters differ
@@ -193,7 +195,9 @@ def _on_one_clock(table: pa.Table, regime: str) -> pa.Table:
     known = np.isfinite(us) & np.isfinite(beside) & np.isfinite(speedup) & (us > 0) & (beside > 0) & (speedup > 0)
     if regime == "cold" and "host_bound" in table.column_names:
         known &= ~table["host_bound"].to_numpy()
-    groups = np.stack([codes(table[name]) for name in ("device", "op", "problem", "baseline")])
+    groups = np.stack(
+        [*(codes(table[name]) for name in ("device", "op", "problem", "baseline")), judged(table).to_numpy()]
+    )
     order = np.lexsort([beside, *groups])
     order = order[known[order]]
     begins = np.flatnonzero(np.any(np.diff(groups[:, order], axis=1, prepend=-2), axis=0))

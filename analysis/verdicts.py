@@ -26,6 +26,7 @@ from minfer.rows.select import codes, newest, read_shown
 LEAST_GAIN = 0.01  # a smaller difference is a tie, as in minfer.bench.stats
 WORSE, BETTER = ("broken", "slower"), ("faster", "fixed")
 FAILED = "failed in both"
+UNLIKE = "one was judged, the other not"
 PAIRED, UNPAIRED, OWN = "through {baseline}", "unpaired times", "the baseline itself: unpaired times"
 RATIO = ("speedup", "speedup_low", "speedup_high", "aa_spread")
 
@@ -75,7 +76,18 @@ class Found:
 
 def compare(a: list[Path], b: list[Path], regime: str) -> Found:
     """Compare the newest rows for a regime of each case and device of two sets of parquet files."""
-    columns = ["case", "device", "run", "finished", "kernel", "status", "message", "baseline", f"{regime}_us"]
+    columns = [
+        "case",
+        "device",
+        "run",
+        "finished",
+        "kernel",
+        "status",
+        "message",
+        "baseline",
+        "guarantee",
+        f"{regime}_us",
+    ]
     columns += [f"{regime}_{name}" for name in RATIO]
     small, large = sorted((a, b), key=lambda files: sum(file.stat().st_size for file in files))
     found = {}
@@ -175,6 +187,10 @@ def _compared(one: store.Row, other: store.Row, regime: str, *times: Interval | 
     if not all(worked):
         verdict = "broken" if worked[0] else "fixed" if worked[1] else FAILED
         return Compared(**case, ratio=None, low=None, high=None, verdict=verdict, how="status")
+    if (
+        len({str(row["guarantee"] or "").startswith("judged") for row in pair}) == 2
+    ):  # blocks of calls, and single cold calls
+        return Compared(**case, ratio=None, low=None, high=None, verdict="unknown", how=UNLIKE)
     paired = [_speedup(row, regime) for row in pair]
     same = one["baseline"] is not None and one["baseline"] == other["baseline"]
     own = same and one["kernel"] == one["baseline"]

@@ -64,6 +64,19 @@ def test_a_difference_below_what_the_control_shows_is_a_tie(tmp_path: Path):
     assert case.verdict == "tie"
 
 
+def test_a_judged_time_is_not_compared_with_one_from_inside(tmp_path: Path):
+    """Blocks of calls are no single cold calls. Of two judged rows the judge's figures are compared."""
+    hints = {"guarantee": "judged, landlock", "judged_us": 50.0, "judged_baseline_us": 100.0, "judged_aa_spread": 0.0}
+    ends = lambda speedup: {
+        f"judged_speedup{end}": speedup * part for end, part in (("", 1), ("_low", 0.99), ("_high", 1.01))
+    }
+    (unlike,) = found(tmp_path, [kernel(1.0)], [kernel(1.0, **hints, **ends(2.0))]).values()
+    assert (unlike.verdict, unlike.how) == ("unknown", verdicts.UNLIKE)
+    (folder := tmp_path / "both").mkdir()
+    (like,) = found(folder, [kernel(3.0, **hints, **ends(2.0))], [kernel(1.0, **hints, **ends(3.0))]).values()
+    assert like.verdict == "faster" and like.ratio == pytest.approx(1.5)
+
+
 def test_the_newest_row_of_a_case_counts(tmp_path: Path):
     old = kernel(2.0, run="r0", finished=NOON - dt.timedelta(days=1))
     assert found(tmp_path, [kernel(1.25), old], [kernel(1.25)])["v02_tiled"].verdict == "tie"

@@ -63,5 +63,5 @@ def test_without_a_cache_of_compiled_kernels_there_is_one_sentence(
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "a file"))
     folders = str(tmp_path / "run"), str(tmp_path / "results")
     shard = Shard("0000", "run", *folders, "cpu", [], FAST, 60.0, 60.0, untrusted=True)
-    with pytest.raises(Unfit, match="cannot keep compiled kernels in .*; set TORCH_EXTENSIONS_DIR to a folder that"):
+    with pytest.raises(Unfit, match=r"cannot keep compiled kernels in .*; set TORCH_EXTENSIONS_DIR to a folder that"):
         confinement.sandbox(shard)

@@ -12,7 +12,7 @@ import torch
 from minfer import ops
 from minfer.bench import judged
 from minfer.bench.arena import Arena, guarded_bytes
-from minfer.bench.judged import ATTEMPTS, BELIEVED, Contradiction, Samples
+from minfer.bench.judged import ATTEMPTS, BELIEVED, FASTER, LONGER, Contradiction, Samples
 from minfer.bench.operands import Operands
 from minfer.bench.verify import same_bits
 from minfer.process.remote import Died, Process
@@ -90,51 +90,53 @@ def test_waiting_for_a_cpu_accuses_nobody() -> None:
     assert judged.contradiction(HONEST, waited, "cuda") is not None  # a GPU's work is no CPU time
 
 
+def told(claims: dict[str, float], measured: Samples, device: str, **row: str) -> str | None:
+    """The message of a row with these hints, which is unconverged if it has one."""
+    found = judged.columns(CASE, claims | {"status": "ok"} | row, measured, device)
+    assert found.get("status") == ("unconverged" if "message" in found else None)
+    return found.get("message")
+
+
 def test_a_row_whose_judged_time_contains_waiting_is_not_ok() -> None:
-    found = judged.columns(CASE, HONEST | {"status": "ok"}, samples(kernel=[170.0] * 4), "cpu")
-    assert (
-        found["status"] == "unconverged" and "judged time of 170 us is longer than the 27.2 us that" in found["message"]
-    )
+    waited = samples(kernel=[170.0] * 4)
+    assert told(HONEST, waited, "cpu") == LONGER.format(170.0, 27.2)
+    noisy = told(HONEST, waited, "cpu", status="unconverged", message="after 30 rounds")
+    assert noisy == f"after 30 rounds; {LONGER.format(170.0, 27.2)}"
 
 
 def test_on_a_gpu_a_block_may_be_longer_than_the_hints_by_as_much_as_the_baselines() -> None:
     """Blocks of rmsnorm and softmax took 1.26 to 1.37 times the smaller hint on an H100, and the baseline's were longer too."""
+    claims = {"cold_us": 30.0, "cold_baseline_us": 30.0, "steady_us": 31.0, "steady_baseline_us": 31.0}
 
-    def message(block: float, of_baseline: float = 40.0, cold: float = 30.0, steady: float = 31.0) -> str:
-        """Of a kernel whose hints are 30 us cold and 31 us steady, like the baseline's own."""
-        claims = {"cold_us": 30.0, "cold_baseline_us": 30.0, "steady_us": 31.0, "steady_baseline_us": 31.0}
+    def message(block: float, of_baseline: float = 40.0, cold: float = 30.0, steady: float = 31.0) -> str | None:
         times = {"kernel": [block] * 4, "work": [block] * 4}
         times |= {"baseline": [of_baseline] * 4, "duplicate": [of_baseline] * 4}
-        times |= {"cold_baseline": [cold] * 30, "steady_baseline": [steady] * 30}
-        return judged.columns(CASE, claims | {"status": "ok"}, samples(**times), "cuda").get("message") or ""
+        return told(claims, samples(**times, cold_baseline=[cold] * 30, steady_baseline=[steady] * 30), "cuda")
 
-    assert message(40.0) == ""
-    assert "48 us is longer than the 46.88 us" in message(48.0)  # 1.25 twice
-    assert "40 us is longer than the 38.75 us" in message(40.0, of_baseline=31.0)  # as long as its own times
-    assert "45 us is longer than the 44 us" in message(
-        45.0, of_baseline=35.2
-    )  # 35.2 / 30, and 35.2 / 31 for the steady one
-    assert "45 us is longer than the 38.75 us" in message(45.0, steady=80.0)  # it bears no less than the hint
-    assert "45 us is longer than the 37.5 us" in message(45.0, cold=80.0)
+    assert message(40.0) is None
+    assert message(48.0) == LONGER.format(48, 1.25 * 1.25 * 30)  # at most 1.25 twice
+    assert message(40.0, of_baseline=31.0) == LONGER.format(40, 1.25 * 31)  # if it is as long as its own times
+    assert message(45.0, of_baseline=35.2) == LONGER.format(45, 1.25 * 35.2)
+    assert message(45.0, steady=80.0) == LONGER.format(45, 1.25 * 31)  # a baseline's long time takes nothing off
+    assert message(45.0, cold=80.0) == LONGER.format(45, 1.25 * 30)
 
 
-def test_on_a_cpu_the_hints_bear_no_such_factor() -> None:
-    found = judged.columns(
-        CASE, HONEST | {"status": "ok"}, samples(kernel=[28.0] * 4, baseline=[70.0] * 4, duplicate=[70.0] * 4), "cpu"
-    )
-    assert found["status"] == "unconverged" and "28 us is longer than the 27.2 us" in found["message"]
+def test_on_a_cpu_it_may_not() -> None:
+    measured = samples(kernel=[28.0] * 4, baseline=[70.0] * 4, duplicate=[70.0] * 4)
+    assert told(HONEST, measured, "cpu") == LONGER.format(28, 1.6 * 17)
 
 
 def test_a_row_whose_baseline_was_held_up_is_not_ok() -> None:
     """Of 146 honest rows on an H100, one that was `ok` had 1.9 times the speed-up of its steady times."""
-    held_up = {"baseline": [60.0] * 4, "duplicate": [60.0] * 4}
-    found = judged.columns(CASE, HONEST | {"status": "ok"}, samples(**held_up), "cuda")
-    assert found["status"] == "unconverged" and "speed-up of 3.53 is higher than the 2.06 inside" in found["message"]
-    cold_only = {name: us for name, us in HONEST.items() if name.startswith("cold")} | {"status": "ok"}
-    assert "than the 2 inside" in judged.columns(CASE, cold_only, samples(**held_up), "cuda")["message"]
-    assert "status" not in judged.columns(CASE, cold_only, samples(**held_up), "cpu")  # cold calls are no blocks there
-    slower = judged.columns(CASE, HONEST | {"status": "ok"}, samples(baseline=[40.0] * 4, duplicate=[40.0] * 4), "cuda")
-    assert slower["judged_speedup"] == pytest.approx(2.35, rel=0.01) and "status" not in slower
+    held_up = samples(baseline=[60.0] * 4, duplicate=[60.0] * 4)
+    assert told(HONEST, held_up, "cuda") == FASTER.format(60 / 17, 1.25 * 35 / 17)
+    cold_only = {name: us for name, us in HONEST.items() if name.startswith("cold")}
+    assert told(cold_only, held_up, "cuda") == FASTER.format(60 / 17, 1.25 * 2)
+    assert told(cold_only, held_up, "cpu") is None  # where a cold call may take three times as long as one in a block
+    slower = samples(baseline=[40.0] * 4, duplicate=[40.0] * 4)
+    assert told(HONEST, slower, "cuda") is None
+    found = judged.columns(CASE, HONEST | {"status": "ok"}, slower, "cuda")
+    assert found["judged_speedup"] == pytest.approx(2.35, rel=0.01)
 
 
 def test_a_clock_that_is_slower_than_the_one_outside_is_proven_on_a_busy_machine_too() -> None:

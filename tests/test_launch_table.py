@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from minfer import ops
+from minfer.bench.derived import derive
+from minfer.bench.judged import FASTER, LONGER
 from minfer.plan.cases import Plan
 from minfer.rows import store
 from minfer.run.progress import RunProgress
 from minfer.run.report import print_summary, without_value
+from tests.conftest import FAST
 from tests.tables import row
 
 VALUES: dict[str, Any] = {
@@ -75,27 +80,43 @@ def test_of_an_interval_that_says_nothing_only_the_verdict_is_shown(tmp_path: Pa
 
 def judged(name: str, us: float, **values: Any) -> store.Row:
     """A row whose hints say 50 µs, twice as fast as the baseline."""
+    hints = {"cold_rate": 222.0, "steady_rate": 222.0, "cold_verdict": "faster"}
+    hints |= {"cold_speedup_low": 0.1, "cold_speedup_high": 9.0}
     ends = {"judged_speedup": 100 / us, "judged_speedup_low": 99 / us, "judged_speedup_high": 101 / us}
     outside = {"judged_us": us, "judged_rate": 1e3 / us, "judged_baseline_us": 100.0, "judged_verdict": "slower"} | ends
-    return row(name, 50, **VALUES | outside | {"guarantee": "judged, landlock"} | values)
+    return row(name, 50, **VALUES | hints | outside | {"guarantee": "judged, landlock"} | values)
 
 
 def test_of_a_judged_row_the_judges_figures_are_shown(tmp_path: Path):
     text = summary(tmp_path, [row("torch", 70, **VALUES, guarantee="in-process"), judged("theirs", 80, status="ok")])
     (line,) = [line for line in text.splitlines() if "theirs" in line]
-    assert "80.0" in line and "125.0 ± 1.2" in line and "50.0" not in line and "200" not in line
-    assert "judged" in text and "70.0" in text
+    assert "80.0" in line and "125.0 ± 1.2" in line and "50.0" not in line and "200" not in line and "222" not in line
+    assert "judged" in text and "70.0" in text and "are not shown" not in text
     assert "its percentage compares with" not in text  # the judge's baseline, and one in the process of the kernel
 
 
+def test_judged_rows_have_a_table_of_their_own_whose_numbers_are_whole_at_100_columns(tmp_path: Path):
+    rows = [row("torch", 70000, **VALUES, guarantee="in-process"), judged("theirs", 80000.5, status="ok")]
+    rows += [judged("torch_judged", 70000.5, status="ok")]
+    text = summary(tmp_path, rows, width=100)
+    assert text.count("r1: hgemm on NVIDIA H200") == 2 and "…" not in text and "theirs" in text
+    assert "70,000.0" in text and "80,000.5" in text
+
+
+def test_a_judged_baseline_is_compared_with_its_time_beside_a_kernel(tmp_path: Path):
+    rows = [judged("torch", 150, status="ok"), judged("theirs", 80, status="ok", judged_baseline_us=100.0)]
+    assert "its percentage compares with 100.0 µs, torch's time" in summary(tmp_path, rows)
+
+
 def test_why_a_judge_did_not_accept_a_time_is_said(tmp_path: Path):
-    why = "its judged time of 80 us is longer than its times inside of its process allow (62.5 us)"
-    text = summary(tmp_path, [judged("theirs", 80, status="unconverged", message=why)])
-    assert why in text and "cold_cap_s" not in text
-    noisy = "after 30 rounds the ratio is known to ±9.00%, asked for ±5.00%"
-    (folder := tmp_path / "other").mkdir()
-    text = summary(folder, [judged("theirs", 80, status="unconverged", message=noisy)])
-    assert noisy not in text and "cold_cap_s" in text
+    case = ops.get("hgemm").case("torch", "float16", {"m": 64, "n": 64, "k": 64})
+    samples = [(1e-5 * (1 + number % 7), 1e-5, 1e-5) for number in range(30)]
+    noisy = derive(case, samples, [], [], replace(FAST, precision=1e-6), None)["message"]
+    longer, faster = LONGER.format(80, 62.5), FASTER.format(2, 1.5)
+    for number, (message, said) in enumerate({longer: 0, faster: 0, f"{noisy}; {longer}": 0, noisy: 1}.items()):
+        (folder := tmp_path / str(number)).mkdir()
+        text = " ".join(summary(folder, [judged("theirs", 80, status="unconverged", message=message)]).split())
+        assert (message in text, "timing=default" in text) == (not said, bool(said)), message
 
 
 @pytest.mark.parametrize(
@@ -128,7 +149,7 @@ def test_columns_that_no_row_has_are_left_out_and_no_number_is_cut_at_100_column
 
 def test_what_comes_next_is_the_report_of_these_rows(shown: str, tmp_path: Path):
     assert f"minfer report {tmp_path}/results/nvidia-h200/r1" in shown.replace("'", "")
-    assert "timing.cold_cap_s=10 gives each case more time" in shown
+    assert "timing.cold_cap_s=10, gives each case more rounds" in shown
 
 
 def test_each_model_of_gpu_has_a_table_of_its_own(tmp_path: Path):

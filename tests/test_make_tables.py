@@ -69,7 +69,7 @@ PAGE = f"""{GENERATED}
 | **v02_tiled** | **100.1 µs** | **9.990** | **99.9 % tie** | **81.2×** |
 | v03_wmma | crashed | — | — | signal 11 |
 
-† unconverged: correct, and timed, but the time cap came before the precision asked for.
+† unconverged: correct, and timed, but less precisely than asked for, or a judged time does not fit those inside.
 
 Not run, 1 unsupported: v04_wgmma (needs sm_90a, this GPU is sm_89).
 

@@ -90,12 +90,21 @@ def test_a_case_that_was_run_often_counts_once() -> None:
 def test_of_a_judged_row_the_judges_figures_are_shown(tmp_path: Path) -> None:
     """What the kernel's own process measured is a hint, and nothing that is shown may be one."""
     outside = {"judged_us": 80.0, "judged_speedup": 1.25, "judged_samples_us": [79.0, 81.0], "judged_verdict": "faster"}
-    judged = row("theirs", 50.0, cold_rounds=30, steady_joules=1.0, guarantee="judged, landlock", **outside)
+    judged = row(
+        "theirs",
+        50.0,
+        cold_rounds=30,
+        steady_joules=1.0,
+        energy_gain=2.0,
+        power_w=9.0,
+        guarantee="judged, landlock",
+        **outside,
+    )
     failed = row("liar", 50.0, status="dishonest", guarantee="judged, landlock")
     ours = row("ours", 60.0, guarantee="in-process", cold_samples_us=[60.0], judged_us=1.0)
     store.write(store.to_table([judged, failed, ours, row("old", 70.0)]), tmp_path / "a.parquet")
     timed = [f"{regime}_{name}" for regime in ("cold", "steady") for name in ("us", "speedup", "verdict", "samples_us")]
-    columns = ["kernel", "status", *timed, "cold_rounds", "steady_joules"]
+    columns = ["kernel", "status", *timed, "cold_rounds", "steady_joules", "energy_gain", "power_w"]
     table, bad = read_shown([tmp_path / "a.parquet"], columns)
     assert not bad and table.column_names == columns
     found = {each.pop("kernel"): each for each in table.to_pylist()}
@@ -105,3 +114,19 @@ def test_of_a_judged_row_the_judges_figures_are_shown(tmp_path: Path) -> None:
     assert found["liar"] == dict.fromkeys(columns[1:]) | {"status": "dishonest"}
     assert found["ours"]["cold_us"] == found["ours"]["steady_us"] == 60.0 and found["ours"]["cold_samples_us"] == [60.0]
     assert found["old"]["cold_us"] == 70.0
+
+
+def test_a_newer_judged_row_is_not_hidden_by_what_an_older_one_says_of_itself(tmp_path: Path) -> None:
+    """Four blocks have a wide interval; and steady times of a process of its own are not joined to them."""
+    ends = {"judged_us": 90.0, "judged_baseline_us": 100.0, "judged_speedup": 1.1}
+    ends |= {"judged_speedup_low": 0.9, "judged_speedup_high": 1.4}
+    older = row("theirs", 10.0, guarantee="in-process", cold_speedup_low=9.9, cold_speedup_high=10.1)
+    newer = row("theirs", 10.0, guarantee="judged, landlock", run="r2", finished=NOON + dt.timedelta(days=1), **ends)
+    beside = [row("mine", 50.0), row("ours", 60.0, cold_baseline_us=104.0)]
+    store.write(store.to_table([older, newer, *beside]), tmp_path / "a.parquet")
+    wanted = [*rows.WHICH, "device", "device_kind", "baseline", "cold_us", "steady_us", "cold_baseline_us"]
+    table, _ = rows.load([tmp_path / "a.parquet"], tmp_path, wanted)
+    shown = {each["kernel"]: each for each in rows.on_one_clock(rows.with_problem(table)).to_pylist()}
+    assert shown["theirs"]["run"] == "r2" and shown["theirs"]["steady_us"] is None
+    assert shown["theirs"]["cold_us"] == pytest.approx(100 / 1.1)  # by the judge's clock, and no other
+    assert shown["mine"]["cold_us"] == pytest.approx(51.0)  # by the median of the baseline's two times

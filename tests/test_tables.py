@@ -416,3 +416,12 @@ def test_what_autotuning_took_is_a_column_where_a_kernel_tunes(work: Workspace) 
     assert "**2.3**" in tuned[1] and tuned[0].endswith("| — |")
     work.write(row(), row("v01_naive", 50.0))
     assert work.run() == 0 and "Autotuning" not in work.page()
+
+
+def test_of_a_judged_kernel_the_judges_time_is_shown(work: Workspace) -> None:
+    outside = {"judged_us": 80.0, "judged_tflops": 12.5, "judged_baseline_us": 100.0, "judged_speedup": 1.25}
+    judged = row("v02_theirs", 50.0, guarantee="judged, landlock", **outside)
+    work.write(row("torch", guarantee="in-process"), judged)
+    assert work.run() == 0
+    text = work.text()
+    assert "80.00 µs" in text and "125.0 %" in text and "50.00 µs" not in text

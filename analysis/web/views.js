@@ -101,7 +101,7 @@ function leaderboard() {
   const grid = new Grid(leaders, varying, { open: openRow(leaders), label: "Fastest kernel of each problem" });
   parts.push(
     make("h2", {}, "Fastest kernel of each problem"),
-    make("p", { class: "note" }, "Cold: one call at a time, caches flushed. Steady: calls back to back until the clock settles. A tie cannot be told from PyTorch; the last column names kernels that cannot be told from the fastest. † The time cap came before the precision asked for."),
+    make("p", { class: "note" }, "Cold: one call at a time, caches flushed; of a judged kernel (Guarantee), calls in the judge's blocks. Steady: calls back to back until the clock settles. A tie cannot be told from PyTorch; the last column names kernels that cannot be told from the fastest. † Less precise than asked for, or a judged time that does not fit those inside."),
     filtered(grid, { facets: ["op", "device", "dtype", "params", "kernel"] }));
   return make("div", {}, ...parts);
 }

@@ -42,8 +42,8 @@ ATTEMPTS = 4  # times that both are measured before a kernel is accused
 BUSY_SHARE = 0.1
 BUSY = "could not be judged: {}, by no more than a busy machine may explain; run it again when the machine is less busy"
 TOO_SHORT = "the judged time of {:.4g} us is less than the {:.4g} us that the peaks allow"
-LONGER = "its judged time of {:.4g} us is longer than the {:.4g} us that its times inside of its process allow"
-FASTER = "its judged speed-up of {:.3g} is higher than the {:.3g} inside of its process; perhaps something slowed its baseline"
+LONGER = "the judge measured {:.4g} us, and the times inside of the kernel's process allow at most {:.4g} us"
+FASTER = "the judge measured a speed-up of {:.3g}, and those inside of the kernel's process allow at most {:.3g}"
 
 
 @dataclass(frozen=True)
@@ -111,8 +111,8 @@ class Samples:
         return max(steady_s * block / steady, steady_s + (block - steady) * float(of_baseline / calls))
 
     def longer(self, hint: str, block_s: float) -> float:
-        """The factor by which a call on a GPU may take longer in a block than a hint says, `cold` or `steady`: at least 1, at
-        most `BELIEVED`, and else by how much longer a block of the baseline, of `block_s` a call, is than its own such time."""
+        """How much longer a call in a block on a GPU may be than a hint, `cold` or `steady`: a block of the baseline, `block_s`
+        a call, over the baseline's own such time, but at least 1 and at most `BELIEVED`."""
         own = self.cold_baseline if hint == "cold" else self.steady_baseline
         return min(max(block_s / float(np.median(own)), 1.0), BELIEVED["cuda"])
 
@@ -120,9 +120,10 @@ class Samples:
 def columns(case: Case, row: Mapping[str, Any], samples: Samples, device: str) -> Columns:
     """The columns `judged_...` of a row: the median block and, paired by rounds, the ratio to the baseline. On a GPU half of
     the baseline's rounds come before all of the kernel's and half after them, so a drift widens the ratio's interval. A row
-    that was `ok` becomes `unconverged` if the median block is longer than the hints, or the ratio higher than theirs, by more
-    than `BELIEVED`; on a GPU the block may besides be longer by `Samples.longer`. Any row becomes `impossible` if the median
-    block is shorter than a GPU's peaks allow."""
+    that was `ok` becomes `unconverged` if the median block is longer than a hint times `BELIEVED`, or the ratio higher than
+    the higher one of the hints times `BELIEVED`. The message of one that was `unconverged` says this, too. On a GPU the block
+    may be longer still, by `Samples.longer`. On a CPU cold hints alone say nothing of the ratio. Any row becomes `impossible`
+    if the median block is shorter than a GPU's peaks allow."""
     op = ops.get(case.op)
     work = Work(op.flops(case), op.bytes(case), op.metric.work(op, case))
     blocks = [samples.kernel, samples.baseline, samples.duplicate]
@@ -132,15 +133,16 @@ def columns(case: Case, row: Mapping[str, Any], samples: Samples, device: str) -
     longer = {name: samples.longer(name, medians[1]) if device == "cuda" else 1.0 for name in hints}
     allowed = BELIEVED[device] * min(hints[name] * longer[name] for name in hints)
     ratios = [of_baseline / us for name, us in hints.items() if (of_baseline := row.get(f"{name}_baseline_us"))]
-    if (
-        device == "cpu" and "steady" not in hints
-    ):  # a baseline's cold call may take three times as long as one in a block
-        ratios = []
+    # A baseline's cold call may take three times as long as one in a block on a CPU, so cold hints alone say nothing there.
+    ratios = ratios if device == "cuda" or "steady" in hints else []
     fastest = BELIEVED[device] * max(ratios, default=math.inf)
-    if row["status"] == "ok" and found["judged_us"] > allowed:
-        found |= {"status": "unconverged", "message": LONGER.format(found["judged_us"], allowed)}
-    elif row["status"] == "ok" and found["judged_speedup"] > fastest:
-        found |= {"status": "unconverged", "message": FASTER.format(found["judged_speedup"], max(ratios))}
+    doubt = ""
+    if found["judged_us"] > allowed:
+        doubt = LONGER.format(found["judged_us"], allowed)
+    elif found["judged_speedup"] > fastest:
+        doubt = FASTER.format(found["judged_speedup"], fastest)
+    if doubt and row["status"] in ("ok", "unconverged"):
+        found |= {"status": "unconverged", "message": "; ".join(filter(None, [row.get("message"), doubt]))}
     # A block begins after a flush and calls on each set of operands once, so it reads all inputs from memory.
     if found["judged_us"] < (floor_us := row.get("floor_us") or 0.0):
         found |= {"status": "impossible", "message": TOO_SHORT.format(found["judged_us"], floor_us)}

@@ -40,7 +40,8 @@ def results(
     order, where `shape` and `params` stand for all axes and parameters, `metrics` for `metrics.<name>` of each thing that
     profilers found, and likewise `peaks`, `functions`, `profilers`. Old rows have their metric and rates filled in.
     `newest=True` keeps, of each case on each device, the row that was finished last; `newest="cold"` or `"steady"` the last
-    that has a time in this regime or failed, so that a newer run of the other regime does not hide it. To load and pivot:
+    that has a time in this regime or failed, so that a newer run of the other regime does not hide it. Of a row whose
+    `guarantee` begins with "judged" the times are in `judged_...`, and `cold_...` and `steady_...` are hints. To pivot:
 
         rows = minfer.results(newest="cold").query("op == 'hgemm'")
         rows.pivot_table("cold_rate", ["device", "dtype", "layout", "accumulate", "m", "n", "k"], "kernel")

@@ -33,14 +33,20 @@ def read_shown(paths: Iterable[Path], columns: Iterable[str]) -> tuple[pa.Table,
     judges = {name: f"judged_{name.removeprefix('cold_')}" for name in columns if name.startswith("cold_")}
     judges = {name: of_judge for name, of_judge in judges.items() if of_judge in store.SCHEMA.names}
     table, bad = store.read(paths, dict.fromkeys([*columns, "guarantee", *judges.values()]))
-    judged = pc.fill_null(pc.starts_with(table["guarantee"], "judged"), False)
-    if pc.any(judged).as_py():
+    if pc.any(outside := judged(table)).as_py():
         for name in columns:
-            if name.startswith(("cold_", *STEADY)):
+            if name.startswith(("cold_", *STEADY)) or name in STATE:
                 nulls = pa.nulls(len(table), table[name].type)
                 values = table[judges[name]] if name in judges else nulls
-                table = _replaced(table, name, pc.if_else(judged, values, table[name]))
+                table = _replaced(table, name, pc.if_else(outside, values, table[name]))
     return table.select(columns), bad
+
+
+def judged(table: pa.Table) -> pa.ChunkedArray:
+    """Which rows are of kernels that were judged; none, where the table has no column `guarantee`."""
+    if "guarantee" not in table.column_names:
+        return pa.chunked_array([np.zeros(len(table), dtype=bool)])
+    return pc.fill_null(pc.starts_with(table["guarantee"], "judged"), False)
 
 
 def newest(table: pa.Table, regime: str | None = None) -> pa.Table:
@@ -61,7 +67,8 @@ def newest_of_each_regime(table: pa.Table) -> pa.Table:
     counters of Nsight Compute: a run without it does not hide older counters.
 
     Each regime's figures stay together with the baseline that was timed beside them; so steady figures that are in another
-    unit, or against another baseline, than the row beside them are not joined to it. All other columns are those of the row
+    unit, against another baseline, or of a kernel that was not judged beside one that was, are not joined to the row with
+    the cold ones. All other columns are those of the row
     with the cold figures, or of the last row where the newest for cold failed or has no time. `steady_run`, `steady_commit`,
     … are the columns of `ORIGIN` of the row with the steady figures, `counted_run`, … those of the row with the counters."""
     groups = _Groups(table)
@@ -73,6 +80,8 @@ def newest_of_each_regime(table: pa.Table) -> pa.Table:
         if name in table.column_names:
             values = codes(table[name])
             joined = np.where(values[base] == values[joined], joined, base)
+    outside = judged(table).to_numpy()
+    joined = np.where(outside[base] == outside[joined], joined, base)
     order = np.argsort(base)  # as the rows were
     base, joined, counted = base[order], joined[order], counted[order]
     places = pa.array(joined)
@@ -136,7 +145,10 @@ class _Groups:
         names = [name for name in SPEEDUPS if name.startswith(regime)]
         if set(names) <= set(self.table.column_names):
             ratio, low, high = (pc.fill_null(self.table[name].cast(pa.float64()), np.nan).to_numpy() for name in names)
-            timed = timed & ~(high - low > WIDE * ratio)
+            wide = (high - low > WIDE * ratio) & ~judged(
+                self.table
+            ).to_numpy()  # of few blocks, it is their whole range
+            timed = timed & ~wide
         return timed
 
     def speaks(self, regime: str) -> np.ndarray:

@@ -17,7 +17,7 @@ APART = "apart"  # in a results folder: rows that show how they were made, and t
 # What became of a case. A case has times only with the first two.
 STATUSES = {
     "ok": "correct, and timed to the precision asked for",
-    "unconverged": "correct, and timed, but the time cap came before the precision asked for",
+    "unconverged": "correct, and timed, but less precisely than asked for, or a judged time does not fit those inside",
     "wrong": "the result differs from the reference by more than rounding, so it has no time",
     "dishonest": "the kernel broke a rule of measuring, such as doing less when it is timed, so it has no time",
     "impossible": "faster than the device's measured peaks allow, so that the time cannot be true",
@@ -217,7 +217,7 @@ COLUMNS: list[tuple[str, pa.DataType, str]] = [
         "by the clock of a process outside, in blocks of calls on fresh inputs",
         "the median of the blocks",
         "the median of the rounds' ratios",
-        "the 95 % confidence interval of the median ratio",
+        "the range of the four rounds' ratios, an 87.5 % confidence interval of their median",
     ),
     ("flags", _TEXT, "what to know before trusting the row, in sentences; empty when there is nothing"),
     # environment

@@ -12,6 +12,7 @@ from minfer.rows import store
 from minfer.run.figures import is_judged
 
 REGIMES = ("cold", "steady")
+COLUMNS = ("node", "device", "guarantee", "cold_us", "steady_us", "judged_us")  # that `compare` reads
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def compare(rows: Iterable[store.Row], nodes: Collection[str] = ()) -> list[Node
 
 
 def _time(row: store.Row, regime: str) -> float | None:
-    """The time of a row in a regime; of one that was judged the judge's, as its cold time."""
+    """A row's time in a regime. A judged row has the judge's time as its cold one, and no steady one."""
     if not is_judged(row):
         return row[f"{regime}_us"]
     return row["judged_us"] if regime == "cold" else None

@@ -108,7 +108,7 @@ def status(console: Console, folder: Path, words: list[str]) -> int:
     if JSON in words:
         used = {"usage": usage.for_programs(usage.usage(progress))}
         if nodes := [shard.pinned for shard in progress.shards.values() if shard.pinned]:
-            found = latest.rows(Path(config.results), folder.name, ["node", "device", "cold_us", "steady_us"])
+            found = latest.rows(Path(config.results), folder.name, by_node.COLUMNS)
             used["nodes"] = [asdict(each) for each in by_node.compare(found.values(), nodes)]
         print(json.dumps(about(folder, progress) | used, indent=1))
         return int(not progress.active and bool(progress.missing))

@@ -22,7 +22,7 @@ def table(title: str, rows: list[store.Row]) -> Table:
     baselines = {row["baseline"] for row in rows if row["baseline"]}
     other = "PyTorch" if baselines <= {"torch"} else baselines.pop() if len(baselines) == 1 else "baseline"
     share, peak = f"% of {other}", "% of\npeak"
-    numbers = ("cold µs", metric, share, peak, "steady\nµs", metric, "judged\nµs", metric, share, peak)
+    numbers = ("cold µs", metric, share, peak, "steady\nµs", metric, "judged\nµs", metric, share)
     columns = list(zip((*LABELS, *numbers, "status"), zip(*map(_cells, rows), strict=True), strict=True))
     common = [i for i in (1, 2) if len({*columns[i][1]}) == 1]
     left_out = [*common, *(i for i in range(len(LABELS), len(columns) - 1) if not any(columns[i][1]))]
@@ -49,18 +49,19 @@ def _cells(row: store.Row) -> list[str]:
     def number(name: str, form: str) -> str:
         return "" if row[name] is None else format(row[name], form)
 
-    def figures(regime: str) -> list[str]:
-        time, rate = number(f"{regime}_us", ",.1f"), number(f"{regime}_rate", ".3g")
-        return [time, rate, _share(row), number(f"{regime}_percent_of_peak", ".1f")]
+    def time(regime: str) -> list[str]:
+        return [number(f"{regime}_us", ",.1f"), number(f"{regime}_rate", ".3g")]
 
-    steady = [number("steady_us", ",.1f"), number("steady_rate", ".3g")]
-    timed = [*[""] * 6, *figures("judged")] if is_judged(row) else [*figures("cold"), *steady, *[""] * 4]
+    if is_judged(row):
+        timed = [*[""] * 6, *time("judged"), _share(row)]
+    else:
+        timed = [*time("cold"), _share(row), number("cold_percent_of_peak", ".1f"), *time("steady"), *[""] * 3]
     return [*labels(row), *timed, row["status"]]
 
 
 def is_judged(row: store.Row) -> bool:
     """Whether the judge's figures are the result, and those of the kernel's own process are hints (`untrusted=true`)."""
-    return str(row.get("guarantee") or "").startswith("judged")
+    return str(row["guarantee"] or "").startswith("judged")
 
 
 def _figure(row: store.Row, name: str) -> Any:
@@ -68,7 +69,7 @@ def _figure(row: store.Row, name: str) -> Any:
 
 
 def _share(row: store.Row) -> str:
-    """The throughput as a share of the baseline's, in percent, with its 95 % interval: `104.8 ± 0.3`, or `104.8 (104.1–104.9)`
+    """The throughput as a share of the baseline's, in percent, with its interval: `104.8 ± 0.3`, or `104.8 (104.1–104.9)`
     where it is not symmetric in these digits. Only the verdict where the interval is too wide (`WIDEST`)."""
     if _figure(row, "speedup") is None:
         return ""
@@ -124,6 +125,6 @@ def notes(rows: list[store.Row]) -> list[str]:
 def _cause(row: store.Row, baseline: store.Row) -> str:
     if row["node"] != baseline["node"]:
         return f"the two ran on different nodes, {row['node']} and {baseline['node']}"
-    if any(store.HOST_BOUND in (each["flags"] or "") for each in (row, baseline)):
+    if not is_judged(row) and any(store.HOST_BOUND in (each["flags"] or "") for each in (row, baseline)):
         return "the cold times of one of the two include host time"
     return "the machine was probably busy"

@@ -111,8 +111,9 @@ def without_value(message: str) -> str:
 
 
 def too_few_rounds(row: store.Row) -> bool:
-    """Whether a row is unconverged because its interval is wider than was asked for; a judge has other reasons, too."""
-    return row["status"] == "unconverged" and str(row["message"] or "after").startswith("after")
+    """Whether a row is unconverged only because its interval is wider than was asked for; a judge has other reasons, too."""
+    message = str(row["message"] or "after")
+    return row["status"] == "unconverged" and message.startswith("after") and "the judge" not in message
 
 
 def print_summary(console: Console, results: Path, run: str, plan: Plan, progress: RunProgress) -> bool:
@@ -123,7 +124,7 @@ def print_summary(console: Console, results: Path, run: str, plan: Plan, progres
                "cold_percent_of_peak", "node", "steady_us", "steady_rate",
                "bytes", "metrics", "functions", "profilers", "guarantee",
                "judged_us", "judged_rate", "judged_speedup", "judged_speedup_low", "judged_speedup_high", "judged_verdict",
-               "judged_baseline_us", "judged_percent_of_peak"]  # fmt: skip
+               "judged_baseline_us"]  # fmt: skip
     wanted = {case.key: index for index, case in enumerate(plan.cases)}
     rows = latest.rows(results, run, columns)
     nodes = [shard.pinned for shard in progress.shards.values() if shard.pinned]
@@ -131,8 +132,9 @@ def print_summary(console: Console, results: Path, run: str, plan: Plan, progres
     if rows:
         rows = dict(sorted(rows.items(), key=lambda item: wanted.get(item[0][1], 0)))
         shown = by_node.median_rows(rows) if nodes else rows
-        for op, device in dict.fromkeys((row["op"], row["device"]) for row in shown.values()):
-            of = [row for row in shown.values() if (row["op"], row["device"]) == (op, device)]
+        kind = lambda row: (row["op"], row["device"], figures.is_judged(row))
+        for op, device, judged in dict.fromkeys(map(kind, shown.values())):
+            of = [row for row in shown.values() if kind(row) == (op, device, judged)]
             if any(row["status"] != "unsupported" for row in of):
                 title = f"{run}: {op} on {device}{', each case on the median node' if nodes else ''}"
                 console.print(figures.table(title, of))
@@ -159,9 +161,13 @@ def print_summary(console: Console, results: Path, run: str, plan: Plan, progres
             f"{len(rows)} of {max(len(wanted), len(progress.cases))} cases: "
             + ", ".join(f"{n} {status}" for status, n in sorted(counts.items()))
         )
-    if any(too_few_rounds(row) for row in rows.values()):
+    wide = [row for row in rows.values() if too_few_rounds(row)]
+    if wide:
+        times = ", of the times inside of its process," if all(map(figures.is_judged, wide)) else ""
         console.print(
-            "unconverged: its interval is wider than was asked for; timing.cold_cap_s=10 gives each case more time."
+            f"unconverged: the ratio's interval{times} is wider than was asked for; timing=default, or timing.cold_cap_s=10, "
+            "gives each case more rounds.",
+            soft_wrap=True,
         )
     flags = Counter(flag for row in rows.values() for flag in (row["flags"] or "").split("; ") if flag)
     for flag, n in flags.items():
