@@ -174,9 +174,10 @@ def on_one_clock(table: pa.Table) -> pa.Table:
 
     They were not, and between two the card's clock changes by up to 10 %. Their speed-ups are ratios to a baseline that
     was timed beside each. So a kernel's time is that baseline's, the median of what it took beside all of them, over the
-    speed-up; its percentiles and rates change by the same factor. Rows without these figures stay as they are, and so does a
-    row whose baseline took a time that no clock explains (`MOST_DRIFT`), or whose cold time is `host_bound`: a
-    kernel that waits for the GPU empties its queue, so that the baseline's launches come late and the baseline looks slow."""
+    speed-up; its percentiles and rates change by the same factor. Rows that were judged have a clock of their own. Rows without
+    these figures stay as they are, and so does a row whose baseline took a time that no clock explains (`MOST_DRIFT`), or whose
+    cold time is `host_bound`: a kernel that waits for the GPU empties its queue, so that the baseline's launches come late and
+    the baseline looks slow."""
     for regime in ("cold", "steady"):
         if {"baseline", "device", "op", *(f"{regime}_{name}" for name in ("us", "baseline_us", "speedup"))} <= set(
             table.column_names
@@ -195,9 +196,8 @@ def _on_one_clock(table: pa.Table, regime: str) -> pa.Table:
     known = np.isfinite(us) & np.isfinite(beside) & np.isfinite(speedup) & (us > 0) & (beside > 0) & (speedup > 0)
     if regime == "cold" and "host_bound" in table.column_names:
         known &= ~table["host_bound"].to_numpy()
-    groups = np.stack(
-        [*(codes(table[name]) for name in ("device", "op", "problem", "baseline")), judged(table).to_numpy()]
-    )
+    of = [codes(table[name]) for name in ("device", "op", "problem", "baseline")]
+    groups = np.stack([*of, judged(table).to_numpy()])
     order = np.lexsort([beside, *groups])
     order = order[known[order]]
     begins = np.flatnonzero(np.any(np.diff(groups[:, order], axis=1, prepend=-2), axis=0))

@@ -76,19 +76,8 @@ class Found:
 
 def compare(a: list[Path], b: list[Path], regime: str) -> Found:
     """Compare the newest rows for a regime of each case and device of two sets of parquet files."""
-    columns = [
-        "case",
-        "device",
-        "run",
-        "finished",
-        "kernel",
-        "status",
-        "message",
-        "baseline",
-        "guarantee",
-        f"{regime}_us",
-    ]
-    columns += [f"{regime}_{name}" for name in RATIO]
+    columns = ["case", "device", "run", "finished", "kernel", "status", "message", "baseline", "guarantee"]
+    columns += [f"{regime}_{name}" for name in ("us", *RATIO)]
     small, large = sorted((a, b), key=lambda files: sum(file.stat().st_size for file in files))
     found = {}
     found[id(small)], _ = _newest(small, columns, None, regime)
@@ -187,9 +176,8 @@ def _compared(one: store.Row, other: store.Row, regime: str, *times: Interval | 
     if not all(worked):
         verdict = "broken" if worked[0] else "fixed" if worked[1] else FAILED
         return Compared(**case, ratio=None, low=None, high=None, verdict=verdict, how="status")
-    if (
-        len({str(row["guarantee"] or "").startswith("judged") for row in pair}) == 2
-    ):  # blocks of calls, and single cold calls
+    was_judged = [str(row["guarantee"] or "").startswith("judged") for row in pair]
+    if was_judged[0] != was_judged[1]:  # times of blocks of calls, and of single cold calls
         return Compared(**case, ratio=None, low=None, high=None, verdict="unknown", how=UNLIKE)
     paired = [_speedup(row, regime) for row in pair]
     same = one["baseline"] is not None and one["baseline"] == other["baseline"]

@@ -30,7 +30,7 @@ def pasted() -> str:
 
 def test_the_section_works_when_it_is_pasted(tmp_path: Path) -> None:
     (tmp_path / "rows.py").write_text(pasted())
-    found = re.search(r"^    minfer (op=.*)$", SECTION, re.MULTILINE)
+    found = re.search(r"^    uv run minfer (op=.*)$", SECTION, re.MULTILINE)
     assert found and len(SECTION.splitlines()) <= 25
     words = shlex.split(found[1].replace("[rows.py]", f"[{tmp_path / 'rows.py'}]").replace("[512, 1024]", "512"))
     done = launch(*words, "cluster=local", f"results={tmp_path / 'results'}", f"runs={tmp_path / 'runs'}")
@@ -51,7 +51,7 @@ MINFER_OP(scale_rows_mine, "(Tensor(a!) y, Tensor x, Tensor scale) -> ()")
 
 def test_its_line_for_a_kernel_in_cpp_is_run_by_its_command(tmp_path: Path) -> None:
     line = re.search(r'`(op\.cpp\("mine\.cpp".*?\))`', SECTION)
-    command = re.search(r"^    minfer (op=.*)$", SECTION, re.MULTILINE)
+    command = re.search(r"^    uv run minfer (op=.*)$", SECTION, re.MULTILINE)
     assert line and command
     (tmp_path / "rows.py").write_text(f"{pasted()}\n{line[1]}\n")
     (tmp_path / "mine.cpp").write_text(MINE)

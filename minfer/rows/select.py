@@ -145,10 +145,8 @@ class _Groups:
         names = [name for name in SPEEDUPS if name.startswith(regime)]
         if set(names) <= set(self.table.column_names):
             ratio, low, high = (pc.fill_null(self.table[name].cast(pa.float64()), np.nan).to_numpy() for name in names)
-            wide = (high - low > WIDE * ratio) & ~judged(
-                self.table
-            ).to_numpy()  # of few blocks, it is their whole range
-            timed = timed & ~wide
+            wide = high - low > WIDE * ratio
+            timed = timed & (~wide | judged(self.table).to_numpy())  # whose interval is the range of few blocks
         return timed
 
     def speaks(self, regime: str) -> np.ndarray:
