@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from minfer.rows import store
-from minfer.rows.select import codes, newest, read_shown
+from minfer.rows.select import codes, is_judged, newest, read_shown
 
 LEAST_GAIN = 0.01  # a smaller difference is a tie, as in minfer.bench.stats
 WORSE, BETTER = ("broken", "slower"), ("faster", "fixed")
@@ -176,8 +176,7 @@ def _compared(one: store.Row, other: store.Row, regime: str, *times: Interval | 
     if not all(worked):
         verdict = "broken" if worked[0] else "fixed" if worked[1] else FAILED
         return Compared(**case, ratio=None, low=None, high=None, verdict=verdict, how="status")
-    was_judged = [str(row["guarantee"] or "").startswith("judged") for row in pair]
-    if was_judged[0] != was_judged[1]:  # times of blocks of calls, and of single cold calls
+    if is_judged(one) != is_judged(other):  # times of blocks of calls, and of single cold calls
         return Compared(**case, ratio=None, low=None, high=None, verdict="unknown", how=UNLIKE)
     paired = [_speedup(row, regime) for row in pair]
     same = one["baseline"] is not None and one["baseline"] == other["baseline"]

@@ -49,6 +49,11 @@ def judged(table: pa.Table) -> pa.ChunkedArray:
     return pc.fill_null(pc.starts_with(table["guarantee"], "judged"), False)
 
 
+def is_judged(row: store.Row) -> bool:
+    """Whether the judge's figures are the result, and those of the kernel's own process are hints (`untrusted=true`)."""
+    return str(row["guarantee"] or "").startswith("judged")
+
+
 def newest(table: pa.Table, regime: str | None = None) -> pa.Table:
     """Of the rows with the same device and case, the one finished last; of those finished at once, the last run's.
 

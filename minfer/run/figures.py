@@ -8,7 +8,7 @@ from rich import box
 from rich.table import Table
 
 from minfer.rows import store
-from minfer.rows.select import MOST_DRIFT
+from minfer.rows.select import MOST_DRIFT, is_judged
 
 LABELS = ("kernel", "dtype", "parameters", "shape")
 WIDEST = 3  # upper over lower end of an interval; a wider one says nothing of the ratio
@@ -57,11 +57,6 @@ def _cells(row: store.Row) -> list[str]:
     else:
         timed = [*time("cold"), _share(row), number("cold_percent_of_peak", ".1f"), *time("steady"), *[""] * 3]
     return [*labels(row), *timed, row["status"]]
-
-
-def is_judged(row: store.Row) -> bool:
-    """Whether the judge's figures are the result, and those of the kernel's own process are hints (`untrusted=true`)."""
-    return str(row["guarantee"] or "").startswith("judged")
 
 
 def _figure(row: store.Row, name: str) -> Any:

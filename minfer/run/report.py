@@ -20,6 +20,7 @@ from minfer.plan.cases import Plan
 from minfer.plan.config import Config
 from minfer.plan.counters import TENSOR
 from minfer.rows import store
+from minfer.rows.select import is_judged
 from minfer.run import by_node, figures, latest
 from minfer.run.progress import RunProgress
 
@@ -132,7 +133,7 @@ def print_summary(console: Console, results: Path, run: str, plan: Plan, progres
     if rows:
         rows = dict(sorted(rows.items(), key=lambda item: wanted.get(item[0][1], 0)))
         shown = by_node.median_rows(rows) if nodes else rows
-        kind = lambda row: (row["op"], row["device"], figures.is_judged(row))
+        kind = lambda row: (row["op"], row["device"], is_judged(row))
         for op, device, judged in dict.fromkeys(map(kind, shown.values())):
             of = [row for row in shown.values() if kind(row) == (op, device, judged)]
             if any(row["status"] != "unsupported" for row in of):
@@ -163,7 +164,7 @@ def print_summary(console: Console, results: Path, run: str, plan: Plan, progres
         )
     wide = [row for row in rows.values() if too_few_rounds(row)]
     if wide:
-        times = ", of the times inside of its process," if all(map(figures.is_judged, wide)) else ""
+        times = ", of the times inside of its process," if all(map(is_judged, wide)) else ""
         console.print(
             f"unconverged: the ratio's interval{times} is wider than was asked for; timing=default, or timing.cold_cap_s=10, "
             "gives each case more rounds.",
