@@ -48,8 +48,7 @@ FROM system
 COPY --from=dependencies /opt/minfer /opt/minfer
 # The command of a wheel, for sources that are not installed, and the entry point of the image.
 # hadolint ignore=SC2016
-RUN printf '%s\n' '#!/opt/minfer/bin/python' 'import sys' 'from minfer.cli import main' 'sys.exit(main())' \
-        > /opt/minfer/bin/minfer \
+RUN printf '%s\n' '#!/bin/sh' 'exec /opt/minfer/bin/python -m minfer "$@"' > /opt/minfer/bin/minfer \
     && printf '%s\n' '#!/bin/sh' \
         '# A command of the image (python, pytest, bash, ncu) runs as it is; all else is for minfer (+sweep=hgemm, report).' \
         '[ "${1-}" != minfer ] || shift' \

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from analysis.command import Options, parser, run
+from minfer.analysis.command import Options, parser, run
 from minfer.rows.store import Row
 
 Key = tuple[Any, ...]  # architecture, device, dtype, parameters and shape

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from analysis import sources
-from analysis.readme import counted
-from analysis.rows import load
+from minfer.analysis import sources
+from minfer.analysis.readme import counted
+from minfer.analysis.rows import load
 from minfer.rows import store
 
 Options = argparse.Namespace

@@ -10,9 +10,9 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from analysis.plots import Picture, plain_ticks, rungs
-from analysis.readme import counted, plain, significant, table_lines
-from analysis.style import LIGHT, SMALL, Theme, figure, name_ends, printable, title
+from minfer.analysis.plots import Picture, plain_ticks, rungs
+from minfer.analysis.readme import counted, plain, significant, table_lines
+from minfer.analysis.style import LIGHT, SMALL, Theme, figure, name_ends, printable, title
 from minfer.rows.store import Row
 
 Event = dict[str, Any]  # of a Chrome trace

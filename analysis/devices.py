@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from analysis.plots import LeftOut, Picture, scales, widest
-from analysis.rows import REFERENCE, number
-from analysis.series import Series, words
-from analysis.style import LIGHT, Theme, figure, name_ends, title
-from analysis.tables import fastest_of_ours
+from minfer.analysis.plots import LeftOut, Picture, scales, widest
+from minfer.analysis.rows import REFERENCE, number
+from minfer.analysis.series import Series, words
+from minfer.analysis.style import LIGHT, Theme, figure, name_ends, title
+from minfer.analysis.tables import fastest_of_ours
 from minfer.rows.store import Row
 
 

@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from analysis.cells import ROUNDED, amount, every_table, last_digit
-from analysis.claims import CLAIMS, Claim
-from analysis.readme import plain
-from analysis.rows import REFERENCE
+from minfer.analysis.cells import ROUNDED, amount, every_table, last_digit
+from minfer.analysis.claims import CLAIMS, Claim
+from minfer.analysis.readme import plain
+from minfer.analysis.rows import REFERENCE
 from minfer.rows import store
 
 HEADER = ["Row", "Device", "Run", "Figure", "Cold", "Steady"]

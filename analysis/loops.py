@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from analysis.plots import Picture
-from analysis.readme import scaled, significant, table_lines
-from analysis.style import LIGHT, SMALL, Theme, figure, printable, title
+from minfer.analysis.plots import Picture
+from minfer.analysis.readme import scaled, significant, table_lines
+from minfer.analysis.style import LIGHT, SMALL, Theme, figure, printable, title
 from minfer.rows.store import Row
 
 OPERANDS = 5 / 3  # that two loops move, over those that the fused one moves

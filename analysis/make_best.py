@@ -14,8 +14,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from analysis import by_problem
-from analysis.rows import WHICH, number, on_one_clock, with_problem
+from minfer.analysis import by_problem
+from minfer.analysis.rows import WHICH, number, on_one_clock, with_problem
 from minfer.rows import store
 from minfer.rows.select import judged
 

@@ -15,13 +15,13 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from analysis.claims import CLAIMS, Claim, Counter, Over, Peaks, Query, Schedulers, Share
-from analysis.command import Options, parser, run
-from analysis.pages import written
-from analysis.peaks import best_peaks, under_one_peak
-from analysis.readme import plain, significant, table_lines
-from analysis.rows import natural, number, on_one_clock, with_problem
-from analysis.tables import REGIMES
+from minfer.analysis.claims import CLAIMS, Claim, Counter, Over, Peaks, Query, Schedulers, Share
+from minfer.analysis.command import Options, parser, run
+from minfer.analysis.pages import written
+from minfer.analysis.peaks import best_peaks, under_one_peak
+from minfer.analysis.readme import plain, significant, table_lines
+from minfer.analysis.rows import natural, number, on_one_clock, with_problem
+from minfer.analysis.tables import REGIMES
 from minfer.rows import store
 from minfer.rows.store import Row
 

@@ -18,12 +18,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from analysis import adapting, batches, files, fused, loops
-from analysis import demonstrations as draw
-from analysis.demonstrations import Inside
-from analysis.plots import Picture
-from analysis.readme import counted, plain, update
-from analysis.style import LIGHT, THEMES, Theme
+from minfer.analysis import adapting, batches, files, fused, loops
+from minfer.analysis import demonstrations as draw
+from minfer.analysis.demonstrations import Inside
+from minfer.analysis.plots import Picture
+from minfer.analysis.readme import counted, plain, update
+from minfer.analysis.style import LIGHT, THEMES, Theme
 from minfer.rows import store
 from minfer.rows.store import Row
 

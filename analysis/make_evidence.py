@@ -15,14 +15,14 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from analysis import files
-from analysis.command import parser
-from analysis.plots import Picture
-from analysis.readme import counted, plain, significant, table_lines, update
-from analysis.rows import number
-from analysis.style import LIGHT, THEMES, Theme
-from analysis.trap import apart, clock_trap, most_apart, runs
 from benchmarks.cost import OVERHEAD_S, WHOLE
+from minfer.analysis import files
+from minfer.analysis.command import parser
+from minfer.analysis.plots import Picture
+from minfer.analysis.readme import counted, plain, significant, table_lines, update
+from minfer.analysis.rows import number
+from minfer.analysis.style import LIGHT, THEMES, Theme
+from minfer.analysis.trap import apart, clock_trap, most_apart, runs
 from minfer.rows import store
 from minfer.rows.store import Row
 

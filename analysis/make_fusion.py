@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from analysis import by_problem
-from analysis.rows import WHICH, number, with_problem
+from minfer.analysis import by_problem
+from minfer.analysis.rows import WHICH, number, with_problem
 from minfer.rows import store
 
 COMMAND = "python analysis/make_fusion.py"

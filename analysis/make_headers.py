@@ -16,11 +16,11 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from analysis.command import Options, parser, run
-from analysis.readme import scaled
-from analysis.rows import REFERENCE, WHICH, choose, lead, number, on_one_clock, with_problem
-from analysis.series import setting, shape_words
-from analysis.tables import REGIMES, percent
+from minfer.analysis.command import Options, parser, run
+from minfer.analysis.readme import scaled
+from minfer.analysis.rows import REFERENCE, WHICH, choose, lead, number, on_one_clock, with_problem
+from minfer.analysis.series import setting, shape_words
+from minfer.analysis.tables import REGIMES, percent
 from minfer.rows import store
 from minfer.rows.store import Row
 

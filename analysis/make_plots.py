@@ -18,17 +18,17 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from analysis import files, pages, plots
-from analysis.command import Options, parser, run
-from analysis.devices import devices
-from analysis.directions import directions, has_backward
-from analysis.files import shown
-from analysis.peaks import Peaks, best_peaks, under_one_peak
-from analysis.readme import README, plain, update
-from analysis.roofline import roofline
-from analysis.rows import WHICH, kernel_order, lead, metric_of, on_one_clock, primary, sections, with_problem
-from analysis.style import LIGHT, THEMES, Theme
-from analysis.tables import REGIMES
+from minfer.analysis import files, pages, plots
+from minfer.analysis.command import Options, parser, run
+from minfer.analysis.devices import devices
+from minfer.analysis.directions import directions, has_backward
+from minfer.analysis.files import shown
+from minfer.analysis.peaks import Peaks, best_peaks, under_one_peak
+from minfer.analysis.readme import README, plain, update
+from minfer.analysis.roofline import roofline
+from minfer.analysis.rows import WHICH, kernel_order, lead, metric_of, on_one_clock, primary, sections, with_problem
+from minfer.analysis.style import LIGHT, THEMES, Theme
+from minfer.analysis.tables import REGIMES
 from minfer.rows import store
 
 COMMAND = "python analysis/make_plots.py"

@@ -18,12 +18,12 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from analysis.others import best_other
-from analysis.readme import scale, scaled, significant
-from analysis.rows import REFERENCE, natural, number
-from analysis.series import LEAST_SIZES, Series, over_tokens, problem, representative, series, setting, words
-from analysis.style import LIGHT, SMALL, Theme, figure, name_ends, printable, title
-from analysis.tables import REGIMES, fastest_of_ours
+from minfer.analysis.others import best_other
+from minfer.analysis.readme import scale, scaled, significant
+from minfer.analysis.rows import REFERENCE, natural, number
+from minfer.analysis.series import LEAST_SIZES, Series, over_tokens, problem, representative, series, setting, words
+from minfer.analysis.style import LIGHT, SMALL, Theme, figure, name_ends, printable, title
+from minfer.analysis.tables import REGIMES, fastest_of_ours
 from minfer.rows.store import Row
 
 MOST_COLOURED = 4  # lines beside PyTorch's that have a colour and a name

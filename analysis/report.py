@@ -16,9 +16,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from analysis import sources
-from analysis.rows import usable
-from analysis.web import columns, figures, kernels
+from minfer.analysis import sources
+from minfer.analysis.rows import usable
+from minfer.analysis.web import columns, figures, kernels
 from minfer.rows import store
 from minfer.rows.select import read_shown
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 from matplotlib.axes import Axes
 
-from analysis.plots import LeftOut, Picture, plain_ticks
-from analysis.readme import counted, significant
-from analysis.rows import REFERENCE, natural, number
-from analysis.series import LEAST_SIZES, setting, shape_words, words
-from analysis.style import LIGHT, SMALL, Theme, figure, name_levels, title
-from analysis.tables import fastest_of_ours
+from minfer.analysis.plots import LeftOut, Picture, plain_ticks
+from minfer.analysis.readme import counted, significant
+from minfer.analysis.rows import REFERENCE, natural, number
+from minfer.analysis.series import LEAST_SIZES, setting, shape_words, words
+from minfer.analysis.style import LIGHT, SMALL, Theme, figure, name_levels, title
+from minfer.analysis.tables import fastest_of_ours
 from minfer.rows.store import Row
 
 CUDA_CORES = "fma_float32"  # the peak of arithmetic without tensor cores, which a kernel can do in any dtype

@@ -11,11 +11,11 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from analysis.others import best_other, verdict
-from analysis.overview import CONF, by_group, overview_lines
-from analysis.readme import counted, plain, table_lines
-from analysis.rows import REFERENCE, number
-from analysis.tables import (
+from minfer.analysis.others import best_other, verdict
+from minfer.analysis.overview import CONF, by_group, overview_lines
+from minfer.analysis.readme import counted, plain, table_lines
+from minfer.analysis.rows import REFERENCE, number
+from minfer.analysis.tables import (
     LEGEND,
     MESSAGE,
     MORE_LEGEND,

@@ -10,10 +10,10 @@ from statistics import median
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from analysis.others import against, best_other
-from analysis.readme import counted, plain, scaled, significant
-from analysis.readme import table_lines as markdown_table
-from analysis.rows import REFERENCE, WHICH, kernel_order, metric_of, number
+from minfer.analysis.others import against, best_other
+from minfer.analysis.readme import counted, plain, scaled, significant
+from minfer.analysis.readme import table_lines as markdown_table
+from minfer.analysis.rows import REFERENCE, WHICH, kernel_order, metric_of, number
 from minfer.rows import store
 from minfer.rows.select import TFLOPS
 

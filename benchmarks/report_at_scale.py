@@ -15,10 +15,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from analysis import report
 from benchmarks.browser import Browser, BrowserError
 from benchmarks.rows import write
 from benchmarks.tables_at_scale import generate
+from minfer.analysis import report
 from minfer.bench.device import pick
 
 FIRST_PAINT_S, FILTER_S = 2.0, 0.2  # the targets

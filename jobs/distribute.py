@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Iterable
 
-from jobs import preflight
+from minfer.jobs import preflight
 from minfer.plan.config import Cluster, UserError
 
 USABLE = ("idle", "mixed", "allocated", "completing", "planned", "reserved")  # by sinfo's words; others start no job

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from jobs import preflight, record
+from minfer.jobs import preflight, record
 from minfer.process import fork_server
 from minfer.process.stopping import AGAIN
 
@@ -67,7 +67,7 @@ def _run_shards(shards: Sequence[str], grace_s: float) -> None:
         sys.exit(
             f"minfer: the job has {len(shards)} shards, and its node gave it the GPUs {gpus}; correct cluster.gres"
         )
-    command = [sys.executable, "-m", "jobs.node"]
+    command = [sys.executable, "-m", "minfer.jobs.node"]
     processes = [
         subprocess.Popen([*command, shard, str(grace_s)], env=os.environ | {"CUDA_VISIBLE_DEVICES": gpus[index]})
         for index, shard in enumerate(shards)

@@ -17,11 +17,10 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from minfer.plan.config import Config, UserError, check_values, nearest
+from minfer.plan.config import PACKAGE, Config, UserError, check_values, nearest
 from minfer.plan.mistakes import explain
 
 CONFIG, JOBS, COPY = "config.yaml", "jobs.jsonl", "sources"
-SOURCES = Path(__file__).resolve().parents[1]
 
 
 @dataclass(frozen=True)
@@ -85,8 +84,7 @@ def sources(folder: Path) -> Path:
     if not copy.exists():
         partial = folder / "sources.tmp"
         shutil.rmtree(partial, ignore_errors=True)
-        for package in ("minfer", "jobs"):
-            shutil.copytree(SOURCES / package, partial / package)  # compiled files, too: jobs need not do it at once
+        shutil.copytree(PACKAGE, partial / "minfer")  # compiled files, too: jobs need not do it at once
         for path in partial.rglob("*.*"):
             if path.is_file():
                 path.chmod(0o444)

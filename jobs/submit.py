@@ -19,8 +19,8 @@ from typing import Any
 
 import submitit
 
-from jobs import node, preflight, record
-from jobs.record import Job
+from minfer.jobs import node, preflight, record
+from minfer.jobs.record import Job
 from minfer.plan import shell
 from minfer.plan.config import Cluster, Config, Container, UserError
 from minfer.process.stopping import AGAIN

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from matplotlib.axes import Axes
 
-from analysis import make_plots
-from analysis.plots import Picture
-from analysis.rows import usable
-from analysis.style import encoded
+from minfer.analysis import make_plots
+from minfer.analysis.plots import Picture
+from minfer.analysis.rows import usable
+from minfer.analysis.style import encoded
 from minfer.rows import store
 
 

@@ -6,8 +6,8 @@ import datetime as dt
 from pathlib import Path
 from typing import Any
 
-from analysis import make_tables
-from analysis.sections import REST
+from minfer.analysis import make_tables
+from minfer.analysis.sections import REST
 from minfer.rows import store
 
 H200, EPYC = "NVIDIA H200", "AMD EPYC 9654"

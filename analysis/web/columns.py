@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.rows import natural
+from minfer.analysis.rows import natural
 
 Texts = Sequence[str | None]
 Numbers = np.ndarray  # float64, NaN for null

@@ -11,12 +11,21 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from analysis.peaks import best_peaks, under_one_peak
-from analysis.roofline import flat_roofs
-from analysis.rows import REFERENCE, choose, kernel_order, metric_of, number, on_one_clock, sections, with_problem
-from analysis.series import called, equal_axes, series, setting
-from analysis.style import look
-from analysis.tables import REGIMES, fastest, interval, provenance, regime_time
+from minfer.analysis.peaks import best_peaks, under_one_peak
+from minfer.analysis.roofline import flat_roofs
+from minfer.analysis.rows import (
+    REFERENCE,
+    choose,
+    kernel_order,
+    metric_of,
+    number,
+    on_one_clock,
+    sections,
+    with_problem,
+)
+from minfer.analysis.series import called, equal_axes, series, setting
+from minfer.analysis.style import look
+from minfer.analysis.tables import REGIMES, fastest, interval, provenance, regime_time
 from minfer.rows import store
 from minfer.rows.store import Row
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from jobs import record
 from minfer import launch
+from minfer.jobs import record
 from minfer.plan.config import UserError, groups, nearest
 
 RUN = " (RUN: a run's name or folder, or the word last for the newest run)"
@@ -83,8 +83,8 @@ def read(reader: str, words: list[str]) -> int:
     """Do one of READERS; the exit status is its own. `last` is the name of the newest run."""
 
     def done() -> int:
-        import analysis.compare  # and Matplotlib, which no other command waits for
-        import analysis.report
+        import minfer.analysis.compare  # and Matplotlib, which no other command waits for
+        import minfer.analysis.report
 
         named = [
             record.find(word).name
@@ -92,7 +92,7 @@ def read(reader: str, words: list[str]) -> int:
             else word
             for before, word in zip(["", *words], words, strict=False)
         ]
-        return {"report": analysis.report.main, "compare": analysis.compare.main}[reader](named)
+        return {"report": minfer.analysis.report.main, "compare": minfer.analysis.compare.main}[reader](named)
 
     return launch.exit_status(done)
 

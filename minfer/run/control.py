@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from jobs import queue, record
+from minfer.jobs import queue, record
 from minfer.plan.cases import Plan
 from minfer.plan.config import UserError
 from minfer.plan.shard import Shard

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from jobs import submit
 from minfer import ops
+from minfer.jobs import submit
 from minfer.ops import PACKAGE, Kernel, Op
 from minfer.plan.config import INSTALLED, Config, UserError, choose, names
 from minfer.rows import store

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jobs import preflight, queue
-from jobs.record import Job
+from minfer.jobs import preflight, queue
+from minfer.jobs.record import Job
 from minfer.plan.config import Cluster
 from minfer.run.progress import RunProgress, ShardProgress
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from omegaconf import OmegaConf
 from rich.console import Console
 
-from jobs import distribute, preflight, queue, record, submit
 from minfer import ops
 from minfer.bench.device import IMAGE, NO_GPU, driver_too_old
+from minfer.jobs import distribute, preflight, queue, record, submit
 from minfer.plan import cases, shell
 from minfer.plan import extra as extra_files
 from minfer.plan.config import CONF, INSTALLED, SCRIPT, Config, UserError, choose, named

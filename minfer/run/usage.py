@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.table import Table
 
-from jobs import queue
+from minfer.jobs import queue
 from minfer.run.progress import RunProgress, ShardProgress
 
 LINES = 20  # shards that are shown one by one; of more only the extremes

@@ -88,8 +88,8 @@ def resubmit(run: Path, *changes: str) -> None:
 
 
 def control(action: str, run: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    """`python -m jobs.ACTION RUN`, from another process and folder."""
-    command = [sys.executable, "-m", f"jobs.{action}", str(run), *more]
+    """`minfer ACTION RUN`, from another process and folder."""
+    command = [sys.executable, "-m", "minfer", action, str(run), *more]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     return subprocess.run(command, capture_output=True, text=True, cwd="/", env=environment, timeout=PATIENCE_S)
 

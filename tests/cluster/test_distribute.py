@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from jobs import preflight, record
+from minfer.jobs import preflight, record
 from minfer.plan.config import UserError
 from minfer.rows import store
 from tests.cluster.conftest import PATIENCE_S, control, over, submit, until, words

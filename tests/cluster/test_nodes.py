@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs import queue, record
+from minfer.jobs import queue, record
 from minfer.rows import store
 from minfer.rows.select import newest
 from minfer.run.progress import RunProgress

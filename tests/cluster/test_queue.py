@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from jobs import record
+from minfer.jobs import record
 from minfer.plan.config import UserError
 from minfer.rows import store
 from tests.cluster.conftest import LAB, at, control, over, resubmit, rows, submit, until, words
@@ -38,7 +38,7 @@ def test_a_job_that_will_not_start_by_itself_is_named_with_its_reason(folder):
 @pytest.mark.fault("jobs ask for more than any node of the partition has, and wait for ever")
 def test_a_job_that_no_node_can_run_is_named_and_runs_when_it_asks_for_less(lab, folder, monkeypatch):
     """As on a site where preflight cannot know it."""
-    monkeypatch.setattr("jobs.preflight._node_exists", lambda cluster: None)
+    monkeypatch.setattr("minfer.jobs.preflight._node_exists", lambda cluster: None)
     run = submit(folder, "kernel=torch", "cluster.cpus=8", "cluster.memory_gb=64")
     until(lambda: squeue(run, "%r") == ["PartitionConfig"], "the reason")
     status = control("status", run)
@@ -188,7 +188,7 @@ def test_half_a_submission_says_what_is_queued_and_how_to_go_on(folder, tmp_path
     )
     wrapper.chmod(wrapper.stat().st_mode | stat.S_IEXEC)
     monkeypatch.setenv("PATH", f"{wrapper.parent}:{os.environ['PATH']}")
-    monkeypatch.setattr("jobs.submit._largest_array", lambda: 2)
+    monkeypatch.setattr("minfer.jobs.submit._largest_array", lambda: 2)
     with pytest.raises(
         UserError, match=r"^2 of 3 shards are queued as \S+, and SLURM refused the rest: QOSMax"
     ) as told:

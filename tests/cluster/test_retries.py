@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from jobs import queue, record
+from minfer.jobs import queue, record
 from minfer.rows import store
 from tests.cluster.conftest import LAB, until, words
 from tests.conftest import launch

@@ -1,0 +1,410 @@
+"""What the judge's samples come to, and which times inside of a kernel's process they contradict."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from minfer import ops
+from minfer.bench import judged
+from minfer.bench.arena import Arena, guarded_bytes
+from minfer.bench.judged import ATTEMPTS, BELIEVED, FASTER, LONGER, Contradiction, Samples
+from minfer.bench.operands import Operands
+from minfer.bench.verify import same_bits
+from minfer.process.remote import Died, Process
+from minfer.worker import judge as worker_judge
+from minfer.worker.isolated import Runner
+from minfer.worker.remote_kernel import Remote, Spent
+
+CASE = ops.get("hgemm").case("torch", "float16", {"m": 64, "n": 64, "k": 64})
+US = 1e-6
+HONEST = {"cold_us": 40.0, "cold_baseline_us": 80.0, "steady_us": 17.0, "steady_baseline_us": 35.0}
+
+
+def samples(**changes: list[float]) -> Samples:
+    """Of an honest kernel on a quiet machine, in us, but for the changes."""
+    usual = {
+        "kernel": [17.0] * 4,
+        "work": [17.0] * 4,
+        "main": [17.0] * 4,
+        "own": [17.0] * 4,
+        "cold_baseline": [80.0] * 30,
+        "steady_baseline": [35.0] * 30,
+    }
+    usual |= {"baseline": [35.0] * 4, "duplicate": [35.0] * 4}
+    lags = {"lag": changes.pop("lag", [1.1] * 4), "baseline_lag": [1.1, 1.3] * 4}
+    lags |= {"calls": changes.pop("calls", [100.0, 100.0]), "waited": changes.pop("waited", [0.01])}
+    return Samples.of({name: [value * US for value in values] for name, values in (usual | changes).items()} | lags)
+
+
+def test_the_times_outside_are_the_result() -> None:
+    measured = samples(kernel=[17.0, 18.0, 17.0, 40.0], baseline=[35.0, 36.0, 35.0, 80.0])
+    found = judged.columns(CASE, HONEST | {"status": "ok"}, measured, "cpu")
+    assert found["judged_us"] == pytest.approx(17.5) and found["judged_speedup"] == pytest.approx(2.0, rel=0.05)
+    assert len(found["judged_samples_us"]) == len(found["judged_baseline_samples_us"]) == 4
+    assert found["judged_verdict"] in ("faster", "tie", "slower") and "status" not in found
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_cold_time_is_not_held_against_warm_blocks(device: str) -> None:
+    """oneDNN's cold time is two to three times its warm one: the baseline's cold time is compared with cold times."""
+    assert judged.contradiction(HONEST, samples(), device) is None
+    alone = judged.contradiction(HONEST, samples(cold_baseline=[30.0] * 30), device)
+    assert alone is not None and alone.proven and "the baseline takes 80 us (cold)" in alone.words
+
+
+@pytest.mark.parametrize(
+    ("claims", "words"),
+    [
+        (
+            {"cold_us": 4.0},
+            "takes 4 us (cold) by the clock inside of its process, but at least 17 us in the judge's blocks",
+        ),
+        (
+            {"steady_us": 4.0},
+            "takes 4 us (steady) by the clock inside of its process, but at least 17 us in the judge's blocks",
+        ),
+        ({"steady_baseline_us": 350.0}, "the baseline takes 350 us (steady) inside of the kernel's process"),
+        ({"cold_baseline_us": 800.0}, "the baseline takes 800 us (cold) inside of the kernel's process"),
+    ],
+)
+def test_what_flatters_the_kernel_is_contradicted(claims: dict[str, float], words: str) -> None:
+    found = judged.contradiction(HONEST | claims, samples(), "cpu")
+    assert found is not None and found.proven and words in found.words
+    told = judged.verdict([found] * ATTEMPTS)
+    assert told["status"] == "dishonest" and words in told["message"]
+
+
+@pytest.mark.parametrize("claims", [{"cold_us": 400.0}, {"steady_us": 400.0}, {"cold_baseline_us": 8.0}])
+def test_what_does_not_flatter_it_is_not(claims: dict[str, float]) -> None:
+    assert judged.contradiction(HONEST | claims, samples(), "cpu") is None
+
+
+def test_waiting_for_a_cpu_accuses_nobody() -> None:
+    waited = samples(kernel=[170.0] * 4)  # of which it worked 17
+    assert judged.contradiction(HONEST, waited, "cpu") is None
+    assert judged.contradiction(HONEST, waited, "cuda") is not None  # a GPU's work is no CPU time
+
+
+def told(claims: dict[str, float], measured: Samples, device: str, **row: str) -> str | None:
+    """The message of a row with these hints, which is unconverged if it has one."""
+    found = judged.columns(CASE, claims | {"status": "ok"} | row, measured, device)
+    assert found.get("status") == ("unconverged" if "message" in found else None)
+    return found.get("message")
+
+
+def test_a_row_whose_judged_time_contains_waiting_is_not_ok() -> None:
+    waited = samples(kernel=[170.0] * 4)
+    assert told(HONEST, waited, "cpu") == LONGER.format(170.0, 27.2)
+    noisy = told(HONEST, waited, "cpu", status="unconverged", message="after 30 rounds")
+    assert noisy == f"after 30 rounds; {LONGER.format(170.0, 27.2)}"
+
+
+def test_on_a_gpu_a_block_may_be_longer_than_the_hints_by_as_much_as_the_baselines() -> None:
+    """Blocks of rmsnorm and softmax took 1.26 to 1.37 times the smaller hint on an H100, and the baseline's were longer too."""
+    claims = {"cold_us": 30.0, "cold_baseline_us": 30.0, "steady_us": 31.0, "steady_baseline_us": 31.0}
+
+    def message(block: float, of_baseline: float = 40.0, cold: float = 30.0, steady: float = 31.0) -> str | None:
+        times = {"kernel": [block] * 4, "work": [block] * 4}
+        times |= {"baseline": [of_baseline] * 4, "duplicate": [of_baseline] * 4}
+        return told(claims, samples(**times, cold_baseline=[cold] * 30, steady_baseline=[steady] * 30), "cuda")
+
+    assert message(40.0) is None
+    assert message(48.0) == LONGER.format(48, 1.25 * 1.25 * 30)  # at most 1.25 twice
+    assert message(40.0, of_baseline=31.0) == LONGER.format(40, 1.25 * 31)  # if it is as long as its own times
+    assert message(45.0, of_baseline=35.2) == LONGER.format(45, 1.25 * 35.2)
+    assert message(45.0, steady=80.0) == LONGER.format(45, 1.25 * 31)  # a baseline's long time takes nothing off
+    assert message(45.0, cold=80.0) == LONGER.format(45, 1.25 * 30)
+
+
+def test_on_a_cpu_it_may_not() -> None:
+    measured = samples(kernel=[28.0] * 4, baseline=[70.0] * 4, duplicate=[70.0] * 4)
+    assert told(HONEST, measured, "cpu") == LONGER.format(28, 1.6 * 17)
+
+
+def test_a_row_whose_baseline_was_held_up_is_not_ok() -> None:
+    """Of 146 honest rows on an H100, one that was `ok` had 1.9 times the speed-up of its steady times."""
+    held_up = samples(baseline=[60.0] * 4, duplicate=[60.0] * 4)
+    assert told(HONEST, held_up, "cuda") == FASTER.format(60 / 17, 1.25 * 35 / 17)
+    cold_only = {name: us for name, us in HONEST.items() if name.startswith("cold")}
+    assert told(cold_only, held_up, "cuda") == FASTER.format(60 / 17, 1.25 * 2)
+    assert told(cold_only, held_up, "cpu") is None  # where a cold call may take three times as long as one in a block
+    slower = samples(baseline=[40.0] * 4, duplicate=[40.0] * 4)
+    assert told(HONEST, slower, "cuda") is None
+    found = judged.columns(CASE, HONEST | {"status": "ok"}, slower, "cuda")
+    assert found["judged_speedup"] == pytest.approx(2.35, rel=0.01)
+
+
+def test_a_clock_that_is_slower_than_the_one_outside_is_proven_on_a_busy_machine_too() -> None:
+    busy = {"kernel": [170.0] * 4, "baseline": [35.0, 900.0] * 2, "duplicate": [35.0, 900.0] * 2}
+    found = judged.contradiction(HONEST | {"cold_us": 400.0}, samples(**busy, lag=[9.0] * 4), "cpu")
+    assert found is not None and found.proven and "by the clock inside of its process" in found.words
+    assert judged.contradiction(HONEST, samples(**busy, lag=[9.0, 1.2, 9.0, 9.0]), "cpu") is None
+
+
+def test_a_short_kernel_may_lose_in_a_block_what_the_baseline_loses() -> None:
+    """Microseconds, as of a cold start, or a factor, as on a busy machine."""
+    claims = HONEST | {"steady_us": 8.0}
+    assert judged.contradiction(claims, samples(), "cpu") is not None
+    cold = {"baseline": [36.0] * 4, "duplicate": [36.0] * 4}
+    assert judged.contradiction(claims, samples(**cold, steady_baseline=[30.0]), "cpu") is None
+    busy = {"baseline": [90.0] * 4, "duplicate": [90.0] * 4, "work": [40.0] * 4, "kernel": [40.0] * 4}
+    assert judged.contradiction(HONEST, samples(**busy, steady_baseline=[30.0]), "cpu") is None
+    found = judged.contradiction(HONEST, samples(**busy, steady_baseline=[90.0]), "cpu")
+    assert found is not None and found.proven
+
+
+def test_a_cold_call_may_leave_in_the_cache_what_a_block_writes_to_memory() -> None:
+    """On an H100 honest kernels of rmsnorm and softmax were accused: 22 us cold, 29 us in a block."""
+    claims = HONEST | {"cold_us": 12.0, "cold_baseline_us": 25.0}
+    assert judged.contradiction(HONEST | {"cold_us": 12.0}, samples(), "cuda") is not None
+    quick = samples(cold_baseline=[25.0] * 30)  # and 35 in a block
+    assert judged.contradiction(claims, quick, "cuda") is None
+    assert judged.contradiction(claims | {"cold_us": 10.0}, quick, "cuda") is not None  # a quarter is the most
+    assert judged.contradiction(HONEST | {"cold_us": 17.5}, samples(), "cuda") is None  # however long the baseline's is
+    small = samples(cold_baseline=[25.0] * 30, calls=[8.0, 4000.0])  # it is no cost of the block, which its calls share
+    assert judged.contradiction(claims | {"cold_us": 10.0}, small, "cuda") is not None
+
+
+def test_what_a_block_loses_is_shared_by_its_calls() -> None:
+    """A kernel of 113 us was accused: its block had two calls, and the baseline's a hundred."""
+    claims = HONEST | {"cold_us": 1000.0, "steady_us": 113.0}
+    short = {"work": [1010.0] * 4, "kernel": [1010.0] * 4, "baseline": [53.0] * 4, "duplicate": [53.0] * 4}
+    assert judged.contradiction(claims, samples(**short, calls=[2.0, 100.0]), "cpu") is None
+    found = judged.contradiction(claims, samples(**short), "cpu")
+    assert found is not None and found.proven
+
+
+def test_a_baseline_that_a_busy_machine_slows_down_inside_accuses_nobody() -> None:
+    """Beside two busy loops torch took 8000 us inside of the kernel's process and 580 us in blocks, whose threads wake on CPUs
+    of their own. In the judge's process it takes as long as in the kernel's."""
+    claims = HONEST | {"steady_baseline_us": 8000.0, "cold_baseline_us": 8000.0}
+    for waited, proven in ((0.05, True), (0.9, False)):
+        found = judged.contradiction(claims, samples(waited=[waited]), "cpu")
+        assert found is not None and found.proven == proven and "the baseline takes 8000 us" in found.words
+    both = judged.contradiction(claims | {"steady_us": 4.0, "cold_us": 4.0}, samples(waited=[0.9]), "cpu")
+    assert both is not None and both.proven and "takes 4 us" in both.words  # a busy machine makes no kernel faster
+    assert judged.contradiction(claims, samples(steady_baseline=[4000.0, 9000.0] * 20), "cpu") is None
+
+
+def test_one_block_in_which_it_was_quick_is_enough() -> None:
+    assert judged.contradiction(HONEST, samples(work=[90.0, 80.0, 17.0, 70.0]), "cpu") is None
+
+
+def test_what_the_machine_does_to_the_baseline_too_accuses_nobody() -> None:
+    noisy = samples(
+        work=[100.0] * 4, kernel=[100.0] * 4, baseline=[35.0, 140.0, 35.0, 140.0], duplicate=[35.0, 140.0] * 2
+    )
+    found = judged.contradiction(HONEST, noisy, "cpu")
+    assert found is not None and not found.proven
+    told = judged.verdict([found] * ATTEMPTS)
+    assert told["status"] == "error" and "could not be judged" in told["message"] and "run it again" in told["message"]
+
+
+def test_one_attempt_that_the_noise_explains_clears_a_kernel() -> None:
+    proven, explained = Contradiction("it lies", 9.0, 2.0), Contradiction("it was busy", 3.0, 4.0)
+    assert judged.verdict([proven] * ATTEMPTS)["status"] == "dishonest"
+    assert judged.verdict([proven, proven, explained, proven])["status"] == "error"
+
+
+def test_a_row_that_is_believed_agrees_with_its_judged_time() -> None:
+    """Whatever the claims: where nothing is contradicted, no time inside is shorter than the best outside by more than
+    what is believed."""
+    found = samples()
+    for inside in (1.0, 5.0, 10.0, 11.0, 17.0, 30.0):
+        if judged.contradiction(HONEST | {"cold_us": inside, "steady_us": inside}, found, "cpu") is None:
+            assert min(found.kernel) / US / inside <= BELIEVED["cpu"]
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"kernel": []},
+        {"kernel": [float("nan")]},
+        {"kernel": [-1.0]},
+        {"baseline": [[1.0]]},
+        {"kernel": "four"},
+        {"calls": [2.0]},
+        {"calls": [0.0, 2.0]},
+        {"waited": []},
+    ],
+)
+def test_samples_that_no_clock_gives_are_refused(broken: dict[str, Any]) -> None:
+    good = {
+        "kernel": [1.0],
+        "work": [1.0],
+        "lag": [1.0],
+        "baseline_lag": [1.0],
+        "calls": [2.0, 2.0],
+        "waited": [0.01],
+        "baseline": [1.0],
+        "duplicate": [1.0],
+        "cold_baseline": [1.0],
+        "steady_baseline": [1.0],
+    }
+    with pytest.raises((ValueError, TypeError)):
+        Samples.of(good | broken)
+
+
+def test_a_judged_time_below_the_floor_is_impossible() -> None:
+    row = HONEST | {"status": "ok", "floor_us": 16.0}
+    assert "status" not in judged.columns(CASE, row, samples(), "cuda")
+    found = judged.columns(CASE, row | {"floor_us": 18.0}, samples(), "cuda")
+    assert found["status"] == "impossible" and "judged time of 17 us is less than the 18 us" in found["message"]
+
+
+REQUEST = {"device": "cpu", "extra": [], "op_files": [], "libraries": {}, "sandbox": None, "timeout_s": 60.0}
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_the_judge_takes_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, goes_on: bool) -> None:
+    """Of an honest kernel; also as on a GPU. There a process's work goes on while the process is stopped, so the baseline is
+    timed while the kernel's process does not exist, half before it and half after it."""
+    started: list[Remote] = []
+    blocks: list[int] = []  # 0: of the baseline, 1: of the kernel
+    beside: set[bool] = set()  # whether the kernel's process existed beside a request to the baseline's
+
+    class Noting(Remote):
+        def __init__(self, *about: Any) -> None:
+            super().__init__(*about)
+            started.append(self)
+
+        def _send(self, what: str, **about: Any) -> None:
+            if what == "run":
+                blocks.append(started.index(self))
+            if self is started[0]:
+                beside.update(other.process.process.poll() is None for other in started[1:])
+            super()._send(what, **about)
+
+    monkeypatch.setattr(worker_judge, "Remote", Noting)
+    monkeypatch.setitem(worker_judge.GOES_ON, "cpu", goes_on)
+    reply = worker_judge.judge(REQUEST | {"case": CASE.to_dict()}, tmp_path / "log")
+    found = Samples.of(reply["samples"])
+    assert len(found.kernel) == len(found.baseline) == worker_judge.ROUNDS and len(found.cold_baseline) >= 3
+    counting = 1 + worker_judge.CALIBRATIONS
+    assert blocks.count(0) == counting + 2 * worker_judge.ROUNDS and blocks.count(1) == counting + worker_judge.ROUNDS
+    assert beside == ({False} if goes_on else {True})
+    after = len(blocks) - 1 - blocks[::-1].index(1)
+    assert not goes_on or blocks[after + 1 :] == [0] * worker_judge.ROUNDS  # half of the baseline's and the duplicate's
+
+
+def test_a_baseline_that_fails_without_a_kernel_accuses_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*about: Any) -> None:
+        raise Died("crashed", "the process died")
+
+    monkeypatch.setattr(worker_judge.Trial, "_ready", fails)
+    row = worker_judge.judge(REQUEST | {"case": CASE.to_dict()}, tmp_path / "log")["row"]
+    assert row == {"status": "error", "message": "the baseline failed in a process of its own: the process died"}
+
+
+def test_as_many_results_are_copied_whatever_the_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU the clock includes the copies, and so does the empty request that is subtracted."""
+    found: list[tuple[int, int, set[int]]] = []
+    take = worker_judge.Trial._take
+
+    def counting(trial: worker_judge.Trial, calls: int) -> None:
+        before = len(copies)
+        take(trial, calls)
+        found.append((calls, len(copies) - before, set(trial.snapshot)))
+
+    copies: list[torch.Tensor] = []
+
+    def copied(tensor: torch.Tensor) -> torch.Tensor:
+        copies.append(tensor)
+        return tensor.clone()
+
+    monkeypatch.setattr(worker_judge.Trial, "_take", counting)
+    monkeypatch.setattr(worker_judge, "copied", copied)
+    monkeypatch.setattr(
+        worker_judge.Trial, "_calls", lambda trial, remote: 3 if remote is trial.kernel else trial.count
+    )
+    monkeypatch.setattr(worker_judge, "sets_for", lambda *about: 40)
+    monkeypatch.setitem(worker_judge.GOES_ON, "cpu", True)
+    monkeypatch.setitem(worker_judge.TAKE_S, "cpu", 60.0)
+    reply = worker_judge.judge(REQUEST | {"case": CASE.to_dict()}, tmp_path / "log")
+    assert "samples" in reply
+    assert {number for _, number, _ in found} == {worker_judge.SNAPSHOT}
+    assert {calls for calls, _, _ in found} == {3, 40}
+    assert all(taken == {0, 1, 2} for calls, _, taken in found if calls == 3)
+
+
+@pytest.mark.timing
+def test_what_is_done_after_the_answer_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even if stopping a process takes so long that a late thread has done its calls by then."""
+
+    def stop_late(process: Process) -> None:
+        time.sleep(0.05)
+        stop(process)
+
+    stop = Process.freeze
+    monkeypatch.setattr(Process, "freeze", stop_late)
+    extra = [str(Path(__file__).resolve().parents[1] / "exploits" / "answers_early.py")]
+    case = ops.get("hgemm").case("answers_early", "float16", CASE.shape)
+    row = worker_judge.judge(REQUEST | {"extra": extra, "case": case.to_dict()}, tmp_path / "log")["row"]
+    assert row["status"] == "dishonest" and "wrong result" in row["message"]
+
+
+def test_a_block_of_a_baseline_contains_no_copy_to_its_outputs() -> None:
+    """With the copy, torch's softmax took 55 us in the judge's block on an H100, and 31 us in the bench. So each kernel's
+    speed-up was overstated by a factor of 1.8."""
+    op = ops.get("softmax")
+    case = op.case("torch", "float32", {"rows": 3, "n": 8})
+    operands = Operands(op, case, 1, "normal", torch.device("cpu"))
+    arena = Arena(guarded_bytes(op.operand_bytes(case), len(operands.tensors)), torch.device("cpu"))
+    runner = Runner("cpu", case.to_dict(), arena.handle, [], {})
+    shared = {name: arena.copy(tensor) for name, tensor in operands.tensors.items()}
+    before = {name: tensor.clone() for name, tensor in shared.items()}
+    runner.prepare([[arena.describe(tensor) for tensor in shared.values()]], op.call(case))
+    runner.run(1)
+    assert all(same_bits(shared[name], tensor) for name, tensor in before.items())
+    (result,) = runner.returned
+    assert torch.allclose(result.sum(-1), torch.ones(3))
+    runner.call([arena.describe(tensor) for tensor in shared.values()], op.call(case))
+    (written,) = operands.named("out")
+    assert torch.equal(shared[written], result)
+
+
+class Blocks(worker_judge.Trial):
+    """A trial on a GPU whose kernel and baseline take `call_s` while their calls are counted and `later_s` afterwards."""
+
+    def __init__(self, call_s: float, later_s: float, sets: int = 400) -> None:
+        self.device, self.count, self.call_s, self.later_s = torch.device("cuda"), sets, call_s, later_s
+        self.kernel = self.baseline = self
+        self.calls, self.prepared = {self: 8}, []
+
+    def time(self, what: str, calls: int) -> Spent:
+        return Spent(*[self.call_s * calls] * 3)
+
+    def _note_strays(self, remote: object) -> None:
+        pass
+
+    def _prepare(self, remote: object, calls: int) -> None:
+        self.calls[remote] = calls
+        self.prepared.append(calls)
+
+    def _rounds(self, *names: str, count: int) -> dict[str, Any]:
+        return {name: [self.call_s, self.later_s, self.call_s, self.call_s] for name in names}
+
+
+@pytest.mark.parametrize("names", [("kernel",), ("baseline", "duplicate")])
+@pytest.mark.parametrize(
+    ("call_s", "later_s", "calls"),
+    [
+        (5e-6, 5e-6, 400),  # eight calls say little about a short kernel
+        (1e-3, 1e-3, 50),
+        (0.1, 0.1, 8),
+        (1e-3, 5e-6, 400),  # it was slow only while its calls were counted
+    ],
+)
+def test_a_block_on_a_gpu_takes_50_ms_or_has_all_calls(
+    call_s: float, later_s: float, calls: int, names: tuple[str, ...]
+) -> None:
+    trial = Blocks(call_s, later_s)
+    trial._prepare(trial, trial._calls(trial))
+    trial.rounds(*names)
+    assert trial.calls[trial] == calls
+    assert len(trial.prepared) == 1 + (call_s != later_s)

@@ -1,0 +1,106 @@
+"""Cases that are done again: what a run's folder says of them, without SLURM."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from minfer import ops
+from minfer.jobs import record
+from minfer.plan.config import UserError
+from minfer.plan.shard import Shard
+from minfer.rows import store
+from minfer.run import control, latest
+from minfer.run.progress import RunProgress
+from minfer.worker import resume
+from tests.conftest import FAST
+
+BEGIN = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+
+
+@pytest.fixture
+def shard(tmp_path) -> Shard:
+    """A shard whose one job, a process of this machine, is over and has left a row of each case."""
+    op = ops.get("hgemm")
+    cases = [op.case("torch", "float16", dict.fromkeys(op.axes, size)) for size in (16, 32, 48)]
+    folder, results = tmp_path / "run", tmp_path / "results"
+    shard = Shard("0000", "run", str(folder), str(results), "cpu", cases, FAST, 60.0, 60.0)
+    shard.save()
+    (folder / record.CONFIG).write_text(
+        f"op: hgemm\ndtype: float16\nshape: {{name: x}}\ncluster: {{name: local}}\nresults: {results}\n"
+    )
+    record.add(folder, [record.Job("0000", "999999999", "local")])
+    record.announce(folder, ["0000"])
+    write(shard, 0, {case.key: status for case, status in zip(cases, ("ok", "timeout", "oom"), strict=True)})
+    for case in cases:
+        record.tell(folder, ["0000"], event="done", case=case.key)
+    record.tell(folder, ["0000"], event="end")
+    return shard
+
+
+def write(shard: Shard, part: int, statuses: dict[str, str]) -> None:
+    """Rows of cases with these statuses, in a file of their own; a later part's were finished later."""
+    folder = Path(shard.results) / "a-cpu" / shard.run
+    folder.mkdir(parents=True, exist_ok=True)
+    at = BEGIN + datetime.timedelta(hours=part)
+    rows = [
+        {"run": shard.run, "case": case, "status": status, "finished": at, "device": "a CPU"}
+        for case, status in statuses.items()
+    ]
+    store.write(store.to_table(rows), folder / f"0000-{part:03d}.parquet")
+
+
+def kept(shard: Shard) -> list[tuple[str, str]]:
+    """The cases that a job would not run again, with their statuses."""
+    return [(case.key, status) for case, status, *_ in resume.kept(shard, lambda **event: None)]
+
+
+def test_chosen_statuses_are_missing_until_a_newer_row_is_there(shard):
+    folder = Path(shard.folder)
+    ok, timeout, oom = (case.key for case in shard.cases)
+    progress = RunProgress(folder)
+    progress.read_once()
+    assert progress.line() == "shards: 1 done; 3 of 3 rows" and not progress.missing
+    control._redo(Console(quiet=True), Path(shard.results), folder, progress, ["timeout", "crashed"])
+    assert progress.missing == ["0000"] and progress.line() == "shards: 1 failed; 2 of 3 rows"
+    shard = Shard.load(folder / "shards" / "0000.json")
+    assert kept(shard) == [(ok, "ok"), (oom, "oom")]
+
+    write(shard, 1, {timeout: "timeout"})
+    assert kept(shard) == [(ok, "ok"), (oom, "oom"), (timeout, "timeout")]  # once, and not for ever
+    record.tell(folder, ["0000"], event="done", case=timeout)
+    record.tell(folder, ["0000"], event="end")
+    progress = RunProgress(folder)
+    progress.read_once()
+    assert progress.line() == "shards: 1 done; 3 of 3 rows" and not progress.missing
+    newest = latest.rows(Path(shard.results), shard.run, ["status"])
+    assert {key: row["finished"].hour for key, row in newest.items()} == {
+        ("0000", ok): 0, ("0000", oom): 0, ("0000", timeout): 1,
+    }  # fmt: skip
+
+    control._redo(Console(quiet=True), Path(shard.results), folder, progress, ["timeout"])
+    assert kept(Shard.load(folder / "shards" / "0000.json")) == [(ok, "ok"), (oom, "oom")]
+
+
+def test_an_unknown_status_is_one_sentence_with_those_there_are(shard):
+    with pytest.raises(UserError, match=r"^unknown status 'fast'; it can be ok, unconverged, wrong, .*, timeout, oom$"):
+        control.resubmit(Console(), Path(shard.folder), ["status=oom,fast"])
+
+
+def test_claims_on_shards_are_no_progress_and_are_not_opened(shard, monkeypatch):
+    """They have no line's end, so that they would be read anew at every look."""
+    progress = RunProgress(Path(shard.folder))
+    (Path(shard.folder) / "progress" / "0000.process").write_text("process 1 on a node since 0")
+    progress.read()
+    opened = []
+    monkeypatch.setattr("minfer.run.progress._new_events", lambda path, offsets: opened.append(path) or [])
+    progress.read()
+    assert not opened
+    with open(Path(shard.folder) / "progress" / "0000.jsonl", "a") as file:
+        file.write(json.dumps({"event": "end"}) + "\n")
+    progress.read()
+    assert [path.name for path in opened] == ["0000.jsonl"]
