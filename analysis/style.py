@@ -1,4 +1,4 @@
-"""How every plot looks, on a light and on a dark page.
+"""How every plot looks, on a light and on a dark page: drawn in LIGHT, and recoloured in DARK by a style sheet in its file.
 
 Colours say what a line is: OURS, our fastest kernel; PyTorch; up to three more rungs; the rest in one grey. Each theme has
 them on its own background, text with a contrast of at least 7:1 and lines of at least 3:1 (WCAG 2), greys aside. Lines are
@@ -203,7 +203,8 @@ def encoded(drawn: Figure, about: str) -> bytes:
 def dark_rules(svg: str) -> str:
     """CSS that gives each colour of a drawing in LIGHT its counterpart in DARK where the reader prefers dark pages.
 
-    The drawing keeps its own colours, for programs that know no such preference. Raises ValueError on any other colour."""
+    The drawing keeps its own colours, for programs that know no such preference; they are in `style` attributes, over which
+    only an `!important` rule wins. Raises ValueError on any other colour."""
     used = sorted(set(re.findall("(fill|stroke): (#[0-9a-f]{6})", svg)))
     if unknown := sorted({color for _, color in used} - set(COUNTERPARTS)):
         raise ValueError(f"{', '.join(unknown)} has no counterpart on dark pages: draw with the colours of a Theme")
