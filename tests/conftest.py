@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from hypothesis import is_hypothesis_test, settings
 
 # Dozens of processes import PyTorch. Where bytecode may not be written, each would compile its modules, for seconds.
 if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
@@ -48,7 +49,10 @@ def has_gpu() -> bool:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """What the processes of a test run share: locks, and what the emulator needs compiled once."""
+    """What the processes of a test run share: locks, and what the emulator needs compiled once. How many examples Hypothesis
+    draws: few, or with -m slow as many as it does by itself."""
+    settings.register_profile("few", max_examples=20)
+    settings.load_profile("default" if is_slow_tier(config) else "few")
     if not hasattr(config, "workerinput"):
         config.stash[SHARED] = tempfile.TemporaryDirectory(prefix="minfer-tests-")
         os.environ["MINFER_TESTS_SHARED"] = config.stash[SHARED].name
@@ -59,8 +63,15 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         config.stash[SHARED].cleanup()
 
 
+def is_slow_tier(config: pytest.Config) -> bool:
+    return config.option.markexpr == "slow"
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest leaves out what -m does not ask for
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
+        if is_slow_tier(config) and is_hypothesis_test(getattr(item, "obj", None)):
+            item.add_marker(pytest.mark.slow)  # once more, with more examples
         if item.get_closest_marker("gpu") and not has_gpu():
             item.add_marker(pytest.mark.skip(reason="no GPU here"))
     items.sort(key=lambda item: not alone(item))  # they share one process, which begins with them

@@ -116,6 +116,7 @@ def shapes_around(length: int) -> list[dict[str, int]]:
     return [{"batch": 5, "longest": longest} for longest in (length, length // 2 + 3, 2 * length + 5)]
 
 
+@pytest.mark.slow  # compiles it; tests/specialise/test_recipes.py has another that is compiled so
 def test_a_length_compiled_into_a_cpu_kernel(tmp_path):
     kernel = specialised(tmp_path, "cpu_of_100.cpp", "linear.h", "launch_linear<100>")
     function = build.function(kernel)

@@ -39,6 +39,7 @@ def called(function: Emulated, slots: int, blocks: int = 4) -> np.ndarray:
     return buffer.numpy()
 
 
+@pytest.mark.slow  # compiles a kernel for the emulator
 @pytest.mark.usefixtures("one_thread")
 def test_each_warp_stamps_its_steps_in_order(emulated: Emulated) -> None:
     stamps = called(emulated, slots=2 + 2 * STEPS)
@@ -54,6 +55,7 @@ def test_each_warp_stamps_its_steps_in_order(emulated: Emulated) -> None:
             assert cycles == sorted(cycles) and cycles[0] > 0
 
 
+@pytest.mark.slow  # compiles a kernel for the emulator
 @pytest.mark.usefixtures("one_thread")
 def test_what_a_buffer_has_no_room_for_is_left_out(emulated: Emulated) -> None:
     few = scopes.stamped(called(emulated, slots=3, blocks=1))  # it would write outside of its operand else
