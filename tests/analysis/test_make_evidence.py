@@ -418,5 +418,5 @@ def test_text_without_markers_is_named(work: Workspace, capsys: pytest.CaptureFi
 
 
 def test_no_torch_is_needed() -> None:
-    code = "import sys; from analysis import make_evidence; assert 'torch' not in sys.modules"
+    code = "import sys; from minfer.analysis import make_evidence; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=120)
