@@ -22,7 +22,8 @@ import sys
 import tempfile
 from collections.abc import Iterator
 
-from minfer import build, ops
+from minfer import ops
+from minfer.build import toolchain
 from minfer.ops import Case
 from minfer.plan.counters import SETS
 from minfer.profilers import Finding, Job
@@ -102,7 +103,7 @@ def audited(case: Case, counted: Finding, window: Finding) -> Finding:
 def count(job: Job, cases: list[Case], name: str, audit: bool = False) -> tuple[list[Finding], Case | None, str]:
     """One process under Nsight Compute, which leaves the report `name`: the findings, or the case at which it ended and
     how. Raises Refused."""
-    tool, report = build.tool("ncu"), job.folder / f"{name}.ncu-rep"
+    tool, report = toolchain.tool("ncu"), job.folder / f"{name}.ncu-rep"
     if tool is None:
         raise Refused("Nsight Compute is not installed; put its ncu on the PATH, or set CUDA_HOME")
     report.parent.mkdir(parents=True, exist_ok=True)

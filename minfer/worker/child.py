@@ -31,6 +31,8 @@ from minfer.bench.measure import Bench
 from minfer.bench.telemetry import Telemetry, watts
 from minfer.bench.timing import Timing
 from minfer.bench.verify import Function, Trial, WrongResult, verify
+from minfer.build import cache
+from minfer.build.errors import DISK_FULL, BuildError
 from minfer.ops import Case, Kernel, Op
 from minfer.process.remote import serve
 from minfer.process.threads import delay_s, run_delays
@@ -82,7 +84,7 @@ class Child:
         all the same."""
         try:
             return peaks.measure(self.device, self.telemetry)
-        except (build.BuildError, RuntimeError, OSError) as error:
+        except (BuildError, RuntimeError, OSError) as error:
             print(f"peaks could not be measured: {error}", flush=True)
             return {}
         finally:
@@ -123,7 +125,7 @@ class Child:
             row |= {"status": "wrong", "message": str(error), "verified": errors.tried}
         except Dishonest as error:
             row |= {"status": "dishonest", "message": str(error)}
-        except build.BuildError as error:
+        except BuildError as error:
             row |= {"status": "compile_error", "message": str(error)}
         except (torch.OutOfMemoryError, MemoryError) as error:
             row |= {"status": "oom", "message": _sentence(error)}
@@ -136,7 +138,7 @@ class Child:
             elif self.device.type == "cuda" and "CUDA error" in str(error):
                 # An illegal access or a failed assertion leaves the CUDA context unusable.
                 row |= {"status": "crashed", "message": message}
-            elif (full := build.DISK_FULL.search(str(error))) and "triton" in sys.modules:
+            elif (full := DISK_FULL.search(str(error))) and "triton" in sys.modules:
                 where = os.environ.get("TRITON_CACHE_DIR", "~/.triton")
                 why = f"cannot compile by Triton in {where}: {full[0]}; free it or set cluster.scratch"
                 row |= {"status": "error", "message": why}
@@ -275,7 +277,7 @@ def main() -> None:
             child = Child(request["device"], Timing(**request["timing"]))
             about = {"environment": devices.environment(child.device), "capability": child.capability}
             return about | {"gpu": devices.uuid(child.device)}
-        build.give(request["libraries"])
+        cache.use_libraries(request["libraries"])
         if "extra" in request:
             peaks = child.measure_peaks() if request["peaks"] is None else request["peaks"]
             for path in request["extra"]:  # from here on, code that may do anything runs in this process

@@ -9,7 +9,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from minfer import build, ops
+from minfer import ops
+from minfer.build import cache, toolchain
+from minfer.build.errors import BuildError
 from minfer.ops import Case
 from minfer.plan.shard import Shard, Unfit
 from minfer.sandbox import HIDDEN, LEVELS, Sandbox, available, strongest
@@ -22,8 +24,8 @@ def sandbox(shard: Shard) -> Sandbox:
     for folder in own:  # the sandbox can only hide and show what exists already
         folder.mkdir(parents=True, exist_ok=True)
     try:
-        build.make_folder(build.cache_folder() / "sandboxed")
-    except build.BuildError as error:
+        cache.make_folder(cache.root() / "sandboxed")
+    except BuildError as error:
         raise Unfit(str(error)) from error
     hidden = {os.path.realpath(folder) for folder in (*own, *map(Path, (tempfile.gettempdir(), *HIDDEN)))}
     needed = sorted(_needed(shard, hidden))
@@ -79,8 +81,8 @@ def _needed(shard: Shard, hidden: set[str]) -> set[str]:
     """The paths that must be readable, even inside a hidden folder; never a whole hidden folder."""
     kernels = [ops.get(case.op).kernels[case.kernel] for case in shard.cases]
     files = {Path(name) for name in (*shard.extra, *shard.sources)} | {kernel.source for kernel in kernels}
-    folders = {ops.PACKAGE.parent, build.cache_folder(), *map(Path, (*sys.path, sys.prefix, sys.base_prefix))}
-    if toolkit := build.toolkit():
+    folders = {ops.PACKAGE.parent, cache.root(), *map(Path, (*sys.path, sys.prefix, sys.base_prefix))}
+    if toolkit := toolchain.toolkit():
         folders.add(toolkit)
     needed = {os.path.realpath(path) for path in files | folders | {file.parent for file in files}}
     return {path for path in needed if path != "/" and path not in hidden}

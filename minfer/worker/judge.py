@@ -36,6 +36,7 @@ from minfer.bench.operands import Operands
 from minfer.bench.timed_results import SLACK, over_bound
 from minfer.bench.timing import Timing
 from minfer.bench.verify import Errors, WrongResult, same_bits, synchronize, verify
+from minfer.build import cache
 from minfer.ops import Case, Op, Tensors
 from minfer.process.remote import Died, adopt_orphans, orphans, serve
 from minfer.process.threads import run_delays
@@ -329,7 +330,7 @@ def most_sets(op: Op, case: Case, device: torch.device) -> int:
 def judge(request: dict[str, Any], log: Path) -> dict[str, Any]:
     """The reply: `samples`, or `row` with the status and the message of a kernel that failed. Of the extra files it loads
     only `op_files`, the file of the case's op. That file is trusted, because its reference defines what is right."""
-    build.give(request["libraries"])
+    cache.use_libraries(request["libraries"])
     for path in request["op_files"]:
         ops.load_file(Path(path))
     case = Case(**request["case"])

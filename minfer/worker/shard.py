@@ -8,8 +8,10 @@ import socket
 import sys
 from pathlib import Path
 
-from minfer import build, profilers
+from minfer import profilers
 from minfer.bench import device
+from minfer.build.cache import Built
+from minfer.build.errors import DISK_FULL
 from minfer.plan import extra
 from minfer.plan.config import UserError
 from minfer.plan.shard import Shard, Unfit
@@ -57,7 +59,7 @@ def run_cases(shard: Shard, tell: Events, stopping: Stopping) -> None:
         todo = [case for case in resume.todo(shard, machine, tell) if case.key not in finished]
         compiler = Compiler(shard, machine.arch, tell, supervisor.sandbox)
         builds = compiler.compile([c for c in todo if supervisor.unsupported(c) is None])
-        supervisor.libraries = {name: done.library for name, done in builds.items() if isinstance(done, build.Built)}
+        supervisor.libraries = {name: done.library for name, done in builds.items() if isinstance(done, Built)}
         with alone(machine.gpu, lambda: tell(event="waiting", gpu=machine.gpu)):
             if todo:
                 supervisor.prepare()
@@ -122,7 +124,7 @@ def run_shard(path: str, grace_s: float = 0) -> None:
     except (Unfit, UserError) as error:
         tell(event="failed", message=str(error))
     except OSError as error:
-        if not build.DISK_FULL.search(str(error)):
+        if not DISK_FULL.search(str(error)):
             raise
         tell(event="failed", message=_full(error, shard))
     except Superseded as error:

@@ -14,10 +14,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from minfer import build, ops
+from minfer import ops
 from minfer.bench import judged, peaks
 from minfer.bench.derived import derive
 from minfer.bench.timing import Timing
+from minfer.build import cache, toolchain
+from minfer.build.cache import Built
 from minfer.ops import Case
 from minfer.plan.shard import Shard
 from minfer.process.remote import Died, Process
@@ -52,7 +54,7 @@ class Machine:
     @property
     def arch(self) -> str:
         """What kernels are compiled for; empty for a CPU."""
-        return build.arch_of(self.capability) if self.capability else ""
+        return toolchain.arch_of(self.capability) if self.capability else ""
 
 
 class Supervisor:
@@ -86,7 +88,7 @@ class Supervisor:
             self.start()
         assert self.child is not None
         request: dict[str, Any] = {"peaks": self.peaks, "extra": self.shard.extra, "libraries": {}}
-        if self.peaks is None and self.machine.arch and (built := build.cached(peaks.KERNEL, self.machine.arch)):
+        if self.peaks is None and self.machine.arch and (built := cache.find(peaks.KERNEL, self.machine.arch)):
             # Names in the cache depend on the compiler's version. In a sandbox the child may not see the compiler, and
             # cannot write to the cache.
             request["libraries"] = {f"{peaks.KERNEL.op}/{peaks.KERNEL.name}": built.library}
@@ -110,7 +112,7 @@ class Supervisor:
         kernel = ops.get(case.op).kernels[case.kernel]
         return kernel.elsewhere(self.shard.device) or kernel.unsupported(case, self.machine.capability)
 
-    def run(self, case: Case, built: build.Built | str | None) -> Row:
+    def run(self, case: Case, built: Built | str | None) -> Row:
         """The columns of a case, even if the child dies. `built` is the result of compiling its kernel: a str says why that
         failed, None that there was nothing to compile."""
         kernel = ops.get(case.op).kernels[case.kernel]
