@@ -29,7 +29,7 @@ class RunnerFailed(Exception):
     """The kernel raised an error; the message is the kernel's."""
 
 
-class Remote:
+class RemoteKernel:
     """A kernel in a process of its own, which can be called like any other kernel."""
 
     def __init__(self, case: Case, request: Mapping[str, Any], arena: Arena, log: Path) -> None:
@@ -41,7 +41,7 @@ class Remote:
         about["libraries"] = request["libraries"]
         self.process.send(what="hello", case=case.to_dict(), **about)
 
-    def started(self) -> None:
+    def wait_until_started(self) -> None:
         self.deterministic = bool(self._reply(START_S, "deterministic"))
 
     def unsupported(self, case: Case, capability: tuple[int, int] | None) -> str | None:
