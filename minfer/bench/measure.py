@@ -17,7 +17,7 @@ from minfer.bench.operands import Operands, change, poison
 from minfer.bench.stats import compare
 from minfer.bench.timed_results import TimedResults, Tolerance, matches_reference
 from minfer.bench.timing import Timing
-from minfer.bench.verify import Function, Trial, check_genuine, same_bits, synchronize
+from minfer.bench.verify import Function, Inputs, check_genuine, same_bits, synchronize
 from minfer.ops import Case, Op, Returning
 from minfer.ops.tensors import Undo
 
@@ -81,7 +81,7 @@ class Bench(Hooks):
         # remember those that it has not used, and going through 512 sets repeatedly took minutes a case on a busy machine.
         self.reached = self.rotations
         self.in_place = in_place(op, case)
-        first = Trial(case, "normal", seed).operands(op, device)
+        first = Inputs(case, "normal", seed).operands(op, device)
         # Inputs differ from set to set. All candidates write to the same memory: on an H200 the address of a small output
         # alone changes the time by 5 %.
         with _one_thread() if op.operand_bytes(case) < SMALL_BYTES else contextlib.nullcontext():
@@ -200,7 +200,7 @@ class Bench(Hooks):
 
     def _inputs_of(self, number: int) -> Operands:
         """The operands of the first set as they were in a round."""
-        operands = Trial(self.case, "normal", self.seed).operands(self.op, self.device)
+        operands = Inputs(self.case, "normal", self.seed).operands(self.op, self.device)
         change(self.op, self.case, operands.named("in", "inout"), self.seed + number, "normal")
         return operands
 

@@ -9,7 +9,7 @@ import torch
 
 from minfer import build, ops
 from minfer.bench import device as devices
-from minfer.bench.verify import Trial, synchronize
+from minfer.bench.verify import Inputs, synchronize
 from minfer.ops import Case
 from minfer.profilers import Finding, Job
 from minfer.rows import store
@@ -25,7 +25,7 @@ def prepared(case: Case, device: str) -> Callable[[], None]:
     """
     op, place = ops.get(case.op), devices.pick(device)
     function = build.function(op.kernels[case.kernel], devices.arch(place))
-    operands = Trial(case, "normal", seed=0).operands(op, place)
+    operands = Inputs(case, "normal", seed=0).operands(op, place)
 
     def call() -> None:
         function(*operands.arguments, **op.call(case))

@@ -155,7 +155,7 @@ class JudgedRounds:
         return min(times, key=lambda spent: spent.wall)
 
     def _steps_around(self, calls: int) -> dict[str, Step]:
-        """The steps that `RemoteKernel.time` takes around a block of so many calls. On a CPU the clock does not run during them."""
+        """The steps that `RemoteKernel.time` takes around a block of so many calls; none while the clock runs on a CPU."""
         operands = self.operands
         if not operands.goes_on:
             operands.flush()
