@@ -33,7 +33,7 @@ from minfer import build, ops
 from minfer.bench import device as devices
 from minfer.ops import Kernel
 from minfer.profilers import Job, proton
-from minfer.profilers.prepared import prepared
+from minfer.profilers.calls import prepared
 from minfer.rows import store
 from minfer.run.start import commit_of_sources
 

@@ -12,7 +12,7 @@ import torch
 from minfer import ops
 from minfer.bench.clock import CudaClock
 from minfer.ops import Case
-from minfer.profilers.prepared import prepared
+from minfer.profilers.calls import prepared
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """The profiler `proton`: Triton's own, which times the kernels of a call by CUPTI and knows what they had to do.
 
 All metrics are of one call: `proton.tflops` and `proton.gbps` are the op's FLOPs and least bytes over
-`proton.device_us`, the time of all kernels without the gaps between them; the rest is `prepared.per_call`'s. As in
+`proton.device_us`, the time of all kernels without the gaps between them; the rest is `calls.per_call`'s. As in
 the profiler `torch`, the operands lie in the L2 cache where they fit.
 
 Kept: `<case>.hatchet`, which proton-viewer reads, and the same as text, `<case>.txt`. With `instrument=true` a Triton
@@ -25,7 +25,7 @@ import torch
 from minfer import ops
 from minfer.ops import Case
 from minfer.profilers import Finding, Job
-from minfer.profilers.prepared import artefact, attempt, per_call, prepared, sentence
+from minfer.profilers.calls import artefact, attempt, per_call, prepared, sentence
 
 RUNS_KERNELS = True
 

@@ -39,8 +39,8 @@ from minfer.ops import Case, Kernel
 from minfer.ops.kernel import read_source
 from minfer.plan.counters import LIMITS
 from minfer.profilers import Finding, Job, occupancy, sass
+from minfer.profilers.calls import attempt, prepared
 from minfer.profilers.jit import launched
-from minfer.profilers.prepared import attempt, prepared
 from minfer.profilers.sass import Function
 
 RUNS_KERNELS = False

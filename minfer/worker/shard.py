@@ -19,7 +19,7 @@ from minfer.process.remote import Died, adopt_orphans
 from minfer.process.stopping import AGAIN, STOPPED, Stopping
 from minfer.rows import store
 from minfer.rows.writer import StoreError, Writer
-from minfer.worker import record, resume
+from minfer.worker import resume, write_rows
 from minfer.worker.claim import Claim, Superseded, alone
 from minfer.worker.compiler import Compiler
 from minfer.worker.events import Events
@@ -69,9 +69,9 @@ def run_cases(shard: Shard, tell: Events, stopping: Stopping) -> None:
                 supervisor.check_log()
                 tell(event="case", case=case.key)
                 columns = supervisor.run(case, builds.get(f"{case.op}/{case.kernel}"))
-                row = record.whole_row(shard, machine, supervisor.peaks, case, columns, claim.skew_s)
+                row = write_rows.whole_row(shard, machine, supervisor.peaks, case, columns, claim.skew_s)
                 claim.check()
-                path = record.append(writer, row, tell)
+                path = write_rows.append(writer, row, tell)
                 stopping.progressed = True
                 statuses.append((case, row["status"]))
                 tell(event="done", case=case.key, status=row["status"], file=str(path))
@@ -120,7 +120,7 @@ def run_shard(path: str, grace_s: float = 0) -> None:
         run_cases(shard, tell, stopping)
         status = 0
     except StoreError as error:
-        tell(event="failed", message=f"{error}; {record.rescue(shard, error)}")
+        tell(event="failed", message=f"{error}; {write_rows.rescue(shard, error)}")
     except (Unfit, UserError) as error:
         tell(event="failed", message=str(error))
     except OSError as error:

@@ -20,7 +20,7 @@ from minfer.plan.shard import Shard
 from minfer.process.remote import Died, Process
 from minfer.profilers import _checked, _columns
 from minfer.rows import store
-from minfer.worker import compiler, confinement, record, supervisor
+from minfer.worker import compiler, confinement, supervisor, write_rows
 from minfer.worker.compiler import Compiler
 from minfer.worker.supervisor import Machine, Supervisor
 from tests.conftest import FAST
@@ -171,7 +171,7 @@ def fuzzed(count: int, seed: int, folder: Path, monkeypatch: pytest.MonkeyPatch)
         one = Supervisor(shard, log)
         one.prepare = lambda child=child: Lying(child, log)  # type: ignore[method-assign]
         monkeypatch.setattr(supervisor, "Process", lambda *_, judge=judge, **__: Lying(judge, log))
-        row = record.whole_row(shard, MACHINE, None, cases[0], one.run(cases[0], None), 0.0)
+        row = write_rows.whole_row(shard, MACHINE, None, cases[0], one.run(cases[0], None), 0.0)
         rows.append((row, shard.untrusted))
         one.end()
     found: dict[str, int] = {}
@@ -228,7 +228,7 @@ def test_mutated_replies_of_a_compiler_are_builds_or_say_why_not(
             columns |= {"status": "ok", "build_s": done.seconds}
             assert Path(done.library).is_file()
         found["refused" if isinstance(done, str) else "built"] += 1
-        store.to_table([record.whole_row(shard, MACHINE, None, case, columns, 0.0)])
+        store.to_table([write_rows.whole_row(shard, MACHINE, None, case, columns, 0.0)])
     assert min(found.values()) > 20
 
 
