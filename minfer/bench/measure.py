@@ -286,5 +286,5 @@ class Bench(Hooks):
             for name, tensor in operands.named("in").items():
                 if not same_bits(tensor, kept[name]):
                     raise Dishonest(f"changed its input {name} while it was timed")
-            if operands.breached():
+            if operands.is_breached():
                 raise Dishonest("wrote outside its output while it was timed")

@@ -140,7 +140,7 @@ def _verify_on(
     for name, kept in fresh.named("in").items():
         if not same_bits(operands.tensors[name], kept):
             raise WrongResult(f"changed its input {name} ({where})", worst)
-    if operands.breached():
+    if operands.is_breached():
         raise WrongResult(f"wrote outside its output ({where})", worst)
     expected = run_reference(op, inputs.case, fresh.tensors)
     errors = Errors(tried=1)

@@ -31,7 +31,7 @@ from typing import Any
 from minfer.process import fork_server
 from minfer.process.cgroup import Cgroup
 from minfer.process.output import MOST_PRINTED, Output, tail_of
-from minfer.process.text import all_plain, plain
+from minfer.process.text import make_all_printable, make_printable
 from minfer.process.threads import all_children, children, cpu_at_rest, cpu_s, family, states
 from minfer.sandbox import Sandbox
 
@@ -142,7 +142,7 @@ class Process:
             line, newline, rest = self._buffer.partition(b"\n")
             if newline:
                 self._buffer = rest
-                message = self._checked(line)
+                message = self._parse(line)
                 if "phase" not in message:
                     return message
                 self.phase = str(message["phase"])[:40]
@@ -163,7 +163,7 @@ class Process:
                 raise self._post_mortem()
             self._buffer += chunk
             if len(self._buffer) > MOST_BYTES:
-                raise self._garbled()
+                raise self._end_garbled()
 
     def ask(self, seconds: float, **message: Any) -> Message:
         """Send a request and receive its reply. Raises Died."""
@@ -183,16 +183,16 @@ class Process:
     def _too_much(self) -> bool:
         return self._output is not None and self._output.too_much
 
-    def _checked(self, line: bytes) -> Message:
+    def _parse(self, line: bytes) -> Message:
         try:
             message = json.loads(line)
             if message.pop("nonce") == self._nonce:
-                return all_plain(message)
+                return make_all_printable(message)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             pass
-        raise self._garbled()
+        raise self._end_garbled()
 
-    def _garbled(self) -> Died:
+    def _end_garbled(self) -> Died:
         self.kill()
         return Died("dishonest", "wrote to the result pipe, where only the harness answers")
 
@@ -345,7 +345,7 @@ def _oom_kills() -> int:
 
 def _last_line(printed: bytes) -> str:
     lines = printed.decode(errors="replace").strip().splitlines()
-    return plain(lines[-1]) if lines else ""
+    return make_printable(lines[-1]) if lines else ""
 
 
 def serve(answer: Callable[[Message, Callable[..., None]], Message]) -> None:

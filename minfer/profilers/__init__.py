@@ -85,7 +85,7 @@ def run(
             )  # fmt: skip
             process.phase = "profile"
             while left:
-                finding = _checked(process.ask(setting.timeout_s))
+                finding = _check_finding(process.ask(setting.timeout_s))
                 deaths = 0
                 yield left[0], _columns(name, finding)
                 del left[0]
@@ -99,7 +99,7 @@ def run(
             process.kill()
 
 
-def _checked(reply: dict[str, Any]) -> Finding:
+def _check_finding(reply: dict[str, Any]) -> Finding:
     """A reply as a finding, if it is one."""
     metrics, functions, why = (reply.get(key) for key in ("metrics", "functions", "why"))
     numbers = isinstance(metrics, dict) and all(

@@ -17,7 +17,7 @@ from minfer.rows import store
 MOST_KERNELS = 4  # device functions that get metrics of their own; the totals have all of them
 
 
-def prepared(case: Case, device: str) -> Callable[[], None]:
+def prepare_call(case: Case, device: str) -> Callable[[], None]:
     """One call of a case on `device`, "cuda" or "cpu", with the scalars that are timed; on a GPU it does not wait.
 
     It has run once, so that what is compiled, loaded or tuned at the first call is in no profile. The operands are the

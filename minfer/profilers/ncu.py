@@ -81,7 +81,7 @@ def _batch(job: Job, cases: list[Case], number: int) -> list[Finding]:
                 windows, culprit, reason = count(job, left, f"{number:03d}-audit", audit=True)
             except Refused as error:
                 windows = [Finding(why=str(error))] * len(left)
-            counted = [audited(*about) for about in zip(left, counted, windows, strict=False)]
+            counted = [add_audit(*about) for about in zip(left, counted, windows, strict=False)]
         if culprit is None:
             rows = iter(counted)
             return [Finding(why=why[case.key]) if case.key in why else next(rows) for case in cases]
@@ -89,7 +89,7 @@ def _batch(job: Job, cases: list[Case], number: int) -> list[Finding]:
     return [Finding(why=why[case.key]) for case in cases]
 
 
-def audited(case: Case, counted: Finding, window: Finding) -> Finding:
+def add_audit(case: Case, counted: Finding, window: Finding) -> Finding:
     """A finding with what memory supplied after the bench's own flush, and whether that was cold."""
     needed = ops.get(case.op).traffic_of(case)[0]
     read, why = window.metrics.get("window_dram_read_bytes"), [counted.why, window.why]

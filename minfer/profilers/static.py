@@ -39,8 +39,8 @@ from minfer.ops import Case, Kernel
 from minfer.ops.kernel import read_source
 from minfer.plan.counters import LIMITS
 from minfer.profilers import Finding, Job, occupancy, sass
-from minfer.profilers.calls import attempt, prepared
-from minfer.profilers.jit import launched
+from minfer.profilers.calls import attempt, prepare_call
+from minfer.profilers.jit import find_launched
 from minfer.profilers.sass import Function
 
 RUNS_KERNELS = False
@@ -141,7 +141,7 @@ def describe(function: Function, arch: str, dynamic_shared_bytes: int = 0) -> di
 def find_triton(kernel: Kernel, case: Case) -> Finding:
     """What the code says that one call of a Triton case on this GPU launches."""
     module = kernel.module()
-    binaries = launched(module, prepared(case, "cuda"))
+    binaries = find_launched(module, prepare_call(case, "cuda"))
     if not binaries:
         return Finding(why=f"{kernel.source.name} launched no @triton.jit function that it names itself")
     arch = devices.arch(devices.pick("cuda"))

@@ -26,7 +26,7 @@ from torch.autograd.profiler import record_function
 
 from minfer.ops import Case
 from minfer.profilers import Finding, Job
-from minfer.profilers.calls import artefact, attempt, per_call, prepared
+from minfer.profilers.calls import artefact, attempt, per_call, prepare_call
 
 RUNS_KERNELS = True
 
@@ -45,7 +45,7 @@ def measure(job: Job, case: Case) -> Finding:
     """Profile `calls` calls of a case. Raises what a kernel or a full disk may raise."""
     calls: int = job.options["calls"]
     on_gpu = job.device == "cuda"
-    call = prepared(case, job.device)
+    call = prepare_call(case, job.device)
     with record(use_device="cuda" if on_gpu else None, use_kineto=True) as recorded:
         for _ in range(calls):
             with record_function(case.kernel):

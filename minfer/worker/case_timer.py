@@ -36,7 +36,7 @@ class CaseTimer:
         """Time both regimes; once more if this process was stopped meanwhile, as by `scontrol suspend`: clocks went on.
         `row` gets the columns beside the samples, which are returned."""
         for last in (False, True):
-            with watching_for_stops() as times:
+            with watch_for_stops() as times:
                 samples = self._time_once(bench, row)
             if not times:
                 break
@@ -75,7 +75,7 @@ class CaseTimer:
 
 
 @contextlib.contextmanager
-def watching_for_stops() -> Iterator[list[int]]:
+def watch_for_stops() -> Iterator[list[int]]:
     """The list gets an entry for each time that this process is continued after it was stopped."""
     times: list[int] = []
     before = signal.signal(signal.SIGCONT, lambda number, frame: times.append(number))

@@ -21,7 +21,7 @@ from minfer.build.errors import DISK_FULL, BuildError
 from minfer.ops import Case
 from minfer.plan.shard import Shard, Unfit
 from minfer.process.remote import Died, Process
-from minfer.process.text import plain
+from minfer.process.text import make_printable
 from minfer.sandbox import Sandbox
 from minfer.worker import sandboxed
 
@@ -69,7 +69,7 @@ class Compiler:
     def _apart(self, op: str, name: str) -> Built | str:
         """Compile a kernel in a sandbox. The library is read once no process is left that could change it."""
         kernel = ops.get(op).kernels[name]
-        if found := sandboxed.kept(kernel, self.arch):
+        if found := sandboxed.find(kernel, self.arch):
             return Built(**asdict(found) | {"seconds": None})
         logs = Path(self.shard.folder) / "logs"
         with open(os.memfd_create("minfer-build"), "r+b") as file:
@@ -88,7 +88,7 @@ class Compiler:
             if size > LARGEST:
                 return f"its library has {size >> 20} MiB, more than {LARGEST >> 20}"
             try:
-                return sandboxed.keep(kernel, self.arch, reply.get("built") or {}, os.pread(file.fileno(), size, 0))
+                return sandboxed.store(kernel, self.arch, reply.get("built") or {}, os.pread(file.fileno(), size, 0))
             except BuildError as error:
                 return str(error)
 
@@ -124,7 +124,7 @@ class Compiler:
         if full := DISK_FULL.search(err):
             where = os.environ.get("TORCH_EXTENSIONS_DIR", "the cache of compiled kernels")
             raise Unfit(f"cannot compile {name} in {where}: {full[0]}; free it or set cluster.scratch")
-        lines = [line for line in map(plain, err.splitlines()) if line and not WARNING.match(line)]
+        lines = [line for line in map(make_printable, err.splitlines()) if line and not WARNING.match(line)]
         if process.returncode < 0:
             died = f"the process that compiles and loads it died by {signal.Signals(-process.returncode).name}"
             return ": ".join([died, *lines[-1:]])

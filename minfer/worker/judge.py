@@ -108,17 +108,17 @@ def judge(request: dict[str, Any], log: Path) -> dict[str, Any]:
         try:
             return {"samples": take_samples(request, log, ended)}
         except WrongResult as error:
-            return failure("wrong", f"seen from another process: {error}")
+            return describe_failure("wrong", f"seen from another process: {error}")
         except Dishonest as error:
-            return failure("dishonest", str(error))
+            return describe_failure("dishonest", str(error))
         except RunnerFailed as error:
-            return failure("error", f"in a process of its own: {error}")
+            return describe_failure("error", f"in a process of its own: {error}")
         except BaselineFailed as error:
-            return failure("error", f"the baseline failed in a process of its own: {error}")
+            return describe_failure("error", f"the baseline failed in a process of its own: {error}")
         except Died as death:
-            return failure(death.status, f"in a process of its own: {death}")
+            return describe_failure(death.status, f"in a process of its own: {death}")
         except (MemoryError, torch.OutOfMemoryError) as error:
-            return failure("oom", f"in the judge: {' '.join(str(error).split())}")
+            return describe_failure("oom", f"in the judge: {' '.join(str(error).split())}")
 
 
 def take_samples(request: dict[str, Any], log: Path, ended: contextlib.ExitStack) -> dict[str, list[float]]:
@@ -132,7 +132,7 @@ def take_samples(request: dict[str, Any], log: Path, ended: contextlib.ExitStack
     sets = sets_for(other, device)
     arena = Arena(max(sets, 2) * per_set + (16 << 20), device)
     ended.callback(arena.close)
-    with blaming_baseline():
+    with blame_baseline():
         baseline = RemoteKernel(other, request | {"extra": request["op_files"]}, arena, log)
         ended.callback(baseline.process.kill)
         baseline.wait_until_started()
@@ -152,7 +152,7 @@ def take_samples(request: dict[str, Any], log: Path, ended: contextlib.ExitStack
     else:
         samples = rounds.run("kernel")
         rounds.dismiss(kernel)
-        with blaming_baseline():
+        with blame_baseline():
             after = rounds.run("baseline", "duplicate", count=ROUNDS - ROUNDS // 2)
         samples |= {name: before[name] + after[name] for name in before}
     calls = min(calls, rounds.calls[baseline])  # they may be more since the first rounds
@@ -160,7 +160,7 @@ def take_samples(request: dict[str, Any], log: Path, ended: contextlib.ExitStack
 
 
 @contextlib.contextmanager
-def blaming_baseline() -> Iterator[None]:
+def blame_baseline() -> Iterator[None]:
     """What fails in this block is the baseline. Raises BaselineFailed."""
     try:
         yield
@@ -168,7 +168,7 @@ def blaming_baseline() -> Iterator[None]:
         raise BaselineFailed(str(error)) from error
 
 
-def failure(status: str, message: str) -> dict[str, Any]:
+def describe_failure(status: str, message: str) -> dict[str, Any]:
     return {"row": {"status": status, "message": message}}
 
 

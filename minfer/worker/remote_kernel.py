@@ -57,7 +57,7 @@ class RemoteKernel:
         returned = self.ask("call", "returned", tensors=described, arguments=arguments)
         if returned is not None:
             raise Dishonest(f"returned a {returned}; a kernel writes its output and returns nothing")
-        if self.arena.breached():
+        if self.arena.is_breached():
             raise Dishonest("wrote outside its output")
         for tensor, copy in zip(tensors, copies, strict=True):
             tensor.copy_(copy)

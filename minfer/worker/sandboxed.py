@@ -23,7 +23,7 @@ def _about(kernel: Kernel, arch: str) -> Path:
     return cache.root() / "sandboxed" / f"{cache.directory(kernel, arch).name}.json"
 
 
-def keep(kernel: Kernel, arch: str, built: Mapping[str, Any], library: bytes) -> Built:
+def store(kernel: Kernel, arch: str, built: Mapping[str, Any], library: bytes) -> Built:
     """Store a library that a sandbox built, under the hash of its content, and what the sandbox says about it. Raises
     BuildError if that is malformed or cannot be stored."""
     try:
@@ -46,7 +46,7 @@ def keep(kernel: Kernel, arch: str, built: Mapping[str, Any], library: bytes) ->
     return done
 
 
-def kept(kernel: Kernel, arch: str) -> Built | None:
+def find(kernel: Kernel, arch: str) -> Built | None:
     """The library that a sandbox built from exactly these sources, flags and versions, or None if there is none or if its
     content has changed."""
     try:

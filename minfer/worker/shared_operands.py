@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from minfer import ops
-from minfer.bench.arena import Arena, copied, view
+from minfer.bench.arena import Arena, copy_bits, view
 from minfer.bench.clock import clock_for
 from minfer.bench.integrity import Dishonest
 from minfer.bench.operands import Operands
@@ -25,8 +25,8 @@ from minfer.bench.verify import Errors, WrongResult, same_bits, synchronize
 from minfer.ops import Case, Tensors
 
 GOES_ON = {"cuda": True, "cpu": False}  # whether the work that a process has begun goes on while the process is stopped
-SNAPSHOT = 32  # results of a block that are copied when the process replies
-TAKE_S = {"cuda": math.inf, "cpu": 0.001}  # within which they are copied
+SNAPSHOT = 32  # results of a block that are copy_bits when the process replies
+TAKE_S = {"cuda": math.inf, "cpu": 0.001}  # within which they are copy_bits
 CHECK_S, LEAST_CHECKED = 0.2, 16  # of a block's results: as many as the time allows, and at least so many
 
 
@@ -91,7 +91,7 @@ class SharedOperands:
 
     def take_snapshot(self, calls: int) -> None:
         """Copy some results of a block of so many calls, so that what the kernel writes later does not count. On a CPU TAKE_S
-        limits the time of this, because the kernel may finish a result while others are copied. On a GPU the clock includes
+        limits the time of this, because the kernel may finish a result while others are copy_bits. On a GPU the clock includes
         this. So it copies as many there as for an empty request, even if the block has fewer calls."""
         deadline = time.perf_counter() + TAKE_S[self.device.type]
         written, self.snapshot = self.originals[0].named("out", "inout"), {}
@@ -99,7 +99,7 @@ class SharedOperands:
         if self.goes_on:
             chosen += list(range(calls, self.count))[: SNAPSHOT - len(chosen)]
         for index in chosen:
-            results = {name: copied(self.sets[index][name]) for name in written}
+            results = {name: copy_bits(self.sets[index][name]) for name in written}
             if index < calls:
                 self.snapshot[index] = results
             if time.perf_counter() > deadline:
@@ -128,5 +128,5 @@ class SharedOperands:
             for name, kept in original.named("in").items():
                 if not same_bits(shared[name], kept):
                     raise Dishonest(f"changed its input {name} while it was timed")
-        if self.arena.breached():
+        if self.arena.is_breached():
             raise Dishonest("wrote outside its output while it was timed")

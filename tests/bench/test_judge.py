@@ -319,12 +319,12 @@ def test_as_many_results_are_copied_whatever_the_calls(tmp_path: Path, monkeypat
 
     copies: list[torch.Tensor] = []
 
-    def copied(tensor: torch.Tensor) -> torch.Tensor:
+    def copy_bits(tensor: torch.Tensor) -> torch.Tensor:
         copies.append(tensor)
         return tensor.clone()
 
     monkeypatch.setattr(SharedOperands, "take_snapshot", counting)
-    monkeypatch.setattr(shared_operands, "copied", copied)
+    monkeypatch.setattr(shared_operands, "copy_bits", copy_bits)
     monkeypatch.setattr(
         JudgedRounds, "_count_calls", lambda rounds, remote: 3 if remote is rounds.kernel else rounds.operands.count
     )

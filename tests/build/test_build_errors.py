@@ -86,7 +86,7 @@ def test_a_cache_that_cannot_be_written(workshop: Workshop, monkeypatch: pytest.
         build.build(kernel)
     built = {"seconds": 1.0, "registers": None, "shared_bytes": None, "local_bytes": None}
     with pytest.raises(BuildError, match=re.escape(wanted)):
-        sandboxed.keep(kernel, "", built, b"a library")
+        sandboxed.store(kernel, "", built, b"a library")
 
 
 def test_no_cpp_compiler(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ import pytest
 from minfer import ops
 from minfer.plan.shard import Shard
 from minfer.process.remote import Died, Process
-from minfer.profilers import _checked, _columns
+from minfer.profilers import _check_finding, _columns
 from minfer.rows import store
 from minfer.worker import compiler, confinement, supervisor, write_rows
 from minfer.worker.compiler import Compiler
@@ -150,8 +150,8 @@ def fuzzed(count: int, seed: int, folder: Path, monkeypatch: pytest.MonkeyPatch)
     cases = [HGEMM.case("cpu_naive", "float16", SHAPE)]
     about = {"name": "0000", "run": "mine", "folder": str(folder), "results": str(folder), "device": "cpu"}
     shard = Shard(**about, cases=cases, timing=FAST, case_timeout_s=5.0, build_timeout_s=5.0)  # type: ignore[arg-type]
-    confined = confinement.sandbox(shard)  # resolves dozens of paths, the same for every reply
-    monkeypatch.setattr(confinement, "sandbox", lambda _: confined)
+    confined = confinement.make_sandbox(shard)  # resolves dozens of paths, the same for every reply
+    monkeypatch.setattr(confinement, "make_sandbox", lambda _: confined)
     rows: list[tuple[store.Row, bool]] = []
     for number in range(count):
         rng = random.Random(seed + number)
@@ -204,7 +204,7 @@ def test_mutated_replies_of_a_compiler_are_builds_or_say_why_not(
 ) -> None:
     """What a reply and a library come to can be written in a row; `compile_error` says why where there is none."""
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(compiler.sandboxed, "kept", lambda *_: None)
+    monkeypatch.setattr(compiler.sandboxed, "find", lambda *_: None)
     (tmp_path / "logs").mkdir()
     (tmp_path / "log").write_text("")
     case = HGEMM.case("cpu_naive", "float16", SHAPE)
@@ -239,7 +239,7 @@ def test_mutated_findings_of_a_profiler_are_findings_or_say_why_not(tmp_path: Pa
         rng = random.Random(seed)
         process = Lying(lambda nonce, rng=rng: written(mutated(good, rng), nonce, rng), tmp_path / "log")
         with contextlib.suppress(Died):
-            store.to_table([{"case": "a", **_columns("static", _checked(process.ask(5.0)))}])
+            store.to_table([{"case": "a", **_columns("static", _check_finding(process.ask(5.0)))}])
 
 
 def test_a_reply_without_an_end_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

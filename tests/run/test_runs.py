@@ -30,7 +30,7 @@ from minfer.rows.writer import StoreError, Writer
 from minfer.run import control, start
 from minfer.run.progress import RunProgress, ShardProgress
 from minfer.worker import write_rows
-from minfer.worker.claim import Claim, Superseded, alone
+from minfer.worker.claim import Claim, Superseded, lock_gpu
 from minfer.worker.compiler import Compiler
 from minfer.worker.events import Events
 from minfer.worker.shard import run_cases
@@ -107,11 +107,11 @@ def test_what_is_timed_on_a_gpu_is_alone_there():
     gpu, order = f"test-{os.getpid()}", []
 
     def second() -> None:
-        with alone(gpu, lambda: order.append("waits")):
+        with lock_gpu(gpu, lambda: order.append("waits")):
             order.append("second")
 
     thread = threading.Thread(target=second)
-    with alone(gpu, lambda: order.append("never")), alone(None, lambda: order.append("never")):
+    with lock_gpu(gpu, lambda: order.append("never")), lock_gpu(None, lambda: order.append("never")):
         thread.start()
         deadline = time.monotonic() + 60
         while not order:
@@ -206,7 +206,7 @@ def test_a_node_whose_clock_is_behind_is_named_and_its_times_are_the_file_system
     skew_s = Claim(shard).skew_s
     assert abs(skew_s - 3600) < 60
     machine = Machine({"device": "a CPU"}, None, None)
-    finished = write_rows.whole_row(shard, machine, None, shard.cases[0], {}, skew_s)["finished"].timestamp()
+    finished = write_rows.complete(shard, machine, None, shard.cases[0], {}, skew_s)["finished"].timestamp()
     assert abs(finished - true()) < 60
 
 

@@ -19,8 +19,8 @@ from minfer.rows import store
 from minfer.worker import case_timer
 from minfer.worker.child import Child
 from minfer.worker.failures import sentence
-from minfer.worker.resume import todo
-from minfer.worker.supervisor import Machine, believed
+from minfer.worker.resume import find_pending
+from minfer.worker.supervisor import Machine, derive_columns
 from minfer.worker.triton_times import TritonTimes
 
 HGEMM = ops.get("hgemm")
@@ -47,19 +47,19 @@ PEAKS = {"read_gbps": 1000.0, "copy_gbps": 1000.0}
     ],
 )
 def test_a_reply_that_no_case_can_come_to_is_dishonest(reply: dict[str, Any]) -> None:
-    row = believed(CASE, reply, Timing(), PEAKS)
+    row = derive_columns(CASE, reply, Timing(), PEAKS)
     assert row["status"] == "dishonest" and "malformed reply from the kernel's process" in row["message"]
     assert "\n" not in row["message"]
 
 
 def test_a_reply_has_no_times_but_those_of_its_samples() -> None:
     claims = {"cold_us": 1e-3, "cold_tflops": 9e9, "cold_verdict": "faster", "steady_us": 1e-3}
-    told = believed(
+    told = derive_columns(
         CASE, {"row": {"status": "ok"} | claims, "cold": [[1e-5] * 3] * 30, "steady": [], "watts": []}, Timing(), PEAKS
     )
     assert told["cold_us"] == pytest.approx(10) and told["cold_verdict"] == "tie" and told["cold_tflops"] < 1000
     assert told["steady_us"] is None
-    told = believed(CASE, {"row": {"status": "wrong", "message": "zeros"} | claims}, Timing(), PEAKS)
+    told = derive_columns(CASE, {"row": {"status": "wrong", "message": "zeros"} | claims}, Timing(), PEAKS)
     assert told["status"] == "wrong" and all(told[name] is None for name in claims)
 
 
@@ -113,7 +113,7 @@ def test_what_autotuning_takes_is_added_up() -> None:
 def test_resume_repeats_what_nobody_judged_where_judging_is_asked_for(tmp_path: Path) -> None:
     def left(**about: Any) -> list[Any]:
         shard = Shard("0000", "test", "", str(tmp_path), "cuda", [CASE], Timing(), 60, 60, resume=True, **about)
-        return list(todo(shard, MACHINE, lambda **event: None))
+        return list(find_pending(shard, MACHINE, lambda **event: None))
 
     row = {
         "run": "old",
