@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from minfer.ops import Case
-from minfer.process.remote import Died, Process
+from minfer.process.death import Died
+from minfer.process.remote import Process
 from minfer.rows.store import MEASURED, Row
 
 

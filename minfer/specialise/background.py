@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-from minfer.process.remote import Died, Process, serve
+from minfer.process.death import Died
+from minfer.process.remote import Process, serve
 from minfer.specialise.buckets import Key, Span
 from minfer.specialise.recipe import Recipe
 from minfer.specialise.recipes import find

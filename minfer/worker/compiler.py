@@ -20,7 +20,8 @@ from minfer.build.cache import Built
 from minfer.build.errors import DISK_FULL, BuildError
 from minfer.ops import Case
 from minfer.plan.shard import Shard, Unfit
-from minfer.process.remote import Died, Process
+from minfer.process.death import Died
+from minfer.process.remote import Process
 from minfer.process.text import make_printable
 from minfer.sandbox import Sandbox
 from minfer.worker import sandboxed

@@ -34,7 +34,9 @@ from minfer.bench.timing import Timing
 from minfer.bench.verify import WrongResult, synchronize, verify
 from minfer.build import cache
 from minfer.ops import Case, Op
-from minfer.process.remote import Died, adopt_orphans, serve
+from minfer.process.death import Died
+from minfer.process.orphans import adopt_orphans
+from minfer.process.remote import serve
 from minfer.process.threads import run_delays
 from minfer.sandbox import keep_to_itself
 from minfer.worker.judged_rounds import BLOCK_S, LEAST_CALLS, ROUNDS, JudgedRounds

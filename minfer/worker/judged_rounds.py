@@ -12,7 +12,7 @@ from collections import defaultdict
 
 from minfer.bench.integrity import Dishonest
 from minfer.bench.verify import synchronize
-from minfer.process.remote import orphans
+from minfer.process.orphans import orphans
 from minfer.worker.remote_kernel import RemoteKernel, Spent, Step
 from minfer.worker.shared_operands import SharedOperands
 
@@ -40,7 +40,7 @@ class JudgedRounds:
 
     def admit(self, kernel: RemoteKernel) -> None:
         """Prepare the kernel's blocks. It has been verified, and the shared memory was used for that."""
-        kernel.process.freeze()
+        kernel.process.freezer.freeze()
         self.kernel = kernel
         self.operands.lay_out()
         self._calibrate(kernel)
@@ -61,9 +61,9 @@ class JudgedRounds:
     def _prepare(self, remote: RemoteKernel, calls: int) -> None:
         """Have a block of so many calls prepared, and stop the process."""
         self.calls[remote] = calls
-        remote.process.thaw()
+        remote.process.freezer.thaw()
         remote.ask("prepare", "done", sets=self.operands.described[:calls], arguments=self.call)
-        remote.process.freeze()
+        remote.process.freezer.freeze()
         self._note_strays(remote)
 
     def _note_strays(self, remote: RemoteKernel) -> None:
@@ -71,7 +71,7 @@ class JudgedRounds:
         stopped then, or did not exist."""
         if remote is self.baseline:
             self.of_baseline |= orphans()
-        elif strays := remote.process.strays() - self.of_baseline:
+        elif strays := remote.process.freezer.strays() - self.of_baseline:
             raise Dishonest(f"left a process running: {min(strays)}")
 
     def _count_calls(self, remote: RemoteKernel) -> int:
@@ -122,7 +122,7 @@ class JudgedRounds:
                 if name == "kernel":
                     samples["work"].append(spent.work)
         if self.kernel:
-            self.kernel.process.stood_still()  # on a CPU, beside the last blocks of the baseline
+            self.kernel.process.freezer.check_stands_still()  # on a CPU, beside the last blocks of the baseline
         return dict(samples)
 
     def _time_block(self, remote: RemoteKernel) -> Spent:

@@ -94,7 +94,7 @@ class RemoteKernel:
         pid = self.process.process.pid
         used, waited = cpu_s(pid), run_delays(pid)
         with waking_apart(pid) if self.on_cpu else contextlib.nullcontext(lambda: None) as release:
-            delayed, begin = my_run_delay_s(), self.process.thaw()
+            delayed, begin = my_run_delay_s(), self.process.freezer.thaw()
             if before:
                 delayed, begin = my_run_delay_s(), time.perf_counter()
                 before()
@@ -111,7 +111,7 @@ class RemoteKernel:
                 then()
                 held_up = my_run_delay_s() - answered  # while its results were copied, the kernel could go on
                 wall, delay = wall + held_up, delay + held_up
-            self.process.freeze()
+            self.process.freezer.freeze()
         # The delays of all threads together: with only the longest one, honest kernels of two threads were accused on a busy
         # machine.
         delay += delay_s(waited, run_delays(pid))

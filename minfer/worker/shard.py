@@ -15,7 +15,8 @@ from minfer.build.errors import DISK_FULL
 from minfer.plan import extra
 from minfer.plan.config import UserError
 from minfer.plan.shard import Shard, Unfit
-from minfer.process.remote import Died, adopt_orphans
+from minfer.process.death import Died
+from minfer.process.orphans import adopt_orphans
 from minfer.process.stopping import AGAIN, STOPPED, Stopping
 from minfer.rows import store
 from minfer.rows.writer import StoreError, Writer

@@ -22,7 +22,8 @@ from minfer.build import cache, toolchain
 from minfer.build.cache import Built
 from minfer.ops import Case
 from minfer.plan.shard import Shard
-from minfer.process.remote import Died, Process
+from minfer.process.death import Died
+from minfer.process.remote import Process
 from minfer.process.text import make_printable
 from minfer.rows import store
 from minfer.rows.store import Row

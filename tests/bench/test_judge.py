@@ -16,7 +16,8 @@ from minfer.bench.arena import Arena, guarded_bytes
 from minfer.bench.judged import ATTEMPTS, BELIEVED, FASTER, LONGER, Contradiction, Samples
 from minfer.bench.operands import Operands
 from minfer.bench.verify import same_bits
-from minfer.process.remote import Died, Process
+from minfer.process.death import Died
+from minfer.process.freezing import Freezer
 from minfer.worker import judge as worker_judge
 from minfer.worker import judged_rounds, shared_operands
 from minfer.worker.isolated import Runner
@@ -342,12 +343,12 @@ def test_as_many_results_are_copied_whatever_the_calls(tmp_path: Path, monkeypat
 def test_what_is_done_after_the_answer_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Even if stopping a process takes so long that a late thread has done its calls by then."""
 
-    def stop_late(process: Process) -> None:
+    def stop_late(freezer: Freezer) -> None:
         time.sleep(0.05)
-        stop(process)
+        stop(freezer)
 
-    stop = Process.freeze
-    monkeypatch.setattr(Process, "freeze", stop_late)
+    stop = Freezer.freeze
+    monkeypatch.setattr(Freezer, "freeze", stop_late)
     extra = [str(Path(__file__).resolve().parents[1] / "exploits" / "answers_early.py")]
     case = ops.get("hgemm").case("answers_early", "float16", CASE.shape)
     row = worker_judge.judge(REQUEST | {"extra": extra, "case": case.to_dict()}, tmp_path / "log")["row"]

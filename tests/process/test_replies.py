@@ -17,7 +17,8 @@ import pytest
 
 from minfer import ops
 from minfer.plan.shard import Shard
-from minfer.process.remote import Died, Process
+from minfer.process.death import Died
+from minfer.process.remote import Process
 from minfer.profilers import _check_finding, _columns
 from minfer.rows import store
 from minfer.worker import compiler, confinement, supervisor, write_rows
@@ -131,6 +132,7 @@ class Lying(Process):
         self.process = SimpleNamespace(pid=1 << 30, poll=lambda: 0, wait=lambda: 0)  # type: ignore[assignment]
         self.log, self.phase, self.answer, self._buffer, self._oom_kills = log, "load", answer, b"", 0
         self._scratch = ""
+        self.freezer = SimpleNamespace(kill=lambda: None)  # type: ignore[assignment]
 
     def send(self, **message: Any) -> None:
         super().send(**message)
@@ -138,9 +140,6 @@ class Lying(Process):
         os.set_blocking(self.theirs, False)
         os.write(self.theirs, answer[:60_000])
         os.close(self.theirs)
-
-    def signal(self, number: int) -> None:
-        """There is nobody to get it."""
 
 
 def fuzzed(count: int, seed: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
@@ -171,7 +170,7 @@ def fuzzed(count: int, seed: int, folder: Path, monkeypatch: pytest.MonkeyPatch)
         one = Supervisor(shard, log)
         one.prepare = lambda child=child: Lying(child, log)  # type: ignore[method-assign]
         monkeypatch.setattr(supervisor, "Process", lambda *_, judge=judge, **__: Lying(judge, log))
-        row = write_rows.whole_row(shard, MACHINE, None, cases[0], one.run(cases[0], None), 0.0)
+        row = write_rows.complete(shard, MACHINE, None, cases[0], one.run(cases[0], None), 0.0)
         rows.append((row, shard.untrusted))
         one.end()
     found: dict[str, int] = {}
@@ -228,7 +227,7 @@ def test_mutated_replies_of_a_compiler_are_builds_or_say_why_not(
             columns |= {"status": "ok", "build_s": done.seconds}
             assert Path(done.library).is_file()
         found["refused" if isinstance(done, str) else "built"] += 1
-        store.to_table([write_rows.whole_row(shard, MACHINE, None, case, columns, 0.0)])
+        store.to_table([write_rows.complete(shard, MACHINE, None, case, columns, 0.0)])
     assert min(found.values()) > 20
 
 
