@@ -49,7 +49,7 @@ class Loaded:
     function: Function
     baseline: Function
 
-    def call_on_inputs(self, seed: int, device: torch.device) -> Callable[[], None]:
+    def call_on_inputs(self, seed: int, device: torch.device) -> Callable[[], object]:
         """A call of the kernel on normal inputs of this seed."""
         operands = Inputs(self.case, "normal", seed).operands(self.op, device)
         return lambda: self.function(*operands.arguments, **self.op.call(self.case))
