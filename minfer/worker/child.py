@@ -33,7 +33,7 @@ from minfer.ops import Case, Kernel, Op
 from minfer.process.remote import serve
 from minfer.rows.store import Row
 from minfer.worker.case_timer import CaseTimer
-from minfer.worker.failures import error_columns, failure_columns, sentence
+from minfer.worker.failures import describe_error, error_columns, failure_columns
 from minfer.worker.triton_times import TritonTimes
 
 Say = Callable[..., None]
@@ -165,7 +165,7 @@ class Child:
         try:
             row["launches"] = footprint.launches(call, self.device)
         except (RuntimeError, OSError, TypeError) as error:
-            print(f"the launches of {loaded.case.key} could not be counted: {sentence(error)}", flush=True)
+            print(f"the launches of {loaded.case.key} could not be counted: {describe_error(error)}", flush=True)
 
 
 def main() -> None:

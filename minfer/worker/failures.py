@@ -32,7 +32,7 @@ def failure_columns(error: Exception, device: torch.device, find_change: Callabl
         return {"status": "dishonest", "message": str(error)}
     if isinstance(error, BuildError):
         return {"status": "compile_error", "message": str(error)}
-    message = sentence(error)
+    message = describe_error(error)
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return {"status": "oom", "message": message}
     if changed := find_change():
@@ -48,7 +48,7 @@ def failure_columns(error: Exception, device: torch.device, find_change: Callabl
     return {"status": "error", "message": message}
 
 
-def sentence(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """The first line of an error. If it ends with a colon, the next line is added. The error's type comes before it, except
     for a RuntimeError with a text."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]

@@ -18,7 +18,7 @@ from minfer.plan.shard import Shard
 from minfer.rows import store
 from minfer.worker import case_timer
 from minfer.worker.child import Child
-from minfer.worker.failures import sentence
+from minfer.worker.failures import describe_error
 from minfer.worker.resume import find_pending
 from minfer.worker.supervisor import Machine, derive_columns
 from minfer.worker.triton_times import TritonTimes
@@ -143,4 +143,4 @@ def test_resume_repeats_what_nobody_judged_where_judging_is_asked_for(tmp_path: 
     ],
 )
 def test_an_error_that_a_line_announces_is_said(error: Exception, said: str) -> None:
-    assert sentence(error) == said
+    assert describe_error(error) == said
