@@ -105,7 +105,7 @@ def test_the_binary_that_works_most_is_described_for_this_gpu_alone(find, monkey
         return [static.Function(name, 128, 0, 0, 256, counted)]
 
     monkeypatch.setattr(static.sass, "read", read)
-    monkeypatch.setattr(static.build, "toolkit", lambda: Path("/cuda"))
+    monkeypatch.setattr(static.toolchain, "toolkit", lambda: Path("/cuda"))
     finding = find([binary("reduce", 0), binary("gemm", 98304)])
     assert finding.why == "ok" and finding.functions == {"sm_90a": "gemm"}
     assert {name.split(".", 1)[0] for name in finding.metrics} == {"sm_90a"}

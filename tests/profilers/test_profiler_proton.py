@@ -95,7 +95,7 @@ def profiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., F
         monkeypatch.setitem(sys.modules, "triton.profiler", stand_in)
         monkeypatch.setattr(proton, "prepare_call", lambda case, device: call)
         monkeypatch.setattr(proton.torch.cuda, "synchronize", lambda: None)
-        monkeypatch.setattr(proton, "viewed", lambda path: None)
+        monkeypatch.setattr(proton, "run_viewer", lambda path: None)
         case = op.case(kernel, "float16", dict.fromkeys(op.axes, 1024))
         (finding,) = proton.profile(Job([case], {"calls": 4, "instrument": False} | options, "cuda", tmp_path, 60))
         return finding
