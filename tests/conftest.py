@@ -25,7 +25,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # the threads of several processes wait
 from minfer import ops
 from minfer.bench.timing import Timing
 from minfer.plan.shard import Shard
-from minfer.process.remote import Died
+from minfer.process.death import Died
 from minfer.process.stopping import Stopping
 from minfer.rows import store
 from minfer.worker.events import Events

@@ -11,6 +11,7 @@ import torch
 
 from minfer import build, ops, seq_sum
 from minfer.bench.verify import verify
+from minfer.build import toolchain
 from minfer.ops import offsets
 from tests.emulator import Emulated, compiled
 
@@ -126,7 +127,7 @@ def test_a_length_compiled_into_a_cpu_kernel(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.skipif(build.toolkit() is None, reason="no headers of a CUDA toolkit that fits this PyTorch")
+@pytest.mark.skipif(toolchain.toolkit() is None, reason="no headers of a CUDA toolkit that fits this PyTorch")
 @pytest.mark.parametrize(("threads", "longest"), [(32, 64), (64, 600), (256, 2048)])
 def test_a_length_compiled_into_a_cuda_kernel(tmp_path, threads, longest):
     launch = f"launch_block<{threads}, {longest}>"

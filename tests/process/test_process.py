@@ -14,8 +14,9 @@ import pytest
 
 from minfer.bench.timing import Timing
 from minfer.process import fork_server
+from minfer.process.death import Died
 from minfer.process.output import MOST_PRINTED
-from minfer.process.remote import Died, Process
+from minfer.process.remote import Process
 from minfer.process.threads import children, runs
 from minfer.sandbox import Sandbox
 from tests.conftest import ROOT

@@ -9,7 +9,7 @@ import torch
 
 from minfer import build, ops
 from minfer.bench import device as devices
-from minfer.bench.verify import Trial, synchronize
+from minfer.bench.verify import Inputs, synchronize
 from minfer.ops import Case
 from minfer.profilers import Finding, Job
 from minfer.rows import store
@@ -17,7 +17,7 @@ from minfer.rows import store
 MOST_KERNELS = 4  # device functions that get metrics of their own; the totals have all of them
 
 
-def prepared(case: Case, device: str) -> Callable[[], None]:
+def prepare_call(case: Case, device: str) -> Callable[[], None]:
     """One call of a case on `device`, "cuda" or "cpu", with the scalars that are timed; on a GPU it does not wait.
 
     It has run once, so that what is compiled, loaded or tuned at the first call is in no profile. The operands are the
@@ -25,7 +25,7 @@ def prepared(case: Case, device: str) -> Callable[[], None]:
     """
     op, place = ops.get(case.op), devices.pick(device)
     function = build.function(op.kernels[case.kernel], devices.arch(place))
-    operands = Trial(case, "normal", seed=0).operands(op, place)
+    operands = Inputs(case, "normal", seed=0).operands(op, place)
 
     def call() -> None:
         function(*operands.arguments, **op.call(case))

@@ -22,7 +22,7 @@ PATIENCE_S = 60.0  # how long a results folder may be missing before a row is wr
 GONE = (errno.ENOENT, errno.ESTALE, errno.EIO, errno.ENOTCONN, errno.ETIMEDOUT, errno.EHOSTDOWN)
 
 
-def whole_row(
+def complete(
     shard: Shard, machine: Machine, peaks: Mapping[str, float] | None, case: Case, columns: Row, skew_s: float
 ) -> Row:
     """The row of a case: its description, where and when it ran, and `columns`, which running it has filled."""
