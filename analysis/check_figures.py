@@ -18,13 +18,13 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from minfer.analysis.cells import Table, agree, amount, every_table, seconds
-from minfer.analysis.figures_of_claims import of_claims
-from minfer.analysis.figures_of_hgemm import of_hgemm
-from minfer.analysis.prose import FIGURES, linked, said_in_prose
-from minfer.analysis.roofs import COLUMNS, beyond_roofs
-from minfer.analysis.rows import load
-from minfer.analysis.sections import OPS_HEADER
+from minfer.analysis.checks.cells import Table, agree, amount, every_table, seconds
+from minfer.analysis.checks.claims import of_claims
+from minfer.analysis.checks.hgemm import of_hgemm
+from minfer.analysis.checks.prose import FIGURES, linked, said_in_prose
+from minfer.analysis.checks.roofs import COLUMNS, beyond_roofs
+from minfer.analysis.data.prepare import load
+from minfer.analysis.tables.sections import OPS_HEADER
 
 REGIMES = ("cold", "steady")
 HEADER = ["Kernel", "Time", "Throughput", "% of PyTorch throughput"]

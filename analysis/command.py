@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from minfer.analysis import sources
-from minfer.analysis.readme import counted
-from minfer.analysis.rows import load
+from minfer.analysis.data import sources
+from minfer.analysis.data.prepare import load
+from minfer.analysis.tables.markdown import counted
 from minfer.rows import store
 
 Options = argparse.Namespace

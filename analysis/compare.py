@@ -15,10 +15,10 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-from minfer.analysis import sources, verdicts
-from minfer.analysis.readme import counted, plain, significant, table_lines
-from minfer.analysis.rows import natural
-from minfer.analysis.verdicts import BETTER, FAILED, WORSE, Compared
+from minfer.analysis.data import sources, verdicts
+from minfer.analysis.data.prepare import natural
+from minfer.analysis.data.verdicts import BETTER, FAILED, WORSE, Compared
+from minfer.analysis.tables.markdown import counted, plain, significant, table_lines
 
 MOST_SHOWN = 60  # cases on a terminal; the files have all
 HEADER = ["Case", "Device", "A", "B", "B against A", "95 % interval", "Verdict", "How"]

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from minfer.analysis import by_problem
-from minfer.analysis.rows import WHICH, number, on_one_clock, with_problem
+from minfer.analysis.data.prepare import WHICH, number, on_one_clock, with_problem
 from minfer.rows import store
 from minfer.rows.select import judged
 

@@ -17,11 +17,11 @@ import pyarrow.compute as pc
 
 from minfer.analysis.claims import CLAIMS, Claim, Counter, Over, Peaks, Query, Schedulers, Share
 from minfer.analysis.command import Options, parser, run
-from minfer.analysis.pages import written
-from minfer.analysis.peaks import best_peaks, under_one_peak
-from minfer.analysis.readme import plain, significant, table_lines
-from minfer.analysis.rows import natural, number, on_one_clock, with_problem
-from minfer.analysis.tables import REGIMES
+from minfer.analysis.data.peaks import best_peaks, under_one_peak
+from minfer.analysis.data.prepare import natural, number, on_one_clock, with_problem
+from minfer.analysis.tables.markdown import plain, significant, table_lines
+from minfer.analysis.tables.pages import written
+from minfer.analysis.tables.problem import REGIMES
 from minfer.rows import store
 from minfer.rows.store import Row
 

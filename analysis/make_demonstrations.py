@@ -18,12 +18,13 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from minfer.analysis import adapting, batches, files, fused, loops
-from minfer.analysis import demonstrations as draw
-from minfer.analysis.demonstrations import Inside
-from minfer.analysis.plots import Picture
-from minfer.analysis.readme import counted, plain, update
-from minfer.analysis.style import LIGHT, THEMES, Theme
+from minfer.analysis.demonstrations import adapting, batches, fused, loops
+from minfer.analysis.demonstrations import traces as draw
+from minfer.analysis.demonstrations.traces import Inside
+from minfer.analysis.plots import files
+from minfer.analysis.plots.every_op import Picture
+from minfer.analysis.plots.style import LIGHT, THEMES, Theme
+from minfer.analysis.tables.markdown import counted, plain, update
 from minfer.rows import store
 from minfer.rows.store import Row
 

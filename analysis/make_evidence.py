@@ -16,13 +16,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.cost import OVERHEAD_S, WHOLE
-from minfer.analysis import files
 from minfer.analysis.command import parser
-from minfer.analysis.plots import Picture
-from minfer.analysis.readme import counted, plain, significant, table_lines, update
-from minfer.analysis.rows import number
-from minfer.analysis.style import LIGHT, THEMES, Theme
-from minfer.analysis.trap import apart, clock_trap, most_apart, runs
+from minfer.analysis.data.prepare import number
+from minfer.analysis.demonstrations.trap import apart, clock_trap, most_apart, runs
+from minfer.analysis.plots import files
+from minfer.analysis.plots.every_op import Picture
+from minfer.analysis.plots.style import LIGHT, THEMES, Theme
+from minfer.analysis.tables.markdown import counted, plain, significant, table_lines, update
 from minfer.rows import store
 from minfer.rows.store import Row
 

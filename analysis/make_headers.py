@@ -17,10 +17,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from minfer.analysis.command import Options, parser, run
-from minfer.analysis.readme import scaled
-from minfer.analysis.rows import REFERENCE, WHICH, choose, lead, number, on_one_clock, with_problem
-from minfer.analysis.series import setting, shape_words
-from minfer.analysis.tables import REGIMES, percent
+from minfer.analysis.data.prepare import REFERENCE, WHICH, choose, lead, number, on_one_clock, with_problem
+from minfer.analysis.plots.series import setting, shape_words
+from minfer.analysis.tables.markdown import scaled
+from minfer.analysis.tables.problem import REGIMES, percent
 from minfer.rows import store
 from minfer.rows.store import Row
 

@@ -18,10 +18,10 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from minfer.analysis import files
 from minfer.analysis.command import Options, parser, run
-from minfer.analysis.readme import plain, significant, table_lines, update
-from minfer.analysis.rows import WHICH, natural, number, on_one_clock, primary, with_problem
+from minfer.analysis.data.prepare import WHICH, natural, number, on_one_clock, primary, with_problem
+from minfer.analysis.plots import files
+from minfer.analysis.tables.markdown import plain, significant, table_lines, update
 from minfer.rows import store
 from minfer.rows.store import Row
 

@@ -18,17 +18,28 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from minfer.analysis import files, pages, plots
 from minfer.analysis.command import Options, parser, run
-from minfer.analysis.devices import devices
-from minfer.analysis.directions import directions, has_backward
-from minfer.analysis.files import shown
-from minfer.analysis.peaks import Peaks, best_peaks, under_one_peak
-from minfer.analysis.readme import README, plain, update
-from minfer.analysis.roofline import roofline
-from minfer.analysis.rows import WHICH, kernel_order, lead, metric_of, on_one_clock, primary, sections, with_problem
-from minfer.analysis.style import LIGHT, THEMES, Theme
-from minfer.analysis.tables import REGIMES
+from minfer.analysis.data.peaks import Peaks, best_peaks, under_one_peak
+from minfer.analysis.data.prepare import (
+    WHICH,
+    kernel_order,
+    lead,
+    metric_of,
+    on_one_clock,
+    primary,
+    sections,
+    with_problem,
+)
+from minfer.analysis.plots import every_op as plots
+from minfer.analysis.plots import files
+from minfer.analysis.plots.devices import devices
+from minfer.analysis.plots.directions import directions, has_backward
+from minfer.analysis.plots.files import shown
+from minfer.analysis.plots.roofline import roofline
+from minfer.analysis.plots.style import LIGHT, THEMES, Theme
+from minfer.analysis.tables import pages
+from minfer.analysis.tables.markdown import README, plain, update
+from minfer.analysis.tables.problem import REGIMES
 from minfer.rows import store
 
 COMMAND = "python analysis/make_plots.py"

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from minfer.analysis.readme import plain, update
+from minfer.analysis.tables.markdown import plain, update
 
 COMMAND = "python analysis/make_reliability.py"
 PAGE = Path("docs/evidence.md")

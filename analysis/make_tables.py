@@ -17,12 +17,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from minfer.analysis import pages
 from minfer.analysis.command import Options, parser, run
-from minfer.analysis.readme import README, has_markers, markers, update
-from minfer.analysis.rows import choose, lead, on_one_clock, primary, sections, with_problem
-from minfer.analysis.sections import Section, Where, device_lines, headline_lines, ops_lines
-from minfer.analysis.tables import COLUMNS, PROVENANCE, provenance
+from minfer.analysis.data.prepare import choose, lead, on_one_clock, primary, sections, with_problem
+from minfer.analysis.tables import pages
+from minfer.analysis.tables.markdown import README, has_markers, markers, update
+from minfer.analysis.tables.problem import COLUMNS, PROVENANCE, provenance
+from minfer.analysis.tables.sections import Section, Where, device_lines, headline_lines, ops_lines
 from minfer.rows import store
 
 MARKED, HEADLINE = "results", "headline"

@@ -16,8 +16,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from minfer.analysis import sources
-from minfer.analysis.rows import usable
+from minfer.analysis.data import sources
+from minfer.analysis.data.prepare import usable
 from minfer.analysis.web import columns, figures, kernels
 from minfer.rows import store
 from minfer.rows.select import read_shown

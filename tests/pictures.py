@@ -5,9 +5,9 @@ from __future__ import annotations
 from matplotlib.axes import Axes
 
 from minfer.analysis import make_plots
-from minfer.analysis.plots import Picture
-from minfer.analysis.rows import usable
-from minfer.analysis.style import encoded
+from minfer.analysis.data.prepare import usable
+from minfer.analysis.plots.every_op import Picture
+from minfer.analysis.plots.style import encoded
 from minfer.rows import store
 
 

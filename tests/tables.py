@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from minfer.analysis import make_tables
-from minfer.analysis.sections import REST
+from minfer.analysis.tables.sections import REST
 from minfer.rows import store
 
 H200, EPYC = "NVIDIA H200", "AMD EPYC 9654"

@@ -11,9 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from minfer.analysis.peaks import best_peaks, under_one_peak
-from minfer.analysis.roofline import flat_roofs
-from minfer.analysis.rows import (
+from minfer.analysis.data.peaks import best_peaks, under_one_peak
+from minfer.analysis.data.prepare import (
     REFERENCE,
     choose,
     kernel_order,
@@ -23,9 +22,10 @@ from minfer.analysis.rows import (
     sections,
     with_problem,
 )
-from minfer.analysis.series import called, equal_axes, series, setting
-from minfer.analysis.style import look
-from minfer.analysis.tables import REGIMES, fastest, interval, provenance, regime_time
+from minfer.analysis.plots.roofline import flat_roofs
+from minfer.analysis.plots.series import called, equal_axes, series, setting
+from minfer.analysis.plots.style import look
+from minfer.analysis.tables.problem import REGIMES, fastest, interval, provenance, regime_time
 from minfer.rows import store
 from minfer.rows.store import Row
 

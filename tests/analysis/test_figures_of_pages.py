@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from minfer.analysis import check_figures, make_claims
+from minfer.analysis.checks.claims import of_claims
+from minfer.analysis.checks.hgemm import of_hgemm
 from minfer.analysis.claims import CLAIMS
-from minfer.analysis.figures_of_claims import of_claims
-from minfer.analysis.figures_of_hgemm import of_hgemm
 from tests.tables import MARKERS, Workspace, row
 
 HGEMM = """

@@ -12,8 +12,9 @@ import pytest
 
 from benchmarks import batching, rope_memory, scopes, transfer
 from benchmarks.scopes import Scope, Trace
-from minfer.analysis import adapting, demonstrations
-from minfer.analysis.demonstrations import Inside
+from minfer.analysis.demonstrations import adapting
+from minfer.analysis.demonstrations import traces as demonstrations
+from minfer.analysis.demonstrations.traces import Inside
 from minfer.analysis.make_demonstrations import PAGES, main
 from tests.pictures import texts
 

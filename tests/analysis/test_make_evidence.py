@@ -19,7 +19,7 @@ from rich.console import Console
 
 from benchmarks import cost, report_at_scale, sensitivity, tables_at_scale
 from minfer.analysis import make_evidence
-from minfer.analysis.trap import clock_trap
+from minfer.analysis.demonstrations.trap import clock_trap
 from minfer.rows.store import Row
 
 ROOT = Path(__file__).resolve().parents[2]

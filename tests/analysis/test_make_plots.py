@@ -16,9 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.text import Annotation
 
-from minfer.analysis import files, make_plots, style
-from minfer.analysis.devices import devices
-from minfer.analysis.plots import Picture
+from minfer.analysis import make_plots
+from minfer.analysis.plots import files, style
+from minfer.analysis.plots.devices import devices
+from minfer.analysis.plots.every_op import Picture
 from minfer.rows import store
 from tests.conftest import ROOT
 from tests.pictures import drawn, panels, points, texts

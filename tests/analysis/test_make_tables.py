@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from minfer.analysis import check_figures, make_tables
-from minfer.analysis.pages import GENERATED
-from minfer.analysis.sections import OPS_LEGEND, REST
-from minfer.analysis.tables import LEGEND
+from minfer.analysis.tables.pages import GENERATED
+from minfer.analysis.tables.problem import LEGEND
+from minfer.analysis.tables.sections import OPS_LEGEND, REST
 from minfer.rows import store
 from tests.tables import EPYC, H200, MARKERS, NOON, TN, Workspace, other, row
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from minfer.analysis import check_figures
-from minfer.analysis.others import against, best_other
+from minfer.analysis.data.others import against, best_other
 from minfer.rows import store
 from tests.tables import MARKERS, Workspace, row
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minfer.analysis.plots import Picture, apart
-from minfer.analysis.rows import choose, representative_problem
-from minfer.analysis.series import over_tokens, representative, series, squares
+from minfer.analysis.data.prepare import choose, representative_problem
+from minfer.analysis.plots.every_op import Picture, apart
+from minfer.analysis.plots.series import over_tokens, representative, series, squares
 from minfer.rows.store import Row
 from tests.pictures import drawn, panels, points, texts
 from tests.tables import other, row

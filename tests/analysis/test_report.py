@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.browser import Browser, chromium
 from minfer.analysis import report
-from minfer.analysis.tables import percent
+from minfer.analysis.tables.problem import percent
 from minfer.analysis.web import columns, kernels
 from minfer.rows import store
 from tests.conftest import ROOT

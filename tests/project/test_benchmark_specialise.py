@@ -12,7 +12,8 @@ import pytest
 
 from benchmarks import specialise
 from minfer import build
-from minfer.analysis import adapting, make_demonstrations
+from minfer.analysis import make_demonstrations
+from minfer.analysis.demonstrations import adapting
 from minfer.specialise import trial
 from minfer.specialise.background import Background
 from minfer.specialise.recipes import SEQ_SUM_LLVM

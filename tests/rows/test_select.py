@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minfer.analysis import rows
+from minfer.analysis.data import prepare as rows
 from minfer.rows import store
 from minfer.rows.select import newest_in_any_regime, newest_of_each_regime, read_shown
 from tests.tables import NOON, row

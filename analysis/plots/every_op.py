@@ -18,12 +18,21 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from minfer.analysis.others import best_other
-from minfer.analysis.readme import scale, scaled, significant
-from minfer.analysis.rows import REFERENCE, natural, number
-from minfer.analysis.series import LEAST_SIZES, Series, over_tokens, problem, representative, series, setting, words
-from minfer.analysis.style import LIGHT, SMALL, Theme, figure, name_ends, printable, title
-from minfer.analysis.tables import REGIMES, fastest_of_ours
+from minfer.analysis.data.others import best_other
+from minfer.analysis.data.prepare import REFERENCE, natural, number
+from minfer.analysis.plots.series import (
+    LEAST_SIZES,
+    Series,
+    over_tokens,
+    problem,
+    representative,
+    series,
+    setting,
+    words,
+)
+from minfer.analysis.plots.style import LIGHT, SMALL, Theme, figure, name_ends, printable, title
+from minfer.analysis.tables.markdown import scale, scaled, significant
+from minfer.analysis.tables.problem import REGIMES, fastest_of_ours
 from minfer.rows.store import Row
 
 MOST_COLOURED = 4  # lines beside PyTorch's that have a colour and a name

@@ -23,7 +23,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
-from minfer.analysis.rows import REFERENCE
+from minfer.analysis.data.prepare import REFERENCE
 
 WIDTH = 8.3  # inches; GitHub shows about 830 pixels, so that 10 points of text stay legible
 FONT = 10.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from minfer.analysis.prose import SECONDS
+from minfer.analysis.checks.prose import SECONDS
 
 PREFIXES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 ROUNDED = 0.0012  # relative: a ratio of two figures of four digits

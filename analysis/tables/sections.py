@@ -11,11 +11,11 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from minfer.analysis.others import best_other, verdict
-from minfer.analysis.overview import CONF, by_group, overview_lines
-from minfer.analysis.readme import counted, plain, table_lines
-from minfer.analysis.rows import REFERENCE, number
-from minfer.analysis.tables import (
+from minfer.analysis.data.others import best_other, verdict
+from minfer.analysis.data.prepare import REFERENCE, number
+from minfer.analysis.tables.markdown import counted, plain, table_lines
+from minfer.analysis.tables.overview import CONF, by_group, overview_lines
+from minfer.analysis.tables.problem import (
     LEGEND,
     MESSAGE,
     MORE_LEGEND,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from minfer.analysis.rows import REFERENCE, number
-from minfer.analysis.verdicts import Ratio, through_baseline
+from minfer.analysis.data.prepare import REFERENCE, number
+from minfer.analysis.data.verdicts import Ratio, through_baseline
 from minfer.rows import store
 from minfer.rows.select import MOST_DRIFT
 

@@ -10,10 +10,10 @@ from statistics import median
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from minfer.analysis.others import against, best_other
-from minfer.analysis.readme import counted, plain, scaled, significant
-from minfer.analysis.readme import table_lines as markdown_table
-from minfer.analysis.rows import REFERENCE, WHICH, kernel_order, metric_of, number
+from minfer.analysis.data.others import against, best_other
+from minfer.analysis.data.prepare import REFERENCE, WHICH, kernel_order, metric_of, number
+from minfer.analysis.tables.markdown import counted, plain, scaled, significant
+from minfer.analysis.tables.markdown import table_lines as markdown_table
 from minfer.rows import store
 from minfer.rows.select import TFLOPS
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from minfer.analysis.plots import Picture, plain_ticks, rungs
-from minfer.analysis.readme import counted, plain, significant, table_lines
-from minfer.analysis.style import LIGHT, SMALL, Theme, figure, name_ends, printable, title
+from minfer.analysis.plots.every_op import Picture, plain_ticks, rungs
+from minfer.analysis.plots.style import LIGHT, SMALL, Theme, figure, name_ends, printable, title
+from minfer.analysis.tables.markdown import counted, plain, significant, table_lines
 from minfer.rows.store import Row
 
 Event = dict[str, Any]  # of a Chrome trace

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from minfer.analysis.rows import WHICH, number, on_one_clock, with_problem
+from minfer.analysis.data.prepare import WHICH, number, on_one_clock, with_problem
 from minfer.rows import store
 
 HEADROOM = 1.05  # a probe finds less than the device can do, as in minfer.bench.peaks

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from minfer.analysis.plots import RUNG, Picture, beside, rungs
-from minfer.analysis.style import LIGHT, SMALL, Theme, figure, printable, title
+from minfer.analysis.plots.every_op import RUNG, Picture, beside, rungs
+from minfer.analysis.plots.style import LIGHT, SMALL, Theme, figure, printable, title
 from minfer.rows.store import Row
 
 MARKERS = "oD^s"

@@ -6,9 +6,9 @@ from statistics import median
 
 from matplotlib.axes import Axes
 
-from minfer.analysis.plots import Picture, plain_ticks
-from minfer.analysis.readme import plain, scale, significant, table_lines
-from minfer.analysis.style import LIGHT, SMALL, Theme, figure, printable, title
+from minfer.analysis.plots.every_op import Picture, plain_ticks
+from minfer.analysis.plots.style import LIGHT, SMALL, Theme, figure, printable, title
+from minfer.analysis.tables.markdown import plain, scale, significant, table_lines
 from minfer.rows.store import Row
 
 BAR = 0.21  # inches

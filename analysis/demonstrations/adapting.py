@@ -7,9 +7,9 @@ from itertools import pairwise
 import numpy as np
 from matplotlib.axes import Axes
 
-from minfer.analysis.plots import Picture
-from minfer.analysis.readme import plain, scaled, significant, table_lines
-from minfer.analysis.style import LIGHT, SMALL, Theme, figure, name_ends, printable, title
+from minfer.analysis.plots.every_op import Picture
+from minfer.analysis.plots.style import LIGHT, SMALL, Theme, figure, name_ends, printable, title
+from minfer.analysis.tables.markdown import plain, scaled, significant, table_lines
 from minfer.rows.store import Row
 
 LENGTHS = {

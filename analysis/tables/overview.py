@@ -17,10 +17,10 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from minfer.analysis.others import LIBRARY, best_other
-from minfer.analysis.readme import plain, significant, table_lines
-from minfer.analysis.rows import kernel_order, metric_of, number
-from minfer.analysis.tables import duration, fastest, regime_time, throughput, title
+from minfer.analysis.data.others import LIBRARY, best_other
+from minfer.analysis.data.prepare import kernel_order, metric_of, number
+from minfer.analysis.tables.markdown import plain, significant, table_lines
+from minfer.analysis.tables.problem import duration, fastest, regime_time, throughput, title
 from minfer.rows import store
 
 PACKAGE = Path(store.__file__).resolve().parents[1]

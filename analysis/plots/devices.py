@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from minfer.analysis.plots import LeftOut, Picture, scales, widest
-from minfer.analysis.rows import REFERENCE, number
-from minfer.analysis.series import Series, words
-from minfer.analysis.style import LIGHT, Theme, figure, name_ends, title
-from minfer.analysis.tables import fastest_of_ours
+from minfer.analysis.data.prepare import REFERENCE, number
+from minfer.analysis.plots.every_op import LeftOut, Picture, scales, widest
+from minfer.analysis.plots.series import Series, words
+from minfer.analysis.plots.style import LIGHT, Theme, figure, name_ends, title
+from minfer.analysis.tables.problem import fastest_of_ours
 from minfer.rows.store import Row
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from matplotlib import __version__ as VERSION
 
-from minfer.analysis.plots import Picture
-from minfer.analysis.readme import plain
-from minfer.analysis.style import DARK, THEMES, encoded
+from minfer.analysis.plots.every_op import Picture
+from minfer.analysis.plots.style import DARK, THEMES, encoded
+from minfer.analysis.tables.markdown import plain
 
 SUFFIXES = ("svg", "png")
 COMPARED = (".svg", ".csv")  # of a PNG the bytes depend on zlib's version, and its SVG shows whether it is old

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from minfer.analysis.plots import Picture
-from minfer.analysis.readme import scaled, significant, table_lines
-from minfer.analysis.style import LIGHT, SMALL, Theme, figure, printable, title
+from minfer.analysis.plots.every_op import Picture
+from minfer.analysis.plots.style import LIGHT, SMALL, Theme, figure, printable, title
+from minfer.analysis.tables.markdown import scaled, significant, table_lines
 from minfer.rows.store import Row
 
 OPERANDS = 5 / 3  # that two loops move, over those that the fused one moves

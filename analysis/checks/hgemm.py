@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterator
 
-from minfer.analysis.cells import agree, amount, every_table, seconds
+from minfer.analysis.checks.cells import agree, amount, every_table, seconds
 
 GAIN = re.compile(r"(?P<gain>[0-9.]+)× at (?P<side>[0-9]+)")
 MEAN = re.compile(r"Geometric mean over (?P<count>[0-9]+) shapes: (?P<mean>[0-9.]+)×; the least is (?P<least>[0-9.]+)×")

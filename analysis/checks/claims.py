@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from minfer.analysis.cells import ROUNDED, amount, every_table, last_digit
+from minfer.analysis.checks.cells import ROUNDED, amount, every_table, last_digit
 from minfer.analysis.claims import CLAIMS, Claim
-from minfer.analysis.readme import plain
-from minfer.analysis.rows import REFERENCE
+from minfer.analysis.data.prepare import REFERENCE
+from minfer.analysis.tables.markdown import plain
 from minfer.rows import store
 
 HEADER = ["Row", "Device", "Run", "Figure", "Cold", "Steady"]
