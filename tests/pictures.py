@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from matplotlib.axes import Axes
 
-from minfer.analysis import make_plots
 from minfer.analysis.data.prepare import usable
+from minfer.analysis.makers import plots as make_plots
 from minfer.analysis.plots.every_op import Picture
 from minfer.analysis.plots.style import encoded
 from minfer.rows import store

@@ -6,7 +6,7 @@ import datetime as dt
 from pathlib import Path
 from typing import Any
 
-from minfer.analysis import make_tables
+from minfer.analysis.makers import tables as make_tables
 from minfer.analysis.tables.sections import REST
 from minfer.rows import store
 

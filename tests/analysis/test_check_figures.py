@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from minfer.analysis import check_figures
+from minfer.analysis.checks import figures as check_figures
 from tests.tables import MARKERS, Workspace, row
 
 CLOCKED = {"wgmma": 800.0, "wgmma_mhz": 1500.0}

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from minfer.analysis import check_figures, make_claims
+from minfer.analysis.checks import figures as check_figures
 from minfer.analysis.checks.claims import of_claims
 from minfer.analysis.checks.hgemm import of_hgemm
 from minfer.analysis.claims import CLAIMS
+from minfer.analysis.makers import claims as make_claims
 from tests.tables import MARKERS, Workspace, row
 
 HGEMM = """

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from minfer.analysis import make_claims
 from minfer.analysis.claims import CLAIMS, Claim, Counter, Over, Peaks, Schedulers, Share, gemm
+from minfer.analysis.makers import claims as make_claims
 from minfer.rows import store
 from tests.tables import TN, row
 

@@ -15,7 +15,7 @@ from benchmarks.scopes import Scope, Trace
 from minfer.analysis.demonstrations import adapting
 from minfer.analysis.demonstrations import traces as demonstrations
 from minfer.analysis.demonstrations.traces import Inside
-from minfer.analysis.make_demonstrations import PAGES, main
+from minfer.analysis.makers.demonstrations import PAGES, main
 from tests.pictures import texts
 
 ABOUT = {"device": "NVIDIA Some", "driver": "1.2", "torch": "2.11", "commit": "abc"}

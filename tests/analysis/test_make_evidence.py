@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from benchmarks import cost, report_at_scale, sensitivity, tables_at_scale
-from minfer.analysis import make_evidence
 from minfer.analysis.demonstrations.trap import clock_trap
+from minfer.analysis.makers import evidence as make_evidence
 from minfer.rows.store import Row
 
 ROOT = Path(__file__).resolve().parents[2]

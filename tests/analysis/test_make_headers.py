@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from minfer import fingerprint
-from minfer.analysis import make_headers
+from minfer.analysis.makers import headers as make_headers
 from minfer.rows import store
 from tests.tables import TN, row
 

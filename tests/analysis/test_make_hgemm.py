@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from minfer import ops
-from minfer.analysis import make_hgemm
+from minfer.analysis.makers import hgemm as make_hgemm
 from minfer.rows import store
 from tests.conftest import ROOT
 

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.text import Annotation
 
-from minfer.analysis import make_plots
+from minfer.analysis.makers import plots as make_plots
 from minfer.analysis.plots import files, style
 from minfer.analysis.plots.devices import devices
 from minfer.analysis.plots.every_op import Picture
@@ -152,7 +152,7 @@ def test_same_rows_same_bytes_in_another_process_and_order(work: Workspace) -> N
     assert work.run() == 0
     before = work.files()
     work.write(*rows()[::-1])
-    script = str(ROOT / "analysis" / "make_plots.py")
+    script = str(ROOT / "analysis" / "makers" / "plots.py")
     where = ["--results", str(work.results), "--readme", str(work.readme), "--plots", str(work.plots)]
     (work.results / "matplotlibrc").write_text("lines.linewidth: 7\nsvg.fonttype: none\n")
     code = f"import runpy, sys; sys.argv = {[script, *where]!r}\n"

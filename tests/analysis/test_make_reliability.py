@@ -16,7 +16,7 @@ PASSED = {"test": "test_a", "outcome": "passed", "seconds": 9, "cases": 3, "rows
 
 def call(tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:
     files = ["--outcomes", str(tmp_path / "outcomes.json"), "--page", str(tmp_path / "evidence.md")]
-    command = [sys.executable, str(ROOT / "analysis" / "make_reliability.py"), *files, *words]
+    command = [sys.executable, str(ROOT / "analysis" / "makers" / "reliability.py"), *files, *words]
     return subprocess.run(command, capture_output=True, text=True)
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from minfer.analysis import check_figures, make_tables
+from minfer.analysis.checks import figures as check_figures
+from minfer.analysis.makers import tables as make_tables
 from minfer.analysis.tables.pages import GENERATED
 from minfer.analysis.tables.problem import LEGEND
 from minfer.analysis.tables.sections import OPS_LEGEND, REST

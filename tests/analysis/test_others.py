@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from minfer.analysis import check_figures
+from minfer.analysis.checks import figures as check_figures
 from minfer.analysis.data.others import against, best_other
 from minfer.rows import store
 from tests.tables import MARKERS, Workspace, row

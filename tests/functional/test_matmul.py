@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from minfer import matmul, ops
-from minfer.analysis import make_best
+from minfer.analysis.makers import best as make_best
 from minfer.functional import best as chooser
 from minfer.functional import library
 from minfer.functional.hgemm import LEAST

@@ -12,8 +12,8 @@ import pytest
 
 from benchmarks import specialise
 from minfer import build
-from minfer.analysis import make_demonstrations
 from minfer.analysis.demonstrations import adapting
+from minfer.analysis.makers import demonstrations as make_demonstrations
 from minfer.specialise import trial
 from minfer.specialise.background import Background
 from minfer.specialise.recipes import SEQ_SUM_LLVM

@@ -14,8 +14,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from minfer.analysis import by_problem
 from minfer.analysis.data.prepare import WHICH, number, on_one_clock, with_problem
+from minfer.analysis.makers import json_tables as by_problem
 from minfer.rows import store
 from minfer.rows.select import judged
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from minfer.analysis import by_problem
 from minfer.analysis.data.prepare import WHICH, number, with_problem
+from minfer.analysis.makers import json_tables as by_problem
 from minfer.rows import store
 
 COMMAND = "python analysis/make_fusion.py"

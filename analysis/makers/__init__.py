@@ -1,0 +1,1 @@
+"""What makes pages from rows, a module each."""
