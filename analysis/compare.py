@@ -19,6 +19,7 @@ from minfer.analysis.data import sources, verdicts
 from minfer.analysis.data.prepare import natural
 from minfer.analysis.data.verdicts import BETTER, FAILED, WORSE, Compared
 from minfer.analysis.tables.markdown import counted, plain, significant, table_lines
+from minfer.rows.rules import REGIMES
 
 MOST_SHOWN = 60  # cases on a terminal; the files have all
 HEADER = ["Case", "Device", "A", "B", "B against A", "95 % interval", "Verdict", "How"]
@@ -35,7 +36,7 @@ def main(arguments: Iterable[str] | None = None) -> int:
     for name in "AB":
         parser.add_argument(name, help="a run, a folder, a parquet file, or a git revision of the results")
     parser.add_argument("--results", type=Path, default=sources.RESULTS, help="where runs are looked for")
-    parser.add_argument("--regime", choices=("cold", "steady"), default="cold")
+    parser.add_argument("--regime", choices=REGIMES, default="cold")
     parser.add_argument("--fail-over", metavar="3%", help="exit with 1 where a case is slower by more than this")
     parser.add_argument("--junit", type=Path, metavar="FILE", help="write the cases as JUnit XML")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the whole table as Markdown")

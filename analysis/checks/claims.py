@@ -11,6 +11,7 @@ from minfer.analysis.claims import CLAIMS, Claim
 from minfer.analysis.data.prepare import REFERENCE
 from minfer.analysis.tables.markdown import plain
 from minfer.rows import store
+from minfer.rows.rules import REGIMES
 
 HEADER = ["Row", "Device", "Run", "Figure", "Cold", "Steady"]
 SMALL = 0.01  # relative: a ratio of two shares of three digits
@@ -58,7 +59,7 @@ def _shares(page: Path, rows: list[list[str]], shares_of: Mapping[Path, Shares])
         over = OVER.fullmatch(figure)
         shares = shares_of.get(page.parent / "results" / store.slug(device) / f"{store.slug(op)}.md", {})
         title = " · ".join(part.replace(",", ", ") for part in problem if part)
-        for regime, cell in zip(("cold", "steady"), cells, strict=True):
+        for regime, cell in zip(REGIMES, cells, strict=True):
             keys = [(title, regime, name) for name in (kernel, over["kernel"] if over else "")]
             said = amount(cell)
             if said is None or not all(shares.get(key) for key in keys):

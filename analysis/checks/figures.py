@@ -25,8 +25,8 @@ from minfer.analysis.checks.prose import FIGURES, linked, said_in_prose
 from minfer.analysis.checks.roofs import COLUMNS, beyond_roofs
 from minfer.analysis.data.prepare import load
 from minfer.analysis.tables.sections import OPS_HEADER
+from minfer.rows.rules import REGIMES
 
-REGIMES = ("cold", "steady")
 HEADER = ["Kernel", "Time", "Throughput", "% of PyTorch throughput"]
 HOST_BOUND = "§"  # marks a time that was not scaled to the baseline: its ratio may differ from the quotient of times
 MARKS = f"* †{HOST_BOUND}"  # around a kernel's name

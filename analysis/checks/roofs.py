@@ -9,10 +9,10 @@ import pyarrow.compute as pc
 
 from minfer.analysis.data.prepare import WHICH, number, on_one_clock, with_problem
 from minfer.rows import store
+from minfer.rows.rules import HEADROOM, REGIMES
 
-HEADROOM = 1.05  # a probe finds less than the device can do, as in minfer.bench.peaks
 COLUMNS = [*WHICH, "device", "baseline", "peaks", "roof", "floor_us"]
-COLUMNS += [f"{regime}_{name}" for regime in ("cold", "steady") for name in ("us", "baseline_us", "speedup")]
+COLUMNS += [f"{regime}_{name}" for regime in REGIMES for name in ("us", "baseline_us", "speedup")]
 COLUMNS += ["cold_gbps", "cold_tflops", "metric", "flops", "bytes"]
 
 
@@ -29,7 +29,7 @@ def beyond_roofs(table: pa.Table) -> tuple[list[str], int]:
 def _of_row(row: store.Row) -> Iterator[str]:
     where = f"{row['device']}, {row['case']}"
     floor = number(row, "floor_us")
-    for regime in ("cold", "steady"):
+    for regime in REGIMES:
         us = number(row, f"{regime}_us")
         if us and floor and us < floor:
             yield f"{where}: the {regime} time of {us:.4g} µs is below its floor of {floor:.4g} µs"

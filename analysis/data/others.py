@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from minfer.analysis.data.prepare import REFERENCE, number
 from minfer.analysis.data.verdicts import Ratio, through_baseline
 from minfer.rows import store
-from minfer.rows.select import MOST_DRIFT
+from minfer.rows.rules import MOST_DRIFT
 
 LIBRARY = "torch"  # the backend of what is called from PyTorch: its own kernels, torch.compile, Liger, cuBLASLt
 

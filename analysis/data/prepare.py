@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from minfer.rows import store
+from minfer.rows.rules import MOST_DRIFT, REGIMES
 from minfer.rows.select import (
-    MOST_DRIFT,
     SPEEDUPS,
     codes,
     judged,
@@ -178,7 +178,7 @@ def on_one_clock(table: pa.Table) -> pa.Table:
     these figures stay as they are, and so does a row whose baseline took a time that no clock explains (`MOST_DRIFT`), or whose
     cold time is `host_bound`: a kernel that waits for the GPU empties its queue, so that the baseline's launches come late and
     the baseline looks slow."""
-    for regime in ("cold", "steady"):
+    for regime in REGIMES:
         if {"baseline", "device", "op", *(f"{regime}_{name}" for name in ("us", "baseline_us", "speedup"))} <= set(
             table.column_names
         ):

@@ -21,9 +21,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from minfer.rows import store
+from minfer.rows.rules import LEAST_GAIN
 from minfer.rows.select import codes, is_judged, newest, read_shown
 
-LEAST_GAIN = 0.01  # a smaller difference is a tie, as in minfer.bench.stats
 WORSE, BETTER = ("broken", "slower"), ("faster", "fixed")
 FAILED = "failed in both"
 UNLIKE = "one was judged, the other not"

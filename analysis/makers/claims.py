@@ -21,8 +21,8 @@ from minfer.analysis.data.peaks import best_peaks, under_one_peak
 from minfer.analysis.data.prepare import natural, number, on_one_clock, with_problem
 from minfer.analysis.tables.markdown import plain, significant, table_lines
 from minfer.analysis.tables.pages import written
-from minfer.analysis.tables.problem import REGIMES
 from minfer.rows import store
+from minfer.rows.rules import REGIMES
 from minfer.rows.store import Row
 
 COMMAND = "python analysis/make_claims.py"

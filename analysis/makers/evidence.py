@@ -15,7 +15,6 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.cost import OVERHEAD_S, WHOLE
 from minfer.analysis.command import parser
 from minfer.analysis.data.prepare import number
 from minfer.analysis.demonstrations.trap import apart, clock_trap, most_apart, runs
@@ -24,6 +23,7 @@ from minfer.analysis.plots.every_op import Picture
 from minfer.analysis.plots.style import LIGHT, THEMES, Theme
 from minfer.analysis.tables.markdown import counted, plain, significant, table_lines, update
 from minfer.rows import store
+from minfer.rows.rules import CASE_OVERHEAD_S, SWEEP_OVER_WINDOWS
 from minfer.rows.store import Row
 
 COMMAND = "python analysis/make_evidence.py"
@@ -222,12 +222,12 @@ def cost(measured: list[list[Row]]) -> str:
         overhead = "on average; " + ", ".join(f"{k} {s:.3f} s" for k, s in others.items() if s is not None)
         cases = counted(row["cases"], "case")
         limits = [
-            ("A case without its windows", overhead, row["case_overhead_s"], OVERHEAD_S, "s"),
+            ("A case without its windows", overhead, row["case_overhead_s"], CASE_OVERHEAD_S, "s"),
             (
                 f"A sweep of {cases}, {row['sweep_s']:.1f} s",
                 "over its windows and builds",
                 row["ratio"],
-                WHOLE,
+                SWEEP_OVER_WINDOWS,
                 "times",
             ),
         ]

@@ -20,8 +20,9 @@ from minfer.analysis.command import Options, parser, run
 from minfer.analysis.data.prepare import REFERENCE, WHICH, choose, lead, number, on_one_clock, with_problem
 from minfer.analysis.plots.series import setting, shape_words
 from minfer.analysis.tables.markdown import scaled
-from minfer.analysis.tables.problem import REGIMES, percent
+from minfer.analysis.tables.problem import percent
 from minfer.rows import store
+from minfer.rows.rules import REGIMES
 from minfer.rows.store import Row
 
 COMMAND = "python analysis/make_headers.py"

@@ -39,8 +39,8 @@ from minfer.analysis.plots.roofline import roofline
 from minfer.analysis.plots.style import LIGHT, THEMES, Theme
 from minfer.analysis.tables import pages
 from minfer.analysis.tables.markdown import README, plain, update
-from minfer.analysis.tables.problem import REGIMES
 from minfer.rows import store
+from minfer.rows.rules import REGIMES
 
 COMMAND = "python analysis/make_plots.py"
 MARKED = "plots"

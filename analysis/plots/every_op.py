@@ -32,7 +32,8 @@ from minfer.analysis.plots.series import (
 )
 from minfer.analysis.plots.style import LIGHT, SMALL, Theme, figure, name_ends, printable, title
 from minfer.analysis.tables.markdown import scale, scaled, significant
-from minfer.analysis.tables.problem import REGIMES, fastest_of_ours
+from minfer.analysis.tables.problem import fastest_of_ours
+from minfer.rows.rules import REGIMES
 from minfer.rows.store import Row
 
 MOST_COLOURED = 4  # lines beside PyTorch's that have a colour and a name

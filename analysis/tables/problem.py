@@ -15,13 +15,11 @@ from minfer.analysis.data.prepare import REFERENCE, WHICH, kernel_order, metric_
 from minfer.analysis.tables.markdown import counted, plain, scaled, significant
 from minfer.analysis.tables.markdown import table_lines as markdown_table
 from minfer.rows import store
+from minfer.rows.rules import LEAST_GAIN, REGIMES
 from minfer.rows.select import TFLOPS
 
 MOST_NAMES = 4  # runs, commits, ... that a sentence lists before it only counts them
 MESSAGE = 100  # characters shown of a message
-LEAST_GAIN = 0.01  # a smaller difference is a tie, as in minfer.bench.stats
-
-REGIMES = ("cold", "steady")
 WORKSPACE, ENERGY, TUNING = "Workspace", "Energy efficiency", "Autotuning (s)"  # columns that only pages have
 SHORT_US = 10.0  # of a cold call: below it, a sentence says what launching takes
 LEGEND = (

@@ -20,7 +20,6 @@ from minfer.analysis.tables.problem import (
     MESSAGE,
     MORE_LEGEND,
     OTHER_LEGEND,
-    REGIMES,
     fastest_of_ours,
     headline,
     more_columns,
@@ -31,6 +30,7 @@ from minfer.analysis.tables.problem import (
     title,
 )
 from minfer.rows import store
+from minfer.rows.rules import REGIMES
 
 REST = "## Every other problem"  # where a page goes on with what its first part does not show
 OPS_HEADER = [

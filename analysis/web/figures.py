@@ -25,8 +25,9 @@ from minfer.analysis.data.prepare import (
 from minfer.analysis.plots.roofline import flat_roofs
 from minfer.analysis.plots.series import called, equal_axes, series, setting
 from minfer.analysis.plots.style import look
-from minfer.analysis.tables.problem import REGIMES, fastest, interval, provenance, regime_time
+from minfer.analysis.tables.problem import fastest, interval, provenance, regime_time
 from minfer.rows import store
+from minfer.rows.rules import REGIMES
 from minfer.rows.store import Row
 
 TEXTS: tuple[str, ...] = (
