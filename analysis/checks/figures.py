@@ -1,29 +1,20 @@
 """Do the figures of the results tables agree with each other, and with what their devices can do?
 
-    python analysis/check_figures.py README.md docs/*.md docs/results/*/*.md results/*/*/*.parquet
-
 From the times and throughputs that a table shows this computes the ratios beside them, as a reader with a calculator would,
 and names each that differs by more than rounding. The fastest kernel must be bold, a sentence above the tables must repeat
 their figures, and so must the README's table of ops and its headline, whose figures are those of the pages they link to, and
 whose counts of problems add up. Times, rates and shares of PyTorch that a page says under "Measured on …" must be in the tables
-that it links to. docs/hgemm.md and docs/claims.md have tables of their own (`figures_of_hgemm`, `figures_of_claims`). Of the
-parquet files, no time may be below its row's floor, and no rate above its row's measured peak.
+that it links to. docs/hgemm.md and docs/claims.md have tables of their own (`hgemm`, `claims`).
 """
 
 from __future__ import annotations
 
-import argparse
 import re
-import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from minfer.analysis.checks.cells import Table, agree, amount, every_table, seconds
-from minfer.analysis.checks.claims import of_claims
-from minfer.analysis.checks.hgemm import of_hgemm
 from minfer.analysis.checks.prose import FIGURES, linked, said_in_prose
-from minfer.analysis.checks.roofs import COLUMNS, beyond_roofs
-from minfer.analysis.data.prepare import load
 from minfer.analysis.tables.sections import OPS_HEADER
 from minfer.rows.rules import REGIMES
 
@@ -159,29 +150,3 @@ def _sentences(text: str, shares: Shares) -> Iterator[str]:
                 shown = shares.get((found["problem"], said["regime"], found["kernel"]))
                 if shown != float(said["share"]):
                     yield f"{found['problem']}: the sentence says {said['share']} % {said['regime']}, the table {shown} %"
-
-
-def main(words: Iterable[str] | None = None) -> int:
-    """Returns the exit status: 1 where figures contradict each other."""
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("files", nargs="+", type=Path, help="pages, and parquet files")
-    named = made.parse_args(list(words) if words is not None else None).files
-    pages, rows = ([file for file in named if (file.suffix == ".parquet") == parquet] for parquet in (False, True))
-    found, held = list[str](), 0
-    if rows:
-        table, found = load(rows, Path(), COLUMNS)
-        impossible, held = beyond_roofs(table)
-        found += impossible
-    texts = {page: page.read_text() for page in pages}
-    shares = {page: shown_shares(text) for page, text in texts.items()}
-    for page, text in texts.items():
-        said = [*of_prose(page), *contradictions(text), *of_pages(page), *of_counts(text)]
-        found += [f"{page}: {sentence}" for sentence in (*said, *of_hgemm(text), *of_claims(page, shares))]
-    counted = sum(len(cells) - 1 for text in texts.values() for _, cells in tables(text))
-    right = f"{counted} rows of tables agree" + (f"; {held} measured rows are within their roofs" if held else "")
-    print("\n".join(found) or right, file=sys.stderr if found else sys.stdout)
-    return int(bool(found) or not counted)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -50,7 +50,7 @@ def load(files: Iterable[Path], results: Path, columns: Iterable[str]) -> tuple[
     Raises FileNotFoundError where there is no such folder."""
     if not files and not results.is_dir():
         raise FileNotFoundError(f"{results} is not a folder: name the one with the results with --results")
-    columns = list(dict.fromkeys([*columns, *SPEEDUPS, *WAITED, "guarantee"]))
+    columns = _to_choose_by(columns)
     bad: dict[Path, str] = {}
     tables, held, most, unusable = [usable(store.SCHEMA.empty_table().select(columns))], 0, MANY_ROWS, 0
     for file in sorted(set(files)) or store.files(results):
@@ -67,6 +67,19 @@ def load(files: Iterable[Path], results: Path, columns: Iterable[str]) -> tuple[
         print(f"{unusable} rows lack one of {', '.join(IDENTITY)} and are left out", file=sys.stderr)
     newest = newest_in_any_regime(pa.concat_tables(tables))
     return newest, [f"{path}: {reason}; skipped" for path, reason in bad.items()]
+
+
+def _to_choose_by(columns: Iterable[str]) -> list[str]:
+    """The columns, and those by which rows are chosen and old ones get their rates."""
+    asked = list(columns)
+    old_rates = [f"{regime}_tflops" for regime in REGIMES if f"{regime}_rate" in asked]
+    return list(dict.fromkeys([*asked, *SPEEDUPS, *WAITED, "guarantee", *old_rates]))
+
+
+def select_columns(table: pa.Table, columns: Iterable[str]) -> pa.Table:
+    """Of a table of `load` what it would have loaded for these columns: more columns cost time, and make other rows the
+    newest."""
+    return table.select([*_to_choose_by(columns), "host_bound"])
 
 
 def usable(table: pa.Table) -> pa.Table:

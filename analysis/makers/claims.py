@@ -1,4 +1,4 @@
-"""What people say of these kernels beside what the rows say: `python analysis/make_claims.py` writes docs/claims.md.
+"""What people say of these kernels beside what the rows say: `python analysis/make.py claims` writes docs/claims.md.
 
 The claims and their queries are in analysis/claims.py. Every figure is of a row that the page names; whether a claim holds is
 computed from the figures shown.
@@ -6,27 +6,24 @@ computed from the figures shown.
 
 from __future__ import annotations
 
-import sys
 from collections import Counter as Counts
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from minfer.analysis.claims import CLAIMS, Claim, Counter, Over, Peaks, Query, Schedulers, Share
-from minfer.analysis.command import Options, parser, run
 from minfer.analysis.data.peaks import best_peaks, under_one_peak
 from minfer.analysis.data.prepare import natural, number, on_one_clock, with_problem
+from minfer.analysis.makers import Maker, Options
 from minfer.analysis.tables.markdown import plain, significant, table_lines
 from minfer.analysis.tables.pages import written
 from minfer.rows import store
 from minfer.rows.rules import REGIMES
 from minfer.rows.store import Row
 
-COMMAND = "python analysis/make_claims.py"
-PAGE = Path("docs/claims.md")
+COMMAND = "python analysis/make.py claims"
 COLUMNS = ["run", "finished", "case", "op", "kernel", "status", "dtype", "params", "shape", "device", "device_kind"]
 COLUMNS += ["flops", "bytes", "peaks", "roof", "operands", "metric", "metrics", "baseline", "cold_percent_of_peak"]
 COLUMNS += [f"{regime}_{name}" for regime in REGIMES for name in ("us", "rate", "baseline_us", "speedup")]
@@ -35,7 +32,7 @@ HEAD = """# Claims
 What tutorials and papers say of these kernels, beside the rows that test it. Each figure is of the row named beside it.
 Whether a claim holds is computed from the figures and the limits that "Read as" names. Each device has a verdict of its own,
 because a claim that fails on an H200 may hold elsewhere. The baseline that was timed beside each kernel brings all times to
-one clock ([why](methodology.md#paired-because-clocks-drift)). `analysis/make_claims.py` writes this page from
+one clock ([why](methodology.md#paired-because-clocks-drift)). `analysis/make.py claims` writes this page from
 `analysis/claims.py`."""
 
 
@@ -180,13 +177,7 @@ def markdown(rows: Found) -> str:
 
 
 def write(table: pa.Table, options: Options) -> list[str]:
-    return written(options.page, markdown(measured(table)), COMMAND, options.check)
+    return written(options.docs / "claims.md", markdown(measured(table)), COMMAND, options.check)
 
 
-def main(arguments: Iterable[str] | None = None) -> int:
-    """Returns the exit status: 0 when the page is that of the results, and every file could be read."""
-    return run(parser(COMMAND, __doc__ or "", "--page", PAGE), arguments, COLUMNS, write, all_or_nothing=True)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+MAKER = Maker(write, COLUMNS)

@@ -1,4 +1,4 @@
-"""What scripts record beside the rows, drawn and told: `python analysis/make_demonstrations.py`.
+"""What scripts record beside the rows, drawn and told: `python analysis/make.py demonstrations`.
 
 Reads the traces of `benchmarks/scopes.py` below results/<device>/scopes, and what other scripts (`PAGES`) wrote to
 benchmarks/results/; draws docs/plots/<device>/gemm-bias-relu-scopes, transfer and so on, and rewrites what is between markers
@@ -7,11 +7,10 @@ in their pages. Where nothing was recorded, the text says so.
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import json
-import sys
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +20,7 @@ import pyarrow.parquet as pq
 from minfer.analysis.demonstrations import adapting, batches, fused, loops
 from minfer.analysis.demonstrations import traces as draw
 from minfer.analysis.demonstrations.traces import Inside
+from minfer.analysis.makers import Maker, Options
 from minfer.analysis.plots import files
 from minfer.analysis.plots.every_op import Picture
 from minfer.analysis.plots.style import LIGHT, THEMES, Theme
@@ -28,7 +28,7 @@ from minfer.analysis.tables.markdown import counted, plain, update
 from minfer.rows import store
 from minfer.rows.store import Row
 
-COMMAND = "python analysis/make_demonstrations.py"
+COMMAND = "python analysis/make.py demonstrations"
 # What is drawn and told: the page, and the script that records it.
 SCOPES, TRANSFER, MEMORY = "gemm-bias-relu-scopes", "transfer", "rope-memory"
 BATCHING, SPECIALISE, FUSION, LOOPS = "batching", "specialise", "fusion", "llvm-fusion"
@@ -96,7 +96,7 @@ def place(device: str, name: str, theme: Theme = LIGHT) -> str:
     return f"{store.slug(device)}/{name}{theme.suffix}"
 
 
-def bring_up_to_date(options: argparse.Namespace) -> list[str]:
+def write(_: pa.Table, options: Options) -> list[str]:
     """Write or only check the pictures and texts; what is wrong, in sentences."""
     traces, problems = load_traces(options.results)
     rows = {}
@@ -105,7 +105,8 @@ def bring_up_to_date(options: argparse.Namespace) -> list[str]:
         problems += unusable
     if problems:
         return problems
-    folder, drawn = options.docs / "plots", dict[Path, Picture]()
+    folder, drawn = options.plots, dict[Path, Picture]()
+    to_plots = Path(os.path.relpath(folder, options.docs)).as_posix()
     texts: dict[str, list[str]] = {name: [] for name in PAGES}
 
     def add(name: str, about: Row, make: Callable[[str, Theme], Picture], lines: list[str]) -> None:
@@ -113,7 +114,8 @@ def bring_up_to_date(options: argparse.Namespace) -> list[str]:
             with theme.active():
                 drawn[folder / place(about["device"], name, theme)] = make(about["device"], theme)
         where = place(about["device"], name)
-        texts[name] += [origin(about), "", files.shown(f"plots/{where}", drawn[folder / where].about), "", *lines, ""]
+        shown = files.shown(f"{to_plots}/{where}", drawn[folder / where].about)
+        texts[name] += [origin(about), "", shown, "", *lines, ""]
 
     for inside in traces:
         add(SCOPES, dict(inside[0].about), partial(draw.scopes, inside), draw.scope_lines(inside))
@@ -139,19 +141,4 @@ def bring_up_to_date(options: argparse.Namespace) -> list[str]:
     return problems
 
 
-def main(arguments: Iterable[str] | None = None) -> int:
-    """Returns the exit status: 0 when texts and pictures are those of the files, and every file could be read."""
-    parser = argparse.ArgumentParser(prog=COMMAND, description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--results", type=Path, default=Path("results"), help="with traces (default: results)")
-    folder = Path("benchmarks/results")
-    parser.add_argument("--benchmarks", type=Path, default=folder, help=f"with parquet (default: {folder})")
-    parser.add_argument("--docs", type=Path, default=Path("docs"), help="with the pages (default: docs)")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if anything is out of date")
-    problems = bring_up_to_date(parser.parse_args(list(arguments) if arguments is not None else None))
-    for line in problems:
-        print(line, file=sys.stderr)
-    return 1 if problems else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+MAKER = Maker(write)

@@ -1,4 +1,4 @@
-"""The evidence that the bench can be believed, from parquet: `python analysis/make_evidence.py`.
+"""The evidence that the bench can be believed, from parquet: `python analysis/make.py evidence`.
 
 Reads what `benchmarks/sensitivity.py`, `clock_trap.py`, `cost.py` and `*_at_scale.py` wrote to benchmarks/results/, draws
 docs/plots/<device>/clock-trap, and rewrites what is between markers (`<!-- sensitivity:begin -->` ...) in docs/evidence.md
@@ -8,16 +8,15 @@ and in docs/methodology.md. No number is typed here or there. Where nothing was 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from minfer.analysis.command import parser
 from minfer.analysis.data.prepare import number
 from minfer.analysis.demonstrations.trap import apart, clock_trap, most_apart, runs
+from minfer.analysis.makers import Maker, Options
 from minfer.analysis.plots import files
 from minfer.analysis.plots.every_op import Picture
 from minfer.analysis.plots.style import LIGHT, THEMES, Theme
@@ -26,9 +25,7 @@ from minfer.rows import store
 from minfer.rows.rules import CASE_OVERHEAD_S, SWEEP_OVER_WINDOWS
 from minfer.rows.store import Row
 
-COMMAND = "python analysis/make_evidence.py"
-FOLDER = Path("benchmarks/results")
-PAGE = Path("docs/evidence.md")
+COMMAND = "python analysis/make.py evidence"
 
 # The kinds of files, <kind>-<device>.parquet, with the script that makes them and the columns that they must have.
 KINDS = {
@@ -237,23 +234,13 @@ def cost(measured: list[list[Row]]) -> str:
     return "\n".join(lines) or missing("cost")
 
 
-def main(arguments: Iterable[str] | None = None) -> int:
-    """Returns the exit status: 0 when text and plots are those of the files, and every file could be read."""
-    made = parser(COMMAND, __doc__ or "", "--page", PAGE, FOLDER)
-    page = Path("docs/methodology.md")
-    made.add_argument("--methodology", type=Path, default=page, help=f"the other file to rewrite (default: {page})")
-    made.add_argument("--plots", type=Path, default=Path("docs/plots"), help="folder (default: docs/plots)")
-    options = made.parse_args(list(arguments) if arguments is not None else None)
-    found, problems = load(options.files, options.results)
-    if not problems:
-        problems = bring_up_to_date(found, options.page, options.methodology, options.plots, options.check)
-    for line in problems:
-        print(line, file=sys.stderr)
-    return 1 if problems else 0
-
-
-def bring_up_to_date(found: Found, evidence: Path, methodology: Path, folder: Path, check: bool) -> list[str]:
+def write(_: pa.Table, options: Options) -> list[str]:
     """Write or only check the plots and both texts; what is wrong, in sentences."""
+    found, problems = load(options.measured, options.benchmarks)
+    if problems:
+        return problems
+    evidence, methodology = (options.docs / name for name in ("evidence.md", "methodology.md"))
+    folder, check = options.plots, options.check
     drawn: dict[Path, Picture] = {}
     for theme in THEMES:
         with theme.active():
@@ -272,5 +259,4 @@ def bring_up_to_date(found: Found, evidence: Path, methodology: Path, folder: Pa
     return problems + list(dict.fromkeys(problem for problem in said if problem))
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+MAKER = Maker(write)

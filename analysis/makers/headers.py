@@ -1,4 +1,4 @@
-"""The measured line in the header of each kernel's file, from parquet: `python analysis/make_headers.py`.
+"""The measured line in the header of each kernel's file, from parquet: `python analysis/make.py headers`.
 
 The header is the comment that a file begins with; behind it (in Python behind the docstring, which is part of what a row's
 `source` hashes, as comments are not) comes one line `Measured (device, problem): …`, cold and steady. The problem is the op's
@@ -8,16 +8,15 @@ representative one where the kernel has it, else the kernel's largest. A kernel 
 from __future__ import annotations
 
 import re
-import sys
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from minfer.analysis.command import Options, parser, run
 from minfer.analysis.data.prepare import REFERENCE, WHICH, choose, lead, number, on_one_clock, with_problem
+from minfer.analysis.makers import Maker, Options
 from minfer.analysis.plots.series import setting, shape_words
 from minfer.analysis.tables.markdown import scaled
 from minfer.analysis.tables.problem import percent
@@ -25,8 +24,7 @@ from minfer.rows import store
 from minfer.rows.rules import REGIMES
 from minfer.rows.store import Row
 
-COMMAND = "python analysis/make_headers.py"
-SOURCES = Path("minfer/ops")
+COMMAND = "python analysis/make.py headers"
 SUFFIXES = {".cu": "// ", ".cpp": "// ", ".py": "# "}  # with what begins a comment
 COLUMNS = [*WHICH, "dtype", "params", "shape", "device", "device_kind"]
 COLUMNS += ["metric", "flops", "bytes", "baseline"]
@@ -115,11 +113,4 @@ def write(table: pa.Table, options: Options) -> list[str]:
     return wrong
 
 
-def main(arguments: Iterable[str] | None = None) -> int:
-    """Returns the exit status: 0 when the headers are those of the results, and every file could be read."""
-    made = parser(COMMAND, __doc__ or "", "--sources", SOURCES)
-    return run(made, arguments, COLUMNS, write, all_or_nothing=True)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+MAKER = Maker(write, COLUMNS)

@@ -1,33 +1,30 @@
-"""The measured gains of docs/hgemm.md, from parquet: `python analysis/make_hgemm.py`.
+"""The measured gains of docs/hgemm.md, from parquet: `python analysis/make.py hgemm`.
 
 Reads the parquet files of results/ that git tracks and rewrites what is between `<!-- ladder:begin -->` ...,
 `<!-- devices:begin -->` ... and `<!-- skinny:begin -->` ... in docs/hgemm.md. The rungs are the CUDA files of
 minfer/ops/hgemm; on the primary device one without rows is "not measured yet". The plot of several devices is shown where
-`make_plots` drew one.
+`make.py plots` drew one.
 """
 
 from __future__ import annotations
 
 import math
 import re
-import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from minfer.analysis.command import Options, parser, run
 from minfer.analysis.data.prepare import WHICH, natural, number, on_one_clock, primary, with_problem
+from minfer.analysis.makers import Maker, Options
 from minfer.analysis.plots import files
 from minfer.analysis.tables.markdown import plain, significant, table_lines, update
 from minfer.rows import store
 from minfer.rows.store import Row
 
-COMMAND = "python analysis/make_hgemm.py"
-SOURCES = Path("minfer/ops/hgemm")
-PAGE = Path("docs/hgemm.md")
+COMMAND = "python analysis/make.py hgemm"
 COLUMNS = [*WHICH, "dtype", "params", "shape", "device", "device_kind"]
 COLUMNS += ["baseline", "bytes", "cold_us", "cold_baseline_us", "cold_tflops", "cold_speedup", "metrics"]
 OVER = {  # what a rung's gain is over, where that is not the rung before
@@ -197,7 +194,7 @@ def skinny(rows: list[Row], names: list[str], devices: list[str]) -> str:
 
 
 def devices_plot(page: Path, first: str) -> str:
-    """The plot of our fastest kernel on several devices; nothing where `make_plots` drew none."""
+    """The plot of our fastest kernel on several devices; nothing where `make.py plots` drew none."""
     plot = Path("plots") / store.slug(first) / "hgemm-devices"
     drawn = (page.parent / plot).with_suffix(".svg").is_file()
     about = "Cold throughput of our fastest HGEMM kernel and of PyTorch over the size of square problems, by device."
@@ -214,19 +211,14 @@ def measured(table: pa.Table) -> list[Row]:
     ]
 
 
-def main(arguments: Iterable[str] | None = None) -> int:
-    """Returns the exit status: 0 when the page is that of the results, and every file could be read."""
-    return run(parser(COMMAND, __doc__ or "", "--page", PAGE), arguments, COLUMNS, write, all_or_nothing=True)
-
-
 def write(table: pa.Table, options: Options) -> list[str]:
-    rows, names, devices = measured(table), rungs(SOURCES), primary(table)
+    page = options.docs / "hgemm.md"
+    rows, names, devices = measured(table), rungs(options.sources / "hgemm"), primary(table)
     bodies = {"ladder": ladder(rows, names, devices), "skinny": skinny(rows, names, devices)}
     if devices:
-        bodies["devices"] = devices_plot(options.page, devices[0])
-    said = [update(options.page, name, body, COMMAND, options.check) for name, body in bodies.items()]
+        bodies["devices"] = devices_plot(page, devices[0])
+    said = [update(page, name, body, COMMAND, options.check) for name, body in bodies.items()]
     return list(dict.fromkeys(problem for problem in said if problem))
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+MAKER = Maker(write, COLUMNS)

@@ -1,4 +1,4 @@
-"""Plots of the results, from parquet: `python analysis/make_plots.py`.
+"""Plots of the results, from parquet: `python analysis/make.py plots`.
 
 Draws up to three plots of each op on each device into docs/plots/<device>/, and one of forward and backward where it has both,
 with its points as CSV; each as SVG and PNG, light and dark; and a page README.md that shows them all. If an op was timed on
@@ -10,7 +10,6 @@ out, with a sentence. The same rows give the same bytes with the same Matplotlib
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -18,7 +17,6 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from minfer.analysis.command import Options, parser, run
 from minfer.analysis.data.peaks import Peaks, best_peaks, under_one_peak
 from minfer.analysis.data.prepare import (
     WHICH,
@@ -30,6 +28,7 @@ from minfer.analysis.data.prepare import (
     sections,
     with_problem,
 )
+from minfer.analysis.makers import Maker, Options
 from minfer.analysis.plots import every_op as plots
 from minfer.analysis.plots import files
 from minfer.analysis.plots.devices import devices
@@ -38,11 +37,11 @@ from minfer.analysis.plots.files import shown
 from minfer.analysis.plots.roofline import roofline
 from minfer.analysis.plots.style import LIGHT, THEMES, Theme
 from minfer.analysis.tables import pages
-from minfer.analysis.tables.markdown import README, plain, update
+from minfer.analysis.tables.markdown import plain, update
 from minfer.rows import store
 from minfer.rows.rules import REGIMES
 
-COMMAND = "python analysis/make_plots.py"
+COMMAND = "python analysis/make.py plots"
 MARKED = "plots"
 Draw = Callable[[str, str, list[store.Row], Theme], plots.Picture]
 DEVICES = "devices"  # the plot that has several
@@ -138,15 +137,8 @@ def gallery_lines(device: str, drawn: Drawn) -> list[str]:
     return lines
 
 
-def main(arguments: Iterable[str] | None = None) -> int:
-    """Returns the exit status: 0 when the plots are those of the results, and every file could be read."""
-    made = parser(COMMAND, __doc__ or "", "--readme", README)
-    made.add_argument("--plots", type=Path, help="folder (default: docs/plots beside the README)")
-    return run(made, arguments, COLUMNS, write)
-
-
 def write(table: pa.Table, options: Options) -> list[str]:
-    folder = options.plots or options.readme.parent / "docs" / "plots"
+    folder = options.plots
     named: dict[Path, plots.Picture] = {}
     drawn: Drawn = {}
     for theme, op, device, name, picture in pictures(table, THEMES):
@@ -168,5 +160,4 @@ def write(table: pa.Table, options: Options) -> list[str]:
     return problems + ([problem] if problem else [])
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+MAKER = Maker(write, COLUMNS, all_or_nothing=False)

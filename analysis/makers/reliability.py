@@ -1,4 +1,4 @@
-"""The table of faults in docs/evidence.md, from what the tests on a real SLURM noted: `python analysis/make_reliability.py`.
+"""The table of faults in docs/evidence.md, from what the tests on a real SLURM noted: `python analysis/make.py reliability`.
 
 `MINFER_OUTCOMES=tests/cluster/outcomes.json pytest tests/cluster` records the outcome of each fault. No line of the
 table is typed; --check proves that it is up to date.
@@ -6,17 +6,15 @@ table is typed; --check proves that it is up to date.
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
-from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
+from minfer.analysis.makers import Maker, Options
 from minfer.analysis.tables.markdown import plain, update
 
-COMMAND = "python analysis/make_reliability.py"
-PAGE = Path("docs/evidence.md")
-OUTCOMES = Path("tests/cluster/outcomes.json")
+COMMAND = "python analysis/make.py reliability"
 
 
 def lines(outcomes: dict[str, dict[str, Any]]) -> list[str]:
@@ -46,23 +44,14 @@ def lines(outcomes: dict[str, dict[str, Any]]) -> list[str]:
     return [f"{head} *Lost*: finished rows that were missing or other later.", "", *told]
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--outcomes", type=Path, default=OUTCOMES, help=f"what the tests noted (default: {OUTCOMES})")
-    parser.add_argument("--page", type=Path, default=PAGE, help=f"file to rewrite (default: {PAGE})")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if the table is out of date")
-    options = parser.parse_args()
+def write(_: pa.Table, options: Options) -> list[str]:
     try:
         outcomes = json.loads(options.outcomes.read_text()) if options.outcomes.exists() else {}
         body = "\n".join(lines(outcomes)) + "\n"
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        print(f"{COMMAND}: {options.outcomes} is not what the tests write: {error!r}", file=sys.stderr)
-        return 1
-    if why := update(options.page, "reliability", body, COMMAND, options.check):
-        print(f"{COMMAND}: {why}", file=sys.stderr)
-        return 1
-    return 0
+        return [f"{options.outcomes} is not what the tests write: {error!r}"]
+    problem = update(options.docs / "evidence.md", "reliability", body, COMMAND, options.check)
+    return [problem] if problem else []
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+MAKER = Maker(write)

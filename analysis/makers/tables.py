@@ -10,17 +10,16 @@ are shown become Python objects.
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from minfer.analysis.command import Options, parser, run
 from minfer.analysis.data.prepare import choose, lead, on_one_clock, primary, sections, with_problem
+from minfer.analysis.makers import Maker, Options
 from minfer.analysis.tables import pages
-from minfer.analysis.tables.markdown import README, has_markers, markers, update
+from minfer.analysis.tables.markdown import has_markers, markers, update
 from minfer.analysis.tables.problem import COLUMNS, PROVENANCE, provenance
 from minfer.analysis.tables.sections import Section, Where, device_lines, headline_lines, ops_lines
 from minfer.rows import store
@@ -50,18 +49,10 @@ def every_section(table: pa.Table) -> Iterator[Section]:
         yield Section(op, device, provenance(origin), rows, headline, len(order), left_out)
 
 
-def main(arguments: Iterable[str] | None = None) -> int:
-    """Returns the exit status: 0 when the tables are those of the results, and every file could be read."""
-    made = parser(COMMAND, __doc__ or "", "--readme", README)
-    made.add_argument("--pages", type=Path, help="folder (default: docs/results beside the README)")
-    return run(made, arguments, COLUMNS, write)
-
-
 def write(table: pa.Table, options: Options) -> list[str]:
-    folder = options.pages or options.readme.parent / "docs" / "results"
-    found = list(every_section(table))
+    docs, folder, devices = options.docs, options.pages, primary(table)
     to_pages = Path(os.path.relpath(folder, options.readme.parent)).as_posix()
-    docs, devices = options.readme.parent / "docs", primary(table)
+    found = list(every_section(table))
     bodies = {MARKED: "\n".join(ops_lines(found, devices, Where(docs, "docs/", f"{to_pages}/")))}
     if has_markers(options.readme, HEADLINE):
         first = lead(table)
@@ -76,6 +67,4 @@ def write(table: pa.Table, options: Options) -> list[str]:
     return [p for p in dict.fromkeys(problems) if p] + pages.bring_up_to_date(texts, folder, COMMAND, options.check)
 
 
-if __name__ == "__main__":
-    pa.set_memory_pool(pa.system_memory_pool())  # a million rows: 0.6 GiB, with mimalloc 0.8 and a second more
-    sys.exit(main())
+MAKER = Maker(write, COLUMNS, all_or_nothing=False)

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from minfer.analysis import make
 from minfer.analysis.checks import figures as check_figures
+from minfer.analysis.makers.figures import check_pages
 from tests.tables import MARKERS, Workspace, row
 
 CLOCKED = {"wgmma": 800.0, "wgmma_mhz": 1500.0}
@@ -22,10 +24,9 @@ def text(work: Workspace) -> str:
     return work.page()
 
 
-def test_what_is_made_of_rows_agrees(text: str, work: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_made_of_rows_agrees(text: str, work: Workspace) -> None:
     assert list(check_figures.contradictions(text)) == []
-    assert check_figures.main([str(work.readme), str(work.op_pages()[0])]) == 0
-    assert capsys.readouterr().out == "8 rows of tables agree\n"
+    assert check_pages([work.readme, work.op_pages()[0]]) == ([], 8)
 
 
 @pytest.mark.parametrize(
@@ -68,8 +69,13 @@ def test_only_the_paired_ratio_of_a_time_that_is_not_on_the_clock_may_differ_fro
     assert any("240 % of PyTorch" in said for said in check_figures.contradictions(text.replace("v02 §", "v02")))
 
 
-def test_a_page_without_tables_is_no_proof(work: Workspace) -> None:
-    assert check_figures.main([str(work.readme)]) == 1
+def check(work: Workspace, *words: object) -> int:
+    """The exit status of the command for the pages of a workspace."""
+    return make.main(["figures", *map(str, words), "--results", str(work.results), "--readme", str(work.readme)])
+
+
+def test_a_page_without_tables_is_no_proof(work: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
+    assert check(work) == 1 and "have no table to check" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -118,7 +124,7 @@ def test_a_figure_beyond_what_its_row_measured_of_the_device_is_found(
 ) -> None:
     peaks = {"copy_gbps": 4000.0, "read_gbps": 4300.0, "wgmma": 800.0}
     file = work.write(row(**{"peaks": peaks, "roof": "wgmma", "floor_us": 90.0} | values), name="b")
-    assert text and check_figures.main([str(work.op_pages()[0]), str(file)]) == int(said is not None)
+    assert text and check(work, file) == int(said is not None)
     shown = capsys.readouterr()
     assert said in shown.err if said else shown.out.endswith("; 1 measured rows are within their roofs\n")
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from minfer.analysis import make
 from minfer.analysis.checks import figures as check_figures
 from minfer.analysis.checks.claims import of_claims
 from minfer.analysis.checks.hgemm import of_hgemm
 from minfer.analysis.claims import CLAIMS
-from minfer.analysis.makers import claims as make_claims
 from tests.tables import MARKERS, Workspace, row
 
 HGEMM = """
@@ -79,7 +79,7 @@ def claims(work: Workspace) -> Path:
     work.write(*rows)
     assert work.run() == 0
     page = work.pages.parent / "claims.md"
-    assert make_claims.main(["--results", str(work.results), "--page", str(page)]) == 0
+    assert make.main(["claims", "--results", str(work.results), "--docs", str(page.parent)]) == 0
     return page
 
 

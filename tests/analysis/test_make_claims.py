@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from minfer.analysis import make
 from minfer.analysis.claims import CLAIMS, Claim, Counter, Over, Peaks, Schedulers, Share, gemm
 from minfer.analysis.makers import claims as make_claims
 from minfer.rows import store
@@ -94,7 +95,9 @@ def test_what_nobody_measured_says_so(rows: make_claims.Found, kernel: str) -> N
 def test_the_page_is_written_checked_and_has_every_claim(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store.write(store.to_table([made("torch", 100.0)]), tmp_path / "a.parquet")
     page = tmp_path / "claims.md"
-    where = ["--results", str(tmp_path), "--page", str(page)]
-    assert make_claims.main([*where, "--check"]) == 1 and "out of date" in capsys.readouterr().err and not page.exists()
-    assert make_claims.main(where) == 0 and make_claims.main([*where, "--check"]) == 0
+    where = ["--results", str(tmp_path), "--docs", str(tmp_path)]
+    assert (
+        make.main(["claims", *where, "--check"]) == 1 and "out of date" in capsys.readouterr().err and not page.exists()
+    )
+    assert make.main(["claims", *where]) == 0 and make.main(["claims", *where, "--check"]) == 0
     assert all(f"## {claim.said}" in page.read_text() for claim in CLAIMS)

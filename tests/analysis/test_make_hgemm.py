@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from minfer import ops
+from minfer.analysis import make
 from minfer.analysis.makers import hgemm as make_hgemm
 from minfer.rows import store
 from tests.conftest import ROOT
@@ -24,9 +25,9 @@ def row(kernel: str, m: int, n: int, k: int, us: float, baseline_us: float = 10.
 def page(folder: Path, *rows: store.Row) -> str:
     (folder / "hgemm.md").write_text(MARKERS)
     store.write(store.to_table(list(rows)), folder / "rows.parquet")
-    where = ["--results", str(folder), "--page", str(folder / "hgemm.md")]
-    assert make_hgemm.main([*where, "--check"]) == 1
-    assert make_hgemm.main(where) == 0 and make_hgemm.main([*where, "--check"]) == 0
+    where = ["hgemm", "--results", str(folder), "--docs", str(folder)]
+    assert make.main([*where, "--check"]) == 1
+    assert make.main(where) == 0 and make.main([*where, "--check"]) == 0
     return (folder / "hgemm.md").read_text()
 
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from minfer.analysis.makers import tables as make_tables
+from minfer.analysis import make_tables
 from minfer.rows import store
 from tests.tables import EPYC, H200, MARKERS, TN, Workspace, row
 

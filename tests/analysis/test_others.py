@@ -9,6 +9,7 @@ import pytest
 
 from minfer.analysis.checks import figures as check_figures
 from minfer.analysis.data.others import against, best_other
+from minfer.analysis.makers.figures import check_pages
 from minfer.rows import store
 from tests.tables import MARKERS, Workspace, row
 
@@ -89,7 +90,7 @@ def test_a_table_has_it_beside_pytorch_and_the_readme_names_it(work: Workspace) 
     readme = work.readme.read_text()
     assert "| 120.0 % (114.2–126.0), liger | 1 faster |" in readme
     page = work.op_pages()[0]
-    assert check_figures.main([str(work.readme), str(page)]) == 0
+    assert check_pages([work.readme, page])[0] == []
     work.readme.write_text(readme.replace("| 120.0 % (", "| 121.0 % ("))
     assert any("121.0 % (114.2–126.0) of liger" in said for said in check_figures.of_pages(work.readme))
     text = page.read_text()

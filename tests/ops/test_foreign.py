@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from minfer import build, ops
-from minfer.analysis.makers import tables as make_tables
+from minfer.analysis import make_tables
 from minfer.bench.integrity import Dishonest
 from minfer.bench.judged import BUSY
 from minfer.bench.measure import Bench
