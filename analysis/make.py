@@ -17,7 +17,7 @@ import pyarrow as pa
 from minfer.analysis.data import sources
 from minfer.analysis.data.prepare import load, select_columns
 from minfer.analysis.makers import Maker, Options
-from minfer.analysis.tables.markdown import README, counted
+from minfer.analysis.tables.markdown import README, pluralise
 from minfer.rows import store
 
 COMMAND = "python analysis/make.py"
@@ -111,11 +111,11 @@ def _maker(name: str) -> Maker:
 
 def _published() -> list[Path]:
     """The files of `results/` that git tracks; prints how many it leaves out. An empty list means: read all."""
-    kept = sources.tracked(sources.RESULTS)
+    kept = sources.list_tracked(sources.RESULTS)
     if kept and (others := len(store.files(sources.RESULTS)) - len(kept)):
         them, folder = "it" if others == 1 else "them", sources.RESULTS
         print(
-            f"{counted(others, 'file')} of {folder} left out: git does not track {them}; run `git add {folder}`, "
+            f"{pluralise(others, 'file')} of {folder} left out: git does not track {them}; run `git add {folder}`, "
             f"or pass `--results {folder}`",
             file=sys.stderr,
         )

@@ -13,7 +13,7 @@ ROUNDED = 0.0012  # relative: a ratio of two figures of four digits
 Table = tuple[str, list[list[str]]]  # its title, and its cells with the header
 
 
-def every_table(text: str) -> Iterator[Table]:
+def find_tables(text: str) -> Iterator[Table]:
     """All tables of a page, each with the last bold line above it."""
     title, cells = "", list[list[str]]()
     for line in [*text.splitlines(), ""]:
@@ -26,12 +26,12 @@ def every_table(text: str) -> Iterator[Table]:
             title = line.strip("*")
 
 
-def seconds(cell: str) -> float | None:
+def parse_seconds(cell: str) -> float | None:
     found = re.fullmatch(r"\**([0-9.]+) (µs|ms)\**", cell)
     return float(found[1]) * SECONDS[found[2]] if found else None
 
 
-def amount(cell: str) -> float | None:
+def parse_amount(cell: str) -> float | None:
     """A rate, a percentage or a ratio, without its interval and its tie."""
     found = re.match(r"\**([0-9.]+)(?: ([kMGT]))?(?![0-9.])", cell)
     return float(found[1]) * PREFIXES[found[2] or ""] if found else None
@@ -43,7 +43,7 @@ def last_digit(cell: str) -> float:
     return 10.0 ** -len(found[1]) if found else 0.0
 
 
-def agree(cell: str, computed: float) -> bool:
+def agrees(cell: str, computed: float) -> bool:
     """Whether a figure equals the one computed from others, within their rounding."""
-    said = amount(cell)
+    said = parse_amount(cell)
     return said is not None and abs(said - computed) <= 0.51 * last_digit(cell) + ROUNDED * computed

@@ -25,17 +25,17 @@ NAMES = {"torch": "PyTorch", "torch_compile": "torch.compile", "liger": "Liger",
 Shown = Mapping[str, list[float]]  # all figures of each kernel in the tables: seconds, rates, or percent
 
 
-def said_in_prose(page: Path, shown: Mapping[str, Shown]) -> Iterator[str]:
+def check_sections(page: Path, shown: Mapping[str, Shown]) -> Iterator[str]:
     """The figures in the page's sections "Measured on …" that the tables do not have. Where a sentence names kernels, a figure
     must be one of theirs, else one of any kernel. A rate is checked only if it has `EXACT` digits and the sentence names a
     kernel. `shown` has the figures of the tables for each of `FIGURES`."""
     for section in SECTION.finditer(page.read_text()):
         for paragraph in section["text"].split("\n\n"):
             if not paragraph.lstrip().startswith(("|", "<")):
-                yield from _of_paragraph(" ".join(paragraph.split()), shown)
+                yield from _check_paragraph(" ".join(paragraph.split()), shown)
 
 
-def _of_paragraph(text: str, shown: Mapping[str, Shown]) -> Iterator[str]:
+def _check_paragraph(text: str, shown: Mapping[str, Shown]) -> Iterator[str]:
     for sentence in re.split(r"(?<=[.:;]) (?=[A-Z(`v0-9])", text):
         if ELSEWHERE.search(sentence):
             continue
@@ -52,6 +52,6 @@ def _of_paragraph(text: str, shown: Mapping[str, Shown]) -> Iterator[str]:
                     yield f"no table has the {found[0]} of “{sentence}”"
 
 
-def linked(page: Path) -> list[Path]:
+def find_links(page: Path) -> list[Path]:
     """The pages of tables that a page links to."""
     return [page.parent / found["page"] for found in PAGE.finditer(page.read_text())]

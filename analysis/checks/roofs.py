@@ -16,17 +16,17 @@ COLUMNS += [f"{regime}_{name}" for regime in REGIMES for name in ("us", "baselin
 COLUMNS += ["cold_gbps", "cold_tflops", "metric", "flops", "bytes"]
 
 
-def beyond_roofs(table: pa.Table) -> tuple[list[str], int]:
+def check_roofs(table: pa.Table) -> tuple[list[str], int]:
     """A sentence for each figure that is beyond what its row's floor and peaks allow, and how many rows were looked at.
 
     Rates are compared cold only: steady calls may find inputs in the cache."""
     table = on_one_clock(with_problem(table))
     rows = table.filter(pc.is_in(table["status"], pa.array(store.MEASURED))).to_pylist(maps_as_pydicts="lossy")
     known = [row for row in rows if row["peaks"]]
-    return [said for row in known for said in _of_row(row)], len(known)
+    return [said for row in known for said in _check_row(row)], len(known)
 
 
-def _of_row(row: store.Row) -> Iterator[str]:
+def _check_row(row: store.Row) -> Iterator[str]:
     where = f"{row['device']}, {row['case']}"
     floor = number(row, "floor_us")
     for regime in REGIMES:

@@ -24,7 +24,7 @@ def _speedup(row: store.Row, regime: str) -> float:
     return 1.0 if row["kernel"] == row["baseline"] else number(row, f"{regime}_speedup") or 0.0
 
 
-def against(row: store.Row, other: store.Row | None, regime: str) -> Ratio | None:
+def compare_with_other(row: store.Row, other: store.Row | None, regime: str) -> Ratio | None:
     """How fast a kernel is relative to the best other, which it was not timed beside: through the baseline of both. None
     where the times of the baseline beside the two differ by `MOST_DRIFT` or more, or where a cold one is `host_bound`."""
     if other is None or row["kernel"] == other["kernel"] or row["status"] not in store.MEASURED:
@@ -39,5 +39,5 @@ def against(row: store.Row, other: store.Row | None, regime: str) -> Ratio | Non
 
 def verdict(row: store.Row, other: store.Row | None) -> str | None:
     """Whether a kernel is faster than whatever else was timed, tied or slower, cold."""
-    ratio = against(row, other, "cold")
+    ratio = compare_with_other(row, other, "cold")
     return ratio.verdict if ratio else row["cold_verdict"]

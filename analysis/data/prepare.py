@@ -52,11 +52,11 @@ def load(files: Iterable[Path], results: Path, columns: Iterable[str]) -> tuple[
         raise FileNotFoundError(f"{results} is not a folder: name the one with the results with --results")
     columns = _to_choose_by(columns)
     bad: dict[Path, str] = {}
-    tables, held, most, unusable = [usable(store.SCHEMA.empty_table().select(columns))], 0, MANY_ROWS, 0
+    tables, held, most, unusable = [keep_usable(store.SCHEMA.empty_table().select(columns))], 0, MANY_ROWS, 0
     for file in sorted(set(files)) or store.files(results):
         table, why = read_shown([file], columns)
         bad |= why
-        tables.append(usable(table))
+        tables.append(keep_usable(table))
         held += len(tables[-1])
         unusable += len(table) - len(tables[-1])
         if held >= most:
@@ -82,17 +82,17 @@ def select_columns(table: pa.Table, columns: Iterable[str]) -> pa.Table:
     return table.select([*_to_choose_by(columns), "host_bound"])
 
 
-def usable(table: pa.Table) -> pa.Table:
+def keep_usable(table: pa.Table) -> pa.Table:
     """The rows that say what ran and what became of it, old ones with their metric and rates, and `host_bound`; a row without
     a device keeps a place of its own."""
     if any(table[name].null_count for name in IDENTITY):  # rare, and a filter is a copy
         table = table.filter(functools.reduce(pc.and_, (pc.is_valid(table[name]) for name in IDENTITY)))
     devices = pc.fill_null(table["device"], "unknown device")
-    table = table.append_column("host_bound", host_bound(table))
+    table = table.append_column("host_bound", find_host_bound(table))
     return with_rates(table.set_column(table.column_names.index("device"), "device", devices))
 
 
-def host_bound(table: pa.Table) -> pa.ChunkedArray:
+def find_host_bound(table: pa.Table) -> pa.ChunkedArray:
     """Of which rows the cold times of kernel or baseline contain the host's time, for which the GPU waited: by the shares of
     their windows, and in rows that are older than these columns by `flags`. A judge's block contains none."""
     late = pc.max_element_wise(table["cold_late"], table["cold_baseline_late"])
@@ -133,7 +133,7 @@ MANY = 0.8  # of the most kernels that any problem was measured with
 MUCH = 10  # times the work of the largest square: with that much, another problem represents an op better
 
 
-def choose(table: pa.Table) -> tuple[list[str], str | None]:
+def choose_problems(table: pa.Table) -> tuple[list[str], str | None]:
     """The problems in order, and the one that represents all."""
     measured = pc.is_in(table["status"], pa.array(store.MEASURED)).cast(pa.int64())
     groups = table.append_column("measured", measured).group_by("problem")

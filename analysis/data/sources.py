@@ -18,7 +18,7 @@ class Unknown(Exception):
     """Nothing is called so; the message says what can be named."""
 
 
-def files(word: str, results: Path, kept: Path | None = None) -> list[Path]:
+def find_files(word: str, results: Path, kept: Path | None = None) -> list[Path]:
     """The parquet files of a file, a folder, a run (its name, its folder under `runs`, or `results/<device>/<run>`) or,
     where `kept` is a folder to unpack them in, a git revision of `results`. Raises Unknown."""
     path = Path(word)
@@ -32,7 +32,7 @@ def files(word: str, results: Path, kept: Path | None = None) -> list[Path]:
         if found := store.files(path):
             return found
         raise Unknown(f"{word} has no parquet files; name a results folder, a file or a run")
-    if kept is not None and (found := _revision(word, results, kept)):
+    if kept is not None and (found := _unpack_revision(word, results, kept)):
         return found
     places = (folder for folder in results.glob("*/*") if folder.is_dir() and folder.parent.name != store.APART)
     known = sorted({folder.name for folder in places})
@@ -41,7 +41,7 @@ def files(word: str, results: Path, kept: Path | None = None) -> list[Path]:
     raise Unknown(f"there is no file, folder{revision} or run {word}; {hint}")
 
 
-def tracked(results: Path) -> list[Path]:
+def list_tracked(results: Path) -> list[Path]:
     """The parquet files of a folder that git tracks: from these the repository's own tables and plots are made. None where
     this is no git clone, or git tracks nothing there."""
     try:
@@ -52,7 +52,7 @@ def tracked(results: Path) -> list[Path]:
     return [file for file in store.files(results) if file in names] if names else []
 
 
-def _revision(word: str, results: Path, kept: Path) -> list[Path]:
+def _unpack_revision(word: str, results: Path, kept: Path) -> list[Path]:
     """The committed results of a revision, unpacked; none where git knows no such revision, or it has no results."""
     if word.startswith("-"):
         return []

@@ -91,16 +91,16 @@ def compare(a: list[Path], b: list[Path], regime: str) -> Found:
         len(side) - len(left) + (other_rows if files is large else 0) for side, files in zip(sides, (a, b), strict=True)
     ]
     rows = [side.drop_columns(["key", "run", "finished"]).to_pylist() for side in common]
-    alone = pc.invert(_paired(common[0], common[1], regime))
+    alone = pc.invert(_find_paired(common[0], common[1], regime))
     times = [_intervals(files, side.filter(alone), regime) for files, side in zip((a, b), common, strict=True)]
     cases = []
     for one, other, key in zip(*rows, common[0]["key"].to_pylist(), strict=True):
         if "unsupported" not in (one["status"], other["status"]):
-            cases.append(_compared(one, other, regime, *(side.get(key) for side in times)))
+            cases.append(_compare_case(one, other, regime, *(side.get(key) for side in times)))
     return Found(cases, *only)
 
 
-def _paired(one: pa.Table, other: pa.Table, regime: str) -> pa.ChunkedArray:
+def _find_paired(one: pa.Table, other: pa.Table, regime: str) -> pa.ChunkedArray:
     """Which cases have a speed-up over the same baseline in both."""
     same = pc.equal(one["baseline"], other["baseline"])
     paired = pc.and_(same, pc.not_equal(one["kernel"], one["baseline"]))
@@ -163,7 +163,7 @@ def median_interval(samples: np.ndarray) -> Interval:
     return middle, middle - float(ordered[rank]), float(ordered[n - 1 - rank]) - middle
 
 
-def _compared(one: store.Row, other: store.Row, regime: str, *times: Interval | None) -> Compared:
+def _compare_case(one: store.Row, other: store.Row, regime: str, *times: Interval | None) -> Compared:
     pair = (one, other)
     worked = [row["status"] in store.MEASURED for row in pair]
     case = {
@@ -251,7 +251,9 @@ def junit(name: str, cases: list[Compared], limit: float | None) -> str:
     for case in cases:
         about = {"classname": f"{case.device}.{case.case.partition('/')[0]}", "name": case.case}
         about |= {"time": f"{case.us[1] * 1e-6:.9f}"} if case.us[1] else {}
-        element = ElementTree.SubElement(suite, "testcase", {key: _printable(text) for key, text in about.items()})
+        element = ElementTree.SubElement(
+            suite, "testcase", {key: _replace_unprintable(text) for key, text in about.items()}
+        )
         said = (
             f"{case.verdict}: {case.ratio:.4f} ({case.low:.4f} to {case.high:.4f}), {case.how}"
             if case.low
@@ -261,12 +263,12 @@ def junit(name: str, cases: list[Compared], limit: float | None) -> str:
             before = f"{case.statuses[0]}, then " if case.verdict == FAILED and case.changed else ""
             said += f": {before}{case.statuses[1]}: {case.messages[1]}"
         if case in failed:
-            ElementTree.SubElement(element, "failure", message=_printable(said), type=case.verdict)
+            ElementTree.SubElement(element, "failure", message=_replace_unprintable(said), type=case.verdict)
         else:
-            ElementTree.SubElement(element, "system-out").text = _printable(said)
+            ElementTree.SubElement(element, "system-out").text = _replace_unprintable(said)
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True)
 
 
-def _printable(text: str) -> str:
+def _replace_unprintable(text: str) -> str:
     """Without the control characters that XML has no way to write."""
     return "".join(c if c.isprintable() or c in "\t\n" else " " for c in text)

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 
 from minfer.analysis.plots.every_op import Picture
 from minfer.analysis.plots.style import LIGHT, SMALL, Theme, figure, name_ends, printable, title
-from minfer.analysis.tables.markdown import plain, scaled, significant, table_lines
+from minfer.analysis.tables.markdown import escape, format_scaled, significant, table_lines
 from minfer.rows.store import Row
 
 LENGTHS = {
@@ -25,7 +25,7 @@ PARTS = {
 }
 
 
-def of(rows: list[Row], kind: str) -> list[Row]:
+def select_kind(rows: list[Row], kind: str) -> list[Row]:
     return [row for row in rows if row["kind"] == kind]
 
 
@@ -44,7 +44,7 @@ def over_generic(row: Row, way: str) -> list[tuple[float, float]]:
 
 def adapting(rows: list[Row], device: str, theme: Theme = LIGHT) -> Picture:
     """A panel for each trace, on one scale: the speed of `adaptive` and of the control over that of `generic`, as it served."""
-    found = of(rows, "trace")
+    found = select_kind(rows, "trace")
     drawn, axes = figure([1.7] * len(found), gap=1.0, right=0.87)
     colors = {"generic again": theme.torch, "adaptive": theme.ours}
     ways = {"generic again": "again", "adaptive": "adaptive"}
@@ -92,7 +92,7 @@ def adapting_lines(rows: list[Row]) -> list[str]:
 
 def cost_lines(rows: list[Row]) -> list[str]:
     """A table of nanoseconds, and what monitoring and dispatch add to a call."""
-    ns = {row["what"]: np.array(row["ns"]) for row in of(rows, "cost")}
+    ns = {row["what"]: np.array(row["ns"]) for row in select_kind(rows, "cost")}
     samples = {PARTS[name]: ns[name] for name in PARTS} | {
         "monitoring and dispatch, round by round": ns["execute"] - ns["call"]
     }
@@ -110,13 +110,13 @@ def cost_lines(rows: list[Row]) -> list[str]:
 def gain_lines(rows: list[Row]) -> list[str]:
     """A table with a line for each variant that was tried by itself."""
     body = []
-    for row in of(rows, "gain"):
+    for row in select_kind(rows, "gain"):
         ratio = f"{row['speedup']:.2f} ({row['low']:.2f}–{row['high']:.2f})" if row["speedup"] else "—"
         times = [significant(row[name], 3) if row[name] else "—" for name in ("generic_us", "variant_us")]
         took = [significant(row[name], 2) if row[name] else "—" for name in ("compile_s", "trial_s")]
         paid = [paid_after(row, row["compile_s"]), paid_after(row, row["compile_s"] + row["trial_s"])]
         sizes = row.get("sizes") or f"longest {row['length']}"
-        body.append([plain(row["recipe"]), sizes, row["status"], *times, ratio, *took, *paid, str(row["bytes"])])
+        body.append([escape(row["recipe"]), sizes, row["status"], *times, ratio, *took, *paid, str(row["bytes"])])
     header = ["Recipe", "Sizes", "Outcome", "Generic (µs)", "Variant (µs)", "Times as fast", "Compile (s)", "Trial (s)"]
     header += ["Calls that pay for the compile", "For compile and trial", "Bytes"]
     return [
@@ -124,27 +124,27 @@ def gain_lines(rows: list[Row]) -> list[str]:
         "the time of the compile, or of compile and trial together.",
         "",
         *table_lines(header, [":--", ":--", ":--", *["--:"] * 8], body),
-        *reasons(of(rows, "gain"), "recipe"),
+        *reasons(select_kind(rows, "gain"), "recipe"),
     ]
 
 
 def paid_after(row: Row, seconds: float) -> str:
     """The calls after which a variant has saved so many seconds."""
-    return scaled(1e6 * seconds / (row["generic_us"] - row["variant_us"])) if row["status"] == "faster" else "—"
+    return format_scaled(1e6 * seconds / (row["generic_us"] - row["variant_us"])) if row["status"] == "faster" else "—"
 
 
 def reasons(rows: list[Row], name: str) -> list[str]:
     """Why variants failed, or had no verdict, a sentence each."""
     whys = [f"{row[name]}: {row['why']}" for row in rows if row.get("why")]
-    return ["", *(f"Not used, {plain(why)}." for why in dict.fromkeys(whys))] if whys else []
+    return ["", *(f"Not used, {escape(why)}." for why in dict.fromkeys(whys))] if whys else []
 
 
 def trace_lines(rows: list[Row]) -> list[str]:
     """A table with a line for each trace."""
     body = []
-    for row in of(rows, "trace"):
+    for row in select_kind(rows, "trace"):
         late = np.array(row["at"]) > 0.75 * row["seconds"]
-        rates = [scaled(float(np.median(rate(row, way)[late]))) for way in ("generic", "adaptive")]
+        rates = [format_scaled(float(np.median(rate(row, way)[late]))) for way in ("generic", "adaptive")]
         ratio = f"{row['speedup']:.3f} ({row['low']:.3f}–{row['high']:.3f}) {row['verdict']}"
         tried = f"{row['faster']} faster, {row['not_faster']} not, {row['undecided']} undecided"
         held = f"{row['loaded']}, {row['bytes']} bytes"
@@ -157,5 +157,5 @@ def trace_lines(rows: list[Row]) -> list[str]:
         "how many lengths had their verdict in the build cache when the trace began.",
         "",
         *table_lines([*header, "Variants loaded"], [":--", "--:", "--:", ":--", "--:", ":--", "--:", "--:"], body),
-        *reasons(of(rows, "trace"), "trace"),
+        *reasons(select_kind(rows, "trace"), "trace"),
     ]

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 
 from minfer.analysis.plots.every_op import Picture, plain_ticks
 from minfer.analysis.plots.style import LIGHT, SMALL, Theme, figure, printable, title
-from minfer.analysis.tables.markdown import plain, scale, significant, table_lines
+from minfer.analysis.tables.markdown import escape, scale, significant, table_lines
 from minfer.rows.store import Row
 
 BAR = 0.21  # inches
@@ -20,32 +20,32 @@ def way_of(row: Row) -> str:
     return row["policy"] if row["told"] else f"{row['policy']}, padding computed"
 
 
-def of(rows: list[Row], kernel: str, arrivals: str) -> list[Row]:
+def select_rows(rows: list[Row], kernel: str, arrivals: str) -> list[Row]:
     return [row for row in rows if row["kernel"] == kernel and row["arrivals"] == arrivals]
 
 
-def figure_of(row: Row, name: str) -> float:
+def median_of(row: Row, name: str) -> float:
     """The median over the rounds."""
     return float(median(row[name]))
 
 
 def batches(rows: list[Row], device: str, theme: Theme = LIGHT) -> Picture:
     """Bars of attention by trace and policy: the padded share with all requests at once, and p99 with random arrivals."""
-    padded = [row for row in of(rows, "attention", AT_ONCE) if row["told"]]
-    late = [row for row in of(rows, "attention", AT_RANDOM) if row["told"] or row["policy"] == "none"]
+    padded = [row for row in select_rows(rows, "attention", AT_ONCE) if row["told"]]
+    late = [row for row in select_rows(rows, "attention", AT_RANDOM) if row["told"] or row["policy"] == "none"]
     drawn, (above, below) = figure([0.3 + BAR * len(padded), 0.3 + BAR * len(late)], gap=1.2, right=0.9)
     title(above, f"Padded share by policy on {device}", f"{padded[0]['requests']} requests there at once")
-    shares = [100 * figure_of(row, "padded_share") for row in padded]
+    shares = [100 * median_of(row, "padded_share") for row in padded]
     bars(above, padded, shares, [f"{share:.1f}" for share in shares], theme)
     above.set_xlim(0, 100)
     above.set_xlabel("% of a batch's slots")
     title(below, f"p99 latency of attention on {device}", "the same requests, arriving at random")
-    values = [figure_of(row, "p99_ms") for row in late]
+    values = [median_of(row, "p99_ms") for row in late]
     bars(below, late, values, [significant(value, 3) for value in values], theme)
     below.set_xlim(0, 1.1 * max(values))
     plain_ticks(below.xaxis)
     below.set_xlabel("milliseconds")
-    share = ", ".join(f"{way_of(row)} {100 * figure_of(row, 'padded_share'):.0f} %" for row in last_trace(padded))
+    share = ", ".join(f"{way_of(row)} {100 * median_of(row, 'padded_share'):.0f} %" for row in last_trace(padded))
     about = f"Padding and latency by policy on {device}; padded share of {padded[-1]['trace']} lengths: {share}."
     return Picture(drawn, printable(about))
 
@@ -64,7 +64,7 @@ def bars(ax: Axes, rows: list[Row], values: list[float], said: list[str], theme:
     ax.grid(axis="y", visible=False)
 
 
-def within(values: list[float]) -> str:
+def format_range(values: list[float]) -> str:
     """The least and the most of the rounds."""
     return f"{significant(min(values), 3)}–{significant(max(values), 3)}"
 
@@ -75,13 +75,13 @@ def batch_lines(rows: list[Row]) -> list[str]:
     body = []
     for row in (row for row in rows if row["arrivals"] == AT_ONCE):
         other = late[row["kernel"], row["trace"], way_of(row)]
-        rate, prefix = scale(figure_of(row, "tokens_per_s"))
-        unit = figure_of(row, "tokens_per_s") / rate
-        rates = f"{significant(rate, 3)}{prefix} ({within([each / unit for each in row['tokens_per_s']])})"
-        latencies = [significant(figure_of(other, name), 3) for name in ("p50_ms", "p90_ms", "p99_ms")]
-        latencies[-1] += f" ({within(other['p99_ms'])})"
-        share = f"{100 * figure_of(row, 'padded_share'):.1f} %"
-        cells = [plain(row["kernel"]), plain(row["trace"]), plain(way_of(row)), share, rates, *latencies]
-        body.append([*cells, f"{100 * figure_of(other, 'busy_share'):.0f} %"])
+        rate, prefix = scale(median_of(row, "tokens_per_s"))
+        unit = median_of(row, "tokens_per_s") / rate
+        rates = f"{significant(rate, 3)}{prefix} ({format_range([each / unit for each in row['tokens_per_s']])})"
+        latencies = [significant(median_of(other, name), 3) for name in ("p50_ms", "p90_ms", "p99_ms")]
+        latencies[-1] += f" ({format_range(other['p99_ms'])})"
+        share = f"{100 * median_of(row, 'padded_share'):.1f} %"
+        cells = [escape(row["kernel"]), escape(row["trace"]), escape(way_of(row)), share, rates, *latencies]
+        body.append([*cells, f"{100 * median_of(other, 'busy_share'):.0f} %"])
     header = ["Kernel", "Lengths", "Policy", "Padded", "tokens/s", "p50 (ms)", "p90 (ms)", "p99 (ms)", "Busy"]
     return table_lines(header, [":--"] * 3 + ["--:"] * 6, body)

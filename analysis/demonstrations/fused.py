@@ -6,7 +6,7 @@ import numpy as np
 
 from minfer.analysis.plots.every_op import Picture
 from minfer.analysis.plots.style import LIGHT, SMALL, Theme, figure, printable, title
-from minfer.analysis.tables.markdown import plain, significant, table_lines
+from minfer.analysis.tables.markdown import escape, significant, table_lines
 from minfer.rows.store import Row
 
 BAR = 0.24  # inches
@@ -55,7 +55,7 @@ def fused_lines(rows: list[Row]) -> list[str]:
             time,
             ratio,
         ]
-        body.append([*cells, plain(", ".join(row["fused"]))])
+        body.append([*cells, escape(", ".join(row["fused"]))])
     header = ["Shape", "Way", "Launches", "Calls", "MB", "µs (p25–p75)", "Times as fast as inductor", "Fused"]
     spread = max(row["aa_spread"] for row in rows)
     return [

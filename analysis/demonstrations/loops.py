@@ -6,7 +6,7 @@ import numpy as np
 
 from minfer.analysis.plots.every_op import Picture
 from minfer.analysis.plots.style import LIGHT, SMALL, Theme, figure, printable, title
-from minfer.analysis.tables.markdown import scaled, significant, table_lines
+from minfer.analysis.tables.markdown import format_scaled, significant, table_lines
 from minfer.rows.store import Row
 
 OPERANDS = 5 / 3  # that two loops move, over those that the fused one moves
@@ -25,7 +25,7 @@ def loops(rows: list[Row], device: str, theme: Theme = LIGHT) -> Picture:
     for place, row in zip(places, rows, strict=True):
         ax.plot((place, place), (row["low"], row["high"]), color=theme.ours, linewidth=2)
     ax.plot(places, [row["speedup"] for row in rows], "o-", color=theme.ours, linewidth=1)
-    ax.set_xticks(places, [scaled(row["elements"]) for row in rows], fontsize=SMALL)
+    ax.set_xticks(places, [format_scaled(row["elements"]) for row in rows], fontsize=SMALL)
     ax.set_ylim(0, 1.1 * max(CALLS, *(row["high"] for row in rows)))
     ax.set_ylabel("times as fast as two")
     ax.set_xlabel("elements; bars are 95 % intervals of the median of paired rounds")

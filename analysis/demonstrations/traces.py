@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 
 from minfer.analysis.plots.every_op import Picture, plain_ticks, rungs
 from minfer.analysis.plots.style import LIGHT, SMALL, Theme, figure, name_ends, printable, title
-from minfer.analysis.tables.markdown import counted, plain, significant, table_lines
+from minfer.analysis.tables.markdown import escape, pluralise, significant, table_lines
 from minfer.rows.store import Row
 
 Event = dict[str, Any]  # of a Chrome trace
@@ -107,7 +107,7 @@ def scope_lines(traces: list[Inside]) -> list[str]:
         block = median(end - begin for begin, end in map(trace.span, trace.blocks))
         totals = trace.totals()
         cells = [f"{totals[name]:.0f}" if name in totals else "—" for name in ORDER]
-        body.append([plain(trace.about["kernel"]), str(len(trace.blocks)), f"{block:.0f}", *cells])
+        body.append([escape(trace.about["kernel"]), str(len(trace.blocks)), f"{block:.0f}", *cells])
     return table_lines(
         ["Kernel", "Blocks", "A block (ns)", *(f"{name} (ns)" for name in ORDER)], [":--"] + ["--:"] * 6, body
     )
@@ -161,7 +161,7 @@ def overlap(rows: list[Row]) -> str:
     at = min(apart, key=lambda tokens: apart[tokens])
     figures = [significant(alone[mode, at], 3) for mode in (pinned, products, one, both)]
     return (
-        f"at {counted(at, 'token')} a copy alone takes {figures[0]} ms, a product alone {figures[1]} ms, one after the other "
+        f"at {pluralise(at, 'token')} a copy alone takes {figures[0]} ms, a product alone {figures[1]} ms, one after the other "
         f"{figures[2]} ms, and in two streams {figures[3]} ms."
     )
 
@@ -175,12 +175,12 @@ def transfer_lines(rows: list[Row]) -> list[str]:
         last = found[tokens[0]]
         rate = f"{last['bytes'] / layer_ms(last) * 1e-6:.1f}" if mode.startswith("copies") else "—"
         host = significant(float(median(last["host_ms"])) / last["layers"], 3)
-        body.append([plain(mode), *(significant(layer_ms(found[at]), 3) for at in tokens), rate, host])
+        body.append([escape(mode), *(significant(layer_ms(found[at]), 3) for at in tokens), rate, host])
     header = [
         "A layer, ms",
-        *(counted(at, "token") for at in tokens),
+        *(pluralise(at, "token") for at in tokens),
         "GB/s",
-        f"until enqueued, {counted(tokens[0], 'token')}",
+        f"until enqueued, {pluralise(tokens[0], 'token')}",
     ]
     return table_lines(header, [":--", *["--:"] * (len(tokens) + 2)], body)
 
@@ -232,7 +232,7 @@ def memory_lines(rows: list[Row]) -> list[str]:
         kept = forward[-1]["allocated"] / size
         body.append(
             [
-                plain(name),
+                escape(name),
                 str(made),
                 f"{peak(found) * size / 1e6:.1f} ({peak(found):.2f})",
                 f"{kept * size / 1e6:.1f} ({kept:.2f})",

@@ -27,7 +27,7 @@ def clock_trap(device: str, rows: list[Row], theme: Theme = LIGHT) -> Picture:
             size = 10 - 2.0 * (number % len(MARKERS))
             label = f"candidate {number + 1}" if not place else "_"
             ax.plot([rate], [place], marker, color=color, markersize=size, linestyle="", label=label)
-        beside(ax, apart(rates), place, 62)
+        beside(ax, format_apart(rates), place, 62)
         mhz = [candidate["sm_mhz"] for candidate in candidates if candidate.get("sm_mhz")]
         if mhz:
             low, high = f"{min(mhz):.0f}", f"{max(mhz):.0f}"
@@ -49,13 +49,13 @@ def runs(rows: list[Row]) -> list[tuple[str, int, list[Row]]]:
     return [(method, repetition, list(candidates)) for (method, repetition), candidates in groups]
 
 
-def spread(rates: list[float]) -> float:
+def find_spread(rates: list[float]) -> float:
     """How much faster the fastest candidate seems to be than the slowest."""
     return max(rates) / min(rates) - 1
 
 
-def apart(rates: list[float]) -> str:
-    return f"{100 * spread(rates):.2f} %"
+def format_apart(rates: list[float]) -> str:
+    return f"{100 * find_spread(rates):.2f} %"
 
 
 def most_apart(rows: list[Row]) -> dict[str, str]:
@@ -63,4 +63,4 @@ def most_apart(rows: list[Row]) -> dict[str, str]:
     found: dict[str, list[list[float]]] = {}
     for method, _, candidates in runs(rows):
         found.setdefault(method, []).append([candidate["tflops"] for candidate in candidates])
-    return {method: apart(max(each, key=spread)) for method, each in found.items()}
+    return {method: format_apart(max(each, key=find_spread)) for method, each in found.items()}

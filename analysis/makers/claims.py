@@ -17,8 +17,8 @@ from minfer.analysis.claims import CLAIMS, Claim, Counter, Over, Peaks, Query, S
 from minfer.analysis.data.peaks import best_peaks, under_one_peak
 from minfer.analysis.data.prepare import natural, number, on_one_clock, with_problem
 from minfer.analysis.makers import Maker, Options
-from minfer.analysis.tables.markdown import plain, significant, table_lines
-from minfer.analysis.tables.pages import written
+from minfer.analysis.tables.markdown import escape, significant, table_lines
+from minfer.analysis.tables.pages import update_page
 from minfer.rows import store
 from minfer.rows.rules import REGIMES
 from minfer.rows.store import Row
@@ -48,7 +48,7 @@ class Figure:
 Found = dict[tuple[str, str], Row]  # the measured rows of a device, by device and case
 
 
-def measured(table: pa.Table) -> Found:
+def index_rows(table: pa.Table) -> Found:
     """The newest timed rows by device and case, on one clock and under one peak a device."""
     table = on_one_clock(with_problem(table))
     rows = table.filter(pc.is_in(table["status"], pa.array(store.MEASURED))).to_pylist(maps_as_pydicts="lossy")
@@ -59,25 +59,25 @@ def measured(table: pa.Table) -> Found:
     return {(name, row["case"]): row for name, of in devices.items() for row in under_one_peak(of)}
 
 
-def key(query: Query, shape: Mapping[str, int]) -> str:
+def name_case(query: Query, shape: Mapping[str, int]) -> str:
     """The case that a query asks for at a shape."""
     parts = [",".join(f"{name}={value}" for name, value in items) for items in (query.params.items(), shape.items())]
     return "/".join([query.op, query.kernel, query.dtype, *parts])
 
 
-def figures(claim: Claim, rows: Found) -> Iterator[Figure]:
+def find_figures(claim: Claim, rows: Found) -> Iterator[Figure]:
     """The figures of a claim by device, that with most rows first."""
     counts = Counts(device for device, _ in rows)
     for device in sorted(counts, key=lambda device: (-counts[device], natural(device))):
         for query in claim.queries:
-            names = (key(query, shape) for shape in query.shapes)
+            names = (name_case(query, shape) for shape in query.shapes)
             if row := next((rows[device, name] for name in names if (device, name) in rows), None):
-                figure = of(query, row, rows)
+                figure = read_figure(query, row, rows)
                 if figure and any(value is not None for value in figure.shown):
                     yield figure
 
 
-def of(query: Query, row: Row, rows: Found) -> Figure | None:
+def read_figure(query: Query, row: Row, rows: Found) -> Figure | None:
     """What a query shows of a row; None where something is missing."""
     of_counters = row | {"run": row["counted_run"], "steady_run": row["counted_run"]}
     match query.show:
@@ -132,7 +132,7 @@ def verdicts(claim: Claim, found: list[Figure]) -> str:
     said = {device: verdict(claim, figures) for device, figures in of.items()}
     if len(said) == 1:
         return f"**{next(iter(said.values()))}.**"
-    return " ".join(f"**{plain(device)}: {text[0].lower() + text[1:]}.**" for device, text in said.items())
+    return " ".join(f"**{escape(device)}: {text[0].lower() + text[1:]}.**" for device, text in said.items())
 
 
 def verdict(claim: Claim, found: list[Figure]) -> str:
@@ -147,25 +147,25 @@ def verdict(claim: Claim, found: list[Figure]) -> str:
     return f"It holds for {sum(within)} of {len(values)} figures" if any(within) else "It does not hold"
 
 
-def runs(figure: Figure) -> str:
+def name_runs(figure: Figure) -> str:
     """The run of a figure, and that of its steady part where it is another one."""
-    run, steady = plain(figure.row["run"]), plain(figure.row["steady_run"])
+    run, steady = escape(figure.row["run"]), escape(figure.row["steady_run"])
     return run if steady == run or figure.shown[1] is None else f"{run}; steady: {steady}"
 
 
 def claim_lines(claim: Claim, rows: Found) -> list[str]:
     """A claim, how it is read, whether it holds, and the rows that say so."""
-    lines = [f"## {plain(claim.said)}", ""]
-    found = list(figures(claim, rows))
+    lines = [f"## {escape(claim.said)}", ""]
+    found = list(find_figures(claim, rows))
     if not found:
-        return [*lines, f"Read as: {plain(claim.read)}. No row measured it yet.", ""]
+        return [*lines, f"Read as: {escape(claim.read)}. No row measured it yet.", ""]
     body = []
     for figure in found:
         cells = [f"{significant(value, 3)}" if value else "0" if value == 0 else "—" for value in figure.shown]
         row = figure.row
-        body.append([f"`{row['case']}`", plain(row["device"]), runs(figure), plain(figure.what), *cells])
+        body.append([f"`{row['case']}`", escape(row["device"]), name_runs(figure), escape(figure.what), *cells])
     header = ["Row", "Device", "Run", "Figure", "Cold", "Steady"]
-    lines += [f"Read as: {plain(claim.read)}. {verdicts(claim, found)}", ""]
+    lines += [f"Read as: {escape(claim.read)}. {verdicts(claim, found)}", ""]
     return [*lines, *table_lines(header, [":--", ":--", ":--", ":--", "--:", "--:"], body), ""]
 
 
@@ -177,7 +177,7 @@ def markdown(rows: Found) -> str:
 
 
 def write(table: pa.Table, options: Options) -> list[str]:
-    return written(options.docs / "claims.md", markdown(measured(table)), COMMAND, options.check)
+    return update_page(options.docs / "claims.md", markdown(index_rows(table)), COMMAND, options.check)
 
 
 MAKER = Maker(write, COLUMNS)

@@ -24,7 +24,7 @@ from minfer.analysis.makers import Maker, Options
 from minfer.analysis.plots import files
 from minfer.analysis.plots.every_op import Picture
 from minfer.analysis.plots.style import LIGHT, THEMES, Theme
-from minfer.analysis.tables.markdown import counted, plain, update
+from minfer.analysis.tables.markdown import escape, pluralise, update
 from minfer.rows import store
 from minfer.rows.store import Row
 
@@ -85,11 +85,11 @@ def load_rows(folder: Path, kind: str) -> tuple[list[list[Row]], list[str]]:
 
 def origin(about: Row) -> str:
     """Where figures come from, as far as their file says."""
-    known = [f"{noun} {plain(str(about[key]))}" for key, noun in ORIGIN.items() if about.get(key)]
+    known = [f"{noun} {escape(str(about[key]))}" for key, noun in ORIGIN.items() if about.get(key)]
     if about.get("threads"):
-        busy = f"a load average of {about['load']:.1f} on {counted(about['cores'], 'core')}"
-        known.append(f"{counted(about['threads'], 'thread')}, {busy}")
-    return "; ".join([f"Measured on {plain(about['device'])}", *known]) + "."
+        busy = f"a load average of {about['load']:.1f} on {pluralise(about['cores'], 'core')}"
+        known.append(f"{pluralise(about['threads'], 'thread')}, {busy}")
+    return "; ".join([f"Measured on {escape(about['device'])}", *known]) + "."
 
 
 def place(device: str, name: str, theme: Theme = LIGHT) -> str:

@@ -15,12 +15,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from minfer.analysis.data.prepare import number
-from minfer.analysis.demonstrations.trap import apart, clock_trap, most_apart, runs
+from minfer.analysis.demonstrations.trap import clock_trap, format_apart, most_apart, runs
 from minfer.analysis.makers import Maker, Options
 from minfer.analysis.plots import files
 from minfer.analysis.plots.every_op import Picture
 from minfer.analysis.plots.style import LIGHT, THEMES, Theme
-from minfer.analysis.tables.markdown import counted, plain, significant, table_lines, update
+from minfer.analysis.tables.markdown import escape, pluralise, significant, table_lines, update
 from minfer.rows import store
 from minfer.rows.rules import CASE_OVERHEAD_S, SWEEP_OVER_WINDOWS
 from minfer.rows.store import Row
@@ -90,21 +90,21 @@ def device(rows: list[Row]) -> str:
 
 def origin(rows: list[Row]) -> str:
     """Where figures come from, as far as their file says."""
-    known = [f"{noun} {plain(rows[0][column])}" for column, noun in ORIGIN.items() if rows[0].get(column)]
-    return "; ".join([f"Measured on {plain(device(rows))}", *known]) + "."
+    known = [f"{noun} {escape(rows[0][column])}" for column, noun in ORIGIN.items() if rows[0].get(column)]
+    return "; ".join([f"Measured on {escape(device(rows))}", *known]) + "."
 
 
-def missing(kind: str) -> str:
+def say_missing(kind: str) -> str:
     return f"Nothing was measured yet: `uv run python benchmarks/{KINDS[kind][0]}` does it.\n"
 
 
-def amount(value: float | None, unit: str) -> str:
+def format_amount(value: float | None, unit: str) -> str:
     if value is None:
         return "—"
     return f"{100 * value:g} %" if unit in RELATIVE else f"{value:g} {unit}"
 
 
-def found_amount(row: Row) -> str:
+def format_found(row: Row) -> str:
     """What a check found, in three digits or in as many more as show on which side of the target it is."""
     value, target = row["value"], row["target"]
     if row["unit"] in RELATIVE:
@@ -122,10 +122,10 @@ def check_lines(rows: list[Row]) -> list[str]:
     results = {True: "met", False: "**missed**", None: "shown only"}
     body = [
         [
-            plain(row["check"]),
-            plain(row["what"]),
-            found_amount(row),
-            amount(row["target"], row["unit"]),
+            escape(row["check"]),
+            escape(row["what"]),
+            format_found(row),
+            format_amount(row["target"], row["unit"]),
             results[row["met"]],
         ]
         for row in rows
@@ -145,18 +145,18 @@ def summary(rows: list[Row]) -> str:
     judged = [row for row in rows if row["met"] is not None]
     missed = [row for row in judged if not row["met"]]
     if not missed:
-        return f"Met: {len(judged)} of {counted(len(judged), 'target')}."
+        return f"Met: {len(judged)} of {pluralise(len(judged), 'target')}."
     where = []
     for name, words in WORDS.items():
         if n := sum(group(row) == name for row in missed):
             where.append(f"{n} of the {sum(group(row) == name for row in judged)} {words}")
-    met = f"Met: {len(judged) - len(missed)} of {counted(len(judged), 'target')}"
+    met = f"Met: {len(judged) - len(missed)} of {pluralise(len(judged), 'target')}"
     return f"{met}. **Missed: {len(missed)}** ({', '.join(where)})."
 
 
 def sensitivity(measured: list[list[Row]]) -> str:
     """How many targets each device met, and which kinds it missed."""
-    return "\n".join(f"{origin(rows)} {summary(rows)}\n" for rows in measured if rows) or missing("sensitivity")
+    return "\n".join(f"{origin(rows)} {summary(rows)}\n" for rows in measured if rows) or say_missing("sensitivity")
 
 
 def checks(measured: list[list[Row]], only: str) -> str:
@@ -165,7 +165,7 @@ def checks(measured: list[list[Row]], only: str) -> str:
     for rows in measured:
         if chosen := [row for row in rows if group(row) == only]:
             lines += [origin(rows), "", *check_lines(chosen), ""]
-    return "\n".join(lines) or missing("sensitivity")
+    return "\n".join(lines) or say_missing("sensitivity")
 
 
 def scale(measured: list[list[Row]], kind: str) -> str:
@@ -173,14 +173,14 @@ def scale(measured: list[list[Row]], kind: str) -> str:
     lines: list[str] = []
     for rows in measured:
         lines += [origin(rows), "", *check_lines(rows), ""]
-    return "\n".join(lines) or missing(kind)
+    return "\n".join(lines) or say_missing(kind)
 
 
 def trap(measured: list[list[Row]], folder: str) -> str:
     """Each device's picture and table of the clock trap; `folder` is where the pictures are, seen from the text."""
     lines: list[str] = []
     for rows in measured:
-        said = "; ".join(f"{plain(method)}: {text}" for method, text in most_apart(rows).items())
+        said = "; ".join(f"{escape(method)}: {text}" for method, text in most_apart(rows).items())
         lines += [f"{origin(rows)} How far apart the same kernel seems, at most: {said}.", ""]
         lines += [files.shown(f"{folder}/{picture_name(rows)}", clock_trap(device(rows), rows).about), ""]
         shown = runs(rows)
@@ -198,9 +198,9 @@ def trap(measured: list[list[Row]], folder: str) -> str:
             cells = [significant(rate) for rate in rates] + ["—"] * (most - len(rates))
             mhz = [f"{candidate['sm_mhz']:.0f}" if candidate.get("sm_mhz") else "—" for candidate in each]
             mhz = mhz[:1] if len(set(mhz)) == 1 else mhz
-            body.append([plain(method), str(repetition + 1), *cells, apart(rates), ", ".join(mhz)])
+            body.append([escape(method), str(repetition + 1), *cells, format_apart(rates), ", ".join(mhz)])
         lines += [*table_lines(header, [":--", "--:", *["--:"] * most, "--:", "--:"], body), ""]
-    return "\n".join(lines) or missing("clock-trap")
+    return "\n".join(lines) or say_missing("clock-trap")
 
 
 def picture_name(rows: list[Row], theme: Theme = LIGHT) -> str:
@@ -217,7 +217,7 @@ def cost(measured: list[list[Row]]) -> str:
         lines += [origin([row]), "", *table_lines(["Part", "Time", "Share"], [":--", "--:", "--:"], body), ""]
         others = {"median": row.get("case_overhead_median_s"), "90th percentile": row.get("case_overhead_p90_s")}
         overhead = "on average; " + ", ".join(f"{k} {s:.3f} s" for k, s in others.items() if s is not None)
-        cases = counted(row["cases"], "case")
+        cases = pluralise(row["cases"], "case")
         limits = [
             ("A case without its windows", overhead, row["case_overhead_s"], CASE_OVERHEAD_S, "s"),
             (
@@ -231,7 +231,7 @@ def cost(measured: list[list[Row]]) -> str:
         names = ("check", "what", "value", "target", "unit")
         lines += check_lines([dict(zip(names, c, strict=True)) | {"met": c[2] <= c[3]} for c in limits])
         lines.append("")
-    return "\n".join(lines) or missing("cost")
+    return "\n".join(lines) or say_missing("cost")
 
 
 def write(_: pa.Table, options: Options) -> list[str]:

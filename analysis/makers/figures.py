@@ -17,24 +17,26 @@ from minfer.analysis.makers import Maker, Options
 def check_pages(pages: Iterable[Path]) -> tuple[list[str], int]:
     """What does not agree, in a sentence each, and how many rows of tables the pages have."""
     texts = {page: page.read_text() for page in pages}
-    shares = {page: figures.shown_shares(text) for page, text in texts.items()}
+    shares = {page: figures.read_shares(text) for page, text in texts.items()}
     found, counted = list[str](), 0
     for page, text in texts.items():
         said = [
-            *figures.of_prose(page),
-            *figures.contradictions(text),
-            *figures.of_pages(page),
-            *figures.of_counts(text),
+            *figures.check_prose(page),
+            *figures.check_tables(text),
+            *figures.check_ops_table(page),
+            *figures.check_counts(text),
         ]
-        found += [f"{page}: {sentence}" for sentence in (*said, *hgemm.of_hgemm(text), *claims.of_claims(page, shares))]
-        counted += sum(len(cells) - 1 for _, cells in figures.tables(text))
+        found += [
+            f"{page}: {sentence}" for sentence in (*said, *hgemm.check_hgemm(text), *claims.check_claims(page, shares))
+        ]
+        counted += sum(len(cells) - 1 for _, cells in figures.find_problem_tables(text))
     return found, counted
 
 
 def write(table: pa.Table, options: Options) -> list[str]:
     pages = [options.readme, *sorted(options.docs.glob("*.md")), *sorted(options.pages.glob("*/*.md"))]
     found, counted = check_pages(pages)
-    impossible, held = roofs.beyond_roofs(table)
+    impossible, held = roofs.check_roofs(table)
     found += impossible
     if not found and counted:
         print(f"{counted} rows of tables agree; {held} measured rows are within their roofs")

@@ -15,10 +15,10 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from minfer.analysis.data.prepare import REFERENCE, WHICH, choose, lead, number, on_one_clock, with_problem
+from minfer.analysis.data.prepare import REFERENCE, WHICH, choose_problems, lead, number, on_one_clock, with_problem
 from minfer.analysis.makers import Maker, Options
 from minfer.analysis.plots.series import setting, shape_words
-from minfer.analysis.tables.markdown import scaled
+from minfer.analysis.tables.markdown import format_scaled
 from minfer.analysis.tables.problem import percent
 from minfer.rows import store
 from minfer.rows.rules import REGIMES
@@ -34,7 +34,7 @@ WIDTH = 128
 SEE = re.compile(r" *Measured: see(?: |\n// )\S+\.md\.")
 
 
-def measured(table: pa.Table) -> dict[tuple[str, str], Row]:
+def choose_rows(table: pa.Table) -> dict[tuple[str, str], Row]:
     """The row of each op and kernel that the kernel's header quotes, from the device with most cases of the op."""
     table = on_one_clock(with_problem(table))
     table = table.filter(pc.is_in(table["status"], pa.array(store.MEASURED)))
@@ -45,7 +45,7 @@ def measured(table: pa.Table) -> dict[tuple[str, str], Row]:
             if (first := lead(here)) is None:
                 continue
             here = here.filter(pc.equal(here["device"], first[1]))
-            _, problem = choose(here)
+            _, problem = choose_problems(here)
             rows = [row for row in here.to_pylist(maps_as_pydicts="lossy") if number(row, "cold_rate")]
             group = (problem or "").rpartition("/")[0]  # dtype and parameters
             for row in sorted(rows, key=lambda row: rank(row, problem, group)):
@@ -63,7 +63,7 @@ def line(row: Row, stem: str) -> str:
     """What was measured: `Measured (H200, bfloat16, m=n=k=8192): 6.3 TFLOP/s cold, …; 0.8 % and … of torch.`"""
     found = [(regime, rate) for regime in REGIMES if (rate := number(row, f"{regime}_rate"))]
     shares = [re.sub(r" (tie|\(.*?\))", "", percent(row, regime, None)) for regime, _ in found]
-    rates = ", ".join(f"{scaled(rate)} {regime}" for regime, rate in found).replace(" ", f" {row['metric']} ", 1)
+    rates = ", ".join(f"{format_scaled(rate)} {regime}" for regime, rate in found).replace(" ", f" {row['metric']} ", 1)
     of = f"; {' and '.join(shares)} of {REFERENCE}" if "—" not in shares else ""
     where = [row["device"].removeprefix("NVIDIA "), row["dtype"], *dict(row["params"] or {}).values(), shape_words(row)]
     where += [row["kernel"]] if row["kernel"] != stem else []
@@ -86,7 +86,7 @@ def with_line(text: str, suffix: str, said: str | None) -> str:
     return before + shown + (f"// Why: {why}" if why else "") + text[header.end() :]
 
 
-def of_file(path: Path, rows: dict[tuple[str, str], Row]) -> Row | None:
+def row_of_file(path: Path, rows: dict[tuple[str, str], Row]) -> Row | None:
     """The row of the kernel that a file is named after; of a file with kernels of other names, which begin as it does, the
     fastest's."""
     op = path.parent.name
@@ -94,17 +94,17 @@ def of_file(path: Path, rows: dict[tuple[str, str], Row]) -> Row | None:
     return rows.get((op, path.stem)) or max(found, key=lambda row: float(row["cold_rate"]), default=None)
 
 
-def sources(folder: Path, rows: dict[tuple[str, str], Row]) -> Iterator[tuple[Path, str]]:
+def updated_sources(folder: Path, rows: dict[tuple[str, str], Row]) -> Iterator[tuple[Path, str]]:
     """Each kernel's file with the text that it should have."""
     for path in sorted(path for path in folder.glob("*/*") if path.suffix in SUFFIXES):
-        row = of_file(path, rows)
+        row = row_of_file(path, rows)
         if path.suffix != ".py" or row or "\n# Measured (" in path.read_text():
             yield path, with_line(path.read_text(), path.suffix, line(row, path.stem) if row else None)
 
 
 def write(table: pa.Table, options: Options) -> list[str]:
     wrong = []
-    for path, text in sources(options.sources, measured(table)):
+    for path, text in updated_sources(options.sources, choose_rows(table)):
         if path.read_text() != text:
             if options.check:
                 wrong.append(f"{path} is out of date: run `{COMMAND}`")

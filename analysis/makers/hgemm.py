@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from minfer.analysis.data.prepare import WHICH, natural, number, on_one_clock, primary, with_problem
 from minfer.analysis.makers import Maker, Options
 from minfer.analysis.plots import files
-from minfer.analysis.tables.markdown import plain, significant, table_lines, update
+from minfer.analysis.tables.markdown import escape, significant, table_lines, update
 from minfer.rows import store
 from minfer.rows.store import Row
 
@@ -52,7 +52,7 @@ def setting(row: Row) -> Setting:
     return row["device"], row["dtype"], row["params"].get("layout", ""), row["params"].get("accumulate", "")
 
 
-def fullest(rows: list[Row], accumulate: str, devices: list[str]) -> dict[str, list[Row]]:
+def choose_fullest(rows: list[Row], accumulate: str, devices: list[str]) -> dict[str, list[Row]]:
     """Of each device in this order, the rows of the dtype and layout with most of them."""
     found: dict[str, list[Row]] = {}
     counts = Counter(setting(row) for row in rows if setting(row)[3] == accumulate)
@@ -69,7 +69,7 @@ def shown_rungs(names: list[str], rows: list[Row], first: bool) -> list[str]:
 
 def title(rows: list[Row]) -> str:
     device, dtype, layout, accumulate = setting(rows[0])
-    return f"**{plain(device)} · {dtype} · {layout} · sums in {accumulate}, cold**"
+    return f"**{escape(device)} · {dtype} · {layout} · sums in {accumulate}, cold**"
 
 
 def square(row: Row) -> int | None:
@@ -123,7 +123,7 @@ def ladder_lines(rows: list[Row], names: list[str]) -> list[str]:
     for name in names:
         mine = cells.get(name, {})
         if not mine:
-            body.append([plain(name), NONE, *[""] * (len(sides) + len(COUNTERS))])
+            body.append([escape(name), NONE, *[""] * (len(sides) + len(COUNTERS))])
             continue
         rates = [significant(mine[side]["cold_tflops"]) if side in mine else "—" for side in sides]
         base = OVER.get(name, before)
@@ -133,8 +133,8 @@ def ladder_lines(rows: list[Row], names: list[str]) -> list[str]:
             f"{significant(theirs[side]['cold_us'] / mine[side]['cold_us'], 3)}× at {side}"
             for side in dict.fromkeys((*shared[:1], *shared[-1:]))
         ]
-        gain = f"{plain(base)}: {', '.join(gains)}" if gains else "—"
-        body.append([plain(name), *rates, gain, *counters(mine)])
+        gain = f"{escape(base)}: {', '.join(gains)}" if gains else "—"
+        body.append([escape(name), *rates, gain, *counters(mine)])
         before = name
     header = ["Rung", *(f"{side} (TFLOP/s)" for side in sides), "Gain over", *COUNTERS]
     return table_lines(header, [":--", *["--:"] * len(sides), ":--", *["--:"] * len(COUNTERS)], body)
@@ -148,7 +148,7 @@ def ladder(rows: list[Row], names: list[str], devices: list[str]) -> str:
         ("float16", [name for name in names if name.endswith("_acc16")]),
     ):
         squares = [row for row in rows if square(row)]
-        for device, found in fullest(squares, accumulate, devices).items():
+        for device, found in choose_fullest(squares, accumulate, devices).items():
             shown = shown_rungs(chosen, found, device == devices[0])
             lines += [title(found), "", *ladder_lines(found, shown), ""]
     return "\n".join(lines) or "Nothing was measured yet: `uv run python -m minfer.launch +sweep=hgemm` does it.\n"
@@ -172,9 +172,9 @@ def skinny_lines(rows: list[Row], names: list[str]) -> list[str]:
         if best:
             base = f"{significant(best['cold_us'] * best['cold_speedup'])} µs"
             gains.append(best["cold_speedup"])
-            ahead = f"{significant(best['cold_speedup'], 3)}×, {plain(best['kernel'])}"
+            ahead = f"{significant(best['cold_speedup'], 3)}×, {escape(best['kernel'])}"
         body.append([f"{n} × {k}", str(m), base, *times, ahead])
-    header = ["N × K", "M", "cuBLAS", *map(plain, names), "Fastest of ours over cuBLAS"]
+    header = ["N × K", "M", "cuBLAS", *map(escape, names), "Fastest of ours over cuBLAS"]
     lines = table_lines(header, [":--", "--:", "--:", *["--:"] * len(names), ":--"], body)
     if gains:
         mean = math.exp(sum(map(math.log, gains)) / len(gains))
@@ -187,7 +187,7 @@ def skinny(rows: list[Row], names: list[str], devices: list[str]) -> str:
     narrow = [row for row in rows if row["shape"]["m"] <= SKINNY_M < min(row["shape"]["n"], row["shape"]["k"])]
     chosen = [name for name in names if NARROW.match(name)]
     lines: list[str] = []
-    for device, found in fullest(narrow, "float32", devices).items():
+    for device, found in choose_fullest(narrow, "float32", devices).items():
         shown = shown_rungs(chosen, found, device == devices[0])
         lines += [title(found), "", *skinny_lines(found, shown), ""]
     return "\n".join(lines) or "Nothing was measured yet: `uv run python -m minfer.launch +sweep=hgemm shape=skinny`.\n"
@@ -201,7 +201,7 @@ def devices_plot(page: Path, first: str) -> str:
     return f"{files.shown(plot.as_posix(), about)}\n" if drawn else ""
 
 
-def measured(table: pa.Table) -> list[Row]:
+def select_rows(table: pa.Table) -> list[Row]:
     """The newest timed rows of hgemm on GPUs, maps as dictionaries."""
     table = on_one_clock(with_problem(table))
     wanted = pc.and_(pc.equal(table["op"], "hgemm"), pc.is_in(table["status"], pa.array(store.MEASURED)))
@@ -213,7 +213,7 @@ def measured(table: pa.Table) -> list[Row]:
 
 def write(table: pa.Table, options: Options) -> list[str]:
     page = options.docs / "hgemm.md"
-    rows, names, devices = measured(table), rungs(options.sources / "hgemm"), primary(table)
+    rows, names, devices = select_rows(table), rungs(options.sources / "hgemm"), primary(table)
     bodies = {"ladder": ladder(rows, names, devices), "skinny": skinny(rows, names, devices)}
     if devices:
         bodies["devices"] = devices_plot(page, devices[0])

@@ -37,7 +37,7 @@ from minfer.analysis.plots.files import shown
 from minfer.analysis.plots.roofline import roofline
 from minfer.analysis.plots.style import LIGHT, THEMES, Theme
 from minfer.analysis.tables import pages
-from minfer.analysis.tables.markdown import plain, update
+from minfer.analysis.tables.markdown import escape, update
 from minfer.rows import store
 from minfer.rows.rules import REGIMES
 
@@ -116,10 +116,10 @@ def readme_lines(drawn: Drawn, first: tuple[str, str] | None, folder: str) -> li
     if not names:
         return ["No plots yet: they need results.", ""]
     said = (
-        f"Plots of every op: {', '.join(f'[{plain(name)}]({folder}/{store.slug(name)}/README.md)' for name in names)}."
+        f"Plots of every op: {', '.join(f'[{escape(name)}]({folder}/{store.slug(name)}/README.md)' for name in names)}."
     )
     both = [
-        f"[{plain(op)}]({folder}/{path(op, at, DEVICES).as_posix()}.svg)"
+        f"[{escape(op)}]({folder}/{path(op, at, DEVICES).as_posix()}.svg)"
         for op, at in drawn
         if DEVICES in drawn[op, at]
     ]
@@ -128,10 +128,10 @@ def readme_lines(drawn: Drawn, first: tuple[str, str] | None, folder: str) -> li
 
 def gallery_lines(device: str, drawn: Drawn) -> list[str]:
     """The page with all plots of a device."""
-    lines = [f"# Plots of {plain(device)}", ""]
+    lines = [f"# Plots of {escape(device)}", ""]
     for (op, where), found in drawn.items():
         if where == device:
-            lines += [f"## {plain(op)}", "", f"[Tables](../../results/{store.slug(device)}/{store.slug(op)}.md)", ""]
+            lines += [f"## {escape(op)}", "", f"[Tables](../../results/{store.slug(device)}/{store.slug(op)}.md)", ""]
             for name, picture in found.items():
                 lines += [shown(path(op, device, name).name, picture.about), ""]
     return lines
@@ -153,7 +153,7 @@ def write(table: pa.Table, options: Options) -> list[str]:
     names = dict.fromkeys(device for _, device in drawn)
     galleries = {folder / store.slug(device) / "README.md": gallery_lines(device, drawn) for device in names}
     texts = {page: "\n".join(lines) for page, lines in galleries.items()}
-    problems += pages.bring_up_to_date(texts, folder, COMMAND, options.check)
+    problems += pages.update_pages(texts, folder, COMMAND, options.check)
     where = Path(os.path.relpath(folder, options.readme.parent)).as_posix()
     body = "\n".join(readme_lines(drawn, lead(table), where))
     problem = update(options.readme, MARKED, body, COMMAND, options.check)

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from minfer.analysis.makers import Maker, Options
-from minfer.analysis.tables.markdown import plain, update
+from minfer.analysis.tables.markdown import escape, update
 
 COMMAND = "python analysis/make.py reliability"
 
@@ -35,7 +35,7 @@ def lines(outcomes: dict[str, dict[str, Any]]) -> list[str]:
             by = "nobody: it is reported, with its reason"
         counts = [str(found.get(key, "—")) for key in ("lost", "twice")]
         verdict = "passed" if passed else f"**{found['outcome']}**"
-        told.append(f"| {' | '.join([plain(name), share, *counts, by, verdict])} |")
+        told.append(f"| {' | '.join([escape(name), share, *counts, by, verdict])} |")
     passed = sum(found["outcome"] == "passed" for found in outcomes.values())
     versions = sorted({found["slurm"] for found in outcomes.values()})
     commits = sorted({str(found["commit"]) for found in outcomes.values()})

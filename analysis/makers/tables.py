@@ -16,7 +16,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from minfer.analysis.data.prepare import choose, lead, on_one_clock, primary, sections, with_problem
+from minfer.analysis.data.prepare import choose_problems, lead, on_one_clock, primary, sections, with_problem
 from minfer.analysis.makers import Maker, Options
 from minfer.analysis.tables import pages
 from minfer.analysis.tables.markdown import has_markers, markers, update
@@ -38,7 +38,7 @@ def every_section(table: pa.Table) -> Iterator[Section]:
         named = [f"{regime}{name}" for name in ("finished", *PROVENANCE) for regime in ("", "steady_")]
         origin = table.select(named).filter(here)  # to filter every column would cost a second
         supported = pc.and_(here, pc.not_equal(table["status"], "unsupported"))
-        order, headline = choose(table.select(["problem", "status", "flops", "bytes"]).filter(supported))
+        order, headline = choose_problems(table.select(["problem", "status", "flops", "bytes"]).filter(supported))
         shown = order[:MOST_PROBLEMS]
         if headline is not None and headline not in shown:
             shown[-1] = headline
@@ -64,7 +64,7 @@ def write(table: pa.Table, options: Options) -> list[str]:
         to_docs = Path(os.path.relpath(docs, here)).as_posix()
         lines = device_lines(found, device, Where(docs, f"{to_docs}/", "../"))
         texts[here / "README.md"] = "\n".join(lines)
-    return [p for p in dict.fromkeys(problems) if p] + pages.bring_up_to_date(texts, folder, COMMAND, options.check)
+    return [p for p in dict.fromkeys(problems) if p] + pages.update_pages(texts, folder, COMMAND, options.check)
 
 
 MAKER = Maker(write, COLUMNS, all_or_nothing=False)

@@ -31,7 +31,7 @@ from minfer.analysis.plots.series import (
     words,
 )
 from minfer.analysis.plots.style import LIGHT, SMALL, Theme, figure, name_ends, printable, title
-from minfer.analysis.tables.markdown import scale, scaled, significant
+from minfer.analysis.tables.markdown import format_scaled, scale, significant
 from minfer.analysis.tables.problem import fastest_of_ours
 from minfer.rows.rules import REGIMES
 from minfer.rows.store import Row
@@ -79,7 +79,7 @@ def ladder(op: str, device: str, rows: list[Row], theme: Theme = LIGHT) -> Pictu
             ax.plot([rate, rate], [place - 0.35, place + 0.35], color=theme.ink, linewidth=2, label="steady")
         for regime, ends in COLUMNS.items():
             if number(row, f"{regime}_rate"):
-                texts = (scaled(row[f"{regime}_rate"]), share(row, regime, rows) if torch else "")
+                texts = (format_scaled(row[f"{regime}_rate"]), share(row, regime, rows) if torch else "")
                 for text, end in zip(texts, ends, strict=True):
                     beside(ax, text, place, end, bold=mine)
     if torch:
@@ -98,7 +98,7 @@ def ladder(op: str, device: str, rows: list[Row], theme: Theme = LIGHT) -> Pictu
     plain_ticks(ax.xaxis)
     key = ["bar: cold", *(["mark: steady"] if "steady" in regimes else [])]
     key += ["dashed: torch, cold"] if torch else []
-    key += [f"dotted: measured peak, {scaled(roof)}"] if roof else []
+    key += [f"dotted: measured peak, {format_scaled(roof)}"] if roof else []
     ax.set_xlabel(printable(f"throughput, {metric}"))
     ax.annotate(printable(" · ".join(key)), (0, 0), (0, -46), "axes fraction", "offset points", fontsize=SMALL)
     return Picture(drawn, ladder_sentence(op, device, rows, best))
@@ -153,7 +153,7 @@ def beside(ax: Axes, text: str, place: float, end: float, bold: bool = False) ->
 def throughput(op: str, device: str, rows: list[Row], theme: Theme = LIGHT) -> Picture:
     """The metric over the sizes of the series with most rows, cold, under what the measured peaks allow at each size.
 
-    PyTorch and up to four kernels have a colour and a name (`coloured`), the others are grey."""
+    PyTorch and up to four kernels have a colour and a name (`choose_coloured`), the others are grey."""
     name, found = widest([row for row in rows if number(row, "cold_rate")])
     drawn, (ax,) = figure([3.6])
     over = "size" if found.square else found.label
@@ -168,7 +168,7 @@ def over_sizes(ax: Axes, found: Series, theme: Theme) -> dict[str, list[Row]]:
     lines: dict[str, list[Row]] = {}
     for row in found.rows:
         lines.setdefault(row["kernel"], []).append(row)
-    hues = dict(zip(coloured(lines, found), (theme.ours, *theme.rungs), strict=False)) | {REFERENCE: theme.torch}
+    hues = dict(zip(choose_coloured(lines, found), (theme.ours, *theme.rungs), strict=False)) | {REFERENCE: theme.torch}
     for kernel, line in sorted(lines.items(), key=lambda item: item[0] in hues):  # grey below the others
         line.sort(key=found.size)
         x, y = [found.size(row) for row in line], [row["cold_rate"] for row in line]
@@ -183,12 +183,12 @@ def over_sizes(ax: Axes, found: Series, theme: Theme) -> dict[str, list[Row]]:
     }
     rest = len(lines) - len(ends)
     said = [f"grey: {rest} other kernels" if rest > 1 else "grey: another kernel"] * (rest > 0)
-    said += [f"measured peak, {scaled(far)}: off the axis"] if far else []
+    said += [f"measured peak, {format_scaled(far)}: off the axis"] if far else []
     ax.annotate("\n".join(said), (1.04, 0), (2, -9), "axes fraction", "offset points", va="top", fontsize=SMALL,
                 color=theme.muted)  # fmt: skip
     if limits:
         ax.plot(*zip(*limits, strict=True), ":", color=theme.muted, linewidth=1.4, label="_peak")
-        name = f"measured peak, {scaled(limits[-1][1])}"
+        name = f"measured peak, {format_scaled(limits[-1][1])}"
         ends[name], hues[name] = limits[-1], theme.muted
     name_ends(ax, ends, hues)
     return lines
@@ -212,7 +212,7 @@ def fastest_at(lines: Mapping[str, list[Row]], found: Series, size: int) -> str:
     return str(max(at, key=lambda row: float(row["cold_rate"]))["kernel"])
 
 
-def coloured(lines: Mapping[str, list[Row]], found: Series) -> list[str]:
+def choose_coloured(lines: Mapping[str, list[Row]], found: Series) -> list[str]:
     """The kernels beside PyTorch that have a colour: the fastest of ours at the largest size, the library to beat, those of
     ours that are the fastest at some size, and the rungs with the largest gain over all before them at the largest."""
     ours = {kernel: line for kernel, line in lines.items() if kernel != REFERENCE}
@@ -252,7 +252,7 @@ def scales(ax: Axes, found: Series, roofs: bool = True) -> tuple[list[tuple[int,
     ax.set_xscale("log", base=2)
     ax.set_xlim(sizes[0] / 2**0.15, sizes[-1] * 2**0.15)
     ax.set_ylim(0, 1.08 * max([most, *(rate for _, rate in limits)]))
-    ticked = apart(sizes)
+    ticked = keep_apart(sizes)
     ax.set_xticks(ticked, [str(size) for size in ticked])
     ax.minorticks_off()
     plain_ticks(ax.yaxis)
@@ -261,7 +261,7 @@ def scales(ax: Axes, found: Series, roofs: bool = True) -> tuple[list[tuple[int,
     return limits, far
 
 
-def apart(sizes: list[int]) -> list[int]:
+def keep_apart(sizes: list[int]) -> list[int]:
     """Those of the sizes whose labels do not overlap on a logarithmic axis; the last is always one."""
     least = TICKS_APART * (math.log2(sizes[-1] / sizes[0]) + 0.3)
     kept = [sizes[-1]]

@@ -10,7 +10,7 @@ from matplotlib import __version__ as VERSION
 
 from minfer.analysis.plots.every_op import Picture
 from minfer.analysis.plots.style import DARK, THEMES, encoded
-from minfer.analysis.tables.markdown import plain
+from minfer.analysis.tables.markdown import escape
 
 SUFFIXES = ("svg", "png")
 COMPARED = (".svg", ".csv")  # of a PNG the bytes depend on zlib's version, and its SVG shows whether it is old
@@ -45,7 +45,7 @@ def pattern(names: Iterable[str]) -> str:
 
 def shown(path: str, about: str) -> str:
     """HTML in Markdown that shows a picture, named without a suffix, light or dark as the page is."""
-    text = plain(about).replace('"', "&quot;").replace("\\", "")
+    text = escape(about).replace('"', "&quot;").replace("\\", "")
     dark = f'<source media="(prefers-color-scheme: dark)" srcset="{path}{DARK.suffix}.svg">'
     return f'<picture>{dark}<img alt="{text}" src="{path}.svg"></picture>'
 

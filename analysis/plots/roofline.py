@@ -17,7 +17,7 @@ from minfer.analysis.data.prepare import REFERENCE, natural, number
 from minfer.analysis.plots.every_op import LeftOut, Picture, plain_ticks
 from minfer.analysis.plots.series import LEAST_SIZES, setting, shape_words, words
 from minfer.analysis.plots.style import LIGHT, SMALL, Theme, figure, name_levels, title
-from minfer.analysis.tables.markdown import counted, significant
+from minfer.analysis.tables.markdown import pluralise, significant
 from minfer.analysis.tables.problem import fastest_of_ours
 from minfer.rows.store import Row
 
@@ -60,7 +60,7 @@ def roofline(op: str, device: str, rows: list[Row], theme: Theme = LIGHT) -> Pic
         ax.set_xlabel("arithmetic intensity, FLOP per byte of device memory (each operand moved once)")
         ax.set_ylabel("throughput, TFLOP/s")
         ax.legend(loc="lower left", bbox_to_anchor=(1.0, -0.02), frameon=False, fontsize=SMALL, handletextpad=0.4)
-    problems = counted(len({row["problem"] for panel in found for row in panel.rows}), "problem")
+    problems = pluralise(len({row["problem"] for panel in found for row in panel.rows}), "problem")
     return Picture(
         drawn, f"Roofline of {op} on {device}: {problems} cold, under the measured bandwidth and arithmetic peaks."
     )

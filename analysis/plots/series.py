@@ -52,12 +52,14 @@ def series(rows: Iterable[Row]) -> Series | None:
     lines: dict[tuple[tuple[str, ...], tuple[tuple[str, int], ...]], list[Row]] = {}
     together = equal_axes(rows)
     for row in rows:
-        for group in [*together, *alike(row, together)]:
+        for group in [*together, *group_alike(row, together)]:
             others = tuple(item for item in row["shape"].items() if item[0] not in group)
             if row["shape"][group[0]] > 0:  # as a logarithmic axis needs it
                 lines.setdefault((group, others), []).append(row)
     work = work_column(rows)
-    made = [Series(one[0], called(one), words(listed(dict(others))), line) for (one, others), line in lines.items()]
+    made = [
+        Series(one[0], name_axes(one), words(list_sizes(dict(others))), line) for (one, others), line in lines.items()
+    ]
     made = [one for one in made if len(one.sizes) > 1]
 
     def rank(one: Series) -> tuple[object, ...]:
@@ -75,7 +77,7 @@ def over_tokens(rows: Iterable[Row]) -> Series | None:
         return None
     shapes = [row["shape"] for row in rows]
     same = {axis: size for axis, size in shapes[0].items() if all(shape.get(axis) == size for shape in shapes)}
-    found = Series(TOKENS[0], "tokens", words(listed(same)), rows, times=TOKENS[1])
+    found = Series(TOKENS[0], "tokens", words(list_sizes(same)), rows, times=TOKENS[1])
     each = [row["bytes"] / found.size(row) for row in rows]
     one_a_size = len({tuple(shape.items()) for shape in shapes}) == len(found.sizes)
     return found if one_a_size and max(each) < 1.01 * min(each) and not same.keys() & set(TOKENS) else None
@@ -92,7 +94,7 @@ def equal_axes(rows: list[Row]) -> list[tuple[str, ...]]:
     return found
 
 
-def alike(row: Row, together: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
+def group_alike(row: Row, together: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
     """The axes of one name, such as `seq_q` and `seq_kv`, that have the same size in this row, though not in all."""
     stems: dict[str, list[str]] = {}
     for axis in row["shape"]:
@@ -103,7 +105,7 @@ def alike(row: Row, together: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
     return [axes for axes in found if axes not in together]
 
 
-def called(axes: tuple[str, ...]) -> str:
+def name_axes(axes: tuple[str, ...]) -> str:
     """What an axis is called, or several equal ones: `sequence length` of `seq_q` and `seq_kv`, else `m = n`."""
     stems = {axis.partition("_")[0] for axis in axes}
     name = stems.pop() if len(axes) > 1 and len(stems) == 1 else " = ".join(axes)
@@ -145,7 +147,7 @@ def words(text: str) -> str:
     return printable(" · ".join(part.replace(",", ", ") for part in text.split("/") if part))
 
 
-def listed(sizes: dict[str, int]) -> str:
+def list_sizes(sizes: dict[str, int]) -> str:
     return ",".join(f"{axis}={size}" for axis, size in sizes.items())
 
 
@@ -158,4 +160,4 @@ def shape_words(row: Row) -> str:
     """A row's shape in words: `m=n=k=512`, else `tokens=1, hidden=4096`."""
     if length := side(row):
         return f"{'='.join(row['shape'])}={length}"
-    return words(listed(row["shape"] or {}))
+    return words(list_sizes(row["shape"] or {}))

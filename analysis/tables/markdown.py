@@ -24,7 +24,7 @@ def has_markers(file: Path, name: str) -> bool:
     return file.is_file() and begin.encode() in file.read_bytes()
 
 
-def plain(text: str | None, most: int | None = None) -> str:
+def escape(text: str | None, most: int | None = None) -> str:
     """Text as markdown that shows it as it is, in one line, within one cell; cut to `most` characters."""
     text = " ".join("".join(c if c.isprintable() else " " for c in text or "").split())
     if most and len(text) > most:
@@ -48,17 +48,17 @@ def scale(value: float) -> tuple[float, str]:
     return value, ""
 
 
-def scaled(value: float) -> str:
+def format_scaled(value: float) -> str:
     """A positive number to four significant digits and with a prefix where it is large: `6.179 G`."""
     number, prefix = scale(value)
     return significant(number) + prefix
 
 
-def counted(n: int, noun: str) -> str:
+def pluralise(n: int, noun: str) -> str:
     return f"{n} {noun}{'' if n == 1 else 's'}"
 
 
-def replaced(text: str, name: str, body: str) -> str:
+def replace_between(text: str, name: str, body: str) -> str:
     """The README's text with `body` between the markers of that name, in the README's own line endings.
 
     Raises ValueError."""
@@ -74,7 +74,7 @@ def update(readme: Path, name: str, body: str, command: str, check: bool) -> str
     """Bring the README up to date, or only check it; what is wrong, in a sentence."""
     try:
         old = readme.read_bytes().decode()
-        new = replaced(old, name, body)
+        new = replace_between(old, name, body)
         if check and new != old:
             return f"{readme} is out of date: run `{command}`"
         if new != old:

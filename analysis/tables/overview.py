@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 
 from minfer.analysis.data.others import LIBRARY, best_other
 from minfer.analysis.data.prepare import kernel_order, metric_of, number
-from minfer.analysis.tables.markdown import plain, significant, table_lines
+from minfer.analysis.tables.markdown import escape, significant, table_lines
 from minfer.analysis.tables.problem import duration, fastest, regime_time, throughput, title
 from minfer.rows import store
 
@@ -53,7 +53,7 @@ class Axes:
         return cls([axis.upper() if len(axis) == 1 else axis for axis in varying], constant, labels)
 
     def __str__(self) -> str:
-        return plain(" × ".join(self.names))
+        return escape(" × ".join(self.names))
 
 
 def shape_sets(op: str, folder: Path = SETS) -> dict[str, list[frozenset[str]]]:
@@ -85,18 +85,18 @@ def overview_lines(op: str, group: str, problems: Problems) -> list[str]:
     tables = []
     for name, shapes in shape_sets(op).items():
         measured = dict.fromkeys(named[shape] for shape in shapes if shape in named)
-        tables.append((name, {shape: rows for shape in measured if (rows := _timed(problems[shape]))}))
+        tables.append((name, {shape: rows for shape in measured if (rows := _select_timed(problems[shape]))}))
     for name, timed in sorted(tables, key=lambda table: len(table[1])):
         if len(timed) >= FEWEST:
             axes, few = Axes.of(timed), len(timed) <= MOST_ACROSS
             metric = metric_of(row for rows in timed.values() for row in rows.values())
-            common = [title(f"{group}/{axes.constant}"), f"cold, {plain(metric) if few else 'time'}"]
+            common = [title(f"{group}/{axes.constant}"), f"cold, {escape(metric) if few else 'time'}"]
             body = _across(timed, axes, metric) if few else _down(timed, axes)
-            lines += [f"**{' · '.join([plain(name), *common])}**", "", *body, ""]
+            lines += [f"**{' · '.join([escape(name), *common])}**", "", *body, ""]
     return lines
 
 
-def _timed(rows: Iterable[store.Row]) -> dict[str, store.Row]:
+def _select_timed(rows: Iterable[store.Row]) -> dict[str, store.Row]:
     """The measured rows by kernel, in ladder order."""
     return {row["kernel"]: row for row in sorted(rows, key=kernel_order) if regime_time(row, "cold")}
 
@@ -112,12 +112,12 @@ def _across(timed: Timed, axes: Axes, metric: str) -> list[str]:
     body = []
     best = {shape: fastest(rows.values(), "cold") for shape, rows in timed.items()}
     for kernel in _kernels(timed):
-        cells = [plain(kernel)]
+        cells = [escape(kernel)]
         for shape, rows in timed.items():
             rate = throughput(rows[kernel], "cold", metric) if kernel in rows else "—"
             cells.append(_bold(rate, kernel in best[shape]))
         body.append([*cells, _mean(rows.get(kernel) for rows in timed.values())])
-    return _table([corner, *map(plain, axes.labels.values()), f"{_over(timed)}, geometric mean"], body)
+    return _table([corner, *map(escape, axes.labels.values()), f"{_over(timed)}, geometric mean"], body)
 
 
 def _down(timed: Timed, axes: Axes) -> list[str]:
@@ -136,16 +136,18 @@ def _down(timed: Timed, axes: Axes) -> list[str]:
     for shape, rows in timed.items():
         best = fastest(rows.values(), "cold")
         times = [_bold(duration(rows[k]["cold_us"]) if k in rows else "—", k in best) for k in kernels]
-        body.append([plain(axes.labels[shape]), *times, _mean([chosen[shape]])])
+        body.append([escape(axes.labels[shape]), *times, _mean([chosen[shape]])])
     means = [_mean(rows.get(kernel) for rows in timed.values()) for kernel in kernels]
     body.append([f"{_over(timed)}, geometric mean", *means, _mean(chosen.values())])
-    return _table([str(axes) if axes.names else "Size", *map(plain, kernels), f"{_over(timed)}, fastest of ours"], body)
+    return _table(
+        [str(axes) if axes.names else "Size", *map(escape, kernels), f"{_over(timed)}, fastest of ours"], body
+    )
 
 
 def _over(timed: Timed) -> str:
     """What the ratios of a table are."""
     baselines = {row["baseline"] for rows in timed.values() for row in rows.values() if row["baseline"]}
-    return f"Speed-up over {plain(baselines.pop())}" if len(baselines) == 1 else "Speed-up"
+    return f"Speed-up over {escape(baselines.pop())}" if len(baselines) == 1 else "Speed-up"
 
 
 def _cold(rows: Mapping[str, store.Row]) -> Callable[[str], float]:

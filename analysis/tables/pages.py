@@ -8,7 +8,7 @@ from pathlib import Path
 GENERATED = "<!-- Generated from parquet; changes will be lost. -->"  # the first line of every page
 
 
-def bring_up_to_date(pages: Mapping[Path, str], folder: Path, command: str, check: bool) -> list[str]:
+def update_pages(pages: Mapping[Path, str], folder: Path, command: str, check: bool) -> list[str]:
     """Write or only check the pages below `folder`, and remove those that nothing stands behind any more; what is wrong,
     in sentences."""
     try:
@@ -26,7 +26,7 @@ def bring_up_to_date(pages: Mapping[Path, str], folder: Path, command: str, chec
     return []
 
 
-def written(page: Path, text: str, command: str, check: bool) -> list[str]:
+def update_page(page: Path, text: str, command: str, check: bool) -> list[str]:
     """Write or only check one page; what is wrong, in sentences."""
     try:
         if page.is_file() and page.read_text("utf-8") == _whole(text):

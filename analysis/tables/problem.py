@@ -10,9 +10,9 @@ from statistics import median
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from minfer.analysis.data.others import against, best_other
+from minfer.analysis.data.others import best_other, compare_with_other
 from minfer.analysis.data.prepare import REFERENCE, WHICH, kernel_order, metric_of, number
-from minfer.analysis.tables.markdown import counted, plain, scaled, significant
+from minfer.analysis.tables.markdown import escape, format_scaled, pluralise, significant
 from minfer.analysis.tables.markdown import table_lines as markdown_table
 from minfer.rows import store
 from minfer.rows.rules import LEAST_GAIN, REGIMES
@@ -85,7 +85,7 @@ def percent_of_other(row: store.Row, other: store.Row, regime: str) -> str:
     differ too much, or contain the host's, the quotient of the kernels' own times, without an interval."""
     if row["kernel"] == other["kernel"]:
         return "100.0 %"
-    if ratio := against(row, other, regime):
+    if ratio := compare_with_other(row, other, regime):
         return share(ratio.value, ratio.low, ratio.high, ratio.verdict)
     mine, theirs = (regime_time(each, regime) for each in (row, other))
     return share(theirs / mine, None, None, None) if mine and theirs and row["baseline"] == other["baseline"] else "—"
@@ -170,7 +170,7 @@ def energy(row: store.Row, metric: str) -> str:
         done = rate * us * 1e-6 * (1000 if metric == TFLOPS else 1)
     ratio = "" if row["kernel"] == row["baseline"] else ratio_text(row, "energy_gain")
     tie = " tie" if ratio and row["energy_verdict"] == "tie" else ""
-    return scaled(done / joules) + (f"; {ratio}{tie}" if ratio else "")
+    return format_scaled(done / joules) + (f"; {ratio}{tie}" if ratio else "")
 
 
 def regime_time(row: store.Row, regime: str) -> float | None:
@@ -197,7 +197,7 @@ def throughput(row: store.Row, regime: str, metric: str) -> str:
     rate = number(row, f"{regime}_rate")
     if rate is None:
         return "—"
-    return scaled(rate) + (f" {plain(row['metric'])}" if row["metric"] != metric else "")
+    return format_scaled(rate) + (f" {escape(row['metric'])}" if row["metric"] != metric else "")
 
 
 def cells(
@@ -211,8 +211,8 @@ def cells(
     """The five cells of a kernel, six where there is a best other; those of a failed case say how it failed."""
     shares = 2 if other else 1
     if row["status"] not in store.MEASURED:
-        return [plain(row["kernel"]), plain(row["status"]), "—", *["—"] * shares, plain(row["message"], MESSAGE)]
-    name = plain(row["kernel"]) + (" †" if row["status"] == "unconverged" and regime == "cold" else "")
+        return [escape(row["kernel"]), escape(row["status"]), "—", *["—"] * shares, escape(row["message"], MESSAGE)]
+    name = escape(row["kernel"]) + (" †" if row["status"] == "unconverged" and regime == "cold" else "")
     us = regime_time(row, regime)
     if us is None:
         return [name, "—", "—", *["—"] * shares, "—"]
@@ -245,7 +245,7 @@ def more_columns(rows: Iterable[store.Row], regime: str) -> list[str]:
 def time_header(rows: Iterable[store.Row]) -> str:
     """What the times of one problem are: those of `on_one_clock`."""
     clocks = {row["baseline"] for row in rows if row["baseline"]}
-    whose = "each baseline" if len(clocks) > 1 else "PyTorch" if clocks == {REFERENCE} else plain("".join(clocks))
+    whose = "each baseline" if len(clocks) > 1 else "PyTorch" if clocks == {REFERENCE} else escape("".join(clocks))
     return f"Time (on {whose}'s clock)" if clocks else "Time"
 
 
@@ -256,10 +256,10 @@ def table_lines(rows: list[store.Row], regime: str, full: bool) -> list[str]:
     measured = [row for row in rows if row["status"] in store.MEASURED]
     reference = next((row for row in measured if row["kernel"] == REFERENCE), None)
     metric, more = metric_of(measured or rows), more_columns(rows, regime) if full else []
-    over, other = plain(first["kernel"]) if first else "baseline", best_other(rows, regime)
-    of = ["% of PyTorch throughput"] + ([f"% of {plain(other['kernel'])}"] if other else [])
-    header = ["Kernel", time_header(measured), f"Throughput ({plain(metric)})", *of, f"Speed-up vs. {over}"]
-    header += [f"{name} ({plain(energy_unit(metric))})" if name == ENERGY else name for name in more]
+    over, other = escape(first["kernel"]) if first else "baseline", best_other(rows, regime)
+    of = ["% of PyTorch throughput"] + ([f"% of {escape(other['kernel'])}"] if other else [])
+    header = ["Kernel", time_header(measured), f"Throughput ({escape(metric)})", *of, f"Speed-up vs. {over}"]
+    header += [f"{name} ({escape(energy_unit(metric))})" if name == ENERGY else name for name in more]
     body = []
     for row in rows:
         texts = [*cells(row, regime, metric, reference, other, first), *more_cells(row, regime, metric, more)]
@@ -276,7 +276,7 @@ def fastest_of_ours(rows: Iterable[store.Row]) -> store.Row | None:
     return min(timed, key=lambda row: float(row["cold_us"]), default=None)
 
 
-def said_shares(row: store.Row) -> str:
+def format_shares(row: store.Row) -> str:
     """A kernel's share of PyTorch's throughput in words: `104.8 % (104.7–105.2) cold and 99.9 %, a tie, steady`; nothing where
     its baseline is another kernel."""
     if row["baseline"] != REFERENCE:
@@ -288,13 +288,13 @@ def said_shares(row: store.Row) -> str:
 def headline(rows: Iterable[store.Row]) -> str:
     """The fastest of our kernels in a sentence, cold and steady; empty where none was compared."""
     best = fastest_of_ours(rows)
-    said = said_shares(best) if best else ""
-    return f"of PyTorch's throughput **{plain(best['kernel'])}** reaches {said}." if best and said else ""
+    said = format_shares(best) if best else ""
+    return f"of PyTorch's throughput **{escape(best['kernel'])}** reaches {said}." if best and said else ""
 
 
 def title(problem: str) -> str:
     """A problem, or a part of it, as people read it: `bfloat16 · layout=TN · m=1, n=2`."""
-    return " · ".join(plain(part.replace(",", ", ")) for part in problem.split("/") if part)
+    return " · ".join(escape(part.replace(",", ", ")) for part in problem.split("/") if part)
 
 
 def problem_lines(problem: str, rows: list[store.Row], full: bool = False) -> list[str]:
@@ -313,14 +313,14 @@ def problem_lines(problem: str, rows: list[store.Row], full: bool = False) -> li
     if any(row["host_bound"] and regime_time(row, "cold") for row in rows):
         lines += [f"§ {HOST_BOUND}", ""]
     if skipped:
-        why = "; ".join(f"{plain(row['kernel'])} ({plain(row['message'], MESSAGE)})" for row in skipped)
+        why = "; ".join(f"{escape(row['kernel'])} ({escape(row['message'], MESSAGE)})" for row in skipped)
         lines += [f"Not run, {len(skipped)} unsupported: {why}.", ""]
     return lines
 
 
 def provenance(table: pa.Table) -> str:
     """One sentence on where a section's figures come from, cold and steady; of rows `with_problem`."""
-    parts = [counted(len(table), "case")]
+    parts = [pluralise(len(table), "case")]
 
     def both(column: str) -> pa.ChunkedArray:
         return pa.chunked_array([*table[column].chunks, *table[f"steady_{column}"].chunks], table[column].type)
@@ -331,8 +331,8 @@ def provenance(table: pa.Table) -> str:
         parts[0] += f", finished {first}" + (f" to {last}" if last != first else "")
     for column, noun in PROVENANCE.items():
         values = sorted(value for value in pc.unique(both(column)).to_pylist() if value)
-        names = [plain(re.sub("^([0-9a-f]{12})[0-9a-f]+", r"\1", value)) for value in values]
+        names = [escape(re.sub("^([0-9a-f]{12})[0-9a-f]+", r"\1", value)) for value in values]
         if names:
-            count = counted(len(names), noun)
+            count = pluralise(len(names), noun)
             parts.append(count if len(names) > MOST_NAMES else f"{count.partition(' ')[2]} {', '.join(names)}")
     return "; ".join(parts) + "."

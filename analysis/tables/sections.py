@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 from minfer.analysis.data.others import best_other, verdict
 from minfer.analysis.data.prepare import REFERENCE, number
-from minfer.analysis.tables.markdown import counted, plain, table_lines
+from minfer.analysis.tables.markdown import escape, pluralise, table_lines
 from minfer.analysis.tables.overview import CONF, by_group, overview_lines
 from minfer.analysis.tables.problem import (
     LEGEND,
@@ -21,12 +21,12 @@ from minfer.analysis.tables.problem import (
     MORE_LEGEND,
     OTHER_LEGEND,
     fastest_of_ours,
+    format_shares,
     headline,
     more_columns,
     percent,
     percent_of_other,
     problem_lines,
-    said_shares,
     title,
 )
 from minfer.rows import store
@@ -85,7 +85,7 @@ class Section:
 
     @property
     def title(self) -> str:
-        return f"{plain(self.op)} on {plain(self.device)}"
+        return f"{escape(self.op)} on {escape(self.device)}"
 
     @property
     def has_more(self) -> bool:
@@ -117,8 +117,8 @@ class Section:
         """At how many problems ours are compared with another baseline than torch: `hgemm 4 (torch_acc16)`; empty for none."""
         best = (fastest_of_ours(rows) for rows in self.problems.values())
         others = Counter(row["baseline"] for row in best if row and row["baseline"] != REFERENCE)
-        said = ", ".join(f"{count} ({plain(name)})" for name, count in sorted(others.items()))
-        return f"{plain(self.op)} {said}" if said else ""
+        said = ", ".join(f"{count} ({escape(name)})" for name, count in sorted(others.items()))
+        return f"{escape(self.op)} {said}" if said else ""
 
     @property
     def rejected_reference(self) -> store.Row | None:
@@ -135,7 +135,7 @@ class Section:
         if self.has_more:
             lines += [MORE_LEGEND, ""]
         if self.left_out:
-            lines += [f"Not run: {counted(self.left_out, 'problem')} that no kernel here supports.", ""]
+            lines += [f"Not run: {pluralise(self.left_out, 'problem')} that no kernel here supports.", ""]
         if self.headline is not None:
             rows = self.problems[self.headline]
             lines += [f"{title(self.headline)}: {said}", ""] if (said := headline(rows)) else []
@@ -147,13 +147,16 @@ class Section:
         for name in others:
             lines += problem_lines(name, self.problems[name], full=True)
         if more := self.count - len(self.problems):
-            lines += [f"{counted(more, 'more problem')} {'is' if more == 1 else 'are'} in the parquet files only.", ""]
+            lines += [
+                f"{pluralise(more, 'more problem')} {'is' if more == 1 else 'are'} in the parquet files only.",
+                "",
+            ]
         return lines
 
     def ops_cells(self, where: Where) -> list[str]:
         """Its line of the table of ops."""
         about = f"{self.op}.md"
-        name = f"[{plain(self.op)}]({where.docs}{about})" if (where.folder / about).is_file() else plain(self.op)
+        name = f"[{escape(self.op)}]({where.docs}{about})" if (where.folder / about).is_file() else escape(self.op)
         best, shares, of_other = self.best, ["—", "—"], "—"
         if best:
             rows = self.problems[self.headline or ""]
@@ -163,12 +166,12 @@ class Section:
                 shares = [share if share == "—" else f"{share} ‡" for share in shares]
             other = best_other(rows, "cold")
             if other:
-                of_other = f"{percent_of_other(best, other, 'cold')}, {plain(other['kernel'])}"
-        cells = [name, plain(best["kernel"]) if best else "—", short(self.headline or ""), *shares, of_other]
+                of_other = f"{percent_of_other(best, other, 'cold')}, {escape(other['kernel'])}"
+        cells = [name, escape(best["kernel"]) if best else "—", short(self.headline or ""), *shares, of_other]
         return [
             *cells,
             self.verdicts or "—",
-            f"[{counted(self.count, 'problem')}]({where.results}{self.page.as_posix()})",
+            f"[{pluralise(self.count, 'problem')}]({where.results}{self.page.as_posix()})",
         ]
 
 
@@ -183,11 +186,11 @@ def short(problem: str) -> str:
 def headline_lines(section: Section) -> list[str]:
     """The result in one sentence, both regimes in it; none where no kernel was compared with PyTorch."""
     best = section.best
-    if best is None or not (shares := said_shares(best)):
+    if best is None or not (shares := format_shares(best)):
         return []
-    what = f"{plain(section.op)} ({short(section.headline or '')})"
-    kernel = plain(best["kernel"])
-    return [f"{plain(section.device)}, {what}: **{kernel}** reaches {shares} of PyTorch's throughput.", ""]
+    what = f"{escape(section.op)} ({short(section.headline or '')})"
+    kernel = escape(best["kernel"])
+    return [f"{escape(section.device)}, {what}: **{kernel}** reaches {shares} of PyTorch's throughput.", ""]
 
 
 @cache
@@ -205,11 +208,11 @@ def ops_lines(found: list[Section], devices: list[str], where: Where) -> list[st
     here = {section.op: section.ops_cells(where) for section in found if section.device == first}
     shown = [here.pop(op) for op in demonstrations() if op in here]
     lines = [OPS_LEGEND, ""]
-    for name, body in ((plain(first), list(here.values())), (f"{plain(first)}: demonstrations", shown)):
+    for name, body in ((escape(first), list(here.values())), (f"{escape(first)}: demonstrations", shown)):
         if body:
             lines += [f"**{name}**", "", *table_lines(OPS_HEADER, [":--"] * len(OPS_HEADER), body), ""]
     lines += note_lines(section for section in found if section.device == first)
-    links = [f"[{plain(device)}]({where.results}{store.slug(device)}/README.md)" for device in others]
+    links = [f"[{escape(device)}]({where.results}{store.slug(device)}/README.md)" for device in others]
     return [*lines, f"The same table of other devices: {', '.join(links)}.", ""] if links else lines
 
 
@@ -219,8 +222,8 @@ def note_lines(found: Iterable[Section]) -> list[str]:
     for section in found:
         others += [section.other_baselines] if section.other_baselines else []
         if torch := section.rejected_reference:
-            why = f"{plain(torch['status'])}: {plain((torch['message'] or '').partition(' (')[0], MESSAGE)}"
-            notes.append(f"‡ {plain(section.op)}: ours were timed beside torch, but its own row there is {why}.")
+            why = f"{escape(torch['status'])}: {escape((torch['message'] or '').partition(' (')[0], MESSAGE)}"
+            notes.append(f"‡ {escape(section.op)}: ours were timed beside torch, but its own row there is {why}.")
     if others:
         notes.append(f"Problems at which ours are compared with another baseline than torch: {'; '.join(others)}.")
     return [" ".join(notes), ""] if notes else []
@@ -228,4 +231,4 @@ def note_lines(found: Iterable[Section]) -> list[str]:
 
 def device_lines(found: list[Section], device: str, where: Where) -> list[str]:
     """The page of a device: its table of ops."""
-    return [f"# Results on {plain(device)}", "", *ops_lines(found, [device], where)]
+    return [f"# Results on {escape(device)}", "", *ops_lines(found, [device], where)]

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from minfer.analysis.data.peaks import best_peaks, under_one_peak
 from minfer.analysis.data.prepare import (
     REFERENCE,
-    choose,
+    choose_problems,
     kernel_order,
     metric_of,
     number,
@@ -23,7 +23,7 @@ from minfer.analysis.data.prepare import (
     with_problem,
 )
 from minfer.analysis.plots.roofline import flat_roofs
-from minfer.analysis.plots.series import called, equal_axes, series, setting
+from minfer.analysis.plots.series import equal_axes, name_axes, series, setting
 from minfer.analysis.plots.style import look
 from minfer.analysis.tables.problem import fastest, interval, provenance, regime_time
 from minfer.rows import store
@@ -77,7 +77,7 @@ def split(table: pa.Table) -> tuple[pa.Table, pa.Table]:
     return on_one_clock(newest), older
 
 
-def with_shares(rows: list[Row]) -> list[Row]:
+def add_shares(rows: list[Row]) -> list[Row]:
     """The rows in ladder order, those of each device as shares of the best peaks that its measured rows have."""
     groups: dict[tuple[str, str], list[Row]] = {}
     measured: dict[str, list[Row]] = {}
@@ -166,7 +166,7 @@ def about(table: pa.Table, rows: list[Row]) -> list[dict[str, Any]]:
             settings.setdefault(setting(row), []).append(row)
         said: dict[str, Any] = {"op": op, "device": device, "origin": provenance(here)}
         said["metric"] = metric_of(measured) if measured else ""
-        said["problem"] = choose(supported.select(["problem", "status", "flops", "bytes"]))[1] or ""
+        said["problem"] = choose_problems(supported.select(["problem", "status", "flops", "bytes"]))[1] or ""
         said["settings"] = [_setting(name, theirs) for name, theirs in settings.items()]
         found.append(said)
     return found
@@ -178,7 +178,9 @@ def _setting(name: str, rows: list[Row]) -> dict[str, Any]:
     slanted = {kind: peaks[f"{kind}_gbps"] for kind in ("copy", "read") if f"{kind}_gbps" in peaks}
     line = series([row for row in rows if number(row, "cold_rate")])
     first = {"axis": line.axis, "label": line.label, "fixed": line.fixed, "square": line.square} if line else None
-    together = [{"label": called(group), "axes": group} for group in equal_axes([row for row in rows if row["shape"]])]
+    together = [
+        {"label": name_axes(group), "axes": group} for group in equal_axes([row for row in rows if row["shape"]])
+    ]
     return {"name": name, "tflops": flat, "gbps": slanted, "series": first, "together": together}
 
 

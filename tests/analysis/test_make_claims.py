@@ -37,7 +37,7 @@ def rows(tmp_path: Path) -> make_claims.Found:
         made("v02", 400.0),
         made("v03", None, status="wrong"),
     ]
-    return make_claims.measured(store.to_table(measured))
+    return make_claims.index_rows(store.to_table(measured))
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def rows(tmp_path: Path) -> make_claims.Found:
     ],
 )
 def test_a_query_shows_its_row(rows: make_claims.Found, kernel: str, show: Any, shown: tuple[float, float]) -> None:
-    (figure,) = make_claims.figures(Claim("", "", (gemm(kernel, 8, show),)), rows)
+    (figure,) = make_claims.find_figures(Claim("", "", (gemm(kernel, 8, show),)), rows)
     assert figure.row["kernel"] == kernel and figure.shown == pytest.approx(shown)
 
 
@@ -80,7 +80,7 @@ def test_each_device_has_a_verdict_of_its_own() -> None:
     here = [made("torch", 100.0), made("v01", 200.0)]
     there = [made("torch", 100.0, device="NVIDIA H100"), made("v01", 400.0, device="NVIDIA H100")]
     more = [row("torch", 100.0)]  # the device with most rows comes first
-    found = make_claims.measured(store.to_table([*there, *here, *more]))
+    found = make_claims.index_rows(store.to_table([*there, *here, *more]))
     lines = make_claims.claim_lines(Claim("x", "y", (gemm("v01", 8, Over("torch")),), least=50), found)
     assert "Read as: y. **NVIDIA H200: it holds.** **NVIDIA H100: it does not hold.**" in lines
     assert [line.split(" | ")[1] for line in lines if "v01" in line] == ["NVIDIA H200", "NVIDIA H100"]

@@ -249,7 +249,7 @@ def test_another_way_of_flushing_than_nvbenchs_is_shown_and_no_target(work: Work
 def test_what_is_shown_is_on_the_side_of_the_target_that_it_is_on(target: float, off: float, unit: str) -> None:
     value = target * (1 + off)
     percent = 100 if unit == "share" else 1
-    shown = float(make_evidence.found_amount(check(value=value, target=target, unit=unit)).split()[0])
+    shown = float(make_evidence.format_found(check(value=value, target=target, unit=unit)).split()[0])
     assert (shown <= percent * target) == (percent * value <= percent * target)
     assert shown == pytest.approx(percent * value, rel=0.006)
 
