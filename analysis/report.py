@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from minfer.analysis.data import sources
 from minfer.analysis.data.prepare import keep_usable
-from minfer.analysis.web import columns, figures, kernels
+from minfer.analysis.web import columns, content, kernels
 from minfer.rows import store
 from minfer.rows.select import read_shown
 
@@ -54,7 +54,7 @@ def write(words: Iterable[str], folder: Path, output: Path) -> int:
     """Write the report of what the words name. Raises Mistake and Unknown."""
     script = plotly()
     paths = sorted({path for word in words for path in sources.find_files(word, folder)})
-    table, bad = read_shown(paths, [*figures.COLUMNS, *NESTED])
+    table, bad = read_shown(paths, [*content.COLUMNS, *NESTED])
     table = keep_usable(table)
     if not len(table):
         raise Mistake("there are no rows to show; run `minfer +sweep=hgemm` first, or name another folder")
@@ -85,20 +85,20 @@ def plotly() -> str:
 
 def page(table: pa.Table, script: str) -> str:
     """The report of usable rows; `script` is Plotly's."""
-    newest, older = figures.split(table)
-    rows = figures.add_shares(newest.drop_columns(["functions"]).to_pylist(maps_as_pydicts="lossy"))
+    newest, older = content.split(table)
+    rows = content.add_shares(newest.drop_columns(["functions"]).to_pylist(maps_as_pydicts="lossy"))
     past = older.drop_columns([*NESTED, "place"]).to_pylist(maps_as_pydicts="lossy")
     every = [row | {"newest": True} for row in rows]
     every += [row | {"newest": False, "metrics": None} for row in past]
     facts: dict[str, Any] = {
-        "sections": figures.about(newest, rows),
+        "sections": content.about(newest, rows),
         "kernels": kernels.facts(rows, table),
-        "looks": figures.looks(dict.fromkeys(row["kernel"] for row in every)),
+        "looks": content.looks(dict.fromkeys(row["kernel"] for row in every)),
         "statuses": store.STATUSES,
         "measured": store.MEASURED,
         "docs": {name: doc for name, _, doc in store.COLUMNS},
     }
-    tables = {"rows": figures.columns(every), "leaders": figures.leaders(rows)}
+    tables = {"rows": content.columns(every), "leaders": content.leaders(rows)}
     compact = len(every) > EXACT_ROWS
     data = columns.pack({name: columns.encode(found, compact) for name, found in tables.items()}, facts)
     devices = ", ".join(dict.fromkeys(section["device"] for section in facts["sections"]))

@@ -10,26 +10,26 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from minfer.analysis.checks import claims, figures, hgemm, roofs
+from minfer.analysis.checks import claims, hgemm, results, roofs
 from minfer.analysis.makers import Maker, Options
 
 
 def check_pages(pages: Iterable[Path]) -> tuple[list[str], int]:
     """What does not agree, in a sentence each, and how many rows of tables the pages have."""
     texts = {page: page.read_text() for page in pages}
-    shares = {page: figures.read_shares(text) for page, text in texts.items()}
+    shares = {page: results.read_shares(text) for page, text in texts.items()}
     found, counted = list[str](), 0
     for page, text in texts.items():
         said = [
-            *figures.check_prose(page),
-            *figures.check_tables(text),
-            *figures.check_ops_table(page),
-            *figures.check_counts(text),
+            *results.check_prose(page),
+            *results.check_tables(text),
+            *results.check_ops_table(page),
+            *results.check_counts(text),
         ]
         found += [
             f"{page}: {sentence}" for sentence in (*said, *hgemm.check_hgemm(text), *claims.check_claims(page, shares))
         ]
-        counted += sum(len(cells) - 1 for _, cells in figures.find_problem_tables(text))
+        counted += sum(len(cells) - 1 for _, cells in results.find_problem_tables(text))
     return found, counted
 
 

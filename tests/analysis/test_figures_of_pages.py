@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from minfer.analysis import make
-from minfer.analysis.checks import figures as check_figures
+from minfer.analysis.checks import results
 from minfer.analysis.checks.claims import check_claims
 from minfer.analysis.checks.hgemm import check_hgemm
 from minfer.analysis.claims import CLAIMS
@@ -100,11 +100,11 @@ def claims(work: Workspace) -> Path:
 def test_a_contradiction_in_the_claims_is_found(
     work: Workspace, claims: Path, shown: str, instead: str, said: str
 ) -> None:
-    results = {page: check_figures.read_shares(page.read_text()) for page in work.op_pages()}
+    shares = {page: results.read_shares(page.read_text()) for page in work.op_pages()}
     text = claims.read_text()
-    assert list(check_claims(claims, results)) == [] and shown in text
+    assert list(check_claims(claims, shares)) == [] and shown in text
     claims.write_text(text.replace(shown, instead, 1))
-    assert any(said in found for found in check_claims(claims, results))
+    assert any(said in found for found in check_claims(claims, shares))
 
 
 def test_the_claims_of_several_devices_are_each_judged(tmp_path: Path) -> None:
@@ -130,8 +130,8 @@ def test_counts_of_problems_add_up(work: Workspace) -> None:
     work.write(row(), row("v01", 50.0, backend="cuda", cold_verdict="faster"))
     assert work.run() == 0
     text = work.readme.read_text()
-    assert "| 1 faster |" in text and list(check_figures.check_counts(text)) == []
-    (found,) = check_figures.check_counts(text.replace("| 1 faster |", "| 1 faster, 2 tie |"))
+    assert "| 1 faster |" in text and list(results.check_counts(text)) == []
+    (found,) = results.check_counts(text.replace("| 1 faster |", "| 1 faster, 2 tie |"))
     assert found == "hgemm: the counts 1 faster, 2 tie do not add up to the 1 problems of the page"
 
 
@@ -153,5 +153,5 @@ def test_rates_and_shares_in_prose_are_those_of_the_tables(
     page = tmp_path / "docs" / "hgemm.md"
     link = work.op_pages()[0].relative_to(page.parent).as_posix()
     page.write_text(f"# hgemm\n\n## Measured on an H200\n\n{sentence}\n\nAll: [tables]({link}).\n")
-    found = list(check_figures.check_prose(page))
+    found = list(results.check_prose(page))
     assert [missing] == [missing for said in found if missing and missing in said] if missing else not found

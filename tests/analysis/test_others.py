@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from minfer.analysis.checks import figures as check_figures
+from minfer.analysis.checks import results
 from minfer.analysis.data.others import best_other, compare_with_other
 from minfer.analysis.makers.figures import check_pages
 from minfer.rows import store
@@ -94,9 +94,9 @@ def test_a_table_has_it_beside_pytorch_and_the_readme_names_it(work: Workspace) 
     page = work.op_pages()[0]
     assert check_pages([work.readme, page])[0] == []
     work.readme.write_text(readme.replace("| 120.0 % (", "| 121.0 % ("))
-    assert any("121.0 % (114.2–126.0) of liger" in said for said in check_figures.check_ops_table(work.readme))
+    assert any("121.0 % (114.2–126.0) of liger" in said for said in results.check_ops_table(work.readme))
     text = page.read_text()
-    assert any("of liger's time" in said for said in check_figures.check_tables(text.replace("| 80.0 %", "| 81.0 %")))
+    assert any("of liger's time" in said for said in results.check_tables(text.replace("| 80.0 %", "| 81.0 %")))
 
 
 def test_problems_are_counted_against_it(work: Workspace) -> None:
