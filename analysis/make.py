@@ -23,9 +23,9 @@ from minfer.rows import store
 COMMAND = "python analysis/make.py"
 # In the order in which they are made: some pages show what an earlier maker wrote.
 NAMES = (
-    *("tables", "plots", "claims", "headers", "best", "fusion", "hgemm"),
-    *("evidence", "demonstrations", "reliability", "figures"),
-)
+    "tables", "plots", "claims", "headers", "best", "fusion", "hgemm", "evidence", "demonstrations", "reliability",
+    "figures",
+)  # fmt: skip
 # What is read and written elsewhere only on request: option, default, what is there.
 PLACES = (
     ("--sources", Path("minfer/ops"), "folder of the kernels, which get what was measured"),
@@ -47,7 +47,7 @@ def main(
     files = [word for word in words.words if only or word not in NAMES]
     if unknown := [word for word in files if not only and not word.endswith(".parquet")]:
         parser.error(f"{unknown[0]} is no parquet file, and none of {', '.join(NAMES)}")
-    problems = list(_made(names, [Path(file) for file in files], words.results, _options(words)))
+    problems = list(_make(names, [Path(file) for file in files], words.results, _options(words)))
     for line in problems:
         print(line, file=sys.stderr)
     return 1 if problems else 0
@@ -81,8 +81,8 @@ def _options(words: argparse.Namespace) -> Options:
     return Options(**named | places | {"results": words.results or sources.RESULTS})
 
 
-def _made(names: Sequence[str], files: list[Path], results: Path | None, options: Options) -> Iterator[str]:
-    """Have pages made, from the usable rows of the files or of the folder; what is wrong, in sentences."""
+def _make(names: Sequence[str], files: list[Path], results: Path | None, options: Options) -> Iterator[str]:
+    """Have pages made or checked, from the usable rows of the files or of the folder; what is wrong, in sentences."""
     # Imported only now: tables need no Matplotlib.
     makers = {name: _maker(name) for name in names}
     rows, skipped, left = None, list[str](), list[str]()
