@@ -23,7 +23,6 @@ from minfer.analysis.demonstrations.traces import Inside
 from minfer.analysis.makers import Maker, Options
 from minfer.analysis.plots import files
 from minfer.analysis.plots.every_op import Picture
-from minfer.analysis.plots.style import LIGHT, THEMES, Theme
 from minfer.analysis.tables.markdown import escape, pluralise, update
 from minfer.rows import store
 from minfer.rows.store import Row
@@ -92,8 +91,8 @@ def origin(about: Row) -> str:
     return "; ".join([f"Measured on {escape(about['device'])}", *known]) + "."
 
 
-def place(device: str, name: str, theme: Theme = LIGHT) -> str:
-    return f"{store.slug(device)}/{name}{theme.suffix}"
+def place(device: str, name: str) -> str:
+    return f"{store.slug(device)}/{name}"
 
 
 def write(_: pa.Table, options: Options) -> list[str]:
@@ -109,11 +108,9 @@ def write(_: pa.Table, options: Options) -> list[str]:
     to_plots = Path(os.path.relpath(folder, options.docs)).as_posix()
     texts: dict[str, list[str]] = {name: [] for name in PAGES}
 
-    def add(name: str, about: Row, make: Callable[[str, Theme], Picture], lines: list[str]) -> None:
-        for theme in THEMES:
-            with theme.active():
-                drawn[folder / place(about["device"], name, theme)] = make(about["device"], theme)
+    def add(name: str, about: Row, make: Callable[[str], Picture], lines: list[str]) -> None:
         where = place(about["device"], name)
+        drawn[folder / where] = make(about["device"])
         shown = files.shown(f"{to_plots}/{where}", drawn[folder / where].about)
         texts[name] += [origin(about), "", shown, "", *lines, ""]
 

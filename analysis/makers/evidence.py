@@ -18,8 +18,6 @@ from minfer.analysis.data.prepare import number
 from minfer.analysis.demonstrations.trap import clock_trap, format_apart, most_apart, runs
 from minfer.analysis.makers import Maker, Options
 from minfer.analysis.plots import files
-from minfer.analysis.plots.every_op import Picture
-from minfer.analysis.plots.style import LIGHT, THEMES, Theme
 from minfer.analysis.tables.markdown import escape, pluralise, significant, table_lines, update
 from minfer.rows import store
 from minfer.rows.rules import CASE_OVERHEAD_S, SWEEP_OVER_WINDOWS
@@ -203,8 +201,8 @@ def trap(measured: list[list[Row]], folder: str) -> str:
     return "\n".join(lines) or say_missing("clock-trap")
 
 
-def picture_name(rows: list[Row], theme: Theme = LIGHT) -> str:
-    return f"{store.slug(device(rows))}/clock-trap{theme.suffix}"
+def picture_name(rows: list[Row]) -> str:
+    return f"{store.slug(device(rows))}/clock-trap"
 
 
 def cost(measured: list[list[Row]]) -> str:
@@ -241,11 +239,7 @@ def write(_: pa.Table, options: Options) -> list[str]:
         return problems
     evidence, methodology = (options.docs / name for name in ("evidence.md", "methodology.md"))
     folder, check = options.plots, options.check
-    drawn: dict[Path, Picture] = {}
-    for theme in THEMES:
-        with theme.active():
-            for rows in found["clock-trap"]:
-                drawn[folder / picture_name(rows, theme)] = clock_trap(device(rows), rows, theme)
+    drawn = {folder / picture_name(rows): clock_trap(device(rows), rows) for rows in found["clock-trap"]}
     where = Path(os.path.relpath(folder, methodology.parent)).as_posix()
     bodies = {
         (evidence, "sensitivity"): sensitivity(found["sensitivity"]),
