@@ -2,7 +2,7 @@
 
 A claim is data: a sentence, how it is read, and queries. A query names an op, a kernel and the shapes whose rows it wants,
 and what it shows of them: a share of the measured peak, a ratio to another kernel's throughput, a counter, or a ratio of two
-measured peaks. Add a claim here and run `python analysis/make_claims.py`; a claim without measured rows says so.
+measured peaks. Add a claim here and run `python analysis/make.py claims`; a claim without measured rows says so.
 """
 
 from __future__ import annotations

@@ -15,10 +15,11 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-from minfer.analysis import sources, verdicts
-from minfer.analysis.readme import counted, plain, significant, table_lines
-from minfer.analysis.rows import natural
-from minfer.analysis.verdicts import BETTER, FAILED, WORSE, Compared
+from minfer.analysis.data import sources, verdicts
+from minfer.analysis.data.prepare import natural
+from minfer.analysis.data.verdicts import BETTER, FAILED, WORSE, Compared
+from minfer.analysis.tables.markdown import escape, pluralise, significant, table_lines
+from minfer.rows.rules import REGIMES
 
 MOST_SHOWN = 60  # cases on a terminal; the files have all
 HEADER = ["Case", "Device", "A", "B", "B against A", "95 % interval", "Verdict", "How"]
@@ -35,7 +36,7 @@ def main(arguments: Iterable[str] | None = None) -> int:
     for name in "AB":
         parser.add_argument(name, help="a run, a folder, a parquet file, or a git revision of the results")
     parser.add_argument("--results", type=Path, default=sources.RESULTS, help="where runs are looked for")
-    parser.add_argument("--regime", choices=("cold", "steady"), default="cold")
+    parser.add_argument("--regime", choices=REGIMES, default="cold")
     parser.add_argument("--fail-over", metavar="3%", help="exit with 1 where a case is slower by more than this")
     parser.add_argument("--junit", type=Path, metavar="FILE", help="write the cases as JUnit XML")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the whole table as Markdown")
@@ -52,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
     limit = _limit(options.fail_over) if options.fail_over is not None else None
     with tempfile.TemporaryDirectory() as kept:
         first, second = (
-            sources.files(word, options.results, Path(kept), revisions=True) for word in (options.A, options.B)
+            sources.find_files(word, options.results, Path(kept), revisions=True) for word in (options.A, options.B)
         )
         found = verdicts.compare(first, second, options.regime)
     if not found.cases:
@@ -66,13 +67,13 @@ def run(options: argparse.Namespace) -> int:
     lines = [cells(case) for case in cases]
     shown = [line for case, line in zip(cases, lines, strict=True) if case.changed][:MOST_SHOWN]
     if shown:
-        print("\n".join(aligned([HEADER, *shown])))
+        print("\n".join(align([HEADER, *shown])))
     elif all(case.verdict == "tie" for case in cases):
         print("Every case is a tie.")
     print(said)
-    title = f"# {plain(options.A)} (A) and {plain(options.B)} (B), {options.regime}"
+    title = f"# {escape(options.A)} (A) and {escape(options.B)} (B), {options.regime}"
     if options.markdown:
-        body = table_lines(HEADER, RULE, [[plain(cell) for cell in line] for line in lines])
+        body = table_lines(HEADER, RULE, [[escape(cell) for cell in line] for line in lines])
         _write(options.markdown, "\n".join([title, "", said, "", *body, ""]))
     if options.junit:
         _write(options.junit, verdicts.junit(f"{options.A} {options.B}", cases, limit))
@@ -96,10 +97,10 @@ def summary(cases: list[Compared], only_a: int, only_b: int, failed: list[Compar
     parts = [
         f"{counts[verdict]} {verdict}" for verdict in (*WORSE, FAILED, "tie", *BETTER, "unknown") if counts[verdict]
     ]
-    text = f"{counted(len(cases), 'case')}: {', '.join(parts)}."
+    text = f"{pluralise(len(cases), 'case')}: {', '.join(parts)}."
     for count, side in ((only_a, "A"), (only_b, "B")):
         if count:
-            text += f" {counted(count, 'row')} of {side} are of cases that only {side} has."
+            text += f" {pluralise(count, 'row')} of {side} are of cases that only {side} has."
     if limit is not None:
         text += f" Slower by more than {100 * limit:g} %, or broken: {len(failed)}."
     return (
@@ -115,7 +116,7 @@ def cells(case: Compared) -> list[str]:
     return [case.case, case.device, *sides, ratio, interval, case.verdict, case.how]
 
 
-def aligned(lines: list[list[str]]) -> list[str]:
+def align(lines: list[list[str]]) -> list[str]:
     """Cells in columns, for a terminal."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]

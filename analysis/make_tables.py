@@ -1,81 +1,24 @@
 """The README's table of ops and the pages behind it, from parquet: `python analysis/make_tables.py`.
 
-Reads the parquet files of results/ that git tracks and rewrites what is between `<!-- results:begin -->` and
-`<!-- results:end -->` in the README: a table with one line an op, of the GPU with most cases, and links to that of every
-other device. Where the README has the markers `headline`, the sentence between them is rewritten too. The tables of every
-problem are pages below docs/results/, by device. No number is typed here or there: all come from rows. Only the problems that
-are shown become Python objects.
+The same as `python analysis/make.py tables`: `makers/tables.py` says what it writes.
 """
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+from collections.abc import Iterable
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from minfer.analysis import pages
-from minfer.analysis.command import Options, parser, run
-from minfer.analysis.readme import README, has_markers, markers, update
-from minfer.analysis.rows import choose, lead, on_one_clock, primary, sections, with_problem
-from minfer.analysis.sections import Section, Where, device_lines, headline_lines, ops_lines
-from minfer.analysis.tables import COLUMNS, PROVENANCE, provenance
-from minfer.rows import store
-
-MARKED, HEADLINE = "results", "headline"
-BEGIN, END = markers(MARKED)
-COMMAND = "python analysis/make_tables.py"
-MOST_PROBLEMS = 250  # on a page, of about 1.8 KiB each: GitHub shows 500 KiB
-
-
-def every_section(table: pa.Table) -> Iterator[Section]:
-    """The sections of all usable rows, in the order in which they are shown."""
-    table = on_one_clock(with_problem(table))
-    for op, device in sections(table):
-        here = pc.and_(pc.equal(table["op"], op), pc.equal(table["device"], device))
-        named = [f"{regime}{name}" for name in ("finished", *PROVENANCE) for regime in ("", "steady_")]
-        origin = table.select(named).filter(here)  # to filter every column would cost a second
-        supported = pc.and_(here, pc.not_equal(table["status"], "unsupported"))
-        order, headline = choose(table.select(["problem", "status", "flops", "bytes"]).filter(supported))
-        shown = order[:MOST_PROBLEMS]
-        if headline is not None and headline not in shown:
-            shown[-1] = headline
-        rows: dict[str, list[store.Row]] = {name: [] for name in shown}
-        for row in table.filter(pc.and_(here, pc.is_in(table["problem"], pa.array(shown, pa.string())))).to_pylist():
-            rows[row["problem"]].append(row)
-        left_out = pc.count_distinct(table["problem"].filter(here)).as_py() - len(order)
-        yield Section(op, device, provenance(origin), rows, headline, len(order), left_out)
+from minfer.analysis import make
+from minfer.analysis.makers.tables import COMMAND
 
 
 def main(arguments: Iterable[str] | None = None) -> int:
     """Returns the exit status: 0 when the tables are those of the results, and every file could be read."""
-    made = parser(COMMAND, __doc__ or "", "--readme", README)
-    made.add_argument("--pages", type=Path, help="folder (default: docs/results beside the README)")
-    return run(made, arguments, COLUMNS, write)
-
-
-def write(table: pa.Table, options: Options) -> list[str]:
-    folder = options.pages or options.readme.parent / "docs" / "results"
-    found = list(every_section(table))
-    to_pages = Path(os.path.relpath(folder, options.readme.parent)).as_posix()
-    docs, devices = options.readme.parent / "docs", primary(table)
-    bodies = {MARKED: "\n".join(ops_lines(found, devices, Where(docs, "docs/", f"{to_pages}/")))}
-    if has_markers(options.readme, HEADLINE):
-        first = lead(table)
-        bodies[HEADLINE] = "\n".join(line for s in found if (s.op, s.device) == first for line in headline_lines(s))
-    problems = [update(options.readme, name, body, COMMAND, options.check) for name, body in bodies.items()]
-    texts = {folder / section.page: "\n".join(section.page_lines()) for section in found}
-    for device in devices:
-        here = folder / store.slug(device)
-        to_docs = Path(os.path.relpath(docs, here)).as_posix()
-        lines = device_lines(found, device, Where(docs, f"{to_docs}/", "../"))
-        texts[here / "README.md"] = "\n".join(lines)
-    return [p for p in dict.fromkeys(problems) if p] + pages.bring_up_to_date(texts, folder, COMMAND, options.check)
+    return make.main(arguments, "tables", COMMAND, __doc__)
 
 
 if __name__ == "__main__":
-    pa.set_memory_pool(pa.system_memory_pool())  # a million rows: 0.6 GiB, with mimalloc 0.8 and a second more
+    pa.set_memory_pool(pa.system_memory_pool())  # as in make.py
     sys.exit(main())

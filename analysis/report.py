@@ -17,9 +17,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from minfer.analysis import sources
-from minfer.analysis.rows import usable
-from minfer.analysis.web import columns, figures, kernels
+from minfer.analysis.data import sources
+from minfer.analysis.data.prepare import keep_usable
+from minfer.analysis.web import columns, content, kernels
 from minfer.rows import store
 from minfer.rows.select import read_shown
 
@@ -55,9 +55,9 @@ def write(words: Iterable[str], folder: Path, output: Path) -> int:
     """Write the report of what the words name. Raises Mistake and Unknown."""
     script = plotly()
     with tempfile.TemporaryDirectory() as kept:
-        paths = sorted({path for word in words for path in sources.files(word, folder, Path(kept))})
-        table, bad = read_shown(paths, [*figures.COLUMNS, *NESTED])
-    table = usable(table)
+        paths = sorted({path for word in words for path in sources.find_files(word, folder, Path(kept))})
+        table, bad = read_shown(paths, [*content.COLUMNS, *NESTED])
+    table = keep_usable(table)
     if not len(table):
         raise Mistake("there are no rows to show; run `minfer +sweep=hgemm` first, or name another folder")
     if len(table) > MOST_ROWS:
@@ -87,29 +87,29 @@ def plotly() -> str:
 
 def page(table: pa.Table, script: str) -> str:
     """The report of usable rows; `script` is Plotly's."""
-    newest, older = figures.split(table)
-    rows = figures.with_shares(newest.drop_columns(["functions"]).to_pylist(maps_as_pydicts="lossy"))
+    newest, older = content.split(table)
+    rows = content.add_shares(newest.drop_columns(["functions"]).to_pylist(maps_as_pydicts="lossy"))
     past = older.drop_columns([*NESTED, "place"]).to_pylist(maps_as_pydicts="lossy")
     every = [row | {"newest": True} for row in rows]
     every += [row | {"newest": False, "metrics": None} for row in past]
     facts: dict[str, Any] = {
-        "sections": figures.about(newest, rows),
+        "sections": content.about(newest, rows),
         "kernels": kernels.facts(rows, table),
-        "looks": figures.looks(dict.fromkeys(row["kernel"] for row in every)),
+        "looks": content.looks(dict.fromkeys(row["kernel"] for row in every)),
         "statuses": store.STATUSES,
         "measured": store.MEASURED,
         "docs": {name: doc for name, _, doc in store.COLUMNS},
     }
-    tables = {"rows": figures.columns(every), "leaders": figures.leaders(rows)}
+    tables = {"rows": content.columns(every), "leaders": content.leaders(rows)}
     compact = len(every) > EXACT_ROWS
-    data = columns.packed({name: columns.encoded(found, compact) for name, found in tables.items()}, facts)
+    data = columns.pack({name: columns.encode(found, compact) for name, found in tables.items()}, facts)
     devices = ", ".join(dict.fromkeys(section["device"] for section in facts["sections"]))
-    return assembled(
-        {"title": html.escape(f"minfer: {devices}"), "data": data, "plotly": columns.compressed(script.encode())}
+    return assemble(
+        {"title": html.escape(f"minfer: {devices}"), "data": data, "plotly": columns.compress(script.encode())}
     )
 
 
-def assembled(parts: dict[str, str]) -> str:
+def assemble(parts: dict[str, str]) -> str:
     """The page from its files: each `{{name}}` of page.html is replaced once."""
     parts |= {"style": (PAGE / "report.css").read_text("utf-8")}
     parts |= {"script": "\n".join((PAGE / name).read_text("utf-8") for name in SCRIPTS)}

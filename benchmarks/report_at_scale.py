@@ -2,7 +2,7 @@
 
 Writes rows of the real schema to a temporary folder, makes their report, opens it in Chromium without a window, and prints
 when the page first paints, when its table can be used, and what a filter and a sort take until the next frame. It writes what
-it found to benchmarks/results/, from where analysis/make_evidence.py takes it. Exits 1 when a target is missed. Linux only,
+it found to benchmarks/results/, from where analysis/make.py evidence takes it. Exits 1 when a target is missed. Linux only,
 with Chromium installed.
 """
 
@@ -60,7 +60,7 @@ def median(values: list[float]) -> float:
 
 
 def checks(rows: int, painted: float, usable: float, filtered: float, errors: int) -> list[dict[str, object]]:
-    """What the report is judged by, as analysis/make_evidence.py shows it."""
+    """What the report is judged by, as analysis/make.py evidence shows it."""
     found = (
         ("first paint", painted, FIRST_PAINT_S, "s"),
         ("until the table of all rows can be used", usable, None, "s"),

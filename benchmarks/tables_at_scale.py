@@ -2,7 +2,7 @@
 
 For each number it writes rows of the real schema to a temporary folder, runs analysis/make_tables.py on them in a process of
 its own on two cores, and prints its seconds and peak memory. It writes what it found to benchmarks/results/, from where
-analysis/make_evidence.py takes it. Exits 1 when a target is missed. Linux only (wait4, affinity).
+analysis/make.py evidence takes it. Exits 1 when a target is missed. Linux only (wait4, affinity).
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def target(rows: int) -> tuple[float, float]:
 
 
 def checks(rows: int, files: int, seconds: float, gb: float, status: int) -> list[dict[str, object]]:
-    """What one size is judged by, as analysis/make_evidence.py shows it."""
+    """What one size is judged by, as analysis/make.py evidence shows it."""
     check = f"tables of {rows:,} rows in {files:,} files"
     found = (("seconds on two cores", seconds, "s"), ("peak memory", gb, "GB"))
     return [

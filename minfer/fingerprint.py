@@ -44,7 +44,7 @@ GENERATED = re.compile(r"^// (?:Measured \(|Why: ).*\n(?://   .*\n)*", re.MULTIL
 @cache
 def _meaning(path: Path) -> str:
     """A source without what means nothing to the machine: comments and, of an op's file, the registration of kernels. Of the
-    lines that analysis/make_headers.py writes into a header not even the number counts."""
+    lines that analysis/make.py headers writes into a header not even the number counts."""
     text = read_source(path)
     if path.suffix != ".py":
         text = GENERATED.sub("", text)

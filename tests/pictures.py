@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from matplotlib.axes import Axes
 
-from minfer.analysis import make_plots
-from minfer.analysis.plots import Picture
-from minfer.analysis.rows import usable
-from minfer.analysis.style import encoded
+from minfer.analysis.data.prepare import keep_usable
+from minfer.analysis.makers import plots as make_plots
+from minfer.analysis.plots.every_op import Picture
+from minfer.analysis.plots.style import encoded
 from minfer.rows import store
 
 
 def drawn(*made: store.Row) -> dict[str, Picture | str]:
     """What is made of rows of one op on one device: pictures or sentences, by name."""
-    return {name: picture for *_, name, picture in make_plots.pictures(usable(store.to_table(made)))}
+    return {name: picture for *_, name, picture in make_plots.pictures(keep_usable(store.to_table(made)))}
 
 
 def panels(name: str, *made: store.Row) -> list[Axes]:

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from minfer.analysis import make_tables
-from minfer.analysis.sections import REST
+from minfer.analysis.makers.tables import BEGIN, END
+from minfer.analysis.tables.sections import REST
 from minfer.rows import store
 
 H200, EPYC = "NVIDIA H200", "AMD EPYC 9654"
 TN = "layout=TN,accumulate=float32"
-MARKERS = f"{make_tables.BEGIN}\n{make_tables.END}\n"
+MARKERS = f"{BEGIN}\n{END}\n"
 NOON = dt.datetime(2026, 3, 1, 12, tzinfo=dt.UTC)
 
 

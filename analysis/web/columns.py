@@ -17,14 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from minfer.analysis.rows import natural
+from minfer.analysis.data.prepare import natural
 
 Texts = Sequence[str | None]
 Numbers = np.ndarray  # float64, NaN for null
 
 
-def encoded(columns: Mapping[str, Texts | Numbers], compact: bool = False) -> dict[str, Any]:
-    """The columns as `packed` takes them: descriptions, and their bytes under `bytes`."""
+def encode(columns: Mapping[str, Texts | Numbers], compact: bool = False) -> dict[str, Any]:
+    """The columns as `pack` takes them: descriptions, and their bytes under `bytes`."""
     about: dict[str, Any] = {}
     parts: list[bytes] = []
     offset = 0
@@ -54,8 +54,8 @@ def _texts(values: Texts) -> tuple[dict[str, Any], bytes]:
     return {"type": kind, "texts": distinct}, codes.tobytes()
 
 
-def packed(tables: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any]) -> str:
-    """Tables (`encoded`) and other facts (JSON) as base64 text."""
+def pack(tables: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any]) -> str:
+    """Tables (`encode`) and other facts (JSON) as base64 text."""
     header: dict[str, Any] = {"tables": {}, "facts": facts}
     data = b""
     for name, table in tables.items():
@@ -63,9 +63,9 @@ def packed(tables: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any]) ->
         data += table["bytes"]
     text = json.dumps(header, allow_nan=False).encode()
     text += b" " * (-(4 + len(text)) % 8)
-    return compressed(len(text).to_bytes(4, "little") + text + data)
+    return compress(len(text).to_bytes(4, "little") + text + data)
 
 
-def compressed(data: bytes) -> str:
+def compress(data: bytes) -> str:
     """Bytes as base64 of gzip, which browsers read by themselves (`DecompressionStream`)."""
     return base64.b64encode(gzip.compress(data, 6, mtime=0)).decode()

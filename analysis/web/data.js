@@ -88,7 +88,7 @@ const valuesOf = (params) => params.split(",").map((part) => part.split("=").pop
 
 const words = (...parts) => parts.filter(Boolean).map((part) => part.replaceAll(",", ", ")).join(" · ");
 
-// How a figure is written: as `significant` of analysis/readme.py does.
+// How a figure is written: as `significant` of analysis/tables/markdown.py does.
 function significant(value, digits = 4) {
   if (!(value > 0) || !Number.isFinite(value)) return value === 0 ? "0" : String(value);
   const exponent = Number(value.toExponential(digits - 1).split("e")[1]);

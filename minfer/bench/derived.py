@@ -12,9 +12,10 @@ import numpy as np
 
 from minfer import ops
 from minfer.bench import peaks
-from minfer.bench.stats import LEAST_GAIN, Comparison, compare, compare_blocks
+from minfer.bench.stats import Comparison, compare, compare_blocks
 from minfer.bench.timing import Timing
 from minfer.ops import Case
+from minfer.rows.rules import LEAST_GAIN
 
 Columns = dict[str, Any]
 

@@ -33,6 +33,7 @@ from minfer import ops
 from minfer.bench.derived import Columns, Work, derive_regime
 from minfer.bench.stats import compare
 from minfer.ops import Case
+from minfer.rows.rules import REGIMES
 
 # A block contains the wake-up of the process and first touches of fresh memory; a GPU runs a cold call at a higher clock.
 BELIEVED = {"cuda": 1.25, "cpu": 1.6}
@@ -129,7 +130,7 @@ def columns(case: Case, row: Mapping[str, Any], samples: Samples, device: str) -
     blocks = [samples.kernel, samples.baseline, samples.duplicate]
     medians = [float(np.median(block)) for block in blocks]
     found = derive_regime("judged", blocks, compare(*blocks), work, *medians[:2])
-    hints = {name: row[f"{name}_us"] for name in ("cold", "steady") if row.get(f"{name}_us")}
+    hints = {name: row[f"{name}_us"] for name in REGIMES if row.get(f"{name}_us")}
     longer = {name: samples.longer(name, medians[1]) if device == "cuda" else 1.0 for name in hints}
     allowed = BELIEVED[device] * min(hints[name] * longer[name] for name in hints)
     ratios = [of_baseline / us for name, us in hints.items() if (of_baseline := row.get(f"{name}_baseline_us"))]
@@ -174,7 +175,7 @@ def contradiction(row: Mapping[str, Any], samples: Samples, device: str) -> Cont
     most = {"steady": max(slow, *samples.baseline, *samples.duplicate) * 1e6}
     most["cold"] = max(float(np.percentile(samples.cold_baseline, 90)) * 1e6, most["steady"])
     found = []
-    for name in ("cold", "steady"):
+    for name in REGIMES:
         inside, baseline = row.get(f"{name}_us"), row.get(f"{name}_baseline_us")
         if inside is None:
             continue

@@ -33,6 +33,7 @@ from minfer.bench.clock import Candidate, clock_for
 from minfer.bench.telemetry import Telemetry
 from minfer.build.errors import BuildError
 from minfer.ops import DTYPES, Kernel
+from minfer.rows.rules import HEADROOM
 
 KERNEL = Kernel("bench", "peaks", "cuda", Path(__file__).with_suffix(".cu"), archs="sm_80+")
 
@@ -54,10 +55,6 @@ CPU_WINDOW_S = 0.1
 GRAIN = 16 << 10  # bytes that a block of peaks.cu moves at a time
 CUDA_CACHES = 64  # a buffer's size: going over it again and again then finds at most 1.6 % still in the cache
 LEAST_CUDA_BUFFER, MOST_CPU_BUFFER = 1 << 30, 1 << 30
-
-# How much better than the measured peak a kernel may be before it is impossible: for what the probes leave on the
-# table, and for the few percent by which a sampled clock misses the mean of a clock that a power limit keeps moving.
-HEADROOM = 1.05
 
 
 def measure(device: torch.device, telemetry: Telemetry) -> dict[str, float]:

@@ -9,7 +9,7 @@ from functools import cache
 
 import numpy as np
 
-LEAST_GAIN = 0.01  # a difference below 1 % is a tie, whatever the statistics say
+from minfer.rows.rules import LEAST_GAIN
 
 
 @cache

@@ -1,7 +1,7 @@
 """Which kernel of an op to call: a pure function of the problem and the device, decided by what was measured before.
 
 `best.json` holds, for each problem of each op that was timed, our kernels with their cold times, fastest first;
-`analysis/make_best.py` writes it from the rows in `results/`. Nothing is timed here.
+`analysis/make.py best` writes it from the rows in `results/`. Nothing is timed here.
 """
 
 from __future__ import annotations

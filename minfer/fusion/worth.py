@@ -1,7 +1,7 @@
 """Is a kernel at least as fast as what PyTorch would run? By what was measured, as `best` decides; nothing is timed here.
 
 `measured.json` holds for each problem by which factor our kernels, PyTorch's functions and torch.compile were faster than
-eager PyTorch, cold, in the same rounds; `analysis/make_fusion.py` writes it from the rows in `results/`.
+eager PyTorch, cold, in the same rounds; `analysis/make.py fusion` writes it from the rows in `results/`.
 """
 
 from __future__ import annotations

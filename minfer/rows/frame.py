@@ -12,13 +12,13 @@ import numpy as np
 import pyarrow as pa
 
 from minfer.rows import store
+from minfer.rows.rules import REGIMES
 from minfer.rows.select import newest as newest_of
 from minfer.rows.select import with_rates
 
 if TYPE_CHECKING:
     import pandas as pd
 
-REGIMES = ("cold", "steady")
 SPREAD = ("shape", "params")  # maps whose entries are columns of their own names
 NEEDED = {  # what else must be read for a column
     "metric": ("metric",),

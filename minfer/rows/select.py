@@ -12,14 +12,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from minfer.rows import store
+from minfer.rows.rules import REGIMES
 from minfer.rows.store import MEASURED
 
 TFLOPS = "TFLOP/s"  # the metric of rows that are older than the column
 STEADY = ("steady_", "energy_")  # how the columns of the steady regime begin
 STATE = ("sm_mhz", "memory_mhz", "power_w", "temperature_c", "throttle")  # of the machine, during steady calls
 WIDE = 0.25  # an interval of a speed-up, over the speed-up: such a row must not hide an older one that says more
-MOST_DRIFT = 1.25  # largest ratio of a baseline's times that the card's clock may explain (we saw 1.1)
-SPEEDUPS = tuple(f"{regime}_speedup{end}" for regime in ("cold", "steady") for end in ("", "_low", "_high"))
+SPEEDUPS = tuple(f"{regime}_speedup{end}" for regime in REGIMES for end in ("", "_low", "_high"))
 ORIGIN = ("run", "finished", "commit", "torch", "driver")  # what says where a figure comes from
 
 
@@ -130,7 +130,7 @@ class _Groups:
     def choose(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """The places of four rows of each group: the last one, the last that says something of the cold regime, the last that
         says something of the steady regime, and the last with counters."""
-        cold, steady = (self.last(self.say_something(regime)) for regime in ("cold", "steady"))
+        cold, steady = (self.last(self.say_something(regime)) for regime in REGIMES)
         return self.last(None), cold, steady, self.last(self.have_counters)
 
     def last(self, wanted: np.ndarray | None) -> np.ndarray:
@@ -191,7 +191,7 @@ def with_rates(table: pa.Table) -> pa.Table:
     if "metric" not in table.column_names or not table["metric"].null_count:
         return table
     old = pc.is_null(table["metric"])
-    for regime in ("cold", "steady"):
+    for regime in REGIMES:
         rate, tflops = f"{regime}_rate", f"{regime}_tflops"
         if {rate, tflops} <= set(table.column_names):
             table = _replace_column(table, rate, pc.if_else(old, table[tflops], table[rate]))

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from rich.table import Table
 
 from minfer.rows import store
+from minfer.rows.rules import REGIMES
 from minfer.rows.select import is_judged
 
-REGIMES = ("cold", "steady")
 COLUMNS = ("node", "device", "guarantee", "cold_us", "steady_us", "judged_us")  # that `compare` reads
 
 

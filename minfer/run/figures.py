@@ -8,7 +8,8 @@ from rich import box
 from rich.table import Table
 
 from minfer.rows import store
-from minfer.rows.select import MOST_DRIFT, is_judged
+from minfer.rows.rules import MOST_DRIFT
+from minfer.rows.select import is_judged
 
 LABELS = ("kernel", "dtype", "parameters", "shape")
 WIDEST = 3  # upper over lower end of an interval; a wider one says nothing of the ratio

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from minfer.analysis import check_figures
+from minfer.analysis import make
+from minfer.analysis.checks import results
+from minfer.analysis.makers.figures import check_pages
 from tests.tables import MARKERS, Workspace, row
 
 CLOCKED = {"wgmma": 800.0, "wgmma_mhz": 1500.0}
@@ -22,10 +24,9 @@ def text(work: Workspace) -> str:
     return work.page()
 
 
-def test_what_is_made_of_rows_agrees(text: str, work: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
-    assert list(check_figures.contradictions(text)) == []
-    assert check_figures.main([str(work.readme), str(work.op_pages()[0])]) == 0
-    assert capsys.readouterr().out == "8 rows of tables agree\n"
+def test_what_is_made_of_rows_agrees(text: str, work: Workspace) -> None:
+    assert list(results.check_tables(text)) == []
+    assert check_pages([work.readme, work.op_pages()[0]]) == ([], 8)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +50,7 @@ def test_what_is_made_of_rows_agrees(text: str, work: Workspace, capsys: pytest.
 )
 def test_a_contradiction_is_found(text: str, shown: str, instead: str, said: str) -> None:
     assert shown in text
-    assert any(said in found for found in check_figures.contradictions(text.replace(shown, instead, 1)))
+    assert any(said in found for found in results.check_tables(text.replace(shown, instead, 1)))
 
 
 def test_only_the_paired_ratio_of_a_time_that_is_not_on_the_clock_may_differ_from_that_of_the_times(
@@ -61,15 +62,18 @@ def test_only_the_paired_ratio_of_a_time_that_is_not_on_the_clock_may_differ_fro
     assert work.run() == 0
     text = work.page()
     assert "| **v02 §** | **50.00 µs** |" in text and "**240.0 %**" in text and "**4.000×**" in text
-    assert list(check_figures.contradictions(text)) == []
-    assert any(
-        "times the speed" in said for said in check_figures.contradictions(text.replace("**4.000×**", "**4.800×**"))
-    )
-    assert any("240 % of PyTorch" in said for said in check_figures.contradictions(text.replace("v02 §", "v02")))
+    assert list(results.check_tables(text)) == []
+    assert any("times the speed" in said for said in results.check_tables(text.replace("**4.000×**", "**4.800×**")))
+    assert any("240 % of PyTorch" in said for said in results.check_tables(text.replace("v02 §", "v02")))
 
 
-def test_a_page_without_tables_is_no_proof(work: Workspace) -> None:
-    assert check_figures.main([str(work.readme)]) == 1
+def check(work: Workspace, *words: object) -> int:
+    """The exit status of the command for the pages of a workspace."""
+    return make.main(["figures", *map(str, words), "--results", str(work.results), "--readme", str(work.readme)])
+
+
+def test_a_page_without_tables_is_no_proof(work: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
+    assert check(work) == 1 and "have no table to check" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -87,16 +91,16 @@ def test_the_readme_repeats_the_figures_of_its_pages(
 ) -> None:
     work.readme.write_text(f"<!-- headline:begin -->\n<!-- headline:end -->\n{MARKERS}")
     assert text and work.run() == 0
-    assert list(check_figures.of_pages(work.readme)) == []
+    assert list(results.check_ops_table(work.readme)) == []
     readme = work.readme.read_text()
     assert shown in readme
     work.readme.write_text(readme.replace(shown, instead, 1))
-    assert any(said in found for found in check_figures.of_pages(work.readme))
+    assert any(said in found for found in results.check_ops_table(work.readme))
 
 
 def test_a_square_is_written_in_full() -> None:
-    assert check_figures.in_full("bfloat16 · m=n=8") == "bfloat16 · m=8, n=8"
-    assert check_figures.in_full("bfloat16 · m=1, n=8") == "bfloat16 · m=1, n=8"
+    assert results.write_out("bfloat16 · m=n=8") == "bfloat16 · m=8, n=8"
+    assert results.write_out("bfloat16 · m=1, n=8") == "bfloat16 · m=1, n=8"
 
 
 @pytest.mark.parametrize(
@@ -118,7 +122,7 @@ def test_a_figure_beyond_what_its_row_measured_of_the_device_is_found(
 ) -> None:
     peaks = {"copy_gbps": 4000.0, "read_gbps": 4300.0, "wgmma": 800.0}
     file = work.write(row(**{"peaks": peaks, "roof": "wgmma", "floor_us": 90.0} | values), name="b")
-    assert text and check_figures.main([str(work.op_pages()[0]), str(file)]) == int(said is not None)
+    assert text and check(work, file) == int(said is not None)
     shown = capsys.readouterr()
     assert said in shown.err if said else shown.out.endswith("; 1 measured rows are within their roofs\n")
 
@@ -140,6 +144,6 @@ def test_a_time_in_prose_is_one_of_the_tables(
     page.write_text(
         f"# hgemm\n\nAbout 9 µs.\n\n## Measured on an H200\n\n{sentence}\n\nAll: [tables]({link.as_posix()}).\n"
     )
-    found = list(check_figures.of_prose(page))
+    found = list(results.check_prose(page))
     assert text and len(found) == (missing is not None)
     assert missing is None or f"no table has the {missing}" in found[0]

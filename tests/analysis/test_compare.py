@@ -11,7 +11,8 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from minfer.analysis import compare, verdicts
+from minfer.analysis import compare
+from minfer.analysis.data import verdicts
 from minfer.rows import store
 from tests.tables import NOON, row
 from tools import merge_rows

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from minfer.analysis import check_figures, make_claims
+from minfer.analysis import make
+from minfer.analysis.checks import results
+from minfer.analysis.checks.claims import check_claims
+from minfer.analysis.checks.hgemm import check_hgemm
 from minfer.analysis.claims import CLAIMS
-from minfer.analysis.figures_of_claims import of_claims
-from minfer.analysis.figures_of_hgemm import of_hgemm
 from tests.tables import MARKERS, Workspace, row
 
 HGEMM = """
@@ -60,9 +61,9 @@ Geometric mean over 2 shapes: 1.105×; the least is 1.100×.
     ],
 )
 def test_a_contradiction_in_the_page_of_hgemm_is_found(shown: str, instead: str, said: str) -> None:
-    assert list(of_hgemm(HGEMM)) == []
+    assert list(check_hgemm(HGEMM)) == []
     assert HGEMM.count(shown) == 1
-    found = list(of_hgemm(HGEMM.replace(shown, instead)))
+    found = list(check_hgemm(HGEMM.replace(shown, instead)))
     assert any(said in sentence for sentence in found), found
 
 
@@ -78,7 +79,7 @@ def claims(work: Workspace) -> Path:
     work.write(*rows)
     assert work.run() == 0
     page = work.pages.parent / "claims.md"
-    assert make_claims.main(["--results", str(work.results), "--page", str(page)]) == 0
+    assert make.main(["claims", "--results", str(work.results), "--docs", str(page.parent)]) == 0
     return page
 
 
@@ -99,11 +100,11 @@ def claims(work: Workspace) -> Path:
 def test_a_contradiction_in_the_claims_is_found(
     work: Workspace, claims: Path, shown: str, instead: str, said: str
 ) -> None:
-    results = {page: check_figures.shown_shares(page.read_text()) for page in work.op_pages()}
+    shares = {page: results.read_shares(page.read_text()) for page in work.op_pages()}
     text = claims.read_text()
-    assert list(of_claims(claims, results)) == [] and shown in text
+    assert list(check_claims(claims, shares)) == [] and shown in text
     claims.write_text(text.replace(shown, instead, 1))
-    assert any(said in found for found in of_claims(claims, results))
+    assert any(said in found for found in check_claims(claims, shares))
 
 
 def test_the_claims_of_several_devices_are_each_judged(tmp_path: Path) -> None:
@@ -121,7 +122,7 @@ def test_the_claims_of_several_devices_are_each_judged(tmp_path: Path) -> None:
         (right.replace("it holds", "it does not hold"), 1),
     ):
         page.write_text(f"## {claim.said}\n\nRead as: x. {said}\n\n{head}" + "\n".join(lines) + "\n")
-        assert len(list(of_claims(page, {}))) == wrong
+        assert len(list(check_claims(page, {}))) == wrong
 
 
 def test_counts_of_problems_add_up(work: Workspace) -> None:
@@ -129,8 +130,8 @@ def test_counts_of_problems_add_up(work: Workspace) -> None:
     work.write(row(), row("v01", 50.0, backend="cuda", cold_verdict="faster"))
     assert work.run() == 0
     text = work.readme.read_text()
-    assert "| 1 faster |" in text and list(check_figures.of_counts(text)) == []
-    (found,) = check_figures.of_counts(text.replace("| 1 faster |", "| 1 faster, 2 tie |"))
+    assert "| 1 faster |" in text and list(results.check_counts(text)) == []
+    (found,) = results.check_counts(text.replace("| 1 faster |", "| 1 faster, 2 tie |"))
     assert found == "hgemm: the counts 1 faster, 2 tie do not add up to the 1 problems of the page"
 
 
@@ -152,5 +153,5 @@ def test_rates_and_shares_in_prose_are_those_of_the_tables(
     page = tmp_path / "docs" / "hgemm.md"
     link = work.op_pages()[0].relative_to(page.parent).as_posix()
     page.write_text(f"# hgemm\n\n## Measured on an H200\n\n{sentence}\n\nAll: [tables]({link}).\n")
-    found = list(check_figures.of_prose(page))
+    found = list(results.check_prose(page))
     assert [missing] == [missing for said in found if missing and missing in said] if missing else not found

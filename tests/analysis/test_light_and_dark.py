@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.browser import Browser, chromium
-from minfer.analysis import style
-from minfer.analysis.plots import Picture
+from minfer.analysis.plots import style
+from minfer.analysis.plots.every_op import Picture
 from tests.analysis.test_make_plots import rows
 from tests.conftest import ROOT
 from tests.pictures import drawn

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from minfer.analysis import make_claims
+from minfer.analysis import make
 from minfer.analysis.claims import CLAIMS, Claim, Counter, Over, Peaks, Schedulers, Share, gemm
+from minfer.analysis.makers import claims as make_claims
 from minfer.rows import store
 from tests.tables import TN, row
 
@@ -36,7 +37,7 @@ def rows(tmp_path: Path) -> make_claims.Found:
         made("v02", 400.0),
         made("v03", None, status="wrong"),
     ]
-    return make_claims.measured(store.to_table(measured))
+    return make_claims.index_rows(store.to_table(measured))
 
 
 @pytest.mark.parametrize(
@@ -53,7 +54,7 @@ def rows(tmp_path: Path) -> make_claims.Found:
     ],
 )
 def test_a_query_shows_its_row(rows: make_claims.Found, kernel: str, show: Any, shown: tuple[float, float]) -> None:
-    (figure,) = make_claims.figures(Claim("", "", (gemm(kernel, 8, show),)), rows)
+    (figure,) = make_claims.find_figures(Claim("", "", (gemm(kernel, 8, show),)), rows)
     assert figure.row["kernel"] == kernel and figure.shown == pytest.approx(shown)
 
 
@@ -79,7 +80,7 @@ def test_each_device_has_a_verdict_of_its_own() -> None:
     here = [made("torch", 100.0), made("v01", 200.0)]
     there = [made("torch", 100.0, device="NVIDIA H100"), made("v01", 400.0, device="NVIDIA H100")]
     more = [row("torch", 100.0)]  # the device with most rows comes first
-    found = make_claims.measured(store.to_table([*there, *here, *more]))
+    found = make_claims.index_rows(store.to_table([*there, *here, *more]))
     lines = make_claims.claim_lines(Claim("x", "y", (gemm("v01", 8, Over("torch")),), least=50), found)
     assert "Read as: y. **NVIDIA H200: it holds.** **NVIDIA H100: it does not hold.**" in lines
     assert [line.split(" | ")[1] for line in lines if "v01" in line] == ["NVIDIA H200", "NVIDIA H100"]
@@ -94,7 +95,9 @@ def test_what_nobody_measured_says_so(rows: make_claims.Found, kernel: str) -> N
 def test_the_page_is_written_checked_and_has_every_claim(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store.write(store.to_table([made("torch", 100.0)]), tmp_path / "a.parquet")
     page = tmp_path / "claims.md"
-    where = ["--results", str(tmp_path), "--page", str(page)]
-    assert make_claims.main([*where, "--check"]) == 1 and "out of date" in capsys.readouterr().err and not page.exists()
-    assert make_claims.main(where) == 0 and make_claims.main([*where, "--check"]) == 0
+    where = ["--results", str(tmp_path), "--docs", str(tmp_path)]
+    assert (
+        make.main(["claims", *where, "--check"]) == 1 and "out of date" in capsys.readouterr().err and not page.exists()
+    )
+    assert make.main(["claims", *where]) == 0 and make.main(["claims", *where, "--check"]) == 0
     assert all(f"## {claim.said}" in page.read_text() for claim in CLAIMS)

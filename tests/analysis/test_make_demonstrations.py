@@ -1,4 +1,4 @@
-"""`analysis/make_demonstrations.py`: pictures and texts from traces and files as the scripts of `benchmarks/` write them."""
+"""`analysis/make.py demonstrations`: pictures and texts from traces and files as the scripts of `benchmarks/` write them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ import pytest
 
 from benchmarks import batching, rope_memory, scopes, transfer
 from benchmarks.scopes import Scope, Trace
-from minfer.analysis import adapting, demonstrations
-from minfer.analysis.demonstrations import Inside
-from minfer.analysis.make_demonstrations import PAGES, main
+from minfer.analysis import make
+from minfer.analysis.demonstrations import adapting
+from minfer.analysis.demonstrations import traces as demonstrations
+from minfer.analysis.demonstrations.traces import Inside
+from minfer.analysis.makers.demonstrations import PAGES
 from tests.pictures import texts
 
 ABOUT = {"device": "NVIDIA Some", "driver": "1.2", "torch": "2.11", "commit": "abc"}
@@ -177,7 +179,9 @@ def recorded(tmp_path: Path) -> Path:
 
 def made(root: Path, *words: str) -> int:
     folders = {"--results": "results", "--benchmarks": "rows", "--docs": "docs"}
-    return main([*(word for option, at in folders.items() for word in (option, str(root / at))), *words])
+    return make.main(
+        ["demonstrations", *(word for option, at in folders.items() for word in (option, str(root / at))), *words]
+    )
 
 
 def test_pictures_and_texts_are_those_of_the_files(recorded: Path) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from minfer import fingerprint
-from minfer.analysis import make_headers
+from minfer.analysis import make
+from minfer.analysis.makers import headers as make_headers
 from minfer.rows import store
 from tests.tables import TN, row
 
@@ -33,7 +34,7 @@ def folder(tmp_path: Path) -> Path:
 def run(folder: Path, *rows: store.Row, check: bool = False) -> int:
     store.write(store.to_table(rows), folder / "a.parquet")
     where = ["--results", str(folder), "--sources", str(folder / "ops")]
-    return make_headers.main([*where, *(["--check"] if check else [])])
+    return make.main(["headers", *where, *(["--check"] if check else [])])
 
 
 def made(kernel: str, us: float, side: int = 8, **values: Any) -> store.Row:

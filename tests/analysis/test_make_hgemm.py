@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from minfer import ops
-from minfer.analysis import make_hgemm
+from minfer.analysis import make
+from minfer.analysis.makers import hgemm as make_hgemm
 from minfer.rows import store
 from tests.conftest import ROOT
 
 MARKERS = "".join(f"<!-- {name}:{end} -->\n" for name in ("ladder", "devices", "skinny") for end in ("begin", "end"))
+SOURCES = ROOT / "minfer" / "ops" / "hgemm"
 
 
 def row(kernel: str, m: int, n: int, k: int, us: float, baseline_us: float = 10.0, **values: Any) -> store.Row:
@@ -24,9 +26,9 @@ def row(kernel: str, m: int, n: int, k: int, us: float, baseline_us: float = 10.
 def page(folder: Path, *rows: store.Row) -> str:
     (folder / "hgemm.md").write_text(MARKERS)
     store.write(store.to_table(list(rows)), folder / "rows.parquet")
-    where = ["--results", str(folder), "--page", str(folder / "hgemm.md")]
-    assert make_hgemm.main([*where, "--check"]) == 1
-    assert make_hgemm.main(where) == 0 and make_hgemm.main([*where, "--check"]) == 0
+    where = ["hgemm", "--results", str(folder), "--docs", str(folder)]
+    assert make.main([*where, "--check"]) == 1
+    assert make.main(where) == 0 and make.main([*where, "--check"]) == 0
     return (folder / "hgemm.md").read_text()
 
 
@@ -107,7 +109,7 @@ def test_another_device_shows_what_was_measured_there_and_a_plot_of_both(tmp_pat
 
 
 def test_every_cuda_kernel_is_a_rung_in_ladder_order() -> None:
-    names = make_hgemm.rungs(ROOT / make_hgemm.SOURCES)
+    names = make_hgemm.rungs(SOURCES)
     registered = [
         k.name for k in ops.get("hgemm").kernels.values() if k.backend == "cuda" and k.source.parent.name == "hgemm"
     ]
@@ -117,7 +119,7 @@ def test_every_cuda_kernel_is_a_rung_in_ladder_order() -> None:
 
 
 def test_every_rung_has_its_place_in_the_walk() -> None:
-    text = (ROOT / make_hgemm.PAGE).read_text()
+    text = (ROOT / "docs" / "hgemm.md").read_text()
     walked = text[: text.index("<!-- ladder:begin -->")] + text[text.index("<!-- ladder:end -->") :]
-    names = [name for name in make_hgemm.rungs(ROOT / make_hgemm.SOURCES) if not name.endswith("_acc16")]
+    names = [name for name in make_hgemm.rungs(SOURCES) if not name.endswith("_acc16")]
     assert not [name for name in names if name not in walked]

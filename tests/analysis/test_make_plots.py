@@ -16,9 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.text import Annotation
 
-from minfer.analysis import make_plots, style
-from minfer.analysis.devices import devices
-from minfer.analysis.plots import Picture
+from minfer.analysis import make
+from minfer.analysis.makers import plots as make_plots
+from minfer.analysis.plots import style
+from minfer.analysis.plots.devices import devices
+from minfer.analysis.plots.every_op import Picture
 from minfer.rows import store
 from tests.conftest import ROOT
 from tests.pictures import drawn, panels, points, texts
@@ -71,7 +73,7 @@ class Workspace:
 
     def run(self, *arguments: object) -> int:
         where = ["--results", self.results, "--readme", self.readme, "--plots", self.plots]
-        return make_plots.main([str(argument) for argument in [*where, *arguments]])
+        return make.main(["plots", *(str(argument) for argument in [*where, *arguments])])
 
     def files(self) -> dict[str, bytes]:
         return {f.relative_to(self.plots).as_posix(): f.read_bytes() for f in self.plots.rglob("*") if f.is_file()}
@@ -148,8 +150,8 @@ def test_same_rows_same_bytes_in_another_process_and_order(work: Workspace) -> N
     assert work.run() == 0
     before = work.files()
     work.write(*rows()[::-1])
-    script = str(ROOT / "analysis" / "make_plots.py")
-    where = ["--results", str(work.results), "--readme", str(work.readme), "--plots", str(work.plots)]
+    script = str(ROOT / "analysis" / "make.py")
+    where = ["plots", "--results", str(work.results), "--readme", str(work.readme), "--plots", str(work.plots)]
     (work.results / "matplotlibrc").write_text("lines.linewidth: 7\nsvg.fonttype: none\n")
     code = f"import runpy, sys; sys.argv = {[script, *where]!r}\n"
     code += "try: runpy.run_path(sys.argv[0], run_name='__main__')\n"

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from minfer.analysis import check_figures, make_tables
-from minfer.analysis.pages import GENERATED
-from minfer.analysis.sections import OPS_LEGEND, REST
-from minfer.analysis.tables import LEGEND
+from minfer.analysis import make_tables
+from minfer.analysis.makers import figures, tables
+from minfer.analysis.tables.pages import GENERATED
+from minfer.analysis.tables.problem import LEGEND
+from minfer.analysis.tables.sections import OPS_LEGEND, REST
 from minfer.rows import store
 from tests.tables import EPYC, H200, MARKERS, NOON, TN, Workspace, other, row
 
@@ -238,7 +239,7 @@ def test_the_readme_has_the_gpu_with_most_rows_and_links_to_the_others(work: Wor
     other = work.pages / "amd-epyc-9654" / "README.md"
     assert ops_shown(other.read_text()) == [EPYC, "rope"]
     assert "[1 problem](../amd-epyc-9654/rope.md)" in other.read_text()
-    assert check_figures.main([str(work.readme), *map(str, work.pages.glob("*/*.md"))]) == 0
+    assert figures.check_pages([work.readme, *work.pages.glob("*/*.md")])[0] == []
 
 
 def test_problems_are_in_numerical_order_and_the_headline_is_the_best_covered(work: Workspace) -> None:
@@ -277,7 +278,7 @@ def test_without_flops_the_representative_problem_is_that_with_most_bytes(work: 
 
 
 def test_many_problems_are_capped_and_counted(work: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(make_tables, "MOST_PROBLEMS", 4)
+    monkeypatch.setattr(tables, "MOST_PROBLEMS", 4)
     problems = [f"float16/{TN}/m={m}" for m in range(10)]
     work.write(*(row(problem=p, flops=i, device=d) for i, p in enumerate(problems, 1) for d in (H200, EPYC)))
     assert work.run() == 0

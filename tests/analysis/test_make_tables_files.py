@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from minfer.analysis import make_tables
+from minfer.analysis.makers.tables import BEGIN, END
 from minfer.rows import store
 from tests.tables import EPYC, H200, MARKERS, TN, Workspace, row
 
@@ -45,7 +46,7 @@ def test_bad_files_are_named_and_skipped(work: Workspace, capsys: pytest.Capture
 
 
 def test_only_bad_files_leave_the_readme_alone(work: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
-    work.readme.write_text(f"{make_tables.BEGIN}\nprecious\n{make_tables.END}\n")
+    work.readme.write_text(f"{BEGIN}\nprecious\n{END}\n")
     bad = len(list(bad_files(work)))
     assert work.run() == 1
     assert "precious" in work.readme.read_text()
@@ -119,10 +120,10 @@ def test_check_writes_nothing_and_says_what_to_run(work: Workspace, capsys: pyte
     [
         "",
         "no markers",
-        make_tables.BEGIN,
-        f"{make_tables.END}\n{make_tables.BEGIN}\n",
-        make_tables.BEGIN + MARKERS,
-        MARKERS + make_tables.END,
+        BEGIN,
+        f"{END}\n{BEGIN}\n",
+        BEGIN + MARKERS,
+        MARKERS + END,
     ],
 )
 def test_missing_or_doubled_markers(work: Workspace, text: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,7 +132,7 @@ def test_missing_or_doubled_markers(work: Workspace, text: str, capsys: pytest.C
     assert work.run() == 1
     assert work.readme.read_text() == text
     error = capsys.readouterr().err
-    assert make_tables.BEGIN in error and make_tables.END in error and error.count("\n") == 1
+    assert BEGIN in error and END in error and error.count("\n") == 1
 
 
 def test_missing_or_unreadable_readme(work: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
@@ -148,13 +149,13 @@ def test_missing_or_unreadable_readme(work: Workspace, capsys: pytest.CaptureFix
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])
 def test_text_outside_the_markers_is_untouched_and_a_second_run_changes_nothing(work: Workspace, newline: str) -> None:
     before, after = "# é | x\n\n \ttrailing  \n", "\n\nlast line without an end"
-    old = f"{before}{make_tables.BEGIN}\nold tables\n{make_tables.END}{after}".replace("\n", newline)
+    old = f"{before}{BEGIN}\nold tables\n{END}{after}".replace("\n", newline)
     work.readme.write_bytes(old.encode())
-    work.write(row(), row("v01", None, status="error", message=f"{make_tables.END} {make_tables.BEGIN}"))
+    work.write(row(), row("v01", None, status="error", message=f"{END} {BEGIN}"))
     assert work.run() == 0
     new = work.readme.read_bytes()
-    assert new.startswith((before.replace("\n", newline) + make_tables.BEGIN).encode())
-    assert new.endswith((make_tables.END + after.replace("\n", newline)).encode())
+    assert new.startswith((before.replace("\n", newline) + BEGIN).encode())
+    assert new.endswith((END + after.replace("\n", newline)).encode())
     assert b"old tables" not in new
     assert new.count(b"\n") == new.count(newline.encode())
     assert work.run() == 0

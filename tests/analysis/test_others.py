@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from minfer.analysis import check_figures
-from minfer.analysis.others import against, best_other
+from minfer.analysis.checks import results
+from minfer.analysis.data.others import best_other, compare_with_other
+from minfer.analysis.makers.figures import check_pages
 from minfer.rows import store
 from tests.tables import MARKERS, Workspace, row
 
@@ -41,24 +42,24 @@ def test_there_is_none_where_nothing_beats_pytorch() -> None:
 
 
 def test_the_ratio_goes_through_the_baseline_and_its_interval_has_both() -> None:
-    found = against(OURS, LIGER, "cold")
+    found = compare_with_other(OURS, LIGER, "cold")
     assert found is not None and found.value == pytest.approx(1.2) and found.verdict == "faster"
     assert found.high == pytest.approx(1.2 * math.exp(math.hypot(math.log(1.03), math.log(1.04))))
     assert found.low == pytest.approx(1.2 / math.exp(math.hypot(math.log(1.03), math.log(1.04))))
-    torch = against(TORCH, LIGER, "cold")
+    torch = compare_with_other(TORCH, LIGER, "cold")
     assert torch is not None and torch.value == pytest.approx(0.8) and torch.high == pytest.approx(0.8 * 1.03)
 
 
 def test_steady_ranges_add_at_their_extremes() -> None:
     ends = {"steady_speedup": 1.0, "steady_speedup_low": 0.98, "steady_speedup_high": 1.02}
-    found = against(OURS | ends, LIGER | ends, "steady")
+    found = compare_with_other(OURS | ends, LIGER | ends, "steady")
     assert found is not None and (found.low, found.high) == pytest.approx((0.98 / 1.02, 1.02 / 0.98))
     assert found.verdict == "tie"
 
 
 @pytest.mark.parametrize("different", [{"baseline": "torch_acc16"}, {"torch": "2.12.0"}])
 def test_another_baseline_gives_no_ratio(different: dict[str, str]) -> None:
-    assert against(OURS | different, LIGER, "cold") is None
+    assert compare_with_other(OURS | different, LIGER, "cold") is None
 
 
 @pytest.mark.parametrize("waits", range(2))
@@ -66,15 +67,17 @@ def test_a_ratio_that_contains_the_hosts_time_gives_none(waits: int) -> None:
     pair = [OURS, LIGER]
     pair[waits] = pair[waits] | {"host_bound": True}
     ends = {"steady_speedup": 1.0, "steady_speedup_low": 0.98, "steady_speedup_high": 1.02}
-    assert against(*pair, "cold") is None
-    assert against(*(each | ends for each in pair), "steady") is not None  # a graph is replayed, without the host
+    assert compare_with_other(*pair, "cold") is None
+    assert (
+        compare_with_other(*(each | ends for each in pair), "steady") is not None
+    )  # a graph is replayed, without the host
 
 
 def test_what_the_baseline_differs_from_itself_makes_a_tie() -> None:
     near = timed("v02", 1.28, 0.001, backend="cuda")
     exact = timed("liger", 1.25, 0.001, backend="torch")
-    assert (found := against(near, exact, "cold")) and found.verdict == "faster"
-    assert (found := against(near, exact | {"cold_aa_spread": 0.03}, "cold")) and found.verdict == "tie"
+    assert (found := compare_with_other(near, exact, "cold")) and found.verdict == "faster"
+    assert (found := compare_with_other(near, exact | {"cold_aa_spread": 0.03}, "cold")) and found.verdict == "tie"
 
 
 def test_a_table_has_it_beside_pytorch_and_the_readme_names_it(work: Workspace) -> None:
@@ -89,11 +92,11 @@ def test_a_table_has_it_beside_pytorch_and_the_readme_names_it(work: Workspace) 
     readme = work.readme.read_text()
     assert "| 120.0 % (114.2–126.0), liger | 1 faster |" in readme
     page = work.op_pages()[0]
-    assert check_figures.main([str(work.readme), str(page)]) == 0
+    assert check_pages([work.readme, page])[0] == []
     work.readme.write_text(readme.replace("| 120.0 % (", "| 121.0 % ("))
-    assert any("121.0 % (114.2–126.0) of liger" in said for said in check_figures.of_pages(work.readme))
+    assert any("121.0 % (114.2–126.0) of liger" in said for said in results.check_ops_table(work.readme))
     text = page.read_text()
-    assert any("of liger's time" in said for said in check_figures.contradictions(text.replace("| 80.0 %", "| 81.0 %")))
+    assert any("of liger's time" in said for said in results.check_tables(text.replace("| 80.0 %", "| 81.0 %")))
 
 
 def test_problems_are_counted_against_it(work: Workspace) -> None:

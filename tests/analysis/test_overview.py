@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from minfer.analysis import overview
-from minfer.analysis.overview import shape_sets
+from minfer.analysis.tables import overview
+from minfer.analysis.tables.overview import shape_sets
 from minfer.plan.config import groups
 from minfer.rows import store
 from tests.tables import NOON, TN, Workspace, other, row

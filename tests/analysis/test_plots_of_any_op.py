@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minfer.analysis.plots import Picture, apart
-from minfer.analysis.rows import choose, representative_problem
-from minfer.analysis.series import over_tokens, representative, series, squares
+from minfer.analysis.data.prepare import choose_problems, representative_problem
+from minfer.analysis.plots.every_op import Picture, keep_apart
+from minfer.analysis.plots.series import over_tokens, representative, series, squares
 from minfer.rows.store import Row
 from tests.pictures import drawn, panels, points, texts
 from tests.tables import other, row
@@ -269,7 +269,7 @@ def test_where_bytes_are_in_proportion_to_tokens_these_are_the_axis() -> None:
 
 @given(st.lists(st.integers(1, 2**40), min_size=2, max_size=60, unique=True).map(sorted))
 def test_labels_of_sizes_are_apart(sizes: list[int]) -> None:
-    kept = apart(sizes)
+    kept = keep_apart(sizes)
     assert kept[-1] == sizes[-1] and set(kept) <= set(sizes)
     assert all(b / a >= (sizes[-1] / sizes[0]) ** 0.05 for a, b in itertools.pairwise(kept))
 
@@ -289,6 +289,6 @@ def test_one_problem_represents_all_in_tables_and_plots(work: dict[str, float], 
     few = {"problem": "float16//m=4096,n=1", "measured": 1, "flops": 1e9, "bytes": 1.0}
     assert representative_problem([*groups, few]) == f"float16//{expected}"
     cases = [{"problem": name, "status": "ok", "flops": flops, "bytes": 1.0} for name, flops in names.items()] * 2
-    assert choose(pa.Table.from_pylist(cases))[1] == f"float16//{expected}"
+    assert choose_problems(pa.Table.from_pylist(cases))[1] == f"float16//{expected}"
     rows = [case | {"shape": {"m": 1, "n": 2}} for case in cases]
     assert {row["problem"] for row in representative(rows)} == {f"float16//{expected}"}

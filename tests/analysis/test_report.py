@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.browser import Browser, chromium
 from minfer.analysis import report
-from minfer.analysis.tables import percent
+from minfer.analysis.tables.problem import percent
 from minfer.analysis.web import columns, kernels
 from minfer.rows import store
 from tests.conftest import ROOT
@@ -284,7 +284,7 @@ def test_mistakes_are_one_sentence(tmp_path, capsys, monkeypatch):
 
 def test_columns_keep_whole_numbers_and_order_texts_naturally():
     big = 2.0**40 + 1
-    made = columns.encoded(
+    made = columns.encode(
         {"n": np.array([1.0, big, np.nan]), "x": np.array([0.1, 2.5, np.nan]), "t": ["m=512", None, "m=64"]},
         compact=True,
     )

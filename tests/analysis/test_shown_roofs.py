@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from matplotlib.axes import Axes
 
-from minfer.analysis import make_plots
-from minfer.analysis.peaks import limits, under_one_peak
-from minfer.analysis.plots import Picture
-from minfer.analysis.roofline import PARTS
-from minfer.analysis.rows import load
+from minfer.analysis.data.peaks import limits, under_one_peak
+from minfer.analysis.data.prepare import load
+from minfer.analysis.makers import plots as make_plots
+from minfer.analysis.plots.every_op import Picture
+from minfer.analysis.plots.roofline import PARTS
 from tests.analysis.test_make_plots import row
 from tests.conftest import ROOT
 

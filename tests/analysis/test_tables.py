@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from minfer.analysis.rows import on_one_clock
-from minfer.analysis.sections import OPS_LEGEND
-from minfer.analysis.tables import LEGEND, MORE_LEGEND, OTHER_LEGEND, duration, memory
+from minfer.analysis.data.prepare import on_one_clock
+from minfer.analysis.tables.problem import LEGEND, MORE_LEGEND, OTHER_LEGEND, duration, memory
+from minfer.analysis.tables.sections import OPS_LEGEND
 from minfer.rows import store
 from tests.tables import NOON, TN, Workspace, other, row
 

@@ -14,6 +14,7 @@ from minfer.bench.device import capability, pick
 from minfer.bench.telemetry import Telemetry
 from minfer.build import device_code, toolchain
 from minfer.ops import DTYPES
+from minfer.rows.rules import HEADROOM
 
 needs_nvcc = pytest.mark.skipif(toolchain.toolkit() is None, reason="no CUDA compiler that fits this PyTorch")
 
@@ -112,7 +113,7 @@ PEAKS = {
 
 
 def floor(flops: float, input_bytes: float, dtype: str = "float16", measured=PEAKS, mhz: float = 2000.0) -> float:
-    return peaks.floor_seconds(measured, flops, input_bytes, (dtype, "float32"), mhz) * peaks.HEADROOM
+    return peaks.floor_seconds(measured, flops, input_bytes, (dtype, "float32"), mhz) * HEADROOM
 
 
 def test_floor_is_the_longer_of_reading_and_computing():

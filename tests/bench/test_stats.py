@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from minfer.bench.stats import LEAST_GAIN, Comparison, compare, median_interval
+from minfer.bench.stats import Comparison, compare, median_interval
+from minfer.rows.rules import LEAST_GAIN
 
 Sampler = Callable[[np.random.Generator, tuple[int, int]], np.ndarray]
 

@@ -142,7 +142,7 @@ def rows(folder: Path) -> list[store.Row]:
 
 @dataclass
 class Ledger:
-    """What a test saw of its rows, for the table of faults (analysis/make_reliability.py)."""
+    """What a test saw of its rows, for the table of faults (analysis/make.py reliability)."""
 
     rows: dict[tuple[str, str], tuple[Any, str]] = field(default_factory=dict)  # when last looked at
     lost: int = 0

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from minfer import matmul, ops
-from minfer.analysis import make_best
+from minfer.analysis import make
 from minfer.functional import best as chooser
 from minfer.functional import library
 from minfer.functional.hgemm import LEAST
@@ -233,10 +233,10 @@ def test_the_table_is_what_the_rows_say(tmp_path: Path, capsys):
         ),
         tmp_path / "rows.parquet",
     )
-    where = ["--results", str(tmp_path), "--table", str(tmp_path / "best.json")]
-    assert make_best.main([*where, "--check"]) == 1
-    assert "is out of date: run `python analysis/make_best.py`" in capsys.readouterr().err
-    assert make_best.main(where) == 0 and make_best.main([*where, "--check"]) == 0
+    where = ["--results", str(tmp_path), "--best", str(tmp_path / "best.json")]
+    assert make.main(["best", *where, "--check"]) == 1
+    assert "is out of date: run `python analysis/make.py best`" in capsys.readouterr().err
+    assert make.main(["best", *where]) == 0 and make.main(["best", *where, "--check"]) == 0
     shape = '"shape": {"m": 1, "n": 8, "k": 8}'
     gpu, cpu = (
         f'"arch": "{arch}", "device": "{name}", "dtype": "float16", "params":'
@@ -256,11 +256,11 @@ def test_the_table_is_what_the_rows_say(tmp_path: Path, capsys):
         "}",
     ]
     (tmp_path / "broken.parquet").write_text("no")
-    assert make_best.main(where) == 1 and "nothing was written" in capsys.readouterr().err
-    assert make_best.main(["--results", str(tmp_path / "none")]) == 1
+    assert make.main(["best", *where]) == 1 and "nothing was written" in capsys.readouterr().err
+    assert make.main(["best", "--results", str(tmp_path / "none")]) == 1
 
 
 def test_without_rows_the_table_is_empty(tmp_path: Path):
     table = tmp_path / "best.json"
-    assert make_best.main(["--results", str(tmp_path), "--table", str(table)]) == 0
+    assert make.main(["best", "--results", str(tmp_path), "--best", str(table)]) == 0
     assert json.loads(table.read_text()) == {}

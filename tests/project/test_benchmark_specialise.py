@@ -12,7 +12,8 @@ import pytest
 
 from benchmarks import specialise
 from minfer import build
-from minfer.analysis import adapting, make_demonstrations
+from minfer.analysis.demonstrations import adapting
+from minfer.analysis.makers import demonstrations as make_demonstrations
 from minfer.specialise import trial
 from minfer.specialise.background import Background
 from minfer.specialise.recipes import SEQ_SUM_LLVM
@@ -46,7 +47,7 @@ def test_a_short_run_writes_each_kind_of_row_and_they_can_be_drawn(
     assert [row["kind"] for row in rows] == ["cost"] * 4 + ["gain"] * 2 + ["trace"] * 3
     (found,), problems = make_demonstrations.load_rows(path.parent, "specialise")
     assert not problems
-    for row in adapting.of(rows, "trace"):
+    for row in adapting.select_kind(rows, "trace"):
         assert row["batch"] == 256 and row["seconds"] >= 1 and row["faster"] > 0
         assert len(row["at"]) == len(row["adaptive_s"]) > 10
         assert row["known"] == 0 if setup.fresh else row["known"] >= 2  # of the gains

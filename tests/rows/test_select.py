@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minfer.analysis import rows
+from minfer.analysis.data import prepare as rows
 from minfer.rows import store
 from minfer.rows.select import newest_in_any_regime, newest_of_each_regime, read_shown
 from tests.tables import NOON, row
@@ -82,7 +82,7 @@ def test_a_run_without_counters_hides_no_older_ones() -> None:
 def test_a_case_that_was_run_often_counts_once() -> None:
     """The H100 has more rows and the H200 more cases; on the H200, rope has more rows and hgemm more cases."""
     often = [row(device="H100", run=f"r{i}") for i in range(9)] + [row(op="rope", run=f"r{i}") for i in range(5)]
-    table = rows.usable(store.to_table([*often, row("v01"), row("v02")]))
+    table = rows.keep_usable(store.to_table([*often, row("v01"), row("v02")]))
     assert rows.primary(table) == ["NVIDIA H200", "H100"]
     assert rows.lead(table) == ("hgemm", "NVIDIA H200")
 

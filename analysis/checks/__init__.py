@@ -1,0 +1,1 @@
+"""Whether the figures of pages and rows agree with each other."""

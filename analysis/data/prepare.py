@@ -1,0 +1,250 @@
+"""Which rows the README's tables and plots show, and in which order.
+
+All but the order is done on columns, because a million rows must not take more than seconds.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from minfer.rows import store
+from minfer.rows.rules import MOST_DRIFT, REGIMES
+from minfer.rows.select import (
+    SPEEDUPS,
+    are_judged,
+    codes,
+    newest_in_any_regime,
+    newest_of_each_regime,
+    read_shown,
+    with_rates,
+)
+
+IDENTITY = ("case", "op", "kernel", "status")  # what a row must say to be shown
+# Columns that say which row it is, and by which rows are chosen.
+WHICH = ("run", "finished", "case", "op", "kernel", "backend", "status")
+CASES = ("case", "count_distinct")  # of a group: counts a case once, however often it was run
+SIZE = re.compile(r"=([0-9]+)(?:,|$)")  # of an axis, in the last part of a problem
+MANY_ROWS = 500_000  # that `load` reads before it first drops older ones
+MOST_LATE = 0.1  # share of cold windows that may contain the host's time and hardly move the median
+WAITED = ("flags", "cold_late", "cold_baseline_late")  # columns that say whether the GPU waited for the host
+REFERENCE = "torch"  # the kernel that the others are shown against
+
+
+def load(files: Iterable[Path], results: Path, columns: Iterable[str]) -> tuple[pa.Table, list[str]]:
+    """The usable rows of the named files, or of all files under `results` if none is named; and a sentence for each file that
+    was skipped. Older rows that `with_problem` takes no figure from are left out. The table also has the columns by which the
+    newest rows are chosen.
+
+    It drops older rows while it reads files, each time the rows in memory have doubled: ten million do not fit into 4 GB.
+
+    Raises FileNotFoundError where there is no such folder."""
+    if not files and not results.is_dir():
+        raise FileNotFoundError(f"{results} is not a folder: name the one with the results with --results")
+    columns = _to_choose_by(columns)
+    bad: dict[Path, str] = {}
+    tables, held, most, unusable = [keep_usable(store.SCHEMA.empty_table().select(columns))], 0, MANY_ROWS, 0
+    for file in sorted(set(files)) or store.files(results):
+        table, why = read_shown([file], columns)
+        bad |= why
+        tables.append(keep_usable(table))
+        held += len(tables[-1])
+        unusable += len(table) - len(tables[-1])
+        if held >= most:
+            tables = [newest_in_any_regime(pa.concat_tables(tables))]
+            held = len(tables[0])
+            most = 2 * held + MANY_ROWS
+    if unusable:
+        print(f"{unusable} rows lack one of {', '.join(IDENTITY)} and are left out", file=sys.stderr)
+    newest = newest_in_any_regime(pa.concat_tables(tables))
+    return newest, [f"{path}: {reason}; skipped" for path, reason in bad.items()]
+
+
+def _to_choose_by(columns: Iterable[str]) -> list[str]:
+    """The columns, and those by which rows are chosen and old ones get their rates."""
+    asked = list(columns)
+    old_rates = [f"{regime}_tflops" for regime in REGIMES if f"{regime}_rate" in asked]
+    return list(dict.fromkeys([*asked, *SPEEDUPS, *WAITED, "guarantee", *old_rates]))
+
+
+def select_columns(table: pa.Table, columns: Iterable[str]) -> pa.Table:
+    """Of a table of `load` what it would have loaded for these columns: more columns cost time, and make other rows the
+    newest."""
+    return table.select([*_to_choose_by(columns), "host_bound"])
+
+
+def keep_usable(table: pa.Table) -> pa.Table:
+    """The rows that say what ran and what became of it, old ones with their metric and rates, and `host_bound`; a row without
+    a device keeps a place of its own."""
+    if any(table[name].null_count for name in IDENTITY):  # rare, and a filter is a copy
+        table = table.filter(functools.reduce(pc.and_, (pc.is_valid(table[name]) for name in IDENTITY)))
+    devices = pc.fill_null(table["device"], "unknown device")
+    table = table.append_column("host_bound", find_host_bound(table))
+    return with_rates(table.set_column(table.column_names.index("device"), "device", devices))
+
+
+def find_host_bound(table: pa.Table) -> pa.ChunkedArray:
+    """Of which rows the cold times of kernel or baseline contain the host's time, for which the GPU waited: by the shares of
+    their windows, and in rows that are older than these columns by `flags`. A judge's block contains none."""
+    late = pc.max_element_wise(table["cold_late"], table["cold_baseline_late"])
+    flagged = pc.match_substring(pc.fill_null(table["flags"], ""), store.HOST_BOUND)
+    waited = pc.if_else(pc.is_valid(late), pc.fill_null(pc.greater(late, MOST_LATE), False), flagged)
+    return pc.and_(waited, pc.invert(are_judged(table)))
+
+
+@functools.cache  # of 100,000 problems, few dtypes and parameters differ
+def natural(text: str) -> tuple[str | int, ...]:
+    """Sorts m=512 before m=4096."""
+    return tuple(int(part) if i % 2 else part for i, part in enumerate(re.split("([0-9]{1,18})", text)))
+
+
+def kernel_order(row: store.Row) -> tuple[object, ...]:
+    """The ladder: PyTorch, the numbered versions, then the others."""
+    name = row["kernel"]
+    return name != REFERENCE, not re.match("v[0-9]", name), natural(name), row["case"]
+
+
+def number(row: store.Row, column: str) -> float | None:
+    """A row's value if it is one that a time, rate or ratio can have."""
+    value = row[column]
+    return value if value is not None and 0 < value < math.inf else None
+
+
+def metric_of(rows: Iterable[store.Row]) -> str:
+    """The unit that throughputs are shown in, where rows of different ages disagree: that of the newest."""
+    return max(rows, key=lambda row: str(row["finished"] or ""))["metric"]
+
+
+def work_column(rows: Iterable[store.Row]) -> str:
+    """What tells the larger problem: FLOPs, or bytes where an op has no FLOPs."""
+    return "flops" if any(number(row, "flops") for row in rows) else "bytes"
+
+
+MANY = 0.8  # of the most kernels that any problem was measured with
+MUCH = 10  # times the work of the largest square: with that much, another problem represents an op better
+
+
+def choose_problems(table: pa.Table) -> tuple[list[str], str | None]:
+    """The problems in order, and the one that represents all."""
+    measured = pc.is_in(table["status"], pa.array(store.MEASURED)).cast(pa.int64())
+    groups = table.append_column("measured", measured).group_by("problem")
+    totals = groups.aggregate([("measured", "sum"), ("flops", "max"), ("bytes", "max")])
+    problems = totals.rename_columns([name.removesuffix("_sum").removesuffix("_max") for name in totals.column_names])
+    rows = problems.to_pylist()
+    return sorted((row["problem"] for row in rows), key=_by_parts), representative_problem(rows)
+
+
+def representative_problem(problems: list[dict[str, Any]]) -> str | None:
+    """The problem that stands for an op in tables and plots. Each one has `problem`, its name; `measured`, the number of
+    measured kernels; `flops` and `bytes`. Of the problems with many measured kernels it is the one with most work
+    (`work_column`), then with most kernels, then the first by name. Where squares are a series (`square_problems`), a square
+    is preferred, because people compare squares, unless another problem has MUCH more work."""
+    many = MANY * max((row["measured"] for row in problems), default=0)
+    full = [row for row in problems if row["measured"] >= many]
+    column = work_column(problems)
+    work = lambda row: number(row, column) or 0
+    squares = square_problems(row["problem"] for row in problems)
+    square = [row for row in full if row["problem"] in squares]
+    if MUCH * max(map(work, square), default=0) > max(map(work, full), default=0):
+        full = square
+    rank = lambda row: (work(row), row["measured"])
+    best = max(map(rank, full), default=None)
+    return min((row["problem"] for row in full if rank(row) == best), key=_by_parts, default=None)
+
+
+def _by_parts(problem: str) -> list[tuple[str | int, ...]]:
+    return [natural(part) for part in problem.split("/")]
+
+
+def square_problems(problems: Iterable[str]) -> set[str]:
+    """The square problems, where they are a series of their own: of several sizes, and not the diagonal of a grid, as where
+    all numbers of tokens were measured with all widths of a layer."""
+    shapes = {name: tuple(SIZE.findall(name.rpartition("/")[2])) for name in problems}
+    square = {name: of[0] for name, of in shapes.items() if len(of) > 1 and len(set(of)) == 1 and of[0] != "0"}
+    sizes = set(square.values())
+    grid = {of for of in shapes.values() if of and sizes.issuperset(of)}
+    return set(square) if len(sizes) > 1 and len(grid) < 2 * len(sizes) else set()
+
+
+def with_problem(table: pa.Table) -> pa.Table:
+    """The newest row of each case on each device, cold and steady each the newest of its regime, with a column `problem`:
+    the case's key without op and kernel."""
+    table = newest_of_each_regime(table)
+    return table.append_column("problem", pc.replace_substring_regex(table["case"], "^[^/]*/[^/]*/", ""))
+
+
+def on_one_clock(table: pa.Table) -> pa.Table:
+    """Rows `with_problem`, with times and rates as if all kernels of a problem had been timed at one moment.
+
+    They were not, and between two the card's clock changes by up to 10 %. Their speed-ups are ratios to a baseline that
+    was timed beside each. So a kernel's time is that baseline's, the median of what it took beside all of them, over the
+    speed-up; its percentiles and rates change by the same factor. Rows that were judged have a clock of their own. Rows without
+    these figures stay as they are, and so does a row whose baseline took a time that no clock explains (`MOST_DRIFT`), or whose
+    cold time is `host_bound`: a kernel that waits for the GPU empties its queue, so that the baseline's launches come late and
+    the baseline looks slow."""
+    for regime in REGIMES:
+        if {"baseline", "device", "op", *(f"{regime}_{name}" for name in ("us", "baseline_us", "speedup"))} <= set(
+            table.column_names
+        ):
+            table = _on_one_clock(table, regime)
+    return table
+
+
+def _on_one_clock(table: pa.Table, regime: str) -> pa.Table:
+    us, beside, speedup = (
+        pc.fill_null(table[f"{regime}_{name}"].cast(pa.float64()), math.nan).to_numpy()
+        for name in ("us", "baseline_us", "speedup")
+    )
+    own = pc.fill_null(pc.equal(table["kernel"], table["baseline"]), False)
+    speedup = np.where(own.to_numpy(), 1.0, speedup)
+    known = np.isfinite(us) & np.isfinite(beside) & np.isfinite(speedup) & (us > 0) & (beside > 0) & (speedup > 0)
+    if regime == "cold" and "host_bound" in table.column_names:
+        known &= ~table["host_bound"].to_numpy()
+    of = [codes(table[name]) for name in ("device", "op", "problem", "baseline")]
+    groups = np.stack([*of, are_judged(table).to_numpy()])
+    order = np.lexsort([beside, *groups])
+    order = order[known[order]]
+    begins = np.flatnonzero(np.any(np.diff(groups[:, order], axis=1, prepend=-2), axis=0))
+    counts = np.diff(begins, append=len(order))  # of each problem's rows, in the order of their baseline's time
+    middle = (beside[order[begins + (counts - 1) // 2]] + beside[order[begins + counts // 2]]) / 2
+    factor = np.ones(len(table))
+    middle = np.repeat(middle, counts)
+    clock = np.maximum(middle / beside[order], beside[order] / middle) < MOST_DRIFT
+    factor[order] = np.where(clock, middle / speedup[order] / us[order], 1.0)
+    times, rates = ("us", "p10_us", "p90_us"), ("rate", "tflops", "gbps", "percent_of_peak")
+    for name, power in (*((name, 1) for name in times), *((name, -1) for name in rates)):
+        if (column := f"{regime}_{name}") in table.column_names:
+            scaled = pc.multiply(table[column], pa.array(factor**power))
+            table = table.set_column(table.column_names.index(column), column, scaled)
+    return table
+
+
+def sections(table: pa.Table) -> list[tuple[str, str]]:
+    """Every op and device, in the order in which they are shown: by op, GPUs first."""
+    groups: list[dict[str, Any]] = table.group_by(["op", "device"]).aggregate([("device_kind", "max")]).to_pylist()
+    groups.sort(key=lambda g: (g["op"], {"cuda": 0, "cpu": 1}.get(g["device_kind_max"], 2), g["device"]))
+    return [(g["op"], g["device"]) for g in groups]
+
+
+def lead(table: pa.Table) -> tuple[str, str] | None:
+    """The op and device that stand for all in the README: the primary device, and the op with most cases there."""
+    first = next(iter(primary(table)), None)
+    counted = table.filter(pc.equal(table["device"], first)).group_by("op").aggregate([CASES]).to_pylist()
+    best = min(counted, key=lambda g: (-g["case_count_distinct"], g["op"]), default=None)
+    return (best["op"], str(first)) if best else None
+
+
+def primary(table: pa.Table) -> list[str]:
+    """All devices: GPUs first, of these the one with most cases."""
+    counted = table.group_by("device").aggregate([("device_kind", "max"), CASES]).to_pylist()
+    counted.sort(key=lambda g: (g["device_kind_max"] != "cuda", -g["case_count_distinct"], g["device"]))
+    return [g["device"] for g in counted]
