@@ -149,7 +149,7 @@ def _add(target: Path, parts: list[pa.Table]) -> int:
     table = table.take(sorted(range(len(table)), key=runs.__getitem__))
     if len(table) == before:
         return 0
-    with store.appearing(target) as file:
+    with store.write_whole(target) as file:
         pq.write_table(table, file, **SMALL)
         file.flush()
         if sorted(digests(read_whole(Path(file.name)))) != sorted(places):
@@ -164,7 +164,7 @@ def _note(device: Path, tables: dict[Path, pa.Table]) -> None:
     for file, table in tables.items():
         name = file.relative_to(device).as_posix()
         known[name] = " ".join(dict.fromkeys([*known.get(name, "").split(), *digests(table)]))
-    with store.appearing(path) as out:
+    with store.write_whole(path) as out:
         out.write(json.dumps(known, indent=0, sort_keys=True).encode() + b"\n")
 
 

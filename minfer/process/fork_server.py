@@ -83,9 +83,15 @@ class ForkServer:
         starts_others: bool,
     ) -> Forked:
         """Raises OSError when the fork server is gone."""
-        about = {"module": module, "arguments": arguments, "fds": fds, "sandbox": sandbox and asdict(sandbox)}
-        about |= {"starts_others": starts_others, "cwd": str(Path.cwd())}
-        about["environment"] = {name: os.environ.get(name) for name in READ_LATE}
+        about = {
+            "module": module,
+            "arguments": arguments,
+            "fds": fds,
+            "sandbox": sandbox and asdict(sandbox),
+            "starts_others": starts_others,
+            "cwd": str(Path.cwd()),
+            "environment": {name: os.environ.get(name) for name in READ_LATE},
+        }
         request = json.dumps(about).encode()
         with _reaping():  # what the fork server started is ours from the moment when it answers
             socket.send_fds(self.connection, [request], [output, *fds])
