@@ -107,15 +107,15 @@ def measured(
     kernel: str, name: str, make: Callable[[float], list[Request]], sizes: Sizes, rounds: int, step: dict[bool, Step]
 ) -> list[dict[str, Any]]:
     """A row for each way and kind of arrival. A row has a list for each figure, with a value for each round."""
-    arms, rng, rows = ways(sizes), random.Random(0), []
-    for way in arms:
+    all_ways, rng, rows = ways(sizes), random.Random(0), []
+    for way in all_ways:
         served(make(math.inf), way, step)  # shapes are new
-    slowest = max(median(served(make(math.inf), way, step).busy_s for _ in range(WARM)) for way in arms)
+    slowest = max(median(served(make(math.inf), way, step).busy_s for _ in range(WARM)) for way in all_ways)
     for arrivals, rate in (("at once", math.inf), ("at random", LOAD * sizes.requests / slowest)):
         trace = make(rate)
-        found: dict[Way, list[batching.Result]] = {way: [] for way in arms}
+        found: dict[Way, list[batching.Result]] = {way: [] for way in all_ways}
         for _ in range(rounds):
-            for way in rng.sample(arms, len(arms)):
+            for way in rng.sample(all_ways, len(all_ways)):
                 found[way].append(served(trace, way, step))
         for way, results in found.items():
             policy = way.policy

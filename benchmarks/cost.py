@@ -68,7 +68,7 @@ def sweep(words: list[str], folder: Path) -> tuple[float, list[store.Row], list[
 
 def windows(row: store.Row, block_s: float) -> float:
     """Seconds that a case's samples cover."""
-    cold = sum(sum(row[f"cold_{arm}samples_us"]) for arm in ("", "baseline_", "duplicate_")) * 1e-6
+    cold = sum(sum(row[f"cold_{of}samples_us"]) for of in ("", "baseline_", "duplicate_")) * 1e-6
     return cold + 4 * block_s
 
 

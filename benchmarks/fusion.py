@@ -207,9 +207,9 @@ def measured(sizes: Sizes, device: torch.device, unmeasured: str, rounds: int) -
             x = torch.randn(batch, seq, sizes.dim, dtype=sizes.dtype)
         made = ways(layer, x, unmeasured)
         by_name = {way.name: way for way in made}
-        arms = [*made, by_name["inductor"]]  # its duplicate, last
-        candidates = [lambda _, call=way.call, x=x: call(x) for way in arms]
-        order = rng.permuted(np.tile(np.arange(len(arms)), (rounds, 1)), axis=1)
+        timed = [*made, by_name["inductor"]]  # its duplicate, last
+        candidates = [lambda _, call=way.call, x=x: call(x) for way in timed]
+        order = rng.permuted(np.tile(np.arange(len(timed)), (rounds, 1)), axis=1)
         clock.cold(candidates, order[:3], Hooks())  # warms up
         times = clock.cold(candidates, order, Hooks())
         against, duplicate = times[:, [way.name for way in made].index("inductor")], times[:, -1]

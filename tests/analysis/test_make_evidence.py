@@ -45,8 +45,8 @@ CHECKS = [
 ]
 
 
-def arms(**values: Any) -> list[Row]:
-    """Two methods, of which the second was measured by the better bench, and two repetitions of four arms."""
+def candidates(**values: Any) -> list[Row]:
+    """Two methods, of which the second was measured by the better bench, and two repetitions of four candidates."""
     naive = [[800.0, 790.0, 720.0, 710.0], [700.0, 690.0, 685.0, 680.0]]
     paired = [[700.0, 701.0, 702.0, 703.5], [701.0] * 4]
     return [
@@ -64,7 +64,7 @@ def spent(folder: Path, **values: Any) -> Row:
     shard = folder / "runs" / "r" / "shards" / "0000.json"
     shard.parent.mkdir(parents=True)
     shard.write_text(json.dumps({"timing": {"warmup_s": 0.02, "steady_block_s": 0.1}}))
-    samples = {f"cold_{arm}samples_us": [1000.0] * 50 for arm in ("", "baseline_", "duplicate_")}
+    samples = {f"cold_{of}samples_us": [1000.0] * 50 for of in ("", "baseline_", "duplicate_")}
     times: Row = {"status": "ok", "backend": "cuda", "build_s": 9.0, "verify_s": 0.1, "time_s": 0.7}
     rows = [samples | times | {"case": name} for name in ("a", "b")]
     events: list[Row] = [{"event": "building", "time": 1.0}, {"event": "built", "time": 4.0}]
@@ -102,7 +102,7 @@ class Workspace:
 
     def write_all(self) -> None:
         self.write("sensitivity", CHECKS)
-        self.write("clock-trap", arms())
+        self.write("clock-trap", candidates())
         self.write("cost", [spent(self.folder)])
         self.write("tables-at-scale", scaled())
         self.write("report-at-scale", REPORT)
@@ -255,7 +255,7 @@ def test_what_is_shown_is_on_the_side_of_the_target_that_it_is_on(target: float,
 
 
 def test_the_clock_trap_has_every_arm_the_spread_and_the_clock(work: Workspace) -> None:
-    work.write("clock-trap", arms()[::-1] + arms(tflops=float("nan")))
+    work.write("clock-trap", candidates()[::-1] + candidates(tflops=float("nan")))
     assert work.run() == 0
     assert work.cells("clock-trap") == [
         ["a, paired", "1", "700.0", "701.0", "702.0", "703.5", "0.50 %", "1980"],
@@ -271,11 +271,11 @@ def test_the_clock_trap_has_every_arm_the_spread_and_the_clock(work: Workspace) 
 
 
 def test_the_picture_has_a_point_for_each_arm() -> None:
-    (ax,) = clock_trap(H200, arms()).figure.axes
+    (ax,) = clock_trap(H200, candidates()).figure.axes
     points = [line for line in ax.lines if len(line.get_xdata()) == 1]
     drawn = [(float(line.get_xdata()[0]), int(line.get_ydata()[0])) for line in points]
     assert sorted(drawn) == sorted(
-        (row["tflops"], 2 * (row["method"] != "naive") + row["repetition"]) for row in arms()
+        (row["tflops"], 2 * (row["method"] != "naive") + row["repetition"]) for row in candidates()
     )
     assert [label.get_text() for label in ax.get_yticklabels()] == [
         "naive, 1",
@@ -326,7 +326,9 @@ def test_what_nobody_measured_says_so(work: Workspace, capsys: pytest.CaptureFix
 
 def test_columns_that_say_where_it_was_measured_may_be_missing(work: Workspace) -> None:
     work.write("sensitivity", [{k: v for k, v in row.items() if k != "commit"} for row in CHECKS])
-    work.write("clock-trap", [{k: v for k, v in row.items() if k not in ABOUT and k != "sm_mhz"} for row in arms()])
+    work.write(
+        "clock-trap", [{k: v for k, v in row.items() if k not in ABOUT and k != "sm_mhz"} for row in candidates()]
+    )
     assert work.run() == 0
     assert "Measured on NVIDIA H200; driver 580.95.05; PyTorch version 2.11.0. Met" in work.part("sensitivity")
     assert "Measured on unknown device. How far" in work.part("clock-trap")
@@ -337,7 +339,7 @@ def test_every_device_has_its_tables(work: Workspace) -> None:
     for name in ("NVIDIA H200", "NVIDIA L40S"):
         slug = name.lower().replace(" ", "-")
         work.write("sensitivity", [check(value=0.0, device=name)], slug)
-        work.write("clock-trap", arms(device=name), slug)
+        work.write("clock-trap", candidates(device=name), slug)
     assert work.run() == 0
     for name in ("sensitivity", "clock-trap", "verdicts"):
         assert re.findall(r"Measured on ([^;]+);", work.part(name)) == ["NVIDIA H200", "NVIDIA L40S"]
@@ -346,7 +348,7 @@ def test_every_device_has_its_tables(work: Workspace) -> None:
 
 CHANGED = {
     "sensitivity": ([check(value=0.0199)], ["evidence.md", "methodology.md"]),
-    "clock-trap": (arms(tflops=1.5), ["clock-trap.svg", "methodology.md"]),
+    "clock-trap": (candidates(tflops=1.5), ["clock-trap.svg", "methodology.md"]),
     "tables-at-scale": (scaled(100.0), ["evidence.md"]),
     "cost": ([{"cases": 1, "sweep_s": 1.0, "ratio": 1.0, "case_s": 1.0, "case_overhead_s": 0.1}], ["methodology.md"]),
 }

@@ -117,8 +117,8 @@ def wrong(how):
             eager(out, lse, q, k[:, : q.shape[1]], v[:, : q.shape[1]], q_seqlens, kv_seqlens, causal, window, softcap)
         elif how == "no maximum":
             scores = torch.einsum("bihd,bjhd->bhij", q.float(), k.float()) * q.shape[3] ** -0.5
-            powers = scores.exp() * seen(q.shape[1], k.shape[1], causal, window)
-            out.copy_(torch.einsum("bhij,bjhd->bihd", powers / powers.sum(-1, keepdim=True), v.float()))
+            exponentials = scores.exp() * seen(q.shape[1], k.shape[1], causal, window)
+            out.copy_(torch.einsum("bhij,bjhd->bihd", exponentials / exponentials.sum(-1, keepdim=True), v.float()))
         elif how == "scores in half precision":
             scores = torch.einsum("bihd,bjhd->bhij", q.float(), k.float()).half() * q.shape[3] ** -0.5
             scores = scores.float().masked_fill(~seen(q.shape[1], k.shape[1], causal, window), -INF)

@@ -55,7 +55,7 @@ def kernel(
     y_ptr, a_ptr, b_ptr, bias_ptr, m, n, k, stride_y, stride_a, stride_bk, stride_bn,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
 ):  # fmt: skip
-    # Groups of GROUP_M rows of tiles are walked column by column, so that a wave of programs shares rows and columns.
+    # Groups of GROUP_M rows of tiles are taken column by column, so that a wave of programs shares rows and columns.
     tiles_m, tiles_n = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
     program = tl.program_id(0)
     group = program // (GROUP_M * tiles_n)

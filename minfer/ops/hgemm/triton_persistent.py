@@ -1,4 +1,4 @@
-"""triton_persistent: as many programs as the GPU has multiprocessors, each walks over tiles, operands come by TMA.
+"""triton_persistent: as many programs as the GPU has multiprocessors, each takes one tile after another, operands come by TMA.
 
 Idea: the copy engine computes addresses and edges, and the loads of the next tile are in flight while one is stored.
 Expected: above triton_tiled where there are several waves of tiles, and nothing for one.
@@ -19,7 +19,7 @@ def kernel(
 ):  # fmt: skip
     tiles_m, tiles_n = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
     for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, PROGRAMS, flatten=True):
-        # Groups of GROUP_M rows of tiles are walked column by column, so that a wave shares rows and columns.
+        # Groups of GROUP_M rows of tiles are taken column by column, so that a wave shares rows and columns.
         group = tile // (GROUP_M * tiles_n)
         rows_here = tl.minimum(tiles_m - group * GROUP_M, GROUP_M)
         row = (group * GROUP_M + tile % (GROUP_M * tiles_n) % rows_here) * BLOCK_M

@@ -59,10 +59,10 @@ def split(
         scores = tl.where(inside[None, :] & (key[None, :] < seen[:, None]), scores, float("-inf"))
         highest = tl.maximum(base, tl.max(scores, 1))
         zero = tl.where(highest == float("-inf"), 0.0, highest)
-        powers = tl.exp2(scores - zero[:, None])
+        exponentials = tl.exp2(scores - zero[:, None])
         rescale = tl.exp2(base - zero)
-        total = total * rescale + tl.sum(powers, 1)
-        sums = tl.dot(powers.to(c.dtype), c, sums * rescale[:, None])
+        total = total * rescale + tl.sum(exponentials, 1)
+        sums = tl.dot(exponentials.to(c.dtype), c, sums * rescale[:, None])
         base = highest
 
     if splits == 1:

@@ -200,9 +200,9 @@ def attend(
         scores.div_(softcap).tanh_().mul_(softcap)
     scores.masked_fill_(hidden, -math.inf)
     most = scores.amax(-1, keepdim=True)
-    powers = scores.sub_(most.clamp_min(-1e300)).exp_()  # -inf where nothing is seen
-    total = powers.sum(-1, keepdim=True)
-    p = powers.div_(total.clamp_min(1e-300))
+    exponentials = scores.sub_(most.clamp_min(-1e300)).exp_()  # -inf where nothing is seen
+    total = exponentials.sum(-1, keepdim=True)
+    p = exponentials.div_(total.clamp_min(1e-300))
 
     largest = scale * q.norm(dim=-1, keepdim=True) * k.norm(dim=-1).amax(-1)[:, None, None]
     e = ((4 * dim**0.5 + 8) * largest + 8 * softcap + 8) * U

@@ -37,14 +37,14 @@ def step(
         scores = tl.where(seen, scores, float("-inf"))
     highest = tl.maximum(most, tl.max(scores, 1))
     base = tl.where(highest == float("-inf"), 0.0, highest) * factor
-    powers = tl.exp2(scores * factor - base[:, None])
+    exponentials = tl.exp2(scores * factor - base[:, None])
     rescale = tl.exp2(most * factor - base)
-    total = total * rescale + tl.sum(powers, 1)
+    total = total * rescale + tl.sum(exponentials, 1)
     if MASKED:
         v = tl.load(v_ptrs + shift * stride_v, mask=(column < keys)[:, None], other=0.0)
     else:
         v = tl.load(v_ptrs + shift * stride_v)
-    sums = tl.dot(powers.to(v.dtype), v, sums * rescale[:, None])
+    sums = tl.dot(exponentials.to(v.dtype), v, sums * rescale[:, None])
     return sums, highest, total
 
 

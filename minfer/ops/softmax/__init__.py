@@ -82,7 +82,7 @@ def masked(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 def reference(case: Case, t: Tensors) -> dict[str, Expected]:
     """An exponent z - max z takes two roundings in fp32, one for the difference d and one for the factor log2 e, and an
     additive mask one of z before: an error of 2 u d + u max |z|, which is the relative error of the power, with two ulps for
-    the function itself. In the sum, powers weigh their own errors: sum p d <= log n, by the entropy of p. The sum of n
+    the function itself. In the sum, exponentials weigh their own errors: sum p d <= log n, by the entropy of p. The sum of n
     positive terms has at most 4 sqrt(n) u. Eight more roundings are for the quotient."""
     z = masked(t["x"], t["mask"])
     value = torch.softmax(z, 1)

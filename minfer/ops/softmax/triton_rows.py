@@ -36,8 +36,8 @@ def kernel(y_ptr, x_ptr, mask_ptr, n, stride_y, stride_x, MASK: tl.constexpr, BL
     if WHOLE:
         logits = logits_at(x_ptr, mask_ptr, cols, valid, MASK)
         most = tl.max(logits, axis=0)
-        powers = tl.exp(logits - tl.where(most == float("-inf"), 0.0, most))
-        tl.store(y_ptr + cols, (powers / tl.sum(powers, axis=0)).to(dtype), mask=cols < n)
+        exponentials = tl.exp(logits - tl.where(most == float("-inf"), 0.0, most))
+        tl.store(y_ptr + cols, (exponentials / tl.sum(exponentials, axis=0)).to(dtype), mask=cols < n)
     else:
         maxima = tl.full((BLOCK,), float("-inf"), tl.float32)
         sums = tl.zeros((BLOCK,), tl.float32)
