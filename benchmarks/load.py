@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from minfer.jobs import record
+from minfer.jobs import run as record
 from minfer.launch import compose
 from minfer.rows import store
 from minfer.run.progress import RunProgress

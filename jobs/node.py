@@ -13,7 +13,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from minfer.jobs import preflight, record
+from minfer.jobs import preflight
+from minfer.jobs import run as record
 from minfer.process import fork_server
 from minfer.process.stopping import AGAIN
 

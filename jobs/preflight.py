@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from minfer.jobs import record
+from minfer.jobs import run as record
 from minfer.plan.config import Cluster, Container, UserError
 
 LEAST_SCRATCH_MB = 200  # a shard's builds and their temporary files

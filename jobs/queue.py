@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from minfer.jobs.record import Job
+from minfer.jobs.run import Job
 
 WAITING = (
     "PENDING",

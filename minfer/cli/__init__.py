@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from minfer import launch
-from minfer.jobs import record
+from minfer.jobs import run as record
 from minfer.plan.config import UserError, groups, nearest
 
 RUN = " (RUN: a run's name or folder, or the word last for the newest run)"
@@ -59,7 +59,8 @@ def act(action: str, words: list[str]) -> int:
         if not words or words[0].startswith("-"):
             raise UserError(ACTIONS[action])
         folder = record.find(words[0])
-        from minfer.run import control, report  # imports torch, which a typo need not wait for
+        from minfer.run import control  # imports torch, which a typo need not wait for
+        from minfer.run import terminal as report
 
         actions = {
             "status": control.status,
@@ -74,7 +75,8 @@ def act(action: str, words: list[str]) -> int:
 
 def runs(words: list[str]) -> int:
     """List the newest runs; the exit status is 0."""
-    from minfer.run import control, report  # imports torch, which a typo need not wait for
+    from minfer.run import control  # imports torch, which a typo need not wait for
+    from minfer.run import terminal as report
 
     return control.runs(report.console(), words)
 

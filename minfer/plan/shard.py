@@ -38,7 +38,7 @@ class Shard:
     redo: dict[str, float] = field(default_factory=dict)  # case -> when its row was finished that is to be replaced
 
     def check_sources(self) -> None:
-        """A run measures the sources that it was submitted with. The project's are copied (jobs/record.py); others stay
+        """A run measures the sources that it was submitted with. The project's are copied (jobs/run.py); others stay
         where they are, and may have changed: then this raises Unfit."""
         for name, digest in self.sources.items():
             if not Path(name).is_file() or _digest(Path(name)) != digest:

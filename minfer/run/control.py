@@ -11,14 +11,15 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from minfer.jobs import queue, record
+from minfer.jobs import queue
+from minfer.jobs import run as record
 from minfer.plan.cases import Plan
 from minfer.plan.config import UserError
 from minfer.plan.shard import Shard
 from minfer.rows.store import STATUSES
 from minfer.run import by_node, latest, retries, start, usage
 from minfer.run.progress import RunProgress
-from minfer.run.report import print_summary
+from minfer.run.terminal import print_summary
 
 JSON, STATUS = "--json", "status="
 SHOWN = 20  # runs of a list

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from minfer.jobs import preflight, queue, record
+from minfer.jobs import preflight, queue
+from minfer.jobs import run as record
 from minfer.plan.shard import Shard
 
 POLLS_S = (0.5, 10.0)  # the queue is asked so often at first, and at last

@@ -18,11 +18,12 @@ from pathlib import Path
 from rich.console import Console
 
 from minfer import ops
-from minfer.jobs import submit
+from minfer.jobs.executors import slurm as submit
 from minfer.ops import PACKAGE, Kernel, Op
 from minfer.plan.config import INSTALLED, Config, UserError, choose, names
 from minfer.rows import store
-from minfer.run import report, start
+from minfer.run import start
+from minfer.run import terminal as report
 
 TREE = "."  # stands for the files as they are
 RESULTS = Path("results") / store.APART / "race"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from minfer.jobs import preflight, queue
-from minfer.jobs.record import Job
+from minfer.jobs.run import Job
 from minfer.plan.config import Cluster
 from minfer.run.progress import RunProgress, ShardProgress
 

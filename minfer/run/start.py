@@ -16,14 +16,18 @@ from rich.console import Console
 
 from minfer import ops
 from minfer.bench.device import IMAGE, NO_GPU, driver_too_old
-from minfer.jobs import distribute, preflight, queue, record, submit
+from minfer.jobs import partition as distribute
+from minfer.jobs import preflight, queue
+from minfer.jobs import run as record
+from minfer.jobs.executors import slurm as submit
 from minfer.plan import cases, shell
 from minfer.plan import extra as extra_files
 from minfer.plan.config import CONF, INSTALLED, SCRIPT, Config, UserError, choose, named
 from minfer.plan.shard import Shard, outside
-from minfer.run import notify, report, retries
+from minfer.run import notify, retries
+from minfer.run import terminal as report
 from minfer.run.progress import RunProgress
-from minfer.run.report import follow, print_plan, print_summary, relative
+from minfer.run.terminal import follow, print_plan, print_summary, relative
 
 
 def run(config: Config) -> int:

@@ -8,7 +8,8 @@ import subprocess
 
 import pytest
 
-from minfer.jobs import preflight, record
+from minfer.jobs import preflight
+from minfer.jobs import run as record
 from minfer.plan.config import UserError
 from minfer.rows import store
 from tests.cluster.conftest import PATIENCE_S, control, over, submit, until, words

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from minfer.jobs import queue, record
+from minfer.jobs import queue
+from minfer.jobs import run as record
 from minfer.process.threads import children
 from minfer.run.progress import RunProgress
 from tests.cluster.conftest import LAB, at, lab_node, node_of, over, resubmit, rows, submit, until

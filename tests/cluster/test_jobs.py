@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from minfer.jobs import record
+from minfer.jobs import run as record
 from minfer.rows import store
 from tests.cluster.conftest import at, control, over, rows, submit, words
 from tests.conftest import ROOT, launch

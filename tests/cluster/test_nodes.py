@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from minfer.jobs import queue, record
+from minfer.jobs import queue
+from minfer.jobs import run as record
 from minfer.rows import store
 from minfer.rows.select import newest
 from minfer.run.progress import RunProgress

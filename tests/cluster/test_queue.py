@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from minfer.jobs import record
+from minfer.jobs import run as record
 from minfer.plan.config import UserError
 from minfer.rows import store
 from tests.cluster.conftest import LAB, at, control, over, resubmit, rows, submit, until, words
@@ -188,7 +188,7 @@ def test_half_a_submission_says_what_is_queued_and_how_to_go_on(folder, tmp_path
     )
     wrapper.chmod(wrapper.stat().st_mode | stat.S_IEXEC)
     monkeypatch.setenv("PATH", f"{wrapper.parent}:{os.environ['PATH']}")
-    monkeypatch.setattr("minfer.jobs.submit._largest_array", lambda: 2)
+    monkeypatch.setattr("minfer.jobs.executors.slurm._largest_array", lambda: 2)
     with pytest.raises(
         UserError, match=r"^2 of 3 shards are queued as \S+, and SLURM refused the rest: QOSMax"
     ) as told:

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from minfer.jobs import queue, record
+from minfer.jobs import queue
+from minfer.jobs import run as record
 from minfer.rows import store
 from tests.cluster.conftest import LAB, until, words
 from tests.conftest import launch

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from minfer import ops
-from minfer.jobs import record
+from minfer.jobs import run as record
 from minfer.plan.config import UserError
 from minfer.plan.shard import Shard
 from minfer.rows import store

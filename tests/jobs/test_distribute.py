@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from minfer.jobs import distribute, submit
+from minfer.jobs import partition as distribute
+from minfer.jobs.executors import slurm as submit
 from minfer.plan.config import Cluster, Config, Shape, UserError, check_values
 from minfer.run import by_node
 from tests.tables import row

@@ -9,7 +9,9 @@ import pynvml
 import pytest
 
 from minfer.bench import device
-from minfer.jobs import preflight, record, submit
+from minfer.jobs import preflight
+from minfer.jobs import run as record
+from minfer.jobs.executors import slurm as submit
 from minfer.plan.config import Cluster, Container, UserError
 
 CONFIG = "op: hgemm\ndtype: float16\nshape: {{name: tiny}}\ncluster: {{name: local}}\nresults: {}\n"

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from minfer import ops
-from minfer.jobs import preflight, queue, record
+from minfer.jobs import preflight, queue
+from minfer.jobs import run as record
 from minfer.plan.config import Cluster, Config, Shape, UserError, check_values
 from minfer.plan.shard import Shard
 from minfer.run import retries

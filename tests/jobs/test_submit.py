@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from submitit.slurm.slurm import _make_sbatch_string
 
-from minfer.jobs import record, submit
+from minfer.jobs import run as record
+from minfer.jobs.executors import slurm as submit
 from minfer.plan.config import Cluster, Config, Container, Shape, UserError, check_words
 
 # Take the place of commands of the node. srun tells its task what the script does not know, and calls it; apptainer

@@ -9,7 +9,8 @@ import pytest
 from rich.console import Console
 
 from minfer import ops
-from minfer.jobs import queue, record
+from minfer.jobs import queue
+from minfer.jobs import run as record
 from minfer.plan.shard import Shard
 from minfer.run import usage
 from minfer.run.progress import RunProgress

@@ -15,7 +15,7 @@ from minfer import build, ops
 from minfer.ops import Case
 from minfer.profilers import Finding, Job, ncu
 from minfer.rows import store
-from minfer.run import report
+from minfer.run import terminal as report
 
 HGEMM = ops.get("hgemm")
 PROBES = Path(__file__).resolve().parents[1] / "probes" / "kernels.py"

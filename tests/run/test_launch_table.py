@@ -15,7 +15,7 @@ from minfer.bench.judged import FASTER, LONGER
 from minfer.plan.cases import Plan
 from minfer.rows import store
 from minfer.run.progress import RunProgress
-from minfer.run.report import print_summary, without_value
+from minfer.run.terminal import print_summary, without_value
 from tests.conftest import FAST
 from tests.tables import row
 

@@ -19,7 +19,9 @@ import pytest
 from rich.console import Console
 
 from minfer import ops
-from minfer.jobs import queue, record, submit
+from minfer.jobs import queue
+from minfer.jobs import run as record
+from minfer.jobs.executors import slurm as submit
 from minfer.plan.cases import Plan
 from minfer.plan.config import Cluster, Config, Container, UserError
 from minfer.plan.extra import load

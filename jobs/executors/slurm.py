@@ -19,8 +19,9 @@ from typing import Any
 
 import submitit
 
-from minfer.jobs import node, preflight, record
-from minfer.jobs.record import Job
+from minfer.jobs import node, preflight
+from minfer.jobs import run as record
+from minfer.jobs.run import Job
 from minfer.plan import shell
 from minfer.plan.config import Cluster, Config, Container, UserError
 from minfer.process.stopping import AGAIN

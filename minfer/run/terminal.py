@@ -21,7 +21,8 @@ from minfer.plan.config import Config
 from minfer.plan.counters import TENSOR
 from minfer.rows import store
 from minfer.rows.select import is_judged
-from minfer.run import by_node, figures, latest
+from minfer.run import by_node, latest
+from minfer.run import times as figures
 from minfer.run.progress import RunProgress
 
 POLL_S = 0.2

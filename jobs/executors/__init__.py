@@ -1,0 +1,1 @@
+"""How jobs are started and followed, on this machine or by SLURM."""
