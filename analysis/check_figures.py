@@ -1,6 +1,6 @@
 """Do the figures of the results tables agree with each other, and with what their devices can do?
 
-    python analysis/check_figures.py README.md docs/*.md docs/results/*/*.md results/*/*/*.parquet
+    python analysis/check_figures.py README.md docs/*.md docs/results/*/*.md results/*/*.parquet
 
 From the times and throughputs that a table shows this computes the ratios beside them, as a reader with a calculator would,
 and names each that differs by more than rounding. The fastest kernel must be bold, a sentence above the tables must repeat

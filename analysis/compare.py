@@ -51,7 +51,9 @@ def run(options: argparse.Namespace) -> int:
     """Compare what the options name. Raises Mistake and Unknown."""
     limit = _limit(options.fail_over) if options.fail_over is not None else None
     with tempfile.TemporaryDirectory() as kept:
-        first, second = (sources.files(word, options.results, Path(kept)) for word in (options.A, options.B))
+        first, second = (
+            sources.files(word, options.results, Path(kept), revisions=True) for word in (options.A, options.B)
+        )
         found = verdicts.compare(first, second, options.regime)
     if not found.cases:
         raise Mistake(

@@ -41,7 +41,7 @@ def directions(op: str, device: str, rows: list[Row], theme: Theme = LIGHT) -> P
         lines = over_sizes(ax, found, theme)
         said.append(f"{len(lines)} kernels {direction}")
     about = f"Cold throughput of {op} on {device} over {both['forward'].over}: {' and '.join(said)}."
-    return Picture(drawn, about, table(both) if theme is LIGHT else "")
+    return Picture(drawn, about, table(both))
 
 
 def without(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Pictures as files: each as SVG and PNG, written or only checked, and as Markdown shows them."""
+"""Pictures as SVG files, written or only checked, and as Markdown shows them."""
 
 from __future__ import annotations
 
@@ -10,26 +10,21 @@ from matplotlib import __version__ as VERSION
 
 from minfer.analysis.plots import Picture
 from minfer.analysis.readme import plain
-from minfer.analysis.style import DARK, THEMES, encoded
-
-SUFFIXES = ("svg", "png")
-COMPARED = (".svg", ".csv")  # of a PNG the bytes depend on zlib's version, and its SVG shows whether it is old
+from minfer.analysis.style import encoded
 
 
 def bring_up_to_date(drawn: Mapping[Path, Picture], folder: Path, ours: str, command: str, check: bool) -> list[str]:
     """Write or only check pictures and their tables, named without a suffix; what is wrong, in sentences.
 
     Below `folder`, a picture whose name matches `ours`, a regular expression, and that was not drawn, is removed."""
-    suffixes = SUFFIXES[:1] if check else SUFFIXES
-    files = {named(path, s): encoded(p.figure, s, p.about) for path, p in drawn.items() for s in suffixes}
-    pngs = {named(path, "png"): b"" for path in drawn}
+    files = {named(path, "svg"): encoded(p.figure, p.about) for path, p in drawn.items()}
     files |= {named(path, "csv"): p.csv.encode() for path, p in drawn.items() if p.csv}
-    expression = re.compile(rf"{ours}\.({'|'.join(SUFFIXES)}|csv)")
+    expression = re.compile(rf"{ours}\.(svg|csv)")
     try:
         if check:
             return [
                 f"{file} is out of date, or of another Matplotlib than {VERSION}: run `{command}`"
-                for file in differences(files | pngs, folder, expression)
+                for file in differences(files, folder, expression)
             ]
         write(files, folder, expression)
     except OSError as error:
@@ -38,16 +33,13 @@ def bring_up_to_date(drawn: Mapping[Path, Picture], folder: Path, ours: str, com
 
 
 def pattern(names: Iterable[str]) -> str:
-    """What the names of these plots' files match, in every theme and without a suffix."""
-    themes = "|".join(re.escape(theme.suffix) for theme in THEMES)
-    return f".+-({'|'.join(names)})({themes})"
+    """What the names of these plots' files match, without a suffix."""
+    return f".+-({'|'.join(names)})"
 
 
 def shown(path: str, about: str) -> str:
-    """HTML in Markdown that shows a picture, named without a suffix, light or dark as the page is."""
-    text = plain(about).replace('"', "&quot;").replace("\\", "")
-    dark = f'<source media="(prefers-color-scheme: dark)" srcset="{path}{DARK.suffix}.svg">'
-    return f'<picture>{dark}<img alt="{text}" src="{path}.svg"></picture>'
+    """Markdown that shows a picture, named without a suffix."""
+    return f"![{plain(about)}]({path}.svg)"
 
 
 def named(path: Path, suffix: str) -> Path:
@@ -55,9 +47,9 @@ def named(path: Path, suffix: str) -> Path:
 
 
 def differences(files: dict[Path, bytes], folder: Path, ours: re.Pattern[str]) -> Iterator[Path]:
-    """The files that are not as they should be, those that should not be there included; a PNG is, when it is there."""
+    """The files that are not as they should be, those that should not be there included."""
     for file, content in files.items():
-        if not file.is_file() or (file.suffix in COMPARED and file.read_bytes() != content):
+        if not file.is_file() or file.read_bytes() != content:
             yield file
     yield from sorted(f for f in folder.glob("*/*") if ours.fullmatch(f.name) and f not in files)
 

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from minfer.analysis import by_problem
 from minfer.analysis.rows import WHICH, number, on_one_clock, with_problem
 from minfer.rows import store
-from minfer.rows.select import judged
+from minfer.rows.select import are_judged
 
 COMMAND = "python analysis/make_best.py"
 TABLE = Path("minfer/functional/best.json")
@@ -28,7 +28,7 @@ COLUMNS += ["device", "device_kind", "arch", "baseline", "cold_baseline_us", "co
 def entries(table: pa.Table) -> by_problem.Table:
     """What the rows say of each op, in order: by architecture, device, dtype, parameters and shape."""
     found: dict[str, dict[by_problem.Key, dict[str, float]]] = {}
-    table = table.filter(pc.invert(judged(table)))  # whose times are of blocks, not of single calls
+    table = table.filter(pc.invert(are_judged(table)))  # whose times are of blocks, not of single calls
     for row in on_one_clock(with_problem(table)).to_pylist(maps_as_pydicts="lossy"):
         us, key = number(row, "cold_us"), by_problem.key(row)
         ours = row["status"] in store.MEASURED and row["backend"] not in (None, "torch")

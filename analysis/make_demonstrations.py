@@ -23,7 +23,6 @@ from minfer.analysis import demonstrations as draw
 from minfer.analysis.demonstrations import Inside
 from minfer.analysis.plots import Picture
 from minfer.analysis.readme import counted, plain, update
-from minfer.analysis.style import LIGHT, THEMES, Theme
 from minfer.rows import store
 from minfer.rows.store import Row
 
@@ -91,8 +90,8 @@ def origin(about: Row) -> str:
     return "; ".join([f"Measured on {plain(about['device'])}", *known]) + "."
 
 
-def place(device: str, name: str, theme: Theme = LIGHT) -> str:
-    return f"{store.slug(device)}/{name}{theme.suffix}"
+def place(device: str, name: str) -> str:
+    return f"{store.slug(device)}/{name}"
 
 
 def bring_up_to_date(options: argparse.Namespace) -> list[str]:
@@ -107,11 +106,9 @@ def bring_up_to_date(options: argparse.Namespace) -> list[str]:
     folder, drawn = options.docs / "plots", dict[Path, Picture]()
     texts: dict[str, list[str]] = {name: [] for name in PAGES}
 
-    def add(name: str, about: Row, make: Callable[[str, Theme], Picture], lines: list[str]) -> None:
-        for theme in THEMES:
-            with theme.active():
-                drawn[folder / place(about["device"], name, theme)] = make(about["device"], theme)
+    def add(name: str, about: Row, make: Callable[[str], Picture], lines: list[str]) -> None:
         where = place(about["device"], name)
+        drawn[folder / where] = make(about["device"])
         texts[name] += [origin(about), "", files.shown(f"plots/{where}", drawn[folder / where].about), "", *lines, ""]
 
     for inside in traces:

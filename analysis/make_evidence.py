@@ -18,10 +18,8 @@ import pyarrow.parquet as pq
 from benchmarks.cost import OVERHEAD_S, WHOLE
 from minfer.analysis import files
 from minfer.analysis.command import parser
-from minfer.analysis.plots import Picture
 from minfer.analysis.readme import counted, plain, significant, table_lines, update
 from minfer.analysis.rows import number
-from minfer.analysis.style import LIGHT, THEMES, Theme
 from minfer.analysis.trap import apart, clock_trap, most_apart, runs
 from minfer.rows import store
 from minfer.rows.store import Row
@@ -206,8 +204,8 @@ def trap(measured: list[list[Row]], folder: str) -> str:
     return "\n".join(lines) or missing("clock-trap")
 
 
-def picture_name(rows: list[Row], theme: Theme = LIGHT) -> str:
-    return f"{store.slug(device(rows))}/clock-trap{theme.suffix}"
+def picture_name(rows: list[Row]) -> str:
+    return f"{store.slug(device(rows))}/clock-trap"
 
 
 def cost(measured: list[list[Row]]) -> str:
@@ -254,11 +252,7 @@ def main(arguments: Iterable[str] | None = None) -> int:
 
 def bring_up_to_date(found: Found, evidence: Path, methodology: Path, folder: Path, check: bool) -> list[str]:
     """Write or only check the plots and both texts; what is wrong, in sentences."""
-    drawn: dict[Path, Picture] = {}
-    for theme in THEMES:
-        with theme.active():
-            for rows in found["clock-trap"]:
-                drawn[folder / picture_name(rows, theme)] = clock_trap(device(rows), rows, theme)
+    drawn = {folder / picture_name(rows): clock_trap(device(rows), rows) for rows in found["clock-trap"]}
     where = Path(os.path.relpath(folder, methodology.parent)).as_posix()
     bodies = {
         (evidence, "sensitivity"): sensitivity(found["sensitivity"]),

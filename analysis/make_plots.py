@@ -1,10 +1,10 @@
 """Plots of the results, from parquet: `python analysis/make_plots.py`.
 
 Draws up to three plots of each op on each device into docs/plots/<device>/, and one of forward and backward where it has both,
-with its points as CSV; each as SVG and PNG, light and dark; and a page README.md that shows them all. If an op was timed on
-several GPUs, the folder of the GPU with most cases has a plot of all these GPUs. In the README it rewrites what is between
-`<!-- plots:begin -->` and `<!-- plots:end -->`: one ladder, and links to these pages. What the rows do not suffice for is left
-out, with a sentence. The same rows give the same bytes with the same Matplotlib, which `--check` relies on.
+with its points as CSV; each as one SVG, light or dark as its reader prefers; and a page README.md that shows them all. If an
+op was timed on several GPUs, the folder of the GPU with most cases has a plot of all these GPUs. In the README it rewrites
+what is between `<!-- plots:begin -->` and `<!-- plots:end -->`: one ladder, and links to these pages. What the rows do not
+suffice for is left out, with a sentence. The same rows give the same bytes with the same Matplotlib, which `--check` relies on.
 """
 
 from __future__ import annotations
@@ -27,13 +27,12 @@ from minfer.analysis.peaks import Peaks, best_peaks, under_one_peak
 from minfer.analysis.readme import README, plain, update
 from minfer.analysis.roofline import roofline
 from minfer.analysis.rows import WHICH, kernel_order, lead, metric_of, on_one_clock, primary, sections, with_problem
-from minfer.analysis.style import LIGHT, THEMES, Theme
 from minfer.analysis.tables import REGIMES
 from minfer.rows import store
 
 COMMAND = "python analysis/make_plots.py"
 MARKED = "plots"
-Draw = Callable[[str, str, list[store.Row], Theme], plots.Picture]
+Draw = Callable[[str, str, list[store.Row]], plots.Picture]
 DEVICES = "devices"  # the plot that has several
 PLOTS: dict[str, Draw] = {"ladder": plots.ladder, "throughput": plots.throughput, "roofline": roofline}
 OF_BACKWARD: dict[str, Draw] = {"directions": directions}  # of ops that have one
@@ -44,32 +43,26 @@ COLUMNS += [f"{regime}_{name}" for regime in REGIMES for name in ("us", "rate", 
 Drawn = dict[tuple[str, str], dict[str, plots.Picture]]  # by op and device, the pictures by name
 
 
-def pictures(
-    table: pa.Table, themes: Iterable[Theme] = (LIGHT,)
-) -> Iterator[tuple[Theme, str, str, str, plots.Picture | str]]:
-    """Theme, op, device, name and picture of every plot, or a sentence on why there is none, from usable rows."""
+def pictures(table: pa.Table) -> Iterator[tuple[str, str, str, plots.Picture | str]]:
+    """Op, device, name and picture of every plot, or a sentence on why there is none, from usable rows."""
     table = on_one_clock(with_problem(table))
     best = peaks_of(table)
     for op, device in sections(table):
         rows = rows_of(table, op, device, best[device])
-        for theme in themes:
-            for name, draw in (PLOTS | OF_BACKWARD if has_backward(rows) else PLOTS).items():
-                yield theme, op, device, name, drawn_or_why(partial(draw, op, device, rows), op, device, name, theme)
+        for name, draw in (PLOTS | OF_BACKWARD if has_backward(rows) else PLOTS).items():
+            yield op, device, name, drawn_or_why(partial(draw, op, device, rows), op, device, name)
     gpus = table.filter(pc.equal(table["device_kind"], "cuda"))
     for op in sorted(pc.unique(gpus["op"]).to_pylist()):
         everywhere = {device: rows_of(table, op, device, best[device]) for device in primary(gpus)}
         of = {device: rows for device, rows in everywhere.items() if rows}
-        for theme in themes if len(of) > 1 else ():
+        if len(of) > 1:
             first = next(iter(of))
-            yield theme, op, first, DEVICES, drawn_or_why(partial(devices, op, of), op, first, DEVICES, theme)
+            yield op, first, DEVICES, drawn_or_why(partial(devices, op, of), op, first, DEVICES)
 
 
-def drawn_or_why(
-    draw: Callable[[Theme], plots.Picture], op: str, device: str, name: str, theme: Theme
-) -> plots.Picture | str:
+def drawn_or_why(draw: Callable[[], plots.Picture], op: str, device: str, name: str) -> plots.Picture | str:
     try:
-        with theme.active():
-            return draw(theme)
+        return draw()
     except plots.LeftOut as error:
         return f"the {name} plot of {op} on {device} is left out: {error}"
 
@@ -92,9 +85,9 @@ def rows_of(table: pa.Table, op: str, device: str, best: Peaks) -> list[store.Ro
     return under_one_peak(sorted((row for row in rows if row["metric"] == metric), key=kernel_order), best)
 
 
-def path(op: str, device: str, name: str, theme: Theme = LIGHT) -> Path:
+def path(op: str, device: str, name: str) -> Path:
     """Where a picture belongs, below the folder of the plots, without a suffix."""
-    return Path(store.slug(device)) / f"{store.slug(op)}-{name}{theme.suffix}"
+    return Path(store.slug(device)) / f"{store.slug(op)}-{name}"
 
 
 def readme_lines(drawn: Drawn, first: tuple[str, str] | None, folder: str) -> list[str]:
@@ -138,12 +131,12 @@ def write(table: pa.Table, options: Options) -> list[str]:
     folder = options.plots or options.readme.parent / "docs" / "plots"
     named: dict[Path, plots.Picture] = {}
     drawn: Drawn = {}
-    for theme, op, device, name, picture in pictures(table, THEMES):
-        if not isinstance(picture, str):
-            drawn.setdefault((op, device), {})[name] = picture
-            named[folder / path(op, device, name, theme)] = picture
-        elif theme is LIGHT:
+    for op, device, name, picture in pictures(table):
+        if isinstance(picture, str):
             print(picture)
+        else:
+            drawn.setdefault((op, device), {})[name] = picture
+            named[folder / path(op, device, name)] = picture
     problems = files.bring_up_to_date(
         named, folder, files.pattern([*PLOTS, *OF_BACKWARD, DEVICES]), COMMAND, options.check
     )

@@ -1,8 +1,9 @@
-"""Tables over the shapes of a set of `conf/shape`: how fast, and how much faster than the baseline, size by size.
+"""Tables over the shapes of a named set: how fast, and how much faster than the baseline, size by size.
 
-They are about cold calls. A set of few shapes is a table of throughputs with a line a kernel; one of many has a line a
-shape, and beside the baseline only the kernels that are our fastest or the best other at some shape. Axes that have one size
-in the whole table are in its title; the others name its lines or columns.
+The sets are those of `minfer/ops/<op>/shapes.yaml` and `conf/shape`. The tables are about cold calls. A set of few shapes is
+a table of throughputs with a line a kernel; one of many has a line a shape, and beside the baseline only the kernels that are
+our fastest or the best other at some shape. Axes that have one size in the whole table are in its title; the others name its
+lines or columns.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from minfer.analysis.readme import plain, significant, table_lines
 from minfer.analysis.rows import kernel_order, metric_of, number
 from minfer.analysis.tables import duration, fastest, regime_time, throughput, title
 from minfer.rows import store
+from minfer.shapes import OPS, named_sets
 
 PACKAGE = Path(store.__file__).resolve().parents[1]
 CONF = (PACKAGE if (PACKAGE / "conf").is_dir() else PACKAGE.parent) / "conf"  # of a wheel, or of a clone
@@ -56,13 +58,14 @@ class Axes:
         return plain(" × ".join(self.names))
 
 
-def shape_sets(op: str, folder: Path = SETS) -> dict[str, list[frozenset[str]]]:
+def shape_sets(op: str, folder: Path = SETS, ops: Path = OPS) -> dict[str, list[frozenset[str]]]:
     """The shapes of each set of an op in the order of the file, a GPU's and a CPU's together; one is {"m=1", "n=2"}."""
+    written = named_sets(ops) | {content["name"]: content for content in _files(folder) if content.get("op") == op}
     found: dict[str, list[frozenset[str]]] = {}
-    for content in _files(folder):
-        if content.get("op") != op:
+    for name, content in sorted(written.items()):
+        if content["op"] != op:
             continue
-        shapes = found.setdefault(content["name"], [])
+        shapes = found.setdefault(name, [])
         for entry in (*content.get("gpu", ()), *content.get("cpu", ())):
             sizes = [size if isinstance(size, list) else [size] for size in entry.values()]
             for chosen in itertools.product(*sizes):

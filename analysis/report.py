@@ -10,6 +10,7 @@ import argparse
 import html
 import importlib.util
 import sys
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -53,8 +54,9 @@ def main(arguments: Iterable[str] | None = None) -> int:
 def write(words: Iterable[str], folder: Path, output: Path) -> int:
     """Write the report of what the words name. Raises Mistake and Unknown."""
     script = plotly()
-    paths = sorted({path for word in words for path in sources.files(word, folder)})
-    table, bad = read_shown(paths, [*figures.COLUMNS, *NESTED])
+    with tempfile.TemporaryDirectory() as kept:
+        paths = sorted({path for word in words for path in sources.files(word, folder, Path(kept))})
+        table, bad = read_shown(paths, [*figures.COLUMNS, *NESTED])
     table = usable(table)
     if not len(table):
         raise Mistake("there are no rows to show; run `minfer +sweep=hgemm` first, or name another folder")

@@ -21,8 +21,8 @@ from minfer.rows import store
 from minfer.rows.select import (
     MOST_DRIFT,
     SPEEDUPS,
+    are_judged,
     codes,
-    judged,
     newest_in_any_regime,
     newest_of_each_regime,
     read_shown,
@@ -85,7 +85,7 @@ def host_bound(table: pa.Table) -> pa.ChunkedArray:
     late = pc.max_element_wise(table["cold_late"], table["cold_baseline_late"])
     flagged = pc.match_substring(pc.fill_null(table["flags"], ""), store.HOST_BOUND)
     waited = pc.if_else(pc.is_valid(late), pc.fill_null(pc.greater(late, MOST_LATE), False), flagged)
-    return pc.and_(waited, pc.invert(judged(table)))
+    return pc.and_(waited, pc.invert(are_judged(table)))
 
 
 @functools.cache  # of 100,000 problems, few dtypes and parameters differ
@@ -197,7 +197,7 @@ def _on_one_clock(table: pa.Table, regime: str) -> pa.Table:
     if regime == "cold" and "host_bound" in table.column_names:
         known &= ~table["host_bound"].to_numpy()
     of = [codes(table[name]) for name in ("device", "op", "problem", "baseline")]
-    groups = np.stack([*of, judged(table).to_numpy()])
+    groups = np.stack([*of, are_judged(table).to_numpy()])
     order = np.lexsort([beside, *groups])
     order = order[known[order]]
     begins = np.flatnonzero(np.any(np.diff(groups[:, order], axis=1, prepend=-2), axis=0))

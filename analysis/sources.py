@@ -9,6 +9,8 @@ import tarfile
 import tempfile
 from pathlib import Path
 
+import pyarrow.compute as pc
+
 from minfer.rows import store
 
 RESULTS = Path("results")
@@ -18,27 +20,50 @@ class Unknown(Exception):
     """Nothing is called so; the message says what can be named."""
 
 
-def files(word: str, results: Path, kept: Path | None = None) -> list[Path]:
-    """The parquet files of a file, a folder, a run (its name, its folder under `runs`, or `results/<device>/<run>`) or,
-    where `kept` is a folder to unpack them in, a git revision of `results`. Raises Unknown."""
+def files(word: str, results: Path, kept: Path, revisions: bool = False) -> list[Path]:
+    """The parquet files of a file, a folder, a run (its name, its folder under `runs`, or `results/<device>/<run>`) or, with
+    `revisions`, a git revision of `results`. `kept` is a folder for what has to be unpacked: a revision, and the rows of a run
+    that `tools/merge_rows.py` has moved. Raises Unknown."""
     path = Path(word)
     if path.is_file():
         return [path]
     is_run = (path / "config.yaml").is_file() or not path.is_dir()  # its folder, or its name
     runs = sorted(results.glob(f"*/{path.name}")) if is_run and path.name else []
-    if found := [file for folder in runs for file in store.files(folder)]:
+    found = [file for folder in runs for file in store.files(folder)]
+    merged = _merged(results) if is_run else {}
+    if found := [*found, *_unpacked(path.name, merged.get(path.name, []), kept)]:
         return found
     if path.is_dir():
         if found := store.files(path):
             return found
         raise Unknown(f"{word} has no parquet files; name a results folder, a file or a run")
-    if kept is not None and (found := _revision(word, results, kept)):
+    if revisions and (found := _revision(word, results, kept)):
         return found
     places = (folder for folder in results.glob("*/*") if folder.is_dir() and folder.parent.name != store.APART)
-    known = sorted({folder.name for folder in places})
+    known = sorted({*merged, *(folder.name for folder in places if store.files(folder))})
     hint = f"the newest run below {results} is {known[-1]}" if known else f"there are no runs below {results}"
-    revision = ", git revision" if kept is not None else ""
+    revision = ", git revision" if revisions else ""
     raise Unknown(f"there is no file, folder{revision} or run {word}; {hint}")
+
+
+def _merged(results: Path) -> dict[str, list[Path]]:
+    """The runs whose rows are in files `<device>/<op>.parquet`, and in which of them."""
+    found: dict[str, list[Path]] = {}
+    for file in sorted(path for path in results.glob("*/*.parquet") if path.parent.name != store.APART):
+        table, _ = store.read([file], ["run"])
+        for run in filter(None, pc.unique(table["run"]).to_pylist()):
+            found.setdefault(run, []).append(file)
+    return found
+
+
+def _unpacked(run: str, merged: list[Path], kept: Path) -> list[Path]:
+    """The rows of a run, in files of their own."""
+    found = []
+    for file in merged:
+        table, _ = store.read([file])
+        found.append(kept / f"{run}-{file.parent.name}-{file.name}")
+        store.write(table.filter(pc.equal(table["run"], run)), found[-1])
+    return found
 
 
 def tracked(results: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""How every plot looks, on a light and on a dark page.
+"""How every plot looks, on a light and on a dark page: drawn in LIGHT, and recoloured in DARK by a style sheet in its file.
 
 Colours say what a line is: OURS, our fastest kernel; PyTorch; up to three more rungs; the rest in one grey. Each theme has
 them on its own background, text with a contrast of at least 7:1 and lines of at least 3:1 (WCAG 2), greys aside. Lines are
@@ -13,15 +13,13 @@ import re
 import textwrap
 import zlib
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from PIL import Image
 
 from minfer.analysis.rows import REFERENCE
 
@@ -33,30 +31,12 @@ DPI = 100
 HUES = ("#668ffa", "#c28621", "#b02cc0", "#0a8050", "#f245bd", "#d8231a")  # of kernels in the report, on light and dark
 NUMBERED, OTHERS = "oD^s", "PvX*"
 MARKER_SIZES = {"*": 9.0, "D": 5.5, "P": 7.0, "X": 7.0}  # as large to the eye as a circle of 6
-PNG_COLORS = 128  # a palette takes a third of the bytes, and shades of text stay smooth
-
-matplotlib.use("Agg")
-matplotlib.rcdefaults()  # a user's matplotlibrc must not change a byte
-matplotlib.rcParams.update(
-    {
-        "axes.axisbelow": True,
-        "axes.grid": True,
-        "axes.spines.right": False,
-        "axes.spines.top": False,
-        "font.size": FONT,
-        "grid.linewidth": 0.6,
-        "svg.fonttype": "none",  # text as text: a seventh of the bytes, and it can be searched
-        "svg.hashsalt": "minfer",
-        "text.parse_math": False,  # a dollar in a kernel's name is a dollar
-    }
-)
 
 
 @dataclass(frozen=True)
 class Theme:
-    """The colours of one background; `suffix` ends the names of its files."""
+    """The colours of one background."""
 
-    suffix: str
     paper: str
     ink: str
     muted: str  # ticks, notes, roofs
@@ -67,23 +47,47 @@ class Theme:
     torch: str
     rungs: tuple[str, ...]  # hues of three more rungs
 
-    def active(self) -> AbstractContextManager[None]:
-        """Within this, text, ticks, axes and grid have the theme's colours."""
-        colors: Any = {"text.color": self.ink, "axes.labelcolor": self.ink, "axes.edgecolor": self.muted}
-        colors |= {"xtick.color": self.muted, "ytick.color": self.muted, "grid.color": self.grid}
-        colors |= {"xtick.labelcolor": self.ink, "ytick.labelcolor": self.ink}
-        return matplotlib.rc_context(colors | {"figure.facecolor": self.paper, "axes.facecolor": self.paper})
+    @property
+    def colors(self) -> tuple[str, ...]:
+        """All of them, in the order of the fields."""
+        return (*astuple(self)[:-1], *self.rungs)
 
 
 LIGHT = Theme(
-    "", "#ffffff", "#1f2328", "#59636e", "#e3e7eb", "#c6ccd2", "#0b5fc4", "#a8cbf3", "#c2500a",
+    "#ffffff", "#1f2328", "#59636e", "#e3e7eb", "#c6ccd2", "#0b5fc4", "#a8cbf3", "#c2500a",
     ("#0f7b62", "#8a3ffc", "#b3196f"),
 )  # fmt: skip
 DARK = Theme(
-    "-dark", "#0d1117", "#e6edf3", "#9da7b3", "#262c34", "#59636f", "#58a6ff", "#274a75", "#f0883e",
+    "#0d1117", "#e6edf3", "#9da7b3", "#262c34", "#59636f", "#58a6ff", "#274a75", "#f0883e",
     ("#3fc296", "#b794ff", "#ff7ab8"),
 )  # fmt: skip
-THEMES = (LIGHT, DARK)
+COUNTERPARTS = dict(zip(LIGHT.colors, DARK.colors, strict=True))
+
+matplotlib.use("Agg")
+matplotlib.rcdefaults()  # a user's matplotlibrc must not change a byte
+matplotlib.rcParams.update(
+    {
+        "axes.axisbelow": True,
+        "axes.edgecolor": LIGHT.muted,
+        "axes.facecolor": LIGHT.paper,
+        "axes.grid": True,
+        "axes.labelcolor": LIGHT.ink,
+        "axes.spines.right": False,
+        "axes.spines.top": False,
+        "figure.facecolor": LIGHT.paper,
+        "font.size": FONT,
+        "grid.color": LIGHT.grid,
+        "grid.linewidth": 0.6,
+        "svg.fonttype": "none",  # text as text: a seventh of the bytes, and it can be searched
+        "svg.hashsalt": "minfer",
+        "text.color": LIGHT.ink,
+        "text.parse_math": False,  # a dollar in a kernel's name is a dollar
+        "xtick.color": LIGHT.muted,
+        "xtick.labelcolor": LIGHT.ink,
+        "ytick.color": LIGHT.muted,
+        "ytick.labelcolor": LIGHT.ink,
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -185,13 +189,24 @@ def name_levels(axes: Axes, levels: Mapping[str, float], color: str) -> None:
         )
 
 
-def encoded(drawn: Figure, suffix: str, about: str) -> bytes:
-    """The picture as a file's content; the same figure gives the same bytes."""
-    metadata = {"Date": None, "Title": printable(about)} if suffix == "svg" else {"Software": None}
+def encoded(drawn: Figure, about: str) -> bytes:
+    """The picture as an SVG, light or dark as its reader prefers; the same figure gives the same bytes.
+
+    Raises ValueError where it has a colour that is not one of LIGHT's."""
     buffer = io.BytesIO()
-    drawn.savefig(buffer, format=suffix, dpi=DPI, bbox_inches="tight", pad_inches=0.15, metadata=metadata)
-    if suffix != "png":
-        return buffer.getvalue()
-    small = io.BytesIO()
-    Image.open(buffer).convert("RGB").quantize(PNG_COLORS).save(small, "png", optimize=True)
-    return small.getvalue()
+    metadata = {"Date": None, "Title": printable(about)}
+    drawn.savefig(buffer, format="svg", dpi=DPI, bbox_inches="tight", pad_inches=0.15, metadata=metadata)
+    before, end, after = buffer.getvalue().decode().partition("</style>")
+    return f"{before}\n{dark_rules(after)}  {end}{after}".encode()
+
+
+def dark_rules(svg: str) -> str:
+    """CSS that gives each colour of a drawing in LIGHT its counterpart in DARK where the reader prefers dark pages.
+
+    The drawing keeps its own colours, for programs that know no such preference; they are in `style` attributes, over which
+    only an `!important` rule wins. Raises ValueError on any other colour."""
+    used = sorted(set(re.findall("(fill|stroke): (#[0-9a-f]{6})", svg)))
+    if unknown := sorted({color for _, color in used} - set(COUNTERPARTS)):
+        raise ValueError(f"{', '.join(unknown)} has no counterpart on dark pages: draw with the colours of a Theme")
+    rules = [f'[style*="{what}: {color}"] {{ {what}: {COUNTERPARTS[color]} !important }}\n' for what, color in used]
+    return "".join(["@media (prefers-color-scheme: dark) {\n", *rules, "}\n"])

@@ -33,7 +33,7 @@ from minfer import build, ops
 from minfer.bench import device as devices
 from minfer.ops import Kernel
 from minfer.profilers import Job, proton
-from minfer.profilers.prepared import prepared
+from minfer.profilers.calls import prepare_call
 from minfer.rows import store
 from minfer.run.start import commit_of_sources
 
@@ -157,7 +157,7 @@ def traced_cuda(device: torch.device) -> tuple[Trace, float]:
 
 def traced_triton(folder: Path) -> Trace:
     """The second of two calls of triton_autotuned with its scopes: the first one compiles and loads them."""
-    call = prepared(ops.get(OP).case(TRITON, DTYPE, SHAPE), "cuda")
+    call = prepare_call(ops.get(OP).case(TRITON, DTYPE, SHAPE), "cuda")
     path = folder / "triton.chrome_trace"
     with proton.session(path, backend="instrumentation", data="trace"):
         call()

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from minfer import build
+from minfer.build import toolchain
 from minfer.ops import Kernel, get
 from minfer.ops.kernel import read_source
 
@@ -29,9 +29,9 @@ def fingerprint(kernel: Kernel, arch: str, rules: int) -> str:
     about: list[Any] = [rules, torch.__version__]
     if kernel.needs_build:
         flags = (
-            build.flags_of(kernel, arch) if arch or kernel.backend == "cpp" else build.NVCC_FLAGS
+            toolchain.flags_of(kernel, arch) if arch or kernel.backend == "cpp" else toolchain.NVCC_FLAGS
         )  # no GPU, and nothing runs
-        about += [flags, build.versions_of(kernel)]
+        about += [flags, toolchain.versions_of(kernel)]
     if kernel.backend == "triton":
         about.append(_triton_version())
     digest.update(json.dumps(about).encode())

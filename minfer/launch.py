@@ -14,7 +14,7 @@ from typing import Any
 import hydra
 from omegaconf import MISSING, OmegaConf
 
-from minfer.plan.config import CONF, INSTALLED, Config, UserError, check_values, entry_of, groups, register
+from minfer.plan.config import CONF, INSTALLED, Config, UserError, check_values, entry_of, groups, register, written
 from minfer.plan.mistakes import check_command_line, check_keys, explain
 
 
@@ -81,7 +81,7 @@ def _typed(composed: Any) -> Config:
 def _check_alone(composed: Any) -> None:
     """Raise UserError where a request for several sweeps also sets what each of them has of its own."""
     plain = {"op": MISSING, "dtype": MISSING, "kernel": "all", "params": {}}
-    plain["shape"] = OmegaConf.to_container(OmegaConf.load(CONF / "shape" / "squares.yaml"))
+    plain["shape"] = OmegaConf.to_container(written("shape", "squares"))
     found: Any = OmegaConf.to_container(composed)
     for key, value in plain.items():
         if found[key] != value:

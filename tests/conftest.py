@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import gc
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -14,6 +16,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from hypothesis import is_hypothesis_test, settings
 
 # Dozens of processes import PyTorch. Where bytecode may not be written, each would compile its modules, for seconds.
 if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
@@ -24,7 +27,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # the threads of several processes wait
 from minfer import ops
 from minfer.bench.timing import Timing
 from minfer.plan.shard import Shard
-from minfer.process.remote import Died
+from minfer.process.death import Died
 from minfer.process.stopping import Stopping
 from minfer.rows import store
 from minfer.worker.events import Events
@@ -37,6 +40,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FAULTS = ROOT / "tests" / "faults" / "kernels.py"
 SHARED = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
 ROOM = pytest.StashKey[int]()
+BUILDER = pytest.StashKey[subprocess.Popen[bytes]]()
 FAST = Timing(name="test", warmup_s=0, looks=[10], precision=0.5, cold_cap_s=2, least_rounds=3, steady_block_s=0.02)
 
 
@@ -48,19 +52,36 @@ def has_gpu() -> bool:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """What the processes of a test run share: locks, and what the emulator needs compiled once."""
+    """What the processes of a test run share: locks, and what the emulator needs compiled once. How many examples Hypothesis
+    draws: few, or with -m slow as many as it does by itself."""
+    settings.register_profile("few", max_examples=20)
+    settings.load_profile("default" if is_slow_tier(config) else "few")
     if not hasattr(config, "workerinput"):
         config.stash[SHARED] = tempfile.TemporaryDirectory(prefix="minfer-tests-")
         os.environ["MINFER_TESTS_SHARED"] = config.stash[SHARED].name
+        if config.option.markexpr.startswith("gpu") and not config.option.collectonly and has_gpu():
+            command = [sys.executable, "-m", "tests.prebuild"]
+            config.stash[BUILDER] = subprocess.Popen(command, cwd=ROOT, start_new_session=True)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
+    if builder := config.stash.get(BUILDER, None):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(builder.pid, signal.SIGKILL)
+        builder.wait()
     if SHARED in config.stash:
         config.stash[SHARED].cleanup()
 
 
+def is_slow_tier(config: pytest.Config) -> bool:
+    return config.option.markexpr == "slow"
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest leaves out what -m does not ask for
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
+        if is_slow_tier(config) and is_hypothesis_test(getattr(item, "obj", None)):
+            item.add_marker(pytest.mark.slow)  # once more, with more examples
         if item.get_closest_marker("gpu") and not has_gpu():
             item.add_marker(pytest.mark.skip(reason="no GPU here"))
     items.sort(key=lambda item: not alone(item))  # they share one process, which begins with them

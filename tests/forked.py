@@ -16,7 +16,7 @@ from minfer.process import fork_server
 def run(module: str, *words: str, timeout: float) -> subprocess.CompletedProcess[str]:
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         fds = [out.fileno(), err.fileno()]
-        process = fork_server.start(__name__, [*map(str, fds), module, *words], fds, err.fileno())
+        process = fork_server.start(__name__, [*map(str, fds), module, *words], fds, err.fileno(), starts_others=True)
         deadline = time.monotonic() + timeout
         while (status := process.poll()) is None:
             if time.monotonic() > deadline:

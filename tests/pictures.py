@@ -20,7 +20,7 @@ def panels(name: str, *made: store.Row) -> list[Axes]:
     """The axes of one picture, laid out."""
     picture = drawn(*made)[name]
     assert isinstance(picture, Picture), picture
-    encoded(picture.figure, "svg", picture.about)
+    encoded(picture.figure, picture.about)
     return picture.figure.axes
 
 

@@ -10,14 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from minfer import build, ops
+from minfer import ops
+from minfer.build import toolchain
 from minfer.ops import Kernel
 
 ROOT = Path(__file__).resolve().parents[1]
 SOUND = '#include "tile.h"\nextern "C" int tile() { return TILE; }\n'
 DEVICE = '#include "tile.h"\n__global__ void tile(int* out) { out[threadIdx.x] = TILE; }\n'
 
-needs_nvcc = pytest.mark.skipif(build.toolkit() is None, reason="no CUDA compiler that fits this PyTorch")
+needs_nvcc = pytest.mark.skipif(toolchain.toolkit() is None, reason="no CUDA compiler that fits this PyTorch")
 
 
 @dataclass
@@ -48,7 +49,7 @@ class Workshop:
         path = self.write(
             "cxx",
             f'#!/bin/sh\necho "$@" >> {self.log}\n'
-            f'case "$*" in *.cpp*) test -e {self.folder}/slow && sleep 4;; esac\nexec {build.compiler()} "$@"\n',
+            f'case "$*" in *.cpp*) test -e {self.folder}/slow && sleep 4;; esac\nexec {toolchain.compiler()} "$@"\n',
         )
         path.chmod(0o755)
         return str(path)

@@ -29,6 +29,7 @@ from minfer import build, ops
 from minfer.bench.device import arch, capability, pick
 from minfer.bench.operands import Operands
 from minfer.bench.timed_results import matches_reference
+from minfer.build import cache, toolchain
 from minfer.ops import Kernel
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -76,7 +77,7 @@ def title(kernel: Kernel) -> str:
 
 def compile_error(kernel: Kernel, arch: str) -> str:
     """Why a kernel does not compile; empty when it is in the cache now."""
-    if build.cached(kernel, arch):
+    if cache.find(kernel, arch):
         return ""
     command = [sys.executable, "-m", "minfer.build", kernel.op, kernel.name, arch]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
@@ -153,7 +154,7 @@ def main(words: list[str] | None = None) -> int:
     known = ops.every_kernel(["cuda"])
     names = [*dict.fromkeys(kernel.op for kernel in known), *map(title, known)]
     asked = [k for k in known if not args.kernels or {k.op, title(k)} & set(args.kernels)]
-    target, program = gpu(), build.tool("compute-sanitizer")
+    target, program = gpu(), toolchain.tool("compute-sanitizer")
     kernels = [k for k in asked if k.builds_for(target or k.archs)]
     refusal = ""
     if unknown := [name for name in args.kernels if name not in names]:

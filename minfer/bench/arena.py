@@ -85,7 +85,7 @@ class Arena:
         flat = self._memory[start:end].view(tensor.dtype)
         return flat.as_strided(tensor.shape, tensor.stride(), flat.storage_offset()).copy_(tensor)
 
-    def breached(self) -> bool:
+    def is_breached(self) -> bool:
         """Whether anything was written outside the tensors."""
         edges, found = iter(self._guards), []
         while batch := list(itertools.islice(edges, AT_ONCE)):
@@ -105,7 +105,7 @@ class Arena:
 
     def restore(self, image: torch.Tensor) -> None:
         """Put an image back."""
-        copied(image.view(torch.int64), self._memory[: len(image)].view(torch.int64))
+        copy_bits(image.view(torch.int64), self._memory[: len(image)].view(torch.int64))
 
     def describe(self, tensor: torch.Tensor) -> dict[str, Any]:
         offset = tensor.data_ptr() - self._memory.data_ptr()
@@ -122,7 +122,7 @@ class Arena:
             _driver("cuMemFree_v2", self._address)
 
 
-def copied(tensor: torch.Tensor, to: torch.Tensor | None = None) -> torch.Tensor:
+def copy_bits(tensor: torch.Tensor, to: torch.Tensor | None = None) -> torch.Tensor:
     """`to`, or a new tensor with the same strides, with the bits of a dense tensor.
 
     On a GPU a kernel does it, and no copy engine. Kernels of two processes take turns on a GPU, but another process's kernel

@@ -33,7 +33,7 @@ def audit(clock: CudaClock, candidate: Candidate, empty_us: float) -> Audit:
     """Time cold calls with both clocks at once. Events see what an empty window sees too, so that is taken off."""
     order, made = np.zeros((CALLS, 1), dtype=int), 0
 
-    def counted(index: int) -> object:
+    def count_call(index: int) -> object:
         nonlocal made
         made += 1  # more than CALLS where the clock repeats one, because the host was late
         return candidate(index)
@@ -41,7 +41,7 @@ def audit(clock: CudaClock, candidate: Candidate, empty_us: float) -> Audit:
     with profile(activities=[ProfilerActivity.CUDA]) as flushes:
         clock.cold([lambda index: None], order, Hooks())
     with profile(activities=[ProfilerActivity.CUDA]) as calls:
-        events_us = float(np.median(clock.cold([counted], order, Hooks()))) * 1e6 - empty_us
+        events_us = float(np.median(clock.cold([count_call], order, Hooks()))) * 1e6 - empty_us
     others = {name for name, _ in _kernels(flushes)}
     times: dict[str, list[float]] = defaultdict(list)
     for name, us in _kernels(calls):

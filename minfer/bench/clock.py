@@ -164,14 +164,14 @@ class CudaClock:
     def _capture(self, candidate: Candidate, rotations: int, restore: Restore) -> Loop:
         """Capture calls on each set of operands in turn, going round until a replay takes GRAPH_S. Where sets must get
         their contents back, which is captured in a graph of its own, a replay goes round once."""
-        once = self._captured(candidate, rotations, rotations)
+        once = self._capture_loop(candidate, rotations, rotations)
         if restore is not None:
-            back = self._captured(restore, rotations, rotations)
+            back = self._capture_loop(restore, rotations, rotations)
             return replace(once, restore=back.graph, restore_s=back.calls * back.call_s)
         rounds = round(GRAPH_S / (once.call_s * rotations))
-        return once if rounds < 2 else self._captured(candidate, rotations, rounds * rotations)
+        return once if rounds < 2 else self._capture_loop(candidate, rotations, rounds * rotations)
 
-    def _captured(self, candidate: Candidate, rotations: int, calls: int) -> Loop:
+    def _capture_loop(self, candidate: Candidate, rotations: int, calls: int) -> Loop:
         candidate(0)
         torch.cuda.synchronize(self.device)
         graph = torch.cuda.CUDAGraph()

@@ -50,7 +50,7 @@ def derive(
     comparison = compare(*rounds.T)
     row: Columns = {"status": "ok", "message": None, "baseline": op.baseline(case), "flops": work.flops}
     row |= {"bytes": work.bytes, "metric": op.metric.unit, "operands": "; ".join(map(str, op.specs(case)))}
-    row |= regime("cold", list(rounds.T), comparison, work, *np.median(rounds, axis=0)[:2].tolist()) | {
+    row |= derive_regime("cold", list(rounds.T), comparison, work, *np.median(rounds, axis=0)[:2].tolist()) | {
         "cold_rounds": len(rounds)
     }
     if comparison.half_width > timing.target:
@@ -61,7 +61,7 @@ def derive(
         swings = "power_cap" in throttle and timing.block_s < SWING_S
         comparison = compare_blocks(times, SWING if swings else LEAST_GAIN)
         candidates = [np.concatenate([blocks[0], blocks[3]]), blocks[1], blocks[2]]
-        row |= regime(
+        row |= derive_regime(
             "steady", candidates, comparison, work, math.sqrt(times[0] * times[3]), math.sqrt(times[1] * times[2])
         )
         row["steady_blocks"] = [len(block) for block in blocks]
@@ -85,7 +85,7 @@ class Work:
     merit: float
 
 
-def regime(
+def derive_regime(
     name: str, candidates: Sequence[np.ndarray], comparison: Comparison, work: Work, seconds: float, baseline_s: float
 ) -> Columns:
     """The columns of one regime, from the samples of kernel, baseline and duplicate, and the times of the first two."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from minfer.build import arch_of
+from minfer.build.toolchain import arch_of
 
 FALLBACK_CACHE = 32 << 20
 

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 
 from minfer import ops
-from minfer.bench.derived import Columns, Work, regime
+from minfer.bench.derived import Columns, Work, derive_regime
 from minfer.bench.stats import compare
 from minfer.ops import Case
 
@@ -128,7 +128,7 @@ def columns(case: Case, row: Mapping[str, Any], samples: Samples, device: str) -
     work = Work(op.flops(case), op.bytes(case), op.metric.work(op, case))
     blocks = [samples.kernel, samples.baseline, samples.duplicate]
     medians = [float(np.median(block)) for block in blocks]
-    found = regime("judged", blocks, compare(*blocks), work, *medians[:2])
+    found = derive_regime("judged", blocks, compare(*blocks), work, *medians[:2])
     hints = {name: row[f"{name}_us"] for name in ("cold", "steady") if row.get(f"{name}_us")}
     longer = {name: samples.longer(name, medians[1]) if device == "cuda" else 1.0 for name in hints}
     allowed = BELIEVED[device] * min(hints[name] * longer[name] for name in hints)

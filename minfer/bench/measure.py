@@ -17,7 +17,7 @@ from minfer.bench.operands import Operands, change, poison
 from minfer.bench.stats import compare
 from minfer.bench.timed_results import TimedResults, Tolerance, matches_reference
 from minfer.bench.timing import Timing
-from minfer.bench.verify import Function, Trial, check_genuine, same_bits, synchronize
+from minfer.bench.verify import Function, Inputs, check_genuine, same_bits, synchronize
 from minfer.ops import Case, Op, Returning
 from minfer.ops.tensors import Undo
 
@@ -81,7 +81,7 @@ class Bench(Hooks):
         # remember those that it has not used, and going through 512 sets repeatedly took minutes a case on a busy machine.
         self.reached = self.rotations
         self.in_place = in_place(op, case)
-        first = Trial(case, "normal", seed).operands(op, device)
+        first = Inputs(case, "normal", seed).operands(op, device)
         # Inputs differ from set to set. All candidates write to the same memory: on an H200 the address of a small output
         # alone changes the time by 5 %.
         with _one_thread() if op.operand_bytes(case) < SMALL_BYTES else contextlib.nullcontext():
@@ -117,7 +117,7 @@ class Bench(Hooks):
         end = time.perf_counter() + seconds
         while True:
             for candidate in self.candidates[:2]:
-                self._ready(0)
+                self._make_ready(0)
                 candidate(0)
             synchronize(self.device)
             if time.perf_counter() > end:
@@ -141,15 +141,15 @@ class Bench(Hooks):
                 if len(taken) and (left := deadline - time.perf_counter()) < rounds * taken.sum(axis=1).mean():
                     rounds = 1
                     if left < 0 and len(taken) >= timing.least_rounds:
-                        return self._right(taken)
+                        return self._check_results(taken)
                 order = np.array([self.rng.permutation(len(self.candidates)) for _ in range(rounds)])
                 taken = np.concatenate([taken, self.clock.cold(self.candidates, order, self)])
                 self.late += [self.clock.late] if isinstance(self.clock, CudaClock) else []
-            if compare(*self._right(taken).T).half_width <= timing.target:
+            if compare(*self._check_results(taken).T).half_width <= timing.target:
                 break
         return taken
 
-    def _right(self, taken: np.ndarray) -> np.ndarray:
+    def _check_results(self, taken: np.ndarray) -> np.ndarray:
         if self.timed_results.wrong():
             raise Dishonest("a timed call returned a wrong result, though it was right when verified")
         return taken
@@ -159,7 +159,7 @@ class Bench(Hooks):
         self._change(0, self.rounds)
 
     def before_call(self, candidate: int, index: int) -> None:
-        self._ready(index)
+        self._make_ready(index)
 
     def after_call(self, candidate: int, index: int) -> None:
         function = self.functions[candidate]
@@ -172,7 +172,7 @@ class Bench(Hooks):
     def after_round(self) -> None:
         self.timed_results.compare(self.rounds, self.results[0], self.results[1], self._state(0))
 
-    def _ready(self, index: int) -> None:
+    def _make_ready(self, index: int) -> None:
         """Poison what a call only writes, and restore what it changes."""
         for name, tensor in self.written[index].items():
             if name not in self.kept[index]:
@@ -200,7 +200,7 @@ class Bench(Hooks):
 
     def _inputs_of(self, number: int) -> Operands:
         """The operands of the first set as they were in a round."""
-        operands = Trial(self.case, "normal", self.seed).operands(self.op, self.device)
+        operands = Inputs(self.case, "normal", self.seed).operands(self.op, self.device)
         change(self.op, self.case, operands.named("in", "inout"), self.seed + number, "normal")
         return operands
 
@@ -246,7 +246,7 @@ class Bench(Hooks):
             if time.perf_counter() < deadline:
                 right = matches_reference(self.op, self.case, state, mine)
             else:
-                self._ready(index)
+                self._make_ready(index)
                 self.candidates[1](index)
                 self.after_call(1, index)
                 right = self.timed_results.tolerance.loosely(mine, self.results[1], state)
@@ -275,7 +275,7 @@ class Bench(Hooks):
             first -= self.reached
         for index in range(self.reached):
             self._change(index, first + 1 + index)
-            self._ready(index)
+            self._make_ready(index)
         return self.clock.again(self.candidates[0], self.reached, self._restore)
 
     def check_operands(self) -> None:
@@ -286,5 +286,5 @@ class Bench(Hooks):
             for name, tensor in operands.named("in").items():
                 if not same_bits(tensor, kept[name]):
                     raise Dishonest(f"changed its input {name} while it was timed")
-            if operands.breached():
+            if operands.is_breached():
                 raise Dishonest("wrote outside its output while it was timed")

@@ -25,7 +25,7 @@ class Operands:
         self.op, self.case, self.distribution = op, case, distribution
         self.specs = op.specs(case)
         self._guards: list[torch.Tensor]
-        self.tensors = self._allocated(device)
+        self.tensors = self._allocate(device)
         self.fill(seed)
 
     def fill(self, seed: int) -> None:
@@ -40,7 +40,7 @@ class Operands:
             else:
                 spec.fill.make(tensor, made, draw)
 
-    def _allocated(self, device: torch.device) -> dict[str, torch.Tensor]:
+    def _allocate(self, device: torch.device) -> dict[str, torch.Tensor]:
         """All tensors in one piece of memory, whose rest is guards."""
         starts, end = [], GUARD_BYTES
         for spec in self.specs:
@@ -64,9 +64,9 @@ class Operands:
         """The tensors of these roles."""
         return {spec.name: self.tensors[spec.name] for spec in self.specs if spec.role in roles}
 
-    def breached(self) -> bool:
+    def is_breached(self) -> bool:
         """Whether anything was written outside the tensors."""
-        return bool(torch.stack([overwritten(edge) for edge in self._guards]).any())
+        return bool(torch.stack([is_overwritten(edge) for edge in self._guards]).any())
 
 
 def change(op: Op, case: Case, tensors: Tensors, seed: int, distribution: str) -> Undo:
@@ -95,7 +95,7 @@ def guard(edge: torch.Tensor) -> None:
     edge[odd::2], edge[1 - odd :: 2] = POISON & 0xFF, POISON >> 8
 
 
-def overwritten(edge: torch.Tensor) -> torch.Tensor:
+def is_overwritten(edge: torch.Tensor) -> torch.Tensor:
     """Whether a guard's bytes were written, as a tensor."""
     odd = edge.storage_offset() % 2
     even = edge[odd : odd + (len(edge) - odd) // 2 * 2]

@@ -31,6 +31,7 @@ from minfer import build
 from minfer.bench import device as devices
 from minfer.bench.clock import Candidate, clock_for
 from minfer.bench.telemetry import Telemetry
+from minfer.build.errors import BuildError
 from minfer.ops import DTYPES, Kernel
 
 KERNEL = Kernel("bench", "peaks", "cuda", Path(__file__).with_suffix(".cu"), archs="sm_80+")
@@ -237,7 +238,7 @@ def main() -> None:
     if len(sys.argv) > 1:  # an architecture: compile only
         try:
             build.build(KERNEL, sys.argv[1])
-        except build.BuildError as error:
+        except BuildError as error:
             sys.exit(str(error))
         return
     device = devices.pick("cuda" if torch.cuda.is_available() else "cpu")

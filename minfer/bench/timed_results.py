@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from minfer.bench.operands import Operands
-from minfer.bench.verify import Errors, compared, run_reference
+from minfer.bench.verify import Errors, compare_output, run_reference
 from minfer.ops import Case, Op, Tensors
 
 SLACK = 4.0  # times the bound: two right results may be at opposite ends of it, and it changes a little with the inputs
@@ -98,5 +98,5 @@ def over_bound(op: Op, case: Case, inputs: Tensors, results: Tensors) -> float:
     tensors = {**inputs, **results}
     worst = Errors()
     for name in results:
-        worst = worst.worst(compared(op, case, name, tensors, expected))
+        worst = worst.worst(compare_output(op, case, name, tensors, expected))
     return worst.over_bound

@@ -70,14 +70,14 @@ class WrongResult(Exception):
 
 
 @dataclass(frozen=True)
-class Trial:
-    """One set of inputs to try a kernel on."""
+class Inputs:
+    """One set of inputs that a kernel is verified on."""
 
     case: Case
     distribution: str  # "uniform" on [-1, 1], or "normal"
     seed: int
 
-    def named(self, op: Op) -> str:
+    def describe(self, op: Op) -> str:
         call = "".join(f", {name}={value}" for name, value in op.call(self.case).items())
         return f"{self.distribution} inputs, {self.case.shape_name}{call}, seed {self.seed}"
 
@@ -86,19 +86,19 @@ class Trial:
         return Operands(op, self.case, self.seed, self.distribution, device)
 
 
-def trials(op: Op, case: Case, kernel: Stated, capability: tuple[int, int] | None, seed: int) -> list[Trial]:
+def choose_inputs(op: Op, case: Case, kernel: Stated, capability: tuple[int, int] | None, seed: int) -> list[Inputs]:
     """What a case is verified on: its own shape under both distributions and every call, then small odd shapes, of
     which one is drawn at random, so that no kernel can prepare for it."""
     first, *others = [c for c in op.under_each_call(case) if c is case or kernel.unsupported(c, capability) is None]
-    chosen = [Trial(first, "uniform", seed), Trial(first, "normal", seed + 1)]
-    chosen += [Trial(other, "uniform", seed + 2) for other in others]
+    chosen = [Inputs(first, "uniform", seed), Inputs(first, "normal", seed + 1)]
+    chosen += [Inputs(other, "uniform", seed + 2) for other in others]
     drawn = map(case.with_shape, op.drawn_shapes(random.Random(seed)))
     small = (odd for odd in drawn if op.operand_bytes(odd) <= MOST_DRAWN)
     surprise = next((odd for odd in small if kernel.unsupported(odd, capability) is None), None)
     for shape in (*map(case.with_shape, op.odd_shapes), *([surprise] if surprise else [])):
         for odd in op.under_each_call(shape):
             if kernel.unsupported(odd, capability) is None:
-                chosen.append(Trial(odd, "normal", seed + 3))
+                chosen.append(Inputs(odd, "normal", seed + 3))
     return chosen
 
 
@@ -111,18 +111,20 @@ def verify(
     capability: tuple[int, int] | None,
     seed: int,
 ) -> Errors:
-    """Try a kernel on every trial of its case. Raises WrongResult or Dishonest at the first that fails."""
+    """Compare a kernel with the reference on all inputs of a case. Raises WrongResult or Dishonest at the first that fails."""
     worst = Errors()
-    for trial in trials(op, case, kernel, capability, seed):
-        worst = _try(op, trial, kernel, function, device, worst)
+    for inputs in choose_inputs(op, case, kernel, capability, seed):
+        worst = _verify_on(op, inputs, kernel, function, device, worst)
     return worst
 
 
-def _try(op: Op, trial: Trial, kernel: Stated, function: Function, device: torch.device, worst: Errors) -> Errors:
-    operands, where = trial.operands(op, device), trial.named(op)
+def _verify_on(
+    op: Op, inputs: Inputs, kernel: Stated, function: Function, device: torch.device, worst: Errors
+) -> Errors:
+    operands, where = inputs.operands(op, device), inputs.describe(op)
     written = operands.named("out", "inout")
     addresses = {name: tensor.data_ptr() for name, tensor in written.items()}
-    returned = function(*operands.arguments, **op.call(trial.case))
+    returned = function(*operands.arguments, **op.call(inputs.case))
     check_genuine(written, addresses)
     # Copied in stream order, before any synchronisation: what runs elsewhere has not arrived yet.
     results = {name: tensor.detach().clone() for name, tensor in written.items()}
@@ -134,24 +136,24 @@ def _try(op: Op, trial: Trial, kernel: Stated, function: Function, device: torch
             )
         raise Dishonest(f"returned a {type(returned).__name__}; a kernel writes its output and returns nothing")
 
-    fresh = trial.operands(op, device)
+    fresh = inputs.operands(op, device)
     for name, kept in fresh.named("in").items():
         if not same_bits(operands.tensors[name], kept):
             raise WrongResult(f"changed its input {name} ({where})", worst)
-    if operands.breached():
+    if operands.is_breached():
         raise WrongResult(f"wrote outside its output ({where})", worst)
-    expected = run_reference(op, trial.case, fresh.tensors)
+    expected = run_reference(op, inputs.case, fresh.tensors)
     errors = Errors(tried=1)
     fault = None
     for name, result in results.items():
-        found = compared(op, trial.case, name, fresh.tensors | results, expected)
+        found = compare_output(op, inputs.case, name, fresh.tensors | results, expected)
         errors = errors.worst(found)
         fault = fault or _fault(name, result, found)
     worst = worst.worst(errors)
     if fault:
         raise WrongResult(f"{fault} ({where})", worst)
     bits = results if kernel.deterministic else None
-    if not _repeats(op, trial, function, device, bits, expected):
+    if not _repeats(op, inputs, function, device, bits, expected):
         raise WrongResult(f"gives another result when run again, which looks like a race ({where})", worst)
     return worst
 
@@ -182,7 +184,7 @@ def same_bits(tensor: torch.Tensor, other: torch.Tensor) -> bool:
 
 def _repeats(
     op: Op,
-    trial: Trial,
+    inputs: Inputs,
     function: Function,
     device: torch.device,
     bits: Tensors | None,
@@ -191,13 +193,13 @@ def _repeats(
     """Whether the kernel gives the same bits again or, where it does not promise to, a right result."""
     deadline = time.perf_counter() + REPEATS_S
     for _ in range(REPEATS):
-        operands = trial.operands(op, device)
-        function(*operands.arguments, **op.call(trial.case))
+        operands = inputs.operands(op, device)
+        function(*operands.arguments, **op.call(inputs.case))
         for name, tensor in operands.named("out", "inout").items():
             if bits is not None:
                 if not same_bits(tensor, bits[name]):
                     return False
-            elif not compared(op, trial.case, name, operands.tensors, expected).over_bound <= 1:
+            elif not compare_output(op, inputs.case, name, operands.tensors, expected).over_bound <= 1:
                 return False
         if time.perf_counter() > deadline:
             break
@@ -247,7 +249,7 @@ def bound_of(expected: Expected, dtype: torch.dtype) -> torch.Tensor:
     return rounding if expected.bound is None else rounding.add_(expected.bound)
 
 
-def compared(op: Op, case: Case, name: str, tensors: Tensors, expected: Mapping[str, Expected]) -> Errors:
+def compare_output(op: Op, case: Case, name: str, tensors: Tensors, expected: Mapping[str, Expected]) -> Errors:
     """How far an output is from what it must be. `tensors`: inputs as they were, and outputs as they are."""
     result = tensors[name]
     if name in op.checks:

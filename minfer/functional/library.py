@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from minfer import build
+from minfer.build import toolchain
 from minfer.functional.best import NONE, best
 from minfer.ops import get
 from minfer.ops.tensors import NAMES
@@ -66,7 +67,7 @@ def _kernel(
     if os.environ.get("MINFER_EXPLAIN") == "1":
         problem = " ".join([f"{axis}={size}" for axis, size in shape] + [dtype] + [value for _, value in params])
         print(f"minfer.{op} {problem}: {choice.kernel}, {choice.why}", file=sys.stderr)
-    return build.function(get(op).kernels[choice.kernel], build.arch_of(capability) if capability else "")
+    return build.function(get(op).kernels[choice.kernel], toolchain.arch_of(capability) if capability else "")
 
 
 def readable(tensor: torch.Tensor) -> torch.Tensor:

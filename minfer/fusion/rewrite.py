@@ -12,6 +12,8 @@ from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from minfer import build
+from minfer.build import toolchain
+from minfer.build.errors import BuildError
 from minfer.functional.best import best
 from minfer.fusion import worth
 from minfer.fusion.match import TARGETS, Found, Pattern, first
@@ -326,8 +328,8 @@ def _kernel(problem: Problem, device: torch.device, policy: Policy) -> str:
     if verdict.slower or (verdict.unknown and policy.unmeasured == "refuse"):
         raise Refused(f"{choice.kernel}: {verdict.why}")
     try:
-        build.function(get(problem.op).kernels[choice.kernel], build.arch_of(capability) if capability else "")
-    except build.BuildError as error:
+        build.function(get(problem.op).kernels[choice.kernel], toolchain.arch_of(capability) if capability else "")
+    except BuildError as error:
         raise Refused(f"{choice.kernel} does not compile here: {error}") from error
     return f"{choice.kernel}: {verdict.why}"
 

@@ -38,8 +38,8 @@ def plan(config: Config, device: str, capability: tuple[int, int] | None = None)
     Problems come in the order of the request, each with all its kernels in ladder order, so that a table fills problem
     by problem. `capability` is the GPU's, where it is known already."""
     if not config.sweeps:
-        return _plan(config, device, capability)
-    plans = [_plan(part, device, capability) for part in parts(config)]
+        return _plan_sweep(config, device, capability)
+    plans = [_plan_sweep(part, device, capability) for part in parts(config)]
     whole = Plan([], {}, {})
     for each in plans:
         op = each.cases[0].op
@@ -52,7 +52,7 @@ def plan(config: Config, device: str, capability: tuple[int, int] | None = None)
     return whole
 
 
-def _plan(config: Config, device: str, capability: tuple[int, int] | None) -> Plan:
+def _plan_sweep(config: Config, device: str, capability: tuple[int, int] | None) -> Plan:
     op = ops.get(choose("op", config.op, ops.names()))
     check_axes(op)
     static = config.profiler.static
@@ -66,14 +66,14 @@ def _plan(config: Config, device: str, capability: tuple[int, int] | None) -> Pl
     for key, of_key in (("kernel", wanted), ("dtype", dtypes)):
         if not of_key:
             raise UserError(f"{key} is empty; give a name or a list of names, or leave the key out")
-    kernels, left_out = _kernels(op, wanted, device, static is not None)
+    kernels, left_out = _choose_kernels(op, wanted, device, static is not None)
     dtypes = [choose("dtype", dtype, DTYPES) for dtype in dict.fromkeys(dtypes)]
-    params = _params(op, config.params)
+    params = _combine_params(op, config.params)
     if config.shape.op and config.shape.op != op.name:
         presets = [name for name, of in shape_presets().items() if of in (op.name, "")]
         which = f"choose one of its own: {', '.join(presets)}" if presets else "choose shape=custom"
         raise UserError(f"shape={config.shape.name} has shapes of {config.shape.op}, not of {op.name}; {which}")
-    shapes = _shapes(op, config.shape.gpu if device == "cuda" else config.shape.cpu, config.shape.name)
+    shapes = _expand_shapes(op, config.shape.gpu if device == "cuda" else config.shape.cpu, config.shape.name)
 
     cases = [
         op.case(kernel, dtype, shape, chosen)
@@ -90,7 +90,7 @@ def _plan(config: Config, device: str, capability: tuple[int, int] | None) -> Pl
         if why := kernel.elsewhere(device) or kernel.unsupported(case, capability):
             unsupported[case.key] = why
     readable = static and any(
-        _readable(op.kernels[c.kernel]) and not op.kernels[c.kernel].unsupported(c, None) for c in cases
+        _is_readable(op.kernels[c.kernel]) and not op.kernels[c.kernel].unsupported(c, None) for c in cases
     )
     if len(unsupported) == len(cases) and not readable:
         left = left_out or {op.name: "has no kernels"}
@@ -99,7 +99,7 @@ def _plan(config: Config, device: str, capability: tuple[int, int] | None) -> Pl
     return Plan(cases, unsupported, left_out)
 
 
-def _kernels(op: Op, wanted: list[str], device: str, static: bool) -> tuple[list[str], dict[str, str]]:
+def _choose_kernels(op: Op, wanted: list[str], device: str, static: bool) -> tuple[list[str], dict[str, str]]:
     """The kernels to run, and why others are not. One that was asked for by name must be able to run.
 
     `static`: CUDA kernels stay in, because their machine code can be read where they cannot run."""
@@ -107,7 +107,7 @@ def _kernels(op: Op, wanted: list[str], device: str, static: bool) -> tuple[list
     chosen = list(op.kernels) if everything else [choose(f"{op.name} kernel", name, op.kernels) for name in wanted]
     left_out = {}
     for name in chosen:
-        if (why := op.kernels[name].elsewhere(device)) and not (static and _readable(op.kernels[name])):
+        if (why := op.kernels[name].elsewhere(device)) and not (static and _is_readable(op.kernels[name])):
             left_out[name] = why
     if left_out and not everything:
         name, why = next(iter(left_out.items()))
@@ -117,12 +117,12 @@ def _kernels(op: Op, wanted: list[str], device: str, static: bool) -> tuple[list
     return [name for name in dict.fromkeys(chosen) if name not in left_out], left_out
 
 
-def _readable(kernel: Kernel) -> bool:
+def _is_readable(kernel: Kernel) -> bool:
     """Whether profiler=static has machine code to read, without running the kernel."""
     return kernel.backend == "cuda"
 
 
-def _params(op: Op, wanted: dict[str, Any]) -> list[dict[str, str]]:
+def _combine_params(op: Op, wanted: dict[str, Any]) -> list[dict[str, str]]:
     """Every combination of the op's parameters that was asked for, and of its calls; the default where nothing was."""
     valid = {**op.params, "call": tuple(op.calls)}
     for name in wanted:
@@ -141,7 +141,7 @@ def _params(op: Op, wanted: dict[str, Any]) -> list[dict[str, str]]:
     return [dict(zip(valid, combination, strict=True)) for combination in itertools.product(*values)]
 
 
-def _shapes(op: Op, entries: list[Any], name: str) -> list[dict[str, int]]:
+def _expand_shapes(op: Op, entries: list[Any], name: str) -> list[dict[str, int]]:
     """The shapes of a set, its lists multiplied out, without repeats."""
     found = []
     for entry in entries:

@@ -18,6 +18,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, OmegaConf
 
 from minfer.bench.timing import Timing
+from minfer.shapes import named_sets
 
 PACKAGE = Path(__file__).resolve().parents[1]
 INSTALLED = (PACKAGE / "conf").is_dir()  # as a wheel has it; else this is a clone
@@ -161,13 +162,18 @@ class Config:
 
 
 def register() -> None:
-    """Make the types known to Hydra, as the schema that `conf/config.yaml` starts from."""
-    ConfigStore.instance().store(name="schema", node=Config)
+    """Make known to Hydra the types, as the schema that `conf/config.yaml` starts from, and the sets of shapes that the ops
+    bring. A user's file of a set's name stands for it."""
+    store = ConfigStore.instance()
+    store.store(name="schema", node=Config)
+    for name, content in named_sets().items() if "shape" not in store.repo else ():  # once a process
+        if not _file("shape", name):
+            store.store(group="shape", name=name, node=content)
 
 
 def groups() -> dict[str, list[str]]:
     """The config groups and their options, the user's among them."""
-    found: dict[str, list[str]] = {}
+    found: dict[str, list[str]] = {"shape": list(named_sets())}
     for path in sorted(path for folder in _folders() for path in folder.glob("*/*.yaml")):
         found.setdefault(path.parent.name, []).append(path.stem)
     return {group: sorted(set(options)) for group, options in sorted(found.items())}
@@ -182,9 +188,8 @@ def _folders() -> list[Path]:
 
 
 def shape_presets() -> dict[str, str]:
-    """The presets of `conf/shape`, and the op that each is of."""
-    files = sorted(file for folder in _folders() for file in (folder / "shape").glob("*.yaml"))
-    return {file.stem: str(OmegaConf.select(OmegaConf.load(file), "op") or "") for file in files}
+    """The options of the group `shape`, and the op that each is of."""
+    return {name: str(OmegaConf.select(written("shape", name), "op") or "") for name in groups()["shape"]}
 
 
 def parts(config: Config) -> list[Config]:
@@ -211,24 +216,30 @@ def entry_of(entry: Any) -> tuple[str, dict[str, Any]]:
 
 def _part(config: Config, name: str, changed: dict[str, Any]) -> Config:
     """One of several sweeps. Raises UserError where it sets more than op, kernel, dtype, params and shape."""
-    choose("sweep", name, groups()["sweep"])
-    written: Any = OmegaConf.load(_file("sweep", name))
+    sweep = written("sweep", name)
     shape = next(
-        (each["override /shape"] for each in written.pop("defaults", []) if "override /shape" in each), "squares"
+        (each["override /shape"] for each in sweep.pop("defaults", []) if "override /shape" in each), "squares"
     )
-    if other := set(written) - SWEPT:
+    if other := set(sweep) - SWEPT:
         raise UserError(f"sweep {name} sets {min(other)}, and cannot be one of several; run it alone: +sweep={name}")
-    shapes = {"shape": OmegaConf.load(_file("shape", shape))}
+    shapes = {"shape": written("shape", shape)}
     own = {key: value for key, value in changed.items() if key in SWEPT}
     own["shape"] = {key: value for key, value in changed.items() if key not in SWEPT}
-    typed: Any = OmegaConf.to_container(OmegaConf.merge(OmegaConf.structured(Config), written, shapes, own))
+    typed: Any = OmegaConf.to_container(OmegaConf.merge(OmegaConf.structured(Config), sweep, shapes, own))
     theirs: dict[str, Any] = {key: typed[key] for key in SWEPT}
     return dataclasses.replace(config, sweeps=[], shape=Shape(**typed["shape"]), **theirs)
 
 
-def _file(group: str, option: str) -> Path:
-    choose(group, option, groups()[group])
-    return next(path for folder in _folders() if (path := folder / group / f"{option}.yaml").is_file())
+def written(group: str, option: str) -> Any:
+    """An option as it is written. Raises UserError where there is none of this name."""
+    if file := _file(group, option):
+        return OmegaConf.load(file)
+    choose(group, option, groups()[group])  # only a set of shapes that an op brings has no file of its own
+    return OmegaConf.create(named_sets()[option])
+
+
+def _file(group: str, option: str) -> Path | None:
+    return next((path for folder in _folders() if (path := folder / group / f"{option}.yaml").is_file()), None)
 
 
 def names(value: Any) -> list[str]:
@@ -318,12 +329,11 @@ def _check_distribute(config: Config) -> None:
 def name_changes(timing: Timing) -> Timing:
     """The same with a name that tells what was changed of the preset, as in "quick looks=[10]": rows say it, and
     `resume` takes no row that was timed in another way."""
-    files = (folder / "timing" / f"{timing.name}.yaml" for folder in _folders())
-    if (file := next((file for file in files if file.is_file()), None)) is None:
+    if (file := _file("timing", timing.name)) is None:
         return timing
-    written: Any = OmegaConf.load(file)
-    written.pop("defaults", None)  # what a preset takes from another one is told like a change
-    preset: Any = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Timing), written))
+    own: Any = OmegaConf.load(file)
+    own.pop("defaults", None)  # what a preset takes from another one is told like a change
+    preset: Any = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Timing), own))
     asked, usual = (
         dataclasses.asdict(dataclasses.replace(each, precision=each.target, steady_block_s=each.block_s))
         for each in (timing, preset)

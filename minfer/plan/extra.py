@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from minfer import ops
 from minfer.plan.config import UserError
-from minfer.process.text import plain
+from minfer.process.text import make_printable
 
 IMPORT_S = 60.0  # for the import of one file
 LATE = " is still being imported after {:g} s"
@@ -56,7 +56,7 @@ def _try_in_copy(path: str, seconds: float) -> str:
         if status == (0, 0):
             return LATE.format(seconds)
         os.set_blocking(readable, False)
-        said = plain((answer.read(1 << 16) or b"").decode(errors="replace"))
+        said = make_printable((answer.read(1 << 16) or b"").decode(errors="replace"))
     if os.WIFSIGNALED(status[1]):
         return f" ends its process by {signal.Signals(os.WTERMSIG(status[1])).name} when it is imported"
     if not said:  # the file called os._exit
@@ -90,5 +90,5 @@ def _try(path: str, seconds: float, writable: int) -> NoReturn:
             said += LATE.format(seconds)
         else:
             said += f" cannot be imported: {type(error).__name__}: {error}".rstrip(": ")
-    os.write(writable, plain(said).encode())
+    os.write(writable, make_printable(said).encode())
     os._exit(0)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 import torch
 
 from minfer.bench.operands import Operands, change
-from minfer.bench.verify import compared, run_reference
+from minfer.bench.verify import compare_output, run_reference
 from minfer.ops import Case, Op
 from minfer.plan.config import UserError
 
@@ -51,7 +51,7 @@ def _rehearse(op: Op, case: Case) -> None:
         expected = run_reference(op, case, operands.tensors)
     for name in operands.named("out", "inout"):
         with _stated(op, f"its check of {name}, of an output that nobody has written,"):
-            compared(op, case, name, operands.tensors, expected)
+            compare_output(op, case, name, operands.tensors, expected)
     with _stated(op, "its cost"):
         figures = [op.flops(case), op.bytes(case), op.metric.work(op, case)]
         op.arithmetic(case)

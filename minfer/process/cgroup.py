@@ -25,7 +25,7 @@ class Cgroup:
         self.folder.mkdir()
         try:
             (self.folder / "cgroup.procs").write_text(str(pid))
-            self._frozen()  # raises where the kernel cannot freeze
+            self._is_frozen()  # raises where the kernel cannot freeze
         except OSError:
             self.folder.rmdir()
             raise
@@ -34,7 +34,7 @@ class Cgroup:
         """Whether all of it stands still; False where it does not in time."""
         (self.folder / "cgroup.freeze").write_text("1")
         deadline = time.monotonic() + FROZEN_S
-        while not self._frozen():
+        while not self._is_frozen():
             if time.monotonic() > deadline:
                 return False
             time.sleep(POLL_S)
@@ -57,7 +57,7 @@ class Cgroup:
                 self.folder.rmdir()
             time.sleep(0.001)
 
-    def _frozen(self) -> bool:
+    def _is_frozen(self) -> bool:
         return "frozen 1" in (self.folder / "cgroup.events").read_text()
 
 

@@ -36,6 +36,11 @@ MAIN = (
     "from minfer.process import fork_server; fork_server.main()"  # with -m it would be two modules, and each know half
 )
 MOST_FDS = 1 << 16  # that a process may have open
+# Variables that nothing reads while it is imported: a fork takes them, and the working directory, from whoever asks.
+READ_LATE = (
+    *("CXX", "HYDRA_FULL_ERROR", "MINFER_EXPLAIN", "OLDPWD", "PATH", "PWD", "PYTEST_CURRENT_TEST"),
+    *("TORCH_EXTENSIONS_DIR", "TRITON_CACHE_DIR"),
+)
 
 
 class Forked:
@@ -69,10 +74,18 @@ class ForkServer:
         self.place = _place()
 
     def start(
-        self, module: str, arguments: Sequence[str], fds: Sequence[int], output: int, sandbox: Sandbox | None
+        self,
+        module: str,
+        arguments: Sequence[str],
+        fds: Sequence[int],
+        output: int,
+        sandbox: Sandbox | None,
+        starts_others: bool,
     ) -> Forked:
         """Raises OSError when the fork server is gone."""
         about = {"module": module, "arguments": arguments, "fds": fds, "sandbox": sandbox and asdict(sandbox)}
+        about |= {"starts_others": starts_others, "cwd": str(Path.cwd())}
+        about["environment"] = {name: os.environ.get(name) for name in READ_LATE}
         request = json.dumps(about).encode()
         with _reaping():  # what the fork server started is ours from the moment when it answers
             socket.send_fds(self.connection, [request], [output, *fds])
@@ -97,20 +110,21 @@ def start(
     log: int,
     sandbox: Sandbox | None = None,
     output: int | None = None,
+    starts_others: bool = False,
 ) -> Forked:
     """Run a module as a program in a session of its own, with these open files under the same numbers, and what it
-    prints in `output`, or else in `log`; in a sandbox, if one is given. Raises OSError when there is no fork server and none
-    can be started; `log` then says why."""
+    prints in `output`, or else in `log`; in a sandbox, if one is given. With `starts_others` it has a fork server of its own
+    from the start. Raises OSError when there is no fork server and none can be started; `log` then says why."""
     global _server
     output = log if output is None else output
     with _one_at_a_time:
         if _server and _server.place == _place():
             with contextlib.suppress(OSError):  # it has ended already
-                return _server.start(module, arguments, fds, output, sandbox)
+                return _server.start(module, arguments, fds, output, sandbox, starts_others)
         if _server:
             _server.close()
         _server = _new(log)
-        return _server.start(module, arguments, fds, output, sandbox)
+        return _server.start(module, arguments, fds, output, sandbox, starts_others)
 
 
 def prepare() -> None:
@@ -125,9 +139,9 @@ def pid() -> int | None:
     return _server.process.pid if _server else None
 
 
-def _place() -> tuple[dict[str, str], str]:
-    """What a process takes from the one that starts it: another environment or folder needs another fork server."""
-    return {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}, str(Path.cwd())
+def _place() -> dict[str, str]:
+    """What a process took from its environment while it imported: where that differs, another fork server is needed."""
+    return {name: value for name, value in os.environ.items() if name not in READ_LATE}
 
 
 def _new(log: int) -> ForkServer:
@@ -206,14 +220,30 @@ def _start_between(
     _become(**request, given=fds, sandbox=sandbox)
 
 
-def _become(module: str, arguments: list[str], fds: list[int], given: list[int], sandbox: Sandbox | None) -> None:
+def _become(
+    module: str,
+    arguments: list[str],
+    fds: list[int],
+    given: list[int],
+    sandbox: Sandbox | None,
+    starts_others: bool,
+    cwd: str,
+    environment: dict[str, str | None],
+) -> None:
     """Run a module and end."""
+    os.chdir(cwd)
+    for name, value in environment.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    starts_others = starts_others or module in STARTS_OTHERS
     spare = max(fds) + 2  # one number is left for the connection to a fork server of its own
     log, *others = [fcntl.fcntl(fd, fcntl.F_DUPFD, spare) for fd in given]
     os.closerange(3, spare)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    if module in STARTS_OTHERS:
+    if starts_others:
         _leave_server(spare)
     for number, fd in zip(fds, others, strict=True):
         os.dup2(fd, number)
@@ -221,7 +251,7 @@ def _become(module: str, arguments: list[str], fds: list[int], given: list[int],
     _call_it(module)
     if sandbox:
         sandbox.enter()
-    elif module not in STARTS_OTHERS:
+    elif module not in STARTS_OTHERS:  # the judge's memory stays its own
         keep_to_itself(False)
     sys.argv = [module, *arguments]
     sys.modules.pop(module, None)  # as with `python -m`, which runpy would otherwise warn of

@@ -20,7 +20,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -29,10 +28,11 @@ from pathlib import Path
 from typing import Any
 
 from minfer.process import fork_server
-from minfer.process.cgroup import Cgroup
+from minfer.process.death import Died
+from minfer.process.freezing import STOPPING_S, Freezer
+from minfer.process.orphans import orphans, running, sweeping
 from minfer.process.output import MOST_PRINTED, Output, tail_of
-from minfer.process.text import all_plain, plain
-from minfer.process.threads import all_children, children, cpu_at_rest, cpu_s, family, states
+from minfer.process.text import make_all_printable, make_printable
 from minfer.sandbox import Sandbox
 
 Message = dict[str, Any]
@@ -42,23 +42,7 @@ Start = Callable[[str, Sequence[str], Sequence[int], int], "fork_server.Forked |
 STOPPED_S = (
     5.0  # a longer gap between two looks at the pipe, which are 0.5 s apart, means that this process was stopped
 )
-STOPPING_S = 10.0  # a thread that waits for a disk cannot be stopped before it is served
-COULD_NOT_STOP = f"could not be stopped within {STOPPING_S:g} s"
-MOVED = "ran while it was stopped"
-MOST_MOVED_S = 2e-4  # CPU time
-POLL_S = 2e-5  # between two looks; asleep, because a thread needs a CPU to stop, and one that yields keeps it for 3 ms
-LOOKS = 20  # at the table of processes: one look may miss a process that forks and ends
-
-
 MOST_BYTES = 256 << 20  # of a reply; the samples of the longest are a tenth of it
-
-
-class Died(Exception):
-    """The process is gone; `status` is the row's."""
-
-    def __init__(self, status: str, message: str) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 class Process:
@@ -67,9 +51,7 @@ class Process:
     The fork server starts it, and its log is limited. Without a sandbox a caller may pass its own `start`; the log then has no
     limit. Raises Died if it cannot be started, and OSError if that is because a disk is full."""
 
-    _cgroup: Cgroup | None = None
     _output: Output | None = None
-    _stood: float | None = None  # CPU time that it had used when it was stopped; None while it runs
 
     def __init__(
         self,
@@ -91,7 +73,7 @@ class Process:
         self._oom_kills = _oom_kills()
         self._requests, self._replies = os.fdopen(ours_out, "w", buffering=1), os.fdopen(ours_in, "rb", buffering=0)
         try:
-            with open(self.log, "ab") as file, _sweeping:
+            with open(self.log, "ab") as file, sweeping:
                 fds = theirs_in, theirs_out, *pass_fds
                 if sandbox or start is None:
                     self._output = Output(self.log)
@@ -101,7 +83,7 @@ class Process:
                 finally:
                     if self._output:
                         os.close(self._output.fd)
-                _running.add(self.process.pid)
+                running.add(self.process.pid)
         except OSError as error:
             self._close()
             self._clean()
@@ -116,9 +98,7 @@ class Process:
                 os.close(fd)
         self._buffer = b""
         self._nonce = ""
-        if sandbox:
-            with contextlib.suppress(OSError):
-                self._cgroup = Cgroup(self.process.pid)
+        self.freezer = Freezer(self.process.pid, cgroup=sandbox is not None)
 
     def send(self, **message: Any) -> None:
         """Send a request. Its reply must repeat the nonce, which what runs there has no business to know."""
@@ -142,7 +122,7 @@ class Process:
             line, newline, rest = self._buffer.partition(b"\n")
             if newline:
                 self._buffer = rest
-                message = self._checked(line)
+                message = self._parse(line)
                 if "phase" not in message:
                     return message
                 self.phase = str(message["phase"])[:40]
@@ -163,7 +143,7 @@ class Process:
                 raise self._post_mortem()
             self._buffer += chunk
             if len(self._buffer) > MOST_BYTES:
-                raise self._garbled()
+                raise self._end_garbled()
 
     def ask(self, seconds: float, **message: Any) -> Message:
         """Send a request and receive its reply. Raises Died."""
@@ -183,16 +163,16 @@ class Process:
     def _too_much(self) -> bool:
         return self._output is not None and self._output.too_much
 
-    def _checked(self, line: bytes) -> Message:
+    def _parse(self, line: bytes) -> Message:
         try:
             message = json.loads(line)
             if message.pop("nonce") == self._nonce:
-                return all_plain(message)
+                return make_all_printable(message)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             pass
-        raise self._garbled()
+        raise self._end_garbled()
 
-    def _garbled(self) -> Died:
+    def _end_garbled(self) -> Died:
         self.kill()
         return Died("dishonest", "wrote to the result pipe, where only the harness answers")
 
@@ -208,25 +188,15 @@ class Process:
         said = f": {last}" if code > 0 and (last := _last_line(tail)) else ""
         return Died("crashed", f"the process died in the phase {self.phase!r} by {how}{said}")
 
-    def signal(self, number: int) -> None:
-        """Send a signal to it and to everything that it started in its session."""
-        try:
-            os.killpg(self.process.pid, number)
-        except ProcessLookupError:
-            pass
-
     def kill(self) -> None:
         """End it and everything that it started; in another session, too, where it has a cgroup or this process adopts
         orphans."""
-        self.signal(signal.SIGKILL)
-        if self._cgroup:
-            self._cgroup.kill()
-            self._cgroup = None
+        self.freezer.kill()
         self.process.wait()
-        _running.discard(self.process.pid)
+        running.discard(self.process.pid)
         self._close()
         deadline = time.monotonic() + STOPPING_S
-        with _sweeping:
+        with sweeping:
             while (strays := orphans()) and time.monotonic() < deadline:  # their own children come next
                 for pid in strays:
                     os.kill(pid, signal.SIGKILL)
@@ -234,49 +204,6 @@ class Process:
             self._clean()
         if self._output:
             self._output.tail()  # all that it printed is in the log now
-
-    def freeze(self) -> None:
-        """Stop it and everything that it started, in whatever session. Raises Died."""
-        if self._cgroup is not None:
-            if not self._cgroup.freeze():
-                raise Died("timeout", COULD_NOT_STOP)
-            return
-        halt(self.process.pid)
-        self._stood = cpu_at_rest(self.process.pid)
-        try:
-            stop(lambda: {self.process.pid} | orphans())
-        finally:
-            self.stood_still()  # else it is why there was no end of stopping
-
-    def thaw(self) -> float:
-        """Let it go on; where it has no cgroup, only what is in its session. Returns the time (`time.perf_counter`) before
-        which it stood still. Raises Died if it ran while it was stopped."""
-        self.stood_still()
-        self._stood = None
-        begin = time.perf_counter()
-        if self._cgroup is not None:
-            self._cgroup.thaw()
-        else:
-            self.signal(signal.SIGCONT)
-        return begin
-
-    def stood_still(self) -> None:
-        """Raises Died if it ran since it was stopped by a signal, which a timer of its own may have undone (SIGCONT). If
-        another program only wakes it, as `scontrol resume` does, it runs for some microseconds. A process
-        that a cgroup froze cannot wake."""
-        if self._stood is None:
-            return
-        ran = cpu_s(self.process.pid) - self._stood
-        if ran > MOST_MOVED_S or "R" in states(self.process.pid):
-            raise Died("dishonest", MOVED)
-
-    def strays(self) -> set[int]:
-        """The processes that it started, or that were left behind to this one, and that have not been waited for. Reliable
-        once all of it is stopped."""
-        if self._cgroup is not None:
-            return self._cgroup.processes() - {self.process.pid}
-        looks = (children(self.process.pid) | orphans() for _ in range(LOOKS))
-        return set().union(*looks)
 
     def _clean(self) -> None:
         """Remove what it wrote, whatever it made of the permissions."""
@@ -291,50 +218,6 @@ class Process:
             self._requests.close()
 
 
-_running: set[int] = set()
-_sweeping = threading.Lock()  # what one thread just starts, another must not take for an orphan
-_adopts = False
-
-
-def adopt_orphans() -> None:
-    """Make this process the parent of whatever its descendants leave behind. Its children must all be a `Process` from
-    now on, or its fork_server."""
-    global _adopts
-    fork_server.become_reaper()
-    _adopts = True
-
-
-def orphans() -> set[int]:
-    """The processes that were left behind to this one, and that nobody has waited for. Those that have ended
-    count too, because such a process may have started another one."""
-    return all_children(os.getpid()) - _running - {fork_server.pid()} if _adopts else set()
-
-
-def halt(pid: int) -> None:
-    """Stop all threads of a child of this process, and return at once when they stand still or it has ended. Raises Died."""
-    deadline = time.monotonic() + STOPPING_S
-    how = os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT
-    while time.monotonic() < deadline:
-        os.kill(pid, signal.SIGSTOP)  # again: a SIGCONT that comes before it has stopped undoes this
-        if os.waitid(os.P_PID, pid, how) is not None:
-            return
-        time.sleep(POLL_S)
-    raise Died("timeout", COULD_NOT_STOP)
-
-
-def stop(roots: Callable[[], set[int]]) -> None:
-    """Stop processes and everything that they started. What is not stopped yet may start more, so it looks again. Raises
-    Died."""
-    deadline = time.monotonic() + STOPPING_S
-    while running := {pid for pid in family(roots()) if set(states(pid)) - set("TtZX")}:
-        if time.monotonic() > deadline:
-            raise Died("timeout", COULD_NOT_STOP)
-        for pid in running:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGSTOP)
-        os.sched_yield()
-
-
 def _oom_kills() -> int:
     try:
         found = re.search(r"^oom_kill (\d+)", Path("/proc/vmstat").read_text(), re.MULTILINE)
@@ -345,7 +228,7 @@ def _oom_kills() -> int:
 
 def _last_line(printed: bytes) -> str:
     lines = printed.decode(errors="replace").strip().splitlines()
-    return plain(lines[-1]) if lines else ""
+    return make_printable(lines[-1]) if lines else ""
 
 
 def serve(answer: Callable[[Message, Callable[..., None]], Message]) -> None:

@@ -12,27 +12,27 @@ SEQUENCES = re.compile(
 )
 
 
-def plain(text: str, most: int = MOST) -> str:
+def make_printable(text: str, most: int = MOST) -> str:
     """The text in one line, without what would do more than be read: escape sequences of terminals, control characters,
     and marks that change the direction of writing. Half a character becomes a question mark."""
     text = SEQUENCES.sub("", text[: 4 * most])
-    return "".join(_plain(character) for character in text)[:most].strip()
+    return "".join(_make_printable(character) for character in text)[:most].strip()
 
 
-def _plain(character: str) -> str:
+def _make_printable(character: str) -> str:
     if character.isspace():
         return " "
     category = unicodedata.category(character)
     return "?" if category == "Cs" else "" if category in ("Cc", "Cf") else character
 
 
-def all_plain(value: Any) -> Any:
-    """A value of JSON with each text in it plain, the keys of mappings, too."""
+def make_all_printable(value: Any) -> Any:
+    """A value of JSON with each text in it printable, the keys of mappings, too."""
     if isinstance(value, str):
-        return plain(value)
+        return make_printable(value)
     if isinstance(value, dict):
-        return {plain(name): all_plain(each) for name, each in value.items()}
-    return [all_plain(each) for each in value] if isinstance(value, list) and not _numbers(value) else value
+        return {make_printable(name): make_all_printable(each) for name, each in value.items()}
+    return [make_all_printable(each) for each in value] if isinstance(value, list) and not _numbers(value) else value
 
 
 def _numbers(values: list[Any]) -> bool:

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from minfer.ops import Case
-from minfer.process.remote import Died, Process
+from minfer.process.death import Died
+from minfer.process.remote import Process
 from minfer.rows.store import MEASURED, Row
 
 
@@ -85,7 +86,7 @@ def run(
             )  # fmt: skip
             process.phase = "profile"
             while left:
-                finding = _checked(process.ask(setting.timeout_s))
+                finding = _check_finding(process.ask(setting.timeout_s))
                 deaths = 0
                 yield left[0], _columns(name, finding)
                 del left[0]
@@ -99,7 +100,7 @@ def run(
             process.kill()
 
 
-def _checked(reply: dict[str, Any]) -> Finding:
+def _check_finding(reply: dict[str, Any]) -> Finding:
     """A reply as a finding, if it is one."""
     metrics, functions, why = (reply.get(key) for key in ("metrics", "functions", "why"))
     numbers = isinstance(metrics, dict) and all(

@@ -22,7 +22,7 @@ def _inside(value: Any) -> Iterator[Any]:
         value = getattr(value, "fn", None)
 
 
-def launched(module: ModuleType, call: Callable[[], object]) -> list[Any]:
+def find_launched(module: ModuleType, call: Callable[[], object]) -> list[Any]:
     """The `CompiledKernel`s that one call of a module's functions launches.
 
     The caches are emptied before it (Triton then finds the binaries again on disk), so that they hold what this call

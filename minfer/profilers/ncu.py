@@ -22,7 +22,8 @@ import sys
 import tempfile
 from collections.abc import Iterator
 
-from minfer import build, ops
+from minfer import ops
+from minfer.build import toolchain
 from minfer.ops import Case
 from minfer.plan.counters import SETS
 from minfer.profilers import Finding, Job
@@ -80,7 +81,7 @@ def _batch(job: Job, cases: list[Case], number: int) -> list[Finding]:
                 windows, culprit, reason = count(job, left, f"{number:03d}-audit", audit=True)
             except Refused as error:
                 windows = [Finding(why=str(error))] * len(left)
-            counted = [audited(*about) for about in zip(left, counted, windows, strict=False)]
+            counted = [add_audit(*about) for about in zip(left, counted, windows, strict=False)]
         if culprit is None:
             rows = iter(counted)
             return [Finding(why=why[case.key]) if case.key in why else next(rows) for case in cases]
@@ -88,7 +89,7 @@ def _batch(job: Job, cases: list[Case], number: int) -> list[Finding]:
     return [Finding(why=why[case.key]) for case in cases]
 
 
-def audited(case: Case, counted: Finding, window: Finding) -> Finding:
+def add_audit(case: Case, counted: Finding, window: Finding) -> Finding:
     """A finding with what memory supplied after the bench's own flush, and whether that was cold."""
     needed = ops.get(case.op).traffic_of(case)[0]
     read, why = window.metrics.get("window_dram_read_bytes"), [counted.why, window.why]
@@ -102,7 +103,7 @@ def audited(case: Case, counted: Finding, window: Finding) -> Finding:
 def count(job: Job, cases: list[Case], name: str, audit: bool = False) -> tuple[list[Finding], Case | None, str]:
     """One process under Nsight Compute, which leaves the report `name`: the findings, or the case at which it ended and
     how. Raises Refused."""
-    tool, report = build.tool("ncu"), job.folder / f"{name}.ncu-rep"
+    tool, report = toolchain.tool("ncu"), job.folder / f"{name}.ncu-rep"
     if tool is None:
         raise Refused("Nsight Compute is not installed; put its ncu on the PATH, or set CUDA_HOME")
     report.parent.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,7 @@ import torch
 from minfer import ops
 from minfer.bench.clock import CudaClock
 from minfer.ops import Case
-from minfer.profilers.prepared import prepared
+from minfer.profilers.calls import prepare_call
 
 
 def main() -> None:
@@ -23,7 +23,7 @@ def main() -> None:
     clock = CudaClock(torch.device("cuda")) if request["flush"] else None
     for index, about in enumerate(request["cases"]):
         print(f"\nminfer: case {index}", flush=True)  # ncu may be in the middle of a line
-        call = prepared(Case(**about), "cuda")
+        call = prepare_call(Case(**about), "cuda")
         if clock:
             clock.flush()
         torch.cuda.synchronize()

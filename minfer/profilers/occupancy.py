@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from minfer.build import RESERVED_SHARED
+from minfer.build.device_code import RESERVED_SHARED
 from minfer.plan.counters import LIMITS
 
 WARP = 32

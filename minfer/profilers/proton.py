@@ -1,7 +1,7 @@
 """The profiler `proton`: Triton's own, which times the kernels of a call by CUPTI and knows what they had to do.
 
 All metrics are of one call: `proton.tflops` and `proton.gbps` are the op's FLOPs and least bytes over
-`proton.device_us`, the time of all kernels without the gaps between them; the rest is `prepared.per_call`'s. As in
+`proton.device_us`, the time of all kernels without the gaps between them; the rest is `calls.per_call`'s. As in
 the profiler `torch`, the operands lie in the L2 cache where they fit.
 
 Kept: `<case>.hatchet`, which proton-viewer reads, and the same as text, `<case>.txt`. With `instrument=true` a Triton
@@ -25,7 +25,7 @@ import torch
 from minfer import ops
 from minfer.ops import Case
 from minfer.profilers import Finding, Job
-from minfer.profilers.prepared import artefact, attempt, per_call, prepared, sentence
+from minfer.profilers.calls import artefact, attempt, per_call, prepare_call, sentence
 
 RUNS_KERNELS = True
 
@@ -44,7 +44,7 @@ def profile(job: Job) -> Iterator[Finding]:
 def measure(job: Job, case: Case) -> Finding:
     """Profile `calls` calls of a case. Raises what a kernel, proton or a full disk may raise."""
     op, calls = ops.get(case.op), job.options["calls"]
-    call = prepared(case, job.device)
+    call = prepare_call(case, job.device)
     path = artefact(job, case, ".hatchet")
     work = {"flops": op.flops(case), "bytes": op.bytes(case)}
     with session(path) as proton:
@@ -53,9 +53,9 @@ def measure(job: Job, case: Case) -> Finding:
                 call()
     tree = read(path)
     finding = summary(tree, scope(case), calls)
-    path.with_suffix(".txt").write_text(viewed(path) or "\n".join(rendered(tree)) + "\n")
+    path.with_suffix(".txt").write_text(run_viewer(path) or "\n".join(render(tree)) + "\n")
     if job.options["instrument"] and op.kernels[case.kernel].backend == "triton":
-        inside = attempt(instrumented, call, artefact(job, case, ".chrome_trace"))
+        inside = attempt(trace_scopes, call, artefact(job, case, ".chrome_trace"))
         finding = Finding(finding.metrics, finding.functions, inside.why)
     return finding
 
@@ -84,7 +84,7 @@ def session(path: Path, **how: str) -> Iterator[Any]:
         raise RuntimeError("proton wrote nothing; is it switched off (TRITON_PROTON_DISABLE)?")
 
 
-def instrumented(call: Any, path: Path) -> Finding:
+def trace_scopes(call: Any, path: Path) -> Finding:
     """Make one call with the kernel's own scopes compiled in, and keep their trace."""
     with session(path, backend="instrumentation", data="trace"):
         call()
@@ -98,14 +98,14 @@ def read(path: Path) -> Frame:
     """The root frame of a hatchet file: a JSON list of it and the devices. Raises RuntimeError for anything else."""
     try:
         root = json.loads(path.read_text())[0]
-        return _checked(root)
+        return _check(root)
     except (ValueError, LookupError, TypeError) as error:
         raise RuntimeError(f"{path.name} is no hatchet file: {error!r}") from error
 
 
-def _checked(node: Frame) -> Frame:
+def _check(node: Frame) -> Frame:
     """A frame with its children, without what proton itself launched."""
-    children = [_checked(child) for child in node["children"]]
+    children = [_check(child) for child in node["children"]]
     kept = [child for child in children if not child["frame"]["name"].startswith(OWN)]
     metrics = {key: float(value) for key, value in node["metrics"].items() if isinstance(value, int | float)}
     return {"frame": {"name": str(node["frame"]["name"])}, "metrics": metrics, "children": kept}
@@ -134,7 +134,7 @@ def summary(tree: Frame, scope: str, calls: int) -> Finding:
     return Finding(ran.metrics | rates, ran.functions)
 
 
-def viewed(path: Path) -> str | None:
+def run_viewer(path: Path) -> str | None:
     """The tree as proton-viewer prints it, with the average time and the rate; None where llnl-hatchet is absent."""
     if importlib.util.find_spec("hatchet") is None:
         return None
@@ -143,11 +143,11 @@ def viewed(path: Path) -> str | None:
     return done.stdout if done.returncode == 0 else None
 
 
-def rendered(node: Frame, depth: int = 0) -> list[str]:
+def render(node: Frame, depth: int = 0) -> list[str]:
     """A frame and those under it, a line each: average microseconds, launches, TFLOP/s where FLOPs are known, name."""
     under = kernels(node).values()
     count, us = sum(n for n, _ in under), sum(t for _, t in under)
     mean = f"{us / count:12,.3f} us" if count else " " * 15
     rate = f"{node['metrics']['flops'] / us * 1e-6:10,.3f} TFLOP/s" if node["metrics"].get("flops") and us else " " * 18
     line = f"{mean} x {count:<6,.0f}{rate}  {'  ' * depth}{node['frame']['name']}"
-    return [line, *(text for child in node["children"] for text in rendered(child, depth + 1))]
+    return [line, *(text for child in node["children"] for text in render(child, depth + 1))]

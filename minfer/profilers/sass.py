@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from minfer import build
+from minfer.build.device_code import parse_usage
 from minfer.plan.counters import TENSOR
 
 FMA = ("FFMA", "FFMA2", "HFMA2", "DFMA")
@@ -87,7 +87,7 @@ def read(cubin: Path, arch: str, toolkit: Path) -> list[Function]:
         command = [str(toolkit / "bin" / name), *words, str(cubin)]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
-    usage = build.usage(tool("cuobjdump", "-res-usage"), arch)
+    usage = parse_usage(tool("cuobjdump", "-res-usage"), arch)
     bounds = launch_bounds(tool("cuobjdump", "-elf"))
     code = opcodes(tool("nvdisasm", "-c"))
     return [

@@ -31,14 +31,16 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from minfer import build, ops
+from minfer import ops
 from minfer.bench import device as devices
+from minfer.build import device_code, toolchain
+from minfer.build.errors import BuildError
 from minfer.ops import Case, Kernel
 from minfer.ops.kernel import read_source
 from minfer.plan.counters import LIMITS
 from minfer.profilers import Finding, Job, occupancy, sass
-from minfer.profilers.jit import launched
-from minfer.profilers.prepared import attempt, prepared
+from minfer.profilers.calls import attempt, prepare_call
+from minfer.profilers.jit import find_launched
 from minfer.profilers.sass import Function
 
 RUNS_KERNELS = False
@@ -88,17 +90,15 @@ def refusal(kernel: Kernel, case: Case, archs: list[str]) -> str | None:
 
 def functions(kernel: Kernel, arch: str, timeout_s: float) -> list[Function]:
     """The device functions of a CUDA kernel's file. Raises BuildError."""
-    home = build.toolkit()
-    cubin = build.cached_cubin(kernel, arch, timeout_s)
+    home = toolchain.toolkit()
+    cubin = device_code.cached_cubin(kernel, arch, timeout_s)
     assert home is not None  # it has compiled just now
     try:
         return sass.read(cubin, arch, home)
     except OSError as error:
-        raise build.BuildError(
-            f"{error.filename} does not run: {error.strerror}; install cuobjdump and nvdisasm"
-        ) from error
+        raise BuildError(f"{error.filename} does not run: {error.strerror}; install cuobjdump and nvdisasm") from error
     except subprocess.CalledProcessError as error:
-        raise build.BuildError(f"{Path(error.cmd[0]).name} cannot read the cubin: {error.stderr.strip()}") from error
+        raise BuildError(f"{Path(error.cmd[0]).name} cannot read the cubin: {error.stderr.strip()}") from error
 
 
 def find(kernel: Kernel, case: Case, read: dict[str, Future[list[Function]]]) -> Finding:
@@ -109,7 +109,7 @@ def find(kernel: Kernel, case: Case, read: dict[str, Future[list[Function]]]) ->
     for arch, future in read.items():
         try:
             chosen = choose(case, kernel, future.result())
-        except build.BuildError as error:
+        except BuildError as error:
             problems.append(f"for {arch}: {error}")
             continue
         if not chosen:
@@ -141,7 +141,7 @@ def describe(function: Function, arch: str, dynamic_shared_bytes: int = 0) -> di
 def find_triton(kernel: Kernel, case: Case) -> Finding:
     """What the code says that one call of a Triton case on this GPU launches."""
     module = kernel.module()
-    binaries = launched(module, prepared(case, "cuda"))
+    binaries = find_launched(module, prepare_call(case, "cuda"))
     if not binaries:
         return Finding(why=f"{kernel.source.name} launched no @triton.jit function that it names itself")
     arch = devices.arch(devices.pick("cuda"))
@@ -156,7 +156,7 @@ def describe_triton(cubin: bytes, arch: str, shared_bytes: int) -> tuple[Functio
     """The function and its metrics of a compiled Triton kernel: its `asm["cubin"]` and `metadata.shared`, all dynamic.
 
     Raises OSError or CalledProcessError when the disassemblers are absent or refuse it."""
-    home = build.toolkit()
+    home = toolchain.toolkit()
     if home is None:
         raise FileNotFoundError("no CUDA toolkit that fits this PyTorch; set CUDA_HOME")
     with tempfile.TemporaryDirectory() as folder:

@@ -3,7 +3,7 @@
 All metrics are of one call. `torch.cpu_us` is the host's time in it, from entering the kernel's function to leaving it
 (on a GPU: before the kernels are done), with what the profiler adds; of the operators that take longest,
 `torch.<op>.cpu_us`, `.self_cpu_us` (without the operators that it calls) and `.calls`. On a GPU also what
-`prepared.per_call` says of the kernels, `torch.copies_us` of copies and fills, `torch.launches` and `torch.launch_us`, the
+`calls.per_call` says of the kernels, `torch.copies_us` of copies and fills, `torch.launches` and `torch.launch_us`, the
 host's time in CUDA's launch functions, and of the operators `.device_us` and `.self_device_us`, the time of what they
 launched. The operands of these calls lie in the L2 cache where they fit: these times explain a row's `cold_us` and
 `steady_us`, and do not replace them.
@@ -26,7 +26,7 @@ from torch.autograd.profiler import record_function
 
 from minfer.ops import Case
 from minfer.profilers import Finding, Job
-from minfer.profilers.prepared import artefact, attempt, per_call, prepared
+from minfer.profilers.calls import artefact, attempt, per_call, prepare_call
 
 RUNS_KERNELS = True
 
@@ -45,7 +45,7 @@ def measure(job: Job, case: Case) -> Finding:
     """Profile `calls` calls of a case. Raises what a kernel or a full disk may raise."""
     calls: int = job.options["calls"]
     on_gpu = job.device == "cuda"
-    call = prepared(case, job.device)
+    call = prepare_call(case, job.device)
     with record(use_device="cuda" if on_gpu else None, use_kineto=True) as recorded:
         for _ in range(calls):
             with record_function(case.kernel):

@@ -33,16 +33,16 @@ def read_shown(paths: Iterable[Path], columns: Iterable[str]) -> tuple[pa.Table,
     judges = {name: f"judged_{name.removeprefix('cold_')}" for name in columns if name.startswith("cold_")}
     judges = {name: of_judge for name, of_judge in judges.items() if of_judge in store.SCHEMA.names}
     table, bad = store.read(paths, dict.fromkeys([*columns, "guarantee", *judges.values()]))
-    if pc.any(outside := judged(table)).as_py():
+    if pc.any(outside := are_judged(table)).as_py():
         for name in columns:
             if name.startswith(("cold_", *STEADY)) or name in STATE:
                 nulls = pa.nulls(len(table), table[name].type)
                 values = table[judges[name]] if name in judges else nulls
-                table = _replaced(table, name, pc.if_else(outside, values, table[name]))
+                table = _replace_column(table, name, pc.if_else(outside, values, table[name]))
     return table.select(columns), bad
 
 
-def judged(table: pa.Table) -> pa.ChunkedArray:
+def are_judged(table: pa.Table) -> pa.ChunkedArray:
     """Which rows are of kernels that were judged; none, where the table has no column `guarantee`."""
     if "guarantee" not in table.column_names:
         return pa.chunked_array([np.zeros(len(table), dtype=bool)])
@@ -61,7 +61,7 @@ def newest(table: pa.Table, regime: str | None = None) -> pa.Table:
     this regime, or failed, the last such row is kept, else the last row. A failure counts in both regimes."""
     groups = _Groups(table)
     keep = np.zeros(len(table), dtype=bool)
-    keep[groups.last(groups.speaks(regime) if regime else None)] = True
+    keep[groups.last(groups.say_something(regime) if regime else None)] = True
     return table if keep.all() else table.filter(pa.array(keep))
 
 
@@ -77,15 +77,15 @@ def newest_of_each_regime(table: pa.Table) -> pa.Table:
     with the cold figures, or of the last row where the newest for cold failed or has no time. `steady_run`, `steady_commit`,
     … are the columns of `ORIGIN` of the row with the steady figures, `counted_run`, … those of the row with the counters."""
     groups = _Groups(table)
-    last, cold, steady, counted = groups.chosen()
-    base = np.where(groups.timed("cold")[cold], cold, last)
-    joined = np.where(groups.timed("steady")[steady], steady, base)
-    counted = np.where(groups.counted[counted], counted, base)
+    last, cold, steady, counted = groups.choose()
+    base = np.where(groups.are_timed("cold")[cold], cold, last)
+    joined = np.where(groups.are_timed("steady")[steady], steady, base)
+    counted = np.where(groups.have_counters[counted], counted, base)
     for name in ("baseline", "metric"):
         if name in table.column_names:
             values = codes(table[name])
             joined = np.where(values[base] == values[joined], joined, base)
-    outside = judged(table).to_numpy()
+    outside = are_judged(table).to_numpy()
     joined = np.where(outside[base] == outside[joined], joined, base)
     order = np.argsort(base)  # as the rows were
     base, joined, counted = base[order], joined[order], counted[order]
@@ -94,12 +94,12 @@ def newest_of_each_regime(table: pa.Table) -> pa.Table:
     differ = bool(np.any(base != joined))
     for name in table.column_names:
         if differ and (name.startswith(STEADY) or name in STATE):
-            merged = _replaced(merged, name, table[name].take(places))
+            merged = _replace_column(merged, name, table[name].take(places))
         if name in ORIGIN:
             merged = merged.append_column(f"steady_{name}", table[name].take(places) if differ else merged[name])
     if "metrics" in table.column_names:
         places = pa.array(counted)
-        merged = _replaced(merged, "metrics", table["metrics"].take(places))
+        merged = _replace_column(merged, "metrics", table["metrics"].take(places))
         for name in ORIGIN:
             if name in table.column_names:
                 merged = merged.append_column(f"counted_{name}", table[name].take(places))
@@ -110,7 +110,7 @@ def newest_in_any_regime(table: pa.Table) -> pa.Table:
     """The rows that `newest_of_each_regime` takes its figures from: at most four for each device and case, unchanged and in
     their order. It makes the same table of them as of all rows. So a caller can drop older rows after each part of a table."""
     keep = np.zeros(len(table), dtype=bool)
-    for places in _Groups(table).chosen():
+    for places in _Groups(table).choose():
         keep[places] = True
     return table if keep.all() else table.filter(pa.array(keep))
 
@@ -127,11 +127,11 @@ class _Groups:
         begins[1:] = (np.diff(case[self.order]) != 0) | (np.diff(device[self.order]) != 0)
         self.first = np.flatnonzero(begins)
 
-    def chosen(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    def choose(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """The places of four rows of each group: the last one, the last that says something of the cold regime, the last that
         says something of the steady regime, and the last with counters."""
-        cold, steady = (self.last(self.speaks(regime)) for regime in ("cold", "steady"))
-        return self.last(None), cold, steady, self.last(self.counted)
+        cold, steady = (self.last(self.say_something(regime)) for regime in ("cold", "steady"))
+        return self.last(None), cold, steady, self.last(self.have_counters)
 
     def last(self, wanted: np.ndarray | None) -> np.ndarray:
         """The place of each group's last wanted row, or of its last row where none is wanted."""
@@ -141,25 +141,25 @@ class _Groups:
         found: np.ndarray = np.maximum.reduceat(places, self.first) if len(places) else places
         return self.order[found % max(1, len(places))]
 
-    def timed(self, regime: str) -> np.ndarray:
+    def are_timed(self, regime: str) -> np.ndarray:
         """Which rows have a time in a regime, and a speed-up whose interval is not `WIDE`; all, where the table has no such
         column."""
         if f"{regime}_us" not in self.table.column_names:
             return np.ones(len(self.order), dtype=bool)
-        timed: np.ndarray = pc.and_(pc.is_valid(self.table[f"{regime}_us"]), pc.invert(self.failed)).to_numpy()
+        timed: np.ndarray = pc.and_(pc.is_valid(self.table[f"{regime}_us"]), pc.invert(self.have_failed)).to_numpy()
         names = [name for name in SPEEDUPS if name.startswith(regime)]
         if set(names) <= set(self.table.column_names):
             ratio, low, high = (pc.fill_null(self.table[name].cast(pa.float64()), np.nan).to_numpy() for name in names)
             wide = high - low > WIDE * ratio
-            timed = timed & (~wide | judged(self.table).to_numpy())  # whose interval is the range of few blocks
+            timed = timed & (~wide | are_judged(self.table).to_numpy())  # whose interval is the range of few blocks
         return timed
 
-    def speaks(self, regime: str) -> np.ndarray:
+    def say_something(self, regime: str) -> np.ndarray:
         """Which rows say something of a regime: a time, or that the kernel failed."""
-        return self.timed(regime) | self.failed.to_numpy()
+        return self.are_timed(regime) | self.have_failed.to_numpy()
 
     @cached_property
-    def counted(self) -> np.ndarray:
+    def have_counters(self) -> np.ndarray:
         """Which rows have counters of Nsight Compute among their metrics; all, where the table has no such column."""
         if "metrics" not in self.table.column_names:
             return np.ones(len(self.order), dtype=bool)
@@ -170,7 +170,7 @@ class _Groups:
         return found
 
     @cached_property
-    def failed(self) -> pa.ChunkedArray:
+    def have_failed(self) -> pa.ChunkedArray:
         """Which rows are of a case that was not measured, for whatever reason."""
         return pc.invert(pc.fill_null(pc.is_in(self.table["status"], pa.array(MEASURED)), False))
 
@@ -194,9 +194,9 @@ def with_rates(table: pa.Table) -> pa.Table:
     for regime in ("cold", "steady"):
         rate, tflops = f"{regime}_rate", f"{regime}_tflops"
         if {rate, tflops} <= set(table.column_names):
-            table = _replaced(table, rate, pc.if_else(old, table[tflops], table[rate]))
-    return _replaced(table, "metric", pc.fill_null(table["metric"], TFLOPS))
+            table = _replace_column(table, rate, pc.if_else(old, table[tflops], table[rate]))
+    return _replace_column(table, "metric", pc.fill_null(table["metric"], TFLOPS))
 
 
-def _replaced(table: pa.Table, name: str, values: pa.ChunkedArray) -> pa.Table:
+def _replace_column(table: pa.Table, name: str, values: pa.ChunkedArray) -> pa.Table:
     return table.set_column(table.column_names.index(name), table.schema.field(name), values)

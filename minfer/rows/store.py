@@ -247,11 +247,11 @@ def to_table(rows: Iterable[Row]) -> pa.Table:
     unknown = {name for row in rows for name in row} - set(SCHEMA.names)
     if unknown:
         raise KeyError(f"no such column: {', '.join(sorted(unknown))}")
-    arrays = [pa.array([plain(row.get(field.name)) for row in rows], type=field.type) for field in SCHEMA]
+    arrays = [pa.array([to_arrow(row.get(field.name)) for row in rows], type=field.type) for field in SCHEMA]
     return pa.Table.from_arrays(arrays, schema=SCHEMA)
 
 
-def plain(value: Any) -> Any:
+def to_arrow(value: Any) -> Any:
     """A value as Arrow takes it: a map as a list of pairs."""
     return list(value.items()) if isinstance(value, Mapping) else value
 
@@ -263,12 +263,12 @@ def slug(device: str) -> str:
 
 def write(table: pa.Table, path: Path) -> None:
     """Write a parquet file so that it is there whole or not at all, also after a power cut. Raises OSError."""
-    with appearing(path) as file:
+    with write_whole(path) as file:
         pq.write_table(table, file, **PARQUET)
 
 
 @contextlib.contextmanager
-def appearing(path: Path) -> Iterator[IO[bytes]]:
+def write_whole(path: Path) -> Iterator[IO[bytes]]:
     """A file that takes its place when it is whole, and leaves nothing behind when it never is."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from minfer.rows.store import AMENDABLE, PARQUET, SCHEMA, Row, appearing, plain, read_one, to_table, write
+from minfer.rows.store import AMENDABLE, PARQUET, SCHEMA, Row, read_one, to_arrow, to_table, write, write_whole
 
 ROWS_PER_PART = 64  # rewriting a part costs milliseconds
 ROWS_PER_GROUP = 2048  # of a finished shard's file: large groups read fast
@@ -70,7 +70,7 @@ class Writer:
             parts.setdefault(self.where[case], {})[case] = row
         for path, rows in parts.items():
             try:
-                write(_amended(read_one(path, SCHEMA), rows), path)
+                write(_amend_table(read_one(path, SCHEMA), rows), path)
             except (OSError, pa.ArrowException) as error:
                 why = error.strerror if isinstance(error, OSError) and error.strerror else error
                 lost = [{"case": case, **row} for case, row in rows.items()]
@@ -84,7 +84,7 @@ class Writer:
             return
         groups = range(0, len(self.parts), ROWS_PER_GROUP // ROWS_PER_PART)
         with contextlib.suppress(OSError, pa.ArrowException):  # on a full disk the parts stay as they are
-            with appearing(self.parts[0]) as file, pq.ParquetWriter(file, SCHEMA, **PARQUET) as merged:
+            with write_whole(self.parts[0]) as file, pq.ParquetWriter(file, SCHEMA, **PARQUET) as merged:
                 for start in groups:
                     group = self.parts[start : start + groups.step]
                     merged.write_table(pa.concat_tables(read_one(path, SCHEMA) for path in group))
@@ -95,13 +95,13 @@ class Writer:
         return self.folder / f"{self.shard}-{self.part:03d}.parquet"
 
 
-def _amended(table: pa.Table, rows: Mapping[str, Row]) -> pa.Table:
+def _amend_table(table: pa.Table, rows: Mapping[str, Row]) -> pa.Table:
     """The table with more in the maps of some cases' rows."""
     cases = table["case"].to_pylist()
     for name in AMENDABLE:
         values = table[name].to_pylist(maps_as_pydicts="strict")
         values = [
-            plain({**(v or {}), **rows.get(c, {}).get(name, {})} or v) for c, v in zip(cases, values, strict=True)
+            to_arrow({**(v or {}), **rows.get(c, {}).get(name, {})} or v) for c, v in zip(cases, values, strict=True)
         ]
         field = SCHEMA.field(name)
         table = table.set_column(table.column_names.index(name), field, pa.array(values, type=field.type))

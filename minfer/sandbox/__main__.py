@@ -54,7 +54,7 @@ def _try_all(kept: Path, scratch: Path) -> None:
         raise OSError("does not hold")
 
 
-def said(level: str) -> str:
+def describe(level: str) -> str:
     """What a user wants to know of a level: whether it is there, and where there is a GPU, whether CUDA starts in it."""
     gpu = tuple(sorted(map(str, Path("/dev").glob("nvidia*"))))
     if not available(level):
@@ -68,4 +68,4 @@ if __name__ == "__main__":
     if len(sys.argv) > 1:
         check(sys.argv[1], sys.argv[2:])
     else:
-        print(*map(said, LEVELS), sep="\n")
+        print(*map(describe, LEVELS), sep="\n")

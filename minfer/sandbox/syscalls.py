@@ -65,18 +65,18 @@ def exists(name: str) -> bool:
 
 def call(name: str, *arguments: object) -> int:
     """Make a system call. Raises OSError."""
-    return _checked(name, libc.syscall(number(name), *(_word(a) for a in arguments)))
+    return _check(name, libc.syscall(number(name), *(_word(a) for a in arguments)))
 
 
 def prctl(option: int, *arguments: int) -> int:
     """Raises OSError."""
-    return _checked("prctl", libc.prctl(option, *(ctypes.c_ulong(a) for a in (*arguments, 0, 0, 0, 0)[:4])))
+    return _check("prctl", libc.prctl(option, *(ctypes.c_ulong(a) for a in (*arguments, 0, 0, 0, 0)[:4])))
 
 
 def mount(source: str | None, target: str, kind: str | None, flags: int, options: str = "") -> None:
     """Raises OSError."""
     words = [text.encode() if text is not None else None for text in (source, target, kind)]
-    _checked(f"mount {target}", libc.mount(*words, ctypes.c_ulong(flags), options.encode()))
+    _check(f"mount {target}", libc.mount(*words, ctypes.c_ulong(flags), options.encode()))
 
 
 def _word(argument: object) -> object:
@@ -84,7 +84,7 @@ def _word(argument: object) -> object:
     return ctypes.c_long(argument) if isinstance(argument, int) else argument
 
 
-def _checked(what: str, result: int) -> int:
+def _check(what: str, result: int) -> int:
     if result < 0:
         error = ctypes.get_errno()
         raise OSError(error, f"{what}: {os.strerror(error)}")

@@ -16,7 +16,9 @@ from typing import Any
 
 import torch
 
-from minfer.process.remote import Died, Process, serve
+from minfer.process.death import Died
+from minfer.process.freezing import signal_session
+from minfer.process.remote import Process, serve
 from minfer.specialise.buckets import Key, Span
 from minfer.specialise.recipe import Recipe
 from minfer.specialise.recipes import find
@@ -68,7 +70,7 @@ class Background:
     def abandon(self) -> None:
         """Kill it without waiting for its exit status; from another thread, or with the process that is asking for it."""
         if (process := self._process) is not None:
-            process.signal(signal.SIGKILL)
+            signal_session(process.process.pid, signal.SIGKILL)
             self._remove_log()
 
     def _remove_log(self) -> None:

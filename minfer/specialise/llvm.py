@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from minfer.build import BuildError
+from minfer.build.errors import BuildError
 
 
 @cache

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from minfer import build
+from minfer.build import cache
 from minfer.ops import Case, Kernel, get
 from minfer.specialise import llvm
 from minfer.specialise.buckets import Key, text
@@ -100,7 +101,7 @@ class Recipe:
         stem = f"{self.name}_{text(key).replace('-', '_')}"
         stem += "_" + hashlib.sha256(self.source(stem, key).encode()).hexdigest()[:8]
         written = self.source(f"{self.op}_{stem}", key)
-        path = build.cache_folder() / "specialised" / f"{stem}{SUFFIX[self.backend]}"
+        path = cache.root() / "specialised" / f"{stem}{SUFFIX[self.backend]}"
         if not path.is_file() or path.read_text() != written:
             write(path, written)
 
@@ -133,7 +134,7 @@ class Recipe:
             functions = vars(kernel.module()).values()
             caches = [cache for each in functions for cache in getattr(each, "device_caches", {}).values()]
             return sum(len(binary.asm["cubin"]) for cache in caches for binary in cache[0].values())
-        built = build.cached(kernel, arch) if kernel.needs_build else None
+        built = cache.find(kernel, arch) if kernel.needs_build else None
         path = Path(built.library) if built else llvm.object_file(kernel.source) if self.bind else None
         return path.stat().st_size if path and path.is_file() else 0
 

@@ -18,6 +18,8 @@ from typing import Any
 from minfer import build
 from minfer.bench import device as devices
 from minfer.bench.operands import Operands
+from minfer.build import cache
+from minfer.build.errors import BuildError
 from minfer.ops import get
 from minfer.specialise.background import Background
 from minfer.specialise.buckets import Buckets, Key, Size, Span, exact
@@ -252,7 +254,7 @@ class Specialiser:
                 log.warning(
                     "%s: verdicts from %s are not used on %s; variants are tried again", self.recipe.name, there, here
                 )
-        except (build.BuildError, OSError):
+        except (BuildError, OSError):
             pass  # the background process says it
         return self._background.outcome(key)
 
@@ -281,7 +283,7 @@ class Specialiser:
             log.warning("%s: not used, %s goes on: %s", named, generic, outcome.why)
         elif not self._full:
             self._full = True
-            folder = build.cache_folder()
+            folder = cache.root()
             log.warning("%s and all others: not compiled, %s goes on: %s: %s", named, generic, folder, outcome.why)
 
     def _after_fork(self) -> None:

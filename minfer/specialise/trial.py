@@ -26,6 +26,7 @@ from minfer.bench.measure import Bench
 from minfer.bench.stats import Comparison, compare_blocks
 from minfer.bench.timing import Timing
 from minfer.bench.verify import WrongResult, verify
+from minfer.build.errors import DISK_FULL, BuildError
 from minfer.fingerprint import fingerprint
 from minfer.ops import get
 from minfer.specialise import llvm
@@ -108,9 +109,9 @@ def tried(recipe: Recipe, key: Key, say: Callable[..., None] = lambda **phase: N
             if outcome.status in ("faster", "not faster"):
                 write(path, json.dumps(asdict(outcome) | {"device": name}))
             return outcome
-    except (build.BuildError, OSError, ValueError) as error:  # ValueError: the recipe has no variant for such a key
+    except (BuildError, OSError, ValueError) as error:  # ValueError: the recipe has no variant for such a key
         log = getattr(error, "log", "")
-        if full := re.search(build.DISK_FULL, f"{error} {log}"):
+        if full := re.search(DISK_FULL, f"{error} {log}"):
             return Outcome("full", full[0])
         return Outcome("failed", str(error))
 

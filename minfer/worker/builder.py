@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from minfer import build, ops
+from minfer.build.errors import BuildError
 from minfer.process.remote import serve
 
 
@@ -23,7 +24,7 @@ def answer(request: dict[str, Any], _: object) -> dict[str, Any]:
         ops.load_file(Path(path))
     try:
         built = build.build(ops.get(request["op"]).kernels[request["kernel"]], request["arch"])
-    except build.BuildError as error:
+    except BuildError as error:
         return {"error": str(error), "log": error.log}
     with open(request["to"], "wb") as file:
         file.write(Path(built.library).read_bytes())

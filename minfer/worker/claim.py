@@ -41,7 +41,7 @@ class Claim:
 
 
 @contextlib.contextmanager
-def alone(gpu: str | None, wait: Callable[[], object]) -> Iterator[None]:
+def lock_gpu(gpu: str | None, wait: Callable[[], object]) -> Iterator[None]:
     """Hold a lock on the GPU with this UUID, so that no other minfer process measures on it. Calls `wait` once if it has to
     wait for the lock."""
     if gpu is None:

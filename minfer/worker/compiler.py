@@ -13,12 +13,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
-from minfer import build, ops
+from minfer import ops
 from minfer.bench import peaks
+from minfer.build import cache
+from minfer.build.cache import Built
+from minfer.build.errors import DISK_FULL, BuildError
 from minfer.ops import Case
 from minfer.plan.shard import Shard, Unfit
-from minfer.process.remote import Died, Process
-from minfer.process.text import plain
+from minfer.process.death import Died
+from minfer.process.remote import Process
+from minfer.process.text import make_printable
 from minfer.sandbox import Sandbox
 from minfer.worker import sandboxed
 
@@ -32,17 +36,17 @@ class Compiler:
     def __init__(self, shard: Shard, arch: str, tell: Callable[..., None], sandbox: Sandbox | None = None) -> None:
         self.shard, self.arch, self.tell, self.sandbox = shard, arch, tell, sandbox
 
-    def compile(self, cases: Iterable[Case]) -> dict[str, build.Built | str]:
+    def compile(self, cases: Iterable[Case]) -> dict[str, Built | str]:
         """Build what the cases need. Returns, by `op/kernel`, what was built, or a str that says why building failed. Raises
         Unfit."""
         kernels = {(case.op, case.kernel): ops.get(case.op).kernels[case.kernel] for case in cases}
         apart = {
             key for key, kernel in kernels.items() if self.sandbox and not kernel.source.is_relative_to(ops.PACKAGE)
         }
-        found: dict[str, build.Built | str] = {}
+        found: dict[str, Built | str] = {}
         self.tell(event="building")
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-            if self.arch and not build.cached(peaks.KERNEL, self.arch):  # if this fails, the child reports it
+            if self.arch and not cache.find(peaks.KERNEL, self.arch):  # if this fails, the child reports it
                 pool.submit(self.run, "peaks", [sys.executable, "-m", "minfer.bench.peaks", self.arch])
             self._wait(pool, self._one, kernels.keys() - apart, found)
         # In a pool of their own, after the others: ending a builder ends all processes that run beside it.
@@ -54,20 +58,20 @@ class Compiler:
     def _wait(
         self,
         pool: ThreadPoolExecutor,
-        compile_one: Callable[[str, str], build.Built | str],
+        compile_one: Callable[[str, str], Built | str],
         kernels: Iterable[tuple[str, str]],
-        found: dict[str, build.Built | str],
+        found: dict[str, Built | str],
     ) -> None:
         chosen = [key for key in sorted(kernels) if ops.get(key[0]).kernels[key[1]].needs_build]
         for (op, name), job in [(key, pool.submit(compile_one, *key)) for key in chosen]:
             self.tell(event="build", kernel=name)
             found[f"{op}/{name}"] = job.result()
 
-    def _apart(self, op: str, name: str) -> build.Built | str:
+    def _apart(self, op: str, name: str) -> Built | str:
         """Compile a kernel in a sandbox. The library is read once no process is left that could change it."""
         kernel = ops.get(op).kernels[name]
-        if found := sandboxed.kept(kernel, self.arch):
-            return build.Built(**asdict(found) | {"seconds": None})
+        if found := sandboxed.find(kernel, self.arch):
+            return Built(**asdict(found) | {"seconds": None})
         logs = Path(self.shard.folder) / "logs"
         with open(os.memfd_create("minfer-build"), "r+b") as file:
             builder = Process("minfer.worker.builder", logs / f"{self.shard.name}.log", [file.fileno()], self.sandbox)
@@ -85,19 +89,19 @@ class Compiler:
             if size > LARGEST:
                 return f"its library has {size >> 20} MiB, more than {LARGEST >> 20}"
             try:
-                return sandboxed.keep(kernel, self.arch, reply.get("built") or {}, os.pread(file.fileno(), size, 0))
-            except build.BuildError as error:
+                return sandboxed.store(kernel, self.arch, reply.get("built") or {}, os.pread(file.fileno(), size, 0))
+            except BuildError as error:
                 return str(error)
 
-    def _one(self, op: str, name: str) -> build.Built | str:
-        if found := build.cached(ops.get(op).kernels[name], self.arch):
-            return build.Built(**asdict(found) | {"seconds": None})
+    def _one(self, op: str, name: str) -> Built | str:
+        if found := cache.find(ops.get(op).kernels[name], self.arch):
+            return Built(**asdict(found) | {"seconds": None})
         extra = [] if self.sandbox else self.shard.extra  # this project's own kernels need none
         done = self.run(name, [sys.executable, "-m", "minfer.build", op, name, self.arch, *extra])
         if isinstance(done, str):
             return done
         try:
-            return build.Built(**json.loads(done.stdout))
+            return Built(**json.loads(done.stdout))
         except (ValueError, TypeError, RecursionError):
             return "its build gave no reply: what is loaded with it ended the process or wrote to it"
 
@@ -118,10 +122,10 @@ class Compiler:
             return subprocess.CompletedProcess(command, 0, out, err)
         with open(Path(self.shard.folder) / "logs" / f"{self.shard.name}.{name}.build.log", "w") as log:
             log.write(err)
-        if full := build.DISK_FULL.search(err):
+        if full := DISK_FULL.search(err):
             where = os.environ.get("TORCH_EXTENSIONS_DIR", "the cache of compiled kernels")
             raise Unfit(f"cannot compile {name} in {where}: {full[0]}; free it or set cluster.scratch")
-        lines = [line for line in map(plain, err.splitlines()) if line and not WARNING.match(line)]
+        lines = [line for line in map(make_printable, err.splitlines()) if line and not WARNING.match(line)]
         if process.returncode < 0:
             died = f"the process that compiles and loads it died by {signal.Signals(-process.returncode).name}"
             return ": ".join([died, *lines[-1:]])

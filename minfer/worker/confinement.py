@@ -9,24 +9,26 @@ import sys
 import tempfile
 from pathlib import Path
 
-from minfer import build, ops
+from minfer import ops
+from minfer.build import cache, toolchain
+from minfer.build.errors import BuildError
 from minfer.ops import Case
 from minfer.plan.shard import Shard, Unfit
 from minfer.sandbox import HIDDEN, LEVELS, Sandbox, available, strongest
 
 
-def sandbox(shard: Shard) -> Sandbox:
+def make_sandbox(shard: Shard) -> Sandbox:
     """The sandbox for what this shard compiles, loads and runs, at the level that it asks for, else the strongest level. On a
     host with several GPUs, CUDA_VISIBLE_DEVICES names the shard's GPU by its UUID from then on. Raises Unfit."""
     own = [Path(shard.results), Path(shard.folder)]
     for folder in own:  # the sandbox can only hide and show what exists already
         folder.mkdir(parents=True, exist_ok=True)
     try:
-        build.make_folder(build.cache_folder() / "sandboxed")
-    except build.BuildError as error:
+        cache.make_folder(cache.root() / "sandboxed")
+    except BuildError as error:
         raise Unfit(str(error)) from error
     hidden = {os.path.realpath(folder) for folder in (*own, *map(Path, (tempfile.gettempdir(), *HIDDEN)))}
-    needed = sorted(_needed(shard, hidden))
+    needed = sorted(_find_needed(shard, hidden))
     if shard.device != "cuda":
         return Sandbox(shard.sandbox or strongest(), sorted(hidden), needed)
     gpu, every, name = gpu_files()
@@ -70,17 +72,17 @@ def gpu_files(dev: Path = Path("/dev"), driver: Path = Path("/proc/driver/nvidia
     return [file for file in every if file not in others], every, name
 
 
-def ours(case: Case) -> bool:
+def is_ours(case: Case) -> bool:
     """Whether a case runs only this project's code."""
     return ops.get(case.op).kernels[case.kernel].source.is_relative_to(ops.PACKAGE)
 
 
-def _needed(shard: Shard, hidden: set[str]) -> set[str]:
+def _find_needed(shard: Shard, hidden: set[str]) -> set[str]:
     """The paths that must be readable, even inside a hidden folder; never a whole hidden folder."""
     kernels = [ops.get(case.op).kernels[case.kernel] for case in shard.cases]
     files = {Path(name) for name in (*shard.extra, *shard.sources)} | {kernel.source for kernel in kernels}
-    folders = {ops.PACKAGE.parent, build.cache_folder(), *map(Path, (*sys.path, sys.prefix, sys.base_prefix))}
-    if toolkit := build.toolkit():
+    folders = {ops.PACKAGE.parent, cache.root(), *map(Path, (*sys.path, sys.prefix, sys.base_prefix))}
+    if toolkit := toolchain.toolkit():
         folders.add(toolkit)
     needed = {os.path.realpath(path) for path in files | folders | {file.parent for file in files}}
     return {path for path in needed if path != "/" and path not in hidden}

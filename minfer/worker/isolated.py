@@ -15,6 +15,7 @@ from minfer import build, ops
 from minfer.bench import device as devices
 from minfer.bench.arena import attach, view
 from minfer.bench.verify import synchronize
+from minfer.build import cache
 from minfer.ops import Case, Returning
 from minfer.process.remote import serve
 
@@ -31,7 +32,7 @@ class Runner:
     ) -> None:
         self.device = devices.pick(device)
         self.memory = attach(arena)
-        build.give(libraries)
+        cache.use_libraries(libraries)
         for path in extra:
             ops.load_file(Path(path))
         self.kernel = ops.get(case["op"]).kernels[case["kernel"]]

@@ -12,7 +12,7 @@ from minfer.ops import Case
 from minfer.plan.shard import Shard
 from minfer.rows.store import Row
 from minfer.rows.writer import Writer
-from minfer.worker.confinement import ours
+from minfer.worker.confinement import is_ours
 
 UNCONFINED = "not run: a profiler needs what the sandbox of untrusted=true denies"
 AMEND_S = 5.0  # how often rows are amended while a profiler runs: a part of 64 rows takes 50 ms to write
@@ -26,7 +26,7 @@ def profile(
     tell: Callable[..., None],
 ) -> None:
     """`statuses` are the cases that have rows, with their status. Raises StoreError."""
-    foreign = [case for case, _ in statuses if shard.untrusted and not ours(case)]
+    foreign = [case for case, _ in statuses if shard.untrusted and not is_ours(case)]
     statuses = [(case, status) for case, status in statuses if case not in foreign]
     for name, options in shard.profilers.items():
         tell(event="profiler", profiler=name, cases=len(statuses))

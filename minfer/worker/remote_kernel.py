@@ -29,7 +29,7 @@ class RunnerFailed(Exception):
     """The kernel raised an error; the message is the kernel's."""
 
 
-class Remote:
+class RemoteKernel:
     """A kernel in a process of its own, which can be called like any other kernel."""
 
     def __init__(self, case: Case, request: Mapping[str, Any], arena: Arena, log: Path) -> None:
@@ -41,7 +41,7 @@ class Remote:
         about["libraries"] = request["libraries"]
         self.process.send(what="hello", case=case.to_dict(), **about)
 
-    def started(self) -> None:
+    def wait_until_started(self) -> None:
         self.deterministic = bool(self._reply(START_S, "deterministic"))
 
     def unsupported(self, case: Case, capability: tuple[int, int] | None) -> str | None:
@@ -57,7 +57,7 @@ class Remote:
         returned = self.ask("call", "returned", tensors=described, arguments=arguments)
         if returned is not None:
             raise Dishonest(f"returned a {returned}; a kernel writes its output and returns nothing")
-        if self.arena.breached():
+        if self.arena.is_breached():
             raise Dishonest("wrote outside its output")
         for tensor, copy in zip(tensors, copies, strict=True):
             tensor.copy_(copy)
@@ -94,7 +94,7 @@ class Remote:
         pid = self.process.process.pid
         used, waited = cpu_s(pid), run_delays(pid)
         with waking_apart(pid) if self.on_cpu else contextlib.nullcontext(lambda: None) as release:
-            delayed, begin = my_run_delay_s(), self.process.thaw()
+            delayed, begin = my_run_delay_s(), self.process.freezer.thaw()
             if before:
                 delayed, begin = my_run_delay_s(), time.perf_counter()
                 before()
@@ -111,7 +111,7 @@ class Remote:
                 then()
                 held_up = my_run_delay_s() - answered  # while its results were copied, the kernel could go on
                 wall, delay = wall + held_up, delay + held_up
-            self.process.freeze()
+            self.process.freezer.freeze()
         # The delays of all threads together: with only the longest one, honest kernels of two threads were accused on a busy
         # machine.
         delay += delay_s(waited, run_delays(pid))

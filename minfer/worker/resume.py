@@ -18,7 +18,7 @@ from minfer.worker.supervisor import Machine
 FINAL = ("ok", "unconverged", "wrong", "dishonest", "impossible", "unsupported")
 
 
-def kept(shard: Shard, tell: Callable[..., None]) -> Iterator[tuple[Case, str, set[str], Path]]:
+def find_written(shard: Shard, tell: Callable[..., None]) -> Iterator[tuple[Case, str, set[str], Path]]:
     """The cases of which earlier processes of this shard have written rows, before their job was ended and started again.
     Each comes with its status, the profilers that have run over it, and its file. Rows that `redo` replaces do not count."""
     cases = {case.key: case for case in shard.cases}
@@ -30,7 +30,7 @@ def kept(shard: Shard, tell: Callable[..., None]) -> Iterator[tuple[Case, str, s
                 yield case, row["status"], set(row["profilers"] or ()), path
 
 
-def todo(shard: Shard, machine: Machine, tell: Callable[..., None]) -> Iterator[Case]:
+def find_pending(shard: Shard, machine: Machine, tell: Callable[..., None]) -> Iterator[Case]:
     """The cases that still have to run."""
     done: dict[tuple[str, str, str, str], tuple[str, bool]] = {}
     if shard.resume:

@@ -12,18 +12,20 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from minfer import build
+from minfer.build import cache
+from minfer.build.cache import Built
+from minfer.build.errors import BuildError
 from minfer.ops import Kernel
 
 
 def _about(kernel: Kernel, arch: str) -> Path:
     """The JSON file that says which library a sandbox built from a kernel."""
-    return build.cache_folder() / "sandboxed" / f"{build.directory(kernel, arch).name}.json"
+    return cache.root() / "sandboxed" / f"{cache.directory(kernel, arch).name}.json"
 
 
-def keep(kernel: Kernel, arch: str, built: Mapping[str, Any], library: bytes) -> build.Built:
+def store(kernel: Kernel, arch: str, built: Mapping[str, Any], library: bytes) -> Built:
     """Store a library that a sandbox built, under the hash of its content, and what the sandbox says about it. Raises
-    build.BuildError if that is malformed or cannot be stored."""
+    BuildError if that is malformed or cannot be stored."""
     try:
         whole = {name: built[name] for name in ("registers", "shared_bytes", "local_bytes")}
         numbers = {"seconds": built["seconds"], **whole}
@@ -32,11 +34,11 @@ def keep(kernel: Kernel, arch: str, built: Mapping[str, Any], library: bytes) ->
         if not {type(value) for value in whole.values()} <= {int, type(None)} or isinstance(built["seconds"], bool):
             raise TypeError("not a number of a row")
     except (KeyError, TypeError, ValueError) as error:
-        raise build.BuildError(f"malformed reply from the compiler's process: {error!r}") from error
+        raise BuildError(f"malformed reply from the compiler's process: {error!r}") from error
     about = _about(kernel, arch)
-    build.make_folder(about.parent)
+    cache.make_folder(about.parent)
     path = about.with_name(f"{hashlib.sha256(library).hexdigest()}.so")
-    done = build.Built(str(path), **numbers)
+    done = Built(str(path), **numbers)
     for target, content in ((path, library), (about, json.dumps(asdict(done)).encode())):
         partial = target.with_name(f"{target.name}.{os.getpid()}.{threading.get_ident()}.tmp")
         partial.write_bytes(content)
@@ -44,11 +46,11 @@ def keep(kernel: Kernel, arch: str, built: Mapping[str, Any], library: bytes) ->
     return done
 
 
-def kept(kernel: Kernel, arch: str) -> build.Built | None:
+def find(kernel: Kernel, arch: str) -> Built | None:
     """The library that a sandbox built from exactly these sources, flags and versions, or None if there is none or if its
     content has changed."""
     try:
-        built = build.Built(**json.loads(_about(kernel, arch).read_text()))
+        built = Built(**json.loads(_about(kernel, arch).read_text()))
         whole = hashlib.sha256(Path(built.library).read_bytes()).hexdigest() == Path(built.library).stem
     except (OSError, ValueError, TypeError):
         return None

@@ -8,17 +8,20 @@ import socket
 import sys
 from pathlib import Path
 
-from minfer import build, profilers
+from minfer import profilers
 from minfer.bench import device
+from minfer.build.cache import Built
+from minfer.build.errors import DISK_FULL
 from minfer.plan import extra
 from minfer.plan.config import UserError
 from minfer.plan.shard import Shard, Unfit
-from minfer.process.remote import Died, adopt_orphans
+from minfer.process.death import Died
+from minfer.process.orphans import adopt_orphans
 from minfer.process.stopping import AGAIN, STOPPED, Stopping
 from minfer.rows import store
 from minfer.rows.writer import StoreError, Writer
-from minfer.worker import record, resume
-from minfer.worker.claim import Claim, Superseded, alone
+from minfer.worker import resume, write_rows
+from minfer.worker.claim import Claim, Superseded, lock_gpu
 from minfer.worker.compiler import Compiler
 from minfer.worker.events import Events
 from minfer.worker.profiling import profile
@@ -49,16 +52,16 @@ def run_cases(shard: Shard, tell: Events, stopping: Stopping) -> None:
 
         statuses = []  # of the cases that profilers have yet to see
         finished = set()
-        for case, status, profiled, path in resume.kept(shard, tell):
+        for case, status, profiled, path in resume.find_written(shard, tell):
             finished.add(case.key)
             if set(shard.profilers) - profiled and path.parent == folder:
                 writer.where[case.key] = path
                 statuses.append((case, status))
-        todo = [case for case in resume.todo(shard, machine, tell) if case.key not in finished]
+        todo = [case for case in resume.find_pending(shard, machine, tell) if case.key not in finished]
         compiler = Compiler(shard, machine.arch, tell, supervisor.sandbox)
         builds = compiler.compile([c for c in todo if supervisor.unsupported(c) is None])
-        supervisor.libraries = {name: done.library for name, done in builds.items() if isinstance(done, build.Built)}
-        with alone(machine.gpu, lambda: tell(event="waiting", gpu=machine.gpu)):
+        supervisor.libraries = {name: done.library for name, done in builds.items() if isinstance(done, Built)}
+        with lock_gpu(machine.gpu, lambda: tell(event="waiting", gpu=machine.gpu)):
             if todo:
                 supervisor.prepare()
             for case in todo:
@@ -67,9 +70,9 @@ def run_cases(shard: Shard, tell: Events, stopping: Stopping) -> None:
                 supervisor.check_log()
                 tell(event="case", case=case.key)
                 columns = supervisor.run(case, builds.get(f"{case.op}/{case.kernel}"))
-                row = record.whole_row(shard, machine, supervisor.peaks, case, columns, claim.skew_s)
+                row = write_rows.complete(shard, machine, supervisor.peaks, case, columns, claim.skew_s)
                 claim.check()
-                path = record.append(writer, row, tell)
+                path = write_rows.append(writer, row, tell)
                 stopping.progressed = True
                 statuses.append((case, row["status"]))
                 tell(event="done", case=case.key, status=row["status"], file=str(path))
@@ -87,7 +90,7 @@ def _largest_mb() -> float:
     return kb * 1024 / 1e6
 
 
-def _full(error: OSError, shard: Shard) -> str:
+def _explain_full_disk(error: OSError, shard: Shard) -> str:
     """What to do about a full disk that is not the results folder's."""
     where = str(error.filename or shard.folder)
     other = " or set runs= to a folder on another disk" if where.startswith(shard.folder) else ""
@@ -118,13 +121,13 @@ def run_shard(path: str, grace_s: float = 0) -> None:
         run_cases(shard, tell, stopping)
         status = 0
     except StoreError as error:
-        tell(event="failed", message=f"{error}; {record.rescue(shard, error)}")
+        tell(event="failed", message=f"{error}; {write_rows.rescue(shard, error)}")
     except (Unfit, UserError) as error:
         tell(event="failed", message=str(error))
     except OSError as error:
-        if not build.DISK_FULL.search(str(error)):
+        if not DISK_FULL.search(str(error)):
             raise
-        tell(event="failed", message=_full(error, shard))
+        tell(event="failed", message=_explain_full_disk(error, shard))
     except Superseded as error:
         sys.exit(str(error))  # the other process reports progress now
     except Died as error:

@@ -14,14 +14,17 @@ from typing import Any
 
 import pyarrow as pa
 
-from minfer import build, ops
+from minfer import ops
 from minfer.bench import judged, peaks
 from minfer.bench.derived import derive
 from minfer.bench.timing import Timing
+from minfer.build import cache, toolchain
+from minfer.build.cache import Built
 from minfer.ops import Case
 from minfer.plan.shard import Shard
-from minfer.process.remote import Died, Process
-from minfer.process.text import plain
+from minfer.process.death import Died
+from minfer.process.remote import Process
+from minfer.process.text import make_printable
 from minfer.rows import store
 from minfer.rows.store import Row
 from minfer.sandbox import keep_to_itself
@@ -29,16 +32,10 @@ from minfer.worker import confinement
 
 TIMED = tuple(name for name in store.SCHEMA.names if name.startswith(("cold_", "steady_", "energy_", "judged_")))
 MALFORMED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError, pa.ArrowException)
-NEVER_SAID = ("guarantee", "metrics", "functions", "profilers", "registers", "shared_bytes", "local_bytes", "peaks", "roof",
-              "floor_us")  # fmt: skip
-SAID = (
-    "cold_empty_us",
-    "cold_launch_us",
-    "cold_late",
-    "cold_baseline_late",
-    "cold_waited",
-    "steady_rotations",
-)  # the columns among these that are taken from the child as they are
+NEVER_FROM_CHILD = ("guarantee", "metrics", "functions", "profilers", "registers", "shared_bytes", "local_bytes", "peaks",
+                    "roof", "floor_us")  # fmt: skip
+# Of the columns TIMED, those that are taken from the child as they are.
+FROM_CHILD = ("cold_empty_us", "cold_launch_us", "cold_late", "cold_baseline_late", "cold_waited", "steady_rotations")
 
 
 @dataclass(frozen=True)
@@ -52,7 +49,7 @@ class Machine:
     @property
     def arch(self) -> str:
         """What kernels are compiled for; empty for a CPU."""
-        return build.arch_of(self.capability) if self.capability else ""
+        return toolchain.arch_of(self.capability) if self.capability else ""
 
 
 class Supervisor:
@@ -66,7 +63,7 @@ class Supervisor:
         self.machine = Machine({"device_kind": shard.device}, None, None)
         self.peaks: dict[str, float] | None = None  # measured by the first child
         self.libraries: dict[str, str] = {}  # of what was compiled, by `op/kernel`
-        self.sandbox = confinement.sandbox(shard) if shard.untrusted else None
+        self.sandbox = confinement.make_sandbox(shard) if shard.untrusted else None
         if shard.untrusted:
             keep_to_itself()
 
@@ -86,7 +83,7 @@ class Supervisor:
             self.start()
         assert self.child is not None
         request: dict[str, Any] = {"peaks": self.peaks, "extra": self.shard.extra, "libraries": {}}
-        if self.peaks is None and self.machine.arch and (built := build.cached(peaks.KERNEL, self.machine.arch)):
+        if self.peaks is None and self.machine.arch and (built := cache.find(peaks.KERNEL, self.machine.arch)):
             # Names in the cache depend on the compiler's version. In a sandbox the child may not see the compiler, and
             # cannot write to the cache.
             request["libraries"] = {f"{peaks.KERNEL.op}/{peaks.KERNEL.name}": built.library}
@@ -110,14 +107,14 @@ class Supervisor:
         kernel = ops.get(case.op).kernels[case.kernel]
         return kernel.elsewhere(self.shard.device) or kernel.unsupported(case, self.machine.capability)
 
-    def run(self, case: Case, built: build.Built | str | None) -> Row:
+    def run(self, case: Case, built: Built | str | None) -> Row:
         """The columns of a case, even if the child dies. `built` is the result of compiling its kernel: a str says why that
         failed, None that there was nothing to compile."""
         kernel = ops.get(case.op).kernels[case.kernel]
         if why := self.unsupported(case):
             return {"status": "unsupported", "message": why}
         op = ops.get(case.op)
-        if self.shard.untrusted and kernel.returns and kernel.source != op.source and not _ours(kernel.source):
+        if self.shard.untrusted and kernel.returns and kernel.source != op.source and not _is_ours(kernel.source):
             return {
                 "status": "unsupported",
                 "message": "untrusted=true cannot judge a kernel with returns=; let it write its outputs",
@@ -129,11 +126,11 @@ class Supervisor:
             row = {"build_s": built.seconds, "registers": built.registers}
             row |= {"shared_bytes": built.shared_bytes, "local_bytes": built.local_bytes}
         if not self.shard.untrusted or kernel.returns:
-            row = self._timed(case, row)
+            row = self._run_child(case, row)
             return row | {"guarantee": "in-process"} if row["status"] in store.MEASURED else row
-        return self._judged(case, row)
+        return self._run_judged(case, row)
 
-    def _timed(self, case: Case, row: Row) -> Row:
+    def _run_child(self, case: Case, row: Row) -> Row:
         """The columns of the build, `row`, and those that the child fills."""
         child = self.child or self.prepare()
         self.last, child.phase = child, "load"
@@ -148,18 +145,18 @@ class Supervisor:
                 )  # when a job is ended, this process may be ended last; the child's death was then not the kernel's fault
             return row | {"status": death.status, "message": str(death)}
         roofs = self.peaks if self.shard.device == "cuda" else None
-        row = believed(case, reply, self.shard.timing, roofs) | row
+        row = derive_columns(case, reply, self.shard.timing, roofs) | row
         if not reply.get("usable") or row["status"] in ("wrong", "dishonest") or self.shard.untrusted:
             child.kill()  # the next kernel must not run in a process that this one may have changed
             self.child = None
         return row
 
-    def _judged(self, case: Case, built: Row) -> Row:
+    def _run_judged(self, case: Case, built: Row) -> Row:
         """The columns that the child and the judge fill; the judge knows nothing of the child. Both measure again while they
         contradict each other, `judged.ATTEMPTS` times in all."""
         found: list[judged.Contradiction] = []
         while len(found) < judged.ATTEMPTS:
-            row = self._timed(case, built)
+            row = self._run_child(case, built)
             if row["status"] not in store.MEASURED:
                 return row
             reply = self._ask_judge(case)
@@ -177,7 +174,7 @@ class Supervisor:
                     return row | columns | {"guarantee": f"judged, {level}"}
                 found.append(doubt)
             except MALFORMED as error:
-                why = f"malformed reply from the judge: {plain(repr(error), 200)}"
+                why = f"malformed reply from the judge: {make_printable(repr(error), 200)}"
                 return row | {"status": "error", "message": why} | dict.fromkeys(TIMED)
         return row | dict.fromkeys(TIMED) | judged.verdict(found)
 
@@ -187,7 +184,7 @@ class Supervisor:
         about["libraries"] = self.libraries
         about["sandbox"] = asdict(self.sandbox) if self.sandbox else None
         source = ops.get(case.op).source
-        about["op_files"] = [str(source)] if source and not _ours(source) else []
+        about["op_files"] = [str(source)] if source and not _is_ours(source) else []
         timeout_s = self.shard.case_timeout_s
         try:
             return self.judge.ask(10 * timeout_s, case=case.to_dict(), timeout_s=timeout_s, **about)
@@ -196,18 +193,18 @@ class Supervisor:
             return {"row": {"status": "error", "message": f"the judge failed: {death}"}}
 
 
-def _ours(path: Path) -> bool:
+def _is_ours(path: Path) -> bool:
     return path.is_relative_to(ops.PACKAGE)
 
 
-def believed(case: Case, reply: Mapping[str, Any], timing: Timing, roofs: Mapping[str, float] | None) -> Row:
+def derive_columns(case: Case, reply: Mapping[str, Any], timing: Timing, roofs: Mapping[str, float] | None) -> Row:
     """The columns that follow from a child's reply. Its process ran code that may reply anything: of a correct case only the
     samples are believed, and everything else is computed from them here. `roofs`: the peaks of a GPU."""
     try:
-        said = {name: value for name, value in reply["row"].items() if name not in NEVER_SAID}
-        row = said | dict.fromkeys(TIMED)
+        claims = {name: value for name, value in reply["row"].items() if name not in NEVER_FROM_CHILD}
+        row = claims | dict.fromkeys(TIMED)
         if row["status"] in store.MEASURED:
-            row |= {name: said.get(name) for name in SAID}
+            row |= {name: claims.get(name) for name in FROM_CHILD}
             row |= derive(
                 case,
                 reply["cold"],
@@ -215,7 +212,7 @@ def believed(case: Case, reply: Mapping[str, Any], timing: Timing, roofs: Mappin
                 reply["watts"],
                 timing,
                 roofs,
-                str(said.get("watch_throttle") or ""),
+                str(claims.get("watch_throttle") or ""),
             )
         if row["status"] not in store.MEASURED:  # no time without a right result
             row |= dict.fromkeys(TIMED)
@@ -226,5 +223,5 @@ def believed(case: Case, reply: Mapping[str, Any], timing: Timing, roofs: Mappin
     except MALFORMED as error:
         return {
             "status": "dishonest",
-            "message": f"malformed reply from the kernel's process: {plain(repr(error), 200)}",
+            "message": f"malformed reply from the kernel's process: {make_printable(repr(error), 200)}",
         }

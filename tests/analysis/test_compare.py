@@ -14,6 +14,7 @@ import pytest
 from minfer.analysis import compare, verdicts
 from minfer.rows import store
 from tests.tables import NOON, row
+from tools import merge_rows
 
 CASE = "hgemm/v02_tiled/float16/layout=TN,accumulate=float32/m=512,n=512,k=512"
 
@@ -171,6 +172,21 @@ def test_revisions_of_committed_results(tmp_path: Path, monkeypatch, capsys):
     assert "1.2000×" in capsys.readouterr().out
     assert compare.main(["HEAD", "r1"]) == 0  # a run by its name
     assert "Every case is a tie." in capsys.readouterr().out
+
+
+def test_a_run_is_found_by_its_name_when_its_rows_have_been_merged(tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "results" / "nvidia-h200"
+    for run, speedup in (("r1", 1.25), ("r2", 1.5)):
+        (folder / run).mkdir(parents=True)
+        store.write(store.to_table([kernel(speedup, run=run)]), folder / run / "0000-000.parquet")
+    assert merge_rows.main([str(folder / "r1"), str(folder / "r2")]) == 0 and not (folder / "r1").exists()
+    (folder / "scopes").mkdir()  # no run
+    capsys.readouterr()
+    assert compare.main(["r1", "results/nvidia-h200/r2"]) == 0
+    assert "1.2000×" in capsys.readouterr().out
+    assert compare.main(["r1", "r3"]) == 2
+    assert "run r3; the newest run below results is r2" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

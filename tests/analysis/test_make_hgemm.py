@@ -99,11 +99,11 @@ def test_another_device_shows_what_was_measured_there_and_a_plot_of_both(tmp_pat
     assert len(cells(text, "v02_tiled")) == 2 and cells(text, "v01_naive")[0][1] == "0.3355"
     assert len(cells(text, "v01_naive")) == len(cells(text, "v07_tuned")) == 1
     assert text.index("**NVIDIA H200") < text.index("**NVIDIA H100")
-    assert [len(line) for line in cells(text, "4096 × 4096")] == [8, 5] and "picture" not in text
+    assert [len(line) for line in cells(text, "4096 × 4096")] == [8, 5] and "![" not in text
     plot.parent.mkdir(parents=True)
     plot.write_text("")
     text = page(tmp_path, *mine, row("v16_skinny", 1, 4096, 4096, 5.0), *there)
-    assert 'srcset="plots/nvidia-h200/hgemm-devices-dark.svg"' in text
+    assert "](plots/nvidia-h200/hgemm-devices.svg)" in text
 
 
 def test_every_cuda_kernel_is_a_rung_in_ladder_order() -> None:

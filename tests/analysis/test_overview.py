@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from minfer.analysis import overview
-from minfer.analysis.overview import SETS, shape_sets
+from minfer.analysis.overview import shape_sets
+from minfer.plan.config import groups
 from minfer.rows import store
 from tests.tables import NOON, TN, Workspace, other, row
 
@@ -60,14 +61,14 @@ def test_a_baseline_that_wins_hides_nobody(work: Workspace) -> None:
 def test_the_sets_are_those_that_can_be_asked_for_of_that_op() -> None:
     sets = shape_sets("hgemm")
     assert sets["squares"][0] == {"m=512", "n=512", "k=512"} and {"m=16", "n=14336", "k=4096"} in sets["llama"]
-    assert {file.stem for file in SETS.glob("*.yaml")} >= sets.keys() and not shape_sets("another")
+    assert set(groups()["shape"]) >= sets.keys() and not shape_sets("another")
 
 
 def with_sets(folder: Path, monkeypatch: pytest.MonkeyPatch, **sets: str) -> None:
-    """Puts these in the place of conf/shape."""
+    """Puts these in the place of conf/shape and of the ops' own sets."""
     for name, text in sets.items():
         (folder / f"{name}.yaml").write_text(f"name: {name}\n{text}")
-    monkeypatch.setattr(overview.shape_sets, "__defaults__", (folder,))
+    monkeypatch.setattr(overview.shape_sets, "__defaults__", (folder, folder))
 
 
 def test_shapes_of_one_varying_axis_are_called_by_it(

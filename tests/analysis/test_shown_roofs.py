@@ -60,7 +60,7 @@ def test_no_drawn_point_is_above_its_drawn_roof() -> None:
     """Of the committed rows: ladders, lines over size, and rooflines, where bandwidth is between copying and reading."""
     committed, _ = load([], ROOT / "results", make_plots.COLUMNS)
     looked = dict.fromkeys(make_plots.PLOTS, 0)
-    for _, op, device, name, picture in make_plots.pictures(committed):
+    for op, device, name, picture in make_plots.pictures(committed):
         for ax in picture.figure.axes if isinstance(picture, Picture) and name in looked else ():
             for x, y, roof in under_roofs(name, ax):
                 looked[name] += 1

@@ -10,7 +10,7 @@ import sys
 import pytest
 import torch
 
-from minfer.bench.arena import Arena, attach, copied, guarded_bytes, view
+from minfer.bench.arena import Arena, attach, copy_bits, guarded_bytes, view
 from minfer.bench.verify import same_bits
 from tests.conftest import ROOT
 
@@ -37,7 +37,7 @@ def test_a_copy_has_the_values_and_strides_and_is_found_by_its_description() -> 
         assert torch.equal(seen, tensor) and seen.stride() == tensor.stride() and seen.dtype == tensor.dtype
         seen.zero_()
         assert not copy.any() and copy.data_ptr() != seen.data_ptr()
-    assert not shared.breached()
+    assert not shared.is_breached()
 
 
 WRITES = """
@@ -53,7 +53,7 @@ def test_another_process_writes_into_it() -> None:
     copy = shared.copy(TENSORS[0])
     words = json.dumps([shared.handle, shared.describe(copy)])
     subprocess.run([sys.executable, "-c", WRITES, words], check=True, pass_fds=shared.fds, cwd=ROOT)
-    assert bool((copy == 7).all()) and not shared.breached()
+    assert bool((copy == 7).all()) and not shared.is_breached()
     shared.close()
     assert bool((copy == 7).all())  # the memory outlives its file descriptor
     with pytest.raises(OSError):
@@ -65,18 +65,18 @@ def test_what_is_written_beside_a_tensor_shows(place: int) -> None:
     shared = arena()
     copy = shared.copy(TENSORS[0])
     copy.as_strided((1,), (1,), copy.storage_offset() + place).fill_(1)
-    assert shared.breached()
+    assert shared.is_breached()
     shared.clear()
-    assert not shared.breached()
+    assert not shared.is_breached()
 
 
 @pytest.mark.parametrize("place", [-1, 5])
 def test_a_byte_beside_a_tensor_of_odd_size_shows(place: int) -> None:
     shared = Arena(1 << 20, CPU)
     copies = [shared.copy(torch.zeros(5, dtype=torch.uint8)) for _ in range(3)]
-    assert not shared.breached()
+    assert not shared.is_breached()
     copies[1].as_strided((1,), (1,), copies[1].storage_offset() + place).fill_(1)
-    assert shared.breached()
+    assert shared.is_breached()
 
 
 def test_an_image_brings_everything_back() -> None:
@@ -86,7 +86,7 @@ def test_an_image_brings_everything_back() -> None:
     view(image, shared.describe(copy)).fill_(3)
     copy.as_strided((1,), (1,), copy.storage_offset() - 1).fill_(1)
     shared.restore(image)
-    assert bool((copy == 3).all()) and not shared.breached()
+    assert bool((copy == 3).all()) and not shared.is_breached()
 
 
 @pytest.mark.parametrize("nbytes", [0, 1 << 30])
@@ -113,7 +113,7 @@ def test_copies_have_the_same_bits_and_strides(dtype: torch.dtype) -> None:
     values = torch.randint(0, 2 if dtype == torch.bool else 256, (size,), dtype=torch.uint8)
     values[values > 127] = 255  # in the last two bytes of a float: NaN
     made = values.view(dtype).view(6, 10).t()
-    found = copied(made)
+    found = copy_bits(made)
     assert found.stride() == made.stride() and same_bits(found, made)
     to = torch.zeros(10, 6, dtype=dtype)
-    assert copied(made, to) is to and same_bits(to, made)
+    assert copy_bits(made, to) is to and same_bits(to, made)

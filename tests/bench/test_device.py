@@ -45,7 +45,7 @@ def test_an_image_without_a_gpu_says_how_to_pass_one(tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.skipif(has_gpu(), reason="there is a GPU")
 def test_a_job_without_its_gpu_says_so(run_shard):
-    from minfer.process.remote import Died
+    from minfer.process.death import Died
 
     with pytest.raises(Died, match="device=cuda, and this machine has no CUDA GPU that PyTorch can use"):
         run_shard(["v01_naive"], device="cuda")

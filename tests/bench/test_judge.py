@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,10 +16,14 @@ from minfer.bench.arena import Arena, guarded_bytes
 from minfer.bench.judged import ATTEMPTS, BELIEVED, FASTER, LONGER, Contradiction, Samples
 from minfer.bench.operands import Operands
 from minfer.bench.verify import same_bits
-from minfer.process.remote import Died, Process
+from minfer.process.death import Died
+from minfer.process.freezing import Freezer
 from minfer.worker import judge as worker_judge
+from minfer.worker import judged_rounds, shared_operands
 from minfer.worker.isolated import Runner
-from minfer.worker.remote_kernel import Remote, Spent
+from minfer.worker.judged_rounds import JudgedRounds
+from minfer.worker.remote_kernel import RemoteKernel, Spent
+from minfer.worker.shared_operands import SharedOperands
 
 CASE = ops.get("hgemm").case("torch", "float16", {"m": 64, "n": 64, "k": 64})
 US = 1e-6
@@ -264,11 +269,11 @@ REQUEST = {"device": "cpu", "extra": [], "op_files": [], "libraries": {}, "sandb
 def test_the_judge_takes_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, goes_on: bool) -> None:
     """Of an honest kernel; also as on a GPU. There a process's work goes on while the process is stopped, so the baseline is
     timed while the kernel's process does not exist, half before it and half after it."""
-    started: list[Remote] = []
+    started: list[RemoteKernel] = []
     blocks: list[int] = []  # 0: of the baseline, 1: of the kernel
     beside: set[bool] = set()  # whether the kernel's process existed beside a request to the baseline's
 
-    class Noting(Remote):
+    class Noting(RemoteKernel):
         def __init__(self, *about: Any) -> None:
             super().__init__(*about)
             started.append(self)
@@ -280,23 +285,25 @@ def test_the_judge_takes_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
                 beside.update(other.process.process.poll() is None for other in started[1:])
             super()._send(what, **about)
 
-    monkeypatch.setattr(worker_judge, "Remote", Noting)
-    monkeypatch.setitem(worker_judge.GOES_ON, "cpu", goes_on)
+    monkeypatch.setattr(worker_judge, "RemoteKernel", Noting)
+    monkeypatch.setitem(shared_operands.GOES_ON, "cpu", goes_on)
     reply = worker_judge.judge(REQUEST | {"case": CASE.to_dict()}, tmp_path / "log")
     found = Samples.of(reply["samples"])
-    assert len(found.kernel) == len(found.baseline) == worker_judge.ROUNDS and len(found.cold_baseline) >= 3
-    counting = 1 + worker_judge.CALIBRATIONS
-    assert blocks.count(0) == counting + 2 * worker_judge.ROUNDS and blocks.count(1) == counting + worker_judge.ROUNDS
+    assert len(found.kernel) == len(found.baseline) == judged_rounds.ROUNDS and len(found.cold_baseline) >= 3
+    counting = 1 + judged_rounds.CALIBRATIONS
+    assert blocks.count(0) == counting + 2 * judged_rounds.ROUNDS and blocks.count(1) == counting + judged_rounds.ROUNDS
     assert beside == ({False} if goes_on else {True})
     after = len(blocks) - 1 - blocks[::-1].index(1)
-    assert not goes_on or blocks[after + 1 :] == [0] * worker_judge.ROUNDS  # half of the baseline's and the duplicate's
+    assert (
+        not goes_on or blocks[after + 1 :] == [0] * judged_rounds.ROUNDS
+    )  # half of the baseline's and the duplicate's
 
 
 def test_a_baseline_that_fails_without_a_kernel_accuses_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*about: Any) -> None:
         raise Died("crashed", "the process died")
 
-    monkeypatch.setattr(worker_judge.Trial, "_ready", fails)
+    monkeypatch.setattr(JudgedRounds, "_calibrate", fails)
     row = worker_judge.judge(REQUEST | {"case": CASE.to_dict()}, tmp_path / "log")["row"]
     assert row == {"status": "error", "message": "the baseline failed in a process of its own: the process died"}
 
@@ -304,30 +311,30 @@ def test_a_baseline_that_fails_without_a_kernel_accuses_nobody(tmp_path: Path, m
 def test_as_many_results_are_copied_whatever_the_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a GPU the clock includes the copies, and so does the empty request that is subtracted."""
     found: list[tuple[int, int, set[int]]] = []
-    take = worker_judge.Trial._take
+    take = SharedOperands.take_snapshot
 
-    def counting(trial: worker_judge.Trial, calls: int) -> None:
+    def counting(operands: SharedOperands, calls: int) -> None:
         before = len(copies)
-        take(trial, calls)
-        found.append((calls, len(copies) - before, set(trial.snapshot)))
+        take(operands, calls)
+        found.append((calls, len(copies) - before, set(operands.snapshot)))
 
     copies: list[torch.Tensor] = []
 
-    def copied(tensor: torch.Tensor) -> torch.Tensor:
+    def copy_bits(tensor: torch.Tensor) -> torch.Tensor:
         copies.append(tensor)
         return tensor.clone()
 
-    monkeypatch.setattr(worker_judge.Trial, "_take", counting)
-    monkeypatch.setattr(worker_judge, "copied", copied)
+    monkeypatch.setattr(SharedOperands, "take_snapshot", counting)
+    monkeypatch.setattr(shared_operands, "copy_bits", copy_bits)
     monkeypatch.setattr(
-        worker_judge.Trial, "_calls", lambda trial, remote: 3 if remote is trial.kernel else trial.count
+        JudgedRounds, "_count_calls", lambda rounds, remote: 3 if remote is rounds.kernel else rounds.operands.count
     )
     monkeypatch.setattr(worker_judge, "sets_for", lambda *about: 40)
-    monkeypatch.setitem(worker_judge.GOES_ON, "cpu", True)
-    monkeypatch.setitem(worker_judge.TAKE_S, "cpu", 60.0)
+    monkeypatch.setitem(shared_operands.GOES_ON, "cpu", True)
+    monkeypatch.setitem(shared_operands.TAKE_S, "cpu", 60.0)
     reply = worker_judge.judge(REQUEST | {"case": CASE.to_dict()}, tmp_path / "log")
     assert "samples" in reply
-    assert {number for _, number, _ in found} == {worker_judge.SNAPSHOT}
+    assert {number for _, number, _ in found} == {shared_operands.SNAPSHOT}
     assert {calls for calls, _, _ in found} == {3, 40}
     assert all(taken == {0, 1, 2} for calls, _, taken in found if calls == 3)
 
@@ -336,12 +343,12 @@ def test_as_many_results_are_copied_whatever_the_calls(tmp_path: Path, monkeypat
 def test_what_is_done_after_the_answer_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Even if stopping a process takes so long that a late thread has done its calls by then."""
 
-    def stop_late(process: Process) -> None:
+    def stop_late(freezer: Freezer) -> None:
         time.sleep(0.05)
-        stop(process)
+        stop(freezer)
 
-    stop = Process.freeze
-    monkeypatch.setattr(Process, "freeze", stop_late)
+    stop = Freezer.freeze
+    monkeypatch.setattr(Freezer, "freeze", stop_late)
     extra = [str(Path(__file__).resolve().parents[1] / "exploits" / "answers_early.py")]
     case = ops.get("hgemm").case("answers_early", "float16", CASE.shape)
     row = worker_judge.judge(REQUEST | {"extra": extra, "case": case.to_dict()}, tmp_path / "log")["row"]
@@ -368,11 +375,12 @@ def test_a_block_of_a_baseline_contains_no_copy_to_its_outputs() -> None:
     assert torch.equal(shared[written], result)
 
 
-class Blocks(worker_judge.Trial):
-    """A trial on a GPU whose kernel and baseline take `call_s` while their calls are counted and `later_s` afterwards."""
+class Blocks(JudgedRounds):
+    """Rounds on a GPU whose kernel and baseline take `call_s` while their calls are counted and `later_s` afterwards."""
 
     def __init__(self, call_s: float, later_s: float, sets: int = 400) -> None:
-        self.device, self.count, self.call_s, self.later_s = torch.device("cuda"), sets, call_s, later_s
+        self.device, self.call_s, self.later_s = torch.device("cuda"), call_s, later_s
+        self.operands = SimpleNamespace(count=sets)
         self.kernel = self.baseline = self
         self.calls, self.prepared = {self: 8}, []
 
@@ -386,7 +394,7 @@ class Blocks(worker_judge.Trial):
         self.calls[remote] = calls
         self.prepared.append(calls)
 
-    def _rounds(self, *names: str, count: int) -> dict[str, Any]:
+    def _run_once(self, *names: str, count: int) -> dict[str, Any]:
         return {name: [self.call_s, self.later_s, self.call_s, self.call_s] for name in names}
 
 
@@ -403,8 +411,8 @@ class Blocks(worker_judge.Trial):
 def test_a_block_on_a_gpu_takes_50_ms_or_has_all_calls(
     call_s: float, later_s: float, calls: int, names: tuple[str, ...]
 ) -> None:
-    trial = Blocks(call_s, later_s)
-    trial._prepare(trial, trial._calls(trial))
-    trial.rounds(*names)
-    assert trial.calls[trial] == calls
-    assert len(trial.prepared) == 1 + (call_s != later_s)
+    rounds = Blocks(call_s, later_s)
+    rounds._prepare(rounds, rounds._count_calls(rounds))
+    rounds.run(*names)
+    assert rounds.calls[rounds] == calls
+    assert len(rounds.prepared) == 1 + (call_s != later_s)

@@ -9,20 +9,20 @@ import subprocess
 import pytest
 import torch
 
-from minfer import build
 from minfer.bench import peaks
 from minfer.bench.device import capability, pick
 from minfer.bench.telemetry import Telemetry
+from minfer.build import device_code, toolchain
 from minfer.ops import DTYPES
 
-needs_nvcc = pytest.mark.skipif(build.toolkit() is None, reason="no CUDA compiler that fits this PyTorch")
+needs_nvcc = pytest.mark.skipif(toolchain.toolkit() is None, reason="no CUDA compiler that fits this PyTorch")
 
 
 @pytest.fixture(scope="module", params=[pytest.param("sm_89", marks=pytest.mark.slow), "sm_90a"])
 def compiled(request, tmp_path_factory):
     """The architecture, the binary, and the instructions of each function: pairs of address and text."""
-    binary = build.cubin(peaks.KERNEL, request.param, tmp_path_factory.mktemp("peaks"))
-    tool = build.toolkit() / "bin" / "cuobjdump"
+    binary = device_code.compile_cubin(peaks.KERNEL, request.param, tmp_path_factory.mktemp("peaks"))
+    tool = toolchain.toolkit() / "bin" / "cuobjdump"
     text = subprocess.run([tool, "-sass", binary], capture_output=True, text=True, check=True).stdout
     functions = {}
     for part in text.split("Function : ")[1:]:
@@ -50,7 +50,7 @@ def functions_of(functions, kernel: str) -> dict[str, list[str]]:
 @needs_nvcc
 def test_probes_keep_everything_in_registers(compiled):
     arch, binary, _ = compiled
-    used = build.resources(binary, arch, build.toolkit())
+    used = device_code.resources(binary, arch, toolchain.toolkit())
     assert used["local_bytes"] == 0
     assert used["registers"] <= (160 if arch == "sm_90a" else 128)  # two blocks of 256 threads an SM without wgmma
 

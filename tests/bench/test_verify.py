@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from minfer.bench.integrity import Dishonest
-from minfer.bench.verify import Trial, WrongResult, run_reference, trials
+from minfer.bench.verify import Inputs, WrongResult, choose_inputs, run_reference
 from minfer.ops import DTYPES, Kernel, multiples
 from tests.honest import ANY, CPU, HGEMM, SQUARE, Tensor, after, both_dtypes, both_layouts, check, fails, honest
 
@@ -78,14 +78,14 @@ def test_a_kernel_may_round_its_output_to_either_neighbour(dtype: str, step: int
 
 def test_a_case_is_tried_on_both_distributions_every_call_and_odd_shapes() -> None:
     case = HGEMM.case("honest", "float16", SQUARE)
-    tried = trials(HGEMM, case, ANY, None, 5)
-    assert {trial.distribution for trial in tried if trial.case == case} == {"uniform", "normal"}
-    same = [trial.case for trial in tried if trial.case.shape == case.shape]
+    tried = choose_inputs(HGEMM, case, ANY, None, 5)
+    assert {inputs.distribution for inputs in tried if inputs.case == case} == {"uniform", "normal"}
+    same = [inputs.case for inputs in tried if inputs.case.shape == case.shape]
     assert all(call in [HGEMM.call(each) for each in same] for call in HGEMM.calls.values())
-    shapes = [dict(trial.case.shape) for trial in tried]
+    shapes = [dict(inputs.case.shape) for inputs in tried]
     assert all(dict(odd) in shapes for odd in HGEMM.odd_shapes)
-    assert len({trial.named(HGEMM) for trial in tried}) == len(tried)
-    assert len({trial.seed for trial in tried}) >= 3
+    assert len({inputs.describe(HGEMM) for inputs in tried}) == len(tried)
+    assert len({inputs.seed for inputs in tried}) >= 3
     assert check(honest, seed=5).tried == len(tried)
 
 
@@ -131,13 +131,13 @@ def test_the_errors_of_an_output_with_nan_are_not_those_of_a_right_one(share: st
     assert not errors.over_bound <= 1 and not errors.max_abs < 1 and not errors.rel_l2 < 1
 
 
-def test_the_worst_of_all_trials_is_reported() -> None:
+def test_the_worst_of_all_inputs_is_reported() -> None:
     case = HGEMM.case("honest", "float16", SQUARE)
     alone = []
-    for trial in trials(HGEMM, case, ANY, None, 0):
-        operands = trial.operands(HGEMM, CPU)
-        exact = run_reference(HGEMM, trial.case, operands.tensors)["out"].value
-        honest(*operands.arguments, **HGEMM.call(trial.case))
+    for inputs in choose_inputs(HGEMM, case, ANY, None, 0):
+        operands = inputs.operands(HGEMM, CPU)
+        exact = run_reference(HGEMM, inputs.case, operands.tensors)["out"].value
+        honest(*operands.arguments, **HGEMM.call(inputs.case))
         alone.append(float((operands.tensors["out"].double() - exact).abs().max()))
     assert len(set(alone)) > 1
     assert check(honest).max_abs == pytest.approx(max(alone))
@@ -220,7 +220,7 @@ def test_inputs_are_the_stated_distribution_and_the_same_for_the_same_seed(dtype
     case = HGEMM.case("honest", dtype, {"m": 300, "n": 8, "k": 100})
 
     def draw(distribution: str, seed: int) -> Tensor:
-        return Trial(case, distribution, seed).operands(HGEMM, CPU).tensors["a"]
+        return Inputs(case, distribution, seed).operands(HGEMM, CPU).tensors["a"]
 
     for distribution, deviation in (("uniform", 3**-0.5), ("normal", 1.0)):
         values = draw(distribution, 1)
@@ -232,10 +232,10 @@ def test_inputs_are_the_stated_distribution_and_the_same_for_the_same_seed(dtype
 
 
 @both_layouts
-def test_the_operands_of_one_trial_differ_and_the_output_is_poisoned_where_it_is_not_read(layout: str) -> None:
+def test_the_operands_of_one_seed_differ_and_the_output_is_poisoned_where_it_is_not_read(layout: str) -> None:
     case = HGEMM.case("honest", "float16", dict.fromkeys("mnk", 16), {"layout": layout})
     for called in HGEMM.under_each_call(case):
-        out, a, b = Trial(called, "normal", 0).operands(HGEMM, CPU).arguments
+        out, a, b = Inputs(called, "normal", 0).operands(HGEMM, CPU).arguments
         call = HGEMM.call(called)
         assert not torch.equal(a, b) and not torch.equal(a, b.t()) and not torch.equal(out, a)
         assert bool(out.isnan().all()) == (call["beta"] == 0) == bool(out.isnan().any())

@@ -18,7 +18,9 @@ import pytest
 import torch
 
 from minfer import build, ops
-from minfer.build import arch_of
+from minfer.build import cache, device_code, toolchain
+from minfer.build.errors import BuildError
+from minfer.build.toolchain import arch_of
 from tests.conftest import ROOT
 from tests.workshop import DEVICE, SOUND, Workshop, needs_nvcc
 
@@ -36,12 +38,12 @@ def finish(process: subprocess.Popen[str], seconds: float = 60) -> dict[str, obj
 def test_what_was_built_is_found_and_not_built_again(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", workshop.counting_compiler())
     kernel = workshop.kernel()
-    assert build.cached(kernel) is None
+    assert cache.find(kernel) is None
     first = build.build(kernel)
     library = Path(first.library)
     changed = library.stat().st_mtime_ns
     assert library.is_file() and first.seconds > 0 and workshop.folder / "cache" in library.parents
-    assert build.build(kernel) == build.cached(kernel) == first
+    assert build.build(kernel) == cache.find(kernel) == first
     assert library.stat().st_mtime_ns == changed and workshop.compilations() == 1
 
 
@@ -55,10 +57,10 @@ CHANGES: dict[str, Change] = {
     "source": lambda workshop, patch: workshop.write("sound.cpp", SOUND + "// faster\n"),
     "header": lambda workshop, patch: workshop.write("tile.h", '#include "deeper.h"\n#define TILE (32 * DEEPER)\n'),
     "header of a header": lambda workshop, patch: workshop.write("deeper.h", "#define DEEPER 3\n"),
-    "flags": lambda workshop, patch: patch.setattr(build, "CXX_FLAGS", [*build.CXX_FLAGS, "-ffast-math"]),
+    "flags": lambda workshop, patch: patch.setattr(toolchain, "CXX_FLAGS", [*toolchain.CXX_FLAGS, "-ffast-math"]),
     "torch": lambda workshop, patch: patch.setattr(torch, "__version__", "2.99.0"),
     "compiler": lambda workshop, patch: patch.setenv("CXX", str(fake_compiler(workshop))),
-    "processor": lambda workshop, patch: patch.setattr(build, "_processor", lambda: "flags: avx1024"),
+    "processor": lambda workshop, patch: patch.setattr(toolchain, "_processor", lambda: "flags: avx1024"),
     "cache": lambda workshop, patch: patch.setenv("TORCH_EXTENSIONS_DIR", str(workshop.folder / "other")),
 }
 
@@ -74,28 +76,28 @@ def test_a_change_of_anything_that_decides_the_binary_changes_its_place(
     what: str, workshop: Workshop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernel = workshop.kernel()
-    before = build.directory(kernel, "")
+    before = cache.directory(kernel, "")
     CHANGES[what](workshop, monkeypatch)
-    changed = build.directory(kernel, "")
+    changed = cache.directory(kernel, "")
     assert changed != before and changed.name.startswith("hgemm_sound_")
 
 
 def test_a_change_elsewhere_does_not(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = workshop.kernel()
-    before = build.directory(kernel, "")
+    before = cache.directory(kernel, "")
     workshop.write("unrelated.h", "#define X 1\n")
     os.utime(kernel.source)
-    monkeypatch.setattr(build, "NVCC_FLAGS", [*build.NVCC_FLAGS, "-G"])
-    assert build.directory(kernel, "") == before
+    monkeypatch.setattr(toolchain, "NVCC_FLAGS", [*toolchain.NVCC_FLAGS, "-G"])
+    assert cache.directory(kernel, "") == before
 
 
 @needs_nvcc
 def test_a_cuda_kernel_has_a_place_for_each_architecture(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = workshop.kernel("device.cu", DEVICE)
-    places = {build.directory(kernel, arch) for arch in ("sm_80", "sm_89", "sm_90a")}
+    places = {cache.directory(kernel, arch) for arch in ("sm_80", "sm_89", "sm_90a")}
     assert len(places) == 3
-    monkeypatch.setattr(build, "NVCC_FLAGS", [*build.NVCC_FLAGS, "-G"])
-    assert build.directory(kernel, "sm_89") not in places
+    monkeypatch.setattr(toolchain, "NVCC_FLAGS", [*toolchain.NVCC_FLAGS, "-G"])
+    assert cache.directory(kernel, "sm_89") not in places
 
 
 def test_a_copy_of_a_kernel_elsewhere_includes_its_ops_headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +114,7 @@ def test_a_copy_of_a_kernel_elsewhere_includes_its_ops_headers(tmp_path: Path, m
     build.function(kernel)(out, a, a)
     assert torch.equal(out, a)
     (tmp_path / "hgemm.h").write_text("#error its own folder comes first\n")
-    with pytest.raises(build.BuildError, match="its own folder comes first"):
+    with pytest.raises(BuildError, match="its own folder comes first"):
         build.build(kernel)
 
 
@@ -121,7 +123,7 @@ def test_a_copy_of_a_cuda_kernel_elsewhere_compiles_too(tmp_path: Path) -> None:
     original = ops.get("hgemm").kernels["v01_naive"]
     copy = tmp_path / "v01_naive.cu"
     copy.write_text(original.source.read_text())
-    assert build.cubin(replace(original, name="copy", source=copy), "sm_80", tmp_path).is_file()
+    assert device_code.compile_cubin(replace(original, name="copy", source=copy), "sm_80", tmp_path).is_file()
 
 
 def test_a_changed_header_is_compiled_in(workshop: Workshop) -> None:
@@ -152,7 +154,7 @@ def test_a_record_that_was_cut_short_is_built_anew(workshop: Workshop) -> None:
 @pytest.mark.timeout(60)
 def test_a_lock_that_a_killed_build_left_does_not_hang_the_next(workshop: Workshop) -> None:
     kernel = workshop.kernel()
-    folder = build.directory(kernel, "")
+    folder = cache.directory(kernel, "")
     folder.mkdir(parents=True)
     (folder / "lock").write_text("")  # older PyTorch's: it waits while the file is there
     folder.with_suffix(".lock").write_text("")  # ours
@@ -179,7 +181,7 @@ def test_a_build_after_one_that_was_killed_midway(
         else:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        assert build.cached(kernel) is None
+        assert cache.find(kernel) is None
 
         second = finish(workshop.start(kernel))
         assert Path(str(second["library"])).is_file() and workshop.compilations() == 2
@@ -211,6 +213,9 @@ def test_a_real_kernel_builds_from_the_command_line_and_runs(workshop: Workshop)
     script = """
 import torch
 from minfer import build, ops
+from minfer.build import cache, device_code, toolchain
+from minfer.build.errors import BuildError
+from minfer.build.toolchain import arch_of
 kernel = ops.get("hgemm").kernels["cpu_naive"]
 function = build.function(kernel)
 a, b = (torch.arange(6.0, dtype=torch.float16).view(shape) for shape in ((2, 3), (3, 2)))
@@ -228,8 +233,8 @@ def test_a_cuda_kernel_builds_without_a_gpu_and_states_its_resources(workshop: W
     kernel = workshop.kernel("device.cu", text)
     built = build.build(kernel, "sm_80")
     assert Path(built.library).is_file()
-    assert build.cached(kernel, "sm_80") == built and build.cached(kernel, "sm_90a") is None
-    if build.resources(Path(built.library), "sm_80", build.toolkit()):  # where there is a cuobjdump
+    assert cache.find(kernel, "sm_80") == built and cache.find(kernel, "sm_90a") is None
+    if device_code.resources(Path(built.library), "sm_80", toolchain.toolkit()):  # where there is a cuobjdump
         assert built.registers and 2 <= built.registers <= 255
         assert built.shared_bytes is not None and 400 <= built.shared_bytes < 4096
         assert built.local_bytes == 0
@@ -238,7 +243,7 @@ def test_a_cuda_kernel_builds_without_a_gpu_and_states_its_resources(workshop: W
 @needs_nvcc
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 def test_device_code_alone_compiles_for_any_architecture(arch: str, workshop: Workshop) -> None:
-    cubin = build.cubin(workshop.kernel("device.cu", DEVICE), arch, workshop.folder)
+    cubin = device_code.compile_cubin(workshop.kernel("device.cu", DEVICE), arch, workshop.folder)
     assert cubin.read_bytes()[:4] == b"\x7fELF" and arch in cubin.name
 
 
@@ -253,23 +258,23 @@ def test_a_toolkit_of_another_major_version_is_passed_over(workshop: Workshop, m
             path.write_text(text)
             path.chmod(0o755)
         monkeypatch.setenv("CUDA_HOME", str(workshop.folder / folder))
-        assert build.toolkit.__wrapped__() == build.toolkit()
-    if home := build.toolkit():
+        assert toolchain.toolkit.__wrapped__() == toolchain.toolkit()
+    if home := toolchain.toolkit():
         shutil.copytree(workshop.folder / "old", workshop.folder / "fits")
         nvcc = workshop.folder / "fits" / "bin" / "nvcc"
         nvcc.write_text(f"#!/bin/sh\nexec {home}/bin/nvcc --version\n")
         monkeypatch.setenv("CUDA_HOME", str(workshop.folder / "fits"))
-        assert build.toolkit.__wrapped__() == workshop.folder / "fits"  # and one that fits wins
+        assert toolchain.toolkit.__wrapped__() == workshop.folder / "fits"  # and one that fits wins
 
 
 def test_a_tool_is_found_on_the_path_then_in_a_toolkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("PATH", str(tmp_path / "path"))
-    assert build.tool("minfer-sight") is None
+    assert toolchain.tool("minfer-sight") is None
     for folder in (tmp_path / "home" / "bin", tmp_path / "path"):
         folder.mkdir(parents=True)
         (folder / "minfer-sight").touch(mode=0o755)
-        assert build.tool("minfer-sight") == folder / "minfer-sight"
+        assert toolchain.tool("minfer-sight") == folder / "minfer-sight"
 
 
 @pytest.mark.parametrize(
@@ -288,7 +293,7 @@ def test_ninja_is_found_beside_python_where_the_environment_is_not_active(
     if not beside.exists():
         pytest.skip("this Python has no ninja beside it")
     monkeypatch.setenv("PATH", str(tmp_path))
-    build.put_ninja_on_path()
+    toolchain.put_ninja_on_path()
     assert shutil.which("ninja") == str(beside)
-    build.put_ninja_on_path()
+    toolchain.put_ninja_on_path()
     assert os.environ["PATH"] == f"{tmp_path}{os.pathsep}{beside.parent}"

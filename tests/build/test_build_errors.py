@@ -10,7 +10,8 @@ import pytest
 
 from minfer import build
 from minfer.bench.timing import Timing
-from minfer.build import BuildError, first_error
+from minfer.build import cache, device_code, toolchain
+from minfer.build.errors import BuildError, first_error
 from minfer.ops import Kernel
 from minfer.plan.shard import Shard
 from minfer.worker import sandboxed
@@ -24,7 +25,7 @@ def failure(kernel: Kernel, arch: str = "") -> str:
         build.build(kernel, arch)
     message = str(caught.value)
     assert message and "\n" not in message and str(kernel.source.parent) not in message
-    assert build.cached(kernel, arch) is None
+    assert cache.find(kernel, arch) is None
     return message
 
 
@@ -56,7 +57,7 @@ def test_a_mistake_in_cuda_is_the_compilers_first_error(workshop: Workshop) -> N
     message = failure(kernel, "sm_80")
     assert message.startswith("broken.cu(1)") and "error" in message and "no_such_name" in message
     with pytest.raises(BuildError, match="no_such_name"):
-        build.cubin(kernel, "sm_80", workshop.folder)
+        device_code.compile_cubin(kernel, "sm_80", workshop.folder)
 
 
 @needs_nvcc
@@ -85,7 +86,7 @@ def test_a_cache_that_cannot_be_written(workshop: Workshop, monkeypatch: pytest.
         build.build(kernel)
     built = {"seconds": 1.0, "registers": None, "shared_bytes": None, "local_bytes": None}
     with pytest.raises(BuildError, match=re.escape(wanted)):
-        sandboxed.keep(kernel, "", built, b"a library")
+        sandboxed.store(kernel, "", built, b"a library")
 
 
 def test_no_cpp_compiler(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,9 +97,12 @@ def test_no_cpp_compiler(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_no_cuda_compiler(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "toolkit", lambda: None)
+    monkeypatch.setattr(toolchain, "toolkit", lambda: None)
     kernel = workshop.kernel("device.cu", DEVICE)
-    for attempt in (lambda: build.build(kernel, "sm_80"), lambda: build.cubin(kernel, "sm_80", workshop.folder)):
+    for attempt in (
+        lambda: build.build(kernel, "sm_80"),
+        lambda: device_code.compile_cubin(kernel, "sm_80", workshop.folder),
+    ):
         with pytest.raises(BuildError, match="CUDA_HOME"):
             attempt()
 

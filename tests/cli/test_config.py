@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
@@ -17,7 +18,8 @@ from omegaconf import OmegaConf
 
 from minfer import launch
 from minfer.cli import ACTIONS
-from minfer.plan.config import CONF, Config, Shape, UserError, groups, name_changes, parts
+from minfer.plan.config import CONF, Config, Shape, UserError, groups, name_changes, parts, written
+from minfer.shapes import OPS, named_sets
 
 ROOT = Path(__file__).resolve().parents[2]
 HGEMM = "+sweep=hgemm"
@@ -255,17 +257,28 @@ def test_multirun_is_one_request_for_each_value(tmp_path: Path, monkeypatch: pyt
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]  # Hydra's own notes, beside those of runs
 
 
-SHAPES = sorted(CONF.glob("shape/*.yaml"))
-
-
-@pytest.mark.parametrize("path", SHAPES, ids=lambda path: path.stem)
-def test_every_set_of_shapes_is_what_its_type_says_and_bears_its_files_name(path: Path) -> None:
+@pytest.mark.parametrize("name", groups()["shape"])
+def test_every_set_of_shapes_is_what_its_type_says_and_bears_its_name(name: str) -> None:
     """Without composing, which takes longer and which the sweeps do with half of them."""
-    shape = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Shape), OmegaConf.load(path)))
-    assert isinstance(shape, Shape) and shape.name == path.stem and path.stem in groups()["shape"]
+    shape = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Shape), written("shape", name)))
+    assert isinstance(shape, Shape) and shape.name == name
+    assert (shape.op == "") == (name == "custom") and bool(shape.cpu and shape.gpu) == bool(shape.op)
 
 
-OTHERS = sorted(set(CONF.glob("*/*.yaml")) - set(SHAPES))
+def test_no_two_ops_have_a_set_of_shapes_of_the_same_name() -> None:
+    names = [name for file in OPS.glob("*/shapes.yaml") for name in OmegaConf.to_container(OmegaConf.load(file))]
+    assert sorted(names) == list(named_sets()) and len(names) >= 66
+    assert {each["op"] for each in named_sets().values()} == {file.parent.name for file in OPS.glob("*/__init__.py")}
+
+
+def test_a_set_of_shapes_that_an_op_brings_is_chosen_like_a_file() -> None:
+    shape = one("+sweep=rmsnorm", "shape=rmsnorm_heads", "shape.cpu=[{tokens: 8, hidden: 128}]").shape
+    assert (shape.name, shape.op) == ("rmsnorm_heads", "rmsnorm")
+    assert shape.gpu == [{"tokens": [40, 5120, 81920, 655360], "hidden": 128}]
+    assert shape.cpu == [{"tokens": 8, "hidden": 128}]
+
+
+OTHERS = sorted(path for path in CONF.glob("*/*.yaml") if path.parent.name != "shape")
 
 
 @pytest.mark.parametrize("path", OTHERS, ids=lambda path: f"{path.parent.name}={path.stem}")
@@ -310,6 +323,7 @@ def theirs(tmp_path: Path) -> str:
     files = {
         "sweep/mine": "# @package _global_\nop: hgemm\nkernel: [torch, cpu_naive]\ndtype: float16\n",
         "shape/small": "name: small\ncpu: [{m: 8, n: 8, k: [8, 16]}]\n",
+        "shape/rmsnorm_tiny": "name: rmsnorm_tiny\ncpu: [{tokens: 3, hidden: 8}]\n",
         "shape/nameless": "cpu: [{m: 8, n: 8, k: 8}]\n",
         "shape/broken": "name: broken\ncpu: [{m: 8\n",
         "shape/misspelt": "name: misspelt\ncpus: []\n",
@@ -333,6 +347,15 @@ def test_options_of_the_users_own(theirs: str, capsys: pytest.CaptureFixture[str
         f"sweep: {', '.join(sorted([*groups()['sweep'], 'mine']))}\n" in text
         and "cluster: auto, l40s, local, slurm\n" in text
     )
+
+
+def test_a_file_of_the_users_own_stands_for_a_set_of_the_same_name(
+    theirs: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = ConfigStore.instance()  # as in a process that has composed nothing:
+    monkeypatch.setattr(store, "repo", {group: known for group, known in store.repo.items() if group != "shape"})
+    assert one(theirs, "+sweep=rmsnorm", "shape=rmsnorm_tiny").shape.cpu == [{"tokens": 3, "hidden": 8}]
+    assert one(theirs, "+sweep=rmsnorm", "shape=rmsnorm").shape.op == "rmsnorm"
 
 
 def test_what_was_changed_of_the_users_own_preset_is_in_its_name(theirs: str, monkeypatch: pytest.MonkeyPatch) -> None:

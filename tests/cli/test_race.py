@@ -31,21 +31,28 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> ops.Op:
     return op
 
 
+def register(op: ops.Op, tmp_path: Path) -> list[ops.Kernel]:
+    ops.load_file(race.register(op, [op.kernels["cpu_blocked"]], LABELS, tmp_path))
+    return [op.kernels[f"cpu_blocked@{label}"] for label in LABELS]
+
+
+def test_two_revisions_of_a_kernel_have_sources_of_their_own(trees: list[Path], registered: ops.Op, tmp_path: Path):
+    for kernel, tree in zip(register(registered, tmp_path), trees, strict=True):
+        assert {path.relative_to(tree).as_posix() for path in kernel.sources()} == {
+            "ops/hgemm/cpu_blocked.cpp", "ops/hgemm/hgemm.h", "ops/op.h",
+        }  # fmt: skip
+    case = registered.case("cpu_blocked@tree", "float16", {"m": 64, "n": 64, "k": 64})
+    assert registered.baseline(case) == "cpu_blocked@1a2b3c4"
+
+
+@pytest.mark.slow  # compiles both
 def test_two_revisions_of_a_kernel_stand_beside_each_other(trees: list[Path], registered: ops.Op, tmp_path: Path):
     blocked = trees[1] / "ops" / "hgemm" / "cpu_blocked.cpp"
     text = blocked.read_text()
     assert "kPanelN = 512" in text  # the size of a buffer that lives on from call to call
     blocked.write_text(text.replace("kPanelN = 512", "kPanelN = 2048"))
-    ops.load_file(race.register(registered, [registered.kernels["cpu_blocked"]], LABELS, tmp_path))
-    kernels = [registered.kernels[f"cpu_blocked@{label}"] for label in LABELS]
-    case = registered.case("cpu_blocked@tree", "float16", {"m": 64, "n": 64, "k": 64})
-    assert registered.baseline(case) == "cpu_blocked@1a2b3c4"
-    for kernel, tree in zip(kernels, trees, strict=True):
-        assert {path.relative_to(tree).as_posix() for path in kernel.sources()} == {
-            "ops/hgemm/cpu_blocked.cpp", "ops/hgemm/hgemm.h", "ops/op.h",
-        }  # fmt: skip
     a, b = torch.randn(40, 70, dtype=torch.float16), torch.randn(70, 1500, dtype=torch.float16)
-    for kernel in kernels:
+    for kernel in register(registered, tmp_path):
         out = torch.empty(40, 1500, dtype=torch.float16)
         build.function(kernel, "")(out, a, b, alpha=1.0, beta=0.0)
         torch.testing.assert_close(out, a @ b, rtol=1e-2, atol=1e-2)

@@ -21,7 +21,8 @@ from pathlib import Path
 
 import torch
 
-from minfer import build
+from minfer.build import toolchain
+from minfer.build.errors import BuildError, first_error
 from minfer.ops import PACKAGE, Kernel
 
 HERE = Path(__file__).parent
@@ -238,9 +239,9 @@ def _relative(path: Path) -> Path:
 
 
 def _run(*words: str | Path) -> None:
-    done = subprocess.run([build.compiler(), *words], capture_output=True, text=True)
+    done = subprocess.run([toolchain.compiler(), *words], capture_output=True, text=True)
     if done.returncode:
-        raise build.BuildError(build.first_error(done.stderr), done.stderr)
+        raise BuildError(first_error(done.stderr), done.stderr)
 
 
 @cache
@@ -261,7 +262,7 @@ def precompiled(level: str = USUAL) -> Path:
 
 
 def _includes(*folders: Path) -> list[str]:
-    home = build.toolkit()
+    home = toolchain.toolkit()
     assert home is not None
     return [*(f"-I{path}" for path in (*folders, INCLUDE, HERE)), "-isystem", str(home / "include")]
 

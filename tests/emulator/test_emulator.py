@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from minfer import build, ops
+from minfer import ops
 from minfer.bench.operands import Operands
-from minfer.bench.verify import compared, run_reference
+from minfer.bench.verify import compare_output, run_reference
+from minfer.build import toolchain
 from minfer.ops import Case, Kernel
 from tests.emulator import Emulated, KernelError, compiled
 from tests.emulator.mistakes import BROKEN, mistakes_of, number_of
@@ -21,7 +22,7 @@ from tests.tiers import ALWAYS, mostly_slow
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
-    pytest.mark.skipif(build.toolkit() is None, reason="no headers of a CUDA toolkit that fits this PyTorch"),
+    pytest.mark.skipif(toolchain.toolkit() is None, reason="no headers of a CUDA toolkit that fits this PyTorch"),
 ]
 
 HGEMM = ops.get("hgemm")
@@ -227,7 +228,7 @@ def worst(function: Callable[..., None], case: Case, seed: int = 1) -> float:
         function(*tensors.values(), **op.call(called))
         written = {name: tensors[name] for name in operands.named("out", "inout")}
         expected = run_reference(op, called, fresh.tensors)
-        found += [compared(op, called, name, fresh.tensors | written, expected).over_bound for name in written]
+        found += [compare_output(op, called, name, fresh.tensors | written, expected).over_bound for name in written]
     return float(torch.tensor(found).max())
 
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from minfer import build
+from minfer.build import toolchain
 from minfer.ops import Kernel
 from tests.emulator import Emulated, KernelError, compiled, switched
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
-    pytest.mark.skipif(build.toolkit() is None, reason="no headers of a CUDA toolkit that fits this PyTorch"),
+    pytest.mark.skipif(toolchain.toolkit() is None, reason="no headers of a CUDA toolkit that fits this PyTorch"),
 ]
 
 

@@ -9,7 +9,7 @@ import torch
 
 from minfer import attention, build, ops
 from minfer.bench.operands import Operands
-from minfer.bench.verify import WrongResult, compared, run_reference, verify
+from minfer.bench.verify import WrongResult, compare_output, run_reference, verify
 from minfer.ops.axes import DISTRIBUTIONS, Ragged, lengths
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -291,5 +291,5 @@ def test_torch_eager_is_within_the_bound_by_far():
     operands, fresh = (Operands(OP, case, 1, "normal", CPU) for _ in range(2))
     OP.kernels["torch_eager"].function(*operands.arguments, **OP.call(case))
     expected = run_reference(OP, case, fresh.tensors)
-    found = compared(OP, case, "out", fresh.tensors | operands.named("out"), expected)
+    found = compare_output(OP, case, "out", fresh.tensors | operands.named("out"), expected)
     assert 0.01 < found.over_bound < 0.3

@@ -7,9 +7,10 @@ import math
 import pytest
 import torch
 
-from minfer import build, decode_attention, ops
+from minfer import decode_attention, ops
 from minfer.bench.operands import Operands
 from minfer.bench.verify import run_reference
+from minfer.build import toolchain
 from tests.emulator import Emulated, compiled
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -153,7 +154,7 @@ def test_mistakes_are_a_sentence_each():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(build.toolkit() is None, reason="no headers of a CUDA toolkit that fits this PyTorch")
+@pytest.mark.skipif(toolchain.toolkit() is None, reason="no headers of a CUDA toolkit that fits this PyTorch")
 def test_one_long_sequence_among_63_short_ones_and_again_when_lengths_change(tmp_path):
     """The shares of v04_balanced, with the same bits in any order of blocks; its counters are zero again for the next call."""
     function = Emulated(OP.kernels["v04_balanced"], compiled(OP.kernels["v04_balanced"], tmp_path))

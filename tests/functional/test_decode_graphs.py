@@ -10,6 +10,7 @@ import torch
 
 from minfer import build, decode_attention, mla_decode, ops
 from minfer.bench.device import capability, pick
+from minfer.build import toolchain
 from minfer.ops.mla_decode.baselines import LATENT, SCALE
 from tests.functional import test_decode_attention as gqa
 from tests.functional import test_mla_decode as mla
@@ -67,7 +68,7 @@ def called(op: str, name: str, static: Tensors, device: torch.device) -> Callabl
         return lambda: function(q, *caches, lengths, page_table=table)
     kernel, found = ops.get(op).kernels[name], capability(device)
     assert found is not None
-    arch = build.arch_of(found)
+    arch = toolchain.arch_of(found)
     if not kernel.builds_for(arch):
         pytest.skip(f"{kernel.archs} only")
     launch = build.function(kernel, arch)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from minfer import build, embedding, ops
+from minfer.build import toolchain
 from tests.emulator import Emulated, compiled
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -38,7 +39,7 @@ def test_an_id_out_of_range_gives_nan(ids_dtype):
     assert bool(embedding(ids, table[:0]).isnan().all())
 
 
-@pytest.mark.skipif(build.toolkit() is None, reason="no headers of a CUDA toolkit that fits this PyTorch")
+@pytest.mark.skipif(toolchain.toolkit() is None, reason="no headers of a CUDA toolkit that fits this PyTorch")
 @pytest.mark.parametrize("name", ["v01_naive", "v02_vectors"])
 def test_no_kernel_reads_beyond_the_table(name: str, tmp_path: Path):
     """The emulator's guards would see it."""
@@ -56,7 +57,7 @@ def test_no_kernel_reads_beyond_the_table(name: str, tmp_path: Path):
 def test_gpu_kernels_give_nan_for_an_id_out_of_range(name: str):
     device = torch.device("cuda")
     function = build.function(
-        ops.get("embedding").kernels[name], build.arch_of(torch.cuda.get_device_capability(device))
+        ops.get("embedding").kernels[name], toolchain.arch_of(torch.cuda.get_device_capability(device))
     )
     table, ids = torch.randn(50, 24, device=device), torch.tensor([0, *ABSURD, 49, 2**62], device=device)
     y = torch.zeros(len(ids), 24, device=device)

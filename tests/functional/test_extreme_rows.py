@@ -11,6 +11,7 @@ import torch
 
 from minfer import build, ops
 from minfer.bench.device import capability, pick
+from minfer.build import toolchain
 from minfer.ops import Kernel
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -40,7 +41,7 @@ def test_extreme_rows_on_a_gpu(kernel: Kernel) -> None:
     device = pick("cuda")
     found = capability(device)
     assert found
-    arch = build.arch_of(found)
+    arch = toolchain.arch_of(found)
     if not kernel.builds_for(arch):
         pytest.skip(f"{kernel.archs} only")
     check(kernel, build.function(kernel, arch), device)

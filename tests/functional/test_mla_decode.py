@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from minfer import build, mla_decode, ops
+from minfer import mla_decode, ops
 from minfer.bench.operands import Operands
 from minfer.bench.verify import run_reference
+from minfer.build import device_code, toolchain
 from minfer.ops.decode_attention import lengths_of, rows_of
 from minfer.ops.mla_decode.baselines import LATENT, ROW, SCALE
 from minfer.profilers import sass
@@ -195,7 +196,7 @@ def test_the_savings_agree_with_what_the_op_counts():
 
 
 NO_HEADERS = "no headers of a CUDA toolkit that fits this PyTorch"
-without_toolkit = pytest.mark.skipif(build.toolkit() is None, reason=NO_HEADERS)
+without_toolkit = pytest.mark.skipif(toolchain.toolkit() is None, reason=NO_HEADERS)
 
 
 @pytest.fixture(scope="module")
@@ -253,8 +254,8 @@ def test_items_of_up_to_eight_parts(emulated, heads, longest):
 def test_products_do_not_wait_for_each_other(name):
     """Where ptxas sees a pipeline of products that it does not understand, it waits behind each product, and says so in a
     remark that nobody reads. Of 36 products for scores and three times four for out, it is for few that the code waits."""
-    home = build.toolkit()
-    functions = sass.read(build.cached_cubin(OP.kernels[name], "sm_90a"), "sm_90a", home)
+    home = toolchain.toolkit()
+    functions = sass.read(device_code.cached_cubin(OP.kernels[name], "sm_90a"), "sm_90a", home)
     kernels = [each.opcodes for each in functions if any("HGMMA" in opcode for opcode in each.opcodes)]
     assert len(kernels) == (2 if name == "v03_wgmma" else 4)  # of two dtypes; v04's also without clusters
     for opcodes in kernels:

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from minfer import build, layer_norm, ops, rms_norm, softmax
 from minfer.bench.device import capability, pick
+from minfer.build import toolchain
 from minfer.ops.rmsnorm_backward import gradients
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -93,7 +94,7 @@ def test_extreme_rows(kernel):
 )
 def test_extreme_rows_on_a_gpu(kernel):
     device = pick("cuda")
-    arch = build.arch_of(capability(device))
+    arch = toolchain.arch_of(capability(device))
     if not kernel.builds_for(arch):
         pytest.skip(f"{kernel.archs} only")
     check_extremes(build.function(kernel, arch), device)

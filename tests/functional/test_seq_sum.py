@@ -11,6 +11,7 @@ import torch
 
 from minfer import build, ops, seq_sum
 from minfer.bench.verify import verify
+from minfer.build import toolchain
 from minfer.ops import offsets
 from tests.emulator import Emulated, compiled
 
@@ -116,6 +117,7 @@ def shapes_around(length: int) -> list[dict[str, int]]:
     return [{"batch": 5, "longest": longest} for longest in (length, length // 2 + 3, 2 * length + 5)]
 
 
+@pytest.mark.slow  # compiles it; tests/specialise/test_recipes.py has another that is compiled so
 def test_a_length_compiled_into_a_cpu_kernel(tmp_path):
     kernel = specialised(tmp_path, "cpu_of_100.cpp", "linear.h", "launch_linear<100>")
     function = build.function(kernel)
@@ -125,7 +127,7 @@ def test_a_length_compiled_into_a_cpu_kernel(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.skipif(build.toolkit() is None, reason="no headers of a CUDA toolkit that fits this PyTorch")
+@pytest.mark.skipif(toolchain.toolkit() is None, reason="no headers of a CUDA toolkit that fits this PyTorch")
 @pytest.mark.parametrize(("threads", "longest"), [(32, 64), (64, 600), (256, 2048)])
 def test_a_length_compiled_into_a_cuda_kernel(tmp_path, threads, longest):
     launch = f"launch_block<{threads}, {longest}>"

@@ -40,7 +40,7 @@ def launch(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
     return exit_status(lambda: run(compose()[0]))
 
 
-@pytest.mark.parametrize("more", [[], ["cluster.max_jobs=3", "cluster.parallel=2"], ["cluster.flags.job-name=mine"]])
+@pytest.mark.parametrize("more", [[], ["cluster.max_jobs=3", "cluster.parallel=2", "cluster.flags.job-name=mine"]])
 def test_the_script_shown_is_the_one_that_sbatch_is_given(more, said, monkeypatch, capsys):
     assert launch(monkeypatch, "dry_run=script", *more) == 0
     shown = capsys.readouterr().out

@@ -56,7 +56,7 @@ def named(base: Path, name: str) -> str:
     return str(base / f"x{name.replace('/', '_')}")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 @given(
     names=st.lists(NAMES, min_size=9, max_size=9),
     bad=st.none() | st.tuples(st.integers(0, 8), st.sampled_from(BAD)),

@@ -13,7 +13,7 @@ from minfer.bench import clock
 from minfer.bench.measure import Bench
 from minfer.bench.operands import change
 from minfer.bench.timing import Timing
-from minfer.bench.verify import Trial, WrongResult, run_reference, verify
+from minfer.bench.verify import Inputs, WrongResult, run_reference, verify
 from minfer.ops import (
     Case,
     Op,
@@ -202,7 +202,7 @@ def test_a_change_of_the_ops_own_differs_from_round_to_round(make: Callable[...,
         return lambda: t["x"].copy_(before)
 
     op, case = make(lambda n: [out("y", n), given("x", n)], as_it_is, copies, change=anew)
-    x = Trial(case, "normal", 1).operands(op, CPU).named("in")
+    x = Inputs(case, "normal", 1).operands(op, CPU).named("in")
     seen = []
     for number in (1, 2, 1):
         undo = change(op, case, x, number, "normal")
@@ -224,7 +224,7 @@ MISSTATED = {
 def test_a_reference_that_does_not_fit_is_refused(words: str, make: Callable[..., tuple[Op, Case]]) -> None:
     op, case = make(lambda n: [out("y", n), given("x", n)], MISSTATED[words], copies)
     with pytest.raises(ValueError, match=words):
-        run_reference(op, case, Trial(case, "normal", 1).operands(op, CPU).tensors)
+        run_reference(op, case, Inputs(case, "normal", 1).operands(op, CPU).tensors)
 
 
 def test_whole_numbers_have_no_bound_and_are_not_filled_with_floats() -> None:
@@ -242,7 +242,7 @@ def test_a_bound_of_whole_numbers_is_refused(make: Callable[..., tuple[Op, Case]
     tensors = lambda n: [out("y", n, dtype="int32"), given("x", n)]
     op, case = make(tensors, lambda case, t: {"y": rounded(t["x"], 1)}, copies)
     with pytest.raises(ValueError, match=r"a bound, but int32 is not rounded; return exact"):
-        run_reference(op, case, Trial(case, "normal", 1).operands(op, CPU).tensors)
+        run_reference(op, case, Inputs(case, "normal", 1).operands(op, CPU).tensors)
 
 
 @pytest.mark.parametrize("returned", [None, torch.ones(4), (torch.ones(4, 4), torch.ones(4, 4))])

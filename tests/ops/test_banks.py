@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from minfer import build, ops
+from minfer import ops
 from minfer.bench.device import capability, pick
+from minfer.build import toolchain
 from minfer.ops import banks
 from minfer.profilers import Job, ncu
 from tests.conftest import ROOT
@@ -56,7 +57,7 @@ def test_the_maps_of_the_page_are_those_of_the_formula() -> None:
 
 @pytest.fixture(scope="module")
 def emulated(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., None]:
-    if build.toolkit() is None:
+    if toolchain.toolkit() is None:
         pytest.skip("no headers of a CUDA toolkit that fits this PyTorch")
     return Emulated(print_swizzle.KERNEL, compiled(print_swizzle.KERNEL, tmp_path_factory.mktemp("swizzle")))
 

@@ -11,13 +11,15 @@ from collections import Counter
 
 import pytest
 
-from minfer import build, ops
+from minfer import ops
+from minfer.build import device_code, toolchain
 from minfer.profilers import static
 from minfer.profilers.sass import Function
 from tests.tiers import ALWAYS, archs, mostly_slow
 
 pytestmark = pytest.mark.skipif(
-    build.toolkit() is None or not all((build.toolkit() / "bin" / tool).exists() for tool in ("cuobjdump", "nvdisasm")),
+    toolchain.toolkit() is None
+    or not all((toolchain.toolkit() / "bin" / tool).exists() for tool in ("cuobjdump", "nvdisasm")),
     reason="no CUDA compiler and disassemblers that fit this PyTorch",
 )
 
@@ -81,8 +83,8 @@ def test_the_three_ways_differ_in_space_and_in_nothing_that_is_read() -> None:
 @pytest.mark.parametrize("arch", ["sm_90a"])
 def test_gemv_has_its_loads_in_flight_before_it_multiplies(arch: str) -> None:
     """Of B 8 loads of 16 bytes a lane stand before the first product, and in TN 4 of A."""
-    cubin = build.cached_cubin(ops.get("hgemm").kernels["v15_gemv"], arch)
-    command = [build.toolkit() / "bin" / "nvdisasm", "-c", cubin]
+    cubin = device_code.cached_cubin(ops.get("hgemm").kernels["v15_gemv"], arch)
+    command = [toolchain.toolkit() / "bin" / "nvdisasm", "-c", cubin]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     codes = dict(re.findall(r"\.section\s+\.text\.(\S*gemv\S*),(.*?)(?=\.section\s|\Z)", text, re.DOTALL))
     assert len(codes) == 4

@@ -9,7 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from minfer import build, ops
+from minfer import ops
+from minfer.build import cache
+from minfer.build.cache import Built
 from minfer.fingerprint import fingerprint
 from minfer.ops import Kernel
 from minfer.plan.config import UserError
@@ -114,7 +116,7 @@ def test_a_library_that_prints_when_it_is_loaded_is_built_like_any_other(
     shard = Shard("0000", "test", str(tmp_path), str(tmp_path), "cpu", [case], FAST, 60.0, 300.0, extra=extra)
     (tmp_path / "logs").mkdir()
     (built,) = Compiler(shard, "", lambda **event: None).compile([case]).values()
-    assert isinstance(built, build.Built) and Path(built.library).is_file()
+    assert isinstance(built, Built) and Path(built.library).is_file()
 
 
 def test_a_comment_in_another_encoding_does_not_matter(kernel: Kernel) -> None:
@@ -129,7 +131,7 @@ def test_a_build_that_replies_with_anything_else_has_not_compiled(
     case = ops.get("hgemm").case("cpu_naive", "float16", {"m": 8, "n": 8, "k": 8})
     shard = Shard("0000", "test", str(tmp_path), str(tmp_path), "cpu", [case], FAST, 60.0, 60.0)
     compiler = Compiler(shard, "", lambda **event: None)
-    monkeypatch.setattr(build, "cached", lambda kernel, arch: None)
+    monkeypatch.setattr(cache, "find", lambda kernel, arch: None)
     monkeypatch.setattr(Compiler, "run", lambda *about: SimpleNamespace(stdout=said))
     (found,) = compiler.compile([case]).values()
     assert isinstance(found, str) and "gave no reply" in found

@@ -22,6 +22,7 @@ from minfer.bench.integrity import Dishonest
 from minfer.bench.judged import BUSY
 from minfer.bench.measure import Bench
 from minfer.bench.verify import verify
+from minfer.build import toolchain
 from minfer.ops import Case, Kernel, Op
 from minfer.ops.op import REGISTERED
 from minfer.plan.shard import Shard
@@ -203,7 +204,7 @@ def test_the_judge_sees_them_too(problem: Problem, mistakes: dict[str, ModuleTyp
 
 
 @every_problem
-@pytest.mark.skipif(build.toolkit() is None, reason="no CUDA compiler that fits this PyTorch")
+@pytest.mark.skipif(toolchain.toolkit() is None, reason="no CUDA compiler that fits this PyTorch")
 def test_its_machine_code_is_read(problem: Problem, rows: dict[str, store.Row]) -> None:
     for kernel in ops.get(problem.name).kernels.values():
         if kernel.backend == "cuda":
@@ -218,7 +219,7 @@ def test_its_machine_code_is_read(problem: Problem, rows: dict[str, store.Row]) 
 
 
 @every_problem
-@pytest.mark.skipif(build.toolkit() is None, reason="no headers of a CUDA toolkit that fits this PyTorch")
+@pytest.mark.skipif(toolchain.toolkit() is None, reason="no headers of a CUDA toolkit that fits this PyTorch")
 def test_its_cuda_kernels_are_right_on_the_emulator(problem: Problem, tmp_path: Path) -> None:
     op, library = ops.get(problem.name), None
     for kernel in op.kernels.values():

@@ -13,6 +13,7 @@ from minfer.bench.device import capability, pick
 from minfer.bench.operands import Operands
 from minfer.bench.timed_results import matches_reference
 from minfer.bench.verify import same_bits, verify
+from minfer.build import device_code, toolchain
 from minfer.ops import Kernel, Op
 from tests import forked
 from tests.spaced import spaced
@@ -139,7 +140,7 @@ def test_every_source_file_is_registered():
         assert all(kernel.source.parent == op.folder for kernel in own)
 
 
-@pytest.mark.skipif(build.toolkit() is None, reason="no CUDA compiler that fits this PyTorch")
+@pytest.mark.skipif(toolchain.toolkit() is None, reason="no CUDA compiler that fits this PyTorch")
 @pytest.mark.parametrize(
     ("kernel", "arch"),
     mostly_slow(
@@ -149,8 +150,8 @@ def test_every_source_file_is_registered():
     ids=lambda value: value if isinstance(value, str) else name(value),
 )
 def test_cuda_kernel_compiles_for(kernel, arch):
-    binary = build.cached_cubin(kernel, arch)
-    used = build.resources(binary, arch, build.toolkit())
+    binary = device_code.cached_cubin(kernel, arch)
+    used = device_code.resources(binary, arch, toolchain.toolkit())
     assert used["local_bytes"] == 0, "it spills, or indexes registers at run time"
     assert 0 < used["registers"] <= 255
     assert used["shared_bytes"] <= min(48 << 10, SHARED_LIMIT[arch])  # static; more needs dynamic shared memory
@@ -185,7 +186,7 @@ def test_gpu_kernel_agrees_with_the_reference(kernel):
     if kernel.package and importlib.util.find_spec(kernel.package) is None:
         pytest.skip(f"{kernel.package} is not installed")
     device = pick("cuda")
-    function = build.function(kernel, build.arch_of(capability(device)))
+    function = build.function(kernel, toolchain.arch_of(capability(device)))
     tried = supported = 0
     op = ops.get(kernel.op)
     tiles = [dict(zip(op.axes, size, strict=True)) for size in TILES.get(kernel.name, []) if kernel.op == "hgemm"]
@@ -200,7 +201,7 @@ def test_gpu_kernel_agrees_with_the_reference(kernel):
 @pytest.mark.parametrize("kernel", [k for k in ops.every_kernel() if "cuda" in k.devices], ids=name)
 def test_gpu_kernel_takes_rows_that_lie_apart(kernel):
     device, op = pick("cuda"), ops.get(kernel.op)
-    function = build.function(kernel, build.arch_of(capability(device)))
+    function = build.function(kernel, toolchain.arch_of(capability(device)))
     for case in op.cases(kernel, [*op.odd_shapes, *op.sizes["small"]]):
         if kernel.unsupported(case, capability(device)) is None:
             check_spaced(op, case, function, device)
@@ -213,7 +214,7 @@ def test_gpu_kernel_carries_nan_and_repeats_itself(kernel):
     device, op = pick("cuda"), ops.get(kernel.op)
     if "nan" not in op.sizes:
         pytest.skip("no row of its first output depends on a whole row of its first input")
-    function = build.function(kernel, build.arch_of(capability(device)))
+    function = build.function(kernel, toolchain.arch_of(capability(device)))
     for case in op.cases(kernel, op.sizes["nan"]):
         if kernel.unsupported(case, capability(device)):
             continue
@@ -239,9 +240,9 @@ def test_gpu_kernel_carries_nan_and_repeats_itself(kernel):
 def test_gpu_sums_of_several_blocks_have_the_same_bits_each_time(name):
     """On two streams at once, which must not meet in the memory where blocks leave their sums."""
     device, kernel = pick("cuda"), ops.get("hgemm").kernels[name]
-    if not kernel.builds_for(build.arch_of(capability(device))):
+    if not kernel.builds_for(toolchain.arch_of(capability(device))):
         pytest.skip(f"{kernel.archs} only")
-    function, m = build.function(kernel, build.arch_of(capability(device))), 100 if name == "v16_skinny" else 2550
+    function, m = build.function(kernel, toolchain.arch_of(capability(device))), 100 if name == "v16_skinny" else 2550
     a = torch.randn(m, 1032, device=device).half()
     b = torch.randn(2552, 1032, device=device).half().t()
     outs = [torch.empty(m, 2552, dtype=torch.float16, device=device) for _ in range(24)]

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from minfer.process import cgroup, fork_server
-from minfer.process.remote import MOST_MOVED_S, Died, Process, stop
+from minfer.process.death import Died
+from minfer.process.freezing import MOST_MOVED_S, stop
+from minfer.process.remote import Process
 from minfer.process.threads import children, cpu_s, family, runs, states, waking_apart
 from minfer.sandbox import Sandbox
 
@@ -78,16 +80,16 @@ def test_what_hides_from_its_parent_is_frozen_and_killed_with_the_cgroup(echo: P
     moved = lambda: (before := counted.read_text(), time.sleep(0.2), counted.read_text() != before)[2]
     process = Process("leaves", echo, sandbox=Sandbox("limits"))
     try:
-        folder = process._cgroup.folder if process._cgroup else None
+        folder = process.freezer.cgroup.folder if process.freezer.cgroup else None
         assert folder and process.ask(60, file=str(counted)) == {"done": True}
         for _ in range(2):
             deadline = time.monotonic() + 60
             while not counted.exists() or not moved():
                 assert time.monotonic() < deadline
-            process.freeze()  # what is frozen can be killed, too
+            process.freezer.freeze()  # what is frozen can be killed, too
             assert not moved()
-            process.thaw()
-        process.freeze()
+            process.freezer.thaw()
+        process.freezer.freeze()
     finally:
         process.kill()
     assert not moved() and not folder.exists()
@@ -103,9 +105,9 @@ def test_without_cgroups_a_process_starts_as_before(echo: Path, monkeypatch: pyt
 
     monkeypatch.setattr(cgroup, "own", none)
     process = Process("echo", echo, sandbox=Sandbox("limits"))
-    process.freeze()
-    process.thaw()
-    assert process._cgroup is None and process.ask(60, number=1) == {"number": 1}
+    process.freezer.freeze()
+    process.freezer.thaw()
+    assert process.freezer.cgroup is None and process.ask(60, number=1) == {"number": 1}
     process.kill()
 
 
@@ -116,16 +118,16 @@ def test_who_runs_while_it_is_stopped_is_found(
     def none(pid: int) -> None:
         raise OSError
 
-    monkeypatch.setattr("minfer.process.remote.Cgroup", none)
+    monkeypatch.setattr("minfer.process.freezing.Cgroup", none)
     process = Process("wakes", echo, sandbox=Sandbox("limits"))
     process.ask(60, after_ns=after_ns)
-    process.freeze()
+    process.freezer.freeze()
     time.sleep(1.0)
     if moves:
         with pytest.raises(Died, match="ran while it was stopped"):
-            process.thaw()
+            process.freezer.thaw()
     else:
-        process.thaw()
+        process.freezer.thaw()
     process.kill()
 
 
@@ -136,7 +138,7 @@ def test_what_is_frozen_uses_no_more_of_a_cpu(echo: Path) -> None:
     while cpu_s(process.process.pid) < begin + 100 * MOST_MOVED_S:
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    process.freeze()
+    process.freezer.freeze()
     used = cpu_s(process.process.pid)
     time.sleep(0.05)
     assert cpu_s(process.process.pid) == pytest.approx(used, abs=MOST_MOVED_S)
@@ -147,22 +149,22 @@ def test_who_is_missed_by_a_look_is_found_by_the_next(echo: Path, monkeypatch: p
     looks = iter([set()] * 3 + [{1234}] + [set()] * 100)
     process = Process("echo", echo)
     process.ask(60)
-    process.freeze()
-    assert process.strays() == set()
-    monkeypatch.setattr("minfer.process.remote.children", lambda pid: next(looks))
-    assert process.strays() == {1234}
+    process.freezer.freeze()
+    assert process.freezer.strays() == set()
+    monkeypatch.setattr("minfer.process.freezing.children", lambda pid: next(looks))
+    assert process.freezer.strays() == {1234}
     monkeypatch.undo()
     process.kill()
 
 
 def test_a_frozen_cgroup_knows_all_its_processes(echo: Path, tmp_path: Path) -> None:
     process = Process("leaves", echo, sandbox=Sandbox("limits"))
-    if process._cgroup is None:
+    if process.freezer.cgroup is None:
         process.kill()
         pytest.skip("no cgroup can be made here")
     process.ask(60, file=str(tmp_path / "count"))
-    process.freeze()
-    assert len(process.strays()) in (
+    process.freezer.freeze()
+    assert len(process.freezer.strays()) in (
         1,
         2,
     )  # in another session, no child of it any more; its parent may not have ended yet
@@ -202,7 +204,7 @@ def test_a_name_that_is_no_text_stops_nobody(echo: Path) -> None:
     while b"half of" not in Path(f"/proc/{process.process.pid}/comm").read_bytes():
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    process.freeze()
+    process.freezer.freeze()
     with waking_apart(process.process.pid):
-        process.thaw()
+        process.freezer.thaw()
     process.kill()

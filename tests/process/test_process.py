@@ -14,8 +14,9 @@ import pytest
 
 from minfer.bench.timing import Timing
 from minfer.process import fork_server
+from minfer.process.death import Died
 from minfer.process.output import MOST_PRINTED
-from minfer.process.remote import Died, Process
+from minfer.process.remote import Process
 from minfer.process.threads import children, runs
 from minfer.sandbox import Sandbox
 from tests.conftest import ROOT
@@ -80,6 +81,22 @@ def test_another_environment_is_another_fork_server(echo: Path, monkeypatch: pyt
     monkeypatch.setenv("MINFER_TEST", "1")
     Process("echo", echo).kill()
     assert fork_server.pid() != old
+
+
+def test_a_fork_has_the_folder_and_the_late_variables_of_whoever_asks(
+    echo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "a compiler")
+    Process("echo", echo).kill()
+    old = fork_server.pid()
+    monkeypatch.setenv("TRITON_CACHE_DIR", "elsewhere")
+    monkeypatch.delenv("CXX")
+    monkeypatch.chdir(tmp_path)
+    process = Process("echo", echo)
+    seen = process.ask(60, where=True)
+    assert seen == {"cwd": str(tmp_path), "TRITON_CACHE_DIR": "elsewhere", "CXX": None}
+    assert fork_server.pid() == old
+    process.kill()
 
 
 def test_a_process_that_cannot_be_started_says_why(echo: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,10 +17,11 @@ import pytest
 
 from minfer import ops
 from minfer.plan.shard import Shard
-from minfer.process.remote import Died, Process
-from minfer.profilers import _checked, _columns
+from minfer.process.death import Died
+from minfer.process.remote import Process
+from minfer.profilers import _check_finding, _columns
 from minfer.rows import store
-from minfer.worker import compiler, confinement, record, supervisor
+from minfer.worker import compiler, confinement, supervisor, write_rows
 from minfer.worker.compiler import Compiler
 from minfer.worker.supervisor import Machine, Supervisor
 from tests.conftest import FAST
@@ -131,6 +132,7 @@ class Lying(Process):
         self.process = SimpleNamespace(pid=1 << 30, poll=lambda: 0, wait=lambda: 0)  # type: ignore[assignment]
         self.log, self.phase, self.answer, self._buffer, self._oom_kills = log, "load", answer, b"", 0
         self._scratch = ""
+        self.freezer = SimpleNamespace(kill=lambda: None)  # type: ignore[assignment]
 
     def send(self, **message: Any) -> None:
         super().send(**message)
@@ -138,9 +140,6 @@ class Lying(Process):
         os.set_blocking(self.theirs, False)
         os.write(self.theirs, answer[:60_000])
         os.close(self.theirs)
-
-    def signal(self, number: int) -> None:
-        """There is nobody to get it."""
 
 
 def fuzzed(count: int, seed: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
@@ -150,8 +149,8 @@ def fuzzed(count: int, seed: int, folder: Path, monkeypatch: pytest.MonkeyPatch)
     cases = [HGEMM.case("cpu_naive", "float16", SHAPE)]
     about = {"name": "0000", "run": "mine", "folder": str(folder), "results": str(folder), "device": "cpu"}
     shard = Shard(**about, cases=cases, timing=FAST, case_timeout_s=5.0, build_timeout_s=5.0)  # type: ignore[arg-type]
-    confined = confinement.sandbox(shard)  # resolves dozens of paths, the same for every reply
-    monkeypatch.setattr(confinement, "sandbox", lambda _: confined)
+    confined = confinement.make_sandbox(shard)  # resolves dozens of paths, the same for every reply
+    monkeypatch.setattr(confinement, "make_sandbox", lambda _: confined)
     rows: list[tuple[store.Row, bool]] = []
     for number in range(count):
         rng = random.Random(seed + number)
@@ -171,7 +170,7 @@ def fuzzed(count: int, seed: int, folder: Path, monkeypatch: pytest.MonkeyPatch)
         one = Supervisor(shard, log)
         one.prepare = lambda child=child: Lying(child, log)  # type: ignore[method-assign]
         monkeypatch.setattr(supervisor, "Process", lambda *_, judge=judge, **__: Lying(judge, log))
-        row = record.whole_row(shard, MACHINE, None, cases[0], one.run(cases[0], None), 0.0)
+        row = write_rows.complete(shard, MACHINE, None, cases[0], one.run(cases[0], None), 0.0)
         rows.append((row, shard.untrusted))
         one.end()
     found: dict[str, int] = {}
@@ -204,7 +203,7 @@ def test_mutated_replies_of_a_compiler_are_builds_or_say_why_not(
 ) -> None:
     """What a reply and a library come to can be written in a row; `compile_error` says why where there is none."""
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(compiler.sandboxed, "kept", lambda *_: None)
+    monkeypatch.setattr(compiler.sandboxed, "find", lambda *_: None)
     (tmp_path / "logs").mkdir()
     (tmp_path / "log").write_text("")
     case = HGEMM.case("cpu_naive", "float16", SHAPE)
@@ -228,7 +227,7 @@ def test_mutated_replies_of_a_compiler_are_builds_or_say_why_not(
             columns |= {"status": "ok", "build_s": done.seconds}
             assert Path(done.library).is_file()
         found["refused" if isinstance(done, str) else "built"] += 1
-        store.to_table([record.whole_row(shard, MACHINE, None, case, columns, 0.0)])
+        store.to_table([write_rows.complete(shard, MACHINE, None, case, columns, 0.0)])
     assert min(found.values()) > 20
 
 
@@ -239,7 +238,7 @@ def test_mutated_findings_of_a_profiler_are_findings_or_say_why_not(tmp_path: Pa
         rng = random.Random(seed)
         process = Lying(lambda nonce, rng=rng: written(mutated(good, rng), nonce, rng), tmp_path / "log")
         with contextlib.suppress(Died):
-            store.to_table([{"case": "a", **_columns("static", _checked(process.ask(5.0)))}])
+            store.to_table([{"case": "a", **_columns("static", _check_finding(process.ask(5.0)))}])
 
 
 def test_a_reply_without_an_end_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from minfer import ops, profilers
 from minfer.bench import device as devices
 from minfer.bench.clock import CudaClock, Hooks
 from minfer.ops import Case
-from minfer.profilers import Finding, Job, jit, prepared, proton, static
+from minfer.profilers import Finding, Job, calls, jit, proton, static
 from minfer.rows import store
 from tests.conftest import launch
 
@@ -54,7 +54,7 @@ def case_of(kernel: str, size: int = SIZE) -> Case:
 
 def warm_us(case: Case) -> float:
     """Median microseconds of calls whose operands are in the cache, by CUDA events, less what an empty window reads."""
-    call = prepared.prepared(case, "cuda")
+    call = calls.prepare_call(case, "cuda")
     clock = CudaClock(devices.pick("cuda"))
     clock.buffer = clock.buffer[:1024]  # nothing is evicted
     order = np.zeros((8, 1), dtype=int)  # few, so that all are in the queue before the first one runs
@@ -161,7 +161,7 @@ def test_gpu_static_reads_what_a_triton_call_launches(tmp_path):
 def test_gpu_a_call_leaves_one_binary_a_shape():
     module = ops.get("hgemm").kernels["triton_tiled"].module()
     for size in (64, 1024):  # blocks of 64 and of 128 rows
-        (binary,) = jit.launched(module, prepared.prepared(case_of("triton_tiled", size), "cuda"))
+        (binary,) = jit.find_launched(module, calls.prepare_call(case_of("triton_tiled", size), "cuda"))
         assert binary.metadata.num_warps == (4 if size == 64 else 8) and binary.asm["cubin"]
 
 

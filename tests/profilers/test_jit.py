@@ -68,7 +68,7 @@ def test_only_what_the_call_used_is_taken():
         second.device_caches.setdefault(0, ({}, {}))[0]["a"] = "second"
 
     module = module_of(first=first, wrapped=SimpleNamespace(fn=SimpleNamespace(fn=second)), idle=idle, number=1)
-    assert jit.launched(module, call) == ["first", "second"]
+    assert jit.find_launched(module, call) == ["first", "second"]
 
 
 # In the profiler
@@ -80,8 +80,8 @@ def find(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Findi
 
     def run(launched: list[Any], arch: str = "sm_90a", measured: bool = True, device: str = "cuda") -> Finding:
         op = ops.get("hgemm")
-        monkeypatch.setattr(static, "prepared", lambda case, device: None)
-        monkeypatch.setattr(static, "launched", lambda module, call: launched)
+        monkeypatch.setattr(static, "prepare_call", lambda case, device: None)
+        monkeypatch.setattr(static, "find_launched", lambda module, call: launched)
         monkeypatch.setattr(static.devices, "arch", lambda device: arch)
         case = op.case("triton_tiled", "float16", dict.fromkeys(op.axes, 128))
         keys = frozenset({case.key}) if measured else frozenset()
@@ -105,7 +105,7 @@ def test_the_binary_that_works_most_is_described_for_this_gpu_alone(find, monkey
         return [static.Function(name, 128, 0, 0, 256, counted)]
 
     monkeypatch.setattr(static.sass, "read", read)
-    monkeypatch.setattr(static.build, "toolkit", lambda: Path("/cuda"))
+    monkeypatch.setattr(static.toolchain, "toolkit", lambda: Path("/cuda"))
     finding = find([binary("reduce", 0), binary("gemm", 98304)])
     assert finding.why == "ok" and finding.functions == {"sm_90a": "gemm"}
     assert {name.split(".", 1)[0] for name in finding.metrics} == {"sm_90a"}

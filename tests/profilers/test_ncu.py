@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from minfer import build, ops
+from minfer import ops
+from minfer.build import toolchain
 from minfer.ops import Case
 from minfer.profilers import Finding, Job, ncu
 from minfer.rows import store
@@ -175,7 +176,7 @@ def test_an_audit_in_several_passes_says_nothing(tmp_path: Path, monkeypatch: py
 
 def test_without_ncu_or_a_gpu_there_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     work = job(tmp_path, "", (8,), ["roofline"], monkeypatch)
-    monkeypatch.setattr(build, "tool", lambda name: None)
+    monkeypatch.setattr(toolchain, "tool", lambda name: None)
     assert list(ncu.profile(work)) == [
         Finding(why="Nsight Compute is not installed; put its ncu on the PATH, or set CUDA_HOME")
     ]

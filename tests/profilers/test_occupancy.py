@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 
-from minfer import build
+from minfer.build import toolchain
 from minfer.profilers import occupancy
 
 
@@ -68,14 +68,15 @@ int main() {
 
 
 @pytest.mark.skipif(
-    build.toolkit() is None or not (build.toolkit() / "include" / "cuda_occupancy.h").exists(), reason="no header"
+    toolchain.toolkit() is None or not (toolchain.toolkit() / "include" / "cuda_occupancy.h").exists(),
+    reason="no header",
 )
 def test_occupancy_is_that_of_nvidias_own_calculator(tmp_path):
     """`cuda_occupancy.h` compiled here, over a grid of kernels."""
     source = tmp_path / "calculator.cpp"
     source.write_text(CALCULATOR)
-    include = build.toolkit() / "include"
-    subprocess.run([build.compiler(), "-w", f"-I{include}", source, "-o", tmp_path / "calculator"], check=True)
+    include = toolchain.toolkit() / "include"
+    subprocess.run([toolchain.compiler(), "-w", f"-I{include}", source, "-o", tmp_path / "calculator"], check=True)
     archs = ("sm_80", "sm_86", "sm_89", "sm_90a")
     threads, registers = (
         (1, 32, 96, 128, 160, 256, 384, 512, 800, 1024),
@@ -85,7 +86,7 @@ def test_occupancy_is_that_of_nvidias_own_calculator(tmp_path):
     lines = []
     for arch, *kernel in grid:
         limits = occupancy.LIMITS[arch]
-        number = build.arch_number(arch)
+        number = toolchain.arch_number(arch)
         lines.append(" ".join(map(str, (number // 10, number % 10, 32 * limits.warps, limits.shared_bytes, *kernel))))
     done = subprocess.run([tmp_path / "calculator"], input="\n".join(lines), capture_output=True, text=True, check=True)
     expected = [int(word) for word in done.stdout.split()]

@@ -36,7 +36,7 @@ def test_a_hatchet_file_gives_the_metrics_of_one_call():
 
 
 def test_the_tree_is_rendered_line_by_line():
-    root, scope, kernel, reduce = proton.rendered(proton.read(HATCHET))
+    root, scope, kernel, reduce = proton.render(proton.read(HATCHET))
     assert root.split() == ["8.333", "us", "x", "12", "ROOT"]
     assert scope.split() == ["8.333", "us", "x", "12", "85.899", "TFLOP/s", *SCOPE.split()]
     assert kernel.split() == ["20.000", "us", "x", "4", "kernel"] and reduce.split()[0] == "2.500"
@@ -93,9 +93,9 @@ def profiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., F
     ) -> Any:
         op = ops.get("hgemm")
         monkeypatch.setitem(sys.modules, "triton.profiler", stand_in)
-        monkeypatch.setattr(proton, "prepared", lambda case, device: call)
+        monkeypatch.setattr(proton, "prepare_call", lambda case, device: call)
         monkeypatch.setattr(proton.torch.cuda, "synchronize", lambda: None)
-        monkeypatch.setattr(proton, "viewed", lambda path: None)
+        monkeypatch.setattr(proton, "run_viewer", lambda path: None)
         case = op.case(kernel, "float16", dict.fromkeys(op.axes, 1024))
         (finding,) = proton.profile(Job([case], {"calls": 4, "instrument": False} | options, "cuda", tmp_path, 60))
         return finding
@@ -175,7 +175,7 @@ def test_on_a_cpu_it_says_what_it_needs(tmp_path):
 def test_proton_viewer_prints_the_same_rate(tmp_path):
     pytest.importorskip("hatchet")
     shutil.copy(HATCHET, tmp_path)
-    text = proton.viewed(tmp_path / HATCHET.name)
+    text = proton.run_viewer(tmp_path / HATCHET.name)
     assert text and f"8.333 85.899 {SCOPE}" in text
     assert "scalar_metric_kernel" not in text
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from minfer import ops, profilers
-from minfer.profilers import Finding, Job, host, prepared
+from minfer.profilers import Finding, Job, calls, host
 from minfer.profilers import torch as profiler
 from minfer.rows import store
 from tests.conftest import has_gpu, launch
@@ -56,12 +56,12 @@ def test_a_lost_cuda_context_is_not_an_error_of_one_case(monkeypatch):
     def lost() -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    monkeypatch.setattr(prepared.torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(prepared.torch.cuda, "synchronize", lambda: None)
-    assert prepared.attempt(fails).why.startswith("ValueError: Triton Error")
-    monkeypatch.setattr(prepared.torch.cuda, "synchronize", lost)
+    monkeypatch.setattr(calls.torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(calls.torch.cuda, "synchronize", lambda: None)
+    assert calls.attempt(fails).why.startswith("ValueError: Triton Error")
+    monkeypatch.setattr(calls.torch.cuda, "synchronize", lost)
     with pytest.raises(RuntimeError, match=r"^CUDA error"):
-        prepared.attempt(fails)
+        calls.attempt(fails)
 
 
 def test_a_folder_that_cannot_be_made_is_said(tmp_path):
@@ -120,9 +120,9 @@ def test_the_number_of_metrics_is_bounded():
     many += [event(f"kernel{i}", "CUDA", 1, device=i) for i in range(50)]
     finding = profiler.summary(many, 1, on_gpu=True)
     assert "aten::op49.calls" in finding.metrics and "aten::op1.calls" not in finding.metrics
-    assert finding.functions["kernel0"] == "kernel49" and len(finding.functions) == prepared.MOST_KERNELS
+    assert finding.functions["kernel0"] == "kernel49" and len(finding.functions) == calls.MOST_KERNELS
     assert finding.metrics["kernels"] == 50 and finding.metrics["device_us"] == sum(range(50))
-    assert len(finding.metrics) == 6 + 2 * prepared.MOST_KERNELS + 5 * profiler.MOST_OPS
+    assert len(finding.metrics) == 6 + 2 * calls.MOST_KERNELS + 5 * profiler.MOST_OPS
 
 
 @pytest.mark.slow

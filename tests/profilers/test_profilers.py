@@ -157,7 +157,7 @@ def test_no_process_is_left_when_the_reader_stops(tmp_path):
     setting = profilers.Setting("cpu", [str(PROFILERS)], tmp_path, tmp_path / "log", 60, 60)
     run = profilers.run("hangs", {}, rows, setting)
     next(run)
-    host = next(p for p in profilers.Process.__init__.__globals__["_running"])
+    host = next(p for p in profilers.Process.__init__.__globals__["running"])
     run.close()
     with pytest.raises(ProcessLookupError):
         os.kill(host, 0)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from minfer import build
+from minfer.build.device_code import parse_usage
 from minfer.profilers import sass
 from minfer.profilers.sass import Function
 
@@ -20,8 +20,8 @@ def listing(name: str) -> str:
 
 
 def test_resources_are_read_without_what_hopper_reserves():
-    assert build.usage(listing("usage"), "sm_90a") == {PRODUCT: (18, 0, 1024), "copy": (12, 0, 0)}
-    assert build.usage(listing("usage"), "sm_89")[PRODUCT] == (18, 0, 2048)  # there the tool does not count it
+    assert parse_usage(listing("usage"), "sm_90a") == {PRODUCT: (18, 0, 1024), "copy": (12, 0, 0)}
+    assert parse_usage(listing("usage"), "sm_89")[PRODUCT] == (18, 0, 2048)  # there the tool does not count it
 
 
 def test_launch_bounds_are_read():

@@ -13,7 +13,7 @@ import torch
 
 from benchmarks import scopes
 from benchmarks.scopes import Scope, Trace
-from minfer import build
+from minfer.build import device_code, toolchain
 from minfer.ops import PACKAGE
 from tests.emulator import Emulated, compiled
 
@@ -22,7 +22,7 @@ M, N, K, STEPS, WARPS = 100, 64, 200, 4, 4  # 2 x 2 tiles of 64 x 32, on more mu
 
 @pytest.fixture(scope="module")
 def emulated(tmp_path_factory: pytest.TempPathFactory) -> Emulated:
-    if build.toolkit() is None:
+    if toolchain.toolkit() is None:
         pytest.skip("no headers of a CUDA toolkit that fits this PyTorch")
     kernel = scopes.with_scopes()
     return Emulated(kernel, compiled(kernel, tmp_path_factory.mktemp("scopes")))
@@ -39,6 +39,7 @@ def called(function: Emulated, slots: int, blocks: int = 4) -> np.ndarray:
     return buffer.numpy()
 
 
+@pytest.mark.slow  # compiles a kernel for the emulator
 @pytest.mark.usefixtures("one_thread")
 def test_each_warp_stamps_its_steps_in_order(emulated: Emulated) -> None:
     stamps = called(emulated, slots=2 + 2 * STEPS)
@@ -54,6 +55,7 @@ def test_each_warp_stamps_its_steps_in_order(emulated: Emulated) -> None:
             assert cycles == sorted(cycles) and cycles[0] > 0
 
 
+@pytest.mark.slow  # compiles a kernel for the emulator
 @pytest.mark.usefixtures("one_thread")
 def test_what_a_buffer_has_no_room_for_is_left_out(emulated: Emulated) -> None:
     few = scopes.stamped(called(emulated, slots=3, blocks=1))  # it would write outside of its operand else
@@ -78,7 +80,7 @@ __global__ void twice(Problem g) {
 
 
 def ptx(folder: Path, *flags: str) -> str:
-    home = build.toolkit()
+    home = toolchain.toolkit()
     assert home is not None
     (folder / "marked.cu").write_text(MARKED)
     command = [home / "bin" / "nvcc", "-ptx", "-std=c++20", "-arch=sm_90a", f"-I{PACKAGE}", *flags, "marked.cu"]
@@ -86,7 +88,7 @@ def ptx(folder: Path, *flags: str) -> str:
     return (folder / "marked.ptx").read_text()
 
 
-@pytest.mark.skipif(build.toolkit() is None, reason="no CUDA toolkit that fits this PyTorch")
+@pytest.mark.skipif(toolchain.toolkit() is None, reason="no CUDA toolkit that fits this PyTorch")
 def test_scopes_of_a_problem_without_a_buffer_are_no_code(tmp_path: Path) -> None:
     assert ptx(tmp_path, "-DMEMBER=", "-DMARKED") == ptx(tmp_path, "-DMEMBER=")
     stamped = ptx(tmp_path, "-DMEMBER=minfer::ScopeBuffer scopes;", "-DMARKED")
@@ -94,9 +96,9 @@ def test_scopes_of_a_problem_without_a_buffer_are_no_code(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(build.toolkit() is None, reason="no CUDA toolkit that fits this PyTorch")
+@pytest.mark.skipif(toolchain.toolkit() is None, reason="no CUDA toolkit that fits this PyTorch")
 def test_the_kernel_with_its_scopes_compiles(tmp_path: Path) -> None:
-    assert build.cubin(scopes.with_scopes(), "sm_90a", tmp_path).stat().st_size
+    assert device_code.compile_cubin(scopes.with_scopes(), "sm_90a", tmp_path).stat().st_size
 
 
 def test_the_frequency_is_that_of_multiprocessors_which_both_launches_had() -> None:

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from minfer import build, ops
+from minfer import ops
+from minfer.build import device_code, toolchain
+from minfer.build.errors import BuildError
 from minfer.ops import Case
 from minfer.profilers import Job, occupancy, sass, static
 from minfer.profilers.sass import Function
@@ -19,7 +21,8 @@ from tests.tiers import archs, is_always_tested, mostly_slow
 ARCHS = ("sm_89", "sm_90a")
 
 needs_tools = pytest.mark.skipif(
-    build.toolkit() is None or not all((build.toolkit() / "bin" / tool).exists() for tool in ("cuobjdump", "nvdisasm")),
+    toolchain.toolkit() is None
+    or not all((toolchain.toolkit() / "bin" / tool).exists() for tool in ("cuobjdump", "nvdisasm")),
     reason="no CUDA compiler and disassemblers that fit this PyTorch",
 )
 
@@ -87,10 +90,10 @@ def test_template_arguments(name, arguments, parameters):
 def compiled(source: str, arch: str, folder: Path) -> tuple[dict[str, Function], str]:
     """The functions of a CUDA source, by their names without parameters, and what ptxas says of them."""
     (folder / "source.cu").write_text(source)
-    command = [build.toolkit() / "bin" / "nvcc", "-cubin", "-Xptxas", "-v", f"-arch={arch}", folder / "source.cu"]
+    command = [toolchain.toolkit() / "bin" / "nvcc", "-cubin", "-Xptxas", "-v", f"-arch={arch}", folder / "source.cu"]
     done = subprocess.run([*command, "-o", folder / "source.cubin"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    functions = sass.read(folder / "source.cubin", arch, build.toolkit())
+    functions = sass.read(folder / "source.cubin", arch, toolchain.toolkit())
     return {function.name.partition("(")[0]: function for function in functions}, done.stderr
 
 
@@ -230,8 +233,8 @@ def test_a_kernel_that_does_not_compile_says_so_for_the_architecture(tmp_path, m
 
 @needs_tools
 def test_a_compiler_that_takes_too_long_is_killed(tmp_path):
-    with pytest.raises(build.BuildError, match=r"^the compiler was killed after 0.01 s$"):
-        build.cubin(ops.get("hgemm").kernels["v01_naive"], "sm_89", tmp_path, timeout_s=0.01)
+    with pytest.raises(BuildError, match=r"^the compiler was killed after 0.01 s$"):
+        device_code.compile_cubin(ops.get("hgemm").kernels["v01_naive"], "sm_89", tmp_path, timeout_s=0.01)
 
 
 def test_what_has_no_machine_code_here_says_why(tmp_path):
@@ -279,7 +282,7 @@ def test_a_triton_cubin_is_read(arch, capability, tmp_path, monkeypatch):
 
 
 def test_the_disassemblers_absence_is_one_sentence(tmp_path, monkeypatch):
-    if build.toolkit() is None or not shutil.which("nvcc", path=str(build.toolkit() / "bin")):
+    if toolchain.toolkit() is None or not shutil.which("nvcc", path=str(toolchain.toolkit() / "bin")):
         pytest.skip("no CUDA compiler")
     monkeypatch.setattr(
         sass, "read", lambda *_: (_ for _ in ()).throw(FileNotFoundError(2, "No such file", "nvdisasm"))

@@ -11,6 +11,8 @@ import sys
 import numpy as np
 import pytest
 
+import minfer.launch
+from minfer import ops
 from minfer.rows import store
 from tests.conftest import ROOT, has_gpu, launch
 
@@ -33,9 +35,17 @@ def tiny(folder, *words: str) -> list[str]:
 def finished(tmp_path_factory):
     """A finished run of the smallest sweep: its folder and what the launcher printed."""
     folder = tmp_path_factory.mktemp("pipeline")
-    done = launch(*tiny(folder))
+    told = f"echo $MINFER_RUN,$MINFER_ROWS,$MINFER_CASES,$MINFER_SHARDS >> {folder}/told; ls $MINFER_FOLDER; exit 3"
+    done = launch(*tiny(folder, f"notify={told}"))
     assert done.returncode == 0, done.stdout + done.stderr
     return folder, done.stdout
+
+
+def test_a_command_is_told_of_the_run_at_its_end(finished):
+    folder, printed = finished
+    (run,) = (folder / "runs").iterdir()
+    assert (folder / "told").read_text() == f"{run.name},4,4,1 done\n" and "config.yaml" in printed
+    assert "Note: the command of notify ended with exit status 3." in printed
 
 
 def test_run_leaves_a_row_for_every_case_with_everything_in_it(finished):
@@ -89,59 +99,59 @@ def test_table_is_made_from_the_rows(finished, tmp_path):
     assert subprocess.run([*command, "--check"], cwd=ROOT).returncode == 0
 
 
-def test_resume_skips_what_the_results_hold(finished):
-    folder, _ = finished
-    before = store.files(folder / "results")
-    done = launch(*tiny(folder, "resume=true", "kernel=[torch,cpu_naive]"))
-    assert done.returncode == 0, done.stderr
-    assert "2 of 2 cases were in the results already" in done.stdout
-    assert store.files(folder / "results") == before
-
-
 @pytest.mark.slow
-def test_resume_runs_what_they_do_not_hold(finished):
+def test_resume_runs_what_the_results_do_not_hold_and_skips_what_they_do(finished):
     folder, _ = finished
     before = store.files(folder / "results")
     done = launch(*tiny(folder, "resume=true", "kernel=[torch]", "dtype=[float16,bfloat16]"))
+    assert done.returncode == 0, done.stderr
     assert "1 of 2 cases were in the results already" in done.stdout
     added = [path for path in store.files(folder / "results") if path not in before]
     assert [row["dtype"] for row in store.rows(added)] == ["bfloat16"]
 
 
-def test_dry_run_starts_nothing(tmp_path):
-    done = launch(*tiny(tmp_path, "dry_run=true"))
-    assert done.returncode == 0
-    assert (
-        "4 cases" in done.stdout
-        and re.search("Left out: v01_naive, .*: needs a CUDA GPU", done.stdout.replace("\n", " "))
-        and "Nothing was started" in done.stdout
-    )
+@pytest.fixture
+def here(tmp_path, monkeypatch, capsys):
+    """A launch in this process: its exit status, what it printed, and its errors."""
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")  # compose sets it; here it must not outlive the test
+
+    def launched(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["minfer", *words])
+        status = minfer.launch.main()
+        return status, *capsys.readouterr()
+
+    return launched
+
+
+def test_dry_run_starts_nothing(here, tmp_path):
+    status, out, _ = here(*tiny(tmp_path, "dry_run=true"))
+    assert status == 0 and "4 cases" in out and "Nothing was started" in out
+    assert re.search("Left out: v01_naive, .*: needs a CUDA GPU", out.replace("\n", " "))
     assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.skipif(has_gpu(), reason="there is a GPU")
-def test_without_a_gpu_it_says_so_and_refuses_gpu_kernels(tmp_path):
+def test_without_a_gpu_it_says_so_and_refuses_gpu_kernels(here, tmp_path):
     words = [word for word in tiny(tmp_path) if word != "device=cpu"]
-    done = launch(*words, "dry_run=true")
-    assert done.stdout.startswith("No CUDA GPU here: running the CPU kernels over the CPU shapes.\n")
-    done = launch(*words, "kernel=[v01_naive]")
-    assert done.returncode == 2 and done.stderr.startswith("minfer: kernel v01_naive needs a CUDA GPU")
+    _, out, _ = here(*words, "dry_run=true")
+    assert out.startswith("No CUDA GPU here: running the CPU kernels over the CPU shapes.\n")
+    status, _, err = here(*words, "kernel=[v01_naive]")
+    assert status == 2 and err.startswith("minfer: kernel v01_naive needs a CUDA GPU")
 
 
-def test_unknown_kernel_is_one_line_with_the_nearest_names(tmp_path):
-    done = launch(*tiny(tmp_path, "kernel=[cpu_naiv]"))
-    assert done.returncode == 2
-    assert (
-        done.stderr == "minfer: unknown hgemm kernel 'cpu_naiv'; did you mean cpu_naive or v01_naive or cpu_skinny?\n"
-    )
+def test_unknown_kernel_is_one_line_with_the_nearest_names(here, tmp_path):
+    status, _, err = here(*tiny(tmp_path, "kernel=[cpu_naiv]"))
+    assert status == 2
+    assert err == "minfer: unknown hgemm kernel 'cpu_naiv'; did you mean cpu_naive or v01_naive or cpu_skinny?\n"
 
 
-def test_a_registered_kernel_without_its_source_is_one_line(tmp_path):
+def test_a_registered_kernel_without_its_source_is_one_line(here, tmp_path, monkeypatch):
+    monkeypatch.setattr(ops.get("hgemm"), "kernels", dict(ops.get("hgemm").kernels))
     (tmp_path / "mine.py").write_text('from minfer import ops\nops.get("hgemm").cpp("cpu_gone.cpp")\n')
-    done = launch(*tiny(tmp_path, "kernel=[torch,cpu_gone]", f"extra=[{tmp_path}/mine.py]"))
-    assert done.returncode == 2
-    assert done.stderr.startswith("minfer: the source of kernel cpu_gone") and done.stderr.count("\n") == 1
+    status, _, err = here(*tiny(tmp_path, "kernel=[torch,cpu_gone]", f"extra=[{tmp_path}/mine.py]"))
+    assert status == 2 and err.startswith("minfer: the source of kernel cpu_gone") and err.count("\n") == 1
     assert not (tmp_path / "results").exists()
+    ops.load_file.cache_clear()
 
 
 @pytest.mark.timing

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from minfer import build, ops
+from minfer.build import toolchain
 from tools import sanitize
 
 HEADER = "========= COMPUTE-SANITIZER\n"
@@ -130,7 +131,7 @@ def test_what_cannot_be_run_is_one_sentence(fake, capsys, monkeypatch):
     assert capsys.readouterr().err.startswith(there_are)
     assert sanitize.main(["hgemm/v10_wgmma"]) == 2
     assert capsys.readouterr().err == "hgemm/v10_wgmma: not for this GPU, which is sm_89\n"
-    monkeypatch.setattr(build, "tool", lambda name: None)
+    monkeypatch.setattr(toolchain, "tool", lambda name: None)
     assert sanitize.main([]) == 2
     assert capsys.readouterr().err.startswith("no compute-sanitizer here: ")
     monkeypatch.setattr(sanitize, "gpu", lambda: "")

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import tune_hgemm
-from minfer import build, ops
+from minfer import ops
+from minfer.build import toolchain
 from minfer.profilers import static
 
 KERNEL = ops.get("hgemm").kernels["v13_cooperative"]
@@ -31,7 +32,7 @@ def test_a_constant_that_is_not_there_is_a_sentence():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(build.toolkit() is None, reason="no CUDA compiler that fits this PyTorch")
+@pytest.mark.skipif(toolchain.toolkit() is None, reason="no CUDA compiler that fits this PyTorch")
 def test_a_grid_is_registered_and_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ops.get("hgemm"), "kernels", dict(ops.get("hgemm").kernels))
     register, names = tune_hgemm.write(KERNEL, {"kCluster": ["1", "2"], "kGroup": ["4", "16"]}, tmp_path)

@@ -84,7 +84,7 @@ def test_nan_is_not_null(tmp_path: Path) -> None:
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     params=st.dictionaries(TEXT, TEXT, max_size=3),
     shape=st.dictionaries(TEXT, st.integers(-(2**63), 2**63 - 1), max_size=3),

@@ -1,4 +1,5 @@
-"""`notify=` runs a command, or posts to a URL, when a run has ended; where that fails, the run has not."""
+"""`notify=` posts to a URL when a run has ended; where that fails, the run has not. That it runs a command is seen in
+tests/project/test_pipeline.py."""
 
 from __future__ import annotations
 
@@ -13,22 +14,6 @@ import pytest
 from minfer.jobs.run import Run
 from minfer.run import notify
 from minfer.run.progress import RunProgress
-from tests.conftest import launch
-
-TINY = ["+sweep=hgemm", "kernel=[cpu_naive]", "cluster=local", "device=cpu", "shape=tiny", "dtype=float16", "timing=quick",
-        "timing.warmup_s=0", "timing.looks=[5]", "timing.precision=0.9", "timing.cold_cap_s=1"]  # fmt: skip
-
-
-def test_a_command_is_told_of_the_run_at_its_end(tmp_path: Path) -> None:
-    words = [*TINY, f"results={tmp_path / 'results'}", f"runs={tmp_path / 'runs'}"]
-    command = (
-        f"echo $MINFER_RUN,$MINFER_ROWS,$MINFER_CASES,$MINFER_SHARDS >> {tmp_path}/told; ls $MINFER_FOLDER; exit 3"
-    )
-    done = launch(*words, f"notify={command}")
-    (folder,) = (tmp_path / "runs").iterdir()
-    assert (tmp_path / "told").read_text() == f"{folder.name},1,1,1 done\n"
-    assert done.returncode == 0 and "config.yaml" in done.stdout
-    assert "Note: the command of notify ended with exit status 3." in done.stdout
 
 
 class Server(http.server.BaseHTTPRequestHandler):

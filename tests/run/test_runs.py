@@ -31,8 +31,8 @@ from minfer.rows import store
 from minfer.rows.writer import StoreError, Writer
 from minfer.run import control, start
 from minfer.run.progress import RunProgress, ShardProgress
-from minfer.worker import record as recording
-from minfer.worker.claim import Claim, Superseded, alone
+from minfer.worker import write_rows
+from minfer.worker.claim import Claim, Superseded, lock_gpu
 from minfer.worker.compiler import Compiler
 from minfer.worker.events import Events
 from minfer.worker.shard import run_cases
@@ -109,11 +109,11 @@ def test_what_is_timed_on_a_gpu_is_alone_there():
     gpu, order = f"test-{os.getpid()}", []
 
     def second() -> None:
-        with alone(gpu, lambda: order.append("waits")):
+        with lock_gpu(gpu, lambda: order.append("waits")):
             order.append("second")
 
     thread = threading.Thread(target=second)
-    with alone(gpu, lambda: order.append("never")), alone(None, lambda: order.append("never")):
+    with lock_gpu(gpu, lambda: order.append("never")), lock_gpu(None, lambda: order.append("never")):
         thread.start()
         deadline = time.monotonic() + 60
         while not order:
@@ -166,7 +166,7 @@ def test_a_results_folder_that_is_gone_is_waited_for_and_not_made_anew(shard, tm
     tell = Events(shard)
     results = tmp_path / "results"
     writer = Writer(results / "cpu" / "test", "0000")
-    recording.append(writer, {"case": "first"}, tell)
+    write_rows.append(writer, {"case": "first"}, tell)
     results.rename(tmp_path / "elsewhere")
     seen = []
 
@@ -179,19 +179,19 @@ def test_a_results_folder_that_is_gone_is_waited_for_and_not_made_anew(shard, tm
 
     thread = threading.Thread(target=back)
     thread.start()
-    recording.append(writer, {"case": "second"}, tell)
+    write_rows.append(writer, {"case": "second"}, tell)
     thread.join()
     assert seen == [False] and events(shard, "waiting")
     assert [row["case"] for row in store.rows(store.files(results))] == ["first", "second"]
 
 
 def test_a_results_folder_that_stays_away_or_is_full_ends_the_shard_and_its_row_is_kept(shard, tmp_path, monkeypatch):
-    monkeypatch.setattr(recording, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(write_rows, "PATIENCE_S", 0.0)
     writer = Writer(tmp_path / "results" / "cpu" / "test", "0000")
     (tmp_path / "results").rename(tmp_path / "elsewhere")
     with pytest.raises(StoreError, match="No such file or directory") as caught:
-        recording.append(writer, {"case": "first"}, Events(shard))
-    assert "unwritten rows are in" in recording.rescue(shard, caught.value)
+        write_rows.append(writer, {"case": "first"}, Events(shard))
+    assert "unwritten rows are in" in write_rows.rescue(shard, caught.value)
     assert [row["case"] for row in store.rows(Path(shard.folder).glob("*rescued.parquet"))] == ["first"]
 
 
@@ -210,7 +210,7 @@ def test_a_node_whose_clock_is_behind_is_named_and_its_times_are_the_file_system
     skew_s = Claim(shard).skew_s
     assert abs(skew_s - 3600) < 60
     machine = Machine({"device": "a CPU"}, None, None)
-    finished = recording.whole_row(shard, machine, None, shard.cases[0], {}, skew_s)["finished"].timestamp()
+    finished = write_rows.complete(shard, machine, None, shard.cases[0], {}, skew_s)["finished"].timestamp()
     assert abs(finished - true()) < 60
 
 

@@ -32,7 +32,7 @@ def test_of_several_gpus_one_is_visible_where_cuda_starts_with_that(
     shard = Shard(
         "0000", "run", str(tmp_path / "run"), str(tmp_path / "results"), "cuda", [], FAST, 60.0, 60.0, untrusted=True
     )
-    sandbox = confinement.sandbox(shard)
+    sandbox = confinement.make_sandbox(shard)
     assert (sandbox.level, [Path(name).name for name in sandbox.devices]) == found
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-1"
 
@@ -64,4 +64,4 @@ def test_without_a_cache_of_compiled_kernels_there_is_one_sentence(
     folders = str(tmp_path / "run"), str(tmp_path / "results")
     shard = Shard("0000", "run", *folders, "cpu", [], FAST, 60.0, 60.0, untrusted=True)
     with pytest.raises(Unfit, match=r"cannot keep compiled kernels in .*; set TORCH_EXTENSIONS_DIR to a folder that"):
-        confinement.sandbox(shard)
+        confinement.make_sandbox(shard)

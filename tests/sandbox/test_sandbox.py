@@ -21,10 +21,12 @@ from typing import Any
 
 import pytest
 
-from minfer import build, ops
+from minfer import ops
+from minfer.build.cache import find
+from minfer.build.errors import BuildError
 from minfer.process.threads import states
 from minfer.sandbox import LEVELS, Sandbox, available, strongest
-from minfer.worker.sandboxed import keep, kept
+from minfer.worker import sandboxed
 from tests.conftest import ROOT
 
 # A copied Python may need LD_LIBRARY_PATH to find its library.
@@ -389,11 +391,11 @@ def test_a_build_is_kept_under_its_hash(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     kernel = ops.get("hgemm").kernels["cpu_naive"]
     said = {"library": "/elsewhere", "seconds": 1.5, "registers": None, "shared_bytes": None, "local_bytes": None}
-    built = keep(kernel, "", said, b"a library")
+    built = sandboxed.store(kernel, "", said, b"a library")
     assert Path(built.library).stem == hashlib.sha256(b"a library").hexdigest()
-    assert kept(kernel, "") == built and build.cached(kernel) is None
+    assert sandboxed.find(kernel, "") == built and find(kernel) is None
     Path(built.library).write_bytes(b"another")
-    assert kept(kernel, "") is None
+    assert sandboxed.find(kernel, "") is None
 
 
 @pytest.mark.parametrize(
@@ -405,7 +407,7 @@ def test_a_build_is_kept_under_its_hash(tmp_path: Path, monkeypatch: pytest.Monk
 )
 def test_a_build_that_is_malformed_is_refused(changed: dict[str, Any]) -> None:
     said = {"seconds": 1.5, "registers": None, "shared_bytes": None, "local_bytes": None}
-    with pytest.raises(build.BuildError, match="malformed"):
-        keep(ops.get("hgemm").kernels["cpu_naive"], "", said | changed, b"a library")
-    with pytest.raises(build.BuildError, match="malformed"):
-        keep(ops.get("hgemm").kernels["cpu_naive"], "", said, b"")
+    with pytest.raises(BuildError, match="malformed"):
+        sandboxed.store(ops.get("hgemm").kernels["cpu_naive"], "", said | changed, b"a library")
+    with pytest.raises(BuildError, match="malformed"):
+        sandboxed.store(ops.get("hgemm").kernels["cpu_naive"], "", said, b"")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minfer.process.text import all_plain, plain
+from minfer.process.text import make_all_printable, make_printable
 
 FORBIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
 pieces = st.one_of(
@@ -26,8 +26,8 @@ def is_plain(text: str) -> bool:
 
 @given(st.lists(pieces).map("".join))
 def test_any_text_becomes_one_line_that_can_only_be_read(text: str) -> None:
-    assert is_plain(plain(text)) and plain(plain(text)) == plain(text)
-    plain(text).encode()  # no half characters
+    assert is_plain(make_printable(text)) and make_printable(make_printable(text)) == make_printable(text)
+    make_printable(text).encode()  # no half characters
 
 
 @given(
@@ -41,7 +41,7 @@ def test_so_does_all_text_in_a_reply(value: object) -> None:
             return [text for each in value for text in texts(each)]
         return [value] if isinstance(value, str) else []
 
-    assert all(is_plain(text) for text in texts(all_plain(value)))
+    assert all(is_plain(text) for text in texts(make_all_printable(value)))
 
 
 @pytest.mark.parametrize(
@@ -56,8 +56,8 @@ def test_so_does_all_text_in_a_reply(value: object) -> None:
     ],
 )
 def test_what_can_be_read_stays(text: str, shown: str) -> None:
-    assert plain(text) == shown
+    assert make_printable(text) == shown
 
 
 def test_a_text_has_an_end() -> None:
-    assert len(plain("x" * 10**7)) == 2000
+    assert len(make_printable("x" * 10**7)) == 2000

@@ -13,6 +13,7 @@ import torch
 
 from minfer import build, ops
 from minfer.bench.verify import verify
+from minfer.build import device_code, toolchain
 from minfer.specialise import Policy, Specialiser, exact, powers_of_two, recipes, trial
 from minfer.specialise.background import Background
 from tests import forked
@@ -20,7 +21,7 @@ from tests.emulator import Emulated, compiled
 from tests.specialise.adapting import QUIET_FASTER, steady, until
 
 LENGTHS = [1, 5, 77, 600, 1536, 2047, 2560, 4095, 9000, 40_000]
-needs_toolkit = pytest.mark.skipif(build.toolkit() is None, reason="no CUDA toolkit that fits this PyTorch")
+needs_toolkit = pytest.mark.skipif(toolchain.toolkit() is None, reason="no CUDA toolkit that fits this PyTorch")
 
 
 # seq_sum in CUDA
@@ -45,7 +46,7 @@ def test_a_cuda_variant_is_right_for_full_and_ragged_sequences(length: int, tmp_
 @pytest.mark.parametrize("length", [1, 600, 2047, 9000, 40_000])
 def test_a_cuda_variant_compiles_at_any_length(length: int, arch: str, tmp_path: Path) -> None:
     kernel = recipes.SEQ_SUM_CUDA.kernel(exact(length))
-    used = build.resources(build.cubin(kernel, arch, tmp_path), arch, build.toolkit())
+    used = device_code.resources(device_code.compile_cubin(kernel, arch, tmp_path), arch, toolchain.toolkit())
     assert not used or (used["local_bytes"] == 0 and 0 < used["registers"] <= 128)  # 512 threads have 128 each
 
 
@@ -174,7 +175,7 @@ def test_a_product_of_constant_sizes_is_right_in_cuda(m: int, n: int, k: int, tm
 @pytest.mark.parametrize("arch", ["sm_89", "sm_90a"])
 def test_a_product_of_constant_sizes_compiles(arch: str, tmp_path: Path) -> None:
     kernel = recipes.HGEMM_CUDA.kernel(exact((8, 4096, 4096)))
-    used = build.resources(build.cubin(kernel, arch, tmp_path), arch, build.toolkit())
+    used = device_code.resources(device_code.compile_cubin(kernel, arch, tmp_path), arch, toolchain.toolkit())
     assert not used or (used["local_bytes"] == 0 and 0 < used["registers"] <= 255)
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from minfer import ops
+from minfer.process.death import Died
 from minfer.process.output import MOST_PRINTED
-from minfer.process.remote import Died
 from minfer.rows import store
 from minfer.rows.writer import StoreError
 from minfer.worker.supervisor import Shard

@@ -16,10 +16,12 @@ from minfer.bench.timing import Timing
 from minfer.fingerprint import fingerprint
 from minfer.plan.shard import Shard
 from minfer.rows import store
-from minfer.worker import child
+from minfer.worker import case_timer
 from minfer.worker.child import Child
-from minfer.worker.resume import todo
-from minfer.worker.supervisor import Machine, believed
+from minfer.worker.failures import describe_error
+from minfer.worker.resume import find_pending
+from minfer.worker.supervisor import Machine, derive_columns
+from minfer.worker.triton_times import TritonTimes
 
 HGEMM = ops.get("hgemm")
 CASE = HGEMM.case("torch", "float16", {"m": 1024, "n": 1024, "k": 1024})
@@ -45,19 +47,19 @@ PEAKS = {"read_gbps": 1000.0, "copy_gbps": 1000.0}
     ],
 )
 def test_a_reply_that_no_case_can_come_to_is_dishonest(reply: dict[str, Any]) -> None:
-    row = believed(CASE, reply, Timing(), PEAKS)
+    row = derive_columns(CASE, reply, Timing(), PEAKS)
     assert row["status"] == "dishonest" and "malformed reply from the kernel's process" in row["message"]
     assert "\n" not in row["message"]
 
 
 def test_a_reply_has_no_times_but_those_of_its_samples() -> None:
     claims = {"cold_us": 1e-3, "cold_tflops": 9e9, "cold_verdict": "faster", "steady_us": 1e-3}
-    told = believed(
+    told = derive_columns(
         CASE, {"row": {"status": "ok"} | claims, "cold": [[1e-5] * 3] * 30, "steady": [], "watts": []}, Timing(), PEAKS
     )
     assert told["cold_us"] == pytest.approx(10) and told["cold_verdict"] == "tie" and told["cold_tflops"] < 1000
     assert told["steady_us"] is None
-    told = believed(CASE, {"row": {"status": "wrong", "message": "zeros"} | claims}, Timing(), PEAKS)
+    told = derive_columns(CASE, {"row": {"status": "wrong", "message": "zeros"} | claims}, Timing(), PEAKS)
     assert told["status"] == "wrong" and all(told[name] is None for name in claims)
 
 
@@ -68,8 +70,10 @@ def test_a_row_says_that_other_programs_kept_calls_from_a_processor(
     """Each look at the threads finds that one of them has waited for so long since the last; None: the system does not say."""
     looks = itertools.count()
     delays = {} if waited_s is None else {"7": waited_s * 1e9}
-    monkeypatch.setattr(child, "run_delays", lambda pid: {name: int(ns * next(looks)) for name, ns in delays.items()})
-    monkeypatch.setattr(Child, "_time_autotuner", lambda *about: None)  # it would stay changed for other tests
+    monkeypatch.setattr(
+        case_timer, "run_delays", lambda pid: {name: int(ns * next(looks)) for name, ns in delays.items()}
+    )
+    monkeypatch.setattr(TritonTimes, "time_autotuner", lambda *about: None)  # it would stay changed for other tests
     case = ops.get("rmsnorm").case("torch", "float32", {"tokens": 2, "hidden": 8})
     reply = Child("cpu", Timing(warmup_s=0, looks=[5], steady_block_s=0)).run(case, lambda **about: None)
     row = reply["row"]
@@ -78,7 +82,7 @@ def test_a_row_says_that_other_programs_kept_calls_from_a_processor(
 
 
 def test_what_autotuning_takes_is_added_up() -> None:
-    child, triton = Child("cpu", Timing()), pytest.importorskip("triton")
+    times, triton = TritonTimes(), pytest.importorskip("triton")
 
     class Compiled:
         """A kernel that does nothing, as the autotuner takes one."""
@@ -95,21 +99,21 @@ def test_what_autotuning_takes_is_added_up() -> None:
     class Autotuner(triton.runtime.autotuner.Autotuner):  # type: ignore[name-defined, misc]
         """So that Triton's own stays as it is for other tests."""
 
-    child._time_autotuner(Autotuner)
-    child._time_autotuner(Autotuner)  # as before the next kernel
+    times.time_autotuner(Autotuner)
+    times.time_autotuner(Autotuner)  # as before the next kernel
     configs = [triton.Config({"BLOCK": size}) for size in (1, 2)]
     tuner = Autotuner(Compiled(), ["n"], configs, ["n"], None, None, do_bench=bench)
     told = []
     for n in (5, 5, 6):  # the second time its choice is known
         tuner.run(n)
-        told.append(child.tuned_s)
+        told.append(times.tuned_s)
     assert 0.04 <= told[0] == told[1] and told[1] + 0.04 <= told[2]
 
 
 def test_resume_repeats_what_nobody_judged_where_judging_is_asked_for(tmp_path: Path) -> None:
     def left(**about: Any) -> list[Any]:
         shard = Shard("0000", "test", "", str(tmp_path), "cuda", [CASE], Timing(), 60, 60, resume=True, **about)
-        return list(todo(shard, MACHINE, lambda **event: None))
+        return list(find_pending(shard, MACHINE, lambda **event: None))
 
     row = {
         "run": "old",
@@ -139,4 +143,4 @@ def test_resume_repeats_what_nobody_judged_where_judging_is_asked_for(tmp_path: 
     ],
 )
 def test_an_error_that_a_line_announces_is_said(error: Exception, said: str) -> None:
-    assert child._sentence(error) == said
+    assert describe_error(error) == said

@@ -1,4 +1,4 @@
-// Replaces CCCL's header of this name where only device code is compiled (`build.cubin`). PyTorch's complex.h includes it in
+// Replaces CCCL's header of this name in `build.device_code`. PyTorch's complex.h includes it in
 // every kernel. No kernel of ours uses it, and CCCL's takes two of the four seconds that a small kernel takes to compile. This
 // one declares what PyTorch's templates name and defines nothing: a kernel whose device code calls it does not compile.
 #pragma once

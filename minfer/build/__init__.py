@@ -1,0 +1,116 @@
+"""One kernel's source file -> a loaded torch op, cached by content.
+
+Each kernel is one extension, compiled by `torch.utils.cpp_extension` with ninja, for one architecture, into
+`TORCH_EXTENSIONS_DIR` (default `~/.cache/torch_extensions`). The cache key hashes the source, the headers of ours that
+it includes, the flags, and the versions of torch and of the compiler. `python -m minfer.build OP KERNEL [ARCH]`
+builds one kernel in a process of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from minfer.build import cache, device_code, toolchain
+from minfer.build.cache import Built
+from minfer.build.errors import BuildError, first_error
+from minfer.ops import Kernel, Returning
+
+
+def build(kernel: Kernel, arch: str = "") -> Built:
+    """Compile a kernel (and load it into this process), or find it in the cache. Raises BuildError."""
+    if found := cache.find(kernel, arch):
+        return found
+    home = toolchain.toolkit() if kernel.backend == "cuda" else None
+    if kernel.backend == "cuda" and home is None:
+        major = str(torch.version.cuda).split(".")[0]
+        remedy = "" if major == "12" else ", or install minfer's own dependencies (uv sync)"  # PyPI has no nvcc for 12
+        raise BuildError(f"no nvcc for CUDA {major}: set CUDA_HOME to a CUDA {major} toolkit{remedy}")
+    if not toolchain.compiler_version(toolchain.compiler()):
+        raise BuildError(f"no C++ compiler {toolchain.compiler()!r}: install one (apt install g++) or set CXX")
+
+    folder = cache.directory(kernel, arch)
+    cache.make_folder(folder)
+    with cache.lock(folder.with_suffix(".lock")):
+        if found := cache.find(kernel, arch):
+            return found
+        # Older PyTorch locks by a file's existence, and waits for ever on one that a killed build left behind. The
+        # lock that we hold dies with its process, so any such file is stale.
+        (folder / "lock").unlink(missing_ok=True)
+        start = time.perf_counter()
+        library = _compile(kernel, arch, folder, home)
+        built = Built(str(library), round(time.perf_counter() - start, 3), **device_code.resources(library, arch, home))
+        partial = folder / "built.json.tmp"
+        partial.write_text(json.dumps(asdict(built)))
+        partial.replace(folder / "built.json")
+    return built
+
+
+def _compile(kernel: Kernel, arch: str, folder: Path, home: Path | None) -> Path:
+    from torch.utils import cpp_extension
+
+    toolchain.put_ninja_on_path()
+    flags, link = toolchain.flags_of(kernel, arch), []
+    if home:
+        cpp_extension.CUDA_HOME = str(home)
+        link.append(f"-L{_cudart_folder(folder, home)}")
+    name = folder.name.rpartition("_")[0]
+    # PyTorch numbers the builds of a name within a process, and skips one that it tried before; ours differ by folder.
+    cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(name, None)
+    try:
+        cpp_extension.load(
+            name=name,
+            sources=[str(kernel.source)],
+            extra_cflags=flags if home is None else [],
+            extra_cuda_cflags=flags,
+            extra_ldflags=link,
+            extra_include_paths=[str(path) for path in kernel.include_paths],
+            build_directory=str(folder),
+            is_python_module=False,
+        )
+    except (RuntimeError, OSError, subprocess.SubprocessError) as error:
+        raise BuildError(first_error(str(error)), str(error)) from error
+    return folder / f"{name}.so"
+
+
+def _cudart_folder(folder: Path, home: Path) -> Path:
+    """A folder where `-lcudart` finds its library: PyPI's toolkit has only `libcudart.so.13`, without the link."""
+    for name in ("lib64", "lib"):
+        if (home / name / "libcudart.so").exists():
+            return home / name
+    versioned = sorted((home / "lib").glob("libcudart.so.*"))
+    if not versioned:
+        raise BuildError(f"{home} has no libcudart.so; set CUDA_HOME to a complete CUDA toolkit")
+    link = folder / "libcudart.so"
+    link.unlink(missing_ok=True)
+    link.symlink_to(versioned[-1])
+    return folder
+
+
+def function(kernel: Kernel, arch: str = "") -> Callable[..., None]:
+    """The kernel as a callable `(*tensors, **call)`. A built kernel must be in the cache, or is built now. Raises
+    BuildError, also if its library does not register it."""
+    if kernel.function is not None:
+        return Returning(kernel.function, kernel.returns) if kernel.returns else kernel.function
+    if kernel.backend == "triton":
+        return getattr(kernel.module(), kernel.symbol)
+    if not hasattr(torch.ops.minfer, kernel.symbol):
+        built = build(kernel, arch)
+        torch.ops.load_library(built.library)
+        if not hasattr(torch.ops.minfer, kernel.symbol):
+            raise BuildError(
+                f"{kernel.source.name} registers no {kernel.symbol}; end it with {_macro(kernel)}({kernel.symbol}, ...)"
+            )
+    return getattr(torch.ops.minfer, kernel.symbol).default
+
+
+def _macro(kernel: Kernel) -> str:
+    """What registers a kernel of this op: the op's own macro (`MINFER_HGEMM`) if its header defines one, else `MINFER_OP`."""
+    own, header = f"MINFER_{kernel.op.upper()}", kernel.root / "ops" / kernel.op / f"{kernel.op}.h"
+    return own if header.is_file() and f"#define {own}(" in header.read_text() else "MINFER_OP"

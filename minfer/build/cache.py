@@ -1,0 +1,86 @@
+"""The cache of built kernels: the folder of a build, named by everything that decides its content, and what is in it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from minfer.build.errors import BuildError
+from minfer.build.toolchain import flags_of, versions_of
+from minfer.ops import Kernel
+
+
+@dataclass(frozen=True)
+class Built:
+    """A compiled kernel. Resources are per thread (registers, local memory) and per block (shared memory), and are the
+    largest over the file's functions; None where no disassembler was found or the kernel runs on a CPU."""
+
+    library: str
+    seconds: float
+    registers: int | None = None
+    shared_bytes: int | None = None  # static; dynamic shared memory is chosen at launch
+    local_bytes: int | None = None  # stack and spills
+
+
+def directory(kernel: Kernel, arch: str) -> Path:
+    """Where this kernel's build is or would be: named by everything that decides its content."""
+    digest = hashlib.sha256()
+    for path in kernel.sources():
+        digest.update(path.read_bytes())
+    about: list[Any] = [flags_of(kernel, arch), torch.__version__, *versions_of(kernel)]
+    digest.update(json.dumps(about).encode())
+    return root() / f"{kernel.op}_{kernel.source.stem}_{digest.hexdigest()[:16]}"
+
+
+def root() -> Path:
+    """Where builds are kept."""
+    folder = os.environ.get("TORCH_EXTENSIONS_DIR") or "~/.cache/torch_extensions"
+    return Path(folder).expanduser().absolute() / "minfer"
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder in the cache, and see that the folder above it takes new files. Raises BuildError."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        remedy = "set TORCH_EXTENSIONS_DIR to a folder that you can write to"
+        raise BuildError(f"cannot keep compiled kernels in {root()}: {error.strerror}; {remedy}") from error
+
+
+@contextlib.contextmanager
+def lock(path: Path) -> Iterator[None]:
+    """Hold this file's lock. It is released when the process ends, however it ends."""
+    with open(path, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+_given: dict[str, Built] = {}
+
+
+def use_libraries(libraries: Mapping[str, str]) -> None:
+    """Have this process use these libraries for `op/kernel`, and build and look for none."""
+    _given.update({name: Built(library, 0.0) for name, library in libraries.items()})
+
+
+def find(kernel: Kernel, arch: str = "") -> Built | None:
+    """The finished build of exactly these sources, flags and versions, if there is one."""
+    if found := _given.get(f"{kernel.op}/{kernel.name}"):
+        return found
+    try:
+        built = Built(**json.loads((directory(kernel, arch) / "built.json").read_text()))
+    except (OSError, ValueError, TypeError):  # none yet, or half of one
+        return None
+    return built if Path(built.library).is_file() else None

@@ -1,0 +1,125 @@
+"""The compilers and tools that are found, the names of architectures, and the flags that a kernel is compiled with."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from minfer.ops import PACKAGE, Kernel
+
+# Extensions are compiled against the oldest PyTorch that we support, so that one binary serves all newer ones.
+STABLE_ABI = "-DTORCH_TARGET_VERSION=0x020b000000000000"
+CXX_FLAGS = ["-O3", "-std=c++20", "-march=native", "-fno-math-errno", STABLE_ABI]
+NVCC_FLAGS = ["-O3", "-std=c++20", "-lineinfo", "--expt-relaxed-constexpr", "-DUSE_CUDA", STABLE_ABI]
+# cpp_extension takes the half types' conversions and operators away; kernels are written with them.
+NVCC_FLAGS += [
+    f"-U__CUDA_NO_{what}__"
+    for what in ("HALF_OPERATORS", "HALF_CONVERSIONS", "HALF2_OPERATORS", "BFLOAT16_CONVERSIONS")
+]
+
+
+@cache
+def toolkit() -> Path | None:
+    """The CUDA toolkit that fits this torch: `CUDA_HOME`, else the one from PyPI, else the system's; None if none fits."""
+    if torch.version.cuda is None:
+        return None
+    major = torch.version.cuda.split(".")[0]
+    candidates = [Path(home) for name in ("CUDA_HOME", "CUDA_PATH") if (home := os.environ.get(name))]
+    candidates.append(Path(sysconfig.get_path("purelib")) / "nvidia" / f"cu{major}")
+    candidates.append(Path("/usr/local/cuda"))
+    if nvcc := shutil.which("nvcc"):
+        candidates.append(Path(nvcc).resolve().parents[1])
+    return next((home for home in candidates if _nvcc_version(home).split(".")[0] == major), None)
+
+
+def tool(name: str) -> Path | None:
+    """A program of NVIDIA's such as ncu: on the PATH, in a CUDA toolkit, or where NVIDIA's packages put Nsight's; None
+    if it is in none of these."""
+    homes = [os.environ.get("CUDA_HOME"), toolkit(), "/usr/local/cuda"]
+    places = [Path(home) / "bin" for home in homes if home]
+    places += sorted(Path("/opt/nvidia").glob("nsight-*/*"), reverse=True)
+    found = shutil.which(name) or shutil.which(name, path=os.pathsep.join(map(str, places)))
+    return Path(found) if found else None
+
+
+@cache
+def _nvcc_version(home: Path) -> str:
+    """The version of the nvcc in a toolkit, such as "13.2"; empty when it has none that runs, or no headers."""
+    if not (home / "include" / "cuda_runtime.h").is_file():
+        return ""
+    try:
+        text = subprocess.run([home / "bin" / "nvcc", "--version"], capture_output=True, text=True, timeout=60).stdout
+    except OSError:
+        return ""
+    found = re.search(r"release (\d+\.\d+)", text)
+    return found[1] if found else ""
+
+
+def compiler() -> str:
+    """The C++ compiler, and `CXX` wins."""
+    return os.environ.get("CXX", "c++")
+
+
+@cache
+def compiler_version(command: str) -> str:
+    try:
+        return subprocess.run([command, "--version"], capture_output=True, text=True).stdout.split("\n")[0]
+    except OSError:
+        return ""
+
+
+def put_ninja_on_path() -> None:
+    """Append this Python's folder to the PATH if only that has ninja: PyTorch looks for it on the PATH, where it is not if the
+    environment was not activated."""
+    folder = Path(sys.executable).parent
+    if not shutil.which("ninja") and (folder / "ninja").exists():
+        os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH") or os.defpath, str(folder)])
+
+
+def arch_of(capability: tuple[int, int]) -> str:
+    """The name to compile for, such as `sm_89`; from Hopper on with the suffix that unlocks its own instructions."""
+    return f"sm_{capability[0]}{capability[1]}{'a' if capability[0] >= 9 else ''}"
+
+
+def arch_number(arch: str) -> int:
+    """The number of an architecture's name: `sm_90a` -> 90."""
+    return int(re.sub(r"\D", "", arch))
+
+
+def flags_of(kernel: Kernel, arch: str) -> list[str]:
+    """What a kernel's compiler is called with."""
+    if kernel.backend == "cuda":
+        number = arch.removeprefix("sm_")
+        about = [f"-DMINFER_SM={arch_number(arch)}"]  # host code that lays out shared memory asks for it
+        return [*NVCC_FLAGS, *about, f"-gencode=arch=compute_{number},code=sm_{number}"]
+    if kernel.root != PACKAGE and "clang" not in compiler_version(compiler()):
+        # A static variable of a template would be one for two revisions in a process, though their sizes may differ.
+        return [*CXX_FLAGS, "-fno-gnu-unique"]
+    return CXX_FLAGS
+
+
+def versions_of(kernel: Kernel) -> list[str]:
+    """Of what compiles a kernel."""
+    if kernel.backend == "cuda":
+        home = toolkit()
+        return [compiler_version(compiler()), _nvcc_version(home) if home else ""]
+    return [compiler_version(compiler()), _processor()]  # -march=native
+
+
+@cache
+def _processor() -> str:
+    try:
+        return next(
+            line for line in Path("/proc/cpuinfo").read_text().split("\n") if line.startswith(("flags", "Features"))
+        )
+    except (OSError, StopIteration):
+        return platform.machine()

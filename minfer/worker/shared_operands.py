@@ -1,0 +1,132 @@
+"""The operands that the judge shares with the processes of a kernel and of its baseline: new values for each round, and the
+check of what was written.
+
+On a GPU the work of a stopped process goes on. So there the kernel's process is awake, and the clock runs, when new values
+reach the shared memory.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import secrets
+import time
+from typing import Any
+
+import torch
+
+from minfer import ops
+from minfer.bench.arena import Arena, copy_bits, view
+from minfer.bench.clock import clock_for
+from minfer.bench.integrity import Dishonest
+from minfer.bench.operands import Operands
+from minfer.bench.timed_results import SLACK, over_bound
+from minfer.bench.verify import Errors, WrongResult, same_bits, synchronize
+from minfer.ops import Case, Tensors
+
+GOES_ON = {"cuda": True, "cpu": False}  # whether the work that a process has begun goes on while the process is stopped
+SNAPSHOT = 32  # results of a block that are copy_bits when the process replies
+TAKE_S = {"cuda": math.inf, "cpu": 0.001}  # within which they are copy_bits
+CHECK_S, LEAST_CHECKED = 0.2, 16  # of a block's results: as many as the time allows, and at least so many
+
+
+class SharedOperands:
+    """Sets of a case's operands: the judge's own, and copies in the shared memory on which kernel and baseline run."""
+
+    def __init__(self, case: Case, count: int, arena: Arena, device: torch.device) -> None:
+        self.op, self.case, self.device, self.arena, self.count = ops.get(case.op), case, device, arena, count
+        self.clock = clock_for(device)
+        self.goes_on = GOES_ON[device.type]
+        self.snapshot: dict[int, Tensors] = {}
+        self.originals: list[Operands] = []
+        self.sets: list[dict[str, torch.Tensor]] = []  # the copies in the shared memory
+        self.described: list[list[dict[str, Any]]] = []  # where they are, for the other processes
+        self.image: torch.Tensor | None = None  # of the shared memory, with the values of the next block
+        self.imaged = self.sets
+        self.lay_out()
+
+    def lay_out(self) -> None:
+        """Make the sets of operands, and put copies into the shared memory, at the same addresses each time."""
+        self.originals = [
+            Operands(self.op, self.case, secrets.randbits(31), "normal", self.device) for _ in range(self.count)
+        ]
+        self.arena.clear()
+        self.sets = [{name: self.arena.copy(t) for name, t in original.tensors.items()} for original in self.originals]
+        synchronize(self.device)
+        self.described = [[self.arena.describe(tensor) for tensor in shared.values()] for shared in self.sets]
+        self.imaged = self.sets
+        if self.goes_on:
+            self.image = image = self.arena.image()
+            self.imaged = [
+                {name: view(image, about) for name, about in zip(shared, descriptions, strict=True)}
+                for shared, descriptions in zip(self.sets, self.described, strict=True)
+            ]
+
+    def free(self) -> None:
+        """Free the memory of all operands until the next `lay_out`."""
+        self.originals, self.sets, self.image, self.imaged, self.snapshot = [], [], None, [], {}
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def draw(self) -> None:
+        """Draw new values for all operands. No other process sees them yet."""
+        for original in self.originals:
+            original.fill(secrets.randbits(31))
+
+    def write(self) -> None:
+        """Write the values to where the next block finds them: to the shared memory on a CPU, and to its image on a GPU."""
+        for shared, original in zip(self.imaged, self.originals, strict=True):
+            for name, tensor in shared.items():
+                tensor.copy_(original.tensors[name])
+
+    def flush(self) -> None:
+        self.clock.flush()  # steady calls, too, read their operands from memory
+        synchronize(self.device)
+
+    def show(self) -> None:
+        """Put the new values into the memory that the other processes see."""
+        assert self.image is not None
+        self.arena.restore(self.image)
+        self.flush()
+
+    def take_snapshot(self, calls: int) -> None:
+        """Copy some results of a block of so many calls, so that what the kernel writes later does not count. On a CPU TAKE_S
+        limits the time of this, because the kernel may finish a result while others are copy_bits. On a GPU the clock includes
+        this. So it copies as many there as for an empty request, even if the block has fewer calls."""
+        deadline = time.perf_counter() + TAKE_S[self.device.type]
+        written, self.snapshot = self.originals[0].named("out", "inout"), {}
+        chosen = random.SystemRandom().sample(range(calls), min(calls, SNAPSHOT))
+        if self.goes_on:
+            chosen += list(range(calls, self.count))[: SNAPSHOT - len(chosen)]
+        for index in chosen:
+            results = {name: copy_bits(self.sets[index][name]) for name in written}
+            if index < calls:
+                self.snapshot[index] = results
+            if time.perf_counter() > deadline:
+                break
+        synchronize(self.device)
+
+    def check(self, calls: int) -> None:
+        """Compare results of a block of so many calls with the reference, first those of the snapshot. Raises Dishonest, and
+        WrongResult for one that is just beyond its bound."""
+        order = list(self.snapshot)
+        if not self.goes_on:
+            order += [
+                index for index in random.SystemRandom().sample(range(calls), calls) if index not in self.snapshot
+            ]
+        deadline = time.perf_counter() + CHECK_S
+        for number, index in enumerate(order):
+            if number >= LEAST_CHECKED and time.perf_counter() > deadline:
+                break
+            shared, original = self.sets[index], self.originals[index]
+            results = self.snapshot.get(index) or {name: shared[name] for name in original.named("out", "inout")}
+            over = over_bound(self.op, self.case, original.named("in", "inout"), results)
+            if not over <= SLACK:
+                raise Dishonest("returned a wrong result in a process of its own, though it was right when verified")
+            if over > 1:  # a bound of rounding errors holds for nearly all inputs, not for all
+                raise WrongResult(f"a timed result is off by {over:.3g} times its error bound", Errors(over_bound=over))
+            for name, kept in original.named("in").items():
+                if not same_bits(shared[name], kept):
+                    raise Dishonest(f"changed its input {name} while it was timed")
+        if self.arena.is_breached():
+            raise Dishonest("wrote outside its output while it was timed")
