@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from minfer.jobs import record
+from minfer.jobs.run import Run
 from minfer.launch import compose
 from minfer.rows import store
 from minfer.run.progress import RunProgress
@@ -53,7 +53,7 @@ def measure(folder: Path, words: list[str], patience_s: float) -> int:
     run(config)
     submit_s = time.perf_counter() - begin
     (path,) = (folder / "runs").iterdir()
-    progress = RunProgress(path)
+    progress = RunProgress(Run(path))
     while progress.active:
         progress.read()
         if time.perf_counter() > begin + patience_s:
@@ -63,7 +63,7 @@ def measure(folder: Path, words: list[str], patience_s: float) -> int:
     wall_s = time.perf_counter() - begin - submit_s
     rows = list(store.rows(store.files(folder / "results"), ["case", "verify_s", "time_s", "status"]))
     whole = sorted(row["case"] for row in rows) == sorted(case.key for case in progress.cases)
-    jobs = {job.id for job in record.jobs(path).values()}
+    jobs = {job.id for job in progress.jobs.values()}
     nodes_s = node_seconds(jobs)
     cases_s = sum((row["verify_s"] or 0) + (row["time_s"] or 0) for row in rows)
     print(f"cases {len(progress.cases)}, tasks {len(jobs)}, rows {len(rows)}: {'one a case' if whole else 'WRONG'}")

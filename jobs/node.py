@@ -13,7 +13,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from minfer.jobs import preflight, record
+from minfer.jobs import preflight
+from minfer.jobs.run import Run
 from minfer.process import fork_server
 from minfer.process.stopping import AGAIN
 
@@ -35,10 +36,10 @@ def run(shards: Sequence[str], scratch: str | None, grace_s: float, gpu: str | N
         _run_shards(shards, grace_s)
         return
     base = Path(os.environ.get("SLURM_TMPDIR") or scratch or f"/tmp/{getpass.getuser()}")
-    preflight.scratch(base)
+    preflight.prepare_scratch(base)
     about = json.loads(Path(shards[0]).read_text())
-    for message in preflight.warnings(base, about["profilers"]):
-        record.tell(Path(about["folder"]), [about["name"]], event="warning", message=message)
+    for message in preflight.find_warnings(base, about["profilers"]):
+        Run(Path(about["folder"])).tell([about["name"]], event="warning", message=message)
     folder = Path(tempfile.mkdtemp(prefix=f"minfer-{os.environ['SLURM_JOB_ID']}-", dir=base))
     for variable, name in (("TORCH_EXTENSIONS_DIR", "extensions"), ("TRITON_CACHE_DIR", "triton"), ("TMPDIR", "tmp")):
         (folder / name).mkdir()
@@ -49,7 +50,7 @@ def run(shards: Sequence[str], scratch: str | None, grace_s: float, gpu: str | N
         os.environ["HOME"] = str(folder)
     try:
         if about["device"] == "cuda":
-            preflight.gpu(gres)
+            preflight.check_gpu(gres)
         _run_shards(shards, grace_s)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

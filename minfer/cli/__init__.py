@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from minfer import launch
-from minfer.jobs import record
+from minfer.jobs.run import Run
 from minfer.plan.config import UserError, groups, nearest
 
 RUN = " (RUN: a run's name or folder, or the word last for the newest run)"
@@ -55,11 +55,11 @@ def act(action: str, words: list[str]) -> int:
     """Do one of ACTIONS to the run that the words begin with. The exit status is the action's, or 2 (and one line) for a
     mistake."""
 
-    def acted() -> int:
+    def run_action() -> int:
         if not words or words[0].startswith("-"):
             raise UserError(ACTIONS[action])
-        folder = record.find(words[0])
-        from minfer.run import control, report  # imports torch, which a typo need not wait for
+        run = Run.find(words[0])
+        from minfer.run import control, terminal  # imports torch, which a typo need not wait for
 
         actions = {
             "status": control.status,
@@ -67,40 +67,38 @@ def act(action: str, words: list[str]) -> int:
             "resubmit": control.resubmit,
             "logs": control.logs,
         }
-        return actions[action](report.console(), folder, words[1:])
+        return actions[action](terminal.console(), run, words[1:])
 
-    return launch.exit_status(acted)
+    return launch.exit_status(run_action)
 
 
 def runs(words: list[str]) -> int:
     """List the newest runs; the exit status is 0."""
-    from minfer.run import control, report  # imports torch, which a typo need not wait for
+    from minfer.run import control, terminal  # imports torch, which a typo need not wait for
 
-    return control.runs(report.console(), words)
+    return control.runs(terminal.console(), words)
 
 
 def read(reader: str, words: list[str]) -> int:
     """Do one of READERS; the exit status is its own. `last` is the name of the newest run."""
 
-    def done() -> int:
+    def call_reader() -> int:
         import minfer.analysis.compare  # and Matplotlib, which no other command waits for
         import minfer.analysis.report
 
         named = [
-            record.find(word).name
-            if word == "last" and not Path(word).exists() and not before.startswith("-")
-            else word
+            Run.find(word).name if word == "last" and not Path(word).exists() and not before.startswith("-") else word
             for before, word in zip(["", *words], words, strict=False)
         ]
         return {"report": minfer.analysis.report.main, "compare": minfer.analysis.compare.main}[reader](named)
 
-    return launch.exit_status(done)
+    return launch.exit_status(call_reader)
 
 
 def race(words: list[str]) -> int:
     """Time the kernels of two revisions against each other, over a sweep; the exit status is the launch's."""
 
-    def raced() -> int:
+    def start_race() -> int:
         if len(words) < 2 or any("=" in word or word.startswith("-") for word in words[:2]):
             raise UserError(USAGE[RACE])
         from minfer.run import race as racing  # imports torch, which a typo need not wait for
@@ -117,13 +115,13 @@ def race(words: list[str]) -> int:
             raise UserError("a race is of one sweep; choose one: +sweep=...")
         return racing.race(requests[0], words[0], words[1])
 
-    return launch.exit_status(raced)
+    return launch.exit_status(start_race)
 
 
 def warm(words: list[str]) -> int:
     """Compile variants ahead of time; the exit status is 1 where one failed."""
 
-    def warmed() -> int:
+    def compile_variants() -> int:
         from minfer.specialise import warm as warming  # imports torch, which a typo need not wait for
 
         if HELP & set(words):
@@ -134,7 +132,7 @@ def warm(words: list[str]) -> int:
         except warming.TraceError as error:
             raise UserError(str(error)) from error
 
-    return launch.exit_status(warmed)
+    return launch.exit_status(compile_variants)
 
 
 def _refuse(word: str) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from minfer import ops
-from minfer.ops import DTYPES, Case, Kernel, Op, Ragged, default
+from minfer.ops import DTYPES, Case, Kernel, Op, default
 from minfer.plan.config import Config, UserError, choose, names, parts, shape_presets
 from minfer.plan.counters import LIMITS, SETS
 from minfer.plan.statement import check_axes, rehearse
@@ -62,11 +62,12 @@ def _plan_sweep(config: Config, device: str, capability: tuple[int, int] | None)
         for name in ncu.sets:
             choose("set of counters", name, SETS)
         choose("profiler.ncu.clock_control", ncu.clock_control, ("none", "base"))
-    for key, value in (("kernel", config.kernel), ("dtype", config.dtype)):
-        if not names(value):
+    wanted, dtypes = names(config.kernel), names(config.dtype)
+    for key, of_key in (("kernel", wanted), ("dtype", dtypes)):
+        if not of_key:
             raise UserError(f"{key} is empty; give a name or a list of names, or leave the key out")
-    kernels, left_out = _choose_kernels(op, names(config.kernel), device, static is not None)
-    dtypes = [choose("dtype", dtype, DTYPES) for dtype in dict.fromkeys(names(config.dtype))]
+    kernels, left_out = _choose_kernels(op, wanted, device, static is not None)
+    dtypes = [choose("dtype", dtype, DTYPES) for dtype in dict.fromkeys(dtypes)]
     params = _combine_params(op, config.params)
     if config.shape.op and config.shape.op != op.name:
         presets = [name for name, of in shape_presets().items() if of in (op.name, "")]
@@ -78,7 +79,7 @@ def _plan_sweep(config: Config, device: str, capability: tuple[int, int] | None)
         op.case(kernel, dtype, shape, chosen)
         for dtype, chosen, shape, kernel in itertools.product(dtypes, params, shapes, kernels)
     ]
-    if names(config.kernel) == ["all"]:  # a kernel for other parameters is not part of the request
+    if wanted == ["all"]:  # a kernel for other parameters is not part of the request
         fitting = {case.kernel for case in cases if op.kernels[case.kernel].takes(case) is None}
         left_out |= {c.kernel: op.kernels[c.kernel].takes(c) or "" for c in cases if c.kernel not in fitting}
         cases = [case for case in cases if case.kernel in fitting]
@@ -128,19 +129,16 @@ def _combine_params(op: Op, wanted: dict[str, Any]) -> list[dict[str, str]]:
         choose(f"parameter of {op.name}", name, valid)
         if not names(wanted[name]):
             raise UserError(f"params.{name} is empty; give a name or a list of names, or leave the key out")
-    values = [
-        [_check_value(name, value, allowed) for value in dict.fromkeys(names(wanted.get(name, default(allowed))))]
-        for name, allowed in valid.items()
-    ]
+    values = []
+    for name, allowed in valid.items():
+        chosen = list(dict.fromkeys(names(wanted.get(name, default(allowed)))))
+        for value in chosen:
+            if isinstance(allowed, tuple):
+                choose(name, value, allowed)
+            elif why := allowed.check(value):
+                raise UserError(f"{name}={value} is no distribution of lengths; it {why}")
+        values.append(chosen)
     return [dict(zip(valid, combination, strict=True)) for combination in itertools.product(*values)]
-
-
-def _check_value(name: str, value: str, valid: tuple[str, ...] | Ragged) -> str:
-    if isinstance(valid, tuple):
-        return choose(name, value, valid)
-    if why := valid.check(value):
-        raise UserError(f"{name}={value} is no distribution of lengths; it {why}")
-    return value
 
 
 def _expand_shapes(op: Op, entries: list[Any], name: str) -> list[dict[str, int]]:

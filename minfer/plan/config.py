@@ -26,6 +26,7 @@ CONF = (PACKAGE if INSTALLED else PACKAGE.parent) / "conf"
 
 
 SCRIPT = "script"  # of dry_run
+DEVICES = ("auto", "cuda", "cpu")
 SWEPT = {"op", "kernel", "dtype", "params"}  # what a sweep says, beside its shape
 CHANGED = ("kernel", "dtype", "params", "gpu", "cpu")  # what an entry of `sweeps` may replace
 
@@ -84,7 +85,7 @@ class Profiler:
     torch: Torch | None = None
     proton: Proton | None = None
 
-    def chosen(self) -> dict[str, dict[str, Any]]:
+    def options(self) -> dict[str, dict[str, Any]]:
         """The options of each profiler to run."""
         return {name: options for name, options in dataclasses.asdict(self).items() if isinstance(options, dict)}
 
@@ -284,7 +285,7 @@ def check_values(config: Config) -> None:
         ("cluster.retries", cluster.retries, 0),
         *(
             (f"profiler.{name}.calls", options["calls"], 1)
-            for name, options in config.profiler.chosen().items()
+            for name, options in config.profiler.options().items()
             if "calls" in options
         ),
     ):
@@ -293,6 +294,7 @@ def check_values(config: Config) -> None:
     if cluster.retries and cluster.time_min is None and cluster.memory_gb is None:
         raise UserError("cluster.retries doubles cluster.time_min and cluster.memory_gb, and neither is set; set one")
     check_words(cluster)
+    choose("device", config.device, DEVICES)
     for key, folder in (("results", config.results), ("runs", config.runs)):
         if not folder.strip():
             raise UserError(f"{key} is empty; it takes a folder, such as {key}={key}")
@@ -324,7 +326,7 @@ def _check_distribute(config: Config) -> None:
         raise UserError("cluster.flags has nodelist, and cluster.distribute chooses the nodes; name them there")
 
 
-def named(timing: Timing) -> Timing:
+def name_changes(timing: Timing) -> Timing:
     """The same with a name that tells what was changed of the preset, as in "quick looks=[10]": rows say it, and
     `resume` takes no row that was timed in another way."""
     if (file := _file("timing", timing.name)) is None:

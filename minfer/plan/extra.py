@@ -25,12 +25,12 @@ LATE = " is still being imported after {:g} s"
 def load(path: str, seconds: float = IMPORT_S) -> None:
     """Import a file that registers kernels. A forked copy of this process imports it first, because the file may end its
     process or never return. Raises UserError: one sentence, with the line at which the file fails."""
-    if why := _tried(path, seconds):
+    if why := _try_in_copy(path, seconds):
         raise UserError(f"extra={path}{why}; correct the file")
     ops.load_file(Path(path))
 
 
-def _tried(path: str, seconds: float) -> str:
+def _try_in_copy(path: str, seconds: float) -> str:
     """What goes wrong when a forked process imports the file, as the end of a sentence; "" if nothing does."""
     readable, writable = os.pipe()
     with warnings.catch_warnings():

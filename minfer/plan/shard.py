@@ -38,10 +38,10 @@ class Shard:
     redo: dict[str, float] = field(default_factory=dict)  # case -> when its row was finished that is to be replaced
 
     def check_sources(self) -> None:
-        """A run measures the sources that it was submitted with. The project's are copied (jobs/record.py); others stay
+        """A run measures the sources that it was submitted with. The project's are copied (jobs/run.py); others stay
         where they are, and may have changed: then this raises Unfit."""
         for name, digest in self.sources.items():
-            if not Path(name).is_file() or _digest(Path(name)) != digest:
+            if not Path(name).is_file() or _hash(Path(name)) != digest:
                 raise Unfit(f"{name} has changed since the run was submitted; start a new run")
 
     def save(self) -> Path:
@@ -66,12 +66,12 @@ class Unfit(Exception):
     """A shard cannot be run as it is, whatever its kernels do; the message says why and what to do."""
 
 
-def outside(extra: list[str], cases: list[Case]) -> dict[str, str]:
+def hash_outside(extra: list[str], cases: list[Case]) -> dict[str, str]:
     """The hashes of the files outside of this project that cases depend on, for `Shard.sources`."""
     kernels = {(case.op, case.kernel): ops.get(case.op).kernels[case.kernel] for case in cases}.values()
     files = {path for kernel in kernels for path in kernel.sources() if not path.is_relative_to(ops.PACKAGE)}
-    return {str(path): _digest(path) for path in sorted(files | set(map(Path, extra)))}
+    return {str(path): _hash(path) for path in sorted(files | set(map(Path, extra)))}
 
 
-def _digest(path: Path) -> str:
+def _hash(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16]

@@ -67,7 +67,7 @@ def _node(node: str, device: str, ratios: Mapping[tuple[str, str], float]) -> No
     return NodeTimes(node, device, len({case for _, case in ratios}), cold, steady, ratios[worst], worst[1])
 
 
-def median_rows(rows: Mapping[tuple[str, str], store.Row]) -> dict[tuple[str, str], store.Row]:
+def pick_median_rows(rows: Mapping[tuple[str, str], store.Row]) -> dict[tuple[str, str], store.Row]:
     """Of each case on each device one row, by the same keys: that of the median node by its cold time; where no node has a
     time, the first."""
     groups: dict[tuple[str, str], list[tuple[str, str]]] = {}
@@ -82,15 +82,15 @@ def median_rows(rows: Mapping[tuple[str, str], store.Row]) -> dict[tuple[str, st
     return chosen
 
 
-def table(run: str, found: Iterable[NodeTimes]) -> Table:
+def tabulate(run: str, found: Iterable[NodeTimes]) -> Table:
     """The nodes, a line each."""
-    shown = Table(title=f"{run}: each node's time over the median of the nodes", title_justify="left")
-    shown.add_column("node", no_wrap=True)
-    shown.add_column("device")
+    table = Table(title=f"{run}: each node's time over the median of the nodes", title_justify="left")
+    table.add_column("node", no_wrap=True)
+    table.add_column("device")
     for name in ("cases", "cold", "steady", "worst"):
-        shown.add_column(name, justify="right", no_wrap=True)
-    shown.add_column("worst case")
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("worst case")
     for each in found:
         numbers = ("" if value is None else f"{value:.3f}" for value in (each.cold, each.steady, each.worst))
-        shown.add_row(each.node, each.device or "no rows", str(each.cases), *numbers, each.worst_case or "")
-    return shown
+        table.add_row(each.node, each.device or "no rows", str(each.cases), *numbers, each.worst_case or "")
+    return table

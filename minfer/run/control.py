@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,14 +10,15 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from minfer.jobs import queue, record
+from minfer.jobs import executors
+from minfer.jobs.run import Run
 from minfer.plan.cases import Plan
 from minfer.plan.config import UserError
 from minfer.plan.shard import Shard
 from minfer.rows.store import STATUSES
-from minfer.run import by_node, latest, retries, start, usage
+from minfer.run import by_node, retries, start, usage
 from minfer.run.progress import RunProgress
-from minfer.run.report import print_summary
+from minfer.run.terminal import print_summary
 
 JSON, STATUS = "--json", "status="
 SHOWN = 20  # runs of a list
@@ -29,29 +29,30 @@ def runs(console: Console, words: list[str]) -> int:
     """The newest runs below `runs`, one a line: its age, its rows, its shards. With --json: the same as JSON."""
     if other := [word for word in words if word != JSON]:
         raise UserError(f"cannot read {other[0]!r}; usage: minfer runs [{JSON}]")
-    folders = record.everything()[-SHOWN:]
     found = []
-    for folder in folders:
-        progress = RunProgress(folder)
+    for run in Run.list_all()[-SHOWN:]:
+        progress = RunProgress(run)
         progress.glance()
-        found.append(about(folder, progress))
+        found.append(describe(progress))
     if JSON in words:
         print(json.dumps(found, indent=1))
         return 0
     table = Table("run", "age", "rows", "shards", title=f"{len(found)} runs, the newest last", title_justify="left")
-    for run in found:
-        table.add_row(run["run"], _age(run["age_s"]), f"{run['rows']} of {run['cases']}", _counts(run["shards"]))
+    for about in found:
+        rows = f"{about['rows']} of {about['cases']}"
+        table.add_row(about["run"], _format_age(about["age_s"]), rows, _format_counts(about["shards"]))
     console.print(table if found else "There are no runs below the folder runs; minfer +sweep=... starts one.")
     return 0
 
 
-def about(folder: Path, progress: RunProgress) -> dict[str, Any]:
+def describe(progress: RunProgress) -> dict[str, Any]:
     """What is known of a run, for other programs: its cases and rows, how many shards are in which state, why jobs wait or
     ended early."""
+    run = progress.run
     return {
-        "run": folder.name,
-        "folder": str(folder),
-        "age_s": round(time.time() - (folder / record.CONFIG).stat().st_mtime),
+        "run": run.name,
+        "folder": str(run.folder),
+        "age_s": round(run.age_s),
         "cases": len(progress.cases),
         "rows": progress.rows,
         "shards": progress.counts(),
@@ -61,31 +62,31 @@ def about(folder: Path, progress: RunProgress) -> dict[str, Any]:
     }
 
 
-def _age(seconds: float) -> str:
+def _format_age(seconds: float) -> str:
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * length:
             return f"{seconds // length:.0f} {unit}"
     return f"{seconds:.0f} s"
 
 
-def _counts(shards: dict[str, int]) -> str:
+def _format_counts(shards: dict[str, int]) -> str:
     return ", ".join(f"{n} {state}" for state, n in shards.items())
 
 
-def logs(console: Console, folder: Path, words: list[str]) -> int:
+def logs(console: Console, run: Run, words: list[str]) -> int:
     """What a shard's job and its processes wrote; without a shard, where the logs of each are."""
-    progress = RunProgress(folder)
+    progress = RunProgress(run)
     if not words:
         for name in progress.shards:
-            for path in _logs_of(folder, name, progress):
+            for path in _find_logs(progress, name):
                 console.print(f"{name}: {path}", soft_wrap=True)
         return 0
     name = words[0].zfill(4)  # a plan calls shard 0000 just 0
     if len(words) > 1:
         raise UserError(f"cannot read {words[1]!r}; usage: minfer logs RUN [SHARD]")
     if name not in progress.shards:
-        raise UserError(f"{folder.name} has no shard {words[0]}; it has {', '.join(list(progress.shards)[:8])}")
-    for path in _logs_of(folder, name, progress):
+        raise UserError(f"{run.name} has no shard {words[0]}; it has {', '.join(list(progress.shards)[:8])}")
+    for path in _find_logs(progress, name):
         print(f"==> {path} <==")
         with open(path, errors="replace") as file:
             while text := file.read(CHUNK):
@@ -94,87 +95,89 @@ def logs(console: Console, folder: Path, words: list[str]) -> int:
     return 0
 
 
-def _logs_of(folder: Path, shard: str, progress: RunProgress) -> list[Path]:
-    job = progress.jobs.get(shard)
-    jobs = [folder / "jobs" / f"{job.id}_0_log.{kind}" for kind in ("out", "err")] if job else []
-    return [path for path in (*jobs, folder / "logs" / f"{shard}.log") if path.exists() and path.stat().st_size]
+def _find_logs(progress: RunProgress, shard: str) -> list[Path]:
+    job, run = progress.jobs.get(shard), progress.run
+    of_job = [run.log(job, stream) for stream in ("out", "err")] if job else []
+    return [path for path in (*of_job, run.folder / "logs" / f"{shard}.log") if path.exists() and path.stat().st_size]
 
 
-def status(console: Console, folder: Path, words: list[str]) -> int:
+def status(console: Console, run: Run, words: list[str]) -> int:
     """How far it is, and what came of it; 1 when cases are missing that no job will run. With --json: the same as JSON."""
-    config = record.request(folder, [word for word in words if word != JSON])
-    progress = RunProgress(folder)
+    run.change_request([word for word in words if word != JSON])
+    progress = RunProgress(run)
     progress.read_once()
     if JSON in words:
-        used = {"usage": usage.for_programs(usage.usage(progress))}
+        used = {"usage": usage.to_json(usage.collect(progress))}
         if nodes := [shard.pinned for shard in progress.shards.values() if shard.pinned]:
-            found = latest.rows(Path(config.results), folder.name, by_node.COLUMNS)
+            found = run.rows(by_node.COLUMNS)
             used["nodes"] = [asdict(each) for each in by_node.compare(found.values(), nodes)]
-        print(json.dumps(about(folder, progress) | used, indent=1))
+        print(json.dumps(describe(progress) | used, indent=1))
         return int(not progress.active and bool(progress.missing))
     # What no job has come to yet, is not reported as left out: the request's plan was shown when it was submitted.
-    complete = print_summary(
-        console, Path(config.results).absolute(), folder.name, Plan(progress.cases, {}, {}), progress
-    )
-    console.print(usage.shown(usage.usage(progress)), soft_wrap=True)
-    console.print(f"{folder.name}: {progress.line()}.", soft_wrap=True)
+    complete = print_summary(console, progress, Plan(progress.cases, {}, {}))
+    console.print(usage.tabulate(usage.collect(progress)), soft_wrap=True)
+    console.print(f"{run.name}: {progress.line()}.", soft_wrap=True)
     for warning in progress.warnings():
         console.print(f"Note: {warning}.", soft_wrap=True)
     if complete or progress.active or not progress.answers:
         return 0
-    console.print(f"Cases are missing; to run them: {start.resubmit(folder)}", soft_wrap=True)
+    console.print(f"Cases are missing; to run them: {start.resubmit_command(run)}", soft_wrap=True)
     return 1
 
 
-def cancel(console: Console, folder: Path, words: list[str]) -> int:
+def cancel(console: Console, run: Run, words: list[str]) -> int:
     """End its jobs; finished rows are kept. The request is not read: jobs must end also where its file is broken."""
     if words:
         raise UserError(f"cannot read {words[0]!r}; usage: minfer cancel RUN")
-    progress = RunProgress(folder)
+    progress = RunProgress(run)
     progress.read_once()
     if not progress.answers:
         raise UserError("SLURM does not answer, so that nothing can be cancelled; try again")
-    jobs = list({job.id: job for job in record.submitted(folder)}.values())  # a job of several GPUs has as many shards
-    there = queue.states(folder, jobs) or {}
-    queue.cancel(folder, jobs)  # all that were ever submitted: one that is held may have nothing left to do
+    jobs = list({job.id: job for job in run.all_jobs}.values())  # a job of several GPUs has as many shards
+    there = executors.find_states(run, jobs) or {}
+    executors.cancel(run, jobs)  # all that were ever submitted: one that is held may have nothing left to do
     jobs = [job for job in jobs if job.id in there]
     console.print(
-        f"{folder.name}: {len(jobs)} jobs cancelled; its {progress.rows} rows are kept."
-        + (f" To go on: {start.resubmit(folder)}" if jobs else ""),
+        f"{run.name}: {len(jobs)} jobs cancelled; its {progress.rows} rows are kept."
+        + (f" To go on: {start.resubmit_command(run)}" if jobs else ""),
         soft_wrap=True,
     )
     return 0
 
 
-def resubmit(console: Console, folder: Path, words: list[str]) -> int:
+def resubmit(console: Console, run: Run, words: list[str]) -> int:
     """Submit again what no job will finish, and with status=timeout,oom the cases whose rows say that; other words may change
     cluster.* and container.*, or say wait=false."""
-    statuses = [status for word in words if word.startswith(STATUS) for status in _statuses(word.removeprefix(STATUS))]
+    statuses = [
+        status for word in words if word.startswith(STATUS) for status in _parse_statuses(word.removeprefix(STATUS))
+    ]
     if any(word.startswith("cluster.distribute") for word in words):
         raise UserError("cluster.distribute cannot be changed of a run; start a new one")
-    config = record.request(folder, [word for word in words if word != "wait=false" and not word.startswith(STATUS)])
-    config.wait = "wait=false" not in words
-    with record.submitting(folder):
-        progress = RunProgress(folder)
+    run.change_request([word for word in words if word != "wait=false" and not word.startswith(STATUS)])
+    with run.lock():
+        progress = RunProgress(run)
         progress.read_once()
         if not progress.answers:
             raise UserError("SLURM does not answer, so that nobody knows which jobs still run; try again")
         if statuses:
-            _redo(console, Path(config.results), folder, progress, statuses)
+            _redo(console, progress, statuses)
         missing = progress.missing
         if not missing:
-            console.print(f"{folder.name}: nothing to submit; {progress.line()}.", soft_wrap=True)
+            console.print(f"{run.name}: nothing to submit; {progress.line()}.", soft_wrap=True)
             return 0
+        executor = executors.choose(run.request.cluster, run.request.container)
         if any(word.startswith(("cluster.time_min=", "cluster.memory_gb=")) for word in words):
-            again = [retries.Again(tuple(missing), config.cluster, 0, "")]
+            again = [retries.Again(tuple(missing), executor, 0, "")]
         else:
-            again = retries.plan(progress, missing, config.cluster)
-        start.submit_again(console, folder, config, again)
-    console.print(f"{folder.name}: {len(missing)} shards submitted again. {start.look(folder)}", soft_wrap=True)
-    return start.finish(console, config, folder, Plan(progress.cases, {}, {})) if config.wait else 0
+            again = retries.plan(progress, missing, executor)
+        start.submit_again(console, run, again)
+    console.print(f"{run.name}: {len(missing)} shards submitted again. {start.look_commands(run)}", soft_wrap=True)
+    if "wait=false" in words:
+        return 0
+    return start.finish(console, run, executor, Plan(progress.cases, {}, {}))
 
 
-def _statuses(text: str) -> list[str]:
+def _parse_statuses(text: str) -> list[str]:
     """The statuses of `timeout,oom`. Raises UserError."""
     chosen = text.strip("[]").split(",")
     for status in chosen:
@@ -183,21 +186,22 @@ def _statuses(text: str) -> list[str]:
     return chosen
 
 
-def _redo(console: Console, results: Path, folder: Path, progress: RunProgress, statuses: list[str]) -> None:
+def _redo(console: Console, progress: RunProgress, statuses: list[str]) -> None:
     """Have the cases whose newest rows have one of these statuses done again, where no job has their shard: their shards
     are missing from now on."""
     again: dict[str, dict[str, float]] = {}
-    for (name, case), row in latest.rows(results, folder.name, ["status"]).items():
+    for (name, case), row in progress.run.rows(["status"]).items():
         if row["status"] in statuses and name in progress.shards:
             again.setdefault(name, {})[case] = row["finished"].timestamp()
     active = {shard.name for shard in progress.active}
     if left := sum(len(cases) for name, cases in again.items() if name in active):
         console.print(f"{left} such cases are left as they are, because the jobs of their shards wait or run.")
+    files = progress.run.shards
     for name in again.keys() - active:
-        shard = Shard.load(record.shards(folder)[name])
+        shard = Shard.load(files[name])
         shard.redo |= again[name]
         shard.save()
-        record.tell(folder, [name], event="redo", cases=list(again[name]))
+        progress.run.tell([name], event="redo", cases=list(again[name]))
     count = sum(len(cases) for name, cases in again.items() if name not in active)
     console.print(f"{count} cases with the status {' or '.join(statuses)} are to be done again.")
     progress.read_once()

@@ -12,11 +12,12 @@ from minfer.run.progress import RunProgress
 PATIENCE_S = 30.0  # so long a command or a server may take
 
 
-def notify(target: str, run: RunProgress) -> str | None:
+def notify(target: str, progress: RunProgress) -> str | None:
     """Run a shell command with the run's name, folder and counts in its environment, or post them to a URL as JSON,
     `{"text": ...}`, which chat services show. Why that failed, in a sentence."""
-    shards = ", ".join(f"{n} {state}" for state, n in run.counts().items())
-    text = f"minfer {run.folder.name} has ended: {run.rows} of {len(run.cases)} rows; shards: {shards}; {run.folder}"
+    run = progress.run
+    shards = ", ".join(f"{n} {state}" for state, n in progress.counts().items())
+    text = f"minfer {run.name} has ended: {progress.rows} of {len(progress.cases)} rows; shards: {shards}; {run.folder}"
     try:
         if target.startswith(("http://", "https://")):
             body = json.dumps({"text": text}).encode()
@@ -24,10 +25,10 @@ def notify(target: str, run: RunProgress) -> str | None:
             urllib.request.urlopen(request, timeout=PATIENCE_S).close()
             return None
         about = {
-            "MINFER_RUN": run.folder.name,
+            "MINFER_RUN": run.name,
             "MINFER_FOLDER": str(run.folder),
-            "MINFER_CASES": str(len(run.cases)),
-            "MINFER_ROWS": str(run.rows),
+            "MINFER_CASES": str(len(progress.cases)),
+            "MINFER_ROWS": str(progress.rows),
             "MINFER_SHARDS": shards,
             "MINFER_TEXT": text,
         }

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from minfer.jobs import preflight, queue, record
+from minfer.jobs import executors, logs, queue
+from minfer.jobs.run import Run
 from minfer.plan.shard import Shard
 
 POLLS_S = (0.5, 10.0)  # the queue is asked so often at first, and at last
@@ -105,11 +106,11 @@ class ShardProgress:
 class RunProgress:
     """All shards of a run, read from its folder: by the launcher, or later and from another shell."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.jobs = record.jobs(folder)
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.jobs = run.jobs  # the last of each shard
         self.unreadable: list[Path] = []  # files of shards
-        loaded = [shard for path in record.shards(folder).values() if (shard := self._load(path))]
+        loaded = [shard for path in run.shards.values() if (shard := self._load(path))]
         self.cases = [case for shard in loaded for case in shard.cases]
         self.shards = {shard.name: ShardProgress(shard.name, len(shard.cases), pinned=shard.node) for shard in loaded}
         self.answers = True  # whether SLURM does
@@ -129,7 +130,7 @@ class RunProgress:
         """Bring it up to date; the events that are new."""
         events = []
         grown = []
-        if (told := self.folder / "progress").is_dir():
+        if (told := self.run.progress_files).is_dir():
             with os.scandir(told) as entries:
                 told_of = [entry for entry in entries if entry.name.endswith(".jsonl")]  # not the claims on shards
                 grown = [path for entry in told_of if entry.stat().st_size > self._offsets[path := Path(entry)]]
@@ -141,7 +142,7 @@ class RunProgress:
         now = time.monotonic()
         if now - self._asked >= min(POLLS_S[1], max(POLLS_S[0], (now - self._begin) / 20)):
             self._asked = now
-            seen = queue.states(self.folder, self.jobs.values())
+            seen = executors.find_states(self.run, self.jobs.values())
             self.answers = seen is not None
             if seen is not None:
                 for shard in self.shards.values():
@@ -191,7 +192,9 @@ class RunProgress:
     def warnings(self) -> list[str]:
         """Why jobs wait that will not start by themselves, and which files of the run cannot be read: a sentence each."""
         counts = Counter(shard.seen.reason for shard in self.waiting if shard.seen)
-        told = [f"{n} jobs wait as {reason}: {why}" for reason, n in counts.items() if (why := queue.stuck(reason))]
+        told = [
+            f"{n} jobs wait as {reason}: {why}" for reason, n in counts.items() if (why := queue.explain_wait(reason))
+        ]
         return told + [
             f"{path} cannot be read, and its shard is left out; start a new run for its cases"
             for path in self.unreadable
@@ -211,20 +214,20 @@ class RunProgress:
         """Why shards ended before all was done."""
         failed = [shard for shard in self.shards.values() if shard.state == "failed"]
         unsaid = [self.jobs[s.name] for s in failed if s.message is None and s.name in self.jobs]
-        ends = queue.ends(unsaid)
+        ends = executors.find_ends(unsaid)
         found = {}
         for shard in failed:
             job = self.jobs.get(shard.name)
             if shard.message or job is None:
                 found[shard.name] = shard.message or "it was never submitted"
                 continue
-            log = self.folder / "jobs" / f"{job.id}_0_log.err"
-            if why := preflight.said(log):
+            log = self.run.log(job)
+            if why := logs.find_sentence(log):
                 found[shard.name] = why
                 continue
             end = f" as {ends[job.id]}" if job.id in ends else ""
-            telling = f": {line}" if (line := preflight.telling(log, ends.get(job.id, ""))) else ""
-            found[shard.name] = f"its job {job.id} ended early{end}{telling}; see {log}"
+            cause = f": {line}" if (line := logs.find_cause(log, ends.get(job.id, ""))) else ""
+            found[shard.name] = f"its job {job.id} ended early{end}{cause}; see {log}"
         return found
 
     def line(self) -> str:

@@ -15,14 +15,12 @@ import subprocess
 import tarfile
 from pathlib import Path
 
-from rich.console import Console
-
 from minfer import ops
-from minfer.jobs import submit
+from minfer.jobs import executors
 from minfer.ops import PACKAGE, Kernel, Op
 from minfer.plan.config import INSTALLED, Config, UserError, choose, names
 from minfer.rows import store
-from minfer.run import report, start
+from minfer.run import start, terminal
 
 TREE = "."  # stands for the files as they are
 RESULTS = Path("results") / store.APART / "race"
@@ -39,10 +37,10 @@ def check(revision: str) -> None:
 def race(config: Config, first: str, second: str) -> int:
     """Run a request's kernels of the second revision against the same of the first one. Returns the exit status of the run.
     Raises UserError."""
-    console = report.console()
+    console = terminal.console()
     op = ops.get(choose("op", config.op, ops.names()))
     kernels = _kernels(config, op)
-    folder = Path(config.runs).absolute() / f"race-{start.run_id()}"
+    folder = Path(config.runs).absolute() / f"race-{start.make_run_id()}"
     labels = [_label(revision) for revision in (first, second)]
     labels[1] += "-again" if labels[0] == labels[1] else ""
     trees = [unpack(revision, folder / label) for revision, label in zip((first, second), labels, strict=True)]
@@ -79,8 +77,7 @@ def _kernels(config: Config, op: Op) -> list[Kernel]:
                 f"kernel {torch[0]} is a PyTorch function, and has no file of its own to race; choose another"
             )
         return kernels
-    executor = submit.executor_name(config.cluster)
-    device, *_ = start.device_of(config, executor, Console(quiet=True))
+    device = executors.choose(config.cluster, config.container).find_device(config.device).kind
     return [k for k in op.kernels.values() if k.backend != "torch" and k.elsewhere(device) is None]
 
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from minfer.jobs import preflight, queue
-from minfer.jobs.record import Job
-from minfer.plan.config import Cluster
+from minfer.jobs import executors, logs
+from minfer.jobs.executors.base import Executor
+from minfer.jobs.run import Job
 from minfer.run.progress import RunProgress, ShardProgress
 
 FACTOR = 2  # by so much a job asks for more
@@ -20,63 +20,64 @@ LIMITS = {
 
 @dataclass(frozen=True)
 class Again:
-    """Shards to be submitted again, and what their jobs ask for."""
+    """Shards to be submitted again, and the executor by which: its cluster is what their jobs ask for."""
 
     names: tuple[str, ...]
-    cluster: Cluster
+    executor: Executor
     retry: int  # how often their jobs have been given more
-    said: str  # what became of them, in a sentence; empty where they get no more
+    why: str  # what became of them, in a sentence; empty where they get no more
 
 
-def plan(progress: RunProgress, names: Sequence[str], cluster: Cluster) -> list[Again]:
+def plan(progress: RunProgress, names: Sequence[str], executor: Executor) -> list[Again]:
     """How shards of which no job is left are submitted again. A job that ended at its time or memory limit asks for FACTOR
     times as much, as often as `cluster.retries` says and up to what a node has; what it has been given, it keeps."""
     if not names:
         return []
-    ends = queue.ends([job for name in names if (job := progress.jobs.get(name))])
-    most = preflight.most_of(cluster)
-    found: dict[tuple[int, str, str], tuple[list[str], Cluster]] = {}
+    cluster = executor.cluster
+    ends = executors.find_ends([job for name in names if (job := progress.jobs.get(name))])
+    most = executor.find_most()
+    found: dict[tuple[int, str, str], tuple[list[str], Executor]] = {}
     for name in names:
         job = progress.jobs.get(name)
-        asked, retry, said = cluster, 0, ""
+        asked, retry, why = cluster, 0, ""
         if job is not None:
             retry = job.retry
             if retry:
                 asked = replace(cluster, time_min=job.time_min, memory_gb=job.memory_gb)
-            key = limit(progress, progress.shards[name], job, ends.get(job.id, ""))
+            key = find_limit(progress, progress.shards[name], job, ends.get(job.id, ""))
             now: int | None = getattr(asked, key) if key else None
             if key and now is not None and retry < cluster.retries and (more := min(FACTOR * now, most[key])) > now:
                 changed: dict[str, Any] = {key: int(more)}
                 asked, retry = replace(asked, **changed), retry + 1
                 ended, unit = LIMITS[key]
-                said = f"{ended.format(now)}, and is submitted again with {int(more)} {unit}"
-                said += f" (retry {retry} of {cluster.retries})"
-        found.setdefault((retry, said, repr(asked)), ([], asked))[0].append(name)
+                why = f"{ended.format(now)}, and is submitted again with {int(more)} {unit}"
+                why += f" (retry {retry} of {cluster.retries})"
+        found.setdefault((retry, why, repr(asked)), ([], replace(executor, cluster=asked)))[0].append(name)
     return [
-        Again(tuple(of), asked, retry, f"{_shards(of)} {said}" if said else "")
-        for (retry, said, _), (of, asked) in found.items()
+        Again(tuple(of), asking, retry, f"{_name_shards(of)} {why}" if why else "")
+        for (retry, why, _), (of, asking) in found.items()
     ]
 
 
-def due(progress: RunProgress, names: Sequence[str], cluster: Cluster) -> list[Again]:
+def plan_due(progress: RunProgress, names: Sequence[str], executor: Executor) -> list[Again]:
     """Those that are submitted again without being asked to: because they get more, or because their job had to stop before
     its time limit and its script could not have it queued again."""
     stopped = [name for name in names if progress.shards[name].again]
     others = [name for name in names if name in progress.missing and name not in stopped]
-    return plan(progress, stopped, cluster) + [each for each in plan(progress, others, cluster) if each.said]
+    return plan(progress, stopped, executor) + [each for each in plan(progress, others, executor) if each.why]
 
 
-def limit(progress: RunProgress, shard: ShardProgress, job: Job, end: str) -> str | None:
+def find_limit(progress: RunProgress, shard: ShardProgress, job: Job, end: str) -> str | None:
     """The key of `cluster` that says how much a job may have of what it needed more of, where it ended for that; `end` is
     SLURM's word for its end."""
-    if shard.again or job.executor != "slurm":
+    if shard.again or not executors.EXECUTORS[job.executor].queued:
         return None
     if shard.limit or shard.message:
         return shard.limit
-    return preflight.limit(progress.folder / "jobs" / f"{job.id}_0_log.err", end)
+    return logs.find_limit(progress.run.log(job), end)
 
 
-def _shards(names: list[str]) -> str:
+def _name_shards(names: list[str]) -> str:
     if len(names) == 1:
         return f"shard {names[0]}"
     return f"each of {len(names)} shards ({', '.join(names[:8])}{', ...' if len(names) > 8 else ''})"

@@ -11,7 +11,8 @@ from typing import Any
 
 from rich.table import Table
 
-from minfer.jobs import queue
+from minfer.jobs import executors
+from minfer.jobs.queue import Account
 from minfer.run.progress import RunProgress, ShardProgress
 
 LINES = 20  # shards that are shown one by one; of more only the extremes
@@ -31,13 +32,13 @@ class Usage:
     source: str  # sacct or worker: who says so
 
 
-def usage(progress: RunProgress) -> list[Usage]:
+def collect(progress: RunProgress) -> list[Usage]:
     """What is known of each shard."""
-    accounts = queue.accounts(progress.jobs.values())
-    return [_of(shard, progress, accounts) for shard in progress.shards.values()]
+    accounts = executors.find_accounts(progress.jobs.values())
+    return [_collect(shard, progress, accounts) for shard in progress.shards.values()]
 
 
-def _of(shard: ShardProgress, progress: RunProgress, accounts: dict[str, queue.Account]) -> Usage:
+def _collect(shard: ShardProgress, progress: RunProgress, accounts: dict[str, Account]) -> Usage:
     job = progress.jobs.get(shard.name)
     about = shard.name, shard.state, job.id if job else None, shard.node
     account = accounts.get(job.id) if job else None
@@ -52,7 +53,7 @@ def _of(shard: ShardProgress, progress: RunProgress, accounts: dict[str, queue.A
     return Usage(*about, queue_s, run_s, shard.rss_mb, "worker")
 
 
-def for_programs(found: Iterable[Usage]) -> list[dict[str, Any]]:
+def to_json(found: Iterable[Usage]) -> list[dict[str, Any]]:
     """The same for `--json`: whole seconds and MB."""
     return [
         {name: round(value) if isinstance(value, float) else value for name, value in asdict(each).items()}
@@ -60,13 +61,13 @@ def for_programs(found: Iterable[Usage]) -> list[dict[str, Any]]:
     ]
 
 
-def shown(found: list[Usage]) -> Table | str:
+def tabulate(found: list[Usage]) -> Table | str:
     """A table with a line a shard; of many shards one sentence with medians and extremes."""
     if len(found) > LINES:
         spreads = (
-            _spread("queue time", {u.shard: u.queue_s for u in found}, duration),
-            _spread("run time", {u.shard: u.run_s for u in found}, duration),
-            _spread("MaxRSS", {u.shard: u.max_rss_mb for u in found}, memory),
+            _spread("queue time", {u.shard: u.queue_s for u in found}, format_duration),
+            _spread("run time", {u.shard: u.run_s for u in found}, format_duration),
+            _spread("MaxRSS", {u.shard: u.max_rss_mb for u in found}, format_memory),
         )
         return "; ".join(filter(None, spreads))
     table = Table(title="Jobs", title_justify="left")
@@ -76,7 +77,13 @@ def shown(found: list[Usage]) -> Table | str:
         table.add_column(name, justify="right", no_wrap=True)
     for u in found:
         table.add_row(
-            u.shard, u.job or "", u.node or "", u.state, duration(u.queue_s), duration(u.run_s), memory(u.max_rss_mb)
+            u.shard,
+            u.job or "",
+            u.node or "",
+            u.state,
+            format_duration(u.queue_s),
+            format_duration(u.run_s),
+            format_memory(u.max_rss_mb),
         )
     return table
 
@@ -89,7 +96,7 @@ def _spread(name: str, values: dict[str, float | None], form: Callable[[float], 
     return f"{name}: median {form(statistics.median(known.values()))}, at most {form(known[most])} (shard {most})"
 
 
-def duration(seconds: float | None) -> str:
+def format_duration(seconds: float | None) -> str:
     """`0:07`, `12:30` or `3:00:00`; empty where nobody knows."""
     if seconds is None:
         return ""
@@ -98,6 +105,6 @@ def duration(seconds: float | None) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-def memory(mb: float | None) -> str:
+def format_memory(mb: float | None) -> str:
     """`812 MB` or `2.1 GB`; empty where nobody knows."""
     return "" if mb is None else f"{mb:.0f} MB" if mb < 1000 else f"{mb / 1000:.1f} GB"

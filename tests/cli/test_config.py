@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 
 from minfer import launch
 from minfer.cli import ACTIONS
-from minfer.plan.config import CONF, Config, Shape, UserError, groups, named, parts, written
+from minfer.plan.config import CONF, Config, Shape, UserError, groups, name_changes, parts, written
 from minfer.shapes import OPS, named_sets
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -161,7 +161,7 @@ def test_defaults() -> None:
     assert (config.op, config.kernel, config.dtype) == ("hgemm", "all", ["float16", "bfloat16"])
     assert config.params == {"layout": "TN", "accumulate": "float32", "call": "product"}
     assert (config.shape.name, config.timing.name, config.cluster.name) == ("squares", "default", "auto")
-    assert config.profiler.chosen() == {}
+    assert config.profiler.options() == {}
     assert (config.container.image, config.dry_run, config.resume, config.device) == (None, False, False, "auto")
 
 
@@ -241,18 +241,18 @@ def test_auto_is_static_and_ncu_where_there_is_a_gpu() -> None:
     for words in ((), ("profiler=[auto,static]",), ("profiler=auto",)):
         config = one(HGEMM, *words)
         config.profiler.resolve("cuda")
-        assert list(config.profiler.chosen()) == ["static", "ncu"]
+        assert list(config.profiler.options()) == ["static", "ncu"]
     config = one(HGEMM)
     config.profiler.resolve("cpu")
-    assert config.profiler.chosen() == {}
+    assert config.profiler.options() == {}
     config = one(HGEMM, "profiler=none")
     config.profiler.resolve("cuda")
-    assert config.profiler.chosen() == {}
+    assert config.profiler.options() == {}
 
 
 def test_a_chosen_profiler_takes_options() -> None:
     config = one(HGEMM, "profiler=[static]", "profiler.static.archs=[sm_80]")
-    assert config.profiler.chosen() == {"static": {"archs": ["sm_80"]}}
+    assert config.profiler.options() == {"static": {"archs": ["sm_80"]}}
 
 
 def test_overrides_combine_and_the_order_of_words_does_not_matter() -> None:
@@ -380,8 +380,8 @@ def test_what_was_changed_of_the_users_own_preset_is_in_its_name(theirs: str, mo
     plain = one(theirs, "+sweep=mine", "timing=faster").timing
     changed = one(theirs, "+sweep=mine", "timing=faster", "timing.looks=[7]").timing
     monkeypatch.setattr(sys, "argv", ["minfer", theirs])
-    assert named(plain).name.startswith("faster") and "warmup_s" not in named(plain).name
-    assert "looks=[7]" in named(changed).name.split()
+    assert name_changes(plain).name.startswith("faster") and "warmup_s" not in name_changes(plain).name
+    assert "looks=[7]" in name_changes(changed).name.split()
 
 
 @pytest.mark.parametrize(
@@ -470,8 +470,8 @@ def test_a_mistaken_command_ends_with_status_2_and_one_line(words: list[str], na
 def test_a_row_says_what_was_changed_of_the_timing_preset():
     """Otherwise two rows of one preset would not compare, and resume would take the one for the other."""
     for name in groups()["timing"]:
-        assert named(one(HGEMM, f"timing={name}").timing).name == name
+        assert name_changes(one(HGEMM, f"timing={name}").timing).name == name
     changed = one(HGEMM, "timing=quick", "timing.looks=[10]", "timing.audit=true").timing
-    assert named(changed).name == "quick looks=[10] audit=True"
-    assert named(named(changed)) == named(changed)
-    assert named(one(HGEMM, "timing.name=mine", "timing.warmup_s=1").timing).name == "mine"
+    assert name_changes(changed).name == "quick looks=[10] audit=True"
+    assert name_changes(name_changes(changed)) == name_changes(changed)
+    assert name_changes(one(HGEMM, "timing.name=mine", "timing.warmup_s=1").timing).name == "mine"

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from minfer.jobs.run import Run
 from minfer.launch import compose
 from minfer.rows import store
 from minfer.run import control as jobs_control
@@ -83,7 +84,7 @@ def submit(folder: Path, *more: str) -> Path:
 
 def resubmit(run: Path, *changes: str) -> None:
     """`minfer resubmit RUN wait=false`, in this process."""
-    assert jobs_control.resubmit(Console(), run, ["wait=false", *changes]) == 0
+    assert jobs_control.resubmit(Console(), Run(run), ["wait=false", *changes]) == 0
     ledger.resubmitted = True
 
 
@@ -110,7 +111,7 @@ def events(run: Path, kind: str) -> list[dict[str, Any]]:
 
 def over(run: Path) -> RunProgress:
     """Wait until no job of a run waits or runs; what is known of it then."""
-    progress = RunProgress(run)
+    progress = RunProgress(Run(run))
 
     def done() -> bool:
         progress.read()
@@ -189,7 +190,7 @@ def slurm_version() -> str:
 
 def node_of(run: Path) -> str:
     """The node that the run's one job runs on, as SLURM names it."""
-    (job,) = RunProgress(run).jobs.values()
+    (job,) = Run(run).jobs.values()
     told = subprocess.run(["squeue", "-h", "-j", job.id, "-o", "%N"], capture_output=True, text=True, check=True)
     return told.stdout.strip()
 

@@ -8,7 +8,8 @@ import subprocess
 
 import pytest
 
-from minfer.jobs import preflight, record
+from minfer.jobs import partition
+from minfer.jobs.run import Run
 from minfer.plan.config import UserError
 from minfer.rows import store
 from tests.cluster.conftest import PATIENCE_S, control, over, submit, until, words
@@ -31,7 +32,7 @@ def test_every_node_runs_the_matrix_and_the_slow_one_is_found(lab, folder, tmp_p
     extra = folder / "lame.py"
     extra.write_text(LAME)
     run = submit(folder, "kernel=lame", f"extra=[{extra}]", "cluster.distribute=true", "cluster.max_jobs=2")
-    assert len({job.id for job in record.jobs(run).values()}) == 3
+    assert len({job.id for job in Run(run).jobs.values()}) == 3
     assert over(run).line() == "shards: 3 done; 3 of 3 rows"
     found = list(store.rows(store.files(folder / "results")))
     assert sorted(row["node"] for row in found) == ["node1", "node2", "node3"]
@@ -68,7 +69,8 @@ def test_nodes_are_named_and_those_that_cannot_take_part_are_told(lab, folder):
     finally:
         subprocess.run(["scontrol", "update", "nodename=node3", "state=resume"], check=True)
     until(
-        lambda: any(node.name == "node3" and node.state == "idle" for node in preflight.nodes(None)), "node3's answer"
+        lambda: any(node.name == "node3" and node.state == "idle" for node in partition.list_nodes(None)),
+        "node3's answer",
     )
     with pytest.raises(
         UserError, match=r"^the default partition has no node node9; cluster\.distribute takes true, or"
@@ -86,7 +88,7 @@ def test_nodes_are_named_and_those_that_cannot_take_part_are_told(lab, folder):
             "shape=squares",
         )
     run = submit(folder, "kernel=torch", "cluster.distribute=['node[2-3]']", "+cluster.flags.hold=true")
-    ids = ",".join(job.id for job in record.jobs(run).values())
+    ids = ",".join(job.id for job in Run(run).jobs.values())
     told = subprocess.run(["squeue", "-h", "-j", ids, "-O", "ReqNodes:20"], capture_output=True, text=True)
     assert sorted(told.stdout.split()) == ["node2", "node3"]
     control("cancel", run)
@@ -103,7 +105,7 @@ def test_one_launch_runs_the_matrix_on_each_model_of_gpu(lab, folder):
     nodes = {}
     for run in runs:
         over(run)  # with no row: the GPUs of this cluster are make-believe
-        (job,) = record.submitted(run)
+        (job,) = Run(run).all_jobs
         told = subprocess.run(["scontrol", "show", "job", job.id], capture_output=True, text=True, check=True).stdout
         fields = dict(word.split("=", 1) for word in told.split() if "=" in word)
         nodes[fields["TresPerNode"].removeprefix("gres/").removeprefix("gres:")] = fields["NodeList"]

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from minfer.jobs import queue, record
+from minfer.jobs import executors
+from minfer.jobs.run import Job, Run
 from minfer.process.threads import children
 from minfer.run.progress import RunProgress
 from tests.cluster.conftest import LAB, at, lab_node, node_of, over, resubmit, rows, submit, until
@@ -57,7 +58,7 @@ def test_node_crash_runs_the_job_again_on_another_node(lab, folder):
     name = node_of(run)
     lab_node("crash", name)
     try:
-        progress = RunProgress(run)
+        progress = RunProgress(Run(run))
         seen = set()
 
         def finished() -> bool:
@@ -88,7 +89,7 @@ def test_before_its_time_limit_a_job_stops_after_a_case_and_is_queued_again(lab,
 def test_scontrol_requeue_runs_the_rest(lab, folder):
     run = submit(folder, SLOW)
     at(run, "slow")
-    (job,) = record.jobs(run).values()
+    (job,) = Run(run).jobs.values()
     subprocess.run(["scontrol", "requeue", job.id], check=True)
     progress = over(run)
     assert progress.line() == "shards: 1 done; 3 of 3 rows" and progress.shards["0000"].started == 2
@@ -101,14 +102,14 @@ def test_slurmctld_restarts_in_mid_run_and_one_task_is_cancelled(lab, folder):
     at(run, "hangs")
     lab_node("crash", "slurmctld")
     try:
-        progress = RunProgress(run)
+        progress = RunProgress(Run(run))
         until(lambda: progress.read() and not progress.answers, "that SLURM does not answer")
         assert "SLURM does not answer" in progress.line() and progress.active
     finally:
         lab_node("start", "slurmctld")
-    jobs = record.jobs(run)
-    hanging = next(name for name, path in record.shards(run).items() if "hangs" in path.read_text())
-    until(lambda: queue.states(run, list(jobs.values())) is not None, "slurmctld's return")
+    jobs = Run(run).jobs
+    hanging = next(name for name, path in Run(run).shards.items() if "hangs" in path.read_text())
+    until(lambda: executors.find_states(Run(run), list(jobs.values())) is not None, "slurmctld's return")
     subprocess.run(["scancel", jobs[hanging].id], check=True)
     progress = over(run)
     assert progress.line().startswith("shards: 1 done, 1 failed; 1 of 2 rows")
@@ -124,17 +125,17 @@ def test_more_shards_than_an_array_holds_become_several_arrays(lab, folder):
         conf.write_text(text)
         lab_node("crash", "slurmctld")
         lab_node("start", "slurmctld")
-        until(lambda: queue.states(folder, [record.Job("", "0", "slurm")]) is not None, "slurmctld's return")
+        until(lambda: executors.find_states(Run(folder), [Job("", "0", "slurm")]) is not None, "slurmctld's return")
 
     try:
         restart(re.sub("MaxArraySize=.*", "MaxArraySize=3", text))
         run = submit(folder, "kernel=[zeros,raises,honest]", "dtype=[float16,bfloat16]", "cluster.max_jobs=6")
-        arrays = [job.id.partition("_")[0] for job in record.jobs(run).values()]
+        arrays = [job.id.partition("_")[0] for job in Run(run).jobs.values()]
         assert [arrays.count(array) for array in dict.fromkeys(arrays)] == [3, 3]
         assert over(run).line() == "shards: 6 done; 6 of 6 rows"
         # A job whose end slurmctld misses is run again, and finds nothing to do: minutes for the tests after this one.
-        until(lambda: queue.states(run, record.jobs(run).values()) == {}, "the end of the jobs")
-        assert {row["job"] for row in rows(folder)} == {job.id for job in record.jobs(run).values()}
+        until(lambda: executors.find_states(Run(run), Run(run).jobs.values()) == {}, "the end of the jobs")
+        assert {row["job"] for row in rows(folder)} == {job.id for job in Run(run).jobs.values()}
     finally:
         restart(text)
 

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from minfer.jobs import record
+from minfer.jobs.run import Run
 from minfer.rows import store
 from tests.cluster.conftest import at, control, over, rows, submit, words
 from tests.conftest import ROOT, launch
@@ -80,7 +80,7 @@ def test_what_a_request_says_of_a_job_reaches_slurm_as_it_is(folder, text):
         "+cluster.flags.hold=true",
         f"+cluster.flags.comment={json.dumps(text, ensure_ascii=False)}",
     )
-    (job,) = record.jobs(run).values()
+    (job,) = Run(run).jobs.values()
     try:
         told = subprocess.run(["squeue", "-h", "-j", job.id, "-O", "Comment:200"], capture_output=True, text=True)
         assert told.stdout.rstrip() == text

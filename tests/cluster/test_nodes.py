@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from minfer.jobs import queue, record
+from minfer.jobs import executors
+from minfer.jobs.run import Run
 from minfer.rows import store
 from minfer.rows.select import newest
 from minfer.run.progress import RunProgress
@@ -133,7 +134,7 @@ def test_a_job_that_slurm_lost_sight_of_writes_no_row_once_its_successor_runs(la
     try:
         until(lambda: len(events(run, "start")) == 2 and len(events(run, "case")) > 2, "the second job")
         os.kill(old, signal.SIGCONT)
-        (job,) = record.jobs(run).values()
+        (job,) = Run(run).jobs.values()
         log = run / "jobs" / f"{job.id}_0_log.err"
         until(lambda: "runs this shard now" in log.read_text(), "that the first process gives way")
         assert over(run).line() == "shards: 1 done; 3 of 3 rows"
@@ -146,10 +147,10 @@ def test_a_job_of_two_gpus_runs_two_shards_at_once_each_on_its_own(lab, folder):
     """The GPUs are make-believe, and what they are asked to do is the CPU's."""
     more = ("kernel=slow", "dtype=[float16,bfloat16]", "cluster.max_jobs=2", "cluster.cpus=2", "cluster.memory_gb=4")
     run = submit(folder, *more)
-    queue.cancel(run, list(record.jobs(run).values()))
+    executors.cancel(Run(run), list(Run(run).jobs.values()))
     over(run)
     resubmit(run, "cluster.gres=gpu:l40s:2")
-    jobs = record.jobs(run)
+    jobs = Run(run).jobs
     assert len(jobs) == 2 and len({job.id for job in jobs.values()}) == 1
     assert over(run).line() == "shards: 2 done; 2 of 2 rows"
     starts = [event for event in events(run, "start") if event["gpu"] is not None]
@@ -163,7 +164,7 @@ def test_a_cpu_run_asks_for_no_gpu_and_a_gpu_that_no_node_has_is_one_sentence(la
     run = submit(folder, "kernel=zeros", "cluster.gres=gpu:1")
     over(run)
     assert [event["gpu"] for event in events(run, "start")] == [None]
-    assert record.request(run).cluster.gres is None
+    assert Run(run).request.cluster.gres is None
     with pytest.raises(Exception, match=r"no node has gpu:h100:1, only gpu:.*l40s:2; correct cluster\.gres"):
         submit(folder, "kernel=torch", "cluster.gres=gpu:h100:1", "device=cuda", "shape=squares")
 
@@ -179,7 +180,7 @@ def test_a_queued_job_runs_the_sources_that_it_was_submitted_with(lab, folder):
     held = ("kernel=where", f"extra=[{extra}]", "+cluster.flags.hold=true")
     first, second = submit(folder, *held), submit(folder, *held)
     release = lambda run: subprocess.run(
-        ["scontrol", "release", *(job.id for job in record.jobs(run).values())], check=True
+        ["scontrol", "release", *(job.id for job in Run(run).jobs.values())], check=True
     )
     release(first)
     assert over(first).line() == "shards: 1 done; 1 of 1 rows"
@@ -188,4 +189,4 @@ def test_a_queued_job_runs_the_sources_that_it_was_submitted_with(lab, folder):
     extra.write_text(text + "# changed\n")
     release(second)
     assert over(second).reasons() == {"0000": f"{extra} has changed since the run was submitted; start a new run"}
-    assert len(rows(folder)) == 1 and RunProgress(second).rows == 0
+    assert len(rows(folder)) == 1 and RunProgress(Run(second)).rows == 0

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from minfer.jobs import record
+from minfer.jobs.run import JOBS, Run
 from minfer.plan.config import UserError
 from minfer.rows import store
 from tests.cluster.conftest import LAB, at, control, over, resubmit, rows, submit, until, words
@@ -21,7 +21,7 @@ from tests.conftest import ROOT, launch
 
 def squeue(run, form: str) -> list[str]:
     """What squeue says of the jobs of a run."""
-    ids = ",".join(job.id for job in record.submitted(run))
+    ids = ",".join(job.id for job in Run(run).all_jobs)
     told = subprocess.run(["squeue", "--noheader", f"--jobs={ids}", f"--format={form}"], capture_output=True, text=True)
     return told.stdout.split()
 
@@ -38,7 +38,7 @@ def test_a_job_that_will_not_start_by_itself_is_named_with_its_reason(folder):
 @pytest.mark.fault("jobs ask for more than any node of the partition has, and wait for ever")
 def test_a_job_that_no_node_can_run_is_named_and_runs_when_it_asks_for_less(lab, folder, monkeypatch):
     """As on a site where preflight cannot know it."""
-    monkeypatch.setattr("minfer.jobs.preflight._node_exists", lambda cluster: None)
+    monkeypatch.setattr("minfer.jobs.partition.check_asked", lambda cluster: None)
     run = submit(folder, "kernel=torch", "cluster.cpus=8", "cluster.memory_gb=64")
     until(lambda: squeue(run, "%r") == ["PartitionConfig"], "the reason")
     status = control("status", run)
@@ -117,7 +117,7 @@ def test_the_script_that_is_shown_is_the_one_that_is_submitted_and_slurm_knows_w
     run = submit(folder, *mail)
     other = re.search(r"--job-name=minfer-(\S+)", shown)
     assert other and shown.replace(other[1], run.name) == next((run / "jobs").glob("*submission*.sh")).read_text()
-    (job,) = record.submitted(run)
+    (job,) = Run(run).all_jobs
     told = subprocess.run(["scontrol", "show", "job", job.id], capture_output=True, text=True).stdout
     assert "MailUser=me@example.org" in told and "MailType=" in told and "END" in told
     control("cancel", run)
@@ -135,7 +135,7 @@ def test_a_suspended_job_is_no_timeout(folder):
     """It is suspended in the middle of a case for longer than a case may take."""
     run = submit(folder, "kernel=[honest,torch]", "case_timeout_s=20")
     at(run, "honest")
-    (job,) = record.jobs(run).values()
+    (job,) = Run(run).jobs.values()
     subprocess.run(["scontrol", "suspend", job.id], check=True)
     time.sleep(25)
     subprocess.run(["scontrol", "resume", job.id], check=True)
@@ -149,7 +149,7 @@ def test_files_that_cannot_be_read_cost_a_sentence_and_every_job_is_cancelled(fo
     run = submit(folder, "kernel=[torch,honest]", "cluster.max_jobs=2", "cluster.flags.begin=now+900")
     first, _ = sorted((run / "shards").glob("*.json"))
     first.write_text(first.read_text()[:100])
-    with open(run / record.JOBS, "a") as file:
+    with open(run / JOBS, "a") as file:
         file.write('{"shard": "0001", "id"')
     status = control("status", run)
     assert status.returncode == 0 and f"Note: {first} cannot be read" in status.stdout, status.stdout + status.stderr
@@ -158,7 +158,7 @@ def test_files_that_cannot_be_read_cost_a_sentence_and_every_job_is_cancelled(fo
     until(lambda: not squeue(run, "%i"), "the end of both jobs")
     resubmit(run, "cluster.flags.begin=now")
     over(run)
-    assert len(record.submitted(run)) == 3 and len(rows(folder)) == 1  # the other shard's file is gone for good
+    assert len(Run(run).all_jobs) == 3 and len(rows(folder)) == 1  # the other shard's file is gone for good
 
 
 def test_two_resubmits_at_once_submit_a_shard_once(folder):
@@ -170,7 +170,7 @@ def test_two_resubmits_at_once_submit_a_shard_once(folder):
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     pair = [subprocess.Popen(command, env=environment, stdout=-1, stderr=-1, text=True) for _ in range(2)]
     said = ["".join(process.communicate()) for process in pair]
-    assert len(record.submitted(run)) == 2, said  # the first one, and one more
+    assert len(Run(run).all_jobs) == 2, said  # the first one, and one more
     assert any("submitted again" in text for text in said)
     assert any("being submitted from another shell" in text or "nothing to submit" in text for text in said), said
     control("cancel", run)
@@ -188,15 +188,15 @@ def test_half_a_submission_says_what_is_queued_and_how_to_go_on(folder, tmp_path
     )
     wrapper.chmod(wrapper.stat().st_mode | stat.S_IEXEC)
     monkeypatch.setenv("PATH", f"{wrapper.parent}:{os.environ['PATH']}")
-    monkeypatch.setattr("minfer.jobs.submit._largest_array", lambda: 2)
+    monkeypatch.setattr("minfer.jobs.executors.slurm._largest_array", lambda: 2)
     with pytest.raises(
         UserError, match=r"^2 of 3 shards are queued as \S+, and SLURM refused the rest: QOSMax"
     ) as told:
         submit(folder, "kernel=[torch,honest,cpu_naive]", "cluster.max_jobs=3")
     (run,) = (folder / "runs").iterdir()
-    assert f"minfer resubmit {run.name}" in str(told.value) and len(record.submitted(run)) == 2
+    assert f"minfer resubmit {run.name}" in str(told.value) and len(Run(run).all_jobs) == 2
     monkeypatch.undo()
     resubmit(run)
-    assert len(record.submitted(run)) == 3
+    assert len(Run(run).all_jobs) == 3
     over(run)
     assert len(rows(folder)) == 3

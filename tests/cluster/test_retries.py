@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from minfer.jobs import queue, record
+from minfer.jobs import executors
+from minfer.jobs.run import Job, Run
 from minfer.rows import store
 from tests.cluster.conftest import LAB, until, words
 from tests.conftest import launch
@@ -35,7 +36,7 @@ def memory_counts(lab) -> Iterator[None]:
     def reconfigure(text: str) -> None:
         conf.write_text(text)
         subprocess.run(["scontrol", "reconfigure"], check=True)
-        until(lambda: queue.states(LAB, [record.Job("", "0", "slurm")]) is not None, "slurmctld's answer")
+        until(lambda: executors.find_states(Run(LAB), [Job("", "0", "slurm")]) is not None, "slurmctld's answer")
 
     reconfigure(f"{text}JobAcctGatherParams=OverMemoryKill\nJobAcctGatherFrequency=1\n")
     yield
@@ -44,7 +45,7 @@ def memory_counts(lab) -> Iterator[None]:
 
 def asked(run) -> list[tuple[int, int | None, int | None]]:
     """How often the run's one shard was submitted again, and with what time and memory."""
-    return [(job.retry, job.time_min, job.memory_gb) for job in record.submitted(run)]
+    return [(job.retry, job.time_min, job.memory_gb) for job in Run(run).all_jobs]
 
 
 def test_a_job_out_of_time_gets_more(lab, folder):

@@ -10,11 +10,11 @@ import pytest
 from rich.console import Console
 
 from minfer import ops
-from minfer.jobs import record
+from minfer.jobs.run import CONFIG, Job, Run
 from minfer.plan.config import UserError
 from minfer.plan.shard import Shard
 from minfer.rows import store
-from minfer.run import control, latest
+from minfer.run import control
 from minfer.run.progress import RunProgress
 from minfer.worker import resume
 from tests.conftest import FAST
@@ -30,15 +30,16 @@ def shard(tmp_path) -> Shard:
     folder, results = tmp_path / "run", tmp_path / "results"
     shard = Shard("0000", "run", str(folder), str(results), "cpu", cases, FAST, 60.0, 60.0)
     shard.save()
-    (folder / record.CONFIG).write_text(
+    run = Run(folder)
+    (folder / CONFIG).write_text(
         f"op: hgemm\ndtype: float16\nshape: {{name: x}}\ncluster: {{name: local}}\nresults: {results}\n"
     )
-    record.add(folder, [record.Job("0000", "999999999", "local")])
-    record.announce(folder, ["0000"])
+    run.add_jobs([Job("0000", "999999999", "local")])
+    run.announce(["0000"])
     write(shard, 0, {case.key: status for case, status in zip(cases, ("ok", "timeout", "oom"), strict=True)})
     for case in cases:
-        record.tell(folder, ["0000"], event="done", case=case.key)
-    record.tell(folder, ["0000"], event="end")
+        run.tell(["0000"], event="done", case=case.key)
+    run.tell(["0000"], event="end")
     return shard
 
 
@@ -60,40 +61,40 @@ def kept(shard: Shard) -> list[tuple[str, str]]:
 
 
 def test_chosen_statuses_are_missing_until_a_newer_row_is_there(shard):
-    folder = Path(shard.folder)
+    run = Run(Path(shard.folder))
     ok, timeout, oom = (case.key for case in shard.cases)
-    progress = RunProgress(folder)
+    progress = RunProgress(run)
     progress.read_once()
     assert progress.line() == "shards: 1 done; 3 of 3 rows" and not progress.missing
-    control._redo(Console(quiet=True), Path(shard.results), folder, progress, ["timeout", "crashed"])
+    control._redo(Console(quiet=True), progress, ["timeout", "crashed"])
     assert progress.missing == ["0000"] and progress.line() == "shards: 1 failed; 2 of 3 rows"
-    shard = Shard.load(folder / "shards" / "0000.json")
+    shard = Shard.load(run.shards["0000"])
     assert kept(shard) == [(ok, "ok"), (oom, "oom")]
 
     write(shard, 1, {timeout: "timeout"})
     assert kept(shard) == [(ok, "ok"), (oom, "oom"), (timeout, "timeout")]  # once, and not for ever
-    record.tell(folder, ["0000"], event="done", case=timeout)
-    record.tell(folder, ["0000"], event="end")
-    progress = RunProgress(folder)
+    run.tell(["0000"], event="done", case=timeout)
+    run.tell(["0000"], event="end")
+    progress = RunProgress(run)
     progress.read_once()
     assert progress.line() == "shards: 1 done; 3 of 3 rows" and not progress.missing
-    newest = latest.rows(Path(shard.results), shard.run, ["status"])
+    newest = run.rows(["status"])
     assert {key: row["finished"].hour for key, row in newest.items()} == {
         ("0000", ok): 0, ("0000", oom): 0, ("0000", timeout): 1,
     }  # fmt: skip
 
-    control._redo(Console(quiet=True), Path(shard.results), folder, progress, ["timeout"])
-    assert kept(Shard.load(folder / "shards" / "0000.json")) == [(ok, "ok"), (oom, "oom")]
+    control._redo(Console(quiet=True), progress, ["timeout"])
+    assert kept(Shard.load(run.shards["0000"])) == [(ok, "ok"), (oom, "oom")]
 
 
 def test_an_unknown_status_is_one_sentence_with_those_there_are(shard):
     with pytest.raises(UserError, match=r"^unknown status 'fast'; it can be ok, unconverged, wrong, .*, timeout, oom$"):
-        control.resubmit(Console(), Path(shard.folder), ["status=oom,fast"])
+        control.resubmit(Console(), Run(Path(shard.folder)), ["status=oom,fast"])
 
 
 def test_claims_on_shards_are_no_progress_and_are_not_opened(shard, monkeypatch):
     """They have no line's end, so that they would be read anew at every look."""
-    progress = RunProgress(Path(shard.folder))
+    progress = RunProgress(Run(Path(shard.folder)))
     (Path(shard.folder) / "progress" / "0000.process").write_text("process 1 on a node since 0")
     progress.read()
     opened = []

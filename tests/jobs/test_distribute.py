@@ -9,8 +9,9 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from minfer.jobs import distribute, submit
-from minfer.plan.config import Cluster, Config, Shape, UserError, check_values
+from minfer.jobs import partition
+from minfer.jobs.executors.slurm import Slurm
+from minfer.plan.config import Cluster, Config, Container, Shape, UserError, check_values
 from minfer.run import by_node
 from tests.tables import row
 
@@ -34,22 +35,22 @@ def slurm(monkeypatch) -> None:
 
 
 def test_all_nodes_of_the_partition_that_fit_and_start_jobs_get_the_matrix():
-    chosen, left_out = distribute.nodes(Cluster("x", gres="gpu:l40s:1", distribute=True))
+    chosen, left_out = partition.distribute(Cluster("x", gres="gpu:l40s:1", distribute=True))
     assert chosen == ["n1"]
     assert left_out == [
         "n2 is left out: it does not have gpu:l40s:1",
         "n3 is left out: it is drained",
         "n4 is left out: it is idle (no answer)",
     ]
-    assert distribute.nodes(Cluster("x", distribute=["n2", "n1"])) == (["n2", "n1"], [])
+    assert partition.distribute(Cluster("x", distribute=["n2", "n1"])) == (["n2", "n1"], [])
     excluding = Cluster("x", distribute=["n1", "n2"], flags={"exclude": "n1"})
-    assert distribute.nodes(excluding) == (["n2"], ["n1 is left out: cluster.flags excludes it"])
+    assert partition.distribute(excluding) == (["n2"], ["n1 is left out: cluster.flags excludes it"])
     with pytest.raises(
         UserError, match=r"^the default partition has no node n5; cluster\.distribute takes true, or some of"
     ):
-        distribute.nodes(Cluster("x", distribute=["n1", "n5"]))
+        partition.distribute(Cluster("x", distribute=["n1", "n5"]))
     with pytest.raises(UserError, match=r"^no node is left for cluster\.distribute: n3 is left out: it is drained$"):
-        distribute.nodes(Cluster("x", distribute=["n3"]))
+        partition.distribute(Cluster("x", distribute=["n3"]))
 
 
 @pytest.mark.parametrize(
@@ -76,9 +77,9 @@ def test_shards_of_a_node_share_its_job_and_are_in_no_array_with_other_nodes(tmp
         paths.append(tmp_path / f"{index:04d}.json")
         paths[-1].write_text(json.dumps({"node": node}))
     first, second, third, fourth, fifth = paths
-    pinned = list(submit._arrays(paths, Cluster("x", distribute=True), 2, 1000))
+    pinned = list(Slurm(Cluster("x", gres="gpu:2", distribute=True), Container())._arrays(paths, 1000))
     assert pinned == [("n1", [[first, second], [third]]), ("n2", [[fourth, fifth]])]
-    free = list(submit._arrays(paths, Cluster("x"), 2, 2))
+    free = list(Slurm(Cluster("x", gres="gpu:2"), Container())._arrays(paths, 2))
     assert free == [(None, [[first, second], [third, fourth]]), (None, [[fifth]])]
 
 
@@ -101,12 +102,12 @@ def test_the_slow_node_is_the_first_and_nodes_with_other_devices_are_not_held_ag
     ]
     assert found[0].worst == pytest.approx(1.3) and found[0].worst_case in ("hgemm/torch/a", "hgemm/torch/b")
     console = Console(record=True, width=160)
-    console.print(by_node.table("r1", found))
+    console.print(by_node.tabulate("r1", found))
     text = console.export_text()
     assert "1.300" in text and "no rows" in text and text.index("n2") < text.index("n1 ")
 
     of = {(str(index), each["case"]): each for index, each in enumerate(rows)}
-    shown = by_node.median_rows(of)
+    shown = by_node.pick_median_rows(of)
     assert [(each["node"], each["case"]) for each in shown.values()] == [
         ("n1", "hgemm/torch/a"), ("n1", "hgemm/torch/b"), ("n4", "hgemm/torch/a"), ("n1", "hgemm/torch/c"),
     ]  # fmt: skip
@@ -121,5 +122,5 @@ def test_nodes_are_compared_by_the_judges_times_of_judged_rows():
     found = by_node.compare(rows)
     assert [(each.node, each.steady) for each in found] == [("n3", None), ("n2", None), ("n1", None)]
     assert found[0].cold == pytest.approx(1.3)
-    (shown,) = by_node.median_rows({(str(index), each["case"]): each for index, each in enumerate(rows)}).values()
+    (shown,) = by_node.pick_median_rows({(str(index), each["case"]): each for index, each in enumerate(rows)}).values()
     assert shown["node"] == "n2"

@@ -9,29 +9,33 @@ import pynvml
 import pytest
 
 from minfer.bench import device
-from minfer.jobs import preflight, record, submit
+from minfer.jobs import logs, partition, preflight
+from minfer.jobs import run as jobs_run
+from minfer.jobs.executors.local import Local
+from minfer.jobs.executors.slurm import Slurm, check_lines
+from minfer.jobs.run import CONFIG, Run
 from minfer.plan.config import Cluster, Container, UserError
 
-CONFIG = "op: hgemm\ndtype: float16\nshape: {{name: tiny}}\ncluster: {{name: local}}\nresults: {}\n"
+REQUEST = "op: hgemm\ndtype: float16\nshape: {{name: tiny}}\ncluster: {{name: local}}\nresults: {}\n"
 
 
 def test_gpus_of_a_request_and_of_a_node_are_read_alike():
-    assert preflight.gpus("gpu:l40s:4") == preflight.gpus("gpu:l40s:4(S:0-1)") == {"l40s": 4}
-    assert preflight.gpus("gpu:2") == {"": 2} and preflight.gpus("gpu") == {"": 1}
-    assert preflight.gpus("lscratch:100,gpu:a100_80g:1") == {"a100_80g": 1}
-    assert preflight.gpus("gpu:1g.10gb:2") == {"1g.10gb": 2} and preflight.gpus("gpu:l40s") == {"l40s": 1}
+    assert partition.count_gpus("gpu:l40s:4") == partition.count_gpus("gpu:l40s:4(S:0-1)") == {"l40s": 4}
+    assert partition.count_gpus("gpu:2") == {"": 2} and partition.count_gpus("gpu") == {"": 1}
+    assert partition.count_gpus("lscratch:100,gpu:a100_80g:1") == {"a100_80g": 1}
+    assert partition.count_gpus("gpu:1g.10gb:2") == {"1g.10gb": 2} and partition.count_gpus("gpu:l40s") == {"l40s": 1}
     for none in (None, "", "lscratch:100", "(null)"):
-        assert preflight.gpus(none) == {}
-    assert submit.shards_per_job(Cluster("x", gres="gpu:l40s:4"), "slurm") == 4
-    assert submit.shards_per_job(Cluster("x", gres="gpu:l40s:4"), "local") == 1
-    assert submit.shards_per_job(Cluster("x"), "slurm") == 1
+        assert partition.count_gpus(none) == {}
+    assert Slurm(Cluster("x", gres="gpu:l40s:4"), Container()).shards_per_job == 4
+    assert Local(Cluster("x", gres="gpu:l40s:4"), Container()).shards_per_job == 1
+    assert Slurm(Cluster("x"), Container()).shards_per_job == 1
 
 
 def test_another_model_than_the_one_asked_for_is_named():
-    assert preflight.other_model("gpu:l40s:1", ["NVIDIA L40S"]) is None
-    assert preflight.other_model("gpu:big:1", ["NVIDIA L40S"]) is None  # a site's own word says nothing
-    assert preflight.other_model("gpu:1", ["NVIDIA L40S"]) is None
-    why = preflight.other_model("gpu:l40s:1", ["NVIDIA A100-SXM4-80GB"])
+    assert preflight.explain_model("gpu:l40s:1", ["NVIDIA L40S"]) is None
+    assert preflight.explain_model("gpu:big:1", ["NVIDIA L40S"]) is None  # a site's own word says nothing
+    assert preflight.explain_model("gpu:1", ["NVIDIA L40S"]) is None
+    why = preflight.explain_model("gpu:l40s:1", ["NVIDIA A100-SXM4-80GB"])
     assert why and "gpu:l40s:1 was asked for, and the GPU is NVIDIA A100" in why
 
 
@@ -52,12 +56,12 @@ def test_a_node_with_another_gpu_or_an_old_driver_ends_the_job_with_a_sentence(m
 
     monkeypatch.setattr(device.torch.version, "cuda", "13.2")
     play("NVIDIA L40S", 13000)
-    preflight.gpu("gpu:l40s:1")
+    preflight.check_gpu("gpu:l40s:1")
     with pytest.raises(SystemExit, match=r"^minfer: node \S+: gpu:h100:1 was asked for, and the GPU is NVIDIA L40S"):
-        preflight.gpu("gpu:h100:1")
+        preflight.check_gpu("gpu:h100:1")
     play("NVIDIA L40S", 12040)
     with pytest.raises(SystemExit, match=r"^minfer: node \S+: the NVIDIA driver supports CUDA 12\.4"):
-        preflight.gpu("gpu:l40s:1")
+        preflight.check_gpu("gpu:l40s:1")
 
 
 def test_the_file_system_of_a_path_is_that_of_the_nearest_mount():
@@ -70,42 +74,42 @@ def test_the_file_system_of_a_path_is_that_of_the_nearest_mount():
 
 def test_scratch_on_a_network_file_system_is_a_warning(monkeypatch):
     monkeypatch.setattr(preflight, "file_system", lambda path: "lustre")
-    (warning,) = preflight.warnings(Path("/scratch"), [])
+    (warning,) = preflight.find_warnings(Path("/scratch"), [])
     assert "network file system (lustre)" in warning and "cluster.scratch" in warning
     monkeypatch.setattr(preflight, "file_system", lambda path: "xfs")
-    assert not list(preflight.warnings(Path("/scratch"), []))
+    assert not list(preflight.find_warnings(Path("/scratch"), []))
 
 
 def test_scratch_without_room_or_that_cannot_be_made_ends_the_job_with_a_sentence(tmp_path, monkeypatch):
-    preflight.scratch(tmp_path / "new")
+    preflight.prepare_scratch(tmp_path / "new")
     assert (tmp_path / "new").is_dir()
     with pytest.raises(
         SystemExit, match=r"^minfer: cannot make the scratch folder /proc/x on .*; set cluster\.scratch"
     ):
-        preflight.scratch(Path("/proc/x"))
+        preflight.prepare_scratch(Path("/proc/x"))
     monkeypatch.setattr(preflight, "LEAST_SCRATCH_MB", 1 << 40)
     with pytest.raises(SystemExit, match=r"has \d+ MB free, and compiling takes up to"):
-        preflight.scratch(tmp_path)
+        preflight.prepare_scratch(tmp_path)
 
 
 def test_an_image_that_is_not_there_is_one_sentence_before_anything_is_queued(tmp_path):
     with pytest.raises(UserError, match=r"the container image .* does not exist; build it"):
-        preflight.before_submitting(Cluster("x"), Container("apptainer", str(tmp_path / "minfer.sif")), "slurm")
+        Slurm(Cluster("x"), Container("apptainer", str(tmp_path / "minfer.sif"))).preflight()
 
 
 def test_the_script_of_a_job_says_what_its_node_lacks(tmp_path):
     """Also where names have quotes and spaces: they are never read by the shell."""
     folder, odd = tmp_path / "run", tmp_path / "it's a $(touch pwned) ;"
     (folder / "sources").mkdir(parents=True)
-    (folder / record.CONFIG).write_text(CONFIG.format(tmp_path))
+    (folder / CONFIG).write_text(REQUEST.format(tmp_path))
 
     def say(container: Container, python: str = "/bin/sh", scratch: str | None = None) -> tuple[int, str]:
-        lines = preflight.script_lines(python, Cluster("x", scratch=scratch), container, folder / "sources", folder)
+        lines = check_lines(Slurm(Cluster("x", scratch=scratch), container), Run(folder), python)
         script = "\n".join(["command() { true; }", *lines, "echo fit"])  # there may be no apptainer here
         done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=tmp_path)
         assert (done.returncode == 0) == (done.stdout == "fit\n")
         (tmp_path / "log").write_text(done.stderr)
-        return done.returncode, preflight.said(tmp_path / "log") or ""
+        return done.returncode, logs.find_sentence(tmp_path / "log") or ""
 
     assert say(Container()) == (0, "")
     status, said = say(Container("apptainer", str(odd)))
@@ -127,13 +131,14 @@ def test_the_sources_of_a_run_are_its_own_read_only_and_copied_once(tmp_path, mo
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "module.py").write_text("before")
     (checkout / "minfer" / "jobs").symlink_to("../jobs")  # as in a clone
-    monkeypatch.setattr(record, "PACKAGE", checkout / "minfer")
+    monkeypatch.setattr(jobs_run, "PACKAGE", checkout / "minfer")
     (tmp_path / "run").mkdir()
-    copy = record.sources(tmp_path / "run")
+    run = Run(tmp_path / "run")
+    run.copy_sources()
     (checkout / "minfer" / "module.py").write_text("after")
-    assert record.sources(tmp_path / "run") == copy
-    assert (copy / "minfer" / "module.py").read_text() == "before"
-    assert not (copy / "minfer" / "jobs" / "module.py").stat().st_mode & 0o222
+    run.copy_sources()
+    assert (run.sources / "minfer" / "module.py").read_text() == "before"
+    assert not (run.sources / "minfer" / "jobs" / "module.py").stat().st_mode & 0o222
 
 
 MEMORY = "it ran out of memory; raise cluster.memory_gb"
@@ -153,7 +158,7 @@ def sinfo(monkeypatch):
         lines = [line for line in SINFO.splitlines(True) if not chosen or line.split("|")[0].strip("*") in chosen]
         return subprocess.CompletedProcess(command, 0, "".join(lines), "")
 
-    monkeypatch.setattr(preflight.subprocess, "run", play)
+    monkeypatch.setattr(partition.subprocess, "run", play)
 
 
 @pytest.mark.parametrize(
@@ -184,7 +189,7 @@ def sinfo(monkeypatch):
     ],
 )
 def test_what_no_node_of_the_partition_has_is_one_sentence(sinfo, asked, said):
-    ask = lambda: preflight.before_submitting(Cluster("x", **asked), Container(), "slurm")
+    ask = Slurm(Cluster("x", **asked), Container()).preflight
     if said is None:
         return ask()
     with pytest.raises(UserError) as told:
@@ -193,8 +198,8 @@ def test_what_no_node_of_the_partition_has_is_one_sentence(sinfo, asked, said):
 
 
 def test_gpus_of_several_models_are_named_where_any_will_do(sinfo):
-    assert preflight.models(Cluster("x", gres="gpu:1")) == ["a100", "l40s"]
-    assert preflight.models(Cluster("x", gres="gpu:l40s:1")) == preflight.models(Cluster("x")) == []
+    models = lambda gres: Slurm(Cluster("x", gres=gres), Container()).list_models()
+    assert models("gpu:1") == ["a100", "l40s"] and models("gpu:l40s:1") == models(None) == []
 
 
 @pytest.mark.parametrize(
@@ -212,6 +217,6 @@ def test_gpus_of_several_models_are_named_where_any_will_do(sinfo):
 )  # fmt: skip
 def test_the_line_of_a_log_that_says_why_a_job_ended(tmp_path, log, end, said):
     (tmp_path / "log").write_text(log)
-    found = preflight.telling(tmp_path / "log", end)
+    found = logs.find_cause(tmp_path / "log", end)
     assert found is None if said is None else found and found.startswith(said)
-    assert preflight.telling(tmp_path / "none", end) == (said if end == "OUT_OF_MEMORY" else None)
+    assert logs.find_cause(tmp_path / "none", end) == (said if end == "OUT_OF_MEMORY" else None)

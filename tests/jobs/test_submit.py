@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from submitit.slurm.slurm import _make_sbatch_string
 
-from minfer.jobs import record, submit
+from minfer.jobs.executors.slurm import Slurm
+from minfer.jobs.run import CONFIG, Run
 from minfer.plan.config import Cluster, Config, Container, Shape, UserError, check_words
 
 # Take the place of commands of the node. srun tells its task what the script does not know, and calls it; apptainer
@@ -82,10 +83,10 @@ def test_whatever_a_user_calls_things_is_refused_or_stays_a_word(tools, names, b
             Path(container.image).parent.mkdir(parents=True)
             Path(container.image).touch()
         config = Config(op="hgemm", dtype="float16", shape=Shape("tiny"), cluster=cluster, results=str(places[1]))
-        OmegaConf.save(OmegaConf.structured(config), folder / record.CONFIG)
+        OmegaConf.save(OmegaConf.structured(config), folder / CONFIG)
         try:
             check_words(cluster)
-            submit.check_names(folder, cluster)
+            Slurm(cluster, container).check_paths(Run(folder))
         except UserError as error:
             assert bad and "\n" not in str(error)
             return
@@ -104,9 +105,8 @@ def test_whatever_a_user_calls_things_is_refused_or_stays_a_word(tools, names, b
 
 def script_of(cluster: Cluster, container: Container, folder: Path) -> str:
     """What submitit makes of it, as `submit` calls it."""
-    sources = folder / "sources"
-    python = submit.python_of_jobs("slurm", container, cluster.scratch, sources, folder) or "true"
-    asked = submit.parameters(cluster, container, sources, folder, 90)
+    executor, run = Slurm(cluster, container), Run(folder)
+    python, asked = executor.python(run) or "true", executor.parameters(run)
     return _make_sbatch_string(
         f"{python} -u -m submitit.core._submit {shlex.quote(str(folder))}", folder / "jobs", map_count=2, **asked
     )
@@ -143,7 +143,7 @@ def test_a_folder_that_is_not_bound_into_the_container_is_one_sentence(tools: Pa
     image.touch()
     cluster, container = Cluster("x"), Container("x", str(image))
     config = Config(op="hgemm", dtype="float16", shape=Shape("tiny"), cluster=cluster, results=str(results))
-    OmegaConf.save(OmegaConf.structured(config), folder / record.CONFIG)
+    OmegaConf.save(OmegaConf.structured(config), folder / CONFIG)
     environment = {"PATH": f"{tools}:/usr/bin:/bin", "SAID": str(tmp_path), "HIDDEN": str(results)}
     script = script_of(cluster, container, folder)
     done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True)
@@ -158,6 +158,6 @@ def test_a_folder_that_sbatch_could_not_be_told_of_is_one_sentence(tmp_path: Pat
     folder = tmp_path / "a\ntouch pwned"
     folder.mkdir()
     config = Config(op="hgemm", dtype="float16", shape=Shape("tiny"), cluster=Cluster("x"))
-    OmegaConf.save(OmegaConf.structured(config), folder / record.CONFIG)
+    OmegaConf.save(OmegaConf.structured(config), folder / CONFIG)
     with pytest.raises(UserError, match=re.escape("touch pwned' has a colon, comma, backslash or control character")):
-        submit.check_names(folder, Cluster("x"))
+        Slurm(Cluster("x"), Container()).check_paths(Run(folder))

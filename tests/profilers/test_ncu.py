@@ -16,7 +16,7 @@ from minfer.build import toolchain
 from minfer.ops import Case
 from minfer.profilers import Finding, Job, ncu
 from minfer.rows import store
-from minfer.run import report
+from minfer.run import terminal
 
 HGEMM = ops.get("hgemm")
 PROBES = Path(__file__).resolve().parents[1] / "probes" / "kernels.py"
@@ -99,8 +99,8 @@ def test_the_summary_shows_what_was_counted() -> None:
     case = HGEMM.case("torch", "bfloat16", {"m": 1024, "n": 1024, "k": 1024})
     row = dict.fromkeys(store.SCHEMA.names) | case.to_dict() | {"bytes": HGEMM.bytes(case), "status": "ok"}
     counted = row | {"metrics": {f"ncu.{name}": value for name, value in found.metrics.items()}}
-    assert report._counters([row]) is None
-    table = report._counters([counted, row])
+    assert terminal._tabulate_counters([row]) is None
+    table = terminal._tabulate_counters([counted, row])
     assert table is not None and table.row_count == 1
     shown = {str(column.header): next(iter(column.cells)) for column in table.columns}
     assert shown["shape"] == "1024x1024x1024" and shown["kernels"] == "1"

@@ -12,10 +12,12 @@ from rich.console import Console
 from minfer import ops
 from minfer.bench.derived import derive
 from minfer.bench.judged import FASTER, LONGER
+from minfer.jobs.run import Run
 from minfer.plan.cases import Plan
+from minfer.plan.config import Config
 from minfer.rows import store
 from minfer.run.progress import RunProgress
-from minfer.run.report import print_summary, without_value
+from minfer.run.terminal import drop_value, print_summary
 from tests.conftest import FAST
 from tests.tables import row
 
@@ -32,9 +34,10 @@ def summary(folder: Path, rows: list[store.Row], width: int = 200) -> str:
     where = folder / "results" / "nvidia-h200" / "r1"
     where.mkdir(parents=True)
     store.write(store.to_table(rows), where / "0000-000.parquet")
-    (folder / "runs").mkdir()
+    run = Run(folder / "runs" / "r1")
+    run.request = Config(results=str(folder / "results"))
     console = Console(record=True, width=width)
-    print_summary(console, folder / "results", "r1", Plan([], {}, {}), RunProgress(folder / "runs"))
+    print_summary(console, RunProgress(run), Plan([], {}, {}))
     return console.export_text()
 
 
@@ -160,7 +163,7 @@ def test_each_model_of_gpu_has_a_table_of_its_own(tmp_path: Path):
 
 def test_the_time_left_is_rounded_before_it_is_split_into_minutes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(RunProgress, "_left_s", lambda self: 539.7)
-    assert RunProgress(tmp_path).line().endswith(", about 9:00 min left")
+    assert RunProgress(Run(tmp_path)).line().endswith(", about 9:00 min left")
 
 
 @pytest.mark.parametrize(
@@ -173,4 +176,4 @@ def test_the_time_left_is_rounded_before_it_is_split_into_minutes(tmp_path: Path
     ],
 )
 def test_only_the_refused_value_is_left_out_of_a_reason(message: str, shown: str) -> None:
-    assert without_value(message) == shown
+    assert drop_value(message) == shown

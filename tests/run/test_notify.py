@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from minfer.jobs.run import Run
 from minfer.run import notify
 from minfer.run.progress import RunProgress
 
@@ -40,7 +41,7 @@ def url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def test_a_url_is_posted_one_line(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = RunProgress(tmp_path)
+    run = RunProgress(Run(tmp_path))
     assert notify.notify(url, run) is None
     assert [list(told) for told in Server.told] == [["text"]]
     assert Server.told[0]["text"].startswith(f"minfer {tmp_path.name} has ended: 0 of 0 rows")
@@ -50,7 +51,7 @@ def test_a_url_is_posted_one_line(url: str, tmp_path: Path, monkeypatch: pytest.
 
 def test_what_cannot_be_reached_or_hangs_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notify, "PATIENCE_S", 0.2)
-    run = RunProgress(tmp_path)
+    run = RunProgress(Run(tmp_path))
     for target in ("http://127.0.0.1:1/", "http://[", "sleep 30"):
         told = notify.notify(target, run)
         assert told and told.startswith("notify failed, and the run did not: ") and "\n" not in told

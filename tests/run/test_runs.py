@@ -19,11 +19,13 @@ import pytest
 from rich.console import Console
 
 from minfer import ops
-from minfer.jobs import queue, record, submit
+from minfer.jobs import executors, queue
+from minfer.jobs.executors import local, slurm
+from minfer.jobs.run import CONFIG, JOBS, Job, Run
 from minfer.plan.cases import Plan
 from minfer.plan.config import Cluster, Config, Container, UserError
 from minfer.plan.extra import load
-from minfer.plan.shard import Shard, Unfit, outside
+from minfer.plan.shard import Shard, Unfit, hash_outside
 from minfer.process.stopping import AGAIN, STOPPED, Stopping
 from minfer.rows import store
 from minfer.rows.writer import StoreError, Writer
@@ -62,7 +64,7 @@ def kernels(shard: Shard) -> list[str]:
 def test_told_to_stop_soon_a_shard_leaves_its_case_and_run_again_does_the_rest_once(shard):
     """`hangs` never ends: it is abandoned, and the status asks for another job only where a case was finished."""
     path = shard.save()
-    code = f"from jobs import node; node.run([{str(path)!r}], None, 2.0, None, None)"
+    code = f"from minfer.jobs import node; node.run([{str(path)!r}], None, 2.0, None, None)"
     for status, done in ((AGAIN, 2), (STOPPED, 0)):
         before = len(events(shard, "case")) if done == 0 else 0
         process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
@@ -95,7 +97,7 @@ def test_a_process_whose_shard_another_has_begun_writes_no_more(shard):
 def test_files_that_changed_since_a_run_was_submitted_end_it_with_a_sentence(shard, tmp_path):
     kernel = tmp_path / "kernel.py"
     kernel.write_text("before")
-    shard.sources = outside([str(kernel)], shard.cases)
+    shard.sources = hash_outside([str(kernel)], shard.cases)
     assert set(shard.sources) == {str(kernel), str(FAULTS)}  # the project's own are copied
     shard.check_sources()
     kernel.write_text("after")
@@ -125,10 +127,10 @@ def test_what_is_timed_on_a_gpu_is_alone_there():
 
 def test_local_shards_have_a_gpu_each_of_those_that_the_user_left_visible(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b")
-    assert [submit._gpu(shard, 2) for shard in range(2)] == ["GPU-a", "GPU-b"]
-    assert submit._gpu(0, 1) == "GPU-a,GPU-b"
+    assert [local._choose_gpu(shard, 2) for shard in range(2)] == ["GPU-a", "GPU-b"]
+    assert local._choose_gpu(0, 1) == "GPU-a,GPU-b"
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    assert [submit._gpu(shard, 3) for shard in range(3)] == ["0", "1", "2"] and submit._gpu(0, 1) is None
+    assert [local._choose_gpu(shard, 3) for shard in range(3)] == ["0", "1", "2"] and local._choose_gpu(0, 1) is None
 
 
 @pytest.mark.slow
@@ -136,15 +138,17 @@ def test_local_shards_run_at_once_each_on_a_gpu_of_its_own_and_from_the_runs_sou
     """The GPUs are make-believe: what is run is the CPU's."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b")
     folder = Path(shard.folder)
-    shard.cases, paths = shard.cases[:1], []
-    for shard.name in ("0000", "0001"):
-        paths.append(shard.save())
-    jobs = submit.submit(paths, Cluster("local", executor="local"), Container(), folder)
+    run, names = Run(folder), ["0000", "0001"]
+    Run.create(folder, Config(cluster=Cluster("local"), results=shard.results))
+    shard.cases = shard.cases[:1]
+    for shard.name in names:
+        shard.save()
+    jobs = local.Local(Cluster("local"), Container()).submit(run, names)
     assert len({job.id for job in jobs}) == 2
     for job in jobs:
         assert os.fsencode(folder / "sources") in Path(f"/proc/{job.id}/environ").read_bytes()
     assert "PYTHONSAFEPATH" not in os.environ and str(folder) not in os.environ.get("PYTHONPATH", "")
-    progress = RunProgress(folder)
+    progress = RunProgress(Run(folder))
     deadline = time.monotonic() + 200
     while progress.active:
         progress.read()
@@ -152,8 +156,8 @@ def test_local_shards_run_at_once_each_on_a_gpu_of_its_own_and_from_the_runs_sou
         time.sleep(0.2)
     assert progress.line() == "shards: 2 done; 2 of 2 rows", progress.reasons()
     told = [
-        [json.loads(line) for line in (folder / "progress" / f"{path.stem}.jsonl").read_text().splitlines()]
-        for path in paths
+        [json.loads(line) for line in (folder / "progress" / f"{name}.jsonl").read_text().splitlines()]
+        for name in names
     ]
     assert [[e["gpu"] for e in events if e["event"] == "start"] for events in told] == [["GPU-a"], ["GPU-b"]]
 
@@ -236,22 +240,23 @@ def test_the_state_of_a_shard_follows_its_process_and_the_queue():
 
 
 def test_a_job_is_noted_on_a_line_of_its_own_behind_one_that_was_cut(tmp_path):
-    jobs = [record.Job("0000", "1_0", "slurm"), record.Job("0000", "2_0", "slurm")]
-    record.add(tmp_path, jobs[:1])
-    with open(tmp_path / record.JOBS, "a") as file:
+    jobs, run = [Job("0000", "1_0", "slurm"), Job("0000", "2_0", "slurm")], Run(tmp_path)
+    run.add_jobs(jobs[:1])
+    with open(tmp_path / JOBS, "a") as file:
         file.write('{"shard": "0001", "id"')
-    record.add(tmp_path, jobs[1:])
-    assert record.submitted(tmp_path) == jobs
+    run.add_jobs(jobs[1:])
+    assert run.all_jobs == jobs
 
 
 def test_the_last_job_of_a_shard_counts_and_numbers_that_came_round_again_do_not(tmp_path):
     (tmp_path / "progress").mkdir()
-    record.add(tmp_path, [record.Job("0000", "1_0", "slurm"), record.Job("0001", "1_1", "slurm")])
-    record.add(tmp_path, [record.Job("0001", str(os.getpid()), "local")])
-    assert {name: job.id for name, job in record.jobs(tmp_path).items()} == {"0000": "1_0", "0001": str(os.getpid())}
-    other = record.jobs(tmp_path)["0001"]
-    assert queue.states(tmp_path, [other]) == {}  # this process, which is no job of that run
-    queue.cancel(tmp_path, [other])  # and so it lives
+    run = Run(tmp_path)
+    run.add_jobs([Job("0000", "1_0", "slurm"), Job("0001", "1_1", "slurm")])
+    run.add_jobs([Job("0001", str(os.getpid()), "local")])
+    assert {name: job.id for name, job in run.jobs.items()} == {"0000": "1_0", "0001": str(os.getpid())}
+    other = run.jobs["0001"]
+    assert executors.find_states(run, [other]) == {}  # this process, which is no job of that run
+    executors.cancel(run, [other])  # and so it lives
 
 
 @pytest.mark.slow
@@ -276,18 +281,18 @@ def test_a_local_run_goes_on_without_its_launcher_and_is_looked_at_from_elsewher
     elsewhere = Path("/")
     assert "shards: 1 running; 1 of 2 rows" in call("status", str(run), folder=elsewhere)
     assert "1 jobs cancelled; its 1 rows are kept" in call("cancel", str(run), folder=elsewhere)
-    (job,) = record.jobs(run).values()
-    assert queue.states(run, [job]) == {}
+    (job,) = Run(run).jobs.values()
+    assert executors.find_states(Run(run), [job]) == {}
 
 
 def test_a_run_that_is_not_there_and_a_change_that_cannot_be(tmp_path):
     with pytest.raises(UserError, match="there is no run nowhere"):
-        record.find("nowhere")
+        Run.find("nowhere")
     (tmp_path / "config.yaml").write_text("op: hgemm\ndtype: float16\nshape: {name: tiny}\ncluster: {name: local}\n")
     with pytest.raises(UserError, match=r"cannot change 'op=x' of a run; only cluster\.\* and container\.\*"):
-        record.request(tmp_path, ["op=x"])
+        Run(tmp_path).change_request(["op=x"])
     with pytest.raises(UserError, match=r"cluster\.time_min is 0"):
-        record.request(tmp_path, ["cluster.time_min=0"])
+        Run(tmp_path).change_request(["cluster.time_min=0"])
     for word, said in {
         "cluster.time=5": "no such key 'cluster.time'; did you mean time_min?",
         "cluster.cpus=x": "bad value for 'cluster.cpus': value 'x' of type 'str' could not be converted to Integer",
@@ -295,16 +300,21 @@ def test_a_run_that_is_not_there_and_a_change_that_cannot_be(tmp_path):
         "cluster.cpus=[1": "cannot read 'cluster.cpus=[1'; write it as key=value",
     }.items():
         with pytest.raises(UserError, match=f"^{re.escape(said)}$"):
-            record.request(tmp_path, [word])
+            Run(tmp_path).change_request([word])
     (tmp_path / "config.yaml").write_text("oops: 1\n")
     with pytest.raises(UserError, match=r"cannot read .*config\.yaml: .*oops"):
-        record.request(tmp_path, ["cluster.cpus=1"])
+        Run(tmp_path).change_request(["cluster.cpus=1"])
 
 
 def test_a_resubmit_changes_one_flag_or_all_of_them(tmp_path):
     words = "op: hgemm\ndtype: float16\nshape: {name: tiny}\n"
     (tmp_path / "config.yaml").write_text(f"{words}cluster: {{name: slurm, flags: {{hold: true, begin: now+600}}}}\n")
-    flags = lambda *changes: record.request(tmp_path, changes).cluster.flags
+
+    def flags(*changes: str) -> dict[str, object]:
+        run = Run(tmp_path)
+        run.change_request(list(changes))
+        return run.request.cluster.flags
+
     assert flags("cluster.flags.begin=now", "cluster.time_min=5") == {"hold": True, "begin": "now"}
     assert flags("cluster.flags={}") == {}
     assert flags("cluster.flags={nice: 5}") == {"nice": 5}
@@ -329,47 +339,47 @@ def test_runs_are_listed_and_their_logs_shown_also_where_a_file_is_broken(shard,
     """Without a queue to ask: its job is a process that is gone."""
     folder = Path(shard.folder)
     shard.save()
-    (folder / record.CONFIG).write_text("op: hgemm\ndtype: float16\nshape: {name: x}\ncluster: {name: local}\n")
+    (folder / CONFIG).write_text("op: hgemm\ndtype: float16\nshape: {name: x}\ncluster: {name: local}\n")
     (folder / "shards" / "0001.json").write_text("{")
-    record.add(folder, [record.Job("0000", "999999999", "local")])
-    with open(folder / record.JOBS, "a") as file:
+    Run(folder).add_jobs([Job("0000", "999999999", "local")])
+    with open(folder / JOBS, "a") as file:
         file.write('{"shard": "00')
-    record.tell(folder, ["0000", "0001"], event="done", case=shard.cases[0].key)
+    Run(folder).tell(["0000", "0001"], event="done", case=shard.cases[0].key)
     (folder / "logs").mkdir()
     (folder / "logs" / "0000.log").write_text("a kernel \x1b[2Jsaid this\n")
     monkeypatch.chdir(folder.parent)
     Path("runs").mkdir()
     Path("runs/20260101-000000-0000").symlink_to(folder)
-    monkeypatch.setattr(record, "everything", lambda: [Path("runs/20260101-000000-0000")])
+    monkeypatch.setattr(Run, "list_all", lambda: [Run(Path("runs/20260101-000000-0000"))])
     console = Console(width=200)
-    assert record.find("last").name == "20260101-000000-0000"
+    assert Run.find("last").name == "20260101-000000-0000"
     assert control.runs(console, ["--json"]) == 0
     (run,) = json.loads(capsys.readouterr().out)
     assert (run["cases"], run["rows"], run["shards"], run["jobs"]) == (3, 1, {"failed": 1}, ["999999999"])
     assert "0001.json cannot be read" in run["warnings"][0] and "ended early" in run["failed"]["0000"]
     assert control.runs(console, []) == 0 and "1 of 3" in capsys.readouterr().out
-    assert control.logs(console, folder, ["0000"]) == 0
+    assert control.logs(console, Run(folder), ["0000"]) == 0
     assert "a kernel [2Jsaid this\n" in capsys.readouterr().out
-    assert control.logs(console, folder, ["0"]) == 0  # as a plan calls it
+    assert control.logs(console, Run(folder), ["0"]) == 0  # as a plan calls it
     assert "a kernel [2Jsaid this\n" in capsys.readouterr().out
     with pytest.raises(UserError, match=r"cannot read '1'; usage: minfer logs RUN \[SHARD\]"):
-        control.logs(console, folder, ["0", "1"])
+        control.logs(console, Run(folder), ["0", "1"])
     with pytest.raises(UserError, match="no shard 7; it has 0000"):
-        control.logs(console, folder, ["7"])
+        control.logs(console, Run(folder), ["7"])
 
 
 def test_a_run_whose_request_is_broken_is_cancelled(shard, capsys):
     """Its job is a process that has ended already."""
     folder = Path(shard.folder)
     shard.save()
-    (folder / record.CONFIG).write_text("op: [")
+    (folder / CONFIG).write_text("op: [")
     with subprocess.Popen(["true"]) as gone:
         gone.wait()
-    record.add(folder, [record.Job("0000", str(gone.pid), "local")])
-    assert control.cancel(Console(width=200), folder, []) == 0
+    Run(folder).add_jobs([Job("0000", str(gone.pid), "local")])
+    assert control.cancel(Console(width=200), Run(folder), []) == 0
     assert "0 jobs cancelled; its 0 rows are kept" in capsys.readouterr().out
     with pytest.raises(UserError, match="cannot read 'now'; usage: minfer cancel RUN"):
-        control.cancel(Console(), folder, ["now"])
+        control.cancel(Console(), Run(folder), ["now"])
 
 
 def test_a_log_is_shown_while_it_is_read(shard, monkeypatch):
@@ -386,7 +396,7 @@ def test_a_log_is_shown_while_it_is_read(shard, monkeypatch):
 
     monkeypatch.setattr("sys.stdout", SimpleNamespace(write=write, flush=lambda: None))
     with pytest.raises(BrokenPipeError):
-        control.logs(Console(), folder, ["0000"])
+        control.logs(Console(), Run(folder), ["0000"])
     assert shown[-1] == "é" * control.CHUNK
 
 
@@ -402,20 +412,21 @@ def test_a_second_interrupt_leaves_no_jobs_and_the_last_sentence_is_said(tmp_pat
         ended.append(about)
 
     monkeypatch.setattr(start, "follow", interrupted)
-    monkeypatch.setattr(start.queue, "cancel", cancel)
+    monkeypatch.setattr(executors, "cancel", cancel)
     monkeypatch.setattr(start, "print_summary", lambda *about: os.kill(os.getpid(), signal.SIGINT))
     before = signal.getsignal(signal.SIGINT)
-    config = Config(results=str(tmp_path / "results"))
-    assert start.finish(console, config, tmp_path, Plan([], {}, {})) == 130
+    executor = local.Local(Cluster("local"), Container())
+    assert start.finish(console, Run(tmp_path), executor, Plan([], {}, {})) == 130
     assert len(ended) == 1 and "Stopped; finished rows are kept. To go on: " in console.export_text()
     assert signal.getsignal(signal.SIGINT) == before
 
 
 def test_jobs_of_a_run_are_submitted_by_one_process_at_a_time(tmp_path):
-    first = record.submitting(tmp_path)
-    with first, pytest.raises(UserError, match="being submitted from another shell"), record.submitting(tmp_path):
+    run = Run(tmp_path)
+    first = run.lock()
+    with first, pytest.raises(UserError, match="being submitted from another shell"), run.lock():
         pass
-    with record.submitting(tmp_path):
+    with run.lock():
         pass
 
 
@@ -430,7 +441,7 @@ def test_jobs_of_a_run_are_submitted_by_one_process_at_a_time(tmp_path):
     ],
 )  # fmt: skip
 def test_reasons_that_do_not_pass_are_told_from_those_that_do(reason, said):
-    found = queue.stuck(queue.plain(reason))
+    found = queue.explain_wait(queue.normalize(reason))
     assert found is None if said is None else found and said in found
 
 
@@ -438,6 +449,6 @@ def test_a_start_that_is_a_guess_is_not_shown(tmp_path, monkeypatch):
     """Where jobs have no time limit, SLURM counts on a year for each."""
     soon = (datetime.datetime.now() + datetime.timedelta(hours=2)).isoformat(timespec="seconds")
     lines = [f"7_0|PENDING|{soon}|Resources", "7_1|PENDING|2099-01-01T00:00:00|Resources", "7_2|PENDING|N/A|Priority"]
-    monkeypatch.setattr(queue, "_ask", lambda *words: "\n".join(lines))
-    found = queue.states(tmp_path, [record.Job(f"000{n}", f"7_{n}", "slurm") for n in range(3)])
+    monkeypatch.setattr(slurm, "_ask", lambda *words: "\n".join(lines))
+    found = executors.find_states(Run(tmp_path), [Job(f"000{n}", f"7_{n}", "slurm") for n in range(3)])
     assert found is not None and [found[f"7_{n}"].start for n in range(3)] == [soon, "", ""]

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from minfer.jobs.executors import EXECUTORS
 from minfer.ops import Case
 from minfer.plan import shell
 from minfer.plan.cases import Plan
@@ -21,7 +22,7 @@ from minfer.plan.config import Config
 from minfer.plan.counters import TENSOR
 from minfer.rows import store
 from minfer.rows.select import is_judged
-from minfer.run import by_node, figures, latest
+from minfer.run import by_node, times
 from minfer.run.progress import RunProgress
 
 POLL_S = 0.2
@@ -49,7 +50,7 @@ def print_plan(
                 case.op, case.kernel, case.dtype, params, case.shape_name, str(index), f"not run: {why}" if why else ""
             )
     console.print(table)
-    for line in _left_out(plan):
+    for line in _list_left_out(plan):
         console.print(line)
     length = datetime.timedelta(seconds=round(plan.seconds(config, min(len(shards), config.cluster.parallel))))
     at_once = min(len(shards), config.cluster.parallel)
@@ -59,7 +60,7 @@ def print_plan(
     )
 
 
-def follow(console: Console, run: RunProgress, known: Collection[str] = ()) -> None:
+def follow(console: Console, progress: RunProgress, known: Collection[str] = ()) -> None:
     """Show progress until all jobs are done, or a shard has failed that is not among the known ones: as a bar or, in a
     log, as a line whenever a row has come."""
     columns = (
@@ -70,26 +71,26 @@ def follow(console: Console, run: RunProgress, known: Collection[str] = ()) -> N
         TextColumn("ETA"),
         TimeRemainingColumn(elapsed_when_finished=False),
     )
-    queued = any(job.executor == "slurm" for job in run.jobs.values())
+    queued = any(EXECUTORS[job.executor].queued for job in progress.jobs.values())
     shown, warned = "", set[str]()
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        bar = progress.add_task("starting", total=len(run.cases))
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+        bar = bars.add_task("starting", total=len(progress.cases))
         while True:
-            for event in run.read():
-                _show(progress, bar, event)
+            for event in progress.read():
+                _show(bars, bar, event)
             if queued:
-                progress.update(bar, description=run.line())
-            line = run.line().partition(", about")[0]
+                bars.update(bar, description=progress.line())
+            line = progress.line().partition(", about")[0]
             if not console.is_terminal and line != shown:  # a log has no bar
-                console.print(f"{datetime.datetime.now():%H:%M:%S} {run.line()}")
+                console.print(f"{datetime.datetime.now():%H:%M:%S} {progress.line()}")
                 shown = line
-            for warning in run.warnings():
+            for warning in progress.warnings():
                 if warning not in warned:
                     console.print(f"Note: {warning}.", soft_wrap=True)
                     warned.add(warning)
-            if not run.active or set(run.failed) - set(known):
+            if not progress.active or set(progress.failed) - set(known):
                 break
-            time.sleep(max(POLL_S, len(run.shards) / 1000))  # a shared file system is asked for each shard
+            time.sleep(max(POLL_S, len(progress.shards) / 1000))  # a shared file system is asked for each shard
 
 
 def _show(progress: Progress, bar: Any, event: dict[str, Any]) -> None:
@@ -105,19 +106,19 @@ def _show(progress: Progress, bar: Any, event: dict[str, Any]) -> None:
         progress.advance(bar)
 
 
-def without_value(message: str) -> str:
+def drop_value(message: str) -> str:
     """A reason of `Kernel.unsupported` without the value that was refused, so that the cases of a reason share a line. What
     an op's or a user's `requires` says stays as it is."""
     return re.sub(r"^(supports [^;]+), not \S+$", r"\1", message)
 
 
-def too_few_rounds(row: store.Row) -> bool:
+def has_too_few_rounds(row: store.Row) -> bool:
     """Whether a row is unconverged only because its interval is wider than was asked for; a judge has other reasons, too."""
     message = str(row["message"] or "after")
     return row["status"] == "unconverged" and message.startswith("after") and "the judge" not in message
 
 
-def print_summary(console: Console, results: Path, run: str, plan: Plan, progress: RunProgress) -> bool:
+def print_summary(console: Console, progress: RunProgress, plan: Plan) -> bool:
     """The table of a run and what to do next; returns whether every case has a row."""
     columns = ["run", "case", "op", "kernel", "dtype", "params", "shape", "status", "message", "device", "finished", "cold_us",
                "metric", "cold_rate", "cold_speedup", "cold_speedup_low", "cold_speedup_high", "cold_verdict", "baseline",
@@ -127,34 +128,35 @@ def print_summary(console: Console, results: Path, run: str, plan: Plan, progres
                "judged_us", "judged_rate", "judged_speedup", "judged_speedup_low", "judged_speedup_high", "judged_verdict",
                "judged_baseline_us"]  # fmt: skip
     wanted = {case.key: index for index, case in enumerate(plan.cases)}
-    rows = latest.rows(results, run, columns)
+    run = progress.run
+    rows = run.rows(columns)
     nodes = [shard.pinned for shard in progress.shards.values() if shard.pinned]
     shown = rows
     if rows:
         rows = dict(sorted(rows.items(), key=lambda item: wanted.get(item[0][1], 0)))
-        shown = by_node.median_rows(rows) if nodes else rows
+        shown = by_node.pick_median_rows(rows) if nodes else rows
         kind = lambda row: (row["op"], row["device"], is_judged(row))
         for op, device, judged in dict.fromkeys(map(kind, shown.values())):
             of = [row for row in shown.values() if kind(row) == (op, device, judged)]
             if any(row["status"] != "unsupported" for row in of):
-                title = f"{run}: {op} on {device}{', each case on the median node' if nodes else ''}"
-                console.print(figures.table(title, of))
-                for line in figures.notes(of):
+                title = f"{run.name}: {op} on {device}{', each case on the median node' if nodes else ''}"
+                console.print(times.tabulate(title, of))
+                for line in times.list_notes(of):
                     console.print(line, soft_wrap=True)
     if nodes:
-        console.print(by_node.table(run, by_node.compare(rows.values(), nodes)))
-    for table in (_counters(list(shown.values())), _static(list(shown.values()))):
+        console.print(by_node.tabulate(run.name, by_node.compare(rows.values(), nodes)))
+    for table in (_tabulate_counters(list(shown.values())), _tabulate_static(list(shown.values()))):
         if table:
             console.print(table)
     for (kernel, message), n in Counter(
-        (row["kernel"], without_value(row["message"])) for row in rows.values() if row["status"] == "unsupported"
+        (row["kernel"], drop_value(row["message"])) for row in rows.values() if row["status"] == "unsupported"
     ).items():
         console.print(f"{kernel}: {n} unsupported: {message}")
     for row in rows.values():
-        if row["status"] not in ("ok", "unsupported") and not too_few_rounds(row):
+        if row["status"] not in ("ok", "unsupported") and not has_too_few_rounds(row):
             where = f"{row['node']}: " if nodes else ""
             console.print(f"{where}{row['case']}: {row['status']}: {row['message'] or ''}")
-    for line in _unprofiled(list(rows.values())):
+    for line in _list_unprofiled(list(rows.values())):
         console.print(line)
     counts = Counter(row["status"] for row in rows.values())
     if counts:
@@ -162,11 +164,11 @@ def print_summary(console: Console, results: Path, run: str, plan: Plan, progres
             f"{len(rows)} of {max(len(wanted), len(progress.cases))} cases: "
             + ", ".join(f"{n} {status}" for status, n in sorted(counts.items()))
         )
-    wide = [row for row in rows.values() if too_few_rounds(row)]
+    wide = [row for row in rows.values() if has_too_few_rounds(row)]
     if wide:
-        times = ", of the times inside of its process," if all(map(is_judged, wide)) else ""
+        which = ", of the times inside of its process," if all(map(is_judged, wide)) else ""
         console.print(
-            f"unconverged: the ratio's interval{times} is wider than was asked for; timing=default, or timing.cold_cap_s=10, "
+            f"unconverged: the ratio's interval{which} is wider than was asked for; timing=default, or timing.cold_cap_s=10, "
             "gives each case more rounds.",
             soft_wrap=True,
         )
@@ -176,32 +178,32 @@ def print_summary(console: Console, results: Path, run: str, plan: Plan, progres
     skipped = {case for shard in progress.shards.values() for case in shard.skipped}
     if skipped:
         console.print(f"{len(skipped)} of {len(wanted)} cases were in the results already (resume=true).")
-    for line in _left_out(plan):
+    for line in _list_left_out(plan):
         console.print(line)
     for warning in dict.fromkeys(shard.warning for shard in progress.shards.values() if shard.warning):
         console.print(f"Note: {warning}.", soft_wrap=True)
     for name, message in progress.reasons().items():
         pinned = progress.shards[name].pinned
         console.print(f"Shard {name}{f' on {pinned}' if pinned else ''} failed: {message}.", soft_wrap=True)
-    files = latest.files(results, run)
+    files = run.row_files
     for path in files:
         console.print(f"Rows: {relative(path)}", soft_wrap=True)
     if rows:
-        console.print(f"Next: {_look_at(sorted({path.parent for path in files}))}", soft_wrap=True)
+        console.print(f"Next: {_report_command(sorted({path.parent for path in files}))}", soft_wrap=True)
     redo = sum(len(shard.redo) for shard in progress.shards.values())
     if redo:
         console.print(f"{redo} of these cases are still to be done again; their rows above are the old ones.")
     return not redo and set(wanted) <= {case for _, case in rows} | skipped
 
 
-def _look_at(folders: list[Path]) -> str:
+def _report_command(folders: list[Path]) -> str:
     """The command that shows these rows."""
     page = "results/report.html" if shell.in_docker() else "report.html"  # on the mount
     words = [*(str(relative(folder)) for folder in folders), *(["-o", page] if shell.in_docker() else [])]
     return f"{shell.command('report', *words)}   # these rows as a page to look into: {page}"
 
 
-def _left_out(plan: Plan) -> list[str]:
+def _list_left_out(plan: Plan) -> list[str]:
     """The kernels that are not part of the matrix, a line a reason."""
     reasons: dict[str, list[str]] = {}
     for kernel, why in plan.left_out.items():
@@ -213,7 +215,7 @@ def _left_out(plan: Plan) -> list[str]:
 SHOWN = (*TENSOR, "FFMA", "UTMALDG", "LDGSTS", "LDG", "LDSM", "LDS", "STS", "STG", "LD", "BAR")
 
 
-def _static(rows: list[store.Row]) -> Table | None:
+def _tabulate_static(rows: list[store.Row]) -> Table | None:
     """What the machine code says (`profiler=static`): a line for every device function and architecture."""
     found: dict[tuple[str, str, str], dict[str, float]] = {}
     for row in rows:
@@ -236,18 +238,18 @@ def _static(rows: list[store.Row]) -> Table | None:
         bound = m.get("max_threads")
         spills = f"{m['local_store_bytes']:g}+{m['local_load_bytes']:g}" if m["local_store_bytes"] else "0"
         table.add_row(
-            kernel, _short(function), arch, f"{bound:g}" if bound else "", f"{m['registers']:g}",
+            kernel, _shorten(function), arch, f"{bound:g}" if bound else "", f"{m['registers']:g}",
             f"{m['shared_bytes'] + m.get('dynamic_shared_bytes', 0):,.0f}", f"{m['stack_bytes']:g}", spills,
-            f"{m['occupancy_percent']:.0f} %" if bound else "", _instructions(m),
+            f"{m['occupancy_percent']:.0f} %" if bound else "", _list_instructions(m),
         )  # fmt: skip
     return table
 
 
-def _counters(rows: list[store.Row]) -> Table | None:
+def _tabulate_counters(rows: list[store.Row]) -> Table | None:
     """What the hardware counted (`profiler=ncu`), where it counted what says which limit a case is at."""
     wanted = ("dram_bytes", "dram_percent", "tensor_percent", "l2_hit_percent", "sm_mhz")
     table = Table(title="Counters of one cold call, by profiler=ncu", title_justify="left")
-    for name in figures.LABELS:
+    for name in times.LABELS:
         table.add_column(name, no_wrap=True)
     for name in ("kernels", "DRAM MB", "of least", "DRAM %", "tensor %", "L2 hit %", "SM MHz"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -256,25 +258,25 @@ def _counters(rows: list[store.Row]) -> Table | None:
         if not m.keys() >= {*wanted}:
             continue
         table.add_row(
-            *figures.labels(row), f"{m['kernels']:g}",
+            *times.label(row), f"{m['kernels']:g}",
             f"{m['dram_bytes'] / 1e6:,.1f}", f"{m['dram_bytes'] / row['bytes']:.2f}×",
             *(f"{m[name]:.1f}" for name in wanted[1:4]), f"{m['sm_mhz']:,.0f}",
         )  # fmt: skip
     return table if table.row_count else None
 
 
-def _short(function: str) -> str:
+def _shorten(function: str) -> str:
     """A demangled function without its result, namespaces and parameters."""
     name = re.sub(r"\w+::", "", function.replace("(anonymous namespace)::", "").removeprefix("void "))
     return re.sub(r"(>|^\w+)\(.*\)$", r"\1", name)
 
 
-def _instructions(metrics: dict[str, float]) -> str:
+def _list_instructions(metrics: dict[str, float]) -> str:
     shown = [name for root in SHOWN for name in sorted(metrics) if name.split(".")[0] == root]
     return ", ".join([f"{metrics['instructions']:g} in all", *(f"{metrics[name]:g} {name}" for name in shown)])
 
 
-def _unprofiled(rows: list[store.Row]) -> list[str]:
+def _list_unprofiled(rows: list[store.Row]) -> list[str]:
     """What profilers did not find, and why: one line a reason."""
     reasons: dict[tuple[str, str], dict[str, None]] = {}
     for row in rows:

@@ -15,7 +15,7 @@ LABELS = ("kernel", "dtype", "parameters", "shape")
 WIDEST = 3  # upper over lower end of an interval; a wider one says nothing of the ratio
 
 
-def table(title: str, rows: list[store.Row]) -> Table:
+def tabulate(title: str, rows: list[store.Row]) -> Table:
     """A line for each row; of one that was judged, the judge's figures only. What all rows have in common of dtype and
     parameters is in the title, columns of numbers that no row has are left out, and labels are wrapped where the terminal is
     narrow; a number is not cut at 100 columns."""
@@ -28,19 +28,19 @@ def table(title: str, rows: list[store.Row]) -> Table:
     common = [i for i in (1, 2) if len({*columns[i][1]}) == 1]
     left_out = [*common, *(i for i in range(len(LABELS), len(columns) - 1) if not any(columns[i][1]))]
     title = ", ".join([title, *(columns[i][1][0] for i in common if columns[i][1][0])])
-    shown = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     kept = [i for i in range(len(columns)) if i not in left_out]
     for i in kept:
         if i < len(LABELS):
-            shown.add_column(columns[i][0], overflow="fold")
+            table.add_column(columns[i][0], overflow="fold")
         else:
-            shown.add_column(columns[i][0], justify="left" if columns[i][0] == "status" else "right", no_wrap=True)
+            table.add_column(columns[i][0], justify="left" if columns[i][0] == "status" else "right", no_wrap=True)
     for line in zip(*(columns[i][1] for i in kept), strict=True):
-        shown.add_row(*line)
-    return shown
+        table.add_row(*line)
+    return table
 
 
-def labels(row: store.Row) -> list[str]:
+def label(row: store.Row) -> list[str]:
     """What identifies a row, for the columns `LABELS`."""
     shape = "x".join(str(size) for size in row["shape"].values())
     return [row["kernel"], row["dtype"], " ".join(row["params"].values()), shape]
@@ -57,37 +57,37 @@ def _cells(row: store.Row) -> list[str]:
         timed = [*[""] * 6, *time("judged"), _share(row)]
     else:
         timed = [*time("cold"), _share(row), number("cold_percent_of_peak", ".1f"), *time("steady"), *[""] * 3]
-    return [*labels(row), *timed, row["status"]]
+    return [*label(row), *timed, row["status"]]
 
 
-def _figure(row: store.Row, name: str) -> Any:
+def _value(row: store.Row, name: str) -> Any:
     return row[f"{'judged' if is_judged(row) else 'cold'}_{name}"]
 
 
 def _share(row: store.Row) -> str:
     """The throughput as a share of the baseline's, in percent, with its interval: `104.8 ± 0.3`, or `104.8 (104.1–104.9)`
     where it is not symmetric in these digits. Only the verdict where the interval is too wide (`WIDEST`)."""
-    if _figure(row, "speedup") is None:
+    if _value(row, "speedup") is None:
         return ""
     if row["kernel"] == row["baseline"]:
         return "100"
     if _too_wide(row):
-        return str(_figure(row, "verdict") or "unknown")
-    share, low, high = (_figure(row, f"speedup{end}") for end in ("", "_low", "_high"))
+        return str(_value(row, "verdict") or "unknown")
+    share, low, high = (_value(row, f"speedup{end}") for end in ("", "_low", "_high"))
     percent = lambda part: format(100 * part, ".1f" if share < 10 else ".0f")
     interval = ""
     if low is not None and high is not None:
         below, above = percent(share - low), percent(high - share)
         interval = f" ± {above}" if below == above else f" ({percent(low)}–{percent(high)})"
-    return f"{percent(share)}{interval}{' tie' if _figure(row, 'verdict') == 'tie' else ''}"
+    return f"{percent(share)}{interval}{' tie' if _value(row, 'verdict') == 'tie' else ''}"
 
 
 def _too_wide(row: store.Row) -> bool:
-    low, high = _figure(row, "speedup_low"), _figure(row, "speedup_high")
+    low, high = _value(row, "speedup_low"), _value(row, "speedup_high")
     return row["kernel"] != row["baseline"] and low is not None and high is not None and high > WIDEST * low
 
 
-def notes(rows: list[store.Row]) -> list[str]:
+def list_notes(rows: list[store.Row]) -> list[str]:
     """What to know of the rows of a table, in sentences: which have no percentage, and where the baseline's time beside a
     kernel is not the one in its own row, so that the percentage does not follow from the times in the table."""
     found = []
@@ -96,14 +96,14 @@ def notes(rows: list[store.Row]) -> list[str]:
             f"{wide} of the percentages {'is' if wide == 1 else 'are'} not shown: the interval's upper end is more than "
             f"{WIDEST} times its lower end, and only the verdict is left."
         )
-    own = {tuple(labels(row)): row for row in rows if _figure(row, "us")}
+    own = {tuple(label(row)): row for row in rows if _value(row, "us")}
     drifts = []
     for row in rows:
-        baseline, beside = own.get((row["baseline"], *labels(row)[1:])), _figure(row, "baseline_us")
+        baseline, beside = own.get((row["baseline"], *label(row)[1:])), _value(row, "baseline_us")
         if not baseline or is_judged(baseline) != is_judged(row):
             continue
-        if baseline is not row and beside and _figure(row, "speedup") is not None:
-            alone = _figure(baseline, "us")
+        if baseline is not row and beside and _value(row, "speedup") is not None:
+            alone = _value(baseline, "us")
             drift = max(beside / alone, alone / beside)
             if drift > MOST_DRIFT:
                 drifts.append((drift, row, baseline))
@@ -111,14 +111,14 @@ def notes(rows: list[store.Row]) -> list[str]:
         _, row, baseline = max(drifts, key=lambda each: each[0])
         rest = f" The same holds for {len(drifts) - 1} more of these rows." if len(drifts) > 1 else ""
         found.append(
-            f"{' '.join(labels(row))}: its percentage compares with {_figure(row, 'baseline_us'):,.1f} µs, {row['baseline']}'s "
-            f"time in the same rounds, not with the {_figure(baseline, 'us'):,.1f} µs of {row['baseline']}'s own row; "
-            f"{_cause(row, baseline)}.{rest}"
+            f"{' '.join(label(row))}: its percentage compares with {_value(row, 'baseline_us'):,.1f} µs, {row['baseline']}'s "
+            f"time in the same rounds, not with the {_value(baseline, 'us'):,.1f} µs of {row['baseline']}'s own row; "
+            f"{_explain_drift(row, baseline)}.{rest}"
         )
     return found
 
 
-def _cause(row: store.Row, baseline: store.Row) -> str:
+def _explain_drift(row: store.Row, baseline: store.Row) -> str:
     if row["node"] != baseline["node"]:
         return f"the two ran on different nodes, {row['node']} and {baseline['node']}"
     if not is_judged(row) and any(store.HOST_BOUND in (each["flags"] or "") for each in (row, baseline)):

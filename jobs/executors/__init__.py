@@ -1,0 +1,61 @@
+"""The executors, as submitit has them: which one starts the jobs of a request, and what became of jobs that any of them
+started."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Collection, Iterator
+
+from minfer.jobs.executors.base import Executor
+from minfer.jobs.executors.local import Local
+from minfer.jobs.executors.slurm import Slurm
+from minfer.jobs.queue import Account, Seen
+from minfer.jobs.run import Job, Run
+from minfer.plan.config import Cluster, Container, UserError
+
+EXECUTORS: dict[str, type[Executor]] = {form.name: form for form in (Local, Slurm)}
+
+
+def choose(cluster: Cluster, container: Container) -> Executor:
+    """The executor of a request. Raises UserError where SLURM was asked for and is not there."""
+    found = shutil.which("sbatch") is not None
+    name = (Slurm.name if found else Local.name) if cluster.executor == "auto" else cluster.executor
+    if name not in EXECUTORS:
+        raise UserError(f"cluster.executor is {name!r}; it can be auto, local or slurm")
+    if name == Slurm.name and not found:
+        raise UserError(
+            f"cluster={cluster.name} needs SLURM, and sbatch is not on the PATH; use a login node or cluster=local"
+        )
+    return EXECUTORS[name](cluster, container)
+
+
+def find_states(run: Run, jobs: Collection[Job]) -> dict[str, Seen] | None:
+    """What is known of each job of a run, by its id; one that is over is not in it. None when SLURM does not answer."""
+    found: dict[str, Seen] = {}
+    for form, own in _by_form(jobs):
+        if (told := form.states(run, own)) is None:
+            return None
+        found |= told
+    return found
+
+
+def find_accounts(jobs: Collection[Job]) -> dict[str, Account]:
+    """What is accounted of each job, by its id."""
+    return {job: account for form, own in _by_form(jobs) for job, account in form.accounts(own).items()}
+
+
+def find_ends(jobs: Collection[Job]) -> dict[str, str]:
+    """How jobs ended, by id and in SLURM's words, such as TIMEOUT; without accounting nobody knows."""
+    return {job: account.state for job, account in find_accounts(jobs).items()}
+
+
+def cancel(run: Run, jobs: Collection[Job]) -> None:
+    """End jobs of a run."""
+    for form, own in reversed(list(_by_form(jobs))):  # SLURM's first: those of this machine are waited for
+        form.cancel(run, own)
+
+
+def _by_form(jobs: Collection[Job]) -> Iterator[tuple[type[Executor], list[Job]]]:
+    for name, form in EXECUTORS.items():
+        if own := [job for job in jobs if job.executor == name]:
+            yield form, own

@@ -1,0 +1,129 @@
+"""Jobs that are processes of this machine."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+import submitit
+
+from minfer.bench.device import IMAGE, NO_GPU, driver_too_old
+from minfer.jobs.executors.base import Device, Executor, ignore_interrupts
+from minfer.jobs.queue import Account, Seen
+from minfer.jobs.run import Job, Run
+from minfer.plan.config import UserError
+
+TIMEOUT_MIN = 30 * 24 * 60  # what submitit gives a local job, which has no time limit
+PATIENCE_S = 20  # that a job has to end in order
+
+
+class Local(Executor):
+    """A process for each shard."""
+
+    name = "local"
+    queued = False
+
+    def find_device(self, wanted: str) -> Device:
+        """What is here."""
+        found = None if wanted == "cpu" else _find_gpus()
+        if found is not None:
+            return Device("cuda", *found)
+        if wanted == "cuda":
+            raise UserError(f"device=cuda, and {NO_GPU}")
+        why = f" ({NO_GPU})" if IMAGE else ""
+        note = f"No CUDA GPU here{why}: running the CPU kernels over the CPU shapes." if wanted == "auto" else ""
+        return Device("cpu", note=note)
+
+    @property
+    def shards_per_job(self) -> int:
+        return 1
+
+    def count_shards(self, device: Device) -> int:
+        return min(self.cluster.max_jobs, device.gpus)  # two shards on one GPU would time each other
+
+    def choose_nodes(self) -> tuple[list[str], list[str]]:
+        raise UserError("cluster.distribute needs SLURM; use cluster=slurm, or leave it out")
+
+    def list_models(self) -> list[str]:
+        return []
+
+    def find_most(self) -> dict[str, float]:
+        return {"time_min": math.inf, "memory_gb": math.inf}
+
+    def script(self, run: Run, jobs: int, where: str | None = None) -> str:
+        raise UserError("dry_run=script shows what SLURM is given, and jobs run without it here; choose cluster=slurm")
+
+    def submit(self, run: Run, shards: Sequence[str], retry: int = 0) -> list[Job]:
+        """Start a process for each shard, with a GPU of its own where the run has several shards."""
+        self.preflight()
+        if self.container.image is not None:
+            self.check_paths(run)
+        run.copy_sources()
+        executor = submitit.LocalExecutor(folder=run.folder / "jobs", python=self.python(run))
+        executor.update_parameters(timeout_min=TIMEOUT_MIN)
+        files = run.shards
+        gpus = [_choose_gpu(int(name), len(files)) for name in shards]
+        with ignore_interrupts():
+            return self._start(run, executor, [[files[name]] for name in shards], gpus, retry)
+
+    def _in_job(self, start: str, inside: str) -> str:
+        return f"{start} {inside}"  # keeps the environment, and its caches at home
+
+    @classmethod
+    def states(cls, run: Run, jobs: Collection[Job]) -> dict[str, Seen] | None:
+        return {job.id: Seen("RUNNING") for job in jobs if _is_running(run, job)}
+
+    @classmethod
+    def accounts(cls, jobs: Collection[Job]) -> dict[str, Account]:
+        return {}
+
+    @classmethod
+    def cancel(cls, run: Run, jobs: Collection[Job]) -> None:
+        """End jobs and wait for them, so that nothing is left running."""
+        deadline = time.monotonic() + PATIENCE_S
+        while running := [job for job in jobs if _is_running(run, job)]:
+            for job in running:
+                # Again and again: a job that is still importing has no handler yet. submitit hands it on to the job.
+                try:
+                    os.kill(int(job.id), signal.SIGTERM if time.monotonic() < deadline else signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+            time.sleep(0.2)
+
+
+def _find_gpus() -> tuple[tuple[int, int], int] | None:
+    """The compute capability of the first visible GPU, and how many there are, found in a process of its own: this one
+    takes no CUDA context.
+
+    Raises UserError for a GPU whose driver is too old: `auto` must not pass it over."""
+    if not Path("/proc/driver/nvidia").exists() and not Path("/dev/nvidiactl").exists():
+        return None
+    probe = "import torch; print(*torch.cuda.get_device_capability(), torch.cuda.device_count())"
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)
+    if why := driver_too_old(done.stderr):
+        raise UserError(f"{why}; or use device=cpu")
+    words = done.stdout.split()
+    return ((int(words[0]), int(words[1])), int(words[2])) if len(words) == 3 else None
+
+
+def _choose_gpu(shard: int, total: int) -> str | None:
+    """The CUDA_VISIBLE_DEVICES of a shard: a GPU of its own where the run has several, else whatever the user said."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if total == 1 or visible == "":
+        return visible
+    names = visible.split(",") if visible else [str(index) for index in range(total)]
+    return names[shard % len(names)]
+
+
+def _is_running(run: Run, job: Job) -> bool:
+    """Whether the process of a job is there, and is that job's: numbers come round again."""
+    try:
+        return os.fsencode(run.name) in Path(f"/proc/{job.id}/cmdline").read_bytes()  # empty for one that has ended
+    except OSError:
+        return False

@@ -1,0 +1,233 @@
+"""Jobs that SLURM runs, in arrays."""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import json
+import math
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import submitit
+
+from minfer.jobs import partition
+from minfer.jobs.executors.base import Device, Executor, ignore_interrupts, import_path
+from minfer.jobs.queue import Account, Seen, normalize, parse_accounts
+from minfer.jobs.run import Job, Run
+from minfer.plan import shell
+from minfer.plan.config import UserError
+from minfer.process.stopping import AGAIN
+
+# What a job inside a container needs of the environment that `--cleanenv` drops.
+PASS_ON = ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURMD_NODENAME", "SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID",
+           "SLURM_NTASKS", "SLURM_NNODES", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_TMPDIR", "SLURM_CPUS_PER_TASK",
+           "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "SUBMITIT_EXECUTOR")  # fmt: skip
+PASS_ON_ONE = 'eval "[ -z \\"\\${$name+x}\\" ] || export \\"APPTAINERENV_$name=\\$$name\\""'
+# The last lines of a job's script, on the node and outside any container, where scontrol is: a shard that had to stop
+# and got something done says so by its exit status.
+REQUEUE = ["status=$?", f'[ "$status" != {AGAIN} ] || scontrol requeue "$SLURM_JOB_ID"', 'exit "$status"']
+
+
+class Slurm(Executor):
+    """A job for as many shards as it has GPUs; many jobs are an array."""
+
+    name = "slurm"
+    queued = True
+
+    def find_device(self, wanted: str) -> Device:
+        """What is asked for: the node is not known yet."""
+        if wanted != "auto":
+            return Device(wanted)
+        return Device("cuda" if partition.count_gpus(self.cluster.gres) else "cpu")
+
+    @property
+    def shards_per_job(self) -> int:
+        """As many as it has GPUs."""
+        return max(1, sum(partition.count_gpus(self.cluster.gres).values()))
+
+    def count_shards(self, device: Device) -> int:
+        return self.shards_per_job * (1 if self.cluster.distribute else self.cluster.max_jobs)
+
+    def choose_nodes(self) -> tuple[list[str], list[str]]:
+        return partition.distribute(self.cluster)
+
+    def list_models(self) -> list[str]:
+        if "" not in partition.count_gpus(self.cluster.gres):
+            return []
+        nodes = partition.list_nodes(self.cluster.partition)
+        found = sorted({model for node in nodes for model in node.gpus if model})
+        return found if len(found) > 1 else []
+
+    def find_most(self) -> dict[str, float]:
+        fit = [node for node in partition.list_nodes(self.cluster.partition) if node.fits(self.cluster.gres)]
+        return {
+            "time_min": max((node.minutes for node in fit), default=math.inf),
+            "memory_gb": max((node.memory_mb // 1024 for node in fit), default=math.inf),
+        }
+
+    def preflight(self) -> None:
+        super().preflight()
+        partition.check_asked(self.cluster)
+
+    def submit(self, run: Run, shards: Sequence[str], retry: int = 0) -> list[Job]:
+        """Queue arrays of jobs; where shards are pinned to a node, the job is, too."""
+        self.preflight()
+        self.check_paths(run)
+        run.copy_sources()
+        files = run.shards
+        jobs: list[Job] = []
+        with ignore_interrupts():
+            for where, array in self._arrays([files[name] for name in shards], _largest_array()):
+                try:
+                    jobs += self._start(run, self._executor(run, where), array, [None] * len(array), retry)
+                except submitit.core.utils.FailedJobError as error:
+                    reason = " ".join(str(error).split("sbatch: error:")[-1].split())
+                    if jobs:
+                        raise UserError(
+                            f"{len(jobs)} of {len(shards)} shards are queued as {run.name}, and SLURM refused the rest: "
+                            f"{reason}; go on later with {shell.command('resubmit', run.name)}"
+                        ) from error
+                    raise UserError(f"SLURM refused the job: {reason}; change cluster.* and try again") from error
+        return jobs
+
+    def script(self, run: Run, jobs: int, where: str | None = None) -> str:
+        """What sbatch is given: the script of the first array."""
+        self.check_paths(run)
+        executor = self._executor(run, where)
+        if (tasks := min(jobs, _largest_array())) > 1:
+            executor.parameters["map_count"] = tasks  # as submitit's map_array does
+        return executor._make_submission_file_text(executor._submitit_command_str, "")
+
+    def _executor(self, run: Run, where: str | None) -> submitit.SlurmExecutor:
+        executor = submitit.SlurmExecutor(folder=run.folder / "jobs", python=self.python(run))
+        executor.update_parameters(**self.parameters(run, where))
+        return executor
+
+    def _arrays(self, shards: list[Path], most: int) -> Iterator[tuple[str | None, list[list[Path]]]]:
+        """What is submitted at once, as an array of at most so many jobs: the shards of each, and the node that they are
+        pinned to, if any."""
+        pinned = (lambda path: json.loads(path.read_text())["node"]) if self.cluster.distribute else (lambda path: None)
+        size = self.shards_per_job
+        for where, of in itertools.groupby(shards, pinned):
+            paths = list(of)
+            jobs = [paths[start : start + size] for start in range(0, len(paths), size)]
+            for start in range(0, len(jobs), most):
+                yield where, jobs[start : start + most]
+
+    def parameters(self, run: Run, where: str | None = None) -> dict[str, Any]:
+        """What a job asks of SLURM, and its script does before and after Python, by submitit's names; `where`: the one node
+        that may run it."""
+        cluster = self.cluster
+        flags = {str(name): value for name, value in cluster.flags.items()}
+        name = flags.pop("job-name", f"minfer-{run.name}")
+        if where is not None:
+            flags.pop("exclude", None)  # which is why it is not one of the others
+            flags["nodelist"] = where
+        return {
+            "job_name": name,
+            "time": cluster.time_min,
+            "wckey": flags.pop("wckey", None),  # submitit's own is refused by sites that keep a list of them
+            "cpus_per_task": cluster.cpus,
+            "mem": None if cluster.memory_gb is None else f"{cluster.memory_gb}GB",
+            "partition": cluster.partition,
+            "account": cluster.account,
+            "qos": cluster.qos,
+            "constraint": cluster.constraint,
+            "gres": cluster.gres,
+            "exclusive": cluster.exclusive or None,
+            "array_parallelism": cluster.parallel,
+            "signal_delay_s": self.grace_s,
+            "setup": [
+                *(f"export {name}={shlex.quote(value)}" for name, value in import_path(run).items()),
+                "export SLURM_EXPORT_ENV=ALL",  # a user's SBATCH_EXPORT=NONE is for this script; its tasks get what it has
+                *cluster.setup,
+                *check_lines(self, run),
+            ],
+            "teardown": REQUEUE,
+            "additional_parameters": {"chdir": str(run.sources), "requeue": True} | flags,
+        }
+
+    def _in_job(self, start: str, inside: str) -> str:
+        # What SLURM told a task is known to a shell in that task, and Apptainer takes it from variables of its own.
+        pass_on = f"for name in {' '.join(PASS_ON)}; do {PASS_ON_ONE}; done"
+        start += ' --cleanenv --no-home ${SLURM_TMPDIR:+--bind "$SLURM_TMPDIR"}'
+        task = f'{pass_on}; exec {start} {inside} "$@"'
+        return f"sh -c {shlex.quote(task)} sh"
+
+    @classmethod
+    def states(cls, run: Run, jobs: Collection[Job]) -> dict[str, Seen] | None:
+        """squeue is asked, not submitit, which takes NODE_FAIL for the end of a job that SLURM runs again."""
+        soon = (datetime.datetime.now() + datetime.timedelta(days=30)).isoformat()
+        told = _ask("squeue", "--noheader", "--array", f"--user={os.getuid()}", "--format=%i|%T|%S|%r")
+        if told is None:
+            return None
+        ids = {job.id for job in jobs}
+        lines = [line.split("|", 3) for line in told.splitlines()]
+        return {
+            line[0]: Seen(line[1], normalize(line[3]), line[2] if line[2] < soon else "")
+            for line in lines
+            if len(line) == 4 and line[0] in ids
+        }
+
+    @classmethod
+    def accounts(cls, jobs: Collection[Job]) -> dict[str, Account]:
+        """Nothing without slurmdbd."""
+        fields = "JobID,State,Submit,Start,ElapsedRaw,MaxRSS"
+        ids = ",".join(sorted({job.id for job in jobs}))
+        environment = os.environ | {"SLURM_TIME_FORMAT": "%s"}
+        told = _ask(
+            "sacct", "--noheader", "--parsable2", f"--format={fields}", f"--jobs={ids}", environment=environment
+        )
+        return parse_accounts((told or "").splitlines())
+
+    @classmethod
+    def cancel(cls, run: Run, jobs: Collection[Job]) -> None:
+        ids = sorted({job.id for job in jobs})
+        for start in range(0, len(ids), 500):  # a command line has an end
+            _ask("scancel", *ids[start : start + 500])
+
+
+def check_lines(executor: Executor, run: Run, python: str = sys.executable) -> list[str]:
+    """The first lines of a job's script: what the node must have before Python can start at all."""
+    cluster, container = executor.cluster, executor.container
+    seen = "put the clone, runs= and results= on a file system that the nodes see"
+    needs = [("-d", path, seen) for path in (run.sources, Path(run.request.results))]
+    if container.image is not None:
+        image = Path(container.image).expanduser().absolute()
+        needs.append(("-r", image, "copy the container image there, or set container.image"))
+    else:
+        needs.append(("-x", Path(python), "put the environment (uv sync) on a file system that the nodes see"))
+    lines = [_refuse(f"[ {test} {shlex.quote(str(path))} ]", f"has no {path}", then) for test, path, then in needs]
+    if container.image is not None:
+        lines.append(_refuse("command -v apptainer >/dev/null", "has no apptainer", "load its module in cluster.setup"))
+        if cluster.scratch:  # a folder that is not there cannot be bound
+            where = shlex.quote(cluster.scratch)
+            lines.append(_refuse(f"mkdir -p {where}", f"cannot make {cluster.scratch}", "set cluster.scratch"))
+    return lines
+
+
+def _refuse(test: str, what: str, remedy: str) -> str:
+    why = shlex.quote(f" {what}; {remedy}, or leave the node out with +cluster.flags.exclude=")
+    return f'{test} || {{ node="${{SLURMD_NODENAME:-$(hostname -s)}}"; echo "minfer: node $node"{why}"$node" >&2; exit 1; }}'
+
+
+def _largest_array() -> int:
+    """How many tasks an array may have here: SLURM's MaxArraySize, which is one more than the largest index."""
+    told = subprocess.run(["scontrol", "show", "config"], capture_output=True, text=True).stdout
+    found = re.search(r"^MaxArraySize\s*=\s*(\d+)", told, re.MULTILINE)
+    return max(1, int(found[1])) if found else 1001
+
+
+def _ask(*command: str, environment: Mapping[str, str] | None = None) -> str | None:
+    """What a command of SLURM's says; None when it fails."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60, env=environment).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None

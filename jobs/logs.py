@@ -1,0 +1,61 @@
+"""Why a job ended, as its log says it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+PREFIX = "minfer: "  # how a sentence of ours begins in the log of a job
+MEMORY = "it ran out of memory; raise cluster.memory_gb"
+MEMORY_LINE = r"oom[-_ ]?kill|exceeded (job |step )?memory limit|OUT_OF_MEMORY"
+# Lines of a log that say why a job ended, and what to add to them.
+CAUSES = (
+    (rf"{MEMORY_LINE}|out of memory", MEMORY),
+    (
+        r"^(ImportError|ModuleNotFoundError): .*",
+        "the environment of the job lacks a package; uv sync, or correct cluster.setup",
+    ),
+    (
+        r"command not found|No such file or directory",
+        "correct cluster.setup, or put the file on a file system that the nodes see",
+    ),
+    (r"^\w*(Error|Exception)\b.*", ""),
+)
+
+
+def find_sentence(log: Path) -> str | None:
+    """The sentence that a job ended with."""
+    return next((line.removeprefix(PREFIX) for line in reversed(_read(log)) if line.startswith(PREFIX)), None)
+
+
+def find_cause(log: Path, end: str = "") -> str | None:
+    """The line that says why a job ended, with what to do; `end` is SLURM's word for that end."""
+    if end == "OUT_OF_MEMORY":
+        return MEMORY
+    lines = _read(log)[-200:]
+    for pattern, remedy in CAUSES:
+        for line in reversed(lines):
+            if re.search(pattern, line, re.IGNORECASE):
+                shown = "".join(c for c in line.strip() if c.isprintable())[:200]
+                return f"{shown}; {remedy}" if remedy and remedy != MEMORY else remedy or shown
+    return None
+
+
+def find_limit(log: Path, end: str = "") -> str | None:
+    """The key of `cluster` that a job ended by: what SLURM wrote to its log of its time or memory, or its word for the end."""
+    if word := {"OUT_OF_MEMORY": "memory_gb", "TIMEOUT": "time_min"}.get(end):
+        return word
+    for line in reversed([line for line in _read(log)[-200:] if line.startswith(("slurmstepd", "srun"))]):
+        if re.search(MEMORY_LINE, line, re.IGNORECASE):
+            return "memory_gb"
+        # SLURM may warn by SIGUSR2 a minute early, which ends a process that has not begun to listen.
+        if "DUE TO TIME LIMIT" in line or "User defined signal 2" in line:
+            return "time_min"
+    return None
+
+
+def _read(log: Path) -> list[str]:
+    try:
+        return log.read_text(errors="replace").splitlines()
+    except OSError:
+        return []

@@ -1,0 +1,213 @@
+"""A run: one launch, by its folder, where its request, its sources, its shards, the jobs that they became and their progress
+are written down for later commands."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import shutil
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from minfer.plan.config import PACKAGE, Config, UserError, check_values, nearest
+from minfer.plan.mistakes import explain
+
+if TYPE_CHECKING:
+    from minfer.rows import store
+
+RUNS = Path("runs")  # where `minfer` looks for runs by their names
+CONFIG, JOBS, COPY = "config.yaml", "jobs.jsonl", "sources"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A shard as it was submitted; `id` is SLURM's, such as `12_3`, or a process of this machine. `time_min` and `memory_gb`
+    are what the job asked for, and `retry` how often more than at first."""
+
+    shard: str
+    id: str
+    executor: str  # a name of minfer.jobs.executors
+    retry: int = 0
+    time_min: int | None = None
+    memory_gb: int | None = None
+
+
+class Run:
+    """What a run's folder holds. Nothing is read before it is asked for: a run whose request is broken can be cancelled."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.name = folder.name
+        self.sources = folder / COPY  # what its jobs import, once `copy_sources` has made it
+
+    @classmethod
+    def create(cls, folder: Path, request: Config) -> Run:
+        """A new run of a request, which is written to its folder."""
+        run = cls(folder)
+        run.request = request
+        (folder / CONFIG).write_text(OmegaConf.to_yaml(OmegaConf.structured(request)))
+        return run
+
+    @classmethod
+    def find(cls, word: str) -> Run:
+        """A run by its path or by its name under `runs`; `last` is the newest one. Raises UserError."""
+        names = [run.name for run in cls.list_all()]
+        if word == "last" and names:
+            word = names[-1]
+        for folder in (Path(word), RUNS / word):
+            if (folder / CONFIG).is_file():
+                return cls(folder.absolute())
+        hint = nearest(word, names[-20:]) if names else "name its folder"
+        raise UserError(f"there is no run {word}; {hint}")
+
+    @classmethod
+    def list_all(cls) -> list[Run]:
+        """All runs under `runs`, the oldest first: a run's name begins with its time."""
+        return [cls(path) for path in sorted((path.parent for path in RUNS.glob(f"*/{CONFIG}")), key=lambda p: p.name)]
+
+    @cached_property
+    def request(self) -> Config:
+        """The request. Raises UserError where its file cannot be read."""
+        return self._read_request([])
+
+    def change_request(self, changes: list[str]) -> None:
+        """Change the request from now on, but not its file, by `key=value` words: `cluster.flags={}` clears the flags, and
+        `cluster.flags.begin=now` changes one of them. Raises UserError."""
+        self.request = self._read_request(changes)
+
+    def _read_request(self, changes: list[str]) -> Config:
+        for word in changes:
+            if not word.startswith(("cluster.", "container.")) or "=" not in word:
+                raise UserError(f"cannot change {word!r} of a run; only cluster.* and container.* can, as key=value")
+        file = self.folder / CONFIG
+        try:
+            merged = OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.load(file))
+            config: Any = OmegaConf.to_object(merged)
+        except OmegaConfBaseException as error:
+            raise UserError(f"cannot read {file}: {str(error).splitlines()[0]}") from error
+        for word in changes:
+            key = word.partition("=")[0]
+            try:
+                OmegaConf.update(merged, key, OmegaConf.select(OmegaConf.from_dotlist([word]), key), merge=False)
+                config = OmegaConf.to_object(merged)
+            except YAMLError as error:
+                raise UserError(f"cannot read {word!r}; write it as key=value") from error
+            except OmegaConfBaseException as error:
+                raise UserError(explain(error, changes)) from error
+        check_values(config)
+        return config
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since it was launched."""
+        return time.time() - (self.folder / CONFIG).stat().st_mtime
+
+    def copy_sources(self) -> None:
+        """Give the run its own read-only copy of what its jobs run, if it has none: edits of the checkout come too late."""
+        if self.sources.exists():
+            return
+        partial = self.folder / "sources.tmp"
+        shutil.rmtree(partial, ignore_errors=True)
+        shutil.copytree(PACKAGE, partial / "minfer")  # compiled files, too: jobs need not do it at once
+        for path in partial.rglob("*.*"):
+            if path.is_file():
+                path.chmod(0o444)
+        partial.rename(self.sources)
+
+    @property
+    def shards(self) -> dict[str, Path]:
+        """The file of each shard, by its name."""
+        return {path.stem: path for path in sorted((self.folder / "shards").glob("*.json"))}
+
+    @property
+    def progress_files(self) -> Path:
+        """The folder with a file of events for each shard."""
+        return self.folder / "progress"
+
+    def announce(self, shards: Iterable[str]) -> None:
+        """Note in the progress of shards that they are about to be submitted: what it said before is of earlier jobs."""
+        self.progress_files.mkdir(exist_ok=True)
+        self.tell(shards, event="submitted")
+
+    def tell(self, shards: Iterable[str], **event: Any) -> None:
+        """Add an event to the progress of shards."""
+        for name in shards:
+            with open(self.progress_files / f"{name}.jsonl", "a") as file:
+                file.write(json.dumps({"time": time.time()} | event) + "\n")
+
+    def add_jobs(self, jobs: Iterable[Job]) -> None:
+        """Note jobs that were submitted."""
+        path = self.folder / JOBS
+        cut = path.exists() and not path.read_bytes().endswith(b"\n")  # by a process that was killed while it wrote
+        with open(path, "a") as file:
+            file.write("\n" if cut else "")
+            file.writelines(json.dumps({"time": time.time()} | asdict(job)) + "\n" for job in jobs)
+
+    @property
+    def all_jobs(self) -> list[Job]:
+        """Every job that was ever submitted, in order. A line that cannot be read, as of a process that was killed while it
+        wrote, is left out."""
+        path = self.folder / JOBS
+        found = []
+        for text in path.read_text(errors="replace").splitlines() if path.exists() else []:
+            try:
+                line = json.loads(text)
+                more = {name: line[name] for name in ("retry", "time_min", "memory_gb") if name in line}
+                found.append(Job(line["shard"], line["id"], line["executor"], **more))
+            except (ValueError, KeyError, TypeError):
+                continue
+        return found
+
+    @property
+    def jobs(self) -> dict[str, Job]:
+        """The last job of each shard."""
+        return {job.shard: job for job in self.all_jobs}
+
+    def log(self, job: Job, stream: str = "err") -> Path:
+        """What a job wrote, to `err` or `out`, as submitit names it."""
+        return self.folder / "jobs" / f"{job.id}_0_log.{stream}"
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Whoever submits jobs of a run is alone with it: two at once would queue each shard twice. The lock ends with the
+        process. Raises UserError where another one has it."""
+        with open(self.folder / "submit.lock", "w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise UserError(
+                    f"jobs of {self.name} are being submitted from another shell; wait for it, and try again"
+                ) from error
+            yield
+
+    @property
+    def row_files(self) -> list[Path]:
+        """Its parquet files. Raises UserError where the request cannot be read."""
+        from minfer.rows import store  # imports pyarrow, which a typo need not wait for
+
+        results = Path(self.request.results).absolute()
+        return [path for folder in sorted(results.glob(f"*/{self.name}")) for path in store.files(folder)]
+
+    def rows(self, columns: Iterable[str]) -> dict[tuple[str, str], store.Row]:
+        """The newest row of each case, by shard and case: a case that was done again has several. Raises UserError where the
+        request cannot be read."""
+        from minfer.rows import store  # imports pyarrow, which a typo need not wait for
+
+        finished = lambda row: row["finished"].timestamp() if row["finished"] else 0.0
+        found: dict[tuple[str, str], store.Row] = {}
+        for path in self.row_files:
+            shard = path.stem.rpartition("-")[0]
+            for row in store.rows([path], {"case", "finished", *columns}):
+                key = shard, row["case"]
+                if key not in found or finished(found[key]) <= finished(row):
+                    found[key] = row
+        return found
