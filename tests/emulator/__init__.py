@@ -23,6 +23,7 @@ import torch
 
 from minfer import build
 from minfer.ops import PACKAGE, Kernel
+from tests.emulator.planting import Edit, check_markers, find_closing, plant
 
 HERE = Path(__file__).parent
 INCLUDE = HERE / "include"
@@ -99,12 +100,7 @@ def with_checked_blocks(text: str) -> str:
 
     def behind(start: int) -> int:
         """The place behind the parentheses that open at the first `(` from `start` on."""
-        depth, at = 0, text.index("(", start)
-        while True:
-            depth += {"(": 1, ")": -1}.get(text[at], 0)
-            at += 1
-            if not depth:
-                return at
+        return find_closing(text, text.index("(", start)) + 1
 
     parts, done = [], 0
     for kernel in KERNEL.finditer(text):
@@ -120,58 +116,23 @@ def with_checked_blocks(text: str) -> str:
     return "".join([*parts, text[done:]])
 
 
-PART = re.compile("«(.*?)»", re.DOTALL)
-
-
-def switched(text: str, mistakes: Mapping[int, Mapping[str, str]]) -> tuple[str, set[str]]:
-    """A source with mistakes that can be switched on: for each number, what is replaced by what. What is replaced must be
-    statements or an expression, either all of a key or its part between « and », wherever the key occurs. Returns also the
-    keys that do."""
-    parts: dict[tuple[int, int], dict[int, str]] = {}
-    found = set()
-    for number, edits in mistakes.items():
-        for key, new in edits.items():
-            marked = PART.search(key)
-            before, old = (key[: marked.start()], marked[1]) if marked else ("", key)
-            for place in re.finditer(re.escape(key.replace("«", "").replace("»", "")), text):
-                found.add(key)
-                start = place.start() + len(before)
-                parts.setdefault((start, start + len(old)), {})[number] = new
-    inserted: list[tuple[tuple[int, int, int], str]] = []  # at which place, in which order
-    for (start, end), choices in parts.items():
-        for other_start, other_end in parts:
-            assert not start < other_start < end < other_end, f"mistakes overlap in {text[start:other_end]!r}"
-        if text[start:end].rstrip().endswith(";"):
-            chosen = [f"if (emulator::mistake == {number}) {{ {new} }} else" for number, new in choices.items()]
-            around = f"{{ {' '.join(chosen)} {{ ", " } }"
-        else:
-            chosen = [f"emulator::mistake == {number} ? ({new}) :" for number, new in choices.items()]
-            around = f"({' '.join(chosen)} (", "))"
-        inserted.append(((start, 1, -end), around[0]))  # of two that begin together, the longer one first
-        inserted.append(((end, 0, -start), around[1]))  # of two that end together, the shorter one
-    for (at, *_), added in sorted(inserted, reverse=True):
-        text = text[:at] + added + text[at:]
-    return text, found
+def planted(kernel: Kernel, mistakes: Mapping[int, Mapping[str, Edit]]) -> dict[Path, str]:
+    """The sources of a kernel that the emulator has no version of its own of, with mistakes to switch on."""
+    texts = {path: path.read_text() for path in kernel.sources() if not (INCLUDE / _relative(path)).is_file()}
+    check_markers(texts.values(), {name for edits in mistakes.values() for name in edits}, kernel.source.name)
+    return {path: plant(text, mistakes) for path, text in texts.items()}
 
 
 def compiled(
-    kernel: Kernel, folder: Path, mistakes: Mapping[int, Mapping[str, str]] | None = None, *flags: str
+    kernel: Kernel, folder: Path, mistakes: Mapping[int, Mapping[str, Edit]] | None = None, *flags: str
 ) -> Path:
-    """The library of a kernel's file for the CPU, with mistakes to switch on; what they replace must occur. `flags` are more of
+    """The library of a kernel's file for the CPU, with mistakes to switch on, whose markers must be there. `flags` are more of
     the compiler's. Raises BuildError when the compiler does."""
-    mistakes = mistakes or {}
-    unseen = {key for edits in mistakes.values() for key in edits}
-    for path in kernel.sources():
-        relative = _relative(path)
-        if (INCLUDE / relative).is_file():
-            continue
-        text, found = switched(path.read_text(), mistakes)
-        unseen -= found
-        target = folder / relative
+    for path, text in planted(kernel, mistakes or {}).items():
+        target = folder / _relative(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         first = '#include "torch.h"\n' if path == kernel.source else ""  # a precompiled header must come first
         target.write_text(f'{first}#line 1 "{path.name}"\n{rewrite(text)}')
-    assert not unseen, f"{kernel.source.name} has none of {sorted(unseen)}"
     level = QUICK if kernel.op in QUICK_OPS else USUAL
     return _compile(folder / _relative(kernel.source), folder, level, *flags)
 

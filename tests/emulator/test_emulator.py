@@ -15,7 +15,7 @@ from minfer.bench.operands import Operands
 from minfer.bench.verify import compared, run_reference
 from minfer.ops import Case, Kernel
 from tests.emulator import Emulated, KernelError, compiled
-from tests.emulator.mistakes import BROKEN, mistakes_of, number_of
+from tests.emulator.mistakes import BROKEN, WHOLE, mistakes_of, number_of
 from tests.spaced import spaced
 from tests.tiers import ALWAYS, mostly_slow
 
@@ -265,9 +265,9 @@ def test_kernels_agree_with_the_reference_when_emulated(file: str, library: Call
 
 @pytest.mark.slow
 def test_few_long_items_of_decode_attention_take_a_whole_multiprocessor(tmp_path) -> None:
-    kernel = FILES["decode_attention-v03_packed"]
-    whole = {1: {"return launch_shape<typename Shape::Whole>(p, tiles, items);": "return;"}}
-    library = compiled(kernel, tmp_path, whole, "-DMINFER_SM=90")
+    file, edits = WHOLE
+    kernel = FILES[file]
+    library = compiled(kernel, tmp_path, {1: edits}, "-DMINFER_SM=90")
     function, without = Emulated(kernel, library), Emulated(kernel, library, 1)
     for each in (function, without):
         each.allow_shared(227 << 10)
