@@ -27,16 +27,13 @@ from tests.emulator.planting import Edit, check_markers, find_closing, plant
 
 HERE = Path(__file__).parent
 INCLUDE = HERE / "include"
-FLAGS = ["-std=c++20", "-fPIC", "-w", "-fno-strict-aliasing", "-U_FORTIFY_SOURCE"]
+# Level -Og compiles a kernel in three quarters of the time of -O1 and runs it about as fast: the runtime, which takes most of
+# that time, has a level of its own.
+FLAGS = ["-Og", "-std=c++20", "-fPIC", "-w", "-fno-strict-aliasing", "-U_FORTIFY_SOURCE"]
 FLAGS += ["-fno-gnu-unique"]  # of those a process has one for all libraries: each has its own number of multiprocessors
 FLAGS += ["-fsanitize=alignment,bounds", "-fno-sanitize-recover=all"]  # compiled in, and not linked: see runtime.h
 
 RUNTIME = ["runtime", "call"]
-
-# -Og compiles a kernel in as little as half the time, but the kernel runs slower: for ops that compile far longer than they
-# run.
-USUAL, QUICK = "-O1", "-Og"
-QUICK_OPS = {"decode_attention", "quant_gemm"}
 
 LAUNCH = re.compile(r"([\w:]+(?:<[^;{}()]*>)?)\s*<<<(.*?)>>>\s*(\([^;]*\));", re.DOTALL)
 DYNAMIC = re.compile(r"extern\s+__shared__\s+(?:(?:alignas|__align__)\(\w+\)\s+)?([\w: ]+?)\s+(\w+)\s*\[\s*\]\s*;")
@@ -133,8 +130,7 @@ def compiled(
         target.parent.mkdir(parents=True, exist_ok=True)
         first = '#include "torch.h"\n' if path == kernel.source else ""  # a precompiled header must come first
         target.write_text(f'{first}#line 1 "{path.name}"\n{rewrite(text)}')
-    level = QUICK if kernel.op in QUICK_OPS else USUAL
-    return _compile(folder / _relative(kernel.source), folder, level, *flags)
+    return _compile(folder / _relative(kernel.source), folder, *flags)
 
 
 class Emulated:
@@ -205,18 +201,18 @@ def _run(*words: str | Path) -> None:
 
 
 @cache
-def precompiled(level: str = USUAL) -> Path:
-    """A folder with the header, compiled at a level of optimisation: a compiler at another level would ignore it. The folder of
-    USUAL also has the runtime. Both take longer than a kernel: they are made once for all processes of a test run."""
+def precompiled() -> Path:
+    """A folder with the runtime and the header, which take longer than a kernel: compiled once for all processes of a test
+    run."""
     folder = Path(os.environ["MINFER_TESTS_SHARED"])
-    ready = folder / f"emulator{level}"
-    with open(folder / f"emulator{level}.lock", "w") as lock:
+    ready = folder / "emulator"
+    with open(folder / "emulator.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not ready.exists():
             made = Path(tempfile.mkdtemp(dir=folder))
-            _run(level, *FLAGS, *_includes(), "-x", "c++-header", HERE / "torch.h", "-o", made / "torch.h.gch")
-            for name in RUNTIME if level == USUAL else ():
-                _run(level, *FLAGS, *_includes(made), "-c", HERE / f"{name}.cpp", "-o", made / f"{name}.o")
+            _run(*FLAGS, *_includes(), "-x", "c++-header", HERE / "torch.h", "-o", made / "torch.h.gch")
+            for name in RUNTIME:
+                _run(*FLAGS, *_includes(made), "-c", HERE / f"{name}.cpp", "-o", made / f"{name}.o")
             made.rename(ready)
     return ready
 
@@ -227,8 +223,8 @@ def _includes(*folders: Path) -> list[str]:
     return [*(f"-I{path}" for path in (*folders, INCLUDE, HERE)), "-isystem", str(home / "include")]
 
 
-def _compile(source: Path, folder: Path, level: str, *flags: str) -> Path:
+def _compile(source: Path, folder: Path, *flags: str) -> Path:
     made, library = folder / "kernel.o", folder / "kernel.so"
-    _run(level, *FLAGS, *flags, *_includes(precompiled(level), folder), "-x", "c++", "-c", source, "-o", made)
+    _run(*FLAGS, *flags, *_includes(precompiled(), folder), "-x", "c++", "-c", source, "-o", made)
     _run("-shared", "-Wl,-Bsymbolic", made, *(precompiled() / f"{name}.o" for name in RUNTIME), "-o", library)
     return library
