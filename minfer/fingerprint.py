@@ -38,16 +38,18 @@ def fingerprint(kernel: Kernel, arch: str, rules: int) -> str:
     return digest.hexdigest()[:16]
 
 
+# Where tests/emulator/mistakes.py plants a mistake: behind a line, or alone on the one before.
+MARKER = re.compile(r"^[ \t]*//@ .*\n|[ \t]*//@ .*$", re.MULTILINE)
 GENERATED = re.compile(r"^// (?:Measured \(|Why: ).*\n(?://   .*\n)*", re.MULTILINE)
 
 
 @cache
 def _meaning(path: Path) -> str:
-    """A source without what means nothing to the machine: comments and, of an op's file, the registration of kernels. Of the
-    lines that analysis/make.py headers writes into a header not even the number counts."""
+    """A source without what means nothing to the machine: comments and, of an op's file, the registration of kernels. Of
+    markers and of the lines that `analysis/make.py headers` writes into a header not even the number counts."""
     text = read_source(path)
     if path.suffix != ".py":
-        text = GENERATED.sub("", text)
+        text = GENERATED.sub("", MARKER.sub("", text))
         return re.sub(r"//[^\n]*|/\*.*?\*/|\s+", " ", text, flags=re.DOTALL)
     module = ast.parse(text)
     module.body = [statement for statement in module.body if not _registers(statement)]

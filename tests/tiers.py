@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import TypeVar
 
@@ -11,7 +11,7 @@ import pytest
 from _pytest.mark.structures import ParameterSet
 
 from minfer import ops
-from minfer.ops import Kernel
+from minfer.ops import Case, Kernel
 
 T = TypeVar("T")
 
@@ -36,6 +36,37 @@ def mostly_slow(values: Iterable[T], always: Callable[[T], bool]) -> list[Parame
 
 def is_always_tested(kernel: Kernel) -> bool:
     return f"{kernel.op}-{kernel.source.stem}" in ALWAYS
+
+
+# What nvcc always compiles, which takes up to 12 s of a processor for one architecture: cp.async and mma.sync for both, wgmma,
+# and a kernel for rows.
+COMPILED = {
+    ("hgemm-v05_pipelined", "sm_89"),
+    ("hgemm-v05_pipelined", "sm_90a"),
+    ("hgemm-v10_wgmma", "sm_90a"),
+    ("rmsnorm-v02_vectors", "sm_89"),
+}
+
+
+def is_always_compiled(kernel: Kernel, arch: str) -> bool:
+    return (f"{kernel.op}-{kernel.source.stem}", arch) in COMPILED
+
+
+def is_first_in_cpp(kernel: Kernel) -> bool:
+    """Whether a kernel is in the first C++ file of its op, the only one of them that is always compiled."""
+    return kernel.source == next(k.source for k in ops.get(kernel.op).kernels.values() if k.backend == "cpp")
+
+
+def few_of(cases: Sequence[Case], least: int) -> list[Case]:
+    """The first cases that bring a dtype, a value of a parameter or a shape that those before have not; more if those are
+    fewer than `least`."""
+    seen: set[object] = set()
+    found, rest = [], []
+    for case in cases:
+        brings = {case.dtype, *case.params.items(), case.shape_name}
+        (rest if brings <= seen else found).append(case)
+        seen |= brings
+    return [*found, *rest[: max(0, least - len(found))]]
 
 
 MEASURED_ARCH, OTHER_ARCH = "sm_90a", "sm_89"

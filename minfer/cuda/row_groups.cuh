@@ -33,7 +33,7 @@ struct RowGroups {
         for (int by = 1; by < 32; by *= 2) end = max(end, __shfl_up_sync(0xffffffff, end, by));
         end = max(end, row);
         const int before = __shfl_up_sync(0xffffffff, end, 1), from = threadIdx.x ? before : row;
-        const int own = (end - from + kRows - 1) / kRows;
+        const int own = (end - from + kRows - 1) / kRows;  //@ last_rows
         int sum = own;
 #pragma unroll
         for (int by = 1; by < 32; by *= 2) {

@@ -79,7 +79,7 @@ struct OnlineRows {
     if constexpr (!kFirst) {
       add_powers<T>(scores, powers, factor, exponent, part);
       // The parts are NaN, or infinite, while a row has no base.
-      grows = __ballot_sync(0xffffffff, !(part[0] <= kMost && part[1] <= kMost)) != 0;
+      grows = __ballot_sync(0xffffffff, !(part[0] <= kMost && part[1] <= kMost)) != 0;  //@ too_large
     }
     rescale[0] = rescale[1] = 1.0f;
     if (grows) {

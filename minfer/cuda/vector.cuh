@@ -74,7 +74,7 @@ __device__ inline float reduce_row(float value, float* partial, Combine combine 
   if (warps == 1) return value;
   const int lane = threadIdx.x % 32, first = threadIdx.y * warps;
   if (lane == 0) partial[first + threadIdx.x / 32] = value;
-  __syncthreads();
+  __syncthreads();  //@ sums_there
   const int span = 1 << (32 - __clz(warps - 1));  // the next power of two from `warps` on
   const int from = lane & (span - 1);
   value = from < warps ? partial[first + from] : Combine::kNeutral;

@@ -24,19 +24,17 @@ import torch
 from minfer.build import toolchain
 from minfer.build.errors import BuildError, first_error
 from minfer.ops import PACKAGE, Kernel
+from tests.emulator.planting import Edit, check_markers, find_closing, plant
 
 HERE = Path(__file__).parent
 INCLUDE = HERE / "include"
-FLAGS = ["-std=c++20", "-fPIC", "-w", "-fno-strict-aliasing", "-U_FORTIFY_SOURCE"]
+# Level -Og compiles a kernel in three quarters of the time of -O1 and runs it about as fast: the runtime, which takes most of
+# that time, has a level of its own.
+FLAGS = ["-Og", "-std=c++20", "-fPIC", "-w", "-fno-strict-aliasing", "-U_FORTIFY_SOURCE"]
 FLAGS += ["-fno-gnu-unique"]  # of those a process has one for all libraries: each has its own number of multiprocessors
 FLAGS += ["-fsanitize=alignment,bounds", "-fno-sanitize-recover=all"]  # compiled in, and not linked: see runtime.h
 
 RUNTIME = ["runtime", "call"]
-
-# -Og compiles a kernel in as little as half the time, but the kernel runs slower: for ops that compile far longer than they
-# run.
-USUAL, QUICK = "-O1", "-Og"
-QUICK_OPS = {"decode_attention", "quant_gemm"}
 
 LAUNCH = re.compile(r"([\w:]+(?:<[^;{}()]*>)?)\s*<<<(.*?)>>>\s*(\([^;]*\));", re.DOTALL)
 DYNAMIC = re.compile(r"extern\s+__shared__\s+(?:(?:alignas|__align__)\(\w+\)\s+)?([\w: ]+?)\s+(\w+)\s*\[\s*\]\s*;")
@@ -100,12 +98,7 @@ def with_checked_blocks(text: str) -> str:
 
     def behind(start: int) -> int:
         """The place behind the parentheses that open at the first `(` from `start` on."""
-        depth, at = 0, text.index("(", start)
-        while True:
-            depth += {"(": 1, ")": -1}.get(text[at], 0)
-            at += 1
-            if not depth:
-                return at
+        return find_closing(text, text.index("(", start)) + 1
 
     parts, done = [], 0
     for kernel in KERNEL.finditer(text):
@@ -121,60 +114,24 @@ def with_checked_blocks(text: str) -> str:
     return "".join([*parts, text[done:]])
 
 
-PART = re.compile("«(.*?)»", re.DOTALL)
-
-
-def switched(text: str, mistakes: Mapping[int, Mapping[str, str]]) -> tuple[str, set[str]]:
-    """A source with mistakes that can be switched on: for each number, what is replaced by what. What is replaced must be
-    statements or an expression, either all of a key or its part between « and », wherever the key occurs. Returns also the
-    keys that do."""
-    parts: dict[tuple[int, int], dict[int, str]] = {}
-    found = set()
-    for number, edits in mistakes.items():
-        for key, new in edits.items():
-            marked = PART.search(key)
-            before, old = (key[: marked.start()], marked[1]) if marked else ("", key)
-            for place in re.finditer(re.escape(key.replace("«", "").replace("»", "")), text):
-                found.add(key)
-                start = place.start() + len(before)
-                parts.setdefault((start, start + len(old)), {})[number] = new
-    inserted: list[tuple[tuple[int, int, int], str]] = []  # at which place, in which order
-    for (start, end), choices in parts.items():
-        for other_start, other_end in parts:
-            assert not start < other_start < end < other_end, f"mistakes overlap in {text[start:other_end]!r}"
-        if text[start:end].rstrip().endswith(";"):
-            chosen = [f"if (emulator::mistake == {number}) {{ {new} }} else" for number, new in choices.items()]
-            around = f"{{ {' '.join(chosen)} {{ ", " } }"
-        else:
-            chosen = [f"emulator::mistake == {number} ? ({new}) :" for number, new in choices.items()]
-            around = f"({' '.join(chosen)} (", "))"
-        inserted.append(((start, 1, -end), around[0]))  # of two that begin together, the longer one first
-        inserted.append(((end, 0, -start), around[1]))  # of two that end together, the shorter one
-    for (at, *_), added in sorted(inserted, reverse=True):
-        text = text[:at] + added + text[at:]
-    return text, found
+def planted(kernel: Kernel, mistakes: Mapping[int, Mapping[str, Edit]]) -> dict[Path, str]:
+    """The sources of a kernel that the emulator has no version of its own of, with mistakes to switch on."""
+    texts = {path: path.read_text() for path in kernel.sources() if not (INCLUDE / _relative(path)).is_file()}
+    check_markers(texts.values(), {name for edits in mistakes.values() for name in edits}, kernel.source.name)
+    return {path: plant(text, mistakes) for path, text in texts.items()}
 
 
 def compiled(
-    kernel: Kernel, folder: Path, mistakes: Mapping[int, Mapping[str, str]] | None = None, *flags: str
+    kernel: Kernel, folder: Path, mistakes: Mapping[int, Mapping[str, Edit]] | None = None, *flags: str
 ) -> Path:
-    """The library of a kernel's file for the CPU, with mistakes to switch on; what they replace must occur. `flags` are more of
+    """The library of a kernel's file for the CPU, with mistakes to switch on, whose markers must be there. `flags` are more of
     the compiler's. Raises BuildError when the compiler does."""
-    mistakes = mistakes or {}
-    unseen = {key for edits in mistakes.values() for key in edits}
-    for path in kernel.sources():
-        relative = _relative(path)
-        if (INCLUDE / relative).is_file():
-            continue
-        text, found = switched(path.read_text(), mistakes)
-        unseen -= found
-        target = folder / relative
+    for path, text in planted(kernel, mistakes or {}).items():
+        target = folder / _relative(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         first = '#include "torch.h"\n' if path == kernel.source else ""  # a precompiled header must come first
         target.write_text(f'{first}#line 1 "{path.name}"\n{rewrite(text)}')
-    assert not unseen, f"{kernel.source.name} has none of {sorted(unseen)}"
-    level = QUICK if kernel.op in QUICK_OPS else USUAL
-    return _compile(folder / _relative(kernel.source), folder, level, *flags)
+    return _compile(folder / _relative(kernel.source), folder, *flags)
 
 
 class Emulated:
@@ -245,18 +202,18 @@ def _run(*words: str | Path) -> None:
 
 
 @cache
-def precompiled(level: str = USUAL) -> Path:
-    """A folder with the header, compiled at a level of optimisation: a compiler at another level would ignore it. The folder of
-    USUAL also has the runtime. Both take longer than a kernel: they are made once for all processes of a test run."""
+def precompiled() -> Path:
+    """A folder with the runtime and the header, which take longer than a kernel: compiled once for all processes of a test
+    run."""
     folder = Path(os.environ["MINFER_TESTS_SHARED"])
-    ready = folder / f"emulator{level}"
-    with open(folder / f"emulator{level}.lock", "w") as lock:
+    ready = folder / "emulator"
+    with open(folder / "emulator.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not ready.exists():
             made = Path(tempfile.mkdtemp(dir=folder))
-            _run(level, *FLAGS, *_includes(), "-x", "c++-header", HERE / "torch.h", "-o", made / "torch.h.gch")
-            for name in RUNTIME if level == USUAL else ():
-                _run(level, *FLAGS, *_includes(made), "-c", HERE / f"{name}.cpp", "-o", made / f"{name}.o")
+            _run(*FLAGS, *_includes(), "-x", "c++-header", HERE / "torch.h", "-o", made / "torch.h.gch")
+            for name in RUNTIME:
+                _run(*FLAGS, *_includes(made), "-c", HERE / f"{name}.cpp", "-o", made / f"{name}.o")
             made.rename(ready)
     return ready
 
@@ -267,8 +224,8 @@ def _includes(*folders: Path) -> list[str]:
     return [*(f"-I{path}" for path in (*folders, INCLUDE, HERE)), "-isystem", str(home / "include")]
 
 
-def _compile(source: Path, folder: Path, level: str, *flags: str) -> Path:
+def _compile(source: Path, folder: Path, *flags: str) -> Path:
     made, library = folder / "kernel.o", folder / "kernel.so"
-    _run(level, *FLAGS, *flags, *_includes(precompiled(level), folder), "-x", "c++", "-c", source, "-o", made)
+    _run(*FLAGS, *flags, *_includes(precompiled(), folder), "-x", "c++", "-c", source, "-o", made)
     _run("-shared", "-Wl,-Bsymbolic", made, *(precompiled() / f"{name}.o" for name in RUNTIME), "-o", library)
     return library

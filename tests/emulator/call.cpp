@@ -1,7 +1,7 @@
 // What Python calls: an op of a kernel's library, by its name, on copies of its tensors in guarded memory.
-#include <signal.h>
+#include <torch.h>  // first, and not as a file beside this one: the compiler then takes the precompiled one
 
-#include "torch.h"
+#include <signal.h>
 
 // The schema of an op of the library, or null; Python reads from it what `emulator_call` is to be given.
 extern "C" const char* emulator_schema(const char* name) {

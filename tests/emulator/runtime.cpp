@@ -1,5 +1,5 @@
 // The emulator's runtime, compiled once for all kernels: scheduling, errors, launches.
-#include "torch.h"
+#include <torch.h>  // the precompiled one: see call.cpp
 
 #include <array>
 #include <numeric>

@@ -8,9 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from minfer import ops
 from minfer.build import toolchain
-from minfer.ops import Kernel
-from tests.emulator import Emulated, KernelError, compiled, switched
+from minfer.fingerprint import _meaning
+from minfer.ops import PACKAGE, Kernel
+from tests.emulator import Emulated, KernelError, compiled, planted
+from tests.emulator.mistakes import BROKEN, WHOLE
+from tests.emulator.planting import IF_FALSE, IF_TRUE, MARKER, Edit, check_markers, plant
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -18,23 +22,70 @@ pytestmark = [
 ]
 
 
-def test_a_mistake_is_switched_where_it_is_marked_also_within_another() -> None:
-    mistakes = {
-        1: {"go(a + b)": "go(0)", "absent": ""},
-        2: {"a + «b»": "c"},
-        3: {"\n«stop();»": ""},
-        4: {"go(a + b)": "no()"},
+KERNEL = """stop();  // all have come  //@ stopped
+if (x(1) && y) go(a + b);  //@ sum
+//@ alone
+call(first,  // of two
+     second);
+"""
+
+
+def test_a_mistake_is_switched_on_where_its_marker_is() -> None:
+    mistakes: dict[int, dict[str, Edit]] = {
+        1: {"sum": "go(0);", "elsewhere": ""},
+        2: {"sum": ("a + b", "c")},
+        3: {"stopped": ""},
+        4: {"sum": IF_FALSE, "alone": "call(2);"},
     }
-    text, found = switched("stop();\nif (x) go(a + b);\nstop();\n", mistakes)
-    assert text == (
-        "stop();\n"
-        "if (x) (emulator::mistake == 1 ? (go(0)) : emulator::mistake == 4 ? (no()) : "
-        "(go(a + (emulator::mistake == 2 ? (c) : (b)))));\n"
-        "{ if (emulator::mistake == 3) {  } else { stop(); } }\n"
+    assert plant(KERNEL, mistakes) == (
+        "{ if (emulator::mistake == 3) {  } else { stop(); } }  // all have come  //@ stopped\n"
+        "{ if (emulator::mistake == 1) { go(0); } else { if ((emulator::mistake == 4 ? (false) : (x(1) && y))) "
+        "go((emulator::mistake == 2 ? (c) : (a + b))); } }  //@ sum\n"
+        "//@ alone\n"
+        "{ if (emulator::mistake == 4) { call(2); } else { call(first,  // of two\n     second); } }\n"
     )
-    assert found == {"go(a + b)", "a + «b»", "\n«stop();»"}
-    with pytest.raises(AssertionError, match="mistakes overlap in 'a \\+ b'"):
-        switched("f(a + b)", {1: {"a +": ""}, 2: {"+ b": ""}})
+
+
+@pytest.mark.parametrize(
+    ("edits", "why"),
+    [
+        ({1: {"sum": ("a +", "")}, 2: {"sum": ("+ b", "")}}, r"mistakes overlap in 'a \+ b'"),
+        ({1: {"sum": ("c", "d")}}, "the line of the marker //@ sum must have 'c' once: if"),
+        ({1: {"sum": ("a + b", "a + b")}}, "the mistake at the marker //@ sum changes nothing"),
+        ({1: {"stopped": IF_TRUE}}, "the line of the marker //@ stopped has no condition: stop"),
+    ],
+)
+def test_a_mistake_that_does_not_fit_its_line_fails(edits: dict[int, dict[str, Edit]], why: str) -> None:
+    with pytest.raises(AssertionError, match=why):
+        plant(KERNEL, edits)
+
+
+def test_a_marker_that_is_missing_or_twice_there_fails() -> None:
+    check_markers([KERNEL, "//@ twice\n"], ["sum", "alone", "twice"], "v01.cu")
+    for name, times, text in [("gone", 0, ""), ("sum", 2, "go();  //@ sum\n")]:
+        with pytest.raises(
+            AssertionError, match=f"of v01.cu is at the marker //@ {name}, which is {times} times there"
+        ):
+            check_markers([KERNEL, text], [name], "v01.cu")
+
+
+def test_all_mistakes_find_their_markers_and_all_markers_have_mistakes() -> None:
+    kernels = {f"{kernel.op}-{kernel.source.stem}": kernel for kernel in ops.every_kernel(["cuda"])}
+    used = set()
+    for file, edits in [(file, edits) for file, edits, _ in BROKEN.values()] + [WHOLE]:
+        before, after = planted(kernels[file], {}), planted(kernels[file], {1: edits})
+        assert before != after
+        for path, text in before.items():
+            used |= {(path, marker[1]) for marker in MARKER.finditer(text) if marker[1] in edits}
+    sources = [path for pattern in ("*.cu", "*.cuh", "*.h") for path in PACKAGE.rglob(pattern)]
+    assert {(path, marker[1]) for path in sources for marker in MARKER.finditer(path.read_text())} == used
+
+
+def test_a_marker_is_no_part_of_a_fingerprint(tmp_path: Path) -> None:
+    with_markers, without = tmp_path / "with.cu", tmp_path / "without.cu"
+    with_markers.write_text(KERNEL)
+    without.write_text("stop();  // all have come\nif (x(1) && y) go(a + b);\ncall(first,  // of two\n     second);\n")
+    assert _meaning(with_markers) == _meaning(without)
 
 
 FORBIDDEN = {

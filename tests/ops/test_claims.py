@@ -15,7 +15,7 @@ from minfer import ops
 from minfer.build import device_code, toolchain
 from minfer.profilers import static
 from minfer.profilers.sass import Function
-from tests.tiers import ALWAYS, archs, mostly_slow
+from tests.tiers import COMPILED, archs, mostly_slow
 
 pytestmark = pytest.mark.skipif(
     toolchain.toolkit() is None
@@ -54,7 +54,7 @@ def kinds(function: Function) -> set[str]:
     ("name", "arch"),
     mostly_slow(
         [(name, arch) for name in CLAIMS for arch in archs(ops.get("hgemm").kernels[name])],
-        lambda pair: f"hgemm-{pair[0]}" in ALWAYS,
+        lambda pair: (f"hgemm-{pair[0]}", pair[1]) in COMPILED,
     ),
 )
 def test_the_code_is_what_the_header_says(name: str, arch: str) -> None:
@@ -107,7 +107,7 @@ FUNCTIONS = {"v14_small": 26, "v17_one_wave": 32}  # dtypes, layouts and tiles; 
 SHARED_B = {"v12_pingpong": 4, "v13_cooperative": 4, "v14_small": 10, "v14_stream_k": 4}
 
 
-@pytest.mark.parametrize("name", mostly_slow(HOPPER, lambda name: f"hgemm-{name}" in ALWAYS))
+@pytest.mark.parametrize("name", mostly_slow(HOPPER, lambda name: (f"hgemm-{name}", "sm_90a") in COMPILED))
 def test_what_the_rungs_for_hopper_claim(name):
     """The copy engine and wgmma alone, asynchronously, in as many registers as a block of that size may have."""
     shapes, threads, products = HOPPER[name]

@@ -15,9 +15,9 @@ from minfer.bench.timed_results import matches_reference
 from minfer.bench.verify import same_bits, verify
 from minfer.build import device_code, toolchain
 from minfer.ops import Kernel, Op
-from tests import forked
+from tests import forked, sizes
 from tests.spaced import spaced
-from tests.tiers import archs, is_always_tested, mostly_slow
+from tests.tiers import archs, few_of, is_always_compiled, is_first_in_cpp, mostly_slow
 
 SHARED_LIMIT = {"sm_89": 99 << 10, "sm_90a": 227 << 10}
 
@@ -26,41 +26,21 @@ def name(kernel: Kernel) -> str:
     return f"{kernel.op}-{kernel.name}"
 
 
-# Each tile of the kernels that choose one, on 132 multiprocessors, with an edge of it in the last.
-TILES = {
-    "v07_tuned_acc16": [(4090, 4088, 200)],
-    "v14_small": [
-        (500, 520, 712),
-        (1000, 1000, 840),
-        (1270, 1288, 520),
-        (1500, 1544, 520),
-        (100, 4104, 2120),
-        (130, 4104, 2120),
-        (1000, 1032, 2120),
-    ],
-    "v17_one_wave": [
-        (16, 4104, 1160),
-        (33, 6152, 1032),
-        (64, 8200, 968),
-        (40, 14344, 712),
-        (9, 28680, 520),
-        (100, 4104, 712),
-        (65, 6152, 712),
-        (128, 8200, 584),
-        (120, 14344, 456),
-        (127, 28680, 328),
-    ],
-}
-
-
 def compiles(kernel: Kernel) -> bool:
     """Whether each new shape takes torch.compile seconds."""
     return kernel.function is not None and hasattr(kernel.function, "__wrapped__")
 
 
-LEAST, MOST = 6, 12  # cases of a kernel that are always tested
+LEAST = 6  # cases of a kernel that are always tested
 ON_CPU = [kernel for kernel in ops.every_kernel() if "cpu" in kernel.devices]
 DEAR = {"quant_gemm-torch", "moe_ffn-torch_eager", "decode_attention-torch_eager"}  # for 20 s and more
+
+
+def always(kernel: Kernel) -> bool:
+    """Whether a kernel is always tested: those that take long to compile or to run are not."""
+    if kernel.backend == "cpp":
+        return is_first_in_cpp(kernel)
+    return not compiles(kernel) and name(kernel) not in DEAR
 
 
 def cases_of(kernel: Kernel) -> list[ops.Case]:
@@ -70,9 +50,7 @@ def cases_of(kernel: Kernel) -> list[ops.Case]:
     return random.Random(0).sample(cases, len(cases))
 
 
-@pytest.mark.parametrize(
-    "kernel", mostly_slow(ON_CPU, lambda kernel: not compiles(kernel) and name(kernel) not in DEAR), ids=name
-)
+@pytest.mark.parametrize("kernel", mostly_slow(ON_CPU, always), ids=name)
 def test_cpu_kernel_agrees_with_the_reference(kernel):
     function = build.function(kernel)
     op = ops.get(kernel.op)
@@ -82,15 +60,18 @@ def test_cpu_kernel_agrees_with_the_reference(kernel):
         function(*operands.arguments, **op.call(case))
         assert matches_reference(op, case, fresh.named("in", "inout"), operands.named("out", "inout"))
         return
-    cases = cases_of(kernel)[:MOST]
+    cases = few_of(cases_of(kernel), LEAST)
     again = LEAST // len(cases)  # with other values, where a kernel is for one dtype and format only
     assert verified(kernel, cases * (1 + again)) > 20
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kernel", [k for k in ON_CPU if not compiles(k) and len(cases_of(k)) > MOST], ids=name)
+@pytest.mark.parametrize(
+    "kernel", [k for k in ON_CPU if not compiles(k) and len(cases_of(k)) > len(few_of(cases_of(k), LEAST))], ids=name
+)
 def test_cpu_kernel_agrees_in_the_cases_left(kernel):
-    assert verified(kernel, cases_of(kernel)[MOST:]) > 0
+    few = few_of(cases_of(kernel), LEAST)
+    assert verified(kernel, [case for case in cases_of(kernel) if case not in few]) > 0
 
 
 def verified(kernel: Kernel, cases: list[ops.Case]) -> int:
@@ -101,7 +82,7 @@ def verified(kernel: Kernel, cases: list[ops.Case]) -> int:
     return tried
 
 
-@pytest.mark.parametrize("kernel", ON_CPU, ids=name)
+@pytest.mark.parametrize("kernel", mostly_slow(ON_CPU, lambda k: k.backend != "cpp" or is_first_in_cpp(k)), ids=name)
 def test_cpu_kernel_takes_rows_that_lie_apart(kernel):
     """Rows that lie farther apart than they are long, and nothing written between them."""
     function, op = build.function(kernel), ops.get(kernel.op)
@@ -145,7 +126,7 @@ def test_every_source_file_is_registered():
     ("kernel", "arch"),
     mostly_slow(
         [(k, arch) for k in {k.source: k for k in ops.every_kernel(["cuda"])}.values() for arch in archs(k)],
-        lambda pair: is_always_tested(pair[0]),
+        lambda pair: is_always_compiled(*pair),
     ),
     ids=lambda value: value if isinstance(value, str) else name(value),
 )
@@ -168,16 +149,26 @@ PRODUCTS = {
 }
 
 
-@pytest.mark.parametrize(
-    "kernel", mostly_slow(ops.every_kernel(["triton"]), lambda kernel: kernel.name not in PRODUCTS), ids=name
-)
-def test_triton_kernel_agrees_with_the_reference_when_interpreted(kernel, monkeypatch):
-    """Of each dtype and parameters one case, with which the odd shapes are verified too."""
+def interpret(kernel: Kernel, which: str, monkeypatch: pytest.MonkeyPatch) -> int:
+    """How many inputs were tried on the interpreter, in cases of `which` kind (see `tests/interpreted.py`)."""
     pytest.importorskip("triton")
     monkeypatch.setenv("TRITON_INTERPRET", "1")  # is read when Triton is imported
-    done = forked.run("tests.interpreted", kernel.op, kernel.name, timeout=300)
+    done = forked.run("tests.interpreted", kernel.op, kernel.name, which, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) >= 2 * (1 + len(ops.get(kernel.op).odd_shapes))  # shapes, each with several inputs
+    return int(done.stdout)
+
+
+@pytest.mark.parametrize("kernel", [k for k in ops.every_kernel(["triton"]) if k.name not in PRODUCTS], ids=name)
+def test_triton_kernel_agrees_with_the_reference_when_interpreted(kernel, monkeypatch):
+    """In a few cases that have each dtype and each value of a parameter, with which the odd shapes are verified too."""
+    assert interpret(kernel, "few", monkeypatch) >= 2 * (1 + len(ops.get(kernel.op).odd_shapes))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kernel", ops.every_kernel(["triton"]), ids=name)
+def test_triton_kernel_agrees_in_all_cases_when_interpreted(kernel, monkeypatch):
+    """Of each dtype and parameters one case, with which the odd shapes and a large one are verified too."""
+    assert interpret(kernel, "all", monkeypatch) >= 2 * (1 + len(ops.get(kernel.op).odd_shapes))
 
 
 @pytest.mark.gpu
@@ -189,7 +180,7 @@ def test_gpu_kernel_agrees_with_the_reference(kernel):
     function = build.function(kernel, toolchain.arch_of(capability(device)))
     tried = supported = 0
     op = ops.get(kernel.op)
-    tiles = [dict(zip(op.axes, size, strict=True)) for size in TILES.get(kernel.name, []) if kernel.op == "hgemm"]
+    tiles = sizes.named(op, sizes.TILES.get(name(kernel), []))
     for case in op.cases(kernel, [*op.sizes["small"], *op.sizes["large"], *tiles]):
         if kernel.unsupported(case, capability(device)) is None:
             supported += 1

@@ -16,7 +16,7 @@ from minfer.build.errors import BuildError
 from minfer.ops import Case
 from minfer.profilers import Job, occupancy, sass, static
 from minfer.profilers.sass import Function
-from tests.tiers import archs, is_always_tested, mostly_slow
+from tests.tiers import archs, is_always_compiled, mostly_slow
 
 ARCHS = ("sm_89", "sm_90a")
 
@@ -150,7 +150,7 @@ def job(kernel: ops.Kernel, archs: tuple[str, ...], folder: Path) -> Job:
 @needs_tools
 @pytest.mark.parametrize(
     "kernel",
-    mostly_slow(ops.every_kernel(["cuda"]), is_always_tested),
+    mostly_slow(ops.every_kernel(["cuda"]), lambda k: all(is_always_compiled(k, arch) for arch in archs(k))),
     ids=lambda kernel: f"{kernel.op}-{kernel.name}",
 )
 def test_every_cuda_kernel_has_its_metrics(kernel, tmp_path):
@@ -179,7 +179,8 @@ def test_every_cuda_kernel_has_its_metrics(kernel, tmp_path):
 
 
 @needs_tools
-@pytest.mark.parametrize("arch", mostly_slow(ARCHS, lambda arch: arch == "sm_90a"))
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ARCHS)
 def test_what_is_known_of_the_tensor_core_kernel(arch, tmp_path):
     """v03_wmma, by its source: 256 threads, 28,672 bytes in TN, 4 x 2 fragments of two HMMA each, twice unrolled."""
     kernel = ops.get("hgemm").kernels["v03_wmma"]

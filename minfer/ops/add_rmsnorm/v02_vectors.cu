@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(kMostRowThreads) in_registers(AddRmsNorm<T> p,
   const int row = blockIdx.x * blockDim.y + threadIdx.y, mine = row < p.tokens ? vectors : 0;
   Vector<T> x[kVectors], residual[kVectors], weight[kVectors];
   uint4* to = reinterpret_cast<uint4*>(p.residual + row * p.residual_stride);
-  load_row(residual, p.residual + row * p.residual_stride, mine);
+  load_row(residual, p.residual + row * p.residual_stride, mine);  //@ residual_row
   load_row(x, p.x + row * p.x_stride, mine);
   load_shared_row(weight, p.weight, vectors);
   float sum = 0.0f;
@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(kMostRowThreads) in_registers(AddRmsNorm<T> p,
     const int at = threadIdx.x + i * blockDim.x;
     residual[i] = added(residual[i], x[i]);
     sum += squares(residual[i]);
-    if (at < mine) to[at] = residual[i].bits;
+    if (at < mine) to[at] = residual[i].bits;  //@ residual_end
   }
   const float scale = rsqrtf(reduce_row(sum, partial) * p.share + p.eps);
   uint4* y = reinterpret_cast<uint4*>(p.y + row * p.y_stride);

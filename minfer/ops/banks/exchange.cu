@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(kWarps* kLanes) exchange(Exchange e) {
 #pragma unroll 8
   for (int round = 0; round < e.rounds; ++round) {
     *mine = piece;
-    __syncwarp();
+    __syncwarp();  //@ stored
     piece = *next;
     __syncwarp();
   }

@@ -67,7 +67,7 @@ struct OnlineColumns {
       for (int c = 0; c < 2; ++c) {
 #pragma unroll
         for (int lanes = 4; lanes < 32; lanes *= 2)
-          highest[c] = fmaxf(highest[c], __shfl_xor_sync(0xffffffff, highest[c], lanes));
+          highest[c] = fmaxf(highest[c], __shfl_xor_sync(0xffffffff, highest[c], lanes));  //@ lanes_maximum
         const float next = highest[c] * factor[c];
         rescale[c] = 1.0f;
         if (next - exponent[c] > kSlack) rescale[c] = exp2_approx(exponent[c] - next), exponent[c] = next;
@@ -187,7 +187,7 @@ struct PackedWarp {
 #pragma unroll
     for (int row0 = 0; row0 < kUnit; row0 += kAtOnce) {
       const int row = row0 + lane / Shape::kPieces;
-      cp_async_16(k_tile + Place::at(row, at * 8), k + row0 * p.k.of_inner, row < left);
+      cp_async_16(k_tile + Place::at(row, at * 8), k + row0 * p.k.of_inner, row < left);  //@ unit_end
     }
 #pragma unroll
     for (int row0 = 0; row0 < kUnit; row0 += kAtOnce) {
@@ -252,7 +252,7 @@ struct PackedWarp {
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
           const int query = (piece.row0 + 8 * s + lane % 4 * 2 + c) / p.group(), key = key0 + lane / 4;
-          const int seen = min(piece.keys, p.seen(query, piece.keys));
+          const int seen = min(piece.keys, p.seen(query, piece.keys));  //@ seen
           if (key >= seen) mine[c] = -INFINITY;
           if (key + 8 >= seen) mine[c + 2] = -INFINITY;
         }
@@ -307,10 +307,10 @@ struct PackedWarp {
     int next = kAhead < units ? look_up(piece, kAhead) : 0;
 #pragma unroll 1
     for (int i = 0; i < units; ++i) {
-      cp_async_wait<Shape::kStages - 2>();
+      cp_async_wait<Shape::kStages - 2>();  //@ stage_arrived
       __syncwarp();  // the stage has arrived for all lanes, and all have multiplied the previous one
       const int ahead = i + kAhead, here = next;
-      if (ahead + 1 < units) next = look_up(piece, ahead + 1);
+      if (ahead + 1 < units) next = look_up(piece, ahead + 1);  //@ next_page
       if (ahead < units) copy(piece, ahead, here);
       cp_async_commit();
       multiply(piece, i);

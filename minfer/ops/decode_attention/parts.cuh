@@ -65,7 +65,7 @@ __device__ Merged merge(int count, StatsOf stats_of, SumsOf sums_of) {
     all.sums.x *= kept, all.sums.y *= kept, all.sums.z *= kept, all.sums.w *= kept;
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
-      const float weight = exp2_approx(stats[i].x - zero);
+      const float weight = exp2_approx(stats[i].x - zero);  //@ weight
       all.total = fmaf(weight, stats[i].y, all.total);
       all.sums.x = fmaf(weight, more[i].x, all.sums.x), all.sums.y = fmaf(weight, more[i].y, all.sums.y);
       all.sums.z = fmaf(weight, more[i].z, all.sums.z), all.sums.w = fmaf(weight, more[i].w, all.sums.w);
@@ -111,7 +111,7 @@ __device__ inline bool is_last(unsigned* counter, int count) {
   __syncthreads();
   if (threadIdx.x == 0) {
     __threadfence();
-    last = atomicInc(counter, count - 1) == unsigned(count - 1);
+    last = atomicInc(counter, count - 1) == unsigned(count - 1);  //@ last_block
     __threadfence();
   }
   __syncthreads();
@@ -127,7 +127,7 @@ __global__ void __launch_bounds__(kCombineThreads) combine(Problem p, Parts part
   const int tiles = (p.rows() + parts.rows - 1) / parts.rows, number = blockIdx.y;
   const int kv_head = blockIdx.x / tiles, row0 = blockIdx.x % tiles * parts.rows;
   const int first = (blockIdx.y * gridDim.x + blockIdx.x) * splits;
-  add_parts<kCombineThreads, 8>(p, parts, number, kv_head, row0, splits, [=](int part) { return first + part; });
+  add_parts<kCombineThreads, 8>(p, parts, number, kv_head, row0, splits, [=](int part) { return first + part; });  //@ part
 }
 
 // How many parts each of `items` is split into, where `at_once` blocks run at once: a pure function. As many as all run at

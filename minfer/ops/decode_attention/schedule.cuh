@@ -89,7 +89,7 @@ __device__ Share<Steps> share_of_block(const Cached& p, int tiles, int worker, i
   const int64_t most = s.total / Steps::kLeast;
   s.blocks = most < 1 ? 1 : most < workers ? most : workers;
   if (worker >= s.blocks || s.total == 0) return s;
-  s.at = s.total * worker / s.blocks, s.end = s.total * (worker + 1) / s.blocks;
+  s.at = s.total * worker / s.blocks, s.end = s.total * (worker + 1) / s.blocks;  //@ last_step
   int64_t before = upto - mine;
   if (before <= s.at && s.at < upto) {
     for (int number = first; number < last; ++number) {
@@ -111,7 +111,7 @@ template <int kThreads, typename Problem>
 __device__ void clear_empty(const Problem& p) {
   const int pieces = p.dim / 4, rows = p.rows() * pieces;
   for (int number = blockIdx.x; number < p.batch; number += gridDim.x) {
-    if (p.keys(number) > 0) continue;
+    if (p.keys(number) > 0) continue;  //@ no_keys
     for (int i = threadIdx.x; i < p.kv_heads * rows; i += kThreads)
       store_out(p, number, i / rows, i % rows / pieces, i % pieces * 4, float4{});
   }

@@ -16,11 +16,11 @@ __global__ void __launch_bounds__(kThreads) naive(Decode<T, KV> p) {
   __shared__ float of_max[kThreads / 32];
   __shared__ float of_sum[kThreads / 32];
   const int head = blockIdx.x, number = blockIdx.y / p.new_tokens, query = blockIdx.y % p.new_tokens;
-  const int kv_head = head / p.group(), seen = p.seen(query, p.keys(number));
+  const int kv_head = head / p.group(), seen = p.seen(query, p.keys(number));  //@ seen
   for (int i = threadIdx.x; i < p.dim; i += kThreads) q[i] = float(p.q.at(number, query, head)[i]) * p.scale * p.scale_of_k();
   float max = -INFINITY, total = 0.0f, sums[kMostDim / kThreads] = {};
   for (int key0 = 0; key0 < seen; key0 += kThreads) {
-    __syncthreads();  // q has arrived, and all are done with the previous exponentials
+    __syncthreads();  // q has arrived, and all are done with the previous exponentials  //@ q_arrived
     const int key = key0 + threadIdx.x;
     float score = -INFINITY;
     if (key < seen) {

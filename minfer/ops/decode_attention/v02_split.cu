@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kThreads) split(Decode<T, KV> p, Parts parts, 
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       const int key = key0 + i * kGroups + group;
-      if (key >= end) {
+      if (key >= end) {  //@ last_key
         k[i] = v[i] = uint4{};
         continue;
       }

@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kResident)
     // A block has parts of two items at most: of the one that it ends, and of the one that it begins.
     add_warps<Shape>(shared, stats, rows, [&](int row, int column, const Merged& all) {
       if (count == 1) return store_out(p, number, kv_head, row0 + row, column, all.divided(p.scale_of_v()));
-      const int slot = 2 * blockIdx.x + (int(blockIdx.x) == first);
+      const int slot = 2 * blockIdx.x + (int(blockIdx.x) == first);  //@ slot
       parts.sums_at(slot, row, column) = all.sums;
       if (column == 0) parts.stats_at(slot, row) = {all.base, all.total};
     });

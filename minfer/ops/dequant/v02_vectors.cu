@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(kThreads) vectors(T* y, Weights<S> weights, in
     if (piece == 1) cp_async_wait<2>();
     if (piece == 2) cp_async_wait<1>();
     if (piece == 3) cp_async_wait<0>();
-    __syncthreads();
+    __syncthreads();  //@ copied
     const int inside = piece * kPiece + threadIdx.x * 8;
     const int64_t at = first + inside;
     if (at >= count) continue;

@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(kThreads) vectors(Embedding<T, Id> p, int coun
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
     const int at = first + v * kThreads;
-    if (at < count) to[at] = row[v].bits;
+    if (at < count) to[at] = row[v].bits;  //@ row_end
   }
 }
 

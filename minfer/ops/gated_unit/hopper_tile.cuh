@@ -54,7 +54,7 @@ struct GatedStage : Stage<T, kLayout, kM, 2 * kN> {
   __device__ static void load_shared(T* stage, const GatedMaps& maps, uint64_t* full, int row, int col, int k, int rank) {
     barrier_expect(full, Base::kBytes);
     tma_load(stage, maps.a, full, k, row);
-    const TensorMap& map = rank == 0 ? maps.b : maps.w2;
+    const TensorMap& map = rank == 0 ? maps.b : maps.w2;  //@ weight
     Base::template for_boxes_of_b<kN>(stage + Base::kA + rank * kW, col, k, [&](T* box, int x, int y) {
       tma_load_multicast(box, map, full, x, y, 3);
     });

@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) multiply(Gated<typename Sh
     for (int i = 0; i < kWarpM / 16; ++i)
 #pragma unroll
       for (int e = 0; e < 4; ++e)
-        first.sums[i][j][e] = gated(first.sums[i][j][e] + bias1[e % 2], second.sums[i][j][e] + bias2[e % 2], g.silu);
+        first.sums[i][j][e] = gated(first.sums[i][j][e] + bias1[e % 2], second.sums[i][j][e] + bias2[e % 2], g.silu);  //@ bias
   }
   __syncthreads();  // no warp reads fragments any more, and each has a part of shared memory to itself
   first.store_rows(g, row0 + row, col0 + col, stages + warp * Warp::kStaged);

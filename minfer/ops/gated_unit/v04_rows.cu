@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(kThreads, 1) stream(const __grid_constant__ Ga
   typename Tile::Y y;
   T* const mine = boxes + threadIdx.x / 32 * kBoxes * S::kBox;
   T* box = mine;
-  barrier_wait(ready, 0);
+  barrier_wait(ready, 0);  //@ weights_arrived
   ring.skip(warpgroup);
 #pragma unroll 1
   for (int tile = blockIdx.x + warpgroup * gridDim.x; tile < tiles; tile += kConsumers * gridDim.x) {
@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(kThreads, 1) stream(const __grid_constant__ Ga
     uint32_t bits[kTileN / 4];
     y.pack(bits, 0);
     Tile::Y::template store_box<kBoxes - 1>(maps, box, bits, 0, tile * kTileM, col0);
-    box = box == mine ? mine + S::kBox : mine;
+    box = box == mine ? mine + S::kBox : mine;  //@ box
   }
   if (threadIdx.x % 32 == 0) tma_store_wait<0>();
 }

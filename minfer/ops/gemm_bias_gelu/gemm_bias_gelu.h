@@ -16,7 +16,7 @@ struct Gelu {
 #ifdef __CUDACC__
   __device__ float operator()(float x) const {
     if (tanh) return __fdividef(x, 1.0f + __expf(x * (-1.5957691f - 0.07135482f * x * x)));
-    return 0.5f * x * (1.0f + erff(0.70710678f * x));
+    return 0.5f * x * (1.0f + erff(0.70710678f * x));  //@ gelu
   }
 #else
   float operator()(float x) const {

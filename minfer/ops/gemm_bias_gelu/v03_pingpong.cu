@@ -63,8 +63,8 @@ __global__ void __launch_bounds__(kThreads, 1) multiply(const __grid_constant__ 
     uint32_t turn_parity = warpgroup ^ 1;  // the first turn of consumer 0 has come
     for (scheduler.advance(warpgroup); scheduler.goes_on(); scheduler.advance(kConsumers), turn_parity ^= 1) {
       const int2 origin = scheduler.origin();
-      const Biases<T, kBlockN> biases(g, origin.y);
-      barrier_wait(turn + warpgroup, turn_parity);
+      const Biases<T, kBlockN> biases(g, origin.y);  //@ bias_of_tile
+      barrier_wait(turn + warpgroup, turn_parity);  //@ turn
       const int last = multiply_steps(ring, full, 0, steps, start, [](int) {}, release);
       wgmma_finish(tile.sums);
       release(last);

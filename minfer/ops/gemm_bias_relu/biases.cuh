@@ -27,7 +27,7 @@ struct Biases {
     for (int j = 0; j < kN / 8; ++j) {
       const float2 bias = to_floats(reinterpret_cast<const typename Vector<T>::Pair&>(bits[j]));
 #pragma unroll
-      for (int e = 0; e < 4; ++e) sums[j * 4 + e] = activation(sums[j * 4 + e] + (e % 2 ? bias.y : bias.x));
+      for (int e = 0; e < 4; ++e) sums[j * 4 + e] = activation(sums[j * 4 + e] + (e % 2 ? bias.y : bias.x));  //@ bias_of_column
     }
   }
 };

@@ -57,7 +57,7 @@ struct BlockTile {
         const bool last = step + 1 == kBlockK / 16;
         if (last) {  // all fragments of this tile are loaded; the next tile must have arrived
           cp_async_wait<kStages - 2>();
-          __syncthreads();
+          __syncthreads();  //@ before_refill
           used = next(used);
         }
         const int k = last ? 0 : (step + 1) * 16, now = step % 2, after = (step + 1) % 2;
@@ -87,7 +87,7 @@ constexpr int kGroup = 16;  // rows of tiles; of 128x256, with 8 columns of them
 __device__ inline int2 tile_of(int index, int tiles_m, int tiles_n) {
   const int group = index / (kGroup * tiles_n), within = index - group * kGroup * tiles_n;
   const int rows = min(kGroup, tiles_m - group * kGroup);
-  return {group * kGroup + within % rows, within / rows};
+  return {group * kGroup + within % rows, within / rows};  //@ tile_order
 }
 
 }  // namespace minfer

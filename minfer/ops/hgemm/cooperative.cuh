@@ -59,7 +59,7 @@ struct Stages {
 
   // Gives a stage that this warp has read to the producers of all blocks.
   __device__ void release(int stage) {
-    if (threadIdx.x % 32 < kCluster) barrier_arrive_at(empty + stage, threadIdx.x % 32);
+    if (threadIdx.x % 32 < kCluster) barrier_arrive_at(empty + stage, threadIdx.x % 32);  //@ blocks_of_cluster
   }
 };
 

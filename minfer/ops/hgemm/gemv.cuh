@@ -27,7 +27,7 @@ struct Step<T, Layout::TN> {
       const int col = col0 + lane / 4 + 8 * i;
       b[i] = k < g.k && col < g.n ? __ldcs(reinterpret_cast<const uint4*>(g.b + col * g.ldb + k)) : uint4{};
     }
-    a = k < g.k && lane / 4 < g.m ? *reinterpret_cast<const uint4*>(g.a + lane / 4 * g.lda + k) : uint4{};
+    a = k < g.k && lane / 4 < g.m ? *reinterpret_cast<const uint4*>(g.a + lane / 4 * g.lda + k) : uint4{};  //@ row_of_a8
   }
 
   __device__ void multiply(float (&sums)[1][4]) const {
@@ -55,7 +55,7 @@ struct Step<T, Layout::NN> {
       const uint4 row = inside ? __ldcs(reinterpret_cast<const uint4*>(g.b + (k + i) * g.ldb + col)) : uint4{};
       b[i][0] = row.x, b[i][1] = row.y, b[i][2] = row.z, b[i][3] = row.w;
     }
-    a = k < g.k && lane / 4 < g.m ? *reinterpret_cast<const uint2*>(g.a + lane / 4 * g.lda + k) : uint2{};
+    a = k < g.k && lane / 4 < g.m ? *reinterpret_cast<const uint2*>(g.a + lane / 4 * g.lda + k) : uint2{};  //@ row_of_a4
   }
 
   __device__ void multiply(float (&sums)[4][4]) const {
@@ -67,7 +67,7 @@ struct Step<T, Layout::NN> {
     }
   }
 
-  __device__ static int column(int product, int upper) { return threadIdx.x % 32 / 4 * 8 + 2 * product + upper; }
+  __device__ static int column(int product, int upper) { return threadIdx.x % 32 / 4 * 8 + 2 * product + upper; }  //@ column
 };
 
 // kM, kN, kK and kWarps: the sizes and the warps of a block where they are constants; 0: known only at run time.
@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(32 * (kWarps > 0 ? kWarps : kMostWarps), 1) ge
   for (int product = 0; product < kCols / 16; ++product)
 #pragma unroll
     for (int i = 0; i < 4; ++i) parts[warp][lane % 4 * 2 + i % 2][Stream::column(product, i / 2)] = sums[product][i];
-  __syncthreads();
+  __syncthreads();  //@ sums_there
   for (int i = threadIdx.x; i < g.m * kCols; i += blockDim.x) {
     const int row = i / kCols, col = i % kCols;
     if (col0 + col >= g.n) continue;

@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kPerSM)
       Tiles::template load_shared<kCluster>(stage, maps, full + ring.stage, row0, col0, step * kBlockK,
                                             blockIdx.x % kCluster);
     else
-      Tiles::load(stage, maps, full + ring.stage, row0, col0, step * kBlockK, Shape::rows(g.m));
+      Tiles::load(stage, maps, full + ring.stage, row0, col0, step * kBlockK, Shape::rows(g.m));  //@ rows_copied
     scopes.end(kIssue);
     ring.advance();
   };
@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kPerSM)
 #pragma unroll 1  // a cold kernel waits for each of its instructions to come from memory
     for (int step = 0; step < early; ++step) load(step);
   }
-  kCluster > 1 ? cluster_sync_relaxed() : __syncthreads();
+  kCluster > 1 ? cluster_sync_relaxed() : __syncthreads();  //@ barriers_there
 
   if (threadIdx.x >= kProducer) {
     if (threadIdx.x == kProducer)
@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kPerSM)
     };
     const int warpgroup = Shape::kWarpgroups > 1 ? warpgroup_index() : 0;
     const int row = warpgroup / Shape::kAcross * 64, col = warpgroup % Shape::kAcross * (Shape::kN / Shape::kAcross);
-    const Epilogue<Tile, Problem> epilogue(g, col0 + col);
+    const Epilogue<Tile, Problem> epilogue(g, col0 + col);  //@ col_of_tile
     Tile tile;
     int before = 0;
 #pragma unroll 1
@@ -110,17 +110,17 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kPerSM)
       barrier_wait(full + ring.stage, ring.parity);
       scopes.end(kLoad);
       scopes.begin();
-      tile.multiply(stage + row * kBlockK, stage + Tiles::kA + col * kBlockK, step == 0);
+      tile.multiply(stage + row * kBlockK, stage + Tiles::kA + col * kBlockK, step == 0);  //@ columns
       wgmma_wait<1>();
       scopes.end(kProduct);
-      if (step > 0) release(before);
+      if (step > 0) release(before);  //@ release
       before = ring.stage;
     }
     scopes.begin();
     wgmma_finish(tile.sums);
     epilogue(tile, g, row0 + row, col0 + col);
-    warps_sync<kProducer>();  // all stages are read, and no more copies to them are in flight
-    auto* boxes = reinterpret_cast<typename Shape::Out*>(shared) + warpgroup * Tile::kAllBoxes * 4 * Tile::kBox;
+    warps_sync<kProducer>();  // all stages are read, and no more copies to them are in flight  //@ stages_read
+    auto* boxes = reinterpret_cast<typename Shape::Out*>(shared) + warpgroup * Tile::kAllBoxes * 4 * Tile::kBox;  //@ boxes
     tile.template store_boxes<Tile::kAllBoxes>(maps, boxes, row0 + row, col0 + col);
     if (threadIdx.x % 32 == 0) tma_store_wait<0>();
     scopes.end(kEpilogue);

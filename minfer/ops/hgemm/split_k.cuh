@@ -24,7 +24,7 @@ __device__ bool add_up(typename Block::Warp& sums, unsigned* arrived, int count,
   __threadfence();
   __syncthreads();  // all threads have written before one reports it
   __shared__ bool last;
-  if (threadIdx.x == 0) last = atomicInc(arrived, count - 1) == count - 1;
+  if (threadIdx.x == 0) last = atomicInc(arrived, count - 1) == count - 1;  //@ last_block
   __syncthreads();
   if (!last) return false;
   __threadfence();

@@ -21,7 +21,7 @@ __global__ void __launch_bounds__(kTile* kTile) tiled(Gemm<T> g) {
   float sum = 0.0f;
   for (int k0 = 0; k0 < g.k; k0 += kTile) {
     // x runs along the contiguous dimension of what is read, so that a warp reads 64 consecutive bytes.
-    const bool a_inside = row0 + y < g.m && k0 + x < g.k;
+    const bool a_inside = row0 + y < g.m && k0 + x < g.k;  //@ edge_m
     a_tile[y][x] = a_inside ? float(g.a[(row0 + y) * g.lda + k0 + x]) : 0.0f;
     if (g.layout == Layout::TN) {
       const bool b_inside = col0 + y < g.n && k0 + x < g.k;
@@ -30,13 +30,13 @@ __global__ void __launch_bounds__(kTile* kTile) tiled(Gemm<T> g) {
       const bool b_inside = k0 + y < g.k && col0 + x < g.n;
       b_tile[y][x] = b_inside ? float(g.b[(k0 + y) * g.ldb + col0 + x]) : 0.0f;
     }
-    __syncthreads();
+    __syncthreads();  //@ loaded
 #pragma unroll
-    for (int k = 0; k < kTile; ++k) sum += a_tile[y][k] * b_tile[k][x];
-    __syncthreads();
+    for (int k = 0; k < kTile; ++k) sum += a_tile[y][k] * b_tile[k][x];  //@ index
+    __syncthreads();  //@ multiplied
   }
 
-  if (row0 + y >= g.m || col0 + x >= g.n) return;
+  if (row0 + y >= g.m || col0 + x >= g.n) return;  //@ edge_of_result
   T* c = g.c + (row0 + y) * g.ldc + col0 + x;
   *c = T(g.alpha * sum + (g.beta != 0.0f ? g.beta * float(*c) : 0.0f));
 }

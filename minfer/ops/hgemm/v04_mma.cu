@@ -19,7 +19,7 @@ __device__ void load_tile(T* tile, const T* source, int64_t ld, int row0, int co
   for (int i = 0; i < kRows * kPieces / kThreads; ++i) {
     const int piece = threadIdx.x + i * kThreads, r = piece / kPieces, c = piece % kPieces * 8;
     uint4 eight = {};
-    if (row0 + r < rows && col0 + c < cols)
+    if (row0 + r < rows && col0 + c < cols)  //@ edge_a
       eight = *reinterpret_cast<const uint4*>(source + (row0 + r) * ld + col0 + c);
     *reinterpret_cast<uint4*>(tile + Padded<kCols>::at(r, c)) = eight;
   }

@@ -45,7 +45,8 @@ __global__ void __launch_bounds__(kThreads) multiply(Gemm<T> g) {
   Warp sums;
   for (int tile = 0; tile < kStages - 1; ++tile) copy(tile);
   for (int tile = 0; tile < tiles; ++tile) {
-    cp_async_wait<kStages - 2>();
+    cp_async_wait<kStages - 2>();  //@ stage_arrived
+    //@ stage_read
     __syncthreads();  // all have waited for their part of this tile, and are done with the one before,
     copy(tile + kStages - 1);  // whose place is the next to be filled
     const T* stage = stages + tile % kStages * S::kSize;

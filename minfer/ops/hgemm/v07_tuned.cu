@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(Block::kThreads, 1) multiply(Gemm<typename Blo
   if (g.beta != 0.0f) return sums.store(g, row0 + Block::warp_row(), col0 + Block::warp_col());
   __syncthreads();  // no warp reads fragments any more, and each has a part of shared memory to itself
   sums.store_rows(g, row0 + Block::warp_row(), col0 + Block::warp_col(),
-                  stages + threadIdx.x / 32 * Block::Warp::kStaged);
+                  stages + threadIdx.x / 32 * Block::Warp::kStaged);  //@ staged_rows
 }
 
 template <typename Block, typename T>

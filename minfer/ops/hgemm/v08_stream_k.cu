@@ -40,7 +40,7 @@ struct Task {
     const int step = tile < whole ? begin : next - whole;  // of the dealt tiles, it had none yet
     if (step >= end) return false;
     const int dealt = step / k_tiles;
-    tile = whole + dealt, k_begin = step - dealt * k_tiles, k_end = min(k_tiles, k_begin + end - step);
+    tile = whole + dealt, k_begin = step - dealt * k_tiles, k_end = min(k_tiles, k_begin + end - step);  //@ step_of_tile
     first = deal.block_of(dealt * k_tiles), count = deal.block_of((dealt + 1) * k_tiles - 1) - first + 1;
     next = whole + step + k_end - k_begin;
     return true;
@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(Tile<T, kLayout>::kThreads, 1)
     // A block has parts of two tiles at most: of the first that it is dealt, and of the last.
     const auto part = [&](int i) {
       const int block = task.first + i, second = deal.begin_of(block) / k_tiles != task.tile - whole;
-      return parts + (2LL * block + second) * kTileSums<Block>;
+      return parts + (2LL * block + second) * kTileSums<Block>;  //@ place_of_sums
     };
     if (task.count == 1 || add_up<Block>(sums, &arrivals[stream][task.tile - whole], task.count,
                                          part(blockIdx.x - task.first), part)) {

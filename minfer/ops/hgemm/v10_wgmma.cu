@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(128, 2) multiply(const __grid_constant__ Maps 
   Ring<kStages> ring;
   for (int step = 0; step < steps; ++step) {
     const T* stage = stages + ring.stage * Tiles::kElements;
-    barrier_wait(full + ring.stage, ring.parity);
+    barrier_wait(full + ring.stage, ring.parity);  //@ full
     tile.multiply(stage, stage + Tiles::kA, step == 0);
     wgmma_wait<1>();
     __syncthreads();           // no warp's products read the stage before this one any more

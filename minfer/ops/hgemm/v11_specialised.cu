@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(kThreads, 1) multiply(const __grid_constant__ 
       barrier_wait(full + ring.stage, ring.parity);
       tile.multiply(stage + warpgroup * kRows * kBlockK, stage + Tiles::kA, step == 0);
       wgmma_wait<1>();
-      if (step > 0) release(before);
+      if (step > 0) release(before);  //@ release
       before = ring.stage;
     }
     wgmma_finish(tile.sums);

@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(kThreads, 1) multiply(const __grid_constant__ 
     uint32_t turn_parity = warpgroup ^ 1;  // the first turn of consumer 0 has come
     for (scheduler.advance(warpgroup); scheduler.goes_on(); scheduler.advance(kConsumers)) {
       // A parity tells a phase from the next only: without turns, a consumer would take a stage that is several behind.
-      barrier_wait(turn + warpgroup, turn_parity);
+      barrier_wait(turn + warpgroup, turn_parity);  //@ turn
       turn_parity ^= 1;
       int before = 0;  // the stage whose products may still be in flight
       for (int step = 0; step < steps; ++step, ring.advance()) {
@@ -69,12 +69,12 @@ __global__ void __launch_bounds__(kThreads, 1) multiply(const __grid_constant__ 
         sums.multiply(stage, stage + Tiles::kA, step == 0);
         if (step + 1 == steps) arrive(turn + (warpgroup ^ 1));  // its products follow these
         wgmma_wait<1>();
-        if (step > 0) release(before);
+        if (step > 0) release(before);  //@ release
         before = ring.stage;
       }
       wgmma_finish(sums.sums);
-      release(before);
-      ring.skip(steps);  // the other consumer's tile
+      release(before);  //@ release_last
+      ring.skip(steps);  // the other consumer's tile  //@ skip
       const int2 origin = scheduler.origin();
       sums.scale(g, origin.x, origin.y);
       sums.template store_boxes<kBoxes>(maps, boxes + warpgroup * 4 * kBoxes * Tile::kBox, origin.x, origin.y);

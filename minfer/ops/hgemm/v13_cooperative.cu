@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(kThreads, 1) multiply(const __grid_constant__ 
     }
     sums.finish(stages, maps);
   }
-  cluster_sync_relaxed();  // no block ends while another arrives at its barriers
+  cluster_sync_relaxed();  // no block ends while another arrives at its barriers  //@ cluster_end
 }
 
 template <Layout kLayout, typename T>

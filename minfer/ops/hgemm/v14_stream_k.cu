@@ -56,7 +56,7 @@ struct Mail {
 
   // A helper's next tile, and a tile's next helper, has the next number.
   __device__ static int number(const Deal& deal, int tile, int helper) {
-    return (tile - deal.whole + helper) * kCluster + cluster_rank();
+    return (tile - deal.whole + helper) * kCluster + cluster_rank();  //@ helper
   }
   __device__ float* place(int number) const { return places + int64_t(number) * kParts * kPart; }
   __device__ unsigned* flag(int number) const { return &arrivals[stream][number]; }
@@ -133,7 +133,7 @@ __global__ void __launch_bounds__(kThreads, 1)
                   deal.for_helpers(tile, [&](int helper) {
                     const int number = Mail::number(deal, tile, helper);
                     flag_take(mail.flag(number));
-                    fence_async_global();
+                    fence_async_global();  //@ fence_global
                     for (int part = 0; part < kParts; ++part, stages.ring.advance()) {
                       uint64_t* full = stages.wait_empty();
                       barrier_expect(full, kPart * sizeof(float));
@@ -144,7 +144,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       if (cluster_rank() == 0) pace.end();
     } else if (helps && warp == 1) {  // waits until sums are in memory, for those that wrote them to go on
       deal.for_slices(cluster, [&](int tile, int, int) {
-        warps_sync<kWriters>();
+        warps_sync<kWriters>();  //@ flag_after
         if (threadIdx.x % 32 == 0) flag_raise(mail.flag(Mail::number(deal, tile, cluster)));
         __syncwarp();
       });
@@ -166,7 +166,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
             for (int i = 0; i < kParts * kPieces; ++i)
               __stcg(place + i / kPieces * (kPart / 4) + i % kPieces * 32, pieces[i]);
-            warps_sync<kWriters>();
+            warps_sync<kWriters>();  //@ sums_written
           });
         },
         [&](int tile, bool) {
@@ -174,7 +174,7 @@ __global__ void __launch_bounds__(kThreads, 1)
           deal.for_helpers(tile, [&](int) {
 #pragma unroll
             for (int part = 0; part < kParts; ++part, stages.ring.advance()) {
-              stages.wait_full();
+              stages.wait_full();  //@ sums_arrived
               const float4* theirs = reinterpret_cast<const float4*>(stages.stage()) + mine;
 #pragma unroll
               for (int i = 0; i < kPieces; ++i) {

@@ -44,7 +44,7 @@ struct TileCopy {
 #pragma unroll
     for (int i = 0; i < kRows / kRowStep; ++i)
       cp_async_16(tile + at + i * kRowStep * Place::kStride, source + i * row_step,
-                  i * kRowStep < rows_left && cols_left > 0);
+                  i * kRowStep < rows_left && cols_left > 0);  //@ edge_copies
     source += kDown ? kRows / kRowStep * row_step : kCols;
     (kDown ? rows_left : cols_left) -= kDown ? kRows : kCols;
   }
@@ -86,7 +86,7 @@ struct WarpTile {
   __device__ static void load_a(Fragments& f, const T* tile, int row, int k, int lane) {
 #pragma unroll
     for (int i = 0; i < kWarpM / 16; ++i)
-      ldmatrix_x4(f.a[i], tile + Place::at(row + i * 16 + lane % 16, k + lane / 16 * 8));
+      ldmatrix_x4(f.a[i], tile + Place::at(row + i * 16 + lane % 16, k + lane / 16 * 8));  //@ a_place
   }
 
   template <typename Place>
@@ -97,7 +97,7 @@ struct WarpTile {
       if constexpr (kLayout == Layout::TN)
         ldmatrix_x4(two, tile + Place::at(col + j * 16 + lane / 16 * 8 + lane % 8, k + lane / 8 % 2 * 8));
       else
-        ldmatrix_x4_trans(two, tile + Place::at(k + lane % 16, col + j * 16 + lane / 16 * 8));
+        ldmatrix_x4_trans(two, tile + Place::at(k + lane % 16, col + j * 16 + lane / 16 * 8));  //@ transposed
       f.b[2 * j][0] = two[0], f.b[2 * j][1] = two[1], f.b[2 * j + 1][0] = two[2], f.b[2 * j + 1][1] = two[3];
     }
   }

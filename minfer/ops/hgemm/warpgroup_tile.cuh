@@ -63,7 +63,7 @@ struct Stage {
     tma_load(stage, maps.a, full, k, row);
     for_boxes_of_b<kSteps ? kN : kPart>(
         stage + kA + rank * kPart * kBlockK, kSteps ? col : col + rank * kPart, kSteps ? k + rank * kPart : k,
-        [&](T* box, int x, int y) { tma_load_multicast(box, maps.b, full, x, y, (1 << kCluster) - 1); });
+        [&](T* box, int x, int y) { tma_load_multicast(box, maps.b, full, x, y, (1 << kCluster) - 1); });  //@ multicast
   }
 
   // Calls start(place, x, y) for each of the boxes that kCols columns of B are copied in.
@@ -99,7 +99,7 @@ struct WarpgroupTile {
     for (int step = 0; step < kBlockK / 16; ++step)
 #pragma unroll
       for (int i = 0; i < kM / 64; ++i)  // a step is 32 bytes of a row, or 16 rows; in units of 16 bytes
-        wgmma<In, !kTN>(sums[i], rows + i * (kSlab * sizeof(In) / 16) + step * 2, cols + step * (kTN ? 2 : 128),
+        wgmma<In, !kTN>(sums[i], rows + i * (kSlab * sizeof(In) / 16) + step * 2, cols + step * (kTN ? 2 : 128),  //@ steps
                        !first || step > 0);
     wgmma_commit();
   }
@@ -141,15 +141,15 @@ struct WarpgroupTile {
   template <int kPending>
   __device__ static void store_box(const Maps& maps, T* box, const uint32_t (&bits)[kBoxN / 4], int j, int row0, int col0) {
     const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-    if (lane == 0) tma_store_wait<kPending>();
+    if (lane == 0) tma_store_wait<kPending>();  //@ box_stored
     __syncwarp();
 #pragma unroll
     for (int n = 0; n < kBoxN / 16; ++n) {  // 16 columns
       const int piece = n * 2 + lane / 16;
-      stmatrix_x4(box + lane % 16 * kBoxN + (kBoxN == 64 ? piece ^ lane % 8 : piece) * 8,
+      stmatrix_x4(box + lane % 16 * kBoxN + (kBoxN == 64 ? piece ^ lane % 8 : piece) * 8,  //@ swizzle
                   {bits[n * 4], bits[n * 4 + 1], bits[n * 4 + 2], bits[n * 4 + 3]});
     }
-    fence_async();
+    fence_async();  //@ fence_box
     __syncwarp();
     if (lane == 0) {
       tma_store(maps.c, box, col0 + j % (kN / kBoxN) * kBoxN, row0 + j / (kN / kBoxN) * 64 + warp * 16);
@@ -190,7 +190,7 @@ __device__ int multiply_steps(Ring<kStages>& ring, uint64_t* full, int begin, in
   int before = 0;
 #pragma unroll 1  // a cold kernel waits for each of its instructions to come from memory
   for (int step = begin; step < end; ++step, ring.advance()) {
-    barrier_wait(full + ring.stage, ring.parity);
+    barrier_wait(full + ring.stage, ring.parity);  //@ full_stage
     start(ring.stage, step);
     under(step);
     wgmma_wait<1>();

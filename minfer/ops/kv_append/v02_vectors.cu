@@ -26,10 +26,10 @@ __global__ void __launch_bounds__(kMostThreads) vectors(Append<T, Cache> p, int 
   Vector<T> of_k, of_v;
   if (at < count) of_k.bits = k[at], of_v.bits = v[at];
   const int64_t place = p.place(token);
-  if (place < 0) return;
+  if (place < 0) return;  //@ place
   Cache *to_k = p.cache[0] + place * p.width, *to_v = p.cache[1] + place * p.width;
   while (at < count) {
-    store(to_k, at, of_k, factors[0]), store(to_v, at, of_v, factors[1]);
+    store(to_k, at, of_k, factors[0]), store(to_v, at, of_v, factors[1]);  //@ v_scale
     at += blockDim.x;
     if (at < count) of_k.bits = k[at], of_v.bits = v[at];
   }

@@ -56,9 +56,10 @@ __global__ void __launch_bounds__(kMostRowThreads) in_registers(LayerNorm<T> p, 
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
     x[i].stay_packed();
+    //@ variance
     if (threadIdx.x + i * blockDim.x < mine) squares += squares_from(x[i], mean);  // beyond the row is not the mean
   }
-  const float scale = rsqrtf(reduce_row(squares, of_variance) * p.share + p.eps);
+  const float scale = rsqrtf(reduce_row(squares, of_variance) * p.share + p.eps);  //@ of_variance
   uint4* y = reinterpret_cast<uint4*>(p.y + row * p.y_stride);
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
@@ -90,7 +91,7 @@ __global__ void __launch_bounds__(kMostRowThreads) three_passes(LayerNorm<T> p, 
   const float mean = reduce_row(sum, of_mean) * p.share;
 #pragma unroll 4
   for (int at = threadIdx.x; at < vectors; at += kMostRowThreads) squares += squares_from(Vector<T>(x[at]), mean);
-  const float scale = rsqrtf(reduce_row(squares, of_variance) * p.share + p.eps);
+  const float scale = rsqrtf(reduce_row(squares, of_variance) * p.share + p.eps);  //@ of_variance_long
 #pragma unroll 4
   for (int at = threadIdx.x; at < vectors; at += kMostRowThreads)
     y[at] = normalised(Vector<T>(x[at]), mean, scale, Vector<T>(weight[at]), Vector<T>(bias[at])).bits;

@@ -95,7 +95,7 @@ __device__ void add_units(const Mla<T>& p, const Parts& parts, const Shared& ite
 // Waits for the other blocks of an item, then adds up a share of its rows. Both warpgroups call it.
 template <int kCluster, typename T>
 __device__ void add_up(const Mla<T>& p, const Parts& parts, const Shared& item, int worker, int rank, unsigned* arrived) {
-  if (threadIdx.x == 0) team_wait(arrived, item.before);
+  if (threadIdx.x == 0) team_wait(arrived, item.before);  //@ parts_there
   named_barrier_sync(kBoth, kConsumerThreads);
   const int mine = worker - item.first;
   const auto slot = [&](int part) { return slot_of<kCluster>(item.first, part, rank); };
@@ -156,6 +156,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     for (int i = 0; i < waits; ++i)
       add_up<kCluster>(p, parts, items[i], worker, rank, counter_of<kCluster>(stream, items[i].first, rank));
   }
+  //@ cluster_end
   if constexpr (kCluster > 1) cluster_sync_relaxed();  // no block ends while the other one may still arrive at its barriers
 }
 

@@ -82,7 +82,7 @@ struct LatentTiles {
         } else {
           const int row = cluster_rank() * (kKeys / kCluster);
           tma_load_heads_multicast(slab(ring.stage, s) + row * 64, map, there, s * 64, 0, slot + row, block,
-                                   (1 << kCluster) - 1);
+                                   (1 << kCluster) - 1);  //@ multicast
         }
       }
     }
@@ -137,7 +137,7 @@ struct HalfRows {
   __device__ void release(int stage, int part) const {
     uint64_t* empty = tiles.empty + stage * kParts + part;
     if constexpr (kCluster > 1) {
-      if (threadIdx.x % 32 < kCluster) barrier_arrive_at(empty, threadIdx.x % 32);
+      if (threadIdx.x % 32 < kCluster) barrier_arrive_at(empty, threadIdx.x % 32);  //@ producers
     } else {
       if (threadIdx.x % 32 == 0) barrier_arrive(empty);
     }
@@ -162,7 +162,7 @@ struct HalfRows {
 #pragma unroll
     for (int i = kBegin; i < kEnd; ++i) {
       const int slab = Tiles::ordered(self, i);
-      wait_full(slab, parity);
+      wait_full(slab, parity);  //@ slab_full
       wgmma_fence();
 #pragma unroll
       for (int step = 0; step < 4; ++step) {
@@ -194,6 +194,7 @@ struct HalfRows {
   // next block behind those reads, and this warpgroup waits there, in start_others, before it publishes again. So no barrier
   // is arrived at twice before the others have waited, either. Between pieces, all threads wait at kBoth.
   __device__ void publish(const uint32_t (&powers)[kKeys / 16][4]) const {
+    //@ keys_multiplied
     named_barrier_sync(kAlone + self, 128);  // all warps have multiplied the keys, in whose place powers come
     const int lane = threadIdx.x % 32;
     T* row = tiles.slab(self, kSlabs - 1) + (threadIdx.x % 128 / 32 * 16 + lane % 16) * 64;
@@ -213,7 +214,7 @@ struct HalfRows {
     named_barrier_sync(kReady + other, kConsumerThreads);
     const float next[2] = {tiles.base[other * kRows + row_of(0)], tiles.base[other * kRows + row_of(1)]};
     float rescale[2];
-    if (online.follow(next, factor, rescale)) scale_rows(out, rescale);
+    if (online.follow(next, factor, rescale)) scale_rows(out, rescale);  //@ follow
     const uint64_t powers = tile_descriptor(tiles.slab(other, kSlabs - 1), 16, 1024), values = latents(other);
     wgmma_fence();
 #pragma unroll
@@ -249,18 +250,19 @@ struct HalfRows {
       float scores[kKeys / 2], rescale[2];
       uint32_t powers[kKeys / 16][4];
       const uint32_t parity = (done + i) / 2 & 1;
-      clear_tail(piece.keys - key0, parity);
+      clear_tail(piece.keys - key0, parity);  //@ clear_tail
       start_scores<0, kSlabsOfHalf>(scores, parity);
       if (i > 0) start_others();
       start_scores<kSlabsOfHalf, kSlabs>(scores, parity);
+      //@ product_done
       wgmma_wait_for<kSlabs - kSlabsOfHalf>(out);  // all but the scores that were started last, a group for each slab
       if (i > 0) release_others();
       wgmma_wait_for<0>(scores);
       mask(scores, piece, key0);
       const bool grows = online.template add_rounded<T, false>(scores, powers, factor, rescale);
-      if (grows) scale_rows(out, rescale);
-      start_own(powers);
-      publish(powers);  // under the product
+      if (grows) scale_rows(out, rescale);  //@ own_rescale
+      start_own(powers);  //@ start_own
+      publish(powers);  // under the product  //@ publish
       wgmma_wait_for<0>(out);
       release(self, self);
     }
@@ -282,7 +284,7 @@ struct HalfRows {
     }
     named_barrier_sync(kBoth, kConsumerThreads);
 #pragma unroll
-    for (int r = 0; r < 2; ++r) total[r] = tiles.sums[row_of(r)] + tiles.sums[kRows + row_of(r)];
+    for (int r = 0; r < 2; ++r) total[r] = tiles.sums[row_of(r)] + tiles.sums[kRows + row_of(r)];  //@ both_sums
   }
 
   // Writes the rows that exist to out, divided by their sums; 0 for rows that saw no key. The lanes of a quad transpose, so

@@ -95,7 +95,7 @@ struct Warp {
       const int at = (slab() * 16 + n / 2 % 2 * 8 + lane / 4) * kScores + n / 4 * 8 + lane % 4 * 2;
       const float2 a = *reinterpret_cast<const float2*>(shared.scores[0] + at);
       const float2 b = *reinterpret_cast<const float2*>(shared.scores[1] + at);
-      scores[n] = a.x + b.x, scores[n + 1] = a.y + b.y;
+      scores[n] = a.x + b.x, scores[n + 1] = a.y + b.y;  //@ columns
     }
     if (key0 + kUnit > p.seen(0, piece.keys)) {  // some row may not see some key
 #pragma unroll
@@ -143,7 +143,7 @@ struct Warp {
       cp_async_commit();
       const T* stage = shared.stages[i % kStages];
       multiply_keys(stage);
-      __syncthreads();  // the scores are there
+      __syncthreads();  // the scores are there  //@ scores_there
       uint32_t powers[4];
       soften(powers, piece.begin + i, factor);
       multiply_values(powers, stage);

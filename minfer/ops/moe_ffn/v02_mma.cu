@@ -149,7 +149,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
 
   GatheredCopy<Shape> x(
       [&](int i) -> const T* {
-        if constexpr (kGated) return p.x + slot_at(i) / p.k * p.ldx;
+        if constexpr (kGated) return p.x + slot_at(i) / p.k * p.ldx;  //@ slot
         else return h + (tile.begin + i) * int64_t(p.ffn);
       },
       tile.rows, depth);

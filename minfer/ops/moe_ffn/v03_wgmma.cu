@@ -62,7 +62,7 @@ struct GatheredRows {
   const T* from[kRows];
   int at, col, count;
 
-  __device__ GatheredRows(const Problem& g, const GroupTile& tile) : count(tile.rows > 64 ? kRows : kRows / 2) {
+  __device__ GatheredRows(const Problem& g, const GroupTile& tile) : count(tile.rows > 64 ? kRows : kRows / 2) {  //@ half_rows
     const int row = threadIdx.x % 128 / 8;
     col = threadIdx.x % 8 * 8, at = Swizzled<kBlockK>::at(row, col);
 #pragma unroll
@@ -113,7 +113,7 @@ __device__ void copy_tiles(const Problem& g, const GroupedMaps& maps, const RowG
       for (int step = 0; step < g.steps; ++step) {
         start(step, [&](T* stage, int k) {
           x.start(stage, k, g.depth);
-          cp_async_arrive(full + ring.stage);
+          cp_async_arrive(full + ring.stage);  //@ rows_arrived
         });
       }
     } else if (is_first) {
@@ -182,7 +182,7 @@ __device__ void multiply_tiles(const Problem& g, const RowGroups<kBlockM>& group
     const bool has_rows = first < tile.rows;
     const auto start = [&](int stage, int step) {
       const typename Problem::T* a = stages + stage * Problem::kStage;
-      if constexpr (Problem::kGated) fence_async();  // wgmma sees what cp.async has written
+      if constexpr (Problem::kGated) fence_async();  // wgmma sees what cp.async has written  //@ fence
       if (has_rows) sums.multiply(a + first * kBlockK, a + Problem::kA, step == 0);
     };
     const auto beside = [&](int step) {

@@ -76,7 +76,7 @@ template <int kTiles, int kWeights, typename T, typename Rows, typename Store>
 __device__ void strip(const Product<T, Rows>& of, int row0, int count, int col0, float* partial, Store store) {
   float sums[kWeights][kTiles][4] = {};
   multiply(sums, of, row0, count, col0);
-  __syncthreads();  // all have read the previous sums
+  __syncthreads();  // all have read the previous sums  //@ sums_read
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 #pragma unroll
   for (int i = 0; i < kWeights * kTiles; ++i)

@@ -101,10 +101,10 @@ struct PairTile {
     }
     // All rows of tiles of an expert in a column follow each other: they run at once, with the same weights.
     const int within = number - groups.first[at] * across, tiles = groups.first[at + 1] - groups.first[at];
-    group = groups.experts[at], col = within / tiles;
+    group = groups.experts[at], col = within / tiles;  //@ experts
     const int all = groups.rows_of(group), halves = tiles * kCluster;
     width = ceil_div(ceil_div(all, halves), 16) * 16;
-    const int before = (within % tiles * kCluster + rank) * width;
+    const int before = (within % tiles * kCluster + rank) * width;  //@ rank
     begin = groups.begin[group] + before, rows = min(width, all - before);
   }
 };
@@ -154,7 +154,7 @@ __device__ void copy_tiles(const Problem& g, const GroupedMaps& maps, const Grou
 #pragma unroll
         for (int i = 0; i < kRows; ++i)
           if (i < strips) cp_async_16(stage + at + i * kRowStep * kBlockK, g.p.x + token[i] * g.p.ldx + k, k < g.depth);
-        cp_async_arrive(full + ring.stage);
+        cp_async_arrive(full + ring.stage);  //@ rows_arrived
       }
     } else if (is_first) {
 #pragma unroll 1
@@ -241,7 +241,7 @@ __device__ void multiply_tiles(const Problem& g, const Groups& groups, const typ
       WarpgroupTile<T, Layout::TN, 128, kWidth> sums{};
       const auto start = [&](int stage, int step) {
         const T* a = stages + stage * Problem::kStage;
-        if constexpr (Problem::kGated) fence_async();  // wgmma sees what cp.async has written
+        if constexpr (Problem::kGated) fence_async();  // wgmma sees what cp.async has written  //@ fence
         sums.multiply(a + warpgroup * 2 * kSlab, a + Problem::kA, step == 0);
       };
       const auto beside = [&](int step) {

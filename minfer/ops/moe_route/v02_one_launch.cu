@@ -175,7 +175,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfSm)
         choose<T, kValues>(p, x[i], share.first + begin + i, words + group * p.experts, 1u << (warp * kPerWarp + i),
                            chosen + (begin + i) * p.k);
   }
-  __syncthreads();
+  __syncthreads();  //@ chosen
 
   const int expert = threadIdx.x;
   int own = 0;
@@ -184,7 +184,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfSm)
   const Counts counts = gridDim.x > 1 ? exchange(own, p.experts, rows, &arrivals[stream][0]) : Counts{own, 0};
   const int begin = sum_before(counts.all);
   if (blockIdx.x == 0 && expert < p.experts) p.counts[expert] = counts.all, p.offsets[expert] = begin + counts.all;
-  place[expert] = begin + counts.before;
+  place[expert] = begin + counts.before;  //@ before
   __syncthreads();
 
   for (int slot = threadIdx.x; slot < share.count * p.k; slot += kThreads) {

@@ -290,6 +290,7 @@ struct Rows64 {
       if (row >= w.s.queries) inverse[r] = 0.0f, lse[r] = -INFINITY;  // what lies behind the queries may be NaN
       if (p.lse && lane % 4 == 0 && row < p.rows(w.s)) *p.lse_at(batch, w.s, row, w.head) = lse[r];
     }
+    //@ whole_rows
     if (first + kRowsOfWarp <= p.rows(w.s)) store_boxes(inverse, maps, batch, w.s.first_q + first, w.head, warp, lane);
     else store_rows(inverse, w, batch, first, lane);
   }
@@ -301,7 +302,7 @@ struct Rows64 {
 #pragma unroll
     for (int slab = 0; slab < Tile::kSlabs; ++slab) {
       T* box = tiles.out + (warp * Tile::kOutSlabs + slab % Tile::kOutSlabs) * Tile::kOutSlab;
-      if (lane == 0) tma_store_wait<Tile::kOutSlabs - 1>();
+      if (lane == 0) tma_store_wait<Tile::kOutSlabs - 1>();  //@ slab_stored
       __syncwarp();
 #pragma unroll
       for (int n = 0; n < 4; ++n) {  // 16 columns

@@ -47,10 +47,10 @@ __global__ void __launch_bounds__(kThreads) score(Attention<T> p, float* scores,
   const int key = blockIdx.y * kThreads + threadIdx.x, head = head0 + blockIdx.z;
   if (key < span.begin || key >= span.end) return;
   const T* q = p.q.at(r.number, r.s.first_q + r.query, head);
-  const T* k = p.k.at(r.number, r.s.first_kv + key, p.kv_head(head));
+  const T* k = p.k.at(r.number, r.s.first_kv + key, p.kv_head(head));  //@ kv_head
   float sum = 0.0f;
   for (int i = 0; i < p.dim; ++i) sum += float(q[i]) * float(k[i]);
-  sum *= p.scale;
+  sum *= p.scale;  //@ scale
   if (p.softcap > 0.0f) sum = p.softcap * tanh_by_exp2(sum / p.softcap);
   scores[(int64_t(blockIdx.z) * gridDim.x + blockIdx.x) * p.seq_kv + key] = sum;
 }

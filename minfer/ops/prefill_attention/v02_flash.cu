@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(kThreads) attend(Attention<T> p) {
 
   float max = -INFINITY, total = 0.0f, sums[kDim / kOfRow] = {};  // of the columns 2 of + 16 i and the next
   for (int key0 = begin; key0 < end; key0 += kKeys) {
-    __syncthreads();  // all are done with the previous tiles
+    __syncthreads();  // all are done with the previous tiles  //@ refill
     copy<kDim>(tiles.k, p.k.at(tile.number, s.first_kv + key0, kv_head), p.k.of_inner, end - key0);
     copy<kDim>(tiles.v, p.v.at(tile.number, s.first_kv + key0, kv_head), p.v.of_inner, end - key0);
     __syncthreads();
@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(kThreads) attend(Attention<T> p) {
     __syncwarp();  // the threads of a row are in one warp
 
 #pragma unroll
-    for (int i = 0; i < kDim / kOfRow; ++i) sums[i] *= rescale;
+    for (int i = 0; i < kDim / kOfRow; ++i) sums[i] *= rescale;  //@ rescale
     for (int key = 0; key < kKeys; ++key) {
       const float power = tiles.p[row][key];
 #pragma unroll

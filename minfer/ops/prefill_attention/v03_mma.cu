@@ -221,17 +221,17 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kResident) attend(Atte
     if (sees) {
       warp.multiply_q_k(q, k_tile);
       const float factor = warp.cap(p);
-      if (key < bottom.begin || key + kKeys > top.end) warp.mask(p, position, s.keys, key);
+      if (key < bottom.begin || key + kKeys > top.end) warp.mask(p, position, s.keys, key);  //@ mask_edge
       warp.softmax(factor);
     }
-    cp_async_wait<0>();
-    __syncthreads();  // v has arrived, and all have multiplied k
+    cp_async_wait<0>();  //@ v_arrived
+    __syncthreads();  // v has arrived, and all have multiplied k  //@ k_multiplied
     copy(k_tile, k, p.k.of_inner, key + kKeys);
     if (sees) warp.multiply_p_v(v_tile);
   }
   cp_async_wait<0>();
   // `store` overwrites the tile of q. Where no key is seen, no iteration has waited until all threads' copies of q have arrived.
-  if (begin >= end) __syncthreads();
+  if (begin >= end) __syncthreads();  //@ q_arrived
   warp.store(p, tile, row, head, q);
 }
 

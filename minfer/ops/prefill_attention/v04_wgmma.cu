@@ -38,14 +38,14 @@ __global__ void __launch_bounds__(kThreads, 1)
     typename Rows64<Tile>::Powers powers;
     barrier_wait(tile.full_k + ring.stage, ring.parity);
     rows.start_scores(scores, ring.stage);
-    wgmma_wait_for<0>(scores);
-    rows.release(tile.empty_k + ring.stage);
+    wgmma_wait_for<0>(scores);  //@ scores_done
+    rows.release(tile.empty_k + ring.stage);  //@ release_k
     rows.mask(scores, w, i);
     float rescale[2];
     if (rows.online.add(scores, rows.factor, rescale)) scale_rows(rows.out, rescale);
     rows.round(powers, scores);
     barrier_wait(tile.full_v + ring.stage, ring.parity);
-    rows.clear_tail(w, i, ring.stage);
+    rows.clear_tail(w, i, ring.stage);  //@ clear_tail
     rows.start_out(powers, ring.stage);
     wgmma_wait_for<0>(rows.out);
     rows.release(tile.empty_v + ring.stage);

@@ -58,8 +58,8 @@ struct Pingpong {
   }
 
   __device__ void finish_out() {
-    wgmma_wait_for<0>(rows.out);
-    rows.release(tile.empty_v + values.stage);
+    wgmma_wait_for<0>(rows.out);  //@ out_done
+    rows.release(tile.empty_v + values.stage);  //@ release_v
     values.advance();
   }
 
@@ -84,7 +84,7 @@ struct Pingpong {
       for (int i = w.blocks - 2;; --i) {
         if (i < w.blocks - 2) {
           finish_out();
-          if (grows) scale_rows(rows.out, rescale);
+          if (grows) scale_rows(rows.out, rescale);  //@ rescale
         }
         rows.round(powers, scores);
         if (i < 0) break;

@@ -95,11 +95,11 @@ struct Consumer {
     wait_keys(kStage);
     begin_turn();
     rows.start_scores(scores, kStage, of_q);
-    rows.start_out(powers[1 - kStage], 1 - kStage, block + 2 < w.blocks);
+    rows.start_out(powers[1 - kStage], 1 - kStage, block + 2 < w.blocks);  //@ next_scores
     end_turn();
     const bool grows = finish_scores<false, kPlain>(scores, powers[kStage], w, block, kStage, rescale);
     finish_out(1 - kStage);
-    if (grows) scale_rows(rows.out, rescale);
+    if (grows) scale_rows(rows.out, rescale);  //@ rescale
   }
 
   // The last product of a tile.
@@ -147,7 +147,7 @@ struct Consumer {
       const Work& w = slots->work[slot];  // stays in shared memory, and takes no registers
       if (!w.exists()) break;
       of_q = __shfl_sync(0xffffffff, number % Tile::kTilesOfQ, 0);  // so that descriptors are in uniform registers
-      barrier_wait(tile.full_q + of_q, number / Tile::kTilesOfQ % 2);
+      barrier_wait(tile.full_q + of_q, number / Tile::kTilesOfQ % 2);  //@ queries_arrived
       add_tile(w);
       rows.store(maps, w);
       __syncwarp();

@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(kAll, kBlocksPerSM) producer(Stream s) {
 
   if (threadIdx.x >= kThreads) {
     for (int number = 0; number < tiles; ++number) {
-      if (number >= 2) named_barrier_sync(kEmpty + number % 2, kAll);
+      if (number >= 2) named_barrier_sync(kEmpty + number % 2, kAll);  //@ wait_empty
       for (int i = 0; i < kPieces; ++i)
 #pragma unroll
         for (int thread = lane; thread < kThreads; thread += 32) {
@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(kAll, kBlocksPerSM) producer(Stream s) {
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) pieces[i] = buffers[number % 2][i][threadIdx.x];
     compute(pieces, s.steps);
-    if (number + 2 < tiles) named_barrier_arrive(kEmpty + number % 2, kAll);
+    if (number + 2 < tiles) named_barrier_arrive(kEmpty + number % 2, kAll);  //@ say_empty
     store(s, pieces, number);
   }
 }

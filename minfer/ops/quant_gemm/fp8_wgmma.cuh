@@ -23,6 +23,7 @@ Maps make_maps(const Scaled<Out>& g, int box_m, int box_n, int box_c = 64) {
 template <int kCols, typename Out, typename Column>
 __device__ void scale_tile(float* sums, const Scaled<Out>& g, int row0, Column column) {
   const int first = row0 + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
+  //@ lower_scale
   const float upper = first < g.m ? g.x_scales[first] : 0.0f, lower = first + 8 < g.m ? g.x_scales[first + 8] : 0.0f;
 #pragma unroll
   for (int j = 0; j < kCols / 8; ++j) {

@@ -251,7 +251,7 @@ struct RowFactors {
   __device__ Factors of(const uint8_t* piece, int block, int half) const {
     if constexpr (kIsInt4<F>) {
       const int group = block * 32 / F::kBlock;
-      const float scale = float(element(group)), zero = float(element(Piece<F>::kGroups + group));
+      const float scale = float(element(group)), zero = float(element(Piece<F>::kGroups + group));  //@ zero
       return {scale, scale * ((kAbove > 0.0f ? -kAbove : 8.0f) - zero)};
     } else if constexpr (std::is_same_v<F, Q4_K>) {
       const float scale = d * static_cast<float>(words[block / 4] >> block % 4 * 8 & 255);

@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSM) gemv(Product<F, T> p, 
       sum = 0.0f;
       if (stores)
 #pragma unroll 4  // that many loads at once
-        for (int s = 0; s < share.splits; ++s) sum += __ldcg(parts + s * (kRows * kMostM) + threadIdx.x);
+        for (int s = 0; s < share.splits; ++s) sum += __ldcg(parts + s * (kRows * kMostM) + threadIdx.x);  //@ split
     }
     if (stores) {
       if constexpr (kIsFp8<F>) sum *= p.weights.scales[col];

@@ -160,6 +160,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kLeastBlocks)
   for (int piece = first; piece < end; ++piece) {
     cp_async_wait<Tile::kStages - 2 - Tile::kAhead>();
     if constexpr (Tile::kAhead == 0) order(piece, used);
+    //@ arrived
     __syncthreads();  // the copies of all threads have arrived, and all are done with the stage that is filled next
     copy(piece + Tile::kStages - 1);
     if constexpr (Tile::kAhead > 0) order(piece + 1, after(used));
@@ -193,7 +194,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kLeastBlocks)
         const int row = row0 + i * 8 + 2 * t + e;
         if (row >= p.m) continue;
         float sum = sums[i][half * 2 + e] * scale;
-        if constexpr (std::is_same_v<F, Fp8Both>) sum *= p.x_scales[row];
+        if constexpr (std::is_same_v<F, Fp8Both>) sum *= p.x_scales[row];  //@ scale_of_row
         p.y[int64_t(row) * p.n + col] = T(sum);
       }
   }

@@ -24,7 +24,7 @@ struct Epilogue<Tile, Scaled<Out>> {
     scale_tile<kCols>(tile.sums[0], g, row0, [&](int j) { return kAhead ? columns[j] : column(g, col0, j); });
   }
   __device__ static float2 column(const Scaled<Out>& g, int col0, int j) {
-    const int col = col0 + j * 8 + threadIdx.x % 4 * 2;
+    const int col = col0 + j * 8 + threadIdx.x % 4 * 2;  //@ col_of_slice
     return col < g.n ? *reinterpret_cast<const float2*>(g.w_scales + col) : float2{};
   }
 };

@@ -90,7 +90,7 @@ __device__ inline void order_x(const Product<F, T>& p, uint8_t* shared, float* x
   constexpr int kEights = F::kBlock / 8, kWords = F::kBlock / 32;
   const int of_row = p.k / 8, lane = threadIdx.x % 32;  // a multiple of 32, so that all of a warp are in a row, or beyond all
   // Of a group, word of the lane * 4 + lane of the row is its new place.
-  const int eight = lane % kEights, by = (eight % kWords * 4 + eight / kWords - eight) * 16;
+  const int eight = lane % kEights, by = (eight % kWords * 4 + eight / kWords - eight) * 16;  //@ order
 #pragma unroll 1
   for (PieceOfX piece(of_row); piece.row < p.m;) {
     uint4 x[kAtOnce];
@@ -129,7 +129,7 @@ __device__ inline void store(const Product<F, T>& p, Split split, const float (&
     const int col = tile * kRows + e % kRows;
     if (col >= p.n) continue;
     float sum = 0.0f;
-    for (int s = 0; s < split.slices; ++s) sum += of_tile[s * kTile + e];
+    for (int s = 0; s < split.slices; ++s) sum += of_tile[s * kTile + e];  //@ slices
     p.y[int64_t(e / kRows) * p.n + col] = T(sum);
   }
 }
@@ -140,7 +140,7 @@ __device__ inline void copy_words(void* shared, const void* global, uint2) {
 }
 
 template <typename F, typename T, int kTiles>
-__global__ void __launch_bounds__(32 * kMostWarps, 1) stream(Product<F, T> p, Split split) {
+__global__ void __launch_bounds__(32 * kMostWarps, 1) stream(Product<F, T> p, Split split) {  //@ bounds
   using Of = InShared<F, T, kTiles>;
   using Words = Share<F>;
   constexpr int kWords = sizeof(Words) / 4, kGroup = F::kBlock / 2;  // bytes of a group
@@ -172,6 +172,7 @@ __global__ void __launch_bounds__(32 * kMostWarps, 1) stream(Product<F, T> p, Sp
     low = w + low_row * (p.k / 2), high = w + high_row * (p.k / 2);
     ring = shared + Of::x_bytes(p.m, p.k) + place.warp * Of::kRing + place.lane * sizeof(Words);
     // The scales of a unit's four groups are 8 bytes. The four lanes of a row load those of row g and of row g + 8, and zeros.
+    //@ row_of_lane
     mine = (t % 2 ? p.weights.zeros : p.weights.scales) + (t / 2 ? high_row : low_row) * (p.k / F::kBlock) + first * kUnit;
     load_if(next_factors, mine, to_copy > 0);
 #pragma unroll
@@ -181,7 +182,7 @@ __global__ void __launch_bounds__(32 * kMostWarps, 1) stream(Product<F, T> p, Sp
   float* x_sums = reinterpret_cast<float*>(shared + p.m * row_bytes);
   cp_async_wait<kStages>();  // for x
   order_x<F, T, Of::kColumns>(p, shared, x_sums, row_bytes);
-  __syncthreads();
+  __syncthreads();  //@ ordered
 
   const Place place(split);
   const int first = place.first(split), lane = place.lane, t = lane % 4, g = lane / 4;
@@ -201,7 +202,7 @@ __global__ void __launch_bounds__(32 * kMostWarps, 1) stream(Product<F, T> p, Sp
 #pragma unroll
     for (int group = 0; group < kUnit; ++group) {
       float parts[kTiles][kChains][4] = {};
-      cp_async_wait<kStages - 1>();
+      cp_async_wait<kStages - 1>();  //@ arrived
       const Words of_low = *reinterpret_cast<const Words*>(ring + stage * Of::kStage);
       const Words of_high = *reinterpret_cast<const Words*>(ring + stage * Of::kStage + 32 * sizeof(Words));
       start(stage);  // this lane alone reads what it has copied

@@ -36,11 +36,11 @@ struct PromotedSums {
       const uint64_t rows = tile_descriptor(a, 16, 1024), cols = tile_descriptor(from.stage() + All::Tiles::kA, 16, 1024);
 #pragma unroll
       for (int half = 0; half < kBlockN / kPartN; ++half) {
-        const uint64_t these = cols + half * (kPartN * kBlockK * 2 / 16);
+        const uint64_t these = cols + half * (kPartN * kBlockK * 2 / 16);  //@ half
         wgmma_fence();
 #pragma unroll
         for (int i = 0; i < kSteps; ++i)  // in units of 16 bytes: a step is 32 bytes of a row
-          wgmma<E4M3Pair, false>(part[0], rows + i * 2, these + i * 2, i > 0);
+          wgmma<E4M3Pair, false>(part[0], rows + i * 2, these + i * 2, i > 0);  //@ first_step
         wgmma_commit();
         wgmma_finish(part);
 #pragma unroll

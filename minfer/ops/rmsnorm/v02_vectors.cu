@@ -39,8 +39,8 @@ __global__ void __launch_bounds__(kMostThreads) in_registers(RmsNorm<T> p, int v
   float sum = 0.0f;
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) sum += squares(x[i]);
-  const float scale = rsqrtf(reduce_row(sum, partial) * p.share + p.eps);
-  uint4* y = reinterpret_cast<uint4*>(p.y + row * p.y_stride);
+  const float scale = rsqrtf(reduce_row(sum, partial) * p.share + p.eps);  //@ eps
+  uint4* y = reinterpret_cast<uint4*>(p.y + row * p.y_stride);  //@ y_row
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
     const int at = threadIdx.x + i * blockDim.x;
@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(kMostSharedThreads) in_shared(RmsNorm<T> p, in
     sum += squares(piece);
     if (at < kept) row[at] = piece.bits;
   }
-  const float scale = rsqrtf(reduce_row(sum, partial) * p.share + p.eps);
+  const float scale = rsqrtf(reduce_row(sum, partial) * p.share + p.eps);  //@ eps_long
 #pragma unroll 4
   for (int at = threadIdx.x; at < vectors; at += blockDim.x)  // a thread reads what it wrote itself
     y[at] = scaled(Vector<T>(at < kept ? row[at] : x[at]), scale, Vector<T>(weight[at])).bits;

@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(kVectors <= 2 ? kRowThreads : kMostRowThreads,
       }
     }
     const float r = p.rstd ? p.rstd[row] : rsqrtf(reduce_row(squares, of_squares[turn]) * p.share + p.eps);
-    const float common = reduce_row(products, of_products[turn]) * p.share * r * r;
+    const float common = reduce_row(products, of_products[turn]) * p.share * r * r;  //@ turn
     uint4* dx = reinterpret_cast<uint4*>(p.dx + row * p.dx_stride);
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(kColumns* kThreadsOfColumn) columns(T* dweight
     for (int part = threadIdx.y; part < count; part += kThreadsOfColumn) sum += parts[int64_t{part} * hidden + column];
   }
   sums[threadIdx.y][threadIdx.x] = sum;
-  __syncthreads();
+  __syncthreads();  //@ parts_there
   sum = sums[threadIdx.x][threadIdx.y];  // a warp has a column's
 #pragma unroll
   for (int mask = 16; mask > 0; mask /= 2) sum += __shfl_xor_sync(0xffffffff, sum, mask);

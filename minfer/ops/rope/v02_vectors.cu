@@ -68,9 +68,9 @@ __device__ void rotate(Vector<T>& a, Vector<T>& b, const Angles<kInterleaved, Ve
     if constexpr (kInterleaved) {
       const float t = sin.values[1][i];
       rotate_pair(first[2 * i], first[2 * i + 1], cos.values[0][i], kBackward ? -s : s);
-      rotate_pair(second[2 * i], second[2 * i + 1], cos.values[1][i], kBackward ? -t : t);
+      rotate_pair(second[2 * i], second[2 * i + 1], cos.values[1][i], kBackward ? -t : t);  //@ sine_pairs
     } else {
-      rotate_pair(first[i], second[i], cos.values[0][i], kBackward ? -s : s);
+      rotate_pair(first[i], second[i], cos.values[0][i], kBackward ? -s : s);  //@ sine_halves
     }
   }
   a = Vector<T>(first), b = Vector<T>(second);
@@ -81,7 +81,7 @@ template <bool kBackward, bool kInterleaved, int kHeads, typename T>
 __global__ void __launch_bounds__(kMostThreads) vectors(Rope<T> p) {
   constexpr int kCount = Vector<T>::kCount;
   const int token = blockIdx.x * blockDim.z + threadIdx.z, count = p.half / kCount, all = p.all_heads();
-  if (token >= p.seq) return;
+  if (token >= p.seq) return;  //@ token
   for (int batch = blockIdx.y; batch < p.batch; batch += gridDim.y) {
     const int row = p.position(batch, token);  // on its way while q and k are asked for
     for (int place = threadIdx.x; place < count; place += blockDim.x) {
@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(kMostThreads) vectors(Rope<T> p) {
         load(first);
       }
     }
-    if (p.in_place) continue;
+    if (p.in_place) continue;  //@ in_place
     for (int head = threadIdx.y; head < all; head += blockDim.y)
       p.with_head(batch, token, head, [&](const T* from, T* to) {
         for (int place = 2 * count + threadIdx.x; place < p.dim / kCount; place += blockDim.x)

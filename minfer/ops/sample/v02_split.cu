@@ -43,9 +43,9 @@ struct Split {
     __syncthreads();
     for (int i = threadIdx.x; i < kBinWords; i += kThreads)
       if (const unsigned value = reinterpret_cast<const unsigned*>(&mine)[i]) atomicAdd(bins + i, value);
-    sync();
+    sync();  //@ bins_there
     for (int i = threadIdx.x; i < kBinWords; i += kThreads) reinterpret_cast<unsigned*>(&sum)[i] = __ldcg(bins + i);
-    bins += kBinWords;
+    bins += kBinWords;  //@ next_bins
     __syncthreads();
   }
   __device__ void gather(uint64_t mine, uint64_t* all) const {

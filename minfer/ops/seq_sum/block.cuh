@@ -36,7 +36,7 @@ __device__ float part_of(const T* x, int length) {
   const uint4* aligned = reinterpret_cast<const uint4*>(x + head);
   float sum = 0.0f;
   if (thread < head) sum += float(x[thread]);
-  if (tail + thread < length) sum += float(x[tail + thread]);
+  if (tail + thread < length) sum += float(x[tail + thread]);  //@ tail
   if constexpr (kSteps > 0) {
     Vector<T> pieces[kSteps];
 #pragma unroll
@@ -74,7 +74,7 @@ template <int kThreads, int kSequences, int kLongest, typename T>
 __global__ void __launch_bounds__(kThreads * kSequences) sum_sequences(SeqSum<T> p) {
   __shared__ float partial[kThreads == 32 ? 1 : kThreads / 32 * kSequences];
   const int number = blockIdx.x * kSequences + threadIdx.y;
-  const Sequence<T> s = number < p.count() ? p.sequence(number) : Sequence<T>{p.y, p.x, 0, 0};
+  const Sequence<T> s = number < p.count() ? p.sequence(number) : Sequence<T>{p.y, p.x, 0, 0};  //@ sequence
   const float sum = reduce_row(part_of<kThreads, kLongest>(s.x, s.length), partial);
   fill<kThreads>(s.y, 0, s.length, T(sum));
   fill<kThreads>(s.y, s.length, s.room, T(0.0f));

@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(kThreads, 2) register_tiles(Sgemm g, int tiles
     }
     current ^= 1;
     if (more) pieces.store(stages[current]);
-    __syncthreads();
+    __syncthreads();  //@ stage_read
   }
 
 #pragma unroll

@@ -39,14 +39,14 @@ __global__ void __launch_bounds__(kThreads) vectors(Rows<T, Function> p, int cou
     for (int j = 0; j < Vector<T>::kCount; ++j) {
       float inputs[p.kInputs], outputs[p.kOutputs];
 #pragma unroll
-      for (int i = 0; i < p.kInputs; ++i) inputs[i] = x[i][j];
+      for (int i = 0; i < p.kInputs; ++i) inputs[i] = x[i][j];  //@ inputs
       Function()(inputs, outputs);
 #pragma unroll
       for (int i = 0; i < p.kOutputs; ++i) y[i][j] = outputs[i];
     }
 #pragma unroll
     for (int i = 0; i < p.kOutputs; ++i)
-      if (at < count) reinterpret_cast<uint4*>(p.output[i] + row * p.output_stride[i])[at] = Vector<T>(y[i]).bits;
+      if (at < count) reinterpret_cast<uint4*>(p.output[i] + row * p.output_stride[i])[at] = Vector<T>(y[i]).bits;  //@ row_end
   }
 }
 

@@ -47,7 +47,7 @@ __device__ inline Online reduce_row(Online mine, float2* partial) {
   if (warps == 1) return mine;
   const int lane = threadIdx.x % 32, first = threadIdx.y * warps;
   if (lane == 0) partial[first + threadIdx.x / 32] = float2{mine.max, mine.sum};
-  __syncthreads();
+  __syncthreads();  //@ maxima_there
   const int span = 1 << (32 - __clz(warps - 1));  // the next power of two from `warps` on
   const int from = lane & (span - 1);
   const float2 other = from < warps ? partial[first + from] : float2{-INFINITY, 0.0f};

@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(kThreads) divide(Softmax<T> p, const float2* s
   part.load(x);
   Online mine;
   for (int i = threadIdx.x; i < parts; i += kThreads) {
-    const float2 other = sums[int64_t(part.row) * parts + i];
+    const float2 other = sums[int64_t(part.row) * parts + i];  //@ sums_of_row
     const float highest = fmaxf(mine.max, other.x), base = base_of(highest);
     mine = {highest, mine.sum * power(mine.max, base) + other.y * power(other.x, base)};
   }

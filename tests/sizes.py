@@ -1,0 +1,190 @@
+"""The sizes that tests run an op's kernels at, beside its odd shapes and `Op.sizes`, which know no kernel: these cross the
+edges of tiles, pipelines and blocks. A shape is its sizes in the order of the op's axes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from minfer import ops
+from minfer.ops import Kernel, Op
+
+Shapes = Sequence[tuple[int, ...]]
+
+
+def named(op: Op, shapes: Shapes) -> list[dict[str, int]]:
+    return [dict(zip(op.axes, shape, strict=True)) for shape in shapes]
+
+
+# In the emulator, which has two or three multiprocessors, in the place of `Op.sizes`.
+EMULATED: dict[str, Shapes] = {
+    # Several tiles each way with an edge in each, and longer than a pipeline is deep.
+    "hgemm": [(131, 264, 72), (40, 16, 424)],
+    # Lone elements, several rows of a lane, of a block at once or in turn, rows in shared memory, wholly or in part.
+    "rmsnorm": [
+        (3, 1),
+        (130, 7),
+        (3, 8),
+        (3, 33),
+        (70, 32),
+        (37, 128),
+        (21, 256),
+        (130, 136),
+        (1, 4096),
+        (3, 8192),
+        (60, 8200),
+        (3, 16384),
+        (1, 20000),
+        (2, 66000),
+    ],
+    # The same, and rows of each number of blocks in a cluster and of each number of vectors a thread.
+    "softmax": [
+        (3, 1),
+        (130, 7),
+        (3, 8),
+        (130, 136),
+        (2, 4096),
+        (7, 8200),
+        (1, 20000),
+        (2, 66000),
+        (1, 140000),
+        (1, 272000),
+    ],
+    # Blocks with several rows.
+    "rmsnorm_backward": [(3, 1), (130, 7), (3, 8), (70, 136), (1, 4096), (9, 8192), (2, 16384)],
+    # Several tiles for each block.
+    "producer_consumer": [(4,), (2048,), (9000,), (60000,)],
+    # Several tokens a block, with one left over; more heads than a block has threads for; a place in turn; a rest to copy.
+    "rope": [(1, 9, 1, 0, 16, 16), (2, 3, 33, 3, 160, 128), (3, 90, 2, 1, 72, 64), (1, 2, 2, 1, 8208, 8208)],
+    # Several tiles for each of the emulator's two blocks, more than a ring of stages is deep, and each width of a strip.
+    "gated_unit": [(257, 264, 456), (600, 72, 128), (20, 64, 968), (100, 120, 840), (60, 180, 584), (128, 392, 328)],
+    # The same.
+    "gemm_bias_relu": [(131, 264, 72), (100, 64, 968), (40, 16, 424), (100, 120, 840), (257, 136, 456)],
+    # Several tiles of queries and of keys, with an edge in each, tiles that a warp does not see, more tiles of keys than a
+    # ring has stages, and a tile of queries that see no key.
+    "prefill_attention": [
+        (2, 140, 170, 1, 1, 64),
+        (1, 135, 135, 2, 1, 128),
+        (1, 66, 90, 1, 1, 256),
+        (1, 20, 420, 1, 1, 64),
+        (1, 200, 5, 1, 1, 64),
+    ],
+    # Several tiles of an expert's rows and of columns, with an edge in each, and longer than a pipeline is deep.
+    "moe_ffn": [(1, 4, 2, 8, 8), (20, 40, 4, 136, 24), (90, 3, 2, 72, 136), (150, 1, 1, 328, 264)],
+    # Several pieces of a block, and a last one that is no multiple of 16 bytes.
+    "dequant": [(33, 512), (1, 32), (3, 96), (9, 2304)],
+    # Several tiles for each block, k shared by warps and by blocks, more pieces than a ring has stages, and k that are no
+    # multiple of any tile.
+    "quant_gemm": [(1, 130, 2048), (2, 40, 4096), (5, 17, 6144), (40, 136, 2048), (130, 272, 512)],
+    # More units than a ring has stages, parts of an item in several blocks, 32 rows, more rows than a tile.
+    "decode_attention": [(2, 3, 170, 6, 1, 128), (1, 8, 300, 5, 1, 64), (3, 1, 400, 4, 1, 256)],
+    # More units than a ring has stages, parts of an item in several blocks, an odd number of a warpgroup's blocks of keys, and
+    # one, two and three tiles of rows, the last of them not whole.
+    "mla_decode": [(3, 3, 200, 6), (1, 2, 460, 3), (3, 1, 130, 66), (1, 2, 460, 35), (1, 1, 70, 130)],
+}
+EMULATED["gemm_bias_gelu"] = EMULATED["gemm_bias_relu"]
+
+HOPPER = [name for name, kernel in ops.get("hgemm").kernels.items() if kernel.archs == "sm_90a"]
+
+# Those of one file more: what takes k apart, and each tile of the kernels that choose one by m.
+OF_FILE: dict[str, Shapes] = {
+    "hgemm-v15_gemv": [(8, 88, 1416), (5, 24, 8)],
+    "hgemm-v07_tuned": [(520, 200, 264)],  # 5 tiles, or 3 of twice the size, for 3 blocks at once
+    "hgemm-v08_split_k": [(16, 64, 456)],
+    "hgemm-v08_stream_k": [(16, 1800, 40)],  # of 8 tiles, 3 blocks take one each, and 5 are dealt out
+    **{f"hgemm-{file}": [(257, 136, 456)] for file in HOPPER},  # several tiles for each of the emulator's two blocks
+    "hgemm-v14_stream_k": [
+        (1040, 72, 1000),
+        (1160, 40, 968),
+        (1280, 16, 1032),
+    ],  # 5 tiles: one or two of them are shared
+    # Each tile, on two multiprocessors, and longer than a ring is deep.
+    "hgemm-v14_small": [
+        (100, 64, 968),
+        (128, 88, 840),
+        (200, 120, 520),
+        (130, 190, 456),
+        (100, 64, 2120),
+        (100, 96, 2120),
+        (130, 200, 712),
+    ],
+    "hgemm-v16_skinny": [(8, 88, 1416), (20, 72, 712), (60, 136, 520), (100, 136, 584)],
+    "hgemm-v17_one_wave": [
+        (5, 64, 2120),
+        (8, 88, 1416),
+        (20, 120, 1000),
+        (60, 200, 968),
+        (33, 264, 584),
+        (100, 64, 968),
+        (70, 96, 712),
+        (128, 120, 840),
+        (100, 200, 648),
+        (100, 392, 584),
+    ],
+    # Several parts of an item, each of more keys than the least.
+    "decode_attention-v03_packed": [(1, 2, 400, 4, 1, 128), (1, 1, 1600, 4, 1, 128)],
+    # Widths of a tile from 48 to 160 columns, and several tiles of an expert's rows, the last of them not full.
+    "moe_ffn-v05_pairs": [
+        (94, 1, 1, 72, 24),
+        (205, 1, 1, 72, 24),
+        (237, 1, 1, 8, 136),
+        (270, 1, 1, 40, 8),
+        (300, 1, 1, 40, 8),
+        (660, 3, 1, 328, 16),
+    ],
+    # One and two tiles of 8 rows of x, a unit of four groups for each warp and several, rows that end within a tile, and more x
+    # than a block holds.
+    "quant_gemm-v07_stream": [(1, 672, 512), (11, 130, 2048), (16, 40, 1024), (3, 250, 5120), (16, 24, 4096)],
+    # Each width of N-slice, with an edge; a few rows, and more than 64 (k counts numbers of fp8, of which a step has 128).
+    "quant_gemm-v06_fp8_one_wave": [
+        (3, 64, 4352),
+        (16, 120, 2048),
+        (20, 200, 1280),
+        (33, 264, 1280),
+        (70, 88, 1536),
+        (100, 392, 1024),
+    ],
+}
+
+
+def emulated(kernel: Kernel) -> list[dict[str, int]]:
+    """What a kernel is tried at in the emulator."""
+    op = ops.get(kernel.op)
+    longer = named(op, OF_FILE.get(f"{op.name}-{kernel.source.stem}", []))
+    own = named(op, EMULATED[kernel.op]) if kernel.op in EMULATED else op.sizes.get("small", [])
+    return [*longer, *map(dict, op.odd_shapes), *map(dict, own)]
+
+
+# Sums of many blocks, long enough for their bits to depend on the order.
+SHARED_SUMS = {
+    "hgemm-v08_split_k": (128, 256, 392),
+    "hgemm-v08_stream_k": (128, 512, 264),
+    "hgemm-v09_a_stationary": (128, 128, 1672),
+    "hgemm-v16_skinny": (128, 128, 776),
+    "hgemm-v14_stream_k": (1280, 16, 1000),
+}
+
+# On a GPU: each tile of the kernels that choose one, on 132 multiprocessors, with an edge of it in the last.
+TILES: dict[str, Shapes] = {
+    "hgemm-v07_tuned_acc16": [(4090, 4088, 200)],
+    "hgemm-v14_small": [
+        (500, 520, 712),
+        (1000, 1000, 840),
+        (1270, 1288, 520),
+        (1500, 1544, 520),
+        (100, 4104, 2120),
+        (130, 4104, 2120),
+        (1000, 1032, 2120),
+    ],
+    "hgemm-v17_one_wave": [
+        (16, 4104, 1160),
+        (33, 6152, 1032),
+        (64, 8200, 968),
+        (40, 14344, 712),
+        (9, 28680, 520),
+        (100, 4104, 712),
+        (65, 6152, 712),
+        (128, 8200, 584),
+        (120, 14344, 456),
+        (127, 28680, 328),
+    ],
+}
