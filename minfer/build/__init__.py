@@ -56,7 +56,7 @@ def _compile(kernel: Kernel, arch: str, folder: Path, home: Path | None) -> Path
     from torch.utils import cpp_extension
 
     toolchain.put_ninja_on_path()
-    flags, link = toolchain.flags_of(kernel, arch), []
+    flags, link = toolchain.flags_of(kernel, arch), [*toolchain.link_flags(toolchain.compiler())]
     if home:
         cpp_extension.CUDA_HOME = str(home)
         link.append(f"-L{_cudart_folder(folder, home)}")

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from minfer.build.errors import BuildError
-from minfer.build.toolchain import flags_of, versions_of
+from minfer.build.toolchain import compiler, flags_of, link_flags, versions_of
 from minfer.ops import Kernel
 
 
@@ -37,7 +37,7 @@ def directory(kernel: Kernel, arch: str) -> Path:
     digest = hashlib.sha256()
     for path in kernel.sources():
         digest.update(path.read_bytes())
-    about: list[Any] = [flags_of(kernel, arch), torch.__version__, *versions_of(kernel)]
+    about: list[Any] = [flags_of(kernel, arch), torch.__version__, *versions_of(kernel), link_flags(compiler())]
     digest.update(json.dumps(about).encode())
     return root() / f"{kernel.op}_{kernel.source.stem}_{digest.hexdigest()[:16]}"
 
