@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, wraps
 from typing import Any
 
 import torch
@@ -23,13 +23,31 @@ def define(schema: str, function: Callable[..., Any], fake: Callable[..., Any]) 
     """Register `torch.ops.minfer.<name>` for every device.
 
     `schema` starts with the name, as in `"silu_mul(Tensor gate, Tensor up) -> Tensor"`. `fake` has the same arguments and
-    returns empty tensors of the right shapes, for torch.compile. Both must raise for arguments that do not fit.
+    returns empty tensors of the right shapes, for torch.compile. Both must raise for arguments that do not fit. The tensors
+    that the schema marks as written, such as `Tensor(a!) x`, get a new version at each call, by which autograd sees that
+    values it saved are gone, as after PyTorch's own in-place functions.
 
     `torch.library.custom_op` is not used: it takes longer at each call, and imports all of torch.compile at the first."""
     name = schema.partition("(")[0]
     LIBRARY.define(schema)
-    LIBRARY.impl(name, function, "CompositeExplicitAutograd")
+    LIBRARY.impl(name, _renewing(schema, function), "CompositeExplicitAutograd")
     torch.library.register_fake(f"minfer::{name}", fake, lib=LIBRARY)
+
+
+def _renewing(schema: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which then gives a new version to what the schema says it writes; itself where it writes nothing."""
+    arguments = torch._C.parse_schema(f"minfer::{schema}").arguments
+    places = [place for place, x in enumerate(arguments) if x.alias_info is not None and x.alias_info.is_write]
+    if not places:
+        return function
+
+    @wraps(function)
+    def renewing(*given: Any) -> Any:
+        found = function(*given)
+        torch.autograd.graph.increment_version([given[place] for place in places])
+        return found
+
+    return renewing
 
 
 def call(

@@ -114,7 +114,6 @@ def _in_place(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor 
     else:  # rows that a kernel cannot read in place
         for x, rotated in zip((q, k), _forward(q, k, cos, sin, positions, interleaved), strict=True):
             x.copy_(rotated)
-    torch.autograd.graph.increment_version((q, k))
 
 
 def _call(
