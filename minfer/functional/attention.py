@@ -12,6 +12,7 @@ DTYPES = (torch.float16, torch.bfloat16)
 DIMS = (64, 128, 256)
 
 
+@library.public
 def attention(
     q: Tensor,
     k: Tensor,

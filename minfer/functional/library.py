@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping
 from functools import cache, wraps
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
@@ -17,6 +18,32 @@ from minfer.ops import get
 from minfer.ops.tensors import NAMES
 
 LIBRARY = torch.library.Library("minfer", "FRAGMENT")
+
+P = ParamSpec("P")
+R = TypeVar("R")
+MISSING = object()  # an argument that was left out, which Python itself complains of
+# What parameters of public functions take, by their annotation.
+KINDS = {
+    annotation: ((torch.Tensor, type(None)), "a tensor or None") if "None" in annotation else (torch.Tensor, "a tensor")
+    for tensor in ("Tensor", "torch.Tensor")
+    for annotation in (tensor, f"{tensor} | None")
+}
+
+
+def public(function: Callable[P, R]) -> Callable[P, R]:
+    """The function, which raises TypeError for an argument that is no tensor where it takes one, and names the argument."""
+    words = list(inspect.signature(function).parameters.values())
+    places = [(place, x.name, KINDS[x.annotation]) for place, x in enumerate(words) if x.annotation in KINDS]
+
+    @wraps(function)
+    def checked(*given: P.args, **named: P.kwargs) -> R:
+        for place, name, (types, takes) in places:
+            value = given[place] if place < len(given) else named.get(name, MISSING)
+            if not isinstance(value, types) and value is not MISSING:
+                raise TypeError(f"minfer.{function.__name__} takes {takes} as {name}, got {type(value).__name__}")
+        return function(*given, **named)
+
+    return checked
 
 
 def define(schema: str, function: Callable[..., Any], fake: Callable[..., Any]) -> None:

@@ -13,6 +13,7 @@ Pair = tuple[Tensor, Tensor]
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
+@library.public
 def rope(
     q: Tensor,
     k: Tensor,
@@ -48,6 +49,7 @@ def rope(
     return found
 
 
+@library.public
 def rope_(
     q: Tensor,
     k: Tensor,

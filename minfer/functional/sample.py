@@ -9,6 +9,7 @@ from minfer.functional import library
 MOST = 1 << 19  # tokens of a vocabulary, which the sums of our kernels have bits for
 
 
+@library.public
 def sample(
     logits: torch.Tensor,
     temperature: float = 1.0,
