@@ -173,7 +173,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor, q_seqlens: Tensor | None, kv_seqlens
 
 
 library.define(
-    "attention(Tensor q, Tensor k, Tensor v, Tensor? q_seqlens, Tensor? kv_seqlens, bool causal, int window, float softcap, "
+    "attention(Tensor q, Tensor k, Tensor v, Tensor? q_seqlens, Tensor? kv_seqlens, bool causal, SymInt window, float softcap, "
     "float scale, bool return_lse) -> (Tensor, Tensor)",
     _attention,
     _fake,

@@ -73,7 +73,7 @@ def _fake(
 
 
 library.define(
-    "sample(Tensor logits, Tensor u, float temperature, int top_k, float top_p, float min_p) -> Tensor",
+    "sample(Tensor logits, Tensor u, float temperature, SymInt top_k, float top_p, float min_p) -> Tensor",
     _sample,
     _fake,
 )
