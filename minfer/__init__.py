@@ -1,10 +1,12 @@
 """minfer: GPU kernels for LLM inference, and the pipeline that measures them. Start at `docs/architecture.md`.
 
 `minfer.matmul(a, b)` multiplies two matrices with the kernels that were measured fastest, and so do the other functions below
-what their names say; `minfer.results()` is what was measured as a pandas DataFrame."""
+what their names say; `minfer.results()` is what was measured as a pandas DataFrame. Once both PyTorch and minfer are imported,
+in either order, they are also ops: `torch.ops.minfer.<name>`."""
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 # Imported when they are asked for: `import minfer` takes no PyTorch.
@@ -43,3 +45,50 @@ def __getattr__(name: str) -> Any:
     import importlib
 
     return getattr(importlib.import_module(_WHERE[name]), name)
+
+
+def _register() -> None:
+    import importlib
+
+    importlib.import_module("minfer.functional")
+
+
+class _AfterTorch:
+    """A finder of PyTorch, as Python's own, that has the ops registered after its import.
+
+    Not where a module of minfer imports it: a command or a worker, which imports what it calls itself."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> Any:
+        if name != "torch":
+            return None
+        import importlib.util
+
+        sys.meta_path.remove(self)  # or it would be asked again
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.loader is None or _is_called_by_minfer():
+            return spec
+        sys.meta_path.insert(0, self)  # whoever asks may not import it
+        loader, load = spec.loader, spec.loader.exec_module
+
+        def load_and_register(module: Any) -> None:
+            sys.meta_path.remove(self)
+            load(module)
+            del loader.exec_module  # which covered the class's own
+            _register()
+
+        loader.exec_module = load_and_register  # type: ignore[method-assign]
+        return spec
+
+
+def _is_called_by_minfer() -> bool:
+    frame = sys._getframe()
+    while frame := frame.f_back:  # type: ignore[assignment]
+        if getattr(frame.f_globals.get("__spec__"), "name", "").startswith("minfer."):
+            return True
+    return False
+
+
+if "torch" in sys.modules:
+    _register()
+else:
+    sys.meta_path.insert(0, _AfterTorch())

@@ -9,10 +9,12 @@ builds one kernel in a process of its own.
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -56,10 +58,12 @@ def _compile(kernel: Kernel, arch: str, folder: Path, home: Path | None) -> Path
     from torch.utils import cpp_extension
 
     toolchain.put_ninja_on_path()
-    flags, link = toolchain.flags_of(kernel, arch), []
+    flags, link = toolchain.flags_of(kernel, arch), [*toolchain.link_flags(toolchain.compiler())]
     if home:
-        cpp_extension.CUDA_HOME = str(home)
-        link.append(f"-L{_cudart_folder(folder, home)}")
+        cpp_extension.CUDA_HOME = str(_without_blanks(home, folder))
+        link.append(f"-L{shlex.quote(str(_cudart_folder(folder, home)))}")
+    cpp_extension.TORCH_LIB_PATH = shlex.quote(str(Path(torch.__file__).parent / "lib"))  # which it does not quote
+    cpp_extension.get_cxx_compiler = partial(_one_program, folder)
     name = folder.name.rpartition("_")[0]
     # PyTorch numbers the builds of a name within a process, and skips one that it tried before; ours differ by folder.
     cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(name, None)
@@ -77,6 +81,28 @@ def _compile(kernel: Kernel, arch: str, folder: Path, home: Path | None) -> Path
     except (RuntimeError, OSError, subprocess.SubprocessError) as error:
         raise BuildError(first_error(str(error)), str(error)) from error
     return folder / f"{name}.so"
+
+
+def _one_program(folder: Path) -> str:
+    """The compiler as a single program, which PyTorch takes it for; of several words, such as `ccache g++`, a script."""
+    command = toolchain.compiler()
+    if len(words := shlex.split(command)) < 2:
+        return command
+    script = folder / "g++"  # PyTorch warns of other names
+    script.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
+    script.chmod(0o755)
+    return str(script)
+
+
+def _without_blanks(home: Path, folder: Path) -> Path:
+    """The CUDA toolkit as PyTorch can name it: it quotes neither nvcc's path nor the folder of its libraries. Where these have
+    a blank, it is a link in the build's folder, relative to that, where ninja works."""
+    if shlex.quote(str(home)) == str(home):
+        return home
+    link = folder / "cuda"
+    link.unlink(missing_ok=True)
+    link.symlink_to(home)
+    return Path(link.name)
 
 
 def _cudart_folder(folder: Path, home: Path) -> Path:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from minfer.build.errors import BuildError
-from minfer.build.toolchain import flags_of, versions_of
+from minfer.build.toolchain import compiler, flags_of, link_flags, versions_of
 from minfer.ops import Kernel
 
 
@@ -37,7 +37,7 @@ def directory(kernel: Kernel, arch: str) -> Path:
     digest = hashlib.sha256()
     for path in kernel.sources():
         digest.update(path.read_bytes())
-    about: list[Any] = [flags_of(kernel, arch), torch.__version__, *versions_of(kernel)]
+    about: list[Any] = [flags_of(kernel, arch), torch.__version__, *versions_of(kernel), link_flags(compiler())]
     digest.update(json.dumps(about).encode())
     return root() / f"{kernel.op}_{kernel.source.stem}_{digest.hexdigest()[:16]}"
 
@@ -49,22 +49,33 @@ def root() -> Path:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder in the cache, and see that the folder above it takes new files. Raises BuildError."""
-    try:
+    """Make a folder in the cache, and see that it and the folder above it take new files: in a cache of several users, either
+    may be another's. Raises BuildError."""
+    with _says_what_to_do():
         path.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path.parent):
-            pass
-    except OSError as error:
-        remedy = "set TORCH_EXTENSIONS_DIR to a folder that you can write to"
-        raise BuildError(f"cannot keep compiled kernels in {root()}: {error.strerror}; {remedy}") from error
+        for folder in (path.parent, path):
+            with tempfile.TemporaryFile(dir=folder):
+                pass
 
 
 @contextlib.contextmanager
 def lock(path: Path) -> Iterator[None]:
-    """Hold this file's lock. It is released when the process ends, however it ends."""
-    with open(path, "w") as file:
+    """Hold this file's lock. It is released when the process ends, however it ends. Raises BuildError where the file is
+    another user's."""
+    with contextlib.ExitStack() as held:
+        with _says_what_to_do():
+            file = held.enter_context(open(path, "w"))
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+@contextlib.contextmanager
+def _says_what_to_do() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        remedy = "set TORCH_EXTENSIONS_DIR to a folder that you can write to"
+        raise BuildError(f"cannot keep compiled kernels in {root()}: {error.strerror}; {remedy}") from error
 
 
 _given: dict[str, Built] = {}

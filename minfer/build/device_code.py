@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 from minfer.build import toolchain
-from minfer.build.cache import directory, lock
+from minfer.build.cache import directory, lock, make_folder
 from minfer.build.errors import BuildError, first_error
 from minfer.build.toolchain import arch_number, flags_of
 from minfer.ops import PACKAGE, Kernel
@@ -67,7 +67,7 @@ def cached_cubin(kernel: Kernel, arch: str, timeout_s: float | None = None) -> P
     """The cubin of exactly these sources, flags and versions: found in the cache, or compiled. Raises BuildError."""
     folder = directory(kernel, arch)
     found = folder / "device.cubin"
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     with lock(folder / "cubin.lock"):
         if not found.is_file():
             compile_cubin(kernel, arch, folder, timeout_s).replace(found)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -65,16 +66,32 @@ def _nvcc_version(home: Path) -> str:
 
 
 def compiler() -> str:
-    """The C++ compiler, and `CXX` wins."""
+    """The C++ compiler, and `CXX` wins; with words before or behind it, such as `ccache g++`."""
     return os.environ.get("CXX", "c++")
 
 
 @cache
 def compiler_version(command: str) -> str:
+    return _answer(command, "--version").split("\n")[0]
+
+
+def _answer(command: str, question: str) -> str:
+    """What a compiler prints; nothing where there is none."""
     try:
-        return subprocess.run([command, "--version"], capture_output=True, text=True).stdout.split("\n")[0]
-    except OSError:
+        return subprocess.run([*shlex.split(command), question], capture_output=True, text=True).stdout
+    except (OSError, ValueError):  # ValueError: quotation marks without an end
         return ""
+
+
+@cache
+def link_flags(command: str) -> tuple[str, ...]:
+    """What has a compiler link the C++ library that PyTorch has loaded, and never a second copy of it from libstdc++.a.
+
+    A compiler whose folder lacks the shared library takes the archive without a word. The kernel's streams then find the
+    wrong copy's tables: with PyTorch 2.11 a failing check crashes when it writes a number, or its message ends there."""
+    library = "libstdc++.so.6"
+    found = _answer(command, f"-print-file-name={library}").strip()
+    return (f"-l:{library}",) if found != library and Path(found).is_file() else ()
 
 
 def put_ninja_on_path() -> None:

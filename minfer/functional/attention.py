@@ -12,6 +12,7 @@ DTYPES = (torch.float16, torch.bfloat16)
 DIMS = (64, 128, 256)
 
 
+@library.public
 def attention(
     q: Tensor,
     k: Tensor,
@@ -172,7 +173,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor, q_seqlens: Tensor | None, kv_seqlens
 
 
 library.define(
-    "attention(Tensor q, Tensor k, Tensor v, Tensor? q_seqlens, Tensor? kv_seqlens, bool causal, int window, float softcap, "
+    "attention(Tensor q, Tensor k, Tensor v, Tensor? q_seqlens, Tensor? kv_seqlens, bool causal, SymInt window, float softcap, "
     "float scale, bool return_lse) -> (Tensor, Tensor)",
     _attention,
     _fake,

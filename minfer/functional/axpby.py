@@ -7,6 +7,7 @@ import torch
 from minfer.functional import library
 
 
+@library.public
 def axpby(a: torch.Tensor, b: torch.Tensor, alpha: float = 1.0, beta: float = 1.0) -> torch.Tensor:
     """alpha a + beta b, a new contiguous tensor, of two float32 tensors of one shape and device.
 

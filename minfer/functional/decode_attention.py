@@ -12,6 +12,7 @@ DTYPES = (torch.float16, torch.bfloat16)
 DIMS, PAGES, MOST_NEW = (64, 128, 256), (16, 64, 256), 8
 
 
+@library.public
 def decode_attention(
     q: Tensor,
     k_cache: Tensor,

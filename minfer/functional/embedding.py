@@ -7,6 +7,7 @@ import torch
 from minfer.functional import library
 
 
+@library.public
 def embedding(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     """The rows of a table (vocab, hidden) at ids of any shape: a new tensor (*ids.shape, hidden).
 

@@ -10,6 +10,7 @@ from minfer.functional import library
 LEAST = {"v05_one_wave": "n"}
 
 
+@library.public
 def gated_unit(x: torch.Tensor, w1: torch.Tensor, b1: torch.Tensor, w2: torch.Tensor, b2: torch.Tensor) -> torch.Tensor:
     """sigmoid(x w1 + b1) * (x w2 + b2), (..., N), of x (..., K), weights (K, N) and biases (N,), all float16 or all bfloat16,
     on one device (Dauphin et al., Language modeling with gated convolutional networks, ICML 2017). Sums, biases and gate are
@@ -24,6 +25,7 @@ def gated_unit(x: torch.Tensor, w1: torch.Tensor, b1: torch.Tensor, w2: torch.Te
     return torch.ops.minfer.gated_unit.default(x, w1, b1, w2, b2)
 
 
+@library.public
 def swiglu(x: torch.Tensor, wg: torch.Tensor, wu: torch.Tensor) -> torch.Tensor:
     """silu(x wg) * (x wu), (..., N), of x (..., K) and weights (K, N) (Shazeer, GLU variants improve transformer, 2020): what a
     Llama's feed-forward layer does before its last product. All else is as of `gated_unit`."""

@@ -14,6 +14,7 @@ LEAST = {"v02_one_wave": "n", "v03_one_wave": "n"}  # of GELU and of ReLU
 RELU, GELU = "gemm_bias_relu", "gemm_bias_gelu"
 
 
+@library.public
 def gemm_bias_relu(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """max(0, a b + bias), (M, N), of a (M, K), b (K, N) and bias (N,), all float16 or all bfloat16, on one device.
 
@@ -25,6 +26,7 @@ def gemm_bias_relu(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> torc
     return torch.ops.minfer.gemm_bias_relu.default(a, b, bias)
 
 
+@library.public
 def gemm_bias_gelu(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor, approximate: str = "none") -> torch.Tensor:
     """gelu(a b + bias), else as `gemm_bias_relu`. approximate: "none", by the error function, or "tanh", as PyTorch has it;
     raises ValueError for another."""

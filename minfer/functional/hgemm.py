@@ -10,6 +10,7 @@ from minfer.functional import library
 LEAST = {"v17_one_wave": "n"}
 
 
+@library.public
 def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """The product, (M, N), of a (M, K) and b (K, N), both float16 or both bfloat16, on one device; sums are fp32.
 

@@ -10,6 +10,7 @@ from minfer.ops.kv_append import PAGE
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
+@library.public
 def kv_append_(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping
-from functools import cache
-from typing import Any
+from functools import cache, wraps
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
@@ -18,18 +19,62 @@ from minfer.ops.tensors import NAMES
 
 LIBRARY = torch.library.Library("minfer", "FRAGMENT")
 
+P = ParamSpec("P")
+R = TypeVar("R")
+MISSING = object()  # an argument that was left out, which Python itself complains of
+# What parameters of public functions take, by their annotation.
+KINDS = {
+    annotation: ((torch.Tensor, type(None)), "a tensor or None") if "None" in annotation else (torch.Tensor, "a tensor")
+    for tensor in ("Tensor", "torch.Tensor")
+    for annotation in (tensor, f"{tensor} | None")
+}
+
+
+def public(function: Callable[P, R]) -> Callable[P, R]:
+    """The function, which raises TypeError for an argument that is no tensor where it takes one, and names the argument."""
+    words = list(inspect.signature(function).parameters.values())
+    places = [(place, x.name, KINDS[x.annotation]) for place, x in enumerate(words) if x.annotation in KINDS]
+
+    @wraps(function)
+    def checked(*given: P.args, **named: P.kwargs) -> R:
+        for place, name, (types, takes) in places:
+            value = given[place] if place < len(given) else named.get(name, MISSING)
+            if not isinstance(value, types) and value is not MISSING:
+                raise TypeError(f"minfer.{function.__name__} takes {takes} as {name}, got {type(value).__name__}")
+        return function(*given, **named)
+
+    return checked
+
 
 def define(schema: str, function: Callable[..., Any], fake: Callable[..., Any]) -> None:
     """Register `torch.ops.minfer.<name>` for every device.
 
     `schema` starts with the name, as in `"silu_mul(Tensor gate, Tensor up) -> Tensor"`. `fake` has the same arguments and
-    returns empty tensors of the right shapes, for torch.compile. Both must raise for arguments that do not fit.
+    returns empty tensors of the right shapes, for torch.compile. Both must raise for arguments that do not fit. The tensors
+    that the schema marks as written, such as `Tensor(a!) x`, get a new version at each call, by which autograd sees that
+    values it saved are gone, as after PyTorch's own in-place functions.
 
     `torch.library.custom_op` is not used: it takes longer at each call, and imports all of torch.compile at the first."""
     name = schema.partition("(")[0]
     LIBRARY.define(schema)
-    LIBRARY.impl(name, function, "CompositeExplicitAutograd")
+    LIBRARY.impl(name, _renewing(schema, function), "CompositeExplicitAutograd")
     torch.library.register_fake(f"minfer::{name}", fake, lib=LIBRARY)
+
+
+def _renewing(schema: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which then gives a new version to what the schema says it writes; itself where it writes nothing."""
+    arguments = torch._C.parse_schema(f"minfer::{schema}").arguments
+    places = [place for place, x in enumerate(arguments) if x.alias_info is not None and x.alias_info.is_write]
+    if not places:
+        return function
+
+    @wraps(function)
+    def renewing(*given: Any) -> Any:
+        found = function(*given)
+        torch.autograd.graph.increment_version([given[place] for place in places])
+        return found
+
+    return renewing
 
 
 def call(

@@ -13,6 +13,7 @@ DTYPES = (torch.float16, torch.bfloat16)
 PAGE, MOST_NEW = 64, 8
 
 
+@library.public
 def mla_decode(
     q: Tensor,
     cache: Tensor,

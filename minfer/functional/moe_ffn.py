@@ -10,6 +10,7 @@ from minfer.ops.moe_ffn import counts, sorted_slots
 Tensor = torch.Tensor
 
 
+@library.public
 def moe_ffn(
     x: Tensor,
     weights: Tensor,

@@ -9,6 +9,7 @@ from minfer.functional import library
 Routed = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
+@library.public
 def moe_route(logits: torch.Tensor, k: int, normalize: bool = True) -> Routed:
     """Choose k experts for each token: `(weights, indices, counts, offsets, order)` of logits (tokens, experts), float32 or
     bfloat16.

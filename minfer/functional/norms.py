@@ -11,6 +11,7 @@ from minfer.functional import library
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
+@library.public
 def rms_norm(
     x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6, residual: torch.Tensor | None = None
 ) -> torch.Tensor:
@@ -26,6 +27,7 @@ def rms_norm(
     return torch.ops.minfer.add_rms_norm.default(x, residual, weight, eps)
 
 
+@library.public
 def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
     """(x - mean(x)) / sqrt(var(x) + eps) * weight + bias over the last dimension (Ba, Kiros and Hinton, 2016), a new tensor.
 

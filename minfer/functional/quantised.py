@@ -12,6 +12,7 @@ HALVES = (torch.float16, torch.bfloat16)
 E4M3 = torch.float8_e4m3fn
 
 
+@library.public
 def dequant(
     w: Tensor,
     format: str,
@@ -34,6 +35,7 @@ def dequant(
     return found
 
 
+@library.public
 def quant_gemm(
     x: Tensor,
     w: Tensor,

@@ -13,6 +13,7 @@ Pair = tuple[Tensor, Tensor]
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
+@library.public
 def rope(
     q: Tensor,
     k: Tensor,
@@ -48,6 +49,7 @@ def rope(
     return found
 
 
+@library.public
 def rope_(
     q: Tensor,
     k: Tensor,
@@ -114,7 +116,6 @@ def _in_place(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor 
     else:  # rows that a kernel cannot read in place
         for x, rotated in zip((q, k), _forward(q, k, cos, sin, positions, interleaved), strict=True):
             x.copy_(rotated)
-    torch.autograd.graph.increment_version((q, k))
 
 
 def _call(

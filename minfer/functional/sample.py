@@ -9,6 +9,7 @@ from minfer.functional import library
 MOST = 1 << 19  # tokens of a vocabulary, which the sums of our kernels have bits for
 
 
+@library.public
 def sample(
     logits: torch.Tensor,
     temperature: float = 1.0,
@@ -72,7 +73,7 @@ def _fake(
 
 
 library.define(
-    "sample(Tensor logits, Tensor u, float temperature, int top_k, float top_p, float min_p) -> Tensor",
+    "sample(Tensor logits, Tensor u, float temperature, SymInt top_k, float top_p, float min_p) -> Tensor",
     _sample,
     _fake,
 )

@@ -10,6 +10,7 @@ Tensor = torch.Tensor
 DTYPES = (torch.float32, torch.bfloat16)
 
 
+@library.public
 def seq_sum(x: Tensor, *, cu_seqlens: Tensor | None = None, lengths: Tensor | None = None) -> Tensor:
     """The sum of its sequence for each element, a new contiguous tensor of x's shape and dtype.
 

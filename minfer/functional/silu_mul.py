@@ -11,6 +11,7 @@ from minfer.functional import library
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
+@library.public
 def silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """silu(gate) * up, a new contiguous tensor, of two tensors of one shape (..., hidden), dtype and device.
 

@@ -8,6 +8,7 @@ from minfer.functional import library
 from minfer.functional.norms import DTYPES, rows_of
 
 
+@library.public
 def softmax(x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
     """exp(z - max z) / sum exp(z - max z) over the last dimension, a new tensor of x's shape; z is x under a mask.
 

@@ -21,6 +21,7 @@ from minfer import build, ops
 from minfer.build import cache, device_code, toolchain
 from minfer.build.errors import BuildError
 from minfer.build.toolchain import arch_of
+from minfer.ops import PACKAGE
 from tests.conftest import ROOT
 from tests.workshop import DEVICE, SOUND, Workshop, needs_nvcc
 
@@ -216,6 +217,7 @@ from minfer import build, ops
 from minfer.build import cache, device_code, toolchain
 from minfer.build.errors import BuildError
 from minfer.build.toolchain import arch_of
+from minfer.ops import PACKAGE
 kernel = ops.get("hgemm").kernels["cpu_naive"]
 function = build.function(kernel)
 a, b = (torch.arange(6.0, dtype=torch.float16).view(shape) for shape in ((2, 3), (3, 2)))
@@ -297,3 +299,43 @@ def test_ninja_is_found_beside_python_where_the_environment_is_not_active(
     assert shutil.which("ninja") == str(beside)
     toolchain.put_ninja_on_path()
     assert os.environ["PATH"] == f"{tmp_path}{os.pathsep}{beside.parent}"
+
+
+def test_a_compiler_of_several_words(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `ccache g++`."""
+    monkeypatch.setenv("CXX", f"env CCACHE=1 {toolchain.compiler()}")
+    kernel = workshop.kernel()
+    assert Path(build.build(kernel).library).is_file()
+    assert toolchain.compiler_version(toolchain.compiler())
+    assert toolchain.link_flags(toolchain.compiler()) == toolchain.link_flags("c++")
+
+
+def test_a_blank_in_every_path(workshop: Workshop, tmp_path: Path) -> None:
+    """Of the cache, of HOME, of the kernel, and of PyTorch, as where the clone with its environment has one."""
+    blank = tmp_path / "a b"
+    blank.mkdir()
+    (blank / "site").symlink_to(Path(torch.__file__).parents[1])
+    shutil.copytree(PACKAGE, blank / "minfer", ignore=shutil.ignore_patterns("__pycache__", "analysis", "jobs"))
+    text = (
+        "import torch, minfer\nfrom minfer import build, ops\nassert ' ' in torch.__file__ and ' ' in minfer.__file__\n"
+        "print(build.build(ops.get('hgemm').kernels['cpu_naive']).library)\n"
+        "a = torch.ones(2, 3).half()\nprint(float(minfer.matmul(a, a.t()).sum()))"
+    )
+    path = os.pathsep.join([str(blank), str(blank / "site")])
+    env = {name: value for name, value in os.environ.items() if name != "TORCH_EXTENSIONS_DIR"}
+    done = subprocess.run(
+        [sys.executable, "-c", text], capture_output=True, text=True, cwd=blank,
+        env=env | {"PYTHONPATH": path, "HOME": str(blank)}, timeout=500,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    library, total = done.stdout.splitlines()
+    assert library.startswith(str(blank)) and total == "12.0"
+
+
+@needs_nvcc
+def test_a_blank_in_the_path_of_the_cuda_toolkit(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = workshop.folder / "cuda 13"
+    home.symlink_to(str(toolchain.toolkit()))
+    monkeypatch.setattr(toolchain, "toolkit", lambda: home)
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(workshop.folder / "a cache"))
+    assert Path(build.build(workshop.kernel("device.cu", DEVICE), "sm_90a").library).is_file()

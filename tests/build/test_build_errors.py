@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from minfer import build
+from minfer import build, ops
 from minfer.bench.timing import Timing
 from minfer.build import cache, device_code, toolchain
 from minfer.build.errors import BuildError, first_error
@@ -87,6 +89,29 @@ def test_a_cache_that_cannot_be_written(workshop: Workshop, monkeypatch: pytest.
     built = {"seconds": 1.0, "registers": None, "shared_bytes": None, "local_bytes": None}
     with pytest.raises(BuildError, match=re.escape(wanted)):
         sandboxed.store(kernel, "", built, b"a library")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+@pytest.mark.parametrize("what", ("lock", "half a build", "half a cubin"))
+def test_a_cache_where_another_user_began_this_build(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = ops.get("hgemm").kernels["cpu_naive"]
+    with tempfile.TemporaryDirectory(dir="/tmp") as shared:  # pytest's own folders are closed to others
+        monkeypatch.setenv("TORCH_EXTENSIONS_DIR", shared)
+        folder = cache.directory(kernel, "")
+        folder.mkdir(parents=True)
+        (folder.with_suffix(".lock") if what == "lock" else folder / "build.ninja").touch(0o644)
+        for path, mode in ((Path(shared), 0o755), (folder.parent, 0o777), (folder, 0o777 if what == "lock" else 0o755)):
+            path.chmod(mode)
+        os.seteuid(65534)
+        try:
+            with pytest.raises(BuildError) as caught:
+                device_code.cached_cubin(kernel, "sm_90a") if what == "half a cubin" else build.build(kernel)
+        finally:
+            os.seteuid(0)
+        assert str(caught.value) == (
+            f"cannot keep compiled kernels in {folder.parent}: Permission denied; "
+            "set TORCH_EXTENSIONS_DIR to a folder that you can write to"
+        )
 
 
 def test_no_cpp_compiler(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:

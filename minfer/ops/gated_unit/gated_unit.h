@@ -28,14 +28,6 @@ __device__ inline float gated(float h1, float h2, bool silu) {
 inline float gated(float h1, float h2, bool silu) { return (silu ? h1 : 1.0f) / (1.0f + std::exp(-h1)) * h2; }
 #endif
 
-// The distance of a weight's rows, or columns in TN.
-inline int64_t leading(const Tensor& w, const char* who, Layout layout) {
-  const int across = layout == Layout::TN ? 0 : 1;
-  STD_TORCH_CHECK((w.stride(across) == 1 || w.size(across) == 1) && w.stride(1 - across) >= w.size(across), who,
-                  " must be contiguous in one dimension, and the same one as the other weight");
-  return w.stride(1 - across);
-}
-
 inline void check_bias(const Tensor& bias, const char* who, int64_t size) {
   check_sizes(bias, who, {size});
   check_rows(bias, who);
@@ -63,9 +55,10 @@ Gated<T> make_gated(const Tensor& y, const Tensor& x, const Tensor& w1, const Te
   g.bias1 = biases ? input<T>(b1, "gated_unit: b1") : nullptr;
   g.bias2 = biases ? input<T>(b2, "gated_unit: b2") : nullptr;
   g.m = to_int(m, "gated_unit: x"), g.n = to_int(n, "gated_unit: w1"), g.k = to_int(k, "gated_unit: x");
-  g.layout = w1.stride(1) == 1 && w1.stride(0) >= n ? Layout::NN : Layout::TN;
-  g.ldb = leading(w1, "gated_unit: w1", g.layout), g.ldw2 = leading(w2, "gated_unit: w2", g.layout);
-  g.lda = x.stride(0), g.ldc = y.stride(0);
+  constexpr const char* kSame = ", and the same one as the other weight";
+  g.layout = layout_of(w1), g.ldb = leading(w1, "gated_unit: w1", g.layout, kSame);
+  g.ldw2 = leading(w2, "gated_unit: w2", g.layout, kSame);
+  g.lda = m > 1 ? x.stride(0) : k, g.ldc = m > 1 ? y.stride(0) : n;
   g.alpha = 1.0f, g.beta = 0.0f, g.silu = !biases;
 #ifdef __CUDACC__
   g.stream = stream_of(x);

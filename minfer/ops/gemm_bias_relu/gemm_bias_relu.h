@@ -41,8 +41,6 @@ Biased<T> make_biased(const Tensor& y, const Tensor& a, const Tensor& b, const T
   check_rows(a, MINFER_BIASED ": a");
   check_rows(bias, MINFER_BIASED ": bias");
   check_rows(y, MINFER_BIASED ": y");
-  const bool row_major = b.stride(1) == 1 && b.stride(0) >= n;
-  STD_TORCH_CHECK(row_major || b.stride(0) == 1 || k == 1, MINFER_BIASED ": b must be contiguous in one dimension");
 
   Biased<T> g;
   g.c = output<T>(y, MINFER_BIASED ": y");
@@ -50,8 +48,8 @@ Biased<T> make_biased(const Tensor& y, const Tensor& a, const Tensor& b, const T
   g.b = input<T>(b, MINFER_BIASED ": b");
   g.bias = input<T>(bias, MINFER_BIASED ": bias");
   g.m = to_int(m, MINFER_BIASED ": a"), g.n = to_int(n, MINFER_BIASED ": b"), g.k = to_int(k, MINFER_BIASED ": a");
-  g.lda = a.stride(0), g.ldb = row_major ? b.stride(0) : b.stride(1), g.ldc = y.stride(0);
-  g.layout = row_major ? Layout::NN : Layout::TN;
+  g.layout = layout_of(b), g.ldb = leading(b, MINFER_BIASED ": b", g.layout);
+  g.lda = m > 1 ? a.stride(0) : k, g.ldc = m > 1 ? y.stride(0) : n;
   g.alpha = 1.0f, g.beta = 0.0f;
 #ifdef __CUDACC__
   g.stream = stream_of(a);

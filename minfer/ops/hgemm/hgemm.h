@@ -26,6 +26,22 @@ struct Gemm {
 #endif
 };
 
+// How b (k, n) is stored, by the rule of minfer/functional. Where a dimension has size 1, PyTorch lets its stride be anything,
+// and b may be both.
+inline Layout layout_of(const Tensor& b) {
+  const int64_t k = b.size(0), n = b.size(1), down = b.stride(0), across = b.stride(1);
+  const bool by_columns = down == 1 && !(across == 1 && n == 1);
+  return !by_columns && (across == 1 || n == 1) && (down >= n || k == 1) ? Layout::NN : Layout::TN;
+}
+
+// The distance of the rows of b (k, n), or in TN of its columns. A single one needs no distance and may have any stride:
+// then it is the one that it has when contiguous, which TMA can be told. Throws where b is not stored like this.
+inline int64_t leading(const Tensor& b, const char* who, Layout layout, const char* also = "") {
+  const int within = layout == Layout::TN ? 0 : 1;
+  STD_TORCH_CHECK(b.stride(within) == 1 || b.size(within) == 1, who, " must be contiguous in one dimension", also);
+  return b.size(1 - within) > 1 ? b.stride(1 - within) : b.size(within);
+}
+
 template <typename T>
 Gemm<T> make_gemm(const Tensor& out, const Tensor& a, const Tensor& b, double alpha, double beta) {
   check_rank(a, "hgemm: a", 2);
@@ -34,16 +50,14 @@ Gemm<T> make_gemm(const Tensor& out, const Tensor& a, const Tensor& b, double al
   check_sizes(out, "hgemm: out", {m, n});
   check_rows(a, "hgemm: a");
   check_rows(out, "hgemm: out");
-  const bool row_major = b.stride(1) == 1 && b.stride(0) >= n;
-  STD_TORCH_CHECK(row_major || b.stride(0) == 1, "hgemm: b must be contiguous in one dimension");
 
   Gemm<T> g;
   g.c = output<T>(out, "hgemm: out");
   g.a = input<T>(a, "hgemm: a");
   g.b = input<T>(b, "hgemm: b");
   g.m = to_int(m, "hgemm: a"), g.n = to_int(n, "hgemm: b"), g.k = to_int(k, "hgemm: a");
-  g.lda = a.stride(0), g.ldb = row_major ? b.stride(0) : b.stride(1), g.ldc = out.stride(0);
-  g.layout = row_major ? Layout::NN : Layout::TN;
+  g.layout = layout_of(b), g.ldb = leading(b, "hgemm: b", g.layout);
+  g.lda = m > 1 ? a.stride(0) : k, g.ldc = m > 1 ? out.stride(0) : n;
   g.alpha = static_cast<float>(alpha), g.beta = static_cast<float>(beta);
 #ifdef __CUDACC__
   g.stream = stream_of(a);
