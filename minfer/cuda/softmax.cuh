@@ -67,17 +67,17 @@ struct OnlineRows {
     return __ballot_sync(0xffffffff, grows) != 0;
   }
 
-  // The same, with the powers rounded to T as fragments of a product's left operand; the scores stay as they are. The base
-  // stays while a lane's powers of a row add up to at most kMost, so that usually no maximum is needed. Powers of any size are
-  // as exact, while they and their sums do not overflow. The first block of a row always takes the maximum.
+  // The same, with the exponentials rounded to T as fragments of a product's left operand; the scores stay as they are. The
+  // base stays while a lane's exponentials of a row add up to at most kMost, so that usually no maximum is needed. Exponentials
+  // of any size are as exact, while they and their sums do not overflow. The first block of a row always takes the maximum.
   template <typename T, bool kFirst, int kCount>
-  __device__ bool add_rounded(const float (&scores)[kCount], uint32_t (&powers)[kCount / 8][4], float factor,
+  __device__ bool add_rounded(const float (&scores)[kCount], uint32_t (&exponentials)[kCount / 8][4], float factor,
                               float (&rescale)[2]) {
     constexpr float kMost = std::is_same_v<T, __half> ? 0x1p13f : 0x1p40f;
     float part[2], exponent[2] = {base[0] * factor, base[1] * factor};
     bool grows = true;
     if constexpr (!kFirst) {
-      add_powers<T>(scores, powers, factor, exponent, part);
+      add_exponentials<T>(scores, exponentials, factor, exponent, part);
       // The parts are NaN, or infinite, while a row has no base.
       grows = __ballot_sync(0xffffffff, !(part[0] <= kMost && part[1] <= kMost)) != 0;  //@ too_large
     }
@@ -93,7 +93,7 @@ struct OnlineRows {
         rescale[r] = next > base[r] ? exp2_approx(base[r] * factor - exponent[r]) : 1.0f;
         base[r] = next;
       }
-      add_powers<T>(scores, powers, factor, exponent, part);
+      add_exponentials<T>(scores, exponentials, factor, exponent, part);
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) sum[r] = fmaf(sum[r], rescale[r], part[r]);
@@ -101,7 +101,7 @@ struct OnlineRows {
   }
 
   template <typename T, int kCount>
-  __device__ static void add_powers(const float (&scores)[kCount], uint32_t (&powers)[kCount / 8][4], float factor,
+  __device__ static void add_exponentials(const float (&scores)[kCount], uint32_t (&exponentials)[kCount / 8][4], float factor,
                                     const float (&exponent)[2], float (&part)[2]) {
     part[0] = part[1] = 0.0f;
 #pragma unroll
@@ -110,7 +110,7 @@ struct OnlineRows {
       const float first = exp2_approx(fmaf(scores[i], factor, -exponent[r]));
       const float second = exp2_approx(fmaf(scores[i + 1], factor, -exponent[r]));
       part[r] += first, part[r] += second;
-      round_to(reinterpret_cast<typename Vector<T>::Pair&>(powers[i / 8][i / 2 % 4]), first, second);
+      round_to(reinterpret_cast<typename Vector<T>::Pair&>(exponentials[i / 8][i / 2 % 4]), first, second);
     }
   }
 

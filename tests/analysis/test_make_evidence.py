@@ -254,7 +254,7 @@ def test_what_is_shown_is_on_the_side_of_the_target_that_it_is_on(target: float,
     assert shown == pytest.approx(percent * value, rel=0.006)
 
 
-def test_the_clock_trap_has_every_arm_the_spread_and_the_clock(work: Workspace) -> None:
+def test_the_clock_trap_has_every_candidate_the_spread_and_the_clock(work: Workspace) -> None:
     work.write("clock-trap", candidates()[::-1] + candidates(tflops=float("nan")))
     assert work.run() == 0
     assert work.cells("clock-trap") == [
@@ -270,7 +270,7 @@ def test_the_clock_trap_has_every_arm_the_spread_and_the_clock(work: Workspace) 
     assert link == "plots/nvidia-h200/clock-trap.svg" and (work.methodology.parent / link).is_file()
 
 
-def test_the_picture_has_a_point_for_each_arm() -> None:
+def test_the_picture_has_a_point_for_each_candidate() -> None:
     (ax,) = clock_trap(H200, candidates()).figure.axes
     points = [line for line in ax.lines if len(line.get_xdata()) == 1]
     drawn = [(float(line.get_xdata()[0]), int(line.get_ydata()[0])) for line in points]

@@ -118,8 +118,8 @@ def test_every_cuda_kernel_is_a_rung_in_ladder_order() -> None:
     )
 
 
-def test_every_rung_has_its_place_in_the_walk() -> None:
+def test_every_rung_has_its_place_in_the_tour() -> None:
     text = (ROOT / "docs" / "hgemm.md").read_text()
-    walked = text[: text.index("<!-- ladder:begin -->")] + text[text.index("<!-- ladder:end -->") :]
+    toured = text[: text.index("<!-- ladder:begin -->")] + text[text.index("<!-- ladder:end -->") :]
     names = [name for name in make_hgemm.rungs(SOURCES) if not name.endswith("_acc16")]
-    assert not [name for name in names if name not in walked]
+    assert not [name for name in names if name not in toured]

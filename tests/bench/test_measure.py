@@ -96,7 +96,7 @@ def test_beyond_the_first_look_the_cap_holds_where_flushes_take_longer_than_call
     assert len(made.cold(Timing(looks=[4, 1000], precision=1e-9, cold_cap_s=1.0, least_rounds=3))) in range(4, 8)
 
 
-def test_times_are_of_the_arm_that_took_them() -> None:
+def test_times_are_of_the_candidate_that_took_them() -> None:
     order = np.array([[0, 1, 2], [2, 1, 0], [1, 2, 0]])
     candidates = [lambda index, s=seconds: time.sleep(s) for seconds in (0.0, 0.02, 0.05)]
     times = CpuClock(CPU).cold(candidates, order, bench(torch_matmul))

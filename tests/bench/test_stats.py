@@ -185,7 +185,7 @@ def test_the_interval_covers_the_true_speedup_also_when_the_noise_is_skewed(n: i
     assert covered / times >= 0.95 - 3 * math.sqrt(0.95 * 0.05 / times)
 
 
-def test_a_drift_that_all_arms_share_cancels() -> None:
+def test_a_drift_that_all_candidates_share_cancels() -> None:
     rng = np.random.default_rng(3)
     n = 60
     quiet = [noisy(rng, scale, n, 0.002) for scale in (1 / 1.02, 1.0, 1.0)]
@@ -199,7 +199,7 @@ def test_a_drift_that_all_arms_share_cancels() -> None:
     assert high / low > 1.1  # unpaired, the 2 % would drown
 
 
-def test_a_drift_of_one_arm_alone_does_not_cancel() -> None:
+def test_a_drift_of_one_candidate_alone_does_not_cancel() -> None:
     rng = np.random.default_rng(3)
     kernel, baseline, duplicate = (noisy(rng, 1.0, 60, 0.002) for _ in range(3))
     assert compare(kernel * np.linspace(1, 1.5, 60), baseline, duplicate).verdict == "slower"
@@ -242,7 +242,7 @@ def test_scaling(kernel: np.ndarray, baseline: np.ndarray, duplicate: np.ndarray
 
 @settings(deadline=None)
 @given(kernel=times, baseline=times, duplicate=times, seed=st.integers(0, 99))
-def test_neither_the_order_of_rounds_nor_which_arm_is_called_the_duplicate_matters(
+def test_neither_the_order_of_rounds_nor_which_candidate_is_called_the_duplicate_matters(
     kernel: np.ndarray, baseline: np.ndarray, duplicate: np.ndarray, seed: int
 ) -> None:
     found = compare(kernel, baseline, duplicate)

@@ -37,7 +37,7 @@ BROKEN: dict[str, tuple[str, dict[str, Edit], str]] = {
     ),
     "rows stored over the next sequence's": ("prefill_attention-v04_wgmma", {"whole_rows": IF_TRUE}, WRONG),
     "out at the base before, with no maximum": ("prefill_attention-v06_no_maximum", {"rescale": IF_FALSE}, WRONG),
-    "powers too large for their type": (
+    "exponentials too large for their type": (
         "prefill_attention-v06_no_maximum",
         {"too_large": ("!(part[0] <= kMost && part[1] <= kMost)", "false")},
         WRONG,
@@ -53,7 +53,7 @@ BROKEN: dict[str, tuple[str, dict[str, Edit], str]] = {
         WRONG,
     ),
     "every new token sees all keys": ("decode_attention-v01_naive", {"seen": ("query", "p.new_tokens - 1")}, WRONG),
-    "powers replaced while they are read": ("decode_attention-v01_naive", {"q_arrived": ""}, WRONG),
+    "exponentials replaced while they are read": ("decode_attention-v01_naive", {"q_arrived": ""}, WRONG),
     "parts added without regard to their bases": (
         "decode_attention-v02_split",
         {"weight": ("exp2_approx(stats[i].x - zero)", "1.0f")},
@@ -101,9 +101,9 @@ BROKEN: dict[str, tuple[str, dict[str, Edit], str]] = {
     "scores of half of the columns": ("mla_decode-v02_split", {"columns": ("a.x + b.x", "a.x")}, WRONG),
     "scores read before all warps have left theirs": ("mla_decode-v02_split", {"scores_there": ""}, WRONG),
     "latents behind the last one as they are": ("mla_decode-v03_wgmma", {"clear_tail": ""}, WRONG),
-    "powers in the place of keys that a warp still multiplies": (
+    "exponentials in the place of keys that a warp still multiplies": (
         "mla_decode-v03_wgmma",
-        {"keys_multiplied": "", "start_own": "", "publish": "publish(powers); start_own(powers);"},
+        {"keys_multiplied": "", "start_own": "", "publish": "publish(exponentials); start_own(exponentials);"},
         "changed while wgmma read it",
     ),
     "out at the base before its own scores": ("mla_decode-v03_wgmma", {"own_rescale": IF_FALSE}, WRONG),

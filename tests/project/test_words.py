@@ -11,7 +11,9 @@ GLOSSARY = ROOT / "docs" / "glossary.md"
 FOLDERS = ("analysis", "benchmarks", "conf", "docs", "examples", "jobs", "minfer", "tests", "tools")
 SUFFIXES = {".py", ".cu", ".cuh", ".cpp", ".h", ".md", ".yaml", ".js"}
 # The same words for other things: numbers, a kind of buckets on a command line, a column of published rows, a call stack.
-OTHER_MEANINGS = re.compile(r"powers[\s_]of[\s_](?:two|ten)|[\"'`]powers[\"'`]|\"arm\"|walks up", re.IGNORECASE)
+OTHER_MEANINGS = re.compile(
+    r"powers[\s_]of[\s_](?:two|ten|2)|exact, powers|[\"'`]powers[\"'`]|\"arm\"|walks up", re.IGNORECASE
+)
 
 
 def forms_of(word: str) -> str:

@@ -12,7 +12,7 @@ constexpr int kThreads = 128, kMostDim = 256;
 template <typename T, typename KV>
 __global__ void __launch_bounds__(kThreads) naive(Decode<T, KV> p) {
   __shared__ float q[kMostDim];
-  __shared__ float powers[kThreads];
+  __shared__ float exponentials[kThreads];
   __shared__ float of_max[kThreads / 32];
   __shared__ float of_sum[kThreads / 32];
   const int head = blockIdx.x, number = blockIdx.y / p.new_tokens, query = blockIdx.y % p.new_tokens;
@@ -31,15 +31,15 @@ __global__ void __launch_bounds__(kThreads) naive(Decode<T, KV> p) {
     const float highest = fmaxf(max, reduce_row<Max>(score, of_max));
     const float rescale = exp2_approx((max - highest) * kLog2E);
     max = highest;
-    powers[threadIdx.x] = exp2_approx((score - highest) * kLog2E);
-    total = total * rescale + reduce_row(powers[threadIdx.x], of_sum);  // has a barrier: the exponentials are written
+    exponentials[threadIdx.x] = exp2_approx((score - highest) * kLog2E);
+    total = total * rescale + reduce_row(exponentials[threadIdx.x], of_sum);  // has a barrier: the exponentials are written
 #pragma unroll  // registers have no index at run time
     for (int i = 0; i < kMostDim / kThreads; ++i) {
       const int column = threadIdx.x + i * kThreads;
       if (column >= p.dim) continue;
       sums[i] *= rescale;
       for (int j = 0; j < min(kThreads, seen - key0); ++j)
-        sums[i] += powers[j] * to_float(p.v.at(p.block_of(number, key0 + j), p.slot_of(key0 + j), kv_head)[column]);
+        sums[i] += exponentials[j] * to_float(p.v.at(p.block_of(number, key0 + j), p.slot_of(key0 + j), kv_head)[column]);
     }
   }
   const float inverse = seen > 0 ? p.scale_of_v() / total : 0.0f;

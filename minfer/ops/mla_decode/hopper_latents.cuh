@@ -2,8 +2,8 @@
 // two consumer warpgroups, each with half of the columns of out.
 //
 // A block computes 64 query rows over some keys, 64 keys at a time. Blocks of keys go to two stages in turn, and warpgroup w
-// has the scores of those in stage w. It leaves their powers in the stage, in the place of the rotated keys, which nobody
-// else needs. Each warpgroup then multiplies the powers of both by its 256 columns of the latents. So while one warpgroup
+// has the scores of those in stage w. It leaves their exponentials in the stage, in the place of the rotated keys, which nobody
+// else needs. Each warpgroup then multiplies the exponentials of both by its 256 columns of the latents. So while one warpgroup
 // computes a softmax, the other one has the tensor cores. FlashMLA's division of out (DeepSeek, 2025), with the blocks in
 // strict order.
 #pragma once
@@ -24,7 +24,7 @@ constexpr int kThreads = kConsumerThreads + 128, kProducerRegisters = 40, kConsu
 constexpr int kSlab = 64 * 64, kSlabs = kRow / 64, kHalf = kLatent / 2, kSlabsOfHalf = kHalf / 64;  // kSlab in elements
 // A stage is released in three parts: the columns of either warpgroup, and the rotated keys. It is loaded slab by slab.
 constexpr int kParts = kConsumers + 1, kRotated = kConsumers;
-// Named barriers: the powers in a stage are ready; threads of one warpgroup; threads of both.
+// Named barriers: the exponentials in a stage are ready; threads of one warpgroup; threads of both.
 constexpr int kReady = 1, kAlone = kReady + kStages, kBoth = kAlone + kConsumers;
 
 // Blocks of 64 keys from `begin` to before `end`, for 64 query rows from row0 on.
@@ -97,7 +97,7 @@ __device__ inline void exchange(Word& low, Word& high) {
   (upper ? low : high) = got;
 }
 
-// A consumer warpgroup: 64 rows by 256 columns of out, not yet divided by the sums of powers.
+// A consumer warpgroup: 64 rows by 256 columns of out, not yet divided by the sums of exponentials.
 template <typename T, int kCluster>
 struct HalfRows {
   using Tiles = LatentTiles<T, kCluster>;
@@ -188,18 +188,18 @@ struct HalfRows {
       if (key0 + i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2 >= seen[i / 2 % 2]) scores[i] = -INFINITY;
   }
 
-  // Leaves the powers and the base in its own stage for the other warpgroup.
-  // The other one sees them after kReady: these 128 threads arrive behind their writes, its 128 threads wait. The next powers
-  // and base of this stage overwrite nothing that it still reads. Within a piece, its threads arrive at the kReady of its own
-  // next block behind those reads, and this warpgroup waits there, in start_others, before it publishes again. So no barrier
-  // is arrived at twice before the others have waited, either. Between pieces, all threads wait at kBoth.
-  __device__ void publish(const uint32_t (&powers)[kKeys / 16][4]) const {
+  // Leaves the exponentials and the base in its own stage for the other warpgroup.
+  // The other one sees them after kReady: these 128 threads arrive behind their writes, its 128 threads wait. The next
+  // exponentials and base of this stage overwrite nothing that it still reads. Within a piece, its threads arrive at the kReady
+  // of its own next block behind those reads, and this warpgroup waits there, in start_others, before it publishes again. So no
+  // barrier is arrived at twice before the others have waited, either. Between pieces, all threads wait at kBoth.
+  __device__ void publish(const uint32_t (&exponentials)[kKeys / 16][4]) const {
     //@ keys_multiplied
-    named_barrier_sync(kAlone + self, 128);  // all warps have multiplied the keys, in whose place powers come
+    named_barrier_sync(kAlone + self, 128);  // all warps have multiplied the keys, in whose place exponentials come
     const int lane = threadIdx.x % 32;
     T* row = tiles.slab(self, kSlabs - 1) + (threadIdx.x % 128 / 32 * 16 + lane % 16) * 64;
 #pragma unroll
-    for (int n = 0; n < kKeys / 16; ++n) stmatrix_x4(row + ((n * 2 + lane / 16) ^ lane % 8) * 8, powers[n]);
+    for (int n = 0; n < kKeys / 16; ++n) stmatrix_x4(row + ((n * 2 + lane / 16) ^ lane % 8) * 8, exponentials[n]);
     if (lane % 4 == 0) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) tiles.base[self * kRows + row_of(r)] = online.base[r];
@@ -208,17 +208,17 @@ struct HalfRows {
     named_barrier_arrive(kReady + self, kConsumerThreads);
   }
 
-  // Starts out += powers latents, with the powers and the latents of the other warpgroup's stage.
+  // Starts out += exponentials latents, with the exponentials and the latents of the other warpgroup's stage.
   __device__ void start_others() {
     const int other = 1 - self;
     named_barrier_sync(kReady + other, kConsumerThreads);
     const float next[2] = {tiles.base[other * kRows + row_of(0)], tiles.base[other * kRows + row_of(1)]};
     float rescale[2];
     if (online.follow(next, factor, rescale)) scale_rows(out, rescale);  //@ follow
-    const uint64_t powers = tile_descriptor(tiles.slab(other, kSlabs - 1), 16, 1024), values = latents(other);
+    const uint64_t exponentials = tile_descriptor(tiles.slab(other, kSlabs - 1), 16, 1024), values = latents(other);
     wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < kKeys / 16; ++step) wgmma<T, true>(out, powers + step * 2, values + step * 128, true);
+    for (int step = 0; step < kKeys / 16; ++step) wgmma<T, true>(out, exponentials + step * 2, values + step * 128, true);
     wgmma_commit();
   }
   __device__ void release_others() const {
@@ -226,17 +226,17 @@ struct HalfRows {
     release(1 - self, kRotated);
   }
 
-  __device__ void start_own(const uint32_t (&powers)[kKeys / 16][4]) {
+  __device__ void start_own(const uint32_t (&exponentials)[kKeys / 16][4]) {
     const uint64_t values = latents(self);
     wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < kKeys / 16; ++step) wgmma_registers<T, true>(out, powers[step], values + step * 128, true);
+    for (int step = 0; step < kKeys / 16; ++step) wgmma_registers<T, true>(out, exponentials[step], values + step * 128, true);
     wgmma_commit();
   }
 
   // Computes one piece. The two warpgroups take its blocks of keys in turn. For its scores a warpgroup first multiplies the
   // columns that it freed itself, because they are loaded first. Then it starts two products without a wait between them: the
-  // other warpgroup's powers by their values, and the rest of its own scores.
+  // other warpgroup's exponentials by their values, and the rest of its own scores.
   __device__ void attend(const Piece& piece) {
     const int count = piece.end - piece.begin;
     load_q(piece);
@@ -248,7 +248,7 @@ struct HalfRows {
     for (; i < count; i += 2) {
       const int key0 = (piece.begin + i) * kKeys;
       float scores[kKeys / 2], rescale[2];
-      uint32_t powers[kKeys / 16][4];
+      uint32_t exponentials[kKeys / 16][4];
       const uint32_t parity = (done + i) / 2 & 1;
       clear_tail(piece.keys - key0, parity);  //@ clear_tail
       start_scores<0, kSlabsOfHalf>(scores, parity);
@@ -259,10 +259,10 @@ struct HalfRows {
       if (i > 0) release_others();
       wgmma_wait_for<0>(scores);
       mask(scores, piece, key0);
-      const bool grows = online.template add_rounded<T, false>(scores, powers, factor, rescale);
+      const bool grows = online.template add_rounded<T, false>(scores, exponentials, factor, rescale);
       if (grows) scale_rows(out, rescale);  //@ own_rescale
-      start_own(powers);  //@ start_own
-      publish(powers);  // under the product  //@ publish
+      start_own(exponentials);  //@ start_own
+      publish(exponentials);  // under the product  //@ publish
       wgmma_wait_for<0>(out);
       release(self, self);
     }

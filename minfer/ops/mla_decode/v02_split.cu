@@ -86,8 +86,8 @@ struct Warp {
     *reinterpret_cast<float2*>(to + 8 * kScores) = {scores[2], scores[3]};
   }
 
-  // Computes the powers of 16 rows by 16 keys, as an mma fragment, and rescales the sums.
-  __device__ void soften(uint32_t (&powers)[4], int unit, float factor) {
+  // Computes the exponentials of 16 rows by 16 keys, as an mma fragment, and rescales the sums.
+  __device__ void soften(uint32_t (&exponentials)[4], int unit, float factor) {
     const int lane = threadIdx.x % 32, key0 = unit * kUnit;
     float scores[8];
 #pragma unroll
@@ -106,17 +106,17 @@ struct Warp {
     }
     float rescale[2];
     if (online.add(scores, factor, rescale)) scale_rows(sums, rescale);
-    to_fragment<T>(powers, scores, 0);
+    to_fragment<T>(exponentials, scores, 0);
   }
 
-  __device__ void multiply_values(const uint32_t (&powers)[4], const T* stage) {
+  __device__ void multiply_values(const uint32_t (&exponentials)[4], const T* stage) {
     const int lane = threadIdx.x % 32, column0 = quarter() * kColumns;
 #pragma unroll
     for (int j = 0; j < kColumns / 16; ++j) {
       uint32_t b[4];  // 16 columns of all 16 keys
       ldmatrix_x4_trans(b, stage + Place::at(lane % 16, column0 + 16 * j + lane / 16 * 8));
-      mma_m16n8k16<T>(reinterpret_cast<float(&)[4]>(sums[8 * j]), powers, {b[0], b[1]});
-      mma_m16n8k16<T>(reinterpret_cast<float(&)[4]>(sums[8 * j + 4]), powers, {b[2], b[3]});
+      mma_m16n8k16<T>(reinterpret_cast<float(&)[4]>(sums[8 * j]), exponentials, {b[0], b[1]});
+      mma_m16n8k16<T>(reinterpret_cast<float(&)[4]>(sums[8 * j + 4]), exponentials, {b[2], b[3]});
     }
   }
 
@@ -144,9 +144,9 @@ struct Warp {
       const T* stage = shared.stages[i % kStages];
       multiply_keys(stage);
       __syncthreads();  // the scores are there  //@ scores_there
-      uint32_t powers[4];
-      soften(powers, piece.begin + i, factor);
-      multiply_values(powers, stage);
+      uint32_t exponentials[4];
+      soften(exponentials, piece.begin + i, factor);
+      multiply_values(exponentials, stage);
     }
     cp_async_wait<0>();
   }

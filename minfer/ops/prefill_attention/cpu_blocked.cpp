@@ -20,8 +20,8 @@ struct Buffers {
   explicit Buffers(int dim) : q(kRows * dim), k(kKeys * dim), v(kKeys * dim), sums(kRows * dim) {}
 };
 
-// Replaces a query's scores of a block of keys by powers relative to `max`, which may grow. Returns the factor that rescales
-// the query's earlier sums and total.
+// Replaces a query's scores of a block of keys by exponentials relative to `max`, which may grow. Returns the factor that
+// rescales the query's earlier sums and total.
 inline float add(float* scores, const Span& seen, float& max, float& total) {
   float highest = max;
   for (int j = seen.begin; j < seen.end; ++j) highest = scores[j] > highest ? scores[j] : highest;

@@ -180,7 +180,7 @@ struct Rows64 {
   using T = typename Tile::T;
   static constexpr int kBlockN = Tile::kBlockN, kDim = Tile::kDim;
   using Scores = float[kBlockN / 2];
-  using Powers = uint32_t[kBlockN / 16][4];  // rounded to T, as fragments of the second product
+  using Exponentials = uint32_t[kBlockN / 16][4];  // rounded to T, as fragments of the second product
 
   const Tile& tiles;
   const Attention<T>& p;
@@ -216,13 +216,13 @@ struct Rows64 {
     wgmma_commit();
   }
 
-  // Starts out += powers v with the values of a stage, or out = powers v.
-  __device__ void start_out(const Powers& powers, int stage, bool add = true) {
+  // Starts out += exponentials v with the values of a stage, or out = exponentials v.
+  __device__ void start_out(const Exponentials& exponentials, int stage, bool add = true) {
     const uint64_t values = tile_descriptor(tiles.v + stage * Tile::kKV, kBlockN * 128, 1024);
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kBlockN / 16; ++step)  // 16 rows of 128 bytes
-      wgmma_registers<T, true>(out, powers[step], values + step * 128, add || step > 0);
+      wgmma_registers<T, true>(out, exponentials[step], values + step * 128, add || step > 0);
     wgmma_commit();
   }
 
@@ -257,9 +257,9 @@ struct Rows64 {
     if (block < clear.begin || block >= clear.end) hide(scores, w, (w.first_block + block) * kBlockN);
   }
 
-  __device__ static void round(Powers& powers, const Scores& scores) {
+  __device__ static void round(Exponentials& exponentials, const Scores& scores) {
 #pragma unroll
-    for (int step = 0; step < kBlockN / 16; ++step) to_fragment<T>(powers[step], scores, step);
+    for (int step = 0; step < kBlockN / 16; ++step) to_fragment<T>(exponentials[step], scores, step);
   }
 
   // Overwrites values behind the sequence's last one with zeros: they may be NaN, and a power of 0 times NaN is NaN. Each

@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(kThreads) score(Attention<T> p, float* scores,
   scores[(int64_t(blockIdx.z) * gridDim.x + blockIdx.x) * p.seq_kv + key] = sum;
 }
 
-// For each row: overwrites scores with powers, and computes their sum and the log-sum-exp.
+// For each row: overwrites scores with exponentials, and computes their sum and the log-sum-exp.
 template <typename T>
 __global__ void __launch_bounds__(kThreads) normalise(Attention<T> p, float* scores, int head0) {
   __shared__ float of_max[kThreads / 32];

@@ -1,6 +1,6 @@
 // v02_flash: one kernel that never writes a score to memory: online softmax over tiles of keys in shared memory, fp32
 // FMA.
-// Idea: a block has 32 queries, eight threads for each, and goes over 32 keys at a time: scores, their powers relative
+// Idea: a block has 32 queries, eight threads for each, and goes over 32 keys at a time: scores, their exponentials relative
 // to the largest score so far, and their product with v, whose sums are scaled when the largest grows (Dao et al.,
 // FlashAttention, 2022).
 // Expected: ten times v01_naive or more, which reads q, k and v again for each score. Then the loads from shared memory are the

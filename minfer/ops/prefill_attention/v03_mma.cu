@@ -1,8 +1,8 @@
 // v03_mma: both products on tensor cores by mma.sync, in the scheme of FlashAttention-2 (Dao, 2023).
-// Idea: a warp has whole rows of queries, so that a softmax takes no shared memory: scores stay in registers, become powers
-// there, and are the left operand of the product with v in the same registers. cp.async loads tiles of k and v, swizzled: v
-// during q kᵀ, the next k during p v. Tiles that no row of a block, or of a warp, sees are skipped, and only those on an edge
-// of the mask are masked.
+// Idea: a warp has whole rows of queries, so that a softmax takes no shared memory: scores stay in registers, become
+// exponentials there, and are the left operand of the product with v in the same registers. cp.async loads tiles of k and v,
+// swizzled: v during q kᵀ, the next k during p v. Tiles that no row of a block, or of a warp, sees are skipped, and only those
+// on an edge of the mask are masked.
 // Expected: FlashAttention-2's 320 TFLOP/s on an H200 and some percent more where the diagonal counts; its mma.sync reaches 636
 // there, but softmax and products take turns in a warp, and two warps for each scheduler hide only a part of that. On sm_89
 // near the roof of mma.sync (a probe must show whether fp32 sums have half the rate there).
@@ -84,7 +84,7 @@ struct WarpRows {
     }
   }
 
-  // sums += scores v, where the scores have become powers.
+  // sums += scores v, where the scores have become exponentials.
   __device__ void multiply_p_v(const T* v) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -230,7 +230,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kResident) attend(Atte
     if (sees) warp.multiply_p_v(v_tile);
   }
   cp_async_wait<0>();
-  // `store` overwrites the tile of q. Where no key is seen, no iteration has waited until all threads' copies of q have arrived.
+  // `store` overwrites the tile of q. Where no key is seen, no iteration has waited until all threads' copies of q have
+  // arrived.
   if (begin >= end) __syncthreads();  //@ q_arrived
   warp.store(p, tile, row, head, q);
 }

@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll 1
   for (int i = w.blocks - 1; i >= 0; --i, ring.advance()) {
     typename Rows64<Tile>::Scores scores;
-    typename Rows64<Tile>::Powers powers;
+    typename Rows64<Tile>::Exponentials exponentials;
     barrier_wait(tile.full_k + ring.stage, ring.parity);
     rows.start_scores(scores, ring.stage);
     wgmma_wait_for<0>(scores);  //@ scores_done
@@ -43,10 +43,10 @@ __global__ void __launch_bounds__(kThreads, 1)
     rows.mask(scores, w, i);
     float rescale[2];
     if (rows.online.add(scores, rows.factor, rescale)) scale_rows(rows.out, rescale);
-    rows.round(powers, scores);
+    rows.round(exponentials, scores);
     barrier_wait(tile.full_v + ring.stage, ring.parity);
     rows.clear_tail(w, i, ring.stage);  //@ clear_tail
-    rows.start_out(powers, ring.stage);
+    rows.start_out(exponentials, ring.stage);
     wgmma_wait_for<0>(rows.out);
     rows.release(tile.empty_v + ring.stage);
   }

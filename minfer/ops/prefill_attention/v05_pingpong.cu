@@ -67,7 +67,7 @@ struct Pingpong {
   __device__ void attend(const AttentionMaps& maps, const Work& w) {
     rows.clear();
     if (w.blocks > 0) {
-      typename Rows::Powers powers;
+      typename Rows::Exponentials exponentials;
       typename Rows::Scores scores;
       float rescale[2];
       bool grows = false;  // out is still zero
@@ -86,20 +86,20 @@ struct Pingpong {
           finish_out();
           if (grows) scale_rows(rows.out, rescale);  //@ rescale
         }
-        rows.round(powers, scores);
+        rows.round(exponentials, scores);
         if (i < 0) break;
         barrier_wait(tile.full_k + keys.stage, keys.parity);
         wait_values(w, i + 1);
         begin_turn();
         rows.start_scores(scores, keys.stage);
-        rows.start_out(powers, values.stage);
+        rows.start_out(exponentials, values.stage);
         end_turn();
         grows = finish_scores<1>(scores, w, i, rescale);
       }
       rows.release(tile.empty_q);
       wait_values(w, 0);
       begin_turn();
-      rows.start_out(powers, values.stage);
+      rows.start_out(exponentials, values.stage);
       end_turn();
       finish_out();
     }

@@ -1,11 +1,11 @@
 // v06_no_maximum: steps without a maximum, and an order of tiles in which all multiprocessors end together.
-// Idea: five changes to v05. (1) The base of a row's powers need not be its maximum: any base serves whose powers do not
-// overflow. So scores become powers of the present base at once, and only if these add up to too much is the maximum taken and
-// the block done again. A step then has no comparisons and no shuffles, and rounds between the exponentials. (2) Tiles with
-// the most keys come first, for all heads of a group whose keys and values stay in L2. In v05, which goes head by head, the
-// longest tile of the last head starts when almost nothing else is left. (3) Blocks that are neither masked nor capped have a
-// loop of their own. (4) Stages are known at compile time. (5) Keys and the values of the block before them arrive at one
-// barrier, because their products are started together, and in the order in which stages become free.
+// Idea: five changes to v05. (1) The base of a row's exponentials need not be its maximum: any base serves whose exponentials
+// do not overflow. So scores become exponentials of the present base at once, and only if these add up to too much is the
+// maximum taken and the block done again. A step then has no comparisons and no shuffles, and rounds between the exponentials.
+// (2) Tiles with the most keys come first, for all heads of a group whose keys and values stay in L2. In v05, which goes head
+// by head, the longest tile of the last head starts when almost nothing else is left. (3) Blocks that are neither masked nor
+// capped have a loop of their own. (4) Stages are known at compile time. (5) Keys and the values of the block before them
+// arrive at one barrier, because their products are started together, and in the order in which stages become free.
 // Expected: (2) a model that deals tiles of known length to 132 multiprocessors keeps them busy for 78 % of a causal launch in
 // v05's order and for 97 % in this one at 1 x 2048, 95 and 100 % at 1 x 8192. (1) The chain of a step, from one product to the
 // next, falls from 1870 to 1420 cycles by the SASS, and a step's products take 2048: 680 TFLOP/s at 1 x 16384.
@@ -43,7 +43,7 @@ template <typename T, int kDim>
 struct Consumer {
   using Tile = Tiles<T, kDim, kTilesOfQ<kDim>>;
   using Rows = Rows64<Tile>;
-  using Powers = typename Rows::Powers;
+  using Exponentials = typename Rows::Exponentials;
   using Scores = typename Rows::Scores;
   static constexpr int kBytes = Tile::kBytes + sizeof(Slots);
   static_assert(kBytes <= 227 << 10, "more than a block has");
@@ -72,13 +72,14 @@ struct Consumer {
     values.flip(stage);
   }
 
-  // Waits for the scores of a block, and makes them powers. Returns whether out must be multiplied with `rescale`.
+  // Waits for the scores of a block, and makes them exponentials. Returns whether out must be multiplied with `rescale`.
   template <bool kFirst, bool kPlain>
-  __device__ bool finish_scores(Scores& scores, Powers& powers, const Work& w, int block, int stage, float (&rescale)[2]) {
+  __device__ bool finish_scores(Scores& scores, Exponentials& exponentials, const Work& w, int block, int stage,
+                                float (&rescale)[2]) {
     wgmma_wait_for<kFirst ? 0 : 1>(scores);
     rows.release(tile.empty_k + stage);
     if constexpr (!kPlain) rows.mask(scores, w, block);
-    return rows.online.template add_rounded<T, kFirst>(scores, powers, rows.factor, rescale);
+    return rows.online.template add_rounded<T, kFirst>(scores, exponentials, rows.factor, rescale);
   }
 
   __device__ void finish_out(int stage) {
@@ -86,29 +87,29 @@ struct Consumer {
     rows.release(tile.empty_v + stage);
   }
 
-  // Starts the scores of `block`, whose keys are in `stage`, and the product with the powers of the one before. The softmax of
-  // these scores overlaps that product and those of the other warpgroup. The powers of two blocks have registers of their own,
-  // because the product reads the one while the softmax writes the other.
+  // Starts the scores of `block`, whose keys are in `stage`, and the product with the exponentials of the one before. The
+  // softmax of these scores overlaps that product and those of the other warpgroup. The exponentials of two blocks have
+  // registers of their own, because the product reads the one while the softmax writes the other.
   template <int kStage, bool kPlain>
-  __device__ void step(Scores& scores, Powers (&powers)[2], const Work& w, int block) {
+  __device__ void step(Scores& scores, Exponentials (&exponentials)[2], const Work& w, int block) {
     float rescale[2];
     wait_keys(kStage);
     begin_turn();
     rows.start_scores(scores, kStage, of_q);
-    rows.start_out(powers[1 - kStage], 1 - kStage, block + 2 < w.blocks);  //@ next_scores
+    rows.start_out(exponentials[1 - kStage], 1 - kStage, block + 2 < w.blocks);  //@ next_scores
     end_turn();
-    const bool grows = finish_scores<false, kPlain>(scores, powers[kStage], w, block, kStage, rescale);
+    const bool grows = finish_scores<false, kPlain>(scores, exponentials[kStage], w, block, kStage, rescale);
     finish_out(1 - kStage);
     if (grows) scale_rows(rows.out, rescale);  //@ rescale
   }
 
   // The last product of a tile.
   template <int kStage>
-  __device__ void add_last(const Powers& powers, const Work& w) {
+  __device__ void add_last(const Exponentials& exponentials, const Work& w) {
     rows.release(tile.empty_q + of_q);
     wait_values(kStage);
     begin_turn();
-    rows.start_out(powers, kStage, w.blocks > 1);
+    rows.start_out(exponentials, kStage, w.blocks > 1);
     end_turn();
     finish_out(kStage);
   }
@@ -116,20 +117,20 @@ struct Consumer {
   // All blocks but the first one. Plain scores are neither capped nor hidden; they have a loop of their own, because the code
   // for others would stand between its instructions and miss the instruction cache.
   template <bool kPlain>
-  __device__ void add_blocks(Scores& scores, Powers (&powers)[2], const Work& w) {
+  __device__ void add_blocks(Scores& scores, Exponentials (&exponentials)[2], const Work& w) {
     int block = w.blocks - 1;
 #pragma unroll 1
     while (true) {
       if (--block < 0) {
-        add_last<0>(powers[0], w);
+        add_last<0>(exponentials[0], w);
         break;
       }
-      step<1, kPlain>(scores, powers, w, block);
+      step<1, kPlain>(scores, exponentials, w, block);
       if (--block < 0) {
-        add_last<1>(powers[1], w);
+        add_last<1>(exponentials[1], w);
         break;
       }
-      step<0, kPlain>(scores, powers, w, block);
+      step<0, kPlain>(scores, exponentials, w, block);
     }
   }
 
@@ -159,19 +160,19 @@ struct Consumer {
 
   __device__ void add_tile(const Work& w) {
     Scores scores;
-    Powers powers[2];
+    Exponentials exponentials[2];
     float rescale[2];
     wait_keys(0);
     rows.start_scores(scores, 0, of_q);
     rows.online = OnlineRows{};
-    finish_scores<true, false>(scores, powers[0], w, w.blocks - 1, 0, rescale);
+    finish_scores<true, false>(scores, exponentials[0], w, w.blocks - 1, 0, rescale);
     if (rows.has_tail(w, w.blocks - 1)) {
       if (w.blocks > 1) barrier_wait(tile.full_k + 1, keys.parity(1));
       else barrier_wait(tile.full_v, values.parity(0));
       rows.clear_tail(w, w.blocks - 1, 0);
     }
-    if (is_plain(w)) add_blocks<true>(scores, powers, w);
-    else add_blocks<false>(scores, powers, w);
+    if (is_plain(w)) add_blocks<true>(scores, exponentials, w);
+    else add_blocks<false>(scores, exponentials, w);
   }
 };
 

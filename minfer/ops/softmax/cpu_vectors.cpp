@@ -1,6 +1,6 @@
 // cpu_vectors: maxima and sums in 32 parts, and an exponential function of additions and products, so that the compiler
 // makes vectors of all loops; threads over the rows.
-// Idea: 2^x is 2^round(x), which is an exponent's bits, times a polynomial of the rest; powers are computed once and kept
+// Idea: 2^x is 2^round(x), which is an exponent's bits, times a polynomial of the rest; exponentials are computed once and kept
 // as fp32 in a buffer of the thread's.
 // Expected: ten times cpu_naive or more: a power is twelve instructions for eight elements.
 #include <torch/csrc/stable/ops.h>
@@ -54,21 +54,22 @@ void launch(const Softmax<T>& p) {
   const int64_t rows = 1 + 16384 / p.n;  // of a task, at least: a thread has more to do than to be told of it
   torch::stable::parallel_for(0, p.rows, rows, [&](int64_t begin, int64_t end) {
     std::vector<float> buffer(p.n);
-    float* __restrict__ powers = buffer.data();
+    float* __restrict__ exponentials = buffer.data();
     for (int64_t row = begin; row < end; ++row) {
       const T* __restrict__ x = p.x + row * p.x_stride;
       T* __restrict__ y = p.y + row * p.y_stride;
       const int valid = p.valid(static_cast<int>(row));
-      for (int i = 0; i < valid; ++i) powers[i] = widen(x[i]);
+      for (int i = 0; i < valid; ++i) exponentials[i] = widen(x[i]);
       if (p.bias)
-        for (int i = 0; i < valid; ++i) powers[i] += widen(p.bias[i]);
-      const float max = reduce(valid, -INFINITY, [=](int i) { return powers[i]; }, [](float a, float b) { return a > b ? a : b; });
+        for (int i = 0; i < valid; ++i) exponentials[i] += widen(p.bias[i]);
+      const auto larger = [](float a, float b) { return a > b ? a : b; };
+      const float max = reduce(valid, -INFINITY, [=](int i) { return exponentials[i]; }, larger);
       const float base = max == -INFINITY ? 0.0f : max;  // all -inf: not NaN yet, but from the quotient on
-      for (int i = 0; i < valid; ++i) powers[i] = power(powers[i] - base);
-      const float sum = reduce(valid, 0.0f, [=](int i) { return powers[i]; }, [](float a, float b) { return a + b; });
+      for (int i = 0; i < valid; ++i) exponentials[i] = power(exponentials[i] - base);
+      const float sum = reduce(valid, 0.0f, [=](int i) { return exponentials[i]; }, [](float a, float b) { return a + b; });
       const float scale = 1.0f / sum;
-      std::fill(powers + valid, powers + p.n, 0.0f);
-      for (int i = 0; i < p.n; ++i) y[i] = narrow<T>(powers[i] * scale);
+      std::fill(exponentials + valid, exponentials + p.n, 0.0f);
+      for (int i = 0; i < p.n; ++i) y[i] = narrow<T>(exponentials[i] * scale);
     }
   });
 }

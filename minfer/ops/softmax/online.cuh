@@ -1,4 +1,4 @@
-// The maximum of logits and the sum of their powers in one pass (Milakov and Gimelshein, Online normalizer calculation
+// The maximum of logits and the sum of their exponentials in one pass (Milakov and Gimelshein, Online normalizer calculation
 // for softmax, 2018), and what a softmax kernel does with 16 bytes of a row.
 #pragma once
 
