@@ -18,9 +18,12 @@ from minfer.ops import Kernel
 PROBE = "import torch; print(*torch.cuda.get_device_capability())"
 
 
-def build_one(job: tuple[Kernel, str]) -> None:
+JOBS: list[tuple[Kernel, str]] = []  # a fork has them; they cannot be pickled
+
+
+def build_one(index: int) -> None:
     try:
-        build.build(*job)
+        build.build(*JOBS[index])
     except BuildError:
         pass  # the kernel's own tests say it
 
@@ -30,9 +33,10 @@ def main() -> None:
     os.environ["MAX_JOBS"] = "1"
     words = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, check=True).stdout.split()
     arch = toolchain.arch_of((int(words[0]), int(words[1])))
-    kernels = [peaks.KERNEL, *(kernel for kernel in ops.every_kernel(["cuda"]) if kernel.builds_for(arch))]
+    kernels = {kernel.source: kernel for kernel in ops.every_kernel(["cuda"]) if kernel.builds_for(arch)}
+    JOBS.extend((kernel, arch) for kernel in (peaks.KERNEL, *kernels.values()))
     with multiprocessing.get_context("fork").Pool(max(1, (os.cpu_count() or 1) // 2)) as pool:
-        for _ in pool.imap_unordered(build_one, [(kernel, arch) for kernel in kernels]):
+        for _ in pool.imap_unordered(build_one, range(len(JOBS))):
             pass
 
 

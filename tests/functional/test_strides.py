@@ -28,7 +28,12 @@ def restrided(call: Call, device: str) -> Iterator[tuple[str, torch.Tensor]]:
 
 def check(name: str, device: str) -> None:
     call = calls()[name]
-    wanted = call(device)
+    try:
+        wanted = call(device)
+    except ValueError as error:
+        if "no kernel of" in str(error):  # whatever the strides: on a GPU, gemm_bias_gelu takes n from 8 on
+            pytest.skip(str(error))
+        raise
     for which, tensor in restrided(call, device):
         about = f"{which} with strides {tensor.stride()}"
         try:
