@@ -164,7 +164,8 @@ class Config:
 def register() -> None:
     """Make known to Hydra the types, as the schema that `conf/config.yaml` starts from, and the sets of shapes that the ops
     bring. A user's file of a set's name stands for it."""
-    store = ConfigStore.instance()
+    store: Any = ConfigStore.instance()
+    store.__deepcopy__ = lambda memo: store  # Hydra copies it twice a launch, and nothing changes it
     store.store(name="schema", node=Config)
     for name, content in named_sets().items() if "shape" not in store.repo else ():  # once a process
         if not _file("shape", name):

@@ -59,7 +59,7 @@ def compiler_of_archives(tmp_path: Path) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("complete", (True, False), ids=("complete", "archives"))
+@pytest.mark.parametrize("complete", (pytest.param(True, marks=pytest.mark.slow), False), ids=("complete", "archives"))
 def test_a_failing_check_on_a_cpu(complete: bool, tmp_path: Path, compiler_of_archives: str) -> None:
     env = {} if complete else {"CXX": compiler_of_archives, "TORCH_EXTENSIONS_DIR": str(tmp_path / "cache")}
     library, said = message("hgemm", "cpu_naive", halves("cpu", (3, 5), (4, 8), (8, 5)), **env)

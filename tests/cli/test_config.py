@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hydra._internal.hydra import Hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
+from hydra.types import RunMode
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
@@ -31,6 +33,8 @@ def compose(*words: str) -> list[Config]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["minfer.launch", *words])
         patch.setenv("HYDRA_FULL_ERROR", "1")  # compose sets it; here it must not outlive the test
+        if not {"--multirun", "-m"} & set(words):  # else Hydra composes twice, the first time to find this out
+            patch.setattr(Hydra, "get_mode", lambda *_, **__: RunMode.RUN)
         GlobalHydra.instance().clear()
         return launch.compose()
 

@@ -20,10 +20,11 @@ def draw(x: torch.Tensor, top_k: int) -> Any:
     return minfer.sample(x, top_k=top_k)
 
 
+@pytest.mark.parametrize("backend", ("aot_eager", pytest.param("inductor", marks=pytest.mark.slow)))
 @pytest.mark.parametrize("function, shape", ((attend, (1, 8, 2, 64)), (draw, (2, 50))))
-def test_a_third_value_compiles_nothing(function: Any, shape: tuple[int, ...]) -> None:
+def test_a_third_value_compiles_nothing(function: Any, shape: tuple[int, ...], backend: str) -> None:
     torch.compiler.reset()
-    counter = CompileCounterWithBackend("inductor")
+    counter = CompileCounterWithBackend(backend)
     compiled = torch.compile(function, backend=counter, fullgraph=True)
     x = half(*shape) if function is attend else torch.rand(shape)
     for value in (2, 3, 5, 4, 7):

@@ -31,8 +31,8 @@ def run(text: str, *arguments: str) -> str:
     (
         "import torch, minfer",
         "import minfer, importlib.util\nassert 'torch' not in sys.modules\nimportlib.util.find_spec('torch')\nimport torch",
-        "from minfer import results; import minfer.plan.config, torch",
-        "import minfer.ops, torch; import minfer; minfer.matmul",
+        pytest.param("from minfer import results; import minfer.plan.config, torch", marks=pytest.mark.slow),
+        pytest.param("import minfer.ops, torch; import minfer; minfer.matmul", marks=pytest.mark.slow),
     ),
     ids=("PyTorch first", "minfer first", "parts of minfer first", "ops first"),
 )
@@ -55,6 +55,7 @@ def test_pytorch_is_loaded_as_without_minfer() -> None:
     )
 
 
+@pytest.mark.slow
 def test_an_exported_model_is_loaded_in_a_new_process(tmp_path: Path) -> None:
     path = str(tmp_path / "model.pt2")
     run(

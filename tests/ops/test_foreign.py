@@ -184,6 +184,7 @@ def test_its_mistaken_kernels_have_no_time(
         assert row["cold_us"] is None and row["steady_us"] is None
 
 
+@pytest.mark.slow
 @every_problem
 def test_the_judge_sees_them_too(problem: Problem, mistakes: dict[str, ModuleType], tmp_path: Path) -> None:
     """Without what was seen in their own process. Who remembers has nothing to remember there: all inputs are new."""

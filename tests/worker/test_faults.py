@@ -122,6 +122,7 @@ for attempt in range(2):
 """
 
 
+@pytest.mark.slow
 def test_a_runs_folder_that_fills_up_ends_the_shard_and_blames_no_kernel(tmp_path):
     run = tmp_path / "run"
     run.mkdir()
@@ -142,6 +143,7 @@ def test_a_runs_folder_that_fills_up_ends_the_shard_and_blames_no_kernel(tmp_pat
     assert {row["status"] for row in rows} <= set(store.MEASURED)
 
 
+@pytest.mark.slow
 def test_a_kernel_that_never_stops_printing_fills_no_disk_and_its_row_says_so(run_shard, tmp_path):
     loud, after = run_shard(["never_silent", "noisy"], case_timeout_s=8.0)
     assert loud["status"] == "timeout" and after["status"] in store.MEASURED
@@ -187,6 +189,7 @@ def test_a_results_folder_that_cannot_be_written_is_refused_at_once(folder):
     assert done.stderr.startswith(f"minfer: cannot write to {folder}") and done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_interrupt_keeps_finished_rows_and_leaves_nothing_running(tmp_path):
     words = [
         "+sweep=hgemm",
