@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch._dynamo.testing import CompileCounterWithBackend
 
 import minfer
 from tests.functional.calls import half
@@ -23,6 +22,8 @@ def draw(x: torch.Tensor, top_k: int) -> Any:
 @pytest.mark.parametrize("backend", ("aot_eager", pytest.param("inductor", marks=pytest.mark.slow)))
 @pytest.mark.parametrize("function, shape", ((attend, (1, 8, 2, 64)), (draw, (2, 50))))
 def test_a_third_value_compiles_nothing(function: Any, shape: tuple[int, ...], backend: str) -> None:
+    from torch._dynamo.testing import CompileCounterWithBackend  # takes seconds, which collecting need not wait for
+
     torch.compiler.reset()
     counter = CompileCounterWithBackend(backend)
     compiled = torch.compile(function, backend=counter, fullgraph=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib  # of minfer.fusion when a test asks: it imports torch.compile, which takes seconds
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,7 +11,6 @@ import torch.nn.functional as F
 import minfer
 from minfer import build
 from minfer.build.errors import BuildError
-from minfer.fusion import rewrite, worth
 from tests.fusion.fused import Layer, check, norm, randn, said, swap, tables
 
 
@@ -131,7 +132,7 @@ def test_a_device_without_kernels_and_a_problem_without_one_are_refused(capfd, m
     def nothing(*_):
         raise ValueError("no kernel of silu_mul supports this")
 
-    monkeypatch.setattr(rewrite, "best", nothing)
+    monkeypatch.setattr("minfer.fusion.rewrite.best", nothing)
     check(capfd, gate, randn(3, 32), randn(3, 32), refused=["not fused, no kernel of silu_mul supports this"])
 
 
@@ -197,14 +198,14 @@ def row(**speedups):
 
 @pytest.mark.parametrize(("ratio", "fused"), [(1.5, ["silu_mul"]), (0.99, ["silu_mul"]), (0.97, [])])
 def test_the_measured_rows_decide(capfd, monkeypatch, ratio, fused):
-    monkeypatch.setattr(worth, "table", lambda: row(cpu_loops=ratio))
+    monkeypatch.setattr("minfer.fusion.worth.table", lambda: row(cpu_loops=ratio))
     inputs = randn(4, 32), randn(4, 32)
     text = check(capfd, lambda a, b: F.silu(a) * b, *inputs, unmeasured="refuse", fused=fused)
     assert f"cpu_loops: {ratio:.2f} times as fast as eager PyTorch at this shape" in text
 
 
 def test_the_measured_rows_decide_for_sizes_near_theirs(capfd, monkeypatch):
-    monkeypatch.setattr(worth, "table", lambda: row(cpu_loops=1.5))
+    monkeypatch.setattr("minfer.fusion.worth.table", lambda: row(cpu_loops=1.5))
     gate = lambda a, b: F.silu(a) * b
     text = check(capfd, gate, randn(3, 32), randn(3, 32), unmeasured="refuse", fused=["silu_mul"])
     assert "cpu_loops: 1.50 times as fast as eager PyTorch at 4x32" in text
@@ -215,6 +216,7 @@ def test_the_measured_rows_decide_for_sizes_near_theirs(capfd, monkeypatch):
 def test_the_table_has_the_rows_of_a_gpu_against_torch_compile():
     shape = {"m": 16, "n": 14336, "k": 4096}
     params = {"gate": "swiglu", "layout": "TN"}
+    worth = importlib.import_module("minfer.fusion.worth")
     ask = lambda kernel, arch: worth.compare(
         "gated_unit", kernel, "bfloat16", params, shape, arch, "NVIDIA H200", "inductor"
     )
@@ -230,7 +232,8 @@ def test_each_device_is_judged_by_what_was_measured_on_itself(monkeypatch, first
         about | {"device": device, "speedups": {"torch": 1.0, "v01_naive": ratio}} for device, ratio in speedups.items()
     ]
     entries.sort(key=lambda entry: entry["device"] != first)  # the order of the file decides nothing
-    monkeypatch.setattr(worth, "table", lambda: {"silu_mul": entries})
+    worth = importlib.import_module("minfer.fusion.worth")
+    monkeypatch.setattr("minfer.fusion.worth.table", lambda: {"silu_mul": entries})
     for device, ratio in speedups.items():
         found = worth.compare("silu_mul", "v01_naive", "bfloat16", {}, about["shape"], (9, 0), device, "eager")
         assert found.slower == (ratio < 1) and found.why.endswith(f"on {device}")
