@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import gc
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -40,7 +38,6 @@ ROOT = Path(__file__).resolve().parents[1]
 FAULTS = ROOT / "tests" / "faults" / "kernels.py"
 SHARED = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
 ROOM = pytest.StashKey[int]()
-BUILDER = pytest.StashKey[subprocess.Popen[bytes]]()
 FAST = Timing(name="test", warmup_s=0, looks=[10], precision=0.5, cold_cap_s=2, least_rounds=3, steady_block_s=0.02)
 
 
@@ -59,16 +56,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         config.stash[SHARED] = tempfile.TemporaryDirectory(prefix="minfer-tests-")
         os.environ["MINFER_TESTS_SHARED"] = config.stash[SHARED].name
-        if config.option.markexpr.startswith("gpu") and not config.option.collectonly and has_gpu():
-            command = [sys.executable, "-m", "tests.prebuild"]
-            config.stash[BUILDER] = subprocess.Popen(command, cwd=ROOT, start_new_session=True)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    if builder := config.stash.get(BUILDER, None):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(builder.pid, signal.SIGKILL)
-        builder.wait()
     if SHARED in config.stash:
         config.stash[SHARED].cleanup()
 

@@ -25,8 +25,8 @@ from minfer.bench.verify import Errors, WrongResult, same_bits, synchronize
 from minfer.ops import Case, Tensors
 
 GOES_ON = {"cuda": True, "cpu": False}  # whether the work that a process has begun goes on while the process is stopped
-SNAPSHOT = 32  # results of a block that are copy_bits when the process replies
-TAKE_S = {"cuda": math.inf, "cpu": 0.001}  # within which they are copy_bits
+SNAPSHOT = 32  # results of a block that are copied when the process replies
+TAKE_S = {"cuda": math.inf, "cpu": 0.001}  # within which they are copied
 CHECK_S, LEAST_CHECKED = 0.2, 16  # of a block's results: as many as the time allows, and at least so many
 
 
@@ -91,7 +91,7 @@ class SharedOperands:
 
     def take_snapshot(self, calls: int) -> None:
         """Copy some results of a block of so many calls, so that what the kernel writes later does not count. On a CPU TAKE_S
-        limits the time of this, because the kernel may finish a result while others are copy_bits. On a GPU the clock includes
+        limits the time of this, because the kernel may finish a result while others are copied. On a GPU the clock includes
         this. So it copies as many there as for an empty request, even if the block has fewer calls."""
         deadline = time.perf_counter() + TAKE_S[self.device.type]
         written, self.snapshot = self.originals[0].named("out", "inout"), {}
