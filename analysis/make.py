@@ -1,7 +1,7 @@
-"""All tables, plots and pages that are made from rows: `python analysis/make.py [NAME...] [ROWS...] [--check]`.
+"""Makes all tables, plots and pages from rows: `python analysis/make.py [NAME...] [ROWS...] [--check]`.
 
-Each name is a module of `analysis/makers/`, which says what it writes. Without a name all are made, and the figures of the
-pages are checked at the end. The rows are read once. Without files these are the parquet files of results/ that git tracks.
+Each NAME is a module of `analysis/makers/`, whose docstring says what it writes. Without a name all are made, and the figures
+of the pages are checked at the end. ROWS are parquet files; without any these are the files of results/ that git tracks.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ NAMES = (
     "tables", "plots", "claims", "headers", "best", "fusion", "hgemm", "evidence", "demonstrations", "reliability",
     "figures",
 )  # fmt: skip
-# What is read and written elsewhere only on request: option, default, what is there.
+# Places that few users change: option, default, what is there.
 PLACES = (
-    ("--sources", Path("minfer/ops"), "folder of the kernels, which get what was measured"),
+    ("--sources", Path("minfer/ops"), "folder of the kernels, whose headers get the measured lines"),
     ("--best", Path("minfer/functional/best.json"), "table by which functions choose a kernel"),
     ("--fusion", Path("minfer/fusion/measured.json"), "table by which minfer.fuse decides"),
     ("--benchmarks", Path("benchmarks/results"), "folder with what the scripts of benchmarks/ recorded"),
@@ -39,8 +39,8 @@ PLACES = (
 def main(
     arguments: Iterable[str] | None = None, only: str | None = None, command: str = COMMAND, about: str | None = __doc__
 ) -> int:
-    """Makes or checks what the arguments name, or `only` one thing: then every word names a parquet file. Returns the exit
-    status: 0 when all is that of the rows, and every file could be read."""
+    """Makes or checks what the arguments name. With `only`, makes only that, and every word names a parquet file. Returns
+    the exit status: 0 if everything matches the rows and every file could be read."""
     parser = _parser(only, command, about or "")
     words = parser.parse_intermixed_args(list(arguments) if arguments is not None else None)
     names = [only] if only else [name for name in NAMES if name in words.words] or NAMES
@@ -64,7 +64,7 @@ def _parser(only: str | None, command: str, about: str) -> argparse.ArgumentPars
     parser.add_argument("--readme", type=Path, default=README, help=f"file to rewrite (default: {README})")
     parser.add_argument("--docs", type=Path, help="folder of pages (default: docs beside the README)")
     parser.add_argument("--pages", type=Path, help="folder of the pages of ops (default: results in --docs)")
-    of_others = (lambda about: argparse.SUPPRESS) if only else str  # help on what `only` does not look at
+    of_others = (lambda about: argparse.SUPPRESS) if only else str  # hides the help on options that `only` does not use
     about = "folder of pictures (default: plots in --docs)"
     parser.add_argument("--plots", type=Path, help=of_others(about))
     for option, place, about in PLACES:
@@ -82,8 +82,8 @@ def _options(words: argparse.Namespace) -> Options:
 
 
 def _make(names: Sequence[str], files: list[Path], results: Path | None, options: Options) -> Iterator[str]:
-    """Have pages made or checked, from the usable rows of the files or of the folder; what is wrong, in sentences."""
-    # Imported only now: tables need no Matplotlib.
+    """Makes or checks pages from the usable rows of the files or of the folder. Yields each problem as a sentence."""
+    # Imports each maker only when it is asked for: tables need no Matplotlib.
     makers = {name: _maker(name) for name in names}
     rows, skipped, left = None, list[str](), list[str]()
     if columns := [column for maker in makers.values() for column in maker.columns]:
@@ -123,5 +123,5 @@ def _published() -> list[Path]:
 
 
 if __name__ == "__main__":
-    pa.set_memory_pool(pa.system_memory_pool())  # a million rows: 0.6 GiB, with mimalloc 0.8 and a second more
+    pa.set_memory_pool(pa.system_memory_pool())  # for a million rows mimalloc takes 0.2 GiB and 1 s more
     sys.exit(main())

@@ -1,14 +1,14 @@
-"""Why a job ended, as its log says it."""
+"""Finds in a job's log why the job ended."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-PREFIX = "minfer: "  # how a sentence of ours begins in the log of a job
+PREFIX = "minfer: "  # how minfer's own sentences begin in the log of a job
 MEMORY = "it ran out of memory; raise cluster.memory_gb"
 MEMORY_LINE = r"oom[-_ ]?kill|exceeded (job |step )?memory limit|OUT_OF_MEMORY"
-# Lines of a log that say why a job ended, and what to add to them.
+# Patterns of log lines that say why a job ended, each with the remedy to add.
 CAUSES = (
     (rf"{MEMORY_LINE}|out of memory", MEMORY),
     (
@@ -29,7 +29,7 @@ def find_sentence(log: Path) -> str | None:
 
 
 def find_cause(log: Path, end: str = "") -> str | None:
-    """The line that says why a job ended, with what to do; `end` is SLURM's word for that end."""
+    """The line that says why a job ended, with the remedy; `end` is the state in which SLURM says it ended."""
     if end == "OUT_OF_MEMORY":
         return MEMORY
     lines = _read(log)[-200:]
@@ -42,13 +42,13 @@ def find_cause(log: Path, end: str = "") -> str | None:
 
 
 def find_limit(log: Path, end: str = "") -> str | None:
-    """The key of `cluster` that a job ended by: what SLURM wrote to its log of its time or memory, or its word for the end."""
+    """The key of `cluster` whose limit ended a job, from SLURM's state or from what SLURM wrote to the job's log."""
     if word := {"OUT_OF_MEMORY": "memory_gb", "TIMEOUT": "time_min"}.get(end):
         return word
     for line in reversed([line for line in _read(log)[-200:] if line.startswith(("slurmstepd", "srun"))]):
         if re.search(MEMORY_LINE, line, re.IGNORECASE):
             return "memory_gb"
-        # SLURM may warn by SIGUSR2 a minute early, which ends a process that has not begun to listen.
+        # SLURM may send SIGUSR2 a minute early, which kills a process that has no handler yet.
         if "DUE TO TIME LIMIT" in line or "User defined signal 2" in line:
             return "time_min"
     return None

@@ -1,4 +1,4 @@
-"""The nodes of a SLURM partition: what they have, whether a job fits there, and which ones `cluster.distribute` stands for."""
+"""The nodes of a SLURM partition: what they have, whether a job fits, and which of them `cluster.distribute` chooses."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from dataclasses import dataclass
 
 from minfer.plan.config import Cluster, UserError
 
-USABLE = ("idle", "mixed", "allocated", "completing", "planned", "reserved")  # by sinfo's words; others start no job
+USABLE = ("idle", "mixed", "allocated", "completing", "planned", "reserved")  # states in which nodes start jobs
 
 
 @dataclass(frozen=True)
 class Node:
-    """What a node of a partition has, and how long a job may run there."""
+    """The resources of a node, and how long a job may run there."""
 
     name: str
-    state: str  # by sinfo's words, such as idle; with a * it does not answer
+    state: str  # as sinfo prints it, such as idle; a * means that the node does not answer
     cpus: int
     memory_mb: int
     gres: str
@@ -35,18 +35,18 @@ class Node:
 
 
 def count_gpus(gres: str | None) -> dict[str, int]:
-    """How many GPUs of each model such a text of SLURM's names: `gpu:l40s:4` -> {"l40s": 4}; "" is any model."""
+    """The number of GPUs of each model in a gres string: `gpu:l40s:4` -> {"l40s": 4}; "" is any model."""
     found = re.findall(r"(?:^|,)gpu(?::(?=[\w.-]*[A-Za-z])([\w.-]+))?(?::(\d+))?(?=[,(]|$)", gres or "")
     return {model: int(n or 1) for model, n in found}
 
 
 def drop_gpus(gres: str | None) -> str | None:
-    """What is left of such a text where no GPU is needed."""
+    """A gres string without its GPUs; None if nothing is left."""
     return ",".join(word for word in (gres or "").split(",") if not count_gpus(word)) or None
 
 
 def list_nodes(partition: str | None) -> list[Node]:
-    """The nodes of a partition, None for the site's default one; none where SLURM does not say."""
+    """The nodes of a partition (None: the site's default); empty if sinfo fails."""
     chosen = [f"--partition={partition}"] if partition else []
     try:
         told = subprocess.run(
@@ -66,7 +66,7 @@ def list_nodes(partition: str | None) -> list[Node]:
 
 
 def _leading(text: str) -> int:
-    """The number that `8`, `8+` or `64000+` begins with."""
+    """The number at the start of `8`, `8+` or `64000+`."""
     found = re.match(r"\d+", text.strip())
     return int(found[0]) if found else 0
 
@@ -80,7 +80,7 @@ def _minutes(limit: str) -> float:
 
 
 def check_asked(cluster: Cluster) -> None:
-    """That some node of the partition has what a job asks for, and jobs may run as long there. Raises UserError."""
+    """Raise UserError if no node of the partition has what a job asks for, or jobs may not run that long there."""
     there = list_nodes(cluster.partition)
     if not there:
         return  # sbatch will say why
@@ -113,9 +113,9 @@ def check_asked(cluster: Cluster) -> None:
 
 
 def distribute(cluster: Cluster) -> tuple[list[str], list[str]]:
-    """The nodes that get the matrix, in sinfo's order, and for each that is left out a sentence that says why: those of the
-    partition, or those that are named, that have the GPUs asked for and start jobs. Raises UserError where none is left, and
-    for a name that is no node's."""
+    """The nodes that run the matrix, in sinfo's order, and a sentence for each node that is left out. They are the nodes of
+    the partition, or those named in `cluster.distribute`, that have the GPUs asked for and start jobs. Raises UserError if
+    none is left, and for the name of a node that does not exist."""
     there = {node.name: node for node in list_nodes(cluster.partition)}
     where = f"partition {cluster.partition}" if cluster.partition else "the default partition"
     if not there:
@@ -146,7 +146,7 @@ def distribute(cluster: Cluster) -> tuple[list[str], list[str]]:
 
 
 def _expand(names: Iterable[str]) -> list[str]:
-    """Names such as node[01-03] as one each, by scontrol."""
+    """Expand names such as node[01-03], with scontrol."""
     if not (plain := ",".join(names)):
         return []
     try:

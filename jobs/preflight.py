@@ -1,5 +1,5 @@
-"""What a job needs of its node, asked there by Python before its shards begin; before that, its script asks what Python needs.
-Each lack is one sentence with the remedy."""
+"""Checks on the node, before the shards begin, that it has what they need. (The job's script has already checked what Python
+needs to start.) A failed check ends the job with one sentence that says what is missing and what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a queue says of a job, and what SLURM's words for that mean."""
+"""The state of a job in the queue, and what SLURM's states and reasons mean."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ STUCK = {
 
 @dataclass(frozen=True)
 class Seen:
-    """What the queue says of a job: SLURM's word for its state, why it waits, and when it may start; empty where unknown."""
+    """A job in the queue: SLURM's word for its state, why it waits, and when it may start; empty if unknown."""
 
     word: str
     reason: str = ""

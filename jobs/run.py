@@ -1,5 +1,5 @@
-"""A run: one launch, by its folder, where its request, its sources, its shards, the jobs that they became and their progress
-are written down for later commands."""
+"""A run is one launch. Its folder keeps its request, sources, shards, jobs and their progress, so that later commands can
+continue it."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ CONFIG, JOBS, COPY = "config.yaml", "jobs.jsonl", "sources"
 
 @dataclass(frozen=True)
 class Job:
-    """A shard as it was submitted; `id` is SLURM's, such as `12_3`, or a process of this machine. `time_min` and `memory_gb`
-    are what the job asked for, and `retry` how often more than at first."""
+    """A shard as it was submitted; `id` is SLURM's, such as `12_3`, or a process id. `time_min` and `memory_gb` are what the
+    job asked for, and `retry` is how often these limits have been raised."""
 
     shard: str
     id: str
@@ -42,7 +42,7 @@ class Job:
 
 
 class Run:
-    """What a run's folder holds. Nothing is read before it is asked for: a run whose request is broken can be cancelled."""
+    """The files in a run's folder. Each is read only when it is needed, so a run whose request is broken can be cancelled."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -51,7 +51,7 @@ class Run:
 
     @classmethod
     def create(cls, folder: Path, request: Config) -> Run:
-        """A new run of a request, which is written to its folder."""
+        """Make a new run in `folder`, and write the request there."""
         run = cls(folder)
         run.request = request
         (folder / CONFIG).write_text(OmegaConf.to_yaml(OmegaConf.structured(request)))
@@ -76,7 +76,7 @@ class Run:
 
     @cached_property
     def request(self) -> Config:
-        """The request. Raises UserError where its file cannot be read."""
+        """The request. Raises UserError if its file cannot be read."""
         return self._read_request([])
 
     def change_request(self, changes: list[str]) -> None:
@@ -112,12 +112,12 @@ class Run:
         return time.time() - (self.folder / CONFIG).stat().st_mtime
 
     def copy_sources(self) -> None:
-        """Give the run its own read-only copy of what its jobs run, if it has none: edits of the checkout come too late."""
+        """Give the run its own read-only copy of the sources, if it has none, so that later edits do not affect its jobs."""
         if self.sources.exists():
             return
         partial = self.folder / "sources.tmp"
         shutil.rmtree(partial, ignore_errors=True)
-        shutil.copytree(PACKAGE, partial / "minfer")  # compiled files, too: jobs need not do it at once
+        shutil.copytree(PACKAGE, partial / "minfer")  # with __pycache__, so that not every job compiles it
         for path in partial.rglob("*.*"):
             if path.is_file():
                 path.chmod(0o444)
@@ -134,7 +134,7 @@ class Run:
         return self.folder / "progress"
 
     def announce(self, shards: Iterable[str]) -> None:
-        """Note in the progress of shards that they are about to be submitted: what it said before is of earlier jobs."""
+        """Note in the progress of shards that they are about to be submitted; events before this are of earlier jobs."""
         self.progress_files.mkdir(exist_ok=True)
         self.tell(shards, event="submitted")
 
@@ -147,15 +147,15 @@ class Run:
     def add_jobs(self, jobs: Iterable[Job]) -> None:
         """Note jobs that were submitted."""
         path = self.folder / JOBS
-        cut = path.exists() and not path.read_bytes().endswith(b"\n")  # by a process that was killed while it wrote
+        cut = path.exists() and not path.read_bytes().endswith(b"\n")  # a process was killed while it wrote
         with open(path, "a") as file:
             file.write("\n" if cut else "")
             file.writelines(json.dumps({"time": time.time()} | asdict(job)) + "\n" for job in jobs)
 
     @property
     def all_jobs(self) -> list[Job]:
-        """Every job that was ever submitted, in order. A line that cannot be read, as of a process that was killed while it
-        wrote, is left out."""
+        """Every job that was ever submitted, in order. Skips a line that cannot be read, such as one from a process that was
+        killed while it wrote."""
         path = self.folder / JOBS
         found = []
         for text in path.read_text(errors="replace").splitlines() if path.exists() else []:
@@ -178,8 +178,8 @@ class Run:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Whoever submits jobs of a run is alone with it: two at once would queue each shard twice. The lock ends with the
-        process. Raises UserError where another one has it."""
+        """Hold the run's lock, which submitting its jobs needs: two processes at once would queue each shard twice. The lock
+        ends with the process. Raises UserError if another process holds it."""
         with open(self.folder / "submit.lock", "w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -191,16 +191,16 @@ class Run:
 
     @property
     def row_files(self) -> list[Path]:
-        """Its parquet files. Raises UserError where the request cannot be read."""
-        from minfer.rows import store  # imports pyarrow, which a typo need not wait for
+        """The run's parquet files. Raises UserError if the request cannot be read."""
+        from minfer.rows import store  # imports pyarrow; here, so that a typo is reported without it
 
         results = Path(self.request.results).absolute()
         return [path for folder in sorted(results.glob(f"*/{self.name}")) for path in store.files(folder)]
 
     def rows(self, columns: Iterable[str]) -> dict[tuple[str, str], store.Row]:
-        """The newest row of each case, by shard and case: a case that was done again has several. Raises UserError where the
+        """The newest row of each case, by shard and case; a case that was run again has several. Raises UserError if the
         request cannot be read."""
-        from minfer.rows import store  # imports pyarrow, which a typo need not wait for
+        from minfer.rows import store  # imports pyarrow; here, so that a typo is reported without it
 
         finished = lambda row: row["finished"].timestamp() if row["finished"] else 0.0
         found: dict[tuple[str, str], store.Row] = {}

@@ -54,26 +54,26 @@ def _register() -> None:
 
 
 class _AfterTorch:
-    """A finder of PyTorch, as Python's own, that has the ops registered after its import.
+    """An import hook that registers the ops when PyTorch is imported.
 
-    Not where a module of minfer imports it: a command or a worker, which imports what it calls itself."""
+    It does nothing if a module of minfer imports PyTorch: commands and workers import themselves what they call."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> Any:
         if name != "torch":
             return None
         import importlib.util
 
-        sys.meta_path.remove(self)  # or it would be asked again
+        sys.meta_path.remove(self)  # else find_spec below would call this method again
         spec = importlib.util.find_spec(name)
         if spec is None or spec.loader is None or _is_called_by_minfer():
             return spec
-        sys.meta_path.insert(0, self)  # whoever asks may not import it
+        sys.meta_path.insert(0, self)  # a caller may look for torch without importing it
         loader, load = spec.loader, spec.loader.exec_module
 
         def load_and_register(module: Any) -> None:
             sys.meta_path.remove(self)
             load(module)
-            del loader.exec_module  # which covered the class's own
+            del loader.exec_module  # uncovers the method of the class
             _register()
 
         loader.exec_module = load_and_register  # type: ignore[method-assign]

@@ -38,15 +38,15 @@ def fingerprint(kernel: Kernel, arch: str, rules: int) -> str:
     return digest.hexdigest()[:16]
 
 
-# Where tests/emulator/mistakes.py plants a mistake: behind a line, or alone on the one before.
+# Where tests/emulator/planting.py plants a mistake: at the end of a line, or alone on the line before.
 MARKER = re.compile(r"^[ \t]*//@ .*\n|[ \t]*//@ .*$", re.MULTILINE)
 GENERATED = re.compile(r"^// (?:Measured \(|Why: ).*\n(?://   .*\n)*", re.MULTILINE)
 
 
 @cache
 def _meaning(path: Path) -> str:
-    """A source without what means nothing to the machine: comments and, of an op's file, the registration of kernels. Of
-    markers and of the lines that `analysis/make.py headers` writes into a header not even the number counts."""
+    """A source without comments and, in an op's file, without the registration of kernels. A comment becomes a blank, but
+    markers and the lines that `analysis/make.py headers` writes into a header leave nothing, so their number may change."""
     text = read_source(path)
     if path.suffix != ".py":
         text = GENERATED.sub("", MARKER.sub("", text))

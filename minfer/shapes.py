@@ -1,4 +1,4 @@
-"""The named sets of shapes that the ops bring, for `shape=rmsnorm_heads`: those of an op are in `ops/<op>/shapes.yaml`."""
+"""The ops' named sets of shapes, for `shape=rmsnorm_heads`; those of an op are in `ops/<op>/shapes.yaml`."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from typing import Any
 import yaml
 
 OPS = Path(__file__).resolve().parent / "ops"
-LOADER = getattr(
-    yaml, "CSafeLoader", yaml.SafeLoader
-)  # in C where PyYAML was built so: each launch reads all the files
+# In C if PyYAML has it, because each launch reads all the files.
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @cache
 def named_sets(folder: Path = OPS) -> dict[str, dict[str, Any]]:
-    """Each set in alphabetical order, written as a file of `conf/shape/` would be: its name, its op, and the sizes for a GPU
-    and for a CPU. No two ops may have sets of the same name: `shape=` would not tell them apart."""
+    """All sets in alphabetical order, each with the content of a file in `conf/shape/`: its name, its op, and the sizes for a
+    GPU and for a CPU. No two ops may have sets of the same name: `shape=` would not tell them apart."""
     found: dict[str, dict[str, Any]] = {}
     for file in folder.glob("*/shapes.yaml"):
         content: dict[str, Any] = yaml.load(file.read_text("utf-8"), LOADER)

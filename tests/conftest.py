@@ -49,8 +49,8 @@ def has_gpu() -> bool:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """What the processes of a test run share: locks, and what the emulator needs compiled once. How many examples Hypothesis
-    draws: few, or with -m slow as many as it does by itself."""
+    """Make a folder for what the processes of a test run share: locks, and what the emulator compiles once. Let Hypothesis
+    draw few examples, or with -m slow its usual number."""
     settings.register_profile("few", max_examples=20)
     settings.load_profile("default" if is_slow_tier(config) else "few")
     if not hasattr(config, "workerinput"):
@@ -67,7 +67,7 @@ def is_slow_tier(config: pytest.Config) -> bool:
     return config.option.markexpr == "slow"
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest leaves out what -m does not ask for
+@pytest.hookimpl(tryfirst=True)  # before pytest applies -m
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if is_slow_tier(config) and is_hypothesis_test(getattr(item, "obj", None)):

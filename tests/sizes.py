@@ -1,5 +1,5 @@
-"""The sizes that tests run an op's kernels at, beside its odd shapes and `Op.sizes`, which know no kernel: these cross the
-edges of tiles, pipelines and blocks. A shape is its sizes in the order of the op's axes."""
+"""The sizes at which tests run an op's kernels. The op's own odd shapes and `Op.sizes` know no kernel; these cross the edges of
+tiles, pipelines and blocks. A shape is its sizes in the order of the op's axes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def named(op: Op, shapes: Shapes) -> list[dict[str, int]]:
     return [dict(zip(op.axes, shape, strict=True)) for shape in shapes]
 
 
-# In the emulator, which has two or three multiprocessors, in the place of `Op.sizes`.
+# In the emulator, which has two or three multiprocessors, instead of `Op.sizes`.
 EMULATED: dict[str, Shapes] = {
     # Several tiles each way with an edge in each, and longer than a pipeline is deep.
     "hgemm": [(131, 264, 72), (40, 16, 424)],
@@ -147,7 +147,7 @@ OF_FILE: dict[str, Shapes] = {
 
 
 def emulated(kernel: Kernel) -> list[dict[str, int]]:
-    """What a kernel is tried at in the emulator."""
+    """The shapes at which the emulator runs a kernel."""
     op = ops.get(kernel.op)
     longer = named(op, OF_FILE.get(f"{op.name}-{kernel.source.stem}", []))
     own = named(op, EMULATED[kernel.op]) if kernel.op in EMULATED else op.sizes.get("small", [])

@@ -1,4 +1,4 @@
-"""Which of many of a kind are always tested; the others are `slow`."""
+"""Chooses which of many similar tests always run; the others are marked `slow`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ALWAYS = {
 
 
 def mostly_slow(values: Iterable[T], always: Callable[[T], bool]) -> list[ParameterSet]:
-    """The values of a parameter, or tuples of several's, of which only some are always tested."""
+    """The values of a parameter, or tuples for several parameters. Those that are not `always` tested are marked slow."""
     found = []
     for value in values:
         marks = () if always(value) else pytest.mark.slow
@@ -38,8 +38,8 @@ def is_always_tested(kernel: Kernel) -> bool:
     return f"{kernel.op}-{kernel.source.stem}" in ALWAYS
 
 
-# What nvcc always compiles, which takes up to 12 s of a processor for one architecture: cp.async and mma.sync for both, wgmma,
-# and a kernel for rows.
+# Kernels that tests always compile with nvcc, which takes up to 12 s of CPU time each: cp.async and mma.sync for both
+# architectures, wgmma, and a kernel for rows.
 COMPILED = {
     ("hgemm-v05_pipelined", "sm_89"),
     ("hgemm-v05_pipelined", "sm_90a"),
@@ -58,8 +58,8 @@ def is_first_in_cpp(kernel: Kernel) -> bool:
 
 
 def few_of(cases: Sequence[Case], least: int) -> list[Case]:
-    """The first cases that bring a dtype, a value of a parameter or a shape that those before have not; more if those are
-    fewer than `least`."""
+    """The cases that have a dtype, a value of a parameter or a shape that no case before them has; filled up with others to
+    at least `least`."""
     seen: set[object] = set()
     found, rest = [], []
     for case in cases:

@@ -1,11 +1,11 @@
-"""Moves the rows of runs into one file an op, `results/<device>/<op>.parquet`, so that a clone has few files.
+"""Moves the rows of runs into one file for each op, `results/<device>/<op>.parquet`, so that a clone has few files.
 
     uv run python tools/merge_rows.py results/nvidia-h200/20261124-074022-f3ae [more runs ...]
 
 A run leaves a file for each of its shards. This adds their rows to the file of their op, sorted by run, and deletes the run's
 files. Before that it reads back what it wrote and compares every cell. A row that the op's file has already is not added
-again, so a merge that was interrupted is repeated with the same command. `results/<device>/merged.json` keeps the names of
-the files that are gone, each with the digests of its rows in their order: by these a test proves that no cell has changed.
+again, so the same command can repeat a merge that was interrupted. `results/<device>/merged.json` keeps the names of the
+deleted files, each with the digests of its rows in their order. A test compares them, so no cell can change unnoticed.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ import pyarrow.parquet as pq
 from minfer.rows import store
 
 MANIFEST = "merged.json"
-KEY = ("run", "case", "node", "finished")  # a case that a node finished at a time has one row
+KEY = ("run", "case", "node", "finished")  # a node finishes a case once at a time, so these name one row
 NUMBERS = (pa.list_(pa.float64()), pa.list_(pa.int64()))
-# Samples hardly repeat, so a dictionary of them only adds to their size.
+# Samples hardly repeat, so a dictionary would only make them larger.
 REPEATED = [field.name for field in store.SCHEMA if not pa.types.is_list(field.type)]
 SMALL = {**store.PARQUET, "compression_level": 19, "use_dictionary": REPEATED, "write_statistics": False}
 
 
 class Refused(Exception):
-    """The rows cannot be merged without losing something; one sentence that says what, and what to do."""
+    """Merging would lose something. The message is one sentence that says what, and what to do."""
 
 
 def merge(runs: Iterable[Path]) -> str:
-    """Merge the rows of run folders `results/<device>/<run>` into the files beside them; a sentence that says what was done.
-    Raises Refused and OSError, and has deleted nothing then."""
+    """Merge the rows of run folders `results/<device>/<run>` into the files beside them. Returns a sentence that says what was
+    done. Raises Refused or OSError before it deletes any file."""
     files = [path for run in sorted(set(runs)) for path in _files(run)]
     states = {path: _state(path) for path in files}
     tables = {path: read_whole(path) for path in files}
@@ -57,7 +57,7 @@ def merge(runs: Iterable[Path]) -> str:
     for path in files:
         path.unlink()
     for folder in {path.parent for path in files}:
-        if not any(folder.iterdir()):  # profilers may have left files there
+        if not any(folder.iterdir()):  # not empty: profilers left files there
             folder.rmdir()
     total, folders = sum(map(len, tables.values())), sorted({str(target.parent) for target in targets})
     return (
@@ -67,8 +67,8 @@ def merge(runs: Iterable[Path]) -> str:
 
 
 def read_whole(path: Path) -> pa.Table:
-    """All of a parquet file, in the schema of `minfer.rows.store`; null where the file lacks a column. Raises Refused where
-    that would lose something, and where the file cannot be read."""
+    """Read a parquet file in the schema of `minfer.rows.store`, with nulls for columns that it lacks. Raises Refused if that
+    would lose something, or the file cannot be read."""
     try:
         with pq.ParquetFile(path) as file:
             found = file.schema_arrow
@@ -118,13 +118,13 @@ def _files(run: Path) -> list[Path]:
 
 
 def _state(path: Path) -> tuple[int, int, int]:
-    """What differs after a file was written again."""
+    """A value that changes when a file is written again."""
     now = path.stat()
     return now.st_ino, now.st_size, now.st_mtime_ns
 
 
 def _check_place(path: Path, table: pa.Table) -> None:
-    """Raise Refused for rows that are not of the run and the device whose folders they are in, or name no file."""
+    """Raise Refused for a row whose run or device does not match its folder, or whose op cannot be a file name."""
     for run, device, op in zip(*(table[name].to_pylist() for name in ("run", "device", "op")), strict=True):
         if run != path.parent.name:
             raise Refused(f"{path} has a row of the run {run}; name folders results/<device>/<run> with their own rows")
@@ -135,7 +135,7 @@ def _check_place(path: Path, table: pa.Table) -> None:
 
 
 def _add(target: Path, parts: list[pa.Table]) -> int:
-    """Add rows to the file of an op, and return how many it did not have. Raises Refused."""
+    """Add rows to the file of an op, and return how many were new. Raises Refused."""
     parts = [read_whole(target), *parts] if target.exists() else parts
     before = len(parts[0]) if target.exists() else 0
     table = pa.concat_tables(parts)
@@ -158,7 +158,7 @@ def _add(target: Path, parts: list[pa.Table]) -> int:
 
 
 def _note(device: Path, tables: dict[Path, pa.Table]) -> None:
-    """Keep the names of files and their rows' digests, after those of earlier merges."""
+    """Append the names of files and the digests of their rows to the manifest."""
     path = device / MANIFEST
     known = json.loads(path.read_text("utf-8")) if path.exists() else {}
     for file, table in tables.items():

@@ -1,1 +1,1 @@
-"""Whether the figures of pages and rows agree with each other."""
+"""Checks that the figures of pages and rows agree with each other."""

@@ -1,1 +1,1 @@
-"""Rows before they are shown: found, read, put on one clock and under one peak, compared with each other."""
+"""Finds and reads rows, puts them on one clock and under one peak, and compares them."""

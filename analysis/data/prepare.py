@@ -70,15 +70,15 @@ def load(files: Iterable[Path], results: Path, columns: Iterable[str]) -> tuple[
 
 
 def _to_choose_by(columns: Iterable[str]) -> list[str]:
-    """The columns, and those by which rows are chosen and old ones get their rates."""
+    """The columns, and those that `load` needs to choose rows and to compute the rates of old rows."""
     asked = list(columns)
     old_rates = [f"{regime}_tflops" for regime in REGIMES if f"{regime}_rate" in asked]
     return list(dict.fromkeys([*asked, *SPEEDUPS, *WAITED, "guarantee", *old_rates]))
 
 
 def select_columns(table: pa.Table, columns: Iterable[str]) -> pa.Table:
-    """Of a table of `load` what it would have loaded for these columns: more columns cost time, and make other rows the
-    newest."""
+    """The part of a table from `load` that these columns need. Other columns would cost time and could change which rows
+    count as the newest."""
     return table.select([*_to_choose_by(columns), "host_bound"])
 
 

@@ -21,9 +21,9 @@ class Unknown(Exception):
 
 
 def find_files(word: str, results: Path, kept: Path, revisions: bool = False) -> list[Path]:
-    """The parquet files of a file, a folder, a run (its name, its folder under `runs`, or `results/<device>/<run>`) or, with
-    `revisions`, a git revision of `results`. `kept` is a folder for what has to be unpacked: a revision, and the rows of a run
-    that `tools/merge_rows.py` has moved. Raises Unknown."""
+    """The parquet files that `word` names: a file, a folder, a run (its name, its folder under `runs`, or
+    `results/<device>/<run>`) or, with `revisions`, a git revision of `results`. Unpacks into the folder `kept` the files of a
+    revision, and the rows of a run that `tools/merge_rows.py` has moved. Raises Unknown."""
     path = Path(word)
     if path.is_file():
         return [path]
@@ -47,7 +47,7 @@ def find_files(word: str, results: Path, kept: Path, revisions: bool = False) ->
 
 
 def _find_merged(results: Path) -> dict[str, list[Path]]:
-    """The runs whose rows are in files `<device>/<op>.parquet`, and in which of them."""
+    """For each run whose rows were merged, the files `<device>/<op>.parquet` that have some of them."""
     found: dict[str, list[Path]] = {}
     for file in sorted(path for path in results.glob("*/*.parquet") if path.parent.name != store.APART):
         table, _ = store.read([file], ["run"])
@@ -57,7 +57,7 @@ def _find_merged(results: Path) -> dict[str, list[Path]]:
 
 
 def _unpack_run(run: str, merged: list[Path], kept: Path) -> list[Path]:
-    """The rows of a run, in files of their own."""
+    """Copy the rows of one run out of merged files into new files in `kept`."""
     found = []
     for file in merged:
         table, _ = store.read([file])

@@ -1,1 +1,1 @@
-"""The picture and the table of each script that records what is no row."""
+"""The plot and the table of each script in `benchmarks/` that writes a format of its own instead of rows."""

@@ -1,4 +1,4 @@
-"""What makes pages from rows: a module each, with its `MAKER`. `analysis/make.py` calls them."""
+"""Each module here makes pages from rows, and defines a `MAKER` that `analysis/make.py` calls."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pyarrow as pa
 
 @dataclass(frozen=True)
 class Options:
-    """What a user asked for: whether to write or only to check, and where things are."""
+    """What a user asked for: whether to write or only to check, and where files are."""
 
     check: bool
-    results: Path  # folder with the traces of runs, too
+    results: Path  # folder of the rows, and of the traces of runs
     readme: Path
     docs: Path
     pages: Path  # of ops, by device
@@ -22,8 +22,8 @@ class Options:
     sources: Path  # of kernels
     best: Path
     fusion: Path
-    benchmarks: Path  # folder with what its scripts recorded
-    measured: list[Path]  # files from there that are read instead
+    benchmarks: Path  # folder of what the scripts of benchmarks/ recorded
+    measured: list[Path]  # files to read instead of those in `benchmarks`
     outcomes: Path
 
 
@@ -31,6 +31,6 @@ class Options:
 class Maker:
     """Writes pages, or only checks them."""
 
-    write: Callable[[pa.Table, Options], list[str]]  # from usable rows; what is wrong, in sentences
-    columns: Sequence[str] = ()  # of rows that it needs; without any it gets no rows
-    all_or_nothing: bool = True  # it writes nothing where some file of rows could not be read
+    write: Callable[[pa.Table, Options], list[str]]  # takes usable rows; returns each problem as a sentence
+    columns: Sequence[str] = ()  # that it needs; if none, it gets an empty table
+    all_or_nothing: bool = True  # write nothing if some file of rows could not be read

@@ -23,7 +23,7 @@ COLUMNS += ["device", "device_kind", "arch", "baseline", "cold_baseline_us", "co
 def entries(table: pa.Table) -> json_tables.Table:
     """What the rows say of each op, in order: by architecture, device, dtype, parameters and shape."""
     found: dict[str, dict[json_tables.Key, dict[str, float]]] = {}
-    table = table.filter(pc.invert(are_judged(table)))  # whose times are of blocks, not of single calls
+    table = table.filter(pc.invert(are_judged(table)))  # judged times are of blocks, not of single calls
     for row in on_one_clock(with_problem(table)).to_pylist(maps_as_pydicts="lossy"):
         us, key = number(row, "cold_us"), json_tables.key(row)
         ours = row["status"] in store.MEASURED and row["backend"] not in (None, "torch")

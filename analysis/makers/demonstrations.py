@@ -1,4 +1,4 @@
-"""What scripts record beside the rows, drawn and told: `python analysis/make.py demonstrations`.
+"""Plots and text from what scripts record beside the rows: `python analysis/make.py demonstrations`.
 
 Reads the traces of `benchmarks/scopes.py` below results/<device>/scopes, and what other scripts (`PAGES`) wrote to
 benchmarks/results/; draws docs/plots/<device>/gemm-bias-relu-scopes, transfer and so on, and rewrites what is between markers

@@ -1,6 +1,6 @@
-"""Whether the figures of pages agree with each other, and those of rows with their device: `python analysis/make.py figures`.
+"""Checks that the figures of pages agree, and those of rows with their device: `python analysis/make.py figures`.
 
-It writes nothing. `analysis/checks/` has what is compared with what.
+It writes nothing. The modules of `analysis/checks/` say what they compare.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from minfer.analysis.makers import Maker, Options
 
 
 def check_pages(pages: Iterable[Path]) -> tuple[list[str], int]:
-    """What does not agree, in a sentence each, and how many rows of tables the pages have."""
+    """A sentence for each disagreement, and the number of table rows on the pages."""
     texts = {page: page.read_text() for page in pages}
     shares = {page: results.read_shares(text) for page, text in texts.items()}
     found, counted = list[str](), 0

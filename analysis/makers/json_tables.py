@@ -27,7 +27,7 @@ def entry(problem: Key, name: str, figures: dict[str, float]) -> dict[str, Any]:
 
 
 def update(file: Path, table: Table, command: str, check: bool) -> list[str]:
-    """Write a file, or only check it; what is wrong, in sentences."""
+    """Write a file, or only check it. Returns each problem as a sentence."""
     ops = (f"{json.dumps(op)}: [\n" + ",\n".join(map(json.dumps, of)) + "\n]" for op, of in table.items())
     new = "{\n" + ",\n".join(ops) + "\n}\n"
     if check:

@@ -1,10 +1,11 @@
 """Plots of the results, from parquet: `python analysis/make.py plots`.
 
 Draws up to three plots of each op on each device into docs/plots/<device>/, and one of forward and backward where it has both,
-with its points as CSV; each as one SVG, light or dark as its reader prefers; and a page README.md that shows them all. If an
-op was timed on several GPUs, the folder of the GPU with most cases has a plot of all these GPUs. In the README it rewrites
-what is between `<!-- plots:begin -->` and `<!-- plots:end -->`: one ladder, and links to these pages. What the rows do not
-suffice for is left out, with a sentence. The same rows give the same bytes with the same Matplotlib, which `--check` relies on.
+with its points as CSV; each as one SVG, light or dark as its reader's browser asks; and a page README.md that shows them all.
+If an op was timed on several GPUs, the folder of the GPU with most cases has a plot of all these GPUs. In the README it
+rewrites what is between `<!-- plots:begin -->` and `<!-- plots:end -->`: one ladder, and links to these pages. A plot for which
+there are not enough rows is left out, with a sentence. The same rows give the same bytes with the same Matplotlib, which
+`--check` relies on.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ Drawn = dict[tuple[str, str], dict[str, plots.Picture]]  # by op and device, the
 
 
 def pictures(table: pa.Table) -> Iterator[tuple[str, str, str, plots.Picture | str]]:
-    """Op, device, name and picture of every plot, or a sentence on why there is none, from usable rows."""
+    """Op, device, name and picture of every plot, from usable rows; in place of a picture a sentence on why there is none."""
     table = on_one_clock(with_problem(table))
     best = peaks_of(table)
     for op, device in sections(table):

@@ -1,10 +1,10 @@
 """The README's table of ops and the pages behind it, from parquet: `python analysis/make_tables.py`.
 
-Reads the parquet files of results/ that git tracks and rewrites what is between `<!-- results:begin -->` and
-`<!-- results:end -->` in the README: a table with one line an op, of the GPU with most cases, and links to that of every
-other device. Where the README has the markers `headline`, the sentence between them is rewritten too. The tables of every
-problem are pages below docs/results/, by device. No number is typed here or there: all come from rows. Only the problems that
-are shown become Python objects.
+Reads the parquet files of results/ that git tracks and rewrites what is between `<!-- results:begin -->` and `<!-- results:end
+-->` in the README: a table with one line for each op, of the GPU with most cases, and links to the tables of all other devices.
+Where the README has the markers `headline`, the sentence between them is rewritten too. The tables of every problem are pages
+below docs/results/, by device. No number is typed in: all come from rows. Only the problems that are shown become Python
+objects.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from minfer.rows import store
 MARKED, HEADLINE = "results", "headline"
 BEGIN, END = markers(MARKED)
 COMMAND = "python analysis/make_tables.py"
-MOST_PROBLEMS = 250  # on a page, of about 1.8 KiB each: GitHub shows 500 KiB
+MOST_PROBLEMS = 250  # on a page: each takes about 1.8 KiB, and GitHub shows 500 KiB of a page
 
 
 def every_section(table: pa.Table) -> Iterator[Section]:
@@ -36,7 +36,7 @@ def every_section(table: pa.Table) -> Iterator[Section]:
     for op, device in sections(table):
         here = pc.and_(pc.equal(table["op"], op), pc.equal(table["device"], device))
         named = [f"{regime}{name}" for name in ("finished", *PROVENANCE) for regime in ("", "steady_")]
-        origin = table.select(named).filter(here)  # to filter every column would cost a second
+        origin = table.select(named).filter(here)  # filtering every column would take a second more
         supported = pc.and_(here, pc.not_equal(table["status"], "unsupported"))
         order, headline = choose_problems(table.select(["problem", "status", "flops", "bytes"]).filter(supported))
         shown = order[:MOST_PROBLEMS]

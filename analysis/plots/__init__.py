@@ -1,1 +1,1 @@
-"""Pictures of an op's rows, and how pictures look and are saved."""
+"""Plots of an op's rows, and the modules that style and save plots."""

@@ -1,4 +1,4 @@
-"""Pictures as SVG files, written or only checked, and as Markdown shows them."""
+"""Writes plots as SVG files or only checks the files, and makes the Markdown that shows them."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def bring_up_to_date(drawn: Mapping[Path, Picture], folder: Path, ours: str, com
 
 
 def pattern(names: Iterable[str]) -> str:
-    """What the names of these plots' files match, without a suffix."""
+    """A regular expression for the file names of these plots, without the suffix."""
     return f".+-({'|'.join(names)})"
 
 
 def shown(path: str, about: str) -> str:
-    """Markdown that shows a picture, named without a suffix."""
+    """Markdown that shows the picture at `path`, which has no suffix."""
     return f"![{escape(about)}]({path}.svg)"
 
 
@@ -47,7 +47,7 @@ def named(path: Path, suffix: str) -> Path:
 
 
 def differences(files: dict[Path, bytes], folder: Path, ours: re.Pattern[str]) -> Iterator[Path]:
-    """The files that are not as they should be, those that should not be there included."""
+    """The files that are missing or differ, and those of ours that no plot is for."""
     for file, content in files.items():
         if not file.is_file() or file.read_bytes() != content:
             yield file

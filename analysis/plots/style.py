@@ -1,4 +1,4 @@
-"""How every plot looks, on a light and on a dark page: drawn in LIGHT, and recoloured in DARK by a style sheet in its file.
+"""The style of all plots. A plot is drawn with LIGHT; on a dark page a style sheet in its SVG replaces the colours by DARK's.
 
 Colours say what a line is: OURS, our fastest kernel; PyTorch; up to three more rungs; the rest in one grey. Each theme has
 them on its own background, text with a contrast of at least 7:1 and lines of at least 3:1 (WCAG 2), greys aside. Lines are
@@ -49,7 +49,7 @@ class Theme:
 
     @property
     def colors(self) -> tuple[str, ...]:
-        """All of them, in the order of the fields."""
+        """All colours, in the order of the fields."""
         return (*astuple(self)[:-1], *self.rungs)
 
 
@@ -64,7 +64,7 @@ DARK = Theme(
 COUNTERPARTS = dict(zip(LIGHT.colors, DARK.colors, strict=True))
 
 matplotlib.use("Agg")
-matplotlib.rcdefaults()  # a user's matplotlibrc must not change a byte
+matplotlib.rcdefaults()  # so that a user's matplotlibrc does not change the plots
 matplotlib.rcParams.update(
     {
         "axes.axisbelow": True,
@@ -78,7 +78,7 @@ matplotlib.rcParams.update(
         "font.size": FONT,
         "grid.color": LIGHT.grid,
         "grid.linewidth": 0.6,
-        "svg.fonttype": "none",  # text as text: a seventh of the bytes, and it can be searched
+        "svg.fonttype": "none",  # text, not outlines: a seventh of the bytes, and it can be searched
         "svg.hashsalt": "minfer",
         "text.color": LIGHT.ink,
         "text.parse_math": False,  # a dollar in a kernel's name is a dollar
@@ -190,9 +190,9 @@ def name_levels(axes: Axes, levels: Mapping[str, float], color: str) -> None:
 
 
 def encoded(drawn: Figure, about: str) -> bytes:
-    """The picture as an SVG, light or dark as its reader prefers; the same figure gives the same bytes.
+    """The picture as an SVG, light or dark as its reader's browser asks; the same figure gives the same bytes.
 
-    Raises ValueError where it has a colour that is not one of LIGHT's."""
+    Raises ValueError if it has a colour that is not in LIGHT."""
     buffer = io.BytesIO()
     metadata = {"Date": None, "Title": printable(about)}
     drawn.savefig(buffer, format="svg", dpi=DPI, bbox_inches="tight", pad_inches=0.15, metadata=metadata)
@@ -201,10 +201,10 @@ def encoded(drawn: Figure, about: str) -> bytes:
 
 
 def dark_rules(svg: str) -> str:
-    """CSS that gives each colour of a drawing in LIGHT its counterpart in DARK where the reader prefers dark pages.
+    """CSS that replaces each LIGHT colour of a drawing by its DARK counterpart if the browser prefers dark pages.
 
-    The drawing keeps its own colours, for programs that know no such preference; they are in `style` attributes, over which
-    only an `!important` rule wins. Raises ValueError on any other colour."""
+    Programs without this preference show the drawing's own colours. These are in `style` attributes, which only an
+    `!important` rule overrides. Raises ValueError on any other colour."""
     used = sorted(set(re.findall("(fill|stroke): (#[0-9a-f]{6})", svg)))
     if unknown := sorted({color for _, color in used} - set(COUNTERPARTS)):
         raise ValueError(f"{', '.join(unknown)} has no counterpart on dark pages: draw with the colours of a Theme")

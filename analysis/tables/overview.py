@@ -1,9 +1,9 @@
 """Tables over the shapes of a named set: how fast, and how much faster than the baseline, size by size.
 
-The sets are those of `minfer/ops/<op>/shapes.yaml` and `conf/shape`. The tables are about cold calls. A set of few shapes is
-a table of throughputs with a line a kernel; one of many has a line a shape, and beside the baseline only the kernels that are
-our fastest or the best other at some shape. Axes that have one size in the whole table are in its title; the others name its
-lines or columns.
+The sets are those of `minfer/ops/<op>/shapes.yaml` and `conf/shape`. The tables are about cold calls. A set of few shapes is a
+table of throughputs with a line for each kernel. A set of many has a line for each shape, and beside the baseline only the
+kernels that are our fastest or the best other at some shape. Axes that have one size in the whole table are in its title; the
+others name its lines or columns.
 """
 
 from __future__ import annotations

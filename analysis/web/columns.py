@@ -24,7 +24,7 @@ Numbers = np.ndarray  # float64, NaN for null
 
 
 def encode(columns: Mapping[str, Texts | Numbers], compact: bool = False) -> dict[str, Any]:
-    """The columns as `pack` takes them: descriptions, and their bytes under `bytes`."""
+    """The columns in the form that `pack` takes: a description of each, and the bytes of all under `bytes`."""
     about: dict[str, Any] = {}
     parts: list[bytes] = []
     offset = 0

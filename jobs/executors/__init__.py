@@ -1,5 +1,4 @@
-"""The executors, as submitit has them: which one starts the jobs of a request, and what became of jobs that any of them
-started."""
+"""Chooses the executor of a request, and asks all executors about a run's jobs. Each executor wraps one of submitit's."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ EXECUTORS: dict[str, type[Executor]] = {form.name: form for form in (Local, Slur
 
 
 def choose(cluster: Cluster, container: Container) -> Executor:
-    """The executor of a request. Raises UserError where SLURM was asked for and is not there."""
+    """The executor of a request. Raises UserError if it needs SLURM and there is none."""
     found = shutil.which("sbatch") is not None
     name = (Slurm.name if found else Local.name) if cluster.executor == "auto" else cluster.executor
     if name not in EXECUTORS:
@@ -30,7 +29,7 @@ def choose(cluster: Cluster, container: Container) -> Executor:
 
 
 def find_states(run: Run, jobs: Collection[Job]) -> dict[str, Seen] | None:
-    """What is known of each job of a run, by its id; one that is over is not in it. None when SLURM does not answer."""
+    """The queue's entry for each job of a run that has not ended, by its id. None if SLURM does not answer."""
     found: dict[str, Seen] = {}
     for form, own in _by_form(jobs):
         if (told := form.states(run, own)) is None:
@@ -40,18 +39,18 @@ def find_states(run: Run, jobs: Collection[Job]) -> dict[str, Seen] | None:
 
 
 def find_accounts(jobs: Collection[Job]) -> dict[str, Account]:
-    """What is accounted of each job, by its id."""
+    """The accounting record of each job, by its id."""
     return {job: account for form, own in _by_form(jobs) for job, account in form.accounts(own).items()}
 
 
 def find_ends(jobs: Collection[Job]) -> dict[str, str]:
-    """How jobs ended, by id and in SLURM's words, such as TIMEOUT; without accounting nobody knows."""
+    """How jobs ended, by id, as SLURM's state such as TIMEOUT; empty without accounting."""
     return {job: account.state for job, account in find_accounts(jobs).items()}
 
 
 def cancel(run: Run, jobs: Collection[Job]) -> None:
-    """End jobs of a run."""
-    for form, own in reversed(list(_by_form(jobs))):  # SLURM's first: those of this machine are waited for
+    """Cancel jobs of a run."""
+    for form, own in reversed(list(_by_form(jobs))):  # local jobs last: this waits for their end
         form.cancel(run, own)
 
 

@@ -1,4 +1,4 @@
-"""What an executor can answer and do; `local.py` and `slurm.py` are its two forms."""
+"""The interface of an executor; `local.py` and `slurm.py` implement it."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from minfer.plan.config import Cluster, Config, Container, UserError
 
 @dataclass(frozen=True)
 class Device:
-    """What jobs run on. Of a node that SLURM has yet to choose, only the kind is known."""
+    """The device that jobs run on. If SLURM has yet to choose the node, only the kind is known."""
 
     kind: str  # "cuda" or "cpu"
     capability: tuple[int, int] | None = None
-    gpus: int = 1  # how many there are here
-    note: str = ""  # why `device=auto` is not what a user may expect
+    gpus: int = 1  # on this machine
+    note: str = ""  # for the user, if `device=auto` chose the CPU
 
 
 @dataclass(frozen=True)
 class Executor(ABC):
-    """Starts the jobs of a run, and says what becomes of them."""
+    """Starts the jobs of a run, reports their states, and cancels them."""
 
     name: ClassVar[str]
-    queued: ClassVar[bool]  # whether jobs wait in a queue, and have limits of time and memory
+    queued: ClassVar[bool]  # whether jobs wait in a queue and have time and memory limits
 
     cluster: Cluster
     container: Container
@@ -59,44 +59,44 @@ class Executor(ABC):
 
     @abstractmethod
     def choose_nodes(self) -> tuple[list[str], list[str]]:
-        """The nodes that `cluster.distribute` stands for, and a sentence for each that is left out. Raises UserError."""
+        """The nodes that `cluster.distribute` chooses, and a sentence for each node that is left out. Raises UserError."""
 
     @abstractmethod
     def list_models(self) -> list[str]:
-        """The models of GPU that a job of no particular model may get, where there are several."""
+        """The GPU models that a job may get if it asks for any GPU; empty if there is only one."""
 
     @abstractmethod
     def find_most(self) -> dict[str, float]:
-        """The most that a job with its GPUs can have of `time_min` and `memory_gb`, as far as is known."""
+        """The largest `time_min` and `memory_gb` that a job with its GPUs can get; infinite if unknown."""
 
     @abstractmethod
     def script(self, run: Run, jobs: int, where: str | None = None) -> str:
-        """What is submitted for a run of so many jobs, all on the node `where` if there is one; nothing is submitted.
+        """The script that would be submitted for this many jobs, all on the node `where` if it is given. Submits nothing.
         Raises UserError."""
 
     @abstractmethod
     def submit(self, run: Run, shards: Sequence[str], retry: int = 0) -> list[Job]:
-        """Start the jobs of shards, note them in the run's folder and return at once. Whoever calls this has the run's lock.
-        Raises UserError when something that jobs need is not there, or SLURM refuses."""
+        """Start the jobs of shards, note them in the run's folder and return at once. The caller must hold the run's lock.
+        Raises UserError if something that jobs need is missing, or SLURM refuses."""
 
     @classmethod
     @abstractmethod
     def states(cls, run: Run, jobs: Collection[Job]) -> dict[str, Seen] | None:
-        """What is known of each job, by its id; one that is over is not in it. None when the queue does not answer."""
+        """The queue's entry for each job that has not ended, by its id. None if the queue does not answer."""
 
     @classmethod
     @abstractmethod
     def accounts(cls, jobs: Collection[Job]) -> dict[str, Account]:
-        """What is accounted of each job, by its id."""
+        """The accounting record of each job, by its id."""
 
     @classmethod
     @abstractmethod
     def cancel(cls, run: Run, jobs: Collection[Job]) -> None:
-        """End jobs."""
+        """Cancel jobs."""
 
     @abstractmethod
     def _in_job(self, start: str, inside: str) -> str:
-        """The command that stands for `python` in a job, from Apptainer's with its options and what that is to run."""
+        """The command that replaces `python` in a job: `start` is apptainer with its options, `inside` what it runs."""
 
     def preflight(self) -> None:
         """Check what can be known before a job is started. Raises UserError."""
@@ -117,19 +117,19 @@ class Executor(ABC):
             )
 
     def check_paths(self, run: Run) -> None:
-        """Raise UserError for folders that jobs could not be told of: sbatch reads its options line by line and loses
+        """Raise UserError for folders whose names cannot be passed to jobs: sbatch reads its options line by line and loses
         backslashes, and colons and commas end a path for Python or Apptainer."""
         for path in (str(run.folder), run.request.results, *_kernel_folders(run.request), self.cluster.scratch or ""):
             if not path.isprintable() or re.search(r"[:,\\]", path):
                 raise UserError(
-                    f"the folder {path!r} has a colon, comma, backslash or control character in its name, of which jobs "
-                    "could not be told; rename it or choose another"
+                    f"the folder {path!r} has a colon, comma, backslash or control character in its name, and cannot "
+                    "be passed to jobs; rename it or choose another"
                 )
 
     def python(self, run: Run) -> str | None:
-        """The command that stands for `python` in a job: inside the container, where there is one. It sees the run's sources,
-        which it cannot write, the run's folder, the results and the node's scratch; nothing else of the clone and, under
-        SLURM, not the user's home. Kernels that are not trusted have no network."""
+        """The command that replaces `python` in a job and runs it in the container; None without a container. Inside, the job
+        sees the run's sources (read-only), the run's folder, the results and the node's scratch. It sees nothing else of the
+        clone and, under SLURM, not the user's home. Kernels that are not trusted have no network."""
         if self.container.image is None:
             return None
         image = Path(self.container.image).expanduser().absolute()
@@ -147,18 +147,18 @@ class Executor(ABC):
 
     @property
     def grace_s(self) -> int:
-        """cluster.grace_s, but of a short time limit a third at most."""
+        """cluster.grace_s, but at most a third of the time limit."""
         cluster = self.cluster
         return cluster.grace_s if cluster.time_min is None else min(cluster.grace_s, 20 * cluster.time_min)
 
     def _start(
         self, run: Run, executor: PicklingExecutor, jobs: list[list[Path]], gpus: list[str | None], retry: int
     ) -> list[Job]:
-        """Start jobs, each with the files of its shards, through submitit's executor, and note them; `gpus` are their
-        CUDA_VISIBLE_DEVICES."""
+        """Start jobs with submitit's executor, each with the files of its shards, and note them; `gpus` has the
+        CUDA_VISIBLE_DEVICES of each."""
         n, cluster = len(jobs), self.cluster
         run.announce([path.stem for paths in jobs for path in paths])
-        with _environment(run), contextlib.redirect_stderr(io.StringIO()):  # sbatch's complaint is in the error
+        with _environment(run), contextlib.redirect_stderr(io.StringIO()):  # what sbatch prints is in the error, too
             started = executor.map_array(
                 node.run, [list(map(str, paths)) for paths in jobs], [cluster.scratch] * n, [self.grace_s] * n, gpus,
                 [cluster.gres] * n,
@@ -169,7 +169,7 @@ class Executor(ABC):
             for paths, job in zip(jobs, started, strict=True)
             for path in paths
         ]
-        run.add_jobs(new)  # at once: what was submitted must be found again
+        run.add_jobs(new)  # at once, so that later commands find what was submitted
         return new
 
 
@@ -179,8 +179,8 @@ def _kernel_folders(request: Config) -> list[str]:
 
 
 def _wrap_python(folders: Iterable[Path | str]) -> str:
-    """A script that takes Python's place in a container: it ends with a sentence where the container does not have a folder.
-    Apptainer goes on without what a site does not let it bind, and Python would not find what it is to import."""
+    """A shell script that starts Python in a container, or exits with a sentence if a folder is missing there. Apptainer only
+    skips a folder that the site does not let it bind, and Python would fail to import what it needs."""
     remedy = "; have the site allow it (user bind control = yes in apptainer.conf), or use container=none"
     sentences = [
         (shlex.quote(str(f)), shlex.quote(f"{PREFIX}apptainer did not bind {f} into the container{remedy}"))
@@ -193,8 +193,8 @@ def _wrap_python(folders: Iterable[Path | str]) -> str:
 
 @contextlib.contextmanager
 def ignore_interrupts() -> Iterator[None]:
-    """Ctrl-C in a terminal goes to every process of its group. Local jobs inherit that it is ignored, and `cancel` ends them
-    in order."""
+    """Ignore SIGINT in this process and in the jobs that it starts: Ctrl-C in a terminal goes to every process of its group,
+    but local jobs are to be ended by `cancel`, so that they can clean up."""
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         yield
@@ -203,15 +203,15 @@ def ignore_interrupts() -> Iterator[None]:
 
 
 def import_path(run: Run) -> dict[str, str]:
-    """The environment by which a job imports the run's own copy of the sources."""
+    """The environment variables with which a job imports the run's own copy of the sources."""
     path = os.pathsep.join(filter(None, [str(run.sources), os.environ.get("PYTHONPATH", "")]))
     return {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
 
 
 @contextlib.contextmanager
 def _environment(run: Run) -> Iterator[None]:
-    """What jobs inherit: they import the run's own copy of the sources, not those that are installed, and never what lies
-    where the launcher was called."""
+    """Set what jobs inherit: they import the run's own copy of the sources, not the installed ones, and never a file from
+    the folder where the launcher was called."""
     theirs = import_path(run)
     before = {name: os.environ.get(name) for name in theirs}
     os.environ |= theirs

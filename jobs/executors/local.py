@@ -1,4 +1,4 @@
-"""Jobs that are processes of this machine."""
+"""Runs jobs as processes on this machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from minfer.jobs.run import Job, Run
 from minfer.plan.config import UserError
 
 TIMEOUT_MIN = 30 * 24 * 60  # what submitit gives a local job, which has no time limit
-PATIENCE_S = 20  # that a job has to end in order
+PATIENCE_S = 20  # how long a job has to end by itself before it is killed
 
 
 class Local(Executor):
@@ -30,7 +30,7 @@ class Local(Executor):
     queued = False
 
     def find_device(self, wanted: str) -> Device:
-        """What is here."""
+        """The GPUs of this machine, or its CPU."""
         found = None if wanted == "cpu" else _find_gpus()
         if found is not None:
             return Device("cuda", *found)
@@ -45,7 +45,7 @@ class Local(Executor):
         return 1
 
     def count_shards(self, device: Device) -> int:
-        return min(self.cluster.max_jobs, device.gpus)  # two shards on one GPU would time each other
+        return min(self.cluster.max_jobs, device.gpus)  # two shards on one GPU would disturb each other's times
 
     def choose_nodes(self) -> tuple[list[str], list[str]]:
         raise UserError("cluster.distribute needs SLURM; use cluster=slurm, or leave it out")
@@ -60,7 +60,7 @@ class Local(Executor):
         raise UserError("dry_run=script shows what SLURM is given, and jobs run without it here; choose cluster=slurm")
 
     def submit(self, run: Run, shards: Sequence[str], retry: int = 0) -> list[Job]:
-        """Start a process for each shard, with a GPU of its own where the run has several shards."""
+        """Start a process for each shard, with a GPU of its own if the run has several shards."""
         self.preflight()
         if self.container.image is not None:
             self.check_paths(run)
@@ -73,7 +73,7 @@ class Local(Executor):
             return self._start(run, executor, [[files[name]] for name in shards], gpus, retry)
 
     def _in_job(self, start: str, inside: str) -> str:
-        return f"{start} {inside}"  # keeps the environment, and its caches at home
+        return f"{start} {inside}"  # the job keeps the environment, and the caches in the user's home
 
     @classmethod
     def states(cls, run: Run, jobs: Collection[Job]) -> dict[str, Seen] | None:
@@ -89,7 +89,7 @@ class Local(Executor):
         deadline = time.monotonic() + PATIENCE_S
         while running := [job for job in jobs if _is_running(run, job)]:
             for job in running:
-                # Again and again: a job that is still importing has no handler yet. submitit hands it on to the job.
+                # Repeated, because a job that is still importing has no handler yet. submitit forwards the signal to the job.
                 try:
                     os.kill(int(job.id), signal.SIGTERM if time.monotonic() < deadline else signal.SIGKILL)
                 except ProcessLookupError:
@@ -98,10 +98,10 @@ class Local(Executor):
 
 
 def _find_gpus() -> tuple[tuple[int, int], int] | None:
-    """The compute capability of the first visible GPU, and how many there are, found in a process of its own: this one
-    takes no CUDA context.
+    """The compute capability of the first visible GPU, and the number of GPUs. Asks a process of its own, so that this one
+    creates no CUDA context.
 
-    Raises UserError for a GPU whose driver is too old: `auto` must not pass it over."""
+    Raises UserError if the GPU's driver is too old: `device=auto` must not silently take the CPU then."""
     if not Path("/proc/driver/nvidia").exists() and not Path("/dev/nvidiactl").exists():
         return None
     probe = "import torch; print(*torch.cuda.get_device_capability(), torch.cuda.device_count())"
@@ -113,7 +113,7 @@ def _find_gpus() -> tuple[tuple[int, int], int] | None:
 
 
 def _choose_gpu(shard: int, total: int) -> str | None:
-    """The CUDA_VISIBLE_DEVICES of a shard: a GPU of its own where the run has several, else whatever the user said."""
+    """The CUDA_VISIBLE_DEVICES of a shard: a GPU of its own if the run has several shards, else the user's value."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if total == 1 or visible == "":
         return visible
@@ -122,7 +122,7 @@ def _choose_gpu(shard: int, total: int) -> str | None:
 
 
 def _is_running(run: Run, job: Job) -> bool:
-    """Whether the process of a job is there, and is that job's: numbers come round again."""
+    """Whether the process of a job is running, and its id was not reused by another process."""
     try:
         return os.fsencode(run.name) in Path(f"/proc/{job.id}/cmdline").read_bytes()  # empty for one that has ended
     except OSError:

@@ -1,4 +1,4 @@
-"""Jobs that SLURM runs, in arrays."""
+"""Submits jobs to SLURM, as arrays."""
 
 from __future__ import annotations
 
@@ -25,31 +25,31 @@ from minfer.plan import shell
 from minfer.plan.config import UserError
 from minfer.process.stopping import AGAIN
 
-# What a job inside a container needs of the environment that `--cleanenv` drops.
+# Environment variables that a job in a container needs, though `--cleanenv` drops the environment.
 PASS_ON = ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURMD_NODENAME", "SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID",
            "SLURM_NTASKS", "SLURM_NNODES", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_TMPDIR", "SLURM_CPUS_PER_TASK",
            "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "SUBMITIT_EXECUTOR")  # fmt: skip
 PASS_ON_ONE = 'eval "[ -z \\"\\${$name+x}\\" ] || export \\"APPTAINERENV_$name=\\$$name\\""'
-# The last lines of a job's script, on the node and outside any container, where scontrol is: a shard that had to stop
-# and got something done says so by its exit status.
+# The last lines of a job's script. They run on the node, outside any container, where scontrol is available. A shard that
+# was stopped after it had finished some cases exits with AGAIN, and its job is queued again.
 REQUEUE = ["status=$?", f'[ "$status" != {AGAIN} ] || scontrol requeue "$SLURM_JOB_ID"', 'exit "$status"']
 
 
 class Slurm(Executor):
-    """A job for as many shards as it has GPUs; many jobs are an array."""
+    """A job runs a shard on each of its GPUs; several jobs are submitted as an array."""
 
     name = "slurm"
     queued = True
 
     def find_device(self, wanted: str) -> Device:
-        """What is asked for: the node is not known yet."""
+        """The kind of device that the request asks for: the node is not known yet."""
         if wanted != "auto":
             return Device(wanted)
         return Device("cuda" if partition.count_gpus(self.cluster.gres) else "cpu")
 
     @property
     def shards_per_job(self) -> int:
-        """As many as it has GPUs."""
+        """One for each of its GPUs."""
         return max(1, sum(partition.count_gpus(self.cluster.gres).values()))
 
     def count_shards(self, device: Device) -> int:
@@ -77,7 +77,7 @@ class Slurm(Executor):
         partition.check_asked(self.cluster)
 
     def submit(self, run: Run, shards: Sequence[str], retry: int = 0) -> list[Job]:
-        """Queue arrays of jobs; where shards are pinned to a node, the job is, too."""
+        """Queue arrays of jobs; a job whose shards are pinned to a node is pinned to it, too."""
         self.preflight()
         self.check_paths(run)
         run.copy_sources()
@@ -111,8 +111,7 @@ class Slurm(Executor):
         return executor
 
     def _arrays(self, shards: list[Path], most: int) -> Iterator[tuple[str | None, list[list[Path]]]]:
-        """What is submitted at once, as an array of at most so many jobs: the shards of each, and the node that they are
-        pinned to, if any."""
+        """For each array of at most `most` jobs: the node that it is pinned to, if any, and the shards of each job."""
         pinned = (lambda path: json.loads(path.read_text())["node"]) if self.cluster.distribute else (lambda path: None)
         size = self.shards_per_job
         for where, of in itertools.groupby(shards, pinned):
@@ -122,13 +121,13 @@ class Slurm(Executor):
                 yield where, jobs[start : start + most]
 
     def parameters(self, run: Run, where: str | None = None) -> dict[str, Any]:
-        """What a job asks of SLURM, and its script does before and after Python, by submitit's names; `where`: the one node
-        that may run it."""
+        """submitit's parameters for a job: what it asks of SLURM, and what its script does before and after Python. `where` is
+        the one node that may run it, if it is given."""
         cluster = self.cluster
         flags = {str(name): value for name, value in cluster.flags.items()}
         name = flags.pop("job-name", f"minfer-{run.name}")
         if where is not None:
-            flags.pop("exclude", None)  # which is why it is not one of the others
+            flags.pop("exclude", None)  # `choose_nodes` has applied it
             flags["nodelist"] = where
         return {
             "job_name": name,
@@ -146,7 +145,7 @@ class Slurm(Executor):
             "signal_delay_s": self.grace_s,
             "setup": [
                 *(f"export {name}={shlex.quote(value)}" for name, value in import_path(run).items()),
-                "export SLURM_EXPORT_ENV=ALL",  # a user's SBATCH_EXPORT=NONE is for this script; its tasks get what it has
+                "export SLURM_EXPORT_ENV=ALL",  # so that a user's SBATCH_EXPORT=NONE does not empty the tasks' environment, too
                 *cluster.setup,
                 *check_lines(self, run),
             ],
@@ -155,7 +154,7 @@ class Slurm(Executor):
         }
 
     def _in_job(self, start: str, inside: str) -> str:
-        # What SLURM told a task is known to a shell in that task, and Apptainer takes it from variables of its own.
+        # Only a shell in the task has the variables that SLURM sets for it; APPTAINERENV_… passes them into the container.
         pass_on = f"for name in {' '.join(PASS_ON)}; do {PASS_ON_ONE}; done"
         start += ' --cleanenv --no-home ${SLURM_TMPDIR:+--bind "$SLURM_TMPDIR"}'
         task = f'{pass_on}; exec {start} {inside} "$@"'
@@ -163,7 +162,7 @@ class Slurm(Executor):
 
     @classmethod
     def states(cls, run: Run, jobs: Collection[Job]) -> dict[str, Seen] | None:
-        """squeue is asked, not submitit, which takes NODE_FAIL for the end of a job that SLURM runs again."""
+        """Asks squeue instead of submitit, which takes NODE_FAIL for the end of a job though SLURM runs it again."""
         soon = (datetime.datetime.now() + datetime.timedelta(days=30)).isoformat()
         told = _ask("squeue", "--noheader", "--array", f"--user={os.getuid()}", "--format=%i|%T|%S|%r")
         if told is None:
@@ -178,7 +177,7 @@ class Slurm(Executor):
 
     @classmethod
     def accounts(cls, jobs: Collection[Job]) -> dict[str, Account]:
-        """Nothing without slurmdbd."""
+        """Empty without slurmdbd."""
         fields = "JobID,State,Submit,Start,ElapsedRaw,MaxRSS"
         ids = ",".join(sorted({job.id for job in jobs}))
         environment = os.environ | {"SLURM_TIME_FORMAT": "%s"}
@@ -190,12 +189,12 @@ class Slurm(Executor):
     @classmethod
     def cancel(cls, run: Run, jobs: Collection[Job]) -> None:
         ids = sorted({job.id for job in jobs})
-        for start in range(0, len(ids), 500):  # a command line has an end
+        for start in range(0, len(ids), 500):  # because a command line has a largest length
             _ask("scancel", *ids[start : start + 500])
 
 
 def check_lines(executor: Executor, run: Run, python: str = sys.executable) -> list[str]:
-    """The first lines of a job's script: what the node must have before Python can start at all."""
+    """The first lines of a job's script, which check that the node has what Python needs to start."""
     cluster, container = executor.cluster, executor.container
     seen = "put the clone, runs= and results= on a file system that the nodes see"
     needs = [("-d", path, seen) for path in (run.sources, Path(run.request.results))]
@@ -207,7 +206,7 @@ def check_lines(executor: Executor, run: Run, python: str = sys.executable) -> l
     lines = [_refuse(f"[ {test} {shlex.quote(str(path))} ]", f"has no {path}", then) for test, path, then in needs]
     if container.image is not None:
         lines.append(_refuse("command -v apptainer >/dev/null", "has no apptainer", "load its module in cluster.setup"))
-        if cluster.scratch:  # a folder that is not there cannot be bound
+        if cluster.scratch:  # Apptainer cannot bind a folder that does not exist
             where = shlex.quote(cluster.scratch)
             lines.append(_refuse(f"mkdir -p {where}", f"cannot make {cluster.scratch}", "set cluster.scratch"))
     return lines
@@ -219,14 +218,14 @@ def _refuse(test: str, what: str, remedy: str) -> str:
 
 
 def _largest_array() -> int:
-    """How many tasks an array may have here: SLURM's MaxArraySize, which is one more than the largest index."""
+    """The largest number of tasks that SLURM allows in an array. (MaxArraySize is one more than the largest index.)"""
     told = subprocess.run(["scontrol", "show", "config"], capture_output=True, text=True).stdout
     found = re.search(r"^MaxArraySize\s*=\s*(\d+)", told, re.MULTILINE)
     return max(1, int(found[1])) if found else 1001
 
 
 def _ask(*command: str, environment: Mapping[str, str] | None = None) -> str | None:
-    """What a command of SLURM's says; None when it fails."""
+    """The output of a SLURM command; None if it fails."""
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60, env=environment).stdout
     except (OSError, subprocess.SubprocessError):

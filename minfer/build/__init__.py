@@ -1,4 +1,4 @@
-"""One kernel's source file -> a loaded torch op, cached by content.
+"""Builds a kernel's source file into a torch op and loads it; builds are cached by content.
 
 Each kernel is one extension, compiled by `torch.utils.cpp_extension` with ninja, for one architecture, into
 `TORCH_EXTENSIONS_DIR` (default `~/.cache/torch_extensions`). The cache key hashes the source, the headers of ours that
@@ -42,8 +42,8 @@ def build(kernel: Kernel, arch: str = "") -> Built:
     with cache.lock(folder.with_suffix(".lock")):
         if found := cache.find(kernel, arch):
             return found
-        # Older PyTorch locks by a file's existence, and waits for ever on one that a killed build left behind. The
-        # lock that we hold dies with its process, so any such file is stale.
+        # Older PyTorch uses a file as a lock, and waits for ever for one that a killed build left behind. Our own lock
+        # is released when its process ends, so any such file is stale.
         (folder / "lock").unlink(missing_ok=True)
         start = time.perf_counter()
         library = _compile(kernel, arch, folder, home)
@@ -62,10 +62,10 @@ def _compile(kernel: Kernel, arch: str, folder: Path, home: Path | None) -> Path
     if home:
         cpp_extension.CUDA_HOME = str(_without_blanks(home, folder))
         link.append(f"-L{shlex.quote(str(_cudart_folder(folder, home)))}")
-    cpp_extension.TORCH_LIB_PATH = shlex.quote(str(Path(torch.__file__).parent / "lib"))  # which it does not quote
+    cpp_extension.TORCH_LIB_PATH = shlex.quote(str(Path(torch.__file__).parent / "lib"))  # PyTorch does not quote it
     cpp_extension.get_cxx_compiler = partial(_one_program, folder)
     name = folder.name.rpartition("_")[0]
-    # PyTorch numbers the builds of a name within a process, and skips one that it tried before; ours differ by folder.
+    # PyTorch skips a name that it has built in this process; our builds of one name are in different folders.
     cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(name, None)
     try:
         cpp_extension.load(
@@ -84,7 +84,7 @@ def _compile(kernel: Kernel, arch: str, folder: Path, home: Path | None) -> Path
 
 
 def _one_program(folder: Path) -> str:
-    """The compiler as a single program, which PyTorch takes it for; of several words, such as `ccache g++`, a script."""
+    """The compiler as one program, as PyTorch needs it. For a command of several words (`ccache g++`) this is a script."""
     command = toolchain.compiler()
     if len(words := shlex.split(command)) < 2:
         return command
@@ -95,8 +95,8 @@ def _one_program(folder: Path) -> str:
 
 
 def _without_blanks(home: Path, folder: Path) -> Path:
-    """The CUDA toolkit as PyTorch can name it: it quotes neither nvcc's path nor the folder of its libraries. Where these have
-    a blank, it is a link in the build's folder, relative to that, where ninja works."""
+    """A path of the CUDA toolkit that needs no quotes, because PyTorch quotes neither nvcc's path nor that of its libraries.
+    If the path would need them, this is a link in the build's folder, relative to that folder, where ninja runs."""
     if shlex.quote(str(home)) == str(home):
         return home
     link = folder / "cuda"
@@ -120,8 +120,8 @@ def _cudart_folder(folder: Path, home: Path) -> Path:
 
 
 def function(kernel: Kernel, arch: str = "") -> Callable[..., None]:
-    """The kernel as a callable `(*tensors, **call)`. A built kernel must be in the cache, or is built now. Raises
-    BuildError, also if its library does not register it."""
+    """The kernel as a callable `(*tensors, **call)`. Builds it if it needs that and is not in the cache. Raises BuildError,
+    also if its library does not register it."""
     if kernel.function is not None:
         return Returning(kernel.function, kernel.returns) if kernel.returns else kernel.function
     if kernel.backend == "triton":
@@ -137,6 +137,6 @@ def function(kernel: Kernel, arch: str = "") -> Callable[..., None]:
 
 
 def _macro(kernel: Kernel) -> str:
-    """What registers a kernel of this op: the op's own macro (`MINFER_HGEMM`) if its header defines one, else `MINFER_OP`."""
+    """The macro that registers a kernel of this op: `MINFER_HGEMM` if the op's header defines it, else `MINFER_OP`."""
     own, header = f"MINFER_{kernel.op.upper()}", kernel.root / "ops" / kernel.op / f"{kernel.op}.h"
     return own if header.is_file() and f"#define {own}(" in header.read_text() else "MINFER_OP"

@@ -1,4 +1,4 @@
-"""The cache of built kernels: the folder of a build, named by everything that decides its content, and what is in it."""
+"""The cache of built kernels: a folder for each build, whose name hashes everything that decides its content."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Built:
 
 
 def directory(kernel: Kernel, arch: str) -> Path:
-    """Where this kernel's build is or would be: named by everything that decides its content."""
+    """The folder of this kernel's build, which need not exist. Its name hashes everything that decides its content."""
     digest = hashlib.sha256()
     for path in kernel.sources():
         digest.update(path.read_bytes())
@@ -49,8 +49,8 @@ def root() -> Path:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder in the cache, and see that it and the folder above it take new files: in a cache of several users, either
-    may be another's. Raises BuildError."""
+    """Make a folder in the cache, and check that files can be written to it and to its parent: in a cache of several users,
+    either may be another's. Raises BuildError."""
     with _says_what_to_do():
         path.mkdir(parents=True, exist_ok=True)
         for folder in (path.parent, path):
@@ -60,7 +60,7 @@ def make_folder(path: Path) -> None:
 
 @contextlib.contextmanager
 def lock(path: Path) -> Iterator[None]:
-    """Hold this file's lock. It is released when the process ends, however it ends. Raises BuildError where the file is
+    """Hold this file's lock. It is released when the process ends, however it ends. Raises BuildError if the file is
     another user's."""
     with contextlib.ExitStack() as held:
         with _says_what_to_do():
@@ -82,7 +82,7 @@ _given: dict[str, Built] = {}
 
 
 def use_libraries(libraries: Mapping[str, str]) -> None:
-    """Have this process use these libraries for `op/kernel`, and build and look for none."""
+    """Make this process use these libraries, by `op/kernel`, instead of building those kernels or searching the cache."""
     _given.update({name: Built(library, 0.0) for name, library in libraries.items()})
 
 
@@ -92,6 +92,6 @@ def find(kernel: Kernel, arch: str = "") -> Built | None:
         return found
     try:
         built = Built(**json.loads((directory(kernel, arch) / "built.json").read_text()))
-    except (OSError, ValueError, TypeError):  # none yet, or half of one
+    except (OSError, ValueError, TypeError):  # there is none yet, or only a part of one
         return None
     return built if Path(built.library).is_file() else None

@@ -18,7 +18,7 @@ RESERVED_SHARED = 1024  # bytes of shared memory a block that CUDA takes for its
 def parse_usage(text: str, arch: str) -> dict[str, tuple[int, int, int]]:
     """Registers, stack and static shared memory of each function, from `cuobjdump -res-usage`.
 
-    From Hopper on the tool counts the shared memory that CUDA reserves; here it is not counted for any."""
+    From Hopper on the tool includes the shared memory that CUDA reserves; this subtracts it."""
     found = {}
     pattern = r"Function (\S+):\s+REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)"
     for name, *numbers in re.findall(pattern, text):

@@ -1,4 +1,4 @@
-"""The compilers and tools that are found, the names of architectures, and the flags that a kernel is compiled with."""
+"""Finds compilers and tools, names architectures, and lists the flags that a kernel is compiled with."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from minfer.ops import PACKAGE, Kernel
 STABLE_ABI = "-DTORCH_TARGET_VERSION=0x020b000000000000"
 CXX_FLAGS = ["-O3", "-std=c++20", "-march=native", "-fno-math-errno", STABLE_ABI]
 NVCC_FLAGS = ["-O3", "-std=c++20", "-lineinfo", "--expt-relaxed-constexpr", "-DUSE_CUDA", STABLE_ABI]
-# cpp_extension takes the half types' conversions and operators away; kernels are written with them.
+# cpp_extension disables the conversions and operators of the half types; kernels use them.
 NVCC_FLAGS += [
     f"-U__CUDA_NO_{what}__"
     for what in ("HALF_OPERATORS", "HALF_CONVERSIONS", "HALF2_OPERATORS", "BFLOAT16_CONVERSIONS")
@@ -66,7 +66,7 @@ def _nvcc_version(home: Path) -> str:
 
 
 def compiler() -> str:
-    """The C++ compiler, and `CXX` wins; with words before or behind it, such as `ccache g++`."""
+    """The command of the C++ compiler: `CXX`, else c++. It may have several words, such as `ccache g++`."""
     return os.environ.get("CXX", "c++")
 
 
@@ -76,34 +76,34 @@ def compiler_version(command: str) -> str:
 
 
 def _answer(command: str, question: str) -> str:
-    """What a compiler prints; nothing where there is none."""
+    """What a compiler prints; empty if there is no compiler."""
     try:
         return subprocess.run([*shlex.split(command), question], capture_output=True, text=True).stdout
-    except (OSError, ValueError):  # ValueError: quotation marks without an end
+    except (OSError, ValueError):  # ValueError: a quotation mark is not closed
         return ""
 
 
 @cache
 def link_flags(command: str) -> tuple[str, ...]:
-    """What has a compiler link the C++ library that PyTorch has loaded, and never a second copy of it from libstdc++.a.
+    """Flags that make a compiler link the C++ library that PyTorch has loaded, and not a second copy from libstdc++.a.
 
-    A compiler whose folder lacks the shared library takes the archive without a word. The kernel's streams then find the
-    wrong copy's tables: with PyTorch 2.11 a failing check crashes when it writes a number, or its message ends there."""
+    A compiler whose folder lacks the shared library links the archive without a warning. The kernel's streams then use the
+    tables of the wrong copy: with PyTorch 2.11 a failing check crashes when it writes a number, or its message ends there."""
     library = "libstdc++.so.6"
     found = _answer(command, f"-print-file-name={library}").strip()
     return (f"-l:{library}",) if found != library and Path(found).is_file() else ()
 
 
 def put_ninja_on_path() -> None:
-    """Append this Python's folder to the PATH if only that has ninja: PyTorch looks for it on the PATH, where it is not if the
-    environment was not activated."""
+    """Append this Python's folder to the PATH if ninja is only there. PyTorch needs ninja on the PATH, where it is missing if
+    the environment was not activated."""
     folder = Path(sys.executable).parent
     if not shutil.which("ninja") and (folder / "ninja").exists():
         os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH") or os.defpath, str(folder)])
 
 
 def arch_of(capability: tuple[int, int]) -> str:
-    """The name to compile for, such as `sm_89`; from Hopper on with the suffix that unlocks its own instructions."""
+    """The architecture to compile for, such as `sm_89`; from Hopper on with the suffix a, for its own instructions."""
     return f"sm_{capability[0]}{capability[1]}{'a' if capability[0] >= 9 else ''}"
 
 
@@ -113,23 +113,23 @@ def arch_number(arch: str) -> int:
 
 
 def flags_of(kernel: Kernel, arch: str) -> list[str]:
-    """What a kernel's compiler is called with."""
+    """The flags that a kernel is compiled with."""
     if kernel.backend == "cuda":
         number = arch.removeprefix("sm_")
-        about = [f"-DMINFER_SM={arch_number(arch)}"]  # host code that lays out shared memory asks for it
+        about = [f"-DMINFER_SM={arch_number(arch)}"]  # for host code that lays out shared memory
         return [*NVCC_FLAGS, *about, f"-gencode=arch=compute_{number},code=sm_{number}"]
     if kernel.root != PACKAGE and "clang" not in compiler_version(compiler()):
-        # A static variable of a template would be one for two revisions in a process, though their sizes may differ.
+        # Else two revisions in one process would share a template's static variable, though their sizes may differ.
         return [*CXX_FLAGS, "-fno-gnu-unique"]
     return CXX_FLAGS
 
 
 def versions_of(kernel: Kernel) -> list[str]:
-    """Of what compiles a kernel."""
+    """The versions of the compilers that build a kernel; for C++ also the processor, because of -march=native."""
     if kernel.backend == "cuda":
         home = toolkit()
         return [compiler_version(compiler()), _nvcc_version(home) if home else ""]
-    return [compiler_version(compiler()), _processor()]  # -march=native
+    return [compiler_version(compiler()), _processor()]
 
 
 @cache

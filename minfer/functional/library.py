@@ -21,8 +21,8 @@ LIBRARY = torch.library.Library("minfer", "FRAGMENT")
 
 P = ParamSpec("P")
 R = TypeVar("R")
-MISSING = object()  # an argument that was left out, which Python itself complains of
-# What parameters of public functions take, by their annotation.
+MISSING = object()  # an argument that was left out; Python itself checks that
+# For each annotation of a parameter: the types that it accepts, and how an error names them.
 KINDS = {
     annotation: ((torch.Tensor, type(None)), "a tensor or None") if "None" in annotation else (torch.Tensor, "a tensor")
     for tensor in ("Tensor", "torch.Tensor")
@@ -31,7 +31,7 @@ KINDS = {
 
 
 def public(function: Callable[P, R]) -> Callable[P, R]:
-    """The function, which raises TypeError for an argument that is no tensor where it takes one, and names the argument."""
+    """Make the function raise a TypeError that names the argument if one that must be a tensor is not."""
     words = list(inspect.signature(function).parameters.values())
     places = [(place, x.name, KINDS[x.annotation]) for place, x in enumerate(words) if x.annotation in KINDS]
 
@@ -50,9 +50,9 @@ def define(schema: str, function: Callable[..., Any], fake: Callable[..., Any]) 
     """Register `torch.ops.minfer.<name>` for every device.
 
     `schema` starts with the name, as in `"silu_mul(Tensor gate, Tensor up) -> Tensor"`. `fake` has the same arguments and
-    returns empty tensors of the right shapes, for torch.compile. Both must raise for arguments that do not fit. The tensors
-    that the schema marks as written, such as `Tensor(a!) x`, get a new version at each call, by which autograd sees that
-    values it saved are gone, as after PyTorch's own in-place functions.
+    returns empty tensors of the right shapes, for torch.compile. Both must raise for arguments that do not fit. Each call
+    increments the version of the tensors that the schema marks as written, such as `Tensor(a!) x`. So autograd notices that
+    values it saved are overwritten, as after PyTorch's own in-place functions.
 
     `torch.library.custom_op` is not used: it takes longer at each call, and imports all of torch.compile at the first."""
     name = schema.partition("(")[0]
@@ -62,7 +62,7 @@ def define(schema: str, function: Callable[..., Any], fake: Callable[..., Any]) 
 
 
 def _renewing(schema: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, which then gives a new version to what the schema says it writes; itself where it writes nothing."""
+    """The function, followed by an increment of the version of each tensor that it writes by its schema."""
     arguments = torch._C.parse_schema(f"minfer::{schema}").arguments
     places = [place for place, x in enumerate(arguments) if x.alias_info is not None and x.alias_info.is_write]
     if not places:

@@ -162,10 +162,10 @@ class Config:
 
 
 def register() -> None:
-    """Make known to Hydra the types, as the schema that `conf/config.yaml` starts from, and the sets of shapes that the ops
-    bring. A user's file of a set's name stands for it."""
+    """Register with Hydra the types (the schema that `conf/config.yaml` starts from) and the ops' sets of shapes. A user's
+    file with the name of a set replaces it."""
     store: Any = ConfigStore.instance()
-    store.__deepcopy__ = lambda memo: store  # Hydra copies it twice a launch, and nothing changes it
+    store.__deepcopy__ = lambda memo: store  # Hydra would copy it twice at each launch, and nothing changes it
     store.store(name="schema", node=Config)
     for name, content in named_sets().items() if "shape" not in store.repo else ():  # once a process
         if not _file("shape", name):
@@ -189,7 +189,7 @@ def _folders() -> list[Path]:
 
 
 def shape_presets() -> dict[str, str]:
-    """The options of the group `shape`, and the op that each is of."""
+    """The options of the group `shape`, each with its op; empty for a preset of no op."""
     return {name: str(OmegaConf.select(written("shape", name), "op") or "") for name in groups()["shape"]}
 
 
@@ -232,10 +232,10 @@ def _part(config: Config, name: str, changed: dict[str, Any]) -> Config:
 
 
 def written(group: str, option: str) -> Any:
-    """An option as it is written. Raises UserError where there is none of this name."""
+    """The content of an option. Raises UserError if there is none of this name."""
     if file := _file(group, option):
         return OmegaConf.load(file)
-    choose(group, option, groups()[group])  # only a set of shapes that an op brings has no file of its own
+    choose(group, option, groups()[group])  # else it is a set of shapes from an op
     return OmegaConf.create(named_sets()[option])
 
 
@@ -333,7 +333,7 @@ def name_changes(timing: Timing) -> Timing:
     if (file := _file("timing", timing.name)) is None:
         return timing
     own: Any = OmegaConf.load(file)
-    own.pop("defaults", None)  # what a preset takes from another one is told like a change
+    own.pop("defaults", None)  # values that a preset takes from another one count as changes
     preset: Any = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Timing), own))
     asked, usual = (
         dataclasses.asdict(dataclasses.replace(each, precision=each.target, steady_block_s=each.block_s))

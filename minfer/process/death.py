@@ -1,10 +1,10 @@
-"""What is known of a process that ended, or was ended, before it answered."""
+"""The error for a process that ended, or was killed, before it answered."""
 
 from __future__ import annotations
 
 
 class Died(Exception):
-    """The process is gone; `status` is the row's."""
+    """The process has ended; `status` goes into the row."""
 
     def __init__(self, status: str, message: str) -> None:
         super().__init__(message)

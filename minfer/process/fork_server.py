@@ -36,7 +36,7 @@ MAIN = (
     "from minfer.process import fork_server; fork_server.main()"  # with -m it would be two modules, and each know half
 )
 MOST_FDS = 1 << 16  # that a process may have open
-# Variables that nothing reads while it is imported: a fork takes them, and the working directory, from whoever asks.
+# Variables that no module reads while it is imported: a fork gets them, and the working directory, from its caller.
 READ_LATE = (
     *("CXX", "HYDRA_FULL_ERROR", "MINFER_EXPLAIN", "OLDPWD", "PATH", "PWD", "PYTEST_CURRENT_TEST"),
     *("TORCH_EXTENSIONS_DIR", "TRITON_CACHE_DIR"),
@@ -118,9 +118,9 @@ def start(
     output: int | None = None,
     starts_others: bool = False,
 ) -> Forked:
-    """Run a module as a program in a session of its own, with these open files under the same numbers, and what it
-    prints in `output`, or else in `log`; in a sandbox, if one is given. With `starts_others` it has a fork server of its own
-    from the start. Raises OSError when there is no fork server and none can be started; `log` then says why."""
+    """Run a module as a program in a session of its own. It keeps these open files under the same numbers, prints to
+    `output`, or else to `log`, and runs in the sandbox if one is given. With `starts_others` it gets a fork server of its own.
+    Raises OSError if there is no fork server and none can be started; `log` then says why."""
     global _server
     output = log if output is None else output
     with _one_at_a_time:
@@ -146,7 +146,7 @@ def pid() -> int | None:
 
 
 def _place() -> dict[str, str]:
-    """What a process took from its environment while it imported: where that differs, another fork server is needed."""
+    """The variables that modules may have read while they were imported. If they differ, a new fork server is needed."""
     return {name: value for name, value in os.environ.items() if name not in READ_LATE}
 
 

@@ -1,4 +1,4 @@
-"""Stops a process with everything that it started, sees that it stands still, and lets it go on."""
+"""Stops a process and everything that it started, checks that it does not run, and continues it."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from minfer.process.death import Died
 from minfer.process.orphans import orphans
 from minfer.process.threads import children, cpu_at_rest, cpu_s, family, states
 
-STOPPING_S = 10.0  # a thread that waits for a disk cannot be stopped before it is served
+STOPPING_S = 10.0  # a thread that waits for a disk stops only after the disk has answered
 COULD_NOT_STOP = f"could not be stopped within {STOPPING_S:g} s"
 MOVED = "ran while it was stopped"
 MOST_MOVED_S = 2e-4  # CPU time
-POLL_S = 2e-5  # between two looks; asleep, because a thread needs a CPU to stop, and one that yields keeps it for 3 ms
+POLL_S = 2e-5  # of sleep between two looks: a thread needs a CPU to stop, and one that only yields keeps it for 3 ms
 LOOKS = 20  # at the table of processes: one look may miss a process that forks and ends
 
 
 class Freezer:
-    """Stops one process, the first of its session: by a cgroup of its own, if it may have one and one can be made, else by
-    signals."""
+    """Stops one process, the first of its session: with a cgroup of its own if `cgroup` is set and one can be made, else
+    with signals."""
 
     def __init__(self, pid: int, cgroup: bool) -> None:
         self.pid = pid
@@ -34,7 +34,7 @@ class Freezer:
                 self.cgroup = Cgroup(pid)
 
     def freeze(self) -> None:
-        """Stop it and everything that it started, in whatever session. Raises Died."""
+        """Stop it and everything that it started, in any session. Raises Died."""
         if self.cgroup is not None:
             if not self.cgroup.freeze():
                 raise Died("timeout", COULD_NOT_STOP)
@@ -44,11 +44,11 @@ class Freezer:
         try:
             stop(lambda: {self.pid} | orphans())
         finally:
-            self.check_stands_still()  # else it is why there was no end of stopping
+            self.check_stands_still()  # if it ran meanwhile, that is why stopping timed out
 
     def thaw(self) -> float:
-        """Let it go on; where it has no cgroup, only what is in its session. Returns the time (`time.perf_counter`) before
-        which it stood still. Raises Died if it ran while it was stopped."""
+        """Continue it; without a cgroup this continues only the processes of its session. Returns the time
+        (`time.perf_counter`) before which it did not run. Raises Died if it ran while it was stopped."""
         self.check_stands_still()
         self._stood = None
         begin = time.perf_counter()
@@ -59,9 +59,9 @@ class Freezer:
         return begin
 
     def check_stands_still(self) -> None:
-        """Raises Died if it ran since it was stopped by a signal, which a timer of its own may have undone (SIGCONT). If
-        another program only wakes it, as `scontrol resume` does, it runs for some microseconds. A process
-        that a cgroup froze cannot wake."""
+        """Raises Died if it has run since a signal stopped it: a timer of its own may have sent it a SIGCONT. Some
+        microseconds are allowed, because another program, such as `scontrol resume`, may have woken it. A process that a
+        cgroup has frozen cannot wake."""
         if self._stood is None:
             return
         ran = cpu_s(self.pid) - self._stood
@@ -69,15 +69,15 @@ class Freezer:
             raise Died("dishonest", MOVED)
 
     def strays(self) -> set[int]:
-        """The processes that it started, or that were left behind to this one, and that have not been waited for. Reliable
-        once all of it is stopped."""
+        """The processes that it started and this process's orphans that have not been waited for. Reliable once everything is
+        stopped."""
         if self.cgroup is not None:
             return self.cgroup.processes() - {self.pid}
         looks = (children(self.pid) | orphans() for _ in range(LOOKS))
         return set().union(*looks)
 
     def kill(self) -> None:
-        """Kill everything that it started, in whatever session; without a cgroup only what is in its session."""
+        """Kill everything that it started, in any session; without a cgroup only the processes of its session."""
         signal_session(self.pid, signal.SIGKILL)
         if self.cgroup:
             self.cgroup.kill()
@@ -93,11 +93,11 @@ def signal_session(pid: int, number: int) -> None:
 
 
 def halt(pid: int) -> None:
-    """Stop all threads of a child of this process, and return at once when they stand still or it has ended. Raises Died."""
+    """Stop all threads of a child of this process; return as soon as they have stopped or it has ended. Raises Died."""
     deadline = time.monotonic() + STOPPING_S
     how = os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT
     while time.monotonic() < deadline:
-        os.kill(pid, signal.SIGSTOP)  # again: a SIGCONT that comes before it has stopped undoes this
+        os.kill(pid, signal.SIGSTOP)  # repeated, because a SIGCONT before it has stopped cancels it
         if os.waitid(os.P_PID, pid, how) is not None:
             return
         time.sleep(POLL_S)
@@ -105,7 +105,7 @@ def halt(pid: int) -> None:
 
 
 def stop(roots: Callable[[], set[int]]) -> None:
-    """Stop processes and everything that they started. What is not stopped yet may start more, so it looks again. Raises
+    """Stop processes and everything that they started. Repeats, because a process that still runs may start more. Raises
     Died."""
     deadline = time.monotonic() + STOPPING_S
     while running := {pid for pid in family(roots()) if set(states(pid)) - set("TtZX")}:

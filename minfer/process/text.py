@@ -27,7 +27,7 @@ def _make_printable(character: str) -> str:
 
 
 def make_all_printable(value: Any) -> Any:
-    """A value of JSON with each text in it printable, the keys of mappings, too."""
+    """A JSON value in which each string and each key is printable."""
     if isinstance(value, str):
         return make_printable(value)
     if isinstance(value, dict):

@@ -151,7 +151,7 @@ class _Groups:
         if set(names) <= set(self.table.column_names):
             ratio, low, high = (pc.fill_null(self.table[name].cast(pa.float64()), np.nan).to_numpy() for name in names)
             wide = high - low > WIDE * ratio
-            timed = timed & (~wide | are_judged(self.table).to_numpy())  # whose interval is the range of few blocks
+            timed = timed & (~wide | are_judged(self.table).to_numpy())  # a judged interval spans few blocks
         return timed
 
     def say_something(self, regime: str) -> np.ndarray:

@@ -20,17 +20,17 @@ LIMITS = {
 
 @dataclass(frozen=True)
 class Again:
-    """Shards to be submitted again, and the executor by which: its cluster is what their jobs ask for."""
+    """Shards to submit again, and the executor for them, whose `cluster` has what their jobs ask for."""
 
     names: tuple[str, ...]
     executor: Executor
-    retry: int  # how often their jobs have been given more
-    why: str  # what became of them, in a sentence; empty where they get no more
+    retry: int  # how often the limits of their jobs have been raised
+    why: str  # a sentence on why their limits are raised; empty if they are not
 
 
 def plan(progress: RunProgress, names: Sequence[str], executor: Executor) -> list[Again]:
-    """How shards of which no job is left are submitted again. A job that ended at its time or memory limit asks for FACTOR
-    times as much, as often as `cluster.retries` says and up to what a node has; what it has been given, it keeps."""
+    """Plan how to submit shards again that have no job left. A job that ended at its time or memory limit asks for FACTOR
+    times as much, at most `cluster.retries` times and at most what a node has. Raised limits stay raised."""
     if not names:
         return []
     cluster = executor.cluster
@@ -60,8 +60,8 @@ def plan(progress: RunProgress, names: Sequence[str], executor: Executor) -> lis
 
 
 def plan_due(progress: RunProgress, names: Sequence[str], executor: Executor) -> list[Again]:
-    """Those that are submitted again without being asked to: because they get more, or because their job had to stop before
-    its time limit and its script could not have it queued again."""
+    """The shards to submit again without a request of the user: those whose limits are raised, and those whose job stopped
+    before its time limit and could not be queued again by its script."""
     stopped = [name for name in names if progress.shards[name].again]
     others = [name for name in names if name in progress.missing and name not in stopped]
     return plan(progress, stopped, executor) + [each for each in plan(progress, others, executor) if each.why]

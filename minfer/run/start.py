@@ -30,16 +30,16 @@ from minfer.run.terminal import follow, print_plan, print_summary, relative
 
 @dataclass(frozen=True)
 class Launch:
-    """A request that is planned: its cases, split into shards, all of which run on each of the nodes."""
+    """A planned request: its cases, split into shards. Each node runs all shards."""
 
     plan: cases.Plan
     device: str  # "cuda" or "cpu"
     shards: list[list[Case]]
-    nodes: list[str] | list[None]  # None: wherever there is room
+    nodes: list[str] | list[None]  # None: SLURM chooses
 
 
 def run(config: Config) -> int:
-    """Plan a request, run it, and show what came of it; the exit status: 1 when cases got no row. Raises UserError."""
+    """Plan a request, run it, and show the results. Returns the exit status: 1 if cases got no row. Raises UserError."""
     console = terminal.console()
     _load_extra(config)
     executor = executors.choose(config.cluster, config.container)
@@ -52,7 +52,7 @@ def run(config: Config) -> int:
 
 
 def _load_extra(config: Config) -> None:
-    """Import the user's files; from now on their paths are the same from any folder. Raises UserError."""
+    """Make the paths of the user's files absolute, and import them. Raises UserError."""
     config.extra = [str(Path(path).absolute()) for path in config.extra]
     for path in config.extra:
         if not Path(path).is_file():
@@ -61,7 +61,7 @@ def _load_extra(config: Config) -> None:
 
 
 def _plan(console: Console, config: Config, executor: Executor) -> Launch:
-    """What a request comes to on the device that jobs get, of which its config says more from now on. Raises UserError."""
+    """Plan a request for the device that its jobs get, and adapt its config to that device. Raises UserError."""
     device = executor.find_device(config.device)
     if device.note:
         console.print(device.note)
@@ -80,7 +80,7 @@ def _plan(console: Console, config: Config, executor: Executor) -> Launch:
     nodes: list[str] | list[None] = [None]
     if config.cluster.distribute:
         nodes, left_out = executor.choose_nodes()
-        if config.dry_run != SCRIPT:  # which prints nothing but the script
+        if config.dry_run != SCRIPT:  # dry_run=script prints only the script
             for line in left_out:
                 console.print(f"Note: {line}.", soft_wrap=True)
             console.print(f"The same cases on each of {len(nodes)} nodes: {', '.join(nodes)}.", soft_wrap=True)
@@ -88,7 +88,7 @@ def _plan(console: Console, config: Config, executor: Executor) -> Launch:
 
 
 def _show_plan(console: Console, config: Config, executor: Executor, launch: Launch) -> None:
-    """What `dry_run` is for: the plan, or the script of the jobs. Raises UserError."""
+    """Print what `dry_run` asks for: the plan, or the script of the jobs. Raises UserError."""
     if config.dry_run != SCRIPT:
         executor.preflight()
         print_plan(console, config, launch.plan, launch.shards, executor.name, launch.device)
@@ -102,7 +102,7 @@ def _show_plan(console: Console, config: Config, executor: Executor, launch: Lau
 
 
 def _submit(console: Console, config: Config, executor: Executor, launch: Launch) -> Run:
-    """Write down a new run, submit its jobs, and say what to know of them. Raises UserError."""
+    """Create a new run, submit its jobs, and print notes for the user. Raises UserError."""
     results = _make_writable(Path(config.results).absolute())
     if not shell.outlives(results):
         console.print(
@@ -116,7 +116,7 @@ def _submit(console: Console, config: Config, executor: Executor, launch: Launch
         with run.lock():
             executor.submit(run, shards)
     except UserError:
-        if not run.all_jobs:  # nothing runs that would write there
+        if not run.all_jobs:  # no job was submitted that would write there
             shutil.rmtree(run.folder, ignore_errors=True)
         raise
     if models := executor.list_models():
@@ -134,14 +134,14 @@ def _submit(console: Console, config: Config, executor: Executor, launch: Launch
 
 
 def _create_run(config: Config) -> Run:
-    """A new run, whose request has the same paths from any folder. Raises UserError."""
+    """Create a run, with absolute paths in its request. Raises UserError."""
     folder = _make_writable(Path(config.runs).absolute() / make_run_id())
     config.results, config.runs = str(Path(config.results).absolute()), str(folder.parent)
     return Run.create(folder, config)
 
 
 def _write_shards(run: Run, launch: Launch) -> list[str]:
-    """Write the file of each shard; their names."""
+    """Write the file of each shard. Returns the names of the shards."""
     config, commit = run.request, commit_of_sources()
     names = []
     for index, (node, part) in enumerate(itertools.product(launch.nodes, launch.shards)):
@@ -209,8 +209,8 @@ def finish(console: Console, run: Run, executor: Executor, plan: cases.Plan) -> 
 
 
 def submit_again(console: Console, run: Run, again: Iterable[retries.Again]) -> None:
-    """Submit shards as `retries` has planned, and say of each that gets more why. Whoever calls this has the run's lock.
-    Raises UserError."""
+    """Submit shards as `retries` has planned, and print why limits are raised. The caller must hold the run's lock. Raises
+    UserError."""
     for each in again:
         each.executor.submit(run, each.names, each.retry)
         if each.why:
@@ -218,7 +218,7 @@ def submit_again(console: Console, run: Run, again: Iterable[retries.Again]) -> 
 
 
 def _make_writable(folder: Path) -> Path:
-    """Make a folder and prove that files can be written there, before any work is done."""
+    """Make a folder and check that files can be written there, before any work is done."""
     probe = folder / f".minfer-{os.getpid()}"
     try:
         folder.mkdir(parents=True, exist_ok=True)

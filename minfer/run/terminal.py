@@ -90,7 +90,7 @@ def follow(console: Console, progress: RunProgress, known: Collection[str] = ())
                     warned.add(warning)
             if not progress.active or set(progress.failed) - set(known):
                 break
-            time.sleep(max(POLL_S, len(progress.shards) / 1000))  # a shared file system is asked for each shard
+            time.sleep(max(POLL_S, len(progress.shards) / 1000))  # each look reads a file for each shard
 
 
 def _show(progress: Progress, bar: Any, event: dict[str, Any]) -> None:

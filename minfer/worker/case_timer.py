@@ -27,14 +27,14 @@ SETTLING = 0.2  # the part of a steady block that energy leaves out, because the
 
 
 class CaseTimer:
-    """Takes the samples of one case after the other, by the rules of `timing`, with the device's state beside them."""
+    """Times one case after the other by the rules of `timing`, and records the device's state."""
 
     def __init__(self, timing: Timing, telemetry: Telemetry) -> None:
         self.timing, self.telemetry = timing, telemetry
 
     def time(self, bench: Bench, row: Row) -> dict[str, Any]:
-        """Time both regimes; once more if this process was stopped meanwhile, as by `scontrol suspend`: clocks went on.
-        `row` gets the columns beside the samples, which are returned."""
+        """Time both regimes and return the samples; `row` gets the other columns. Repeats once if this process was stopped
+        meanwhile, as by `scontrol suspend`, because the clocks did not stop."""
         for last in (False, True):
             with watch_for_stops() as times:
                 samples = self._time_once(bench, row)
@@ -45,7 +45,7 @@ class CaseTimer:
         return samples
 
     def _time_once(self, bench: Bench, row: Row) -> dict[str, Any]:
-        """Time both regimes, and then with the second clock, which comes last so that it cannot disturb them."""
+        """Time both regimes, and then the second clock's times, which come last so that they disturb nothing."""
         bench.warm_up(self.timing.warmup_s)
         begin, delays = time.perf_counter(), run_delays(os.getpid())
         samples: dict[str, Any] = {"cold": bench.cold(self.timing).tolist(), "steady": [], "watts": []}
@@ -76,7 +76,7 @@ class CaseTimer:
 
 @contextlib.contextmanager
 def watch_for_stops() -> Iterator[list[int]]:
-    """The list gets an entry for each time that this process is continued after it was stopped."""
+    """Yields a list, to which each SIGCONT adds an entry: this process was stopped and goes on."""
     times: list[int] = []
     before = signal.signal(signal.SIGCONT, lambda number, frame: times.append(number))
     try:

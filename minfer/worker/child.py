@@ -41,7 +41,7 @@ Say = Callable[..., None]
 
 @dataclass(frozen=True)
 class Loaded:
-    """A case with what runs it: the callables of its kernel and of its baseline."""
+    """A case with the functions of its kernel and of its baseline."""
 
     op: Op
     case: Case
@@ -100,7 +100,7 @@ class Child:
         return reply | {"usable": self._find_change() is None}  # the next kernel must not be blamed for this one
 
     def _find_change(self) -> str | None:
-        """What a kernel has changed in this process, in a sentence, or None."""
+        """A sentence on what a kernel has changed in this process, or None."""
         try:
             self.watch.check()
         except Dishonest as error:
@@ -118,7 +118,7 @@ class Child:
 
     def _load(self, op: Op, kernel: Kernel, case: Case) -> Loaded:
         function = build.function(kernel, self.arch)
-        self.triton.listen()  # the first of its kernels has imported it
+        self.triton.listen()  # the module of a Triton kernel has imported Triton by now
         return Loaded(op, case, kernel, function, build.function(op.kernels[op.baseline(case)], self.arch))
 
     def _verify(self, loaded: Loaded, row: Row) -> None:
@@ -128,7 +128,7 @@ class Child:
         row |= error_columns(errors)
         self._check_own_work(loaded, row["seed"])
         compiling = self.triton.compiled_s - compiled
-        tuning = max(0.0, self.triton.tuned_s - tuned - compiling)  # the autotuner has its configurations compiled
+        tuning = max(0.0, self.triton.tuned_s - tuned - compiling)  # autotuning includes compiling its configurations
         self._take_footprint(loaded, row)
         row |= {"verified": errors.tried, "verify_s": time.perf_counter() - begin - compiling - tuning}
         row["tune_s"] = tuning or None
@@ -141,7 +141,7 @@ class Child:
             samples = self.timer.time(bench, row)
         row |= watched
         bench.check_operands()
-        self._check_own_work(loaded, row["seed"])  # again: it may have waited for the timing
+        self._check_own_work(loaded, row["seed"])  # again: a kernel may delegate only after it was verified
         row["time_s"] = time.perf_counter() - begin
         return samples
 

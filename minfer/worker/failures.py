@@ -1,4 +1,4 @@
-"""The columns of a case whose kernel failed: the status and the message that its error comes to."""
+"""Turns the error of a kernel that failed into the columns of its row: status, message and errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from minfer.rows.store import Row
 
 
 def error_columns(errors: Errors) -> Row:
-    """How far the results of a verification are from what they must be."""
+    """The columns with the errors that a verification found."""
     return {
         "rel_l2_error": errors.rel_l2,
         "max_abs_error": errors.max_abs,
@@ -24,8 +24,8 @@ def error_columns(errors: Errors) -> Row:
 
 
 def failure_columns(error: Exception, device: torch.device, find_change: Callable[[], str | None]) -> Row:
-    """What an error of a kernel comes to. `find_change` says what the kernel has changed in this process, if anything: it may
-    have caused an error in the harness."""
+    """The columns for an error of a kernel. `find_change` says what the kernel has changed in this process, if anything: the
+    change may have caused an error in the harness."""
     if isinstance(error, WrongResult):
         return error_columns(error.errors) | {"status": "wrong", "message": str(error), "verified": error.errors.tried}
     if isinstance(error, Dishonest):

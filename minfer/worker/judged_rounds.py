@@ -1,4 +1,4 @@
-"""Rounds of blocks that the judge times: of a kernel, of its baseline, and of the baseline again as the duplicate.
+"""The judge's rounds: it times blocks of a kernel, of its baseline, and of the baseline again as the duplicate.
 
 Each runs in its own process, on the same sets of operands. Between two blocks that process is stopped while all its inputs
 get new random values, so the kernel cannot prepare, remember or patch anything.
@@ -16,12 +16,12 @@ from minfer.process.orphans import orphans
 from minfer.worker.remote_kernel import RemoteKernel, Spent, Step
 from minfer.worker.shared_operands import SharedOperands
 
-# Much longer than waking a process takes; on a CPU so short that not every block is interrupted.
+# Much longer than waking a process takes; on a CPU short enough that some blocks are not interrupted.
 BLOCK_S = {"cuda": 0.05, "cpu": 0.002}
 LEAST_CALLS = {"cuda": 8, "cpu": 2}  # of a block, however long a call takes
-CALIBRATIONS = 3  # that say how many calls make a block; the shortest counts
-SLOW_S = 0.002  # if LEAST_CALLS take less on a GPU, waking the process is too much of it to tell how long a call takes
-ROUNDS = 4  # of a block each of kernel, baseline and duplicate
+CALIBRATIONS = 3  # blocks that estimate the time of a call; the shortest counts
+SLOW_S = 0.002  # if LEAST_CALLS take less on a GPU, waking the process is too large a part of it to estimate a call
+ROUNDS = 4  # each with a block of the kernel, of the baseline and of the duplicate
 RESTS = {"cuda": 12, "cpu": 3}  # empty requests, of which the shortest counts
 
 
@@ -29,10 +29,10 @@ class JudgedRounds:
     """The processes that are timed, and how many calls a block of each has."""
 
     def __init__(self, baseline: RemoteKernel, operands: SharedOperands) -> None:
-        """There is no kernel yet, only its baseline."""
+        """Starts with the baseline only; `admit` adds the kernel."""
         self.operands, self.device, self.baseline = operands, operands.device, baseline
         self.kernel: RemoteKernel | None = None
-        self.of_baseline: set[int] = set()  # the processes that the baseline has left behind
+        self.of_baseline: set[int] = set()  # the orphans that the baseline has left
         self.call = operands.op.call(operands.case)
         self.calls: dict[RemoteKernel, int] = {}
         self._calibrate(baseline)
@@ -45,7 +45,7 @@ class JudgedRounds:
         self.operands.lay_out()
         self._calibrate(kernel)
         if self.operands.goes_on:
-            # What allocates memory the first time must not do so while the clock runs.
+            # The first snapshot allocates memory, which must not happen while the clock runs.
             self.operands.take_snapshot(self.operands.count)
 
     def dismiss(self, kernel: RemoteKernel) -> None:
@@ -59,7 +59,7 @@ class JudgedRounds:
         self._prepare(remote, self._count_calls(remote))
 
     def _prepare(self, remote: RemoteKernel, calls: int) -> None:
-        """Have a block of so many calls prepared, and stop the process."""
+        """Let the process prepare a block of `calls` calls, and stop the process."""
         self.calls[remote] = calls
         remote.process.freezer.thaw()
         remote.ask("prepare", "done", sets=self.operands.described[:calls], arguments=self.call)
@@ -75,8 +75,8 @@ class JudgedRounds:
             raise Dishonest(f"left a process running: {min(strays)}")
 
     def _count_calls(self, remote: RemoteKernel) -> int:
-        """How many calls a block of this process will have, estimated from a block of a few calls. If a call takes long, they
-        are fewer than there are sets."""
+        """The number of calls in a block of this process, estimated from a block of a few calls. It is the number of sets, or
+        less if a call takes long."""
         few = self.calls[remote]
         remote.time("run", calls=few)
         block_s = max(min(remote.time("run", calls=few).work for _ in range(CALIBRATIONS)), 1e-9)
@@ -86,10 +86,10 @@ class JudgedRounds:
         return min(self.operands.count, max(few, math.ceil(BLOCK_S[self.device.type] * few / block_s)))
 
     def run(self, *names: str, count: int = ROUNDS) -> dict[str, list[float]]:
-        """The samples of so many rounds of blocks: of the `kernel`, the `baseline` and its `duplicate`, in shuffled order.
+        """The samples of `count` rounds of blocks: of the `kernel`, the `baseline` and its `duplicate`, in shuffled order.
         Raises Dishonest unless the kernel's results are right.
 
-        On a GPU a short block is not believed, because of the noise of what the judge subtracts. A kernel that is slow only
+        On a GPU the judge does not trust a short block, because the time that it subtracts is noisy. A kernel that is slow only
         while its calls are counted gets a short block, and the noise could hide its time. If the count of the baseline's calls
         is disturbed, its block is short, and it looks slow. So the judge repeats such rounds, with a call on every set."""
         samples = self._run_once(*names, count=count)
@@ -143,9 +143,9 @@ class JudgedRounds:
         return spent.per_call(rest, calls)
 
     def _time_rest(self) -> Spent:
-        """What a block takes without its calls: an empty request, with the same copies. The baseline's process answers it; the
-        kernel's could answer late, to have more subtracted. After a flush, a process that wakes has none of its code and data
-        in the caches; that costs a third of a millisecond on a CPU.
+        """The time of a block without its calls: an empty request with the same copies. The baseline's process answers it,
+        because the kernel's could answer late, so that more is subtracted. After a flush, a process that wakes has none of its
+        code and data in the caches; that costs a third of a millisecond on a CPU.
 
         On a GPU it is measured once, before there is a kernel, whose work on the GPU could make it longer."""
         times = (
@@ -155,7 +155,7 @@ class JudgedRounds:
         return min(times, key=lambda spent: spent.wall)
 
     def _steps_around(self, calls: int) -> dict[str, Step]:
-        """The steps that `RemoteKernel.time` takes around a block of so many calls; none while the clock runs on a CPU."""
+        """The steps of `RemoteKernel.time` before and after a block of `calls` calls; none on a CPU, where it flushes now."""
         operands = self.operands
         if not operands.goes_on:
             operands.flush()

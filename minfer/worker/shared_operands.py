@@ -1,5 +1,5 @@
-"""The operands that the judge shares with the processes of a kernel and of its baseline: new values for each round, and the
-check of what was written.
+"""The operands that the judge shares with the processes of a kernel and of its baseline. Draws new values for each round, and
+checks the results.
 
 On a GPU the work of a stopped process goes on. So there the kernel's process is awake, and the clock runs, when new values
 reach the shared memory.
@@ -26,8 +26,8 @@ from minfer.ops import Case, Tensors
 
 GOES_ON = {"cuda": True, "cpu": False}  # whether the work that a process has begun goes on while the process is stopped
 SNAPSHOT = 32  # results of a block that are copied when the process replies
-TAKE_S = {"cuda": math.inf, "cpu": 0.001}  # within which they are copied
-CHECK_S, LEAST_CHECKED = 0.2, 16  # of a block's results: as many as the time allows, and at least so many
+TAKE_S = {"cuda": math.inf, "cpu": 0.001}  # time limit for these copies
+CHECK_S, LEAST_CHECKED = 0.2, 16  # time limit for checking a block's results, and how many to check in any case
 
 
 class SharedOperands:
@@ -40,7 +40,7 @@ class SharedOperands:
         self.snapshot: dict[int, Tensors] = {}
         self.originals: list[Operands] = []
         self.sets: list[dict[str, torch.Tensor]] = []  # the copies in the shared memory
-        self.described: list[list[dict[str, Any]]] = []  # where they are, for the other processes
+        self.described: list[list[dict[str, Any]]] = []  # for the other processes: where each copy is
         self.image: torch.Tensor | None = None  # of the shared memory, with the values of the next block
         self.imaged = self.sets
         self.lay_out()
@@ -74,7 +74,7 @@ class SharedOperands:
             original.fill(secrets.randbits(31))
 
     def write(self) -> None:
-        """Write the values to where the next block finds them: to the shared memory on a CPU, and to its image on a GPU."""
+        """Write the values for the next block: to the shared memory on a CPU, and to its image on a GPU."""
         for shared, original in zip(self.imaged, self.originals, strict=True):
             for name, tensor in shared.items():
                 tensor.copy_(original.tensors[name])
@@ -90,9 +90,9 @@ class SharedOperands:
         self.flush()
 
     def take_snapshot(self, calls: int) -> None:
-        """Copy some results of a block of so many calls, so that what the kernel writes later does not count. On a CPU TAKE_S
-        limits the time of this, because the kernel may finish a result while others are copied. On a GPU the clock includes
-        this. So it copies as many there as for an empty request, even if the block has fewer calls."""
+        """Copy some results of a block of `calls` calls, so that what the kernel writes later does not count. On a CPU TAKE_S
+        limits the time for this, because the kernel could finish a result while others are copied. On a GPU the clock
+        includes these copies. So there are as many as for an empty request, even if the block has fewer calls."""
         deadline = time.perf_counter() + TAKE_S[self.device.type]
         written, self.snapshot = self.originals[0].named("out", "inout"), {}
         chosen = random.SystemRandom().sample(range(calls), min(calls, SNAPSHOT))
@@ -107,8 +107,8 @@ class SharedOperands:
         synchronize(self.device)
 
     def check(self, calls: int) -> None:
-        """Compare results of a block of so many calls with the reference, first those of the snapshot. Raises Dishonest, and
-        WrongResult for one that is just beyond its bound."""
+        """Compare results of a block of `calls` calls with the reference, first those of the snapshot. Raises Dishonest, or
+        WrongResult if a result is only slightly beyond its bound."""
         order = list(self.snapshot)
         if not self.goes_on:
             order += [

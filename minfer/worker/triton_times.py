@@ -1,4 +1,4 @@
-"""How long Triton's compiler and autotuner have taken in this process."""
+"""Measures the time that Triton's compiler and autotuner take in this process."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 
 class TritonTimes:
-    """Adds up the times, once `listen` was called."""
+    """The sums of these times since `listen` was called."""
 
     def __init__(self) -> None:
         self.compiled_s = self.tuned_s = 0.0  # so far
 
     def listen(self) -> None:
-        """Have Triton report to this object, if a kernel has imported it."""
+        """Make Triton report to this object, if a kernel has imported Triton."""
         if triton := sys.modules.get("triton"):
             triton.knobs.compilation.listener = self._add_compilation
             self.time_autotuner(triton.runtime.autotuner.Autotuner)
@@ -22,8 +22,8 @@ class TritonTimes:
         self.compiled_s += 0 if cache_hit else times.total * 1e-6
 
     def time_autotuner(self, autotuner: Any) -> None:
-        """Have the time of what Triton's autotuner tries added up. It keeps that in `bench_time`; only a Triton newer than 3.6
-        has a listener for it."""
+        """Add up the times that Triton's autotuner takes. It stores each in `bench_time`; only Triton after 3.6 has a listener
+        for it."""
         if hasattr(autotuner.run, "inner"):
             return
         inner = autotuner.run

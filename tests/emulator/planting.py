@@ -1,7 +1,7 @@
-"""Puts mistakes into a kernel's sources, each to be switched on by its number.
+"""Puts mistakes into a kernel's sources; a test switches each on by its number.
 
-A marker says where: `//@ name` behind a line of the kernel, or alone on the line before. A mistake names markers and says of
-each what becomes of its line, so that the rest of the kernel can be edited freely:
+A marker says where: `//@ name` at the end of a line of the kernel, or alone on the line before. A mistake names markers, and
+for each the change of its line, so that the rest of the kernel can be edited freely:
 
     {"loaded": ""}                          the line's statement is deleted, or replaced by these statements
     {"index": ("b[k][x]", "b[x][k]")}       this expression, or statement, of the line is replaced by another
@@ -21,14 +21,14 @@ MARKER = re.compile(r"//@ (\w+)$", re.MULTILINE)
 
 
 def plant(text: str, mistakes: Mapping[int, Mapping[str, Edit]]) -> str:
-    """The source with the mistakes whose markers it has. Fails where an edit does not fit its line."""
+    """The source with the mistakes whose markers it has. Fails if an edit does not fit its line."""
     parts: dict[tuple[int, int], dict[int, str]] = {}
     for marker in MARKER.finditer(text):
         for number, edits in mistakes.items():
             if marker[1] in edits:
                 start, end, new = find(text, marker, edits[marker[1]])
                 parts.setdefault((start, end), {})[number] = new
-    inserted: list[tuple[tuple[int, int, int], str]] = []  # at which place, in which order
+    inserted: list[tuple[tuple[int, int, int], str]] = []  # the place, and the order at this place
     for (start, end), choices in parts.items():
         for other_start, other_end in parts:
             assert not start < other_start < end < other_end, f"mistakes overlap in {text[start:other_end]!r}"
@@ -46,7 +46,7 @@ def plant(text: str, mistakes: Mapping[int, Mapping[str, Edit]]) -> str:
 
 
 def check_markers(texts: Iterable[str], wanted: Iterable[str], kernel: str) -> None:
-    """Fails unless each marker that is wanted stands once in the sources of a kernel."""
+    """Fails unless each wanted marker occurs exactly once in the sources of a kernel."""
     there = Counter(marker[1] for text in texts for marker in MARKER.finditer(text))
     for name in wanted:
         assert there[name] == 1, (
@@ -55,7 +55,7 @@ def check_markers(texts: Iterable[str], wanted: Iterable[str], kernel: str) -> N
 
 
 def find(text: str, marker: re.Match[str], edit: Edit) -> tuple[int, int, str]:
-    """From where to where an edit replaces the source, and by what. `marker` is a match of MARKER in it."""
+    """Where an edit starts and ends in the source, and the new text. `marker` is a match of MARKER in the source."""
     start = text.rfind("\n", 0, marker.start()) + 1
     if not text[start : marker.start()].strip():
         start = marker.end() + 1
@@ -79,7 +79,7 @@ def find(text: str, marker: re.Match[str], edit: Edit) -> tuple[int, int, str]:
 
 
 def find_code(text: str, start: int) -> tuple[int, int]:
-    """Where the code of the line that begins at `start` begins and ends."""
+    """Where the code begins and ends in the line at `start`, without indentation and comment."""
     line = text[start : text.index("\n", start)]
     code = line.partition("//")[0].rstrip()
     return start + len(code) - len(code.lstrip()), start + len(code)

@@ -23,7 +23,7 @@ QUICK: dict[str, Any] = {
     "gains": [(SEQ_SUM_LLVM, (20, 48))],
     "policy": replace(specialise.SETUPS["cpu"].policy, threshold=100, every_s=0.1),
 }
-# What a GPU's rows are made of, but for the device: few lengths, and a build cache that is kept from part to part.
+# Like the GPU's setup except for the device: few lengths, and a build cache that is kept from part to part.
 AS_ON_A_GPU = replace(
     specialise.SETUPS["cuda"], serves=SEQ_SUM_LLVM, lengths=(20, 33, 7, 48, 64, 12, 31, 9, 100, 16), **QUICK
 )
@@ -36,14 +36,14 @@ def test_a_short_run_writes_each_kind_of_row_and_they_can_be_drawn(
     setup: specialise.Setup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("llvmlite")
-    build.function(SEQ_SUM_LLVM.generic())  # so that no part has to
+    build.function(SEQ_SUM_LLVM.generic())  # now, so that no part has to build it
     steady(monkeypatch, QUIET_FASTER)  # trials take no time, and no process of their own
     monkeypatch.setattr(Background, "outcome", lambda self, key: trial.tried(self.recipe, key))
     monkeypatch.setitem(specialise.SETUPS, "cpu", setup)
     assert specialise.main(["--minutes=0.4", "--rounds=5", f"--root={tmp_path}"]) == 0
     (path,) = (tmp_path / "benchmarks" / "results").iterdir()
     rows = pq.read_table(path).to_pylist()
-    assert capsys.readouterr().out.count("written: ") == len(rows)  # each as soon as it is there
+    assert capsys.readouterr().out.count("written: ") == len(rows)  # each as soon as it is measured
     assert [row["kind"] for row in rows] == ["cost"] * 4 + ["gain"] * 2 + ["trace"] * 3
     (found,), problems = make_demonstrations.load_rows(path.parent, "specialise")
     assert not problems

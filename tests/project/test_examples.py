@@ -32,7 +32,7 @@ def example(name: str) -> ModuleType:
 def test_serving_prints_its_tables_and_writes_its_plot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In seconds instead of a minute, with variants that need no trial. All else is as in the example."""
+    """Runs the example for seconds instead of a minute, with variants that need no trial."""
     pytest.importorskip("llvmlite")
     monkeypatch.chdir(tmp_path)
     serving, threads = example("adaptive_serving"), torch.get_num_threads()

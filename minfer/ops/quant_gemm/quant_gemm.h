@@ -1,7 +1,7 @@
 // What every CUDA and C++ quant_gemm kernel is given, and how it becomes a torch op.
 //
 // A kernel file defines `template <typename F, typename T> void launch(const Product<F, T>&)`, F one of the formats and T a
-// half type, and ends with `MINFER_QUANT_GEMM(quant_gemm_<file name>)`. Where x is fp8 too, F is `Fp8Both`.
+// half type, and ends with `MINFER_QUANT_GEMM_OF(quant_gemm_<file name>, ...)`. Where x is fp8 too, F is `Fp8Both`.
 #pragma once
 
 #include "ops/dequant/formats.h"
