@@ -31,9 +31,8 @@ def check(name: str, device: str) -> None:
     try:
         wanted = call(device)
     except ValueError as error:
-        if device == "cuda" and "no kernel of gemm_bias_gelu" in str(
-            error
-        ):  # it takes n from 8 on, whatever the strides
+        # On a GPU it takes n from 8 on, whatever the strides.
+        if device == "cuda" and "no kernel of gemm_bias_gelu" in str(error):
             pytest.skip(str(error))
         raise
     for which, tensor in restrided(call, device):
