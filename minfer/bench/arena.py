@@ -107,6 +107,10 @@ class Arena:
         """Put an image back."""
         copy_bits(image.view(torch.int64), self._memory[: len(image)].view(torch.int64))
 
+    def take(self, addresses: torch.Tensor) -> torch.Tensor:
+        """A copy of the bytes at these addresses, which count from the start of the memory."""
+        return torch.index_select(self._memory, 0, addresses)
+
     def describe(self, tensor: torch.Tensor) -> dict[str, Any]:
         offset = tensor.data_ptr() - self._memory.data_ptr()
         dtype = str(tensor.dtype).removeprefix("torch.")

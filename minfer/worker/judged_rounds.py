@@ -135,6 +135,8 @@ class JudgedRounds:
         rest = self.rest or self._time_rest()
         operands, calls = self.operands, self.calls[remote]
         operands.write()
+        if remote is self.kernel and not operands.goes_on:
+            operands.choose_pieces(calls)
         late = {"then": lambda: operands.take_snapshot(calls)} if remote is self.kernel and not operands.goes_on else {}
         spent = remote.time("run", **self._steps_around(calls), **late, calls=calls)
         if remote is self.kernel:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ import torch
 from minfer import ops
 from minfer.bench import judged
 from minfer.bench.arena import Arena, guarded_bytes
+from minfer.bench.integrity import Dishonest
 from minfer.bench.judged import ATTEMPTS, BELIEVED, FASTER, LONGER, Contradiction, Samples
 from minfer.bench.operands import Operands
 from minfer.bench.verify import same_bits
@@ -352,7 +354,37 @@ def test_what_is_done_after_the_answer_does_not_count(tmp_path: Path, monkeypatc
     extra = [str(Path(__file__).resolve().parents[1] / "exploits" / "answers_early.py")]
     case = ops.get("hgemm").case("answers_early", "float16", CASE.shape)
     row = worker_judge.judge(REQUEST | {"extra": extra, "case": case.to_dict()}, tmp_path / "log")["row"]
-    assert row["status"] == "dishonest" and "wrong result" in row["message"]
+    assert row["status"] == "dishonest" and "went on writing its results" in row["message"]
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_large_result_that_is_finished_ahead_of_its_copy(late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each copy of 1 MB takes so long that a thread can write a result's second half before the judge comes to it."""
+    device, op = torch.device("cpu"), ops.get("hgemm")
+    case = op.case("torch", "float16", {"m": 256, "n": 2048, "k": 8})
+    per_set = guarded_bytes(op.operand_bytes(case), len(op.specs(case)))
+    operands = SharedOperands(case, 3, Arena(3 * per_set, device), device)
+    operands.draw()
+    operands.write()
+    results = []
+    for shared in operands.sets:
+        out, a, b = shared["out"], shared["a"], shared["b"]
+        results.append(a @ b)
+        out[:128] = results[-1][:128]
+        if not late:
+            out[128:] = results[-1][128:]
+
+    def finish_and_copy(tensor: torch.Tensor) -> torch.Tensor:
+        number = next(i for i, shared in enumerate(operands.sets) if shared["out"] is tensor)
+        tensor[128:] = results[number][128:]
+        return tensor.clone()
+
+    monkeypatch.setattr(shared_operands, "copy_bits", finish_and_copy)
+    monkeypatch.setitem(shared_operands.TAKE_S, "cpu", 60.0)
+    operands.choose_pieces(3)
+    operands.take_snapshot(3)
+    with pytest.raises(Dishonest, match="went on writing") if late else contextlib.nullcontext():
+        operands.check(3)
 
 
 def test_a_block_of_a_baseline_contains_no_copy_to_its_outputs() -> None:
