@@ -49,7 +49,8 @@ PLOTS: dict[str, Draw] = {"ladder": plots.ladder, "throughput": plots.throughput
 OF_BACKWARD: dict[str, Draw] = {"directions": directions}  # of ops that have one
 COLUMNS = [*WHICH, "shape", "device", "device_kind", "flops", "bytes"]
 COLUMNS += ["peaks", "roof", "operands", "metric", "baseline", "cold_percent_of_peak"]
-COLUMNS += [f"{regime}_{name}" for regime in REGIMES for name in ("us", "rate", "tflops", "baseline_us", "speedup")]
+COLUMNS += [f"{regime}_{name}" for regime in REGIMES for name in ("us", "rate", "tflops", "baseline_us")]
+COLUMNS += [f"{regime}_speedup{end}" for regime in REGIMES for end in ("", "_low", "_high")]
 
 Drawn = dict[tuple[str, str], dict[str, plots.Picture]]  # by op and device, the pictures by name
 

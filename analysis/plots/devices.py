@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from minfer.analysis.data.prepare import REFERENCE, number
-from minfer.analysis.plots.every_op import LeftOut, Picture, scales, widest
+from minfer.analysis.plots.every_op import LeftOut, Picture, points, scales, widest
 from minfer.analysis.plots.series import Series, words
 from minfer.analysis.plots.style import LIGHT, Theme, figure, name_ends, title
 from minfer.analysis.tables.problem import fastest_of_ours
@@ -43,10 +43,10 @@ def devices(op: str, of: Mapping[str, list[Row]], theme: Theme = LIGHT) -> Pictu
             ),
         ):
             if line:
-                points = sorted((found.size(row), row["cold_rate"]) for row in line)
+                line = sorted(line, key=found.size)
                 label = f"{device.removeprefix('NVIDIA ')}, {what}"
-                ax.plot(*zip(*points, strict=True), style, color=color, linewidth=2.0, markersize=4, label=label)
-                ends[label], hues[label] = points[-1], color
+                ax.plot(*points(line, found), style, color=color, linewidth=2.0, markersize=4, label=label)
+                ends[label], hues[label] = (found.size(line[-1]), line[-1]["cold_rate"]), color
     scales(ax, replace(found, rows=rows), roofs=False)
     name_ends(ax, ends, hues)
     about = f"Cold throughput of our fastest {op} kernel and of PyTorch over {found.over} on {' and '.join(of)}."

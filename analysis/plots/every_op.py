@@ -33,7 +33,7 @@ from minfer.analysis.plots.series import (
 from minfer.analysis.plots.style import LIGHT, SMALL, Theme, figure, name_ends, printable, title
 from minfer.analysis.tables.markdown import format_scaled, scale, significant
 from minfer.analysis.tables.problem import fastest_of_ours
-from minfer.rows.rules import REGIMES
+from minfer.rows.rules import REGIMES, is_too_wide
 from minfer.rows.store import Row
 
 MOST_COLOURED = 4  # lines beside PyTorch's that have a colour and a name
@@ -115,6 +115,8 @@ def ladder_sentence(op: str, device: str, rows: list[Row], best: Row | None) -> 
 
 def share(row: Row, regime: str, rows: list[Row]) -> str:
     """Throughput in percent of PyTorch's: the paired ratio where PyTorch was the baseline, as tables have it."""
+    if is_too_wide(number(row, f"{regime}_speedup_low"), number(row, f"{regime}_speedup_high")):
+        return "—"
     ratio = number(row, f"{regime}_speedup") if row["baseline"] == REFERENCE != row["kernel"] else None
     torch = next((number(r, f"{regime}_rate") for r in rows if r["kernel"] == REFERENCE), None)
     if ratio is None and torch:
@@ -171,7 +173,7 @@ def over_sizes(ax: Axes, found: Series, theme: Theme) -> dict[str, list[Row]]:
     hues = dict(zip(choose_coloured(lines, found), (theme.ours, *theme.rungs), strict=False)) | {REFERENCE: theme.torch}
     for kernel, line in sorted(lines.items(), key=lambda item: item[0] in hues):  # grey below the others
         line.sort(key=found.size)
-        x, y = [found.size(row) for row in line], [row["cold_rate"] for row in line]
+        x, y = points(line, found)
         dashes, named = "o--" if kernel == REFERENCE else "o-", kernel in hues
         ax.plot(
             x, y, dashes, color=hues.get(kernel, theme.others), linewidth=2.0 if named else 1.0,
@@ -192,6 +194,14 @@ def over_sizes(ax: Axes, found: Series, theme: Theme) -> dict[str, list[Row]]:
         ends[name], hues[name] = limits[-1], theme.muted
     name_ends(ax, ends, hues)
     return lines
+
+
+def points(line: list[Row], found: Series) -> tuple[list[int], list[float]]:
+    """The sizes of a series from a line's first one to its last, and the rate at each: NaN, where the line is broken, at a
+    size that was not measured."""
+    rates = {found.size(row): float(row["cold_rate"]) for row in line}
+    between = [size for size in found.sizes if min(rates) <= size <= max(rates)]
+    return between, [rates.get(size, math.nan) for size in between]
 
 
 def widest(rows: list[Row]) -> tuple[str, Series]:

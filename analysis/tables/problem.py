@@ -15,7 +15,7 @@ from minfer.analysis.data.prepare import REFERENCE, WHICH, kernel_order, metric_
 from minfer.analysis.tables.markdown import escape, format_scaled, pluralise, significant
 from minfer.analysis.tables.markdown import table_lines as markdown_table
 from minfer.rows import store
-from minfer.rows.rules import LEAST_GAIN, REGIMES
+from minfer.rows.rules import LEAST_GAIN, REGIMES, is_too_wide
 from minfer.rows.select import TFLOPS
 
 MOST_NAMES = 4  # runs, commits, ... that a sentence lists before it only counts them
@@ -72,7 +72,9 @@ def percent(row: store.Row, regime: str, reference: store.Row | None) -> str:
 
 
 def share(ratio: float, low: float | None, high: float | None, verdict: str | None) -> str:
-    """A ratio in percent: `104.8 % (104.7–105.2)`; a tie says so."""
+    """A ratio in percent: `104.8 % (104.7–105.2)`; a tie says so. Only the verdict where the interval is too wide."""
+    if is_too_wide(low, high):
+        return verdict or "unknown"
     decimals = len(significant(100 * ratio, 3 if ratio < 1 else 4).partition(".")[2])
     text = f"{100 * ratio:.{decimals}f} %"
     if low and high:

@@ -27,7 +27,7 @@ from minfer.analysis.plots.series import equal_axes, name_axes, series, setting
 from minfer.analysis.plots.style import look
 from minfer.analysis.tables.problem import fastest, interval, provenance, regime_time
 from minfer.rows import store
-from minfer.rows.rules import REGIMES
+from minfer.rows.rules import REGIMES, is_too_wide
 from minfer.rows.store import Row
 
 TEXTS: tuple[str, ...] = (
@@ -89,11 +89,17 @@ def add_shares(rows: list[Row]) -> list[Row]:
 
 
 def columns(rows: list[Row]) -> dict[str, Any]:
-    """What the page's table of all rows has."""
+    """What the page's table of all rows has. A ratio whose interval is too wide is left out; its verdict stays."""
     found: dict[str, Any] = {name: [row[name] for row in rows] for name in TEXTS}
     parts = [[*row["problem"].split("/"), "", ""][:3] for row in rows]
     found |= {name: [part[index] for part in parts] for index, name in enumerate(("dtype", "params", "shape"))}
     found |= {name: _array(row[name] for row in rows) for name in NUMBERS}
+    for regime in REGIMES:
+        wide = np.array(
+            [is_too_wide(*(row[f"{regime}_speedup_{end}"] for end in ("low", "high"))) for row in rows], bool
+        )
+        for end in ("", "_low", "_high"):
+            found[f"{regime}_speedup{end}"][wide] = math.nan
     found["dram_bytes"] = _array((row["metrics"] or {}).get("ncu.dram_bytes") for row in rows)
     found["steady_run"] = [row.get("steady_run", row["run"]) for row in rows]
     found["finished"] = _array(row["finished"] and row["finished"].timestamp() * 1000 // 1 for row in rows)
@@ -133,6 +139,7 @@ def _leader(rows: list[Row]) -> Row | None:
     line |= {"kind": row["device_kind"] or ""}
     line |= {"kernel": row["kernel"], "ties": ", ".join(name for name in best if name != row["kernel"]) or ""}
     line |= {"metric": row["metric"], "cold_us": row["cold_us"], "cold_rate": row["cold_rate"], "status": row["status"]}
+    line |= {"flags": row["flags"] or ""}
     line |= {"cold_percent_of_peak": row["cold_percent_of_peak"], "work": row["flops"] or row["bytes"]}
     for regime in REGIMES:
         line |= {f"{regime}{end}": value for end, value in _share(row, regime, reference).items()}
@@ -146,6 +153,8 @@ def _share(row: Row, regime: str, reference: Row | None) -> Row:
         return none | {"": 100.0, "_verdict": "PyTorch"}
     if row["baseline"] == REFERENCE and (ratio := number(row, f"{regime}_speedup")):
         low, high = (100 * end for end in interval(row, regime))
+        if is_too_wide(low, high):
+            return none | {"_verdict": row[f"{regime}_verdict"] or "unknown"}
         return {"": 100 * ratio, "_low": low, "_high": high, "_verdict": row[f"{regime}_verdict"] or ""}
     if reference and (theirs := number(reference, f"{regime}_us")) and (ours := number(row, f"{regime}_us")):
         return none | {"": 100 * theirs / ours}

@@ -109,6 +109,13 @@ function sizePart(section, setting, found) {
       control("Figure", measures.map(([, label]) => label), 0, (i) => { measure = i; }), make("label", {}, log, "log axis")), box];
 }
 
+// The points of a line and, between its ends, an empty one at each size that was not measured: the line is broken there.
+function withGaps(points, sizes, size) {
+  const measured = new Set(points.map(size)), first = Math.min(...measured), last = Math.max(...measured);
+  const missing = sizes.filter((at) => at > first && at < last && !measured.has(at));
+  return [...points.map((row) => ({ at: size(row), row })), ...missing.map((at) => ({ at, row: null }))].sort((a, b) => a.at - b.at);
+}
+
 function sizePlot(box, { axis, label, of }, figure, title, logarithmic) {
   const { rows } = report, kernels = [...new Set(of.map((row) => rows.at("kernel", row)))];
   const value = (row) => {
@@ -117,6 +124,7 @@ function sizePlot(box, { axis, label, of }, figure, title, logarithmic) {
     return found == null ? null : ratio ? 100 * found : found;
   };
   const size = (row) => sizesOf(rows.at("shape", row))[axis];
+  const sizes = [...new Set(of.map(size))].sort((a, b) => a - b);
   const wins = new Map(kernels.map((kernel) => [kernel, 0]));
   const better = figure.endsWith("_us") ? (a, b) => a - b : (a, b) => b - a;
   for (const each of new Set(of.map(size))) {
@@ -128,14 +136,15 @@ function sizePlot(box, { axis, label, of }, figure, title, logarithmic) {
   draw(box, () => ({
     traces: [...kernels.filter((kernel) => !leading.includes(kernel) && kernel !== "torch"), ...[...leading].reverse(), ...kernels.filter((kernel) => kernel === "torch")].map((kernel) => {
       const points = of.filter((row) => rows.at("kernel", row) === kernel && value(row) != null).sort((a, b) => size(a) - size(b));
+      const line = withGaps(points, sizes, size);
       const place = leading.indexOf(kernel), torch = kernel === "torch", plain = place < 0 && !torch;
       const color = torch ? hue("--ink") : plain ? hue("--faint") : palette[place];
       return {
-        type: "scatter", mode: "lines+markers", name: safe(kernel), x: points.map(size), y: points.map(value), text: points.map(hoverOf), hovertemplate: "%{text}<extra></extra>",
+        type: "scatter", mode: "lines+markers", name: safe(kernel), x: line.map(({ at }) => at), y: line.map(({ row }) => row == null ? null : value(row)), text: line.map(({ row }) => row == null ? "" : hoverOf(row)), hovertemplate: "%{text}<extra></extra>",
         opacity: plain ? 0.38 : 1, line: { color, width: plain ? 1 : 2, dash: torch ? "dash" : "solid" }, marker: { color, size: plain ? 4 : 7 }, showlegend: !plain,
       };
     }),
-    layout: { xaxis: { type: "log", title: { text: safe(label) }, tickmode: "array", tickvals: [...new Set(of.map(size))], ticktext: [...new Set(of.map(size))].map(String) }, yaxis: { type: logarithmic ? "log" : "linear", rangemode: logarithmic ? "normal" : "tozero", title: { text: safe(title) } }, legend: { traceorder: "reversed" } },
+    layout: { xaxis: { type: "log", title: { text: safe(label) }, tickmode: "array", tickvals: sizes, ticktext: sizes.map(String) }, yaxis: { type: logarithmic ? "log" : "linear", rangemode: logarithmic ? "normal" : "tozero", title: { text: safe(title) } }, legend: { traceorder: "reversed" } },
   }));
 }
 

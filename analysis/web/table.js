@@ -90,7 +90,7 @@ class Grid {
     }).join(" ") + " minmax(0, 1fr)"; // what is left over is nobody's
     this.head.style.gridTemplateColumns = this.template;
     this.head.replaceChildren(...columns.map((column) => make("div", { role: "columnheader", class: column.number ? "number" : null },
-      make("button", { type: "button", title: column.title || null, tabindex: "-1", onclick: () => this.arrange(column.key, this.sort === column.key ? !this.descending : Boolean(column.number)) }, column.label))));
+      make("button", { type: "button", title: column.title || null, onclick: () => this.arrange(column.key, this.sort === column.key ? !this.descending : Boolean(column.number)) }, column.label))));
     this.body.replaceChildren();
     this.drawn = "";
   }

@@ -1,6 +1,10 @@
 // Views: the leaderboard, all rows, the list of kernels, failures.
 let report = null; // what readTables found
 
+// After a kernel's name: what its times are not, so that no view hides it.
+const marks = (table, row) => (table.at("status", row) === "unconverged" ? " †" : "") + (table.at("flags", row) ? " ‡" : "");
+const MARKS = "† Less precise than asked for, or a judged time that does not fit those inside. ‡ The machine was busy, or something else is to be known of the row: see its flags.";
+
 const kindOf = (verdict) => ({ faster: "faster", slower: "slower", tie: "even" })[verdict] || "";
 
 // The columns of grids, by the names of the table's columns.
@@ -14,7 +18,7 @@ function rowColumns(table) {
       if (table.at("kernel", row) === table.at("baseline", row)) return "100.0 %";
       const [value, low, high] = ["", "_low", "_high"].map((end) => table.at(`${regime}_speedup${end}`, row)).map((v) => v == null ? null : 100 * v);
       const tie = table.at(`${regime}_verdict`, row) === "tie" ? " tie" : "";
-      return value == null ? none : share(value, low, high) + tie;
+      return value == null ? table.at(`${regime}_verdict`, row) || none : share(value, low, high) + tie;
     },
     look: (row) => kindOf(table.at(`${regime}_verdict`, row)),
   });
@@ -25,7 +29,7 @@ function rowColumns(table) {
   const docs = report.facts.docs;
   const all = [
     text("op", "Op"),
-    text("kernel", "Kernel", { look: () => "strong", link: (row) => kernelLink(table.at("op", row), table.at("kernel", row)) }),
+    text("kernel", "Kernel", { write: (row) => table.at("kernel", row) + marks(table, row), look: () => "strong", link: (row) => kernelLink(table.at("op", row), table.at("kernel", row)) }),
     text("device", "Device"), text("dtype", "Dtype"), text("params", "Parameters", { write: (row) => valuesOf(table.at("params", row)) }),
     { key: "shape", label: "Shape", write: (row) => shapeWords(table.at("shape", row)) },
     text("status", "Status", { look: (row) => report.facts.measured.includes(table.at("status", row)) ? "" : "slower" }),
@@ -47,7 +51,7 @@ function rowColumns(table) {
 }
 
 const EXTRA = { steady_run: "the launch that the steady figures are of" };
-const FIRST = ["op", "kernel", "device", "dtype", "params", "shape", "status", "cold_us", "cold_rate", "cold_speedup", "steady_rate", "steady_speedup", "cold_percent_of_peak", "error_over_bound", "registers", "commit", "finished"];
+const FIRST = ["op", "kernel", "status", "cold_speedup", "steady_speedup", "dtype", "params", "shape", "device", "cold_us", "cold_rate", "steady_rate", "cold_percent_of_peak", "error_over_bound", "registers", "commit", "finished"];
 
 const openRow = (table) => (row) => { location.hash = kernelLink(table.at("op", row), table.at("kernel", row)); };
 
@@ -83,17 +87,17 @@ function leaderboard() {
   const shareColumn = (regime, label) => ({
     key: regime, label, number: true,
     title: `PyTorch's time over the kernel's, timed in the same rounds, with its ${regime === "cold" ? "95 % confidence interval" : "range over neighbouring blocks"}`,
-    write: (row) => share(at(regime, row), at(`${regime}_low`, row), at(`${regime}_high`, row)) + (at(`${regime}_verdict`, row) === "tie" ? " tie" : ""),
+    write: (row) => at(regime, row) == null ? at(`${regime}_verdict`, row) || none : share(at(regime, row), at(`${regime}_low`, row), at(`${regime}_high`, row)) + (at(`${regime}_verdict`, row) === "tie" ? " tie" : ""),
     look: (row) => kindOf(at(`${regime}_verdict`, row)),
   });
   const columns = [
-    { key: "op", label: "Op", write: (row) => at("op", row) }, { key: "device", label: "Device", write: (row) => at("device", row) },
+    { key: "op", label: "Op", write: (row) => at("op", row) },
+    { key: "kernel", label: "Fastest, cold", write: (row) => at("kernel", row) + marks(leaders, row), look: () => "strong", link: (row) => kernelLink(at("op", row), at("kernel", row)) },
+    shareColumn("cold", "% of PyTorch, cold"), shareColumn("steady", "% of PyTorch, steady"),
     { key: "dtype", label: "Dtype", write: (row) => at("dtype", row) }, { key: "params", label: "Parameters", write: (row) => valuesOf(at("params", row)) },
-    { key: "shape", label: "Shape", write: (row) => shapeWords(at("shape", row)) },
-    { key: "kernel", label: "Fastest, cold", write: (row) => at("kernel", row) + (at("status", row) === "unconverged" ? " †" : ""), look: () => "strong", link: (row) => kernelLink(at("op", row), at("kernel", row)) },
+    { key: "shape", label: "Shape", write: (row) => shapeWords(at("shape", row)) }, { key: "device", label: "Device", write: (row) => at("device", row) },
     { key: "cold_us", label: "Time", number: true, write: (row) => duration(at("cold_us", row)) },
     { key: "cold_rate", label: "Throughput", number: true, write: (row) => at("cold_rate", row) == null ? none : `${scaled(at("cold_rate", row))} ${at("metric", row)}` },
-    shareColumn("cold", "% of PyTorch, cold"), shareColumn("steady", "% of PyTorch, steady"),
     { key: "cold_percent_of_peak", label: "% of peak", number: true, write: (row) => percent(at("cold_percent_of_peak", row)) },
     { key: "ties", label: "Cannot be told from", write: (row) => at("ties", row) || "" },
   ];
@@ -101,7 +105,7 @@ function leaderboard() {
   const grid = new Grid(leaders, varying, { open: openRow(leaders), label: "Fastest kernel of each problem" });
   parts.push(
     make("h2", {}, "Fastest kernel of each problem"),
-    make("p", { class: "note" }, "Cold: one call at a time, caches flushed; of a judged kernel (Guarantee), calls in the judge's blocks. Steady: calls back to back until the clock settles. A tie cannot be told from PyTorch; the last column names kernels that cannot be told from the fastest. † Less precise than asked for, or a judged time that does not fit those inside."),
+    make("p", { class: "note" }, `Cold: one call at a time, caches flushed; of a judged kernel (Guarantee), calls in the judge's blocks. Steady: calls back to back until the clock settles. A tie cannot be told from PyTorch; the last column names kernels that cannot be told from the fastest. Where the interval of a ratio is too wide, only its verdict is shown. ${MARKS}`),
     filtered(grid, { facets: ["op", "device", "dtype", "params", "kernel"] }));
   return make("div", {}, ...parts);
 }
@@ -122,16 +126,17 @@ function card(section) {
   if (row < 0) return make("article", { class: "card" }, head, make("div", { class: "where" }, section.origin), links);
   const line = (label, regime) => {
     const verdict = leaders.at(`${regime}_verdict`, row), value = leaders.at(regime, row);
-    if (value == null) return [];
     const badge = ["faster", "slower", "tie"].includes(verdict) ? make("span", { class: `badge ${verdict}` }, verdict) : null;
+    if (value == null) return badge ? [make("dt", {}, label), make("dd", {}, badge)] : [];
     const text = share(value, leaders.at(`${regime}_low`, row), leaders.at(`${regime}_high`, row)).split(" (");
     return [make("dt", {}, label), make("dd", {}, make("span", { class: "big" }, text[0]), text[1] ? make("span", { class: "soft" }, ` (${text[1]} `) : " ", badge)];
   };
-  const kernel = leaders.at("kernel", row);
+  const kernel = leaders.at("kernel", row), flags = leaders.at("flags", row), status = leaders.at("status", row), ties = leaders.at("ties", row);
+  const doubts = [...(status === "ok" ? [] : [status]), ...(flags ? ["flagged"] : [])].map((text) => make("span", { class: "badge bad", title: flags || text }, text));
   return make("article", { class: "card" }, head,
-    make("div", { class: "who" }, make("a", { href: kernelLink(section.op, kernel) }, kernel)),
+    make("div", { class: "who" }, make("a", { href: kernelLink(section.op, kernel) }, kernel), ...doubts),
     make("div", { class: "where" }, words(shapeWords(shape), dtype, params)),
-    make("dl", {}, ...line("Of PyTorch, cold", "cold"), ...line("steady", "steady"),
+    make("dl", {}, ...kernel === "torch" ? [make("dt", {}, "Others"), make("dd", { class: "where" }, ties ? `${ties} cannot be told from it` : "none is faster")] : [...line("Of PyTorch, cold", "cold"), ...line("steady", "steady")],
       make("dt", {}, "Cold call"), make("dd", {}, `${duration(leaders.at("cold_us", row))}, ${scaled(leaders.at("cold_rate", row))} ${leaders.at("metric", row)}`)),
     links);
 }
@@ -205,7 +210,7 @@ function kernels() {
 
 function failures() {
   const { rows, facts } = report, all = rowColumns(rows);
-  const chosen = ["op", "kernel", "device", "dtype", "params", "shape", "status", "message", "run", "commit", "finished"];
+  const chosen = ["op", "kernel", "status", "message", "dtype", "params", "shape", "device", "run", "commit", "finished"];
   const columns = chosen.map((key) => all.find((column) => column.key === key));
   const grid = new Grid(rows, columns, { open: openRow(rows), label: "Failures", sort: "finished", descending: true });
   const measured = rows.columns.status.texts.map((status) => facts.measured.includes(status));

@@ -2,6 +2,7 @@
 
 REGIMES = ("cold", "steady")
 LEAST_GAIN = 0.01  # a difference below 1 % is a tie, whatever the statistics say
+WIDEST = 3  # upper over lower end of a ratio's interval; a wider one says nothing of the ratio, and only its verdict is shown
 MOST_DRIFT = 1.25  # largest ratio of a baseline's times that the card's clock may explain (we saw 1.1)
 
 # How far above the measured peak a kernel may be before it is `impossible`. The probes do not quite reach the peak, and
@@ -10,3 +11,8 @@ HEADROOM = 1.05
 
 # The targets of `benchmarks/cost.py`: seconds of a case without its windows, and a sweep over its windows and builds.
 CASE_OVERHEAD_S, SWEEP_OVER_WINDOWS = 0.3, 1.3
+
+
+def is_too_wide(low: float | None, high: float | None) -> bool:
+    """Whether the interval of a ratio is so wide (`WIDEST`) that the ratio is not shown, in a terminal, table, plot or page."""
+    return low is not None and high is not None and high > WIDEST * low

@@ -8,11 +8,10 @@ from rich import box
 from rich.table import Table
 
 from minfer.rows import store
-from minfer.rows.rules import MOST_DRIFT
+from minfer.rows.rules import MOST_DRIFT, WIDEST, is_too_wide
 from minfer.rows.select import is_judged
 
 LABELS = ("kernel", "dtype", "parameters", "shape")
-WIDEST = 3  # upper over lower end of an interval; a wider one says nothing of the ratio
 
 
 def tabulate(title: str, rows: list[store.Row]) -> Table:
@@ -84,7 +83,7 @@ def _share(row: store.Row) -> str:
 
 def _too_wide(row: store.Row) -> bool:
     low, high = _value(row, "speedup_low"), _value(row, "speedup_high")
-    return row["kernel"] != row["baseline"] and low is not None and high is not None and high > WIDEST * low
+    return row["kernel"] != row["baseline"] and is_too_wide(low, high)
 
 
 def list_notes(rows: list[store.Row]) -> list[str]:

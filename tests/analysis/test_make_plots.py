@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import math
 import re
 import subprocess
 import sys
@@ -203,6 +204,16 @@ def test_throughput_has_each_rows_value_under_what_the_peaks_allow() -> None:
     assert any(text.startswith("float16 · layout=TN, accumulate=float32 · cold") for text in texts(ax))
     low, high = ax.get_ylim()
     assert low == 0 and all(low <= tick for tick in ax.get_yticks()) and high > 800
+
+
+def test_a_line_is_broken_at_a_size_that_was_not_measured() -> None:
+    """With a line through 1024 a library seemed faster there than it was ever seen."""
+    (ax,) = panels(
+        "throughput", *(each for each in rows() if (each["kernel"], each["shape"]["m"]) != ("v02_tiled", 1024))
+    )
+    (small, missing, large) = points(ax, "v02_tiled")
+    assert small[0] == 512 and math.isnan(missing[1]) and large[0] == 4096
+    assert all(rate > 0 for _, rate in points(ax, "torch"))
 
 
 def test_the_panel_is_of_the_dtype_with_most_rows_and_few_lines_have_a_colour() -> None:

@@ -92,6 +92,12 @@ def test_tie_is_said_and_other_verdicts_are_not(work: Workspace) -> None:
     assert [line[3] for line in work.cells(row(), *rows)][1:] == ["53.1 % (52.9–53.4)", "53.1 % (52.9–53.4) tie"]
 
 
+def test_of_a_ratio_with_a_very_wide_interval_only_the_verdict_is_shown(work: Workspace) -> None:
+    """The report showed 750.7 % (505.9–174002.7) where a terminal showed no percentage."""
+    wide: dict[str, Any] = {"cold_speedup_low": 5.06, "cold_speedup_high": 1740.0, "cold_verdict": "faster"}
+    assert [line[3].strip("*") for line in work.cells(row(), row("v01", 13.3, **wide))] == ["100.0 %", "faster"]
+
+
 @pytest.mark.parametrize("first", ["v01_naive", "cpu_naive", "v04"])
 def test_speed_up_is_over_the_first_rung_that_was_timed(work: Workspace, first: str) -> None:
     unsupported = row("v00", None, status="wrong", message="no")
