@@ -61,6 +61,10 @@ class Workspace:
     def page(self, device: str = H200, op: str = "hgemm") -> str:
         return (self.pages / store.slug(device) / f"{op}.md").read_text()
 
+    def device_page(self, device: str = H200) -> Path:
+        """The page with a device's table of ops."""
+        return self.pages / store.slug(device) / "README.md"
+
     def op_pages(self) -> list[Path]:
         return [page for page in self.pages.glob("*/*.md") if page.stem != "README"]
 

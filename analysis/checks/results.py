@@ -1,10 +1,11 @@
 """Do the figures of the results tables agree with each other, and with what their devices can do?
 
 From the times and throughputs that a table shows this computes the ratios beside them, as a reader with a calculator would,
-and names each that differs by more than rounding. The fastest kernel must be bold, a sentence above the tables must repeat
-their figures, and so must the README's table of ops and its headline, whose figures are those of the pages they link to, and
-whose counts of problems add up. Times, rates and shares of PyTorch that a page says under "Measured on …" must be in the tables
-that it links to. docs/hgemm.md and docs/claims.md have tables of their own (`hgemm`, `claims`).
+and names each that differs by more than rounding. The fastest kernel must be bold, and a sentence above the tables must repeat
+their figures. A device's table of ops must have the figures of the pages that it links to, and its counts of problems must add
+up. The README's table of ops, its headline and its ladder must repeat figures of these pages. Times, rates and shares of
+PyTorch that a page says under "Measured on …" must be in the tables that it links to. docs/hgemm.md and docs/claims.md have
+tables of their own (`hgemm`, `claims`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from pathlib import Path
 
 from minfer.analysis.checks.cells import Table, agrees, find_tables, parse_amount, parse_seconds
 from minfer.analysis.checks.prose import FIGURES, check_sections, find_links
-from minfer.analysis.tables.sections import OPS_HEADER
+from minfer.analysis.data.prepare import REFERENCE
+from minfer.analysis.tables.sections import OPS_HEADER, README_HEADER
 from minfer.rows.rules import REGIMES
 
 HEADER = ["Kernel", "Time", "Throughput", "% of PyTorch throughput"]
@@ -86,11 +88,8 @@ def check_tables(text: str) -> Iterator[str]:
 
 
 def check_ops_table(readme: Path) -> Iterator[str]:
-    """Where the table of ops, or the headline above it, says another figure than the page that the table links to."""
-    text = readme.read_text()
-    ops = [row for _, (header, *rows) in find_tables(text) if header == OPS_HEADER for row in rows]
-    headline = next((found for line in text.splitlines() if (found := HEADLINE.search(line))), None)
-    lines = list[tuple[str, str, dict[str, float | None]]]()  # each problem and kernel with its figures
+    """Where the table of ops of a device says another figure than the page that it links to."""
+    ops = [row for _, (header, *rows) in find_tables(readme.read_text()) if header == OPS_HEADER for row in rows]
     for op, kernel, problem, *said, of_other, _, link in ops:
         page = LINK.search(link)
         file = readme.parent / page["page"] if page else readme
@@ -101,16 +100,57 @@ def check_ops_table(readme: Path) -> Iterator[str]:
             if parse_amount(share) != shown:
                 yield f"{op}: the table of ops says {kernel} has {share} of {other}, {file} has {shown}"
         figures = dict(zip(REGIMES, said, strict=True))
-        lines.append(
-            (problem, kernel, {regime: parse_amount(cell) for regime, cell in figures.items() if parse_amount(cell)})
-        )
         for regime, cell in figures.items():
             if parse_amount(cell) != (shown := shares.get((write_out(problem), regime, kernel))):
                 yield f"{op}: the table of ops says {kernel} has {cell} {regime}, {file} has {shown}"
-    if headline:
-        repeated = {found["regime"]: float(found["share"]) for found in SHARE.finditer(headline["said"])}
-        if (headline["problem"], headline["kernel"], repeated) not in lines:
-            yield f"the headline says {headline['said']}, and no line of the table of ops does"
+
+
+def check_readme(readme: Path) -> Iterator[str]:
+    """Where the README's table of ops, or its ladder, says another figure than the pages that they link to."""
+    tables = list(find_tables(readme.read_text()))
+    for op, problem, share, verdicts in (
+        row for _, (header, *rows) in tables if header == README_HEADER for row in rows
+    ):
+        link = LINK.search(verdicts)
+        file = readme.parent / link["page"] if link else readme
+        figures, other = file.read_text() if file.is_file() else "", re.search(r"\) of (\S+)|% of (\S+)", share)
+        name = (other[1] or other[2]) if other else REFERENCE
+        column = HEADER[3] if name == REFERENCE else OTHER + name
+        shown = [said for (what, regime, _), said in read_shares(figures, column).items()
+                 if (what, regime) == (write_out(problem), REGIMES[0])]  # fmt: skip
+        if (said := parse_amount(share)) is not None and said not in shown:
+            yield f"{op}: the README says {share}, {file} has {shown} in the column {column}"
+        whole = file.parent / "README.md"
+        lines = [row for _, (header, *rows) in find_tables(whole.read_text() if whole.is_file() else "")
+                 if header == OPS_HEADER for row in rows]  # fmt: skip
+        if not any(page and page["page"].endswith(file.name) and line[-2].replace("—", "none compared") in verdicts
+                   for line in lines if (page := LINK.search(line[-1]))):  # fmt: skip
+            yield f"{op}: the README says {verdicts}, and no line of {whole} does"
+    yield from _check_headline(readme)
+
+
+def _check_headline(readme: Path) -> Iterator[str]:
+    """The sentence above the README's ladder, and the ladder."""
+    text = readme.read_text()
+    sentence = next((found for line in text.splitlines() if (found := HEADLINE.search(line))), None)
+    link = re.search(r"\[All kernels and problems\]\((?P<page>[^)]+)\)", text)
+    if sentence is None or link is None:
+        return
+    page = readme.parent / link["page"]
+    figures, problem = page.read_text() if page.is_file() else "", write_out(sentence["problem"])
+    shares = read_shares(figures)
+    for said in SHARE.finditer(sentence["said"]):
+        if (shown := shares.get((problem, said["regime"], sentence["kernel"]))) != float(said["share"]):
+            yield f"the headline says {said['share']} % {said['regime']}, and {page} {shown} %"
+    known = dict[str, list[str]]()
+    for title, (header, *rows) in find_problem_tables(figures):
+        if title == f"{problem} · {REGIMES[0]}":
+            gain = next(place for place, name in enumerate(header) if name.startswith(GAIN))
+            known = {row[0].strip(MARKS): [row[place].strip("*") for place in (2, 3, gain)] for row in rows}
+    for _, (header, *rows) in find_tables(text):
+        for name, *cells in rows if "% of PyTorch" in header else ():
+            if known.get(name.strip(MARKS)) != (written := [cell.strip("*") for cell in cells]):
+                yield f"the README's ladder says {written} of {name}, and {page} {known.get(name.strip(MARKS))}"
 
 
 def check_prose(page: Path) -> Iterator[str]:

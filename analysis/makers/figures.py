@@ -24,6 +24,7 @@ def check_pages(pages: Iterable[Path]) -> tuple[list[str], int]:
             *results.check_prose(page),
             *results.check_tables(text),
             *results.check_ops_table(page),
+            *results.check_readme(page),
             *results.check_counts(text),
         ]
         found += [

@@ -1,10 +1,10 @@
 """The README's table of ops and the pages behind it, from parquet: `python analysis/make_tables.py`.
 
 Reads the parquet files of results/ that git tracks and rewrites what is between `<!-- results:begin -->` and `<!-- results:end
--->` in the README: a table with one line for each op, of the GPU with most cases, and links to the tables of all other devices.
-Where the README has the markers `headline`, the sentence between them is rewritten too. The tables of every problem are pages
-below docs/results/, by device. No number is typed in: all come from rows. Only the problems that are shown become Python
-objects.
+-->` in the README: a table with one line for each op, of the GPU with most cases, and links to the tables of all devices.
+Where the README has the markers `headline`, the sentence and the ladder between them are rewritten too. The tables of every
+problem are pages below docs/results/, by device. No number is typed in: all come from rows. Only the problems that are shown
+become Python objects.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from minfer.analysis.makers import Maker, Options
 from minfer.analysis.tables import pages
 from minfer.analysis.tables.markdown import has_markers, markers, update
 from minfer.analysis.tables.problem import COLUMNS, PROVENANCE, provenance
-from minfer.analysis.tables.sections import Section, Where, device_lines, headline_lines, ops_lines
+from minfer.analysis.tables.sections import Section, Where, device_lines, headline_lines, readme_lines
 from minfer.rows import store
 
 MARKED, HEADLINE = "results", "headline"
@@ -53,10 +53,13 @@ def write(table: pa.Table, options: Options) -> list[str]:
     docs, folder, devices = options.docs, options.pages, primary(table)
     to_pages = Path(os.path.relpath(folder, options.readme.parent)).as_posix()
     found = list(every_section(table))
-    bodies = {MARKED: "\n".join(ops_lines(found, devices, Where(docs, "docs/", f"{to_pages}/")))}
+    where = Where(docs, "docs/", f"{to_pages}/")
+    bodies = {MARKED: "\n".join(readme_lines(found, devices, where))}
     if has_markers(options.readme, HEADLINE):
         first = lead(table)
-        bodies[HEADLINE] = "\n".join(line for s in found if (s.op, s.device) == first for line in headline_lines(s))
+        bodies[HEADLINE] = "\n".join(
+            line for s in found if (s.op, s.device) == first for line in headline_lines(s, where)
+        )
     problems = [update(options.readme, name, body, COMMAND, options.check) for name, body in bodies.items()]
     texts = {folder / section.page: "\n".join(section.page_lines()) for section in found}
     for device in devices:

@@ -10,7 +10,7 @@ from statistics import median
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from minfer.analysis.data.others import best_other, compare_with_other
+from minfer.analysis.data.others import LIBRARY, best_other, compare_with_other
 from minfer.analysis.data.prepare import REFERENCE, WHICH, kernel_order, metric_of, number
 from minfer.analysis.tables.markdown import escape, format_scaled, pluralise, significant
 from minfer.analysis.tables.markdown import table_lines as markdown_table
@@ -46,7 +46,17 @@ HOST_BOUND = (
 )
 PROVENANCE = {"run": "run", "commit": "commit", "torch": "PyTorch version", "driver": "driver"}
 COLUMNS = [*WHICH, "message", "metric", "baseline", "flops", "bytes"]
-COLUMNS += ["device", "device_kind", "driver", "torch", "commit", "workspace_bytes", "steady_joules", "tune_s"]
+COLUMNS += [
+    "device",
+    "device_kind",
+    "driver",
+    "torch",
+    "commit",
+    "workspace_bytes",
+    "steady_joules",
+    "tune_s",
+    "launches",
+]
 COLUMNS += ["cold_empty_us", "cold_launch_us"]
 COLUMNS += ["energy_gain", "energy_gain_low", "energy_gain_high", "energy_verdict"]
 FIGURES = ("us", "rate", "tflops", "baseline_us", "speedup", "speedup_low", "speedup_high", "verdict", "aa_spread")
@@ -318,6 +328,30 @@ def problem_lines(problem: str, rows: list[store.Row], full: bool = False) -> li
         why = "; ".join(f"{escape(row['kernel'])} ({escape(row['message'], MESSAGE)})" for row in skipped)
         lines += [f"Not run, {len(skipped)} unsupported: {why}.", ""]
     return lines
+
+
+def ladder_lines(rows: list[store.Row]) -> list[str]:
+    """The README's table of a ladder, cold: PyTorch, and each rung of ours that was faster than all before it."""
+    regime, rows = REGIMES[0], sorted(rows, key=kernel_order)
+    timed = [
+        row for row in rows if regime_time(row, regime) and (row["kernel"] == REFERENCE or row["backend"] != LIBRARY)
+    ]
+    first, reference = first_rung(timed, regime), next((row for row in timed if row["kernel"] == REFERENCE), None)
+    if first is None or reference is None:
+        return []
+    least, kept = math.inf, [reference]
+    for row in timed:
+        if row is not reference and row[f"{regime}_us"] < least:
+            least = row[f"{regime}_us"]
+            kept.append(row)
+    metric, best = metric_of(timed), min(kept, key=lambda row: float(row[f"{regime}_us"]))
+    header = ["Kernel", f"Throughput ({escape(metric)})", "% of PyTorch", f"Speed-up vs. {escape(first['kernel'])}"]
+    body = []
+    for row in kept:
+        texts = [escape(row["kernel"]), throughput(row, regime, metric)]
+        texts += [percent(row, regime, reference), speedup(row, regime, first)]
+        body.append([f"**{text}**" if row is best else text for text in texts])
+    return [*markdown_table(header, [":--", "--:", ":--", "--:"], body), ""]
 
 
 def provenance(table: pa.Table) -> str:

@@ -23,6 +23,7 @@ from minfer.analysis.tables.problem import (
     fastest_of_ours,
     format_shares,
     headline,
+    ladder_lines,
     more_columns,
     percent,
     percent_of_other,
@@ -43,6 +44,13 @@ OPS_HEADER = [
     "All problems",
     "Tables",
 ]
+README_HEADER = ["Op", "Largest problem", "Ours, in % of the strongest other", "All problems: faster, tie, slower"]
+README_LEGEND = (
+    "The *strongest other* is the fastest of PyTorch, torch.compile and the libraries that were timed at that problem: its time"
+    " divided by that of our fastest kernel, both cold (caches flushed before each call), with the 95 % confidence interval."
+    " Where one call of it launches several kernels, their number is in brackets. A *tie* is a difference below 1 %, or within"
+    " the noise."
+)
 VERDICTS = ("faster", "tie", "slower")
 OPS_LEGEND = (
     "- *% of PyTorch*: PyTorch's time divided by the kernel's, both timed in the same rounds.\n"
@@ -123,8 +131,7 @@ class Section:
     @property
     def rejected_reference(self) -> store.Row | None:
         """The row of torch at the representative problem, where that failed although ours were timed beside it."""
-        rows = self.problems[self.headline] if self.headline is not None else []
-        torch = next((row for row in rows if row["kernel"] == REFERENCE), None)
+        torch = self.torch
         compared = self.best is not None and self.best["baseline"] == REFERENCE
         return torch if compared and torch and torch["status"] not in store.MEASURED else None
 
@@ -153,15 +160,40 @@ class Section:
             ]
         return lines
 
+    @property
+    def torch(self) -> store.Row | None:
+        """The row of torch at the representative problem."""
+        rows = self.problems[self.headline] if self.headline is not None else []
+        return next((row for row in rows if row["kernel"] == REFERENCE), None)
+
+    def readme_cells(self, where: Where) -> list[str]:
+        """Its line of the README's table."""
+        best, share, name = self.best, "—", ""
+        if best and self.headline is not None:
+            other = best_other(self.problems[self.headline], "cold")
+            if other:
+                share, name = percent_of_other(best, other, "cold"), other["kernel"]
+            elif best["baseline"] == REFERENCE:
+                other, share, name = self.torch, percent(best, "cold", self.torch), REFERENCE
+            about = [f"{other['launches']} launches"] if other and (other["launches"] or 1) > 1 else []
+            about += ["a tie"] if share.endswith(" tie") else []
+            share = share.removesuffix(" tie") + (f" of {escape(name)}" if name else "")
+            share += (f" ({', '.join(about)})" if about else "") + (" ‡" if self.rejected_reference else "")
+        link = f"{where.results}{self.page.as_posix()}"
+        return [self.link(where), short(self.headline or ""), share, f"[{self.verdicts or 'none compared'}]({link})"]
+
+    def link(self, where: Where) -> str:
+        """Its name, with a link to its page if it has one."""
+        about = f"{self.op}.md"
+        return f"[{escape(self.op)}]({where.docs}{about})" if (where.folder / about).is_file() else escape(self.op)
+
     def ops_cells(self, where: Where) -> list[str]:
         """Its line of the table of ops."""
-        about = f"{self.op}.md"
-        name = f"[{escape(self.op)}]({where.docs}{about})" if (where.folder / about).is_file() else escape(self.op)
+        name = self.link(where)
         best, shares, of_other = self.best, ["—", "—"], "—"
         if best:
             rows = self.problems[self.headline or ""]
-            torch = next((row for row in rows if row["kernel"] == REFERENCE), None)
-            shares = [percent(best, regime, torch) if number(best, f"{regime}_us") else "—" for regime in REGIMES]
+            shares = [percent(best, regime, self.torch) if number(best, f"{regime}_us") else "—" for regime in REGIMES]
             if self.rejected_reference:
                 shares = [share if share == "—" else f"{share} ‡" for share in shares]
             other = best_other(rows, "cold")
@@ -183,14 +215,17 @@ def short(problem: str) -> str:
     return title(f"{head}/{'='.join(sizes)}={next(iter(sizes.values()))}" if square else problem) or "—"
 
 
-def headline_lines(section: Section) -> list[str]:
-    """The result in one sentence, both regimes in it; none where no kernel was compared with PyTorch."""
+def headline_lines(section: Section, where: Where) -> list[str]:
+    """The result in one sentence, both regimes in it, and its ladder; none where no kernel was compared with PyTorch."""
     best = section.best
     if best is None or not (shares := format_shares(best)):
         return []
     what = f"{escape(section.op)} ({short(section.headline or '')})"
     kernel = escape(best["kernel"])
-    return [f"{escape(section.device)}, {what}: **{kernel}** reaches {shares} of PyTorch's throughput.", ""]
+    lines = [f"{escape(section.device)}, {what}: **{kernel}** reaches {shares} of PyTorch's throughput.", ""]
+    ladder = ladder_lines(section.problems[section.headline or ""])
+    said = "Cold calls; each rung that was faster than all before it. " if ladder else ""
+    return [*lines, *ladder, f"{said}[All kernels and problems]({where.results}{section.page.as_posix()}).", ""]
 
 
 @cache
@@ -200,20 +235,19 @@ def demonstrations() -> list[str]:
     return list(sweep.sweeps)
 
 
-def ops_lines(found: list[Section], devices: list[str], where: Where) -> list[str]:
-    """The tables of ops of the first of the devices, and links to the pages that have those of the others."""
+def readme_lines(found: list[Section], devices: list[str], where: Where) -> list[str]:
+    """The README's table of ops on the first of the devices, without demonstrations, and links to the pages of the devices."""
     if not devices:
         return ["No results yet: `python -m minfer.launch` makes them.", ""]
-    first, *others = devices
-    here = {section.op: section.ops_cells(where) for section in found if section.device == first}
-    shown = [here.pop(op) for op in demonstrations() if op in here]
-    lines = [OPS_LEGEND, ""]
-    for name, body in ((escape(first), list(here.values())), (f"{escape(first)}: demonstrations", shown)):
-        if body:
-            lines += [f"**{name}**", "", *table_lines(OPS_HEADER, [":--"] * len(OPS_HEADER), body), ""]
-    lines += note_lines(section for section in found if section.device == first)
-    links = [f"[{escape(device)}]({where.results}{store.slug(device)}/README.md)" for device in others]
-    return [*lines, f"The same table of other devices: {', '.join(links)}.", ""] if links else lines
+    first = devices[0]
+    here = [section for section in found if section.device == first and section.op not in demonstrations()]
+    lines = []
+    if body := [section.readme_cells(where) for section in here]:
+        lines += [README_LEGEND, "", f"**{escape(first)}**", ""]
+        lines += [*table_lines(README_HEADER, [":--"] * len(README_HEADER), body), ""]
+    lines += note_lines(here)
+    links = [f"[{escape(device)}]({where.results}{store.slug(device)}/README.md)" for device in devices]
+    return [*lines, f"Steady calls too, with demonstrations, by device: {', '.join(links)}.", ""]
 
 
 def note_lines(found: Iterable[Section]) -> list[str]:
@@ -231,4 +265,11 @@ def note_lines(found: Iterable[Section]) -> list[str]:
 
 def device_lines(found: list[Section], device: str, where: Where) -> list[str]:
     """The page of a device: its table of ops."""
-    return [f"# Results on {escape(device)}", "", *ops_lines(found, [device], where)]
+    sections = {section.op: section for section in found if section.device == device}
+    here = {op: section.ops_cells(where) for op, section in sections.items()}
+    shown = [here.pop(op) for op in demonstrations() if op in here]
+    lines = [f"# Results on {escape(device)}", "", OPS_LEGEND, ""]
+    for name, body in ((escape(device), list(here.values())), (f"{escape(device)}: demonstrations", shown)):
+        if body:
+            lines += [f"**{name}**", "", *table_lines(OPS_HEADER, [":--"] * len(OPS_HEADER), body), ""]
+    return lines + note_lines(sections.values())

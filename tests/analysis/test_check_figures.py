@@ -81,21 +81,45 @@ def test_a_page_without_tables_is_no_proof(work: Workspace, capsys: pytest.Captu
     [
         ("| 140.2 % |", "| 141.2 % |", "the table of ops says v02 has 141.2 % cold"),
         ("| 98.0 % |", "| 97.0 % |", "the table of ops says v02 has 97.0 % steady"),
-        ("reaches 140.2 %", "reaches 141.2 %", "the headline says 141.2 % cold and 98.0 % steady, and no line"),
         ("m=n=k=512 |", "m=n=k=1024 |", "v02 has 140.2 % cold"),
         ("hgemm.md)", "absent.md)", "absent.md has None"),
     ],
 )
-def test_the_readme_repeats_the_figures_of_its_pages(
+def test_a_devices_table_of_ops_repeats_the_figures_of_its_pages(
     text: str, work: Workspace, shown: str, instead: str, said: str
 ) -> None:
-    work.readme.write_text(f"<!-- headline:begin -->\n<!-- headline:end -->\n{MARKERS}")
     assert text and work.run() == 0
-    assert list(results.check_ops_table(work.readme)) == []
+    page = work.device_page()
+    assert list(results.check_ops_table(page)) == []
+    written = page.read_text()
+    assert shown in written
+    page.write_text(written.replace(shown, instead, 1))
+    assert any(said in found for found in results.check_ops_table(page))
+
+
+@pytest.mark.parametrize(
+    ("shown", "instead", "said"),
+    [
+        ("reaches 140.2 %", "reaches 141.2 %", "the headline says 141.2 % cold, and"),
+        ("98.0 % steady", "97.0 % steady", "the headline says 97.0 % steady, and"),
+        ("| **140.2 %** |", "| **141.2 %** |", "the README's ladder says"),
+        ("| v01_naive | 5.000 |", "| v01_naive | 6.000 |", "the README's ladder says"),
+        ("140.2 % of torch", "141.2 % of torch", "the README says 141.2 % of torch"),
+        ("140.2 % of torch", "140.2 % of liger", "in the column % of liger"),
+        ("[1 faster]", "[2 faster]", "the README says [2 faster]"),
+        ("hgemm.md)", "absent.md)", "absent.md None"),
+    ],
+)
+def test_the_readme_repeats_the_figures_of_its_pages(work: Workspace, shown: str, instead: str, said: str) -> None:
+    work.readme.write_text(f"<!-- headline:begin -->\n<!-- headline:end -->\n{MARKERS}")
+    best = row("v02", 71.33, backend="cuda", steady_speedup=0.98, cold_verdict="faster")
+    work.write(row(), row("v01_naive", 200.0, backend="cuda"), best)
+    assert work.run() == 0
+    assert list(results.check_readme(work.readme)) == []
     readme = work.readme.read_text()
     assert shown in readme
     work.readme.write_text(readme.replace(shown, instead, 1))
-    assert any(said in found for found in results.check_ops_table(work.readme))
+    assert any(said in found for found in results.check_readme(work.readme))
 
 
 def test_a_square_is_written_in_full() -> None:

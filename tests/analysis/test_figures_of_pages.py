@@ -11,7 +11,7 @@ from minfer.analysis.checks import results
 from minfer.analysis.checks.claims import check_claims
 from minfer.analysis.checks.hgemm import check_hgemm
 from minfer.analysis.claims import CLAIMS
-from tests.tables import MARKERS, Workspace, row
+from tests.tables import Workspace, row
 
 HGEMM = """
 **v03_wmma.** The tensor pipe is busy 7 % of the time.
@@ -126,10 +126,9 @@ def test_the_claims_of_several_devices_are_each_judged(tmp_path: Path) -> None:
 
 
 def test_counts_of_problems_add_up(work: Workspace) -> None:
-    work.readme.write_text(MARKERS)
     work.write(row(), row("v01", 50.0, backend="cuda", cold_verdict="faster"))
     assert work.run() == 0
-    text = work.readme.read_text()
+    text = work.device_page().read_text()
     assert "| 1 faster |" in text and list(results.check_counts(text)) == []
     (found,) = results.check_counts(text.replace("| 1 faster |", "| 1 faster, 2 tie |"))
     assert found == "hgemm: the counts 1 faster, 2 tie do not add up to the 1 problems of the page"

@@ -89,12 +89,13 @@ def test_a_table_has_it_beside_pytorch_and_the_readme_names_it(work: Workspace) 
     assert header[3:5] == ["% of PyTorch throughput", "% of liger"]
     shares = {cells[0].strip("*"): cells[4].strip("*").partition(" (")[0] for cells in body}
     assert shares == {"torch": "80.0 %", "liger": "100.0 %", "v01_naive": "40.0 %", "v02": "120.0 %"}
-    readme = work.readme.read_text()
-    assert "| 120.0 % (114.2–126.0), liger | 1 faster |" in readme
-    page = work.op_pages()[0]
-    assert check_pages([work.readme, page])[0] == []
-    work.readme.write_text(readme.replace("| 120.0 % (", "| 121.0 % ("))
-    assert any("121.0 % (114.2–126.0) of liger" in said for said in results.check_ops_table(work.readme))
+    assert "| 120.0 % (114.2–126.0) of liger | [1 faster](" in work.readme.read_text()
+    whole, page = work.device_page(), work.op_pages()[0]
+    ops = whole.read_text()
+    assert "| 120.0 % (114.2–126.0), liger | 1 faster |" in ops
+    assert check_pages([work.readme, whole, page])[0] == []
+    whole.write_text(ops.replace("| 120.0 % (", "| 121.0 % ("))
+    assert any("121.0 % (114.2–126.0) of liger" in said for said in results.check_ops_table(whole))
     text = page.read_text()
     assert any("of liger's time" in said for said in results.check_tables(text.replace("| 80.0 %", "| 81.0 %")))
 
@@ -103,4 +104,4 @@ def test_problems_are_counted_against_it(work: Workspace) -> None:
     ahead = timed("liger", 1.6, backend="torch")
     work.write(*measured(TORCH, ahead, OURS))
     assert work.run() == 0
-    assert "| 1 slower |" in work.readme.read_text()
+    assert "[1 slower](" in work.readme.read_text()

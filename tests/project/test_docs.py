@@ -12,7 +12,7 @@ from tests.conftest import ROOT
 
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
-MOST_LINES = 150
+MOST_LINES = 170
 
 
 def anchors(page: Path) -> set[str]:
