@@ -11,10 +11,15 @@ from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
 
-import hydra
+try:
+    import hydra
+except ModuleNotFoundError as error:  # started with another Python than that of the environment
+    name = error.name
+    sys.exit(f"minfer: this Python has no {name}: start it in the environment, `uv run python -m minfer.launch ...`")
 from omegaconf import MISSING, OmegaConf
 
 from minfer.plan.config import CONF, INSTALLED, Config, UserError, check_values, entry_of, groups, register, written
+from minfer.plan.known import check_kernels, check_op
 from minfer.plan.mistakes import check_command_line, check_keys, explain
 
 
@@ -64,6 +69,8 @@ def _typed(composed: Any) -> Config:
     if composed.sweeps:
         _check_alone(composed)
         composed.op, composed.dtype = "", []
+    if OmegaConf.select(composed, "op", throw_on_missing=False) and not composed.extra:
+        check_op(composed.op)
     missing = OmegaConf.missing_keys(OmegaConf.merge(OmegaConf.structured(Config), composed))  # ~key deletes one
     if "op" in missing:
         raise UserError(f"no sweep was chosen; add +sweep={' or +sweep='.join(groups()['sweep'])}")
@@ -75,6 +82,7 @@ def _typed(composed: Any) -> Config:
     config = OmegaConf.to_object(composed)
     assert isinstance(config, Config)
     check_values(config)
+    check_kernels(config)
     return config
 
 

@@ -17,6 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError
 
 from minfer.plan.config import Config, UserError, groups, nearest
+from minfer.plan.known import parameters
 
 FLAGS = ("--help", "--version", "--cfg", "--config-dir", "--multirun")  # what we suggest for a mistyped flag
 
@@ -37,7 +38,8 @@ def explain(error: BaseException, words: Sequence[str] | None = None) -> str:
                 return f"{group} has no option {option!r}; {nearest(option, groups()[group])}"
     for link in chain:
         if isinstance(link, OverrideParseException):
-            return f"cannot read {link.override!r}: {str(link).splitlines()[0]}"
+            quote = "; quote it, or the shell splits it at its blanks" if "{" in link.override else ""
+            return f"cannot read {link.override!r}: {str(link).splitlines()[0]}{quote}"
         if isinstance(link, MarkedYAMLError) and (mark := link.problem_mark):
             return f"{mark.name}, line {mark.line + 1}: {link.problem}; correct the file"
     if found := re.search(r"Additional config directory '(.*)' not found", text):
@@ -117,9 +119,7 @@ def check_keys(composed: Any, parent: str = "") -> None:
 def _keys(parent: str) -> list[str]:
     """The valid keys below a dotted key of the config, at the top also the groups; empty where any key may stand."""
     if parent == "params":
-        from minfer import ops  # imports torch, and only a mistake needs it
-
-        return sorted({"call", *(name for op in ops.names() for name in ops.get(op).params)})
+        return parameters()
     kind: Any = Config
     for name in parent.split(".") if parent else []:
         hint = typing.get_type_hints(kind).get(name) if dataclasses.is_dataclass(kind) else None

@@ -1,0 +1,44 @@
+"""What a request can name, told from sources alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from minfer import ops
+from minfer.plan import known
+from tests.conftest import ROOT
+
+
+def test_every_kernel_and_dtype_is_known() -> None:
+    for name in ops.names():
+        assert set(ops.get(name).kernels) <= known.words_of(name)
+    assert known.parameters() == sorted({"call", *(param for name in ops.names() for param in ops.get(name).params)})
+    assert tuple(ops.DTYPES) == known.DTYPES
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["+sweep=hgemm", "kernel=v03_wmm"], "unknown hgemm kernel 'v03_wmm'; did you mean v03_wmma"),
+        (["+sweep=hgemm", "kernel=[torch,cpu_naiv]"], "unknown hgemm kernel 'cpu_naiv'; did you mean cpu_naive"),
+        (["+sweep=hgemm", "dtype=float1"], "unknown dtype 'float1'; did you mean float16"),
+        (["op=hgem"], "unknown op 'hgem'; did you mean hgemm"),
+        (["op=hgemm"], "dtype is not set; add dtype=..."),
+        (["+sweep=hgemm", "+shapes={m:", "3"], "quote it"),
+    ],
+)
+def test_a_typo_is_answered_before_pytorch_is_imported(words: list[str], said: str) -> None:
+    code = (
+        "import sys; from minfer import launch; status = launch.main(); "
+        "assert status == 2 and 'torch' not in sys.modules, (status, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *words], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0 and said in done.stderr and done.stderr.count("\n") == 1, done.stderr
+
+
+def test_another_python_than_that_of_the_environment_is_told_so() -> None:
+    done = subprocess.run([sys.executable, "-S", "-m", "minfer.launch"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1 and "uv run python -m minfer.launch" in done.stderr
