@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import io
 import os
 import select
 import signal
@@ -114,6 +116,10 @@ def _launch() -> int:
 def exit_status(command: Callable[[], int]) -> int:
     """The exit status that a command returns; 2, and its one line, for a UserError; 130 when it is interrupted; 141, as a
     shell has it, when nobody reads its output any longer, as behind `| head`."""
+    codecs.register_error("plain", _write_plainly)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # else a test's
+            stream.reconfigure(errors="plain")
     try:
         status = command()
         sys.stdout.flush()  # here, where a closed pipe is no traceback
@@ -128,6 +134,15 @@ def exit_status(command: Callable[[], int]) -> int:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python writes at its end
         return 128 + signal.SIGPIPE
+
+
+PLAIN = {"µ": "u", "±": "+-", "–": "-", "—": "-", "×": "x", "·": "*", "‡": "++", "†": "+", "²": "2"}
+
+
+def _write_plainly(error: UnicodeError) -> tuple[str, int]:
+    """Writes what a terminal's encoding lacks as ASCII."""
+    assert isinstance(error, UnicodeEncodeError)
+    return "".join(PLAIN.get(letter, "?") for letter in error.object[error.start : error.end]), error.end
 
 
 def _is_closed(file: int) -> bool:
