@@ -59,8 +59,8 @@ def _as_hydra_reads_it(word: str) -> str:
     if word.startswith(("params.", "params={", "cluster.flags.", "cluster.flags={")):
         return f"++{word}"
     key, _, value = word.partition("=")
-    if key == "extra" and value not in ("", "null") and value[0] != "[" and "," not in value:
-        return f"extra=[{value}]"
+    if key == "extra" and value not in ("", "null") and value[0] not in "['\"" and "," not in value:
+        return "extra=['{}']".format(value.replace("'", r"\'"))  # a name may have @, %, # or = in it
     if key == "notify" and value not in ("", "null") and value[0] not in "'\"":
         return "notify='{}'".format(value.replace("'", r"\'"))
     return word

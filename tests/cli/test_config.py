@@ -59,6 +59,7 @@ OVERRIDES: dict[str, tuple[str, Any]] = {
     "case_timeout_s=5": ("case_timeout_s", 5.0),
     "extra=my/kernels.py": ("extra", ["my/kernels.py"]),
     "extra=[my/kernels.py]": ("extra", ["my/kernels.py"]),
+    "extra=it's@my%1 #a=b$.py": ("extra", ["it's@my%1 #a=b$.py"]),
     "results=/scratch/me/results": ("results", "/scratch/me/results"),
     "dry_run=true": ("dry_run", True),
     "resume=yes": ("resume", True),
