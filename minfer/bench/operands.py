@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import random
 
 import torch
@@ -19,13 +21,18 @@ POISON, POISON_BYTE = 0x7FA5, 0x7F
 class Operands:
     """The tensors of one case by name, in the op's order. The same seed makes the same values, on the same kind of device.
 
-    `distribution` is that of floats: "uniform" on [-1, 1], or "normal"."""
+    `distribution` is that of floats: "uniform" on [-1, 1], or "normal".
 
-    def __init__(self, op: Op, case: Case, seed: int, distribution: str, device: torch.device) -> None:
+    `fenced`, on a CPU: each tensor ends at a page that nobody may touch, or less than ALIGNMENT bytes before it. A kernel that
+    reads beyond that dies, even if it discards what it read."""
+
+    def __init__(
+        self, op: Op, case: Case, seed: int, distribution: str, device: torch.device, fenced: bool = False
+    ) -> None:
         self.op, self.case, self.distribution = op, case, distribution
         self.specs = op.specs(case)
         self._guards: list[torch.Tensor]
-        self.tensors = self._allocate(device)
+        self.tensors = self._allocate_fenced() if fenced and device.type == "cpu" else self._allocate(device)
         self.fill(seed)
 
     def fill(self, seed: int) -> None:
@@ -55,6 +62,18 @@ class Operands:
             for spec, start in zip(self.specs, starts, strict=True)
         }
 
+    def _allocate_fenced(self) -> dict[str, torch.Tensor]:
+        """Each tensor in pages of its own, guards before it and in the rest of its last page."""
+        found, self._guards = {}, []
+        for spec in self.specs:
+            memory = fence(GUARD_BYTES + spec.nbytes)
+            memory.view(torch.int16).fill_(POISON)
+            start = (len(memory) - spec.nbytes) // ALIGNMENT * ALIGNMENT
+            end = start + spec.nbytes
+            self._guards += [memory[:start], memory[end:]]
+            found[spec.name] = spec.view(memory[start:end].view(DTYPES[spec.dtype]))
+        return found
+
     @property
     def arguments(self) -> tuple[torch.Tensor, ...]:
         """What a kernel is called with."""
@@ -82,6 +101,16 @@ def change(op: Op, case: Case, tensors: Tensors, seed: int, distribution: str) -
         return lambda: None
     spec = rng.choice(chosen)
     return spec.fill.change(tensors[spec.name], tensors, draw)
+
+
+def fence(nbytes: int) -> torch.Tensor:
+    """At least so many bytes of the CPU's memory, which end where a page begins that nobody may touch."""
+    nbytes = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    pages = mmap.mmap(-1, nbytes + mmap.PAGESIZE)
+    memory = torch.frombuffer(pages, dtype=torch.uint8, count=nbytes)
+    if ctypes.CDLL(None, use_errno=True).mprotect(ctypes.c_void_p(memory.data_ptr() + nbytes), mmap.PAGESIZE, 0):
+        raise OSError(ctypes.get_errno(), "mprotect failed")
+    return memory
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:

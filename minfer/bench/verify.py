@@ -82,8 +82,8 @@ class Inputs:
         return f"{self.distribution} inputs, {self.case.shape_name}{call}, seed {self.seed}"
 
     def operands(self, op: Op, device: torch.device) -> Operands:
-        """Its tensors; the same values every time."""
-        return Operands(op, self.case, self.seed, self.distribution, device)
+        """Its tensors; the same values every time. On a CPU a kernel that reads far beyond one dies."""
+        return Operands(op, self.case, self.seed, self.distribution, device, fenced=True)
 
 
 def choose_inputs(op: Op, case: Case, kernel: Stated, capability: tuple[int, int] | None, seed: int) -> list[Inputs]:

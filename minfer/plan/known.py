@@ -26,17 +26,17 @@ def check_kernels(config: Config) -> None:
         choose("dtype", dtype, DTYPES)
     if config.extra or config.sweeps:
         return
-    words = words_of(config.op)
+    words, composed = words_of(config.op)
     for wanted in names(config.kernel):
         likely = [word for word in words if word.startswith(PREFIXES)]
         near = difflib.get_close_matches(wanted, likely, n=3, cutoff=0.55)
-        if wanted != "all" and wanted not in words and near:
+        if wanted != "all" and wanted not in words | composed and near:
             raise UserError(f"unknown {config.op} kernel {wanted!r}; did you mean {' or '.join(near)}?")
 
 
-def words_of(op: str) -> set[str]:
-    """All words that an op's Python sources quote, the stems of files that they name, and these with an ending such as the
-    `_acc16` of f"{stem}_acc16": its kernels are among them."""
+def words_of(op: str) -> tuple[set[str], set[str]]:
+    """All words that an op's Python sources quote, and the stems of files that they name; and all of these with each ending
+    such as the `_acc16` of f"{stem}_acc16". Its kernels are among the two."""
     words, stems, endings = set[str](), set[str](), set[str]()
     for path in (OPS / op).glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
@@ -48,7 +48,7 @@ def words_of(op: str) -> set[str]:
             else:
                 words.add(node.value)
                 endings |= {node.value} if node.value.startswith("_") else set()
-    return words | stems | {word + ending for word in words | stems for ending in endings}
+    return words | stems, {word + ending for word in words | stems for ending in endings}
 
 
 def parameters() -> list[str]:

@@ -186,6 +186,8 @@ class Process:
         how = f"exit status {code}" if code >= 0 else signal.Signals(-code).name
         tail = self._output.tail() if self._output else tail_of(self.log)
         said = f": {last}" if code > 0 and (last := _last_line(tail)) else ""
+        if how == "SIGSEGV" and self.phase == "verify":
+            how += "; it may have read or written beyond an operand"
         return Died("crashed", f"the process died in the phase {self.phase!r} by {how}{said}")
 
     def kill(self) -> None:

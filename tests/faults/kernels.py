@@ -39,6 +39,11 @@ def zeros(out, a, b, alpha=1.0, beta=0.0):
     out.zero_()
 
 
+def reads_too_far(out, a, b, alpha=1.0, beta=0.0):
+    ctypes.string_at(b.data_ptr() + b.nbytes, 4096)  # and discards it
+    honest(out, a, b, alpha, beta)
+
+
 def hungry(out, a, b, alpha=1.0, beta=0.0):
     torch.empty(1 << 60, dtype=torch.uint8, device=out.device)
 
@@ -93,6 +98,7 @@ def compiles(out, a, b, alpha=1.0, beta=0.0):
 for function in (
     honest,
     segfaults,
+    reads_too_far,
     hangs,
     slow,
     zeros,

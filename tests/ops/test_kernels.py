@@ -60,7 +60,7 @@ def test_cpu_kernel_agrees_with_the_reference(kernel):
     op = ops.get(kernel.op)
     if compiles(kernel):
         case = next(op.cases(kernel, [*op.odd_shapes, *op.sizes["small"]]))
-        operands, fresh = (Operands(op, case, 1, "normal", torch.device("cpu")) for _ in range(2))
+        operands, fresh = (Operands(op, case, 1, "normal", torch.device("cpu"), fenced=True) for _ in range(2))
         function(*operands.arguments, **op.call(case))
         assert matches_reference(op, case, fresh.named("in", "inout"), operands.named("out", "inout"))
         return

@@ -14,7 +14,7 @@ from tests.conftest import ROOT
 
 def test_every_kernel_and_dtype_is_known() -> None:
     for name in ops.names():
-        assert set(ops.get(name).kernels) <= known.words_of(name)
+        assert set(ops.get(name).kernels) <= set.union(*known.words_of(name))
     assert known.parameters() == sorted({"call", *(param for name in ops.names() for param in ops.get(name).params)})
     assert tuple(ops.DTYPES) == known.DTYPES
 

@@ -10,9 +10,10 @@ from tests.conftest import ROOT
 GLOSSARY = ROOT / "docs" / "glossary.md"
 FOLDERS = ("analysis", "benchmarks", "conf", "docs", "examples", "jobs", "minfer", "tests", "tools")
 SUFFIXES = {".py", ".cu", ".cuh", ".cpp", ".h", ".md", ".yaml", ".js"}
-# The same words for other things: numbers, a kind of buckets on a command line, a column of published rows, a call stack.
+# The same words for other things: numbers, buckets on a command line, a column of rows, a call stack, functions of Python.
 OTHER_MEANINGS = re.compile(
-    r"powers[\s_]of[\s_](?:two|ten|2)|exact, powers|[\"'`]powers[\"'`]|\"arm\"|walks up", re.IGNORECASE
+    r"powers[\s_]of[\s_](?:two|ten|2)|exact, powers|[\"'`]powers[\"'`]|\"arm\"|walks up|\b(?:ast|os)\.walk\(",
+    re.IGNORECASE,
 )
 
 

@@ -26,6 +26,7 @@ from tests.conftest import FAST, FAULTS, ROOT, launch
 def test_every_fault_has_its_row_and_the_next_case_runs(run_shard):
     faults = [
         "segfaults",
+        "reads_too_far",
         "zeros",
         "does_not_compile",
         "hungry",
@@ -39,6 +40,7 @@ def test_every_fault_has_its_row_and_the_next_case_runs(run_shard):
     assert list(rows) == faults
     expected = {
         "segfaults": ("crashed", "SIGSEGV"),
+        "reads_too_far": ("crashed", "in the phase 'verify' by SIGSEGV; it may have read or written beyond an operand"),
         "zeros": ("wrong", "all zeros"),
         "does_not_compile": ("compile_error", "does_not_compile.cpp"),
         "hungry": ("oom", "memory"),
