@@ -111,6 +111,11 @@ class Run:
         """Seconds since it was launched."""
         return time.time() - (self.folder / CONFIG).stat().st_mtime
 
+    @cached_property
+    def owner(self) -> int:
+        """The id of the user who launched it, whose jobs its jobs are."""
+        return self.folder.stat().st_uid
+
     def copy_sources(self) -> None:
         """Give the run its own read-only copy of the sources, if it has none, so that later edits do not affect its jobs."""
         if self.sources.exists():

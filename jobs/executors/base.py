@@ -69,6 +69,10 @@ class Executor(ABC):
     def find_most(self) -> dict[str, float]:
         """The largest `time_min` and `memory_gb` that a job with its GPUs can get; infinite if unknown."""
 
+    def list_set_aside(self) -> list[str]:
+        """A sentence for the user on what of this shell's environment jobs are submitted without, if there is anything."""
+        return []
+
     @abstractmethod
     def script(self, run: Run, jobs: int, where: str | None = None) -> str:
         """The script that would be submitted for this many jobs, all on the node `where` if it is given. Submits nothing.

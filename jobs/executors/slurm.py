@@ -6,18 +6,16 @@ import datetime
 import itertools
 import json
 import math
-import os
 import re
 import shlex
-import subprocess
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import submitit
 
-from minfer.jobs import partition
+from minfer.jobs import commands, partition
 from minfer.jobs.executors.base import Device, Executor, ignore_interrupts, import_path
 from minfer.jobs.queue import Account, Seen, normalize, parse_accounts
 from minfer.jobs.run import Job, Run
@@ -72,6 +70,9 @@ class Slurm(Executor):
             "memory_gb": max((node.memory_mb // 1024 for node in fit), default=math.inf),
         }
 
+    def list_set_aside(self) -> list[str]:
+        return commands.list_set_aside()
+
     def preflight(self) -> None:
         super().preflight()
         partition.check_asked(self.cluster)
@@ -83,7 +84,7 @@ class Slurm(Executor):
         run.copy_sources()
         files = run.shards
         jobs: list[Job] = []
-        with ignore_interrupts():
+        with ignore_interrupts(), commands.clean_environment():
             for where, array in self._arrays([files[name] for name in shards], _largest_array()):
                 try:
                     jobs += self._start(run, self._executor(run, where), array, [None] * len(array), retry)
@@ -162,9 +163,10 @@ class Slurm(Executor):
 
     @classmethod
     def states(cls, run: Run, jobs: Collection[Job]) -> dict[str, Seen] | None:
-        """Asks squeue instead of submitit, which takes NODE_FAIL for the end of a job though SLURM runs it again."""
+        """Asks squeue instead of submitit, which takes NODE_FAIL for the end of a job though SLURM runs it again. Its jobs
+        are those of the run's owner, who need not be who asks."""
         soon = (datetime.datetime.now() + datetime.timedelta(days=30)).isoformat()
-        told = _ask("squeue", "--noheader", "--array", f"--user={os.getuid()}", "--format=%i|%T|%S|%r")
+        told = commands.ask("squeue", "--noheader", "--array", f"--user={run.owner}", "--format=%i|%T|%S|%r")
         if told is None:
             return None
         ids = {job.id for job in jobs}
@@ -180,9 +182,8 @@ class Slurm(Executor):
         """Empty without slurmdbd."""
         fields = "JobID,State,Submit,Start,ElapsedRaw,MaxRSS"
         ids = ",".join(sorted({job.id for job in jobs}))
-        environment = os.environ | {"SLURM_TIME_FORMAT": "%s"}
-        told = _ask(
-            "sacct", "--noheader", "--parsable2", f"--format={fields}", f"--jobs={ids}", environment=environment
+        told = commands.ask(
+            "sacct", "--noheader", "--parsable2", f"--format={fields}", f"--jobs={ids}", SLURM_TIME_FORMAT="%s"
         )
         return parse_accounts((told or "").splitlines())
 
@@ -190,7 +191,7 @@ class Slurm(Executor):
     def cancel(cls, run: Run, jobs: Collection[Job]) -> None:
         ids = sorted({job.id for job in jobs})
         for start in range(0, len(ids), 500):  # because a command line has a largest length
-            _ask("scancel", *ids[start : start + 500])
+            commands.ask("scancel", *ids[start : start + 500])
 
 
 def check_lines(executor: Executor, run: Run, python: str = sys.executable) -> list[str]:
@@ -219,14 +220,6 @@ def _refuse(test: str, what: str, remedy: str) -> str:
 
 def _largest_array() -> int:
     """The largest number of tasks that SLURM allows in an array. (MaxArraySize is one more than the largest index.)"""
-    told = subprocess.run(["scontrol", "show", "config"], capture_output=True, text=True).stdout
+    told = commands.ask("scontrol", "show", "config") or ""
     found = re.search(r"^MaxArraySize\s*=\s*(\d+)", told, re.MULTILINE)
     return max(1, int(found[1])) if found else 1001
-
-
-def _ask(*command: str, environment: Mapping[str, str] | None = None) -> str | None:
-    """The output of a SLURM command; None if it fails."""
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60, env=environment).stdout
-    except (OSError, subprocess.SubprocessError):
-        return None

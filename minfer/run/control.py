@@ -166,6 +166,7 @@ def resubmit(console: Console, run: Run, words: list[str]) -> int:
             console.print(f"{run.name}: nothing to submit; {progress.line()}.", soft_wrap=True)
             return 0
         executor = executors.choose(run.request.cluster, run.request.container)
+        start.print_notes(console, executor.list_set_aside())
         if any(word.startswith(("cluster.time_min=", "cluster.memory_gb=")) for word in words):
             again = [retries.Again(tuple(missing), executor, 0, "")]
         else:

@@ -43,12 +43,20 @@ def run(config: Config) -> int:
     console = terminal.console()
     _load_extra(config)
     executor = executors.choose(config.cluster, config.container)
+    if config.dry_run != SCRIPT:  # dry_run=script prints only the script
+        print_notes(console, executor.list_set_aside())
     launch = _plan(console, config, executor)
     if config.dry_run:
         _show_plan(console, config, executor, launch)
         return 0
     run = _submit(console, config, executor, launch)
     return finish(console, run, executor, launch.plan) if config.wait else 0
+
+
+def print_notes(console: Console, sentences: Iterable[str]) -> None:
+    """Print sentences for the user, each as a note."""
+    for sentence in sentences:
+        console.print(f"Note: {sentence}.", soft_wrap=True)
 
 
 def _load_extra(config: Config) -> None:
@@ -80,9 +88,8 @@ def _plan(console: Console, config: Config, executor: Executor) -> Launch:
     nodes: list[str] | list[None] = [None]
     if config.cluster.distribute:
         nodes, left_out = executor.choose_nodes()
-        if config.dry_run != SCRIPT:  # dry_run=script prints only the script
-            for line in left_out:
-                console.print(f"Note: {line}.", soft_wrap=True)
+        if config.dry_run != SCRIPT:
+            print_notes(console, left_out)
             console.print(f"The same cases on each of {len(nodes)} nodes: {', '.join(nodes)}.", soft_wrap=True)
     return Launch(plan, device.kind, cases.split(plan, config, executor.count_shards(device)), nodes)
 

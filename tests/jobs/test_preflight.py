@@ -158,7 +158,7 @@ def sinfo(monkeypatch):
         lines = [line for line in SINFO.splitlines(True) if not chosen or line.split("|")[0].strip("*") in chosen]
         return subprocess.CompletedProcess(command, 0, "".join(lines), "")
 
-    monkeypatch.setattr(partition.subprocess, "run", play)
+    monkeypatch.setattr(subprocess, "run", play)
 
 
 @pytest.mark.parametrize(

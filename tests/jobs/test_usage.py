@@ -8,8 +8,7 @@ import pytest
 from rich.console import Console
 
 from minfer import ops
-from minfer.jobs import queue
-from minfer.jobs.executors import slurm
+from minfer.jobs import commands, queue
 from minfer.jobs.run import Job, Run
 from minfer.plan.shard import Shard
 from minfer.run import usage
@@ -60,7 +59,7 @@ def test_lines_of_sacct_are_one_a_job_with_the_most_memory_of_its_steps():
 @pytest.mark.parametrize("accounting", [False, True])
 def test_what_a_job_took_is_accounted_or_else_what_its_process_recorded(run, monkeypatch, accounting):
     told = {"squeue": "", "sacct": SACCT if accounting else None}
-    monkeypatch.setattr(slurm, "_ask", lambda command, *words, **more: told[command])
+    monkeypatch.setattr(commands, "ask", lambda command, *words, **more: told[command])
     progress = RunProgress(run)
     progress.read_once()
     first, second = usage.collect(progress)

@@ -19,8 +19,8 @@ import pytest
 from rich.console import Console
 
 from minfer import ops
-from minfer.jobs import executors, queue
-from minfer.jobs.executors import local, slurm
+from minfer.jobs import commands, executors, queue
+from minfer.jobs.executors import local
 from minfer.jobs.run import CONFIG, JOBS, Job, Run
 from minfer.plan.cases import Plan
 from minfer.plan.config import Cluster, Config, Container, UserError
@@ -449,6 +449,6 @@ def test_a_start_that_is_a_guess_is_not_shown(tmp_path, monkeypatch):
     """Where jobs have no time limit, SLURM counts on a year for each."""
     soon = (datetime.datetime.now() + datetime.timedelta(hours=2)).isoformat(timespec="seconds")
     lines = [f"7_0|PENDING|{soon}|Resources", "7_1|PENDING|2099-01-01T00:00:00|Resources", "7_2|PENDING|N/A|Priority"]
-    monkeypatch.setattr(slurm, "_ask", lambda *words: "\n".join(lines))
+    monkeypatch.setattr(commands, "ask", lambda *words: "\n".join(lines))
     found = executors.find_states(Run(tmp_path), [Job(f"000{n}", f"7_{n}", "slurm") for n in range(3)])
     assert found is not None and [found[f"7_{n}"].start for n in range(3)] == [soon, "", ""]
