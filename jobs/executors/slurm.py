@@ -86,6 +86,10 @@ class Slurm(Executor):
         jobs: list[Job] = []
         with ignore_interrupts(), commands.clean_environment():
             for where, array in self._arrays([files[name] for name in shards], _largest_array()):
+                if run.cancelled:
+                    raise UserError(
+                        f"{run.name} was cancelled from another shell, and {len(jobs)} of {len(shards)} shards were submitted"
+                    )
                 try:
                     jobs += self._start(run, self._executor(run, where), array, [None] * len(array), retry)
                 except submitit.core.utils.FailedJobError as error:
@@ -126,7 +130,7 @@ class Slurm(Executor):
         the one node that may run it, if it is given."""
         cluster = self.cluster
         flags = {str(name): value for name, value in cluster.flags.items()}
-        name = flags.pop("job-name", f"minfer-{run.name}")
+        name = flags.pop("job-name", name_jobs(run))
         if where is not None:
             flags.pop("exclude", None)  # `choose_nodes` has applied it
             flags["nodelist"] = where
@@ -166,32 +170,43 @@ class Slurm(Executor):
         """Asks squeue instead of submitit, which takes NODE_FAIL for the end of a job though SLURM runs it again. Its jobs
         are those of the run's owner, who need not be who asks."""
         soon = (datetime.datetime.now() + datetime.timedelta(days=30)).isoformat()
-        told = commands.ask("squeue", "--noheader", "--array", f"--user={run.owner}", "--format=%i|%T|%S|%r")
+        told = commands.ask("squeue", "--noheader", "--array", f"--user={run.owner}", "--format=%i|%T|%S|%r|%j")
         if told is None:
             return None
-        ids = {job.id for job in jobs}
-        lines = [line.split("|", 3) for line in told.splitlines()]
+        ids, name = {job.id for job in jobs}, name_jobs(run)
+        lines = [line.split("|", 4) for line in told.splitlines()]
         return {
             line[0]: Seen(line[1], normalize(line[3]), line[2] if line[2] < soon else "")
             for line in lines
-            if len(line) == 4 and line[0] in ids
+            if len(line) == 5 and (line[0] in ids or line[4] == name)
         }
 
     @classmethod
     def accounts(cls, jobs: Collection[Job]) -> dict[str, Account]:
-        """Empty without slurmdbd."""
+        """Empty without slurmdbd. Asks for whole arrays: sacct has no line of a single task that never started."""
         fields = "JobID,State,Submit,Start,ElapsedRaw,MaxRSS"
-        ids = ",".join(sorted({job.id for job in jobs}))
+        ids = ",".join(sorted({job.id.partition("_")[0] for job in jobs}))
         told = commands.ask(
             "sacct", "--noheader", "--parsable2", f"--format={fields}", f"--jobs={ids}", SLURM_TIME_FORMAT="%s"
         )
         return parse_accounts((told or "").splitlines())
 
     @classmethod
-    def cancel(cls, run: Run, jobs: Collection[Job]) -> None:
-        ids = sorted({job.id for job in jobs})
+    def cancel(cls, run: Run, jobs: Collection[str]) -> list[str]:
+        """Jobs that have ended are passed over."""
+        ids = sorted(set(jobs))
+        refused: list[str] = []
         for start in range(0, len(ids), 500):  # because a command line has a largest length
-            commands.ask("scancel", *ids[start : start + 500])
+            try:
+                commands.run("scancel", *ids[start : start + 500])
+            except commands.Failed as error:
+                refused += [line.removeprefix("scancel: error: ") for line in str(error).splitlines()]
+        return [line for line in refused if not re.search("Invalid job id|already complet", line)]
+
+
+def name_jobs(run: Run) -> str:
+    """The name of a run's jobs, by which they are found if the run's folder lost their ids."""
+    return f"minfer-{run.name}"
 
 
 def check_lines(executor: Executor, run: Run, python: str = sys.executable) -> list[str]:

@@ -32,7 +32,16 @@ CHANGED = ("kernel", "dtype", "params", "gpu", "cpu")  # what an entry of `sweep
 
 
 class UserError(Exception):
-    """A request that cannot be met: one sentence that says what, which value, and what to do."""
+    """A request that cannot be met: one sentence that says what, which value, and what to do. `status` is the exit status of
+    a command that ends with it."""
+
+    status = 2
+
+
+class NoAnswer(UserError):
+    """SLURM does not answer, so that nobody knows how things are."""
+
+    status = 3
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -13,7 +14,7 @@ from rich.table import Table
 from minfer.jobs import executors
 from minfer.jobs.run import Run
 from minfer.plan.cases import Plan
-from minfer.plan.config import UserError
+from minfer.plan.config import NoAnswer, UserError
 from minfer.plan.shard import Shard
 from minfer.rows.store import STATUSES
 from minfer.run import by_node, retries, start, usage
@@ -22,6 +23,7 @@ from minfer.run.terminal import print_summary
 
 JSON, STATUS = "--json", "status="
 SHOWN = 20  # runs of a list
+LOCK_S = 60.0  # how long another process may take to stop submitting
 CHUNK = 1 << 16  # characters of a log that are read at a time: it may be larger than the memory
 
 
@@ -56,7 +58,8 @@ def describe(progress: RunProgress) -> dict[str, Any]:
         "cases": len(progress.cases),
         "rows": progress.rows,
         "shards": progress.counts(),
-        "jobs": sorted({job.id for job in progress.jobs.values()}),
+        "slurm": None if not progress.queued else "answers" if progress.answers else "no answer",
+        "jobs": sorted({job.id for job in progress.jobs.values()} | progress.lost.keys()),
         "warnings": progress.warnings(),
         "failed": progress.reasons(),
     }
@@ -102,7 +105,8 @@ def _find_logs(progress: RunProgress, shard: str) -> list[Path]:
 
 
 def status(console: Console, run: Run, words: list[str]) -> int:
-    """How far it is, and what came of it; 1 when cases are missing that no job will run. With --json: the same as JSON."""
+    """How far it is, and what came of it; 1 when cases are missing that no job will run, 3 when nobody knows, because SLURM
+    does not answer. With --json: the same as JSON."""
     run.change_request([word for word in words if word != JSON])
     progress = RunProgress(run)
     progress.read_once()
@@ -112,6 +116,8 @@ def status(console: Console, run: Run, words: list[str]) -> int:
             found = run.rows(by_node.COLUMNS)
             used["nodes"] = [asdict(each) for each in by_node.compare(found.values(), nodes)]
         print(json.dumps(describe(progress) | used, indent=1))
+        if progress.active and not progress.answers:
+            return NoAnswer.status
         return int(not progress.active and bool(progress.missing))
     # What no job has come to yet, is not reported as left out: the request's plan was shown when it was submitted.
     complete = print_summary(console, progress, Plan(progress.cases, {}, {}))
@@ -119,7 +125,9 @@ def status(console: Console, run: Run, words: list[str]) -> int:
     console.print(f"{run.name}: {progress.line()}.", soft_wrap=True)
     for warning in progress.warnings():
         console.print(f"Note: {warning}.", soft_wrap=True)
-    if complete or progress.active or not progress.answers:
+    if progress.active and not progress.answers:
+        return NoAnswer.status
+    if complete or progress.active:
         return 0
     console.print(f"Cases are missing; to run them: {start.resubmit_command(run)}", soft_wrap=True)
     return 1
@@ -129,17 +137,28 @@ def cancel(console: Console, run: Run, words: list[str]) -> int:
     """End its jobs; finished rows are kept. The request is not read: jobs must end also where its file is broken."""
     if words:
         raise UserError(f"cannot read {words[0]!r}; usage: minfer cancel RUN")
-    progress = RunProgress(run)
-    progress.read_once()
-    if not progress.answers:
-        raise UserError("SLURM does not answer, so that nothing can be cancelled; try again")
-    jobs = list({job.id: job for job in run.all_jobs}.values())  # a job of several GPUs has as many shards
-    there = executors.find_states(run, jobs) or {}
-    executors.cancel(run, jobs)  # all that were ever submitted: one that is held may have nothing left to do
-    jobs = [job for job in jobs if job.id in there]
+    with contextlib.suppress(OSError):  # a full disk
+        run.mark_cancelled(True)  # another process that submits its jobs ends, and lets go of the lock
+    with run.lock(LOCK_S):
+        progress = RunProgress(run)
+        progress.read_once()
+        jobs = list({job.id: job for job in run.all_jobs}.values())  # a job of several GPUs has as many shards
+        there = executors.find_states(run, jobs) if progress.answers else None
+        if there is None:
+            raise NoAnswer("SLURM does not answer, so that nothing can be cancelled; try again")
+        # all that were ever submitted: one that is held may have nothing left to do
+        refused = executors.cancel(run, jobs, there.keys() - {job.id for job in jobs})
+        if not refused:
+            with contextlib.suppress(OSError):
+                run.tell([shard.name for shard in progress.active], event="cancelled")
+    if refused:
+        done = len(there) - len(refused)
+        raise UserError(
+            f"{done} of {len(there)} jobs of {run.name} were cancelled; scancel says of the others: {refused[0]}"
+        )
     console.print(
-        f"{run.name}: {len(jobs)} jobs cancelled; its {progress.rows} rows are kept."
-        + (f" To go on: {start.resubmit_command(run)}" if jobs else ""),
+        f"{run.name}: {len(there)} jobs cancelled; its {progress.rows} rows are kept."
+        + (f" To go on: {start.resubmit_command(run)}" if there else ""),
         soft_wrap=True,
     )
     return 0
@@ -158,7 +177,7 @@ def resubmit(console: Console, run: Run, words: list[str]) -> int:
         progress = RunProgress(run)
         progress.read_once()
         if not progress.answers:
-            raise UserError("SLURM does not answer, so that nobody knows which jobs still run; try again")
+            raise NoAnswer("SLURM does not answer, so that nobody knows which jobs still run; try again")
         if statuses:
             _redo(console, progress, statuses)
         missing = progress.missing
@@ -171,6 +190,7 @@ def resubmit(console: Console, run: Run, words: list[str]) -> int:
             again = [retries.Again(tuple(missing), executor, 0, "")]
         else:
             again = retries.plan(progress, missing, executor)
+        run.mark_cancelled(False)
         start.submit_again(console, run, again)
     console.print(f"{run.name}: {len(missing)} shards submitted again. {start.look_commands(run)}", soft_wrap=True)
     if "wait=false" in words:

@@ -17,7 +17,9 @@ from minfer.plan.shard import Shard
 POLLS_S = (0.5, 10.0)  # the queue is asked so often at first, and at last
 SURE = 2  # times that a job must not be in the queue before it is over: it may be between two nodes
 
-STATES = ("queued", "running", "done", "failed", "requeued")
+STATES = ("queued", "running", "done", "failed", "cancelled", "requeued")
+EARLY = ("failed", "cancelled")  # those of shards that no job will finish as they are
+ENDED = ("done", *EARLY)
 
 
 @dataclass
@@ -35,6 +37,7 @@ class ShardProgress:
     over: bool = False  # whether its last process came to its end
     message: str | None = None  # why that process did not do all
     again: bool = False  # whether that process asked to be queued again
+    cancelled: bool = False  # whether its job was cancelled
     limit: str | None = None  # the key of `cluster` of which it needs more
     warning: str | None = None  # what makes its node worse than it could be
     missed: int = 0  # times in succession that its job was not in the queue
@@ -53,7 +56,7 @@ class ShardProgress:
         match event["event"]:
             case "submitted" | "start":
                 self.started = self.started + 1 if event["event"] == "start" else 0
-                self.over, self.message, self.again, self.limit = False, None, False, None
+                self.over, self.message, self.again, self.limit, self.cancelled = False, None, False, None, False
             case "redo":
                 self.redo |= set(event["cases"])
                 self.cases -= self.redo
@@ -67,6 +70,8 @@ class ShardProgress:
             case "failed" | "stopped":
                 self.message, self.again = event["message"], event.get("again", False)
                 self.limit = event.get("limit")
+            case "cancelled":
+                self.cancelled = True
             case "warning":
                 self.warning = event["message"]
             case "end":
@@ -93,14 +98,14 @@ class ShardProgress:
 
     def settle(self, seen: queue.Seen | None) -> None:
         """Its state, by what the queue says of its job; None when the job is not in it."""
-        self.seen, word = seen, seen.word if seen else None
-        self.missed = 0 if word else self.missed + 1
+        self.seen = seen if seen and seen.place != queue.OVER else None
+        self.missed = 0 if self.seen else self.missed + 1
         if self.over and self.message is None:
             self.state = "done"
-        elif word:  # also when its process was stopped: SLURM may have it run again
-            self.state = "running" if word not in queue.WAITING else "requeued" if self.started else "queued"
+        elif self.seen:  # also when its process was stopped: SLURM may have it run again
+            self.state = "running" if self.seen.place == queue.RUNNING else "requeued" if self.started else "queued"
         elif self.missed >= SURE:
-            self.state = "failed"
+            self.state = "cancelled" if self.cancelled else "failed"
 
 
 class RunProgress:
@@ -114,6 +119,9 @@ class RunProgress:
         self.cases = [case for shard in loaded for case in shard.cases]
         self.shards = {shard.name: ShardProgress(shard.name, len(shard.cases), pinned=shard.node) for shard in loaded}
         self.answers = True  # whether SLURM does
+        self.lost: dict[str, queue.Seen] = {}  # jobs of the run in the queue that its folder does not name
+        self.ends: dict[str, str] = {}  # SLURM's word for the end of a job whose shard is not done
+        self._asked_ends: set[str] = set()
         self._offsets: Counter[Path] = Counter()
         self._begin = self._asked = time.monotonic()
         self._asked -= POLLS_S[1]
@@ -144,20 +152,38 @@ class RunProgress:
             self._asked = now
             seen = executors.find_states(self.run, self.jobs.values())
             self.answers = seen is not None
-            if seen is not None:
-                for shard in self.shards.values():
-                    job = self.jobs.get(shard.name)
-                    shard.settle(seen.get(job.id) if job else None)
+            self._settle(seen)
         if self._first is None and self.rows:
             self._first = now, self.rows
         return events
+
+    def _settle(self, seen: dict[str, queue.Seen] | None) -> None:
+        """Bring the states of shards up to date with the queue; None: it does not answer."""
+        if seen is None:  # what a process said of itself holds all the same
+            for shard in self.shards.values():
+                shard.state = "done" if shard.over and shard.message is None else shard.state
+            return
+        if lost := seen.keys() - {job.id for job in self.jobs.values()}:
+            lost -= {job.id for job in self.run.all_jobs}
+        self.lost = {job: seen[job] for job in sorted(lost)}
+        some = next(iter(self.lost.values()), None)  # may be the job of any shard that has none
+        for shard in self.shards.values():
+            job = self.jobs.get(shard.name)
+            shard.settle((seen.get(job.id) if job else None) or some)
+        failed = {s.name: job for s in self.shards.values() if s.state == "failed" and (job := self.jobs.get(s.name))}
+        if new := [job for job in failed.values() if job.id not in self._asked_ends]:
+            self._asked_ends |= {job.id for job in new}
+            self.ends |= executors.find_ends(new)
+        for name, job in failed.items():
+            if self.ends.get(job.id) == queue.CANCELLED:
+                self.shards[name].state = "cancelled"
 
     def read_once(self) -> None:
         """Bring it up to date with what is known of every job now."""
         for _ in range(SURE):
             self._asked = float("-inf")
             self.read()
-            if not self.active:
+            if not self.active or not self.answers:
                 return
             time.sleep(POLLS_S[0])
 
@@ -166,13 +192,18 @@ class RunProgress:
         self._asked = float("-inf")
         self.read()
         for shard in self.shards.values():
-            if shard.missed and shard.state != "done":
-                shard.state = "failed"
+            if shard.missed and shard.state not in ENDED:
+                shard.state = "cancelled" if shard.cancelled else "failed"
 
     def counts(self) -> dict[str, int]:
         """How many shards are in each state that some are in."""
         found = Counter(shard.state for shard in self.shards.values())
         return {state: found[state] for state in STATES if found[state]}
+
+    @property
+    def queued(self) -> bool:
+        """Whether its jobs are SLURM's."""
+        return bool(self.lost) or any(executors.EXECUTORS[job.executor].queued for job in self.jobs.values())
 
     @property
     def rows(self) -> int:
@@ -182,7 +213,7 @@ class RunProgress:
     @property
     def active(self) -> list[ShardProgress]:
         """The shards whose jobs wait or run."""
-        return [shard for shard in self.shards.values() if shard.state not in ("done", "failed")]
+        return [shard for shard in self.shards.values() if shard.state not in ENDED]
 
     @property
     def waiting(self) -> list[ShardProgress]:
@@ -191,10 +222,13 @@ class RunProgress:
 
     def warnings(self) -> list[str]:
         """Why jobs wait that will not start by themselves, and which files of the run cannot be read: a sentence each."""
-        counts = Counter(shard.seen.reason for shard in self.waiting if shard.seen)
-        told = [
-            f"{n} jobs wait as {reason}: {why}" for reason, n in counts.items() if (why := queue.explain_wait(reason))
-        ]
+        counts = Counter((shard.seen.why, shard.seen.remedy) for shard in self.waiting if shard.seen)
+        told = [f"{n} jobs wait as {why}: {remedy}" for (why, remedy), n in counts.items() if remedy]
+        if self.lost:
+            told.append(
+                f"{len(self.lost)} jobs of the run are in the queue, and its folder does not name them: "
+                f"{', '.join([*self.lost][:8])}; their shards are not submitted again, and minfer cancel ends them, too"
+            )
         return told + [
             f"{path} cannot be read, and its shard is left out; start a new run for its cases"
             for path in self.unreadable
@@ -202,22 +236,25 @@ class RunProgress:
 
     @property
     def failed(self) -> list[str]:
-        """The shards whose jobs ended early."""
+        """The shards whose jobs ended early, and were not cancelled."""
         return [shard.name for shard in self.shards.values() if shard.state == "failed"]
 
     @property
     def missing(self) -> list[str]:
         """The shards that no job will finish as it is."""
-        return [s.name for s in self.shards.values() if s.state == "failed" and len(s.cases) < s.total]
+        return [s.name for s in self.shards.values() if s.state in EARLY and len(s.cases) < s.total]
 
     def reasons(self) -> dict[str, str]:
         """Why shards ended before all was done."""
-        failed = [shard for shard in self.shards.values() if shard.state == "failed"]
-        unsaid = [self.jobs[s.name] for s in failed if s.message is None and s.name in self.jobs]
-        ends = executors.find_ends(unsaid)
+        failed = [shard for shard in self.shards.values() if shard.state in EARLY]
         found = {}
         for shard in failed:
             job = self.jobs.get(shard.name)
+            if shard.state == "cancelled":
+                found[shard.name] = (
+                    f"its job {job.id} was cancelled" if job else "it was cancelled before it was submitted"
+                )
+                continue
             if shard.message or job is None:
                 found[shard.name] = shard.message or "it was never submitted"
                 continue
@@ -225,8 +262,8 @@ class RunProgress:
             if why := logs.find_sentence(log):
                 found[shard.name] = why
                 continue
-            end = f" as {ends[job.id]}" if job.id in ends else ""
-            cause = f": {line}" if (line := logs.find_cause(log, ends.get(job.id, ""))) else ""
+            end = f" as {self.ends[job.id]}" if job.id in self.ends else ""
+            cause = f": {line}" if (line := logs.find_cause(log, self.ends.get(job.id, ""))) else ""
             found[shard.name] = f"its job {job.id} ended early{end}{cause}; see {log}"
         return found
 
@@ -234,9 +271,9 @@ class RunProgress:
         """How far it is, in a line."""
         if not self.answers:
             return f"SLURM does not answer; {self.rows} of {len(self.cases)} rows"
-        waits = Counter(shard.seen.reason for shard in self.waiting if shard.seen)
+        waits = Counter(shard.seen.why for shard in self.waiting if shard.seen)
         starts = sorted(shard.seen.start for shard in self.waiting if shard.seen and shard.seen.start)
-        why = ", ".join(reason for reason in waits if reason not in ("", "None"))
+        why = ", ".join(filter(None, waits))
         when = f"the first may start at {starts[0].replace('T', ' ')}" if starts else ""
         because = f" ({'; '.join(filter(None, [why, when]))})" if why or when else ""
         shards = ", ".join(f"{n} {state}{because if state == 'queued' else ''}" for state, n in self.counts().items())

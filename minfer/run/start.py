@@ -122,9 +122,15 @@ def _submit(console: Console, config: Config, executor: Executor, launch: Launch
     try:
         with run.lock():
             executor.submit(run, shards)
-    except UserError:
-        if not run.all_jobs:  # no job was submitted that would write there
+    except (UserError, OSError) as error:
+        lost = executors.find_states(run, []) if not run.all_jobs and not run.cancelled else None
+        if lost == {}:  # no job was submitted that would write there
             shutil.rmtree(run.folder, ignore_errors=True)
+        if lost and isinstance(error, OSError):
+            raise UserError(
+                f"{len(lost)} jobs are queued as {run.name}, and their ids cannot be written to {run.folder}: "
+                f"{error.strerror}; free space there. {look_commands(run)}"
+            ) from error
         raise
     if models := executor.list_models():
         console.print(
@@ -184,7 +190,10 @@ def finish(console: Console, run: Run, executor: Executor, plan: cases.Plan) -> 
             follow(console, progress, known)
             failed = set(progress.failed) - known
             known |= failed
-            if again := retries.plan_due(progress, sorted(failed), executor):
+            if run.cancelled:
+                if not progress.active:
+                    break
+            elif again := retries.plan_due(progress, sorted(failed), executor):
                 try:
                     with run.lock():
                         submit_again(console, run, again)
@@ -198,7 +207,7 @@ def finish(console: Console, run: Run, executor: Executor, plan: cases.Plan) -> 
         handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not leave jobs behind
         try:
             console.print("Ending the jobs.")
-            executors.cancel(run, progress.jobs.values())
+            print_notes(console, executors.cancel(run, progress.jobs.values(), progress.lost))
             progress.read_once()
             print_summary(console, progress, plan)
             console.print(f"Stopped; finished rows are kept. To go on: {resubmit_command(run)}", soft_wrap=True)

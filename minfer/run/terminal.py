@@ -14,7 +14,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from minfer.jobs.executors import EXECUTORS
 from minfer.ops import Case
 from minfer.plan import shell
 from minfer.plan.cases import Plan
@@ -71,14 +70,13 @@ def follow(console: Console, progress: RunProgress, known: Collection[str] = ())
         TextColumn("ETA"),
         TimeRemainingColumn(elapsed_when_finished=False),
     )
-    queued = any(EXECUTORS[job.executor].queued for job in progress.jobs.values())
     shown, warned = "", set[str]()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
         bar = bars.add_task("starting", total=len(progress.cases))
         while True:
             for event in progress.read():
                 _show(bars, bar, event)
-            if queued:
+            if progress.queued:
                 bars.update(bar, description=progress.line())
             line = progress.line().partition(", about")[0]
             if not console.is_terminal and line != shown:  # a log has no bar

@@ -406,10 +406,11 @@ def test_a_second_interrupt_leaves_no_jobs_and_the_last_sentence_is_said(tmp_pat
     def interrupted(*about: object) -> None:
         raise KeyboardInterrupt
 
-    def cancel(*about: object) -> None:
+    def cancel(*about: object) -> list[str]:
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.01)
         ended.append(about)
+        return []
 
     monkeypatch.setattr(start, "follow", interrupted)
     monkeypatch.setattr(executors, "cancel", cancel)
@@ -448,7 +449,9 @@ def test_reasons_that_do_not_pass_are_told_from_those_that_do(reason, said):
 def test_a_start_that_is_a_guess_is_not_shown(tmp_path, monkeypatch):
     """Where jobs have no time limit, SLURM counts on a year for each."""
     soon = (datetime.datetime.now() + datetime.timedelta(hours=2)).isoformat(timespec="seconds")
-    lines = [f"7_0|PENDING|{soon}|Resources", "7_1|PENDING|2099-01-01T00:00:00|Resources", "7_2|PENDING|N/A|Priority"]
+    lines = [
+        f"7_0|PENDING|{soon}|Resources|x", "7_1|PENDING|2099-01-01T00:00:00|Resources|x", "7_2|PENDING|N/A|Priority|x",
+    ]  # fmt: skip
     monkeypatch.setattr(commands, "ask", lambda *words: "\n".join(lines))
     found = executors.find_states(Run(tmp_path), [Job(f"000{n}", f"7_{n}", "slurm") for n in range(3)])
     assert found is not None and [found[f"7_{n}"].start for n in range(3)] == [soon, "", ""]
