@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 PREFIX = "minfer: "  # how minfer's own sentences begin in the log of a job
+NODE = "minfer: on node "  # how the output of a job begins
 MEMORY = "it ran out of memory; raise cluster.memory_gb"
 MEMORY_LINE = r"oom[-_ ]?kill|exceeded (job |step )?memory limit|OUT_OF_MEMORY"
 # Patterns of log lines that say why a job ended, each with the remedy to add.
@@ -26,6 +27,11 @@ CAUSES = (
 def find_sentence(log: Path) -> str | None:
     """The sentence that a job ended with."""
     return next((line.removeprefix(PREFIX) for line in reversed(_read(log)) if line.startswith(PREFIX)), None)
+
+
+def find_node(log: Path) -> str | None:
+    """The node that a job's script ran on, from the job's output."""
+    return next((line.removeprefix(NODE) for line in reversed(_read(log)) if line.startswith(NODE)), None)
 
 
 def find_cause(log: Path, end: str = "") -> str | None:

@@ -87,7 +87,7 @@ class Run:
 
     def _read_request(self, changes: list[str]) -> Config:
         for word in changes:
-            if not word.startswith(("cluster.", "container.")) or "=" not in word:
+            if not word.lstrip("+").startswith(("cluster.", "container.")) or "=" not in word:
                 raise UserError(f"cannot change {word!r} of a run; only cluster.* and container.* can, as key=value")
         file = self.folder / CONFIG
         try:
@@ -96,6 +96,7 @@ class Run:
         except OmegaConfBaseException as error:
             raise UserError(f"cannot read {file}: {str(error).splitlines()[0]}") from error
         for word in changes:
+            word = word.lstrip("+")  # as for a launch
             key = word.partition("=")[0]
             try:
                 OmegaConf.update(merged, key, OmegaConf.select(OmegaConf.from_dotlist([word]), key), merge=False)

@@ -17,6 +17,7 @@ import submitit
 
 from minfer.jobs import commands, partition
 from minfer.jobs.executors.base import Device, Executor, ignore_interrupts, import_path
+from minfer.jobs.logs import NODE
 from minfer.jobs.queue import Account, Seen, normalize, parse_accounts
 from minfer.jobs.run import Job, Run
 from minfer.plan import shell
@@ -28,6 +29,8 @@ PASS_ON = ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURMD_NODENAME", "SLURM_NODEI
            "SLURM_NTASKS", "SLURM_NNODES", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_TMPDIR", "SLURM_CPUS_PER_TASK",
            "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "SUBMITIT_EXECUTOR")  # fmt: skip
 PASS_ON_ONE = 'eval "[ -z \\"\\${$name+x}\\" ] || export \\"APPTAINERENV_$name=\\$$name\\""'
+# The first line of a job's script, for whoever asks on which node a job failed.
+NODE_LINE = f'echo "{NODE}${{SLURMD_NODENAME:-$(hostname -s)}}"'
 # The last lines of a job's script. They run on the node, outside any container, where scontrol is available. A shard that
 # was stopped after it had finished some cases exits with AGAIN, and its job is queued again.
 REQUEUE = ["status=$?", f'[ "$status" != {AGAIN} ] || scontrol requeue "$SLURM_JOB_ID"', 'exit "$status"']
@@ -149,6 +152,7 @@ class Slurm(Executor):
             "array_parallelism": cluster.parallel,
             "signal_delay_s": self.grace_s,
             "setup": [
+                NODE_LINE,
                 *(f"export {name}={shlex.quote(value)}" for name, value in import_path(run).items()),
                 "export SLURM_EXPORT_ENV=ALL",  # so that a user's SBATCH_EXPORT=NONE does not empty the tasks' environment, too
                 *cluster.setup,
@@ -229,7 +233,7 @@ def check_lines(executor: Executor, run: Run, python: str = sys.executable) -> l
 
 
 def _refuse(test: str, what: str, remedy: str) -> str:
-    why = shlex.quote(f" {what}; {remedy}, or leave the node out with +cluster.flags.exclude=")
+    why = shlex.quote(f" {what}; {remedy}, or leave the node out with cluster.flags.exclude=")
     return f'{test} || {{ node="${{SLURMD_NODENAME:-$(hostname -s)}}"; echo "minfer: node $node"{why}"$node" >&2; exit 1; }}'
 
 

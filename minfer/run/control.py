@@ -17,7 +17,7 @@ from minfer.plan.cases import Plan
 from minfer.plan.config import NoAnswer, UserError
 from minfer.plan.shard import Shard
 from minfer.rows.store import STATUSES
-from minfer.run import by_node, retries, start, usage
+from minfer.run import by_node, failures, retries, start, usage
 from minfer.run.progress import RunProgress
 from minfer.run.terminal import print_summary
 
@@ -62,6 +62,9 @@ def describe(progress: RunProgress) -> dict[str, Any]:
         "jobs": sorted({job.id for job in progress.jobs.values()} | progress.lost.keys()),
         "warnings": progress.warnings(),
         "failed": progress.reasons(),
+        "failures": [
+            {"node": each.node, "cause": each.cause, "shards": list(each.shards)} for each in failures.collect(progress)
+        ],
     }
 
 
@@ -186,6 +189,7 @@ def resubmit(console: Console, run: Run, words: list[str]) -> int:
             return 0
         executor = executors.choose(run.request.cluster, run.request.container)
         start.print_notes(console, executor.list_set_aside())
+        executor = failures.avoid(progress, executor)
         if any(word.startswith(("cluster.time_min=", "cluster.memory_gb=")) for word in words):
             again = [retries.Again(tuple(missing), executor, 0, "")]
         else:

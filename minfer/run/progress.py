@@ -12,14 +12,17 @@ from typing import Any
 
 from minfer.jobs import executors, logs, queue
 from minfer.jobs.run import Run
+from minfer.plan import shell
 from minfer.plan.shard import Shard
 
 POLLS_S = (0.5, 10.0)  # the queue is asked so often at first, and at last
+BAD = 3  # so many jobs that failed on a node where none did anything are the node's fault
 SURE = 2  # times that a job must not be in the queue before it is over: it may be between two nodes
 
 STATES = ("queued", "running", "done", "failed", "cancelled", "requeued")
 EARLY = ("failed", "cancelled")  # those of shards that no job will finish as they are
 ENDED = ("done", *EARLY)
+CANCELLED = "its job was cancelled"
 
 
 @dataclass
@@ -37,6 +40,7 @@ class ShardProgress:
     over: bool = False  # whether its last process came to its end
     message: str | None = None  # why that process did not do all
     again: bool = False  # whether that process asked to be queued again
+    progressed: bool = False  # whether that process has finished a case
     cancelled: bool = False  # whether its job was cancelled
     limit: str | None = None  # the key of `cluster` of which it needs more
     warning: str | None = None  # what makes its node worse than it could be
@@ -56,7 +60,8 @@ class ShardProgress:
         match event["event"]:
             case "submitted" | "start":
                 self.started = self.started + 1 if event["event"] == "start" else 0
-                self.over, self.message, self.again, self.limit, self.cancelled = False, None, False, None, False
+                self.over, self.message, self.again, self.limit = False, None, False, None
+                self.cancelled = self.progressed = False
             case "redo":
                 self.redo |= set(event["cases"])
                 self.cases -= self.redo
@@ -64,6 +69,7 @@ class ShardProgress:
             case "done" | "kept":
                 self.cases.add(event["case"])
                 self.redo.discard(event["case"])
+                self.progressed |= event["event"] == "done"
             case "skip":
                 self.cases.add(event["case"])
                 self.skipped.add(event["case"])
@@ -174,6 +180,9 @@ class RunProgress:
         if new := [job for job in failed.values() if job.id not in self._asked_ends]:
             self._asked_ends |= {job.id for job in new}
             self.ends |= executors.find_ends(new)
+            for job in new:
+                shard = self.shards[job.shard]
+                shard.node = shard.node or logs.find_node(self.run.log(job, "out"))
         for name, job in failed.items():
             if self.ends.get(job.id) == queue.CANCELLED:
                 self.shards[name].state = "cancelled"
@@ -229,6 +238,9 @@ class RunProgress:
                 f"{len(self.lost)} jobs of the run are in the queue, and its folder does not name them: "
                 f"{', '.join([*self.lost][:8])}; their shards are not submitted again, and minfer cancel ends them, too"
             )
+        for node, n in self.find_bad_nodes().items():
+            retry = shell.command("resubmit", str(shell.relative(self.run.folder)), f"cluster.flags.exclude={node}")
+            told.append(f"{n} jobs failed on {node}, and none got anything done there; leave it out with {retry}")
         return told + [
             f"{path} cannot be read, and its shard is left out; start a new run for its cases"
             for path in self.unreadable
@@ -244,28 +256,48 @@ class RunProgress:
         """The shards that no job will finish as it is."""
         return [s.name for s in self.shards.values() if s.state in EARLY and len(s.cases) < s.total]
 
-    def reasons(self) -> dict[str, str]:
-        """Why shards ended before all was done."""
-        failed = [shard for shard in self.shards.values() if shard.state in EARLY]
-        found = {}
-        for shard in failed:
-            job = self.jobs.get(shard.name)
+    def find_bad_nodes(self) -> dict[str, int]:
+        """The nodes on which at least BAD jobs failed before they had done a case, and none did anything, while another node
+        worked; and how many that were."""
+        failed: Counter[str] = Counter()
+        worked = set()
+        for shard in self.shards.values():
+            if shard.node and shard.state == "failed" and not shard.progressed:
+                failed[shard.node] += 1
+            elif shard.node and shard.state in ("running", "done", "failed"):
+                worked.add(shard.node)
+        return {node: n for node, n in failed.items() if n >= BAD and node not in worked and worked}
+
+    def causes(self) -> dict[str, tuple[str, Path | None]]:
+        """Why shards ended before all was done, in words that are the same for the same cause, and the log that may say
+        more."""
+        found: dict[str, tuple[str, Path | None]] = {}
+        for shard in self.shards.values():
+            if shard.state not in EARLY:
+                continue
+            job, why = self.jobs.get(shard.name), shard.message
             if shard.state == "cancelled":
-                found[shard.name] = (
-                    f"its job {job.id} was cancelled" if job else "it was cancelled before it was submitted"
-                )
-                continue
-            if shard.message or job is None:
-                found[shard.name] = shard.message or "it was never submitted"
-                continue
-            log = self.run.log(job)
-            if why := logs.find_sentence(log):
-                found[shard.name] = why
+                why = CANCELLED
+            elif why is None and job is None:
+                why = "it was never submitted"
+            if why or job is None or (why := logs.find_sentence(self.run.log(job))):
+                found[shard.name] = why or "", None
                 continue
             end = f" as {self.ends[job.id]}" if job.id in self.ends else ""
-            cause = f": {line}" if (line := logs.find_cause(log, self.ends.get(job.id, ""))) else ""
-            found[shard.name] = f"its job {job.id} ended early{end}{cause}; see {log}"
+            cause = f": {line}" if (line := logs.find_cause(self.run.log(job), self.ends.get(job.id, ""))) else ""
+            found[shard.name] = f"its job ended early{end}{cause}", self.run.log(job)
         return found
+
+    def reasons(self) -> dict[str, str]:
+        """Why shards ended before all was done: a sentence each, with the shard's own job."""
+        return {
+            name: self._name_job(name, cause) + (f"; see {log}" if log else "")
+            for name, (cause, log) in self.causes().items()
+        }
+
+    def _name_job(self, name: str, cause: str) -> str:
+        job = self.jobs.get(name)
+        return cause.replace("its job", f"its job {job.id}", 1) if job and cause.startswith("its job") else cause
 
     def line(self) -> str:
         """How far it is, in a line."""

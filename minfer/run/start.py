@@ -23,9 +23,9 @@ from minfer.ops import Case
 from minfer.plan import cases, extra, shell
 from minfer.plan.config import CONF, INSTALLED, SCRIPT, Config, UserError, name_changes
 from minfer.plan.shard import Shard, hash_outside
-from minfer.run import notify, retries, terminal
+from minfer.run import failures, notify, retries, terminal
 from minfer.run.progress import RunProgress
-from minfer.run.terminal import follow, print_plan, print_summary, relative
+from minfer.run.terminal import follow, print_plan, print_summary
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ def finish(console: Console, run: Run, executor: Executor, plan: cases.Plan) -> 
             if run.cancelled:
                 if not progress.active:
                     break
-            elif again := retries.plan_due(progress, sorted(failed), executor):
+            elif again := retries.plan_due(progress, sorted(failed), failures.avoid(progress, executor)):
                 try:
                     with run.lock():
                         submit_again(console, run, again)
@@ -216,7 +216,7 @@ def finish(console: Console, run: Run, executor: Executor, plan: cases.Plan) -> 
         return 130
     complete = print_summary(console, progress, plan)
     if not complete:
-        logs = relative(run.folder)
+        logs = shell.relative(run.folder)
         console.print(f"Cases are missing; logs: {logs}. To run them: {resubmit_command(run)}", soft_wrap=True)
     target = run.request.notify
     if target and (problem := notify.notify(target, progress)):
@@ -275,7 +275,7 @@ def commit_of_sources() -> str | None:
 
 def look_commands(run: Run) -> str:
     """How to see from any shell what became of a run."""
-    name = str(relative(run.folder))
+    name = str(shell.relative(run.folder))
     return f"To look: {shell.command('status', name)}; to end it: {shell.command('cancel', name)}"
 
 
@@ -283,4 +283,4 @@ def resubmit_command(run: Run) -> str:
     """The command that runs what a run lacks."""
     if not shell.outlives(run.folder):
         return "the same command with resume=true (runs/ is not mounted, so this run's folder goes with the container)"
-    return shell.command("resubmit", str(relative(run.folder)))
+    return shell.command("resubmit", str(shell.relative(run.folder)))

@@ -21,7 +21,7 @@ from minfer.plan.config import Config
 from minfer.plan.counters import TENSOR
 from minfer.rows import store
 from minfer.rows.select import is_judged
-from minfer.run import by_node, times
+from minfer.run import by_node, failures, times
 from minfer.run.progress import RunProgress
 
 POLL_S = 0.2
@@ -180,12 +180,12 @@ def print_summary(console: Console, progress: RunProgress, plan: Plan) -> bool:
         console.print(line)
     for warning in dict.fromkeys(shard.warning for shard in progress.shards.values() if shard.warning):
         console.print(f"Note: {warning}.", soft_wrap=True)
-    for name, message in progress.reasons().items():
-        pinned = progress.shards[name].pinned
-        console.print(f"Shard {name}{f' on {pinned}' if pinned else ''} failed: {message}.", soft_wrap=True)
+    reasons = progress.reasons()
+    for failure in failures.collect(progress):
+        console.print(failures.describe(failure, reasons), soft_wrap=True)
     files = run.row_files
     for path in files:
-        console.print(f"Rows: {relative(path)}", soft_wrap=True)
+        console.print(f"Rows: {shell.relative(path)}", soft_wrap=True)
     if rows:
         console.print(f"Next: {_report_command(sorted({path.parent for path in files}))}", soft_wrap=True)
     redo = sum(len(shard.redo) for shard in progress.shards.values())
@@ -197,7 +197,7 @@ def print_summary(console: Console, progress: RunProgress, plan: Plan) -> bool:
 def _report_command(folders: list[Path]) -> str:
     """The command that shows these rows."""
     page = "results/report.html" if shell.in_docker() else "report.html"  # on the mount
-    words = [*(str(relative(folder)) for folder in folders), *(["-o", page] if shell.in_docker() else [])]
+    words = [*(str(shell.relative(folder)) for folder in folders), *(["-o", page] if shell.in_docker() else [])]
     return f"{shell.command('report', *words)}   # these rows as a page to look into: {page}"
 
 
@@ -282,8 +282,3 @@ def _list_unprofiled(rows: list[store.Row]) -> list[str]:
             if why != "ok":
                 reasons.setdefault((profiler, why), {})[row["kernel"]] = None
     return [f"{profiler}: {', '.join(kernels)}: {why}" for (profiler, why), kernels in reasons.items()]
-
-
-def relative(path: Path) -> Path:
-    """A path as it is written from here."""
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

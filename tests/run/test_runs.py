@@ -293,6 +293,9 @@ def test_a_run_that_is_not_there_and_a_change_that_cannot_be(tmp_path):
         Run(tmp_path).change_request(["op=x"])
     with pytest.raises(UserError, match=r"cluster\.time_min is 0"):
         Run(tmp_path).change_request(["cluster.time_min=0"])
+    plus = Run(tmp_path)
+    plus.change_request(["+cluster.flags.exclude=n2", "++cluster.cpus=4"])  # as for a launch
+    assert plus.request.cluster.flags == {"exclude": "n2"} and plus.request.cluster.cpus == 4
     for word, said in {
         "cluster.time=5": "no such key 'cluster.time'; did you mean time_min?",
         "cluster.cpus=x": "bad value for 'cluster.cpus': value 'x' of type 'str' could not be converted to Integer",
