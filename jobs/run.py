@@ -232,16 +232,17 @@ class Run:
         return [path for folder in sorted(results.glob(f"*/{self.name}")) for path in store.files(folder)]
 
     def rows(self, columns: Iterable[str]) -> dict[tuple[str, str], store.Row]:
-        """The newest row of each case, by shard and case; a case that was run again has several. Raises UserError if the
-        request cannot be read."""
+        """The newest row of each case, by shard and case; a case that was run again has several. In a folder, that is the
+        last one in the order of its files, whatever the clocks of the nodes said. Raises UserError if the request cannot be
+        read."""
         from minfer.rows import store  # imports pyarrow; here, so that a typo is reported without it
 
         finished = lambda row: row["finished"].timestamp() if row["finished"] else 0.0
-        found: dict[tuple[str, str], store.Row] = {}
+        found: dict[tuple[str, str], tuple[Path, store.Row]] = {}
         for path in self.row_files:
             shard = path.stem.rpartition("-")[0]
             for row in store.rows([path], {"case", "finished", *columns}):
-                key = shard, row["case"]
-                if key not in found or finished(found[key]) <= finished(row):
-                    found[key] = row
-        return found
+                folder, old = found.get((shard, row["case"]), (path.parent, row))
+                if folder == path.parent or finished(old) <= finished(row):
+                    found[shard, row["case"]] = path.parent, row
+        return {key: row for key, (_, row) in found.items()}

@@ -157,6 +157,7 @@ class Slurm(Executor):
                 "export SLURM_EXPORT_ENV=ALL",  # so that a user's SBATCH_EXPORT=NONE does not empty the tasks' environment, too
                 *cluster.setup,
                 *check_lines(self, run),
+                "set +e",  # of the user's setup: what follows a shard that stopped early has to run
             ],
             "teardown": REQUEUE,
             "additional_parameters": {"chdir": str(run.sources), "requeue": True} | flags,

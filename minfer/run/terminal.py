@@ -6,7 +6,7 @@ import datetime
 import re
 import time
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -150,10 +150,8 @@ def print_summary(console: Console, progress: RunProgress, plan: Plan) -> bool:
         (row["kernel"], drop_value(row["message"])) for row in rows.values() if row["status"] == "unsupported"
     ).items():
         console.print(f"{kernel}: {n} unsupported: {message}")
-    for row in rows.values():
-        if row["status"] not in ("ok", "unsupported") and not has_too_few_rounds(row):
-            where = f"{row['node']}: " if nodes else ""
-            console.print(f"{where}{row['case']}: {row['status']}: {row['message'] or ''}")
+    for line in _list_problems(rows.values(), name_nodes=bool(nodes)):
+        console.print(line)
     for line in _list_unprofiled(list(rows.values())):
         console.print(line)
     counts = Counter(row["status"] for row in rows.values())
@@ -192,6 +190,22 @@ def print_summary(console: Console, progress: RunProgress, plan: Plan) -> bool:
     if redo:
         console.print(f"{redo} of these cases are still to be done again; their rows above are the old ones.")
     return not redo and set(wanted) <= {case for _, case in rows} | skipped
+
+
+def _list_problems(rows: Iterable[store.Row], name_nodes: bool) -> list[str]:
+    """What rows say that are not ok: a line each, or one with a count where several cases of a kernel say the same."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for row in rows:
+        if row["status"] not in ("ok", "unsupported") and not has_too_few_rounds(row):
+            where = f"{row['node']}: " if name_nodes else ""
+            about = where, f"{row['op']}/{row['kernel']}", row["status"], row["message"] or ""
+            groups.setdefault(about, []).append(row["case"])
+    return [
+        f"{where}{cases[0]}: {status}: {message}"
+        if len(cases) == 1
+        else f"{where}{kernel}: {len(cases)} cases {status}: {message} (the first is {cases[0]})"
+        for (where, kernel, status, message), cases in groups.items()
+    ]
 
 
 def _report_command(folders: list[Path]) -> str:
