@@ -130,6 +130,13 @@ def exit_status(command: Callable[[], int]) -> int:
     except UserError as error:
         print(f"minfer: {error}", file=sys.stderr)
         return error.status
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        if not _is_closed(sys.stdout.fileno()):  # it was another pipe, as to a process that died
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python writes at its end
+        return 128 + signal.SIGPIPE
     except OSError as error:
         if error.errno not in REFUSED:
             raise
@@ -139,13 +146,6 @@ def exit_status(command: Callable[[], int]) -> int:
             file=sys.stderr,
         )
         return 2
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:
-        if not _is_closed(sys.stdout.fileno()):  # it was another pipe, as to a process that died
-            raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python writes at its end
-        return 128 + signal.SIGPIPE
 
 
 PLAIN = {"µ": "u", "±": "+-", "–": "-", "—": "-", "×": "x", "·": "*", "‡": "++", "†": "+", "²": "2"}

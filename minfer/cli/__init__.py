@@ -1,5 +1,5 @@
-"""What a user types: `minfer +sweep=hgemm` launches a run; `minfer status RUN`, `minfer cancel RUN` and
-`minfer resubmit RUN` look after one that was launched earlier, from any shell, and `minfer runs` lists them;
+"""What a user types: `minfer +sweep=hgemm` launches a run; `minfer status RUN`, `wait`, `cancel`, `resubmit` and `logs` look
+after one that was launched earlier, from any shell, and `minfer runs` lists them;
 `minfer report`, `minfer compare` and `minfer race` look at what kernels do; `minfer warm TRACE` compiles variants for the sizes
 in a trace."""
 
@@ -14,9 +14,10 @@ from minfer.plan.config import UserError, groups, nearest
 
 RUN = " (RUN: a run's name or folder, or the word last for the newest run)"
 ACTIONS = {  # to a run, and how each is used
-    "status": f"usage: minfer status RUN [--json]{RUN}",
+    "status": f"usage: minfer status RUN [--json] [--junit=FILE]{RUN}",
+    "wait": f"usage: minfer wait RUN [--junit=FILE]{RUN}; follows its jobs to their end, and Ctrl-C leaves them alone",
     "cancel": f"usage: minfer cancel RUN{RUN}",
-    "resubmit": "usage: minfer resubmit RUN [cluster.KEY=VALUE ...] [container.KEY=VALUE ...] [status=timeout,oom]"
+    "resubmit": "usage: minfer resubmit RUN [cluster.KEY=VALUE ...] [container.KEY=VALUE ...] [status=timeout,oom|failed]"
     f" [wait=false]{RUN}; KEY is as in minfer --help",
     "logs": f"usage: minfer logs RUN [SHARD]{RUN}; without SHARD it names the files",
 }
@@ -63,6 +64,7 @@ def act(action: str, words: list[str]) -> int:
 
         actions = {
             "status": control.status,
+            "wait": control.wait,
             "cancel": control.cancel,
             "resubmit": control.resubmit,
             "logs": control.logs,

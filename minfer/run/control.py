@@ -16,12 +16,12 @@ from minfer.jobs.run import Run
 from minfer.plan.cases import Plan
 from minfer.plan.config import NoAnswer, UserError
 from minfer.plan.shard import Shard
-from minfer.rows.store import STATUSES
-from minfer.run import by_node, failures, retries, start, usage
+from minfer.rows.store import FAILED, STATUSES
+from minfer.run import by_node, failures, junit, retries, start, usage
 from minfer.run.progress import RunProgress
-from minfer.run.terminal import print_summary
+from minfer.run.terminal import follow, print_summary
 
-JSON, STATUS = "--json", "status="
+JSON, JUNIT, STATUS = "--json", "--junit=", "status="
 SHOWN = 20  # runs of a list
 LOCK_S = 60.0  # how long another process may take to stop submitting
 CHUNK = 1 << 16  # characters of a log that are read at a time: it may be larger than the memory
@@ -109,10 +109,11 @@ def _find_logs(progress: RunProgress, shard: str) -> list[Path]:
 
 def status(console: Console, run: Run, words: list[str]) -> int:
     """How far it is, and what came of it; 1 when cases are missing that no job will run, 3 when nobody knows, because SLURM
-    does not answer. With --json: the same as JSON."""
-    run.change_request([word for word in words if word != JSON])
+    does not answer. With --json: the same as JSON; with --junit=FILE, the cases as JUnit's XML in a file."""
+    run.change_request([word for word in words if word != JSON and not word.startswith(JUNIT)])
     progress = RunProgress(run)
     progress.read_once()
+    _write_junit(progress, words)
     if JSON in words:
         used = {"usage": usage.to_json(usage.collect(progress))}
         if nodes := [shard.pinned for shard in progress.shards.values() if shard.pinned]:
@@ -134,6 +135,39 @@ def status(console: Console, run: Run, words: list[str]) -> int:
         return 0
     console.print(f"Cases are missing; to run them: {start.resubmit_command(run)}", soft_wrap=True)
     return 1
+
+
+def wait(console: Console, run: Run, words: list[str]) -> int:
+    """Follow its jobs to their end and show what came of it; 1 when cases have no row, 4 when all have and some say that
+    their kernel failed. Also follows what another launcher submits again. Ctrl-C leaves the jobs alone."""
+    if other := [word for word in words if not word.startswith(JUNIT)]:
+        raise UserError(f"cannot read {other[0]!r}; usage: minfer wait RUN [{JUNIT}FILE]")
+    progress = RunProgress(run)
+    try:
+        while True:
+            follow(console, progress, progress.shards)
+            progress = RunProgress(run)
+            progress.read_once()
+            if not progress.active:
+                break
+    except KeyboardInterrupt:
+        console.print(f"The jobs of {run.name} go on. {start.look_commands(run)}", soft_wrap=True)
+        return 130
+    complete = print_summary(console, progress, Plan(progress.cases, {}, {}))
+    _write_junit(progress, words)
+    if not complete:
+        console.print(f"Cases are missing; to run them: {start.resubmit_command(run)}", soft_wrap=True)
+        return 1
+    return 4 if any(row["status"] in FAILED for row in run.rows(["status"]).values()) else 0
+
+
+def _write_junit(progress: RunProgress, words: list[str]) -> None:
+    """Write the run as JUnit's XML where the words say --junit=FILE. Raises UserError if it cannot be written."""
+    for path in [Path(word.removeprefix(JUNIT)) for word in words if word.startswith(JUNIT)]:
+        try:
+            path.write_bytes(junit.to_xml(progress))
+        except OSError as error:
+            raise UserError(f"cannot write {path}: {error.strerror}; name another file with {JUNIT}") from error
 
 
 def cancel(console: Console, run: Run, words: list[str]) -> int:
@@ -203,11 +237,11 @@ def resubmit(console: Console, run: Run, words: list[str]) -> int:
 
 
 def _parse_statuses(text: str) -> list[str]:
-    """The statuses of `timeout,oom`. Raises UserError."""
-    chosen = text.strip("[]").split(",")
+    """The statuses of `timeout,oom`, where `failed` stands for all of kernels that failed. Raises UserError."""
+    chosen = [status for word in text.strip("[]").split(",") for status in (FAILED if word == "failed" else (word,))]
     for status in chosen:
         if status not in STATUSES:
-            raise UserError(f"unknown status {status!r}; it can be {', '.join(STATUSES)}")
+            raise UserError(f"unknown status {status!r}; it can be {', '.join(STATUSES)}, or failed")
     return chosen
 
 

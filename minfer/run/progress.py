@@ -31,6 +31,7 @@ class ShardProgress:
 
     name: str
     total: int
+    all_cases: tuple[str, ...] = ()  # by their keys
     pinned: str | None = None  # the only node that may run it
     state: str = "queued"
     cases: set[str] = field(default_factory=set)  # those that have a row, of this run or, resumed, of another
@@ -123,7 +124,12 @@ class RunProgress:
         self.unreadable: list[Path] = []  # files of shards
         loaded = [shard for path in run.shards.values() if (shard := self._load(path))]
         self.cases = [case for shard in loaded for case in shard.cases]
-        self.shards = {shard.name: ShardProgress(shard.name, len(shard.cases), pinned=shard.node) for shard in loaded}
+        self.shards = {
+            shard.name: ShardProgress(
+                shard.name, len(shard.cases), tuple(case.key for case in shard.cases), pinned=shard.node
+            )
+            for shard in loaded
+        }
         self.answers = True  # whether SLURM does
         self.lost: dict[str, queue.Seen] = {}  # jobs of the run in the queue that its folder does not name
         self.ends: dict[str, str] = {}  # SLURM's word for the end of a job whose shard is not done

@@ -103,7 +103,9 @@ def test_a_row_is_newer_than_those_before_it_also_where_a_clock_was_set_back(sha
 
 
 def test_an_unknown_status_is_one_sentence_with_those_there_are(shard):
-    with pytest.raises(UserError, match=r"^unknown status 'fast'; it can be ok, unconverged, wrong, .*, timeout, oom$"):
+    with pytest.raises(
+        UserError, match=r"^unknown status 'fast'; it can be ok, unconverged, wrong, .*, timeout, oom, or failed$"
+    ):
         control.resubmit(Console(), Run(Path(shard.folder)), ["status=oom,fast"])
 
 
