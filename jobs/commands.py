@@ -16,21 +16,30 @@ THEIRS = re.compile(r"(SLURM|SLURMD|SBATCH|SALLOC|SQUEUE|SINFO|SACCT|SCANCEL|SCO
 KEPT = {"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT"}  # which cluster this is, and who is asking
 
 
+SILENT = re.compile("Unable to contact slurm|[Cc]onnect(ion)? fail|[Cc]onnection refused|Socket timed out")
+
+
 class Failed(Exception):
-    """A command that failed or did not answer in time. Its text is the command's own message."""
+    """A command that failed. Its text is the command's own message."""
+
+
+class Silent(Failed):
+    """A command to which SLURM did not answer."""
 
 
 def run(*command: str, **variables: str) -> str:
-    """The output of a SLURM command; `variables` are added to its environment. Raises Failed."""
+    """The output of a SLURM command; `variables` are added to its environment. Raises Failed; Silent, if
+    SLURM does not answer."""
     environment = {name: value for name, value in os.environ.items() if not _is_theirs(name)} | variables
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment)
     except subprocess.TimeoutExpired as error:
-        raise Failed(f"{command[0]} does not answer within {TIMEOUT_S:g} s") from error
+        raise Silent(f"{command[0]} does not answer within {TIMEOUT_S:g} s") from error
     except OSError as error:
         raise Failed(f"{command[0]} cannot be run: {error.strerror}") from error
     if done.returncode:
-        raise Failed(done.stderr.strip() or f"{command[0]} ended with status {done.returncode}")
+        form = Silent if SILENT.search(done.stderr) else Failed
+        raise form(done.stderr.strip() or f"{command[0]} ended with status {done.returncode}")
     return done.stdout
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from minfer.jobs import commands
-from minfer.plan.config import Cluster, UserError
+from minfer.plan.config import Cluster, NoAnswer, UserError
 
 USABLE = ("idle", "mixed", "allocated", "completing", "planned", "reserved")  # states in which nodes start jobs
 
@@ -46,9 +46,14 @@ def drop_gpus(gres: str | None) -> str | None:
 
 
 def list_nodes(partition: str | None) -> list[Node]:
-    """The nodes of a partition (None: the site's default); empty if sinfo fails."""
+    """The nodes of a partition (None: the site's default); empty if sinfo fails. Raises NoAnswer."""
     chosen = [f"--partition={partition}"] if partition else []
-    told = commands.ask("sinfo", "--noheader", "--Node", "--format=%P|%c|%m|%G|%l|%N|%T", *chosen) or ""
+    try:
+        told = commands.run("sinfo", "--noheader", "--Node", "--format=%P|%c|%m|%G|%l|%N|%T", *chosen)
+    except commands.Silent as error:
+        raise NoAnswer(f"SLURM does not answer: {' '.join(str(error).split())}; try again when it does") from error
+    except commands.Failed:
+        return []
     lines = [line.split("|") for line in told.splitlines() if line.count("|") == 6]
     lines = [line for line in lines if partition or line[0].endswith("*")] or lines
     return [

@@ -103,6 +103,11 @@ class ShardProgress:
         """How long its processes ran, together, as far as they told of it."""
         return None if self.begun is None else self.ran_s + max(0.0, self.last - self.begun)
 
+    @property
+    def waits(self) -> bool:
+        """Whether the queue has its job, which does not run yet."""
+        return self.seen is not None and self.seen.place == queue.WAITING
+
     def settle(self, seen: queue.Seen | None) -> None:
         """Its state, by what the queue says of its job; None when the job is not in it."""
         self.seen = seen if seen and seen.place != queue.OVER else None
@@ -149,18 +154,14 @@ class RunProgress:
     def read(self) -> list[dict[str, Any]]:
         """Bring it up to date; the events that are new."""
         events = []
-        grown = []
-        if (told := self.run.progress_files).is_dir():
-            with os.scandir(told) as entries:
-                told_of = [entry for entry in entries if entry.name.endswith(".jsonl")]  # not the claims on shards
-                grown = [path for entry in told_of if entry.stat().st_size > self._offsets[path := Path(entry)]]
-        for path in sorted(grown):
+        now = time.monotonic()
+        due = now - self._asked >= min(POLLS_S[1], max(POLLS_S[0], (now - self._begin) / 20))
+        for path in self._find_grown(due):
             for event in _new_events(path, self._offsets):
                 if shard := self.shards.get(path.stem):
                     shard.take(event)
                     events.append(event)
-        now = time.monotonic()
-        if now - self._asked >= min(POLLS_S[1], max(POLLS_S[0], (now - self._begin) / 20)):
+        if due:
             self._asked = now
             seen = executors.find_states(self.run, self.jobs.values())
             self.answers = seen is not None
@@ -168,6 +169,22 @@ class RunProgress:
         if self._first is None and self.rows:
             self._first = now, self.rows
         return events
+
+    def _find_grown(self, everything: bool) -> list[Path]:
+        """The files of events that have grown; unless `everything` is asked for, not of shards that are done, or whose job
+        still waits in the queue: hundreds of files on a network file system cost a moment each."""
+        if not (told := self.run.progress_files).is_dir():
+            return []
+        found = []
+        with os.scandir(told) as entries:
+            for entry in entries:
+                name, _, kind = entry.name.rpartition(".")
+                shard = self.shards.get(name)
+                still = shard is not None and (shard.state == "done" or shard.waits)
+                if kind == "jsonl" and (everything or not still):  # not the claims on shards
+                    path = Path(entry)
+                    found += [path] if entry.stat().st_size > self._offsets[path] else []
+        return sorted(found)
 
     def _settle(self, seen: dict[str, queue.Seen] | None) -> None:
         """Bring the states of shards up to date with the queue; None: it does not answer."""

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from minfer.jobs.run import JOBS, Run
-from minfer.plan.config import UserError
+from minfer.plan.config import NoAnswer, UserError
 from minfer.run.progress import RunProgress
 from tests.cluster.conftest import control, lab_node, submit, tmpfs, until
 
@@ -98,6 +98,8 @@ def test_a_controller_that_does_not_answer_is_said_within_seconds(lab, folder):
         status = control("status", run, "--json")
         assert time.monotonic() - begin < 60
         assert status.returncode == 3 and json.loads(status.stdout)["slurm"] == "no answer", status.stderr
+        with pytest.raises(NoAnswer, match=r"^SLURM does not answer: "):
+            submit(folder, "kernel=torch")
         done = control("cancel", run)
         assert done.returncode == 3 and done.stderr.startswith("minfer: SLURM does not answer"), done.stderr
     finally:

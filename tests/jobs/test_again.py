@@ -111,6 +111,9 @@ def test_an_unknown_status_is_one_sentence_with_those_there_are(shard):
 
 def test_claims_on_shards_are_no_progress_and_are_not_opened(shard, monkeypatch):
     """They have no line's end, so that they would be read anew at every look."""
+    monkeypatch.setattr(
+        "minfer.run.progress.POLLS_S", (0.0, 0.0)
+    )  # a shard that is done is looked at as often as the queue
     progress = RunProgress(Run(Path(shard.folder)))
     (Path(shard.folder) / "progress" / "0000.process").write_text("process 1 on a node since 0")
     progress.read()

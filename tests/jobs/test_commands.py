@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from minfer.jobs import commands, executors
+from minfer.jobs import commands, executors, partition
 from minfer.jobs.run import Job, Run
+from minfer.plan.config import NoAnswer
 
 Stub = Callable[[str, str], None]
 
@@ -61,3 +62,27 @@ def test_a_run_is_looked_up_among_the_jobs_of_its_owner(stub, tmp_path):
     assert executors.find_states(run, [Job("0000", "7_0", "slurm")]) == {}
     run.owner = tmp_path.stat().st_uid + 1
     assert executors.find_states(run, [Job("0000", "7_0", "slurm")])
+
+
+@pytest.mark.parametrize(
+    ("script", "error"),
+    [
+        (
+            "echo 'slurm_load_partitions: Unable to contact slurm controller (connect failure)' >&2; exit 1",
+            commands.Silent,
+        ),
+        ("exec sleep 5", commands.Silent),
+        ("echo 'Invalid partition' >&2; exit 1", commands.Failed),
+    ],
+)
+def test_a_command_without_an_answer_is_told_from_one_that_fails(stub, monkeypatch, script, error):
+    monkeypatch.setattr(commands, "TIMEOUT_S", 0.3)
+    stub("sinfo", script)
+    with pytest.raises(commands.Failed) as caught:
+        commands.run("sinfo")
+    assert caught.type is error
+    if error is commands.Silent:
+        with pytest.raises(NoAnswer, match=r"^SLURM does not answer: .*; try again when it does$"):
+            partition.list_nodes(None)
+    else:
+        assert partition.list_nodes(None) == []

@@ -197,3 +197,17 @@ def test_a_disk_that_is_full_is_one_sentence(run, monkeypatch, capsys):
     monkeypatch.setattr(shutil, "copytree", fail_all)
     with pytest.raises(UserError, match=r"^cannot copy the sources to \S+: No space left on device; free space there"):
         run.copy_sources()
+
+
+def test_shards_that_wait_or_are_done_are_looked_at_only_when_the_queue_is(run, slurm, monkeypatch):
+    """Each look is a request to the file system of runs/."""
+    slurm.jobs = [line(0, "RUNNING"), line(1)]
+    run.tell(["0002"], event="end")
+    progress = read(run)
+    assert progress.counts() == {"queued": 1, "running": 1, "done": 1}
+    monkeypatch.setattr("minfer.run.progress.POLLS_S", (1000.0, 1000.0))
+    for name in ("0000", "0001"):
+        run.tell([name], event="start", node="n1")
+    assert [path.stem for path in progress._find_grown(False)] == ["0000"]
+    assert [path.stem for path in progress._find_grown(True)] == ["0000", "0001"]
+    assert len(progress.read()) == 1
