@@ -69,8 +69,8 @@ def run_cases(shard: Shard, tell: Events, stopping: Stopping) -> None:
                 if stopping.soon:
                     raise KeyboardInterrupt
                 elsewhere.refresh()
-                if (status := elsewhere.find(case)) is not None:  # another run has measured it meanwhile
-                    tell(event="skip", case=case.key, status=status)
+                if (found := elsewhere.find(case)) is not None:  # another run has measured it meanwhile
+                    tell(event="skip", case=case.key, status=found)
                     continue
                 supervisor.check_log()
                 tell(event="case", case=case.key)
