@@ -18,10 +18,11 @@ from minfer import ops
 from minfer.bench.device import IMAGE
 from minfer.jobs import executors, partition
 from minfer.jobs.executors.base import Executor
+from minfer.jobs.queue import Seen
 from minfer.jobs.run import Run
 from minfer.ops import Case
 from minfer.plan import cases, extra, shell
-from minfer.plan.config import CONF, INSTALLED, SCRIPT, Config, UserError, name_changes
+from minfer.plan.config import CONF, INSTALLED, SCRIPT, Config, NoAnswer, UserError, name_changes
 from minfer.plan.shard import Shard, hash_outside
 from minfer.run import failures, notify, retries, terminal
 from minfer.run.progress import RunProgress
@@ -123,7 +124,9 @@ def _submit(console: Console, config: Config, executor: Executor, launch: Launch
         with run.lock():
             executor.submit(run, shards)
     except (UserError, OSError) as error:
-        lost = executors.find_states(run, []) if not run.all_jobs and not run.cancelled else None
+        lost: dict[str, Seen] | None = None
+        if not run.all_jobs and not run.cancelled:  # NoAnswer comes before anything is submitted
+            lost = {} if isinstance(error, NoAnswer) else executors.find_states(run, [])
         if lost == {}:  # no job was submitted that would write there
             shutil.rmtree(run.folder, ignore_errors=True)
         if lost and isinstance(error, OSError):

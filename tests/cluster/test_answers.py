@@ -100,6 +100,7 @@ def test_a_controller_that_does_not_answer_is_said_within_seconds(lab, folder):
         assert status.returncode == 3 and json.loads(status.stdout)["slurm"] == "no answer", status.stderr
         with pytest.raises(NoAnswer, match=r"^SLURM does not answer: "):
             submit(folder, "kernel=torch")
+        assert list((folder / "runs").iterdir()) == [run]
         done = control("cancel", run)
         assert done.returncode == 3 and done.stderr.startswith("minfer: SLURM does not answer"), done.stderr
     finally:

@@ -8,6 +8,8 @@ import re
 import shutil
 import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -17,7 +19,7 @@ from minfer.jobs import commands, queue
 from minfer.jobs.run import CONFIG, JOBS, Job, Run
 from minfer.plan.config import NoAnswer, UserError
 from minfer.plan.shard import Shard
-from minfer.run import control
+from minfer.run import control, start
 from minfer.run.progress import RunProgress
 from tests.conftest import FAST
 
@@ -211,3 +213,32 @@ def test_shards_that_wait_or_are_done_are_looked_at_only_when_the_queue_is(run, 
     assert [path.stem for path in progress._find_grown(False)] == ["0000"]
     assert [path.stem for path in progress._find_grown(True)] == ["0000", "0001"]
     assert len(progress.read()) == 1
+
+
+@pytest.mark.parametrize(
+    ("failure", "queued", "said"),
+    [
+        (
+            OSError(errno.ENOSPC, "No space left on device"),
+            True,
+            "^1 jobs are queued as .*, and their ids cannot be written",
+        ),
+        (OSError(errno.ENOSPC, "No space left on device"), False, "No space left on device"),
+        (UserError("SLURM refused the job"), False, "SLURM refused the job"),
+        (NoAnswer("SLURM does not answer"), None, "SLURM does not answer"),
+    ],
+)
+def test_a_launch_that_fails_leaves_a_folder_only_for_jobs_that_are_queued(
+    run, slurm, monkeypatch, failure, queued, said
+):
+    def submit(*_: object) -> None:
+        raise failure
+
+    (run.folder / JOBS).unlink()
+    slurm.jobs = None if queued is None else [line(0, name=f"minfer-{run.name}")] * queued
+    monkeypatch.setattr(start, "_create_run", lambda config: run)
+    monkeypatch.setattr(start, "_write_shards", lambda run, launch: ["0000"])
+    executor: Any = SimpleNamespace(submit=submit)
+    with pytest.raises((UserError, OSError), match=said):
+        start._submit(Console(quiet=True), run.request, executor, Any)
+    assert run.folder.exists() == bool(queued)
