@@ -108,7 +108,15 @@ def main() -> int:
     return exit_status(_launch)
 
 
+def say_first(text: str) -> None:
+    """On a terminal, say at once what a command is about to do: what it imports takes seconds."""
+    if sys.stderr.isatty():
+        print(f"minfer: {text} ...", file=sys.stderr, flush=True)
+
+
 def _launch() -> int:
+    if any("=" in word for word in sys.argv[1:]):  # else it is --help or --version
+        say_first("reading the request")
     if not (requests := compose()):
         return 0
     from minfer.run.start import run  # imports torch, which --help and a typo need not wait for

@@ -60,6 +60,7 @@ def act(action: str, words: list[str]) -> int:
         if not words or words[0].startswith("-"):
             raise UserError(ACTIONS[action])
         run = Run.find(words[0])
+        launch.say_first(f"looking at {run.name}")
         from minfer.run import control, terminal  # imports torch, which a typo need not wait for
 
         actions = {
@@ -76,6 +77,7 @@ def act(action: str, words: list[str]) -> int:
 
 def runs(words: list[str]) -> int:
     """List the newest runs; the exit status is 0."""
+    launch.say_first("looking at all runs")
     from minfer.run import control, terminal  # imports torch, which a typo need not wait for
 
     return control.runs(terminal.console(), words)
