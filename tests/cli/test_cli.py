@@ -49,7 +49,8 @@ def call(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         ),
         (
             ["status"],
-            "usage: minfer status RUN [--json] [--junit=FILE] (RUN: a run's name or folder, or the word last for the newest run)",
+            "usage: minfer status RUN [--json] [--junit=FILE]"
+            " (RUN: a run's name or folder, or the word last for the newest run)",
         ),
         (
             ["cancel", "--all"],
