@@ -114,11 +114,6 @@ def explain_wait(reason: str) -> str | None:
     return "a limit of your account or QOS is reached; unless it is below what one job needs, it passes when jobs end"
 
 
-def is_known(reason: str) -> bool:
-    """Whether SLURM's manual has a reason."""
-    return reason in PASSING or explain_wait(reason) is not None
-
-
 @dataclass(frozen=True)
 class Account:
     """What SLURM's accounting has of a job. None where it does not say, as of a job that has not started."""
