@@ -42,6 +42,8 @@ class Elsewhere:
 
     def find(self, case: Case) -> str | None:
         """The status of the row because of which a case need not run, as far as rows were read; None if it has to run."""
+        if not self._done:
+            return None
         kernel = ops.get(case.op).kernels[case.kernel]
         source = fingerprint(kernel, self.machine.arch, RULES)
         device = self.machine.environment["device"]
