@@ -15,7 +15,8 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-from minfer.analysis.data import sources, verdicts
+from minfer.analysis.data import limits, sources, verdicts
+from minfer.analysis.data.limits import Limits
 from minfer.analysis.data.prepare import natural
 from minfer.analysis.data.verdicts import BETTER, FAILED, WORSE, Compared
 from minfer.analysis.tables.markdown import escape, pluralise, significant, table_lines
@@ -37,20 +38,20 @@ def main(arguments: Iterable[str] | None = None) -> int:
         parser.add_argument(name, help="a run, a folder, a parquet file, or a git revision of the results")
     parser.add_argument("--results", type=Path, default=sources.RESULTS, help="where runs are looked for")
     parser.add_argument("--regime", choices=REGIMES, default="cold")
-    parser.add_argument("--fail-over", metavar="3%", help="exit with 1 where a case is slower by more than this")
+    parser.add_argument("--fail-over", metavar="3%", help="exit with 1 where a case is slower by more; or a YAML file")
     parser.add_argument("--junit", type=Path, metavar="FILE", help="write the cases as JUnit XML")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the whole table as Markdown")
     options = parser.parse_args(list(arguments) if arguments is not None else None)
     try:
         return run(options)
-    except (Mistake, sources.Unknown) as error:
+    except (Mistake, sources.Unknown, limits.Unreadable) as error:
         print(f"minfer compare: {error}", file=sys.stderr)
         return 2
 
 
 def run(options: argparse.Namespace) -> int:
-    """Compare what the options name. Raises Mistake and Unknown."""
-    limit = _limit(options.fail_over) if options.fail_over is not None else None
+    """Compare what the options name. Raises Mistake, Unknown and Unreadable."""
+    allowed = limits.parse(options.fail_over) if options.fail_over is not None else None
     with tempfile.TemporaryDirectory() as kept:
         first, second = (
             sources.find_files(word, options.results, Path(kept), revisions=True) for word in (options.A, options.B)
@@ -62,8 +63,8 @@ def run(options: argparse.Namespace) -> int:
             f" among {found.only_a} and {found.only_b} rows; compare runs of the same sweep"
         )
     cases = sorted(found.cases, key=lambda case: (case.rank, natural(case.case)))
-    failed = [case for case in cases if limit is not None and case.fails(limit)]
-    said = summary(cases, found.only_a, found.only_b, failed, limit)
+    failed = [case for case in cases if allowed and case.fails(allowed.find(case.device, case.case))]
+    said = summary(cases, found.only_a, found.only_b, failed, allowed)
     lines = [cells(case) for case in cases]
     shown = [line for case, line in zip(cases, lines, strict=True) if case.changed][:MOST_SHOWN]
     if shown:
@@ -76,22 +77,11 @@ def run(options: argparse.Namespace) -> int:
         body = table_lines(HEADER, RULE, [[escape(cell) for cell in line] for line in lines])
         _write(options.markdown, "\n".join([title, "", said, "", *body, ""]))
     if options.junit:
-        _write(options.junit, verdicts.junit(f"{options.A} {options.B}", cases, limit))
+        _write(options.junit, verdicts.junit(f"{options.A} {options.B}", cases, failed if allowed else None))
     return 1 if failed else 0
 
 
-def _limit(text: str) -> float:
-    """`3%` or `0.03` as 0.03. Raises Mistake."""
-    try:
-        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < 1:
-        raise Mistake(f"--fail-over is {text!r}; it takes a part below 1 or below 100 %, such as 3%")
-    return value
-
-
-def summary(cases: list[Compared], only_a: int, only_b: int, failed: list[Compared], limit: float | None) -> str:
+def summary(cases: list[Compared], only_a: int, only_b: int, failed: list[Compared], allowed: Limits | None) -> str:
     """How many cases there are of each verdict, and what was not compared."""
     counts = Counter(case.verdict for case in cases)
     parts = [
@@ -101,8 +91,8 @@ def summary(cases: list[Compared], only_a: int, only_b: int, failed: list[Compar
     for count, side in ((only_a, "A"), (only_b, "B")):
         if count:
             text += f" {pluralise(count, 'row')} of {side} are of cases that only {side} has."
-    if limit is not None:
-        text += f" Slower by more than {100 * limit:g} %, or broken: {len(failed)}."
+    if allowed:
+        text += f" Slower by {allowed.said}, or broken: {len(failed)}."
     return (
         text + " A and B were timed at different moments: a ratio is B's speed-up over A's against the same baseline."
     )

@@ -6,7 +6,9 @@ import re
 from pathlib import Path
 
 PREFIX = "minfer: "  # how minfer's own sentences begin in the log of a job
+NODE = "minfer: on node "  # how the output of a job begins
 MEMORY = "it ran out of memory; raise cluster.memory_gb"
+TIME = "it reached its time limit; raise cluster.time_min"
 MEMORY_LINE = r"oom[-_ ]?kill|exceeded (job |step )?memory limit|OUT_OF_MEMORY"
 # Patterns of log lines that say why a job ended, each with the remedy to add.
 CAUSES = (
@@ -28,10 +30,17 @@ def find_sentence(log: Path) -> str | None:
     return next((line.removeprefix(PREFIX) for line in reversed(_read(log)) if line.startswith(PREFIX)), None)
 
 
+def find_node(log: Path) -> str | None:
+    """The node that a job's script ran on, from the job's output."""
+    return next((line.removeprefix(NODE) for line in reversed(_read(log)) if line.startswith(NODE)), None)
+
+
 def find_cause(log: Path, end: str = "") -> str | None:
     """The line that says why a job ended, with the remedy; `end` is the state in which SLURM says it ended."""
     if end == "OUT_OF_MEMORY":
         return MEMORY
+    if find_limit(log, end) == "time_min":
+        return TIME
     lines = _read(log)[-200:]
     for pattern, remedy in CAUSES:
         for line in reversed(lines):
@@ -45,11 +54,12 @@ def find_limit(log: Path, end: str = "") -> str | None:
     """The key of `cluster` whose limit ended a job, from SLURM's state or from what SLURM wrote to the job's log."""
     if word := {"OUT_OF_MEMORY": "memory_gb", "TIMEOUT": "time_min"}.get(end):
         return word
-    for line in reversed([line for line in _read(log)[-200:] if line.startswith(("slurmstepd", "srun"))]):
+    for line in reversed([line for line in _read(log)[-200:] if line.startswith(("slurmstepd", "srun", "submitit"))]):
         if re.search(MEMORY_LINE, line, re.IGNORECASE):
             return "memory_gb"
-        # SLURM may send SIGUSR2 a minute early, which kills a process that has no handler yet.
-        if "DUE TO TIME LIMIT" in line or "User defined signal 2" in line:
+        # SLURM may send SIGUSR2 a minute early, which kills a process that has no handler yet, and one that still imports
+        # has submitit's.
+        if re.search("DUE TO TIME LIMIT|User defined signal 2|Caught signal SIGUSR2 .* timed-out", line):
             return "time_min"
     return None
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from minfer.plan.config import Cluster, UserError
+from minfer.jobs import commands
+from minfer.plan.config import Cluster, NoAnswer, UserError
 
 USABLE = ("idle", "mixed", "allocated", "completing", "planned", "reserved")  # states in which nodes start jobs
 
@@ -46,16 +46,13 @@ def drop_gpus(gres: str | None) -> str | None:
 
 
 def list_nodes(partition: str | None) -> list[Node]:
-    """The nodes of a partition (None: the site's default); empty if sinfo fails."""
+    """The nodes of a partition (None: the site's default); empty if sinfo fails. Raises NoAnswer."""
     chosen = [f"--partition={partition}"] if partition else []
     try:
-        told = subprocess.run(
-            ["sinfo", "--noheader", "--Node", "--format=%P|%c|%m|%G|%l|%N|%T", *chosen],
-            capture_output=True,
-            text=True,
-            timeout=60,
-        ).stdout
-    except (OSError, subprocess.SubprocessError):
+        told = commands.run("sinfo", "--noheader", "--Node", "--format=%P|%c|%m|%G|%l|%N|%T", *chosen)
+    except commands.Silent as error:
+        raise NoAnswer(f"SLURM does not answer: {' '.join(str(error).split())}; try again when it does") from error
+    except commands.Failed:
         return []
     lines = [line.split("|") for line in told.splitlines() if line.count("|") == 6]
     lines = [line for line in lines if partition or line[0].endswith("*")] or lines
@@ -150,9 +147,6 @@ def _expand(names: Iterable[str]) -> list[str]:
     if not (plain := ",".join(names)):
         return []
     try:
-        told = subprocess.run(
-            ["scontrol", "show", "hostnames", plain], capture_output=True, text=True, check=True, timeout=60
-        ).stdout
-    except (OSError, subprocess.SubprocessError) as error:
+        return commands.run("scontrol", "show", "hostnames", plain).split()
+    except commands.Failed as error:
         raise UserError(f"cannot read {plain!r} as names of nodes; write them as in [node01,node02]") from error
-    return told.split()

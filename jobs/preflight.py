@@ -15,6 +15,7 @@ from minfer.jobs.logs import PREFIX
 from minfer.jobs.partition import count_gpus
 
 LEAST_SCRATCH_MB = 200  # a shard's builds and their temporary files
+LEAST_FILES = 2000
 NETWORK = ("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "fuse.ceph", "cifs", "smb3", "9p", "afs", "panfs")
 
 
@@ -24,12 +25,18 @@ def prepare_scratch(base: Path) -> None:
     try:
         base.mkdir(parents=True, exist_ok=True)
         free_mb = shutil.disk_usage(base).free >> 20
+        disk = os.statvfs(base)
     except OSError as error:
         sys.exit(f"{PREFIX}cannot make the scratch folder {base} on {socket.gethostname()}: {error.strerror}; {remedy}")
     if free_mb < LEAST_SCRATCH_MB:
         sys.exit(
             f"{PREFIX}the scratch folder {base} on {socket.gethostname()} has {free_mb} MB free, and compiling takes up to "
             f"{LEAST_SCRATCH_MB}; free it or {remedy}"
+        )
+    if disk.f_files and disk.f_favail < LEAST_FILES:  # some file systems have no such limit
+        sys.exit(
+            f"{PREFIX}the scratch folder {base} on {socket.gethostname()} has room for {disk.f_favail} more files, and "
+            f"compiling makes up to {LEAST_FILES}; remove some or {remedy}"
         )
 
 

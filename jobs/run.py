@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import re
 import shutil
 import time
 from collections.abc import Iterable, Iterator
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from minfer.rows import store
 
 RUNS = Path("runs")  # where `minfer` looks for runs by their names
-CONFIG, JOBS, COPY = "config.yaml", "jobs.jsonl", "sources"
+CONFIG, JOBS, COPY, CANCELLED = "config.yaml", "jobs.jsonl", "sources", "cancelled"
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ class Run:
 
     def _read_request(self, changes: list[str]) -> Config:
         for word in changes:
-            if not word.startswith(("cluster.", "container.")) or "=" not in word:
+            if not word.lstrip("+").startswith(("cluster.", "container.")) or "=" not in word:
                 raise UserError(f"cannot change {word!r} of a run; only cluster.* and container.* can, as key=value")
         file = self.folder / CONFIG
         try:
@@ -95,6 +96,7 @@ class Run:
         except OmegaConfBaseException as error:
             raise UserError(f"cannot read {file}: {str(error).splitlines()[0]}") from error
         for word in changes:
+            word = word.lstrip("+")  # as for a launch
             key = word.partition("=")[0]
             try:
                 OmegaConf.update(merged, key, OmegaConf.select(OmegaConf.from_dotlist([word]), key), merge=False)
@@ -111,13 +113,25 @@ class Run:
         """Seconds since it was launched."""
         return time.time() - (self.folder / CONFIG).stat().st_mtime
 
+    @cached_property
+    def owner(self) -> int:
+        """The id of the user who launched it, whose jobs its jobs are."""
+        return self.folder.stat().st_uid
+
     def copy_sources(self) -> None:
-        """Give the run its own read-only copy of the sources, if it has none, so that later edits do not affect its jobs."""
+        """Give the run its own read-only copy of the sources, if it has none, so that later edits do not affect its jobs.
+        Raises UserError if they cannot be copied."""
         if self.sources.exists():
             return
         partial = self.folder / "sources.tmp"
         shutil.rmtree(partial, ignore_errors=True)
-        shutil.copytree(PACKAGE, partial / "minfer")  # with __pycache__, so that not every job compiles it
+        try:
+            shutil.copytree(PACKAGE, partial / "minfer")  # with __pycache__, so that not every job compiles it
+        except shutil.Error as error:  # has a line for each file
+            why = re.sub(r"^\[Errno \d+\] ([^:]+).*", r"\1", str(error.args[0][0][2]))
+            raise UserError(
+                f"cannot copy the sources to {self.folder}: {why}; free space there, or choose another folder with runs="
+            ) from error
         for path in partial.rglob("*.*"):
             if path.is_file():
                 path.chmod(0o444)
@@ -177,17 +191,37 @@ class Run:
         return self.folder / "jobs" / f"{job.id}_0_log.{stream}"
 
     @contextlib.contextmanager
-    def lock(self) -> Iterator[None]:
+    def lock(self, patience_s: float = 0.0) -> Iterator[None]:
         """Hold the run's lock, which submitting its jobs needs: two processes at once would queue each shard twice. The lock
-        ends with the process. Raises UserError if another process holds it."""
-        with open(self.folder / "submit.lock", "w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise UserError(
-                    f"jobs of {self.name} are being submitted from another shell; wait for it, and try again"
-                ) from error
+        ends with the process. Raises UserError if another process holds it for longer than `patience_s`, and for whoever may
+        not write there."""
+        deadline = time.monotonic() + patience_s
+        try:
+            file = open(self.folder / "submit.lock", "w")  # noqa: SIM115  # closed below
+        except PermissionError as error:
+            raise UserError(f"only the owner of {self.name} may submit and cancel its jobs; ask them") from error
+        with file:
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except OSError as error:
+                    if time.monotonic() >= deadline:
+                        raise UserError(
+                            f"jobs of {self.name} are being submitted from another shell; wait for it, and try again"
+                        ) from error
+                time.sleep(0.1)
             yield
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether its jobs were cancelled by `minfer cancel` since it was last submitted."""
+        return (self.folder / CANCELLED).exists()
+
+    def mark_cancelled(self, cancelled: bool) -> None:
+        """Note whether its jobs were cancelled: a process that still submits jobs then submits no more."""
+        mark = self.folder / CANCELLED
+        mark.touch() if cancelled else mark.unlink(missing_ok=True)
 
     @property
     def row_files(self) -> list[Path]:
@@ -198,16 +232,17 @@ class Run:
         return [path for folder in sorted(results.glob(f"*/{self.name}")) for path in store.files(folder)]
 
     def rows(self, columns: Iterable[str]) -> dict[tuple[str, str], store.Row]:
-        """The newest row of each case, by shard and case; a case that was run again has several. Raises UserError if the
-        request cannot be read."""
+        """The newest row of each case, by shard and case; a case that was run again has several. In a folder, that is the
+        last one in the order of its files, whatever the clocks of the nodes said. Raises UserError if the request cannot be
+        read."""
         from minfer.rows import store  # imports pyarrow; here, so that a typo is reported without it
 
         finished = lambda row: row["finished"].timestamp() if row["finished"] else 0.0
-        found: dict[tuple[str, str], store.Row] = {}
+        found: dict[tuple[str, str], tuple[Path, store.Row]] = {}
         for path in self.row_files:
             shard = path.stem.rpartition("-")[0]
             for row in store.rows([path], {"case", "finished", *columns}):
-                key = shard, row["case"]
-                if key not in found or finished(found[key]) <= finished(row):
-                    found[key] = row
-        return found
+                folder, old = found.get((shard, row["case"]), (path.parent, row))
+                if folder == path.parent or finished(old) <= finished(row):
+                    found[shard, row["case"]] = path.parent, row
+        return {key: row for key, (_, row) in found.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import errno
 import io
 import os
 import select
@@ -23,6 +24,8 @@ from omegaconf import MISSING, OmegaConf
 from minfer.plan.config import CONF, INSTALLED, Config, UserError, check_values, entry_of, groups, register, written
 from minfer.plan.known import check_kernels, check_op
 from minfer.plan.mistakes import check_command_line, check_keys, explain
+
+REFUSED = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}  # a disk that is full, over its quota, or read-only
 
 
 def compose() -> list[Config]:
@@ -105,7 +108,15 @@ def main() -> int:
     return exit_status(_launch)
 
 
+def say_first(text: str) -> None:
+    """On a terminal, say at once what a command is about to do: what it imports takes seconds."""
+    if sys.stderr.isatty():
+        print(f"minfer: {text} ...", file=sys.stderr, flush=True)
+
+
 def _launch() -> int:
+    if any("=" in word for word in sys.argv[1:]):  # else it is --help or --version
+        say_first("reading the request")
     if not (requests := compose()):
         return 0
     from minfer.run.start import run  # imports torch, which --help and a typo need not wait for
@@ -114,8 +125,8 @@ def _launch() -> int:
 
 
 def exit_status(command: Callable[[], int]) -> int:
-    """The exit status that a command returns; 2, and its one line, for a UserError; 130 when it is interrupted; 141, as a
-    shell has it, when nobody reads its output any longer, as behind `| head`."""
+    """The exit status that a command returns; a UserError's, and its one line; 2 and a line for a disk that is full; 130 when
+    it is interrupted; 141, as a shell has it, when nobody reads its output any longer, as behind `| head`."""
     codecs.register_error("plain", _write_plainly)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # else a test's
@@ -126,7 +137,7 @@ def exit_status(command: Callable[[], int]) -> int:
         return status
     except UserError as error:
         print(f"minfer: {error}", file=sys.stderr)
-        return 2
+        return error.status
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
@@ -134,6 +145,15 @@ def exit_status(command: Callable[[], int]) -> int:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python writes at its end
         return 128 + signal.SIGPIPE
+    except OSError as error:
+        if error.errno not in REFUSED:
+            raise
+        where = f" to {error.filename}" if error.filename else ""
+        print(
+            f"minfer: cannot write{where}: {error.strerror}; free space there, or choose other folders with runs= and results=",
+            file=sys.stderr,
+        )
+        return 2
 
 
 PLAIN = {"µ": "u", "±": "+-", "–": "-", "—": "-", "×": "x", "·": "*", "‡": "++", "†": "+", "²": "2"}

@@ -29,9 +29,10 @@ def choose(cluster: Cluster, container: Container) -> Executor:
 
 
 def find_states(run: Run, jobs: Collection[Job]) -> dict[str, Seen] | None:
-    """The queue's entry for each job of a run that has not ended, by its id. None if SLURM does not answer."""
+    """The queue's entry for each job of a run that has not ended, by its id; also for jobs of the run that are not among
+    these. None if SLURM does not answer."""
     found: dict[str, Seen] = {}
-    for form, own in _by_form(jobs):
+    for form, own in list(_by_form(jobs)) or [(form, []) for form in _find_form(run)]:
         if (told := form.states(run, own)) is None:
             return None
         found |= told
@@ -48,10 +49,22 @@ def find_ends(jobs: Collection[Job]) -> dict[str, str]:
     return {job: account.state for job, account in find_accounts(jobs).items()}
 
 
-def cancel(run: Run, jobs: Collection[Job]) -> None:
-    """Cancel jobs of a run."""
-    for form, own in reversed(list(_by_form(jobs))):  # local jobs last: this waits for their end
-        form.cancel(run, own)
+def cancel(run: Run, jobs: Collection[Job], lost: Collection[str] = ()) -> list[str]:
+    """Cancel jobs of a run, and those `lost` ones that only the queue has, by their ids. Returns a sentence for each that
+    could not be cancelled."""
+    ids = {form: [job.id for job in own] for form, own in _by_form(jobs)}
+    if lost:
+        ids[Slurm] = [*ids.get(Slurm, []), *lost]
+    # local jobs last: this waits for their end
+    return [line for form in reversed(EXECUTORS.values()) if form in ids for line in form.cancel(run, ids[form])]
+
+
+def _find_form(run: Run) -> list[type[Executor]]:
+    """The executor of a run whose folder names no job; none where its request does not say."""
+    try:
+        return [type(choose(run.request.cluster, run.request.container))]
+    except (UserError, OSError):
+        return []
 
 
 def _by_form(jobs: Collection[Job]) -> Iterator[tuple[type[Executor], list[Job]]]:

@@ -69,6 +69,10 @@ class Executor(ABC):
     def find_most(self) -> dict[str, float]:
         """The largest `time_min` and `memory_gb` that a job with its GPUs can get; infinite if unknown."""
 
+    def list_set_aside(self) -> list[str]:
+        """A sentence for the user on what of this shell's environment jobs are submitted without, if there is anything."""
+        return []
+
     @abstractmethod
     def script(self, run: Run, jobs: int, where: str | None = None) -> str:
         """The script that would be submitted for this many jobs, all on the node `where` if it is given. Submits nothing.
@@ -82,7 +86,8 @@ class Executor(ABC):
     @classmethod
     @abstractmethod
     def states(cls, run: Run, jobs: Collection[Job]) -> dict[str, Seen] | None:
-        """The queue's entry for each job that has not ended, by its id. None if the queue does not answer."""
+        """The queue's entry for each job that has not ended, by its id; also for jobs of the run that are not among these,
+        because their line in the run's folder was lost. None if the queue does not answer."""
 
     @classmethod
     @abstractmethod
@@ -91,8 +96,8 @@ class Executor(ABC):
 
     @classmethod
     @abstractmethod
-    def cancel(cls, run: Run, jobs: Collection[Job]) -> None:
-        """Cancel jobs."""
+    def cancel(cls, run: Run, jobs: Collection[str]) -> list[str]:
+        """Cancel jobs, named by their ids. Returns a sentence for each that could not be cancelled."""
 
     @abstractmethod
     def _in_job(self, start: str, inside: str) -> str:

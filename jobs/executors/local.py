@@ -77,24 +77,25 @@ class Local(Executor):
 
     @classmethod
     def states(cls, run: Run, jobs: Collection[Job]) -> dict[str, Seen] | None:
-        return {job.id: Seen("RUNNING") for job in jobs if _is_running(run, job)}
+        return {job.id: Seen("RUNNING") for job in jobs if _is_running(run, job.id)}
 
     @classmethod
     def accounts(cls, jobs: Collection[Job]) -> dict[str, Account]:
         return {}
 
     @classmethod
-    def cancel(cls, run: Run, jobs: Collection[Job]) -> None:
+    def cancel(cls, run: Run, jobs: Collection[str]) -> list[str]:
         """End jobs and wait for them, so that nothing is left running."""
         deadline = time.monotonic() + PATIENCE_S
         while running := [job for job in jobs if _is_running(run, job)]:
             for job in running:
                 # Repeated, because a job that is still importing has no handler yet. submitit forwards the signal to the job.
                 try:
-                    os.kill(int(job.id), signal.SIGTERM if time.monotonic() < deadline else signal.SIGKILL)
+                    os.kill(int(job), signal.SIGTERM if time.monotonic() < deadline else signal.SIGKILL)
                 except ProcessLookupError:
                     pass
             time.sleep(0.2)
+        return []
 
 
 def _find_gpus() -> tuple[tuple[int, int], int] | None:
@@ -121,9 +122,9 @@ def _choose_gpu(shard: int, total: int) -> str | None:
     return names[shard % len(names)]
 
 
-def _is_running(run: Run, job: Job) -> bool:
+def _is_running(run: Run, job: str) -> bool:
     """Whether the process of a job is running, and its id was not reused by another process."""
     try:
-        return os.fsencode(run.name) in Path(f"/proc/{job.id}/cmdline").read_bytes()  # empty for one that has ended
+        return os.fsencode(run.name) in Path(f"/proc/{job}/cmdline").read_bytes()  # empty for one that has ended
     except OSError:
         return False

@@ -6,19 +6,18 @@ import datetime
 import itertools
 import json
 import math
-import os
 import re
 import shlex
-import subprocess
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import submitit
 
-from minfer.jobs import partition
+from minfer.jobs import commands, partition
 from minfer.jobs.executors.base import Device, Executor, ignore_interrupts, import_path
+from minfer.jobs.logs import NODE
 from minfer.jobs.queue import Account, Seen, normalize, parse_accounts
 from minfer.jobs.run import Job, Run
 from minfer.plan import shell
@@ -30,6 +29,8 @@ PASS_ON = ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURMD_NODENAME", "SLURM_NODEI
            "SLURM_NTASKS", "SLURM_NNODES", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_TMPDIR", "SLURM_CPUS_PER_TASK",
            "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "SUBMITIT_EXECUTOR")  # fmt: skip
 PASS_ON_ONE = 'eval "[ -z \\"\\${$name+x}\\" ] || export \\"APPTAINERENV_$name=\\$$name\\""'
+# The first line of a job's script, for whoever asks on which node a job failed.
+NODE_LINE = f'echo "{NODE}${{SLURMD_NODENAME:-$(hostname -s)}}"'
 # The last lines of a job's script. They run on the node, outside any container, where scontrol is available. A shard that
 # was stopped after it had finished some cases exits with AGAIN, and its job is queued again.
 REQUEUE = ["status=$?", f'[ "$status" != {AGAIN} ] || scontrol requeue "$SLURM_JOB_ID"', 'exit "$status"']
@@ -72,6 +73,9 @@ class Slurm(Executor):
             "memory_gb": max((node.memory_mb // 1024 for node in fit), default=math.inf),
         }
 
+    def list_set_aside(self) -> list[str]:
+        return commands.list_set_aside()
+
     def preflight(self) -> None:
         super().preflight()
         partition.check_asked(self.cluster)
@@ -83,8 +87,12 @@ class Slurm(Executor):
         run.copy_sources()
         files = run.shards
         jobs: list[Job] = []
-        with ignore_interrupts():
+        with ignore_interrupts(), commands.clean_environment():
             for where, array in self._arrays([files[name] for name in shards], _largest_array()):
+                if run.cancelled:
+                    raise UserError(
+                        f"{run.name} was cancelled from another shell, and {len(jobs)} of {len(shards)} shards were submitted"
+                    )
                 try:
                     jobs += self._start(run, self._executor(run, where), array, [None] * len(array), retry)
                 except submitit.core.utils.FailedJobError as error:
@@ -125,7 +133,7 @@ class Slurm(Executor):
         the one node that may run it, if it is given."""
         cluster = self.cluster
         flags = {str(name): value for name, value in cluster.flags.items()}
-        name = flags.pop("job-name", f"minfer-{run.name}")
+        name = flags.pop("job-name", name_jobs(run))
         if where is not None:
             flags.pop("exclude", None)  # `choose_nodes` has applied it
             flags["nodelist"] = where
@@ -144,10 +152,12 @@ class Slurm(Executor):
             "array_parallelism": cluster.parallel,
             "signal_delay_s": self.grace_s,
             "setup": [
+                NODE_LINE,
                 *(f"export {name}={shlex.quote(value)}" for name, value in import_path(run).items()),
                 "export SLURM_EXPORT_ENV=ALL",  # so that a user's SBATCH_EXPORT=NONE does not empty the tasks' environment, too
                 *cluster.setup,
                 *check_lines(self, run),
+                "set +e",  # of the user's setup: what follows a shard that stopped early has to run
             ],
             "teardown": REQUEUE,
             "additional_parameters": {"chdir": str(run.sources), "requeue": True} | flags,
@@ -162,35 +172,46 @@ class Slurm(Executor):
 
     @classmethod
     def states(cls, run: Run, jobs: Collection[Job]) -> dict[str, Seen] | None:
-        """Asks squeue instead of submitit, which takes NODE_FAIL for the end of a job though SLURM runs it again."""
+        """Asks squeue instead of submitit, which takes NODE_FAIL for the end of a job though SLURM runs it again. Its jobs
+        are those of the run's owner, who need not be who asks."""
         soon = (datetime.datetime.now() + datetime.timedelta(days=30)).isoformat()
-        told = _ask("squeue", "--noheader", "--array", f"--user={os.getuid()}", "--format=%i|%T|%S|%r")
+        told = commands.ask("squeue", "--noheader", "--array", f"--user={run.owner}", "--format=%i|%T|%S|%r|%j")
         if told is None:
             return None
-        ids = {job.id for job in jobs}
-        lines = [line.split("|", 3) for line in told.splitlines()]
+        ids, name = {job.id for job in jobs}, name_jobs(run)
+        lines = [line.split("|", 4) for line in told.splitlines()]
         return {
             line[0]: Seen(line[1], normalize(line[3]), line[2] if line[2] < soon else "")
             for line in lines
-            if len(line) == 4 and line[0] in ids
+            if len(line) == 5 and (line[0] in ids or line[4] == name)
         }
 
     @classmethod
     def accounts(cls, jobs: Collection[Job]) -> dict[str, Account]:
-        """Empty without slurmdbd."""
+        """Empty without slurmdbd. Asks for whole arrays: sacct has no line of a single task that never started."""
         fields = "JobID,State,Submit,Start,ElapsedRaw,MaxRSS"
-        ids = ",".join(sorted({job.id for job in jobs}))
-        environment = os.environ | {"SLURM_TIME_FORMAT": "%s"}
-        told = _ask(
-            "sacct", "--noheader", "--parsable2", f"--format={fields}", f"--jobs={ids}", environment=environment
+        ids = ",".join(sorted({job.id.partition("_")[0] for job in jobs}))
+        told = commands.ask(
+            "sacct", "--noheader", "--parsable2", f"--format={fields}", f"--jobs={ids}", SLURM_TIME_FORMAT="%s"
         )
         return parse_accounts((told or "").splitlines())
 
     @classmethod
-    def cancel(cls, run: Run, jobs: Collection[Job]) -> None:
-        ids = sorted({job.id for job in jobs})
+    def cancel(cls, run: Run, jobs: Collection[str]) -> list[str]:
+        """Jobs that have ended are passed over."""
+        ids = sorted(set(jobs))
+        refused: list[str] = []
         for start in range(0, len(ids), 500):  # because a command line has a largest length
-            _ask("scancel", *ids[start : start + 500])
+            try:
+                commands.run("scancel", *ids[start : start + 500])
+            except commands.Failed as error:
+                refused += [line.removeprefix("scancel: error: ") for line in str(error).splitlines()]
+        return [line for line in refused if not re.search("Invalid job id|already complet", line)]
+
+
+def name_jobs(run: Run) -> str:
+    """The name of a run's jobs, by which they are found if the run's folder lost their ids."""
+    return f"minfer-{run.name}"
 
 
 def check_lines(executor: Executor, run: Run, python: str = sys.executable) -> list[str]:
@@ -213,20 +234,12 @@ def check_lines(executor: Executor, run: Run, python: str = sys.executable) -> l
 
 
 def _refuse(test: str, what: str, remedy: str) -> str:
-    why = shlex.quote(f" {what}; {remedy}, or leave the node out with +cluster.flags.exclude=")
+    why = shlex.quote(f" {what}; {remedy}, or leave the node out with cluster.flags.exclude=")
     return f'{test} || {{ node="${{SLURMD_NODENAME:-$(hostname -s)}}"; echo "minfer: node $node"{why}"$node" >&2; exit 1; }}'
 
 
 def _largest_array() -> int:
     """The largest number of tasks that SLURM allows in an array. (MaxArraySize is one more than the largest index.)"""
-    told = subprocess.run(["scontrol", "show", "config"], capture_output=True, text=True).stdout
+    told = commands.ask("scontrol", "show", "config") or ""
     found = re.search(r"^MaxArraySize\s*=\s*(\d+)", told, re.MULTILINE)
     return max(1, int(found[1])) if found else 1001
-
-
-def _ask(*command: str, environment: Mapping[str, str] | None = None) -> str | None:
-    """The output of a SLURM command; None if it fails."""
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60, env=environment).stdout
-    except (OSError, subprocess.SubprocessError):
-        return None

@@ -1,5 +1,5 @@
-"""What a user types: `minfer +sweep=hgemm` launches a run; `minfer status RUN`, `minfer cancel RUN` and
-`minfer resubmit RUN` look after one that was launched earlier, from any shell, and `minfer runs` lists them;
+"""What a user types: `minfer +sweep=hgemm` launches a run; `minfer status RUN`, `wait`, `cancel`, `resubmit` and `logs` look
+after one that was launched earlier, from any shell, and `minfer runs` lists them;
 `minfer report`, `minfer compare` and `minfer race` look at what kernels do; `minfer warm TRACE` compiles variants for the sizes
 in a trace."""
 
@@ -14,9 +14,10 @@ from minfer.plan.config import UserError, groups, nearest
 
 RUN = " (RUN: a run's name or folder, or the word last for the newest run)"
 ACTIONS = {  # to a run, and how each is used
-    "status": f"usage: minfer status RUN [--json]{RUN}",
+    "status": f"usage: minfer status RUN [--json] [--junit=FILE]{RUN}",
+    "wait": f"usage: minfer wait RUN [--junit=FILE]{RUN}; follows its jobs to their end, and Ctrl-C leaves them alone",
     "cancel": f"usage: minfer cancel RUN{RUN}",
-    "resubmit": "usage: minfer resubmit RUN [cluster.KEY=VALUE ...] [container.KEY=VALUE ...] [status=timeout,oom]"
+    "resubmit": "usage: minfer resubmit RUN [cluster.KEY=VALUE ...] [container.KEY=VALUE ...] [status=timeout,oom|failed]"
     f" [wait=false]{RUN}; KEY is as in minfer --help",
     "logs": f"usage: minfer logs RUN [SHARD]{RUN}; without SHARD it names the files",
 }
@@ -59,10 +60,12 @@ def act(action: str, words: list[str]) -> int:
         if not words or words[0].startswith("-"):
             raise UserError(ACTIONS[action])
         run = Run.find(words[0])
+        launch.say_first(f"looking at {run.name}")
         from minfer.run import control, terminal  # imports torch, which a typo need not wait for
 
         actions = {
             "status": control.status,
+            "wait": control.wait,
             "cancel": control.cancel,
             "resubmit": control.resubmit,
             "logs": control.logs,
@@ -74,6 +77,7 @@ def act(action: str, words: list[str]) -> int:
 
 def runs(words: list[str]) -> int:
     """List the newest runs; the exit status is 0."""
+    launch.say_first("looking at all runs")
     from minfer.run import control, terminal  # imports torch, which a typo need not wait for
 
     return control.runs(terminal.console(), words)

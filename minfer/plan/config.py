@@ -32,7 +32,16 @@ CHANGED = ("kernel", "dtype", "params", "gpu", "cpu")  # what an entry of `sweep
 
 
 class UserError(Exception):
-    """A request that cannot be met: one sentence that says what, which value, and what to do."""
+    """A request that cannot be met: one sentence that says what, which value, and what to do. `status` is the exit status of
+    a command that ends with it."""
+
+    status = 2
+
+
+class NoAnswer(UserError):
+    """SLURM does not answer, so that nobody knows how things are."""
+
+    status = 3
 
 
 @dataclass
@@ -119,6 +128,7 @@ class Cluster:
     retries: int = (
         0  # how often a job that ends at its time or memory limit is submitted again, each time with twice as much
     )
+    avoid: str | None = None  # auto: shards that are submitted again leave out a node on which all jobs failed at once
     distribute: Any = False  # true: the whole matrix on every node of the partition, a job each; or a list of nodes
 
 
@@ -301,7 +311,7 @@ def check_values(config: Config) -> None:
             raise UserError(f"{key} is empty; it takes a folder, such as {key}={key}")
     if config.dry_run not in (False, True, SCRIPT):
         raise UserError(f"dry_run is {config.dry_run}; it can be true, false or {SCRIPT}")
-    _check_distribute(config)
+    _check_nodes(config)
     for key, value in (
         ("timing.precision", timing.target),
         ("case_timeout_s", config.case_timeout_s),
@@ -311,9 +321,13 @@ def check_values(config: Config) -> None:
             raise UserError(f"{key} is {value}; it takes a number above 0")
 
 
-def _check_distribute(config: Config) -> None:
-    """Raise UserError for what is no set of nodes, or contradicts one."""
+def _check_nodes(config: Config) -> None:
+    """Raise UserError for what says of nodes nothing that can be understood, or contradicts itself."""
     nodes = config.cluster.distribute
+    if config.cluster.avoid not in (None, "auto"):
+        raise UserError(
+            f"cluster.avoid is {config.cluster.avoid!r}; it takes auto, and cluster.flags.exclude takes the names of nodes"
+        )
     if not isinstance(nodes, bool) and not (
         isinstance(nodes, list) and nodes and all(isinstance(n, str) for n in nodes)
     ):

@@ -19,6 +19,11 @@ def command(*words: str) -> str:
     return " ".join([_minfer(), shlex.join(words)])
 
 
+def relative(path: Path) -> Path:
+    """A path as it is written from here."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
 def in_docker() -> bool:
     """Whether the shell is outside of the Docker container that this process is in."""
     return _started_outside() and not os.environ.get("APPTAINER_CONTAINER")

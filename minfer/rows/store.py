@@ -29,6 +29,7 @@ STATUSES = {
     "oom": "memory ran out, on the GPU or on the host",
 }
 MEASURED = ("ok", "unconverged")
+FAILED = tuple(status for status in STATUSES if status not in (*MEASURED, "unsupported"))
 HOST_BOUND = (  # in `flags`; `cold_late` and `cold_baseline_late` say how often
     "a call keeps the host longer than the GPU can be kept waiting, or waits for the GPU: cold times contain that"
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -13,15 +14,16 @@ from rich.table import Table
 from minfer.jobs import executors
 from minfer.jobs.run import Run
 from minfer.plan.cases import Plan
-from minfer.plan.config import UserError
+from minfer.plan.config import NoAnswer, UserError
 from minfer.plan.shard import Shard
-from minfer.rows.store import STATUSES
-from minfer.run import by_node, retries, start, usage
+from minfer.rows.store import FAILED, STATUSES
+from minfer.run import by_node, failures, junit, retries, start, usage
 from minfer.run.progress import RunProgress
-from minfer.run.terminal import print_summary
+from minfer.run.terminal import follow, print_summary
 
-JSON, STATUS = "--json", "status="
+JSON, JUNIT, STATUS = "--json", "--junit=", "status="
 SHOWN = 20  # runs of a list
+LOCK_S = 60.0  # how long another process may take to stop submitting
 CHUNK = 1 << 16  # characters of a log that are read at a time: it may be larger than the memory
 
 
@@ -56,9 +58,13 @@ def describe(progress: RunProgress) -> dict[str, Any]:
         "cases": len(progress.cases),
         "rows": progress.rows,
         "shards": progress.counts(),
-        "jobs": sorted({job.id for job in progress.jobs.values()}),
+        "slurm": None if not progress.queued else "answers" if progress.answers else "no answer",
+        "jobs": sorted({job.id for job in progress.jobs.values()} | progress.lost.keys()),
         "warnings": progress.warnings(),
         "failed": progress.reasons(),
+        "failures": [
+            {"node": each.node, "cause": each.cause, "shards": list(each.shards)} for each in failures.collect(progress)
+        ],
     }
 
 
@@ -102,16 +108,20 @@ def _find_logs(progress: RunProgress, shard: str) -> list[Path]:
 
 
 def status(console: Console, run: Run, words: list[str]) -> int:
-    """How far it is, and what came of it; 1 when cases are missing that no job will run. With --json: the same as JSON."""
-    run.change_request([word for word in words if word != JSON])
+    """How far it is, and what came of it; 1 when cases are missing that no job will run, 3 when nobody knows, because SLURM
+    does not answer. With --json: the same as JSON; with --junit=FILE, the cases as JUnit's XML in a file."""
+    run.change_request([word for word in words if word != JSON and not word.startswith(JUNIT)])
     progress = RunProgress(run)
     progress.read_once()
+    _write_junit(progress, words)
     if JSON in words:
         used = {"usage": usage.to_json(usage.collect(progress))}
         if nodes := [shard.pinned for shard in progress.shards.values() if shard.pinned]:
             found = run.rows(by_node.COLUMNS)
             used["nodes"] = [asdict(each) for each in by_node.compare(found.values(), nodes)]
         print(json.dumps(describe(progress) | used, indent=1))
+        if progress.active and not progress.answers:
+            return NoAnswer.status
         return int(not progress.active and bool(progress.missing))
     # What no job has come to yet, is not reported as left out: the request's plan was shown when it was submitted.
     complete = print_summary(console, progress, Plan(progress.cases, {}, {}))
@@ -119,27 +129,73 @@ def status(console: Console, run: Run, words: list[str]) -> int:
     console.print(f"{run.name}: {progress.line()}.", soft_wrap=True)
     for warning in progress.warnings():
         console.print(f"Note: {warning}.", soft_wrap=True)
-    if complete or progress.active or not progress.answers:
+    if progress.active and not progress.answers:
+        return NoAnswer.status
+    if complete or progress.active:
         return 0
     console.print(f"Cases are missing; to run them: {start.resubmit_command(run)}", soft_wrap=True)
     return 1
+
+
+def wait(console: Console, run: Run, words: list[str]) -> int:
+    """Follow its jobs to their end and show what came of it; 1 when cases have no row, 4 when all have and some say that
+    their kernel failed. Also follows what another launcher submits again. Ctrl-C leaves the jobs alone."""
+    if other := [word for word in words if not word.startswith(JUNIT)]:
+        raise UserError(f"cannot read {other[0]!r}; usage: minfer wait RUN [{JUNIT}FILE]")
+    progress = RunProgress(run)
+    try:
+        while True:
+            follow(console, progress, progress.shards)
+            progress = RunProgress(run)
+            progress.read_once()
+            if not progress.active:
+                break
+    except KeyboardInterrupt:
+        console.print(f"The jobs of {run.name} go on. {start.look_commands(run)}", soft_wrap=True)
+        return 130
+    complete = print_summary(console, progress, Plan(progress.cases, {}, {}))
+    _write_junit(progress, words)
+    if not complete:
+        console.print(f"Cases are missing; to run them: {start.resubmit_command(run)}", soft_wrap=True)
+        return 1
+    return 4 if any(row["status"] in FAILED for row in run.rows(["status"]).values()) else 0
+
+
+def _write_junit(progress: RunProgress, words: list[str]) -> None:
+    """Write the run as JUnit's XML where the words say --junit=FILE. Raises UserError if it cannot be written."""
+    for path in [Path(word.removeprefix(JUNIT)) for word in words if word.startswith(JUNIT)]:
+        try:
+            path.write_bytes(junit.to_xml(progress))
+        except OSError as error:
+            raise UserError(f"cannot write {path}: {error.strerror}; name another file with {JUNIT}") from error
 
 
 def cancel(console: Console, run: Run, words: list[str]) -> int:
     """End its jobs; finished rows are kept. The request is not read: jobs must end also where its file is broken."""
     if words:
         raise UserError(f"cannot read {words[0]!r}; usage: minfer cancel RUN")
-    progress = RunProgress(run)
-    progress.read_once()
-    if not progress.answers:
-        raise UserError("SLURM does not answer, so that nothing can be cancelled; try again")
-    jobs = list({job.id: job for job in run.all_jobs}.values())  # a job of several GPUs has as many shards
-    there = executors.find_states(run, jobs) or {}
-    executors.cancel(run, jobs)  # all that were ever submitted: one that is held may have nothing left to do
-    jobs = [job for job in jobs if job.id in there]
+    with contextlib.suppress(OSError):  # a full disk
+        run.mark_cancelled(True)  # another process that submits its jobs ends, and lets go of the lock
+    with run.lock(LOCK_S):
+        progress = RunProgress(run)
+        progress.read_once()
+        jobs = list({job.id: job for job in run.all_jobs}.values())  # a job of several GPUs has as many shards
+        there = executors.find_states(run, jobs) if progress.answers else None
+        if there is None:
+            raise NoAnswer("SLURM does not answer, so that nothing can be cancelled; try again")
+        # all that were ever submitted: one that is held may have nothing left to do
+        refused = executors.cancel(run, jobs, there.keys() - {job.id for job in jobs})
+        if not refused:
+            with contextlib.suppress(OSError):
+                run.tell([shard.name for shard in progress.active], event="cancelled")
+    if refused:
+        done = len(there) - len(refused)
+        raise UserError(
+            f"{done} of {len(there)} jobs of {run.name} were cancelled; scancel says of the others: {refused[0]}"
+        )
     console.print(
-        f"{run.name}: {len(jobs)} jobs cancelled; its {progress.rows} rows are kept."
-        + (f" To go on: {start.resubmit_command(run)}" if jobs else ""),
+        f"{run.name}: {len(there)} jobs cancelled; its {progress.rows} rows are kept."
+        + (f" To go on: {start.resubmit_command(run)}" if there else ""),
         soft_wrap=True,
     )
     return 0
@@ -158,7 +214,7 @@ def resubmit(console: Console, run: Run, words: list[str]) -> int:
         progress = RunProgress(run)
         progress.read_once()
         if not progress.answers:
-            raise UserError("SLURM does not answer, so that nobody knows which jobs still run; try again")
+            raise NoAnswer("SLURM does not answer, so that nobody knows which jobs still run; try again")
         if statuses:
             _redo(console, progress, statuses)
         missing = progress.missing
@@ -166,10 +222,13 @@ def resubmit(console: Console, run: Run, words: list[str]) -> int:
             console.print(f"{run.name}: nothing to submit; {progress.line()}.", soft_wrap=True)
             return 0
         executor = executors.choose(run.request.cluster, run.request.container)
+        start.print_notes(console, executor.list_set_aside())
+        executor = failures.avoid(progress, executor)
         if any(word.startswith(("cluster.time_min=", "cluster.memory_gb=")) for word in words):
             again = [retries.Again(tuple(missing), executor, 0, "")]
         else:
             again = retries.plan(progress, missing, executor)
+        run.mark_cancelled(False)
         start.submit_again(console, run, again)
     console.print(f"{run.name}: {len(missing)} shards submitted again. {start.look_commands(run)}", soft_wrap=True)
     if "wait=false" in words:
@@ -178,11 +237,11 @@ def resubmit(console: Console, run: Run, words: list[str]) -> int:
 
 
 def _parse_statuses(text: str) -> list[str]:
-    """The statuses of `timeout,oom`. Raises UserError."""
-    chosen = text.strip("[]").split(",")
+    """The statuses of `timeout,oom`, where `failed` stands for all of kernels that failed. Raises UserError."""
+    chosen = [status for word in text.strip("[]").split(",") for status in (FAILED if word == "failed" else (word,))]
     for status in chosen:
         if status not in STATUSES:
-            raise UserError(f"unknown status {status!r}; it can be {', '.join(STATUSES)}")
+            raise UserError(f"unknown status {status!r}; it can be {', '.join(STATUSES)}, or failed")
     return chosen
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from minfer.jobs import executors, logs
 from minfer.jobs.executors.base import Executor
 from minfer.jobs.run import Job
+from minfer.run import failures
 from minfer.run.progress import RunProgress, ShardProgress
 
 FACTOR = 2  # by so much a job asks for more
@@ -54,7 +55,12 @@ def plan(progress: RunProgress, names: Sequence[str], executor: Executor) -> lis
                 why += f" (retry {retry} of {cluster.retries})"
         found.setdefault((retry, why, repr(asked)), ([], replace(executor, cluster=asked)))[0].append(name)
     return [
-        Again(tuple(of), asking, retry, f"{_name_shards(of)} {why}" if why else "")
+        Again(
+            tuple(of),
+            asking,
+            retry,
+            f"{'each of ' if len(of) > 1 else ''}{failures.name_shards(of)} {why}" if why else "",
+        )
         for (retry, why, _), (of, asking) in found.items()
     ]
 
@@ -75,9 +81,3 @@ def find_limit(progress: RunProgress, shard: ShardProgress, job: Job, end: str) 
     if shard.limit or shard.message:
         return shard.limit
     return logs.find_limit(progress.run.log(job), end)
-
-
-def _name_shards(names: list[str]) -> str:
-    if len(names) == 1:
-        return f"shard {names[0]}"
-    return f"each of {len(names)} shards ({', '.join(names[:8])}{', ...' if len(names) > 8 else ''})"

@@ -18,14 +18,15 @@ from minfer import ops
 from minfer.bench.device import IMAGE
 from minfer.jobs import executors, partition
 from minfer.jobs.executors.base import Executor
+from minfer.jobs.queue import Seen
 from minfer.jobs.run import Run
 from minfer.ops import Case
 from minfer.plan import cases, extra, shell
-from minfer.plan.config import CONF, INSTALLED, SCRIPT, Config, UserError, name_changes
+from minfer.plan.config import CONF, INSTALLED, SCRIPT, Config, NoAnswer, UserError, name_changes
 from minfer.plan.shard import Shard, hash_outside
-from minfer.run import notify, retries, terminal
+from minfer.run import failures, notify, retries, terminal
 from minfer.run.progress import RunProgress
-from minfer.run.terminal import follow, print_plan, print_summary, relative
+from minfer.run.terminal import follow, print_plan, print_summary
 
 
 @dataclass(frozen=True)
@@ -43,12 +44,20 @@ def run(config: Config) -> int:
     console = terminal.console()
     _load_extra(config)
     executor = executors.choose(config.cluster, config.container)
+    if config.dry_run != SCRIPT:  # dry_run=script prints only the script
+        print_notes(console, executor.list_set_aside())
     launch = _plan(console, config, executor)
     if config.dry_run:
         _show_plan(console, config, executor, launch)
         return 0
     run = _submit(console, config, executor, launch)
     return finish(console, run, executor, launch.plan) if config.wait else 0
+
+
+def print_notes(console: Console, sentences: Iterable[str]) -> None:
+    """Print sentences for the user, each as a note."""
+    for sentence in sentences:
+        console.print(f"Note: {sentence}.", soft_wrap=True)
 
 
 def _load_extra(config: Config) -> None:
@@ -80,9 +89,8 @@ def _plan(console: Console, config: Config, executor: Executor) -> Launch:
     nodes: list[str] | list[None] = [None]
     if config.cluster.distribute:
         nodes, left_out = executor.choose_nodes()
-        if config.dry_run != SCRIPT:  # dry_run=script prints only the script
-            for line in left_out:
-                console.print(f"Note: {line}.", soft_wrap=True)
+        if config.dry_run != SCRIPT:
+            print_notes(console, left_out)
             console.print(f"The same cases on each of {len(nodes)} nodes: {', '.join(nodes)}.", soft_wrap=True)
     return Launch(plan, device.kind, cases.split(plan, config, executor.count_shards(device)), nodes)
 
@@ -115,9 +123,17 @@ def _submit(console: Console, config: Config, executor: Executor, launch: Launch
     try:
         with run.lock():
             executor.submit(run, shards)
-    except UserError:
-        if not run.all_jobs:  # no job was submitted that would write there
+    except (UserError, OSError) as error:
+        lost: dict[str, Seen] | None = None
+        if not run.all_jobs and not run.cancelled:  # NoAnswer comes before anything is submitted
+            lost = {} if isinstance(error, NoAnswer) else executors.find_states(run, [])
+        if lost == {}:  # no job was submitted that would write there
             shutil.rmtree(run.folder, ignore_errors=True)
+        if lost and isinstance(error, OSError):
+            raise UserError(
+                f"{len(lost)} jobs are queued as {run.name}, and their ids cannot be written to {run.folder}: "
+                f"{error.strerror}; free space there. {look_commands(run)}"
+            ) from error
         raise
     if models := executor.list_models():
         console.print(
@@ -177,7 +193,10 @@ def finish(console: Console, run: Run, executor: Executor, plan: cases.Plan) -> 
             follow(console, progress, known)
             failed = set(progress.failed) - known
             known |= failed
-            if again := retries.plan_due(progress, sorted(failed), executor):
+            if run.cancelled:
+                if not progress.active:
+                    break
+            elif again := retries.plan_due(progress, sorted(failed), failures.avoid(progress, executor)):
                 try:
                     with run.lock():
                         submit_again(console, run, again)
@@ -191,7 +210,7 @@ def finish(console: Console, run: Run, executor: Executor, plan: cases.Plan) -> 
         handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not leave jobs behind
         try:
             console.print("Ending the jobs.")
-            executors.cancel(run, progress.jobs.values())
+            print_notes(console, executors.cancel(run, progress.jobs.values(), progress.lost))
             progress.read_once()
             print_summary(console, progress, plan)
             console.print(f"Stopped; finished rows are kept. To go on: {resubmit_command(run)}", soft_wrap=True)
@@ -200,7 +219,7 @@ def finish(console: Console, run: Run, executor: Executor, plan: cases.Plan) -> 
         return 130
     complete = print_summary(console, progress, plan)
     if not complete:
-        logs = relative(run.folder)
+        logs = shell.relative(run.folder)
         console.print(f"Cases are missing; logs: {logs}. To run them: {resubmit_command(run)}", soft_wrap=True)
     target = run.request.notify
     if target and (problem := notify.notify(target, progress)):
@@ -259,7 +278,7 @@ def commit_of_sources() -> str | None:
 
 def look_commands(run: Run) -> str:
     """How to see from any shell what became of a run."""
-    name = str(relative(run.folder))
+    name = str(shell.relative(run.folder))
     return f"To look: {shell.command('status', name)}; to end it: {shell.command('cancel', name)}"
 
 
@@ -267,4 +286,4 @@ def resubmit_command(run: Run) -> str:
     """The command that runs what a run lacks."""
     if not shell.outlives(run.folder):
         return "the same command with resume=true (runs/ is not mounted, so this run's folder goes with the container)"
-    return shell.command("resubmit", str(relative(run.folder)))
+    return shell.command("resubmit", str(shell.relative(run.folder)))

@@ -6,7 +6,7 @@ import datetime
 import re
 import time
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from minfer.jobs.executors import EXECUTORS
 from minfer.ops import Case
 from minfer.plan import shell
 from minfer.plan.cases import Plan
@@ -22,7 +21,7 @@ from minfer.plan.config import Config
 from minfer.plan.counters import TENSOR
 from minfer.rows import store
 from minfer.rows.select import is_judged
-from minfer.run import by_node, times
+from minfer.run import by_node, failures, times
 from minfer.run.progress import RunProgress
 
 POLL_S = 0.2
@@ -71,14 +70,13 @@ def follow(console: Console, progress: RunProgress, known: Collection[str] = ())
         TextColumn("ETA"),
         TimeRemainingColumn(elapsed_when_finished=False),
     )
-    queued = any(EXECUTORS[job.executor].queued for job in progress.jobs.values())
     shown, warned = "", set[str]()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
         bar = bars.add_task("starting", total=len(progress.cases))
         while True:
             for event in progress.read():
                 _show(bars, bar, event)
-            if queued:
+            if progress.queued:
                 bars.update(bar, description=progress.line())
             line = progress.line().partition(", about")[0]
             if not console.is_terminal and line != shown:  # a log has no bar
@@ -152,10 +150,8 @@ def print_summary(console: Console, progress: RunProgress, plan: Plan) -> bool:
         (row["kernel"], drop_value(row["message"])) for row in rows.values() if row["status"] == "unsupported"
     ).items():
         console.print(f"{kernel}: {n} unsupported: {message}")
-    for row in rows.values():
-        if row["status"] not in ("ok", "unsupported") and not has_too_few_rounds(row):
-            where = f"{row['node']}: " if nodes else ""
-            console.print(f"{where}{row['case']}: {row['status']}: {row['message'] or ''}")
+    for line in _list_problems(rows.values(), name_nodes=bool(nodes)):
+        console.print(line)
     for line in _list_unprofiled(list(rows.values())):
         console.print(line)
     counts = Counter(row["status"] for row in rows.values())
@@ -182,12 +178,12 @@ def print_summary(console: Console, progress: RunProgress, plan: Plan) -> bool:
         console.print(line)
     for warning in dict.fromkeys(shard.warning for shard in progress.shards.values() if shard.warning):
         console.print(f"Note: {warning}.", soft_wrap=True)
-    for name, message in progress.reasons().items():
-        pinned = progress.shards[name].pinned
-        console.print(f"Shard {name}{f' on {pinned}' if pinned else ''} failed: {message}.", soft_wrap=True)
+    reasons = progress.reasons()
+    for failure in failures.collect(progress):
+        console.print(failures.describe(failure, reasons), soft_wrap=True)
     files = run.row_files
     for path in files:
-        console.print(f"Rows: {relative(path)}", soft_wrap=True)
+        console.print(f"Rows: {shell.relative(path)}", soft_wrap=True)
     if rows:
         console.print(f"Next: {_report_command(sorted({path.parent for path in files}))}", soft_wrap=True)
     redo = sum(len(shard.redo) for shard in progress.shards.values())
@@ -196,10 +192,26 @@ def print_summary(console: Console, progress: RunProgress, plan: Plan) -> bool:
     return not redo and set(wanted) <= {case for _, case in rows} | skipped
 
 
+def _list_problems(rows: Iterable[store.Row], name_nodes: bool) -> list[str]:
+    """What rows say that are not ok: a line each, or one with a count where several cases of a kernel say the same."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for row in rows:
+        if row["status"] not in ("ok", "unsupported") and not has_too_few_rounds(row):
+            where = f"{row['node']}: " if name_nodes else ""
+            about = where, f"{row['op']}/{row['kernel']}", row["status"], row["message"] or ""
+            groups.setdefault(about, []).append(row["case"])
+    return [
+        f"{where}{cases[0]}: {status}: {message}"
+        if len(cases) == 1
+        else f"{where}{kernel}: {len(cases)} cases {status}: {message} (the first is {cases[0]})"
+        for (where, kernel, status, message), cases in groups.items()
+    ]
+
+
 def _report_command(folders: list[Path]) -> str:
     """The command that shows these rows."""
     page = "results/report.html" if shell.in_docker() else "report.html"  # on the mount
-    words = [*(str(relative(folder)) for folder in folders), *(["-o", page] if shell.in_docker() else [])]
+    words = [*(str(shell.relative(folder)) for folder in folders), *(["-o", page] if shell.in_docker() else [])]
     return f"{shell.command('report', *words)}   # these rows as a page to look into: {page}"
 
 
@@ -284,8 +296,3 @@ def _list_unprofiled(rows: list[store.Row]) -> list[str]:
             if why != "ok":
                 reasons.setdefault((profiler, why), {})[row["kernel"]] = None
     return [f"{profiler}: {', '.join(kernels)}: {why}" for (profiler, why), kernels in reasons.items()]
-
-
-def relative(path: Path) -> Path:
-    """A path as it is written from here."""
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

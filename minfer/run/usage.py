@@ -34,7 +34,7 @@ class Usage:
 
 def collect(progress: RunProgress) -> list[Usage]:
     """What is known of each shard."""
-    accounts = executors.find_accounts(progress.jobs.values())
+    accounts = executors.find_accounts(progress.jobs.values()) if progress.answers else {}
     return [_collect(shard, progress, accounts) for shard in progress.shards.values()]
 
 

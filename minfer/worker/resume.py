@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -30,22 +31,58 @@ def find_written(shard: Shard, tell: Callable[..., None]) -> Iterator[tuple[Case
                 yield case, row["status"], set(row["profilers"] or ()), path
 
 
-def find_pending(shard: Shard, machine: Machine, tell: Callable[..., None]) -> Iterator[Case]:
-    """The cases that still have to run."""
-    done: dict[tuple[str, str, str, str], tuple[str, bool]] = {}
-    if shard.resume:
-        columns = ["case", "source", "timing", "device", "status", "guarantee", "profilers"]
-        for old in store.rows(store.files(Path(shard.results)), columns):
-            unprofiled = set(shard.profilers) - set(old["profilers"] or ())
-            if old["status"] in FINAL and not unprofiled:
-                unjudged = shard.untrusted and old["guarantee"] == "in-process"
-                done[old["case"], old["source"], old["timing"], old["device"]] = old["status"], unjudged
-    for case in shard.cases:
+class Elsewhere:
+    """What all runs have written of a shard's cases, for `resume=true`. A run that was launched at the same time writes rows
+    meanwhile."""
+
+    def __init__(self, shard: Shard, machine: Machine) -> None:
+        self.shard, self.machine = shard, machine
+        self._read: dict[Path, int] = {}  # files, and when each was last changed
+        self._done: dict[tuple[str, str, str, str], tuple[str, bool]] = {}
+
+    def find(self, case: Case) -> str | None:
+        """The status of the row because of which a case need not run, as far as rows were read; None if it has to run."""
+        if not self._done:
+            return None
         kernel = ops.get(case.op).kernels[case.kernel]
-        source = fingerprint(kernel, machine.arch, RULES)
-        status, unjudged = done.get((case.key, source, shard.timing.name, machine.environment["device"]), (None, False))
+        source = fingerprint(kernel, self.machine.arch, RULES)
+        device = self.machine.environment["device"]
+        status, unjudged = self._done.get((case.key, source, self.shard.timing.name, device), (None, False))
         unjudged = unjudged and not kernel.returns  # those are never judged
-        if status is None or unjudged or case.key in shard.redo:
+        return None if unjudged or case.key in self.shard.redo else status
+
+    def refresh(self) -> None:
+        """Read what was written since it was last asked."""
+        if not self.shard.resume:
+            return
+        columns = ["case", "source", "timing", "device", "status", "guarantee", "profilers"]
+        for path in store.files(Path(self.shard.results)):
+            try:
+                changed = path.stat().st_mtime_ns
+            except FileNotFoundError:  # merged into another
+                continue
+            if self._read.get(path) == changed:
+                continue
+            self._read[path] = changed
+            for old in store.rows([path], columns):
+                unprofiled = set(self.shard.profilers) - set(old["profilers"] or ())
+                if old["status"] in FINAL and not unprofiled:
+                    unjudged = self.shard.untrusted and old["guarantee"] == "in-process"
+                    key = old["case"], old["source"], old["timing"], old["device"]
+                    self._done[key] = old["status"], unjudged
+
+    def order(self, cases: list[Case]) -> list[Case]:
+        """Cases in the order in which to run them: each run begins at another, so that two runs at once do not keep step, and
+        each finds the other's rows."""
+        first = zlib.crc32(self.shard.run.encode()) % len(cases) if self.shard.resume and cases else 0
+        return cases[first:] + cases[:first]
+
+
+def find_pending(shard: Shard, elsewhere: Elsewhere, tell: Callable[..., None]) -> Iterator[Case]:
+    """The cases that still have to run."""
+    elsewhere.refresh()
+    for case in shard.cases:
+        if (status := elsewhere.find(case)) is None:
             yield case
         else:
             tell(event="skip", case=case.key, status=status)

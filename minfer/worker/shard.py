@@ -57,16 +57,21 @@ def run_cases(shard: Shard, tell: Events, stopping: Stopping) -> None:
             if set(shard.profilers) - profiled and path.parent == folder:
                 writer.where[case.key] = path
                 statuses.append((case, status))
-        todo = [case for case in resume.find_pending(shard, machine, tell) if case.key not in finished]
+        elsewhere = resume.Elsewhere(shard, machine)
+        todo = [case for case in resume.find_pending(shard, elsewhere, tell) if case.key not in finished]
         compiler = Compiler(shard, machine.arch, tell, supervisor.sandbox)
         builds = compiler.compile([c for c in todo if supervisor.unsupported(c) is None])
         supervisor.libraries = {name: done.library for name, done in builds.items() if isinstance(done, Built)}
         with lock_gpu(machine.gpu, lambda: tell(event="waiting", gpu=machine.gpu)):
             if todo:
                 supervisor.prepare()
-            for case in todo:
+            for case in elsewhere.order(todo):
                 if stopping.soon:
                     raise KeyboardInterrupt
+                elsewhere.refresh()
+                if (found := elsewhere.find(case)) is not None:  # another run has measured it meanwhile
+                    tell(event="skip", case=case.key, status=found)
+                    continue
                 supervisor.check_log()
                 tell(event="case", case=case.key)
                 columns = supervisor.run(case, builds.get(f"{case.op}/{case.kernel}"))

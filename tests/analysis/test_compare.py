@@ -136,6 +136,28 @@ def test_a_nightly_job(tmp_path: Path, capsys):
     assert compare.main([*words, "--fail-over", "0"]) == 0
 
 
+def test_limits_of_each_system_are_in_one_file(tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = sets(tmp_path, [kernel(1.25)], [kernel(1.19)])  # 4.8 % slower
+    device = kernel(1.25)["device"]
+    for text, status in (
+        (f"{device}: {{hgemm/*: 3%}}\n'*': {{'*': 50%}}", 1),
+        ("NVIDIA*: {'*/nothing/*': 1%, 'hgemm/*': 50%}\n'*': {'*': 1%}", 0),
+        ("another: {'*': 0%}", 0),
+    ):
+        Path("limits.yaml").write_text(text)
+        assert compare.main([*words, "--fail-over", "limits.yaml"]) == status, text
+    assert "Slower by more than limits.yaml allows, or broken: 0." in capsys.readouterr().out
+    for text, said in (
+        ("- 3%", "limits.yaml has to map devices to cases to parts"),
+        ("x: {y: z}", "limits.yaml, x, y is 'z'; it"),
+    ):
+        Path("limits.yaml").write_text(text)
+        assert compare.main([*words, "--fail-over", "limits.yaml"]) == 2 and said in capsys.readouterr().err
+    assert compare.main([*words, "--fail-over", "none.yaml"]) == 2
+    assert "cannot read none.yaml: No such file or directory" in capsys.readouterr().err
+
+
 def test_what_failed_in_both_is_no_tie(tmp_path: Path, capsys):
     def failed(kernel: str, status: str) -> store.Row:
         return row(kernel, None, status=status, message="no nvcc" if status == "compile_error" else "off by 3")

@@ -13,8 +13,8 @@ import pytest
 
 import minfer.analysis.compare
 import minfer.analysis.report
-from minfer import cli
-from minfer.plan.config import groups
+from minfer import cli, launch
+from minfer.plan.config import UserError, groups
 from minfer.run import start
 from tests.conftest import ROOT
 
@@ -49,7 +49,8 @@ def call(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         ),
         (
             ["status"],
-            "usage: minfer status RUN [--json] (RUN: a run's name or folder, or the word last for the newest run)",
+            "usage: minfer status RUN [--json] [--junit=FILE]"
+            " (RUN: a run's name or folder, or the word last for the newest run)",
         ),
         (
             ["cancel", "--all"],
@@ -182,3 +183,25 @@ def test_a_terminal_that_knows_only_ascii_gets_ascii():
     environment = os.environ | {"PYTHONIOENCODING": "ascii"}
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("7.5 us, 104.8 +- 0.3 (104-105) ?\n", "")
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+@pytest.mark.parametrize(
+    ("words", "said"), [(["status", "r1"], "looking at r1"), (["+sweep=hgemm"], "reading the request")]
+)
+def test_on_a_terminal_the_first_line_comes_before_anything_is_imported(
+    terminal, words, said, tmp_path, monkeypatch, capsys
+):
+    def stop(*_: object) -> None:
+        raise UserError("it went on")
+
+    (tmp_path / "runs" / "r1").mkdir(parents=True)
+    (tmp_path / "runs" / "r1" / "config.yaml").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["minfer", *words])
+    monkeypatch.setattr(launch, "compose", stop)
+    monkeypatch.setattr("minfer.run.control.status", stop)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    cli.main()
+    lines = capsys.readouterr().err.splitlines()
+    assert (lines[0] == f"minfer: {said} ...") == terminal

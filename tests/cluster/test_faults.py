@@ -112,8 +112,10 @@ def test_slurmctld_restarts_in_mid_run_and_one_task_is_cancelled(lab, folder):
     until(lambda: executors.find_states(Run(run), list(jobs.values())) is not None, "slurmctld's return")
     subprocess.run(["scancel", jobs[hanging].id], check=True)
     progress = over(run)
-    assert progress.line().startswith("shards: 1 done, 1 failed; 1 of 2 rows")
-    assert progress.reasons() == {hanging: "it was stopped"} and progress.missing == [hanging]
+    assert progress.line().startswith("shards: 1 done, 1 cancelled; 1 of 2 rows")
+    assert progress.reasons() == {hanging: f"its job {jobs[hanging].id} was cancelled"} and progress.missing == [
+        hanging
+    ]
     assert [row["kernel"] for row in rows(folder)] == ["slow"]
 
 

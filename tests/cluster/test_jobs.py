@@ -45,7 +45,7 @@ def test_a_run_is_looked_at_cancelled_and_resubmitted_from_other_shells(folder):
     over(run)
     status = control("status", run)
     assert status.returncode == 1, status.stdout
-    assert "shards: 1 failed; 1 of 2 rows" in status.stdout and "minfer resubmit" in status.stdout
+    assert "shards: 1 cancelled; 1 of 2 rows" in status.stdout and "minfer resubmit" in status.stdout
     assert [row["kernel"] for row in rows(folder)] == ["honest"]
 
     (shard,) = (run / "shards").glob("*.json")

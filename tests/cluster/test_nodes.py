@@ -51,7 +51,10 @@ def test_a_run_whose_launcher_is_killed_goes_on_and_is_looked_at_from_a_new_shel
     at(run, "slow")
     launcher.kill()
     launcher.wait()
+    (job,) = Run(run).jobs.values()
+    subprocess.run(["scontrol", "suspend", job.id], check=True)  # for as long as a busy machine takes to look
     status = control("status", run)
+    subprocess.run(["scontrol", "resume", job.id], check=True)
     assert status.returncode == 0 and "shards: 1 running; 1 of 3 rows" in status.stdout, status.stdout + status.stderr
     assert over(run).line() == "shards: 1 done; 3 of 3 rows"
     status = control("status", run)
@@ -190,3 +193,23 @@ def test_a_queued_job_runs_the_sources_that_it_was_submitted_with(lab, folder):
     release(second)
     assert over(second).reasons() == {"0000": f"{extra} has changed since the run was submitted; start a new run"}
     assert len(rows(folder)) == 1 and RunProgress(Run(second)).rows == 0
+
+
+@pytest.mark.fault("a node on which every job fails at once takes most of a run")
+def test_a_node_on_which_every_job_fails_is_named_and_left_out(lab, folder):
+    """A job takes a whole node, and node1 is free again at once."""
+    setup = """cluster.setup=["[ $SLURMD_NODENAME != node1 ] || exit 3"]"""
+    more = ("kernel=[zeros,raises,honest]", "dtype=[float16,bfloat16]", "cluster.max_jobs=6", "cluster.cpus=2", setup)
+    run = submit(folder, *more)
+    progress = over(run)
+    failed = progress.failed
+    status = control("status", run)
+    assert f"{len(failed)} shards ({', '.join(failed)}) on node1 failed: its job ended early as FAILED" in status.stdout
+    advice = f"resubmit {run.relative_to('/')} cluster.flags.exclude=node1"  # `control` is typed in /
+    assert f"Note: {len(failed)} jobs failed on node1, and none got anything done there; " in status.stdout
+    assert advice in status.stdout and len(failed) >= 3
+    resubmit(run, "cluster.avoid=auto", "cluster.flags.begin=now+900")
+    (job, *_) = {job.id: job for name, job in Run(run).jobs.items() if name in failed}
+    told = subprocess.run(["scontrol", "show", "job", job], capture_output=True, text=True, check=True).stdout
+    assert "ExcNodeList=node1" in told
+    control("cancel", run)

@@ -9,7 +9,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 # shellcheck source=tests/cluster/common.sh
 . "$here/common.sh"
 [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null || { echo "up.sh: needs root on Debian or Ubuntu" >&2; exit 1; }
-read -ra gpus <<<"${LAB_GPUS:-l40s:2 l40s:2}" # one word TYPE:COUNT a node
+read -ra gpus <<<"${LAB_GPUS:-l40s:2 a100:1 l40s:2}" # one word TYPE:COUNT a node
 devices=${LAB_DEVICES:-$lab/dev/nvidia} accounting=${LAB_ACCOUNTING:-1}
 cpus=${LAB_CPUS:-2} memory_mb=${LAB_MEMORY_MB:-16000} # of a node; may exceed the machine's
 wait_for() { # SECONDS WHAT COMMAND...

@@ -87,13 +87,33 @@ def test_chosen_statuses_are_missing_until_a_newer_row_is_there(shard):
     assert kept(Shard.load(run.shards["0000"])) == [(ok, "ok"), (oom, "oom")]
 
 
+def test_a_row_is_newer_than_those_before_it_also_where_a_clock_was_set_back(shard):
+    """By an hour, while the run's later rows came."""
+    case = shard.cases[1].key
+    folder = Path(shard.results) / "a-cpu" / shard.run
+    row = {
+        "run": shard.run,
+        "case": case,
+        "status": "ok",
+        "device": "a CPU",
+        "finished": BEGIN - datetime.timedelta(hours=1),
+    }
+    store.write(store.to_table([row]), folder / "0000-001.parquet")
+    assert Run(Path(shard.folder)).rows(["status"])["0000", case]["status"] == "ok"
+
+
 def test_an_unknown_status_is_one_sentence_with_those_there_are(shard):
-    with pytest.raises(UserError, match=r"^unknown status 'fast'; it can be ok, unconverged, wrong, .*, timeout, oom$"):
+    with pytest.raises(
+        UserError, match=r"^unknown status 'fast'; it can be ok, unconverged, wrong, .*, timeout, oom, or failed$"
+    ):
         control.resubmit(Console(), Run(Path(shard.folder)), ["status=oom,fast"])
 
 
 def test_claims_on_shards_are_no_progress_and_are_not_opened(shard, monkeypatch):
     """They have no line's end, so that they would be read anew at every look."""
+    monkeypatch.setattr(
+        "minfer.run.progress.POLLS_S", (0.0, 0.0)
+    )  # a shard that is done is looked at as often as the queue
     progress = RunProgress(Run(Path(shard.folder)))
     (Path(shard.folder) / "progress" / "0000.process").write_text("process 1 on a node since 0")
     progress.read()

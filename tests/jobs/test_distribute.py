@@ -29,7 +29,7 @@ def slurm(monkeypatch) -> None:
     """sinfo's and scontrol's answers are played."""
 
     def run(command: list[str], **_: object) -> SimpleNamespace:
-        return SimpleNamespace(stdout=SINFO if command[0] == "sinfo" else command[-1].replace(",", "\n"))
+        return SimpleNamespace(returncode=0, stdout=SINFO if command[0] == "sinfo" else command[-1].replace(",", "\n"))
 
     monkeypatch.setattr(subprocess, "run", run)
 

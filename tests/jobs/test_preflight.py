@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pynvml
 import pytest
@@ -90,6 +93,16 @@ def test_scratch_without_room_or_that_cannot_be_made_ends_the_job_with_a_sentenc
     monkeypatch.setattr(preflight, "LEAST_SCRATCH_MB", 1 << 40)
     with pytest.raises(SystemExit, match=r"has \d+ MB free, and compiling takes up to"):
         preflight.prepare_scratch(tmp_path)
+    monkeypatch.undo()
+    full = SimpleNamespace(f_files=9000, f_favail=12)
+    monkeypatch.setattr(os, "statvfs", lambda path: full)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1 << 40))
+    with pytest.raises(
+        SystemExit, match=r"has room for 12 more files, and compiling makes up to 2000; remove some or set"
+    ):
+        preflight.prepare_scratch(tmp_path)
+    full.f_files = full.f_favail = 0  # where there is no such limit
+    preflight.prepare_scratch(tmp_path)
 
 
 def test_an_image_that_is_not_there_is_one_sentence_before_anything_is_queued(tmp_path):
@@ -158,7 +171,7 @@ def sinfo(monkeypatch):
         lines = [line for line in SINFO.splitlines(True) if not chosen or line.split("|")[0].strip("*") in chosen]
         return subprocess.CompletedProcess(command, 0, "".join(lines), "")
 
-    monkeypatch.setattr(partition.subprocess, "run", play)
+    monkeypatch.setattr(subprocess, "run", play)
 
 
 @pytest.mark.parametrize(
@@ -212,11 +225,14 @@ def test_gpus_of_several_models_are_named_where_any_will_do(sinfo):
         ("Traceback:\nModuleNotFoundError: No module named 'hydra'\n", "", "ModuleNotFoundError: No module named 'hydra'; "),
         ("a\n/x: line 9: module: command not found\nb\n", "", "/x: line 9: module: command not found; correct cluster.setup"),
         ("Traceback:\n  File\nRuntimeError: \x1b[31mno\n", "", "RuntimeError: [31mno"),
-        ("all is well\n", "TIMEOUT", None),
+        ("all is well\n", "TIMEOUT", logs.TIME),
+        ("all is well\n", "FAILED", None),
+        ("submitit WARNING (x) - Caught signal SIGUSR2 on n1: this job is timed-out.\nsubmitit.UncompletedJobError\n", "FAILED",
+         logs.TIME),
     ],
 )  # fmt: skip
 def test_the_line_of_a_log_that_says_why_a_job_ended(tmp_path, log, end, said):
     (tmp_path / "log").write_text(log)
     found = logs.find_cause(tmp_path / "log", end)
     assert found is None if said is None else found and found.startswith(said)
-    assert logs.find_cause(tmp_path / "none", end) == (said if end == "OUT_OF_MEMORY" else None)
+    assert logs.find_cause(tmp_path / "none", end) == ({"OUT_OF_MEMORY": MEMORY, "TIMEOUT": logs.TIME}.get(end))

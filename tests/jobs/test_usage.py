@@ -8,8 +8,7 @@ import pytest
 from rich.console import Console
 
 from minfer import ops
-from minfer.jobs import queue
-from minfer.jobs.executors import slurm
+from minfer.jobs import commands, queue
 from minfer.jobs.run import Job, Run
 from minfer.plan.shard import Shard
 from minfer.run import usage
@@ -21,6 +20,7 @@ SACCT = """7_0|COMPLETED|1000|1030|65|
 7_0.0|COMPLETED|1031|1031|64|1.5G
 7_1|CANCELLED by 0|1000|Unknown|0|
 7_2|PENDING|1000|Unknown|0|
+8_[1-2,5%10]|CANCELLED by 0|1000|None|0|
 """
 
 
@@ -55,19 +55,26 @@ def test_lines_of_sacct_are_one_a_job_with_the_most_memory_of_its_steps():
     found = queue.parse_accounts(SACCT.splitlines())
     assert found["7_0"] == queue.Account("COMPLETED", 30.0, 65.0, 1.5 * 2**30 / 1e6)
     assert found["7_1"] == queue.Account("CANCELLED") and found["7_2"] == queue.Account("PENDING")
+    assert {job for job in found if job.startswith("8_")} == {
+        "8_1",
+        "8_2",
+        "8_5",
+    }  # an array of which no task had started
 
 
 @pytest.mark.parametrize("accounting", [False, True])
 def test_what_a_job_took_is_accounted_or_else_what_its_process_recorded(run, monkeypatch, accounting):
     told = {"squeue": "", "sacct": SACCT if accounting else None}
-    monkeypatch.setattr(slurm, "_ask", lambda command, *words, **more: told[command])
+    monkeypatch.setattr(commands, "ask", lambda command, *words, **more: told[command])
     progress = RunProgress(run)
     progress.read_once()
     first, second = usage.collect(progress)
     recorded = usage.Usage("0000", "done", "7_0", "n1", 30.0, 71.0, 812.4, "worker")
     accounted = usage.Usage("0000", "done", "7_0", "n1", 30.0, 65.0, 1.5 * 2**30 / 1e6, "sacct")
     assert first == (accounted if accounting else recorded)
-    assert second == usage.Usage("0001", "failed", "7_1", "n1", 60.0, 15.0, None, "worker")
+    assert second == usage.Usage(
+        "0001", "cancelled" if accounting else "failed", "7_1", "n1", 60.0, 15.0, None, "worker"
+    )
     assert usage.to_json([first])[0]["run_s"] == (65 if accounting else 71)
 
 

@@ -177,3 +177,20 @@ def test_the_time_left_is_rounded_before_it_is_split_into_minutes(tmp_path: Path
 )
 def test_only_the_refused_value_is_left_out_of_a_reason(message: str, shown: str) -> None:
     assert drop_value(message) == shown
+
+
+def test_the_same_error_of_many_cases_is_one_line_with_a_count(tmp_path: Path):
+    why = "RuntimeError: no kernel image"
+    many = [
+        row(
+            "v02_tiled",
+            1.0,
+            **VALUES | {"case": f"hgemm/v02_tiled/float16//m={m}", "status": "crashed", "message": why},
+        )
+        for m in range(1, 41)
+    ]
+    other = row("v07_tuned", 1.0, **VALUES | {"status": "crashed", "message": why})
+    text = " ".join(summary(tmp_path, [*many, other]).split())
+    assert text.count(why) == 2
+    assert f"hgemm/v02_tiled: 40 cases crashed: {why} (the first is {many[0]['case']})" in text
+    assert f"{other['case']}: crashed: {why}" in text

@@ -19,8 +19,8 @@ import pytest
 from rich.console import Console
 
 from minfer import ops
-from minfer.jobs import executors, queue
-from minfer.jobs.executors import local, slurm
+from minfer.jobs import commands, executors, queue
+from minfer.jobs.executors import local
 from minfer.jobs.run import CONFIG, JOBS, Job, Run
 from minfer.plan.cases import Plan
 from minfer.plan.config import Cluster, Config, Container, UserError
@@ -293,6 +293,9 @@ def test_a_run_that_is_not_there_and_a_change_that_cannot_be(tmp_path):
         Run(tmp_path).change_request(["op=x"])
     with pytest.raises(UserError, match=r"cluster\.time_min is 0"):
         Run(tmp_path).change_request(["cluster.time_min=0"])
+    plus = Run(tmp_path)
+    plus.change_request(["+cluster.flags.exclude=n2", "++cluster.cpus=4"])  # as for a launch
+    assert plus.request.cluster.flags == {"exclude": "n2"} and plus.request.cluster.cpus == 4
     for word, said in {
         "cluster.time=5": "no such key 'cluster.time'; did you mean time_min?",
         "cluster.cpus=x": "bad value for 'cluster.cpus': value 'x' of type 'str' could not be converted to Integer",
@@ -406,10 +409,11 @@ def test_a_second_interrupt_leaves_no_jobs_and_the_last_sentence_is_said(tmp_pat
     def interrupted(*about: object) -> None:
         raise KeyboardInterrupt
 
-    def cancel(*about: object) -> None:
+    def cancel(*about: object) -> list[str]:
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.01)
         ended.append(about)
+        return []
 
     monkeypatch.setattr(start, "follow", interrupted)
     monkeypatch.setattr(executors, "cancel", cancel)
@@ -448,7 +452,9 @@ def test_reasons_that_do_not_pass_are_told_from_those_that_do(reason, said):
 def test_a_start_that_is_a_guess_is_not_shown(tmp_path, monkeypatch):
     """Where jobs have no time limit, SLURM counts on a year for each."""
     soon = (datetime.datetime.now() + datetime.timedelta(hours=2)).isoformat(timespec="seconds")
-    lines = [f"7_0|PENDING|{soon}|Resources", "7_1|PENDING|2099-01-01T00:00:00|Resources", "7_2|PENDING|N/A|Priority"]
-    monkeypatch.setattr(slurm, "_ask", lambda *words: "\n".join(lines))
+    lines = [
+        f"7_0|PENDING|{soon}|Resources|x", "7_1|PENDING|2099-01-01T00:00:00|Resources|x", "7_2|PENDING|N/A|Priority|x",
+    ]  # fmt: skip
+    monkeypatch.setattr(commands, "ask", lambda *words: "\n".join(lines))
     found = executors.find_states(Run(tmp_path), [Job(f"000{n}", f"7_{n}", "slurm") for n in range(3)])
     assert found is not None and [found[f"7_{n}"].start for n in range(3)] == [soon, "", ""]

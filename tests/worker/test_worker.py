@@ -19,7 +19,7 @@ from minfer.rows import store
 from minfer.worker import case_timer
 from minfer.worker.child import Child
 from minfer.worker.failures import describe_error
-from minfer.worker.resume import find_pending
+from minfer.worker.resume import Elsewhere, find_pending
 from minfer.worker.supervisor import Machine, derive_columns
 from minfer.worker.triton_times import TritonTimes
 
@@ -113,7 +113,7 @@ def test_what_autotuning_takes_is_added_up() -> None:
 def test_resume_repeats_what_nobody_judged_where_judging_is_asked_for(tmp_path: Path) -> None:
     def left(**about: Any) -> list[Any]:
         shard = Shard("0000", "test", "", str(tmp_path), "cuda", [CASE], Timing(), 60, 60, resume=True, **about)
-        return list(find_pending(shard, MACHINE, lambda **event: None))
+        return list(find_pending(shard, Elsewhere(shard, MACHINE), lambda **event: None))
 
     row = {
         "run": "old",
@@ -128,6 +128,30 @@ def test_resume_repeats_what_nobody_judged_where_judging_is_asked_for(tmp_path: 
     assert left() == [] and left(untrusted=True) == [CASE]
     store.write(store.to_table([row | {"guarantee": "judged"}]), tmp_path / "old.parquet")
     assert left() == left(untrusted=True) == []
+
+
+def test_a_row_that_another_run_writes_meanwhile_is_not_measured_again(tmp_path: Path) -> None:
+    cases = [HGEMM.case("torch", "float16", dict.fromkeys(HGEMM.axes, size)) for size in (16, 32, 48, 64)]
+    runs = [
+        Elsewhere(Shard("0000", run, "", str(tmp_path), "cuda", cases, Timing(), 60, 60, resume=True), MACHINE)
+        for run in ("20260101-000000-0000", "20260101-000000-0003")
+    ]
+    source = fingerprint(HGEMM.kernels["torch"], "sm_90a", RULES)
+    about = {"source": source, "timing": "default", "device": "a GPU", "status": "ok", "guarantee": "in-process"}
+    measured: list[tuple[int, str]] = []
+    for pair in zip(*(run.order(cases) for run in runs), strict=True):  # in step: both begin a case at once
+        todo = []
+        for index, (run, case) in enumerate(zip(runs, pair, strict=True)):
+            run.refresh()
+            if run.find(case) is None:
+                todo.append((index, case))
+        for index, case in todo:
+            measured.append((index, case.key))
+            row = {"run": str(index), "case": case.key, **case.to_dict(), **about}
+            row["finished"] = datetime.datetime.now(datetime.UTC)
+            store.write(store.to_table([row]), tmp_path / f"{len(measured)}.parquet")
+    assert sorted(case for _, case in measured) == sorted(case.key for case in cases)
+    assert {index for index, _ in measured} == {0, 1}
 
 
 @pytest.mark.parametrize(

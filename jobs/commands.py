@@ -1,0 +1,81 @@
+"""Runs SLURM's commands, each for a limited time, and without the variables by which a user's shell changes what they do.
+
+sbatch takes `SBATCH_PARTITION` over the partition in a job's script, squeue shows no pending job with `SQUEUE_STATES=running`,
+and inside of `salloc` each command inherits the limits of that allocation."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+
+TIMEOUT_S = 30.0  # most that a command may take
+THEIRS = re.compile(r"(SLURM|SLURMD|SBATCH|SALLOC|SQUEUE|SINFO|SACCT|SCANCEL|SCONTROL)_")
+KEPT = {"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT"}  # which cluster this is, and who is asking
+
+
+SILENT = re.compile("Unable to contact slurm|[Cc]onnect(ion)? fail|[Cc]onnection refused|Socket timed out")
+
+
+class Failed(Exception):
+    """A command that failed. Its text is the command's own message."""
+
+
+class Silent(Failed):
+    """A command to which SLURM did not answer."""
+
+
+def run(*command: str, **variables: str) -> str:
+    """The output of a SLURM command; `variables` are added to its environment. Raises Failed; Silent, if
+    SLURM does not answer."""
+    environment = {name: value for name, value in os.environ.items() if not _is_theirs(name)} | variables
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment)
+    except subprocess.TimeoutExpired as error:
+        raise Silent(f"{command[0]} does not answer within {TIMEOUT_S:g} s") from error
+    except OSError as error:
+        raise Failed(f"{command[0]} cannot be run: {error.strerror}") from error
+    if done.returncode:
+        form = Silent if SILENT.search(done.stderr) else Failed
+        raise form(done.stderr.strip() or f"{command[0]} ended with status {done.returncode}")
+    return done.stdout
+
+
+def ask(*command: str, **variables: str) -> str | None:
+    """The output of a SLURM command; None if it fails or does not answer in time."""
+    try:
+        return run(*command, **variables)
+    except Failed:
+        return None
+
+
+@contextlib.contextmanager
+def clean_environment() -> Iterator[None]:
+    """Take these variables out of this process's environment, for a library that calls sbatch, and for the jobs, which
+    inherit the environment of sbatch."""
+    removed = {name: os.environ.pop(name) for name in list(os.environ) if _is_theirs(name)}
+    try:
+        yield
+    finally:
+        os.environ |= removed
+
+
+def list_set_aside() -> list[str]:
+    """A sentence for the user on the variables of this shell that jobs are submitted without, if there are any."""
+    found = sorted(filter(_is_theirs, os.environ))
+    told = []
+    if job := os.environ.get("SLURM_JOB_ID"):  # it comes with dozens of others
+        found = [name for name in found if not name.startswith(("SLURM_", "SLURMD_"))]
+        told.append(f"this shell is inside of SLURM's job {job}; jobs are submitted as from outside of it")
+    if found:
+        told.append(
+            f"{', '.join(found)} of your environment {'is' if len(found) == 1 else 'are'} set aside; jobs ask for what "
+            "cluster.* says, and cluster.flags.NAME=VALUE takes any option of sbatch"
+        )
+    return told
+
+
+def _is_theirs(name: str) -> bool:
+    return THEIRS.match(name) is not None and name not in KEPT
