@@ -18,6 +18,7 @@ import torch
 from minfer.build.errors import BuildError
 from minfer.build.toolchain import compiler, flags_of, link_flags, versions_of
 from minfer.ops import Kernel
+from minfer.ops.sources import read_source_bytes
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ def directory(kernel: Kernel, arch: str) -> Path:
     """The folder of this kernel's build, which need not exist. Its name hashes everything that decides its content."""
     digest = hashlib.sha256()
     for path in kernel.sources():
-        digest.update(path.read_bytes())
+        digest.update(read_source_bytes(path))
     about: list[Any] = [flags_of(kernel, arch), torch.__version__, *versions_of(kernel), link_flags(compiler())]
     digest.update(json.dumps(about).encode())
     return root() / f"{kernel.op}_{kernel.source.stem}_{digest.hexdigest()[:16]}"

@@ -16,6 +16,8 @@ from minfer import build, ops
 from minfer.build.errors import BuildError
 from minfer.process.remote import serve
 
+MOST_LOG = 1 << 20  # characters of what a compiler said that are kept
+
 
 def answer(request: dict[str, Any], _: object) -> dict[str, Any]:
     """The reply: `built`, with the library written to the file `to`; or `error`, which is one line, and `log`."""
@@ -25,7 +27,7 @@ def answer(request: dict[str, Any], _: object) -> dict[str, Any]:
     try:
         built = build.build(ops.get(request["op"]).kernels[request["kernel"]], request["arch"])
     except BuildError as error:
-        return {"error": str(error), "log": error.log}
+        return {"error": str(error), "log": error.log[:MOST_LOG]}
     with open(request["to"], "wb") as file:
         file.write(Path(built.library).read_bytes())
     return {"built": asdict(built)}

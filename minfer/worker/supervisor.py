@@ -113,6 +113,10 @@ class Supervisor:
         kernel = ops.get(case.op).kernels[case.kernel]
         if why := self.unsupported(case):
             return {"status": "unsupported", "message": why}
+        try:
+            kernel.sources()
+        except ops.SourceError as error:
+            return {"status": "compile_error", "message": make_printable(str(error))}
         op = ops.get(case.op)
         if self.shard.untrusted and kernel.returns and kernel.source != op.source and not _is_ours(kernel.source):
             return {
