@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.metadata
 import json
 import re
-from functools import cache
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -14,20 +14,23 @@ from typing import Any
 
 import torch
 
-from minfer.build import toolchain
+from minfer.build import cache, reads, toolchain
 from minfer.ops import PACKAGE, Kernel, get, python_source
 from minfer.ops.sources import SourceError, read_source, split
 
 
 def fingerprint(kernel: Kernel, arch: str, rules: int) -> str:
-    """A hash of what decides this kernel's result and time: its sources and its op's, without comments, the flags and
-    versions that it is compiled with, and `rules`, the version of the measuring rules. Registering another kernel of the op
-    changes nothing. If a source is not read, as one that is too large, the reason takes the place of the sources."""
+    """A hash of what decides this kernel's result and time: its sources and its op's, without comments; what else its last
+    build has read; the flags and versions that it is compiled with; and `rules`, the version of the measuring rules.
+    Registering another kernel of the op changes nothing. If a source is not read, as one that is too large, the reason takes
+    the place of the sources."""
     digest = hashlib.sha256()
     op = get(kernel.op).source
     try:
         for path in sorted({*kernel.sources(), *([op] if op and op.is_file() else [])}):
             digest.update(_meaning(path).encode("utf-8", "surrogateescape"))
+        if kernel.needs_build and (arch or kernel.backend == "cpp"):
+            digest.update("".join(reads.identity(kernel, cache.recorded(kernel, arch))).encode())
     except (SourceError, OSError) as error:
         digest.update(str(error).encode("utf-8", "surrogateescape"))
     about: list[Any] = [rules, torch.__version__]
@@ -47,7 +50,7 @@ MARKER = "//@ "
 GENERATED, CONTINUED = ("// Measured (", "// Why: "), "//   "  # what `analysis/make.py headers` writes into a header
 
 
-@cache
+@functools.cache
 def _meaning(path: Path) -> str:
     """A source without comments and, in an op's file, without the registration of kernels. A comment becomes a blank, but
     markers and the lines that `analysis/make.py headers` writes into a header leave nothing, so their number may change.
@@ -87,7 +90,7 @@ def _begins_line(parts: list[tuple[bool, str]]) -> bool:
     return not parts or (parts[-1][0] and parts[-1][1].endswith("\n"))
 
 
-@cache
+@functools.cache
 def _triton_version() -> str:
     try:
         return importlib.metadata.version("triton")

@@ -89,7 +89,8 @@ class Compiler:
             if size > LARGEST:
                 return f"its library has {size >> 20} MiB, more than {LARGEST >> 20}"
             try:
-                return sandboxed.store(kernel, self.arch, reply.get("built") or {}, os.pread(file.fileno(), size, 0))
+                library = os.pread(file.fileno(), size, 0)
+                return sandboxed.store(kernel, self.arch, reply.get("built") or {}, library, reply.get("reads") or ())
             except BuildError as error:
                 return str(error)
 
