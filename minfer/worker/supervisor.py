@@ -6,6 +6,7 @@ one in a fresh child.
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -18,6 +19,7 @@ from minfer import ops
 from minfer.bench import judged, peaks
 from minfer.bench.derived import derive
 from minfer.bench.timing import Timing
+from minfer.bench.verify import choose_inputs
 from minfer.build import cache, toolchain
 from minfer.build.cache import Built
 from minfer.ops import Case
@@ -36,6 +38,8 @@ NEVER_FROM_CHILD = ("guarantee", "metrics", "functions", "profilers", "registers
                     "roof", "floor_us")  # fmt: skip
 # Of the columns TIMED, those that are taken from the child as they are.
 FROM_CHILD = ("cold_empty_us", "cold_launch_us", "cold_late", "cold_baseline_late", "cold_waited", "steady_rotations")
+# What a process may reply. The supervisor itself decides what is unsupported, before it asks one.
+REPLIED = store.STATUSES.keys() - {"unsupported"}
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,10 @@ class Machine:
     def arch(self) -> str:
         """What kernels are compiled for; empty for a CPU."""
         return toolchain.arch_of(self.capability) if self.capability else ""
+
+
+class RuleFailed(Exception):
+    """What a kernel states that it supports cannot be evaluated."""
 
 
 class Supervisor:
@@ -105,7 +113,10 @@ class Supervisor:
     def unsupported(self, case: Case) -> str | None:
         """Why a case cannot run on this device, as half a sentence, or None."""
         kernel = ops.get(case.op).kernels[case.kernel]
-        return kernel.elsewhere(self.shard.device) or kernel.unsupported(case, self.machine.capability)
+        try:
+            return kernel.elsewhere(self.shard.device) or kernel.unsupported(case, self.machine.capability)
+        except Exception as error:  # the rule is the kernel's author's
+            return make_printable(f"its rule of what it supports fails: {type(error).__name__}: {error}")
 
     def run(self, case: Case, built: Built | str | None) -> Row:
         """The columns of a case, even if the child dies. `built` is the result of compiling its kernel: a str says why that
@@ -167,7 +178,7 @@ class Supervisor:
             try:
                 if "row" in reply:  # no time without a right result
                     status, message = reply["row"]["status"], str(reply["row"]["message"])
-                    if status not in store.STATUSES or status in store.MEASURED:
+                    if status not in REPLIED or status in store.MEASURED:
                         raise ValueError(status)
                     return row | {"status": status, "message": message} | dict.fromkeys(TIMED)
                 samples = judged.Samples.of(reply["samples"])
@@ -183,18 +194,35 @@ class Supervisor:
         return row | dict.fromkeys(TIMED) | judged.verdict(found)
 
     def _ask_judge(self, case: Case) -> dict[str, Any]:
-        self.judge = self.judge or Process("minfer.worker.judge", self.log)
         about: dict[str, Any] = {"device": self.shard.device, "extra": self.shard.extra, "log": str(self.log)}
         about["libraries"] = self.libraries
+        try:
+            about["stated"] = state(case, self.machine.capability)
+        except RuleFailed as error:
+            return {"row": {"status": "error", "message": make_printable(str(error))}}
         about["sandbox"] = asdict(self.sandbox) if self.sandbox else None
         source = ops.get(case.op).source
         about["op_files"] = [str(source)] if source and not _is_ours(source) else []
         timeout_s = self.shard.case_timeout_s
+        self.judge = self.judge or Process("minfer.worker.judge", self.log)
         try:
             return self.judge.ask(10 * timeout_s, case=case.to_dict(), timeout_s=timeout_s, **about)
         except Died as death:
             self.judge = None
             return {"row": {"status": "error", "message": f"the judge failed: {death}"}}
+
+
+def state(case: Case, capability: tuple[int, int] | None) -> dict[str, Any]:
+    """What the judge must know of a kernel, by the rules that are registered here, so that it need not ask the kernel's
+    process: the seed of the verification, the keys of the cases that the kernel supports of those that this seed chooses, and
+    whether two runs give the same bits. Raises RuleFailed."""
+    op, seed = ops.get(case.op), secrets.randbits(31)
+    kernel = op.kernels[case.kernel]
+    try:
+        chosen = choose_inputs(op, case, kernel, capability, seed)
+    except Exception as error:  # the rule is the kernel's author's
+        raise RuleFailed(f"its rule of what it supports fails: {type(error).__name__}: {error}") from error
+    return {"seed": seed, "supported": sorted({c.case.key for c in chosen}), "deterministic": kernel.deterministic}
 
 
 def _is_ours(path: Path) -> bool:
@@ -220,7 +248,7 @@ def derive_columns(case: Case, reply: Mapping[str, Any], timing: Timing, roofs: 
             )
         if row["status"] not in store.MEASURED:  # no time without a right result
             row |= dict.fromkeys(TIMED)
-        if row["status"] not in store.STATUSES:
+        if row["status"] not in REPLIED:
             raise ValueError(row["status"])
         store.to_table([row])
         return row

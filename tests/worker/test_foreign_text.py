@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,8 @@ from minfer.process.death import Died
 from minfer.process.remote import MOST_BYTES, MOST_CONTAINERS, MOST_VALUES
 from minfer.rows import store
 from minfer.worker import write_rows
-from minfer.worker.supervisor import Supervisor
+from minfer.worker.supervisor import RuleFailed, Supervisor, derive_columns, state
+from tests.conftest import FAST
 from tests.process.test_replies import MACHINE, Lying, a_shard
 
 HGEMM = ops.get("hgemm")
@@ -84,6 +86,31 @@ def test_a_tree_is_the_same_from_a_process_of_its_own() -> None:
     text = Path(ops.__file__).read_text()
     assert python_source.meaning_apart(text) == python_source.meaning(text)
     assert [python_source.meaning_apart(text) for text in TRITON.values()] == [None] * len(TRITON)
+
+
+def test_a_rule_that_fails_costs_its_own_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def rule(case: ops.Case) -> str | None:
+        raise KeyError("no such axis")
+
+    kernel = replace(HGEMM.kernels["cpu_naive"], requires=rule)
+    monkeypatch.setitem(HGEMM.kernels, "cpu_naive", kernel)
+    case = HGEMM.case("cpu_naive", "float16", SHAPE)
+    row = Supervisor(a_shard(tmp_path, [case]), tmp_path / "log").run(case, None)
+    assert (row["status"], row["message"]) == (
+        "unsupported",
+        "its rule of what it supports fails: KeyError: 'no such axis'",
+    )
+    with pytest.raises(RuleFailed, match="no such axis"):
+        state(case, None)
+
+
+def test_no_process_says_what_is_unsupported() -> None:
+    reply = {"row": {"status": "unsupported", "message": "supports no other shape"}}
+    row = derive_columns(HGEMM.case("cpu_naive", "float16", SHAPE), reply, FAST, None)
+    assert (row["status"], row["message"]) == (
+        "dishonest",
+        "malformed reply from the kernel's process: ValueError('unsupported')",
+    )
 
 
 REPLIES = {
