@@ -53,8 +53,12 @@ class Cgroup:
             (self.folder / "cgroup.kill").write_text("1")
         deadline = time.monotonic() + FROZEN_S
         while self.folder.exists() and time.monotonic() < deadline:
+            inside = sorted(
+                self.folder.glob("**/"), key=lambda path: len(path.parts)
+            )  # what root's processes have made there
             with contextlib.suppress(OSError):  # busy: one of them is not gone yet
-                self.folder.rmdir()
+                for folder in (*reversed(inside), self.folder):
+                    folder.rmdir()
             time.sleep(0.001)
 
     def _is_frozen(self) -> bool:

@@ -171,6 +171,32 @@ def test_a_frozen_cgroup_knows_all_its_processes(echo: Path, tmp_path: Path) -> 
     process.kill()
 
 
+@pytest.mark.parametrize("itself", [False, True])
+def test_who_leaves_its_cgroup_is_found(echo: Path, tmp_path: Path, itself: bool) -> None:
+    """A process of root's may write to the files of another cgroup where the sandbox does not hide them."""
+    process = Process("leaves", echo, sandbox=Sandbox("limits"))
+    if process.freezer.cgroup is None:
+        process.kill()
+        pytest.skip("no cgroup can be made here")
+    folder, file = process.freezer.cgroup.folder, tmp_path / "moved"
+    try:
+        process.ask(60, cgroup=str(folder.parent), file=str(file), itself=itself)
+        deadline = time.monotonic() + 60
+        while not (itself or file.exists()):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        if itself:
+            with pytest.raises(Died, match="left the cgroup"):
+                process.freezer.freeze()
+        else:
+            process.freezer.freeze()
+            assert len(process.freezer.strays()) == 1 and process.freezer.cgroup.processes() == {process.process.pid}
+        (folder / "of its own").mkdir()
+    finally:
+        process.kill()
+    assert not folder.exists()
+
+
 def test_the_first_thread_wakes_beside_this_one_and_the_others_on_other_cpus() -> None:
     """Until they are released. What the first thread starts then may run on any CPU."""
     mine = os.sched_getaffinity(0)
