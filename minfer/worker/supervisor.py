@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from minfer.build import cache, toolchain
 from minfer.build.cache import Built
 from minfer.ops import Case
 from minfer.plan.shard import Shard
+from minfer.process import libraries
 from minfer.process.death import Died
 from minfer.process.remote import Process
 from minfer.process.text import make_printable
@@ -34,8 +35,8 @@ from minfer.worker import confinement
 
 TIMED = tuple(name for name in store.SCHEMA.names if name.startswith(("cold_", "steady_", "energy_", "judged_")))
 MALFORMED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError, pa.ArrowException)
-NEVER_FROM_CHILD = ("guarantee", "metrics", "functions", "profilers", "registers", "shared_bytes", "local_bytes", "peaks",
-                    "roof", "floor_us")  # fmt: skip
+NEVER_FROM_CHILD = ("guarantee", "libraries", "metrics", "functions", "profilers", "registers", "shared_bytes",
+                    "local_bytes", "peaks", "roof", "floor_us")  # fmt: skip
 # Of the columns TIMED, those that are taken from the child as they are.
 FROM_CHILD = ("cold_empty_us", "cold_launch_us", "cold_late", "cold_baseline_late", "cold_waited", "steady_rotations")
 # What a process may reply. The supervisor itself decides what is unsupported, before it asks one.
@@ -69,6 +70,7 @@ class Supervisor:
         self.last: Process | None = None  # the child that ran the last case, and may have died
         self.judge: Process | None = None
         self.machine = Machine({"device_kind": shard.device}, None, None)
+        self.bare: set[str] = set()  # the shared objects that the child had loaded before any foreign code
         self.peaks: dict[str, float] | None = None  # measured by the first child
         self.libraries: dict[str, str] = {}  # of what was compiled, by `op/kernel`
         self.sandbox = confinement.make_sandbox(shard) if shard.untrusted else None
@@ -80,6 +82,7 @@ class Supervisor:
         self.child = Process("minfer.worker.child", self.log, sandbox=self.sandbox)
         shard = self.shard
         hello = self.child.ask(shard.case_timeout_s, device=shard.device, timing=asdict(shard.timing))
+        self.bare = libraries.loaded(self.child.process.pid)
         capability = tuple(hello["capability"]) if hello["capability"] else None
         self.machine = Machine(hello["environment"], capability, hello["gpu"])
         return self.machine
@@ -91,10 +94,10 @@ class Supervisor:
             self.start()
         assert self.child is not None
         request: dict[str, Any] = {"peaks": self.peaks, "extra": self.shard.extra, "libraries": {}}
-        if self.peaks is None and self.machine.arch and (built := cache.find(peaks.KERNEL, self.machine.arch)):
+        if self.peaks is None and (found := self._peaks_library()):
             # Names in the cache depend on the compiler's version. In a sandbox the child may not see the compiler, and
             # cannot write to the cache.
-            request["libraries"] = {f"{peaks.KERNEL.op}/{peaks.KERNEL.name}": built.library}
+            request["libraries"] = {f"{peaks.KERNEL.op}/{peaks.KERNEL.name}": found[0]}
         self.peaks = self.child.ask(self.shard.case_timeout_s, **request)["peaks"]
         return self.child
 
@@ -161,10 +164,21 @@ class Supervisor:
             return row | {"status": death.status, "message": str(death)}
         roofs = self.peaks if self.shard.device == "cuda" else None
         row = derive_columns(case, reply, self.shard.timing, roofs) | row
+        if row["status"] in store.MEASURED:
+            row["libraries"] = self._name_libraries(libraries.loaded(child.process.pid))
         if not reply.get("usable") or row["status"] in ("wrong", "dishonest") or self.shard.untrusted:
             child.kill()  # the next kernel must not run in a process that this one may have changed
             self.child = None
         return row
+
+    def _name_libraries(self, paths: Iterable[str]) -> list[str]:
+        """What a column says of the shared objects that a process has loaded."""
+        built = {*self.libraries.values(), *self._peaks_library()}
+        return libraries.names(paths, self.bare | built)
+
+    def _peaks_library(self) -> list[str]:
+        found = cache.find(peaks.KERNEL, self.machine.arch) if self.machine.arch else None
+        return [found.library] if found else []
 
     def _run_judged(self, case: Case, built: Row) -> Row:
         """The columns that the child and the judge fill; the judge knows nothing of the child. Both measure again while they
@@ -186,6 +200,7 @@ class Supervisor:
                 if doubt is None:
                     level = self.sandbox.level if self.sandbox else "limits"
                     columns = judged.columns(case, row, samples, self.shard.device)
+                    columns["libraries"] = self._name_libraries(map(str, reply["loaded"]))
                     return row | columns | {"guarantee": f"judged, {level}"}
                 found.append(doubt)
             except MALFORMED as error:

@@ -45,7 +45,8 @@ SAID = {
 TIMED = {"cold": [[2e-5, 3e-5, 3e-5]] * 12, "steady": [[2e-5] * 4, [3e-5] * 4, [3e-5] * 4, [2e-5] * 4], "watts": []}
 GOOD = {"row": SAID | {"steady_rotations": 4}, **TIMED, "usable": True}
 SAMPLES = ("kernel", "work", "lag", "baseline_lag", "baseline", "duplicate", "cold_baseline", "steady_baseline")
-JUDGED = {"samples": {name: [2e-5] * 4 for name in SAMPLES} | {"calls": [2.0, 2.0], "waited": [0.01]}}
+JUDGED: dict[str, Any] = {"samples": {name: [2e-5] * 4 for name in SAMPLES} | {"calls": [2.0, 2.0], "waited": [0.01]}}
+JUDGED["loaded"] = ["/usr/lib/libexample.so.1"]
 ODD: list[Any] = [
     None, True, -1, 0, 1e308, float("nan"), float("inf"), 10**400, "", "ok", "judged", "\x1b[2J", "\ud800", "x" * 5000,
     [], {}, [[]], [None], {"a": {}}, [1e-5] * 3, {"status": "ok"}, "hgemm/other/float16//m=1",
