@@ -20,7 +20,7 @@ class Cgroup:
     def __init__(self, pid: int) -> None:
         """With this process in it."""
         parent = own()
-        _remove_left_behind(parent)
+        remove_left_behind(parent)
         self.folder = parent / f"{PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
         self.folder.mkdir()
         try:
@@ -75,7 +75,7 @@ def own() -> Path:
     return found[0] / paths[0].lstrip("/")
 
 
-def _remove_left_behind(parent: Path) -> None:
+def remove_left_behind(parent: Path) -> None:
     """The empty cgroups of processes that were killed before they could remove them."""
     for folder in parent.glob(f"{PREFIX}*-*"):
         if not Path("/proc", folder.name.split("-")[1]).exists():

@@ -7,7 +7,9 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 
+from minfer.process import pids
 from minfer.process.cgroup import Cgroup
 from minfer.process.death import Died
 from minfer.process.orphans import orphans
@@ -30,9 +32,11 @@ class Freezer:
         self.pid = pid
         self.cgroup: Cgroup | None = None
         self._stood: float | None = None  # CPU time that it had used when it was stopped; None while it runs
+        self.pids: Path | None = None  # the cgroup that limits its threads, where that is another one
         if cgroup:
             with contextlib.suppress(OSError):
                 self.cgroup = Cgroup(pid)
+            self.pids = pids.limit(pid, self.cgroup and self.cgroup.folder)
 
     def freeze(self) -> None:
         """Stop it and everything that it started, in any session. Raises Died."""
@@ -86,6 +90,8 @@ class Freezer:
         if self.cgroup:
             self.cgroup.kill()
             self.cgroup = None
+        if self.pids:
+            pids.remove(self.pids)
 
 
 def signal_session(pid: int, number: int) -> None:

@@ -34,6 +34,7 @@ class RemoteKernel:
 
     def __init__(self, case: Case, request: Mapping[str, Any], arena: Arena, log: Path) -> None:
         self.arena, self.seconds, self.on_cpu = arena, request["timeout_s"], request["device"] == "cpu"
+        self._deadline = time.monotonic() + request.get("left_s", math.inf)  # of all requests together
         self._stated = request["stated"]  # by the supervisor: the kernel's process is not asked what it supports
         self.deterministic = bool(self._stated["deterministic"])
         sandbox = Sandbox(**request["sandbox"]) if request["sandbox"] else None
@@ -73,7 +74,7 @@ class RemoteKernel:
         self.process.send(what=what, **about)
 
     def _reply(self, seconds: float, answer: str) -> Any:
-        reply = self.process.receive(seconds)
+        reply = self.process.receive(max(0.1, min(seconds, self._deadline - time.monotonic())))
         if "error" in reply:
             raise RunnerFailed(" ".join(str(reply["error"]).split()))
         if answer not in reply:

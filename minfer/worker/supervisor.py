@@ -37,6 +37,8 @@ TIMED = tuple(name for name in store.SCHEMA.names if name.startswith(("cold_", "
 MALFORMED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError, pa.ArrowException)
 NEVER_FROM_CHILD = ("guarantee", "libraries", "metrics", "functions", "profilers", "registers", "shared_bytes",
                     "local_bytes", "peaks", "roof", "floor_us")  # fmt: skip
+# Times the timeout of a case that a judged case may take, over all attempts: a kernel that only waits would take forty.
+BUDGET = 4
 # Of the columns TIMED, those that are taken from the child as they are.
 FROM_CHILD = ("cold_empty_us", "cold_launch_us", "cold_late", "cold_baseline_late", "cold_waited", "steady_rotations")
 # What a process may reply. The supervisor itself decides what is unsupported, before it asks one.
@@ -144,17 +146,17 @@ class Supervisor:
             row = {"build_s": built.seconds, "registers": built.registers}
             row |= {"shared_bytes": built.shared_bytes, "local_bytes": built.local_bytes}
         if not self.shard.untrusted or kernel.returns:
-            row = self._run_child(case, row)
+            row = self._run_child(case, row, self.shard.case_timeout_s)
             return row | {"guarantee": "in-process"} if row["status"] in store.MEASURED else row
         return self._run_judged(case, row)
 
-    def _run_child(self, case: Case, row: Row) -> Row:
-        """The columns of the build, `row`, and those that the child fills."""
+    def _run_child(self, case: Case, row: Row, seconds: float) -> Row:
+        """The columns of the build, `row`, and those that the child fills within some seconds."""
         child = self.child or self.prepare()
         self.last, child.phase = child, "load"
         child.allow_output()
         try:
-            reply = child.ask(self.shard.case_timeout_s, case=case.to_dict(), libraries=self.libraries)
+            reply = child.ask(seconds, case=case.to_dict(), libraries=self.libraries)
         except Died as death:
             self.child = None
             if any(name in str(death) for name in ("SIGTERM", "SIGKILL")):
@@ -184,11 +186,16 @@ class Supervisor:
         """The columns that the child and the judge fill; the judge knows nothing of the child. Both measure again while they
         contradict each other, `judged.ATTEMPTS` times in all."""
         found: list[judged.Contradiction] = []
+        row, timeout_s = built, self.shard.case_timeout_s
+        deadline = time.monotonic() + BUDGET * timeout_s
         while len(found) < judged.ATTEMPTS:
-            row = self._run_child(case, built)
+            if (left := deadline - time.monotonic()) <= 0:
+                why = f"took more than {BUDGET} timeouts of {timeout_s:g} s, in {len(found)} attempts"
+                return row | dict.fromkeys(TIMED) | {"status": "timeout", "message": why}
+            row = self._run_child(case, built, min(left, timeout_s))
             if row["status"] not in store.MEASURED:
                 return row
-            reply = self._ask_judge(case)
+            reply = self._ask_judge(case, max(deadline - time.monotonic(), 0.0))
             try:
                 if "row" in reply:  # no time without a right result
                     status, message = reply["row"]["status"], str(reply["row"]["message"])
@@ -208,7 +215,8 @@ class Supervisor:
                 return row | {"status": "error", "message": why} | dict.fromkeys(TIMED)
         return row | dict.fromkeys(TIMED) | judged.verdict(found)
 
-    def _ask_judge(self, case: Case) -> dict[str, Any]:
+    def _ask_judge(self, case: Case, left_s: float) -> dict[str, Any]:
+        """The judge's reply. The kernel has the seconds that are left; the judge has a timeout for its own work besides."""
         about: dict[str, Any] = {"device": self.shard.device, "extra": self.shard.extra, "log": str(self.log)}
         about["libraries"] = self.libraries
         try:
@@ -221,7 +229,7 @@ class Supervisor:
         timeout_s = self.shard.case_timeout_s
         self.judge = self.judge or Process("minfer.worker.judge", self.log)
         try:
-            return self.judge.ask(10 * timeout_s, case=case.to_dict(), timeout_s=timeout_s, **about)
+            return self.judge.ask(left_s + timeout_s, case=case.to_dict(), timeout_s=timeout_s, left_s=left_s, **about)
         except Died as death:
             self.judge = None
             return {"row": {"status": "error", "message": f"the judge failed: {death}"}}
