@@ -29,6 +29,8 @@ def fingerprint(kernel: Kernel, arch: str, rules: int) -> str:
     try:
         for path in sorted({*kernel.sources(), *([op] if op and op.is_file() else [])}):
             digest.update(_meaning(path).encode("utf-8", "surrogateescape"))
+        if named := reads.named_by_python(kernel):
+            digest.update("".join(sorted(named.values())).encode())
         if kernel.needs_build and (arch or kernel.backend == "cpp"):
             digest.update("".join(reads.identity(kernel, cache.recorded(kernel, arch))).encode())
     except (SourceError, OSError) as error:

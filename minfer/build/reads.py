@@ -18,6 +18,7 @@ import torch
 
 from minfer.build import toolchain
 from minfer.ops import PACKAGE, Kernel
+from minfer.ops.op import REGISTERED
 from minfer.ops.sources import read_source, strip_comments
 
 Reads = Mapping[str, str]  # path -> digest; "" for a file that cannot be digested
@@ -25,6 +26,8 @@ Reads = Mapping[str, str]  # path -> digest; "" for a file that cannot be digest
 MOST_FILES = 1000
 # What makes a build depend on files that no compiler lists: the assembler's, and those that may only be looked for.
 UNLISTED = re.compile(r"\.incbin|\b__has_(?:include|include_next|embed)\b")
+QUOTED = re.compile(r"""["']([^"'\\\n]{1,200})["']""")
+IMPORTED = re.compile(r"^[ \t]*(?:from|import)[ \t]+([A-Za-z_][\w.]{0,199})", re.MULTILINE)
 PROCESS = "process"  # stands beside the paths where files are not listed
 _this_process = secrets.token_hex(8)
 
@@ -76,6 +79,18 @@ def _digest(path: str) -> str:
             found.update(chunk)
             left -= len(chunk)
         return found.hexdigest()[:16]
+
+
+def named_by_python(kernel: Kernel) -> dict[str, str]:
+    """The files beside a Python source of others that its text names, in quotation marks or as a module, with their digests:
+    what it reads when it runs cannot be known before. Not the sources of registered kernels. Raises SourceError."""
+    if kernel.source.suffix != ".py" or kernel.source.is_relative_to(PACKAGE):
+        return {}
+    text, folder = read_source(kernel.source), kernel.source.parent
+    named = dict.fromkeys([*QUOTED.findall(text), *(f"{name.replace('.', '/')}.py" for name in IMPORTED.findall(text))])
+    found = {os.path.realpath(folder / name) for name in list(named)[:MOST_FILES] if os.path.isfile(folder / name)}  # noqa: PTH113
+    sources = {os.path.realpath(each.source) for op in REGISTERED.values() for each in op.kernels.values()}
+    return digest(found - sources)
 
 
 def listed(kernel: Kernel, folder: Path) -> list[str]:

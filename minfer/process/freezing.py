@@ -36,7 +36,7 @@ class Freezer:
         if cgroup:
             with contextlib.suppress(OSError):
                 self.cgroup = Cgroup(pid)
-            self.pids = pids.limit(pid, self.cgroup and self.cgroup.folder)
+            self.pids = pids.limit(pid, self.cgroup.folder if self.cgroup else None)
 
     def freeze(self) -> None:
         """Stop it and everything that it started, in any session. Raises Died."""

@@ -82,6 +82,28 @@ def test_a_change_of_what_python_cannot_parse_changes_the_fingerprint(foreign: P
     assert fingerprint(HGEMM.kernels["deep"], "", 1) != before
 
 
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("open(Path(__file__).with_name('table.bin'))\n", "table.bin"),
+        ('data = HERE / "data/table.bin"\n', "data/table.bin"),
+        ("import helper\n", "helper.py"),
+        ("    from helper.inner import f\n", "helper/inner.py"),
+    ],
+)
+def test_a_change_of_a_file_that_python_names_changes_the_fingerprint(text: str, name: str, tmp_path: Path) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / "reads.py").write_text(text)
+    kernel = replace(HGEMM.kernels["torch"], name="reads", source=tmp_path / "reads.py")
+    found = {fingerprint(kernel, "", 1)}
+    for content in ("1", "2"):
+        (tmp_path / name).write_text(content)
+        found.add(fingerprint(kernel, "", 1))
+    assert len(found) == 3
+    (tmp_path / "other.bin").touch()
+    assert fingerprint(kernel, "", 1) in found
+
+
 def test_a_tree_is_the_same_from_a_process_of_its_own() -> None:
     text = Path(ops.__file__).read_text()
     assert python_source.meaning_apart(text) == python_source.meaning(text)
