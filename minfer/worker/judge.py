@@ -129,8 +129,8 @@ def take_samples(
     request: dict[str, Any], log: Path, ended: contextlib.ExitStack
 ) -> tuple[dict[str, list[float]], set[str]]:
     """Verify the kernel of a case and time it beside its baseline. Returns the samples and the shared objects that the kernel's
-    process had loaded. `ended` ends the processes and frees the shared memory.
-    Raises WrongResult, Dishonest, RunnerFailed, BaselineFailed and Died."""
+    process had loaded. `ended` ends the processes and frees the shared memory. Raises WrongResult, Dishonest,
+    RunnerFailed, BaselineFailed and Died."""
     case = Case(**request["case"])
     op, device = ops.get(case.op), devices.pick(request["device"])
     other = op.case(op.baseline(case), case.dtype, case.shape, case.params)
