@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
-import ast
+import functools
 import hashlib
 import importlib.metadata
 import json
 import re
-from functools import cache
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from minfer.build import toolchain
-from minfer.ops import Kernel, get
-from minfer.ops.kernel import read_source
+from minfer.build import cache, reads, toolchain
+from minfer.ops import PACKAGE, Kernel, get, python_source
+from minfer.ops.sources import SourceError, read_source, split
 
 
 def fingerprint(kernel: Kernel, arch: str, rules: int) -> str:
-    """A hash of what decides this kernel's result and time: its sources and its op's, without comments, the flags and
-    versions that it is compiled with, and `rules`, the version of the measuring rules. Registering another kernel of the op
-    changes nothing."""
+    """A hash of what decides this kernel's result and time: its sources and its op's, without comments; what else its last
+    build has read; the flags and versions that it is compiled with; and `rules`, the version of the measuring rules.
+    Registering another kernel of the op changes nothing. If a source is not read, as one that is too large, the reason takes
+    the place of the sources."""
     digest = hashlib.sha256()
     op = get(kernel.op).source
-    for path in sorted({*kernel.sources(), *([op] if op and op.is_file() else [])}):
-        digest.update(_meaning(path).encode())
+    try:
+        for path in sorted({*kernel.sources(), *([op] if op and op.is_file() else [])}):
+            digest.update(_meaning(path).encode("utf-8", "surrogateescape"))
+        if named := reads.named_by_python(kernel):
+            digest.update("".join(sorted(named.values())).encode())
+        if kernel.needs_build and (arch or kernel.backend == "cpp"):
+            digest.update("".join(reads.identity(kernel, cache.recorded(kernel, arch))).encode())
+    except (SourceError, OSError) as error:
+        digest.update(str(error).encode("utf-8", "surrogateescape"))
     about: list[Any] = [rules, torch.__version__]
     if kernel.needs_build:
         flags = (
@@ -39,31 +48,51 @@ def fingerprint(kernel: Kernel, arch: str, rules: int) -> str:
 
 
 # Where tests/emulator/planting.py plants a mistake: at the end of a line, or alone on the line before.
-MARKER = re.compile(r"^[ \t]*//@ .*\n|[ \t]*//@ .*$", re.MULTILINE)
-GENERATED = re.compile(r"^// (?:Measured \(|Why: ).*\n(?://   .*\n)*", re.MULTILINE)
+MARKER = "//@ "
+GENERATED, CONTINUED = ("// Measured (", "// Why: "), "//   "  # what `analysis/make.py headers` writes into a header
 
 
-@cache
+@functools.cache
 def _meaning(path: Path) -> str:
     """A source without comments and, in an op's file, without the registration of kernels. A comment becomes a blank, but
-    markers and the lines that `analysis/make.py headers` writes into a header leave nothing, so their number may change."""
+    markers and the lines that `analysis/make.py headers` writes into a header leave nothing, so their number may change.
+    Python files of others are parsed by a process that may die; what Python cannot parse is taken as it is. Raises SourceError
+    and OSError."""
     text = read_source(path)
     if path.suffix != ".py":
-        text = GENERATED.sub("", MARKER.sub("", text))
-        return re.sub(r"//[^\n]*|/\*.*?\*/|\s+", " ", text, flags=re.DOTALL)
-    module = ast.parse(text)
-    module.body = [statement for statement in module.body if not _registers(statement)]
-    return ast.dump(module)
+        return _cpp_meaning(text)
+    if path.is_relative_to(PACKAGE):
+        return python_source.meaning(text)
+    return python_source.meaning_apart(text) or text
 
 
-def _registers(statement: ast.stmt) -> bool:
-    if isinstance(statement, ast.For):
-        return all(_registers(inner) for inner in statement.body)
-    call = statement.value if isinstance(statement, ast.Expr) else None
-    return isinstance(call, ast.Call) and getattr(call.func, "attr", "") in ("torch", "cuda", "triton", "cpp")
+def _cpp_meaning(text: str) -> str:
+    parts: list[tuple[bool, str]] = []  # each with whether it is code
+    generated = swallow = False  # whether the last comment was generated; whether its newline is left out, too
+    for kind, part in split(text):
+        if kind == "code":
+            generated = generated and part == "\n"
+            if part := part[1:] if swallow and part[0] == "\n" else part:
+                parts.append((True, part))
+            swallow = False
+            continue
+        generated = _begins_line(parts) and part.startswith((*GENERATED, *([CONTINUED] if generated else [])))
+        if kind == "line" and (generated or part.startswith(MARKER)):
+            if parts and parts[-1][0] and not generated:
+                before = parts.pop()[1].rstrip(" \t")
+                parts += [(True, before)] if before else []
+            swallow = _begins_line(parts)
+        else:
+            parts.append((False, part if kind == "literal" else " "))
+    groups = ((code, "".join(part for _, part in group)) for code, group in groupby(parts, key=itemgetter(0)))
+    return "".join(re.sub(r"\s+", " ", whole) if code else whole for code, whole in groups)
 
 
-@cache
+def _begins_line(parts: list[tuple[bool, str]]) -> bool:
+    return not parts or (parts[-1][0] and parts[-1][1].endswith("\n"))
+
+
+@functools.cache
 def _triton_version() -> str:
     try:
         return importlib.metadata.version("triton")

@@ -13,13 +13,12 @@ from typing import Any
 
 import torch
 
-from minfer.ops.kernel import read_source
+from minfer.ops.sources import read_source, strip_comments
 
 # Work that a kernel of our own must not hand to a library, as PyTorch's profiler and a binary's symbols name it.
 LIBRARY_OPS = re.compile(r"^aten::.*(mm|matmul|linear|einsum|dot|conv|attention|softmax|norm|_into)")
 LIBRARIES = (b"cublas", b"cudnn", b"cutlass")
 LOOKUPS = re.compile(r"\bdl(m?open|v?sym|_iterate_phdr)\b")
-COMMENTS = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 
 
 class Dishonest(Exception):
@@ -100,7 +99,7 @@ def check_library(path: Path) -> None:
 def check_sources(paths: Iterable[Path]) -> None:
     """Raises Dishonest when a kernel's sources look up functions that its binary does not name."""
     for path in paths:
-        if found := LOOKUPS.search(COMMENTS.sub("", read_source(path))):
+        if found := LOOKUPS.search(strip_comments(read_source(path))):
             raise Dishonest(f"{path.name} looks up a library with {found[0]}: a kernel must not call a library")
 
 

@@ -8,7 +8,6 @@ builds one kernel in a process of its own.
 
 from __future__ import annotations
 
-import json
 import shlex
 import subprocess
 import time
@@ -19,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from minfer.build import cache, device_code, toolchain
+from minfer.build import cache, device_code, reads, toolchain
 from minfer.build.cache import Built
 from minfer.build.errors import BuildError, first_error
 from minfer.ops import Kernel, Returning
@@ -45,12 +44,14 @@ def build(kernel: Kernel, arch: str = "") -> Built:
         # Older PyTorch uses a file as a lock, and waits for ever for one that a killed build left behind. Our own lock
         # is released when its process ends, so any such file is stale.
         (folder / "lock").unlink(missing_ok=True)
+        if (folder / "built.json").exists():  # of other files than those of today, which ninja may not notice
+            for stale in (*folder.glob("*.o"), *folder.glob("*.so"), folder / "device.cubin"):
+                stale.unlink(missing_ok=True)
         start = time.perf_counter()
         library = _compile(kernel, arch, folder, home)
+        cache.write_whole(folder / "reads.json", reads.record(kernel, reads.listed(kernel, folder)))
         built = Built(str(library), round(time.perf_counter() - start, 3), **device_code.resources(library, arch, home))
-        partial = folder / "built.json.tmp"
-        partial.write_text(json.dumps(asdict(built)))
-        partial.replace(folder / "built.json")
+        cache.write_whole(folder / "built.json", asdict(built))
     return built
 
 

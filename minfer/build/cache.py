@@ -15,9 +15,11 @@ from typing import Any
 
 import torch
 
+from minfer.build import reads
 from minfer.build.errors import BuildError
 from minfer.build.toolchain import compiler, flags_of, link_flags, versions_of
 from minfer.ops import Kernel
+from minfer.ops.sources import read_source_bytes
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ def directory(kernel: Kernel, arch: str) -> Path:
     """The folder of this kernel's build, which need not exist. Its name hashes everything that decides its content."""
     digest = hashlib.sha256()
     for path in kernel.sources():
-        digest.update(path.read_bytes())
+        digest.update(read_source_bytes(path))
     about: list[Any] = [flags_of(kernel, arch), torch.__version__, *versions_of(kernel), link_flags(compiler())]
     digest.update(json.dumps(about).encode())
     return root() / f"{kernel.op}_{kernel.source.stem}_{digest.hexdigest()[:16]}"
@@ -87,11 +89,35 @@ def use_libraries(libraries: Mapping[str, str]) -> None:
 
 
 def find(kernel: Kernel, arch: str = "") -> Built | None:
-    """The finished build of exactly these sources, flags and versions, if there is one."""
+    """The finished build of exactly these sources, flags and versions, if there is one, and if nothing else that the compiler
+    read has changed."""
     if found := _given.get(f"{kernel.op}/{kernel.name}"):
         return found
+    folder = directory(kernel, arch)
     try:
-        built = Built(**json.loads((directory(kernel, arch) / "built.json").read_text()))
+        built = Built(**json.loads((folder / "built.json").read_text()))
     except (OSError, ValueError, TypeError):  # there is none yet, or only a part of one
         return None
-    return built if Path(built.library).is_file() else None
+    return built if Path(built.library).is_file() and reads.are_current(kernel, recorded(kernel, arch)) else None
+
+
+def recorded(kernel: Kernel, arch: str) -> reads.Reads | None:
+    """What the last build of exactly these sources has read besides them; None where nobody recorded it."""
+    folder = directory(kernel, arch)
+    for path, name in ((folder / "reads.json", None), (sandboxed(folder), "reads")):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            about = json.loads(path.read_text())
+            return dict((about[name] if name else about).items())
+    return None
+
+
+def write_whole(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON file that is there whole or not at all."""
+    partial = path.with_name(f"{path.name}.tmp")
+    partial.write_text(json.dumps(content))
+    partial.replace(path)
+
+
+def sandboxed(folder: Path) -> Path:
+    """The JSON file that says what a sandbox built, for the folder that the same build has elsewhere."""
+    return root() / "sandboxed" / f"{folder.name}.json"

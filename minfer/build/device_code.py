@@ -6,8 +6,8 @@ import re
 import subprocess
 from pathlib import Path
 
-from minfer.build import toolchain
-from minfer.build.cache import directory, lock, make_folder
+from minfer.build import reads, toolchain
+from minfer.build.cache import directory, lock, make_folder, recorded
 from minfer.build.errors import BuildError, first_error
 from minfer.build.toolchain import arch_number, flags_of
 from minfer.ops import PACKAGE, Kernel
@@ -69,6 +69,6 @@ def cached_cubin(kernel: Kernel, arch: str, timeout_s: float | None = None) -> P
     found = folder / "device.cubin"
     make_folder(folder)
     with lock(folder / "cubin.lock"):
-        if not found.is_file():
+        if not found.is_file() or not reads.are_current(kernel, recorded(kernel, arch)):
             compile_cubin(kernel, arch, folder, timeout_s).replace(found)
     return found

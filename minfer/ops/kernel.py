@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 
 from minfer.ops.case import Case, Rule
+from minfer.ops.sources import MOST_FILES, MOST_TOTAL, SourceError, quoted_includes, read_source
 
 PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -111,15 +113,24 @@ class Kernel:
         return (self.root,) if self.source.is_relative_to(self.root) else (self.root, beside)
 
     def sources(self) -> list[Path]:
-        """The source file and every header of ours that it includes, directly or not."""
-        found, queue = [], [self.source]
+        """The source file and every header of ours that it includes by a name between quotation marks, directly or not.
+        Raises SourceError."""
+        found: dict[Path, int] = {}  # with the length of each
+        seen, queue = set(), [self.source]
         while queue:
             path = queue.pop()
-            if path in found:
+            if (real := os.path.realpath(path)) in seen:
                 continue
-            found.append(path)
-            for name in re.findall(r'^\s*#\s*include\s+"([^"]+)"', read_source(path), re.MULTILINE):
-                queue += [p for p in (path.parent / name, *(f / name for f in self.include_paths)) if p.is_file()][:1]
+            seen.add(real)
+            text = read_source(path)
+            found[path] = len(text)
+            included = {} if path.suffix == ".py" else dict.fromkeys(quoted_includes(text))
+            if len(found) + len(included) > MOST_FILES or sum(found.values()) > MOST_TOTAL:
+                has = f"{len(found) + len(included):,} files, {sum(found.values()):,} bytes of them read by {path.name}"
+                raise SourceError(f"{self.source.name} includes {has}; it may have {MOST_FILES:,} and {MOST_TOTAL:,}")
+            for name in included:
+                places = (path.parent / name, *(folder / name for folder in self.include_paths))
+                queue += [p for p in places if os.path.isfile(p)][:1]  # noqa: PTH113 - it raises nothing
         return sorted(found)
 
 
@@ -147,11 +158,6 @@ class Returning:
 
     def __call__(self, *tensors: torch.Tensor, **call: Any) -> None:
         self.write(self.compute(*tensors, **call), tensors)
-
-
-def read_source(path: Path) -> str:
-    """The text of a source file. A comment may be in any encoding: what is not UTF-8 reads as a question mark."""
-    return path.read_text(encoding="utf-8", errors="replace")
 
 
 def check_name(what: str, name: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from minfer import ops
 from minfer.bench.timing import Timing
-from minfer.ops import Case
+from minfer.ops import Case, Kernel
 
 
 @dataclass
@@ -69,8 +69,16 @@ class Unfit(Exception):
 def hash_outside(extra: list[str], cases: list[Case]) -> dict[str, str]:
     """The hashes of the files outside of this project that cases depend on, for `Shard.sources`."""
     kernels = {(case.op, case.kernel): ops.get(case.op).kernels[case.kernel] for case in cases}.values()
-    files = {path for kernel in kernels for path in kernel.sources() if not path.is_relative_to(ops.PACKAGE)}
+    files = {path for kernel in kernels for path in _sources(kernel) if not path.is_relative_to(ops.PACKAGE)}
     return {str(path): _hash(path) for path in sorted(files | set(map(Path, extra)))}
+
+
+def _sources(kernel: Kernel) -> list[Path]:
+    """A kernel's sources; none if one of them is not read, which its rows will say."""
+    try:
+        return kernel.sources()
+    except ops.SourceError:
+        return []
 
 
 def _hash(path: Path) -> str:

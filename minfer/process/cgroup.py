@@ -20,7 +20,7 @@ class Cgroup:
     def __init__(self, pid: int) -> None:
         """With this process in it."""
         parent = own()
-        _remove_left_behind(parent)
+        remove_left_behind(parent)
         self.folder = parent / f"{PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
         self.folder.mkdir()
         try:
@@ -53,8 +53,12 @@ class Cgroup:
             (self.folder / "cgroup.kill").write_text("1")
         deadline = time.monotonic() + FROZEN_S
         while self.folder.exists() and time.monotonic() < deadline:
+            inside = sorted(
+                self.folder.glob("**/"), key=lambda path: len(path.parts)
+            )  # what root's processes have made there
             with contextlib.suppress(OSError):  # busy: one of them is not gone yet
-                self.folder.rmdir()
+                for folder in (*reversed(inside), self.folder):
+                    folder.rmdir()
             time.sleep(0.001)
 
     def _is_frozen(self) -> bool:
@@ -71,7 +75,7 @@ def own() -> Path:
     return found[0] / paths[0].lstrip("/")
 
 
-def _remove_left_behind(parent: Path) -> None:
+def remove_left_behind(parent: Path) -> None:
     """The empty cgroups of processes that were killed before they could remove them."""
     for folder in parent.glob(f"{PREFIX}*-*"):
         if not Path("/proc", folder.name.split("-")[1]).exists():

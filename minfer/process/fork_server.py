@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from minfer.sandbox import Sandbox, keep_to_itself
+from minfer.sandbox.environment import allowed, is_allowed
 
 PRELOADED = tuple(f"minfer.worker.{name}" for name in ("child", "judge", "isolated", "builder"))
 PRELOADED += ("minfer.profilers.host",)
@@ -36,7 +37,8 @@ MAIN = (
     "from minfer.process import fork_server; fork_server.main()"  # with -m it would be two modules, and each know half
 )
 MOST_FDS = 1 << 16  # that a process may have open
-# Variables that no module reads while it is imported: a fork gets them, and the working directory, from its caller.
+# Variables that no module reads while it is imported: a fork gets them, and the working directory, from its caller. So it does,
+# outside of a sandbox, with those that `minfer.sandbox.environment` does not allow in one.
 READ_LATE = (
     *("CXX", "HYDRA_FULL_ERROR", "MINFER_EXPLAIN", "OLDPWD", "PATH", "PWD", "PYTEST_CURRENT_TEST"),
     *("TORCH_EXTENSIONS_DIR", "TRITON_CACHE_DIR"),
@@ -83,6 +85,9 @@ class ForkServer:
         starts_others: bool,
     ) -> Forked:
         """Raises OSError when the fork server is gone."""
+        environment = {name: os.environ.get(name) for name in READ_LATE}
+        if sandbox is None and module not in STARTS_OTHERS:  # the judge starts processes in sandboxes
+            environment |= {name: value for name, value in os.environ.items() if not is_allowed(name)}
         about = {
             "module": module,
             "arguments": arguments,
@@ -90,11 +95,14 @@ class ForkServer:
             "sandbox": sandbox and asdict(sandbox),
             "starts_others": starts_others,
             "cwd": str(Path.cwd()),
-            "environment": {name: os.environ.get(name) for name in READ_LATE},
+            "environment": environment,
         }
-        request = json.dumps(about).encode()
-        with _reaping():  # what the fork server started is ours from the moment when it answers
-            socket.send_fds(self.connection, [request], [output, *fds])
+        # In a file, because an environment may be longer than a message.
+        with _reaping(), open(os.memfd_create("minfer-request"), "w+") as request:
+            json.dump(about, request)
+            request.flush()
+            # What the fork server started is ours from the moment when it answers.
+            socket.send_fds(self.connection, [b"request"], [request.fileno(), output, *fds])
             answer = self.connection.recv(64)
         if not answer:
             raise ConnectionResetError("the fork server is gone")
@@ -147,17 +155,18 @@ def pid() -> int | None:
 
 def _place() -> dict[str, str]:
     """The variables that modules may have read while they were imported. If they differ, a new fork server is needed."""
-    return {name: value for name, value in os.environ.items() if name not in READ_LATE}
+    return {name: value for name, value in allowed(os.environ).items() if name not in READ_LATE}
 
 
 def _new(log: int) -> ForkServer:
-    """A fork server that is a program of its own: a fork of this process would have its threads and its state."""
+    """A fork server that is a program of its own: a fork of this process would have its threads and its state. It has no
+    variables but those that code in a sandbox may have: its copies would keep the others in their memory."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         process = subprocess.Popen(
             [sys.executable, "-c", MAIN, str(theirs.fileno())], pass_fds=(theirs.fileno(),),
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-            env=os.environ | {"PYTHONUNBUFFERED": "1"},
+            env=allowed(os.environ) | {"PYTHONUNBUFFERED": "1"},
         )  # fmt: skip
     return ForkServer(ours, process)
 
@@ -187,7 +196,9 @@ def _serve(connection: socket.socket) -> None:
         message, fds, _, _ = socket.recv_fds(connection, 1 << 16, 100)
         if not message:
             return
-        request = json.loads(message)
+        with open(fds.pop(0), "rb") as file:
+            file.seek(0)
+            request = json.load(file)
         confined = request.pop("sandbox")
         sandbox = Sandbox(**confined) if confined else None
         readable, writable = os.pipe()

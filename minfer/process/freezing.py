@@ -7,15 +7,18 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 
+from minfer.process import pids
 from minfer.process.cgroup import Cgroup
 from minfer.process.death import Died
 from minfer.process.orphans import orphans
-from minfer.process.threads import children, cpu_at_rest, cpu_s, family, states
+from minfer.process.threads import children, cpu_at_rest, cpu_s, family, runs, states
 
 STOPPING_S = 10.0  # a thread that waits for a disk stops only after the disk has answered
 COULD_NOT_STOP = f"could not be stopped within {STOPPING_S:g} s"
 MOVED = "ran while it was stopped"
+LEFT = "left the cgroup by which it is stopped"
 MOST_MOVED_S = 2e-4  # CPU time
 POLL_S = 2e-5  # of sleep between two looks: a thread needs a CPU to stop, and one that only yields keeps it for 3 ms
 LOOKS = 20  # at the table of processes: one look may miss a process that forks and ends
@@ -29,15 +32,19 @@ class Freezer:
         self.pid = pid
         self.cgroup: Cgroup | None = None
         self._stood: float | None = None  # CPU time that it had used when it was stopped; None while it runs
+        self.pids: Path | None = None  # the cgroup that limits its threads, where that is another one
         if cgroup:
             with contextlib.suppress(OSError):
                 self.cgroup = Cgroup(pid)
+            self.pids = pids.limit(pid, self.cgroup.folder if self.cgroup else None)
 
     def freeze(self) -> None:
         """Stop it and everything that it started, in any session. Raises Died."""
         if self.cgroup is not None:
             if not self.cgroup.freeze():
                 raise Died("timeout", COULD_NOT_STOP)
+            if self.pid not in self.cgroup.processes() and runs(self.pid):
+                raise Died("dishonest", LEFT)
             return
         halt(self.pid)
         self._stood = cpu_at_rest(self.pid)
@@ -71,8 +78,9 @@ class Freezer:
     def strays(self) -> set[int]:
         """The processes that it started and this process's orphans that have not been waited for. Reliable once everything is
         stopped."""
-        if self.cgroup is not None:
-            return self.cgroup.processes() - {self.pid}
+        if self.cgroup is not None:  # a process of root's may have left it
+            adopted = {pid for _ in range(LOOKS) for pid in orphans() if runs(pid)}
+            return (self.cgroup.processes() | family({self.pid}) | adopted) - {self.pid}
         looks = (children(self.pid) | orphans() for _ in range(LOOKS))
         return set().union(*looks)
 
@@ -82,6 +90,8 @@ class Freezer:
         if self.cgroup:
             self.cgroup.kill()
             self.cgroup = None
+        if self.pids:
+            pids.remove(self.pids)
 
 
 def signal_session(pid: int, number: int) -> None:

@@ -42,7 +42,9 @@ Start = Callable[[str, Sequence[str], Sequence[int], int], "fork_server.Forked |
 STOPPED_S = (
     5.0  # a longer gap between two looks at the pipe, which are 0.5 s apart, means that this process was stopped
 )
-MOST_BYTES = 256 << 20  # of a reply; the samples of the longest are a tenth of it
+# Limits of a reply, so that reading it takes less than half a GB whatever it says. The longest honest one has the samples of
+# four steady blocks on a CPU: a million numbers of 22 bytes.
+MOST_BYTES, MOST_VALUES, MOST_CONTAINERS = 64 << 20, 4 << 20, 1 << 16
 
 
 class Process:
@@ -52,6 +54,7 @@ class Process:
     limit. Raises Died if it cannot be started, and OSError if that is because a disk is full."""
 
     _output: Output | None = None
+    _searched = 0  # bytes of the buffer that have no newline
 
     def __init__(
         self,
@@ -96,7 +99,7 @@ class Process:
         finally:
             for fd in (theirs_in, theirs_out):
                 os.close(fd)
-        self._buffer = b""
+        self._buffer = bytearray()
         self._nonce = ""
         self.freezer = Freezer(self.process.pid, cgroup=sandbox is not None)
 
@@ -119,9 +122,11 @@ class Process:
             if now - last > STOPPED_S:
                 deadline += now - last
             last = now
-            line, newline, rest = self._buffer.partition(b"\n")
-            if newline:
-                self._buffer = rest
+            end = self._buffer.find(b"\n", self._searched)
+            if end >= 0:
+                line = bytes(self._buffer[:end])
+                del self._buffer[: end + 1]
+                self._searched = 0
                 message = self._parse(line)
                 if "phase" not in message:
                     return message
@@ -131,7 +136,7 @@ class Process:
                 self.kill()
                 noisy = f"; it printed more than {MOST_PRINTED >> 20} MiB" if self._too_much() else ""
                 raise Died("timeout", f"killed after {seconds:g} s, in the phase {self.phase!r}{noisy}")
-            if newline:
+            if end >= 0:
                 continue
             # Not the whole time at once: what a dead process left behind may keep the pipe open.
             if not select.select([self._replies], [], [], max(0.0, min(left, 0.5)))[0]:
@@ -141,9 +146,10 @@ class Process:
             chunk = self._replies.read(1 << 20)
             if not chunk:
                 raise self._post_mortem()
+            self._searched = len(self._buffer)
             self._buffer += chunk
             if len(self._buffer) > MOST_BYTES:
-                raise self._end_garbled()
+                raise self._end_garbled(f": a reply has more than {MOST_BYTES:,} bytes")
 
     def ask(self, seconds: float, **message: Any) -> Message:
         """Send a request and receive its reply. Raises Died."""
@@ -164,7 +170,17 @@ class Process:
         return self._output is not None and self._output.too_much
 
     def _parse(self, line: bytes) -> Message:
+        """A reply. What it takes is known before it is parsed: `serve` writes ASCII, a comma or a colon follows each value but
+        the last of its container, and a container takes the most memory and may be the deepest."""
+        for what, count, most in (
+            ("values", line.count(b",") + line.count(b":"), MOST_VALUES),
+            ("containers", line.count(b"[") + line.count(b"{"), MOST_CONTAINERS),
+        ):
+            if count > most:
+                raise self._end_garbled(f": a reply has {count:,} {what}, and may have {most:,}")
         try:
+            if not line.isascii():
+                raise ValueError
             message = json.loads(line)
             if message.pop("nonce") == self._nonce:
                 return make_all_printable(message)
@@ -172,9 +188,9 @@ class Process:
             pass
         raise self._end_garbled()
 
-    def _end_garbled(self) -> Died:
+    def _end_garbled(self, why: str = "") -> Died:
         self.kill()
-        return Died("dishonest", "wrote to the result pipe, where only the harness answers")
+        return Died("dishonest", f"wrote to the result pipe, where only the harness answers{why}")
 
     def _post_mortem(self) -> Died:
         code = self.process.wait()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from functools import lru_cache
 from typing import Any
 
 MOST = 2000  # characters of one text
@@ -15,10 +16,13 @@ SEQUENCES = re.compile(
 def make_printable(text: str, most: int = MOST) -> str:
     """The text in one line, without what would do more than be read: escape sequences of terminals, control characters,
     and marks that change the direction of writing. Half a character becomes a question mark."""
+    if text.isprintable():
+        return text[:most].strip()
     text = SEQUENCES.sub("", text[: 4 * most])
     return "".join(_make_printable(character) for character in text)[:most].strip()
 
 
+@lru_cache(1 << 10)
 def _make_printable(character: str) -> str:
     if character.isspace():
         return " "

@@ -36,7 +36,7 @@ from minfer.bench import device as devices
 from minfer.build import device_code, toolchain
 from minfer.build.errors import BuildError
 from minfer.ops import Case, Kernel
-from minfer.ops.kernel import read_source
+from minfer.ops.sources import read_source
 from minfer.plan.counters import LIMITS
 from minfer.profilers import Finding, Job, occupancy, sass
 from minfer.profilers.calls import attempt, prepare_call

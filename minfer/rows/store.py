@@ -220,6 +220,13 @@ COLUMNS: list[tuple[str, pa.DataType, str]] = [
         "the median of the rounds' ratios",
         "the range of the four rounds' ratios, an 87.5 % confidence interval of their median",
     ),
+    (
+        "libraries",
+        pa.list_(_TEXT),
+        "names of the shared objects that the kernel's process had loaded when it was timed, without those that every such "
+        "process has before it loads foreign code, and without what minfer built; of a judged row the process that the judge "
+        "timed, else one that had called the baseline, too; null in older rows",
+    ),
     ("flags", _TEXT, "what to know before trusting the row, in sentences; empty when there is nothing"),
     # environment
     ("device", _TEXT, "the GPU's or, for CPU kernels, the processor's name"),

@@ -11,6 +11,7 @@ import errno
 import os
 import signal
 import socket
+from collections.abc import Sequence
 
 from minfer.sandbox import syscalls
 
@@ -28,8 +29,13 @@ DENIED = (
     "io_uring_register",
     "init_module", "finit_module", "delete_module", "kexec_load", "kexec_file_load", "reboot", "swapon", "swapoff",
     "acct", "quotactl", "quotactl_fd", "syslog", "settimeofday", "clock_settime", "adjtimex", "clock_adjtime",
-    "sethostname",
+    "sethostname", "fanotify_init", "name_to_handle_at",
 )
+# What no kernel on a CPU needs; a GPU's driver may: asynchronous reads and writes, a watch on files, where memory lies.
+CPU_DENIED = ("io_setup", "inotify_init", "inotify_init1", "mbind", "set_mempolicy", "set_mempolicy_home_node")
+# A lock works on a file that may only be read, and so would stop another program that locks it. Its own files are in a folder
+# that no other program has. These calls do nothing and return success, and so do those that would write out everybody's files.
+NOT_DONE = ("flock", "sync", "syncfs")
 # What reaches processes and objects that a PID and an IPC namespace would hide.
 SHARED = (
     "shmget", "shmat", "shmctl", "semget", "semop", "semtimedop", "semctl", "msgget", "msgsnd", "msgrcv", "msgctl",
@@ -48,6 +54,7 @@ ATTRIBUTES = (
 OWN_ONLY = ("sched_setaffinity", "sched_setparam", "sched_setscheduler", "sched_setattr", "prlimit64")  # process 0
 NEW_NAMESPACES = 0x7E020000  # CLONE_NEWNS, and CLONE_NEWCGROUP to CLONE_NEWNET
 FS_IOC_SETFLAGS, FS_IOC_FSSETXATTR = 0x40086602, 0x401C5820
+F_SETLK, F_SETLKW, F_OFD_SETLK, F_OFD_SETLKW, F_SETLEASE, F_NOTIFY = 6, 7, 37, 38, 1024, 1026
 F_SETOWN, F_SETOWN_EX, FIOSETOWN, SIOCSPGRP, TIOCSTI = 8, 15, 0x8901, 0x8902, 0x5412
 PR_SET_PDEATHSIG = 1
 
@@ -79,10 +86,22 @@ def _where(index: int, *values: int) -> Program:
     return [_argument(index), *tests, (_RETURN, 0, 0, _ALLOW), _deny()]
 
 
+def _fcntl(denied: Sequence[int], not_done: Sequence[int]) -> Program:
+    """What commands of fcntl fail, and which do nothing and return success."""
+    tests: Program = []
+    for kind, commands in enumerate((denied, not_done)):
+        for command in commands:
+            left = len(denied) + len(not_done) - len(tests) - 1
+            tests.append((_EQUAL, left + 1 + kind, 0, command))
+    return [_argument(1), *tests, (_RETURN, 0, 0, _ALLOW), _deny(), _deny(0)]
+
+
 def rules(own_pids: bool, own_signals: bool, connects: bool) -> dict[str, Program]:
     """What happens at which system call. `own_pids`: a namespace hides all other processes; `own_signals`: something else
     keeps signals among its own; `connects`: a GPU's driver connects to sockets of its own."""
     found: dict[str, Program] = {name: [_deny()] for name in DENIED}
+    found |= {name: [_deny(0)] for name in NOT_DONE}
+    denied = [F_SETLEASE, F_NOTIFY]  # a lease holds up whoever opens the file
     found["clone3"] = [_deny(errno.ENOSYS)]  # its flags are in memory; the C library then uses clone
     found["clone"] = [_argument(0), (_ANY_BIT, 0, 1, NEW_NAMESPACES), _deny(), (_RETURN, 0, 0, _ALLOW)]
     found["socket"] = _unless(0, socket.AF_UNIX)
@@ -92,7 +111,9 @@ def rules(own_pids: bool, own_signals: bool, connects: bool) -> dict[str, Progra
         _argument(0), (_EQUAL, 0, 3, PR_SET_PDEATHSIG), _argument(1), (_EQUAL, 1, 0, signal.SIGKILL), _deny(),
         (_RETURN, 0, 0, _ALLOW),
     ]  # fmt: skip
-    if not connects:  # to a socket of another program, which a name in a file system leads to
+    if not connects:
+        found |= {name: [_deny()] for name in CPU_DENIED if syscalls.exists(name)}
+        # To a socket of another program, which a name in a file system leads to.
         found["connect"] = [_deny()]
         found["socketpair"] = [_argument(1), (_AND, 0, 0, 0xF), (_EQUAL, 0, 1, socket.SOCK_DGRAM), _deny()]
         found["socketpair"] += [(_RETURN, 0, 0, _ALLOW)]
@@ -104,10 +125,12 @@ def rules(own_pids: bool, own_signals: bool, connects: bool) -> dict[str, Progra
         found |= {name: now_or_pretended(index) for name, index in TIMES.items() if syscalls.exists(name)}
         found |= {name: [_deny()] for name in ATTRIBUTES if syscalls.exists(name)}
         found["setpriority"] = found["ioprio_set"] = [_deny()]
-        found["fcntl"] = _where(1, F_SETOWN, F_SETOWN_EX)
+        denied += [F_SETOWN, F_SETOWN_EX]
         if not own_signals:  # to itself, as abort does, and to its process group
             found["kill"] = _unless(0, 0, os.getpid())
             found["tgkill"] = _unless(0, os.getpid())
+    # The driver of a GPU may lock its cache of compiled code.
+    found["fcntl"] = _fcntl(denied, [] if connects else [F_SETLK, F_SETLKW, F_OFD_SETLK, F_OFD_SETLKW])
     return found
 
 

@@ -29,6 +29,8 @@ _TABLE = {
     "sendto": (44, 206), "sethostname": (170, 161), "setns": (308, 268), "setpriority": (141, 140),
     "settimeofday": (164, 170), "shmat": (30, 196), "shmctl": (31, 195), "shmget": (29, 194), "socket": (41, 198),
     "socketpair": (53, 199), "swapoff": (168, 225), "swapon": (167, 224), "syslog": (103, 116), "tgkill": (234, 131),
+    "fanotify_init": (300, 262), "flock": (73, 32), "inotify_init1": (294, 26), "io_setup": (206, 0), "mbind": (237, 235),
+    "name_to_handle_at": (303, 264), "set_mempolicy": (238, 237), "sync": (162, 81), "syncfs": (306, 267),
     "tkill": (200, 130), "umount2": (166, 39), "unshare": (272, 97), "userfaultfd": (323, 282),
 }  # fmt: skip
 _TABLE |= {
@@ -38,12 +40,12 @@ _TABLE |= {
         "open_tree": 428, "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432, "fspick": 433,
         "pidfd_open": 434, "clone3": 435, "pidfd_getfd": 438, "process_madvise": 440, "mount_setattr": 442,
         "quotactl_fd": 443, "landlock_create_ruleset": 444, "landlock_add_rule": 445, "landlock_restrict_self": 446,
-        "fchmodat2": 452, "setxattrat": 463, "removexattrat": 466, "file_setattr": 469,
+        "set_mempolicy_home_node": 450, "fchmodat2": 452, "setxattrat": 463, "removexattrat": 466, "file_setattr": 469,
     }.items()
 }  # fmt: skip
 
 # Those that aarch64 never had.
-_OLDER = {"chmod": 90, "chown": 92, "lchown": 94, "utime": 132, "utimes": 235, "futimesat": 261}
+_OLDER = {"inotify_init": 253, "chmod": 90, "chown": 92, "lchown": 94, "utime": 132, "utimes": 235, "futimesat": 261}
 
 MACHINE = platform.machine()
 KNOWN = MACHINE in ("x86_64", "aarch64")

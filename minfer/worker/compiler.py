@@ -18,7 +18,7 @@ from minfer.bench import peaks
 from minfer.build import cache
 from minfer.build.cache import Built
 from minfer.build.errors import DISK_FULL, BuildError
-from minfer.ops import Case
+from minfer.ops import Case, Kernel
 from minfer.plan.shard import Shard, Unfit
 from minfer.process.death import Died
 from minfer.process.remote import Process
@@ -62,7 +62,7 @@ class Compiler:
         kernels: Iterable[tuple[str, str]],
         found: dict[str, Built | str],
     ) -> None:
-        chosen = [key for key in sorted(kernels) if ops.get(key[0]).kernels[key[1]].needs_build]
+        chosen = [key for key in sorted(kernels) if _can_be_built(ops.get(key[0]).kernels[key[1]])]
         for (op, name), job in [(key, pool.submit(compile_one, *key)) for key in chosen]:
             self.tell(event="build", kernel=name)
             found[f"{op}/{name}"] = job.result()
@@ -89,7 +89,8 @@ class Compiler:
             if size > LARGEST:
                 return f"its library has {size >> 20} MiB, more than {LARGEST >> 20}"
             try:
-                return sandboxed.store(kernel, self.arch, reply.get("built") or {}, os.pread(file.fileno(), size, 0))
+                library = os.pread(file.fileno(), size, 0)
+                return sandboxed.store(kernel, self.arch, reply.get("built") or {}, library, reply.get("reads") or ())
             except BuildError as error:
                 return str(error)
 
@@ -130,3 +131,11 @@ class Compiler:
             died = f"the process that compiles and loads it died by {signal.Signals(-process.returncode).name}"
             return ": ".join([died, *lines[-1:]])
         return lines[-1] if lines else f"the build died with status {process.returncode}"
+
+
+def _can_be_built(kernel: Kernel) -> bool:
+    """Whether there is something to compile. The supervisor says which sources are not read, and why."""
+    try:
+        return kernel.needs_build and bool(kernel.sources())
+    except ops.SourceError:
+        return False

@@ -16,7 +16,7 @@ from minfer.bench import device as devices
 from minfer.bench.arena import attach, view
 from minfer.bench.verify import synchronize
 from minfer.build import cache
-from minfer.ops import Case, Returning
+from minfer.ops import Returning
 from minfer.process.remote import serve
 
 # Calls in one CUDA graph. If a kernel works on a stream of its own, and the caller's stream waits for it, a graph takes long to
@@ -41,11 +41,7 @@ class Runner:
         self.returned: object = None  # by the last call; while it is kept, the next call gets other memory
 
     def hello(self) -> dict[str, Any]:
-        return {"deterministic": self.kernel.deterministic}
-
-    def unsupported(self, case: dict[str, Any]) -> dict[str, Any]:
-        """Why the kernel cannot run a case."""
-        return {"why": self.kernel.unsupported(Case(**case), devices.capability(self.device))}
+        return {"ready": True}
 
     def call(self, tensors: list[dict[str, Any]], arguments: dict[str, Any]) -> dict[str, Any]:
         """One call."""

@@ -34,6 +34,7 @@ from minfer.bench.timing import Timing
 from minfer.bench.verify import WrongResult, synchronize, verify
 from minfer.build import cache
 from minfer.ops import Case, Op
+from minfer.process import libraries
 from minfer.process.death import Died
 from minfer.process.orphans import adopt_orphans
 from minfer.process.remote import serve
@@ -108,7 +109,8 @@ def judge(request: dict[str, Any], log: Path) -> dict[str, Any]:
         ops.load_file(Path(path))
     with contextlib.ExitStack() as ended:
         try:
-            return {"samples": take_samples(request, log, ended)}
+            samples, loaded = take_samples(request, log, ended)
+            return {"samples": samples, "loaded": sorted(loaded)}
         except WrongResult as error:
             return describe_failure("wrong", f"seen from another process: {error}")
         except Dishonest as error:
@@ -123,9 +125,12 @@ def judge(request: dict[str, Any], log: Path) -> dict[str, Any]:
             return describe_failure("oom", f"in the judge: {' '.join(str(error).split())}")
 
 
-def take_samples(request: dict[str, Any], log: Path, ended: contextlib.ExitStack) -> dict[str, list[float]]:
-    """Verify the kernel of a case and time it beside its baseline. `ended` ends the processes and frees the shared memory.
-    Raises WrongResult, Dishonest, RunnerFailed, BaselineFailed and Died."""
+def take_samples(
+    request: dict[str, Any], log: Path, ended: contextlib.ExitStack
+) -> tuple[dict[str, list[float]], set[str]]:
+    """Verify the kernel of a case and time it beside its baseline. Returns the samples and the shared objects that the kernel's
+    process had loaded. `ended` ends the processes and frees the shared memory. Raises WrongResult, Dishonest,
+    RunnerFailed, BaselineFailed and Died."""
     case = Case(**request["case"])
     op, device = ops.get(case.op), devices.pick(request["device"])
     other = op.case(op.baseline(case), case.dtype, case.shape, case.params)
@@ -147,18 +152,20 @@ def take_samples(request: dict[str, Any], log: Path, ended: contextlib.ExitStack
     kernel = RemoteKernel(case, request, arena, log)
     ended.callback(kernel.process.kill)
     kernel.wait_until_started()
-    verify(op, case, kernel, kernel, device, devices.capability(device), secrets.randbits(31))
+    verify(op, case, kernel, kernel, device, devices.capability(device), request["stated"]["seed"])
     rounds.admit(kernel)
     if not operands.goes_on:
         samples = rounds.run("kernel", "baseline", "duplicate")
+        loaded = libraries.loaded(kernel.process.process.pid)
     else:
         samples = rounds.run("kernel")
+        loaded = libraries.loaded(kernel.process.process.pid)
         rounds.dismiss(kernel)
         with blame_baseline():
             after = rounds.run("baseline", "duplicate", count=ROUNDS - ROUNDS // 2)
         samples |= {name: before[name] + after[name] for name in before}
     calls = min(calls, rounds.calls[baseline])  # they may be more since the first rounds
-    return samples | alone | {"calls": [float(rounds.calls[kernel]), float(calls)]}
+    return samples | alone | {"calls": [float(rounds.calls[kernel]), float(calls)]}, loaded
 
 
 @contextlib.contextmanager

@@ -34,7 +34,9 @@ class RemoteKernel:
 
     def __init__(self, case: Case, request: Mapping[str, Any], arena: Arena, log: Path) -> None:
         self.arena, self.seconds, self.on_cpu = arena, request["timeout_s"], request["device"] == "cpu"
-        self.deterministic = True
+        self._deadline = time.monotonic() + request.get("left_s", math.inf)  # of all requests together
+        self._stated = request["stated"]  # by the supervisor: the kernel's process is not asked what it supports
+        self.deterministic = bool(self._stated["deterministic"])
         sandbox = Sandbox(**request["sandbox"]) if request["sandbox"] else None
         self.process = Process("minfer.worker.isolated", log, arena.fds, sandbox)
         about = {"device": request["device"], "extra": request["extra"], "arena": arena.handle}
@@ -42,10 +44,10 @@ class RemoteKernel:
         self.process.send(what="hello", case=case.to_dict(), **about)
 
     def wait_until_started(self) -> None:
-        self.deterministic = bool(self._reply(START_S, "deterministic"))
+        self._reply(START_S, "ready")
 
     def unsupported(self, case: Case, capability: tuple[int, int] | None) -> str | None:
-        return self.ask("unsupported", "why", case=case.to_dict())
+        return None if case.key in self._stated["supported"] else "is not among the cases that it supports"
 
     def __call__(self, *tensors: torch.Tensor, **arguments: Any) -> None:
         """Run the kernel on copies of these tensors, and copy the results back. Raises WrongResult, Dishonest,
@@ -72,7 +74,7 @@ class RemoteKernel:
         self.process.send(what=what, **about)
 
     def _reply(self, seconds: float, answer: str) -> Any:
-        reply = self.process.receive(seconds)
+        reply = self.process.receive(max(0.1, min(seconds, self._deadline - time.monotonic())))
         if "error" in reply:
             raise RunnerFailed(" ".join(str(reply["error"]).split()))
         if answer not in reply:

@@ -7,25 +7,20 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from minfer.build import cache
+from minfer.build import cache, reads
 from minfer.build.cache import Built
 from minfer.build.errors import BuildError
 from minfer.ops import Kernel
 
 
-def _about(kernel: Kernel, arch: str) -> Path:
-    """The JSON file that says which library a sandbox built from a kernel."""
-    return cache.root() / "sandboxed" / f"{cache.directory(kernel, arch).name}.json"
-
-
-def store(kernel: Kernel, arch: str, built: Mapping[str, Any], library: bytes) -> Built:
-    """Store a library that a sandbox built, under the hash of its content, and what the sandbox says about it. Raises
-    BuildError if that is malformed or cannot be stored."""
+def store(kernel: Kernel, arch: str, built: Mapping[str, Any], library: bytes, read: Iterable[str] = ()) -> Built:
+    """Store a library that a sandbox built, under the hash of its content, and what the sandbox says about it: the files `read`
+    besides the sources, too. Raises BuildError if that is malformed or cannot be stored."""
     try:
         whole = {name: built[name] for name in ("registers", "shared_bytes", "local_bytes")}
         numbers = {"seconds": built["seconds"], **whole}
@@ -33,13 +28,16 @@ def store(kernel: Kernel, arch: str, built: Mapping[str, Any], library: bytes) -
             raise ValueError("out of range")
         if not {type(value) for value in whole.values()} <= {int, type(None)} or isinstance(built["seconds"], bool):
             raise TypeError("not a number of a row")
+        if not isinstance(read, (list, tuple)) or not all(isinstance(path, str) for path in read):
+            raise TypeError("not the names of files")
     except (KeyError, TypeError, ValueError) as error:
         raise BuildError(f"malformed reply from the compiler's process: {error!r}") from error
-    about = _about(kernel, arch)
+    about = cache.sandboxed(cache.directory(kernel, arch))
     cache.make_folder(about.parent)
     path = about.with_name(f"{hashlib.sha256(library).hexdigest()}.so")
     done = Built(str(path), **numbers)
-    for target, content in ((path, library), (about, json.dumps(asdict(done)).encode())):
+    text = json.dumps(asdict(done) | {"reads": reads.record(kernel, [path for path in read if path != reads.PROCESS])})
+    for target, content in ((path, library), (about, text.encode())):
         partial = target.with_name(f"{target.name}.{os.getpid()}.{threading.get_ident()}.tmp")
         partial.write_bytes(content)
         partial.replace(target)
@@ -47,11 +45,14 @@ def store(kernel: Kernel, arch: str, built: Mapping[str, Any], library: bytes) -
 
 
 def find(kernel: Kernel, arch: str) -> Built | None:
-    """The library that a sandbox built from exactly these sources, flags and versions, or None if there is none or if its
-    content has changed."""
+    """The library that a sandbox built from exactly these sources, flags and versions, or None if there is none, if its content
+    has changed, or what else the compiler read."""
     try:
-        built = Built(**json.loads(_about(kernel, arch).read_text()))
+        about = json.loads(cache.sandboxed(cache.directory(kernel, arch)).read_text())
+        if not reads.are_current(kernel, about.pop("reads", None)):
+            return None
+        built = Built(**about)
         whole = hashlib.sha256(Path(built.library).read_bytes()).hexdigest() == Path(built.library).stem
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, AttributeError):
         return None
     return built if whole else None

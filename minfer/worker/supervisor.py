@@ -6,8 +6,9 @@ one in a fresh child.
 
 from __future__ import annotations
 
+import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,12 @@ from minfer import ops
 from minfer.bench import judged, peaks
 from minfer.bench.derived import derive
 from minfer.bench.timing import Timing
+from minfer.bench.verify import choose_inputs
 from minfer.build import cache, toolchain
 from minfer.build.cache import Built
 from minfer.ops import Case
 from minfer.plan.shard import Shard
+from minfer.process import libraries
 from minfer.process.death import Died
 from minfer.process.remote import Process
 from minfer.process.text import make_printable
@@ -32,10 +35,14 @@ from minfer.worker import confinement
 
 TIMED = tuple(name for name in store.SCHEMA.names if name.startswith(("cold_", "steady_", "energy_", "judged_")))
 MALFORMED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError, pa.ArrowException)
-NEVER_FROM_CHILD = ("guarantee", "metrics", "functions", "profilers", "registers", "shared_bytes", "local_bytes", "peaks",
-                    "roof", "floor_us")  # fmt: skip
+NEVER_FROM_CHILD = ("guarantee", "libraries", "metrics", "functions", "profilers", "registers", "shared_bytes",
+                    "local_bytes", "peaks", "roof", "floor_us")  # fmt: skip
+# Times the timeout of a case that a judged case may take, over all attempts: a kernel that only waits would take forty.
+BUDGET = 4
 # Of the columns TIMED, those that are taken from the child as they are.
 FROM_CHILD = ("cold_empty_us", "cold_launch_us", "cold_late", "cold_baseline_late", "cold_waited", "steady_rotations")
+# What a process may reply. The supervisor itself decides what is unsupported, before it asks one.
+REPLIED = store.STATUSES.keys() - {"unsupported"}
 
 
 @dataclass(frozen=True)
@@ -52,6 +59,10 @@ class Machine:
         return toolchain.arch_of(self.capability) if self.capability else ""
 
 
+class RuleFailed(Exception):
+    """What a kernel states that it supports cannot be evaluated."""
+
+
 class Supervisor:
     """Runs the cases of one device, one after the other."""
 
@@ -61,6 +72,7 @@ class Supervisor:
         self.last: Process | None = None  # the child that ran the last case, and may have died
         self.judge: Process | None = None
         self.machine = Machine({"device_kind": shard.device}, None, None)
+        self.bare: set[str] = set()  # the shared objects that the child had loaded before any foreign code
         self.peaks: dict[str, float] | None = None  # measured by the first child
         self.libraries: dict[str, str] = {}  # of what was compiled, by `op/kernel`
         self.sandbox = confinement.make_sandbox(shard) if shard.untrusted else None
@@ -72,6 +84,7 @@ class Supervisor:
         self.child = Process("minfer.worker.child", self.log, sandbox=self.sandbox)
         shard = self.shard
         hello = self.child.ask(shard.case_timeout_s, device=shard.device, timing=asdict(shard.timing))
+        self.bare = libraries.loaded(self.child.process.pid)
         capability = tuple(hello["capability"]) if hello["capability"] else None
         self.machine = Machine(hello["environment"], capability, hello["gpu"])
         return self.machine
@@ -83,10 +96,10 @@ class Supervisor:
             self.start()
         assert self.child is not None
         request: dict[str, Any] = {"peaks": self.peaks, "extra": self.shard.extra, "libraries": {}}
-        if self.peaks is None and self.machine.arch and (built := cache.find(peaks.KERNEL, self.machine.arch)):
+        if self.peaks is None and (found := self._peaks_library()):
             # Names in the cache depend on the compiler's version. In a sandbox the child may not see the compiler, and
             # cannot write to the cache.
-            request["libraries"] = {f"{peaks.KERNEL.op}/{peaks.KERNEL.name}": built.library}
+            request["libraries"] = {f"{peaks.KERNEL.op}/{peaks.KERNEL.name}": found[0]}
         self.peaks = self.child.ask(self.shard.case_timeout_s, **request)["peaks"]
         return self.child
 
@@ -105,7 +118,10 @@ class Supervisor:
     def unsupported(self, case: Case) -> str | None:
         """Why a case cannot run on this device, as half a sentence, or None."""
         kernel = ops.get(case.op).kernels[case.kernel]
-        return kernel.elsewhere(self.shard.device) or kernel.unsupported(case, self.machine.capability)
+        try:
+            return kernel.elsewhere(self.shard.device) or kernel.unsupported(case, self.machine.capability)
+        except Exception as error:  # the rule is the kernel's author's
+            return make_printable(f"its rule of what it supports fails: {type(error).__name__}: {error}")
 
     def run(self, case: Case, built: Built | str | None) -> Row:
         """The columns of a case, even if the child dies. `built` is the result of compiling its kernel: a str says why that
@@ -113,6 +129,10 @@ class Supervisor:
         kernel = ops.get(case.op).kernels[case.kernel]
         if why := self.unsupported(case):
             return {"status": "unsupported", "message": why}
+        try:
+            kernel.sources()
+        except ops.SourceError as error:
+            return {"status": "compile_error", "message": make_printable(str(error))}
         op = ops.get(case.op)
         if self.shard.untrusted and kernel.returns and kernel.source != op.source and not _is_ours(kernel.source):
             return {
@@ -126,17 +146,17 @@ class Supervisor:
             row = {"build_s": built.seconds, "registers": built.registers}
             row |= {"shared_bytes": built.shared_bytes, "local_bytes": built.local_bytes}
         if not self.shard.untrusted or kernel.returns:
-            row = self._run_child(case, row)
+            row = self._run_child(case, row, self.shard.case_timeout_s)
             return row | {"guarantee": "in-process"} if row["status"] in store.MEASURED else row
         return self._run_judged(case, row)
 
-    def _run_child(self, case: Case, row: Row) -> Row:
-        """The columns of the build, `row`, and those that the child fills."""
+    def _run_child(self, case: Case, row: Row, seconds: float) -> Row:
+        """The columns of the build, `row`, and those that the child fills within some seconds."""
         child = self.child or self.prepare()
         self.last, child.phase = child, "load"
         child.allow_output()
         try:
-            reply = child.ask(self.shard.case_timeout_s, case=case.to_dict(), libraries=self.libraries)
+            reply = child.ask(seconds, case=case.to_dict(), libraries=self.libraries)
         except Died as death:
             self.child = None
             if any(name in str(death) for name in ("SIGTERM", "SIGKILL")):
@@ -146,24 +166,40 @@ class Supervisor:
             return row | {"status": death.status, "message": str(death)}
         roofs = self.peaks if self.shard.device == "cuda" else None
         row = derive_columns(case, reply, self.shard.timing, roofs) | row
+        if row["status"] in store.MEASURED:
+            row["libraries"] = self._name_libraries(libraries.loaded(child.process.pid))
         if not reply.get("usable") or row["status"] in ("wrong", "dishonest") or self.shard.untrusted:
             child.kill()  # the next kernel must not run in a process that this one may have changed
             self.child = None
         return row
 
+    def _name_libraries(self, paths: Iterable[str]) -> list[str]:
+        """What a column says of the shared objects that a process has loaded."""
+        built = {*self.libraries.values(), *self._peaks_library()}
+        return libraries.names(paths, self.bare | built)
+
+    def _peaks_library(self) -> list[str]:
+        found = cache.find(peaks.KERNEL, self.machine.arch) if self.machine.arch else None
+        return [found.library] if found else []
+
     def _run_judged(self, case: Case, built: Row) -> Row:
         """The columns that the child and the judge fill; the judge knows nothing of the child. Both measure again while they
         contradict each other, `judged.ATTEMPTS` times in all."""
         found: list[judged.Contradiction] = []
+        row, timeout_s = built, self.shard.case_timeout_s
+        deadline = time.monotonic() + BUDGET * timeout_s
         while len(found) < judged.ATTEMPTS:
-            row = self._run_child(case, built)
+            if (left := deadline - time.monotonic()) <= 0:
+                why = f"took more than {BUDGET} timeouts of {timeout_s:g} s, in {len(found)} attempts"
+                return row | dict.fromkeys(TIMED) | {"status": "timeout", "message": why}
+            row = self._run_child(case, built, min(left, timeout_s))
             if row["status"] not in store.MEASURED:
                 return row
-            reply = self._ask_judge(case)
+            reply = self._ask_judge(case, max(deadline - time.monotonic(), 0.0))
             try:
                 if "row" in reply:  # no time without a right result
                     status, message = reply["row"]["status"], str(reply["row"]["message"])
-                    if status not in store.STATUSES or status in store.MEASURED:
+                    if status not in REPLIED or status in store.MEASURED:
                         raise ValueError(status)
                     return row | {"status": status, "message": message} | dict.fromkeys(TIMED)
                 samples = judged.Samples.of(reply["samples"])
@@ -171,6 +207,7 @@ class Supervisor:
                 if doubt is None:
                     level = self.sandbox.level if self.sandbox else "limits"
                     columns = judged.columns(case, row, samples, self.shard.device)
+                    columns["libraries"] = self._name_libraries(map(str, reply["loaded"]))
                     return row | columns | {"guarantee": f"judged, {level}"}
                 found.append(doubt)
             except MALFORMED as error:
@@ -178,19 +215,37 @@ class Supervisor:
                 return row | {"status": "error", "message": why} | dict.fromkeys(TIMED)
         return row | dict.fromkeys(TIMED) | judged.verdict(found)
 
-    def _ask_judge(self, case: Case) -> dict[str, Any]:
-        self.judge = self.judge or Process("minfer.worker.judge", self.log)
+    def _ask_judge(self, case: Case, left_s: float) -> dict[str, Any]:
+        """The judge's reply. The kernel has the seconds that are left; the judge has a timeout for its own work besides."""
         about: dict[str, Any] = {"device": self.shard.device, "extra": self.shard.extra, "log": str(self.log)}
         about["libraries"] = self.libraries
+        try:
+            about["stated"] = state(case, self.machine.capability)
+        except RuleFailed as error:
+            return {"row": {"status": "error", "message": make_printable(str(error))}}
         about["sandbox"] = asdict(self.sandbox) if self.sandbox else None
         source = ops.get(case.op).source
         about["op_files"] = [str(source)] if source and not _is_ours(source) else []
         timeout_s = self.shard.case_timeout_s
+        self.judge = self.judge or Process("minfer.worker.judge", self.log)
         try:
-            return self.judge.ask(10 * timeout_s, case=case.to_dict(), timeout_s=timeout_s, **about)
+            return self.judge.ask(left_s + timeout_s, case=case.to_dict(), timeout_s=timeout_s, left_s=left_s, **about)
         except Died as death:
             self.judge = None
             return {"row": {"status": "error", "message": f"the judge failed: {death}"}}
+
+
+def state(case: Case, capability: tuple[int, int] | None) -> dict[str, Any]:
+    """What the judge must know of a kernel, by the rules that are registered here, so that it need not ask the kernel's
+    process: the seed of the verification, the keys of the cases that the kernel supports of those that this seed chooses, and
+    whether two runs give the same bits. Raises RuleFailed."""
+    op, seed = ops.get(case.op), secrets.randbits(31)
+    kernel = op.kernels[case.kernel]
+    try:
+        chosen = choose_inputs(op, case, kernel, capability, seed)
+    except Exception as error:  # the rule is the kernel's author's
+        raise RuleFailed(f"its rule of what it supports fails: {type(error).__name__}: {error}") from error
+    return {"seed": seed, "supported": sorted({c.case.key for c in chosen}), "deterministic": kernel.deterministic}
 
 
 def _is_ours(path: Path) -> bool:
@@ -216,7 +271,7 @@ def derive_columns(case: Case, reply: Mapping[str, Any], timing: Timing, roofs: 
             )
         if row["status"] not in store.MEASURED:  # no time without a right result
             row |= dict.fromkeys(TIMED)
-        if row["status"] not in store.STATUSES:
+        if row["status"] not in REPLIED:
             raise ValueError(row["status"])
         store.to_table([row])
         return row

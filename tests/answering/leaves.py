@@ -1,12 +1,21 @@
-"""Leaves a process behind, in another session and without a parent here, that counts in a file."""
+"""Leaves a process behind, in another session and without a parent here, that counts in a file; or, with `cgroup`, a child that
+moves to that cgroup, or this process itself with `itself`."""
 
 import os
 import time
+from pathlib import Path
 
 from minfer.process.remote import serve
 
 
 def answer(request, say):
+    if "cgroup" in request:
+        if request["itself"] or os.fork() == 0:
+            Path(request["cgroup"], "cgroup.procs").write_text(str(os.getpid()))
+            if not request["itself"]:
+                Path(request["file"]).touch()
+                time.sleep(600)
+        return {"done": True}
     if os.fork() == 0:
         os.setsid()
         if os.fork():

@@ -26,6 +26,7 @@ from minfer.worker.isolated import Runner
 from minfer.worker.judged_rounds import JudgedRounds
 from minfer.worker.remote_kernel import RemoteKernel, Spent
 from minfer.worker.shared_operands import SharedOperands
+from minfer.worker.supervisor import state
 
 CASE = ops.get("hgemm").case("torch", "float16", {"m": 64, "n": 64, "k": 64})
 US = 1e-6
@@ -265,6 +266,7 @@ def test_a_judged_time_below_the_floor_is_impossible() -> None:
 
 
 REQUEST = {"device": "cpu", "extra": [], "op_files": [], "libraries": {}, "sandbox": None, "timeout_s": 60.0}
+REQUEST["stated"] = state(CASE, None)
 
 
 @pytest.mark.parametrize("goes_on", [False, True])

@@ -18,11 +18,13 @@ import pytest
 import torch
 
 from minfer import build, ops
-from minfer.build import cache, device_code, toolchain
+from minfer.build import cache, device_code, reads, toolchain
 from minfer.build.errors import BuildError
 from minfer.build.toolchain import arch_of
+from minfer.fingerprint import fingerprint
 from minfer.ops import PACKAGE
 from tests.conftest import ROOT
+from tests.tiers import mostly_slow
 from tests.workshop import DEVICE, SOUND, Workshop, needs_nvcc
 
 
@@ -214,9 +216,10 @@ def test_a_real_kernel_builds_from_the_command_line_and_runs(workshop: Workshop)
     script = """
 import torch
 from minfer import build, ops
-from minfer.build import cache, device_code, toolchain
+from minfer.build import cache, device_code, reads, toolchain
 from minfer.build.errors import BuildError
 from minfer.build.toolchain import arch_of
+from minfer.fingerprint import fingerprint
 from minfer.ops import PACKAGE
 kernel = ops.get("hgemm").kernels["cpu_naive"]
 function = build.function(kernel)
@@ -339,3 +342,46 @@ def test_a_blank_in_the_path_of_the_cuda_toolkit(workshop: Workshop, monkeypatch
     monkeypatch.setattr(toolchain, "toolkit", lambda: home)
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(workshop.folder / "a cache"))
     assert Path(build.build(workshop.kernel("device.cu", DEVICE), "sm_90a").library).is_file()
+
+
+# What the compiler reads besides the sources that minfer finds
+
+
+READS: dict[str, tuple[str, str]] = {  # a source, and the file that it reads
+    "a macro": ('#define NAME "table.inc"\nextern "C" int value() { return\n#include NAME\n; }\n', "table.inc"),
+    "angle brackets": ('extern "C" int value() { return\n#include <table.inc>\n; }\n', "table.inc"),
+    "has_include": ('#if __has_include("{}/no")\n#endif\nextern "C" int value() { return 1; }\n', "no"),
+    "incbin": ('asm(".data; .global got; got: .incbin \\"{}/table.inc\\"; .byte 0; .text");\n'
+               'extern "C" char got[]; extern "C" int value() { return got[0]; }\n', "table.inc"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", mostly_slow(READS, lambda how: how == "a macro"))
+def test_a_build_is_stale_when_a_file_has_changed_that_the_compiler_read(
+    how: str, workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CPATH", str(workshop.folder))
+    text, name = READS[how]
+    workshop.write(name, "1\n")
+    kernel = workshop.kernel(text=text.replace("{}", str(workshop.folder)))
+    first, source = build.build(kernel), fingerprint(kernel, "", 1)
+    assert cache.find(kernel) == first and fingerprint(kernel, "", 1) == source
+    folder = cache.directory(kernel, "")
+    record = json.loads((folder / "reads.json").read_text())
+    if how in ("has_include", "incbin"):
+        monkeypatch.setattr(reads, "_this_process", "another")  # only the process that built knows what it read
+    else:
+        assert list(record) == [str(workshop.folder / name)]
+        workshop.write(name, "2\n")
+    assert cache.find(kernel) is None and fingerprint(kernel, "", 1) != source
+    second = build.build(kernel)
+    assert cache.find(kernel) == second and cache.directory(kernel, "") == folder
+
+
+@pytest.mark.slow
+def test_a_build_of_others_without_a_record_is_stale(workshop: Workshop) -> None:
+    kernel = workshop.kernel()
+    build.build(kernel)
+    (cache.directory(kernel, "") / "reads.json").unlink()
+    assert cache.find(kernel) is None
+    assert build.build(kernel) == cache.find(kernel)

@@ -28,6 +28,7 @@ from minfer.ops.op import REGISTERED
 from minfer.plan.shard import Shard
 from minfer.rows import store
 from minfer.worker.judge import judge
+from minfer.worker.supervisor import state
 from tests.conftest import FAST, ROOT
 from tests.emulator import Emulated, compiled
 from tests.tables import MARKERS
@@ -199,7 +200,7 @@ def test_the_judge_sees_them_too(problem: Problem, mistakes: dict[str, ModuleTyp
     }
     for case in problem.cases(("torch",)):
         if case.kernel in mistakes[problem.name].MISTAKES and not case.kernel.startswith("remembers"):
-            row = judge(about | {"case": case.to_dict()}, tmp_path / "log")["row"]
+            row = judge(about | {"case": case.to_dict(), "stated": state(case, None)}, tmp_path / "log")["row"]
             assert row["status"] in ("wrong", "dishonest", "error"), row
             assert "process" in row["message"]
 

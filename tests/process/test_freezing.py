@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from minfer.process import cgroup, fork_server
+from minfer.process import cgroup, fork_server, pids
 from minfer.process.death import Died
 from minfer.process.freezing import MOST_MOVED_S, stop
 from minfer.process.remote import Process
@@ -95,7 +95,7 @@ def test_what_hides_from_its_parent_is_frozen_and_killed_with_the_cgroup(echo: P
     assert not moved() and not folder.exists()
     left = folder.parent / f"{cgroup.PREFIX}{2**22 + 1}-00"  # of a process that never was
     left.mkdir()
-    cgroup._remove_left_behind(folder.parent)
+    cgroup.remove_left_behind(folder.parent)
     assert not left.exists()
 
 
@@ -169,6 +169,46 @@ def test_a_frozen_cgroup_knows_all_its_processes(echo: Path, tmp_path: Path) -> 
         2,
     )  # in another session, no child of it any more; its parent may not have ended yet
     process.kill()
+
+
+@pytest.mark.parametrize("itself", [False, True])
+def test_who_leaves_its_cgroup_is_found(echo: Path, tmp_path: Path, itself: bool) -> None:
+    """A process of root's may write to the files of another cgroup where the sandbox does not hide them."""
+    process = Process("leaves", echo, sandbox=Sandbox("limits"))
+    if process.freezer.cgroup is None:
+        process.kill()
+        pytest.skip("no cgroup can be made here")
+    folder, file = process.freezer.cgroup.folder, tmp_path / "moved"
+    try:
+        process.ask(60, cgroup=str(folder.parent), file=str(file), itself=itself)
+        deadline = time.monotonic() + 60
+        while not (itself or file.exists()):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        if itself:
+            with pytest.raises(Died, match="left the cgroup"):
+                process.freezer.freeze()
+        else:
+            process.freezer.freeze()
+            assert len(process.freezer.strays()) == 1 and process.freezer.cgroup.processes() == {process.process.pid}
+        (folder / "of its own").mkdir()
+    finally:
+        process.kill()
+    assert not folder.exists()
+
+
+def test_threads_are_limited_for_root_too(echo: Path) -> None:
+    process = Process("tells", echo, sandbox=Sandbox("limits"))
+    folder = process.freezer.pids
+    try:
+        if folder is None:
+            pytest.skip("this user can make no cgroup with the controller pids")
+        assert int((folder / "pids.max").read_text()) == pids.MOST_THREADS
+        (folder / "pids.max").write_text("20")  # and what it has is less
+        assert 1 <= process.ask(60, threads=40)["threads"] <= 20
+    finally:
+        process.kill()
+    assert not folder.exists()
 
 
 def test_the_first_thread_wakes_beside_this_one_and_the_others_on_other_cpus() -> None:

@@ -45,7 +45,8 @@ SAID = {
 TIMED = {"cold": [[2e-5, 3e-5, 3e-5]] * 12, "steady": [[2e-5] * 4, [3e-5] * 4, [3e-5] * 4, [2e-5] * 4], "watts": []}
 GOOD = {"row": SAID | {"steady_rotations": 4}, **TIMED, "usable": True}
 SAMPLES = ("kernel", "work", "lag", "baseline_lag", "baseline", "duplicate", "cold_baseline", "steady_baseline")
-JUDGED = {"samples": {name: [2e-5] * 4 for name in SAMPLES} | {"calls": [2.0, 2.0], "waited": [0.01]}}
+JUDGED: dict[str, Any] = {"samples": {name: [2e-5] * 4 for name in SAMPLES} | {"calls": [2.0, 2.0], "waited": [0.01]}}
+JUDGED["loaded"] = ["/usr/lib/libexample.so.1"]
 ODD: list[Any] = [
     None, True, -1, 0, 1e308, float("nan"), float("inf"), 10**400, "", "ok", "judged", "\x1b[2J", "\ud800", "x" * 5000,
     [], {}, [[]], [None], {"a": {}}, [1e-5] * 3, {"status": "ok"}, "hgemm/other/float16//m=1",
@@ -123,6 +124,11 @@ def written(reply: Any, nonce: str, rng: random.Random) -> bytes:
     )
 
 
+def a_shard(folder: Path, cases: list[ops.Case]) -> Shard:
+    about = {"name": "0000", "run": "mine", "folder": str(folder), "results": str(folder), "device": "cpu"}
+    return Shard(**about, cases=cases, timing=FAST, case_timeout_s=5.0, build_timeout_s=5.0)  # type: ignore[arg-type]
+
+
 class Lying(Process):
     """A process of which nothing is real but what it answers."""
 
@@ -130,7 +136,7 @@ class Lying(Process):
         ours, self.theirs = os.pipe()
         self._replies, self._requests = os.fdopen(ours, "rb", buffering=0), open(os.devnull, "w")  # noqa: SIM115
         self.process = SimpleNamespace(pid=1 << 30, poll=lambda: 0, wait=lambda: 0)  # type: ignore[assignment]
-        self.log, self.phase, self.answer, self._buffer, self._oom_kills = log, "load", answer, b"", 0
+        self.log, self.phase, self.answer, self._buffer, self._oom_kills = log, "load", answer, bytearray(), 0
         self._scratch = ""
         self.freezer = SimpleNamespace(kill=lambda: None)  # type: ignore[assignment]
 
@@ -147,8 +153,7 @@ def fuzzed(count: int, seed: int, folder: Path, monkeypatch: pytest.MonkeyPatch)
     log = folder / "log"
     log.write_text("\x1b[31mlast words\n")
     cases = [HGEMM.case("cpu_naive", "float16", SHAPE)]
-    about = {"name": "0000", "run": "mine", "folder": str(folder), "results": str(folder), "device": "cpu"}
-    shard = Shard(**about, cases=cases, timing=FAST, case_timeout_s=5.0, build_timeout_s=5.0)  # type: ignore[arg-type]
+    shard = a_shard(folder, cases)
     confined = confinement.make_sandbox(shard)  # resolves dozens of paths, the same for every reply
     monkeypatch.setattr(confinement, "make_sandbox", lambda _: confined)
     rows: list[tuple[store.Row, bool]] = []
@@ -207,8 +212,7 @@ def test_mutated_replies_of_a_compiler_are_builds_or_say_why_not(
     (tmp_path / "logs").mkdir()
     (tmp_path / "log").write_text("")
     case = HGEMM.case("cpu_naive", "float16", SHAPE)
-    about = {"name": "0000", "run": "mine", "folder": str(tmp_path), "results": str(tmp_path), "device": "cpu"}
-    shard = Shard(**about, cases=[case], timing=FAST, case_timeout_s=5.0, build_timeout_s=5.0)  # type: ignore[arg-type]
+    shard = a_shard(tmp_path, [case])
     built = {"library": "/a.so", "seconds": 1.5, "registers": 40, "shared_bytes": 0, "local_bytes": None}
     found = {"built": 0, "refused": 0}
     for seed in range(600):

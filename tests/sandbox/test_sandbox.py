@@ -195,6 +195,35 @@ TRICKS = {
         import fcntl
         fcntl.ioctl(os.open(seen / 'file', os.O_RDONLY), 0x40086602, b'\\0' * 8)
         """,
+    "holds_a_lock": """
+        import fcntl
+        one, other = open(seen / 'file'), open(seen / 'file')
+        fcntl.flock(one, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            held = True
+        else:
+            raise OSError('nothing is held')
+        """,
+    "holds_a_lock_of_fcntl": """
+        import fcntl, struct
+        one, other = open(scratch / 'locked', 'w'), open(scratch / 'locked', 'w')
+        lock = struct.pack('hhqqi4x', fcntl.F_WRLCK, 0, 0, 0, 0)
+        fcntl.fcntl(one, 37, lock)
+        try:
+            fcntl.fcntl(other, 37, lock)
+        except BlockingIOError:
+            held = True
+        else:
+            raise OSError('nothing is held')
+        """,
+    "holds_up_who_opens_it": "import fcntl; fcntl.fcntl(open(scratch / 'leased', 'w'), 1024, fcntl.F_WRLCK)",
+    "watches_files": "call('inotify_init1', 0)",
+    "watches_all_files": "call('fanotify_init', 0x200, 0)",
+    "chooses_where_memory_lies": "call('set_mempolicy', 0, None, 0)",
+    "binds_memory": "call('mbind', None, 0, 0, None, 0, 0)",
+    "begins_asynchronous_io": "call('io_setup', 1, ctypes.byref(ctypes.c_ulong()))",
     "leaves_a_pth_file": "Path(os.__file__).with_name('left.pth').touch()",
     "edits_the_harness": "Path(sys.modules['minfer.sandbox'].__file__).open('a')",
     "writes_memory": "open(f'/proc/{bystander}/mem', 'r+b')",
@@ -264,6 +293,13 @@ TWINS = {
         import shutil
         shutil.copy2(seen / 'file', scratch / 'copy')
         """,
+    "locks_its_own": """
+        import fcntl
+        file = open(scratch / 'locked', 'w')
+        fcntl.flock(file, fcntl.LOCK_EX); fcntl.lockf(file, fcntl.LOCK_EX); os.fsync(file.fileno())
+        """,
+    "asks_for_flags": "import fcntl; assert fcntl.fcntl(0, fcntl.F_GETFL) >= 0; os.dup(0); os.set_inheritable(os.dup(0), True)",
+    "writes_everything_out": "os.sync()",
     "starts_threads": "t = threading.Thread(target=time.sleep, args=(0.01,)); t.start(); t.join()",
     "starts_a_program": "subprocess.run(['true'], check=True)",
     "starts_a_python": "subprocess.run([sys.executable, '-c', ''], check=True)",
