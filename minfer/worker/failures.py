@@ -20,6 +20,7 @@ def error_columns(errors: Errors) -> Row:
         "rel_l2_error": errors.rel_l2,
         "max_abs_error": errors.max_abs,
         "error_over_bound": errors.over_bound,
+        "error_over_limit": errors.over_limit,
     }
 
 
