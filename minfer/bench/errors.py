@@ -89,14 +89,16 @@ def bound_of(expected: Expected, dtype: torch.dtype) -> torch.Tensor:
 
 
 def limit_of(expected: Expected, dtype: torch.dtype) -> float:
-    """How large the norm of all errors of a right result of this dtype may be. Values that are not finite have no error."""
+    """How large the norm of all errors of a right result of this dtype may be. Values that are not finite have no error.
+
+    An element may be zero instead of a subnormal number. All may not: the softmax of a long row in float16 has no others."""
     assert expected.bound is not None
     kind, elements = torch.finfo(dtype), expected.value.numel()
     value = float(expected.value.norm())
     if not math.isfinite(value):
         value = float(expected.value.masked_fill(~expected.value.isfinite(), 0.0).norm())
     bound = float(expected.bound.norm())
-    rounding = kind.eps * value + kind.smallest_normal * math.sqrt(elements)
+    rounding = kind.eps * (value + kind.smallest_normal * math.sqrt(elements))
     return whole_limit(value, bound, rounding, elements, expected.terms, expected.unit)
 
 

@@ -62,20 +62,25 @@ def whole_limit(value: float, bound: float, rounding: float, elements: int, term
     `value`, `bound` and `rounding`: the norms of the right values, of the elements' bounds, and of what the rounding to the
     output's dtype adds to these; `terms` and `unit` as in `Expected`.
 
-    Errors within the elements' bounds have at most the norm |b| + |r|. Sums of `terms` products have a smaller limit as well:
+    The limit is
 
-        (1 + 4 / sqrt(elements)) (|r| + u sqrt(terms |v|^2 + |s|^2))    where |s|, the norm of the terms' magnitudes,
-                                                                        is |b| / (4 sqrt(terms) u)
+        min(|b| + |r|, max(|v| / 32, (1 + 4 / sqrt(elements)) (|r| + e)))
+
+    with v, b and r for value, bound and rounding. e / sqrt(elements) is the root mean square of the errors before the output is
+    rounded. e is at most |b| / sqrt(3), which errors have that are uniform within their bounds. Of sums it is less:
+
+        e = u sqrt(terms |v|^2 + |s|^2)    where |s|, the norm of the terms' magnitudes, is |b| / (4 sqrt(terms) u)
 
     Let terms be independent and of mean 0. Then a partial sum of i of them is as large as sqrt(i / terms) of the sum, in the
     root mean square, and each addition adds an independent error of at most u / sqrt(3) of its partial sum (Robertazzi and
     Schwartz, Best ordering for floating-point addition, TOMS 1988). Of all additions, one after the other, that is
-    u sqrt(terms / 6) of the sum; any other order has fewer on the way. The limit is 2.4 times as much. Its part with |s| is for
-    sums that are small by chance, whose partial sums are not. The factor before it allows the norm of few elements 4 standard
-    deviations. No limit is below 1/32 of the values: a sum without a sixteenth of its terms is 1/4 off, far from that, and
-    errors that many elements share need the room."""
-    if not terms or not bound:
-        return bound + rounding
-    sums = math.hypot(unit * math.sqrt(terms) * value, bound / (DEVIATIONS * math.sqrt(terms)))
-    likely = (1 + DEVIATIONS / math.sqrt(elements)) * (rounding + sums)
+    u sqrt(terms / 6) of the sum; any other order has fewer on the way. e is 2.4 times as much. Its part with |s| is for sums
+    that are small by chance, whose partial sums are not.
+
+    The factor before it allows the norm of few elements 4 standard deviations. The maximum is for errors that many elements
+    share: a sum without a sixteenth of its terms is 1/4 off, far from 1/32."""
+    errors = bound / math.sqrt(3)
+    if terms:
+        errors = math.hypot(unit * math.sqrt(terms) * value, bound / (DEVIATIONS * math.sqrt(terms)))
+    likely = (1 + DEVIATIONS / math.sqrt(elements)) * (rounding + errors)
     return min(bound + rounding, max(value / 32, likely))
