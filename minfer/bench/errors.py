@@ -97,7 +97,7 @@ def limit_of(expected: Expected, dtype: torch.dtype) -> float:
     value = float(expected.value.norm())
     if not math.isfinite(value):
         value = float(expected.value.masked_fill(~expected.value.isfinite(), 0.0).norm())
-    bound = float(expected.bound.norm())
+    bound = float(expected.bound.expand_as(expected.value).norm())
     rounding = kind.eps * (value + kind.smallest_normal * math.sqrt(elements))
     return whole_limit(value, bound, rounding, elements, expected.terms, expected.unit)
 

@@ -12,7 +12,7 @@ import torch
 from minfer.bench.errors import compare_output, limit_of
 from minfer.bench.operands import poison
 from minfer.ops import Case, Expected, Op, Tensors
-from minfer.ops.bounds import DEVIATIONS, whole_limit
+from minfer.ops.bounds import DEVIATIONS, whole_limit, within
 
 # A sum without a sixteenth of its terms is off by the root of a sixteenth, relative to its size, if the terms are random.
 TOO_WIDE = 0.25
@@ -82,7 +82,8 @@ def _is_right(op: Op, case: Case, name: str, result: torch.Tensor, expected: Map
     """Whether a result is right: some of its rows first, and then all of them."""
     right = expected[name]
     rows = max(1, SAMPLE * len(result) // result.numel())
-    some = Expected(right.value[:rows], None if right.bound is None else right.bound[:rows])
+    assert right.bound is not None
+    some = within(right.value[:rows], right.bound.expand_as(right.value)[:rows])
     if not compare_output(op, case, name, {name: result[:rows]}, {name: some}).over <= 1:
         return False
     return compare_output(op, case, name, {name: result}, expected).over <= 1

@@ -67,7 +67,7 @@ def whole_limit(value: float, bound: float, rounding: float, elements: int, term
         min(|b| + |r|, max(|v| / 32, (1 + 4 / sqrt(elements)) (|r| + e)))
 
     with v, b and r for value, bound and rounding. e / sqrt(elements) is the root mean square of the errors before the output is
-    rounded. e is at most |b| / sqrt(3), which errors have that are uniform within their bounds. Of sums it is less:
+    rounded. A bound allows an element at least 4 standard deviations, so that e is |b| / 4. Of sums it is less:
 
         e = u sqrt(terms |v|^2 + |s|^2)    where |s|, the norm of the terms' magnitudes, is |b| / (4 sqrt(terms) u)
 
@@ -79,7 +79,7 @@ def whole_limit(value: float, bound: float, rounding: float, elements: int, term
 
     The factor before it allows the norm of few elements 4 standard deviations. The maximum is for errors that many elements
     share: a sum without a sixteenth of its terms is 1/4 off, far from 1/32."""
-    errors = bound / math.sqrt(3)
+    errors = bound / DEVIATIONS
     if terms:
         errors = math.hypot(unit * math.sqrt(terms) * value, bound / (DEVIATIONS * math.sqrt(terms)))
     likely = (1 + DEVIATIONS / math.sqrt(elements)) * (rounding + errors)
