@@ -31,11 +31,11 @@ CAPS: dict[str, dict[str, int]] = {
     "sample": {"vocab": 32768},
     "softmax": {"n": 32768},
     "embedding": {"vocab": 64},
-    "decode_attention": {"longest": 1024},
+    "decode_attention": {"longest": 512},
     "mla_decode": {"longest": 512},
-    "prefill_attention": {"seq_kv": 2048},
+    "prefill_attention": {"seq_kv": 1024},
     "kv_append": {"longest": 64, "new": 16},
-    "moe_ffn": {"experts": 4, "k": 2, "hidden": 512, "ffn": 512},
+    "moe_ffn": {"experts": 4, "k": 2, "hidden": 256, "ffn": 256},
     "rmsnorm_backward": {},
 }
 
