@@ -8,8 +8,9 @@ from collections.abc import Callable
 
 import torch
 
+from minfer.bench.errors import Errors
 from minfer.bench.integrity import Dishonest
-from minfer.bench.verify import Errors, WrongResult
+from minfer.bench.verify import WrongResult
 from minfer.build.errors import DISK_FULL, BuildError
 from minfer.rows.store import Row
 

@@ -9,8 +9,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from minfer.bench.errors import run_reference
 from minfer.bench.integrity import Dishonest
-from minfer.bench.verify import Inputs, WrongResult, choose_inputs, run_reference
+from minfer.bench.verify import Inputs, WrongResult, choose_inputs
 from minfer.ops import DTYPES, Kernel, multiples
 from tests.honest import ANY, CPU, HGEMM, SQUARE, Tensor, after, both_dtypes, both_layouts, check, fails, honest
 
