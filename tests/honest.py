@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from minfer import ops
-from minfer.bench.verify import Errors, Function, WrongResult, verify
+from minfer.bench.errors import Errors
+from minfer.bench.verify import Function, WrongResult, verify
 from minfer.ops import Kernel
 
 CPU = torch.device("cpu")

@@ -7,12 +7,12 @@ kept. The fp64 reference decides about it later, on the inputs of that round, un
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
+from minfer.bench.errors import Errors, compare_output, limit_of, run_reference
 from minfer.bench.operands import Operands
-from minfer.bench.verify import Errors, compare_output, run_reference
 from minfer.ops import Case, Op, Tensors
 
 SLACK = 4.0  # times the bound: two right results may be at opposite ends of it, and it changes a little with the inputs
@@ -20,18 +20,25 @@ SLACK = 4.0  # times the bound: two right results may be at opposite ends of it,
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How much two right results of nearly the same inputs may differ: for each element, `SLACK` times its bound."""
+    """How much two right results of nearly the same inputs may differ: for each element, `SLACK` times its bound; for each
+    output, twice its limit."""
 
     op: Op
     case: Case
     allowed: dict[str, torch.Tensor]  # by output, before rounding, in fp32; outputs that must be exact are missing
+    limits: dict[str, float] = field(default_factory=dict)  # by output, relative to its norm; of sums only
 
     @staticmethod
     def of(op: Op, case: Case, tensors: Tensors) -> Tolerance:
         """The tolerance for `tensors`, the inputs before any change."""
         expected = run_reference(op, case, tensors)
         bounds = {name: right.bound for name, right in expected.items() if right.bound is not None}
-        return Tolerance(op, case, {name: SLACK * bound.float() for name, bound in bounds.items()})
+        limits = {
+            name: 2 * limit_of(right, tensors[name].dtype) / norm
+            for name, right in expected.items()
+            if right.terms and (norm := float(right.value.norm())) > 0
+        }
+        return Tolerance(op, case, {name: SLACK * bound.float() for name, bound in bounds.items()}, limits)
 
     def differ(self, mine: Tensors, theirs: Tensors, inputs: Tensors) -> torch.Tensor:
         """Whether two results differ by more than this allows, as a tensor; NaN counts as a difference."""
@@ -52,7 +59,11 @@ class Tolerance:
         if allowed is None:
             return (result != other).any() if result.element_size() > 1 else self._bytes_differ(result, other)
         limit = other.float().abs().mul_(SLACK * torch.finfo(other.dtype).eps).add_(allowed)
-        return ((result.float() - other.float()).abs_() <= limit).all().logical_not()
+        difference = (result.float() - other.float()).abs_()
+        differs = (difference <= limit).all().logical_not()
+        if most := self.limits.get(name):
+            differs |= difference.norm() > most * other.float().norm()
+        return differs
 
     @staticmethod
     def _bytes_differ(result: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
@@ -93,10 +104,11 @@ def matches_reference(op: Op, case: Case, inputs: Tensors, results: Tensors) -> 
 
 
 def over_bound(op: Op, case: Case, inputs: Tensors, results: Tensors) -> float:
-    """The largest error of the results against the fp64 reference, as a multiple of the error bound; NaN for a NaN."""
+    """The largest error of the results against the fp64 reference, of an element as a multiple of its bound or of an output as
+    a multiple of its limit; NaN for a NaN."""
     expected = run_reference(op, case, inputs)
     tensors = {**inputs, **results}
     worst = Errors()
     for name in results:
         worst = worst.worst(compare_output(op, case, name, tensors, expected))
-    return worst.over_bound
+    return worst.over

@@ -1,7 +1,9 @@
 """Is a kernel right? It is run on inputs made from a seed and compared, element by element, with the op's fp64 reference.
 
 The bound of an element is one ulp of the output's dtype plus what the op's reference allows for the arithmetic before that
-rounding (`minfer.ops.bounds`). Integers, and what is only copied, must be exact.
+rounding. All errors of an output together have a limit of their own, `whole_limit`, which is far below the bounds of long sums
+(`minfer.ops.bounds`). Integers, and what is only copied, must be exact. `minfer.bench.trivial` refuses an op whose bounds a
+kernel meets that computes nothing.
 
 The reference is computed after the kernel ran, from inputs made anew from their seed: nothing that a kernel can reach
 while it runs decides whether it is right.
@@ -18,38 +20,15 @@ from typing import Protocol
 
 import torch
 
+from minfer.bench.errors import Errors, compare_output, run_reference
 from minfer.bench.integrity import Dishonest
 from minfer.bench.operands import Operands, bits
-from minfer.ops import DTYPES, Case, Expected, Op, Spec, Tensors
+from minfer.bench.trivial import refuse_trivial
+from minfer.ops import Case, Expected, Op, Tensors
 
 Function = Callable[..., object]
 MOST_DRAWN = 8 << 20  # bytes of the operands of a shape that is drawn
 REPEATS, REPEATS_S = 5, 0.2  # more runs on the same inputs, to see a race; fewer where they take long
-
-
-@dataclass(frozen=True)
-class Errors:
-    """How far results are from the reference, the largest of everything that was tried.
-
-    `rel_l2`, ||result - reference|| / ||reference||, and `max_abs`, in the output's unit, are of floats with a bound only."""
-
-    rel_l2: float = 0.0
-    max_abs: float = 0.0
-    over_bound: float = 0.0  # |result - reference| / bound; above 1 is wrong. Exact outputs and checks: 0 or inf
-    tried: int = 0  # sets of inputs
-
-    def worst(self, other: Errors) -> Errors:
-        """The larger of each; NaN is larger than any number."""
-        return Errors(
-            _larger(self.rel_l2, other.rel_l2),
-            _larger(self.max_abs, other.max_abs),
-            _larger(self.over_bound, other.over_bound),
-            self.tried + other.tried,
-        )
-
-
-def _larger(one: float, other: float) -> float:
-    return math.nan if math.isnan(one) or math.isnan(other) else max(one, other)
 
 
 class Stated(Protocol):
@@ -74,7 +53,7 @@ class Inputs:
     """One set of inputs that a kernel is verified on."""
 
     case: Case
-    distribution: str  # "uniform" on [-1, 1], or "normal"
+    distribution: str  # of `minfer.ops.tensors.Draw`
     seed: int
 
     def describe(self, op: Op) -> str:
@@ -87,8 +66,8 @@ class Inputs:
 
 
 def choose_inputs(op: Op, case: Case, kernel: Stated, capability: tuple[int, int] | None, seed: int) -> list[Inputs]:
-    """What a case is verified on: its own shape under both distributions and every call, then small odd shapes, of
-    which one is drawn at random, so that no kernel can prepare for it."""
+    """What a case is verified on: its own shape under two distributions and every call, then small odd shapes, of which one
+    is drawn at random, so that no kernel can prepare for it, and its own shape with uneven rows."""
     first, *others = [c for c in op.under_each_call(case) if c is case or kernel.unsupported(c, capability) is None]
     chosen = [Inputs(first, "uniform", seed), Inputs(first, "normal", seed + 1)]
     chosen += [Inputs(other, "uniform", seed + 2) for other in others]
@@ -99,7 +78,7 @@ def choose_inputs(op: Op, case: Case, kernel: Stated, capability: tuple[int, int
         for odd in op.under_each_call(shape):
             if kernel.unsupported(odd, capability) is None:
                 chosen.append(Inputs(odd, "normal", seed + 3))
-    return chosen
+    return [*chosen, Inputs(first, "uneven", seed + 4)]
 
 
 def verify(
@@ -111,15 +90,22 @@ def verify(
     capability: tuple[int, int] | None,
     seed: int,
 ) -> Errors:
-    """Compare a kernel with the reference on all inputs of a case. Raises WrongResult or Dishonest at the first that fails."""
+    """Compare a kernel with the reference on all inputs of a case. Raises WrongResult or Dishonest at the first that fails, and
+    ValueError for an op that would also call the result of a kernel right which computes nothing."""
     worst = Errors()
     for inputs in choose_inputs(op, case, kernel, capability, seed):
-        worst = _verify_on(op, inputs, kernel, function, device, worst)
+        worst = _verify_on(op, inputs, kernel, function, device, worst, is_own=inputs.case == case)
     return worst
 
 
 def _verify_on(
-    op: Op, inputs: Inputs, kernel: Stated, function: Function, device: torch.device, worst: Errors
+    op: Op,
+    inputs: Inputs,
+    kernel: Stated,
+    function: Function,
+    device: torch.device,
+    worst: Errors,
+    is_own: bool,
 ) -> Errors:
     operands, where = inputs.operands(op, device), inputs.describe(op)
     written = operands.named("out", "inout")
@@ -152,6 +138,8 @@ def _verify_on(
     worst = worst.worst(errors)
     if fault:
         raise WrongResult(f"{fault} ({where})", worst)
+    if is_own:
+        refuse_trivial(op, inputs.case, fresh.tensors, results, expected)
     bits = results if kernel.deterministic else None
     if not _repeats(op, inputs, function, device, bits, expected):
         raise WrongResult(f"gives another result when run again, which looks like a race ({where})", worst)
@@ -199,77 +187,16 @@ def _repeats(
             if bits is not None:
                 if not same_bits(tensor, bits[name]):
                     return False
-            elif not compare_output(op, inputs.case, name, operands.tensors, expected).over_bound <= 1:
+            elif not compare_output(op, inputs.case, name, operands.tensors, expected).over <= 1:
                 return False
         if time.perf_counter() > deadline:
             break
     return True
 
 
-def run_reference(op: Op, case: Case, tensors: Tensors) -> Mapping[str, Expected]:
-    """What each written tensor must be, from the tensors as they were before the call; not of those that only have a check.
-    Raises ValueError for an op whose reference and tensors do not fit each other."""
-    specs = op.specs(case)
-    exact = {
-        spec.name: tensors[spec.name].double() if tensors[spec.name].is_floating_point() else tensors[spec.name]
-        for spec in specs
-        if spec.role != "out"
-    }
-    found = op.reference(case, exact, **op.call(case))
-    written = {spec.name: spec for spec in specs if spec.role != "in"}
-    if not isinstance(found, Mapping):
-        raise ValueError(
-            f"the reference of {op.name} returns a {type(found).__name__}; return a dict of the outputs by name"
-        )
-    if missing := written.keys() - found.keys() - op.checks.keys():
-        raise ValueError(f"the reference of {op.name} lacks its output {min(missing)}")
-    if unknown := found.keys() - written.keys():
-        raise ValueError(
-            f"the reference of {op.name} returns {min(unknown)}, which is not an output; its outputs are {', '.join(written)}"
-        )
-    for name, right in found.items():
-        _check_expected(f"the reference of {op.name} gives its output {name}", written[name], right)
-    return found
-
-
-def _check_expected(who: str, spec: Spec, right: Expected) -> None:
-    if not isinstance(right, Expected):
-        raise ValueError(f"{who} as a {type(right).__name__}; return exact(...), rounded(...), dot(...) or within(...)")
-    if right.value.shape != spec.shape:
-        raise ValueError(f"{who} the shape {tuple(right.value.shape)}, but the output has {spec.shape}")
-    if right.bound is not None and not DTYPES[spec.dtype].is_floating_point:
-        raise ValueError(f"{who} a bound, but {spec.dtype} is not rounded; return exact(...)")
-
-
-def bound_of(expected: Expected, dtype: torch.dtype) -> torch.Tensor:
-    """How far a right result of this dtype may be from each element's value, in fp64: what the reference allows, and the
-    rounding to the dtype."""
-    kind = torch.finfo(dtype)
-    rounding = expected.value.abs().mul_(kind.eps).add_(kind.smallest_normal)
-    return rounding if expected.bound is None else rounding.add_(expected.bound)
-
-
-def compare_output(op: Op, case: Case, name: str, tensors: Tensors, expected: Mapping[str, Expected]) -> Errors:
-    """How far an output is from what it must be. `tensors`: inputs as they were, and outputs as they are."""
-    result = tensors[name]
-    if name in op.checks:
-        return Errors(over_bound=0.0 if bool(op.checks[name](case, tensors).all()) else math.inf)
-    right = expected[name]
-    if right.bound is None:
-        return Errors(over_bound=0.0 if bool((result.to(right.value.dtype) == right.value).all()) else math.inf)
-    if not result.numel():
-        return Errors()
-    difference = result.double()
-    same = difference == right.value  # an infinity where there must be one
-    difference.sub_(right.value)
-    rel_l2 = float(difference.norm() / right.value.norm().clamp_min(1e-300))
-    difference.abs_().masked_fill_(same, 0.0)
-    return Errors(rel_l2, float(difference.max()), float(difference.div_(bound_of(right, result.dtype)).max()))
-
-
 def _fault(name: str, result: torch.Tensor, errors: Errors) -> str | None:
     """What is wrong with an output, in words that point at the likely mistake."""
-    if errors.over_bound <= 1:
+    if errors.over <= 1:
         return None
     what = "the output" if name == "out" else f"the output {name}"
     result = result.float() if result.is_floating_point() else result
@@ -281,4 +208,8 @@ def _fault(name: str, result: torch.Tensor, errors: Errors) -> str | None:
         return f"{what} is constant"
     if math.isinf(errors.over_bound) and bool(result.isfinite().all()):  # there is no bound: it must be exact
         return f"an element of {what} is not what it must be"
+    if errors.over_bound <= 1:
+        return (
+            f"{what} as a whole is off by {errors.over_limit:.3g} times its limit, though no element exceeds its bound"
+        )
     return f"an element of {what} is off by {errors.over_bound:.3g} times its error bound"

@@ -2,6 +2,9 @@
 
 A bound is of the error before the output is rounded to its dtype. Verification adds that rounding itself: eps |value| plus
 the smallest normal number of the dtype. The unit roundoff u is 2^-24 for sums in float32 and 2^-11 in float16.
+
+The elements' bounds are for the worst of many elements. All errors together are far smaller, and `whole_limit` says how large
+they may be. So a kernel whose every element is within a wide bound, but which computed something else, is wrong.
 """
 
 from __future__ import annotations
@@ -12,14 +15,20 @@ from dataclasses import dataclass
 import torch
 
 ROUNDOFF = {"float32": 2.0**-24, "float16": 2.0**-11}
+DEVIATIONS = 4  # standard deviations of an error that a bound allows
 
 
 @dataclass(frozen=True)
 class Expected:
-    """`value` and `bound` are fp64 tensors of the output's shape; without a bound, the output must be exactly `value`."""
+    """`value` and `bound` are fp64 tensors of the output's shape; without a bound, the output must be exactly `value`.
+
+    `terms`: how many terms each sum has, in an accumulator whose unit roundoff is `unit`; 0 where the bound is not that of
+    `dot`, which is 4 sqrt(terms) unit times the magnitudes of the terms."""
 
     value: torch.Tensor
     bound: torch.Tensor | None = None
+    terms: int = 0
+    unit: float = 0.0
 
 
 def exact(value: torch.Tensor) -> Expected:
@@ -43,4 +52,35 @@ def dot(value: torch.Tensor, magnitude: torch.Tensor, terms: int, accumulate: st
 
     4 sqrt(terms) u magnitude is the probabilistic form of the classical forward error bound gamma_n (Higham and Mary, A
     new approach to probabilistic rounding error analysis, SISC 2019; Higham, Accuracy and Stability, section 3.5)."""
-    return Expected(value, magnitude.mul_(4 * math.sqrt(terms) * ROUNDOFF[accumulate]))
+    unit = ROUNDOFF[accumulate]
+    return Expected(value, magnitude.mul_(DEVIATIONS * math.sqrt(terms) * unit), terms, unit)
+
+
+def whole_limit(value: float, bound: float, rounding: float, elements: int, terms: int, unit: float) -> float:
+    """How large the Euclidean norm of all errors of an output may be.
+
+    `value`, `bound` and `rounding`: the norms of the right values, of the elements' bounds, and of what the rounding to the
+    output's dtype adds to these; `terms` and `unit` as in `Expected`.
+
+    The limit is
+
+        min(|b| + |r|, max(|v| / 32, (1 + 4 / sqrt(elements)) (|r| + e)))
+
+    with v, b and r for value, bound and rounding. e / sqrt(elements) is the root mean square of the errors before the output is
+    rounded. A bound allows an element at least 4 standard deviations, so that e is |b| / 4. Of sums it is less:
+
+        e = u sqrt(terms |v|^2 + |s|^2)    where |s|, the norm of the terms' magnitudes, is |b| / (4 sqrt(terms) u)
+
+    Let terms be independent and of mean 0. Then a partial sum of i of them is as large as sqrt(i / terms) of the sum, in the
+    root mean square, and each addition adds an independent error of at most u / sqrt(3) of its partial sum (Robertazzi and
+    Schwartz, Best ordering for floating-point addition, TOMS 1988). Of all additions, one after the other, that is
+    u sqrt(terms / 6) of the sum; any other order has fewer on the way. e is 2.4 times as much. Its part with |s| is for sums
+    that are small by chance, whose partial sums are not.
+
+    The factor before it allows the norm of few elements 4 standard deviations. The maximum is for errors that many elements
+    share: a sum without a sixteenth of its terms is 1/4 off, far from 1/32."""
+    errors = bound / DEVIATIONS
+    if terms:
+        errors = math.hypot(unit * math.sqrt(terms) * value, bound / (DEVIATIONS * math.sqrt(terms)))
+    likely = (1 + DEVIATIONS / math.sqrt(elements)) * (rounding + errors)
+    return min(bound + rounding, max(value / 32, likely))

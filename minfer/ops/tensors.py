@@ -27,6 +27,7 @@ DTYPES: dict[str, torch.dtype] = {
     "int64": torch.int64,
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
+PIECES = 16  # of a row of uneven values
 ABSURD = {"int32": 0x3FFFFFFF, "int64": 0x3FFFFFFFFFFF}  # indices that point nowhere
 
 Tensors = Mapping[str, torch.Tensor]
@@ -37,7 +38,9 @@ Undo = Callable[[], object]
 class Draw:
     """Where the values of one set of tensors come from: a generator on the device, and one of the host's.
 
-    `distribution` is that of floats: "uniform" on [-1, 1], or "normal"."""
+    `distribution` is that of floats: "uniform" on [-1, 1], "normal", or "uneven". Uneven ones are normal, and each sixteenth of
+    the last axis is larger or smaller than the others, by a power of 2 from 1/64 to 2. So a mean of a part of a row tells
+    little about the whole row's."""
 
     generator: torch.Generator
     random: random.Random
@@ -48,10 +51,18 @@ class Draw:
         values = torch.empty(tuple(shape), dtype=torch.float32, device=device)
         if self.distribution == "uniform":
             return values.uniform_(-1, 1, generator=self.generator)
-        return values.normal_(generator=self.generator)
+        values.normal_(generator=self.generator)
+        if self.distribution == "uneven" and shape:
+            pieces = min(PIECES, shape[-1])
+            powers = torch.empty((*shape[:-1], pieces), dtype=torch.float32, device=device)
+            powers.random_(-6, 2, generator=self.generator).exp2_()
+            for piece in range(pieces):
+                part = slice(shape[-1] * piece // pieces, shape[-1] * (piece + 1) // pieces)
+                values[..., part] *= powers[..., piece, None]
+        return values
 
     def float(self) -> float:
-        """One value of the distribution."""
+        """One value of the distribution; of the uneven one a value that is not made smaller or larger."""
         return self.random.uniform(-1, 1) if self.distribution == "uniform" else self.random.gauss(0, 1)
 
 
@@ -168,7 +179,7 @@ class MadeBy(Fill):
 
 
 def floats(scale: float = 1.0, shift: float = 0.0, poison: Callable[[Tensors], torch.Tensor] | None = None) -> Fill:
-    """Random floats, uniform on [-1, 1] or normal, as a trial says, times `scale` plus `shift`.
+    """Random floats of the distribution that a trial has (see `Draw`), times `scale` plus `shift`.
 
     `poison(made)` is a mask that can be broadcast to the tensor: NaN is put where it is true."""
     return Floats(scale, shift, poison)

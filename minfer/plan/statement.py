@@ -10,8 +10,9 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
+from minfer.bench.errors import compare_output, run_reference
 from minfer.bench.operands import Operands, change
-from minfer.bench.verify import compare_output, run_reference
+from minfer.bench.trivial import refuse_trivial
 from minfer.ops import Case, Op
 from minfer.plan.config import UserError
 
@@ -52,6 +53,8 @@ def _rehearse(op: Op, case: Case) -> None:
     for name in operands.named("out", "inout"):
         with _stated(op, f"its check of {name}, of an output that nobody has written,"):
             compare_output(op, case, name, operands.tensors, expected)
+    with _stated(op, "a search for kernels that compute nothing and are right"):
+        refuse_trivial(op, case, operands.tensors, {}, expected)
     with _stated(op, "its cost"):
         figures = [op.flops(case), op.bytes(case), op.metric.work(op, case)]
         op.arithmetic(case)

@@ -102,6 +102,11 @@ COLUMNS: list[tuple[str, pa.DataType, str]] = [
     ("rel_l2_error", _NUMBER, "largest ||out - reference|| / ||reference|| over the verified inputs"),
     ("max_abs_error", _NUMBER, "largest |out - reference|"),
     ("error_over_bound", _NUMBER, "largest |out - reference| / bound over the elements; above 1 is wrong"),
+    (
+        "error_over_limit",
+        _NUMBER,
+        "largest ||out - reference|| / the limit for the whole output; above 1 is wrong; null in older rows",
+    ),
     ("verified", _COUNT, "how many sets of inputs the kernel was verified on"),
     # time
     ("metric", _TEXT, "the unit of the op's throughput, such as TFLOP/s, GB/s or tokens/s; null means TFLOP/s"),

@@ -8,8 +8,9 @@ from collections.abc import Callable
 
 import torch
 
+from minfer.bench.errors import Errors
 from minfer.bench.integrity import Dishonest
-from minfer.bench.verify import Errors, WrongResult
+from minfer.bench.verify import WrongResult
 from minfer.build.errors import DISK_FULL, BuildError
 from minfer.rows.store import Row
 
@@ -20,6 +21,7 @@ def error_columns(errors: Errors) -> Row:
         "rel_l2_error": errors.rel_l2,
         "max_abs_error": errors.max_abs,
         "error_over_bound": errors.over_bound,
+        "error_over_limit": errors.over_limit,
     }
 
 

@@ -19,10 +19,11 @@ import torch
 from minfer import ops
 from minfer.bench.arena import Arena, copy_bits, view
 from minfer.bench.clock import clock_for
+from minfer.bench.errors import Errors
 from minfer.bench.integrity import Dishonest
 from minfer.bench.operands import Operands
 from minfer.bench.timed_results import SLACK, over_bound
-from minfer.bench.verify import Errors, WrongResult, same_bits, synchronize
+from minfer.bench.verify import WrongResult, same_bits, synchronize
 from minfer.ops import Case, Tensors
 
 GOES_ON = {"cuda": True, "cpu": False}  # whether the work that a process has begun goes on while the process is stopped

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from minfer import ops
+from minfer.bench.errors import compare_output, run_reference
 from minfer.bench.operands import Operands
-from minfer.bench.verify import compare_output, run_reference
 from minfer.build import toolchain
 from minfer.ops import Case, Kernel
 from tests import sizes

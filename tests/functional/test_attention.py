@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from minfer import attention, build, ops
+from minfer.bench.errors import compare_output, run_reference
 from minfer.bench.operands import Operands
-from minfer.bench.verify import WrongResult, compare_output, run_reference, verify
+from minfer.bench.verify import WrongResult, verify
 from minfer.ops.axes import DISTRIBUTIONS, Ragged, lengths
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from minfer import decode_attention, ops
+from minfer.bench.errors import run_reference
 from minfer.bench.operands import Operands
-from minfer.bench.verify import run_reference
 from minfer.build import toolchain
 from tests.emulator import Emulated, compiled
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from minfer import mla_decode, ops
+from minfer.bench.errors import run_reference
 from minfer.bench.operands import Operands
-from minfer.bench.verify import run_reference
 from minfer.build import device_code, toolchain
 from minfer.ops.decode_attention import lengths_of, rows_of
 from minfer.ops.mla_decode.baselines import LATENT, ROW, SCALE

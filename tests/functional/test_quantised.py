@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from minfer import build, dequant, ops, quant_gemm
+from minfer.bench.errors import run_reference
 from minfer.bench.operands import Operands
-from minfer.bench.verify import WrongResult, run_reference, verify
+from minfer.bench.verify import WrongResult, verify
 from minfer.ops.quantised import FORMATS, FP8, GGUF, INT4, dequantised
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -10,10 +10,11 @@ import torch
 
 from minfer import build
 from minfer.bench import clock
+from minfer.bench.errors import run_reference
 from minfer.bench.measure import Bench
 from minfer.bench.operands import change
 from minfer.bench.timing import Timing
-from minfer.bench.verify import Inputs, WrongResult, run_reference, verify
+from minfer.bench.verify import Inputs, WrongResult, verify
 from minfer.ops import (
     Case,
     Op,

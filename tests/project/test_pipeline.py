@@ -64,7 +64,7 @@ def test_run_leaves_a_row_for_every_case_with_everything_in_it(finished):
             "n": 64,
             "k": 64,
         }
-        assert 0 < row["error_over_bound"] < 1 and row["verified"] >= 3
+        assert 0 < row["error_over_bound"] < 1 and 0 < row["error_over_limit"] < 1 and row["verified"] >= 3
         assert row["flops"] == 2 * 64**3 and row["bytes"] == 2 * 3 * 64**2
         for regime in ("cold", "steady"):
             samples = np.array(row[f"{regime}_samples_us"])

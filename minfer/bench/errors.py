@@ -1,0 +1,122 @@
+"""How far an output is from the op's reference, by element and as a whole."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from minfer.ops import DTYPES, Case, Expected, Op, Spec, Tensors
+from minfer.ops.bounds import whole_limit
+
+
+@dataclass(frozen=True)
+class Errors:
+    """How far results are from the reference, the largest of everything that was tried.
+
+    `rel_l2`, ||result - reference|| / ||reference||, `max_abs`, in the output's unit, and `over_limit` are of floats with a
+    bound only."""
+
+    rel_l2: float = 0.0
+    max_abs: float = 0.0
+    over_bound: float = 0.0  # |result - reference| / bound; above 1 is wrong. Exact outputs and checks: 0 or inf
+    over_limit: float = 0.0  # ||result - reference|| / the limit for the whole output; above 1 is wrong
+    tried: int = 0  # sets of inputs
+
+    def worst(self, other: Errors) -> Errors:
+        """The larger of each; NaN is larger than any number."""
+        return Errors(
+            _larger(self.rel_l2, other.rel_l2),
+            _larger(self.max_abs, other.max_abs),
+            _larger(self.over_bound, other.over_bound),
+            _larger(self.over_limit, other.over_limit),
+            self.tried + other.tried,
+        )
+
+    @property
+    def over(self) -> float:
+        """The larger of both multiples: above 1, or NaN, is wrong."""
+        return _larger(self.over_bound, self.over_limit)
+
+
+def _larger(one: float, other: float) -> float:
+    return math.nan if math.isnan(one) or math.isnan(other) else max(one, other)
+
+
+def run_reference(op: Op, case: Case, tensors: Tensors) -> Mapping[str, Expected]:
+    """What each written tensor must be, from the tensors as they were before the call; not of those that only have a check.
+    Raises ValueError for an op whose reference and tensors do not fit each other."""
+    specs = op.specs(case)
+    exact = {
+        spec.name: tensors[spec.name].double() if tensors[spec.name].is_floating_point() else tensors[spec.name]
+        for spec in specs
+        if spec.role != "out"
+    }
+    found = op.reference(case, exact, **op.call(case))
+    written = {spec.name: spec for spec in specs if spec.role != "in"}
+    if not isinstance(found, Mapping):
+        raise ValueError(
+            f"the reference of {op.name} returns a {type(found).__name__}; return a dict of the outputs by name"
+        )
+    if missing := written.keys() - found.keys() - op.checks.keys():
+        raise ValueError(f"the reference of {op.name} lacks its output {min(missing)}")
+    if unknown := found.keys() - written.keys():
+        raise ValueError(
+            f"the reference of {op.name} returns {min(unknown)}, which is not an output; its outputs are {', '.join(written)}"
+        )
+    for name, right in found.items():
+        _check_expected(f"the reference of {op.name} gives its output {name}", written[name], right)
+    return found
+
+
+def _check_expected(who: str, spec: Spec, right: Expected) -> None:
+    if not isinstance(right, Expected):
+        raise ValueError(f"{who} as a {type(right).__name__}; return exact(...), rounded(...), dot(...) or within(...)")
+    if right.value.shape != spec.shape:
+        raise ValueError(f"{who} the shape {tuple(right.value.shape)}, but the output has {spec.shape}")
+    if right.bound is not None and not DTYPES[spec.dtype].is_floating_point:
+        raise ValueError(f"{who} a bound, but {spec.dtype} is not rounded; return exact(...)")
+
+
+def bound_of(expected: Expected, dtype: torch.dtype) -> torch.Tensor:
+    """How far a right result of this dtype may be from each element's value, in fp64: what the reference allows, and the
+    rounding to the dtype."""
+    kind = torch.finfo(dtype)
+    rounding = expected.value.abs().mul_(kind.eps).add_(kind.smallest_normal)
+    return rounding if expected.bound is None else rounding.add_(expected.bound)
+
+
+def limit_of(expected: Expected, dtype: torch.dtype) -> float:
+    """How large the norm of all errors of a right result of this dtype may be. Values that are not finite have no error.
+
+    An element may be zero instead of a subnormal number. All may not: the softmax of a long row in float16 has no others."""
+    assert expected.bound is not None
+    kind, elements = torch.finfo(dtype), expected.value.numel()
+    value = float(expected.value.norm())
+    if not math.isfinite(value):
+        value = float(expected.value.masked_fill(~expected.value.isfinite(), 0.0).norm())
+    bound = float(expected.bound.expand_as(expected.value).norm())
+    rounding = kind.eps * (value + kind.smallest_normal * math.sqrt(elements))
+    return whole_limit(value, bound, rounding, elements, expected.terms, expected.unit)
+
+
+def compare_output(op: Op, case: Case, name: str, tensors: Tensors, expected: Mapping[str, Expected]) -> Errors:
+    """How far an output is from what it must be. `tensors`: inputs as they were, and outputs as they are."""
+    result = tensors[name]
+    if name in op.checks:
+        return Errors(over_bound=0.0 if bool(op.checks[name](case, tensors).all()) else math.inf)
+    right = expected[name]
+    if right.bound is None:
+        return Errors(over_bound=0.0 if bool((result.to(right.value.dtype) == right.value).all()) else math.inf)
+    if not result.numel():
+        return Errors()
+    difference = result.double()
+    same = difference == right.value  # an infinity where there must be one
+    difference.sub_(right.value)
+    rel_l2 = float(difference.norm() / right.value.norm().clamp_min(1e-300))
+    difference.abs_().masked_fill_(same, 0.0)
+    over_limit = float(difference.norm()) / max(limit_of(right, result.dtype), 1e-300)
+    largest, over_bound = difference.max(), difference.div_(bound_of(right, result.dtype)).max()
+    return Errors(rel_l2, float(largest), float(over_bound), over_limit)
