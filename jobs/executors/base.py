@@ -31,7 +31,7 @@ class Device:
     kind: str  # "cuda" or "cpu"
     capability: tuple[int, int] | None = None
     gpus: int = 1  # on this machine
-    note: str = ""  # for the user, if `device=auto` chose the CPU
+    note: str = ""  # for the user, if minfer chose where jobs run, or their device
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,12 @@ class Slurm(Executor):
         """The kind of device that the request asks for: the node is not known yet."""
         if wanted != "auto":
             return Device(wanted)
-        return Device("cuda" if partition.count_gpus(self.cluster.gres) else "cpu")
+        kind = "cuda" if partition.count_gpus(self.cluster.gres) else "cpu"
+        if self.cluster.executor != "auto":
+            return Device(kind)
+        asked = f"with {self.cluster.gres} each" if kind == "cuda" else "without a GPU"
+        why = "because sbatch is on the PATH; cluster=local runs on this machine"
+        return Device(kind, note=f"Jobs go to SLURM, {asked}, {why}.")
 
     @property
     def shards_per_job(self) -> int:

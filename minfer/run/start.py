@@ -26,7 +26,7 @@ from minfer.plan.config import CONF, INSTALLED, SCRIPT, Config, NoAnswer, UserEr
 from minfer.plan.shard import Shard, hash_outside
 from minfer.run import failures, notify, retries, terminal
 from minfer.run.progress import RunProgress
-from minfer.run.terminal import follow, print_plan, print_summary
+from minfer.run.terminal import follow, print_plan, print_size, print_summary
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,8 @@ def _load_extra(config: Config) -> None:
 def _plan(console: Console, config: Config, executor: Executor) -> Launch:
     """Plan a request for the device that its jobs get, and adapt its config to that device. Raises UserError."""
     device = executor.find_device(config.device)
-    if device.note:
-        console.print(device.note)
+    if device.note and config.dry_run != SCRIPT:
+        console.print(device.note, soft_wrap=True)
     if device.kind == "cpu":
         config.cluster.gres = partition.drop_gpus(config.cluster.gres)
     config.profiler.resolve(device.kind)
@@ -118,6 +118,7 @@ def _submit(console: Console, config: Config, executor: Executor, launch: Launch
             '-v "$PWD/results:/workspace/results" to docker run.',
             soft_wrap=True,
         )
+    print_size(console, config, launch.plan, launch.shards)
     run = _create_run(config)
     shards = _write_shards(run, launch)
     try:

@@ -25,6 +25,7 @@ from minfer.run import by_node, failures, times
 from minfer.run.progress import RunProgress
 
 POLL_S = 0.2
+MOST_CASES = 60  # that dry_run lists one by one
 
 
 def console() -> Console:
@@ -36,27 +37,46 @@ def console() -> Console:
 def print_plan(
     console: Console, config: Config, plan: Plan, shards: list[list[Case]], executor: str, device: str
 ) -> None:
-    """The plan of `dry_run=true`: every case, what is left out and why, and about how long it takes."""
-    of = ", ".join(dict.fromkeys(case.op for case in plan.cases))
-    table = Table(title=f"{len(plan.cases)} cases of {of}, {len(shards)} shards", title_justify="left")
+    """The plan of `dry_run=true`: every case, or of more than `MOST_CASES` every kernel with the number of its shapes; what is
+    left out and why; and about how long it takes."""
+    table = Table(title=f"{_size(plan)}, {len(shards)} shards", title_justify="left")
     for column in ("op", "kernel", "dtype", "parameters", "shape", "shard", ""):
         table.add_column(column)
+    lines: dict[tuple[str, ...], list[tuple[str, int]]] = {}
     for index, cases in enumerate(shards):
         for case in cases:
             params = ", ".join(f"{k}={v}" for k, v in case.params.items())
             why = plan.unsupported.get(case.key)
-            table.add_row(
-                case.op, case.kernel, case.dtype, params, case.shape_name, str(index), f"not run: {why}" if why else ""
-            )
+            whose = case.op, case.kernel, case.dtype, params, f"not run: {why}" if why else ""
+            key = whose if len(plan.cases) > MOST_CASES else (*whose, case.shape_name, str(index))
+            lines.setdefault(key, []).append((case.shape_name, index))
+    for (op, kernel, dtype, params, why, *_), of in lines.items():
+        shapes = of[0][0] if len(of) == 1 else f"{len(of)} shapes"
+        table.add_row(op, kernel, dtype, params, shapes, ", ".join(sorted({str(index) for _, index in of})), why)
     console.print(table)
     for line in _list_left_out(plan):
         console.print(line)
-    length = datetime.timedelta(seconds=round(plan.seconds(config, min(len(shards), config.cluster.parallel))))
-    at_once = min(len(shards), config.cluster.parallel)
+    at_once, length = _length(config, plan, shards)
     where = f", {at_once} jobs at once," if at_once > 1 else ","
     console.print(
         f"Would run on {device} through the {executor} executor{where} about {length}. Nothing was started (dry_run=true)."
     )
+
+
+def print_size(console: Console, config: Config, plan: Plan, shards: list[list[Case]]) -> None:
+    """How much a launch is about to do, before anything is built."""
+    console.print(f"{_size(plan)}, about {_length(config, plan, shards)[1]}.", soft_wrap=True)
+
+
+def _size(plan: Plan) -> str:
+    of = ", ".join(dict.fromkeys(case.op for case in plan.cases))
+    return f"{len(plan.cases)} cases of {of}"
+
+
+def _length(config: Config, plan: Plan, shards: list[list[Case]]) -> tuple[int, datetime.timedelta]:
+    """How many jobs run at once, and how long they take together."""
+    at_once = min(len(shards), config.cluster.parallel)
+    return at_once, datetime.timedelta(seconds=round(plan.seconds(config, at_once)))
 
 
 def follow(console: Console, progress: RunProgress, known: Collection[str] = ()) -> None:

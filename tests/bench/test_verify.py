@@ -11,6 +11,7 @@ import torch
 
 from minfer.bench.errors import run_reference
 from minfer.bench.integrity import Dishonest
+from minfer.bench.operands import Operands
 from minfer.bench.verify import Inputs, WrongResult, choose_inputs
 from minfer.ops import DTYPES, Kernel, multiples
 from tests.honest import ANY, CPU, HGEMM, SQUARE, Tensor, after, both_dtypes, both_layouts, check, fails, honest
@@ -147,14 +148,26 @@ def test_the_worst_of_all_inputs_is_reported() -> None:
 # Breaking the rules
 
 
-@pytest.mark.parametrize("offset", [-1, 0, 4000])
+@pytest.mark.parametrize("offset", [-1, -4000])
 def test_writing_outside_the_output(offset: int) -> None:
     def kernel(out: Tensor, a: Tensor, b: Tensor, alpha: float, beta: float) -> None:
         honest(out, a, b, alpha, beta)
-        place = out.storage_offset() + (offset if offset < 0 else out.numel() + offset)
-        out.as_strided((1,), (1,), place).fill_(1.0)
+        out.as_strided((1,), (1,), out.storage_offset() + offset).fill_(1.0)
 
     assert "wrote outside" in str(fails(kernel))
+
+
+@pytest.mark.parametrize("fenced", [False, True])
+@pytest.mark.parametrize("offset", [-4000, -1, 0, 200])
+def test_what_lies_around_an_operand_is_guarded(offset: int, fenced: bool) -> None:
+    """Where it is fenced, up to the page that nobody may touch."""
+    case = HGEMM.case("torch", "float16", {"m": 3, "n": 5, "k": 7})
+    operands = Operands(HGEMM, case, 1, "normal", torch.device("cpu"), fenced=fenced)
+    out = operands.tensors["out"]
+    assert not operands.is_breached()
+    place = out.storage_offset() + (offset if offset < 0 else out.numel() + offset)
+    out.as_strided((1,), (1,), place).fill_(1.0)
+    assert operands.is_breached()
 
 
 def test_a_result_that_differs_from_run_to_run_is_wrong_unless_declared() -> None:

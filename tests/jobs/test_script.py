@@ -52,6 +52,20 @@ def test_the_script_shown_is_the_one_that_sbatch_is_given(more, said, monkeypatc
     assert shown.startswith("#!/bin/bash\n") and ("#SBATCH --array=0-2%2\n" in shown) == ("cluster.parallel=2" in more)
 
 
+def test_a_launch_says_where_its_jobs_go_and_why(said, monkeypatch, capsys):
+    """With sbatch on the PATH a launch on a laptop asked for a GPU, and said that the run is on one."""
+    words = ["+sweep=hgemm", "shape=tiny", "wait=false", "cluster.partition=a b"]
+    monkeypatch.setattr(sys, "argv", ["minfer", *words, "kernel=cpu_naive"])
+    assert exit_status(lambda: run(compose()[0])) == 2
+    shown = capsys.readouterr()
+    where = "Jobs go to SLURM, with gpu:1 each, because sbatch is on the PATH; cluster=local runs on this machine.\n"
+    assert shown.out == where and "this run is on a GPU" in shown.err
+    monkeypatch.setattr(sys, "argv", ["minfer", *words, "cluster.gres=null", "kernel=cpu_naive"])
+    assert exit_status(lambda: run(compose()[0])) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(where.replace("with gpu:1 each", "without a GPU")) and "cases of hgemm, about 0:0" in out
+
+
 def test_flags_of_mail_are_in_the_script(said, monkeypatch, capsys):
     assert launch(monkeypatch, "dry_run=script") == 0
     lines = capsys.readouterr().out.splitlines()

@@ -17,7 +17,7 @@ from minfer.plan.cases import Plan
 from minfer.plan.config import Config
 from minfer.rows import store
 from minfer.run.progress import RunProgress
-from minfer.run.terminal import drop_value, print_summary
+from minfer.run.terminal import MOST_CASES, drop_value, print_plan, print_summary
 from tests.conftest import FAST
 from tests.tables import row
 
@@ -194,3 +194,15 @@ def test_the_same_error_of_many_cases_is_one_line_with_a_count(tmp_path: Path):
     assert text.count(why) == 2
     assert f"hgemm/v02_tiled: 40 cases crashed: {why} (the first is {many[0]['case']})" in text
     assert f"{other['case']}: crashed: {why}" in text
+
+
+@pytest.mark.parametrize("count", [MOST_CASES, MOST_CASES + 1])
+def test_a_long_plan_has_a_line_for_each_kernel(count: int) -> None:
+    op = ops.get("hgemm")
+    cases = [op.case("cpu_naive", "float16", {"m": m, "n": 8, "k": 8}) for m in range(1, count + 1)]
+    console = Console(record=True, width=200)
+    print_plan(console, Config(), Plan(cases, {cases[0].key: "needs luck"}, {}), [cases[:9], cases[9:]], "local", "cpu")
+    shown = console.export_text()
+    assert f"{count} cases of hgemm, 2 shards" in shown and "not run: needs luck" in shown
+    assert shown.count("cpu_naive") == (count if count <= MOST_CASES else 2)
+    assert count <= MOST_CASES or f"{count - 1} shapes" in shown
