@@ -54,11 +54,11 @@ class Draw:
         values.normal_(generator=self.generator)
         if self.distribution == "uneven" and shape:
             pieces = min(PIECES, shape[-1])
-            powers = torch.empty((*shape[:-1], pieces), dtype=torch.float32, device=device)
-            powers.random_(-6, 2, generator=self.generator).exp2_()
+            magnitudes = torch.empty((*shape[:-1], pieces), dtype=torch.float32, device=device)
+            magnitudes.random_(-6, 2, generator=self.generator).exp2_()
             for piece in range(pieces):
                 part = slice(shape[-1] * piece // pieces, shape[-1] * (piece + 1) // pieces)
-                values[..., part] *= powers[..., piece, None]
+                values[..., part] *= magnitudes[..., piece, None]
         return values
 
     def float(self) -> float:
