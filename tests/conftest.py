@@ -6,12 +6,14 @@ import fcntl
 import gc
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import is_hypothesis_test, settings
@@ -19,22 +21,19 @@ from hypothesis import is_hypothesis_test, settings
 # Dozens of processes import PyTorch. Where bytecode may not be written, each would compile its modules, for seconds.
 if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
     sys.dont_write_bytecode = False
-if "PYTEST_XDIST_WORKER" in os.environ:  # the threads of several processes wait for each other
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # the threads of several processes wait for each other
 
-from minfer import ops
 from minfer.bench.timing import Timing
-from minfer.plan.shard import Shard
-from minfer.process.death import Died
-from minfer.process.stopping import Stopping
-from minfer.rows import store
-from minfer.worker.events import Events
-from minfer.worker.shard import run_cases
-from tests import forked
-from tests.tables import Workspace
-from tests.workshop import Workshop
+from minfer.process import forked
+
+if TYPE_CHECKING:  # what imports PyTorch does it in the functions: the process that only hands out tests needs none
+    from minfer.plan.shard import Shard
+    from minfer.rows import store
+    from tests.tables import Workspace
+    from tests.workshop import Workshop
 
 ROOT = Path(__file__).resolve().parents[1]
+COMPILER = str(ROOT / "tests" / "compiler" / "c++")
 FAULTS = ROOT / "tests" / "faults" / "kernels.py"
 SHARED = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
 ROOM = pytest.StashKey[int]()
@@ -49,13 +48,21 @@ def has_gpu() -> bool:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make a folder for what the processes of a test run share: locks, and what the emulator compiles once. Let Hypothesis
-    draw few examples, or with -m slow its usual number."""
+    """Make a folder for what the processes of a test run share: locks, and what is compiled once. MINFER_TESTS_SHARED names one
+    that several runs share. Let Hypothesis draw few examples, or with -m slow its usual number."""
     settings.register_profile("few", max_examples=20)
     settings.load_profile("default" if is_slow_tier(config) else "few")
-    if not hasattr(config, "workerinput"):
+    if "MINFER_TESTS_SHARED" not in os.environ:
         config.stash[SHARED] = tempfile.TemporaryDirectory(prefix="minfer-tests-")
         os.environ["MINFER_TESTS_SHARED"] = config.stash[SHARED].name
+    if "CXX" not in os.environ and shutil.which("g++"):
+        os.environ["CXX"] = COMPILER
+
+
+def pytest_collection_finish() -> None:
+    """Spare each later garbage collection the half a million objects of what was imported until now."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -99,6 +106,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     return Groups(config, log)
 
 
+@pytest.hookimpl(tryfirst=True)  # before any fixture
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Have the jobs of a cluster use the compiler that a user's jobs use: a container has not that of the tests."""
+    if group(item) == "cluster" and os.environ.get("CXX") == COMPILER:
+        del os.environ["CXX"]
+
+
 def alone(item: pytest.Item | None) -> bool:
     """Whether a test measures, so that nothing else may run beside it."""
     return item is not None and item.get_closest_marker("timing") is not None
@@ -107,6 +121,8 @@ def alone(item: pytest.Item | None) -> bool:
 def group(item: pytest.Item) -> str:
     """Tests of a group run in one process, so that what they share is made once: those that measure; all of a kernel's file
     that is compiled for them; of the others, those of a module."""
+    from minfer import ops
+
     if alone(item):
         return "timing"
     if item.path.parent.name in ("cluster", "containers"):
@@ -152,6 +168,8 @@ def memory_of_the_gpu(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture
 def faults() -> Iterator[None]:
     """The kernels of `tests/faults`, registered while the test runs and forgotten after it."""
+    from minfer import ops
+
     kernels = ops.get("hgemm").kernels
     before = dict(kernels)
     ops.load_file(FAULTS)
@@ -164,6 +182,13 @@ def faults() -> Iterator[None]:
 @pytest.fixture
 def run_shard(tmp_path: Path, faults: None) -> Callable[..., list[store.Row]]:
     """Run cases of hgemm under a supervisor, and return their rows in order."""
+    from minfer import ops
+    from minfer.plan.shard import Shard
+    from minfer.process.death import Died
+    from minfer.process.stopping import Stopping
+    from minfer.rows import store
+    from minfer.worker.events import Events
+    from minfer.worker.shard import run_cases
 
     def run(kernels: list[str], device: str = "cpu", **changes: object) -> list[store.Row]:
         op = ops.get("hgemm")
@@ -190,7 +215,12 @@ def run_shard(tmp_path: Path, faults: None) -> Callable[..., list[store.Row]]:
 
 def launch(*words: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
     """The command line, as a user runs it, but for the seconds that importing PyTorch takes."""
-    return forked.run("minfer.launch", *words, timeout=timeout)
+    return forked.run("minfer.launch", *words, timeout=timeout, starts_others=True)
+
+
+def run_as_job(shard: Shard) -> subprocess.CompletedProcess[str]:
+    """Run a shard as a job does: in a process of its own, which starts all others. It has PyTorch already, as they have."""
+    return forked.run("minfer.jobs.node", str(shard.save()), "0", timeout=3000, starts_others=True)
 
 
 @pytest.fixture(scope="module")
@@ -206,11 +236,16 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def work(tmp_path: Path) -> Workspace:
+    from tests.tables import Workspace
+
     return Workspace(tmp_path)
 
 
 @pytest.fixture
 def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workshop]:
+    from minfer import ops
+    from tests.workshop import Workshop
+
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "cache"))
     made = Workshop(tmp_path, tmp_path / "compiler.log", [])
     made.write("tile.h", '#include "deeper.h"\n#define TILE (16 * DEEPER)\n')
@@ -221,7 +256,6 @@ def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Worksh
 
 
 @pytest.fixture
-def echo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Lets a `Process` find the modules of tests/answering; returns a log for it."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "tests" / "answering"), str(ROOT)]))
+def log(tmp_path: Path) -> Path:
+    """Where a `Process` writes what it prints. Those of the tests are modules of tests/answering."""
     return tmp_path / "log"

@@ -1,8 +1,9 @@
-"""`python -m tests.interpreted OP KERNEL all|few`, with TRITON_INTERPRET=1: verifies a Triton kernel in all cases of a small
+"""`python -m tests.interpreted OP KERNEL all|few`: verifies a Triton kernel in all cases of a small
 shape, or in a few with small shapes only, and prints how many inputs were tried."""
 
 from __future__ import annotations
 
+import os
 import sys
 
 import torch
@@ -12,7 +13,37 @@ from minfer.bench import verify
 from tests.tiers import few_of
 
 
+def patch_language_once() -> None:
+    """Has the interpreter replace Triton's functions once in a launch. It does it for each call of a device function, such as
+    `tl.sum`, which takes half of its time."""
+    from triton.runtime import interpreter
+
+    patch, patched = interpreter._patch_lang, set()
+
+    def patch_once(function):
+        languages = {
+            id(value) for value in function.__globals__.values() if value in (interpreter.tl, interpreter.tl.core)
+        }
+        if languages <= patched:
+            return interpreter._LangPatchScope()  # of what was replaced already
+        scope = patch(function)
+        patched.update(languages)
+        restore = scope.restore
+
+        def restore_all():
+            patched.clear()
+            restore()
+
+        scope.restore = restore_all
+        return scope
+
+    interpreter._patch_lang = patch_once
+
+
 def main(op_name: str, name: str, which: str) -> int:
+    assert "triton" not in sys.modules
+    os.environ["TRITON_INTERPRET"] = "1"  # is read when Triton is imported
+    patch_language_once()
     op = ops.get(op_name)
     kernel, tried = op.kernels[name], 0
     verify.REPEATS = 0  # they are for races, and the interpreter runs one program after another

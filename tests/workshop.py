@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +10,7 @@ import pytest
 from minfer import ops
 from minfer.build import toolchain
 from minfer.ops import Kernel
+from minfer.process import forked
 
 ROOT = Path(__file__).resolve().parents[1]
 SOUND = '#include "tile.h"\nextern "C" int tile() { return TILE; }\n'
@@ -58,13 +56,10 @@ class Workshop:
         lines = self.log.read_text().splitlines() if self.log.exists() else []
         return sum(".cpp" in line for line in lines)
 
-    def start(self, kernel: Kernel, arch: str = "", **env: str) -> subprocess.Popen[str]:
+    def start(self, kernel: Kernel, arch: str = "") -> forked.Started:
         """`python -m minfer.build` on one of the kernels."""
         adder = "cuda" if kernel.backend == "cuda" else "cpp"
         register = self.write(
             "register.py", f"from minfer import ops\nops.get('hgemm').{adder}({str(kernel.source)!r})\n"
         )
-        return subprocess.Popen(
-            [sys.executable, "-m", "minfer.build", "hgemm", kernel.name, arch, str(register)], cwd=ROOT, text=True,
-            env=os.environ | env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-        )  # fmt: skip
+        return forked.Started("minfer.build", "hgemm", kernel.name, arch, str(register))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import gc
 import importlib
 import json
 import os
@@ -306,5 +307,7 @@ def main() -> None:
     warnings.filterwarnings("ignore", "This process .* is multi-threaded, use of fork", DeprecationWarning)
     for module in PRELOADED:
         importlib.import_module(module)
+    gc.collect()
+    gc.freeze()  # a collection in a fork would write to, and so copy, all memory that it shares with this process
     with socket.socket(fileno=int(sys.argv[1])) as connection:
         _serve(connection)

@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -20,6 +19,7 @@ from minfer.build.cache import Built
 from minfer.build.errors import DISK_FULL, BuildError
 from minfer.ops import Case, Kernel
 from minfer.plan.shard import Shard, Unfit
+from minfer.process import forked
 from minfer.process.death import Died
 from minfer.process.remote import Process
 from minfer.process.text import make_printable
@@ -47,7 +47,7 @@ class Compiler:
         self.tell(event="building")
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
             if self.arch and not cache.find(peaks.KERNEL, self.arch):  # if this fails, the child reports it
-                pool.submit(self.run, "peaks", [sys.executable, "-m", "minfer.bench.peaks", self.arch])
+                pool.submit(self.run, "peaks", "minfer.bench.peaks", self.arch)
             self._wait(pool, self._one, kernels.keys() - apart, found)
         # In a pool of their own, after the others: ending a builder ends all processes that run beside it.
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
@@ -98,7 +98,7 @@ class Compiler:
         if found := cache.find(ops.get(op).kernels[name], self.arch):
             return Built(**asdict(found) | {"seconds": None})
         extra = [] if self.sandbox else self.shard.extra  # this project's own kernels need none
-        done = self.run(name, [sys.executable, "-m", "minfer.build", op, name, self.arch, *extra])
+        done = self.run(name, "minfer.build", op, name, self.arch, *extra)
         if isinstance(done, str):
             return done
         try:
@@ -106,31 +106,30 @@ class Compiler:
         except (ValueError, TypeError, RecursionError):
             return "its build gave no reply: what is loaded with it ended the process or wrote to it"
 
-    def run(self, name: str, command: list[str]) -> subprocess.CompletedProcess[str] | str:
+    def run(self, name: str, module: str, *words: str) -> subprocess.CompletedProcess[str] | str:
         """Run one compiler. Returns its process, or a str that says why it failed. Raises Unfit if that is not the kernel's
         fault."""
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True
-        )
         try:
-            out, err = process.communicate(timeout=self.shard.build_timeout_s)
+            done = forked.run(module, *words, timeout=self.shard.build_timeout_s)
         except subprocess.TimeoutExpired:
             return f"the compiler was killed after {self.shard.build_timeout_s:g} s"
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-        if process.returncode == 0:
-            return subprocess.CompletedProcess(command, 0, out, err)
+        except OSError as error:
+            return f"the compiler could not be started: {error}"
+        return done if done.returncode == 0 else self.explain(name, done.returncode, done.stderr)
+
+    def explain(self, name: str, status: int, err: str) -> str:
+        """Why a compiler failed, by its exit status and its errors, which go into a log. Raises Unfit if that is not the
+        kernel's fault."""
         with open(Path(self.shard.folder) / "logs" / f"{self.shard.name}.{name}.build.log", "w") as log:
             log.write(err)
         if full := DISK_FULL.search(err):
             where = os.environ.get("TORCH_EXTENSIONS_DIR", "the cache of compiled kernels")
             raise Unfit(f"cannot compile {name} in {where}: {full[0]}; free it or set cluster.scratch")
         lines = [line for line in map(make_printable, err.splitlines()) if line and not WARNING.match(line)]
-        if process.returncode < 0:
-            died = f"the process that compiles and loads it died by {signal.Signals(-process.returncode).name}"
+        if status < 0:
+            died = f"the process that compiles and loads it died by {signal.Signals(-status).name}"
             return ": ".join([died, *lines[-1:]])
-        return lines[-1] if lines else f"the build died with status {process.returncode}"
+        return lines[-1] if lines else f"the build died with status {status}"
 
 
 def _can_be_built(kernel: Kernel) -> bool:

@@ -49,6 +49,7 @@ def test_a_colour_without_a_counterpart_is_refused() -> None:
         style.encoded(figure, "")
 
 
+@pytest.mark.slow
 def test_readers_see_the_committed_pictures_in_the_colours_they_prefer(tmp_path: Path) -> None:
     """Through <img>, as code forges show it: each pixel is that of a file without rules and with the colours of the theme."""
     if chromium() is None:

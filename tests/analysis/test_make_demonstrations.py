@@ -159,8 +159,7 @@ def fused_loops() -> list[dict]:
     return rows
 
 
-@pytest.fixture
-def recorded(tmp_path: Path) -> Path:
+def record(tmp_path: Path) -> Path:
     """A repository in which everything was recorded, with empty pages."""
     for kernel in ("v03_one_wave", "triton_autotuned"):
         scopes.keep(tmp_path / "results" / "nvidia-some" / "scopes" / f"{kernel}.trace.json.gz", trace(kernel))
@@ -184,36 +183,45 @@ def made(root: Path, *words: str) -> int:
     )
 
 
-def test_pictures_and_texts_are_those_of_the_files(recorded: Path) -> None:
-    assert made(recorded, "--check") == 1
-    assert made(recorded) == 0 and made(recorded, "--check") == 0
-    plots = {path.name for path in (recorded / "docs" / "plots" / "nvidia-some").iterdir()}
+@pytest.fixture
+def recorded(tmp_path: Path) -> Path:
+    return record(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the pages, made once of everything that was recorded."""
+    root = record(tmp_path_factory.mktemp("recorded"))
+    assert made(root, "--check") == 1
+    assert made(root) == 0 and made(root, "--check") == 0
+    return root / "docs"
+
+
+def test_pictures_and_texts_are_those_of_the_files(pages: Path) -> None:
+    plots = {path.name for path in (pages / "plots" / "nvidia-some").iterdir()}
     assert plots == {f"{name}.svg" for name in PAGES}
-    text = (recorded / "docs" / "gemm_bias_relu.md").read_text()
+    text = (pages / "gemm_bias_relu.md").read_text()
     assert "| v03_one_wave | 3 | 500 | — | 100 | 400 | — |" in text and "commit abc" in text
-    text = (recorded / "docs" / "rope.md").read_text()
+    text = (pages / "rope.md").read_text()
     assert "| eager | 4 | 0.0 (3.00) | 0.0 (3.00) |" in text and "| fused | 2 |" in text
 
 
-def test_a_layer_in_two_streams_stands_beside_one_after_the_other(recorded: Path) -> None:
-    assert made(recorded) == 0
-    text = (recorded / "docs" / "transfer.md").read_text()
+def test_a_layer_in_two_streams_stands_beside_one_after_the_other(pages: Path) -> None:
+    text = (pages / "transfer.md").read_text()
     assert "at 2000 tokens a copy alone takes 2.00 ms, a product alone 2.00 ms, one after the other 4.00 ms" in text
     assert "and in two streams 2.00 ms" in text
     assert "| copies alone, pinned | 2.00 | 2.00 | 2.00 | 50.0 |" in text  # 100 MB in 2 ms; an outlier is no median
 
 
-def test_each_way_to_group_requests_has_a_line(recorded: Path) -> None:
-    assert made(recorded) == 0
-    text = (recorded / "docs" / "batching.md").read_text()
+def test_each_way_to_group_requests_has_a_line(pages: Path) -> None:
+    text = (pages / "batching.md").read_text()
     assert "| attention | zipf | packed | 0.0 % | 1.00 M (0.500–1.00) | 6.00 | 6.00 | 6.00 (6.00–54.0) | 50 % |" in text
     assert "| none, padding computed | 40.0 % | 600 k (300–600) | 10.0 | 10.0 | 10.0 (10.0–90.0) | 50 % |" in text
     assert "padded share of zipf lengths: none 40 %, sorted 40 %, bucketed 40 %, packed 0 %." in text
 
 
-def test_adapting_has_its_cost_its_gain_and_its_traces(recorded: Path) -> None:
-    assert made(recorded) == 0
-    text = (recorded / "docs" / "specialise.md").read_text()
+def test_adapting_has_its_cost_its_gain_and_its_traces(pages: Path) -> None:
+    text = (pages / "specialise.md").read_text()
     assert "| monitoring and dispatch, round by round | 280 | 280 |" in text and "over 3 rounds" in text
     gained = "10.0 | 5.00 | 2.00 (1.90–2.10) | 5.0 | 2.0 | 1.000 M | 1.400 M | 69000 |"
     assert f"| seq_sum_cpp | batch 4096, longest 20 | faster | {gained}" in text
@@ -230,18 +238,16 @@ def test_adapting_has_its_cost_its_gain_and_its_traces(recorded: Path) -> None:
     assert len({ax.get_ylim() for ax in picture.figure.axes}) == 1
 
 
-def test_a_layer_has_its_calls_bytes_and_time_each_way(recorded: Path) -> None:
-    assert made(recorded) == 0
-    text = (recorded / "docs" / "fusion.md").read_text()
+def test_a_layer_has_its_calls_bytes_and_time_each_way(pages: Path) -> None:
+    text = (pages / "fusion.md").read_text()
     assert (
         "| decode 1 × 1, 15 cached | minfer | — | 9 | 5.00 | 10.0 (10.0–20.0) | 2.000 (1.900–2.100) faster | rms_norm, rope |"
     ) in text
     assert "| prefill 2 × 16 | inductor | — | 9 | 5.00 | 20.0 (20.0–40.0) | — | — |" in text
 
 
-def test_fused_loops_have_a_line_for_each_number_of_elements(recorded: Path) -> None:
-    assert made(recorded) == 0
-    text = (recorded / "docs" / "llvm_fusion.md").read_text()
+def test_fused_loops_have_a_line_for_each_number_of_elements(pages: Path) -> None:
+    text = (pages / "llvm_fusion.md").read_text()
     assert "| 1024 | 3.00 (3.00–3.00) | 1.50 (1.50–1.50) | 2.00 (1.90–2.10) faster | 1.2 % |" in text
     assert "| 16777216 | 50000 (50000–50000) | 30000 (30000–30000) | 1.67 (1.57–1.77) faster | 1.2 % |" in text
     assert "is 2.00 at 1024 elements and 1.67 at 16777216 times as fast as two loops." in text

@@ -146,6 +146,7 @@ def test_the_plot_of_several_gpus_has_our_fastest_and_pytorch_of_each_at_common_
     }
 
 
+@pytest.mark.slow
 def test_same_rows_same_bytes_in_another_process_and_order(work: Workspace) -> None:
     work.write(*rows())
     assert work.run() == 0

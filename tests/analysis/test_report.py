@@ -160,6 +160,7 @@ def test_a_mistaken_filter_says_so(page: Browser):
     assert page.js("document.querySelector('.controls .count').textContent") == "There is no column colour."
 
 
+@pytest.mark.slow
 def test_everything_works_by_keyboard(page: Browser):
     page.press("3")
     page.until("document.querySelector('h1').textContent === 'All rows'")
@@ -241,6 +242,7 @@ def test_axes_that_grow_together_are_one(browser: Browser, tmp_path: Path):
     assert browser.errors == []
 
 
+@pytest.mark.slow
 def test_light_and_dark(page: Browser, file: Path):
     ground = "getComputedStyle(document.documentElement).backgroundColor"
     found = {}

@@ -56,6 +56,7 @@ def test_what_is_only_read_counts_at_the_peak_of_reading(
     assert limits([made], peaks) == {("hgemm", made["case"].split("/", 2)[2]): pytest.approx(microseconds)}
 
 
+@pytest.mark.slow
 def test_no_drawn_point_is_above_its_drawn_roof() -> None:
     """Of the committed rows: ladders, lines over size, and rooflines, where bandwidth is between copying and reading."""
     committed, _ = load([], ROOT / "results", make_plots.COLUMNS)

@@ -204,7 +204,7 @@ def inline_text(token: Token) -> str:
     return "".join(child.content for child in children)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(kernel=HOSTILE, message=HOSTILE)
 @example(kernel=MARKDOWN, message=MARKDOWN)
 def test_no_text_of_a_row_can_break_the_table(work: Workspace, kernel: str, message: str) -> None:
@@ -223,7 +223,7 @@ def test_no_text_of_a_row_can_break_the_table(work: Workspace, kernel: str, mess
     assert [shown(kernel), "error", "—", "—", shown(message)] in body
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=HOSTILE)
 def test_no_other_text_can_either(work: Workspace, text: str) -> None:
     names = dict.fromkeys(("device", "run", "commit", "torch", "driver", "baseline", "device_kind", "message"), text)

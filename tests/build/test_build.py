@@ -23,12 +23,13 @@ from minfer.build.errors import BuildError
 from minfer.build.toolchain import arch_of
 from minfer.fingerprint import fingerprint
 from minfer.ops import PACKAGE
+from minfer.process import forked
 from tests.conftest import ROOT
 from tests.tiers import mostly_slow
 from tests.workshop import DEVICE, SOUND, Workshop, needs_nvcc
 
 
-def finish(process: subprocess.Popen[str], seconds: float = 60) -> dict[str, object]:
+def finish(process: forked.Started, seconds: float = 60) -> dict[str, object]:
     """What a build printed; it must have succeeded."""
     out, err = process.communicate(timeout=seconds)
     assert process.returncode == 0, err
@@ -121,6 +122,7 @@ def test_a_copy_of_a_kernel_elsewhere_includes_its_ops_headers(tmp_path: Path, m
         build.build(kernel)
 
 
+@pytest.mark.slow
 @needs_nvcc
 def test_a_copy_of_a_cuda_kernel_elsewhere_compiles_too(tmp_path: Path) -> None:
     original = ops.get("hgemm").kernels["v01_naive"]
@@ -177,13 +179,14 @@ def test_a_build_after_one_that_was_killed_midway(
         deadline = time.monotonic() + 60
         while workshop.compilations() == 0 and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert workshop.compilations() == 1 and process.poll() is None, process.communicate()
+        assert workshop.compilations() == 1 and process.poll() is None, process.communicate(1)
         slow.unlink()
         if killed == "alone":  # as the kernel does when memory runs out; ninja and the compiler live on
-            process.kill()
+            os.kill(process.pid, signal.SIGKILL)
         else:
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        while process.poll() is None:
+            time.sleep(0.01)
         assert cache.find(kernel) is None
 
         second = finish(workshop.start(kernel))
@@ -313,6 +316,7 @@ def test_a_compiler_of_several_words(workshop: Workshop, monkeypatch: pytest.Mon
     assert toolchain.link_flags(toolchain.compiler()) == toolchain.link_flags("c++")
 
 
+@pytest.mark.slow
 def test_a_blank_in_every_path(workshop: Workshop, tmp_path: Path) -> None:
     """Of the cache, of HOME, of the kernel, and of PyTorch, as where the clone with its environment has one."""
     blank = tmp_path / "a b"

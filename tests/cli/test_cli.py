@@ -134,6 +134,7 @@ def test_another_pipe_that_breaks_is_no_quiet_end():
     assert done.returncode == 1 and "BrokenPipeError" in done.stderr
 
 
+@pytest.mark.slow
 def test_the_command_launches_from_a_folder_with_other_things_of_the_same_names(tmp_path):
     for name in ("minfer", "jobs", "conf"):
         (tmp_path / name).mkdir()

@@ -54,6 +54,7 @@ def test_without_uv_it_is_the_script_beside_python_or_python_itself(tmp_path, mo
     assert shell.command("runs") == "python -m minfer runs"
 
 
+@pytest.mark.slow
 def test_python_m_minfer_is_the_command(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "minfer", "runs"], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)},

@@ -19,7 +19,7 @@ from tests import sizes
 from tests.emulator import Emulated, KernelError, compiled
 from tests.emulator.mistakes import BROKEN, WHOLE, mistakes_of, number_of
 from tests.spaced import spaced
-from tests.tiers import ALWAYS, mostly_slow
+from tests.tiers import ALWAYS, few_of, mostly_slow, pairs_of
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -82,13 +82,24 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 def test_kernels_agree_with_the_reference_when_emulated(file: str, library: Callable[[str], Path]) -> None:
     if not emulated(FILES[file]):
         pytest.skip("not emulated: WMMA, whose fragments are the compiler's secret, PTX of its own, or other atomics")
-    op = ops.get(FILES[file].op)
-    for kernel in op.kernels.values():
-        if kernel.source != FILES[file].source:
-            continue
+    for kernel in kernels_of(file):
         function = Emulated(kernel, library(file))
-        tried = [worst(function, case) for case in cases(kernel)]
+        chosen = (few_of if file in ALWAYS else pairs_of)(cases(kernel), LEAST)
+        tried = [worst(function, case) for case in chosen]
         assert len(tried) >= LEAST and max(tried) < 1, tried
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", [file for file in FILES if file in ALWAYS])
+def test_kernels_agree_in_the_cases_left_when_emulated(file: str, library: Callable[[str], Path]) -> None:
+    for kernel in kernels_of(file):
+        function, few = Emulated(kernel, library(file)), few_of(cases(kernel), LEAST)
+        tried = [worst(function, case) for case in cases(kernel) if case not in few]
+        assert tried and max(tried) < 1, tried
+
+
+def kernels_of(file: str) -> list[Kernel]:
+    return [kernel for kernel in ops.get(FILES[file].op).kernels.values() if kernel.source == FILES[file].source]
 
 
 @pytest.mark.slow

@@ -250,6 +250,7 @@ def test_nothing_to_do():
     assert attention(q[:0], q[:0], q[:0]).shape == (0, 3, 2, 64)
 
 
+@pytest.mark.slow
 def test_it_is_an_op_like_pytorchs_own():
     q, k = random(2, 5, 4, 64), random(2, 7, 2, 64)
     two = torch.tensor([5, 3], dtype=torch.int32)

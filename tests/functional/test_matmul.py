@@ -196,6 +196,7 @@ def test_its_choice_is_explained_once(monkeypatch, capsys):
         assert ("minfer.hgemm m=8 n=8 k=8 float16 NN float32: cpu_" in said) == (explain == "1")
 
 
+@pytest.mark.slow
 def test_its_first_call_does_not_import_the_compiler():
     """Which takes seconds, where the call takes microseconds."""
     code = "import sys, torch; from minfer import matmul; a = torch.ones(8, 8).half(); matmul(a, a)"

@@ -29,7 +29,7 @@ def run(text: str, *arguments: str) -> str:
 @pytest.mark.parametrize(
     "imports",
     (
-        "import torch, minfer",
+        pytest.param("import torch, minfer", marks=pytest.mark.slow),
         "import minfer, importlib.util\nassert 'torch' not in sys.modules\nimportlib.util.find_spec('torch')\nimport torch",
         pytest.param("from minfer import results; import minfer.plan.config, torch", marks=pytest.mark.slow),
         pytest.param("import minfer.ops, torch; import minfer; minfer.matmul", marks=pytest.mark.slow),
@@ -40,6 +40,7 @@ def test_all_ops_are_there_after_both_imports(imports: str) -> None:
     run("import sys\n" + imports + ARE_THERE)
 
 
+@pytest.mark.slow
 def test_pytorch_is_loaded_as_without_minfer() -> None:
     """Its loader is Python's own, with nothing left behind. Another process of minfer's own than a user's registers nothing:
     the fork server and workers start often, and call kernels, not functions."""

@@ -3,10 +3,7 @@ wrong with a kernel of theirs is seen. Each folder of `tests/foreign` has an op'
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -29,7 +26,7 @@ from minfer.plan.shard import Shard
 from minfer.rows import store
 from minfer.worker.judge import judge
 from minfer.worker.supervisor import state
-from tests.conftest import FAST, ROOT
+from tests.conftest import FAST, ROOT, run_as_job
 from tests.emulator import Emulated, compiled
 from tests.tables import MARKERS
 from tests.tiers import mostly_slow
@@ -120,9 +117,7 @@ def run_shard(name: str, cases: list[Case], folder: Path, **changes: object) -> 
     settings: dict[str, object] = {"folder": str(folder / name), "results": str(folder / "results" / name)}
     settings |= {"case_timeout_s": 60.0, "build_timeout_s": 300.0, "timing": BRIEF, "extra": extra}
     shard = Shard(name=name, run="test", device="cpu", cases=cases, **settings | changes)  # type: ignore[arg-type]
-    code = f"from minfer.worker.shard import run_shard; run_shard({str(shard.save())!r})"
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
+    done = run_as_job(shard)
     assert done.returncode == 0, done.stderr + (folder / name / "progress" / f"{name}.jsonl").read_text()
     return {f"{row['op']}/{row['kernel']}": row for row in store.rows(store.files(Path(shard.results)))}
 

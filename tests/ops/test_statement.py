@@ -50,6 +50,7 @@ MINFER_OP(scale_rows_mine, "(Tensor(a!) y, Tensor x, Tensor scale) -> ()")
 """
 
 
+@pytest.mark.slow
 def test_its_line_for_a_kernel_in_cpp_is_run_by_its_command(tmp_path: Path) -> None:
     line = re.search(r'`(op\.cpp\("mine\.cpp".*?\))`', SECTION)
     command = re.search(r"^    uv run minfer (op=.*)$", SECTION, re.MULTILINE)

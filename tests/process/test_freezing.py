@@ -72,13 +72,13 @@ def makes_cgroups() -> bool:
     return True
 
 
-def test_what_hides_from_its_parent_is_frozen_and_killed_with_the_cgroup(echo: Path, tmp_path: Path) -> None:
+def test_what_hides_from_its_parent_is_frozen_and_killed_with_the_cgroup(log: Path, tmp_path: Path) -> None:
     """This process adopts no orphans, and the one that is left behind is in another session."""
     if not makes_cgroups():
         pytest.skip("this user can make no cgroup of version 2")
     counted = tmp_path / "counted"
     moved = lambda: (before := counted.read_text(), time.sleep(0.2), counted.read_text() != before)[2]
-    process = Process("leaves", echo, sandbox=Sandbox("limits"))
+    process = Process("tests.answering.leaves", log, sandbox=Sandbox("limits"))
     try:
         folder = process.freezer.cgroup.folder if process.freezer.cgroup else None
         assert folder and process.ask(60, file=str(counted)) == {"done": True}
@@ -99,12 +99,12 @@ def test_what_hides_from_its_parent_is_frozen_and_killed_with_the_cgroup(echo: P
     assert not left.exists()
 
 
-def test_without_cgroups_a_process_starts_as_before(echo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_cgroups_a_process_starts_as_before(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def none() -> Path:
         raise PermissionError("read-only file system")
 
     monkeypatch.setattr(cgroup, "own", none)
-    process = Process("echo", echo, sandbox=Sandbox("limits"))
+    process = Process("tests.answering.echo", log, sandbox=Sandbox("limits"))
     process.freezer.freeze()
     process.freezer.thaw()
     assert process.freezer.cgroup is None and process.ask(60, number=1) == {"number": 1}
@@ -113,13 +113,13 @@ def test_without_cgroups_a_process_starts_as_before(echo: Path, monkeypatch: pyt
 
 @pytest.mark.parametrize(("after_ns", "moves"), [(500_000_000, True), (1 << 40, False)])
 def test_who_runs_while_it_is_stopped_is_found(
-    echo: Path, monkeypatch: pytest.MonkeyPatch, after_ns: int, moves: bool
+    log: Path, monkeypatch: pytest.MonkeyPatch, after_ns: int, moves: bool
 ) -> None:
     def none(pid: int) -> None:
         raise OSError
 
     monkeypatch.setattr("minfer.process.freezing.Cgroup", none)
-    process = Process("wakes", echo, sandbox=Sandbox("limits"))
+    process = Process("tests.answering.wakes", log, sandbox=Sandbox("limits"))
     process.ask(60, after_ns=after_ns)
     process.freezer.freeze()
     time.sleep(1.0)
@@ -131,8 +131,8 @@ def test_who_runs_while_it_is_stopped_is_found(
     process.kill()
 
 
-def test_what_is_frozen_uses_no_more_of_a_cpu(echo: Path) -> None:
-    process = Process("spins", echo)
+def test_what_is_frozen_uses_no_more_of_a_cpu(log: Path) -> None:
+    process = Process("tests.answering.spins", log)
     process.send()
     begin, deadline = cpu_s(process.process.pid), time.monotonic() + 60
     while cpu_s(process.process.pid) < begin + 100 * MOST_MOVED_S:
@@ -145,9 +145,9 @@ def test_what_is_frozen_uses_no_more_of_a_cpu(echo: Path) -> None:
     process.kill()
 
 
-def test_who_is_missed_by_a_look_is_found_by_the_next(echo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_is_missed_by_a_look_is_found_by_the_next(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looks = iter([set()] * 3 + [{1234}] + [set()] * 100)
-    process = Process("echo", echo)
+    process = Process("tests.answering.echo", log)
     process.ask(60)
     process.freezer.freeze()
     assert process.freezer.strays() == set()
@@ -157,8 +157,8 @@ def test_who_is_missed_by_a_look_is_found_by_the_next(echo: Path, monkeypatch: p
     process.kill()
 
 
-def test_a_frozen_cgroup_knows_all_its_processes(echo: Path, tmp_path: Path) -> None:
-    process = Process("leaves", echo, sandbox=Sandbox("limits"))
+def test_a_frozen_cgroup_knows_all_its_processes(log: Path, tmp_path: Path) -> None:
+    process = Process("tests.answering.leaves", log, sandbox=Sandbox("limits"))
     if process.freezer.cgroup is None:
         process.kill()
         pytest.skip("no cgroup can be made here")
@@ -237,8 +237,8 @@ def test_the_first_thread_wakes_beside_this_one_and_the_others_on_other_cpus() -
         assert os.sched_getaffinity(0) == mine
 
 
-def test_a_name_that_is_no_text_stops_nobody(echo: Path) -> None:
-    process = Process("floods", echo)
+def test_a_name_that_is_no_text_stops_nobody(log: Path) -> None:
+    process = Process("tests.answering.floods", log)
     process.send()
     deadline = time.monotonic() + 60
     while b"half of" not in Path(f"/proc/{process.process.pid}/comm").read_bytes():

@@ -26,11 +26,11 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))  # noqa: PTH208
 
 
-def test_requests_are_answered_and_nothing_stays_open(echo: Path) -> None:
-    Process("echo", echo).kill()  # the first one starts the fork server
+def test_requests_are_answered_and_nothing_stays_open(log: Path) -> None:
+    Process("tests.answering.echo", log).kill()  # the first one starts the fork server
     before = descriptors()
     for number in range(3):
-        process = Process("echo", echo)
+        process = Process("tests.answering.echo", log)
         assert process.ask(60, number=number) == {"number": number} and process.phase == "echoing"
         process.kill()
         process.kill()  # once more does no harm
@@ -38,23 +38,23 @@ def test_requests_are_answered_and_nothing_stays_open(echo: Path) -> None:
 
 
 @pytest.mark.timeout(60)
-def test_a_process_that_is_killed_at_once_ends(echo: Path) -> None:
+def test_a_process_that_is_killed_at_once_ends(log: Path) -> None:
     """It had no session yet when the fork server told of it, so that nothing was killed, and was waited for for ever."""
     for _ in range(50):
-        Process("echo", echo).kill()
+        Process("tests.answering.echo", log).kill()
 
 
-def test_a_death_says_where_it_happened_and_nothing_stays_open(echo: Path) -> None:
-    Process("echo", echo).kill()
+def test_a_death_says_where_it_happened_and_nothing_stays_open(log: Path) -> None:
+    Process("tests.answering.echo", log).kill()
     before = descriptors()
-    process = Process("echo", echo)
+    process = Process("tests.answering.echo", log)
     with pytest.raises(Died, match="died in the phase 'start' by exit status 3"):
         process.ask(60, die=True)
     assert descriptors() == before
 
 
-def test_processes_are_forks_of_one_and_live_apart(echo: Path) -> None:
-    first, second = Process("echo", echo), Process("echo", echo)
+def test_processes_are_forks_of_one_and_live_apart(log: Path) -> None:
+    first, second = Process("tests.answering.echo", log), Process("tests.answering.echo", log)
     for process in (first, second):
         process.ask(60, number=1)
     assert len({os.getsid(p.process.pid) for p in (first, second)}) == 2
@@ -65,46 +65,46 @@ def test_processes_are_forks_of_one_and_live_apart(echo: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_fork_server_that_was_ended_is_replaced(echo: Path) -> None:
-    Process("echo", echo).kill()
+def test_a_fork_server_that_was_ended_is_replaced(log: Path) -> None:
+    Process("tests.answering.echo", log).kill()
     old = fork_server.pid()
     assert old is not None
     os.kill(old, signal.SIGKILL)
-    process = Process("echo", echo)
+    process = Process("tests.answering.echo", log)
     assert process.ask(60, number=1) == {"number": 1} and fork_server.pid() != old
     process.kill()
 
 
-def test_another_environment_is_another_fork_server(echo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    Process("echo", echo).kill()
+def test_another_environment_is_another_fork_server(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Process("tests.answering.echo", log).kill()
     old = fork_server.pid()
     monkeypatch.setenv("MINFER_TEST", "1")
-    Process("echo", echo).kill()
+    Process("tests.answering.echo", log).kill()
     assert fork_server.pid() != old
 
 
 def test_a_fork_has_the_folder_and_the_late_variables_of_whoever_asks(
-    echo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CXX", "a compiler")
-    Process("echo", echo).kill()
+    Process("tests.answering.echo", log).kill()
     old = fork_server.pid()
     monkeypatch.setenv("TRITON_CACHE_DIR", "elsewhere")
     monkeypatch.delenv("CXX")
     monkeypatch.chdir(tmp_path)
-    process = Process("echo", echo)
+    process = Process("tests.answering.echo", log)
     seen = process.ask(60, where=True)
     assert seen == {"cwd": str(tmp_path), "TRITON_CACHE_DIR": "elsewhere", "CXX": None}
     assert fork_server.pid() == old
     process.kill()
 
 
-def test_a_process_that_cannot_be_started_says_why(echo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (echo.parent / "torch.py").write_text("raise ImportError('libcudart.so.99 is missing')\n")
-    monkeypatch.setenv("PYTHONPATH", f"{echo.parent}:{ROOT}")
+def test_a_process_that_cannot_be_started_says_why(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (log.parent / "torch.py").write_text("raise ImportError('libcudart.so.99 is missing')\n")
+    monkeypatch.setenv("PYTHONPATH", f"{log.parent}:{ROOT}")
     before = descriptors()
     with pytest.raises(Died, match=r"no process could be started: ImportError: libcudart\.so\.99"):
-        Process("echo", echo)
+        Process("tests.answering.echo", log)
     assert descriptors() <= before
 
 
@@ -160,7 +160,7 @@ CHAIN = """
 import os, sys, time
 from pathlib import Path
 from minfer.process.remote import Process
-process = Process("echo", Path(sys.argv[1]))
+process = Process("tests.answering.echo", Path(sys.argv[1]))
 process.ask(60, number=1)
 from minfer.process import fork_server
 print(process.process.pid, fork_server.pid(), flush=True)
@@ -169,8 +169,8 @@ time.sleep(600)
 
 
 @pytest.mark.slow
-def test_nothing_outlives_who_asked(echo: Path) -> None:
-    asker = subprocess.Popen([sys.executable, "-c", CHAIN, str(echo)], stdout=subprocess.PIPE, text=True)
+def test_nothing_outlives_who_asked(log: Path) -> None:
+    asker = subprocess.Popen([sys.executable, "-c", CHAIN, str(log)], stdout=subprocess.PIPE, text=True)
     assert asker.stdout
     pids = [int(pid) for pid in asker.stdout.readline().split()]
     asker.kill()
@@ -181,16 +181,16 @@ def test_nothing_outlives_who_asked(echo: Path) -> None:
     assert len(pids) == 2 and not any(runs(pid) for pid in pids)
 
 
-def test_a_log_can_neither_be_emptied_nor_filled_from_a_sandbox(echo: Path) -> None:
-    echo.write_text("of others\n")
+def test_a_log_can_neither_be_emptied_nor_filled_from_a_sandbox(log: Path) -> None:
+    log.write_text("of others\n")
     before = descriptors()
     with pytest.raises(Died, match="its last word"):
-        Process("prints", echo, sandbox=Sandbox("limits")).ask(60)
-    assert echo.read_bytes().startswith(b"of others\n") and MOST_PRINTED < echo.stat().st_size < 1.1 * MOST_PRINTED
+        Process("tests.answering.prints", log, sandbox=Sandbox("limits")).ask(60)
+    assert log.read_bytes().startswith(b"of others\n") and MOST_PRINTED < log.stat().st_size < 1.1 * MOST_PRINTED
     assert descriptors() <= before + 2  # a fork server's, if it is the first
 
 
-def test_who_reports_progress_for_ever_reaches_its_timeout(echo: Path) -> None:
-    process = Process("floods", echo)
+def test_who_reports_progress_for_ever_reaches_its_timeout(log: Path) -> None:
+    process = Process("tests.answering.floods", log)
     with pytest.raises(Died, match="killed after 2 s, in the phase 'flooding'"):
         process.ask(2)

@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(256) shared(float* out) {
 
 
 @needs_tools
-@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("arch", mostly_slow(ARCHS, lambda arch: arch == "sm_90a"))
 def test_a_kernel_that_spills_is_caught_and_one_that_fills_its_shared_memory(arch, tmp_path):
     functions, said = compiled(SPILLS + SHARED, arch, tmp_path)
     spills = static.describe(functions["spills"], arch)
@@ -257,7 +257,7 @@ def test_what_has_no_machine_code_here_says_why(tmp_path):
 
 
 @needs_tools
-@pytest.mark.parametrize(("arch", "capability"), [("sm_89", 89), ("sm_90a", 90)])
+@pytest.mark.parametrize(("arch", "capability"), [pytest.param("sm_89", 89, marks=pytest.mark.slow), ("sm_90a", 90)])
 def test_a_triton_cubin_is_read(arch, capability, tmp_path, monkeypatch):
     triton = pytest.importorskip("triton")
     from triton.backends.compiler import GPUTarget

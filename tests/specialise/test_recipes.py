@@ -14,9 +14,9 @@ import torch
 from minfer import build, ops
 from minfer.bench.verify import verify
 from minfer.build import device_code, toolchain
+from minfer.process import forked
 from minfer.specialise import Policy, Specialiser, exact, powers_of_two, recipes, trial
 from minfer.specialise.background import Background
-from tests import forked
 from tests.emulator import Emulated, compiled
 from tests.specialise.adapting import QUIET_FASTER, steady, until
 

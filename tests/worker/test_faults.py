@@ -184,7 +184,7 @@ def test_scratch_that_is_full_while_triton_compiles_costs_that_case_only(tmp_pat
     assert after["status"] in store.MEASURED, after["message"]
 
 
-@pytest.mark.parametrize("folder", ["/proc/minfer", "/dev/null/minfer"])
+@pytest.mark.parametrize("folder", ["/proc/minfer", pytest.param("/dev/null/minfer", marks=pytest.mark.slow)])
 def test_a_results_folder_that_cannot_be_written_is_refused_at_once(folder):
     done = launch("+sweep=hgemm", "cluster=local", f"results={folder}")
     assert done.returncode == 2
