@@ -1,7 +1,7 @@
-"""Runs SLURM's commands, each for a limited time, and without the variables by which a user's shell changes what they do.
+"""Runs SLURM's commands with a time limit, and without the environment variables that change what they do.
 
-sbatch takes `SBATCH_PARTITION` over the partition in a job's script, squeue shows no pending job with `SQUEUE_STATES=running`,
-and inside of `salloc` each command inherits the limits of that allocation."""
+`SBATCH_PARTITION` overrides the partition in a job's script. With `SQUEUE_STATES=running` squeue shows no pending job. Inside
+`salloc` each command inherits the limits of that allocation."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import re
 import subprocess
 from collections.abc import Iterator
 
-TIMEOUT_S = 30.0  # most that a command may take
+TIMEOUT_S = 30.0  # the longest that a command may take
 THEIRS = re.compile(r"(SLURM|SLURMD|SBATCH|SALLOC|SQUEUE|SINFO|SACCT|SCANCEL|SCONTROL)_")
-KEPT = {"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT"}  # which cluster this is, and who is asking
+KEPT = {"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT"}  # they say where SLURM is, and who is asking
 
 
 SILENT = re.compile("Unable to contact slurm|[Cc]onnect(ion)? fail|[Cc]onnection refused|Socket timed out")
@@ -28,8 +28,8 @@ class Silent(Failed):
 
 
 def run(*command: str, **variables: str) -> str:
-    """The output of a SLURM command; `variables` are added to its environment. Raises Failed; Silent, if
-    SLURM does not answer."""
+    """The output of a SLURM command; `variables` are added to its environment. Raises Failed, and Silent if SLURM does not
+    answer."""
     environment = {name: value for name, value in os.environ.items() if not _is_theirs(name)} | variables
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment)
@@ -53,8 +53,8 @@ def ask(*command: str, **variables: str) -> str | None:
 
 @contextlib.contextmanager
 def clean_environment() -> Iterator[None]:
-    """Take these variables out of this process's environment, for a library that calls sbatch, and for the jobs, which
-    inherit the environment of sbatch."""
+    """Remove these variables from this process's environment for a while: a library that calls sbatch must not see them, nor
+    the jobs, which inherit sbatch's environment."""
     removed = {name: os.environ.pop(name) for name in list(os.environ) if _is_theirs(name)}
     try:
         yield
@@ -63,7 +63,7 @@ def clean_environment() -> Iterator[None]:
 
 
 def list_set_aside() -> list[str]:
-    """A sentence for the user on the variables of this shell that jobs are submitted without, if there are any."""
+    """Sentences for the user on the variables of this shell that minfer ignores when it submits jobs."""
     found = sorted(filter(_is_theirs, os.environ))
     told = []
     if job := os.environ.get("SLURM_JOB_ID"):  # it comes with dozens of others

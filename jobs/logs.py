@@ -57,8 +57,8 @@ def find_limit(log: Path, end: str = "") -> str | None:
     for line in reversed([line for line in _read(log)[-200:] if line.startswith(("slurmstepd", "srun", "submitit"))]):
         if re.search(MEMORY_LINE, line, re.IGNORECASE):
             return "memory_gb"
-        # SLURM may send SIGUSR2 a minute early, which kills a process that has no handler yet, and one that still imports
-        # has submitit's.
+        # SLURM may send SIGUSR2 a minute early. It kills a process that has no handler yet; a process that still imports has
+        # submitit's handler, which writes the last of these lines.
         if re.search("DUE TO TIME LIMIT|User defined signal 2|Caught signal SIGUSR2 .* timed-out", line):
             return "time_min"
     return None

@@ -57,7 +57,7 @@ PASSING = {
     "PowerNotAvail", "PowerReserved", "FedJobLock", "FrontEndDown", "BlockMaxError", "BlockFreeAction",
     "SystemFailure", "JobLaunchFailure", "NonZeroExitCode", "RaisedSignal", "TimeLimit", "InactiveLimit", "OutOfMemory",
 }  # fmt: skip
-LIMIT = re.compile(r"(QOS|Assoc|Max)\w+")  # of a QOS, an association or an account
+LIMIT = re.compile(r"(QOS|Assoc|Max)\w+")  # a limit of a QOS, an association or an account
 TOO_MUCH = re.compile(r"\w+Per(Job|Node)(Limit)?|\w+WallDuration\w*|QOSTimeLimit|AssociationTimeLimit")
 
 
@@ -71,18 +71,18 @@ class Seen:
 
     @property
     def place(self) -> str:
-        """WAITING, RUNNING or OVER. A state that is not in SLURM's manual waits, and is shown as it is."""
+        """WAITING, RUNNING or OVER. A state that is not in SLURM's manual counts as WAITING, and is shown as it is."""
         return STATES.get(self.word, WAITING)
 
     @property
     def why(self) -> str:
-        """Why it waits, in SLURM's words: its reason, and its state where that is another than PENDING."""
+        """Why it waits, in SLURM's words: its state if that is not PENDING, and its reason."""
         words = [self.word if self.word != "PENDING" else "", self.reason if self.reason != "None" else ""]
         return ": ".join(filter(None, words))
 
     @property
     def remedy(self) -> str | None:
-        """Why it will not start by itself, and what to do; None where it only has to wait."""
+        """Why it will not start by itself, and what to do; None if it only has to wait."""
         if self.word not in STATES:
             return "minfer does not know this state; SLURM's manual of squeue explains it"
         return HELD.get(self.word) or explain_wait(self.reason)
@@ -94,13 +94,13 @@ def normalize(reason: str) -> str:
 
 
 def explain_wait(reason: str) -> str | None:
-    """Why a job with this reason will not start by itself, and what to do; None where it only has to wait, or where SLURM's
-    manual does not have the reason."""
+    """Why a job with this reason will not start by itself, and what to do; None if it only has to wait, or if SLURM's manual
+    does not have the reason."""
     if reason in STUCK:
         return STUCK[reason]
     if re.match(r"Reservation .* was deleted", reason):
         return REMOVED
-    # SLURM adds which node it is: a job of cluster.distribute or of flags.nodelist
+    # SLURM appends the node; a job of cluster.distribute or of flags.nodelist has such a reason
     if reason.startswith(("ReqNodeNotAvail", "Nodes required for job are DOWN")):
         return (
             "a node that it has to run on is down, drained or reserved; it waits until the node is back, or cancel it"

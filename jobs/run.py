@@ -115,7 +115,7 @@ class Run:
 
     @cached_property
     def owner(self) -> int:
-        """The id of the user who launched it, whose jobs its jobs are."""
+        """The id of the user who launched it, who also owns its jobs."""
         return self.folder.stat().st_uid
 
     def copy_sources(self) -> None:
@@ -126,7 +126,7 @@ class Run:
         partial = self.folder / "sources.tmp"
         shutil.rmtree(partial, ignore_errors=True)
         try:
-            shutil.copytree(PACKAGE, partial / "minfer")  # with __pycache__, so that not every job compiles it
+            shutil.copytree(PACKAGE, partial / "minfer")  # with __pycache__, so that no job has to compile it
         except shutil.Error as error:  # has a line for each file
             why = re.sub(r"^\[Errno \d+\] ([^:]+).*", r"\1", str(error.args[0][0][2]))
             raise UserError(
@@ -193,8 +193,8 @@ class Run:
     @contextlib.contextmanager
     def lock(self, patience_s: float = 0.0) -> Iterator[None]:
         """Hold the run's lock, which submitting its jobs needs: two processes at once would queue each shard twice. The lock
-        ends with the process. Raises UserError if another process holds it for longer than `patience_s`, and for whoever may
-        not write there."""
+        ends with the process. Raises UserError if another process holds it for longer than `patience_s`, and if this user may
+        not write to the folder."""
         deadline = time.monotonic() + patience_s
         try:
             file = open(self.folder / "submit.lock", "w")  # noqa: SIM115  # closed below
@@ -219,7 +219,7 @@ class Run:
         return (self.folder / CANCELLED).exists()
 
     def mark_cancelled(self, cancelled: bool) -> None:
-        """Note whether its jobs were cancelled: a process that still submits jobs then submits no more."""
+        """Record whether its jobs were cancelled. A process that is still submitting jobs reads this and stops."""
         mark = self.folder / CANCELLED
         mark.touch() if cancelled else mark.unlink(missing_ok=True)
 
@@ -232,9 +232,9 @@ class Run:
         return [path for folder in sorted(results.glob(f"*/{self.name}")) for path in store.files(folder)]
 
     def rows(self, columns: Iterable[str]) -> dict[tuple[str, str], store.Row]:
-        """The newest row of each case, by shard and case; a case that was run again has several. In a folder, that is the
-        last one in the order of its files, whatever the clocks of the nodes said. Raises UserError if the request cannot be
-        read."""
+        """The newest row of each case, by shard and case; a case that was run again has several rows. Within a folder the
+        newest row is the last one in the order of the files, because the clocks of nodes may differ. Raises UserError if the
+        request cannot be read."""
         from minfer.rows import store  # imports pyarrow; here, so that a typo is reported without it
 
         finished = lambda row: row["finished"].timestamp() if row["finished"] else 0.0

@@ -20,10 +20,10 @@ from minfer.ops.sources import SourceError, read_source, split
 
 
 def fingerprint(kernel: Kernel, arch: str, rules: int) -> str:
-    """A hash of what decides this kernel's result and time: its sources and its op's, without comments; what else its last
-    build has read; the flags and versions that it is compiled with; and `rules`, the version of the measuring rules.
-    Registering another kernel of the op changes nothing. If a source is not read, as one that is too large, the reason takes
-    the place of the sources."""
+    """A hash of what decides this kernel's result and time: its sources and its op's, without comments; the other files
+    that its last build read; the flags and versions that it is compiled with; and `rules`, the version of the measuring rules.
+    Registering another kernel of the op changes nothing. If a source cannot be read, for example because it is too large, the
+    error message is hashed instead."""
     digest = hashlib.sha256()
     op = get(kernel.op).source
     try:
@@ -56,8 +56,8 @@ GENERATED, CONTINUED = ("// Measured (", "// Why: "), "//   "  # what `analysis/
 def _meaning(path: Path) -> str:
     """A source without comments and, in an op's file, without the registration of kernels. A comment becomes a blank, but
     markers and the lines that `analysis/make.py headers` writes into a header leave nothing, so their number may change.
-    Python files of others are parsed by a process that may die; what Python cannot parse is taken as it is. Raises SourceError
-    and OSError."""
+    A separate process, which may die, parses Python files from outside this project; a file that Python cannot parse is used as
+    it is. Raises SourceError and OSError."""
     text = read_source(path)
     if path.suffix != ".py":
         return _cpp_meaning(text)

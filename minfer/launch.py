@@ -109,7 +109,7 @@ def main() -> int:
 
 
 def say_first(text: str) -> None:
-    """On a terminal, say at once what a command is about to do: what it imports takes seconds."""
+    """On a terminal, say at once what a command is about to do, because its imports take seconds."""
     if sys.stderr.isatty():
         print(f"minfer: {text} ...", file=sys.stderr, flush=True)
 
@@ -125,8 +125,8 @@ def _launch() -> int:
 
 
 def exit_status(command: Callable[[], int]) -> int:
-    """The exit status that a command returns; a UserError's, and its one line; 2 and a line for a disk that is full; 130 when
-    it is interrupted; 141, as a shell has it, when nobody reads its output any longer, as behind `| head`."""
+    """Run a command and return its exit status. A UserError prints its one line and gives its own status. A full disk gives a
+    line and 2. An interrupt gives 130. Output that nobody reads any longer, as behind `| head`, gives 141, as in a shell."""
     codecs.register_error("plain", _write_plainly)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # else a test's
@@ -160,7 +160,7 @@ PLAIN = {"µ": "u", "±": "+-", "–": "-", "—": "-", "×": "x", "·": "*", "�
 
 
 def _write_plainly(error: UnicodeError) -> tuple[str, int]:
-    """Writes what a terminal's encoding lacks as ASCII."""
+    """Replaces characters that a terminal's encoding lacks by ASCII."""
     assert isinstance(error, UnicodeEncodeError)
     return "".join(PLAIN.get(letter, "?") for letter in error.object[error.start : error.end]), error.end
 

@@ -48,8 +48,8 @@ def has_gpu() -> bool:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make a folder for what the processes of a test run share: locks, and what is compiled once. MINFER_TESTS_SHARED names one
-    that several runs share. Let Hypothesis draw few examples, or with -m slow its usual number."""
+    """Make a folder for what the processes of a test run share: locks, and files that are compiled once. If MINFER_TESTS_SHARED
+    names a folder, several runs share it. Let Hypothesis draw few examples, or with -m slow its usual number."""
     settings.register_profile("few", max_examples=20)
     settings.load_profile("default" if is_slow_tier(config) else "few")
     if "MINFER_TESTS_SHARED" not in os.environ:
@@ -60,7 +60,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Spare each later garbage collection the half a million objects of what was imported until now."""
+    """Exclude the half a million objects of the modules imported so far from later garbage collections."""
     gc.collect()
     gc.freeze()
 
@@ -108,7 +108,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 
 @pytest.hookimpl(tryfirst=True)  # before any fixture
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Have the jobs of a cluster use the compiler that a user's jobs use: a container has not that of the tests."""
+    """Let the jobs of a cluster use the compiler that a user's jobs use: a container does not have that of the tests."""
     if group(item) == "cluster" and os.environ.get("CXX") == COMPILER:
         del os.environ["CXX"]
 
@@ -214,12 +214,12 @@ def run_shard(tmp_path: Path, faults: None) -> Callable[..., list[store.Row]]:
 
 
 def launch(*words: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
-    """The command line, as a user runs it, but for the seconds that importing PyTorch takes."""
+    """Run the command line as a user does, but without the seconds that importing PyTorch takes."""
     return forked.run("minfer.launch", *words, timeout=timeout, starts_others=True)
 
 
 def run_as_job(shard: Shard) -> subprocess.CompletedProcess[str]:
-    """Run a shard as a job does: in a process of its own, which starts all others. It has PyTorch already, as they have."""
+    """Run a shard as a job does: in a process of its own, which starts all others. As a fork it has PyTorch already."""
     return forked.run("minfer.jobs.node", str(shard.save()), "0", timeout=3000, starts_others=True)
 
 

@@ -14,8 +14,8 @@ from tests.tiers import few_of
 
 
 def patch_language_once() -> None:
-    """Has the interpreter replace Triton's functions once in a launch. It does it for each call of a device function, such as
-    `tl.sum`, which takes half of its time."""
+    """Make the interpreter replace Triton's functions once per launch. Otherwise it replaces them for each call of a device
+    function, such as `tl.sum`, which takes half of its time."""
     from triton.runtime import interpreter
 
     patch, patched = interpreter._patch_lang, set()

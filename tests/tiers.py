@@ -65,9 +65,9 @@ def few_of(cases: Sequence[Case], least: int) -> list[Case]:
 
 
 def pairs_of(cases: Sequence[Case], least: int) -> list[Case]:
-    """The same for pairs of these: each value of a parameter with each of another, each shape with each of them, and so on.
-    Most mistakes need no more than two (Kuhn, Wallace and Gallo, Software fault interactions, IEEE TSE 30(6), 2004)."""
-    shuffled = random.Random(0).sample(cases, len(cases))  # neighbours differ in one value, and bring less
+    """The same for pairs: each value of a parameter with each value of another, each shape with each value, and so on. Most
+    mistakes need at most two values (Kuhn, Wallace and Gallo, Software fault interactions, IEEE TSE 30(6), 2004)."""
+    shuffled = random.Random(0).sample(cases, len(cases))  # neighbours differ in one value, and so add fewer new pairs
     return _that_bring(shuffled, lambda case: {*combinations(_values(case), 2)}, least)
 
 

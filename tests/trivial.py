@@ -1,6 +1,6 @@
-"""Kernels that compute nothing, or a part of what they must, and the sizes at which verification has to tell them from right
-ones: those of every preset, with fewer rows and heads, because a bound depends on the terms of a sum and not on how many
-sums there are."""
+"""Kernels that compute nothing or only a part of their result, and the sizes at which verification must find them. These are
+the sizes of every preset, with fewer rows and heads, because a bound depends on the number of terms of a sum and not on
+the number of sums."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ CPU = torch.device("cpu")
 Tensor = torch.Tensor
 Results = dict[str, Tensor]
 
-# At most so much of the axes along which results do not depend on each other. Axes along which terms are summed stay whole,
-# but where a reference would take minutes: sums in fp32 are far from any limit.
+# The largest sizes of axes along which results do not depend on each other. Axes along which terms are summed keep their size,
+# except where a reference would take minutes: there sums are in fp32, which are far from any limit.
 FEW = {"m": 4, "tokens": 4, "rows": 2, "batch": 2, "seq": 8, "seq_q": 4, "heads": 4, "kv_heads": 2, "new": 2}
 COLUMNS, ELEMENTS = {"n": 64}, {"n": 2048}
 CAPS: dict[str, dict[str, int]] = {
@@ -72,7 +72,7 @@ def problems(op: Op, shapes: list[dict[str, int]]) -> Iterator[Case]:
 
 
 def right_results(op: Op, case: Case, tensors: Mapping[str, Tensor], expected: Mapping[str, Expected]) -> Results:
-    """What a right kernel writes: the reference, rounded; of an op with checks what its baseline computes."""
+    """What a right kernel writes: the reference, rounded; for an op with checks, what its baseline computes."""
     specs = {spec.name: spec for spec in op.specs(case) if spec.role != "in"}
     results = {name: right.value.to(DTYPES[specs[name].dtype]) for name, right in expected.items()}
     if op.checks:

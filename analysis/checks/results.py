@@ -88,7 +88,7 @@ def check_tables(text: str) -> Iterator[str]:
 
 
 def check_ops_table(readme: Path) -> Iterator[str]:
-    """Where the table of ops of a device says another figure than the page that it links to."""
+    """Where a device's table of ops has another figure than the page that it links to."""
     ops = [row for _, (header, *rows) in find_tables(readme.read_text()) if header == OPS_HEADER for row in rows]
     for op, kernel, problem, *said, of_other, _, link in ops:
         page = LINK.search(link)
@@ -106,7 +106,7 @@ def check_ops_table(readme: Path) -> Iterator[str]:
 
 
 def check_readme(readme: Path) -> Iterator[str]:
-    """Where the README's table of ops, or its ladder, says another figure than the pages that they link to."""
+    """Where the README's table of ops, or its ladder, has another figure than the pages that they link to."""
     tables = list(find_tables(readme.read_text()))
     for op, problem, share, verdicts in (
         row for _, (header, *rows) in tables if header == README_HEADER for row in rows

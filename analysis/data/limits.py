@@ -1,5 +1,5 @@
-"""How much slower a case may become before `minfer compare --fail-over` fails: one part for all, or a file that says it for
-each device and case."""
+"""How much slower a case may become before `minfer compare --fail-over` fails: one limit for all cases, or a file with a limit
+for each device and case."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import yaml
 
 
 class Unreadable(Exception):
-    """A limit that cannot be understood; one sentence."""
+    """A limit that cannot be read. The message is one sentence."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Patterns of a device and of a case, with the part by which such a case may be slower; the first that fits counts. A case
-    that none fits fails only where it no longer works."""
+    """Rules: a pattern of devices, a pattern of cases, and the fraction by which such a case may be slower. The first rule that
+    matches a case counts. A case that no rule matches fails only if it no longer works."""
 
     said: str  # as the user wrote it
     rules: Sequence[tuple[str, str, float]]
@@ -30,7 +30,7 @@ class Limits:
 
 
 def parse(text: str) -> Limits:
-    """`3%`, `0.03`, or the name of a YAML file that maps patterns of devices to patterns of cases to such parts. Raises
+    """Read `3%`, `0.03`, or a YAML file that maps patterns of devices to patterns of cases to such values. Raises
     Unreadable."""
     if not text.endswith((".yaml", ".yml")):
         part = _parse_part(text, "--fail-over")

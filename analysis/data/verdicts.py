@@ -243,7 +243,7 @@ def _reciprocal(time: Interval | None) -> Interval:
 
 
 def junit(name: str, cases: list[Compared], failed: list[Compared] | None) -> str:
-    """The cases as JUnit XML, as CI servers read it: a failure is what `--fail-over` fails on (None: what is broken)."""
+    """The cases as JUnit XML, as CI servers read it. `failed`: the cases that `--fail-over` fails; None: the broken ones."""
     failed = [case for case in cases if case.fails(math.inf)] if failed is None else failed
     suite = ElementTree.Element(
         "testsuite", name=f"minfer compare {name}", tests=str(len(cases)), failures=str(len(failed))

@@ -197,8 +197,8 @@ def over_sizes(ax: Axes, found: Series, theme: Theme) -> dict[str, list[Row]]:
 
 
 def points(line: list[Row], found: Series) -> tuple[list[int], list[float]]:
-    """The sizes of a series from a line's first one to its last, and the rate at each: NaN, where the line is broken, at a
-    size that was not measured."""
+    """The sizes of a series from a line's first one to its last, and the rate at each. A size that was not measured has NaN,
+    at which the plot interrupts the line."""
     rates = {found.size(row): float(row["cold_rate"]) for row in line}
     between = [size for size in found.sizes if min(rates) <= size <= max(rates)]
     return between, [rates.get(size, math.nan) for size in between]

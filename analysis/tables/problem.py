@@ -82,7 +82,7 @@ def percent(row: store.Row, regime: str, reference: store.Row | None) -> str:
 
 
 def share(ratio: float, low: float | None, high: float | None, verdict: str | None) -> str:
-    """A ratio in percent: `104.8 % (104.7–105.2)`; a tie says so. Only the verdict where the interval is too wide."""
+    """A ratio in percent: `104.8 % (104.7–105.2)`; a tie says so. If the interval is too wide, only the verdict."""
     if is_too_wide(low, high):
         return verdict or "unknown"
     decimals = len(significant(100 * ratio, 3 if ratio < 1 else 4).partition(".")[2])

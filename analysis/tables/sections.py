@@ -216,7 +216,7 @@ def short(problem: str) -> str:
 
 
 def headline_lines(section: Section, where: Where) -> list[str]:
-    """The result in one sentence, both regimes in it, and its ladder; none where no kernel was compared with PyTorch."""
+    """The result in one sentence with both regimes, and its ladder; empty if no kernel was compared with PyTorch."""
     best = section.best
     if best is None or not (shares := format_shares(best)):
         return []

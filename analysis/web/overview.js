@@ -109,7 +109,7 @@ function sizePart(section, setting, found) {
       control("Figure", measures.map(([, label]) => label), 0, (i) => { measure = i; }), make("label", {}, log, "log axis")), box];
 }
 
-// The points of a line and, between its ends, an empty one at each size that was not measured: the line is broken there.
+// The points of a line and, between its ends, an empty point at each size that was not measured; it interrupts the line.
 function withGaps(points, sizes, size) {
   const measured = new Set(points.map(size)), first = Math.min(...measured), last = Math.max(...measured);
   const missing = sizes.filter((at) => at > first && at < last && !measured.has(at));

@@ -1,7 +1,7 @@
 // Views: the leaderboard, all rows, the list of kernels, failures.
 let report = null; // what readTables found
 
-// After a kernel's name: what its times are not, so that no view hides it.
+// Marks after a kernel's name that warn of its times; every view shows them.
 const marks = (table, row) => (table.at("status", row) === "unconverged" ? " †" : "") + (table.at("flags", row) ? " ‡" : "");
 const MARKS = "† Less precise than asked for, or a judged time that does not fit those inside. ‡ The machine was busy, or something else is to be known of the row: see its flags.";
 

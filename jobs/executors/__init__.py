@@ -29,8 +29,8 @@ def choose(cluster: Cluster, container: Container) -> Executor:
 
 
 def find_states(run: Run, jobs: Collection[Job]) -> dict[str, Seen] | None:
-    """The queue's entry for each job of a run that has not ended, by its id; also for jobs of the run that are not among
-    these. None if SLURM does not answer."""
+    """The queue's entry for each job of a run that has not ended, by its id, also if the job is not among `jobs`. None if
+    SLURM does not answer."""
     found: dict[str, Seen] = {}
     for form, own in list(_by_form(jobs)) or [(form, []) for form in _find_form(run)]:
         if (told := form.states(run, own)) is None:
@@ -50,17 +50,17 @@ def find_ends(jobs: Collection[Job]) -> dict[str, str]:
 
 
 def cancel(run: Run, jobs: Collection[Job], lost: Collection[str] = ()) -> list[str]:
-    """Cancel jobs of a run, and those `lost` ones that only the queue has, by their ids. Returns a sentence for each that
-    could not be cancelled."""
+    """Cancel jobs of a run. `lost`: the ids of further jobs, which the queue has and the run's folder does not name. Returns
+    a sentence for each job that could not be cancelled."""
     ids = {form: [job.id for job in own] for form, own in _by_form(jobs)}
     if lost:
         ids[Slurm] = [*ids.get(Slurm, []), *lost]
-    # local jobs last: this waits for their end
+    # local jobs last, because their cancel waits for their end
     return [line for form in reversed(EXECUTORS.values()) if form in ids for line in form.cancel(run, ids[form])]
 
 
 def _find_form(run: Run) -> list[type[Executor]]:
-    """The executor of a run whose folder names no job; none where its request does not say."""
+    """The executor of a run whose folder names no job; empty if its request does not tell."""
     try:
         return [type(choose(run.request.cluster, run.request.container))]
     except (UserError, OSError):

@@ -70,7 +70,7 @@ class Executor(ABC):
         """The largest `time_min` and `memory_gb` that a job with its GPUs can get; infinite if unknown."""
 
     def list_set_aside(self) -> list[str]:
-        """A sentence for the user on what of this shell's environment jobs are submitted without, if there is anything."""
+        """Sentences for the user on what jobs do not get from this shell's environment."""
         return []
 
     @abstractmethod
@@ -86,7 +86,7 @@ class Executor(ABC):
     @classmethod
     @abstractmethod
     def states(cls, run: Run, jobs: Collection[Job]) -> dict[str, Seen] | None:
-        """The queue's entry for each job that has not ended, by its id; also for jobs of the run that are not among these,
+        """The queue's entry for each job that has not ended, by its id. It also has jobs of the run that are not among `jobs`,
         because their line in the run's folder was lost. None if the queue does not answer."""
 
     @classmethod

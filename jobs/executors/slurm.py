@@ -29,7 +29,7 @@ PASS_ON = ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURMD_NODENAME", "SLURM_NODEI
            "SLURM_NTASKS", "SLURM_NNODES", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_TMPDIR", "SLURM_CPUS_PER_TASK",
            "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "SUBMITIT_EXECUTOR")  # fmt: skip
 PASS_ON_ONE = 'eval "[ -z \\"\\${$name+x}\\" ] || export \\"APPTAINERENV_$name=\\$$name\\""'
-# The first line of a job's script, for whoever asks on which node a job failed.
+# The first line of a job's script: it writes the node's name to the log, so that minfer can tell on which node a job failed.
 NODE_LINE = f'echo "{NODE}${{SLURMD_NODENAME:-$(hostname -s)}}"'
 # The last lines of a job's script. They run on the node, outside any container, where scontrol is available. A shard that
 # was stopped after it had finished some cases exits with AGAIN, and its job is queued again.
@@ -162,7 +162,7 @@ class Slurm(Executor):
                 "export SLURM_EXPORT_ENV=ALL",  # so that a user's SBATCH_EXPORT=NONE does not empty the tasks' environment, too
                 *cluster.setup,
                 *check_lines(self, run),
-                "set +e",  # of the user's setup: what follows a shard that stopped early has to run
+                "set +e",  # if the user's setup has set -e: the lines after a shard that stopped early have to run
             ],
             "teardown": REQUEUE,
             "additional_parameters": {"chdir": str(run.sources), "requeue": True} | flags,
@@ -177,8 +177,8 @@ class Slurm(Executor):
 
     @classmethod
     def states(cls, run: Run, jobs: Collection[Job]) -> dict[str, Seen] | None:
-        """Asks squeue instead of submitit, which takes NODE_FAIL for the end of a job though SLURM runs it again. Its jobs
-        are those of the run's owner, who need not be who asks."""
+        """Asks squeue and not submitit, which takes NODE_FAIL for the end of a job although SLURM runs it again. It asks for
+        the jobs of the run's owner, because another user may be asking."""
         soon = (datetime.datetime.now() + datetime.timedelta(days=30)).isoformat()
         told = commands.ask("squeue", "--noheader", "--array", f"--user={run.owner}", "--format=%i|%T|%S|%r|%j")
         if told is None:
@@ -193,7 +193,7 @@ class Slurm(Executor):
 
     @classmethod
     def accounts(cls, jobs: Collection[Job]) -> dict[str, Account]:
-        """Empty without slurmdbd. Asks for whole arrays: sacct has no line of a single task that never started."""
+        """Empty without slurmdbd. It asks for whole arrays, because sacct has no line for a single task that never started."""
         fields = "JobID,State,Submit,Start,ElapsedRaw,MaxRSS"
         ids = ",".join(sorted({job.id.partition("_")[0] for job in jobs}))
         told = commands.ask(
@@ -203,7 +203,7 @@ class Slurm(Executor):
 
     @classmethod
     def cancel(cls, run: Run, jobs: Collection[str]) -> list[str]:
-        """Jobs that have ended are passed over."""
+        """Jobs that have ended count as cancelled."""
         ids = sorted(set(jobs))
         refused: list[str] = []
         for start in range(0, len(ids), 500):  # because a command line has a largest length
@@ -215,7 +215,7 @@ class Slurm(Executor):
 
 
 def name_jobs(run: Run) -> str:
-    """The name of a run's jobs, by which they are found if the run's folder lost their ids."""
+    """The name of a run's jobs. minfer finds them by it if the run's folder has lost their ids."""
     return f"minfer-{run.name}"
 
 

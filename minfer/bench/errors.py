@@ -14,10 +14,10 @@ from minfer.ops.bounds import whole_limit
 
 @dataclass(frozen=True)
 class Errors:
-    """How far results are from the reference, the largest of everything that was tried.
+    """How far results are from the reference: the largest errors over all inputs and outputs.
 
-    `rel_l2`, ||result - reference|| / ||reference||, `max_abs`, in the output's unit, and `over_limit` are of floats with a
-    bound only."""
+    Only outputs of floats with a bound count in `rel_l2`, ||result - reference|| / ||reference||, in `max_abs`, which is in the
+    output's unit, and in `over_limit`."""
 
     rel_l2: float = 0.0
     max_abs: float = 0.0
@@ -37,7 +37,7 @@ class Errors:
 
     @property
     def over(self) -> float:
-        """The larger of both multiples: above 1, or NaN, is wrong."""
+        """The larger of `over_bound` and `over_limit`: above 1, or NaN, is wrong."""
         return _larger(self.over_bound, self.over_limit)
 
 
@@ -46,8 +46,8 @@ def _larger(one: float, other: float) -> float:
 
 
 def run_reference(op: Op, case: Case, tensors: Tensors) -> Mapping[str, Expected]:
-    """What each written tensor must be, from the tensors as they were before the call; not of those that only have a check.
-    Raises ValueError for an op whose reference and tensors do not fit each other."""
+    """What each written tensor must be, computed from the tensors as they were before the call. Tensors that only have a check
+    are left out. Raises ValueError for an op whose reference and tensors do not fit each other."""
     specs = op.specs(case)
     exact = {
         spec.name: tensors[spec.name].double() if tensors[spec.name].is_floating_point() else tensors[spec.name]
@@ -81,8 +81,8 @@ def _check_expected(who: str, spec: Spec, right: Expected) -> None:
 
 
 def bound_of(expected: Expected, dtype: torch.dtype) -> torch.Tensor:
-    """How far a right result of this dtype may be from each element's value, in fp64: what the reference allows, and the
-    rounding to the dtype."""
+    """How far each element of a right result of this dtype may be from its value, in fp64: what the reference allows, plus
+    the rounding to the dtype."""
     kind = torch.finfo(dtype)
     rounding = expected.value.abs().mul_(kind.eps).add_(kind.smallest_normal)
     return rounding if expected.bound is None else rounding.add_(expected.bound)
@@ -91,7 +91,8 @@ def bound_of(expected: Expected, dtype: torch.dtype) -> torch.Tensor:
 def limit_of(expected: Expected, dtype: torch.dtype) -> float:
     """How large the norm of all errors of a right result of this dtype may be. Values that are not finite have no error.
 
-    An element may be zero instead of a subnormal number. All may not: the softmax of a long row in float16 has no others."""
+    One element may be zero instead of a subnormal number. All together may not, because the softmax of a long row in float16
+    has only subnormal numbers."""
     assert expected.bound is not None
     kind, elements = torch.finfo(dtype), expected.value.numel()
     value = float(expected.value.norm())

@@ -21,10 +21,10 @@ POISON, POISON_BYTE = 0x7FA5, 0x7F
 class Operands:
     """The tensors of one case by name, in the op's order. The same seed makes the same values, on the same kind of device.
 
-    `distribution` is that of floats: "uniform" on [-1, 1], or "normal".
+    `distribution` is the name of that of floats, as in `minfer.ops.tensors.Draw`.
 
-    `fenced`, on a CPU: each tensor ends at a page that nobody may touch, or less than ALIGNMENT bytes before it. A kernel that
-    reads beyond that dies, even if it discards what it read."""
+    `fenced`, on a CPU: each tensor ends less than ALIGNMENT bytes before a protected page. A kernel that reads from this page
+    crashes, even if it discards what it read."""
 
     def __init__(
         self, op: Op, case: Case, seed: int, distribution: str, device: torch.device, fenced: bool = False
@@ -63,7 +63,7 @@ class Operands:
         }
 
     def _allocate_fenced(self) -> dict[str, torch.Tensor]:
-        """Each tensor in pages of its own, guards before it and in the rest of its last page."""
+        """Each tensor in pages of its own, with guards before it and in the rest of its last page."""
         found, self._guards = {}, []
         for spec in self.specs:
             memory = fence(GUARD_BYTES + spec.nbytes)
@@ -104,7 +104,7 @@ def change(op: Op, case: Case, tensors: Tensors, seed: int, distribution: str) -
 
 
 def fence(nbytes: int) -> torch.Tensor:
-    """At least so many bytes of the CPU's memory, which end where a page begins that nobody may touch."""
+    """At least this many bytes of the CPU's memory; a protected page follows them."""
     nbytes = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
     pages = mmap.mmap(-1, nbytes + mmap.PAGESIZE)
     memory = torch.frombuffer(pages, dtype=torch.uint8, count=nbytes)

@@ -20,13 +20,13 @@ SLACK = 4.0  # times the bound: two right results may be at opposite ends of it,
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How much two right results of nearly the same inputs may differ: for each element, `SLACK` times its bound; for each
-    output, twice its limit."""
+    """How much two right results of nearly the same inputs may differ: each element by `SLACK` times its bound, each output
+    as a whole by twice its limit."""
 
     op: Op
     case: Case
     allowed: dict[str, torch.Tensor]  # by output, before rounding, in fp32; outputs that must be exact are missing
-    limits: dict[str, float] = field(default_factory=dict)  # by output, relative to its norm; of sums only
+    limits: dict[str, float] = field(default_factory=dict)  # by output, relative to its norm; only of sums
 
     @staticmethod
     def of(op: Op, case: Case, tensors: Tensors) -> Tolerance:
@@ -104,8 +104,8 @@ def matches_reference(op: Op, case: Case, inputs: Tensors, results: Tensors) -> 
 
 
 def over_bound(op: Op, case: Case, inputs: Tensors, results: Tensors) -> float:
-    """The largest error of the results against the fp64 reference, of an element as a multiple of its bound or of an output as
-    a multiple of its limit; NaN for a NaN."""
+    """The largest error of the results against the fp64 reference: that of an element as a multiple of its bound, or that of
+    an output as a multiple of its limit, whichever is larger. NaN for a NaN."""
     expected = run_reference(op, case, inputs)
     tensors = {**inputs, **results}
     worst = Errors()

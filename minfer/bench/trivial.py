@@ -1,7 +1,7 @@
-"""Whether a kernel that computes nothing would be right, by what an op states: zeros, one number everywhere, an input passed
-through. Then no verdict about a kernel of this op is worth anything, and the op is refused, in a sentence.
+"""Checks whether the bounds of an op would accept a kernel that computes nothing: one that writes zeros, one number everywhere,
+or a copy of an input. Such an op is refused with a sentence, because verification could not tell its kernels from wrong ones.
 
-This costs little: nearly always the first elements show that such a result is wrong."""
+The check costs little: nearly always the first elements show that such a result is wrong."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from minfer.bench.operands import poison
 from minfer.ops import Case, Expected, Op, Tensors
 from minfer.ops.bounds import DEVIATIONS, whole_limit, within
 
-# A sum without a sixteenth of its terms is off by the root of a sixteenth, relative to its size, if the terms are random.
+# If terms are random, a sum that omits a sixteenth of them is off by the square root of 1/16 relative to its size.
 TOO_WIDE = 0.25
-FEW = 32  # fewer elements can all be zero, or alike, by chance
+FEW = 32  # fewer elements can all be zero, or equal, by chance
 SAMPLE = 4096  # elements that nearly always show that a result is wrong
 
 
 def refuse_trivial(op: Op, case: Case, tensors: Tensors, results: Tensors, expected: Mapping[str, Expected]) -> None:
     """Raises ValueError if a trivial result would be right. `tensors`: as they were before the call. `results`: those of a
-    right kernel by name, for outputs that have a check and no reference; such an output is not tried without them."""
+    right kernel by name, for outputs that have a check and no reference. Without them such an output is skipped."""
     for spec in op.specs(case):
         name = spec.name
         if spec.role == "in" or not spec.numel:
@@ -43,7 +43,7 @@ def _trivial(op: Op, case: Case, name: str, tensors: Tensors, expected: Mapping[
     right, dtype = expected[name], tensors[name].dtype
     value, elements = right.value, right.value.numel()
     if right.terms:
-        # Of sums of random terms; |v| and |s| are as large as is usual.
+        # The limit of a sum of random terms, relative to it, with |s| as large as it usually is.
         usual = DEVIATIONS * right.terms * right.unit
         wide = whole_limit(1.0, usual, torch.finfo(dtype).eps, elements, right.terms, right.unit)
         if wide >= TOO_WIDE:
@@ -64,8 +64,8 @@ def _trivial(op: Op, case: Case, name: str, tensors: Tensors, expected: Mapping[
 
 
 def _candidates(name: str, mean: torch.Tensor, right: Expected, tensors: Tensors) -> Iterator[tuple[str, torch.Tensor]]:
-    """Results that take no computing, in the output's dtype, and their names. One that the op means is none of them: the
-    rotation by an angle of 0 is a copy."""
+    """Results that need no computation, in the output's dtype, with their names. Results that equal the right one are left
+    out: a rotation by an angle of 0 is a copy."""
     written, value = tensors[name], right.value
     yield "zeros", torch.zeros_like(written)
     if bool((value != value.flatten()[0]).any()):
@@ -79,7 +79,7 @@ def _candidates(name: str, mean: torch.Tensor, right: Expected, tensors: Tensors
 
 
 def _is_right(op: Op, case: Case, name: str, result: torch.Tensor, expected: Mapping[str, Expected]) -> bool:
-    """Whether a result is right: some of its rows first, and then all of them."""
+    """Whether a result is right. It compares a few rows first, and all rows only if these are right."""
     right = expected[name]
     rows = max(1, SAMPLE * len(result) // result.numel())
     assert right.bound is not None
@@ -90,8 +90,8 @@ def _is_right(op: Op, case: Case, name: str, result: torch.Tensor, expected: Map
 
 
 def _trivial_by_check(op: Op, case: Case, name: str, tensors: Tensors, results: Tensors) -> str | None:
-    """What the check of an output would call right, or None. A check that accepts even what nobody has written says that
-    anything may be there."""
+    """The trivial result that the check of an output accepts, or None. A check that accepts even unwritten memory allows
+    anything there on purpose."""
     if results[name].numel() < FEW or not bool((results[name] != 0).any()):
         return None
 

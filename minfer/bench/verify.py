@@ -1,9 +1,9 @@
 """Is a kernel right? It is run on inputs made from a seed and compared, element by element, with the op's fp64 reference.
 
 The bound of an element is one ulp of the output's dtype plus what the op's reference allows for the arithmetic before that
-rounding. All errors of an output together have a limit of their own, `whole_limit`, which is far below the bounds of long sums
-(`minfer.ops.bounds`). Integers, and what is only copied, must be exact. `minfer.bench.trivial` refuses an op whose bounds a
-kernel meets that computes nothing.
+rounding. The errors of all elements of an output together have a limit of their own, `whole_limit`, which is far below the
+bounds of long sums (`minfer.ops.bounds`). Integers, and values that are only copied, must be exact. `minfer.bench.trivial`
+refuses an op whose bounds would accept a kernel that computes nothing.
 
 The reference is computed after the kernel ran, from inputs made anew from their seed: nothing that a kernel can reach
 while it runs decides whether it is right.
@@ -61,13 +61,13 @@ class Inputs:
         return f"{self.distribution} inputs, {self.case.shape_name}{call}, seed {self.seed}"
 
     def operands(self, op: Op, device: torch.device) -> Operands:
-        """Its tensors; the same values every time. On a CPU a kernel that reads far beyond one dies."""
+        """Its tensors; the same values every time. On a CPU a kernel that reads far beyond a tensor crashes."""
         return Operands(op, self.case, self.seed, self.distribution, device, fenced=True)
 
 
 def choose_inputs(op: Op, case: Case, kernel: Stated, capability: tuple[int, int] | None, seed: int) -> list[Inputs]:
-    """What a case is verified on: its own shape under two distributions and every call, then small odd shapes, of which one
-    is drawn at random, so that no kernel can prepare for it, and its own shape with uneven rows."""
+    """What a case is verified on: its own shape under two distributions and every call; small odd shapes, of which one is
+    drawn at random, so that no kernel can prepare for it; and its own shape with uneven rows."""
     first, *others = [c for c in op.under_each_call(case) if c is case or kernel.unsupported(c, capability) is None]
     chosen = [Inputs(first, "uniform", seed), Inputs(first, "normal", seed + 1)]
     chosen += [Inputs(other, "uniform", seed + 2) for other in others]
@@ -91,7 +91,7 @@ def verify(
     seed: int,
 ) -> Errors:
     """Compare a kernel with the reference on all inputs of a case. Raises WrongResult or Dishonest at the first that fails, and
-    ValueError for an op that would also call the result of a kernel right which computes nothing."""
+    ValueError for an op whose bounds would accept a kernel that computes nothing."""
     worst = Errors()
     for inputs in choose_inputs(op, case, kernel, capability, seed):
         worst = _verify_on(op, inputs, kernel, function, device, worst, is_own=inputs.case == case)

@@ -44,7 +44,7 @@ def build(kernel: Kernel, arch: str = "") -> Built:
         # Older PyTorch uses a file as a lock, and waits for ever for one that a killed build left behind. Our own lock
         # is released when its process ends, so any such file is stale.
         (folder / "lock").unlink(missing_ok=True)
-        if (folder / "built.json").exists():  # of other files than those of today, which ninja may not notice
+        if (folder / "built.json").exists():  # built from other contents than today's; ninja may not notice the change
             for stale in (*folder.glob("*.o"), *folder.glob("*.so"), folder / "device.cubin"):
                 stale.unlink(missing_ok=True)
         start = time.perf_counter()

@@ -89,7 +89,7 @@ def use_libraries(libraries: Mapping[str, str]) -> None:
 
 
 def find(kernel: Kernel, arch: str = "") -> Built | None:
-    """The finished build of exactly these sources, flags and versions, if there is one, and if nothing else that the compiler
+    """The finished build of exactly these sources, flags and versions, if there is one and no other file that the compiler
     read has changed."""
     if found := _given.get(f"{kernel.op}/{kernel.name}"):
         return found
@@ -102,7 +102,7 @@ def find(kernel: Kernel, arch: str = "") -> Built | None:
 
 
 def recorded(kernel: Kernel, arch: str) -> reads.Reads | None:
-    """What the last build of exactly these sources has read besides them; None where nobody recorded it."""
+    """The other files that the last build of exactly these sources read; None if there is no record."""
     folder = directory(kernel, arch)
     for path, name in ((folder / "reads.json", None), (sandboxed(folder), "reads")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -112,12 +112,12 @@ def recorded(kernel: Kernel, arch: str) -> reads.Reads | None:
 
 
 def write_whole(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a JSON file that is there whole or not at all."""
+    """Write a JSON file atomically."""
     partial = path.with_name(f"{path.name}.tmp")
     partial.write_text(json.dumps(content))
     partial.replace(path)
 
 
 def sandboxed(folder: Path) -> Path:
-    """The JSON file that says what a sandbox built, for the folder that the same build has elsewhere."""
+    """The JSON file about a build in a sandbox. `folder` is the one that the same build has without a sandbox."""
     return root() / "sandboxed" / f"{folder.name}.json"

@@ -1,5 +1,5 @@
-"""The files that a build has read besides the sources that `Kernel.sources` finds, by the compiler's own list, with their
-digests. If one of them has changed, the build is stale and the kernel is another one."""
+"""The files that a build read besides those that `Kernel.sources` finds, with their digests. The list is the compiler's own. If
+one of these files has changed, the build is stale and the kernel's fingerprint is another one."""
 
 from __future__ import annotations
 
@@ -24,25 +24,26 @@ from minfer.ops.sources import read_source, strip_comments
 Reads = Mapping[str, str]  # path -> digest; "" for a file that cannot be digested
 
 MOST_FILES = 1000
-# What makes a build depend on files that no compiler lists: the assembler's, and those that may only be looked for.
+# Words by which a build depends on files that the compiler does not list: those that the assembler includes, and those whose
+# existence a source tests.
 UNLISTED = re.compile(r"\.incbin|\b__has_(?:include|include_next|embed)\b")
 QUOTED = re.compile(r"""["']([^"'\\\n]{1,200})["']""")
 IMPORTED = re.compile(r"^[ \t]*(?:from|import)[ \t]+([A-Za-z_][\w.]{0,199})", re.MULTILINE)
-PROCESS = "process"  # stands beside the paths where files are not listed
+PROCESS = "process"  # a key beside the paths, for a build with files that the compiler does not list
 _this_process = secrets.token_hex(8)
 
 
 def reads_unlisted(kernel: Kernel) -> bool:
-    """Whether a kernel of others depends on files that the compiler does not list. Raises SourceError."""
+    """Whether a kernel from outside this project depends on files that the compiler does not list. Raises SourceError."""
     if kernel.source.is_relative_to(PACKAGE):
         return False
     return any(UNLISTED.search(strip_comments(read_source(path))) for path in kernel.sources() if path.suffix != ".py")
 
 
 def are_current(kernel: Kernel, found: Reads | None) -> bool:
-    """Whether nothing has changed since these were recorded. Without a record that is true of this project's own kernels,
-    which include nothing but their sources. Of files that are not listed only the process that has built knows that. Raises
-    SourceError."""
+    """Whether none of these files has changed since they were recorded. Without a record, True for this project's own kernels,
+    which include nothing but their sources. A build that depends on unlisted files is current only in the process that built
+    it. Raises SourceError."""
     if found is None:
         return kernel.source.is_relative_to(PACKAGE)
     by = found.get(PROCESS, "")
@@ -50,19 +51,19 @@ def are_current(kernel: Kernel, found: Reads | None) -> bool:
 
 
 def identity(kernel: Kernel, found: Reads | None) -> list[str]:
-    """What these files are now, for a fingerprint; empty for a kernel that reads nothing but its sources. Where files are not
-    listed, no other process gets the same. Raises SourceError."""
+    """The present digests of these files, for a fingerprint; empty for a kernel that reads nothing but its sources. If the
+    kernel depends on unlisted files, each process gets another result. Raises SourceError."""
     files = sorted(digest((found or {}).keys() - {PROCESS}).values())
     return [*files, *([_this_process] if reads_unlisted(kernel) else [])]
 
 
 def record(kernel: Kernel, paths: Iterable[str]) -> dict[str, str]:
-    """What a build has read, to be stored beside it. Raises SourceError."""
+    """The record of the files that a build read, to be stored beside the build. Raises SourceError."""
     return digest(paths) | ({PROCESS: _this_process} if reads_unlisted(kernel) else {})
 
 
 def digest(paths: Iterable[str]) -> dict[str, str]:
-    """Each of these files, and MOST_FILES at most, with its digest."""
+    """The digests of these files, of the first MOST_FILES at most."""
     return {path: _digest(path) for path in sorted(paths)[:MOST_FILES]}
 
 
@@ -82,8 +83,9 @@ def _digest(path: str) -> str:
 
 
 def named_by_python(kernel: Kernel) -> dict[str, str]:
-    """The files beside a Python source of others that its text names, in quotation marks or as a module, with their digests:
-    what it reads when it runs cannot be known before. Not the sources of registered kernels. Raises SourceError."""
+    """For a Python source from outside this project: the files beside it that its text names, in quotation marks or as a
+    module, with their digests. What else it reads when it runs is not known. The sources of registered kernels are left out.
+    Raises SourceError."""
     if kernel.source.suffix != ".py" or kernel.source.is_relative_to(PACKAGE):
         return {}
     text, folder = read_source(kernel.source), kernel.source.parent
@@ -94,8 +96,8 @@ def named_by_python(kernel: Kernel) -> dict[str, str]:
 
 
 def listed(kernel: Kernel, folder: Path) -> list[str]:
-    """The files that the compiler has read, by the list that ninja keeps in a build's folder; without the kernel's sources and
-    without those of the compiler, of CUDA, of Python and of PyTorch, whose versions a build's name contains."""
+    """The files that the compiler read, from the list that ninja keeps in a build's folder. Left out are the kernel's sources
+    and the files of the compiler, of CUDA, of Python and of PyTorch, whose versions the build's name hashes."""
     toolchain.put_ninja_on_path()
     said = subprocess.run(
         ["ninja", "-t", "deps"], cwd=folder, capture_output=True, text=True, errors="surrogateescape"

@@ -1,7 +1,6 @@
 """What a user types: `minfer +sweep=hgemm` launches a run; `minfer status RUN`, `wait`, `cancel`, `resubmit` and `logs` look
-after one that was launched earlier, from any shell, and `minfer runs` lists them;
-`minfer report`, `minfer compare` and `minfer race` look at what kernels do; `minfer warm TRACE` compiles variants for the sizes
-in a trace."""
+after one that was launched earlier, from any shell, and `minfer runs` lists them; `minfer report`, `minfer compare` and
+`minfer race` look at what kernels do; `minfer warm TRACE` compiles variants for the sizes in a trace."""
 
 from __future__ import annotations
 

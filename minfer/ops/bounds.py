@@ -3,8 +3,8 @@
 A bound is of the error before the output is rounded to its dtype. Verification adds that rounding itself: eps |value| plus
 the smallest normal number of the dtype. The unit roundoff u is 2^-24 for sums in float32 and 2^-11 in float16.
 
-The elements' bounds are for the worst of many elements. All errors together are far smaller, and `whole_limit` says how large
-they may be. So a kernel whose every element is within a wide bound, but which computed something else, is wrong.
+The elements' bounds allow for the worst of many elements. The errors of all elements together are far smaller; `whole_limit`
+limits their norm. It finds a kernel that computes something else although each of its elements is within a wide bound.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DEVIATIONS = 4  # standard deviations of an error that a bound allows
 class Expected:
     """`value` and `bound` are fp64 tensors of the output's shape; without a bound, the output must be exactly `value`.
 
-    `terms`: how many terms each sum has, in an accumulator whose unit roundoff is `unit`; 0 where the bound is not that of
+    `terms`: how many terms each sum has, in an accumulator whose unit roundoff is `unit`; 0 if the bound is not that of
     `dot`, which is 4 sqrt(terms) unit times the magnitudes of the terms."""
 
     value: torch.Tensor
@@ -67,18 +67,18 @@ def whole_limit(value: float, bound: float, rounding: float, elements: int, term
         min(|b| + |r|, max(|v| / 32, (1 + 4 / sqrt(elements)) (|r| + e)))
 
     with v, b and r for value, bound and rounding. e / sqrt(elements) is the root mean square of the errors before the output is
-    rounded. A bound allows an element at least 4 standard deviations, so that e is |b| / 4. Of sums it is less:
+    rounded. A bound allows an element at least 4 standard deviations, so that e is |b| / 4. For sums it is less:
 
         e = u sqrt(terms |v|^2 + |s|^2)    where |s|, the norm of the terms' magnitudes, is |b| / (4 sqrt(terms) u)
 
-    Let terms be independent and of mean 0. Then a partial sum of i of them is as large as sqrt(i / terms) of the sum, in the
-    root mean square, and each addition adds an independent error of at most u / sqrt(3) of its partial sum (Robertazzi and
-    Schwartz, Best ordering for floating-point addition, TOMS 1988). Of all additions, one after the other, that is
-    u sqrt(terms / 6) of the sum; any other order has fewer on the way. e is 2.4 times as much. Its part with |s| is for sums
-    that are small by chance, whose partial sums are not.
+    Let terms be independent and of mean 0. Then the root mean square of a partial sum of i terms is sqrt(i / terms) of that of
+    the sum, and each addition adds an independent error of at most u / sqrt(3) of its partial sum (Robertazzi and Schwartz,
+    Best ordering for floating-point addition, TOMS 1988). When the terms are added one after the other, these errors come to
+    u sqrt(terms / 6) of the sum; any other order gives less. The first part of e is 2.4 times as much. The part with |s| is for
+    sums that are small by chance although their partial sums are not.
 
-    The factor before it allows the norm of few elements 4 standard deviations. The maximum is for errors that many elements
-    share: a sum without a sixteenth of its terms is 1/4 off, far from 1/32."""
+    The factor 1 + 4 / sqrt(elements) allows the norm of few elements 4 standard deviations. The maximum with |v| / 32 is for
+    errors that many elements share; a sum that omits a sixteenth of its terms is off by 1/4, far more than 1/32."""
     errors = bound / DEVIATIONS
     if terms:
         errors = math.hypot(unit * math.sqrt(terms) * value, bound / (DEVIATIONS * math.sqrt(terms)))

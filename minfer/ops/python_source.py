@@ -1,7 +1,7 @@
-"""What a Python source means, without comments and without the registration of kernels: its syntax tree, as text.
+"""The syntax tree of a Python source, as text, without comments and without the registration of kernels.
 
-Python's parser is recursive, and text can make it end its process. So this file is also a program, which reads a source from
-its standard input and writes the tree to its standard output; `meaning_apart` runs it.
+Python's parser is recursive, and a source can crash the process that parses it. So this file is also a program, which reads a
+source from its standard input and writes the tree to its standard output; `meaning_apart` runs it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MOST_BYTES = 64 << 20  # of a tree
 
 
 def meaning(text: str) -> str:
-    """Raises SyntaxError, ValueError, RecursionError and MemoryError, or ends the process, where Python cannot parse it."""
+    """The tree. If Python cannot parse the text, raises SyntaxError, ValueError, RecursionError or MemoryError, or crashes."""
     module = ast.parse(text)
     module.body = [statement for statement in module.body if not _registers(statement)]
     return ast.dump(module)
@@ -32,7 +32,7 @@ def _registers(statement: ast.stmt) -> bool:
 
 
 def meaning_apart(text: str) -> str | None:
-    """The same, from a process of its own; None where Python cannot parse the text within limits of time and memory."""
+    """The same, in a separate process; None if Python cannot parse the text within the limits of time and memory."""
     command = [sys.executable, "-I", "-S", str(Path(__file__).resolve())]
     source = text.encode("utf-8", "surrogateescape")
     try:

@@ -1,5 +1,5 @@
-"""Reads the source files of kernels, which anybody may have written: no file is read beyond a limit, and every scan takes time
-that is linear in the text."""
+"""Reads the source files of kernels. Anybody may have written them, so each file has a size limit, and every scan takes linear
+time."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ MOST_BYTES = 4 << 20  # of one source file
 MOST_FILES = 1000  # of one kernel
 MOST_TOTAL = 32 << 20  # bytes of a kernel's source files
 
-# Comments and literals of C++ and CUDA. Each alternative that has begun matches, to the end of the text if it is not closed:
-# an attempt that fails at the end of the text would be repeated from the next place. A name in angle brackets may contain //.
+# Comments and literals of C++ and CUDA. Once an alternative has begun, it matches; if it is not closed, up to the end of the
+# text. If it failed at the end instead, the search would start again at the next character and take quadratic time. A name in
+# angle brackets may contain //.
 TOKENS = re.compile(
     r"""
     (?P<line>  /(?:\\[ \t]*\n)*/ [^\n\\]* (?:\\[ \t]*\n?[^\n\\]*)* )
@@ -35,7 +36,7 @@ _included: dict[bytes, tuple[str, ...]] = {}  # by the digest of a text
 
 
 class SourceError(ValueError):
-    """A source file that is not read; the message is one sentence."""
+    """A source file that minfer refuses to read. The message is one sentence."""
 
 
 def read_source_bytes(path: Path) -> bytes:
@@ -73,7 +74,7 @@ def split(text: str) -> Iterator[tuple[str, str]]:
 
 
 def strip_comments(text: str) -> str:
-    """A C++ source with a blank for each comment."""
+    """A C++ source with each comment replaced by a blank."""
     return "".join(part if kind in ("code", "literal") else " " for kind, part in split(text))
 
 

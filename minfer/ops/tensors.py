@@ -38,9 +38,9 @@ Undo = Callable[[], object]
 class Draw:
     """Where the values of one set of tensors come from: a generator on the device, and one of the host's.
 
-    `distribution` is that of floats: "uniform" on [-1, 1], "normal", or "uneven". Uneven ones are normal, and each sixteenth of
-    the last axis is larger or smaller than the others, by a power of 2 from 1/64 to 2. So a mean of a part of a row tells
-    little about the whole row's."""
+    `distribution` is that of floats: "uniform" on [-1, 1], "normal", or "uneven". Uneven floats are normal, and each sixteenth
+    of the last axis is multiplied by a random power of 2 from 1/64 to 2. So the mean of a part of a row says little about the
+    mean of the whole row."""
 
     generator: torch.Generator
     random: random.Random
@@ -62,7 +62,7 @@ class Draw:
         return values
 
     def float(self) -> float:
-        """One value of the distribution; of the uneven one a value that is not made smaller or larger."""
+        """One value of the distribution; for "uneven", a normal value that is not multiplied by anything."""
         return self.random.uniform(-1, 1) if self.distribution == "uniform" else self.random.gauss(0, 1)
 
 

@@ -32,14 +32,14 @@ CHANGED = ("kernel", "dtype", "params", "gpu", "cpu")  # what an entry of `sweep
 
 
 class UserError(Exception):
-    """A request that cannot be met: one sentence that says what, which value, and what to do. `status` is the exit status of
-    a command that ends with it."""
+    """A request that cannot be met: one sentence that says what, which value, and what to do. A command that it ends has the
+    exit status `status`."""
 
     status = 2
 
 
 class NoAnswer(UserError):
-    """SLURM does not answer, so that nobody knows how things are."""
+    """SLURM does not answer, so the state of the jobs is unknown."""
 
     status = 3
 
@@ -322,7 +322,7 @@ def check_values(config: Config) -> None:
 
 
 def _check_nodes(config: Config) -> None:
-    """Raise UserError for what says of nodes nothing that can be understood, or contradicts itself."""
+    """Raise UserError if keys that choose nodes have wrong values or contradict each other."""
     nodes = config.cluster.distribute
     if config.cluster.avoid not in (None, "auto"):
         raise UserError(

@@ -1,5 +1,5 @@
-"""Answers a misspelt op, kernel or dtype before PyTorch is imported, which takes seconds: by the sources of the ops, unread
-and unrun. What it does not know it leaves to the plan, which has the ops themselves."""
+"""Reports a misspelt op, kernel or dtype before PyTorch is imported, which takes seconds. It parses the sources of the ops and
+does not run them. A name that it cannot judge is left to the plan, which imports the ops."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from minfer.plan.config import Config, UserError, choose, names
 
 OPS = Path(__file__).resolve().parents[1] / "ops"
 DTYPES = ("float16", "bfloat16", "float32", "float8_e4m3fn", "float8_e5m2", "int8", "uint8", "int32", "int64")
-PREFIXES = ("v0", "v1", "cpu_", "triton_", "torch")  # how names begin that a typo may be meant for
+PREFIXES = ("v0", "v1", "cpu_", "triton_", "torch")  # how names of kernels begin that it may suggest
 
 
 def check_op(op: str) -> None:
-    """Raise UserError for an op that does not exist. Files of `extra` may bring any."""
+    """Raise UserError for an op that does not exist. Not for a request with `extra`, whose files may register any op."""
     ops = sorted(path.parent.name for path in OPS.glob("*/__init__.py"))
     choose("op", op, ops)
 
 
 def check_kernels(config: Config) -> None:
-    """Raise UserError for a dtype or a kernel that cannot exist. Files of `extra` may bring any kernel."""
+    """Raise UserError for a dtype or a kernel that cannot exist. Files of `extra` may register any kernel."""
     for dtype in names(config.dtype):
         choose("dtype", dtype, DTYPES)
     if config.extra or config.sweeps:
@@ -35,8 +35,8 @@ def check_kernels(config: Config) -> None:
 
 
 def words_of(op: str) -> tuple[set[str], set[str]]:
-    """All words that an op's Python sources quote, and the stems of files that they name; and all of these with each ending
-    such as the `_acc16` of f"{stem}_acc16". Its kernels are among the two."""
+    """Two sets that together have the names of an op's kernels: all strings in its Python sources with the stems of the files
+    that they name, and each of these with each ending, such as the `_acc16` of f"{stem}_acc16"."""
     words, stems, endings = set[str](), set[str](), set[str]()
     for path in (OPS / op).glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):

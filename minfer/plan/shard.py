@@ -74,7 +74,7 @@ def hash_outside(extra: list[str], cases: list[Case]) -> dict[str, str]:
 
 
 def _sources(kernel: Kernel) -> list[Path]:
-    """A kernel's sources; none if one of them is not read, which its rows will say."""
+    """A kernel's sources; empty if one of them cannot be read, which its rows will report."""
     try:
         return kernel.sources()
     except ops.SourceError:

@@ -20,7 +20,7 @@ def command(*words: str) -> str:
 
 
 def relative(path: Path) -> Path:
-    """A path as it is written from here."""
+    """A path relative to the working directory, if it is in there."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 

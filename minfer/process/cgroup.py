@@ -55,7 +55,7 @@ class Cgroup:
         while self.folder.exists() and time.monotonic() < deadline:
             inside = sorted(
                 self.folder.glob("**/"), key=lambda path: len(path.parts)
-            )  # what root's processes have made there
+            )  # folders that processes of root have made there
             with contextlib.suppress(OSError):  # busy: one of them is not gone yet
                 for folder in (*reversed(inside), self.folder):
                     folder.rmdir()

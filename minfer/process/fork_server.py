@@ -38,8 +38,8 @@ MAIN = (
     "from minfer.process import fork_server; fork_server.main()"  # with -m it would be two modules, and each know half
 )
 MOST_FDS = 1 << 16  # that a process may have open
-# Variables that no module reads while it is imported: a fork gets them, and the working directory, from its caller. So it does,
-# outside of a sandbox, with those that `minfer.sandbox.environment` does not allow in one.
+# Variables that no module reads during its import: a fork gets them, and the working directory, from its caller. A fork without
+# a sandbox also gets from its caller the variables that `minfer.sandbox.environment` does not allow in a sandbox.
 READ_LATE = (
     *("CXX", "HYDRA_FULL_ERROR", "MINFER_EXPLAIN", "OLDPWD", "PATH", "PWD", "PYTEST_CURRENT_TEST"),
     *("TORCH_EXTENSIONS_DIR", "TRITON_CACHE_DIR"),
@@ -102,7 +102,7 @@ class ForkServer:
         with _reaping(), open(os.memfd_create("minfer-request"), "w+") as request:
             json.dump(about, request)
             request.flush()
-            # What the fork server started is ours from the moment when it answers.
+            # The process that the fork server starts is ours as soon as the fork server answers.
             socket.send_fds(self.connection, [b"request"], [request.fileno(), output, *fds])
             answer = self.connection.recv(64)
         if not answer:
@@ -160,8 +160,8 @@ def _place() -> dict[str, str]:
 
 
 def _new(log: int) -> ForkServer:
-    """A fork server that is a program of its own: a fork of this process would have its threads and its state. It has no
-    variables but those that code in a sandbox may have: its copies would keep the others in their memory."""
+    """Start a fork server as a program of its own: a fork of this process would have its threads and its state. It gets only
+    the variables that code in a sandbox may have, because its forks would keep any others in their memory."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         process = subprocess.Popen(
@@ -308,6 +308,6 @@ def main() -> None:
     for module in PRELOADED:
         importlib.import_module(module)
     gc.collect()
-    gc.freeze()  # a collection in a fork would write to, and so copy, all memory that it shares with this process
+    gc.freeze()  # a garbage collection in a fork would write to the memory that it shares with this process, and so copy it
     with socket.socket(fileno=int(sys.argv[1])) as connection:
         _serve(connection)

@@ -1,4 +1,4 @@
-"""Runs a module as `python -m` would, as a fork of the fork server: without the seconds that importing PyTorch takes."""
+"""Runs a module like `python -m`, but in a fork of the fork server, which saves the seconds that importing PyTorch takes."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from minfer.process.orphans import running, sweeping
 
 
 class Started:
-    """A module that runs in a session of its own; as much of `subprocess.Popen` as is needed. With `starts_others` it gets a
-    fork server of its own. Raises OSError if it cannot be started."""
+    """A running module, in a process session of its own, with a part of the interface of `subprocess.Popen`. With
+    `starts_others` it gets a fork server of its own. Raises OSError if it cannot be started."""
 
     def __init__(self, module: str, *words: str, starts_others: bool = False) -> None:
         self._command = [module, *words]
@@ -54,7 +54,8 @@ class Started:
             running.discard(self.pid)
 
     def communicate(self, timeout: float) -> tuple[str, str]:
-        """What it printed and its errors, when it has ended. Raises TimeoutExpired if that takes longer, and kills it then."""
+        """Wait until it has ended; return its standard output and its errors. After `timeout` seconds kill it and raise
+        TimeoutExpired."""
         deadline = time.monotonic() + timeout
         try:
             while self.poll() is None:

@@ -32,7 +32,7 @@ class Freezer:
         self.pid = pid
         self.cgroup: Cgroup | None = None
         self._stood: float | None = None  # CPU time that it had used when it was stopped; None while it runs
-        self.pids: Path | None = None  # the cgroup that limits its threads, where that is another one
+        self.pids: Path | None = None  # the cgroup that limits its threads, if that is not `cgroup`
         if cgroup:
             with contextlib.suppress(OSError):
                 self.cgroup = Cgroup(pid)
@@ -78,7 +78,7 @@ class Freezer:
     def strays(self) -> set[int]:
         """The processes that it started and this process's orphans that have not been waited for. Reliable once everything is
         stopped."""
-        if self.cgroup is not None:  # a process of root's may have left it
+        if self.cgroup is not None:  # a process that root owns may have left it
             adopted = {pid for _ in range(LOOKS) for pid in orphans() if runs(pid)}
             return (self.cgroup.processes() | family({self.pid}) | adopted) - {self.pid}
         looks = (children(self.pid) | orphans() for _ in range(LOOKS))

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from minfer.process.text import make_printable
 
-UNREADABLE = "(unreadable)"  # the process has made itself so
+UNREADABLE = "(unreadable)"  # the process has hidden its list
 MOST_NAMES = 500
 
 
 def loaded(pid: int | str) -> set[str]:
-    """The paths of the files that a process has mapped as code; UNREADABLE alone where it does not let others look."""
+    """The paths of the files that a process has mapped as code; only UNREADABLE if the process does not let others look."""
     try:
         lines = Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines()
     except OSError:
@@ -23,7 +23,7 @@ def loaded(pid: int | str) -> set[str]:
 
 
 def names(paths: Iterable[str], known: Iterable[str]) -> list[str]:
-    """The names of these files but for the `known` paths and the modules of Python itself, in order."""
+    """The sorted names of these files, without the `known` paths and the modules of Python itself."""
     python = sysconfig.get_path("platstdlib")
     found = {path for path in set(paths) - set(known) if not path.startswith(f"{python}/lib-dynload/")}
     return sorted({make_printable(Path(path).name, 200) for path in found})[:MOST_NAMES]

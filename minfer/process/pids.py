@@ -1,5 +1,6 @@
-"""A limit on the threads of a process and of all that it starts, by the controller `pids` of cgroups: RLIMIT_NPROC does not
-limit root. Only where this user may make such a cgroup; https://docs.kernel.org/admin-guide/cgroup-v1/pids.html."""
+"""Limits the threads of a process and of all processes that it starts by the cgroup controller `pids`, because RLIMIT_NPROC
+does not limit root. It works only where this user may make such a cgroup. See
+https://docs.kernel.org/admin-guide/cgroup-v1/pids.html."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ MOST_THREADS = 2048
 
 
 def limit(pid: int, version_2: Path | None) -> Path | None:
-    """Limit a process. `version_2` is its own cgroup of version 2, if it has one. Returns the folder to be given to
-    `remove`, if one was made."""
+    """Limit a process. `version_2` is its own cgroup of version 2, if it has one. Returns the folder of a new
+    cgroup, to be given to `remove`, or None if none was made."""
     with contextlib.suppress(OSError):
         if version_2 and (version_2 / "pids.max").exists():
             (version_2 / "pids.max").write_text(str(MOST_THREADS))
@@ -35,7 +36,7 @@ def limit(pid: int, version_2: Path | None) -> Path | None:
 
 
 def remove(folder: Path) -> None:
-    """Once its processes have ended. What is left is removed by the next one that is made."""
+    """Remove a cgroup whose processes have ended. If that fails, a later `limit` removes it."""
     with contextlib.suppress(OSError):
         folder.rmdir()
 

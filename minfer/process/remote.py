@@ -42,8 +42,8 @@ Start = Callable[[str, Sequence[str], Sequence[int], int], "fork_server.Forked |
 STOPPED_S = (
     5.0  # a longer gap between two looks at the pipe, which are 0.5 s apart, means that this process was stopped
 )
-# Limits of a reply, so that reading it takes less than half a GB whatever it says. The longest honest one has the samples of
-# four steady blocks on a CPU: a million numbers of 22 bytes.
+# Limits of a reply, so that reading it takes less than half a GB whatever it contains. The longest honest reply has the samples
+# of four steady blocks on a CPU: a million numbers of 22 bytes.
 MOST_BYTES, MOST_VALUES, MOST_CONTAINERS = 64 << 20, 4 << 20, 1 << 16
 
 
@@ -54,7 +54,7 @@ class Process:
     limit. Raises Died if it cannot be started, and OSError if that is because a disk is full."""
 
     _output: Output | None = None
-    _searched = 0  # bytes of the buffer that have no newline
+    _searched = 0  # how many bytes of the buffer were searched and have no newline
 
     def __init__(
         self,
@@ -170,8 +170,8 @@ class Process:
         return self._output is not None and self._output.too_much
 
     def _parse(self, line: bytes) -> Message:
-        """A reply. What it takes is known before it is parsed: `serve` writes ASCII, a comma or a colon follows each value but
-        the last of its container, and a container takes the most memory and may be the deepest."""
+        """Parse a reply. The counts limit its memory and its depth before it is parsed: `serve` writes ASCII, and a comma or a
+        colon follows each value but the last of its container. A container takes more memory than any other value."""
         for what, count, most in (
             ("values", line.count(b",") + line.count(b":"), MOST_VALUES),
             ("containers", line.count(b"[") + line.count(b"{"), MOST_CONTAINERS),

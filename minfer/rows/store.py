@@ -229,8 +229,8 @@ COLUMNS: list[tuple[str, pa.DataType, str]] = [
         "libraries",
         pa.list_(_TEXT),
         "names of the shared objects that the kernel's process had loaded when it was timed, without those that every such "
-        "process has before it loads foreign code, and without what minfer built; of a judged row the process that the judge "
-        "timed, else one that had called the baseline, too; null in older rows",
+        "process has before it loads foreign code, and without what minfer built; in a judged row, of the process that the "
+        "judge timed; in other rows, of a process that had also called the baseline; null in older rows",
     ),
     ("flags", _TEXT, "what to know before trusting the row, in sentences; empty when there is nothing"),
     # environment

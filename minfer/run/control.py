@@ -108,8 +108,8 @@ def _find_logs(progress: RunProgress, shard: str) -> list[Path]:
 
 
 def status(console: Console, run: Run, words: list[str]) -> int:
-    """How far it is, and what came of it; 1 when cases are missing that no job will run, 3 when nobody knows, because SLURM
-    does not answer. With --json: the same as JSON; with --junit=FILE, the cases as JUnit's XML in a file."""
+    """Show a run's progress and its results. Returns 1 if cases are missing that no job will run, and 3 if that is unknown
+    because SLURM does not answer. --json prints the same as JSON; --junit=FILE writes the cases as JUnit's XML."""
     run.change_request([word for word in words if word != JSON and not word.startswith(JUNIT)])
     progress = RunProgress(run)
     progress.read_once()
@@ -138,8 +138,8 @@ def status(console: Console, run: Run, words: list[str]) -> int:
 
 
 def wait(console: Console, run: Run, words: list[str]) -> int:
-    """Follow its jobs to their end and show what came of it; 1 when cases have no row, 4 when all have and some say that
-    their kernel failed. Also follows what another launcher submits again. Ctrl-C leaves the jobs alone."""
+    """Follow a run's jobs to their end and show the results. Returns 1 if cases have no row, and 4 if all have one and some
+    kernels failed. It also follows jobs that another launcher submits again. Ctrl-C leaves the jobs alone."""
     if other := [word for word in words if not word.startswith(JUNIT)]:
         raise UserError(f"cannot read {other[0]!r}; usage: minfer wait RUN [{JUNIT}FILE]")
     progress = RunProgress(run)
@@ -162,7 +162,7 @@ def wait(console: Console, run: Run, words: list[str]) -> int:
 
 
 def _write_junit(progress: RunProgress, words: list[str]) -> None:
-    """Write the run as JUnit's XML where the words say --junit=FILE. Raises UserError if it cannot be written."""
+    """Write the run as JUnit's XML if `words` has --junit=FILE. Raises UserError if it cannot be written."""
     for path in [Path(word.removeprefix(JUNIT)) for word in words if word.startswith(JUNIT)]:
         try:
             path.write_bytes(junit.to_xml(progress))
@@ -175,7 +175,7 @@ def cancel(console: Console, run: Run, words: list[str]) -> int:
     if words:
         raise UserError(f"cannot read {words[0]!r}; usage: minfer cancel RUN")
     with contextlib.suppress(OSError):  # a full disk
-        run.mark_cancelled(True)  # another process that submits its jobs ends, and lets go of the lock
+        run.mark_cancelled(True)  # makes another process that is submitting its jobs stop and release the lock
     with run.lock(LOCK_S):
         progress = RunProgress(run)
         progress.read_once()
@@ -183,7 +183,7 @@ def cancel(console: Console, run: Run, words: list[str]) -> int:
         there = executors.find_states(run, jobs) if progress.answers else None
         if there is None:
             raise NoAnswer("SLURM does not answer, so that nothing can be cancelled; try again")
-        # all that were ever submitted: one that is held may have nothing left to do
+        # all jobs that were ever submitted: a job that is held may have no case left to run
         refused = executors.cancel(run, jobs, there.keys() - {job.id for job in jobs})
         if not refused:
             with contextlib.suppress(OSError):
@@ -237,7 +237,7 @@ def resubmit(console: Console, run: Run, words: list[str]) -> int:
 
 
 def _parse_statuses(text: str) -> list[str]:
-    """The statuses of `timeout,oom`, where `failed` stands for all of kernels that failed. Raises UserError."""
+    """The statuses of a list such as `timeout,oom`; `failed` means all statuses of failed kernels. Raises UserError."""
     chosen = [status for word in text.strip("[]").split(",") for status in (FAILED if word == "failed" else (word,))]
     for status in chosen:
         if status not in STATUSES:

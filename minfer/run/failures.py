@@ -1,4 +1,4 @@
-"""Shards whose jobs failed, grouped by node and cause; and jobs that leave out a node on which every job failed."""
+"""Groups the shards whose jobs failed by node and cause, and lets new jobs leave out a node on which every job failed."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ NAMED = 8  # shards that a sentence names
 
 @dataclass(frozen=True)
 class Failure:
-    """Shards whose jobs failed, or were cancelled, on one node and for one cause."""
+    """Shards whose jobs failed or were cancelled on one node, for one cause."""
 
-    node: str | None  # None where nobody knows
+    node: str | None  # None if unknown
     cause: str
     shards: tuple[str, ...]
-    log: Path | None  # of the first, where it may say more
+    log: Path | None  # of the first shard, if it may say more
 
 
 def collect(progress: RunProgress) -> list[Failure]:
@@ -34,7 +34,7 @@ def collect(progress: RunProgress) -> list[Failure]:
 
 
 def describe(failure: Failure, reasons: dict[str, str]) -> str:
-    """A failure in a sentence; one of a single shard is told by its own reason, which names its job."""
+    """A failure in a sentence. For a single shard the sentence has the shard's own reason, which names its job."""
     where = f" on {failure.node}" if failure.node else ""
     names = name_shards(failure.shards)
     if failure.cause == CANCELLED:

@@ -9,8 +9,8 @@ from minfer.run.progress import RunProgress
 
 
 def to_xml(progress: RunProgress) -> bytes:
-    """The file's bytes. A kernel that failed is a failure; a case without a row is an error, with the reason that its shard
-    gives, or is skipped while a job may still come to it; what a kernel does not support is skipped."""
+    """The file's bytes. A case whose kernel failed is a failure. A case without a row is an error, with its shard's reason, or
+    skipped while a job may still run it. A case that the kernel does not support is skipped."""
     rows = progress.run.rows(["status", "message"])
     reasons = progress.reasons()
     suite = ElementTree.Element("testsuite", name=progress.run.name)

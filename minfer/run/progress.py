@@ -16,11 +16,11 @@ from minfer.plan import shell
 from minfer.plan.shard import Shard
 
 POLLS_S = (0.5, 10.0)  # the queue is asked so often at first, and at last
-BAD = 3  # so many jobs that failed on a node where none did anything are the node's fault
+BAD = 3  # when this many jobs failed on a node, and none there did anything, it is the node's fault
 SURE = 2  # times that a job must not be in the queue before it is over: it may be between two nodes
 
 STATES = ("queued", "running", "done", "failed", "cancelled", "requeued")
-EARLY = ("failed", "cancelled")  # those of shards that no job will finish as they are
+EARLY = ("failed", "cancelled")  # states of shards that no job will finish unless they are submitted again
 ENDED = ("done", *EARLY)
 CANCELLED = "its job was cancelled"
 
@@ -105,7 +105,7 @@ class ShardProgress:
 
     @property
     def waits(self) -> bool:
-        """Whether the queue has its job, which does not run yet."""
+        """Whether its job is in the queue and does not run yet."""
         return self.seen is not None and self.seen.place == queue.WAITING
 
     def settle(self, seen: queue.Seen | None) -> None:
@@ -171,8 +171,8 @@ class RunProgress:
         return events
 
     def _find_grown(self, everything: bool) -> list[Path]:
-        """The files of events that have grown; unless `everything` is asked for, not of shards that are done, or whose job
-        still waits in the queue: hundreds of files on a network file system cost a moment each."""
+        """The files of events that have grown. Without `everything` it does not look at those of shards that are done or whose
+        job still waits in the queue, because each look at one of hundreds of files on a network file system takes time."""
         if not (told := self.run.progress_files).is_dir():
             return []
         found = []
@@ -187,8 +187,8 @@ class RunProgress:
         return sorted(found)
 
     def _settle(self, seen: dict[str, queue.Seen] | None) -> None:
-        """Bring the states of shards up to date with the queue; None: it does not answer."""
-        if seen is None:  # what a process said of itself holds all the same
+        """Bring the states of shards up to date with the queue. `seen` is None if the queue does not answer."""
+        if seen is None:  # what a process reported of itself still holds
             for shard in self.shards.values():
                 shard.state = "done" if shard.over and shard.message is None else shard.state
             return
@@ -271,7 +271,7 @@ class RunProgress:
 
     @property
     def failed(self) -> list[str]:
-        """The shards whose jobs ended early, and were not cancelled."""
+        """The shards whose jobs ended early and were not cancelled."""
         return [shard.name for shard in self.shards.values() if shard.state == "failed"]
 
     @property
@@ -280,8 +280,8 @@ class RunProgress:
         return [s.name for s in self.shards.values() if s.state in EARLY and len(s.cases) < s.total]
 
     def find_bad_nodes(self) -> dict[str, int]:
-        """The nodes on which at least BAD jobs failed before they had done a case, and none did anything, while another node
-        worked; and how many that were."""
+        """The nodes on which at least BAD jobs failed before they had finished a case, and no job did anything else, while
+        another node worked. Returns the number of failed jobs for each."""
         failed: Counter[str] = Counter()
         worked = set()
         for shard in self.shards.values():
@@ -292,7 +292,7 @@ class RunProgress:
         return {node: n for node, n in failed.items() if n >= BAD and node not in worked and worked}
 
     def causes(self) -> dict[str, tuple[str, Path | None]]:
-        """Why shards ended before all was done, in words that are the same for the same cause, and the log that may say
+        """Why shards ended before all their cases were done, in the same words for the same cause, and the log that may say
         more."""
         found: dict[str, tuple[str, Path | None]] = {}
         for shard in self.shards.values():
@@ -312,7 +312,7 @@ class RunProgress:
         return found
 
     def reasons(self) -> dict[str, str]:
-        """Why shards ended before all was done: a sentence each, with the shard's own job."""
+        """Why shards ended before all their cases were done: a sentence each, with the id of the shard's job."""
         return {
             name: self._name_job(name, cause) + (f"; see {log}" if log else "")
             for name, (cause, log) in self.causes().items()

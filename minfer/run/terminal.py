@@ -37,8 +37,8 @@ def console() -> Console:
 def print_plan(
     console: Console, config: Config, plan: Plan, shards: list[list[Case]], executor: str, device: str
 ) -> None:
-    """The plan of `dry_run=true`: every case, or of more than `MOST_CASES` every kernel with the number of its shapes; what is
-    left out and why; and about how long it takes."""
+    """Print the plan of `dry_run=true`: every case, or if there are more than `MOST_CASES`, every kernel with the number of its
+    shapes; what is left out and why; and about how long the run takes."""
     table = Table(title=f"{_size(plan)}, {len(shards)} shards", title_justify="left")
     for column in ("op", "kernel", "dtype", "parameters", "shape", "shard", ""):
         table.add_column(column)
@@ -64,7 +64,7 @@ def print_plan(
 
 
 def print_size(console: Console, config: Config, plan: Plan, shards: list[list[Case]]) -> None:
-    """How much a launch is about to do, before anything is built."""
+    """Print how many cases a launch has and how long they take, before anything is built."""
     console.print(f"{_size(plan)}, about {_length(config, plan, shards)[1]}.", soft_wrap=True)
 
 
@@ -213,7 +213,8 @@ def print_summary(console: Console, progress: RunProgress, plan: Plan) -> bool:
 
 
 def _list_problems(rows: Iterable[store.Row], name_nodes: bool) -> list[str]:
-    """What rows say that are not ok: a line each, or one with a count where several cases of a kernel say the same."""
+    """The messages of rows that are not ok: a line for each row, or one with a count if several cases of a kernel have the
+    same message."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for row in rows:
         if row["status"] not in ("ok", "unsupported") and not has_too_few_rounds(row):

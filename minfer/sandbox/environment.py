@@ -1,11 +1,12 @@
-"""The environment variables that code which nobody has read may have: a list of ours, because any other may be a password."""
+"""The environment variables that untrusted code may have. It is a list of allowed names, because any other variable may hold a
+password."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 
-# What Python, PyTorch, Triton, CUDA, OpenMP and the compilers read, where this process runs, and minfer's own.
+# Variables that Python, PyTorch, Triton, CUDA, OpenMP and compilers read, those that say where this process runs, and minfer's.
 # fmt: off
 NAMES = frozenset([
     "PATH", "PWD", "OLDPWD", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "LANG", "LANGUAGE", "TZ", "TMPDIR", "TMP", "TEMP",
@@ -30,7 +31,7 @@ SECRET = re.compile(
 
 
 def is_allowed(name: str) -> bool:
-    """Whether a process in a sandbox may have this variable. A name that sounds like a secret is none of any prefix."""
+    """Whether a process in a sandbox may have this variable. No prefix allows a name that sounds like a secret."""
     return name in NAMES or (name.startswith(PREFIXES) and not SECRET.search(name))
 
 

@@ -31,10 +31,11 @@ DENIED = (
     "acct", "quotactl", "quotactl_fd", "syslog", "settimeofday", "clock_settime", "adjtimex", "clock_adjtime",
     "sethostname", "fanotify_init", "name_to_handle_at",
 )
-# What no kernel on a CPU needs; a GPU's driver may: asynchronous reads and writes, a watch on files, where memory lies.
+# Calls that no kernel on a CPU needs, though a GPU's driver may: asynchronous I/O, watching files, choosing where memory lies.
 CPU_DENIED = ("io_setup", "inotify_init", "inotify_init1", "mbind", "set_mempolicy", "set_mempolicy_home_node")
-# A lock works on a file that may only be read, and so would stop another program that locks it. Its own files are in a folder
-# that no other program has. These calls do nothing and return success, and so do those that would write out everybody's files.
+# These calls do nothing and return success. A process can lock a file that it may only read, and so would stop another program
+# that locks the file; its own files need no locks, because no other program uses their folder. sync and syncfs would write out
+# the files of other programs, too.
 NOT_DONE = ("flock", "sync", "syncfs")
 # What reaches processes and objects that a PID and an IPC namespace would hide.
 SHARED = (
@@ -87,7 +88,7 @@ def _where(index: int, *values: int) -> Program:
 
 
 def _fcntl(denied: Sequence[int], not_done: Sequence[int]) -> Program:
-    """What commands of fcntl fail, and which do nothing and return success."""
+    """A filter for fcntl: commands in `denied` fail; those in `not_done` do nothing and return success."""
     tests: Program = []
     for kind, commands in enumerate((denied, not_done)):
         for command in commands:
@@ -113,7 +114,7 @@ def rules(own_pids: bool, own_signals: bool, connects: bool) -> dict[str, Progra
     ]  # fmt: skip
     if not connects:
         found |= {name: [_deny()] for name in CPU_DENIED if syscalls.exists(name)}
-        # To a socket of another program, which a name in a file system leads to.
+        # To a socket of another program, which has a name in a file system.
         found["connect"] = [_deny()]
         found["socketpair"] = [_argument(1), (_AND, 0, 0, 0xF), (_EQUAL, 0, 1, socket.SOCK_DGRAM), _deny()]
         found["socketpair"] += [(_RETURN, 0, 0, _ALLOW)]

@@ -17,12 +17,12 @@ from minfer.build import cache
 from minfer.build.errors import BuildError
 from minfer.process.remote import serve
 
-MOST_LOG = 1 << 20  # characters of what a compiler said that are kept
+MOST_LOG = 1 << 20  # how many characters of a compiler's output are kept
 
 
 def answer(request: dict[str, Any], _: object) -> dict[str, Any]:
-    """The reply: `built`, with the library written to the file `to`, and `reads`, the files that were read besides the sources;
-    or `error`, which is one line, and `log`."""
+    """The reply: `built`, with the library written to the file `to`, and `reads`, the files that the compiler read besides the
+    sources; or `error`, which is one line, and `log`."""
     os.environ["TORCH_EXTENSIONS_DIR"] = tempfile.gettempdir()
     for path in request["extra"]:
         ops.load_file(Path(path))

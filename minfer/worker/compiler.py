@@ -133,7 +133,7 @@ class Compiler:
 
 
 def _can_be_built(kernel: Kernel) -> bool:
-    """Whether there is something to compile. The supervisor says which sources are not read, and why."""
+    """Whether there is something to compile. The supervisor reports which sources cannot be read, and why."""
     try:
         return kernel.needs_build and bool(kernel.sources())
     except ops.SourceError:

@@ -32,8 +32,8 @@ def find_written(shard: Shard, tell: Callable[..., None]) -> Iterator[tuple[Case
 
 
 class Elsewhere:
-    """What all runs have written of a shard's cases, for `resume=true`. A run that was launched at the same time writes rows
-    meanwhile."""
+    """The rows that all runs have written for a shard's cases, for `resume=true`. Another run may be writing rows at the same
+    time."""
 
     def __init__(self, shard: Shard, machine: Machine) -> None:
         self.shard, self.machine = shard, machine
@@ -41,7 +41,8 @@ class Elsewhere:
         self._done: dict[tuple[str, str, str, str], tuple[str, bool]] = {}
 
     def find(self, case: Case) -> str | None:
-        """The status of the row because of which a case need not run, as far as rows were read; None if it has to run."""
+        """The status of the row because of which a case need not run; None if the case has to run. Considers only rows that
+        `refresh` has read."""
         if not self._done:
             return None
         kernel = ops.get(case.op).kernels[case.kernel]
@@ -52,7 +53,7 @@ class Elsewhere:
         return None if unjudged or case.key in self.shard.redo else status
 
     def refresh(self) -> None:
-        """Read what was written since it was last asked."""
+        """Read the rows that were written since the last call."""
         if not self.shard.resume:
             return
         columns = ["case", "source", "timing", "device", "status", "guarantee", "profilers"]
@@ -72,8 +73,8 @@ class Elsewhere:
                     self._done[key] = old["status"], unjudged
 
     def order(self, cases: list[Case]) -> list[Case]:
-        """Cases in the order in which to run them: each run begins at another, so that two runs at once do not keep step, and
-        each finds the other's rows."""
+        """Cases in the order in which to run them. Each run begins at another case, so that two runs at once do not time the
+        same case at the same time, and each finds the other's rows."""
         first = zlib.crc32(self.shard.run.encode()) % len(cases) if self.shard.resume and cases else 0
         return cases[first:] + cases[:first]
 

@@ -19,8 +19,8 @@ from minfer.ops import Kernel
 
 
 def store(kernel: Kernel, arch: str, built: Mapping[str, Any], library: bytes, read: Iterable[str] = ()) -> Built:
-    """Store a library that a sandbox built, under the hash of its content, and what the sandbox says about it: the files `read`
-    besides the sources, too. Raises BuildError if that is malformed or cannot be stored."""
+    """Store a library that a sandbox built, under the hash of its content, with what the sandbox says about it. `read`: the
+    files that the compiler read besides the sources. Raises BuildError if that is malformed or cannot be stored."""
     try:
         whole = {name: built[name] for name in ("registers", "shared_bytes", "local_bytes")}
         numbers = {"seconds": built["seconds"], **whole}
@@ -45,8 +45,8 @@ def store(kernel: Kernel, arch: str, built: Mapping[str, Any], library: bytes, r
 
 
 def find(kernel: Kernel, arch: str) -> Built | None:
-    """The library that a sandbox built from exactly these sources, flags and versions, or None if there is none, if its content
-    has changed, or what else the compiler read."""
+    """The library that a sandbox built from exactly these sources, flags and versions, or None if there is none, or if its
+    content or another file that the compiler read has changed."""
     try:
         about = json.loads(cache.sandboxed(cache.directory(kernel, arch)).read_text())
         if not reads.are_current(kernel, about.pop("reads", None)):

@@ -32,7 +32,7 @@ TAKE_S = {"cuda": math.inf, "cpu": 0.001}  # time limit for these copies
 PIECES, PIECES_EACH = (
     2048,
     32,
-)  # bytes of all results of a block, and of each one, that are copied first of all on a CPU
+)  # on a CPU, how many bytes of all results of a block, and at least of each, are copied first
 CHECK_S, LEAST_CHECKED = 0.2, 16  # time limit for checking a block's results, and how many to check in any case
 
 
@@ -98,7 +98,7 @@ class SharedOperands:
 
     def choose_pieces(self, calls: int) -> None:
         """Choose bytes of each result of a block of `calls` calls, at random and in random order. `take_snapshot` copies them
-        first, in one operation of about a tenth of a millisecond, and `check` finds those that are written later."""
+        first, in one operation of about a tenth of a millisecond, and `check` finds bytes that the kernel writes later."""
         rng, each = np.random.default_rng(secrets.randbits(128)), max(PIECES_EACH, PIECES // calls)
         chosen = []
         for name in self.originals[0].named("out", "inout"):

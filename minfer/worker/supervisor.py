@@ -37,11 +37,11 @@ TIMED = tuple(name for name in store.SCHEMA.names if name.startswith(("cold_", "
 MALFORMED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError, pa.ArrowException)
 NEVER_FROM_CHILD = ("guarantee", "libraries", "metrics", "functions", "profilers", "registers", "shared_bytes",
                     "local_bytes", "peaks", "roof", "floor_us")  # fmt: skip
-# Times the timeout of a case that a judged case may take, over all attempts: a kernel that only waits would take forty.
+# How many timeouts a judged case may take, over all attempts. Without this budget, a kernel that only waits would take forty.
 BUDGET = 4
 # Of the columns TIMED, those that are taken from the child as they are.
 FROM_CHILD = ("cold_empty_us", "cold_launch_us", "cold_late", "cold_baseline_late", "cold_waited", "steady_rotations")
-# What a process may reply. The supervisor itself decides what is unsupported, before it asks one.
+# Statuses that a process may reply. The supervisor decides what is unsupported itself, before it asks a process.
 REPLIED = store.STATUSES.keys() - {"unsupported"}
 
 
@@ -60,7 +60,7 @@ class Machine:
 
 
 class RuleFailed(Exception):
-    """What a kernel states that it supports cannot be evaluated."""
+    """The rule of what a kernel supports raised an exception."""
 
 
 class Supervisor:
@@ -174,7 +174,7 @@ class Supervisor:
         return row
 
     def _name_libraries(self, paths: Iterable[str]) -> list[str]:
-        """What a column says of the shared objects that a process has loaded."""
+        """The column `libraries`, from the shared objects that a process has loaded."""
         built = {*self.libraries.values(), *self._peaks_library()}
         return libraries.names(paths, self.bare | built)
 
@@ -216,7 +216,7 @@ class Supervisor:
         return row | dict.fromkeys(TIMED) | judged.verdict(found)
 
     def _ask_judge(self, case: Case, left_s: float) -> dict[str, Any]:
-        """The judge's reply. The kernel has the seconds that are left; the judge has a timeout for its own work besides."""
+        """The judge's reply. The kernel may use the seconds that are left; the judge has one more timeout for its own work."""
         about: dict[str, Any] = {"device": self.shard.device, "extra": self.shard.extra, "log": str(self.log)}
         about["libraries"] = self.libraries
         try:
@@ -236,9 +236,9 @@ class Supervisor:
 
 
 def state(case: Case, capability: tuple[int, int] | None) -> dict[str, Any]:
-    """What the judge must know of a kernel, by the rules that are registered here, so that it need not ask the kernel's
-    process: the seed of the verification, the keys of the cases that the kernel supports of those that this seed chooses, and
-    whether two runs give the same bits. Raises RuleFailed."""
+    """What the judge must know of a kernel and must not ask the kernel's process, by the rules that are registered here: the
+    seed of the verification; of the cases that this seed chooses, the keys of those that the kernel supports; and whether two
+    runs give the same bits. Raises RuleFailed."""
     op, seed = ops.get(case.op), secrets.randbits(31)
     kernel = op.kernels[case.kernel]
     try:

@@ -1,5 +1,5 @@
-"""Leaves a process behind, in another session and without a parent here, that counts in a file; or, with `cgroup`, a child that
-moves to that cgroup, or this process itself with `itself`."""
+"""Leaves an orphan in another process session behind, which counts in a file. With `cgroup`, a child moves to that cgroup
+instead; with `itself`, this process moves there."""
 
 import os
 import time

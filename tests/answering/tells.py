@@ -1,4 +1,5 @@
-"""Tells the environment that it has, by Python and by Linux; with `threads`, how many threads it could have of so many."""
+"""Replies with its environment, from Python and from Linux. With `threads`, it replies how many of that many threads it could
+start."""
 
 import contextlib
 import os

@@ -1,5 +1,5 @@
-"""Kernels that compute nothing, or a part, are wrong for every op; an op that would call one right is refused; and kernels that
-are right stay right, also where they lose the most."""
+"""Verification fails kernels that compute nothing, or only a part, for every op. It refuses an op whose bounds would accept
+such a kernel. It accepts right kernels, also those with the largest rounding errors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 OPS = sorted({kernel.op for kernel in ops.every_kernel(["torch", "cuda", "triton", "cpp"])})
 
-# Results that are right, and why. Each of them is the same as that of a right kernel, but for the scratch memory.
+# Trivial results that are right, and why. Each is equal to the result of a right kernel, except in scratch memory.
 MEANT = {
     ("ilp", "y", "a copy of x"): "the op is a copy",
     ("rope", "q_out", "a copy of q"): "position 0 is not turned",
@@ -41,8 +41,8 @@ SCRATCH = {("add_rmsnorm", "x"): "anything may be in it"}
 
 
 def right_everywhere(case: Case) -> set[tuple[str, str]]:
-    """Outputs, and the trivial kernels that verification calls right on all inputs of a case's own shape. Raises for an op
-    that is refused, or whose reference, rounded, is not right."""
+    """Pairs of an output and a trivial kernel that verification accepts on all inputs of a case's own shape. Raises if the op
+    is refused, or if its own reference, rounded, is not accepted."""
     op = ops.get(case.op)
     passed: set[tuple[str, str]] | None = None
     for inputs in choose_inputs(op, case, replace(ANY, op=op.name), None, 1):
@@ -105,7 +105,7 @@ def test_a_part_of_a_long_sum_in_float16_is_wrong(share: float, off: float) -> N
 
 
 def in_order(step: int, product: torch.dtype = torch.float32) -> Callable[[Tensor, Tensor], Tensor]:
-    """Sums in fp16, one after the other, of `step` terms at a time that are exact or rounded to `product`."""
+    """Sums in fp16 that add `step` terms at a time, in order. The sum of each step is rounded to `product`."""
 
     def sums(a: Tensor, b: Tensor) -> Tensor:
         total = torch.zeros(len(a), b.shape[1], dtype=torch.float16)
@@ -117,7 +117,7 @@ def in_order(step: int, product: torch.dtype = torch.float32) -> Callable[[Tenso
 
 
 def aligned(a: Tensor, b: Tensor) -> Tensor:
-    """Of 16 terms and the sum so far, what a tensor core adds: cut off at a bit of the largest, and rounded to fp16."""
+    """Adds 16 terms and the sum so far like a tensor core: it truncates them at a bit of the largest and rounds to fp16."""
     total = torch.zeros(len(a), b.shape[1], dtype=torch.float16)
     products = (a.double()[:, :, None] * b.double()).unfold(1, 16, 16)
     for part in products.unbind(1):
@@ -169,7 +169,7 @@ def test_sums_in_float16_one_by_one_are_right_at_every_length(k: int, distributi
 
 @pytest.mark.parametrize("elements", [1, 2])
 def test_a_few_long_sums_are_right_also_where_they_are_small_by_chance(elements: int) -> None:
-    """The error of a lone sum may exceed the sum, which is 0 on average."""
+    """The error of a single sum may exceed the sum, because the sum is 0 on average."""
     case = acc16(m=1, n=512, k=1024)
     tensors = Inputs(case, "normal", 3).operands(HGEMM, CPU).tensors
     result, expected = in_order(1)(tensors["a"], tensors["b"]), run_reference(HGEMM, case, tensors)["out"]
@@ -234,7 +234,7 @@ def test_a_timed_result_without_a_sixteenth_of_its_terms_differs() -> None:
 
 @pytest.fixture
 def make() -> Iterator[Callable[..., tuple[Op, Case]]]:
-    """An op of x and y, 64 floats each, and its case; forgotten after the test."""
+    """An op of x and y, 64 floats each, and its case; the op is removed after the test."""
 
     def made(reference: Callable[[Tensor], Expected], dtype: str = "float32", **about: Any) -> tuple[Op, Case]:
         op = Op(

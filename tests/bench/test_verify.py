@@ -160,7 +160,7 @@ def test_writing_outside_the_output(offset: int) -> None:
 @pytest.mark.parametrize("fenced", [False, True])
 @pytest.mark.parametrize("offset", [-4000, -1, 0, 200])
 def test_what_lies_around_an_operand_is_guarded(offset: int, fenced: bool) -> None:
-    """Where it is fenced, up to the page that nobody may touch."""
+    """With a fence, the guard behind an operand ends at the protected page."""
     case = HGEMM.case("torch", "float16", {"m": 3, "n": 5, "k": 7})
     operands = Operands(HGEMM, case, 1, "normal", torch.device("cpu"), fenced=fenced)
     out = operands.tensors["out"]

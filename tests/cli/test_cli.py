@@ -179,7 +179,7 @@ def test_a_clone_that_git_cannot_read_has_no_commit_and_not_that_of_the_image(tm
 
 
 def test_a_terminal_that_knows_only_ascii_gets_ascii():
-    """A table of times ended in a traceback there, after all rows were written."""
+    """Printing the table of times once ended in a traceback, after all rows were written."""
     code = "from minfer import launch; launch.exit_status(lambda: print('7.5 µs, 104.8 ± 0.3 (104–105) ☺') or 0)"
     environment = os.environ | {"PYTHONIOENCODING": "ascii"}
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)

@@ -1,5 +1,5 @@
-"""What SLURM says of jobs, and what minfer makes of it: reservations that end, arrays that are cancelled, lines that are lost,
-commands that fail."""
+"""How minfer reacts to what SLURM says about jobs: reservations that end, arrays that are cancelled, lost lines in a run's
+folder, commands that fail."""
 
 from __future__ import annotations
 

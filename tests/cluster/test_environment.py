@@ -1,4 +1,4 @@
-"""The shell that a user types in: variables for SLURM's commands, and a shell inside of an allocation."""
+"""A user's shell: environment variables for SLURM's commands, and a shell inside an allocation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from minfer.rows import store
 from minfer.run.progress import RunProgress
 from tests.cluster.conftest import control, over, rows, submit
 
-# Each changes what a command does. sbatch would take those of its own over what the script of a job says.
+# Each changes what a command does. sbatch's own override what a job's script says.
 THEIRS = {
     "SBATCH_PARTITION": "nowhere", "SBATCH_TIMELIMIT": "1", "SBATCH_NO_REQUEUE": "1", "SBATCH_MEM_PER_NODE": "100",
     "SBATCH_OUTPUT": "/dev/null", "SBATCH_JOB_NAME": "theirs", "SBATCH_EXPORT": "NONE", "SQUEUE_STATES": "suspended",
@@ -46,7 +46,7 @@ def test_the_users_variables_change_no_job_and_hide_none(folder, monkeypatch, ca
 
 @pytest.mark.fault("a run is launched inside of an allocation (salloc, srun --pty)")
 def test_inside_of_an_allocation_jobs_are_as_from_outside(folder, monkeypatch, capsys):
-    """Its limits of memory are too low for Python."""
+    """The allocation's memory limit is too low for Python, so a job that inherited it would fail."""
     allocation = ["salloc", "-Q", "-n1", "-c2", "--mem=50", "srun", "env", "-0"]
     told = subprocess.run(allocation, capture_output=True, text=True, check=True, timeout=60).stdout
     variables = dict(word.split("=", 1) for word in told.split("\0") if word.startswith("SLURM"))
@@ -62,7 +62,7 @@ def test_inside_of_an_allocation_jobs_are_as_from_outside(folder, monkeypatch, c
 
 
 def test_another_user_sees_a_run_as_its_owner_does(lab):
-    """A colleague, whose own jobs are others."""
+    """A colleague has other jobs, so minfer must ask for the jobs of the run's owner."""
     with tempfile.TemporaryDirectory() as name:
         Path(name).chmod(0o755)
         run = submit(Path(name), "kernel=torch", "cluster.flags.begin=now+600")

@@ -197,7 +197,7 @@ def test_a_queued_job_runs_the_sources_that_it_was_submitted_with(lab, folder):
 
 @pytest.mark.fault("a node on which every job fails at once takes most of a run")
 def test_a_node_on_which_every_job_fails_is_named_and_left_out(lab, folder):
-    """A job takes a whole node, and node1 is free again at once."""
+    """Each job takes a whole node. A job on node1 fails at once, so node1 takes one job after another."""
     setup = """cluster.setup=["[ $SLURMD_NODENAME != node1 ] || exit 3"]"""
     more = ("kernel=[zeros,raises,honest]", "dtype=[float16,bfloat16]", "cluster.max_jobs=6", "cluster.cpus=2", setup)
     run = submit(folder, *more)

@@ -1,4 +1,4 @@
-"""What SLURM's commands are told by the user's environment, and what they say."""
+"""How SLURM's commands are run: without variables of the user's environment, and with errors that are told apart."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_what_is_set_aside_is_said_in_a_sentence_each(monkeypatch):
 
 
 def test_a_run_is_looked_up_among_the_jobs_of_its_owner(stub, tmp_path):
-    """A colleague, or whoever helps, sees the run as its owner does."""
+    """Another user sees the run as its owner does."""
     stub("squeue", f'case "$*" in *--user={tmp_path.stat().st_uid + 1}*) echo "7_0|RUNNING|N/A|None|x" ;; esac')
     run = Run(tmp_path)
     assert executors.find_states(run, [Job("0000", "7_0", "slurm")]) == {}

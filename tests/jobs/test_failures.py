@@ -1,4 +1,4 @@
-"""Jobs that fail on one node: how they are told, and jobs that leave the node out."""
+"""Jobs that fail on one node: how minfer reports them, and new jobs that leave the node out."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from minfer.run import failures
 from minfer.run.progress import RunProgress
 from tests.conftest import FAST
 
-BLACK_HOLE = 4  # shards whose jobs failed on n2, before they had told of themselves
+BLACK_HOLE = 4  # shards whose jobs failed on n2 before they had reported anything
 
 
 @pytest.fixture

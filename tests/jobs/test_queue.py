@@ -1,4 +1,4 @@
-"""What SLURM's states and reasons mean for a run, jobs that only SLURM knows of, and commands that fail."""
+"""What SLURM's states and reasons mean for a run, jobs that only SLURM's queue has, and commands that fail."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_the_tasks_of_an_array_that_slurm_names_together(job, tasks):
 
 
 class Slurm:
-    """SLURM's answers are played: `jobs` are its lines of squeue, `refusal` is what scancel says. None: no answer."""
+    """A fake SLURM. `jobs` are squeue's lines, None if it does not answer; `refusal` is what scancel says."""
 
     def __init__(self) -> None:
         self.jobs: list[str] | None = []
@@ -122,7 +122,7 @@ def read(run: Run) -> RunProgress:
 
 
 def test_a_job_that_only_slurm_knows_of_is_seen_cancelled_and_not_submitted_twice(run, slurm):
-    """Its line was lost, as on a full disk."""
+    """The run's folder has lost the line of a job, as on a full disk."""
     (run.folder / JOBS).write_text('{"shard": "0000", "id": "7_0", "executor": "slurm"}\n{"shard": "0001", "i')
     slurm.jobs = [line(n, name=f"minfer-{run.name}") for n in range(3)] + ["9|RUNNING|N/A|None|minfer-other"]
     progress = read(run)

@@ -53,7 +53,7 @@ def test_the_script_shown_is_the_one_that_sbatch_is_given(more, said, monkeypatc
 
 
 def test_a_launch_says_where_its_jobs_go_and_why(said, monkeypatch, capsys):
-    """With sbatch on the PATH a launch on a laptop asked for a GPU, and said that the run is on one."""
+    """With sbatch on the PATH, a launch on a laptop asked for a GPU and said that the run is on a GPU."""
     words = ["+sweep=hgemm", "shape=tiny", "wait=false", "cluster.partition=a b"]
     monkeypatch.setattr(sys, "argv", ["minfer", *words, "kernel=cpu_naive"])
     assert exit_status(lambda: run(compose()[0])) == 2

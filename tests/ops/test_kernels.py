@@ -143,8 +143,9 @@ def test_cuda_kernel_compiles_for(kernel, arch):
     assert used["shared_bytes"] <= min(48 << 10, SHARED_LIMIT[arch])  # static; more needs dynamic shared memory
 
 
-# What the interpreter takes many seconds for: products, of which one is always tested, and others of which one like them is:
-# RMSNorm's rows, the parts of MLA's decode, the rows that are appended to a cache, and the backward that is larger.
+# Kernels for which the interpreter takes many seconds: products, of which one is always tested, and others for which a similar
+# kernel is always tested: RMSNorm's rows, the parts of MLA's decode, the rows that are appended to a cache, and the backward
+# that is larger.
 LIKE_ANOTHER = {
     *("layernorm-triton_rows", "decode_attention-triton_split", "embedding-triton_rows", "silu_mul-triton_blocks"),
     "dequant-triton_blocks",

@@ -1,4 +1,4 @@
-"""Sources that anybody may have written: they are read within limits, in time that is linear in their length."""
+"""Sources that anybody may have written: minfer reads them within limits and in linear time."""
 
 from __future__ import annotations
 

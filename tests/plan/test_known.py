@@ -1,4 +1,4 @@
-"""What a request can name, told from sources alone."""
+"""Names that a request may have, found from the sources of the ops without importing them."""
 
 from __future__ import annotations
 

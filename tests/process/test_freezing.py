@@ -173,7 +173,7 @@ def test_a_frozen_cgroup_knows_all_its_processes(log: Path, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("itself", [False, True])
 def test_who_leaves_its_cgroup_is_found(echo: Path, tmp_path: Path, itself: bool) -> None:
-    """A process of root's may write to the files of another cgroup where the sandbox does not hide them."""
+    """A process of root may write to the files of another cgroup if the sandbox does not hide them."""
     process = Process("leaves", echo, sandbox=Sandbox("limits"))
     if process.freezer.cgroup is None:
         process.kill()

@@ -1,4 +1,4 @@
-"""The examples that are kernels run."""
+"""The examples that are kernels give right results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run that is waited for from another shell, and a run as JUnit's XML."""
+"""`minfer wait`, which follows a run from another shell, and a run as JUnit's XML."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ QUIET = Console(quiet=True)
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """A run of three cases in a shard, whose job is a process that is gone."""
+    """A run of three cases in one shard, whose job is a process that has ended."""
     monkeypatch.setattr("minfer.run.progress.POLLS_S", (0.0, 0.0))
     op = ops.get("hgemm")
     cases = [op.case("torch", "float16", dict.fromkeys(op.axes, size)) for size in (16, 32, 48)]
@@ -38,7 +38,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 
 def write(run: Run, statuses: list[str]) -> None:
-    """Rows with these statuses, of the first cases; the shard is done when all have one."""
+    """Write rows with these statuses for the first cases; the shard is done when all cases have one."""
     (shard,) = (Shard.load(path) for path in run.shards.values())
     rows = [
         {"run": run.name, "case": case.key, "op": "hgemm", "kernel": "torch", "dtype": "float16", "params": case.params,

@@ -27,7 +27,7 @@ def test_only_what_is_listed_is_allowed() -> None:
 @pytest.mark.slow  # it needs a fork server of its own
 @pytest.mark.parametrize("confined", [True, False])
 def test_a_process_in_a_sandbox_has_no_secrets(confined: bool, echo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python's own kernels run as their user does, with all that this user has set, be it longer than a message."""
+    """Without a sandbox a process gets all variables that its user has set, even if they are longer than a message."""
     for name, value in SECRETS.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("LONG", "x" * 100_000)

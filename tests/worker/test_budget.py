@@ -1,4 +1,4 @@
-"""One budget of time for a judged case, however its kernel waits."""
+"""A judged case has one budget of time, whatever its kernel waits for."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Clock:
 
 @pytest.mark.parametrize("share", [0.99, 0.3, 2.0])
 def test_attempts_share_one_budget(share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel waits for that share of its timeout in its own process, and as long when it is judged."""
+    """The kernel waits for this share of its timeout in its own process, and as long again when it is judged."""
     clock, one = Clock(), Supervisor(a_shard(tmp_path, [CASE]), tmp_path / "log")
     monkeypatch.setattr(supervisor, "time", clock)
     monkeypatch.setattr(judged, "contradiction", lambda *_: judged.Contradiction("words", 9.0, 1.0))

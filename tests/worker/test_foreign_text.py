@@ -1,5 +1,5 @@
-"""Text that foreign code brings along, which the supervisor and the launcher read: whatever it is, it costs only its kernel's
-row."""
+"""The supervisor and the launcher read text from foreign code: its sources, rules and replies. Whatever it contains, only the
+row of its kernel may be lost."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CPP = {"comments": "/* " * 20_000, "a_big_header": '#include "big.h"\n', "a_spec
 
 @pytest.fixture
 def foreign(tmp_path: Path) -> Iterator[Path]:
-    """An extra file that registers the kernels above, which are registered here, too."""
+    """An extra file that registers the kernels above; this process registers them, too."""
     with open(tmp_path / "big.h", "w") as file:
         file.truncate(300 << 20)
     lines = ["from minfer import ops", "op = ops.get('hgemm')"]
