@@ -29,10 +29,8 @@ from minfer.ops import Case, Tensors
 GOES_ON = {"cuda": True, "cpu": False}  # whether the work that a process has begun goes on while the process is stopped
 SNAPSHOT = 32  # results of a block that are copied when the process replies
 TAKE_S = {"cuda": math.inf, "cpu": 0.001}  # time limit for these copies
-PIECES, PIECES_EACH = (
-    2048,
-    32,
-)  # on a CPU, how many bytes of all results of a block, and at least of each, are copied first
+# Bytes of all results of a block, and of each one, that are copied first of all on a CPU.
+PIECES, PIECES_EACH = 512, 8
 CHECK_S, LEAST_CHECKED = 0.2, 16  # time limit for checking a block's results, and how many to check in any case
 
 
