@@ -104,10 +104,15 @@ def find(kernel: Kernel, arch: str = "") -> Built | None:
 def recorded(kernel: Kernel, arch: str) -> reads.Reads | None:
     """The other files that the last build of exactly these sources read; None if there is no record."""
     folder = directory(kernel, arch)
-    for path, name in ((folder / "reads.json", None), (sandboxed(folder), "reads")):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-            about = json.loads(path.read_text())
-            return dict((about[name] if name else about).items())
+    found = read_record(folder / "reads.json")
+    return read_record(sandboxed(folder), "reads") if found is None else found
+
+
+def read_record(path: Path, name: str = "") -> reads.Reads | None:
+    """What a build read, from a JSON file or its value `name`; None if there is no such record."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        about = json.loads(path.read_text())
+        return dict((about[name] if name else about).items())
     return None
 
 

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 from minfer.build import reads, toolchain
-from minfer.build.cache import directory, lock, make_folder, recorded
+from minfer.build.cache import directory, lock, make_folder, read_record, write_whole
 from minfer.build.errors import BuildError, first_error
 from minfer.build.toolchain import arch_number, flags_of
 from minfer.ops import PACKAGE, Kernel
@@ -40,7 +40,8 @@ def resources(binary: Path, arch: str, home: Path | None) -> dict[str, int]:
 
 
 def compile_cubin(kernel: Kernel, arch: str, folder: Path, timeout_s: float | None = None) -> Path:
-    """Compile a CUDA kernel's device code alone, for any architecture, with no GPU. Raises BuildError.
+    """Compile a CUDA kernel's device code alone, for any architecture, with no GPU. The file `.d` beside the cubin lists what
+    nvcc read. Raises BuildError.
 
     For minfer's own kernels, a stub in `device_only` replaces CCCL's thrust/complex.h: PyTorch includes it and no kernel uses
     it."""
@@ -53,7 +54,8 @@ def compile_cubin(kernel: Kernel, arch: str, folder: Path, timeout_s: float | No
     replaced = [PACKAGE / "device_only"] if kernel.source.is_relative_to(PACKAGE) else []
     folders = (*replaced, *kernel.include_paths, *include_paths("cpu"))
     flags = [*flags_of(kernel, arch), *(f"-I{path}" for path in folders)]
-    command = [str(home / "bin" / "nvcc"), "-cubin", *flags, "-o", str(target), str(kernel.source)]
+    command = [str(home / "bin" / "nvcc"), "-cubin", *flags, "-MD", "-MF", str(target.with_suffix(".d"))]
+    command += ["-o", str(target), str(kernel.source)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
     except subprocess.TimeoutExpired as error:
@@ -66,9 +68,11 @@ def compile_cubin(kernel: Kernel, arch: str, folder: Path, timeout_s: float | No
 def cached_cubin(kernel: Kernel, arch: str, timeout_s: float | None = None) -> Path:
     """The cubin of exactly these sources, flags and versions: found in the cache, or compiled. Raises BuildError."""
     folder = directory(kernel, arch)
-    found = folder / "device.cubin"
+    found, record = folder / "device.cubin", folder / "cubin.json"
     make_folder(folder)
     with lock(folder / "cubin.lock"):
-        if not found.is_file() or not reads.are_current(kernel, recorded(kernel, arch)):
-            compile_cubin(kernel, arch, folder, timeout_s).replace(found)
+        if not found.is_file() or not reads.are_current(kernel, read_record(record)):
+            made = compile_cubin(kernel, arch, folder, timeout_s)
+            write_whole(record, reads.record(kernel, reads.listed_by_make(kernel, made.with_suffix(".d"))))
+            made.replace(found)
     return found

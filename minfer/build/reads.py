@@ -102,8 +102,18 @@ def listed(kernel: Kernel, folder: Path) -> list[str]:
     said = subprocess.run(
         ["ninja", "-t", "deps"], cwd=folder, capture_output=True, text=True, errors="surrogateescape"
     ).stdout
+    return _others(kernel, (folder / line.strip() for line in said.splitlines() if line.startswith("    ")))
+
+
+def listed_by_make(kernel: Kernel, file: Path) -> list[str]:
+    """The same from the file that `-MD` writes: a rule of make."""
+    text = file.read_text("utf-8", errors="surrogateescape").replace("\\\n", " ").partition(":")[2]
+    return _others(kernel, (Path(word.replace("\\ ", " ")) for word in re.split(r"(?<!\\)\s+", text) if word))
+
+
+def _others(kernel: Kernel, paths: Iterable[Path]) -> list[str]:
     known = {os.path.realpath(path) for path in kernel.sources()}
-    found = {os.path.realpath(folder / line.strip()) for line in said.splitlines() if line.startswith("    ")}
+    found = {os.path.realpath(path) for path in paths}
     versioned = [os.path.realpath(path) for path in _versioned()]
     own = os.path.realpath(kernel.source.parent)
     return sorted(

@@ -50,6 +50,7 @@ def run(config: Config) -> int:
     if config.dry_run:
         _show_plan(console, config, executor, launch)
         return 0
+    print_size(console, config, launch.plan, launch.shards)
     run = _submit(console, config, executor, launch)
     return finish(console, run, executor, launch.plan) if config.wait else 0
 
@@ -118,7 +119,6 @@ def _submit(console: Console, config: Config, executor: Executor, launch: Launch
             '-v "$PWD/results:/workspace/results" to docker run.',
             soft_wrap=True,
         )
-    print_size(console, config, launch.plan, launch.shards)
     run = _create_run(config)
     shards = _write_shards(run, launch)
     try:

@@ -172,9 +172,9 @@ def test_a_frozen_cgroup_knows_all_its_processes(log: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("itself", [False, True])
-def test_who_leaves_its_cgroup_is_found(echo: Path, tmp_path: Path, itself: bool) -> None:
+def test_who_leaves_its_cgroup_is_found(log: Path, tmp_path: Path, itself: bool) -> None:
     """A process of root may write to the files of another cgroup if the sandbox does not hide them."""
-    process = Process("leaves", echo, sandbox=Sandbox("limits"))
+    process = Process("tests.answering.leaves", log, sandbox=Sandbox("limits"))
     if process.freezer.cgroup is None:
         process.kill()
         pytest.skip("no cgroup can be made here")
@@ -197,8 +197,8 @@ def test_who_leaves_its_cgroup_is_found(echo: Path, tmp_path: Path, itself: bool
     assert not folder.exists()
 
 
-def test_threads_are_limited_for_root_too(echo: Path) -> None:
-    process = Process("tells", echo, sandbox=Sandbox("limits"))
+def test_threads_are_limited_for_root_too(log: Path) -> None:
+    process = Process("tests.answering.tells", log, sandbox=Sandbox("limits"))
     folder = process.freezer.pids
     try:
         if folder is None:

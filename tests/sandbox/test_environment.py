@@ -26,12 +26,12 @@ def test_only_what_is_listed_is_allowed() -> None:
 
 @pytest.mark.slow  # it needs a fork server of its own
 @pytest.mark.parametrize("confined", [True, False])
-def test_a_process_in_a_sandbox_has_no_secrets(confined: bool, echo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_in_a_sandbox_has_no_secrets(confined: bool, log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a sandbox a process gets all variables that its user has set, even if they are longer than a message."""
     for name, value in SECRETS.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("LONG", "x" * 100_000)
-    process = Process("tells", echo, sandbox=Sandbox("limits") if confined else None)
+    process = Process("tests.answering.tells", log, sandbox=Sandbox("limits") if confined else None)
     try:
         said = process.ask(60)
     finally:
