@@ -77,7 +77,8 @@ def under_roofs(name: str, ax: Axes) -> Iterator[tuple[float, float, float]]:
         yield from ((bar.get_y(), bar.get_width(), dotted[0]) for bars in ax.containers for bar in bars if dotted)
     elif name == "throughput" and "_peak" in lines:
         roof = dict(map(tuple, lines.pop("_peak")))
-        yield from ((x, y, roof[x]) for line in lines.values() for x, y in line)
+        # a line is broken, by NaN, at a size that was not measured
+        yield from ((x, y, roof[x]) for line in lines.values() for x, y in line if not math.isnan(y))
     elif name == "roofline":
         slope = max(line[0][1] / line[0][0] for label, line in lines.items() if label.endswith("TB/s"))
         flat = max((line[0][1] for label, line in lines.items() if label.startswith("_")), default=math.inf)
