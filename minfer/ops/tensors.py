@@ -39,7 +39,7 @@ class Draw:
     """Where the values of one set of tensors come from: a generator on the device, and one of the host's.
 
     `distribution` is that of floats: "uniform" on [-1, 1], "normal", or "uneven". Uneven floats are normal, and each sixteenth
-    of the last axis is multiplied by a random power of 2 from 1/64 to 2. So the mean of a part of a row says little about the
+    of the last axis is multiplied by a random power of 2 from 1/128 to 1. So the mean of a part of a row says little about the
     mean of the whole row."""
 
     generator: torch.Generator
@@ -55,7 +55,7 @@ class Draw:
         if self.distribution == "uneven" and shape:
             pieces = min(PIECES, shape[-1])
             magnitudes = torch.empty((*shape[:-1], pieces), dtype=torch.float32, device=device)
-            magnitudes.random_(-6, 2, generator=self.generator).exp2_()
+            magnitudes.random_(-7, 1, generator=self.generator).exp2_()
             for piece in range(pieces):
                 part = slice(shape[-1] * piece // pieces, shape[-1] * (piece + 1) // pieces)
                 values[..., part] *= magnitudes[..., piece, None]
