@@ -55,7 +55,8 @@ def compiler(folder: Path, monkeypatch: pytest.MonkeyPatch, says: str, sleeps: i
     """A C++ compiler that fails."""
     path = folder / f"cxx{len(list(folder.iterdir()))}"
     path.write_text(
-        f'#!/bin/sh\ncase "$*" in *--version*|*-print-*) echo "c++ 12"; exit;; esac\nsleep {sleeps}\necho "{says}" >&2\nexit 1\n'
+        '#!/bin/sh\ncase "$*" in *--version*|*-print-*) echo "c++ 12"; exit;; esac\n'
+        f'sleep {sleeps}\necho "{says}" >&2\nexit 1\n'
     )
     path.chmod(0o755)
     monkeypatch.setenv("CXX", str(path))
