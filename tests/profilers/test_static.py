@@ -232,6 +232,20 @@ def test_a_kernel_that_does_not_compile_says_so_for_the_architecture(tmp_path, m
     assert cubins[0].stat().st_mtime_ns == before
 
 
+@pytest.mark.slow
+@needs_tools
+def test_a_cubin_is_compiled_again_when_a_file_has_changed_that_only_the_compiler_knows(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "cache"))
+    source, included = tmp_path / "by macro.cu", tmp_path / "a value.h"
+    source.write_text('#define FILE "a value.h"\n#include FILE\nextern "C" __global__ void k(int* p) { *p = VALUE; }\n')
+    kernel = ops.Kernel("hgemm", "by_macro", "cuda", source, archs="sm_80+")
+    made = []
+    for value in (7, 7, 9):
+        included.write_text(f"#define VALUE {value}\n")
+        made.append(device_code.cached_cubin(kernel, "sm_89", 300).read_bytes())
+    assert made[0] == made[1] != made[2]
+
+
 @needs_tools
 def test_a_compiler_that_takes_too_long_is_killed(tmp_path):
     with pytest.raises(BuildError, match=r"^the compiler was killed after 0.01 s$"):

@@ -1,0 +1,216 @@
+"""The judge of an untrusted kernel (`minfer.worker.judge`): what it times, copies and compares, on a CPU and as on a GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from minfer import ops
+from minfer.bench.arena import Arena, guarded_bytes
+from minfer.bench.integrity import Dishonest
+from minfer.bench.judged import Samples
+from minfer.bench.operands import Operands
+from minfer.bench.verify import same_bits
+from minfer.process.death import Died
+from minfer.process.freezing import Freezer
+from minfer.worker import judge as worker_judge
+from minfer.worker import judged_rounds, shared_operands
+from minfer.worker.isolated import Runner
+from minfer.worker.judged_rounds import JudgedRounds
+from minfer.worker.remote_kernel import RemoteKernel, Spent
+from minfer.worker.shared_operands import SharedOperands
+from minfer.worker.supervisor import state
+
+CASE = ops.get("hgemm").case("torch", "float16", {"m": 64, "n": 64, "k": 64})
+
+REQUEST = {"device": "cpu", "extra": [], "op_files": [], "libraries": {}, "sandbox": None, "timeout_s": 60.0}
+REQUEST["stated"] = state(CASE, None)
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_the_judge_takes_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, goes_on: bool) -> None:
+    """Of an honest kernel; also as on a GPU. There a process's work goes on while the process is stopped, so the baseline is
+    timed while the kernel's process does not exist, half before it and half after it."""
+    started: list[RemoteKernel] = []
+    blocks: list[int] = []  # 0: of the baseline, 1: of the kernel
+    beside: set[bool] = set()  # whether the kernel's process existed beside a request to the baseline's
+
+    class Noting(RemoteKernel):
+        def __init__(self, *about: Any) -> None:
+            super().__init__(*about)
+            started.append(self)
+
+        def _send(self, what: str, **about: Any) -> None:
+            if what == "run":
+                blocks.append(started.index(self))
+            if self is started[0]:
+                beside.update(other.process.process.poll() is None for other in started[1:])
+            super()._send(what, **about)
+
+    monkeypatch.setattr(worker_judge, "RemoteKernel", Noting)
+    monkeypatch.setitem(shared_operands.GOES_ON, "cpu", goes_on)
+    reply = worker_judge.judge(REQUEST | {"case": CASE.to_dict()}, tmp_path / "log")
+    found = Samples.of(reply["samples"])
+    assert len(found.kernel) == len(found.baseline) == judged_rounds.ROUNDS and len(found.cold_baseline) >= 3
+    counting = 1 + judged_rounds.CALIBRATIONS
+    assert blocks.count(0) == counting + 2 * judged_rounds.ROUNDS and blocks.count(1) == counting + judged_rounds.ROUNDS
+    assert beside == ({False} if goes_on else {True})
+    after = len(blocks) - 1 - blocks[::-1].index(1)
+    assert (
+        not goes_on or blocks[after + 1 :] == [0] * judged_rounds.ROUNDS
+    )  # half of the baseline's and the duplicate's
+
+
+def test_a_baseline_that_fails_without_a_kernel_accuses_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*about: Any) -> None:
+        raise Died("crashed", "the process died")
+
+    monkeypatch.setattr(JudgedRounds, "_calibrate", fails)
+    row = worker_judge.judge(REQUEST | {"case": CASE.to_dict()}, tmp_path / "log")["row"]
+    assert row == {"status": "error", "message": "the baseline failed in a process of its own: the process died"}
+
+
+def test_as_many_results_are_copied_whatever_the_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU the clock includes the copies, and so does the empty request that is subtracted."""
+    found: list[tuple[int, int, set[int]]] = []
+    take = SharedOperands.take_snapshot
+
+    def counting(operands: SharedOperands, calls: int) -> None:
+        before = len(copies)
+        take(operands, calls)
+        found.append((calls, len(copies) - before, set(operands.snapshot)))
+
+    copies: list[torch.Tensor] = []
+
+    def copy_bits(tensor: torch.Tensor) -> torch.Tensor:
+        copies.append(tensor)
+        return tensor.clone()
+
+    monkeypatch.setattr(SharedOperands, "take_snapshot", counting)
+    monkeypatch.setattr(shared_operands, "copy_bits", copy_bits)
+    monkeypatch.setattr(
+        JudgedRounds, "_count_calls", lambda rounds, remote: 3 if remote is rounds.kernel else rounds.operands.count
+    )
+    monkeypatch.setattr(worker_judge, "sets_for", lambda *about: 40)
+    monkeypatch.setitem(shared_operands.GOES_ON, "cpu", True)
+    monkeypatch.setitem(shared_operands.TAKE_S, "cpu", 60.0)
+    reply = worker_judge.judge(REQUEST | {"case": CASE.to_dict()}, tmp_path / "log")
+    assert "samples" in reply
+    assert {number for _, number, _ in found} == {shared_operands.SNAPSHOT}
+    assert {calls for calls, _, _ in found} == {3, 40}
+    assert all(taken == {0, 1, 2} for calls, _, taken in found if calls == 3)
+
+
+@pytest.mark.timing
+def test_what_is_done_after_the_answer_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even if stopping a process takes so long that a late thread has done its calls by then."""
+
+    def stop_late(freezer: Freezer) -> None:
+        time.sleep(0.05)
+        stop(freezer)
+
+    stop = Freezer.freeze
+    monkeypatch.setattr(Freezer, "freeze", stop_late)
+    extra = [str(Path(__file__).resolve().parents[1] / "exploits" / "answers_early.py")]
+    case = ops.get("hgemm").case("answers_early", "float16", CASE.shape)
+    row = worker_judge.judge(REQUEST | {"extra": extra, "case": case.to_dict()}, tmp_path / "log")["row"]
+    assert row["status"] == "dishonest" and "went on writing its results" in row["message"]
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_large_result_that_is_finished_ahead_of_its_copy(late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each copy of 1 MB takes so long that a thread can write a result's second half before the judge comes to it."""
+    device, op = torch.device("cpu"), ops.get("hgemm")
+    case = op.case("torch", "float16", {"m": 256, "n": 2048, "k": 8})
+    per_set = guarded_bytes(op.operand_bytes(case), len(op.specs(case)))
+    operands = SharedOperands(case, 3, Arena(3 * per_set, device), device)
+    operands.draw()
+    operands.write()
+    results = []
+    for shared in operands.sets:
+        out, a, b = shared["out"], shared["a"], shared["b"]
+        results.append(a @ b)
+        out[:128] = results[-1][:128]
+        if not late:
+            out[128:] = results[-1][128:]
+
+    def finish_and_copy(tensor: torch.Tensor) -> torch.Tensor:
+        number = next(i for i, shared in enumerate(operands.sets) if shared["out"] is tensor)
+        tensor[128:] = results[number][128:]
+        return tensor.clone()
+
+    monkeypatch.setattr(shared_operands, "copy_bits", finish_and_copy)
+    monkeypatch.setitem(shared_operands.TAKE_S, "cpu", 60.0)
+    operands.choose_pieces(3)
+    operands.take_snapshot(3)
+    with pytest.raises(Dishonest, match="went on writing") if late else contextlib.nullcontext():
+        operands.check(3)
+
+
+def test_a_block_of_a_baseline_contains_no_copy_to_its_outputs() -> None:
+    """With the copy, torch's softmax took 55 us in the judge's block on an H100, and 31 us in the bench. So each kernel's
+    speed-up was overstated by a factor of 1.8."""
+    op = ops.get("softmax")
+    case = op.case("torch", "float32", {"rows": 3, "n": 8})
+    operands = Operands(op, case, 1, "normal", torch.device("cpu"))
+    arena = Arena(guarded_bytes(op.operand_bytes(case), len(operands.tensors)), torch.device("cpu"))
+    runner = Runner("cpu", case.to_dict(), arena.handle, [], {})
+    shared = {name: arena.copy(tensor) for name, tensor in operands.tensors.items()}
+    before = {name: tensor.clone() for name, tensor in shared.items()}
+    runner.prepare([[arena.describe(tensor) for tensor in shared.values()]], op.call(case))
+    runner.run(1)
+    assert all(same_bits(shared[name], tensor) for name, tensor in before.items())
+    (result,) = runner.returned
+    assert torch.allclose(result.sum(-1), torch.ones(3))
+    runner.call([arena.describe(tensor) for tensor in shared.values()], op.call(case))
+    (written,) = operands.named("out")
+    assert torch.equal(shared[written], result)
+
+
+class Blocks(JudgedRounds):
+    """Rounds on a GPU whose kernel and baseline take `call_s` while their calls are counted and `later_s` afterwards."""
+
+    def __init__(self, call_s: float, later_s: float, sets: int = 400) -> None:
+        self.device, self.call_s, self.later_s = torch.device("cuda"), call_s, later_s
+        self.operands = SimpleNamespace(count=sets)
+        self.kernel = self.baseline = self
+        self.calls, self.prepared = {self: 8}, []
+
+    def time(self, what: str, calls: int) -> Spent:
+        return Spent(*[self.call_s * calls] * 3)
+
+    def _note_strays(self, remote: object) -> None:
+        pass
+
+    def _prepare(self, remote: object, calls: int) -> None:
+        self.calls[remote] = calls
+        self.prepared.append(calls)
+
+    def _run_once(self, *names: str, count: int) -> dict[str, Any]:
+        return {name: [self.call_s, self.later_s, self.call_s, self.call_s] for name in names}
+
+
+@pytest.mark.parametrize("names", [("kernel",), ("baseline", "duplicate")])
+@pytest.mark.parametrize(
+    ("call_s", "later_s", "calls"),
+    [
+        (5e-6, 5e-6, 400),  # eight calls say little about a short kernel
+        (1e-3, 1e-3, 50),
+        (0.1, 0.1, 8),
+        (1e-3, 5e-6, 400),  # it was slow only while its calls were counted
+    ],
+)
+def test_a_block_on_a_gpu_takes_50_ms_or_has_all_calls(
+    call_s: float, later_s: float, calls: int, names: tuple[str, ...]
+) -> None:
+    rounds = Blocks(call_s, later_s)
+    rounds._prepare(rounds, rounds._count_calls(rounds))
+    rounds.run(*names)
+    assert rounds.calls[rounds] == calls
+    assert len(rounds.prepared) == 1 + (call_s != later_s)
