@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from minfer.analysis.data import sources
 from minfer.analysis.data.prepare import load, select_columns
@@ -23,8 +24,8 @@ from minfer.rows import store
 COMMAND = "python analysis/make.py"
 # In the order in which they are made: some pages show what an earlier maker wrote.
 NAMES = (
-    "tables", "plots", "claims", "headers", "best", "fusion", "hgemm", "evidence", "demonstrations", "reliability",
-    "figures",
+    "tables", "plots", "claims", "headers", "best", "fusion", "hgemm", "anywhere", "evidence", "demonstrations",
+    "reliability", "figures",
 )  # fmt: skip
 # Places that few users change: option, default, what is there.
 PLACES = (
@@ -98,7 +99,8 @@ def _make(names: Sequence[str], files: list[Path], results: Path | None, options
         elif rows is not None and skipped and (maker.all_or_nothing or not len(rows)):
             left.append(name)
         elif rows is not None:
-            yield from maker.write(select_columns(rows, maker.columns), options)
+            mine = rows if maker.of_drawn else rows.filter(pc.is_null(rows["drawn"]))
+            yield from maker.write(select_columns(mine, maker.columns), options)
     if left:
         of = f" of {', '.join(left)}" if len(names) > 1 else ""
         yield f"nothing was written{of}: the rows that are left would not say the same"

@@ -22,9 +22,16 @@ from minfer.ops.sources import SourceError, read_source, split
 def fingerprint(kernel: Kernel, arch: str, rules: int) -> str:
     """A hash of what decides this kernel's result and time: its sources and its op's, without comments; the other files
     that its last build read; the flags and versions that it is compiled with; and `rules`, the version of the measuring rules.
-    Registering another kernel of the op changes nothing. If a source cannot be read, for example because it is too large, the
+    Registering another kernel of the op changes nothing. That of a function is of all kernels that it chooses among, and of
+    their measurements. If a source cannot be read, for example because it is too large, the
     error message is hashed instead."""
     digest = hashlib.sha256()
+    if kernel.backend == "function":
+        digest.update(_choices(kernel.op))
+        for each in get(kernel.op).kernels.values():
+            if each.backend in ("cuda", "triton", "cpp"):
+                digest.update(fingerprint(each, arch, rules).encode())
+        return digest.hexdigest()[:16]
     op = get(kernel.op).source
     try:
         for path in sorted({*kernel.sources(), *([op] if op and op.is_file() else [])}):
@@ -45,6 +52,13 @@ def fingerprint(kernel: Kernel, arch: str, rules: int) -> str:
         about.append(_triton_version())
     digest.update(json.dumps(about).encode())
     return digest.hexdigest()[:16]
+
+
+@functools.cache
+def _choices(op: str) -> bytes:
+    """What the functions choose a kernel of an op by."""
+    table = json.loads((PACKAGE / "functional" / "best.json").read_text())
+    return json.dumps(table.get(op, [])).encode()
 
 
 # Where tests/emulator/planting.py plants a mistake: at the end of a line, or alone on the line before.

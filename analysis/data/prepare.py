@@ -60,20 +60,25 @@ def load(files: Iterable[Path], results: Path, columns: Iterable[str]) -> tuple[
         held += len(tables[-1])
         unusable += len(table) - len(tables[-1])
         if held >= most:
-            tables = [newest_in_any_regime(pa.concat_tables(tables))]
+            tables = [_newest(pa.concat_tables(tables))]
             held = len(tables[0])
             most = 2 * held + MANY_ROWS
     if unusable:
         print(f"{unusable} rows lack one of {', '.join(IDENTITY)} and are left out", file=sys.stderr)
-    newest = newest_in_any_regime(pa.concat_tables(tables))
-    return newest, [f"{path}: {reason}; skipped" for path, reason in bad.items()]
+    return _newest(pa.concat_tables(tables)), [f"{path}: {reason}; skipped" for path, reason in bad.items()]
+
+
+def _newest(table: pa.Table) -> pa.Table:
+    """The newest rows of chosen problems, and those of drawn ones: neither takes the place of the other."""
+    chosen = pc.is_null(table["drawn"])
+    return pa.concat_tables([newest_in_any_regime(table.filter(of)) for of in (chosen, pc.invert(chosen))])
 
 
 def _to_choose_by(columns: Iterable[str]) -> list[str]:
     """The columns, and those that `load` needs to choose rows and to compute the rates of old rows."""
     asked = list(columns)
     old_rates = [f"{regime}_tflops" for regime in REGIMES if f"{regime}_rate" in asked]
-    return list(dict.fromkeys([*asked, *SPEEDUPS, *WAITED, "guarantee", *old_rates]))
+    return list(dict.fromkeys([*asked, *SPEEDUPS, *WAITED, "guarantee", "drawn", *old_rates]))
 
 
 def select_columns(table: pa.Table, columns: Iterable[str]) -> pa.Table:

@@ -26,7 +26,7 @@ def entries(table: pa.Table) -> json_tables.Table:
     table = table.filter(pc.invert(are_judged(table)))  # judged times are of blocks, not of single calls
     for row in on_one_clock(with_problem(table)).to_pylist(maps_as_pydicts="lossy"):
         us, key = number(row, "cold_us"), json_tables.key(row)
-        ours = row["status"] in store.MEASURED and row["backend"] not in (None, "torch")
+        ours = row["status"] in store.MEASURED and row["backend"] not in (None, "torch", "function")
         if us and ours and key:
             found.setdefault(row["op"], {}).setdefault(key, {})[row["kernel"]] = round(us, 3)
     fastest_first = lambda us: dict(sorted(us.items(), key=lambda item: (item[1], item[0])))

@@ -21,6 +21,8 @@ LIBRARY = torch.library.Library("minfer", "FRAGMENT")
 
 P = ParamSpec("P")
 R = TypeVar("R")
+# What was chosen for each problem since the process began, by op, dtype and shape: the kernel and why, as a phrase.
+chosen: dict[tuple[str, str, tuple[tuple[str, int], ...]], str] = {}
 MISSING = object()  # an argument that was left out; Python itself checks that
 # For each annotation of a parameter: the types that it accepts, and how an error names them.
 KINDS = {
@@ -109,6 +111,7 @@ def _kernel(
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     choice = best(op, dtype, dict(params), dict(shape), capability, name, dict(least))
+    chosen[op, dtype, shape] = f"{choice.kernel}, {choice.why}"
     if os.environ.get("MINFER_EXPLAIN") == "1":
         problem = " ".join([f"{axis}={size}" for axis, size in shape] + [dtype] + [value for _, value in params])
         print(f"minfer.{op} {problem}: {choice.kernel}, {choice.why}", file=sys.stderr)

@@ -32,16 +32,16 @@ class Kernel:
 
     op: str
     name: str
-    backend: str  # "torch", "cuda", "triton" or "cpp"
+    backend: str  # "torch", "cuda", "triton", "cpp", or "function": one of minfer's own, which chooses among kernels
     source: Path
-    function: Callable[..., Any] | None = None  # backend "torch": the implementation itself
+    function: Callable[..., Any] | None = None  # backends "torch" and "function": the implementation itself
     archs: str = ""
     dtypes: tuple[str, ...] = ("float16", "bfloat16")
     params: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     requires: Rule | None = None
     returns: tuple[
         int, ...
-    ] = ()  # backend "torch": for these of its arguments it returns new tensors instead of writing
+    ] = ()  # backends "torch" and "function": for these of its arguments it returns new tensors instead of writing
     first_call: str = ""  # of the op: what a case without the parameter `call` means
     deterministic: bool = True  # False: two runs may differ in their bits, as with floating-point atomics
     package: str = (
@@ -54,7 +54,8 @@ class Kernel:
     def devices(self) -> tuple[str, ...]:
         if self.package:
             return ("cuda",)
-        return {"torch": ("cpu", "cuda"), "cpp": ("cpu",)}.get(self.backend, ("cuda",))
+        both = ("cpu", "cuda")
+        return {"torch": both, "function": both, "cpp": ("cpu",)}.get(self.backend, ("cuda",))
 
     def elsewhere(self, device: str) -> str | None:
         """Why this kernel does not run on a kind of device, "cuda" or "cpu", as half a sentence, or None."""

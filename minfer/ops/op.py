@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import itertools
 import random
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 
+from minfer.ops import drawn
 from minfer.ops.axes import Axis, Ragged
 from minfer.ops.bounds import Expected
 from minfer.ops.case import Case
@@ -72,6 +74,7 @@ class Op:
     odd_shapes: small and awkward ones, verified besides the case's own shape and one that is drawn.
     sizes: further shapes for tests: "small" ones that a CPU runs in seconds, "large" ones for a GPU, and "nan" ones of at
         least 2 rows, where a NaN or an infinity in a row of the first input must give a row of the first output alike.
+    drawn: how a problem is drawn that nobody chose (`draws`); None: none can be.
     source: the file that states it, beside which its kernels' files lie; None: the one that makes the `Op`.
     """
 
@@ -91,6 +94,7 @@ class Op:
     odd_shapes: tuple[Mapping[str, int], ...] = ()
     sizes: Mapping[str, Sequence[Mapping[str, int]]] = field(default_factory=dict)
     source: Path | None = None
+    drawn: drawn.Draw | None = None
     kernels: dict[str, Kernel] = field(default_factory=dict)
     baselines: list[str] = field(default_factory=list)
 
@@ -144,6 +148,21 @@ class Op:
         """Register a C++ kernel for the CPU, a `.cpp` file that defines the torch op `minfer::<op>_<name>`; as `cuda` does,
         perhaps several."""
         self._add(Kernel(self.name, name or Path(file).stem, "cpp", self.folder / file, **supports))
+
+    def function(self, name: str, call: Callable[..., Any], **supports: Any) -> None:
+        """Register one of minfer's functions for users, `minfer.<name>`, which chooses among the op's kernels and compiles the
+        one that it chooses. `call` gets the module `minfer` before the tensors, because ops cannot import the functions:
+        `lambda minfer, out, a, b, **call: minfer.matmul(a, b)`. With `kernel=all` it is left out."""
+        source = Path(call.__code__.co_filename)
+
+        def function(*tensors: torch.Tensor, **scalars: Any) -> Any:
+            return call(importlib.import_module("minfer"), *tensors, **scalars)
+
+        self._add(Kernel(self.name, name, "function", source, function, **supports))
+
+    def draws(self, draw: str | drawn.Draw) -> None:
+        """State how problems are drawn that nobody chose: by a function of `minfer/ops/drawn.py`, or one like these."""
+        self.drawn = getattr(drawn, draw) if isinstance(draw, str) else draw
 
     def revision(self, name: str, label: str, root: Path, *, against: str = "") -> None:
         """Register a kernel as `name@label`, from the folder `minfer` of another revision, which must register it under that

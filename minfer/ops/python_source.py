@@ -12,6 +12,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+# Methods of an op that register a kernel, a function or the op's drawn problems, none of which changes its other kernels.
+REGISTERING = ("torch", "cuda", "triton", "cpp", "function", "draws")
 MOST_S = 20  # of CPU time, and of waiting
 MOST_MEMORY = 2 << 30
 MOST_BYTES = 64 << 20  # of a tree
@@ -28,7 +30,7 @@ def _registers(statement: ast.stmt) -> bool:
     if isinstance(statement, ast.For):
         return all(_registers(inner) for inner in statement.body)
     call = statement.value if isinstance(statement, ast.Expr) else None
-    return isinstance(call, ast.Call) and getattr(call.func, "attr", "") in ("torch", "cuda", "triton", "cpp")
+    return isinstance(call, ast.Call) and getattr(call.func, "attr", "") in REGISTERING
 
 
 def meaning_apart(text: str) -> str | None:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from minfer import ops
-from minfer.ops import DTYPES, Case, Kernel, Op, default
+from minfer.ops import DTYPES, Case, Kernel, Op, default, drawn
+from minfer.ops.drawn import Problem
 from minfer.plan.config import Config, UserError, choose, names, parts, shape_presets
 from minfer.plan.counters import LIMITS, SETS
 from minfer.plan.statement import check_axes, rehearse
@@ -62,24 +63,15 @@ def _plan_sweep(config: Config, device: str, capability: tuple[int, int] | None)
         for name in ncu.sets:
             choose("set of counters", name, SETS)
         choose("profiler.ncu.clock_control", ncu.clock_control, ("none", "base"))
-    wanted, dtypes = names(config.kernel), names(config.dtype)
-    for key, of_key in (("kernel", wanted), ("dtype", dtypes)):
+    wanted = names(config.kernel)
+    dtypes = [] if config.draw.problems else names(config.dtype)
+    for key, of_key in (("kernel", wanted), ("dtype", dtypes or config.draw.problems)):
         if not of_key:
             raise UserError(f"{key} is empty; give a name or a list of names, or leave the key out")
     kernels, left_out = _choose_kernels(op, wanted, device, static is not None)
-    dtypes = [choose("dtype", dtype, DTYPES) for dtype in dict.fromkeys(dtypes)]
-    params = _combine_params(op, config.params)
-    if config.shape.op and config.shape.op != op.name:
-        presets = [name for name, of in shape_presets().items() if of in (op.name, "")]
-        which = f"choose one of its own: {', '.join(presets)}" if presets else "choose shape=custom"
-        raise UserError(f"shape={config.shape.name} has shapes of {config.shape.op}, not of {op.name}; {which}")
-    shapes = _expand_shapes(op, config.shape.gpu if device == "cuda" else config.shape.cpu, config.shape.name)
-
-    cases = [
-        op.case(kernel, dtype, shape, chosen)
-        for dtype, chosen, shape, kernel in itertools.product(dtypes, params, shapes, kernels)
-    ]
-    if wanted == ["all"]:  # leave out kernels for other parameters without an error
+    problems = _draw(op, config, device) if config.draw.problems else _chosen_problems(op, config, dtypes, device)
+    cases = [op.case(kernel, of.dtype, of.shape, of.params) for of, kernel in itertools.product(problems, kernels)]
+    if wanted in (["all"], ["functions"]):  # leave out kernels for other parameters without an error
         fitting = {case.kernel for case in cases if op.kernels[case.kernel].takes(case) is None}
         left_out |= {c.kernel: op.kernels[c.kernel].takes(c) or "" for c in cases if c.kernel not in fitting}
         cases = [case for case in cases if case.kernel in fitting]
@@ -99,12 +91,36 @@ def _plan_sweep(config: Config, device: str, capability: tuple[int, int] | None)
     return Plan(cases, unsupported, left_out)
 
 
+def _draw(op: Op, config: Config, device: str) -> list[Problem]:
+    if op.drawn is None:
+        having = [name for name in ops.names() if ops.get(name).drawn]
+        raise UserError(
+            f"draw.problems is for ops that say how theirs are drawn, and {op.name} does not; choose {' or '.join(having)}"
+        )
+    return drawn.problems(op.name, op.drawn, config.draw.problems, config.draw.seed, device)
+
+
+def _chosen_problems(op: Op, config: Config, dtypes: list[str], device: str) -> list[Problem]:
+    """Every combination of the request's dtypes, parameters and shapes."""
+    dtypes = [choose("dtype", dtype, DTYPES) for dtype in dict.fromkeys(dtypes)]
+    params = _combine_params(op, config.params)
+    if config.shape.op and config.shape.op != op.name:
+        presets = [name for name, of in shape_presets().items() if of in (op.name, "")]
+        which = f"choose one of its own: {', '.join(presets)}" if presets else "choose shape=custom"
+        raise UserError(f"shape={config.shape.name} has shapes of {config.shape.op}, not of {op.name}; {which}")
+    shapes = _expand_shapes(op, config.shape.gpu if device == "cuda" else config.shape.cpu, config.shape.name)
+    return [Problem(dtype, shape, of) for dtype, of, shape in itertools.product(dtypes, params, shapes)]
+
+
 def _choose_kernels(op: Op, wanted: list[str], device: str, static: bool) -> tuple[list[str], dict[str, str]]:
-    """The kernels to run, and why others are not. One that was asked for by name must be able to run.
+    """The kernels to run, and why others are not. "all" are all but minfer's functions; "functions" are these, and what is
+    not minfer's. One that was asked for by name must be able to run.
 
     `static`: CUDA kernels stay in, because their machine code can be read where they cannot run."""
-    everything = wanted == ["all"]
-    chosen = list(op.kernels) if everything else [choose(f"{op.name} kernel", name, op.kernels) for name in wanted]
+    everything = wanted in (["all"], ["functions"])
+    backends = ("torch", "function") if wanted == ["functions"] else ("torch", "cuda", "triton", "cpp")
+    ladder = [name for name, kernel in op.kernels.items() if kernel.backend in backends]
+    chosen = ladder if everything else [choose(f"{op.name} kernel", name, op.kernels) for name in wanted]
     left_out = {}
     for name in chosen:
         if (why := op.kernels[name].elsewhere(device)) and not (static and _is_readable(op.kernels[name])):

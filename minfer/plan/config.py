@@ -142,8 +142,17 @@ class Container:
 
 
 @dataclass
+class Draw:
+    """Problems that nobody chose (`minfer/ops/drawn.py`), in place of the request's dtype, params and shape."""
+
+    problems: int = 0  # of each op; 0: none are drawn
+    seed: int = 1
+
+
+@dataclass
 class Config:
-    """A request. `kernel`, `dtype` and the values of `params` are a name or a list of names; kernel may be "all".
+    """A request. `kernel`, `dtype` and the values of `params` are a name or a list of names; kernel may be "all", which
+    are all of the op but minfer's functions, or "functions", which are these and what is not minfer's.
 
     Where `sweeps` names some, the request is for all of these: op, kernel, dtype, params and shape are theirs (`parts`). An
     entry is a sweep's name, or a mapping with that name at `sweep` and what replaces the sweep's own (`CHANGED`)."""
@@ -154,6 +163,7 @@ class Config:
     dtype: Any = MISSING
     params: dict[str, Any] = field(default_factory=dict)
     shape: Shape = field(default_factory=Shape)
+    draw: Draw = field(default_factory=Draw)
     timing: Timing = field(default_factory=Timing)
     profiler: Profiler = field(default_factory=Profiler)
     cluster: Cluster = field(default_factory=Cluster)
@@ -290,6 +300,7 @@ def check_values(config: Config) -> None:
             for key in ("cpus", "memory_gb", "time_min")
             if (value := getattr(cluster, key)) is not None
         ),
+        ("draw.problems", config.draw.problems, 0),
         ("cluster.grace_s", cluster.grace_s, 1),
         ("cluster.max_jobs", cluster.max_jobs, 1),
         ("cluster.parallel", cluster.parallel, 1),

@@ -27,6 +27,7 @@ class Shard:
     timing: Timing
     case_timeout_s: float
     build_timeout_s: float
+    drawn: int | None = None  # the seed that its problems were drawn with
     resume: bool = False
     untrusted: bool = False
     sandbox: str = ""  # the level for what is untrusted, of minfer.sandbox; empty for the strongest that the node has

@@ -98,6 +98,8 @@ COLUMNS: list[tuple[str, pa.DataType, str]] = [
     ("status", _TEXT, ", ".join(STATUSES)),
     ("message", _TEXT, "why the status is not ok, in a sentence"),
     # correctness
+    ("drawn", _COUNT, "seed with which the problem was drawn; null where somebody chose it"),
+    ("chosen", _TEXT, "the kernel that a function chose for the problem, and why; null for other kernels"),
     ("seed", _COUNT, "seed of the random inputs"),
     ("rel_l2_error", _NUMBER, "largest ||out - reference|| / ||reference|| over the verified inputs"),
     ("max_abs_error", _NUMBER, "largest |out - reference|"),

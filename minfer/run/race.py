@@ -72,13 +72,12 @@ def _kernels(config: Config, op: Op) -> list[Kernel]:
     wanted = names(config.kernel)
     if wanted != ["all"]:
         kernels = [op.kernels[choose(f"{op.name} kernel", name, op.kernels)] for name in wanted]
-        if torch := [kernel.name for kernel in kernels if kernel.backend == "torch"]:
-            raise UserError(
-                f"kernel {torch[0]} is a PyTorch function, and has no file of its own to race; choose another"
-            )
+        if without := [kernel.name for kernel in kernels if kernel.backend in ("torch", "function")]:
+            raise UserError(f"kernel {without[0]} is a function, and has no file of its own to race; choose another")
         return kernels
     device = executors.choose(config.cluster, config.container).find_device(config.device).kind
-    return [k for k in op.kernels.values() if k.backend != "torch" and k.elsewhere(device) is None]
+    own = (kernel for kernel in op.kernels.values() if kernel.backend not in ("torch", "function"))
+    return [kernel for kernel in own if kernel.elsewhere(device) is None]
 
 
 def _label(revision: str) -> str:

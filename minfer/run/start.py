@@ -172,6 +172,7 @@ def _write_shards(run: Run, launch: Launch) -> list[str]:
             timing=name_changes(config.timing),
             case_timeout_s=config.case_timeout_s,
             build_timeout_s=config.build_timeout_s,
+            drawn=config.draw.seed if config.draw.problems else None,
             resume=config.resume,
             untrusted=config.untrusted,
             profilers=config.profiler.options(),

@@ -9,6 +9,7 @@ fills (`minfer.process.remote` has the protocol). The supervisor computes everyt
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import sys
 import time
@@ -117,6 +118,8 @@ class Child:
         return self._time(loaded, row)
 
     def _load(self, op: Op, kernel: Kernel, case: Case) -> Loaded:
+        if kernel.backend == "function":
+            importlib.import_module("minfer.functional")  # it registers ops, which a kernel may not do when it is timed
         function = build.function(kernel, self.arch)
         self.triton.listen()  # the module of a Triton kernel has imported Triton by now
         return Loaded(op, case, kernel, function, build.function(op.kernels[op.baseline(case)], self.arch))
@@ -132,6 +135,9 @@ class Child:
         self._take_footprint(loaded, row)
         row |= {"verified": errors.tried, "verify_s": time.perf_counter() - begin - compiling - tuning}
         row["tune_s"] = tuning or None
+        if kernel.backend == "function":
+            chosen = importlib.import_module("minfer.functional.library").chosen
+            row["chosen"] = chosen.get((op.name, case.dtype, tuple(case.shape.items())))
         row["build_s"] = (compiling or None) if kernel.backend == "triton" else 0.0
 
     def _time(self, loaded: Loaded, row: Row) -> dict[str, Any]:

@@ -35,6 +35,7 @@ def complete(
         "backend": kernel.backend,
         "source": fingerprint(kernel, machine.arch, RULES),
         "timing": shard.timing.name,
+        "drawn": shard.drawn,
         "finished": datetime.datetime.fromtimestamp(time.time() + skew_s, datetime.UTC),
         "commit": shard.commit,
         "peaks": peaks,

@@ -11,13 +11,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from omegaconf import MISSING
 
 from minfer import ops
 from minfer.bench.timing import Timing
 from minfer.ops import Case, Op, dot, multiples, out, size
 from minfer.ops.op import REGISTERED
 from minfer.plan import cases as matrix
-from minfer.plan.config import Config, Profiler, Shape, Static, UserError
+from minfer.plan.config import Config, Draw, Profiler, Shape, Static, UserError
 
 SMALL = {"m": 16, "n": 24, "k": 32}
 
@@ -86,7 +87,7 @@ def test_hgemm_has_its_baseline_and_kernels_of_its_own_on_every_device(device: s
     op = ops.get("hgemm")
     assert {op.baseline(case) for case in plan.cases} == {"torch"} and len(kernels(plan)) >= 3
     assert all(device in op.kernels[name].devices for name in kernels(plan))
-    assert set(kernels(plan)) | set(plan.left_out) == set(op.kernels)
+    assert set(kernels(plan)) | set(plan.left_out) == set(op.kernels) - {"matmul"}  # a function, not a kernel
 
 
 @pytest.mark.parametrize("wanted", ["base", ["base"], ["cpu_any", "base"], ["base", "base"]])
@@ -422,3 +423,28 @@ def test_a_peer_that_is_not_installed_has_a_row_that_says_so(toy: Op) -> None:
     (why,) = {why for key, why in plan.unsupported.items() if "/theirs/" in key}
     assert why == "needs the package no_such_package: pip install 'minfer[peers]'"
     assert matrix.plan(toy_config(), "cpu").left_out["theirs"] == "needs a CUDA GPU"
+
+
+# Drawn problems
+
+
+def test_drawn_problems_take_the_place_of_dtype_parameters_and_shape() -> None:
+    request = config(kernel="functions", draw=Draw(5, 3), dtype=MISSING, params={"layout": "NN"})
+    plan = matrix.plan(request, "cuda", (9, 0))
+    assert set(kernels(plan)) == {"torch", "matmul"} and len(plan.cases) == 10
+    problems = {(case.dtype, case.params["layout"], *case.shape.values()) for case in plan.cases}
+    assert len(problems) == 5 and not any(case.shape == SMALL for case in plan.cases)
+    assert [case.key for case in plan.cases] == [case.key for case in matrix.plan(request, "cuda", (9, 0)).cases]
+    other = config(kernel="functions", draw=Draw(5, 4))
+    assert {case.key for case in matrix.plan(other, "cuda", (9, 0)).cases} != {case.key for case in plan.cases}
+
+
+def test_all_kernels_can_be_had_at_drawn_problems_and_functions_only_by_name() -> None:
+    assert "matmul" not in kernels(matrix.plan(config(), "cpu"))
+    assert kernels(matrix.plan(config(kernel="matmul"), "cpu")) == ["matmul"]
+    assert {"cpu_naive", "torch"} <= set(kernels(matrix.plan(config(draw=Draw(2)), "cpu")))
+
+
+def test_an_op_that_does_not_say_how_its_problems_are_drawn_is_refused(toy: Op) -> None:
+    with pytest.raises(UserError, match=r"toy does not; choose .*hgemm"):
+        matrix.plan(toy_config(draw=Draw(5)), "cpu")

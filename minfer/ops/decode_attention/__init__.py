@@ -214,3 +214,12 @@ op.cuda("v03_packed.cu")
 op.cuda("v04_balanced.cu")
 op.triton("triton_split.py", requires=at_most_rows)
 op.cpp("cpu_naive.cpp")
+op.function(
+    "decode_attention",
+    lambda minfer, out, q, lengths, table, k_cache, v_cache, scales: minfer.decode_attention(
+        q, k_cache, v_cache, lengths, page_table=table if table.numel() else None
+    ),
+    returns=(0,),
+    params={"quant": ("none",)},
+)
+op.draws("decoding")

@@ -138,3 +138,10 @@ op.cuda("v05_one_wave.cu", archs="sm_90a", requires=both(VECTORS, at_most(m=1024
 op.triton("triton_fused.py")
 op.cpp("cpu_naive.cpp")
 op.cpp("cpu_blocked.cpp")
+op.function(
+    "swiglu",
+    lambda minfer, y, x, w1, b1, w2, b2: minfer.swiglu(x, w1, w2),
+    returns=(0,),
+    params={"gate": ("swiglu",)},
+)
+op.draws("gated")

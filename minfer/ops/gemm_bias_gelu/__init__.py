@@ -66,3 +66,9 @@ op.cuda("v01_mma.cu", requires=VECTORS)
 op.cuda("v02_one_wave.cu", archs="sm_90a", requires=VECTORS)
 op.cuda("v03_pingpong.cu", archs="sm_90a", requires=VECTORS)
 op.cpp("cpu_naive.cpp")
+op.function(
+    "gemm_bias_gelu",
+    lambda minfer, y, a, b, bias, tanh: minfer.gemm_bias_gelu(a, b, bias, "tanh" if tanh else "none"),
+    returns=(0,),
+)
+op.draws("first_product")

@@ -110,3 +110,10 @@ op.triton("triton_persistent.py", archs="sm_90+", params=FLOAT32, requires=VECTO
 op.cpp("cpu_naive.cpp", params=FLOAT32)
 op.cpp("cpu_skinny.cpp", params={**FLOAT32, "layout": ("TN",)}, requires=at_most(m=16))
 op.cpp("cpu_blocked.cpp", params=FLOAT32)
+op.function(
+    "matmul",
+    lambda minfer, out, a, b, **call: minfer.matmul(a, b),
+    returns=(0,),
+    params=FLOAT32 | {"call": ("product",)},
+)
+op.draws("product")

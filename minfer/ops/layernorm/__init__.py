@@ -119,3 +119,10 @@ op.cuda("v01_naive.cu", dtypes=ALL)
 op.cuda("v02_vectors.cu", dtypes=ALL, requires=VECTORS)
 op.triton("triton_rows.py", dtypes=ALL)
 op.cpp("cpu_vectors.cpp", dtypes=ALL)
+op.function(
+    "layer_norm",
+    lambda minfer, y, x, weight, bias, eps: minfer.layer_norm(x, weight, bias, eps),
+    returns=(0,),
+    dtypes=ALL,
+)
+op.draws("hidden_rows")

@@ -227,3 +227,11 @@ op.cuda("v04_few_rows.cu", requires=both(VECTORS, few_rows))
 op.cuda("v05_pairs.cu", archs="sm_90a", requires=TABLE)
 op.triton("triton_grouped.py")
 op.cpp("cpu_naive.cpp")
+op.function(
+    "moe_ffn",
+    lambda minfer, out, x, weights, indices, offsets, order, gate_up, down: minfer.moe_ffn(
+        x, weights, indices, gate_up, down, offsets=offsets, order=order
+    ),
+    returns=(0,),
+)
+op.draws("experts")

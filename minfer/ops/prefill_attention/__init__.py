@@ -300,3 +300,12 @@ op.cuda("v06_no_maximum.cu", archs="sm_90a", requires=at_most(head_dim=128))
 op.triton("triton_flash.py")
 op.cpp("cpu_naive.cpp")
 op.cpp("cpu_blocked.cpp")
+op.function(
+    "attention",
+    lambda minfer, out, lse, q, k, v, q_seqlens, kv_seqlens, causal, window, softcap: minfer.attention(
+        q, k, v, causal=causal, window=window or None, softcap=softcap or None
+    ),
+    returns=(0,),
+    params={"layout": ("padded",), "lengths": ("full",), "lse": ("no",)},
+)
+op.draws("prompts")

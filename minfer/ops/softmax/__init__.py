@@ -190,3 +190,5 @@ op.cuda("v05_cluster.cu", name="v05_cluster_small", archs="sm_90a", dtypes=ALL, 
 op.triton("triton_rows.py", dtypes=ALL)
 op.cpp("cpu_naive.cpp", dtypes=ALL)
 op.cpp("cpu_vectors.cpp", dtypes=ALL)
+op.function("softmax", lambda minfer, y, x, mask: minfer.softmax(x), returns=(0,), dtypes=ALL, params=PLAIN)
+op.draws("scores_or_logits")
