@@ -98,6 +98,16 @@ def chooser(
     return found
 
 
+def ladder(op: Op, case: Case, capability: tuple[int, int] | None) -> list[Kernel]:
+    """Our kernels that support everything about a case but perhaps its shape."""
+    backends = ("cpp",) if capability is None else ("cuda", "triton")
+    return [
+        kernel
+        for kernel in op.kernels.values()
+        if kernel.backend in backends and replace(kernel, requires=None).unsupported(case, capability) is None
+    ]
+
+
 class Chooser:
     """Finds the kernel for a shape. All that does not depend on the shape is decided when it is made."""
 
@@ -115,12 +125,7 @@ class Chooser:
         self.entries, self.registered = entries, dict(op.kernels)
         self.axes, self.capability = axes, capability
         self.case = op.case("", dtype, dict.fromkeys(op.axes, 1), params)
-        backends = ("cpp",) if capability is None else ("cuda", "triton")
-        self.ladder = [
-            kernel
-            for kernel in op.kernels.values()
-            if kernel.backend in backends and replace(kernel, requires=None).unsupported(self.case, capability) is None
-        ]
+        self.ladder = ladder(op, self.case, capability)
         here = [
             entry
             for entry in entries

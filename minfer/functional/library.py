@@ -109,7 +109,7 @@ def _kernel(
         why = best(op, dtype, dict(params), dict(shape), capability, name, dict(least)).why
         problem = " ".join([f"{axis}={size}" for axis, size in shape] + [dtype] + [value for _, value in params])
         print(f"minfer.{op} {problem}: {kernel}, {why}", file=sys.stderr)
-    return build.function(get(op).kernels[kernel], arch)
+    return build.function(get(op).kernels[kernel], arch, from_wheel=True)
 
 
 @cache

@@ -35,7 +35,8 @@ def call(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         (["hgemm"], "unknown command 'hgemm'; did you mean +sweep=hgemm?"),
         (
             ["launch"],
-            f"unknown command 'launch'; valid: {', '.join([*cli.ACTIONS, 'runs', *cli.READERS, 'race', 'warm', *SWEEPS])}",
+            "unknown command 'launch'; valid: "
+            + ", ".join([*cli.ACTIONS, "runs", *cli.READERS, "race", "build", "warm", *SWEEPS]),
         ),
         ([], f"no sweep was chosen; add {' or '.join(SWEEPS)}"),
         (

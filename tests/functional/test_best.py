@@ -29,18 +29,16 @@ DEVICES = ("NVIDIA H200", "NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB", "")
 def draw_shape(rng: random.Random, op: ops.Op, entries: list[Mapping[str, Any]]) -> dict[str, int]:
     """A shape that was measured, one that is as far from several (sizes of it doubled or halved), or any, with sizes of 0."""
     how = rng.choice(("measured", "doubled", "near", "any", "any"))
-    if how == "any" or not entries:
-        least = {"kv_heads": 1, "experts": 1}  # some rules divide by these
-        return {
-            axis: max(least.get(axis, 0), rng.choice((0, 1, rng.randint(1, 300), 2 ** rng.randint(0, 15))))
-            for axis in op.axes
-        }
-    shape = dict(rng.choice(entries)["shape"])
-    for axis in shape if how != "measured" else ():
+    shape = dict(rng.choice(entries)["shape"]) if entries else dict.fromkeys(op.axes, 64)
+    for axis, size in shape.items():
         if how == "doubled":
-            shape[axis] = max(1, int(shape[axis] * 2.0 ** rng.randint(-2, 2)))
-        elif rng.random() < 0.5:
-            shape[axis] = max(0, shape[axis] + rng.randint(-40, 40))
+            shape[axis] = int(size * 2.0 ** rng.randint(-2, 2))
+        elif how == "near" and rng.random() < 0.5:
+            shape[axis] = max(0, size + rng.randint(-40, 40))
+        elif how == "any":
+            shape[axis] = rng.choice((0, 1, rng.randint(1, 300), 2 ** rng.randint(0, 15)))
+        if axis in ("kv_heads", "experts"):  # by which some rules divide
+            shape[axis] = max(1, shape[axis])
     return shape
 
 
@@ -82,7 +80,7 @@ def test_it_chooses_what_sorting_chooses(count: int) -> None:
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library.build, "function", lambda kernel, arch: None)
+    monkeypatch.setattr(library.build, "function", lambda kernel, arch, from_wheel: None)
     kernel, cpu = library._kernel, torch.device("cpu")
     kernel.cache_clear()
     for n in range(library.MOST_PROBLEMS + 10):
