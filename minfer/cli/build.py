@@ -146,4 +146,4 @@ def _pack(console: Console, outcomes: list[ahead.Outcome], folder: Path) -> None
 
 
 def _mib(size: int) -> str:
-    return f"{size / 2**20:.1f} MiB"
+    return f"{size / 2**20:.2f} MiB"
