@@ -23,8 +23,8 @@ from minfer.rows import store
 COMMAND = "python analysis/make.py"
 # In the order in which they are made: some pages show what an earlier maker wrote.
 NAMES = (
-    "tables", "plots", "claims", "headers", "best", "fusion", "hgemm", "evidence", "demonstrations", "reliability",
-    "figures",
+    "tables", "plots", "claims", "headers", "best", "fusion", "hgemm", "functions", "evidence", "demonstrations",
+    "reliability", "figures",
 )  # fmt: skip
 # Places that few users change: option, default, what is there.
 PLACES = (
