@@ -47,7 +47,7 @@ class Outcome:
 
 def jobs(kernels: Iterable[Kernel], archs: Iterable[str]) -> list[Job]:
     """A job for each architecture and file: kernels of one file are in one library. Those that cannot be built are left out."""
-    found = {}
+    found = dict[tuple[Path, str], Job]()
     for kernel in kernels:
         for arch in archs:
             fits = kernel.backend == "cuda" and kernel.builds_for(arch) if arch else kernel.backend == "cpp"
