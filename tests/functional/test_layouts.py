@@ -179,59 +179,103 @@ def rope_(q: Tensor, k: Tensor, **others: Any) -> Any:
     return (*turned, dict(zip("qk", turned, strict=True)))
 
 
-def attention(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = None, window: int | None = None
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, window: int | None, softcap: float | None
 ) -> Tensor:
-    k, v = (x.repeat_interleave(q.shape[2] // k.shape[2], 2) for x in (k, v))
-    scores = torch.einsum("bqhd,bkhd->bhqk", q, k) * (scale or q.shape[-1] ** -0.5)
-    at = torch.arange(k.shape[1])[None] - (torch.arange(q.shape[1])[:, None] + k.shape[1] - q.shape[1])
+    """Of one sequence: (tokens, heads, head_dim)."""
+    k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+    scores = torch.einsum("qhd,khd->hqk", q, k) * scale
+    if softcap:
+        scores = softcap * (scores / softcap).tanh()
+    at = torch.arange(k.shape[0])[None] - (torch.arange(q.shape[0])[:, None] + k.shape[0] - q.shape[0])
     hidden = torch.zeros_like(at, dtype=torch.bool)
     if causal:
         hidden |= at > 0
     if window:
         hidden |= at.abs() >= window
     weights = scores.masked_fill(hidden, -torch.inf).softmax(-1).nan_to_num(0)
-    return torch.einsum("bhqk,bkhd->bqhd", weights, v)
+    return torch.einsum("hqk,khd->qhd", weights, v)
+
+
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int | None, softcap: float | None,
+    lengths: tuple[Tensor, Tensor] | None = None, cu_seqlens: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:  # fmt: skip
+    found = torch.zeros_like(q)
+    options = (causal, q.shape[-1] ** -0.5, window, softcap)
+    if cu_seqlens is not None:
+        for (a, b), (c, d) in zip(*(itertools.pairwise(x.tolist()) for x in cu_seqlens), strict=True):
+            found[a:b] = attend(q[a:b], k[c:d], v[c:d], *options)
+        return found
+    whole = ([q.shape[1]] * len(q), [k.shape[1]] * len(q))
+    for i, (m, n) in enumerate(zip(*(whole if lengths is None else (x.tolist() for x in lengths)), strict=True)):
+        found[i, :m] = attend(q[i, :m], k[i, :n], v[i, :n], *options)
+    return found
 
 
 def draw_attention(at: Draw) -> Drawn:
     dtype, batch, heads, dim = at.choice(*HALVES), at.choice(0, 1, 2, 3), at.choice(1, 2, 4), at.choice(64, 128)
-    kv, kv_heads = at.size(1), at.choice(*[n for n in (1, 2, 4) if heads % n == 0])
-    given: dict[str, Any] = {"q": at.floats(dtype, batch, at.size(), heads, dim)}
-    given |= {name: at.floats(dtype, batch, kv, kv_heads, dim) for name in ("k", "v")}
-    return given | {"causal": at.choice(True, False), "window": at.choice(None, None, 1, 3, 7)}, attention
+    kv_heads, how = at.choice(*[n for n in (1, 2, 4) if heads % n == 0]), at.choice("whole", "lengths", "packed")
+    lead: list[tuple[int, ...]] = [(batch, at.size()), (batch, at.size(1))]
+    given: dict[str, Any] = {"causal": at.choice(True, False), "window": at.choice(None, None, 1, 3, 7)}
+    given["softcap"] = at.choice(None, None, 0.5)
+    if how == "lengths":
+        given["lengths"] = tuple(at.ints(0, longest + 1, batch) for _, longest in lead)
+    elif how == "packed":
+        ends = [[0, *itertools.accumulate(at.size() for _ in range(batch))] for _ in range(2)]
+        given["cu_seqlens"] = tuple(torch.tensor(each).int() for each in ends)
+        lead = [(each[-1],) for each in ends]
+    given |= {"q": at.floats(dtype, *lead[0], heads, dim)}
+    return given | {name: at.floats(dtype, *lead[1], kv_heads, dim) for name in ("k", "v")}, attention
 
 
-def decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor) -> Tensor:
-    found = torch.zeros_like(q)
+def decode(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    lengths: Tensor,
+    page_table: Tensor | None = None,
+    scale: float | None = None,
+) -> Tensor:
+    found, new = torch.zeros_like(q), q.shape[1]
+    if page_table is not None:
+        k_cache, v_cache = (x[page_table.long()].flatten(1, 2) for x in (k_cache, v_cache))
     for b, length in enumerate(lengths.tolist()):
-        for i in range(q.shape[1]):
-            seen = length - q.shape[1] + i + 1
-            if seen > 0:
-                k, v = (x[b : b + 1, :seen] for x in (k_cache, v_cache))
-                found[b : b + 1, i : i + 1] = attention(q[b : b + 1, i : i + 1], k, v, False)
+        for i in range(max(0, new - length), new):
+            k, v = (x[b, : length - new + i + 1] for x in (k_cache, v_cache))
+            found[b, i : i + 1] = attend(q[b, i : i + 1], k, v, False, scale or q.shape[-1] ** -0.5, None, None)
     return found
 
 
+def draw_cache(at: Draw, batch: int, page: int) -> tuple[tuple[int, int], dict[str, Any]]:
+    """The first two sizes of a cache, contiguous or in pages, with the lengths and perhaps the table of its pages."""
+    if at.choice(True, False):
+        slots = at.size(1)
+        return (batch, slots), {"lengths": at.ints(0, slots + 1, batch)}
+    most = at.choice(1, 2, 3)
+    pages = batch * most + at.choice(0, 2)
+    table = torch.tensor(at.rng.sample(range(pages), batch * most), dtype=torch.int32).reshape(batch, most)
+    return (pages, page), {"lengths": at.ints(0, most * page + 1, batch), "page_table": table}
+
+
 def draw_decode(at: Draw) -> Drawn:
-    dtype, batch, heads, slots = at.choice(*HALVES), at.choice(0, 1, 2, 3), at.choice(1, 2, 4), at.size(1)
+    dtype, batch, heads, dim = at.choice(*HALVES), at.choice(0, 1, 2, 3), at.choice(1, 2, 4), at.choice(64, 128)
     kv_heads = at.choice(*[n for n in (1, 2, 4) if heads % n == 0])
-    given = {"q": at.floats(dtype, batch, at.choice(1, 1, 2, 3), heads, at.choice(64, 128))}
-    dim = given["q"].shape[-1]
-    given |= {name: at.floats(dtype, batch, slots, kv_heads, dim) for name in ("k_cache", "v_cache")}
-    return given | {"lengths": at.ints(0, slots + 1, batch)}, decode
+    lead, given = draw_cache(at, batch, at.choice(16, 64))
+    given["q"] = at.floats(dtype, batch, at.choice(1, 1, 2, 3), heads, dim)
+    return given | {name: at.floats(dtype, *lead, kv_heads, dim) for name in ("k_cache", "v_cache")}, decode
 
 
-def mla(q: Tensor, cache: Tensor, lengths: Tensor) -> Tensor:
-    k = cache[:, :, None].expand(-1, -1, 1, -1)
-    scaled = q * (576**0.5 / 192**0.5)  # `attention` divides by the first
-    return decode(scaled, k, k, lengths)[..., :512]
+def mla(q: Tensor, cache: Tensor, **others: Tensor) -> Tensor:
+    k = cache[:, :, None]
+    return decode(q, k, k, scale=192**-0.5, **others)[..., :512]
 
 
 def draw_mla(at: Draw) -> Drawn:
-    dtype, batch, slots = at.choice(*HALVES), at.choice(0, 1, 2), at.size(1)
-    given = {"q": at.floats(dtype, batch, at.choice(1, 2), at.choice(1, 3, 16), 576)}
-    return given | {"cache": at.floats(dtype, batch, slots, 576), "lengths": at.ints(0, slots + 1, batch)}, mla
+    dtype, batch = at.choice(*HALVES), at.choice(0, 1, 2)
+    lead, given = draw_cache(at, batch, 64)
+    given["q"] = at.floats(dtype, batch, at.choice(1, 2), at.choice(1, 3, 16), 576)
+    return given | {"cache": at.floats(dtype, *lead, 576)}, mla
 
 
 def append(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, where: Tensor) -> Any:
