@@ -24,8 +24,8 @@ from minfer.rows import store
 COMMAND = "python analysis/make.py"
 # In the order in which they are made: some pages show what an earlier maker wrote.
 NAMES = (
-    "tables", "plots", "claims", "headers", "best", "fusion", "hgemm", "anywhere", "evidence", "demonstrations",
-    "reliability", "figures",
+    "tables", "plots", "claims", "headers", "best", "fusion", "hgemm", "anywhere", "functions", "evidence",
+    "demonstrations", "reliability", "figures",
 )  # fmt: skip
 # Places that few users change: option, default, what is there.
 PLACES = (

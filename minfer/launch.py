@@ -32,7 +32,7 @@ def compose() -> list[Config]:
     """The requests on the command line: one, several with Hydra's --multirun, or none with --version or --cfg. Raises
     UserError."""
     if "--version" in sys.argv[1:]:  # Hydra's flag of that name prints Hydra's
-        print(f"minfer {_version()}")
+        print(f"minfer {find_version()}")
         return []
     check_command_line(sys.argv[1:])
     register()
@@ -48,7 +48,7 @@ def compose() -> list[Config]:
         raise UserError(explain(error)) from error
 
 
-def _version() -> str:
+def find_version() -> str:
     """The version of these sources: of a clone, whether it is installed or not, or of a package."""
     if INSTALLED:
         return version("minfer")

@@ -8,6 +8,7 @@ builds one kernel in a process of its own.
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import subprocess
 import time
@@ -18,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from minfer.build import cache, device_code, reads, toolchain
+from minfer.build import cache, device_code, packed, reads, toolchain
 from minfer.build.cache import Built
 from minfer.build.errors import BuildError, first_error
 from minfer.ops import Kernel, Returning
@@ -120,21 +121,33 @@ def _cudart_folder(folder: Path, home: Path) -> Path:
     return folder
 
 
-def function(kernel: Kernel, arch: str = "") -> Callable[..., None]:
+def function(kernel: Kernel, arch: str = "", from_wheel: bool = False) -> Callable[..., None]:
     """The kernel as a callable `(*tensors, **call)`. Builds it if it needs that and is not in the cache. Raises BuildError,
-    also if its library does not register it."""
+    also if its library does not register it.
+
+    With `from_wheel` it is first looked for in the wheel minfer-kernels. Nothing that measures may do that: a row names the
+    compiler that built its kernel."""
     if kernel.function is not None:
         return Returning(kernel.function, kernel.returns) if kernel.returns else kernel.function
     if kernel.backend == "triton":
         return getattr(kernel.module(), kernel.symbol)
     if not hasattr(torch.ops.minfer, kernel.symbol):
-        built = build(kernel, arch)
-        torch.ops.load_library(built.library)
+        if not (from_wheel and _load_packed(kernel, arch)):
+            torch.ops.load_library(build(kernel, arch).library)
         if not hasattr(torch.ops.minfer, kernel.symbol):
             raise BuildError(
                 f"{kernel.source.name} registers no {kernel.symbol}; end it with {_macro(kernel)}({kernel.symbol}, ...)"
             )
     return getattr(torch.ops.minfer, kernel.symbol).default
+
+
+def _load_packed(kernel: Kernel, arch: str) -> bool:
+    """Load a kernel from the wheel. Returns whether that could be done: a library may need another C library than this one."""
+    with contextlib.suppress(OSError):
+        if found := packed.find(kernel, arch):
+            torch.ops.load_library(str(found))
+            return True
+    return False
 
 
 def _macro(kernel: Kernel) -> str:

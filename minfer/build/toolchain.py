@@ -129,11 +129,12 @@ def versions_of(kernel: Kernel) -> list[str]:
     if kernel.backend == "cuda":
         home = toolkit()
         return [compiler_version(compiler()), _nvcc_version(home) if home else ""]
-    return [compiler_version(compiler()), _processor()]
+    return [compiler_version(compiler()), processor()]
 
 
 @cache
-def _processor() -> str:
+def processor() -> str:
+    """What -march=native depends on: the instruction sets of this processor, as Linux names them."""
     try:
         return next(
             line for line in Path("/proc/cpuinfo").read_text().split("\n") if line.startswith(("flags", "Features"))

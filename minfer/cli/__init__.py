@@ -1,6 +1,7 @@
 """What a user types: `minfer +sweep=hgemm` launches a run; `minfer status RUN`, `wait`, `cancel`, `resubmit` and `logs` look
 after one that was launched earlier, from any shell, and `minfer runs` lists them; `minfer report`, `minfer compare` and
-`minfer race` look at what kernels do; `minfer warm TRACE` compiles variants for the sizes in a trace."""
+`minfer race` look at what kernels do; `minfer build` compiles kernels ahead, and `minfer warm TRACE` variants for the sizes in
+a trace."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ ACTIONS = {  # to a run, and how each is used
     f" [wait=false]{RUN}; KEY is as in minfer --help",
     "logs": f"usage: minfer logs RUN [SHARD]{RUN}; without SHARD it names the files",
 }
-RUNS, RACE, WARM = "runs", "race", "warm"
+RUNS, RACE, BUILD, WARM = "runs", "race", "build", "warm"
 READERS = ("report", "compare")  # of rows; they need neither torch nor a run's folder, and have a --help of their own
 USAGE = {
     RUNS: "usage: minfer runs [--json]",
@@ -44,6 +45,8 @@ def main() -> int:
         return read(first, sys.argv[2:])
     if first == RACE:
         return race(sys.argv[2:])
+    if first == BUILD:
+        return launch.exit_status(lambda: compile_ahead(sys.argv[2:]))
     if first == WARM:
         return warm(sys.argv[2:])
     if first.isidentifier():  # a launch begins with +sweep=..., key=value or a flag
@@ -121,6 +124,14 @@ def race(words: list[str]) -> int:
     return launch.exit_status(start_race)
 
 
+def compile_ahead(words: list[str]) -> int:
+    """Compile kernels ahead of time; the exit status is 1 where one failed."""
+    launch.say_first("looking at what there is to compile")
+    from minfer.cli import build as building  # imports torch, which a typo need not wait for
+
+    return building.main(words)
+
+
 def warm(words: list[str]) -> int:
     """Compile variants ahead of time; the exit status is 1 where one failed."""
 
@@ -141,5 +152,5 @@ def warm(words: list[str]) -> int:
 def _refuse(word: str) -> int:
     raise UserError(
         f"unknown command {word!r}; "
-        f"{nearest(word, [*ACTIONS, RUNS, *READERS, RACE, WARM, *(f'+sweep={s}' for s in groups()['sweep'])])}"
+        f"{nearest(word, [*ACTIONS, RUNS, *READERS, RACE, BUILD, WARM, *(f'+sweep={s}' for s in groups()['sweep'])])}"
     )

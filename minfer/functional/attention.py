@@ -163,10 +163,11 @@ def _check(q: Tensor, k: Tensor, v: Tensor, q_seqlens: Tensor | None, kv_seqlens
         raise refuse(f"{named} of both queries and keys", "None")
     if q_seqlens is None or kv_seqlens is None:
         return
-    size = len(q) if q.dim() == 4 else q_seqlens.numel()
+    packed = q.dim() == 3
+    size = q_seqlens.numel() if packed else len(q)
     for x in (q_seqlens, kv_seqlens):
-        if x.dtype != torch.int32 or x.shape != (size,) or size == 0:
-            wanted = f"({size},)" if size else "(batch + 1,)"
+        if x.dtype != torch.int32 or x.shape != (size,) or (packed and not size):
+            wanted = "(batch + 1,)" if packed and not size else f"({size},)"
             raise refuse(f"{named} of int32 and the shape {wanted}", f"{x.dtype}, {tuple(x.shape)}")
         if x.device != q.device:
             raise refuse(f"{named} on the device of q, {q.device}", x.device)

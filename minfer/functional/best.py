@@ -1,22 +1,24 @@
-"""Which kernel of an op to call: a pure function of the problem and the device, decided by what was measured before.
+"""Which kernel of an op is called for a problem: the fastest of those that support it, at the nearest problem measured.
 
-`best.json` holds, for each problem of each op that was timed, our kernels with their cold times, fastest first;
+`best.json` holds, for each op that was timed, our kernels with their cold times, fastest first;
 `analysis/make.py best` writes it from the rows in `results/`. Nothing is timed here.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
+import operator
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from minfer.ops import get
+from minfer.ops import Case, Kernel, Op, get
 
 TABLE = Path(__file__).with_name("best.json")
 NONE: Mapping[str, str] = MappingProxyType({})
@@ -25,8 +27,10 @@ NONE: Mapping[str, str] = MappingProxyType({})
 # overtakes another moves by less than that: a measurement on another device says as much as one on this device at twice the
 # size. It comes after the parameters, because another layout or format runs other code.
 OTHER_DEVICE = 1.0
+MOST_SETTINGS = 256  # of which a `Chooser` is kept
 # arch ("sm_90a", or "cpu"), device, dtype, params and shape by name, and kernels: name -> cold microseconds
 Entry = Mapping[str, Any]
+Words = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
@@ -60,33 +64,183 @@ def best(
     problem, it is the fastest one at the nearest problem that was measured (`distance`). `least` maps a kernel to an axis:
     the kernel is not chosen if that axis is shorter than in all of its measurements. If none of these kernels was measured,
     it is the last of the ladder that supports the problem. Raises ValueError if no kernel supports it."""
-    op = get(name)
+    of = chooser(name, dtype, tuple(params.items()), tuple(shape), capability, device, tuple(least.items()))
+    sized = tuple(shape.values())
+    kernel, entry = of.find(sized)
+    if entry is None:
+        return Choice(kernel, "the last of the ladder that supports this; no kernel that does was measured")
+    measured = of.measured(entry, sized)
+    why = f"the fastest of {len(measured)}" if measured[1:] else "alone"
+    same = entry["shape"] == dict(shape)
+    near = "this shape" if same else f"{sizes(entry['shape'])}, the nearest shape measured"
+    rest = " ".join([entry["dtype"], *entry["params"].values()])
+    return Choice(kernel, f"{why} at {near}: {entry['kernels'][kernel]:.4g} us cold, {rest} on {entry['device']}")
+
+
+def chooser(
+    name: str,
+    dtype: str,
+    params: Words,
+    axes: tuple[str, ...],
+    capability: tuple[int, int] | None,
+    device: str,
+    least: Words = (),
+) -> Chooser:
+    """What `best` says of problems that differ in their sizes alone; `params` and `least` are those of `best` in pairs. It is
+    made once, and again if the table or the op's kernels are others."""
+    key = (name, dtype, params, axes, capability, device, least)
+    op, entries = get(name), table().get(name, [])
+    found = _choosers.get(key)
+    if found is None or found.entries is not entries or found.registered != op.kernels:
+        if len(_choosers) >= MOST_SETTINGS:
+            _choosers.clear()
+        found = _choosers[key] = Chooser(op, entries, dtype, dict(params), axes, capability, device, dict(least))
+    return found
+
+
+def ladder(op: Op, case: Case, capability: tuple[int, int] | None) -> list[Kernel]:
+    """Our kernels that support everything about a case but perhaps its shape."""
     backends = ("cpp",) if capability is None else ("cuda", "triton")
-    able = [
-        kernel.name
-        for kernel in op.kernels.values()
-        if kernel.backend in backends
-        and kernel.unsupported(op.case(kernel.name, dtype, shape, params), capability) is None
-    ]
-    if not able:
-        where = "a CPU" if capability is None else f"sm_{capability[0]}{capability[1]}"
-        raise ValueError(f"no kernel of {name} supports {sizes(shape)} in {dtype} on {where}")
-    known = (entry for entry in table().get(name, ()) if entry["shape"].keys() == shape.keys())
-    here = [entry for entry in known if (entry["arch"] == "cpu") == (capability is None)]
-    short = {
+    return [
         kernel
-        for kernel, axis in least.items()
-        if shape[axis] < min((entry["shape"][axis] for entry in here if kernel in entry["kernels"]), default=0)
-    }
-    for entry in sorted(here, key=lambda entry: distance(entry, dtype, params, shape, capability, device)):
-        measured = [kernel for kernel in entry["kernels"] if kernel in able and kernel not in short]
-        if measured:
-            us, of = entry["kernels"][measured[0]], f"the fastest of {len(measured)}" if measured[1:] else "alone"
-            same = entry["shape"] == dict(shape)
-            near = "this shape" if same else f"{sizes(entry['shape'])}, the nearest shape measured"
-            rest = " ".join([entry["dtype"], *entry["params"].values()])
-            return Choice(measured[0], f"{of} at {near}: {us:.4g} us cold, {rest} on {entry['device']}")
-    return Choice(able[-1], "the last of the ladder that supports this; no kernel that does was measured")
+        for kernel in op.kernels.values()
+        if kernel.backend in backends and replace(kernel, requires=None).unsupported(case, capability) is None
+    ]
+
+
+class Chooser:
+    """Finds the kernel for a shape. All that does not depend on the shape is decided when it is made."""
+
+    def __init__(
+        self,
+        op: Op,
+        entries: Sequence[Entry],
+        dtype: str,
+        params: Mapping[str, str],
+        axes: tuple[str, ...],
+        capability: tuple[int, int] | None,
+        device: str,
+        least: Mapping[str, str],
+    ) -> None:
+        self.entries, self.registered = entries, dict(op.kernels)
+        self.axes, self.capability = axes, capability
+        self.case = op.case("", dtype, dict.fromkeys(op.axes, 1), params)
+        self.ladder = ladder(op, self.case, capability)
+        here = [
+            entry
+            for entry in entries
+            if entry["shape"].keys() == set(axes) and (entry["arch"] == "cpu") == (capability is None)
+        ]
+        # Of each kernel in `least`: its axis, and the shortest that this was in a measurement of it.
+        self.shortest = {
+            kernel: (
+                axis,
+                min((entry["shape"][axis] for entry in here if kernel in entry["kernels"]), default=0),
+            )
+            for kernel, axis in least.items()
+        }
+        able, groups = {kernel.name: kernel for kernel in self.ladder}, dict[tuple[float, ...], list[Measured]]()
+        for place, entry in enumerate(here):
+            if kernels := [able[kernel] for kernel in entry["kernels"] if kernel in able]:
+                *first, _, other = distance(entry, dtype, params, dict.fromkeys(axes, 1), capability, device)
+                logs = tuple(_log(entry["shape"][axis]) for axis in axes)
+                away = OTHER_DEVICE * (entry["device"] != device)
+                names = frozenset(kernel.name for kernel in kernels)
+                measured = Measured(entry, kernels, logs, away, bool(other), place, names)
+                groups.setdefault(tuple(first), []).append(measured)
+        self.groups = [Group(groups[first]) for first in sorted(groups)]
+
+    def find(self, shape: tuple[int, ...]) -> tuple[str, Entry | None]:
+        """The kernel for a shape, in the order of `axes`, and the measurement that decided; None if none did. Raises
+        ValueError if no kernel supports it."""
+        logs = tuple(map(_log, shape))
+        case = self._sized(shape)
+        refused = set()
+        if self.groups:
+            nearest = self.groups[0].nearest(logs)
+            for kernel in nearest.kernels:
+                if self._is_measured(kernel, case):
+                    return kernel.name, nearest.entry
+                refused.add(kernel.name)
+        able = frozenset(x.name for x in self.ladder if x.name not in refused and self._is_measured(x, case))
+        for group in self.groups:
+            if of_able := group.of(able):
+                near = of_able.nearest(logs)
+                return next(kernel.name for kernel in near.kernels if kernel.name in able), near.entry
+        for kernel in reversed(self.ladder):
+            if kernel.requires is None or kernel.requires(case) is None:
+                return kernel.name, None
+        where = "a CPU" if self.capability is None else f"sm_{self.capability[0]}{self.capability[1]}"
+        raise ValueError(f"no kernel of {case.op} supports {sizes(case.shape)} in {case.dtype} on {where}")
+
+    def measured(self, entry: Entry, shape: tuple[int, ...]) -> list[str]:
+        """The kernels of a measurement that can be chosen for a shape, fastest first."""
+        case = self._sized(shape)
+        able = {kernel.name for kernel in self.ladder if self._is_measured(kernel, case)}
+        return [kernel for kernel in entry["kernels"] if kernel in able]
+
+    def _sized(self, shape: tuple[int, ...]) -> Case:
+        """A case of no kernel: what a kernel requires is of the problem."""
+        of = self.case
+        return Case(of.op, of.kernel, of.dtype, of.params, dict(zip(self.axes, shape, strict=True)))
+
+    def _is_measured(self, kernel: Kernel, case: Case) -> bool:
+        """Whether a kernel supports a case, and its measurements say something of it."""
+        if self.shortest and kernel.name in self.shortest:
+            axis, shortest = self.shortest[kernel.name]
+            if case.shape[axis] < shortest:
+                return False
+        return kernel.requires is None or kernel.requires(case) is None
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A measurement, and of its kernels those that support everything but perhaps the shape, fastest first."""
+
+    entry: Entry
+    kernels: list[Kernel]
+    logs: tuple[float, ...]  # of the sizes
+    away: float  # added to the distance
+    other: bool  # another dtype
+    place: int  # in the table
+    names: frozenset[str]  # of the kernels
+
+
+class Group:
+    """Measurements that are equally far by architecture and parameters."""
+
+    def __init__(self, measured: Iterable[Measured]) -> None:
+        # In this order the first of several that are equally near is the one to take.
+        found = dict[tuple[float, ...], list[Measured]]()
+        for each in sorted(measured, key=lambda each: (each.away, each.other)):
+            at = found.setdefault(each.logs, [])
+            if not any(each.names <= nearer.names for nearer in at):  # else one at the same shape decides before it can
+                at.append(each)
+        self.measured = sorted(itertools.chain(*found.values()), key=lambda each: (each.other, each.place))
+        self.logs = [each.logs for each in self.measured]
+        self.away = [each.away for each in self.measured]
+        self._of: dict[frozenset[str], Group | None] = {}
+
+    def nearest(self, logs: tuple[float, ...]) -> Measured:
+        """The nearest measurement, as `distance` has it."""
+        apart = list(map(operator.add, map(math.dist, itertools.repeat(logs), self.logs), self.away))
+        return self.measured[apart.index(min(apart))]
+
+    def of(self, able: frozenset[str]) -> Group | None:
+        """The measurements of some of these kernels, if there are any."""
+        if able not in self._of:
+            if len(self._of) >= MOST_SETTINGS:
+                self._of.clear()
+            some = [each for each in self.measured if each.names & able]
+            self._of[able] = Group(replace(each, names=each.names & able) for each in some) if some else None
+        return self._of[able]
+
+
+_choosers: dict[tuple[Any, ...], Chooser] = {}
+
+
+def _log(size: int) -> float:
+    return math.log2(size or 0.5)
 
 
 def sizes(shape: Mapping[str, int]) -> str:
@@ -109,6 +263,6 @@ def distance(
     number = 0 if capability is None else 10 * capability[0] + capability[1]
     arch = 0 if capability is None else abs(int(re.sub(r"\D", "", entry["arch"])) - number)
     other = sum(entry["params"].get(name) != params.get(name) for name in {*entry["params"], *params})
-    ours, theirs = ([math.log2(each[axis] or 0.5) for axis in shape] for each in (shape, entry["shape"]))
+    ours, theirs = ([_log(each[axis]) for axis in shape] for each in (shape, entry["shape"]))
     apart = math.dist(ours, theirs) + OTHER_DEVICE * (entry["device"] != device)
     return arch, other, apart, entry["dtype"] != dtype

@@ -6,14 +6,14 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping
-from functools import cache, wraps
+from functools import cache, lru_cache, wraps
 from typing import Any, ParamSpec, TypeVar
 
 import torch
 
 from minfer import build
 from minfer.build import toolchain
-from minfer.functional.best import NONE, best
+from minfer.functional.best import NONE, Words, best, chooser
 from minfer.ops import get
 from minfer.ops.tensors import NAMES
 
@@ -21,8 +21,9 @@ LIBRARY = torch.library.Library("minfer", "FRAGMENT")
 
 P = ParamSpec("P")
 R = TypeVar("R")
-# What was chosen for each problem since the process began, by op, dtype and shape: the kernel and why, as a phrase.
-chosen: dict[tuple[str, str, tuple[tuple[str, int], ...]], str] = {}
+# Where functions are measured: what was chosen for each problem, by op, dtype and shape: the kernel and why, as a phrase.
+chosen: dict[tuple[str, str, tuple[tuple[str, int], ...]], str] | None = None
+MOST_PROBLEMS = 4096  # whose kernels are remembered, about 1 kB each
 MISSING = object()  # an argument that was left out; Python itself checks that
 # For each annotation of a parameter: the types that it accepts, and how an error names them.
 KINDS = {
@@ -99,23 +100,31 @@ def call(
         kernel(*tensors, **scalars)
 
 
-@cache
+@lru_cache(maxsize=MOST_PROBLEMS)
 def _kernel(
-    op: str,
-    dtype: str,
-    params: tuple[tuple[str, str], ...],
-    shape: tuple[tuple[str, int], ...],
-    least: tuple[tuple[str, str], ...],
-    device: torch.device,
+    op: str, dtype: str, params: Words, shape: tuple[tuple[str, int], ...], least: Words, device: torch.device
 ) -> Callable[..., None]:
-    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    choice = best(op, dtype, dict(params), dict(shape), capability, name, dict(least))
-    chosen[op, dtype, shape] = f"{choice.kernel}, {choice.why}"
-    if os.environ.get("MINFER_EXPLAIN") == "1":
+    capability, name, arch = _about(device)
+    axes, sizes = zip(*shape, strict=True)
+    kernel, _ = chooser(op, dtype, params, axes, capability, name, least).find(sizes)
+    explain = os.environ.get("MINFER_EXPLAIN") == "1"
+    if explain or chosen is not None:
+        why = best(op, dtype, dict(params), dict(shape), capability, name, dict(least)).why
+        if chosen is not None:
+            chosen[op, dtype, shape] = f"{kernel}, {why}"
+    if explain:
         problem = " ".join([f"{axis}={size}" for axis, size in shape] + [dtype] + [value for _, value in params])
-        print(f"minfer.{op} {problem}: {choice.kernel}, {choice.why}", file=sys.stderr)
-    return build.function(get(op).kernels[choice.kernel], toolchain.arch_of(capability) if capability else "")
+        print(f"minfer.{op} {problem}: {kernel}, {why}", file=sys.stderr)
+    return build.function(get(op).kernels[kernel], arch, from_wheel=chosen is None)
+
+
+@cache
+def _about(device: torch.device) -> tuple[tuple[int, int] | None, str, str]:
+    """A device's capability and name, as `best` takes them, and the architecture to compile for."""
+    if device.type != "cuda":
+        return None, "", ""
+    capability = torch.cuda.get_device_capability(device)
+    return capability, torch.cuda.get_device_name(device), toolchain.arch_of(capability)
 
 
 def readable(tensor: torch.Tensor) -> torch.Tensor:

@@ -328,7 +328,9 @@ def _kernel(problem: Problem, device: torch.device, policy: Policy) -> str:
     if verdict.slower or (verdict.unknown and policy.unmeasured == "refuse"):
         raise Refused(f"{choice.kernel}: {verdict.why}")
     try:
-        build.function(get(problem.op).kernels[choice.kernel], toolchain.arch_of(capability) if capability else "")
+        build.function(
+            get(problem.op).kernels[choice.kernel], toolchain.arch_of(capability) if capability else "", from_wheel=True
+        )
     except BuildError as error:
         raise Refused(f"{choice.kernel} does not compile here: {error}") from error
     return f"{choice.kernel}: {verdict.why}"

@@ -120,6 +120,8 @@ class Child:
     def _load(self, op: Op, kernel: Kernel, case: Case) -> Loaded:
         if kernel.backend == "function":
             importlib.import_module("minfer.functional")  # it registers ops, which a kernel may not do when it is timed
+            library = importlib.import_module("minfer.functional.library")
+            library.chosen = library.chosen or {}
         function = build.function(kernel, self.arch)
         self.triton.listen()  # the module of a Triton kernel has imported Triton by now
         return Loaded(op, case, kernel, function, build.function(op.kernels[op.baseline(case)], self.arch))

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import re
-import signal
 import subprocess
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,19 +11,16 @@ from pathlib import Path
 
 from minfer import ops
 from minfer.bench import peaks
-from minfer.build import cache
+from minfer.build import cache, forks
 from minfer.build.cache import Built
 from minfer.build.errors import DISK_FULL, BuildError
 from minfer.ops import Case, Kernel
 from minfer.plan.shard import Shard, Unfit
-from minfer.process import forked
 from minfer.process.death import Died
 from minfer.process.remote import Process
-from minfer.process.text import make_printable
 from minfer.sandbox import Sandbox
 from minfer.worker import sandboxed
 
-WARNING = re.compile(r"[DIW]\d{4} ")  # how a line of PyTorch's log begins that is no error
 LARGEST = 1 << 30  # bytes of a library from a sandbox
 
 
@@ -101,21 +95,15 @@ class Compiler:
         done = self.run(name, "minfer.build", op, name, self.arch, *extra)
         if isinstance(done, str):
             return done
-        try:
-            return Built(**json.loads(done.stdout))
-        except (ValueError, TypeError, RecursionError):
-            return "its build gave no reply: what is loaded with it ended the process or wrote to it"
+        return forks.read_reply(done.stdout)
 
     def run(self, name: str, module: str, *words: str) -> subprocess.CompletedProcess[str] | str:
         """Run one compiler. Returns its process, or a str that says why it failed. Raises Unfit if that is not the kernel's
         fault."""
-        try:
-            done = forked.run(module, *words, timeout=self.shard.build_timeout_s)
-        except subprocess.TimeoutExpired:
-            return f"the compiler was killed after {self.shard.build_timeout_s:g} s"
-        except OSError as error:
-            return f"the compiler could not be started: {error}"
-        return done if done.returncode == 0 else self.explain(name, done.returncode, done.stderr)
+        done = forks.run(module, *words, timeout_s=self.shard.build_timeout_s)
+        if isinstance(done, str) or done.returncode == 0:
+            return done
+        return self.explain(name, done.returncode, done.stderr)
 
     def explain(self, name: str, status: int, err: str) -> str:
         """Why a compiler failed, by its exit status and its errors, which go into a log. Raises Unfit if that is not the
@@ -125,11 +113,7 @@ class Compiler:
         if full := DISK_FULL.search(err):
             where = os.environ.get("TORCH_EXTENSIONS_DIR", "the cache of compiled kernels")
             raise Unfit(f"cannot compile {name} in {where}: {full[0]}; free it or set cluster.scratch")
-        lines = [line for line in map(make_printable, err.splitlines()) if line and not WARNING.match(line)]
-        if status < 0:
-            died = f"the process that compiles and loads it died by {signal.Signals(-status).name}"
-            return ": ".join([died, *lines[-1:]])
-        return lines[-1] if lines else f"the build died with status {status}"
+        return forks.explain(status, err)
 
 
 def _can_be_built(kernel: Kernel) -> bool:

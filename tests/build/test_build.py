@@ -64,7 +64,7 @@ CHANGES: dict[str, Change] = {
     "flags": lambda workshop, patch: patch.setattr(toolchain, "CXX_FLAGS", [*toolchain.CXX_FLAGS, "-ffast-math"]),
     "torch": lambda workshop, patch: patch.setattr(torch, "__version__", "2.99.0"),
     "compiler": lambda workshop, patch: patch.setenv("CXX", str(fake_compiler(workshop))),
-    "processor": lambda workshop, patch: patch.setattr(toolchain, "_processor", lambda: "flags: avx1024"),
+    "processor": lambda workshop, patch: patch.setattr(toolchain, "processor", lambda: "flags: avx1024"),
     "cache": lambda workshop, patch: patch.setenv("TORCH_EXTENSIONS_DIR", str(workshop.folder / "other")),
 }
 

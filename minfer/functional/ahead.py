@@ -1,0 +1,48 @@
+"""Which kernels the functions can choose, so that they can be built before a function is called."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+
+from minfer.build import toolchain
+from minfer.functional.best import ladder, table
+from minfer.ops import DTYPES, Kernel, Op, Ragged, get
+
+# The ops whose kernels the functions call.
+OPS = (
+    "add_rmsnorm", "axpby", "decode_attention", "dequant", "embedding", "gated_unit", "gemm_bias_gelu", "gemm_bias_relu",
+    "hgemm", "kv_append", "layernorm", "mla_decode", "moe_ffn", "moe_route", "prefill_attention", "quant_gemm", "rmsnorm",
+    "rmsnorm_backward", "rope", "sample", "seq_sum", "silu_mul", "softmax",
+)  # fmt: skip
+
+
+def choosable(name: str, arch: str) -> list[Kernel]:
+    """The kernels of an op that `best` chooses for some shape on an architecture (`"sm_90a"`, or empty for the CPU), in the
+    op's order; Triton's are among them. At each measurement these are the fastest one and those after it, up to the first that
+    supports every shape."""
+    op, found = get(name), set[str]()
+    capability = divmod(toolchain.arch_number(arch), 10) if arch else None
+    orders = [entry["kernels"] for entry in table().get(name, ()) if (entry["arch"] == "cpu") == (not arch)]
+    for dtype, params in itertools.product(DTYPES, _settings(op)):
+        able = {x.name: x for x in ladder(op, op.case("", dtype, dict.fromkeys(op.axes, 1), params), capability)}
+        chosen = {
+            kernel.name for order in orders for kernel in _up_to_general([able[each] for each in order if each in able])
+        }
+        if all(able[each].requires for each in chosen):  # then one that was not measured may be the last resort
+            chosen |= {kernel.name for kernel in _up_to_general([*able.values()][::-1])}
+        found |= chosen
+    return [kernel for kernel in op.kernels.values() if kernel.name in found]
+
+
+def _settings(op: Op) -> Iterable[dict[str, str]]:
+    """Every combination of the op's parameters, with each of its calls."""
+    values = [valid.examples if isinstance(valid, Ragged) else valid for valid in op.params.values()]
+    for chosen in itertools.product(*values, op.calls):
+        yield dict(zip([*op.params, "call"], chosen, strict=True))
+
+
+def _up_to_general(kernels: list[Kernel]) -> list[Kernel]:
+    """The kernels up to the first that supports every shape."""
+    general = (place for place, kernel in enumerate(kernels, 1) if kernel.requires is None)
+    return kernels[: next(general, len(kernels))]

@@ -1,0 +1,101 @@
+"""`best` finds without sorting what sorting all measurements finds, for any problem, and its memory is bounded."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from minfer import ops
+from minfer.functional import best as chooser
+from minfer.functional import library
+from minfer.ops.axes import Ragged
+from tests.functional import by_sorting
+
+LEAST = {
+    "hgemm": {"v17_one_wave": "n"},
+    "gated_unit": {"v05_one_wave": "n"},
+    "gemm_bias_gelu": {"v02_one_wave": "n", "v03_one_wave": "n"},
+}
+CAPABILITIES = ((9, 0), (9, 0), (8, 0), (8, 9), (10, 0), (7, 5), None)
+DEVICES = ("NVIDIA H200", "NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB", "")
+
+
+def draw_shape(rng: random.Random, op: ops.Op, entries: list[Mapping[str, Any]]) -> dict[str, int]:
+    """A shape that was measured, one that is as far from several (sizes of it doubled or halved), or any, with sizes of 0."""
+    how = rng.choice(("measured", "doubled", "near", "any", "any"))
+    shape = dict(rng.choice(entries)["shape"]) if entries else dict.fromkeys(op.axes, 64)
+    for axis, size in shape.items():
+        if how == "doubled":
+            shape[axis] = int(size * 2.0 ** rng.randint(-2, 2))
+        elif how == "near" and rng.random() < 0.5:
+            shape[axis] = max(0, size + rng.randint(-40, 40))
+        elif how == "any":
+            shape[axis] = rng.choice((0, 1, rng.randint(1, 300), 2 ** rng.randint(0, 15)))
+        if axis in ("kv_heads", "experts"):  # by which some rules divide
+            shape[axis] = max(1, shape[axis])
+    return shape
+
+
+def problems(rng: random.Random, name: str) -> Iterator[dict[str, Any]]:
+    op, entries = ops.get(name), chooser.table().get(name, [])
+    while True:
+        params = {
+            each: rng.choice(valid.examples if isinstance(valid, Ragged) else valid)
+            for each, valid in op.params.items()
+        }
+        if entries and rng.random() < 0.5:
+            params = dict(rng.choice(entries)["params"])
+        elif rng.random() < 0.3 and len(op.calls) > 1:
+            params["call"] = rng.choice(list(op.calls))
+        yield {
+            "name": name,
+            "dtype": rng.choice(("float16", "bfloat16", "float32")),
+            "params": params,
+            "shape": draw_shape(rng, op, entries),
+            "capability": rng.choice(CAPABILITIES),
+            "device": rng.choice(DEVICES),
+            "least": LEAST.get(name, {}),
+        }
+
+
+def outcome(function: Callable[..., chooser.Choice], problem: Mapping[str, Any]) -> object:
+    try:
+        return function(**problem)
+    except ValueError as error:
+        return repr(error)
+
+
+@pytest.mark.parametrize("count", (15, pytest.param(1000, marks=pytest.mark.slow)))
+def test_it_chooses_what_sorting_chooses(count: int) -> None:
+    rng = random.Random(0)
+    for name in sorted(chooser.table()):
+        for problem in itertools.islice(problems(rng, name), count):
+            assert outcome(chooser.best, problem) == outcome(by_sorting.best, problem), problem
+
+
+def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library.build, "function", lambda kernel, arch, from_wheel: None)
+    kernel, cpu = library._kernel, torch.device("cpu")
+    kernel.cache_clear()
+    for n in range(library.MOST_PROBLEMS + 10):
+        kernel("axpby", "float32", (), (("n", n),), (), cpu)
+    assert kernel.cache_info().currsize == library.MOST_PROBLEMS
+    kernel.cache_clear()
+    monkeypatch.setattr(chooser, "_choosers", {})
+    for n in range(chooser.MOST_SETTINGS + 10):
+        chooser.chooser("axpby", "float32", (), ("n",), (9, 0), f"GPU {n}")
+    assert len(chooser._choosers) <= chooser.MOST_SETTINGS
+
+
+def test_a_kernel_that_is_registered_later_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chooser, "table", lambda: {})
+    op = ops.get("axpby")
+    before = chooser.best("axpby", "float32", {}, {"n": 8}, None, "").kernel
+    monkeypatch.setitem(op.kernels, "cpu_later", replace(op.kernels[before], name="cpu_later"))
+    assert chooser.best("axpby", "float32", {}, {"n": 8}, None, "").kernel == "cpu_later"
