@@ -66,8 +66,8 @@ class Operands:
         }
 
     def _allocate_fenced(self) -> dict[str, torch.Tensor]:
-        """Each tensor in pages of its own, with guards before it and in the rest of its last page. All pages are mapped at once,
-        which takes half of the time."""
+        """Each tensor in pages of its own, with guards before it and in the rest of its last page. All are mapped at once, in
+        half of the time."""
         sizes = [-(-(GUARD_BYTES + spec.nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE for spec in self.specs]
         pages = mmap.mmap(-1, sum(sizes) + len(sizes) * mmap.PAGESIZE, flags=MAPPED)
         torch.frombuffer(pages, dtype=torch.int16).fill_(POISON)
