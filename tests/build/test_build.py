@@ -143,7 +143,7 @@ def pytorchs_part() -> str:
     values = re.findall(
         r"enum class ScalarType : int8_t \{(.*)\};", (declared / "headeronly/core/ScalarType.h").read_text()
     )
-    assert len(methods) == 8 and len(values) == 1
+    assert len(methods) == 10 and len(values) == 1
     lines = [
         f"{'torch::' if 'headeronly' in kind else ''}{kind}(torch::stable::Tensor::*method{at})({given}) const = "
         f"&torch::stable::Tensor::{name};"

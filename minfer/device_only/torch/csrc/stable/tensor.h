@@ -6,6 +6,7 @@
 
 #include <torch/headeronly/core/ScalarType.h>
 
+#include <cstddef>
 #include <cstdint>
 
 namespace torch::stable {
@@ -16,6 +17,8 @@ class Tensor {
   int64_t numel() const;
   int64_t size(int64_t dim) const;
   int64_t stride(int64_t dim) const;
+  bool is_contiguous() const;
+  size_t element_size() const;
   int32_t get_device_index() const;
   void* mutable_data_ptr() const;
   const void* const_data_ptr() const;
