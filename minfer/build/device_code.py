@@ -43,7 +43,7 @@ def compile_cubin(kernel: Kernel, arch: str, folder: Path, timeout_s: float | No
     """Compile a CUDA kernel's device code alone, for any architecture, with no GPU. The file `.d` beside the cubin lists what
     nvcc read. Raises BuildError.
 
-    For minfer's own kernels, headers in `device_only` replace PyTorch's and CCCL's, which take longer than a small kernel."""
+    For minfer's own kernels, headers in `device_only` replace PyTorch's, which take longer than a small kernel."""
     home = toolchain.toolkit()
     if home is None:
         raise BuildError("no CUDA compiler that fits this PyTorch; set CUDA_HOME")
