@@ -185,9 +185,11 @@ def register() -> None:
     """Register with Hydra the types (the schema that `conf/config.yaml` starts from) and the ops' sets of shapes. A user's
     file with the name of a set replaces it."""
     store: Any = ConfigStore.instance()
+    if "shape" in store.repo:  # once a process
+        return
     store.__deepcopy__ = lambda memo: store  # Hydra would copy it twice at each launch, and nothing changes it
     store.store(name="schema", node=Config)
-    for name, content in named_sets().items() if "shape" not in store.repo else ():  # once a process
+    for name, content in named_sets().items():
         if not _file("shape", name):
             store.store(group="shape", name=name, node=content)
 

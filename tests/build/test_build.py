@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -122,12 +123,45 @@ def test_a_copy_of_a_kernel_elsewhere_includes_its_ops_headers(tmp_path: Path, m
         build.build(kernel)
 
 
+# What uses each function that `minfer/device_only` declares with PyTorch's types, and is of the same type with both.
+DECLARED = """
+#include <torch/csrc/stable/ops.h>
+using torch::headeronly::ScalarType;
+torch::stable::Tensor scratch(int32_t device) {
+  torch::stable::Device place(torch::headeronly::DeviceType::CUDA, device);
+  return torch::stable::empty({int64_t{1}}, ScalarType::Float, std::nullopt, place);
+}
+"""
+
+
+def pytorchs_part() -> str:
+    """A CUDA source that compiles if PyTorch has each enumerator, and each method with its type, that `device_only` has."""
+    declared = PACKAGE / "device_only" / "torch"
+    methods = re.findall(
+        r"^  (\S.*?)(\w+)\((.*)\) const;", (declared / "csrc/stable/tensor.h").read_text(), re.MULTILINE
+    )
+    values = re.findall(
+        r"enum class ScalarType : int8_t \{(.*)\};", (declared / "headeronly/core/ScalarType.h").read_text()
+    )
+    assert len(methods) == 10 and len(values) == 1
+    lines = [
+        f"{'torch::' if 'headeronly' in kind else ''}{kind}(torch::stable::Tensor::*method{at})({given}) const = "
+        f"&torch::stable::Tensor::{name};"
+        for at, (kind, name, given) in enumerate(methods)
+    ]
+    lines += [
+        f"constexpr ScalarType value_{name} = ScalarType::{name};" for name in values[0].replace(" ", "").split(",")
+    ]
+    return DECLARED + "\n".join(lines)
+
+
 @pytest.mark.slow
 @needs_nvcc
 def test_a_copy_of_a_cuda_kernel_elsewhere_compiles_too(tmp_path: Path) -> None:
+    """With PyTorch's own headers, which have what those that replace them for our kernels declare."""
     original = ops.get("hgemm").kernels["v01_naive"]
     copy = tmp_path / "v01_naive.cu"
-    copy.write_text(original.source.read_text())
+    copy.write_text(original.source.read_text() + pytorchs_part())
     assert device_code.compile_cubin(replace(original, name="copy", source=copy), "sm_80", tmp_path).is_file()
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from minfer import ops
+from minfer.bench import RULES
 from minfer.plan.shard import Shard
 from minfer.process.death import Died
 from minfer.process.remote import Process
@@ -148,6 +149,12 @@ class Lying(Process):
         os.close(self.theirs)
 
 
+def hash_sources_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are the same for every reply, and take a third of a row's time."""
+    source = write_rows.fingerprint(HGEMM.kernels["cpu_naive"], MACHINE.arch, RULES)
+    monkeypatch.setattr(write_rows, "fingerprint", lambda *_: source)
+
+
 def fuzzed(count: int, seed: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """How often each status came of so many mutated replies of the child and of the judge."""
     log = folder / "log"
@@ -156,6 +163,7 @@ def fuzzed(count: int, seed: int, folder: Path, monkeypatch: pytest.MonkeyPatch)
     shard = a_shard(folder, cases)
     confined = confinement.make_sandbox(shard)  # resolves dozens of paths, the same for every reply
     monkeypatch.setattr(confinement, "make_sandbox", lambda _: confined)
+    hash_sources_once(monkeypatch)
     rows: list[tuple[store.Row, bool]] = []
     for number in range(count):
         rng = random.Random(seed + number)
@@ -214,6 +222,7 @@ def test_mutated_replies_of_a_compiler_are_builds_or_say_why_not(
     case = HGEMM.case("cpu_naive", "float16", SHAPE)
     shard = a_shard(tmp_path, [case])
     built = {"library": "/a.so", "seconds": 1.5, "registers": 40, "shared_bytes": 0, "local_bytes": None}
+    hash_sources_once(monkeypatch)
     found = {"built": 0, "refused": 0}
     for seed in range(600):
         rng = random.Random(seed)
