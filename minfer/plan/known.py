@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+from functools import cache
 from pathlib import Path
 
 from minfer.plan.config import Config, UserError, choose, names
@@ -34,6 +35,7 @@ def check_kernels(config: Config) -> None:
             raise UserError(f"unknown {config.op} kernel {wanted!r}; did you mean {' or '.join(near)}?")
 
 
+@cache
 def words_of(op: str) -> tuple[set[str], set[str]]:
     """Two sets that together have the names of an op's kernels: all strings in its Python sources with the stems of the files
     that they name, and each of these with each ending, such as the `_acc16` of f"{stem}_acc16"."""
@@ -51,6 +53,7 @@ def words_of(op: str) -> tuple[set[str], set[str]]:
     return words | stems, {word + ending for word in words | stems for ending in endings}
 
 
+@cache
 def parameters() -> list[str]:
     """The parameters of all ops: the keys of each `params={...}` in their sources, and `call`."""
     found = {"call"}
