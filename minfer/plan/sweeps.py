@@ -70,9 +70,9 @@ def _ask(cluster: Cluster, sweep: str, stated: list[Any]) -> Cluster:
                 f"sweep {sweep} sets cluster.{key}, and is one of several; its own jobs can ask for {', '.join(RESOURCES)}"
             )
     try:
-        asked: Any = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(cluster), own))
+        asked: Any = OmegaConf.to_container(OmegaConf.merge(OmegaConf.structured(Cluster), own))
     except OmegaConfBaseException as error:
         raise UserError(
             f"sweep {sweep}: bad value for cluster.{error.full_key}: {str(error).splitlines()[0]}"
         ) from error
-    return dataclasses.replace(cluster, **{key: getattr(asked, key) for key in own})
+    return dataclasses.replace(cluster, **{key: asked[key] for key in own})
