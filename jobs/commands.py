@@ -5,11 +5,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import subprocess
-from collections.abc import Iterator
 
 TIMEOUT_S = 30.0  # the longest that a command may take
 THEIRS = re.compile(r"(SLURM|SLURMD|SBATCH|SALLOC|SQUEUE|SINFO|SACCT|SCANCEL|SCONTROL)_")
@@ -49,17 +47,6 @@ def ask(*command: str, **variables: str) -> str | None:
         return run(*command, **variables)
     except Failed:
         return None
-
-
-@contextlib.contextmanager
-def clean_environment() -> Iterator[None]:
-    """Remove these variables from this process's environment for a while: a library that calls sbatch must not see them, nor
-    the jobs, which inherit sbatch's environment."""
-    removed = {name: os.environ.pop(name) for name in list(os.environ) if _is_theirs(name)}
-    try:
-        yield
-    finally:
-        os.environ |= removed
 
 
 def list_set_aside() -> list[str]:

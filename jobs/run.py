@@ -49,6 +49,7 @@ class Run:
         self.folder = folder
         self.name = folder.name
         self.sources = folder / COPY  # what its jobs import, once `copy_sources` has made it
+        self._changed: set[str] = set()  # keys of the request that `change_request` has changed
 
     @classmethod
     def create(cls, folder: Path, request: Config) -> Run:
@@ -84,6 +85,12 @@ class Run:
         """Change the request from now on, but not its file, by `key=value` words: `cluster.flags={}` clears the flags, and
         `cluster.flags.begin=now` changes one of them. Raises UserError."""
         self.request = self._read_request(changes)
+        self._changed |= {word.lstrip("+").partition("=")[0] for word in changes}
+
+    def choose_resources(self, shard: str) -> dict[str, Any]:
+        """The keys of `cluster` that the shard's sweep states for its jobs, less those that `change_request` has changed."""
+        stated = json.loads((self.folder / "shards" / f"{shard}.json").read_text()).get("resources", {})
+        return {key: value for key, value in stated.items() if f"cluster.{key}" not in self._changed}
 
     def _read_request(self, changes: list[str]) -> Config:
         for word in changes:

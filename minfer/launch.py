@@ -21,9 +21,10 @@ except ModuleNotFoundError as error:  # started with another Python than that of
     sys.exit(f"minfer: this Python has no {name}: start it in the environment, `uv run python -m minfer.launch ...`")
 from omegaconf import MISSING, OmegaConf
 
-from minfer.plan.config import CONF, INSTALLED, Config, UserError, check_values, entry_of, groups, register, written
+from minfer.plan.config import CONF, INSTALLED, Config, UserError, check_values, groups, register, written
 from minfer.plan.known import check_kernels, check_op
 from minfer.plan.mistakes import check_command_line, check_keys, explain
+from minfer.plan.sweeps import entry_of
 
 REFUSED = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}  # a disk that is full, over its quota, or read-only
 

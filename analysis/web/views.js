@@ -51,7 +51,7 @@ function rowColumns(table) {
 }
 
 const EXTRA = { steady_run: "the launch that the steady figures are of" };
-const FIRST = ["op", "kernel", "status", "cold_speedup", "steady_speedup", "dtype", "params", "shape", "device", "cold_us", "cold_rate", "steady_rate", "cold_percent_of_peak", "error_over_bound", "registers", "commit", "finished"];
+const FIRST = ["op", "kernel", "status", "shape", "cold_speedup", "dtype", "params", "steady_speedup", "device", "cold_us", "cold_rate", "steady_rate", "cold_percent_of_peak", "error_over_bound", "registers", "commit", "finished"];
 
 const openRow = (table) => (row) => { location.hash = kernelLink(table.at("op", row), table.at("kernel", row)); };
 
@@ -142,8 +142,9 @@ function card(section) {
 }
 
 function allRows(query = "") {
-  const { rows } = report, all = rowColumns(rows);
+  const { rows } = report, known = rowColumns(rows);
   const first = FIRST.filter((key) => key !== "device" || rows.columns.device.texts.length > 1);
+  const all = [...FIRST.map((key) => known.find((column) => column.key === key)), ...known.filter(({ key }) => !FIRST.includes(key))];
   const grid = new Grid(rows, all.filter(({ key }) => first.includes(key)), { open: openRow(rows), label: "All rows", height: "calc(100vh - 250px)" });
   const newest = rows.columns.newest.values;
   return make("div", {}, make("h1", {}, "All rows"),

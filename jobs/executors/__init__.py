@@ -30,7 +30,7 @@ def choose(cluster: Cluster, container: Container) -> Executor:
 
 def find_states(run: Run, jobs: Collection[Job]) -> dict[str, Seen] | None:
     """The queue's entry for each job of a run that has not ended, by its id, also if the job is not among `jobs`. None if
-    SLURM does not answer."""
+    SLURM does not answer, or hides the jobs from this user."""
     found: dict[str, Seen] = {}
     for form, own in list(_by_form(jobs)) or [(form, []) for form in _find_form(run)]:
         if (told := form.states(run, own)) is None:

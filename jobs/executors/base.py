@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import re
 import shlex
@@ -11,9 +10,9 @@ import shutil
 import signal
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar, Self
 
 from submitit.core.core import PicklingExecutor
 
@@ -87,7 +86,7 @@ class Executor(ABC):
     @abstractmethod
     def states(cls, run: Run, jobs: Collection[Job]) -> dict[str, Seen] | None:
         """The queue's entry for each job that has not ended, by its id. It also has jobs of the run that are not among `jobs`,
-        because their line in the run's folder was lost. None if the queue does not answer."""
+        because their line in the run's folder was lost. None if the queue does not answer, or hides jobs from this user."""
 
     @classmethod
     @abstractmethod
@@ -102,6 +101,13 @@ class Executor(ABC):
     @abstractmethod
     def _in_job(self, start: str, inside: str) -> str:
         """The command that replaces `python` in a job: `start` is apptainer with its options, `inside` what it runs."""
+
+    def with_resources(self, own: dict[str, Any], raised: bool = False) -> Self:
+        """An executor like this one whose jobs ask for `own`, keys of `cluster`. `raised`: the time and the memory of this
+        executor have been raised for these jobs, and hold."""
+        kept = ("time_min", "memory_gb") if raised else ()
+        changes: dict[str, Any] = {key: value for key, value in own.items() if key not in kept}
+        return replace(self, cluster=replace(self.cluster, **changes))
 
     def preflight(self) -> None:
         """Check what can be known before a job is started. Raises UserError."""
@@ -163,7 +169,7 @@ class Executor(ABC):
         CUDA_VISIBLE_DEVICES of each."""
         n, cluster = len(jobs), self.cluster
         run.announce([path.stem for paths in jobs for path in paths])
-        with _environment(run), contextlib.redirect_stderr(io.StringIO()):  # what sbatch prints is in the error, too
+        with _environment(run):
             started = executor.map_array(
                 node.run, [list(map(str, paths)) for paths in jobs], [cluster.scratch] * n, [self.grace_s] * n, gpus,
                 [cluster.gres] * n,

@@ -6,6 +6,7 @@ import datetime
 import itertools
 import json
 import math
+import os
 import re
 import shlex
 import sys
@@ -13,15 +14,14 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import submitit
-
 from minfer.jobs import commands, partition
 from minfer.jobs.executors.base import Device, Executor, ignore_interrupts, import_path
+from minfer.jobs.executors.submitter import TAKE_FILE, Submitter
 from minfer.jobs.logs import NODE
 from minfer.jobs.queue import Account, Seen, normalize, parse_accounts
 from minfer.jobs.run import Job, Run
 from minfer.plan import shell
-from minfer.plan.config import UserError
+from minfer.plan.config import MaybeQueued, UserError
 from minfer.process.stopping import AGAIN
 
 # Environment variables that a job in a container needs, though `--cleanenv` drops the environment.
@@ -29,7 +29,7 @@ PASS_ON = ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURMD_NODENAME", "SLURM_NODEI
            "SLURM_NTASKS", "SLURM_NNODES", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_TMPDIR", "SLURM_CPUS_PER_TASK",
            "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "SUBMITIT_EXECUTOR")  # fmt: skip
 PASS_ON_ONE = 'eval "[ -z \\"\\${$name+x}\\" ] || export \\"APPTAINERENV_$name=\\$$name\\""'
-# The first line of a job's script: it writes the node's name to the log, so that minfer can tell on which node a job failed.
+# Another line of a job's script: it writes the node's name to the log, so that minfer can tell on which node a job failed.
 NODE_LINE = f'echo "{NODE}${{SLURMD_NODENAME:-$(hostname -s)}}"'
 # The last lines of a job's script. They run on the node, outside any container, where scontrol is available. A shard that
 # was stopped after it had finished some cases exits with AGAIN, and its job is queued again.
@@ -87,20 +87,27 @@ class Slurm(Executor):
 
     def submit(self, run: Run, shards: Sequence[str], retry: int = 0) -> list[Job]:
         """Queue arrays of jobs; a job whose shards are pinned to a node is pinned to it, too."""
-        self.preflight()
         self.check_paths(run)
+        groups = list(self._group(run, shards, retry))
+        for asking in {repr(asking.cluster): asking for asking, _, _ in groups}.values():
+            asking.preflight()
         run.copy_sources()
-        files = run.shards
         jobs: list[Job] = []
-        with ignore_interrupts(), commands.clean_environment():
-            for where, array in self._arrays([files[name] for name in shards], _largest_array()):
+        with ignore_interrupts():
+            for asking, where, array in groups:
                 if run.cancelled:
                     raise UserError(
                         f"{run.name} was cancelled from another shell, and {len(jobs)} of {len(shards)} shards were submitted"
                     )
                 try:
-                    jobs += self._start(run, self._executor(run, where), array, [None] * len(array), retry)
-                except submitit.core.utils.FailedJobError as error:
+                    jobs += asking._start(run, asking._executor(run, where), array, [None] * len(array), retry)
+                except commands.Silent as error:
+                    raise MaybeQueued(
+                        f"SLURM does not answer: {' '.join(str(error).split())}; {len(jobs)} of {len(shards)} shards are "
+                        f"queued as {run.name}, and the next {sum(map(len, array))} may be; when SLURM answers, "
+                        f"{shell.command('status', str(shell.relative(run.folder)))} finds these jobs by their name"
+                    ) from error
+                except commands.Failed as error:
                     reason = " ".join(str(error).split("sbatch: error:")[-1].split())
                     if jobs:
                         raise UserError(
@@ -115,23 +122,30 @@ class Slurm(Executor):
         self.check_paths(run)
         executor = self._executor(run, where)
         if (tasks := min(jobs, _largest_array())) > 1:
-            executor.parameters["map_count"] = tasks  # as submitit's map_array does
+            executor.parameters["map_count"] = tasks  # as for an array
         return executor._make_submission_file_text(executor._submitit_command_str, "")
 
-    def _executor(self, run: Run, where: str | None) -> submitit.SlurmExecutor:
-        executor = submitit.SlurmExecutor(folder=run.folder / "jobs", python=self.python(run))
+    def _executor(self, run: Run, where: str | None) -> Submitter:
+        executor = Submitter(folder=run.folder / "jobs", python=self.python(run))
         executor.update_parameters(**self.parameters(run, where))
         return executor
 
-    def _arrays(self, shards: list[Path], most: int) -> Iterator[tuple[str | None, list[list[Path]]]]:
-        """For each array of at most `most` jobs: the node that it is pinned to, if any, and the shards of each job."""
-        pinned = (lambda path: json.loads(path.read_text())["node"]) if self.cluster.distribute else (lambda path: None)
-        size = self.shards_per_job
-        for where, of in itertools.groupby(shards, pinned):
-            paths = list(of)
+    def _group(
+        self, run: Run, shards: Sequence[str], retry: int
+    ) -> Iterator[tuple[Slurm, str | None, list[list[Path]]]]:
+        """The arrays of jobs: for each the executor that asks for what its shards need, the node that it is pinned to, if any,
+        and the shards of each job."""
+        files, most = run.shards, _largest_array()
+
+        def read(name: str) -> tuple[str | None, dict[str, Any]]:
+            return json.loads(files[name].read_text())["node"], run.choose_resources(name)
+
+        for (where, own), of in itertools.groupby(shards, read):
+            asking = self.with_resources(own, raised=retry > 0)
+            paths, size = [files[name] for name in of], asking.shards_per_job
             jobs = [paths[start : start + size] for start in range(0, len(paths), size)]
             for start in range(0, len(jobs), most):
-                yield where, jobs[start : start + most]
+                yield asking, where, jobs[start : start + most]
 
     def parameters(self, run: Run, where: str | None = None) -> dict[str, Any]:
         """submitit's parameters for a job: what it asks of SLURM, and what its script does before and after Python. `where` is
@@ -157,6 +171,7 @@ class Slurm(Executor):
             "array_parallelism": cluster.parallel,
             "signal_delay_s": self.grace_s,
             "setup": [
+                TAKE_FILE,
                 NODE_LINE,
                 *(f"export {name}={shlex.quote(value)}" for name, value in import_path(run).items()),
                 "export SLURM_EXPORT_ENV=ALL",  # so that a user's SBATCH_EXPORT=NONE does not empty the tasks' environment, too
@@ -180,16 +195,17 @@ class Slurm(Executor):
         """Asks squeue and not submitit, which takes NODE_FAIL for the end of a job although SLURM runs it again. It asks for
         the jobs of the run's owner, because another user may be asking."""
         soon = (datetime.datetime.now() + datetime.timedelta(days=30)).isoformat()
-        told = commands.ask("squeue", "--noheader", "--array", f"--user={run.owner}", "--format=%i|%T|%S|%r|%j")
+        told = commands.ask("squeue", "--noheader", "--array", f"--user={run.owner}", "--format=%i|%T|%S|%r|%j|%Z")
         if told is None:
             return None
-        ids, name = {job.id for job in jobs}, name_jobs(run)
+        ids = {job.id for job in jobs}
         lines = [line.split("|", 4) for line in told.splitlines()]
-        return {
+        found = {
             line[0]: Seen(line[1], normalize(line[3]), line[2] if line[2] < soon else "")
             for line in lines
-            if len(line) == 5 and (line[0] in ids or line[4] == name)
+            if len(line) == 5 and (line[0] in ids or _is_of(run, line[4]))
         }
+        return None if not found and hides_jobs(run) else found
 
     @classmethod
     def accounts(cls, jobs: Collection[Job]) -> dict[str, Account]:
@@ -217,6 +233,20 @@ class Slurm(Executor):
 def name_jobs(run: Run) -> str:
     """The name of a run's jobs. minfer finds them by it if the run's folder has lost their ids."""
     return f"minfer-{run.name}"
+
+
+def _is_of(run: Run, place: str) -> bool:
+    """Whether a job is one of the run's, by its name and its working folder, `NAME|FOLDER`. The folder is the run's also where
+    the user has given the jobs another name."""
+    return place.partition("|")[0] == name_jobs(run) or place.endswith(f"|{run.sources}")
+
+
+def hides_jobs(run: Run) -> bool:
+    """Whether SLURM does not show the jobs of the run's owner to this user."""
+    if os.getuid() in (0, run.owner):
+        return False
+    told = commands.ask("scontrol", "show", "config") or ""
+    return re.search(r"^PrivateData\s*=.*\bjobs\b", told, re.MULTILINE) is not None
 
 
 def check_lines(executor: Executor, run: Run, python: str = sys.executable) -> list[str]:

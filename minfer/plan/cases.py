@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from minfer import ops
 from minfer.ops import DTYPES, Case, Kernel, Op, default, drawn
 from minfer.ops.drawn import Problem
-from minfer.plan.config import Config, UserError, choose, names, parts, shape_presets
+from minfer.plan.config import Config, UserError, choose, names, shape_presets
 from minfer.plan.counters import LIMITS, SETS
 from minfer.plan.statement import check_axes, rehearse
+from minfer.plan.sweeps import RESOURCES, parts
 
 BUILD_S = 15.0  # about what compiling one kernel takes
 
@@ -24,6 +25,7 @@ class Plan:
     cases: list[Case]
     unsupported: dict[str, str]  # case key -> why
     left_out: dict[str, str]  # kernel -> why it is not in the matrix at all
+    resources: dict[str, dict[str, Any]] = field(default_factory=dict)  # case key -> what its sweep's own jobs ask for
 
     def seconds(self, config: Config, jobs: int = 1) -> float:
         """About how long it takes on `jobs` nodes at once, builds included."""
@@ -40,10 +42,15 @@ def plan(config: Config, device: str, capability: tuple[int, int] | None = None)
     by problem. `capability` is the GPU's, where it is known already."""
     if not config.sweeps:
         return _plan_sweep(config, device, capability)
-    plans = [_plan_sweep(part, device, capability) for part in parts(config)]
     whole = Plan([], {}, {})
-    for each in plans:
+    for part in parts(config):
+        each = _plan_sweep(part, device, capability)
         op = each.cases[0].op
+        own = {key: value for key in RESOURCES if (value := getattr(part.cluster, key)) != getattr(config.cluster, key)}
+        if device == "cpu":
+            own.pop("gres", None)
+        for case in each.cases:  # a case of two sweeps runs with what the first of them asks for
+            whole.resources.setdefault(case.key, own)
         whole.cases.extend(each.cases)
         whole.unsupported.update(each.unsupported)
         whole.left_out.update({f"{op}/{kernel}": why for kernel, why in each.left_out.items()})
@@ -182,14 +189,26 @@ def _expand_shapes(op: Op, entries: list[Any], name: str) -> list[dict[str, int]
 
 
 def split(plan: Plan, config: Config, jobs: int) -> list[list[Case]]:
-    """At most `jobs` shards, the longest of them as short as can be.
+    """At most `jobs` shards, the longest of them as short as can be. Cases whose jobs ask for different resources are in
+    different shards; where there are more kinds of these than `jobs`, each has one shard."""
+    groups: dict[str, list[Case]] = {}
+    for case in plan.cases:
+        groups.setdefault(repr(plan.resources.get(case.key, {})), []).append(case)
+    counts = dict.fromkeys(groups, 1)
+    for _ in range(jobs - len(groups)):
+        counts[max(groups, key=lambda kind: len(groups[kind]) / counts[kind])] += 1
+    return [shard for kind, cases in groups.items() for shard in _split(cases, plan, config, counts[kind])]
+
+
+def _split(whole: list[Case], plan: Plan, config: Config, jobs: int) -> list[list[Case]]:
+    """At most `jobs` shards of some of the plan's cases.
 
     One keeps the plan's order. Several are filled kernel by kernel, because each shard compiles the kernels that it has
     cases of: there are at most as many builds as kernels and shards together."""
     if jobs == 1:
-        return [plan.cases]
+        return [whole]
     kernels: dict[tuple[str, str], list[tuple[Case, float]]] = {}
-    for case in plan.cases:
+    for case in whole:
         seconds = 0.0 if plan.unsupported and case.key in plan.unsupported else config.timing.estimate()
         kernels.setdefault((case.op, case.kernel), []).append((case, seconds))
     build_s = {

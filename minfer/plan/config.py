@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
+from hydra.plugins.sweeper import Sweeper
 from omegaconf import MISSING, OmegaConf
 
 from minfer.bench.timing import Timing
@@ -27,8 +28,6 @@ CONF = (PACKAGE if INSTALLED else PACKAGE.parent) / "conf"
 
 SCRIPT = "script"  # of dry_run
 DEVICES = ("auto", "cuda", "cpu")
-SWEPT = {"op", "kernel", "dtype", "params"}  # what a sweep says, beside its shape
-CHANGED = ("kernel", "dtype", "params", "gpu", "cpu")  # what an entry of `sweeps` may replace
 
 
 class UserError(Exception):
@@ -42,6 +41,10 @@ class NoAnswer(UserError):
     """SLURM does not answer, so the state of the jobs is unknown."""
 
     status = 3
+
+
+class MaybeQueued(NoAnswer):
+    """SLURM did not answer when jobs were submitted, so that they may be queued."""
 
 
 @dataclass
@@ -154,8 +157,8 @@ class Config:
     """A request. `kernel`, `dtype` and the values of `params` are a name or a list of names; kernel may be "all", which
     are all of the op but minfer's functions, or "functions", which are these and what is not minfer's.
 
-    Where `sweeps` names some, the request is for all of these: op, kernel, dtype, params and shape are theirs (`parts`). An
-    entry is a sweep's name, or a mapping with that name at `sweep` and what replaces the sweep's own (`CHANGED`)."""
+    Where `sweeps` names some, the request is for all of these: op, kernel, dtype, params and shape are theirs. An
+    entry is a sweep's name, or a mapping with that name at `sweep` and what replaces the sweep's own (`minfer.plan.sweeps`)."""
 
     sweeps: list[Any] = field(default_factory=list)
     op: str = MISSING
@@ -188,6 +191,9 @@ def register() -> None:
     if "shape" in store.repo:  # once a process
         return
     store.__deepcopy__ = lambda memo: store  # Hydra would copy it twice at each launch, and nothing changes it
+    # Hydra would compose each configuration of --multirun twice, to find mistakes before it runs the first one. We run none
+    # before all are composed.
+    setattr(Sweeper, "validate_batch_is_legal", lambda sweeper, batch: None)  # noqa: B010  # no attribute to mypy
     store.store(name="schema", node=Config)
     for name, content in named_sets().items():
         if not _file("shape", name):
@@ -213,44 +219,6 @@ def _folders() -> list[Path]:
 def shape_presets() -> dict[str, str]:
     """The options of the group `shape`, each with its op; empty for a preset of no op."""
     return {name: str(OmegaConf.select(written("shape", name), "op") or "") for name in groups()["shape"]}
-
-
-def parts(config: Config) -> list[Config]:
-    """What a request is made of: itself, or the sweeps that it names, each with the request's timing, profilers and so on.
-    Raises UserError."""
-    entries = [entry for at, entry in enumerate(config.sweeps) if entry not in config.sweeps[:at]]
-    return [_part(config, *entry_of(entry)) for entry in entries] or [config]
-
-
-def entry_of(entry: Any) -> tuple[str, dict[str, Any]]:
-    """The sweep that an entry of `sweeps` names, and the keys that replace those of the sweep. Raises UserError."""
-    if isinstance(entry, str):
-        return entry, {}
-    if not isinstance(entry, dict) or not isinstance(entry.get("sweep"), str):
-        raise UserError(f"sweeps has {entry}; an entry is a sweep's name, or a mapping with it under the key sweep")
-    changed = {key: value for key, value in entry.items() if key != "sweep"}
-    for key in changed:
-        choose(f"key of sweep {entry['sweep']}", key, CHANGED)
-    for key, kind, form in (("params", dict, "{name: value}"), ("gpu", list, "[{n: 64}]"), ("cpu", list, "[{n: 64}]")):
-        if key in changed and not isinstance(changed[key], kind):
-            raise UserError(f"sweep {entry['sweep']} has {key} {changed[key]!r}; write it like {key}: {form}")
-    return entry["sweep"], changed
-
-
-def _part(config: Config, name: str, changed: dict[str, Any]) -> Config:
-    """One of several sweeps. Raises UserError where it sets more than op, kernel, dtype, params and shape."""
-    sweep = written("sweep", name)
-    shape = next(
-        (each["override /shape"] for each in sweep.pop("defaults", []) if "override /shape" in each), "squares"
-    )
-    if other := set(sweep) - SWEPT:
-        raise UserError(f"sweep {name} sets {min(other)}, and cannot be one of several; run it alone: +sweep={name}")
-    shapes = {"shape": written("shape", shape)}
-    own = {key: value for key, value in changed.items() if key in SWEPT}
-    own["shape"] = {key: value for key, value in changed.items() if key not in SWEPT}
-    typed: Any = OmegaConf.to_container(OmegaConf.merge(OmegaConf.structured(Config), sweep, shapes, own))
-    theirs: dict[str, Any] = {key: typed[key] for key in SWEPT}
-    return dataclasses.replace(config, sweeps=[], shape=Shape(**typed["shape"]), **theirs)
 
 
 def written(group: str, option: str) -> Any:

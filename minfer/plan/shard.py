@@ -36,6 +36,9 @@ class Shard:
     commit: str | None = None
     sources: dict[str, str] = field(default_factory=dict)  # file that is not this project's -> its hash, at submission
     node: str | None = None  # the only one to run it, by SLURM's name
+    resources: dict[str, Any] = field(
+        default_factory=dict
+    )  # keys of `cluster` that its sweep states, with their values
     redo: dict[str, float] = field(default_factory=dict)  # case -> when its row was finished that is to be replaced
 
     def check_sources(self) -> None:

@@ -58,7 +58,7 @@ def describe(progress: RunProgress) -> dict[str, Any]:
         "cases": len(progress.cases),
         "rows": progress.rows,
         "shards": progress.counts(),
-        "slurm": None if not progress.queued else "answers" if progress.answers else "no answer",
+        "slurm": _describe_slurm(progress),
         "jobs": sorted({job.id for job in progress.jobs.values()} | progress.lost.keys()),
         "warnings": progress.warnings(),
         "failed": progress.reasons(),
@@ -66,6 +66,12 @@ def describe(progress: RunProgress) -> dict[str, Any]:
             {"node": each.node, "cause": each.cause, "shards": list(each.shards)} for each in failures.collect(progress)
         ],
     }
+
+
+def _describe_slurm(progress: RunProgress) -> str | None:
+    if not progress.queued:
+        return None
+    return "answers" if progress.answers else "hides jobs" if progress.hidden else "no answer"
 
 
 def _format_age(seconds: float) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from minfer.jobs import executors, logs, queue
+from minfer.jobs.executors.slurm import hides_jobs
 from minfer.jobs.run import Run
 from minfer.plan import shell
 from minfer.plan.shard import Shard
@@ -135,7 +136,8 @@ class RunProgress:
             )
             for shard in loaded
         }
-        self.answers = True  # whether SLURM does
+        self.answers = True  # whether SLURM tells the states of the jobs
+        self.hidden = False  # whether it does not because they are another user's
         self.lost: dict[str, queue.Seen] = {}  # jobs of the run in the queue that its folder does not name
         self.ends: dict[str, str] = {}  # SLURM's word for the end of a job whose shard is not done
         self._asked_ends: set[str] = set()
@@ -165,6 +167,7 @@ class RunProgress:
             self._asked = now
             seen = executors.find_states(self.run, self.jobs.values())
             self.answers = seen is not None
+            self.hidden = seen is None and hides_jobs(self.run)
             self._settle(seen)
         if self._first is None and self.rows:
             self._first = now, self.rows
@@ -325,7 +328,8 @@ class RunProgress:
     def line(self) -> str:
         """How far it is, in a line."""
         if not self.answers:
-            return f"SLURM does not answer; {self.rows} of {len(self.cases)} rows"
+            why = "SLURM shows jobs only to their owner (PrivateData=jobs), and their state is unknown"
+            return f"{why if self.hidden else 'SLURM does not answer'}; {self.rows} of {len(self.cases)} rows"
         waits = Counter(shard.seen.why for shard in self.waiting if shard.seen)
         starts = sorted(shard.seen.start for shard in self.waiting if shard.seen and shard.seen.start)
         why = ", ".join(filter(None, waits))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -36,18 +37,23 @@ def plan(progress: RunProgress, names: Sequence[str], executor: Executor) -> lis
         return []
     cluster = executor.cluster
     ends = executors.find_ends([job for name in names if (job := progress.jobs.get(name))])
-    most = executor.find_most()
+    most = functools.cache(lambda gres: executor.with_resources({"gres": gres}).find_most())
     found: dict[tuple[int, str, str], tuple[list[str], Executor]] = {}
     for name in names:
         job = progress.jobs.get(name)
-        asked, retry, why = cluster, 0, ""
+        asked, retry, why = executor.with_resources(progress.run.choose_resources(name)).cluster, 0, ""
         if job is not None:
             retry = job.retry
             if retry:
-                asked = replace(cluster, time_min=job.time_min, memory_gb=job.memory_gb)
+                asked = replace(asked, time_min=job.time_min, memory_gb=job.memory_gb)
             key = find_limit(progress, progress.shards[name], job, ends.get(job.id, ""))
             now: int | None = getattr(asked, key) if key else None
-            if key and now is not None and retry < cluster.retries and (more := min(FACTOR * now, most[key])) > now:
+            if (
+                key
+                and now is not None
+                and retry < cluster.retries
+                and (more := min(FACTOR * now, most(asked.gres)[key])) > now
+            ):
                 changed: dict[str, Any] = {key: int(more)}
                 asked, retry = replace(asked, **changed), retry + 1
                 ended, unit = LIMITS[key]

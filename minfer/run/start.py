@@ -22,7 +22,7 @@ from minfer.jobs.queue import Seen
 from minfer.jobs.run import Run
 from minfer.ops import Case
 from minfer.plan import cases, extra, shell
-from minfer.plan.config import CONF, INSTALLED, SCRIPT, Config, NoAnswer, UserError, name_changes
+from minfer.plan.config import CONF, INSTALLED, SCRIPT, Config, MaybeQueued, NoAnswer, UserError, name_changes
 from minfer.plan.shard import Shard, hash_outside
 from minfer.run import failures, notify, retries, terminal
 from minfer.run.progress import RunProgress
@@ -87,6 +87,8 @@ def _plan(console: Console, config: Config, executor: Executor) -> Launch:
             raise UserError(
                 f"the source of kernel {kernel}, {source}, does not exist; write it or remove its registration"
             )
+    if not executor.queued:
+        plan.resources.clear()
     nodes: list[str] | list[None] = [None]
     if config.cluster.distribute:
         nodes, left_out = executor.choose_nodes()
@@ -98,14 +100,20 @@ def _plan(console: Console, config: Config, executor: Executor) -> Launch:
 
 def _show_plan(console: Console, config: Config, executor: Executor, launch: Launch) -> None:
     """Print what `dry_run` asks for: the plan, or the script of the jobs. Raises UserError."""
+    groups = [
+        (own, list(shards))
+        for own, shards in itertools.groupby(launch.shards, lambda shard: launch.plan.resources.get(shard[0].key, {}))
+    ]
     if config.dry_run != SCRIPT:
-        executor.preflight()
+        for own, _ in groups:
+            executor.with_resources(own).preflight()
         print_plan(console, config, launch.plan, launch.shards, executor.name, launch.device)
         return
     run = _create_run(config)
     try:
-        jobs = -(-len(launch.shards) // executor.shards_per_job)
-        print(executor.script(run, jobs, launch.nodes[0]), end="")
+        for own, shards in groups:
+            asking = executor.with_resources(own)
+            print(asking.script(run, -(-len(shards) // asking.shards_per_job), launch.nodes[0]), end="")
     finally:
         shutil.rmtree(run.folder, ignore_errors=True)
 
@@ -126,7 +134,8 @@ def _submit(console: Console, config: Config, executor: Executor, launch: Launch
             executor.submit(run, shards)
     except (UserError, OSError) as error:
         lost: dict[str, Seen] | None = None
-        if not run.all_jobs and not run.cancelled:  # NoAnswer comes before anything is submitted
+        if not run.all_jobs and not run.cancelled and not isinstance(error, MaybeQueued):
+            # another NoAnswer comes before anything is submitted
             lost = {} if isinstance(error, NoAnswer) else executors.find_states(run, [])
         if lost == {}:  # no job was submitted that would write there
             shutil.rmtree(run.folder, ignore_errors=True)
@@ -160,6 +169,7 @@ def _create_run(config: Config) -> Run:
 def _write_shards(run: Run, launch: Launch) -> list[str]:
     """Write the file of each shard. Returns the names of the shards."""
     config, commit = run.request, commit_of_sources()
+    timing = name_changes(config.timing)
     names = []
     for index, (node, part) in enumerate(itertools.product(launch.nodes, launch.shards)):
         shard = Shard(
@@ -169,7 +179,7 @@ def _write_shards(run: Run, launch: Launch) -> list[str]:
             results=config.results,
             device=launch.device,
             cases=part,
-            timing=name_changes(config.timing),
+            timing=timing,
             case_timeout_s=config.case_timeout_s,
             build_timeout_s=config.build_timeout_s,
             drawn=config.draw.seed if config.draw.problems else None,
@@ -180,6 +190,7 @@ def _write_shards(run: Run, launch: Launch) -> list[str]:
             commit=commit,
             sources=hash_outside(config.extra, part),
             node=node,
+            resources=launch.plan.resources.get(part[0].key, {}),
         )
         shard.save()
         names.append(shard.name)

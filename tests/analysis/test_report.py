@@ -153,6 +153,16 @@ def test_rows_can_be_filtered_and_sorted(page: Browser):
     assert texts(page, "Kernel") == ["torch", "triton_tiled", "v01_naive", "v02_tiled"]
 
 
+def test_at_1280_pixels_the_ratio_is_in_sight_and_cards_hold_their_text(page: Browser):
+    page.send("Emulation.setDeviceMetricsOverride", width=1280, height=900, deviceScaleFactor=1, mobile=False)
+    wide = "[...document.querySelectorAll('.card')].every((c) => c.scrollWidth <= c.clientWidth)"
+    assert page.js(wide)
+    go(page, "#/rows")
+    labels = page.js("[...document.querySelectorAll('.grid .head button')].map((b) => b.textContent)")
+    assert labels[:5] == ["Op", "Kernel", "Status", "Shape", "% of baseline, cold"]
+    assert page.js(f"{header('% of baseline, cold')}.getBoundingClientRect().right") < 1280
+
+
 def test_a_mistaken_filter_says_so(page: Browser):
     go(page, "#/rows")
     page.press("/")

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
 from minfer.cli import ACTIONS
-from minfer.plan.config import CONF, Config, Shape, groups, name_changes, parts, written
+from minfer.plan.config import CONF, Config, Shape, groups, name_changes, written
+from minfer.plan.sweeps import parts
 from minfer.shapes import OPS, named_sets
 from tests.cli.composing import HGEMM, compose, one, refusal
 
@@ -133,8 +135,14 @@ def test_the_form_that_is_proposed_for_several_sweeps_composes() -> None:
 
 def test_multirun_is_one_request_for_each_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    compositions = []
+    real = ConfigLoaderImpl.load_sweep_config
+    monkeypatch.setattr(
+        ConfigLoaderImpl, "load_sweep_config", lambda *args, **more: compositions.append(1) or real(*args, **more)
+    )
     configs = compose("--multirun", HGEMM, "dtype=float16,bfloat16")
     assert [config.dtype for config in configs] == ["float16", "bfloat16"]
+    assert len(compositions) == 2  # Hydra alone composes each twice
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]  # Hydra's own notes, beside those of runs
 
 

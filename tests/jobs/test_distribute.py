@@ -11,6 +11,7 @@ from rich.console import Console
 
 from minfer.jobs import partition
 from minfer.jobs.executors.slurm import Slurm
+from minfer.jobs.run import Run
 from minfer.plan.config import Cluster, Config, Container, Shape, UserError, check_values
 from minfer.run import by_node
 from tests.tables import row
@@ -71,16 +72,15 @@ def test_what_is_no_set_of_nodes_is_one_sentence(cluster, more, said):
         check_values(Config(op="hgemm", dtype="float16", shape=Shape("x"), cluster=Cluster("x", **cluster), **more))
 
 
-def test_shards_of_a_node_share_its_job_and_are_in_no_array_with_other_nodes(tmp_path):
-    paths = []
-    for index, node in enumerate(["n1", "n1", "n1", "n2", "n2"]):
-        paths.append(tmp_path / f"{index:04d}.json")
-        paths[-1].write_text(json.dumps({"node": node}))
-    first, second, third, fourth, fifth = paths
-    pinned = list(Slurm(Cluster("x", gres="gpu:2", distribute=True), Container())._arrays(paths, 1000))
-    assert pinned == [("n1", [[first, second], [third]]), ("n2", [[fourth, fifth]])]
-    free = list(Slurm(Cluster("x", gres="gpu:2"), Container())._arrays(paths, 2))
-    assert free == [(None, [[first, second], [third, fourth]]), (None, [[fifth]])]
+def test_shards_of_a_node_share_its_job_and_are_in_no_array_with_other_nodes(tmp_path, monkeypatch):
+    names = [f"{index:04d}" for index in range(5)]
+    (tmp_path / "shards").mkdir()
+    for name, node in zip(names, ["n1", "n1", "n1", "n2", "n2"], strict=True):
+        (tmp_path / "shards" / f"{name}.json").write_text(json.dumps({"node": node}))
+    monkeypatch.setattr("minfer.jobs.executors.slurm._largest_array", lambda: 1)
+    asked = Slurm(Cluster("x", gres="gpu:2", distribute=True), Container())._group(Run(tmp_path), names, 0)
+    arrays = [(where, [[path.stem for path in job] for job in jobs]) for _, where, jobs in asked]
+    assert arrays == [("n1", [names[:2]]), ("n1", [names[2:3]]), ("n2", [names[3:]])]
 
 
 def test_the_slow_node_is_the_first_and_nodes_with_other_devices_are_not_held_against_it():

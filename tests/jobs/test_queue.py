@@ -17,7 +17,7 @@ from rich.console import Console
 from minfer import launch, ops
 from minfer.jobs import commands, queue
 from minfer.jobs.run import CONFIG, JOBS, Job, Run
-from minfer.plan.config import NoAnswer, UserError
+from minfer.plan.config import MaybeQueued, NoAnswer, UserError
 from minfer.plan.shard import Shard
 from minfer.run import control, start
 from minfer.run.progress import RunProgress
@@ -137,6 +137,34 @@ def test_a_job_that_only_slurm_knows_of_is_seen_cancelled_and_not_submitted_twic
     assert read(run).counts() == {"cancelled": 3} and len(read(run).missing) == 3
 
 
+def test_a_lost_job_with_a_name_of_the_users_is_found_by_its_folder(run, slurm):
+    """`cluster.flags.job-name` may be the same for all of a user's runs."""
+    (run.folder / JOBS).unlink()
+    other = run.folder.with_name("20260101-000000-0001")
+    slurm.jobs = [line(0, name=f"mine|{run.sources}"), line(1, name=f"mine|{other}/sources"), line(2, name="mine")]
+    assert list(read(run).lost) == ["7_0"]
+
+
+def test_jobs_that_slurm_hides_from_another_user_are_not_failed(run, slurm, monkeypatch, capsys):
+    def answer(*command: str, **_: str) -> str:
+        private = "PrivateData             = accounts,jobs,usage\n" if command[0] == "scontrol" else ""
+        return private or slurm.run(*command)
+
+    monkeypatch.setattr(commands, "run", answer)
+    assert read(run).counts() == {"failed": 3}  # its owner sees that no job is left
+    run.owner = 1 << 20
+    monkeypatch.setattr("os.getuid", lambda: 1 << 21)
+    progress = read(run)
+    assert progress.counts() == {"queued": 3} and not progress.missing
+    assert progress.line().startswith(
+        "SLURM shows jobs only to their owner (PrivateData=jobs), and their state is unknown; 0"
+    )
+    assert control.status(Console(width=200), run, ["--json"]) == NoAnswer.status
+    assert json.loads(capsys.readouterr().out)["slurm"] == "hides jobs"
+    slurm.jobs = [line(0, "RUNNING")]  # as an operator of SLURM sees it
+    assert read(run).counts() == {"failed": 2, "running": 1}
+
+
 def test_jobs_that_are_not_cancelled_are_no_success(run, slurm):
     slurm.jobs = [line(0), line(1)]
     slurm.refusal = (
@@ -226,6 +254,7 @@ def test_shards_that_wait_or_are_done_are_looked_at_only_when_the_queue_is(run, 
         (OSError(errno.ENOSPC, "No space left on device"), False, "No space left on device"),
         (UserError("SLURM refused the job"), False, "SLURM refused the job"),
         (NoAnswer("SLURM does not answer"), None, "SLURM does not answer"),
+        (MaybeQueued("SLURM does not answer: sbatch"), True, "SLURM does not answer: sbatch"),
     ],
 )
 def test_a_launch_that_fails_leaves_a_folder_only_for_jobs_that_are_queued(

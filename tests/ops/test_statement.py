@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from minfer import ops
+from minfer import build, ops
+from minfer.bench.verify import WrongResult, verify
 from minfer.ops.op import REGISTERED
 from minfer.plan import cases
 from minfer.plan.config import Config, Shape, UserError
@@ -19,7 +21,7 @@ from minfer.rows import store
 from tests.conftest import ROOT, launch
 
 PAGE = (ROOT / "docs" / "adding.md").read_text()
-SECTION = PAGE[PAGE.index("## Adding an op") : PAGE.index("## What comes by itself")].strip()
+SECTION = PAGE[PAGE.index("## Adding an op") : PAGE.index("## An op with state")].strip()
 
 
 def pasted() -> str:
@@ -157,3 +159,72 @@ def test_a_check_that_takes_every_index_for_valid_is_refused_before_anything_run
         UserError, match="its check of at, of an output that nobody has written, failed with IndexError"
     ):
         plan("tensors=lambda case: [", new)
+
+
+WORKED = PAGE[PAGE.index("## An op with state") : PAGE.index("## What comes by itself")].strip()
+
+
+def paste_worked(folder: Path) -> None:
+    """Write both files of the worked example to a folder."""
+    for name, language in (("running.py", "python"), ("scan.cpp", "cpp")):
+        (block,) = re.findall(rf"```{language}\n(.*?)```", WORKED, re.DOTALL)
+        (folder / name).write_text(block)
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[ops.Op]:
+    """The op of the worked example; all is forgotten after the test."""
+    before = dict(REGISTERED)
+    paste_worked(tmp_path)
+    load(str(tmp_path / "running.py"))
+    yield ops.get("running_max")
+    REGISTERED.clear()
+    REGISTERED.update(before)
+    ops.load_file.cache_clear()
+
+
+def verify_by_hand(
+    op: ops.Op, last: bool = False, state: bool = True, ragged: bool = True, none: int = -1, first: bool = False
+) -> None:
+    """Verify a kernel of the worked example; raises WrongResult. It names the last of equal elements if `last`, and is mistaken
+    without `state` or `ragged`, with another `none`, and with `first`, where it names the first element of every row."""
+
+    def theirs(best: torch.Tensor, at: torch.Tensor, lengths: torch.Tensor, x: torch.Tensor) -> None:
+        behind = torch.arange(x.shape[1]) >= lengths[:, None]
+        x = x.masked_fill(behind, -torch.inf) if ragged else x
+        new = torch.maximum(best, x.amax(1)) if state else x.amax(1)
+        same = x == new[:, None]
+        chosen = torch.arange(x.shape[1]).expand_as(x).masked_fill(~same, -1).amax(1) if last else same.int().argmax(1)
+        at.copy_(torch.where(same.any(1), 0 if first else chosen, none))
+        best.copy_(new)
+
+    op.torch("theirs", theirs, dtypes=("float32",))
+    case = op.case("theirs", "float32", {"rows": 5, "longest": 33}, {"lengths": "uniform:1"})
+    kernel = op.kernels["theirs"]
+    verify(op, case, kernel, build.function(kernel), torch.device("cpu"), None, seed=1)
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_in_the_worked_example_any_of_equal_elements_is_right(running: ops.Op, last: bool) -> None:
+    verify_by_hand(running, last)
+
+
+@pytest.mark.parametrize("mistake", [{"state": False}, {"ragged": False}, {"none": 0}, {"first": True}], ids=str)
+def test_in_the_worked_example_each_part_of_the_statement_matters(running: ops.Op, mistake: dict[str, Any]) -> None:
+    with pytest.raises(WrongResult):
+        verify_by_hand(running, **mistake)
+
+
+@pytest.mark.slow
+def test_the_worked_example_is_run_by_its_command(tmp_path: Path) -> None:
+    paste_worked(tmp_path)
+    command = re.search(r"^    uv run minfer (op=.*)$", WORKED, re.MULTILINE)
+    assert command
+    words = shlex.split(command[1].replace("[running.py]", f"[{tmp_path / 'running.py'}]"))
+    done = launch(*words, "cluster=local", f"results={tmp_path / 'results'}", f"runs={tmp_path / 'runs'}")
+    assert done.returncode == 0, done.stderr
+    rows = store.rows(store.files(tmp_path / "results"))
+    assert {(row["kernel"], row["params"]["lengths"]) for row in rows} == {
+        (kernel, lengths) for kernel in ("torch", "scan") for lengths in ("full", "uniform:3")
+    }
+    assert all(row["status"] in store.MEASURED for row in rows), [row["message"] for row in rows]

@@ -9,7 +9,8 @@ from omegaconf import OmegaConf
 
 from minfer.ops import PACKAGE
 from minfer.plan import cases as matrix
-from minfer.plan.config import CONF, Config, UserError, parts
+from minfer.plan.config import CONF, Config, UserError
+from minfer.plan.sweeps import parts
 
 
 def test_several_sweeps_are_one_plan(monkeypatch: pytest.MonkeyPatch) -> None:
