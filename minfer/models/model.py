@@ -226,7 +226,9 @@ class Mixture:
     alpha: float = 0.0
 
     def __call__(self, h: Tensor) -> Tensor:
-        weights, *routing = moe_route(self.router(h), self.per_token, self.normalize)
+        logits = self.router(h)
+        logits = logits.float() if logits.dtype == torch.float16 else logits  # which moe_route does not take
+        weights, *routing = moe_route(logits, self.per_token, self.normalize)
         weights = weights * self.factor if self.factor != 1 else weights
         indices, _, offsets, order = routing
         if h.dtype in HALVES and self.biases is None:
