@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -342,8 +343,16 @@ def parse(values: Mapping[str, Any], where: str = "config.json") -> Config:
 
 
 def read(folder: Path | str) -> Config:
-    """The decoder of a checkpoint's folder. Raises ConfigError."""
-    path = Path(folder) / "config.json"
+    """The decoder of a checkpoint's folder; the tokens that end a text may be in its `generation_config.json`. Raises
+    ConfigError."""
+    config = parse(_fields(Path(folder) / "config.json"), str(Path(folder) / "config.json"))
+    path = Path(folder) / "generation_config.json"
+    stop = _fields(path).get("eos_token_id") if path.exists() else None
+    more = () if stop is None else (stop,) if isinstance(stop, int) else tuple(stop)
+    return replace(config, stop=tuple(dict.fromkeys(config.stop + more)))
+
+
+def _fields(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_text())
     except OSError as error:
@@ -352,4 +361,4 @@ def read(folder: Path | str) -> Config:
         raise ConfigError(f"{path} is not JSON: {error}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{path} must hold an object of fields, got {type(values).__name__}")
-    return parse(values, str(path))
+    return values

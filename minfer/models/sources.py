@@ -53,7 +53,7 @@ class Random:
 
 class Checkpoint:
     """The safetensors of a folder: `model.safetensors`, or the files that `model.safetensors.index.json` names. Files are
-    mapped into memory, and `progress(bytes so far, bytes in all)` is called behind each tensor."""
+    mapped into memory, and `progress(bytes so far, bytes in all)` is called behind each tensor and at the end."""
 
     # Tensors that follow from the config, and tied heads that are stored nevertheless
     NOT_NEEDED = ("rotary_emb.inv_freq", "lm_head.weight")
@@ -128,3 +128,5 @@ class Checkpoint:
                 raise WeightsError(
                     f"{self.files[name]} has the tensor {name}, for which a model with its config.json has no place"
                 )
+        if self.progress is not None:
+            self.progress(self.total, self.total)

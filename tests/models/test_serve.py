@@ -50,7 +50,7 @@ def serve(asked: list[Asked], family: str = "llama", **how: int | bool) -> tuple
 
 def alone(asked: list[Asked], family: str = "llama") -> list[list[int]]:
     """The tokens of each request when it is the only one, its prompt computed at once, nothing shared."""
-    return [serve([each], family, share=False, chunk=512)[0][0].tokens for each in asked]
+    return [serve([each], family, share=False, chunk=512, pages=8)[0][0].tokens for each in asked]
 
 
 def test_a_trace_of_fifty_requests_gives_the_tokens_of_each_alone():
