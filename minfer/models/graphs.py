@@ -17,6 +17,13 @@ def bucket(count: int) -> int:
     return 1 << max(0, count - 1).bit_length()
 
 
+def can_be_captured(decoder: Decoder) -> bool:
+    """Whether a step does not wait for the device: `grouped_mm` of `plain.experts` does so unless it has bfloat16."""
+    e = decoder.config.experts
+    plain = e is not None and (e.limit > 0 or decoder.dtype == torch.float32)
+    return not plain or decoder.dtype == torch.bfloat16
+
+
 class Graphs:
     """A graph for each bucket of batch sizes and of pages a sequence, captured when a step first needs it. Rows that fill up a
     bucket have no keys, and theirs are not kept. On a CPU the same padded step runs without a graph."""

@@ -16,7 +16,7 @@ import torch
 from minfer.functional.decode_attention import PAGES
 from minfer.models.batch import Piece, batch
 from minfer.models.batch import cache as new_cache
-from minfer.models.graphs import Graphs
+from minfer.models.graphs import Graphs, can_be_captured
 from minfer.models.model import Decoder
 from minfer.models.pages import Pages
 
@@ -84,7 +84,7 @@ class Request:
 class Engine:
     """Serves requests with a decoder and a cache of `pages` pages of `page` tokens. A step computes at most `chunk` tokens, of
     at most `most` requests. `share` lets requests use the pages of others that began with the same text. `graphs` replays
-    steps without prompts as CUDA graphs: by default on a GPU. Raises ValueError for sizes that do not fit."""
+    steps without prompts as CUDA graphs: by default on a GPU, where that is possible. Raises ValueError for sizes that do not fit."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class Engine:
         self.running: list[Request] = []  # oldest first
         self.longest = min(decoder.config.longest, pages * page)
         self.graphs: Graphs | None = None
-        if graphs if graphs is not None else decoder.device.type == "cuda":
+        if graphs if graphs is not None else decoder.device.type == "cuda" and can_be_captured(decoder):
             self.graphs = Graphs(decoder, self.cache, most, -(-self.longest // page))
 
     def submit(self, prompt: Sequence[int], sampling: Sampling = Sampling()) -> Request:

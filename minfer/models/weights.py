@@ -186,19 +186,19 @@ class _Builder:
         if columns % 32:
             raise WeightsError(f"{at}.{part}_proj_blocks takes rows of multiples of 32 values, got {columns}")
         blocks = torch.empty(e.count, out, columns // 32, 16, device=self.device, dtype=torch.uint8)
-        powers = torch.empty(e.count, out, columns // 32, device=self.device, dtype=torch.uint8)
+        exponents = torch.empty(e.count, out, columns // 32, device=self.device, dtype=torch.uint8)
         self.source.fill(f"{at}.{part}_proj_blocks", blocks)
-        self.source.fill(f"{at}.{part}_proj_scales", powers)
-        return unpack_mxfp4(blocks, powers, self.dtype)
+        self.source.fill(f"{at}.{part}_proj_scales", exponents)
+        return unpack_mxfp4(blocks, exponents, self.dtype)
 
 
-def unpack_mxfp4(blocks: Tensor, powers: Tensor, dtype: torch.dtype) -> Tensor:
-    """(..., 32 n) of blocks (..., n, 16), the first of two values in the low half of a byte, and powers (..., n) of 2 plus 127
+def unpack_mxfp4(blocks: Tensor, exponents: Tensor, dtype: torch.dtype) -> Tensor:
+    """(..., 32 n) of blocks (..., n, 16), the first of two values in the low half of a byte, and exponents (..., n) of 2 plus 127
     (OCP Microscaling formats, 2023)."""
     values = torch.tensor(MXFP4, device=blocks.device)
     made = torch.empty(*blocks.shape[:-2], 32 * blocks.shape[-2], device=blocks.device, dtype=dtype)
     for one, block, power in zip(
-        made, blocks, powers, strict=True
+        made, blocks, exponents, strict=True
     ):  # an expert at a time: the values are fp32 at first
         pairs = torch.stack((values[(block & 15).int()], values[(block >> 4).int()]), -1).flatten(-2)
         one.copy_(torch.ldexp(pairs, power[..., None].int() - 127).flatten(-2))

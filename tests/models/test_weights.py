@@ -161,12 +161,12 @@ def test_quantised_weights_that_cannot_be_are_refused():
 def test_mxfp4_is_unpacked_to_the_values_of_its_table():
     generator = torch.Generator().manual_seed(3)
     codes = torch.randint(0, 16, (2, 5, 3, 32), generator=generator)
-    powers = torch.randint(120, 131, (2, 5, 3), generator=generator, dtype=torch.uint8)
+    exponents = torch.randint(120, 131, (2, 5, 3), generator=generator, dtype=torch.uint8)
     blocks = (codes[..., ::2] | codes[..., 1::2] << 4).to(torch.uint8)
     sign, exponent, mantissa = codes >> 3, codes >> 1 & 3, codes & 1
     magnitude = torch.where(exponent > 0, (1 + mantissa / 2) * 2.0 ** (exponent - 1), mantissa / 2)  # e2m1
-    wanted = (1 - 2 * sign) * magnitude * 2.0 ** (powers.double() - 127)[..., None]
-    assert torch.equal(weights.unpack_mxfp4(blocks, powers, torch.bfloat16).double(), wanted.flatten(-2))
+    wanted = (1 - 2 * sign) * magnitude * 2.0 ** (exponents.double() - 127)[..., None]
+    assert torch.equal(weights.unpack_mxfp4(blocks, exponents, torch.bfloat16).double(), wanted.flatten(-2))
 
 
 def test_gpt_oss_is_loaded_packed_and_unpacked(tmp_path):
@@ -176,10 +176,10 @@ def test_gpt_oss_is_loaded_packed_and_unpacked(tmp_path):
     for part, out, columns in (("gate_up", 192, 64), ("down", 64, 96)):
         name = f"model.layers.0.mlp.experts.{part}_proj"
         blocks = torch.randint(0, 256, (4, out, columns // 32, 16), generator=generator).to(torch.uint8)
-        powers = torch.randint(121, 124, (4, out, columns // 32), generator=generator).to(torch.uint8)
+        exponents = torch.randint(121, 124, (4, out, columns // 32), generator=generator).to(torch.uint8)
         del packed[name]
-        packed |= {f"{name}_blocks": blocks, f"{name}_scales": powers}
-        tensors[name] = weights.unpack_mxfp4(blocks, powers, torch.bfloat16).transpose(1, 2).contiguous()
+        packed |= {f"{name}_blocks": blocks, f"{name}_scales": exponents}
+        tensors[name] = weights.unpack_mxfp4(blocks, exponents, torch.bfloat16).transpose(1, 2).contiguous()
     shutil.copytree(folder, tmp_path / "packed")
     save_file(tensors, folder / "model.safetensors")
     save_file(packed, tmp_path / "packed" / "model.safetensors")
