@@ -2,9 +2,10 @@
 
     python examples/generate.py MODEL "The capital of France is"
 
-MODEL is a folder with a checkpoint as Hugging Face lays it out: config.json, model*.safetensors, tokenizer.json. Or it is one
-of the names in minfer/models/named.py, such as tiny or llama-3.1-8b: that model gets random weights, reads the text's bytes as
-its tokens and answers with numbers, so that nobody needs a checkpoint to try it.
+MODEL is a folder with a checkpoint as Hugging Face lays it out: config.json, model*.safetensors and tokenizer.json. Or a file
+that ends in .gguf, with a tokenizer.json beside it. Or one of the names in minfer/models/named.py, such as tiny or
+llama-3.1-8b: that model gets random weights, reads the text's bytes as its tokens and answers with numbers, so that nobody
+needs a checkpoint to try it.
 
 `pip install 'minfer[models]'` brings what this needs beside minfer: safetensors and tokenizers."""
 
@@ -88,9 +89,9 @@ def tokenizer(folder: Path) -> tuple[Callable[[str], list[int]], Callable[[list[
         from tokenizers import Tokenizer
     except ImportError:
         raise WeightsError("reading text needs the package tokenizers: pip install 'minfer[models]'") from None
-    path = folder / "tokenizer.json"
-    if not folder.is_dir():
+    if not folder.exists():
         raise ConfigError(f"{folder} is no folder of a checkpoint, and none of the names {', '.join(NAMED)}")
+    path = (folder if folder.is_dir() else folder.parent) / "tokenizer.json"
     try:
         made = Tokenizer.from_file(str(path))
     except Exception as error:  # of Rust, without a type of its own

@@ -48,7 +48,10 @@ def batch(pieces: Sequence[Piece], page: int, device: torch.device | str) -> Bat
     single = sum(len(piece.tokens) == 1 for piece in pieces)
     if any(len(piece.tokens) != 1 for piece in pieces[:single]):
         raise ValueError("a batch takes pieces of one token first")
-    ids, positions, where, last = [], [], [], []
+    ids: list[int] = []
+    positions: list[int] = []
+    where: list[int] = []
+    last: list[int] = []
     for piece in pieces:
         count, end = len(piece.tokens), piece.start + len(piece.tokens)
         if not count or end > page * len(piece.pages):

@@ -29,6 +29,7 @@ from minfer.models.batch import Batch
 from minfer.models.config import Config
 
 Tensor = torch.Tensor
+Map = Callable[[Tensor], Tensor]  # a Linear or a Stacked
 HALVES = (torch.float16, torch.bfloat16)
 ACTIVATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"silu": silu_mul, "gelu_tanh": plain.gelu_mul}
 
@@ -50,6 +51,16 @@ class Linear:
         else:
             y = plain.linear(x, self.weight)
         return y if self.bias is None else y.add_(self.bias)
+
+
+@dataclass
+class Stacked:
+    """Linear maps of one input, one result behind the other: for parts of different formats, which are no single matrix."""
+
+    parts: list[Linear]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.cat([part(x) for part in self.parts], -1)
 
 
 @dataclass(frozen=True)
@@ -114,8 +125,8 @@ def pages_seen(batch: Batch, page: int, window: int) -> tuple[Tensor, Tensor]:
 class Attention:
     """Grouped attention over a cache of keys and values."""
 
-    qkv: Linear
-    out: Linear
+    qkv: Map
+    out: Map
     heads: int
     kv_heads: int
     scores: Scores
@@ -146,13 +157,13 @@ class LatentAttention:
     """Multi-head latent attention (DeepSeek-V2, 2024). The cache has one latent and one rotated key a token. Decoding works on
     latents, with each head's maps of keys and values absorbed into its query and its result; prefill expands the latents."""
 
-    query: Linear
-    down: Linear  # to the latent and the rotated key
+    query: Map
+    down: Map  # to the latent and the rotated key
     norm: Tensor  # of the latent
-    up: Linear  # the latent to each head's key and value
+    up: Map  # the latent to each head's key and value
     key_up: Tensor  # (heads, nope, rank): of `up`, the part of keys
     value_up: Tensor  # (heads, rank, value)
-    out: Linear
+    out: Map
     heads: int
     rotated: int
     scores: Scores
@@ -201,8 +212,8 @@ class LatentAttention:
 class Dense:
     """A gated feed-forward layer; gate_up has the rows of the gate and then those it multiplies."""
 
-    gate_up: Linear
-    down: Linear
+    gate_up: Map
+    down: Map
     activation: str
 
     def __call__(self, h: Tensor) -> Tensor:
@@ -214,7 +225,7 @@ class Dense:
 class Mixture:
     """A mixture of experts, and the experts that every token has."""
 
-    router: Linear
+    router: Map
     gate_up: Tensor  # (experts, 2 ffn, hidden)
     down: Tensor  # (experts, hidden, ffn)
     per_token: int
@@ -254,7 +265,7 @@ class Decoder:
     table: Tensor  # the embedding, (vocab, hidden)
     layers: list[Layer]
     norm: Tensor
-    head: Linear
+    head: Map
 
     @property
     def device(self) -> torch.device:

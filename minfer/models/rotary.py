@@ -31,12 +31,15 @@ class Rotary:
     slow: float = 1.0
     truncate: bool = True
     amplitude: float = 1.0
+    divisors: tuple[float, ...] = ()  # of each pair's frequency, where a file has them
     interleaved: bool = False
 
     def frequencies(self) -> torch.Tensor:
         """Radians a position of each pair, (dim / 2,) float32."""
         index = torch.arange(0, self.dim, 2, dtype=torch.float32)
         plain = 1.0 / self.theta ** (index / self.dim)
+        if self.divisors:
+            return plain / torch.tensor(self.divisors)
         if self.kind == "linear":
             return plain / self.factor
         if self.kind == "llama3":

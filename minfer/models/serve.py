@@ -84,7 +84,8 @@ class Request:
 class Engine:
     """Serves requests with a decoder and a cache of `pages` pages of `page` tokens. A step computes at most `chunk` tokens, of
     at most `most` requests. `share` lets requests use the pages of others that began with the same text. `graphs` replays
-    steps without prompts as CUDA graphs: by default on a GPU, where that is possible. Raises ValueError for sizes that do not fit."""
+    steps without prompts as CUDA graphs: by default on a GPU, where that is possible. Raises
+    ValueError for sizes that do not fit."""
 
     def __init__(
         self,

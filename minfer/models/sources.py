@@ -23,6 +23,9 @@ class Source(Protocol):
 
     def has(self, name: str) -> bool: ...
 
+    def packed(self, name: str, rows: int, columns: int) -> tuple[Tensor, str] | None:
+        """A matrix as `quant_gemm` takes it, and its format; None where the source has it in full. Raises WeightsError."""
+
     def finish(self) -> None:
         """Raise WeightsError if there are tensors that nothing asked for."""
 
@@ -46,6 +49,9 @@ class Random:
 
     def has(self, name: str) -> bool:
         return not name.endswith(("_blocks", "_scales"))
+
+    def packed(self, name: str, rows: int, columns: int) -> None:
+        return None
 
     def finish(self) -> None:
         pass
@@ -101,6 +107,9 @@ class Checkpoint:
 
     def has(self, name: str) -> bool:
         return name in self.files
+
+    def packed(self, name: str, rows: int, columns: int) -> None:
+        return None
 
     def fill(self, name: str, out: Tensor) -> None:
         if name not in self.files:

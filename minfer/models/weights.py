@@ -12,7 +12,8 @@ import torch
 
 from minfer.models.config import Config
 from minfer.models.families import read
-from minfer.models.model import Attention, Decoder, Dense, LatentAttention, Layer, Linear, Mixture, Scores
+from minfer.models.gguf import Gguf
+from minfer.models.model import Attention, Decoder, Dense, LatentAttention, Layer, Linear, Map, Mixture, Scores, Stacked
 from minfer.models.sources import Checkpoint, Source, WeightsError
 
 Tensor = torch.Tensor
@@ -90,10 +91,22 @@ class _Builder:
 
     def linear(
         self, names: Sequence[str], rows: Sequence[int], columns: int, bias: bool = False, plain: bool = False
-    ) -> Linear:
-        weight = self.stack([f"{name}.weight" for name in names], rows, columns)
+    ) -> Map:
+        """x Wᵀ of weights one under the other. What a source has packed stays packed, where `quant_gemm` takes the dtype."""
+        weights, biases = [f"{name}.weight" for name in names], [f"{name}.bias" for name in names]
+        parts = []
+        if self.dtype != torch.float32 and not self.weights:
+            parts = [self.source.packed(name, count, columns) for name, count in zip(weights, rows, strict=True)]
+        packed = [(part[0].to(self.device), part[1]) for part in parts if part is not None]
+        add = self.stack(biases, rows) if bias else None
+        if packed and len(packed) == len(names):
+            if len({form for _, form in packed}) == 1:
+                return Linear(torch.cat([w for w, _ in packed]), add, packed[0][1])
+            adds = [None] * len(names) if add is None else add.split(list(rows))
+            return Stacked([Linear(w, one, form) for (w, form), one in zip(packed, adds, strict=True)])
+        weight = self.stack(weights, rows, columns)
         made = quantise(weight, self.weights) if self.weights and not plain else Linear(weight)
-        made.bias = self.stack([f"{name}.bias" for name in names], rows) if bias else None
+        made.bias = add
         return made
 
     def decoder(self) -> Decoder:
@@ -101,7 +114,7 @@ class _Builder:
         table = self.tensor("model.embed_tokens.weight", c.vocab, c.hidden)
         layers = [self.layer(i) for i in range(c.layers)]
         norm = self.norm("model.norm", c.hidden)
-        head = Linear(table) if c.tied else self.linear(["lm_head"], [c.vocab], c.hidden, plain=True)
+        head: Map = Linear(table) if c.tied else self.linear(["lm_head"], [c.vocab], c.hidden, plain=True)
         self.source.finish()
         return Decoder(c, table, layers, norm, head)
 
@@ -139,7 +152,7 @@ class _Builder:
         width = sizes.rank + sizes.rotated
         query = self.linear([f"{at}.q_proj"], [c.heads * c.head_dim], c.hidden)
         down = self.linear([f"{at}.kv_a_proj_with_mqa"], [width], c.hidden)
-        up = self.linear([f"{at}.kv_b_proj"], [c.heads * (sizes.nope + sizes.value)], sizes.rank, plain=True)
+        up = Linear(self.tensor(f"{at}.kv_b_proj.weight", c.heads * (sizes.nope + sizes.value), sizes.rank))
         key, value = up.weight.unflatten(0, (c.heads, -1)).split((sizes.nope, sizes.value), 1)
         return LatentAttention(
             query, down, self.norm(f"{at}.kv_a_layernorm", sizes.rank), up,
@@ -193,8 +206,8 @@ class _Builder:
 
 
 def unpack_mxfp4(blocks: Tensor, exponents: Tensor, dtype: torch.dtype) -> Tensor:
-    """(..., 32 n) of blocks (..., n, 16), the first of two values in the low half of a byte, and exponents (..., n) of 2 plus 127
-    (OCP Microscaling formats, 2023)."""
+    """(..., 32 n) of blocks (..., n, 16), the first of two values in the low half of a byte, and exponents (..., n)
+    of 2 plus 127 (OCP Microscaling formats, 2023)."""
     values = torch.tensor(MXFP4, device=blocks.device)
     made = torch.empty(*blocks.shape[:-2], 32 * blocks.shape[-2], device=blocks.device, dtype=dtype)
     for one, block, power in zip(
@@ -211,11 +224,15 @@ def apart(both: Tensor) -> Tensor:
 
 
 def load(
-    folder: Path | str,
+    path: Path | str,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.bfloat16,
     weights: str = "",
     progress: Callable[[int, int], None] | None = None,
 ) -> Decoder:
-    """The decoder of a checkpoint's folder, its `config.json` and safetensors. Raises ConfigError or WeightsError."""
-    return build(read(folder), Checkpoint(folder, progress), device, dtype, weights)
+    """The decoder of a checkpoint's folder, `config.json` and safetensors, or of a file that ends in .gguf. Raises ConfigError
+    or WeightsError."""
+    if Path(path).suffix == ".gguf":
+        source = Gguf(path, progress)
+        return build(source.config(), source, device, dtype, weights)
+    return build(read(path), Checkpoint(path, progress), device, dtype, weights)

@@ -123,6 +123,9 @@ class Hashed:
     def has(self, name: str) -> bool:
         return not name.endswith(("_blocks", "_scales"))
 
+    def packed(self, name: str, rows: int, columns: int) -> None:
+        return None
+
     def finish(self) -> None:
         pass
 
