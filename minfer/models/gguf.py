@@ -72,7 +72,7 @@ class Gguf:
         self.heads = {part: self.fields.get(f"{self.family}.attention.head_count{part}") for part in ("", "_kv")}
 
     def _read_header(self) -> None:
-        at, data = 0, memoryview(self.bytes.numpy())
+        at, data = 0, self.bytes.numpy().data
 
         def scalar(kind: str) -> Any:
             nonlocal at

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -72,22 +73,26 @@ class Scores:
     window: int = 0
     sinks: Tensor | None = None
 
-    def limits(self) -> dict[str, float | int | None]:
-        """As `attention` takes them."""
-        return {"scale": self.scale, "softcap": self.softcap or None, "window": self.window or None}
+
+def has_kernel(q: Tensor, scores: Scores) -> bool:
+    return q.dtype in HALVES and q.shape[-1] in DIMS and scores.sinks is None
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, scores: Scores, **lengths: Any) -> Tensor:
+    """`attention` with these scores, causal; lengths are `cu_seqlens` or `lengths`."""
+    window, softcap = scores.window or None, scores.softcap or None
+    found = attention(q, k, v, causal=True, scale=scores.scale, window=window, softcap=softcap, **lengths)
+    assert isinstance(found, Tensor)
+    return found
 
 
 def prefill(q: Tensor, k: Tensor, v: Tensor, batch: Batch, scores: Scores) -> Tensor:
     """Attention of the batch's longer pieces, (tokens, heads, dim), over all keys that they see, packed."""
-    if q.dtype in HALVES and q.shape[-1] in DIMS and scores.sinks is None:
-        return attention(q, k, v, causal=True, cu_seqlens=(batch.of_q, batch.of_kv), **scores.limits())  # type: ignore
+    if has_kernel(q, scores):
+        return attend(q, k, v, scores, cu_seqlens=(batch.of_q, batch.of_kv))
+    queries, keys = map(list, zip(*batch.spans, strict=True))
     made = []
-    for one_q, one_k, one_v in zip(
-        q.split([queries for queries, _ in batch.spans]),
-        k.split([keys for _, keys in batch.spans]),
-        v.split([keys for _, keys in batch.spans]),
-        strict=True,
-    ):
+    for one_q, one_k, one_v in zip(q.split(queries), k.split(keys), v.split(keys), strict=True):
         lengths = torch.tensor([len(one_k)], device=q.device)
         made.append(plain.attention(one_q[None], one_k[None], one_v[None], lengths, **vars(scores))[0])
     return torch.cat(made)
@@ -95,19 +100,19 @@ def prefill(q: Tensor, k: Tensor, v: Tensor, batch: Batch, scores: Scores) -> Te
 
 def decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch, scores: Scores) -> Tensor:
     """Attention of the batch's pieces of one token, (sequences, heads, dim), over their pages."""
-    q, page = q[:, None], k_cache.shape[1]
-    kernels = q.dtype in HALVES and q.shape[-1] in DIMS and scores.sinks is None
-    if kernels and page in PAGES and not scores.window and not scores.softcap:
-        return decode_attention(
+    q, page, kernel = q[:, None], k_cache.shape[1], has_kernel(q, scores)
+    is_narrow = 0 < scores.window < batch.table.shape[1] * page  # else no key is outside of the window
+    if kernel and page in PAGES and not is_narrow and not scores.softcap:
+        found = decode_attention(
             q, k_cache, v_cache, batch.lengths, page_table=batch.table, scale=scores.scale
-        )[:, 0]  # fmt: skip
+        )  # fmt: skip
+        return found[:, 0]
     # decode_attention has no window and no cap: copy the keys that count, and treat the step as a short prefill.
     table, lengths = pages_seen(batch, page, scores.window)
     k, v = (cache[table].flatten(1, 2) for cache in (k_cache, v_cache))
-    if not kernels:
+    if not kernel:
         return plain.attention(q, k, v, lengths, **vars(scores))[:, 0]
-    ones = torch.ones_like(lengths)
-    return attention(q, k, v, causal=True, lengths=(ones, lengths), **scores.limits())[:, 0]  # type: ignore
+    return attend(q, k, v, scores, lengths=(torch.ones_like(lengths), lengths))[:, 0]
 
 
 def pages_seen(batch: Batch, page: int, window: int) -> tuple[Tensor, Tensor]:
@@ -204,8 +209,9 @@ class LatentAttention:
         size = next(
             (dim for dim in DIMS if dim >= k.shape[-1]), k.shape[-1]
         )  # attention takes one size for all: zeros behind
-        padded = (F.pad(x, (0, size - x.shape[-1])) for x in (q, k, v))
-        return prefill(*padded, batch, self.scores)[..., : v.shape[-1]]
+        value = v.shape[-1]
+        q, k, v = (F.pad(x, (0, size - x.shape[-1])) for x in (q, k, v))
+        return prefill(q, k, v, batch, self.scores)[..., :value]
 
 
 @dataclass

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -171,7 +172,7 @@ class _Builder:
         assert e is not None
         at = f"{at}.{e.block}"
         router = self.linear([f"{at}.{e.router}"], [e.count], hidden, bias=bool(e.limit), plain=True)
-        routing = {"per_token": e.per_token, "normalize": e.normalize, "factor": e.factor}
+        routing: dict[str, Any] = {"per_token": e.per_token, "normalize": e.normalize, "factor": e.factor}
         if e.limit:
             at = f"{at}.experts"
             gate_up, down = self.gpt_oss(at, "gate_up", 2 * e.ffn, hidden), self.gpt_oss(at, "down", hidden, e.ffn)
