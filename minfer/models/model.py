@@ -1,0 +1,305 @@
+"""A decoder on minfer's functions: one forward pass over the tokens of a step, flat, with a paged cache.
+
+`Decoder.forward` is the loop over layers. A family of models differs from another by which parts its layers are made of and by
+their numbers, which `weights.py` puts together from a `Config`; nothing here asks for a model's name. What minfer has no kernel
+for is in `plain.py`, and so is all attention, products and experts in fp32, which their kernels do not take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from minfer.functional.attention import DIMS, attention
+from minfer.functional.decode_attention import PAGES, decode_attention
+from minfer.functional.embedding import embedding
+from minfer.functional.hgemm import matmul
+from minfer.functional.kv_append import kv_append_
+from minfer.functional.mla_decode import mla_decode
+from minfer.functional.moe_ffn import moe_ffn
+from minfer.functional.moe_route import moe_route
+from minfer.functional.norms import rms_norm
+from minfer.functional.quantised import quant_gemm
+from minfer.functional.rope import rope_
+from minfer.functional.silu_mul import silu_mul
+from minfer.models import plain
+from minfer.models.batch import Batch
+from minfer.models.config import Config
+
+Tensor = torch.Tensor
+Map = Callable[[Tensor], Tensor]  # a Linear or a Stacked
+HALVES = (torch.float16, torch.bfloat16)
+ACTIVATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"silu": silu_mul, "gelu_tanh": plain.gelu_mul}
+
+
+@dataclass
+class Linear:
+    """x Wᵀ + bias. The weight is (out, in); with a format, it is as `quant_gemm` takes it."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+    format: str = ""
+    scales: Tensor | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.format:
+            y = quant_gemm(x, self.weight, self.format, self.scales)
+        elif x.dtype in HALVES:
+            y = matmul(x, self.weight.t())
+        else:
+            y = plain.linear(x, self.weight)
+        return y if self.bias is None else y.add_(self.bias)
+
+
+@dataclass
+class Stacked:
+    """Linear maps of one input, one result behind the other: for parts of different formats, which are no single matrix."""
+
+    parts: list[Linear]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.cat([part(x) for part in self.parts], -1)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What attention does with scores: scale, a cap (0: none), the window of keys (0: all) and a sink of each head."""
+
+    scale: float
+    softcap: float = 0.0
+    window: int = 0
+    sinks: Tensor | None = None
+
+
+def has_kernel(q: Tensor, scores: Scores) -> bool:
+    return q.dtype in HALVES and q.shape[-1] in DIMS and scores.sinks is None
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, scores: Scores, **lengths: Any) -> Tensor:
+    """`attention` with these scores, causal; lengths are `cu_seqlens` or `lengths`."""
+    window, softcap = scores.window or None, scores.softcap or None
+    found = attention(q, k, v, causal=True, scale=scores.scale, window=window, softcap=softcap, **lengths)
+    assert isinstance(found, Tensor)
+    return found
+
+
+def prefill(q: Tensor, k: Tensor, v: Tensor, batch: Batch, scores: Scores) -> Tensor:
+    """Attention of the batch's longer pieces, (tokens, heads, dim), over all keys that they see, packed."""
+    if has_kernel(q, scores):
+        return attend(q, k, v, scores, cu_seqlens=(batch.of_q, batch.of_kv))
+    queries, keys = map(list, zip(*batch.spans, strict=True))
+    made = []
+    for one_q, one_k, one_v in zip(q.split(queries), k.split(keys), v.split(keys), strict=True):
+        lengths = torch.tensor([len(one_k)], device=q.device)
+        made.append(plain.attention(one_q[None], one_k[None], one_v[None], lengths, **vars(scores))[0])
+    return torch.cat(made)
+
+
+def decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch, scores: Scores) -> Tensor:
+    """Attention of the batch's pieces of one token, (sequences, heads, dim), over their pages."""
+    q, page, kernel = q[:, None], k_cache.shape[1], has_kernel(q, scores)
+    is_narrow = 0 < scores.window < batch.table.shape[1] * page  # else no key is outside of the window
+    if kernel and page in PAGES and not is_narrow and not scores.softcap:
+        found = decode_attention(
+            q, k_cache, v_cache, batch.lengths, page_table=batch.table, scale=scores.scale
+        )  # fmt: skip
+        return found[:, 0]
+    # decode_attention has no window and no cap: copy the keys that count, and treat the step as a short prefill.
+    table, lengths = pages_seen(batch, page, scores.window)
+    k, v = (cache[table].flatten(1, 2) for cache in (k_cache, v_cache))
+    if not kernel:
+        return plain.attention(q, k, v, lengths, **vars(scores))[:, 0]
+    return attend(q, k, v, scores, lengths=(torch.ones_like(lengths), lengths))[:, 0]
+
+
+def pages_seen(batch: Batch, page: int, window: int) -> tuple[Tensor, Tensor]:
+    """The pages of each sequence that have keys within the window, int64, and how many keys there are from the first on."""
+    table, lengths = batch.table.long(), batch.lengths
+    width = (window - 1) // page + 2  # a window may begin and end within a page
+    if not window or width >= table.shape[1]:
+        return table, lengths
+    first = (lengths - window).clamp(min=0) // page
+    places = first[:, None] + torch.arange(width, device=table.device)
+    return table.gather(1, places.clamp(max=table.shape[1] - 1)), lengths - first * page
+
+
+@dataclass
+class Attention:
+    """Grouped attention over a cache of keys and values."""
+
+    qkv: Map
+    out: Map
+    heads: int
+    kv_heads: int
+    scores: Scores
+    angles: tuple[Tensor, Tensor]  # cos and sin
+    q_norm: Tensor | None = None
+    k_norm: Tensor | None = None
+    eps: float = 1e-6
+
+    def __call__(self, h: Tensor, batch: Batch, cache: tuple[Tensor, ...]) -> Tensor:
+        k_cache, v_cache = cache
+        heads = self.qkv(h).unflatten(1, (self.heads + 2 * self.kv_heads, -1))
+        q, k, v = heads.split((self.heads, self.kv_heads, self.kv_heads), 1)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = rms_norm(q, self.q_norm, self.eps), rms_norm(k, self.k_norm, self.eps)
+        rope_(q, k, *self.angles, batch.positions)
+        kv_append_(k_cache, v_cache, k, v, batch.where)
+        single, parts = batch.single, []
+        if single:
+            parts.append(decode(q[:single], k_cache, v_cache, batch, self.scores))
+        if single < len(q):
+            k, v = (cache.flatten(0, 1)[batch.keys] for cache in (k_cache, v_cache))
+            parts.append(prefill(q[single:], k, v, batch, self.scores))
+        return self.out(torch.cat(parts).flatten(1) if parts[1:] else parts[0].flatten(1))
+
+
+@dataclass
+class LatentAttention:
+    """Multi-head latent attention (DeepSeek-V2, 2024). The cache has one latent and one rotated key a token. Decoding works on
+    latents, with each head's maps of keys and values absorbed into its query and its result; prefill expands the latents."""
+
+    query: Map
+    down: Map  # to the latent and the rotated key
+    norm: Tensor  # of the latent
+    up: Map  # the latent to each head's key and value
+    key_up: Tensor  # (heads, nope, rank): of `up`, the part of keys
+    value_up: Tensor  # (heads, rank, value)
+    out: Map
+    heads: int
+    rotated: int
+    scores: Scores
+    angles: tuple[Tensor, Tensor]
+    eps: float = 1e-6
+
+    def __call__(self, h: Tensor, batch: Batch, cache: tuple[Tensor, ...]) -> Tensor:
+        (latents,) = cache
+        q, row = self.query(h).unflatten(1, (self.heads, -1)), self.down(h)
+        latent, key = row.split((row.shape[1] - self.rotated, self.rotated), 1)
+        latent = rms_norm(latent, self.norm, self.eps)
+        rope_(q[..., -self.rotated :], key[:, None], *self.angles, batch.positions, interleaved=True)
+        plain.append_latents(latents, torch.cat((latent, key), 1), batch.where)
+        single, parts = batch.single, []
+        if single:
+            parts.append(self._decode(q[:single], latents, batch))
+        if single < len(q):
+            parts.append(self._prefill(q[single:], latents.flatten(0, 1)[batch.keys], batch))
+        return self.out(torch.cat(parts).flatten(1))
+
+    def _decode(self, q: Tensor, latents: Tensor, batch: Batch) -> Tensor:
+        rank, width = self.key_up.shape[2], latents.shape[2]
+        absorbed = plain.matmul_heads(q[..., : -self.rotated], self.key_up)
+        q = torch.cat((absorbed, q[..., -self.rotated :]), -1)[:, None]
+        if q.dtype in HALVES and (rank, width) == (512, 576) and latents.shape[1] == 64:
+            mixed = mla_decode(q, latents, batch.lengths, page_table=batch.table, scale=self.scores.scale)
+        else:
+            rows = latents[batch.table.long()].flatten(1, 2)[:, :, None]
+            mixed = plain.attention(q, rows, rows[..., :rank], batch.lengths, **vars(self.scores))
+        return plain.matmul_heads(mixed[:, 0], self.value_up)
+
+    def _prefill(self, q: Tensor, rows: Tensor, batch: Batch) -> Tensor:
+        _, nope, rank = self.key_up.shape
+        key, v = (
+            self.up(rows[:, :rank].contiguous()).unflatten(1, (self.heads, -1)).split((nope, self.value_up.shape[2]), 2)
+        )
+        k = torch.cat((key, rows[:, None, rank:].expand(-1, self.heads, -1)), -1)
+        size = next(
+            (dim for dim in DIMS if dim >= k.shape[-1]), k.shape[-1]
+        )  # attention takes one size for all: zeros behind
+        value = v.shape[-1]
+        q, k, v = (F.pad(x, (0, size - x.shape[-1])) for x in (q, k, v))
+        return prefill(q, k, v, batch, self.scores)[..., :value]
+
+
+@dataclass
+class Dense:
+    """A gated feed-forward layer; gate_up has the rows of the gate and then those it multiplies."""
+
+    gate_up: Map
+    down: Map
+    activation: str
+
+    def __call__(self, h: Tensor) -> Tensor:
+        gate, up = self.gate_up(h).chunk(2, -1)
+        return self.down(ACTIVATIONS[self.activation](gate, up))
+
+
+@dataclass
+class Mixture:
+    """A mixture of experts, and the experts that every token has."""
+
+    router: Map
+    gate_up: Tensor  # (experts, 2 ffn, hidden)
+    down: Tensor  # (experts, hidden, ffn)
+    per_token: int
+    normalize: bool
+    factor: float = 1.0
+    shared: Dense | None = None
+    biases: tuple[Tensor, Tensor] | None = None  # (experts, 2 ffn) and (experts, hidden)
+    limit: float = 0.0
+    alpha: float = 0.0
+
+    def __call__(self, h: Tensor) -> Tensor:
+        logits = self.router(h)
+        logits = logits.float() if logits.dtype == torch.float16 else logits  # which moe_route does not take
+        weights, *routing = moe_route(logits, self.per_token, self.normalize)
+        weights = weights * self.factor if self.factor != 1 else weights
+        indices, _, offsets, order = routing
+        if h.dtype in HALVES and self.biases is None:
+            y = moe_ffn(h, weights, indices, self.gate_up, self.down, offsets=offsets, order=order)
+        else:
+            y = plain.experts(h, (weights, *routing), self.gate_up, self.down, self.biases, self.limit, self.alpha)
+        return y if self.shared is None else y.add_(self.shared(h))
+
+
+@dataclass
+class Layer:
+    attention: Attention | LatentAttention
+    feed: Dense | Mixture
+    norms: tuple[Tensor, Tensor]  # of what goes into attention, and into the feed-forward layer
+    post_norms: tuple[Tensor, Tensor] | None = None  # of what they give
+
+
+@dataclass
+class Decoder:
+    """A whole model. Its tensors are on one device and, but for quantised weights, of one dtype."""
+
+    config: Config
+    table: Tensor  # the embedding, (vocab, hidden)
+    layers: list[Layer]
+    norm: Tensor
+    head: Map
+
+    @property
+    def device(self) -> torch.device:
+        return self.table.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.table.dtype
+
+    @torch.no_grad()
+    def forward(self, batch: Batch, cache: list[tuple[Tensor, ...]]) -> Tensor:
+        """Logits of the token behind each piece's last one, float32 (pieces, vocab). Keys and values are added to the cache.
+
+        x is the sum of what all layers gave; `rms_norm` adds to it in place what the last part gave, and normalises it."""
+        eps = self.config.eps
+        x = embedding(batch.ids, self.table)
+        if self.config.embedding_scale != 1:
+            x.mul_(torch.tensor(self.config.embedding_scale, dtype=x.dtype).item())  # rounded, as when it was trained
+        h = rms_norm(x, self.layers[0].norms[0], eps)
+        following = [layer.norms[0] for layer in self.layers[1:]] + [self.norm]
+        for layer, kept, next_norm in zip(self.layers, cache, following, strict=True):
+            y = layer.attention(h, batch, kept)
+            if layer.post_norms is not None:
+                y = rms_norm(y, layer.post_norms[0], eps)
+            h = rms_norm(y, layer.norms[1], eps, residual=x)
+            y = layer.feed(h)
+            if layer.post_norms is not None:
+                y = rms_norm(y, layer.post_norms[1], eps)
+            h = rms_norm(y, next_norm, eps, residual=x)
+        logits = self.head(h[batch.last]).float()
+        return plain.softcap(logits, self.config.final_softcap) if self.config.final_softcap else logits

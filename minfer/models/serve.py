@@ -1,0 +1,265 @@
+"""A loop that serves requests: each step takes one token of every request that is generating, and a chunk of prompts beside.
+
+Requests are served in the order in which they came. Out of pages, the youngest gives its pages back and is computed again
+later, with the same tokens: the sampler's random numbers depend on the request's seed and on how many tokens it has."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from minfer.functional.decode_attention import PAGES
+from minfer.models.batch import Piece, batch
+from minfer.models.batch import cache as new_cache
+from minfer.models.graphs import Graphs, can_be_captured
+from minfer.models.model import Decoder
+from minfer.models.pages import Pages
+
+
+class RequestError(ValueError):
+    """A request that cannot be served, in a sentence."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a request's tokens are chosen, as `minfer.sample` has it; a temperature of 0 takes the likeliest. `stop` are ids that
+    end the answer and do not belong to it: those of the model unless given."""
+
+    max_tokens: int = 128
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    stop: tuple[int, ...] | None = None
+
+    def mistake(self) -> str:
+        """What is out of range, in a sentence, or nothing."""
+        numbers = {name: value for name, value in vars(self).items() if type(value) in (int, float)}
+        whole = {name: value for name, value in numbers.items() if type(value) is int}
+        ranges = {
+            "max_tokens": (whole.get("max_tokens", 0) >= 1, "an int from 1"),
+            "temperature": (0 <= numbers.get("temperature", -1) < math.inf, "a finite number from 0"),
+            "top_k": (whole.get("top_k", -1) >= 0, "an int from 0"),
+            "top_p": (0 < numbers.get("top_p", 0) <= 1, "a number above 0 and at most 1"),
+            "min_p": (0 <= numbers.get("min_p", -1) <= 1, "a number from 0 to 1"),
+            "seed": ("seed" in whole, "an int"),
+        }
+        for name, (right, takes) in ranges.items():
+            if not right:
+                return f"a request takes {name} as {takes}, got {getattr(self, name)!r}"
+        return ""
+
+
+@dataclass(eq=False)
+class Request:
+    """A prompt, and what was generated for it so far. `error` is a sentence where it was refused."""
+
+    prompt: tuple[int, ...]
+    sampling: Sampling
+    tokens: list[int] = field(default_factory=list)
+    done: bool = False
+    error: str = ""
+    preempted: int = 0  # how often it gave its pages back
+    reused: int = 0  # tokens whose keys were found in the cache
+    pages: list[int] = field(default_factory=list)
+    keys: list[bytes] = field(default_factory=list)  # of its full pages
+    computed: int = 0  # tokens whose keys are in the cache
+
+    def __post_init__(self) -> None:
+        self.text = list(self.prompt)  # and the tokens
+        self.random = random.Random(self.sampling.seed)
+
+    @property
+    def left(self) -> int:
+        """Tokens to compute before the next one can be chosen."""
+        return len(self.text) - self.computed
+
+
+class Engine:
+    """Serves requests with a decoder and a cache of `pages` pages of `page` tokens. A step computes at most `chunk` tokens, of
+    at most `most` requests. `share` lets requests use the pages of others that began with the same text. `graphs` replays
+    steps without prompts as CUDA graphs: by default on a GPU, where that is possible. Raises
+    ValueError for sizes that do not fit."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        pages: int,
+        page: int = 64,
+        chunk: int = 512,
+        most: int = 64,
+        share: bool = True,
+        graphs: bool | None = None,
+    ) -> None:
+        if page not in PAGES:
+            raise ValueError(f"an engine takes pages of {' or '.join(map(str, PAGES))} tokens, got {page}")
+        if pages < 1 or not 1 <= most <= chunk:
+            raise ValueError(f"an engine takes pages from 1 and most from 1 to chunk, got {pages=}, {most=}, {chunk=}")
+        self.decoder, self.chunk, self.most = decoder, chunk, most
+        self.pages = Pages(pages, page, share)
+        self.cache = new_cache(decoder.config, pages, page, decoder.device, decoder.dtype)
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []  # oldest first
+        self.longest = min(decoder.config.longest, pages * page)
+        self.graphs: Graphs | None = None
+        if graphs if graphs is not None else decoder.device.type == "cuda" and can_be_captured(decoder):
+            self.graphs = Graphs(decoder, self.cache, most, -(-self.longest // page))
+
+    def submit(self, prompt: Sequence[int], sampling: Sampling = Sampling()) -> Request:
+        """Add a request. One that cannot be served is returned done, with a sentence as its error."""
+        request = Request(tuple(prompt), sampling)
+        request.error = self._mistake(request)
+        request.done = bool(request.error)
+        if not request.done:
+            self.waiting.append(request)
+        return request
+
+    def _mistake(self, request: Request) -> str:
+        vocab, count = self.decoder.config.vocab, len(request.prompt)
+        wrong = [token for token in request.prompt if type(token) is not int or not 0 <= token < vocab]
+        if not count or wrong:
+            got = f"{wrong[0]!r}" if wrong else "none"
+            return f"a request takes a prompt of token ids from 0 to {vocab - 1}, got {got}"
+        if mistake := request.sampling.mistake():
+            return mistake
+        if count + request.sampling.max_tokens > self.longest:
+            return (
+                f"a request takes prompt and max_tokens of at most {self.longest} tokens together, which model and cache have "
+                f"room for, got {count} and {request.sampling.max_tokens}"
+            )
+        return ""
+
+    def run(self) -> None:
+        """Serve all requests to their end."""
+        while self.step():
+            pass
+
+    def stream(self, request: Request) -> Iterator[int]:
+        """The request's tokens as they come, while all other requests are served, too. A caller that stops listening ends the
+        request. Raises RequestError where it was refused."""
+        sent = 0
+        try:
+            while True:
+                yield from request.tokens[sent : (sent := len(request.tokens))]
+                if request.done:
+                    break
+                self.step()
+        finally:
+            self.cancel(request)
+        if request.error:
+            raise RequestError(request.error)
+
+    def cancel(self, request: Request) -> None:
+        """End a request, if it has not ended, with the tokens that it has."""
+        if request in self.running:
+            self._stop(request)
+        elif request in self.waiting:
+            self.waiting.remove(request)
+        request.done = True
+
+    def step(self) -> bool:
+        """Compute the next tokens, and choose one for each request whose text is computed. False where nothing is left."""
+        plan = self._plan()
+        if not plan:
+            return False
+        plan.sort(key=lambda part: part[1] > 1)
+        pieces = [Piece(r.text[r.computed : r.computed + count], r.computed, r.pages) for r, count in plan]
+        step = batch(pieces, self.pages.page, self.decoder.device)
+        only_single = step.single == len(pieces)
+        logits = self.graphs(step) if self.graphs and only_single else self.decoder.forward(step, self.cache)
+        ready = []
+        for row, (request, count) in enumerate(plan):
+            request.computed += count
+            self._keep_pages(request)
+            if not request.left:
+                ready.append((row, request))
+        for request, token in self._choose(logits, ready):
+            stop = self.decoder.config.stop if request.sampling.stop is None else request.sampling.stop
+            if token not in stop:
+                request.tokens.append(token)
+                request.text.append(token)
+            if token in stop or len(request.tokens) == request.sampling.max_tokens:
+                request.done = True
+                self._stop(request)
+        return True
+
+    def _plan(self) -> list[tuple[Request, int]]:
+        """Which requests compute how many tokens next; they have pages for them."""
+        plan: dict[Request, int] = {}
+        budget = self.chunk
+        for request in sorted(self.running, key=lambda r: r.left > 1):  # those that generate come first; a stable sort
+            count = min(request.left, budget)
+            if request in self.running and count and self._make_room(request, count, plan):
+                plan[request] = count
+                budget -= count
+        while self.waiting and budget and len(self.running) < self.most and self._admit(self.waiting[0]):
+            request = self.waiting.popleft()
+            plan[request] = min(request.left, budget)
+            budget -= plan[request]
+        return list(plan.items())
+
+    def _admit(self, request: Request) -> bool:
+        """Start a request if there are pages for all of its text and the next token."""
+        text, page = request.text, self.pages.page
+        keys = self.pages.keys_of(text[:-1])  # the last token is computed: its logits are needed
+        found = self.pages.find(keys)
+        needed = len(text) // page + 1 - len(found)
+        if needed > self.pages.free:
+            self.pages.release(found)
+            return False
+        request.pages = found + [self.pages.take() for _ in range(needed)]
+        request.keys, request.computed = keys[: len(found)], len(found) * page
+        request.reused += request.computed
+        self.running.append(request)
+        return True
+
+    def _make_room(self, request: Request, count: int, plan: dict[Request, int]) -> bool:
+        """Pages for the next tokens of a request. Where none is free, the youngest gives back its own; False where that is the
+        request itself."""
+        while len(request.pages) * self.pages.page < request.computed + count:
+            if self.pages.free:
+                request.pages.append(self.pages.take())
+                continue
+            youngest = self.running[-1]
+            plan.pop(youngest, None)
+            self._stop(youngest)
+            youngest.preempted += 1
+            self.waiting.appendleft(youngest)
+            if youngest is request:
+                return False
+        return True
+
+    def _stop(self, request: Request) -> None:
+        self.running.remove(request)
+        self.pages.release(request.pages)
+        request.pages, request.keys, request.computed = [], [], 0
+
+    def _keep_pages(self, request: Request) -> None:
+        known = len(request.keys)
+        if not self.pages.share or request.computed // self.pages.page == known:
+            return
+        request.keys = self.pages.keys_of(request.text[: request.computed], request.keys)
+        for number, key in zip(request.pages[known:], request.keys[known:], strict=False):
+            self.pages.keep(number, key)
+
+    def _choose(self, logits: torch.Tensor, ready: list[tuple[int, Request]]) -> list[tuple[Request, int]]:
+        """A token for each request, by its row of logits: one launch for all requests of the same settings."""
+        groups: dict[tuple[float, int, float, float], list[tuple[int, Request]]] = {}
+        for row, request in ready:
+            s = request.sampling
+            settings = (s.temperature, s.top_k, s.top_p, s.min_p) if s.temperature else (1.0, 1, 1.0, 0.0)
+            groups.setdefault(settings, []).append((row, request))
+        made, order = [], []
+        for settings, members in groups.items():
+            draws = [r.random.getrandbits(24) / 2**24 if r.sampling.temperature else 0.0 for _, r in members]
+            u = torch.tensor(draws, device=logits.device)
+            rows = torch.tensor([row for row, _ in members], device=logits.device)
+            made.append(torch.ops.minfer.sample.default(logits[rows], u, *settings))
+            order += [request for _, request in members]
+        return list(zip(order, torch.cat(made).tolist(), strict=True)) if made else []
