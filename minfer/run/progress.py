@@ -35,7 +35,7 @@ class ShardProgress:
     pinned: str | None = None  # the only node that may run it
     state: str = "queued"
     cases: set[str] = field(default_factory=set)  # those that have a row, of this run or, resumed, of another
-    skipped: set[str] = field(default_factory=set)  # of another
+    skipped: dict[str, str] = field(default_factory=dict)  # of another, with the status of that row
     redo: set[str] = field(default_factory=set)  # those whose row is to be replaced, and has not been yet
     started: int = 0  # times, by its last job
     over: bool = False  # whether its last process came to its end
@@ -73,7 +73,7 @@ class ShardProgress:
                 self.progressed |= event["event"] == "done"
             case "skip":
                 self.cases.add(event["case"])
-                self.skipped.add(event["case"])
+                self.skipped[event["case"]] = event.get("status", "")
             case "failed" | "stopped":
                 self.message, self.again = event["message"], event.get("again", False)
                 self.limit = event.get("limit")
@@ -241,6 +241,11 @@ class RunProgress:
     def rows(self) -> int:
         """How many cases have a row."""
         return sum(len(shard.cases) for shard in self.shards.values())
+
+    @property
+    def skipped(self) -> dict[str, str]:
+        """The cases that were not run because another run has a row of them, with that row's status."""
+        return {case: status for shard in self.shards.values() for case, status in shard.skipped.items()}
 
     @property
     def active(self) -> list[ShardProgress]:

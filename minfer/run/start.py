@@ -24,6 +24,7 @@ from minfer.ops import Case
 from minfer.plan import cases, extra, shell
 from minfer.plan.config import CONF, INSTALLED, SCRIPT, Config, NoAnswer, UserError, name_changes
 from minfer.plan.shard import Shard, hash_outside
+from minfer.rows.store import FAILED
 from minfer.run import failures, notify, retries, terminal
 from minfer.run.progress import RunProgress
 from minfer.run.terminal import follow, print_plan, print_size, print_summary
@@ -40,7 +41,8 @@ class Launch:
 
 
 def run(config: Config) -> int:
-    """Plan a request, run it, and show the results. Returns the exit status: 1 if cases got no row. Raises UserError."""
+    """Plan a request, run it, and show the results. Returns the exit status, `exit_status_of`.
+    Raises UserError."""
     console = terminal.console()
     _load_extra(config)
     executor = executors.choose(config.cluster, config.container)
@@ -186,7 +188,7 @@ def _write_shards(run: Run, launch: Launch) -> list[str]:
 
 
 def finish(console: Console, run: Run, executor: Executor, plan: cases.Plan) -> int:
-    """Follow the jobs of a run to their end and show what came of it; the exit status: 1 when cases got no row."""
+    """Follow the jobs of a run to their end and show what came of it. Returns the exit status, `exit_status_of`."""
     progress = RunProgress(run)
     known: set[str] = set()  # failed shards that are left as they are
     try:
@@ -225,7 +227,16 @@ def finish(console: Console, run: Run, executor: Executor, plan: cases.Plan) -> 
     target = run.request.notify
     if target and (problem := notify.notify(target, progress)):
         console.print(f"Note: {problem}.", soft_wrap=True)
-    return 0 if complete else 1
+    return exit_status_of(progress, complete)
+
+
+def exit_status_of(progress: RunProgress, complete: bool) -> int:
+    """The exit status of a run that has ended: 1 when cases have no row, 4 when a kernel failed in a row, else 0. Rows of other
+    runs count where a case was not run again (resume=true)."""
+    if not complete:
+        return 1
+    statuses = [row["status"] for row in progress.run.rows(["status"]).values()]
+    return 4 if any(status in FAILED for status in (*statuses, *progress.skipped.values())) else 0
 
 
 def submit_again(console: Console, run: Run, again: Iterable[retries.Again]) -> None:

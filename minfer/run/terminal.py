@@ -191,7 +191,7 @@ def print_summary(console: Console, progress: RunProgress, plan: Plan) -> bool:
     flags = Counter(flag for row in rows.values() for flag in (row["flags"] or "").split("; ") if flag)
     for flag, n in flags.items():
         console.print(f"Note: {n} of {len(rows)} cases: {flag}.", soft_wrap=True)
-    skipped = {case for shard in progress.shards.values() for case in shard.skipped}
+    skipped = progress.skipped.keys()
     if skipped:
         console.print(f"{len(skipped)} of {len(wanted)} cases were in the results already (resume=true).")
     for line in _list_left_out(plan):
