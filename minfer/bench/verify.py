@@ -20,7 +20,7 @@ from typing import Protocol
 
 import torch
 
-from minfer.bench.errors import Errors, compare_output, run_reference
+from minfer.bench.errors import Errors, compare_output, describe_wrong, run_reference
 from minfer.bench.integrity import Dishonest
 from minfer.bench.operands import Operands, bits
 from minfer.bench.trivial import refuse_trivial
@@ -134,7 +134,8 @@ def _verify_on(
     for name, result in results.items():
         found = compare_output(op, inputs.case, name, fresh.tensors | results, expected)
         errors = errors.worst(found)
-        fault = fault or _fault(name, result, found)
+        if fault is None and (what := _fault(name, result, found)):
+            fault = f"{what}; {describe_wrong(op, inputs.case, name, fresh.tensors | results, expected)}"
     worst = worst.worst(errors)
     if fault:
         raise WrongResult(f"{fault} ({where})", worst)

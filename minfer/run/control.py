@@ -138,7 +138,8 @@ def status(console: Console, run: Run, words: list[str]) -> int:
 
 
 def wait(console: Console, run: Run, words: list[str]) -> int:
-    """Follow a run's jobs to their end and show the results. Returns the exit status, `start.exit_status_of`. It also follows jobs that another launcher submits again. Ctrl-C leaves the jobs alone."""
+    """Follow a run's jobs to their end and show the results. Returns the exit status, `start.exit_status_of`. It also follows
+    jobs that another launcher submits again. Ctrl-C leaves the jobs alone."""
     if other := [word for word in words if not word.startswith(JUNIT)]:
         raise UserError(f"cannot read {other[0]!r}; usage: minfer wait RUN [{JUNIT}FILE]")
     progress = RunProgress(run)
