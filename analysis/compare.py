@@ -17,9 +17,9 @@ from pathlib import Path
 
 from minfer.analysis.data import limits, sources, verdicts
 from minfer.analysis.data.limits import Limits
-from minfer.analysis.data.prepare import natural
 from minfer.analysis.data.verdicts import BETTER, FAILED, WORSE, Compared
 from minfer.analysis.tables.markdown import escape, pluralise, significant, table_lines
+from minfer.rows.problems import natural
 from minfer.rows.rules import REGIMES
 
 MOST_SHOWN = 60  # cases on a terminal; the files have all

@@ -17,7 +17,6 @@ from minfer.analysis.data.prepare import (
     choose_problems,
     kernel_order,
     metric_of,
-    number,
     on_one_clock,
     sections,
     with_problem,
@@ -27,6 +26,7 @@ from minfer.analysis.plots.series import equal_axes, name_axes, series, setting
 from minfer.analysis.plots.style import look
 from minfer.analysis.tables.problem import fastest, interval, provenance, regime_time
 from minfer.rows import store
+from minfer.rows.problems import number
 from minfer.rows.rules import REGIMES, is_too_wide
 from minfer.rows.store import Row
 
