@@ -11,6 +11,7 @@ from minfer import ops
 from minfer.ops import DTYPES, Case, Kernel, Op, default
 from minfer.plan.config import Config, UserError, choose, names, parts, shape_presets
 from minfer.plan.counters import LIMITS, SETS
+from minfer.plan.order import put_headline_first, put_headlines_first
 from minfer.plan.statement import check_axes, rehearse
 
 BUILD_S = 15.0  # about what compiling one kernel takes
@@ -35,18 +36,18 @@ class Plan:
 def plan(config: Config, device: str, capability: tuple[int, int] | None = None) -> Plan:
     """The cases of a request on a kind of device, "cuda" or "cpu". Raises UserError.
 
-    Problems come in the order of the request, each with all its kernels in ladder order, so that a table fills problem
-    by problem. `capability` is the GPU's, where it is known already."""
+    What tells most comes first (`minfer.plan.order`), and a problem's kernels come together, in ladder order, so that a table
+    fills problem by problem. `capability` is the GPU's, where it is known already."""
     if not config.sweeps:
         return _plan_sweep(config, device, capability)
     plans = [_plan_sweep(part, device, capability) for part in parts(config)]
     whole = Plan([], {}, {})
     for each in plans:
         op = each.cases[0].op
-        whole.cases.extend(each.cases)
         whole.unsupported.update(each.unsupported)
         whole.left_out.update({f"{op}/{kernel}": why for kernel, why in each.left_out.items()})
-    whole.cases[:] = {case.key: case for case in whole.cases}.values()  # two sweeps of an op may share some
+    ordered = put_headlines_first([each.cases for each in plans])
+    whole.cases[:] = {case.key: case for case in ordered}.values()  # two sweeps of an op may share some
     for case in whole.cases:  # a kernel may be left out of one sweep of an op and run in another
         whole.left_out.pop(f"{case.op}/{case.kernel}", None)
     return whole
@@ -96,7 +97,7 @@ def _plan_sweep(config: Config, device: str, capability: tuple[int, int] | None)
         left = left_out or {op.name: "has no kernels"}
         key, why = next(iter((unsupported or left).items()))
         raise UserError(f"nothing to run: {key} {why}")
-    return Plan(cases, unsupported, left_out)
+    return Plan(put_headline_first(op, cases, unsupported, wanted == ["all"]), unsupported, left_out)
 
 
 def _choose_kernels(op: Op, wanted: list[str], device: str, static: bool) -> tuple[list[str], dict[str, str]]:
