@@ -24,6 +24,7 @@ class Errors:
     over_bound: float = 0.0  # |result - reference| / bound; above 1 is wrong. Exact outputs and checks: 0 or inf
     over_limit: float = 0.0  # ||result - reference|| / the limit for the whole output; above 1 is wrong
     tried: int = 0  # sets of inputs
+    left_out: int = 0  # sets of inputs that a slow kernel was not run on
 
     def worst(self, other: Errors) -> Errors:
         """The larger of each; NaN is larger than any number."""
@@ -33,6 +34,7 @@ class Errors:
             _larger(self.over_bound, other.over_bound),
             _larger(self.over_limit, other.over_limit),
             self.tried + other.tried,
+            self.left_out + other.left_out,
         )
 
     @property
