@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 import re
 import time
 from collections import Counter
@@ -14,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from minfer.bench.timing import Timing
 from minfer.ops import Case
 from minfer.plan import shell
 from minfer.plan.cases import Plan
@@ -142,7 +144,7 @@ def print_summary(console: Console, progress: RunProgress, plan: Plan) -> bool:
                "metric", "cold_rate", "cold_speedup", "cold_speedup_low", "cold_speedup_high", "cold_verdict", "baseline",
                "cold_baseline_us", "flags",
                "cold_percent_of_peak", "node", "steady_us", "steady_rate",
-               "bytes", "metrics", "functions", "profilers", "guarantee",
+               "bytes", "cold_rounds", "metrics", "functions", "profilers", "guarantee",
                "judged_us", "judged_rate", "judged_speedup", "judged_speedup_low", "judged_speedup_high", "judged_verdict",
                "judged_baseline_us"]  # fmt: skip
     wanted = {case.key: index for index, case in enumerate(plan.cases)}
@@ -180,14 +182,8 @@ def print_summary(console: Console, progress: RunProgress, plan: Plan) -> bool:
             f"{len(rows)} of {max(len(wanted), len(progress.cases))} cases: "
             + ", ".join(f"{n} {status}" for status, n in sorted(counts.items()))
         )
-    wide = [row for row in rows.values() if has_too_few_rounds(row)]
-    if wide:
-        which = ", of the times inside of its process," if all(map(is_judged, wide)) else ""
-        console.print(
-            f"unconverged: the ratio's interval{which} is wider than was asked for; timing=default, or timing.cold_cap_s=10, "
-            "gives each case more rounds.",
-            soft_wrap=True,
-        )
+    if wide := [row for row in rows.values() if has_too_few_rounds(row)]:
+        console.print(_explain_unconverged(wide, run.request.timing), soft_wrap=True)
     flags = Counter(flag for row in rows.values() for flag in (row["flags"] or "").split("; ") if flag)
     for flag, n in flags.items():
         console.print(f"Note: {n} of {len(rows)} cases: {flag}.", soft_wrap=True)
@@ -210,6 +206,18 @@ def print_summary(console: Console, progress: RunProgress, plan: Plan) -> bool:
     if redo:
         console.print(f"{redo} of these cases are still to be done again; their rows above are the old ones.")
     return not redo and set(wanted) <= {case for _, case in rows} | skipped
+
+
+def _explain_unconverged(rows: list[store.Row], timing: Timing) -> str:
+    """What `has_too_few_rounds` means, and what would give these rows more rounds; nothing that the run had already."""
+    which = ", of the times inside of its process," if all(map(is_judged, rows)) else ""
+    said = f"unconverged: the ratio's interval{which} is wider than was asked for, and than what the clock resolves"
+    if all((row["cold_rounds"] or 0) >= timing.looks[-1] for row in rows):
+        return f"{said}; more than {timing.looks[-1]} rounds are not taken, so run it when the machine is less busy."
+    if all(store.SLOW in (row["flags"] or "") for row in rows):
+        return f"{said}; a kernel that takes long gets few rounds."
+    remedy = f"timing.cold_cap_s={max(10, math.ceil(3 * timing.cold_cap_s))}"
+    return f"{said}; {'' if timing.name == 'default' else 'timing=default, or '}{remedy}, gives each case more rounds."
 
 
 def _list_problems(rows: Iterable[store.Row], name_nodes: bool) -> list[str]:

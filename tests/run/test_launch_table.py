@@ -12,6 +12,7 @@ from rich.console import Console
 from minfer import ops
 from minfer.bench.derived import derive
 from minfer.bench.judged import FASTER, LONGER
+from minfer.bench.timing import Timing
 from minfer.jobs.run import Run
 from minfer.plan.cases import Plan
 from minfer.plan.config import Config
@@ -29,13 +30,13 @@ VALUES: dict[str, Any] = {
 }
 
 
-def summary(folder: Path, rows: list[store.Row], width: int = 200) -> str:
+def summary(folder: Path, rows: list[store.Row], width: int = 200, **request: Any) -> str:
     """What a launch prints at the end of a run with these rows."""
     where = folder / "results" / "nvidia-h200" / "r1"
     where.mkdir(parents=True)
     store.write(store.to_table(rows), where / "0000-000.parquet")
     run = Run(folder / "runs" / "r1")
-    run.request = Config(results=str(folder / "results"))
+    run.request = Config(results=str(folder / "results"), **request)
     console = Console(record=True, width=width)
     print_summary(console, RunProgress(run), Plan([], {}, {}))
     return console.export_text()
@@ -119,7 +120,24 @@ def test_why_a_judge_did_not_accept_a_time_is_said(tmp_path: Path):
     for number, (message, said) in enumerate({longer: 0, faster: 0, f"{noisy}; {longer}": 0, noisy: 1}.items()):
         (folder := tmp_path / str(number)).mkdir()
         text = " ".join(summary(folder, [judged("theirs", 80, status="unconverged", message=message)]).split())
-        assert (message in text, "timing=default" in text) == (not said, bool(said)), message
+        assert (message in text, "gives each case more rounds" in text) == (not said, bool(said)), message
+
+
+@pytest.mark.parametrize(
+    ("timing", "row_has", "advice"),
+    [
+        (Timing(), {}, "; timing.cold_cap_s=10, gives each case more rounds"),
+        (Timing(name="quick"), {}, "; timing=default, or timing.cold_cap_s=10, gives"),
+        (Timing(cold_cap_s=10), {}, "; timing.cold_cap_s=30, gives"),
+        (Timing(looks=[30, 60]), {"cold_rounds": 60}, "; more than 60 rounds are not taken, so run it when"),
+        (Timing(), {"cold_rounds": 5, "flags": store.SLOW}, "; a kernel that takes long gets few rounds."),
+    ],
+)
+def test_no_advice_is_given_that_is_followed_already(
+    timing: Timing, row_has: dict[str, Any], advice: str, tmp_path: Path
+):
+    wide = row("v02_tiled", 100, **VALUES | {"status": "unconverged", "cold_rounds": 30} | row_has)
+    assert advice in summary(tmp_path, [wide], timing=timing)
 
 
 @pytest.mark.parametrize(
