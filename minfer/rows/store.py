@@ -37,6 +37,10 @@ BUSY = (
     "threads waited for a processor (cold_waited), probably because other programs ran, so times may be much too long"
 )
 SLOW = "a call takes long, so its shape was verified on one set of inputs, and timed in few rounds and no steady calls"
+TOLD = (  # columns that a launcher shows of a row before the row's file is read
+    "guarantee", "baseline", "metric", "cold_us", "cold_rate", "cold_speedup", "cold_speedup_low", "cold_speedup_high",
+    "cold_verdict", "judged_us", "judged_rate", "judged_speedup", "judged_speedup_low", "judged_speedup_high", "judged_verdict",
+)  # fmt: skip
 AMENDABLE = ("metrics", "functions", "profilers")  # maps, that grow after a row was written
 
 PARQUET: dict[str, Any] = {"compression": "zstd", "write_page_checksum": True}

@@ -18,8 +18,9 @@ from minfer.plan.config import NoAnswer, UserError
 from minfer.plan.shard import Shard
 from minfer.rows.store import FAILED, STATUSES
 from minfer.run import by_node, failures, junit, retries, start, usage
+from minfer.run.live import follow
 from minfer.run.progress import RunProgress
-from minfer.run.terminal import follow, print_summary
+from minfer.run.terminal import print_summary
 
 JSON, JUNIT, STATUS = "--json", "--junit=", "status="
 SHOWN = 20  # runs of a list

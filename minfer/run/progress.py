@@ -337,11 +337,11 @@ class RunProgress:
         when = f"the first may start at {starts[0].replace('T', ' ')}" if starts else ""
         because = f" ({'; '.join(filter(None, [why, when]))})" if why or when else ""
         shards = ", ".join(f"{n} {state}{because if state == 'queued' else ''}" for state, n in self.counts().items())
-        left = round(self._left_s() or 0)
+        left = round(self.left_s() or 0)
         eta = f", about {left // 60}:{left % 60:02} min left" if left else ""
         return f"shards: {shards}; {self.rows} of {len(self.cases)} rows{eta}"
 
-    def _left_s(self) -> float | None:
+    def left_s(self) -> float | None:
         """Seconds that the missing rows take at the pace of those since this was first read."""
         if self._first is None or not self.active:
             return None

@@ -26,8 +26,9 @@ from minfer.plan.config import CONF, INSTALLED, SCRIPT, Config, NoAnswer, UserEr
 from minfer.plan.shard import Shard, hash_outside
 from minfer.rows.store import FAILED
 from minfer.run import failures, notify, retries, terminal
+from minfer.run.live import follow
 from minfer.run.progress import RunProgress
-from minfer.run.terminal import follow, print_plan, print_size, print_summary
+from minfer.run.terminal import print_plan, print_size, print_summary
 
 
 @dataclass(frozen=True)
@@ -215,8 +216,10 @@ def finish(console: Console, run: Run, executor: Executor, plan: cases.Plan) -> 
             console.print("Ending the jobs.")
             print_notes(console, executors.cancel(run, progress.jobs.values(), progress.lost))
             progress.read_once()
-            print_summary(console, progress, plan)
-            console.print(f"Stopped; finished rows are kept. To go on: {resubmit_command(run)}", soft_wrap=True)
+            if print_summary(console, progress, plan):
+                console.print("Stopped; every case has its row.")
+            else:
+                console.print(f"Stopped; finished rows are kept. To go on: {resubmit_command(run)}", soft_wrap=True)
         finally:
             signal.signal(signal.SIGINT, handler)
         return 130

@@ -1,18 +1,15 @@
-"""What the launcher shows: the plan, progress while jobs run, and the table at the end."""
+"""What the launcher shows before its jobs run and at their end: the plan, and the table."""
 
 from __future__ import annotations
 
 import datetime
 import math
 import re
-import time
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from minfer.bench.timing import Timing
@@ -26,7 +23,6 @@ from minfer.rows.select import is_judged
 from minfer.run import by_node, failures, times
 from minfer.run.progress import RunProgress
 
-POLL_S = 0.2
 MOST_CASES = 60  # that dry_run lists one by one
 
 
@@ -79,51 +75,6 @@ def _length(config: Config, plan: Plan, shards: list[list[Case]]) -> tuple[int, 
     """How many jobs run at once, and how long they take together."""
     at_once = min(len(shards), config.cluster.parallel)
     return at_once, datetime.timedelta(seconds=round(plan.seconds(config, at_once)))
-
-
-def follow(console: Console, progress: RunProgress, known: Collection[str] = ()) -> None:
-    """Show progress until all jobs are done, or a shard has failed that is not among the known ones: as a bar or, in a
-    log, as a line whenever a row has come."""
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("ETA"),
-        TimeRemainingColumn(elapsed_when_finished=False),
-    )
-    shown, warned = "", set[str]()
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
-        bar = bars.add_task("starting", total=len(progress.cases))
-        while True:
-            for event in progress.read():
-                _show(bars, bar, event)
-            if progress.queued:
-                bars.update(bar, description=progress.line())
-            line = progress.line().partition(", about")[0]
-            if not console.is_terminal and line != shown:  # a log has no bar
-                console.print(f"{datetime.datetime.now():%H:%M:%S} {progress.line()}")
-                shown = line
-            for warning in progress.warnings():
-                if warning not in warned:
-                    console.print(f"Note: {warning}.", soft_wrap=True)
-                    warned.add(warning)
-            if not progress.active or set(progress.failed) - set(known):
-                break
-            time.sleep(max(POLL_S, len(progress.shards) / 1000))  # each look reads a file for each shard
-
-
-def _show(progress: Progress, bar: Any, event: dict[str, Any]) -> None:
-    if event["event"] == "build":
-        progress.update(bar, description=f"building {event['kernel']}")
-    elif event["event"] == "case":
-        op, kernel, dtype, _, shape = event["case"].split("/")
-        progress.update(bar, description=f"{op} {kernel} {dtype} {shape}")
-    elif event["event"] == "profiler":
-        total = next(task.total for task in progress.tasks if task.id == bar) or 0
-        progress.update(bar, description=f"profiling: {event['profiler']}", total=total + event["cases"])
-    elif event["event"] in ("done", "skip", "kept", "profiled"):
-        progress.advance(bar)
 
 
 def drop_value(message: str) -> str:
