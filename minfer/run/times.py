@@ -8,9 +8,10 @@ from rich import box
 from rich.table import Table
 
 from minfer.rows import store
-from minfer.rows.rules import MOST_DRIFT, WIDEST, is_too_wide
+from minfer.rows.rules import ABOVE_ROOF, MOST_DRIFT, WIDEST, is_above_roof, is_too_wide
 from minfer.rows.select import is_judged
 
+ABOVE = "*"  # behind a share of the peak that is above 100 %
 LABELS = ("kernel", "dtype", "parameters", "shape")
 
 
@@ -58,7 +59,7 @@ def _cells(row: store.Row) -> list[str]:
         timed = [
             *time("cold"),
             share_of_baseline(row),
-            number("cold_percent_of_peak", ".1f"),
+            number("cold_percent_of_peak", ".1f") + (ABOVE if is_above_roof(row["cold_percent_of_peak"]) else ""),
             *time("steady"),
             *[""] * 3,
         ]
@@ -101,6 +102,8 @@ def list_notes(rows: list[store.Row]) -> list[str]:
             f"{wide} of the percentages {'is' if wide == 1 else 'are'} not shown: the interval's upper end is more than "
             f"{WIDEST} times its lower end, and only the verdict is left."
         )
+    if any(not is_judged(row) and is_above_roof(row["cold_percent_of_peak"]) for row in rows):
+        found.append(f"{ABOVE} {ABOVE_ROOF}.")
     own = {tuple(label(row)): row for row in rows if value_of(row, "us")}
     drifts = []
     for row in rows:

@@ -69,6 +69,13 @@ def test_an_interval_that_is_not_symmetric_is_shown_by_its_ends(tmp_path: Path):
     assert "102.6 (101.3–107.8)" in text and "±" not in text
 
 
+@pytest.mark.parametrize(("percent", "shown"), [(104.24, "104.2*"), (100.04, "100.0"), (93.1, "93.1"), (None, "")])
+def test_a_row_above_its_roof_is_marked_and_not_hidden(percent: float | None, shown: str, tmp_path: Path):
+    text = summary(tmp_path, [row("torch", 100, **VALUES, cold_percent_of_peak=percent)])
+    (line,) = [line for line in text.splitlines() if "512x512x512" in line]
+    assert (f" {shown} " in line) and ("*" in line) == ("* above the measured peak" in text) == shown.endswith("*")
+
+
 def test_a_percentage_above_1000_has_no_decimals(tmp_path: Path):
     rows = [row("torch", 100, **VALUES), kernel("good", 42.801, 35.125, 47.898, "faster")]
     assert "4280 (3512–4790)" in summary(tmp_path, rows)
