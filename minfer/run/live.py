@@ -98,7 +98,8 @@ class Board:
             return ""
         rate, us = times.value_of(best.row, "rate"), times.value_of(best.row, "us")
         figures = f"{us:,.1f} µs" + (f", {rate:.3g} {best.row['metric']}" if rate is not None else "")
-        return f"{best.case.kernel} with {figures}, {times.share_of_baseline(best.row)} % of {best.row['baseline']}"
+        share, is_tie, _ = times.share_of_baseline(best.row).partition(" tie")
+        return f"{best.case.kernel} with {figures}, {share} % of {best.row['baseline']}{', a tie' if is_tie else ''}"
 
     def describe_group(self, group: Key) -> str:
         """A problem whose cases all have a row: a line of a log."""
@@ -150,9 +151,9 @@ def follow(console: Console, progress: RunProgress, known: Collection[str] = ())
                     console.print(f"{_now()} {board.describe_group(group)}", soft_wrap=True)
             is_first = False
             ends = not progress.active or bool(set(progress.failed) - set(known))
-            line = progress.line().partition(", about")[0]
+            doing = "" if ends or progress.queued else f"; {board.doing}"
+            line = progress.line().partition(", about")[0] + doing
             if not console.is_terminal and line != shown and (ends or time.monotonic() >= due):
-                doing = "" if ends or progress.queued else f"; {board.doing}"
                 console.print(f"{_now()} {progress.line()}{doing}", soft_wrap=True)
                 shown, due = line, time.monotonic() + LINE_S
             for warning in progress.warnings():

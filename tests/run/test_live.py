@@ -77,10 +77,13 @@ def test_a_board_says_what_is_done_and_which_kernel_is_the_best_so_far(run: Run)
     assert board.take(done(CASES[1], status="wrong")) is None and board.describe_best(group) == ""
     assert board.take(done(CASES[2], 40)) == group
     assert board.describe_best(group) == "cpu_blocked with 40.0 µs, 0.5 TFLOP/s, 125.0 ± 2.5 % of torch"
+    tie = done(CASES[5], 49, cold_verdict="tie")
+    assert board.take(tie) is None
+    assert board.describe_best((CASES[5].op, CASES[5].problem)).endswith("102.0 ± 2.0 % of torch, a tie")
     said = board.describe_group(group)
     assert said.startswith("hgemm float16 TN float32 64x64x64: 3 rows; the best is cpu_blocked with 40.0 µs")
     assert [(each.case.kernel, each.status) for each in board.rows] == [
-        ("torch", "ok"), ("cpu_naive", "wrong"), ("cpu_blocked", "ok")
+        ("torch", "ok"), ("cpu_naive", "wrong"), ("cpu_blocked", "ok"), ("cpu_blocked", "ok")
     ]  # fmt: skip
 
 
