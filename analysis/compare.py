@@ -17,9 +17,9 @@ from pathlib import Path
 
 from minfer.analysis.data import limits, sources, verdicts
 from minfer.analysis.data.limits import Limits
-from minfer.analysis.data.prepare import natural
-from minfer.analysis.data.verdicts import BETTER, FAILED, WORSE, Compared
+from minfer.analysis.data.verdicts import BETTER, FAILED, OWN, WORSE, Compared
 from minfer.analysis.tables.markdown import escape, pluralise, significant, table_lines
+from minfer.rows.problems import natural
 from minfer.rows.rules import REGIMES
 
 MOST_SHOWN = 60  # cases on a terminal; the files have all
@@ -92,10 +92,21 @@ def summary(cases: list[Compared], only_a: int, only_b: int, failed: list[Compar
         if count:
             text += f" {pluralise(count, 'row')} of {side} are of cases that only {side} has."
     if allowed:
-        text += f" Slower by {allowed.said}, or broken: {len(failed)}."
+        text += f" Slower by {allowed.said}, or broken: {len(failed)}.{_explain_spared(cases, failed)}"
     return (
         text + " A and B were timed at different moments: a ratio is B's speed-up over A's against the same baseline."
     )
+
+
+def _explain_spared(cases: list[Compared], failed: list[Compared]) -> str:
+    """Why some slower cases are not among those that are slower by more than is allowed; empty if there are none."""
+    spared = [case for case in cases if case.verdict == "slower" and case not in failed]
+    own = sum(case.how == OWN for case in spared)
+    near = len(spared) - own
+    reasons = [f"of {near} the interval ends within what is allowed"] if near else []
+    reasons += [f"{own} {'is' if own == 1 else 'are'} the baseline's own time"] if own else []
+    counted = "is slower and does" if len(spared) == 1 else "are slower and do"
+    return f" {pluralise(len(spared), 'more case')} {counted} not count: {', '.join(reasons)}." if spared else ""
 
 
 def cells(case: Compared) -> list[str]:

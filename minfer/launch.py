@@ -105,7 +105,8 @@ def _check_alone(composed: Any) -> None:
 
 
 def main() -> int:
-    """The exit status: 0, 1 when cases got no row, 130 when interrupted, 2 (and one line) for a mistaken request."""
+    """The exit status: 0, 1 when cases got no row, 4 when a kernel failed, 130 when interrupted, 2 (and one line) for a
+    mistaken request. docs/cluster.md has the table of all commands."""
     return exit_status(_launch)
 
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from minfer import ops
-from minfer.bench.errors import Errors
+from minfer.bench.errors import Errors, compare_output, describe_wrong, run_reference
 from minfer.bench.verify import Function, WrongResult, verify
-from minfer.ops import Kernel
+from minfer.ops import Case, Kernel, Op, Tensors
 
 CPU = torch.device("cpu")
 HGEMM = ops.get("hgemm")
@@ -37,6 +37,15 @@ def fails(function: Function, dtype: str = "float16", layout: str = "TN", k: int
     message = str(caught.value)
     assert "\n" not in message and "seed" in message and "m=" in message  # enough to repeat it
     return caught.value
+
+
+def check_right(op: Op, case: Case, inputs: Tensors, results: Tensors) -> None:
+    """Fails with a sentence on what is wrong, where results are not right by the reference; `inputs` are as they were before
+    the call."""
+    expected, tensors = run_reference(op, case, inputs), {**inputs, **results}
+    for name in results:
+        if not compare_output(op, case, name, tensors, expected).over <= 1:
+            pytest.fail(f"{case.key}: output {name}: {describe_wrong(op, case, name, tensors, expected)}")
 
 
 Tensor = torch.Tensor

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from minfer.analysis.data.prepare import WHICH, number, on_one_clock, with_problem
+from minfer.analysis.data.prepare import WHICH, on_one_clock, with_problem
 from minfer.rows import store
+from minfer.rows.problems import number
 from minfer.rows.rules import HEADROOM, REGIMES
 
 COLUMNS = [*WHICH, "device", "baseline", "peaks", "roof", "floor_us"]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from minfer.analysis.data.prepare import REFERENCE, number
+from minfer.analysis.data.prepare import REFERENCE
 from minfer.analysis.data.verdicts import Ratio, through_baseline
 from minfer.rows import store
+from minfer.rows.problems import number
 from minfer.rows.rules import MOST_DRIFT
 
 LIBRARY = "torch"  # the backend of what is called from PyTorch: its own kernels, torch.compile, Liger, cuBLASLt

@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 
-from minfer.analysis.data.prepare import number
+from minfer.rows.problems import number
 from minfer.rows.select import TFLOPS
 from minfer.rows.store import Row
 

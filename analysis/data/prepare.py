@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from minfer.rows import store
+from minfer.rows.problems import by_parts, natural, representative_problem
 from minfer.rows.rules import MOST_DRIFT, REGIMES
 from minfer.rows.select import (
     SPEEDUPS,
@@ -33,7 +34,6 @@ IDENTITY = ("case", "op", "kernel", "status")  # what a row must say to be shown
 # Columns that say which row it is, and by which rows are chosen.
 WHICH = ("run", "finished", "case", "op", "kernel", "backend", "status")
 CASES = ("case", "count_distinct")  # of a group: counts a case once, however often it was run
-SIZE = re.compile(r"=([0-9]+)(?:,|$)")  # of an axis, in the last part of a problem
 MANY_ROWS = 500_000  # that `load` reads before it first drops older ones
 MOST_LATE = 0.1  # share of cold windows that may contain the host's time and hardly move the median
 WAITED = ("flags", "cold_late", "cold_baseline_late")  # columns that say whether the GPU waited for the host
@@ -106,36 +106,15 @@ def find_host_bound(table: pa.Table) -> pa.ChunkedArray:
     return pc.and_(waited, pc.invert(are_judged(table)))
 
 
-@functools.cache  # of 100,000 problems, few dtypes and parameters differ
-def natural(text: str) -> tuple[str | int, ...]:
-    """Sorts m=512 before m=4096."""
-    return tuple(int(part) if i % 2 else part for i, part in enumerate(re.split("([0-9]{1,18})", text)))
-
-
 def kernel_order(row: store.Row) -> tuple[object, ...]:
     """The ladder: PyTorch, the numbered versions, then the others."""
     name = row["kernel"]
     return name != REFERENCE, not re.match("v[0-9]", name), natural(name), row["case"]
 
 
-def number(row: store.Row, column: str) -> float | None:
-    """A row's value if it is one that a time, rate or ratio can have."""
-    value = row[column]
-    return value if value is not None and 0 < value < math.inf else None
-
-
 def metric_of(rows: Iterable[store.Row]) -> str:
     """The unit that throughputs are shown in, where rows of different ages disagree: that of the newest."""
     return max(rows, key=lambda row: str(row["finished"] or ""))["metric"]
-
-
-def work_column(rows: Iterable[store.Row]) -> str:
-    """What tells the larger problem: FLOPs, or bytes where an op has no FLOPs."""
-    return "flops" if any(number(row, "flops") for row in rows) else "bytes"
-
-
-MANY = 0.8  # of the most kernels that any problem was measured with
-MUCH = 10  # times the work of the largest square: with that much, another problem represents an op better
 
 
 def choose_problems(table: pa.Table) -> tuple[list[str], str | None]:
@@ -145,39 +124,7 @@ def choose_problems(table: pa.Table) -> tuple[list[str], str | None]:
     totals = groups.aggregate([("measured", "sum"), ("flops", "max"), ("bytes", "max")])
     problems = totals.rename_columns([name.removesuffix("_sum").removesuffix("_max") for name in totals.column_names])
     rows = problems.to_pylist()
-    return sorted((row["problem"] for row in rows), key=_by_parts), representative_problem(rows)
-
-
-def representative_problem(problems: list[dict[str, Any]]) -> str | None:
-    """The problem that stands for an op in tables and plots. Each one has `problem`, its name; `measured`, the number of
-    measured kernels; `flops` and `bytes`. Of the problems with many measured kernels it is the one with most work
-    (`work_column`), then with most kernels, then the first by name. Where squares are a series (`square_problems`), a square
-    is preferred, because people compare squares, unless another problem has MUCH more work."""
-    many = MANY * max((row["measured"] for row in problems), default=0)
-    full = [row for row in problems if row["measured"] >= many]
-    column = work_column(problems)
-    work = lambda row: number(row, column) or 0
-    squares = square_problems(row["problem"] for row in problems)
-    square = [row for row in full if row["problem"] in squares]
-    if MUCH * max(map(work, square), default=0) > max(map(work, full), default=0):
-        full = square
-    rank = lambda row: (work(row), row["measured"])
-    best = max(map(rank, full), default=None)
-    return min((row["problem"] for row in full if rank(row) == best), key=_by_parts, default=None)
-
-
-def _by_parts(problem: str) -> list[tuple[str | int, ...]]:
-    return [natural(part) for part in problem.split("/")]
-
-
-def square_problems(problems: Iterable[str]) -> set[str]:
-    """The square problems, where they are a series of their own: of several sizes, and not the diagonal of a grid, as where
-    all numbers of tokens were measured with all widths of a layer."""
-    shapes = {name: tuple(SIZE.findall(name.rpartition("/")[2])) for name in problems}
-    square = {name: of[0] for name, of in shapes.items() if len(of) > 1 and len(set(of)) == 1 and of[0] != "0"}
-    sizes = set(square.values())
-    grid = {of for of in shapes.values() if of and sizes.issuperset(of)}
-    return set(square) if len(sizes) > 1 and len(grid) < 2 * len(sizes) else set()
+    return sorted((row["problem"] for row in rows), key=by_parts), representative_problem(rows)
 
 
 def with_problem(table: pa.Table) -> pa.Table:

@@ -10,9 +10,10 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from minfer.analysis.data.prepare import WHICH, number, on_one_clock, with_problem
+from minfer.analysis.data.prepare import WHICH, on_one_clock, with_problem
 from minfer.analysis.makers import Maker, Options, json_tables
 from minfer.rows import store
+from minfer.rows.problems import number
 from minfer.rows.select import are_judged
 
 COMMAND = "python analysis/make.py best"

@@ -15,11 +15,12 @@ import pyarrow.compute as pc
 
 from minfer.analysis.claims import CLAIMS, Claim, Counter, Over, Peaks, Query, Schedulers, Share
 from minfer.analysis.data.peaks import best_peaks, under_one_peak
-from minfer.analysis.data.prepare import natural, number, on_one_clock, with_problem
+from minfer.analysis.data.prepare import on_one_clock, with_problem
 from minfer.analysis.makers import Maker, Options
 from minfer.analysis.tables.markdown import escape, significant, table_lines
 from minfer.analysis.tables.pages import update_page
 from minfer.rows import store
+from minfer.rows.problems import natural, number
 from minfer.rows.rules import REGIMES
 from minfer.rows.store import Row
 

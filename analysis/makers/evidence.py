@@ -14,12 +14,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from minfer.analysis.data.prepare import number
 from minfer.analysis.demonstrations.trap import clock_trap, format_apart, most_apart, runs
 from minfer.analysis.makers import Maker, Options
 from minfer.analysis.plots import files
 from minfer.analysis.tables.markdown import escape, pluralise, significant, table_lines, update
 from minfer.rows import store
+from minfer.rows.problems import number
 from minfer.rows.rules import CASE_OVERHEAD_S, SWEEP_OVER_WINDOWS
 from minfer.rows.store import Row
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from minfer.analysis.data.prepare import WHICH, number, with_problem
+from minfer.analysis.data.prepare import WHICH, with_problem
 from minfer.analysis.makers import Maker, Options, json_tables
 from minfer.rows import store
+from minfer.rows.problems import number
 
 COMMAND = "python analysis/make.py fusion"
 OPS = ("add_rmsnorm", "axpby", "gated_unit", "gemm_bias_gelu", "gemm_bias_relu", "rmsnorm", "rope", "silu_mul")

@@ -15,12 +15,13 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from minfer.analysis.data.prepare import REFERENCE, WHICH, choose_problems, lead, number, on_one_clock, with_problem
+from minfer.analysis.data.prepare import REFERENCE, WHICH, choose_problems, lead, on_one_clock, with_problem
 from minfer.analysis.makers import Maker, Options
 from minfer.analysis.plots.series import setting, shape_words
 from minfer.analysis.tables.markdown import format_scaled
 from minfer.analysis.tables.problem import percent
 from minfer.rows import store
+from minfer.rows.problems import number
 from minfer.rows.rules import REGIMES
 from minfer.rows.store import Row
 

@@ -17,11 +17,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from minfer.analysis.data.prepare import WHICH, natural, number, on_one_clock, primary, with_problem
+from minfer.analysis.data.prepare import WHICH, on_one_clock, primary, with_problem
 from minfer.analysis.makers import Maker, Options
 from minfer.analysis.plots import files
 from minfer.analysis.tables.markdown import escape, significant, table_lines, update
 from minfer.rows import store
+from minfer.rows.problems import natural, number
 from minfer.rows.store import Row
 
 COMMAND = "python analysis/make.py hgemm"

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from minfer.analysis.data.prepare import REFERENCE, number
+from minfer.analysis.data.prepare import REFERENCE
 from minfer.analysis.plots.every_op import LeftOut, Picture, points, scales, widest
 from minfer.analysis.plots.series import Series, words
 from minfer.analysis.plots.style import LIGHT, Theme, figure, name_ends, title
 from minfer.analysis.tables.problem import fastest_of_ours
+from minfer.rows.problems import number
 from minfer.rows.store import Row
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import csv
 import io
 
-from minfer.analysis.data.prepare import natural, number
 from minfer.analysis.plots.every_op import LeftOut, Picture, over_sizes
 from minfer.analysis.plots.series import Series, series, setting, words
 from minfer.analysis.plots.style import LIGHT, Theme, figure, title
+from minfer.rows.problems import natural, number
 from minfer.rows.store import Row
 
 BACKWARD = "call=backward"

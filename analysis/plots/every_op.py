@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from minfer.analysis.data.others import best_other
-from minfer.analysis.data.prepare import REFERENCE, natural, number
+from minfer.analysis.data.prepare import REFERENCE
 from minfer.analysis.plots.series import (
     LEAST_SIZES,
     Series,
@@ -33,6 +33,7 @@ from minfer.analysis.plots.series import (
 from minfer.analysis.plots.style import LIGHT, SMALL, Theme, figure, name_ends, printable, title
 from minfer.analysis.tables.markdown import format_scaled, scale, significant
 from minfer.analysis.tables.problem import fastest_of_ours
+from minfer.rows.problems import natural, number
 from minfer.rows.rules import REGIMES, is_too_wide
 from minfer.rows.store import Row
 

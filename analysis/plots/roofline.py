@@ -13,12 +13,13 @@ from dataclasses import dataclass
 
 from matplotlib.axes import Axes
 
-from minfer.analysis.data.prepare import REFERENCE, natural, number
+from minfer.analysis.data.prepare import REFERENCE
 from minfer.analysis.plots.every_op import LeftOut, Picture, plain_ticks
 from minfer.analysis.plots.series import LEAST_SIZES, setting, shape_words, words
 from minfer.analysis.plots.style import LIGHT, SMALL, Theme, figure, name_levels, title
 from minfer.analysis.tables.markdown import pluralise, significant
 from minfer.analysis.tables.problem import fastest_of_ours
+from minfer.rows.problems import natural, number
 from minfer.rows.store import Row
 
 CUDA_CORES = "fma_float32"  # the peak of arithmetic without tensor cores, which a kernel can do in any dtype

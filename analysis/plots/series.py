@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from minfer.analysis.data.prepare import number, representative_problem, square_problems, work_column
 from minfer.analysis.plots.style import printable
+from minfer.rows.problems import number, representative_problem, square_problems, work_column
 from minfer.rows.store import Row
 
 LEAST_SIZES = 3  # of a series that a plot shows: a line between two points says no more than a table

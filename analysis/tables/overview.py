@@ -19,10 +19,11 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from minfer.analysis.data.others import LIBRARY, best_other
-from minfer.analysis.data.prepare import kernel_order, metric_of, number
+from minfer.analysis.data.prepare import kernel_order, metric_of
 from minfer.analysis.tables.markdown import escape, significant, table_lines
 from minfer.analysis.tables.problem import duration, fastest, regime_time, throughput, title
 from minfer.rows import store
+from minfer.rows.problems import number
 from minfer.shapes import OPS, named_sets
 
 PACKAGE = Path(store.__file__).resolve().parents[1]

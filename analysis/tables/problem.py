@@ -11,10 +11,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from minfer.analysis.data.others import LIBRARY, best_other, compare_with_other
-from minfer.analysis.data.prepare import REFERENCE, WHICH, kernel_order, metric_of, number
+from minfer.analysis.data.prepare import REFERENCE, WHICH, kernel_order, metric_of
 from minfer.analysis.tables.markdown import escape, format_scaled, pluralise, significant
 from minfer.analysis.tables.markdown import table_lines as markdown_table
 from minfer.rows import store
+from minfer.rows.problems import number
 from minfer.rows.rules import LEAST_GAIN, REGIMES, is_too_wide
 from minfer.rows.select import TFLOPS
 

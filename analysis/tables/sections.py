@@ -12,7 +12,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from minfer.analysis.data.others import best_other, verdict
-from minfer.analysis.data.prepare import REFERENCE, number
+from minfer.analysis.data.prepare import REFERENCE
 from minfer.analysis.tables.markdown import escape, pluralise, table_lines
 from minfer.analysis.tables.overview import CONF, by_group, overview_lines
 from minfer.analysis.tables.problem import (
@@ -31,6 +31,7 @@ from minfer.analysis.tables.problem import (
     title,
 )
 from minfer.rows import store
+from minfer.rows.problems import number
 from minfer.rows.rules import REGIMES
 
 REST = "## Every other problem"  # where a page goes on with what its first part does not show

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from minfer.analysis.data.prepare import natural
+from minfer.rows.problems import natural
 
 Texts = Sequence[str | None]
 Numbers = np.ndarray  # float64, NaN for null

@@ -17,7 +17,6 @@ from minfer.analysis.data.prepare import (
     choose_problems,
     kernel_order,
     metric_of,
-    number,
     on_one_clock,
     sections,
     with_problem,
@@ -27,7 +26,8 @@ from minfer.analysis.plots.series import equal_axes, name_axes, series, setting
 from minfer.analysis.plots.style import look
 from minfer.analysis.tables.problem import fastest, interval, provenance, regime_time
 from minfer.rows import store
-from minfer.rows.rules import REGIMES, is_too_wide
+from minfer.rows.problems import number
+from minfer.rows.rules import ABOVE_ROOF, REGIMES, is_above_roof, is_too_wide
 from minfer.rows.store import Row
 
 TEXTS: tuple[str, ...] = (
@@ -85,7 +85,16 @@ def add_shares(rows: list[Row]) -> list[Row]:
         groups.setdefault((row["op"], row["device"]), []).append(row)
         measured.setdefault(row["device"], []).extend([row] if row["status"] in store.MEASURED else [])
     best = {device: best_peaks(of) for device, of in measured.items()}
-    return [row for (_, device), group in groups.items() for row in under_one_peak(group, best[device])]
+    return [
+        flag_above_roof(row) for (_, device), group in groups.items() for row in under_one_peak(group, best[device])
+    ]
+
+
+def flag_above_roof(row: Row) -> Row:
+    """The row, with one more flag where it is above its roof."""
+    if not is_above_roof(row["cold_percent_of_peak"]):
+        return row
+    return row | {"flags": "; ".join(filter(None, [row["flags"], ABOVE_ROOF]))}
 
 
 def columns(rows: list[Row]) -> dict[str, Any]:

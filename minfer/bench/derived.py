@@ -13,7 +13,7 @@ import numpy as np
 from minfer import ops
 from minfer.bench import peaks
 from minfer.bench.stats import Comparison, compare, compare_blocks
-from minfer.bench.timing import Timing
+from minfer.bench.timing import RESOLUTION_S, Timing
 from minfer.ops import Case
 from minfer.rows.rules import LEAST_GAIN
 
@@ -54,9 +54,15 @@ def derive(
     row |= derive_regime("cold", list(rounds.T), comparison, work, *np.median(rounds, axis=0)[:2].tolist()) | {
         "cold_rounds": len(rounds)
     }
-    if comparison.half_width > timing.target:
+    resolution_s = RESOLUTION_S["cpu" if roofs is None else "cuda"]  # a cold window has one call
+    resolved = resolution_s / min(np.median(rounds, axis=0)[:2])
+    if comparison.half_width > max(timing.target, resolved):
         asked, known = f"asked for ±{timing.target:.2%}", f"known to ±{comparison.half_width:.2%}"
-        row |= {"status": "unconverged", "message": f"after {len(rounds)} rounds the ratio is {known}, {asked}"}
+        clock = f"the clock resolves {100 * resolved:.2g}% ({resolution_s * 1e6:g} µs)"
+        row |= {
+            "status": "unconverged",
+            "message": f"after {len(rounds)} rounds the ratio is {known}; {asked}, and {clock}",
+        }
     if blocks:
         times = [call_time(block, gpu=roofs is not None) for block in blocks]
         swings = "power_cap" in throttle and timing.block_s < SWING_S

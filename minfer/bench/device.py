@@ -21,6 +21,8 @@ IMAGE = os.environ.get("MINFER_IMAGE_DIGEST") or None  # set in what the Dockerf
 NO_GPU = (
     "no GPU was passed to this container; add --gpus all to docker run, or --nv to apptainer"
     if IMAGE
+    else "this node has no CUDA GPU that PyTorch can use; ask for one with cluster.gres=gpu:1, or use device=cpu"
+    if "SLURM_JOB_ID" in os.environ
     else "this machine has no CUDA GPU that PyTorch can use; use device=cpu or cluster=slurm"
 )
 

@@ -24,6 +24,7 @@ class Errors:
     over_bound: float = 0.0  # |result - reference| / bound; above 1 is wrong. Exact outputs and checks: 0 or inf
     over_limit: float = 0.0  # ||result - reference|| / the limit for the whole output; above 1 is wrong
     tried: int = 0  # sets of inputs
+    left_out: int = 0  # sets of inputs that a slow kernel was not run on
 
     def worst(self, other: Errors) -> Errors:
         """The larger of each; NaN is larger than any number."""
@@ -33,6 +34,7 @@ class Errors:
             _larger(self.over_bound, other.over_bound),
             _larger(self.over_limit, other.over_limit),
             self.tried + other.tried,
+            self.left_out + other.left_out,
         )
 
     @property
@@ -101,6 +103,41 @@ def limit_of(expected: Expected, dtype: torch.dtype) -> float:
     bound = float(expected.bound.expand_as(expected.value).norm())
     rounding = kind.eps * (value + kind.smallest_normal * math.sqrt(elements))
     return whole_limit(value, bound, rounding, elements, expected.terms, expected.unit)
+
+
+def describe_wrong(op: Op, case: Case, name: str, tensors: Tensors, expected: Mapping[str, Expected]) -> str:
+    """How many elements of a wrong output are wrong, and of the first its index, its value and what it must be. Where each is
+    within its bound, and only the whole is not, the same of the largest error. Arguments as of `compare_output`."""
+    result, right = tensors[name], expected.get(name)
+    if name in op.checks:
+        wrong = ~op.checks[name](case, tensors).expand_as(result)
+        right = None  # another answer may be right, too
+    elif right is None or right.bound is None:
+        wrong = result.to(right.value.dtype) != right.value if right else torch.zeros_like(result, dtype=torch.bool)
+    else:
+        error = result.double()
+        same = error == right.value
+        error.sub_(right.value).abs_().masked_fill_(same, 0.0)
+        wrong = ~(error <= bound_of(right, result.dtype))  # a NaN is wrong
+        if not bool(wrong.any()):
+            return f"the largest error is {_describe_element(int(error.argmax()), result, right)}"
+    count = int(wrong.sum())
+    first = _describe_element(int(wrong.flatten().view(torch.uint8).argmax()), result, right)
+    return f"{count} of {wrong.numel()} elements {'is' if count == 1 else 'are'} wrong, the first {first}"
+
+
+def _describe_element(place: int, result: torch.Tensor, right: Expected | None) -> str:
+    """Where an element is, counted in the order of the indices, what it is, and what it must be."""
+    index = [int(i) for i in torch.unravel_index(torch.tensor(place), result.shape)]
+
+    def number(tensor: torch.Tensor, digits: int = 7) -> str:
+        return format(tensor[tuple(index)].item(), f".{digits}g" if tensor.is_floating_point() else "")
+
+    said = f"at {index}: got {number(result)}"
+    if right is None:
+        return said
+    said += f", expected {number(right.value)}"
+    return said if right.bound is None else f"{said}, bound {number(bound_of(right, result.dtype), 3)}"
 
 
 def compare_output(op: Op, case: Case, name: str, tensors: Tensors, expected: Mapping[str, Expected]) -> Errors:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field, replace
 
 # What null means on each kind of device. A processor's time also depends on what else runs there, and only a GPU has a clock
 # that takes half a second to settle.
 PRECISION = {"cuda": 0.005, "cpu": 0.05}
 STEADY_BLOCK_S = {"cuda": 1.0, "cpu": 0.25}
+BRIEF_ROUNDS = 5
+# The least difference that the clock of a kind of device tells: CUDA documents about half a microsecond for its events.
+RESOLUTION_S = {"cuda": 0.5e-6, "cpu": time.get_clock_info("perf_counter").resolution}
 
 
 @dataclass
@@ -17,7 +21,8 @@ class Timing:
     name: says in the row which preset it was, and which of its values were changed (`minfer.plan.config.named`).
     warmup_s: seconds to run kernel and baseline before anything is timed.
     looks: numbers of cold rounds after which to look whether the ratio is known well enough; the last one is the cap.
-    precision: what is well enough: half the width of the 95 % interval of the ratio, relative; None: `PRECISION`.
+    precision: what is well enough: half the width of the 95 % interval of the ratio, relative; None: `PRECISION`. A row whose
+        interval is wider is unconverged, unless the clock resolves no less (`RESOLUTION_S`).
     cold_cap_s: seconds after which to give up looking and call the case unconverged...
     least_rounds: ...but not before so many rounds.
     steady_block_s: seconds of each of the four steady blocks; 0 leaves the steady regime out; None: `STEADY_BLOCK_S`.
@@ -50,6 +55,10 @@ class Timing:
     def block_s(self) -> float:
         """Seconds of a steady block; a GPU's where nothing says otherwise."""
         return STEADY_BLOCK_S["cuda"] if self.steady_block_s is None else self.steady_block_s
+
+    def brief(self) -> Timing:
+        """The same for a kernel that takes long: BRIEF_ROUNDS cold rounds, and no steady blocks."""
+        return replace(self, looks=[BRIEF_ROUNDS], least_rounds=BRIEF_ROUNDS, steady_block_s=0.0)
 
     def estimate(self) -> float:
         """About how many seconds a case takes at most, its verification included."""

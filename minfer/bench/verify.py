@@ -16,11 +16,11 @@ import random
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
-from minfer.bench.errors import Errors, compare_output, run_reference
+from minfer.bench.errors import Errors, compare_output, describe_wrong, run_reference
 from minfer.bench.integrity import Dishonest
 from minfer.bench.operands import Operands, bits
 from minfer.bench.trivial import refuse_trivial
@@ -28,6 +28,7 @@ from minfer.ops import Case, Expected, Op, Tensors
 
 Function = Callable[..., object]
 MOST_DRAWN = 8 << 20  # bytes of the operands of a shape that is drawn
+SLOW_S = 0.2  # of a call; a kernel that takes longer is slow
 REPEATS, REPEATS_S = 5, 0.2  # more runs on the same inputs, to see a race; fewer where they take long
 
 
@@ -89,12 +90,18 @@ def verify(
     device: torch.device,
     capability: tuple[int, int] | None,
     seed: int,
+    sparing: bool = False,
 ) -> Errors:
-    """Compare a kernel with the reference on all inputs of a case. Raises WrongResult or Dishonest at the first that fails, and
-    ValueError for an op whose bounds would accept a kernel that computes nothing."""
-    worst = Errors()
+    """Compare a kernel with the reference on all inputs of a case. With `sparing`, a kernel that is slow (SLOW_S) on the first
+    inputs of the case's shape is not run on the others of that shape. Raises WrongResult or Dishonest at the first that fails,
+    and ValueError for an op whose bounds would accept a kernel that computes nothing."""
+    worst, is_slow = Errors(), False
     for inputs in choose_inputs(op, case, kernel, capability, seed):
-        worst = _verify_on(op, inputs, kernel, function, device, worst, is_own=inputs.case == case)
+        if is_slow and inputs.case.shape == case.shape:
+            worst = worst.worst(Errors(left_out=1))
+            continue
+        worst, seconds = _verify_on(op, inputs, kernel, function, device, worst, is_own=inputs.case == case)
+        is_slow |= sparing and seconds > SLOW_S
     return worst
 
 
@@ -106,11 +113,14 @@ def _verify_on(
     device: torch.device,
     worst: Errors,
     is_own: bool,
-) -> Errors:
+) -> tuple[Errors, float]:
+    """The larger errors of `worst` and of these inputs, and the seconds of the shortest call. Raises as `verify`."""
     operands, where = inputs.operands(op, device), inputs.describe(op)
     written = operands.named("out", "inout")
     addresses = {name: tensor.data_ptr() for name, tensor in written.items()}
+    begin = _mark(device)
     returned = function(*operands.arguments, **op.call(inputs.case))
+    end = _mark(device)
     check_genuine(written, addresses)
     # Copied in stream order, before any synchronisation: what runs elsewhere has not arrived yet.
     results = {name: tensor.detach().clone() for name, tensor in written.items()}
@@ -134,16 +144,18 @@ def _verify_on(
     for name, result in results.items():
         found = compare_output(op, inputs.case, name, fresh.tensors | results, expected)
         errors = errors.worst(found)
-        fault = fault or _fault(name, result, found)
+        if fault is None and (what := _fault(name, result, found)):
+            fault = f"{what}; {describe_wrong(op, inputs.case, name, fresh.tensors | results, expected)}"
     worst = worst.worst(errors)
     if fault:
         raise WrongResult(f"{fault} ({where})", worst)
     if is_own:
         refuse_trivial(op, inputs.case, fresh.tensors, results, expected)
     bits = results if kernel.deterministic else None
-    if not _repeats(op, inputs, function, device, bits, expected):
+    again_s = _repeat(op, inputs, function, device, bits, expected)
+    if again_s is None:
         raise WrongResult(f"gives another result when run again, which looks like a race ({where})", worst)
-    return worst
+    return worst, min(_seconds(begin, end), again_s)  # the first call of a kernel may compile it
 
 
 def _only_of(returned: object, written: Tensors) -> bool:
@@ -170,28 +182,50 @@ def same_bits(tensor: torch.Tensor, other: torch.Tensor) -> bool:
     return torch.equal(bits(tensor), bits(other))
 
 
-def _repeats(
+def _mark(device: torch.device) -> Any:
+    """This moment, for `_seconds`: on a GPU in the order of the stream, without waiting for it."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def _seconds(begin: Any, end: Any) -> float:
+    """The seconds between two marks."""
+    if isinstance(begin, float):
+        return end - begin
+    end.synchronize()
+    return begin.elapsed_time(end) * 1e-3
+
+
+def _repeat(
     op: Op,
     inputs: Inputs,
     function: Function,
     device: torch.device,
     bits: Tensors | None,
     expected: Mapping[str, Expected],
-) -> bool:
-    """Whether the kernel gives the same bits again or, where it does not promise to, a right result."""
+) -> float | None:
+    """The seconds of the shortest call, if the kernel gives the same bits again or, where it does not promise to, a right
+    result; else None."""
+    shortest = math.inf
     deadline = time.perf_counter() + REPEATS_S
     for _ in range(REPEATS):
         operands = inputs.operands(op, device)
+        begin = _mark(device)
         function(*operands.arguments, **op.call(inputs.case))
+        end = _mark(device)
         for name, tensor in operands.named("out", "inout").items():
             if bits is not None:
                 if not same_bits(tensor, bits[name]):
-                    return False
+                    return None
             elif not compare_output(op, inputs.case, name, operands.tensors, expected).over <= 1:
-                return False
+                return None
+        shortest = min(shortest, _seconds(begin, end))
         if time.perf_counter() > deadline:
             break
-    return True
+    return shortest
 
 
 def _fault(name: str, result: torch.Tensor, errors: Errors) -> str | None:

@@ -12,6 +12,7 @@ from minfer.ops import DTYPES, Case, Kernel, Op, default, drawn
 from minfer.ops.drawn import Problem
 from minfer.plan.config import Config, UserError, choose, names, shape_presets
 from minfer.plan.counters import LIMITS, SETS
+from minfer.plan.order import put_headline_first, put_headlines_first
 from minfer.plan.statement import check_axes, rehearse
 from minfer.plan.sweeps import RESOURCES, parts
 
@@ -38,11 +39,11 @@ class Plan:
 def plan(config: Config, device: str, capability: tuple[int, int] | None = None) -> Plan:
     """The cases of a request on a kind of device, "cuda" or "cpu". Raises UserError.
 
-    Problems come in the order of the request, each with all its kernels in ladder order, so that a table fills problem
-    by problem. `capability` is the GPU's, where it is known already."""
+    What tells most comes first (`minfer.plan.order`), and a problem's kernels come together, in ladder order, so that a table
+    fills problem by problem. `capability` is the GPU's, where it is known already."""
     if not config.sweeps:
         return _plan_sweep(config, device, capability)
-    whole = Plan([], {}, {})
+    whole, plans = Plan([], {}, {}), []
     for part in parts(config):
         each = _plan_sweep(part, device, capability)
         op = each.cases[0].op
@@ -51,10 +52,11 @@ def plan(config: Config, device: str, capability: tuple[int, int] | None = None)
             own.pop("gres", None)
         for case in each.cases:  # a case of two sweeps runs with what the first of them asks for
             whole.resources.setdefault(case.key, own)
-        whole.cases.extend(each.cases)
+        plans.append(each)
         whole.unsupported.update(each.unsupported)
         whole.left_out.update({f"{op}/{kernel}": why for kernel, why in each.left_out.items()})
-    whole.cases[:] = {case.key: case for case in whole.cases}.values()  # two sweeps of an op may share some
+    ordered = put_headlines_first([each.cases for each in plans])
+    whole.cases[:] = {case.key: case for case in ordered}.values()  # two sweeps of an op may share some
     for case in whole.cases:  # a kernel may be left out of one sweep of an op and run in another
         whole.left_out.pop(f"{case.op}/{case.kernel}", None)
     return whole
@@ -95,6 +97,8 @@ def _plan_sweep(config: Config, device: str, capability: tuple[int, int] | None)
         left = left_out or {op.name: "has no kernels"}
         key, why = next(iter((unsupported or left).items()))
         raise UserError(f"nothing to run: {key} {why}")
+    if not config.draw.problems:  # a part of drawn problems tells as much as any other
+        cases = put_headline_first(op, cases, unsupported, wanted == ["all"])
     return Plan(cases, unsupported, left_out)
 
 

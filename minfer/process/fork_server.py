@@ -305,6 +305,8 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _call_it("minfer.forksrv")
     warnings.filterwarnings("ignore", "This process .* is multi-threaded, use of fork", DeprecationWarning)
+    # PyTorch's profiler writes a line at each start and end, and one about the driver where there is no GPU.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     for module in PRELOADED:
         importlib.import_module(module)
     gc.collect()

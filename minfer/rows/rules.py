@@ -16,3 +16,14 @@ CASE_OVERHEAD_S, SWEEP_OVER_WINDOWS = 0.3, 1.3
 def is_too_wide(low: float | None, high: float | None) -> bool:
     """Whether the interval of a ratio is so wide (`WIDEST`) that the ratio is not shown, in a terminal, table, plot or page."""
     return low is not None and high is not None and high > WIDEST * low
+
+
+ABOVE_ROOF = (  # what the mark of `is_above_roof` means
+    "above the measured peak: the roof is too low there, because its probe is a long copy or product, and a probe of this size"
+    " and mix of reads and writes was not run"
+)
+
+
+def is_above_roof(percent_of_peak: float | None) -> bool:
+    """Whether a share of the measured peaks is above 100 %, as it is shown. It is marked, and not hidden."""
+    return percent_of_peak is not None and round(percent_of_peak, 1) > 100

@@ -16,7 +16,7 @@ APART = "apart"  # in a results folder: rows that show how they were made, and t
 
 # What became of a case. A case has times only with the first two.
 STATUSES = {
-    "ok": "correct, and timed to the precision asked for",
+    "ok": "correct, and timed to the precision asked for, or to what the clock resolves",
     "unconverged": "correct, and timed, but less precisely than asked for, or a judged time does not fit those inside",
     "wrong": "the result differs from the reference by more than rounding, so it has no time",
     "dishonest": "the kernel broke a rule of measuring, such as doing less when it is timed, so it has no time",
@@ -36,6 +36,11 @@ HOST_BOUND = (  # in `flags`; `cold_late` and `cold_baseline_late` say how often
 BUSY = (
     "threads waited for a processor (cold_waited), probably because other programs ran, so times may be much too long"
 )
+SLOW = "a call takes long, so its shape was verified on one set of inputs, and timed in few rounds and no steady calls"
+TOLD = (  # columns that a launcher shows of a row before the row's file is read
+    "guarantee", "baseline", "metric", "cold_us", "cold_rate", "cold_speedup", "cold_speedup_low", "cold_speedup_high",
+    "cold_verdict", "judged_us", "judged_rate", "judged_speedup", "judged_speedup_low", "judged_speedup_high", "judged_verdict",
+)  # fmt: skip
 AMENDABLE = ("metrics", "functions", "profilers")  # maps, that grow after a row was written
 
 PARQUET: dict[str, Any] = {"compression": "zstd", "write_page_checksum": True}

@@ -18,8 +18,9 @@ from minfer.plan.config import NoAnswer, UserError
 from minfer.plan.shard import Shard
 from minfer.rows.store import FAILED, STATUSES
 from minfer.run import by_node, failures, junit, retries, start, usage
+from minfer.run.live import follow
 from minfer.run.progress import RunProgress
-from minfer.run.terminal import follow, print_summary
+from minfer.run.terminal import print_summary
 
 JSON, JUNIT, STATUS = "--json", "--junit=", "status="
 SHOWN = 20  # runs of a list
@@ -144,8 +145,8 @@ def status(console: Console, run: Run, words: list[str]) -> int:
 
 
 def wait(console: Console, run: Run, words: list[str]) -> int:
-    """Follow a run's jobs to their end and show the results. Returns 1 if cases have no row, and 4 if all have one and some
-    kernels failed. It also follows jobs that another launcher submits again. Ctrl-C leaves the jobs alone."""
+    """Follow a run's jobs to their end and show the results. Returns the exit status, `start.exit_status_of`. It also follows
+    jobs that another launcher submits again. Ctrl-C leaves the jobs alone."""
     if other := [word for word in words if not word.startswith(JUNIT)]:
         raise UserError(f"cannot read {other[0]!r}; usage: minfer wait RUN [{JUNIT}FILE]")
     progress = RunProgress(run)
@@ -163,8 +164,7 @@ def wait(console: Console, run: Run, words: list[str]) -> int:
     _write_junit(progress, words)
     if not complete:
         console.print(f"Cases are missing; to run them: {start.resubmit_command(run)}", soft_wrap=True)
-        return 1
-    return 4 if any(row["status"] in FAILED for row in run.rows(["status"]).values()) else 0
+    return start.exit_status_of(progress, complete)
 
 
 def _write_junit(progress: RunProgress, words: list[str]) -> None:

@@ -36,7 +36,7 @@ class ShardProgress:
     pinned: str | None = None  # the only node that may run it
     state: str = "queued"
     cases: set[str] = field(default_factory=set)  # those that have a row, of this run or, resumed, of another
-    skipped: set[str] = field(default_factory=set)  # of another
+    skipped: dict[str, str] = field(default_factory=dict)  # of another, with the status of that row
     redo: set[str] = field(default_factory=set)  # those whose row is to be replaced, and has not been yet
     started: int = 0  # times, by its last job
     over: bool = False  # whether its last process came to its end
@@ -74,7 +74,7 @@ class ShardProgress:
                 self.progressed |= event["event"] == "done"
             case "skip":
                 self.cases.add(event["case"])
-                self.skipped.add(event["case"])
+                self.skipped[event["case"]] = event.get("status", "")
             case "failed" | "stopped":
                 self.message, self.again = event["message"], event.get("again", False)
                 self.limit = event.get("limit")
@@ -246,6 +246,11 @@ class RunProgress:
         return sum(len(shard.cases) for shard in self.shards.values())
 
     @property
+    def skipped(self) -> dict[str, str]:
+        """The cases that were not run because another run has a row of them, with that row's status."""
+        return {case: status for shard in self.shards.values() for case, status in shard.skipped.items()}
+
+    @property
     def active(self) -> list[ShardProgress]:
         """The shards whose jobs wait or run."""
         return [shard for shard in self.shards.values() if shard.state not in ENDED]
@@ -336,11 +341,11 @@ class RunProgress:
         when = f"the first may start at {starts[0].replace('T', ' ')}" if starts else ""
         because = f" ({'; '.join(filter(None, [why, when]))})" if why or when else ""
         shards = ", ".join(f"{n} {state}{because if state == 'queued' else ''}" for state, n in self.counts().items())
-        left = round(self._left_s() or 0)
+        left = round(self.left_s() or 0)
         eta = f", about {left // 60}:{left % 60:02} min left" if left else ""
         return f"shards: {shards}; {self.rows} of {len(self.cases)} rows{eta}"
 
-    def _left_s(self) -> float | None:
+    def left_s(self) -> float | None:
         """Seconds that the missing rows take at the pace of those since this was first read."""
         if self._first is None or not self.active:
             return None

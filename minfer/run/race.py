@@ -8,6 +8,7 @@ the ladder.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import re
 import shutil
@@ -15,8 +16,11 @@ import subprocess
 import tarfile
 from pathlib import Path
 
+from rich.console import Console
+
 from minfer import ops
 from minfer.jobs import executors
+from minfer.jobs.run import CONFIG
 from minfer.ops import PACKAGE, Kernel, Op
 from minfer.plan.config import INSTALLED, Config, UserError, choose, names
 from minfer.rows import store
@@ -39,17 +43,38 @@ def race(config: Config, first: str, second: str) -> int:
     Raises UserError."""
     console = terminal.console()
     op = ops.get(choose("op", config.op, ops.names()))
-    kernels = _kernels(config, op)
     folder = Path(config.runs).absolute() / f"race-{start.make_run_id()}"
+    before = _list_runs(folder.parent)
+    try:
+        return start.run(_unpack_both(console, config, op, (first, second), folder))
+    finally:
+        if _list_runs(folder.parent) <= before:  # it was refused, or a dry run
+            shutil.rmtree(folder, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                folder.parent.rmdir()  # if it is empty
+
+
+def _list_runs(folder: Path) -> set[Path]:
+    return set(folder.glob(f"*/{CONFIG}"))
+
+
+def _unpack_both(console: Console, config: Config, op: Op, revisions: tuple[str, str], folder: Path) -> Config:
+    """Unpack both revisions below a folder, and make the request one for the second's kernels. Raises UserError if none is left
+    to race."""
+    first, second = revisions
+    kernels, device = _kernels(config, op)
     labels = [_label(revision) for revision in (first, second)]
     labels[1] += "-again" if labels[0] == labels[1] else ""
-    trees = [unpack(revision, folder / label) for revision, label in zip((first, second), labels, strict=True)]
-    chosen, same, missing = [], [], []
+    trees = [unpack(revision, folder / label) for revision, label in zip(revisions, labels, strict=True)]
+    chosen, same, missing, elsewhere = [], [], [], []
+    everything = names(config.kernel) == ["all"]
     for kernel in kernels:
         texts = [_text(kernel, tree) for tree in trees]
-        if None in texts:
+        if everything and kernel.elsewhere(device):
+            elsewhere += [kernel.name] if None not in texts and texts[0] != texts[1] else []
+        elif None in texts:
             missing.append(kernel.name)
-        elif texts[0] == texts[1] and names(config.kernel) == ["all"]:
+        elif texts[0] == texts[1] and everything:
             same.append(kernel.name)
         else:
             chosen.append(kernel)
@@ -57,27 +82,39 @@ def race(config: Config, first: str, second: str) -> int:
         if left_out:
             console.print(f"Left out: {', '.join(left_out)}: {why}.", soft_wrap=True)
     if not chosen:
-        raise UserError(
-            f"no kernel of {op.name} to race: none differs between {first} and {second}; kernel=NAME races it anyway"
-        )
+        raise UserError(f"no kernel of {op.name} to race: {_explain_none(revisions, device, same, missing, elsewhere)}")
     config.kernel = [f"{kernel.name}@{labels[1]}" for kernel in chosen]
     config.extra = [*config.extra, str(register(op, chosen, labels, folder))]
     config.results = str(RESULTS) if config.results == Config.results else config.results
     console.print(f"Each kernel@{labels[1]} ({second}) against the same kernel@{labels[0]} ({first}).", soft_wrap=True)
-    return start.run(config)
+    return config
 
 
-def _kernels(config: Config, op: Op) -> list[Kernel]:
-    """The kernels of the request that have a source file of their own and run on its device."""
+def _explain_none(
+    revisions: tuple[str, str], device: str, same: list[str], missing: list[str], elsewhere: list[str]
+) -> str:
+    """Why no kernel is left to race, and what to do. `elsewhere`: kernels that differ and do not run on the device."""
+    where, other = ("a GPU", "cpu") if device == "cuda" else ("a CPU", "cuda")
+    first, second = revisions
+    if elsewhere:
+        return f"the run is on {where}, and what differs is not for it: {', '.join(elsewhere)}; add device={other}"
+    if same:
+        return f"none differs between {first} and {second}; kernel=NAME races it anyway"
+    if missing:
+        return f"none is in both {first} and {second}; choose other revisions"
+    return f"none has a file of its own and runs on {where}; add device={other}"
+
+
+def _kernels(config: Config, op: Op) -> tuple[list[Kernel], str]:
+    """The kernels of the request that have a source file of their own, and the kind of device that it is for."""
+    device = executors.choose(config.cluster, config.container).find_device(config.device).kind
     wanted = names(config.kernel)
     if wanted != ["all"]:
         kernels = [op.kernels[choose(f"{op.name} kernel", name, op.kernels)] for name in wanted]
         if without := [kernel.name for kernel in kernels if kernel.backend in ("torch", "function")]:
             raise UserError(f"kernel {without[0]} is a function, and has no file of its own to race; choose another")
-        return kernels
-    device = executors.choose(config.cluster, config.container).find_device(config.device).kind
-    own = (kernel for kernel in op.kernels.values() if kernel.backend not in ("torch", "function"))
-    return [kernel for kernel in own if kernel.elsewhere(device) is None]
+        return kernels, device
+    return [kernel for kernel in op.kernels.values() if kernel.backend not in ("torch", "function")], device
 
 
 def _label(revision: str) -> str:

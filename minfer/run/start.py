@@ -24,9 +24,16 @@ from minfer.ops import Case
 from minfer.plan import cases, extra, shell
 from minfer.plan.config import CONF, INSTALLED, SCRIPT, Config, MaybeQueued, NoAnswer, UserError, name_changes
 from minfer.plan.shard import Shard, hash_outside
+from minfer.rows.store import FAILED
 from minfer.run import failures, notify, retries, terminal
+from minfer.run.live import follow
 from minfer.run.progress import RunProgress
-from minfer.run.terminal import follow, print_plan, print_size, print_summary
+from minfer.run.terminal import print_plan, print_size, print_summary
+
+NO_GPU_ASKED = (
+    "Jobs go to SLURM, without a GPU, because profiler=static needs none; device=cuda times CUDA kernels, too, and "
+    "cluster=local runs on this machine."
+)
 
 
 @dataclass(frozen=True)
@@ -40,7 +47,8 @@ class Launch:
 
 
 def run(config: Config) -> int:
-    """Plan a request, run it, and show the results. Returns the exit status: 1 if cases got no row. Raises UserError."""
+    """Plan a request, run it, and show the results. Returns the exit status, `exit_status_of`.
+    Raises UserError."""
     console = terminal.console()
     _load_extra(config)
     executor = executors.choose(config.cluster, config.container)
@@ -72,9 +80,10 @@ def _load_extra(config: Config) -> None:
 
 def _plan(console: Console, config: Config, executor: Executor) -> Launch:
     """Plan a request for the device that its jobs get, and adapt its config to that device. Raises UserError."""
-    device = executor.find_device(config.device)
-    if device.note and config.dry_run != SCRIPT:
-        console.print(device.note, soft_wrap=True)
+    device = executor.find_device("cpu" if (without := _needs_no_gpu(config, executor)) else config.device)
+    note = device.note or (NO_GPU_ASKED if without else "")
+    if note and config.dry_run != SCRIPT:
+        console.print(note, soft_wrap=True)
     if device.kind == "cpu":
         config.cluster.gres = partition.drop_gpus(config.cluster.gres)
     config.profiler.resolve(device.kind)
@@ -96,6 +105,12 @@ def _plan(console: Console, config: Config, executor: Executor) -> Launch:
             print_notes(console, left_out)
             console.print(f"The same cases on each of {len(nodes)} nodes: {', '.join(nodes)}.", soft_wrap=True)
     return Launch(plan, device.kind, cases.split(plan, config, executor.count_shards(device)), nodes)
+
+
+def _needs_no_gpu(config: Config, executor: Executor) -> bool:
+    """Whether jobs would wait for a GPU that nobody asked for, only to read machine code."""
+    nobody = config.device == config.cluster.executor == "auto" and executor.queued
+    return nobody and not config.profiler.auto and config.profiler.options().keys() == {"static"}
 
 
 def _show_plan(console: Console, config: Config, executor: Executor, launch: Launch) -> None:
@@ -198,7 +213,7 @@ def _write_shards(run: Run, launch: Launch) -> list[str]:
 
 
 def finish(console: Console, run: Run, executor: Executor, plan: cases.Plan) -> int:
-    """Follow the jobs of a run to their end and show what came of it; the exit status: 1 when cases got no row."""
+    """Follow the jobs of a run to their end and show what came of it. Returns the exit status, `exit_status_of`."""
     progress = RunProgress(run)
     known: set[str] = set()  # failed shards that are left as they are
     try:
@@ -225,8 +240,10 @@ def finish(console: Console, run: Run, executor: Executor, plan: cases.Plan) -> 
             console.print("Ending the jobs.")
             print_notes(console, executors.cancel(run, progress.jobs.values(), progress.lost))
             progress.read_once()
-            print_summary(console, progress, plan)
-            console.print(f"Stopped; finished rows are kept. To go on: {resubmit_command(run)}", soft_wrap=True)
+            if print_summary(console, progress, plan):
+                console.print("Stopped; every case has its row.")
+            else:
+                console.print(f"Stopped; finished rows are kept. To go on: {resubmit_command(run)}", soft_wrap=True)
         finally:
             signal.signal(signal.SIGINT, handler)
         return 130
@@ -237,7 +254,16 @@ def finish(console: Console, run: Run, executor: Executor, plan: cases.Plan) -> 
     target = run.request.notify
     if target and (problem := notify.notify(target, progress)):
         console.print(f"Note: {problem}.", soft_wrap=True)
-    return 0 if complete else 1
+    return exit_status_of(progress, complete)
+
+
+def exit_status_of(progress: RunProgress, complete: bool) -> int:
+    """The exit status of a run that has ended: 1 when cases have no row, 4 when a kernel failed in a row, else 0. Rows of other
+    runs count where a case was not run again (resume=true)."""
+    if not complete:
+        return 1
+    statuses = [row["status"] for row in progress.run.rows(["status"]).values()]
+    return 4 if any(status in FAILED for status in (*statuses, *progress.skipped.values())) else 0
 
 
 def submit_again(console: Console, run: Run, again: Iterable[retries.Again]) -> None:

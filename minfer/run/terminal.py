@@ -1,19 +1,18 @@
-"""What the launcher shows: the plan, progress while jobs run, and the table at the end."""
+"""What the launcher shows before its jobs run and at their end: the plan, and the table."""
 
 from __future__ import annotations
 
 import datetime
+import math
 import re
-import time
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from minfer.bench.timing import Timing
 from minfer.ops import Case
 from minfer.plan import shell
 from minfer.plan.cases import Plan
@@ -24,7 +23,6 @@ from minfer.rows.select import is_judged
 from minfer.run import by_node, failures, times
 from minfer.run.progress import RunProgress
 
-POLL_S = 0.2
 MOST_CASES = 60  # that dry_run lists one by one
 
 
@@ -79,51 +77,6 @@ def _length(config: Config, plan: Plan, shards: list[list[Case]]) -> tuple[int, 
     return at_once, datetime.timedelta(seconds=round(plan.seconds(config, at_once)))
 
 
-def follow(console: Console, progress: RunProgress, known: Collection[str] = ()) -> None:
-    """Show progress until all jobs are done, or a shard has failed that is not among the known ones: as a bar or, in a
-    log, as a line whenever a row has come."""
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("ETA"),
-        TimeRemainingColumn(elapsed_when_finished=False),
-    )
-    shown, warned = "", set[str]()
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
-        bar = bars.add_task("starting", total=len(progress.cases))
-        while True:
-            for event in progress.read():
-                _show(bars, bar, event)
-            if progress.queued:
-                bars.update(bar, description=progress.line())
-            line = progress.line().partition(", about")[0]
-            if not console.is_terminal and line != shown:  # a log has no bar
-                console.print(f"{datetime.datetime.now():%H:%M:%S} {progress.line()}")
-                shown = line
-            for warning in progress.warnings():
-                if warning not in warned:
-                    console.print(f"Note: {warning}.", soft_wrap=True)
-                    warned.add(warning)
-            if not progress.active or set(progress.failed) - set(known):
-                break
-            time.sleep(max(POLL_S, len(progress.shards) / 1000))  # each look reads a file for each shard
-
-
-def _show(progress: Progress, bar: Any, event: dict[str, Any]) -> None:
-    if event["event"] == "build":
-        progress.update(bar, description=f"building {event['kernel']}")
-    elif event["event"] == "case":
-        op, kernel, dtype, _, shape = event["case"].split("/")
-        progress.update(bar, description=f"{op} {kernel} {dtype} {shape}")
-    elif event["event"] == "profiler":
-        total = next(task.total for task in progress.tasks if task.id == bar) or 0
-        progress.update(bar, description=f"profiling: {event['profiler']}", total=total + event["cases"])
-    elif event["event"] in ("done", "skip", "kept", "profiled"):
-        progress.advance(bar)
-
-
 def drop_value(message: str) -> str:
     """A reason of `Kernel.unsupported` without the value that was refused, so that the cases of a reason share a line. What
     an op's or a user's `requires` says stays as it is."""
@@ -142,7 +95,7 @@ def print_summary(console: Console, progress: RunProgress, plan: Plan) -> bool:
                "metric", "cold_rate", "cold_speedup", "cold_speedup_low", "cold_speedup_high", "cold_verdict", "baseline",
                "cold_baseline_us", "flags",
                "cold_percent_of_peak", "node", "steady_us", "steady_rate",
-               "bytes", "metrics", "functions", "profilers", "guarantee",
+               "bytes", "cold_rounds", "metrics", "functions", "profilers", "guarantee",
                "judged_us", "judged_rate", "judged_speedup", "judged_speedup_low", "judged_speedup_high", "judged_verdict",
                "judged_baseline_us"]  # fmt: skip
     wanted = {case.key: index for index, case in enumerate(plan.cases)}
@@ -180,18 +133,12 @@ def print_summary(console: Console, progress: RunProgress, plan: Plan) -> bool:
             f"{len(rows)} of {max(len(wanted), len(progress.cases))} cases: "
             + ", ".join(f"{n} {status}" for status, n in sorted(counts.items()))
         )
-    wide = [row for row in rows.values() if has_too_few_rounds(row)]
-    if wide:
-        which = ", of the times inside of its process," if all(map(is_judged, wide)) else ""
-        console.print(
-            f"unconverged: the ratio's interval{which} is wider than was asked for; timing=default, or timing.cold_cap_s=10, "
-            "gives each case more rounds.",
-            soft_wrap=True,
-        )
+    if wide := [row for row in rows.values() if has_too_few_rounds(row)]:
+        console.print(_explain_unconverged(wide, run.request.timing), soft_wrap=True)
     flags = Counter(flag for row in rows.values() for flag in (row["flags"] or "").split("; ") if flag)
     for flag, n in flags.items():
         console.print(f"Note: {n} of {len(rows)} cases: {flag}.", soft_wrap=True)
-    skipped = {case for shard in progress.shards.values() for case in shard.skipped}
+    skipped = progress.skipped.keys()
     if skipped:
         console.print(f"{len(skipped)} of {len(wanted)} cases were in the results already (resume=true).")
     for line in _list_left_out(plan):
@@ -210,6 +157,18 @@ def print_summary(console: Console, progress: RunProgress, plan: Plan) -> bool:
     if redo:
         console.print(f"{redo} of these cases are still to be done again; their rows above are the old ones.")
     return not redo and set(wanted) <= {case for _, case in rows} | skipped
+
+
+def _explain_unconverged(rows: list[store.Row], timing: Timing) -> str:
+    """What `has_too_few_rounds` means, and what would give these rows more rounds; nothing that the run had already."""
+    which = ", of the times inside of its process," if all(map(is_judged, rows)) else ""
+    said = f"unconverged: the ratio's interval{which} is wider than was asked for, and than what the clock resolves"
+    if all((row["cold_rounds"] or 0) >= timing.looks[-1] for row in rows):
+        return f"{said}; more than {timing.looks[-1]} rounds are not taken, so run it when the machine is less busy."
+    if all(store.SLOW in (row["flags"] or "") for row in rows):
+        return f"{said}; a kernel that takes long gets few rounds."
+    remedy = f"timing.cold_cap_s={max(10, math.ceil(3 * timing.cold_cap_s))}"
+    return f"{said}; {'' if timing.name == 'default' else 'timing=default, or '}{remedy}, gives each case more rounds."
 
 
 def _list_problems(rows: Iterable[store.Row], name_nodes: bool) -> list[str]:

@@ -8,9 +8,10 @@ from rich import box
 from rich.table import Table
 
 from minfer.rows import store
-from minfer.rows.rules import MOST_DRIFT, WIDEST, is_too_wide
+from minfer.rows.rules import ABOVE_ROOF, MOST_DRIFT, WIDEST, is_above_roof, is_too_wide
 from minfer.rows.select import is_judged
 
+ABOVE = "*"  # behind a share of the peak that is above 100 %
 LABELS = ("kernel", "dtype", "parameters", "shape")
 
 
@@ -53,36 +54,42 @@ def _cells(row: store.Row) -> list[str]:
         return [number(f"{regime}_us", ",.1f"), number(f"{regime}_rate", ".3g")]
 
     if is_judged(row):
-        timed = [*[""] * 6, *time("judged"), _share(row)]
+        timed = [*[""] * 6, *time("judged"), share_of_baseline(row)]
     else:
-        timed = [*time("cold"), _share(row), number("cold_percent_of_peak", ".1f"), *time("steady"), *[""] * 3]
+        timed = [
+            *time("cold"),
+            share_of_baseline(row),
+            number("cold_percent_of_peak", ".1f") + (ABOVE if is_above_roof(row["cold_percent_of_peak"]) else ""),
+            *time("steady"),
+            *[""] * 3,
+        ]
     return [*label(row), *timed, row["status"]]
 
 
-def _value(row: store.Row, name: str) -> Any:
+def value_of(row: store.Row, name: str) -> Any:
     return row[f"{'judged' if is_judged(row) else 'cold'}_{name}"]
 
 
-def _share(row: store.Row) -> str:
+def share_of_baseline(row: store.Row) -> str:
     """The throughput as a share of the baseline's, in percent, with its interval: `104.8 ± 0.3`, or `104.8 (104.1–104.9)`
     where it is not symmetric in these digits. Only the verdict where the interval is too wide (`WIDEST`)."""
-    if _value(row, "speedup") is None:
+    if value_of(row, "speedup") is None:
         return ""
     if row["kernel"] == row["baseline"]:
         return "100"
-    if _too_wide(row):
-        return str(_value(row, "verdict") or "unknown")
-    share, low, high = (_value(row, f"speedup{end}") for end in ("", "_low", "_high"))
+    if is_wide(row):
+        return str(value_of(row, "verdict") or "unknown")
+    share, low, high = (value_of(row, f"speedup{end}") for end in ("", "_low", "_high"))
     percent = lambda part: format(100 * part, ".1f" if share < 10 else ".0f")
     interval = ""
     if low is not None and high is not None:
         below, above = percent(share - low), percent(high - share)
         interval = f" ± {above}" if below == above else f" ({percent(low)}–{percent(high)})"
-    return f"{percent(share)}{interval}{' tie' if _value(row, 'verdict') == 'tie' else ''}"
+    return f"{percent(share)}{interval}{' tie' if value_of(row, 'verdict') == 'tie' else ''}"
 
 
-def _too_wide(row: store.Row) -> bool:
-    low, high = _value(row, "speedup_low"), _value(row, "speedup_high")
+def is_wide(row: store.Row) -> bool:
+    low, high = value_of(row, "speedup_low"), value_of(row, "speedup_high")
     return row["kernel"] != row["baseline"] and is_too_wide(low, high)
 
 
@@ -90,19 +97,21 @@ def list_notes(rows: list[store.Row]) -> list[str]:
     """What to know of the rows of a table, in sentences: which have no percentage, and where the baseline's time beside a
     kernel is not the one in its own row, so that the percentage does not follow from the times in the table."""
     found = []
-    if wide := sum(map(_too_wide, rows)):
+    if wide := sum(map(is_wide, rows)):
         found.append(
             f"{wide} of the percentages {'is' if wide == 1 else 'are'} not shown: the interval's upper end is more than "
             f"{WIDEST} times its lower end, and only the verdict is left."
         )
-    own = {tuple(label(row)): row for row in rows if _value(row, "us")}
+    if any(not is_judged(row) and is_above_roof(row["cold_percent_of_peak"]) for row in rows):
+        found.append(f"{ABOVE} {ABOVE_ROOF}.")
+    own = {tuple(label(row)): row for row in rows if value_of(row, "us")}
     drifts = []
     for row in rows:
-        baseline, beside = own.get((row["baseline"], *label(row)[1:])), _value(row, "baseline_us")
+        baseline, beside = own.get((row["baseline"], *label(row)[1:])), value_of(row, "baseline_us")
         if not baseline or is_judged(baseline) != is_judged(row):
             continue
-        if baseline is not row and beside and _value(row, "speedup") is not None:
-            alone = _value(baseline, "us")
+        if baseline is not row and beside and value_of(row, "speedup") is not None:
+            alone = value_of(baseline, "us")
             drift = max(beside / alone, alone / beside)
             if drift > MOST_DRIFT:
                 drifts.append((drift, row, baseline))
@@ -110,8 +119,8 @@ def list_notes(rows: list[store.Row]) -> list[str]:
         _, row, baseline = max(drifts, key=lambda each: each[0])
         rest = f" The same holds for {len(drifts) - 1} more of these rows." if len(drifts) > 1 else ""
         found.append(
-            f"{' '.join(label(row))}: its percentage compares with {_value(row, 'baseline_us'):,.1f} µs, {row['baseline']}'s "
-            f"time in the same rounds, not with the {_value(baseline, 'us'):,.1f} µs of {row['baseline']}'s own row; "
+            f"{' '.join(label(row))}: its percentage compares with {value_of(row, 'baseline_us'):,.1f} µs, {row['baseline']}'s "
+            f"time in the same rounds, not with the {value_of(baseline, 'us'):,.1f} µs of {row['baseline']}'s own row; "
             f"{_explain_drift(row, baseline)}.{rest}"
         )
     return found

@@ -17,7 +17,7 @@ from minfer.bench.measure import Bench
 from minfer.bench.telemetry import Telemetry, watts
 from minfer.bench.timing import Timing
 from minfer.process.threads import delay_s, run_delays
-from minfer.rows.store import BUSY, HOST_BOUND, Row
+from minfer.rows.store import BUSY, HOST_BOUND, SLOW, Row
 
 SUSPENDED = "stopped and continued while it was timed, twice: its times contain that"
 
@@ -32,23 +32,26 @@ class CaseTimer:
     def __init__(self, timing: Timing, telemetry: Telemetry) -> None:
         self.timing, self.telemetry = timing, telemetry
 
-    def time(self, bench: Bench, row: Row) -> dict[str, Any]:
-        """Time both regimes and return the samples; `row` gets the other columns. Repeats once if this process was stopped
-        meanwhile, as by `scontrol suspend`, because the clocks did not stop."""
+    def time(self, bench: Bench, row: Row, brief: bool = False) -> dict[str, Any]:
+        """Time both regimes, or with `brief` as a kernel that takes long (`Timing.brief`), and return the samples; `row` gets
+        the other columns. Repeats once if this process was stopped meanwhile, as by `scontrol suspend`, because the clocks did
+        not stop."""
         for last in (False, True):
             with watch_for_stops() as times:
-                samples = self._time_once(bench, row)
+                samples = self._time_once(bench, row, self.timing.brief() if brief else self.timing)
             if not times:
                 break
             if last:
                 row["flags"] = "; ".join(filter(None, [row["flags"], SUSPENDED]))
+        if brief:
+            row["flags"] = "; ".join(filter(None, [row["flags"], SLOW]))
         return samples
 
-    def _time_once(self, bench: Bench, row: Row) -> dict[str, Any]:
+    def _time_once(self, bench: Bench, row: Row, timing: Timing) -> dict[str, Any]:
         """Time both regimes, and then the second clock's times, which come last so that they disturb nothing."""
-        bench.warm_up(self.timing.warmup_s)
+        bench.warm_up(timing.warmup_s)
         begin, delays = time.perf_counter(), run_delays(os.getpid())
-        samples: dict[str, Any] = {"cold": bench.cold(self.timing).tolist(), "steady": [], "watts": []}
+        samples: dict[str, Any] = {"cold": bench.cold(timing).tolist(), "steady": [], "watts": []}
         waited = delay_s(delays, run_delays(os.getpid())) / (time.perf_counter() - begin)
         row["cold_empty_us"] = bench.clock.empty(EMPTY[bench.device.type]) * 1e6
         if isinstance(bench.clock, CudaClock):
@@ -58,15 +61,15 @@ class CaseTimer:
             row["cold_waited"] = waited if delays else None
         flags = [HOST_BOUND] if isinstance(bench.clock, CudaClock) and bench.clock.host_bound else []
         flags += [BUSY] if (row.get("cold_waited") or 0) > MOST_WAITED else []
-        if self.timing.block_s > 0:
+        if timing.block_s > 0:
             with self.telemetry.meter() as readings:
-                blocks = bench.steady(self.timing, lambda: row.update(self.telemetry.sample()))
+                blocks = bench.steady(timing, lambda: row.update(self.telemetry.sample()))
             samples["steady"] = [block.tolist() for block in blocks]
             row["steady_rotations"] = bench.rotations
             drawn = [watts(readings, begin + SETTLING * (end - begin), end) for begin, end in bench.spans]
             if not bench.in_place and None not in drawn:  # the counter also counts copies that restore operands
                 samples["watts"] = drawn
-        if self.timing.audit and isinstance(bench.clock, CudaClock):
+        if timing.audit and isinstance(bench.clock, CudaClock):
             second = audit(bench.clock, bench.candidates[0], row["cold_empty_us"])
             row |= {"audit_us": second.cupti_us, "audit_events_us": second.events_us, "audit_kernels": second.kernels}
             flags += second.flags()

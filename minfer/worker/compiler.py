@@ -57,8 +57,9 @@ class Compiler:
         found: dict[str, Built | str],
     ) -> None:
         chosen = [key for key in sorted(kernels) if _can_be_built(ops.get(key[0]).kernels[key[1]])]
-        for (op, name), job in [(key, pool.submit(compile_one, *key)) for key in chosen]:
-            self.tell(event="build", kernel=name)
+        jobs = [(key, pool.submit(compile_one, *key)) for key in chosen]
+        for number, ((op, name), job) in enumerate(jobs, 1):
+            self.tell(event="build", kernel=name, number=number, of=len(jobs))
             found[f"{op}/{name}"] = job.result()
 
     def _apart(self, op: str, name: str) -> Built | str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from minfer.plan.shard import Shard
 
-ROOM = 16 << 10  # bytes; about a hundred events
+ROOM = 16 << 10  # bytes; thirty events or more
 
 
 class Events:

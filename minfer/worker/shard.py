@@ -80,7 +80,8 @@ def run_cases(shard: Shard, tell: Events, stopping: Stopping) -> None:
                 path = write_rows.append(writer, row, tell)
                 stopping.progressed = True
                 statuses.append((case, row["status"]))
-                tell(event="done", case=case.key, status=row["status"], file=str(path))
+                told = {name: value for name in store.TOLD if (value := row.get(name)) is not None}
+                tell(event="done", case=case.key, status=row["status"], file=str(path), row=told)
             supervisor.end()  # profilers may want the device, and its memory, to themselves
             profile(shard, _setting(shard, folder, log), statuses, writer, tell)
         claim.check()

@@ -158,6 +158,22 @@ def test_limits_of_each_system_are_in_one_file(tmp_path: Path, monkeypatch, caps
     assert "cannot read none.yaml: No such file or directory" in capsys.readouterr().err
 
 
+def test_slower_cases_that_do_not_fail_are_explained(tmp_path: Path, capsys):
+    """It said "1 slower" and "slower by more than 3 %: 0" below a ratio of 0.87, whose interval reached to 0.98."""
+
+    def timed(speedup: float, low: float, high: float) -> store.Row:
+        ends = {"cold_speedup": speedup, "cold_speedup_low": low, "cold_speedup_high": high, "cold_aa_spread": 0.0}
+        return row("v02_tiled", 100 / speedup, baseline="torch", **ends)
+
+    words = sets(tmp_path, [timed(1.0, 1.0, 1.0)], [timed(0.87, 0.77, 0.98)])
+    assert compare.main([*words, "--fail-over", "3%"]) == 0
+    shown = capsys.readouterr().out
+    assert "1 case: 1 slower." in shown and "Slower by more than 3 %, or broken: 0." in shown
+    assert " 1 more case is slower and does not count: of 1 the interval ends within what is allowed." in shown
+    words = sets(tmp_path, [timed(1.0, 1.0, 1.0)], [timed(0.87, 0.86, 0.88)])
+    assert compare.main([*words, "--fail-over", "3%"]) == 1 and "more case" not in capsys.readouterr().out
+
+
 def test_what_failed_in_both_is_no_tie(tmp_path: Path, capsys):
     def failed(kernel: str, status: str) -> store.Row:
         return row(kernel, None, status=status, message="no nvcc" if status == "compile_error" else "off by 3")

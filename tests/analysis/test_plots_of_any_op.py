@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minfer.analysis.data.prepare import choose_problems, representative_problem
+from minfer.analysis.data.prepare import choose_problems
 from minfer.analysis.plots.every_op import Picture, keep_apart
 from minfer.analysis.plots.series import over_tokens, representative, series, squares
+from minfer.rows.problems import representative_problem
 from minfer.rows.store import Row
 from tests.pictures import drawn, panels, points, texts
 from tests.tables import other, row

@@ -15,8 +15,9 @@ import pytest
 from benchmarks.browser import Browser, chromium
 from minfer.analysis import report
 from minfer.analysis.tables.problem import percent
-from minfer.analysis.web import columns, kernels
+from minfer.analysis.web import columns, content, kernels
 from minfer.rows import store
+from minfer.rows.rules import ABOVE_ROOF
 from tests.conftest import ROOT
 from tests.tables import NOON, TN, other, row
 
@@ -349,3 +350,17 @@ def test_a_source_is_the_rows_and_no_other_file():
     assert torch and torch["path"] == "minfer/ops/hgemm/__init__.py"
     assert sources.of("../..", "x", None) is None and sources.of("hgemm", "../../x", None) is None
     assert sources.of("hgemm", "v01_naive", "ffffffffffff")["commit"] == ""  # type: ignore[index]
+
+
+@pytest.mark.parametrize(("us", "flags"), [(100.0, f"busy; {ABOVE_ROOF}"), (104.0, "busy"), (200.0, "busy")])
+def test_a_row_above_its_roof_is_flagged_and_not_hidden(us: float, flags: str) -> None:
+    """Its bytes take 104 µs at the measured peak."""
+    values = {
+        "bytes": 104e6,
+        "metric": "GB/s",
+        "peaks": {"copy_gbps": 1000.0},
+        "roof": "copy_gbps",
+        "cold_percent_of_peak": 1.0,
+    }
+    (found,) = content.add_shares([row("v01_rows", us, "float16//m=1", **values, flags="busy")])
+    assert found["cold_percent_of_peak"] == pytest.approx(100 * 104 / us) and found["flags"] == flags

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,22 @@ def test_columns_follow_from_the_samples() -> None:
     assert row["steady_baseline_us"] == pytest.approx(math.sqrt(50 * 90))
     assert row["steady_speedup"] == pytest.approx(row["steady_baseline_us"] / row["steady_us"])
     assert row["steady_speedup_low"] == pytest.approx(5 / 4) and row["steady_speedup_high"] == pytest.approx(3)
+
+
+@pytest.mark.parametrize(
+    ("us", "cuda", "status"),
+    [(7.0, True, "ok"), (70.0, True, "unconverged"), (7.0, False, "unconverged")],
+)
+def test_a_row_is_unconverged_only_beyond_what_the_clock_resolves(us: float, cuda: bool, status: str) -> None:
+    """The ratio is known to about 1.4 %: a tenth of a microsecond of 7, which no CUDA event tells, or a whole one of 70."""
+    kernel = us * 1e-6 * np.where(np.arange(120) % 2, 1.014, 1 / 1.014)
+    cold = np.stack([kernel, np.full(120, us * 1e-6), np.full(120, us * 1e-6)], axis=1)
+    row = derive(CASE, cold.tolist(), [], [], Timing(precision=0.005), {} if cuda else None)
+    assert row["status"] == status
+    if status != "ok":
+        clock = r"0.71% \(0.5 µs\)" if cuda else r"\S+% \(\S+ µs\)"
+        said = rf"after 120 rounds the ratio is known to ±1.39%; asked for ±0.50%, and the clock resolves {clock}"
+        assert re.fullmatch(said, row["message"]), row["message"]
 
 
 def test_a_steady_time_is_a_mean_on_a_gpu_and_a_median_on_a_cpu() -> None:

@@ -12,7 +12,7 @@ import torch
 from minfer.bench.errors import run_reference
 from minfer.bench.integrity import Dishonest
 from minfer.bench.operands import Operands
-from minfer.bench.verify import Inputs, WrongResult, choose_inputs
+from minfer.bench.verify import Inputs, WrongResult, choose_inputs, verify
 from minfer.ops import DTYPES, Kernel, multiples
 from tests.honest import ANY, CPU, HGEMM, SQUARE, Tensor, after, both_dtypes, both_layouts, check, fails, honest
 
@@ -254,3 +254,25 @@ def test_the_operands_of_one_seed_differ_and_the_output_is_poisoned_where_it_is_
         assert not torch.equal(a, b) and not torch.equal(a, b.t()) and not torch.equal(out, a)
         assert bool(out.isnan().all()) == (call["beta"] == 0) == bool(out.isnan().any())
         assert (b.stride() == (1, 16)) == (layout == "TN")
+
+
+@pytest.mark.parametrize(("slow_s", "sparing"), [(-1.0, True), (-1.0, False), (math.inf, True)])
+def test_a_slow_kernel_is_run_once_at_its_shape_and_at_all_small_ones(
+    slow_s: float, sparing: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("minfer.bench.verify.SLOW_S", slow_s)
+    case = HGEMM.case("honest", "float16", SQUARE)
+    chosen = choose_inputs(HGEMM, case, ANY, None, 0)
+    own = [inputs for inputs in chosen if inputs.case.shape == case.shape]
+    shapes: list[tuple[int, int]] = []
+
+    def kernel(out: Tensor, a: Tensor, b: Tensor, alpha: float, beta: float) -> None:
+        shapes.append(tuple(out.shape))
+        honest(out, a, b, alpha, beta)
+
+    errors = verify(HGEMM, case, ANY, kernel, CPU, None, 0, sparing)
+    left_out = len(own) - 1 if sparing and slow_s < 0 else 0
+    assert len(own) == 4 and (errors.left_out, errors.tried) == (left_out, len(chosen) - left_out)
+    assert set(shapes) == {(inputs.case["m"], inputs.case["n"]) for inputs in chosen}
+    with pytest.raises(WrongResult):
+        verify(HGEMM, case, ANY, lambda *about, **call: None, CPU, None, 0, sparing)

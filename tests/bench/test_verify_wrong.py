@@ -3,12 +3,29 @@
 from __future__ import annotations
 
 import math
+import re
+from typing import Any
 
 import pytest
 import torch
 
+from minfer.bench.errors import describe_wrong, run_reference
 from minfer.bench.verify import Function, WrongResult
-from tests.honest import Tensor, after, both_dtypes, both_layouts, check, fails, honest
+from minfer.ops import Case, Op, exact, given, integers, out, size
+from minfer.ops.bounds import within
+from minfer.ops.op import REGISTERED
+from tests.honest import (
+    HGEMM,
+    SQUARE,
+    Tensor,
+    after,
+    both_dtypes,
+    both_layouts,
+    check,
+    check_right,
+    fails,
+    honest,
+)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -114,7 +131,14 @@ def test_one_element_is_wrong(dtype: str, where: tuple[int, int]) -> None:
     def change(out: Tensor) -> None:
         out[where] += 0.25
 
-    assert "an element of the output is off by" in str(fails(after(change), dtype, k=16))
+    message = str(fails(after(change), dtype, k=16))
+    assert "an element of the output is off by" in message
+    found = re.search(
+        r"; 1 of 576 elements is wrong, the first at (.*): got (.*), expected (.*), bound (\S+) \(", message
+    )
+    assert found and found[1] == str(list(where)), message
+    got, right, bound = map(float, found.groups()[1:])
+    assert got - right == pytest.approx(0.25, abs=2 * bound) and 0 < bound < 0.1
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf])
@@ -129,7 +153,10 @@ def test_one_element_is_nan() -> None:
     def change(out: Tensor) -> None:
         out[3, 3] = math.nan
 
-    assert "0.2% of the output is NaN" in str(fails(after(change)))  # 1 of 576
+    message = str(fails(after(change)))
+    assert (
+        "0.2% of the output is NaN" in message and "1 of 576 elements is wrong, the first at [3, 3]: got nan" in message
+    )
 
 
 @both_dtypes
@@ -253,3 +280,55 @@ def test_what_a_kernel_raises_is_not_hidden() -> None:
 
     with pytest.raises(RuntimeError, match="no such luck"):
         check(kernel)
+
+
+def odd_op(**about: Any) -> tuple[Op, Case]:
+    """An op with one output of whole numbers, and a case of it."""
+    op = Op(
+        "doubled",
+        axes={"rows": size(64), "n": size(64)},
+        tensors=lambda case: [
+            out("places", case["rows"], case["n"], dtype="int32"),
+            given("x", case["rows"], case["n"], fill=integers(-9, 10)),
+        ],
+        **about,
+    )
+    del REGISTERED[op.name]
+    return op, Case("doubled", "mine", "float32", {}, {"rows": 3, "n": 4})
+
+
+def test_an_output_that_must_be_exact_says_where_it_is_not() -> None:
+    x = torch.arange(12.0).view(3, 4)
+    places = (2 * x).int()
+    places[1, 2] += 5
+    places[2, 3] = -1
+    op, case = odd_op(reference=lambda case, t: {"places": exact((2 * t["x"]).int())})
+    tensors = {"x": x, "places": places}
+    said = describe_wrong(op, case, "places", tensors, run_reference(op, case, tensors))
+    assert said == "2 of 12 elements are wrong, the first at [1, 2]: got 17, expected 12"
+
+
+def test_an_output_with_a_check_says_where_the_check_refuses_it() -> None:
+    x = torch.arange(12.0).view(3, 4)
+    places = x.int()
+    places[2, 0] = 99
+    about = {"reference": lambda case, t: {}, "checks": {"places": lambda case, t: t["places"] == t["x"]}}
+    op, case = odd_op(**about)
+    said = describe_wrong(op, case, "places", {"x": x, "places": places}, {})
+    assert said == "1 of 12 elements is wrong, the first at [2, 0]: got 99"
+
+
+def test_a_whole_beyond_its_limit_says_where_its_largest_error_is() -> None:
+    right = within(torch.zeros(4, 3, dtype=torch.float64), torch.full((4, 3), 1.0, dtype=torch.float64))
+    result = torch.full((4, 3), 0.5)
+    result[1, 2] = -0.75
+    said = describe_wrong(HGEMM, HGEMM.case("torch", "float32", SQUARE), "out", {"out": result}, {"out": right})
+    assert said == "the largest error is at [1, 2]: got -0.75, expected 0, bound 1"
+
+
+def test_a_failing_test_of_a_kernel_ends_with_what_is_wrong() -> None:
+    op, case = odd_op(reference=lambda case, t: {"places": exact((2 * t["x"]).int())})
+    x = torch.ones(3, 4)
+    check_right(op, case, {"x": x}, {"places": (2 * x).int()})
+    with pytest.raises(pytest.fail.Exception, match=r"output places: 12 of 12 elements are wrong, the first at .0, 0."):
+        check_right(op, case, {"x": x}, {"places": x.int()})

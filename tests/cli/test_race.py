@@ -10,7 +10,7 @@ import torch
 
 from minfer import build, cli, ops
 from minfer.bench.timing import PRECISION, Timing
-from minfer.plan.config import UserError
+from minfer.plan.config import Config, Shape, UserError
 from minfer.rows import store
 from minfer.run import race
 from tests.conftest import ROOT
@@ -83,3 +83,37 @@ def test_a_race_leaves_rows_of_their_own(registered: ops.Op, tmp_path: Path, mon
 def test_a_precision_that_is_not_given_is_the_devices():
     assert {kind: Timing().on(kind).target for kind in PRECISION} == {"cuda": 0.005, "cpu": 0.05}
     assert Timing(precision=0.02).on("cpu").target == 0.02 and Timing().target == PRECISION["cuda"]
+
+
+@pytest.mark.parametrize(
+    ("differs", "device", "said"),
+    [
+        ("", "cpu", "none differs between . and .; kernel=NAME races it anyway"),
+        ("v02_tiled", "cpu", "the run is on a CPU, and what differs is not for it: v02_tiled; add device=cuda"),
+    ],
+)
+def test_a_race_with_nothing_to_race_says_why_and_leaves_no_folder(
+    differs: str, device: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(race, "unpack", lambda revision, target: target.mkdir(parents=True) or target)
+    monkeypatch.setattr(race, "_text", lambda kernel, tree: f"{tree if kernel.name == differs else ''}")
+    shape = Shape(name="test", gpu=[dict.fromkeys("mnk", 16)], cpu=[dict.fromkeys("mnk", 16)])
+    config = Config(op="hgemm", dtype="float16", shape=shape, device=device)
+    config.cluster.name = config.cluster.executor = "local"
+    with pytest.raises(UserError) as refused:
+        race.race(config, ".", ".")
+    assert str(refused.value) == f"no kernel of hgemm to race: {said}"
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("same", "missing", "said"),
+    [
+        (["v01"], ["v02"], "none differs"),
+        ([], ["v02"], "none is in both"),
+        ([], [], "none has a file of its own and runs on"),
+    ],
+)
+def test_why_there_is_no_kernel_to_race(same: list[str], missing: list[str], said: str):
+    assert race._explain_none(("a", "b"), "cuda", same, missing, []).startswith(said)

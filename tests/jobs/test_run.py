@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import datetime
 import os
+from pathlib import Path
 
 import pytest
 
 from minfer.jobs import commands, executors, queue
-from minfer.jobs.run import JOBS, Job, Run
+from minfer.jobs.run import CONFIG, JOBS, RUNS, Job, Run
 from minfer.plan.config import UserError
 
 
@@ -65,3 +66,14 @@ def test_a_start_that_is_a_guess_is_not_shown(tmp_path, monkeypatch):
     monkeypatch.setattr(commands, "ask", lambda *words: "\n".join(lines))
     found = executors.find_states(Run(tmp_path), [Job(f"000{n}", f"7_{n}", "slurm") for n in range(3)])
     assert found is not None and [found[f"7_{n}"].start for n in range(3)] == [soon, "", ""]
+
+
+def test_the_last_run_is_the_newest_by_a_clock_that_does_not_go_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The hour that repeats in autumn, and a shell in another time zone, gave a later run the smaller name."""
+    monkeypatch.chdir(tmp_path)
+    for age, name in ((20, "20261025-025900-aaaa"), (10, "20261025-020100-bbbb"), (0, "20261024-230000-cccc")):
+        (folder := RUNS / name).mkdir(parents=True)
+        (folder / CONFIG).write_text("")
+        os.utime(folder / CONFIG, (1_000_000 - age, 1_000_000 - age))
+    assert [run.name[-4:] for run in Run.list_all()] == ["aaaa", "bbbb", "cccc"]
+    assert Run.find("last").name.endswith("cccc")

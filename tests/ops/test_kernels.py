@@ -11,12 +11,12 @@ import torch
 from minfer import build, ops
 from minfer.bench.device import capability, pick
 from minfer.bench.operands import Operands
-from minfer.bench.timed_results import matches_reference
 from minfer.bench.verify import same_bits, verify
 from minfer.build import device_code, toolchain
 from minfer.ops import Kernel, Op
 from minfer.process import forked
 from tests import sizes
+from tests.honest import check_right
 from tests.spaced import spaced
 from tests.tiers import archs, few_of, is_always_compiled, is_first_in_cpp, mostly_slow
 
@@ -63,7 +63,7 @@ def test_cpu_kernel_agrees_with_the_reference(kernel):
         case = next(op.cases(kernel, [*op.odd_shapes, *op.sizes["small"]]))
         operands, fresh = (Operands(op, case, 1, "normal", torch.device("cpu"), fenced=True) for _ in range(2))
         function(*operands.arguments, **op.call(case))
-        assert matches_reference(op, case, fresh.named("in", "inout"), operands.named("out", "inout"))
+        check_right(op, case, fresh.named("in", "inout"), operands.named("out", "inout"))
         return
     cases = few_of(cases_of(kernel), LEAST)
     times = -(-LEAST // len(cases))  # several, with other values, where a kernel is for one dtype and format only
@@ -103,7 +103,7 @@ def check_spaced(op: Op, case: ops.Case, function, device: torch.device) -> None
     around = {name: tensor._base.clone() for name, tensor in tensors.items() if name in op.strided}
     function(*tensors.values(), **op.call(case))
     results = {name: tensors[name].clone() for name in operands.named("out", "inout")}
-    assert matches_reference(op, case, fresh.named("in", "inout"), results)
+    check_right(op, case, fresh.named("in", "inout"), results)
     for name, before in around.items():
         tensors[name].copy_(fresh.tensors[name])
         assert same_bits(tensors[name]._base, before), f"wrote between the rows of {name}"

@@ -272,7 +272,7 @@ def test_lists_in_a_shape_stand_for_all_their_combinations() -> None:
     shapes = [{"m": [1, 16], "n": [8, 24], "k": 32}, SMALL, {"m": 7, "n": 7, "k": 7}]  # SMALL is among the first four
     plan = matrix.plan(config(kernel="torch", shapes=shapes), "cpu")
     sizes = [tuple(case.shape.values()) for case in plan.cases]
-    assert sizes == [(1, 8, 32), (1, 24, 32), (16, 8, 32), (16, 24, 32), (7, 7, 7)]
+    assert sizes == [(16, 24, 32), (1, 8, 32), (1, 24, 32), (16, 8, 32), (7, 7, 7)]  # the largest is the headline
 
 
 def test_each_device_has_shapes_of_its_own() -> None:

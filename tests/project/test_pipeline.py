@@ -48,6 +48,13 @@ def test_a_command_is_told_of_the_run_at_its_end(finished):
     assert "Note: the command of notify ended with exit status 3." in printed
 
 
+def test_a_kernels_log_has_what_kernels_print_and_no_noise_of_pytorch(finished):
+    folder, _ = finished
+    (log,) = folder.glob("runs/*/logs/0000.log")
+    lines = log.read_text().splitlines()
+    assert lines and all(line.startswith("--- hgemm/") for line in lines), lines
+
+
 def test_run_leaves_a_row_for_every_case_with_everything_in_it(finished):
     folder, printed = finished
     rows = {row["kernel"]: row for row in store.rows(store.files(folder / "results"))}

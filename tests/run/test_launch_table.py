@@ -12,6 +12,7 @@ from rich.console import Console
 from minfer import ops
 from minfer.bench.derived import derive
 from minfer.bench.judged import FASTER, LONGER
+from minfer.bench.timing import Timing
 from minfer.jobs.run import Run
 from minfer.plan.cases import Plan
 from minfer.plan.config import Config
@@ -29,13 +30,13 @@ VALUES: dict[str, Any] = {
 }
 
 
-def summary(folder: Path, rows: list[store.Row], width: int = 200) -> str:
+def summary(folder: Path, rows: list[store.Row], width: int = 200, **request: Any) -> str:
     """What a launch prints at the end of a run with these rows."""
     where = folder / "results" / "nvidia-h200" / "r1"
     where.mkdir(parents=True)
     store.write(store.to_table(rows), where / "0000-000.parquet")
     run = Run(folder / "runs" / "r1")
-    run.request = Config(results=str(folder / "results"))
+    run.request = Config(results=str(folder / "results"), **request)
     console = Console(record=True, width=width)
     print_summary(console, RunProgress(run), Plan([], {}, {}))
     return console.export_text()
@@ -66,6 +67,13 @@ def test_an_interval_that_is_not_symmetric_is_shown_by_its_ends(tmp_path: Path):
     rows = [row("torch", 100, **VALUES), kernel("good", 1.026, 1.013, 1.078, "faster")]
     text = summary(tmp_path, rows)
     assert "102.6 (101.3–107.8)" in text and "±" not in text
+
+
+@pytest.mark.parametrize(("percent", "shown"), [(104.24, "104.2*"), (100.04, "100.0"), (93.1, "93.1"), (None, "")])
+def test_a_row_above_its_roof_is_marked_and_not_hidden(percent: float | None, shown: str, tmp_path: Path):
+    text = summary(tmp_path, [row("torch", 100, **VALUES, cold_percent_of_peak=percent)])
+    (line,) = [line for line in text.splitlines() if "512x512x512" in line]
+    assert (f" {shown} " in line) and ("*" in line) == ("* above the measured peak" in text) == shown.endswith("*")
 
 
 def test_a_percentage_above_1000_has_no_decimals(tmp_path: Path):
@@ -119,7 +127,24 @@ def test_why_a_judge_did_not_accept_a_time_is_said(tmp_path: Path):
     for number, (message, said) in enumerate({longer: 0, faster: 0, f"{noisy}; {longer}": 0, noisy: 1}.items()):
         (folder := tmp_path / str(number)).mkdir()
         text = " ".join(summary(folder, [judged("theirs", 80, status="unconverged", message=message)]).split())
-        assert (message in text, "timing=default" in text) == (not said, bool(said)), message
+        assert (message in text, "gives each case more rounds" in text) == (not said, bool(said)), message
+
+
+@pytest.mark.parametrize(
+    ("timing", "row_has", "advice"),
+    [
+        (Timing(), {}, "; timing.cold_cap_s=10, gives each case more rounds"),
+        (Timing(name="quick"), {}, "; timing=default, or timing.cold_cap_s=10, gives"),
+        (Timing(cold_cap_s=10), {}, "; timing.cold_cap_s=30, gives"),
+        (Timing(looks=[30, 60]), {"cold_rounds": 60}, "; more than 60 rounds are not taken, so run it when"),
+        (Timing(), {"cold_rounds": 5, "flags": store.SLOW}, "; a kernel that takes long gets few rounds."),
+    ],
+)
+def test_no_advice_is_given_that_is_followed_already(
+    timing: Timing, row_has: dict[str, Any], advice: str, tmp_path: Path
+):
+    wide = row("v02_tiled", 100, **VALUES | {"status": "unconverged", "cold_rounds": 30} | row_has)
+    assert advice in summary(tmp_path, [wide], timing=timing)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +187,7 @@ def test_each_model_of_gpu_has_a_table_of_its_own(tmp_path: Path):
 
 
 def test_the_time_left_is_rounded_before_it_is_split_into_minutes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(RunProgress, "_left_s", lambda self: 539.7)
+    monkeypatch.setattr(RunProgress, "left_s", lambda self: 539.7)
     assert RunProgress(Run(tmp_path)).line().endswith(", about 9:00 min left")
 
 

@@ -10,11 +10,14 @@ import pytest
 from rich.console import Console
 
 from minfer import ops
+from minfer.jobs import executors
 from minfer.jobs.run import CONFIG, Job, Run
+from minfer.plan.cases import Plan
 from minfer.plan.config import UserError
 from minfer.plan.shard import Shard
 from minfer.rows import store
-from minfer.run import control
+from minfer.run import control, start
+from minfer.run.progress import RunProgress
 from tests.conftest import FAST
 
 QUIET = Console(quiet=True)
@@ -57,10 +60,23 @@ def write(run: Run, statuses: list[str]) -> None:
     ("statuses", "exit_status"),
     [(["ok", "unconverged", "unsupported"], 0), (["ok", "ok"], 1), (["ok", "crashed", "ok"], 4)],
 )
-def test_the_exit_status_of_wait_tells_missing_from_failed(run, statuses, exit_status):
+def test_the_exit_status_tells_missing_from_failed(run, statuses, exit_status):
     (Path(run.request.results) / "a-cpu" / run.name).mkdir(parents=True)
     write(run, statuses)
     assert control.wait(QUIET, run, []) == exit_status
+    executor = executors.choose(run.request.cluster, run.request.container)
+    cases = RunProgress(run).cases
+    assert (
+        start.finish(QUIET, run, executor, Plan(cases, {}, {})) == exit_status
+    )  # a launch, a race and resubmit end with it
+
+
+def test_a_kernel_that_failed_in_another_run_fails_the_run_that_was_resumed(run):
+    cases = RunProgress(run).cases
+    for case, status in zip(cases, ("ok", "wrong", "unconverged"), strict=True):
+        run.tell(["0000"], event="skip", case=case.key, status=status)
+    run.tell(["0000"], event="end")
+    assert control.wait(QUIET, run, []) == 4
 
 
 def test_ctrl_c_ends_the_waiting_and_no_job(run, monkeypatch):

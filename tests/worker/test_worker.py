@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import itertools
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -168,3 +169,23 @@ def test_a_row_that_another_run_writes_meanwhile_is_not_measured_again(tmp_path:
 )
 def test_an_error_that_a_line_announces_is_said(error: Exception, said: str) -> None:
     assert describe_error(error) == said
+
+
+@pytest.mark.parametrize(("taken_for_slow_s", "slow_s", "is_brief"), [(-1.0, -1.0, True), (-1.0, math.inf, False)])
+def test_a_slow_kernel_is_timed_in_five_rounds_and_its_row_says_so(
+    taken_for_slow_s: float, slow_s: float, is_brief: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless the time of its timed calls shows that it was not slow: then it is verified and timed as any other."""
+    monkeypatch.setattr("minfer.bench.verify.SLOW_S", taken_for_slow_s)
+    monkeypatch.setattr("minfer.worker.child.SLOW_S", slow_s)
+    monkeypatch.setattr(TritonTimes, "time_autotuner", lambda *about: None)  # it would stay changed for other tests
+    case = ops.get("rmsnorm").case("torch", "float32", {"tokens": 2, "hidden": 8})
+    timing = Timing(warmup_s=0, looks=[3], least_rounds=3, steady_block_s=0.001)
+    phases: list[str] = []
+    reply = Child("cpu", timing).run(case, lambda phase: phases.append(phase))
+    row = derive_columns(case, reply, timing, None)
+    assert row["status"] in store.MEASURED, row["message"]
+    assert (store.SLOW in row["flags"]) == is_brief
+    assert (row["cold_rounds"] == 5, row.get("steady_us") is None) == (is_brief, is_brief)
+    again = taken_for_slow_s < 0 < slow_s
+    assert phases == ["load", *(2 if again else 1) * ["verify", "time"]]

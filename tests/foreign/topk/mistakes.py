@@ -7,8 +7,11 @@ from minfer import ops
 
 op = ops.get("foreign_topk")
 MISTAKES = {
-    "repeats_the_first_tie": ("wrong", "an element of the output indices is not what it must be"),
-    "counts_from_one": ("wrong", "an element of the output indices is not what it must be"),
+    "repeats_the_first_tie": (
+        "wrong",
+        r"an element of the output indices is not what it must be; \d+ of \d+ elements (is|are) wrong, the first at ",
+    ),
+    "counts_from_one": ("wrong", r"is not what it must be; (\d+) of \1 elements are wrong, the first at .0, 0.: got "),
     "forgets_the_indices": ("wrong", "the output indices is constant"),
 }
 
