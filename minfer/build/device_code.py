@@ -41,7 +41,7 @@ def resources(binary: Path, arch: str, home: Path | None) -> dict[str, int]:
 
 def compile_cubin(kernel: Kernel, arch: str, folder: Path, timeout_s: float | None = None) -> Path:
     """Compile a CUDA kernel's device code alone, for any architecture, with no GPU. The file `.d` beside the cubin lists what
-    nvcc read. Raises BuildError.
+    was read. Raises BuildError.
 
     For minfer's own kernels, headers in `device_only` replace PyTorch's, which take longer than a small kernel."""
     home = toolchain.toolkit()
@@ -51,12 +51,14 @@ def compile_cubin(kernel: Kernel, arch: str, folder: Path, timeout_s: float | No
 
     target = folder / f"{kernel.op}_{kernel.name}.{arch}.cubin"
     replaced = [PACKAGE / "device_only"] if kernel.source.is_relative_to(PACKAGE) else []
-    folders = (*replaced, *kernel.include_paths, *include_paths("cpu"))
-    flags = [*flags_of(kernel, arch), *(f"-I{path}" for path in folders)]
-    command = [str(home / "bin" / "nvcc"), "-cubin", *flags, "-MD", "-MF", str(target.with_suffix(".d"))]
-    command += ["-o", str(target), str(kernel.source)]
+    folders = [*replaced, *kernel.include_paths, *map(Path, include_paths("cpu"))]
+    flags = [*flags_of(kernel, arch), *(f"-I{path.absolute()}" for path in folders)]
+    # The list is the preprocessor's own: nvcc's -MD would run it once more, for the host. The file is named without its folder,
+    # in which a comma would end the word.
+    command = [str(home / "bin" / "nvcc"), "-cubin", *flags, "-Xcompiler", f"-MD,-MF,{target.with_suffix('.d').name}"]
+    command += ["-o", target.name, str(kernel.source.absolute())]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, cwd=folder)
     except subprocess.TimeoutExpired as error:
         raise BuildError(f"the compiler was killed after {timeout_s:g} s") from error
     if done.returncode:

@@ -235,9 +235,15 @@ def test_a_kernel_that_does_not_compile_says_so_for_the_architecture(tmp_path, m
 @pytest.mark.slow
 @needs_tools
 def test_a_cubin_is_compiled_again_when_a_file_has_changed_that_only_the_compiler_knows(tmp_path, monkeypatch):
-    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "cache"))
-    source, included = tmp_path / "by macro.cu", tmp_path / "a value.h"
-    source.write_text('#define FILE "a value.h"\n#include FILE\nextern "C" __global__ void k(int* p) { *p = VALUE; }\n')
+    """In a folder with a comma; and a file that is included for the device only."""
+    folder = tmp_path / "a, b"
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(folder / "cache"))
+    folder.mkdir()
+    source, included = folder / "by macro.cu", folder / "a value.h"
+    source.write_text(
+        '#ifdef __CUDA_ARCH__\n#define FILE "a value.h"\n#include FILE\n#else\n#define VALUE 0\n#endif\n'
+        'extern "C" __global__ void k(int* p) { *p = VALUE; }\n'
+    )
     kernel = ops.Kernel("hgemm", "by_macro", "cuda", source, archs="sm_80+")
     made = []
     for value in (7, 7, 9):
