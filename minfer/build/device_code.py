@@ -51,10 +51,10 @@ def compile_cubin(kernel: Kernel, arch: str, folder: Path, timeout_s: float | No
 
     target = folder / f"{kernel.op}_{kernel.name}.{arch}.cubin"
     replaced = [PACKAGE / "device_only"] if kernel.source.is_relative_to(PACKAGE) else []
-    folders = (*replaced, *kernel.include_paths, *include_paths("cpu"))
-    flags = [*flags_of(kernel, arch), *(f"-I{path.absolute()}" for path in map(Path, folders))]
-    # The list is the preprocessor's own. nvcc's -MD would run it once more, and without the architecture's macros. The file is
-    # named without its folder, in which a comma would end the word.
+    folders = [*replaced, *kernel.include_paths, *map(Path, include_paths("cpu"))]
+    flags = [*flags_of(kernel, arch), *(f"-I{path.absolute()}" for path in folders)]
+    # The list is the preprocessor's own: nvcc's -MD would run it once more, for the host. The file is named without its folder,
+    # in which a comma would end the word.
     command = [str(home / "bin" / "nvcc"), "-cubin", *flags, "-Xcompiler", f"-MD,-MF,{target.with_suffix('.d').name}"]
     command += ["-o", target.name, str(kernel.source.absolute())]
     try:
