@@ -240,7 +240,7 @@ def test_each_device_is_judged_by_what_was_measured_on_itself(monkeypatch, first
 
 
 def test_a_kernel_that_does_not_compile_is_left_out(capfd, monkeypatch):
-    def fail(*_):
+    def fail(*_, **__):
         raise BuildError("silu_mul.h:1: error: no compiler")
 
     monkeypatch.setattr(build, "function", fail)
