@@ -36,7 +36,8 @@ def logits_of(model, tokens: list[int]) -> torch.Tensor:
 @pytest.mark.parametrize("family", tiny.CONFIGS)
 def test_every_way_through_the_cache_gives_the_logits_of_transformers(family, dtype, tmp_path):
     """Whole prompts, chunks, single tokens, all of them in one step; lengths that differ and shuffled pages."""
-    folder = tiny.checkpoint(family, tmp_path / family)
+    most = 0.1 if dtype == torch.float32 else 0.05  # with smaller weights, rounding sends fewer tokens to other experts
+    folder = tiny.checkpoint(family, tmp_path / family, most)
     model, decoder = reference(folder), weights.load(folder, "cpu", dtype)
     tokens = [tiny.prompt(70, 1), tiny.prompt(41, 2), tiny.prompt(5, 3)]
     steps = [[30, 0, 0], [1, 20, 0], [20, 1, 2], [1, 5, 1], [7, 13, 1], [1, 1, 1], [10, 1, 0]]

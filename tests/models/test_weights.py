@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 
 import pytest
 import torch
@@ -114,6 +115,12 @@ def test_a_checkpoint_that_is_not_whole_is_refused_with_its_file_and_tensor(mist
     with pytest.raises(WeightsError, match=message) as caught:
         weights.load(folder, "cpu", torch.float32)
     assert "\n" not in str(caught.value)
+
+
+def test_a_package_that_is_missing_is_named(whole, monkeypatch):
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    with pytest.raises(WeightsError, match=r"needs the package safetensors: pip install 'minfer\[models\]'"):
+        weights.load(whole)
 
 
 def test_random_weights_are_those_of_the_seed():
