@@ -30,11 +30,6 @@ from minfer.run.live import follow
 from minfer.run.progress import RunProgress
 from minfer.run.terminal import print_plan, print_size, print_summary
 
-NO_GPU_ASKED = (
-    "Jobs go to SLURM, without a GPU, because profiler=static needs none; device=cuda times CUDA kernels, too, and "
-    "cluster=local runs on this machine."
-)
-
 
 @dataclass(frozen=True)
 class Launch:
@@ -80,10 +75,9 @@ def _load_extra(config: Config) -> None:
 
 def _plan(console: Console, config: Config, executor: Executor) -> Launch:
     """Plan a request for the device that its jobs get, and adapt its config to that device. Raises UserError."""
-    device = executor.find_device("cpu" if (without := _needs_no_gpu(config, executor)) else config.device)
-    note = device.note or (NO_GPU_ASKED if without else "")
-    if note and config.dry_run != SCRIPT:
-        console.print(note, soft_wrap=True)
+    device = executor.find_device(config.device)
+    if device.note and config.dry_run != SCRIPT:
+        console.print(device.note, soft_wrap=True)
     if device.kind == "cpu":
         config.cluster.gres = partition.drop_gpus(config.cluster.gres)
     config.profiler.resolve(device.kind)
@@ -105,12 +99,6 @@ def _plan(console: Console, config: Config, executor: Executor) -> Launch:
             print_notes(console, left_out)
             console.print(f"The same cases on each of {len(nodes)} nodes: {', '.join(nodes)}.", soft_wrap=True)
     return Launch(plan, device.kind, cases.split(plan, config, executor.count_shards(device)), nodes)
-
-
-def _needs_no_gpu(config: Config, executor: Executor) -> bool:
-    """Whether jobs would wait for a GPU that nobody asked for, only to read machine code."""
-    nobody = config.device == config.cluster.executor == "auto" and executor.queued
-    return nobody and not config.profiler.auto and config.profiler.options().keys() == {"static"}
 
 
 def _show_plan(console: Console, config: Config, executor: Executor, launch: Launch) -> None:

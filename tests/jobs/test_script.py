@@ -66,16 +66,6 @@ def test_a_launch_says_where_its_jobs_go_and_why(said, monkeypatch, capsys):
     assert out.startswith(where.replace("with gpu:1 each", "without a GPU")) and "cases of hgemm, about 0:0" in out
 
 
-def test_machine_code_is_read_without_waiting_for_a_gpu(said, monkeypatch, capsys):
-    words = ["+sweep=hgemm", "shape=tiny", "wait=false", "cluster.partition=a b", "dtype=float16", "kernel=v01_naive"]
-    where = "Jobs go to SLURM, without a GPU, because profiler=static needs none; device=cuda times CUDA kernels"
-    for more, is_without in (([], True), (["device=cuda"], False), (["cluster=slurm"], False)):
-        monkeypatch.setattr(sys, "argv", ["minfer", *words, "profiler=static", *more])
-        assert exit_status(lambda: run(compose()[0])) == 0
-        script = said.read_text()
-        assert (where in capsys.readouterr().out) == is_without == ("gpu:1" not in script), script
-
-
 def test_flags_of_mail_are_in_the_script(said, monkeypatch, capsys):
     assert launch(monkeypatch, "dry_run=script") == 0
     lines = capsys.readouterr().out.splitlines()
