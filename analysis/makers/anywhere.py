@@ -17,13 +17,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from minfer.analysis.data.others import best_other, compare_with_other
-from minfer.analysis.data.prepare import WHICH, natural, number, primary, with_problem
+from minfer.analysis.data.prepare import WHICH, primary, with_problem
 from minfer.analysis.makers import Maker, Options
 from minfer.analysis.plots import files
 from minfer.analysis.plots.every_op import Picture
 from minfer.analysis.plots.strips import strips
 from minfer.analysis.tables.markdown import escape, significant, table_lines, update
 from minfer.rows import store
+from minfer.rows.problems import natural, number
 from minfer.rows.rules import is_too_wide
 
 COMMAND = "python analysis/make.py anywhere"

@@ -21,8 +21,10 @@ LIBRARY = torch.library.Library("minfer", "FRAGMENT")
 
 P = ParamSpec("P")
 R = TypeVar("R")
-# Where functions are measured: what was chosen for each problem, by op, dtype and shape: the kernel and why, as a phrase.
-chosen: dict[tuple[str, str, tuple[tuple[str, int], ...]], str] | None = None
+Choices = dict[
+    tuple[str, str, tuple[tuple[str, int], ...]], str
+]  # by op, dtype and shape: the kernel and why, as a phrase
+chosen: Choices | None = None  # what was chosen since `note_choices`
 MOST_PROBLEMS = 4096  # whose kernels are remembered, about 1 kB each
 MISSING = object()  # an argument that was left out; Python itself checks that
 # For each annotation of a parameter: the types that it accepts, and how an error names them.
@@ -98,6 +100,14 @@ def call(
     kernel = _kernel(op, NAMES[dtype], tuple(params.items()), tuple(shape.items()), tuple(least.items()), device)
     with torch.cuda.device_of(tensors[0]):
         kernel(*tensors, **scalars)
+
+
+def note_choices() -> Choices:
+    """From now on, note what is chosen for each problem, and take no kernel from the wheel: rows of functions that are measured
+    name the compiler."""
+    global chosen
+    chosen = {} if chosen is None else chosen
+    return chosen
 
 
 @lru_cache(maxsize=MOST_PROBLEMS)

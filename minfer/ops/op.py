@@ -18,6 +18,7 @@ from minfer.ops import drawn
 from minfer.ops.axes import Axis, Ragged
 from minfer.ops.bounds import Expected
 from minfer.ops.case import Case
+from minfer.ops.drawn import Draw as DrawProblem
 from minfer.ops.kernel import PACKAGE, Kernel, check_name
 from minfer.ops.tensors import Draw, Spec, Tensors, Undo
 
@@ -94,7 +95,7 @@ class Op:
     odd_shapes: tuple[Mapping[str, int], ...] = ()
     sizes: Mapping[str, Sequence[Mapping[str, int]]] = field(default_factory=dict)
     source: Path | None = None
-    drawn: drawn.Draw | None = None
+    drawn: DrawProblem | None = None
     kernels: dict[str, Kernel] = field(default_factory=dict)
     baselines: list[str] = field(default_factory=list)
 
@@ -160,7 +161,7 @@ class Op:
 
         self._add(Kernel(self.name, name, "function", source, function, **supports))
 
-    def draws(self, draw: str | drawn.Draw) -> None:
+    def draws(self, draw: str | DrawProblem) -> None:
         """State how problems are drawn that nobody chose: by a function of `minfer/ops/drawn.py`, or one like these."""
         self.drawn = getattr(drawn, draw) if isinstance(draw, str) else draw
 

@@ -9,7 +9,6 @@ fills (`minfer.process.remote` has the protocol). The supervisor computes everyt
 from __future__ import annotations
 
 import gc
-import importlib
 import os
 import sys
 import time
@@ -68,6 +67,7 @@ class Child:
         self.timer = CaseTimer(timing, self.telemetry)
         self.watch = Watch()
         self.triton = TritonTimes()
+        self.choices: dict[Any, str] = {}  # of functions, which choose a kernel for each problem
 
     def measure_peaks(self) -> dict[str, float]:
         """The device's peaks, measured before any kernel is loaded; empty if they cannot be measured, and then cases are timed
@@ -126,9 +126,9 @@ class Child:
 
     def _load(self, op: Op, kernel: Kernel, case: Case) -> Loaded:
         if kernel.backend == "function":
-            importlib.import_module("minfer.functional")  # it registers ops, which a kernel may not do when it is timed
-            library = importlib.import_module("minfer.functional.library")
-            library.chosen = library.chosen or {}
+            from minfer.functional import library  # which registers ops: not while something is timed
+
+            self.choices = library.note_choices()
         function = build.function(kernel, self.arch)
         self.triton.listen()  # the module of a Triton kernel has imported Triton by now
         return Loaded(op, case, kernel, function, build.function(op.kernels[op.baseline(case)], self.arch))
@@ -147,8 +147,7 @@ class Child:
         row |= {"verified": errors.tried, "verify_s": time.perf_counter() - begin - compiling - tuning}
         row["tune_s"] = tuning or None
         if kernel.backend == "function":
-            chosen = importlib.import_module("minfer.functional.library").chosen
-            row["chosen"] = chosen.get((op.name, case.dtype, tuple(case.shape.items())))
+            row["chosen"] = self.choices.get((op.name, case.dtype, tuple(case.shape.items())))
         row["build_s"] = (compiling or None) if kernel.backend == "triton" else 0.0
         return errors.left_out > 0
 

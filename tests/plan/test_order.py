@@ -9,8 +9,9 @@ import pytest
 from minfer import ops
 from minfer.ops import Case
 from minfer.plan import cases as matrix
-from minfer.plan.config import Config, Shape, names, parts
+from minfer.plan.config import Config, Shape, names
 from minfer.plan.order import put_headline_first
+from minfer.plan.sweeps import parts
 from minfer.rows.problems import representative_problem
 
 SQUARES = [dict.fromkeys("mnk", size) for size in (512, 1024, 2048, 4096, 8192)]
