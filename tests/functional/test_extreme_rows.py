@@ -19,8 +19,9 @@ WIDTHS = (4096, 64)  # the second for kernels that take short rows only
 LARGE = {torch.float32: 1e17, torch.bfloat16: 1e17, torch.float16: 6e4}  # 4096 squares of it are below the largest fp32
 
 NORMS = ("rmsnorm", "add_rmsnorm", "layernorm")
-ON_CPU = [kernel for op in NORMS for kernel in ops.get(op).kernels.values() if "cpu" in kernel.devices]
-ON_GPU = [kernel for op in NORMS for kernel in ops.get(op).kernels.values() if kernel.backend in ("cuda", "triton")]
+KERNELS = [kernel for kernel in ops.every_kernel() if kernel.op in NORMS]
+ON_CPU = [kernel for kernel in KERNELS if "cpu" in kernel.devices]
+ON_GPU = [kernel for kernel in KERNELS if kernel.backend in ("cuda", "triton")]
 
 
 def name(kernel: Kernel) -> str:
