@@ -99,11 +99,12 @@ def summary(cases: list[Compared], only_a: int, only_b: int, failed: list[Compar
 
 
 def _explain_spared(cases: list[Compared], failed: list[Compared]) -> str:
-    """Why some slower cases are not among those that are slower by more than is allowed; empty if there are none."""
+    """Says why some slower cases are not among those that are slower by more than is allowed; empty if there are no such
+    cases."""
     spared = [case for case in cases if case.verdict == "slower" and case not in failed]
     own = sum(case.how == OWN for case in spared)
     near = len(spared) - own
-    reasons = [f"of {near} the interval ends within what is allowed"] if near else []
+    reasons = [f"for {near} the interval ends within what is allowed"] if near else []
     reasons += [f"{own} {'is' if own == 1 else 'are'} the baseline's own time"] if own else []
     counted = "is slower and does" if len(spared) == 1 else "are slower and do"
     return f" {pluralise(len(spared), 'more case')} {counted} not count: {', '.join(reasons)}." if spared else ""

@@ -2,12 +2,12 @@
 
     python examples/generate.py MODEL "The capital of France is"
 
-MODEL is a folder with a checkpoint as Hugging Face lays it out: config.json, model*.safetensors and tokenizer.json. Or a file
-that ends in .gguf, with a tokenizer.json beside it. Or one of the names in minfer/models/named.py, such as tiny or
-llama-3.1-8b: that model gets random weights, reads the text's bytes as its tokens and answers with numbers, so that nobody
-needs a checkpoint to try it.
+MODEL is a folder with a checkpoint as Hugging Face lays it out: config.json, model*.safetensors and tokenizer.json. Or it is a
+file that ends in .gguf, with a tokenizer.json beside it. Or it is one of the names in minfer/models/named.py, such as tiny or
+llama-3.1-8b. Such a model needs no checkpoint: it has random weights, takes the bytes of the text as tokens, and answers with
+numbers.
 
-`pip install 'minfer[models]'` brings what this needs beside minfer: safetensors and tokenizers."""
+`pip install 'minfer[models]'` installs what else this needs: safetensors and tokenizers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 
 def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", help="a checkpoint's folder, or a name of minfer/models/named.py")
+    parser.add_argument("model", help="a checkpoint's folder, a .gguf file, or a name in minfer/models/named.py")
     parser.add_argument("prompt")
     parser.add_argument("--max-tokens", type=int, default=100)
     parser.add_argument("--temperature", type=float, default=0.0, help="0, the default, takes the likeliest token")
@@ -64,13 +64,13 @@ def generate(given: argparse.Namespace) -> None:
         print(text, end="", flush=True)
         count += 1
     print()
-    print(f"{count} tokens in {time.perf_counter() - start:.1f} s, with what was compiled meanwhile", file=sys.stderr)
+    print(f"{count} tokens in {time.perf_counter() - start:.1f} s, compiling included", file=sys.stderr)
 
 
 def stream(
     decoder: Decoder, prompt: list[int], sampling: Sampling, text_of: Callable[[list[int]], str]
 ) -> Iterator[str]:
-    """What each token adds to the text. A character of several tokens comes with the last of them."""
+    """What each token adds to the text. A character that is made of several tokens comes with the last of them."""
     room = len(prompt) + max(1, sampling.max_tokens)
     engine = Engine(decoder, pages=-(-room // PAGE), page=PAGE)
     tokens: list[int] = []
@@ -90,7 +90,7 @@ def tokenizer(folder: Path) -> tuple[Callable[[str], list[int]], Callable[[list[
     except ImportError:
         raise WeightsError("reading text needs the package tokenizers: pip install 'minfer[models]'") from None
     if not folder.exists():
-        raise ConfigError(f"{folder} is no folder of a checkpoint, and none of the names {', '.join(NAMED)}")
+        raise ConfigError(f"{folder} is neither a file, a folder nor one of the names {', '.join(NAMED)}")
     path = (folder if folder.is_dir() else folder.parent) / "tokenizer.json"
     try:
         made = Tokenizer.from_file(str(path))

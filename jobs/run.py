@@ -74,7 +74,7 @@ class Run:
     @classmethod
     def list_all(cls) -> list[Run]:
         """All runs under `runs`, the oldest first by the file system's time: the local time in a run's name goes back an hour
-        once a year, and is another one in another time zone."""
+        once a year, and depends on the time zone."""
         files = sorted(RUNS.glob(f"*/{CONFIG}"), key=lambda path: (path.stat().st_mtime_ns, path.parent.name))
         return [cls(path.parent) for path in files]
 

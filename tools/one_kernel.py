@@ -4,9 +4,9 @@
     ncu --set full --nvtx --nvtx-include "calls/" python tools/one_kernel.py hgemm v04_mma m=4096,n=4096,k=4096
     nsys profile --trace cuda,nvtx python tools/one_kernel.py hgemm v04_mma m=4096,n=4096,k=4096
 
-On a GPU, what compiles and warms up is in the NVTX range `warm-up`, and the calls are in the range `calls`, each in a range of
-its own: `call 0`, `call 1`, ... The first result is compared with the op's reference. There is no clock: a kernel's time comes
-from `python -m minfer.launch`. `--params layout=TN,accumulate=float32` chooses an op's parameters."""
+On a GPU, compilation and warm-up are in the NVTX range `warm-up`. The calls are in the range `calls`, and each is in a range of
+its own: `call 0`, `call 1`, ... The first result is compared with the op's reference. This tool measures no time; `python -m
+minfer.launch` does. `--params layout=TN,accumulate=float32` chooses an op's parameters."""
 
 from __future__ import annotations
 

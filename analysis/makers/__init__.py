@@ -33,5 +33,5 @@ class Maker:
 
     write: Callable[[pa.Table, Options], list[str]]  # takes usable rows; returns each problem as a sentence
     columns: Sequence[str] = ()  # that it needs; if none, it gets an empty table
-    of_drawn: bool = False  # gets the rows of drawn problems, too, which would crowd tables of chosen ones
+    of_drawn: bool = False  # gets the rows of drawn problems, too; other makers show chosen problems only
     all_or_nothing: bool = True  # write nothing if some file of rows could not be read

@@ -1,8 +1,8 @@
-"""How fast minfer's functions are at problems that nobody chose, from parquet: `python analysis/make.py anywhere`.
+"""How fast minfer's functions are at randomly drawn problems, from parquet: `python analysis/make.py anywhere`.
 
 Reads the rows of drawn problems (`+sweep=anywhere`), which no other table shows, and writes a table of each device between the
-markers `<!-- anywhere:begin -->` and `<!-- anywhere:end -->` of docs/anywhere.md, with a picture of all problems and the
-slowest ten of each op by name. A ratio is the function's speed over the fastest of what is not minfer's, cold.
+markers `<!-- anywhere:begin -->` and `<!-- anywhere:end -->` of docs/anywhere.md, with a plot of all problems and the names of
+the slowest ten of each op. A ratio is the function's speed over that of the fastest other implementation, cold.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Distribution:
     name: str
     seed: int
     points: list[Point]
-    without: list[store.Row]  # drawn, and no ratio: wrong, failed, or too noisy to say
+    without: list[store.Row]  # drawn, but without a ratio: wrong, failed, or too noisy
 
     @property
     def mean(self) -> float:

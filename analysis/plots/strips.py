@@ -21,7 +21,7 @@ def strips(name: str, groups: Mapping[str, Sequence[tuple[float, str]]], theme: 
     colors = {"faster": theme.ours, "tie": theme.muted, "slower": theme.torch}
     drawn, (ax,) = figure([0.5 + STRIP * len(groups)])
     title(
-        ax, name, "speed over the fastest of what is not minfer's, cold; a point a problem, a bar at the geometric mean"
+        ax, name, "speed over the fastest other implementation, cold; a point per problem, a bar at the geometric mean"
     )
     rng = random.Random(0)  # the same picture each time
     for place, ratios in enumerate(groups.values()):

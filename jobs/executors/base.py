@@ -103,8 +103,8 @@ class Executor(ABC):
         """The command that replaces `python` in a job: `start` is apptainer with its options, `inside` what it runs."""
 
     def with_resources(self, own: dict[str, Any], raised: bool = False) -> Self:
-        """An executor like this one whose jobs ask for `own`, keys of `cluster`. `raised`: the time and the memory of this
-        executor have been raised for these jobs, and hold."""
+        """An executor like this one whose jobs ask for `own`, keys of `cluster`. With `raised`, this executor's time and memory
+        stay, because they have been raised for these jobs."""
         kept = ("time_min", "memory_gb") if raised else ()
         changes: dict[str, Any] = {key: value for key, value in own.items() if key not in kept}
         return replace(self, cluster=replace(self.cluster, **changes))

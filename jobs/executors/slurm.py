@@ -242,7 +242,7 @@ def _is_of(run: Run, place: str) -> bool:
 
 
 def hides_jobs(run: Run) -> bool:
-    """Whether SLURM does not show the jobs of the run's owner to this user."""
+    """Whether SLURM hides the jobs of the run's owner from this user."""
     if os.getuid() in (0, run.owner):
         return False
     told = commands.ask("scontrol", "show", "config") or ""

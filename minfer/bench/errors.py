@@ -106,8 +106,9 @@ def limit_of(expected: Expected, dtype: torch.dtype) -> float:
 
 
 def describe_wrong(op: Op, case: Case, name: str, tensors: Tensors, expected: Mapping[str, Expected]) -> str:
-    """How many elements of a wrong output are wrong, and of the first its index, its value and what it must be. Where each is
-    within its bound, and only the whole is not, the same of the largest error. Arguments as of `compare_output`."""
+    """Says how many elements of a wrong output are wrong, and the index, the value and the expected value of the first. If each
+    element is within its bound and only the whole output is not, it says the same of the element with the largest error.
+    Arguments as of `compare_output`."""
     result, right = tensors[name], expected.get(name)
     if name in op.checks:
         wrong = ~op.checks[name](case, tensors).expand_as(result)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 PRECISION = {"cuda": 0.005, "cpu": 0.05}
 STEADY_BLOCK_S = {"cuda": 1.0, "cpu": 0.25}
 BRIEF_ROUNDS = 5
-# The least difference that the clock of a kind of device tells: CUDA documents about half a microsecond for its events.
+# The least difference of times that a device's clock resolves. CUDA documents about half a microsecond for its events.
 RESOLUTION_S = {"cuda": 0.5e-6, "cpu": time.get_clock_info("perf_counter").resolution}
 
 

@@ -125,7 +125,7 @@ def function(kernel: Kernel, arch: str = "", from_wheel: bool = False) -> Callab
     """The kernel as a callable `(*tensors, **call)`. Builds it if it needs that and is not in the cache. Raises BuildError,
     also if its library does not register it.
 
-    With `from_wheel` it is first looked for in the wheel minfer-kernels. Nothing that measures may do that: a row names the
+    With `from_wheel` the wheel minfer-kernels is searched first. Code that measures must not use this, because a row names the
     compiler that built its kernel."""
     if kernel.function is not None:
         return Returning(kernel.function, kernel.returns) if kernel.returns else kernel.function
@@ -142,7 +142,8 @@ def function(kernel: Kernel, arch: str = "", from_wheel: bool = False) -> Callab
 
 
 def _load_packed(kernel: Kernel, arch: str) -> bool:
-    """Load a kernel from the wheel. Returns whether that could be done: a library may need another C library than this one."""
+    """Load a kernel from the wheel. Returns False if that is not possible: for example, its library may need another C
+    library."""
     with contextlib.suppress(OSError):
         if found := packed.find(kernel, arch):
             torch.ops.load_library(str(found))

@@ -19,7 +19,7 @@ from minfer.process import orphans
 
 @dataclass(frozen=True)
 class Job:
-    """A build: the library of a kernel's file for an architecture; empty for the CPU."""
+    """The library to build from a kernel's file for an architecture. `arch` is empty for the CPU."""
 
     kernel: Kernel
     arch: str
@@ -31,7 +31,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a job: `built` is a str that says why it failed. `seconds` is 0 for one that was in the cache."""
+    """The result of a job. If it failed, `built` is a str that says why. `seconds` is 0 if the library was in the cache."""
 
     job: Job
     built: Built | str
@@ -39,7 +39,7 @@ class Outcome:
 
     @property
     def bytes(self) -> int:
-        """What its folder takes on the disk."""
+        """The size of the library's folder on the disk."""
         if isinstance(self.built, str):
             return 0
         return sum(path.stat().st_size for path in Path(self.built.library).parent.iterdir() if path.is_file())

@@ -1,4 +1,5 @@
-"""Builds a kernel in a process of its own, a fork of the fork server: several compile at once, and a crash is an answer."""
+"""Builds a kernel in a process of its own, a fork of the fork server: several can compile at once, and a crash is only a failed
+build."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from minfer.build.cache import Built
 from minfer.process import forked
 from minfer.process.text import make_printable
 
-WARNING = re.compile(r"[DIW]\d{4} ")  # how a line of PyTorch's log begins that is no error
+WARNING = re.compile(r"[DIW]\d{4} ")  # the beginning of a line of PyTorch's log that is not an error
 
 
 def build_apart(op: str, name: str, arch: str, timeout_s: float) -> Built | str:
@@ -37,7 +38,7 @@ def read_reply(text: str) -> Built | str:
     try:
         return Built(**json.loads(text))
     except (ValueError, TypeError, RecursionError):
-        return "its build gave no reply: what is loaded with it ended the process or wrote to it"
+        return "its build gave no reply: code that was loaded with it ended the process, or wrote into the reply"
 
 
 def explain(status: int, err: str) -> str:

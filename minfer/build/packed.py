@@ -1,8 +1,8 @@
 """The wheel `minfer-kernels`: libraries that were built ahead, which functions use instead of compiling.
 
-A library is for one `key`: a hash of the kernel's source, the headers of ours that it includes and its flags, which name the
-architecture and the oldest PyTorch that it serves. Unlike the cache's folders it is not for one version of PyTorch, of Python
-or of the compiler. If the sources or flags are others, the library is not used."""
+A library belongs to one `key`: a hash of the kernel's source, the headers of ours that it includes, and its flags, which name
+the architecture and the oldest PyTorch that it serves. If the sources or flags have changed, the library is not used. A folder
+of the cache is for one version of PyTorch, Python and the compiler; a library of the wheel is for several."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Library:
 
 
 def key(kernel: Kernel, arch: str) -> str:
-    """What a library must be built from to be used for a kernel."""
+    """A hash of the sources and flags that a library must be built from to be used for a kernel."""
     digest = hashlib.sha256()
     for path in kernel.sources():
         digest.update(read_source_bytes(path))
@@ -83,7 +83,7 @@ def _name(kernel: Kernel, arch: str) -> str:
 
 
 def _cuda() -> str:
-    """The major version, to which the name of CUDA's runtime library belongs."""
+    """The major version, which is part of the name of CUDA's runtime library."""
     return str(torch.version.cuda).split(".")[0]
 
 

@@ -19,8 +19,8 @@ OPS = (
 
 def choosable(name: str, arch: str) -> list[Kernel]:
     """The kernels of an op that `best` chooses for some shape on an architecture (`"sm_90a"`, or empty for the CPU), in the
-    op's order; Triton's are among them. At each measurement these are the fastest one and those after it, up to the first that
-    supports every shape."""
+    op's order; Triton's are among them. For each measurement, these are the fastest kernel and the next ones, up to the first
+    that supports every shape."""
     op, found = get(name), set[str]()
     capability = divmod(toolchain.arch_number(arch), 10) if arch else None
     orders = [entry["kernels"] for entry in table().get(name, ()) if (entry["arch"] == "cpu") == (not arch)]
@@ -29,7 +29,7 @@ def choosable(name: str, arch: str) -> list[Kernel]:
         chosen = {
             kernel.name for order in orders for kernel in _up_to_general([able[each] for each in order if each in able])
         }
-        if all(able[each].requires for each in chosen):  # then one that was not measured may be the last resort
+        if all(able[each].requires for each in chosen):  # then a function may have to take one that was not measured
             chosen |= {kernel.name for kernel in _up_to_general([*able.values()][::-1])}
         found |= chosen
     return [kernel for kernel in op.kernels.values() if kernel.name in found]

@@ -27,7 +27,7 @@ NONE: Mapping[str, str] = MappingProxyType({})
 # overtakes another moves by less than that: a measurement on another device says as much as one on this device at twice the
 # size. It comes after the parameters, because another layout or format runs other code.
 OTHER_DEVICE = 1.0
-MOST_SETTINGS = 256  # of which a `Chooser` is kept
+MOST_SETTINGS = 256  # most settings whose `Chooser` is kept
 # arch ("sm_90a", or "cpu"), device, dtype, params and shape by name, and kernels: name -> cold microseconds
 Entry = Mapping[str, Any]
 Words = tuple[tuple[str, str], ...]
@@ -86,8 +86,8 @@ def chooser(
     device: str,
     least: Words = (),
 ) -> Chooser:
-    """What `best` says of problems that differ in their sizes alone; `params` and `least` are those of `best` in pairs. It is
-    made once, and again if the table or the op's kernels are others."""
+    """The chooser for problems that differ only in their sizes. `params` and `least` are those of `best`, as pairs. A chooser
+    is made once, and again if the table or the op's kernels have changed."""
     key = (name, dtype, params, axes, capability, device, least)
     op, entries = get(name), table().get(name, [])
     found = _choosers.get(key)
@@ -131,7 +131,7 @@ class Chooser:
             for entry in entries
             if entry["shape"].keys() == set(axes) and (entry["arch"] == "cpu") == (capability is None)
         ]
-        # Of each kernel in `least`: its axis, and the shortest that this was in a measurement of it.
+        # For each kernel in `least`: its axis, and the axis's least size in the kernel's measurements.
         self.shortest = {
             kernel: (
                 axis,
@@ -180,12 +180,12 @@ class Chooser:
         return [kernel for kernel in entry["kernels"] if kernel in able]
 
     def _sized(self, shape: tuple[int, ...]) -> Case:
-        """A case of no kernel: what a kernel requires is of the problem."""
+        """A case without a kernel: what a kernel requires depends on the problem alone."""
         of = self.case
         return Case(of.op, of.kernel, of.dtype, of.params, dict(zip(self.axes, shape, strict=True)))
 
     def _is_measured(self, kernel: Kernel, case: Case) -> bool:
-        """Whether a kernel supports a case, and its measurements say something of it."""
+        """Whether a kernel supports a case, and no axis in `least` is shorter than in all of the kernel's measurements."""
         if self.shortest and kernel.name in self.shortest:
             axis, shortest = self.shortest[kernel.name]
             if case.shape[axis] < shortest:
@@ -195,7 +195,7 @@ class Chooser:
 
 @dataclass(frozen=True)
 class Measured:
-    """A measurement, and of its kernels those that support everything but perhaps the shape, fastest first."""
+    """A measurement, with those of its kernels that support everything but perhaps the shape, fastest first."""
 
     entry: Entry
     kernels: list[Kernel]
@@ -207,14 +207,14 @@ class Measured:
 
 
 class Group:
-    """Measurements that are equally far by architecture and parameters."""
+    """Measurements that are equally far from the problem in architecture and parameters."""
 
     def __init__(self, measured: Iterable[Measured]) -> None:
-        # In this order the first of several that are equally near is the one to take.
+        # In this order, the first of several equally near measurements is the one to take.
         found = dict[tuple[float, ...], list[Measured]]()
         for each in sorted(measured, key=lambda each: (each.away, each.other)):
             at = found.setdefault(each.logs, [])
-            if not any(each.names <= nearer.names for nearer in at):  # else one at the same shape decides before it can
+            if not any(each.names <= nearer.names for nearer in at):  # else one of these is always taken instead
                 at.append(each)
         self.measured = sorted(itertools.chain(*found.values()), key=lambda each: (each.other, each.place))
         self.logs = [each.logs for each in self.measured]

@@ -23,9 +23,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 Choices = dict[
     tuple[str, str, tuple[tuple[str, int], ...]], str
-]  # by op, dtype and shape: the kernel and why, as a phrase
+]  # by op, dtype and shape: the kernel, and why it was chosen
 chosen: Choices | None = None  # what was chosen since `note_choices`
-MOST_PROBLEMS = 4096  # whose kernels are remembered, about 1 kB each
+MOST_PROBLEMS = 4096  # most problems whose kernels are remembered, about 1 kB each
 MISSING = object()  # an argument that was left out; Python itself checks that
 # For each annotation of a parameter: the types that it accepts, and how an error names them.
 KINDS = {
@@ -103,8 +103,8 @@ def call(
 
 
 def note_choices() -> Choices:
-    """From now on, note what is chosen for each problem, and take no kernel from the wheel: rows of functions that are measured
-    name the compiler."""
+    """From now on, note which kernel is chosen for each problem. Take no kernel from the wheel, because the rows of functions
+    that are measured name the compiler."""
     global chosen
     chosen = {} if chosen is None else chosen
     return chosen

@@ -1,4 +1,4 @@
-"""A step's tokens, flat, and where their keys lie: what the host knows of the sequences, as tensors for the model."""
+"""The tokens of a step and the places of their keys in the cache, as tensors for the model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Piece:
 
 @dataclass
 class Batch:
-    """Pieces of one token first, `single` of them, then longer ones. Of T tokens in all:"""
+    """The tensors of a step of T tokens: first the `single` pieces of one token, then the longer pieces."""
 
     ids: Tensor  # (T,) int64
     positions: Tensor  # (T,) int32
@@ -102,9 +102,9 @@ def _sums(counts: list[int]) -> list[int]:
 def cache(
     config: Config, pages: int, page: int, device: torch.device | str, dtype: torch.dtype
 ) -> list[tuple[Tensor, ...]]:
-    """The caches of each layer, of `pages` pages of `page` slots: keys and values, (pages, page, kv_heads, head_dim) each; or
-    with latent attention one of latents and rotated keys, (pages + 1, page, rank + rotated), whose last page belongs to no
-    sequence: -1 in `Batch.where` writes to its end."""
+    """The caches of each layer, with `pages` pages of `page` slots: one of keys and one of values, (pages, page, kv_heads,
+    head_dim). With latent attention there is one, of latents and rotated keys, (pages + 1, page, rank + rotated). Its last page
+    belongs to no sequence: a -1 in `Batch.where` writes to the end of that page."""
     if config.latent is not None:
         width = config.latent.rank + config.latent.rotated
         return [(torch.zeros(pages + 1, page, width, device=device, dtype=dtype),) for _ in range(config.layers)]

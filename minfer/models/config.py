@@ -1,4 +1,4 @@
-"""What a decoder is. `families.py` reads it from a checkpoint's `config.json`."""
+"""The description of a decoder. `families.py` reads it from a checkpoint's `config.json`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from minfer.models.rotary import Rotary
 
 
 class ConfigError(ValueError):
-    """A config that cannot be run, in a sentence."""
+    """minfer cannot run a config; the message is one sentence."""
 
 
 @dataclass(frozen=True)
 class Experts:
-    """A mixture of experts: `per_token` of `count` experts of `ffn` columns, and how a checkpoint names them."""
+    """A mixture of experts: each token has `per_token` of `count` experts, of `ffn` columns each. `block`, `router` and
+    `gate_up_down` are names in a checkpoint."""
 
     count: int
     per_token: int
@@ -24,7 +25,7 @@ class Experts:
     block: str = "mlp"
     router: str = "gate"
     gate_up_down: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
-    limit: float = 0.0  # above 0: gpt-oss's experts, with biases, clamped at `limit`
+    limit: float = 0.0  # above 0: experts as in gpt-oss, with biases, and clamped at `limit`
     alpha: float = 1.702
 
 
@@ -57,7 +58,7 @@ class Config:
     qkv_bias: bool = False
     out_bias: bool = False
     qk_norm: bool = False  # q and k are normalised per head
-    post_norms: bool = False  # also what attention and feed-forward layer give is normalised
+    post_norms: bool = False  # the outputs of attention and feed-forward layer are normalised, too
     norm_offset: float = 0.0  # added to the weights of norms
     embedding_scale: float = 1.0
     activation: str = "silu"

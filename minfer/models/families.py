@@ -1,5 +1,5 @@
-"""Reads a checkpoint's `config.json`, of the families of models that are known. A field that would change the result and that
-nothing here supports is refused by its name."""
+"""Reads the `config.json` of a checkpoint, for the families of models in `FAMILIES`. A field that would change the result and
+is not supported raises an error that names the field."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from minfer.models.config import Config, ConfigError, Experts, Latent
 from minfer.models.rotary import Rotary, growth
 
-# Fields that training, other programs or the text itself use, and that change no logit.
+# Fields that change no logit: they are for training, for other programs, or for the text.
 IGNORED = frozenset(
     [
         "architectures",
@@ -54,7 +54,7 @@ IGNORED = frozenset(
 
 
 class Fields:
-    """The fields of a config; those that nothing has taken in the end are refused."""
+    """The fields of a config. `refuse_others` raises an error if there is one that nothing has taken."""
 
     def __init__(self, values: Mapping[str, Any], where: str) -> None:
         self.values, self.where, self.taken = values, where, set[str]()
@@ -68,7 +68,7 @@ class Fields:
     def need(self, name: str) -> Any:
         value = self.take(name)
         if value is None:
-            raise ConfigError(f"{self.where} lacks the field {name}, without which the model is not known")
+            raise ConfigError(f"{self.where} lacks the field {name}, which minfer needs")
         return value
 
     def size(self, name: str, default: int | None = None) -> int:
@@ -113,8 +113,8 @@ SCALINGS: dict[str, dict[str, str]] = {  # the fields of each kind of rope, by R
 
 
 def rotary(f: Fields, dim: int, interleaved: bool = False) -> tuple[Rotary, float]:
-    """The rotation of heads, and by what YaRN multiplies the scale of scores. `rope_parameters` is what transformers 5 writes,
-    `rope_theta` and `rope_scaling` what stood before."""
+    """The rotation of heads, and the factor by which YaRN multiplies the scale of scores. transformers 5 writes
+    `rope_parameters`; earlier versions write `rope_theta` and `rope_scaling`."""
     theta, old, new = f.take("rope_theta", 10000.0), f.take("rope_scaling", {}), f.take("rope_parameters", {})
     f.only("partial_rotary_factor", 1.0)
     given = {**old, **new}
@@ -150,7 +150,7 @@ def rotary(f: Fields, dim: int, interleaved: bool = False) -> tuple[Rotary, floa
 
 
 def common(f: Fields) -> dict[str, Any]:
-    """What the families have in common."""
+    """The values that all families have."""
     hidden, heads = f.size("hidden_size"), f.size("num_attention_heads")
     kv_heads, layers = f.size("num_key_value_heads", heads), f.size("num_hidden_layers")
     if f.take("head_dim") is None and hidden % heads:
@@ -177,7 +177,8 @@ def common(f: Fields) -> dict[str, Any]:
 
 
 def windows(f: Fields, layers: int, otherwise: Callable[[int], bool]) -> tuple[int, ...]:
-    """Each layer's window, from `layer_types`, or where that is missing for the layers of which `otherwise` says so."""
+    """The window of each layer, from `layer_types`. If that is missing, the layers for which `otherwise` returns True have
+    one."""
     size = f.take("sliding_window", 0)
     kinds = f.take("layer_types") or [
         "sliding_attention" if size and otherwise(i) else "full_attention" for i in range(layers)
@@ -332,7 +333,7 @@ FAMILIES: dict[str, Callable[[Fields], dict[str, Any]]] = {
 
 
 def parse(values: Mapping[str, Any], where: str = "config.json") -> Config:
-    """The decoder that the fields of a `config.json` describe. Raises ConfigError for one that is not supported."""
+    """The decoder that the fields of a `config.json` describe. Raises ConfigError if it is not supported."""
     f = Fields(values, where)
     family = f.need("model_type")
     if family not in FAMILIES:

@@ -1,7 +1,7 @@
-"""Models in one GGUF file, as llama.cpp writes them: the file says what the model is, and has its weights packed.
+"""Reads GGUF files, as llama.cpp writes them. Such a file has a model's description and its packed weights.
 
-Written from the format's description (github.com/ggml-org/ggml, docs/gguf.md). Packed weights that `quant_gemm` takes stay
-packed in a decoder of a 16-bit type; where a table or fp32 is needed, they are unpacked once."""
+Written from the format's description (github.com/ggml-org/ggml, docs/gguf.md). In a decoder of a 16-bit type, packed weights
+that `quant_gemm` takes stay packed. The weights of an embedding, and all weights of a decoder in fp32, are unpacked once."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Entry:
 
 
 class Gguf:
-    """A source of weights for `weights.build`. Raises WeightsError for a file that is not whole."""
+    """A source of weights for `weights.build`. Raises WeightsError for a file that is truncated or no GGUF file."""
 
     def __init__(self, path: Path | str, progress: Callable[[int, int], None] | None = None) -> None:
         self.path, self.progress, self.done = Path(path), progress, 0
@@ -124,7 +124,7 @@ class Gguf:
             self.entries[name] = Entry(shape, kind, data_start + offset, nbytes)
 
     def config(self) -> Config:
-        """What the model is. Raises ConfigError for one that is not supported."""
+        """The model's config. Raises ConfigError for a model that is not supported."""
         if self.family not in FAMILIES:
             raise ConfigError(
                 f"{self.path} has the architecture {self.family!r}; of GGUF, minfer reads {', '.join(FAMILIES)}"
@@ -181,7 +181,7 @@ class Gguf:
 
     def finish(self) -> None:
         for name in self.entries.keys() - self.asked:
-            raise WeightsError(f"{self.path} has the tensor {name}, for which a model with its fields has no place")
+            raise WeightsError(f"{self.path} has the tensor {name}, which is not part of a model with its fields")
         if self.progress is not None:
             self.progress(self.size, self.size)
 
@@ -211,8 +211,8 @@ class Gguf:
         return self.bytes[entry.start : entry.start + entry.nbytes]
 
     def _in_order(self, name: str, rows: Tensor) -> Tensor:
-        """Rows of q and k as a checkpoint has them: in models that it calls llama, llama.cpp's converter puts the two elements
-        of a pair that rope turns side by side."""
+        """Rows of q and k in a checkpoint's order. In models of the architecture llama, llama.cpp's converter puts the two
+        elements of a pair that rope rotates side by side."""
         if self.family != "llama" or not (match := re.search(r"\.([qk])_proj\.", name)):
             return rows
         heads = self.heads["" if match[1] == "q" else "_kv"] or self.heads[""]

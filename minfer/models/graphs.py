@@ -1,4 +1,5 @@
-"""Steps of one token a sequence, replayed as CUDA graphs: a step of a small model is launched faster than its kernels run."""
+"""Replays steps of one token per sequence as CUDA graphs, so that launching a small model's step takes less time than its
+kernels."""
 
 from __future__ import annotations
 
@@ -13,20 +14,21 @@ Tensor = torch.Tensor
 
 
 def bucket(count: int) -> int:
-    """The power of two from `count` on."""
+    """The least power of two that is at least `count`."""
     return 1 << max(0, count - 1).bit_length()
 
 
 def can_be_captured(decoder: Decoder) -> bool:
-    """Whether a step does not wait for the device: `grouped_mm` of `plain.experts` does so unless it has bfloat16."""
+    """Whether a step never waits for the device. `grouped_mm` in `plain.experts` waits for it, except in bfloat16."""
     e = decoder.config.experts
     plain = e is not None and (e.limit > 0 or decoder.dtype == torch.float32)
     return not plain or decoder.dtype == torch.bfloat16
 
 
 class Graphs:
-    """A graph for each bucket of batch sizes and of pages a sequence, captured when a step first needs it. Rows that fill up a
-    bucket have no keys, and theirs are not kept. On a CPU the same padded step runs without a graph."""
+    """One graph for each bucket of batch sizes and each bucket of pages per sequence, captured when a step first needs it. Rows
+    that pad a batch to its bucket have no keys, and their own keys are not written. On a CPU the same padded step runs without
+    a graph."""
 
     def __init__(self, decoder: Decoder, cache: list[tuple[Tensor, ...]], most: int, widest: int) -> None:
         """For at most `most` sequences of at most `widest` pages."""

@@ -1,8 +1,8 @@
 """A decoder on minfer's functions: one forward pass over the tokens of a step, flat, with a paged cache.
 
-`Decoder.forward` is the loop over layers. A family of models differs from another by which parts its layers are made of and by
-their numbers, which `weights.py` puts together from a `Config`; nothing here asks for a model's name. What minfer has no kernel
-for is in `plain.py`, and so is all attention, products and experts in fp32, which their kernels do not take."""
+`Decoder.forward` is the loop over layers. Families of models differ in the parts of their layers and in the sizes of these
+parts. `weights.py` builds the parts from a `Config`; no code here depends on a model's name. Operations that minfer has no
+kernel for are in `plain.py`. So are attention, products and experts in fp32, because their kernels take 16-bit types only."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"silu": silu_mul, 
 
 @dataclass
 class Linear:
-    """x Wᵀ + bias. The weight is (out, in); with a format, it is as `quant_gemm` takes it."""
+    """x Wᵀ + bias. The weight is (out, in) or, with a format, as `quant_gemm` takes it."""
 
     weight: Tensor
     bias: Tensor | None = None
@@ -56,7 +56,7 @@ class Linear:
 
 @dataclass
 class Stacked:
-    """Linear maps of one input, one result behind the other: for parts of different formats, which are no single matrix."""
+    """Linear layers of the same input, with their results concatenated: for weights of different formats."""
 
     parts: list[Linear]
 
@@ -107,7 +107,7 @@ def decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch, scores: Sc
             q, k_cache, v_cache, batch.lengths, page_table=batch.table, scale=scores.scale
         )  # fmt: skip
         return found[:, 0]
-    # decode_attention has no window and no cap: copy the keys that count, and treat the step as a short prefill.
+    # decode_attention has no window and no cap: copy the keys that the queries may see, and treat the step as a short prefill.
     table, lengths = pages_seen(batch, page, scores.window)
     k, v = (cache[table].flatten(1, 2) for cache in (k_cache, v_cache))
     if not kernel:
@@ -116,7 +116,7 @@ def decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch, scores: Sc
 
 
 def pages_seen(batch: Batch, page: int, window: int) -> tuple[Tensor, Tensor]:
-    """The pages of each sequence that have keys within the window, int64, and how many keys there are from the first on."""
+    """The pages of each sequence that have keys within the window, int64, and the number of keys in these pages."""
     table, lengths = batch.table.long(), batch.lengths
     width = (window - 1) // page + 2  # a window may begin and end within a page
     if not window or width >= table.shape[1]:
@@ -208,7 +208,7 @@ class LatentAttention:
         k = torch.cat((key, rows[:, None, rank:].expand(-1, self.heads, -1)), -1)
         size = next(
             (dim for dim in DIMS if dim >= k.shape[-1]), k.shape[-1]
-        )  # attention takes one size for all: zeros behind
+        )  # attention takes one size for q, k and v: pad with zeros
         value = v.shape[-1]
         q, k, v = (F.pad(x, (0, size - x.shape[-1])) for x in (q, k, v))
         return prefill(q, k, v, batch, self.scores)[..., :value]
@@ -216,7 +216,7 @@ class LatentAttention:
 
 @dataclass
 class Dense:
-    """A gated feed-forward layer; gate_up has the rows of the gate and then those it multiplies."""
+    """A gated feed-forward layer. gate_up has the rows of the gate, and then those of what the gate multiplies."""
 
     gate_up: Map
     down: Map
@@ -259,8 +259,8 @@ class Mixture:
 class Layer:
     attention: Attention | LatentAttention
     feed: Dense | Mixture
-    norms: tuple[Tensor, Tensor]  # of what goes into attention, and into the feed-forward layer
-    post_norms: tuple[Tensor, Tensor] | None = None  # of what they give
+    norms: tuple[Tensor, Tensor]  # of the inputs of attention and of the feed-forward layer
+    post_norms: tuple[Tensor, Tensor] | None = None  # of their outputs
 
 
 @dataclass
@@ -283,9 +283,9 @@ class Decoder:
 
     @torch.no_grad()
     def forward(self, batch: Batch, cache: list[tuple[Tensor, ...]]) -> Tensor:
-        """Logits of the token behind each piece's last one, float32 (pieces, vocab). Keys and values are added to the cache.
+        """Logits for the token after each piece's last one, float32 (pieces, vocab). Keys and values are added to the cache.
 
-        x is the sum of what all layers gave; `rms_norm` adds to it in place what the last part gave, and normalises it."""
+        x is the residual stream: `rms_norm` adds the output of the last part to it in place, and returns it normalised."""
         eps = self.config.eps
         x = embedding(batch.ids, self.table)
         if self.config.embedding_scale != 1:

@@ -1,4 +1,4 @@
-"""The `config.json` of some published models, to run them with random weights: sizes, and what else their speed depends on."""
+"""The `config.json` of some published models, with the fields that affect speed, so that they can run with random weights."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _llama3(factor: float) -> dict[str, Any]:
 
 
 NAMED: dict[str, dict[str, Any]] = {
-    # of no published model: runs anywhere in a second, and has a token for each byte
+    # no published model: it runs anywhere in a second, and has one token for each byte
     "tiny": {"model_type": "llama", **_sizes(64, 2, 4, 2, 64, 128, 256, 2048)},
     "llama-3.2-1b": {
         "model_type": "llama",
@@ -133,7 +133,7 @@ NAMED: dict[str, dict[str, Any]] = {
 
 
 def named(name: str) -> Config:
-    """The config of a name. Raises ConfigError for another one."""
+    """The config of this name. Raises ConfigError if there is none."""
     if name not in NAMED:
         raise ConfigError(f"there is no config named {name!r}; there are {', '.join(NAMED)}")
     return parse(NAMED[name], name)

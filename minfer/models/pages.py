@@ -1,4 +1,4 @@
-"""The pages of a cache: which are free, and which hold the beginning of a text that another request may begin with, too."""
+"""The pages of a cache: which are free, and which hold a prefix that another request may share."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 
 
 class Pages:
-    """`count` pages of `page` tokens. Each page has a number of users. A full page whose text is known has a key, made of its
-    tokens and all before them. When it has no user left, it stays findable until its place is needed; the one that was used
-    least recently goes first. With `share=False` nothing is found again."""
+    """`count` pages of `page` tokens. For each page, `users` counts the sequences that use it. A full page can have a key, made
+    of its tokens and all tokens before them, by which another request finds it. A page without users keeps its key until the
+    page is needed for something else; the least recently used page is taken first. With `share=False` no page gets a key."""
 
     def __init__(self, count: int, page: int, share: bool = True) -> None:
         self.count, self.page, self.share = count, page, share
@@ -37,7 +37,7 @@ class Pages:
         return number
 
     def release(self, numbers: Sequence[int]) -> None:
-        """Give back a sequence's pages; of those that stay findable, the end of the text goes first."""
+        """Give back a sequence's pages. Of those that keep their key, the page at the end of the text will be taken first."""
         for number in reversed(numbers):
             self.users[number] -= 1
             if self.users[number] == 0 and number in self.keys:
@@ -46,7 +46,7 @@ class Pages:
                 self.unknown.append(number)
 
     def keys_of(self, tokens: Sequence[int], before: Sequence[bytes] = ()) -> list[bytes]:
-        """The keys of the full pages of a text, of which some may be known."""
+        """The keys of the full pages of a text. `before`: those of its first pages, if they are known."""
         keys = list(before)
         for start in range(len(keys) * self.page, len(tokens) - self.page + 1, self.page):
             text = b"".join(token.to_bytes(4, "little") for token in tokens[start : start + self.page])
@@ -54,7 +54,7 @@ class Pages:
         return keys
 
     def find(self, keys: Iterable[bytes]) -> list[int]:
-        """The pages that hold the longest known beginning of a text with these keys, each with a user more."""
+        """The pages that hold the longest known prefix of a text with these keys. Each gets one more user."""
         numbers = []
         for key in keys:
             if key not in self.found:
@@ -66,6 +66,6 @@ class Pages:
         return numbers
 
     def keep(self, number: int, key: bytes) -> None:
-        """Let a page, which is full, be found. Another page with this text may be known already: then this one is not."""
+        """Give a full page its key, unless another page with the same text has it already."""
         if self.share and key not in self.found and number not in self.keys:
             self.keys[number], self.found[key] = key, number

@@ -1,5 +1,5 @@
-"""What minfer has no kernel for yet, in plain PyTorch. Each function says what is missing; nothing here waits for the device,
-so that a step may be captured in a CUDA graph."""
+"""Operations that minfer has no kernel for yet, in plain PyTorch. Each function says what is missing. None but `experts` waits
+for the device, so that a step can be captured in a CUDA graph (`graphs.can_be_captured`)."""
 
 from __future__ import annotations
 
@@ -65,9 +65,10 @@ def append_latents(cache: Tensor, rows: Tensor, where: Tensor) -> None:
 def attention(
     q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, *, scale: float, window: int, softcap: float, sinks: Tensor | None
 ) -> Tensor:
-    """Causal attention of (batch, new, heads, dim) over keys (batch, most, kv_heads, dim) and values, of which `lengths` count,
-    the new ones last: in fp32, with gpt-oss's sinks, and with head sizes that are not 64, 128 or 256, which `attention`,
-    `decode_attention` and `mla_decode` do not take. A sink, one of each head, is a score without a value."""
+    """Causal attention in fp32 of (batch, new, heads, dim) over keys (batch, most, kv_heads, dim) and values. Of a sequence's
+    keys `lengths` are used, and the last of these are the new ones. `attention`, `decode_attention` and `mla_decode` take no
+    fp32, no sinks, as gpt-oss has them, and no head sizes besides 64, 128 and 256. Each head has one sink: a score without a
+    value."""
     new, heads, most = q.shape[1], q.shape[2], k.shape[1]
     position = lengths[:, None] - new + torch.arange(new, device=q.device)  # (batch, new)
     apart = position[..., None] - torch.arange(most, device=q.device)  # (batch, new, most)
@@ -80,6 +81,6 @@ def attention(
     if sinks is not None:
         sink = sinks.float().view(1, k.shape[2], -1, 1, 1).expand(*scores.shape[:4], 1)
         scores = torch.cat((scores, sink), -1)
-    p = scores.softmax(-1).nan_to_num(0.0)[..., :most]  # a row that sees nothing gives 0
+    p = scores.softmax(-1).nan_to_num(0.0)[..., :most]  # a query that sees no key gives 0
     out = torch.einsum("bhgnk,bkhd->bnhgd", p, v.float())
     return out.reshape(len(q), new, heads, v.shape[-1]).to(q.dtype)

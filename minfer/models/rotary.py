@@ -67,5 +67,5 @@ class Rotary:
 
 
 def growth(factor: float, by: float = 1.0) -> float:
-    """YaRN's factor for attention over a context that is `factor` times as long: 0.1 by ln(factor) + 1."""
+    """YaRN's factor for attention over a context that is `factor` times as long: 0.1 * by * ln(factor) + 1."""
     return 0.1 * by * math.log(factor) + 1.0 if factor > 1 else 1.0

@@ -1,7 +1,8 @@
-"""A loop that serves requests: each step takes one token of every request that is generating, and a chunk of prompts beside.
+"""A loop that serves requests. Each step computes one token of every request that is generating, and a chunk of prompts.
 
-Requests are served in the order in which they came. Out of pages, the youngest gives its pages back and is computed again
-later, with the same tokens: the sampler's random numbers depend on the request's seed and on how many tokens it has."""
+Requests are served in the order in which they came. When no page is free, the youngest request gives its pages back and is
+computed again later. Its tokens stay the same, because the sampler's random numbers depend only on the request's seed and on
+how many tokens it has."""
 
 from __future__ import annotations
 
@@ -22,13 +23,14 @@ from minfer.models.pages import Pages
 
 
 class RequestError(ValueError):
-    """A request that cannot be served, in a sentence."""
+    """A request cannot be served; the message is one sentence."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a request's tokens are chosen, as `minfer.sample` has it; a temperature of 0 takes the likeliest. `stop` are ids that
-    end the answer and do not belong to it: those of the model unless given."""
+    """How a request's tokens are chosen. `temperature`, `top_k`, `top_p` and `min_p` are those of `minfer.sample`; a
+    temperature of 0 takes the likeliest token. `stop` has the ids of tokens that end the answer and are not part of it; None:
+    the model's."""
 
     max_tokens: int = 128
     temperature: float = 0.0
@@ -58,7 +60,7 @@ class Sampling:
 
 @dataclass(eq=False)
 class Request:
-    """A prompt, and what was generated for it so far. `error` is a sentence where it was refused."""
+    """A prompt, and the tokens generated for it so far. `error` is a sentence if the request was refused."""
 
     prompt: tuple[int, ...]
     sampling: Sampling
@@ -72,7 +74,7 @@ class Request:
     computed: int = 0  # tokens whose keys are in the cache
 
     def __post_init__(self) -> None:
-        self.text = list(self.prompt)  # and the tokens
+        self.text = list(self.prompt)  # and the generated tokens
         self.random = random.Random(self.sampling.seed)
 
     @property
@@ -130,8 +132,8 @@ class Engine:
             return mistake
         if count + request.sampling.max_tokens > self.longest:
             return (
-                f"a request takes prompt and max_tokens of at most {self.longest} tokens together, which model and cache have "
-                f"room for, got {count} and {request.sampling.max_tokens}"
+                f"a request takes prompt and max_tokens of at most {self.longest} tokens together, because model and cache "
+                f"have room for no more, got {count} and {request.sampling.max_tokens}"
             )
         return ""
 
@@ -190,7 +192,7 @@ class Engine:
         return True
 
     def _plan(self) -> list[tuple[Request, int]]:
-        """Which requests compute how many tokens next; they have pages for them."""
+        """How many tokens each request computes in the next step. The requests have pages for these tokens."""
         plan: dict[Request, int] = {}
         budget = self.chunk
         for request in sorted(self.running, key=lambda r: r.left > 1):  # those that generate come first; a stable sort
@@ -207,7 +209,7 @@ class Engine:
     def _admit(self, request: Request) -> bool:
         """Start a request if there are pages for all of its text and the next token."""
         text, page = request.text, self.pages.page
-        keys = self.pages.keys_of(text[:-1])  # the last token is computed: its logits are needed
+        keys = self.pages.keys_of(text[:-1])  # the last token is computed in any case: its logits are needed
         found = self.pages.find(keys)
         needed = len(text) // page + 1 - len(found)
         if needed > self.pages.free:
@@ -220,8 +222,8 @@ class Engine:
         return True
 
     def _make_room(self, request: Request, count: int, plan: dict[Request, int]) -> bool:
-        """Pages for the next tokens of a request. Where none is free, the youngest gives back its own; False where that is the
-        request itself."""
+        """Get pages for the next tokens of a request. While none is free, the youngest request gives its pages back. Returns
+        False if that is the request itself."""
         while len(request.pages) * self.pages.page < request.computed + count:
             if self.pages.free:
                 request.pages.append(self.pages.take())

@@ -14,7 +14,7 @@ Tensor = torch.Tensor
 
 
 class WeightsError(ValueError):
-    """A checkpoint that cannot be loaded: which file and tensor, in a sentence."""
+    """A checkpoint cannot be loaded; the message is one sentence, with the file and the tensor."""
 
 
 class Source(Protocol):
@@ -59,7 +59,7 @@ class Random:
 
 class Checkpoint:
     """The safetensors of a folder: `model.safetensors`, or the files that `model.safetensors.index.json` names. Files are
-    mapped into memory, and `progress(bytes so far, bytes in all)` is called behind each tensor and at the end."""
+    mapped into memory, and `progress(bytes so far, bytes in all)` is called after each tensor and at the end."""
 
     # Tensors that follow from the config, and tied heads that are stored nevertheless
     NOT_NEEDED = ("rotary_emb.inv_freq", "lm_head.weight")
@@ -90,7 +90,7 @@ class Checkpoint:
         self.total = sum(path.stat().st_size for path in paths)
 
     def _list(self) -> tuple[list[Path], dict[str, Path]]:
-        """The files, and which tensor is in which where an index says so."""
+        """The files, and the file of each tensor if there is an index."""
         index, single = self.folder / "model.safetensors.index.json", self.folder / "model.safetensors"
         if not index.exists():
             if not single.exists():
@@ -135,7 +135,7 @@ class Checkpoint:
         for name in self.files.keys() - self.asked:
             if not name.endswith(self.NOT_NEEDED):
                 raise WeightsError(
-                    f"{self.files[name]} has the tensor {name}, for which a model with its config.json has no place"
+                    f"{self.files[name]} has the tensor {name}, which is not part of a model with its config.json"
                 )
         if self.progress is not None:
             self.progress(self.total, self.total)

@@ -1,7 +1,7 @@
 """A decoder put together from a config and a source of weights.
 
 `build` asks a source for one tensor after the other, by its name in a checkpoint, and has it written straight to its place on
-the device; parts that are multiplied with the same rows, such as q, k and v, become one tensor."""
+the device. Weights that are multiplied with the same input, such as those of q, k and v, become one tensor."""
 
 from __future__ import annotations
 
@@ -61,8 +61,9 @@ def build(
     dtype: torch.dtype = torch.bfloat16,
     weights: str = "",
 ) -> Decoder:
-    """A decoder with the weights of a source. With `weights`, fp8, int4_g64 or int4_g128, the layers' linear maps are
-    quantised as they are loaded; embedding, head, router and experts stay in dtype. Raises WeightsError."""
+    """A decoder with the weights of a source. With `weights`, fp8, int4_g64 or int4_g128, the linear layers of attention and of
+    dense feed-forward layers are quantised when they are loaded; embedding, head, router, experts and MLA's up-projection of
+    latents stay in dtype. Raises WeightsError."""
     if weights not in FORMATS:
         raise WeightsError(f"weights may be quantised to {', '.join(FORMATS[1:])}, got {weights!r}")
     if weights and dtype == torch.float32:
@@ -93,7 +94,7 @@ class _Builder:
     def linear(
         self, names: Sequence[str], rows: Sequence[int], columns: int, bias: bool = False, plain: bool = False
     ) -> Map:
-        """x Wᵀ of weights one under the other. What a source has packed stays packed, where `quant_gemm` takes the dtype."""
+        """A linear layer of weights one under the other. They stay packed if all are and `quant_gemm` takes the dtype."""
         weights, biases = [f"{name}.weight" for name in names], [f"{name}.bias" for name in names]
         parts = []
         if self.dtype != torch.float32 and not self.weights:
@@ -191,8 +192,8 @@ class _Builder:
         return Mixture(router, gate_up, down, **routing, shared=shared)
 
     def gpt_oss(self, at: str, part: str, out: int, columns: int) -> Tensor:
-        """A stack (experts, out, columns) of gpt-oss. MXFP4 is unpacked, as there is no kernel for it: 32 values share a power
-        of 2, two are in a byte."""
+        """A stack (experts, out, columns) of gpt-oss. MXFP4 is unpacked, because minfer has no kernel for it. In MXFP4, 32
+        values share a power of 2, and a byte holds two values."""
         e = self.config.experts
         assert e is not None
         if not self.source.has(f"{at}.{part}_proj_blocks"):
@@ -207,8 +208,8 @@ class _Builder:
 
 
 def unpack_mxfp4(blocks: Tensor, exponents: Tensor, dtype: torch.dtype) -> Tensor:
-    """(..., 32 n) of blocks (..., n, 16), the first of two values in the low half of a byte, and exponents (..., n)
-    of 2 plus 127 (OCP Microscaling formats, 2023)."""
+    """Values (..., 32 n) from blocks (..., n, 16) and exponents (..., n). The first of two values is in the low half of a byte;
+    a block's factor is 2 ** (exponent - 127) (OCP Microscaling formats, 2023)."""
     values = torch.tensor(MXFP4, device=blocks.device)
     made = torch.empty(*blocks.shape[:-2], 32 * blocks.shape[-2], device=blocks.device, dtype=dtype)
     for one, block, power in zip(
@@ -220,7 +221,7 @@ def unpack_mxfp4(blocks: Tensor, exponents: Tensor, dtype: torch.dtype) -> Tenso
 
 
 def apart(both: Tensor) -> Tensor:
-    """gpt-oss's rows (experts, 2 ffn, ...), of gate and up in turn, with all of the gate first."""
+    """gpt-oss's rows (experts, 2 ffn, ...), in which gate and up alternate, reordered: first all of the gate, then up."""
     return torch.cat((both[:, ::2], both[:, 1::2]), 1)
 
 

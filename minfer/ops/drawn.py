@@ -1,7 +1,7 @@
-"""Problems that nobody chose: drawn from the layers of public models, for `draw.problems=200`.
+"""Draws problems at random from the layers of public models, for example for `draw.problems=200`.
 
-An op says how by `op.draws("product")`, which names a function of this file, or with a function of its own. Kernels are tuned
-at the sizes of an op's sets of shapes; drawn problems show whether they are slow between these. The sizes of the models in
+An op calls `op.draws("product")`, which names a function of this file, or passes a function of its own. Kernels are tuned at
+the sizes of an op's sets of shapes; drawn problems show whether they are slow at other sizes. The sizes of the models in
 `models.csv` are from their public configurations.
 """
 
@@ -16,8 +16,8 @@ from pathlib import Path
 
 MODELS = Path(__file__).with_name("models.csv")
 MOST_TOKENS = {"cuda": 8192, "cpu": 128}
-MOST_LOGITS = 512  # tokens of a step whose logits are computed: one a request
-CPU_FACTOR = 8  # a CPU gets layers so many times as narrow
+MOST_LOGITS = 512  # tokens of a step whose logits are computed: one for each request
+CPU_FACTOR = 8  # the layers that a CPU gets are narrower by this factor
 HEAD_DIMS = (64, 128, 256)  # that the kernels of attention have
 TRIES = 100  # for each problem that is asked for
 
@@ -38,7 +38,7 @@ class Model:
     expert_ffn: int
 
     def narrowed(self, factor: int) -> Model:
-        """The same with layers `factor` times as narrow, in multiples of 64, and as many heads and experts."""
+        """The same model, narrower by `factor`: widths become multiples of 64, there are fewer heads, and as many experts."""
         widths = {
             name: -(-getattr(self, name) // factor // 64) * 64 for name in ("hidden", "ffn", "vocab", "expert_ffn")
         }
@@ -67,7 +67,7 @@ class Source:
         return self.log_uniform(most or self.most_tokens)
 
     def log_uniform(self, most: int) -> int:
-        """From 1 to `most`, each doubling as often as another."""
+        """An integer from 1 to `most`. Each range from n to 2 n is about as likely as any other."""
         return int((most + 1) ** self.rng.random())
 
     def half(self) -> str:
@@ -75,7 +75,7 @@ class Source:
         return self.rng.choice(["bfloat16", "bfloat16", "float16"])
 
     def layout(self) -> str:
-        """How a weight lies in memory: as `nn.Linear` keeps it twice as often as transposed."""
+        """How a weight lies in memory: TN, as `nn.Linear` keeps it, twice as often as NN."""
         return self.rng.choice(["TN", "TN", "NN"])
 
 
@@ -93,7 +93,7 @@ def models() -> list[Model]:
 
 
 def problems(name: str, draw: Draw, count: int, seed: int, device: str) -> list[Problem]:
-    """`count` different problems of the op `name`, the same for the same seed; fewer where there are not so many.
+    """`count` different problems of the op `name`, or fewer if there are not so many. The same seed gives the same problems.
 
     `device` is "cuda" or "cpu"; a CPU gets fewer tokens and narrower layers."""
     rng = random.Random(f"{name} {seed} {device}")
@@ -111,7 +111,7 @@ def problems(name: str, draw: Draw, count: int, seed: int, device: str) -> list[
 
 
 def _layer(source: Source) -> tuple[int, int, int]:
-    """(M, N, K) of a linear layer: q, k and v in one, the attention's output, gate and up in one, up, down, or logits."""
+    """(M, N, K) of a linear layer: q, k and v as one, the output of attention, gate and up as one, up, down, or logits."""
     model = source.model
     attention = model.heads * model.head_dim
     layers = [(attention + 2 * model.kv_heads * model.head_dim, model.hidden), (model.hidden, attention)]
@@ -180,7 +180,7 @@ def scores_or_logits(source: Source) -> Problem:
 
 
 def prompts(source: Source) -> Problem | None:
-    """Causal attention over a batch of prompts, of at most as many tokens in all as a step has."""
+    """Causal attention over a batch of prompts. Together these have at most as many tokens as a step."""
     model = source.model
     if model.head_dim not in HEAD_DIMS:
         return None

@@ -75,7 +75,7 @@ class Op:
     odd_shapes: small and awkward ones, verified besides the case's own shape and one that is drawn.
     sizes: further shapes for tests: "small" ones that a CPU runs in seconds, "large" ones for a GPU, and "nan" ones of at
         least 2 rows, where a NaN or an infinity in a row of the first input must give a row of the first output alike.
-    drawn: how a problem is drawn that nobody chose (`draws`); None: none can be.
+    drawn: how a problem is drawn at random (`draws`); None: no problem can be drawn.
     source: the file that states it, beside which its kernels' files lie; None: the one that makes the `Op`.
     """
 
@@ -153,7 +153,7 @@ class Op:
     def function(self, name: str, call: Callable[..., Any], **supports: Any) -> None:
         """Register one of minfer's functions for users, `minfer.<name>`, which chooses among the op's kernels and compiles the
         one that it chooses. `call` gets the module `minfer` before the tensors, because ops cannot import the functions:
-        `lambda minfer, out, a, b, **call: minfer.matmul(a, b)`. With `kernel=all` it is left out."""
+        `lambda minfer, out, a, b, **call: minfer.matmul(a, b)`. `kernel=all` leaves it out."""
         source = Path(call.__code__.co_filename)
 
         def function(*tensors: torch.Tensor, **scalars: Any) -> Any:
@@ -162,7 +162,7 @@ class Op:
         self._add(Kernel(self.name, name, "function", source, function, **supports))
 
     def draws(self, draw: str | DrawProblem) -> None:
-        """State how problems are drawn that nobody chose: by a function of `minfer/ops/drawn.py`, or one like these."""
+        """State how problems are drawn at random: the name of a function of `minfer/ops/drawn.py`, or a function like these."""
         self.drawn = getattr(drawn, draw) if isinstance(draw, str) else draw
 
     def revision(self, name: str, label: str, root: Path, *, against: str = "") -> None:

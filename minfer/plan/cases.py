@@ -39,7 +39,7 @@ class Plan:
 def plan(config: Config, device: str, capability: tuple[int, int] | None = None) -> Plan:
     """The cases of a request on a kind of device, "cuda" or "cpu". Raises UserError.
 
-    What tells most comes first (`minfer.plan.order`), and a problem's kernels come together, in ladder order, so that a table
+    The headline comes first (`minfer.plan.order`). The kernels of a problem come together, in ladder order, so that a table
     fills problem by problem. `capability` is the GPU's, where it is known already."""
     if not config.sweeps:
         return _plan_sweep(config, device, capability)
@@ -97,7 +97,7 @@ def _plan_sweep(config: Config, device: str, capability: tuple[int, int] | None)
         left = left_out or {op.name: "has no kernels"}
         key, why = next(iter((unsupported or left).items()))
         raise UserError(f"nothing to run: {key} {why}")
-    if not config.draw.problems:  # a part of drawn problems tells as much as any other
+    if not config.draw.problems:  # none of the drawn problems stands for the op
         cases = put_headline_first(op, cases, unsupported, wanted == ["all"])
     return Plan(cases, unsupported, left_out)
 
@@ -106,7 +106,7 @@ def _draw(op: Op, config: Config, device: str) -> list[Problem]:
     if op.drawn is None:
         having = [name for name in ops.names() if ops.get(name).drawn]
         raise UserError(
-            f"draw.problems is for ops that say how theirs are drawn, and {op.name} does not; choose {' or '.join(having)}"
+            f"draw.problems needs an op that says how to draw problems, and {op.name} does not; choose {' or '.join(having)}"
         )
     return drawn.problems(op.name, op.drawn, config.draw.problems, config.draw.seed, device)
 
@@ -124,8 +124,8 @@ def _chosen_problems(op: Op, config: Config, dtypes: list[str], device: str) -> 
 
 
 def _choose_kernels(op: Op, wanted: list[str], device: str, static: bool) -> tuple[list[str], dict[str, str]]:
-    """The kernels to run, and why others are not. "all" are all but minfer's functions; "functions" are these, and what is
-    not minfer's. One that was asked for by name must be able to run.
+    """The kernels to run, and why others are not run. "all" are all except minfer's functions; "functions" are these functions,
+    and the implementations that are not minfer's. A kernel that was asked for by name must be able to run.
 
     `static`: CUDA kernels stay in, because their machine code can be read where they cannot run."""
     everything = wanted in (["all"], ["functions"])

@@ -146,7 +146,7 @@ class Container:
 
 @dataclass
 class Draw:
-    """Problems that nobody chose (`minfer/ops/drawn.py`), in place of the request's dtype, params and shape."""
+    """Problems that are drawn at random (`minfer/ops/drawn.py`) and replace the request's dtype, params and shape."""
 
     problems: int = 0  # of each op; 0: none are drawn
     seed: int = 1
@@ -154,8 +154,8 @@ class Draw:
 
 @dataclass
 class Config:
-    """A request. `kernel`, `dtype` and the values of `params` are a name or a list of names; kernel may be "all", which
-    are all of the op but minfer's functions, or "functions", which are these and what is not minfer's.
+    """A request. `kernel`, `dtype` and the values of `params` are a name or a list of names. kernel may be "all": all of the
+    op's kernels except minfer's functions; or "functions": these functions, and the implementations that are not minfer's.
 
     Where `sweeps` names some, the request is for all of these: op, kernel, dtype, params and shape are theirs. An
     entry is a sweep's name, or a mapping with that name at `sweep` and what replaces the sweep's own (`minfer.plan.sweeps`)."""

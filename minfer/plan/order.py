@@ -1,5 +1,5 @@
-"""The order in which a run times its cases: what tells most comes first, so that a run that is interrupted early leaves a table
-worth reading."""
+"""The order in which a run times its cases. The headline comes first, so that a run that is interrupted early leaves a useful
+table."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from minfer.rows.problems import representative_problem
 
 def put_headline_first(op: Op, cases: list[Case], unsupported: Collection[str], baseline_first: bool) -> list[Case]:
     """The cases of an op in this order: its headline, other shapes with the same dtype and parameters, then other dtypes and
-    parameters, each beginning with the shape of the headline. With `baseline_first` a problem begins with its baseline. The
-    order is otherwise kept."""
+    parameters, each beginning with the shape of the headline. With `baseline_first` the baseline is the first case of each
+    problem. Otherwise the order of the cases is kept."""
     headline = _find_headline(op, [case for case in cases if case.key not in unsupported] or cases)
     setting = lambda case: case.problem.rpartition("/")[0]
     settings = list(dict.fromkeys([setting(headline), *map(setting, cases)]))

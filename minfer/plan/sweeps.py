@@ -1,4 +1,4 @@
-"""A request for several sweeps, and what each of them has of its own."""
+"""Splits a request for several sweeps into one config for each, with the sweep's own keys and resources."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ RESOURCES = ("gres", "cpus", "memory_gb", "time_min", "constraint", "exclusive")
 
 
 def parts(config: Config) -> list[Config]:
-    """What a request is made of: itself, or the sweeps that it names, each with the request's timing, profilers and so on.
-    Raises UserError."""
+    """The configs of the sweeps that a request names, each with the request's timing, profilers and so on. If it names none,
+    the request itself. Raises UserError."""
     entries = [entry for at, entry in enumerate(config.sweeps) if entry not in config.sweeps[:at]]
     return [_part(config, *entry_of(entry)) for entry in entries] or [config]
 
@@ -61,13 +61,13 @@ def _part(config: Config, name: str, changed: dict[str, Any]) -> Config:
 
 
 def _ask(cluster: Cluster, sweep: str, stated: list[Any]) -> Cluster:
-    """`cluster` with what a sweep states of it. What the command line says holds for all sweeps. Raises UserError."""
+    """`cluster` with the keys that a sweep states. Keys on the command line hold for all sweeps. Raises UserError."""
     typed = {word.lstrip("+").partition("=")[0] for word in sys.argv[1:]}
     own = {key: value for each in stated for key, value in each.items() if f"cluster.{key}" not in typed}
     for key in own:
         if key not in RESOURCES:
             raise UserError(
-                f"sweep {sweep} sets cluster.{key}, and is one of several; its own jobs can ask for {', '.join(RESOURCES)}"
+                f"sweep {sweep} sets cluster.{key}, and is one of several; its jobs can only ask for {', '.join(RESOURCES)}"
             )
     try:
         asked: Any = OmegaConf.to_container(OmegaConf.merge(OmegaConf.structured(Cluster), own))

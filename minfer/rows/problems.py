@@ -1,4 +1,4 @@
-"""Which problem stands for an op: in tables and plots, and as the first that a run times."""
+"""Chooses the problem that stands for an op: tables and plots show it, and a run times it first."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 SIZE = re.compile(r"=([0-9]+)(?:,|$)")  # of an axis, in the last part of a problem
-MANY = 0.8  # of the most kernels that any problem was measured with
+MANY = 0.8  # share of the most kernels that any problem was measured with
 MUCH = 10  # times the work of the largest square: with that much, another problem represents an op better
 
 
@@ -26,7 +26,7 @@ def number(row: Mapping[str, Any], column: str) -> float | None:
 
 
 def work_column(rows: Iterable[Mapping[str, Any]]) -> str:
-    """What tells the larger problem: FLOPs, or bytes where an op has no FLOPs."""
+    """The column that says which problem is larger: FLOPs, or bytes if an op has no FLOPs."""
     return "flops" if any(number(row, "flops") for row in rows) else "bytes"
 
 

@@ -19,11 +19,11 @@ def is_too_wide(low: float | None, high: float | None) -> bool:
 
 
 ABOVE_ROOF = (  # what the mark of `is_above_roof` means
-    "above the measured peak: the roof is too low there, because its probe is a long copy or product, and a probe of this size"
-    " and mix of reads and writes was not run"
+    "above the measured peak: that peak is too low here, because it was measured with a long copy or product, and not with a"
+    " probe of this size and mix of reads and writes"
 )
 
 
 def is_above_roof(percent_of_peak: float | None) -> bool:
-    """Whether a share of the measured peaks is above 100 %, as it is shown. It is marked, and not hidden."""
+    """Whether a share of the measured peaks is shown as more than 100 %. Such a share is marked, not hidden."""
     return percent_of_peak is not None and round(percent_of_peak, 1) > 100

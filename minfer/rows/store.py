@@ -37,7 +37,7 @@ BUSY = (
     "threads waited for a processor (cold_waited), probably because other programs ran, so times may be much too long"
 )
 SLOW = "a call takes long, so its shape was verified on one set of inputs, and timed in few rounds and no steady calls"
-TOLD = (  # columns that a launcher shows of a row before the row's file is read
+TOLD = (  # columns of a row that a launcher shows before it reads the row's file
     "guarantee", "baseline", "metric", "cold_us", "cold_rate", "cold_speedup", "cold_speedup_low", "cold_speedup_high",
     "cold_verdict", "judged_us", "judged_rate", "judged_speedup", "judged_speedup_low", "judged_speedup_high", "judged_verdict",
 )  # fmt: skip

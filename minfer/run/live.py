@@ -1,4 +1,4 @@
-"""What a launcher shows while jobs run: on a terminal the rows as they come, in a log a line now and then."""
+"""What a launcher shows while jobs run: a table of the newest rows on a terminal, or lines in a log."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from minfer.run import times
 from minfer.run.progress import RunProgress
 
 POLL_S = 0.2
-LINE_S = 60.0  # between two lines of a log on how far a run is
-BELOW = 8  # lines of a terminal that the table's rows must leave: its head, what stands below it, and the prompt
+LINE_S = 60.0  # between two lines of a log that say how far the run is
+BELOW = 8  # lines of a terminal that the table's rows must leave free: for its head, what is below it, and the prompt
 
 Key = tuple[str, str]  # an op and a problem
 
@@ -39,13 +39,13 @@ class Shown:
 
     @property
     def speedup(self) -> float | None:
-        """Over the baseline; None of the baseline itself, and where the ratio says nothing."""
+        """Over the baseline. None for the baseline itself, and if the ratio's interval is too wide to show it."""
         is_other = self.case.kernel != self.row["baseline"] and not times.is_wide(self.row)
         return times.value_of(self.row, "speedup") if is_other else None
 
 
 class Board:
-    """The rows of a run in the order in which they came, and what its jobs do now."""
+    """The rows of a run in the order in which they came, and what its jobs are doing now."""
 
     def __init__(self, progress: RunProgress) -> None:
         self.progress = progress
@@ -57,7 +57,7 @@ class Board:
         self._groups = Counter(self._left)
 
     def take(self, event: dict[str, Any]) -> Key | None:
-        """Bring it up to date with an event of a shard. Returns the problem of which this was the last row, if it was."""
+        """Bring the board up to date with an event of a shard. Returns a problem if the event was its last row."""
         match event["event"]:
             case "building" | "build":
                 of = (
@@ -102,7 +102,7 @@ class Board:
         return f"{best.case.kernel} with {figures}, {share} % of {best.row['baseline']}{', a tie' if is_tie else ''}"
 
     def describe_group(self, group: Key) -> str:
-        """A problem whose cases all have a row: a line of a log."""
+        """A line of a log about a problem whose cases all have a row."""
         case = next(case for case in self.cases.values() if (case.op, case.problem) == group)
         best = self.describe_best(group)
         return f"{_name_problem(case)}: {self._groups[group]} rows{f'; the best is {best}' if best else ''}"
@@ -147,7 +147,7 @@ def follow(console: Console, progress: RunProgress, known: Collection[str] = ())
             for event in progress.read():
                 group = board.take(event)
                 update(event)
-                if group and not console.is_terminal and not is_first:  # what came before is no news
+                if group and not console.is_terminal and not is_first:  # not for the rows that were there before
                     console.print(f"{_now()} {board.describe_group(group)}", soft_wrap=True)
             is_first = False
             ends = not progress.active or bool(set(progress.failed) - set(known))
@@ -162,7 +162,7 @@ def follow(console: Console, progress: RunProgress, known: Collection[str] = ())
                     warned.add(warning)
             if ends:
                 break
-            time.sleep(max(POLL_S, len(progress.shards) / 1000))  # each look reads a file for each shard
+            time.sleep(max(POLL_S, len(progress.shards) / 1000))  # each turn reads a file for each shard
 
 
 def _now() -> str:
@@ -171,7 +171,8 @@ def _now() -> str:
 
 @contextlib.contextmanager
 def _screen(console: Console, board: Board) -> Iterator[Any]:
-    """Show a board on a terminal, and take it away at the end; yields what is to be called with each event. A log has none."""
+    """Show a board on a terminal, and remove it at the end. Yields a function to call with each event. In a log no board is
+    shown."""
     if not console.is_terminal:
         yield lambda event: None
         return

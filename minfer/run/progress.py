@@ -333,7 +333,7 @@ class RunProgress:
     def line(self) -> str:
         """How far it is, in a line."""
         if not self.answers:
-            why = "SLURM shows jobs only to their owner (PrivateData=jobs), and their state is unknown"
+            why = "SLURM shows jobs only to their owner (PrivateData=jobs), so their state is unknown"
             return f"{why if self.hidden else 'SLURM does not answer'}; {self.rows} of {len(self.cases)} rows"
         waits = Counter(shard.seen.why for shard in self.waiting if shard.seen)
         starts = sorted(shard.seen.start for shard in self.waiting if shard.seen and shard.seen.start)

@@ -97,7 +97,7 @@ def _explain_none(
     where, other = ("a GPU", "cpu") if device == "cuda" else ("a CPU", "cuda")
     first, second = revisions
     if elsewhere:
-        return f"the run is on {where}, and what differs is not for it: {', '.join(elsewhere)}; add device={other}"
+        return f"the run is on {where}, where the kernels that differ do not run: {', '.join(elsewhere)}; add device={other}"
     if same:
         return f"none differs between {first} and {second}; kernel=NAME races it anyway"
     if missing:

@@ -169,7 +169,7 @@ def test_slower_cases_that_do_not_fail_are_explained(tmp_path: Path, capsys):
     assert compare.main([*words, "--fail-over", "3%"]) == 0
     shown = capsys.readouterr().out
     assert "1 case: 1 slower." in shown and "Slower by more than 3 %, or broken: 0." in shown
-    assert " 1 more case is slower and does not count: of 1 the interval ends within what is allowed." in shown
+    assert " 1 more case is slower and does not count: for 1 the interval ends within what is allowed." in shown
     words = sets(tmp_path, [timed(1.0, 1.0, 1.0)], [timed(0.87, 0.86, 0.88)])
     assert compare.main([*words, "--fail-over", "3%"]) == 1 and "more case" not in capsys.readouterr().out
 

@@ -89,7 +89,11 @@ def test_a_precision_that_is_not_given_is_the_devices():
     ("differs", "device", "said"),
     [
         ("", "cpu", "none differs between . and .; kernel=NAME races it anyway"),
-        ("v02_tiled", "cpu", "the run is on a CPU, and what differs is not for it: v02_tiled; add device=cuda"),
+        (
+            "v02_tiled",
+            "cpu",
+            "the run is on a CPU, where the kernels that differ do not run: v02_tiled; add device=cuda",
+        ),
     ],
 )
 def test_a_race_with_nothing_to_race_says_why_and_leaves_no_folder(

@@ -157,7 +157,7 @@ def test_jobs_that_slurm_hides_from_another_user_are_not_failed(run, slurm, monk
     progress = read(run)
     assert progress.counts() == {"queued": 3} and not progress.missing
     assert progress.line().startswith(
-        "SLURM shows jobs only to their owner (PrivateData=jobs), and their state is unknown; 0"
+        "SLURM shows jobs only to their owner (PrivateData=jobs), so their state is unknown; 0"
     )
     assert control.status(Console(width=200), run, ["--json"]) == NoAnswer.status
     assert json.loads(capsys.readouterr().out)["slurm"] == "hides jobs"

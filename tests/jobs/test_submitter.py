@@ -113,7 +113,7 @@ def test_what_is_typed_holds_for_every_sweep(monkeypatch):
     [
         (
             {"max_jobs": 2},
-            r"sweep axpby sets cluster\.max_jobs, and is one of several; its own jobs can ask for gres, cpus, ",
+            r"sweep axpby sets cluster\.max_jobs, and is one of several; its jobs can only ask for gres, cpus, ",
         ),
         (
             {"memory_gb": "much"},
@@ -172,7 +172,7 @@ def answer_late(*command: str, **variables: str) -> str:
             "echo 'sbatch: error: Socket timed out on send/recv operation' >&2; exit 1",
             "sbatch: error: Socket timed out .*",
         ),
-        ("echo Bye; exit", r"sbatch said 'Bye\\n', and no id of a job"),
+        ("echo Bye; exit", r"sbatch said 'Bye\\n', without the id of a job"),
     ],
     ids=["hangs", "times out", "says nothing"],
 )

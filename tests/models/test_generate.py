@@ -47,7 +47,7 @@ def test_a_checkpoint_answers_in_text(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["nowhere", "Hello"], "generate: nowhere is no folder of a checkpoint, and none of the names tiny"),
+        (["nowhere", "Hello"], "generate: nowhere is neither a file, a folder nor one of the names tiny"),
         (["tiny", ""], "generate: a request takes a prompt of token ids from 0 to 255, got none"),
         (["tiny", "Hello", "--max-tokens", "0"], "generate: a request takes max_tokens as an int from 1, got 0"),
         (

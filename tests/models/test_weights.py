@@ -87,7 +87,7 @@ REFUSED = {
     ),
     "more tensors": (
         lambda folder: change(folder, model__layers__0__self_attn__q_proj__bias=torch.zeros(256)),
-        r"has the tensor model\.layers\.0\.self_attn\.q_proj\.bias, for which a model with its config\.json has no place",
+        r"has the tensor model\.layers\.0\.self_attn\.q_proj\.bias, which is not part of a model with its config\.json",
     ),
     "no file": (
         lambda folder: (folder / "model.safetensors").unlink(),
