@@ -32,10 +32,10 @@ def attention(
     k, v: (batch, seq_kv, kv_heads, head_dim) of the same dtype. kv_heads divides heads: query head h reads key-value head
         h // (heads / kv_heads).
     cu_seqlens: int32 (batch + 1,), cumulative lengths from 0, where q is (tokens, heads, head_dim) and k and v likewise, one
-        sequence after the other; a pair of them where queries and keys differ in length. Tokens behind the last sequence get
-        no value.
-    lengths: int32 (batch,), how many tokens of each sequence of a padded batch count, or a pair for queries and keys. Tokens
-        behind them are not used, and out is 0 there.
+        sequence after the other; a pair of them where queries and keys differ in length. For tokens behind the
+        last sequence out is not written.
+    lengths: int32 (batch,), how many tokens of each sequence of a padded batch are used, or a pair for queries and keys.
+        Tokens behind them are not used, and out is 0 there.
     causal: a query sees the keys up to its own position. The last query of a sequence is at the position of its last key:
         with more keys than queries, the queries follow a cached prefix.
     window: a query sees only keys less than `window` positions away, its own among them.

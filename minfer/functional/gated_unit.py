@@ -28,7 +28,7 @@ def gated_unit(x: torch.Tensor, w1: torch.Tensor, b1: torch.Tensor, w2: torch.Te
 @library.public
 def swiglu(x: torch.Tensor, wg: torch.Tensor, wu: torch.Tensor) -> torch.Tensor:
     """silu(x wg) * (x wu), (..., N), of x (..., K) and weights (K, N) (Shazeer, GLU variants improve transformer, 2020): what a
-    Llama's feed-forward layer does before its last product. All else is as of `gated_unit`."""
+    Llama's feed-forward layer computes before its last product. All else is as for `gated_unit`."""
     _forward_only("swiglu", x, wg, wu)
     return torch.ops.minfer.swiglu.default(x, wg, wu)
 

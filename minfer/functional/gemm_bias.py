@@ -28,8 +28,8 @@ def gemm_bias_relu(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> torc
 
 @library.public
 def gemm_bias_gelu(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor, approximate: str = "none") -> torch.Tensor:
-    """gelu(a b + bias), else as `gemm_bias_relu`. approximate: "none", by the error function, or "tanh", as PyTorch has it;
-    raises ValueError for another."""
+    """gelu(a b + bias). All else is as for `gemm_bias_relu`. approximate is "none" (by the error function) or "tanh", as in
+    PyTorch; raises ValueError for anything else."""
     _no_backward(GELU, a, b, bias)
     return torch.ops.minfer.gemm_bias_gelu.default(a, b, bias, approximate)
 

@@ -21,7 +21,8 @@ def moe_ffn(
     offsets: Tensor | None = None,
     order: Tensor | None = None,
 ) -> Tensor:
-    """The sum over each token's k slots of w (silu(x Wg) * (x Wu)) Wd, with the weights of the slot's expert: (tokens, hidden).
+    """For each token the sum over its k slots of w (silu(x Wg) * (x Wu)) Wd, with the matrices of the slot's expert: (tokens,
+    hidden).
 
     x: (tokens, hidden), float16 or bfloat16.
     weights, indices: (tokens, k), float32 and int32, the weight and the expert of each slot. An index outside of 0 to experts

@@ -26,10 +26,11 @@ def sample(
     proportional to p, by one random number for each row from `generator`, or from PyTorch's own. A temperature of 0 takes the
     first of the largest logits. A row of NaN gives token 0.
 
-    Nothing is differentiable here, and nothing is recorded. Raises ValueError for arguments that do not fit.
-    `torch.ops.minfer.sample(logits, u, temperature, top_k, top_p, min_p)` takes the numbers u, (rows,) float32 in [0, 1),
-    which determine the tokens. Works under `torch.compile`, which compiles again for each other temperature, top_p or min_p.
-    There a generator breaks the graph, as it does in PyTorch's own functions: draw u before, and call the op."""
+    It is not differentiable, and autograd records nothing. Raises ValueError for arguments that do not fit.
+    `torch.ops.minfer.sample(logits, u, temperature, top_k, top_p, min_p)` takes the random numbers u, (rows,) float32 in
+    [0, 1), which determine the tokens. Works under `torch.compile`, which compiles again when temperature, top_p or min_p
+    changes. A generator breaks the graph there, as in PyTorch's own functions: draw u outside of the graph, and call the
+    op."""
     _check(logits)
     if temperature == 0:
         u = torch.zeros(logits.shape[0], device=logits.device)

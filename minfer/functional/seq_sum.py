@@ -12,11 +12,11 @@ DTYPES = (torch.float32, torch.bfloat16)
 
 @library.public
 def seq_sum(x: Tensor, *, cu_seqlens: Tensor | None = None, lengths: Tensor | None = None) -> Tensor:
-    """The sum of its sequence for each element, a new contiguous tensor of x's shape and dtype.
+    """For each element of x the sum of its sequence, a new contiguous tensor of x's shape and dtype.
 
     x: (batch, longest), float32 or bfloat16, or (tokens,) with cu_seqlens.
     cu_seqlens: int32 (batch + 1,), cumulative lengths from 0, where x is one sequence after the other.
-    lengths: int32 (batch,), how many elements of each sequence of a padded batch count. What lies behind them is not used.
+    lengths: int32 (batch,), how many elements of each sequence of a padded batch are used. Those behind them are not.
 
     Elements of no sequence give 0. Sums are fp32 and the result is rounded once. The host does not check lengths, because it
     would have to wait for the device: lengths out of range are clamped, and nothing is read out of bounds. `best` picks the

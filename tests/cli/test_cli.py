@@ -89,7 +89,7 @@ def test_the_help_names_every_command_and_how_to_ask_each_for_more():
     text = (ROOT / "conf/config.yaml").read_text()
     for command in (*cli.USAGE, cli.BUILD, cli.WARM, *cli.READERS):
         assert f"  minfer {command} " in text
-    assert "each above also takes --help" in text
+    assert "those above also take --help" in text
 
 
 def test_the_version_is_that_of_minfer(monkeypatch, capsys):
