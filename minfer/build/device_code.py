@@ -43,7 +43,7 @@ def compile_cubin(kernel: Kernel, arch: str, folder: Path, timeout_s: float | No
     """Compile a CUDA kernel's device code alone, for any architecture, with no GPU. The file `.d` beside the cubin lists what
     was read. Raises BuildError.
 
-    For minfer's own kernels, headers in `device_only` replace PyTorch's, which take longer than a small kernel."""
+    For minfer's own kernels, headers in `device_only` replace PyTorch's, which take longer to compile than a small kernel."""
     home = toolchain.toolkit()
     if home is None:
         raise BuildError("no CUDA compiler that fits this PyTorch; set CUDA_HOME")
@@ -54,7 +54,7 @@ def compile_cubin(kernel: Kernel, arch: str, folder: Path, timeout_s: float | No
     folders = [*replaced, *kernel.include_paths, *map(Path, include_paths("cpu"))]
     flags = [*flags_of(kernel, arch), *(f"-I{path.absolute()}" for path in folders)]
     # The list is the preprocessor's own: nvcc's -MD would run it once more, for the host. The file is named without its folder,
-    # in which a comma would end the word.
+    # in which a comma would end the argument.
     command = [str(home / "bin" / "nvcc"), "-cubin", *flags, "-Xcompiler", f"-MD,-MF,{target.with_suffix('.d').name}"]
     command += ["-o", target.name, str(kernel.source.absolute())]
     try:

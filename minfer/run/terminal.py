@@ -160,15 +160,15 @@ def print_summary(console: Console, progress: RunProgress, plan: Plan) -> bool:
 
 
 def _explain_unconverged(rows: list[store.Row], timing: Timing) -> str:
-    """What `has_too_few_rounds` means, and what would give these rows more rounds; nothing that the run had already."""
+    """Explains `has_too_few_rounds`, and says what would give these rows more rounds, unless the run had that already."""
     which = ", of the times inside of its process," if all(map(is_judged, rows)) else ""
     said = f"unconverged: the ratio's interval{which} is wider than was asked for, and than what the clock resolves"
     if all((row["cold_rounds"] or 0) >= timing.looks[-1] for row in rows):
-        return f"{said}; more than {timing.looks[-1]} rounds are not taken, so run it when the machine is less busy."
+        return f"{said}; minfer takes at most {timing.looks[-1]} rounds, so run it again when the machine is less busy."
     if all(store.SLOW in (row["flags"] or "") for row in rows):
         return f"{said}; a kernel that takes long gets few rounds."
     remedy = f"timing.cold_cap_s={max(10, math.ceil(3 * timing.cold_cap_s))}"
-    return f"{said}; {'' if timing.name == 'default' else 'timing=default, or '}{remedy}, gives each case more rounds."
+    return f"{said}; {'' if timing.name == 'default' else 'timing=default or '}{remedy} gives each case more rounds."
 
 
 def _list_problems(rows: Iterable[store.Row], name_nodes: bool) -> list[str]:

@@ -134,8 +134,8 @@ class Child:
         return Loaded(op, case, kernel, function, build.function(op.kernels[op.baseline(case)], self.arch))
 
     def _verify(self, loaded: Loaded, row: Row, sparing: bool) -> bool:
-        """Fill the columns of the verification. Returns whether the kernel is slow, and so was not run on all inputs, which may
-        be with `sparing` only."""
+        """Fill the columns of the verification. Returns whether the kernel is slow and therefore was not run on all inputs;
+        this happens only with `sparing`."""
         begin, compiled, tuned = time.perf_counter(), self.triton.compiled_s, self.triton.tuned_s
         op, case, kernel = loaded.op, loaded.case, loaded.kernel
         errors = verify(op, case, kernel, loaded.function, self.device, self.capability, row["seed"], sparing)
