@@ -149,7 +149,7 @@ def write(table: pa.Table, options: Options) -> list[str]:
         text += lines(device, of, files.shown(shown, pictures[path].about))
     body = (
         "\n".join(text)
-        or "No rows yet: `uv run python -m minfer.launch +sweep=anywhere draw.problems=200` makes some.\n"
+        or "No rows yet: `uv run python -m minfer.launch +sweep=anywhere draw.problems=200 draw.seed=7` makes some.\n"
     )
     problem = update(page, "anywhere", body, COMMAND, options.check)
     return problems + ([problem] if problem else [])
