@@ -12,6 +12,7 @@ numbers.
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -43,6 +44,10 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--dtype", choices=DTYPES, help="bfloat16 on a GPU, float32 on a CPU unless given")
     parser.add_argument("--weights", choices=weights.FORMATS[1:], default="", help="quantise the layers' weights")
     given = parser.parse_args(words)
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", given.device):
+        parser.error(f"--device is {given.device!r}; it takes cpu, cuda, or a GPU by its number, such as cuda:1")
+    if given.device != "cpu" and int(given.device.partition(":")[2] or 0) >= torch.cuda.device_count():
+        parser.error(f"--device is {given.device}, and PyTorch sees no such GPU here; --device cpu runs small models")
     try:
         generate(given)
     except (ConfigError, WeightsError, RequestError) as error:

@@ -66,3 +66,10 @@ def test_a_package_that_is_missing_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(SystemExit, match=r"needs the package tokenizers: pip install 'minfer\[models\]'"):
         example().main([str(tmp_path), "Hello"])
+
+
+@pytest.mark.parametrize(("device", "message"), [("cuda:99", "sees no such GPU"), ("gpu", "it takes cpu, cuda")])
+def test_a_device_that_is_not_there_is_named(device, message, capsys):
+    with pytest.raises(SystemExit):
+        example().main(["tiny", "Hello", "--device", device])
+    assert message in capsys.readouterr().err
