@@ -93,14 +93,14 @@ def _make(names: Sequence[str], files: list[Path], results: Path | None, options
         except FileNotFoundError as error:
             yield str(error)
     yield from skipped
+    chosen = rows.filter(pc.is_null(rows["drawn"])) if rows is not None else None
     for name, maker in makers.items():
         if not maker.columns:
             yield from maker.write(store.SCHEMA.empty_table(), options)
         elif rows is not None and skipped and (maker.all_or_nothing or not len(rows)):
             left.append(name)
         elif rows is not None:
-            mine = rows if maker.of_drawn else rows.filter(pc.is_null(rows["drawn"]))
-            yield from maker.write(select_columns(mine, maker.columns), options)
+            yield from maker.write(select_columns(rows if maker.of_drawn else chosen, maker.columns), options)
     if left:
         of = f" of {', '.join(left)}" if len(names) > 1 else ""
         yield f"nothing was written{of}: the rows that are left would not say the same"

@@ -72,13 +72,9 @@ def _plan_sweep(config: Config, device: str, capability: tuple[int, int] | None)
         for name in ncu.sets:
             choose("set of counters", name, SETS)
         choose("profiler.ncu.clock_control", ncu.clock_control, ("none", "base"))
-    wanted = names(config.kernel)
-    dtypes = [] if config.draw.problems else names(config.dtype)
-    for key, of_key in (("kernel", wanted), ("dtype", dtypes or config.draw.problems)):
-        if not of_key:
-            raise UserError(f"{key} is empty; give a name or a list of names, or leave the key out")
+    wanted = _names("kernel", config.kernel)
     kernels, left_out = _choose_kernels(op, wanted, device, static is not None)
-    problems = _draw(op, config, device) if config.draw.problems else _chosen_problems(op, config, dtypes, device)
+    problems = _draw(op, config, device) if config.draw.problems else _chosen_problems(op, config, device)
     cases = [op.case(kernel, of.dtype, of.shape, of.params) for of, kernel in itertools.product(problems, kernels)]
     if wanted in (["all"], ["functions"]):  # leave out kernels for other parameters without an error
         fitting = {case.kernel for case in cases if op.kernels[case.kernel].takes(case) is None}
@@ -111,9 +107,16 @@ def _draw(op: Op, config: Config, device: str) -> list[Problem]:
     return drawn.problems(op.name, op.drawn, config.draw.problems, config.draw.seed, device)
 
 
-def _chosen_problems(op: Op, config: Config, dtypes: list[str], device: str) -> list[Problem]:
+def _names(key: str, value: Any) -> list[str]:
+    """The names that a key of the request gives, at least one."""
+    if found := names(value):
+        return found
+    raise UserError(f"{key} is empty; give a name or a list of names, or leave the key out")
+
+
+def _chosen_problems(op: Op, config: Config, device: str) -> list[Problem]:
     """Every combination of the request's dtypes, parameters and shapes."""
-    dtypes = [choose("dtype", dtype, DTYPES) for dtype in dict.fromkeys(dtypes)]
+    dtypes = [choose("dtype", dtype, DTYPES) for dtype in dict.fromkeys(_names("dtype", config.dtype))]
     params = _combine_params(op, config.params)
     if config.shape.op and config.shape.op != op.name:
         presets = [name for name, of in shape_presets().items() if of in (op.name, "")]
@@ -131,6 +134,10 @@ def _choose_kernels(op: Op, wanted: list[str], device: str, static: bool) -> tup
     everything = wanted in (["all"], ["functions"])
     backends = ("torch", "function") if wanted == ["functions"] else ("torch", "cuda", "triton", "cpp")
     ladder = [name for name, kernel in op.kernels.items() if kernel.backend in backends]
+    if wanted == ["functions"] and all(op.kernels[name].backend != "function" for name in ladder):
+        raise UserError(
+            f"kernel=functions is for ops with a function that can be timed, and {op.name} has none; use all"
+        )
     chosen = ladder if everything else [choose(f"{op.name} kernel", name, op.kernels) for name in wanted]
     left_out = {}
     for name in chosen:

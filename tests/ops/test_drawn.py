@@ -29,7 +29,7 @@ def test_drawn_problems_are_valid_different_and_those_of_their_seed(name: str, d
     found = draw(op, 200, 1, device)
     assert len({repr(problem) for problem in found}) == 200
     assert found == draw(op, 200, 1, device) and found[:50] == draw(op, 50, 1, device)
-    assert not any(problem in found[:20] for problem in draw(op, 3, 2, device)[:1]) or name in ("moe_ffn",)
+    assert found != draw(op, 200, 2, device)
     for problem in found:
         assert problem.shape.keys() == op.axes.keys() and op.wrong_shape(problem.shape) is None
         assert problem.params.keys() <= op.params.keys()

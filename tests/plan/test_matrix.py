@@ -448,3 +448,10 @@ def test_all_kernels_can_be_had_at_drawn_problems_and_functions_only_by_name() -
 def test_an_op_that_does_not_say_how_its_problems_are_drawn_is_refused(toy: Op) -> None:
     with pytest.raises(UserError, match=r"toy does not; choose .*hgemm"):
         matrix.plan(toy_config(draw=Draw(5)), "cpu")
+
+
+def test_functions_are_refused_for_an_op_without_one(toy: Op) -> None:
+    with pytest.raises(
+        UserError, match="kernel=functions is for ops with a function that can be timed, and toy has none"
+    ):
+        matrix.plan(toy_config(kernel="functions"), "cpu")

@@ -15,6 +15,7 @@ from minfer import ops
 from minfer.bench import RULES
 from minfer.bench.timing import Timing
 from minfer.fingerprint import fingerprint
+from minfer.functional import library
 from minfer.plan.shard import Shard
 from minfer.rows import store
 from minfer.worker import case_timer
@@ -189,3 +190,14 @@ def test_a_slow_kernel_is_timed_in_five_rounds_and_its_row_says_so(
     assert (row["cold_rounds"] == 5, row.get("steady_us") is None) == (is_brief, is_brief)
     again = taken_for_slow_s < 0 < slow_s
     assert phases == ["load", *(2 if again else 1) * ["verify", "time"]]
+
+
+def test_the_row_of_a_function_says_which_kernel_it_chose_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "chosen", None)  # and is again after the test
+    monkeypatch.setattr(TritonTimes, "time_autotuner", lambda *about: None)  # it would stay changed for other tests
+    case = ops.get("hgemm").case("matmul", "float16", {"m": 19, "n": 27, "k": 35})
+    timing = Timing(warmup_s=0, looks=[3], least_rounds=3, steady_block_s=0)
+    row = derive_columns(case, Child("cpu", timing).run(case, lambda phase: None), timing, None)
+    assert row["status"] in store.MEASURED, row["message"]
+    name, _, why = row["chosen"].partition(", ")
+    assert ops.get("hgemm").kernels[name].backend == "cpp" and why
