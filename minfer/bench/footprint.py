@@ -21,10 +21,10 @@ def workspace_bytes(call: Callable[[], object], device: torch.device) -> int:
 
 
 def launches(call: Callable[[], object], device: torch.device) -> int:
-    """The kernels that a call launches, by the CUDA graph that it is captured in; copies and fills are none.
+    """The kernels that a call launches, by the CUDA graph that it is captured in; copies and fills are none. The call must
+    have been made once before, because a first call may do what cannot be captured.
 
     Raises RuntimeError where the call cannot be captured, or PyTorch does not keep the graph."""
-    call()
     torch.cuda.synchronize(device)
     graph = torch.cuda.CUDAGraph(keep_graph=True)
     with torch.cuda.graph(graph):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 PRECISION = {"cuda": 0.005, "cpu": 0.05}
 STEADY_BLOCK_S = {"cuda": 1.0, "cpu": 0.25}
 BRIEF_ROUNDS = 5
+FIRST_S = 1.2  # of cold rounds, at a first look
 # The least difference of times that a device's clock resolves. CUDA documents about half a microsecond for its events.
 RESOLUTION_S = {"cuda": 0.5e-6, "cpu": time.get_clock_info("perf_counter").resolution}
 
@@ -56,10 +57,21 @@ class Timing:
         """Seconds of a steady block; a GPU's where nothing says otherwise."""
         return STEADY_BLOCK_S["cuda"] if self.steady_block_s is None else self.steady_block_s
 
+    @property
+    def steady_s(self) -> float:
+        """About how many seconds the steady blocks of a case take, the wait before them included."""
+        return 1.5 + 4 * self.block_s if self.block_s else 0.0
+
+    def first(self) -> Timing:
+        """The same for a first look at a case that is timed again later: cold calls only, and for FIRST_S at most."""
+        short = replace(self, cold_cap_s=min(self.cold_cap_s, FIRST_S), steady_block_s=0.0, audit=False)
+        changed = [f"cold_cap_s={short.cold_cap_s:g}", "steady_block_s=0"]
+        return replace(short, name=" ".join([self.name, *changed]))
+
     def brief(self) -> Timing:
         """The same for a kernel that takes long: BRIEF_ROUNDS cold rounds, and no steady blocks."""
         return replace(self, looks=[BRIEF_ROUNDS], least_rounds=BRIEF_ROUNDS, steady_block_s=0.0)
 
     def estimate(self) -> float:
         """About how many seconds a case takes at most, its verification included."""
-        return 1.0 + self.warmup_s + self.cold_cap_s + (1.5 + 4 * self.block_s if self.block_s else 0.0)
+        return 1.0 + self.warmup_s + self.cold_cap_s + self.steady_s

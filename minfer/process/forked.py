@@ -75,9 +75,23 @@ class Started:
 def run(module: str, *words: str, timeout: float, starts_others: bool = False) -> subprocess.CompletedProcess[str]:
     """Run a module to its end. Raises TimeoutExpired, and OSError if it cannot be started."""
     started = Started(module, *words, starts_others=starts_others)
-    out, err = started.communicate(timeout)
+    _awaited.add(started)
+    try:
+        out, err = started.communicate(timeout)
+    finally:
+        _awaited.discard(started)
     assert started.returncode is not None
     return subprocess.CompletedProcess([module, *words], started.returncode, out, err)
+
+
+_awaited: set[Started] = set()  # by `run`, each in a thread
+
+
+def end_all() -> None:
+    """Kill what `run` is waiting for, in whichever thread; there it returns the status of a process that was killed."""
+    for started in list(_awaited):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(started.pid, signal.SIGKILL)
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from minfer.rows.store import AMENDABLE, PARQUET, SCHEMA, Row, read_one, to_arrow, to_table, write, write_whole
@@ -45,19 +46,43 @@ class Writer:
         if not self.rows:
             while self._path().exists():
                 self.part += 1
-        self.rows.append(row)
+        return self._write([*self.rows, row])
+
+    def replace(self, row: Row) -> Path:
+        """Write a row in the place of the one that its case has by `where`, if any, and return its file. The new row is on disk
+        before the old one goes, so a reader may find both, and the newest counts. Raises StoreError."""
+        old = self.where.get(row["case"])
+        if self.rows and old == self._path():
+            return self._write([*(each for each in self.rows if each["case"] != row["case"]), row])
+        path = self.append(row)
+        if old is not None:
+            self._drop(row["case"], old)
+        return path
+
+    def _write(self, rows: list[Row]) -> Path:
+        """Write the part in progress, of which the last row is new."""
         path = self._path()
         try:
-            write(to_table(self.rows), path)
+            write(to_table(rows), path)
         except OSError as error:
-            self.rows.pop()
-            raise StoreError(f"cannot write {path}: {error.strerror or error}", [row]) from error
-        self.where[row["case"]] = path
-        if len(self.rows) == 1:
+            raise StoreError(f"cannot write {path}: {error.strerror or error}", rows[-1:]) from error
+        self.rows = rows
+        self.where[rows[-1]["case"]] = path
+        if path not in self.parts:
             self.parts.append(path)
-        if len(self.rows) == ROWS_PER_PART:
+        if len(rows) == ROWS_PER_PART:
             self.rows, self.part = [], self.part + 1
         return path
+
+    def _drop(self, case: str, path: Path) -> None:
+        """Remove the row of a case from a part that is complete. If that fails, the part stays as it is."""
+        with contextlib.suppress(OSError, pa.ArrowException):
+            table = read_one(path, SCHEMA)
+            if rest := table.filter(pc.not_equal(table["case"], case)):
+                write(rest, path)
+            else:
+                path.unlink()
+                self.parts = [part for part in self.parts if part != path]
 
     def amend(self, columns: Mapping[str, Row]) -> None:
         """Add to the maps of rows that this Writer appended, by case; nothing else of them can change.

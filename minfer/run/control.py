@@ -20,7 +20,7 @@ from minfer.rows.store import FAILED, STATUSES
 from minfer.run import by_node, failures, junit, retries, start, usage
 from minfer.run.live import follow
 from minfer.run.progress import RunProgress
-from minfer.run.terminal import print_summary
+from minfer.run.terminal import count, print_summary
 
 JSON, JUNIT, STATUS = "--json", "--junit=", "status="
 SHOWN = 20  # runs of a list
@@ -236,7 +236,9 @@ def resubmit(console: Console, run: Run, words: list[str]) -> int:
             again = retries.plan(progress, missing, executor)
         run.mark_cancelled(False)
         start.submit_again(console, run, again)
-    console.print(f"{run.name}: {len(missing)} shards submitted again. {start.look_commands(run)}", soft_wrap=True)
+    console.print(
+        f"{run.name}: {count(len(missing), 'shard')} submitted again. {start.look_commands(run)}", soft_wrap=True
+    )
     if "wait=false" in words:
         return 0
     return start.finish(console, run, executor, Plan(progress.cases, {}, {}))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -53,6 +53,8 @@ class Board:
         self.rows: list[Shown] = []
         self.doing = "starting: jobs import PyTorch first"
         self.best: dict[Key, Shown] = {}
+        self._first: defaultdict[Key, set[str]] = defaultdict(set)  # the cases that have only a row of the first pass
+        self._passed = set[Key]()  # problems of which every case has had a row
         self._left = Counter((case.op, case.problem) for case in progress.cases)
         self._groups = Counter(self._left)
 
@@ -76,21 +78,33 @@ class Board:
                 self.doing = "ending"
             case "profiler":
                 self.doing = f"profiling: {event['profiler']}"
-            case "done" | "skip" | "kept" if case := self.cases.get(event["case"]):
+            case "first" | "done" | "skip" | "kept" if case := self.cases.get(event["case"]):
                 return self._add(case, event)
         return None
 
     def _add(self, case: Case, event: dict[str, Any]) -> Key | None:
         group = case.op, case.problem
-        if event["event"] == "done":
+        if event["event"] in ("first", "done"):
             told = dict.fromkeys(store.TOLD) | {"kernel": case.kernel} | event.get("row", {})
-            shown = Shown(case, event.get("status", ""), told)
-            self.rows.append(shown)
-            best = self.best.get(group)
-            if shown.speedup and (best is None or shown.speedup > (best.speedup or 0.0)):
-                self.best[group] = shown
-        self._left[group] -= 1
-        return group if self._left[group] == 0 else None
+            new = [Shown(case, event.get("status", ""), told)]
+            if case.key in self._first[group]:
+                self.rows = [shown for shown in self.rows if shown.case.key != case.key]
+                self.best.pop(group, None)
+                new = [shown for shown in self.rows if (shown.case.op, shown.case.problem) == group] + new
+            self.rows.append(new[-1])
+            for shown in new:
+                best = self.best.get(group)
+                if shown.speedup and (best is None or shown.speedup > (best.speedup or 0.0)):
+                    self.best[group] = shown
+        if event["event"] == "first":
+            self._first[group].add(case.key)
+        else:
+            self._first[group].discard(case.key)
+            self._left[group] -= 1
+        is_shown = len(self._first[group]) == self._left[group] and group not in self._passed
+        if is_shown:  # every case of it has a row now, of one pass or the other
+            self._passed.add(group)
+        return group if is_shown or self._left[group] == 0 else None
 
     def describe_best(self, group: Key) -> str:
         """The fastest kernel of a problem so far, in words; empty if none was compared with a baseline."""
@@ -105,7 +119,8 @@ class Board:
         """A line of a log about a problem whose cases all have a row."""
         case = next(case for case in self.cases.values() if (case.op, case.problem) == group)
         best = self.describe_best(group)
-        return f"{_name_problem(case)}: {self._groups[group]} rows{f'; the best is {best}' if best else ''}"
+        cold = ", some with cold times only" if self._left[group] else ""
+        return f"{_name_problem(case)}: {self._groups[group]} rows{cold}{f'; the best is {best}' if best else ''}"
 
     def tabulate(self, height: int) -> Table:
         """The last rows, as many as fit."""

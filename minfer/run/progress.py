@@ -36,6 +36,7 @@ class ShardProgress:
     pinned: str | None = None  # the only node that may run it
     state: str = "queued"
     cases: set[str] = field(default_factory=set)  # those that have a row, of this run or, resumed, of another
+    first: set[str] = field(default_factory=set)  # those that have only a row of the first pass, with cold times
     skipped: dict[str, str] = field(default_factory=dict)  # of another, with the status of that row
     redo: set[str] = field(default_factory=set)  # those whose row is to be replaced, and has not been yet
     started: int = 0  # times, by its last job
@@ -70,8 +71,12 @@ class ShardProgress:
                 self.over = False
             case "done" | "kept":
                 self.cases.add(event["case"])
+                self.first.discard(event["case"])
                 self.redo.discard(event["case"])
                 self.progressed |= event["event"] == "done"
+            case "first":
+                self.first.add(event["case"])
+                self.progressed = True
             case "skip":
                 self.cases.add(event["case"])
                 self.skipped[event["case"]] = event.get("status", "")
@@ -242,8 +247,13 @@ class RunProgress:
 
     @property
     def rows(self) -> int:
-        """How many cases have a row."""
+        """How many cases have a row that stays."""
         return sum(len(shard.cases) for shard in self.shards.values())
+
+    @property
+    def first(self) -> int:
+        """How many cases have only a row of the first pass."""
+        return sum(len(shard.first) for shard in self.shards.values())
 
     @property
     def skipped(self) -> dict[str, str]:
@@ -343,7 +353,8 @@ class RunProgress:
         shards = ", ".join(f"{n} {state}{because if state == 'queued' else ''}" for state, n in self.counts().items())
         left = round(self.left_s() or 0)
         eta = f", about {left // 60}:{left % 60:02} min left" if left else ""
-        return f"shards: {shards}; {self.rows} of {len(self.cases)} rows{eta}"
+        cold = f", {self.first} more with cold times only" if self.first else ""
+        return f"shards: {shards}; {self.rows} of {len(self.cases)} rows{cold}{eta}"
 
     def left_s(self) -> float | None:
         """Seconds that the missing rows take at the pace of those since this was first read."""

@@ -28,7 +28,7 @@ from minfer.rows.store import FAILED
 from minfer.run import failures, notify, retries, terminal
 from minfer.run.live import follow
 from minfer.run.progress import RunProgress
-from minfer.run.terminal import print_plan, print_size, print_summary
+from minfer.run.terminal import count, print_plan, print_size, print_summary
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ def _submit(console: Console, config: Config, executor: Executor, launch: Launch
         )
     if not config.wait:
         console.print(
-            f"Submitted {len(shards)} shards of {len(launch.plan.cases)} cases as {run.name}. {look_commands(run)}",
+            f"Submitted {count(len(shards), 'shard')} of {len(launch.plan.cases)} cases as {run.name}. {look_commands(run)}",
             soft_wrap=True,
         )
     return run

@@ -37,7 +37,7 @@ def print_plan(
 ) -> None:
     """Print the plan of `dry_run=true`: every case, or if there are more than `MOST_CASES`, every kernel with the number of its
     shapes; what is left out and why; and about how long the run takes."""
-    table = Table(title=f"{_size(plan)}, {len(shards)} shards", title_justify="left")
+    table = Table(title=f"{_size(plan)}, {count(len(shards), 'shard')}", title_justify="left")
     for column in ("op", "kernel", "dtype", "parameters", "shape", "shard", ""):
         table.add_column(column)
     lines: dict[tuple[str, ...], list[tuple[str, int]]] = {}
@@ -75,6 +75,11 @@ def _length(config: Config, plan: Plan, shards: list[list[Case]]) -> tuple[int, 
     """How many jobs run at once, and how long they take together."""
     at_once = min(len(shards), config.cluster.parallel)
     return at_once, datetime.timedelta(seconds=round(plan.seconds(config, at_once)))
+
+
+def count(number: int, noun: str) -> str:
+    """A number of things, in words."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def drop_value(message: str) -> str:
@@ -156,7 +161,11 @@ def print_summary(console: Console, progress: RunProgress, plan: Plan) -> bool:
     redo = sum(len(shard.redo) for shard in progress.shards.values())
     if redo:
         console.print(f"{redo} of these cases are still to be done again; their rows above are the old ones.")
-    return not redo and set(wanted) <= {case for _, case in rows} | skipped
+    if progress.first:
+        console.print(
+            f"{progress.first} of these cases have cold times only, of a first pass, and are still to be timed in full."
+        )
+    return not redo and not progress.first and set(wanted) <= {case for _, case in rows} | skipped
 
 
 def _explain_unconverged(rows: list[store.Row], timing: Timing) -> str:

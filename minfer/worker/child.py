@@ -1,8 +1,8 @@
 """The process that runs kernels. If it dies, its supervisor goes on.
 
 The first request names the kind of device, and the reply is the environment. The second request comes when everything is
-built, and asks for the device's peaks. Each further request is a case; the reply has its samples and the columns that it
-fills (`minfer.process.remote` has the protocol). The supervisor computes everything else from the samples
+built, and asks for the device's peaks. Each further request is a case and how to time it; the reply has its samples and the
+columns that it fills (`minfer.process.remote` has the protocol). The supervisor computes everything else from the samples
 (`minfer.bench.derived`).
 """
 
@@ -140,7 +140,8 @@ class Child:
         op, case, kernel = loaded.op, loaded.case, loaded.kernel
         errors = verify(op, case, kernel, loaded.function, self.device, self.capability, row["seed"], sparing)
         row |= error_columns(errors)
-        self._check_own_work(loaded, row["seed"])
+        if not errors.left_out:  # a slow kernel's work is checked once, after it was timed
+            self._check_own_work(loaded, row["seed"])
         compiling = self.triton.compiled_s - compiled
         tuning = max(0.0, self.triton.tuned_s - tuned - compiling)  # autotuning includes compiling its configurations
         self._take_footprint(loaded, row)
@@ -152,7 +153,7 @@ class Child:
         return errors.left_out > 0
 
     def _time(self, loaded: Loaded, row: Row, brief: bool) -> dict[str, Any]:
-        begin, sets = time.perf_counter(), 1 if brief else 0
+        begin, sets = time.perf_counter(), 1 if brief or not self.timer.timing.block_s else 0
         bench = Bench(loaded.op, loaded.case, loaded.function, loaded.baseline, self.device, row["seed"], sets)
         with self.telemetry.watch() as watched:
             samples = self.timer.time(bench, row, brief)
@@ -203,7 +204,7 @@ def main() -> None:
             for path in request["extra"]:  # from here on, code that may do anything runs in this process
                 ops.load_file(Path(path))
             return {"peaks": peaks}
-        case = Case(**request["case"])
+        case, child.timer.timing = Case(**request["case"]), Timing(**request["timing"])
         print(f"--- {case.key}", flush=True)
         return child.run(case, say)
 

@@ -1,13 +1,16 @@
-"""Compiles the kernels of a shard before anything is timed: several at once, each in a process of its own."""
+"""Compiles the kernels of a shard: several at once, each in a process of its own. Nothing is timed meanwhile but the cases of a
+first pass, whose rows are replaced."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from minfer import ops
 from minfer.bench import peaks
@@ -16,12 +19,16 @@ from minfer.build.cache import Built
 from minfer.build.errors import DISK_FULL, BuildError
 from minfer.ops import Case, Kernel
 from minfer.plan.shard import Shard, Unfit
+from minfer.process import forked
 from minfer.process.death import Died
 from minfer.process.remote import Process
 from minfer.sandbox import Sandbox
 from minfer.worker import sandboxed
 
 LARGEST = 1 << 30  # bytes of a library from a sandbox
+
+Key = tuple[str, str]  # an op and a kernel
+Job = Future["Built | str"]
 
 
 class Compiler:
@@ -33,34 +40,30 @@ class Compiler:
     def compile(self, cases: Iterable[Case]) -> dict[str, Built | str]:
         """Build what the cases need. Returns, by `op/kernel`, what was built, or a str that says why building failed. Raises
         Unfit."""
-        kernels = {(case.op, case.kernel): ops.get(case.op).kernels[case.kernel] for case in cases}
-        apart = {
-            key for key, kernel in kernels.items() if self.sandbox and not kernel.source.is_relative_to(ops.PACKAGE)
-        }
-        found: dict[str, Built | str] = {}
-        self.tell(event="building")
-        with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-            if self.arch and not cache.find(peaks.KERNEL, self.arch):  # if this fails, the child reports it
-                pool.submit(self.run, "peaks", "minfer.bench.peaks", self.arch)
-            self._wait(pool, self._one, kernels.keys() - apart, found)
-        # In a pool of their own, after the others: ending a builder ends all processes that run beside it.
-        with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-            self._wait(pool, self._apart, apart, found)
-        self.tell(event="built")
-        return found
+        with self.start(cases) as builds:
+            return builds.wait()
 
-    def _wait(
-        self,
-        pool: ThreadPoolExecutor,
-        compile_one: Callable[[str, str], Built | str],
-        kernels: Iterable[tuple[str, str]],
-        found: dict[str, Built | str],
-    ) -> None:
-        chosen = [key for key in sorted(kernels) if _can_be_built(ops.get(key[0]).kernels[key[1]])]
-        jobs = [(key, pool.submit(compile_one, *key)) for key in chosen]
-        for number, ((op, name), job) in enumerate(jobs, 1):
-            self.tell(event="build", kernel=name, number=number, of=len(jobs))
-            found[f"{op}/{name}"] = job.result()
+    @contextlib.contextmanager
+    def start(self, cases: Iterable[Case], spare: int = 0) -> Iterator[Builds]:
+        """Begin to build what the cases need, in their order, on all processors but `spare`. What is not built when the block
+        ends, because an exception ended it, is abandoned."""
+        kernels = {(case.op, case.kernel): ops.get(case.op).kernels[case.kernel] for case in cases}
+        chosen = [key for key, kernel in kernels.items() if _can_be_built(kernel)]
+        apart = [key for key in chosen if self.sandbox and not kernels[key].source.is_relative_to(ops.PACKAGE)]
+        self.tell(event="building")
+        pool = ThreadPoolExecutor(max_workers=max(1, (os.cpu_count() or 1) - spare))
+        try:
+            device = None
+            if self.arch and not cache.find(peaks.KERNEL, self.arch):  # if this fails, the child reports it
+                device = pool.submit(self.run, "peaks", "minfer.bench.peaks", self.arch)
+            jobs = {key: pool.submit(self._one, *key) for key in chosen if key not in apart}
+            yield Builds(self, jobs, device, apart)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            forked.end_all()
+            raise
+        finally:
+            pool.shutdown()
 
     def _apart(self, op: str, name: str) -> Built | str:
         """Compile a kernel in a sandbox. The library is read once no process is left that could change it."""
@@ -115,6 +118,63 @@ class Compiler:
             where = os.environ.get("TORCH_EXTENSIONS_DIR", "the cache of compiled kernels")
             raise Unfit(f"cannot compile {name} in {where}: {full[0]}; free it or set cluster.scratch")
         return forks.explain(status, err)
+
+
+class Builds:
+    """What a Compiler has begun to build. Where this raises Unfit, a compiler has failed and the kernel is not at fault."""
+
+    def __init__(
+        self, compiler: Compiler, jobs: dict[Key, Job], device: Future[Any] | None, apart: Sequence[Key]
+    ) -> None:
+        self.compiler, self._jobs, self._device, self._apart = compiler, jobs, device, apart
+        self._found: dict[str, Built | str] = {}  # of those in a sandbox
+
+    def wait(self) -> dict[str, Built | str]:
+        """Wait until all is built; what came of it, by `op/kernel`."""
+        if self._device:
+            wait([self._device])
+        for number, (key, job) in enumerate(self._jobs.items(), 1):
+            self.compiler.tell(event="build", kernel=key[1], number=number, of=len(self._jobs))
+            job.result()
+        # In a pool of their own, after the others: ending a builder ends all processes that run beside it.
+        with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+            for key, job in [(key, pool.submit(self.compiler._apart, *key)) for key in self._apart]:
+                self._found["/".join(key)] = job.result()
+        self._apart = ()
+        self.compiler.tell(event="built")
+        return self.found
+
+    def wait_for_device(self) -> None:
+        """Wait until what measures the device's peaks is built."""
+        if self._device:
+            self.compiler.tell(event="build", kernel="peaks", number=1, of=len(self._jobs) + 1)
+            wait([self._device])
+
+    @property
+    def found(self) -> dict[str, Built | str]:
+        """What came of the builds that have ended, by `op/kernel`."""
+        return {"/".join(key): job.result() for key, job in self._jobs.items() if job.done()} | self._found
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether no compiler runs any more."""
+        return all(job.done() for job in self._jobs.values())
+
+    def take_ready(self, cases: list[Case]) -> Case:
+        """Remove and return the first of some cases whose kernel and baseline are built. Waits until there is one."""
+        while True:
+            for case in cases:
+                if all(job.done() for job in self._needed(case)):
+                    cases.remove(case)
+                    return case
+            done = sum(job.done() for job in self._jobs.values())
+            name = next(key[1] for key, job in self._jobs.items() if not job.done())
+            self.compiler.tell(event="build", kernel=name, number=done + 1, of=len(self._jobs))
+            wait([job for case in cases for job in self._needed(case) if not job.done()], return_when=FIRST_COMPLETED)
+
+    def _needed(self, case: Case) -> list[Job]:
+        names = case.kernel, ops.get(case.op).baseline(case)
+        return [job for name in names if (job := self._jobs.get((case.op, name)))]
 
 
 def _can_be_built(kernel: Kernel) -> bool:

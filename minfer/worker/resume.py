@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from minfer import ops
@@ -19,16 +20,26 @@ from minfer.worker.supervisor import Machine
 FINAL = ("ok", "unconverged", "wrong", "dishonest", "impossible", "unsupported")
 
 
-def find_written(shard: Shard, tell: Callable[..., None]) -> Iterator[tuple[Case, str, set[str], Path]]:
-    """The cases of which earlier processes of this shard have written rows, before their job was ended and started again.
-    Each comes with its status, the profilers that have run over it, and its file. Rows that `redo` replaces do not count."""
+@dataclass(frozen=True)
+class Written:
+    """A row that an earlier process of a shard has written, before its job was ended and started again."""
+
+    case: Case
+    status: str
+    profiled: set[str]  # the profilers that have run over it
+    path: Path
+    is_first: bool  # whether it is of the first pass, and is to be replaced
+
+
+def find_written(shard: Shard) -> Iterator[Written]:
+    """The rows of earlier processes of this shard. Those that `redo` replaces do not count."""
     cases = {case.key: case for case in shard.cases}
     for path in sorted(Path(shard.results).glob(f"*/{shard.run}/{shard.name}-*.parquet")):
-        for row in store.rows([path], ["case", "status", "profilers", "finished"]):
+        for row in store.rows([path], ["case", "status", "profilers", "finished", "timing"]):
             replaced = row["finished"].timestamp() <= shard.redo.get(row["case"], float("-inf"))
             if (case := cases.get(row["case"])) and not replaced:
-                tell(event="kept", case=case.key)
-                yield case, row["status"], set(row["profilers"] or ()), path
+                is_first = row["timing"] == shard.timing.first().name
+                yield Written(case, row["status"], set(row["profilers"] or ()), path, is_first)
 
 
 class Elsewhere:

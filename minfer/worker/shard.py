@@ -10,10 +10,11 @@ from pathlib import Path
 
 from minfer import profilers
 from minfer.bench import device
-from minfer.build.cache import Built
 from minfer.build.errors import DISK_FULL
+from minfer.ops import Case
 from minfer.plan import extra
 from minfer.plan.config import UserError
+from minfer.plan.order import find_first_pass
 from minfer.plan.shard import Shard, Unfit
 from minfer.process.death import Died
 from minfer.process.orphans import adopt_orphans
@@ -21,6 +22,7 @@ from minfer.process.stopping import AGAIN, STOPPED, Stopping
 from minfer.rows import store
 from minfer.rows.writer import StoreError, Writer
 from minfer.worker import resume, write_rows
+from minfer.worker.case_runner import CaseRunner
 from minfer.worker.claim import Claim, Superseded, lock_gpu
 from minfer.worker.compiler import Compiler
 from minfer.worker.events import Events
@@ -50,44 +52,52 @@ def run_cases(shard: Shard, tell: Events, stopping: Stopping) -> None:
         folder = Path(shard.results) / store.slug(machine.environment["device"]) / shard.run
         writer = Writer(folder, shard.name)
 
+        finished, seen = set(), set()  # the keys of cases that have a row that stays, or one of the first pass
         statuses = []  # of the cases that profilers have yet to see
-        finished = set()
-        for case, status, profiled, path in resume.find_written(shard, tell):
-            finished.add(case.key)
-            if set(shard.profilers) - profiled and path.parent == folder:
-                writer.where[case.key] = path
-                statuses.append((case, status))
+        written = {row.case.key: row for row in resume.find_written(shard)}  # the newest of each case
+        for row in written.values():
+            if row.path.parent == folder and (row.is_first or set(shard.profilers) - row.profiled):
+                writer.where[row.case.key] = row.path
+            if row.is_first:
+                seen.add(row.case.key)
+                continue
+            tell(event="kept", case=row.case.key)
+            finished.add(row.case.key)
+            if row.case.key in writer.where:
+                statuses.append((row.case, row.status))
         elsewhere = resume.Elsewhere(shard, machine)
         todo = [case for case in resume.find_pending(shard, elsewhere, tell) if case.key not in finished]
-        compiler = Compiler(shard, machine.arch, tell, supervisor.sandbox)
-        builds = compiler.compile([c for c in todo if supervisor.unsupported(c) is None])
-        supervisor.libraries = {name: done.library for name, done in builds.items() if isinstance(done, Built)}
-        with lock_gpu(machine.gpu, lambda: tell(event="waiting", gpu=machine.gpu)):
-            if todo:
-                supervisor.prepare()
-            for case in elsewhere.order(todo):
-                if stopping.soon:
-                    raise KeyboardInterrupt
-                elsewhere.refresh()
-                if (found := elsewhere.find(case)) is not None:  # another run has measured it meanwhile
-                    tell(event="skip", case=case.key, status=found)
-                    continue
-                supervisor.check_log()
-                tell(event="case", case=case.key)
-                columns = supervisor.run(case, builds.get(f"{case.op}/{case.kernel}"))
-                row = write_rows.complete(shard, machine, supervisor.peaks, case, columns, claim.skew_s)
-                claim.check()
-                path = write_rows.append(writer, row, tell)
-                stopping.progressed = True
-                statuses.append((case, row["status"]))
-                told = {name: value for name in store.TOLD if (value := row.get(name)) is not None}
-                tell(event="done", case=case.key, status=row["status"], file=str(path), row=told)
-            supervisor.end()  # profilers may want the device, and its memory, to themselves
-            profile(shard, _setting(shard, folder, log), statuses, writer, tell)
+        first = [case for case in _choose_first_pass(shard) if case.key not in finished | seen]
+        wanted = [case for case in (*first, *todo) if supervisor.unsupported(case) is None]
+        with Compiler(shard, machine.arch, tell, supervisor.sandbox).start(wanted, spare=1 if first else 0) as builds:
+            if not first:
+                builds.wait()
+            with lock_gpu(machine.gpu, lambda: tell(event="waiting", gpu=machine.gpu)):
+                builds.wait_for_device()
+                if todo:
+                    supervisor.prepare()
+                runner = CaseRunner(shard, machine, supervisor, builds, writer, claim, stopping, tell, statuses)
+                runner.run_first_pass(first)
+                builds.wait()
+                finished |= {case.key for case, _ in statuses}
+                for case in elsewhere.order([case for case in todo if case.key not in finished]):
+                    elsewhere.refresh()
+                    if (found := elsewhere.find(case)) is not None:  # another run has measured it meanwhile
+                        tell(event="skip", case=case.key, status=found)
+                        continue
+                    runner.run(case)
+                supervisor.end()  # profilers may want the device, and its memory, to themselves
+                profile(shard, _setting(shard, folder, log), statuses, writer, tell)
         claim.check()
         writer.close()
     finally:
         supervisor.end()
+
+
+def _choose_first_pass(shard: Shard) -> list[Case]:
+    """The cases of a shard's first pass. There is none where another run may be writing the same rows, nor where a judge times
+    a case as often as a doubt takes."""
+    return [] if shard.resume or shard.untrusted else find_first_pass(shard.cases, shard.timing)
 
 
 def _largest_mb() -> float:

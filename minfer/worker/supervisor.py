@@ -89,6 +89,10 @@ class Supervisor:
         self.machine = Machine(hello["environment"], capability, hello["gpu"])
         return self.machine
 
+    def take(self, builds: Mapping[str, Built | str]) -> None:
+        """Let cases use what was built, by `op/kernel`."""
+        self.libraries = {name: done.library for name, done in builds.items() if isinstance(done, Built)}
+
     def prepare(self) -> Process:
         """Make the child ready for cases: the first child measures the peaks, and every child loads the extra files. Returns
         the child. Raises Died."""
@@ -123,9 +127,10 @@ class Supervisor:
         except Exception as error:  # the rule is the kernel's author's
             return make_printable(f"its rule of what it supports fails: {type(error).__name__}: {error}")
 
-    def run(self, case: Case, built: Built | str | None) -> Row:
+    def run(self, case: Case, built: Built | str | None, timing: Timing | None = None) -> Row:
         """The columns of a case, even if the child dies. `built` is the result of compiling its kernel: a str says why that
-        failed, None that there was nothing to compile."""
+        failed, None that there was nothing to compile. Without `timing` it is timed as the shard says."""
+        timing = timing or self.shard.timing
         kernel = ops.get(case.op).kernels[case.kernel]
         if why := self.unsupported(case):
             return {"status": "unsupported", "message": why}
@@ -146,17 +151,17 @@ class Supervisor:
             row = {"build_s": built.seconds, "registers": built.registers}
             row |= {"shared_bytes": built.shared_bytes, "local_bytes": built.local_bytes}
         if not self.shard.untrusted or kernel.returns:
-            row = self._run_child(case, row, self.shard.case_timeout_s)
+            row = self._run_child(case, row, self.shard.case_timeout_s, timing)
             return row | {"guarantee": "in-process"} if row["status"] in store.MEASURED else row
-        return self._run_judged(case, row)
+        return self._run_judged(case, row, timing)
 
-    def _run_child(self, case: Case, row: Row, seconds: float) -> Row:
+    def _run_child(self, case: Case, row: Row, seconds: float, timing: Timing) -> Row:
         """The columns of the build, `row`, and those that the child fills within some seconds."""
         child = self.child or self.prepare()
         self.last, child.phase = child, "load"
         child.allow_output()
         try:
-            reply = child.ask(seconds, case=case.to_dict(), libraries=self.libraries)
+            reply = child.ask(seconds, case=case.to_dict(), libraries=self.libraries, timing=asdict(timing))
         except Died as death:
             self.child = None
             if any(name in str(death) for name in ("SIGTERM", "SIGKILL")):
@@ -165,7 +170,7 @@ class Supervisor:
                 )  # when a job is ended, this process may be ended last; the child's death was then not the kernel's fault
             return row | {"status": death.status, "message": str(death)}
         roofs = self.peaks if self.shard.device == "cuda" else None
-        row = derive_columns(case, reply, self.shard.timing, roofs) | row
+        row = derive_columns(case, reply, timing, roofs) | row
         if row["status"] in store.MEASURED:
             row["libraries"] = self._name_libraries(libraries.loaded(child.process.pid))
         if not reply.get("usable") or row["status"] in ("wrong", "dishonest") or self.shard.untrusted:
@@ -182,7 +187,7 @@ class Supervisor:
         found = cache.find(peaks.KERNEL, self.machine.arch) if self.machine.arch else None
         return [found.library] if found else []
 
-    def _run_judged(self, case: Case, built: Row) -> Row:
+    def _run_judged(self, case: Case, built: Row, timing: Timing) -> Row:
         """The columns that the child and the judge fill; the judge knows nothing of the child. Both measure again while they
         contradict each other, `judged.ATTEMPTS` times in all."""
         found: list[judged.Contradiction] = []
@@ -192,7 +197,7 @@ class Supervisor:
             if (left := deadline - time.monotonic()) <= 0:
                 why = f"took more than {BUDGET} timeouts of {timeout_s:g} s, in {len(found)} attempts"
                 return row | dict.fromkeys(TIMED) | {"status": "timeout", "message": why}
-            row = self._run_child(case, built, min(left, timeout_s))
+            row = self._run_child(case, built, min(left, timeout_s), timing)
             if row["status"] not in store.MEASURED:
                 return row
             reply = self._ask_judge(case, max(deadline - time.monotonic(), 0.0))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from minfer import ops
 from minfer.bench import RULES
+from minfer.bench.timing import Timing
 from minfer.fingerprint import fingerprint
 from minfer.ops import Case
 from minfer.plan.shard import Shard
@@ -23,9 +24,16 @@ GONE = (errno.ENOENT, errno.ESTALE, errno.EIO, errno.ENOTCONN, errno.ETIMEDOUT, 
 
 
 def complete(
-    shard: Shard, machine: Machine, peaks: Mapping[str, float] | None, case: Case, columns: Row, skew_s: float
+    shard: Shard,
+    machine: Machine,
+    peaks: Mapping[str, float] | None,
+    case: Case,
+    columns: Row,
+    skew_s: float,
+    timing: Timing | None = None,
 ) -> Row:
-    """The row of a case: its description, where and when it ran, and `columns`, which running it has filled."""
+    """The row of a case: its description, where, when and how it was timed (the shard's `timing` if nothing else is said), and
+    `columns`, which running it has filled."""
     kernel = ops.get(case.op).kernels[case.kernel]
     return {
         **columns,
@@ -34,7 +42,7 @@ def complete(
         **case.to_dict(),
         "backend": kernel.backend,
         "source": fingerprint(kernel, machine.arch, RULES),
-        "timing": shard.timing.name,
+        "timing": (timing or shard.timing).name,
         "drawn": shard.drawn,
         "finished": datetime.datetime.fromtimestamp(time.time() + skew_s, datetime.UTC),
         "commit": shard.commit,
@@ -44,11 +52,12 @@ def complete(
 
 
 def append(writer: Writer, row: Row, tell: Callable[..., None]) -> Path:
-    """Write a row. If the results folder is missing, wait for it for PATIENCE_S. Raises StoreError."""
+    """Write a row, in the place of an earlier one of its case. If the results folder is missing, wait for it for PATIENCE_S.
+    Raises StoreError."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         try:
-            return writer.append(row)
+            return writer.replace(row)
         except StoreError as error:
             if getattr(error.__cause__, "errno", None) not in GONE or time.monotonic() > deadline:
                 raise

@@ -52,7 +52,7 @@ def test_a_run_is_looked_at_cancelled_and_resubmitted_from_other_shells(folder):
     shard.write_text(re.sub(r'"case_timeout_s": 100(\.0)?', '"case_timeout_s": 15.0', shard.read_text()))
     done = control("resubmit", run)
     assert done.returncode == 4, done.stdout + done.stderr  # `hangs` has a row, and failed
-    assert "1 shards submitted again" in done.stdout and "2 of 2 cases" in done.stdout
+    assert "1 shard submitted again" in done.stdout and "2 of 2 cases" in done.stdout
     honest, hangs = sorted(rows(folder), key=lambda row: row["finished"])
     assert (honest["kernel"], hangs["status"]) == ("honest", "timeout") and honest["job"] != hangs["job"]
     assert "nothing to submit" in control("resubmit", run).stdout
