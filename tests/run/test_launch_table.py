@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -229,5 +230,7 @@ def test_a_long_plan_has_a_line_for_each_kernel(count: int) -> None:
     print_plan(console, Config(), Plan(cases, {cases[0].key: "needs luck"}, {}), [cases[:9], cases[9:]], "local", "cpu")
     shown = console.export_text()
     assert f"{count} cases of hgemm, 2 shards" in shown and "not run: needs luck" in shown
+    print_plan(console, Config(), Plan(cases, {}, {}), [cases], "local", "cpu")
+    assert f"{count} cases of hgemm, 1 shard\n" in re.sub(" +\n", "\n", console.export_text())
     assert shown.count("cpu_naive") == (count if count <= MOST_CASES else 2)
     assert count <= MOST_CASES or f"{count - 1} shapes" in shown

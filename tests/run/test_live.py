@@ -19,7 +19,7 @@ from minfer.plan.config import Cluster, Container
 from minfer.plan.shard import Shard
 from minfer.rows import store
 from minfer.run import live, start
-from minfer.run.live import Board, follow
+from minfer.run.live import Board, Key, follow
 from minfer.run.progress import RunProgress
 from tests.conftest import FAST
 from tests.tables import row
@@ -87,6 +87,28 @@ def test_a_board_says_what_is_done_and_which_kernel_is_the_best_so_far(run: Run)
     ]  # fmt: skip
 
 
+def test_a_row_of_the_first_pass_is_shown_until_the_next_replaces_it(run: Run) -> None:
+    progress = RunProgress(run)
+    board, shard = Board(progress), progress.shards["0000"]
+    group = CASES[0].op, CASES[0].problem
+
+    def take(event: dict[str, Any]) -> Key | None:
+        shard.take(event)
+        return board.take(event)
+
+    look = lambda case, us: done(case, us) | {"event": "first"}
+    assert take(look(CASES[0], 50)) is None and take(look(CASES[1], 45)) is None
+    assert take(done(CASES[2], status="crashed")) == group  # each of its cases has a row now, of one pass or the other
+    assert board.describe_group(group).startswith(
+        "hgemm float16 TN float32 64x64x64: 3 rows, some with cold times only; the best is cpu_naive with 45.0 µs"
+    )
+    assert (progress.rows, progress.first) == (1, 2) and "1 of 6 rows, 2 more with cold times only" in progress.line()
+    assert take(done(CASES[0], 50)) is None and take(done(CASES[1], 48)) == group
+    assert board.describe_best(group).startswith("cpu_naive with 48.0 µs")
+    assert [each.case for each in board.rows] == [CASES[2], CASES[0], CASES[1]]
+    assert (progress.rows, progress.first) == (3, 0) and progress.line().endswith("3 of 6 rows")
+
+
 @pytest.mark.parametrize("height", [0, 2, 99])
 def test_a_table_has_the_last_rows_that_fit(run: Run, height: int) -> None:
     board = Board(RunProgress(run))
@@ -131,16 +153,23 @@ def test_in_a_log_a_problem_has_a_line_when_its_rows_are_there_and_progress_one_
     assert progress[0].startswith("shards: ") and progress[-1].endswith("6 of 6 rows")
 
 
-@pytest.mark.parametrize(("rows", "said"), [(6, "Stopped; every case has its row."), (5, "To go on: ")])
+@pytest.mark.parametrize(
+    ("rows", "last", "said"),
+    [
+        (6, "done", "Stopped; every case has its row."),
+        (5, "done", "To go on: "),
+        (6, "first", "1 of these cases have cold times only"),
+    ],
+)
 def test_ctrl_c_says_how_to_go_on_only_where_something_is_left(
-    run: Run, rows: int, said: str, monkeypatch: pytest.MonkeyPatch
+    run: Run, rows: int, last: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     where = Path(run.request.results) / "a-cpu" / run.name
     where.mkdir(parents=True)
     about = {"case": "", "dtype": "float16", "params": CASES[0].params, "metric": "TFLOP/s"}
     found = [row(c.kernel, 100, **about | {"case": c.key, "shape": c.shape}) for c in CASES[:rows]]
     store.write(store.to_table(found), where / "0000-000.parquet")
-    tell(run, [*map(done, CASES[:rows])])
+    tell(run, [*map(done, CASES[: rows - 1]), done(CASES[rows - 1]) | {"event": last}])
 
     def interrupt(*about: object) -> None:
         raise KeyboardInterrupt
@@ -151,5 +180,5 @@ def test_ctrl_c_says_how_to_go_on_only_where_something_is_left(
     executor = local.Local(Cluster("local"), Container())
     assert start.finish(console, run, executor, Plan(CASES, {}, {})) == 130
     text = console.export_text()
-    assert said in text and ("To go on" in text) == (rows < 6)
+    assert said in text and ("To go on" in text) == (rows < 6 or last == "first")
     assert text.count("cpu_naive") >= 2  # the table of what is there
