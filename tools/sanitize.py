@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -25,50 +24,23 @@ from pathlib import Path
 
 import torch
 
-from minfer import build, ops
-from minfer.bench.device import arch, capability, pick
-from minfer.bench.operands import Operands
-from minfer.bench.timed_results import matches_reference
+from minfer import ops
+from minfer.bench.device import arch, pick
 from minfer.build import cache, toolchain
 from minfer.ops import Kernel
+from minfer.profilers.memcheck import ENVIRONMENT, MEMCHECK, MISSING, OPTIONS, Refused, verdict
+from minfer.profilers.memcheck_target import run_all
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "runs" / "sanitize"
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
-MARK = "========="  # before each line of the sanitizer's own
-
-# Without PyTorch's cache each tensor is an allocation of its own, so that memcheck sees the first element beside it.
-ENVIRONMENT = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "OMP_NUM_THREADS": "1"}
-# A failed call of ours raises in the child; what PyTorch only asks the driver about is no error of a kernel. Processes
-# that start together need ports of their own, and importing PyTorch takes longer than the sanitizer cares to wait.
-OPTIONS = ["--target-processes", "application-only", "--error-exitcode", "86"]
-OPTIONS += ["--max-connections", "100", "--launch-timeout", "600"]
-MEMCHECK = ["--report-api-errors", "no"]
-
-
-class Refused(Exception):
-    """The sanitizer cannot work on this GPU, whatever the kernel."""
 
 
 def check(kernel: Kernel, device: torch.device) -> int:
-    """The child's part: run a kernel on all that it supports of the shapes, and compare with the reference; how often.
-
-    Inputs are made and results compared on the CPU, so that the sanitizer has no kernels but ours to slow down."""
-    op, function, tried = ops.get(kernel.op), build.function(kernel, arch(device)), 0
-    for first in op.cases(kernel, (*op.odd_shapes, *op.sizes.get("small", ()))):
-        for case in op.under_each_call(first):
-            if kernel.unsupported(case, capability(device)):
-                continue
-            operands = Operands(op, case, tried, "normal", torch.device("cpu"))
-            given = {name: tensor.to(device, copy=True) for name, tensor in operands.tensors.items()}
-            function(*given.values(), **op.call(case))
-            results = {name: given[name].cpu() for name in operands.named("out", "inout")}
-            if not matches_reference(op, case, operands.named("in", "inout"), results):
-                raise AssertionError(f"the result is wrong ({case.problem}, seed {tried})")
-            tried += 1
-    if not tried:
-        raise AssertionError("it supports none of the shapes")
-    return tried
+    """The child's part: run a kernel on all that it supports of the shapes, and compare with the reference; how often."""
+    op = ops.get(kernel.op)
+    firsts = op.cases(kernel, (*op.odd_shapes, *op.sizes.get("small", ())))
+    return run_all(kernel, (case for first in firsts for case in op.under_each_call(first)), device)
 
 
 def title(kernel: Kernel) -> str:
@@ -82,22 +54,6 @@ def compile_error(kernel: Kernel, arch: str) -> str:
     command = [sys.executable, "-m", "minfer.build", kernel.op, kernel.name, arch]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     return (done.stderr.splitlines() or [f"exit status {done.returncode}"])[-1] if done.returncode else ""
-
-
-def verdict(log: str, status: int) -> str:
-    """What a log says: "clean", or what is wrong. Raises Refused where it says nothing of the kernel."""
-    if "Device not supported" in log:
-        raise Refused("compute-sanitizer does not support this GPU, or the sandbox that it is in; try another machine")
-    lines = [line.strip() for line in log.splitlines() if line.strip()]
-    said = [line.removeprefix(MARK).strip() for line in lines if line.startswith(MARK)]
-    said = [line for line in said if line and line != "COMPUTE-SANITIZER"]
-    died = next((line for line in reversed(lines) if not line.startswith(MARK)), f"exit status {status}")
-    counts = [int(count) for count in re.findall(rf"^{MARK} (?:ERROR|RACECHECK) SUMMARY: (\d+)", log, re.MULTILINE)]
-    if not counts:
-        return f"did not run: {said[0] if said and status == 255 and died.startswith('exit status') else died}"
-    if total := sum(counts):
-        return f"{total} error{'s' * (total > 1)}: {said[0]}"
-    return f"failed: {died}" if status else "clean"
 
 
 def sanitize(program: str, kernel: Kernel, tool: str) -> str:
@@ -164,7 +120,7 @@ def main(words: list[str] | None = None) -> int:
     elif not target:
         refusal = "this machine has no CUDA GPU that PyTorch can use; run this where there is one"
     elif not program:
-        refusal = "no compute-sanitizer here: put the bin folder of NVIDIA's CUDA toolkit on the PATH, or set CUDA_HOME"
+        refusal = MISSING
     elif foreign := {title(k) for k in asked if k not in kernels} & set(args.kernels):
         refusal = f"{', '.join(sorted(foreign))}: not for this GPU, which is {target}"
     if not refusal:

@@ -153,6 +153,13 @@ class Draw:
 
 
 @dataclass
+class Verify:
+    """What is looked for besides wrong results."""
+
+    memcheck: bool = False  # run each kernel once under compute-sanitizer, after the timings, on small and odd shapes
+
+
+@dataclass
 class Config:
     """A request. `kernel`, `dtype` and the values of `params` are a name or a list of names. kernel may be "all": all of the
     op's kernels except minfer's functions; or "functions": these functions, and the implementations that are not minfer's.
@@ -169,6 +176,7 @@ class Config:
     draw: Draw = field(default_factory=Draw)
     timing: Timing = field(default_factory=Timing)
     profiler: Profiler = field(default_factory=Profiler)
+    verify: Verify = field(default_factory=Verify)
     cluster: Cluster = field(default_factory=Cluster)
     container: Container = field(default_factory=Container)
     device: str = "auto"  # cuda, cpu, or auto: cuda where there is a GPU
