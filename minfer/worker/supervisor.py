@@ -129,8 +129,8 @@ class Supervisor:
 
     def run(self, case: Case, built: Built | str | None, timing: Timing | None = None) -> Row:
         """The columns of a case, even if the child dies. `built` is the result of compiling its kernel: a str says why that
-        failed, None that there was nothing to compile. Without `timing` it is timed as the shard says."""
-        timing = timing or self.shard.timing
+        failed, None that there was nothing to compile. Without `timing`, and where it is judged, it is timed as the
+        shard says."""
         kernel = ops.get(case.op).kernels[case.kernel]
         if why := self.unsupported(case):
             return {"status": "unsupported", "message": why}
@@ -153,10 +153,11 @@ class Supervisor:
         if not self.shard.untrusted or kernel.returns:
             row = self._run_child(case, row, self.shard.case_timeout_s, timing)
             return row | {"guarantee": "in-process"} if row["status"] in store.MEASURED else row
-        return self._run_judged(case, row, timing)
+        return self._run_judged(case, row)
 
-    def _run_child(self, case: Case, row: Row, seconds: float, timing: Timing) -> Row:
+    def _run_child(self, case: Case, row: Row, seconds: float, timing: Timing | None = None) -> Row:
         """The columns of the build, `row`, and those that the child fills within some seconds."""
+        timing = timing or self.shard.timing
         child = self.child or self.prepare()
         self.last, child.phase = child, "load"
         child.allow_output()
@@ -187,7 +188,7 @@ class Supervisor:
         found = cache.find(peaks.KERNEL, self.machine.arch) if self.machine.arch else None
         return [found.library] if found else []
 
-    def _run_judged(self, case: Case, built: Row, timing: Timing) -> Row:
+    def _run_judged(self, case: Case, built: Row) -> Row:
         """The columns that the child and the judge fill; the judge knows nothing of the child. Both measure again while they
         contradict each other, `judged.ATTEMPTS` times in all."""
         found: list[judged.Contradiction] = []
@@ -197,7 +198,7 @@ class Supervisor:
             if (left := deadline - time.monotonic()) <= 0:
                 why = f"took more than {BUDGET} timeouts of {timeout_s:g} s, in {len(found)} attempts"
                 return row | dict.fromkeys(TIMED) | {"status": "timeout", "message": why}
-            row = self._run_child(case, built, min(left, timeout_s), timing)
+            row = self._run_child(case, built, min(left, timeout_s))
             if row["status"] not in store.MEASURED:
                 return row
             reply = self._ask_judge(case, max(deadline - time.monotonic(), 0.0))
