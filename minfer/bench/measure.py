@@ -112,12 +112,11 @@ class Bench(Hooks):
 
         return candidate
 
-    def warm_up(self, seconds: float, brief: bool = False) -> None:
-        """Run kernel and baseline for a while: for lazy initialisation, and until the device has left its idle clock. With
-        `brief` only the baseline: a kernel that takes long was verified a moment ago, and the clock settles within its call."""
+    def warm_up(self, seconds: float) -> None:
+        """Run kernel and baseline for a while: for lazy initialisation, and until the device has left its idle clock."""
         end = time.perf_counter() + seconds
         while True:
-            for candidate in self.candidates[1:2] if brief else self.candidates[:2]:
+            for candidate in self.candidates[:2]:
                 self._make_ready(0)
                 candidate(0)
             synchronize(self.device)

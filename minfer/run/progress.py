@@ -174,8 +174,8 @@ class RunProgress:
             self.answers = seen is not None
             self.hidden = seen is None and hides_jobs(self.run)
             self._settle(seen)
-        if self._first is None and self.rows:
-            self._first = now, self.rows
+        if (self._first is None and self.rows) or any(event["event"] == "first" for event in events):
+            self._first = now, self.rows  # rows of the first pass come at another pace
         return events
 
     def _find_grown(self, everything: bool) -> list[Path]:

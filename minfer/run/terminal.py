@@ -138,7 +138,8 @@ def print_summary(console: Console, progress: RunProgress, plan: Plan) -> bool:
             f"{len(rows)} of {max(len(wanted), len(progress.cases))} cases: "
             + ", ".join(f"{n} {status}" for status, n in sorted(counts.items()))
         )
-    if wide := [row for row in rows.values() if has_too_few_rounds(row)]:
+    look = {case for shard in progress.shards.values() for case in shard.first}
+    if wide := [row for row in rows.values() if has_too_few_rounds(row) and row["case"] not in look]:
         console.print(_explain_unconverged(wide, run.request.timing), soft_wrap=True)
     flags = Counter(flag for row in rows.values() for flag in (row["flags"] or "").split("; ") if flag)
     for flag, n in flags.items():

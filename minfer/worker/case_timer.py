@@ -38,7 +38,7 @@ class CaseTimer:
         not stop."""
         for last in (False, True):
             with watch_for_stops() as times:
-                samples = self._time_once(bench, row, brief)
+                samples = self._time_once(bench, row, self.timing.brief() if brief else self.timing)
             if not times:
                 break
             if last:
@@ -47,10 +47,9 @@ class CaseTimer:
             row["flags"] = "; ".join(filter(None, [row["flags"], SLOW]))
         return samples
 
-    def _time_once(self, bench: Bench, row: Row, brief: bool) -> dict[str, Any]:
+    def _time_once(self, bench: Bench, row: Row, timing: Timing) -> dict[str, Any]:
         """Time both regimes, and then the second clock's times, which come last so that they disturb nothing."""
-        timing = self.timing.brief() if brief else self.timing
-        bench.warm_up(timing.warmup_s, brief)
+        bench.warm_up(timing.warmup_s)
         begin, delays = time.perf_counter(), run_delays(os.getpid())
         samples: dict[str, Any] = {"cold": bench.cold(timing).tolist(), "steady": [], "watts": []}
         waited = delay_s(delays, run_delays(os.getpid())) / (time.perf_counter() - begin)

@@ -52,7 +52,7 @@ class Line:
         call = CALL_S.get(case.kernel, 0.002) if case["m"] == 8192 else 1e-5
         is_slow = case.kernel in SLOWEST and case["m"] == 8192
         if is_slow:
-            self.now += (4 + BRIEF_ROUNDS) * call
+            self.now += (5 + BRIEF_ROUNDS) * call
         else:
             self.now += 15 * call + max(5 * call, min(timing.cold_cap_s, 60 * call)) + timing.steady_s
         self.ran.append((case.kernel, case["m"], timing.name, self.now))
