@@ -134,7 +134,8 @@ class Builds:
         if self._device:
             wait([self._device])
         for number, (key, job) in enumerate(self._jobs.items(), 1):
-            self.compiler.tell(event="build", kernel=key[1], number=number, of=len(self._jobs))
+            if not job.done():
+                self.compiler.tell(event="build", kernel=key[1], number=number, of=len(self._jobs))
             job.result()
         # In a pool of their own, after the others: ending a builder ends all processes that run beside it.
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
