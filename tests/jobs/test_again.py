@@ -57,7 +57,7 @@ def write(shard: Shard, part: int, statuses: dict[str, str]) -> None:
 
 def kept(shard: Shard) -> list[tuple[str, str]]:
     """The cases that a job would not run again, with their statuses."""
-    return [(case.key, status) for case, status, *_ in resume.find_written(shard, lambda **event: None)]
+    return [(row.case.key, row.status) for row in resume.find_written(shard)]
 
 
 def test_chosen_statuses_are_missing_until_a_newer_row_is_there(shard):
