@@ -131,6 +131,10 @@ OF_FILE: dict[str, Shapes] = {
         (300, 1, 1, 40, 8),
         (660, 3, 1, 328, 16),
     ],
+    # Rows of single elements, in one warp and in several, of which the last has few; three vectors a thread and eight.
+    "layernorm-v03_any_width": [(70, 1001), (9, 2304), (3, 20000)],
+    # Rows that start anywhere, and one block for each multiprocessor.
+    "softmax-v06_bulk_copies": [(3, 5), (9, 1001), (5, 8201), (2, 66001), (2, 30000)],
     # One and two tiles of 8 rows of x, a unit of four groups for each warp and several, rows that end within a tile, and more x
     # than a block holds.
     "quant_gemm-v07_stream": [(1, 672, 512), (11, 130, 2048), (16, 40, 1024), (3, 250, 5120), (16, 24, 4096)],

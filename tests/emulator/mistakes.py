@@ -49,6 +49,10 @@ BROKEN: dict[str, tuple[str, dict[str, Edit], str]] = {
         {"of_variance": ("of_variance", "of_mean"), "of_variance_long": ("of_variance", "of_mean")},
         WRONG,
     ),
+    "what lies beyond a row in a warp's variance": ("layernorm-v03_any_width", {"variance": IF_TRUE}, WRONG),
+    "means of warps taken for that of the row": ("layernorm-v03_any_width", {"apart": ("apart * apart", "0")}, WRONG),
+    "copies not waited for": ("softmax-v06_bulk_copies", {"arrived": ""}, WRONG),
+    "mail not waited for": ("softmax-v06_bulk_copies", {"mailed": ""}, WRONG),
     "a residual stored beyond its row": (
         "add_rmsnorm-v02_vectors",
         {"residual_end": IF_TRUE},

@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 
 from minfer.ops import (
+    DTYPES,
     GBPS,
     Case,
     Expected,
@@ -112,11 +113,19 @@ ALL = ("float32", "float16", "bfloat16")
 VECTORS = multiples(hidden=8)  # rows of 16-byte pieces
 
 
+def fits(case: Case) -> str | None:
+    """Whether the threads of a block can keep this row: 8 pieces each, of 16 bytes where a row is made of them."""
+    vector = 16 // DTYPES[case.dtype].itemsize
+    most = 4096 * (1 if case["hidden"] % vector else vector)
+    return None if case["hidden"] <= most else f"needs hidden <= {most}"
+
+
 op.torch("torch", eager, baseline=True, returns=(0,), dtypes=ALL)
 op.torch("torch_compile", compiled(fused), dtypes=ALL)
 op.peer("liger", liger, package="liger_kernel", returns=(0,), dtypes=ALL)
 op.cuda("v01_naive.cu", dtypes=ALL)
 op.cuda("v02_vectors.cu", dtypes=ALL, requires=VECTORS)
+op.cuda("v03_any_width.cu", dtypes=ALL, requires=fits)
 op.triton("triton_rows.py", dtypes=ALL)
 op.cpp("cpu_vectors.cpp", dtypes=ALL)
 op.function(
