@@ -106,7 +106,7 @@ struct SwappedTile {
       if (!is_mine(box, splits, rank)) continue;
 #pragma unroll 1
       for (int block = 1; block < splits; ++block) {  // in an order that does not change from run to run
-        const float4* theirs = at_block(mine, (rank + block) & splits - 1);
+        const float4* theirs = at_block(mine, (rank + block) & splits - 1);  //@ block
 #pragma unroll
         for (int j = box * (kBoxSums / 4); j < (box + 1) * (kBoxSums / 4); ++j) {
           const float4 part = theirs[j * kConsumers * 128];
@@ -127,7 +127,7 @@ struct SwappedTile {
     for (int box = 0; box < kTokens / kBoxTokens; ++box) {
       if (!is_mine(box, splits, rank) || token + box * kBoxTokens >= tokens) continue;
       T* to = boxes + (mine * kBoxes + count++ % kBoxes) * kBox;
-      if (threadIdx.x % 128 == 0) tma_store_wait<kBoxes - 1>();  //@ box_stored
+      if (threadIdx.x % 128 == 0) tma_store_wait<kBoxes - 1>();
       named_barrier_sync(1 + mine, 128);
 #pragma unroll
       for (int i = 0; i < kBoxTokens / 16; ++i) {

@@ -103,7 +103,7 @@ __device__ inline void multiply_tile(SwappedTile<T, kTokens>& tile, const uint8_
   int before = 0;
 #pragma unroll 1
   for (int step = begin; step < end; ++step, ring.advance()) {
-    barrier_wait(full + ring.stage, ring.parity);  //@ full_stage
+    barrier_wait(full + ring.stage, ring.parity);
     const uint8_t* stage = stages + ring.stage * Stage::kBytes;
 #pragma unroll
     for (int part = 0; part < Stage::kParts; ++part) {
