@@ -244,12 +244,12 @@ BROKEN: dict[str, tuple[str, dict[str, Edit], str]] = {
     ),
     "sums of a tile that go on in the next one": (
         "quant_gemm-v09_int4_wgmma",
-        {"first": ("step > begin || part > 0 || i > 0", "true")},
+        {"first": ("step > place.begin || part > 0 || i > 0", "true")},
         WRONG,
     ),
     "one block's sums for all of a cluster": (
         "quant_gemm-v09_int4_wgmma",
-        {"block": ("(rank + block)", "rank")},
+        {"block": ("split + block", "split")},
         WRONG,
     ),
     "a box of y stored before all warps have written it": (

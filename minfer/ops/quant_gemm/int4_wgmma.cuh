@@ -92,9 +92,10 @@ struct SwappedTile {
 
   float sums[1][kSums];
 
-  // Adds up the sums of the blocks of a cluster, each of which then has those boxes that are_mine(). All threads of all blocks
-  // call cluster_sync() twice: here, and after this block has stored. `exchange` is shared memory that nothing is written to.
-  __device__ void add_up(uint8_t* exchange, int splits, int rank) {
+  // Adds up the sums of those `splits` blocks of a cluster that share a tile, `stride` apart from number `first` on. This one is
+  // the one of number `split` of them, and gets the sums of those boxes that is_mine() says. The producers call cluster_sync()
+  // meanwhile, and all threads of the cluster once more before a block exits. `exchange` is where the stages are.
+  __device__ void add_up(uint8_t* exchange, int splits, int stride, int split, int first) {
     float4* mine = reinterpret_cast<float4*>(exchange) + threadIdx.x;
     named_barrier_sync(3, kConsumers * 128);  // both warpgroups are done with the stages
 #pragma unroll
@@ -103,10 +104,10 @@ struct SwappedTile {
     cluster_sync();
 #pragma unroll
     for (int box = 0; box < kTokens / kBoxTokens; ++box) {
-      if (!is_mine(box, splits, rank)) continue;
+      if (!is_mine(box, splits, split)) continue;
 #pragma unroll 1
       for (int block = 1; block < splits; ++block) {  // in an order that does not change from run to run
-        const float4* theirs = at_block(mine, (rank + block) & splits - 1);  //@ block
+        const float4* theirs = at_block(mine, (split + block & splits - 1) * stride + first);  //@ block
 #pragma unroll
         for (int j = box * (kBoxSums / 4); j < (box + 1) * (kBoxSums / 4); ++j) {
           const float4 part = theirs[j * kConsumers * 128];
@@ -117,15 +118,15 @@ struct SwappedTile {
   }
 
   // `splits` is a power of two.
-  __device__ static bool is_mine(int box, int splits, int rank) { return (box & splits - 1) == rank; }
+  __device__ static bool is_mine(int box, int splits, int split) { return (box & splits - 1) == split; }
 
   // Stores those boxes that are this block's, from `row` of W and `token` on. TMA may still read the last ones afterwards.
-  __device__ void store(const TensorMap& map, T* boxes, int row, int token, int tokens, int splits, int rank) const {
+  __device__ void store(const TensorMap& map, T* boxes, int row, int token, int tokens, int splits, int split) const {
     const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, mine = warpgroup_index();
     int count = 0;
 #pragma unroll
     for (int box = 0; box < kTokens / kBoxTokens; ++box) {
-      if (!is_mine(box, splits, rank) || token + box * kBoxTokens >= tokens) continue;
+      if (!is_mine(box, splits, split) || token + box * kBoxTokens >= tokens) continue;
       T* to = boxes + (mine * kBoxes + count++ % kBoxes) * kBox;
       if (threadIdx.x % 128 == 0) tma_store_wait<kBoxes - 1>();
       named_barrier_sync(1 + mine, 128);

@@ -20,12 +20,23 @@ struct Int4Maps {
   TensorMap x, w, y;
 };
 
-// How a launch divides the work.
+// How a launch divides the work. A cluster has `splits` groups of blocks, each with its own part of k, and `sharers` blocks in
+// a group, each with its own rows of W and all with the same x. Both are powers of two.
 struct Int4Grid {
-  int tiles_x, tiles_w, steps, splits;
+  int tiles_x, tiles_w, steps, splits, sharers;  // tiles_w: of the sharers' rows of W together
 
-  // The first step of a block's part of k.
-  __device__ int first(int rank) const { return int(int64_t(steps) * rank / splits); }
+  __host__ __device__ int cluster() const { return splits * sharers; }
+};
+
+// A block's place in its cluster.
+struct Place {
+  int split, sharer, begin, end;  // the last two: its steps in k
+
+  __device__ explicit Place(const Int4Grid& grid) {
+    const int rank = grid.cluster() > 1 ? cluster_rank() : 0;
+    split = rank / grid.sharers, sharer = rank & grid.sharers - 1;
+    begin = int(int64_t(grid.steps) * split / grid.splits), end = int(int64_t(grid.steps) * (split + 1) / grid.splits);
+  }
 };
 
 template <typename T, int kGroup, int kTokens>
@@ -37,20 +48,26 @@ struct Int4Shared {
   static_assert(kStages >= 3 && kStages * Stage::kBytes >= SwappedTile<T, kTokens>::kExchange);
 };
 
-// Copies the steps begin to end of x and W, in one thread.
+// Copies a block's steps of x and W, in one thread. Each of the sharers copies a part of the rows of x to all of them.
 template <typename Stage, int kStages>
 __device__ inline void load_steps(const Int4Maps& maps, uint8_t* stages, uint64_t* full, uint64_t* empty, Ring<kStages>& ring,
-                                  int row, int token, int begin, int end) {
+                                  int row, int token, Place place, int sharers) {
+  const int part = Stage::kBoxX / sharers * place.sharer, from = token + part / 128;
+  const uint16_t blocks = ((1 << sharers) - 1) << place.split * sharers;
 #pragma unroll 1
-  for (int step = begin; step < end; ++step, ring.advance()) {
+  for (int step = place.begin; step < place.end; ++step, ring.advance()) {
     barrier_wait(empty + ring.stage, ring.parity ^ 1);
     uint64_t* filled = full + ring.stage;
     uint8_t* stage = stages + ring.stage * Stage::kBytes;
     barrier_expect(filled, Stage::kX + Stage::kW);
     tma_load(stage + Stage::kX, maps.w, filled, step * (Stage::kRowW / 2), row);
 #pragma unroll
-    for (int i = 0; i < Stage::kStepK / 64; ++i)
-      tma_load(stage + i * Stage::kBoxX, maps.x, filled, step * Stage::kStepK + i * 64, token);
+    for (int i = 0; i < Stage::kStepK / 64; ++i) {
+      uint8_t* box = stage + i * Stage::kBoxX + part;
+      const int k = step * Stage::kStepK + i * 64;
+      if (sharers > 1) tma_load_multicast(box, maps.x, filled, k, from, blocks);  //@ sharers
+      else tma_load(box, maps.x, filled, k, token);
+    }
   }
 }
 
@@ -58,12 +75,12 @@ __device__ inline void load_steps(const Int4Maps& maps, uint8_t* stages, uint64_
 // so that not every step waits for memory.
 template <typename Stage, int kGroup, typename F, typename T, int kStages>
 __device__ inline void load_scales(const Product<F, T>& p, uint8_t* stages, uint64_t* full, uint64_t* empty,
-                                   Ring<kStages>& ring, int row, int begin, int end) {
+                                   Ring<kStages>& ring, int row, Place place) {
   constexpr int kPer = 64 / kScaleWarps, kRowsEach = kRowsOfW / (32 * kScaleWarps);
   static_assert(kPer == 32);
   const int thread = threadIdx.x % (32 * kScaleWarps), groups = p.k / kGroup;
 #pragma unroll 1
-  for (int first = begin; first < end; first += kAheadOfScales) {
+  for (int first = place.begin; first < place.end; first += kAheadOfScales) {
     T scales[kAheadOfScales][Stage::kGroups][kRowsEach], zeros[kAheadOfScales][Stage::kGroups][kRowsEach];
 #pragma unroll
     for (int i = 0; i < kAheadOfScales; ++i)
@@ -78,7 +95,7 @@ __device__ inline void load_scales(const Product<F, T>& p, uint8_t* stages, uint
         }
 #pragma unroll
     for (int i = 0; i < kAheadOfScales; ++i) {
-      if (first + i >= end) break;
+      if (first + i >= place.end) break;
       barrier_wait(empty + ring.stage, ring.parity ^ 1);
       GroupScale* to = reinterpret_cast<GroupScale*>(stages + ring.stage * Stage::kBytes + Stage::kX + Stage::kW);
 #pragma unroll
@@ -96,13 +113,14 @@ __device__ inline void load_scales(const Product<F, T>& p, uint8_t* stages, uint
 // Accumulates the steps begin to end of a tile. While the products of a part run, the next part is unpacked.
 template <typename Stage, typename T, int kTokens, int kStages>
 __device__ inline void multiply_tile(SwappedTile<T, kTokens>& tile, const uint8_t* stages, uint64_t* full, uint64_t* empty,
-                                     Ring<kStages>& ring, int begin, int end) {
-  const auto release = [&](int stage) {
-    if (threadIdx.x % 32 == 0) barrier_arrive(empty + stage);
+                                     Ring<kStages>& ring, Place place, int sharers) {
+  const auto release = [&](int stage) {  // to the sharers, which all write to it
+    const int lane = threadIdx.x % 32;
+    if (lane < sharers) barrier_arrive_at(empty + stage, place.split * sharers + lane);
   };
   int before = 0;
 #pragma unroll 1
-  for (int step = begin; step < end; ++step, ring.advance()) {
+  for (int step = place.begin; step < place.end; ++step, ring.advance()) {
     barrier_wait(full + ring.stage, ring.parity);
     const uint8_t* stage = stages + ring.stage * Stage::kBytes;
 #pragma unroll
@@ -114,11 +132,11 @@ __device__ inline void multiply_tile(SwappedTile<T, kTokens>& tile, const uint8_
       for (int i = 0; i < Stage::kProducts; ++i) {
         const int k = part * Stage::kPartK + i * 16;
         const uint64_t tokens = tile_descriptor(stage + k / 64 * Stage::kBoxX, 16, 1024) + k % 64 / 8;
-        wgmma_registers_wide<T, false>(tile.sums[0], fragments.of[i], tokens, step > begin || part > 0 || i > 0);  //@ first
+        wgmma_registers_wide<T, false>(tile.sums[0], fragments.of[i], tokens, step > place.begin || part > 0 || i > 0);  //@ first
       }
       wgmma_commit();
       wgmma_wait<1>();
-      if (part == 0 && step > begin) release(before);  // all products of the stage before have ended
+      if (part == 0 && step > place.begin) release(before);  // all products of the stage before have ended
     }
     before = ring.stage;
   }
@@ -137,89 +155,99 @@ __global__ void __launch_bounds__(kThreads, 1)
   uint64_t *full = reinterpret_cast<uint64_t*>(shared + kStages * Stage::kBytes + Shared::kOut), *empty = full + kStages;
   if (threadIdx.x == 0)
     for (int stage = 0; stage < kStages; ++stage)
-      barrier_init(full + stage, 1 + kScaleWarps), barrier_init(empty + stage, kConsumers * 4);
+      barrier_init(full + stage, 1 + kScaleWarps), barrier_init(empty + stage, kConsumers * 4 * grid.sharers);
   barrier_init_fence();
-  __syncthreads();
+  if (grid.sharers > 1) cluster_sync_relaxed();
+  else __syncthreads();
 
-  const int rank = grid.splits > 1 ? cluster_rank() : 0, begin = grid.first(rank), end = grid.first(rank + 1);
-  const int stride = gridDim.x / grid.splits, tiles = grid.tiles_x * grid.tiles_w;
+  const Place place(grid);
+  const int stride = gridDim.x / grid.cluster(), tiles = grid.tiles_x * grid.tiles_w;
   Ring<kStages> ring;
   // Calls work(row, token) for each of this block's tiles.
   const auto for_tiles = [&](auto work) {
 #pragma unroll 1
-    for (int tile = blockIdx.x / grid.splits; tile < tiles; tile += stride) {
-      const int2 place = grouped(kTileGroup, tile, grid.tiles_x, grid.tiles_w);
-      work(place.y * kRowsOfW, place.x * kTokens);
+    for (int tile = blockIdx.x / grid.cluster(); tile < tiles; tile += stride) {
+      const int2 origin = grouped(kTileGroup, tile, grid.tiles_x, grid.tiles_w);
+      work((origin.y * grid.sharers + place.sharer) * kRowsOfW, origin.x * kTokens);
     }
   };
   if (warpgroup_index() == kConsumers) {
     registers_down<56>();
     const int warp = threadIdx.x / 32 % 4;
     if (warp == 3 && threadIdx.x % 32 == 0)
-      for_tiles([&](int row, int token) { load_steps<Stage>(maps, shared, full, empty, ring, row, token, begin, end); });
+      for_tiles([&](int row, int token) {
+        load_steps<Stage>(maps, shared, full, empty, ring, row, token, place, grid.sharers);
+      });
     if (warp < kScaleWarps)
-      for_tiles([&](int row, int) { load_scales<Stage, F::kBlock>(p, shared, full, empty, ring, row, begin, end); });
+      for_tiles([&](int row, int) { load_scales<Stage, F::kBlock>(p, shared, full, empty, ring, row, place); });
     if (grid.splits > 1) cluster_sync();
   } else {
     registers_up<224>();
     SwappedTile<T, kTokens> tile;
     for_tiles([&](int row, int token) {
-      multiply_tile<Stage>(tile, shared, full, empty, ring, begin, end);
-      if (grid.splits > 1) tile.add_up(shared, grid.splits, rank);
-      tile.store(maps.y, boxes, row, token, p.m, grid.splits, rank);
+      multiply_tile<Stage>(tile, shared, full, empty, ring, place, grid.sharers);
+      if (grid.splits > 1) tile.add_up(shared, grid.splits, grid.sharers, place.split, place.sharer);
+      tile.store(maps.y, boxes, row, token, p.m, grid.splits, place.split);
     });
     if (threadIdx.x % 128 == 0) tma_store_wait<0>();
   }
-  if (grid.splits > 1) cluster_sync();  // no block exits while another may still read its sums
+  if (grid.cluster() > 1) cluster_sync();  // no block exits while another may still read its sums, or signal its barriers
 }
 
-// Cycles that a launch takes, nearly: waves of blocks, each of so many steps, a start and an end.
-inline int64_t cycles_of(int64_t tiles, int steps_of_16, int tokens, int splits) {
-  const int64_t at_once = std::max(1, multiprocessors() / splits), waves = (tiles + at_once - 1) / at_once;
-  const int64_t sums = splits > 1 ? 2000 + 12 * tokens : 0;
-  return waves * (int64_t((steps_of_16 + splits - 1) / splits) * std::max(tokens, 80) + 2000 + 8 * tokens + sums) + 3000;
-}
-
+// How a launch divides the work, and the cycles that it takes, nearly.
 struct Int4Choice {
-  int tokens, splits;
+  int tokens, splits, sharers;
+
+  int64_t cycles(int m, int n, int k) const {
+    const int step = tokens <= 128 ? 128 : 64, steps = ceil_div(ceil_div(k, step), splits) * (step / 16);
+    const int64_t tiles = int64_t(ceil_div(n, kRowsOfW * sharers)) * ceil_div(m, tokens);
+    const int64_t at_once = std::max(1, multiprocessors() / (splits * sharers)), waves = (tiles + at_once - 1) / at_once;
+    const int l2 = (tokens * 32 / sharers + kRowsOfW * 8) / 24;  // the cycles in which L2 gives a block 16 in k
+    const int64_t sums = splits > 1 ? 2000 + 12 * tokens : 0;
+    return waves * (int64_t(steps) * std::max({tokens, 80, l2}) + 2000 + 8 * tokens + sums) + 3000;
+  }
 };
 
-template <typename F, typename T>
-Int4Choice choose(const Product<F, T>& p) {
+inline Int4Choice choose(int m, int n, int k) {
   if (const char* tuned = std::getenv("INT4_CHOICE")) {
-    const int both = std::atoi(tuned);
-    if (both > 0) return {both / 10, both % 10};
+    const int all = std::atoi(tuned);
+    if (all > 0) return {all / 100, all / 10 % 10, all % 10};
   }
   Int4Choice best{};
   int64_t least = INT64_MAX;
-  for (const int tokens : {64, 96, 128, 160, 192, 256}) {
-    const int step = tokens <= 128 ? 128 : 64, steps = (p.k + step - 1) / step;
-    const int64_t tiles = int64_t((p.n + kRowsOfW - 1) / kRowsOfW) * ((p.m + tokens - 1) / tokens);
-    for (const int splits : {1, 2, 4, 8}) {
-      if (splits > steps) break;
-      const int64_t cost = cycles_of(tiles, steps * (step / 16), tokens, splits);
-      if (cost < least) least = cost, best = {tokens, splits};
-    }
-  }
+  for (const int tokens : {64, 96, 128, 160, 192, 256})
+    for (const int splits : {1, 2, 4, 8})
+      for (const int sharers : {1, 2, 4}) {
+        const Int4Choice choice{tokens, splits, sharers};
+        if (splits * sharers > 8 || splits > ceil_div(k, 128)) continue;
+        if (const int64_t cycles = choice.cycles(m, n, k); cycles < least) least = cycles, best = choice;
+      }
   return best;
 }
 
 template <int kTokens, typename F, typename T>
-void launch_tokens(const Product<F, T>& p, int splits) {
+void launch_tokens(const Product<F, T>& p, Int4Choice choice) {
   using Shared = Int4Shared<T, F::kBlock, kTokens>;
   using Stage = typename Shared::Stage;
   Int4Maps maps;
   const T* packed = reinterpret_cast<const T*>(p.weights.w);  // four weights to an element of 16 bits
-  STD_TORCH_CHECK(make_tensor_map(maps.x, p.x, p.m, p.k, p.k, kTokens, 64) &&
+  STD_TORCH_CHECK(make_tensor_map(maps.x, p.x, p.m, p.k, p.k, kTokens / choice.sharers, 64) &&
                       make_tensor_map(maps.w, packed, p.n, p.k / 4, p.k / 4, kRowsOfW, Stage::kRowW / 2, Stage::kRowW) &&
                       make_tensor_map(maps.y, p.y, p.m, p.n, p.n, kBoxTokens, 64),
                   "quant_gemm: the driver knows no tensor map for x, w or y; it must be one of CUDA 12 or newer");
-  const Int4Grid grid{ceil_div(p.m, kTokens), ceil_div(p.n, kRowsOfW), ceil_div(p.k, Stage::kStepK), splits};
+  const Int4Grid grid{ceil_div(p.m, kTokens), ceil_div(p.n, kRowsOfW * choice.sharers), ceil_div(p.k, Stage::kStepK),
+                      choice.splits, choice.sharers};
   const int64_t tiles = int64_t(grid.tiles_x) * grid.tiles_w;
   STD_TORCH_CHECK(tiles <= INT_MAX / 16, "quant_gemm: y has more tiles than a launch has blocks");
-  const int blocks = splits > 1 ? int(tiles) * splits : int(std::min<int64_t>(tiles, multiprocessors()));
-  allow_shared(multiply<kTokens, F, T>, Shared::kBytes);
-  STD_CUDA_CHECK(launch_clusters(multiply<kTokens, F, T>, splits, blocks, kThreads, Shared::kBytes, p.stream, maps, p, grid));
+  const auto kernel = multiply<kTokens, F, T>;
+  allow_shared(kernel, Shared::kBytes);
+  int clusters = int(tiles);  // where k is shared, a cluster has one tile: its stages become room for sums
+  if (grid.splits == 1) {
+    STD_CUDA_CHECK(clusters_at_once(&clusters, kernel, grid.cluster(), kThreads, Shared::kBytes));
+    clusters = int(std::min<int64_t>(tiles, std::max(1, clusters)));
+  }
+  STD_CUDA_CHECK(launch_clusters(kernel, grid.cluster(), clusters * grid.cluster(), kThreads, Shared::kBytes, p.stream, maps,
+                                 p, grid));
 }
 
 template <typename F, typename T>
@@ -229,14 +257,14 @@ void launch(const Product<F, T>& p) {
     check_pieces(p.weights.w, p.k / 2, p.k / 2, "quant_gemm: w");
     check_pieces(p.x, p.k, p.k, "quant_gemm: x");
     check_pieces(p.y, p.n, p.n, "quant_gemm: y");
-    const auto [tokens, splits] = choose(p);
-    switch (tokens) {
-      case 64: return launch_tokens<64>(p, splits);
-      case 96: return launch_tokens<96>(p, splits);
-      case 128: return launch_tokens<128>(p, splits);
-      case 160: return launch_tokens<160>(p, splits);
-      case 192: return launch_tokens<192>(p, splits);
-      default: return launch_tokens<256>(p, splits);
+    const Int4Choice choice = choose(p.m, p.n, p.k);
+    switch (choice.tokens) {
+      case 64: return launch_tokens<64>(p, choice);
+      case 96: return launch_tokens<96>(p, choice);
+      case 128: return launch_tokens<128>(p, choice);
+      case 160: return launch_tokens<160>(p, choice);
+      case 192: return launch_tokens<192>(p, choice);
+      default: return launch_tokens<256>(p, choice);
     }
   } else {
     STD_TORCH_CHECK(false, "quant_gemm: w must be int4 for this kernel");
