@@ -41,36 +41,46 @@ struct Int4Stage {
   static constexpr int kBoxX = kTokens * 64 * 2, kX = kStepK / 64 * kBoxX, kRowW = kStepK / 2, kW = kRowsOfW * kRowW;
   static constexpr int kGroups = kStepK > kGroup ? kStepK / kGroup : 1;
   static constexpr int kScales = kGroups * kRowsOfW * sizeof(GroupScale), kBytes = kX + kW + kScales;
-  static constexpr int kParts = 2, kPartK = kStepK / kParts, kProducts = kPartK / 16;  // a part is unpacked at once
+  static constexpr int kParts = 2, kPartK = kStepK / kParts, kProducts = kPartK / 16;
   static_assert(kX % 1024 == 0 && kBytes % 1024 == 0);
 };
 
-// The weights of one warpgroup's 64 rows as fragments: kProducts of them for kPartK in k.
+// A lane's packed weights of one part of a stage, of rows lane / 4 and lane / 4 + 8 of its warp's 16, and what unpacks them. The
+// four lanes of a row have the same words: of each they take a byte, two neighbours in k.
 template <typename T, typename Stage>
-struct Fragments {
-  uint32_t of[Stage::kProducts][4];
+struct Packed {
+  static constexpr int kPieces = Stage::kPartK / 32;  // of 16 bytes: 32 in k
+  uint32_t words[2][kPieces * 4];
+  GroupScale scales[2];
 
-  // `stage` is a stage of this block, `part` which part of it. A lane takes a byte of each word, two neighbours in k.
-  __device__ void unpack(const uint8_t* stage, int part) {
-    const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + warpgroup_index() * 64 + lane / 4;
-    const uint32_t selector = lane % 4 * 0x101u + 0x400u;  // the byte of a word and, above it, that of another
-    const GroupScale* scales = reinterpret_cast<const GroupScale*>(stage + Stage::kX + Stage::kW) +
+  __device__ void load(const uint8_t* stage, int part) {
+    const int row = threadIdx.x / 32 % 4 * 16 + warpgroup_index() * 64 + threadIdx.x % 32 / 4;
+    const GroupScale* groups = reinterpret_cast<const GroupScale*>(stage + Stage::kX + Stage::kW) +
                                (Stage::kGroups > 1 ? part * kRowsOfW : 0);  //@ group
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {  // rows lane / 4 and lane / 4 + 8 of the warp's 16
-      const int at = row + half * 8;
-      const GroupScale group = scales[at];
-      const uint32_t middle = __byte_perm(group.middle_scale, 0, 0x1010), scale = __byte_perm(group.middle_scale, 0, 0x3232);
+    for (int half = 0; half < 2; ++half) {
+      const int at = row + half * 8, offset = at * Stage::kRowW;
+      scales[half] = groups[at];
 #pragma unroll
-      for (int quarter = 0; quarter < Stage::kPartK / 32; ++quarter) {  // 16 bytes: 32 in k
-        const int piece = part * (Stage::kPartK / 32) + quarter, offset = at * Stage::kRowW;
-        const uint4 words = *reinterpret_cast<const uint4*>(
+      for (int i = 0; i < kPieces; ++i) {
+        const int piece = part * kPieces + i;
+        const uint4 found = *reinterpret_cast<const uint4*>(
             stage + Stage::kX + offset + (piece ^ (offset >> 7 & (Stage::kRowW / 16 - 1))) * 16);  //@ swizzle_w
-        of[quarter * 2][half] = weights(words.x, selector, middle, scale, group.rest);
-        of[quarter * 2][half + 2] = weights(words.y, selector, middle, scale, group.rest);
-        of[quarter * 2 + 1][half] = weights(words.z, selector, middle, scale, group.rest);
-        of[quarter * 2 + 1][half + 2] = weights(words.w, selector, middle, scale, group.rest);
+        memcpy(&words[half][i * 4], &found, 16);
       }
+    }
+  }
+
+  // The fragment of product `i` of the part.
+  __device__ void unpack(uint32_t (&fragment)[4], int i) const {
+    const uint32_t selector = threadIdx.x % 4 * 0x101u + 0x400u;  // the byte of a word and, above it, that of another
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint32_t middle = __byte_perm(scales[half].middle_scale, 0, 0x1010);
+      const uint32_t scale = __byte_perm(scales[half].middle_scale, 0, 0x3232);
+#pragma unroll
+      for (int eight = 0; eight < 2; ++eight)
+        fragment[half + eight * 2] = weights(words[half][i * 2 + eight], selector, middle, scale, scales[half].rest);
     }
   }
 

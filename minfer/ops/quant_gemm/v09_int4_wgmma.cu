@@ -110,35 +110,49 @@ __device__ inline void load_scales(const Product<F, T>& p, uint8_t* stages, uint
   }
 }
 
-// Accumulates the steps begin to end of a tile. While the products of a part run, the next part is unpacked.
+// Accumulates a block's steps of a tile. While the products of 16 in k run, the next 16 are unpacked, whose words have been read
+// from shared memory a part of a stage before.
 template <typename Stage, typename T, int kTokens, int kStages>
 __device__ inline void multiply_tile(SwappedTile<T, kTokens>& tile, const uint8_t* stages, uint64_t* full, uint64_t* empty,
                                      Ring<kStages>& ring, Place place, int sharers) {
+  static_assert(Stage::kParts == 2);
   const auto release = [&](int stage) {  // to the sharers, which all write to it
     const int lane = threadIdx.x % 32;
     if (lane < sharers) barrier_arrive_at(empty + stage, place.split * sharers + lane);
   };
+  Packed<T, Stage> packed[2];
+  barrier_wait(full + ring.stage, ring.parity);
+  packed[0].load(stages + ring.stage * Stage::kBytes, 0);
   int before = 0;
 #pragma unroll 1
-  for (int step = place.begin; step < place.end; ++step, ring.advance()) {
-    barrier_wait(full + ring.stage, ring.parity);
-    const uint8_t* stage = stages + ring.stage * Stage::kBytes;
+  for (int step = place.begin; step < place.end; ++step) {
+    const int now = ring.stage;
+    const uint8_t* stage = stages + now * Stage::kBytes;
 #pragma unroll
-    for (int part = 0; part < Stage::kParts; ++part) {
-      Fragments<T, Stage> fragments;
-      fragments.unpack(stage, part);
-      wgmma_fence();
+    for (int part = 0; part < 2; ++part) {
+      if (part == 0) {
+        packed[1].load(stage, 1);
+      } else {
+        ring.advance();
+        if (step + 1 < place.end) {
+          barrier_wait(full + ring.stage, ring.parity);
+          packed[0].load(stages + ring.stage * Stage::kBytes, 0);
+        }
+      }
+      uint32_t fragments[Stage::kProducts][4];
 #pragma unroll
       for (int i = 0; i < Stage::kProducts; ++i) {
+        packed[part].unpack(fragments[i], i);
         const int k = part * Stage::kPartK + i * 16;
         const uint64_t tokens = tile_descriptor(stage + k / 64 * Stage::kBoxX, 16, 1024) + k % 64 / 8;
-        wgmma_registers_wide<T, false>(tile.sums[0], fragments.of[i], tokens, step > place.begin || part > 0 || i > 0);  //@ first
+        wgmma_fence();
+        wgmma_registers_wide<T, false>(tile.sums[0], fragments[i], tokens, step > place.begin || part > 0 || i > 0);  //@ first
+        wgmma_commit();
       }
-      wgmma_commit();
-      wgmma_wait<1>();
+      wgmma_wait<Stage::kProducts>();
       if (part == 0 && step > place.begin) release(before);  // all products of the stage before have ended
     }
-    before = ring.stage;
+    before = now;
   }
   wgmma_finish(tile.sums);
   release(before);
@@ -215,7 +229,7 @@ inline Int4Choice choose(int m, int n, int k) {
   }
   Int4Choice best{};
   int64_t least = INT64_MAX;
-  for (const int tokens : {64, 96, 128, 160, 192, 256})
+  for (const int tokens : {64, 96, 128, 160, 192, 224, 256})
     for (const int splits : {1, 2, 4, 8})
       for (const int sharers : {1, 2, 4}) {
         const Int4Choice choice{tokens, splits, sharers};
@@ -264,6 +278,7 @@ void launch(const Product<F, T>& p) {
       case 128: return launch_tokens<128>(p, choice);
       case 160: return launch_tokens<160>(p, choice);
       case 192: return launch_tokens<192>(p, choice);
+      case 224: return launch_tokens<224>(p, choice);
       default: return launch_tokens<256>(p, choice);
     }
   } else {
