@@ -167,6 +167,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   extern __shared__ __align__(1024) unsigned char shared[];
   T* boxes = reinterpret_cast<T*>(shared + kStages * Stage::kBytes);
   uint64_t *full = reinterpret_cast<uint64_t*>(shared + kStages * Stage::kBytes + Shared::kOut), *empty = full + kStages;
+  if (threadIdx.x == kThreads - 32) tma_prefetch(maps.x), tma_prefetch(maps.w), tma_prefetch(maps.y);
   if (threadIdx.x == 0)
     for (int stage = 0; stage < kStages; ++stage)
       barrier_init(full + stage, 1 + kScaleWarps), barrier_init(empty + stage, kConsumers * 4 * grid.sharers);
