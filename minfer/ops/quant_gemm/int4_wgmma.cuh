@@ -102,10 +102,10 @@ struct SwappedTile {
 
   float sums[1][kSums];
 
-  // Adds up the sums of those `splits` blocks of a cluster that share a tile, `stride` apart from number `first` on. This one is
-  // the one of number `split` of them, and gets the sums of those boxes that is_mine() says. The producers call cluster_sync()
-  // meanwhile, and all threads of the cluster once more before a block exits. `exchange` is where the stages are.
-  __device__ void add_up(uint8_t* exchange, int splits, int stride, int split, int first) {
+  // Adds up the sums of the `splits` blocks of a cluster. This one, number `split`, gets the sums of those boxes that is_mine()
+  // says. The producers call cluster_sync() meanwhile, and all threads of the cluster once more before a block exits. `exchange`
+  // is where the stages are.
+  __device__ void add_up(uint8_t* exchange, int splits, int split) {
     float4* mine = reinterpret_cast<float4*>(exchange) + threadIdx.x;
     named_barrier_sync(3, kConsumers * 128);  // both warpgroups are done with the stages
 #pragma unroll
@@ -117,7 +117,7 @@ struct SwappedTile {
       if (!is_mine(box, splits, split)) continue;
 #pragma unroll 1
       for (int block = 1; block < splits; ++block) {  // in an order that does not change from run to run
-        const float4* theirs = at_block(mine, (split + block & splits - 1) * stride + first);  //@ block
+        const float4* theirs = at_block(mine, split + block & splits - 1);  //@ block
 #pragma unroll
         for (int j = box * (kBoxSums / 4); j < (box + 1) * (kBoxSums / 4); ++j) {
           const float4 part = theirs[j * kConsumers * 128];
@@ -134,6 +134,7 @@ struct SwappedTile {
   __device__ void store(const TensorMap& map, T* boxes, int row, int token, int tokens, int splits, int split) const {
     const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, mine = warpgroup_index();
     int count = 0;
+    if (threadIdx.x % 128 == 0) tma_store_wait<0>();  // for the tile before: it may have ended at any box  //@ stored
 #pragma unroll
     for (int box = 0; box < kTokens / kBoxTokens; ++box) {
       if (!is_mine(box, splits, split) || token + box * kBoxTokens >= tokens) continue;

@@ -5,10 +5,10 @@
 // warpgroup unpacks the next part. x comes by TMA as it is stored. Tiles of 128 rows of W by 64 to 256 tokens: the host takes
 // the width, and the number of blocks that share the k of a tile, by which all waves take the least time. These blocks are a
 // cluster and add their sums through its shared memory. Where k is not shared, the kernel is persistent.
-// Expected: unpacking takes a scheduler 40 of the 2 kTokens cycles that the tensor cores need for 16 in k, so that from 64
-// tokens on it hides; with many rows of x bfloat16's rate, 0.95 of `torch.mm`, and the time of reading W with few.
-#include <cstdlib>
-
+// Expected: unpacking takes a scheduler 50 of the kTokens cycles that the tensor cores need for 16 in k, so that from 64 tokens
+// on it hides; with many rows of x bfloat16's rate, 0.95 of `torch.mm`, and the time of reading W with few. Tuning run on an
+// H100: 16 in k take 68 + 0.35 kTokens ns, where the tensor cores need 0.65 kTokens at most: a warpgroup's products wait for
+// each other, and with narrow tiles not even two warpgroups fill the tensor cores.
 #include "int4_wgmma.cuh"
 
 namespace minfer {
@@ -20,21 +20,16 @@ struct Int4Maps {
   TensorMap x, w, y;
 };
 
-// How a launch divides the work. A cluster has `splits` groups of blocks, each with its own part of k, and `sharers` blocks in
-// a group, each with its own rows of W and all with the same x. Both are powers of two.
+// How a launch divides the work: the `splits` blocks of a cluster, a power of two, have a tile, and each its own part of k.
 struct Int4Grid {
-  int tiles_x, tiles_w, steps, splits, sharers;  // tiles_w: of the sharers' rows of W together
-
-  __host__ __device__ int cluster() const { return splits * sharers; }
+  int tiles_x, tiles_w, steps, splits;
 };
 
-// A block's place in its cluster.
+// A block's place in its cluster, and its steps in k.
 struct Place {
-  int split, sharer, begin, end;  // the last two: its steps in k
+  int split, begin, end;
 
-  __device__ explicit Place(const Int4Grid& grid) {
-    const int rank = grid.cluster() > 1 ? cluster_rank() : 0;
-    split = rank / grid.sharers, sharer = rank & grid.sharers - 1;
+  __device__ explicit Place(const Int4Grid& grid) : split(grid.splits > 1 ? cluster_rank() : 0) {
     begin = int(int64_t(grid.steps) * split / grid.splits), end = int(int64_t(grid.steps) * (split + 1) / grid.splits);
   }
 };
@@ -48,12 +43,10 @@ struct Int4Shared {
   static_assert(kStages >= 3 && kStages * Stage::kBytes >= SwappedTile<T, kTokens>::kExchange);
 };
 
-// Copies a block's steps of x and W, in one thread. Each of the sharers copies a part of the rows of x to all of them.
+// Copies a block's steps of x and W, in one thread.
 template <typename Stage, int kStages>
 __device__ inline void load_steps(const Int4Maps& maps, uint8_t* stages, uint64_t* full, uint64_t* empty, Ring<kStages>& ring,
-                                  int row, int token, Place place, int sharers) {
-  const int part = Stage::kBoxX / sharers * place.sharer, from = token + part / 128;
-  const uint16_t blocks = ((1 << sharers) - 1) << place.split * sharers;
+                                  int row, int token, Place place) {
 #pragma unroll 1
   for (int step = place.begin; step < place.end; ++step, ring.advance()) {
     barrier_wait(empty + ring.stage, ring.parity ^ 1);
@@ -62,12 +55,8 @@ __device__ inline void load_steps(const Int4Maps& maps, uint8_t* stages, uint64_
     barrier_expect(filled, Stage::kX + Stage::kW);
     tma_load(stage + Stage::kX, maps.w, filled, step * (Stage::kRowW / 2), row);
 #pragma unroll
-    for (int i = 0; i < Stage::kStepK / 64; ++i) {
-      uint8_t* box = stage + i * Stage::kBoxX + part;
-      const int k = step * Stage::kStepK + i * 64;
-      if (sharers > 1) tma_load_multicast(box, maps.x, filled, k, from, blocks);  //@ sharers
-      else tma_load(box, maps.x, filled, k, token);
-    }
+    for (int i = 0; i < Stage::kStepK / 64; ++i)
+      tma_load(stage + i * Stage::kBoxX, maps.x, filled, step * Stage::kStepK + i * 64, token);
   }
 }
 
@@ -76,8 +65,7 @@ __device__ inline void load_steps(const Int4Maps& maps, uint8_t* stages, uint64_
 template <typename Stage, int kGroup, typename F, typename T, int kStages>
 __device__ inline void load_scales(const Product<F, T>& p, uint8_t* stages, uint64_t* full, uint64_t* empty,
                                    Ring<kStages>& ring, int row, Place place) {
-  constexpr int kPer = 64 / kScaleWarps, kRowsEach = kRowsOfW / (32 * kScaleWarps);
-  static_assert(kPer == 32);
+  constexpr int kRowsEach = kRowsOfW / (32 * kScaleWarps);
   const int thread = threadIdx.x % (32 * kScaleWarps), groups = p.k / kGroup;
 #pragma unroll 1
   for (int first = place.begin; first < place.end; first += kAheadOfScales) {
@@ -114,11 +102,10 @@ __device__ inline void load_scales(const Product<F, T>& p, uint8_t* stages, uint
 // from shared memory a part of a stage before.
 template <typename Stage, typename T, int kTokens, int kStages>
 __device__ inline void multiply_tile(SwappedTile<T, kTokens>& tile, const uint8_t* stages, uint64_t* full, uint64_t* empty,
-                                     Ring<kStages>& ring, Place place, int sharers) {
+                                     Ring<kStages>& ring, Place place) {
   static_assert(Stage::kParts == 2);
-  const auto release = [&](int stage) {  // to the sharers, which all write to it
-    const int lane = threadIdx.x % 32;
-    if (lane < sharers) barrier_arrive_at(empty + stage, place.split * sharers + lane);
+  const auto release = [&](int stage) {
+    if (threadIdx.x % 32 == 0) barrier_arrive(empty + stage);
   };
   Packed<T, Stage> packed[2];
   barrier_wait(full + ring.stage, ring.parity);
@@ -170,29 +157,26 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x == kThreads - 32) tma_prefetch(maps.x), tma_prefetch(maps.w), tma_prefetch(maps.y);
   if (threadIdx.x == 0)
     for (int stage = 0; stage < kStages; ++stage)
-      barrier_init(full + stage, 1 + kScaleWarps), barrier_init(empty + stage, kConsumers * 4 * grid.sharers);
+      barrier_init(full + stage, 1 + kScaleWarps), barrier_init(empty + stage, kConsumers * 4);
   barrier_init_fence();
-  if (grid.sharers > 1) cluster_sync_relaxed();
-  else __syncthreads();
+  __syncthreads();
 
   const Place place(grid);
-  const int stride = gridDim.x / grid.cluster(), tiles = grid.tiles_x * grid.tiles_w;
+  const int stride = gridDim.x / grid.splits, tiles = grid.tiles_x * grid.tiles_w;
   Ring<kStages> ring;
   // Calls work(row, token) for each of this block's tiles.
   const auto for_tiles = [&](auto work) {
 #pragma unroll 1
-    for (int tile = blockIdx.x / grid.cluster(); tile < tiles; tile += stride) {
+    for (int tile = blockIdx.x / grid.splits; tile < tiles; tile += stride) {
       const int2 origin = grouped(kTileGroup, tile, grid.tiles_x, grid.tiles_w);
-      work((origin.y * grid.sharers + place.sharer) * kRowsOfW, origin.x * kTokens);
+      work(origin.y * kRowsOfW, origin.x * kTokens);
     }
   };
   if (warpgroup_index() == kConsumers) {
     registers_down<56>();
     const int warp = threadIdx.x / 32 % 4;
     if (warp == 3 && threadIdx.x % 32 == 0)
-      for_tiles([&](int row, int token) {
-        load_steps<Stage>(maps, shared, full, empty, ring, row, token, place, grid.sharers);
-      });
+      for_tiles([&](int row, int token) { load_steps<Stage>(maps, shared, full, empty, ring, row, token, place); });
     if (warp < kScaleWarps)
       for_tiles([&](int row, int) { load_scales<Stage, F::kBlock>(p, shared, full, empty, ring, row, place); });
     if (grid.splits > 1) cluster_sync();
@@ -200,69 +184,62 @@ __global__ void __launch_bounds__(kThreads, 1)
     registers_up<224>();
     SwappedTile<T, kTokens> tile;
     for_tiles([&](int row, int token) {
-      multiply_tile<Stage>(tile, shared, full, empty, ring, place, grid.sharers);
-      if (grid.splits > 1) tile.add_up(shared, grid.splits, grid.sharers, place.split, place.sharer);
+      multiply_tile<Stage>(tile, shared, full, empty, ring, place);
+      if (grid.splits > 1) tile.add_up(shared, grid.splits, place.split);
       tile.store(maps.y, boxes, row, token, p.m, grid.splits, place.split);
     });
     if (threadIdx.x % 128 == 0) tma_store_wait<0>();
   }
-  if (grid.cluster() > 1) cluster_sync();  // no block exits while another may still read its sums, or signal its barriers
+  if (grid.splits > 1) cluster_sync();  // no block exits while another may still read its sums
 }
 
-// How a launch divides the work, and the cycles that it takes, nearly.
+// The width of a tile, and how many blocks share its k.
 struct Int4Choice {
-  int tokens, splits, sharers;
+  int tokens, splits;
 
-  int64_t cycles(int m, int n, int k) const {
-    const int step = tokens <= 128 ? 128 : 64, steps = ceil_div(ceil_div(k, step), splits) * (step / 16);
-    const int64_t tiles = int64_t(ceil_div(n, kRowsOfW * sharers)) * ceil_div(m, tokens);
-    const int64_t at_once = std::max(1, multiprocessors() / (splits * sharers)), waves = (tiles + at_once - 1) / at_once;
-    const int l2 = (tokens * 32 / sharers + kRowsOfW * 8) / 24;  // the cycles in which L2 gives a block 16 in k
-    const int64_t sums = splits > 1 ? 2000 + 12 * tokens : 0;
-    return waves * (int64_t(steps) * std::max({tokens, 80, l2}) + 2000 + 8 * tokens + sums) + 3000;
+  // The nanoseconds of a launch, nearly: fitted to cold times of 105 products in all widths and splits on an H100, in which the
+  // chosen ones take 0.4 % more than the fastest in the mean, and 10 % at most. An H100 runs fewer clusters of 4 and 8 blocks
+  // than its multiprocessors have room for.
+  double nanoseconds(int m, int n, int k) const {
+    const int step = tokens <= 128 ? 128 : 64, of_16 = ceil_div(ceil_div(k, step), splits) * (step / 16);
+    const int64_t tiles = int64_t(ceil_div(n, kRowsOfW)) * ceil_div(m, tokens);
+    const int at_once = std::max(1, (splits < 4 ? multiprocessors() : multiprocessors() * 10 / 11) / splits);
+    const double product = std::max(68 + 0.35 * tokens, 0.65 * tokens);  // 16 in k, of both warpgroups
+    const double sums = splits > 1 ? 3850 + 6.7 * tokens : 0;
+    return double((tiles + at_once - 1) / at_once) * (of_16 * product + 76 + 11.1 * tokens + sums);
   }
 };
 
 inline Int4Choice choose(int m, int n, int k) {
-  if (const char* tuned = std::getenv("INT4_CHOICE")) {
-    const int all = std::atoi(tuned);
-    if (all > 0) return {all / 100, all / 10 % 10, all % 10};
-  }
   Int4Choice best{};
-  int64_t least = INT64_MAX;
+  double least = HUGE_VAL;
   for (const int tokens : {64, 96, 128, 160, 192, 224, 256})
-    for (const int splits : {1, 2, 4, 8})
-      for (const int sharers : {1, 2, 4}) {
-        const Int4Choice choice{tokens, splits, sharers};
-        if (splits * sharers > 8 || splits > ceil_div(k, 128)) continue;
-        if (const int64_t cycles = choice.cycles(m, n, k); cycles < least) least = cycles, best = choice;
-      }
+    for (const int splits : {1, 2, 4, 8}) {
+      const Int4Choice choice{tokens, splits};
+      if (splits > ceil_div(k, 128)) continue;
+      if (const double time = choice.nanoseconds(m, n, k); time < least) least = time, best = choice;
+    }
   return best;
 }
 
 template <int kTokens, typename F, typename T>
-void launch_tokens(const Product<F, T>& p, Int4Choice choice) {
+void launch_tokens(const Product<F, T>& p, int splits) {
   using Shared = Int4Shared<T, F::kBlock, kTokens>;
   using Stage = typename Shared::Stage;
   Int4Maps maps;
   const T* packed = reinterpret_cast<const T*>(p.weights.w);  // four weights to an element of 16 bits
-  STD_TORCH_CHECK(make_tensor_map(maps.x, p.x, p.m, p.k, p.k, kTokens / choice.sharers, 64) &&
+  STD_TORCH_CHECK(make_tensor_map(maps.x, p.x, p.m, p.k, p.k, kTokens, 64) &&
                       make_tensor_map(maps.w, packed, p.n, p.k / 4, p.k / 4, kRowsOfW, Stage::kRowW / 2, Stage::kRowW) &&
                       make_tensor_map(maps.y, p.y, p.m, p.n, p.n, kBoxTokens, 64),
                   "quant_gemm: the driver knows no tensor map for x, w or y; it must be one of CUDA 12 or newer");
-  const Int4Grid grid{ceil_div(p.m, kTokens), ceil_div(p.n, kRowsOfW * choice.sharers), ceil_div(p.k, Stage::kStepK),
-                      choice.splits, choice.sharers};
+  const Int4Grid grid{ceil_div(p.m, kTokens), ceil_div(p.n, kRowsOfW), ceil_div(p.k, Stage::kStepK), splits};
   const int64_t tiles = int64_t(grid.tiles_x) * grid.tiles_w;
   STD_TORCH_CHECK(tiles <= INT_MAX / 16, "quant_gemm: y has more tiles than a launch has blocks");
-  const auto kernel = multiply<kTokens, F, T>;
-  allow_shared(kernel, Shared::kBytes);
-  int clusters = int(tiles);  // where k is shared, a cluster has one tile: its stages become room for sums
-  if (grid.splits == 1) {
-    STD_CUDA_CHECK(clusters_at_once(&clusters, kernel, grid.cluster(), kThreads, Shared::kBytes));
-    clusters = int(std::min<int64_t>(tiles, std::max(1, clusters)));
-  }
-  STD_CUDA_CHECK(launch_clusters(kernel, grid.cluster(), clusters * grid.cluster(), kThreads, Shared::kBytes, p.stream, maps,
-                                 p, grid));
+  // Where k is shared, a cluster has one tile: its stages become room for sums.
+  const int blocks = splits > 1 ? int(tiles) * splits : int(std::min<int64_t>(tiles, multiprocessors()));
+  allow_shared(multiply<kTokens, F, T>, Shared::kBytes);
+  STD_CUDA_CHECK(
+      launch_clusters(multiply<kTokens, F, T>, splits, blocks, kThreads, Shared::kBytes, p.stream, maps, p, grid));
 }
 
 template <typename F, typename T>
@@ -272,15 +249,15 @@ void launch(const Product<F, T>& p) {
     check_pieces(p.weights.w, p.k / 2, p.k / 2, "quant_gemm: w");
     check_pieces(p.x, p.k, p.k, "quant_gemm: x");
     check_pieces(p.y, p.n, p.n, "quant_gemm: y");
-    const Int4Choice choice = choose(p.m, p.n, p.k);
-    switch (choice.tokens) {
-      case 64: return launch_tokens<64>(p, choice);
-      case 96: return launch_tokens<96>(p, choice);
-      case 128: return launch_tokens<128>(p, choice);
-      case 160: return launch_tokens<160>(p, choice);
-      case 192: return launch_tokens<192>(p, choice);
-      case 224: return launch_tokens<224>(p, choice);
-      default: return launch_tokens<256>(p, choice);
+    const auto [tokens, splits] = choose(p.m, p.n, p.k);
+    switch (tokens) {
+      case 64: return launch_tokens<64>(p, splits);
+      case 96: return launch_tokens<96>(p, splits);
+      case 128: return launch_tokens<128>(p, splits);
+      case 160: return launch_tokens<160>(p, splits);
+      case 192: return launch_tokens<192>(p, splits);
+      case 224: return launch_tokens<224>(p, splits);
+      default: return launch_tokens<256>(p, splits);
     }
   } else {
     STD_TORCH_CHECK(false, "quant_gemm: w must be int4 for this kernel");
