@@ -1,4 +1,4 @@
-// Products of a warpgroup whose A is in registers, with more widths than wgmma_registers.cuh has: 96, 160, 192 and 224 columns, too.
+// Products of a warpgroup whose A is in registers, of more widths than wgmma_registers.cuh has: also 96, 160, 192 and 224.
 // From the PTX ISA: "Register Fragments for wgmma.mma_async.m64nNk16".
 #pragma once
 

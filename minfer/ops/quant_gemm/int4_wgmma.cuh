@@ -1,7 +1,7 @@
 // int4 on Hopper: how packed weights become wgmma's A in registers, and the tile of y that a warpgroup makes of them.
 //
-// The operands are swapped: wgmma's 64 rows are rows of W, and its columns are rows of x, here called tokens. So the weights are
-// the operand that wgmma takes from registers, and never visit shared memory unpacked.
+// The operands are swapped: wgmma's 64 rows are rows of W, and its columns are rows of x, here called tokens. So the weights
+// are the operand that wgmma takes from registers, and never visit shared memory unpacked.
 #pragma once
 
 #include "cuda/cluster.cuh"
@@ -45,8 +45,8 @@ struct Int4Stage {
   static_assert(kX % 1024 == 0 && kBytes % 1024 == 0);
 };
 
-// A lane's packed weights of one part of a stage, of rows lane / 4 and lane / 4 + 8 of its warp's 16, and what unpacks them. The
-// four lanes of a row have the same words: of each they take a byte, two neighbours in k.
+// A lane's packed weights of one part of a stage, of rows lane / 4 and lane / 4 + 8 of its warp's 16, and what unpacks them.
+// The four lanes of a row have the same words: of each they take a byte, two neighbours in k.
 template <typename T, typename Stage>
 struct Packed {
   static constexpr int kPieces = Stage::kPartK / 32;  // of 16 bytes: 32 in k
@@ -103,8 +103,8 @@ struct SwappedTile {
   float sums[1][kSums];
 
   // Adds up the sums of the `splits` blocks of a cluster. This one, number `split`, gets the sums of those boxes that is_mine()
-  // says. The producers call cluster_sync() meanwhile, and all threads of the cluster once more before a block exits. `exchange`
-  // is where the stages are.
+  // says. The producers call cluster_sync() meanwhile, and all threads of the cluster once more before a block exits.
+  // `exchange` is where the stages are.
   __device__ void add_up(uint8_t* exchange, int splits, int split) {
     float4* mine = reinterpret_cast<float4*>(exchange) + threadIdx.x;
     named_barrier_sync(3, kConsumers * 128);  // both warpgroups are done with the stages

@@ -60,8 +60,8 @@ __device__ inline void load_steps(const Int4Maps& maps, uint8_t* stages, uint64_
   }
 }
 
-// Puts the scales of the steps begin to end beside x and W. Each of 64 threads has two rows of W; it loads for some steps ahead,
-// so that not every step waits for memory.
+// Puts the scales of a block's steps beside x and W. Each of 64 threads has two rows of W; it loads for some steps ahead, so
+// that not every step waits for memory.
 template <typename Stage, int kGroup, typename F, typename T, int kStages>
 __device__ inline void load_scales(const Product<F, T>& p, uint8_t* stages, uint64_t* full, uint64_t* empty,
                                    Ring<kStages>& ring, int row, Place place) {
@@ -98,8 +98,8 @@ __device__ inline void load_scales(const Product<F, T>& p, uint8_t* stages, uint
   }
 }
 
-// Accumulates a block's steps of a tile. While the products of 16 in k run, the next 16 are unpacked, whose words have been read
-// from shared memory a part of a stage before.
+// Accumulates a block's steps of a tile. While the products of 16 in k run, the next 16 are unpacked, whose words have been
+// read from shared memory a part of a stage before.
 template <typename Stage, typename T, int kTokens, int kStages>
 __device__ inline void multiply_tile(SwappedTile<T, kTokens>& tile, const uint8_t* stages, uint64_t* full, uint64_t* empty,
                                      Ring<kStages>& ring, Place place) {
