@@ -138,6 +138,16 @@ OF_FILE: dict[str, Shapes] = {
     # One and two tiles of 8 rows of x, a unit of four groups for each warp and several, rows that end within a tile, and more x
     # than a block holds.
     "quant_gemm-v07_stream": [(1, 672, 512), (11, 130, 2048), (16, 40, 1024), (3, 250, 5120), (16, 24, 4096)],
+    # Each width of a tile, with an edge, k shared by the blocks of a cluster, and longer than a ring is deep.
+    "quant_gemm-v09_int4_wgmma": [
+        (20, 16, 4096),
+        (90, 264, 640),
+        (100, 136, 896),
+        (150, 128, 2048),
+        (190, 520, 256),
+        (210, 264, 512),
+        (250, 392, 512),
+    ],
     # Each width of N-slice, with an edge; a few rows, and more than 64 (k counts numbers of fp8, of which a step has 128).
     "quant_gemm-v06_fp8_one_wave": [
         (3, 64, 4352),

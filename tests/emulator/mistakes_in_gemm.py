@@ -232,4 +232,34 @@ BROKEN: dict[str, tuple[str, dict[str, Edit], str]] = {
         WRONG,
     ),
     "one half of the columns for both": ("quant_gemm-v08_fp8_promoted", {"half": ("half", "0")}, WRONG),
+    "the scales of one group for two": (
+        "quant_gemm-v09_int4_wgmma",
+        {"group": ("part * kRowsOfW", "0")},
+        WRONG,
+    ),
+    "packed weights read without their swizzle": (
+        "quant_gemm-v09_int4_wgmma",
+        {"swizzle_w": ("piece ^ (offset >> 7 & (Stage::kRowW / 16 - 1))", "piece")},
+        WRONG,
+    ),
+    "sums of a tile that go on in the next one": (
+        "quant_gemm-v09_int4_wgmma",
+        {"first": ("step > place.begin || part > 0 || i > 0", "true")},
+        WRONG,
+    ),
+    "one block's sums for all of a cluster": (
+        "quant_gemm-v09_int4_wgmma",
+        {"block": ("split + block", "split")},
+        WRONG,
+    ),
+    "a box of y that the tile before still stores": (
+        "quant_gemm-v09_int4_wgmma",
+        {"stored": ""},
+        "changes while TMA stores it",
+    ),
+    "a box of y stored before all warps have written it": (
+        "quant_gemm-v09_int4_wgmma",
+        {"box_written": ""},
+        "without a fence|while TMA stores it",
+    ),
 }

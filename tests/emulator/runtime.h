@@ -432,6 +432,18 @@ inline uint32_t __byte_perm(uint32_t x, uint32_t y, uint32_t selector) {
   return result;
 }
 
+// a b + c of both halves, rounded once; the toolkit has it for the device only.
+inline __half2 __hfma2(__half2 a, __half2 b, __half2 c) {
+  const auto one = [](__half x, __half y, __half z) { return __double2half(double(float(x)) * float(y) + float(z)); };
+  return {one(a.x, b.x, c.x), one(a.y, b.y, c.y)};
+}
+inline __nv_bfloat162 __hfma2(__nv_bfloat162 a, __nv_bfloat162 b, __nv_bfloat162 c) {
+  const auto one = [](__nv_bfloat16 x, __nv_bfloat16 y, __nv_bfloat16 z) {
+    return __double2bfloat16(double(float(x)) * float(y) + float(z));
+  };
+  return {one(a.x, b.x, c.x), one(a.y, b.y, c.y)};
+}
+
 #define cudaGetDevice(device) (*(device) = 0, cudaSuccess)
 #define cudaDeviceGetAttribute(value, attribute, device) (*(value) = emulator::attribute_of_gpu(attribute), cudaSuccess)
 #define cudaOccupancyMaxActiveBlocksPerMultiprocessor(blocks, ...) (*(blocks) = 2, cudaSuccess)

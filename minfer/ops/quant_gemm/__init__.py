@@ -178,6 +178,11 @@ def fits_stream(case: Case) -> str | None:
     return None
 
 
+def fits_int4_wgmma(case: Case) -> str | None:
+    """The rules that rows of y are whole vectors, and rows of W whole groups."""
+    return f"needs n to be a multiple of 8, got {case['n']}" if case["n"] % 8 else whole(case)
+
+
 VECTORS = multiples(n=8, k=16)
 FLOAT32 = {"accumulate": ("float32",)}
 FP32_SUMS = {"accumulate": ("float32", "promoted")}
@@ -194,4 +199,5 @@ op.cuda("v05_fp8_wgmma.cu", archs="sm_90a", params=FAST, requires=VECTORS)
 op.cuda("v06_fp8_one_wave.cu", archs="sm_90a", params=FAST, requires=fits_one_wave)
 op.cuda("v07_stream.cu", params={"format": tuple(INT4), **FLOAT32}, requires=fits_stream)
 op.cuda("v08_fp8_promoted.cu", archs="sm_90a", params=FP8 | {"accumulate": ("promoted",)}, requires=VECTORS)
+op.cuda("v09_int4_wgmma.cu", archs="sm_90a", params={"format": tuple(INT4), **FLOAT32}, requires=fits_int4_wgmma)
 op.cpp("cpu_naive.cpp", params=FP32_SUMS, requires=whole)
