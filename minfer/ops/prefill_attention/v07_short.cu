@@ -14,8 +14,9 @@
 namespace minfer {
 
 constexpr int64_t kL2Bytes = 8 << 20;
-constexpr int kFewRegisters = 72, kMostRegisters = 216;
-constexpr int kSlots = 4;       // items that are taken and not yet stored
+constexpr int kWarpgroups = 2, kRowsOfItem = kWarpgroups * kRows, kThreadsOfBlock = (kWarpgroups + 1) * 128;
+constexpr int kFewRegisters = 56, kMostRegisters = 224;
+constexpr int kSlots = 3;       // items that are taken and not yet stored
 constexpr int kStagesOfQ = 2;   // of each warpgroup
 constexpr int kMostPacked = 16; // heads: the rows of a warp
 
@@ -24,7 +25,7 @@ constexpr int kMostPacked = 16; // heads: the rows of a warp
 // numbered from the sequence's first key.
 struct Item {
   Work w;
-  Span loaded, seen[kConsumers];  // blocks: those that are copied, and of these those that each warpgroup multiplies
+  Span loaded, seen[kWarpgroups];  // blocks: those that are copied, and of these those that each warpgroup multiplies
 };
 
 struct Slots {
@@ -37,10 +38,10 @@ template <typename T_, int kDim_, int kBlockN_>
 struct ShortTiles {
   using T = T_;
   static constexpr int kDim = kDim_, kBlockN = kBlockN_, kSlabs = kDim / 64, kOutSlabs = kSlabs, kOutSlab = kRowsOfWarp * 64;
-  static constexpr int kStages = kBlockN * kDim <= 64 * 128 ? 4 : 2;
-  static constexpr int kQ = kRows * kDim, kKV = kBlockN * kDim, kOut = kBlockM * kDim;  // elements
-  static constexpr int kBarriers = 2 * kConsumers * kStagesOfQ + 4 * kStages;
-  static constexpr int kBytes = (kConsumers * kStagesOfQ * kQ + 2 * kStages * kKV + kOut) * sizeof(T) +
+  static constexpr int kStages = kBlockN * kDim <= 64 * 128 ? 4 : 2, kStagesOfKeys = kStages, kStagesOfValues = kStages;
+  static constexpr int kQ = kRows * kDim, kKV = kBlockN * kDim, kOut = kRowsOfItem * kDim;  // elements
+  static constexpr int kBarriers = 2 * kWarpgroups * kStagesOfQ + 2 * (kStagesOfKeys + kStagesOfValues);
+  static constexpr int kBytes = (kWarpgroups * kStagesOfQ * kQ + (kStagesOfKeys + kStagesOfValues) * kKV + kOut) * sizeof(T) +
                                 kBarriers * sizeof(uint64_t) + sizeof(Slots);
   static_assert(kBytes <= 227 << 10, "more than a block has");
 
@@ -49,19 +50,18 @@ struct ShortTiles {
   Slots* slots;
 
   __device__ explicit ShortTiles(unsigned char* shared)
-      : q(reinterpret_cast<T*>(shared)), k(q + kConsumers * kStagesOfQ * kQ), v(k + kStages * kKV), out(v + kStages * kKV),
-        full_q(reinterpret_cast<uint64_t*>(out + kOut)), empty_q(full_q + kConsumers * kStagesOfQ),
-        full_k(empty_q + kConsumers * kStagesOfQ), empty_k(full_k + kStages), full_v(empty_k + kStages),
-        empty_v(full_v + kStages), slots(reinterpret_cast<Slots*>(empty_v + kStages)) {}
+      : q(reinterpret_cast<T*>(shared)), k(q + kWarpgroups * kStagesOfQ * kQ), v(k + kStagesOfKeys * kKV),
+        out(v + kStagesOfValues * kKV),
+        full_q(reinterpret_cast<uint64_t*>(out + kOut)), empty_q(full_q + kWarpgroups * kStagesOfQ),
+        full_k(empty_q + kWarpgroups * kStagesOfQ), empty_k(full_k + kStagesOfKeys), full_v(empty_k + kStagesOfKeys),
+        empty_v(full_v + kStagesOfValues), slots(reinterpret_cast<Slots*>(empty_v + kStagesOfValues)) {}
 
   // One thread.
   __device__ void init() const {
-    for (int i = 0; i < kSlots; ++i) barrier_init(slots->full + i, 1), barrier_init(slots->empty + i, kConsumers * 4);
-    for (int i = 0; i < kConsumers * kStagesOfQ; ++i) barrier_init(full_q + i, 1), barrier_init(empty_q + i, 4);
-    for (int stage = 0; stage < kStages; ++stage) {
-      barrier_init(full_k + stage, 1), barrier_init(empty_k + stage, kConsumers * 4);
-      barrier_init(full_v + stage, 1), barrier_init(empty_v + stage, kConsumers * 4);
-    }
+    for (int i = 0; i < kSlots; ++i) barrier_init(slots->full + i, 1), barrier_init(slots->empty + i, kWarpgroups * 4 + 1);
+    for (int i = 0; i < kWarpgroups * kStagesOfQ; ++i) barrier_init(full_q + i, 1), barrier_init(empty_q + i, 4);
+    for (int i = 0; i < kStagesOfKeys; ++i) barrier_init(full_k + i, 1), barrier_init(empty_k + i, kWarpgroups * 4);
+    for (int i = 0; i < kStagesOfValues; ++i) barrier_init(full_v + i, 1), barrier_init(empty_v + i, kWarpgroups * 4);
     barrier_init_fence();
   }
 
@@ -86,7 +86,8 @@ struct Consumer : Rows64<ShortTiles<T, kDim, kBlockN>> {
   using Base::factor, Base::online, Base::out, Base::p, Base::release, Base::tiles, Base::warpgroup;
 
   const int log_packed;
-  Ring<Tile::kStages> keys, values;
+  Ring<Tile::kStagesOfKeys> keys;
+  Ring<Tile::kStagesOfValues> values;
   Ring<kStagesOfQ> of_q;
 
   __device__ Consumer(const Tile& tiles, const Attention<T>& p, int log_packed) : Base(tiles, p), log_packed(log_packed) {}
@@ -251,11 +252,11 @@ struct Consumer : Rows64<ShortTiles<T, kDim, kBlockN>> {
 // Item `index` in this order; a whole warp calls it.
 template <int kBlockN, typename T>
 __device__ Item item_of(const Attention<T>& p, int index, const Order& order, int log_packed) {
-  Item item{{-1, 0, 0, {}, 0, 0}, {0, 0}, {{0, 0}, {0, 0}}};
+  Item item{{-1, 0, 0, {}, 0, 0}, {0, 0}, {}};
   Work& w = item.w;
   const int group = (int64_t(index / order.tiles + 1) * order.groups - 1) / order.units, first = order.first_unit(group);
   const int units = order.first_unit(group + 1) - first, within = index - first * order.tiles, unit = first + within % units;
-  const int rest = within / units, queries = kBlockM >> log_packed;  // tiles of the unit that come before; queries of an item
+  const int rest = within / units, queries = kRowsOfItem >> log_packed;  // tiles of the unit that come before; queries of an item
   if (p.packed) {
     w.head = unit << log_packed;
     const int lane = threadIdx.x % 32;
@@ -284,8 +285,8 @@ __device__ Item item_of(const Attention<T>& p, int index, const Order& order, in
   }
   bool any = false;
 #pragma unroll
-  for (int i = 0; i < kConsumers; ++i) {
-    const int from = w.row0 + i * queries / kConsumers, to = min(from + queries / kConsumers, w.s.queries);
+  for (int i = 0; i < kWarpgroups; ++i) {
+    const int from = w.row0 + i * queries / kWarpgroups, to = min(from + queries / kWarpgroups, w.s.queries);
     const int begin = p.span(w.s, from).begin, end = p.span(w.s, to - 1).end;
     if (from >= to || begin >= end) continue;  // rows that see nothing
     const Span seen = {begin / kBlockN, (end + kBlockN - 1) / kBlockN};
@@ -299,82 +300,84 @@ __device__ Item item_of(const Attention<T>& p, int index, const Order& order, in
   return item;
 }
 
-// Takes items from the counter and copies for them until there are none. The first item of a block is its own number. `drawn`
-// counts the others, of all blocks, and the last one wraps it to zero. A whole warp calls it; its first lane copies.
+// Takes items from the counter for the copying thread and the consumers, until there are none. The first item of a block is its
+// own number. `drawn` counts the others, of all blocks, and the last one wraps it to zero. A whole warp calls it.
 template <typename T, int kDim, int kBlockN>
-__device__ void produce(const ShortTiles<T, kDim, kBlockN>& tile, const Attention<T>& p, const AttentionMaps& maps,
-                        const Order& order, int log_packed, unsigned* drawn) {
-  using Tile = ShortTiles<T, kDim, kBlockN>;
-  const bool copies = threadIdx.x % 32 == 0;
-  if (copies) tma_prefetch(maps.q), tma_prefetch(maps.k), tma_prefetch(maps.v);
-  Ring<Tile::kStages> keys, values;
-  Ring<kStagesOfQ> of_q[kConsumers];
-  Ring<kSlots> slot;
-  bool first = true;
-  // Takes the next item and tells the consumers.
-  const auto take = [&] {
-    Item item{{-1, 0, 0, {}, 0, 0}, {0, 0}, {{0, 0}, {0, 0}}};
-    for (int index = 0; !item.w.exists() && index < order.pieces();) {
-      index = blockIdx.x;
-      if (!first) {
-        if (copies) index = gridDim.x + atomicInc(drawn, order.pieces() - 1);
-        index = __shfl_sync(0xffffffff, index, 0);
-      }
-      first = false;
-      if (index < order.pieces()) item = item_of<kBlockN>(p, index, order, log_packed);
+__device__ void take_items(const ShortTiles<T, kDim, kBlockN>& tile, const Attention<T>& p, const Order& order, int log_packed,
+                           unsigned* drawn) {
+  const bool is_first_lane = threadIdx.x % 32 == 0;
+  int index = blockIdx.x;
+  for (Ring<kSlots> slot;; slot.advance()) {
+    barrier_wait(tile.slots->empty + slot.stage, slot.parity ^ 1);
+    Item item{{-1, 0, 0, {}, 0, 0}, {0, 0}, {}};
+    while (index < order.pieces() && !item.w.exists()) {
+      item = item_of<kBlockN>(p, index, order, log_packed);
+      if (is_first_lane) index = gridDim.x + atomicInc(drawn, order.pieces() - 1);
+      index = __shfl_sync(0xffffffff, index, 0);
     }
-    if (copies) {
-      barrier_wait(tile.slots->empty + slot.stage, slot.parity ^ 1);
+    if (is_first_lane) {
       tile.slots->items[slot.stage] = item;
       barrier_arrive(tile.slots->full + slot.stage);
     }
-    slot.advance();
-    return item;
-  };
-  for (Item item = take(); item.w.exists();) {
+    if (!item.w.exists()) return;
+  }
+}
+
+// Copies for one item after the other. One thread calls it.
+template <typename T, int kDim, int kBlockN>
+__device__ void copy_items(const ShortTiles<T, kDim, kBlockN>& tile, const Attention<T>& p, const AttentionMaps& maps,
+                           int log_packed) {
+  using Tile = ShortTiles<T, kDim, kBlockN>;
+  tma_prefetch(maps.q), tma_prefetch(maps.k), tma_prefetch(maps.v);
+  Ring<Tile::kStagesOfKeys> keys;
+  Ring<Tile::kStagesOfValues> values;
+  Ring<kStagesOfQ> of_q[kWarpgroups];
+  for (Ring<kSlots> slot;; slot.advance()) {
+    barrier_wait(tile.slots->full + slot.stage, slot.parity);
+    const Item& item = tile.slots->items[slot.stage];
     const Work& w = item.w;
+    if (!w.exists()) return;
     const int batch = p.packed ? 0 : w.number, head = p.kv_head(w.head);
-    const auto load_values = [&](int block) {
-      Tile::template load<kBlockN>(tile.v + values.stage * Tile::kKV, maps.v, tile.full_v + values.stage,
-                                   tile.empty_v + values.stage, values.parity, head, w.token(block, kBlockN), batch);
-      values.advance();
-    };
-    if (copies) {
 #pragma unroll
-      for (int i = 0; i < kConsumers; ++i) {
-        if (item.seen[i].begin >= item.seen[i].end) continue;
-        const int stage = i * kStagesOfQ + of_q[i].stage, query = w.row0 + (i * kRows >> log_packed);
-        Tile::template load<kRows>(tile.q + stage * Tile::kQ, maps.q, tile.full_q + stage, tile.empty_q + stage,
-                                   of_q[i].parity, w.head, w.s.first_q + query, batch);
-        of_q[i].advance();
-      }
-      // In the order in which the consumers release stages: the scores of a block come before the product with the values of
-      // the one before it.
+    for (int i = 0; i < kWarpgroups; ++i) {
+      if (item.seen[i].begin >= item.seen[i].end) continue;
+      const int stage = i * kStagesOfQ + of_q[i].stage, query = w.row0 + (i * kRows >> log_packed);
+      Tile::template load<kRows>(tile.q + stage * Tile::kQ, maps.q, tile.full_q + stage, tile.empty_q + stage, of_q[i].parity,
+                                 w.head, w.s.first_q + query, batch);
+      of_q[i].advance();
+    }
+    // In the order in which the consumers release stages: the scores of a block come before the product with the values of the
+    // one before it.
 #pragma unroll 1
-      for (int block = item.loaded.end - 1; block >= item.loaded.begin; --block) {
+    for (int block = item.loaded.end; block >= item.loaded.begin; --block) {
+      if (block > item.loaded.begin) {
         Tile::template load<kBlockN>(tile.k + keys.stage * Tile::kKV, maps.k, tile.full_k + keys.stage,
-                                     tile.empty_k + keys.stage, keys.parity, head, w.token(block, kBlockN), batch);
+                                     tile.empty_k + keys.stage, keys.parity, head, w.token(block - 1, kBlockN), batch);
         keys.advance();
-        if (block + 1 < item.loaded.end) load_values(block + 1);
+      }
+      if (block < item.loaded.end) {
+        Tile::template load<kBlockN>(tile.v + values.stage * Tile::kKV, maps.v, tile.full_v + values.stage,
+                                     tile.empty_v + values.stage, values.parity, head, w.token(block, kBlockN), batch);
+        values.advance();
       }
     }
-    const Item next = take();  // before the wait for the last stage, which takes longer
-    if (copies && item.loaded.begin < item.loaded.end) load_values(item.loaded.begin);
-    item = next;
+    barrier_arrive(tile.slots->empty + slot.stage);
   }
 }
 
 template <typename T, int kDim, int kBlockN>
-__global__ void __launch_bounds__(kThreads, 1)
+__global__ void __launch_bounds__(kThreadsOfBlock, 1)
     attend(const __grid_constant__ AttentionMaps maps, const __grid_constant__ Attention<T> p, const Order order, int log_packed,
            int stream) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const ShortTiles<T, kDim, kBlockN> tile(shared);
   if (threadIdx.x == 0) tile.init();
   __syncthreads();
-  if (warpgroup_index() == kConsumers) {
+  if (warpgroup_index() == kWarpgroups) {
     registers_down<kFewRegisters>();
-    if (threadIdx.x < kConsumers * 128 + 32) produce(tile, p, maps, order, log_packed, &arrivals[stream][0]);
+    const int warp = threadIdx.x / 32 - kWarpgroups * 4;
+    if (warp == 1) take_items(tile, p, order, log_packed, &arrivals[stream][0]);
+    else if (threadIdx.x == kWarpgroups * 128) copy_items(tile, p, maps, log_packed);
     return;
   }
   registers_up<kMostRegisters>();
@@ -392,7 +395,7 @@ int find_log_packed(const Attention<T>& p) {
 // The order of v06, of items instead of tiles.
 template <typename T>
 Order make_packed_order(const Attention<T>& p, int log_packed) {
-  const int queries = kBlockM >> log_packed;
+  const int queries = kRowsOfItem >> log_packed;
   const int64_t whole = (int64_t(p.seq_q) + queries - 1) / queries, of_sequence = p.heads >> log_packed;
   const int64_t tiles = p.packed ? whole + p.batch : whole, units = p.packed ? of_sequence : p.batch * of_sequence;
   STD_TORCH_CHECK(tiles * units < INT_MAX, "prefill_attention: more tiles of out than fit 32 bits");
@@ -431,7 +434,7 @@ void launch(const Attention<T>& p) {
     const auto kernel = attend<T, kDim, kBlockN>;
     STD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
     const int blocks = order.pieces() < multiprocessors() ? order.pieces() : multiprocessors();
-    kernel<<<blocks, kThreads, kBytes, p.stream>>>(maps, p, order, log_packed, number_of(p.stream));
+    kernel<<<blocks, kThreadsOfBlock, kBytes, p.stream>>>(maps, p, order, log_packed, number_of(p.stream));
   };
   p.dim == 64 ? launch_as.template operator()<64, 64>() : launch_as.template operator()<128, 64>();
 }
