@@ -86,6 +86,8 @@ struct Consumer : Rows64<ShortTiles<T, kDim, kBlockN>> {
   using Base::factor, Base::online, Base::out, Base::p, Base::release, Base::tiles, Base::warpgroup;
 
   const int log_packed;
+  static constexpr bool kHolds = kBlockN == 64;
+  uint32_t queries[kDim / 16][4];  // as fragments
   Ring<Tile::kStagesOfKeys> keys;
   Ring<Tile::kStagesOfValues> values;
   Ring<kStagesOfQ> of_q;
@@ -94,25 +96,53 @@ struct Consumer : Rows64<ShortTiles<T, kDim, kBlockN>> {
 
   __device__ int first_query(const Work& w) const { return w.row0 + (warpgroup * kRows >> log_packed); }
 
+  // Takes a tile of queries into registers, and gives its place back: with both operands in shared memory, a product with 64 keys
+  // would read 128 bytes a cycle, all that there is.
+  __device__ void load_queries() {
+    const int stage = warpgroup * kStagesOfQ + of_q.stage, warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
+    barrier_wait(tiles.full_q + stage, of_q.parity);  //@ queries_arrived
+    if constexpr (!kHolds) return;
+    const T* rows = tiles.q + stage * Tile::kQ + (warp * kRowsOfWarp + lane % 16) * 64;
+#pragma unroll
+    for (int step = 0; step < kDim / 16; ++step)
+      ldmatrix_x4(queries[step], rows + step / 4 * (kRows * 64) + ((step % 4 * 2 + lane / 16) ^ lane % 8) * 8);
+    __syncwarp();
+    release(tiles.empty_q + stage);
+    of_q.advance();
+  }
+
+  __device__ void give_back_queries() {
+    if constexpr (kHolds) return;
+    release(tiles.empty_q + warpgroup * kStagesOfQ + of_q.stage);
+    of_q.advance();
+  }
+
   __device__ void start_scores(Scores& scores) const {
-    const T* q = tiles.q + (warpgroup * kStagesOfQ + of_q.stage) * Tile::kQ;
-    const uint64_t rows = tile_descriptor(q, 16, 1024), cols = tile_descriptor(tiles.k + keys.stage * Tile::kKV, 16, 1024);
+    const uint64_t cols = tile_descriptor(tiles.k + keys.stage * Tile::kKV, 16, 1024);
+    const uint64_t rows = tile_descriptor(tiles.q + (warpgroup * kStagesOfQ + of_q.stage) * Tile::kQ, 16, 1024);
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kDim / 16; ++step) {  // a step is 32 bytes of a row; descriptors count 16 bytes
-      const int slab = step / 4, within = step % 4 * 2;
-      wgmma<T, false>(scores, rows + slab * (kRows * 8) + within, cols + slab * (kBlockN * 8) + within, step > 0);
+      const uint64_t col = cols + step / 4 * (kBlockN * 8) + step % 4 * 2;
+      if constexpr (kHolds) wgmma_registers<T, false>(scores, queries[step], col, step > 0);
+      else wgmma<T, false>(scores, rows + step / 4 * (kRows * 8) + step % 4 * 2, col, step > 0);
     }
     wgmma_commit();
+  }
+
+  // The blocks, from `begin` to before `end`, of whose keys all rows see all.
+  __device__ Span clear_blocks(const Work& w) const {
+    const int first = first_query(w), begin = p.span(w.s, first + (kRows >> log_packed) - 1).begin;
+    return {(begin + kBlockN - 1) / kBlockN, p.span(w.s, first).end / kBlockN};
   }
 
   // Caps scores and hides those that a row must not see, where that is due.
   __device__ void mask(Scores& scores, const Work& w, int block) const {
     if (p.softcap > 0.0f) this->cap(scores);
-    const int first = first_query(w), begin = block * kBlockN;
-    const int begins = p.span(w.s, first + (kRows >> log_packed) - 1).begin, ends = p.span(w.s, first).end;
-    if (begins <= begin && ends >= begin + kBlockN) return;
-    const int lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * kRowsOfWarp + lane / 4, column = begin + lane % 4 * 2;
+    const Span clear = clear_blocks(w);
+    if (block >= clear.begin && block < clear.end) return;
+    const int lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * kRowsOfWarp + lane / 4;
+    const int first = first_query(w), column = block * kBlockN + lane % 4 * 2;
     Span spans[2] = {p.span(w.s, first + (row >> log_packed)), p.span(w.s, first + (row + 8 >> log_packed))};
     for (Span& span : spans) span.begin -= column, span.end -= column;
 #pragma unroll
@@ -125,6 +155,7 @@ struct Consumer : Rows64<ShortTiles<T, kDim, kBlockN>> {
 
   // Blocks that only the other warpgroup multiplies. A lane that tells the producer must not run ahead of those that wait.
   __device__ void skip(int blocks) {
+#pragma unroll 1
     for (; blocks > 0; --blocks) {
       barrier_wait(tiles.full_k + keys.stage, keys.parity);
       barrier_wait(tiles.full_v + values.stage, values.parity);
@@ -139,19 +170,18 @@ struct Consumer : Rows64<ShortTiles<T, kDim, kBlockN>> {
     barrier_wait(tiles.full_k + keys.stage, keys.parity);
     start_scores(scores);
   }
-  // Starts out (+)= exponentials v with the values of a block, of which a warpgroup's first one may be the sequence's last.
-  __device__ void start_next_out(const Exponentials& exponentials, const Work& w, int block, bool is_first) {
+  // Starts out (+)= exponentials v with the values of a block.
+  __device__ void start_next_out(const Exponentials& exponentials, bool add) {
     barrier_wait(tiles.full_v + values.stage, values.parity);
-    if (is_first) this->clear_tail(w, block, values.stage);  //@ clear_tail
-    this->start_out(exponentials, values.stage, !is_first);  //@ start_out
+    this->start_out(exponentials, values.stage, add);
   }
   // Waits for scores, and makes them exponentials. Returns whether out must be multiplied with `rescale`.
-  template <bool kFirst>
+  template <bool kFirst, bool kPlain>
   __device__ bool finish_scores(Scores& scores, Exponentials& exponentials, const Work& w, int block, float (&rescale)[2]) {
     wgmma_wait_for<kFirst ? 0 : 1>(scores);
     release(tiles.empty_k + keys.stage);
     keys.advance();
-    mask(scores, w, block);
+    if constexpr (!kPlain) mask(scores, w, block);
     return online.template add_rounded<T, kFirst>(scores, exponentials, factor, rescale);
   }
   __device__ void finish_out() {
@@ -162,43 +192,55 @@ struct Consumer : Rows64<ShortTiles<T, kDim, kBlockN>> {
 
   // Starts the scores of `block` and the product with the exponentials of the one behind it. The softmax of these scores overlaps
   // that product, so the exponentials of two blocks have registers of their own.
+  template <bool kPlain>
   __device__ void step(Scores& scores, const Exponentials& behind, Exponentials& exponentials, const Work& w, int block,
-                       const Span& seen) {
+                       int end) {
     float rescale[2];
     start_next_scores(scores);
-    start_next_out(behind, w, block + 1, block + 2 == seen.end);
-    const bool grows = finish_scores<false>(scores, exponentials, w, block, rescale);
+    start_next_out(behind, block + 2 < end);  //@ next_scores
+    const bool grows = finish_scores<false, kPlain>(scores, exponentials, w, block, rescale);
     finish_out();
     if (grows) scale_rows(out, rescale);  //@ rescale
   }
 
-  __device__ void add_last(const Exponentials& exponentials, const Work& w, const Span& seen) {
-    release(tiles.empty_q + warpgroup * kStagesOfQ + of_q.stage);
-    of_q.advance();
-    start_next_out(exponentials, w, seen.begin, seen.begin + 1 == seen.end);
-    finish_out();
-  }
-
-  __device__ void add_blocks(const Work& w, const Span& seen) {
-    Scores scores;
-    Exponentials exponentials[2];
-    float rescale[2];
-    barrier_wait(tiles.full_q + warpgroup * kStagesOfQ + of_q.stage, of_q.parity);  //@ queries_arrived
-    start_next_scores(scores);
+  // All blocks but the first one. Plain scores are neither capped nor hidden; they have a loop of their own, as in v06.
+  template <bool kPlain>
+  __device__ void add_blocks(Scores& scores, Exponentials (&exponentials)[2], const Work& w, const Span& seen) {
     int block = seen.end - 1;
-    finish_scores<true>(scores, exponentials[0], w, block, rescale);
 #pragma unroll 1
     while (true) {
       if (--block < seen.begin) {
-        add_last(exponentials[0], w, seen);
+        give_back_queries();
+        start_next_out(exponentials[0], seen.begin + 1 < seen.end);
         break;
       }
-      step(scores, exponentials[0], exponentials[1], w, block, seen);
+      step<kPlain>(scores, exponentials[0], exponentials[1], w, block, seen.end);
       if (--block < seen.begin) {
-        add_last(exponentials[1], w, seen);
+        give_back_queries();
+        start_next_out(exponentials[1], true);
         break;
       }
-      step(scores, exponentials[1], exponentials[0], w, block, seen);
+      step<kPlain>(scores, exponentials[1], exponentials[0], w, block, seen.end);
+    }
+    finish_out();
+  }
+
+  __device__ void add_tile(const Work& w, const Span& seen) {
+    Scores scores;
+    Exponentials exponentials[2];
+    float rescale[2];
+    load_queries();
+    start_next_scores(scores);
+    finish_scores<true, false>(scores, exponentials[0], w, seen.end - 1, rescale);
+    if (w.s.keys < seen.end * kBlockN) {
+      barrier_wait(tiles.full_v + values.stage, values.parity);
+      this->clear_tail(w, seen.end - 1, values.stage);  //@ clear_tail
+    }
+    const Span clear = clear_blocks(w);
+    if (p.softcap <= 0.0f && clear.begin <= seen.begin && clear.end >= seen.end - 1) {
+      add_blocks<true>(scores, exponentials, w, seen);
+    } else {
+      add_blocks<false>(scores, exponentials, w, seen);
     }
   }
 
@@ -210,7 +252,7 @@ struct Consumer : Rows64<ShortTiles<T, kDim, kBlockN>> {
       const Span seen = item.seen[warpgroup];
       online = OnlineRows{};
       skip(item.loaded.end - seen.end);
-      if (seen.begin < seen.end) add_blocks(item.w, seen);
+      if (seen.begin < seen.end) add_tile(item.w, seen);
       skip(seen.begin - item.loaded.begin);
       store(maps, item.w);
       __syncwarp();
