@@ -131,8 +131,8 @@ OF_FILE: dict[str, Shapes] = {
         (300, 1, 1, 40, 8),
         (660, 3, 1, 328, 16),
     ],
-    # Four and sixteen heads packed into a tile, and none; one token; rows that a warpgroup alone has; more blocks of keys than a
-    # ring has stages.
+    # Four and sixteen heads packed into a tile, and none; one token; rows that a warpgroup alone has; more blocks of keys than
+    # a ring has stages.
     "prefill_attention-v07_short": [
         (2, 37, 37, 12, 1, 64),
         (1, 20, 330, 16, 1, 128),

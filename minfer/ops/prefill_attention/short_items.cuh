@@ -46,7 +46,8 @@ struct ShortTiles {
   __device__ explicit ShortTiles(unsigned char* shared)
       : q(reinterpret_cast<T*>(shared)), k(q + kWarpgroups * kQ), v(k + kStages * kKV), out(v + kStages * kKV),
         full_q(reinterpret_cast<uint64_t*>(out + kOut)), empty_q(full_q + kWarpgroups), full_k(empty_q + kWarpgroups),
-        empty_k(full_k + kStages), full_v(empty_k + kStages), empty_v(full_v + kStages), slots(reinterpret_cast<Slots*>(empty_v + kStages)) {}
+        empty_k(full_k + kStages), full_v(empty_k + kStages), empty_v(full_v + kStages),
+        slots(reinterpret_cast<Slots*>(empty_v + kStages)) {}
 
   // One thread.
   __device__ void init() const {
