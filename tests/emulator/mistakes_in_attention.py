@@ -69,6 +69,7 @@ BROKEN: dict[str, tuple[str, dict[str, Edit], str]] = {
         {"clear_last": ""},
         WRONG,
     ),
+    "out at the base before, heads packed": ("prefill_attention-v07_short", {"rescale": IF_FALSE}, WRONG),
     "every new token sees all keys": ("decode_attention-v01_naive", {"seen": ("query", "p.new_tokens - 1")}, WRONG),
     "exponentials replaced while they are read": ("decode_attention-v01_naive", {"q_arrived": ""}, WRONG),
     "parts added without regard to their bases": (
