@@ -52,12 +52,11 @@ BROKEN: dict[str, tuple[str, dict[str, Edit], str]] = {
         {"next_scores": ("block + 2 < w.blocks", "true")},
         WRONG,
     ),
-    "a lane gives blocks back before the others have seen them": (
+    "queries read before they have arrived": (
         "prefill_attention-v07_short",
-        {"lanes_together": ""},
-        "wait for ever",
+        {"queries_read": ""},
+        "arrives at an mbarrier more often",
     ),
-    "queries read before they have arrived": ("prefill_attention-v07_short", {"queries_read": ""}, WRONG),
     "each row of packed heads a query": (
         "prefill_attention-v07_short",
         {"row_of_query": ("row >> log_packed", "row")},

@@ -82,7 +82,7 @@ struct Consumer : Rows64<ShortTiles<T, kDim>> {
     for (; blocks > 0; --blocks) {
       barrier_wait(tiles.full_k + keys.stage, keys.parity);
       barrier_wait(tiles.full_v + values.stage, values.parity);
-      __syncwarp();  //@ lanes_together
+      __syncwarp();
       release(tiles.empty_k + keys.stage);
       release(tiles.empty_v + values.stage);
       keys.advance(), values.advance();
