@@ -135,6 +135,14 @@ OF_FILE: dict[str, Shapes] = {
     "layernorm-v03_any_width": [(70, 1001), (9, 2304), (3, 20000)],
     # Rows that start anywhere, and one block for each multiprocessor.
     "softmax-v06_bulk_copies": [(3, 5), (9, 1001), (5, 8201), (2, 66001), (2, 30000)],
+    # Four and sixteen heads packed into a tile, and none; one token; rows that a warpgroup alone has; more blocks of keys than
+    # a ring has stages.
+    "prefill_attention-v07_short": [
+        (2, 37, 37, 12, 1, 64),
+        (1, 20, 330, 16, 1, 128),
+        (2, 1, 65, 3, 1, 64),
+        (1, 65, 65, 6, 2, 64),
+    ],
     # One and two tiles of 8 rows of x, a unit of four groups for each warp and several, rows that end within a tile, and more x
     # than a block holds.
     "quant_gemm-v07_stream": [(1, 672, 512), (11, 130, 2048), (16, 40, 1024), (3, 250, 5120), (16, 24, 4096)],

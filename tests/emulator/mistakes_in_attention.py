@@ -52,6 +52,23 @@ BROKEN: dict[str, tuple[str, dict[str, Edit], str]] = {
         {"next_scores": ("block + 2 < w.blocks", "true")},
         WRONG,
     ),
+    "queries read before they have arrived": (
+        "prefill_attention-v07_short",
+        {"queries_read": ""},
+        "arrives at an mbarrier more often",
+    ),
+    "each row of packed heads a query": (
+        "prefill_attention-v07_short",
+        {"row_of_query": ("row >> log_packed", "row")},
+        WRONG,
+    ),
+    "packed rows stored over the next sequence's": ("prefill_attention-v07_short", {"whole_queries": IF_TRUE}, WRONG),
+    "values behind the last one as they are, heads packed": (
+        "prefill_attention-v07_short",
+        {"clear_last": ""},
+        WRONG,
+    ),
+    "out at the base before, heads packed": ("prefill_attention-v07_short", {"rescale": IF_FALSE}, WRONG),
     "every new token sees all keys": ("decode_attention-v01_naive", {"seen": ("query", "p.new_tokens - 1")}, WRONG),
     "exponentials replaced while they are read": ("decode_attention-v01_naive", {"q_arrived": ""}, WRONG),
     "parts added without regard to their bases": (

@@ -9,16 +9,17 @@ struct HeadsMap {
   char* begin = nullptr;
   int batch, tokens, heads, dim, box_tokens;
   int64_t of_batch, of_token, of_head;  // bytes
+  int box_heads = 1;
 };
 
 inline void tma_prefetch(const HeadsMap&) {}
 
 // What a copy of a box must hold to.
 inline int check_heads_box(const HeadsMap& map, const void* box, int x, int head, int batch) {
-  const int bytes = map.box_tokens * 128;
+  const int bytes = map.box_tokens * map.box_heads * 128;
   if (reinterpret_cast<uintptr_t>(box) % 1024) emulator::fail("TMA: a box is at no multiple of 1024 bytes");
   if (!emulator::state.current->block->find(box, bytes)) emulator::fail("TMA: a box is outside shared memory");
-  if (head < 0 || head >= map.heads || batch < 0 || batch >= map.batch || x < 0 || x + 64 > map.dim)
+  if (head < 0 || head + map.box_heads > map.heads || batch < 0 || batch >= map.batch || x < 0 || x + 64 > map.dim)
     emulator::fail("TMA: a box of a head that is not there");
   return bytes;
 }
@@ -26,10 +27,11 @@ inline int check_heads_box(const HeadsMap& map, const void* box, int x, int head
 // Calls f(shared, global) for each 16 bytes of a box; global is null for what lies outside of the tensor.
 template <typename F>
 void for_heads_pieces(const HeadsMap& map, char* box, int x, int head, int token, int batch, F f) {
-  for (int r = 0; r < map.box_tokens; ++r)
+  for (int r = 0; r < map.box_tokens * map.box_heads; ++r)
     for (int c = 0; c < 128; c += 16) {
-      const bool inside = token + r >= 0 && token + r < map.tokens;
-      char* at = map.begin + batch * map.of_batch + (token + r) * map.of_token + head * map.of_head + x * 2 + c;
+      const int row = token + r / map.box_heads, of = head + r % map.box_heads;
+      const bool inside = row >= 0 && row < map.tokens;
+      char* at = map.begin + batch * map.of_batch + row * map.of_token + of * map.of_head + x * 2 + c;
       f(emulator::swizzled(box + r * 128 + c), inside ? at : nullptr);
     }
 }
