@@ -63,7 +63,7 @@ def attention(
         if value is not None and not value > 0:
             raise ValueError(f"minfer.attention takes a {name} above 0, or None, got {value}")
     of_q, of_kv = _pair(cu_seqlens if lengths is None else lengths)
-    found: tuple[Tensor, Tensor] = torch.ops.minfer.attention.default(
+    found: tuple[Tensor, Tensor] = _attention_op(
         q, k, v, of_q, of_kv, causal, window or 0, softcap or 0.0, scale or 0.0, return_lse
     )
     return found if return_lse else found[0]
@@ -173,7 +173,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor, q_seqlens: Tensor | None, kv_seqlens
             raise refuse(f"{named} on the device of q, {q.device}", x.device)
 
 
-library.define(
+_attention_op = library.define(
     "attention(Tensor q, Tensor k, Tensor v, Tensor? q_seqlens, Tensor? kv_seqlens, bool causal, SymInt window, float softcap, "
     "float scale, bool return_lse) -> (Tensor, Tensor)",
     _attention,

@@ -16,7 +16,7 @@ def axpby(a: torch.Tensor, b: torch.Tensor, alpha: float = 1.0, beta: float = 1.
     be recorded. Raises ValueError for operands that do not fit each other."""
     if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
         raise RuntimeError("minfer.axpby has no backward: call it under torch.no_grad(), or with detached tensors")
-    return torch.ops.minfer.axpby.default(a, b, alpha, beta)
+    return _axpby_op(a, b, alpha, beta)
 
 
 def _combine(a: torch.Tensor, b: torch.Tensor, alpha: float = 1.0, beta: float = 1.0) -> torch.Tensor:
@@ -37,4 +37,4 @@ def _fake(a: torch.Tensor, b: torch.Tensor, alpha: float = 1.0, beta: float = 1.
     return torch.empty_like(a, memory_format=torch.contiguous_format)
 
 
-library.define("axpby(Tensor a, Tensor b, float alpha=1.0, float beta=1.0) -> Tensor", _combine, _fake)
+_axpby_op = library.define("axpby(Tensor a, Tensor b, float alpha=1.0, float beta=1.0) -> Tensor", _combine, _fake)

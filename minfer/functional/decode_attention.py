@@ -49,12 +49,10 @@ def decode_attention(
         )
     if scale is not None and not scale > 0:
         raise ValueError(f"minfer.decode_attention takes a scale above 0, or None, got {scale}")
-    _check(q, k_cache, v_cache, lengths, page_table, scales)
     if check_pages:
+        _check(q, k_cache, v_cache, lengths, page_table, scales)
         check_pages_of("decode_attention", k_cache, lengths, page_table)
-    found: Tensor = torch.ops.minfer.decode_attention.default(
-        q, k_cache, v_cache, lengths, page_table, scales, scale or 0.0
-    )
+    found: Tensor = _decode_attention_op(q, k_cache, v_cache, lengths, page_table, scales, scale or 0.0)
     return found
 
 
@@ -141,7 +139,7 @@ def _check(
             raise refuse(f"{name} on the device of q, {q.device}", tensor.device)
 
 
-library.define(
+_decode_attention_op = library.define(
     "decode_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor lengths, Tensor? page_table, Tensor? scales, "
     "float scale) -> Tensor",
     _decode_attention,

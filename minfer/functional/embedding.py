@@ -18,7 +18,7 @@ def embedding(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     one would be recorded. Raises ValueError for arguments that do not fit."""
     if torch.is_grad_enabled() and table.requires_grad:
         raise RuntimeError("minfer.embedding has no backward: call it under torch.no_grad(), or with a detached table")
-    return torch.ops.minfer.embedding.default(ids, table)
+    return _embedding_op(ids, table)
 
 
 def _gather(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
@@ -47,4 +47,4 @@ def _fake(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     return table.new_empty(*ids.shape, table.shape[1])
 
 
-library.define("embedding(Tensor ids, Tensor table) -> Tensor", _gather, _fake)
+_embedding_op = library.define("embedding(Tensor ids, Tensor table) -> Tensor", _gather, _fake)

@@ -33,7 +33,7 @@ def kv_append_(
     ValueError for arguments that do not fit."""
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (k_cache, v_cache, k, v)):
         raise RuntimeError("minfer.kv_append_ has no backward: call it under torch.no_grad(), or with detached tensors")
-    torch.ops.minfer.kv_append_.default(k_cache, v_cache, k, v, where, scales)
+    _kv_append_op(k_cache, v_cache, k, v, where, scales)
 
 
 def _append(
@@ -94,7 +94,7 @@ def _check(
         raise ValueError(f"{who} tensors on one device, got {' and '.join(sorted(map(str, devices)))}")
 
 
-library.define(
+_kv_append_op = library.define(
     "kv_append_(Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor k, Tensor v, Tensor where, Tensor? scales=None) -> ()",
     _append,
     _check,

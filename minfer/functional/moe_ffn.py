@@ -39,7 +39,7 @@ def moe_ffn(
     raises RuntimeError where one would be recorded. Raises ValueError for arguments that do not fit."""
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, weights, gate_up, down)):
         raise RuntimeError("minfer.moe_ffn has no backward: call it under torch.no_grad(), or with detached tensors")
-    found: Tensor = torch.ops.minfer.moe_ffn.default(x, weights, indices, gate_up, down, offsets, order)
+    found: Tensor = _moe_ffn_op(x, weights, indices, gate_up, down, offsets, order)
     return found
 
 
@@ -114,7 +114,7 @@ def _fake(
     return x.new_empty(x.shape)
 
 
-library.define(
+_moe_ffn_op = library.define(
     "moe_ffn(Tensor x, Tensor weights, Tensor indices, Tensor gate_up, Tensor down, Tensor? offsets, Tensor? order) -> Tensor",
     _moe_ffn,
     _fake,

@@ -31,7 +31,7 @@ def dequant(
 
     Arithmetic is fp32 and the result is rounded once; as float32, GGUF's blocks give the bits that the `gguf` package gives.
     Works under `torch.compile`; it has no backward. Raises ValueError for arguments that do not fit."""
-    found: Tensor = torch.ops.minfer.dequant.default(w, format, scales, zeros, dtype)
+    found: Tensor = _dequant_op(w, format, scales, zeros, dtype)
     return found
 
 
@@ -57,7 +57,7 @@ def quant_gemm(
     raises RuntimeError where one would be recorded. Raises ValueError for arguments that do not fit."""
     if torch.is_grad_enabled() and x.requires_grad:
         raise RuntimeError("minfer.quant_gemm has no backward: call it under torch.no_grad(), or with a detached x")
-    found: Tensor = torch.ops.minfer.quant_gemm.default(x, w, format, scales, zeros, x_scales, dtype)
+    found: Tensor = _quant_gemm_op(x, w, format, scales, zeros, x_scales, dtype)
     return found
 
 
@@ -177,10 +177,10 @@ def _check(who: str, w: Tensor, form: str, scales: Tensor | None, zeros: Tensor 
     return k
 
 
-library.define(
+_dequant_op = library.define(
     "dequant(Tensor w, str format, Tensor? scales, Tensor? zeros, ScalarType dtype) -> Tensor", _dequant, _fake_dequant
 )
-library.define(
+_quant_gemm_op = library.define(
     "quant_gemm(Tensor x, Tensor w, str format, Tensor? scales, Tensor? zeros, Tensor? x_scales, ScalarType? dtype) -> Tensor",
     _quant_gemm,
     _fake_quant_gemm,

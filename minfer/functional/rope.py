@@ -43,9 +43,9 @@ def rope(
     cos, sin = _rows("rope", q, cos, sin, positions, start)
     if q.dim() == 3:
         one = positions if positions is None else positions[None]
-        first, second = torch.ops.minfer.rope.default(q[None], k[None], cos, sin, one, interleaved)
+        first, second = _rope_op(q[None], k[None], cos, sin, one, interleaved)
         return first[0], second[0]
-    found: Pair = torch.ops.minfer.rope.default(q, k, cos, sin, positions, interleaved)
+    found: Pair = _rope_op(q, k, cos, sin, positions, interleaved)
     return found
 
 
@@ -73,9 +73,9 @@ def rope_(
     cos, sin = _rows("rope_", q, cos, sin, positions, start)
     if q.dim() == 3:
         one = positions if positions is None else positions[None]
-        torch.ops.minfer.rope_.default(q[None], k[None], cos, sin, one, interleaved)
+        _rope_in_place_op(q[None], k[None], cos, sin, one, interleaved)
     else:
-        torch.ops.minfer.rope_.default(q, k, cos, sin, positions, interleaved)
+        _rope_in_place_op(q, k, cos, sin, positions, interleaved)
     return q, k
 
 
@@ -189,8 +189,8 @@ def _rotate_again(ctx: Any, ddq: Tensor, ddk: Tensor) -> tuple[Tensor | None, ..
 
 
 ARGUMENTS = "Tensor cos, Tensor sin, Tensor? positions, bool interleaved"
-library.define(f"rope(Tensor q, Tensor k, {ARGUMENTS}) -> (Tensor, Tensor)", _forward, _fake)
+_rope_op = library.define(f"rope(Tensor q, Tensor k, {ARGUMENTS}) -> (Tensor, Tensor)", _forward, _fake)
 library.define(f"rope_backward(Tensor dq, Tensor dk, {ARGUMENTS}) -> (Tensor, Tensor)", _backward, _fake)
-library.define(f"rope_(Tensor(a!) q, Tensor(b!) k, {ARGUMENTS}) -> ()", _in_place, _fake_in_place)
+_rope_in_place_op = library.define(f"rope_(Tensor(a!) q, Tensor(b!) k, {ARGUMENTS}) -> ()", _in_place, _fake_in_place)
 torch.library.register_autograd("minfer::rope", _rotate_back, setup_context=_save, lib=library.LIBRARY)
 torch.library.register_autograd("minfer::rope_backward", _rotate_again, setup_context=_save, lib=library.LIBRARY)

@@ -29,7 +29,7 @@ def seq_sum(x: Tensor, *, cu_seqlens: Tensor | None = None, lengths: Tensor | No
     if x.dim() != (2 if cu_seqlens is None else 1):
         wanted = "(batch, longest)" if cu_seqlens is None else "(tokens,) with cu_seqlens"
         raise ValueError(f"minfer.seq_sum takes x of {wanted}, got {tuple(x.shape)}")
-    return torch.ops.minfer.seq_sum.default(x, lengths if cu_seqlens is None else cu_seqlens)
+    return _seq_sum_op(x, lengths if cu_seqlens is None else cu_seqlens)
 
 
 def _seq_sum(x: Tensor, seqlens: Tensor | None) -> Tensor:
@@ -61,4 +61,4 @@ def _fake(x: Tensor, seqlens: Tensor | None) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-library.define("seq_sum(Tensor x, Tensor? seqlens) -> Tensor", _seq_sum, _fake)
+_seq_sum_op = library.define("seq_sum(Tensor x, Tensor? seqlens) -> Tensor", _seq_sum, _fake)
