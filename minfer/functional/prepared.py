@@ -1,4 +1,4 @@
-"""Prepared calls: what an op does for tensors with given shapes and strides, so that the next such call only allocates and launches.
+"""Prepared calls: what an op does for tensors like earlier ones, so that the next such call only allocates and launches.
 
 The Python code of an op checks its arguments, makes views that a kernel can read, and chooses a kernel. All of this depends on
 what is known of the arguments without their elements. So when a call is like an earlier one, it is *recorded*: the op's code
@@ -87,7 +87,7 @@ def op(schema: str, overload: Any, function: Callable[..., Any]) -> Callable[...
 
     def unprepared(key: Any, given: tuple[Any, ...]) -> Any:
         found = overload(*given)  # which raises if the arguments do not fit
-        if _is_ordinary(given):
+        if _is_ordinary(about, given):
             known = plans.get(key)
             if known is None:  # most shapes of a server's prefill come once
                 if len(plans) >= MOST:
@@ -142,16 +142,16 @@ def _compiled(text: str) -> Callable[..., Any]:
     return made
 
 
-def _is_ordinary(given: Sequence[Any]) -> bool:
+def _is_ordinary(about: Sequence[Any], given: Sequence[Any]) -> bool:
     """Whether nothing but the op's own code is to see the call, and its tensors are plain ones that kernels can read."""
     if torch._C._dispatch_tls_local_include_set().raw_repr() not in _usual():
         return False
-    for x in given:
-        if not isinstance(x, Tensor):
-            if type(x) not in SCALARS:
-                return False
-        elif (
-            type(x) not in (Tensor, torch.nn.Parameter)
+    for argument, x in zip(about, given, strict=True):
+        if type(x) in SCALARS:
+            continue
+        if (
+            "Tensor" not in str(argument.type)
+            or type(x) not in (Tensor, torch.nn.Parameter)
             or x.device.type not in ("cpu", "cuda")
             or torch._C._dispatch_keys(x).raw_repr() not in _plain(x.device, x.dtype)
             or (torch.is_grad_enabled() and x.requires_grad)
@@ -233,6 +233,9 @@ class _Writer:
         for name, x in tensors.items():
             if (first := once[id(x)][0]) != name:
                 self.condition = f"{name} is not {first} or {self.condition}"
+        if any(x.requires_grad for x in tensors.values()):
+            self.condition += " or records()"
+            self.constants["records"] = torch.is_grad_enabled
         if device.type == "cuda" and torch.cuda.device_count() > 1:  # allocates and launches on the current device
             self.condition += f" or current() != {self.constant(device.index)}"
             self.constants["current"] = torch.cuda.current_device
@@ -297,7 +300,7 @@ def make({", ".join(self.constants)}):
         rest = kernel._schema.arguments[len(operands) :]
         if scalars.keys() - {x.name for x in rest}:
             raise UnpreparedError("a scalar that the kernel does not have")
-        places = [self.scalar(x.name, scalars[x.name] if x.name in scalars else x.default_value) for x in rest]
+        places = [self.scalar(x.name, scalars.get(x.name, x.default_value)) for x in rest]
         return f"{self.constant(kernel._op)}({', '.join([*operands, *places])})"
 
     def scalar(self, name: str, value: Any) -> str:
