@@ -48,8 +48,7 @@ def attention(
     of bounds. Tensors may be parts of one projection: rows that start at multiples of 16 bytes are read in place, others are
     copied first. `best` picks the kernel, which is compiled at its first call. Works under `torch.compile`. It has no
     backward: raises RuntimeError where one would be recorded. Raises ValueError for arguments that do not fit."""
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (q, k, v)):
-        raise RuntimeError("minfer.attention has no backward: call it under torch.no_grad(), or with detached tensors")
+    library.refuse_gradients("attention", q, k, v)
     if cu_seqlens is not None and lengths is not None:
         raise ValueError(
             "minfer.attention takes cu_seqlens, for packed sequences, or lengths, for padded ones, got both"

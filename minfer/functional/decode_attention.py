@@ -43,10 +43,7 @@ def decode_attention(
     may be replayed after lengths, pages and their order have changed in place. `best` picks the kernel, which is compiled at
     its first call. Works under `torch.compile`. It has no backward: raises RuntimeError where one would be recorded. Raises
     ValueError for arguments that do not fit."""
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (q, k_cache, v_cache)):
-        raise RuntimeError(
-            "minfer.decode_attention has no backward: call it under torch.no_grad(), or with detached tensors"
-        )
+    library.refuse_gradients("decode_attention", q, k_cache, v_cache)
     if scale is not None and not scale > 0:
         raise ValueError(f"minfer.decode_attention takes a scale above 0, or None, got {scale}")
     if check_pages:

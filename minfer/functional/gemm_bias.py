@@ -22,7 +22,7 @@ def gemm_bias_relu(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> torc
     whose rows (of such a b: columns) do not start at multiples of 16 bytes is copied first. `best` picks the kernel, which is
     compiled at its first call. Works under `torch.compile`. It has no backward: raises RuntimeError where one would be
     recorded. Raises ValueError for tensors that do not fit each other."""
-    _no_backward(RELU, a, b, bias)
+    library.refuse_gradients(RELU, a, b, bias)
     return _gemm_bias_relu_op(a, b, bias)
 
 
@@ -30,13 +30,8 @@ def gemm_bias_relu(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> torc
 def gemm_bias_gelu(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor, approximate: str = "none") -> torch.Tensor:
     """gelu(a b + bias). All else is as for `gemm_bias_relu`. approximate is "none" (by the error function) or "tanh", as in
     PyTorch; raises ValueError for anything else."""
-    _no_backward(GELU, a, b, bias)
+    library.refuse_gradients(GELU, a, b, bias)
     return _gemm_bias_gelu_op(a, b, bias, approximate)
-
-
-def _no_backward(name: str, *tensors: torch.Tensor) -> None:
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        raise RuntimeError(f"minfer.{name} has no backward: call it under torch.no_grad(), or with detached tensors")
 
 
 def _relu(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:

@@ -18,8 +18,7 @@ def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     once. `weight.t()` of an `nn.Linear` is a b that is read in place. An operand whose rows (in TN: columns of b) do
     not start at multiples of 16 bytes is copied first. Works under `torch.compile`. It has no backward: raises
     RuntimeError where one would be recorded. Raises ValueError for operands that do not fit each other."""
-    if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
-        raise RuntimeError("minfer.matmul has no backward: call it under torch.no_grad(), or with detached tensors")
+    library.refuse_gradients("matmul", a, b)
     return _hgemm_op(a, b)
 
 

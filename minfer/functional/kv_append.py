@@ -31,8 +31,7 @@ def kv_append_(
     columns between their tokens; what a kernel cannot read is copied first. `best` picks the kernel, which is compiled at its
     first call. Works under `torch.compile`. It has no backward: raises RuntimeError where one would be recorded. Raises
     ValueError for arguments that do not fit."""
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (k_cache, v_cache, k, v)):
-        raise RuntimeError("minfer.kv_append_ has no backward: call it under torch.no_grad(), or with detached tensors")
+    library.refuse_gradients("kv_append_", k_cache, v_cache, k, v)
     _kv_append_op(k_cache, v_cache, k, v, where, scales)
 
 

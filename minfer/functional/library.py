@@ -63,6 +63,14 @@ def public(function: Callable[P, R]) -> Callable[P, R]:
     return checked
 
 
+def refuse_gradients(name: str, *tensors: torch.Tensor | None, detached: str = "detached tensors") -> None:
+    """Raises RuntimeError if autograd would record `minfer.<name>`, which has no backward, because of one of these tensors."""
+    if torch.is_grad_enabled():
+        for tensor in tensors:
+            if tensor is not None and tensor.requires_grad:
+                raise RuntimeError(f"minfer.{name} has no backward: call it under torch.no_grad(), or with {detached}")
+
+
 def define(schema: str, function: Callable[..., Any], fake: Callable[..., Any]) -> Callable[..., Any]:
     """Register `torch.ops.minfer.<name>` for every device. Returns it as a function of the schema's arguments, by place, that
     costs less for a call like earlier ones (`prepared`).

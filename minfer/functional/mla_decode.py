@@ -43,8 +43,7 @@ def mla_decode(
     lengths, pages and their order have changed in place. `best` picks the kernel, which is compiled at its first call. Works
     under `torch.compile`. There is no backward: raises RuntimeError if autograd would record this call. Raises ValueError for
     arguments that do not fit."""
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (q, cache)):
-        raise RuntimeError("minfer.mla_decode has no backward: call it under torch.no_grad(), or with detached tensors")
+    library.refuse_gradients("mla_decode", q, cache)
     if scale is not None and not scale > 0:
         raise ValueError(f"minfer.mla_decode takes a scale above 0, or None, got {scale}")
     if check_pages:

@@ -22,8 +22,7 @@ def moe_route(logits: torch.Tensor, k: int, normalize: bool = True) -> Routed:
 
     Works under `torch.compile`. It has no backward: raises RuntimeError where one would be recorded. Raises ValueError for
     arguments that do not fit."""
-    if torch.is_grad_enabled() and logits.requires_grad:
-        raise RuntimeError("minfer.moe_route has no backward: call it under torch.no_grad(), or with detached logits")
+    library.refuse_gradients("moe_route", logits, detached="detached logits")
     found: Routed = _moe_route_op(logits, k, normalize)
     return found
 

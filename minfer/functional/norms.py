@@ -23,7 +23,7 @@ def rms_norm(
     RuntimeError where one would be recorded. Raises ValueError for tensors that do not fit each other."""
     if residual is None:
         return _rms_norm_op(x, weight, eps)
-    _refuse_gradients("rms_norm with a residual", x, weight, residual)
+    library.refuse_gradients("rms_norm with a residual", x, weight, residual)
     return _add_rms_norm_op(x, residual, weight, eps)
 
 
@@ -34,13 +34,8 @@ def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: f
     x is (..., hidden), weight and bias are (hidden,), all float32, float16 or bfloat16, on one device; sums are fp32.
     `best` picks the kernel, which is compiled at its first call. Works under `torch.compile`. It has no backward: raises
     RuntimeError where one would be recorded. Raises ValueError for tensors that do not fit each other."""
-    _refuse_gradients("layer_norm", x, weight, bias)
+    library.refuse_gradients("layer_norm", x, weight, bias)
     return _layer_norm_op(x, weight, bias, eps)
-
-
-def _refuse_gradients(name: str, *tensors: torch.Tensor) -> None:
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        raise RuntimeError(f"minfer.{name} has no backward: call it under torch.no_grad(), or with detached tensors")
 
 
 def _check(name: str, x: torch.Tensor, **others: torch.Tensor) -> None:

@@ -55,8 +55,7 @@ def quant_gemm(
     Sums are fp32 and the result is rounded once. Where x is float8_e4m3fn, the tensor cores may sum up to 128 products with
     about 13 bits, and these sums are added in fp32 (`accumulate=promoted`). Works under `torch.compile`; it has no backward:
     raises RuntimeError where one would be recorded. Raises ValueError for arguments that do not fit."""
-    if torch.is_grad_enabled() and x.requires_grad:
-        raise RuntimeError("minfer.quant_gemm has no backward: call it under torch.no_grad(), or with a detached x")
+    library.refuse_gradients("quant_gemm", x, detached="a detached x")
     found: Tensor = _quant_gemm_op(x, w, format, scales, zeros, x_scales, dtype)
     return found
 

@@ -43,7 +43,7 @@ def rope(
     cos, sin = _rows("rope", q, cos, sin, positions, start)
     if q.dim() == 3:
         one = positions if positions is None else positions[None]
-        first, second = _rope_op(q[None], k[None], cos, sin, one, interleaved)
+        first, second = _rope_op(q.unsqueeze(0), k.unsqueeze(0), cos, sin, one, interleaved)
         return first[0], second[0]
     found: Pair = _rope_op(q, k, cos, sin, positions, interleaved)
     return found
@@ -73,7 +73,7 @@ def rope_(
     cos, sin = _rows("rope_", q, cos, sin, positions, start)
     if q.dim() == 3:
         one = positions if positions is None else positions[None]
-        _rope_in_place_op(q[None], k[None], cos, sin, one, interleaved)
+        _rope_in_place_op(q.unsqueeze(0), k.unsqueeze(0), cos, sin, one, interleaved)
     else:
         _rope_in_place_op(q, k, cos, sin, positions, interleaved)
     return q, k
@@ -94,7 +94,12 @@ def _rows(name: str, q: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | No
         raise ValueError(f"minfer.{name} takes positions or start, got both; add start={start} to the positions")
     if start < 0:
         raise ValueError(f"minfer.{name} takes a start from 0, got {start}")
-    return (cos[start:], sin[start:]) if start else (cos, sin)
+    if not start:
+        return cos, sin
+    # The rows of these tokens alone, where they are all there: so the shapes are the same at the next `start`.
+    seq = q.shape[-3]
+    end = start + seq if not torch.compiler.is_compiling() and start + seq <= len(cos) == len(sin) else None
+    return cos[start:end], sin[start:end]
 
 
 def _forward(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None, interleaved: bool) -> Pair:
