@@ -144,12 +144,12 @@ def main(arguments: list[str] | None = None) -> int:
     if options.device == "cuda" and (why := devices.no_gpu()):
         sys.exit(f"host_cost.py needs a GPU, or --device cpu: {why}")
     device = devices.pick(options.device)
-    if device.type == "cpu":
-        torch.set_num_threads(1)  # the others would wait for each other
     chosen = cases(device)
     if unknown := set(options.only or ()) - chosen.keys():
         sys.exit(f"host_cost.py has no {', '.join(sorted(unknown))}; it has {', '.join(chosen)}")
     chosen = {name: call for name, call in chosen.items() if name in (options.only or chosen)}
+    if device.type == "cpu":
+        torch.set_num_threads(1)  # the others would wait for each other
     rows = measure(chosen, device, options.rounds)
     print(f"{'':20} {'tensors':>7} {'us':>7} {'least':>7} {'mm':>6} {'least':>6} {'ratio':>6} {'goal':>5}")
     for row in rows:
