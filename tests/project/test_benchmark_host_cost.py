@@ -15,6 +15,7 @@ def test_every_function_is_called() -> None:
     assert {function for function, _ in host_cost.cases(CPU).values()} == set(FUNCTIONS)
 
 
+@pytest.mark.slow  # kernels are loaded
 def test_a_row_has_the_cost_and_that_of_a_product() -> None:
     chosen = {name: host_cost.cases(CPU)[name] for name in ("rms_norm, residual", "rope")}
     norm, rope = host_cost.measure(chosen, CPU, rounds=2)
