@@ -44,7 +44,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'minfer' has no attribute {name!r}")
     import importlib
 
-    return getattr(importlib.import_module(_WHERE[name]), name)
+    found = globals()[name] = getattr(importlib.import_module(_WHERE[name]), name)  # found at once from now on
+    return found
 
 
 def _register() -> None:

@@ -1,7 +1,8 @@
 """The functions in docs/functions.md, from their sources: `python analysis/make.py functions`.
 
 Reads the names of the public functions in minfer/__init__.py, and their signatures and docstrings in the files that it names,
-without importing them. Rewrites what is between `<!-- functions:begin -->` and `<!-- functions:end -->` in docs/functions.md.
+without importing them; and from `benchmarks/results/` what a call costs the host, as benchmarks/host_cost.py measured it.
+Rewrites what is between `<!-- functions:begin -->` and `<!-- functions:end -->` in docs/functions.md.
 """
 
 from __future__ import annotations
@@ -11,13 +12,17 @@ import re
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from minfer.analysis.makers import Maker, Options
 from minfer.analysis.tables.markdown import table_lines, update
+from minfer.rows.store import Row
 
 COMMAND = "python analysis/make.py functions"
 MODULE = "minfer.functional."
 NONE = "—"
+NO_ROW = "no row yet"
+COST = "host-cost"  # files of benchmarks/host_cost.py
 # What other projects call the same, or nearly the same: FlashInfer, flash-attn, Liger Kernel, vLLM (its `_custom_ops` unless
 # said otherwise).
 ELSEWHERE = {
@@ -148,16 +153,35 @@ def prose(function: ast.FunctionDef) -> list[str]:
     return found
 
 
-def lines(found: dict[str, ast.FunctionDef]) -> list[str]:
-    """The table of names, then what each function takes."""
-    body = []
+def load_costs(folder: Path) -> dict[str, dict[str, list[Row]]]:
+    """For each device on which it was measured what a call costs the host: the rows of each function."""
+    found = dict[str, dict[str, list[Row]]]()
+    for path in sorted(folder.glob(f"{COST}-*.parquet")):
+        for row in pq.read_table(path).to_pylist():
+            found.setdefault(row["device"], {}).setdefault(row["function"], []).append(row)
+    return found
+
+
+def cost(rows: list[Row]) -> str:
+    """Microseconds and how many times those of torch.mm, for each call that was measured."""
+    return "; ".join(
+        f"{row['case'].removeprefix(row['function']).lstrip(', ')} {row['host_us']:.0f} ({row['ratio']:.1f} ×)".strip()
+        for row in rows
+    )
+
+
+def lines(found: dict[str, ast.FunctionDef], costs: dict[str, dict[str, list[Row]]]) -> list[str]:
+    """The table of names and costs, then what each function takes."""
+    body, devices = [], list(costs) or [""]
     for name in found:
         named = (
             ", ".join(f"`{each}`" for each in ELSEWHERE.get(name, {}).get(project, "").split(", ") if each)
             for project in PROJECTS
         )
-        body.append([f"[`{name}`](#{name})", *(each or NONE for each in named)])
-    told = table_lines(["minfer", *PROJECTS], [":--"] * (1 + len(PROJECTS)), body)
+        spent = (cost(costs.get(device, {}).get(name, [])) or NO_ROW for device in devices)
+        body.append([f"[`{name}`](#{name})", *spent, *(each or NONE for each in named)])
+    header = ["minfer", *(f"host µs{f' on {device}' if device else ''}" for device in devices), *PROJECTS]
+    told = table_lines(header, [":--"] * len(header), body)
     for name, function in found.items():
         told += ["", f"## {name}", "", "```text", *signature(function).splitlines(), "```", ""]
         told += prose(function)
@@ -169,7 +193,7 @@ def write(_: pa.Table, options: Options) -> list[str]:
     found = functions(options.sources.parent)
     if wrong := sorted((found.keys() ^ EXAMPLES.keys()) | (ELSEWHERE.keys() - found.keys())):
         return [f"{Path(__file__).name} needs an example of each public function and of no other: {', '.join(wrong)}"]
-    body = "\n".join(lines(found)) + "\n"
+    body = "\n".join(lines(found, load_costs(options.benchmarks))) + "\n"
     problem = update(options.docs / "functions.md", "functions", body, COMMAND, options.check)
     return [problem] if problem else []
 

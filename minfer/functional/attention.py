@@ -48,8 +48,7 @@ def attention(
     of bounds. Tensors may be parts of one projection: rows that start at multiples of 16 bytes are read in place, others are
     copied first. `best` picks the kernel, which is compiled at its first call. Works under `torch.compile`. It has no
     backward: raises RuntimeError where one would be recorded. Raises ValueError for arguments that do not fit."""
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (q, k, v)):
-        raise RuntimeError("minfer.attention has no backward: call it under torch.no_grad(), or with detached tensors")
+    library.refuse_gradients("attention", q, k, v)
     if cu_seqlens is not None and lengths is not None:
         raise ValueError(
             "minfer.attention takes cu_seqlens, for packed sequences, or lengths, for padded ones, got both"
@@ -63,7 +62,7 @@ def attention(
         if value is not None and not value > 0:
             raise ValueError(f"minfer.attention takes a {name} above 0, or None, got {value}")
     of_q, of_kv = _pair(cu_seqlens if lengths is None else lengths)
-    found: tuple[Tensor, Tensor] = torch.ops.minfer.attention.default(
+    found: tuple[Tensor, Tensor] = _attention_op(
         q, k, v, of_q, of_kv, causal, window or 0, softcap or 0.0, scale or 0.0, return_lse
     )
     return found if return_lse else found[0]
@@ -173,7 +172,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor, q_seqlens: Tensor | None, kv_seqlens
             raise refuse(f"{named} on the device of q, {q.device}", x.device)
 
 
-library.define(
+_attention_op = library.define(
     "attention(Tensor q, Tensor k, Tensor v, Tensor? q_seqlens, Tensor? kv_seqlens, bool causal, SymInt window, float softcap, "
     "float scale, bool return_lse) -> (Tensor, Tensor)",
     _attention,

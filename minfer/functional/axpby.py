@@ -14,9 +14,8 @@ def axpby(a: torch.Tensor, b: torch.Tensor, alpha: float = 1.0, beta: float = 1.
     Operands that are not contiguous, or do not start at multiples of 16 bytes, are copied first. `best` picks the kernel,
     which is compiled at its first call. Works under `torch.compile`. It has no backward: raises RuntimeError where one would
     be recorded. Raises ValueError for operands that do not fit each other."""
-    if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
-        raise RuntimeError("minfer.axpby has no backward: call it under torch.no_grad(), or with detached tensors")
-    return torch.ops.minfer.axpby.default(a, b, alpha, beta)
+    library.refuse_gradients("axpby", a, b)
+    return _axpby_op(a, b, alpha, beta)
 
 
 def _combine(a: torch.Tensor, b: torch.Tensor, alpha: float = 1.0, beta: float = 1.0) -> torch.Tensor:
@@ -37,4 +36,4 @@ def _fake(a: torch.Tensor, b: torch.Tensor, alpha: float = 1.0, beta: float = 1.
     return torch.empty_like(a, memory_format=torch.contiguous_format)
 
 
-library.define("axpby(Tensor a, Tensor b, float alpha=1.0, float beta=1.0) -> Tensor", _combine, _fake)
+_axpby_op = library.define("axpby(Tensor a, Tensor b, float alpha=1.0, float beta=1.0) -> Tensor", _combine, _fake)

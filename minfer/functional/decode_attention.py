@@ -43,18 +43,13 @@ def decode_attention(
     may be replayed after lengths, pages and their order have changed in place. `best` picks the kernel, which is compiled at
     its first call. Works under `torch.compile`. It has no backward: raises RuntimeError where one would be recorded. Raises
     ValueError for arguments that do not fit."""
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (q, k_cache, v_cache)):
-        raise RuntimeError(
-            "minfer.decode_attention has no backward: call it under torch.no_grad(), or with detached tensors"
-        )
+    library.refuse_gradients("decode_attention", q, k_cache, v_cache)
     if scale is not None and not scale > 0:
         raise ValueError(f"minfer.decode_attention takes a scale above 0, or None, got {scale}")
-    _check(q, k_cache, v_cache, lengths, page_table, scales)
     if check_pages:
+        _check(q, k_cache, v_cache, lengths, page_table, scales)
         check_pages_of("decode_attention", k_cache, lengths, page_table)
-    found: Tensor = torch.ops.minfer.decode_attention.default(
-        q, k_cache, v_cache, lengths, page_table, scales, scale or 0.0
-    )
+    found: Tensor = _decode_attention_op(q, k_cache, v_cache, lengths, page_table, scales, scale or 0.0)
     return found
 
 
@@ -141,7 +136,7 @@ def _check(
             raise refuse(f"{name} on the device of q, {q.device}", tensor.device)
 
 
-library.define(
+_decode_attention_op = library.define(
     "decode_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor lengths, Tensor? page_table, Tensor? scales, "
     "float scale) -> Tensor",
     _decode_attention,

@@ -16,9 +16,8 @@ def embedding(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     its rows are not contiguous, or if their length is a multiple of 16 bytes but they do not start at one. `best` picks the
     kernel, which is compiled at its first call. Works under `torch.compile`. It has no backward: raises RuntimeError where
     one would be recorded. Raises ValueError for arguments that do not fit."""
-    if torch.is_grad_enabled() and table.requires_grad:
-        raise RuntimeError("minfer.embedding has no backward: call it under torch.no_grad(), or with a detached table")
-    return torch.ops.minfer.embedding.default(ids, table)
+    library.refuse_gradients("embedding", table, detached="a detached table")
+    return _embedding_op(ids, table)
 
 
 def _gather(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
@@ -47,4 +46,4 @@ def _fake(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     return table.new_empty(*ids.shape, table.shape[1])
 
 
-library.define("embedding(Tensor ids, Tensor table) -> Tensor", _gather, _fake)
+_embedding_op = library.define("embedding(Tensor ids, Tensor table) -> Tensor", _gather, _fake)

@@ -21,21 +21,16 @@ def gated_unit(x: torch.Tensor, w1: torch.Tensor, b1: torch.Tensor, w2: torch.Te
     rows (of such a weight: columns) do not start at multiples of 16 bytes is copied first. Works under `torch.compile`. It
     has no backward: raises RuntimeError where one would be recorded. Raises ValueError for tensors that do not fit each
     other."""
-    _forward_only("gated_unit", x, w1, b1, w2, b2)
-    return torch.ops.minfer.gated_unit.default(x, w1, b1, w2, b2)
+    library.refuse_gradients("gated_unit", x, w1, b1, w2, b2)
+    return _gated_unit_op(x, w1, b1, w2, b2)
 
 
 @library.public
 def swiglu(x: torch.Tensor, wg: torch.Tensor, wu: torch.Tensor) -> torch.Tensor:
     """silu(x wg) * (x wu), (..., N), of x (..., K) and weights (K, N) (Shazeer, GLU variants improve transformer, 2020): what a
     Llama's feed-forward layer computes before its last product. All else is as for `gated_unit`."""
-    _forward_only("swiglu", x, wg, wu)
-    return torch.ops.minfer.swiglu.default(x, wg, wu)
-
-
-def _forward_only(name: str, *tensors: torch.Tensor) -> None:
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        raise RuntimeError(f"minfer.{name} has no backward: call it under torch.no_grad(), or with detached tensors")
+    library.refuse_gradients("swiglu", x, wg, wu)
+    return _swiglu_op(x, wg, wu)
 
 
 def _check(name: str, x: torch.Tensor, weights: dict[str, torch.Tensor], biases: dict[str, torch.Tensor]) -> None:
@@ -99,5 +94,7 @@ def _run(
     return y
 
 
-library.define("gated_unit(Tensor x, Tensor w1, Tensor b1, Tensor w2, Tensor b2) -> Tensor", _gated, _gated_fake)
-library.define("swiglu(Tensor x, Tensor wg, Tensor wu) -> Tensor", _swiglu, _swiglu_fake)
+_gated_unit_op = library.define(
+    "gated_unit(Tensor x, Tensor w1, Tensor b1, Tensor w2, Tensor b2) -> Tensor", _gated, _gated_fake
+)
+_swiglu_op = library.define("swiglu(Tensor x, Tensor wg, Tensor wu) -> Tensor", _swiglu, _swiglu_fake)

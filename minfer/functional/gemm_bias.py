@@ -22,21 +22,16 @@ def gemm_bias_relu(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> torc
     whose rows (of such a b: columns) do not start at multiples of 16 bytes is copied first. `best` picks the kernel, which is
     compiled at its first call. Works under `torch.compile`. It has no backward: raises RuntimeError where one would be
     recorded. Raises ValueError for tensors that do not fit each other."""
-    _no_backward(RELU, a, b, bias)
-    return torch.ops.minfer.gemm_bias_relu.default(a, b, bias)
+    library.refuse_gradients(RELU, a, b, bias)
+    return _gemm_bias_relu_op(a, b, bias)
 
 
 @library.public
 def gemm_bias_gelu(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor, approximate: str = "none") -> torch.Tensor:
     """gelu(a b + bias). All else is as for `gemm_bias_relu`. approximate is "none" (by the error function) or "tanh", as in
     PyTorch; raises ValueError for anything else."""
-    _no_backward(GELU, a, b, bias)
-    return torch.ops.minfer.gemm_bias_gelu.default(a, b, bias, approximate)
-
-
-def _no_backward(name: str, *tensors: torch.Tensor) -> None:
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        raise RuntimeError(f"minfer.{name} has no backward: call it under torch.no_grad(), or with detached tensors")
+    library.refuse_gradients(GELU, a, b, bias)
+    return _gemm_bias_gelu_op(a, b, bias, approximate)
 
 
 def _relu(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
@@ -92,5 +87,9 @@ def _fake(name: str, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> to
     return a.new_empty(a.shape[0], b.shape[1])
 
 
-library.define("gemm_bias_relu(Tensor a, Tensor b, Tensor bias) -> Tensor", _relu, lambda *given: _fake(RELU, *given))
-library.define('gemm_bias_gelu(Tensor a, Tensor b, Tensor bias, str approximate="none") -> Tensor', _gelu, _fake_gelu)
+_gemm_bias_relu_op = library.define(
+    "gemm_bias_relu(Tensor a, Tensor b, Tensor bias) -> Tensor", _relu, lambda *given: _fake(RELU, *given)
+)
+_gemm_bias_gelu_op = library.define(
+    'gemm_bias_gelu(Tensor a, Tensor b, Tensor bias, str approximate="none") -> Tensor', _gelu, _fake_gelu
+)

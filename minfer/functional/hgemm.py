@@ -18,9 +18,8 @@ def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     once. `weight.t()` of an `nn.Linear` is a b that is read in place. An operand whose rows (in TN: columns of b) do
     not start at multiples of 16 bytes is copied first. Works under `torch.compile`. It has no backward: raises
     RuntimeError where one would be recorded. Raises ValueError for operands that do not fit each other."""
-    if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
-        raise RuntimeError("minfer.matmul has no backward: call it under torch.no_grad(), or with detached tensors")
-    return torch.ops.minfer.hgemm.default(a, b)
+    library.refuse_gradients("matmul", a, b)
+    return _hgemm_op(a, b)
 
 
 def _multiply(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -46,7 +45,7 @@ def _fake(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return a.new_empty(a.shape[0], b.shape[1])
 
 
-library.define("hgemm(Tensor a, Tensor b) -> Tensor", _multiply, _fake)
+_hgemm_op = library.define("hgemm(Tensor a, Tensor b) -> Tensor", _multiply, _fake)
 
 
 def _check(a: torch.Tensor, b: torch.Tensor) -> None:

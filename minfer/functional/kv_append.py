@@ -31,9 +31,8 @@ def kv_append_(
     columns between their tokens; what a kernel cannot read is copied first. `best` picks the kernel, which is compiled at its
     first call. Works under `torch.compile`. It has no backward: raises RuntimeError where one would be recorded. Raises
     ValueError for arguments that do not fit."""
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (k_cache, v_cache, k, v)):
-        raise RuntimeError("minfer.kv_append_ has no backward: call it under torch.no_grad(), or with detached tensors")
-    torch.ops.minfer.kv_append_.default(k_cache, v_cache, k, v, where, scales)
+    library.refuse_gradients("kv_append_", k_cache, v_cache, k, v)
+    _kv_append_op(k_cache, v_cache, k, v, where, scales)
 
 
 def _append(
@@ -94,7 +93,7 @@ def _check(
         raise ValueError(f"{who} tensors on one device, got {' and '.join(sorted(map(str, devices)))}")
 
 
-library.define(
+_kv_append_op = library.define(
     "kv_append_(Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor k, Tensor v, Tensor where, Tensor? scales=None) -> ()",
     _append,
     _check,

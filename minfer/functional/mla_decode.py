@@ -43,14 +43,13 @@ def mla_decode(
     lengths, pages and their order have changed in place. `best` picks the kernel, which is compiled at its first call. Works
     under `torch.compile`. There is no backward: raises RuntimeError if autograd would record this call. Raises ValueError for
     arguments that do not fit."""
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (q, cache)):
-        raise RuntimeError("minfer.mla_decode has no backward: call it under torch.no_grad(), or with detached tensors")
+    library.refuse_gradients("mla_decode", q, cache)
     if scale is not None and not scale > 0:
         raise ValueError(f"minfer.mla_decode takes a scale above 0, or None, got {scale}")
-    _check(q, cache, lengths, page_table)
     if check_pages:
+        _check(q, cache, lengths, page_table)
         check_pages_of("mla_decode", cache, lengths, page_table)
-    found: Tensor = torch.ops.minfer.mla_decode.default(q, cache, lengths, page_table, scale or SCALE)
+    found: Tensor = _mla_decode_op(q, cache, lengths, page_table, scale or SCALE)
     return found
 
 
@@ -103,6 +102,6 @@ def _check(q: Tensor, cache: Tensor, lengths: Tensor, page_table: Tensor | None)
             raise refuse(f"{name} on the device of q, {q.device}", tensor.device)
 
 
-library.define(
+_mla_decode_op = library.define(
     "mla_decode(Tensor q, Tensor cache, Tensor lengths, Tensor? page_table, float scale) -> Tensor", _mla_decode, _fake
 )

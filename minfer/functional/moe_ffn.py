@@ -37,9 +37,8 @@ def moe_ffn(
     would have to wait for the device for: offsets and order that contradict indices give wrong results, but no access out of
     bounds. `best` picks the kernel, which is compiled at its first call. Works under `torch.compile`. It has no backward:
     raises RuntimeError where one would be recorded. Raises ValueError for arguments that do not fit."""
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, weights, gate_up, down)):
-        raise RuntimeError("minfer.moe_ffn has no backward: call it under torch.no_grad(), or with detached tensors")
-    found: Tensor = torch.ops.minfer.moe_ffn.default(x, weights, indices, gate_up, down, offsets, order)
+    library.refuse_gradients("moe_ffn", x, weights, gate_up, down)
+    found: Tensor = _moe_ffn_op(x, weights, indices, gate_up, down, offsets, order)
     return found
 
 
@@ -114,7 +113,7 @@ def _fake(
     return x.new_empty(x.shape)
 
 
-library.define(
+_moe_ffn_op = library.define(
     "moe_ffn(Tensor x, Tensor weights, Tensor indices, Tensor gate_up, Tensor down, Tensor? offsets, Tensor? order) -> Tensor",
     _moe_ffn,
     _fake,

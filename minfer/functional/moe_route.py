@@ -22,9 +22,8 @@ def moe_route(logits: torch.Tensor, k: int, normalize: bool = True) -> Routed:
 
     Works under `torch.compile`. It has no backward: raises RuntimeError where one would be recorded. Raises ValueError for
     arguments that do not fit."""
-    if torch.is_grad_enabled() and logits.requires_grad:
-        raise RuntimeError("minfer.moe_route has no backward: call it under torch.no_grad(), or with detached logits")
-    found: Routed = torch.ops.minfer.moe_route.default(logits, k, normalize)
+    library.refuse_gradients("moe_route", logits, detached="detached logits")
+    found: Routed = _moe_route_op(logits, k, normalize)
     return found
 
 
@@ -50,7 +49,7 @@ def _fake(logits: torch.Tensor, k: int, normalize: bool) -> Routed:
     return weights, whole(tokens, k), whole(experts), whole(experts), whole(tokens * k)
 
 
-library.define(
+_moe_route_op = library.define(
     "moe_route(Tensor logits, int k, bool normalize) -> (Tensor, Tensor, Tensor, Tensor, Tensor)", _route, _fake
 )
 

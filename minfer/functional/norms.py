@@ -22,9 +22,9 @@ def rms_norm(
     at their first call. Works under `torch.compile`. It has a backward unless there is a residual: then it raises
     RuntimeError where one would be recorded. Raises ValueError for tensors that do not fit each other."""
     if residual is None:
-        return torch.ops.minfer.rms_norm.default(x, weight, eps)
-    _refuse_gradients("rms_norm with a residual", x, weight, residual)
-    return torch.ops.minfer.add_rms_norm.default(x, residual, weight, eps)
+        return _rms_norm_op(x, weight, eps)
+    library.refuse_gradients("rms_norm with a residual", x, weight, residual)
+    return _add_rms_norm_op(x, residual, weight, eps)
 
 
 @library.public
@@ -34,13 +34,8 @@ def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: f
     x is (..., hidden), weight and bias are (hidden,), all float32, float16 or bfloat16, on one device; sums are fp32.
     `best` picks the kernel, which is compiled at its first call. Works under `torch.compile`. It has no backward: raises
     RuntimeError where one would be recorded. Raises ValueError for tensors that do not fit each other."""
-    _refuse_gradients("layer_norm", x, weight, bias)
-    return torch.ops.minfer.layer_norm.default(x, weight, bias, eps)
-
-
-def _refuse_gradients(name: str, *tensors: torch.Tensor) -> None:
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        raise RuntimeError(f"minfer.{name} has no backward: call it under torch.no_grad(), or with detached tensors")
+    library.refuse_gradients("layer_norm", x, weight, bias)
+    return _layer_norm_op(x, weight, bias, eps)
 
 
 def _check(name: str, x: torch.Tensor, **others: torch.Tensor) -> None:
@@ -154,14 +149,16 @@ def _layer_norm_fake(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, 
     return _fresh(x)
 
 
-library.define("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor", _rms_norm, _rms_norm_fake)
+_rms_norm_op = library.define("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor", _rms_norm, _rms_norm_fake)
 library.define(
     "rms_norm_backward(Tensor dy, Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)", _backward, _backward_fake
 )
-library.define(
+_add_rms_norm_op = library.define(
     "add_rms_norm(Tensor x, Tensor(a!) residual, Tensor weight, float eps) -> Tensor",
     _add_rms_norm,
     _add_rms_norm_fake,
 )
-library.define("layer_norm(Tensor x, Tensor weight, Tensor bias, float eps) -> Tensor", _layer_norm, _layer_norm_fake)
+_layer_norm_op = library.define(
+    "layer_norm(Tensor x, Tensor weight, Tensor bias, float eps) -> Tensor", _layer_norm, _layer_norm_fake
+)
 torch.library.register_autograd("minfer::rms_norm", _gradients, setup_context=_save, lib=library.LIBRARY)

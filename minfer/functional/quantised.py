@@ -31,7 +31,7 @@ def dequant(
 
     Arithmetic is fp32 and the result is rounded once; as float32, GGUF's blocks give the bits that the `gguf` package gives.
     Works under `torch.compile`; it has no backward. Raises ValueError for arguments that do not fit."""
-    found: Tensor = torch.ops.minfer.dequant.default(w, format, scales, zeros, dtype)
+    found: Tensor = _dequant_op(w, format, scales, zeros, dtype)
     return found
 
 
@@ -55,9 +55,8 @@ def quant_gemm(
     Sums are fp32 and the result is rounded once. Where x is float8_e4m3fn, the tensor cores may sum up to 128 products with
     about 13 bits, and these sums are added in fp32 (`accumulate=promoted`). Works under `torch.compile`; it has no backward:
     raises RuntimeError where one would be recorded. Raises ValueError for arguments that do not fit."""
-    if torch.is_grad_enabled() and x.requires_grad:
-        raise RuntimeError("minfer.quant_gemm has no backward: call it under torch.no_grad(), or with a detached x")
-    found: Tensor = torch.ops.minfer.quant_gemm.default(x, w, format, scales, zeros, x_scales, dtype)
+    library.refuse_gradients("quant_gemm", x, detached="a detached x")
+    found: Tensor = _quant_gemm_op(x, w, format, scales, zeros, x_scales, dtype)
     return found
 
 
@@ -177,10 +176,10 @@ def _check(who: str, w: Tensor, form: str, scales: Tensor | None, zeros: Tensor 
     return k
 
 
-library.define(
+_dequant_op = library.define(
     "dequant(Tensor w, str format, Tensor? scales, Tensor? zeros, ScalarType dtype) -> Tensor", _dequant, _fake_dequant
 )
-library.define(
+_quant_gemm_op = library.define(
     "quant_gemm(Tensor x, Tensor w, str format, Tensor? scales, Tensor? zeros, Tensor? x_scales, ScalarType? dtype) -> Tensor",
     _quant_gemm,
     _fake_quant_gemm,

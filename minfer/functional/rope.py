@@ -43,9 +43,9 @@ def rope(
     cos, sin = _rows("rope", q, cos, sin, positions, start)
     if q.dim() == 3:
         one = positions if positions is None else positions[None]
-        first, second = torch.ops.minfer.rope.default(q[None], k[None], cos, sin, one, interleaved)
+        first, second = _rope_op(q.unsqueeze(0), k.unsqueeze(0), cos, sin, one, interleaved)
         return first[0], second[0]
-    found: Pair = torch.ops.minfer.rope.default(q, k, cos, sin, positions, interleaved)
+    found: Pair = _rope_op(q, k, cos, sin, positions, interleaved)
     return found
 
 
@@ -73,9 +73,9 @@ def rope_(
     cos, sin = _rows("rope_", q, cos, sin, positions, start)
     if q.dim() == 3:
         one = positions if positions is None else positions[None]
-        torch.ops.minfer.rope_.default(q[None], k[None], cos, sin, one, interleaved)
+        _rope_in_place_op(q.unsqueeze(0), k.unsqueeze(0), cos, sin, one, interleaved)
     else:
-        torch.ops.minfer.rope_.default(q, k, cos, sin, positions, interleaved)
+        _rope_in_place_op(q, k, cos, sin, positions, interleaved)
     return q, k
 
 
@@ -94,7 +94,12 @@ def _rows(name: str, q: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | No
         raise ValueError(f"minfer.{name} takes positions or start, got both; add start={start} to the positions")
     if start < 0:
         raise ValueError(f"minfer.{name} takes a start from 0, got {start}")
-    return (cos[start:], sin[start:]) if start else (cos, sin)
+    if not start:
+        return cos, sin
+    # The rows of these tokens alone, where they are all there: so the shapes are the same at the next `start`.
+    seq = q.shape[-3]
+    end = start + seq if not torch.compiler.is_compiling() and start + seq <= len(cos) == len(sin) else None
+    return cos[start:end], sin[start:end]
 
 
 def _forward(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None, interleaved: bool) -> Pair:
@@ -189,8 +194,8 @@ def _rotate_again(ctx: Any, ddq: Tensor, ddk: Tensor) -> tuple[Tensor | None, ..
 
 
 ARGUMENTS = "Tensor cos, Tensor sin, Tensor? positions, bool interleaved"
-library.define(f"rope(Tensor q, Tensor k, {ARGUMENTS}) -> (Tensor, Tensor)", _forward, _fake)
+_rope_op = library.define(f"rope(Tensor q, Tensor k, {ARGUMENTS}) -> (Tensor, Tensor)", _forward, _fake)
 library.define(f"rope_backward(Tensor dq, Tensor dk, {ARGUMENTS}) -> (Tensor, Tensor)", _backward, _fake)
-library.define(f"rope_(Tensor(a!) q, Tensor(b!) k, {ARGUMENTS}) -> ()", _in_place, _fake_in_place)
+_rope_in_place_op = library.define(f"rope_(Tensor(a!) q, Tensor(b!) k, {ARGUMENTS}) -> ()", _in_place, _fake_in_place)
 torch.library.register_autograd("minfer::rope", _rotate_back, setup_context=_save, lib=library.LIBRARY)
 torch.library.register_autograd("minfer::rope_backward", _rotate_again, setup_context=_save, lib=library.LIBRARY)

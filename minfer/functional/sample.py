@@ -37,7 +37,7 @@ def sample(
         temperature, top_k, top_p, min_p = 1.0, 1, 1.0, 0.0
     else:
         u = torch.empty(logits.shape[0], device=logits.device).uniform_(generator=generator)
-    found: torch.Tensor = torch.ops.minfer.sample.default(logits.detach(), u, temperature, top_k, top_p, min_p)
+    found: torch.Tensor = _sample_op(logits.detach(), u, temperature, top_k, top_p, min_p)
     return found
 
 
@@ -74,7 +74,7 @@ def _fake(
     return logits.new_empty(logits.shape[0], dtype=torch.int32)
 
 
-library.define(
+_sample_op = library.define(
     "sample(Tensor logits, Tensor u, float temperature, SymInt top_k, float top_p, float min_p) -> Tensor",
     _sample,
     _fake,

@@ -22,14 +22,13 @@ def seq_sum(x: Tensor, *, cu_seqlens: Tensor | None = None, lengths: Tensor | No
     would have to wait for the device: lengths out of range are clamped, and nothing is read out of bounds. `best` picks the
     kernel, which is compiled at its first call. Works under `torch.compile`. It has no backward: raises RuntimeError where
     one would be recorded. Raises ValueError for arguments that do not fit."""
-    if torch.is_grad_enabled() and x.requires_grad:
-        raise RuntimeError("minfer.seq_sum has no backward: call it under torch.no_grad(), or with detached tensors")
+    library.refuse_gradients("seq_sum", x)
     if cu_seqlens is not None and lengths is not None:
         raise ValueError("minfer.seq_sum takes cu_seqlens, for packed sequences, or lengths, for padded ones, got both")
     if x.dim() != (2 if cu_seqlens is None else 1):
         wanted = "(batch, longest)" if cu_seqlens is None else "(tokens,) with cu_seqlens"
         raise ValueError(f"minfer.seq_sum takes x of {wanted}, got {tuple(x.shape)}")
-    return torch.ops.minfer.seq_sum.default(x, lengths if cu_seqlens is None else cu_seqlens)
+    return _seq_sum_op(x, lengths if cu_seqlens is None else cu_seqlens)
 
 
 def _seq_sum(x: Tensor, seqlens: Tensor | None) -> Tensor:
@@ -61,4 +60,4 @@ def _fake(x: Tensor, seqlens: Tensor | None) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-library.define("seq_sum(Tensor x, Tensor? seqlens) -> Tensor", _seq_sum, _fake)
+_seq_sum_op = library.define("seq_sum(Tensor x, Tensor? seqlens) -> Tensor", _seq_sum, _fake)

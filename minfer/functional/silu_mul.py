@@ -20,7 +20,7 @@ def silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     start at multiples of 16 bytes, is copied first. `best` picks the kernel, which is compiled at its first call. Works under
     `torch.compile` and autograd; its backward is an op too, `torch.ops.minfer.silu_mul_backward`, and has no backward of
     its own. Raises ValueError for tensors that do not fit each other."""
-    return torch.ops.minfer.silu_mul.default(gate, up)
+    return _silu_mul_op(gate, up)
 
 
 def _forward(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
@@ -77,6 +77,6 @@ def _differentiate(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, torch.Tens
     return found
 
 
-library.define("silu_mul(Tensor gate, Tensor up) -> Tensor", _forward, _fake)
+_silu_mul_op = library.define("silu_mul(Tensor gate, Tensor up) -> Tensor", _forward, _fake)
 library.define("silu_mul_backward(Tensor gate, Tensor up, Tensor dy) -> (Tensor, Tensor)", _backward, _fake_backward)
 torch.library.register_autograd("minfer::silu_mul", _differentiate, setup_context=_save, lib=library.LIBRARY)

@@ -17,9 +17,8 @@ def softmax(x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
     below 0 count as 0, those above n as n. A row without elements, or with -inf only, gives NaN, as PyTorch does. `best`
     picks the kernel, which is compiled at its first call. Works under `torch.compile`. It has no backward: raises
     RuntimeError where one would be recorded. Raises ValueError for tensors that do not fit each other."""
-    if torch.is_grad_enabled() and (x.requires_grad or (mask is not None and mask.requires_grad)):
-        raise RuntimeError("minfer.softmax has no backward: call it under torch.no_grad(), or with detached tensors")
-    return torch.ops.minfer.softmax.default(x, mask)
+    library.refuse_gradients("softmax", x, mask)
+    return _softmax_op(x, mask)
 
 
 def _softmax(x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
@@ -56,4 +55,4 @@ def _softmax_fake(x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-library.define("softmax(Tensor x, Tensor? mask) -> Tensor", _softmax, _softmax_fake)
+_softmax_op = library.define("softmax(Tensor x, Tensor? mask) -> Tensor", _softmax, _softmax_fake)

@@ -6,6 +6,8 @@ import ast
 import inspect
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import minfer
@@ -66,3 +68,22 @@ def test_check_says_when_the_page_is_out_of_date(tmp_path: Path, capsys: pytest.
     assert make.main([*words, "--check"]) == 1 and "out of date" in capsys.readouterr().err
     assert make.main(words) == 0 and make.main([*words, "--check"]) == 0
     assert "## silu_mul" in page.read_text()
+
+
+def test_what_a_call_costs_the_host_is_in_the_table(tmp_path: Path) -> None:
+    row = {"device": "GPU", "ratio": 1.25}
+    rows = [
+        row | {"function": "rms_norm", "case": "rms_norm", "host_us": 29.7},
+        row | {"function": "rms_norm", "case": "rms_norm, residual", "host_us": 33.2},
+    ]
+    found = {
+        name: each for name, each in functions.functions(ROOT / "minfer").items() if name in ("matmul", "rms_norm")
+    }
+    assert functions.lines(found, functions.load_costs(tmp_path))[2].startswith(
+        "| [`matmul`](#matmul) | no row yet | — |"
+    )
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "host-cost-gpu.parquet")
+    header, _, matmul, norm, *_ = functions.lines(found, functions.load_costs(tmp_path))
+    assert header.startswith("| minfer | host µs on GPU | FlashInfer |")
+    assert matmul.startswith("| [`matmul`](#matmul) | no row yet |")
+    assert norm.startswith("| [`rms_norm`](#rms_norm) | 30 (1.2 ×); residual 33 (1.2 ×) |")

@@ -187,7 +187,7 @@ def test_mistakes_are_a_sentence_each():
 def test_its_choice_is_explained_once(monkeypatch, capsys):
     a = torch.ones(8, 8).half()
     for explain, lines in (("1", 2), ("0", 0)):
-        library._kernel.cache_clear()
+        library.forget()
         monkeypatch.setenv("MINFER_EXPLAIN", explain)
         for b in (a, a.t(), a):
             matmul(a, b)
