@@ -18,6 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from minfer.functional.preferred import PREFERRED
 from minfer.ops import Case, Kernel, Op, get
 
 TABLE = Path(__file__).with_name("best.json")
@@ -61,12 +62,15 @@ def best(
 
     `dtype` is a name of `minfer.ops.DTYPES`, `params` and `shape` have all of the op's parameters and axes, `capability` is
     the GPU's, None for the CPU; `device` is the GPU's name, empty where it is not known. Of the kernels that support the
-    problem, it is the fastest one at the nearest problem that was measured (`distance`). `least` maps a kernel to an axis:
-    the kernel is not chosen if that axis is shorter than in all of its measurements. If none of these kernels was measured,
-    it is the last of the ladder that supports the problem. Raises ValueError if no kernel supports it."""
+    problem, it is the one that is preferred there (`preferred.py`), else the fastest one at the nearest problem that was
+    measured (`distance`). `least` maps a kernel to an axis: the kernel is not chosen if that axis is shorter than in all of its
+    measurements. If none of these kernels was measured, it is the last of the ladder that supports the problem. Raises
+    ValueError if no kernel supports it."""
     of = chooser(name, dtype, tuple(params.items()), tuple(shape), capability, device, tuple(least.items()))
     sized = tuple(shape.values())
     kernel, entry = of.find(sized)
+    if kernel == of.preferred(sized):
+        return Choice(kernel, "preferred at this shape, whatever was measured: it chooses its tile by a model")
     if entry is None:
         return Choice(kernel, "the last of the ladder that supports this; no kernel that does was measured")
     measured = of.measured(entry, sized)
@@ -126,6 +130,7 @@ class Chooser:
         self.axes, self.capability = axes, capability
         self.case = op.case("", dtype, dict.fromkeys(op.axes, 1), params)
         self.ladder = ladder(op, self.case, capability)
+        self.with_preference = [(x, PREFERRED[key]) for x in self.ladder if (key := (op.name, x.name)) in PREFERRED]
         here = [
             entry
             for entry in entries
@@ -153,6 +158,8 @@ class Chooser:
     def find(self, shape: tuple[int, ...]) -> tuple[str, Entry | None]:
         """The kernel for a shape, in the order of `axes`, and the measurement that decided; None if none did. Raises
         ValueError if no kernel supports it."""
+        if first := self.preferred(shape):
+            return first, None
         logs = tuple(map(_log, shape))
         case = self._sized(shape)
         refused = set()
@@ -173,6 +180,14 @@ class Chooser:
         where = "a CPU" if self.capability is None else f"sm_{self.capability[0]}{self.capability[1]}"
         raise ValueError(f"no kernel of {case.op} supports {sizes(case.shape)} in {case.dtype} on {where}")
 
+    def preferred(self, shape: tuple[int, ...]) -> str | None:
+        """The kernel that is taken for a shape whatever was measured, if there is one."""
+        for kernel, holds in self.with_preference:
+            case = self._sized(shape)
+            if holds(case.shape) and self._supports(kernel, case):
+                return kernel.name
+        return None
+
     def measured(self, entry: Entry, shape: tuple[int, ...]) -> list[str]:
         """The kernels of a measurement that can be chosen for a shape, fastest first."""
         case = self._sized(shape)
@@ -190,6 +205,10 @@ class Chooser:
             axis, shortest = self.shortest[kernel.name]
             if case.shape[axis] < shortest:
                 return False
+        return self._supports(kernel, case)
+
+    @staticmethod
+    def _supports(kernel: Kernel, case: Case) -> bool:
         return kernel.requires is None or kernel.requires(case) is None
 
 

@@ -156,6 +156,16 @@ BROKEN: dict[str, tuple[str, dict[str, Edit], str]] = {
         },
         WRONG,
     ),
+    "half of A not copied to the other block": (
+        "hgemm-v18_fitted",
+        {"multicast": ("both_a", "own_a")},
+        "wait for ever at an mbarrier",
+    ),
+    "partial sums over stages that are read": ("hgemm-v18_fitted", {"stages_read": ""}, "changed while wgmma read it"),
+    "others' partial sums read too early": ("hgemm-v18_fitted", {"sums_there": ""}, "wait for ever"),
+    "a unit read before all lanes have written it": ("hgemm-v18_fitted", {"unit_written": ""}, WRONG),
+    "columns of a unit at each other's place": ("hgemm-v18_fitted", {"swizzle": ("lane / 8 % 2", "0")}, WRONG),
+    "steps of a slab as of rows": ("hgemm-v18_fitted", {"steps": ("(Of::kTN ? 2 : 128)", "2")}, WRONG),
     "a stage of a lone block, released while products read it": (
         "hgemm-v17_one_wave",
         {"release": "release(ring.stage);"},

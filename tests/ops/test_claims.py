@@ -101,10 +101,11 @@ HOPPER = {  # the shapes of wgmma, threads, and products between two waits at le
     "v14_small": ({f"64x{n}x16" for n in (64, 96, 128, 192)}, {160, 288}, 4),
     "v14_stream_k": ({"64x256x16"}, {384}, 4),
     "v17_one_wave": ({f"64x{n}x16" for n in (32, 48, 64, 112, 128, 224, 256)}, {160, 288}, 4),
+    "v18_fitted": ({f"64x{n}x16" for n in (64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224)}, {384}, 4),
 }
-FUNCTIONS = {"v14_small": 26, "v17_one_wave": 32}  # dtypes, layouts and tiles; 4 of others
-# How many of them copy B once for a cluster. From v12 on stores go by way of TMA.
-SHARED_B = {"v12_pingpong": 4, "v13_cooperative": 4, "v14_small": 10, "v14_stream_k": 4}
+FUNCTIONS = {"v14_small": 26, "v17_one_wave": 32, "v18_fitted": 64}  # dtypes, layouts and tiles; 4 of others
+# How many of them copy an operand once for a cluster. From v12 on stores go by way of TMA, but not those of v18_fitted.
+SHARED_B = {"v12_pingpong": 4, "v13_cooperative": 4, "v14_small": 10, "v14_stream_k": 4, "v18_fitted": 64}
 
 
 @pytest.mark.parametrize("name", mostly_slow(HOPPER, lambda name: (f"hgemm-{name}", "sm_90a") in COMPILED))
@@ -133,5 +134,6 @@ def test_what_the_rungs_for_hopper_claim(name):
         assert roots["USETMAXREG"] == (2 if specialised else 0)  # one branch gives registers, the other takes them
         assert roots["UTMALDG"] > 0
         sharing += found["UTMALDG.2D.MULTICAST"] > 0
-        assert (roots["UTMASTG"] > 0) == (roots["STSM"] > 0) == (name >= "v12")
+        assert (roots["STSM"] > 0) == (name >= "v12")
+        assert (roots["UTMASTG"] > 0) == ("v12" <= name < "v18")
     assert multiplied == shapes and sharing == SHARED_B.get(name, 0)

@@ -278,7 +278,7 @@ void wgmma_finish(float (&)[kM][kN]) {
   wgmma_wait<0>();
 }
 
-template <typename T, bool kTransposedB, int kRegisters>
+template <typename T, bool kTransposedB, int kRegisters, bool kTransposedA = false>
 void wgmma(float (&d)[kRegisters], uint64_t a, uint64_t b, bool add) {
   constexpr int kN = kRegisters * 2;
   static_assert(kN % 8 == 0 && kN >= 8 && kN <= 256);
@@ -299,7 +299,7 @@ void wgmma(float (&d)[kRegisters], uint64_t a, uint64_t b, bool add) {
     const auto read = [=] {
       std::vector<uint16_t> values;
       values.reserve((64 + kN) * 16);
-      read_tile(values, a, 64, true), read_tile(values, b, kN, !kTransposedB);
+      read_tile(values, a, 64, !kTransposedA), read_tile(values, b, kN, !kTransposedB);
       return values;
     };
     const std::vector<uint16_t> values = read();

@@ -1,0 +1,234 @@
+// A kernel for tiles of any height, with the operands of wgmma swapped. The 64 rows of an instruction are columns of B, and its
+// columns are rows of A, so that a tile has any multiple of 16 rows.
+#pragma once
+
+#include "cuda/cluster.cuh"
+#include "cuda/wgmma_by_columns.cuh"
+#include "warpgroup_tile.cuh"
+
+namespace minfer {
+
+constexpr int kConsumers = 2, kThreads = (kConsumers + 1) * 128, kWriters = kConsumers * 128;
+constexpr int kPair = 2;      // blocks, whose tiles are side by side or one below the other, and which share an operand
+constexpr int kTwice = 2048;  // rows, and columns, of the product that run at once
+constexpr int kUnit = 16 * 16;  // what a warp stores at once: 16 rows of the product, 16 columns
+
+// Tiles of kM rows and kN columns of the product. Each of two warpgroups has half of the columns, or half of the rows where
+// these are no multiple of 128: kWide times 64 columns, and kHigh rows.
+template <typename T_, Layout kLayout_, int kM_, int kN_>
+struct Fitted {
+  using T = T_;
+  static constexpr Layout kLayout = kLayout_;
+  static constexpr int kM = kM_, kN = kN_;
+  static constexpr bool kTN = kLayout == Layout::TN, kSplitsColumns = kN % 128 == 0;
+  static constexpr int kWide = kN / 64 / (kSplitsColumns ? kConsumers : 1), kHigh = kM / (kSplitsColumns ? 1 : kConsumers);
+  static_assert(kN % 64 == 0 && kHigh % 16 == 0 && kM <= 256 && kN <= 256);
+
+  // A stage in shared memory has 64 steps in k of the columns of B, and of the rows of A, in the 128-byte swizzle. B lies
+  // [n][k] in TN, and in NN as slabs of 64 columns, [k][64] each. A lies [m][k].
+  static constexpr int kB = kN * kBlockK, kElements = kB + kM * kBlockK, kStageBytes = kElements * sizeof(T);
+  static constexpr int kUnits = 2;  // that a warp has memory for, so that it writes one while lanes still read the other
+  static constexpr int kUnitBytes = kConsumers * 4 * kUnits * kUnit * sizeof(T);
+  static constexpr int kStages = std::min(8, int(((227 << 10) - kUnitBytes) / (kStageBytes + 2 * sizeof(uint64_t))));
+  static constexpr int kBytes = kStages * (kStageBytes + 2 * sizeof(uint64_t)) + kUnitBytes;
+  static constexpr bool kSplits = kM * kN * sizeof(float) <= kStages * kStageBytes;  // partial sums fit the stages' memory
+
+  // Starts half `half` of the copies of B, or of A. `load` is one of TMA's functions with its last arguments.
+  template <typename Load>
+  __device__ static void load_b(T* stage, int col, int k, int half, Load load) {
+    if constexpr (kTN) {
+      load(stage + half * (kB / 2), k, col + half * (kN / 2));
+    } else {
+#pragma unroll
+      for (int slab = 0; slab < kN / 64; ++slab)
+        load(stage + slab * kSlab + half * (kSlab / 2), col + slab * 64, k + half * (kBlockK / 2));
+    }
+  }
+  template <typename Load>
+  __device__ static void load_a(T* stage, int row, int k, int half, Load load) {
+    load(stage + kB + half * (kM / 2) * kBlockK, k, row + half * (kM / 2));
+  }
+};
+
+// How a launch divides a product.
+struct Division {
+  int parts;    // of k, each of which a pair of blocks has
+  bool beside;  // a pair's tiles are side by side and share the rows of A; else they share the columns of B
+};
+
+template <typename Of>
+__global__ void __launch_bounds__(kThreads, 1)
+    multiply(const __grid_constant__ Maps maps, Gemm<typename Of::T> g, Division division) {
+  using T = typename Of::T;
+  extern __shared__ __align__(1024) unsigned char shared[];
+  T* stages = reinterpret_cast<T*>(shared);
+  T* units = stages + Of::kStages * Of::kElements;
+  uint64_t* full = reinterpret_cast<uint64_t*>(units + kConsumers * 4 * Of::kUnits * kUnit);
+  uint64_t* empty = full + Of::kStages;  // of both blocks of a pair
+  const int rank = cluster_rank(), side = rank % kPair, part = rank / kPair, parts = division.parts;
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < Of::kStages; ++stage)
+      barrier_init(full + stage, 1), barrier_init(empty + stage, kPair * kConsumers * 4);
+    tma_prefetch(maps.a), tma_prefetch(maps.b);
+  }
+  barrier_init_fence();
+  cluster_sync_relaxed();
+
+  const bool beside = division.beside;
+  const int all = (g.k + kBlockK - 1) / kBlockK, begin = int64_t(all) * part / parts, end = int64_t(all) * (part + 1) / parts;
+  const int high = beside ? Of::kM : Of::kM * kPair, wide = beside ? Of::kN * kPair : Of::kN;
+  const int down = (g.m + high - 1) / high, across = (g.n + wide - 1) / wide;
+  const int blocks = kPair * parts, clusters = gridDim.x / blocks, warpgroup = warpgroup_index();
+  const auto for_tiles = [&](auto f) {
+    bool backwards = false;  // every other tile, which then begins with what the L2 still has of the last one
+    for (int tile = blockIdx.x / blocks; tile < down * across; tile += clusters, backwards = !backwards) {
+      const int2 place = grouped(max(1, kTwice / high), tile, down, across);
+      f(place.x * high + (beside ? 0 : side * Of::kM), place.y * wide + (beside ? side * Of::kN : 0), backwards);
+    }
+  };
+
+  Ring<Of::kStages> ring;
+  if (warpgroup == kConsumers) {
+    registers_down<40>();
+    if (threadIdx.x == kConsumers * 128)
+      for_tiles([&](int row, int col, bool backwards) {
+#pragma unroll 1  // a cold kernel waits for each of its instructions to come from memory
+        for (int step = begin; step < end; ++step, ring.advance()) {
+          barrier_wait(empty + ring.stage, ring.parity ^ 1);
+          T* stage = stages + ring.stage * Of::kElements;
+          uint64_t* filled = full + ring.stage;
+          const int k = (backwards ? begin + end - 1 - step : step) * kBlockK, both = 3 << rank - side;
+          barrier_expect(filled, Of::kStageBytes);
+          const auto own_a = [&](T* box, int x, int y) { tma_load(box, maps.a, filled, x, y); };
+          const auto own_b = [&](T* box, int x, int y) { tma_load(box, maps.b, filled, x, y); };
+          const auto both_a = [&](T* box, int x, int y) { tma_load_multicast(box, maps.a, filled, x, y, both); };
+          const auto both_b = [&](T* box, int x, int y) { tma_load_multicast(box, maps.b, filled, x, y, both); };
+          if (beside) {
+            Of::load_a(stage, row, k, side, both_a);  //@ multicast
+            Of::load_b(stage, col, k, 0, own_b), Of::load_b(stage, col, k, 1, own_b);
+          } else {
+            Of::load_b(stage, col, k, side, both_b);
+            Of::load_a(stage, row, k, 0, own_a), Of::load_a(stage, row, k, 1, own_a);
+          }
+        }
+      });
+    __syncwarp();
+    if (parts > 1) cluster_sync();
+  } else {
+    registers_up<232>();
+    const int row_of_group = Of::kSplitsColumns ? 0 : warpgroup * Of::kHigh;
+    const int col_of_group = Of::kSplitsColumns ? warpgroup * Of::kWide * 64 : 0;
+    // Element i of sums[w] is in column 64 w + 16 warp + lane / 4, plus 8 for i % 4 >= 2, and in row 8 (i / 4) + 2 (lane % 4)
+    // + i % 2 of the warpgroup's. So eight of them are a unit of 16 rows.
+    alignas(16) float sums[Of::kWide][Of::kHigh / 2];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, col_of_warp = col_of_group + warp % 4 * 16;
+    T* mine = units + warp * Of::kUnits * kUnit;
+    int stored = 0;
+
+    // Stores a unit of this warp's columns, from col on.
+    const auto store = [&](float (&x)[8], int row, int col) {
+      uint32_t bits[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const Pair<T> pair{T(x[2 * i]), T(x[2 * i + 1])};
+        memcpy(&bits[i], &pair, 4);
+      }
+      // In shared memory a row is 32 bytes, two pieces, which change places in every other four rows: no bank conflicts.
+      T* unit = mine + stored++ % Of::kUnits * kUnit;
+      const int to = lane % 8 + lane / 16 * 8, from = lane / 2;
+      stmatrix_x4_transposed(unit + to * 16 + (lane / 8 % 2 ^ to / 4 % 2) * 8, bits);  //@ swizzle
+      __syncwarp();  //@ unit_written
+      const int down = row + from, across = col + lane % 2 * 8;
+      if (down < g.m && across < g.n)
+        *reinterpret_cast<uint4*>(g.c + down * g.ldc + across) =
+            *reinterpret_cast<const uint4*>(unit + from * 16 + (lane % 2 ^ from / 4 % 2) * 8);
+    };
+    const auto release = [&](int stage) {  // to the producers of both blocks
+      if (lane < kPair) barrier_arrive_at(empty + stage, rank - side + lane);
+    };
+
+    for_tiles([&](int row, int col, bool) {
+      const auto start = [&](int stage, int step) {
+        const T* b = stages + stage * Of::kElements;
+        const uint64_t cols = tile_descriptor(b + col_of_group * kBlockK, Of::kTN ? 16 : kSlab * sizeof(T), 1024);
+        const uint64_t rows = tile_descriptor(b + Of::kB + row_of_group * kBlockK, 16, 1024);
+        wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < kBlockK / 16; ++i)  // 32 bytes of a row, or 16 rows; in units of 16 bytes
+#pragma unroll
+          for (int w = 0; w < Of::kWide; ++w)
+            wgmma_by_columns<T, !Of::kTN>(sums[w], cols + w * (kSlab * sizeof(T) / 16) + i * (Of::kTN ? 2 : 128),  //@ steps
+                                          rows + i * 2, step > begin || i > 0);
+        wgmma_commit();
+      };
+      const int last = multiply_steps(ring, full, begin, end, start, [](int) {}, release);
+      wgmma_finish(sums);
+      release(last);
+      if (parts > 1) return;
+#pragma unroll
+      for (int w = 0; w < Of::kWide; ++w)
+#pragma unroll
+        for (int i = 0, at = row + row_of_group; i < Of::kHigh / 16; ++i, at += 16) {
+          asm volatile("" : "+r"(at));  // one address at a time: all of them would need more registers than there are
+          store(reinterpret_cast<float(&)[8]>(sums[w][i * 8]), at, col + col_of_warp + w * 64);
+        }
+    });
+    if (parts > 1) {
+      // Each thread puts its sums in this block's memory, a piece of all threads after the other. Then each block adds some units.
+      float4* partial = reinterpret_cast<float4*>(shared);
+      constexpr int kPieces = Of::kHigh / 8, kHeights = Of::kHigh / 16;
+      warps_sync<kWriters>();  // all stages are read  //@ stages_read
+#pragma unroll
+      for (int w = 0; w < Of::kWide; ++w)
+#pragma unroll
+        for (int i = 0; i < kPieces; ++i)
+          partial[(w * kPieces + i) * kWriters + threadIdx.x] = reinterpret_cast<float4*>(sums[w])[i];
+      cluster_sync();  //@ sums_there
+      for_tiles([&](int row, int col, bool) {
+        for (int j = part; j < Of::kWide * kHeights; j += parts) {
+          float x[8] = {};
+          for (int other = 0; other < parts; ++other) {
+            const float4* theirs = at_block(partial, other * kPair + side) + 2 * j * kWriters + threadIdx.x;
+            const float4 low = theirs[0], high = theirs[kWriters];
+            x[0] += low.x, x[1] += low.y, x[2] += low.z, x[3] += low.w;
+            x[4] += high.x, x[5] += high.y, x[6] += high.z, x[7] += high.w;
+          }
+          store(x, row + row_of_group + j % kHeights * 16, col + col_of_warp + j / kHeights * 64);
+        }
+      });
+    }
+  }
+  cluster_sync_relaxed();  // no block ends while another arrives at its barriers, or reads its sums
+}
+
+// Launches tiles of kM x kN. Where k is divided, at most by 4 and by as many as it has steps, there is a cluster for each tile.
+template <int kM, int kN, Layout kLayout, typename T>
+void launch_fitted(const Gemm<T>& g, Division division) {
+  using Of = Fitted<T, kLayout, kM, kN>;
+  const auto kernel = multiply<Of>;
+  allow_shared(kernel, Of::kBytes);
+  require_vectors<T, float>(g);
+  STD_TORCH_CHECK(g.k > 0, "hgemm: k must not be 0");
+  STD_TORCH_CHECK(g.alpha == 1.0f && g.beta == 0.0f, "hgemm: this kernel takes alpha 1 and beta 0, got ", g.alpha, " and ",
+                  g.beta);
+  Maps maps;
+  STD_TORCH_CHECK(make_tensor_map(maps.a, g.a, g.m, g.k, g.lda, kM / 2, kBlockK) &&
+                      make_tensor_map(maps.b, g.b, Of::kTN ? g.n : g.k, Of::kTN ? g.k : g.n, g.ldb,
+                                      Of::kTN ? kN / 2 : kBlockK / 2, 64),
+                  "hgemm: the driver knows no tensor map for these operands; it must be one of CUDA 12 or newer, and "
+                  "leading dimensions under 2^39");
+  const int64_t down = ceil_div(g.m, division.beside ? kM : kM * kPair);
+  const int64_t tiles = down * ceil_div(g.n, division.beside ? kN * kPair : kN);
+  STD_TORCH_CHECK(tiles <= INT_MAX / (2 * kPair * 4), "hgemm: more output tiles than fit 32 bits");
+  int clusters = int(tiles);
+  if (division.parts == 1) {
+    int at_once = 0;
+    STD_CUDA_CHECK(clusters_at_once(&at_once, kernel, kPair, kThreads, Of::kBytes));
+    clusters = std::min(clusters, std::max(1, at_once));
+  }
+  const int blocks = kPair * division.parts;
+  STD_CUDA_CHECK(
+      launch_clusters(kernel, blocks, clusters * blocks, kThreads, Of::kBytes, g.stream, maps, g, division));
+}
+
+}  // namespace minfer

@@ -1,0 +1,36 @@
+// v18_fitted: tiles whose height fits M, with the operands of wgmma swapped, and k divided in a cluster where tiles are few.
+// Idea: between 129 and 2048 rows, v13's tiles of 256 rows leave many of their rows, or many SMs, without work: 260 rows become 512.
+// As columns of the instruction, the rows of A may be any multiple of 16, and B's columns, of which there are many, are its 64
+// rows. So there is a tile for nearly each M that fills a wave, and a model of its time chooses it (fitted_choice.h). Two blocks
+// share an operand. If there are fewer tiles than SMs, blocks of a cluster divide k and add their sums through each other's
+// shared memory: no scratch memory, no counters, and the same bits each time.
+// Expected: at random shapes of models 1.2x over the better of v13 and v14_stream_k for M between 129 and 1024; slower than
+// v14_stream_k where M is large, because the tensor cores wait while a tile is stored.
+#include "fitted.cuh"
+#include "fitted_choice.h"
+
+namespace minfer {
+
+template <Layout kLayout, typename T>
+void launch_layout(const Gemm<T>& g) {
+  using Any = Fitted<T, kLayout, 144, 128>;  // as many clusters run at once as of the others: each block has an SM of its own
+  allow_shared(multiply<Any>, Any::kBytes);
+  std::array<int, 3> at_once{};
+  for (int i = 0; i < 3; ++i)
+    STD_CUDA_CHECK(clusters_at_once(&at_once[i], multiply<Any>, kPair << i, kThreads, Any::kBytes));
+  const FittedChoice choice = choose_fitted(g.m, g.n, g.k, kLayout == Layout::TN, at_once);
+  const Division division{choice.parts, choice.beside};
+#define MINFER_LAUNCH_IF(ROWS, COLS, RATE) \
+  if (choice.rows == ROWS && choice.cols == COLS) return launch_fitted<ROWS, COLS, kLayout>(g, division);
+  MINFER_FITTED_TILES(MINFER_LAUNCH_IF)
+#undef MINFER_LAUNCH_IF
+}
+
+template <typename T>
+void launch(const Gemm<T>& g) {
+  g.layout == Layout::TN ? launch_layout<Layout::TN>(g) : launch_layout<Layout::NN>(g);
+}
+
+}  // namespace minfer
+
+MINFER_HGEMM(hgemm_v18_fitted, minfer::launch)
