@@ -97,14 +97,14 @@ __global__ void __launch_bounds__(kThreads, 1)
           barrier_wait(empty + ring.stage, ring.parity ^ 1);
           T* stage = stages + ring.stage * Of::kElements;
           uint64_t* filled = full + ring.stage;
-          const int k = (backwards ? begin + end - 1 - step : step) * kBlockK, both = 3 << rank - side;
+          const int k = (backwards ? begin + end - 1 - step : step) * kBlockK, both = 3 << rank - side;  //@ to_both
           barrier_expect(filled, Of::kStageBytes);
           const auto own_a = [&](T* box, int x, int y) { tma_load(box, maps.a, filled, x, y); };
           const auto own_b = [&](T* box, int x, int y) { tma_load(box, maps.b, filled, x, y); };
           const auto both_a = [&](T* box, int x, int y) { tma_load_multicast(box, maps.a, filled, x, y, both); };
           const auto both_b = [&](T* box, int x, int y) { tma_load_multicast(box, maps.b, filled, x, y, both); };
           if (beside) {
-            Of::load_a(stage, row, k, side, both_a);  //@ multicast
+            Of::load_a(stage, row, k, side, both_a);
             Of::load_b(stage, col, k, 0, own_b), Of::load_b(stage, col, k, 1, own_b);
           } else {
             Of::load_b(stage, col, k, side, both_b);
@@ -136,8 +136,8 @@ __global__ void __launch_bounds__(kThreads, 1)
       // In shared memory a row is 32 bytes, two pieces, which change places in every other four rows: no bank conflicts.
       T* unit = mine + stored++ % Of::kUnits * kUnit;
       const int to = lane % 8 + lane / 16 * 8, from = lane / 2;
-      stmatrix_x4_transposed(unit + to * 16 + (lane / 8 % 2 ^ to / 4 % 2) * 8, bits);  //@ swizzle
-      __syncwarp();  //@ unit_written
+      stmatrix_x4_transposed(unit + to * 16 + (lane / 8 % 2 ^ to / 4 % 2) * 8, bits);  //@ place_in_unit
+      __syncwarp();
       const int down = row + from, across = col + lane % 2 * 8;
       if (down < g.m && across < g.n)
         *reinterpret_cast<uint4*>(g.c + down * g.ldc + across) =
@@ -157,7 +157,8 @@ __global__ void __launch_bounds__(kThreads, 1)
         for (int i = 0; i < kBlockK / 16; ++i)  // 32 bytes of a row, or 16 rows; in units of 16 bytes
 #pragma unroll
           for (int w = 0; w < Of::kWide; ++w)
-            wgmma_by_columns<T, !Of::kTN>(sums[w], cols + w * (kSlab * sizeof(T) / 16) + i * (Of::kTN ? 2 : 128),  //@ steps
+            wgmma_by_columns<T, !Of::kTN>(sums[w],
+                                          cols + w * (kSlab * sizeof(T) / 16) + i * (Of::kTN ? 2 : 128),  //@ of_slab
                                           rows + i * 2, step > begin || i > 0);
         wgmma_commit();
       };
@@ -174,16 +175,17 @@ __global__ void __launch_bounds__(kThreads, 1)
         }
     });
     if (parts > 1) {
-      // Each thread puts its sums in this block's memory, a piece of all threads after the other. Then each block adds some units.
+      // Each thread puts its sums in this block's memory, one piece of all threads after the other. Each block then adds
+      // some of the units.
       float4* partial = reinterpret_cast<float4*>(shared);
       constexpr int kPieces = Of::kHigh / 8, kHeights = Of::kHigh / 16;
-      warps_sync<kWriters>();  // all stages are read  //@ stages_read
+      warps_sync<kWriters>();  // all stages are read  //@ all_read
 #pragma unroll
       for (int w = 0; w < Of::kWide; ++w)
 #pragma unroll
         for (int i = 0; i < kPieces; ++i)
           partial[(w * kPieces + i) * kWriters + threadIdx.x] = reinterpret_cast<float4*>(sums[w])[i];
-      cluster_sync();  //@ sums_there
+      cluster_sync();  //@ partial_there
       for_tiles([&](int row, int col, bool) {
         for (int j = part; j < Of::kWide * kHeights; j += parts) {
           float x[8] = {};

@@ -8,8 +8,8 @@
 
 namespace minfer {
 
-// A tile's size, and the cycles of a step of it over those at the rate of the tensor cores, as fitted. Narrow tiles read more from
-// the L2 for each product.
+// A tile's size, and how many cycles a step of it takes over those at the rate of the tensor cores, as fitted. Narrow tiles
+// read more from the L2 for each product.
 struct FittedTile {
   int rows, cols;
   double rate;
