@@ -20,7 +20,7 @@ CALLS = calls()
 # Weights of int4 without zeros have them filled in by another kernel.
 UNPREPARED = {"quant_gemm"}
 GPU = pytest.mark.gpu
-FEW = ("matmul 8x16x32 TN", "attention", "kv_append_", "rms_norm with a residual", "rope_", "softmax")
+FEW = ("matmul 1x16x32 TN", "attention", "kv_append_", "rms_norm with a residual", "rope_", "softmax")
 
 
 @pytest.fixture(autouse=True)
