@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(kMostThreadsOfRow) any_width(LayerNorm<T> p, i
   if (warps > 1) {
     float4* const row_warps = of_warps + threadIdx.y * warps;
     if (lane == 0) row_warps[warp] = float4{sum, squares, float(count), mean};
-    __syncthreads();  //@ warps_there
+    __syncthreads();
     const int span = 1 << (32 - __clz(warps - 1));  // the next power of two from `warps` on
     const int from = lane & (span - 1);
     const float4 other = from < warps ? row_warps[from] : float4{};
