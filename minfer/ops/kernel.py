@@ -40,7 +40,7 @@ class Kernel:
     params: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     requires: Rule | None = None
     preferred: Rule | None = (
-        None  # where this holds, `best` takes the kernel whatever was measured: it has a model of its own
+        None  # not read: functional/preferred.py has the kernels that `best` takes whatever was measured
     )
     returns: tuple[
         int, ...
