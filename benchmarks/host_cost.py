@@ -2,11 +2,12 @@
 
     uv run python benchmarks/host_cost.py       # half a minute on a GPU
 
-In each round, every function and `torch.mm` before it are called some times in a row, in a shuffled order. The clock stops when
-the calls have returned; on a GPU the kernels are then waited for. A CPU's times contain the kernels' work, so the tensors there
-are small. Written to benchmarks/results/host-cost-<device>.parquet: for each function its median and least time, those of
-`torch.mm` in the same rounds, and the median of the ratios. The goal: at most 1.3 times the host time of `torch.mm` for a call
-with up to three tensors, 2 times for others. `--only` measures some, without writing.
+Each round takes the functions in a shuffled order, and times several calls of `torch.mm` and then several of the
+function. The clock stops when the calls have returned; on a GPU the script then waits for the kernels. On a CPU the
+times include the kernels' work, so the tensors there are small. Written to
+benchmarks/results/host-cost-<device>.parquet: for each function its median and least time, those of `torch.mm` in the
+same rounds, and the median of the ratios. The goal: at most 1.3 times the host time of `torch.mm` for a call with up to
+three tensors, 2 times for others. `--only` measures some, without writing.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ def wait(device: torch.device) -> None:
 
 
 def microseconds(call: Callable[[], Any], device: torch.device) -> float:
-    """Of the host for one call, where it does not wait for the device."""
+    """The time of the host for one call, without waiting for the device."""
     begin = time.perf_counter()
     for _ in range(CALLS):
         call()

@@ -44,7 +44,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'minfer' has no attribute {name!r}")
     import importlib
 
-    found = globals()[name] = getattr(importlib.import_module(_WHERE[name]), name)  # found at once from now on
+    found = globals()[name] = getattr(importlib.import_module(_WHERE[name]), name)  # the next access does not come here
     return found
 
 

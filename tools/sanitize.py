@@ -37,7 +37,8 @@ TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 
 
 def check(kernel: Kernel, device: torch.device) -> int:
-    """The child's part: run a kernel on all that it supports of the shapes, and compare with the reference; how often."""
+    """The child's part: run a kernel on all shapes that it supports, and compare with the reference. Returns the number
+    of runs."""
     op = ops.get(kernel.op)
     firsts = op.cases(kernel, (*op.odd_shapes, *op.sizes.get("small", ())))
     return run_all(kernel, (case for first in firsts for case in op.under_each_call(first)), device)

@@ -21,8 +21,8 @@ def workspace_bytes(call: Callable[[], object], device: torch.device) -> int:
 
 
 def launches(call: Callable[[], object], device: torch.device) -> int:
-    """The kernels that a call launches, by the CUDA graph that it is captured in; copies and fills are none. The call must
-    have been made once before, because a first call may do what cannot be captured.
+    """The kernels that a call launches, by the CUDA graph that it is captured in; copies and fills do not count. The call
+    must have been made once before, because a first call may do what cannot be captured.
 
     Raises RuntimeError where the call cannot be captured, or PyTorch does not keep the graph."""
     torch.cuda.synchronize(device)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 PRECISION = {"cuda": 0.005, "cpu": 0.05}
 STEADY_BLOCK_S = {"cuda": 1.0, "cpu": 0.25}
 BRIEF_ROUNDS = 5
-FIRST_S = 1.2  # of cold rounds, at a first look
+FIRST_S = 1.2  # of cold rounds in the first pass, at most
 # The least difference of times that a device's clock resolves. CUDA documents about half a microsecond for its events.
 RESOLUTION_S = {"cuda": 0.5e-6, "cpu": time.get_clock_info("perf_counter").resolution}
 
@@ -63,7 +63,7 @@ class Timing:
         return 1.5 + 4 * self.block_s if self.block_s else 0.0
 
     def first(self) -> Timing:
-        """The same for a first look at a case that is timed again later: cold calls only, and for FIRST_S at most."""
+        """The same for the first pass, after which a case is timed again: cold calls only, and for FIRST_S at most."""
         short = replace(self, cold_cap_s=min(self.cold_cap_s, FIRST_S), steady_block_s=0.0, audit=False)
         changed = [f"cold_cap_s={short.cold_cap_s:g}", "steady_block_s=0"]
         return replace(short, name=" ".join([self.name, *changed]))

@@ -1,14 +1,14 @@
-// Values that blocks of a cluster send each other, with a barrier in the receiver's shared memory that counts their bytes. From
-// the PTX ISA: "st.async" and "mapa".
+// Blocks of a cluster send each other values. A barrier in the receiver's shared memory counts the bytes that have arrived.
+// From the PTX ISA: "st.async" and "mapa".
 #pragma once
 
 #include "cuda/cluster.cuh"
 
 namespace minfer {
 
-// Writes to the same place in shared memory of another block of the cluster, or of this one. Its 8 bytes arrive at the same
-// barrier of that block. Unlike the release of a cluster's barrier, it does not wait for what the thread has stored in global
-// memory.
+// Writes `value` to `place` in the shared memory of another block of the cluster, or of this one. That block's `barrier` counts
+// its 8 bytes. Unlike the release of a cluster's barrier, this does not wait until the thread's stores to global memory are
+// done.
 __device__ inline void mail_to_block(float2* place, float2 value, uint64_t* barrier, int block) {
   asm volatile(
       "{\n.reg .b32 remote, arrived;\n"

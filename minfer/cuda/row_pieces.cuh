@@ -1,5 +1,5 @@
-// For kernels that read a row once: rows of any length, of which a thread keeps pieces in registers, from its loads to its
-// stores. A piece is a `Vector` of 16 bytes, or an `Element` where rows are no multiple of 16 bytes.
+// For kernels that read a row once, of any length: a thread keeps its pieces of the row in registers from its loads to its
+// stores. A piece is a `Vector` of 16 bytes, or an `Element` where the length of a row is no multiple of 16 bytes.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@ namespace minfer {
 
 constexpr int kMostThreadsOfRow = 512, kMostPieces = 8;
 
-// One element of T, with the names of a Vector.
+// One element of T, with the members of a Vector.
 template <typename T>
 struct Element {
   static constexpr int kCount = 1;
@@ -31,8 +31,8 @@ __device__ const BitsOf<Piece>* pieces_of(const T* row) {
   return reinterpret_cast<const BitsOf<Piece>*>(row);
 }
 
-// A thread's pieces of a row: every blockDim.x-th of its `pieces`, so that those of a warp are adjacent; zero beyond the row.
-// Vectors bypass the L1, so that it keeps what all rows share.
+// Loads a thread's pieces of a row: every blockDim.x-th of its `pieces`, so that those of a warp are adjacent. Pieces beyond
+// the row are zero. Vectors bypass the L1, so that it keeps the tensors that all rows share.
 template <typename Piece, int kPieces, typename T>
 __device__ void load_pieces(Piece (&to)[kPieces], const T* row, int pieces) {
 #pragma unroll
@@ -44,7 +44,7 @@ __device__ void load_pieces(Piece (&to)[kPieces], const T* row, int pieces) {
   }
 }
 
-// The same of a tensor that all rows share, such as a weight; pieces beyond the row are left unchanged.
+// The same for a tensor that all rows share, such as a weight. Pieces beyond the row are left unchanged.
 template <typename Piece, int kPieces, typename T>
 __device__ void load_shared_pieces(Piece (&to)[kPieces], const T* row, int pieces) {
 #pragma unroll

@@ -1,12 +1,12 @@
-// Boxes of several neighbouring heads of the same tokens by the copy engine. `tma_load_heads` and `tma_store_heads` copy them.
+// TMA boxes of several neighbouring heads of the same tokens. `tma_load_heads` and `tma_store_heads` copy them.
 #pragma once
 
 #include "cuda/tma_heads.cuh"
 
 namespace minfer {
 
-// As `make_heads_map`, with boxes of `box_heads` heads for each of `box_tokens` tokens: in shared memory row r of a box is head
-// r % box_heads of token r / box_heads.
+// As `make_heads_map`, with boxes of `box_heads` heads for each of `box_tokens` tokens. In shared memory, row r of a box is
+// head r % box_heads of token r / box_heads.
 template <typename T>
 bool make_grouped_heads_map(HeadsMap& map, const T* begin, int batch, int tokens, int heads, int dim, int64_t of_batch,
                             int64_t of_token, int64_t of_head, int box_tokens, int box_heads) {

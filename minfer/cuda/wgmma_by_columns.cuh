@@ -1,4 +1,4 @@
-// Products of a warpgroup whose A may lie by columns in shared memory, with any multiple of 16 columns of B.
+// wgmma with any multiple of 16 columns of B. A is in shared memory, where it may be stored by columns.
 // From the PTX ISA: "imm-trans-a" of wgmma.mma_async.
 #pragma once
 
@@ -30,8 +30,9 @@ namespace minfer {
   else                                                                                                           \
     MINFER_WGMMA_N(TYPES, ORDER)
 
-// As `wgmma`, for every multiple of 16 columns of B. With kColumns A lies by columns: each row of 128 bytes in shared memory
-// has 64 rows of A at one k, as a transposed B has 64 columns. B has one column in each row of shared memory.
+// As `wgmma`, for every multiple of 16 columns of B. With kColumns A is stored by columns: each row of 128 bytes in shared
+// memory has 64 rows of A at one k, as that of a transposed B has 64 columns. B is never transposed: a row of shared memory has
+// one column of it.
 template <typename T, bool kColumns, int kRegisters>
 __device__ inline void wgmma_by_columns(float (&d)[kRegisters], uint64_t a, uint64_t b, bool add) {
   constexpr bool kTransposedB = false;

@@ -1,4 +1,4 @@
-// Products of a warpgroup whose A is in registers, of more widths than wgmma_registers.cuh has: also 96, 160, 192 and 224.
+// wgmma with A in registers, for widths that wgmma_registers.cuh does not have: 96, 160, 192 and 224.
 // From the PTX ISA: "Register Fragments for wgmma.mma_async.m64nNk16".
 #pragma once
 
@@ -19,7 +19,7 @@ namespace minfer {
   else                                                                                                                \
     MINFER_WGMMA_A(96, TYPES, MINFER_REGISTERS_48, "%48,%49,%50,%51", "%52", "%53", "%54", MINFER_D32(0), MINFER_D16(32))
 
-// As wgmma_registers. d has 64 x 2 kRegisters of the product.
+// As wgmma_registers. d is 64 rows by 2 kRegisters columns of the product.
 template <typename T, bool kTransposedB, int kRegisters>
 __device__ inline void wgmma_registers_wide(float (&d)[kRegisters], const uint32_t (&a)[4], uint64_t b, bool add) {
   if constexpr (kRegisters != 48 && kRegisters != 80 && kRegisters != 96 && kRegisters != 112) {

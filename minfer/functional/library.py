@@ -57,14 +57,14 @@ def public(function: Callable[P, R]) -> Callable[P, R]:
         try:
             return function(*given, **named)
         except Exception:
-            check(given, named)  # only here, because nothing else than a tensor gets as far as a kernel
+            check(given, named)  # only after an error: a wrong type always raises before a kernel is called
             raise
 
     return checked
 
 
 def refuse_gradients(name: str, *tensors: torch.Tensor | None, detached: str = "detached tensors") -> None:
-    """Raises RuntimeError if autograd would record `minfer.<name>`, which has no backward, because of one of these tensors."""
+    """Raises RuntimeError if one of these tensors would make autograd record `minfer.<name>`, which has no backward."""
     if torch.is_grad_enabled():
         for tensor in tensors:
             if tensor is not None and tensor.requires_grad:
@@ -72,8 +72,8 @@ def refuse_gradients(name: str, *tensors: torch.Tensor | None, detached: str = "
 
 
 def define(schema: str, function: Callable[..., Any], fake: Callable[..., Any]) -> Callable[..., Any]:
-    """Register `torch.ops.minfer.<name>` for every device. Returns it as a function of the schema's arguments, by place, that
-    costs less for a call like earlier ones (`prepared`).
+    """Register `torch.ops.minfer.<name>` for every device. Returns the op as a function of the schema's arguments, by
+    place, which prepares repeated calls (`prepared`).
 
     `schema` starts with the name, as in `"silu_mul(Tensor gate, Tensor up) -> Tensor"`. `fake` has the same arguments and
     returns empty tensors of the right shapes, for torch.compile. Both must raise for arguments that do not fit. Each call

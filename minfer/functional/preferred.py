@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 
 
 def off_the_grid(shape: Mapping[str, int]) -> bool:
-    """Whether v18_fitted is taken for a product: from 129 rows on, where v13_cooperative and v14_stream_k would use less than
-    0.88 of the multiprocessors of an H100 or H200.
+    """Whether v18_fitted is taken for a product: from 129 rows on, with n and k from 512 on, where v13_cooperative and
+    v14_stream_k would put less than 0.88 of the work of an H100's or H200's multiprocessors into elements of the product.
 
-    Their tiles are 256 x 256 for a pair of multiprocessors, of which there are 66. v14_stream_k divides what is left after
-    the first wave, and loses about a tenth by that. At the 124 random products with 129 rows or more that the model of
+    A pair of multiprocessors, of which there are 66, multiplies a tile of 256 x 256. v14_stream_k divides the tiles that are
+    left after the first wave, which costs about a tenth. At the 124 random products with 129 rows or more that the model of
     v18_fitted was fitted to, this rule and that model together were 1.0 % slower than the best kernel in the geometric mean,
     and 11 % at most."""
     m, n, k = shape["m"], shape["n"], shape["k"]

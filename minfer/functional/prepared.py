@@ -1,15 +1,16 @@
-"""Prepared calls: what an op does for tensors like earlier ones, so that the next such call only allocates and launches.
+"""Prepared calls: a call that repeats an earlier one with tensors of the same shapes only allocates and launches.
 
-The Python code of an op checks its arguments, makes views that a kernel can read, and chooses a kernel. All of this depends on
-what is known of the arguments without their elements. So when a call is like an earlier one, it is *recorded*: the op's code
-runs once more, on tensors without memory, and `library.call` notes the kernel and its tensors instead of calling it. From that
-comes a `run`, a function that tests whether its arguments are the same in all that matters, allocates the results and calls the
-kernel. PyTorch's own compiler does it with the same three functions: it tests, allocates and makes views with those of
-`torch._C._dynamo.guards`. A call that cannot be prepared, for example because a tensor has to be copied first, stays as it was.
+The Python code of an op checks its arguments, makes views that a kernel can read, and chooses a kernel. None of this depends on
+the elements of the arguments. So the second time that a call has the same shapes and scalars, it is *recorded*: the op's code
+runs once more, on tensors without memory, and `library.call` notes the kernel and its tensors instead of calling it. From this
+record we make a `run`: a function that tests whether its arguments are like the recorded ones, allocates the results and calls
+the kernel. It tests, allocates and makes views with three functions of `torch._C._dynamo.guards`, which PyTorch's own compiler
+uses for the same. A call that cannot be prepared, for example because a tensor has to be copied first, always goes through the
+dispatcher.
 
-Only what a call would do anyway is left out. Where something else is to see or change the call, it goes through PyTorch's
-dispatcher as `torch.ops.minfer.<name>`: under torch.compile, where autograd records, under a profiler, in a mode such as
-FlopCounterMode, in a transform such as vmap, and for subclasses of tensors.
+A prepared call leaves out nothing that a user could see. Where something else must see or change the call, it goes through
+PyTorch's dispatcher as `torch.ops.minfer.<name>`: under torch.compile, where autograd records, under a profiler, in a mode such
+as FlopCounterMode, in a transform such as vmap, and for subclasses of tensors.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ Tensor = torch.Tensor
 Run = Callable[..., Any]
 MISS = object()  # what a `run` returns for arguments that it was not prepared for
 MOST = 1024  # most combinations of shapes and scalars that are remembered for an op, some 3 kB each
-MOST_ALIKE = 8  # most prepared calls for one of them: other strides, dtypes or devices
+MOST_ALIKE = 8  # most prepared calls for one combination, which differ in strides, dtypes or devices
 ALIGNED = 16  # bytes; other tensors may have to be copied
 SCALARS = (bool, float, int, str, torch.dtype, type(None))
-# Of these no tensor without memory becomes another one with new contents.
+# Ops that only make views or allocate: none of them computes or copies elements.
 VIEWS = {
     getattr(torch.ops.aten, name).default
     for name in (
@@ -62,7 +63,7 @@ class UnpreparedError(Exception):
 
 
 class Recording(threading.local):
-    """What `library.call` is asked for in this thread while a call is recorded."""
+    """The kernels that `library.call` was asked to call in this thread while a call is recorded."""
 
     device: torch.device | None = None  # None: nothing is recorded
     calls: list[tuple[Any, tuple[Tensor, ...], dict[str, Any]]]
@@ -78,7 +79,8 @@ def forget() -> None:
 
 
 def op(schema: str, overload: Any, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The op as a Python function of the schema's arguments, by place, which prepares calls. `function` is its Python code."""
+    """A Python function that calls the op with the schema's arguments, by place, and prepares repeated calls. `function` is
+    the op's Python code."""
     about = torch._C.parse_schema(f"minfer::{schema}").arguments
     if not AVAILABLE:
         return overload
@@ -89,7 +91,7 @@ def op(schema: str, overload: Any, function: Callable[..., Any]) -> Callable[...
         found = overload(*given)  # which raises if the arguments do not fit
         if _is_ordinary(about, given):
             known = plans.get(key)
-            if known is None:  # most shapes of a server's prefill come once
+            if known is None:  # recorded only at the next such call: most shapes of a server's prefill come once
                 if len(plans) >= MOST:
                     plans.clear()
                 plans[key] = ()
@@ -143,7 +145,7 @@ def _compiled(text: str) -> Callable[..., Any]:
 
 
 def _is_ordinary(about: Sequence[Any], given: Sequence[Any]) -> bool:
-    """Whether nothing but the op's own code is to see the call, and its tensors are plain ones that kernels can read."""
+    """Whether only the op's own code has to see the call, and its tensors are plain ones that kernels can read."""
     if torch._C._dispatch_tls_local_include_set().raw_repr() not in _usual():
         return False
     for argument, x in zip(about, given, strict=True):
@@ -163,14 +165,14 @@ def _is_ordinary(about: Sequence[Any], given: Sequence[Any]) -> bool:
 
 @lru_cache(maxsize=1)
 def _usual() -> frozenset[int]:
-    """What PyTorch's dispatcher adds to the keys of all tensors where no mode is active, without and with inference mode."""
+    """The keys that PyTorch's dispatcher adds to those of tensors if no mode is active, without and with inference mode."""
     always = torch._C.DispatchKeySet(torch._C.DispatchKey.BackendSelect)
     return frozenset((always.raw_repr(), always.add(torch._C.DispatchKey.ADInplaceOrView).raw_repr()))
 
 
 @lru_cache(maxsize=256)
 def _plain(device: torch.device, dtype: torch.dtype) -> frozenset[int]:
-    """The dispatch keys of a tensor that is nothing but elements in memory, without and with inference mode."""
+    """The dispatch keys of a plain tensor in memory, without and with inference mode."""
     found = set()
     for inference in (False, True):
         with torch.inference_mode(inference):
@@ -190,7 +192,7 @@ def _never(*given: Any) -> Any:
 
 
 def _record(about: Sequence[Any], function: Callable[..., Any], given: tuple[Any, ...]) -> Run:
-    """The prepared call for arguments that have just been used; `_never` if it cannot be prepared."""
+    """The prepared call for these arguments; `_never` if it cannot be prepared."""
     tensors = {x.name: value for x, value in zip(about, given, strict=True) if isinstance(value, Tensor)}
     recording.device, recording.calls = next(iter(tensors.values())).device, []
     try:
@@ -236,11 +238,11 @@ class _Writer:
         if any(x.requires_grad for x in tensors.values()):
             self.condition += " or records()"
             self.constants["records"] = torch.is_grad_enabled
-        if device.type == "cuda" and torch.cuda.device_count() > 1:  # allocates and launches on the current device
+        if device.type == "cuda" and torch.cuda.device_count() > 1:  # it allocates and launches on the current device
             self.condition += f" or current() != {self.constant(device.index)}"
             self.constants["current"] = torch.cuda.current_device
         self.lines: list[str] = []
-        # The tensors of the source by their storages: their names, and as what they were recorded.
+        # By storage: the name that a tensor has in the source, and the tensor that was recorded.
         self.named = {_storage(x): (name, x) for name, x in stands.items()}
 
     def constant(self, value: Any) -> str:
@@ -277,7 +279,7 @@ def make({", ".join(self.constants)}):
         return run
 
     def operand(self, x: Tensor) -> str:
-        """A tensor that a kernel gets: an argument, a result, a view of either, or one without elements."""
+        """The source of a tensor that a kernel gets: an argument, a result, a view of either, or a tensor without elements."""
         if (found := self.named.get(_storage(x))) is None:
             if x.numel():
                 raise UnpreparedError("a copy, or memory for intermediate results")
@@ -304,7 +306,7 @@ def make({", ".join(self.constants)}):
         return f"{self.constant(kernel._op)}({', '.join([*operands, *places])})"
 
     def scalar(self, name: str, value: Any) -> str:
-        """An argument by its name, since 0.0 and -0.0 are equal; else a constant."""
+        """The source of a scalar: the name of the argument that it is (so -0.0 does not become 0.0), else a constant."""
         return name if name in self.scalars and self.scalars[name] is value else self.constant(value)
 
 

@@ -96,7 +96,7 @@ def _rows(name: str, q: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | No
         raise ValueError(f"minfer.{name} takes a start from 0, got {start}")
     if not start:
         return cos, sin
-    # The rows of these tokens alone, where they are all there: so the shapes are the same at the next `start`.
+    # Only the rows of these tokens, if the tables have all of them: so the shapes are the same for the next `start`.
     seq = q.shape[-3]
     end = start + seq if not torch.compiler.is_compiling() and start + seq <= len(cos) == len(sin) else None
     return cos[start:end], sin[start:end]

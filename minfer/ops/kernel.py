@@ -39,9 +39,6 @@ class Kernel:
     dtypes: tuple[str, ...] = ("float16", "bfloat16")
     params: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     requires: Rule | None = None
-    preferred: Rule | None = (
-        None  # where this holds, `best` takes the kernel whatever was measured: it has a model of its own
-    )
     returns: tuple[
         int, ...
     ] = ()  # backends "torch" and "function": for these of its arguments it returns new tensors instead of writing

@@ -154,7 +154,7 @@ class Draw:
 
 @dataclass
 class Verify:
-    """What is looked for besides wrong results."""
+    """What a run looks for besides wrong results."""
 
     memcheck: bool = False  # run each kernel once under compute-sanitizer, after the timings, on small and odd shapes
 

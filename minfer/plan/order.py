@@ -11,7 +11,7 @@ from minfer.bench.timing import Timing
 from minfer.ops import Case, Op
 from minfer.rows.problems import representative_problem
 
-LONG_S = 60.0  # steady calls of the first problems that take longer come after a first pass
+LONG_S = 60.0  # there is a first pass if the steady calls of its cases take longer
 
 
 def put_headline_first(op: Op, cases: list[Case], unsupported: Collection[str], baseline_first: bool) -> list[Case]:
@@ -49,10 +49,10 @@ def put_headlines_first(sweeps: list[list[Case]]) -> list[Case]:
 
 
 def find_first_pass(cases: list[Case], timing: Timing) -> list[Case]:
-    """The cases of a shard that get cold times before any case gets steady ones: those of the first problem of each op. Of a
-    problem the baseline comes first, and then the kernels from the last to the first that was registered: a ladder's last rungs
-    tell most, and its first are so slow that each takes as long as ten others. Empty if the steady calls of these cases take
-    less than LONG_S together, because their table is complete soon enough without a first pass."""
+    """The cases of a shard that get cold times before any case gets steady ones: those of the first problem of each op. At a
+    problem the baseline comes first, and then the other kernels in reverse order of registration: a ladder's last rungs tell
+    most, and its first are so slow that each takes as long as ten others. Empty if the steady calls of these cases take less
+    than LONG_S together, because their table is complete soon enough without a first pass."""
     problems: dict[str, str] = {}
     for case in cases:
         problems.setdefault(case.op, case.problem)

@@ -84,11 +84,11 @@ def run(module: str, *words: str, timeout: float, starts_others: bool = False) -
     return subprocess.CompletedProcess([module, *words], started.returncode, out, err)
 
 
-_awaited: set[Started] = set()  # by `run`, each in a thread
+_awaited: set[Started] = set()  # processes for which `run` waits, each in a thread
 
 
 def end_all() -> None:
-    """Kill what `run` is waiting for, in whichever thread; there it returns the status of a process that was killed."""
+    """Kill the processes for which `run` waits in any thread. Each `run` returns the status of a killed process."""
     for started in list(_awaited):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(started.pid, signal.SIGKILL)

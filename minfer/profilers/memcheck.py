@@ -1,9 +1,9 @@
-"""What `verify.memcheck=true` adds: a kernel of each setting once under NVIDIA's compute-sanitizer, which sees reads and writes
-outside of tensors that change no result.
+"""What `verify.memcheck=true` adds: each setting runs once under NVIDIA's compute-sanitizer, which also sees reads and
+writes outside of tensors that change no result.
 
-A setting is a kernel with a dtype, parameters and scalars. It is run on the op's small and odd shapes, because a call takes far
-longer under the sanitizer. All its cases get the same finding: "ok", or what the sanitizer reported first, and where. The logs
-stay in `memcheck/<op>-<kernel>-<number>.log` beside the rows.
+A setting is a kernel with a dtype and parameters. It runs on the op's small and odd shapes, because a call takes far
+longer under the sanitizer. All its cases get the same finding: "ok", or what the sanitizer reported first, and where. The
+logs stay in `memcheck/<op>-<kernel>-<number>.log` beside the rows.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from minfer.profilers import Finding, Job
 RUNS_KERNELS = True
 BACKENDS = ("cuda", "triton")
 AT_ONCE = 8  # processes, each with a CUDA context of its own
-MARK = "========="  # before each line of the sanitizer's own
+MARK = "========="  # begins each line that the sanitizer writes
 
-# Without PyTorch's cache each tensor is an allocation of its own, so that memcheck sees the first element beside it.
+# Without PyTorch's cache each tensor is an allocation of its own, so memcheck sees an access to the first element behind it.
 ENVIRONMENT = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "OMP_NUM_THREADS": "1"}
-# A failed call of ours raises in the child; what PyTorch only asks the driver about is no error of a kernel. Processes
-# that start together need ports of their own, and importing PyTorch takes longer than the sanitizer cares to wait.
+# API errors are not reported: one of ours raises in the child anyway, and PyTorch provokes some when it asks the driver what it
+# supports. Processes that start together need ports of their own. Importing PyTorch takes longer than the default timeout.
 OPTIONS = ["--target-processes", "application-only", "--error-exitcode", "86"]
 OPTIONS += ["--max-connections", "100", "--launch-timeout", "600"]
 MEMCHECK = ["--report-api-errors", "no"]
@@ -43,7 +43,7 @@ class Refused(Exception):
 
 
 def profile(job: Job) -> Iterator[Finding]:
-    """A finding for each case, which it shares with the cases of its setting."""
+    """A finding for each case. The cases of a setting have the same one."""
     program = toolchain.tool("compute-sanitizer")
     refusal = "looks at memory of a CUDA GPU only" if job.device != "cuda" else "" if program else MISSING
     first: dict[tuple[str, ...], Case] = {}
@@ -99,7 +99,7 @@ def find_place(log: str) -> str:
 
 
 def verdict(log: str, status: int) -> str:
-    """What a log says: "clean", or what is wrong. Raises Refused where it says nothing of the kernel."""
+    """What a log says: "clean", or what is wrong. Raises Refused if the sanitizer could not run here at all."""
     if "Device not supported" in log:
         raise Refused("compute-sanitizer does not support this GPU, or the sandbox that it is in; try another machine")
     lines = [line.strip() for line in log.splitlines() if line.strip()]

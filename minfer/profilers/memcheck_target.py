@@ -1,5 +1,5 @@
-"""What compute-sanitizer watches (`memcheck.py`): one call of a kernel on each small and odd shape. Takes a file of JSON: a
-case, and the extra files that register kernels."""
+"""The process that compute-sanitizer watches (`memcheck.py`): it calls a kernel once on each small and odd shape. Its
+argument is a JSON file with a case and the extra files that register kernels."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from minfer.ops import Case, Kernel
 
 
 def run_all(kernel: Kernel, cases: Iterable[Case], device: torch.device) -> int:
-    """Run a kernel once on each case that it supports, and compare with the reference; how often. Raises AssertionError.
+    """Run a kernel once on each case that it supports, and compare with the reference. Returns the number of runs. Raises
+    AssertionError.
 
-    Inputs are made and results compared on the CPU, so that the sanitizer has no kernels but ours to slow down."""
+    Inputs are made and results compared on the CPU, because the sanitizer would slow down PyTorch's kernels, too."""
     op, function, tried = ops.get(kernel.op), build.function(kernel, arch(device)), 0
     for case in cases:
         if kernel.unsupported(case, capability(device)):

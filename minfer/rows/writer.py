@@ -49,8 +49,8 @@ class Writer:
         return self._write([*self.rows, row])
 
     def replace(self, row: Row) -> Path:
-        """Write a row in the place of the one that its case has by `where`, if any, and return its file. The new row is on disk
-        before the old one goes, so a reader may find both, and the newest counts. Raises StoreError."""
+        """Write a row, remove the one that its case had before according to `where`, if any, and return the new row's file.
+        The new row is on disk before the old one is removed. A reader may find both; the newest counts. Raises StoreError."""
         old = self.where.get(row["case"])
         if self.rows and old == self._path():
             return self._write([*(each for each in self.rows if each["case"] != row["case"]), row])

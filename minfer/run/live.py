@@ -53,7 +53,7 @@ class Board:
         self.rows: list[Shown] = []
         self.doing = "starting: jobs import PyTorch first"
         self.best: dict[Key, Shown] = {}
-        self._first: defaultdict[Key, set[str]] = defaultdict(set)  # the cases that have only a row of the first pass
+        self._first: defaultdict[Key, set[str]] = defaultdict(set)  # cases that only have a row of the first pass
         self._passed = set[Key]()  # problems of which every case has had a row
         self._left = Counter((case.op, case.problem) for case in progress.cases)
         self._groups = Counter(self._left)
@@ -102,7 +102,7 @@ class Board:
             self._first[group].discard(case.key)
             self._left[group] -= 1
         is_shown = len(self._first[group]) == self._left[group] and group not in self._passed
-        if is_shown:  # every case of it has a row now, of one pass or the other
+        if is_shown:  # each of its cases has a row now, of the first pass or in full
             self._passed.add(group)
         return group if is_shown or self._left[group] == 0 else None
 

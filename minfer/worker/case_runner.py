@@ -1,4 +1,4 @@
-"""Runs the cases of a shard one by one, and writes their rows: those of the first pass, and those that stay."""
+"""Runs the cases of a shard one by one, and writes their rows: those of the first pass, and the full ones."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class CaseRunner:
     statuses: list[tuple[Case, str]] = field(default_factory=list)  # of the cases whose row stays, in their order
 
     def run_first_pass(self, cases: list[Case]) -> None:
-        """Write a row with cold times for each case, while compilers may still be at work: of those whose kernel is built the
-        first comes next. A row stays only if timing the case again would add nothing: if it has no times, or if its kernel is
-        slow and no compiler ran beside it."""
+        """Write a row with cold times for each case, while compilers may still run. The next case is the first one whose
+        kernel is built. A row stays only if timing the case again would add nothing: if it has no times, or if its kernel
+        is slow and no compiler ran beside it."""
         left = [*cases]
         while left:
             case = self.builds.take_ready(left)

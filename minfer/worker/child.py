@@ -1,7 +1,7 @@
 """The process that runs kernels. If it dies, its supervisor goes on.
 
 The first request names the kind of device, and the reply is the environment. The second request comes when everything is
-built, and asks for the device's peaks. Each further request is a case and how to time it; the reply has its samples and the
+built, and asks for the device's peaks. Each further request is a case and its timing; the reply has the samples and the
 columns that it fills (`minfer.process.remote` has the protocol). The supervisor computes everything else from the samples
 (`minfer.bench.derived`).
 """

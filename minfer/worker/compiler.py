@@ -1,5 +1,5 @@
-"""Compiles the kernels of a shard: several at once, each in a process of its own. Nothing is timed meanwhile but the cases of a
-first pass, whose rows are replaced."""
+"""Compiles the kernels of a shard: several at once, each in a process of its own. Meanwhile only the cases of a first pass are
+timed, whose rows are replaced later."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class Compiler:
 
     @contextlib.contextmanager
     def start(self, cases: Iterable[Case], spare: int = 0) -> Iterator[Builds]:
-        """Begin to build what the cases need, in their order, on all processors but `spare`. What is not built when the block
-        ends, because an exception ended it, is abandoned."""
+        """Begin to build the kernels of the cases, in their order, on all processors but `spare`. If an exception ends the
+        block, the builds that are still running are abandoned."""
         kernels = {(case.op, case.kernel): ops.get(case.op).kernels[case.kernel] for case in cases}
         chosen = [key for key, kernel in kernels.items() if _can_be_built(kernel)]
         apart = [key for key in chosen if self.sandbox and not kernels[key].source.is_relative_to(ops.PACKAGE)]
@@ -121,7 +121,7 @@ class Compiler:
 
 
 class Builds:
-    """What a Compiler has begun to build. Where this raises Unfit, a compiler has failed and the kernel is not at fault."""
+    """The builds that a Compiler has begun. Its methods raise Unfit if a compiler failed and the kernel is not at fault."""
 
     def __init__(
         self, compiler: Compiler, jobs: dict[Key, Job], device: Future[Any] | None, apart: Sequence[Key]
@@ -130,7 +130,7 @@ class Builds:
         self._found: dict[str, Built | str] = {}  # of those in a sandbox
 
     def wait(self) -> dict[str, Built | str]:
-        """Wait until all is built; what came of it, by `op/kernel`."""
+        """Wait until everything is built. Returns the results by `op/kernel`."""
         if self._device:
             wait([self._device])
         for number, (key, job) in enumerate(self._jobs.items(), 1):
@@ -146,14 +146,14 @@ class Builds:
         return self.found
 
     def wait_for_device(self) -> None:
-        """Wait until what measures the device's peaks is built."""
+        """Wait until the program that measures the device's peaks is built."""
         if self._device:
             self.compiler.tell(event="build", kernel="peaks", number=1, of=len(self._jobs) + 1)
             wait([self._device])
 
     @property
     def found(self) -> dict[str, Built | str]:
-        """What came of the builds that have ended, by `op/kernel`."""
+        """The results of the builds that have ended, by `op/kernel`."""
         return {"/".join(key): job.result() for key, job in self._jobs.items() if job.done()} | self._found
 
     @property
@@ -162,7 +162,7 @@ class Builds:
         return all(job.done() for job in self._jobs.values())
 
     def take_ready(self, cases: list[Case]) -> Case:
-        """Remove and return the first of some cases whose kernel and baseline are built. Waits until there is one."""
+        """Wait until the kernel and the baseline of one of the cases are built. Remove and return the first such case."""
         while True:
             for case in cases:
                 if all(job.done() for job in self._needed(case)):

@@ -95,8 +95,8 @@ def run_cases(shard: Shard, tell: Events, stopping: Stopping) -> None:
 
 
 def _choose_first_pass(shard: Shard) -> list[Case]:
-    """The cases of a shard's first pass. There is none where another run may be writing the same rows, nor where a judge times
-    a case as often as a doubt takes."""
+    """The cases of a shard's first pass. There is none where another run may be writing the same rows, nor with a
+    judge, which repeats the timing of a case when in doubt."""
     return [] if shard.resume or shard.untrusted else find_first_pass(shard.cases, shard.timing)
 
 

@@ -129,8 +129,8 @@ class Supervisor:
 
     def run(self, case: Case, built: Built | str | None, timing: Timing | None = None) -> Row:
         """The columns of a case, even if the child dies. `built` is the result of compiling its kernel: a str says why that
-        failed, None that there was nothing to compile. Without `timing`, and where it is judged, it is timed as the
-        shard says."""
+        failed, None that there was nothing to compile. Without `timing`, and if a judge times the case,
+        the shard's timing applies."""
         kernel = ops.get(case.op).kernels[case.kernel]
         if why := self.unsupported(case):
             return {"status": "unsupported", "message": why}

@@ -1,4 +1,4 @@
-"""A prepared call does what the same call does that is not prepared: results, changes, errors, gradients and versions."""
+"""A prepared call does what the same call does unprepared: results, in-place changes, errors, gradients and versions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.tiers import mostly_slow
 
 Tensor = torch.Tensor
 CALLS = calls()
-# Weights of int4 without zeros have them filled in by another kernel.
+# For int4 weights without zeros, another kernel fills the zeros in.
 UNPREPARED = {"quant_gemm"}
 GPU = pytest.mark.gpu
 FEW = ("matmul 1x16x32 TN", "attention", "kv_append_", "rms_norm with a residual", "rope_", "softmax")
@@ -35,7 +35,7 @@ def plans() -> list[prepared.Run]:
 
 
 def prepare(call: Callable[[], Any]) -> None:
-    """The first call is noted, the second prepared."""
+    """The first call is only noted, and the second one prepares the later ones."""
     for _ in range(2):
         call()
 

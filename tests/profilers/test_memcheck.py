@@ -27,7 +27,7 @@ def job(tmp_path: Path, device: str = "cuda") -> Job:
 
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Puts a compute-sanitizer in place that keeps what it is asked to run, and says `log`."""
+    """Installs a script as compute-sanitizer, which keeps the requests that it gets and prints `log`."""
 
     def write(log: str, status: int = 0) -> None:
         script, said = tmp_path / "compute-sanitizer", tmp_path / "said"

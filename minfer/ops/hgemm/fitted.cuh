@@ -1,5 +1,5 @@
-// A kernel for tiles of any height, with the operands of wgmma swapped. The 64 rows of an instruction are columns of B, and its
-// columns are rows of A, so that a tile has any multiple of 16 rows.
+// A kernel for tiles of many heights, with the operands of wgmma swapped: the 64 rows of an instruction are columns of B, and
+// its columns are rows of A. So the height of a tile may be any multiple of 16.
 #pragma once
 
 #include "cuda/cluster.cuh"
@@ -9,12 +9,12 @@
 namespace minfer {
 
 constexpr int kConsumers = 2, kThreads = (kConsumers + 1) * 128, kWriters = kConsumers * 128;
-constexpr int kPair = 2;      // blocks, whose tiles are side by side or one below the other, and which share an operand
-constexpr int kTwice = 2048;  // rows, and columns, of the product that run at once
-constexpr int kUnit = 16 * 16;  // what a warp stores at once: 16 rows of the product, 16 columns
+constexpr int kPair = 2;      // blocks that share an operand; their tiles are side by side, or one below the other
+constexpr int kTwice = 2048;  // rows of the product that a group of `grouped` has
+constexpr int kUnit = 16 * 16;  // elements that a warp stores at once: 16 rows and 16 columns of the product
 
-// Tiles of kM rows and kN columns of the product. Each of two warpgroups has half of the columns, or half of the rows where
-// these are no multiple of 128: kWide times 64 columns, and kHigh rows.
+// Tiles of kM rows and kN columns of the product. Each of two warpgroups has half of the columns, or half of the rows if kN is
+// no multiple of 128: kWide times 64 columns, and kHigh rows.
 template <typename T_, Layout kLayout_, int kM_, int kN_>
 struct Fitted {
   using T = T_;
@@ -24,16 +24,17 @@ struct Fitted {
   static constexpr int kWide = kN / 64 / (kSplitsColumns ? kConsumers : 1), kHigh = kM / (kSplitsColumns ? 1 : kConsumers);
   static_assert(kN % 64 == 0 && kHigh % 16 == 0 && kM <= 256 && kN <= 256);
 
-  // A stage in shared memory has 64 steps in k of the columns of B, and of the rows of A, in the 128-byte swizzle. B lies
-  // [n][k] in TN, and in NN as slabs of 64 columns, [k][64] each. A lies [m][k].
+  // A stage in shared memory has 64 values of k, of the columns of B and of the rows of A, in the 128-byte swizzle. B is stored
+  // as [n][k] in TN, and in NN as slabs of 64 columns, [k][64] each. A is stored as [m][k].
   static constexpr int kB = kN * kBlockK, kElements = kB + kM * kBlockK, kStageBytes = kElements * sizeof(T);
-  static constexpr int kUnits = 2;  // that a warp has memory for, so that it writes one while lanes still read the other
+  static constexpr int kUnits = 2;  // for which a warp has shared memory: it writes one while lanes still read the other
   static constexpr int kUnitBytes = kConsumers * 4 * kUnits * kUnit * sizeof(T);
   static constexpr int kStages = std::min(8, int(((227 << 10) - kUnitBytes) / (kStageBytes + 2 * sizeof(uint64_t))));
   static constexpr int kBytes = kStages * (kStageBytes + 2 * sizeof(uint64_t)) + kUnitBytes;
   static constexpr bool kSplits = kM * kN * sizeof(float) <= kStages * kStageBytes;  // partial sums fit the stages' memory
 
-  // Starts half `half` of the copies of B, or of A. `load` is one of TMA's functions with its last arguments.
+  // Starts the copies of half number `half` of B, or of A. `load` calls one of TMA's functions, with the arguments that are not
+  // given to it.
   template <typename Load>
   __device__ static void load_b(T* stage, int col, int k, int half, Load load) {
     if constexpr (kTN) {
@@ -52,7 +53,7 @@ struct Fitted {
 
 // How a launch divides a product.
 struct Division {
-  int parts;    // of k, each of which a pair of blocks has
+  int parts;    // of k: each pair of blocks has one
   bool beside;  // a pair's tiles are side by side and share the rows of A; else they share the columns of B
 };
 
@@ -80,7 +81,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int down = (g.m + high - 1) / high, across = (g.n + wide - 1) / wide;
   const int blocks = kPair * parts, clusters = gridDim.x / blocks, warpgroup = warpgroup_index();
   const auto for_tiles = [&](auto f) {
-    bool backwards = false;  // every other tile, which then begins with what the L2 still has of the last one
+    bool backwards = false;  // every other tile, which so begins with operands that the L2 still has
     for (int tile = blockIdx.x / blocks; tile < down * across; tile += clusters, backwards = !backwards) {
       const int2 place = grouped(max(1, kTwice / high), tile, down, across);
       f(place.x * high + (beside ? 0 : side * Of::kM), place.y * wide + (beside ? side * Of::kN : 0), backwards);
@@ -92,7 +93,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     registers_down<40>();
     if (threadIdx.x == kConsumers * 128)
       for_tiles([&](int row, int col, bool backwards) {
-#pragma unroll 1  // a cold kernel waits for each of its instructions to come from memory
+#pragma unroll 1  // not unrolled: a cold kernel loads its instructions from memory
         for (int step = begin; step < end; ++step, ring.advance()) {
           barrier_wait(empty + ring.stage, ring.parity ^ 1);
           T* stage = stages + ring.stage * Of::kElements;
@@ -119,13 +120,13 @@ __global__ void __launch_bounds__(kThreads, 1)
     const int row_of_group = Of::kSplitsColumns ? 0 : warpgroup * Of::kHigh;
     const int col_of_group = Of::kSplitsColumns ? warpgroup * Of::kWide * 64 : 0;
     // Element i of sums[w] is in column 64 w + 16 warp + lane / 4, plus 8 for i % 4 >= 2, and in row 8 (i / 4) + 2 (lane % 4)
-    // + i % 2 of the warpgroup's. So eight of them are a unit of 16 rows.
+    // + i % 2 of the warpgroup's. So eight consecutive elements are a unit of 16 rows.
     alignas(16) float sums[Of::kWide][Of::kHigh / 2];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, col_of_warp = col_of_group + warp % 4 * 16;
     T* mine = units + warp * Of::kUnits * kUnit;
     int stored = 0;
 
-    // Stores a unit of this warp's columns, from col on.
+    // Stores a unit, which begins at `row` and `col`.
     const auto store = [&](float (&x)[8], int row, int col) {
       uint32_t bits[4];
 #pragma unroll
@@ -133,7 +134,8 @@ __global__ void __launch_bounds__(kThreads, 1)
         const Pair<T> pair{T(x[2 * i]), T(x[2 * i + 1])};
         memcpy(&bits[i], &pair, 4);
       }
-      // In shared memory a row is 32 bytes, two pieces, which change places in every other four rows: no bank conflicts.
+      // In shared memory a row is two pieces of 16 bytes. They are swapped in every other group of four rows, which avoids bank
+      // conflicts.
       T* unit = mine + stored++ % Of::kUnits * kUnit;
       const int to = lane % 8 + lane / 16 * 8, from = lane / 2;
       stmatrix_x4_transposed(unit + to * 16 + (lane / 8 % 2 ^ to / 4 % 2) * 8, bits);  //@ place_in_unit
@@ -154,7 +156,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         const uint64_t rows = tile_descriptor(b + Of::kB + row_of_group * kBlockK, 16, 1024);
         wgmma_fence();
 #pragma unroll
-        for (int i = 0; i < kBlockK / 16; ++i)  // 32 bytes of a row, or 16 rows; in units of 16 bytes
+        for (int i = 0; i < kBlockK / 16; ++i)  // an offset of 32 bytes, or of 16 rows, in units of 16 bytes
 #pragma unroll
           for (int w = 0; w < Of::kWide; ++w)
             wgmma_by_columns<T, !Of::kTN>(sums[w],
@@ -175,8 +177,8 @@ __global__ void __launch_bounds__(kThreads, 1)
         }
     });
     if (parts > 1) {
-      // Each thread puts its sums in this block's memory, one piece of all threads after the other. Each block then adds
-      // some of the units.
+      // Each thread puts its sums in the block's shared memory: piece 0 of all threads, then piece 1 and so on. Each block then
+      // adds up some of the units.
       float4* partial = reinterpret_cast<float4*>(shared);
       constexpr int kPieces = Of::kHigh / 8, kHeights = Of::kHigh / 16;
       warps_sync<kWriters>();  // all stages are read  //@ all_read
@@ -203,7 +205,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   cluster_sync_relaxed();  // no block ends while another arrives at its barriers, or reads its sums
 }
 
-// Launches tiles of kM x kN. Where k is divided, at most by 4 and by as many as it has steps, there is a cluster for each tile.
+// Launches tiles of kM x kN. k may be divided into 2 or 4 parts, but not into more than it has steps; there is then a cluster
+// for each pair of tiles.
 template <int kM, int kN, Layout kLayout, typename T>
 void launch_fitted(const Gemm<T>& g, Division division) {
   using Of = Fitted<T, kLayout, kM, kN>;

@@ -1,4 +1,4 @@
-// Which tile v18_fitted takes for a product, by a model of its time: waves of tiles, steps of a tile, and bytes of memory.
+// Which tile v18_fitted takes for a product. A model of the time decides: waves of tiles, steps of a tile, and bytes of memory.
 #pragma once
 
 #include <algorithm>
@@ -8,8 +8,8 @@
 
 namespace minfer {
 
-// A tile's size, and how many cycles a step of it takes over those at the rate of the tensor cores, as fitted. Narrow tiles
-// read more from the L2 for each product.
+// A tile's size, and the fitted ratio of a step's cycles to those at the tensor cores' full rate. Narrow tiles read more bytes
+// from the L2 for each product.
 struct FittedTile {
   int rows, cols;
   double rate;
@@ -24,8 +24,8 @@ struct FittedTile {
 constexpr FittedTile kFittedTiles[] = {MINFER_FITTED_TILES(MINFER_FITTED_TILE)};
 #undef MINFER_FITTED_TILE
 
-// A tile, how many parts of k have a pair of blocks each, and whether a pair's tiles are side by side. A cluster is a pair, or
-// the pairs of all parts.
+// A tile, into how many parts k is divided, and whether a pair's tiles are side by side. Each part has a pair of blocks. A
+// cluster has the pairs of all parts.
 struct FittedChoice {
   int rows, cols, parts;
   bool beside;
@@ -33,13 +33,13 @@ struct FittedChoice {
 };
 
 // The time in microseconds, if `clusters` run at once. Fitted to 4,600 cold timings of 201 random products of 24 models on an
-// H100, in both layouts and dtypes. Fitted to two thirds of these products, it took a tile for the others that was 1.2 % slower
-// than the best in the geometric mean, and 8 % at most.
+// H100, in both layouts and dtypes. To test it, it was fitted to two thirds of these products: for the others, the tile that it
+// chose was 1.2 % slower than the best one in the geometric mean, and 8 % at most.
 inline double fitted_us(const FittedTile& tile, int parts, bool beside, int64_t tiles, int clusters, int m, int n, int k,
                         bool tn) {
   const int64_t waves = (tiles + clusters - 1) / clusters, steps = ((k + 63) / 64 + parts - 1) / parts;
   const double area = double(tile.rows) * tile.cols, busy = std::min(1.0, double(tiles) / clusters);
-  // A step has 64 products of each element, of which a multiprocessor does 2048 a cycle.
+  // A step has 64 multiply-adds for each element; a multiprocessor does 2048 of them in a cycle.
   const double step = (area / 32 * tile.rate + 62) * (beside ? 1.024 : 1) * (tn ? 1 : 0.987) * (1 - 0.198 * (1 - busy));
   const double body = waves * (steps * step + 5578 + area * 0.0148) / 1755;
   const double bytes = 2.0 * (double(m) * k + double(n) * k + double(m) * n), memory = bytes / 2.764e6 + 5.58;

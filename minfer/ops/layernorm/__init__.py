@@ -114,7 +114,8 @@ VECTORS = multiples(hidden=8)  # rows of 16-byte pieces
 
 
 def fits(case: Case) -> str | None:
-    """Whether the threads of a block can keep this row: 8 pieces each, of 16 bytes where a row is made of them."""
+    """Why v03_any_width cannot take a row: a thread keeps at most 8 pieces, each of 16 bytes, or of one element where
+    the length of a row is no multiple of 16 bytes."""
     vector = 16 // DTYPES[case.dtype].itemsize
     most = 4096 * (1 if case["hidden"] % vector else vector)
     return None if case["hidden"] <= most else f"needs hidden <= {most}"

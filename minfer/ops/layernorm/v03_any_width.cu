@@ -1,8 +1,9 @@
-// v03_any_width: v02_vectors with one meeting of the block instead of two, and threads that fit the width.
-// Idea: each warp finds the mean of its own elements and their squared differences from it, and the block adds up both at once
-// (Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979). A row has as
-// many threads as it takes with three vectors each, whatever its width: few warps, because each takes more than ten shuffles.
-// Rows bypass the L1, which keeps weight and bias. Rows that are no multiple of 16 bytes are loaded one element at a time.
+// v03_any_width: v02_vectors with one barrier of the block instead of two, and as many threads as the width needs.
+// Idea: each warp computes the mean of its own elements and the sum of their squared differences from it, and the block
+// combines both at once (Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances",
+// 1979). Each thread of a row has three vectors (eight in the longest rows): few warps, because each takes more than ten
+// shuffles. Rows bypass the L1, which keeps weight and bias. Rows that are no multiple of 16 bytes are loaded one element at a
+// time.
 // Expected: rmsnorm's speed at widths such as 2880, 5120 and 7168, for which triton_rows rounds up to a power of two.
 #include <algorithm>
 
@@ -38,7 +39,7 @@ __device__ Piece normalised(const Piece& x, float mean, float scale, const Piece
   return Piece(values);
 }
 
-// Of the lanes whose numbers differ in bits below `span`, a power of two, given to each of them.
+// The sum of `value` over each group of `span` adjacent lanes, which all lanes of the group get. `span` is a power of two.
 __device__ inline float sum_lanes(float value, int span) {
   for (int mask = span / 2; mask > 0; mask /= 2) value += __shfl_xor_sync(0xffffffff, value, mask);
   return value;
@@ -46,7 +47,7 @@ __device__ inline float sum_lanes(float value, int span) {
 
 template <typename T, typename Piece, int kPieces, bool kEarly>
 __global__ void __launch_bounds__(kMostThreadsOfRow) any_width(LayerNorm<T> p, int pieces) {
-  // Of each warp: the sum of its elements, that of squares from their mean, and their number.
+  // Of each warp: the sum of its elements, the sum of their squared differences from their mean, their number, and their mean.
   __shared__ float4 of_warps[kMostThreadsOfRow / 32];
   const int row = blockIdx.x * blockDim.y + threadIdx.y, mine = row < p.tokens ? pieces : 0;
   Piece x[kPieces], weight[kPieces], bias[kPieces];
@@ -66,14 +67,14 @@ __global__ void __launch_bounds__(kMostThreadsOfRow) any_width(LayerNorm<T> p, i
   for (int i = 0; i < kPieces; ++i) {
     x[i].stay_packed();
     //@ variance
-    if (threadIdx.x + i * blockDim.x < mine) squares += squares_from(x[i], mean);  // beyond the row is not the mean
+    if (threadIdx.x + i * blockDim.x < mine) squares += squares_from(x[i], mean);  // pieces beyond the row are 0, not the mean
   }
   squares = sum_lanes(squares, 32);
   if (warps > 1) {
     float4* const row_warps = of_warps + threadIdx.y * warps;
     if (lane == 0) row_warps[warp] = float4{sum, squares, float(count), mean};
     __syncthreads();
-    const int span = 1 << (32 - __clz(warps - 1));  // the next power of two from `warps` on
+    const int span = 1 << (32 - __clz(warps - 1));  // the least power of two that is not below `warps`
     const int from = lane & (span - 1);
     const float4 other = from < warps ? row_warps[from] : float4{};
     mean = sum_lanes(other.x, span) * p.share;
@@ -111,7 +112,7 @@ void launch_for(const LayerNorm<T>& p) {
   STD_TORCH_CHECK(pieces <= kMostPieces * kMostThreadsOfRow, "layernorm: x must have at most ",
                   kMostPieces * kMostThreadsOfRow * Piece::kCount, " elements in a row, got ", p.hidden);
   if (pieces <= 3 * kMostThreadsOfRow) launch_with<Piece, 3, true>(p, pieces);
-  else launch_with<Piece, kMostPieces, false>(p, pieces);  // with weight and bias they would need more registers than there are
+  else launch_with<Piece, kMostPieces, false>(p, pieces);  // weight and bias do not fit the registers, too
 }
 
 template <typename T>

@@ -1,4 +1,4 @@
-// Tiles of short sequences: what they are, in which order blocks take them, and the copies for them.
+// Items of v07_short, which are tiles of out: what one is, in which order thread blocks take them, and the copies for them.
 #pragma once
 
 #include "cuda/counters.cuh"
@@ -11,15 +11,15 @@ constexpr int64_t kL2Bytes = 8 << 20;
 constexpr int kWarpgroups = 2, kRowsOfItem = kWarpgroups * kRows, kThreadsOfBlock = (kWarpgroups + 1) * 128;
 constexpr int kFewRegisters = 56, kMostRegisters = 224;
 constexpr int kSlots = 2;        // items that are taken and not yet stored
-constexpr int kMostPacked = 16;  // heads: the rows of a warp
-constexpr int kKeys = 64;        // of a block
+constexpr int kMostPacked = 16;  // heads in a tile, as many as a warp has rows
+constexpr int kKeys = 64;        // of a block of keys
 
-// Rows of out for 2^log_packed neighbouring heads from `w.head` on: row r of a warpgroup is head r % packed of a query. A
-// warpgroup has 64 rows, the queries of the second one follow those of the first. w.row0 is the first query; blocks of keys are
-// numbered from the sequence's first key.
+// Rows of out for `packed` = 2^log_packed neighbouring heads from `w.head` on. Row r of a warpgroup is head r % packed of query
+// r / packed. A warpgroup has 64 rows, and the queries of the second one follow those of the first. w.row0 is the first query.
+// Blocks of keys are numbered from the sequence's first key.
 struct Item {
   Work w;
-  Span loaded, seen[kWarpgroups];  // blocks: those that are copied, and of these those that each warpgroup multiplies
+  Span loaded, seen[kWarpgroups];  // blocks of keys: those that are copied, and those of them that each warpgroup multiplies
 };
 
 struct Slots {
@@ -49,7 +49,7 @@ struct ShortTiles {
         empty_k(full_k + kStages), full_v(empty_k + kStages), empty_v(full_v + kStages),
         slots(reinterpret_cast<Slots*>(empty_v + kStages)) {}
 
-  // One thread.
+  // One thread calls it.
   __device__ void init() const {
     for (int i = 0; i < kSlots; ++i) barrier_init(slots->full + i, 1), barrier_init(slots->empty + i, kWarpgroups * 4 + 1);
     for (int i = 0; i < kWarpgroups; ++i) barrier_init(full_q + i, 1), barrier_init(empty_q + i, 4);
@@ -70,7 +70,7 @@ struct ShortTiles {
   }
 };
 
-// Item `index` in this order; a whole warp calls it.
+// Item number `index` of `order`. A whole warp calls it.
 template <typename T>
 __device__ Item item_of(const Attention<T>& p, int index, const Order& order, int log_packed) {
   Item item{{-1, 0, 0, {}, 0, 0}, {0, 0}, {}};
@@ -122,8 +122,8 @@ __device__ Item item_of(const Attention<T>& p, int index, const Order& order, in
   return item;
 }
 
-// Takes items from the counter for the copying thread and the consumers, until there are none. The first item of a block is its
-// own number. `drawn` counts the others, of all blocks, and the last one wraps it to zero. A whole warp calls it.
+// Takes items for the copying thread and the consumers, until there are none. The first item of a thread block has the block's
+// own number. `drawn` counts the others that all blocks have taken; the last one wraps it to zero. A whole warp calls it.
 template <typename T, int kDim>
 __device__ void take_items(const ShortTiles<T, kDim>& tile, const Attention<T>& p, const Order& order, int log_packed,
                            unsigned* drawn) {
@@ -145,7 +145,7 @@ __device__ void take_items(const ShortTiles<T, kDim>& tile, const Attention<T>& 
   }
 }
 
-// Copies for one item after the other. One thread calls it.
+// Copies the operands of one item after the other. One thread calls it.
 template <typename T, int kDim>
 __device__ void copy_items(const ShortTiles<T, kDim>& tile, const Attention<T>& p, const AttentionMaps& maps,
                            int log_packed) {
@@ -186,7 +186,7 @@ __device__ void copy_items(const ShortTiles<T, kDim>& tile, const Attention<T>& 
   }
 }
 
-// How many heads that share keys are packed into a tile, as a power of 2.
+// The logarithm to base 2 of how many heads, which share keys, are packed into a tile.
 template <typename T>
 int find_log_packed(const Attention<T>& p) {
   int log_packed = 0;
@@ -194,7 +194,7 @@ int find_log_packed(const Attention<T>& p) {
   return log_packed;
 }
 
-// The order of v06, of items instead of tiles.
+// The order of v06, for items instead of tiles.
 template <typename T>
 Order make_packed_order(const Attention<T>& p, int log_packed) {
   const int queries = kRowsOfItem >> log_packed;

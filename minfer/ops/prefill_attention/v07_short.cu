@@ -1,14 +1,14 @@
-// v07_short: many short sequences: less for each tile besides its products, and fewer products of hidden pairs.
-// Idea: five changes to v06, whose tiles of 128 queries cost as much as three steps besides their steps. (1) The two warpgroups
-// do not take turns. Each has queries, a place in the ring of keys, and an end of its own: one stores a tile while the other
-// multiplies the next. (2) The query heads that share keys are packed into the rows of a tile, so that it has 16 queries of 8
-// heads, say: keys are read once for all of them, and a sequence of 20 tokens fills a tile. (3) Blocks have 64 keys, and a
-// warpgroup multiplies only those that its own 64 rows see: of 512 tokens, causal, 1/9 of the products are of hidden pairs, and
-// 1/5 in v06. (4) Queries are in registers: from shared memory, a product with 64 keys would read 128 bytes a cycle, all
-// that there is. That leaves room for rings of five stages of keys and of values, and the copies of the next tile begin a whole
-// tile ahead. (5) A warp of its own takes tiles, so that no copy waits for the counter.
-// Expected: 8 x 512 causal with 8 key-value heads reads and writes 84 MB, 28 us at an H100's 3 TB/s. v06 takes 66 us, of which
-// its steps are 45 %; with the rest hidden under the steps of the other warpgroup: 40 us, 430 TFLOP/s.
+// v07_short: for many short sequences: a tile takes less time besides its products, and fewer products are of hidden pairs.
+// Idea: five changes to v06, whose tiles of 128 queries take, besides their steps, the time of three steps more. (1) The two
+// warpgroups do not take turns. Each has its own queries and its own position in the ring of keys, and ends on its own: one
+// stores a tile while the other multiplies the next. (2) The rows of a tile are the queries of several heads that share keys,
+// for example 16 queries of 8 heads: keys are read once for all of them, and a sequence of 20 tokens fills a tile. (3) Blocks
+// have 64 keys, and a warpgroup multiplies only those that its own 64 rows see: at 512 tokens, causal, 1/9 of the products are
+// of hidden pairs, and 1/5 in v06. (4) Queries are in registers: from shared memory, a product with 64 keys would read 128
+// bytes a cycle, which is all that it delivers. That leaves room for five stages of keys and five of values, and the copies for
+// the next tile begin a whole tile ahead. (5) A warp of its own takes tiles, so that no copy waits for the counter.
+// Expected: 8 x 512 causal with 8 key-value heads reads and writes 84 MB, which takes 28 us at an H100's 3 TB/s. v06 takes 66
+// us, 45 % of it in its steps. If the steps of the other warpgroup hide the rest: 40 us, 430 TFLOP/s.
 #include "short_items.cuh"
 
 namespace minfer {
@@ -30,7 +30,7 @@ struct Consumer : Rows64<ShortTiles<T, kDim>> {
 
   __device__ int first_query(const Work& w) const { return w.row0 + (warpgroup * kRows >> log_packed); }
 
-  // Takes a tile of queries into registers, and gives its place back.
+  // Loads a tile of queries into registers, and releases its shared memory.
   __device__ void load_queries() {
     const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
     barrier_wait(tiles.full_q + warpgroup, parity_of_q);  //@ queries_read
@@ -52,13 +52,13 @@ struct Consumer : Rows64<ShortTiles<T, kDim>> {
     wgmma_commit();
   }
 
-  // The blocks, from `begin` to before `end`, of whose keys all rows see all.
+  // The blocks, from `begin` to before `end`, in which all rows see all keys.
   __device__ Span clear_blocks(const Work& w) const {
     const int first = first_query(w), begin = p.span(w.s, first + (kRows >> log_packed) - 1).begin;
     return {(begin + kKeys - 1) / kKeys, p.span(w.s, first).end / kKeys};
   }
 
-  // Caps scores and hides those that a row must not see, where that is due.
+  // Applies the soft cap, if there is one, and hides the scores that a row must not see.
   __device__ void mask(Scores& scores, const Work& w, int block) const {
     if (p.softcap > 0.0f) this->cap(scores);
     const Span clear = clear_blocks(w);
@@ -76,7 +76,7 @@ struct Consumer : Rows64<ShortTiles<T, kDim>> {
     }
   }
 
-  // Blocks that only the other warpgroup multiplies. A lane that tells the producer must not run ahead of those that wait.
+  // Releases blocks that only the other warpgroup multiplies. The lane that does it must not run ahead of the waiting lanes.
   __device__ void skip(int blocks) {
 #pragma unroll 1
     for (; blocks > 0; --blocks) {
@@ -98,7 +98,7 @@ struct Consumer : Rows64<ShortTiles<T, kDim>> {
     barrier_wait(tiles.full_v + values.stage, values.parity);
     this->start_out(exponentials, values.stage, add);
   }
-  // Waits for scores, and makes them exponentials. Returns whether out must be multiplied with `rescale`.
+  // Waits for scores, and turns them into exponentials. Returns whether out must be multiplied by `rescale`.
   template <bool kFirst, bool kPlain>
   __device__ bool finish_scores(Scores& scores, Exponentials& exponentials, const Work& w, int block, float (&rescale)[2]) {
     wgmma_wait_for<kFirst ? 0 : 1>(scores);
@@ -113,8 +113,8 @@ struct Consumer : Rows64<ShortTiles<T, kDim>> {
     values.advance();
   }
 
-  // Starts the scores of `block` and the product with the exponentials of the one behind it. The softmax of these scores
-  // overlaps that product, so the exponentials of two blocks have registers of their own.
+  // Starts the scores of `block`, and the product of the exponentials `behind` with the values of the block behind it. The
+  // softmax of these scores runs during that product, so the exponentials of the two blocks are in different registers.
   template <bool kPlain>
   __device__ void step(Scores& scores, const Exponentials& behind, Exponentials& exponentials, const Work& w, int block,
                        int end) {
@@ -168,7 +168,7 @@ struct Consumer : Rows64<ShortTiles<T, kDim>> {
   __device__ void attend(const AttentionMaps& maps) {
     for (Ring<kSlots> slot;; slot.advance()) {
       barrier_wait(tiles.slots->full + slot.stage, slot.parity);
-      const Item& item = tiles.slots->items[slot.stage];  // stays in shared memory, and takes no registers
+      const Item& item = tiles.slots->items[slot.stage];  // a reference: it stays in shared memory and takes no registers
       if (!item.w.exists()) break;
       const Span seen = item.seen[warpgroup];
       online = OnlineRows{};
@@ -191,7 +191,7 @@ struct Consumer : Rows64<ShortTiles<T, kDim>> {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int row = lane / 4 + r * 8, query = first + (row >> log_packed), head = w.head + (row & (1 << log_packed) - 1);
-      if (query >= w.s.queries) inverse[r] = 0.0f, lse[r] = -INFINITY;  // what lies behind the queries may be NaN
+      if (query >= w.s.queries) inverse[r] = 0.0f, lse[r] = -INFINITY;  // rows behind the sequence's queries may be NaN
       if (p.lse && lane % 4 == 0 && query < rows) *p.lse_at(batch, w.s, query, head) = lse[r];
     }
     //@ whole_queries

@@ -179,7 +179,7 @@ def fits_stream(case: Case) -> str | None:
 
 
 def fits_int4_wgmma(case: Case) -> str | None:
-    """The rules that rows of y are whole vectors, and rows of W whole groups."""
+    """Why v09_int4_wgmma cannot take a case: rows of y must be whole vectors, and rows of W whole groups."""
     return f"needs n to be a multiple of 8, got {case['n']}" if case["n"] % 8 else whole(case)
 
 

@@ -1,7 +1,7 @@
-// int4 on Hopper: how packed weights become wgmma's A in registers, and the tile of y that a warpgroup makes of them.
+// int4 on Hopper: how a warpgroup unpacks weights into registers as wgmma's A, and how it adds up and stores its tile of y.
 //
 // The operands are swapped: wgmma's 64 rows are rows of W, and its columns are rows of x, here called tokens. So the weights
-// are the operand that wgmma takes from registers, and never visit shared memory unpacked.
+// are the operand that wgmma reads from registers, and unpacked weights are never written to shared memory.
 #pragma once
 
 #include "cuda/cluster.cuh"
@@ -16,10 +16,10 @@ constexpr int kRowsOfW = 128;  // of a tile of y: 64 for each of two warpgroups
 constexpr int kConsumers = 2, kThreads = (kConsumers + 1) * 128;
 constexpr int kBoxTokens = 32, kBox = kBoxTokens * 64, kBoxes = 4;  // of y, which a warpgroup stores at once; elements
 
-// What makes a group's numbers of T weights: a weight is (base + q - middle) * scale + rest, where the first difference is
-// exact. `middle` is base + the zero, rounded to an integer, and `rest` what the rounding leaves, times the scale.
+// The numbers that turn a group's q into weights of type T. A weight is (base + q - middle) * scale + rest, and the difference
+// is exact. `middle` is base + the zero, rounded to an integer. `rest` is what the rounding leaves, times the scale.
 struct GroupScale {
-  uint32_t middle_scale, rest;  // two numbers; twice the same one
+  uint32_t middle_scale, rest;  // `middle` and the scale; `rest` twice
 };
 
 template <typename T>
@@ -33,8 +33,8 @@ __device__ inline GroupScale group_scale(T scale, T zero) {
   return made;
 }
 
-// A stage in shared memory: kStepK in k of kTokens rows of x, as boxes of 64 in the 128-byte swizzle, and of kRowsOfW rows of
-// packed weights in the swizzle of as many bytes as a row has, and the scales of their groups.
+// A stage in shared memory has kStepK values of k: kTokens rows of x, in boxes of 64 with the 128-byte swizzle; kRowsOfW rows
+// of packed weights, with the swizzle of a row's length in bytes; and the scales of their groups.
 template <int kGroup, int kTokens>
 struct Int4Stage {
   static constexpr int kStepK = kTokens <= 128 ? 128 : 64;
@@ -45,11 +45,11 @@ struct Int4Stage {
   static_assert(kX % 1024 == 0 && kBytes % 1024 == 0);
 };
 
-// A lane's packed weights of one part of a stage, of rows lane / 4 and lane / 4 + 8 of its warp's 16, and what unpacks them.
-// The four lanes of a row have the same words: of each they take a byte, two neighbours in k.
+// A lane's packed weights of one part of a stage, from rows lane / 4 and lane / 4 + 8 of its warp's 16, and the numbers that
+// unpack them. The four lanes of a row have the same words. Each takes one byte of a word: two neighbours in k.
 template <typename T, typename Stage>
 struct Packed {
-  static constexpr int kPieces = Stage::kPartK / 32;  // of 16 bytes: 32 in k
+  static constexpr int kPieces = Stage::kPartK / 32;  // of 16 bytes, 32 weights
   uint32_t words[2][kPieces * 4];
   GroupScale scales[2];
 
@@ -73,7 +73,7 @@ struct Packed {
 
   // The fragment of product `i` of the part.
   __device__ void unpack(uint32_t (&fragment)[4], int i) const {
-    const uint32_t selector = threadIdx.x % 4 * 0x101u + 0x400u;  // the byte of a word and, above it, that of another
+    const uint32_t selector = threadIdx.x % 4 * 0x101u + 0x400u;  // the lane's byte of a word, then of the shifted word
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const uint32_t middle = __byte_perm(scales[half].middle_scale, 0, 0x1010);
@@ -102,9 +102,9 @@ struct SwappedTile {
 
   float sums[1][kSums];
 
-  // Adds up the sums of the `splits` blocks of a cluster. This one, number `split`, gets the sums of those boxes that is_mine()
-  // says. The producers call cluster_sync() meanwhile, and all threads of the cluster once more before a block exits.
-  // `exchange` is where the stages are.
+  // Adds up the sums of the `splits` blocks of a cluster. Block number `split` gets the sums of those boxes for which is_mine()
+  // is true. Meanwhile the producers call cluster_sync(). All threads of the cluster call it once more before a block exits.
+  // `exchange` is the memory of the stages.
   __device__ void add_up(uint8_t* exchange, int splits, int split) {
     float4* mine = reinterpret_cast<float4*>(exchange) + threadIdx.x;
     named_barrier_sync(3, kConsumers * 128);  // both warpgroups are done with the stages
@@ -130,7 +130,7 @@ struct SwappedTile {
   // `splits` is a power of two.
   __device__ static bool is_mine(int box, int splits, int split) { return (box & splits - 1) == split; }
 
-  // Stores those boxes that are this block's, from `row` of W and `token` on. TMA may still read the last ones afterwards.
+  // Stores this block's boxes, from `row` of W and `token` on. When it returns, TMA may still read the last ones.
   __device__ void store(const TensorMap& map, T* boxes, int row, int token, int tokens, int splits, int split) const {
     const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, mine = warpgroup_index();
     int count = 0;

@@ -1,14 +1,14 @@
-// v09_int4_wgmma: int4 and more than 16 rows of x on Hopper: wgmma whose A is weights that are unpacked in registers.
-// Idea: the operands are swapped, so that wgmma's 64 rows are rows of W and its columns rows of x (tokens). wgmma takes A from
-// registers: a warp reads packed weights from shared memory, where TMA puts them in a quarter of the bytes, and unpacks them to
-// the fragments, scales and all, in 5 instructions for two weights. While the tensor cores multiply one part of a stage, the
-// warpgroup unpacks the next part. x comes by TMA as it is stored. Tiles of 128 rows of W by 64 to 256 tokens: the host takes
-// the width, and the number of blocks that share the k of a tile, by which all waves take the least time. These blocks are a
-// cluster and add their sums through its shared memory. Where k is not shared, the kernel is persistent.
-// Expected: unpacking takes a scheduler 50 of the kTokens cycles that the tensor cores need for 16 in k, so that from 64 tokens
-// on it hides; with many rows of x bfloat16's rate, 0.95 of `torch.mm`, and the time of reading W with few. Tuning run on an
-// H100: 16 in k take 68 + 0.35 kTokens ns, where the tensor cores need 0.65 kTokens at most: a warpgroup's products wait for
-// each other, and with narrow tiles not even two warpgroups fill the tensor cores.
+// v09_int4_wgmma: int4 with more than 16 rows of x on Hopper: weights are unpacked in registers, where wgmma reads them as A.
+// Idea: the operands are swapped, so that wgmma's 64 rows are rows of W and its columns rows of x (tokens). wgmma reads A from
+// registers. TMA copies packed weights to shared memory, a quarter of the bytes. A warp reads them and unpacks them to
+// fragments, scaled, in 5 instructions for two weights. While the tensor cores multiply 16 in k, the warpgroup unpacks the next
+// 16. TMA copies x as it is stored. Tiles have 128 rows of W and 64 to 256 tokens. The host chooses the width of a tile, and
+// how many blocks share its k, so that all waves together take the least time. These blocks are a cluster and add their sums
+// through distributed shared memory. Where k is not shared, the kernel is persistent.
+// Expected: unpacking takes 50 cycles of a scheduler where the tensor cores need kTokens cycles for 16 in k, so it is hidden
+// from 64 tokens on. With many rows of x, bfloat16's rate, 0.95 of `torch.mm`; with few, the time of reading W. Tuning run on
+// an H100: 16 in k take 68 + 0.35 kTokens ns, where the tensor cores need 0.65 kTokens ns at most. A warpgroup's products wait
+// for each other, and with narrow tiles not even two warpgroups keep the tensor cores busy.
 #include "int4_wgmma.cuh"
 
 namespace minfer {
@@ -20,7 +20,7 @@ struct Int4Maps {
   TensorMap x, w, y;
 };
 
-// How a launch divides the work: the `splits` blocks of a cluster, a power of two, have a tile, and each its own part of k.
+// How a launch divides the work: the `splits` blocks of a cluster, a power of two, share a tile; each has a part of k.
 struct Int4Grid {
   int tiles_x, tiles_w, steps, splits;
 };
@@ -60,8 +60,8 @@ __device__ inline void load_steps(const Int4Maps& maps, uint8_t* stages, uint64_
   }
 }
 
-// Puts the scales of a block's steps beside x and W. Each of 64 threads has two rows of W; it loads for some steps ahead, so
-// that not every step waits for memory.
+// Writes the scales of a block's steps to the stages, beside x and W. Each of 64 threads has two rows of W. It loads the scales
+// of several steps at once, so that not every step waits for memory.
 template <typename Stage, int kGroup, typename F, typename T, int kStages>
 __device__ inline void load_scales(const Product<F, T>& p, uint8_t* stages, uint64_t* full, uint64_t* empty,
                                    Ring<kStages>& ring, int row, Place place) {
@@ -78,7 +78,7 @@ __device__ inline void load_scales(const Product<F, T>& p, uint8_t* stages, uint
         for (int r = 0; r < kRowsEach; ++r) {
           const int group = (first + i) * Stage::kStepK / kGroup + g;
           const int64_t at = int64_t(min(row + r * 32 * kScaleWarps + thread, p.n - 1)) * groups + group;
-          const bool there = group < groups;  // beyond k, x is 0, and so must the weights be
+          const bool there = group < groups;  // beyond k, x is 0; the weights must be finite, so they are 0, too
           scales[i][g][r] = there ? p.weights.scales[at] : T(0.0f), zeros[i][g][r] = there ? p.weights.zeros[at] : T(0.0f);
         }
 #pragma unroll
@@ -98,8 +98,8 @@ __device__ inline void load_scales(const Product<F, T>& p, uint8_t* stages, uint
   }
 }
 
-// Accumulates a block's steps of a tile. While the products of 16 in k run, the next 16 are unpacked, whose words have been
-// read from shared memory a part of a stage before.
+// Accumulates a block's steps of a tile. While the products of 16 in k run, the next 16 are unpacked. Their words were read
+// from shared memory one part of a stage earlier.
 template <typename Stage, typename T, int kTokens, int kStages>
 __device__ inline void multiply_tile(SwappedTile<T, kTokens>& tile, const uint8_t* stages, uint64_t* full, uint64_t* empty,
                                      Ring<kStages>& ring, Place place) {
@@ -197,9 +197,9 @@ __global__ void __launch_bounds__(kThreads, 1)
 struct Int4Choice {
   int tokens, splits;
 
-  // The nanoseconds of a launch, nearly: fitted to cold times of 105 products in all widths and splits on an H100, in which the
-  // chosen ones take 0.4 % more than the fastest in the mean, and 10 % at most. An H100 runs fewer clusters of 4 and 8 blocks
-  // than its multiprocessors have room for.
+  // About how many nanoseconds a launch takes. Fitted to cold times of 105 products, with all widths and splits, on an H100. At
+  // these, the chosen width and splits take 0.4 % more than the fastest in the mean, and 10 % at most. An H100 runs fewer
+  // clusters of 4 and 8 blocks at once than its number of multiprocessors allows.
   double nanoseconds(int m, int n, int k) const {
     const int step = tokens <= 128 ? 128 : 64, of_16 = ceil_div(ceil_div(k, step), splits) * (step / 16);
     const int64_t tiles = int64_t(ceil_div(n, kRowsOfW)) * ceil_div(m, tokens);
@@ -235,7 +235,7 @@ void launch_tokens(const Product<F, T>& p, int splits) {
   const Int4Grid grid{ceil_div(p.m, kTokens), ceil_div(p.n, kRowsOfW), ceil_div(p.k, Stage::kStepK), splits};
   const int64_t tiles = int64_t(grid.tiles_x) * grid.tiles_w;
   STD_TORCH_CHECK(tiles <= INT_MAX / 16, "quant_gemm: y has more tiles than a launch has blocks");
-  // Where k is shared, a cluster has one tile: its stages become room for sums.
+  // Where k is shared, a cluster has one tile only, because its sums overwrite its stages.
   const int blocks = splits > 1 ? int(tiles) * splits : int(std::min<int64_t>(tiles, multiprocessors()));
   allow_shared(multiply<kTokens, F, T>, Shared::kBytes);
   STD_CUDA_CHECK(

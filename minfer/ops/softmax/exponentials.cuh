@@ -1,4 +1,4 @@
-// Exponentials relative to a maximum, with one instruction a logit less than `power` of online.cuh.
+// exp(logit - maximum) with one instruction less for each logit than `power` of online.cuh.
 #pragma once
 
 #include "online.cuh"
@@ -6,20 +6,20 @@
 namespace minfer {
 
 constexpr float kLog2E = 1.44269504f;
-constexpr float kLarge = 1e30f;  // the product of log2 e and a larger logit may overflow
+constexpr float kLarge = 1e30f;  // the product of log2 e and a much larger logit may overflow
 
-// exp(logit - base) as one multiply-add and one power of two. The product of `base` and log2 e is rounded, by which all of them
-// are off by the same factor: `factor` takes it back.
+// exp(logit - base) as one multiply-add and one power of two. The product of `base` and log2 e is rounded, which changes all
+// exponentials by the same factor. Multiplying by `factor` corrects that.
 struct Exponentials {
   float base, scaled, factor;
 
   __device__ explicit Exponentials(float base)
       : base(base), scaled(base * kLog2E), factor(exp2_approx(fmaf(-base, kLog2E, scaled))) {}
-  __device__ bool fits() const { return fabsf(base) < kLarge; }  // else `power` is to be used
+  __device__ bool fits() const { return fabsf(base) < kLarge; }  // otherwise use `power`
   __device__ float of(float logit) const { return exp2_approx(fmaf(logit, kLog2E, -scaled)); }
 };
 
-// Takes in a group of logits, as Online::add does.
+// Adds a group of logits, as Online::add does.
 template <int kLogits>
 __device__ void add(Online& to, const float (&logits)[kLogits]) {
   float highest = to.max, sum = 0.0f;
@@ -37,7 +37,7 @@ __device__ void add(Online& to, const float (&logits)[kLogits]) {
   to.sum = to.sum * power(to.max, exponentials.base) + sum, to.max = highest;
 }
 
-// What a row makes of logits.
+// The softmax of a row's logits, from the row's maximum and sum.
 struct Quotients {
   Exponentials exponentials;
   float scale, with_factor;

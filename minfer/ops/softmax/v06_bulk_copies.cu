@@ -1,12 +1,12 @@
-// v06_bulk_copies: a row is shared by the blocks of a cluster, up to 8, which the copy engine brings to shared memory.
-// Idea: v05_cluster keeps a row in registers, of which each block takes 64 a thread. Copies to shared memory take neither
-// registers nor instructions, so that an SM has more parts of rows at once, and a part is summed while its later chunks arrive.
-// A logit takes two instructions less in all: its difference from the maximum and the product with log2 e are one multiply-add
-// (exponentials.cuh), and the sum is scaled once for two vectors. Blocks mail each other their maxima and sums, instead of a
-// barrier of the cluster. Rows may start and end anywhere: whole vectors are copied from the first multiple of 16 bytes on, and
-// the few elements at either end are read and written one by one.
-// Expected: 0.95 of the copy's speed at (4096, 128256) in bfloat16; for few rows as v05_cluster, because all rows are loaded,
-// summed and written at the same time.
+// v06_bulk_copies: up to 8 blocks of a cluster share a row, which TMA copies to shared memory.
+// Idea: v05_cluster keeps a row in registers, 64 a thread. TMA's copies to shared memory take neither registers nor
+// instructions, so an SM has more parts of rows at once, and sums the first chunks of a part while later ones arrive. A logit
+// takes two instructions less in all: the difference from the maximum and the product with log2 e are one multiply-add
+// (exponentials.cuh), and the sum is scaled once for two vectors. Blocks send each other their maxima and sums with st.async
+// and need no barrier of the cluster for that. Rows may start and end anywhere: whole vectors are copied from the first
+// multiple of 16 bytes on, and the few elements at either end are read and written one by one.
+// Expected: 0.95 of the copy's speed at (4096, 128256) in bfloat16. For few rows the speed of v05_cluster, because then all
+// rows are loaded, summed and written at the same time.
 #include <algorithm>
 
 #include "cuda/cluster_mail.cuh"
@@ -16,11 +16,11 @@ namespace minfer {
 
 constexpr int kMostCluster = 8;  // what every GPU of sm_90 grants
 constexpr int kThreads = 256, kMostThreads = 512;
-constexpr int kMostShared = 226 << 10;  // of 227 KB, without what is declared below
-constexpr int kChunk = 1024, kMostChunks = 15;  // vectors that a barrier counts; chunks in shared memory
-constexpr int kShare = 3072;                    // vectors of a block, while there are blocks left for the cluster
+constexpr int kMostShared = 226 << 10;  // of 227 KB; the rest is for the static shared memory below
+constexpr int kChunk = 1024, kMostChunks = 15;  // vectors of a chunk, which has a barrier; chunks of a block
+constexpr int kShare = 3072;                    // vectors of a block at most, unless the cluster has kMostCluster blocks
 
-// A block's part of a row. With kAny the row may have a mask, start anywhere, and end anywhere.
+// A block's part of a row. With kAny the row may have a mask, and may start and end anywhere.
 template <typename T, bool kAny>
 struct Part {
   static constexpr int kCount = Vector<T>::kCount;
@@ -36,14 +36,14 @@ struct Part {
     valid = kAny ? p.valid(row) : p.n;
   }
 
-  // The vectors that have elements that count.
+  // How many of the part's vectors have elements that count.
   __device__ int used() const {
     return kAny ? min(max((valid - head + kCount - 1) / kCount - first, 0), mine) : mine;
   }
 
   __device__ const uint4* vectors() const { return reinterpret_cast<const uint4*>(x + head) + first; }
 
-  // The logits of the part's vector `at`, which is in shared memory if it counts.
+  // The logits of vector `at` of the part. It is in shared memory if any of its elements count.
   __device__ void unpack(float* to, const uint4* shared, int at) const {
     float(&logits)[kCount] = reinterpret_cast<float(&)[kCount]>(*to);
     if constexpr (!kAny) {
@@ -60,7 +60,7 @@ struct Part {
     }
   }
 
-  // The elements before the first vector of the row and behind the last: how many, where, and a logit.
+  // The elements before the row's first vector and behind its last: how many, the index of each, and the logit at an index.
   __device__ int edges() const { return head + (p.n - head) % kCount; }
   __device__ int edge(int i) const { return i < head ? i : p.n - edges() + i; }
   __device__ float logit(int at) const {
@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(kMostThreads, 2) bulk_copies(Softmax<T> p, int
   for (int chunk = 0; chunk < chunks; ++chunk) {
     barrier_wait(full + chunk, 0);  //@ arrived
     const int end = min(used, (chunk + 1) * kChunk);
-    // Two vectors at once: one maximum, and one scaling of the sum, for both.
+    // Two vectors at once: the sum is scaled once for both.
     for (int at = chunk * kChunk + threadIdx.x; at < end; at += 2 * blockDim.x) {
       float logits[2 * kCount];
       const int second = at + blockDim.x;
@@ -153,7 +153,7 @@ void launch_for(const Softmax<T>& p) {
   const auto share_of = [&](int cluster) { return (vectors + cluster - 1) / cluster; };
   int cluster = 1, threads = kThreads;
   while (cluster < kMostCluster && share_of(cluster) > kShare) cluster *= 2;
-  // Rows that fill the SMs with one large block each start together, and none waits for another.
+  // A smaller cluster of larger blocks, if these occupy at least 7/8 of the SMs, one on each: all rows start together.
   for (int few = 1; few < cluster; few *= 2) {
     const int64_t blocks = int64_t{p.rows} * few;
     if (blocks <= most && 8 * blocks >= 7 * most && share_of(few) * 16 <= kMostShared) cluster = few, threads = kMostThreads;
