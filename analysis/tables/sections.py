@@ -226,7 +226,11 @@ def headline_lines(section: Section, where: Where) -> list[str]:
     kernel = escape(best["kernel"])
     lines = [f"{escape(section.device)}, {what}: **{kernel}** reaches {shares} of PyTorch's throughput.", ""]
     ladder = ladder_lines(section.problems[section.headline or ""])
-    said = "Cold calls; each rung that was faster than all before it. " if ladder else ""
+    meaning = (
+        "Cold, as in the table: single calls with flushed caches. Steady: half a second of calls, at the clock where the card "
+        "settles. Each rung is faster than all before it. "
+    )
+    said = meaning if ladder else ""
     return [*lines, *ladder, f"{said}[All kernels and problems]({where.results}{section.page.as_posix()}).", ""]
 
 

@@ -34,7 +34,7 @@ NVIDIA H200, hgemm (float16 · layout=TN, accumulate=float32 · m=n=k=4096): **v
 | v01_naive | 0.1230 | 1.23 % | baseline |
 | **v02_tiled** | **10.31** | **103.1 % (102.8–103.4)** | **83.8×** |
 
-Cold calls; each rung that was faster than all before it. [All kernels and problems](docs/results/nvidia-h200/hgemm.md).
+Cold, as in the table: single calls with flushed caches. Steady: half a second of calls, at the clock where the card settles. Each rung is faster than all before it. [All kernels and problems](docs/results/nvidia-h200/hgemm.md).
 
 <!-- headline:end -->
 
