@@ -59,6 +59,6 @@ def strips(name: str, groups: Mapping[str, Sequence[tuple[float, str]]], theme: 
     )
     least = {group: min(ratio for ratio, _ in ratios) for group, ratios in groups.items()}
     about = "; ".join(
-        f"{group}: {len(groups[group])} problems, least {significant(least[group], 3)} times" for group in groups
+        f"{group} at {len(groups[group])} problems, least {significant(least[group], 3)} times" for group in groups
     )
-    return Picture(drawn, f"{name}, speed over the best other. {about}.")
+    return Picture(drawn, f"{name}, speed over the best other: {about}.")
