@@ -70,7 +70,7 @@ def best(
     sized = tuple(shape.values())
     kernel, entry = of.find(sized)
     if kernel == of.preferred(sized):
-        return Choice(kernel, "preferred at this shape, whatever was measured: it chooses its tile by a model")
+        return Choice(kernel, "preferred at this shape, which was not measured: it chooses its tile by a model")
     if entry is None:
         return Choice(kernel, "the last of the ladder that supports this; no kernel that does was measured")
     measured = of.measured(entry, sized)
@@ -181,7 +181,15 @@ class Chooser:
         raise ValueError(f"no kernel of {case.op} supports {sizes(case.shape)} in {case.dtype} on {where}")
 
     def preferred(self, shape: tuple[int, ...]) -> str | None:
-        """The kernel that is taken for a shape whatever was measured, if there is one."""
+        """The kernel that is taken for a shape because of a model of its own, if there is one and the shape itself was not
+        measured on this device."""
+        if not self.with_preference:
+            return None
+        logs = tuple(map(_log, shape))
+        if self.groups and any(
+            each.logs == logs and not each.away and not each.other for each in self.groups[0].measured
+        ):
+            return None
         for kernel, holds in self.with_preference:
             case = self._sized(shape)
             if holds(case.shape) and self._supports(kernel, case):

@@ -1,4 +1,4 @@
-"""Kernels that choose their tile by a model of their own, and the shapes at which they are taken whatever was measured."""
+"""Kernels that choose their tile by a model, and where they are taken for a shape that was not measured."""
 
 from __future__ import annotations
 

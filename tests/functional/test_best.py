@@ -72,11 +72,34 @@ def outcome(function: Callable[..., chooser.Choice], problem: Mapping[str, Any])
 
 
 @pytest.mark.parametrize("count", (15, pytest.param(1000, marks=pytest.mark.slow)))
-def test_it_chooses_what_sorting_chooses(count: int) -> None:
+def test_it_chooses_what_sorting_chooses(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chooser, "PREFERRED", {})
+    monkeypatch.setattr(chooser, "_choosers", {})
     rng = random.Random(0)
     for name in sorted(chooser.table()):
         for problem in itertools.islice(problems(rng, name), count):
             assert outcome(chooser.best, problem) == outcome(by_sorting.best, problem), problem
+
+
+def test_a_kernel_with_a_model_of_its_own_is_preferred_where_nothing_was_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def chosen(m: int, n: int, k: int, device: str = DEVICES[0], capability: tuple[int, int] | None = (9, 0)) -> str:
+        params, shape = {"layout": "TN", "accumulate": "float32"}, {"m": m, "n": n, "k": k}
+        return chooser.best("hgemm", "bfloat16", params, shape, capability, device).kernel
+
+    assert chosen(300, 4096, 4096) == "v18_fitted"
+    assert chosen(300, 4100, 4096) != "v18_fitted"  # it takes multiples of 8
+    assert (
+        chosen(128, 4096, 4096) != "v18_fitted" and chosen(512, 8448, 4096) != "v18_fitted"
+    )  # whole waves of large tiles
+    assert chosen(300, 4096, 4096, capability=(8, 9)) != "v18_fitted" != chosen(300, 4096, 4096, capability=None)
+    times = {"v14_small": 8.0, "v18_fitted": 9.0}
+    entry = {"arch": "sm_90a", "device": DEVICES[0], "dtype": "bfloat16", "kernels": times}
+    entry |= {"params": {"layout": "TN", "accumulate": "float32"}, "shape": {"m": 300, "n": 4096, "k": 4096}}
+    monkeypatch.setattr(chooser, "table", lambda: {"hgemm": [entry]})
+    assert chosen(300, 4096, 4096) == "v14_small"  # measured here
+    assert chosen(300, 4096, 4096, DEVICES[1]) == chosen(301, 4096, 4096) == "v18_fitted"
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
