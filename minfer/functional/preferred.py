@@ -15,10 +15,12 @@ def off_the_grid(shape: Mapping[str, int]) -> bool:
     v18_fitted was fitted to, this rule and that model together were 1.0 % slower than the best kernel in the geometric mean,
     and 11 % at most."""
     m, n, k = shape["m"], shape["n"], shape["k"]
+    if m <= 128 or min(n, k) < 512:
+        return False
     tiles = math.ceil(m / 256) * math.ceil(n / 256)
     waves = tiles / 66
     busy = max(waves / math.ceil(waves), 0.9 if waves > 1 else 0)
-    return m > 128 and min(n, k) >= 512 and m * n / (tiles * 256 * 256) * busy < 0.88
+    return m * n / (tiles * 256 * 256) * busy < 0.88
 
 
 PREFERRED: Mapping[tuple[str, str], Callable[[Mapping[str, int]], bool]] = {("hgemm", "v18_fitted"): off_the_grid}

@@ -2,6 +2,7 @@
 // Idea: the definition, nothing else; neighbouring threads take neighbouring elements.
 // Expected: a third of the memory's speed or less: the second and the third pass find the row in the cache, but each waits
 // anew.
+// Measured (H200, bfloat16, tokens=16384, hidden=4096): 2426 GB/s cold; 93.9 % of torch.
 #include "cuda/vector.cuh"
 #include "layernorm.h"
 
