@@ -45,7 +45,7 @@ class Refused(Exception):
 def profile(job: Job) -> Iterator[Finding]:
     """A finding for each case. The cases of a setting have the same one."""
     program = toolchain.tool("compute-sanitizer")
-    refusal = "looks at memory of a CUDA GPU only" if job.device != "cuda" else "" if program else MISSING
+    refusal = "not run: it checks the memory of a CUDA GPU only" if job.device != "cuda" else "" if program else MISSING
     first: dict[tuple[str, ...], Case] = {}
     for case in job.cases:
         if ops.get(case.op).kernels[case.kernel].backend in BACKENDS:

@@ -70,7 +70,7 @@ def test_a_machine_that_cannot_gets_a_sentence(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(toolchain, "tool", lambda name: None)
     assert {finding.why for finding in memcheck.profile(job(tmp_path))} == {memcheck.MISSING}
     found = {finding.why for finding in memcheck.profile(job(tmp_path, "cpu"))}
-    assert found == {"looks at memory of a CUDA GPU only"}
+    assert found == {"not run: it checks the memory of a CUDA GPU only"}
 
 
 def test_the_target_runs_a_kernel_on_what_it_supports_and_compares(monkeypatch: pytest.MonkeyPatch) -> None:
