@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from minfer.rows.problems import number
+from minfer.rows.roofs import copy_rate
 from minfer.rows.select import TFLOPS
 from minfer.rows.store import Row
 
@@ -63,7 +64,7 @@ def _where(row: Row) -> tuple[str, str]:
 def _memory(rows: list[Row], best: Mapping[str, float]) -> float:
     """The microseconds that a problem's bytes take."""
     nbytes = max((number(row, "bytes") or 0.0 for row in rows), default=0.0)
-    copy, read = best.get("copy_gbps", 0.0), best.get("read_gbps", 0.0)
+    copy, read = copy_rate(best, nbytes), best.get("read_gbps", 0.0)
     if not (copy or read):
         return 0.0
     written = max((_written(row) for row in rows), default=0.0)  # 0 if no row says it: then all bytes count as read

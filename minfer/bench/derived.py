@@ -146,7 +146,7 @@ def _against_peaks(case: Case, row: Mapping[str, Any], roofs: Mapping[str, float
         if regime == "cold":
             found["floor_us"] = floor_us
         if us := row.get(f"{regime}_us"):
-            share = peaks.percent(roofs, row["flops"], traffic, arithmetic, us * 1e-6)
+            share = peaks.percent(roofs, row["flops"], traffic, arithmetic, us * 1e-6, cold=regime == "cold")
             found[f"{regime}_percent_of_peak"] = share
             if us < floor_us:
                 message = f"the {regime} time of {us:.4g} us is less than the {floor_us:.4g} us that the peaks allow"

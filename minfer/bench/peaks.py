@@ -6,6 +6,8 @@ architectures, CACM 52(4), 2009). `python -m minfer.bench.peaks` prints the peak
 mapping from name to number:
 
 - `copy_gbps` (bytes read plus bytes written), `read_gbps`: GB/s of buffers far larger than the last-level cache;
+- `cold_copy_64mib_gbps`, ...: GB/s of single copies that read and write 64 MiB together, timed as cold calls are
+  (`minfer.rows.roofs` says what for);
 - `mma_float16_float32`, `wgmma_bfloat16_float32`, ...: TFLOP/s of dense products, by the tensor cores' instruction
   class, the dtype of the inputs (float16, bfloat16 or float8_e4m3fn) and that of the accumulator. FLOPs count a
   multiply-add as two;
@@ -29,10 +31,11 @@ import torch
 
 from minfer import build
 from minfer.bench import device as devices
-from minfer.bench.clock import Candidate, clock_for
+from minfer.bench.clock import Candidate, Clock, Hooks, clock_for
 from minfer.bench.telemetry import Telemetry
 from minfer.build.errors import BuildError
 from minfer.ops import DTYPES, Kernel
+from minfer.rows.roofs import copy_rate, name_cold_copy
 from minfer.rows.rules import HEADROOM
 
 KERNEL = Kernel("bench", "peaks", "cuda", Path(__file__).with_suffix(".cu"), archs="sm_80+")
@@ -55,6 +58,9 @@ CPU_WINDOW_S = 0.1
 GRAIN = 16 << 10  # bytes that a block of peaks.cu moves at a time
 CUDA_CACHES = 64  # a buffer's size: going over it again and again then finds at most 1.6 % still in the cache
 LEAST_CUDA_BUFFER, MOST_CPU_BUFFER = 1 << 30, 1 << 30
+WORDS = (1, 4)  # 16-byte words that a thread of peak_copy moves
+COLD_COPIES_MIB = (32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)  # read plus written
+COLD_ROUNDS = 11
 
 
 def measure(device: torch.device, telemetry: Telemetry) -> dict[str, float]:
@@ -85,14 +91,36 @@ def measure(device: torch.device, telemetry: Telemetry) -> dict[str, float]:
         name, _, other_way = name.partition(":")
         bandwidth = name.endswith("_gbps")
         rate = work / float(times.min()) / 1e9 if bandwidth else work / float(np.median(times)) / 1e12
-        if other_way and rate <= peaks[name]:
+        if other_way and rate <= peaks.get(name, 0.0):
             continue
         peaks[name] = rate
         if mhz := states[-1].get("sm_mhz"):
             peaks[f"{name.removesuffix('_gbps')}_mhz"] = float(mhz)
     if fastest := telemetry.max_sm_mhz():
         peaks["max_sm_mhz"] = fastest
-    return peaks
+    return peaks | (_cold_copies(device, clock) if cuda else {})
+
+
+def _cold_copies(device: torch.device, clock: Clock) -> dict[str, float]:
+    """GB/s of single copies, by size: the median of the fastest way to copy."""
+    source = torch.zeros(max(COLD_COPIES_MIB) << 17, dtype=torch.int32, device=device).random_()
+    target = torch.empty_like(source)
+    found = {}
+    for size in COLD_COPIES_MIB:
+        ways = [way for _, way in _copies(target[: size << 17], source[: size << 17])]
+        times = clock.cold(ways, np.tile(np.arange(len(ways)), (COLD_ROUNDS, 1)), Hooks())
+        found[name_cold_copy(size)] = (size << 20) / float(np.median(times, axis=0).min()) / 1e9
+    return found
+
+
+def _copies(target: torch.Tensor, source: torch.Tensor) -> list[tuple[str, Candidate]]:
+    """The ways to copy on a GPU, each with a name: the driver's own, and those of peaks.cu."""
+    ways: list[tuple[str, Candidate]] = [("driver", lambda index: target.copy_(source))]
+    return ways + [(f"words{words}", _own_copy(target, source, words)) for words in WORDS]
+
+
+def _own_copy(target: torch.Tensor, source: torch.Tensor, words: int) -> Candidate:
+    return lambda index: torch.ops.minfer.peak_copy(target, source, words)
 
 
 def load(device: torch.device) -> None:
@@ -111,10 +139,8 @@ def _cuda_probes(device: torch.device) -> dict[str, tuple[Candidate, float]]:
     source = torch.empty(size // 4, dtype=torch.int32, device=device).random_(generator=random)
     target, sink = torch.empty_like(source), torch.zeros(1, dtype=torch.int32, device=device)
     probes: dict[str, tuple[Candidate, float]] = {
-        "copy_gbps": (lambda index: torch.ops.minfer.peak_copy(target, source), 2.0 * size),
-        "copy_gbps:driver": (lambda index: target.copy_(source), 2.0 * size),
-        "read_gbps": (lambda index: torch.ops.minfer.peak_read(sink, source), float(size)),
-    }
+        f"copy_gbps:{name}": (way, 2.0 * size) for name, way in _copies(target, source)
+    } | {"read_gbps": (lambda index: torch.ops.minfer.peak_read(sink, source), float(size))}
 
     capability = devices.capability(device) or (0, 0)
     # Data-centre Blackwell multiplies with tcgen05, and mma.sync there is no roof. A rate that is missing bounds
@@ -190,30 +216,33 @@ def floor_seconds(
 
 
 def percent(
-    peaks: Mapping[str, float], flops: float, traffic: Traffic, arithmetic: Arithmetic, seconds: float
+    peaks: Mapping[str, float], flops: float, traffic: Traffic, arithmetic: Arithmetic, seconds: float, *, cold: bool
 ) -> float:
     """How much of the roofline a kernel reaches, in percent: the least time that the measured peaks allow for `flops`
     and `traffic`, over the time it took. Rates are as seen, at the clock that they ran at.
 
     Memory reads faster than it copies. So what a kernel reads beyond what it writes counts at the peak of reading.
 
-    A roof that was not measured is left out: on a CPU, it is the share of the bandwidth alone."""
-    return 100 * max(_limits(peaks, flops, traffic, arithmetic).values(), default=0.0) / seconds
+    A `cold` call is compared with cold copies of as many bytes, steady calls with a long copy. A roof that was not measured
+    is left out: on a CPU, it is the share of the bandwidth alone."""
+    return 100 * max(_limits(peaks, flops, traffic, arithmetic, cold).values(), default=0.0) / seconds
 
 
 def roof(peaks: Mapping[str, float], flops: float, traffic: Traffic, arithmetic: Arithmetic) -> str | None:
     """The name of the peak that bounds the work, of memory's two the one that takes the larger part of the time; None where
     none was measured."""
-    limits = _limits(peaks, flops, traffic, arithmetic)
+    limits = _limits(peaks, flops, traffic, arithmetic, cold=True)
     return max(limits, key=lambda name: limits[name], default=None)
 
 
-def _limits(peaks: Mapping[str, float], flops: float, traffic: Traffic, arithmetic: Arithmetic) -> dict[str, float]:
+def _limits(
+    peaks: Mapping[str, float], flops: float, traffic: Traffic, arithmetic: Arithmetic, cold: bool
+) -> dict[str, float]:
     """The least seconds that the work takes by each of the measured peaks that bound it: of several classes of
     instructions for the same arithmetic, by the fastest."""
     found = {}
-    if copy := peaks.get("copy_gbps", 0.0):
-        read, written = traffic
+    read, written = traffic
+    if copy := copy_rate(peaks, read + written) if cold else peaks.get("copy_gbps", 0.0):
         copying = (min(read, written) + written) / (copy * 1e9)
         reading = (read - min(read, written)) / (max(copy, peaks.get("read_gbps", 0.0)) * 1e9)
         found["read_gbps" if reading > copying and peaks.get("read_gbps") else "copy_gbps"] = copying + reading

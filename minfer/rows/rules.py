@@ -19,8 +19,8 @@ def is_too_wide(low: float | None, high: float | None) -> bool:
 
 
 ABOVE_ROOF = (  # what the mark of `is_above_roof` means
-    "above the measured peak: that peak is too low here, because it was measured with a long copy or product, and not with a"
-    " probe of this size and mix of reads and writes"
+    "above the measured peak: that peak is too low here, because its probe has another size, or another mix of reads and"
+    " writes"
 )
 
 

@@ -14,6 +14,7 @@ from minfer.bench.device import capability, pick
 from minfer.bench.telemetry import Telemetry
 from minfer.build import device_code, toolchain
 from minfer.ops import DTYPES
+from minfer.rows import roofs
 from minfer.rows.rules import HEADROOM
 
 needs_nvcc = pytest.mark.skipif(toolchain.toolkit() is None, reason="no CUDA compiler that fits this PyTorch")
@@ -92,13 +93,19 @@ def test_wgmma_loop_exists_on_hopper_alone_and_does_nothing_but_multiply(compile
 
 
 @needs_nvcc
-def test_bandwidth_loops_have_four_wide_loads_in_flight(compiled):
+def test_bandwidth_probes_load_before_they_store_and_16_bytes_at_a_time(compiled):
     _, _, functions = compiled
-    for kernel, stores in (("copy_chunks", 4), ("read_chunks", 0)):
-        loop = last_loop(next(code for name, code in functions.items() if kernel in name))
-        kinds = [word for words in loop for word in re.findall(r"\b(?:LDG|STG)[\w.]*", words)]
-        assert [kind[:3] for kind in kinds] == ["LDG"] * 4 + ["STG"] * stores
-        assert all(kind.endswith(".128") for kind in kinds)
+    reading = last_loop(next(code for name, code in functions.items() if "read_chunks" in name))
+    assert accesses(reading) == ["LDG"] * 4
+    copying = {name: [words for _, words in code] for name, code in functions.items() if "copy_chunk" in name}
+    assert sorted(accesses(code) for code in copying.values()) == [["LDG"] * 4 + ["STG"] * 4, ["LDG", "STG"]]
+
+
+def accesses(code: list[str]) -> list[str]:
+    """The accesses to global memory, in order. Each takes 16 bytes."""
+    kinds = [word for words in code for word in re.findall(r"\b(?:LDG|STG)[\w.]*", words)]
+    assert all(kind.endswith(".128") for kind in kinds)
+    return [kind[:3] for kind in kinds]
 
 
 PEAKS = {
@@ -134,16 +141,20 @@ def test_floor_never_scales_down_and_bounds_nothing_that_is_unknown():
 
 def test_percent_is_of_the_nearer_roof():
     half = (1.05e9, 1.05e9)
-    assert peaks.percent(PEAKS, 4e11, half, ("float16", "float32"), 1e-3) == pytest.approx(50.0)  # both 0.5 ms
-    assert peaks.percent(PEAKS, 8e11, half, ("float16", "float32"), 2e-3) == pytest.approx(50.0)  # 1 ms of wgmma
-    assert peaks.percent(PEAKS, 4e11, (2.1e9, 2.1e9), ("float16", "float32"), 2e-3) == pytest.approx(
+    assert peaks.percent(PEAKS, 4e11, half, ("float16", "float32"), 1e-3, cold=False) == pytest.approx(
+        50.0
+    )  # both 0.5 ms
+    assert peaks.percent(PEAKS, 8e11, half, ("float16", "float32"), 2e-3, cold=False) == pytest.approx(
+        50.0
+    )  # 1 ms of wgmma
+    assert peaks.percent(PEAKS, 4e11, (2.1e9, 2.1e9), ("float16", "float32"), 2e-3, cold=False) == pytest.approx(
         50.0
     )  # 1 ms of copying
-    assert peaks.percent(PEAKS, 3e11, (0, 0), ("bfloat16", "float32"), 1e-3) == pytest.approx(
+    assert peaks.percent(PEAKS, 3e11, (0, 0), ("bfloat16", "float32"), 1e-3, cold=False) == pytest.approx(
         50.0
     )  # mma alone is known
-    assert peaks.percent(PEAKS, 1e15, half, ("float32", "float32"), 1e-3) == pytest.approx(50.0)
-    assert peaks.percent({}, 1e12, half, ("float16", "float32"), 1e-3) == 0.0
+    assert peaks.percent(PEAKS, 1e15, half, ("float32", "float32"), 1e-3, cold=False) == pytest.approx(50.0)
+    assert peaks.percent({}, 1e12, half, ("float16", "float32"), 1e-3, cold=False) == 0.0
 
 
 def test_what_is_read_and_not_written_counts_at_the_peak_of_reading():
@@ -154,10 +165,28 @@ def test_what_is_read_and_not_written_counts_at_the_peak_of_reading():
         ((12e9, 2e9), 3.0, "read_gbps"),
         ((0, 4e9), 1.0, "copy_gbps"),
     ):
-        assert peaks.percent(faster, 0, traffic, None, ms * 1e-3) == pytest.approx(100.0)
+        assert peaks.percent(faster, 0, traffic, None, ms * 1e-3, cold=False) == pytest.approx(100.0)
         assert peaks.roof(faster, 0, traffic, None) == roof
-    assert peaks.percent({"copy_gbps": 4000.0}, 0, (4e9, 0), None, 1e-3) == pytest.approx(100.0)
+    assert peaks.percent({"copy_gbps": 4000.0}, 0, (4e9, 0), None, 1e-3, cold=False) == pytest.approx(100.0)
     assert peaks.roof({"copy_gbps": 4000.0}, 0, (4e9, 0), None) == "copy_gbps"
+
+
+def test_a_cold_call_is_compared_with_cold_copies_of_as_many_bytes():
+    """Interpolated over the logarithm of the size, never below the rate of a long copy, which also holds outside."""
+    known = {
+        "copy_gbps": 3000.0,
+        "cold_copy_16mib_gbps": 2500.0,
+        "cold_copy_64mib_gbps": 3300.0,
+        "cold_copy_256mib_gbps": 3100.0,
+    }
+    mib = 2.0**20
+    for size, rate in ((8, 3000), (16, 3000), (32, 3000), (64, 3300), (128, 3200), (256, 3100), (257, 3000)):
+        traffic = (size * mib / 2, size * mib / 2)
+        seconds = size * mib / rate / 1e9
+        assert peaks.percent(known, 0, traffic, None, seconds, cold=True) == pytest.approx(100.0)
+        assert peaks.percent(known, 0, traffic, None, seconds, cold=False) == pytest.approx(100.0 * rate / 3000)
+        assert peaks.roof(known, 0, traffic, None) == "copy_gbps"
+    assert roofs.copy_rate({}, mib) == 0.0
 
 
 @pytest.mark.timing
@@ -178,6 +207,7 @@ def test_gpu_peaks_are_plausible():
     print(measured)
     assert all(math.isfinite(value) and value > 0 for value in measured.values())
     assert measured["read_gbps"] >= 0.8 * measured["copy_gbps"]
+    assert measured[roofs.name_cold_copy(1024)] >= 0.8 * measured["copy_gbps"]
     rates = {name for name in measured if name.startswith(("mma", "wgmma")) and not name.endswith("_mhz")}
     assert rates or capability(device)[0] in (10, 11)
     if rates:
@@ -230,10 +260,13 @@ def test_gpu_copy_copies_and_read_leaves_the_sink_alone():
     device = pick("cuda")
     peaks.load(device)
     source = torch.arange(3 * peaks.GRAIN // 4, dtype=torch.int32, device=device)
-    target, sink = torch.zeros_like(source), torch.zeros(1, dtype=torch.int32, device=device)
-    torch.ops.minfer.peak_copy(target, source)
+    sink = torch.zeros(1, dtype=torch.int32, device=device)
+    for words in peaks.WORDS:
+        target = torch.zeros_like(source)
+        torch.ops.minfer.peak_copy(target, source, words)
+        assert torch.equal(target, source)
     torch.ops.minfer.peak_read(sink, source)
-    assert torch.equal(target, source) and int(sink) == 0
+    assert int(sink) == 0
     if torch.__version__ >= "2.12":  # in 2.11 an exception that leaves an op of the stable ABI ends the process
         with pytest.raises(RuntimeError, match="multiple of"):
-            torch.ops.minfer.peak_copy(target[:5], source[:5])
+            torch.ops.minfer.peak_copy(target[:5], source[:5], 1)
