@@ -18,6 +18,7 @@ mapping from name to number:
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import sys
@@ -52,6 +53,10 @@ FP8 = "float8_e4m3fn"
 ACCUMULATORS = (("float16", "float32"), ("float16", "float16"), ("bfloat16", "float32"), (FP8, "float32"))
 CLASSES = ("wgmma", "mma")
 
+# By name of the peak: a call that runs it, and the bytes or FLOPs of that call. `name:way` is one of several ways to the same
+# peak, of which the best counts.
+Probes = dict[str, tuple[Candidate, float]]
+
 WARMUP_S = 0.2
 CUDA_WINDOW_S = 0.2
 CPU_WINDOW_S = 0.1
@@ -70,35 +75,41 @@ def measure(device: torch.device, telemetry: Telemetry) -> dict[str, float]:
     second half of a block, because at first the card has not yet noticed that it is over its power limit.
     Raises BuildError where a GPU's kernels cannot be compiled.
     """
-    cuda = device.type == "cuda"
-    probes = _cuda_probes(device) if cuda else _cpu_probes(device)
     clock = clock_for(device)
-    end = time.perf_counter() + (WARMUP_S if cuda else 0)
-    while True:  # compile lazily, touch every page, and leave the idle clocks
-        for probe, _ in probes.values():
+    if device.type != "cuda":
+        probes = _cpu_probes(device)
+        for probe, _ in probes.values():  # touch every page
             probe(0)
-        if cuda:
-            torch.cuda.synchronize(device)
-        if time.perf_counter() >= end:
-            break
+        return _rates(probes, clock, telemetry, CPU_WINDOW_S)
+    bandwidth, products = _bandwidth_probes(device), _product_probes(device)
+    end = time.perf_counter() + WARMUP_S
+    while time.perf_counter() < end:  # compile lazily, touch every page, and leave the idle clocks
+        for probe, _ in itertools.chain(bandwidth.values(), products.values()):
+            probe(0)
+        torch.cuda.synchronize(device)
+    peaks = _rates(bandwidth, clock, telemetry, CUDA_WINDOW_S)
+    peaks |= _cold_copies(device, clock)  # before the products: these heat the card, and its clock falls
+    peaks |= _rates(products, clock, telemetry, CUDA_WINDOW_S)
+    if fastest := telemetry.max_sm_mhz():
+        peaks["max_sm_mhz"] = fastest
+    return peaks
 
+
+def _rates(probes: Probes, clock: Clock, telemetry: Telemetry, window_s: float) -> dict[str, float]:
+    """GB/s or TFLOP/s of each probe, and the clock that it was seen at."""
     peaks: dict[str, float] = {}
     states: list[dict[str, Any]] = []
     for name, (probe, work) in probes.items():
-        times = clock.steady(
-            probe, 1, CUDA_WINDOW_S if cuda else CPU_WINDOW_S, lambda: states.append(telemetry.sample())
-        )
-        name, _, other_way = name.partition(":")
+        times = clock.steady(probe, 1, window_s, lambda: states.append(telemetry.sample()))
+        name = name.partition(":")[0]
         bandwidth = name.endswith("_gbps")
         rate = work / float(times.min()) / 1e9 if bandwidth else work / float(np.median(times)) / 1e12
-        if other_way and rate <= peaks.get(name, 0.0):
+        if rate <= peaks.get(name, 0.0):  # another way to the same peak was better
             continue
         peaks[name] = rate
         if mhz := states[-1].get("sm_mhz"):
             peaks[f"{name.removesuffix('_gbps')}_mhz"] = float(mhz)
-    if fastest := telemetry.max_sm_mhz():
-        peaks["max_sm_mhz"] = fastest
-    return peaks | (_cold_copies(device, clock) if cuda else {})
+    return peaks
 
 
 def _cold_copies(device: torch.device, clock: Clock) -> dict[str, float]:
@@ -129,19 +140,21 @@ def load(device: torch.device) -> None:
         torch.ops.load_library(build.build(KERNEL, devices.arch(device)).library)
 
 
-def _cuda_probes(device: torch.device) -> dict[str, tuple[Candidate, float]]:
-    """By name of the peak: a call that runs it, and the bytes or FLOPs of that call. `name:way` is another way to the same
-    peak, of which the better one counts."""
+def _bandwidth_probes(device: torch.device) -> Probes:
     load(device)
     random = torch.Generator(device).manual_seed(0)
     free, _ = torch.cuda.mem_get_info(device)
     size = min(max(CUDA_CACHES * devices.cache_bytes(device), LEAST_CUDA_BUFFER), free // 4) // GRAIN * GRAIN
     source = torch.empty(size // 4, dtype=torch.int32, device=device).random_(generator=random)
     target, sink = torch.empty_like(source), torch.zeros(1, dtype=torch.int32, device=device)
-    probes: dict[str, tuple[Candidate, float]] = {
-        f"copy_gbps:{name}": (way, 2.0 * size) for name, way in _copies(target, source)
-    } | {"read_gbps": (lambda index: torch.ops.minfer.peak_read(sink, source), float(size))}
+    copies: Probes = {f"copy_gbps:{name}": (way, 2.0 * size) for name, way in _copies(target, source)}
+    return copies | {"read_gbps": (lambda index: torch.ops.minfer.peak_read(sink, source), float(size))}
 
+
+def _product_probes(device: torch.device) -> Probes:
+    load(device)
+    random = torch.Generator(device).manual_seed(0)
+    probes: Probes = {}
     capability = devices.capability(device) or (0, 0)
     # Data-centre Blackwell multiplies with tcgen05, and mma.sync there is no roof. A rate that is missing bounds
     # nothing; one that is too low would call good kernels impossible.
@@ -177,7 +190,7 @@ def _product(instruction: str, sums: torch.Tensor, operands: torch.Tensor) -> Ca
     return lambda index: function(sums, operands, ITERATIONS)
 
 
-def _cpu_probes(device: torch.device) -> dict[str, tuple[Candidate, float]]:
+def _cpu_probes(device: torch.device) -> Probes:
     """Copies one half of a buffer to the other, and reads all of it. What a store reads first is not counted."""
     size = min(4 * devices.cache_bytes(device), MOST_CPU_BUFFER) // 8 * 8
     buffer, sink = torch.ones(size // 4, dtype=torch.float32), torch.zeros(())
