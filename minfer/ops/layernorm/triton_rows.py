@@ -3,7 +3,7 @@
 Idea: a row is one block of Triton's, so that its load, its sums and its store are a line each, with no index by hand.
 Expected: as v02_vectors; slower for long rows, whose values Triton keeps as fp32. Measured: see docs/layernorm.md.
 """
-# Measured (H200, bfloat16, tokens=16384, hidden=4096): 3772 GB/s cold; 146.0 % of torch.
+# Measured (H100 80GB HBM3, bfloat16, tokens=4096, hidden=16384): 2222 GB/s cold, 2203 steady; 122.6 % and 125.1 % of torch.
 
 import torch
 import triton

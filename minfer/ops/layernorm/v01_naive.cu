@@ -2,7 +2,7 @@
 // Idea: the definition, nothing else; neighbouring threads take neighbouring elements.
 // Expected: a third of the memory's speed or less: the second and the third pass find the row in the cache, but each waits
 // anew.
-// Measured (H200, bfloat16, tokens=16384, hidden=4096): 2426 GB/s cold; 93.9 % of torch.
+// Measured (H100 80GB HBM3, bfloat16, tokens=4096, hidden=16384): 1364 GB/s cold, 1336 steady; 75.3 % and 75.9 % of torch.
 #include "cuda/vector.cuh"
 #include "layernorm.h"
 

@@ -2,7 +2,7 @@
 // Idea: the definition, nothing else; neighbouring threads take neighbouring elements.
 // Expected: a third of the memory's speed or less for rows that the L2 does not keep, which are read three times and
 // written once, and less still because a warp asks for 64 bytes of a half type at once.
-// Measured (H200, bfloat16, none, rows=4096, n=128256): 1301 GB/s cold; 68.5 % of torch.
+// Measured (H100 80GB HBM3, bfloat16, none, rows=4096, n=128256): 1100 GB/s cold, 1096 steady; 74.7 % and 74.7 % of torch.
 #include "online.cuh"
 
 namespace minfer {

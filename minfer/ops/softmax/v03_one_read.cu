@@ -6,7 +6,7 @@
 // Expected: near the copy's speed for many rows of up to 16384. A row in shared memory has an SM to itself, which then does
 // not load while it stores: half of it. Rows beyond 113,000 elements of a half type are read twice in part, and 64 rows
 // leave half of the SMs idle.
-// Measured (H200, bfloat16, none, rows=4096, n=128256): 2982 GB/s cold; 156.9 % of torch.
+// Measured (H100 80GB HBM3, bfloat16, none, rows=4096, n=128256): 2522 GB/s cold, 2510 steady; 171.3 % and 171.1 % of torch.
 #include <algorithm>
 
 #include "cuda/rows.cuh"

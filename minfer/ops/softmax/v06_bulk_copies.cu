@@ -7,6 +7,7 @@
 // multiple of 16 bytes on, and the few elements at either end are read and written one by one.
 // Expected: 0.95 of the copy's speed at (4096, 128256) in bfloat16. For few rows the speed of v05_cluster, because then all
 // rows are loaded, summed and written at the same time.
+// Measured (H100 80GB HBM3, bfloat16, none, rows=4096, n=128256): 2990 GB/s cold, 2986 steady; 203.1 % and 203.5 % of torch.
 #include <algorithm>
 
 #include "cuda/cluster_mail.cuh"
