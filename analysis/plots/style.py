@@ -27,6 +27,7 @@ WIDTH = 8.3  # inches; GitHub shows about 830 pixels, so that 10 points of text 
 FONT = 10.0
 SMALL = 9.0
 GAP = 1.3  # line height of neighbouring labels
+NEAR_MARGIN = 0.95  # of the width of the axes: a lead from there is short
 DPI = 100
 HUES = ("#668ffa", "#c28621", "#b02cc0", "#0a8050", "#f245bd", "#d8231a")  # of kernels in the report, on light and dark
 NUMBERED, OTHERS = "oD^s", "PvX*"
@@ -164,14 +165,16 @@ def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list
 
 
 def name_ends(axes: Axes, ends: Mapping[str, tuple[float, float]], colors: Mapping[str, str]) -> None:
-    """Name lines in the right margin in their colour, each label led to its line's last point. The limits must be set
-    before."""
+    """Name lines in the right margin in their colour, each label led to its line's last point, by dots where that point is far
+    from the margin, so that nobody takes the lead for a line of measured points. The limits must be set before."""
     low, high = axes.transAxes.transform([(0, 0), (0, 1)])[:, 1]
     wanted = [float(axes.transData.transform(end)[1]) for end in ends.values()]
     gap = GAP * SMALL * DPI / 72
     for (name, end), place in zip(ends.items(), spread(wanted, gap, low, high), strict=True):
         at = (place - low) / (high - low)
-        lead = {"arrowstyle": "-", "color": colors[name], "linewidth": 0.7, "shrinkA": 2, "shrinkB": 5}
+        lead: dict[str, Any] = {"arrowstyle": "-", "color": colors[name], "linewidth": 0.7, "shrinkA": 2, "shrinkB": 5}
+        if axes.transAxes.inverted().transform(axes.transData.transform(end))[0] < NEAR_MARGIN:
+            lead["linestyle"] = (0, (1, 4))
         axes.annotate("", end, (1.04, at), "data", "axes fraction", arrowprops=lead, annotation_clip=False)
         text: dict[str, Any] = {"color": colors[name], "va": "center", "fontsize": SMALL, "fontweight": "bold"}
         axes.annotate(printable(name), (1.04, at), (2, 0), "axes fraction", "offset points", **text)
