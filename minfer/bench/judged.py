@@ -15,6 +15,10 @@ which tell cold from steady. Each hint is compared with a time that was taken in
 - the baseline's steady time with its blocks, and with its steady times in a process without a kernel, whichever are longer;
 - the baseline's cold time with its cold times in a process without a kernel, after the same preparation.
 
+One of the judge's own times is compared in this way, too: that of a call in a block with that of a call in a linked block, in
+which an input depends on the result of the call before (`minfer.worker.links`). The baseline shows how long the links take. A
+kernel that computes the results of several calls at once cannot do so in a linked block.
+
 A hint contradicts the judge if it is off by more than `BELIEVED`, in the direction that favours the kernel. On a busy machine
 that can happen to an honest kernel. So the supervisor has both measured again, and accuses a kernel only if every measurement
 contradicts it, by more than the baseline's own times vary. A long time of the baseline inside proves nothing on a busy machine.
@@ -44,6 +48,7 @@ BUSY_SHARE = 0.1
 BUSY = "could not be judged: {}, by no more than a busy machine may explain; run it again when the machine is less busy"
 TOO_SHORT = "the judged time of {:.4g} us is less than the {:.4g} us that the peaks allow"
 LONGER = "the judge measured {:.4g} us, and the times inside of the kernel's process allow at most {:.4g} us"
+AT_ONCE = "takes {:.4g} us a call in the judge's blocks, but {:.4g} us where each call depends on the result of the one before"
 FASTER = "the judge measured a speed-up of {:.3g}, and those inside of the kernel's process allow at most {:.3g}"
 
 
@@ -57,7 +62,8 @@ class Samples:
     baseline and duplicate. `calls`: how many a block of the kernel has, and one of the baseline.
     `cold_baseline` and `steady_baseline`: single cold calls and steady calls of the baseline in a process without a kernel.
     `waited`: one number, the share of the time that these took for which a thread of that process waited for a CPU; of the
-    thread that waited for longest."""
+    thread that waited for longest. `baseline_work`: like `work`, of the baseline's blocks. `linked`, `linked_baseline`: the
+    same for linked blocks, of the kernel and of the baseline; both are empty if the op has no link."""
 
     kernel: np.ndarray
     baseline: np.ndarray
@@ -69,13 +75,19 @@ class Samples:
     cold_baseline: np.ndarray
     steady_baseline: np.ndarray
     waited: np.ndarray
+    baseline_work: np.ndarray
+    linked: np.ndarray
+    linked_baseline: np.ndarray
 
     @staticmethod
     def of(found: Mapping[str, Sequence[float]]) -> Samples:
         """Raises ValueError for samples that no clock can give."""
-        arrays = {name: np.array(found[name], dtype=float) for name in Samples.__dataclass_fields__}
+        arrays = {name: np.array(found.get(name, ()), dtype=float) for name in Samples.__dataclass_fields__}
         blocks = [arrays[name] for name in ("kernel", "baseline", "duplicate", "work", "lag")]
-        if not all(array.ndim == 1 and len(array) and np.isfinite(array).all() for array in arrays.values()):
+        needed = [name for name in arrays if name not in ("linked", "linked_baseline")]
+        if not all(array.ndim == 1 and np.isfinite(array).all() for array in arrays.values()) or not all(
+            len(arrays[name]) for name in needed
+        ):
             raise ValueError("a sample of the judge is not a time")
         if len(arrays["calls"]) != 2 or not (arrays["calls"] >= 1).all():
             raise ValueError("the judge must say how many calls a block of the kernel has, and one of the baseline")
@@ -110,6 +122,16 @@ class Samples:
         block = max(self.baseline_block, steady)
         calls, of_baseline = self.calls
         return max(steady_s * block / steady, steady_s + (block - steady) * float(of_baseline / calls))
+
+    def linked_call(self) -> float | None:
+        """The time of a call of the kernel in its shortest linked block, less what the link to the next call takes: the upper
+        quartile of the baseline's linked blocks, less the lower one of its others. None if there are no linked blocks."""
+        if not len(self.linked) or not len(self.linked_baseline):
+            return None
+        calls, of_baseline = self.calls
+        more = float(np.percentile(self.linked_baseline, 75) - np.percentile(self.baseline_work, 25))
+        link = max(more, 0.0) * of_baseline / max(of_baseline - 1, 1)  # the last call of a block has no link
+        return float(min(self.linked) - link * (calls - 1) / calls)
 
     def longer(self, hint: str, block_s: float) -> float:
         """How much longer a call in a block on a GPU may be than a hint, `cold` or `steady`: a block of the baseline, `block_s`
@@ -170,6 +192,11 @@ def contradiction(row: Mapping[str, Any], samples: Samples, device: str) -> Cont
     if lag > believed:
         words = f"its blocks take {lag:.3g} times as long by the clock outside as by the clock inside of its process"
         return Contradiction(words, lag, believed * max(usual, 1.0))
+    alone = samples.linked_call()
+    blocks_s = float(np.median(samples.kernel))
+    if alone is not None and alone > believed * blocks_s:
+        words = AT_ONCE.format(blocks_s * 1e6, alone * 1e6)
+        return Contradiction(words, alone / blocks_s, believed * samples.spread)
     least = float(min(samples.work if device == "cpu" else samples.kernel)) * 1e6
     slow = float(np.percentile(samples.steady_baseline, 90))
     most = {"steady": max(slow, *samples.baseline, *samples.duplicate) * 1e6}

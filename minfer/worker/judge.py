@@ -40,7 +40,7 @@ from minfer.process.orphans import adopt_orphans
 from minfer.process.remote import serve
 from minfer.process.threads import run_delays
 from minfer.sandbox import keep_to_itself
-from minfer.worker.judged_rounds import BLOCK_S, LEAST_CALLS, ROUNDS, JudgedRounds
+from minfer.worker.judged_rounds import BLOCK_S, LEAST_CALLS, LINKED, ROUNDS, JudgedRounds
 from minfer.worker.remote_kernel import RemoteKernel, RunnerFailed
 from minfer.worker.shared_operands import SharedOperands
 
@@ -145,8 +145,9 @@ def take_samples(
         baseline.wait_until_started()
         operands = SharedOperands(case, sets, arena, device)
         rounds = JudgedRounds(baseline, operands)
+        linked = LINKED if operands.link else ()
         # Stopping a process does not stop its work on a GPU, so there the baseline is timed while there is no kernel.
-        before = rounds.run("baseline", "duplicate", count=ROUNDS // 2) if operands.goes_on else {}
+        before = rounds.run("baseline", "duplicate", *linked[1:], count=ROUNDS // 2) if operands.goes_on else {}
         calls = rounds.calls[baseline]
         operands.free()
     kernel = RemoteKernel(case, request, arena, log)
@@ -155,14 +156,14 @@ def take_samples(
     verify(op, case, kernel, kernel, device, devices.capability(device), request["stated"]["seed"])
     rounds.admit(kernel)
     if not operands.goes_on:
-        samples = rounds.run("kernel", "baseline", "duplicate")
+        samples = rounds.run("kernel", "baseline", "duplicate", *linked)
         loaded = libraries.loaded(kernel.process.process.pid)
     else:
-        samples = rounds.run("kernel")
+        samples = rounds.run("kernel", *linked[:1])
         loaded = libraries.loaded(kernel.process.process.pid)
         rounds.dismiss(kernel)
         with blame_baseline():
-            after = rounds.run("baseline", "duplicate", count=ROUNDS - ROUNDS // 2)
+            after = rounds.run("baseline", "duplicate", *linked[1:], count=ROUNDS - ROUNDS // 2)
         samples |= {name: before[name] + after[name] for name in before}
     calls = min(calls, rounds.calls[baseline])  # they may be more since the first rounds
     return samples | alone | {"calls": [float(rounds.calls[kernel]), float(calls)]}, loaded
