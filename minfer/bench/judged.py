@@ -63,7 +63,7 @@ class Samples:
     `cold_baseline` and `steady_baseline`: single cold calls and steady calls of the baseline in a process without a kernel.
     `waited`: one number, the share of the time that these took for which a thread of that process waited for a CPU; of the
     thread that waited for longest. `baseline_work`: like `work`, of the baseline's blocks. `linked`, `linked_baseline`: the
-    same for linked blocks, of the kernel and of the baseline; both are empty if the op has no link."""
+    same for linked blocks, of the kernel and of the baseline. All three are empty if the op has no link."""
 
     kernel: np.ndarray
     baseline: np.ndarray
@@ -84,7 +84,8 @@ class Samples:
         """Raises ValueError for samples that no clock can give."""
         arrays = {name: np.array(found.get(name, ()), dtype=float) for name in Samples.__dataclass_fields__}
         blocks = [arrays[name] for name in ("kernel", "baseline", "duplicate", "work", "lag")]
-        needed = [name for name in arrays if name not in ("linked", "linked_baseline")]
+        linked = ("linked", "linked_baseline", "baseline_work")
+        needed = [name for name in arrays if name not in linked or any(len(arrays[each]) for each in linked)]
         if not all(array.ndim == 1 and np.isfinite(array).all() for array in arrays.values()) or not all(
             len(arrays[name]) for name in needed
         ):

@@ -124,8 +124,10 @@ class JudgedRounds:
                     continue
                 samples[name].append(spent.wall)
                 samples["lag" if name == "kernel" else "baseline_lag"].append(spent.lag)
-                if name != "duplicate":
-                    samples["work" if name == "kernel" else "baseline_work"].append(spent.work)
+                if name == "kernel":
+                    samples["work"].append(spent.work)
+                elif name == "baseline" and self.operands.link:
+                    samples["baseline_work"].append(spent.work)
         if self.kernel:
             self.kernel.process.freezer.check_stands_still()  # on a CPU, beside the last blocks of the baseline
         return dict(samples)

@@ -59,12 +59,15 @@ def test_the_judge_takes_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     found = Samples.of(reply["samples"])
     assert len(found.kernel) == len(found.baseline) == judged_rounds.ROUNDS and len(found.cold_baseline) >= 3
     counting = 1 + judged_rounds.CALIBRATIONS
-    assert blocks.count(0) == counting + 2 * judged_rounds.ROUNDS and blocks.count(1) == counting + judged_rounds.ROUNDS
+    assert len(found.linked) == len(found.linked_baseline) == len(found.baseline_work) == judged_rounds.ROUNDS
+    assert (
+        blocks.count(0) == counting + 3 * judged_rounds.ROUNDS
+        and blocks.count(1) == counting + 2 * judged_rounds.ROUNDS
+    )
     assert beside == ({False} if goes_on else {True})
     after = len(blocks) - 1 - blocks[::-1].index(1)
-    assert (
-        not goes_on or blocks[after + 1 :] == [0] * judged_rounds.ROUNDS
-    )  # half of the baseline's and the duplicate's
+    half = 3 * judged_rounds.ROUNDS // 2  # of the baseline's blocks, linked ones among them, and the duplicate's
+    assert not goes_on or blocks[after + 1 :] == [0] * half
 
 
 def test_a_baseline_that_fails_without_a_kernel_accuses_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,9 +84,9 @@ def test_as_many_results_are_copied_whatever_the_calls(tmp_path: Path, monkeypat
     found: list[tuple[int, int, set[int]]] = []
     take = SharedOperands.take_snapshot
 
-    def counting(operands: SharedOperands, calls: int) -> None:
+    def counting(operands: SharedOperands, calls: int, linked: bool = False) -> None:
         before = len(copies)
-        take(operands, calls)
+        take(operands, calls, linked)
         found.append((calls, len(copies) - before, set(operands.snapshot)))
 
     copies: list[torch.Tensor] = []
