@@ -124,14 +124,15 @@ class Samples:
         calls, of_baseline = self.calls
         return max(steady_s * block / steady, steady_s + (block - steady) * float(of_baseline / calls))
 
-    def linked_call(self) -> float | None:
+    def linked_call(self, believed: float) -> float | None:
         """The time of a call of the kernel in its shortest linked block, less what the link to the next call takes: the upper
-        quartile of the baseline's linked blocks, less the lower one of its others. None if there are no linked blocks."""
+        quartile of the baseline's linked blocks, less the lower one of its others, times `believed`, because a link may take
+        longer than a call. None if there are no linked blocks."""
         if not len(self.linked) or not len(self.linked_baseline):
             return None
         calls, of_baseline = self.calls
         more = float(np.percentile(self.linked_baseline, 75) - np.percentile(self.baseline_work, 25))
-        link = max(more, 0.0) * of_baseline / max(of_baseline - 1, 1)  # the last call of a block has no link
+        link = believed * max(more, 0.0) * of_baseline / max(of_baseline - 1, 1)  # the last call of a block has no link
         return float(min(self.linked) - link * (calls - 1) / calls)
 
     def longer(self, hint: str, block_s: float) -> float:
@@ -193,7 +194,7 @@ def contradiction(row: Mapping[str, Any], samples: Samples, device: str) -> Cont
     if lag > believed:
         words = f"its blocks take {lag:.3g} times as long by the clock outside as by the clock inside of its process"
         return Contradiction(words, lag, believed * max(usual, 1.0))
-    alone = samples.linked_call()
+    alone = samples.linked_call(believed)
     blocks_s = float(np.median(samples.kernel))
     if alone is not None and alone > believed * blocks_s:
         words = AT_ONCE.format(blocks_s * 1e6, alone * 1e6)

@@ -38,7 +38,7 @@ class Runner:
         for path in extra:
             ops.load_file(Path(path))
         op = ops.get(case["op"])
-        self.specs = op.specs(Case(**case))
+        self.op, self.case = op, Case(**case)
         self.kernel = op.kernels[case["kernel"]]
         self.function = build.function(self.kernel, devices.arch(self.device))
         self.blocks: dict[bool, Callable[[int], object]] = {}  # without links and with them
@@ -89,9 +89,10 @@ class Runner:
 
     def _link(self, operands: list[tuple[torch.Tensor, ...]]) -> list[Callable[[], object]]:
         """What to do after each call, so that the next one depends on it. After the last call there is nothing to do."""
-        how = Link.between(self.specs)
+        how = Link.between(self.op, self.case)
         assert how
-        named = [dict(zip((spec.name for spec in self.specs), tensors, strict=True)) for tensors in operands]
+        names = [spec.name for spec in self.op.specs(self.case)]
+        named = [dict(zip(names, tensors, strict=True)) for tensors in operands]
         return [*(how.prepare(later, earlier) for earlier, later in itertools.pairwise(named)), nothing]
 
     def run(self, calls: int, linked: bool = False) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from minfer.bench.arena import driver
-from minfer.ops import DTYPES, Spec
+from minfer.ops import DTYPES, Case, Op, Spec
 from minfer.ops.tensors import Floats
 
 EXPONENT_BITS = {"float16": 5, "bfloat16": 8, "float32": 8, "float64": 11, "float8_e4m3fn": 4, "float8_e5m2": 5}
@@ -44,20 +44,24 @@ class Link:
     shift: int  # from the second bit that counts to the sign
 
     @staticmethod
-    def between(specs: list[Spec] | tuple[Spec, ...]) -> Link | None:
-        """The link for an op's tensors; None if no input is filled with numbers of both signs, or no result has elements.
+    def between(op: Op, case: Case) -> Link | None:
+        """The link for the tensors of a case; None if it has no input of floats, or no result, that a call goes through as a
+        whole.
 
-        The input is the smallest one with at least two axes and a 64th of the result's elements, where there is one. So it is
+        The input is the smallest one that has at least two axes and a 64th of the result's elements, if there is one. So it is
         as a rule the activations. A bias would do less: its change could be added to a result that was computed before."""
-        results = [spec for spec in specs if spec.role == "out" and spec.numel]
-        results = results or [spec for spec in specs if spec.role == "inout" and spec.numel]
-        inputs = [spec for spec in specs if spec.role == "in" and spec.numel and _is_signed(spec)]
+        whole = [
+            spec for spec in op.specs(case) if 0 < spec.nbytes <= op.bytes(case)
+        ]  # not a cache or an embedding's table
+        floats = [spec for spec in whole if isinstance(spec.fill, Floats) and spec.dtype in EXPONENT_BITS]
+        results = _first([spec for spec in whole if spec.role == role] for role in ("out", "inout"))
+        inputs = [spec for spec in floats if spec.role != "out"]
         if not results or not inputs:
             return None
         result = max(results, key=lambda spec: spec.numel)
-        wide = [spec for spec in inputs if len(spec.shape) > 1]
-        large = [spec for spec in wide if spec.numel * FOLDED >= result.numel]
-        changed = min(large or wide or inputs, key=lambda spec: spec.nbytes)
+        large = [spec for spec in inputs if len(spec.shape) > 1 and spec.numel * FOLDED >= result.numel]
+        only_read = [spec for spec in large if spec.role == "in"]
+        changed = min(only_read or large or inputs, key=lambda spec: spec.nbytes)
         sizes = DTYPES[changed.dtype].itemsize, DTYPES[result.dtype].itemsize
         width = min(*sizes, 4)
         exponent = EXPONENT_BITS.get(result.dtype)
@@ -87,8 +91,9 @@ class Link:
         return _on_cpu(self.shift, changed.numpy(), result.numpy())
 
 
-def _is_signed(spec: Spec) -> bool:
-    return isinstance(spec.fill, Floats) and spec.fill.shift == 0 and spec.dtype in EXPONENT_BITS
+def _first(found: Iterable[list[Spec]]) -> list[Spec]:
+    """The first list that is not empty."""
+    return next(filter(None, found), [])
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:

@@ -42,7 +42,7 @@ class SharedOperands:
         self.op, self.case, self.device, self.arena, self.count = ops.get(case.op), case, device, arena, count
         self.clock = clock_for(device)
         self.goes_on = GOES_ON[device.type]
-        self.link = Link.between(self.op.specs(case))
+        self.link = Link.between(self.op, case)
         self.snapshot: dict[int, Tensors] = {}
         self.pieces = self.addresses = torch.empty(0, dtype=torch.int64)
         self.originals: list[Operands] = []

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 
@@ -52,9 +55,14 @@ def make(
     shape: tuple[int, ...], dtype: str, of_result: tuple[int, ...], dtype_of_result: str
 ) -> tuple[Link, Spec, Spec]:
     y, x = out("y", *of_result, dtype=dtype_of_result), given("x", *shape, dtype=dtype)
-    link = Link.between([y, x])
+    link = between(y, x)
     assert link
     return link, x, y
+
+
+def between(*specs: Spec, traffic: int = 1 << 30) -> Link | None:
+    op: Any = SimpleNamespace(specs=lambda case: specs, bytes=lambda case: traffic)
+    return Link.between(op, CASE)
 
 
 @pytest.mark.parametrize(("dtype", "of_result"), DTYPES_OF)
@@ -93,17 +101,20 @@ def test_the_activations_are_linked() -> None:
         ("gemm_bias_gelu", {"m": 8, "n": 512, "k": 256}, "a"),
         ("rmsnorm", {"tokens": 4, "hidden": 64}, "x"),
         ("softmax", {"rows": 4, "n": 64}, "x"),
+        ("layernorm", {"tokens": 4, "hidden": 64}, "x"),
+        ("add_rmsnorm", {"tokens": 4, "hidden": 64}, "residual"),
     ):
         op = ops.get(name)
         kernel = next(iter(op.kernels.values()))
-        link = Link.between(op.specs(op.case(kernel.name, kernel.dtypes[0], shape)))
+        link = Link.between(op, op.case(kernel.name, kernel.dtypes[0], shape))
         assert link and link.input == input, name
 
 
-def test_what_has_no_signs_or_no_result_has_no_link() -> None:
-    whole = given("x", 3, dtype="int32", fill=integers(0, 9))
-    assert Link.between([out("y", 3, dtype="float16"), whole]) is None
-    assert Link.between([out("y", 0, dtype="float16"), given("x", 3, dtype="float16")]) is None
+def test_what_has_no_signs_no_result_or_a_large_table_has_no_link() -> None:
+    y, x = out("y", 3, dtype="float16"), given("x", 3, dtype="float16")
+    assert between(y, x) and between(y, x, traffic=5) is None
+    assert between(y, given("x", 3, dtype="int32", fill=integers(0, 9))) is None
+    assert between(out("y", 0, dtype="float16"), x) is None
 
 
 class Block:
