@@ -48,6 +48,7 @@ BUSY_SHARE = 0.1
 BUSY = "could not be judged: {}, by no more than a busy machine may explain; run it again when the machine is less busy"
 TOO_SHORT = "the judged time of {:.4g} us is less than the {:.4g} us that the peaks allow"
 LONGER = "the judge measured {:.4g} us, and the times inside of the kernel's process allow at most {:.4g} us"
+WIDE = "the judge knows the ratio to a factor of {:.3g} after {} rounds, and at most {:g} is believed"
 AT_ONCE = "takes {:.4g} us a call in the judge's blocks, but {:.4g} us where each call depends on the result of the one before"
 FASTER = "the judge measured a speed-up of {:.3g}, and those inside of the kernel's process allow at most {:.3g}"
 
@@ -144,16 +145,19 @@ class Samples:
 
 def columns(case: Case, row: Mapping[str, Any], samples: Samples, device: str) -> Columns:
     """The columns `judged_...` of a row: the median block and, paired by rounds, the ratio to the baseline. On a GPU half of
-    the baseline's rounds come before all of the kernel's and half after them, so a drift widens the ratio's interval. A row
-    that was `ok` becomes `unconverged` if the median block is longer than a hint times `BELIEVED`, or the ratio higher than
-    the higher one of the hints times `BELIEVED`. The message of one that was `unconverged` says this, too. On a GPU the block
-    may be longer still, by `Samples.longer`. On a CPU cold hints alone say nothing of the ratio. Any row becomes `impossible`
-    if the median block is shorter than a GPU's peaks allow."""
+    the baseline's rounds come before all of the kernel's and half after them, so a drift widens the ratio's interval.
+
+    A row that was measured is `unconverged` if the ends of the ratio's interval are further from its middle than `BELIEVED`; if
+    the median block is longer than a hint times `BELIEVED`; or if the ratio is higher than the higher one of the hints times
+    `BELIEVED`. Otherwise it is `ok`, even if the interval of the hints is wide: the judge's times are the result. On a GPU the
+    block may be longer still, by `Samples.longer`. On a CPU cold hints alone say nothing of the ratio. Any row becomes
+    `impossible` if the median block is shorter than a GPU's peaks allow."""
     op = ops.get(case.op)
     work = Work(op.flops(case), op.bytes(case), op.metric.work(op, case))
     blocks = [samples.kernel, samples.baseline, samples.duplicate]
     medians = [float(np.median(block)) for block in blocks]
-    found = derive_regime("judged", blocks, compare(*blocks), work, *medians[:2])
+    comparison = compare(*blocks)
+    found = derive_regime("judged", blocks, comparison, work, *medians[:2])
     hints = {name: row[f"{name}_us"] for name in REGIMES if row.get(f"{name}_us")}
     longer = {name: samples.longer(name, medians[1]) if device == "cuda" else 1.0 for name in hints}
     allowed = BELIEVED[device] * min(hints[name] * longer[name] for name in hints)
@@ -166,8 +170,10 @@ def columns(case: Case, row: Mapping[str, Any], samples: Samples, device: str) -
         doubt = LONGER.format(found["judged_us"], allowed)
     elif found["judged_speedup"] > fastest:
         doubt = FASTER.format(found["judged_speedup"], fastest)
-    if doubt and row["status"] in ("ok", "unconverged"):
-        found |= {"status": "unconverged", "message": "; ".join(filter(None, [row.get("message"), doubt]))}
+    elif (factor := math.exp(comparison.half_width)) > BELIEVED[device]:
+        doubt = WIDE.format(factor, len(samples.kernel), BELIEVED[device])
+    if row["status"] in ("ok", "unconverged"):
+        found |= {"status": "unconverged", "message": doubt} if doubt else {"status": "ok", "message": None}
     # A block begins after a flush and calls on each set of operands once, so it reads all inputs from memory.
     if found["judged_us"] < (floor_us := row.get("floor_us") or 0.0):
         found |= {"status": "impossible", "message": TOO_SHORT.format(found["judged_us"], floor_us)}

@@ -18,10 +18,11 @@ import math
 import os
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from minfer import build, ops
@@ -30,6 +31,7 @@ from minfer.bench.arena import Arena, guarded_bytes
 from minfer.bench.integrity import Dishonest
 from minfer.bench.measure import MOST_ROTATIONS, Bench
 from minfer.bench.operands import Operands
+from minfer.bench.stats import compare
 from minfer.bench.timing import Timing
 from minfer.bench.verify import WrongResult, synchronize, verify
 from minfer.build import cache
@@ -45,6 +47,9 @@ from minfer.worker.remote_kernel import RemoteKernel, RunnerFailed
 from minfer.worker.shared_operands import SharedOperands
 
 MOST_FRESH = {"cuda": 8 << 30, "cpu": 32 << 20}  # bytes of operands that get new values for each round
+# On a CPU the judge takes further rounds, ROUNDS at a time, while the ends of the ratio's interval are further from its middle
+# than this factor. On a busy machine four blocks often differ by more than a factor of two.
+PRECISE, MOST_ROUNDS = 1.25, 16
 STEADY_S = 0.1  # for the baseline's steady time, without any kernel
 COLD = Timing(looks=[10], least_rounds=5, cold_cap_s=1.0)  # for cold times of the baseline, without any kernel
 
@@ -157,6 +162,9 @@ def take_samples(
     rounds.admit(kernel)
     if not operands.goes_on:
         samples = rounds.run("kernel", "baseline", "duplicate", *linked)
+        while len(samples["kernel"]) < MOST_ROUNDS and not is_precise(samples):
+            more = rounds.run("kernel", "baseline", "duplicate", *linked)
+            samples = {name: values + more[name] for name, values in samples.items()}
         loaded = libraries.loaded(kernel.process.process.pid)
     else:
         samples = rounds.run("kernel", *linked[:1])
@@ -167,6 +175,12 @@ def take_samples(
         samples |= {name: before[name] + after[name] for name in before}
     calls = min(calls, rounds.calls[baseline])  # they may be more since the first rounds
     return samples | alone | {"calls": [float(rounds.calls[kernel]), float(calls)]}, loaded
+
+
+def is_precise(samples: Mapping[str, list[float]]) -> bool:
+    """Whether the ratio of kernel and baseline is known to a factor of PRECISE."""
+    blocks = [np.maximum(samples[name], 1e-9) for name in ("kernel", "baseline", "duplicate")]
+    return math.exp(compare(*blocks).half_width) <= PRECISE
 
 
 @contextlib.contextmanager
