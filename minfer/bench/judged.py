@@ -57,8 +57,9 @@ FASTER = "the judge measured a speed-up of {:.3g}, and those inside of the kerne
 class Samples:
     """What the judge measured, in seconds for one call.
 
-    `kernel`, `baseline` and `duplicate`: the time of each block, by the wall clock; shape (rounds,). `work`: the same for the
-    kernel's blocks, without the time for which its process or the judge waited for a busy CPU. `lag` and `baseline_lag`: the
+    `kernel`, `baseline` and `duplicate`: the time of each block; shape (rounds,). On a CPU it is without the time for which its
+    process or the judge waited for a busy CPU, where the system says how long that was. `work`: the same for the kernel's
+    blocks, but always without the waits. `lag` and `baseline_lag`: the
     time of each block by the judge's clock, less such waits, over that by the clock in its process, for the kernel, and for
     baseline and duplicate. `calls`: how many a block of the kernel has, and one of the baseline.
     `cold_baseline` and `steady_baseline`: single cold calls and steady calls of the baseline in a process without a kernel.

@@ -122,7 +122,7 @@ class JudgedRounds:
                 if name in LINKED:
                     samples[name].append(spent.work)
                     continue
-                samples[name].append(spent.wall)
+                samples[name].append(spent.counted)
                 samples["lag" if name == "kernel" else "baseline_lag"].append(spent.lag)
                 if name == "kernel":
                     samples["work"].append(spent.work)
@@ -161,7 +161,7 @@ class JudgedRounds:
             self.baseline.time("rest", **self._steps_around(self.operands.count))
             for _ in range(RESTS[self.device.type])
         )
-        return min(times, key=lambda spent: spent.wall)
+        return min(times, key=lambda spent: spent.counted)
 
     def _steps_around(self, calls: int, linked: bool = False) -> dict[str, Step]:
         """The steps of `RemoteKernel.time` before and after a block of `calls` calls; none on a CPU, where it flushes now."""

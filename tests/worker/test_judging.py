@@ -109,6 +109,15 @@ def test_as_many_results_are_copied_whatever_the_calls(tmp_path: Path, monkeypat
     assert all(taken == {0, 1, 2} for calls, _, taken in found if calls == 3)
 
 
+def test_what_counts_on_a_cpu_is_the_time_without_waits() -> None:
+    known, unknown = (Spent(0.8, 0.5, 0.4, waits_known=known) for known in (True, False))
+    assert (known.counted, unknown.counted) == (0.5, 0.8)
+    rest = Spent(0.2, 0.1, 0.0, waits_known=True)
+    assert known.per_call(rest, 2).counted == pytest.approx(0.2) and unknown.per_call(rest, 2).counted == pytest.approx(
+        0.3
+    )
+
+
 @pytest.mark.parametrize(("spread", "rounds"), [(1.0, 4), (1.2, 4), (1.3, 16)])
 def test_further_rounds_are_taken_while_the_ratio_is_not_known(
     spread: float, rounds: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
