@@ -41,6 +41,7 @@ from minfer.rows.rules import REGIMES
 
 # A block contains the wake-up of the process and first touches of fresh memory; a GPU runs a cold call at a higher clock.
 BELIEVED = {"cuda": 1.25, "cpu": 1.6}
+LINK_VARIES = 1.25  # factor by which a kernel's links may take longer than the baseline's
 ATTEMPTS = 4  # times that both are measured before a kernel is accused
 # Share of the judge's time for which a thread waits for a CPU. On 2 idle processors it was at most 0.04, beside two busy loops
 # at least 0.33.
@@ -126,15 +127,17 @@ class Samples:
         calls, of_baseline = self.calls
         return max(steady_s * block / steady, steady_s + (block - steady) * float(of_baseline / calls))
 
-    def linked_call(self, believed: float) -> float | None:
+    def linked_call(self) -> float | None:
         """The time of a call of the kernel in its shortest linked block, less what the link to the next call takes: the upper
-        quartile of the baseline's linked blocks, less the lower one of its others, times `believed`, because a link may take
-        longer than a call. None if there are no linked blocks."""
+        quartile of the baseline's linked blocks, less the lower one of its others, times `LINK_VARIES`. None if there are no
+        linked blocks."""
         if not len(self.linked) or not len(self.linked_baseline):
             return None
         calls, of_baseline = self.calls
         more = float(np.percentile(self.linked_baseline, 75) - np.percentile(self.baseline_work, 25))
-        link = believed * max(more, 0.0) * of_baseline / max(of_baseline - 1, 1)  # the last call of a block has no link
+        link = (
+            LINK_VARIES * max(more, 0.0) * of_baseline / max(of_baseline - 1, 1)
+        )  # the last call of a block has no link
         return float(min(self.linked) - link * (calls - 1) / calls)
 
     def longer(self, hint: str, block_s: float) -> float:
@@ -201,7 +204,7 @@ def contradiction(row: Mapping[str, Any], samples: Samples, device: str) -> Cont
     if lag > believed:
         words = f"its blocks take {lag:.3g} times as long by the clock outside as by the clock inside of its process"
         return Contradiction(words, lag, believed * max(usual, 1.0))
-    alone = samples.linked_call(believed)
+    alone = samples.linked_call()
     blocks_s = float(np.median(samples.kernel))
     if alone is not None and alone > believed * blocks_s:
         words = AT_ONCE.format(blocks_s * 1e6, alone * 1e6)

@@ -8,7 +8,7 @@ import pytest
 
 from minfer import ops
 from minfer.bench import judged
-from minfer.bench.judged import ATTEMPTS, BELIEVED, FASTER, LONGER, WIDE, Contradiction, Samples
+from minfer.bench.judged import ATTEMPTS, BELIEVED, FASTER, LINK_VARIES, LONGER, WIDE, Contradiction, Samples
 
 CASE = ops.get("hgemm").case("torch", "float16", {"m": 64, "n": 64, "k": 64})
 US = 1e-6
@@ -273,17 +273,17 @@ def test_a_kernel_whose_calls_do_not_depend_on_each_other_is_contradicted(device
     assert judged.contradiction(HONEST, samples(**LINKED), device) is None
     slow = judged.contradiction(HONEST, samples(**LINKED | {"linked": [80.0, 90.0, 80.0, 80.0]}), device)
     assert slow is not None and slow.proven
-    assert slow.words.startswith("takes 17 us a call in the judge's blocks, but 7")
-    assert slow.factor == pytest.approx((80 - 5 * judged.BELIEVED[device]) / 17)
+    assert slow.words.startswith("takes 17 us a call in the judge's blocks, but 73.75 us where each call depends")
+    assert slow.factor == pytest.approx((80 - 5 * LINK_VARIES) / 17)
 
 
 def test_a_link_may_take_as_long_as_the_baselines() -> None:
     """The link of a busy machine, by the baseline's quartiles, and one call in a block without a link."""
     busy = LINKED | {"linked_baseline": [35.0, 90.0, 90.0, 90.0], "linked": [72.0] * 4}
     assert judged.contradiction(HONEST, samples(**busy), "cpu") is None
-    assert samples(**LINKED, calls=[2.0, 2.0]).linked_call(1.0) == pytest.approx(17e-6)
-    assert samples(**LINKED, calls=[2.0, 100.0]).linked_call(1.6) == pytest.approx((22 - 1.6 * 5 / 0.99 / 2) * US)
-    assert samples().linked_call(1.6) is None
+    assert samples(**LINKED, calls=[2.0, 2.0]).linked_call() == pytest.approx((22 - 5 * LINK_VARIES) * US)
+    assert samples(**LINKED, calls=[2.0, 100.0]).linked_call() == pytest.approx((22 - LINK_VARIES * 5 / 0.99 / 2) * US)
+    assert samples().linked_call() is None
 
 
 def test_linked_samples_come_together() -> None:
