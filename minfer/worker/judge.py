@@ -49,7 +49,7 @@ from minfer.worker.shared_operands import SharedOperands
 MOST_FRESH = {"cuda": 8 << 30, "cpu": 32 << 20}  # bytes of operands that get new values for each round
 # On a CPU the judge takes further rounds, ROUNDS at a time, while the ends of the ratio's interval are further from its middle
 # than this factor. On a busy machine four blocks often differ by more than a factor of two.
-PRECISE, MOST_ROUNDS = 1.25, 16
+PRECISE, MOST_ROUNDS, MOST_S = 1.25, 16, 10.0  # no further ones begin after MOST_S seconds
 STEADY_S = 0.1  # for the baseline's steady time, without any kernel
 COLD = Timing(looks=[10], least_rounds=5, cold_cap_s=1.0)  # for cold times of the baseline, without any kernel
 
@@ -161,8 +161,9 @@ def take_samples(
     verify(op, case, kernel, kernel, device, devices.capability(device), request["stated"]["seed"])
     rounds.admit(kernel)
     if not operands.goes_on:
+        end = time.perf_counter() + MOST_S
         samples = rounds.run("kernel", "baseline", "duplicate", *linked)
-        while len(samples["kernel"]) < MOST_ROUNDS and not is_precise(samples):
+        while len(samples["kernel"]) < MOST_ROUNDS and time.perf_counter() < end and not is_precise(samples):
             more = rounds.run("kernel", "baseline", "duplicate", *linked)
             samples = {name: values + more[name] for name, values in samples.items()}
         loaded = libraries.loaded(kernel.process.process.pid)
