@@ -153,7 +153,8 @@ class SharedOperands:
         for number, index in enumerate(order):
             if number >= LEAST_CHECKED and time.perf_counter() > deadline:
                 break
-            shared, inputs = self.sets[index], self.originals[index].named("in", "inout")
+            shared = self.sets[index]
+            inputs: Tensors = self.originals[index].named("in", "inout")
             if linked and index:
                 inputs = self._follow(inputs, self._results(index - 1))
             over = over_bound(self.op, self.case, inputs, self._results(index))
