@@ -110,13 +110,14 @@ def run(
             yield case, row, seconds, plain.run(case)[1] if plain else None
 
 
-def recorded() -> list[tuple[judged.Contradiction | None, judged.Samples]]:
-    """What each comparison of the times inside with the judge's samples finds from now on, and these samples."""
-    found: list[tuple[judged.Contradiction | None, judged.Samples]] = []
+def recorded() -> list[tuple[judged.Contradiction | None, judged.Samples, str]]:
+    """What each comparison of the times inside with the judge's samples finds from now on, these samples, and the status by the
+    times inside alone."""
+    found: list[tuple[judged.Contradiction | None, judged.Samples, str]] = []
     compare = judged.contradiction
 
     def recording(row: Any, samples: judged.Samples, device: str) -> judged.Contradiction | None:
-        found.append((compare(row, samples, device), samples))
+        found.append((compare(row, samples, device), samples, str(row["status"])))
         return found[-1][0]
 
     judged.contradiction = recording
@@ -149,7 +150,8 @@ def measure(device: str, done: int, wanted: int, trusted: bool, beside: int, min
                     "seconds": seconds,
                     "trusted_s": trusted_s,
                     "attempts": len(attempts),
-                    "proven": sum(doubt is not None and doubt.proven for doubt, _ in attempts),
+                    "proven": sum(doubt is not None and doubt.proven for doubt, *_ in attempts),
+                    "status_inside": attempts[-1][2] if attempts else None,
                     "calls": attempts[-1][1].calls.tolist()
                     if attempts
                     else None,  # of the kernel's block and of the baseline's

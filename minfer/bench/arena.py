@@ -53,8 +53,8 @@ class Arena:
             _make_current(device)
             torch.cuda.empty_cache()
             handle = _Handle()
-            _driver("cuMemAlloc_v2", ctypes.byref(self._address), ctypes.c_size_t(nbytes))
-            _driver("cuIpcGetMemHandle", ctypes.byref(handle), self._address)
+            driver("cuMemAlloc_v2", ctypes.byref(self._address), ctypes.c_size_t(nbytes))
+            driver("cuIpcGetMemHandle", ctypes.byref(handle), self._address)
             self.handle = {"cuda": bytes(handle.reserved).hex(), "bytes": nbytes, "index": device.index or 0}
             self._memory = torch.as_tensor(_OnDevice(self._address.value, nbytes), device=device)
         else:
@@ -123,7 +123,7 @@ class Arena:
             os.close(fd)
         if self._address.value:
             torch.cuda.synchronize()
-            _driver("cuMemFree_v2", self._address)
+            driver("cuMemFree_v2", self._address)
 
 
 def copy_bits(tensor: torch.Tensor, to: torch.Tensor | None = None) -> torch.Tensor:
@@ -143,7 +143,7 @@ def attach(handle: dict[str, Any]) -> torch.Tensor:
     device = torch.device("cuda", handle["index"])
     _make_current(device)
     address, theirs = ctypes.c_uint64(), _Handle((ctypes.c_ubyte * 64)(*bytes.fromhex(handle["cuda"])))
-    _driver("cuIpcOpenMemHandle_v2", ctypes.byref(address), theirs, ctypes.c_uint(LAZY_PEER_ACCESS))
+    driver("cuIpcOpenMemHandle_v2", ctypes.byref(address), theirs, ctypes.c_uint(LAZY_PEER_ACCESS))
     return torch.as_tensor(_OnDevice(address.value, handle["bytes"]), device=device)
 
 
@@ -153,7 +153,7 @@ def _make_current(device: torch.device) -> None:
     torch.zeros(1, device=device)
 
 
-def _driver(name: str, *arguments: Any) -> None:
+def driver(name: str, *arguments: Any) -> None:
     """Call a function of the CUDA driver. Raises RuntimeError, or MemoryError where the GPU has too little memory."""
     status = getattr(ctypes.CDLL("libcuda.so.1"), name)(*arguments)
     if status:

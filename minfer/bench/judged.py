@@ -15,6 +15,10 @@ which tell cold from steady. Each hint is compared with a time that was taken in
 - the baseline's steady time with its blocks, and with its steady times in a process without a kernel, whichever are longer;
 - the baseline's cold time with its cold times in a process without a kernel, after the same preparation.
 
+One of the judge's own times is compared in this way, too: that of a call in a block with that of a call in a linked block, in
+which an input depends on the result of the call before (`minfer.worker.links`). The baseline shows how long the links take. A
+kernel that computes the results of several calls at once cannot do so in a linked block.
+
 A hint contradicts the judge if it is off by more than `BELIEVED`, in the direction that favours the kernel. On a busy machine
 that can happen to an honest kernel. So the supervisor has both measured again, and accuses a kernel only if every measurement
 contradicts it, by more than the baseline's own times vary. A long time of the baseline inside proves nothing on a busy machine.
@@ -37,6 +41,7 @@ from minfer.rows.rules import REGIMES
 
 # A block contains the wake-up of the process and first touches of fresh memory; a GPU runs a cold call at a higher clock.
 BELIEVED = {"cuda": 1.25, "cpu": 1.6}
+LINK_VARIES = 1.25  # factor by which a kernel's links may take longer than the baseline's
 ATTEMPTS = 4  # times that both are measured before a kernel is accused
 # Share of the judge's time for which a thread waits for a CPU. On 2 idle processors it was at most 0.04, beside two busy loops
 # at least 0.33.
@@ -44,6 +49,8 @@ BUSY_SHARE = 0.1
 BUSY = "could not be judged: {}, by no more than a busy machine may explain; run it again when the machine is less busy"
 TOO_SHORT = "the judged time of {:.4g} us is less than the {:.4g} us that the peaks allow"
 LONGER = "the judge measured {:.4g} us, and the times inside of the kernel's process allow at most {:.4g} us"
+WIDE = "the judge knows the ratio to a factor of {:.3g} after {} rounds, and at most {:g} is believed"
+AT_ONCE = "takes {:.4g} us a call in the judge's blocks, but {:.4g} us where each call depends on the result of the one before"
 FASTER = "the judge measured a speed-up of {:.3g}, and those inside of the kernel's process allow at most {:.3g}"
 
 
@@ -51,13 +58,15 @@ FASTER = "the judge measured a speed-up of {:.3g}, and those inside of the kerne
 class Samples:
     """What the judge measured, in seconds for one call.
 
-    `kernel`, `baseline` and `duplicate`: the time of each block, by the wall clock; shape (rounds,). `work`: the same for the
-    kernel's blocks, without the time for which its process or the judge waited for a busy CPU. `lag` and `baseline_lag`: the
+    `kernel`, `baseline` and `duplicate`: the time of each block; shape (rounds,). On a CPU it is without the time for which its
+    process or the judge waited for a busy CPU, where the system says how long that was. `work`: the same for the kernel's
+    blocks, but always without the waits. `lag` and `baseline_lag`: the
     time of each block by the judge's clock, less such waits, over that by the clock in its process, for the kernel, and for
     baseline and duplicate. `calls`: how many a block of the kernel has, and one of the baseline.
     `cold_baseline` and `steady_baseline`: single cold calls and steady calls of the baseline in a process without a kernel.
     `waited`: one number, the share of the time that these took for which a thread of that process waited for a CPU; of the
-    thread that waited for longest."""
+    thread that waited for longest. `baseline_work`: like `work`, of the baseline's blocks. `linked`, `linked_baseline`: the
+    same for linked blocks, of the kernel and of the baseline. All three are empty if the op has no link."""
 
     kernel: np.ndarray
     baseline: np.ndarray
@@ -69,13 +78,20 @@ class Samples:
     cold_baseline: np.ndarray
     steady_baseline: np.ndarray
     waited: np.ndarray
+    baseline_work: np.ndarray
+    linked: np.ndarray
+    linked_baseline: np.ndarray
 
     @staticmethod
     def of(found: Mapping[str, Sequence[float]]) -> Samples:
         """Raises ValueError for samples that no clock can give."""
-        arrays = {name: np.array(found[name], dtype=float) for name in Samples.__dataclass_fields__}
+        arrays = {name: np.array(found.get(name, ()), dtype=float) for name in Samples.__dataclass_fields__}
         blocks = [arrays[name] for name in ("kernel", "baseline", "duplicate", "work", "lag")]
-        if not all(array.ndim == 1 and len(array) and np.isfinite(array).all() for array in arrays.values()):
+        linked = ("linked", "linked_baseline", "baseline_work")
+        needed = [name for name in arrays if name not in linked or any(len(arrays[each]) for each in linked)]
+        if not all(array.ndim == 1 and np.isfinite(array).all() for array in arrays.values()) or not all(
+            len(arrays[name]) for name in needed
+        ):
             raise ValueError("a sample of the judge is not a time")
         if len(arrays["calls"]) != 2 or not (arrays["calls"] >= 1).all():
             raise ValueError("the judge must say how many calls a block of the kernel has, and one of the baseline")
@@ -111,6 +127,19 @@ class Samples:
         calls, of_baseline = self.calls
         return max(steady_s * block / steady, steady_s + (block - steady) * float(of_baseline / calls))
 
+    def linked_call(self) -> float | None:
+        """The time of a call of the kernel in its shortest linked block, less what the link to the next call takes: the upper
+        quartile of the baseline's linked blocks, less the lower one of its others, times `LINK_VARIES`. None if there are no
+        linked blocks."""
+        if not len(self.linked) or not len(self.linked_baseline):
+            return None
+        calls, of_baseline = self.calls
+        more = float(np.percentile(self.linked_baseline, 75) - np.percentile(self.baseline_work, 25))
+        link = (
+            LINK_VARIES * max(more, 0.0) * of_baseline / max(of_baseline - 1, 1)
+        )  # the last call of a block has no link
+        return float(min(self.linked) - link * (calls - 1) / calls)
+
     def longer(self, hint: str, block_s: float) -> float:
         """How much longer a call in a block on a GPU may be than a hint, `cold` or `steady`: a block of the baseline, `block_s`
         a call, over the baseline's own such time, but at least 1 and at most `BELIEVED`."""
@@ -120,16 +149,19 @@ class Samples:
 
 def columns(case: Case, row: Mapping[str, Any], samples: Samples, device: str) -> Columns:
     """The columns `judged_...` of a row: the median block and, paired by rounds, the ratio to the baseline. On a GPU half of
-    the baseline's rounds come before all of the kernel's and half after them, so a drift widens the ratio's interval. A row
-    that was `ok` becomes `unconverged` if the median block is longer than a hint times `BELIEVED`, or the ratio higher than
-    the higher one of the hints times `BELIEVED`. The message of one that was `unconverged` says this, too. On a GPU the block
-    may be longer still, by `Samples.longer`. On a CPU cold hints alone say nothing of the ratio. Any row becomes `impossible`
-    if the median block is shorter than a GPU's peaks allow."""
+    the baseline's rounds come before all of the kernel's and half after them, so a drift widens the ratio's interval.
+
+    A row that was measured is `unconverged` if the ends of the ratio's interval are further from its middle than `BELIEVED`; if
+    the median block is longer than a hint times `BELIEVED`; or if the ratio is higher than the higher one of the hints times
+    `BELIEVED`. Otherwise it is `ok`, even if the interval of the hints is wide: the judge's times are the result. On a GPU the
+    block may be longer still, by `Samples.longer`. On a CPU cold hints alone say nothing of the ratio. Any row becomes
+    `impossible` if the median block is shorter than a GPU's peaks allow."""
     op = ops.get(case.op)
     work = Work(op.flops(case), op.bytes(case), op.metric.work(op, case))
     blocks = [samples.kernel, samples.baseline, samples.duplicate]
     medians = [float(np.median(block)) for block in blocks]
-    found = derive_regime("judged", blocks, compare(*blocks), work, *medians[:2])
+    comparison = compare(*blocks)
+    found = derive_regime("judged", blocks, comparison, work, *medians[:2])
     hints = {name: row[f"{name}_us"] for name in REGIMES if row.get(f"{name}_us")}
     longer = {name: samples.longer(name, medians[1]) if device == "cuda" else 1.0 for name in hints}
     allowed = BELIEVED[device] * min(hints[name] * longer[name] for name in hints)
@@ -142,8 +174,10 @@ def columns(case: Case, row: Mapping[str, Any], samples: Samples, device: str) -
         doubt = LONGER.format(found["judged_us"], allowed)
     elif found["judged_speedup"] > fastest:
         doubt = FASTER.format(found["judged_speedup"], fastest)
-    if doubt and row["status"] in ("ok", "unconverged"):
-        found |= {"status": "unconverged", "message": "; ".join(filter(None, [row.get("message"), doubt]))}
+    elif (factor := math.exp(comparison.half_width)) > BELIEVED[device]:
+        doubt = WIDE.format(factor, len(samples.kernel), BELIEVED[device])
+    if row["status"] in ("ok", "unconverged"):
+        found |= {"status": "unconverged", "message": doubt} if doubt else {"status": "ok", "message": None}
     # A block begins after a flush and calls on each set of operands once, so it reads all inputs from memory.
     if found["judged_us"] < (floor_us := row.get("floor_us") or 0.0):
         found |= {"status": "impossible", "message": TOO_SHORT.format(found["judged_us"], floor_us)}
@@ -170,6 +204,11 @@ def contradiction(row: Mapping[str, Any], samples: Samples, device: str) -> Cont
     if lag > believed:
         words = f"its blocks take {lag:.3g} times as long by the clock outside as by the clock inside of its process"
         return Contradiction(words, lag, believed * max(usual, 1.0))
+    alone = samples.linked_call()
+    blocks_s = float(np.median(samples.kernel))
+    if alone is not None and alone > believed * blocks_s:
+        words = AT_ONCE.format(blocks_s * 1e6, alone * 1e6)
+        return Contradiction(words, alone / blocks_s, believed * samples.spread)
     least = float(min(samples.work if device == "cpu" else samples.kernel)) * 1e6
     slow = float(np.percentile(samples.steady_baseline, 90))
     most = {"steady": max(slow, *samples.baseline, *samples.duplicate) * 1e6}

@@ -4,6 +4,7 @@ reference."""
 from __future__ import annotations
 
 import gc
+import itertools
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,8 +17,9 @@ from minfer.bench import device as devices
 from minfer.bench.arena import attach, view
 from minfer.bench.verify import synchronize
 from minfer.build import cache
-from minfer.ops import Returning
+from minfer.ops import Case, Returning
 from minfer.process.remote import serve
+from minfer.worker.links import Link
 
 # Calls in one CUDA graph. If a kernel works on a stream of its own, and the caller's stream waits for it, a graph takes long to
 # instantiate: on an H100 0.13 s for 256 calls, 8.9 s for 1024.
@@ -35,9 +37,11 @@ class Runner:
         cache.use_libraries(libraries)
         for path in extra:
             ops.load_file(Path(path))
-        self.kernel = ops.get(case["op"]).kernels[case["kernel"]]
+        op = ops.get(case["op"])
+        self.op, self.case = op, Case(**case)
+        self.kernel = op.kernels[case["kernel"]]
         self.function = build.function(self.kernel, devices.arch(self.device))
-        self.block: Callable[[int], object] = lambda calls: None
+        self.blocks: dict[bool, Callable[[int], object]] = {}  # without links and with them
         self.returned: object = None  # by the last call; while it is kept, the next call gets other memory
 
     def hello(self) -> dict[str, Any]:
@@ -49,40 +53,54 @@ class Runner:
         synchronize(self.device)
         return {"returned": None if returned is None else type(returned).__name__}
 
-    def prepare(self, sets: list[list[dict[str, Any]]], arguments: dict[str, Any]) -> dict[str, Any]:
-        """Prepare a block: one call on each of these sets of operands. On a GPU, capture the block in CUDA graphs.
+    def prepare(
+        self, sets: list[list[dict[str, Any]]], arguments: dict[str, Any], linked: bool = False
+    ) -> dict[str, Any]:
+        """Prepare a block: one call on each of these sets of operands. On a GPU, capture the block in CUDA graphs. In a block
+        that is `linked`, an input of each call depends on the result of the call before (`minfer.worker.links`).
 
         A baseline that returns new tensors does not copy them to its outputs. `Bench` does not time that copy either."""
         operands = [tuple(view(self.memory, tensor) for tensor in tensors) for tensors in sets]
         function = self.function.compute if isinstance(self.function, Returning) else self.function
+        links = self._link(operands) if linked else [nothing] * len(operands)
 
-        def call_on(sets: list[tuple[torch.Tensor, ...]]) -> None:
-            for tensors in sets:
+        def call_on(some: slice) -> None:
+            for tensors, link in zip(operands[some], links[some], strict=True):
                 self.returned = function(*tensors, **arguments)
+                link()
 
-        call_on(operands)
+        call_on(slice(None))
         synchronize(self.device)
-        self.block = lambda calls: call_on(operands[:calls])
+        self.blocks[linked] = lambda calls: call_on(slice(calls))
         if self.device.type == "cuda":
             graphs, pool = [], torch.cuda.graph_pool_handle()
             for first in range(0, len(operands), GRAPH_CALLS):
                 graphs.append(torch.cuda.CUDAGraph())
                 with torch.cuda.graph(graphs[-1], pool=pool):
-                    call_on(operands[first : first + GRAPH_CALLS])
+                    call_on(slice(first, first + GRAPH_CALLS))
 
             def replay(calls: int) -> None:
                 for graph in graphs:
                     graph.replay()
 
             replay(len(operands))  # the first replay takes longer
-            self.block = replay
+            synchronize(self.device)  # links that went on would change the values of the next block
+            self.blocks[linked] = replay
         return {"done": True}
 
-    def run(self, calls: int) -> dict[str, Any]:
+    def _link(self, operands: list[tuple[torch.Tensor, ...]]) -> list[Callable[[], object]]:
+        """What to do after each call, so that the next one depends on it. After the last call there is nothing to do."""
+        how = Link.between(self.op, self.case)
+        assert how
+        names = [spec.name for spec in self.op.specs(self.case)]
+        named = [dict(zip(names, tensors, strict=True)) for tensors in operands]
+        return [*(how.prepare(later, earlier) for earlier, later in itertools.pairwise(named)), nothing]
+
+    def run(self, calls: int, linked: bool = False) -> dict[str, Any]:
         """Run one block: a call on each of the first `calls` sets; on a GPU, on all prepared ones. The reply is its seconds
         by the clock of this process."""
         begin = time.perf_counter()
-        self.block(calls)
+        self.blocks[linked](calls)
         synchronize(self.device)
         return {"done": time.perf_counter() - begin}
 
@@ -90,6 +108,10 @@ class Runner:
         """Answer an empty request, which costs as much as a block without its calls."""
         synchronize(self.device)
         return {"done": 0.0}
+
+
+def nothing() -> None:
+    """What follows a call that no other one depends on."""
 
 
 def main() -> None:

@@ -18,10 +18,11 @@ import math
 import os
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from minfer import build, ops
@@ -30,6 +31,7 @@ from minfer.bench.arena import Arena, guarded_bytes
 from minfer.bench.integrity import Dishonest
 from minfer.bench.measure import MOST_ROTATIONS, Bench
 from minfer.bench.operands import Operands
+from minfer.bench.stats import compare
 from minfer.bench.timing import Timing
 from minfer.bench.verify import WrongResult, synchronize, verify
 from minfer.build import cache
@@ -40,11 +42,14 @@ from minfer.process.orphans import adopt_orphans
 from minfer.process.remote import serve
 from minfer.process.threads import run_delays
 from minfer.sandbox import keep_to_itself
-from minfer.worker.judged_rounds import BLOCK_S, LEAST_CALLS, ROUNDS, JudgedRounds
+from minfer.worker.judged_rounds import BLOCK_S, LEAST_CALLS, LINKED, ROUNDS, JudgedRounds
 from minfer.worker.remote_kernel import RemoteKernel, RunnerFailed
 from minfer.worker.shared_operands import SharedOperands
 
 MOST_FRESH = {"cuda": 8 << 30, "cpu": 32 << 20}  # bytes of operands that get new values for each round
+# On a CPU the judge takes further rounds, ROUNDS at a time, while the ends of the ratio's interval are further from its middle
+# than this factor. On a busy machine four blocks often differ by more than a factor of two.
+PRECISE, MOST_ROUNDS, MOST_S = 1.25, 16, 10.0  # no further ones begin after MOST_S seconds
 STEADY_S = 0.1  # for the baseline's steady time, without any kernel
 COLD = Timing(looks=[10], least_rounds=5, cold_cap_s=1.0)  # for cold times of the baseline, without any kernel
 
@@ -145,8 +150,9 @@ def take_samples(
         baseline.wait_until_started()
         operands = SharedOperands(case, sets, arena, device)
         rounds = JudgedRounds(baseline, operands)
+        linked = LINKED if operands.link else ()
         # Stopping a process does not stop its work on a GPU, so there the baseline is timed while there is no kernel.
-        before = rounds.run("baseline", "duplicate", count=ROUNDS // 2) if operands.goes_on else {}
+        before = rounds.run("baseline", "duplicate", *linked[1:], count=ROUNDS // 2) if operands.goes_on else {}
         calls = rounds.calls[baseline]
         operands.free()
     kernel = RemoteKernel(case, request, arena, log)
@@ -155,17 +161,27 @@ def take_samples(
     verify(op, case, kernel, kernel, device, devices.capability(device), request["stated"]["seed"])
     rounds.admit(kernel)
     if not operands.goes_on:
-        samples = rounds.run("kernel", "baseline", "duplicate")
+        end = time.perf_counter() + MOST_S
+        samples = rounds.run("kernel", "baseline", "duplicate", *linked)
+        while len(samples["kernel"]) < MOST_ROUNDS and time.perf_counter() < end and not is_precise(samples):
+            more = rounds.run("kernel", "baseline", "duplicate", *linked)
+            samples = {name: values + more[name] for name, values in samples.items()}
         loaded = libraries.loaded(kernel.process.process.pid)
     else:
-        samples = rounds.run("kernel")
+        samples = rounds.run("kernel", *linked[:1])
         loaded = libraries.loaded(kernel.process.process.pid)
         rounds.dismiss(kernel)
         with blame_baseline():
-            after = rounds.run("baseline", "duplicate", count=ROUNDS - ROUNDS // 2)
+            after = rounds.run("baseline", "duplicate", *linked[1:], count=ROUNDS - ROUNDS // 2)
         samples |= {name: before[name] + after[name] for name in before}
     calls = min(calls, rounds.calls[baseline])  # they may be more since the first rounds
     return samples | alone | {"calls": [float(rounds.calls[kernel]), float(calls)]}, loaded
+
+
+def is_precise(samples: Mapping[str, list[float]]) -> bool:
+    """Whether the ratio of kernel and baseline is known to a factor of PRECISE."""
+    blocks = [np.maximum(samples[name], 1e-9) for name in ("kernel", "baseline", "duplicate")]
+    return math.exp(compare(*blocks).half_width) <= PRECISE
 
 
 @contextlib.contextmanager

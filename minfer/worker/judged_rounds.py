@@ -23,6 +23,7 @@ CALIBRATIONS = 3  # blocks that estimate the time of a call; the shortest counts
 SLOW_S = 0.002  # if LEAST_CALLS take less on a GPU, waking the process is too large a part of it to estimate a call
 ROUNDS = 4  # each with a block of the kernel, of the baseline and of the duplicate
 RESTS = {"cuda": 12, "cpu": 3}  # empty requests, of which the shortest counts
+LINKED = ("linked", "linked_baseline")  # blocks in which each call depends on the one before, of kernel and baseline
 
 
 class JudgedRounds:
@@ -59,10 +60,11 @@ class JudgedRounds:
         self._prepare(remote, self._count_calls(remote))
 
     def _prepare(self, remote: RemoteKernel, calls: int) -> None:
-        """Let the process prepare a block of `calls` calls, and stop the process."""
+        """Let the process prepare a block of `calls` calls, also a linked one, and stop the process."""
         self.calls[remote] = calls
         remote.process.freezer.thaw()
-        remote.ask("prepare", "done", sets=self.operands.described[:calls], arguments=self.call)
+        for linked in (False, True) if self.operands.link else (False,):
+            remote.ask("prepare", "done", sets=self.operands.described[:calls], arguments=self.call, linked=linked)
         remote.process.freezer.freeze()
         self._note_strays(remote)
 
@@ -86,8 +88,8 @@ class JudgedRounds:
         return min(self.operands.count, max(few, math.ceil(BLOCK_S[self.device.type] * few / block_s)))
 
     def run(self, *names: str, count: int = ROUNDS) -> dict[str, list[float]]:
-        """The samples of `count` rounds of blocks: of the `kernel`, the `baseline` and its `duplicate`, in shuffled order.
-        Raises Dishonest unless the kernel's results are right.
+        """The samples of `count` rounds of blocks: of the `kernel`, the `baseline` and its `duplicate`, in shuffled order, and
+        of the `linked` blocks of both where these names are given. Raises Dishonest unless the kernel's results are right.
 
         On a GPU the judge does not trust a short block, because the time that it subtracts is noisy. A kernel that is slow only
         while its calls are counted gets a short block, and the noise could hide its time. If the count of the baseline's calls
@@ -107,7 +109,7 @@ class JudgedRounds:
         return self.calls[remote] < self.operands.count and self.calls[remote] * call_s < BLOCK_S["cuda"] / 2
 
     def _process_of(self, name: str) -> RemoteKernel:
-        remote = self.kernel if name == "kernel" else self.baseline
+        remote = self.kernel if name in ("kernel", "linked") else self.baseline
         assert remote
         return remote
 
@@ -116,16 +118,21 @@ class JudgedRounds:
         for _ in range(count):
             self.operands.draw()
             for name in random.SystemRandom().sample(names, len(names)):
-                spent = self._time_block(self._process_of(name))
-                samples[name].append(spent.wall)
+                spent = self._time_block(self._process_of(name), linked=name in LINKED)
+                if name in LINKED:
+                    samples[name].append(spent.work)
+                    continue
+                samples[name].append(spent.counted)
                 samples["lag" if name == "kernel" else "baseline_lag"].append(spent.lag)
                 if name == "kernel":
                     samples["work"].append(spent.work)
+                elif name == "baseline" and self.operands.link:
+                    samples["baseline_work"].append(spent.work)
         if self.kernel:
             self.kernel.process.freezer.check_stands_still()  # on a CPU, beside the last blocks of the baseline
         return dict(samples)
 
-    def _time_block(self, remote: RemoteKernel) -> Spent:
+    def _time_block(self, remote: RemoteKernel, linked: bool) -> Spent:
         """Time a block, and return the time of one call. The kernel has not seen these values before the clock runs.
 
         On a CPU both processes are stopped until then. A GPU continues the work that a process started before it
@@ -138,9 +145,9 @@ class JudgedRounds:
         if remote is self.kernel and not operands.goes_on:
             operands.choose_pieces(calls)
         late = {"then": lambda: operands.take_snapshot(calls)} if remote is self.kernel and not operands.goes_on else {}
-        spent = remote.time("run", **self._steps_around(calls), **late, calls=calls)
+        spent = remote.time("run", **self._steps_around(calls, linked), **late, calls=calls, linked=linked)
         if remote is self.kernel:
-            operands.check(calls)
+            operands.check(calls, linked)
         self._note_strays(remote)
         return spent.per_call(rest, calls)
 
@@ -154,13 +161,13 @@ class JudgedRounds:
             self.baseline.time("rest", **self._steps_around(self.operands.count))
             for _ in range(RESTS[self.device.type])
         )
-        return min(times, key=lambda spent: spent.wall)
+        return min(times, key=lambda spent: spent.counted)
 
-    def _steps_around(self, calls: int) -> dict[str, Step]:
+    def _steps_around(self, calls: int, linked: bool = False) -> dict[str, Step]:
         """The steps of `RemoteKernel.time` before and after a block of `calls` calls; none on a CPU, where it flushes now."""
         operands = self.operands
         if not operands.goes_on:
             operands.flush()
             return {}
         synchronize(self.device)
-        return {"before": operands.show, "after": lambda: operands.take_snapshot(calls)}
+        return {"before": operands.show, "after": lambda: operands.take_snapshot(calls, linked)}

@@ -120,17 +120,25 @@ class RemoteKernel:
         used = cpu_s(pid) - used
         own = float(said) if isinstance(said, float) and 0 <= said < math.inf else 0.0
         work = max(used, wall - delay) if waited else used or wall
-        return Spent(wall, min(wall, work), own)
+        return Spent(wall, min(wall, work), own, waits_known=self.on_cpu and bool(waited))
 
 
 @dataclass(frozen=True)
 class Spent:
     """Seconds that a request took. `wall`: by the judge's clock. `work`: `wall` without the time for which the process or the
-    judge waited for a busy CPU. `own`: by the clock in the kernel's process."""
+    judge waited for a busy CPU. `own`: by the clock in the kernel's process. `waits_known`: whether it ran on a CPU, and the
+    system says how long threads wait for one."""
 
     wall: float
     work: float
     own: float
+    waits_known: bool = False
+
+    @property
+    def counted(self) -> float:
+        """What is judged: on a CPU without the waits. They are other programs' doing: `work` is no less than the CPU time of
+        all threads, so that threads which wait for each other shorten nothing."""
+        return self.work if self.waits_known else self.wall
 
     @property
     def lag(self) -> float:
@@ -141,4 +149,4 @@ class Spent:
         """The same for one call, less the time of an empty request; no less than the process itself reports."""
         said = min(self.own, self.wall)
         wall, work = max(self.wall - rest.wall, said), max(self.work - rest.work, said)
-        return Spent(wall / calls, work / calls, self.own / calls)
+        return Spent(wall / calls, work / calls, self.own / calls, self.waits_known)

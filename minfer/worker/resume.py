@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minfer import ops
-from minfer.bench import RULES
+from minfer.bench import rules_of
 from minfer.fingerprint import fingerprint
 from minfer.ops import Case
 from minfer.plan.shard import Shard
@@ -49,19 +49,23 @@ class Elsewhere:
     def __init__(self, shard: Shard, machine: Machine) -> None:
         self.shard, self.machine = shard, machine
         self._read: dict[Path, int] = {}  # files, and when each was last changed
-        self._done: dict[tuple[str, str, str, str], tuple[str, bool]] = {}
+        self._done: dict[tuple[str, str, str, str], tuple[str, str | None]] = {}  # status and guarantee
 
     def find(self, case: Case) -> str | None:
         """The status of the row because of which a case need not run; None if the case has to run. Considers only rows that
         `refresh` has read."""
-        if not self._done:
+        if not self._done or case.key in self.shard.redo:
             return None
         kernel = ops.get(case.op).kernels[case.kernel]
-        source = fingerprint(kernel, self.machine.arch, RULES)
         device = self.machine.environment["device"]
-        status, unjudged = self._done.get((case.key, source, self.shard.timing.name, device), (None, False))
-        unjudged = unjudged and not kernel.returns  # those are never judged
-        return None if unjudged or case.key in self.shard.redo else status
+        must_be_judged = self.shard.untrusted and not kernel.returns  # those are never judged
+        for rules in (rules_of("judged"), rules_of(None)):
+            source = fingerprint(kernel, self.machine.arch, rules)
+            status, guarantee = self._done.get((case.key, source, self.shard.timing.name, device), (None, None))
+            # A judged row with the source of a row that nobody judged is of a judge with other rules.
+            if status and not (must_be_judged and guarantee and rules == rules_of(None)):
+                return status
+        return None
 
     def refresh(self) -> None:
         """Read the rows that were written since the last call."""
@@ -79,9 +83,8 @@ class Elsewhere:
             for old in store.rows([path], columns):
                 unprofiled = set(self.shard.profilers) - set(old["profilers"] or ())
                 if old["status"] in FINAL and not unprofiled:
-                    unjudged = self.shard.untrusted and old["guarantee"] == "in-process"
                     key = old["case"], old["source"], old["timing"], old["device"]
-                    self._done[key] = old["status"], unjudged
+                    self._done[key] = old["status"], old["guarantee"]
 
     def order(self, cases: list[Case]) -> list[Case]:
         """Cases in the order in which to run them. Each run begins at another case, so that two runs at once do not time the

@@ -25,6 +25,7 @@ from minfer.bench.operands import Operands
 from minfer.bench.timed_results import SLACK, over_bound
 from minfer.bench.verify import WrongResult, same_bits, synchronize
 from minfer.ops import Case, Tensors
+from minfer.worker.links import Link
 
 GOES_ON = {"cuda": True, "cpu": False}  # whether the work that a process has begun goes on while the process is stopped
 SNAPSHOT = 32  # results of a block that are copied when the process replies
@@ -41,6 +42,7 @@ class SharedOperands:
         self.op, self.case, self.device, self.arena, self.count = ops.get(case.op), case, device, arena, count
         self.clock = clock_for(device)
         self.goes_on = GOES_ON[device.type]
+        self.link = Link.between(self.op, case)
         self.snapshot: dict[int, Tensors] = {}
         self.pieces = self.addresses = torch.empty(0, dtype=torch.int64)
         self.originals: list[Operands] = []
@@ -113,8 +115,9 @@ class SharedOperands:
             chosen.append((offsets + elements * tensor.element_size() + bytes_of).reshape(-1))
         self.addresses = torch.from_numpy(rng.permutation(np.concatenate(chosen))) if chosen else self.addresses[:0]
 
-    def take_snapshot(self, calls: int) -> None:
-        """Copy some results of a block of `calls` calls, so that what the kernel writes later does not count. On a CPU the
+    def take_snapshot(self, calls: int, linked: bool = False) -> None:
+        """Copy some results of a block of `calls` calls, so that what the kernel writes later does not count. Of a `linked`
+        block these are pairs of neighbours, because a result depends on the one before. On a CPU the
         pieces of `choose_pieces` come first, and TAKE_S limits the time for the rest, because the kernel could finish a result
         while others are copied. On a GPU the clock includes these copies. So there are as many as for an empty request, even
         if the block has fewer calls."""
@@ -122,6 +125,8 @@ class SharedOperands:
         deadline = time.perf_counter() + TAKE_S[self.device.type]
         written, self.snapshot = self.originals[0].named("out", "inout"), {}
         chosen = random.SystemRandom().sample(range(calls), min(calls, SNAPSHOT))
+        if linked:
+            chosen = list(dict.fromkeys(near for index in chosen for near in (index, max(index - 1, 0))))[:SNAPSHOT]
         if self.goes_on:
             chosen += list(range(calls, self.count))[: SNAPSHOT - len(chosen)]
         for index in chosen:
@@ -132,12 +137,14 @@ class SharedOperands:
                 break
         synchronize(self.device)
 
-    def check(self, calls: int) -> None:
+    def check(self, calls: int, linked: bool = False) -> None:
         """Compare results of a block of `calls` calls with the reference, first those of the snapshot. Raises Dishonest, or
         WrongResult if a result is only slightly beyond its bound."""
         if not self.goes_on and not torch.equal(self.arena.take(self.addresses), self.pieces):
             raise Dishonest("went on writing its results after it had answered")
         order = list(self.snapshot)
+        if linked and self.goes_on:  # the shared memory may have changed since the answer
+            order = [index for index in order if index == 0 or index - 1 in self.snapshot]
         if not self.goes_on:
             order += [
                 index for index in random.SystemRandom().sample(range(calls), calls) if index not in self.snapshot
@@ -146,15 +153,31 @@ class SharedOperands:
         for number, index in enumerate(order):
             if number >= LEAST_CHECKED and time.perf_counter() > deadline:
                 break
-            shared, original = self.sets[index], self.originals[index]
-            results = self.snapshot.get(index) or {name: shared[name] for name in original.named("out", "inout")}
-            over = over_bound(self.op, self.case, original.named("in", "inout"), results)
+            shared = self.sets[index]
+            inputs: Tensors = self.originals[index].named("in", "inout")
+            if linked and index:
+                inputs = self._follow(inputs, self._results(index - 1))
+            over = over_bound(self.op, self.case, inputs, self._results(index))
             if not over <= SLACK:
-                raise Dishonest("returned a wrong result in a process of its own, though it was right when verified")
+                where = "a process of its own" + ", in calls that depend on each other" * linked
+                raise Dishonest(f"returned a wrong result in {where}, though it was right when verified")
             if over > 1:  # a bound of rounding errors holds for nearly all inputs, not for all
                 raise WrongResult(f"a timed result is off by {over:.3g} times its error bound", Errors(over_bound=over))
-            for name, kept in original.named("in").items():
-                if not same_bits(shared[name], kept):
+            for name in self.originals[index].named("in"):
+                if not same_bits(shared[name], inputs[name]):
                     raise Dishonest(f"changed its input {name} while it was timed")
         if self.arena.is_breached():
             raise Dishonest("wrote outside its output while it was timed")
+
+    def _results(self, index: int) -> Tensors:
+        """What a call has written: of the snapshot, where it has it."""
+        written = self.originals[index].named("out", "inout")
+        return self.snapshot.get(index) or {name: self.sets[index][name] for name in written}
+
+    def _follow(self, inputs: Tensors, before: Tensors) -> Tensors:
+        """The inputs of a call in a linked block, from the values that the judge has drawn for it and the results of the call
+        before it."""
+        assert self.link
+        changed = {**inputs, self.link.input: copy_bits(inputs[self.link.input])}
+        self.link.prepare(changed, before)()
+        return changed

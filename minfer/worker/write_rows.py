@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from minfer import ops
-from minfer.bench import RULES
+from minfer.bench import rules_of
 from minfer.bench.timing import Timing
 from minfer.fingerprint import fingerprint
 from minfer.ops import Case
@@ -41,7 +41,7 @@ def complete(
         "case": case.key,
         **case.to_dict(),
         "backend": kernel.backend,
-        "source": fingerprint(kernel, machine.arch, RULES),
+        "source": fingerprint(kernel, machine.arch, rules_of(columns.get("guarantee"))),
         "timing": (timing or shard.timing).name,
         "drawn": shard.drawn,
         "finished": datetime.datetime.fromtimestamp(time.time() + skew_s, datetime.UTC),

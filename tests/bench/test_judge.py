@@ -8,7 +8,7 @@ import pytest
 
 from minfer import ops
 from minfer.bench import judged
-from minfer.bench.judged import ATTEMPTS, BELIEVED, FASTER, LONGER, Contradiction, Samples
+from minfer.bench.judged import ATTEMPTS, BELIEVED, FASTER, LINK_VARIES, LONGER, WIDE, Contradiction, Samples
 
 CASE = ops.get("hgemm").case("torch", "float16", {"m": 64, "n": 64, "k": 64})
 US = 1e-6
@@ -36,7 +36,7 @@ def test_the_times_outside_are_the_result() -> None:
     found = judged.columns(CASE, HONEST | {"status": "ok"}, measured, "cpu")
     assert found["judged_us"] == pytest.approx(17.5) and found["judged_speedup"] == pytest.approx(2.0, rel=0.05)
     assert len(found["judged_samples_us"]) == len(found["judged_baseline_samples_us"]) == 4
-    assert found["judged_verdict"] in ("faster", "tie", "slower") and "status" not in found
+    assert found["judged_verdict"] in ("faster", "tie", "slower") and found["status"] == "ok"
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -81,17 +81,34 @@ def test_waiting_for_a_cpu_accuses_nobody() -> None:
 
 
 def told(claims: dict[str, float], measured: Samples, device: str, **row: str) -> str | None:
-    """The message of a row with these hints, which is unconverged if it has one."""
+    """The message of a row with these hints, which is unconverged if it has one, and `ok` otherwise."""
     found = judged.columns(CASE, claims | {"status": "ok"} | row, measured, device)
-    assert found.get("status") == ("unconverged" if "message" in found else None)
-    return found.get("message")
+    assert found["status"] == ("unconverged" if found["message"] else "ok")
+    message: str | None = found["message"]
+    return message
 
 
 def test_a_row_whose_judged_time_contains_waiting_is_not_ok() -> None:
     waited = samples(kernel=[170.0] * 4)
     assert told(HONEST, waited, "cpu") == LONGER.format(170.0, 27.2)
     noisy = told(HONEST, waited, "cpu", status="unconverged", message="after 30 rounds")
-    assert noisy == f"after 30 rounds; {LONGER.format(170.0, 27.2)}"
+    assert noisy == LONGER.format(170.0, 27.2)
+
+
+@pytest.mark.parametrize(("device", "most"), [("cpu", 1.6), ("cuda", 1.25)])
+def test_the_judges_interval_decides_and_not_that_of_the_hints(device: str, most: float) -> None:
+    def message(factor: float, **row: str) -> str | None:
+        """Of a kernel whose four blocks differ by this factor up and down."""
+        blocks = [17.0 / factor, 17.0, 17.0, 17.0 * factor]
+        return told(HONEST, samples(kernel=blocks, work=blocks), device, **row)
+
+    wide = {"status": "unconverged", "message": "after 30 rounds the ratio is known to ±18.07%"}
+    assert message(most - 0.01) is None and message(most - 0.01, **wide) is None
+    assert message(most + 0.01) == WIDE.format(most + 0.01, 4, most) == message(most + 0.01, **wide)
+
+
+def test_a_row_that_was_not_measured_stays_what_it_is() -> None:
+    assert "status" not in judged.columns(CASE, HONEST | {"status": "impossible"}, samples(), "cpu")
 
 
 def test_on_a_gpu_a_block_may_be_longer_than_the_hints_by_as_much_as_the_baselines() -> None:
@@ -242,6 +259,33 @@ def test_samples_that_no_clock_gives_are_refused(broken: dict[str, Any]) -> None
 
 def test_a_judged_time_below_the_floor_is_impossible() -> None:
     row = HONEST | {"status": "ok", "floor_us": 16.0}
-    assert "status" not in judged.columns(CASE, row, samples(), "cuda")
+    assert judged.columns(CASE, row, samples(), "cuda")["status"] == "ok"
     found = judged.columns(CASE, row | {"floor_us": 18.0}, samples(), "cuda")
     assert found["status"] == "impossible" and "judged time of 17 us is less than the 18 us" in found["message"]
+
+
+LINKED = {"linked_baseline": [40.0] * 4, "baseline_work": [35.0] * 4, "linked": [22.0] * 4}  # a link takes 5 us
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_kernel_whose_calls_do_not_depend_on_each_other_is_contradicted(device: str) -> None:
+    """17 us a call in a block, and 17 us after the 5 us of a link; then more, which only several calls at once explain."""
+    assert judged.contradiction(HONEST, samples(**LINKED), device) is None
+    slow = judged.contradiction(HONEST, samples(**LINKED | {"linked": [80.0, 90.0, 80.0, 80.0]}), device)
+    assert slow is not None and slow.proven
+    assert slow.words.startswith("takes 17 us a call in the judge's blocks, but 73.75 us where each call depends")
+    assert slow.factor == pytest.approx((80 - 5 * LINK_VARIES) / 17)
+
+
+def test_a_link_may_take_as_long_as_the_baselines() -> None:
+    """The link of a busy machine, by the baseline's quartiles, and one call in a block without a link."""
+    busy = LINKED | {"linked_baseline": [35.0, 90.0, 90.0, 90.0], "linked": [72.0] * 4}
+    assert judged.contradiction(HONEST, samples(**busy), "cpu") is None
+    assert samples(**LINKED, calls=[2.0, 2.0]).linked_call() == pytest.approx((22 - 5 * LINK_VARIES) * US)
+    assert samples(**LINKED, calls=[2.0, 100.0]).linked_call() == pytest.approx((22 - LINK_VARIES * 5 / 0.99 / 2) * US)
+    assert samples().linked_call() is None
+
+
+def test_linked_samples_come_together() -> None:
+    with pytest.raises(ValueError, match="not a time"):
+        samples(**{name: values for name, values in LINKED.items() if name != "baseline_work"})

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from minfer.launch import compose, exit_status
+from minfer.process.stopping import AGAIN
 from minfer.run.start import run
 
 # Take the place of SLURM's commands: sbatch keeps what it is given, sinfo and scontrol know nothing.
@@ -64,6 +66,17 @@ def test_a_launch_says_where_its_jobs_go_and_why(said, monkeypatch, capsys):
     assert exit_status(lambda: run(compose()[0])) == 0
     out = capsys.readouterr().out
     assert out.startswith(where.replace("with gpu:1 each", "without a GPU")) and "cases of hgemm, about 0:0" in out
+
+
+@pytest.mark.parametrize("setup", ["set -e", "true"])
+def test_a_job_that_stops_early_is_queued_again_also_after_set_e(setup, said, monkeypatch, tmp_path):
+    assert launch(monkeypatch, f"cluster.setup=[{setup}]") == 0
+    for name, text in (("srun", f"exit {AGAIN}"), ("scontrol", 'echo "$@" >> "$SAID.scontrol"')):
+        (tmp_path / "tools" / name).write_text(f"#!/bin/bash\n{text}\n")
+    environment = os.environ | {"SLURM_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "0"}
+    done = subprocess.run(["bash", said], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == AGAIN, done.stderr
+    assert "requeue 7\n" in Path(f"{said}.scontrol").read_text()
 
 
 def test_flags_of_mail_are_in_the_script(said, monkeypatch, capsys):

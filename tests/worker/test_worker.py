@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from minfer import ops
-from minfer.bench import RULES
+from minfer.bench import RULES, rules_of
 from minfer.bench.timing import Timing
 from minfer.fingerprint import fingerprint
 from minfer.functional import library
@@ -128,7 +128,10 @@ def test_resume_repeats_what_nobody_judged_where_judging_is_asked_for(tmp_path: 
     assert left() == [CASE]
     store.write(store.to_table([row]), tmp_path / "old.parquet")
     assert left() == [] and left(untrusted=True) == [CASE]
-    store.write(store.to_table([row | {"guarantee": "judged"}]), tmp_path / "old.parquet")
+    store.write(store.to_table([row | {"guarantee": "judged, landlock"}]), tmp_path / "old.parquet")
+    assert left() == [] and left(untrusted=True) == [CASE]  # a judge of other rules judged it
+    row["source"] = fingerprint(HGEMM.kernels["torch"], "sm_90a", rules_of("judged, landlock"))
+    store.write(store.to_table([row | {"guarantee": "judged, landlock"}]), tmp_path / "old.parquet")
     assert left() == left(untrusted=True) == []
 
 
