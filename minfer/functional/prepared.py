@@ -237,6 +237,10 @@ class _Writer:
         for name, x in tensors.items():
             if (first := once[id(x)][0]) != name:
                 self.condition = f"{name} is not {first} or {self.condition}"
+        if "out" in tensors:  # a kernel reads the others while it writes there
+            for name, x in tensors.items():
+                if name != "out":
+                    self.condition += f" or -{_span(tensors['out'])} < out.data_ptr() - {name}.data_ptr() < {_span(x)}"
         if any(x.requires_grad for x in tensors.values()):
             self.condition += " or records()"
             self.constants["records"] = torch.is_grad_enabled
@@ -353,6 +357,13 @@ def make({", ".join(self.constants)}):
     def scalar(self, name: str, value: Any) -> str:
         """The source of a scalar: the name of the argument that it is (so -0.0 does not become 0.0), else a constant."""
         return name if name in self.scalars and self.scalars[name] is value else self.constant(value)
+
+
+def _span(x: Tensor) -> int:
+    """The bytes from a tensor's first element to the end of its last one."""
+    return sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True)) * x.element_size() + (
+        x.element_size()
+    )
 
 
 def _storage(x: Tensor) -> int:
