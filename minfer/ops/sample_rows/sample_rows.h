@@ -8,6 +8,10 @@
 
 namespace minfer {
 
+#ifdef __CUDACC__
+__device__ const float kZero = 0.0f;  // in memory, because a local variable whose address is taken needs a stack
+#endif
+
 template <typename T>
 struct SampleRows {
   Sample<T> all;  // without settings
@@ -21,15 +25,16 @@ struct SampleRows {
     Sample<T> p = all;
     p.rows = 1;
     p.tokens += row, p.logits += row * p.stride, p.u += row;
+    // All are loaded before any is used, so that their latencies overlap.
     const float degrees = temperature ? temperature[row] : 1.0f;
-    if (!(degrees > 0.0f)) {
-      p.u = zero, p.scale = 1.0f, p.top_k = 1, p.top_p = 1.0f, p.min_p_octaves = INFINITY;
-      return p;
-    }
-    p.scale = static_cast<float>(1.4426950408889634 / degrees);
-    p.top_k = top_k && top_k[row] > 0 && top_k[row] < p.vocab ? top_k[row] : 0;
-    p.top_p = top_p && top_p[row] < 1.0f ? (top_p[row] > 0.0f ? top_p[row] : 0.0f) : 1.0f;
-    p.min_p_octaves = min_p && min_p[row] > 0.0f ? (min_p[row] < 1.0f ? -log2f(min_p[row]) : 0.0f) : INFINITY;
+    const int most = top_k ? top_k[row] : 0;
+    const float share = top_p ? top_p[row] : 1.0f, least = min_p ? min_p[row] : 0.0f;
+    const bool greedy = !(degrees > 0.0f);
+    if (greedy) p.u = zero;
+    p.scale = greedy ? 1.0f : 1.44269504f / degrees;
+    p.top_k = greedy ? 1 : most > 0 && most < p.vocab ? most : 0;
+    p.top_p = greedy || !(share < 1.0f) ? 1.0f : fmaxf(share, 0.0f);
+    p.min_p_octaves = greedy || !(least > 0.0f) ? INFINITY : -log2f(fminf(least, 1.0f));
     return p;
   }
 };

@@ -28,8 +28,7 @@ template <typename T>
 __global__ void __launch_bounds__(kThreads, 1) naive(SampleRows<T> p) {
   __shared__ Workspace<kThreads> work;
   Alone team;
-  const float zero = 0.0f;
-  sample_row<kThreads, false>(p.of(blockIdx.x, &zero), 0, team, work, nullptr);
+  sample_row<kThreads, false>(p.of(blockIdx.x, &kZero), 0, team, work, nullptr);
 }
 
 template <typename T>

@@ -49,8 +49,7 @@ __global__ void __launch_bounds__(kThreads, 2) in_cluster(SampleRows<T> p) {
   __shared__ float maximum;
   __shared__ uint64_t own_sum;
   Cluster team{.maximum = maximum, .own_sum = own_sum};
-  const float zero = 0.0f;
-  sample_row<kThreads, kKept>(p.of(blockIdx.x / kCluster, &zero), 0, team, work, reinterpret_cast<unsigned*>(shared));
+  sample_row<kThreads, kKept>(p.of(blockIdx.x / kCluster, &kZero), 0, team, work, reinterpret_cast<unsigned*>(shared));
   cluster_sync();  // others read this block's shared memory
 }
 
