@@ -4,10 +4,10 @@ A Triton kernel is called through Python: its own function computes a grid and s
 up the compiled kernel for the types, the alignments and the divisibility of the arguments. In a prepared call these are always
 the same. So we ask once. We call the kernel's function with stand-ins for its tensors, on a copy of its module's names in which
 each `JITFunction` notes its launch instead (`note`). Then Triton returns the compiled kernel, and a copy of its launcher notes
-what it would hand to C (`Launch`). The prepared call hands the same to C, with the addresses of its own tensors.
+what it would hand to C (`Launches`). The prepared call hands the same to C, with the addresses of its own tensors.
 
-Triton's hooks, and the settings that it reads at each launch, must see the launch: `Launch.unchanged` says what has to be as it
-was. Environment variables that change how Triton compiles are not read again.
+Where a hook of Triton's, or a setting that Triton reads at each launch, has to be heeded, `Launches.ordinary` is false.
+Environment variables that change how Triton compiles are not read again.
 """
 
 from __future__ import annotations
@@ -40,17 +40,11 @@ class StandIn:
     def stride(self, *dim: int) -> Any:
         return self._like.stride(*dim)
 
-    def size(self, *dim: int) -> Any:
-        return self._like.size(*dim)
-
     def dim(self) -> int:
         return self._like.dim()
 
     def numel(self) -> int:
         return self._like.numel()
-
-    def element_size(self) -> int:
-        return self._like.element_size()
 
     def __len__(self) -> int:
         return len(self._like)
