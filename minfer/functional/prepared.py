@@ -351,7 +351,7 @@ def make({", ".join(self.constants)}):
         """The source of a tensor's address, and an address that is aligned like it."""
         if (found := self.named.get(_storage(x))) is None:
             return "0", 0
-        offset = x.storage_offset() * x.element_size()
+        offset = int(x.storage_offset()) * x.element_size()
         return f"{found[0]}.data_ptr()" + f" + {offset}" * (offset > 0), ALIGNED + offset
 
     def scalar(self, name: str, value: Any) -> str:

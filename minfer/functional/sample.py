@@ -40,10 +40,11 @@ def sample(
     `torch.ops.minfer.sample_rows` with tensors, or None for the default. Works under `torch.compile`. There a number that
     changes becomes an input of the graph at its second value, and further values compile nothing. A generator breaks the graph
     there, as in PyTorch's own functions: draw u outside of the graph, and call the op."""
+    rows = logits.shape[0] if logits.dim() else 0
     if generator is None:
-        u = torch.rand(logits.shape[:1], device=logits.device)
+        u = torch.rand(rows, device=logits.device)
     else:  # `rand` with a generator takes no symbolic shape
-        u = torch.empty(logits.shape[:1], device=logits.device).uniform_(generator=generator)
+        u = torch.empty(rows, device=logits.device).uniform_(generator=generator)
     logits = logits.detach() if logits.requires_grad else logits
     found: torch.Tensor
     if (
