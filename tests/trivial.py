@@ -29,6 +29,7 @@ CAPS: dict[str, dict[str, int]] = {
     "dequant": {"n": 4},
     "quant_gemm": {"n": 16},
     "sample": {"vocab": 32768},
+    "sample_rows": {"vocab": 32768},
     "softmax": {"n": 32768},
     "embedding": {"vocab": 64},
     "decode_attention": {"longest": 512},

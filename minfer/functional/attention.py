@@ -91,7 +91,7 @@ def _attention(
         return out.zero_(), lse.fill_(-torch.inf)
     packed, nothing = q.dim() == 3, q.new_empty(0, dtype=torch.int32)
     batch = 1 if q_seqlens is None else len(q_seqlens) - packed
-    batch = max(1, batch) if packed else len(q)
+    batch = max(1, batch) if packed else q.shape[0]
     longest = [
         -(-x.shape[-3] // batch) if packed else x.shape[1] for x in (q, k)
     ]  # about, where the host does not know
@@ -163,7 +163,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor, q_seqlens: Tensor | None, kv_seqlens
     if q_seqlens is None or kv_seqlens is None:
         return
     packed = q.dim() == 3
-    size = q_seqlens.numel() if packed else len(q)
+    size = q_seqlens.numel() if packed else q.shape[0]
     for x in (q_seqlens, kv_seqlens):
         if x.dtype != torch.int32 or x.shape != (size,) or (packed and not size):
             wanted = "(batch + 1,)" if packed and not size else f"({size},)"

@@ -67,11 +67,11 @@ def _decode_attention(
         return out.zero_()
     slots, kv_heads = k_cache.shape[1:3]
     longest = slots if page_table is None else slots * page_table.shape[1]
-    shape = {"batch": len(q), "new": q.shape[1], "longest": longest}
+    shape = {"batch": q.shape[0], "new": q.shape[1], "longest": longest}
     shape |= {"heads": q.shape[2], "kv_heads": kv_heads, "head_dim": q.shape[3]}
     params = {"page": "none" if page_table is None else str(slots), "lengths": "full"}
     params["quant"] = "none" if scales is None else "fp8"
-    table = q.new_empty((len(q), 0), dtype=torch.int32) if page_table is None else page_table.contiguous()
+    table = q.new_empty((q.shape[0], 0), dtype=torch.int32) if page_table is None else page_table.contiguous()
     factors = q.new_empty(0, dtype=torch.float32) if scales is None else scales.contiguous()
     caches = map(library.readable, (k_cache, v_cache))
     tensors = (out, library.readable(q), lengths.contiguous(), table, *caches, factors)
@@ -116,15 +116,16 @@ def _check(
         raise refuse(f"v_cache of the shape of k_cache, {tuple(k_cache.shape)}", tuple(v_cache.shape))
     if k_cache.shape[2] == 0 or q.shape[2] % k_cache.shape[2]:
         raise refuse(f"a k_cache whose number of heads divides the {q.shape[2]} of q", k_cache.shape[2])
-    if lengths.dtype != torch.int32 or lengths.shape != (len(q),):
-        raise refuse(f"lengths of int32 and the shape ({len(q)},)", f"{lengths.dtype}, {tuple(lengths.shape)}")
+    if lengths.dtype != torch.int32 or lengths.shape != (q.shape[0],):
+        raise refuse(f"lengths of int32 and the shape ({q.shape[0]},)", f"{lengths.dtype}, {tuple(lengths.shape)}")
     if page_table is None:
-        if len(k_cache) != len(q):
-            raise refuse(f"k_cache of as many sequences as q has, {len(q)}", len(k_cache))
+        if k_cache.shape[0] != q.shape[0]:
+            raise refuse(f"k_cache of as many sequences as q has, {q.shape[0]}", k_cache.shape[0])
     else:
-        if page_table.dtype != torch.int32 or page_table.dim() != 2 or len(page_table) != len(q):
+        if page_table.dtype != torch.int32 or page_table.dim() != 2 or page_table.shape[0] != q.shape[0]:
             raise refuse(
-                f"page_table of int32 and the shape ({len(q)}, pages)", f"{page_table.dtype}, {tuple(page_table.shape)}"
+                f"page_table of int32 and the shape ({q.shape[0]}, pages)",
+                f"{page_table.dtype}, {tuple(page_table.shape)}",
             )
         if k_cache.shape[1] not in PAGES:
             raise refuse("k_cache of pages of 16, 64 or 256 slots", k_cache.shape[1])

@@ -11,25 +11,43 @@ LEAST = {"v17_one_wave": "n"}
 
 
 @library.public
-def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def matmul(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
     """The product, (M, N), of a (M, K) and b (K, N), both float16 or both bfloat16, on one device; sums are fp32.
 
     `best` picks the kernel, which is compiled at its first call; with MINFER_EXPLAIN=1 each choice is printed to stderr
     once. `weight.t()` of an `nn.Linear` is a b that is read in place. An operand whose rows (in TN: columns of b) do
-    not start at multiples of 16 bytes is copied first. Works under `torch.compile`. It has no backward: raises
-    RuntimeError where one would be recorded. Raises ValueError for operands that do not fit each other."""
-    library.refuse_gradients("matmul", a, b)
-    return _hgemm_op(a, b)
+    not start at multiples of 16 bytes is copied first. With `out` the product is written to it, and it is returned; if it is
+    not contiguous, or shares memory with an operand, the product is computed elsewhere and copied. Works under
+    `torch.compile`. It has no backward: raises RuntimeError where one would be recorded. Raises ValueError for operands that
+    do not fit each other."""
+    library.refuse_gradients("matmul", a, b, out)
+    if out is None:
+        return _hgemm_op(a, b)
+    _hgemm_out_op(a, b, out)
+    return out
 
 
 def _multiply(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    _check(a, b)
+    out = _fake(a, b)
+    _write(a, b, out)
+    return out
+
+
+def _multiply_into(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+    _fake_into(a, b, out)
+    if library.is_writable(out, a, b):
+        _write(a, b, out)
+    else:
+        out.copy_(_multiply(a, b))
+
+
+def _write(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
     (m, k), n = a.shape, b.shape[1]
-    out = a.new_empty(m, n)
     if m == 0 or n == 0:
-        return out
+        return
     if k == 0:
-        return out.zero_()
+        out.zero_()
+        return
     a = library.readable(a)
     if b.stride(0) == 1 and not (b.stride(1) == 1 and n == 1):
         b, layout = library.readable(b.t()).t(), "TN"
@@ -37,7 +55,6 @@ def _multiply(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         b, layout = library.readable(b), "NN"
     shape, params = {"m": m, "n": n, "k": k}, {"layout": layout, "accumulate": "float32"}
     library.call("hgemm", (out, a, b), a.dtype, shape, params, LEAST, alpha=1.0, beta=0.0)
-    return out
 
 
 def _fake(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -45,7 +62,13 @@ def _fake(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return a.new_empty(a.shape[0], b.shape[1])
 
 
+def _fake_into(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+    _check(a, b)
+    library.check_out("matmul", out, (a.shape[0], b.shape[1]), a)
+
+
 _hgemm_op = library.define("hgemm(Tensor a, Tensor b) -> Tensor", _multiply, _fake)
+_hgemm_out_op = library.define("hgemm_out(Tensor a, Tensor b, Tensor(a!) out) -> ()", _multiply_into, _fake_into)
 
 
 def _check(a: torch.Tensor, b: torch.Tensor) -> None:

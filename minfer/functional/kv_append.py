@@ -48,7 +48,7 @@ def _append(
         return
     paged, (slots, heads, dim) = k.dim() == 3, k_cache.shape[1:]
     rows = [library.readable(tensor.reshape(-1, heads * dim)) for tensor in (k, v)]
-    batch, new = (len(k), 1) if paged else k.shape[:2]
+    batch, new = (k.shape[0], 1) if paged else k.shape[:2]
     if not paged:
         rows = [tensor.unflatten(0, (batch, new)) for tensor in rows]
     shape = {"batch": batch, "longest": PAGE if paged else slots, "new": new, "kv_heads": heads, "head_dim": dim}
@@ -76,10 +76,12 @@ def _check(
             f"(tokens, {k_cache.shape[2]}, {k_cache.shape[3]}) or (batch, new, {k_cache.shape[2]}, {k_cache.shape[3]})"
         )
         raise ValueError(f"{who} k and v of one shape, {wanted}, got {tuple(k.shape)} and {tuple(v.shape)}")
-    if k.dim() == 4 and len(k) != len(k_cache):
-        raise ValueError(f"{who} k of as many sequences as the cache has, {len(k_cache)}, got {len(k)}")
+    if k.dim() == 4 and k.shape[0] != k_cache.shape[0]:
+        raise ValueError(f"{who} k of as many sequences as the cache has, {k_cache.shape[0]}, got {k.shape[0]}")
     if where.dtype != torch.int64 or where.shape != k.shape[:1]:
-        raise ValueError(f"{who} where of int64 and the shape ({len(k)},), got {where.dtype} and {tuple(where.shape)}")
+        raise ValueError(
+            f"{who} where of int64 and the shape ({k.shape[0]},), got {where.dtype} and {tuple(where.shape)}"
+        )
     if k.dtype not in DTYPES or v.dtype != k.dtype:
         raise ValueError(f"{who} k and v of one dtype, float32, float16 or bfloat16, got {k.dtype} and {v.dtype}")
     if k_cache.dtype != stored or v_cache.dtype != stored:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, lru_cache, wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -166,6 +166,21 @@ def _about(device: torch.device) -> tuple[tuple[int, int] | None, str, str]:
         return None, "", ""
     capability = torch.cuda.get_device_capability(device)
     return capability, torch.cuda.get_device_name(device), toolchain.arch_of(capability)
+
+
+def check_out(name: str, out: torch.Tensor, shape: Sequence[int], like: torch.Tensor) -> None:
+    """Raises ValueError unless a caller's `out` has this shape, and the dtype and the device of `like`."""
+    if out.shape != torch.Size(shape) or out.dtype != like.dtype or out.device != like.device:
+        raise ValueError(
+            f"minfer.{name} takes an out of {like.dtype}, {tuple(shape)} on {like.device}, got {out.dtype}, "
+            f"{tuple(out.shape)} on {out.device}"
+        )
+
+
+def is_writable(out: torch.Tensor, *read: torch.Tensor | None) -> bool:
+    """Whether a kernel may write to `out` while it reads the others. If not, it writes to a new tensor, which is copied."""
+    storages = [x.untyped_storage()._cdata for x in read if x is not None]
+    return out.is_contiguous() and out.data_ptr() % 16 == 0 and out.untyped_storage()._cdata not in storages
 
 
 def readable(tensor: torch.Tensor) -> torch.Tensor:

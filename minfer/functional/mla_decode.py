@@ -58,9 +58,9 @@ def _mla_decode(q: Tensor, cache: Tensor, lengths: Tensor, page_table: Tensor | 
     if not q.numel() or not cache.numel() or (page_table is not None and not page_table.numel()):
         return out.zero_()
     longest = cache.shape[1] if page_table is None else PAGE * page_table.shape[1]
-    shape = {"batch": len(q), "new": q.shape[1], "longest": longest, "heads": q.shape[2]}
+    shape = {"batch": q.shape[0], "new": q.shape[1], "longest": longest, "heads": q.shape[2]}
     params = {"page": "none" if page_table is None else str(PAGE), "lengths": "full"}
-    table = q.new_empty((len(q), 0), dtype=torch.int32) if page_table is None else page_table.contiguous()
+    table = q.new_empty((q.shape[0], 0), dtype=torch.int32) if page_table is None else page_table.contiguous()
     tensors = (out, library.readable(q), lengths.contiguous(), table, library.readable(cache))
     library.call("mla_decode", tensors, q.dtype, shape, params, scale=scale)
     return out
@@ -85,15 +85,16 @@ def _check(q: Tensor, cache: Tensor, lengths: Tensor, page_table: Tensor | None)
         raise refuse(f"cache of {q.dtype}", cache.dtype)
     if cache.dim() != 3 or cache.shape[2] != ROW:
         raise refuse(f"cache of (blocks, slots, {ROW})", tuple(cache.shape))
-    if lengths.dtype != torch.int32 or lengths.shape != (len(q),):
-        raise refuse(f"lengths of int32 and the shape ({len(q)},)", f"{lengths.dtype}, {tuple(lengths.shape)}")
+    if lengths.dtype != torch.int32 or lengths.shape != (q.shape[0],):
+        raise refuse(f"lengths of int32 and the shape ({q.shape[0]},)", f"{lengths.dtype}, {tuple(lengths.shape)}")
     if page_table is None:
-        if len(cache) != len(q):
-            raise refuse(f"cache of as many sequences as q has, {len(q)}", len(cache))
+        if cache.shape[0] != q.shape[0]:
+            raise refuse(f"cache of as many sequences as q has, {q.shape[0]}", cache.shape[0])
     else:
-        if page_table.dtype != torch.int32 or page_table.dim() != 2 or len(page_table) != len(q):
+        if page_table.dtype != torch.int32 or page_table.dim() != 2 or page_table.shape[0] != q.shape[0]:
             raise refuse(
-                f"page_table of int32 and the shape ({len(q)}, pages)", f"{page_table.dtype}, {tuple(page_table.shape)}"
+                f"page_table of int32 and the shape ({q.shape[0]}, pages)",
+                f"{page_table.dtype}, {tuple(page_table.shape)}",
             )
         if cache.shape[1] != PAGE:
             raise refuse(f"cache of pages of {PAGE} slots", cache.shape[1])

@@ -63,7 +63,7 @@ def _moe_ffn(
         order = sorted_slots(indices, experts).int()
     routing = (t.contiguous() for t in (weights, indices, offsets, order))
     stacks = (library.readable(stack).contiguous() for stack in (gate_up, down))
-    shape = {"tokens": len(x), "experts": experts, "k": k, "hidden": hidden, "ffn": ffn}
+    shape = {"tokens": x.shape[0], "experts": experts, "k": k, "hidden": hidden, "ffn": ffn}
     library.call("moe_ffn", (out, library.readable(x), *routing, *stacks), x.dtype, shape, {"routing": "uniform"})
     return out
 
@@ -86,8 +86,8 @@ def _fake(
         raise refuse("x of float16 or bfloat16", x.dtype)
     if x.dim() != 2:
         raise refuse("x of (tokens, hidden)", tuple(x.shape))
-    if weights.dim() != 2 or len(weights) != len(x):
-        raise refuse(f"weights of ({len(x)}, k)", tuple(weights.shape))
+    if weights.dim() != 2 or weights.shape[0] != x.shape[0]:
+        raise refuse(f"weights of ({x.shape[0]}, k)", tuple(weights.shape))
     if down.dim() != 3 or down.shape[1] != x.shape[1]:
         raise refuse(f"down of (experts, {x.shape[1]}, ffn)", tuple(down.shape))
     if (offsets is None) != (order is None):

@@ -23,6 +23,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from minfer.functional import triton_launch
+
 Tensor = torch.Tensor
 Run = Callable[..., Any]
 MISS = object()  # what a `run` returns for arguments that it was not prepared for
@@ -235,6 +237,10 @@ class _Writer:
         for name, x in tensors.items():
             if (first := once[id(x)][0]) != name:
                 self.condition = f"{name} is not {first} or {self.condition}"
+        if "out" in tensors:  # a kernel reads the others while it writes there
+            for name, x in tensors.items():
+                if name != "out":
+                    self.condition += f" or -{_span(tensors['out'])} < out.data_ptr() - {name}.data_ptr() < {_span(x)}"
         if any(x.requires_grad for x in tensors.values()):
             self.condition += " or records()"
             self.constants["records"] = torch.is_grad_enabled
@@ -242,6 +248,7 @@ class _Writer:
             self.condition += f" or current() != {self.constant(device.index)}"
             self.constants["current"] = torch.cuda.current_device
         self.lines: list[str] = []
+        self.kernels: list[Any] = []  # compiled by Triton
         # By storage: the name that a tensor has in the source, and the tensor that was recorded.
         self.named = {_storage(x): (name, x) for name, x in stands.items()}
 
@@ -261,7 +268,8 @@ class _Writer:
         if not recording.calls:
             raise UnpreparedError("no kernel is called")
         for kernel, tensors, scalars in recording.calls:
-            self.lines.append(self.call(kernel, [self.operand(x) for x in tensors], scalars))
+            called = self.call(kernel, [self.operand(x) for x in tensors], scalars)
+            self.lines += self.launches(kernel, tensors, scalars, called) or [called]
         if written:
             self.constants["renew"] = torch.autograd.graph.increment_version
             self.lines.append(f"renew(({', '.join(written)},))")
@@ -276,6 +284,7 @@ def make({", ".join(self.constants)}):
     return run
 """
         run: Run = _compiled(text)(**self.constants)
+        run.__dict__["kernels"] = self.kernels  # they stay loaded while there is a reference to them
         return run
 
     def operand(self, x: Tensor) -> str:
@@ -305,9 +314,56 @@ def make({", ".join(self.constants)}):
         places = [self.scalar(x.name, scalars.get(x.name, x.default_value)) for x in rest]
         return f"{self.constant(kernel._op)}({', '.join([*operands, *places])})"
 
+    def launches(
+        self, kernel: Any, tensors: tuple[Tensor, ...], scalars: dict[str, Any], otherwise: str
+    ) -> list[str] | None:
+        """The lines that launch a Triton kernel without Triton's Python code, or call it as `otherwise` does where a hook of
+        Triton's has to see that. None where the launches are not known."""
+        one = next(iter(self.tensors.values()))
+        found = [self.address(x) for x in tensors]
+        try:
+            with torch.cuda.device_of(one):
+                launches = triton_launch.note(kernel, tensors, [aligned for _, aligned in found], scalars, one.device)
+        except triton_launch.UnknownLaunchError:
+            return None
+
+        def source(x: Any) -> str:
+            if type(x) is tuple and any(type(each) is triton_launch.Place for each in x):
+                return f"({''.join(f'{source(each)}, ' for each in x)})"
+            what = x.what if type(x) is triton_launch.Place else x
+            if x is triton_launch.STREAM:
+                return "stream"
+            if type(what) is triton_launch.StandIn:
+                return found[what.number][0]
+            names = [name for name, value in scalars.items() if value is what]
+            return self.scalar(names[0], what) if names else self.constant(what)
+
+        ordinary, stream = self.constant(launches.ordinary), self.constant(launches.stream)
+        self.kernels += launches.kernels
+        calls = [
+            f"    {self.constant(function)}({', '.join(map(source, arguments))})"
+            for function, arguments in launches.calls
+        ]
+        device = f"    stream = {stream}({self.constant(one.device.index or 0)})"
+        return [f"if {ordinary}():", device, *calls, "else:", f"    {otherwise}"] if calls else None
+
+    def address(self, x: Tensor) -> tuple[str, int]:
+        """The source of a tensor's address, and an address that is aligned like it."""
+        if (found := self.named.get(_storage(x))) is None:
+            return "0", 0
+        offset = int(x.storage_offset()) * x.element_size()
+        return f"{found[0]}.data_ptr()" + f" + {offset}" * (offset > 0), ALIGNED + offset
+
     def scalar(self, name: str, value: Any) -> str:
         """The source of a scalar: the name of the argument that it is (so -0.0 does not become 0.0), else a constant."""
         return name if name in self.scalars and self.scalars[name] is value else self.constant(value)
+
+
+def _span(x: Tensor) -> int:
+    """The bytes from a tensor's first element to the end of its last one."""
+    return sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True)) * x.element_size() + (
+        x.element_size()
+    )
 
 
 def _storage(x: Tensor) -> int:

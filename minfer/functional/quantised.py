@@ -65,7 +65,7 @@ def _operands(
 ) -> tuple[Tensor, ...]:
     """w in blocks, scales and zeros as the kernels take them."""
     nothing = w.new_empty(0, dtype=dtype)
-    blocks = w if form in FP8 else w.reshape(len(w), -1, FORMATS[form].nbytes)
+    blocks = w if form in FP8 else w.reshape(w.shape[0], -1, FORMATS[form].nbytes)
     if form in GGUF or scales is None:
         return blocks.contiguous(), nothing, nothing
     if form in FP8:
@@ -109,7 +109,7 @@ def _quant_gemm(
 def _fake_dequant(w: Tensor, format: str, scales: Tensor | None, zeros: Tensor | None, dtype: torch.dtype) -> Tensor:
     if dtype not in (torch.float32, *HALVES):
         raise ValueError(f"minfer.dequant takes a dtype of float32, float16 or bfloat16, got {dtype}")
-    return w.new_empty(len(w), _check("dequant", w, format, scales, zeros, dtype), dtype=dtype)
+    return w.new_empty(w.shape[0], _check("dequant", w, format, scales, zeros, dtype), dtype=dtype)
 
 
 def _fake_quant_gemm(
@@ -140,7 +140,7 @@ def _fake_quant_gemm(
         )
     if x_scales is not None and x_scales.device != x.device:
         raise refuse(f"x_scales on the device of x, {x.device}", x_scales.device)
-    return x.new_empty(*x.shape[:-1], len(w), dtype=made)
+    return x.new_empty(*x.shape[:-1], w.shape[0], dtype=made)
 
 
 def _check(who: str, w: Tensor, form: str, scales: Tensor | None, zeros: Tensor | None, dtype: torch.dtype) -> int:
@@ -160,7 +160,7 @@ def _check(who: str, w: Tensor, form: str, scales: Tensor | None, zeros: Tensor 
         raise refuse(f"w with rows of whole blocks of {nbytes} bytes with the format {form}", f"{w.shape[1]} bytes")
     k = w.shape[1] // nbytes * block
     takes = () if form in GGUF else ("scales", "zeros") if form in INT4 else ("scales",)
-    shape = (len(w),) if form == "fp8" else (len(w), k // block)
+    shape = (w.shape[0],) if form == "fp8" else (w.shape[0], k // block)
     of = torch.float32 if form == "fp8" else dtype
     for name, tensor in (("scales", scales), ("zeros", zeros)):
         if tensor is None:

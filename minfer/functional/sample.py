@@ -1,4 +1,4 @@
-"""`sample`: a token of each row of logits as one function of PyTorch, `torch.ops.minfer.sample`."""
+"""`sample`: a token of each row of logits as one function of PyTorch, `torch.ops.minfer.sample` and `sample_rows`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from minfer.functional import library
 MOST = 1 << 19  # tokens of a vocabulary, which the sums of our kernels have bits for
 
 
+DEFAULTS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+
+
 @library.public
 def sample(
     logits: torch.Tensor,
-    temperature: float = 1.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    min_p: float = 0.0,
+    temperature: float | torch.Tensor = 1.0,
+    top_k: int | torch.Tensor = 0,
+    top_p: float | torch.Tensor = 1.0,
+    min_p: float | torch.Tensor = 0.0,
     generator: torch.Generator | None = None,
 ) -> torch.Tensor:
     """A token of each row, (rows,) int32, of logits (rows, vocab), float32 or bfloat16; vocab is at most 524288.
@@ -26,19 +29,71 @@ def sample(
     proportional to p, by one random number for each row from `generator`, or from PyTorch's own. A temperature of 0 takes the
     first of the largest logits. A row of NaN gives token 0.
 
-    It is not differentiable, and autograd records nothing. Raises ValueError for arguments that do not fit.
-    `torch.ops.minfer.sample(logits, u, temperature, top_k, top_p, min_p)` takes the random numbers u, (rows,) float32 in
-    [0, 1), which determine the tokens. Works under `torch.compile`, which compiles again when temperature, top_p or min_p
-    changes. A generator breaks the graph there, as in PyTorch's own functions: draw u outside of the graph, and call the
-    op."""
-    _check(logits)
-    if temperature == 0:
-        u = torch.zeros(logits.shape[0], device=logits.device)
-        temperature, top_k, top_p, min_p = 1.0, 1, 1.0, 0.0
+    temperature, top_k, top_p and min_p are numbers, or tensors with one setting for each row: (rows,), float32, top_k int32 or
+    int64. The host does not check their values, because it would have to wait for the device. A temperature below 0 or NaN is
+    0 there, and a top_k below 0 is 0. top_p and min_p are clamped to [0, 1], where a top_p of 0 keeps the likeliest tokens;
+    as NaN they are ignored.
+
+    It is not differentiable, and autograd records nothing. Raises ValueError for arguments that do not fit. Two ops take the
+    random numbers u, (rows,) float32 in [0, 1), which determine the tokens:
+    `torch.ops.minfer.sample(logits, u, temperature, top_k, top_p, min_p)` with numbers, and
+    `torch.ops.minfer.sample_rows` with tensors, or None for the default. Works under `torch.compile`. There a number that
+    changes becomes an input of the graph at its second value, and further values compile nothing. A generator breaks the graph
+    there, as in PyTorch's own functions: draw u outside of the graph, and call the op."""
+    rows = logits.shape[0] if logits.dim() else 0
+    if generator is None:
+        u = torch.rand(rows, device=logits.device)
+    else:  # `rand` with a generator takes no symbolic shape
+        u = torch.empty(rows, device=logits.device).uniform_(generator=generator)
+    logits = logits.detach() if logits.requires_grad else logits
+    found: torch.Tensor
+    if (
+        isinstance(temperature, torch.Tensor)
+        or isinstance(top_k, torch.Tensor)
+        or isinstance(top_p, torch.Tensor)
+        or isinstance(min_p, torch.Tensor)
+        or (torch.compiler.is_compiling() and _any_is_an_input(temperature, top_p, min_p))
+    ):
+        settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+        found = _sample_rows_op(logits, u, *(_for_each_row(logits, name, x) for name, x in settings.items()))
+    elif temperature == 0:
+        found = _sample_op(logits, torch.zeros_like(u), 1.0, 1, 1.0, 0.0)
     else:
-        u = torch.empty(logits.shape[0], device=logits.device).uniform_(generator=generator)
-    found: torch.Tensor = _sample_op(logits.detach(), u, temperature, top_k, top_p, min_p)
+        found = _sample_op(logits, u, temperature, top_k, top_p, min_p)
     return found
+
+
+def _any_is_an_input(*numbers: float) -> bool:
+    """Whether the graph that is being compiled has one of these numbers as an input."""
+    from torch.fx.experimental.symbolic_shapes import has_static_value
+
+    return not all(has_static_value(x) for x in numbers)
+
+
+def _for_each_row(logits: torch.Tensor, name: str, setting: float | torch.Tensor) -> torch.Tensor | None:
+    """A setting as `sample_rows` takes it."""
+    if isinstance(setting, torch.Tensor):
+        return setting
+    if torch.compiler.is_compiling() and _any_is_an_input(setting):
+        pass  # it is compared with nothing, because that would be a condition of the graph
+    elif setting == DEFAULTS[name]:
+        return None
+    else:
+        _check_setting(name, setting)
+    dtype = torch.int32 if name == "top_k" else torch.float32
+    # A product, because `new_full` would make the number a constant of the graph.
+    return logits.new_ones(logits.shape[:1], dtype=dtype) * setting
+
+
+def _check_setting(name: str, value: float) -> None:
+    if name == "temperature" and not 0 <= value < float("inf"):
+        raise ValueError(f"minfer.sample takes a temperature from 0, got {value}")
+    if name == "top_k" and value < 0:
+        raise ValueError(f"minfer.sample takes a top_k of at least 0, got {value}")
+    if name == "top_p" and not 0 < value <= 1:
+        raise ValueError(f"minfer.sample takes top_p above 0 and at most 1, got {value}")
+    if name == "min_p" and not 0 <= value <= 1:
+        raise ValueError(f"minfer.sample takes min_p from 0 to 1, got {value}")
 
 
 def _sample(
@@ -57,20 +112,59 @@ def _sample(
 def _fake(
     logits: torch.Tensor, u: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float
 ) -> torch.Tensor:
-    _check(logits)
-    if u.shape != logits.shape[:1] or u.dtype != torch.float32 or u.device != logits.device:
-        raise ValueError(
-            f"minfer.sample takes u as float32 ({logits.shape[0]},) on {logits.device}, got {u.dtype} {tuple(u.shape)} on "
-            f"{u.device}"
-        )
-    if not 0 < temperature < float("inf"):
+    _check(logits, u)
+    if temperature == 0:  # kernels divide by it
         raise ValueError(f"minfer.sample takes a temperature from 0, got {temperature}")
-    if top_k < 0:
-        raise ValueError(f"minfer.sample takes a top_k of at least 0, got {top_k}")
-    if not 0 < top_p <= 1:
-        raise ValueError(f"minfer.sample takes top_p above 0 and at most 1, got {top_p}")
-    if not 0 <= min_p <= 1:
-        raise ValueError(f"minfer.sample takes min_p from 0 to 1, got {min_p}")
+    for name, value in (("temperature", temperature), ("top_k", top_k), ("top_p", top_p), ("min_p", min_p)):
+        _check_setting(name, value)
+    return logits.new_empty(logits.shape[0], dtype=torch.int32)
+
+
+def _sample_rows(
+    logits: torch.Tensor,
+    u: torch.Tensor,
+    temperature: torch.Tensor | None,
+    top_k: torch.Tensor | None,
+    top_p: torch.Tensor | None,
+    min_p: torch.Tensor | None,
+) -> torch.Tensor:
+    tokens = _fake_rows(logits, u, temperature, top_k, top_p, min_p)
+    if not tokens.numel():
+        return tokens
+    logits = logits if logits.stride(1) == 1 else logits.contiguous()
+    settings = [
+        logits.new_empty(0, dtype=dtype) if x is None else x.contiguous() if x.dtype == dtype else x.to(dtype)
+        for x, dtype in (
+            (temperature, torch.float32),
+            (top_k, torch.int32),
+            (top_p, torch.float32),
+            (min_p, torch.float32),
+        )
+    ]
+    shape = {"rows": logits.shape[0], "vocab": logits.shape[1]}
+    only = top_k is None and top_p is None and min_p is None
+    params = {"settings": "temperature" if only else "all"}
+    library.call("sample_rows", (tokens, logits, u.contiguous(), *settings), logits.dtype, shape, params)
+    return tokens
+
+
+def _fake_rows(
+    logits: torch.Tensor,
+    u: torch.Tensor,
+    temperature: torch.Tensor | None,
+    top_k: torch.Tensor | None,
+    top_p: torch.Tensor | None,
+    min_p: torch.Tensor | None,
+) -> torch.Tensor:
+    _check(logits, u)
+    for name, x in (("temperature", temperature), ("top_k", top_k), ("top_p", top_p), ("min_p", min_p)):
+        dtypes = (torch.int32, torch.int64) if name == "top_k" else (torch.float32,)
+        if x is not None and (x.shape != u.shape or x.dtype not in dtypes or x.device != logits.device):
+            takes = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+            raise ValueError(
+                f"minfer.sample takes a {name} for each row as {takes} ({logits.shape[0]},) on {logits.device}, got {x.dtype} "
+                f"{tuple(x.shape)} on {x.device}"
+            )
     return logits.new_empty(logits.shape[0], dtype=torch.int32)
 
 
@@ -81,10 +175,22 @@ _sample_op = library.define(
 )
 
 
-def _check(logits: torch.Tensor) -> None:
+_sample_rows_op = library.define(
+    "sample_rows(Tensor logits, Tensor u, Tensor? temperature, Tensor? top_k, Tensor? top_p, Tensor? min_p) -> Tensor",
+    _sample_rows,
+    _fake_rows,
+)
+
+
+def _check(logits: torch.Tensor, u: torch.Tensor) -> None:
     if logits.dim() != 2 or not 0 < logits.shape[1] <= MOST:
         raise ValueError(
             f"minfer.sample takes logits (rows, vocab) with vocab from 1 to {MOST}, got {tuple(logits.shape)}"
         )
     if logits.dtype not in (torch.float32, torch.bfloat16):
         raise ValueError(f"minfer.sample takes float32 or bfloat16 logits, got {logits.dtype}")
+    if u.shape != logits.shape[:1] or u.dtype != torch.float32 or u.device != logits.device:
+        raise ValueError(
+            f"minfer.sample takes u as float32 ({logits.shape[0]},) on {logits.device}, got {u.dtype} {tuple(u.shape)} on "
+            f"{u.device}"
+        )

@@ -36,8 +36,8 @@ def _seq_sum(x: Tensor, seqlens: Tensor | None) -> Tensor:
     if not y.numel():
         return y
     packed = x.dim() == 1
-    batch = len(x) if seqlens is None or not packed else max(1, len(seqlens) - 1)
-    shape = {"batch": batch, "longest": -(-len(x) // batch) if packed else x.shape[1]}  # the mean, of packed ones
+    batch = x.shape[0] if seqlens is None or not packed else max(1, len(seqlens) - 1)
+    shape = {"batch": batch, "longest": -(-x.shape[0] // batch) if packed else x.shape[1]}  # the mean, of packed ones
     params = {"layout": "packed" if packed else "padded", "lengths": "full" if seqlens is None else "halving"}
     given = x.new_empty(0, dtype=torch.int32) if seqlens is None else seqlens.contiguous()
     library.call("seq_sum", (y, library.readable(x), given), x.dtype, shape, params)
@@ -51,7 +51,7 @@ def _fake(x: Tensor, seqlens: Tensor | None) -> Tensor:
     if x.dtype not in DTYPES:
         raise refuse("x of float32 or bfloat16", x.dtype)
     if seqlens is not None:
-        named, count = ("lengths", len(x)) if x.dim() == 2 else ("cu_seqlens", max(1, seqlens.numel()))
+        named, count = ("lengths", x.shape[0]) if x.dim() == 2 else ("cu_seqlens", max(1, seqlens.numel()))
         if seqlens.dtype != torch.int32 or seqlens.shape != (count,):
             wanted = f"({count},)" if x.dim() == 2 else "(batch + 1,)"
             raise refuse(f"{named} of int32 and the shape {wanted}", f"{seqlens.dtype}, {tuple(seqlens.shape)}")

@@ -9,22 +9,40 @@ from minfer.functional.norms import DTYPES, rows_of
 
 
 @library.public
-def softmax(x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+def softmax(x: torch.Tensor, mask: torch.Tensor | None = None, *, out: torch.Tensor | None = None) -> torch.Tensor:
     """exp(z - max z) / sum exp(z - max z) over the last dimension, a new tensor of x's shape; z is x under a mask.
 
     x is (..., n), float32, float16 or bfloat16; sums are fp32. A mask (n,) of x's dtype is added to each row in fp32. An
     int32 mask of the shape x.shape[:-1] has the length of each row: elements from there on are not used, and give 0; lengths
-    below 0 count as 0, those above n as n. A row without elements, or with -inf only, gives NaN, as PyTorch does. `best`
-    picks the kernel, which is compiled at its first call. Works under `torch.compile`. It has no backward: raises
-    RuntimeError where one would be recorded. Raises ValueError for tensors that do not fit each other."""
-    library.refuse_gradients("softmax", x, mask)
-    return _softmax_op(x, mask)
+    below 0 count as 0, those above n as n. A row without elements, or with -inf only, gives NaN, as PyTorch does. With `out`,
+    of x's shape and dtype, the result is written to it, and it is returned; if it is not contiguous, or shares memory with x,
+    the result is computed elsewhere and copied. `best` picks the kernel, which is compiled at its first call. Works under
+    `torch.compile`. It has no backward: raises RuntimeError where one would be recorded. Raises ValueError for tensors that
+    do not fit each other."""
+    library.refuse_gradients("softmax", x, mask, out)
+    if out is None:
+        return _softmax_op(x, mask)
+    _softmax_out_op(x, mask, out)
+    return out
 
 
 def _softmax(x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
     y = _softmax_fake(x, mask)
+    _write(x, mask, y)
+    return y
+
+
+def _softmax_into(x: torch.Tensor, mask: torch.Tensor | None, out: torch.Tensor) -> None:
+    _softmax_fake_into(x, mask, out)
+    if library.is_writable(out, x, mask):
+        _write(x, mask, out)
+    else:
+        out.copy_(_softmax(x, mask))
+
+
+def _write(x: torch.Tensor, mask: torch.Tensor | None, y: torch.Tensor) -> None:
     if not y.numel():
-        return y
+        return
     rows = rows_of(x)
     if mask is None:
         kind, given = "none", x.new_empty(0)
@@ -34,7 +52,6 @@ def _softmax(x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         kind, given = "additive", library.readable(mask)
     shape = {"rows": rows.shape[0], "n": rows.shape[1]}
     library.call("softmax", (y.view(rows.shape), rows, given), x.dtype, shape, {"mask": kind})
-    return y
 
 
 def _softmax_fake(x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
@@ -55,4 +72,12 @@ def _softmax_fake(x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
+def _softmax_fake_into(x: torch.Tensor, mask: torch.Tensor | None, out: torch.Tensor) -> None:
+    _softmax_fake(x, mask)
+    library.check_out("softmax", out, x.shape, x)
+
+
 _softmax_op = library.define("softmax(Tensor x, Tensor? mask) -> Tensor", _softmax, _softmax_fake)
+_softmax_out_op = library.define(
+    "softmax_out(Tensor x, Tensor? mask, Tensor(a!) out) -> ()", _softmax_into, _softmax_fake_into
+)

@@ -251,17 +251,15 @@ class Engine:
             self.pages.keep(number, key)
 
     def _choose(self, logits: torch.Tensor, ready: list[tuple[int, Request]]) -> list[tuple[Request, int]]:
-        """A token for each request, by its row of logits: one launch for all requests of the same settings."""
-        groups: dict[tuple[float, int, float, float], list[tuple[int, Request]]] = {}
-        for row, request in ready:
-            s = request.sampling
-            settings = (s.temperature, s.top_k, s.top_p, s.min_p) if s.temperature else (1.0, 1, 1.0, 0.0)
-            groups.setdefault(settings, []).append((row, request))
-        made, order = [], []
-        for settings, members in groups.items():
-            draws = [r.random.getrandbits(24) / 2**24 if r.sampling.temperature else 0.0 for _, r in members]
-            u = torch.tensor(draws, device=logits.device)
-            rows = torch.tensor([row for row, _ in members], device=logits.device)
-            made.append(torch.ops.minfer.sample.default(logits[rows], u, *settings))
-            order += [request for _, request in members]
-        return list(zip(order, torch.cat(made).tolist(), strict=True)) if made else []
+        """A token for each request, by its row of logits: one launch, whatever their settings are."""
+        if not ready:
+            return []
+        requests = [request for _, request in ready]
+        settings = [request.sampling for request in requests]
+        draws = [r.random.getrandbits(24) / 2**24 if r.sampling.temperature else 0.0 for r in requests]
+        floats = [draws, *([getattr(x, name) for x in settings] for name in ("temperature", "top_p", "min_p"))]
+        u, temperature, top_p, min_p = torch.tensor(floats, dtype=torch.float32, device=logits.device)
+        whole = [[row for row, _ in ready], [min(x.top_k, logits.shape[1]) for x in settings]]
+        rows, top_k = torch.tensor(whole, dtype=torch.int32, device=logits.device)
+        tokens = torch.ops.minfer.sample_rows.default(logits[rows], u, temperature, top_k, top_p, min_p)
+        return list(zip(requests, tokens.tolist(), strict=True))

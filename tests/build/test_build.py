@@ -10,8 +10,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -241,6 +243,19 @@ def test_two_processes_that_want_one_kernel_build_it_once(workshop: Workshop, mo
     first, second = (finish(process) for process in processes)
     assert first == second
     assert workshop.compilations() == 1
+
+
+def test_threads_that_want_one_kernel_build_it_once(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", workshop.counting_compiler())
+    kernel, barrier = workshop.kernel(), threading.Barrier(4)
+
+    def build_at_once(_: int) -> build.Built:
+        barrier.wait()
+        return build.build(kernel)
+
+    with ThreadPoolExecutor(4) as pool:
+        built = [*pool.map(build_at_once, range(4))]
+    assert built == [built[0]] * 4 and workshop.compilations() == 1
 
 
 # A real kernel

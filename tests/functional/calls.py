@@ -96,6 +96,10 @@ def calls() -> dict[str, Call]:
         "rms_norm with a residual": Call("rms_norm", {"x": half(1, 64), "weight": half(64), "residual": half(1, 64)}),
         "rope": Call("rope", rope),
         "rope_": Call("rope_", rope),
+        "sample of rows": Call(
+            "sample",
+            {"logits": torch.rand(1, 100), "temperature": torch.zeros(1), "top_k": ints(9), "min_p": torch.zeros(1)},
+        ),
         "sample": Call("sample", {"logits": torch.rand(1, 100), "temperature": 0.0}),
         "seq_sum": Call("seq_sum", {"x": torch.rand(1, 64), "lengths": ints(9)}),
         "silu_mul": Call("silu_mul", {"gate": half(1, 1, 64), "up": half(1, 1, 64)}),

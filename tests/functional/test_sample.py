@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 import pytest
@@ -142,3 +143,100 @@ def test_the_check_sees_what_is_wrong(how):
     check, call = OP.checks["tokens"], OP.call(case)
     assert bool(check(case, given | {"tokens": choose(given["logits"], given["u"], **call)}).all())
     assert not bool(check(case, given | {"tokens": WRONG[how](given["logits"], given["u"], **call)}).all())
+
+
+SETTINGS = {
+    "temperature": (0.0, 0.5, 1.0, 1.7),
+    "top_k": (0, 1, 7, 40),
+    "top_p": (1.0, 0.3, 0.9),
+    "min_p": (0.0, 0.05, 0.3),
+}
+
+
+def settings_of(rows: int, seed: int = 3) -> dict[str, torch.Tensor]:
+    drawn = random.Random(seed)
+    dtypes = {name: torch.int32 if name == "top_k" else torch.float32 for name in SETTINGS}
+    return {name: torch.tensor(drawn.choices(x, k=rows), dtype=dtypes[name]) for name, x in SETTINGS.items()}
+
+
+def by_row(x: torch.Tensor, u: torch.Tensor, settings: dict[str, torch.Tensor]) -> list[int]:
+    """The tokens by `choose`, row by row."""
+    tokens = []
+    for row in range(len(x)):
+        of = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0} | {
+            name: t[row].item() for name, t in settings.items()
+        }
+        if of["temperature"] == 0:
+            tokens.append(int(x[row].argmax()))
+        else:
+            tokens.append(int(choose(x[row : row + 1].double(), u[row : row + 1].double(), **of)))
+    return tokens
+
+
+def test_each_row_has_its_own_settings():
+    x, u = logits(64, 90), torch.rand(64, generator=torch.Generator().manual_seed(4))
+    settings = settings_of(64)
+    op = torch.ops.minfer.sample_rows
+    assert op(x, u, *settings.values()).tolist() == by_row(x, u, settings)
+    for name in SETTINGS:  # the others have their defaults
+        alone = {name: settings[name]}
+        assert op(x, u, *(alone.get(each) for each in SETTINGS)).tolist() == by_row(x, u, alone)
+    for number in (0, 9):
+        same = torch.Generator().manual_seed(number)
+        found = sample(x, **settings | {"top_k": number}, generator=same)
+        u = torch.rand(64, generator=torch.Generator().manual_seed(number))
+        assert found.tolist() == by_row(x, u, settings | {"top_k": torch.full((64,), number)})
+    wide = settings["top_k"].long()
+    assert op(x, u, None, wide, None, None).equal(op(x, u, None, settings["top_k"], None, None))
+
+
+def test_tokens_of_each_row_come_as_often_as_they_should():
+    """Rows of one distribution, whose settings take turns."""
+    row, draws = logits(1, 60), 8000 * len(CHOICES)
+    columns = [torch.tensor(x).repeat(8000) for x in zip(*CHOICES, strict=True)]
+    columns[1] = columns[1].int()
+    tokens = sample(row.expand(draws, -1), *columns, generator=torch.Generator().manual_seed(1))
+    for place, choice in enumerate(CHOICES):
+        mine = tokens[place :: len(CHOICES)]
+        p = kept_probabilities(row[0], *choice)
+        statistic, most = chi_square(mine, p)
+        assert statistic < most, choice
+
+
+def test_settings_out_of_range_have_a_meaning():
+    x, nan = logits(4, 60), float("nan")
+    u = torch.rand(4, generator=torch.Generator().manual_seed(4))
+    op, first = torch.ops.minfer.sample_rows, x.argmax(1).int()
+    plain = op(x, u, None, None, None, None)
+    assert op(x, u, torch.tensor([-1.0, nan, 0.0, -0.0]), None, None, None).equal(first)
+    assert op(x, u, None, torch.tensor([-3, 0, 60, 1 << 30], dtype=torch.int32), None, None).equal(plain)
+    assert op(x, u, None, None, torch.tensor([1.5, nan, 1.0, 7.0]), None).equal(plain)
+    assert op(x, u, None, None, torch.tensor([0.0, -1.0, 1e-9, -0.0]), None).equal(first)
+    assert op(x, u, None, None, None, torch.tensor([-1.0, nan, 0.0, -7.0])).equal(plain)
+    assert op(x, u, None, None, None, torch.tensor([1.0, 2.0, 7.0, 1.0])).equal(first)
+    ties = torch.zeros(4, 5)
+    assert op(ties, u, torch.zeros(4), None, None, None).tolist() == [0] * 4
+
+
+def test_mistakes_of_settings_are_a_sentence_each():
+    x, u = logits(), torch.full((5,), 0.5)
+    for settings, said in (
+        (
+            {"temperature": u[:3]},
+            r"a temperature for each row as float32 \(5,\) on cpu, got torch.float32 \(3,\) on cpu",
+        ),
+        ({"top_k": u}, r"a top_k for each row as int32 or int64 \(5,\) on cpu, got torch.float32 \(5,\) on cpu"),
+        ({"top_p": u.double()}, r"a top_p for each row as float32 \(5,\) on cpu, got torch.float64 \(5,\) on cpu"),
+        ({"min_p": u.to("meta")}, r"a min_p for each row as float32 \(5,\) on cpu, got torch.float32 \(5,\) on meta"),
+        ({"min_p": u, "top_p": 0.0}, r"top_p above 0 and at most 1, got 0.0"),
+        ({"min_p": u, "temperature": -1.0}, r"a temperature from 0, got -1.0"),
+    ):
+        with pytest.raises(ValueError, match=f"^minfer.sample takes {said}$"):
+            sample(x, **settings)
+
+
+def test_settings_of_rows_are_an_op_like_pytorchs_own():
+    settings = settings_of(5)
+    op = torch.ops.minfer.sample_rows.default
+    torch.library.opcheck(op, (logits(), torch.full((5,), 0.5), *settings.values()))
+    torch.library.opcheck(op, (logits(), torch.full((5,), 0.5), None, settings["top_k"], None, None))

@@ -26,10 +26,16 @@ ROPE = {
 APPEND = {"k_cache": torch.zeros(1, 16, 1, 64), "v_cache": torch.zeros(1, 16, 1, 64)}
 APPEND |= {"k": torch.rand(1, 1, 64), "v": torch.rand(1, 1, 64), "where": ints(3, dtype=torch.int64)}
 NORM = {"x": half(2, 64), "residual": half(2, 64), "weight": half(64), "eps": 1e-6}
+PRODUCT = {"a": half(16, 16), "b": half(16, 16), "out": half(16, 16)}
+SOFTMAX = {"x": half(2, 64), "mask": None, "out": half(2, 64)}
+SUM = {"a": torch.rand(8), "b": torch.rand(8), "alpha": 2.0, "beta": 1.0, "out": torch.rand(8)}
 WRITERS: dict[str, tuple[Given, Any]] = {
     "rope_": (ROPE, lambda q, k, cos, sin, positions, interleaved: minfer.rope_(q, k, cos, sin)),
     "kv_append_": (APPEND, minfer.kv_append_),
     "add_rms_norm": (NORM, lambda x, residual, weight, eps: minfer.rms_norm(x, weight, eps, residual)),
+    "hgemm_out": (PRODUCT, lambda a, b, out: minfer.matmul(a, b, out=out)),
+    "softmax_out": (SOFTMAX, lambda x, mask, out: minfer.softmax(x, mask, out=out)),
+    "axpby_out": (SUM, lambda a, b, alpha, beta, out: minfer.axpby(a, b, alpha, beta, out=out)),
 }
 
 
