@@ -51,7 +51,7 @@ def find_kind(op: str, name: str, content: bytes) -> str:
     if suffix != ".py":
         find_symbol(op, name, text)
         return SUFFIXES[suffix]
-    if not re.search(rf"^def {op}\(|^(async )?def {op}\b|^{op}\s*=", text, re.MULTILINE):
+    if not re.search(rf"^def {op}\b|^{op}\s*=|^(from|import)\b.*\b{op}\b", text, re.MULTILINE):
         raise UserError(f"{name} has no function {op}(...); a Python submission has one of the op's name")
     return "triton" if re.search(r"^\s*(import triton|from triton)\b", text, re.MULTILINE) else "python"
 

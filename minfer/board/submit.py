@@ -100,7 +100,7 @@ def _note(board: Board, season: Season, entry: Entry, judged: judging.Judged) ->
     entry.device = first.get("device") or ""
     entry.fingerprint = first.get("source") or ""
     entry.static = {name: float(first[name]) for name in STATIC if first.get(name) is not None}
-    measured = {number: row for number, row in rows.items() if row["status"] in store.MEASURED}
+    measured = {number: row for number, row in rows.items() if number and row["status"] in store.MEASURED}
     refused = {n: why for n, row in measured.items() if (why := judging.why_refused(row, entry.kind))}
     entry.result = answers.begin(entry)
     answers.describe_rows(entry.result, rows, refused, season.problems)

@@ -48,9 +48,10 @@ def submit(words: list[str]) -> int:
     given = parser.parse_args(words)
     if given.keep and not given.licence:
         raise UserError("--keep lets others read the source; say under which licence, such as --licence MIT")
-    board, files = Board.find(given.board), read_files(given.files)
+    board = Board.find(given.board)
     if not any(season.extra and season.op == given.op for season in list_seasons(board)):
         check_op(given.op)
+    files = read_files(given.files)
     launch.say_first(f"judging {given.files[0].name}; a small op takes a minute")
     from minfer.board import answer as answers
     from minfer.board.submit import submit as judge  # imports torch, which a typo need not wait for
