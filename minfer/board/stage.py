@@ -51,7 +51,7 @@ def find_kind(op: str, name: str, content: bytes) -> str:
     if suffix != ".py":
         find_symbol(op, name, text)
         return SUFFIXES[suffix]
-    if not re.search(rf"^def {op}\b|^{op}\s*=|^(from|import)\b.*\b{op}\b", text, re.MULTILINE):
+    if not re.search(rf"^def {op}\b|^{op}\s*=|^(from|import)\b.*\b{op}\b|^class ModelNew\b", text, re.MULTILINE):
         raise UserError(f"{name} has no function {op}(...); a Python submission has one of the op's name")
     return "triton" if re.search(r"^\s*(import triton|from triton)\b", text, re.MULTILINE) else "python"
 
@@ -71,7 +71,8 @@ def stage(board: Board, entries: Iterable[Entry], folder: Path) -> Path:
     where a source is not kept."""
     lines = ['"""Registers the submissions of one run."""', "", "from pathlib import Path", ""]
     lines += [
-        "from minfer.ops import DTYPES, get, load_file",
+        "from minfer.board.adapt import adapt",
+        "from minfer.ops import DTYPES, get",
         "",
         "here, dtypes = Path(__file__).parent, tuple(DTYPES)",
     ]
@@ -102,11 +103,11 @@ def _register(entry: Entry, folder: Path) -> list[str]:
     if entry.kind == "triton":  # is called as its file
         (folder / source).rename(folder / f"{entry.kernel}.py")
         return [f"{op}.triton(str(here / {entry.id!r} / '{entry.kernel}.py'), dtypes=dtypes)"]
-    call = f"load_file({path}).{entry.op}(*tensors, **call)"
+    call = f"adapt({entry.op!r}, file)(*tensors, **call)"
     return [
         "",
         "",
-        f"def _{entry.id}(*tensors, **call):",
+        f"def _{entry.id}(*tensors, file=str({path}), **call):",
         f"    return {call}",
         "",
         "",

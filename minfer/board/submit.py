@@ -12,7 +12,7 @@ from typing import Any
 from minfer.bench import RULES
 from minfer.board import answer as answers
 from minfer.board import judging, page
-from minfer.board.folder import HOUR_S, JUDGED, REFUSED, Board, Entry, hash_files, make_id
+from minfer.board.folder import HOUR_S, JUDGED, PENDING, REFUSED, Board, Entry, hash_files, make_id
 from minfer.board.score import TIE, Ratio, geometric_mean, holders, rank
 from minfer.board.season import Season, find_open
 from minfer.board.stage import check_name, find_kind
@@ -60,7 +60,9 @@ def _record(
     with _lock(board):
         earlier = board.entries()
         now, most = time.time(), board.settings.per_hour
-        recent = [each.when for each in earlier if each.who == who and each.when > now - HOUR_S]
+        # A run that SLURM or a full disk ended before any row costs its author nothing.
+        counted = [each for each in earlier if each.fingerprint or each.state == PENDING]
+        recent = [each.when for each in counted if each.who == who and each.when > now - HOUR_S]
         if len(recent) >= most:
             wait = max(1, round((sorted(recent)[-most] + HOUR_S - now) / 60))
             raise UserError(

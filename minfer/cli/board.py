@@ -126,6 +126,7 @@ def manage(words: list[str]) -> int:
     shown = {
         "open-season": "draw new hidden problems of an op",
         "close-season": "end the season of an op, and show its shapes",
+        "import-task": "write the file that makes an op of a task (a Python file with Model, get_inputs, get_init_inputs)",
         "seasons": "list the seasons",
         "rank": "the standings of all seasons",
         "build": "write the pages, board.json and the Atom feed",
@@ -141,6 +142,11 @@ def manage(words: list[str]) -> int:
             "--device", choices=("cpu", "cuda"), default="", help="default: cuda where there is a GPU"
         )
     parsers["open-season"].add_argument("--extra", type=Path, help="the file that brings the op, if it is not minfer's")
+    parsers["import-task"].add_argument("file", type=Path, metavar="FILE", help="you trust it: it says what is right")
+    parsers["import-task"].add_argument("--name", default="", help="what the op is called (default: the file's name)")
+    parsers["import-task"].add_argument(
+        "-o", "--output", type=Path, default=Path("tasks"), help="a folder (default: tasks)"
+    )
     parsers["build"].add_argument("folder", type=Path, nargs="?", metavar="DIR", help="the board (default: --board)")
     parsers["build"].add_argument("-o", "--output", type=Path, default=Path("site"), help="default: site")
     parsers["build"].add_argument("--url", default="", help="where the pages will be, for the feed's links")
@@ -148,6 +154,8 @@ def manage(words: list[str]) -> int:
     given = parser.parse_args(words)
     if given.command == "open-season":
         return _open(given)
+    if given.command == "import-task":
+        return _import_task(given)
     board = Board.find(getattr(given, "folder", None) or given.board)
     match given.command:
         case "close-season":
@@ -201,6 +209,21 @@ def _open(given: argparse.Namespace) -> int:
     )
     print(f"  {season.shown['dtype']}, {shape}{''.join(f', {k}={v}' for k, v in season.shown['params'].items())}")
     print(f"Next: minfer submit {given.op} FILE --board {given.board}")
+    return 0
+
+
+def _import_task(given: argparse.Namespace) -> int:
+    if not given.file.is_file():
+        raise UserError(f"{given.file} is not a file; name a task")
+    launch.say_first("running the task once")
+    from minfer.board.tasks import write_extra
+
+    name = given.name or given.file.stem
+    path, notes = write_extra(given.file, name, given.output)
+    for note in notes:
+        print(f"Note: {note}.")
+    print(f"{path} makes {given.file.name} the op {name}.")
+    print(f"Next: minfer board open-season {name} --extra {path} --board {given.board}")
     return 0
 
 

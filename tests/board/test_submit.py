@@ -24,6 +24,7 @@ HONEST = b"import torch\n\n\ndef softmax(y, x, mask):\n    y.copy_(torch.softmax
 QUICK = HONEST.replace(b"x.double()", b"x.float()")
 ZEROS = b"def softmax(y, x, mask):\n    y.zero_()\n"
 BROKEN = b"#include <nowhere.h>\nMINFER_SOFTMAX(softmax_mine, minfer::launch)\n"
+SMALL = {"problems": 1, "cluster": {"executor": "local"}}
 EXPLOITS = ("returns_zeros", "caches_by_pointer", "mutates_its_inputs", "skips_every_other_call", "says_unsupported")
 
 
@@ -99,6 +100,7 @@ def test_a_run_that_fails_is_kept_as_one_that_was_not_judged(board: Board, monke
         submit.submit(board, "softmax", {"mine.py": HONEST}, "ada")
     (entry,) = board.entries()
     assert entry.result["verdict"] == "not_judged" and "partition is down" in entry.result["message"]
+    assert not entry.fingerprint  # so that it does not count
 
 
 def test_rows_that_must_not_count() -> None:
@@ -140,7 +142,7 @@ def season(tmp_path_factory: pytest.TempPathFactory) -> tuple[Board, Season]:
     """A board with one hidden problem of softmax, and the season."""
     ops.get("softmax")
     board = Board.make(tmp_path_factory.mktemp("board"))
-    (board.folder / "settings.json").write_text(json.dumps({"problems": 1, "per_hour": 99}))
+    (board.folder / "settings.json").write_text(json.dumps(SMALL))
     return board, open_season(board, "softmax", "cpu")
 
 
@@ -168,7 +170,7 @@ def test_no_exploit_gets_a_rank(tmp_path: Path) -> None:
     """Exploits of tests/exploits as submissions, in one run with an honest one, whose row none of them harms."""
     ops.get("hgemm")
     board = Board.make(tmp_path / "board")
-    (board.folder / "settings.json").write_text(json.dumps({"problems": 1}))
+    (board.folder / "settings.json").write_text(json.dumps(SMALL))
     open_season(board, "hgemm", "cpu")
     season, entries = find_open(board, "hgemm"), []
     wrapper = "import sys\n\nsys.path.insert(0, {root!r})\nfrom tests.exploits.{name} import {name} as hgemm\n"
