@@ -27,8 +27,8 @@ def name_state(name: str) -> str:
 
 @cache
 def adapt(op: str, file: str) -> Callable[..., Any]:
-    """The function of the op's name in a file; of a file in the form of the op's task, its class `ModelNew`, which is made as `Model` is
-    and gets the parameters and buffers of the case that have the names of its own."""
+    """The function of the op's name in a file. Of a file in the form of the op's task it is the class `ModelNew`, which is made
+    as `Model` is and gets the parameters and buffers of the case that have the names of its own."""
     module = ops.load_file(Path(file))
     if hasattr(module, op):
         return getattr(module, op)

@@ -14,6 +14,8 @@ work/              runs in progress
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -132,6 +134,13 @@ class Board:
             return Settings(**json.loads(file.read_text("utf-8")))
         except (OSError, ValueError, TypeError) as error:
             raise UserError(f"cannot read {file}: {error}; correct it, or delete it and open a season") from error
+
+    @contextlib.contextmanager
+    def lock(self, name: str) -> Iterator[None]:
+        """One process at a time: `entries` counts and adds submissions, `machine` measures on this machine."""
+        with open(self.folder / f"{name}.lock", "w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
 
     # Entries.
 

@@ -17,6 +17,7 @@ from minfer.board.disassemble import disassemble, opcode_mix
 from minfer.board.folder import Board, Entry
 from minfer.board.season import Season
 from minfer.board.stage import stage
+from minfer.jobs import executors
 from minfer.jobs.run import Run
 from minfer.plan import extra
 from minfer.plan.config import Cluster, Config, Draw, Profiler, Shape, UserError, written
@@ -59,7 +60,9 @@ def run(board: Board, season: Season, entries: Sequence[Entry]) -> Judged:
     try:
         register = stage(board, entries, folder / "sources")
         config = _compose(board, season, [entry.kernel for entry in entries], register, folder)
-        with open(folder / "launch.txt", "w") as said, contextlib.redirect_stdout(said):
+        queued = executors.choose(config.cluster, config.container).queued
+        alone = contextlib.nullcontext() if queued else board.lock("machine")  # SLURM gives each job its own processors
+        with alone, open(folder / "launch.txt", "w") as said, contextlib.redirect_stdout(said):
             start.run(config)
         return _gather(season, op, folder)
     finally:

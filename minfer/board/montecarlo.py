@@ -35,34 +35,9 @@ INSIDE = (
     "logsumexp",
 )  # names of operations with sums inside
 UNIT = ROUNDOFF["float32"]
-VIEWS = (
-    "view",
-    "reshape",
-    "permute",
-    "transpose",
-    "t",
-    "expand",
-    "slice",
-    "select",
-    "squeeze",
-    "unsqueeze",
-    "detach",
-    "clone",
-)
-VIEWS += (
-    "_to_copy",
-    "cat",
-    "stack",
-    "split",
-    "chunk",
-    "zeros",
-    "ones",
-    "full",
-    "empty",
-    "copy_",
-    "alias",
-    "unbind",
-    "_unsafe_view",
+VIEWS = frozenset(
+    "view reshape permute transpose t expand slice select squeeze unsqueeze detach clone _to_copy cat stack split chunk zeros ones"
+    " full empty copy_ alias unbind _unsafe_view".split()
 )
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +55,7 @@ def _record(
 ) -> Entry:
     """Put a submission into the archive before it is judged. Raises UserError over the limit, and for files that are there
     already."""
-    with _lock(board):
+    with board.lock("entries"):
         earlier = board.entries()
         now, most = time.time(), board.settings.per_hour
         # A run that SLURM or a full disk ended before any row costs its author nothing.
@@ -81,14 +79,6 @@ def _record(
         )  # fmt: skip
         board.save(entry)
     return entry
-
-
-@contextlib.contextmanager
-def _lock(board: Board) -> Iterator[None]:
-    """One process at a time counts and adds submissions."""
-    with open(board.folder / "lock", "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _note(board: Board, season: Season, entry: Entry, judged: judging.Judged) -> None:

@@ -177,9 +177,7 @@ def test_no_exploit_gets_a_rank(tmp_path: Path) -> None:
     sources = {name: wrapper.format(root=str(ROOT), name=name) for name in EXPLOITS}
     sources["honest"] = "from minfer.ops.hgemm import torch_matmul as hgemm\n"
     for name, text in sources.items():
-        entry = make_entry(
-            board, name, op="hgemm", kind="python", season=season.name, state="pending", score={}, text=text
-        )
+        entry = make_entry(board, name, op="hgemm", kind="python", season=season.name, state="pending", text=text)
         entries.append(dataclasses.replace(entry, files={f"{name}.py": entry.content}))
     judged = judging.run(board, season, entries)
     for entry in entries:
