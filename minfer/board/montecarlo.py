@@ -35,10 +35,11 @@ INSIDE = (
     "logsumexp",
 )  # names of operations with sums inside
 UNIT = ROUNDOFF["float32"]
-VIEWS = frozenset(
-    "view reshape permute transpose t expand slice select squeeze unsqueeze detach clone _to_copy cat stack split chunk zeros ones"
-    " full empty copy_ alias unbind _unsafe_view".split()
-)
+VIEWS = (  # names of operations that compute nothing
+    "view", "_unsafe_view", "reshape", "permute", "transpose", "t", "expand", "slice", "select", "squeeze", "unsqueeze",
+    "unbind", "alias", "detach", "clone", "copy_", "_to_copy", "cat", "stack", "split", "chunk", "zeros", "ones", "full",
+    "empty",
+)  # fmt: skip
 
 
 def terms_of(name: str, arguments: Sequence[Any]) -> int:

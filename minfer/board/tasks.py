@@ -221,18 +221,20 @@ from pathlib import Path
 
 from minfer.board.tasks import register
 
-op = register(Path({path!r}), {name!r}, Path(__file__))
+op = register(Path(__file__).with_name({task!r}), {name!r}, Path(__file__))
 '''
 
 
 def write_extra(file: Path, name: str, folder: Path) -> tuple[Path, list[str]]:
-    """Check a task, and write the file that registers it. Returns that file and what to know of the task. Raises Refused."""
+    """Check a task, and write the file that registers it, with a copy of the task beside it, where a sandbox may read it.
+    Returns that file and what to know of the task. Raises Refused."""
     if not name.isidentifier():
         raise Refused(f"an op cannot be called {name!r}; its name must be a Python identifier")
     if name in ops.names():
         raise Refused(f"there is an op {name} already; choose another with --name")
     notes = describe(load_task(file, name))
     folder.mkdir(parents=True, exist_ok=True)
-    target = folder / f"{name}.py"
-    target.write_text(EXTRA.format(file=file.name, path=str(file.absolute()), name=name), "utf-8")
+    target, own = folder / f"{name}.py", folder / f"{name}_task.py"
+    target.write_text(EXTRA.format(file=file.name, task=own.name, name=name), "utf-8")
+    own.write_bytes(file.read_bytes())
     return target, notes

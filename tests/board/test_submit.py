@@ -15,6 +15,8 @@ from minfer.board import judging, submit, watch
 from minfer.board.folder import JUDGED, Board
 from minfer.board.score import holders
 from minfer.board.season import Season, find_open, open_season
+from minfer.board.tasks import write_extra
+from minfer.ops.op import REGISTERED
 from minfer.plan.config import UserError
 from minfer.rows import store
 from tests.board.making import make_board, make_entry
@@ -162,6 +164,29 @@ def test_three_submissions_through_the_pipeline(season: tuple[Board, Season]) ->
     assert len(rows) == 2 and {row["kernel"] for row in rows} == {entries["right"].kernel}
     assert not [path for path in board.folder.glob("*/*") if path.name.startswith("20")]  # a run's rows
     assert entries["right"].kernel not in ops.get("softmax").kernels
+
+
+@pytest.mark.slow
+def test_a_solution_of_a_task_through_the_pipeline(tmp_path: Path) -> None:
+    """A file in KernelBench's form becomes an op with a season, and its `ModelNew` a submission."""
+    task = ROOT / "tests" / "board" / "tasks" / "norm.py"
+    path, _ = write_extra(task, "their_norm", tmp_path / "tasks")
+    before = dict(REGISTERED)
+    try:
+        ops.load_file(path)
+        board = Board.make(tmp_path / "board")
+        (board.folder / "settings.json").write_text(json.dumps(SMALL))
+        open_season(board, "their_norm", "cpu", str(path))
+        solution = task.read_bytes().replace(b"class Model", b"class ModelNew")
+        answer = submit.submit(board, "their_norm", {"solution.py": solution}, "ada")
+        assert answer["verdict"] in ("ranked", "refused", "error"), answer[
+            "message"
+        ]  # a busy machine may leave it unjudged
+        wrong = submit.submit(board, "their_norm", {"zeros.py": b"def their_norm(y, *rest):\n    y.zero_()\n"}, "ada")
+        assert wrong["verdict"] == "wrong"
+    finally:
+        REGISTERED.clear()
+        REGISTERED.update(before)
 
 
 @pytest.mark.slow

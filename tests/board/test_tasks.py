@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from minfer import build, ops
+from minfer import build, cli, ops
 from minfer.bench.verify import WrongResult, verify
 from minfer.board.adapt import adapt
 from minfer.board.montecarlo import spread
@@ -119,6 +120,26 @@ def test_the_written_file_registers_the_op(tmp_path: Path) -> None:
     op = ops.get("their_loss")
     names = [spec.name for spec in op.specs(op.case("torch", "float32", {"trial": 2}))]
     assert op.source == path and op.drawn is not None and names == ["y0", "input0", "input1"]
+
+
+def test_the_command_says_what_to_do_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["import-task", str(TASKS / "conv.py"), "--name", "their_conv", "-o", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["minfer", "board", *words])
+    assert cli.main() == 0
+    assert f"minfer board open-season their_conv --extra {tmp_path / 'their_conv.py'}" in capsys.readouterr().out
+    words = [
+        "open-season",
+        "their_conv",
+        "--extra",
+        str(tmp_path / "their_conv.py"),
+        "--board",
+        str(tmp_path / "board"),
+    ]
+    monkeypatch.setattr(sys, "argv", ["minfer", "board", *words, "--device", "cpu"])
+    assert cli.main() == 0
+    assert "their_conv-cpu-1 is open" in capsys.readouterr().out
 
 
 def test_their_solutions_are_submissions(tmp_path: Path) -> None:
