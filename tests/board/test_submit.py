@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from minfer import ops
 from minfer.board import judging, submit, watch
 from minfer.board.folder import JUDGED, Board
 from minfer.board.score import holders
-from minfer.board.season import Season, find_open, open_season
+from minfer.board.season import Season, find_open, list_seasons, open_season
 from minfer.board.tasks import write_extra
 from minfer.ops.op import REGISTERED
 from minfer.plan.config import UserError
@@ -137,6 +138,23 @@ def test_an_answer_lies_beside_a_file_of_the_inbox(board: Board) -> None:
     watch.watch(board, once=True)
     assert "is for a GPU" in json.loads((inbox / "mine.cu.json").read_text())["message"]
     assert not (inbox / "mine.cu").exists()
+
+
+def test_ten_people_at_once_lose_nothing_and_the_limit_holds(board: Board) -> None:
+    settings = json.loads((board.folder / "settings.json").read_text()) | {"per_hour": 3}
+    (board.folder / "settings.json").write_text(json.dumps(settings))
+    (season,) = list_seasons(board)
+
+    def put(number: int) -> str:
+        who, files = f"person{number % 2}", {"mine.py": HONEST + b"#" * number}
+        try:
+            return submit._record(board, season, files, who, "mine", "python", "", False).id
+        except UserError:
+            return ""
+
+    with ThreadPoolExecutor(10) as pool:
+        found = [name for name in pool.map(put, range(10)) if name]
+    assert sorted(found) == sorted(entry.id for entry in board.entries()) and len(found) == 6
 
 
 @pytest.fixture(scope="module")
