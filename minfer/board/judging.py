@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from minfer import ops
 from minfer.bench.timing import Timing
 from minfer.board.disassemble import disassemble, opcode_mix
-from minfer.board.folder import Board, Entry
+from minfer.board.folder import Board, Entry, make_id
 from minfer.board.season import Season
 from minfer.board.stage import stage
 from minfer.jobs import executors
@@ -53,7 +53,7 @@ class Judged:
 
 def run(board: Board, season: Season, entries: Sequence[Entry]) -> Judged:
     """Have submissions judged in one run, the kernels of a problem one after the other. Raises UserError."""
-    folder = board.folder / "work" / "-".join(entry.id for entry in entries)
+    folder = board.folder / "work" / make_id(*(entry.id for entry in entries))
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     op = _load_op(season)

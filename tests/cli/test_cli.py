@@ -36,7 +36,7 @@ def call(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         (
             ["launch"],
             "unknown command 'launch'; valid: "
-            + ", ".join([*cli.ACTIONS, "runs", *cli.READERS, "race", "build", "warm", *SWEEPS]),
+            + ", ".join([*cli.ACTIONS, "runs", *cli.READERS, "race", "build", "warm", *cli.BOARD, *SWEEPS]),
         ),
         ([], f"no sweep was chosen; add {' or '.join(SWEEPS)}"),
         (
