@@ -39,6 +39,8 @@ COMPILER = re.compile(r"^(?P<file>[^\s:()]+)[:(](?P<line>\d+)[:)][^A-Za-z]*(?P<m
 ELEMENT = re.compile(
     r"at (?P<index>\[[\d, ]*\]): got (?P<got>\S+?)(?:, expected (?P<expected>\S+?))?(?:, bound (?P<bound>\S+?))?(?=[\s,;)]|$)"
 )
+# How messages of a judge begin that say nothing of the kernel (`minfer.bench.judged`, `minfer.worker`).
+NOT_ITS_FAULT = ("could not be judged", "the judge failed", "the baseline failed")
 LEAST_SHARE = 1.0  # percent; a smaller share counts as this much when two are compared
 NAMES = {
     "vector": "vector instructions, of those that compute (%)",
@@ -122,6 +124,13 @@ def _describe_hidden(number: int, row: store.Row, refused: bool) -> dict[str, An
 def _describe_failure(answer: dict[str, Any], number: int, row: store.Row) -> None:
     """Fill in why a problem got no time."""
     status, message = row["status"], row["message"] or ""
+    if status == "error" and message.startswith(NOT_ITS_FAULT):
+        answer |= {
+            "verdict": "not_judged",
+            "message": f"problem {number} could not be judged: the machine may be too busy",
+        }
+        answer["next"] = "submit it again when the machine is less busy"
+        return
     answer["verdict"] = status
     if status == "compile_error":
         answer["message"] = f"it does not compile: {message}"

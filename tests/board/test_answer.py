@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from minfer.bench import judged
 from minfer.board import answer as answers
 from minfer.board.folder import Board
 from minfer.board.score import rank
@@ -92,6 +93,12 @@ def test_a_wrong_element_of_a_hidden_problem_tells_no_size(board: Board) -> None
 def test_what_a_kernel_says_of_a_hidden_problem_is_not_passed_on(board: Board) -> None:
     answer = tell(board, {0: row(0), 1: row(1, "error", f"RuntimeError: rows={SECRET}"), 2: row(2)})
     assert answer["verdict"] == "error" and "raised an error" in answer["message"]
+
+
+def test_a_busy_machine_is_not_the_kernels_fault(board: Board) -> None:
+    said = judged.BUSY.format("its blocks take 1.9 times as long")
+    answer = tell(board, {0: row(0), 1: row(1, "error", said), 2: row(2)})
+    assert answer["verdict"] == "not_judged" and "less busy" in answer["next"]
 
 
 def test_a_run_that_ended_early_gives_no_verdict(board: Board) -> None:
