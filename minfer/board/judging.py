@@ -140,8 +140,8 @@ def why_refused(row: store.Row, kind: str) -> str | None:
         return "was not judged from another process"
     if DOUBTED in (row["message"] or ""):
         return "could not be judged: the judge's ratio is higher than the times inside allow; submit it again"
-    if kind != "python":
-        for name in row["libraries"] or ():
-            if any(word in name.lower() for word in FOREIGN) or len(name.partition(".so")[0]) == 64:
-                return f"loads {name}, and a kernel does its own work"
+    for name in row["libraries"] or ():
+        built = len(name.partition(".so")[0]) == 64  # how a sandbox's libraries are called: another submission's
+        if built or (kind != "python" and any(word in name.lower() for word in FOREIGN)):
+            return f"loads {name}, and a kernel does its own work"
     return None

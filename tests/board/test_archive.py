@@ -136,7 +136,8 @@ def test_help_typos_and_lists_import_no_pytorch(board: Board) -> None:
     code = f"""
 import contextlib, sys
 from minfer import cli
-for words in ("submit --help", "archive --help", "board build -h", "archive list", "archive near softmax", "submit softmx x.cpp", "board rank"):
+asking = ["submit --help", "archive --help", "board build -h"]
+for words in [*asking, "archive list", "archive near softmax", "submit softmx x.cpp", "board rank"]:
     sys.argv = ["minfer", *words.split(), "--board", {str(board.folder)!r}]
     with contextlib.suppress(SystemExit):
         cli.main()

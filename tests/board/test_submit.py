@@ -115,9 +115,22 @@ def test_rows_that_must_not_count() -> None:
     doubted = measured(9.0) | {"message": "the judge measured a speed-up of 9, and those inside allow at most 2"}
     assert "could not be judged" in (judging.why_refused(doubted, "cpp") or "")
     assert "not judged" in (judging.why_refused(measured(1.0) | {"guarantee": "in-process"}, "cpp") or "")
-    for name in ("libopenblas.so.0", f"{'0a' * 32}.so"):
-        assert name in (judging.why_refused(measured(1.0) | {"libraries": [name]}, "cpp") or "")
-        assert judging.why_refused(measured(1.0) | {"libraries": [name]}, "python") is None
+    blas, built = "libopenblas.so.0", f"{'0a' * 32}.so"
+    for name, kind in ((blas, "cpp"), (built, "cpp"), (built, "python")):
+        assert name in (judging.why_refused(measured(1.0) | {"libraries": [name]}, kind) or "")
+    assert judging.why_refused(measured(1.0) | {"libraries": [blas]}, "python") is None
+
+
+def test_a_higher_score_that_no_run_has_proven_is_proven_later(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(board: Board, season: Season, entries: list) -> judging.Judged:
+        return fake({e.kernel: {n: measured(e.score["value"]) for n in range(1 + season.problems)} for e in entries})
+
+    monkeypatch.setattr(judging, "run", run)
+    assert "no kernel with a score" in submit.prove(board, "softmax")
+    make_entry(board, "first", 1.0)
+    make_entry(board, "second", 2.0)
+    assert "second by ada beside first by ada: faster, 2 " in submit.prove(board, "softmax")
+    assert "second by ada holds the record, and no higher score is unproven" in submit.prove(board, "softmax")
 
 
 def test_the_inbox_is_fair_and_knows_people_by_their_files(board: Board) -> None:
