@@ -1,7 +1,7 @@
 """What a user types: `minfer +sweep=hgemm` launches a run; `minfer status RUN`, `wait`, `cancel`, `resubmit` and `logs` look
 after one that was launched earlier, from any shell, and `minfer runs` lists them; `minfer report`, `minfer compare` and
 `minfer race` look at what kernels do; `minfer build` compiles kernels ahead, and `minfer warm TRACE` variants for the sizes in
-a trace."""
+a trace; `minfer submit`, `minfer archive` and `minfer board` are for kernels that others wrote."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ ACTIONS = {  # to a run, and how each is used
     "logs": f"usage: minfer logs RUN [SHARD]{RUN}; without SHARD it names the files",
 }
 RUNS, RACE, BUILD, WARM = "runs", "race", "build", "warm"
+BOARD = ("submit", "archive", "board")  # which have a --help of their own
 READERS = ("report", "compare")  # of rows; they need neither torch nor a run's folder, and have a --help of their own
 USAGE = {
     RUNS: "usage: minfer runs [--json]",
@@ -49,6 +50,10 @@ def main() -> int:
         return launch.exit_status(lambda: compile_ahead(sys.argv[2:]))
     if first == WARM:
         return warm(sys.argv[2:])
+    if first in BOARD:
+        from minfer.cli import board  # what a launch need not import
+
+        return board.main(first, sys.argv[2:])
     if first.isidentifier():  # a launch begins with +sweep=..., key=value or a flag
         return launch.exit_status(lambda: _refuse(first))
     return launch.main()
@@ -152,5 +157,5 @@ def warm(words: list[str]) -> int:
 def _refuse(word: str) -> int:
     raise UserError(
         f"unknown command {word!r}; "
-        f"{nearest(word, [*ACTIONS, RUNS, *READERS, RACE, BUILD, WARM, *(f'+sweep={s}' for s in groups()['sweep'])])}"
+        f"{nearest(word, [*ACTIONS, RUNS, *READERS, RACE, BUILD, WARM, *BOARD, *(f'+sweep={s}' for s in groups()['sweep'])])}"
     )

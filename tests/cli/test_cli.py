@@ -36,7 +36,7 @@ def call(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         (
             ["launch"],
             "unknown command 'launch'; valid: "
-            + ", ".join([*cli.ACTIONS, "runs", *cli.READERS, "race", "build", "warm", *SWEEPS]),
+            + ", ".join([*cli.ACTIONS, "runs", *cli.READERS, "race", "build", "warm", *cli.BOARD, *SWEEPS]),
         ),
         ([], f"no sweep was chosen; add {' or '.join(SWEEPS)}"),
         (
@@ -72,7 +72,7 @@ def test_a_mistake_is_one_line(words: list[str], said: str, tmp_path, monkeypatc
     assert capsys.readouterr().err == f"minfer: {said}\n"
 
 
-@pytest.mark.parametrize("command", [*cli.USAGE, cli.BUILD, cli.WARM, *cli.READERS])
+@pytest.mark.parametrize("command", [*cli.USAGE, cli.BUILD, cli.WARM, "submit", *cli.READERS])
 def test_every_command_prints_its_usage_when_asked_for_help(command: str, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for words in (["--help"], ["word", "-h"]):
@@ -87,7 +87,7 @@ def test_every_command_prints_its_usage_when_asked_for_help(command: str, tmp_pa
 
 def test_the_help_names_every_command_and_how_to_ask_each_for_more():
     text = (ROOT / "conf/config.yaml").read_text()
-    for command in (*cli.USAGE, cli.BUILD, cli.WARM, *cli.READERS):
+    for command in (*cli.USAGE, cli.BUILD, cli.WARM, *cli.BOARD, *cli.READERS):
         assert f"  minfer {command} " in text
     assert "those above also take --help" in text
 

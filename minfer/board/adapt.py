@@ -1,0 +1,51 @@
+"""How a Python submission becomes a function of its op. It runs in the process of the kernel, which imports nothing of a board
+but this."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from minfer import ops
+
+
+def initial(module: ModuleType) -> list[Any]:
+    """What the module of a task is made with."""
+    found = module.get_init_inputs() if hasattr(module, "get_init_inputs") else []
+    return list(found) if isinstance(found, (list, tuple)) else [found]
+
+
+def name_state(name: str) -> str:
+    """The name that a parameter or buffer of a task's module has as a tensor of the op."""
+    return f"p_{name.replace('.', '_')}"
+
+
+@cache
+def adapt(op: str, file: str) -> Callable[..., Any]:
+    """The function of the op's name in a file. Of a file in the form of the op's task it is the class `ModelNew`, which is made
+    as `Model` is and gets the parameters and buffers of the case that have the names of its own."""
+    module = ops.load_file(Path(file))
+    if hasattr(module, op):
+        return getattr(module, op)
+    torch.manual_seed(0)
+    model = module.ModelNew(*initial(module))
+    own = dict(model.named_parameters()) | dict(model.named_buffers())
+    stated = ops.get(op)
+    specs = stated.specs(stated.case("torch", "float32", dict.fromkeys(stated.axes, 1)))
+    outputs = sum(spec.role == "out" for spec in specs)
+
+    def call(*tensors: torch.Tensor, **scalars: Any) -> None:
+        named = {spec.name: tensor for spec, tensor in zip(specs, tensors, strict=True)}
+        state = {key: named[name_state(key)] for key in own if name_state(key) in named}
+        given = tuple(tensor for name, tensor in named.items() if name.startswith("input"))
+        with torch.no_grad():
+            found = torch.func.functional_call(model, state, given)
+        for output, value in zip(tensors[:outputs], found if isinstance(found, tuple) else (found,), strict=True):
+            output.copy_(value)
+
+    return call

@@ -1,0 +1,302 @@
+"""What a submitter is answered: one dictionary, which `--json` prints, and the same as text.
+
+The keys, of which every answer has all:
+
+    schema         1; raised when a key changes its meaning
+    submission, op, name, who, season, device
+    verdict        ranked, or a status of a row (wrong, compile_error, crashed, ...), or not_judged if the run ended early
+    message        why there is no rank, in a sentence; "" with one
+    compiler       {file, line, message} of the compiler's first error, or null
+    failing        {problem, index, got, expected, bound} of the first wrong element, or null
+    shown          {dtype, params, shape, status, ratio, us, baseline_us} of the problem that everybody may see
+    problems       [{number, status, ratio: {value, low, high} or null, roof_percent}] of the hidden ones
+    score          {value, low, high}: the geometric mean of the hidden problems' ratios to the baseline, or null
+    rank, of       the place among so many kernels, or null
+    tied           titles of the kernels that share the rank
+    leader         {submission, title, score, ahead: {value, low, high}}, or null; `ahead` is the leader's score over this one's
+    race           {holder, verdict, value, low, high}, if it was run beside the record's holder, or null
+    differences    [{what, mine, best, factor}]: the two numbers that differ most from the leader's
+    next           what to do next, in a sentence
+
+Of a hidden problem an answer has the number and no size: nothing that a kernel's process wrote, and no time.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from minfer.board.folder import Entry
+from minfer.board.score import FASTER, Ratio, Standing
+
+if TYPE_CHECKING:
+    from minfer.rows import store
+
+SCHEMA = 1
+COMPILER = re.compile(r"^(?P<file>[^\s:()]+)[:(](?P<line>\d+)[:)][^A-Za-z]*(?P<message>.*)$")
+ELEMENT = re.compile(
+    r"at (?P<index>\[[\d, ]*\]): got (?P<got>\S+?)(?:, expected (?P<expected>\S+?))?(?:, bound (?P<bound>\S+?))?(?=[\s,;)]|$)"
+)
+# How messages of a judge begin that say nothing of the kernel (`minfer.bench.judged`, `minfer.worker`).
+NOT_ITS_FAULT = ("could not be judged", "the judge failed", "the baseline failed")
+LEAST_SHARE = 1.0  # percent; a smaller share counts as this much when two are compared
+NAMES = {
+    "vector": "vector instructions, of those that compute (%)",
+    "wide": "instructions on vectors of 256 bits or more, of those that compute (%)",
+    "fma": "fused multiply-adds, of the instructions that compute (%)",
+    "calls": "calls, of all instructions (%)",
+    "registers": "registers of a thread",
+    "shared_bytes": "static shared memory of a block (bytes)",
+    "local_bytes": "stack and spills of a thread (bytes)",
+    "workspace_bytes": "memory beyond the operands (bytes)",
+    "launches": "kernels launched by a call",
+}
+ADVICE = {
+    "vector": "write its inner loops so that the compiler can make vectors of them",
+    "wide": "give its inner loops independent iterations, so that wider vectors fit",
+    "fma": "let products and sums be fused",
+    "calls": "let the compiler inline what its inner loops call",
+    "registers": "look at its registers: they decide how many warps an SM holds",
+    "shared_bytes": "look at its shared memory: it decides how many blocks an SM holds",
+    "local_bytes": "spilled registers go through memory; use fewer in its inner loop",
+    "workspace_bytes": "keep intermediate results on the chip",
+    "launches": "fuse its kernels",
+}
+
+
+def begin(entry: Entry) -> dict[str, Any]:
+    """An answer that has everything still open."""
+    found: dict[str, Any] = {"schema": SCHEMA, "submission": entry.id, "op": entry.op, "name": entry.name}
+    found |= {"who": entry.who, "season": entry.season, "device": entry.device, "verdict": "not_judged", "message": ""}
+    found |= dict.fromkeys(("compiler", "failing", "shown", "score", "rank", "of", "leader", "race"))
+    return found | {"problems": [], "tied": [], "differences": [], "next": ""}
+
+
+def describe_rows(
+    answer: dict[str, Any], rows: Mapping[int, store.Row], refused: Mapping[int, str], count: int
+) -> None:
+    """Fill in what the rows of a submission say. `refused`: why a measured row cannot count, by its problem's number.
+    `count`: the hidden problems."""
+    from minfer.rows.store import MEASURED  # imports pyarrow, which a list of submissions need not wait for
+
+    for number, row in sorted(rows.items()):
+        answer["device"] = answer["device"] or row["device"] or ""
+        if number == 0:
+            answer["shown"] = _describe_shown(row)
+        else:
+            answer["problems"].append(_describe_hidden(number, row, number in refused))
+    missing = [number for number in range(count + 1) if number not in rows]
+    bad = [number for number in sorted(rows) if rows[number]["status"] not in MEASURED]
+    if bad:
+        _describe_failure(answer, bad[0], rows[bad[0]])
+    elif missing:
+        answer |= {"verdict": "not_judged", "message": f"the run ended before problem {missing[0]} was judged"}
+        answer["next"] = "submit it again; if it ends early again, ask the board's owner for the log"
+    elif refused:
+        number, why = next(iter(sorted(refused.items())))
+        answer |= {"verdict": "refused", "message": f"on problem {number} it {why}"}
+        answer["next"] = "submit it again" if "again" in why else "compute the result in the kernel's own code"
+    else:
+        answer["verdict"] = "ranked"
+
+
+def _describe_shown(row: store.Row) -> dict[str, Any]:
+    ratio = _ratio(row)
+    return {
+        "dtype": row["dtype"],
+        "params": row["params"],
+        "shape": row["shape"],
+        "status": row["status"],
+        "ratio": ratio and ratio.as_dict(),
+        "us": row["judged_us"],
+        "baseline_us": row["judged_baseline_us"],
+    }
+
+
+def _describe_hidden(number: int, row: store.Row, refused: bool) -> dict[str, Any]:
+    ratio, roof = _ratio(row), row["judged_percent_of_peak"]
+    about = {"number": number, "status": "refused" if refused else row["status"], "ratio": ratio and ratio.as_dict()}
+    return about | {"roof_percent": None if roof is None else round(roof, 1)}
+
+
+def _describe_failure(answer: dict[str, Any], number: int, row: store.Row) -> None:
+    """Fill in why a problem got no time."""
+    status, message = row["status"], row["message"] or ""
+    if status == "error" and message.startswith(NOT_ITS_FAULT):
+        answer |= {
+            "verdict": "not_judged",
+            "message": f"problem {number} could not be judged: the machine may be too busy",
+        }
+        answer["next"] = "submit it again when the machine is less busy"
+        return
+    answer["verdict"] = status
+    if status == "compile_error":
+        answer["message"] = f"it does not compile: {message}"
+        if found := COMPILER.match(message):
+            answer["compiler"] = {"file": found["file"], "line": int(found["line"]), "message": found["message"]}
+        else:
+            answer["compiler"] = {"file": "", "line": 0, "message": message}
+        answer["next"] = "correct the compiler's first error, and submit it again"
+        return
+    if status == "wrong" and (element := ELEMENT.search(message)):
+        answer["failing"] = {"problem": number} | _describe_element(element, number > 0)
+    if number == 0:
+        answer["message"] = message
+        answer["next"] = "repeat problem 0 on your machine, where its shape is shown, and correct the kernel"
+    else:
+        from minfer.rows.store import STATUSES
+
+        what = STATUSES[status]
+        answer["message"] = f"problem {number}, which is hidden: {status}: {what}"
+        answer["next"] = (
+            "try shapes of the op's distribution that differ from problem 0: other sizes, odd ones, the other dtypes and"
+            " parameters"
+        )
+
+
+def _describe_element(found: re.Match[str], hidden: bool) -> dict[str, Any]:
+    """The element that failed. Of a hidden problem three digits, and no index, which would tell of a size."""
+    number = lambda text: None if text is None else _number(text, 3 if hidden else 7)
+    index = None if hidden else [int(word) for word in re.findall(r"\d+", found["index"])]
+    return {"index": index} | {name: number(found[name]) for name in ("got", "expected", "bound")}
+
+
+def _number(text: str, digits: int) -> float | str | None:
+    """A number that JSON has, else a word such as nan."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return float(f"{value:.{digits}g}") if math.isfinite(value) else str(value)
+
+
+def _ratio(row: store.Row) -> Ratio | None:
+    values = [row[f"judged_speedup{end}"] for end in ("", "_low", "_high")]
+    if not all(value and 0 < value < math.inf for value in values):
+        return None
+    return Ratio(*values)
+
+
+def ratios(rows: Mapping[int, store.Row]) -> dict[int, Ratio]:
+    """The ratios of the hidden problems that have one, by their numbers."""
+    return {number: ratio for number, row in sorted(rows.items()) if number and (ratio := _ratio(row))}
+
+
+def describe_place(answer: dict[str, Any], entry: Entry, standings: Sequence[Standing]) -> None:
+    """Fill in rank, leader and differences of a submission that has a score."""
+    answer["score"], answer["of"] = entry.score, len(standings)
+    leader = standings[0].entry
+    own = next((s for s in standings if (s.entry.who, s.entry.name) == (entry.who, entry.name)), None)
+    if own:
+        answer["rank"] = own.rank
+        answer["tied"] = [s.entry.title for s in standings if s.rank == own.rank and s is not own]
+    ahead = Ratio.of(leader.score).over(Ratio.of(entry.score)) if leader.id != entry.id else Ratio(1.0, 1.0, 1.0)
+    answer["leader"] = {"submission": leader.id, "title": leader.title, "score": leader.score, "ahead": ahead.as_dict()}
+    if own and own.entry.id != entry.id:
+        answer["message"] = f"your submission {own.entry.id} of this name is faster, and keeps its place"
+    if leader.id != entry.id:
+        answer["differences"] = differences(entry, leader)[:2]
+    answer["next"] = _advise(answer)
+
+
+def differences(mine: Entry, best: Entry) -> list[dict[str, Any]]:
+    """The numbers that both have, those that differ most first."""
+    found = []
+    for problem in mine.result.get("problems", []):
+        other = next((p for p in best.result.get("problems", []) if p["number"] == problem["number"]), None)
+        if problem.get("ratio") and other and other.get("ratio"):
+            what = f"ratio to the baseline on problem {problem['number']}"
+            found.append(_difference(what, problem["ratio"]["value"], other["ratio"]["value"], 0.0))
+    for name in mine.opcodes.keys() & best.opcodes.keys():
+        found.append(_difference(NAMES[name], mine.opcodes[name], best.opcodes[name], LEAST_SHARE))
+    for name in mine.static.keys() & best.static.keys():
+        found.append(_difference(NAMES[name], mine.static[name], best.static[name], 1.0))
+    problems = sorted((each for each in found if "problem" in each["what"]), key=_how_much, reverse=True)
+    others = sorted((each for each in found if "problem" not in each["what"]), key=_how_much, reverse=True)
+    return [
+        *others[:1],
+        *problems[:1],
+        *others[1:],
+        *problems[1:],
+    ]  # one says where it loses time, the other may say why
+
+
+def _difference(what: str, mine: float, best: float, least: float) -> dict[str, Any]:
+    factor = max(mine, least) / max(best, least)
+    return {"what": what, "mine": mine, "best": best, "factor": round(factor, 3)}
+
+
+def _how_much(difference: Mapping[str, Any]) -> tuple[float, str]:
+    return abs(math.log(max(difference["factor"], 1e-9))), difference["what"]
+
+
+def _advise(answer: Mapping[str, Any]) -> str:
+    if answer["leader"]["submission"] == answer["submission"]:
+        return "it holds the record; a faster one will be run beside it"
+    race = answer["race"]
+    if answer["rank"] == 1:
+        beside = " in one run with it" if race and race["verdict"] != FASTER else ""
+        return f"it ties with the record{beside}; a lead of more than the interval takes the rank alone"
+    names = {text: name for name, text in NAMES.items()}
+    for difference in answer["differences"]:
+        name = names.get(difference["what"])
+        if name and not 0.8 < difference["factor"] < 1.25:
+            return f"{ADVICE[name]}; then submit it under the same name, and the better one keeps the place"
+    return "look at the problem where it loses most, and submit it again under the same name"
+
+
+def text(answer: Mapping[str, Any]) -> str:
+    """An answer as people read it."""
+    lines = [
+        f"{answer['op']}/{answer['name']} by {answer['who']}: submission {answer['submission']}, season {answer['season']}"
+    ]
+    lines[0] += f", on {answer['device']}" if answer["device"] else ""
+    if answer["verdict"] == "ranked":
+        lines += _write_place(answer)
+    else:
+        lines.append(f"No rank: {answer['verdict']}.")
+    if answer["message"]:
+        lines.append(f"{answer['message'][0].upper()}{answer['message'][1:].rstrip('.')}.")
+    if failing := answer["failing"]:
+        where = f" at {failing['index']}" if failing["index"] is not None else ""
+        right = f", expected {failing['expected']}" if failing["expected"] is not None else ""
+        lines.append(f"The first wrong element of problem {failing['problem']}{where}: got {failing['got']}{right}.")
+    for difference in answer["differences"]:
+        lines.append(
+            f"Differs from the leader: {difference['what']}: {difference['mine']:.3g} against {difference['best']:.3g}."
+        )
+    lines.append(f"Next: {answer['next']}.")
+    return "\n".join(lines)
+
+
+def _write_place(answer: Mapping[str, Any]) -> list[str]:
+    """The lines about score, rank, problems and leader."""
+    score, leader = answer["score"], answer["leader"]
+    place = f"Rank {answer['rank']} of {answer['of']}" if answer["rank"] else "No rank"
+    tied = f", shared with {', '.join(answer['tied'])}" if answer["tied"] else ""
+    lines = [
+        f"{place}{tied}: {_write(score)} times the baseline's speed over {len(answer['problems'])} hidden problems."
+    ]
+    shown = answer["shown"]
+    if shown and shown["ratio"]:
+        size = ", ".join(f"{axis}={length}" for axis, length in shown["shape"].items())
+        lines.append(
+            f"  problem 0 (shown: {shown['dtype']}, {size})  {_write(shown['ratio'])}  {shown['us']:,.1f} µs against"
+            f" {shown['baseline_us']:,.1f} µs"
+        )
+    for problem in answer["problems"]:
+        roof = f"  {problem['roof_percent']:g} % of the roof" if problem["roof_percent"] is not None else ""
+        lines.append(f"  problem {problem['number']}  {_write(problem['ratio'])}{roof}")
+    if race := answer["race"]:
+        lines.append(
+            f"In one run with the record's holder, {race['holder']}, it was {_write(race)} times as fast: {race['verdict']}."
+        )
+    if leader["submission"] != answer["submission"]:
+        lines.append(f"The leader, {leader['title']}, is {_write(leader['ahead'])} times as fast.")
+    return lines
+
+
+def _write(ratio: Mapping[str, float]) -> str:
+    return f"{ratio['value']:.3g} ({ratio['low']:.3g} to {ratio['high']:.3g})"

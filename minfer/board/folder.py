@@ -1,0 +1,261 @@
+"""A board's folder: its settings, its seasons, and the archive of submissions. No PyTorch here: listing is to be quick.
+
+settings.json      limits and where submissions run; written with the defaults when the first season is opened
+seasons/*.json     each with the seed of its problems; only the owner may read one until it is closed (mode 600)
+entries/*.json     a submission each: who, when, what, and what came of it
+objects/ab/abc…    the files of submissions, by the SHA-256 of their content
+rows/*.parquet     the rows of each submission; they name shapes, so only the owner may read them
+races/*.json       two submissions in one run
+logs/*.log         what a submission's processes printed
+inbox/OP/          where people put files, and find the answers
+quarantine/        submissions that were set aside, each with its files and its log
+work/              runs in progress
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from minfer.plan.config import UserError, nearest
+
+DEFAULT = "board"  # the folder, where none is named
+HOUR_S = 3600.0
+MOST_BYTES = 4 << 20  # of a file of a submission
+MOST_FILES = 32  # of a submission
+ID = re.compile("[0-9a-f]{10}")
+PENDING, JUDGED, REFUSED = "pending", "judged", "refused"  # states of an entry
+
+
+@dataclass
+class Settings:
+    """What the owner of a board chooses, in settings.json.
+
+    per_hour: submissions of one person within an hour. problems: hidden ones of a season. timing: a preset of conf/timing.
+    cluster: what replaces values of conf/cluster/auto.yaml, such as {"partition": "course", "time_min": 10}.
+    case_timeout_s, build_timeout_s: as for a launch, for one problem and for the compiler. site: the folder of the pages, which
+    are written again after each judged submission; empty: they are not."""
+
+    per_hour: int = 20
+    problems: int = 5
+    timing: str = "quick"
+    cluster: dict[str, Any] = field(default_factory=dict)
+    case_timeout_s: float = 60.0
+    build_timeout_s: float = 300.0
+    site: str = ""
+
+
+@dataclass
+class Entry:
+    """A submission.
+
+    files: name -> SHA-256 of its content, the source first. content: a hash of the files. kind: cpp, cuda, triton or python.
+    season: the name of its season. device: the name of the processor or GPU that it was judged on. task: the problem that
+    everybody may see. score: value, low, high. static: registers and the like, where known; opcodes: the share of each kind
+    of instruction. result: what the submitter was answered."""
+
+    id: str
+    op: str
+    name: str
+    who: str
+    when: float  # seconds since 1970
+    kind: str
+    files: dict[str, str]
+    content: str
+    season: str
+    licence: str = ""
+    keep: bool = False
+    state: str = PENDING
+    device: str = ""
+    fingerprint: str = ""
+    rules: int = 0
+    task: dict[str, Any] = field(default_factory=dict)
+    score: dict[str, float] = field(default_factory=dict)
+    static: dict[str, float] = field(default_factory=dict)
+    opcodes: dict[str, float] = field(default_factory=dict)
+    result: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def kernel(self) -> str:
+        """What its kernel is called in rows."""
+        return f"{self.name}@{self.id}"
+
+    @property
+    def title(self) -> str:
+        return f"{self.name} by {self.who}"
+
+    @property
+    def ranks(self) -> bool:
+        return self.state == JUDGED and bool(self.score)
+
+
+class Board:
+    """The files of a board."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.absolute()
+
+    @classmethod
+    def find(cls, folder: Path) -> Board:
+        """An existing board. Raises UserError."""
+        if not (folder / "settings.json").is_file():
+            raise UserError(
+                f"{folder} is no board; name one with --board, or make one: minfer board open-season OP --board {folder}"
+            )
+        return cls(folder)
+
+    @classmethod
+    def make(cls, folder: Path) -> Board:
+        """A board, made if it does not exist. Raises OSError."""
+        board = cls(folder)
+        for name in ("seasons", "entries", "objects", "rows", "races", "logs", "quarantine", "work", "inbox"):
+            (board.folder / name).mkdir(parents=True, exist_ok=True)
+        for name in ("rows", "logs", "quarantine", "work"):
+            (board.folder / name).chmod(0o700)
+        (board.folder / "inbox").chmod(0o1777)  # everybody may put files there, and delete their own only
+        if not (file := board.folder / "settings.json").exists():
+            write_json(file, asdict(Settings()))
+        return board
+
+    @property
+    def settings(self) -> Settings:
+        """Raises UserError where the file cannot be read."""
+        file = self.folder / "settings.json"
+        try:
+            return Settings(**json.loads(file.read_text("utf-8")))
+        except (OSError, ValueError, TypeError) as error:
+            raise UserError(f"cannot read {file}: {error}; correct it, or delete it and open a season") from error
+
+    @contextlib.contextmanager
+    def lock(self, name: str) -> Iterator[None]:
+        """One process at a time: `entries` counts and adds submissions, `machine` measures on this machine."""
+        with open(self.folder / f"{name}.lock", "w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    # Entries.
+
+    def entries(self) -> list[Entry]:
+        """All submissions, the oldest first. One that cannot be read is left out."""
+        found = [entry for path in self._files("entries") if (entry := _load(path))]
+        return sorted(found, key=lambda entry: (entry.when, entry.id))
+
+    def entry(self, word: str) -> Entry:
+        """A submission by its id, or by the beginning of one. Raises UserError."""
+        paths = [path for path in self._files("entries") if path.stem.startswith(word)] if word else []
+        if len(paths) == 1 and (entry := _load(paths[0])):
+            return entry
+        if len(paths) > 1:
+            raise UserError(f"{word} begins the ids of {len(paths)} submissions; give more digits")
+        ids = [path.stem for path in self._files("entries")]
+        raise UserError(
+            f"there is no submission {word!r}; {nearest(word, ids[-20:]) if ids else 'the archive is empty'}"
+        )
+
+    def save(self, entry: Entry) -> None:
+        write_json(self.folder / "entries" / f"{entry.id}.json", asdict(entry))
+
+    def drop(self, entry: Entry) -> None:
+        """Remove a submission, with the rows, the log, the races and the files that are only its own."""
+        for own in (f"entries/{entry.id}.json", f"rows/{entry.id}.parquet", f"logs/{entry.id}.log"):
+            (self.folder / own).unlink(missing_ok=True)
+        for race in self.folder.glob(f"races/*{entry.id}*.json"):
+            race.unlink(missing_ok=True)
+        self.forget_files(entry)
+
+    def forget_files(self, entry: Entry) -> None:
+        """Delete the files of a submission that no other one has."""
+        used = {digest for other in self.entries() if other.id != entry.id for digest in other.files.values()}
+        for digest in {*entry.files.values()} - used:
+            self._object(digest).unlink(missing_ok=True)
+
+    # Files by their content.
+
+    def keep(self, content: bytes) -> str:
+        """Store a file. Returns the SHA-256 of its content."""
+        digest = hashlib.sha256(content).hexdigest()
+        path = self._object(digest)
+        if not path.exists():
+            path.parent.mkdir(exist_ok=True)
+            write_bytes(path, content)
+        return digest
+
+    def content(self, digest: str) -> bytes | None:
+        """The content of a stored file; None where it was removed."""
+        try:
+            found = self._object(digest).read_bytes()
+        except OSError:
+            return None
+        return found if hashlib.sha256(found).hexdigest() == digest else None
+
+    def source(self, entry: Entry) -> str:
+        """The text of the first file of a submission. Raises UserError where it is not kept."""
+        if (content := self.content(next(iter(entry.files.values()), ""))) is None:
+            raise UserError(f"the source of {entry.id} is not kept; its author did not allow it, or it was removed")
+        return content.decode("utf-8", errors="replace")
+
+    def _object(self, digest: str) -> Path:
+        return self.folder / "objects" / digest[:2] / digest
+
+    # Races.
+
+    def races(self) -> list[dict[str, Any]]:
+        """Which submission was run beside which, the oldest first: `challenger` and `holder` are their ids, and `verdict` says
+        whether the challenger is faster."""
+        found = []
+        for path in self._files("races"):
+            try:
+                found.append(json.loads(path.read_text("utf-8")))
+            except (OSError, ValueError):
+                continue
+        return sorted(found, key=lambda race: float(race.get("when", 0)))
+
+    def save_race(self, race: Mapping[str, Any]) -> None:
+        write_json(self.folder / "races" / f"{race['challenger']}-{race['holder']}.json", race)
+
+    def _files(self, folder: str) -> Iterator[Path]:
+        yield from sorted(path for path in (self.folder / folder).glob("*.json") if not path.name.startswith("."))
+
+
+def _load(path: Path) -> Entry | None:
+    try:
+        return Entry(**json.loads(path.read_bytes()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def make_id(*parts: str) -> str:
+    """A name for a submission."""
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:10]
+
+
+def hash_files(files: Mapping[str, str]) -> str:
+    """One hash for several files, whose names do not count."""
+    return hashlib.sha256("".join(sorted(files.values())).encode()).hexdigest()
+
+
+def write_json(path: Path, content: Mapping[str, Any], mode: int = 0o644) -> None:
+    """Write a file that is there whole or not at all. Raises OSError."""
+    write_bytes(path, (json.dumps(content, indent=1, allow_nan=False) + "\n").encode(), mode)
+
+
+def write_bytes(path: Path, content: bytes, mode: int = 0o644) -> None:
+    """The same for any content."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns()}.tmp")
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+        os.replace(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise

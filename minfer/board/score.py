@@ -1,0 +1,119 @@
+"""Ranks, from paired ratios: what a score is, when one kernel is faster than another, and who holds the record.
+
+A problem's ratio is the baseline's time over the kernel's, the judge's, paired by rounds. A score is the geometric mean of the
+ratios of all hidden problems. Problems are independent, so that the half-widths of the logarithms' intervals add as squares.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from minfer.board.folder import Entry
+from minfer.rows.rules import LEAST_GAIN
+
+FASTER, TIE, SLOWER = "faster", "tie", "slower"
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A ratio and its interval."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def verdict(self) -> str:
+        """`faster` or `slower` if the whole interval is beyond 1 by more than `LEAST_GAIN`, else `tie`."""
+        needed = 1 + LEAST_GAIN
+        return FASTER if self.low > needed else SLOWER if self.high < 1 / needed else TIE
+
+    def over(self, other: Ratio) -> Ratio:
+        """The quotient of two independent ratios."""
+        middle = math.log(self.value / other.value)
+        down = math.hypot(math.log(self.value / self.low), math.log(other.high / other.value))
+        up = math.hypot(math.log(self.high / self.value), math.log(other.value / other.low))
+        return Ratio(math.exp(middle), math.exp(middle - down), math.exp(middle + up))
+
+    def as_dict(self) -> dict[str, float]:
+        return {"value": self.value, "low": self.low, "high": self.high}
+
+    @classmethod
+    def of(cls, found: Mapping[str, float]) -> Ratio:
+        return cls(found["value"], found["low"], found["high"])
+
+
+def geometric_mean(ratios: Sequence[Ratio]) -> Ratio:
+    """The geometric mean of independent ratios, at least one."""
+    count = len(ratios)
+    middle = sum(math.log(ratio.value) for ratio in ratios) / count
+    down = math.hypot(*(math.log(ratio.value / ratio.low) for ratio in ratios)) / count
+    up = math.hypot(*(math.log(ratio.high / ratio.value) for ratio in ratios)) / count
+    return Ratio(math.exp(middle), math.exp(middle - down), math.exp(middle + up))
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A submission's place. `tied` says that others share the rank."""
+
+    entry: Entry
+    rank: int
+    tied: bool
+
+    @property
+    def score(self) -> Ratio:
+        return Ratio.of(self.entry.score)
+
+
+def best_of_each(entries: Iterable[Entry]) -> list[Entry]:
+    """The submissions of one season and device that are ranked: of each person's kernels of one name the best one, the oldest
+    first."""
+    best: dict[tuple[str, str], Entry] = {}
+    for entry in entries:
+        if entry.ranks:
+            key = entry.who, entry.name
+            if key not in best or entry.score["value"] > best[key].score["value"]:
+                best[key] = entry
+    return sorted(best.values(), key=lambda entry: (entry.when, entry.id))
+
+
+def holders(entries: Sequence[Entry], races: Iterable[Mapping[str, Any]]) -> list[Entry]:
+    """Who held the record of a season on a device, one after the other. The first submission holds it until another one is
+    faster in a race, which is one run with both."""
+    won = {(race["challenger"], race["holder"]) for race in races if race["verdict"] == FASTER}
+    found: list[Entry] = []
+    for entry in sorted(entries, key=lambda entry: (entry.when, entry.id)):
+        if entry.ranks and (not found or (entry.id, found[-1].id) in won):
+            found.append(entry)
+    return found
+
+
+def rank(entries: Sequence[Entry], races: Sequence[Mapping[str, Any]]) -> list[Standing]:
+    """The standings of one season on one device, the best first. A rank is one more than the number of kernels that are proven
+    to be faster; a kernel whose score is higher than the record's shares its rank until a race proves it."""
+    chain = holders(entries, races)
+    best = best_of_each(entries)
+    if not chain:
+        return []
+    holder = chain[-1]
+    best = [entry for entry in best if (entry.who, entry.name) != (holder.who, holder.name)] + [holder]
+    verdicts: dict[tuple[str, str], str] = {}
+    for race in races:
+        verdicts[race["challenger"], race["holder"]] = race["verdict"]
+        opposite = {FASTER: SLOWER, SLOWER: FASTER, TIE: TIE}
+        verdicts[race["holder"], race["challenger"]] = opposite[race["verdict"]]
+
+    def beats(one: Entry, other: Entry) -> bool:
+        if (one.id, other.id) in verdicts:
+            return verdicts[one.id, other.id] == FASTER
+        if other is holder:
+            return False
+        return Ratio.of(one.score).over(Ratio.of(other.score)).verdict == FASTER
+
+    places = {each.id: 1 + sum(beats(other, each) for other in best if other is not each) for each in best}
+    order = sorted(best, key=lambda entry: (places[entry.id], entry is not holder, -entry.score["value"]))
+    counts = [places[entry.id] for entry in order]
+    return [Standing(entry, places[entry.id], counts.count(places[entry.id]) > 1) for entry in order]

@@ -1,0 +1,176 @@
+"""One submission, from its files to its answer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from minfer.bench import RULES
+from minfer.board import answer as answers
+from minfer.board import judging, page
+from minfer.board.folder import HOUR_S, JUDGED, PENDING, REFUSED, Board, Entry, hash_files, make_id
+from minfer.board.score import TIE, Ratio, geometric_mean, holders, rank
+from minfer.board.season import Season, find_open
+from minfer.board.stage import check_name, find_kind
+from minfer.plan.config import UserError
+from minfer.process.text import make_printable
+from minfer.rows import store
+
+STATIC = ("registers", "shared_bytes", "local_bytes", "workspace_bytes", "launches")
+
+
+def submit(
+    board: Board, op: str, files: Mapping[str, bytes], who: str, name: str = "", device: str = "", licence: str = "",
+    keep: bool = False,
+) -> dict[str, Any]:  # fmt: skip
+    """Have a submission judged and return its answer (`minfer.board.answer`). `files`: the source first. Raises UserError
+    for what cannot be judged at all; it then costs nothing."""
+    season = find_open(board, op, device)
+    source = next(iter(files))
+    check_name("a person", who)
+    name = check_name("a kernel", name or Path(source).stem)
+    kind = find_kind(op, source, files[source])
+    if kind in ("cuda", "triton") and season.device == "cpu":
+        raise UserError(f"{source} is for a GPU, and the season {season.name} is on the CPU; submit a .cpp or .py file")
+    if kind == "cpp" and season.device == "cuda":
+        raise UserError(f"{source} is for a CPU, and the season {season.name} is on a GPU; submit a .cu or .py file")
+    entry = _record(board, season, files, who, name, kind, licence, keep)
+    try:
+        judged = judging.run(board, season, [entry])
+        _note(board, season, entry, judged)
+        race = _race(board, season, entry) if entry.ranks else None
+    except BaseException as error:
+        entry.state = REFUSED
+        why = " ".join(str(error).split()) or type(error).__name__
+        entry.result = answers.begin(entry) | {"message": why, "next": "submit it again"}
+        board.save(entry)
+        raise
+    return finish(board, entry, race)
+
+
+def _record(
+    board: Board, season: Season, files: Mapping[str, bytes], who: str, name: str, kind: str, licence: str, keep: bool
+) -> Entry:
+    """Put a submission into the archive before it is judged. Raises UserError over the limit, and for files that are there
+    already."""
+    with board.lock("entries"):
+        earlier = board.entries()
+        now, most = time.time(), board.settings.per_hour
+        # A run that SLURM or a full disk ended before any row costs its author nothing.
+        counted = [each for each in earlier if each.fingerprint or each.state == PENDING]
+        recent = [each.when for each in counted if each.who == who and each.when > now - HOUR_S]
+        if len(recent) >= most:
+            wait = max(1, round((sorted(recent)[-most] + HOUR_S - now) / 60))
+            raise UserError(
+                f"{who} has submitted {len(recent)} kernels within an hour, and {most} may be; wait {wait} min"
+            )
+        digests = {file: board.keep(content) for file, content in files.items()}
+        content = hash_files(digests)
+        same = [e for e in earlier if e.content == content and e.season == season.name and e.ranks]
+        if same:
+            raise UserError(
+                f"the same files are submission {same[0].id}, {same[0].title}; change something, or look at it"
+            )
+        entry = Entry(
+            make_id(season.name, who, str(time.time_ns()), content), season.op, name, who, now, kind, digests, content,
+            season.name, licence, keep, rules=RULES, task=season.shown,
+        )  # fmt: skip
+        board.save(entry)
+    return entry
+
+
+def _note(board: Board, season: Season, entry: Entry, judged: judging.Judged) -> None:
+    """Fill in an entry from its rows, and store them."""
+    rows = judged.rows.get(entry.kernel, {})
+    (board.folder / "logs" / f"{entry.id}.log").write_text(judged.log, "utf-8")
+    if rows:
+        store.write(store.to_table(judged.table(entry.kernel)), board.folder / "rows" / f"{entry.id}.parquet")
+        (board.folder / "rows" / f"{entry.id}.parquet").chmod(0o600)
+    first: store.Row = next(iter(rows.values()), {})
+    entry.device = first.get("device") or ""
+    entry.fingerprint = first.get("source") or ""
+    entry.static = {name: float(first[name]) for name in STATIC if first.get(name) is not None}
+    measured = {number: row for number, row in rows.items() if number and row["status"] in store.MEASURED}
+    refused = {n: why for n, row in measured.items() if (why := judging.why_refused(row, entry.kind))}
+    entry.result = answers.begin(entry)
+    answers.describe_rows(entry.result, rows, refused, season.problems)
+    entry.result["message"] = make_printable(entry.result["message"])
+    entry.state = JUDGED if entry.result["verdict"] == "ranked" else REFUSED
+    if entry.state == JUDGED:
+        entry.score = geometric_mean(list(answers.ratios(rows).values())).as_dict()
+        entry.opcodes = judged.opcodes.get(entry.kernel, {})
+    board.save(entry)
+
+
+def _rivals(board: Board, entry: Entry) -> list[Entry]:
+    """The submissions that stand beside one, itself among them."""
+    return [each for each in board.entries() if (each.season, each.device) == (entry.season, entry.device)]
+
+
+def _race(board: Board, season: Season, entry: Entry) -> dict[str, Any] | None:
+    """Run a submission beside the record's holder if its score is higher. None if it is not, or if there is no holder."""
+    others = [each for each in _rivals(board, entry) if each.id != entry.id]
+    chain = holders(others, board.races())
+    if not chain or entry.score["value"] <= chain[-1].score["value"]:
+        return None
+    return run_race(board, season, entry, chain[-1])
+
+
+def run_race(board: Board, season: Season, challenger: Entry, holder: Entry) -> dict[str, Any]:
+    """Run two submissions in one run, problem by problem, and write down which is faster. Raises UserError."""
+    judged = judging.run(board, season, [holder, challenger])
+    pairs = []
+    for number in range(1, 1 + season.problems):
+        both = [judged.rows.get(each.kernel, {}).get(number) for each in (challenger, holder)]
+        found = [answers.ratios({number: row}).get(number) if row else None for row in both]
+        if found[0] and found[1] and both[0] and not judging.why_refused(both[0], challenger.kind):
+            pairs.append(found[0].over(found[1]))
+    race: dict[str, Any] = {"challenger": challenger.id, "holder": holder.id, "season": season.name}
+    race |= {"when": time.time(), "rules": RULES}
+    if len(pairs) == season.problems:
+        ratio = geometric_mean(pairs)
+        race |= {"verdict": ratio.verdict} | ratio.as_dict()
+    else:
+        race |= {"verdict": TIE} | Ratio(1.0, 1.0, 1.0).as_dict() | {"note": "not all problems could be judged"}
+    board.save_race(race)
+    return race
+
+
+def finish(board: Board, entry: Entry, race: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The answer of a judged submission, by what the board has now."""
+    if entry.ranks:
+        rivals = _rivals(board, entry)
+        if race:
+            holder = board.entry(str(race["holder"]))
+            entry.result["race"] = {"holder": holder.title} | {k: race[k] for k in ("verdict", "value", "low", "high")}
+        answers.describe_place(entry.result, entry, rank(rivals, board.races()))
+        board.save(entry)
+        if site := board.settings.site:
+            page.build(board, Path(site))
+    return entry.result
+
+
+def prove(board: Board, op: str, device: str = "") -> str:
+    """Run the best score of an open season beside the record's holder, if no run has both, on each device. Returns what came
+    of it, in sentences. Raises UserError."""
+    season = find_open(board, op, device)
+    said = []
+    for name in dict.fromkeys(entry.device for entry in board.entries() if entry.season == season.name and entry.ranks):
+        entries = [e for e in board.entries() if (e.season, e.device) == (season.name, name) and e.ranks]
+        races = board.races()
+        holder = holders(entries, races)[-1]
+        met = {frozenset((race["challenger"], race["holder"])) for race in races if race.get("rules") == RULES}
+        better = [e for e in entries if e.score["value"] > holder.score["value"]]
+        better = [e for e in better if frozenset((e.id, holder.id)) not in met]
+        if not better:
+            said.append(f"{name}: {holder.title} holds the record, and no higher score is unproven.")
+            continue
+        best = max(better, key=lambda entry: entry.score["value"])
+        race = run_race(board, season, best, holder)
+        said.append(
+            f"{name}: {best.title} beside {holder.title}: {race['verdict']}, {race['value']:.3g} ({race['low']:.3g} to"
+            f" {race['high']:.3g}) times as fast."
+        )
+    return "\n".join(said) or f"{season.name} has no kernel with a score."

@@ -1,0 +1,102 @@
+"""Judges the files that people put into a board's inbox, one after the other, for whoever may not read the season's seed.
+
+A submission is one file, `inbox/OP/NAME.cpp` (or .cu, .py). The file system says whose it is, so nobody can submit in
+another's name. The answer lies beside it as `NAME.cpp.json`, and the file is removed when it is judged. Of several people who
+wait, the one comes first who has submitted least within the last hour.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pwd
+import stat
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from minfer.board.folder import HOUR_S, MOST_BYTES, Board, write_json
+from minfer.board.stage import SUFFIXES, check_name
+from minfer.board.submit import submit
+from minfer.plan.config import UserError
+
+LOOKS_S = 2.0
+SETTLES_S = 1.0  # a file that changed later may still be written
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A file in the inbox."""
+
+    path: Path
+    who: str
+    when: float
+
+    @property
+    def op(self) -> str:
+        return self.path.parent.name
+
+
+def list_waiting(board: Board, now: float) -> list[Waiting]:
+    """The files that wait, in the order in which they are judged."""
+    found = []
+    for path in board.folder.glob("inbox/*/*"):
+        with contextlib.suppress(OSError):
+            about = path.lstat()
+            if path.suffix in SUFFIXES and stat.S_ISREG(about.st_mode) and about.st_mtime <= now - SETTLES_S:
+                found.append(Waiting(path, name_owner(about.st_uid), about.st_mtime))
+    recent = Counter(entry.who for entry in board.entries() if entry.when > now - HOUR_S)
+    found.sort(key=lambda each: each.when)
+    fair = []
+    for each in found:
+        fair.append((recent[each.who], each.when, each))
+        recent[each.who] += 1
+    return [each for *_, each in sorted(fair, key=lambda item: item[:2])]
+
+
+def name_owner(uid: int) -> str:
+    """The login name of a user; the number of one without."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"uid{uid}"
+
+
+def watch(board: Board, once: bool) -> None:
+    """Judge what is in the inbox, for ever, or with `once` until it is empty."""
+    while True:
+        waiting = list_waiting(board, time.time() + (SETTLES_S if once else 0))
+        if not waiting and once:
+            return
+        if waiting:
+            _judge(board, waiting[0])
+        else:
+            time.sleep(LOOKS_S)
+
+
+def _judge(board: Board, waiting: Waiting) -> None:
+    """Judge one file, write its answer beside it, and remove it."""
+    path = waiting.path
+    answer: dict[str, Any]
+    try:
+        check_name("a file", path.name)
+        answer = submit(board, waiting.op, {path.name: _read(path)}, waiting.who)
+    except (UserError, OSError) as error:
+        answer = {"verdict": "not_judged", "message": str(error)}
+    write_json(path.with_name(f"{path.name}.json"), answer)
+    path.unlink(missing_ok=True)
+    print(
+        json.dumps({"file": path.name, "op": waiting.op, "who": waiting.who, "verdict": answer["verdict"]}), flush=True
+    )
+
+
+def _read(path: Path) -> bytes:
+    """A file of another user. Raises OSError for a link, and UserError for one that is too large."""
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+        content = file.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise UserError(f"{path.name} has more than {MOST_BYTES:,} bytes; submit a smaller file")
+    return content

@@ -1,0 +1,132 @@
+"""What a submitter is told."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minfer.bench import judged
+from minfer.board import answer as answers
+from minfer.board.folder import Board
+from minfer.board.score import rank
+from minfer.rows import store
+from tests.board.making import EPYC, make_board, make_entry
+
+SECRET = 4711  # a size of the hidden problems
+BLOCK = (answers.__doc__ or "").partition("has all:")[2].partition("Of a hidden")[0]
+KEYS = re.findall(r"^ *(\w+(?:, \w+)*)(?: {2,}\S.*)?$", BLOCK, re.MULTILINE)
+
+
+@pytest.fixture
+def board(tmp_path: Path) -> Board:
+    return make_board(tmp_path / "board")
+
+
+def row(number: int, status: str = "ok", message: str = "", speedup: float = 2.0) -> store.Row:
+    size = 14 if number == 0 else SECRET
+    made: dict[str, Any] = dict.fromkeys(store.SCHEMA.names)
+    made |= {
+        "status": status,
+        "message": message,
+        "shape": {"rows": size, "n": 32000},
+        "dtype": "float16",
+        "params": {},
+    }
+    made |= {"device": EPYC, "kernel": "mine"}
+    if status in store.MEASURED:
+        made |= {"judged_speedup": speedup, "judged_speedup_low": speedup / 1.1, "judged_speedup_high": speedup * 1.1}
+        made |= {"judged_us": 4.7, "judged_baseline_us": 9.4}
+    return made
+
+
+def tell(board: Board, rows: dict[int, store.Row], refused: dict[int, str] | None = None) -> dict[str, Any]:
+    answer = answers.begin(make_entry(board, "mine"))
+    answers.describe_rows(answer, rows, refused or {}, 2)
+    json.dumps(answer, allow_nan=False)
+    said = "" if answer["verdict"] == "ranked" else answers.text(answer)
+    assert str(SECRET) not in json.dumps(answer) + said
+    return answer
+
+
+def test_every_key_is_documented(board: Board) -> None:
+    documented = {name for names in KEYS for name in names.split(", ")}
+    assert set(answers.begin(make_entry(board, "mine"))) == documented
+
+
+def test_a_hidden_problem_has_a_number_a_ratio_and_no_time(board: Board) -> None:
+    answer = tell(board, {n: row(n) for n in range(3)})
+    assert answer["verdict"] == "ranked" and answer["shown"]["us"] == 4.7
+    assert [set(problem) for problem in answer["problems"]] == 2 * [{"number", "status", "ratio", "roof_percent"}]
+
+
+def test_the_compilers_first_error_has_its_line(board: Board) -> None:
+    message = "mine.cpp:36:12: error: 'retrun' was not declared in this scope"
+    answer = tell(board, {n: row(n, "compile_error", message) for n in range(3)})
+    assert answer["compiler"] == {
+        "file": "mine.cpp",
+        "line": 36,
+        "message": "error: 'retrun' was not declared in this scope",
+    }
+    assert "retrun" in answers.text(answer)
+
+
+def test_a_wrong_element_of_the_shown_problem_is_told_in_full(board: Board) -> None:
+    said = "all zeros; 9 of 9 elements are wrong, the first at [0, 3]: got 0, expected 0.01234567, bound 2e-05 (normal, seed 3)"
+    answer = tell(board, {0: row(0, "wrong", said), 1: row(1, "wrong", said)})
+    assert answer["failing"] == {"problem": 0, "index": [0, 3], "got": 0.0, "expected": 0.01234567, "bound": 2e-05}
+    assert answer["message"] == said and answer["verdict"] == "wrong"
+
+
+def test_a_wrong_element_of_a_hidden_problem_tells_no_size(board: Board) -> None:
+    said = (
+        f"1 of 9 elements is wrong, the first at [{SECRET}, 3]: got nan, expected 0.01234567, bound 2e-05 (n={SECRET})"
+    )
+    answer = tell(board, {0: row(0), 1: row(1, "wrong", said), 2: row(2)})
+    assert answer["failing"] == {"problem": 1, "index": None, "got": "nan", "expected": 0.0123, "bound": 2e-05}
+    assert "problem 1, which is hidden" in answer["message"]
+
+
+def test_what_a_kernel_says_of_a_hidden_problem_is_not_passed_on(board: Board) -> None:
+    answer = tell(board, {0: row(0), 1: row(1, "error", f"RuntimeError: rows={SECRET}"), 2: row(2)})
+    assert answer["verdict"] == "error" and "raised an error" in answer["message"]
+
+
+def test_a_busy_machine_is_not_the_kernels_fault(board: Board) -> None:
+    said = judged.BUSY.format("its blocks take 1.9 times as long")
+    answer = tell(board, {0: row(0), 1: row(1, "error", said), 2: row(2)})
+    assert answer["verdict"] == "not_judged" and "less busy" in answer["next"]
+
+
+def test_a_run_that_ended_early_gives_no_verdict(board: Board) -> None:
+    answer = tell(board, {0: row(0), 1: row(1)})
+    assert answer["verdict"] == "not_judged" and "problem 2" in answer["message"]
+
+
+def test_a_row_that_cannot_count_gives_no_rank(board: Board) -> None:
+    answer = tell(board, {n: row(n) for n in range(3)}, {2: "loads libopenblas.so, and a kernel does its own work"})
+    assert answer["verdict"] == "refused" and answer["problems"][1]["status"] == "refused"
+
+
+def test_a_rank_comes_with_the_leader_and_what_differs_most(board: Board) -> None:
+    leader = make_entry(
+        board, "leader", 2.0, who="bob", opcodes={"vector": 80.0, "fma": 20.0}, static={"registers": 64.0}
+    )
+    mine = make_entry(board, "slow", 1.0, opcodes={"vector": 2.0, "fma": 15.0}, static={"registers": 64.0})
+    answer = answers.begin(mine) | {"verdict": "ranked", "problems": mine.result["problems"]}
+    answers.describe_place(answer, mine, rank(board.entries(), []))
+    assert (answer["rank"], answer["of"], answer["leader"]["submission"]) == (2, 2, leader.id)
+    assert answer["leader"]["ahead"]["value"] == pytest.approx(2.0)
+    assert answer["differences"][0]["what"].startswith("vector instructions") and len(answer["differences"]) == 2
+    said = answers.text(answer)
+    assert "Rank 2 of 2" in said and "make vectors of them" in said and "2 against 80" in said
+
+
+def test_a_worse_submission_of_ones_own_says_which_one_counts(board: Board) -> None:
+    better, worse = make_entry(board, "mine", 2.0), make_entry(board, "mine", 1.0)
+    answer = answers.begin(worse) | {"verdict": "ranked"}
+    answers.describe_place(answer, worse, rank(board.entries(), []))
+    assert better.id in answer["message"] and "keeps its place" in answer["message"]

@@ -1,0 +1,158 @@
+"""The archive's commands, as a user types them; none of them imports PyTorch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from minfer import cli
+from minfer.board.folder import Board
+from tests.board.making import SEED, SHOWN, fill, make_board, make_entry, make_race
+
+
+@pytest.fixture
+def board(tmp_path: Path) -> Board:
+    return make_board(tmp_path / "board")
+
+
+class Shell:
+    """Runs `minfer ...` in this process."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], board: Board) -> None:
+        self.patch, self.capsys, self.board = patch, capsys, board
+
+    def __call__(self, *words: str) -> tuple[int, str]:
+        self.patch.setattr(sys, "argv", ["minfer", *words, "--board", str(self.board.folder)])
+        status = cli.main()
+        said = self.capsys.readouterr()
+        return status, said.out + said.err
+
+
+@pytest.fixture
+def shell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], board: Board) -> Shell:
+    return Shell(monkeypatch, capsys, board)
+
+
+def test_a_list_has_a_line_for_each(shell: Shell, board: Board) -> None:
+    make_entry(board, "mine", 1.25)
+    make_entry(board, "theirs", who="bob", op="rmsnorm")
+    status, said = shell("archive", "list")
+    assert status == 0 and "1.25" in said and "2 submissions." in said
+    assert (
+        "theirs" not in shell("archive", "list", "--as", "ada")[1]
+        and "mine" not in shell("archive", "list", "--op", "rmsnorm")[1]
+    )
+    assert [each["name"] for each in json.loads(shell("archive", "list", "--json")[1])] == ["mine", "theirs"]
+
+
+def test_a_source_is_shown_only_if_its_author_allows_it(shell: Shell, board: Board) -> None:
+    shown, hidden = make_entry(board, "shown"), make_entry(board, "hidden", keep=False)
+    assert json.loads(shell("archive", "show", shown.id, "--json")[1])["source"] == "// shown\n"
+    assert json.loads(shell("archive", "show", hidden.id, "--json")[1])["source"] is None
+    near = json.loads(shell("archive", "near", "softmax", "--json")[1])
+    assert {each["name"]: each["source"] for each in near} == {"shown": "// shown\n", "hidden": None}
+    assert "// hidden" not in shell("archive", "diff", shown.id, hidden.id)[1]
+
+
+def test_two_submissions_are_compared(shell: Shell, board: Board) -> None:
+    one = make_entry(board, "one", opcodes={"vector": 2.0}, text="int a;\nint b;\n")
+    other = make_entry(board, "other", 2.0, opcodes={"vector": 80.0}, text="int a;\nint c;\n")
+    status, said = shell("archive", "diff", one.id, other.id)
+    assert status == 0 and "-int b;" in said and "+int c;" in said and "vector instructions" in said
+
+
+def test_only_the_author_removes_a_submission(shell: Shell, board: Board) -> None:
+    entry = make_entry(board, "mine")
+    status, said = shell("archive", "remove", entry.id, "--as", "bob")
+    assert status == 2 and "only its author may remove it" in said
+    assert shell("archive", "remove", entry.id, "--as", "ada")[0] == 0 and not board.entries()
+
+
+def test_a_harmful_one_is_set_aside_with_its_log(shell: Shell, board: Board) -> None:
+    entry = make_entry(board, "bad", 9.0)
+    (board.folder / "logs" / f"{entry.id}.log").write_text("what it printed")
+    assert shell("archive", "quarantine", entry.id, "--why", "it forks")[0] == 0
+    folder = board.folder / "quarantine" / entry.id
+    assert (folder / "log.txt").read_text() == "what it printed" and (folder / "bad.cpp.txt").read_text() == "// bad\n"
+    assert json.loads((folder / "entry.json").read_text())["why"] == "it forks" and not board.entries()
+
+
+def test_an_export_has_what_may_be_kept_and_no_open_season(shell: Shell, board: Board, tmp_path: Path) -> None:
+    one, other = make_entry(board, "one"), make_entry(board, "other", 2.0)
+    private = make_entry(board, "private", keep=False)
+    for entry in (one, private):
+        (board.folder / "rows" / f"{entry.id}.parquet").write_text("rows")
+    make_race(board, other, one, "faster")
+    make_race(board, private, one, "tie")
+    assert shell("archive", "export", str(tmp_path / "all.tar.gz"))[0] == 0
+    with tarfile.open(tmp_path / "all.tar.gz") as packed:
+        names = set(packed.getnames())
+    assert names == {
+        *(f"entries/{entry.id}.json" for entry in (one, other)), f"sources/{one.id}/one.cpp", f"sources/{other.id}/other.cpp",
+        f"races/{other.id}-{one.id}.json",
+    }  # fmt: skip
+
+
+def test_seasons_are_listed_without_a_seed(shell: Shell, board: Board) -> None:
+    assert str(SEED) not in (text := shell("board", "seasons", "--json")[1])
+    assert json.loads(text)[0]["shown"] == SHOWN
+    assert "softmax-cpu-1" in shell("board", "seasons")[1]
+
+
+def test_ranks_are_listed(shell: Shell, board: Board) -> None:
+    assert "No submission has a rank yet." in shell("board", "rank")[1]
+    make_entry(board, "mine", 1.25)
+    make_entry(board, "theirs", 1.24, who="bob")
+    assert "1=    1.25" in shell("board", "rank")[1]
+    (found,) = json.loads(shell("board", "rank", "--json")[1])
+    assert [each["rank"] for each in found["standings"]] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["submit"], "the following arguments are required: OP, FILE; see minfer submit --help"),
+        (["submit", "softmx", "x.cpp"], "unknown op 'softmx'; did you mean softmax?"),
+        (["submit", "softmax", "none.cpp"], "none.cpp is not a file"),
+        (["submit", "softmax", "x.cpp", "--keep"], "say under which licence"),
+        (["archive", "show", "abc"], "there is no submission 'abc'"),
+        (["archive", "shwo", "abc"], "invalid choice: 'shwo'"),
+        (["archive", "near", "softmax", "--shape", "rows"], "cannot read 'rows' of --shape"),
+        (["board", "open-season", "softmx"], "unknown op 'softmx'; did you mean softmax?"),
+    ],
+)
+def test_mistakes_are_told_in_a_sentence(shell: Shell, words: list[str], said: str) -> None:
+    status, printed = shell(*words)
+    assert status == 2 and said in printed and printed.count("\n") == 1
+
+
+def test_help_typos_and_lists_import_no_pytorch(board: Board) -> None:
+    fill(board, 3)
+    code = f"""
+import contextlib, sys
+from minfer import cli
+asking = ["submit --help", "archive --help", "board build -h"]
+for words in [*asking, "archive list", "archive near softmax", "submit softmx x.cpp", "board rank"]:
+    sys.argv = ["minfer", *words.split(), "--board", {str(board.folder)!r}]
+    with contextlib.suppress(SystemExit):
+        cli.main()
+assert not {{"torch", "pyarrow"}} & set(sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_each_submission_is_read_once(shell: Shell, board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What listing and searching cost grows with the number of submissions, and no faster."""
+    fill(board, 100)
+    read = []
+    whole = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: (read.append(path), whole(path))[1])
+    assert "100 submissions." in shell("archive", "list")[1] and len(read) == 100
+    read.clear()
+    assert shell("archive", "near", "softmax", "--dtype", "float16")[0] == 0 and len(read) == 100

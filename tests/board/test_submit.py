@@ -1,0 +1,250 @@
+"""Submissions through the whole pipeline, on the CPU."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from minfer import ops
+from minfer.board import judging, submit, watch
+from minfer.board.folder import JUDGED, Board
+from minfer.board.score import holders
+from minfer.board.season import Season, find_open, list_seasons, open_season
+from minfer.board.tasks import write_extra
+from minfer.ops.op import REGISTERED
+from minfer.plan.config import UserError
+from minfer.rows import store
+from tests.board.making import make_board, make_entry
+from tests.conftest import ROOT
+
+HONEST = b"import torch\n\n\ndef softmax(y, x, mask):\n    y.copy_(torch.softmax(x.double(), -1))\n"
+QUICK = HONEST.replace(b"x.double()", b"x.float()")
+ZEROS = b"def softmax(y, x, mask):\n    y.zero_()\n"
+BROKEN = b"#include <nowhere.h>\nMINFER_SOFTMAX(softmax_mine, minfer::launch)\n"
+SMALL = {"problems": 1, "cluster": {"executor": "local"}}
+EXPLOITS = (  # those whose verdict depends on no clock
+    "returns_zeros", "returns_constant", "writes_a_part", "leaves_nan", "ignores_an_input", "accumulates_in_half",
+    "caches_by_pointer", "mutates_its_inputs", "skips_every_other_call", "says_unsupported", "knows_the_shapes",
+    "guesses_the_seed", "lazy_tensor", "patches_perf_counter", "rewrites_the_reference", "exits", "forks",
+)  # fmt: skip
+
+
+@pytest.fixture
+def board(tmp_path: Path) -> Board:
+    return make_board(tmp_path / "board")
+
+
+def test_a_person_may_submit_so_many_within_an_hour(board: Board) -> None:
+    settings = json.loads((board.folder / "settings.json").read_text()) | {"per_hour": 2}
+    (board.folder / "settings.json").write_text(json.dumps(settings))
+    for minutes in (10, 70, 80, 20):
+        make_entry(board, f"k{minutes}", when=time.time() - 60 * minutes)
+    with pytest.raises(UserError, match="ada has submitted 2 kernels within an hour, and 2 may be; wait 40 min"):
+        submit.submit(board, "softmax", {"mine.py": HONEST}, "ada")
+    assert len(board.entries()) == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("mine.cu", "is for a GPU, and the season"), ("mine.txt", "no kernel that minfer can build")],
+)
+def test_what_cannot_be_judged_costs_nothing(board: Board, name: str, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        submit.submit(board, "softmax", {name: BROKEN}, "ada")
+    assert not board.entries()
+
+
+def test_the_same_files_are_judged_once(board: Board) -> None:
+    entry = make_entry(board, "mine")
+    entry.content = submit.hash_files({"": board.keep(HONEST)})
+    board.save(entry)
+    with pytest.raises(UserError, match=f"the same files are submission {entry.id}, mine by ada"):
+        submit.submit(board, "softmax", {"other.py": HONEST}, "bob")
+
+
+def fake(rows: dict[str, dict[int, store.Row]]) -> judging.Judged:
+    return judging.Judged(rows, {}, "printed")
+
+
+def measured(speedup: float) -> store.Row:
+    row: store.Row = dict.fromkeys(store.SCHEMA.names)
+    row |= {"case": "softmax/x/float16//n=3", "status": "ok", "guarantee": "judged, namespaces", "device": "AMD EPYC"}
+    row |= {"judged_speedup": speedup, "judged_speedup_low": speedup / 1.01, "judged_speedup_high": speedup * 1.01}
+    return row | {"shape": {"n": 3}, "params": {}, "dtype": "float16", "judged_us": 1.0, "judged_baseline_us": 1.0}
+
+
+def test_a_new_leader_is_run_beside_the_one_that_it_displaces(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = []
+
+    def run(board: Board, season: Season, entries: list) -> judging.Judged:
+        runs.append([entry.name for entry in entries])
+        speed = {"first": 1.0, "second": 2.0, "third": 1.5}
+        return fake({e.kernel: {n: measured(speed[e.name]) for n in range(1 + season.problems)} for e in entries})
+
+    monkeypatch.setattr(judging, "run", run)
+    answers = [
+        submit.submit(board, "softmax", {f"{name}.py": HONEST + name.encode()}, "ada")
+        for name in ("first", "second", "third")
+    ]
+    assert runs == [["first"], ["second"], ["first", "second"], ["third"]]
+    assert [answer["rank"] for answer in answers] == [1, 1, 2] and answers[1]["race"]["verdict"] == "faster"
+    assert [entry.name for entry in holders(board.entries(), board.races())] == ["first", "second"]
+    assert (board.folder / "logs" / f"{answers[0]['submission']}.log").read_text() == "printed"
+
+
+def test_a_run_that_fails_is_kept_as_one_that_was_not_judged(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(*_: object) -> judging.Judged:
+        raise UserError("sbatch: the partition is down")
+
+    monkeypatch.setattr(judging, "run", run)
+    with pytest.raises(UserError, match="partition is down"):
+        submit.submit(board, "softmax", {"mine.py": HONEST}, "ada")
+    (entry,) = board.entries()
+    assert entry.result["verdict"] == "not_judged" and "partition is down" in entry.result["message"]
+    assert not entry.fingerprint  # so that it does not count
+
+
+def test_rows_that_must_not_count() -> None:
+    assert judging.why_refused(measured(1.0), "cpp") is None
+    doubted = measured(9.0) | {"message": "the judge measured a speed-up of 9, and those inside allow at most 2"}
+    assert "could not be judged" in (judging.why_refused(doubted, "cpp") or "")
+    assert "not judged" in (judging.why_refused(measured(1.0) | {"guarantee": "in-process"}, "cpp") or "")
+    blas, built = "libopenblas.so.0", f"{'0a' * 32}.so"
+    for name, kind in ((blas, "cpp"), (built, "cpp"), (built, "python")):
+        assert name in (judging.why_refused(measured(1.0) | {"libraries": [name]}, kind) or "")
+    assert judging.why_refused(measured(1.0) | {"libraries": [blas]}, "python") is None
+
+
+def test_a_higher_score_that_no_run_has_proven_is_proven_later(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(board: Board, season: Season, entries: list) -> judging.Judged:
+        return fake({e.kernel: {n: measured(e.score["value"]) for n in range(1 + season.problems)} for e in entries})
+
+    monkeypatch.setattr(judging, "run", run)
+    assert "no kernel with a score" in submit.prove(board, "softmax")
+    make_entry(board, "first", 1.0)
+    make_entry(board, "second", 2.0)
+    assert "second by ada beside first by ada: faster, 2 " in submit.prove(board, "softmax")
+    assert "second by ada holds the record, and no higher score is unproven" in submit.prove(board, "softmax")
+
+
+def test_the_inbox_is_fair_and_knows_people_by_their_files(board: Board) -> None:
+    inbox = board.folder / "inbox" / "softmax"
+    inbox.mkdir()
+    who = watch.name_owner(os.getuid())
+    for name in ("a.cpp", "b.cpp", "notes.txt"):
+        (inbox / name).write_text(name)
+        os.utime(inbox / name, (100, 100 if name == "a.cpp" else 99))
+    (inbox / "link.cpp").symlink_to(inbox / "a.cpp")
+    waiting = watch.list_waiting(board, time.time())
+    assert [(each.path.name, each.who, each.op) for each in waiting] == [
+        ("b.cpp", who, "softmax"),
+        ("a.cpp", who, "softmax"),
+    ]
+
+
+def test_an_answer_lies_beside_a_file_of_the_inbox(board: Board) -> None:
+    inbox = board.folder / "inbox" / "softmax"
+    inbox.mkdir()
+    (inbox / "mine.cu").write_bytes(BROKEN)
+    watch.watch(board, once=True)
+    assert "is for a GPU" in json.loads((inbox / "mine.cu.json").read_text())["message"]
+    assert not (inbox / "mine.cu").exists()
+
+
+def test_ten_people_at_once_lose_nothing_and_the_limit_holds(board: Board) -> None:
+    settings = json.loads((board.folder / "settings.json").read_text()) | {"per_hour": 3}
+    (board.folder / "settings.json").write_text(json.dumps(settings))
+    (season,) = list_seasons(board)
+
+    def put(number: int) -> str:
+        who, files = f"person{number % 2}", {"mine.py": HONEST + b"#" * number}
+        try:
+            return submit._record(board, season, files, who, "mine", "python", "", False).id
+        except UserError:
+            return ""
+
+    with ThreadPoolExecutor(10) as pool:
+        found = [name for name in pool.map(put, range(10)) if name]
+    assert sorted(found) == sorted(entry.id for entry in board.entries()) and len(found) == 6
+
+
+@pytest.fixture(scope="module")
+def season(tmp_path_factory: pytest.TempPathFactory) -> tuple[Board, Season]:
+    """A board with one hidden problem of softmax, and the season."""
+    ops.get("softmax")
+    board = Board.make(tmp_path_factory.mktemp("board"))
+    (board.folder / "settings.json").write_text(json.dumps(SMALL))
+    return board, open_season(board, "softmax", "cpu")
+
+
+@pytest.mark.slow
+def test_three_submissions_through_the_pipeline(season: tuple[Board, Season]) -> None:
+    """One that does not compile, one that is wrong and one that is right, each with its answer; nothing stays behind."""
+    board, _ = season
+    broken = submit.submit(board, "softmax", {"mine.cpp": BROKEN}, "ada")
+    assert broken["verdict"] == "compile_error" and "nowhere.h" in broken["compiler"]["message"]
+    wrong = submit.submit(board, "softmax", {"zeros.py": ZEROS}, "ada")
+    assert wrong["verdict"] == "wrong" and wrong["failing"]["got"] == 0
+    right = submit.submit(board, "softmax", {"right.py": QUICK}, "ada", licence="MIT", keep=True)
+    assert right["verdict"] in ("ranked", "refused", "not_judged"), right[
+        "message"
+    ]  # a busy machine may leave it unjudged
+    entries = {entry.name: entry for entry in board.entries()}
+    assert entries["zeros"].state == "refused" and not list((board.folder / "work").iterdir())
+    rows = list(store.rows([board.folder / "rows" / f"{entries['right'].id}.parquet"]))
+    assert len(rows) == 2 and {row["kernel"] for row in rows} == {entries["right"].kernel}
+    assert not [path for path in board.folder.glob("*/*") if path.name.startswith("20")]  # a run's rows
+    assert entries["right"].kernel not in ops.get("softmax").kernels
+
+
+@pytest.mark.slow
+def test_a_solution_of_a_task_through_the_pipeline(tmp_path: Path) -> None:
+    """A file in KernelBench's form becomes an op with a season, and its `ModelNew` a submission."""
+    task = ROOT / "tests" / "board" / "tasks" / "norm.py"
+    path, _ = write_extra(task, "their_norm", tmp_path / "tasks")
+    before = dict(REGISTERED)
+    try:
+        ops.load_file(path)
+        board = Board.make(tmp_path / "board")
+        (board.folder / "settings.json").write_text(json.dumps(SMALL))
+        open_season(board, "their_norm", "cpu", str(path))
+        solution = task.read_bytes().replace(b"class Model", b"class ModelNew")
+        answer = submit.submit(board, "their_norm", {"solution.py": solution}, "ada")
+        assert answer["verdict"] in ("ranked", "refused", "not_judged"), answer[
+            "message"
+        ]  # a busy machine may leave it unjudged
+        wrong = submit.submit(board, "their_norm", {"zeros.py": b"def their_norm(y, *rest):\n    y.zero_()\n"}, "ada")
+        assert wrong["verdict"] == "wrong"
+    finally:
+        REGISTERED.clear()
+        REGISTERED.update(before)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_no_exploit_gets_a_rank(tmp_path: Path) -> None:
+    """Exploits of tests/exploits as submissions, in one run with an honest one, whose row none of them harms."""
+    ops.get("hgemm")
+    board = Board.make(tmp_path / "board")
+    (board.folder / "settings.json").write_text(json.dumps(SMALL))
+    open_season(board, "hgemm", "cpu")
+    season, entries = find_open(board, "hgemm"), []
+    wrapper = "import sys\n\nsys.path.insert(0, {root!r})\nfrom tests.exploits.{name} import {name} as hgemm\n"
+    sources = {name: wrapper.format(root=str(ROOT), name=name) for name in EXPLOITS}
+    sources["honest"] = "from minfer.ops.hgemm import torch_matmul as hgemm\n"
+    for name, text in sources.items():
+        entry = make_entry(board, name, op="hgemm", kind="python", season=season.name, state="pending", text=text)
+        entries.append(dataclasses.replace(entry, files={f"{name}.py": entry.content}))
+    judged = judging.run(board, season, entries)
+    for entry in entries:
+        submit._note(board, season, entry, judged)
+    states = {entry.name: (entry.state, entry.result["message"]) for entry in entries}
+    assert all(states[name][0] != JUDGED for name in EXPLOITS), states
+    honest = judged.rows[entries[-1].kernel]
+    assert all(row["status"] in (*store.MEASURED, "error") for row in honest.values()), states
