@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from minfer.build import toolchain
 from minfer.functional.best import ladder, table
-from minfer.functional.preferred import PREFERRED
+from minfer.functional.preferred import PREFERRED, entries
 from minfer.ops import DTYPES, Kernel, Op, Ragged, get
 
 # The ops whose kernels the functions call.
@@ -21,7 +21,7 @@ OPS = (
 def choosable(name: str, arch: str) -> list[Kernel]:
     """The kernels of an op that `best` chooses for some shape on an architecture (`"sm_90a"`, or empty for the CPU), in the
     op's order; Triton's are among them. For each measurement, these are the fastest kernel and the next ones, up to the first
-    that supports every shape; and the kernels that are preferred at some shape."""
+    that supports every shape; the kernels that are preferred at some shape; and those that have an entry of their own."""
     op, found = get(name), set[str]()
     capability = divmod(toolchain.arch_number(arch), 10) if arch else None
     orders = [entry["kernels"] for entry in table().get(name, ()) if (entry["arch"] == "cpu") == (not arch)]
@@ -33,6 +33,7 @@ def choosable(name: str, arch: str) -> list[Kernel]:
         if all(able[each].requires for each in chosen):  # then a function may have to take one that was not measured
             chosen |= {kernel.name for kernel in _up_to_general([*able.values()][::-1])}
         found |= chosen | {each for each in able if (name, each) in PREFERRED}
+    found |= {kernel.name for kernel in entries(name, arch)}
     return [kernel for kernel in op.kernels.values() if kernel.name in found]
 
 

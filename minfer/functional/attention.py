@@ -21,6 +21,7 @@ def attention(
     causal: bool = False,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: Tensor | None = None,
     scale: float | None = None,
     cu_seqlens: Lengths | None = None,
     lengths: Lengths | None = None,
@@ -40,6 +41,8 @@ def attention(
         with more keys than queries, the queries follow a cached prefix.
     window: a query sees only keys less than `window` positions away, its own among them.
     softcap: scores become softcap * tanh(score / softcap).
+    sinks: float32 (heads,), a score without a value for each query head: it counts in the sum that divides, not in the
+        log-sum-exp. Three more launches scale out, which is then rounded twice.
     scale: 1 / sqrt(head_dim) unless given.
     return_lse: return also the log-sum-exp of each query's scores, float32 (batch, heads, seq_q), or (heads, tokens).
 
@@ -48,7 +51,7 @@ def attention(
     of bounds. Tensors may be parts of one projection: rows that start at multiples of 16 bytes are read in place, others are
     copied first. `best` picks the kernel, which is compiled at its first call. Works under `torch.compile`. It has no
     backward: raises RuntimeError where one would be recorded. Raises ValueError for arguments that do not fit."""
-    library.refuse_gradients("attention", q, k, v)
+    library.refuse_gradients("attention", q, k, v, sinks)
     if cu_seqlens is not None and lengths is not None:
         raise ValueError(
             "minfer.attention takes cu_seqlens, for packed sequences, or lengths, for padded ones, got both"
@@ -63,7 +66,7 @@ def attention(
             raise ValueError(f"minfer.attention takes a {name} above 0, or None, got {value}")
     of_q, of_kv = _pair(cu_seqlens if lengths is None else lengths)
     found: tuple[Tensor, Tensor] = _attention_op(
-        q, k, v, of_q, of_kv, causal, window or 0, softcap or 0.0, scale or 0.0, return_lse
+        q, k, v, of_q, of_kv, sinks, causal, window or 0, softcap or 0.0, scale or 0.0, return_lse
     )
     return found if return_lse else found[0]
 
@@ -78,13 +81,14 @@ def _attention(
     v: Tensor,
     q_seqlens: Tensor | None,
     kv_seqlens: Tensor | None,
+    sinks: Tensor | None,
     causal: bool,
     window: int,
     softcap: float,
     scale: float,
     return_lse: bool,
 ) -> tuple[Tensor, Tensor]:
-    out, lse = _fake(q, k, v, q_seqlens, kv_seqlens, causal, window, softcap, scale, return_lse)
+    out, lse = _fake(q, k, v, q_seqlens, kv_seqlens, sinks, causal, window, softcap, scale, return_lse)
     if not q.numel():
         return out, lse
     if not k.numel():
@@ -95,11 +99,14 @@ def _attention(
     longest = [
         -(-x.shape[-3] // batch) if packed else x.shape[1] for x in (q, k)
     ]  # about, where the host does not know
+    found = lse
+    if sinks is not None and not return_lse:
+        lse = q.new_empty((*q.shape[:-3], q.shape[-2], q.shape[-3]), dtype=torch.float32)
     heads, dim = q.shape[-2:]
     shape = {"batch": batch, "seq_q": longest[0], "seq_kv": longest[1]}
     shape |= {"heads": heads, "kv_heads": k.shape[-2], "head_dim": dim}
     params = {"layout": "packed" if packed else "padded", "lengths": "full" if q_seqlens is None else "halving"}
-    params["lse"] = "yes" if return_lse else "no"
+    params["lse"] = "yes" if lse.numel() else "no"
     if (
         call := "narrow"
         if window and softcap
@@ -117,7 +124,9 @@ def _attention(
     library.call(
         "prefill_attention", tensors, q.dtype, shape, params, causal=causal, window=window, softcap=softcap, scale=scale
     )
-    return out, lse
+    if sinks is not None:  # e^lse / (e^lse + e^sink) of what is without a sink
+        out.mul_((lse - sinks[:, None]).sigmoid_().transpose(-1, -2)[..., None])
+    return out, found
 
 
 def _fake(
@@ -126,19 +135,22 @@ def _fake(
     v: Tensor,
     q_seqlens: Tensor | None,
     kv_seqlens: Tensor | None,
+    sinks: Tensor | None,
     causal: bool,
     window: int,
     softcap: float,
     scale: float,
     return_lse: bool,
 ) -> tuple[Tensor, Tensor]:
-    _check(q, k, v, q_seqlens, kv_seqlens)
+    _check(q, k, v, q_seqlens, kv_seqlens, sinks)
     *batch, seq, heads, _ = q.shape
     sizes = (*batch, heads, seq) if return_lse else (0,)
     return q.new_empty(q.shape), q.new_empty(sizes, dtype=torch.float32)
 
 
-def _check(q: Tensor, k: Tensor, v: Tensor, q_seqlens: Tensor | None, kv_seqlens: Tensor | None) -> None:
+def _check(
+    q: Tensor, k: Tensor, v: Tensor, q_seqlens: Tensor | None, kv_seqlens: Tensor | None, sinks: Tensor | None
+) -> None:
     def refuse(takes: str, got: object) -> ValueError:
         return ValueError(f"minfer.attention takes {takes}, got {got}")
 
@@ -157,6 +169,10 @@ def _check(q: Tensor, k: Tensor, v: Tensor, q_seqlens: Tensor | None, kv_seqlens
         raise refuse(f"v of the shape of k, {tuple(k.shape)}", tuple(v.shape))
     if k.shape[-2] == 0 or q.shape[-2] % k.shape[-2]:
         raise refuse(f"k whose number of heads divides the {q.shape[-2]} of q", k.shape[-2])
+    if sinks is not None and (sinks.dtype != torch.float32 or sinks.shape != q.shape[-2:-1]):
+        raise refuse(f"sinks of float32 and the shape ({q.shape[-2]},)", f"{sinks.dtype}, {tuple(sinks.shape)}")
+    if sinks is not None and sinks.device != q.device:
+        raise refuse(f"sinks on the device of q, {q.device}", sinks.device)
     named = "cu_seqlens" if q.dim() == 3 else "lengths"
     if (q_seqlens is None) != (kv_seqlens is None) or (q.dim() == 3 and q_seqlens is None):
         raise refuse(f"{named} of both queries and keys", "None")
@@ -173,8 +189,8 @@ def _check(q: Tensor, k: Tensor, v: Tensor, q_seqlens: Tensor | None, kv_seqlens
 
 
 _attention_op = library.define(
-    "attention(Tensor q, Tensor k, Tensor v, Tensor? q_seqlens, Tensor? kv_seqlens, bool causal, SymInt window, float softcap, "
-    "float scale, bool return_lse) -> (Tensor, Tensor)",
+    "attention(Tensor q, Tensor k, Tensor v, Tensor? q_seqlens, Tensor? kv_seqlens, Tensor? sinks, bool causal, SymInt window, "
+    "float softcap, float scale, bool return_lse) -> (Tensor, Tensor)",
     _attention,
     _fake,
 )

@@ -22,6 +22,9 @@ def decode_attention(
     page_table: Tensor | None = None,
     scales: Tensor | None = None,
     scale: float | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
     check_pages: bool = False,
 ) -> Tensor:
     """softmax(scale q kᵀ) v of new tokens over a key-value cache that already has them, a new contiguous tensor of q's shape.
@@ -36,6 +39,9 @@ def decode_attention(
         behind a sequence's last page are not read.
     scales: float32 (2,), what keys and values of an fp8 cache are multiplied with.
     scale: 1 / sqrt(head_dim) unless given.
+    window: a query sees only keys less than `window` positions away, its own among them. Keys before it are not read.
+    softcap: scores become softcap * tanh(score / softcap).
+    sinks: float32 (heads,), a score without a value for each query head: it counts in the sum that divides.
     check_pages: raise ValueError for a page index out of range among those that are read, or a length that the caches do not
         have; this waits for the device. Without it, such values give a meaningless result, but nothing is read out of bounds.
 
@@ -43,13 +49,16 @@ def decode_attention(
     may be replayed after lengths, pages and their order have changed in place. `best` picks the kernel, which is compiled at
     its first call. Works under `torch.compile`. It has no backward: raises RuntimeError where one would be recorded. Raises
     ValueError for arguments that do not fit."""
-    library.refuse_gradients("decode_attention", q, k_cache, v_cache)
-    if scale is not None and not scale > 0:
-        raise ValueError(f"minfer.decode_attention takes a scale above 0, or None, got {scale}")
+    library.refuse_gradients("decode_attention", q, k_cache, v_cache, sinks)
+    for name, value in (("scale", scale), ("window", window), ("softcap", softcap)):
+        if value is not None and not value > 0:
+            raise ValueError(f"minfer.decode_attention takes a {name} above 0, or None, got {value}")
     if check_pages:
-        _check(q, k_cache, v_cache, lengths, page_table, scales)
+        _check(q, k_cache, v_cache, lengths, page_table, scales, sinks)
         check_pages_of("decode_attention", k_cache, lengths, page_table)
-    found: Tensor = _decode_attention_op(q, k_cache, v_cache, lengths, page_table, scales, scale or 0.0)
+    found: Tensor = _decode_attention_op(
+        q, k_cache, v_cache, lengths, page_table, scales, sinks, scale or 0.0, window or 0, softcap or 0.0
+    )
     return found
 
 
@@ -60,9 +69,12 @@ def _decode_attention(
     lengths: Tensor,
     page_table: Tensor | None,
     scales: Tensor | None,
+    sinks: Tensor | None,
     scale: float,
+    window: int,
+    softcap: float,
 ) -> Tensor:
-    out = _fake(q, k_cache, v_cache, lengths, page_table, scales, scale)
+    out = _fake(q, k_cache, v_cache, lengths, page_table, scales, sinks, scale, window, softcap)
     if not q.numel() or not k_cache.numel() or (page_table is not None and not page_table.numel()):
         return out.zero_()
     slots, kv_heads = k_cache.shape[1:3]
@@ -75,7 +87,12 @@ def _decode_attention(
     factors = q.new_empty(0, dtype=torch.float32) if scales is None else scales.contiguous()
     caches = map(library.readable, (k_cache, v_cache))
     tensors = (out, library.readable(q), lengths.contiguous(), table, *caches, factors)
-    library.call("decode_attention", tensors, q.dtype, shape, params, scale=scale)
+    if not window and not softcap and sinks is None:
+        library.call("decode_attention", tensors, q.dtype, shape, params, scale=scale)
+        return out
+    added = q.new_empty(0, dtype=torch.float32) if sinks is None else sinks.contiguous()
+    scalars = {"scale": scale, "window": window, "softcap": softcap}
+    library.call_entry("decode_attention", "scored", (*tensors, added), **scalars)
     return out
 
 
@@ -86,14 +103,23 @@ def _fake(
     lengths: Tensor,
     page_table: Tensor | None,
     scales: Tensor | None,
+    sinks: Tensor | None,
     scale: float,
+    window: int,
+    softcap: float,
 ) -> Tensor:
-    _check(q, k_cache, v_cache, lengths, page_table, scales)
+    _check(q, k_cache, v_cache, lengths, page_table, scales, sinks)
     return q.new_empty(q.shape)
 
 
 def _check(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, page_table: Tensor | None, scales: Tensor | None
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    lengths: Tensor,
+    page_table: Tensor | None,
+    scales: Tensor | None,
+    sinks: Tensor | None,
 ) -> None:
     def refuse(takes: str, got: object) -> ValueError:
         return ValueError(f"minfer.decode_attention takes {takes}, got {got}")
@@ -131,7 +157,10 @@ def _check(
             raise refuse("k_cache of pages of 16, 64 or 256 slots", k_cache.shape[1])
     if scales is not None and (scales.dtype != torch.float32 or scales.shape != (2,)):
         raise refuse("scales of float32 and the shape (2,)", f"{scales.dtype}, {tuple(scales.shape)}")
-    others = {"k_cache": k_cache, "v_cache": v_cache, "lengths": lengths, "page_table": page_table, "scales": scales}
+    if sinks is not None and (sinks.dtype != torch.float32 or sinks.shape != q.shape[2:3]):
+        raise refuse(f"sinks of float32 and the shape ({q.shape[2]},)", f"{sinks.dtype}, {tuple(sinks.shape)}")
+    others = {"k_cache": k_cache, "v_cache": v_cache, "lengths": lengths, "page_table": page_table}
+    others |= {"scales": scales, "sinks": sinks}
     for name, tensor in others.items():
         if tensor is not None and tensor.device != q.device:
             raise refuse(f"{name} on the device of q, {q.device}", tensor.device)
@@ -139,7 +168,7 @@ def _check(
 
 _decode_attention_op = library.define(
     "decode_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor lengths, Tensor? page_table, Tensor? scales, "
-    "float scale) -> Tensor",
+    "Tensor? sinks, float scale, SymInt window, float softcap) -> Tensor",
     _decode_attention,
     _fake,
 )

@@ -15,6 +15,7 @@ from minfer import build
 from minfer.build import toolchain
 from minfer.functional import prepared
 from minfer.functional.best import NONE, Words, best, chooser
+from minfer.functional.preferred import ENTRIES, entries
 from minfer.ops import get
 from minfer.ops.tensors import NAMES
 
@@ -120,6 +121,16 @@ def call(
     the problem."""
     device = prepared.recording.device or tensors[0].device
     kernel = _kernel(op, NAMES[dtype], tuple(params.items()), tuple(shape.items()), tuple(least.items()), device)
+    _launch(kernel, tensors, scalars)
+
+
+def call_entry(op: str, entry: str, tensors: tuple[torch.Tensor, ...], **scalars: Any) -> None:
+    """Call a torch op that a kernel of `op` registers besides its own, `<the kernel's>_<entry>`, for arguments that the op does
+    not state. `ENTRIES` says which kernels have it; the device's is called."""
+    _launch(_entry(op, entry, prepared.recording.device or tensors[0].device), tensors, scalars)
+
+
+def _launch(kernel: Callable[..., None], tensors: tuple[torch.Tensor, ...], scalars: dict[str, Any]) -> None:
     if prepared.recording.device:
         prepared.recording.calls.append((kernel, tensors, scalars))
         return
@@ -138,6 +149,7 @@ def note_choices() -> Choices:
 def forget() -> None:
     """Forget which kernels were chosen."""
     _kernel.cache_clear()
+    _entry.cache_clear()
     prepared.forget()
 
 
@@ -157,6 +169,15 @@ def _kernel(
         problem = " ".join([f"{axis}={size}" for axis, size in shape] + [dtype] + [value for _, value in params])
         print(f"minfer.{op} {problem}: {kernel}, {why}", file=sys.stderr)
     return build.function(get(op).kernels[kernel], arch, from_wheel=chosen is None)
+
+
+@cache
+def _entry(op: str, entry: str, device: torch.device) -> Callable[..., None]:
+    _, _, arch = _about(device)
+    kernel = next(kernel for kernel in entries(op, arch) if kernel.name in ENTRIES[op, entry])
+    build.function(kernel, arch, from_wheel=chosen is None)
+    found: Callable[..., None] = getattr(torch.ops.minfer, f"{kernel.symbol}_{entry}").default
+    return found
 
 
 @cache

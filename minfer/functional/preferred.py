@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
+from minfer.ops import Kernel, get
+
 
 def off_the_grid(shape: Mapping[str, int]) -> bool:
     """Whether v18_fitted is taken for a product: from 129 rows on, with n and k from 512 on, where v13_cooperative and
@@ -24,3 +26,14 @@ def off_the_grid(shape: Mapping[str, int]) -> bool:
 
 
 PREFERRED: Mapping[tuple[str, str], Callable[[Mapping[str, int]], bool]] = {("hgemm", "v18_fitted"): off_the_grid}
+
+# By op and entry: the kernels that have an entry of their own (`library.call_entry`).
+ENTRIES: Mapping[tuple[str, str], tuple[str, ...]] = {
+    ("decode_attention", "scored"): ("v05_scored", "cpu_scored"),
+}
+
+
+def entries(name: str, arch: str) -> list[Kernel]:
+    """The kernels of the op `name` that have entries and are for an architecture; for the CPU where it is empty."""
+    kernels = [get(name).kernels[each] for (op, _), some in ENTRIES.items() if op == name for each in some]
+    return [x for x in kernels if (x.backend == "cuda" and x.builds_for(arch) if arch else x.backend == "cpp")]

@@ -71,25 +71,23 @@ class Scores:
     scale: float
     softcap: float = 0.0
     window: int = 0
-    sinks: Tensor | None = None
+    sinks: Tensor | None = None  # fp32
+
+    def given(self) -> dict[str, Any]:
+        """The same, as `attention` and `decode_attention` take it."""
+        return vars(self) | {"softcap": self.softcap or None, "window": self.window or None}
 
 
-def has_kernel(q: Tensor, scores: Scores) -> bool:
-    return q.dtype in HALVES and q.shape[-1] in DIMS and scores.sinks is None
-
-
-def attend(q: Tensor, k: Tensor, v: Tensor, scores: Scores, **lengths: Any) -> Tensor:
-    """`attention` with these scores, causal; lengths are `cu_seqlens` or `lengths`."""
-    window, softcap = scores.window or None, scores.softcap or None
-    found = attention(q, k, v, causal=True, scale=scores.scale, window=window, softcap=softcap, **lengths)
-    assert isinstance(found, Tensor)
-    return found
+def has_kernel(q: Tensor) -> bool:
+    return q.dtype in HALVES and q.shape[-1] in DIMS
 
 
 def prefill(q: Tensor, k: Tensor, v: Tensor, batch: Batch, scores: Scores) -> Tensor:
     """Attention of the batch's longer pieces, (tokens, heads, dim), over all keys that they see, packed."""
-    if has_kernel(q, scores):
-        return attend(q, k, v, scores, cu_seqlens=(batch.of_q, batch.of_kv))
+    if has_kernel(q):
+        found = attention(q, k, v, causal=True, cu_seqlens=(batch.of_q, batch.of_kv), **scores.given())
+        assert isinstance(found, Tensor)
+        return found
     queries, keys = map(list, zip(*batch.spans, strict=True))
     made = []
     for one_q, one_k, one_v in zip(q.split(queries), k.split(keys), v.split(keys), strict=True):
@@ -100,30 +98,13 @@ def prefill(q: Tensor, k: Tensor, v: Tensor, batch: Batch, scores: Scores) -> Te
 
 def decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch, scores: Scores) -> Tensor:
     """Attention of the batch's pieces of one token, (sequences, heads, dim), over their pages."""
-    q, page, kernel = q[:, None], k_cache.shape[1], has_kernel(q, scores)
-    is_narrow = 0 < scores.window < batch.table.shape[1] * page  # else no key is outside of the window
-    if kernel and page in PAGES and not is_narrow and not scores.softcap:
-        found = decode_attention(
-            q, k_cache, v_cache, batch.lengths, page_table=batch.table, scale=scores.scale
-        )  # fmt: skip
-        return found[:, 0]
-    # decode_attention has no window and no cap: copy the keys that the queries may see, and treat the step as a short prefill.
-    table, lengths = pages_seen(batch, page, scores.window)
-    k, v = (cache[table].flatten(1, 2) for cache in (k_cache, v_cache))
-    if not kernel:
-        return plain.attention(q, k, v, lengths, **vars(scores))[:, 0]
-    return attend(q, k, v, scores, lengths=(torch.ones_like(lengths), lengths))[:, 0]
-
-
-def pages_seen(batch: Batch, page: int, window: int) -> tuple[Tensor, Tensor]:
-    """The pages of each sequence that have keys within the window, int64, and the number of keys in these pages."""
-    table, lengths = batch.table.long(), batch.lengths
-    width = (window - 1) // page + 2  # a window may begin and end within a page
-    if not window or width >= table.shape[1]:
-        return table, lengths
-    first = (lengths - window).clamp(min=0) // page
-    places = first[:, None] + torch.arange(width, device=table.device)
-    return table.gather(1, places.clamp(max=table.shape[1] - 1)), lengths - first * page
+    q = q[:, None]
+    if has_kernel(q) and k_cache.shape[1] in PAGES:
+        found = decode_attention(q, k_cache, v_cache, batch.lengths, page_table=batch.table, **scores.given())
+    else:
+        k, v = (cache[batch.table.long()].flatten(1, 2) for cache in (k_cache, v_cache))
+        found = plain.attention(q, k, v, batch.lengths, **vars(scores))
+    return found[:, 0]
 
 
 @dataclass

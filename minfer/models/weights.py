@@ -139,7 +139,7 @@ class _Builder:
         c = self.config
         names = [f"{at}.{part}_proj" for part in "qkv"]
         rows = [heads * c.head_dim for heads in (c.heads, c.kv_heads, c.kv_heads)]
-        sinks = self.tensor(f"{at}.sinks", c.heads) if c.sinks else None
+        sinks = self.tensor(f"{at}.sinks", c.heads).float() if c.sinks else None
         q_norm, k_norm = (self.norm(f"{at}.{name}", c.head_dim) if c.qk_norm else None for name in ("q_norm", "k_norm"))
         return Attention(
             self.linear(names, rows, c.hidden, c.qkv_bias),

@@ -173,8 +173,9 @@ def rope_(q: Tensor, k: Tensor, **others: Any) -> Any:
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, window: int | None, softcap: float | None
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, window: int | None, softcap: float | None,
+    sinks: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Of one sequence: (tokens, heads, head_dim)."""
     k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
     scores = torch.einsum("qhd,khd->hqk", q, k) * scale
@@ -186,16 +187,20 @@ def attend(
         hidden |= at > 0
     if window:
         hidden |= at.abs() >= window
-    weights = scores.masked_fill(hidden, -torch.inf).softmax(-1).nan_to_num(0)
+    scores = scores.masked_fill(hidden, -torch.inf)
+    if sinks is not None:
+        scores = torch.cat((scores, sinks[:, None, None].expand(-1, len(q), 1)), -1)
+    weights = scores.softmax(-1).nan_to_num(0)[..., : len(k)]
     return torch.einsum("hqk,khd->qhd", weights, v)
 
 
 def attention(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int | None, softcap: float | None,
     lengths: tuple[Tensor, Tensor] | None = None, cu_seqlens: tuple[Tensor, Tensor] | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     found = torch.zeros_like(q)
-    options = (causal, q.shape[-1] ** -0.5, window, softcap)
+    options = (causal, q.shape[-1] ** -0.5, window, softcap, sinks)
     if cu_seqlens is not None:
         for (a, b), (c, d) in zip(*(itertools.pairwise(x.tolist()) for x in cu_seqlens), strict=True):
             found[a:b] = attend(q[a:b], k[c:d], v[c:d], *options)
@@ -219,6 +224,7 @@ def draw_attention(at: Draw) -> Drawn:
         given["cu_seqlens"] = tuple(torch.tensor(each).int() for each in ends)
         lead = [(each[-1],) for each in ends]
     given |= {"q": at.floats(dtype, *lead[0], heads, dim)}
+    given["sinks"] = at.choice(None, None, at.floats(torch.float32, heads) * 3)
     return given | {name: at.floats(dtype, *lead[1], kv_heads, dim) for name in ("k", "v")}, attention
 
 
@@ -229,6 +235,9 @@ def decode(
     lengths: Tensor,
     page_table: Tensor | None = None,
     scale: float | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     found, new = torch.zeros_like(q), q.shape[1]
     if page_table is not None:
@@ -236,7 +245,8 @@ def decode(
     for b, length in enumerate(lengths.tolist()):
         for i in range(max(0, new - length), new):
             k, v = (x[b, : length - new + i + 1] for x in (k_cache, v_cache))
-            found[b, i : i + 1] = attend(q[b, i : i + 1], k, v, False, scale or q.shape[-1] ** -0.5, None, None)
+            options = (True, scale or q.shape[-1] ** -0.5, window, softcap, sinks)
+            found[b, i : i + 1] = attend(q[b, i : i + 1], k, v, *options)
     return found
 
 
@@ -256,6 +266,9 @@ def draw_decode(at: Draw) -> Drawn:
     kv_heads = at.choice(*[n for n in (1, 2, 4) if heads % n == 0])
     lead, given = draw_cache(at, batch, at.choice(16, 64))
     given["q"] = at.floats(dtype, batch, at.choice(1, 1, 2, 3), heads, dim)
+    if at.choice(True, False):
+        given |= {"window": at.choice(None, 1, 3, 7, 40), "softcap": at.choice(None, 0.5)}
+        given["sinks"] = at.choice(None, at.floats(torch.float32, heads) * 3)
     return given | {name: at.floats(dtype, *lead, kv_heads, dim) for name in ("k_cache", "v_cache")}, decode
 
 

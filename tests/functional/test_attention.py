@@ -254,7 +254,7 @@ def test_nothing_to_do():
 def test_it_is_an_op_like_pytorchs_own():
     q, k = random(2, 5, 4, 64), random(2, 7, 2, 64)
     two = torch.tensor([5, 3], dtype=torch.int32)
-    arguments = (q, k, k, two, two, True, 0, 0.0, 0.0, True)
+    arguments = (q, k, k, two, two, torch.zeros(4), True, 0, 0.0, 0.0, True)
     torch.library.opcheck(torch.ops.minfer.attention.default, arguments)
     compiled = torch.compile(lambda *x: attention(*x, causal=True), backend="aot_eager", fullgraph=True, dynamic=True)
     for keys in (7, 8):

@@ -115,7 +115,8 @@ def test_lengths_and_pages_that_contradict_the_tensors_read_nothing_outside():
 def test_it_is_an_op_like_pytorchs_own():
     q, _rows, caches, table = paged([30, 9], 1, 2, 1, 64, 16)
     lengths = torch.tensor([30, 9], dtype=torch.int32)
-    torch.library.opcheck(torch.ops.minfer.decode_attention.default, (q, *caches, lengths, table, None, 0.0))
+    arguments = (q, *caches, lengths, table, None, torch.zeros(2), 0.0, 7, 3.0)
+    torch.library.opcheck(torch.ops.minfer.decode_attention.default, arguments)
     compiled_one = torch.compile(lambda *x: decode_attention(*x), backend="aot_eager", fullgraph=True)
     k = torch.randn(2, 30, 1, 64).half()
     assert torch.equal(compiled_one(q, k, k, lengths), decode_attention(q, k, k, lengths))
@@ -138,6 +139,13 @@ def test_mistakes_are_a_sentence_each():
         ((q, k, v, lengths), {"page_table": table[:1]}, r"page_table of int32 and the shape \(2, pages\), got .*"),
         ((q, k[:, :8], v[:, :8], lengths), {"page_table": table}, "k_cache of pages of 16, 64 or 256 slots, got 8"),
         ((q, k, v, lengths), {"scale": 0.0}, "a scale above 0, or None, got 0.0"),
+        ((q, k, v, lengths), {"window": -1}, "a window above 0, or None, got -1"),
+        ((q, k, v, lengths), {"softcap": 0.0}, "a softcap above 0, or None, got 0.0"),
+        (
+            (q, k, v, lengths),
+            {"page_table": table, "sinks": scales},
+            r"sinks of float32 and the shape \(4,\), got torch.float32, \(2,\)",
+        ),
         (
             (q, k, v, lengths),
             {"page_table": table + 100, "check_pages": True},

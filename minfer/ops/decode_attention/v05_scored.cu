@@ -1,0 +1,81 @@
+// v05_scored: v03's mainloop and split with a window of keys, a soft cap and sinks. It is called only where one of them is given.
+// Idea: a sequence's units of 16 keys begin with the first that the window reaches, so that keys before it are neither copied
+// nor looked up in the page table; a launch has blocks for as many keys as a window has. A sink is a score without a value: it
+// joins the sum of exponentials once, when all parts of a row are added.
+// Expected: v03's time for as many keys as are seen, and with a soft cap a tanh for each score, which memory hides.
+#include "cuda/counters.cuh"
+#include "scored.cuh"
+
+namespace minfer {
+
+constexpr int kLeast = 128;  // keys of a part: two units a warp
+
+template <typename Shape>
+__global__ void __launch_bounds__(Shape::kThreads, Shape::kResident)
+    scored(Decode<typename Shape::T, typename Shape::KV> p, const Scoring scoring, Parts parts, int splits, int stream) {
+  extern __shared__ __align__(128) unsigned char shared[];
+  __shared__ float2 stats[Shape::kWarps][Shape::kRows];
+  const int tiles = (p.rows() + Shape::kRows - 1) / Shape::kRows;
+  const int number = blockIdx.z, item = blockIdx.z * gridDim.y + blockIdx.y;
+  const int kv_head = blockIdx.y / tiles, row0 = blockIdx.y % tiles * Shape::kRows;
+  ScoredWarp<Shape> warp(p, scoring, shared);
+  warp.load_q(number, kv_head, row0);
+  const int keys = p.keys(number), front = warp.first_key(p, scoring, keys) / kUnit;  //@ front
+  const int units = (keys + kUnit - 1) / kUnit, each = (units - front + splits - 1) / splits;
+  const int begin = min(front + int(blockIdx.x) * each, units);
+  const Piece piece{number, kv_head, row0, keys, begin, min(begin + each, units)};
+  warp.start(piece);
+  warp.run(piece);
+  const int rows = min(Shape::kRows, p.rows() - row0);
+  warp.leave(shared, stats[threadIdx.x / 32], rows);
+  const int first = item * splits;
+  const auto store = [&](int row, int column, const Merged& all) {
+    const int head = kv_head * p.group() + (row0 + row) % p.group();
+    store_out(p, number, kv_head, row0 + row, column, divided(all, scoring, head, p.scale_of_v()));  //@ sink
+  };
+  add_warps<Shape>(shared, stats, rows, [&](int row, int column, const Merged& all) {
+    if (splits == 1) return store(row, column, all);
+    parts.sums_at(first + blockIdx.x, row, column) = all.sums;
+    if (column == 0) parts.stats_at(first + blockIdx.x, row) = {all.base, all.total};
+  });
+  if (splits == 1 || !is_last(&arrivals[stream][item], splits)) return;
+  constexpr int kPieces = Shape::kDim / 4;
+  for (int i = threadIdx.x; i < rows * kPieces; i += Shape::kThreads) {
+    const int row = i / kPieces, column = i % kPieces * 4;
+    store(row, column, merge_parts<Shape::kBatch>(parts, row, column, splits, [=](int part) { return first + part; }));
+  }
+}
+
+template <typename Shape, typename T, typename KV>
+void launch_shape(const Decode<T, KV>& p, const Scoring& scoring, int most, int tiles, int64_t items) {
+  const int splits = items > kMostTeams ? 1 : split_count(items, Shape::kResident * multiprocessors(), most, kLeast);
+  STD_TORCH_CHECK(p.batch <= 65535 && p.kv_heads * tiles <= 65535 && items * splits < INT_MAX,
+                  "decode_attention: more sequences and heads than a launch has blocks");
+  const int rows = std::min(Shape::kRows, p.rows());
+  const Tensor memory = scratch_words(splits > 1 ? Parts::words(items * splits, rows, Shape::kDim) : 0);
+  const Parts parts = Parts::at(memory.mutable_data_ptr(), items * splits, rows, Shape::kDim);
+  allow_shared(scored<Shape>, Shape::kBytes);
+  scored<Shape><<<dim3(splits, p.kv_heads * tiles, p.batch), Shape::kThreads, Shape::kBytes, p.stream>>>(
+      p, scoring, parts, splits, splits > 1 ? number_of(p.stream) : 0);
+}
+
+template <typename T, typename KV>
+void launch(const Decode<T, KV>& p, const Scoring& scoring) {
+  // The most keys that one sequence's queries see; where no window begins within a unit, one unit more.
+  const int64_t wide = int64_t(scoring.window) + p.new_tokens + kUnit;
+  const int most = scoring.window > 0 && wide < p.most ? static_cast<int>(wide) : p.most;
+  for_shape(p, [&]<typename Shape>() {
+    const int tiles = (p.rows() + Shape::kRows - 1) / Shape::kRows;
+    const int64_t items = int64_t(p.batch) * p.kv_heads * tiles;
+    if constexpr (kMostShared >= Shape::Whole::kBytes + (4 << 10)) {
+      const int64_t splits = multiprocessors() / items;  // as in v03
+      if (splits > 0 && most / splits >= 2 * kUnit * Shape::Whole::kWarps)
+        return launch_shape<typename Shape::Whole>(p, scoring, most, tiles, items);
+    }
+    launch_shape<Shape>(p, scoring, most, tiles, items);
+  });
+}
+
+}  // namespace minfer
+
+MINFER_SCORED_DECODE(decode_attention_v05_scored, minfer::launch)
