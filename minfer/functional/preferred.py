@@ -31,7 +31,7 @@ def one_wave(shape: Mapping[str, int]) -> bool:
 def off_the_grid(shape: Mapping[str, int]) -> bool:
     """Whether v18_fitted is taken for a product: where n is no multiple of 8, which no other fast kernel takes; and from 129
     rows on, where v13_cooperative and v14_stream_k would put less than 0.88 of the work of the multiprocessors into elements of
-    the product.
+    the product, or up to 1024 rows less than 0.96. There the nearest measured shape often names a kernel for fewer rows.
 
     A pair of multiprocessors multiplies a tile of 256 x 256. v14_stream_k divides the tiles that are left after the first wave,
     which costs about a tenth."""
@@ -43,7 +43,7 @@ def off_the_grid(shape: Mapping[str, int]) -> bool:
     tiles = math.ceil(m / 256) * math.ceil(n / 256)
     waves = tiles / (MULTIPROCESSORS // 2)
     busy = max(waves / math.ceil(waves), 0.9 if waves > 1 else 0)
-    return m > 128 and m * n / (tiles * 256 * 256) * busy < 0.88
+    return m > 128 and m * n / (tiles * 256 * 256) * busy < (0.96 if m <= 1024 else 0.88)
 
 
 # By op and kernel. The first whose rule holds is taken, in the order of the op's kernels.
