@@ -163,7 +163,23 @@ BROKEN: dict[str, tuple[str, dict[str, Edit], str]] = {
     ),
     "partial sums over stages that are read": ("hgemm-v18_fitted", {"all_read": ""}, "changed while wgmma read it"),
     "others' partial sums read too early": ("hgemm-v18_fitted", {"partial_there": ""}, "wait for ever"),
-    "columns of a unit at each other's place": ("hgemm-v18_fitted", {"place_in_unit": ("lane / 8 % 2", "0")}, WRONG),
+    "columns of a unit at each other's place": (
+        "hgemm-v18_fitted",
+        {"place_in_unit": ("piece ^ to / 4 % 2", "to / 4 % 2")},
+        WRONG,
+    ),
+    "a box not swizzled": (
+        "hgemm-v18_fitted",
+        {"place_in_box": ("warp % 4 * 2 + piece ^ lane % 8", "warp % 4 * 2 + piece")},
+        WRONG,
+    ),
+    "a box read before all of its columns are there": ("hgemm-v18_fitted", {"box_there": ""}, WRONG),
+    "pairs of columns at odd places": (
+        "hgemm-v18_fitted",
+        {"odd_row": ("2 * lane + odd", "2 * lane")},
+        "misaligned access",
+    ),
+    "rows of B not swizzled": ("hgemm-v18_fitted", {"place_of_word": ("i % 8", "0")}, WRONG),
     "steps of a slab as of rows": ("hgemm-v18_fitted", {"of_slab": ("(Of::kTN ? 2 : 128)", "2")}, WRONG),
     "a stage of a lone block, released while products read it": (
         "hgemm-v17_one_wave",

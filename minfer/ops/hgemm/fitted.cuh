@@ -1,10 +1,11 @@
 // A kernel for tiles of many heights, with the operands of wgmma swapped: the 64 rows of an instruction are columns of B, and
-// its columns are rows of A. So the height of a tile may be any multiple of 16.
+// its columns are rows of A. So the height of a tile may be any multiple of 8.
 #pragma once
 
 #include "cuda/cluster.cuh"
+#include "cuda/named_barrier.cuh"
 #include "cuda/wgmma_by_columns.cuh"
-#include "warpgroup_tile.cuh"
+#include "fitted_anywhere.cuh"
 
 namespace minfer {
 
@@ -14,23 +15,32 @@ constexpr int kTwice = 2048;  // rows of the product that a group of `grouped` h
 constexpr int kUnit = 16 * 16;  // elements that a warp stores at once: 16 rows and 16 columns of the product
 
 // Tiles of kM rows and kN columns of the product. Each of two warpgroups has half of the columns, or half of the rows if kN is
-// no multiple of 128: kWide times 64 columns, and kHigh rows.
-template <typename T_, Layout kLayout_, int kM_, int kN_>
+// no multiple of 128: kWide times 64 columns, and kHigh rows. With kAnywhere rows of the product, and of B in NN, may start
+// anywhere (fitted_anywhere.cuh); a pair's tiles are then side by side.
+template <typename T_, Layout kLayout_, int kM_, int kN_, bool kAnywhere_ = false>
 struct Fitted {
   using T = T_;
   static constexpr Layout kLayout = kLayout_;
   static constexpr int kM = kM_, kN = kN_;
+  static constexpr bool kAnywhere = kAnywhere_;
+  static constexpr bool kPlain = kAnywhere && kLayout == Layout::NN;  // ordinary loads copy B
   static constexpr bool kTN = kLayout == Layout::TN, kSplitsColumns = kN % 128 == 0;
   static constexpr int kWide = kN / 64 / (kSplitsColumns ? kConsumers : 1), kHigh = kM / (kSplitsColumns ? 1 : kConsumers);
-  static_assert(kN % 64 == 0 && kHigh % 16 == 0 && kM <= 256 && kN <= 256);
+  static_assert(kN % 64 == 0 && kHigh % 8 == 0 && kM <= 256 && kN <= 256);
 
   // A stage in shared memory has 64 values of k, of the columns of B and of the rows of A, in the 128-byte swizzle. B is stored
   // as [n][k] in TN, and in NN as slabs of 64 columns, [k][64] each. A is stored as [m][k].
   static constexpr int kB = kN * kBlockK, kElements = kB + kM * kBlockK, kStageBytes = kElements * sizeof(T);
+  // Rows of A are copied in two halves, which have eight in common if these rows are an odd number of eights.
+  static constexpr int kHalf = (kM / 2 + 7) / 8 * 8, kCopiedBytes = ((kPlain ? 0 : kB) + 2 * kHalf * kBlockK) * sizeof(T);
   static constexpr int kUnits = 2;  // for which a warp has shared memory: it writes one while lanes still read the other
-  static constexpr int kUnitBytes = kConsumers * 4 * kUnits * kUnit * sizeof(T);
-  static constexpr int kStages = std::min(8, int(((227 << 10) - kUnitBytes) / (kStageBytes + 2 * sizeof(uint64_t))));
-  static constexpr int kBytes = kStages * (kStageBytes + 2 * sizeof(uint64_t)) + kUnitBytes;
+  static constexpr int kOut = kConsumers * (kAnywhere ? 2 * kBox : 4 * kUnits * kUnit), kOutBytes = kOut * sizeof(T);
+  static constexpr int kStages = std::min(8, int(((227 << 10) - kOutBytes) / (kStageBytes + 2 * sizeof(uint64_t))));
+  static constexpr int kBytes = kStages * (kStageBytes + 2 * sizeof(uint64_t)) + kOutBytes;
+  // Sums of a thread that are stored at once, in so many rows. If the height is no multiple of these, the last two have rows in
+  // common.
+  static constexpr int kAtOnce = kAnywhere ? 16 : 8, kRowsAtOnce = 2 * kAtOnce;
+  static constexpr int kDown = (kHigh + kRowsAtOnce - 1) / kRowsAtOnce, kLast = kHigh - kRowsAtOnce;
   static constexpr bool kSplits = kM * kN * sizeof(float) <= kStages * kStageBytes;  // partial sums fit the stages' memory
 
   // Starts the copies of half number `half` of B, or of A. `load` calls one of TMA's functions, with the arguments that are not
@@ -47,14 +57,15 @@ struct Fitted {
   }
   template <typename Load>
   __device__ static void load_a(T* stage, int row, int k, int half, Load load) {
-    load(stage + kB + half * (kM / 2) * kBlockK, k, row + half * (kM / 2));
+    load(stage + kB + half * (kM - kHalf) * kBlockK, k, row + half * (kM - kHalf));
   }
 };
 
 // How a launch divides a product.
 struct Division {
-  int parts;    // of k: each pair of blocks has one
-  bool beside;  // a pair's tiles are side by side and share the rows of A; else they share the columns of B
+  int halvings;  // of k, which so has 1, 2 or 4 parts: each pair of blocks has one
+  bool beside;   // a pair's tiles are side by side and share the rows of A; else they share the columns of B
+  int down, across;  // pairs of tiles of the product
 };
 
 template <typename Of>
@@ -63,87 +74,108 @@ __global__ void __launch_bounds__(kThreads, 1)
   using T = typename Of::T;
   extern __shared__ __align__(1024) unsigned char shared[];
   T* stages = reinterpret_cast<T*>(shared);
-  T* units = stages + Of::kStages * Of::kElements;
-  uint64_t* full = reinterpret_cast<uint64_t*>(units + kConsumers * 4 * Of::kUnits * kUnit);
+  T* out = stages + Of::kStages * Of::kElements;
+  uint64_t* full = reinterpret_cast<uint64_t*>(out + Of::kOut);
   uint64_t* empty = full + Of::kStages;  // of both blocks of a pair
-  const int rank = cluster_rank(), side = rank % kPair, part = rank / kPair, parts = division.parts;
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < Of::kStages; ++stage)
-      barrier_init(full + stage, 1), barrier_init(empty + stage, kPair * kConsumers * 4);
-    tma_prefetch(maps.a), tma_prefetch(maps.b);
+      barrier_init(full + stage, Of::kPlain ? 1 + 4 : 1), barrier_init(empty + stage, kPair * kConsumers * 4);
+    tma_prefetch(maps.a);
+    if (!Of::kPlain) tma_prefetch(maps.b);
   }
   barrier_init_fence();
   cluster_sync_relaxed();
 
+  const int halvings = division.halvings, parts = 1 << halvings, blocks = kPair * parts;
+  const int rank = cluster_rank(), side = rank % kPair, part = rank / kPair;
   const bool beside = division.beside;
-  const int all = (g.k + kBlockK - 1) / kBlockK, begin = int64_t(all) * part / parts, end = int64_t(all) * (part + 1) / parts;
+  const int all = (g.k + kBlockK - 1) / kBlockK, begin = all * part >> halvings, end = all * (part + 1) >> halvings;
   const int high = beside ? Of::kM : Of::kM * kPair, wide = beside ? Of::kN * kPair : Of::kN;
-  const int down = (g.m + high - 1) / high, across = (g.n + wide - 1) / wide;
-  const int blocks = kPair * parts, clusters = gridDim.x / blocks, warpgroup = warpgroup_index();
+  const int clusters = gridDim.x / blocks, warpgroup = warpgroup_index();
   const auto for_tiles = [&](auto f) {
     bool backwards = false;  // every other tile, which so begins with operands that the L2 still has
-    for (int tile = blockIdx.x / blocks; tile < down * across; tile += clusters, backwards = !backwards) {
-      const int2 place = grouped(max(1, kTwice / high), tile, down, across);
+    for (int tile = blockIdx.x / blocks; tile < division.down * division.across; tile += clusters, backwards = !backwards) {
+      const int2 place = grouped(max(1, kTwice / high), tile, division.down, division.across);
       f(place.x * high + (beside ? 0 : side * Of::kM), place.y * wide + (beside ? side * Of::kN : 0), backwards);
     }
   };
 
   Ring<Of::kStages> ring;
   if (warpgroup == kConsumers) {
-    registers_down<40>();
-    if (threadIdx.x == kConsumers * 128)
-      for_tiles([&](int row, int col, bool backwards) {
+    if constexpr (!Of::kPlain) registers_down<40>();
+    for_tiles([&](int row, int col, bool backwards) {
 #pragma unroll 1  // not unrolled: a cold kernel loads its instructions from memory
-        for (int step = begin; step < end; ++step, ring.advance()) {
-          barrier_wait(empty + ring.stage, ring.parity ^ 1);
-          T* stage = stages + ring.stage * Of::kElements;
-          uint64_t* filled = full + ring.stage;
-          const int k = (backwards ? begin + end - 1 - step : step) * kBlockK, both = 3 << rank - side;  //@ to_both
-          barrier_expect(filled, Of::kStageBytes);
-          const auto own_a = [&](T* box, int x, int y) { tma_load(box, maps.a, filled, x, y); };
-          const auto own_b = [&](T* box, int x, int y) { tma_load(box, maps.b, filled, x, y); };
-          const auto both_a = [&](T* box, int x, int y) { tma_load_multicast(box, maps.a, filled, x, y, both); };
-          const auto both_b = [&](T* box, int x, int y) { tma_load_multicast(box, maps.b, filled, x, y, both); };
-          if (beside) {
+      for (int step = begin; step < end && (Of::kPlain || threadIdx.x == kConsumers * 128); ++step, ring.advance()) {
+        barrier_wait(empty + ring.stage, ring.parity ^ 1);
+        T* stage = stages + ring.stage * Of::kElements;
+        uint64_t* filled = full + ring.stage;
+        const int k = (backwards ? begin + end - 1 - step : step) * kBlockK, both = 3 << rank - side;  //@ to_both
+        const auto own_a = [&](T* box, int x, int y) { tma_load(box, maps.a, filled, x, y); };
+        const auto own_b = [&](T* box, int x, int y) { tma_load(box, maps.b, filled, x, y); };
+        const auto both_a = [&](T* box, int x, int y) { tma_load_multicast(box, maps.a, filled, x, y, both); };
+        const auto both_b = [&](T* box, int x, int y) { tma_load_multicast(box, maps.b, filled, x, y, both); };
+        if (threadIdx.x == kConsumers * 128) {
+          barrier_expect(filled, Of::kCopiedBytes);
+          if (Of::kAnywhere || beside) {
             Of::load_a(stage, row, k, side, both_a);
-            Of::load_b(stage, col, k, 0, own_b), Of::load_b(stage, col, k, 1, own_b);
+            if constexpr (!Of::kPlain) Of::load_b(stage, col, k, 0, own_b), Of::load_b(stage, col, k, 1, own_b);
           } else {
             Of::load_b(stage, col, k, side, both_b);
             Of::load_a(stage, row, k, 0, own_a), Of::load_a(stage, row, k, 1, own_a);
           }
         }
-      });
+        if constexpr (Of::kPlain) {
+          copy_plain<Of>(g, stage, col, k);
+          fence_async();  // wgmma reads what was written
+          __syncwarp();
+          if (threadIdx.x % 32 == 0) barrier_arrive(filled);
+        }
+      }
+    });
     __syncwarp();
     if (parts > 1) cluster_sync();
   } else {
-    registers_up<232>();
+    if constexpr (!Of::kPlain) registers_up<232>();
     const int row_of_group = Of::kSplitsColumns ? 0 : warpgroup * Of::kHigh;
     const int col_of_group = Of::kSplitsColumns ? warpgroup * Of::kWide * 64 : 0;
     // Element i of sums[w] is in column 64 w + 16 warp + lane / 4, plus 8 for i % 4 >= 2, and in row 8 (i / 4) + 2 (lane % 4)
     // + i % 2 of the warpgroup's. So eight consecutive elements are a unit of 16 rows.
     alignas(16) float sums[Of::kWide][Of::kHigh / 2];
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, col_of_warp = col_of_group + warp % 4 * 16;
-    T* mine = units + warp * Of::kUnits * kUnit;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    T* mine = out + (Of::kAnywhere ? warpgroup * 2 * kBox : warp * Of::kUnits * kUnit);
     int stored = 0;
 
-    // Stores a unit, which begins at `row` and `col`.
-    const auto store = [&](float (&x)[8], int row, int col) {
-      uint32_t bits[4];
+    // Stores a unit of the warp's sums: 16 rows from `row` on, and 16 of the 64 columns from `col` on. With kAnywhere the warps of
+    // a warpgroup store a box together: 32 rows, and all of these columns.
+    const auto store = [&](const float(&x)[Of::kAtOnce], int row, int col) {
+      T* unit = mine + stored++ % 2 * (Of::kAnywhere ? kBox : kUnit);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const Pair<T> pair{T(x[2 * i]), T(x[2 * i + 1])};
-        memcpy(&bits[i], &pair, 4);
+      for (int half = 0; half < Of::kAtOnce / 8; ++half) {
+        uint32_t bits[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const Pair<T> pair{T(x[half * 8 + 2 * i]), T(x[half * 8 + 2 * i + 1])};
+          memcpy(&bits[i], &pair, 4);
+        }
+        const int to = half * 16 + lane % 8 + lane / 16 * 8, piece = lane / 8 % 2;
+        if constexpr (Of::kAnywhere) {  // rows of 128 bytes, in the 128-byte swizzle
+          stmatrix_x4_transposed(unit + to * 64 + (warp % 4 * 2 + piece ^ lane % 8) * 8, bits);  //@ place_in_box
+        } else {
+          // In shared memory a row is two pieces of 16 bytes. They are swapped in every other group of four rows, which avoids
+          // bank conflicts.
+          stmatrix_x4_transposed(unit + to * 16 + (piece ^ to / 4 % 2) * 8, bits);  //@ place_in_unit
+        }
       }
-      // In shared memory a row is two pieces of 16 bytes. They are swapped in every other group of four rows, which avoids bank
-      // conflicts.
-      T* unit = mine + stored++ % Of::kUnits * kUnit;
-      const int to = lane % 8 + lane / 16 * 8, from = lane / 2;
-      stmatrix_x4_transposed(unit + to * 16 + (lane / 8 % 2 ^ to / 4 % 2) * 8, bits);  //@ place_in_unit
-      __syncwarp();
-      const int down = row + from, across = col + lane % 2 * 8;
-      if (down < g.m && across < g.n)
-        *reinterpret_cast<uint4*>(g.c + down * g.ldc + across) =
-            *reinterpret_cast<const uint4*>(unit + from * 16 + (lane % 2 ^ from / 4 % 2) * 8);
+      if constexpr (Of::kAnywhere) {
+        named_barrier_sync(2 + warpgroup, 128);  // the other box is read, too: its readers have come here  //@ box_there
+        store_anywhere(g, unit, row, col);
+      } else {
+        __syncwarp();
+        const int from = lane / 2, down = row + from, across = col + warp % 4 * 16 + lane % 2 * 8;
+        if (down < g.m && across < g.n)
+          *reinterpret_cast<uint4*>(g.c + down * g.ldc + across) =
+              *reinterpret_cast<const uint4*>(unit + from * 16 + (lane % 2 ^ from / 4 % 2) * 8);
+      }
     };
     const auto release = [&](int stage) {  // to the producers of both blocks
       if (lane < kPair) barrier_arrive_at(empty + stage, rank - side + lane);
@@ -171,16 +203,18 @@ __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
       for (int w = 0; w < Of::kWide; ++w)
 #pragma unroll
-        for (int i = 0, at = row + row_of_group; i < Of::kHigh / 16; ++i, at += 16) {
+        for (int i = 0; i < Of::kDown; ++i) {
+          const int down = min(i * Of::kRowsAtOnce, Of::kLast);
+          int at = row + row_of_group + down;
           asm volatile("" : "+r"(at));  // one address at a time: all of them would need more registers than there are
-          store(reinterpret_cast<float(&)[8]>(sums[w][i * 8]), at, col + col_of_warp + w * 64);
+          store(reinterpret_cast<float(&)[Of::kAtOnce]>(sums[w][down / 2]), at, col + col_of_group + w * 64);
         }
     });
     if (parts > 1) {
       // Each thread puts its sums in the block's shared memory: piece 0 of all threads, then piece 1 and so on. Each block then
       // adds up some of the units.
       float4* partial = reinterpret_cast<float4*>(shared);
-      constexpr int kPieces = Of::kHigh / 8, kHeights = Of::kHigh / 16;
+      constexpr int kPieces = Of::kHigh / 8;
       warps_sync<kWriters>();  // all stages are read  //@ all_read
 #pragma unroll
       for (int w = 0; w < Of::kWide; ++w)
@@ -189,15 +223,18 @@ __global__ void __launch_bounds__(kThreads, 1)
           partial[(w * kPieces + i) * kWriters + threadIdx.x] = reinterpret_cast<float4*>(sums[w])[i];
       cluster_sync();  //@ partial_there
       for_tiles([&](int row, int col, bool) {
-        for (int j = part; j < Of::kWide * kHeights; j += parts) {
-          float x[8] = {};
+        for (int j = part; j < Of::kWide * Of::kDown; j += parts) {
+          const int w = j / Of::kDown, down = min(j % Of::kDown * Of::kRowsAtOnce, Of::kLast);
+          float x[Of::kAtOnce] = {};
           for (int other = 0; other < parts; ++other) {
-            const float4* theirs = at_block(partial, other * kPair + side) + 2 * j * kWriters + threadIdx.x;
-            const float4 low = theirs[0], high = theirs[kWriters];
-            x[0] += low.x, x[1] += low.y, x[2] += low.z, x[3] += low.w;
-            x[4] += high.x, x[5] += high.y, x[6] += high.z, x[7] += high.w;
+            const float4* theirs = at_block(partial, other * kPair + side) + (w * kPieces + down / 8) * kWriters + threadIdx.x;
+#pragma unroll
+            for (int i = 0; i < Of::kAtOnce / 4; ++i) {
+              const float4 four = theirs[i * kWriters];
+              x[4 * i] += four.x, x[4 * i + 1] += four.y, x[4 * i + 2] += four.z, x[4 * i + 3] += four.w;
+            }
           }
-          store(x, row + row_of_group + j % kHeights * 16, col + col_of_warp + j / kHeights * 64);
+          store(x, row + row_of_group + down, col + col_of_group + w * 64);
         }
       });
     }
@@ -206,32 +243,35 @@ __global__ void __launch_bounds__(kThreads, 1)
 }
 
 // Launches tiles of kM x kN. k may be divided into 2 or 4 parts, but not into more than it has steps; there is then a cluster
-// for each pair of tiles.
-template <int kM, int kN, Layout kLayout, typename T>
-void launch_fitted(const Gemm<T>& g, Division division) {
-  using Of = Fitted<T, kLayout, kM, kN>;
+// for each pair of tiles. With kAnywhere `beside` must be true.
+template <int kM, int kN, Layout kLayout, bool kAnywhere = false, typename T>
+void launch_fitted(const Gemm<T>& g, int parts, bool beside) {
+  using Of = Fitted<T, kLayout, kM, kN, kAnywhere>;
   const auto kernel = multiply<Of>;
   allow_shared(kernel, Of::kBytes);
-  require_vectors<T, float>(g);
+  Gemm<T> vectors = g;  // what has to start at multiples of 16 bytes
+  if (kAnywhere) vectors.n = 0, vectors.c = nullptr, vectors.ldc = 0;
+  if (Of::kPlain) vectors.ldb = 0;
+  require_vectors<T, float>(vectors);
   STD_TORCH_CHECK(g.k > 0, "hgemm: k must not be 0");
   STD_TORCH_CHECK(g.alpha == 1.0f && g.beta == 0.0f, "hgemm: this kernel takes alpha 1 and beta 0, got ", g.alpha, " and ",
                   g.beta);
   Maps maps;
-  STD_TORCH_CHECK(make_tensor_map(maps.a, g.a, g.m, g.k, g.lda, kM / 2, kBlockK) &&
-                      make_tensor_map(maps.b, g.b, Of::kTN ? g.n : g.k, Of::kTN ? g.k : g.n, g.ldb,
-                                      Of::kTN ? kN / 2 : kBlockK / 2, 64),
+  STD_TORCH_CHECK(make_tensor_map(maps.a, g.a, g.m, g.k, g.lda, Of::kHalf, kBlockK) &&
+                      (Of::kPlain || make_tensor_map(maps.b, g.b, Of::kTN ? g.n : g.k, Of::kTN ? g.k : g.n, g.ldb,
+                                      Of::kTN ? kN / 2 : kBlockK / 2, 64)),
                   "hgemm: the driver knows no tensor map for these operands; it must be one of CUDA 12 or newer, and "
                   "leading dimensions under 2^39");
-  const int64_t down = ceil_div(g.m, division.beside ? kM : kM * kPair);
-  const int64_t tiles = down * ceil_div(g.n, division.beside ? kN * kPair : kN);
-  STD_TORCH_CHECK(tiles <= INT_MAX / (2 * kPair * 4), "hgemm: more output tiles than fit 32 bits");
-  int clusters = int(tiles);
-  if (division.parts == 1) {
+  const int64_t down = ceil_div(g.m, beside ? kM : kM * kPair), across = ceil_div(g.n, beside ? kN * kPair : kN);
+  STD_TORCH_CHECK(down * across <= INT_MAX / (2 * kPair * 4), "hgemm: more output tiles than fit 32 bits");
+  int clusters = int(down * across);
+  if (parts == 1) {
     int at_once = 0;
     STD_CUDA_CHECK(clusters_at_once(&at_once, kernel, kPair, kThreads, Of::kBytes));
     clusters = std::min(clusters, std::max(1, at_once));
   }
-  const int blocks = kPair * division.parts;
+  const Division division{parts / 2, beside, int(down), int(across)};  // parts are 1, 2 or 4
+  const int blocks = kPair * parts;
   STD_CUDA_CHECK(
       launch_clusters(kernel, blocks, clusters * blocks, kThreads, Of::kBytes, g.stream, maps, g, division));
 }

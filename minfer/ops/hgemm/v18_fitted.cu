@@ -1,9 +1,10 @@
 // v18_fitted: tiles whose height fits M, with the operands of wgmma swapped, and k divided in a cluster where tiles are few.
 // Idea: between 129 and 2048 rows, v13's tiles of 256 rows leave many of their rows, or many SMs, without work: 260 rows become
-// 512. Here the rows of A are the columns of wgmma, so a tile may have any multiple of 16 of them; the 64 rows of wgmma are
+// 512. Here the rows of A are the columns of wgmma, so a tile may have any multiple of 8 of them; the 64 rows of wgmma are
 // columns of B, of which there are many. So for nearly every M some tile fills a wave, and a model of the time chooses the tile
 // (fitted_choice.h). Two blocks share an operand. If there are fewer tiles than SMs, the blocks of a cluster divide k and add
 // their sums through each other's shared memory: no scratch memory, no counters, and the same bits each time.
+// Rows of the product, and of B in NN, may start anywhere: tiles of their own serve them (fitted_anywhere.cuh).
 // Expected: at random shapes of models 1.2x over the better of v13 and v14_stream_k for M between 129 and 1024; slower than
 // v14_stream_k where M is large, because the tensor cores wait while a tile is stored.
 #include "fitted.cuh"
@@ -19,16 +20,27 @@ void launch_layout(const Gemm<T>& g) {
   for (int i = 0; i < 3; ++i)
     STD_CUDA_CHECK(clusters_at_once(&at_once[i], multiply<Any>, kPair << i, kThreads, Any::kBytes));
   const FittedChoice choice = choose_fitted(g.m, g.n, g.k, kLayout == Layout::TN, at_once);
-  const Division division{choice.parts, choice.beside};
 #define MINFER_LAUNCH_IF(ROWS, COLS, RATE) \
-  if (choice.rows == ROWS && choice.cols == COLS) return launch_fitted<ROWS, COLS, kLayout>(g, division);
+  if (choice.rows == ROWS && choice.cols == COLS) return launch_fitted<ROWS, COLS, kLayout>(g, choice.parts, choice.beside);
   MINFER_FITTED_TILES(MINFER_LAUNCH_IF)
 #undef MINFER_LAUNCH_IF
 }
 
+// Rows that start anywhere are rare, and three tiles have to do.
+template <Layout kLayout, typename T>
+void launch_anywhere(const Gemm<T>& g) {
+  if (g.m <= 64) return launch_fitted<64, 128, kLayout, true>(g, 1, true);
+  ceil_div(g.m, 160) * 160 <= ceil_div(g.m, 224) * 224 ? launch_fitted<160, 128, kLayout, true>(g, 1, true)
+                                                       : launch_fitted<224, 128, kLayout, true>(g, 1, true);
+}
+
 template <typename T>
 void launch(const Gemm<T>& g) {
-  g.layout == Layout::TN ? launch_layout<Layout::TN>(g) : launch_layout<Layout::NN>(g);
+  const bool tn = g.layout == Layout::TN;
+  if (g.n % 8 == 0 && g.ldc % 8 == 0 && reinterpret_cast<uintptr_t>(g.c) % 16 == 0 && (tn || g.ldb % 8 == 0))
+    tn ? launch_layout<Layout::TN>(g) : launch_layout<Layout::NN>(g);
+  else
+    tn ? launch_anywhere<Layout::TN>(g) : launch_anywhere<Layout::NN>(g);
 }
 
 }  // namespace minfer
