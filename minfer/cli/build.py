@@ -106,7 +106,10 @@ def _of_sweep(words: list[str], arch: str) -> Iterable[Kernel]:
         plan = cases.plan(request, "cuda" if arch else "cpu", capability)
         for case in plan.cases:
             if case.key not in plan.unsupported:
-                yield ops.get(case.op).kernels[case.kernel]
+                kernel = ops.get(case.op).kernels[case.kernel]
+                yield kernel
+                for name in kernel.composes:
+                    yield from choosable(name, arch)
 
 
 def _line(outcome: ahead.Outcome) -> str:

@@ -1,0 +1,61 @@
+"""The decoder in plain PyTorch, in a loop over layers; as it is, and with each layer compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+Tensor = torch.Tensor
+EPS = 1e-5
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x (tokens, heads, dim), with pairs (i, i + dim / 2), by cos and sin (tokens, dim / 2)."""
+    one, other = x.float().chunk(2, -1)
+    cos, sin = cos[:, None], sin[:, None]
+    return torch.cat((one * cos - other * sin, other * cos + one * sin), -1).to(x.dtype)
+
+
+def layer(
+    x: Tensor, norms: Tensor, qkv: Tensor, o: Tensor, gate_up: Tensor, down: Tensor, k_cache: Tensor, v_cache: Tensor,
+    cos: Tensor, sin: Tensor, where: Tensor, context: int,
+) -> Tensor:  # fmt: skip
+    """x (tokens, hidden) after one layer. The caches are (batch, slots, kv_heads, dim), of which the first `context` slots have
+    keys; cos and sin have a row for each token."""
+    batch, _, kv_heads, dim = k_cache.shape
+    new = len(x) // batch
+    h = F.rms_norm(x, x.shape[-1:], norms[0], EPS)
+    q, k, v = F.linear(h, qkv).unflatten(1, (-1, dim)).split((o.shape[1] // dim, kv_heads, kv_heads), 1)
+    q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+    for cache, rows in ((k_cache, k), (v_cache, v)):
+        cache.view(-1, kv_heads, dim).index_copy_(0, where, rows)
+    keys, values = (cache[:, :context].transpose(1, 2) for cache in (k_cache, v_cache))
+    mask, whole = None, 1 < new == context
+    if 1 < new < context:
+        mask = torch.ones(new, context, dtype=torch.bool, device=x.device).tril(context - new)
+    q = q.unflatten(0, (batch, new)).transpose(1, 2)
+    mixed = F.scaled_dot_product_attention(q, keys, values, mask, is_causal=whole, enable_gqa=True)
+    x = x + F.linear(mixed.transpose(1, 2).reshape(len(x), -1), o)
+    gate, up = F.linear(F.rms_norm(x, x.shape[-1:], norms[1], EPS), gate_up).chunk(2, -1)
+    return x + F.linear(F.silu(gate) * up, down)
+
+
+def decoder(of_layer: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The whole decoder, from the op's tensors to new logits (batch, vocab)."""
+
+    def forward(
+        logits: Tensor, ids: Tensor, positions: Tensor, where: Tensor, lengths: Tensor, table: Tensor, last: Tensor,
+        keys: Tensor, of_q: Tensor, of_kv: Tensor, cos: Tensor, sin: Tensor, k_cache: Tensor, v_cache: Tensor,
+        embedding: Tensor, norms: Tensor, qkv: Tensor, o: Tensor, gate_up: Tensor, down: Tensor, head: Tensor,
+    ) -> Tensor:  # fmt: skip
+        x, context = F.embedding(ids, embedding), len(cos)
+        cos, sin = cos[positions], sin[positions]
+        for i in range(len(qkv)):
+            weights = norms[2 * i : 2 * i + 2], qkv[i], o[i], gate_up[i], down[i]
+            x = of_layer(x, *weights, k_cache[i], v_cache[i], cos, sin, where, context)
+        h = F.rms_norm(x[last], x.shape[-1:], norms[-1], EPS)
+        return F.linear(h, head).float()
+
+    return forward
