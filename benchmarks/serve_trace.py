@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import itertools
 import random
 import sys
 import time
@@ -28,6 +29,8 @@ import torch
 from benchmarks.rows import write
 from minfer.bench import device as devices
 from minfer.models import weights
+from minfer.models.batch import Piece, batch
+from minfer.models.graphs import bucket
 from minfer.models.named import NAMED, named
 from minfer.models.serve import Engine, Request, Sampling
 from minfer.models.sources import Random
@@ -65,13 +68,18 @@ def read(path: Path, count: int) -> list[Asked]:
 
 class Clocked:
     """Calls a model's forward pass, and keeps the device's time of each call; as an engine's `graphs` or as its decoder's
-    `forward`."""
+    `forward`, which `within` graphs is not counted: that is a step whose graph is captured."""
 
-    def __init__(self, function: Any, device: torch.device) -> None:
-        self.function, self.device, self.spans = function, device, list[tuple[Any, Any]]()
+    def __init__(self, function: Any, device: torch.device, within: Clocked | None = None) -> None:
+        self.function, self.device, self.within = function, device, within
+        self.spans, self.running = list[tuple[Any, Any]](), False
 
     def __call__(self, *given: Any) -> torch.Tensor:
+        if self.within is not None and self.within.running:
+            return self.function(*given)
+        self.running = True
         begin, found, end = self._mark(), self.function(*given), self._mark()
+        self.running = False
         self.spans.append((begin, end))
         return found
 
@@ -97,11 +105,31 @@ def submit(engine: Engine, asked: Asked, drawn: random.Random) -> Request:
     return request
 
 
+def warm_up(engine: Engine, trace: list[Asked]) -> None:
+    """Compile kernels, and capture the graph of each bucket that a step of the trace can need."""
+    step = min(engine.chunk, 2 * PAGE)
+    submit(engine, Asked(step, 2), random.Random(2))
+    engine.run()
+    if engine.graphs is None:
+        return
+    widest = bucket(max(-(-(asked.prompt + asked.generated) // PAGE) for asked in trace))
+    for rows, width in itertools.product(powers(bucket(engine.most)), powers(widest)):
+        pages = list(range(min(width, engine.pages.count)))
+        pieces = [Piece([0], len(pages) * PAGE - 1, pages)] * min(rows, engine.most)
+        engine.graphs(batch(pieces, PAGE, engine.decoder.device))
+
+
+def powers(most: int) -> list[int]:
+    """The powers of two from 1 to `most`."""
+    return [1 << bit for bit in range(most.bit_length())]
+
+
 def serve_all(engine: Engine, trace: list[Asked], device: torch.device) -> dict[str, Any]:
     """Serve requests that all wait at time 0."""
     drawn = random.Random(0)
     requests = [submit(engine, asked, drawn) for asked in trace]
-    graphs, forward = Clocked(engine.graphs, device), Clocked(engine.decoder.forward, device)
+    graphs = Clocked(engine.graphs, device)
+    forward = Clocked(engine.decoder.forward, device, within=graphs)
     if engine.graphs is not None:
         engine.graphs = graphs  # type: ignore[assignment]
     engine.decoder.forward = forward  # type: ignore[method-assign]
@@ -162,10 +190,7 @@ def main(arguments: list[str] | None = None) -> int:
     decoder = weights.build(named(given.model), Random(), device, torch.bfloat16)
     setting = {"pages": given.pages, "page": PAGE, "chunk": given.chunk, "most": given.most, "share": False}
     engine = Engine(decoder, **setting)
-    warm = [Asked(2 * PAGE, 4)] * given.most  # kernels are compiled, and graphs captured, at their first use
-    for asked in warm:
-        submit(engine, asked, random.Random(2))
-    engine.run()
+    warm_up(engine, trace)
     about = {"model": given.model, "trace": given.trace.stem, "requests": len(trace)} | setting
     rows = [
         about | serve_at(engine, trace[: given.of], rate) | {"requests": min(given.of, len(trace))}

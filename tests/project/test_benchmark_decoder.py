@@ -10,6 +10,10 @@ import torch
 from benchmarks import decoder_split, serve_trace
 from minfer import ops
 from minfer.bench.operands import Operands
+from minfer.models import weights
+from minfer.models.named import named
+from minfer.models.serve import Engine
+from minfer.models.sources import Random
 
 CPU = torch.device("cpu")
 TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\nx,30,2\nx,70,3\nx,0,1\n"
@@ -39,6 +43,16 @@ def test_a_trace_is_served(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     said = capsys.readouterr().out
     assert "'generated': 6" in said
     assert "first_p99_ms" in said
+
+
+def test_every_bucket_of_a_trace_is_captured_before_it_is_served() -> None:
+    decoder = weights.build(named("tiny"), Random(), "cpu", torch.bfloat16)
+    engine = Engine(decoder, pages=9, page=serve_trace.PAGE, most=3, chunk=64, graphs=True)
+    serve_trace.warm_up(engine, [serve_trace.Asked(100, 30)])
+    assert engine.graphs is not None
+    assert engine.graphs.captured.keys() == {(rows, width) for rows in (1, 2, 4) for width in (1, 2, 4)}
+    assert serve_trace.serve_all(engine, [serve_trace.Asked(100, 30), serve_trace.Asked(5, 2)], CPU)["generated"] == 32
+    assert len(engine.graphs.function.captured) == 9
 
 
 @pytest.mark.parametrize(
