@@ -32,6 +32,7 @@ from minfer.bench import device as devices
 from minfer.bench import peaks
 from minfer.bench.operands import Operands
 from minfer.bench.telemetry import Telemetry
+from minfer.functional.silu_mul import silu_mul
 from minfer.models import model, stacked
 from minfer.models.named import named
 from minfer.ops import Case
@@ -67,7 +68,7 @@ def record(operands: Operands) -> Calls:
         stack.enter_context(mock.patch.object(model.Linear, "__call__", multiply))
         for name in FUNCTIONS:
             stack.enter_context(mock.patch.object(model, name, partial(recorded, name, getattr(model, name))))
-        stack.enter_context(mock.patch.dict(model.ACTIVATIONS, silu=partial(recorded, "silu_mul", model.silu_mul)))
+        stack.enter_context(mock.patch.dict(model.ACTIVATIONS, silu=partial(recorded, "silu_mul", silu_mul)))
         stacked.logits(*operands.arguments)
     return calls
 
@@ -79,7 +80,7 @@ def products(operands: Operands) -> dict[int, str]:
     return found | {operands.tensors["head"].data_ptr(): "head"}
 
 
-def floors(case: Case, operands: Operands) -> dict[str, float]:
+def floors(case: Case, operands: Operands) -> dict[str, int]:
     """The bytes of weights and of the cache that each operation reads."""
     t = operands.tensors
     found = {"qkv": t["qkv"].nbytes, "out": t["o"].nbytes, "gate_up": t["gate_up"].nbytes, "down": t["down"].nbytes}

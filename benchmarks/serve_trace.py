@@ -132,7 +132,7 @@ def serve_all(engine: Engine, trace: list[Asked], device: torch.device) -> dict[
     forward = Clocked(engine.decoder.forward, device, within=graphs)
     if engine.graphs is not None:
         engine.graphs = graphs  # type: ignore[assignment]
-    engine.decoder.forward = forward  # type: ignore[method-assign]
+    engine.decoder.forward = forward  # type: ignore[method-assign, assignment]
     begin = time.perf_counter()
     engine.run()
     seconds = time.perf_counter() - begin

@@ -45,7 +45,8 @@ class Angles(Fill):
     theta: float
 
     def make(self, tensor: Tensor, made: Tensors, draw: Draw) -> None:
-        tensor.copy_(self.values(*tensor.shape, tensor.device))
+        positions, pairs = tensor.shape
+        tensor.copy_(self.values(positions, pairs, tensor.device))
 
     def values(self, positions: int, pairs: int, device: torch.device) -> Tensor:
         """In fp64."""
