@@ -84,7 +84,7 @@ def floors(case: Case, operands: Operands) -> dict[str, int]:
     """The bytes of weights and of the cache that each operation reads."""
     t = operands.tensors
     found = {"qkv": t["qkv"].nbytes, "out": t["o"].nbytes, "gate_up": t["gate_up"].nbytes, "down": t["down"].nbytes}
-    found |= {"head": t["head"].nbytes, "rms_norm": t["norms"].nbytes}
+    found["head"] = t["head"].nbytes
     row = case["kv_heads"] * case["head_dim"] * t["k_cache"].element_size()
     found["decode_attention"] = 2 * case["layers"] * case["batch"] * case["context"] * row
     return found
