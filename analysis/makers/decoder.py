@@ -21,7 +21,19 @@ from minfer.rows.store import Row
 
 COMMAND = "python analysis/make.py decoder"
 REGIMES = ("steady", "cold")  # the first that a row has is shown
-COLUMNS = [*WHICH, "dtype", "params", "shape", "device", "device_kind", "baseline", "launches", "roof", "metrics"]
+COLUMNS = [
+    *WHICH,
+    "dtype",
+    "params",
+    "shape",
+    "device",
+    "device_kind",
+    "baseline",
+    "launches",
+    "roof",
+    "metrics",
+    "steady_joules",
+]
 COLUMNS += [
     f"{regime}_{name}"
     for regime in REGIMES
@@ -33,6 +45,19 @@ SCRIPTS = {
     SPLIT: "python benchmarks/decoder_split.py",
     SERVED: "python benchmarks/serve_trace.py TRACE",
 }
+HEADER = [
+    "Model",
+    "Computes",
+    "By",
+    "ms",
+    "Tokens/s",
+    "GB/s",
+    "TFLOP/s",
+    "% of peak",
+    "Times as fast as PyTorch",
+    "J/token",
+]
+HEADER += ["Launches"]
 SIZES = ("hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab")
 
 
@@ -54,11 +79,6 @@ def problem(shape: Row, names: dict[tuple[int, ...], str]) -> tuple[str, str]:
     return model, f"prefill of {shape['batch']} × {shape['new']}"
 
 
-def shown(row: Row, regime: str, name: str, digits: int = 4) -> str:
-    value = row.get(f"{regime}_{name}")
-    return significant(value, digits) if value else "—"
-
-
 def step_lines(table: pa.Table, names: dict[tuple[int, ...], str]) -> list[str]:
     """A table for each device: a line for each problem and kernel."""
     table = table.filter(pc.equal(table["op"], "decoder"))
@@ -66,44 +86,29 @@ def step_lines(table: pa.Table, names: dict[tuple[int, ...], str]) -> list[str]:
         return []
     found = on_one_clock(with_problem(table)).to_pylist(maps_as_pydicts="lossy")
     lines: list[str] = []
-    header = [
-        "Model",
-        "Computes",
-        "By",
-        "ms",
-        "Tokens/s",
-        "GB/s",
-        "TFLOP/s",
-        "% of peak",
-        "Times as fast as PyTorch",
-        "Launches",
-    ]
     for device in primary(table):
-        body = []
         rows = [row for row in found if row["device"] == device]
-        for row in sorted(
-            rows, key=lambda row: (*problem(row["shape"], names), row["shape"]["batch"], *kernel_order(row)[:3])
-        ):
-            regime = next((each for each in REGIMES if row.get(f"{each}_us")), None)
-            if regime is None or row["status"] not in store.MEASURED:
-                body.append([*problem(row["shape"], names), escape(row["kernel"]), escape(row["status"]), *["—"] * 6])
-                continue
-            share, roof = row[f"{regime}_percent_of_peak"], escape(row["roof"] or "")
-            times = (
-                f"{row[f'{regime}_speedup']:.3f}"
-                if row["kernel"] != row["baseline"] and row[f"{regime}_speedup"]
-                else "—"
-            )
-            cells = [significant(row[f"{regime}_us"] / 1e3), shown(row, regime, "rate"), shown(row, regime, "gbps")]
-            cells += [
-                shown(row, regime, "tflops"),
-                f"{share:.1f} ({roof})" if share else "—",
-                times,
-                str(row["launches"] or "—"),
-            ]
-            body.append([*problem(row["shape"], names), escape(row["kernel"]), *cells])
-        lines += [f"**{escape(device)}**", "", *table_lines(header, [":--"] * 3 + ["--:"] * 7, body), ""]
+        rows.sort(key=lambda row: (*problem(row["shape"], names), *kernel_order(row)[:3]))
+        body = [[*problem(row["shape"], names), escape(row["kernel"]), *cells(row)] for row in rows]
+        lines += [f"**{escape(device)}**", "", *table_lines(HEADER, [":--"] * 3 + ["--:"] * 8, body), ""]
     return lines
+
+
+def cells(row: Row) -> list[str]:
+    """The figures of a row, or its status."""
+    regime = next((each for each in REGIMES if row.get(f"{each}_us")), None)
+    if regime is None or row["status"] not in store.MEASURED:
+        return [escape(row["status"]), *["—"] * 7]
+    share, speedup = row[f"{regime}_percent_of_peak"], row[f"{regime}_speedup"]
+    tokens = row["shape"]["batch"] * row["shape"]["new"]
+    return [
+        significant(row[f"{regime}_us"] / 1e3),
+        *(significant(row[f"{regime}_{name}"]) for name in ("rate", "gbps", "tflops")),
+        f"{share:.1f} ({escape(row['roof'])})" if share else "—",
+        f"{speedup:.3f}" if speedup and row["kernel"] != row["baseline"] else "—",
+        significant(row["steady_joules"] / tokens, 3) if row["steady_joules"] else "—",
+        str(row["launches"] or "—"),
+    ]
 
 
 def read(folder: Path, kind: str) -> list[list[Row]]:
