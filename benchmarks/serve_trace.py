@@ -113,13 +113,13 @@ def warm_up(engine: Engine, trace: list[Asked]) -> None:
     if engine.graphs is None:
         return
     widest = bucket(max(-(-(asked.prompt + asked.generated) // PAGE) for asked in trace))
-    for rows, width in itertools.product(powers(bucket(engine.most)), powers(widest)):
+    for rows, width in itertools.product(doublings(bucket(engine.most)), doublings(widest)):
         pages = list(range(min(width, engine.pages.count)))
         pieces = [Piece([0], len(pages) * PAGE - 1, pages)] * min(rows, engine.most)
         engine.graphs(batch(pieces, PAGE, engine.decoder.device))
 
 
-def powers(most: int) -> list[int]:
+def doublings(most: int) -> list[int]:
     """The powers of two from 1 to `most`."""
     return [1 << bit for bit in range(most.bit_length())]
 
