@@ -70,10 +70,12 @@ def models(sources: Path) -> dict[tuple[int, ...], str]:
         return {tuple(int(row[name] or 0) for name in SIZES): row["model"] for row in csv.DictReader(file)}
 
 
-def problem(shape: Row, names: dict[tuple[int, ...], str]) -> tuple[str, str]:
-    """A model's name, and what it computes."""
+def problem(row: Row, names: dict[tuple[int, ...], str]) -> tuple[str, str]:
+    """A model's name, with the format of its weights, and what it computes."""
+    shape, quant = row["shape"], row["params"].get("quant", "none")
     sizes = tuple(shape[name] for name in SIZES)
     model = names.get(sizes, f"{shape['layers']} layers of {shape['hidden']}")
+    model += "" if quant == "none" else f", {quant}"
     if shape["new"] == 1:
         return model, f"decode, batch {shape['batch']}, context {shape['context']}"
     return model, f"prefill of {shape['batch']} × {shape['new']}"
@@ -88,8 +90,8 @@ def step_lines(table: pa.Table, names: dict[tuple[int, ...], str]) -> list[str]:
     lines: list[str] = []
     for device in primary(table):
         rows = [row for row in found if row["device"] == device]
-        rows.sort(key=lambda row: (*problem(row["shape"], names), *kernel_order(row)[:3]))
-        body = [[*problem(row["shape"], names), escape(row["kernel"]), *cells(row)] for row in rows]
+        rows.sort(key=lambda row: (*problem(row, names), *kernel_order(row)[:3]))
+        body = [[*problem(row, names), escape(row["kernel"]), *cells(row)] for row in rows]
         lines += [f"**{escape(device)}**", "", *table_lines(HEADER, [":--"] * 3 + ["--:"] * 8, body), ""]
     return lines
 

@@ -17,6 +17,7 @@ def logits(
     out: Tensor, ids: Tensor, positions: Tensor, where: Tensor, lengths: Tensor, table: Tensor, last: Tensor, keys: Tensor,
     of_q: Tensor, of_kv: Tensor, cos: Tensor, sin: Tensor, k_cache: Tensor, v_cache: Tensor, embedding: Tensor,
     norms: Tensor, qkv: Tensor, o: Tensor, gate_up: Tensor, down: Tensor, head: Tensor,
+    *scales: Tensor,
 ) -> Tensor:  # fmt: skip
     """The logits of a step, new float32 (batch, vocab), by `Decoder.forward`. The tensors are those of `minfer.ops.decoder`;
     k_cache and v_cache are (layers, batch, slots, kv_heads, dim), whose slots make whole pages."""
@@ -27,25 +28,33 @@ def logits(
     )  # fmt: skip
     page = slots // table.shape[1] if len(table) else slots
     cache = [tuple(each.view(-1, page, kv_heads, dim) for each in pair) for pair in zip(k_cache, v_cache, strict=True)]
-    return decoder(embedding, norms, qkv, o, gate_up, down, head, (cos, sin), kv_heads, dim).forward(step, cache)
+    stacks = [linears(*each) for each in zip((qkv, o, gate_up, down), scales, strict=True)]
+    return decoder(embedding, norms, stacks, head, (cos, sin), kv_heads, dim).forward(step, cache)
+
+
+def linears(weights: Tensor, scales: Tensor) -> list[Linear]:
+    """The product of each layer with weights (layers, out, in), or of int4 with scales (layers, out, in / 128)."""
+    if weights.dtype == torch.uint8:
+        return [Linear(weight, None, "int4_g128", scale) for weight, scale in zip(weights, scales, strict=True)]
+    return [Linear(weight) for weight in weights]
 
 
 def decoder(
-    embedding: Tensor, norms: Tensor, qkv: Tensor, o: Tensor, gate_up: Tensor, down: Tensor, head: Tensor,
-    angles: tuple[Tensor, Tensor], kv_heads: int, dim: int,
+    embedding: Tensor, norms: Tensor, stacks: list[list[Linear]], head: Tensor, angles: tuple[Tensor, Tensor],
+    kv_heads: int, dim: int,
 ) -> Decoder:  # fmt: skip
-    """A decoder whose weights are views of these: norms (2 layers + 1, hidden), and the others but embedding and head
-    (layers, out, in)."""
-    layers, hidden, width = o.shape
+    """A decoder of these tensors: norms (2 layers + 1, hidden), and of each layer the products qkv, o, gate_up and down."""
+    qkv, o, gate_up, down = stacks
+    layers, heads = len(qkv), len(qkv[0].weight) // dim - 2 * kv_heads
     config = Config(
-        "llama", len(embedding), hidden, down.shape[2], width // dim, kv_heads, dim, len(angles[0]),
+        "llama", len(embedding), embedding.shape[1], len(gate_up[0].weight) // 2, heads, kv_heads, dim, len(angles[0]),
         Rotary(dim), (0,) * layers, (False,) * layers, EPS,
     )  # fmt: skip
     scores = Scores(dim**-0.5)
     made = [
         Layer(
-            Attention(Linear(qkv[i]), Linear(o[i]), config.heads, kv_heads, scores, angles, eps=EPS),
-            Dense(Linear(gate_up[i]), Linear(down[i]), config.activation),
+            Attention(qkv[i], o[i], heads, kv_heads, scores, angles, eps=EPS),
+            Dense(gate_up[i], down[i], config.activation),
             (norms[2 * i], norms[2 * i + 1]),
         )
         for i in range(layers)

@@ -34,6 +34,17 @@ def test_minfers_model_computes_the_op(new: int) -> None:
     assert errors.rel_l2 <= 2e-2
 
 
+def test_minfers_model_computes_the_op_with_weights_in_int4() -> None:
+    case = OP.case("minfer", "bfloat16", shape("2 128 2 1 64 128 64", 2, 1, 40), {"quant": "int4_g128"})
+    kernel = OP.kernels["minfer"]
+    assert kernel.unsupported(case, None) is None
+    assert "needs hidden to be a multiple of 128" in str(
+        kernel.unsupported(case.with_shape(shape(SIZES, 2, 1, 40)), None)
+    )
+    assert verify(OP, case, kernel, build.function(kernel), CPU, None, seed=1).rel_l2 <= 2e-2
+    assert OP.traffic_of(case)[0] < 0.5 * OP.traffic_of(step(sizes="2 128 2 1 64 128 64"))[0]
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("sizes", OP.sizes["large"])
 def test_minfers_model_computes_the_op_on_a_gpu(sizes: dict[str, int]) -> None:
@@ -70,7 +81,7 @@ def test_a_kernel_that_changes_a_weight_is_wrong(monkeypatch: pytest.MonkeyPatch
 
     def scales(*tensors: torch.Tensor) -> None:
         function(*tensors)
-        tensors[-1].mul_(1.1)  # the head
+        tensors[-5].mul_(1.1)  # the head, before the scales of int4
 
     with pytest.raises(WrongResult):
         verify(OP, step("torch"), kernel, scales, CPU, None, seed=1)

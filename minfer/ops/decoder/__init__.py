@@ -12,6 +12,9 @@ k_cache and v_cache are (layers, batch, slots, kv_heads, head_dim). slots is `co
 a sequence lie one after the other, so that an implementation without pages reads the same memory. What kernels need to know of
 a step's tokens comes as the tensors of `minfer.models.batch.Batch`: positions, where, lengths, table, last, keys, of_q, of_kv.
 
+With `params.quant` int4_g128 the weights of the layers are bytes of two 4-bit values, w = (value - 8) scale, with a scale for
+each 128 values of a row: the format of `minfer.quant_gemm`. The scales are the last four tensors, empty otherwise.
+
 Weights and caches are shared (`minfer.ops.tensors.Spec`), because two copies of an 8B model do not fit into a GPU's memory. A
 call writes the keys and values of its new tokens to the same slots each time; the logits depend on them.
 """
@@ -58,6 +61,13 @@ SHARPER = 1.6
 ELEMENT = 0.12
 
 
+SPREAD = ((16**2 - 1) / 12) ** 0.5  # the standard deviation of 4-bit values
+
+
+def is_quantised(case: Case) -> bool:
+    return case.params["quant"] != "none"
+
+
 def tensors(case: Case) -> list[Spec]:
     layers, hidden, heads, kv_heads = (case[axis] for axis in ("layers", "hidden", "heads", "kv_heads"))
     dim, ffn, vocab = (case[axis] for axis in ("head_dim", "ffn", "vocab"))
@@ -74,8 +84,23 @@ def tensors(case: Case) -> list[Spec]:
     def weights(name: str, *shape: int, scale: float, **fill: Any) -> Spec:
         return given(name, *shape, fill=Seeded(name, scale, **fill), shared=True)
 
+    def stack(name: str, rows: int, columns: int, scale: float) -> list[Spec]:
+        """The weights of each layer, and their scales."""
+        if not is_quantised(case):
+            return [weights(name, layers, rows, columns, scale=scale), weights(f"{name}_scales", layers, 0, scale=1.0)]
+        packed = given(name, layers, rows, columns // 2, dtype="uint8", fill=Seeded(name, 1.0), shared=True)
+        factor = scale / SPREAD
+        of = weights(f"{name}_scales", layers, rows, columns // baselines.GROUP, scale=0.1 * factor, shift=factor)
+        return [packed, of]
+
     cache = layers, batch, slots, kv_heads, dim
     to_q, to_x = SHARPER * hidden**-0.5, layers**-0.5
+    stacks = [
+        stack("qkv", (heads + 2 * kv_heads) * dim, hidden, to_q),
+        stack("o", hidden, heads * dim, to_x * (heads * dim) ** -0.5),
+        stack("gate_up", 2 * ffn, hidden, hidden**-0.5),
+        stack("down", hidden, ffn, to_x * ffn**-0.5),
+    ]
     return [
         out("logits", batch, vocab, dtype="float32"),
         given("ids", tokens, dtype="int64", fill=integers(0, vocab)),
@@ -93,11 +118,9 @@ def tensors(case: Case) -> list[Spec]:
         weights("v_cache", *cache, scale=SHARPER, kept=context - new),
         weights("embedding", vocab, hidden, scale=1.0, whole=True),
         weights("norms", 2 * layers + 1, hidden, scale=0.1, shift=1.0),
-        weights("qkv", layers, (heads + 2 * kv_heads) * dim, hidden, scale=to_q),
-        weights("o", layers, hidden, heads * dim, scale=to_x * (heads * dim) ** -0.5),
-        weights("gate_up", layers, 2 * ffn, hidden, scale=hidden**-0.5),
-        weights("down", layers, hidden, ffn, scale=to_x * ffn**-0.5),
+        *(each[0] for each in stacks),
         weights("head", vocab, hidden, scale=hidden**-0.5, whole=True),
+        *(each[1] for each in stacks),
     ]
 
 
@@ -137,7 +160,7 @@ def reference(case: Case, t: Tensors) -> dict[str, Expected]:
         assert isinstance(spec.fill, Seeded)
         part = torch.empty(spec.shape if spec.fill.whole else spec.shape[1:], dtype=DTYPES[spec.dtype], device=device)
         spec.fill.write(part, layer)
-        return part.double()
+        return baselines.unpacked(part, drawn(f"{name}_scales", layer)) if part.dtype == torch.uint8 else part.double()
 
     angles = [Angles(name, THETA).values(context, dim // 2, device)[context - new :] for name in ("cos", "sin")]
     x = drawn("embedding")[t["ids"]].view(batch, new, -1)
@@ -162,6 +185,15 @@ def linear_weights(case: Case) -> float:
     return float(case["layers"] * case["hidden"] * (2 * (heads + kv_heads) * dim + 3 * case["ffn"]))
 
 
+def packs(case: Case) -> str | None:
+    """The rule that rows of int4 be of whole groups."""
+    if not is_quantised(case):
+        return None
+    sizes = {"hidden": case["hidden"], "ffn": case["ffn"], "heads * head_dim": case["heads"] * case["head_dim"]}
+    wrong = next((name for name, value in sizes.items() if value % baselines.GROUP), None)
+    return f"needs {wrong} to be a multiple of {baselines.GROUP}, got {sizes[wrong]}" if wrong else None
+
+
 def flops(case: Case) -> float:
     """Products, and of attention the scores that are not masked and their products with values."""
     batch, new, context = case["batch"], case["new"], case["context"]
@@ -176,8 +208,9 @@ def traffic(case: Case) -> tuple[float, float]:
     batch, new, context, item = case["batch"], case["new"], case["context"], DTYPES[case.dtype].itemsize
     kv = 2.0 * case["layers"] * batch * case["kv_heads"] * case["head_dim"]
     rows = batch * new + case["vocab"] + 2 * case["layers"] + 1
-    read = linear_weights(case) + rows * case["hidden"] + kv * (context - new)
-    return item * read, item * kv * new + 4.0 * batch * case["vocab"]
+    of_weight = 0.5 + item / baselines.GROUP if is_quantised(case) else item
+    read = of_weight * linear_weights(case) + item * (rows * case["hidden"] + kv * (context - new))
+    return read, item * kv * new + 4.0 * batch * case["vocab"]
 
 
 def shape(sizes: str, batch: int, new: int, context: int) -> dict[str, int]:
@@ -200,6 +233,7 @@ op = Op(
         "context": size(80),
         "new": up_to("context"),
     },
+    params={"quant": ("none", "int4_g128")},
     tensors=tensors,
     reference=reference,
     flops=flops,
@@ -209,24 +243,26 @@ op = Op(
 )
 op.odd_shapes = (shape("2 64 4 2 64 96 200", 3, 1, 70), shape("2 64 3 1 64 104 136", 2, 33, 33))
 op.sizes = {
-    "small": [shape("1 64 2 2 64 64 64", 1, 1, 1), shape("2 128 4 1 128 64 72", 2, 5, 70)],
+    "small": [shape("1 64 2 2 64 64 64", 1, 1, 1), shape("2 128 4 1 128 128 72", 2, 5, 70)],
     "large": [shape("2 1024 16 4 64 2816 4096", 4, 1, 300), shape("2 1024 8 8 128 2816 4096", 2, 200, 200)],
 }
 
 # The ops whose functions `minfer.models.model` calls for a decoder of this kind.
 COMPOSES = (
-    "add_rmsnorm", "decode_attention", "embedding", "hgemm", "kv_append", "prefill_attention", "rmsnorm", "rope", "silu_mul",
+    "add_rmsnorm", "decode_attention", "embedding", "hgemm", "kv_append", "prefill_attention", "quant_gemm", "rmsnorm", "rope",
+    "silu_mul",
 )  # fmt: skip
 MODELS = Path(__file__).parents[2] / "models"
 
 
-op.torch("torch", baselines.decoder(baselines.layer), baseline=True, returns=(0,))
+op.torch("torch", baselines.decoder(baselines.layer), baseline=True, returns=(0,), requires=packs)
 # a GPU only: on a CPU each shape takes C++ compilers a minute
-op.peer("torch_compile", baselines.decoder(compiled(baselines.layer)), package="triton", returns=(0,))
+op.peer("torch_compile", baselines.decoder(compiled(baselines.layer)), package="triton", returns=(0,), requires=packs)
 op.function(
     "minfer",
     lambda minfer, *tensors: importlib.import_module("minfer.models.stacked").logits(*tensors),
     returns=(0,),
+    requires=packs,
     composes=COMPOSES,
     modules=(MODELS / "model.py", MODELS / "stacked.py"),
 )

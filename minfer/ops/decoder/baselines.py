@@ -11,6 +11,18 @@ Tensor = torch.Tensor
 EPS = 1e-5
 
 
+GROUP = 128  # values of an int4 weight that share a scale
+
+
+def unpacked(weight: Tensor, scales: Tensor) -> Tensor:
+    """A weight (out, in): as it is, or from bytes of two 4-bit values, the first one in the lower half, and scales (out, in /
+    GROUP), of whose dtype it then is."""
+    if weight.dtype != torch.uint8:
+        return weight
+    values = torch.stack((weight & 15, weight >> 4), -1).flatten(-2).to(scales.dtype) - 8
+    return (values.unflatten(-1, (-1, GROUP)) * scales[..., None]).flatten(-2)
+
+
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """x (tokens, heads, dim), with pairs (i, i + dim / 2), by cos and sin (tokens, dim / 2)."""
     one, other = x.float().chunk(2, -1)
@@ -19,13 +31,14 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def layer(
-    x: Tensor, norms: Tensor, qkv: Tensor, o: Tensor, gate_up: Tensor, down: Tensor, k_cache: Tensor, v_cache: Tensor,
+    x: Tensor, norms: Tensor, weights: tuple[Tensor, ...], scales: tuple[Tensor, ...], k_cache: Tensor, v_cache: Tensor,
     cos: Tensor, sin: Tensor, where: Tensor, context: int,
 ) -> Tensor:  # fmt: skip
     """x (tokens, hidden) after one layer. The caches are (batch, slots, kv_heads, dim), of which the first `context` slots have
     keys; cos and sin have a row for each token."""
     batch, _, kv_heads, dim = k_cache.shape
     new = len(x) // batch
+    qkv, o, gate_up, down = map(unpacked, weights, scales)
     h = F.rms_norm(x, x.shape[-1:], norms[0], EPS)
     q, k, v = F.linear(h, qkv).unflatten(1, (-1, dim)).split((o.shape[1] // dim, kv_heads, kv_heads), 1)
     q, k = rotate(q, cos, sin), rotate(k, cos, sin)
@@ -49,12 +62,16 @@ def decoder(of_layer: Callable[..., Tensor]) -> Callable[..., Tensor]:
         logits: Tensor, ids: Tensor, positions: Tensor, where: Tensor, lengths: Tensor, table: Tensor, last: Tensor,
         keys: Tensor, of_q: Tensor, of_kv: Tensor, cos: Tensor, sin: Tensor, k_cache: Tensor, v_cache: Tensor,
         embedding: Tensor, norms: Tensor, qkv: Tensor, o: Tensor, gate_up: Tensor, down: Tensor, head: Tensor,
+        *scales: Tensor,
     ) -> Tensor:  # fmt: skip
         x, context = F.embedding(ids, embedding), len(cos)
         cos, sin = cos[positions], sin[positions]
         for i in range(len(qkv)):
-            weights = norms[2 * i : 2 * i + 2], qkv[i], o[i], gate_up[i], down[i]
-            x = of_layer(x, *weights, k_cache[i], v_cache[i], cos, sin, where, context)
+            weights = qkv[i], o[i], gate_up[i], down[i]
+            factors = tuple(each[i] for each in scales)
+            x = of_layer(
+                x, norms[2 * i : 2 * i + 2], weights, factors, k_cache[i], v_cache[i], cos, sin, where, context
+            )
         h = F.rms_norm(x[last], x.shape[-1:], norms[-1], EPS)
         return F.linear(h, head).float()
 

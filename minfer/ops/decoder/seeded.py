@@ -16,8 +16,9 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True)
 class Seeded(Fill):
-    """Normal values times `scale` plus `shift`; each layer's, the parts of the first axis, from a seed of its own. With
-    `whole` there are no layers. Of caches, (layers, batch, slots, ...), the slots from `kept` on are NaN."""
+    """Normal values times `scale` plus `shift`, or random bytes in uint8; each layer's, the parts of the first axis, from a
+    seed of its own. With `whole` there are no layers. Of caches, (layers, batch, slots, ...), the slots from `kept` on are
+    NaN."""
 
     name: str
     scale: float
@@ -32,7 +33,11 @@ class Seeded(Fill):
     def write(self, part: Tensor, layer: int = 0) -> None:
         """Write the values of a layer."""
         seed = zlib.crc32(f"{self.name} {layer}".encode())
-        part.normal_(self.shift, self.scale, generator=torch.Generator(part.device).manual_seed(seed))
+        generator = torch.Generator(part.device).manual_seed(seed)
+        if part.dtype == torch.uint8:
+            part.random_(0, 256, generator=generator)
+        else:
+            part.normal_(self.shift, self.scale, generator=generator)
         if self.kept is not None:
             part[:, self.kept :] = math.nan
 
