@@ -90,7 +90,7 @@ def tensors(case: Case) -> list[Spec]:
             return [weights(name, layers, rows, columns, scale=scale), weights(f"{name}_scales", layers, 0, scale=1.0)]
         packed = given(name, layers, rows, columns // 2, dtype="uint8", fill=Seeded(name, 1.0), shared=True)
         factor = scale / SPREAD
-        of = weights(f"{name}_scales", layers, rows, columns // baselines.GROUP, scale=0.1 * factor, shift=factor)
+        of = weights(f"{name}_scales", layers, rows, -(-columns // baselines.GROUP), scale=0.1 * factor, shift=factor)
         return [packed, of]
 
     cache = layers, batch, slots, kv_heads, dim
@@ -255,12 +255,21 @@ COMPOSES = (
 MODELS = Path(__file__).parents[2] / "models"
 
 
-op.torch("torch", baselines.decoder(baselines.layer), baseline=True, returns=(0,), requires=packs)
+def minfers(*tensors: Tensor) -> Tensor:
+    """By `minfer.models`, which ops cannot import."""
+    found: Tensor = importlib.import_module("minfer.models.stacked").logits(*tensors)
+    return found
+
+
+BY_MINFER = baselines.graphed(minfers)
+PLAIN, COMPILED = baselines.decoder(baselines.layer), baselines.decoder(compiled(baselines.layer))
+
+op.torch("torch", baselines.graphed(PLAIN), baseline=True, returns=(0,), requires=packs)
 # a GPU only: on a CPU each shape takes C++ compilers a minute
-op.peer("torch_compile", baselines.decoder(compiled(baselines.layer)), package="triton", returns=(0,), requires=packs)
+op.peer("torch_compile", baselines.graphed(COMPILED), package="triton", returns=(0,), requires=packs)
 op.function(
     "minfer",
-    lambda minfer, *tensors: importlib.import_module("minfer.models.stacked").logits(*tensors),
+    lambda minfer, *tensors: BY_MINFER(*tensors),
     returns=(0,),
     requires=packs,
     composes=COMPOSES,

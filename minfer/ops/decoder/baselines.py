@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +21,35 @@ def unpacked(weight: Tensor, scales: Tensor) -> Tensor:
     if weight.dtype != torch.uint8:
         return weight
     values = torch.stack((weight & 15, weight >> 4), -1).flatten(-2).to(scales.dtype) - 8
+    if values.shape[-1] % GROUP:
+        return values * scales.repeat_interleave(GROUP, -1)[..., : values.shape[-1]]
     return (values.unflatten(-1, (-1, GROUP)) * scales[..., None]).flatten(-2)
+
+
+def graphed(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The function, replayed as a CUDA graph when it is called on a GPU with the same tensors as the time before: so are steps
+    served, because launching a step's hundreds of kernels takes the host longer than the GPU. Its result is then overwritten by
+    the next call."""
+    of: list[Any] = [None]  # the tensors of the last call
+    captured: list[tuple[torch.cuda.CUDAGraph, Tensor]] = []
+
+    def call(*tensors: Tensor) -> Tensor:
+        if not tensors[0].is_cuda or torch.cuda.is_current_stream_capturing() or torch.autograd._profiler_enabled():
+            return function(*tensors)
+        key = [(tensor.data_ptr(), tensor.shape, tensor.dtype) for tensor in tensors]
+        if key != of[0]:
+            of[0] = key
+            captured.clear()
+            return function(*tensors)
+        if not captured:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                captured.append((graph, function(*tensors)))
+        graph, result = captured[0]
+        graph.replay()
+        return result
+
+    return call
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
