@@ -13,9 +13,9 @@ from minfer.bench.device import capability, pick
 from minfer.bench.operands import Operands
 from minfer.bench.verify import WrongResult, verify
 from minfer.build import toolchain
-from minfer.cli.build import needed_by
 from minfer.ops import Case
 from minfer.ops.decoder import linear_weights, shape
+from minfer.worker.compiler import needed_by
 
 OP, CPU = ops.get("decoder"), torch.device("cpu")
 SIZES = "1 64 2 1 64 64 64"
@@ -34,6 +34,24 @@ def test_minfers_model_computes_the_op(new: int) -> None:
     assert errors.rel_l2 <= 2e-2
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ("minfer", "torch"))
+def test_a_replayed_step_computes_what_its_first_call_computes(name: str) -> None:
+    """The third call is replayed with other tokens in the same tensors; tensors elsewhere are not those that were captured."""
+    function = build.function(OP.kernels[name], toolchain.arch_of(torch.cuda.get_device_capability()))
+    case = OP.case(name, "bfloat16", OP.sizes["large"][0])
+    one, other = (Operands(OP, case, seed, "normal", pick("cuda")) for seed in (1, 2))
+    expected = [each.tensors["logits"].clone() for each in (one, other) if function(*each.arguments) is None]
+    for _ in range(3):
+        function(*one.arguments)
+    assert torch.equal(one.tensors["logits"], expected[0])
+    one.tensors["ids"].copy_(other.tensors["ids"])
+    function(*one.arguments)
+    assert torch.equal(one.tensors["logits"], expected[1])
+    function(*other.arguments)
+    assert torch.equal(other.tensors["logits"], expected[1])
+
+
 def test_minfers_model_computes_the_op_with_weights_in_int4() -> None:
     case = OP.case("minfer", "bfloat16", shape("2 128 2 1 64 128 64", 2, 1, 40), {"quant": "int4_g128"})
     kernel = OP.kernels["minfer"]
@@ -50,6 +68,7 @@ def test_minfers_model_computes_the_op_with_weights_in_int4() -> None:
 def test_minfers_model_computes_the_op_on_a_gpu(sizes: dict[str, int]) -> None:
     kernel, device = OP.kernels["minfer"], pick("cuda")
     able = capability(device)
+    assert able is not None
     function = build.function(kernel, toolchain.arch_of(able))
     assert verify(OP, OP.case("minfer", "bfloat16", sizes), kernel, function, device, able, seed=1).rel_l2 <= 2e-2
 

@@ -34,7 +34,8 @@ def graphed(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     captured: list[tuple[torch.cuda.CUDAGraph, Tensor]] = []
 
     def call(*tensors: Tensor) -> Tensor:
-        if not tensors[0].is_cuda or torch.cuda.is_current_stream_capturing() or torch.autograd._profiler_enabled():
+        is_seen = torch._C._autograd._profiler_enabled()  # by who counts launches, or looks what PyTorch is asked to do
+        if is_seen or not tensors[0].is_cuda or torch.cuda.is_current_stream_capturing():
             return function(*tensors)
         key = [(tensor.data_ptr(), tensor.shape, tensor.dtype) for tensor in tensors]
         if key != of[0]:
