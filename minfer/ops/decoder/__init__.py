@@ -61,6 +61,7 @@ SHARPER = 1.6
 ELEMENT = 0.12
 
 
+SCORES = 1 << 27  # that the reference's attention has in memory, 1 GiB
 SPREAD = ((16**2 - 1) / 12) ** 0.5  # the standard deviation of 4-bit values
 
 
@@ -136,16 +137,17 @@ def turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Causal attention of q (batch, new, heads, dim) over k and v (batch, context, kv_heads, dim), a sequence at a time."""
+    """Causal attention of q (batch, new, heads, dim) over k and v (batch, context, kv_heads, dim)."""
     new, context, group = q.shape[1], k.shape[1], q.shape[2] // k.shape[2]
     hidden = torch.ones(new, context, dtype=torch.bool, device=q.device).triu(context - new + 1)
-    found = torch.empty_like(q)
-    for one in range(len(q)):
-        for head in range(k.shape[2]):  # memory for the scores of one group of heads
-            part = slice(head * group, (head + 1) * group)
-            scores = torch.einsum("ngd,kd->gnk", q[one, :, part], k[one, :, head]) * q.shape[-1] ** -0.5
+    found, some = torch.empty_like(q), max(1, SCORES // (group * new * context))
+    for head in range(k.shape[2]):
+        part = slice(head * group, (head + 1) * group)
+        for first in range(0, len(q), some):
+            of = slice(first, first + some)
+            scores = torch.einsum("bngd,bkd->bgnk", q[of, :, part], k[of, :, head]) * q.shape[-1] ** -0.5
             p = scores.masked_fill_(hidden, -torch.inf).softmax(-1)
-            found[one, :, part] = torch.einsum("gnk,kd->ngd", p, v[one, :, head])
+            found[of, :, part] = torch.einsum("bgnk,bkd->bngd", p, v[of, :, head])
     return found
 
 
