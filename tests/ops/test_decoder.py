@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -15,6 +17,7 @@ from minfer.bench.verify import WrongResult, verify
 from minfer.build import toolchain
 from minfer.ops import Case
 from minfer.ops.decoder import linear_weights, shape
+from minfer.ops.decoder.baselines import graphed
 from minfer.worker.compiler import needed_by
 
 OP, CPU = ops.get("decoder"), torch.device("cpu")
@@ -32,6 +35,31 @@ def test_minfers_model_computes_the_op(new: int) -> None:
     errors = verify(OP, step(new=new), kernel, build.function(kernel), CPU, None, seed=new)
     assert errors.over <= 0.5
     assert errors.rel_l2 <= 2e-2
+
+
+def test_a_step_is_captured_at_the_second_call_with_the_same_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    class Graph:
+        def replay(self) -> None:
+            calls.append("replay")
+
+    class Tensor:
+        is_cuda = True
+
+    @contextmanager
+    def capture(graph: Graph) -> Iterator[None]:
+        calls.append("capture")
+        yield
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "graph", capture)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    function = graphed(lambda *tensors: calls.append("run"))  # type: ignore[arg-type]
+    one, other = Tensor(), Tensor()
+    for tensors in ((one, other), (one, other), (one, other), (other, one)):
+        function(*tensors)
+    assert calls == ["run", "capture", "run", "replay", "replay", "run"]
 
 
 @pytest.mark.gpu

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -30,16 +30,15 @@ def graphed(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """The function, replayed as a CUDA graph when it is called on a GPU with the same tensors as the time before: so are steps
     served, because launching a step's hundreds of kernels takes the host longer than the GPU. Its result is then overwritten by
     the next call."""
-    of: list[Any] = [None]  # the tensors of the last call
+    last: list[weakref.ref[Tensor]] = []  # the tensors of the last call
     captured: list[tuple[torch.cuda.CUDAGraph, Tensor]] = []
 
     def call(*tensors: Tensor) -> Tensor:
         is_seen = torch._C._autograd._profiler_enabled()  # by who counts launches, or looks what PyTorch is asked to do
         if is_seen or not tensors[0].is_cuda or torch.cuda.is_current_stream_capturing():
             return function(*tensors)
-        key = [(tensor.data_ptr(), tensor.shape, tensor.dtype) for tensor in tensors]
-        if key != of[0]:
-            of[0] = key
+        if len(last) != len(tensors) or any(of() is not tensor for of, tensor in zip(last, tensors, strict=True)):
+            last[:] = map(weakref.ref, tensors)
             captured.clear()
             return function(*tensors)
         if not captured:
