@@ -24,7 +24,7 @@ from minfer.rows import store
 COMMAND = "python analysis/make.py"
 # In the order in which they are made: some pages show what an earlier maker wrote.
 NAMES = (
-    "tables", "plots", "claims", "headers", "best", "fusion", "hgemm", "anywhere", "functions", "evidence",
+    "tables", "plots", "claims", "headers", "best", "fusion", "hgemm", "decoder", "anywhere", "functions", "evidence",
     "demonstrations", "reliability", "figures",
 )  # fmt: skip
 # Places that few users change: option, default, what is there.

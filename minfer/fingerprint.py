@@ -22,15 +22,18 @@ from minfer.ops.sources import SourceError, read_source, split
 def fingerprint(kernel: Kernel, arch: str, rules: int) -> str:
     """A hash of what decides this kernel's result and time: its sources and its op's, without comments; the other files
     that its last build read; the flags and versions that it is compiled with; and `rules`, the version of the measuring rules.
-    Registering another kernel of the op changes nothing. That of a function is of all kernels that it chooses among, and of
-    their measurements. If a source cannot be read, for example because it is too large, the
+    Registering another kernel of the op changes nothing. That of a function is of all kernels that it chooses among, of
+    their measurements, and of the modules that it names. If a source cannot be read, for example because it is too large, the
     error message is hashed instead."""
     digest = hashlib.sha256()
     if kernel.backend == "function":
-        digest.update(_choices(kernel.op))
-        for each in get(kernel.op).kernels.values():
-            if each.backend in ("cuda", "triton", "cpp"):
-                digest.update(fingerprint(each, arch, rules).encode())
+        for name in kernel.composes or (kernel.op,):
+            digest.update(_choices(name))
+            for each in get(name).kernels.values():
+                if each.backend in ("cuda", "triton", "cpp"):
+                    digest.update(fingerprint(each, arch, rules).encode())
+        for path in kernel.modules:
+            digest.update(_meaning(path).encode("utf-8", "surrogateescape"))
         return digest.hexdigest()[:16]
     op = get(kernel.op).source
     try:

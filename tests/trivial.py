@@ -33,6 +33,7 @@ CAPS: dict[str, dict[str, int]] = {
     "softmax": {"n": 32768},
     "embedding": {"vocab": 64},
     "decode_attention": {"longest": 512},
+    "decoder": {"layers": 2, "hidden": 256, "ffn": 256, "vocab": 1024, "context": 128},
     "mla_decode": {"longest": 512},
     "prefill_attention": {"seq_kv": 1024},
     "kv_append": {"longest": 64, "new": 16},

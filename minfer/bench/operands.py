@@ -5,10 +5,11 @@ from __future__ import annotations
 import ctypes
 import mmap
 import random
+from collections.abc import Sequence
 
 import torch
 
-from minfer.ops import DTYPES, Case, Draw, Op, Tensors
+from minfer.ops import DTYPES, Case, Draw, Op, Spec, Tensors
 from minfer.ops.tensors import Undo
 
 GUARD_BYTES, ALIGNMENT = 16384, 512  # before and after each tensor; more than any alignment that kernels ask for
@@ -16,6 +17,9 @@ GUARD_BYTES, ALIGNMENT = 16384, 512  # before and after each tensor; more than a
 # NaN as float16, as bfloat16 and, twice over, as float32; a large number as an integer. Whoever reads a guard computes
 # NaN or an index out of bounds, and a write to it is noticed. A byte of it, 0x7F, is NaN in both fp8 formats.
 POISON, POISON_BYTE = 0x7FA5, 0x7F
+
+SHARED: dict[tuple[Spec, torch.device], torch.Tensor] = {}  # the shared tensors of this process
+MUCH = 64 << 20  # bytes of a case's shared tensors, for which those of other cases are freed
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 MAPPED = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE  # all pages at once, and not each at its first use
@@ -34,8 +38,11 @@ class Operands:
     ) -> None:
         self.op, self.case, self.distribution = op, case, distribution
         self.specs = op.specs(case)
+        self.own = [spec for spec in self.specs if not spec.shared]
         self._guards: list[torch.Tensor]
-        self.tensors = self._allocate_fenced() if fenced and device.type == "cpu" else self._allocate(device)
+        found = self._allocate_fenced() if fenced and device.type == "cpu" else self._allocate(device)
+        found |= shared_tensors(self.specs, device)
+        self.tensors = {spec.name: found[spec.name] for spec in self.specs}
         self.fill(seed)
 
     def fill(self, seed: int) -> None:
@@ -43,7 +50,7 @@ class Operands:
         device = next(iter(self.tensors.values())).device
         draw = Draw(torch.Generator(device).manual_seed(seed), random.Random(seed), self.distribution)
         made: dict[str, torch.Tensor] = {}
-        for spec in self.specs:
+        for spec in self.own:
             tensor = made[spec.name] = self.tensors[spec.name]
             if spec.role == "out":
                 poison(tensor)
@@ -53,26 +60,26 @@ class Operands:
     def _allocate(self, device: torch.device) -> dict[str, torch.Tensor]:
         """All tensors in one piece of memory, whose rest is guards."""
         starts, end = [], GUARD_BYTES
-        for spec in self.specs:
+        for spec in self.own:
             starts.append(end)
             end += -(-(spec.nbytes + GUARD_BYTES) // ALIGNMENT) * ALIGNMENT
         memory = torch.empty(end, dtype=torch.uint8, device=device)
         memory.view(torch.int16).fill_(POISON)
-        ends = [start + spec.nbytes for start, spec in zip(starts, self.specs, strict=True)]
+        ends = [start + spec.nbytes for start, spec in zip(starts, self.own, strict=True)]
         self._guards = [memory[begin:stop] for begin, stop in zip([0, *ends], [*starts, end], strict=True)]
         return {
             spec.name: spec.view(memory[start : start + spec.nbytes].view(DTYPES[spec.dtype]))
-            for spec, start in zip(self.specs, starts, strict=True)
+            for spec, start in zip(self.own, starts, strict=True)
         }
 
     def _allocate_fenced(self) -> dict[str, torch.Tensor]:
         """Each tensor in pages of its own, with guards before it and in the rest of its last page. All are mapped at once, in
         half of the time."""
-        sizes = [-(-(GUARD_BYTES + spec.nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE for spec in self.specs]
+        sizes = [-(-(GUARD_BYTES + spec.nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE for spec in self.own]
         pages = mmap.mmap(-1, sum(sizes) + len(sizes) * mmap.PAGESIZE, flags=MAPPED)
         torch.frombuffer(pages, dtype=torch.int16).fill_(POISON)
         found, self._guards, begin = {}, [], 0
-        for spec, size in zip(self.specs, sizes, strict=True):
+        for spec, size in zip(self.own, sizes, strict=True):
             memory = torch.frombuffer(pages, dtype=torch.uint8, count=size, offset=begin)
             protect(memory.data_ptr() + size)
             start = (size - spec.nbytes) // ALIGNMENT * ALIGNMENT
@@ -88,12 +95,28 @@ class Operands:
         return tuple(self.tensors.values())
 
     def named(self, *roles: str) -> dict[str, torch.Tensor]:
-        """The tensors of these roles."""
-        return {spec.name: self.tensors[spec.name] for spec in self.specs if spec.role in roles}
+        """The tensors of these roles, but for shared ones."""
+        return {spec.name: self.tensors[spec.name] for spec in self.own if spec.role in roles}
 
     def is_breached(self) -> bool:
         """Whether anything was written outside the tensors."""
         return bool(torch.stack([is_overwritten(edge) for edge in self._guards]).any())
+
+
+def shared_tensors(specs: Sequence[Spec], device: torch.device) -> dict[str, torch.Tensor]:
+    """The shared tensors among these, by name. They are made when they are first asked for, and freed when those of another
+    case need much memory."""
+    wanted = {(spec, device): spec for spec in specs if spec.shared}
+    if sum(spec.nbytes for spec in wanted.values()) >= MUCH:
+        for key in SHARED.keys() - wanted.keys():
+            del SHARED[key]
+    draw = Draw(torch.Generator(device), random.Random(0), "normal")
+    for key, spec in wanted.items():
+        if key not in SHARED:
+            tensor = spec.view(torch.empty(spec.numel, dtype=DTYPES[spec.dtype], device=device))
+            spec.fill.make(tensor, {}, draw)
+            SHARED[key] = tensor
+    return {spec.name: SHARED[key] for key, spec in wanted.items()}
 
 
 def change(op: Op, case: Case, tensors: Tensors, seed: int, distribution: str) -> Undo:
@@ -104,7 +127,7 @@ def change(op: Op, case: Case, tensors: Tensors, seed: int, distribution: str) -
     draw = Draw(torch.Generator(device).manual_seed(seed), rng, distribution)
     if op.change is not None:
         return op.change(case, tensors, draw)
-    chosen = [s for s in op.specs(case) if s.role != "out" and s.fill.changes and s.numel]
+    chosen = [s for s in op.specs(case) if s.role != "out" and s.fill.changes and s.numel and not s.shared]
     if not chosen:
         return lambda: None
     spec = rng.choice(chosen)

@@ -23,6 +23,7 @@ from minfer.ops import Kernel
 from minfer.plan import cases
 from minfer.plan.config import Config, UserError, choose
 from minfer.run import terminal
+from minfer.worker.compiler import needed_by
 
 ABOUT = """Compile kernels into the cache, where functions and runs find them: all that the functions can choose, or those that
 are named, or what a sweep needs (minfer build +sweep=...)."""
@@ -106,7 +107,7 @@ def _of_sweep(words: list[str], arch: str) -> Iterable[Kernel]:
         plan = cases.plan(request, "cuda" if arch else "cpu", capability)
         for case in plan.cases:
             if case.key not in plan.unsupported:
-                yield ops.get(case.op).kernels[case.kernel]
+                yield from needed_by(ops.get(case.op).kernels[case.kernel], arch)
 
 
 def _line(outcome: ahead.Outcome) -> str:

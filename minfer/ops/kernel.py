@@ -48,6 +48,8 @@ class Kernel:
         ""  # backend "torch": the module, not PyTorch's, that the implementation is of; it runs on a GPU only
     )
     root: Path = PACKAGE  # the folder `minfer` whose headers it includes; another one for another revision's kernel
+    composes: tuple[str, ...] = ()  # backend "function": the ops whose functions it calls; empty: its own op's
+    modules: tuple[Path, ...] = ()  # backend "function": the files that call them
     against: str = ""  # the kernel that its ratios are against; empty: the op's baseline
 
     @property

@@ -153,7 +153,9 @@ class Op:
     def function(self, name: str, call: Callable[..., Any], **supports: Any) -> None:
         """Register one of minfer's functions for users, `minfer.<name>`, which chooses among the op's kernels and compiles the
         one that it chooses. `call` gets the module `minfer` before the tensors, because ops cannot import the functions:
-        `lambda minfer, out, a, b, **call: minfer.matmul(a, b)`. `kernel=all` leaves it out."""
+        `lambda minfer, out, a, b, **call: minfer.matmul(a, b)`. `kernel=all` leaves it out.
+
+        With `composes`, the function is made of the functions of these ops, by the code in `modules`."""
         source = Path(call.__code__.co_filename)
 
         def function(*tensors: torch.Tensor, **scalars: Any) -> Any:

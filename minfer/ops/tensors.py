@@ -209,7 +209,11 @@ def made_by(function: Callable[[Tensors, Draw, torch.device], torch.Tensor]) -> 
 
 @dataclass(frozen=True)
 class Spec:
-    """One tensor of a case. `order`: its axes from the outermost in memory to the contiguous one, None for row-major."""
+    """One tensor of a case. `order`: its axes from the outermost in memory to the contiguous one, None for row-major.
+
+    `shared`: there is one such tensor in a process, which all sets of operands share, because copies of it do not fit into
+    memory: a model's weights. Its fill makes the same values whatever the seed. The reference does not get it, and makes the
+    values itself, so that a kernel that changes it is wrong from its next verification on."""
 
     name: str
     role: str  # "in", "out" or "inout"
@@ -217,6 +221,7 @@ class Spec:
     dtype: str = ""  # one of DTYPES; the case's where empty
     fill: Fill = field(default_factory=floats)
     order: tuple[int, ...] | None = None
+    shared: bool = False
 
     def __post_init__(self) -> None:
         if self.dtype and self.dtype not in DTYPES:
@@ -248,10 +253,11 @@ class Spec:
 
 
 def given(
-    name: str, *shape: int, dtype: str = "", fill: Fill | None = None, order: tuple[int, ...] | None = None
-) -> Spec:
+    name: str, *shape: int, dtype: str = "", fill: Fill | None = None, order: tuple[int, ...] | None = None,
+    shared: bool = False,
+) -> Spec:  # fmt: skip
     """A tensor that a kernel reads, and must not change."""
-    return Spec(name, "in", shape, dtype, fill or floats(), order)
+    return Spec(name, "in", shape, dtype, fill or floats(), order, shared)
 
 
 def out(name: str, *shape: int, dtype: str = "", order: tuple[int, ...] | None = None) -> Spec:

@@ -47,7 +47,8 @@ class Compiler:
     def start(self, cases: Iterable[Case], spare: int = 0) -> Iterator[Builds]:
         """Begin to build the kernels of the cases, in their order, on all processors but `spare`. If an exception ends the
         block, the builds that are still running are abandoned."""
-        kernels = {(case.op, case.kernel): ops.get(case.op).kernels[case.kernel] for case in cases}
+        named = {(case.op, case.kernel): ops.get(case.op).kernels[case.kernel] for case in cases}
+        kernels = {(each.op, each.name): each for kernel in named.values() for each in needed_by(kernel, self.arch)}
         chosen = [key for key, kernel in kernels.items() if _can_be_built(kernel)]
         apart = [key for key in chosen if self.sandbox and not kernels[key].source.is_relative_to(ops.PACKAGE)]
         self.tell(event="building")
@@ -174,8 +175,19 @@ class Builds:
             wait([job for case in cases for job in self._needed(case) if not job.done()], return_when=FIRST_COMPLETED)
 
     def _needed(self, case: Case) -> list[Job]:
-        names = case.kernel, ops.get(case.op).baseline(case)
-        return [job for name in names if (job := self._jobs.get((case.op, name)))]
+        op = ops.get(case.op)
+        names = case.kernel, op.baseline(case)
+        composed = {other for name in names for other in op.kernels[name].composes}
+        return [job for (of, name), job in self._jobs.items() if of in composed or (of == case.op and name in names)]
+
+
+def needed_by(kernel: Kernel, arch: str) -> list[Kernel]:
+    """The kernel itself, and those that a function chooses among which is made of several ops' functions."""
+    if not kernel.composes:
+        return [kernel]
+    from minfer.functional.ahead import choosable  # which imports all functions
+
+    return [kernel, *(each for name in kernel.composes for each in choosable(name, arch))]
 
 
 def _can_be_built(kernel: Kernel) -> bool:

@@ -37,7 +37,7 @@ ON_CPU = [kernel for kernel in ops.every_kernel() if "cpu" in kernel.devices]
 DEAR = {  # take many seconds, or are for demonstrations
     *("quant_gemm-torch", "moe_ffn-torch_eager", "decode_attention-torch_eager", "prefill_attention-torch_eager"),
     *("mla_decode-torch_eager", "banks-cpu_exchange", "divergence-cpu_branchy", "ilp-cpu_copy"),
-    "producer_consumer-cpu_loops",
+    *("producer_consumer-cpu_loops", "decoder-torch"),
 }
 
 

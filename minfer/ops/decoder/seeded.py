@@ -1,0 +1,60 @@
+"""Weights and caches of a decoder, drawn from their names: a layer at a time, so that the reference can make them again without
+having all of them in memory."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from dataclasses import dataclass
+
+import torch
+
+from minfer.ops.tensors import Draw, Fill, Tensors
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True)
+class Seeded(Fill):
+    """Normal values times `scale` plus `shift`, or random bytes in uint8; each layer's, the parts of the first axis, from a
+    seed of its own. With `whole` there are no layers. Of caches, (layers, batch, slots, ...), the slots from `kept` on are
+    NaN."""
+
+    name: str
+    scale: float
+    shift: float = 0.0
+    whole: bool = False
+    kept: int | None = None
+
+    def make(self, tensor: Tensor, made: Tensors, draw: Draw) -> None:
+        for layer, part in enumerate([tensor] if self.whole else tensor):
+            self.write(part, layer)
+
+    def write(self, part: Tensor, layer: int = 0) -> None:
+        """Write the values of a layer."""
+        seed = zlib.crc32(f"{self.name} {layer}".encode())
+        generator = torch.Generator(part.device).manual_seed(seed)
+        if part.dtype == torch.uint8:
+            part.random_(0, 256, generator=generator)
+        else:
+            part.normal_(self.shift, self.scale, generator=generator)
+        if self.kept is not None:
+            part[:, self.kept :] = math.nan
+
+
+@dataclass(frozen=True)
+class Angles(Fill):
+    """cos or sin of position * theta ** (-2 i / dim), (positions, dim / 2) float32: rope's table."""
+
+    function: str
+    theta: float
+
+    def make(self, tensor: Tensor, made: Tensors, draw: Draw) -> None:
+        positions, pairs = tensor.shape
+        tensor.copy_(self.values(positions, pairs, tensor.device))
+
+    def values(self, positions: int, pairs: int, device: torch.device) -> Tensor:
+        """In fp64."""
+        frequencies = self.theta ** (-torch.arange(pairs, dtype=torch.float64, device=device) / pairs)
+        angles = torch.outer(torch.arange(positions, dtype=torch.float64, device=device), frequencies)
+        return angles.cos() if self.function == "cos" else angles.sin()

@@ -1,0 +1,95 @@
+"""docs/decoder.md has the rows of the op `decoder`, and what scripts in `benchmarks/` measured of its steps and of serving."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from minfer.analysis import make
+from minfer.analysis.makers.decoder import SERVED, SPLIT, STEPS
+from minfer.rows import store
+from tests.tables import Workspace, row
+
+LLAMA = {"layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8, "head_dim": 128, "ffn": 14336, "vocab": 128256}
+ABOUT = {"device": "NVIDIA Some", "torch": "2.11", "commit": "abc"}
+MODELS = "model,hidden,heads,kv_heads,head_dim,ffn,vocab\nLlama-3.1-8B,4096,32,8,128,14336,128256\n"
+
+
+def timed(kernel: str, us: float, new: int = 1, **values: Any) -> store.Row:
+    shape = LLAMA | {"batch": 1, "context": 1024, "new": new}
+    name = ",".join(f"{axis}={size}" for axis, size in shape.items())
+    made = row(kernel, us, f"bfloat16//{name}", op="decoder", dtype="bfloat16", params={}, shape=shape, launches=389)
+    more = {"steady_rate": 1e6 / us, "steady_gbps": 15e6 / us, "steady_percent_of_peak": 80.0, "roof": "read_gbps"}
+    return made | {"steady_speedup": 7000 / us, "steady_baseline_us": 7000.0, "steady_joules": 4.0} | more | values
+
+
+def made(folder: Path, *rows: store.Row, **files: list[dict[str, Any]]) -> str:
+    work = Workspace(folder)
+    paths = [work.write(*rows)] if rows else []
+    page = folder / "docs" / "decoder.md"
+    page.parent.mkdir()
+    page.write_text("\n".join(f"<!-- {name}:{end} -->" for name in (STEPS, SPLIT, SERVED) for end in ("begin", "end")))
+    (folder / "ops").mkdir()
+    (folder / "ops" / "models.csv").write_text(MODELS)
+    (folder / "measured").mkdir()
+    for name, measured in files.items():
+        pq.write_table(pa.Table.from_pylist(measured), folder / "measured" / f"{name.replace('_', '-')}-some.parquet")
+    places = {
+        "results": work.results,
+        "readme": work.readme,
+        "sources": folder / "ops",
+        "benchmarks": folder / "measured",
+    }
+    words = [word for name, place in places.items() for word in (f"--{name}", str(place))]
+    assert make.main(["decoder", *map(str, paths), *words]) == 0
+    return page.read_text()
+
+
+def test_a_line_for_each_problem_and_kernel(tmp_path: Path) -> None:
+    wrong = timed("torch_compile", 6500.0) | {"status": "wrong", "steady_us": None, "cold_us": None}
+    text = made(tmp_path, timed("minfer", 6000.0), timed("torch", 7000.0), wrong)
+    lines = [line for line in text.splitlines() if "decode, batch 1, context 1024" in line]
+    assert ["| torch |" in lines[0], "| minfer |" in lines[1], "| wrong |" in lines[2]] == [True] * 3
+    assert lines[1].startswith("| Llama-3.1-8B | decode, batch 1, context 1024 | minfer | 6.000 | 166.7 | 2500 |")
+    assert "| 80.0 (read_gbps) | 1.167 | 4.00 | 389 |" in lines[1]
+
+
+def test_a_prompts_energy_is_divided_by_its_tokens(tmp_path: Path) -> None:
+    (line,) = (line for line in made(tmp_path, timed("minfer", 6000.0, new=1000)).splitlines() if "prefill" in line)
+    assert "| prefill of 1 × 1000 | minfer |" in line
+    assert "| 0.00400 |" in line
+
+
+def test_a_step_is_shown_by_operation(tmp_path: Path) -> None:
+    step = ABOUT | {"model": "llama-3.1-8b", "batch": 1, "context": 1024, "read_gbps": 3000.0}
+    rows = [
+        step | {"operation": "qkv", "calls": 32, "us": 640.0, "read_bytes": 3, "floor_us": 512.0},
+        step | {"operation": "rope_", "calls": 32, "us": 76.0, "read_bytes": 0, "floor_us": 0.0},
+        step | {"operation": "step", "calls": 0, "us": 6400.0, "read_bytes": 3, "floor_us": 4800.0},
+    ]
+    text = made(tmp_path, decoder_split=rows)
+    assert "**llama-3.1-8b, batch 1, context 1024; memory is read at 3000 GB/s**" in text
+    assert "| `qkv` | 32 | 640.0 | 10.0% | 512.0 | 0.80 |" in text
+    assert "| `rope_` | 32 | 76.00 | 1.2% | — | — |" in text
+
+
+def test_serving_is_told_in_sentences(tmp_path: Path) -> None:
+    of = ABOUT | {"requests": 2000, "trace": "conv", "model": "llama-3.1-8b", "generated": 1000, "seconds": 10.0}
+    whole = {"steps_s": 9.0, "steps": 50, "tokens_per_s": 100.0, "steps_tokens_per_s": 111.1, "prompt_tokens": 5}
+    at_rate = {"rate": 5.0, "first_p50_ms": 90.0, "first_p99_ms": 200.0, "between_p50_ms": 9.0, "between_p99_ms": 30.0}
+    text = made(
+        tmp_path,
+        serve_trace=[of | whole | {"preempted": 0} | dict.fromkeys(at_rate), of | dict.fromkeys(whole) | at_rate],
+    )
+    assert (
+        "2,000 requests of conv, llama-3.1-8b, all waiting at time 0: 1,000 tokens in 10.0 s, 100 tokens/s, 0.90 of the 111"
+        in text
+    )
+    assert "5 a second: the first token comes after 90 ms (median; 99 %: 200 ms)" in text
+
+
+def test_what_was_not_measured_says_how_to(tmp_path: Path) -> None:
+    assert made(tmp_path).count("Nothing was measured yet: `python") == 3
