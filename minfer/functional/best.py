@@ -192,7 +192,7 @@ class Chooser:
             return None
         for kernel, holds in self.with_preference:
             case = self._sized(shape)
-            if holds(case.shape) and self._supports(kernel, case):
+            if holds(case.shape, case.params) and self._supports(kernel, case):
                 return kernel.name
         return None
 

@@ -13,7 +13,7 @@ MULTIPROCESSORS = 132  # of an H100 or H200
 SHORT = 512  # shorter sizes of n or k have no rule
 
 
-def many_columns(shape: Mapping[str, int]) -> bool:
+def many_columns(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
     """Whether v14_small is taken for a product: from 65 to 128 rows, where v17_one_wave would have to use its widest slices of
     224 columns, and these would leave multiprocessors without work. With 111 rows and 32000 columns it is 1.17 times as fast
     there."""
@@ -24,15 +24,15 @@ def many_columns(shape: Mapping[str, int]) -> bool:
     return waves / math.ceil(waves) < 0.9
 
 
-def one_wave(shape: Mapping[str, int]) -> bool:
+def one_wave(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
     """Whether v17_one_wave is taken for a product: from 17 to 128 rows. At the 64 products of that height it was 0.6 % slower
     than the fastest of the older kernels in the geometric mean."""
     return 16 < shape["m"] <= 128 and min(shape["n"], shape["k"]) >= SHORT
 
 
-def off_the_grid(shape: Mapping[str, int]) -> bool:
-    """Whether v18_fitted is taken for a product: where n is no multiple of 8, which no other fast kernel takes; and from 129
-    rows on, where v13_cooperative and v14_stream_k would put less than 0.88 of the work of the multiprocessors into elements of
+def off_the_grid(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
+    """Whether v18_fitted is taken for a product: where n is no multiple of 8, which no other fast kernel takes (in NN, where rows
+    of B start anywhere, too, it is faster than v03_wmma only from about 256 rows on); and from 129 rows on, where v13_cooperative and v14_stream_k would put less than 0.88 of the work of the multiprocessors into elements of
     the product, or up to 1024 rows less than 0.96. There the nearest measured shape often names a kernel for fewer rows.
 
     A pair of multiprocessors multiplies a tile of 256 x 256. v14_stream_k divides the tiles that are left after the first wave,
@@ -41,15 +41,16 @@ def off_the_grid(shape: Mapping[str, int]) -> bool:
     if min(n, k) < SHORT:
         return False
     if n % 8 != 0:
-        return True
+        return params["layout"] == "TN" or m >= 256
     tiles = math.ceil(m / 256) * math.ceil(n / 256)
     waves = tiles / (MULTIPROCESSORS // 2)
     busy = max(waves / math.ceil(waves), 0.9 if waves > 1 else 0)
     return m > 128 and m * n / (tiles * 256 * 256) * busy < (0.96 if m <= 1024 else 0.88)
 
 
+Rule = Callable[[Mapping[str, int], Mapping[str, str]], bool]  # of a shape and the parameters of the op
 # By op and kernel. The first whose rule holds is taken, in the order of the op's kernels.
-PREFERRED: Mapping[tuple[str, str], Callable[[Mapping[str, int]], bool]] = {
+PREFERRED: Mapping[tuple[str, str], Rule] = {
     ("hgemm", "v14_small"): many_columns,
     ("hgemm", "v17_one_wave"): one_wave,
     ("hgemm", "v18_fitted"): off_the_grid,

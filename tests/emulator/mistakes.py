@@ -123,6 +123,16 @@ BROKEN: dict[str, tuple[str, dict[str, Edit], str]] = {
 
 
 # What no case sees that the others do: a test of its own does.
+# Of an entry that is not the op's: tests/functional/test_scored_decode.py plants them one at a time.
+SCORED: tuple[str, dict[str, Edit]] = (
+    "decode_attention-v05_scored",
+    {
+        "cap": ("scoring.softcap * tanh_by_exp2(scores[n] * inside)", "scores[n]"),
+        "first": ("scoring.first(seen)", "0"),
+        "clear_front": "",
+        "sink": ("divided(all, scoring, head, p.scale_of_v())", "all.divided(p.scale_of_v())"),
+    },
+)
 WHOLE: tuple[str, dict[str, Edit]] = "decode_attention-v03_packed", {"whole": "return;"}
 
 

@@ -84,6 +84,11 @@ BROKEN: dict[str, tuple[str, dict[str, Edit], str]] = {
         {"stage_arrived": ("cp_async_wait<Shape::kStages - 2>()", "cp_async_wait<Shape::kStages - 1>()")},
         "its cp.async are in flight",
     ),
+    "keys of a call with a window multiplied before they have arrived": (
+        "decode_attention-v05_scored",
+        {"scored_arrived": ("cp_async_wait<Shape::kStages - 2>()", "cp_async_wait<Shape::kStages - 1>()")},
+        "its cp.async are in flight",
+    ),
     "keys of the page before": (
         "decode_attention-v03_packed",
         {"next_page": ("look_up(piece, ahead + 1)", "look_up(piece, ahead)")},

@@ -13,6 +13,7 @@ from minfer import attention, decode_attention, ops
 from minfer.bench.device import pick
 from minfer.build import toolchain
 from tests.emulator import Emulated, compiled
+from tests.emulator.mistakes import SCORED
 from tests.functional import drawn
 from tests.functional.test_decode_attention import paged
 
@@ -116,20 +117,12 @@ def error_of(
     return float((out.double() - wanted).abs().max())
 
 
-MISTAKES = {
-    "cap": ("scoring.softcap * tanh_by_exp2(scores[n] * inside)", "scores[n]"),
-    "first": ("scoring.first(seen)", "0"),
-    "clear_front": "",
-    "sink": ("divided(all, scoring, head, p.scale_of_v())", "all.divided(p.scale_of_v())"),
-}
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(toolchain.toolkit() is None, reason="no headers of a CUDA toolkit that fits this PyTorch")
 def test_the_kernel_of_a_gpu_is_the_definition_when_emulated_and_mistakes_are_seen(tmp_path):
     """With parts of a sequence in several blocks, in pages; contiguous in fp8; and with each mistake."""
     kernel = OP.kernels["v05_scored"]
-    library = compiled(kernel, tmp_path, {i: {name: edit} for i, (name, edit) in enumerate(MISTAKES.items(), 1)})
+    library = compiled(kernel, tmp_path, {i: {name: edit} for i, (name, edit) in enumerate(SCORED[1].items(), 1)})
     entry = replace(kernel, name="v05_scored_scored")
     scored = Emulated(entry, library)
     for which in EACH.values():
@@ -142,7 +135,7 @@ def test_the_kernel_of_a_gpu_is_the_definition_when_emulated_and_mistakes_are_se
             for window in (7, 129) if "window" in which else (0,):
                 options = sinks_of(which, shape[1]) | ({"window": window} if window else {})
                 assert error_of(scored, counts, shape, options) < 4e-3
-    for mistake in range(1, len(MISTAKES) + 1):
+    for mistake in range(1, len(SCORED[1]) + 1):
         options = sinks_of(EACH["all"], 4)
         assert not error_of(Emulated(entry, library, mistake), [60], (1, 4, 2, 64), options) < 4e-3
 

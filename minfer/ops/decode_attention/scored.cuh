@@ -138,7 +138,7 @@ struct ScoredWarp : PackedWarp<Shape> {
     int next = kAhead < units ? this->look_up(piece, kAhead) : 0;
 #pragma unroll 1
     for (int i = 0; i < units; ++i) {
-      cp_async_wait<Shape::kStages - 2>();  //@ stage_arrived
+      cp_async_wait<Shape::kStages - 2>();  //@ scored_arrived
       __syncwarp();  // the stage has arrived for all lanes, and all have multiplied the previous one
       const int ahead = i + kAhead, here = next;
       if (ahead + 1 < units) next = this->look_up(piece, ahead + 1);

@@ -20,7 +20,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kResident)
   const int kv_head = blockIdx.y / tiles, row0 = blockIdx.y % tiles * Shape::kRows;
   ScoredWarp<Shape> warp(p, scoring, shared);
   warp.load_q(number, kv_head, row0);
-  const int keys = p.keys(number), front = warp.first_key(p, scoring, keys) / kUnit;  //@ front
+  const int keys = p.keys(number), front = warp.first_key(p, scoring, keys) / kUnit;
   const int units = (keys + kUnit - 1) / kUnit, each = (units - front + splits - 1) / splits;
   const int begin = min(front + int(blockIdx.x) * each, units);
   const Piece piece{number, kv_head, row0, keys, begin, min(begin + each, units)};

@@ -264,7 +264,7 @@ def minfers(*tensors: Tensor) -> Tensor:
 
 
 BY_MINFER = baselines.graphed(minfers)
-PLAIN, COMPILED = baselines.decoder(baselines.layer), baselines.decoder(compiled(baselines.layer))
+PLAIN, COMPILED = baselines.whole(baselines.layer), baselines.whole(compiled(baselines.layer))
 
 op.torch("torch", baselines.graphed(PLAIN), baseline=True, returns=(0,), requires=packs)
 # a GPU only: on a CPU each shape takes C++ compilers a minute

@@ -84,7 +84,7 @@ def layer(
     return x + F.linear(F.silu(gate) * up, down)
 
 
-def decoder(of_layer: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def whole(of_layer: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """The whole decoder, from the op's tensors to new logits (batch, vocab)."""
 
     def forward(
