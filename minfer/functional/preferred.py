@@ -33,8 +33,8 @@ def one_wave(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
 def off_the_grid(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
     """Whether v18_fitted is taken for a product: where n is no multiple of 8, which no other fast kernel takes (in NN, where
     rows of B start anywhere, too, it is faster than v03_wmma only from about 256 rows on); and from 129 rows on, where
-    v13_cooperative and v14_stream_k would put less than 0.88 of the work of the multiprocessors into elements of the product, or
-    up to 1024 rows less than 0.96. There the nearest measured shape often names a kernel for fewer rows.
+    v13_cooperative and v14_stream_k would put less than 0.88 of the multiprocessors' work into elements of the product, or up
+    to 1024 rows less than 0.96. There the nearest measured shape often names a kernel for fewer rows.
 
     A pair of multiprocessors multiplies a tile of 256 x 256. v14_stream_k divides the tiles that are left after the first wave,
     which costs about a tenth."""
