@@ -15,9 +15,9 @@ which tell cold from steady. Each hint is compared with a time that was taken in
 - the baseline's steady time with its blocks, and with its steady times in a process without a kernel, whichever are longer;
 - the baseline's cold time with its cold times in a process without a kernel, after the same preparation.
 
-One of the judge's own times is compared in this way, too: that of a call in a block with that of a call in a linked block, in
-which an input depends on the result of the call before (`minfer.worker.links`). The baseline shows how long the links take. A
-kernel that computes the results of several calls at once cannot do so in a linked block.
+The judge also compares two of its own times of the kernel: a call in an ordinary block and a call in a linked block. In
+a linked block, an input of each call depends on the result of the call before (`minfer.worker.links`), so a kernel
+cannot compute the results of several calls at once. The baseline's blocks show how long the links take.
 
 A hint contradicts the judge if it is off by more than `BELIEVED`, in the direction that favours the kernel. On a busy machine
 that can happen to an honest kernel. So the supervisor has both measured again, and accuses a kernel only if every measurement
@@ -41,7 +41,7 @@ from minfer.rows.rules import REGIMES
 
 # A block contains the wake-up of the process and first touches of fresh memory; a GPU runs a cold call at a higher clock.
 BELIEVED = {"cuda": 1.25, "cpu": 1.6}
-LINK_VARIES = 1.25  # factor by which a kernel's links may take longer than the baseline's
+LINK_VARIES = 1.25  # a kernel's links may take longer than the baseline's by this factor
 ATTEMPTS = 4  # times that both are measured before a kernel is accused
 # Share of the judge's time for which a thread waits for a CPU. On 2 idle processors it was at most 0.04, beside two busy loops
 # at least 0.33.
@@ -58,15 +58,15 @@ FASTER = "the judge measured a speed-up of {:.3g}, and those inside of the kerne
 class Samples:
     """What the judge measured, in seconds for one call.
 
-    `kernel`, `baseline` and `duplicate`: the time of each block; shape (rounds,). On a CPU it is without the time for which its
-    process or the judge waited for a busy CPU, where the system says how long that was. `work`: the same for the kernel's
-    blocks, but always without the waits. `lag` and `baseline_lag`: the
-    time of each block by the judge's clock, less such waits, over that by the clock in its process, for the kernel, and for
-    baseline and duplicate. `calls`: how many a block of the kernel has, and one of the baseline.
-    `cold_baseline` and `steady_baseline`: single cold calls and steady calls of the baseline in a process without a kernel.
-    `waited`: one number, the share of the time that these took for which a thread of that process waited for a CPU; of the
-    thread that waited for longest. `baseline_work`: like `work`, of the baseline's blocks. `linked`, `linked_baseline`: the
-    same for linked blocks, of the kernel and of the baseline. All three are empty if the op has no link."""
+    `kernel`, `baseline` and `duplicate`: the time of each block; shape (rounds,). On a CPU, the time for which its
+    process or the judge waited for a busy CPU is left out, if the system reports it. `work`: the time of each block of
+    the kernel, always without these waits. `lag` (of the kernel) and `baseline_lag` (of baseline and duplicate): for
+    each block, its time by the judge's clock without these waits, over its time by the clock in its process. `calls`:
+    how many calls a block of the kernel has, and one of the baseline. `cold_baseline` and `steady_baseline`: single
+    cold calls and steady calls of the baseline in a process without a kernel. `waited`: one number, the share of the
+    time of these calls for which the process waited for a CPU, by its thread that waited longest. `baseline_work`: like
+    `work`, for the baseline's blocks. `linked`, `linked_baseline`: like `work`, for the linked blocks of the kernel and
+    of the baseline. These three are empty if there are no linked blocks."""
 
     kernel: np.ndarray
     baseline: np.ndarray
@@ -128,9 +128,9 @@ class Samples:
         return max(steady_s * block / steady, steady_s + (block - steady) * float(of_baseline / calls))
 
     def linked_call(self) -> float | None:
-        """The time of a call of the kernel in its shortest linked block, less what the link to the next call takes: the upper
-        quartile of the baseline's linked blocks, less the lower one of its others, times `LINK_VARIES`. None if there are no
-        linked blocks."""
+        """The time of a call of the kernel in its shortest linked block, without the link to the next call. A link
+        takes `LINK_VARIES` times the difference between two quartiles: the upper one of the baseline's linked blocks
+        and the lower one of its others. None if there are no linked blocks."""
         if not len(self.linked) or not len(self.linked_baseline):
             return None
         calls, of_baseline = self.calls
@@ -151,11 +151,14 @@ def columns(case: Case, row: Mapping[str, Any], samples: Samples, device: str) -
     """The columns `judged_...` of a row: the median block and, paired by rounds, the ratio to the baseline. On a GPU half of
     the baseline's rounds come before all of the kernel's and half after them, so a drift widens the ratio's interval.
 
-    A row that was measured is `unconverged` if the ends of the ratio's interval are further from its middle than `BELIEVED`; if
-    the median block is longer than a hint times `BELIEVED`; or if the ratio is higher than the higher one of the hints times
-    `BELIEVED`. Otherwise it is `ok`, even if the interval of the hints is wide: the judge's times are the result. On a GPU the
-    block may be longer still, by `Samples.longer`. On a CPU cold hints alone say nothing of the ratio. Any row becomes
-    `impossible` if the median block is shorter than a GPU's peaks allow."""
+    A row that was measured becomes `unconverged` in three cases:
+
+    - an end of the ratio's interval differs from its middle by more than the factor `BELIEVED`;
+    - the median block is longer than a hint times `BELIEVED` (on a GPU, times `Samples.longer` as well);
+    - the ratio is higher than the higher one of the hinted ratios times `BELIEVED`. On a CPU this needs a steady hint.
+
+    Otherwise it becomes `ok`. A wide interval of the hints does not matter, because the judge's times are the result.
+    Any row becomes `impossible` if the median block is shorter than a GPU's peaks allow."""
     op = ops.get(case.op)
     work = Work(op.flops(case), op.bytes(case), op.metric.work(op, case))
     blocks = [samples.kernel, samples.baseline, samples.duplicate]

@@ -6,8 +6,8 @@ architectures, CACM 52(4), 2009). `python -m minfer.bench.peaks` prints the peak
 mapping from name to number:
 
 - `copy_gbps` (bytes read plus bytes written), `read_gbps`: GB/s of buffers far larger than the last-level cache;
-- `cold_copy_64mib_gbps`, ...: GB/s of single copies that read and write 64 MiB together, timed as cold calls are
-  (`minfer.rows.roofs` says what for);
+- `cold_copy_64mib_gbps`, ...: GB/s of single copies that read and write 64 MiB together, timed like cold calls, which
+  are compared with them (`copy_rate` of `minfer.rows.roofs`);
 - `mma_float16_float32`, `wgmma_bfloat16_float32`, ...: TFLOP/s of dense products, by the tensor cores' instruction
   class, the dtype of the inputs (float16, bfloat16 or float8_e4m3fn) and that of the accumulator. FLOPs count a
   multiply-add as two;
@@ -53,8 +53,8 @@ FP8 = "float8_e4m3fn"
 ACCUMULATORS = (("float16", "float32"), ("float16", "float16"), ("bfloat16", "float32"), (FP8, "float32"))
 CLASSES = ("wgmma", "mma")
 
-# By name of the peak: a call that runs it, and the bytes or FLOPs of that call. `name:way` is one of several ways to the same
-# peak, of which the best counts.
+# By the peak's name: a call that measures it, and the bytes or FLOPs of that call. Several calls may measure the same
+# peak in different ways, under names `peak:way`. The best of them counts.
 Probes = dict[str, tuple[Candidate, float]]
 
 WARMUP_S = 0.2
@@ -88,7 +88,7 @@ def measure(device: torch.device, telemetry: Telemetry) -> dict[str, float]:
             probe(0)
         torch.cuda.synchronize(device)
     peaks = _rates(bandwidth, clock, telemetry, CUDA_WINDOW_S)
-    peaks |= _cold_copies(device, clock)  # before the products: these heat the card, and its clock falls
+    peaks |= _cold_copies(device, clock)  # before the products, which heat the card and so lower its clock
     peaks |= _rates(products, clock, telemetry, CUDA_WINDOW_S)
     if fastest := telemetry.max_sm_mhz():
         peaks["max_sm_mhz"] = fastest
@@ -96,7 +96,7 @@ def measure(device: torch.device, telemetry: Telemetry) -> dict[str, float]:
 
 
 def _rates(probes: Probes, clock: Clock, telemetry: Telemetry, window_s: float) -> dict[str, float]:
-    """GB/s or TFLOP/s of each probe, and the clock that it was seen at."""
+    """GB/s or TFLOP/s of each peak, and the SM clock at which it was reached."""
     peaks: dict[str, float] = {}
     states: list[dict[str, Any]] = []
     for name, (probe, work) in probes.items():
@@ -113,7 +113,7 @@ def _rates(probes: Probes, clock: Clock, telemetry: Telemetry, window_s: float) 
 
 
 def _cold_copies(device: torch.device, clock: Clock) -> dict[str, float]:
-    """GB/s of single copies, by size: the median of the fastest way to copy."""
+    """GB/s of single copies, by size. The fastest way to copy counts, by its median time."""
     source = torch.zeros(max(COLD_COPIES_MIB) << 17, dtype=torch.int32, device=device).random_()
     target = torch.empty_like(source)
     found = {}

@@ -41,8 +41,8 @@ def attention(
         with more keys than queries, the queries follow a cached prefix.
     window: a query sees only keys less than `window` positions away, its own among them.
     softcap: scores become softcap * tanh(score / softcap).
-    sinks: float32 (heads,), a score without a value for each query head: it counts in the sum that divides, not in the
-        log-sum-exp. Three more launches scale out, which is then rounded twice.
+    sinks: float32 (heads,), a score without a value for each query head: it adds to the denominator, but not to the
+        log-sum-exp. With sinks, three more launches scale out, so out is rounded twice.
     scale: 1 / sqrt(head_dim) unless given.
     return_lse: return also the log-sum-exp of each query's scores, float32 (batch, heads, seq_q), or (heads, tokens).
 
@@ -124,7 +124,7 @@ def _attention(
     library.call(
         "prefill_attention", tensors, q.dtype, shape, params, causal=causal, window=window, softcap=softcap, scale=scale
     )
-    if sinks is not None:  # e^lse / (e^lse + e^sink) of what is without a sink
+    if sinks is not None:  # out without a sink, times e^lse / (e^lse + e^sink)
         out.mul_((lse - sinks[:, None]).sigmoid_().transpose(-1, -2)[..., None])
     return out, found
 

@@ -13,11 +13,11 @@ def axpby(
 ) -> torch.Tensor:
     """alpha a + beta b, a new contiguous tensor, of two float32 tensors of one shape and device.
 
-    Operands that are not contiguous, or do not start at multiples of 16 bytes, are copied first. With `out`, of their shape
-    and dtype, the result is written to it, and it is returned; if it is not contiguous, or shares memory with an operand, the
-    result is computed elsewhere and copied. `best` picks the kernel, which is compiled at its first call. Works under
-    `torch.compile`. It has no backward: raises RuntimeError where one would be recorded. Raises ValueError for operands that
-    do not fit each other."""
+    Operands that are not contiguous, or do not start at multiples of 16 bytes, are copied first. With `out`, of their
+    shape and dtype, the result is written to `out`, which is returned; if `out` is not contiguous, or shares memory
+    with an operand, the result is computed elsewhere and copied to it. `best` picks the kernel, which is compiled at
+    its first call. Works under `torch.compile`. It has no backward: raises RuntimeError where one would be recorded.
+    Raises ValueError for operands that do not fit each other."""
     library.refuse_gradients("axpby", a, b, out)
     if out is None:
         return _axpby_op(a, b, alpha, beta)

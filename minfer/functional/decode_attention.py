@@ -41,7 +41,7 @@ def decode_attention(
     scale: 1 / sqrt(head_dim) unless given.
     window: a query sees only keys less than `window` positions away, its own among them. Keys before it are not read.
     softcap: scores become softcap * tanh(score / softcap).
-    sinks: float32 (heads,), a score without a value for each query head: it counts in the sum that divides.
+    sinks: float32 (heads,), a score without a value for each query head: it only adds to the denominator.
     check_pages: raise ValueError for a page index out of range among those that are read, or a length that the caches do not
         have; this waits for the device. Without it, such values give a meaningless result, but nothing is read out of bounds.
 

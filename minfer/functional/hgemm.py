@@ -16,10 +16,10 @@ def matmul(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None)
 
     `best` picks the kernel, which is compiled at its first call; with MINFER_EXPLAIN=1 each choice is printed to stderr
     once. `weight.t()` of an `nn.Linear` is a b that is read in place. An operand whose rows (in TN: columns of b) do
-    not start at multiples of 16 bytes is copied first. With `out` the product is written to it, and it is returned; if it is
-    not contiguous, or shares memory with an operand, the product is computed elsewhere and copied. Works under
-    `torch.compile`. It has no backward: raises RuntimeError where one would be recorded. Raises ValueError for operands that
-    do not fit each other."""
+    not start at multiples of 16 bytes is copied first. With `out` the product is written to `out`, which is returned;
+    if `out` is not contiguous, or shares memory with an operand, the product is computed elsewhere and copied to it.
+    Works under `torch.compile`. It has no backward: raises RuntimeError where one would be recorded. Raises ValueError
+    for operands that do not fit each other."""
     library.refuse_gradients("matmul", a, b, out)
     if out is None:
         return _hgemm_op(a, b)

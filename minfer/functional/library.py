@@ -125,8 +125,8 @@ def call(
 
 
 def call_entry(op: str, entry: str, tensors: tuple[torch.Tensor, ...], **scalars: Any) -> None:
-    """Call a torch op that a kernel of `op` registers besides its own, `<the kernel's>_<entry>`, for arguments that the op does
-    not state. `ENTRIES` says which kernels have it; the device's is called."""
+    """Call the second torch op of a kernel of `op`, for arguments that the op does not have. Its name is the kernel's
+    with `_<entry>` behind it. `ENTRIES` lists the kernels that register it; the one for this device is called."""
     _launch(_entry(op, entry, prepared.recording.device or tensors[0].device), tensors, scalars)
 
 
@@ -199,7 +199,8 @@ def check_out(name: str, out: torch.Tensor, shape: Sequence[int], like: torch.Te
 
 
 def is_writable(out: torch.Tensor, *read: torch.Tensor | None) -> bool:
-    """Whether a kernel may write to `out` while it reads the others. If not, it writes to a new tensor, which is copied."""
+    """Whether a kernel may write to `out` while it reads the others. If not, it writes to a new tensor, which the
+    caller copies to `out`."""
     storages = [x.untyped_storage()._cdata for x in read if x is not None]
     return out.is_contiguous() and out.data_ptr() % 16 == 0 and out.untyped_storage()._cdata not in storages
 

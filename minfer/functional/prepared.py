@@ -237,7 +237,7 @@ class _Writer:
         for name, x in tensors.items():
             if (first := once[id(x)][0]) != name:
                 self.condition = f"{name} is not {first} or {self.condition}"
-        if "out" in tensors:  # a kernel reads the others while it writes there
+        if "out" in tensors:  # a kernel reads the others while it writes to `out`
             for name, x in tensors.items():
                 if name != "out":
                     self.condition += f" or -{_span(tensors['out'])} < out.data_ptr() - {name}.data_ptr() < {_span(x)}"
@@ -284,7 +284,7 @@ def make({", ".join(self.constants)}):
     return run
 """
         run: Run = _compiled(text)(**self.constants)
-        run.__dict__["kernels"] = self.kernels  # they stay loaded while there is a reference to them
+        run.__dict__["kernels"] = self.kernels  # a reference keeps them loaded
         return run
 
     def operand(self, x: Tensor) -> str:
@@ -317,8 +317,8 @@ def make({", ".join(self.constants)}):
     def launches(
         self, kernel: Any, tensors: tuple[Tensor, ...], scalars: dict[str, Any], otherwise: str
     ) -> list[str] | None:
-        """The lines that launch a Triton kernel without Triton's Python code, or call it as `otherwise` does where a hook of
-        Triton's has to see that. None where the launches are not known."""
+        """Lines that launch a Triton kernel without Triton's Python code. If a hook of Triton's has to see the launch,
+        they run the line `otherwise` instead. None if we do not know what the kernel's function launches."""
         one = next(iter(self.tensors.values()))
         found = [self.address(x) for x in tensors]
         try:
@@ -348,7 +348,7 @@ def make({", ".join(self.constants)}):
         return [f"if {ordinary}():", device, *calls, "else:", f"    {otherwise}"] if calls else None
 
     def address(self, x: Tensor) -> tuple[str, int]:
-        """The source of a tensor's address, and an address that is aligned like it."""
+        """The source of a tensor's address, and a number with the alignment of that address."""
         if (found := self.named.get(_storage(x))) is None:
             return "0", 0
         offset = int(x.storage_offset()) * x.element_size()

@@ -1,4 +1,4 @@
-"""`sample`: a token of each row of logits as one function of PyTorch, `torch.ops.minfer.sample` and `sample_rows`."""
+"""`sample` draws a token of each row of logits, through `torch.ops.minfer.sample` or `torch.ops.minfer.sample_rows`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 from minfer.functional import library
 
-MOST = 1 << 19  # tokens of a vocabulary, which the sums of our kernels have bits for
+MOST = 1 << 19  # tokens of a vocabulary; the sums of our kernels have bits for no more
 
 
 DEFAULTS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
@@ -29,17 +29,18 @@ def sample(
     proportional to p, by one random number for each row from `generator`, or from PyTorch's own. A temperature of 0 takes the
     first of the largest logits. A row of NaN gives token 0.
 
-    temperature, top_k, top_p and min_p are numbers, or tensors with one setting for each row: (rows,), float32, top_k int32 or
-    int64. The host does not check their values, because it would have to wait for the device. A temperature below 0 or NaN is
-    0 there, and a top_k below 0 is 0. top_p and min_p are clamped to [0, 1], where a top_p of 0 keeps the likeliest tokens;
-    as NaN they are ignored.
+    temperature, top_k, top_p and min_p are numbers, or tensors with one setting for each row: (rows,), float32, top_k
+    int32 or int64. The host does not check the elements of tensors, because it would have to wait for the device. In a
+    tensor, a temperature that is negative or NaN counts as 0, and a negative top_k counts as 0. top_p and min_p are
+    clamped to [0, 1], and ignored where they are NaN. A top_p of 0 keeps the likeliest tokens.
 
-    It is not differentiable, and autograd records nothing. Raises ValueError for arguments that do not fit. Two ops take the
-    random numbers u, (rows,) float32 in [0, 1), which determine the tokens:
-    `torch.ops.minfer.sample(logits, u, temperature, top_k, top_p, min_p)` with numbers, and
-    `torch.ops.minfer.sample_rows` with tensors, or None for the default. Works under `torch.compile`. There a number that
-    changes becomes an input of the graph at its second value, and further values compile nothing. A generator breaks the graph
-    there, as in PyTorch's own functions: draw u outside of the graph, and call the op."""
+    The function is not differentiable, and autograd records nothing. Raises ValueError for arguments that do not fit.
+    Two ops take the random numbers as an argument u, (rows,) float32 in [0, 1). The same u gives the same tokens.
+    `torch.ops.minfer.sample(logits, u, temperature, top_k, top_p, min_p)` takes numbers, and
+    `torch.ops.minfer.sample_rows` takes tensors, or None for the default. Works under `torch.compile`. If a number
+    changes between calls, the graph is compiled once more, with the number as an input; further values compile nothing.
+    A generator breaks the graph, as in PyTorch's own functions. To avoid that, draw u outside of the graph, and call
+    the op."""
     rows = logits.shape[0] if logits.dim() else 0
     if generator is None:
         u = torch.rand(rows, device=logits.device)
@@ -64,7 +65,7 @@ def sample(
 
 
 def _any_is_an_input(*numbers: float) -> bool:
-    """Whether the graph that is being compiled has one of these numbers as an input."""
+    """Whether one of these numbers is an input of the graph that torch.compile is making."""
     from torch.fx.experimental.symbolic_shapes import has_static_value
 
     return not all(has_static_value(x) for x in numbers)
@@ -75,7 +76,7 @@ def _for_each_row(logits: torch.Tensor, name: str, setting: float | torch.Tensor
     if isinstance(setting, torch.Tensor):
         return setting
     if torch.compiler.is_compiling() and _any_is_an_input(setting):
-        pass  # it is compared with nothing, because that would be a condition of the graph
+        pass  # a comparison would become a condition of the graph
     elif setting == DEFAULTS[name]:
         return None
     else:

@@ -12,13 +12,13 @@ from minfer.functional.norms import DTYPES, rows_of
 def softmax(x: torch.Tensor, mask: torch.Tensor | None = None, *, out: torch.Tensor | None = None) -> torch.Tensor:
     """exp(z - max z) / sum exp(z - max z) over the last dimension, a new tensor of x's shape; z is x under a mask.
 
-    x is (..., n), float32, float16 or bfloat16; sums are fp32. A mask (n,) of x's dtype is added to each row in fp32. An
-    int32 mask of the shape x.shape[:-1] has the length of each row: elements from there on are not used, and give 0; lengths
-    below 0 count as 0, those above n as n. A row without elements, or with -inf only, gives NaN, as PyTorch does. With `out`,
-    of x's shape and dtype, the result is written to it, and it is returned; if it is not contiguous, or shares memory with x,
-    the result is computed elsewhere and copied. `best` picks the kernel, which is compiled at its first call. Works under
-    `torch.compile`. It has no backward: raises RuntimeError where one would be recorded. Raises ValueError for tensors that
-    do not fit each other."""
+    x is (..., n), float32, float16 or bfloat16; sums are fp32. A mask (n,) of x's dtype is added to each row in fp32.
+    An int32 mask of the shape x.shape[:-1] has the length of each row: elements from there on are not used, and give 0;
+    lengths below 0 count as 0, those above n as n. A row without elements, or with -inf only, gives NaN, as PyTorch
+    does. With `out`, of x's shape and dtype, the result is written to `out`, which is returned; if `out` is not
+    contiguous, or shares memory with x, the result is computed elsewhere and copied to it. `best` picks the kernel,
+    which is compiled at its first call. Works under `torch.compile`. It has no backward: raises RuntimeError where one
+    would be recorded. Raises ValueError for tensors that do not fit each other."""
     library.refuse_gradients("softmax", x, mask, out)
     if out is None:
         return _softmax_op(x, mask)

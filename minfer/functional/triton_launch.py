@@ -1,13 +1,15 @@
-"""Which kernels does a Triton kernel's Python function launch, and what does Triton hand to its C launcher for them?
+"""Finds out what a Triton kernel's Python function launches, so that prepared calls can launch it without Triton's
+Python code.
 
-A Triton kernel is called through Python: its own function computes a grid and scalars, and Triton's `JITFunction.run` looks
-up the compiled kernel for the types, the alignments and the divisibility of the arguments. In a prepared call these are always
-the same. So we ask once. We call the kernel's function with stand-ins for its tensors, on a copy of its module's names in which
-each `JITFunction` notes its launch instead (`note`). Then Triton returns the compiled kernel, and a copy of its launcher notes
-what it would hand to C (`Launches`). The prepared call hands the same to C, with the addresses of its own tensors.
+A Triton kernel is called through Python: its own function computes a grid and scalars, and Triton's `JITFunction.run`
+looks up the compiled kernel for the types, the alignments and the divisibility of the arguments. In a prepared call
+these are always the same. So we ask Triton once, when the call is prepared. `note` calls the kernel's function with
+stand-ins for its tensors. The function then sees a copy of its module's names, in which each `JITFunction` is replaced
+by an object that only notes the launch. Next, Triton returns the compiled kernel, and a copy of its launcher notes what
+it would hand to C (`Launches`). The prepared call hands the same to C, with the addresses of its own tensors.
 
-Where a hook of Triton's, or a setting that Triton reads at each launch, has to be heeded, `Launches.ordinary` is false.
-Environment variables that change how Triton compiles are not read again.
+`Launches.ordinary` is false if a hook of Triton's has to see the launch, or if a setting that Triton reads at each
+launch has changed. Environment variables that change how Triton compiles are not read again.
 """
 
 from __future__ import annotations
@@ -21,16 +23,18 @@ from typing import Any
 
 import torch
 
-# Of `triton.knobs.runtime`: a launch reads them. Which of them there are depends on Triton's version.
+# Settings in `triton.knobs.runtime` that a launch reads. A version of Triton may lack some of them.
 SETTINGS = ("launch_enter_hook", "launch_exit_hook", "debug", "add_stages_inspection_hook")
 
 
 class UnknownLaunchError(Exception):
-    """A Triton kernel's function that does something other than launching kernels on its tensors."""
+    """We cannot tell what a Triton kernel's function launches: it does something other than launch kernels on its
+    tensors."""
 
 
 class StandIn:
-    """A tensor as a Triton kernel's function may see it. It has what depends on shape and type, and no memory."""
+    """What a Triton kernel's function gets in place of a tensor: its shape, strides, dtype and device, but no
+    memory."""
 
     def __init__(self, number: int, like: torch.Tensor, device: torch.device) -> None:
         self.number = number
@@ -63,7 +67,7 @@ class _Address:
 
 @dataclass(frozen=True)
 class Place:
-    """Stands for what each call hands to C: a tensor's address, a scalar, or the stream."""
+    """An argument that each call fills in before it hands it to C: a tensor's address, a scalar, or the stream."""
 
     what: Any
 
@@ -77,7 +81,7 @@ class Launches:
 
     calls: list[tuple[Callable[..., Any], tuple[Any, ...]]]
     stream: Callable[[int], int]  # the current stream of a device
-    ordinary: Callable[[], bool]  # whether no hook and no setting of Triton's has to see the launches
+    ordinary: Callable[[], bool]  # whether no hook is set, and Triton's settings are as before
     kernels: list[Any]  # keeps the compiled kernels loaded
 
 
@@ -88,9 +92,10 @@ def note(
     scalars: dict[str, Any],
     device: torch.device,
 ) -> Launches:
-    """What a Triton kernel's function launches for these tensors on `device`, which is the current one. `tensors` have no
-    memory; each has an address that is aligned as the tensors of the calls are. A place holds a `StandIn` or a scalar that
-    the function passed on. Raises UnknownLaunchError where that cannot be told."""
+    """What a Triton kernel's function launches for these tensors on `device`, which is the current one. `tensors` have
+    no memory. `addresses` has an address for each, with the alignment that the tensors of later calls will have. A
+    `Place` in the result holds a `StandIn` or a scalar that the function passed on. Raises UnknownLaunchError if we
+    cannot tell."""
     triton = sys.modules.get("triton")
     if triton is None or not isinstance(function, FunctionType):
         raise UnknownLaunchError("not a function of Triton's")
@@ -103,14 +108,14 @@ def note(
         ordinary = _ordinary(triton.knobs.runtime, [jit for jit, *_ in noted])
     except UnknownLaunchError:
         raise
-    except Exception as error:  # the function needs more of its tensors, or Triton is another than we know
+    except Exception as error:  # a StandIn lacks what the function needs, or we do not know this Triton
         raise UnknownLaunchError(f"{type(error).__name__}: {error}") from error
     kernels = [kernel for _, kernel in compiled]
     return Launches([call for call, _ in compiled], active.get_current_stream, ordinary, kernels)
 
 
 def _noting(function: FunctionType, kind: type, noted: list[Any]) -> FunctionType:
-    """The function, on a copy of its module's names in which launches are noted."""
+    """The same function, but the `JITFunction`s that it sees in its module only note their launches."""
 
     class Noting:
         def __init__(self, jit: Any) -> None:
@@ -168,7 +173,7 @@ def _compiled(
 
 
 def _ordinary(runtime: Any, jits: Sequence[Any]) -> Callable[[], bool]:
-    """A test that Triton's settings are as they are now, and that no hook is set."""
+    """A function that tests whether Triton's settings are still as they are now, and no hook is set."""
     settings = [(name, getattr(runtime, name)) for name in SETTINGS if hasattr(runtime, name)]
     hooks = [runtime.launch_enter_hook.calls, runtime.launch_exit_hook.calls, *(jit.pre_run_hooks for jit in jits)]
 

@@ -1,4 +1,4 @@
-"""How fast a device copies so many bytes, from its measured peaks. Shared by the bench and the analysis."""
+"""How fast a device copies a number of bytes, by its measured peaks. The bench and the analysis share this rule."""
 
 import itertools
 import math
@@ -16,9 +16,9 @@ def name_cold_copy(mebibytes: int) -> str:
 def copy_rate(peaks: Mapping[str, float], nbytes: float) -> float:
     """GB/s (bytes read plus bytes written) at which the device copies `nbytes`, its caches cold: the roof of a cold call.
 
-    A long copy writes everything back to memory. Of a short one, a part of the output is still in the cache when the
-    clock stops, so it can be faster. Between two measured sizes the rate is interpolated over the logarithm of the
-    size. It is never below `copy_gbps`, the rate of a long copy; outside of the measured sizes it is that rate. 0.0 where
+    A long copy writes everything back to memory. A short copy can be faster, because a part of its output is still in
+    the cache when the clock stops. Between two measured sizes the rate is interpolated over the logarithm of the size.
+    It is never below `copy_gbps`, the rate of a long copy. Outside of the measured sizes it is `copy_gbps`. 0.0 if
     nothing was measured.
     """
     long = peaks.get("copy_gbps", 0.0)

@@ -21,9 +21,10 @@ BLOCK_S = {"cuda": 0.05, "cpu": 0.002}
 LEAST_CALLS = {"cuda": 8, "cpu": 2}  # of a block, however long a call takes
 CALIBRATIONS = 3  # blocks that estimate the time of a call; the shortest counts
 SLOW_S = 0.002  # if LEAST_CALLS take less on a GPU, waking the process is too large a part of it to estimate a call
-ROUNDS = 4  # each with a block of the kernel, of the baseline and of the duplicate
+# Each with a block of the kernel, of the baseline, of the duplicate and, if there is a link, of each of LINKED.
+ROUNDS = 4
 RESTS = {"cuda": 12, "cpu": 3}  # empty requests, of which the shortest counts
-LINKED = ("linked", "linked_baseline")  # blocks in which each call depends on the one before, of kernel and baseline
+LINKED = ("linked", "linked_baseline")  # blocks of kernel and baseline in which each call depends on the one before
 
 
 class JudgedRounds:
@@ -60,7 +61,8 @@ class JudgedRounds:
         self._prepare(remote, self._count_calls(remote))
 
     def _prepare(self, remote: RemoteKernel, calls: int) -> None:
-        """Let the process prepare a block of `calls` calls, also a linked one, and stop the process."""
+        """Let the process prepare a block of `calls` calls and, if there is a link, a linked block. Then stop the
+        process."""
         self.calls[remote] = calls
         remote.process.freezer.thaw()
         for linked in (False, True) if self.operands.link else (False,):
@@ -88,8 +90,8 @@ class JudgedRounds:
         return min(self.operands.count, max(few, math.ceil(BLOCK_S[self.device.type] * few / block_s)))
 
     def run(self, *names: str, count: int = ROUNDS) -> dict[str, list[float]]:
-        """The samples of `count` rounds of blocks: of the `kernel`, the `baseline` and its `duplicate`, in shuffled order, and
-        of the `linked` blocks of both where these names are given. Raises Dishonest unless the kernel's results are right.
+        """The samples of `count` rounds. A round has one block for each of `names`, in shuffled order: `kernel`,
+        `baseline`, its `duplicate`, and those in LINKED. Raises Dishonest unless the kernel's results are right.
 
         On a GPU the judge does not trust a short block, because the time that it subtracts is noisy. A kernel that is slow only
         while its calls are counted gets a short block, and the noise could hide its time. If the count of the baseline's calls

@@ -1,10 +1,11 @@
 """Links between the calls of a block: an input of call i+1 depends on the result of call i.
 
-In a linked block, signs of an input of call i+1 change by the result of call i, between these calls. Let the input have n
-elements. Its element j changes its sign if for an odd number of the result's elements j, j + n, j + 2n, ... the sign differs
-from the lowest bit of the exponent. Rounding rarely changes these bits, so a kernel cannot choose them. Nor can it compute the
-result of a later call before it has the results of all earlier ones. `minfer.worker.isolated` applies the links in the kernel's
-process. The judge does not rely on that: it computes the inputs from the results that it finds.
+In a linked block, some elements of an input of call i+1 change their signs between call i and call i+1. The result of
+call i decides which ones. Let the input have n elements. The result's elements j, j + n, j + 2n, ... decide about its
+element j. It changes its sign if an odd number of them have a sign bit that differs from the lowest bit of their
+exponent. Rounding rarely changes these bits, so a kernel cannot choose them. Nor can it compute the result of a later
+call before it has the results of all earlier ones. `minfer.worker.isolated` applies the links in the kernel's process.
+The judge does not rely on that: it computes the inputs from the results that it finds.
 """
 
 from __future__ import annotations
@@ -25,31 +26,33 @@ from minfer.ops import DTYPES, Case, Op, Spec
 from minfer.ops.tensors import Floats
 
 EXPONENT_BITS = {"float16": 5, "bfloat16": 8, "float32": 8, "float64": 11, "float8_e4m3fn": 4, "float8_e5m2": 5}
-FOLDED = 64  # at most so many elements of the result change one element of the input; beyond, only some elements do
+FOLDED = 64  # most elements of the result that decide about one of the input; of a larger result only some count
 THREADS, MOST_BLOCKS = 256, 264  # of the kernel in link.ptx
 
 
 @dataclass(frozen=True)
 class Link:
-    """How the result of a call changes the input of the next one. Both are seen as integers of `width` bytes: of each
-    element of the input (of the result) the first or last of `per_input` (`per_result`) such integers."""
+    """How the result of a call changes the input of the next one. A link sees both as integers of `width` bytes. An
+    element of the input consists of `per_input` of them, and one of the result of `per_result`. Of each element, one
+    integer counts."""
 
     input: str
     result: str
     width: int
     per_input: int
     per_result: int
-    first: int  # of the integers of an element of the result, the one that counts
-    step: int  # every so many elements of the result count
-    shift: int  # from the second bit that counts to the sign
+    first: int  # which integer of an element of the result counts
+    step: int  # of so many elements of the result, the first counts
+    shift: int  # from the bit that is compared with the sign, to the sign bit
 
     @staticmethod
     def between(op: Op, case: Case) -> Link | None:
-        """The link for the tensors of a case; None if it has no input of floats, or no result, that a call goes through as a
-        whole.
+        """The link for the tensors of a case; None if there is no input of floats, or no result, of which a call uses
+        every element.
 
-        The input is the smallest one that has at least two axes and a 64th of the result's elements, if there is one. So it is
-        as a rule the activations. A bias would do less: its change could be added to a result that was computed before."""
+        The input is the smallest one that has at least two axes and a 64th of the result's number of elements, if there
+        is one. Usually these are the activations. A bias would not do: a kernel could compute the result first, and add
+        the change."""
         whole = [
             spec for spec in op.specs(case) if 0 < spec.nbytes <= op.bytes(case)
         ]  # not a cache or an embedding's table
@@ -78,13 +81,14 @@ class Link:
         )
 
     def views(self, tensors: Mapping[str, torch.Tensor], results: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-        """The integers of the input (of `tensors`) that change, and those of the result (of `results`)."""
+        """Views of the integers that count: of the input, in `tensors`, and of the result, in `results`."""
         integers = {1: torch.int8, 2: torch.int16, 4: torch.int32}[self.width]
         flat = [_flat(tensor).view(integers) for tensor in (tensors[self.input], results[self.result])]
         return [flat[0][self.per_input - 1 :: self.per_input], flat[1][self.first :: self.per_result * self.step]]
 
     def prepare(self, tensors: Mapping[str, torch.Tensor], results: Mapping[str, torch.Tensor]) -> Callable[[], object]:
-        """What changes the input by the result. It is prepared, because on a CPU it takes no longer than a short call."""
+        """A function that changes the input by the result. All else is done here in advance, so that on a CPU a link
+        takes no longer than a short call."""
         changed, result = self.views(tensors, results)
         if changed.device.type == "cuda":
             return lambda: _launch(self, changed, result)

@@ -1,5 +1,5 @@
 // cpu_scored: cpu_naive with a window of keys, a soft cap and sinks.
-// Idea: keys before a query's window are not read. A sink adds one exponential to the sum that divides.
+// Idea: keys before a query's window are not read. A sink adds one exponential to the denominator.
 // Expected: cpu_naive's speed for the keys that are seen.
 #include <torch/csrc/stable/ops.h>
 #include <torch/headeronly/util/Float8_e4m3fn.h>

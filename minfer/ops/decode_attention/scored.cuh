@@ -6,7 +6,7 @@
 
 namespace minfer {
 
-// A PackedWarp whose pieces begin with the unit of the first key that any row sees.
+// A PackedWarp whose pieces begin at the unit that has the first key that any row sees.
 template <typename Shape>
 struct ScoredWarp : PackedWarp<Shape> {
   using Base = PackedWarp<Shape>;
@@ -44,7 +44,7 @@ struct ScoredWarp : PackedWarp<Shape> {
     }
   }
 
-  // Values before the first key that any row sees may be NaN.
+  // Overwrites the values of keys that no row sees with zeros, because they may be NaN.
   __device__ void clear_front(unsigned char* values, int rows) const {
     for (int i = threadIdx.x % 32; i < rows * Shape::kPieces; i += 32)
       *reinterpret_cast<uint4*>(reinterpret_cast<uint16_t*>(values) + Place::at(i / Shape::kPieces, i % Shape::kPieces * 8)) =
@@ -57,7 +57,7 @@ struct ScoredWarp : PackedWarp<Shape> {
     unsigned char* stage = ring + i % Shape::kStages * Shape::kStage;
     const uint16_t *k = reinterpret_cast<const uint16_t*>(stage), *v = k + Shape::kHalf / 2;
     if (key0 < first) clear_front(stage + Shape::kHalf, first - key0);  //@ clear_front
-    constexpr int kChains = kSlabs == 1 ? 2 : 1;  // of products that wait for each other
+    constexpr int kChains = kSlabs == 1 ? 2 : 1;  // independent chains of products
     float scores[kChains][kSlabs][4] = {};
 #pragma unroll
     for (int step = 0; step < Shape::kRowBytes / 32; ++step) {
@@ -78,7 +78,7 @@ struct ScoredWarp : PackedWarp<Shape> {
       }
     }
 
-    // Whether some row may not see some key: near the last key, or at the window of the last query.
+    // Whether some row may not see some key of the unit: near the last keys, or where the last query's window begins.
     const bool edge = key0 + kUnit > p.seen(0, piece.keys) || key0 < scoring.first(piece.keys);
     uint32_t exponentials[kSlabs][2];
 #pragma unroll
@@ -150,7 +150,7 @@ struct ScoredWarp : PackedWarp<Shape> {
   }
 };
 
-// The sum of a row's parts, divided by the sum of its exponentials and of that of the head's sink.
+// The sum of a row's parts, divided by the sum of its exponentials, the exponential of the head's sink included.
 __device__ inline float4 divided(const Merged& all, const Scoring& scoring, int head, float scale) {
   if (!scoring.sinks || !(all.total > 0.0f)) return all.divided(scale);
   Merged with = all;

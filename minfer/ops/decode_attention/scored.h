@@ -1,5 +1,5 @@
-// A window of keys, a soft cap and sinks: what `minfer.decode_attention` takes besides what the op states, and how a kernel that
-// knows them becomes a second torch op.
+// A window of keys, a soft cap and sinks: arguments of `minfer.decode_attention` that the op does not have, and how a
+// kernel that supports them registers a second torch op.
 //
 // Such a kernel's file defines `template <typename T, typename KV> void launch(const Decode<T, KV>&, const Scoring&)` and ends
 // with `MINFER_SCORED_DECODE(decode_attention_<file name>, minfer::launch)`, which registers `decode_attention_<file name>`, as
@@ -17,7 +17,7 @@ struct Scoring {
   float softcap = 0.0f;
   const float* sinks = nullptr;  // of each head; null: none
 
-  // The first key that a query sees which sees `seen` keys up to its own.
+  // The first key that a query sees. Without a window it would see the first `seen` keys, up to its own.
   MINFER_EITHER int first(int seen) const { return window > 0 && seen > window ? seen - window : 0; }
 };
 

@@ -1,8 +1,9 @@
 // v05_scored: v03's mainloop and split with a window of keys, a soft cap and sinks. It is called only where one of them is given.
-// Idea: a sequence's units of 16 keys begin with the first that the window reaches, so that keys before it are neither copied
-// nor looked up in the page table; a launch has blocks for as many keys as a window has. A sink is a score without a value: it
-// joins the sum of exponentials once, when all parts of a row are added.
-// Expected: v03's time for as many keys as are seen, and with a soft cap a tanh for each score, which memory hides.
+// Idea: each sequence begins with the first unit of 16 keys that the window reaches. Units before it are neither copied
+// nor looked up in the page table, and a launch has blocks for as many keys as a window has. A sink is a score without
+// a value: it joins the sum of exponentials once, when all parts of a row are added.
+// Expected: v03's time for as many keys as are seen. With a soft cap also a tanh for each score, hidden behind reads of
+// memory.
 #include "cuda/counters.cuh"
 #include "scored.cuh"
 
@@ -61,7 +62,8 @@ void launch_shape(const Decode<T, KV>& p, const Scoring& scoring, int most, int 
 
 template <typename T, typename KV>
 void launch(const Decode<T, KV>& p, const Scoring& scoring) {
-  // The most keys that one sequence's queries see; where no window begins within a unit, one unit more.
+  // The most keys in the units that one sequence's queries see. A window may begin within a unit, which adds up to one
+  // unit.
   const int64_t wide = int64_t(scoring.window) + p.new_tokens + kUnit;
   const int most = scoring.window > 0 && wide < p.most ? static_cast<int>(wide) : p.most;
   for_shape(p, [&]<typename Shape>() {

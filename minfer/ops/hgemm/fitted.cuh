@@ -11,12 +11,12 @@ namespace minfer {
 
 constexpr int kConsumers = 2, kThreads = (kConsumers + 1) * 128, kWriters = kConsumers * 128;
 constexpr int kPair = 2;      // blocks that share an operand; their tiles are side by side, or one below the other
-constexpr int kTwice = 2048;  // rows of the product that a group of `grouped` has
+constexpr int kTwice = 2048;  // rows of the product in a group of tiles (`grouped`)
 constexpr int kUnit = 16 * 16;  // elements that a warp stores at once: 16 rows and 16 columns of the product
 
-// Tiles of kM rows and kN columns of the product. Each of two warpgroups has half of the columns, or half of the rows if kN is
-// no multiple of 128: kWide times 64 columns, and kHigh rows. With kAnywhere rows of the product, and of B in NN, may start
-// anywhere (fitted_anywhere.cuh); a pair's tiles are then side by side.
+// Tiles of kM rows and kN columns of the product. Each of two warpgroups has half of the columns, or half of the rows
+// if kN is no multiple of 128: kWide times 64 columns, and kHigh rows. With kAnywhere, rows of the product, and of B in
+// NN, need not start at multiples of 16 bytes (fitted_anywhere.cuh); a pair's tiles are then side by side.
 template <typename T_, Layout kLayout_, int kM_, int kN_, bool kAnywhere_ = false>
 struct Fitted {
   using T = T_;
@@ -31,20 +31,20 @@ struct Fitted {
   // A stage in shared memory has 64 values of k, of the columns of B and of the rows of A, in the 128-byte swizzle. B is stored
   // as [n][k] in TN, and in NN as slabs of 64 columns, [k][64] each. A is stored as [m][k].
   static constexpr int kB = kN * kBlockK, kElements = kB + kM * kBlockK, kStageBytes = kElements * sizeof(T);
-  // Rows of A are copied in two halves, which have eight in common if these rows are an odd number of eights.
+  // Rows of A are copied in two halves. If kM is an odd multiple of 8, the halves have eight rows in common.
   static constexpr int kHalf = (kM / 2 + 7) / 8 * 8, kCopiedBytes = ((kPlain ? 0 : kB) + 2 * kHalf * kBlockK) * sizeof(T);
-  static constexpr int kUnits = 2;  // for which a warp has shared memory: it writes one while lanes still read the other
+  static constexpr int kUnits = 2;  // in a warp's shared memory: it writes one while lanes still read the other
   static constexpr int kOut = kConsumers * (kAnywhere ? 2 * kBox : 4 * kUnits * kUnit), kOutBytes = kOut * sizeof(T);
   static constexpr int kStages = std::min(8, int(((227 << 10) - kOutBytes) / (kStageBytes + 2 * sizeof(uint64_t))));
   static constexpr int kBytes = kStages * (kStageBytes + 2 * sizeof(uint64_t)) + kOutBytes;
-  // Sums of a thread that are stored at once, in so many rows. If the height is no multiple of these, the last two have rows in
-  // common.
+  // A thread stores kAtOnce sums at once, which lie in kRowsAtOnce rows. If kHigh is no multiple of kRowsAtOnce, the
+  // last two stores have rows in common.
   static constexpr int kAtOnce = kAnywhere ? 16 : 8, kRowsAtOnce = 2 * kAtOnce;
   static constexpr int kDown = (kHigh + kRowsAtOnce - 1) / kRowsAtOnce, kLast = kHigh - kRowsAtOnce;
   static constexpr bool kSplits = kM * kN * sizeof(float) <= kStages * kStageBytes;  // partial sums fit the stages' memory
 
-  // Starts the copies of half number `half` of B, or of A. `load` calls one of TMA's functions, with the arguments that are not
-  // given to it.
+  // These start the copies of one half, 0 or 1, of B or of A. `load(box, x, y)` calls one of TMA's functions, and
+  // supplies the other arguments.
   template <typename Load>
   __device__ static void load_b(T* stage, int col, int k, int half, Load load) {
     if constexpr (kTN) {
@@ -63,7 +63,7 @@ struct Fitted {
 
 // How a launch divides a product.
 struct Division {
-  int halvings;  // of k, which so has 1, 2 or 4 parts: each pair of blocks has one
+  int halvings;  // how often k is halved, into 1, 2 or 4 parts; each pair of blocks has one part
   bool beside;   // a pair's tiles are side by side and share the rows of A; else they share the columns of B
   int down, across;  // pairs of tiles of the product
 };
@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int high = beside ? Of::kM : Of::kM * kPair, wide = beside ? Of::kN * kPair : Of::kN;
   const int clusters = gridDim.x / blocks, warpgroup = warpgroup_index();
   const auto for_tiles = [&](auto f) {
-    bool backwards = false;  // every other tile, which so begins with operands that the L2 still has
+    bool backwards = false;  // true for every other tile: it then begins with operands that the L2 still has
     for (int tile = blockIdx.x / blocks; tile < division.down * division.across; tile += clusters, backwards = !backwards) {
       const int2 place = grouped(max(1, kTwice / high), tile, division.down, division.across);
       f(place.x * high + (beside ? 0 : side * Of::kM), place.y * wide + (beside ? side * Of::kN : 0), backwards);
@@ -145,8 +145,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     T* mine = out + (Of::kAnywhere ? warpgroup * 2 * kBox : warp * Of::kUnits * kUnit);
     int stored = 0;
 
-    // Stores a unit of the warp's sums: 16 rows from `row` on, and 16 of the 64 columns from `col` on. With kAnywhere the warps of
-    // a warpgroup store a box together: 32 rows, and all of these columns.
+    // Stores a unit of the warp's sums: 16 rows from `row` on, and 16 of the 64 columns from `col` on. With kAnywhere,
+    // the warps of a warpgroup together store a box: 32 rows and all 64 columns.
     const auto store = [&](const float(&x)[Of::kAtOnce], int row, int col) {
       T* unit = mine + stored++ % 2 * (Of::kAnywhere ? kBox : kUnit);
 #pragma unroll
@@ -188,7 +188,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         const uint64_t rows = tile_descriptor(b + Of::kB + row_of_group * kBlockK, 16, 1024);
         wgmma_fence();
 #pragma unroll
-        for (int i = 0; i < kBlockK / 16; ++i)  // an offset of 32 bytes, or of 16 rows, in units of 16 bytes
+        for (int i = 0; i < kBlockK / 16; ++i)  // an offset of 32 bytes (TN) or 16 rows (NN), in units of 16 bytes
 #pragma unroll
           for (int w = 0; w < Of::kWide; ++w)
             wgmma_by_columns<T, !Of::kTN>(sums[w],
@@ -242,8 +242,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   cluster_sync_relaxed();  // no block ends while another arrives at its barriers, or reads its sums
 }
 
-// Launches tiles of kM x kN. k may be divided into 2 or 4 parts, but not into more than it has steps; there is then a cluster
-// for each pair of tiles. With kAnywhere `beside` must be true.
+// Launches tiles of kM x kN. k may be divided into 2 or 4 parts, but not into more than it has steps. Then each pair of
+// tiles has a cluster. With kAnywhere, `beside` must be true.
 template <int kM, int kN, Layout kLayout, bool kAnywhere = false, typename T>
 void launch_fitted(const Gemm<T>& g, int parts, bool beside) {
   using Of = Fitted<T, kLayout, kM, kN, kAnywhere>;

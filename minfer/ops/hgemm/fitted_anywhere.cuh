@@ -1,5 +1,5 @@
-// For v18_fitted where rows of the product, and in NN those of B, start anywhere, as with a vocabulary of 49155. TMA takes only
-// rows that start at multiples of 16 bytes.
+// For v18_fitted where rows of the product, and in NN those of B, do not start at multiples of 16 bytes, as with a
+// vocabulary of 49155. TMA cannot copy or store such rows.
 #pragma once
 
 #include "warpgroup_tile.cuh"
@@ -8,7 +8,8 @@ namespace minfer {
 
 constexpr int kBoxRows = 32, kBox = kBoxRows * 64;  // what a warpgroup stores at once, in rows of 64 columns of the product
 
-// A warpgroup stores a box in rows that start anywhere, a row with each warp: two columns a lane, at a multiple of 4 bytes.
+// A warpgroup stores a box. Its rows may start anywhere in memory. Each warp stores one row at a time, and each lane
+// two columns of it, at a multiple of 4 bytes.
 template <typename T>
 __device__ inline void store_anywhere(const Gemm<T>& g, const T* box, int row, int col) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, columns = min(64, g.n - col);
@@ -27,13 +28,13 @@ __device__ inline void store_anywhere(const Gemm<T>& g, const T* box, int row, i
   }
 }
 
-// A warp copies 16 of a stage's rows of B, which start anywhere: words of two columns, that are at multiples of 4 bytes.
+// A warp copies 16 of a stage's rows of B, which may start anywhere, in words of two columns at multiples of 4 bytes.
 template <typename Of, typename T = typename Of::T>
 __device__ inline void copy_plain(const Gemm<T>& g, T* stage, int col, int k) {
   constexpr int kRows = 16, kSlabs = Of::kN / 64;
   const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * kRows;
   const T* base = g.b + (k + row) * g.ldb + col;
-  uint32_t words[kSlabs][kRows], last[kSlabs][kRows];  // lane 31 has the element that follows the last word, too
+  uint32_t words[kSlabs][kRows], last[kSlabs][kRows];  // lane 31 also loads the element behind its word
 #pragma unroll
   for (int slab = 0; slab < kSlabs; ++slab)
 #pragma unroll
@@ -41,8 +42,8 @@ __device__ inline void copy_plain(const Gemm<T>& g, T* stage, int col, int k) {
       const T* from = base + i * g.ldb + slab * 64;
       const int odd = reinterpret_cast<uintptr_t>(from) / 2 % 2, at = col + slab * 64 + 2 * lane - odd;  // its column
       const T* word = from + 2 * lane - odd;
-      // A word may have an element of a row beside this one, but none beyond the last row. There are no branches, so that all
-      // loads are in flight together.
+      // A word may contain an element of a neighbouring row, but none beyond the last row. There are no branches, so
+      // that all loads are in flight together.
       const int left = g.k - (k + row + i);
       const bool whole = left > 1 || left == 1 && at + 1 < g.n, half = left == 1 && at + 1 == g.n;
       const bool more = lane == 31 && odd && left > 0 && at + 2 < g.n;

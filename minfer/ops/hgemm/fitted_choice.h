@@ -1,4 +1,5 @@
-// Which tile v18_fitted takes for a product. A model of the time decides: waves of tiles, steps of a tile, and bytes of memory.
+// Which tile v18_fitted takes for a product. A model of the time decides. It counts waves of tiles, steps of a tile,
+// and bytes.
 #pragma once
 
 #include <algorithm>
@@ -26,17 +27,18 @@ struct FittedTile {
 constexpr FittedTile kFittedTiles[] = {MINFER_FITTED_TILES(MINFER_FITTED_TILE)};
 #undef MINFER_FITTED_TILE
 
-// A tile, into how many parts k is divided, and whether a pair's tiles are side by side. Each part has a pair of blocks. A
-// cluster has the pairs of all parts.
+// A tile, the number of parts into which k is divided, and whether a pair's tiles are side by side. Each part has a
+// pair of blocks, and a cluster has the pairs of all parts.
 struct FittedChoice {
   int rows, cols, parts;
   bool beside;
-  double us;  // that the model expects
+  double us;  // the time that the model expects
 };
 
-// The time in microseconds, if `clusters` run at once. Fitted to 8,100 cold timings of 112 random products of 24 models, with
-// 129 rows or more, on an H100, in both layouts and dtypes. To test it, it was fitted to two thirds of these products: for the
-// others, the tile that it chose of 44 was 0.2 % slower than the best one in the geometric mean, and 3 % at most.
+// The time in microseconds, if `clusters` run at once. Fitted to 8,100 cold timings of 112 random products of 24
+// models, with 129 rows or more, on an H100, in both layouts and dtypes. As a test, it was fitted to two thirds of
+// these products, and chose a tile for each of the others among 44. Its choice was 0.2 % slower than the best tile in
+// the geometric mean, and 3 % at most.
 inline double fitted_us(const FittedTile& tile, int parts, bool beside, int64_t tiles, int clusters, int m, int n, int k,
                         bool tn) {
   const int64_t waves = (tiles + clusters - 1) / clusters, steps = ((k + 63) / 64 + parts - 1) / parts;
@@ -57,7 +59,7 @@ inline FittedChoice choose_fitted(int m, int n, int k, bool tn, const std::array
       const int64_t tiles = ((m + high - 1) / high) * ((n + wide - 1) / wide);
       for (int i = 0; i < 3; ++i) {
         const int parts = 1 << i, clusters = i > 0 ? at_once[i] : std::max(1, at_once[i]);
-        if (parts > 1 && (tiles > clusters || k < parts * 256)) break;  // only where all parts of all tiles run at once
+        if (parts > 1 && (tiles > clusters || k < parts * 256)) break;  // all parts of all tiles have to run at once
         const double us = fitted_us(tile, parts, beside, tiles, clusters, m, n, k, tn);
         if (us < best.us) best = {tile.rows, tile.cols, parts, beside, us};
       }
