@@ -69,11 +69,11 @@ COLD_ROUNDS = 11
 
 
 def measure(device: torch.device, telemetry: Telemetry) -> dict[str, float]:
-    """Measure every peak of a device: about 2 s on a GPU, under 1 s on a CPU (where FLOPs are left out).
+    """Measure every peak of a device: a few seconds on a GPU, under 1 s on a CPU (where FLOPs are left out).
 
     Bandwidth is the best window, because nothing but disturbance changes it. A tensor core's rate is the median of the
-    second half of a block, because at first the card has not yet noticed that it is over its power limit.
-    Raises BuildError where a GPU's kernels cannot be compiled.
+    second half of a block, because at first the card has not yet noticed that it is over its power limit. That of a cold
+    copy is the median of single calls, as a kernel's is. Raises BuildError where a GPU's kernels cannot be compiled.
     """
     clock = clock_for(device)
     if device.type != "cuda":

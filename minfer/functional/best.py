@@ -181,7 +181,7 @@ class Chooser:
         raise ValueError(f"no kernel of {case.op} supports {sizes(case.shape)} in {case.dtype} on {where}")
 
     def preferred(self, shape: tuple[int, ...]) -> str | None:
-        """The kernel that is taken for a shape because of a model of its own, if there is one and the shape itself was not
+        """The kernel that is taken for a shape because of a rule of `preferred.py`, if one holds and the shape itself was not
         measured on this device."""
         if not self.with_preference:
             return None

@@ -43,7 +43,7 @@ def off_the_grid(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
     In those kernels, a pair of multiprocessors multiplies a tile of 256 x 256. v14_stream_k divides the tiles that are
     left after the first wave. Dividing costs about a tenth."""
     m, n, k = shape["m"], shape["n"], shape["k"]
-    if min(n, k) < SHORT:
+    if m == 0 or min(n, k) < SHORT:
         return False
     if n % 8 != 0:
         return params["layout"] == "TN" or m >= 256

@@ -114,8 +114,8 @@ def _fake(
     logits: torch.Tensor, u: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float
 ) -> torch.Tensor:
     _check(logits, u)
-    if temperature == 0:  # kernels divide by it
-        raise ValueError(f"minfer.sample takes a temperature from 0, got {temperature}")
+    if temperature == 0:  # kernels divide by it; `minfer.sample` takes the largest logit then
+        raise ValueError("torch.ops.minfer.sample takes a temperature above 0, got 0.0")
     for name, value in (("temperature", temperature), ("top_k", top_k), ("top_p", top_p), ("min_p", min_p)):
         _check_setting(name, value)
     return logits.new_empty(logits.shape[0], dtype=torch.int32)
