@@ -3,13 +3,13 @@
     python benchmarks/decoder_split.py       # half a minute on a GPU
 
 The tensors are those of the op `decoder` (`minfer/ops/decoder`): random weights of a model's size, one step of decoding. A step
-of `minfer.models` is run once, and all calls of minfer's functions in it are recorded with their arguments. The calls of each
-operation, in all layers, are then captured in a CUDA graph of their own, so that each layer's weights come from memory. Graphs
-of the operations and of the whole step are replayed in shuffled order; times are medians. What the whole step takes beyond the
-sum is in the row `rest`: casts, and copies of a few rows.
+of `minfer.models` is run once, and all calls of minfer's functions in it are recorded with their arguments. Each operation then
+gets a CUDA graph with its calls in all layers, so that each layer's weights come from memory. The graphs of the operations and
+that of the whole step are replayed in shuffled order; the times are medians. The row `rest` is the time of the whole step minus
+the sum over the operations: casts, and copies of a few rows.
 
 The floor of an operation is the bytes of weights and of the cache that it reads, divided by the rate at which this device reads
-memory. Written to benchmarks/results/decoder-split-<device>.parquet."""
+memory. The results are written to benchmarks/results/decoder-split-<device>.parquet."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def floors(case: Case, operands: Operands) -> dict[str, int]:
 
 
 def replays(calls: Calls, operands: Operands, device: torch.device) -> dict[str, Callable[[], Any]]:
-    """A function for each operation, and one for the whole step: on a GPU graphs."""
+    """A function for each operation, and one for the whole step. On a GPU they replay graphs."""
 
     def run(each: list[Callable[[], Any]]) -> None:
         with torch.no_grad():
@@ -113,7 +113,7 @@ def captured(function: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def microseconds(call: Callable[[], Any], flush: Tensor) -> float:
-    """The device's time of one call, after its cache was flushed."""
+    """The device's time of one call, after the device's cache was flushed."""
     if flush.device.type == "cpu":
         begin_s = time.perf_counter()
         call()

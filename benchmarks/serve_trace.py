@@ -6,10 +6,10 @@ TRACE is a CSV file of requests with the columns TIMESTAMP, ContextTokens and Ge
 of 2023 have them (CC BY 4.0; Patel et al., Splitwise: efficient generative LLM inference using phase splitting, ISCA 2024).
 A request has a random prompt of its length, and generates as many tokens as the trace says.
 
-First, all requests wait at time 0. The loop's tokens a second are compared with what its steps alone would give: the sum of the
-device's times of all its steps, without choosing tokens, planning, and copies from the host. With `--rate R`, requests then
-come at R a second, evenly; the first token's delay and the times between tokens are reported. Written to
-benchmarks/results/serve-trace-<device>.parquet."""
+First, all requests wait at time 0. The loop's tokens a second are compared with what its steps alone would give: with the sum
+of the device's times of all steps. This sum leaves out choosing tokens, planning, and copies from the host. With `--rate R`,
+requests then come at R a second, at equal intervals. The delay of the first token and the times between tokens are reported.
+The results are written to benchmarks/results/serve-trace-<device>.parquet."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Asked:
 
 
 def read(path: Path, count: int) -> list[Asked]:
-    """The first `count` requests of a trace. Raises SystemExit for a file that is none."""
+    """The first `count` requests of a trace. Raises SystemExit for a file that is no trace."""
     with path.open(newline="", encoding="utf-8-sig") as file:
         rows = csv.DictReader(file)
         if missing := [name for name in COLUMNS if name not in (rows.fieldnames or ())]:
@@ -67,8 +67,9 @@ def read(path: Path, count: int) -> list[Asked]:
 
 
 class Clocked:
-    """Calls a model's forward pass, and keeps the device's time of each call; as an engine's `graphs` or as its decoder's
-    `forward`, which `within` graphs is not counted: that is a step whose graph is captured."""
+    """Calls a model's forward pass, and keeps the device's time of each call. It takes the place of an engine's `graphs` or of
+    its decoder's `forward`. A call of `forward` is not counted if it is made during a call of the graphs, `within`, because it
+    then captures a step's graph."""
 
     def __init__(self, function: Any, device: torch.device, within: Clocked | None = None) -> None:
         self.function, self.device, self.within = function, device, within

@@ -1,13 +1,13 @@
-"""A generator of kernels that closes the loop with a board, without a network (docs/board.md):
+"""A generator of kernels that learns from a board's answers, without a network (docs/board.md):
 
     python examples/generate_kernels.py softmax --board course --budget 12            # mutate the best, guided by the archive
-    python examples/generate_kernels.py softmax --board course --budget 12 --random   # as many at random, to compare with
+    python examples/generate_kernels.py softmax --board course --budget 12 --random   # as many at random, for a comparison
     python examples/generate_kernels.py softmax --board course --hook "./my_model"    # a command writes the kernels
 
 A candidate is one of minfer's own kernels with other constants: the template's `constexpr int` numbers, such as tile sizes and
-the number of parallel sums, are doubled or halved. Every candidate is submitted and judged like any other kernel, and selection
-is by the judged ratio. What was chosen stands in the first line of each source, so that the archive is the memory: a run begins
-with the best source that it finds there.
+the number of parallel sums, are doubled or halved. Every candidate is submitted and judged like any other kernel. The one with
+the best judged ratio is selected. The first line of each source records its constants, and the generator keeps no other memory
+than the archive: a run begins with the best source that it finds there.
 
 The command of --hook reads a JSON object from its standard input: `op`, `shown` (the problem that everybody may see), `file`
 (the name that the source must have), `template`, `near` (the nearest submissions, with their sources where these may be read)
@@ -45,7 +45,7 @@ def read_constants(template: str) -> Constants:
 
 
 def write_kernel(template: str, symbol: str, renamed: str, constants: Constants) -> str:
-    """The template with these constants and another name, and with what was chosen in its first line."""
+    """The template with these constants and another name. Its first line records the constants."""
     lines = []
     for line in template.splitlines():
         if line.lstrip().startswith("constexpr int"):
@@ -55,7 +55,7 @@ def write_kernel(template: str, symbol: str, renamed: str, constants: Constants)
 
 
 def remember(source: str | None) -> Constants | None:
-    """What was chosen in a source that this program wrote; None for any other source."""
+    """The constants that a source of this program records; None for any other source."""
     first = (source or "").partition("\n")[0]
     if not first.startswith(TRIED):
         return None
@@ -89,12 +89,12 @@ class Generator:
 
     @property
     def best(self) -> Constants:
-        """The constants with the highest judged ratio; the template's where nothing has one."""
+        """The constants with the highest judged ratio; the template's if none has a ratio."""
         scored = {text: ratio for text, ratio in self.tried.items() if ratio is not None}
         return json.loads(max(scored, key=lambda text: scored[text])) if scored else self.start
 
     def propose(self) -> Constants | None:
-        """Constants that were not tried; None where many draws found none. The template itself comes first."""
+        """Constants that were not tried, or None if many draws found none. The template's own come first."""
         if json.dumps(self.start, sort_keys=True) not in self.tried:
             return self.start
         for _ in range(200):
@@ -105,7 +105,7 @@ class Generator:
 
 
 def minfer(*words: str) -> Any:
-    """What a command of minfer prints as JSON. Raises RuntimeError with its line where it refuses."""
+    """What a command of minfer prints as JSON. Raises RuntimeError with its message if it refuses."""
     done = subprocess.run([sys.executable, "-m", "minfer", *words, "--json"], capture_output=True, text=True, cwd=ROOT)
     if done.returncode not in (0, 4):  # 4: the kernel has no rank
         raise RuntimeError(done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "minfer failed")

@@ -1,5 +1,5 @@
-"""How a Python submission becomes a function of its op. It runs in the process of the kernel, which imports nothing of a board
-but this."""
+"""Makes a Python submission a function of its op. This runs in the kernel's process, which imports no other module of a
+board."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from minfer import ops
 
 
 def initial(module: ModuleType) -> list[Any]:
-    """What the module of a task is made with."""
+    """The arguments with which a task's module is made."""
     found = module.get_init_inputs() if hasattr(module, "get_init_inputs") else []
     return list(found) if isinstance(found, (list, tuple)) else [found]
 
 
 def name_state(name: str) -> str:
-    """The name that a parameter or buffer of a task's module has as a tensor of the op."""
+    """The name of the op's tensor for a parameter or buffer of a task's module."""
     return f"p_{name.replace('.', '_')}"
 
 
 @cache
 def adapt(op: str, file: str) -> Callable[..., Any]:
-    """The function of the op's name in a file. Of a file in the form of the op's task it is the class `ModelNew`, which is made
-    as `Model` is and gets the parameters and buffers of the case that have the names of its own."""
+    """The function of the op's name in a file. If the file has the form of the op's task instead, the function calls its class
+    `ModelNew`. That is made with the arguments of `Model`, and gets those of the case's parameters and buffers that have the
+    names of its own."""
     module = ops.load_file(Path(file))
     if hasattr(module, op):
         return getattr(module, op)

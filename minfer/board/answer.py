@@ -1,6 +1,6 @@
-"""What a submitter is answered: one dictionary, which `--json` prints, and the same as text.
+"""The answer to a submitter: one dictionary, which `--json` prints, and the same as text.
 
-The keys, of which every answer has all:
+The keys, which every answer has all:
 
     schema         1; raised when a key changes its meaning
     submission, op, name, who, season, device
@@ -11,14 +11,14 @@ The keys, of which every answer has all:
     shown          {dtype, params, shape, status, ratio, us, baseline_us} of the problem that everybody may see
     problems       [{number, status, ratio: {value, low, high} or null, roof_percent}] of the hidden ones
     score          {value, low, high}: the geometric mean of the hidden problems' ratios to the baseline, or null
-    rank, of       the place among so many kernels, or null
+    rank, of       the rank, and the number of kernels that are ranked, or null
     tied           titles of the kernels that share the rank
     leader         {submission, title, score, ahead: {value, low, high}}, or null; `ahead` is the leader's score over this one's
-    race           {holder, verdict, value, low, high}, if it was run beside the record's holder, or null
+    race           {holder, verdict, value, low, high} of a run beside the record's holder, or null without one
     differences    [{what, mine, best, factor}]: the two numbers that differ most from the leader's
     next           what to do next, in a sentence
 
-Of a hidden problem an answer has the number and no size: nothing that a kernel's process wrote, and no time.
+Of a hidden problem an answer has the number, but no size, no time, and nothing that a kernel's process wrote.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ COMPILER = re.compile(r"^(?P<file>[^\s:()]+)[:(](?P<line>\d+)[:)][^A-Za-z]*(?P<m
 ELEMENT = re.compile(
     r"at (?P<index>\[[\d, ]*\]): got (?P<got>\S+?)(?:, expected (?P<expected>\S+?))?(?:, bound (?P<bound>\S+?))?(?=[\s,;)]|$)"
 )
-# How messages of a judge begin that say nothing of the kernel (`minfer.bench.judged`, `minfer.worker`).
+# How the messages begin that a judge writes if the failure is not the kernel's (`minfer.bench.judged`, `minfer.worker`).
 NOT_ITS_FAULT = ("could not be judged", "the judge failed", "the baseline failed")
 LEAST_SHARE = 1.0  # percent; a smaller share counts as this much when two are compared
 NAMES = {
@@ -67,7 +67,7 @@ ADVICE = {
 
 
 def begin(entry: Entry) -> dict[str, Any]:
-    """An answer that has everything still open."""
+    """An answer in which nothing is decided yet."""
     found: dict[str, Any] = {"schema": SCHEMA, "submission": entry.id, "op": entry.op, "name": entry.name}
     found |= {"who": entry.who, "season": entry.season, "device": entry.device, "verdict": "not_judged", "message": ""}
     found |= dict.fromkeys(("compiler", "failing", "shown", "score", "rank", "of", "leader", "race"))
@@ -77,8 +77,8 @@ def begin(entry: Entry) -> dict[str, Any]:
 def describe_rows(
     answer: dict[str, Any], rows: Mapping[int, store.Row], refused: Mapping[int, str], count: int
 ) -> None:
-    """Fill in what the rows of a submission say. `refused`: why a measured row cannot count, by its problem's number.
-    `count`: the hidden problems."""
+    """Fill in what the rows of a submission say. `refused`: why a measured row does not count, by the number of its problem.
+    `count`: the number of hidden problems."""
     from minfer.rows.store import MEASURED  # imports pyarrow, which a list of submissions need not wait for
 
     for number, row in sorted(rows.items()):
@@ -157,14 +157,15 @@ def _describe_failure(answer: dict[str, Any], number: int, row: store.Row) -> No
 
 
 def _describe_element(found: re.Match[str], hidden: bool) -> dict[str, Any]:
-    """The element that failed. Of a hidden problem three digits, and no index, which would tell of a size."""
+    """The element that failed. On a hidden problem its values have three digits, and there is no index, because an index would
+    tell something about a size."""
     number = lambda text: None if text is None else _number(text, 3 if hidden else 7)
     index = None if hidden else [int(word) for word in re.findall(r"\d+", found["index"])]
     return {"index": index} | {name: number(found[name]) for name in ("got", "expected", "bound")}
 
 
 def _number(text: str, digits: int) -> float | str | None:
-    """A number that JSON has, else a word such as nan."""
+    """A number. If JSON has none like it, a word such as nan."""
     try:
         value = float(text)
     except ValueError:
@@ -202,7 +203,7 @@ def describe_place(answer: dict[str, Any], entry: Entry, standings: Sequence[Sta
 
 
 def differences(mine: Entry, best: Entry) -> list[dict[str, Any]]:
-    """The numbers that both have, those that differ most first."""
+    """The numbers that both submissions have; those that differ most come first."""
     found = []
     for problem in mine.result.get("problems", []):
         other = next((p for p in best.result.get("problems", []) if p["number"] == problem["number"]), None)
@@ -220,7 +221,7 @@ def differences(mine: Entry, best: Entry) -> list[dict[str, Any]]:
         *problems[:1],
         *others[1:],
         *problems[1:],
-    ]  # one says where it loses time, the other may say why
+    ]  # a problem's ratio says where it loses time, the other number may say why
 
 
 def _difference(what: str, mine: float, best: float, least: float) -> dict[str, Any]:

@@ -28,7 +28,7 @@ def day(seconds: float) -> str:
 
 
 def standings(board: Board) -> dict[tuple[str, str], list[Standing]]:
-    """The standings of each season and device, by these names, the oldest season first."""
+    """The standings of each season on each device, by the names of both, the oldest season first."""
     groups: dict[tuple[str, str], list[Entry]] = {}
     for entry in board.entries():
         if entry.ranks:
@@ -55,7 +55,7 @@ def print_list(board: Board, op: str, who: str, as_json: bool) -> None:
 
 
 def _public(entry: Entry) -> dict[str, Any]:
-    """What a program reads of a submission in a list."""
+    """What `--json` prints of a submission in a list."""
     return {name: value for name, value in asdict(entry).items() if name not in ("result", "rules")} | {
         "verdict": entry.result.get("verdict", "pending")
     }
@@ -127,7 +127,7 @@ def print_near(board: Board, task: near.Task, count: int, as_json: bool) -> None
 
 
 def remove(board: Board, entry: Entry, who: str) -> None:
-    """Remove a submission of one's own. Raises UserError."""
+    """Remove a submission; `who` must be its author. Raises UserError."""
     if entry.who != who:
         raise UserError(f"{entry.id} is {entry.who}'s, not {who}'s; only its author may remove it")
     board.drop(entry)
@@ -143,7 +143,7 @@ def quarantine(board: Board, entry: Entry, why: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, digest in entry.files.items():
         if content := board.content(digest):
-            (folder / f"{name}.txt").write_bytes(content)  # so that nothing takes it for a source
+            (folder / f"{name}.txt").write_bytes(content)  # so that no program takes it for a source
     log = board.folder / "logs" / f"{entry.id}.log"
     if log.is_file():
         shutil.copy(log, folder / "log.txt")
@@ -153,8 +153,8 @@ def quarantine(board: Board, entry: Entry, why: str) -> None:
 
 
 def export(board: Board, file: Path) -> None:
-    """Write all that may be kept to one .tar.gz file: entries, files, races, closed seasons; and the rows of these. Raises
-    UserError."""
+    """Write all that may be kept to one .tar.gz file: entries, files, races, closed seasons, and the rows of closed seasons.
+    Raises UserError."""
     closed = {season.name for season in list_seasons(board) if not season.is_open}
     entries = [entry for entry in board.entries() if entry.keep]
     try:

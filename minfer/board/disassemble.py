@@ -1,5 +1,5 @@
-"""`python -m minfer.board.disassemble LIBRARY`: the machine code of a library that foreign code was compiled to, as objdump
-prints it. objdump reads what it is given in a sandbox. `opcode_mix` says what the text has."""
+"""`python -m minfer.board.disassemble LIBRARY` prints the machine code of a library that was compiled from foreign code, as
+objdump writes it. objdump runs in a sandbox. `opcode_mix` counts the instructions in its text."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ FLOATING = re.compile(r"v?(add|sub|mul|div|sqrt|max|min|rcp|rsqrt)([sp])[sd]$|vf
 
 
 def opcode_mix(lines: Iterable[str]) -> dict[str, float]:
-    """Shares of x86 instructions, in percent: of those that compute with floating point, `vector` (several elements at once)
-    and `fma` (a product and a sum at once); of all, `calls`. Empty where nothing computes with floating point."""
+    """Shares of x86 instructions, in percent. `vector` (several elements at once) and `fma` (a product and a sum at once) are
+    shares of the instructions that compute with floating point. `calls` is a share of all. Empty if no instruction computes
+    with floating point."""
     counts: Counter[str] = Counter()
     for line in lines:
         if not (found := LINE.match(line)):
@@ -54,7 +55,7 @@ def disassemble(library: Path) -> str | None:
 
 
 def main(library: str) -> int:
-    """Become objdump in a sandbox. Returns its exit status, or 1 where there is none."""
+    """Run objdump in a sandbox. Returns its exit status, or 1 if there is no objdump."""
     if (program := shutil.which("objdump")) is None:
         return 1
     sandbox = Sandbox(strongest(), visible=[os.path.realpath(library)])

@@ -1,11 +1,12 @@
-"""A board's folder: its settings, its seasons, and the archive of submissions. No PyTorch here: listing is to be quick.
+"""A board's folder: its settings, its seasons, and the archive of submissions. This module does not import PyTorch, so that
+listing is quick.
 
 settings.json      limits and where submissions run; written with the defaults when the first season is opened
 seasons/*.json     each with the seed of its problems; only the owner may read one until it is closed (mode 600)
-entries/*.json     a submission each: who, when, what, and what came of it
+entries/*.json     one submission each: who, when, what, and the answer
 objects/ab/abc…    the files of submissions, by the SHA-256 of their content
 rows/*.parquet     the rows of each submission; they name shapes, so only the owner may read them
-races/*.json       two submissions in one run
+races/*.json       a run with two submissions each, and which of them was faster
 logs/*.log         what a submission's processes printed
 inbox/OP/          where people put files, and find the answers
 quarantine/        submissions that were set aside, each with its files and its log
@@ -40,10 +41,10 @@ PENDING, JUDGED, REFUSED = "pending", "judged", "refused"  # states of an entry
 class Settings:
     """What the owner of a board chooses, in settings.json.
 
-    per_hour: submissions of one person within an hour. problems: hidden ones of a season. timing: a preset of conf/timing.
-    cluster: what replaces values of conf/cluster/auto.yaml, such as {"partition": "course", "time_min": 10}.
-    case_timeout_s, build_timeout_s: as for a launch, for one problem and for the compiler. site: the folder of the pages, which
-    are written again after each judged submission; empty: they are not."""
+    per_hour: how many kernels a person may submit within an hour. problems: the number of hidden problems in a season. timing:
+    a preset of conf/timing. cluster: values that replace those of conf/cluster/auto.yaml, such as {"partition": "course",
+    "time_min": 10}. case_timeout_s, build_timeout_s: the time limits for one problem and for the compiler, as for a launch.
+    site: the folder to which the pages are written again after each judged submission; if it is empty, no pages are written."""
 
     per_hour: int = 20
     problems: int = 5
@@ -61,7 +62,7 @@ class Entry:
     files: name -> SHA-256 of its content, the source first. content: a hash of the files. kind: cpp, cuda, triton or python.
     season: the name of its season. device: the name of the processor or GPU that it was judged on. task: the problem that
     everybody may see. score: value, low, high. static: registers and the like, where known; opcodes: the share of each kind
-    of instruction. result: what the submitter was answered."""
+    of instruction. result: the answer to the submitter."""
 
     id: str
     op: str
@@ -86,7 +87,7 @@ class Entry:
 
     @property
     def kernel(self) -> str:
-        """What its kernel is called in rows."""
+        """The name of its kernel in rows."""
         return f"{self.name}@{self.id}"
 
     @property
@@ -137,7 +138,7 @@ class Board:
 
     @contextlib.contextmanager
     def lock(self, name: str) -> Iterator[None]:
-        """One process at a time: `entries` counts and adds submissions, `machine` measures on this machine."""
+        """One process at a time holds a lock: `entries` to count and add submissions, `machine` to measure on this machine."""
         with open(self.folder / f"{name}.lock", "w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
@@ -173,7 +174,7 @@ class Board:
         self.forget_files(entry)
 
     def forget_files(self, entry: Entry) -> None:
-        """Delete the files of a submission that no other one has."""
+        """Delete those files of a submission that no other submission has."""
         used = {digest for other in self.entries() if other.id != entry.id for digest in other.files.values()}
         for digest in {*entry.files.values()} - used:
             self._object(digest).unlink(missing_ok=True)
@@ -239,12 +240,12 @@ def make_id(*parts: str) -> str:
 
 
 def hash_files(files: Mapping[str, str]) -> str:
-    """One hash for several files, whose names do not count."""
+    """One hash of the contents of several files; their names do not matter."""
     return hashlib.sha256("".join(sorted(files.values())).encode()).hexdigest()
 
 
 def write_json(path: Path, content: Mapping[str, Any], mode: int = 0o644) -> None:
-    """Write a file that is there whole or not at all. Raises OSError."""
+    """Write a file in one step: another process sees all of it or nothing. Raises OSError."""
     write_bytes(path, (json.dumps(content, indent=1, allow_nan=False) + "\n").encode(), mode)
 
 

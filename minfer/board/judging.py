@@ -1,4 +1,4 @@
-"""Runs submissions on the problems of a season through the ordinary pipeline, here or on SLURM, as untrusted cases."""
+"""Runs submissions on the problems of a season, on this machine or on SLURM: as untrusted cases of an ordinary run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ from minfer.run import start
 from minfer.worker import sandboxed
 
 SHOWN_LOG = 1 << 16  # bytes of a log that are kept
-# A judged ratio that is higher than the hints allow: something may have slowed the baseline's blocks (`minfer.bench.judged`).
+# In the message of a row whose judged ratio is higher than the hints allow (`minfer.bench.judged`): something may have slowed
+# the baseline's blocks.
 DOUBTED = "the judge measured a speed-up of"
 FOREIGN = (
     "blas",
@@ -35,13 +36,13 @@ FOREIGN = (
     "dnnl",
     "cudnn",
     "cutlass",
-)  # in names of libraries that do the work of a kernel that calls them
+)  # in names of libraries that could do a kernel's work for it
 
 
 @dataclass(frozen=True)
 class Judged:
-    """The rows of one run by the kernel's name in rows and the problem's number; of each kernel whose library is here the
-    shares of instructions (`opcode_mix`); and what the run printed."""
+    """What one run gave. rows: by the kernel's name in rows, then by the problem's number. opcodes: the shares of instructions
+    (`opcode_mix`) of each kernel whose library is on this machine. log: what the run printed."""
 
     rows: Mapping[str, Mapping[int, store.Row]]
     opcodes: Mapping[str, dict[str, float]]
@@ -52,7 +53,7 @@ class Judged:
 
 
 def run(board: Board, season: Season, entries: Sequence[Entry]) -> Judged:
-    """Have submissions judged in one run, the kernels of a problem one after the other. Raises UserError."""
+    """Have submissions judged in one run. On each problem their kernels run one after the other. Raises UserError."""
     folder = board.folder / "work" / make_id(*(entry.id for entry in entries))
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -72,7 +73,7 @@ def run(board: Board, season: Season, entries: Sequence[Entry]) -> Judged:
 
 
 def _clear(board: Board, folder: Path) -> None:
-    """Remove a run's folder, with the rows that it left in the board's."""
+    """Remove a run's folder, and the rows that the run left in the board's folder."""
     for run in folder.glob("runs/*"):
         for rows in board.folder.glob(f"*/{run.name}"):
             shutil.rmtree(rows, ignore_errors=True)
@@ -88,8 +89,8 @@ def _load_op(season: Season) -> ops.Op:
 
 
 def _compose(board: Board, season: Season, kernels: list[str], register: Path, folder: Path) -> Config:
-    """The request of a run. Its results folder is the board's, because a sandbox hides that: the seasons and the archive lie
-    in it."""
+    """The configuration of a run. Its results folder is the board's folder, because a sandbox hides the results folder, and the
+    seasons and the archive lie in the board's."""
     settings = board.settings
     try:
         cluster: Any = OmegaConf.merge(
@@ -102,7 +103,7 @@ def _compose(board: Board, season: Season, kernels: list[str], register: Path, f
         raise UserError(f"cannot read settings.json of {board.folder}: {str(error).splitlines()[0]}") from error
     config.kernel, config.untrusted, config.device = kernels, True, season.device
     config.draw = Draw(1 + season.problems, season.seed)
-    config.profiler = Profiler()  # none looks into a sandbox
+    config.profiler = Profiler()  # no profiler sees into a sandbox
     config.extra = [*([season.extra] if season.extra else []), str(register)]
     config.results, config.runs = str(board.folder), str(folder / "runs")
     config.case_timeout_s, config.build_timeout_s = settings.case_timeout_s, settings.build_timeout_s
@@ -128,20 +129,21 @@ def _gather(season: Season, op: ops.Op, folder: Path) -> Judged:
 
 
 def _read_opcodes(kernel: ops.Kernel) -> dict[str, float]:
-    """Of a C++ kernel that was built on this machine; empty for others."""
+    """The shares of instructions of a C++ kernel that was built on this machine; empty for other kernels."""
     built = sandboxed.find(kernel, "") if kernel.backend == "cpp" else None
     text = disassemble(Path(built.library)) if built else None
     return opcode_mix(text.splitlines()) if text else {}
 
 
 def why_refused(row: store.Row, kind: str) -> str | None:
-    """Why a row that was measured cannot count, in half a sentence; None where it counts."""
+    """Why a measured row does not count, as the end of a sentence; None if it counts."""
     if not is_judged(row):
         return "was not judged from another process"
     if DOUBTED in (row["message"] or ""):
         return "could not be judged: the judge's ratio is higher than the times inside allow; submit it again"
     for name in row["libraries"] or ():
-        built = len(name.partition(".so")[0]) == 64  # how a sandbox's libraries are called: another submission's
+        # Libraries in a sandbox have names of this length, so it is that of another submission.
+        built = len(name.partition(".so")[0]) == 64
         if built or (kind != "python" and any(word in name.lower() for word in FOREIGN)):
             return f"loads {name}, and a kernel does its own work"
     return None

@@ -1,11 +1,12 @@
 """How far rounding moves the outputs of a computation that nobody analysed: Monte Carlo arithmetic (Parker, Monte Carlo
 arithmetic, 1997).
 
-The computation runs in fp64, and after each of PyTorch's operations its floating-point results get the errors that arithmetic
-in fp32 may make there, at random: a rounding of each element, and of a sum of n products sqrt(n) u times the magnitude of its
-terms, which is a fourth of the bound `minfer.ops.bounds.dot`. What goes into an operation that computes sums inside, such as a
-norm, gets the rounding of a typical element too. The root mean square of what comes of it, over some runs, is the standard
-deviation that a bound allows `DEVIATIONS` of.
+The computation runs in fp64. After each of PyTorch's operations, its floating-point results get random errors, as large as
+those that arithmetic in fp32 may make there. These are a rounding of each element and, for a sum of n products, sqrt(n) u times
+the magnitude of its terms, which is a fourth of the bound `minfer.ops.bounds.dot`. Some operations compute sums inside, such as
+a norm. Each element of their inputs gets its own rounding and that of a typical element. The root mean square of the errors
+that an output then has, over some runs, is the standard deviation of its rounding errors. A bound allows `DEVIATIONS` of these
+standard deviations.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from minfer.ops.bounds import ROUNDOFF
 
 RUNS = 8
 ROUNDINGS = 4  # of an element by an operation that is not a sum, such as an exponential
-LEAST = 0.05  # an element's deviation over the root mean square of all; chance made it smaller
+LEAST = 0.05  # least deviation of an element, over the root mean square of all: if it is smaller, that is chance
 INSIDE = (
     "norm",
     "softmax",
@@ -43,7 +44,8 @@ VIEWS = (  # names of operations that compute nothing
 
 
 def terms_of(name: str, arguments: Sequence[Any]) -> int:
-    """How many terms each sum of an operation has; 0 for one that is not linear in the magnitudes of what it sums."""
+    """How many terms each sum of an operation has. 0 for an operation that does not give the sums of the terms' magnitudes when
+    it is called with its arguments' magnitudes."""
     tensors = [each for each in arguments if isinstance(each, torch.Tensor)]
     if name in ("mm", "bmm"):
         return tensors[0].shape[-1]
@@ -88,7 +90,8 @@ class Rounding(TorchDispatchMode):
 
 
 def _disturb_inside(value: Any) -> Any:
-    """An input of an operation with sums inside: each element is off by its own rounding and by that of a typical element."""
+    """An input of an operation with sums inside, with errors: each element gets its own rounding and that of a typical
+    element."""
     if not isinstance(value, torch.Tensor) or value.dtype != torch.float64 or not value.numel():
         return value
     typical = value.square().mean().sqrt()

@@ -1,12 +1,13 @@
-"""How near a submission is to a task, by a stated measure; for a person or a program that looks for something to learn from.
+"""How near a submission is to a task, for a person or a program that looks for kernels to learn from.
 
 The distance is a sum of
     3     if the op is of another family (FAMILIES), 1 if it is another op of the same family
     1     if the dtype is of another width, 0.25 if it is another one of the same width
-    1/4   of the absolute difference of the binary logarithms of each axis's size, averaged over the axes; of another op, of the
-          product of all sizes
-    1     less the cosine of the two mixes of instructions, where both are known
-Numbers that are not known on one side count nothing. Of equal distances the faster comes first.
+    1/4   of the absolute difference of the binary logarithms of each axis's size, averaged over the axes; if it is another op,
+          of the absolute difference of the binary logarithms of the products of all sizes
+    1     minus the cosine of the two mixes of instructions, if both are known
+What is not known of the task or of the submission adds nothing. Of two submissions at the same distance, the faster one comes
+first.
 """
 
 from __future__ import annotations
@@ -38,19 +39,19 @@ class Task:
 
     @classmethod
     def of(cls, op: str, dtype: str, shape: Mapping[str, int], like: Entry | None) -> Task:
-        """A task, completed by a submission that it is like."""
+        """A task. What is not given is that of the submission `like`."""
         if like is None:
             return cls(op, dtype, shape)
         return cls(op, dtype or like.task.get("dtype", ""), shape or like.task.get("shape", {}), like.opcodes)
 
 
 def family(op: str) -> str:
-    """The family of an op; of an op that is in none, its own name."""
+    """The family of an op, or the op's own name if it is in none."""
     return next((name for name, members in FAMILIES.items() if op in members), op)
 
 
 def distance(task: Task, entry: Entry) -> float:
-    """How far a submission is from a task; 0 is the same in all that is known."""
+    """How far a submission is from a task; 0: they are the same in all that is known."""
     far = 0.0
     if entry.op != task.op:
         far += OTHER_OP if family(entry.op) == family(task.op) else OTHER_FAMILY

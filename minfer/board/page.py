@@ -1,5 +1,5 @@
 """The pages of a board, without a server: an index, a page for each season on each device, a page for each kernel, `board.json`
-for programs, and an Atom feed of the records. Of an open season they have no shape but that of problem 0."""
+for programs, and an Atom feed of the records. Of an open season they show no shape but that of problem 0."""
 
 from __future__ import annotations
 
@@ -96,14 +96,14 @@ def build(board: Board, folder: Path, url: str = "") -> Path:
         for name, text in pages.items():
             write_bytes(folder / name, text.encode())
         for stale in {path.name for path in folder.glob("kernels/*.html")} - {Path(name).name for name in pages}:
-            (folder / "kernels" / stale).unlink(missing_ok=True)  # of what was removed
+            (folder / "kernels" / stale).unlink(missing_ok=True)  # pages of removed submissions
     except OSError as error:
         raise UserError(f"cannot write {folder}: {error.strerror}; choose another folder with -o") from error
     return folder / "index.html"
 
 
 def _page(title: str, body: str, up: str = "") -> str:
-    """A whole page. `up`: the way to the index's folder."""
+    """A whole page. `up`: the relative path to the index's folder."""
     policy = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
     style = STYLE.read_text("utf-8") + OWN_STYLE
     return f"""<!doctype html>

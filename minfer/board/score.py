@@ -1,7 +1,8 @@
 """Ranks, from paired ratios: what a score is, when one kernel is faster than another, and who holds the record.
 
-A problem's ratio is the baseline's time over the kernel's, the judge's, paired by rounds. A score is the geometric mean of the
-ratios of all hidden problems. Problems are independent, so that the half-widths of the logarithms' intervals add as squares.
+A problem's ratio is the baseline's time divided by the kernel's, by the judge's clock, paired by rounds. A score is the
+geometric mean of the ratios of all hidden problems. The problems are independent, so the squares of the half-widths are added,
+for the intervals of the ratios' logarithms.
 """
 
 from __future__ import annotations
@@ -69,8 +70,8 @@ class Standing:
 
 
 def best_of_each(entries: Iterable[Entry]) -> list[Entry]:
-    """The submissions of one season and device that are ranked: of each person's kernels of one name the best one, the oldest
-    first."""
+    """The submissions of one season and device that are ranked, the oldest first. If a person has several kernels of one name,
+    that is the best of them."""
     best: dict[tuple[str, str], Entry] = {}
     for entry in entries:
         if entry.ranks:
@@ -81,8 +82,8 @@ def best_of_each(entries: Iterable[Entry]) -> list[Entry]:
 
 
 def holders(entries: Sequence[Entry], races: Iterable[Mapping[str, Any]]) -> list[Entry]:
-    """Who held the record of a season on a device, one after the other. The first submission holds it until another one is
-    faster in a race, which is one run with both."""
+    """The submissions that held the record of a season on a device, one after the other. The first submission holds it until
+    another one is faster in a race: in one run with both."""
     won = {(race["challenger"], race["holder"]) for race in races if race["verdict"] == FASTER}
     found: list[Entry] = []
     for entry in sorted(entries, key=lambda entry: (entry.when, entry.id)):
@@ -93,7 +94,8 @@ def holders(entries: Sequence[Entry], races: Iterable[Mapping[str, Any]]) -> lis
 
 def rank(entries: Sequence[Entry], races: Sequence[Mapping[str, Any]]) -> list[Standing]:
     """The standings of one season on one device, the best first. A rank is one more than the number of kernels that are proven
-    to be faster; a kernel whose score is higher than the record's shares its rank until a race proves it."""
+    to be faster; a kernel whose score is higher than that of the record's holder shares the holder's rank until a race proves
+    that it is faster."""
     chain = holders(entries, races)
     best = best_of_each(entries)
     if not chain:

@@ -1,7 +1,9 @@
-"""Seasons: which problems a board's submissions are scored on, drawn from a seed that nobody knows until the season ends.
+"""Seasons: the problems on which a board's submissions are scored. They are drawn from a seed that nobody knows until the
+season ends.
 
-A season has problem 0, which everybody may see and which counts for nothing, and hidden ones, numbered from 1. They are drawn
-from the op's own distribution (`op.draws`), so they stand for what the op is used for and nobody can tune for them alone.
+A season has problem 0, which everybody may see and which counts for nothing, and hidden ones, numbered from 1. All are drawn
+from the op's own distribution (`op.draws`). So they represent what the op is used for, and nobody can tune a kernel for them
+alone.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ SHOWN = 0  # the number of the problem that everybody may see
 @dataclass
 class Season:
     """name: `<op>-<device>-<number>`. device: cuda or cpu. problems: how many are hidden. shown: the problem that everybody
-    may see. extra: the file that brings the op, where it is not one of minfer's. shapes: of all problems, when it is closed."""
+    may see. extra: the file that registers the op, if it is not one of minfer's. shapes: those of all problems, once the season
+    is closed."""
 
     name: str
     op: str
@@ -43,7 +46,7 @@ class Season:
         return self.closed is None
 
     def draw(self) -> list[Problem]:
-        """Its problems, that which everybody may see first."""
+        """Its problems. The first is the one that everybody may see."""
         from minfer import ops  # imports torch
         from minfer.ops import drawn
 
@@ -64,7 +67,7 @@ def list_seasons(board: Board) -> list[Season]:
 
 
 def find_open(board: Board, op: str, device: str = "") -> Season:
-    """The season of an op that is open; on a kind of device, where one is named. Raises UserError."""
+    """The open season of an op; if `device` is given, the one on that kind of device. Raises UserError."""
     found = [s for s in list_seasons(board) if s.op == op and s.is_open and device in ("", s.device)]
     if len(found) == 1:
         return found[0]
@@ -102,8 +105,8 @@ def open_season(board: Board, op: str, device: str, extra: str = "") -> Season:
 
 
 def close_season(board: Board, op: str, device: str = "") -> Season:
-    """End a season: its shapes may be read from then on, and sources go that their authors did not let us keep. Raises
-    UserError."""
+    """End a season. From then on everybody may read its shapes. A source is deleted if its author did not allow the archive to
+    keep it. Raises UserError."""
     season = find_open(board, op, device)
     season.closed, season.shapes = time.time(), [asdict(problem) for problem in season.draw()]
     _save(board, season)

@@ -1,7 +1,8 @@
-"""From files to kernels: reads what a person submits, and registers it under a name of its own for one run.
+"""Makes kernels of files: reads what a person submits, and registers it for one run, under a name of its own.
 
-The registration is a file of ours, which every process of the run imports; the submission's own code is compiled and imported
-in the sandbox only. A compiled kernel's torch op is renamed, so that two submissions of one name can stand in one run.
+minfer writes the file that registers it, and every process of the run imports that file. The submission's own code is compiled
+and imported only in the sandbox. A compiled kernel's torch op is renamed, so that one run can have two submissions of the same
+name.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def read_files(paths: Sequence[Path]) -> dict[str, bytes]:
 
 
 def check_name(what: str, name: str) -> str:
-    """Raises UserError for a name that cannot be part of a path, of a case's key and of a table."""
+    """The name. Raises UserError if it cannot be part of a path, of a case's key and of a table."""
     if not PLAIN.fullmatch(name):
         raise UserError(
             f"{what} cannot be called {name[:80]!r}; a name is at most 61 letters, digits and the signs _ - + ."
@@ -100,7 +101,7 @@ def _register(entry: Entry, folder: Path) -> list[str]:
         text = re.sub(rf"\b{symbol}\b", renamed, text)
         (folder / source).write_bytes(text.encode("utf-8", errors="surrogateescape"))
         return [f"{op}.{entry.kind}(str({path}), name={entry.kernel!r}, dtypes=dtypes)"]
-    if entry.kind == "triton":  # is called as its file
+    if entry.kind == "triton":  # its name is that of its file
         (folder / source).rename(folder / f"{entry.kernel}.py")
         return [f"{op}.triton(str(here / {entry.id!r} / '{entry.kernel}.py'), dtypes=dtypes)"]
     call = f"adapt({entry.op!r}, file)(*tensors, **call)"

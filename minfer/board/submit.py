@@ -25,8 +25,8 @@ def submit(
     board: Board, op: str, files: Mapping[str, bytes], who: str, name: str = "", device: str = "", licence: str = "",
     keep: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
-    """Have a submission judged and return its answer (`minfer.board.answer`). `files`: the source first. Raises UserError
-    for what cannot be judged at all; it then costs nothing."""
+    """Have a submission judged and return its answer (`minfer.board.answer`). `files`: the source first. Raises UserError for
+    what cannot be judged at all; this does not count towards the limit."""
     season = find_open(board, op, device)
     source = next(iter(files))
     check_name("a person", who)
@@ -53,12 +53,12 @@ def submit(
 def _record(
     board: Board, season: Season, files: Mapping[str, bytes], who: str, name: str, kind: str, licence: str, keep: bool
 ) -> Entry:
-    """Put a submission into the archive before it is judged. Raises UserError over the limit, and for files that are there
-    already."""
+    """Put a submission into the archive before it is judged. Raises UserError if the person has reached the limit, or if the
+    same files are there already."""
     with board.lock("entries"):
         earlier = board.entries()
         now, most = time.time(), board.settings.per_hour
-        # A run that SLURM or a full disk ended before any row costs its author nothing.
+        # If SLURM or a full disk ended a run before it had a row, the submission does not count towards the limit.
         counted = [each for each in earlier if each.fingerprint or each.state == PENDING]
         recent = [each.when for each in counted if each.who == who and each.when > now - HOUR_S]
         if len(recent) >= most:
@@ -82,7 +82,7 @@ def _record(
 
 
 def _note(board: Board, season: Season, entry: Entry, judged: judging.Judged) -> None:
-    """Fill in an entry from its rows, and store them."""
+    """Fill in an entry from its rows, and store the rows."""
     rows = judged.rows.get(entry.kernel, {})
     (board.folder / "logs" / f"{entry.id}.log").write_text(judged.log, "utf-8")
     if rows:
@@ -105,12 +105,13 @@ def _note(board: Board, season: Season, entry: Entry, judged: judging.Judged) ->
 
 
 def _rivals(board: Board, entry: Entry) -> list[Entry]:
-    """The submissions that stand beside one, itself among them."""
+    """All submissions of the same season and device, with this one."""
     return [each for each in board.entries() if (each.season, each.device) == (entry.season, entry.device)]
 
 
 def _race(board: Board, season: Season, entry: Entry) -> dict[str, Any] | None:
-    """Run a submission beside the record's holder if its score is higher. None if it is not, or if there is no holder."""
+    """Run a submission beside the record's holder if its score is higher. Returns None if its score is not higher, or if there
+    is no holder."""
     others = [each for each in _rivals(board, entry) if each.id != entry.id]
     chain = holders(others, board.races())
     if not chain or entry.score["value"] <= chain[-1].score["value"]:
@@ -139,7 +140,7 @@ def run_race(board: Board, season: Season, challenger: Entry, holder: Entry) -> 
 
 
 def finish(board: Board, entry: Entry, race: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The answer of a judged submission, by what the board has now."""
+    """The answer to a judged submission, with its place among those that the board has now."""
     if entry.ranks:
         rivals = _rivals(board, entry)
         if race:
@@ -153,8 +154,8 @@ def finish(board: Board, entry: Entry, race: Mapping[str, Any] | None) -> dict[s
 
 
 def prove(board: Board, op: str, device: str = "") -> str:
-    """Run the best score of an open season beside the record's holder, if no run has both, on each device. Returns what came
-    of it, in sentences. Raises UserError."""
+    """On each device of an open season, run the submission with the best score beside the record's holder, unless a run has
+    both. Returns the results, in sentences. Raises UserError."""
     season = find_open(board, op, device)
     said = []
     for name in dict.fromkeys(entry.device for entry in board.entries() if entry.season == season.name and entry.ranks):

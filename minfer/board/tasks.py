@@ -1,10 +1,10 @@
 """Tasks of others as ops: a Python file in the form of KernelBench, with `Model`, `get_inputs` and `get_init_inputs`.
 
-The file is trusted, like every file that states an op. Inputs, parameters and buffers become tensors of the op, in this order
-after the outputs, so a kernel gets all that the module computes with. The reference runs the module in fp64. Bounds come from
-the same run under Monte Carlo arithmetic (`minfer.board.montecarlo`).
+The file is trusted, like every file that defines an op. The module's inputs, parameters and buffers become tensors of the op,
+in this order and after the outputs. So a kernel gets all that the module computes with. The reference runs the module in fp64.
+Bounds come from the same run under Monte Carlo arithmetic (`minfer.board.montecarlo`).
 
-A task has one size. Its one axis, `trial`, tells repetitions of the task apart, which differ in their values alone.
+A task has one size. Its only axis, `trial`, numbers the repetitions of the task, which differ only in their values.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from minfer.plan.config import UserError
 
 TRIALS = 1 << 20
 NEEDED = ("Model", "get_inputs", "get_init_inputs")
-LEAST_SPREAD = 0.1  # of parameters that are all equal when a module is made, such as the weights of a norm
-THEIR_TOLERANCE = 1e-2  # of KernelBench: outputs that are all smaller pass there as zeros
+LEAST_SPREAD = 0.1  # deviation of parameters that are all equal in a new module, such as the weights of a norm
+THEIR_TOLERANCE = 1e-2  # KernelBench's: if all values of an output are smaller, zeros pass there
 
 
 class Refused(UserError):
-    """A task that cannot tell a right kernel from a wrong one, or that is in no form that an op can have."""
+    """A task that cannot tell a right kernel from a wrong one, or whose form no op can have."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,8 @@ class Task:
     def run(
         self, given: Sequence[torch.Tensor], state: Sequence[torch.Tensor], model: torch.nn.Module | None = None
     ) -> Any:
-        """What the module computes with other inputs and parameters. Buffers that it changes are copies."""
+        """What the module computes with other inputs and parameters. It gets copies of its buffers, because it may change
+        them."""
         tensors = iter(given)
         arguments = [next(tensors) if isinstance(value, torch.Tensor) else value for value in self.inputs]
         named = dict(zip(self.state, (tensor.clone() for tensor in state), strict=True))
@@ -109,7 +110,7 @@ def load_task(file: Path, name: str) -> Task:
 
 
 def check(task: Task) -> None:
-    """Raises Refused for a degenerate task: what it is called, and why."""
+    """Raises Refused for a degenerate task, with its name and the reason."""
     state = list(task.state.values())
     given = list(task.given.values())
     first, again = task.run(given, state), task.run(given, state)
@@ -131,7 +132,7 @@ def check(task: Task) -> None:
 
 
 def describe(task: Task) -> list[str]:
-    """What to know of a task that is not refused, in sentences."""
+    """Notes about a task that is not refused, as sentences."""
     small = [k for k, output in enumerate(task.outputs) if float(output.abs().max()) < THEIR_TOLERANCE]
     return [
         f"output {k} is below {THEIR_TOLERANCE:g} everywhere: under an absolute tolerance zeros would pass"
@@ -164,7 +165,7 @@ def _fill(tensor: torch.Tensor) -> Fill:
 
 
 def register(file: Path, name: str, source: Path) -> Op:
-    """Register a task as an op; `source` is the file of `extra=` that does it. Raises Refused."""
+    """Register a task as an op; `source` is the file for `extra=` that calls this function. Raises Refused."""
     task = load_task(file, name)
     state = {name_state(key): value for key, value in task.state.items()}
     read = task.given | state
@@ -226,8 +227,8 @@ op = register(Path(__file__).with_name({task!r}), {name!r}, Path(__file__))
 
 
 def write_extra(file: Path, name: str, folder: Path) -> tuple[Path, list[str]]:
-    """Check a task, and write the file that registers it, with a copy of the task beside it, where a sandbox may read it.
-    Returns that file and what to know of the task. Raises Refused."""
+    """Check a task, and write the file that registers it. A copy of the task is written beside that file, where a sandbox may
+    read it. Returns the file and the notes about the task. Raises Refused."""
     if not name.isidentifier():
         raise Refused(f"an op cannot be called {name!r}; its name must be a Python identifier")
     if name in ops.names():

@@ -1,8 +1,9 @@
-"""Judges the files that people put into a board's inbox, one after the other, for whoever may not read the season's seed.
+"""Judges the files that people put into a board's inbox, one after the other. So people can submit who may not read the
+season's seed.
 
-A submission is one file, `inbox/OP/NAME.cpp` (or .cu, .py). The file system says whose it is, so nobody can submit in
-another's name. The answer lies beside it as `NAME.cpp.json`, and the file is removed when it is judged. Of several people who
-wait, the one comes first who has submitted least within the last hour.
+A submission is one file, `inbox/OP/NAME.cpp` (or .cu, .py). It belongs to the user who owns the file, so nobody can submit in
+another's name. The answer is written beside it as `NAME.cpp.json`, and the file is removed when it is judged. If several people
+wait, the one who has submitted least within the last hour comes first.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from minfer.board.submit import submit
 from minfer.plan.config import UserError
 
 LOOKS_S = 2.0
-SETTLES_S = 1.0  # a file that changed later may still be written
+SETTLES_S = 1.0  # if a file has changed since then, somebody may still be writing it
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def list_waiting(board: Board, now: float) -> list[Waiting]:
 
 
 def name_owner(uid: int) -> str:
-    """The login name of a user; the number of one without."""
+    """The login name of a user, or the number of a user who has none."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

@@ -1,4 +1,4 @@
-"""`minfer submit`, `minfer archive` and `minfer board`: kernels that others wrote, what became of them, and their ranks."""
+"""`minfer submit`, `minfer archive` and `minfer board`: kernels that others wrote, their answers and their ranks."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ def _import_task(given: argparse.Namespace) -> int:
 
 
 def _load_extra(board: Board, op: str) -> None:
-    """Import the file that brings an op, where its season has one."""
+    """Import the file that registers an op, if its season has one."""
     from minfer.plan import extra
 
     for path in {season.extra for season in list_seasons(board) if season.op == op and season.extra}:
@@ -258,5 +258,5 @@ COMMANDS = {SUBMIT: submit, ARCHIVE: read_archive, BOARD: manage}
 
 def main(command: str, words: list[str]) -> int:
     """The exit status of one of COMMANDS; 2 (and one line) for a mistake."""
-    sys.argv[1:] = []  # what is composed below reads no words of these
+    sys.argv[1:] = []  # so that nothing that composes a configuration reads these words
     return launch.exit_status(lambda: COMMANDS[command](words))

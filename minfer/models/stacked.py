@@ -1,4 +1,4 @@
-"""A decoder of Llama's kind whose weights are stacked by layer, as the op `decoder` states it: what `+sweep=decoder` times."""
+"""A decoder of Llama's kind whose weights are stacked by layer, as in the op `decoder`. `+sweep=decoder` times it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def logits(
     *scales: Tensor,
 ) -> Tensor:  # fmt: skip
     """The logits of a step, new float32 (batch, vocab), by `Decoder.forward`. The tensors are those of `minfer.ops.decoder`;
-    k_cache and v_cache are (layers, batch, slots, kv_heads, dim), whose slots make whole pages."""
+    k_cache and v_cache are (layers, batch, slots, kv_heads, dim); their slots make whole pages."""
     _, batch, slots, kv_heads, dim = k_cache.shape
     new, context = len(ids) // batch, len(cos)
     step = Batch(
@@ -33,7 +33,7 @@ def logits(
 
 
 def linears(weights: Tensor, scales: Tensor) -> list[Linear]:
-    """The product of each layer with weights (layers, out, in), or of int4 with scales (layers, out, in / 128)."""
+    """The product of each layer, from weights (layers, out, in); in int4 also from scales (layers, out, in / 128)."""
     if weights.dtype == torch.uint8:
         return [Linear(weight, None, "int4_g128", scale) for weight, scale in zip(weights, scales, strict=True)]
     return [Linear(weight) for weight in weights]

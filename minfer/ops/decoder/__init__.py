@@ -1,22 +1,25 @@
 """decoder: the logits of a whole decoder of Llama's kind (Touvron et al., 2023; Grattafiori et al., The Llama 3 herd of models,
 2024), with random weights of a given size.
 
-Each of `batch` sequences has `new` tokens, the last of `context`: with new=1 this is a step of decoding, and with new=context
-the prefill of a prompt. logits is (batch, vocab), float32, for the token after each sequence's last one. In each layer:
+Each of `batch` sequences has `context` tokens, of which the last `new` are computed. With new=1 this is a step of decoding, and
+with new=context the prefill of a prompt. logits is (batch, vocab), float32, for the token after each sequence's last one. In
+each layer:
 
     q, k, v = rope(rmsnorm(x) Wqkvᵀ), and k and v are written to their slots of the caches
     x += attention(q, all keys up to each token's own, all values) Woᵀ
     x += (silu(h Wgᵀ) * (h Wuᵀ)) Wdᵀ        with h = rmsnorm(x)
 
 k_cache and v_cache are (layers, batch, slots, kv_heads, head_dim). slots is `context`, rounded up to pages of 64. The pages of
-a sequence lie one after the other, so that an implementation without pages reads the same memory. What kernels need to know of
-a step's tokens comes as the tensors of `minfer.models.batch.Batch`: positions, where, lengths, table, last, keys, of_q, of_kv.
+a sequence lie one after the other, so that an implementation without pages reads the same memory. The tensors of
+`minfer.models.batch.Batch` say what kernels need to know of a step's tokens: positions, where, lengths, table, last, keys,
+of_q, of_kv.
 
 With `params.quant` int4_g128 the weights of the layers are bytes of two 4-bit values, w = (value - 8) scale, with a scale for
-each 128 values of a row: the format of `minfer.quant_gemm`. The scales are the last four tensors, empty otherwise.
+each 128 values of a row. This is the format of `minfer.quant_gemm`. The last four tensors are the scales; without int4 they are
+empty.
 
-Weights and caches are shared (`minfer.ops.tensors.Spec`), because two copies of an 8B model do not fit into a GPU's memory. A
-call writes the keys and values of its new tokens to the same slots each time; the logits depend on them.
+Weights and caches are shared (`minfer.ops.tensors.Spec`), because two copies of an 8B model do not fit into a GPU's memory.
+Every call writes the keys and values of its new tokens to the same slots, and the logits depend on these keys and values.
 """
 
 from __future__ import annotations
@@ -53,15 +56,16 @@ from minfer.ops.decoder.seeded import Angles, Seeded
 Tensor = torch.Tensor
 PAGE, THETA = 64, 5e5
 # Weights of q, k and v, and the cache, are larger by this factor, so that a query attends to some keys and not to the mean of
-# all. Those of o and down are smaller by the root of the number of layers, as GPT-2 began its training (Radford et al., 2019).
-# Of 32 layers, roundings to bfloat16 then change the logits by 1.5 %, and leaving out the attention of one layer by 5 %.
+# all. Those of o and down are smaller by the root of the number of layers, as when GPT-2's training began (Radford et al.,
+# 2019). With 32 layers, rounding to bfloat16 then changes the logits by 1.5 %. Without the attention of one layer they change
+# by 5 %.
 SHARPER = 1.6
-# How far a logit may be off, relative to the root mean square of its sequence's logits: the largest of 100,000 to 10,000,000
-# elements is at 4.5 to 5.5 standard deviations.
+# How far a logit may be off, relative to the root mean square of its sequence's logits. Of 100,000 to 10,000,000 elements, the
+# largest error is 4.5 to 5.5 standard deviations.
 ELEMENT = 0.12
 
 
-SCORES = 1 << 27  # that the reference's attention has in memory, 1 GiB
+SCORES = 1 << 27  # scores that the reference's attention has in memory at once, 1 GiB
 SPREAD = ((16**2 - 1) / 12) ** 0.5  # the standard deviation of 4-bit values
 
 
@@ -152,7 +156,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def reference(case: Case, t: Tensors) -> dict[str, Expected]:
-    """In fp64, a layer at a time, whose weights and keys are drawn again from their names."""
+    """The logits in fp64, computed a layer at a time. Each layer's weights and keys are drawn again from their names."""
     batch, new, context = case["batch"], case["new"], case["context"]
     heads, kv_heads, dim = case["heads"], case["kv_heads"], case["head_dim"]
     device, by_name = t["ids"].device, {spec.name: spec for spec in op.specs(case)}
@@ -188,7 +192,7 @@ def linear_weights(case: Case) -> float:
 
 
 def packs(case: Case) -> str | None:
-    """The rule that rows of int4 be of whole groups."""
+    """The rule that a row of int4 weights has whole groups."""
     if not is_quantised(case):
         return None
     sizes = {"hidden": case["hidden"], "ffn": case["ffn"], "heads * head_dim": case["heads"] * case["head_dim"]}
@@ -197,7 +201,7 @@ def packs(case: Case) -> str | None:
 
 
 def flops(case: Case) -> float:
-    """Products, and of attention the scores that are not masked and their products with values."""
+    """Those of the products; in attention, those of the scores that are not masked, and of their products with the values."""
     batch, new, context = case["batch"], case["new"], case["context"]
     scores = batch * case["heads"] * sum(range(context - new + 1, context + 1))
     attention = 4.0 * case["layers"] * case["head_dim"] * scores
@@ -205,8 +209,8 @@ def flops(case: Case) -> float:
 
 
 def traffic(case: Case) -> tuple[float, float]:
-    """All weights, the embeddings of the tokens, and the keys and values before the new ones are read; the new ones and the
-    logits are written. What lies between two products need not leave the chip."""
+    """Bytes that are read, and bytes that are written. Read: all weights, the embeddings of the tokens, and the earlier keys
+    and values. Written: the new keys and values, and the logits. What lies between two products need not leave the chip."""
     batch, new, context, item = case["batch"], case["new"], case["context"], DTYPES[case.dtype].itemsize
     kv = 2.0 * case["layers"] * batch * case["kv_heads"] * case["head_dim"]
     rows = batch * new + case["vocab"] + 2 * case["layers"] + 1
@@ -258,7 +262,7 @@ MODELS = Path(__file__).parents[2] / "models"
 
 
 def minfers(*tensors: Tensor) -> Tensor:
-    """By `minfer.models`, which ops cannot import."""
+    """The logits by `minfer.models`, which ops cannot import."""
     found: Tensor = importlib.import_module("minfer.models.stacked").logits(*tensors)
     return found
 
@@ -267,7 +271,7 @@ BY_MINFER = baselines.graphed(minfers)
 PLAIN, COMPILED = baselines.whole(baselines.layer), baselines.whole(compiled(baselines.layer))
 
 op.torch("torch", baselines.graphed(PLAIN), baseline=True, returns=(0,), requires=packs)
-# a GPU only: on a CPU each shape takes C++ compilers a minute
+# only on a GPU: on a CPU the C++ compiler takes a minute for each shape
 op.peer("torch_compile", baselines.graphed(COMPILED), package="triton", returns=(0,), requires=packs)
 op.function(
     "minfer",

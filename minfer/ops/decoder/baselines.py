@@ -16,8 +16,8 @@ GROUP = 128  # values of an int4 weight that share a scale
 
 
 def unpacked(weight: Tensor, scales: Tensor) -> Tensor:
-    """A weight (out, in): as it is, or from bytes of two 4-bit values, the first one in the lower half, and scales (out, in /
-    GROUP), of whose dtype it then is."""
+    """A weight (out, in). Bytes are unpacked: each has two 4-bit values, the first one in the lower half. These are multiplied
+    with scales (out, in / GROUP), and the weight has the scales' dtype. A weight of another dtype is returned as it is."""
     if weight.dtype != torch.uint8:
         return weight
     values = torch.stack((weight & 15, weight >> 4), -1).flatten(-2).to(scales.dtype) - 8
@@ -27,14 +27,14 @@ def unpacked(weight: Tensor, scales: Tensor) -> Tensor:
 
 
 def graphed(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The function, replayed as a CUDA graph when it is called on a GPU with the same tensors as the time before: so are steps
-    served, because launching a step's hundreds of kernels takes the host longer than the GPU. Its result is then overwritten by
-    the next call."""
+    """The function, replayed as a CUDA graph when it is called on a GPU with the same tensors as the time before. Steps are
+    served in this way, too, because the host takes longer to launch a step's hundreds of kernels than the GPU takes to run
+    them. The next call then overwrites the result."""
     last: list[weakref.ref[Tensor]] = []  # the tensors of the last call
     captured: list[tuple[torch.cuda.CUDAGraph, Tensor]] = []
 
     def call(*tensors: Tensor) -> Tensor:
-        is_seen = torch._C._autograd._profiler_enabled()  # by who counts launches, or looks what PyTorch is asked to do
+        is_seen = torch._C._autograd._profiler_enabled()  # by code that counts launches or records PyTorch's calls
         if is_seen or not tensors[0].is_cuda or torch.cuda.is_current_stream_capturing():
             return function(*tensors)
         if len(last) != len(tensors) or any(of() is not tensor for of, tensor in zip(last, tensors, strict=True)):
@@ -53,7 +53,7 @@ def graphed(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x (tokens, heads, dim), with pairs (i, i + dim / 2), by cos and sin (tokens, dim / 2)."""
+    """x (tokens, heads, dim), in which pairs (i, i + dim / 2) are rotated by cos and sin (tokens, dim / 2)."""
     one, other = x.float().chunk(2, -1)
     cos, sin = cos[:, None], sin[:, None]
     return torch.cat((one * cos - other * sin, other * cos + one * sin), -1).to(x.dtype)
@@ -63,8 +63,8 @@ def layer(
     x: Tensor, norms: Tensor, weights: tuple[Tensor, ...], scales: tuple[Tensor, ...], k_cache: Tensor, v_cache: Tensor,
     cos: Tensor, sin: Tensor, where: Tensor, context: int,
 ) -> Tensor:  # fmt: skip
-    """x (tokens, hidden) after one layer. The caches are (batch, slots, kv_heads, dim), of which the first `context` slots have
-    keys; cos and sin have a row for each token."""
+    """x (tokens, hidden) after one layer. The caches are (batch, slots, kv_heads, dim); their first `context` slots have keys.
+    cos and sin have a row for each token."""
     batch, _, kv_heads, dim = k_cache.shape
     new = len(x) // batch
     qkv, o, gate_up, down = map(unpacked, weights, scales)

@@ -1,5 +1,5 @@
-"""Weights and caches of a decoder, drawn from their names: a layer at a time, so that the reference can make them again without
-having all of them in memory."""
+"""Weights and caches of a decoder. Each layer is drawn by itself, from its name, so that the reference can make it again
+without having all layers in memory."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True)
 class Seeded(Fill):
-    """Normal values times `scale` plus `shift`, or random bytes in uint8; each layer's, the parts of the first axis, from a
-    seed of its own. With `whole` there are no layers. Of caches, (layers, batch, slots, ...), the slots from `kept` on are
-    NaN."""
+    """Normal values times `scale` plus `shift`; in uint8, random bytes. The parts of the first axis are the layers, and each
+    layer is drawn from a seed of its own. With `whole` there are no layers. In caches, (layers, batch, slots, ...), the slots
+    from `kept` on are NaN."""
 
     name: str
     scale: float
@@ -54,7 +54,7 @@ class Angles(Fill):
         tensor.copy_(self.values(positions, pairs, tensor.device))
 
     def values(self, positions: int, pairs: int, device: torch.device) -> Tensor:
-        """In fp64."""
+        """The table in fp64."""
         frequencies = self.theta ** (-torch.arange(pairs, dtype=torch.float64, device=device) / pairs)
         angles = torch.outer(torch.arange(positions, dtype=torch.float64, device=device), frequencies)
         return angles.cos() if self.function == "cos" else angles.sin()

@@ -1,10 +1,10 @@
 """sample_rows: `sample`, with a temperature, top_k, top_p and min_p for each row, as tensors.
 
-So one launch serves requests of different settings. A row's rule is that of `sample`; a temperature of 0 takes the first of
-the row's largest logits. A setting whose tensor is empty has its default in all rows: 1, 0 (any), 1 (any) and 0 (any). A host
-cannot check values on the device without waiting for it. So a value out of range has a meaning: a temperature below 0, or NaN,
-is 0; top_k below 0 is 0; top_p and min_p are clamped to [0, 1], where a top_p of 0 keeps the likeliest tokens only; as NaN they
-are ignored.
+So one launch serves requests with different settings. Each row follows the rule of `sample`; with a temperature of 0 its token
+is the first of its largest logits. If a setting's tensor is empty, all rows have its default: temperature 1, top_k 0 (any),
+top_p 1 (any) and min_p 0 (any). The host cannot check values on the device without waiting for it. So a value out of range has
+a meaning. A temperature below 0, or NaN, is 0. A top_k below 0 is 0. top_p and min_p are clamped to [0, 1], and a top_p of 0
+keeps only the likeliest tokens; if top_p or min_p is NaN, it is ignored.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Tensor = torch.Tensor
 def drawn(
     count: int, least: float, most: float, special: float, dtype: torch.dtype = torch.float32
 ) -> Callable[[Tensors, Draw, torch.device], Tensor]:
-    """For each of `count` rows a number between these, and in a quarter of the rows `special`."""
+    """For each of `count` rows a number from `least` to `most`; in a quarter of the rows `special` instead."""
 
     def make(made: Tensors, draw: Draw, device: torch.device) -> Tensor:
         values, which = (torch.rand(count, generator=draw.generator, device=device) for _ in range(2))
@@ -47,12 +47,12 @@ def tensors(case: Case) -> list[Spec]:
 
 
 def reference(case: Case, t: Tensors) -> dict[str, Expected]:
-    """Nothing but the check, as in `sample`."""
+    """Nothing: only the check decides, as in `sample`."""
     return {}
 
 
 def settings(t: Tensors) -> list[tuple[float, int, float, float]]:
-    """Of each row its temperature, top_k, top_p and min_p, as the scalars of `sample`."""
+    """The temperature, top_k, top_p and min_p of each row, as the scalars of `sample`."""
     found = []
     defaults = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
     values = {name: t[name].tolist() or [value] * len(t["u"]) for name, value in defaults.items()}
@@ -62,7 +62,7 @@ def settings(t: Tensors) -> list[tuple[float, int, float, float]]:
 
 
 def at_their_step(case: Case, t: Tensors) -> Tensor:
-    """As in `sample`, row by row; with temperature 0 it must be the first of the largest logits."""
+    """Whether each row's token is right, as in `sample`. With temperature 0 it must be the first of the largest logits."""
     vocab = case["vocab"]
     slack = (vocab**0.5 + 64) * one_setting.U + vocab * 2.0 ** (-31 if vocab <= 1 << 17 else -27)
     right = torch.zeros_like(t["u"], dtype=torch.bool)
@@ -83,7 +83,7 @@ def at_their_step(case: Case, t: Tensors) -> Tensor:
 def eager(
     tokens: Tensor, logits: Tensor, u: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor
 ) -> Tensor:
-    """What a PyTorch user writes: `sample.choose`, by one sort for all rows."""
+    """What a PyTorch user writes: `sample.choose`, with one sort for all rows."""
     vocab = logits.shape[1]
     greedy = temperature == 0
     x = logits.float() / torch.where(greedy, 1.0, temperature)[:, None]
@@ -94,7 +94,7 @@ def eager(
         values = values.masked_fill(values < limit, -math.inf)
     p = values.softmax(-1)
     if len(top_p):
-        # Of equal logits all are kept, so that each has the sum before the first of them.
+        # Equal logits are all kept, so each of them has the sum before the first of them.
         before = (
             (p.cumsum(-1) - p).masked_fill(values.diff(dim=-1, prepend=values[:, :1] + 1) == 0, 0.0).cummax(-1).values
         )

@@ -1,6 +1,6 @@
-// cpu_naive: a row's logits sorted, then the definition in three loops, threads over the rows.
+// cpu_naive: sorts a row's logits, then applies the definition in three loops. The threads share the rows.
 // Idea: the definition on a CPU, for comparison; masses are fp64.
-// Expected: bound by the sort: about 10 ms a row of 128,256 and core.
+// Expected: bound by the sort: a core takes about 10 ms for a row of 128,256.
 #include <torch/csrc/stable/ops.h>
 
 #include <vector>
@@ -9,18 +9,18 @@
 
 namespace minfer {
 
-// Of one row.
+// The token of one row.
 template <typename T>
 int32_t draw(const Sample<T>& p) {
   float most = -INFINITY;
   for (int i = 0; i < p.vocab; ++i) most = std::max(most, static_cast<float>(p.logits[i]));
-  std::vector<float> octaves(p.vocab);  // below the most probable; infinity for NaN
+  std::vector<float> octaves(p.vocab);  // how far each is below the most probable; infinity for NaN
   for (int i = 0; i < p.vocab; ++i) {
     const float value = static_cast<float>(p.logits[i]);
     octaves[i] = value == most ? 0.0f : value < most ? (most - value) * p.scale : INFINITY;
   }
   const auto mass = [](float distance) { return std::exp2(-static_cast<double>(distance)); };
-  float limit = p.min_p_octaves;  // what is farther is not kept
+  float limit = p.min_p_octaves;  // tokens that are farther away are not kept
   if (p.top_k || p.top_p < 1) {
     std::vector<float> sorted = octaves;
     std::sort(sorted.begin(), sorted.end());

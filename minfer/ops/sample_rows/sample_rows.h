@@ -1,4 +1,4 @@
-// What every CUDA and C++ sample_rows kernel is given, and how it becomes a torch op. Which token is drawn: __init__.py.
+// What every CUDA and C++ kernel of sample_rows is given, and how it becomes a torch op. __init__.py says which token is drawn.
 //
 // A kernel file defines `template <typename T> void launch(const SampleRows<T>&)` and ends with
 // `MINFER_SAMPLE_ROWS(sample_rows_<file name>, launch)`. T is float or bfloat16.
@@ -14,18 +14,18 @@ __device__ const float kZero = 0.0f;  // in memory, because a local variable who
 
 template <typename T>
 struct SampleRows {
-  Sample<T> all;  // without settings
-  const float* temperature;  // null, as each of these: the default in all rows
+  Sample<T> all;  // all rows, without settings
+  const float* temperature;  // this and the next three are null if all rows have the default
   const int32_t* top_k;
   const float* top_p;
   const float* min_p;
 
-  // The problem of one row, its row 0. With temperature 0 its random number is `zero`, which draws the first that is kept.
+  // One row as a problem of its own. With temperature 0 its random number is `*zero`, which draws the first kept token.
   MINFER_EITHER Sample<T> of(int row, const float* zero) const {
     Sample<T> p = all;
     p.rows = 1;
     p.tokens += row, p.logits += row * p.stride, p.u += row;
-    // All are loaded before any is used, so that their latencies overlap.
+    // All settings are loaded before any is used, so that their latencies overlap.
     const float degrees = temperature ? temperature[row] : 1.0f;
     const int most = top_k ? top_k[row] : 0;
     const float share = top_p ? top_p[row] : 1.0f, least = min_p ? min_p[row] : 0.0f;
@@ -48,7 +48,7 @@ const T* setting(const Tensor& tensor, const char* who, int64_t rows) {
   return input<T>(tensor, who);
 }
 
-// Calls launch(SampleRows<T>) with the T of the logits; no rows are no work.
+// Calls launch(SampleRows<T>) with the T of the logits. Without rows it does nothing.
 template <typename Launch>
 void dispatch_sample_rows(const Tensor& tokens, const Tensor& logits, const Tensor& u, const Tensor& temperature,
                           const Tensor& top_k, const Tensor& top_p, const Tensor& min_p, Launch launch) {

@@ -1,7 +1,7 @@
 // v02_cluster: a cluster of eight blocks a row, with the row's settings.
-// Idea: sample's v03_cluster: a row's blocks meet in their cluster, and in no other, so that rows may have different settings
-// and different numbers of passes. A row that needs no pass, as without top_k and top_p, ends early and makes room.
-// Expected, on an H100: as sample's v03_cluster, 12 us for one row of 128,256 and 20 to 90 us for 64; four loads more a block.
+// Idea: that of sample's v03_cluster. A row's blocks synchronise only within their cluster, so rows may have different settings
+// and different numbers of passes. A row that needs no pass, such as one without top_k and top_p, ends early and makes room.
+// Expected, on an H100: as sample's v03_cluster, 12 us for one row of 128,256 and 20 to 90 us for 64; each block loads 4 more.
 #include "cuda/cluster.cuh"
 #include "ops/sample/row.cuh"
 #include "sample_rows.h"
@@ -22,7 +22,7 @@ struct Cluster {
     for (int i = 0; i < kCluster; ++i) mine = fmaxf(mine, *at_block(&maximum, i));
     return mine;
   }
-  // The next operation's barrier says that all have read `mine`, which is written again behind the one after it.
+  // After the next operation's barrier all blocks have read `mine`. It is written again after the barrier behind that one.
   __device__ void add_up(const Bins& mine, Bins& sum) const {
     cluster_sync();
     for (int i = threadIdx.x; i < 3 * kBins; i += kThreads) {
@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(kThreads, 2) in_cluster(SampleRows<T> p) {
   __shared__ uint64_t own_sum;
   Cluster team{.maximum = maximum, .own_sum = own_sum};
   sample_row<kThreads, kKept>(p.of(blockIdx.x / kCluster, &kZero), 0, team, work, reinterpret_cast<unsigned*>(shared));
-  cluster_sync();  // others read this block's shared memory
+  cluster_sync();  // until here, other blocks read this block's shared memory
 }
 
 template <bool kKept, typename T>
