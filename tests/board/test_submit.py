@@ -33,6 +33,8 @@ EXPLOITS = (  # those whose verdict depends on no clock
     "caches_by_pointer", "mutates_its_inputs", "skips_every_other_call", "says_unsupported", "knows_the_shapes",
     "guesses_the_seed", "lazy_tensor", "patches_perf_counter", "rewrites_the_reference", "exits", "forks",
 )  # fmt: skip
+# All 17 take two processors ten minutes. Each is judged in tests/exploits, too.
+SUBMITTED = EXPLOITS if os.environ.get("MINFER_EVERY_EXPLOIT") else EXPLOITS[2::3]
 
 
 @pytest.fixture
@@ -229,14 +231,15 @@ def test_a_solution_of_a_task_through_the_pipeline(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_no_exploit_gets_a_rank(tmp_path: Path) -> None:
-    """Exploits of tests/exploits as submissions, in one run with an honest one, whose row none of them harms."""
+    """Exploits of tests/exploits as submissions, in one run with an honest one, whose row none of them harms: five of them, and
+    with MINFER_EVERY_EXPLOIT=1 in the environment all that depend on no clock."""
     ops.get("hgemm")
     board = Board.make(tmp_path / "board")
     (board.folder / "settings.json").write_text(json.dumps(SMALL))
     open_season(board, "hgemm", "cpu")
     season, entries = find_open(board, "hgemm"), []
     wrapper = "import sys\n\nsys.path.insert(0, {root!r})\nfrom tests.exploits.{name} import {name} as hgemm\n"
-    sources = {name: wrapper.format(root=str(ROOT), name=name) for name in EXPLOITS}
+    sources = {name: wrapper.format(root=str(ROOT), name=name) for name in SUBMITTED}
     sources["honest"] = "from minfer.ops.hgemm import torch_matmul as hgemm\n"
     for name, text in sources.items():
         entry = make_entry(board, name, op="hgemm", kind="python", season=season.name, state="pending", text=text)
@@ -245,6 +248,6 @@ def test_no_exploit_gets_a_rank(tmp_path: Path) -> None:
     for entry in entries:
         submit._note(board, season, entry, judged)
     states = {entry.name: (entry.state, entry.result["message"]) for entry in entries}
-    assert all(states[name][0] != JUDGED for name in EXPLOITS), states
+    assert all(states[name][0] != JUDGED for name in SUBMITTED), states
     honest = judged.rows[entries[-1].kernel]
     assert all(row["status"] in (*store.MEASURED, "error") for row in honest.values()), states
