@@ -138,9 +138,8 @@ def manage(words: list[str]) -> int:
         _add_common(each, as_json=name in ("seasons", "rank"))
     for name in ("open-season", "close-season", "prove"):
         parsers[name].add_argument("op", metavar="OP")
-        parsers[name].add_argument(
-            "--device", choices=("cpu", "cuda"), default="", help="default: cuda where there is a GPU"
-        )
+        other = "cuda where there is a GPU" if name == "open-season" else "that of the op's open season"
+        parsers[name].add_argument("--device", choices=("cpu", "cuda"), default="", help=f"default: {other}")
     parsers["open-season"].add_argument("--extra", type=Path, help="the file that brings the op, if it is not minfer's")
     parsers["import-task"].add_argument("file", type=Path, metavar="FILE", help="you trust it: it says what is right")
     parsers["import-task"].add_argument("--name", default="", help="what the op is called (default: the file's name)")
