@@ -113,11 +113,14 @@ def _rates(probes: Probes, clock: Clock, telemetry: Telemetry, window_s: float) 
 
 
 def _cold_copies(device: torch.device, clock: Clock) -> dict[str, float]:
-    """GB/s of single copies, by size. The fastest way to copy counts, by its median time."""
-    source = torch.zeros(max(COLD_COPIES_MIB) << 17, dtype=torch.int32, device=device).random_()
+    """GB/s of single copies, by size. The fastest way to copy counts, by its median time. Sizes of more than half of the free
+    memory are left out."""
+    free, _ = torch.cuda.mem_get_info(device)
+    sizes = [size for size in COLD_COPIES_MIB if size << 20 <= free // 2]
+    source = torch.zeros(max(sizes, default=0) << 17, dtype=torch.int32, device=device).random_()
     target = torch.empty_like(source)
     found = {}
-    for size in COLD_COPIES_MIB:
+    for size in sizes:
         ways = [way for _, way in _copies(target[: size << 17], source[: size << 17])]
         times = clock.cold(ways, np.tile(np.arange(len(ways)), (COLD_ROUNDS, 1)), Hooks())
         found[name_cold_copy(size)] = (size << 20) / float(np.median(times, axis=0).min()) / 1e9
