@@ -1,13 +1,17 @@
 """A generator of kernels that learns from a board's answers, without a network (docs/board.md):
 
     python examples/generate_kernels.py softmax --board course --budget 12            # mutate the best, guided by the archive
-    python examples/generate_kernels.py softmax --board course --budget 12 --random   # as many at random, for a comparison
+    python examples/generate_kernels.py softmax --board course --budget 12 --random   # as many at random
     python examples/generate_kernels.py softmax --board course --hook "./my_model"    # a command writes the kernels
+    python examples/generate_kernels.py softmax hgemm --board course --compare --write .   # both ways; write the results
 
-A candidate is one of minfer's own kernels with other constants: the template's `constexpr int` numbers, such as tile sizes and
-the number of parallel sums, are doubled or halved. Every candidate is submitted and judged like any other kernel. The one with
-the best judged ratio is selected. The first line of each source records its constants, and the generator keeps no other memory
-than the archive: a run begins with the best source that it finds there.
+A candidate is a template with other constants: its `constexpr int` numbers, such as tile sizes, the width of vectors, and how
+much of a loop is unrolled. Each may be 1/8 to 8 times what the template says, in powers of two. Every candidate is submitted
+and judged like any other kernel. The one with the best judged ratio is selected. The first line of each source records its
+constants, and the generator keeps no other memory than the archive: a run begins with the best source that it finds there.
+
+With --compare, the guided search and the random one take turns. Both begin with the same constants, drawn at random. The guided
+search does not learn from the random one.
 
 The command of --hook reads a JSON object from its standard input: `op`, `shown` (the problem that everybody may see), `file`
 (the name that the source must have), `template`, `near` (the nearest submissions, with their sources where these may be read)
@@ -22,25 +26,28 @@ import re
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-TEMPLATES = {
-    "softmax": "cpu_vectors.cpp",
-    "rmsnorm": "cpu_vectors.cpp",
-    "hgemm": "cpu_blocked.cpp",
-    "sgemm": "cpu_blocked.cpp",
+TEMPLATES = {  # by op and kind of device; those in minfer/ are kernels of minfer's own
+    ("softmax", "cpu"): "examples/templates/softmax/vectors.cpp",
+    ("hgemm", "cpu"): "examples/templates/hgemm/tiles.cpp",
+    ("rmsnorm", "cpu"): "minfer/ops/rmsnorm/cpu_vectors.cpp",
+    ("softmax", "cuda"): "minfer/ops/softmax/v02_online.cu",
+    ("silu_mul", "cuda"): "minfer/ops/silu_mul/v02_vectors.cu",
 }
 NUMBER = re.compile(r"\b(k[A-Z]\w*) = (\d+)(?=[,;])")  # in a line that begins with constexpr int
 TRIED = "// generated: "
-LEAST, MOST = 1, 4096
+OCTAVES = 3  # how far a constant may be from the template's
+GUIDED, AT_RANDOM, HOOK = "guided", "random", "hook"
 Constants = dict[str, int]
 
 
 def read_constants(template: str) -> Constants:
     """The constants of a template, with their values there."""
-    lines = [line for line in template.splitlines() if line.lstrip().startswith("constexpr int")]
+    lines = [line for line in template.splitlines() if line.startswith("constexpr int")]
     return {name: int(value) for line in lines for name, value in NUMBER.findall(line)}
 
 
@@ -48,7 +55,7 @@ def write_kernel(template: str, symbol: str, renamed: str, constants: Constants)
     """The template with these constants and another name. Its first line records the constants."""
     lines = []
     for line in template.splitlines():
-        if line.lstrip().startswith("constexpr int"):
+        if line.startswith("constexpr int"):
             line = NUMBER.sub(lambda found: f"{found[1]} = {constants.get(found[1], int(found[2]))}", line)
         lines.append(re.sub(rf"\b{symbol}\b", renamed, line))
     return "\n".join([TRIED + json.dumps(constants, sort_keys=True), *lines, ""])
@@ -65,23 +72,16 @@ def remember(source: str | None) -> Constants | None:
         return None
 
 
-def mutate(constants: Constants, draw: random.Random) -> Constants:
-    """One constant doubled or halved."""
-    name = draw.choice(sorted(constants))
-    value = constants[name] * 2 if draw.random() < 0.5 else constants[name] // 2
-    return constants | {name: min(MOST, max(LEAST, value))}
-
-
-def sample(constants: Constants, draw: random.Random) -> Constants:
-    """Every constant times a power of two from 1/4 to 4."""
-    return {name: min(MOST, max(LEAST, round(value * 2.0 ** draw.randint(-2, 2)))) for name, value in constants.items()}
-
-
 class Generator:
-    """Proposes constants. `tried` has all that were judged, with the ratios of those that have a rank."""
+    """Proposes constants. `tried` has all that were judged, with the ratios of those that have a rank.
 
-    def __init__(self, start: Constants, draw: random.Random, at_random: bool) -> None:
-        self.start, self.draw, self.at_random = start, draw, at_random
+    template: the template's own constants, around which others are drawn. start: the first that are proposed."""
+
+    def __init__(
+        self, template: Constants, draw: random.Random, at_random: bool, start: Constants | None = None
+    ) -> None:
+        self.template, self.draw, self.at_random = template, draw, at_random
+        self.start = start or template
         self.tried: dict[str, float | None] = {}
 
     def note(self, constants: Constants, ratio: float | None) -> None:
@@ -89,19 +89,37 @@ class Generator:
 
     @property
     def best(self) -> Constants:
-        """The constants with the highest judged ratio; the template's if none has a ratio."""
+        """The constants with the highest judged ratio; the first ones if none has a ratio."""
         scored = {text: ratio for text, ratio in self.tried.items() if ratio is not None}
         return json.loads(max(scored, key=lambda text: scored[text])) if scored else self.start
 
+    def sample(self) -> Constants:
+        """Every constant drawn at random."""
+        return {
+            name: self._fit(name, value * 2.0 ** self.draw.randint(-OCTAVES, OCTAVES))
+            for name, value in self.template.items()
+        }
+
+    def mutate(self, constants: Constants) -> Constants:
+        """One or two constants doubled, halved, or changed by a factor of four."""
+        found = dict(constants)
+        for name in self.draw.sample(sorted(found), min(len(found), self.draw.choice((1, 1, 2)))):
+            found[name] = self._fit(name, found[name] * 2.0 ** self.draw.choice((-2, -1, -1, 1, 1, 2)))
+        return found
+
     def propose(self) -> Constants | None:
-        """Constants that were not tried, or None if many draws found none. The template's own come first."""
+        """Constants that were not tried, or None if many draws found none. The first ones are `start`."""
         if json.dumps(self.start, sort_keys=True) not in self.tried:
             return self.start
         for _ in range(200):
-            found = sample(self.start, self.draw) if self.at_random else mutate(self.best, self.draw)
+            found = self.sample() if self.at_random else self.mutate(self.best)
             if json.dumps(found, sort_keys=True) not in self.tried:
                 return found
         return None
+
+    def _fit(self, name: str, value: float) -> int:
+        middle = self.template[name]
+        return max(1, round(min(middle * 2.0**OCTAVES, max(middle * 2.0**-OCTAVES, value))))
 
 
 def minfer(*words: str) -> Any:
@@ -118,58 +136,126 @@ def ask_hook(command: str, task: dict[str, Any]) -> str:
     return done.stdout
 
 
+@dataclass
+class Search:
+    """One way to find kernels of an op: guided, at random, or by a hook. `rows` has a row for each submission."""
+
+    season: dict[str, Any]
+    way: str
+    who: str
+    board: list[str]
+    generator: Generator
+    hook: str = ""
+    last: dict[str, Any] | None = None
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def op(self) -> str:
+        return str(self.season["op"])
+
+    @property
+    def file(self) -> Path:
+        return ROOT / TEMPLATES[self.op, self.season["device"]]
+
+    @property
+    def best(self) -> float:
+        return max((row["ratio"] or 0.0 for row in self.rows), default=0.0)
+
+    def step(self) -> bool:
+        """Submit one kernel and print its ratio. False if there is none to submit."""
+        near = [] if self.way == AT_RANDOM else minfer("archive", "near", self.op, "-n", "50", *self.board)
+        near = [entry for entry in near if not entry["who"].endswith(f"-{AT_RANDOM}")]
+        for entry in near:
+            if entry["season"] == self.season["name"] and (constants := remember(entry["source"])):
+                self.generator.note(constants, entry["score"]["value"])
+        name, template, constants = f"generated{self.file.suffix}", self.file.read_text("utf-8"), None
+        if self.hook:
+            task = {"op": self.op, "shown": self.season["shown"], "file": name, "template": template}
+            source = ask_hook(self.hook, task | {"near": near[:5], "last": self.last})
+        elif constants := self.generator.propose():
+            symbol = f"{self.op}_{self.file.stem}"
+            source = write_kernel(template, symbol, f"{self.op}_generated", constants)
+        else:
+            print(f"{self.op}, {self.way}: every neighbour was tried.")
+            return False
+        try:
+            self._submit(name, source, constants)
+        except RuntimeError as error:
+            print(f"{self.op}, {self.way}: {error}", flush=True)
+            if constants is not None:
+                self.generator.note(constants, None)
+        return True
+
+    def _submit(self, name: str, source: str, constants: Constants | None) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / name
+            file.write_text(source, "utf-8")
+            words = ["--as", self.who, "--name", f"try{len(self.rows)}", "--licence", "MIT", "--keep"]
+            self.last = answer = minfer(
+                "submit", self.op, str(file), *words, *self.board, "--device", self.season["device"]
+            )
+        score = answer["score"] or {}
+        ratio, text = score.get("value"), json.dumps(constants, sort_keys=True) if constants else "from the hook"
+        if constants is not None:
+            self.generator.note(constants, ratio)
+        row = {"op": self.op, "way": self.way, "number": 1 + len(self.rows), "constants": text}
+        row |= {"verdict": answer["verdict"], "ratio": ratio, "low": score.get("low"), "high": score.get("high")}
+        self.rows.append(row | {"submission": answer["submission"], "device": answer["device"]})
+        said = f"{ratio:.3f}" if ratio else answer["verdict"]
+        print(f"{self.op}, {self.way} {len(self.rows)}: {said}, best {self.best:.3f}: {text}", flush=True)
+
+
+def make_search(season: dict[str, Any], way: str, given: argparse.Namespace, from_afar: bool) -> Search:
+    """A search of a season's op; `from_afar`: it begins at a place drawn at random."""
+    template = read_constants((ROOT / TEMPLATES[season["op"], season["device"]]).read_text("utf-8"))
+    generator = Generator(template, random.Random(given.seed), at_random=way == AT_RANDOM)
+    if from_afar:
+        generator.start = generator.sample()
+    who = given.who + (f"-{AT_RANDOM}" if way == AT_RANDOM else "")
+    return Search(season, way, who, ["--board", str(Path(given.board).absolute())], generator, given.hook)
+
+
+def write_rows(searches: list[Search], root: Path) -> None:
+    """Write what was found so far to benchmarks/results/."""
+    sys.path.insert(0, str(ROOT))
+    import torch
+
+    from benchmarks.rows import write
+
+    rows = [row for search in searches for row in search.rows]
+    device = torch.device("cuda" if any(search.season["device"] == "cuda" for search in searches) else "cpu")
+    if rows:
+        write("generate", rows, device, root)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("op", choices=sorted(TEMPLATES))
+    parser.add_argument("op", nargs="+", choices=sorted({op for op, _ in TEMPLATES}))
     parser.add_argument("--board", default="board")
-    parser.add_argument("--budget", type=int, default=8, help="submissions")
+    parser.add_argument("--budget", type=int, default=8, help="submissions of a search")
     parser.add_argument("--random", action="store_true", help="search at random, and do not read the archive")
+    parser.add_argument("--compare", action="store_true", help="search both ways, in turns, from the same place")
     parser.add_argument("--hook", default="", help="a command that reads a task and prints a kernel")
     parser.add_argument("--as", dest="who", default="generator")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--write", type=Path, metavar="DIR", help="write a row for each submission below DIR")
     given = parser.parse_args()
-    board = ["--board", str(Path(given.board).absolute())]
-    template_file = ROOT / "minfer" / "ops" / given.op / TEMPLATES[given.op]
-    template, symbol = template_file.read_text("utf-8"), f"{given.op}_{template_file.stem}"
-    who = given.who + ("-random" if given.random else "")
-    generator = Generator(read_constants(template), random.Random(given.seed), given.random)
-    season = next(s for s in minfer("board", "seasons", *board) if s["op"] == given.op and s["closed"] is None)
-    answer: dict[str, Any] | None = None
-    best = 0.0
-    for number in range(given.budget):
-        near = [] if given.random else minfer("archive", "near", given.op, "-n", "50", *board)
-        for entry in near:
-            if entry["season"] == season["name"] and (constants := remember(entry["source"])):
-                generator.note(constants, entry["score"]["value"])
-        constants = None
-        if given.hook:
-            task = {"op": given.op, "shown": season["shown"], "file": "generated.cpp", "template": template}
-            source = ask_hook(given.hook, task | {"near": near[:5], "last": answer})
-        elif (constants := generator.propose()) is not None:
-            source = write_kernel(template, symbol, f"{given.op}_generated", constants)
-        else:
-            print("Every neighbour was tried.")
-            break
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / "generated.cpp"
-            file.write_text(source, "utf-8")
-            words = ["--as", who, "--name", f"try{number}", "--licence", "MIT", "--keep"]
-            try:
-                answer = minfer("submit", given.op, str(file), *words, *board)
-            except RuntimeError as error:
-                print(f"{number + 1}: {error}")
-                if constants is not None:
-                    generator.note(constants, None)
-                continue
-        ratio = answer["score"]["value"] if answer["score"] else None
-        if constants is not None:
-            generator.note(constants, ratio)
-        best = max(best, ratio or 0.0)
-        said = f"{ratio:.3f}" if ratio else answer["verdict"]
-        print(
-            f"{number + 1}: {said}, best {best:.3f}: {json.dumps(constants) if constants else 'from the hook'}",
-            flush=True,
-        )
+    seasons = minfer("board", "seasons", "--board", str(Path(given.board).absolute()))
+    ways = (GUIDED, AT_RANDOM) if given.compare else (HOOK,) if given.hook else (AT_RANDOM if given.random else GUIDED,)
+    searches = []
+    for op in given.op:
+        season = next((s for s in seasons if s["op"] == op and s["closed"] is None), None)
+        if season is None or (op, season["device"]) not in TEMPLATES:
+            print(
+                f"{given.board} has no open season of {op} for which there is a template; open one first",
+                file=sys.stderr,
+            )
+            return 2
+        searches += [make_search(season, way, given, given.compare) for way in ways]
+    for _ in range(given.budget):
+        for search in searches:
+            if search.step() and given.write:
+                write_rows(searches, given.write)
     return 0
 
 
