@@ -7,8 +7,9 @@
 
 A candidate is a template with other constants: its `constexpr int` numbers, such as tile sizes, the width of vectors, and how
 much of a loop is unrolled. Each may be 1/8 to 8 times what the template says, in powers of two. Every candidate is submitted
-and judged like any other kernel. The one with the best judged ratio is selected. The first line of each source records its
-constants, and the generator keeps no other memory than the archive: a run begins with the best source that it finds there.
+and judged like any other kernel; one run judges several. The one with the best judged ratio is selected. The first line of each
+source records its constants, and the generator keeps no other memory than the archive: a run begins with the best source that
+it finds there.
 
 With --compare, the guided search and the random one take turns. Both begin with the same constants, drawn at random. The guided
 search does not learn from the random one.
@@ -161,48 +162,52 @@ class Search:
     def best(self) -> float:
         return max((row["ratio"] or 0.0 for row in self.rows), default=0.0)
 
-    def step(self) -> bool:
-        """Submit one kernel and print its ratio. False if there is none to submit."""
+    def step(self, count: int) -> bool:
+        """Submit `count` kernels at once and print their ratios. False if there is none to submit."""
         near = [] if self.way == AT_RANDOM else minfer("archive", "near", self.op, "-n", "50", *self.board)
         near = [entry for entry in near if not entry["who"].endswith(f"-{AT_RANDOM}")]
         for entry in near:
             if entry["season"] == self.season["name"] and (constants := remember(entry["source"])):
                 self.generator.note(constants, entry["score"]["value"])
-        name, template, constants = f"generated{self.file.suffix}", self.file.read_text("utf-8"), None
-        if self.hook:
-            task = {"op": self.op, "shown": self.season["shown"], "file": name, "template": template}
-            source = ask_hook(self.hook, task | {"near": near[:5], "last": self.last})
-        elif constants := self.generator.propose():
-            symbol = f"{self.op}_{self.file.stem}"
-            source = write_kernel(template, symbol, f"{self.op}_generated", constants)
-        else:
+        template, symbol = self.file.read_text("utf-8"), f"{self.op}_{self.file.stem}"
+        kernels: list[tuple[str, str, Constants | None]] = []  # name, source and constants
+        for number in range(len(self.rows), len(self.rows) + count):
+            name = f"try{number}"
+            if self.hook:
+                task = {"op": self.op, "shown": self.season["shown"], "file": f"{name}{self.file.suffix}"}
+                task |= {"template": template, "near": near[:5], "last": self.last}
+                kernels.append((name, ask_hook(self.hook, task), None))
+            elif constants := self.generator.propose():
+                self.generator.note(constants, None)
+                kernels.append((name, write_kernel(template, symbol, f"{self.op}_{name}", constants), constants))
+        if not kernels:
             print(f"{self.op}, {self.way}: every neighbour was tried.")
             return False
         try:
-            self._submit(name, source, constants)
+            self._submit(kernels)
         except RuntimeError as error:
             print(f"{self.op}, {self.way}: {error}", flush=True)
-            if constants is not None:
-                self.generator.note(constants, None)
         return True
 
-    def _submit(self, name: str, source: str, constants: Constants | None) -> None:
+    def _submit(self, kernels: list[tuple[str, str, Constants | None]]) -> None:
+        """Have kernels judged in one run. Raises RuntimeError."""
         with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / name
-            file.write_text(source, "utf-8")
-            words = ["--as", self.who, "--name", f"try{len(self.rows)}", "--licence", "MIT", "--keep"]
-            self.last = answer = minfer(
-                "submit", self.op, str(file), *words, *self.board, "--device", self.season["device"]
-            )
-        score = answer["score"] or {}
-        ratio, text = score.get("value"), json.dumps(constants, sort_keys=True) if constants else "from the hook"
-        if constants is not None:
-            self.generator.note(constants, ratio)
-        row = {"op": self.op, "way": self.way, "number": 1 + len(self.rows), "constants": text}
-        row |= {"verdict": answer["verdict"], "ratio": ratio, "low": score.get("low"), "high": score.get("high")}
-        self.rows.append(row | {"submission": answer["submission"], "device": answer["device"]})
-        said = f"{ratio:.3f}" if ratio else answer["verdict"]
-        print(f"{self.op}, {self.way} {len(self.rows)}: {said}, best {self.best:.3f}: {text}", flush=True)
+            files = [Path(folder) / f"{name}{self.file.suffix}" for name, _, _ in kernels]
+            for file, (_, source, _) in zip(files, kernels, strict=True):
+                file.write_text(source, "utf-8")
+            words = ["--each", "--as", self.who, "--licence", "MIT", "--keep", "--device", self.season["device"]]
+            answers = minfer("submit", self.op, *map(str, files), *words, *self.board)
+        self.last = answers[-1]
+        for (_, _, constants), answer in zip(kernels, answers, strict=True):
+            score = answer["score"] or {}
+            ratio, text = score.get("value"), json.dumps(constants, sort_keys=True) if constants else "from the hook"
+            if constants is not None:
+                self.generator.note(constants, ratio)
+            row = {"op": self.op, "way": self.way, "number": 1 + len(self.rows), "constants": text}
+            row |= {"verdict": answer["verdict"], "ratio": ratio, "low": score.get("low"), "high": score.get("high")}
+            self.rows.append(row | {"submission": answer["submission"], "device": answer["device"]})
+            said = f"{ratio:.3f}" if ratio else answer["verdict"]
+            print(f"{self.op}, {self.way} {len(self.rows)}: {said}, best {self.best:.3f}: {text}", flush=True)
 
 
 def make_search(season: dict[str, Any], way: str, given: argparse.Namespace, from_afar: bool) -> Search:
@@ -233,6 +238,7 @@ def main() -> int:
     parser.add_argument("op", nargs="+", choices=sorted({op for op, _ in TEMPLATES}))
     parser.add_argument("--board", default="board")
     parser.add_argument("--budget", type=int, default=8, help="submissions of a search")
+    parser.add_argument("--at-once", type=int, default=4, metavar="N", help="submissions that one run judges")
     parser.add_argument("--random", action="store_true", help="search at random, and do not read the archive")
     parser.add_argument("--compare", action="store_true", help="search both ways, in turns, from the same place")
     parser.add_argument("--hook", default="", help="a command that reads a task and prints a kernel")
@@ -252,9 +258,9 @@ def main() -> int:
             )
             return 2
         searches += [make_search(season, way, given, given.compare) for way in ways]
-    for _ in range(given.budget):
+    for begin in range(0, given.budget, given.at_once):
         for search in searches:
-            if search.step() and given.write:
+            if search.step(min(given.at_once, given.budget - begin)) and given.write:
                 write_rows(searches, given.write)
     return 0
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -175,3 +175,41 @@ def prove(board: Board, op: str, device: str = "") -> str:
             f" {race['high']:.3g}) times as fast."
         )
     return "\n".join(said) or f"{season.name} has no kernel with a score."
+
+
+def submit_each(
+    board: Board, op: str, sources: Sequence[Mapping[str, bytes]], who: str, device: str = "", licence: str = "",
+    keep: bool = False,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Have several sources judged in one run, which compiles them side by side; for programs that write kernels. Each is a
+    submission with the name of its file. Only the one with the best score is run beside the record's holder. Returns the
+    answers, in the order of `sources`. Raises UserError as `submit` does."""
+    season = find_open(board, op, device)
+    check_name("a person", who)
+    files = [next(iter(each)) for each in sources]
+    names = [check_name("a kernel", Path(file).stem) for file in files]
+    if len({*names}) < len(names):
+        raise UserError("two of the files have the same name, which is that of the submission; rename one of them")
+    kinds = [find_kind(op, file, each[file]) for file, each in zip(files, sources, strict=True)]
+    own = {"cpu": ("cpp", "python"), "cuda": ("cuda", "triton", "python")}[season.device]
+    if other := [file for file, kind in zip(files, kinds, strict=True) if kind not in own]:
+        raise UserError(f"{other[0]} is not for the device of the season {season.name}")
+    entries = [
+        _record(board, season, each, who, name, kind, licence, keep)
+        for each, name, kind in zip(sources, names, kinds, strict=True)
+    ]
+    try:
+        judged = judging.run(board, season, entries)
+        for entry in entries:
+            _note(board, season, entry, judged)
+        best = max((entry for entry in entries if entry.ranks), key=lambda entry: entry.score["value"], default=None)
+        race = _race(board, season, best) if best else None
+    except BaseException as error:
+        for entry in entries:
+            if entry.state == PENDING:
+                entry.state = REFUSED
+                why = " ".join(str(error).split()) or type(error).__name__
+                entry.result = answers.begin(entry) | {"message": why, "next": "submit it again"}
+                board.save(entry)
+        raise
+    return [finish(board, entry, race if entry is best else None) for entry in entries]

@@ -44,6 +44,11 @@ def submit(words: list[str]) -> int:
         "--keep", action="store_true", help="the archive may keep the source and show it; needs --licence"
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="", help="where the op has a season on both")
+    parser.add_argument(
+        "--each",
+        action="store_true",
+        help="each file is a submission of its own, with the file's name; one run judges all",
+    )
     _add_common(parser, as_json=True)
     given = parser.parse_args(words)
     if given.keep and not given.licence:
@@ -55,7 +60,15 @@ def submit(words: list[str]) -> int:
     launch.say_first(f"judging {given.files[0].name}; a small op takes a minute")
     from minfer.board import answer as answers
     from minfer.board.submit import submit as judge  # imports torch, which a typo need not wait for
+    from minfer.board.submit import submit_each
 
+    if given.each:
+        sources = [{name: content} for name, content in files.items()]
+        found = submit_each(
+            board, given.op, sources, given.who or getpass.getuser(), given.device, given.licence, given.keep
+        )
+        print(json.dumps(found, indent=1) if given.json else "\n\n".join(map(answers.text, found)))
+        return 0 if any(answer["verdict"] == "ranked" for answer in found) else FAILED
     answer = judge(
         board, given.op, files, given.who or getpass.getuser(), given.name, given.device, given.licence, given.keep
     )

@@ -9,6 +9,7 @@
 #include "hgemm.h"
 
 namespace minfer {
+namespace {  // so that two kernels of this template in one process share nothing
 
 constexpr int kWidth = 8;                   // floats of a vector
 constexpr int kVectors = 2, kRows = 4;      // of a register tile
@@ -79,6 +80,7 @@ void launch(const Gemm<T>& g) {
   });
 }
 
+}  // namespace
 }  // namespace minfer
 
 MINFER_HGEMM(hgemm_tiles, minfer::launch)

@@ -12,6 +12,7 @@
 #include "softmax.h"
 
 namespace minfer {
+namespace {  // so that two kernels of this template in one process share nothing
 
 constexpr int kWidth = 8, kMany = 4;  // floats of a vector; vectors in flight
 constexpr int kTask = 16384;          // elements of a thread's task, at least
@@ -88,6 +89,7 @@ void launch(const Softmax<T>& p) {
   });
 }
 
+}  // namespace
 }  // namespace minfer
 
 MINFER_SOFTMAX(softmax_vectors, minfer::launch)
