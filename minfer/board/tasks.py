@@ -20,20 +20,21 @@ import torch
 
 from minfer import ops
 from minfer.board.adapt import initial, name_state
-from minfer.board.montecarlo import spread
-from minfer.ops import Case, Draw, Expected, Fill, Op, Spec, Tensors, floats, integers, made_by, size, within
-from minfer.ops.bounds import DEVIATIONS
+from minfer.board.foreign import (
+    TRIALS,
+    Refused,
+    as_tuple,
+    check_op_name,
+    check_outputs,
+    describe_outputs,
+    expect,
+    write_files,
+)
+from minfer.ops import Case, Draw, Expected, Fill, Op, Spec, Tensors, floats, integers, made_by, size
 from minfer.ops.drawn import Problem, Source
-from minfer.plan.config import UserError
 
-TRIALS = 1 << 20
 NEEDED = ("Model", "get_inputs", "get_init_inputs")
 LEAST_SPREAD = 0.1  # deviation of parameters that are all equal in a new module, such as the weights of a norm
-THEIR_TOLERANCE = 1e-2  # KernelBench's: if all values of an output are smaller, zeros pass there
-
-
-class Refused(UserError):
-    """A task that cannot tell a right kernel from a wrong one, or whose form no op can have."""
 
 
 @dataclass(frozen=True)
@@ -65,14 +66,7 @@ class Task:
         named = dict(zip(self.state, (tensor.clone() for tensor in state), strict=True))
         with torch.no_grad():
             found = torch.func.functional_call(model or self.model, named, tuple(arguments))
-        return _as_tuple(self.name, found)
-
-
-def _as_tuple(name: str, found: Any) -> tuple[torch.Tensor, ...]:
-    outputs = tuple(found) if isinstance(found, (tuple, list)) else (found,)
-    if not outputs or not all(isinstance(each, torch.Tensor) and each.is_floating_point() for each in outputs):
-        raise Refused(f"task {name} returns {type(found).__name__}; an op's outputs are floating-point tensors")
-    return outputs
+        return as_tuple(self.name, found)
 
 
 def load_task(file: Path, name: str) -> Task:
@@ -112,32 +106,8 @@ def load_task(file: Path, name: str) -> Task:
 def check(task: Task) -> None:
     """Raises Refused for a degenerate task, with its name and the reason."""
     state = list(task.state.values())
-    given = list(task.given.values())
-    first, again = task.run(given, state), task.run(given, state)
-    if not all(torch.equal(one, other) for one, other in zip(first, again, strict=True)):
-        raise Refused(f"task {task.name} is degenerate: its output is random, so that no result is right")
-    fresh = [_redraw(tensor) for tensor in given]
-    other = task.run(fresh, state)
-    for place, (one, two) in enumerate(zip(first, other, strict=True)):
-        if not bool(one.any()) and not bool(two.any()):
-            raise Refused(f"task {task.name} is degenerate: output {place} is zero, whatever the inputs")
-        if not bool(torch.isfinite(one).all()):
-            raise Refused(f"task {task.name} is degenerate: output {place} has a value that is not finite")
-        if torch.equal(one, two):
-            raise Refused(f"task {task.name} is degenerate: output {place} is constant, whatever the inputs")
-    for place, name in enumerate(task.given):
-        mixed = task.run([fresh[k] if k == place else tensor for k, tensor in enumerate(given)], state)
-        if all(torch.equal(one, two) for one, two in zip(first, mixed, strict=True)):
-            raise Refused(f"task {task.name} is degenerate: {name} does not matter")
-
-
-def describe(task: Task) -> list[str]:
-    """Notes about a task that is not refused, as sentences."""
-    small = [k for k, output in enumerate(task.outputs) if float(output.abs().max()) < THEIR_TOLERANCE]
-    return [
-        f"output {k} is below {THEIR_TOLERANCE:g} everywhere: under an absolute tolerance zeros would pass"
-        for k in small
-    ]
+    fresh = [_redraw(tensor) for tensor in task.given.values()]
+    check_outputs(task.name, task.given, fresh, lambda given: task.run(given, state))
 
 
 def _redraw(tensor: torch.Tensor) -> torch.Tensor:
@@ -171,6 +141,7 @@ def register(file: Path, name: str, source: Path) -> Op:
     read = task.given | state
     fills = {key: _fill(value.detach()) for key, value in read.items()}
     wide = copy.deepcopy(task.model).double()
+    count = len(task.outputs)
 
     def tensors(case: Case) -> list[Spec]:
         outs = [ops.out(f"y{k}", *output.shape) for k, output in enumerate(task.outputs)]
@@ -184,19 +155,7 @@ def register(file: Path, name: str, source: Path) -> Op:
         given, of = [found[key] for key in task.given], [found[key] for key in state]
         model = wide.to(given[0].device if given else "cpu")
 
-        def compute() -> tuple[torch.Tensor, ...]:
-            before = torch.get_default_dtype()
-            torch.set_default_dtype(torch.float64)  # of tensors that the module makes
-            try:
-                return tuple(each.double() for each in task.run(given, of, model))
-            finally:
-                torch.set_default_dtype(before)
-
-        values = compute()
-        errors = spread(compute, values)
-        return {f"y{k}": within(value, DEVIATIONS * errors[k]) for k, value in enumerate(values)}
-
-    count = len(task.outputs)
+        return expect(lambda: task.run(given, of, model), [f"y{k}" for k in range(count)])
 
     def eager(*found: torch.Tensor, **call: Any) -> tuple[torch.Tensor, ...]:
         """The task's module, on the tensors of the case."""
@@ -216,26 +175,8 @@ def _draw(source: Source) -> Problem:
     return Problem("float32", {"trial": source.rng.randint(1, TRIALS)})
 
 
-EXTRA = '''"""The task {file} as an op; for `extra=` and `minfer board open-season --extra`."""
-
-from pathlib import Path
-
-from minfer.board.tasks import register
-
-op = register(Path(__file__).with_name({task!r}), {name!r}, Path(__file__))
-'''
-
-
 def write_extra(file: Path, name: str, folder: Path) -> tuple[Path, list[str]]:
-    """Check a task, and write the file that registers it. A copy of the task is written beside that file, where a sandbox may
-    read it. Returns the file and the notes about the task. Raises Refused."""
-    if not name.isidentifier():
-        raise Refused(f"an op cannot be called {name!r}; its name must be a Python identifier")
-    if name in ops.names():
-        raise Refused(f"there is an op {name} already; choose another with --name")
-    notes = describe(load_task(file, name))
-    folder.mkdir(parents=True, exist_ok=True)
-    target, own = folder / f"{name}.py", folder / f"{name}_task.py"
-    target.write_text(EXTRA.format(file=file.name, task=own.name, name=name), "utf-8")
-    own.write_bytes(file.read_bytes())
-    return target, notes
+    """Check a task, and write the file that registers it. Returns that file and the notes about the task. Raises Refused."""
+    check_op_name(name)
+    notes = describe_outputs(load_task(file, name).outputs)
+    return write_files("tasks", name, folder, file.name, f"{name}_task.py", file.read_bytes()), notes

@@ -139,7 +139,7 @@ def manage(words: list[str]) -> int:
     shown = {
         "open-season": "draw new hidden problems of an op",
         "close-season": "end the season of an op, and show its shapes",
-        "import-task": "write the file that makes an op of a task (a Python file with Model, get_inputs, get_init_inputs)",
+        "import-task": "write the file that makes an op of a task of KernelBench, flashinfer-bench or GPU MODE",
         "seasons": "list the seasons",
         "rank": "the standings of all seasons",
         "build": "write the pages, board.json and the Atom feed",
@@ -154,7 +154,16 @@ def manage(words: list[str]) -> int:
         other = "cuda where there is a GPU" if name == "open-season" else "that of the op's open season"
         parsers[name].add_argument("--device", choices=("cpu", "cuda"), default="", help=f"default: {other}")
     parsers["open-season"].add_argument("--extra", type=Path, help="the file that brings the op, if it is not minfer's")
-    parsers["import-task"].add_argument("file", type=Path, metavar="FILE", help="you trust it: it says what is right")
+    parsers["import-task"].add_argument(
+        "file",
+        type=Path,
+        metavar="TASK",
+        help="a .py file, a .json file, or a folder with task.yml; you trust its code",
+    )
+    parsers["import-task"].add_argument("--workloads", type=Path, metavar="FILE", help="of a definition (.jsonl)")
+    parsers["import-task"].add_argument(
+        "--check", action="store_true", help="only say which tasks in a folder can be imported"
+    )
     parsers["import-task"].add_argument("--name", default="", help="what the op is called (default: the file's name)")
     parsers["import-task"].add_argument(
         "-o", "--output", type=Path, default=Path("tasks"), help="a folder (default: tasks)"
@@ -225,13 +234,17 @@ def _open(given: argparse.Namespace) -> int:
 
 
 def _import_task(given: argparse.Namespace) -> int:
-    if not given.file.is_file():
-        raise UserError(f"{given.file} is not a file; name a task")
-    launch.say_first("running the task once")
-    from minfer.board.tasks import write_extra
+    if not given.file.exists():
+        raise UserError(f"{given.file} does not exist; name a task, or with --check a folder")
+    launch.say_first("checking the tasks" if given.check else "running the task")
+    from minfer.board import importing
 
+    if given.check:
+        found = importing.check_folder(given.file)
+        print(importing.describe_folder(given.file, found))
+        return 0 if importing.count(found)[importing.IMPORTS] else FAILED
     name = given.name or given.file.stem
-    path, notes = write_extra(given.file, name, given.output)
+    path, notes = importing.write_extra(given.file, name, given.output, given.workloads)
     for note in notes:
         print(f"Note: {note}.")
     print(f"{path} makes {given.file.name} the op {name}.")

@@ -12,8 +12,9 @@ import torch
 from minfer import build, cli, ops
 from minfer.bench.verify import WrongResult, verify
 from minfer.board.adapt import adapt
+from minfer.board.foreign import Refused, describe_outputs
 from minfer.board.montecarlo import spread
-from minfer.board.tasks import Refused, describe, load_task, register, write_extra
+from minfer.board.tasks import load_task, register, write_extra
 from minfer.ops import Op
 from minfer.ops.op import REGISTERED
 
@@ -108,10 +109,10 @@ def test_a_file_in_another_form_is_refused(tmp_path: Path) -> None:
 def test_outputs_below_their_tolerance_are_noted(tmp_path: Path) -> None:
     file = tmp_path / "small.py"
     file.write_text(TASK.format(names="x", result="x * 1e-4", inputs=X))
-    assert describe(load_task(file, "small")) == [
+    assert describe_outputs(load_task(file, "small").outputs) == [
         "output 0 is below 0.01 everywhere: under an absolute tolerance zeros would pass"
     ]
-    assert not describe(load_task(TASKS / "norm.py", "norm"))
+    assert not describe_outputs(load_task(TASKS / "norm.py", "norm").outputs)
 
 
 def test_the_written_file_registers_the_op(tmp_path: Path) -> None:
