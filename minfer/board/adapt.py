@@ -1,5 +1,5 @@
-"""Makes a Python submission a function of its op. This runs in the kernel's process, which imports no other module of a
-board."""
+"""Makes a Python submission a function of its op. This runs in the kernel's process, which imports no more of a board than the
+op's own file does."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from minfer import ops
+from minfer.board.foreign import FOREIGN
 
 
 def initial(module: ModuleType) -> list[Any]:
@@ -27,9 +28,11 @@ def name_state(name: str) -> str:
 
 @cache
 def adapt(op: str, file: str) -> Callable[..., Any]:
-    """The function of the op's name in a file. If the file has the form of the op's task instead, the function calls its class
-    `ModelNew`. That is made with the arguments of `Model`, and gets those of the case's parameters and buffers that have the
-    names of its own."""
+    """The function of the op's name in a file. If the file has the form of the op's task instead, the function calls what the
+    file defines: `custom_kernel` for GPU MODE, and for KernelBench the class `ModelNew`. That is made with the arguments of
+    `Model`, and gets those of the case's parameters and buffers that have the names of its own."""
+    if (task := FOREIGN.get(op)) and task.adapt:
+        return task.adapt(Path(file))
     module = ops.load_file(Path(file))
     if hasattr(module, op):
         return getattr(module, op)

@@ -65,14 +65,14 @@ class Foreign:
     """A task.
 
     workloads: at least one. run: what the reference returns for arguments in the order of a workload's inputs; it must not
-    change them. small: the numbers of the workloads for a CPU; if there are none, all. rebuild: for a submission in the task's
-    own form, the function that calls it: `rebuild(module)` is called as the op's kernels are."""
+    change them. small: the numbers of the workloads for a CPU; if there are none, all. adapt: makes a submission's file, in the
+    task's own form, a function that is called as the op's kernels are."""
 
     name: str
     workloads: Sequence[Workload]
     run: Callable[[Sequence[Any]], Any]
     small: Sequence[int] = ()
-    rebuild: Callable[[Any], Callable[..., Any]] | None = field(default=None, compare=False)
+    adapt: Callable[[Path], Callable[..., Any]] | None = field(default=None, compare=False)
 
     def compute(
         self, workload: Workload, tensors: Sequence[torch.Tensor], scalars: Mapping[str, Value]

@@ -59,7 +59,7 @@ class _Here(TorchFunctionMode):
 def on_device(device: torch.device) -> Iterator[None]:
     """What a task makes on a GPU is made on this device."""
     made = torch.Generator
-    with mock.patch.object(torch, "Generator", lambda device_of=None, device=device: made(device)), _Here(device):
+    with mock.patch.object(torch, "Generator", lambda *_, **__: made(device)), _Here(device):
         yield
 
 
@@ -91,7 +91,7 @@ class Problem:
     def generate(self, number: int, seed: int, device: torch.device) -> Any:
         """The data for one size. Raises what the task raises."""
         seeded = "seed" in inspect.signature(self.module.generate_input).parameters
-        with on_device(device), torch.random.fork_rng():
+        with torch.random.fork_rng(), on_device(device):
             torch.manual_seed(seed)
             return self.module.generate_input(**self.sizes[number], **({"seed": seed} if seeded else {}))
 
@@ -181,6 +181,7 @@ def measure(problem: Problem) -> list[dict[str, Any]]:
         said = ", ".join(f"{name}={value}" for name, value in sizes.items())
         try:
             data = problem.generate(number, 1, torch.device("cpu"))
+            leaves = [_describe(problem.name, leaf) for leaf in pytree.tree_leaves(data)]
             with on_device(torch.device("cpu")), torch.no_grad():
                 outputs = as_tuple(problem.name, problem.module.ref_kernel(pytree.tree_map(_clone, data)))
         except Refused:
@@ -188,7 +189,6 @@ def measure(problem: Problem) -> list[dict[str, Any]]:
         except Exception as error:  # the task may raise anything
             why = " ".join(str(error).split())
             raise Refused(f"task {problem.name} cannot be run at {said}: {type(error).__name__}: {why}") from error
-        leaves = [_describe(problem.name, leaf) for leaf in pytree.tree_leaves(data)]
         if not number:
             into = _is_for_output(problem, data, outputs[0])
         if found and [type(leaf) for leaf in leaves] != [type(leaf) for leaf in found[0]["leaves"]]:
@@ -250,8 +250,12 @@ def make_task(folder: Path, name: str) -> Foreign:
         with on_device(first.device):
             return problem.module.ref_kernel(assemble([_clone(each) for each in arguments], output))
 
-    def rebuild(module: Any) -> Callable[..., Any]:
+    def adapt(file: Path) -> Callable[..., Any]:
         count, names = len(workloads[0].outputs), list(workloads[0].inputs)
+        with modules_of(folder):
+            module = ops.load_file(file)
+        if hasattr(module, name):
+            return getattr(module, name)
 
         def call(*tensors: torch.Tensor, **scalars: Any) -> None:
             given = iter(tensors[count:])
@@ -263,7 +267,7 @@ def make_task(folder: Path, name: str) -> Foreign:
 
         return call
 
-    return Foreign(name, workloads, run, range(problem.tests), rebuild)
+    return Foreign(name, workloads, run, range(problem.tests), adapt)
 
 
 def _shapes(tensors: Sequence[Any]) -> list[tuple[int, ...]]:

@@ -140,6 +140,8 @@ def manage(words: list[str]) -> int:
         "open-season": "draw new hidden problems of an op",
         "close-season": "end the season of an op, and show its shapes",
         "import-task": "write the file that makes an op of a task of KernelBench, flashinfer-bench or GPU MODE",
+        "import-solution": "make a submission of a solution of flashinfer-bench",
+        "export-task": "write an op of minfer's as a definition of flashinfer-bench, with workloads",
         "seasons": "list the seasons",
         "rank": "the standings of all seasons",
         "build": "write the pages, board.json and the Atom feed",
@@ -168,6 +170,20 @@ def manage(words: list[str]) -> int:
     parsers["import-task"].add_argument(
         "-o", "--output", type=Path, default=Path("tasks"), help="a folder (default: tasks)"
     )
+    parsers["import-solution"].add_argument("file", type=Path, metavar="FILE", help="the solution (.json)")
+    parsers["import-solution"].add_argument(
+        "--definition", type=Path, required=True, metavar="FILE", help="what it solves"
+    )
+    parsers["import-solution"].add_argument("--name", default="", help="the op (default: the definition's file)")
+    parsers["import-solution"].add_argument(
+        "-o", "--output", type=Path, default=Path("solution.py"), help="the submission"
+    )
+    parsers["export-task"].add_argument("op", metavar="OP")
+    parsers["export-task"].add_argument("--dtype", default="float16", help="default: float16")
+    parsers["export-task"].add_argument("--shape", default="", metavar="AXIS=SIZE,...", help="such as hidden=4096")
+    parsers["export-task"].add_argument(
+        "-o", "--output", type=Path, default=Path("trace"), help="a folder (default: trace)"
+    )
     parsers["build"].add_argument("folder", type=Path, nargs="?", metavar="DIR", help="the board (default: --board)")
     parsers["build"].add_argument("-o", "--output", type=Path, default=Path("site"), help="default: site")
     parsers["build"].add_argument("--url", default="", help="where the pages will be, for the feed's links")
@@ -177,6 +193,10 @@ def manage(words: list[str]) -> int:
         return _open(given)
     if given.command == "import-task":
         return _import_task(given)
+    if given.command == "import-solution":
+        return _import_solution(given)
+    if given.command == "export-task":
+        return _export_task(given)
     board = Board.find(getattr(given, "folder", None) or given.board)
     match given.command:
         case "close-season":
@@ -249,6 +269,27 @@ def _import_task(given: argparse.Namespace) -> int:
         print(f"Note: {note}.")
     print(f"{path} makes {given.file.name} the op {name}.")
     print(f"Next: minfer board open-season {name} --extra {path} --board {given.board}")
+    return 0
+
+
+def _import_solution(given: argparse.Namespace) -> int:
+    from minfer.board.flashinfer import read_definition, read_json
+    from minfer.board.flashinfer_form import convert_solution
+
+    name = given.name or given.definition.stem
+    definition = read_definition(read_json(given.definition), given.definition.name)
+    given.output.write_text(convert_solution(read_json(given.file), definition, name), "utf-8")
+    print(f"{given.output} is {given.file.name} as a submission.")
+    print(f"Next: minfer submit {name} {given.output} --board {given.board}")
+    return 0
+
+
+def _export_task(given: argparse.Namespace) -> int:
+    check_op(given.op)
+    from minfer.board.flashinfer_form import write_definition
+
+    definition, workloads = write_definition(given.op, given.dtype, _sizes(given.shape), given.output)
+    print(f"{definition} and {workloads} are {given.op} in the form of flashinfer-bench.")
     return 0
 
 
