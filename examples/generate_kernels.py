@@ -6,7 +6,7 @@
     python examples/generate_kernels.py softmax hgemm --board course --compare --write .   # both ways; write the results
 
 A candidate is a template with other constants: its `constexpr int` numbers, such as tile sizes, the width of vectors, and how
-much of a loop is unrolled. Each may be 1/8 to 8 times what the template says, in powers of two. Every candidate is submitted
+much of a loop is unrolled. Each may be 1/4 to 4 times what the template says, in powers of two. Every candidate is submitted
 and judged like any other kernel; one run judges several. The one with the best judged ratio is selected. The first line of each
 source records its constants, and the generator keeps no other memory than the archive: a run begins with the best source that
 it finds there.
@@ -41,7 +41,7 @@ TEMPLATES = {  # by op and kind of device; those in minfer/ are kernels of minfe
 }
 NUMBER = re.compile(r"\b(k[A-Z]\w*) = (\d+)(?=[,;])")  # in a line that begins with constexpr int
 TRIED = "// generated: "
-OCTAVES = 3  # how far a constant may be from the template's
+OCTAVES = 2  # how far a constant may be from the template's
 GUIDED, AT_RANDOM, HOOK = "guided", "random", "hook"
 Constants = dict[str, int]
 

@@ -25,9 +25,9 @@ constexpr int round_up(int count, int step) { return (count + step - 1) / step *
 void multiply_tile(const float* a, const float* b, int depth, float* sums) {
   Vec acc[kRows][kVectors] = {};
   for (int d = 0; d < depth; ++d, a += kRows, b += kCols)
-#pragma GCC unroll 64
+#pragma GCC unroll 16
     for (int i = 0; i < kRows; ++i)
-#pragma GCC unroll 64
+#pragma GCC unroll 16
       for (int j = 0; j < kVectors; ++j) acc[i][j] += a[i] * *reinterpret_cast<const Vec*>(b + j * kWidth);
   for (int i = 0; i < kRows; ++i)
     for (int j = 0; j < kVectors; ++j) *reinterpret_cast<Vec*>(sums + i * kCols + j * kWidth) += acc[i][j];

@@ -55,7 +55,7 @@ void normalise(const T* __restrict__ x, const T* __restrict__ bias, T* __restric
   Vec parts[kMany];
   for (int j = 0; j < kMany; ++j) parts[j] = Vec{} - INFINITY;
   for (int i = 0; i < padded; i += kParts)
-#pragma GCC unroll 64
+#pragma GCC unroll 16
     for (int j = 0; j < kMany; ++j) {
       const Vec at = load(buffer + i + j * kWidth);
       parts[j] = parts[j] > at ? parts[j] : at;  // NaN in `at` is taken, and then lost or kept: the sum has it in any case
@@ -66,7 +66,7 @@ void normalise(const T* __restrict__ x, const T* __restrict__ bias, T* __restric
   const float base = max == -INFINITY ? 0.0f : max;  // all -inf: not NaN yet, but from the quotient on
   Vec sums[kMany] = {};
   for (int i = 0; i < padded; i += kParts)
-#pragma GCC unroll 64
+#pragma GCC unroll 16
     for (int j = 0; j < kMany; ++j) {
       Vec* at = reinterpret_cast<Vec*>(buffer + i + j * kWidth);
       *at = power(*at - base);
