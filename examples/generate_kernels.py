@@ -113,7 +113,8 @@ class Generator:
         if json.dumps(self.start, sort_keys=True) not in self.tried:
             return self.start
         for _ in range(200):
-            found = self.sample() if self.at_random else self.mutate(self.best)
+            known = any(ratio is not None for ratio in self.tried.values())  # else the best is only the first
+            found = self.mutate(self.best) if known and not self.at_random else self.sample()
             if json.dumps(found, sort_keys=True) not in self.tried:
                 return found
         return None
