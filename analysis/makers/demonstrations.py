@@ -17,7 +17,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from minfer.analysis.demonstrations import adapting, batches, fused, loops
+from minfer.analysis.demonstrations import adapting, batches, fused, generated, loops
 from minfer.analysis.demonstrations import traces as draw
 from minfer.analysis.demonstrations.traces import Inside
 from minfer.analysis.makers import Maker, Options
@@ -30,7 +30,7 @@ from minfer.rows.store import Row
 COMMAND = "python analysis/make.py demonstrations"
 # What is drawn and told: the page, and the script that records it.
 SCOPES, TRANSFER, MEMORY = "gemm-bias-relu-scopes", "transfer", "rope-memory"
-BATCHING, SPECIALISE, FUSION, LOOPS = "batching", "specialise", "fusion", "llvm-fusion"
+BATCHING, SPECIALISE, FUSION, LOOPS, GENERATE = "batching", "specialise", "fusion", "llvm-fusion", "generate"
 PAGES = {
     SCOPES: ("gemm_bias_relu.md", "benchmarks/scopes.py"),
     TRANSFER: ("transfer.md", "benchmarks/transfer.py"),
@@ -39,6 +39,7 @@ PAGES = {
     SPECIALISE: ("specialise.md", "benchmarks/specialise.py"),
     FUSION: ("fusion.md", "benchmarks/fusion.py --write"),
     LOOPS: ("llvm_fusion.md", "examples/llvm_fusion.py --write ."),
+    GENERATE: ("board.md", "examples/generate_kernels.py softmax hgemm --compare --write ."),
 }
 PARQUET = {
     "transfer": ("mode", "tokens", "layers", "bytes", "ms", "host_ms", "device"),
@@ -50,6 +51,7 @@ PARQUET = {
     "specialise": ("kind", "what", "ns", "recipe", "length", "trace", "at", "tokens", "adaptive_s", "load", "device"),
     "fusion": ("shape", "batch", "seq", "past", "way", "fused", "launches", "calls", "bytes", "samples_us", "device"),
     "llvm-fusion": ("elements", "rounds", "two_us", "again_us", "fused_us", "speedup", "low", "high", "llvm", "device"),
+    "generate": ("op", "way", "number", "constants", "verdict", "ratio", "low", "high", "submission", "device"),
 }  # fmt: skip
 ORIGIN = {"driver": "driver", "torch": "PyTorch", "triton": "Triton", "commit": "commit"}
 
@@ -128,6 +130,8 @@ def write(_: pa.Table, options: Options) -> list[str]:
         add(FUSION, found[0], partial(fused.fused, found), fused.fused_lines(found))
     for found in rows[LOOPS]:
         add(LOOPS, found[0], partial(loops.loops, found), loops.loop_lines(found))
+    for found in rows[GENERATE]:
+        add(GENERATE, found[0], partial(generated.generated, found), generated.generated_lines(found))
 
     pattern = files.pattern(PAGES).removeprefix(".+-")
     problems = files.bring_up_to_date(drawn, folder, pattern, COMMAND, options.check)

@@ -13,7 +13,7 @@ import pytest
 from benchmarks import batching, rope_memory, scopes, transfer
 from benchmarks.scopes import Scope, Trace
 from minfer.analysis import make
-from minfer.analysis.demonstrations import adapting
+from minfer.analysis.demonstrations import adapting, generated
 from minfer.analysis.demonstrations import traces as demonstrations
 from minfer.analysis.demonstrations.traces import Inside
 from minfer.analysis.makers.demonstrations import PAGES
@@ -159,6 +159,17 @@ def fused_loops() -> list[dict]:
     return rows
 
 
+def searches() -> list[dict]:
+    """The guided search finds twice PyTorch's speed with its third submission."""
+    ratios = {"guided": (0.5, None, 2.0, 1.0), "random": (0.5, 0.25, None, 0.75)}
+    about = {"op": "softmax", "constants": "{}", "verdict": "ranked", "submission": "a"} | ABOUT
+    return [
+        about | {"way": way, "number": number, "ratio": ratio, "low": ratio, "high": ratio}
+        for way, of in ratios.items()
+        for number, ratio in enumerate(of, 1)
+    ]
+
+
 def record(tmp_path: Path) -> Path:
     """A repository in which everything was recorded, with empty pages."""
     for kernel in ("v03_one_wave", "triton_autotuned"):
@@ -170,6 +181,7 @@ def record(tmp_path: Path) -> Path:
     pq.write_table(pa.Table.from_pylist(adaptings()), tmp_path / "rows" / "specialise-nvidia-some.parquet")
     pq.write_table(pa.Table.from_pylist(layers()), tmp_path / "rows" / "fusion-nvidia-some.parquet")
     pq.write_table(pa.Table.from_pylist(fused_loops()), tmp_path / "rows" / "llvm-fusion-nvidia-some.parquet")
+    pq.write_table(pa.Table.from_pylist(searches()), tmp_path / "rows" / "generate-nvidia-some.parquet")
     (tmp_path / "docs").mkdir()
     for name, (page, _) in PAGES.items():
         (tmp_path / "docs" / page).write_text(f"# page\n<!-- {name}:begin -->\n<!-- {name}:end -->\n")
@@ -299,3 +311,11 @@ def test_the_timeline_of_a_trace_of_pytorch() -> None:
     ]  # fmt: skip
     with pytest.raises(ValueError, match="0 allocations"):
         rope_memory.timeline([part("forward", 0, 1), part("backward", 2, 1)], on_gpu=True)
+
+
+def test_a_search_shows_the_best_after_each_submission(pages: Path) -> None:
+    rows = searches()
+    assert generated.find_bests(rows[:4]) == [0.5, 0.5, 2.0, 2.0]
+    text = (pages / "board.md").read_text()
+    assert "softmax, guided: 2.00 after 4; softmax, random: 0.75 after 4." in text
+    assert "| softmax | guided | 4 | 3 | 0.500 (0.500–0.500) | 2.000 (2.000–2.000) | `{}` |" in text

@@ -1,4 +1,4 @@
-"""The example that generates kernels: what it writes, proposes and remembers."""
+"""The example that generates kernels: what it writes, proposes, remembers and records."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from minfer import ops
 from minfer.board.stage import find_kind
 from tests.conftest import ROOT
 
-RATIOS = {"kParts": {8: 0.5, 16: 0.8, 32: 1.0, 64: 1.5, 128: 1.2}}
+RATIOS = {8: 0.5, 16: 0.8, 32: 1.0, 64: 1.5, 128: 1.2}
+SEASON = {"op": "softmax", "device": "cpu", "closed": None, "name": "s1", "shown": {"dtype": "float16"}}
 
 
 @pytest.fixture
@@ -22,48 +24,97 @@ def generate() -> ModuleType:
     return ops.load_file(ROOT / "examples" / "generate_kernels.py")
 
 
+@pytest.fixture
+def submitted(generate: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The sources that were submitted to a board that has one submission; each is better than those before."""
+    found: list[str] = []
+    known = {"season": "s1", "who": "ada", "score": {"value": 1.5}}
+    known |= {"source": '// generated: {"kParts": 64, "kStrip": 1024, "kTask": 16384}\n'}
+
+    def minfer(*words: str) -> Any:
+        if words[0] != "submit":
+            return [SEASON] if words[0] == "board" else [known]
+        answers = []
+        for file in words[2 : words.index("--each")]:
+            found.append(Path(file).read_text())
+            score = {"value": 1.0 + len(found), "low": 0.9 + len(found), "high": 1.1 + len(found)}
+            answers.append({"score": score, "verdict": "ranked", "submission": f"{len(found)}", "device": "Some"})
+        return answers
+
+    monkeypatch.setattr(generate, "minfer", minfer)
+    return found
+
+
 def test_a_kernel_has_other_constants_another_name_and_its_memory(generate: ModuleType) -> None:
-    for op, file in generate.TEMPLATES.items():
-        template = (ROOT / "minfer" / "ops" / op / file).read_text()
+    for (op, device), file in generate.TEMPLATES.items():
+        path = ROOT / file
+        template = path.read_text()
         constants = generate.read_constants(template)
         assert constants, op
         changed = {name: 2 * value for name, value in constants.items()}
-        source = generate.write_kernel(template, f"{op}_{Path(file).stem}", f"{op}_generated", changed)
+        source = generate.write_kernel(template, f"{op}_{path.stem}", f"{op}_try0", changed)
         assert generate.remember(source) == generate.read_constants(source) == changed
-        assert find_kind(op, "generated.cpp", source.encode()) == "cpp" and f"{op}_{Path(file).stem}" not in source
+        kind = "cpp" if device == "cpu" else "cuda"
+        assert find_kind(op, f"try0{path.suffix}", source.encode()) == kind and f"{op}_{path.stem}" not in source
     assert generate.remember("// mine\n") is None and generate.remember("// generated: [1]\n") is None
 
 
 def test_it_climbs_to_the_best_that_its_steps_reach(generate: ModuleType) -> None:
-    generator = generate.Generator({"kParts": 16}, random.Random(1), at_random=False)
+    generator = generate.Generator({"kParts": 32}, random.Random(1), at_random=False)
     found = []
-    while len(found) < 5 and (constants := generator.propose()):
+    while constants := generator.propose():
         found.append(constants["kParts"])
-        generator.note(constants, RATIOS["kParts"].get(constants["kParts"]))
-    assert found[0] == 16 and generator.best == {"kParts": 64} and len(set(found)) == len(found)
+        generator.note(constants, RATIOS.get(constants["kParts"]))
+    assert found[0] == 32 and generator.best == {"kParts": 64} and {16, 32, 64, 128} <= set(found)
+    assert len(set(found)) == len(found)
+
+
+def test_without_a_rank_it_draws_at_random(generate: ModuleType) -> None:
+    generator = generate.Generator({"kA": 64, "kB": 64, "kC": 64}, random.Random(3), at_random=False)
+    other = generate.Generator({"kA": 64, "kB": 64, "kC": 64}, random.Random(3), at_random=True)
+    for _ in range(6):
+        constants = generator.propose()
+        assert constants == other.propose() and all(16 <= value <= 256 for value in constants.values())
+        generator.note(constants, None)
+        other.note(constants, None)
 
 
 def test_the_archive_is_its_memory_and_a_hook_may_write_the_kernels(
-    generate: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    submitted: list[str] = []
-    season = {"op": "softmax", "closed": None, "name": "s1", "shown": {"dtype": "float16"}}
-    known = {"season": "s1", "score": {"value": 1.5}, "source": '// generated: {"kParts": 64}\n'}
-
-    def minfer(*words: str) -> Any:
-        if words[0] == "submit":
-            submitted.append(Path(words[2]).read_text())
-            return {"score": {"value": 1.0 + len(submitted)}, "verdict": "ranked"}
-        return [season] if words[0] == "board" else [known]
-
-    monkeypatch.setattr(generate, "minfer", minfer)
-    monkeypatch.setattr(sys, "argv", ["x", "softmax", "--budget", "2"])
+    generate: ModuleType, submitted: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(sys, "argv", ["x", "softmax", "--budget", "3", "--at-once", "2"])
     assert generate.main() == 0
-    assert generate.remember(submitted[0]) == {"kParts": 32} and len(submitted) == 2
+    template = generate.read_constants((ROOT / generate.TEMPLATES["softmax", "cpu"]).read_text())
+    assert generate.remember(submitted[0]) == template and len(submitted) == 3
     hook = tmp_path / "hook.py"
     hook.write_text(
-        "import json, sys\ntask = json.load(sys.stdin)\nprint('//', task['op'], len(task['near']), task['last'] is None)\n"
+        "import json, sys\ntask = json.load(sys.stdin)\n"
+        "print('//', task['op'], task['file'], len(task['near']), task['last'] is None, len(task['template']) > 100)\n"
     )
-    monkeypatch.setattr(sys, "argv", ["x", "softmax", "--budget", "2", "--hook", f"{sys.executable} {hook}"])
-    assert generate.main() == 0 and submitted[2:] == ["// softmax 1 True\n", "// softmax 1 False\n"]
-    assert "best 5.000" in capsys.readouterr().out
+    words = ["x", "softmax", "--budget", "2", "--at-once", "1", "--hook", f"{sys.executable} {hook}"]
+    monkeypatch.setattr(sys, "argv", words)
+    assert generate.main() == 0
+    assert submitted[3:] == ["// softmax try0.cpp 1 True True\n", "// softmax try1.cpp 1 False True\n"]
+    assert "best 6.000" in capsys.readouterr().out
+
+
+def test_both_ways_begin_at_the_same_place_and_leave_rows(
+    generate: ModuleType, submitted: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    words = ["x", "softmax", "--budget", "4", "--at-once", "2", "--compare", "--seed", "2", "--write", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", words)
+    assert generate.main() == 0
+    (file,) = (tmp_path / "benchmarks" / "results").glob("generate-*.parquet")
+    rows = pq.read_table(file).to_pylist()
+    assert [(row["way"], row["number"]) for row in rows] == [
+        (way, number) for way in ("guided", "random") for number in (1, 2, 3, 4)
+    ]
+    assert rows[0]["constants"] == rows[4]["constants"] and rows[0]["ratio"] == 2.0 and len(submitted) == 8
+
+
+def test_an_op_without_a_season_is_refused(
+    generate: ModuleType, submitted: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["x", "hgemm"])
+    assert generate.main() == 2 and "no open season of hgemm" in capsys.readouterr().err
