@@ -155,7 +155,7 @@ def _read_workload(where: str, about: Mapping[str, Any], definition: Definition,
         if not kept:
             raise Refused(f"{where} does not keep the constraint {constraint}")
     given = about.get("inputs") or {}
-    inputs = {}
+    inputs: dict[str, Any] = {}
     for name, (shape, dtype) in definition.inputs.items():
         of = given.get(name, {"type": RANDOM}) if isinstance(given, dict) else {}
         kind = of.get("type") if isinstance(of, dict) else of

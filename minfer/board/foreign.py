@@ -164,7 +164,11 @@ def check_outputs(
     """What a task returns for `given`. Raises Refused, with the reason, for a task that is degenerate; `fresh` are other values
     of the same inputs."""
     values = list(given.values())
-    first, again, other = run(values), run(values), run(fresh)
+
+    def compute(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return [each.double() for each in run(tensors)]  # PyTorch compares no fp8
+
+    first, again, other = compute(values), compute(values), compute(fresh)
     if not all(torch.equal(one, two) or not _finite(one) for one, two in zip(first, again, strict=True)):
         raise Refused(f"task {name} is degenerate: its output is random, so that no result is right")
     for place, (one, two) in enumerate(zip(first, other, strict=True)):
@@ -175,11 +179,11 @@ def check_outputs(
         if torch.equal(one, two):
             raise Refused(f"task {name} is degenerate: output {place} is constant, whatever the inputs")
     for place, key in enumerate(given):
-        if not torch.equal(values[place], fresh[place]):
-            mixed = run([fresh[k] if k == place else value for k, value in enumerate(values)])
+        if not torch.equal(values[place].double(), fresh[place].double()):
+            mixed = compute([fresh[k] if k == place else value for k, value in enumerate(values)])
             if all(torch.equal(one, two) for one, two in zip(first, mixed, strict=True)):
                 raise Refused(f"task {name} is degenerate: {key} does not matter")
-    return first
+    return tuple(first)
 
 
 def _finite(tensor: torch.Tensor) -> bool:
