@@ -1,0 +1,71 @@
+"""Several submissions in one run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minfer.board import submit
+from minfer.board.folder import JUDGED, REFUSED, Board, Entry
+from minfer.plan.config import UserError
+from tests.board.making import EPYC, make_board
+
+SOURCE = b"def softmax(y, x, mask):\n    y.copy_(x.softmax(-1))  # %d\n"
+
+
+@pytest.fixture
+def board(tmp_path: Path) -> Board:
+    return make_board(tmp_path / "board")
+
+
+def sources(count: int) -> list[dict[str, bytes]]:
+    return [{f"k{number}.py": SOURCE % number} for number in range(count)]
+
+
+def test_one_run_judges_all_and_only_the_best_is_raced(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[list[str]] = []
+    raced: list[str] = []
+    scores = {"k0": 0.5, "k1": 2.0, "k2": None, "k3": 1.0}
+
+    def run(board: Board, season: Any, entries: Sequence[Entry]) -> None:
+        runs.append([entry.name for entry in entries])
+
+    def note(board: Board, season: Any, entry: Entry, judged: Any) -> None:
+        score = scores[entry.name]
+        entry.state, entry.device = (JUDGED if score else REFUSED), EPYC
+        entry.score = {"value": score, "low": score, "high": score} if score else {}
+        entry.result = submit.answers.begin(entry) | {"verdict": "ranked" if score else "wrong"}
+        board.save(entry)
+
+    def race(board: Board, season: Any, entry: Entry) -> None:
+        raced.append(entry.name)
+
+    monkeypatch.setattr(submit.judging, "run", run)
+    monkeypatch.setattr(submit, "_note", note)
+    monkeypatch.setattr(submit, "_race", race)
+    answers = submit.submit_each(board, "softmax", sources(4), "ada", "cpu", "MIT", True)
+    assert runs == [["k0", "k1", "k2", "k3"]] and raced == ["k1"]
+    assert [answer["verdict"] for answer in answers] == ["ranked", "ranked", "wrong", "ranked"]
+    assert [answer["name"] for answer in answers] == ["k0", "k1", "k2", "k3"] and answers[1]["of"] == 3
+
+
+def test_a_run_that_fails_leaves_none_pending(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(*_: Any) -> None:
+        raise UserError("no partition")
+
+    monkeypatch.setattr(submit.judging, "run", run)
+    with pytest.raises(UserError, match="no partition"):
+        submit.submit_each(board, "softmax", sources(2), "ada")
+    assert [(entry.state, entry.result["message"]) for entry in board.entries()] == [(REFUSED, "no partition")] * 2
+
+
+def test_what_cannot_be_judged_leaves_no_entry(board: Board) -> None:
+    with pytest.raises(UserError, match="two of the files have the same name"):
+        submit.submit_each(board, "softmax", [{"k.py": SOURCE % 1}, {"k.py": SOURCE % 2}], "ada")
+    cuda = b"MINFER_SOFTMAX(softmax_k, minfer::launch)\n"
+    with pytest.raises(UserError, match=r"k\.cu is not for the device of the season softmax-cpu-1"):
+        submit.submit_each(board, "softmax", [{"k.cu": cuda}], "ada")
+    assert not board.entries()
