@@ -27,7 +27,7 @@ from torch.utils import _pytree as pytree
 from minfer import ops
 from minfer.board.foreign import Foreign, Refused, Value, Workload, as_tuple, make_op
 from minfer.ops import Draw, Fill, Op, Spec, Tensors
-from minfer.ops.tensors import NAMES
+from minfer.ops.tensors import DTYPES, NAMES
 
 TASK, REFERENCE, SIZES = "task.yml", "reference.py", "sizes.json"
 NEEDED = ("generate_input", "ref_kernel")
@@ -183,7 +183,8 @@ def measure(problem: Problem) -> list[dict[str, Any]]:
             data = problem.generate(number, 1, torch.device("cpu"))
             leaves = [_describe(problem.name, leaf) for leaf in pytree.tree_leaves(data)]
             with on_device(torch.device("cpu")), torch.no_grad():
-                outputs = as_tuple(problem.name, problem.module.ref_kernel(pytree.tree_map(_clone, data)))
+                given = pytree.tree_map(_clone, data)
+                outputs = as_tuple(problem.name, problem.module.ref_kernel(given))
         except Refused:
             raise
         except Exception as error:  # the task may raise anything
@@ -191,6 +192,10 @@ def measure(problem: Problem) -> list[dict[str, Any]]:
             raise Refused(f"task {problem.name} cannot be run at {said}: {type(error).__name__}: {why}") from error
         if not number:
             into = _is_for_output(problem, data, outputs[0])
+        if place := _find_changed(data, given, into):
+            raise Refused(
+                f"the reference of {problem.name} changes input{place[0]}; write it so that it changes the last one only"
+            )
         if found and [type(leaf) for leaf in leaves] != [type(leaf) for leaf in found[0]["leaves"]]:
             raise Refused(f"the data of task {problem.name} has another form at {said}")
         found.append({"leaves": leaves, "outputs": [_describe(problem.name, each) for each in outputs], "into": into})
@@ -211,6 +216,13 @@ def _describe(name: str, leaf: Any) -> list[Any] | Value:
     if isinstance(leaf, (bool, int, float)) and math.isfinite(leaf):
         return leaf
     raise Refused(f"the data of task {name} has {str(leaf)[:60]!r} in it; an op has tensors and finite numbers")
+
+
+def _find_changed(data: Any, given: Any, into: bool) -> list[int]:
+    """The places of the tensors that a reference has changed, but for the output's."""
+    pairs = enumerate(zip(pytree.tree_leaves(data), pytree.tree_leaves(given), strict=True))
+    tensors = [(place, pair) for place, pair in pairs if isinstance(pair[0], torch.Tensor)]
+    return [place for place, (one, two) in tensors[: -1 if into else None] if not torch.equal(one, two)]
 
 
 def _is_for_output(problem: Problem, data: Any, output: torch.Tensor) -> bool:
@@ -243,12 +255,17 @@ def make_task(folder: Path, name: str) -> Foreign:
             leaves.insert(places[-1], output)
         return pytree.tree_unflatten(leaves, form)
 
+    outputs = {_shapes(each.tensors): each.outputs[0] for each in workloads}
+
     def run(arguments: Sequence[Any]) -> Any:
         first = next(each for each in arguments if isinstance(each, torch.Tensor))
-        shape = next(w.outputs[0].shape for w in workloads if _shapes(w.tensors) == _shapes(arguments)) if into else ()
-        output = first.new_zeros(shape, dtype=torch.get_default_dtype()) if into else None
+        output = None
+        if into:
+            spec = outputs[_shapes(arguments)]
+            wide = torch.get_default_dtype() == torch.float64  # the op's reference runs
+            output = first.new_empty(spec.shape, dtype=torch.float64 if wide else DTYPES[spec.dtype])
         with on_device(first.device):
-            return problem.module.ref_kernel(assemble([_clone(each) for each in arguments], output))
+            return problem.module.ref_kernel(assemble(arguments, output))
 
     def adapt(file: Path) -> Callable[..., Any]:
         count, names = len(workloads[0].outputs), list(workloads[0].inputs)
@@ -270,8 +287,8 @@ def make_task(folder: Path, name: str) -> Foreign:
     return Foreign(name, workloads, run, range(problem.tests), adapt)
 
 
-def _shapes(tensors: Sequence[Any]) -> list[tuple[int, ...]]:
-    return [tuple(each.shape) for each in tensors if isinstance(each, (torch.Tensor, Spec))]
+def _shapes(tensors: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(each.shape) for each in tensors if isinstance(each, (torch.Tensor, Spec)))
 
 
 def _make_workload(problem: Problem, number: int, about: Mapping[str, Any]) -> Workload:

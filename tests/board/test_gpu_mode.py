@@ -110,6 +110,7 @@ def change(tmp_path: Path, file: str, old: str, new: str) -> Path:
         ("reference.py", "def ref_kernel", "def kernel", "has no ref_kernel"),
         ("reference.py", "import torch\n", "import torch\nimport not_there\n", "cannot be imported: ModuleNotFoundError"),
         ("reference.py", "return output\n", "return output.long()\n", "returns torch.int64"),
+        ("reference.py", "return output\n", "x.zero_()\n    return output\n", "the reference of odd changes input0"),
         ("reference.py", "return x, scale", "return x.bool(), scale", "is torch.bool, which minfer lacks"),
         ("reference.py", "return x, scale,", "return x, 'left',", "has 'left' in it; an op has tensors and finite numbers"),
         ("reference.py", "return x, scale,", "return x, float('nan'),", "has 'nan' in it"),
