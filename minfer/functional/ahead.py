@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 from minfer.build import toolchain
 from minfer.functional.best import ladder, table
-from minfer.functional.preferred import PREFERRED, entries
 from minfer.ops import DTYPES, Kernel, Op, Ragged, get
+from minfer.ops.preferred import PREFERRED, entries
 
 # The ops whose kernels the functions call.
 OPS = (

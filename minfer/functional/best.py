@@ -18,8 +18,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from minfer.functional.preferred import PREFERRED
 from minfer.ops import Case, Kernel, Op, get
+from minfer.ops.preferred import PREFERRED
 
 TABLE = Path(__file__).with_name("best.json")
 NONE: Mapping[str, str] = MappingProxyType({})

@@ -15,8 +15,8 @@ from minfer import build
 from minfer.build import toolchain
 from minfer.functional import prepared
 from minfer.functional.best import NONE, Words, best, chooser
-from minfer.functional.preferred import ENTRIES, entries
 from minfer.ops import get
+from minfer.ops.preferred import ENTRIES, entries
 from minfer.ops.tensors import NAMES
 
 LIBRARY = torch.library.Library("minfer", "FRAGMENT")
