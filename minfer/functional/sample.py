@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from minfer.functional import library
+from minfer.functional import library, prepared
 from minfer.functional.contract import Contract
 
 MOST = 1 << 19  # tokens of a vocabulary; the sums of our kernels have bits for no more
@@ -56,10 +56,10 @@ def sample(
     A generator breaks the graph, as in PyTorch's own functions. To avoid that, draw u outside of the graph, and call
     the op."""
     rows = logits.shape[0] if logits.dim() else 0
-    if generator is None:
+    if generator is None and torch.compiler.is_compiling():
         u = torch.rand(rows, device=logits.device)
-    else:  # `rand` with a generator takes no symbolic shape
-        u = torch.empty(rows, device=logits.device).uniform_(generator=generator)
+    else:  # the same numbers in less host time; and `rand` with a generator takes no symbolic shape
+        u = prepared.new_vector(rows, torch.float32, logits.device).uniform_(generator=generator)
     logits = logits.detach() if logits.requires_grad else logits
     found: torch.Tensor
     if (
