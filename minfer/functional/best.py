@@ -160,6 +160,8 @@ class Chooser:
                 measured = Measured(entry, kernels, logs, away, bool(other), place, names)
                 groups.setdefault(tuple(first), []).append(measured)
         self.groups = [Group(groups[first]) for first in sorted(groups)]
+        nearest = self.groups[0].measured if self.groups else []
+        self.measured_here = {each.logs for each in nearest if not each.away and not each.other}
 
     def find(self, shape: tuple[int, ...]) -> tuple[str, Entry | None]:
         """The kernel for a shape, in the order of `axes`, and the measurement that decided; None if none did. Raises
@@ -191,13 +193,10 @@ class Chooser:
         device. Of several, the first in the op's order."""
         if not self.with_preference:
             return None
-        logs = tuple(map(_log, shape))
-        if self.groups and any(
-            each.logs == logs and not each.away and not each.other for each in self.groups[0].measured
-        ):
+        if tuple(map(_log, shape)) in self.measured_here:
             return None
+        case = self._sized(shape)
         for kernel, holds in self.with_preference:
-            case = self._sized(shape)
             if holds(case.shape, case.params) and self._supports(kernel, case):
                 return kernel.name
         return None

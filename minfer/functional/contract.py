@@ -15,8 +15,8 @@
 A line is a tensor that the function takes, or behind an arrow a new one that it returns. It has the dtype that is named, or
 that of another tensor, or one of several. Its sizes are numbers, axes by name, or products of these. The first tensor with an
 axis decides its size. `...` stands for any number of leading axes. The words after the table are rules for axes: a tuple
-has the sizes that are allowed, and a range too; a number is the least size; a string names an axis of which this one is a
-divisor.
+has the sizes that are allowed, and a range too; a number is the least size; a string names an axis, known before, of which this
+one is a divisor.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Size:
     def of(self, sizes: Mapping[str, Any]) -> Any:
         """Its value; None if the size of an axis is not known."""
         known = [sizes.get(axis) for axis in self.axes]
-        return None if None in known else math.prod(known, start=self.factor)
+        return None if any(size is None for size in known) else math.prod(known, start=self.factor)
 
     def matches(self, size: Any, sizes: dict[str, Any]) -> bool:
         """Whether a tensor may have this size. Decides an axis that is not known."""
