@@ -45,8 +45,9 @@ class Size:
 
     def of(self, sizes: Mapping[str, Any]) -> Any:
         """Its value; None if the size of an axis is not known."""
-        known = [sizes.get(axis) for axis in self.axes]
-        return None if any(size is None for size in known) else math.prod(known, start=self.factor)
+        if any(axis not in sizes for axis in self.axes):
+            return None
+        return math.prod((sizes[axis] for axis in self.axes), start=self.factor)
 
     def matches(self, size: Any, sizes: dict[str, Any]) -> bool:
         """Whether a tensor may have this size. Decides an axis that is not known."""

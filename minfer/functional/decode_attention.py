@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from minfer.functional import library
@@ -101,7 +103,7 @@ def _decode_attention(
     window: int,
     softcap: float,
 ) -> Tensor:
-    out = _fake(q, k_cache, v_cache, lengths, page_table, scales, sinks, scale, window, softcap)
+    out = _make(q, k_cache, v_cache, lengths, page_table, scales, sinks)
     if not q.numel() or not k_cache.numel() or (page_table is not None and not page_table.numel()):
         return out.zero_()
     slots, kv_heads = k_cache.shape[1:3]
@@ -123,20 +125,10 @@ def _decode_attention(
     return out
 
 
-def _fake(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    lengths: Tensor,
-    page_table: Tensor | None,
-    scales: Tensor | None,
-    sinks: Tensor | None,
-    scale: float,
-    window: int,
-    softcap: float,
-) -> Tensor:
-    contract = CONTRACTS[page_table is not None, scales is not None]
-    made: Tensor = contract.make(q, k_cache, v_cache, lengths, page_table, scales, sinks)
+def _make(*given: Any) -> Tensor:
+    """The result, not filled, for the arguments of the op."""
+    *_, page_table, scales = given[:6]
+    made: Tensor = CONTRACTS[page_table is not None, scales is not None].make(*given)
     return made
 
 
@@ -144,5 +136,5 @@ _decode_attention_op = library.define(
     "decode_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor lengths, Tensor? page_table, Tensor? scales, "
     "Tensor? sinks, float scale, SymInt window, float softcap) -> Tensor",
     _decode_attention,
-    _fake,
+    _make,
 )

@@ -45,8 +45,8 @@ def draw_sizes(rng: random.Random, contract: Contract) -> dict[str, Any]:
         elif isinstance(rule, int):
             sizes[axis] = max(rule, rng.choice((0, 1, 2, 5, 8)))
     for axis in axes:
-        if isinstance(rule := contract.rules.get(axis), str):
-            sizes[axis] = rng.choice([n for n in range(1, 9) if sizes[rule] % n == 0])
+        if isinstance(divided := contract.rules.get(axis), str):
+            sizes[axis] = rng.choice([n for n in range(1, 9) if sizes[divided] % n == 0])
     return sizes
 
 
