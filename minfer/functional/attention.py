@@ -88,9 +88,10 @@ def attention(
             "(tokens, heads, head_dim) with cu_seqlens" if cu_seqlens is not None else "(batch, seq, heads, head_dim)"
         )
         raise ValueError(f"minfer.attention takes q of {wanted}, got {tuple(q.shape)}")
-    for name, value in (("window", window), ("softcap", softcap), ("scale", scale)):
-        if value is not None and not value > 0:
-            raise ValueError(f"minfer.attention takes a {name} above 0, or None, got {value}")
+    if window is not None or softcap is not None or scale is not None:
+        for name, value in (("window", window), ("softcap", softcap), ("scale", scale)):
+            if value is not None and not value > 0:
+                raise ValueError(f"minfer.attention takes a {name} above 0, or None, got {value}")
     of_q, of_kv = _pair(cu_seqlens if lengths is None else lengths)
     found: tuple[Tensor, Tensor] = _attention_op(
         q, k, v, of_q, of_kv, sinks, causal, window or 0, softcap or 0.0, scale or 0.0, return_lse

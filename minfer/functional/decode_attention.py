@@ -78,9 +78,10 @@ def decode_attention(
     its first call. Works under `torch.compile`. It has no backward: raises RuntimeError where one would be recorded. Raises
     ValueError for arguments that do not fit."""
     library.refuse_gradients("decode_attention", q, k_cache, v_cache, sinks)
-    for name, value in (("scale", scale), ("window", window), ("softcap", softcap)):
-        if value is not None and not value > 0:
-            raise ValueError(f"minfer.decode_attention takes a {name} above 0, or None, got {value}")
+    if window is not None or softcap is not None or scale is not None:
+        for name, value in (("scale", scale), ("window", window), ("softcap", softcap)):
+            if value is not None and not value > 0:
+                raise ValueError(f"minfer.decode_attention takes a {name} above 0, or None, got {value}")
     if check_pages:
         contract = CONTRACTS[page_table is not None, scales is not None]
         contract.check(q, k_cache, v_cache, lengths, page_table, scales, sinks)
