@@ -109,17 +109,17 @@ class Contract:
         """Raises ValueError unless a caller's tensor `out` is like the one that `make` returns. Raises as `check` does."""
         ((shape, dtype),), device = self._results(given, {}), given[0].device
         if out.shape != shape or out.dtype != dtype or out.device != device:
-            takes = f"an out of {dtype}, {tuple(shape)} on {device}"
+            takes = f"an out of {dtype}, {shape} on {device}"
             raise self.error(takes, f"{out.dtype}, {tuple(out.shape)} on {out.device}")
 
-    def _results(self, given: tuple[Any, ...], sizes: dict[str, Any]) -> list[tuple[torch.Size, torch.dtype]]:
+    def _results(self, given: tuple[Any, ...], sizes: dict[str, Any]) -> list[tuple[tuple[Any, ...], torch.dtype]]:
         sizes = self.check(*given, **sizes)
         named = {line.name: x for line, x in zip(self.tensors, given, strict=False)}
         found = []
         for line in self.results:
             (dtype,) = (named[each].dtype if isinstance(each, str) else each for each in line.dtypes)
             lead = sizes[LEAD] if line.lead else ()
-            found.append((torch.Size((*lead, *(size.of(sizes) for size in line.sizes))), dtype))
+            found.append(((*lead, *(size.of(sizes) for size in line.sizes)), dtype))
         return found
 
     def error(self, takes: str, got: object) -> ValueError:
