@@ -5,11 +5,38 @@ from __future__ import annotations
 import torch
 
 from minfer.functional import library
+from minfer.functional.contract import Contract
 
 Tensor = torch.Tensor
 Lengths = Tensor | tuple[Tensor, Tensor]
-DTYPES = (torch.float16, torch.bfloat16)
 DIMS = (64, 128, 256)
+PADDED = Contract(
+    "attention",
+    """
+    q: float16 | bfloat16 (batch, seq_q, heads, head_dim)
+    k: q (batch, seq_kv, kv_heads, head_dim)
+    v: q (batch, seq_kv, kv_heads, head_dim)
+    sinks: float32 (heads)
+    lengths: int32 (batch)
+    lengths: int32 (batch)
+    """,
+    head_dim=DIMS,
+    kv_heads="heads",
+)
+PACKED = Contract(
+    "attention",
+    """
+    q: float16 | bfloat16 (tokens_q, heads, head_dim)
+    k: q (tokens_kv, kv_heads, head_dim)
+    v: q (tokens_kv, kv_heads, head_dim)
+    sinks: float32 (heads)
+    cu_seqlens: int32 (ends)
+    cu_seqlens: int32 (ends)
+    """,
+    head_dim=DIMS,
+    kv_heads="heads",
+    ends=1,
+)
 
 
 @library.public
@@ -61,9 +88,10 @@ def attention(
             "(tokens, heads, head_dim) with cu_seqlens" if cu_seqlens is not None else "(batch, seq, heads, head_dim)"
         )
         raise ValueError(f"minfer.attention takes q of {wanted}, got {tuple(q.shape)}")
-    for name, value in (("window", window), ("softcap", softcap), ("scale", scale)):
-        if value is not None and not value > 0:
-            raise ValueError(f"minfer.attention takes a {name} above 0, or None, got {value}")
+    if window is not None or softcap is not None or scale is not None:
+        for name, value in (("window", window), ("softcap", softcap), ("scale", scale)):
+            if value is not None and not value > 0:
+                raise ValueError(f"minfer.attention takes a {name} above 0, or None, got {value}")
     of_q, of_kv = _pair(cu_seqlens if lengths is None else lengths)
     found: tuple[Tensor, Tensor] = _attention_op(
         q, k, v, of_q, of_kv, sinks, causal, window or 0, softcap or 0.0, scale or 0.0, return_lse
@@ -151,41 +179,11 @@ def _fake(
 def _check(
     q: Tensor, k: Tensor, v: Tensor, q_seqlens: Tensor | None, kv_seqlens: Tensor | None, sinks: Tensor | None
 ) -> None:
-    def refuse(takes: str, got: object) -> ValueError:
-        return ValueError(f"minfer.attention takes {takes}, got {got}")
-
-    if q.dtype not in DTYPES:
-        raise refuse("q of float16 or bfloat16", q.dtype)
-    for name, x in (("k", k), ("v", v)):
-        if x.dtype != q.dtype:
-            raise refuse(f"{name} of the dtype of q, {q.dtype}", x.dtype)
-        if x.device != q.device:
-            raise refuse(f"{name} on the device of q, {q.device}", x.device)
-    if q.shape[-1] not in DIMS:
-        raise refuse("a head_dim of 64, 128 or 256", q.shape[-1])
-    if k.dim() != q.dim() or k.shape[:-3] != q.shape[:-3] or k.shape[-1] != q.shape[-1]:
-        raise refuse(f"k of the shape of q, {tuple(q.shape)}, but for its tokens and heads", tuple(k.shape))
-    if v.shape != k.shape:
-        raise refuse(f"v of the shape of k, {tuple(k.shape)}", tuple(v.shape))
-    if k.shape[-2] == 0 or q.shape[-2] % k.shape[-2]:
-        raise refuse(f"k whose number of heads divides the {q.shape[-2]} of q", k.shape[-2])
-    if sinks is not None and (sinks.dtype != torch.float32 or sinks.shape != q.shape[-2:-1]):
-        raise refuse(f"sinks of float32 and the shape ({q.shape[-2]},)", f"{sinks.dtype}, {tuple(sinks.shape)}")
-    if sinks is not None and sinks.device != q.device:
-        raise refuse(f"sinks on the device of q, {q.device}", sinks.device)
-    named = "cu_seqlens" if q.dim() == 3 else "lengths"
-    if (q_seqlens is None) != (kv_seqlens is None) or (q.dim() == 3 and q_seqlens is None):
-        raise refuse(f"{named} of both queries and keys", "None")
-    if q_seqlens is None or kv_seqlens is None:
-        return
     packed = q.dim() == 3
-    size = q_seqlens.numel() if packed else q.shape[0]
-    for x in (q_seqlens, kv_seqlens):
-        if x.dtype != torch.int32 or x.shape != (size,) or (packed and not size):
-            wanted = "(batch + 1,)" if packed and not size else f"({size},)"
-            raise refuse(f"{named} of int32 and the shape {wanted}", f"{x.dtype}, {tuple(x.shape)}")
-        if x.device != q.device:
-            raise refuse(f"{named} on the device of q, {q.device}", x.device)
+    contract = PACKED if packed else PADDED
+    contract.check(q, k, v, sinks, q_seqlens, kv_seqlens)
+    if (q_seqlens is None) != (kv_seqlens is None) or (packed and q_seqlens is None):
+        raise contract.error(f"{'cu_seqlens' if packed else 'lengths'} of both queries and keys", "None")
 
 
 _attention_op = library.define(

@@ -5,6 +5,16 @@ from __future__ import annotations
 import torch
 
 from minfer.functional import library
+from minfer.functional.contract import Contract
+
+TAKES = Contract(
+    "axpby",
+    """
+    a: float32 (...)
+    b: float32 (...)
+    -> float32 (...)
+    """,
+)
 
 
 @library.public
@@ -25,42 +35,12 @@ def axpby(
     return out
 
 
-def _combine(a: torch.Tensor, b: torch.Tensor, alpha: float = 1.0, beta: float = 1.0) -> torch.Tensor:
-    y = _fake(a, b)
-    _write(a, b, alpha, beta, y)
-    return y
-
-
-def _combine_into(a: torch.Tensor, b: torch.Tensor, alpha: float, beta: float, out: torch.Tensor) -> None:
-    _fake_into(a, b, alpha, beta, out)
-    if library.is_writable(out, a, b):
-        _write(a, b, alpha, beta, out)
-    else:
-        out.copy_(_combine(a, b, alpha, beta))
-
-
-def _write(a: torch.Tensor, b: torch.Tensor, alpha: float, beta: float, y: torch.Tensor) -> None:
+def _combine(y: torch.Tensor, a: torch.Tensor, b: torch.Tensor, alpha: float = 1.0, beta: float = 1.0) -> None:
     if count := y.numel():
         flat = [library.readable(tensor.reshape(count)) for tensor in (a, b)]
         library.call("axpby", (y.view(count), *flat), y.dtype, {"n": count}, alpha=alpha, beta=beta)
 
 
-def _fake(a: torch.Tensor, b: torch.Tensor, alpha: float = 1.0, beta: float = 1.0) -> torch.Tensor:
-    if a.shape != b.shape:
-        raise ValueError(f"minfer.axpby takes a and b of one shape, got {tuple(a.shape)} and {tuple(b.shape)}")
-    if a.dtype != torch.float32 or b.dtype != torch.float32:
-        raise ValueError(f"minfer.axpby takes float32 for both operands, got {a.dtype} and {b.dtype}")
-    if a.device != b.device:
-        raise ValueError(f"minfer.axpby takes operands on one device, got {a.device} and {b.device}")
-    return torch.empty_like(a, memory_format=torch.contiguous_format)
-
-
-def _fake_into(a: torch.Tensor, b: torch.Tensor, alpha: float, beta: float, out: torch.Tensor) -> None:
-    _fake(a, b, alpha, beta)
-    library.check_out("axpby", out, a.shape, a)
-
-
-_axpby_op = library.define("axpby(Tensor a, Tensor b, float alpha=1.0, float beta=1.0) -> Tensor", _combine, _fake)
-_axpby_out_op = library.define(
-    "axpby_out(Tensor a, Tensor b, float alpha, float beta, Tensor(a!) out) -> ()", _combine_into, _fake_into
+_axpby_op, _axpby_out_op = library.define_with_out(
+    "axpby(Tensor a, Tensor b, float alpha=1.0, float beta=1.0) -> Tensor", _combine, lambda *_: TAKES
 )

@@ -11,15 +11,14 @@ import json
 import math
 import operator
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from minfer.functional.preferred import PREFERRED
-from minfer.ops import Case, Kernel, Op, get
+from minfer.ops import Case, Kernel, Op, get, preferred
 
 TABLE = Path(__file__).with_name("best.json")
 NONE: Mapping[str, str] = MappingProxyType({})
@@ -32,6 +31,7 @@ MOST_SETTINGS = 256  # most settings whose `Chooser` is kept
 # arch ("sm_90a", or "cpu"), device, dtype, params and shape by name, and kernels: name -> cold microseconds
 Entry = Mapping[str, Any]
 Words = tuple[tuple[str, str], ...]
+Rule = Callable[[Mapping[str, int], Mapping[str, str]], bool]  # of a shape and the parameters of the op
 
 
 @dataclass(frozen=True)
@@ -56,17 +56,16 @@ def best(
     shape: Mapping[str, int],
     capability: tuple[int, int] | None,
     device: str,
-    least: Mapping[str, str] = NONE,
 ) -> Choice:
     """The kernel of the op `name` for a problem.
 
     `dtype` is a name of `minfer.ops.DTYPES`, `params` and `shape` have all of the op's parameters and axes, `capability` is
     the GPU's, None for the CPU; `device` is the GPU's name, empty where it is not known. Of the kernels that support the
-    problem, it is the one that is preferred there (`preferred.py`), else the fastest one at the nearest problem that was
-    measured (`distance`). `least` maps a kernel to an axis: the kernel is not chosen if that axis is shorter than in all of its
+    problem, it is the first that is preferred there (`Kernel.preferred`), else the fastest one at the nearest problem that was
+    measured (`distance`). A kernel is not chosen if the axis `Kernel.least_measured` is shorter than in all of its
     measurements. If none of these kernels was measured, it is the last of the ladder that supports the problem. Raises
     ValueError if no kernel supports it."""
-    of = chooser(name, dtype, tuple(params.items()), tuple(shape), capability, device, tuple(least.items()))
+    of = chooser(name, dtype, tuple(params.items()), tuple(shape), capability, device)
     sized = tuple(shape.values())
     kernel, entry = of.find(sized)
     if kernel == of.preferred(sized):
@@ -88,18 +87,28 @@ def chooser(
     axes: tuple[str, ...],
     capability: tuple[int, int] | None,
     device: str,
-    least: Words = (),
 ) -> Chooser:
-    """The chooser for problems that differ only in their sizes. `params` and `least` are those of `best`, as pairs. A chooser
-    is made once, and again if the table or the op's kernels have changed."""
-    key = (name, dtype, params, axes, capability, device, least)
+    """The chooser for problems that differ only in their sizes. `params` are those of `best`, as pairs. A chooser is made
+    once, and again if the table or the op's kernels have changed."""
+    key = (name, dtype, params, axes, capability, device)
     op, entries = get(name), table().get(name, [])
     found = _choosers.get(key)
     if found is None or found.entries is not entries or found.registered != op.kernels:
         if len(_choosers) >= MOST_SETTINGS:
             _choosers.clear()
-        found = _choosers[key] = Chooser(op, entries, dtype, dict(params), axes, capability, device, dict(least))
+        found = _choosers[key] = Chooser(op, entries, dtype, dict(params), axes, capability, device)
     return found
+
+
+def rule_of(kernel: Kernel) -> Rule | None:
+    """The rule by which a kernel is preferred."""
+    return getattr(preferred, kernel.preferred) if kernel.preferred else None
+
+
+def with_entries(name: str, arch: str) -> list[Kernel]:
+    """The kernels of the op `name` that have entries and build for `arch`. If `arch` is empty, those for the CPU."""
+    kernels = [kernel for kernel in get(name).kernels.values() if kernel.entries]
+    return [x for x in kernels if (x.backend == "cuda" and x.builds_for(arch) if arch else x.backend == "cpp")]
 
 
 def ladder(op: Op, case: Case, capability: tuple[int, int] | None) -> list[Kernel]:
@@ -124,25 +133,22 @@ class Chooser:
         axes: tuple[str, ...],
         capability: tuple[int, int] | None,
         device: str,
-        least: Mapping[str, str],
     ) -> None:
         self.entries, self.registered = entries, dict(op.kernels)
         self.axes, self.capability = axes, capability
         self.case = op.case("", dtype, dict.fromkeys(op.axes, 1), params)
         self.ladder = ladder(op, self.case, capability)
-        self.with_preference = [(x, PREFERRED[key]) for x in self.ladder if (key := (op.name, x.name)) in PREFERRED]
+        self.with_preference = [(x, rule) for x in self.ladder if (rule := rule_of(x))]
         here = [
             entry
             for entry in entries
             if entry["shape"].keys() == set(axes) and (entry["arch"] == "cpu") == (capability is None)
         ]
-        # For each kernel in `least`: its axis, and the axis's least size in the kernel's measurements.
+        # The least size of a kernel's axis `least_measured` in its measurements.
         self.shortest = {
-            kernel: (
-                axis,
-                min((entry["shape"][axis] for entry in here if kernel in entry["kernels"]), default=0),
-            )
-            for kernel, axis in least.items()
+            x.name: min((entry["shape"][x.least_measured] for entry in here if x.name in entry["kernels"]), default=0)
+            for x in self.ladder
+            if x.least_measured
         }
         able, groups = {kernel.name: kernel for kernel in self.ladder}, dict[tuple[float, ...], list[Measured]]()
         for place, entry in enumerate(here):
@@ -154,6 +160,8 @@ class Chooser:
                 measured = Measured(entry, kernels, logs, away, bool(other), place, names)
                 groups.setdefault(tuple(first), []).append(measured)
         self.groups = [Group(groups[first]) for first in sorted(groups)]
+        nearest = self.groups[0].measured if self.groups else []
+        self.measured_here = {each.logs for each in nearest if not each.away and not each.other}
 
     def find(self, shape: tuple[int, ...]) -> tuple[str, Entry | None]:
         """The kernel for a shape, in the order of `axes`, and the measurement that decided; None if none did. Raises
@@ -181,17 +189,14 @@ class Chooser:
         raise ValueError(f"no kernel of {case.op} supports {sizes(case.shape)} in {case.dtype} on {where}")
 
     def preferred(self, shape: tuple[int, ...]) -> str | None:
-        """The kernel that is taken for a shape because of a rule of `preferred.py`, if one holds and the shape itself was not
-        measured on this device."""
+        """The kernel that is taken for a shape because its rule holds there, if the shape itself was not measured on this
+        device. Of several, the first in the op's order."""
         if not self.with_preference:
             return None
-        logs = tuple(map(_log, shape))
-        if self.groups and any(
-            each.logs == logs and not each.away and not each.other for each in self.groups[0].measured
-        ):
+        if tuple(map(_log, shape)) in self.measured_here:
             return None
+        case = self._sized(shape)
         for kernel, holds in self.with_preference:
-            case = self._sized(shape)
             if holds(case.shape, case.params) and self._supports(kernel, case):
                 return kernel.name
         return None
@@ -208,11 +213,9 @@ class Chooser:
         return Case(of.op, of.kernel, of.dtype, of.params, dict(zip(self.axes, shape, strict=True)))
 
     def _is_measured(self, kernel: Kernel, case: Case) -> bool:
-        """Whether a kernel supports a case, and no axis in `least` is shorter than in all of the kernel's measurements."""
-        if self.shortest and kernel.name in self.shortest:
-            axis, shortest = self.shortest[kernel.name]
-            if case.shape[axis] < shortest:
-                return False
+        """Whether a kernel supports a case, and its axis `least_measured` is not shorter than in all of its measurements."""
+        if kernel.least_measured and case.shape[kernel.least_measured] < self.shortest[kernel.name]:
+            return False
         return self._supports(kernel, case)
 
     @staticmethod

@@ -2,14 +2,42 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from minfer.functional import library
+from minfer.functional.contract import Contract
 from minfer.functional.pages import check_pages as check_pages_of
 
 Tensor = torch.Tensor
-DTYPES = (torch.float16, torch.bfloat16)
 DIMS, PAGES, MOST_NEW = (64, 128, 256), (16, 64, 256), 8
+
+
+def _contract(paged: bool, quantised: bool) -> Contract:
+    stored = "float8_e4m3fn" if quantised else "q"
+    cache = f"{stored} ({'pages' if paged else 'batch'}, slots, kv_heads, head_dim)"
+    rules = {"slots": PAGES} if paged else {}
+    return Contract(
+        "decode_attention",
+        f"""
+        q: float16 | bfloat16 (batch, new, heads, head_dim)
+        k_cache: {cache}
+        v_cache: {cache}
+        lengths: int32 (batch)
+        page_table: int32 (batch, most_pages)
+        scales: float32 (2)
+        sinks: float32 (heads)
+        -> q (batch, new, heads, head_dim)
+        """,
+        new=range(1, MOST_NEW + 1),
+        head_dim=DIMS,
+        kv_heads="heads",
+        **rules,
+    )
+
+
+CONTRACTS = {(paged, quantised): _contract(paged, quantised) for paged in (False, True) for quantised in (False, True)}
 
 
 @library.public
@@ -50,11 +78,13 @@ def decode_attention(
     its first call. Works under `torch.compile`. It has no backward: raises RuntimeError where one would be recorded. Raises
     ValueError for arguments that do not fit."""
     library.refuse_gradients("decode_attention", q, k_cache, v_cache, sinks)
-    for name, value in (("scale", scale), ("window", window), ("softcap", softcap)):
-        if value is not None and not value > 0:
-            raise ValueError(f"minfer.decode_attention takes a {name} above 0, or None, got {value}")
+    if window is not None or softcap is not None or scale is not None:
+        for name, value in (("scale", scale), ("window", window), ("softcap", softcap)):
+            if value is not None and not value > 0:
+                raise ValueError(f"minfer.decode_attention takes a {name} above 0, or None, got {value}")
     if check_pages:
-        _check(q, k_cache, v_cache, lengths, page_table, scales, sinks)
+        contract = CONTRACTS[page_table is not None, scales is not None]
+        contract.check(q, k_cache, v_cache, lengths, page_table, scales, sinks)
         check_pages_of("decode_attention", k_cache, lengths, page_table)
     found: Tensor = _decode_attention_op(
         q, k_cache, v_cache, lengths, page_table, scales, sinks, scale or 0.0, window or 0, softcap or 0.0
@@ -74,7 +104,7 @@ def _decode_attention(
     window: int,
     softcap: float,
 ) -> Tensor:
-    out = _fake(q, k_cache, v_cache, lengths, page_table, scales, sinks, scale, window, softcap)
+    out = _make(q, k_cache, v_cache, lengths, page_table, scales, sinks)
     if not q.numel() or not k_cache.numel() or (page_table is not None and not page_table.numel()):
         return out.zero_()
     slots, kv_heads = k_cache.shape[1:3]
@@ -96,79 +126,16 @@ def _decode_attention(
     return out
 
 
-def _fake(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    lengths: Tensor,
-    page_table: Tensor | None,
-    scales: Tensor | None,
-    sinks: Tensor | None,
-    scale: float,
-    window: int,
-    softcap: float,
-) -> Tensor:
-    _check(q, k_cache, v_cache, lengths, page_table, scales, sinks)
-    return q.new_empty(q.shape)
-
-
-def _check(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    lengths: Tensor,
-    page_table: Tensor | None,
-    scales: Tensor | None,
-    sinks: Tensor | None,
-) -> None:
-    def refuse(takes: str, got: object) -> ValueError:
-        return ValueError(f"minfer.decode_attention takes {takes}, got {got}")
-
-    if q.dtype not in DTYPES:
-        raise refuse("q of float16 or bfloat16", q.dtype)
-    if q.dim() != 4:
-        raise refuse("q of (batch, new, heads, head_dim)", tuple(q.shape))
-    if not 1 <= q.shape[1] <= MOST_NEW:
-        raise refuse(f"q of 1 to {MOST_NEW} new tokens a sequence", q.shape[1])
-    if q.shape[3] not in DIMS:
-        raise refuse("a head_dim of 64, 128 or 256", q.shape[3])
-    stored = q.dtype if scales is None else torch.float8_e4m3fn
-    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
-        if cache.dtype != stored:
-            raise refuse(f"{name} of {stored}", cache.dtype)
-        if cache.dim() != 4 or cache.shape[3] != q.shape[3]:
-            raise refuse(f"{name} of (blocks, slots, kv_heads, {q.shape[3]})", tuple(cache.shape))
-    if v_cache.shape != k_cache.shape:
-        raise refuse(f"v_cache of the shape of k_cache, {tuple(k_cache.shape)}", tuple(v_cache.shape))
-    if k_cache.shape[2] == 0 or q.shape[2] % k_cache.shape[2]:
-        raise refuse(f"a k_cache whose number of heads divides the {q.shape[2]} of q", k_cache.shape[2])
-    if lengths.dtype != torch.int32 or lengths.shape != (q.shape[0],):
-        raise refuse(f"lengths of int32 and the shape ({q.shape[0]},)", f"{lengths.dtype}, {tuple(lengths.shape)}")
-    if page_table is None:
-        if k_cache.shape[0] != q.shape[0]:
-            raise refuse(f"k_cache of as many sequences as q has, {q.shape[0]}", k_cache.shape[0])
-    else:
-        if page_table.dtype != torch.int32 or page_table.dim() != 2 or page_table.shape[0] != q.shape[0]:
-            raise refuse(
-                f"page_table of int32 and the shape ({q.shape[0]}, pages)",
-                f"{page_table.dtype}, {tuple(page_table.shape)}",
-            )
-        if k_cache.shape[1] not in PAGES:
-            raise refuse("k_cache of pages of 16, 64 or 256 slots", k_cache.shape[1])
-    if scales is not None and (scales.dtype != torch.float32 or scales.shape != (2,)):
-        raise refuse("scales of float32 and the shape (2,)", f"{scales.dtype}, {tuple(scales.shape)}")
-    if sinks is not None and (sinks.dtype != torch.float32 or sinks.shape != q.shape[2:3]):
-        raise refuse(f"sinks of float32 and the shape ({q.shape[2]},)", f"{sinks.dtype}, {tuple(sinks.shape)}")
-    others = {"k_cache": k_cache, "v_cache": v_cache, "lengths": lengths, "page_table": page_table}
-    others |= {"scales": scales, "sinks": sinks}
-    for name, tensor in others.items():
-        if tensor is not None and tensor.device != q.device:
-            raise refuse(f"{name} on the device of q, {q.device}", tensor.device)
+def _make(*given: Any) -> Tensor:
+    """The result, not filled, for the arguments of the op."""
+    *_, page_table, scales = given[:6]
+    made: Tensor = CONTRACTS[page_table is not None, scales is not None].make(*given)
+    return made
 
 
 _decode_attention_op = library.define(
     "decode_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor lengths, Tensor? page_table, Tensor? scales, "
     "Tensor? sinks, float scale, SymInt window, float softcap) -> Tensor",
     _decode_attention,
-    _fake,
+    _make,
 )

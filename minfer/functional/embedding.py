@@ -5,6 +5,16 @@ from __future__ import annotations
 import torch
 
 from minfer.functional import library
+from minfer.functional.contract import Contract
+
+TAKES = Contract(
+    "embedding",
+    """
+    table: float32 | float16 | bfloat16 (vocab, hidden)
+    ids: int64 | int32 (...)
+    -> table (..., hidden)
+    """,
+)
 
 
 @library.public
@@ -16,8 +26,13 @@ def embedding(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     its rows are not contiguous, or if their length is a multiple of 16 bytes but they do not start at one. `best` picks the
     kernel, which is compiled at its first call. Works under `torch.compile`. It has no backward: raises RuntimeError where
     one would be recorded. Raises ValueError for arguments that do not fit."""
-    library.refuse_gradients("embedding", table, detached="a detached table")
+    library.refuse_gradients("embedding", table)
     return _embedding_op(ids, table)
+
+
+def _fake(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    made: torch.Tensor = TAKES.make(table, ids)
+    return made
 
 
 def _gather(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
@@ -32,18 +47,6 @@ def _gather(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     tensors = (y.view(-1, table.shape[1]), flat, library.readable(table))
     library.call("embedding", tensors, table.dtype, shape, params)
     return y
-
-
-def _fake(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    if table.dim() != 2:
-        raise ValueError(f"minfer.embedding takes a table (vocab, hidden), got {tuple(table.shape)}")
-    if table.dtype not in (torch.float32, torch.float16, torch.bfloat16):
-        raise ValueError(f"minfer.embedding takes a table of float32, float16 or bfloat16, got {table.dtype}")
-    if ids.dtype not in (torch.int64, torch.int32):
-        raise ValueError(f"minfer.embedding takes ids of int64 or int32, got {ids.dtype}")
-    if ids.device != table.device:
-        raise ValueError(f"minfer.embedding takes ids and table on one device, got {ids.device} and {table.device}")
-    return table.new_empty(*ids.shape, table.shape[1])
 
 
 _embedding_op = library.define("embedding(Tensor ids, Tensor table) -> Tensor", _gather, _fake)

@@ -5,9 +5,28 @@ from __future__ import annotations
 import torch
 
 from minfer.functional import library
+from minfer.functional.contract import Contract
 
-# Not taken for fewer columns than any that were measured: there its N-slices leave SMs idle.
-LEAST = {"v05_one_wave": "n"}
+GATED_UNIT = Contract(
+    "gated_unit",
+    """
+    x: float16 | bfloat16 (..., k)
+    w1: x (k, n)
+    b1: x (n)
+    w2: x (k, n)
+    b2: x (n)
+    -> x (..., n)
+    """,
+)
+SWIGLU = Contract(
+    "swiglu",
+    """
+    x: float16 | bfloat16 (..., k)
+    wg: x (k, n)
+    wu: x (k, n)
+    -> x (..., n)
+    """,
+)
 
 
 @library.public
@@ -33,47 +52,16 @@ def swiglu(x: torch.Tensor, wg: torch.Tensor, wu: torch.Tensor) -> torch.Tensor:
     return _swiglu_op(x, wg, wu)
 
 
-def _check(name: str, x: torch.Tensor, weights: dict[str, torch.Tensor], biases: dict[str, torch.Tensor]) -> None:
-    if x.dim() < 1:
-        raise ValueError(f"minfer.{name} takes x of (..., K), got a tensor without dimensions")
-    if x.dtype not in (torch.float16, torch.bfloat16):
-        raise ValueError(f"minfer.{name} takes float16 or bfloat16, got x of {x.dtype}")
-    for what, tensor in (weights | biases).items():
-        if tensor.dtype != x.dtype:
-            raise ValueError(f"minfer.{name} takes {what} of x's dtype, {x.dtype}, got {tensor.dtype}")
-        if tensor.device != x.device:
-            raise ValueError(f"minfer.{name} takes {what} on x's device, {x.device}, got {tensor.device}")
-    first = next(iter(weights.values()))
-    n = first.shape[1] if first.dim() == 2 else "N"
-    for what, tensor in weights.items():
-        if tensor.dim() != 2 or tensor.shape[0] != x.shape[-1] or tensor.shape[1] != n:
-            raise ValueError(f"minfer.{name} takes {what} of ({x.shape[-1]}, {n}), got {tuple(tensor.shape)}")
-    for what, tensor in biases.items():
-        if tuple(tensor.shape) != (n,):
-            raise ValueError(f"minfer.{name} takes {what} of ({n},), got {tuple(tensor.shape)}")
-
-
-def _gated_fake(
-    x: torch.Tensor, w1: torch.Tensor, b1: torch.Tensor, w2: torch.Tensor, b2: torch.Tensor
-) -> torch.Tensor:
-    _check("gated_unit", x, {"w1": w1, "w2": w2}, {"b1": b1, "b2": b2})
-    return x.new_empty(*x.shape[:-1], w1.shape[1])
-
-
-def _swiglu_fake(x: torch.Tensor, wg: torch.Tensor, wu: torch.Tensor) -> torch.Tensor:
-    _check("swiglu", x, {"wg": wg, "wu": wu}, {})
-    return x.new_empty(*x.shape[:-1], wg.shape[1])
-
-
 def _gated(x: torch.Tensor, w1: torch.Tensor, b1: torch.Tensor, w2: torch.Tensor, b2: torch.Tensor) -> torch.Tensor:
-    y = _gated_fake(x, w1, b1, w2, b2)
+    y: torch.Tensor = GATED_UNIT.make(x, w1, b1, w2, b2)
     if x.shape[-1] == 0:
         return y.copy_(b1.sigmoid() * b2)
     return _run(y, x, w1, library.readable(b1), w2, library.readable(b2), "sigmoid")
 
 
 def _swiglu(x: torch.Tensor, wg: torch.Tensor, wu: torch.Tensor) -> torch.Tensor:
-    y, none = _swiglu_fake(x, wg, wu), x.new_empty(0)
+    y: torch.Tensor = SWIGLU.make(x, wg, wu)
+    none = x.new_empty(0)
     return _run(y, x, wg, none, wu, none, "swiglu") if x.shape[-1] else y.zero_()
 
 
@@ -84,17 +72,14 @@ def _run(
         return y
     k, n = w1.shape
     rows = library.readable(x.reshape(-1, k))
-    if w1.stride(0) == 1 and not (w1.stride(1) == 1 and n == 1):
-        w1, w2, layout = library.readable(w1.t()).t(), library.readable(w2.t()).t(), "TN"
-    else:
-        w1, w2, layout = library.readable(w1), library.readable(w2), "NN"
+    layout, (w1, w2) = library.readable_weights(w1, w2)
     shape = {"m": rows.shape[0], "n": n, "k": k}
     params = {"gate": gate, "layout": layout}
-    library.call("gated_unit", (y.view(-1, n), rows, w1, b1, w2, b2), x.dtype, shape, params, LEAST)
+    library.call("gated_unit", (y.view(-1, n), rows, w1, b1, w2, b2), x.dtype, shape, params)
     return y
 
 
 _gated_unit_op = library.define(
-    "gated_unit(Tensor x, Tensor w1, Tensor b1, Tensor w2, Tensor b2) -> Tensor", _gated, _gated_fake
+    "gated_unit(Tensor x, Tensor w1, Tensor b1, Tensor w2, Tensor b2) -> Tensor", _gated, GATED_UNIT.make
 )
-_swiglu_op = library.define("swiglu(Tensor x, Tensor wg, Tensor wu) -> Tensor", _swiglu, _swiglu_fake)
+_swiglu_op = library.define("swiglu(Tensor x, Tensor wg, Tensor wu) -> Tensor", _swiglu, SWIGLU.make)

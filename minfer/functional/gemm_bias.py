@@ -8,10 +8,21 @@ import torch
 
 from minfer.functional import library
 from minfer.functional.best import NONE
+from minfer.functional.contract import Contract
 
-# Not taken for fewer columns than any that were measured: there its N-slices leave SMs idle.
-LEAST = {"v02_one_wave": "n", "v03_one_wave": "n"}  # of GELU and of ReLU
 RELU, GELU = "gemm_bias_relu", "gemm_bias_gelu"
+TAKES = {
+    name: Contract(
+        name,
+        """
+        a: float16 | bfloat16 (m, k)
+        b: a (k, n)
+        bias: a (n)
+        -> a (m, n)
+        """,
+    )
+    for name in (RELU, GELU)
+}
 
 
 @library.public
@@ -35,7 +46,7 @@ def gemm_bias_gelu(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor, approxi
 
 
 def _relu(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    y = _fake(RELU, a, b, bias)
+    y: torch.Tensor = TAKES[RELU].make(a, b, bias)
     return y.copy_(bias.relu()) if a.shape[1] == 0 else _call(RELU, y, a, b, bias)
 
 
@@ -53,42 +64,21 @@ def _call(
     (m, k), n = a.shape, b.shape[1]
     if y.numel() == 0:
         return y
-    a, bias = library.readable(a), library.readable(bias)
-    if b.stride(0) == 1 and not (b.stride(1) == 1 and n == 1):
-        b, layout = library.readable(b.t()).t(), "TN"
-    else:
-        b, layout = library.readable(b), "NN"
-    shape = {"m": m, "n": n, "k": k}
-    library.call(name, (y, a, b, bias), a.dtype, shape, {"layout": layout, **params}, LEAST, **scalars)
+    layout, (b,) = library.readable_weights(b)
+    tensors = (y, library.readable(a), b, library.readable(bias))
+    library.call(name, tensors, a.dtype, {"m": m, "n": n, "k": k}, {"layout": layout, **params}, **scalars)
     return y
 
 
 def _fake_gelu(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor, approximate: str = "none") -> torch.Tensor:
     if approximate not in ("none", "tanh"):
-        raise ValueError(f"minfer.gemm_bias_gelu takes approximate='none' or 'tanh', got {approximate!r}")
-    return _fake(GELU, a, b, bias)
-
-
-def _fake(name: str, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    def refuse(takes: str, got: object) -> ValueError:
-        return ValueError(f"minfer.{name} takes {takes}, got {got}")
-
-    if a.dtype not in (torch.float16, torch.bfloat16):
-        raise refuse("a of float16 or bfloat16", a.dtype)
-    for which, tensor in (("b", b), ("bias", bias)):
-        if tensor.dtype != a.dtype:
-            raise refuse(f"{which} of the dtype of a, {a.dtype}", tensor.dtype)
-        if tensor.device != a.device:
-            raise refuse(f"{which} on the device of a, {a.device}", tensor.device)
-    if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[0]:
-        raise refuse("a of (M, K) and b of (K, N)", f"{tuple(a.shape)} and {tuple(b.shape)}")
-    if bias.dim() != 1 or bias.shape[0] != b.shape[1]:
-        raise refuse(f"a bias of ({b.shape[1]},)", tuple(bias.shape))
-    return a.new_empty(a.shape[0], b.shape[1])
+        raise TAKES[GELU].error("approximate='none' or 'tanh'", repr(approximate))
+    made: torch.Tensor = TAKES[GELU].make(a, b, bias)
+    return made
 
 
 _gemm_bias_relu_op = library.define(
-    "gemm_bias_relu(Tensor a, Tensor b, Tensor bias) -> Tensor", _relu, lambda *given: _fake(RELU, *given)
+    "gemm_bias_relu(Tensor a, Tensor b, Tensor bias) -> Tensor", _relu, TAKES[RELU].make
 )
 _gemm_bias_gelu_op = library.define(
     'gemm_bias_gelu(Tensor a, Tensor b, Tensor bias, str approximate="none") -> Tensor', _gelu, _fake_gelu

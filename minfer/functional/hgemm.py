@@ -5,9 +5,16 @@ from __future__ import annotations
 import torch
 
 from minfer.functional import library
+from minfer.functional.contract import Contract
 
-# Not taken for fewer columns than any that were measured: there its N-slices leave SMs idle.
-LEAST = {"v17_one_wave": "n"}
+TAKES = Contract(
+    "matmul",
+    """
+    a: float16 | bfloat16 (m, k)
+    b: a (k, n)
+    -> a (m, n)
+    """,
+)
 
 
 @library.public
@@ -27,54 +34,16 @@ def matmul(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None)
     return out
 
 
-def _multiply(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    out = _fake(a, b)
-    _write(a, b, out)
-    return out
-
-
-def _multiply_into(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
-    _fake_into(a, b, out)
-    if library.is_writable(out, a, b):
-        _write(a, b, out)
-    else:
-        out.copy_(_multiply(a, b))
-
-
-def _write(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+def _multiply(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
     (m, k), n = a.shape, b.shape[1]
     if m == 0 or n == 0:
         return
     if k == 0:
         out.zero_()
         return
-    a = library.readable(a)
-    if b.stride(0) == 1 and not (b.stride(1) == 1 and n == 1):
-        b, layout = library.readable(b.t()).t(), "TN"
-    else:
-        b, layout = library.readable(b), "NN"
+    layout, (b,) = library.readable_weights(b)
     shape, params = {"m": m, "n": n, "k": k}, {"layout": layout, "accumulate": "float32"}
-    library.call("hgemm", (out, a, b), a.dtype, shape, params, LEAST, alpha=1.0, beta=0.0)
+    library.call("hgemm", (out, library.readable(a), b), a.dtype, shape, params, alpha=1.0, beta=0.0)
 
 
-def _fake(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    _check(a, b)
-    return a.new_empty(a.shape[0], b.shape[1])
-
-
-def _fake_into(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
-    _check(a, b)
-    library.check_out("matmul", out, (a.shape[0], b.shape[1]), a)
-
-
-_hgemm_op = library.define("hgemm(Tensor a, Tensor b) -> Tensor", _multiply, _fake)
-_hgemm_out_op = library.define("hgemm_out(Tensor a, Tensor b, Tensor(a!) out) -> ()", _multiply_into, _fake_into)
-
-
-def _check(a: torch.Tensor, b: torch.Tensor) -> None:
-    if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[0]:
-        raise ValueError(f"minfer.matmul takes (M, K) and (K, N), got {tuple(a.shape)} and {tuple(b.shape)}")
-    if a.dtype != b.dtype or a.dtype not in (torch.float16, torch.bfloat16):
-        raise ValueError(f"minfer.matmul takes float16 or bfloat16 for both operands, got {a.dtype} and {b.dtype}")
-    if a.device != b.device:
-        raise ValueError(f"minfer.matmul takes operands on one device, got {a.device} and {b.device}")
+_hgemm_op, _hgemm_out_op = library.define_with_out("hgemm(Tensor a, Tensor b) -> Tensor", _multiply, lambda *_: TAKES)

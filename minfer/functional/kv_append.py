@@ -5,9 +5,26 @@ from __future__ import annotations
 import torch
 
 from minfer.functional import library
+from minfer.functional.contract import Contract
 from minfer.ops.kv_append import PAGE
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+def _contract(paged: bool, quantised: bool) -> Contract:
+    stored, blocks = "float8_e4m3fn" if quantised else "k", "blocks" if paged else "batch"
+    return Contract(
+        "kv_append_",
+        f"""
+        k: float32 | float16 | bfloat16 ({"tokens" if paged else "batch, new"}, kv_heads, head_dim)
+        v: k ({"tokens" if paged else "batch, new"}, kv_heads, head_dim)
+        k_cache: {stored} ({blocks}, slots, kv_heads, head_dim)
+        v_cache: {stored} ({blocks}, slots, kv_heads, head_dim)
+        where: int64 ({"tokens" if paged else "batch"})
+        scales: float32 (2)
+        """,
+    )
+
+
+CONTRACTS = {(paged, quantised): _contract(paged, quantised) for paged in (False, True) for quantised in (False, True)}
 
 
 @library.public
@@ -67,32 +84,13 @@ def _check(
     scales: torch.Tensor | None = None,
 ) -> None:
     """Raises ValueError for arguments that do not fit; also serves as the fake kernel."""
-    who, stored = "minfer.kv_append_ takes", k.dtype if scales is None else torch.float8_e4m3fn
-    if k_cache.dim() != 4 or k_cache.shape != v_cache.shape:
-        shapes = f"{tuple(k_cache.shape)} and {tuple(v_cache.shape)}"
-        raise ValueError(f"{who} two caches (blocks, slots, kv_heads, head_dim) of one shape, got {shapes}")
-    if k.dim() not in (3, 4) or k.shape != v.shape or k.shape[-2:] != k_cache.shape[2:]:
-        wanted = (
-            f"(tokens, {k_cache.shape[2]}, {k_cache.shape[3]}) or (batch, new, {k_cache.shape[2]}, {k_cache.shape[3]})"
-        )
-        raise ValueError(f"{who} k and v of one shape, {wanted}, got {tuple(k.shape)} and {tuple(v.shape)}")
-    if k.dim() == 4 and k.shape[0] != k_cache.shape[0]:
-        raise ValueError(f"{who} k of as many sequences as the cache has, {k_cache.shape[0]}, got {k.shape[0]}")
-    if where.dtype != torch.int64 or where.shape != k.shape[:1]:
-        raise ValueError(
-            f"{who} where of int64 and the shape ({k.shape[0]},), got {where.dtype} and {tuple(where.shape)}"
-        )
-    if k.dtype not in DTYPES or v.dtype != k.dtype:
-        raise ValueError(f"{who} k and v of one dtype, float32, float16 or bfloat16, got {k.dtype} and {v.dtype}")
-    if k_cache.dtype != stored or v_cache.dtype != stored:
-        raise ValueError(f"{who} caches of {stored}, got {k_cache.dtype} and {v_cache.dtype}")
-    if scales is not None and (scales.dtype != torch.float32 or scales.shape != (2,)):
-        raise ValueError(f"{who} scales of float32 and the shape (2,), got {scales.dtype} and {tuple(scales.shape)}")
-    if not (k_cache.is_contiguous() and v_cache.is_contiguous()):
-        raise ValueError(f"{who} contiguous caches, which it changes in place; got strides {k_cache.stride()}")
-    devices = {tensor.device for tensor in (k_cache, v_cache, k, v, where, *([] if scales is None else [scales]))}
-    if len(devices) > 1:
-        raise ValueError(f"{who} tensors on one device, got {' and '.join(sorted(map(str, devices)))}")
+    contract = CONTRACTS[k.dim() == 3, scales is not None]
+    if k.dim() not in (3, 4):
+        raise contract.error("k of (tokens, kv_heads, head_dim) or (batch, new, kv_heads, head_dim)", tuple(k.shape))
+    contract.check(k, v, k_cache, v_cache, where, scales)
+    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
+        if not cache.is_contiguous():
+            raise contract.error(f"a contiguous {name}, which it changes in place", f"strides {cache.stride()}")
 
 
 _kv_append_op = library.define(

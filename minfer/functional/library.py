@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cache, lru_cache, wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -14,8 +15,8 @@ import torch
 from minfer import build
 from minfer.build import toolchain
 from minfer.functional import prepared
-from minfer.functional.best import NONE, Words, best, chooser
-from minfer.functional.preferred import ENTRIES, entries
+from minfer.functional.best import NONE, Words, best, chooser, with_entries
+from minfer.functional.contract import Contract
 from minfer.ops import get
 from minfer.ops.tensors import NAMES
 
@@ -28,6 +29,7 @@ Choices = dict[
 ]  # by op, dtype and shape: the kernel, and why it was chosen
 chosen: Choices | None = None  # what was chosen since `note_choices`
 MOST_PROBLEMS = 4096  # most problems whose kernels are remembered, about 1 kB each
+NO_BACKWARD = "has no backward: call it under torch.no_grad(), or with detached tensors"
 MISSING = object()  # an argument that was left out; Python itself checks that
 # For each annotation of a parameter: the types that it accepts, and how an error names them.
 KINDS = {
@@ -64,12 +66,12 @@ def public(function: Callable[P, R]) -> Callable[P, R]:
     return checked
 
 
-def refuse_gradients(name: str, *tensors: torch.Tensor | None, detached: str = "detached tensors") -> None:
-    """Raises RuntimeError if one of these tensors would make autograd record `minfer.<name>`, which has no backward."""
+def refuse_gradients(name: str, *tensors: torch.Tensor | None, why: str = NO_BACKWARD) -> None:
+    """Raises RuntimeError, with the reason `why`, if autograd would record `minfer.<name>` because of one of these tensors."""
     if torch.is_grad_enabled():
         for tensor in tensors:
             if tensor is not None and tensor.requires_grad:
-                raise RuntimeError(f"minfer.{name} has no backward: call it under torch.no_grad(), or with {detached}")
+                raise RuntimeError(f"minfer.{name} {why}")
 
 
 def define(schema: str, function: Callable[..., Any], fake: Callable[..., Any]) -> Callable[..., Any]:
@@ -87,6 +89,38 @@ def define(schema: str, function: Callable[..., Any], fake: Callable[..., Any]) 
     LIBRARY.impl(name, _renewing(schema, function), "CompositeExplicitAutograd")
     torch.library.register_fake(f"minfer::{name}", fake, lib=LIBRARY)
     return prepared.op(schema, getattr(torch.ops.minfer, name).default, function)
+
+
+def define_with_out(
+    schema: str, write: Callable[..., None], contract: Callable[..., Contract]
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Register the op of the schema, which returns one new tensor, and `<name>_out`, whose last argument is written instead.
+    `write(result, *arguments)` computes both, `contract(*arguments)` says what they take. Returns both as `define` does. If a
+    kernel may not write to a caller's tensor, the result is computed elsewhere and copied."""
+
+    def make(*given: Any) -> Any:
+        return contract(*given).make(*given)
+
+    def compute(*given: Any) -> torch.Tensor:
+        made: torch.Tensor = make(*given)
+        write(made, *given)
+        return made
+
+    def compute_into(*given: Any) -> None:
+        *arguments, out = given
+        check_into(*given)
+        if is_writable(out, *(x for x in arguments if isinstance(x, torch.Tensor))):
+            write(out, *arguments)
+        else:
+            out.copy_(compute(*arguments))
+
+    def check_into(*given: Any) -> None:
+        *arguments, out = given
+        contract(*arguments).check_out(out, *arguments)
+
+    name, takes = schema.removesuffix(") -> Tensor").split("(", 1)
+    into = f"{name}_out({re.sub('=[^,]*', '', takes)}, Tensor(a!) out) -> ()"
+    return define(schema, compute, make), define(into, compute_into, check_into)
 
 
 def _renewing(schema: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -111,7 +145,6 @@ def call(
     dtype: torch.dtype,
     shape: Mapping[str, int],
     params: Mapping[str, str] = NONE,
-    least: Mapping[str, str] = NONE,
     **scalars: Any,
 ) -> None:
     """Call the kernel of `op` that `best` chooses for a problem, with the op's tensors in its order.
@@ -120,13 +153,13 @@ def call(
     all of the op's axes and parameters; `scalars` are the arguments of a call. Raises ValueError where no kernel supports
     the problem."""
     device = prepared.recording.device or tensors[0].device
-    kernel = _kernel(op, NAMES[dtype], tuple(params.items()), tuple(shape.items()), tuple(least.items()), device)
+    kernel = _kernel(op, NAMES[dtype], tuple(params.items()), tuple(shape.items()), device)
     _launch(kernel, tensors, scalars)
 
 
 def call_entry(op: str, entry: str, tensors: tuple[torch.Tensor, ...], **scalars: Any) -> None:
     """Call the second torch op of a kernel of `op`, for arguments that the op does not have. Its name is the kernel's
-    with `_<entry>` behind it. `ENTRIES` lists the kernels that register it; the one for this device is called."""
+    with `_<entry>` behind it. The kernel for this device whose registration has the entry is called."""
     _launch(_entry(op, entry, prepared.recording.device or tensors[0].device), tensors, scalars)
 
 
@@ -155,14 +188,14 @@ def forget() -> None:
 
 @lru_cache(maxsize=MOST_PROBLEMS)
 def _kernel(
-    op: str, dtype: str, params: Words, shape: tuple[tuple[str, int], ...], least: Words, device: torch.device
+    op: str, dtype: str, params: Words, shape: tuple[tuple[str, int], ...], device: torch.device
 ) -> Callable[..., None]:
     capability, name, arch = _about(device)
     axes, sizes = zip(*shape, strict=True)
-    kernel, _ = chooser(op, dtype, params, axes, capability, name, least).find(sizes)
+    kernel, _ = chooser(op, dtype, params, axes, capability, name).find(sizes)
     explain = os.environ.get("MINFER_EXPLAIN") == "1"
     if explain or chosen is not None:
-        why = best(op, dtype, dict(params), dict(shape), capability, name, dict(least)).why
+        why = best(op, dtype, dict(params), dict(shape), capability, name).why
         if chosen is not None:
             chosen[op, dtype, shape] = f"{kernel}, {why}"
     if explain:
@@ -174,7 +207,7 @@ def _kernel(
 @cache
 def _entry(op: str, entry: str, device: torch.device) -> Callable[..., None]:
     _, _, arch = _about(device)
-    kernel = next(kernel for kernel in entries(op, arch) if kernel.name in ENTRIES[op, entry])
+    kernel = next(kernel for kernel in with_entries(op, arch) if entry in kernel.entries)
     build.function(kernel, arch, from_wheel=chosen is None)
     found: Callable[..., None] = getattr(torch.ops.minfer, f"{kernel.symbol}_{entry}").default
     return found
@@ -187,15 +220,6 @@ def _about(device: torch.device) -> tuple[tuple[int, int] | None, str, str]:
         return None, "", ""
     capability = torch.cuda.get_device_capability(device)
     return capability, torch.cuda.get_device_name(device), toolchain.arch_of(capability)
-
-
-def check_out(name: str, out: torch.Tensor, shape: Sequence[int], like: torch.Tensor) -> None:
-    """Raises ValueError unless a caller's `out` has this shape, and the dtype and the device of `like`."""
-    if out.shape != torch.Size(shape) or out.dtype != like.dtype or out.device != like.device:
-        raise ValueError(
-            f"minfer.{name} takes an out of {like.dtype}, {tuple(shape)} on {like.device}, got {out.dtype}, "
-            f"{tuple(out.shape)} on {out.device}"
-        )
 
 
 def is_writable(out: torch.Tensor, *read: torch.Tensor | None) -> bool:
@@ -218,3 +242,21 @@ def readable(tensor: torch.Tensor) -> torch.Tensor:
     piece = 16 // tensor.element_size()
     aligned = tensor.data_ptr() % 16 == 0 and all(stride % piece == 0 for stride in strides)
     return tensor if aligned or length % piece else tensor.clone(memory_format=torch.contiguous_format)
+
+
+def layout(weight: torch.Tensor) -> str:
+    """How a weight (K, N) lies in memory: "TN" if its columns are contiguous, as those of `weight.t()` of an `nn.Linear`,
+    else "NN". A symbolic size counts as unknown."""
+    (k, n), columns = weight.stride(), weight.shape[1]
+    return "TN" if _is_one(k) and not (_is_one(n) and _is_one(columns)) else "NN"
+
+
+def _is_one(size: Any) -> bool:
+    return isinstance(size, int) and size == 1
+
+
+def readable_weights(*weights: torch.Tensor) -> tuple[str, list[torch.Tensor]]:
+    """The layout of the first weight, and all weights in this layout, copied where kernels cannot read them."""
+    if layout(weights[0]) == "TN":
+        return "TN", [readable(x.t()).t() for x in weights]
+    return "NN", [readable(x) for x in weights]

@@ -5,12 +5,26 @@ from __future__ import annotations
 import torch
 
 from minfer.functional import library
+from minfer.functional.contract import Contract
 from minfer.functional.pages import check_pages as check_pages_of
 from minfer.ops.mla_decode.baselines import LATENT, ROW, SCALE
 
 Tensor = torch.Tensor
-DTYPES = (torch.float16, torch.bfloat16)
 PAGE, MOST_NEW = 64, 8
+CONTRACTS = {
+    paged: Contract(
+        "mla_decode",
+        f"""
+        q: float16 | bfloat16 (batch, new, heads, {ROW})
+        cache: q ({f"pages, {PAGE}" if paged else "batch, slots"}, {ROW})
+        lengths: int32 (batch)
+        page_table: int32 (batch, most_pages)
+        -> q (batch, new, heads, {LATENT})
+        """,
+        new=range(1, MOST_NEW + 1),
+    )
+    for paged in (False, True)
+}
 
 
 @library.public
@@ -47,7 +61,7 @@ def mla_decode(
     if scale is not None and not scale > 0:
         raise ValueError(f"minfer.mla_decode takes a scale above 0, or None, got {scale}")
     if check_pages:
-        _check(q, cache, lengths, page_table)
+        CONTRACTS[page_table is not None].check(q, cache, lengths, page_table)
         check_pages_of("mla_decode", cache, lengths, page_table)
     found: Tensor = _mla_decode_op(q, cache, lengths, page_table, scale or SCALE)
     return found
@@ -67,40 +81,8 @@ def _mla_decode(q: Tensor, cache: Tensor, lengths: Tensor, page_table: Tensor | 
 
 
 def _fake(q: Tensor, cache: Tensor, lengths: Tensor, page_table: Tensor | None, scale: float) -> Tensor:
-    _check(q, cache, lengths, page_table)
-    return q.new_empty((*q.shape[:3], LATENT))
-
-
-def _check(q: Tensor, cache: Tensor, lengths: Tensor, page_table: Tensor | None) -> None:
-    def refuse(takes: str, got: object) -> ValueError:
-        return ValueError(f"minfer.mla_decode takes {takes}, got {got}")
-
-    if q.dtype not in DTYPES:
-        raise refuse("q of float16 or bfloat16", q.dtype)
-    if q.dim() != 4 or q.shape[3] != ROW:
-        raise refuse(f"q of (batch, new, heads, {ROW})", tuple(q.shape))
-    if not 1 <= q.shape[1] <= MOST_NEW:
-        raise refuse(f"q of 1 to {MOST_NEW} new tokens a sequence", q.shape[1])
-    if cache.dtype != q.dtype:
-        raise refuse(f"cache of {q.dtype}", cache.dtype)
-    if cache.dim() != 3 or cache.shape[2] != ROW:
-        raise refuse(f"cache of (blocks, slots, {ROW})", tuple(cache.shape))
-    if lengths.dtype != torch.int32 or lengths.shape != (q.shape[0],):
-        raise refuse(f"lengths of int32 and the shape ({q.shape[0]},)", f"{lengths.dtype}, {tuple(lengths.shape)}")
-    if page_table is None:
-        if cache.shape[0] != q.shape[0]:
-            raise refuse(f"cache of as many sequences as q has, {q.shape[0]}", cache.shape[0])
-    else:
-        if page_table.dtype != torch.int32 or page_table.dim() != 2 or page_table.shape[0] != q.shape[0]:
-            raise refuse(
-                f"page_table of int32 and the shape ({q.shape[0]}, pages)",
-                f"{page_table.dtype}, {tuple(page_table.shape)}",
-            )
-        if cache.shape[1] != PAGE:
-            raise refuse(f"cache of pages of {PAGE} slots", cache.shape[1])
-    for name, tensor in {"cache": cache, "lengths": lengths, "page_table": page_table}.items():
-        if tensor is not None and tensor.device != q.device:
-            raise refuse(f"{name} on the device of q, {q.device}", tensor.device)
+    made: Tensor = CONTRACTS[page_table is not None].make(q, cache, lengths, page_table)
+    return made
 
 
 _mla_decode_op = library.define(

@@ -5,9 +5,23 @@ from __future__ import annotations
 import torch
 
 from minfer.functional import library
+from minfer.functional.contract import Contract
 from minfer.ops.moe_ffn import counts, sorted_slots
 
 Tensor = torch.Tensor
+TAKES = Contract(
+    "moe_ffn",
+    """
+    x: float16 | bfloat16 (tokens, hidden)
+    weights: float32 (tokens, k)
+    indices: int32 (tokens, k)
+    down: x (experts, hidden, ffn)
+    gate_up: x (experts, 2*ffn, hidden)
+    offsets: int32 (experts)
+    order: int32 (tokens*k)
+    -> x (tokens, hidden)
+    """,
+)
 
 
 @library.public
@@ -78,39 +92,10 @@ def _fake(
     order: Tensor | None,
 ) -> Tensor:
     """An empty result. Raises ValueError for arguments that do not fit."""
-
-    def refuse(takes: str, got: object) -> ValueError:
-        return ValueError(f"minfer.moe_ffn takes {takes}, got {got}")
-
-    if x.dtype not in (torch.float16, torch.bfloat16):
-        raise refuse("x of float16 or bfloat16", x.dtype)
-    if x.dim() != 2:
-        raise refuse("x of (tokens, hidden)", tuple(x.shape))
-    if weights.dim() != 2 or weights.shape[0] != x.shape[0]:
-        raise refuse(f"weights of ({x.shape[0]}, k)", tuple(weights.shape))
-    if down.dim() != 3 or down.shape[1] != x.shape[1]:
-        raise refuse(f"down of (experts, {x.shape[1]}, ffn)", tuple(down.shape))
     if (offsets is None) != (order is None):
-        raise refuse("offsets and order together, or neither", "None for one of them")
-    (tokens, k), (experts, hidden, ffn) = weights.shape, down.shape
-    wanted = {
-        "weights": (weights, (tokens, k), torch.float32),
-        "indices": (indices, (tokens, k), torch.int32),
-        "gate_up": (gate_up, (experts, 2 * ffn, hidden), x.dtype),
-        "down": (down, (experts, hidden, ffn), x.dtype),
-        "offsets": (offsets, (experts,), torch.int32),
-        "order": (order, (tokens * k,), torch.int32),
-    }
-    for name, (tensor, shape, dtype) in wanted.items():
-        if tensor is None:
-            continue
-        if tuple(tensor.shape) != shape:
-            raise refuse(f"{name} of {shape}", tuple(tensor.shape))
-        if tensor.dtype != dtype:
-            raise refuse(f"{name} of {dtype}", tensor.dtype)
-        if tensor.device != x.device:
-            raise refuse(f"{name} on the device of x, {x.device}", tensor.device)
-    return x.new_empty(x.shape)
+        raise TAKES.error("offsets and order together, or neither", "None for one of them")
+    made: Tensor = TAKES.make(x, weights, indices, down, gate_up, offsets, order)
+    return made
 
 
 _moe_ffn_op = library.define(

@@ -5,7 +5,20 @@ from __future__ import annotations
 import torch
 
 from minfer.functional import library
+from minfer.functional.contract import Contract
 
+TAKES = Contract(
+    "moe_route",
+    """
+    logits: float32 | bfloat16 (tokens, experts)
+    -> float32 (tokens, k)
+    -> int32 (tokens, k)
+    -> int32 (experts)
+    -> int32 (experts)
+    -> int32 (tokens*k)
+    """,
+    experts=1,
+)
 Routed = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
@@ -22,7 +35,7 @@ def moe_route(logits: torch.Tensor, k: int, normalize: bool = True) -> Routed:
 
     Works under `torch.compile`. It has no backward: raises RuntimeError where one would be recorded. Raises ValueError for
     arguments that do not fit."""
-    library.refuse_gradients("moe_route", logits, detached="detached logits")
+    library.refuse_gradients("moe_route", logits)
     found: Routed = _moe_route_op(logits, k, normalize)
     return found
 
@@ -39,25 +52,13 @@ def _route(logits: torch.Tensor, k: int, normalize: bool) -> Routed:
 
 
 def _fake(logits: torch.Tensor, k: int, normalize: bool) -> Routed:
-    _check(logits, k)
-    tokens, experts = logits.shape
-
-    def whole(*shape: int) -> torch.Tensor:
-        return logits.new_empty(shape, dtype=torch.int32)
-
-    weights = logits.new_empty(tokens, k, dtype=torch.float32)
-    return weights, whole(tokens, k), whole(experts), whole(experts), whole(tokens * k)
+    experts = TAKES.check(logits)["experts"]
+    if not 1 <= k <= experts:
+        raise TAKES.error(f"k from 1 to the {experts} experts", k)
+    made: Routed = TAKES.make(logits, k=k)
+    return made
 
 
 _moe_route_op = library.define(
     "moe_route(Tensor logits, int k, bool normalize) -> (Tensor, Tensor, Tensor, Tensor, Tensor)", _route, _fake
 )
-
-
-def _check(logits: torch.Tensor, k: int) -> None:
-    if logits.dim() != 2 or logits.shape[1] == 0:
-        raise ValueError(f"minfer.moe_route takes logits (tokens, experts), got {tuple(logits.shape)}")
-    if logits.dtype not in (torch.float32, torch.bfloat16):
-        raise ValueError(f"minfer.moe_route takes float32 or bfloat16 logits, got {logits.dtype}")
-    if not 1 <= k <= logits.shape[1]:
-        raise ValueError(f"minfer.moe_route takes k from 1 to the {logits.shape[1]} experts, got {k}")

@@ -7,8 +7,13 @@ from typing import Any
 import torch
 
 from minfer.functional import library
+from minfer.functional.contract import Contract
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+X = "x: float32 | float16 | bfloat16 (..., hidden)"
+RMS_NORM = Contract("rms_norm", f"{X}\nweight: x (hidden)\n-> x (..., hidden)")
+BACKWARD = Contract("rms_norm", f"{X}\nweight: x (hidden)\ndy: x (..., hidden)\n-> x (..., hidden)\n-> x (hidden)")
+ADD_RMS_NORM = Contract("rms_norm", f"{X}\nresidual: x (..., hidden)\nweight: x (hidden)\n-> x (..., hidden)")
+LAYER_NORM = Contract("layer_norm", f"{X}\nweight: x (hidden)\nbias: x (hidden)\n-> x (..., hidden)")
 
 
 @library.public
@@ -38,25 +43,6 @@ def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: f
     return _layer_norm_op(x, weight, bias, eps)
 
 
-def _check(name: str, x: torch.Tensor, **others: torch.Tensor) -> None:
-    """Raises ValueError unless x has rows of a dtype that kernels know, and the others fit it: those called `residual` and
-    `dy` have x's shape, the others the shape of its last dimension."""
-    if x.dtype not in DTYPES:
-        raise ValueError(f"minfer.{name} takes an x of float32, float16 or bfloat16, got {x.dtype}")
-    if x.dim() == 0:
-        raise ValueError(f"minfer.{name} takes an x of at least one dimension, got a scalar")
-    for which, tensor in others.items():
-        wanted = x.shape if which in ("residual", "dy") else x.shape[-1:]
-        if tensor.shape != wanted:
-            raise ValueError(
-                f"minfer.{name} takes a {which} of the shape {tuple(wanted)} for this x, got {tuple(tensor.shape)}"
-            )
-        if tensor.dtype != x.dtype:
-            raise ValueError(f"minfer.{name} takes a {which} of x's dtype {x.dtype}, got {tensor.dtype}")
-        if tensor.device != x.device:
-            raise ValueError(f"minfer.{name} takes a {which} on x's device {x.device}, got {tensor.device}")
-
-
 def rows_of(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor as a matrix of its rows, which kernels can read."""
     return library.readable(tensor.reshape(-1, tensor.shape[-1]))
@@ -66,15 +52,11 @@ def _sizes(rows: torch.Tensor) -> dict[str, int]:
     return {"tokens": rows.shape[0], "hidden": rows.shape[1]}
 
 
-def _fresh(x: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
 # rms_norm
 
 
 def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    y = _rms_norm_fake(x, weight, eps)
+    y: torch.Tensor = RMS_NORM.make(x, weight)
     if y.numel():
         rows = rows_of(x)
         tensors = (y.view(rows.shape), rows, library.readable(weight))
@@ -82,26 +64,14 @@ def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor
     return y
 
 
-def _rms_norm_fake(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    _check("rms_norm", x, weight=weight)
-    return _fresh(x)
-
-
 def _backward(dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
-    dx, dweight = _backward_fake(dy, x, weight, eps)
+    dx, dweight = BACKWARD.make(x, weight, dy)
     if not x.numel():
         return dx, dweight.zero_()
     rows, rstd = rows_of(x), torch.empty(0, dtype=torch.float32, device=x.device)
     tensors = (dx.view(rows.shape), dweight, rows_of(dy), rows, library.readable(weight), rstd)
     library.call("rmsnorm_backward", tensors, x.dtype, _sizes(rows), {"rstd": "recomputed"}, eps=eps)
     return dx, dweight
-
-
-def _backward_fake(
-    dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    _check("rms_norm", x, weight=weight, dy=dy)
-    return _fresh(x), _fresh(weight)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -115,7 +85,7 @@ def _gradients(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, 
 
 
 def _add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    y = _add_rms_norm_fake(x, residual, weight, eps)
+    y: torch.Tensor = ADD_RMS_NORM.make(x, residual, weight)
     if not y.numel():
         return y
     rows, total = rows_of(x), rows_of(residual)
@@ -127,16 +97,11 @@ def _add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor,
     return y
 
 
-def _add_rms_norm_fake(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    _check("rms_norm", x, residual=residual, weight=weight)
-    return _fresh(x)
-
-
 # layer_norm
 
 
 def _layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
-    y = _layer_norm_fake(x, weight, bias, eps)
+    y: torch.Tensor = LAYER_NORM.make(x, weight, bias)
     if y.numel():
         rows = rows_of(x)
         tensors = (y.view(rows.shape), rows, library.readable(weight), library.readable(bias))
@@ -144,21 +109,18 @@ def _layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: 
     return y
 
 
-def _layer_norm_fake(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
-    _check("layer_norm", x, weight=weight, bias=bias)
-    return _fresh(x)
-
-
-_rms_norm_op = library.define("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor", _rms_norm, _rms_norm_fake)
+_rms_norm_op = library.define("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor", _rms_norm, RMS_NORM.make)
 library.define(
-    "rms_norm_backward(Tensor dy, Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)", _backward, _backward_fake
+    "rms_norm_backward(Tensor dy, Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)",
+    _backward,
+    lambda dy, x, weight, eps: BACKWARD.make(x, weight, dy),
 )
 _add_rms_norm_op = library.define(
     "add_rms_norm(Tensor x, Tensor(a!) residual, Tensor weight, float eps) -> Tensor",
     _add_rms_norm,
-    _add_rms_norm_fake,
+    ADD_RMS_NORM.make,
 )
 _layer_norm_op = library.define(
-    "layer_norm(Tensor x, Tensor weight, Tensor bias, float eps) -> Tensor", _layer_norm, _layer_norm_fake
+    "layer_norm(Tensor x, Tensor weight, Tensor bias, float eps) -> Tensor", _layer_norm, LAYER_NORM.make
 )
 torch.library.register_autograd("minfer::rms_norm", _gradients, setup_context=_save, lib=library.LIBRARY)

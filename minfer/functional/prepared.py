@@ -80,6 +80,19 @@ def forget() -> None:
         plans.clear()
 
 
+def new_vector(length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """`torch.empty` in a fraction of its host time, where no mode has to see it and the device is the current one."""
+    if AVAILABLE and not torch._C._is_torch_function_mode_enabled() and not torch._C._len_torch_dispatch_stack():
+        made: Tensor
+        if device.type == "cpu":
+            made = _guards._empty_strided_cpu((length,), (1,), dtype)
+            return made
+        if device.type == "cuda" and device.index == torch.cuda.current_device():
+            made = _guards._empty_strided_cuda((length,), (1,), dtype)
+            return made
+    return torch.empty(length, dtype=dtype, device=device)
+
+
 def op(schema: str, overload: Any, function: Callable[..., Any]) -> Callable[..., Any]:
     """A Python function that calls the op with the schema's arguments, by place, and prepares repeated calls. `function` is
     the op's Python code."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 
 from minfer.functional import library
+from minfer.functional.contract import Contract
 from minfer.ops.quantised import FORMATS, FP8, GGUF, INT4
 
 Tensor = torch.Tensor
@@ -55,7 +58,7 @@ def quant_gemm(
     Sums are fp32 and the result is rounded once. Where x is float8_e4m3fn, the tensor cores may sum up to 128 products with
     about 13 bits, and these sums are added in fp32 (`accumulate=promoted`). Works under `torch.compile`; it has no backward:
     raises RuntimeError where one would be recorded. Raises ValueError for arguments that do not fit."""
-    library.refuse_gradients("quant_gemm", x, detached="a detached x")
+    library.refuse_gradients("quant_gemm", x)
     found: Tensor = _quant_gemm_op(x, w, format, scales, zeros, x_scales, dtype)
     return found
 
@@ -109,71 +112,66 @@ def _quant_gemm(
 def _fake_dequant(w: Tensor, format: str, scales: Tensor | None, zeros: Tensor | None, dtype: torch.dtype) -> Tensor:
     if dtype not in (torch.float32, *HALVES):
         raise ValueError(f"minfer.dequant takes a dtype of float32, float16 or bfloat16, got {dtype}")
-    return w.new_empty(w.shape[0], _check("dequant", w, format, scales, zeros, dtype), dtype=dtype)
+    made: Tensor = _check("dequant", format, scales, zeros, dtype).make(w, scales, zeros)
+    return made
 
 
 def _fake_quant_gemm(
     x: Tensor, w: Tensor, format: str, scales: Tensor | None, zeros: Tensor | None, x_scales: Tensor | None,
     dtype: torch.dtype | None,
 ) -> Tensor:  # fmt: skip
-    def refuse(takes: str, got: object) -> ValueError:
-        return ValueError(f"minfer.quant_gemm takes {takes}, got {got}")
-
     both = x.dtype == E4M3
-    if x.dtype not in (*HALVES, E4M3):
-        raise refuse("x of float16, bfloat16 or float8_e4m3fn", x.dtype)
-    if both and format != "fp8":
-        raise refuse("x of float8_e4m3fn with the format fp8 only", format)
     made = (dtype or torch.bfloat16) if both else (dtype or x.dtype)
-    if made not in HALVES or (not both and made != x.dtype):
-        raise refuse(f"a dtype of {'float16 or bfloat16' if both else f'that of x, {x.dtype}'}", dtype)
-    k = _check("quant_gemm", w, format, scales, zeros, made)
-    if x.dim() == 0 or x.shape[-1] != k:
-        raise refuse(f"x of (..., k) with the k of w, {k}", tuple(x.shape))
-    if w.device != x.device:
-        raise refuse(f"w on the device of x, {x.device}", w.device)
+    contract = _check("quant_gemm", format, scales, zeros, made if made in HALVES else torch.float16, both)
+    if both and format != "fp8":
+        raise contract.error("x of float8_e4m3fn with the format fp8 only", format)
+    if x.dtype in (*HALVES, E4M3) and (made not in HALVES or (not both and made != x.dtype)):
+        raise contract.error(f"a dtype of {'float16 or bfloat16' if both else f'that of x, {x.dtype}'}", dtype)
     if both != (x_scales is not None):
-        raise refuse("x_scales with x of float8_e4m3fn, and only then", "None" if both else "a tensor")
-    if x_scales is not None and (x_scales.dtype != torch.float32 or x_scales.shape != x.shape[:-1]):
-        raise refuse(
-            f"x_scales of float32 and the shape {tuple(x.shape[:-1])}", f"{x_scales.dtype}, {tuple(x_scales.shape)}"
-        )
-    if x_scales is not None and x_scales.device != x.device:
-        raise refuse(f"x_scales on the device of x, {x.device}", x_scales.device)
-    return x.new_empty(*x.shape[:-1], w.shape[0], dtype=made)
+        raise contract.error("x_scales with x of float8_e4m3fn, and only then", "None" if both else "a tensor")
+    found: Tensor = contract.make(w, scales, zeros, x, x_scales)
+    return found
 
 
-def _check(who: str, w: Tensor, form: str, scales: Tensor | None, zeros: Tensor | None, dtype: torch.dtype) -> int:
-    """k."""
-
-    def refuse(takes: str, got: object) -> ValueError:
-        return ValueError(f"minfer.{who} takes {takes}, got {got}")
-
+def _check(
+    function: str, form: str, scales: Tensor | None, zeros: Tensor | None, dtype: torch.dtype, both: bool = False
+) -> Contract:
+    """The contract for a format. Raises ValueError for scales or zeros too few or too many."""
     names = tuple(name for name in FORMATS if name != "fp8_fp8")
     if form not in names:
-        raise refuse(f"a format of {', '.join(names)}", repr(form))
-    wanted = E4M3 if form == "fp8" else torch.uint8
-    if w.dtype != wanted or w.dim() != 2:
-        raise refuse(f"w of {wanted} and two dimensions with the format {form}", f"{w.dtype}, {tuple(w.shape)}")
+        raise ValueError(f"minfer.{function} takes a format of {', '.join(names)}, got {form!r}")
+    contract = _contract(function, form, dtype, both)
+    if scales is None and form not in GGUF:
+        raise contract.error(f"scales with the format {form}", "None")
+    if scales is not None and form in GGUF:
+        raise contract.error(f"no scales with the format {form}", "a tensor")
+    if zeros is not None and form not in INT4:
+        raise contract.error(f"no zeros with the format {form}", "a tensor")
+    return contract
+
+
+@cache
+def _contract(function: str, form: str, dtype: torch.dtype, both: bool) -> Contract:
+    """`both`: x is of float8_e4m3fn, too."""
     block, nbytes = (32, 32) if form == "fp8" else (FORMATS[form].block, FORMATS[form].nbytes)
-    if w.shape[1] % nbytes:
-        raise refuse(f"w with rows of whole blocks of {nbytes} bytes with the format {form}", f"{w.shape[1]} bytes")
-    k = w.shape[1] // nbytes * block
-    takes = () if form in GGUF else ("scales", "zeros") if form in INT4 else ("scales",)
-    shape = (w.shape[0],) if form == "fp8" else (w.shape[0], k // block)
-    of = torch.float32 if form == "fp8" else dtype
-    for name, tensor in (("scales", scales), ("zeros", zeros)):
-        if tensor is None:
-            if name in takes and name == "scales":
-                raise refuse(f"scales with the format {form}", "None")
-            continue
-        if name not in takes:
-            raise refuse(f"no {name} with the format {form}", "a tensor")
-        if tensor.dtype != of or tensor.shape != shape:
-            raise refuse(f"{name} of {of} and the shape {shape}", f"{tensor.dtype}, {tuple(tensor.shape)}")
-        if tensor.device != w.device:
-            raise refuse(f"{name} on the device of w, {w.device}", tensor.device)
-    return k
+    made = str(dtype).removeprefix("torch.")
+    w, scales = ("float8_e4m3fn", "float32 (n)") if form == "fp8" else ("uint8", f"{made} (n, blocks)")
+    table = f"""
+        w: {w} (n, {nbytes}*blocks)
+        scales: {scales}
+        zeros: {scales}
+        """
+    if function == "dequant":
+        return Contract(function, f"{table.rstrip()}\n-> {made} (n, {block}*blocks)")
+    takes = "float8_e4m3fn" if both else "float16 | bfloat16 | float8_e4m3fn"
+    return Contract(
+        function,
+        f"""{table.rstrip()}
+        x: {takes} (..., {block}*blocks)
+        x_scales: float32 (...)
+        -> {made} (..., n)
+        """,
+    )
 
 
 _dequant_op = library.define(

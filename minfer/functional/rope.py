@@ -7,10 +7,27 @@ from typing import Any
 import torch
 
 from minfer.functional import library
+from minfer.functional.contract import Contract
 
 Tensor = torch.Tensor
 Pair = tuple[Tensor, Tensor]
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+CONTRACTS = {
+    name: Contract(
+        name,
+        """
+        q: float32 | float16 | bfloat16 (batch, seq, heads, head_dim)
+        k: q (batch, seq, kv_heads, head_dim)
+        cos: float32 (longest, half)
+        sin: float32 (longest, half)
+        positions: int32 (batch, seq)
+        -> q (batch, seq, heads, head_dim)
+        -> q (batch, seq, kv_heads, head_dim)
+        """,
+    )
+    for name in ("rope", "rope_")
+}
+NO_GRADIENT = "has no gradient of cos and sin: give it detached tables"
+OVERWRITES = "would overwrite q and k, which need a gradient: use minfer.rope, or call it under torch.no_grad()"
 
 
 @library.public
@@ -39,7 +56,7 @@ def rope(
     16 bytes are read in place, others are copied first. `best` picks the kernel, which is compiled at its first call. Works
     under `torch.compile` and autograd, including second derivatives; cos and sin get no gradient. Raises ValueError for
     arguments that do not fit each other."""
-    _no_gradient("rope", cos, sin)
+    library.refuse_gradients("rope", cos, sin, why=NO_GRADIENT)
     cos, sin = _rows("rope", q, cos, sin, positions, start)
     if q.dim() == 3:
         one = positions if positions is None else positions[None]
@@ -65,11 +82,8 @@ def rope_(
     Raises RuntimeError where autograd records and q or k needs a gradient, because autograd may have saved the values that
     would be overwritten: use `rope` there. Under `torch.no_grad()` PyTorch itself notices the change: a backward that needs
     the old values raises its RuntimeError "a variable modified by an inplace operation"."""
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad):
-        raise RuntimeError(
-            "minfer.rope_ would overwrite q and k, which need a gradient: use minfer.rope, or call it under torch.no_grad()"
-        )
-    _no_gradient("rope_", cos, sin)
+    library.refuse_gradients("rope_", q, k, why=OVERWRITES)
+    library.refuse_gradients("rope_", cos, sin, why=NO_GRADIENT)
     cos, sin = _rows("rope_", q, cos, sin, positions, start)
     if q.dim() == 3:
         one = positions if positions is None else positions[None]
@@ -79,21 +93,14 @@ def rope_(
     return q, k
 
 
-def _no_gradient(name: str, cos: Tensor, sin: Tensor) -> None:
-    if torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad):
-        raise RuntimeError(f"minfer.{name} has no gradient of cos and sin: give it detached tables")
-
-
 def _rows(name: str, q: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None, start: int) -> Pair:
     """The tables from the row of the first token on. Raises ValueError for q and tables that do not fit."""
     if q.dim() not in (3, 4):
-        raise ValueError(
-            f"minfer.{name} takes q of (batch, seq, heads, head_dim) or (seq, heads, head_dim), got {tuple(q.shape)}"
-        )
+        raise CONTRACTS[name].error("q of (batch, seq, heads, head_dim) or (seq, heads, head_dim)", tuple(q.shape))
     if positions is not None and start:
-        raise ValueError(f"minfer.{name} takes positions or start, got both; add start={start} to the positions")
+        raise CONTRACTS[name].error("positions or start", f"both; add start={start} to the positions")
     if start < 0:
-        raise ValueError(f"minfer.{name} takes a start from 0, got {start}")
+        raise CONTRACTS[name].error("a start from 0", start)
     if not start:
         return cos, sin
     # Only the rows of these tokens, if the tables have all of them: so the shapes are the same for the next `start`.
@@ -146,7 +153,8 @@ def _call(
 
 def _fake(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None, interleaved: bool) -> Pair:
     _check("rope", q, k, cos, sin, positions)
-    return q.new_empty(q.shape), k.new_empty(k.shape)
+    made: Pair = CONTRACTS["rope"].make(q, k, cos, sin, positions)
+    return made
 
 
 def _fake_in_place(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None, interleaved: bool) -> None:
@@ -154,29 +162,12 @@ def _fake_in_place(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Te
 
 
 def _check(name: str, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None) -> None:
-    def refuse(takes: str, got: object) -> ValueError:
-        return ValueError(f"minfer.{name} takes {takes}, got {got}")
-
-    if q.dtype not in DTYPES:
-        raise refuse("q of float32, float16 or bfloat16", q.dtype)
-    if k.dtype != q.dtype:
-        raise refuse(f"k of the dtype of q, {q.dtype}", k.dtype)
-    if q.dim() != 4 or k.dim() != 4 or (*k.shape[:2], k.shape[3]) != (*q.shape[:2], q.shape[3]):
-        raise refuse(f"k of the shape of q but for its heads, {tuple(q.shape)}", tuple(k.shape))
-    if cos.dim() != 2 or cos.dtype != torch.float32:
-        raise refuse("cos of float32, (longest, rotary_dim / 2)", f"{cos.dtype}, {tuple(cos.shape)}")
-    if sin.shape != cos.shape or sin.dtype != cos.dtype:
-        raise refuse(f"sin as cos, {cos.dtype}, {tuple(cos.shape)}", f"{sin.dtype}, {tuple(sin.shape)}")
-    if not 2 <= 2 * cos.shape[1] <= q.shape[3]:
-        raise refuse(f"cos of 1 to head_dim / 2 = {q.shape[3] // 2} columns", cos.shape[1])
+    contract = CONTRACTS[name]
+    half = contract.check(q, k, cos, sin, positions)["half"]
+    if not 1 <= half <= q.shape[3] // 2:
+        raise contract.error(f"cos of 1 to head_dim / 2 = {q.shape[3] // 2} columns", half)
     if positions is None and cos.shape[0] < q.shape[1]:
-        raise refuse(f"cos with a row for each of {q.shape[1]} tokens, from start on", cos.shape[0])
-    if positions is not None and (positions.dtype != torch.int32 or positions.shape != q.shape[:2]):
-        wanted = f"positions of int32, one for each token, {tuple(q.shape[:2])}"
-        raise refuse(wanted, f"{positions.dtype}, {tuple(positions.shape)}")
-    for called, tensor in (("k", k), ("cos", cos), ("sin", sin), ("positions", positions)):
-        if tensor is not None and tensor.device != q.device:
-            raise refuse(f"{called} on the device of q, {q.device}", tensor.device)
+        raise contract.error(f"cos with a row for each of {q.shape[1]} tokens, from start on", cos.shape[0])
 
 
 def _save(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, bool], output: Pair) -> None:

@@ -4,11 +4,25 @@ from __future__ import annotations
 
 import torch
 
-from minfer.functional import library
+from minfer.functional import library, prepared
+from minfer.functional.contract import Contract
 
 MOST = 1 << 19  # tokens of a vocabulary; the sums of our kernels have bits for no more
 
 
+TAKES = Contract(
+    "sample",
+    """
+    logits: float32 | bfloat16 (rows, vocab)
+    u: float32 (rows)
+    temperature: float32 (rows)
+    top_k: int32 | int64 (rows)
+    top_p: float32 (rows)
+    min_p: float32 (rows)
+    -> int32 (rows)
+    """,
+    vocab=range(1, MOST + 1),
+)
 DEFAULTS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
 
@@ -42,10 +56,10 @@ def sample(
     A generator breaks the graph, as in PyTorch's own functions. To avoid that, draw u outside of the graph, and call
     the op."""
     rows = logits.shape[0] if logits.dim() else 0
-    if generator is None:
+    if generator is None and torch.compiler.is_compiling():
         u = torch.rand(rows, device=logits.device)
-    else:  # `rand` with a generator takes no symbolic shape
-        u = torch.empty(rows, device=logits.device).uniform_(generator=generator)
+    else:  # the same numbers in less host time; and `rand` with a generator takes no symbolic shape
+        u = prepared.new_vector(rows, torch.float32, logits.device).uniform_(generator=generator)
     logits = logits.detach() if logits.requires_grad else logits
     found: torch.Tensor
     if (
@@ -113,12 +127,12 @@ def _sample(
 def _fake(
     logits: torch.Tensor, u: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float
 ) -> torch.Tensor:
-    _check(logits, u)
+    made: torch.Tensor = TAKES.make(logits, u)
     if temperature == 0:  # kernels divide by it; `minfer.sample` takes the largest logit then
         raise ValueError("torch.ops.minfer.sample takes a temperature above 0, got 0.0")
     for name, value in (("temperature", temperature), ("top_k", top_k), ("top_p", top_p), ("min_p", min_p)):
         _check_setting(name, value)
-    return logits.new_empty(logits.shape[0], dtype=torch.int32)
+    return made
 
 
 def _sample_rows(
@@ -157,16 +171,8 @@ def _fake_rows(
     top_p: torch.Tensor | None,
     min_p: torch.Tensor | None,
 ) -> torch.Tensor:
-    _check(logits, u)
-    for name, x in (("temperature", temperature), ("top_k", top_k), ("top_p", top_p), ("min_p", min_p)):
-        dtypes = (torch.int32, torch.int64) if name == "top_k" else (torch.float32,)
-        if x is not None and (x.shape != u.shape or x.dtype not in dtypes or x.device != logits.device):
-            takes = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-            raise ValueError(
-                f"minfer.sample takes a {name} for each row as {takes} ({logits.shape[0]},) on {logits.device}, got {x.dtype} "
-                f"{tuple(x.shape)} on {x.device}"
-            )
-    return logits.new_empty(logits.shape[0], dtype=torch.int32)
+    made: torch.Tensor = TAKES.make(logits, u, temperature, top_k, top_p, min_p)
+    return made
 
 
 _sample_op = library.define(
@@ -181,17 +187,3 @@ _sample_rows_op = library.define(
     _sample_rows,
     _fake_rows,
 )
-
-
-def _check(logits: torch.Tensor, u: torch.Tensor) -> None:
-    if logits.dim() != 2 or not 0 < logits.shape[1] <= MOST:
-        raise ValueError(
-            f"minfer.sample takes logits (rows, vocab) with vocab from 1 to {MOST}, got {tuple(logits.shape)}"
-        )
-    if logits.dtype not in (torch.float32, torch.bfloat16):
-        raise ValueError(f"minfer.sample takes float32 or bfloat16 logits, got {logits.dtype}")
-    if u.shape != logits.shape[:1] or u.dtype != torch.float32 or u.device != logits.device:
-        raise ValueError(
-            f"minfer.sample takes u as float32 ({logits.shape[0]},) on {logits.device}, got {u.dtype} {tuple(u.shape)} on "
-            f"{u.device}"
-        )

@@ -5,9 +5,26 @@ from __future__ import annotations
 import torch
 
 from minfer.functional import library
+from minfer.functional.contract import Contract
 
 Tensor = torch.Tensor
-DTYPES = (torch.float32, torch.bfloat16)
+PADDED = Contract(
+    "seq_sum",
+    """
+    x: float32 | bfloat16 (batch, longest)
+    lengths: int32 (batch)
+    -> x (batch, longest)
+    """,
+)
+PACKED = Contract(
+    "seq_sum",
+    """
+    x: float32 | bfloat16 (tokens)
+    cu_seqlens: int32 (ends)
+    -> x (tokens)
+    """,
+    ends=1,
+)
 
 
 @library.public
@@ -45,19 +62,8 @@ def _seq_sum(x: Tensor, seqlens: Tensor | None) -> Tensor:
 
 
 def _fake(x: Tensor, seqlens: Tensor | None) -> Tensor:
-    def refuse(takes: str, got: object) -> ValueError:
-        return ValueError(f"minfer.seq_sum takes {takes}, got {got}")
-
-    if x.dtype not in DTYPES:
-        raise refuse("x of float32 or bfloat16", x.dtype)
-    if seqlens is not None:
-        named, count = ("lengths", x.shape[0]) if x.dim() == 2 else ("cu_seqlens", max(1, seqlens.numel()))
-        if seqlens.dtype != torch.int32 or seqlens.shape != (count,):
-            wanted = f"({count},)" if x.dim() == 2 else "(batch + 1,)"
-            raise refuse(f"{named} of int32 and the shape {wanted}", f"{seqlens.dtype}, {tuple(seqlens.shape)}")
-        if seqlens.device != x.device:
-            raise refuse(f"{named} on the device of x, {x.device}", seqlens.device)
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
+    made: Tensor = (PACKED if x.dim() == 1 else PADDED).make(x, seqlens)
+    return made
 
 
 _seq_sum_op = library.define("seq_sum(Tensor x, Tensor? seqlens) -> Tensor", _seq_sum, _fake)

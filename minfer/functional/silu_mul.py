@@ -7,8 +7,20 @@ from typing import Any
 import torch
 
 from minfer.functional import library
+from minfer.functional.contract import Contract
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+TENSORS = """
+    gate: float32 | float16 | bfloat16 (..., hidden)
+    up: gate (..., hidden)"""
+TAKES = Contract("silu_mul", f"{TENSORS}\n-> gate (..., hidden)")
+BACKWARD = Contract(
+    "silu_mul",
+    f"""{TENSORS}
+    dy: gate (..., hidden)
+    -> gate (..., hidden)
+    -> gate (..., hidden)
+    """,
+)
 
 
 @library.public
@@ -24,13 +36,13 @@ def silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 
 
 def _forward(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    y = _fake(gate, up)
+    y: torch.Tensor = TAKES.make(gate, up)
     _call((y,), (gate, up), {})
     return y
 
 
 def _backward(gate: torch.Tensor, up: torch.Tensor, dy: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    d_gate, d_up = _fake_backward(gate, up, dy)
+    d_gate, d_up = BACKWARD.make(gate, up, dy)
     _call((d_gate, d_up), (gate, up, dy), {"call": "backward"})
     return d_gate, d_up
 
@@ -45,29 +57,6 @@ def _call(written: tuple[torch.Tensor, ...], read: tuple[torch.Tensor, ...], par
     library.call("silu_mul", (*outputs, *rows), written[0].dtype, shape, params)
 
 
-def _fake(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    _check(gate, up=up)
-    return torch.empty_like(gate, memory_format=torch.contiguous_format)
-
-
-def _fake_backward(gate: torch.Tensor, up: torch.Tensor, dy: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    _check(gate, up=up, dy=dy)
-    return _fake(gate, up), _fake(gate, up)
-
-
-def _check(gate: torch.Tensor, **others: torch.Tensor) -> None:
-    if gate.dim() == 0:
-        raise ValueError("minfer.silu_mul takes tensors of one dimension or more, got a scalar gate")
-    if gate.dtype not in DTYPES:
-        raise ValueError(f"minfer.silu_mul takes a gate of float32, float16 or bfloat16, got {gate.dtype}")
-    for name, tensor in others.items():
-        for what in ("shape", "dtype", "device"):
-            mine, wanted = getattr(tensor, what), getattr(gate, what)
-            if mine != wanted:
-                mine, wanted = (tuple(mine), tuple(wanted)) if what == "shape" else (mine, wanted)
-                raise ValueError(f"minfer.silu_mul takes {name} of the {what} of gate, {wanted}, got {mine}")
-
-
 def _save(ctx: Any, inputs: tuple[torch.Tensor, torch.Tensor], output: torch.Tensor) -> None:
     ctx.save_for_backward(*inputs)
 
@@ -77,6 +66,6 @@ def _differentiate(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, torch.Tens
     return found
 
 
-_silu_mul_op = library.define("silu_mul(Tensor gate, Tensor up) -> Tensor", _forward, _fake)
-library.define("silu_mul_backward(Tensor gate, Tensor up, Tensor dy) -> (Tensor, Tensor)", _backward, _fake_backward)
+_silu_mul_op = library.define("silu_mul(Tensor gate, Tensor up) -> Tensor", _forward, TAKES.make)
+library.define("silu_mul_backward(Tensor gate, Tensor up, Tensor dy) -> (Tensor, Tensor)", _backward, BACKWARD.make)
 torch.library.register_autograd("minfer::silu_mul", _differentiate, setup_context=_save, lib=library.LIBRARY)

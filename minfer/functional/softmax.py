@@ -5,7 +5,25 @@ from __future__ import annotations
 import torch
 
 from minfer.functional import library
-from minfer.functional.norms import DTYPES, rows_of
+from minfer.functional.contract import Contract
+from minfer.functional.norms import rows_of
+
+TAKES = Contract(
+    "softmax",
+    """
+    x: float32 | float16 | bfloat16 (..., n)
+    mask: x | int32 (n)
+    -> x (..., n)
+    """,
+)
+WITH_LENGTHS = Contract(
+    "softmax",
+    """
+    x: float32 | float16 | bfloat16 (..., n)
+    mask: int32 (...)
+    -> x (..., n)
+    """,
+)
 
 
 @library.public
@@ -26,21 +44,7 @@ def softmax(x: torch.Tensor, mask: torch.Tensor | None = None, *, out: torch.Ten
     return out
 
 
-def _softmax(x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    y = _softmax_fake(x, mask)
-    _write(x, mask, y)
-    return y
-
-
-def _softmax_into(x: torch.Tensor, mask: torch.Tensor | None, out: torch.Tensor) -> None:
-    _softmax_fake_into(x, mask, out)
-    if library.is_writable(out, x, mask):
-        _write(x, mask, out)
-    else:
-        out.copy_(_softmax(x, mask))
-
-
-def _write(x: torch.Tensor, mask: torch.Tensor | None, y: torch.Tensor) -> None:
+def _softmax(y: torch.Tensor, x: torch.Tensor, mask: torch.Tensor | None) -> None:
     if not y.numel():
         return
     rows = rows_of(x)
@@ -54,30 +58,8 @@ def _write(x: torch.Tensor, mask: torch.Tensor | None, y: torch.Tensor) -> None:
     library.call("softmax", (y.view(rows.shape), rows, given), x.dtype, shape, {"mask": kind})
 
 
-def _softmax_fake(x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    if x.dtype not in DTYPES:
-        raise ValueError(f"minfer.softmax takes an x of float32, float16 or bfloat16, got {x.dtype}")
-    if x.dim() == 0:
-        raise ValueError("minfer.softmax takes an x of at least one dimension, got a scalar")
-    if mask is not None:
-        if mask.dtype not in (x.dtype, torch.int32):
-            raise ValueError(f"minfer.softmax takes a mask of x's dtype {x.dtype}, or int32 lengths, got {mask.dtype}")
-        wanted = x.shape[:-1] if mask.dtype == torch.int32 else x.shape[-1:]
-        if mask.shape != wanted:
-            raise ValueError(
-                f"minfer.softmax takes a mask of the shape {tuple(wanted)} for this x, got {tuple(mask.shape)}"
-            )
-        if mask.device != x.device:
-            raise ValueError(f"minfer.softmax takes a mask on x's device {x.device}, got {mask.device}")
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
+def _contract(x: torch.Tensor, mask: torch.Tensor | None) -> Contract:
+    return TAKES if mask is None or mask.dtype != torch.int32 else WITH_LENGTHS
 
 
-def _softmax_fake_into(x: torch.Tensor, mask: torch.Tensor | None, out: torch.Tensor) -> None:
-    _softmax_fake(x, mask)
-    library.check_out("softmax", out, x.shape, x)
-
-
-_softmax_op = library.define("softmax(Tensor x, Tensor? mask) -> Tensor", _softmax, _softmax_fake)
-_softmax_out_op = library.define(
-    "softmax_out(Tensor x, Tensor? mask, Tensor(a!) out) -> ()", _softmax_into, _softmax_fake_into
-)
+_softmax_op, _softmax_out_op = library.define_with_out("softmax(Tensor x, Tensor? mask) -> Tensor", _softmax, _contract)

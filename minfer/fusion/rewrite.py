@@ -39,7 +39,6 @@ class Problem:
     dtype: torch.dtype
     shape: Mapping[str, Any]
     params: Mapping[str, str] = field(default_factory=dict)
-    least: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -321,7 +320,7 @@ def _kernel(problem: Problem, device: torch.device, policy: Policy) -> str:
     if 0 in shape.values():
         raise Refused("it has no elements")
     try:
-        choice = best(problem.op, dtype, problem.params, shape, capability, name, problem.least)
+        choice = best(problem.op, dtype, problem.params, shape, capability, name)
     except ValueError as error:
         raise Refused(str(error)) from error
     verdict = worth.compare(problem.op, choice.kernel, dtype, problem.params, shape, capability, name, policy.rest)

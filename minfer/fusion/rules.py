@@ -16,7 +16,7 @@ import minfer.functional.gemm_bias
 import minfer.functional.norms
 import minfer.functional.rope
 import minfer.functional.silu_mul  # noqa: F401 (they define the ops)
-from minfer.functional import gated_unit, gemm_bias
+from minfer.functional import library
 from minfer.fusion.match import (
     Found,
     Pattern,
@@ -108,15 +108,6 @@ def _residual_last(total: Node, a: Node, b: Node) -> tuple[Node, Node]:
 # Products
 
 
-def _layout(weight: torch.Tensor) -> str:
-    k_stride, n_stride = weight.stride()
-    return "TN" if _is(k_stride, 1) and not (_is(n_stride, 1) and _is(weight.shape[1], 1)) else "NN"
-
-
-def _is(size: Any, number: int) -> bool:
-    return isinstance(size, int) and size == number
-
-
 def _product(x: Node, weight: Node) -> dict[str, Any]:
     (m, k), n = value(x).shape, value(weight).shape[1]
     return {"m": m, "n": n, "k": k}
@@ -131,16 +122,16 @@ def _swiglu(write: Writer, places: Sequence[Place]) -> Written:
     ((root, found),) = places
     x, gate = found["x"], found["w1"]
     y = _shaped(write, write(ops.swiglu.default, x, gate, found["w2"]), found)
-    params = {"gate": "swiglu", "layout": _layout(value(gate))}
-    return Problem("gated_unit", value(x).dtype, _product(x, gate), params, gated_unit.LEAST), {root: y}
+    params = {"gate": "swiglu", "layout": library.layout(value(gate))}
+    return Problem("gated_unit", value(x).dtype, _product(x, gate), params), {root: y}
 
 
 def _gated_unit(write: Writer, places: Sequence[Place]) -> Written:
     ((root, found),) = places
     x, gate = found["x"], found["w1"]
     y = write(ops.gated_unit.default, x, gate, found["b1"], found["w2"], found["b2"])
-    params = {"gate": "sigmoid", "layout": _layout(value(gate))}
-    problem = Problem("gated_unit", value(x).dtype, _product(x, gate), params, gated_unit.LEAST)
+    params = {"gate": "sigmoid", "layout": library.layout(value(gate))}
+    problem = Problem("gated_unit", value(x).dtype, _product(x, gate), params)
     return problem, {root: _shaped(write, y, found)}
 
 
@@ -152,8 +143,8 @@ def _gemm_bias(op: str, write: Writer, places: Sequence[Place]) -> Written:
     if form and not math.isclose(found["root"], math.sqrt(2 / math.pi)):
         raise Refused(f"its tanh is of {found['root']} times its argument, a kernel's of the root of 2 / pi")
     y = write(getattr(ops, op).default, x, weight, found["b"], *form)
-    params = {"layout": _layout(value(weight))} | ({"call": "tanh"} if form else {})
-    problem = Problem(op, value(x).dtype, _product(x, weight), params, gemm_bias.LEAST)
+    params = {"layout": library.layout(value(weight))} | ({"call": "tanh"} if form else {})
+    problem = Problem(op, value(x).dtype, _product(x, weight), params)
     return problem, {root: _shaped(write, y, found)}
 
 

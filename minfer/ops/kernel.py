@@ -51,6 +51,10 @@ class Kernel:
     composes: tuple[str, ...] = ()  # backend "function": the ops whose functions it calls; empty: its own op's
     modules: tuple[Path, ...] = ()  # backend "function": the files that call them
     against: str = ""  # the kernel that its ratios are against; empty: the op's baseline
+    # What `minfer.functional.best` has to know of it.
+    least_measured: str = ""  # an axis: the kernel is not chosen where it is shorter than in all of its measurements
+    preferred: str = ""  # a rule of `minfer.ops.preferred`: it is taken where that holds and nothing was measured
+    entries: tuple[str, ...] = ()  # further torch ops that it registers, named as its own with `_<entry>` behind
 
     @property
     def devices(self) -> tuple[str, ...]:

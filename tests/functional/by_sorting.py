@@ -15,7 +15,6 @@ def best(
     shape: Mapping[str, int],
     capability: tuple[int, int] | None,
     device: str,
-    least: Mapping[str, str],
 ) -> Choice:
     op = get(name)
     backends = ("cpp",) if capability is None else ("cuda", "triton")
@@ -31,9 +30,10 @@ def best(
     known = (entry for entry in table().get(name, ()) if entry["shape"].keys() == shape.keys())
     here = [entry for entry in known if (entry["arch"] == "cpu") == (capability is None)]
     short = {
-        kernel
-        for kernel, axis in least.items()
-        if shape[axis] < min((entry["shape"][axis] for entry in here if kernel in entry["kernels"]), default=0)
+        kernel.name
+        for kernel in op.kernels.values()
+        if (axis := kernel.least_measured)
+        and shape[axis] < min((entry["shape"][axis] for entry in here if kernel.name in entry["kernels"]), default=0)
     }
     for entry in sorted(here, key=lambda entry: distance(entry, dtype, params, shape, capability, device)):
         measured = [kernel for kernel in entry["kernels"] if kernel in able and kernel not in short]

@@ -19,8 +19,8 @@ FLOATS = (torch.float32, *HALVES)
 class Draw:
     """Draws from one seed."""
 
-    def __init__(self, seed: str) -> None:
-        self.rng = random.Random(seed)
+    def __init__(self, seed: str, device: str = "cpu") -> None:
+        self.rng, self.device = random.Random(seed), device
         self.torch = torch.Generator().manual_seed(self.rng.getrandbits(32))
 
     def size(self, least: int = 0) -> int:
@@ -37,7 +37,8 @@ class Draw:
         return torch.randint(low, max(high, low + 1), shape, generator=self.torch, dtype=dtype)
 
     def laid_out(self, x: Tensor) -> Tensor:
-        """The same values elsewhere: dimensions in any order, gaps between them, an offset; NaN or large numbers around."""
+        """The same values elsewhere, on the device: dimensions in any order, gaps between them, an offset; NaN or large numbers
+        around."""
         order = list(range(x.dim()))
         if self.rng.random() < 0.4:
             self.rng.shuffle(order)
@@ -48,7 +49,7 @@ class Draw:
                 stride = stride * max(1, x.shape[dim]) + self.choice(0, 0, 0, 1, 3, 8)
         offset = self.choice(0, 0, 0, 1, 3, 8)
         around = 123 if not x.dtype.is_floating_point else torch.nan
-        room = torch.full((offset + stride * 2 + 8,), around).to(x.dtype)
+        room = torch.full((offset + stride * 2 + 8,), around).to(x.dtype).to(self.device)
         return (
             room.as_strided(x.shape, strides, offset).copy_(x)
             if x.numel()
@@ -57,6 +58,24 @@ class Draw:
 
 
 Drawn = tuple[dict[str, Any], Reference]
+
+
+def with_out(draw: Callable[[Draw], Drawn]) -> Callable[[Draw], Drawn]:
+    """Half of the draws have an `out` for the result."""
+
+    def drawn(at: Draw) -> Drawn:
+        given, formula = draw(at)
+        if at.choice(True, False):
+            return given, formula
+
+        def into(*, out: Tensor, **others: Any) -> Any:
+            found = formula(**others)
+            return found, {"out": found}
+
+        like = next(iter(given.values()))
+        return given | {"out": torch.zeros_like(formula(**given), dtype=like.dtype)}, into
+
+    return drawn
 
 
 def product(
@@ -111,6 +130,20 @@ def draw_softmax(at: Draw) -> Drawn:
     elif kind == "lengths":
         given["mask"] = at.ints(1, shape[-1] + 2, *shape[:-1])
     return given, formula
+
+
+def gelu(a: Tensor, b: Tensor, bias: Tensor, approximate: str) -> Tensor:
+    return F.gelu(a @ b + bias, approximate=approximate)
+
+
+def draw_gelu(at: Draw) -> Drawn:
+    given, formula = product(("a", "b"), ("bias",), gelu)(at)
+    return given | {"approximate": at.choice("none", "tanh")}, formula
+
+
+def draw_axpby(at: Draw) -> Drawn:
+    given, formula = rows_of(("a", "b"), (), lambda a, b, alpha, beta: alpha * a + beta * b, (torch.float32,))(at)
+    return given | {"alpha": at.choice(1.0, -0.5), "beta": at.choice(1.0, 0.0, 3.0)}, formula
 
 
 def embedding(ids: Tensor, table: Tensor) -> Tensor:
@@ -238,8 +271,11 @@ def decode(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    scales: Tensor | None = None,
 ) -> Tensor:
     found, new = torch.zeros_like(q), q.shape[1]
+    if scales is not None:
+        k_cache, v_cache = k_cache * scales[0], v_cache * scales[1]
     if page_table is not None:
         k_cache, v_cache = (x[page_table.long()].flatten(1, 2) for x in (k_cache, v_cache))
     for b, length in enumerate(lengths.tolist()):
@@ -269,7 +305,10 @@ def draw_decode(at: Draw) -> Drawn:
     if at.choice(True, False):
         given |= {"window": at.choice(None, 1, 3, 7, 40), "softcap": at.choice(None, 0.5)}
         given["sinks"] = at.choice(None, at.floats(torch.float32, heads) * 3)
-    return given | {name: at.floats(dtype, *lead, kv_heads, dim) for name in ("k_cache", "v_cache")}, decode
+    stored = dtype
+    if at.choice(True, False, False):
+        stored, given["scales"] = torch.float8_e4m3fn, torch.tensor([0.5, 2.0])
+    return given | {name: at.floats(stored, *lead, kv_heads, dim) for name in ("k_cache", "v_cache")}, decode
 
 
 def mla(q: Tensor, cache: Tensor, **others: Tensor) -> Tensor:
@@ -284,8 +323,10 @@ def draw_mla(at: Draw) -> Drawn:
     return given | {"cache": at.floats(dtype, *lead, 576)}, mla
 
 
-def append(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, where: Tensor) -> Any:
+def append(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, where: Tensor, scales: Tensor | None = None) -> Any:
     slots, changed = k_cache.shape[1], {}
+    if scales is not None:
+        k, v = ((x / scale).to(torch.float8_e4m3fn).double() for x, scale in zip((k, v), scales, strict=True))
     for name, cache, new in (("k_cache", k_cache, k), ("v_cache", v_cache, v)):
         changed[name] = flat = cache.clone()
         for i, place in enumerate(where.tolist()):
@@ -308,6 +349,9 @@ def draw_append(at: Draw) -> Drawn:
         places = [at.rng.randint(0, slots) for _ in range(blocks)]
         new = at.choice(1, 2, 5)
         given |= {name: at.floats(dtype, blocks, new, *tail) for name in "kv"}
+    if at.choice(True, False, False):  # a power of two: the quotient is exact, as in a kernel that multiplies
+        given |= {name: given[name].to(torch.float8_e4m3fn) for name in ("k_cache", "v_cache")}
+        given["scales"] = torch.tensor([0.5, 2.0])
     return given | {"where": torch.tensor(places, dtype=torch.int64)}, append
 
 
@@ -344,7 +388,10 @@ def draw_route(at: Draw) -> Drawn:
     return given | {"k": at.rng.randint(1, min(experts, 8)), "normalize": at.choice(True, False)}, route
 
 
-def experts(x: Tensor, weights: Tensor, indices: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+def experts(
+    x: Tensor, weights: Tensor, indices: Tensor, gate_up: Tensor, down: Tensor,
+    offsets: Tensor | None = None, order: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     y = torch.zeros_like(x)
     for t in range(x.shape[0]):
         for weight, expert in zip(weights[t], indices[t].tolist(), strict=True):
@@ -358,6 +405,11 @@ def draw_experts(at: Draw) -> Drawn:
     dtype, tokens, hidden, ffn, count, k = at.choice(*HALVES), at.size(), at.size(1), at.size(1), at.choice(1, 3, 8), 2
     given = {"x": at.floats(dtype, tokens, hidden), "weights": at.floats(torch.float32, tokens, k)}
     given |= {"indices": at.ints(-1, count + 1, tokens, k), "gate_up": at.floats(dtype, count, 2 * ffn, hidden)}
+    if at.choice(True, False):
+        flat = given["indices"].flatten()
+        inside = flat.clamp(-1, count) % (count + 1)  # those of no expert come last
+        given["order"] = inside.sort(stable=True).indices.int()
+        given["offsets"] = torch.stack([(inside == i).sum() for i in range(count)]).cumsum(0).int()
     return given | {"down": at.floats(dtype, count, hidden, ffn)}, experts
 
 
@@ -401,31 +453,47 @@ def draw_quant(at: Draw) -> Drawn:
     given, _ = draw_weights(at)
     k = weights_of(**given).shape[1]
     given["x"] = at.floats(given["dtype"], *[at.size() for _ in range(at.choice(1, 2))], k)
-    return given, lambda x, **others: x @ weights_of(**others).t()
+    if given["format"] == "fp8" and at.choice(True, False):
+        given["x_scales"] = at.floats(torch.float32, *given["x"].shape[:-1])
+        given["x"] = given["x"].to(torch.float8_e4m3fn)
+    return given, quant
+
+
+def quant(x: Tensor, x_scales: Tensor | None = None, **others: Any) -> Tensor:
+    return (x if x_scales is None else x * x_scales[..., None]) @ weights_of(**others).t()
 
 
 def draw_sample(at: Draw) -> Drawn:
+    """Settings, numbers or one for each row, that leave the largest logit alone. Equal ones need a temperature of 0."""
     rows, vocab = at.size(), at.size(1)
     logits = at.floats(at.choice(torch.float32, torch.bfloat16), rows, vocab)
-    return {"logits": logits, "temperature": 0.0}, lambda logits, temperature: logits.argmax(-1)
+    tied = (logits == logits.amax(-1, keepdim=True)).sum(-1) > 1
+    given: dict[str, Any] = {"logits": logits}
+    if at.choice(True, False):
+        given["temperature"] = 0.0
+    else:
+        given["temperature"] = torch.where(tied, 0.0, at.floats(torch.float32, rows).abs())
+        given["top_k"] = at.choice(1, at.ints(1, 2, rows, dtype=at.choice(torch.int32, torch.int64)))
+    given |= {"top_p": at.choice(1.0, 0.5), "min_p": at.choice(0.0, at.floats(torch.float32, rows).abs())}
+    return given, lambda logits, **settings: logits.argmax(-1)
 
 
 DRAWS: Mapping[str, Callable[[Draw], Drawn]] = {
     "attention": draw_attention,
-    "axpby": rows_of(("a", "b"), (), lambda a, b: a + b, (torch.float32,)),
+    "axpby": with_out(draw_axpby),
     "decode_attention": draw_decode,
     "dequant": draw_weights,
     "embedding": draw_embedding,
     "gated_unit": product(
         ("x", "w1", "w2"), ("b1", "b2"), lambda x, w1, b1, w2, b2: (x @ w1 + b1).sigmoid() * (x @ w2 + b2), True
     ),
-    "gemm_bias_gelu": product(("a", "b"), ("bias",), lambda a, b, bias: F.gelu(a @ b + bias)),
+    "gemm_bias_gelu": draw_gelu,
     "gemm_bias_relu": product(("a", "b"), ("bias",), lambda a, b, bias: (a @ b + bias).relu()),
     "kv_append_": draw_append,
     "layer_norm": rows_of(
         ("x",), ("weight", "bias"), lambda x, weight, bias: F.layer_norm(x, x.shape[-1:], weight, bias)
     ),
-    "matmul": product(("a", "b"), (), lambda a, b: a @ b),
+    "matmul": with_out(product(("a", "b"), (), lambda a, b: a @ b)),
     "mla_decode": draw_mla,
     "moe_ffn": draw_experts,
     "moe_route": draw_route,
@@ -436,6 +504,6 @@ DRAWS: Mapping[str, Callable[[Draw], Drawn]] = {
     "sample": draw_sample,
     "seq_sum": draw_sums,
     "silu_mul": rows_of(("gate", "up"), (), lambda gate, up: F.silu(gate) * up),
-    "softmax": draw_softmax,
+    "softmax": with_out(draw_softmax),
     "swiglu": product(("x", "wg", "wu"), (), lambda x, wg, wu: F.silu(x @ wg) * (x @ wu), True),
 }

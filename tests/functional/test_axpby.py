@@ -45,9 +45,9 @@ def test_it_compiles_whole_and_for_any_shape():
 def test_mistakes_are_a_sentence_each():
     a, b = torch.randn(6, 24), torch.randn(6, 24)
     for mine, theirs, said in (
-        (a, b[:5], r"takes a and b of one shape, got \(6, 24\) and \(5, 24\)"),
-        (a, b.half(), "takes float32 for both operands, got torch.float32 and torch.float16"),
-        (a, b.to("meta"), "takes operands on one device, got cpu and meta"),
+        (a, b[:5], r"takes b of float32 and the shape \(6, 24\), got torch.float32, \(5, 24\)"),
+        (a, b.half(), r"takes b of float32 and the shape \(6, 24\), got torch.float16, \(6, 24\)"),
+        (a, b.to("meta"), "takes b on the device of a, cpu, got meta"),
     ):
         with pytest.raises(ValueError, match=f"^minfer.axpby {said}$"):
             axpby(mine, theirs)

@@ -17,11 +17,6 @@ from minfer.functional import library
 from minfer.ops.axes import Ragged
 from tests.functional import by_sorting
 
-LEAST = {
-    "hgemm": {"v17_one_wave": "n"},
-    "gated_unit": {"v05_one_wave": "n"},
-    "gemm_bias_gelu": {"v02_one_wave": "n", "v03_one_wave": "n"},
-}
 CAPABILITIES = ((9, 0), (9, 0), (8, 0), (8, 9), (10, 0), (7, 5), None)
 DEVICES = ("NVIDIA H200", "NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB", "")
 
@@ -60,7 +55,6 @@ def problems(rng: random.Random, name: str) -> Iterator[dict[str, Any]]:
             "shape": draw_shape(rng, op, entries),
             "capability": rng.choice(CAPABILITIES),
             "device": rng.choice(DEVICES),
-            "least": LEAST.get(name, {}),
         }
 
 
@@ -73,7 +67,7 @@ def outcome(function: Callable[..., chooser.Choice], problem: Mapping[str, Any])
 
 @pytest.mark.parametrize("count", (15, pytest.param(1000, marks=pytest.mark.slow)))
 def test_it_chooses_what_sorting_chooses(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chooser, "PREFERRED", {})
+    monkeypatch.setattr(chooser, "rule_of", lambda kernel: None)
     monkeypatch.setattr(chooser, "_choosers", {})
     rng = random.Random(0)
     for name in sorted(chooser.table()):
@@ -112,7 +106,7 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel, cpu = library._kernel, torch.device("cpu")
     kernel.cache_clear()
     for n in range(library.MOST_PROBLEMS + 10):
-        kernel("axpby", "float32", (), (("n", n),), (), cpu)
+        kernel("axpby", "float32", (), (("n", n),), cpu)
     assert kernel.cache_info().currsize == library.MOST_PROBLEMS
     kernel.cache_clear()
     monkeypatch.setattr(chooser, "_choosers", {})

@@ -83,10 +83,10 @@ def test_it_compiles_whole_and_for_any_shape():
 def test_mistakes_are_a_sentence_each():
     ids, table = torch.tensor([1, 2]), torch.randn(6, 24)
     for mine, theirs, said in (
-        (ids, table[0], r"takes a table \(vocab, hidden\), got \(24,\)"),
-        (ids, table.double(), "takes a table of float32, float16 or bfloat16, got torch.float64"),
+        (ids, table[0], r"takes table of \(vocab, hidden\), got \(24,\)"),
+        (ids, table.double(), "takes table of float32, float16 or bfloat16, got torch.float64"),
         (ids.float(), table, "takes ids of int64 or int32, got torch.float32"),
-        (ids, table.to("meta"), "takes ids and table on one device, got cpu and meta"),
+        (ids, table.to("meta"), "takes ids on the device of table, meta, got cpu"),
     ):
         with pytest.raises(ValueError, match=f"^minfer.embedding {said}$"):
             embedding(mine, theirs)

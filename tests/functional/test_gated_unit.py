@@ -86,15 +86,15 @@ def test_they_compile_whole_and_for_any_number_of_rows():
 def test_mistakes_are_a_sentence_each():
     x, w1, b1, w2, b2 = operands(6, 24, 16, torch.float16)
     for arguments, said in (
-        ((x[:, :8], w1, b1, w2, b2), r"w1 of \(8, 16\), got \(24, 16\)"),
+        ((x[:, :8], w1, b1, w2, b2), r"w1 of \(8, n\), got \(24, 16\)"),
         ((x, w1, b1, w2[:, :8], b2), r"w2 of \(24, 16\), got \(24, 8\)"),
-        ((x, w1[0], b1, w2, b2), r"w1 of \(24, N\), got \(16,\)"),
+        ((x, w1[0], b1, w2, b2), r"w1 of \(24, n\), got \(16,\)"),
         ((x, w1, b1[:1], w2, b2), r"b1 of \(16,\), got \(1,\)"),
         ((x, w1, b1, w2, b2[None]), r"b2 of \(16,\), got \(1, 16\)"),
-        ((x, w1, b1, w2.float(), b2), "w2 of x's dtype, torch.float16, got torch.float32"),
-        ((x.float(), w1, b1, w2, b2), "float16 or bfloat16, got x of torch.float32"),
-        ((x, w1, b1.to("meta"), w2, b2), "b1 on x's device, cpu, got meta"),
-        ((x[0, 0], w1, b1, w2, b2), r"x of \(..., K\), got a tensor without dimensions"),
+        ((x, w1, b1, w2.float(), b2), "w2 of the dtype of x, torch.float16, got torch.float32"),
+        ((x.float(), w1, b1, w2, b2), "x of float16 or bfloat16, got torch.float32"),
+        ((x, w1, b1.to("meta"), w2, b2), "b1 on the device of x, cpu, got meta"),
+        ((x[0, 0], w1, b1, w2, b2), r"x of \(\.\.\., k\), got \(\)"),
     ):
         with pytest.raises(ValueError, match=f"^minfer.gated_unit takes {said}$"):
             gated_unit(*arguments)

@@ -100,8 +100,8 @@ def test_mistakes_are_a_sentence_each() -> None:
     for wrong, sentence in (
         ((a.float(), b, bias), "minfer.gemm_bias_gelu takes a of float16 or bfloat16, got torch.float32"),
         ((a, b.half(), bias), "takes b of the dtype of a, torch.bfloat16, got torch.float16"),
-        ((a, b.t(), bias), r"takes a of \(M, K\) and b of \(K, N\), got \(4, 8\) and \(16, 8\)"),
-        ((a, b, bias[:3]), r"takes a bias of \(16,\), got \(3,\)"),
+        ((a, b.t(), bias), r"takes b of \(8, n\), got \(16, 8\)"),
+        ((a, b, bias[:3]), r"takes bias of \(16,\), got \(3,\)"),
         ((a, b, bias, "erf"), "takes approximate='none' or 'tanh', got 'erf'"),
     ):
         with pytest.raises(ValueError, match=sentence):

@@ -95,19 +95,21 @@ def test_it_compiles_whole_and_for_any_shape():
 def test_mistakes_are_a_sentence_each():
     (k_cache, v_cache), (k, v), where = caches(3, 4, 2, 8, torch.float32), rows(6, 2, 8), torch.arange(6)
     for arguments, said in (
-        ((k_cache, v_cache[:2], k, v, where), "takes two caches .* of one shape, got"),
-        ((k_cache, v_cache, k[:, :1], v, where), r"takes k and v of one shape, \(tokens, 2, 8\) or \(batch, new, 2, 8\), got"),
-        ((k_cache, v_cache, k[None], v[None], where[:1]), "takes k of as many sequences as the cache has, 3, got 1"),
-        ((k_cache, v_cache, k, v, where.int()), r"takes where of int64 and the shape \(6,\), got torch.int32 and \(6,\)"),
-        ((k_cache, v_cache, k, v.half(), where), "takes k and v of one dtype, float32, float16 or bfloat16, got"),
-        ((k_cache, v_cache.half(), k, v, where), "takes caches of torch.float32, got torch.float32 and torch.float16"),
-        ((k_cache, v_cache, k, v, where, torch.ones(2)), "takes caches of torch.float8_e4m3fn, got"),
+        ((k_cache, v_cache[:2], k, v, where), r"takes v_cache of \(3, 4, 2, 8\), got \(2, 4, 2, 8\)$"),
+        ((k_cache, v_cache, k[:, :1], v, where), r"takes v of \(6, 1, 8\), got \(6, 2, 8\)$"),
+        ((k_cache, v_cache, k[None], v[None], where[:1]), r"takes k_cache of \(1, slots, 2, 8\), got \(3, 4, 2, 8\)$"),
+        ((k_cache, v_cache, k, v, where.int()), r"takes where of int64 and the shape \(6,\), got torch.int32, \(6,\)$"),
+        ((k_cache, v_cache, k, v.half(), where), "takes v of the dtype of k, torch.float32, got torch.float16$"),
+        ((k_cache, v_cache.half(), k, v, where), "takes v_cache of the dtype of k, torch.float32, got torch.float16$"),
+        ((k_cache, v_cache, k, v, where, torch.ones(2)), "takes k_cache of float8_e4m3fn and the shape .blocks, slots, 2, 8.,"),
         ((k_cache.to(FP8), v_cache.to(FP8), k, v, where, torch.ones(1)), r"takes scales of float32 and the shape \(2,\)"),
-        ((k_cache, v_cache, k, v, where.to("meta")), "takes tensors on one device, got cpu and meta"),
+        ((k_cache, v_cache, k, v, where.to("meta")), "takes where on the device of k, cpu, got meta$"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=f"^minfer.kv_append_ {said}"):
             kv_append_(*arguments)
-    with pytest.raises(ValueError, match=r"^minfer.kv_append_ takes contiguous caches, which it changes in place"):
+    with pytest.raises(
+        ValueError, match=r"^minfer.kv_append_ takes a contiguous k_cache, which it changes in place, got strides"
+    ):
         kv_append_(*(torch.randn(3, 4, 2, 16)[..., :8] for _ in range(2)), k, v, where)
     with pytest.raises(RuntimeError, match=r"^minfer.kv_append_ has no backward: call it under torch.no_grad\(\)"):
         kv_append_(k_cache, v_cache, k.requires_grad_(), v, where)

@@ -21,13 +21,10 @@ def as_list(found: Any) -> list[Any]:
     return [] if found is None else list(found) if isinstance(found, tuple) else [found]
 
 
-def check(name: str, seed: int) -> None:
-    at = Draw(f"{name} {seed}")
+def check(name: str, seed: int, device: str = "cpu") -> None:
+    at = Draw(f"{name} {seed}", device)
     given, reference = DRAWS[name](at)
-    placed = {
-        key: at.laid_out(x) if isinstance(x, Tensor) and key not in CONTIGUOUS.get(name, ()) else x
-        for key, x in given.items()
-    }
+    placed = {key: placed_at(at, x, key in CONTIGUOUS.get(name, ())) for key, x in given.items()}
     about = ", ".join(
         f"{key} {x.dtype} {tuple(x.shape)} {x.stride()} +{x.storage_offset()}"
         if isinstance(x, Tensor)
@@ -46,12 +43,20 @@ def check(name: str, seed: int) -> None:
             compare(placed[key], changed.get(key, x.double()), given, f"{key} after {name} of {about}")
 
 
+def placed_at(at: Draw, x: Any, contiguous: bool) -> Any:
+    """A tensor, or each of a pair, on the device and elsewhere in its memory."""
+    if isinstance(x, tuple):
+        return tuple(placed_at(at, each, contiguous) for each in x)
+    return x if not isinstance(x, Tensor) else x.to(at.device) if contiguous else at.laid_out(x)
+
+
 def in_fp64(x: Any) -> Any:
     return x.double() if isinstance(x, Tensor) and x.dtype.is_floating_point else x
 
 
 def compare(result: Tensor, right: Tensor, given: Mapping[str, Any], about: str, factor: float = 4) -> None:
     """Within what sums of up to 1000 terms, rounded to the coarsest dtype of result and arguments, can differ."""
+    result = result.cpu()
     floats = [x for x in (result, *given.values()) if isinstance(x, Tensor) and x.dtype.is_floating_point]
     coarse = factor * max([torch.finfo(x.dtype).eps for x in floats if x.itemsize > 1] or [0])
     assert result.shape == right.shape, about
@@ -76,6 +81,21 @@ def test_every_function_is_drawn() -> None:
 def test_a_function_does_not_depend_on_where_its_tensors_lie(name: str, seeds: range) -> None:
     for seed in seeds:
         check(name, seed)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", DRAWS)
+def test_nor_on_a_gpu_in_any_stream(name: str) -> None:
+    """Of every GPU that there is, while another one is the current one."""
+    for seed in FEW:
+        device = f"cuda:{seed % torch.cuda.device_count()}"
+        with torch.cuda.stream(torch.cuda.Stream(device) if seed % 3 else torch.cuda.current_stream(device)):
+            torch.cuda.set_device(0)
+            try:
+                check(name, seed, device)
+            except ValueError as error:
+                if "no kernel of" not in str(error):  # some take sizes from 8 on
+                    raise
 
 
 @pytest.mark.parametrize("seeds", (FEW, pytest.param(MANY, marks=pytest.mark.slow)), ids=("few", "many"))

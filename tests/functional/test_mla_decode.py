@@ -138,13 +138,21 @@ def test_mistakes_are_a_sentence_each():
     for arguments, keywords, said in (
         ((q.float(), cache, lengths), {}, "q of float16 or bfloat16, got torch.float32"),
         ((q[..., :512], cache, lengths), {}, r"q of \(batch, new, heads, 576\), got \(2, 1, 2, 512\)"),
-        ((q.expand(2, 9, 2, ROW), cache, lengths), {}, "q of 1 to 8 new tokens a sequence, got 9"),
-        ((q, cache.bfloat16(), lengths), {}, "cache of torch.float16, got torch.bfloat16"),
-        ((q, cache[:, :, None], lengths), {}, r"cache of \(blocks, slots, 576\), got .*"),
-        ((q, cache, lengths.long()), {}, r"lengths of int32 and the shape \(2,\), got torch.int64, \(2,\)"),
-        ((q, cache, lengths), {}, r"cache of as many sequences as q has, 2, got \d+"),
-        ((q, cache, lengths), {"page_table": table[:1]}, r"page_table of int32 and the shape \(2, pages\), got .*"),
-        ((q, cache[:, :16], lengths), {"page_table": table}, "cache of pages of 64 slots, got 16"),
+        ((q.expand(2, 9, 2, ROW), cache, lengths), {}, "q whose new is from 1 to 8, got 9"),
+        ((q, cache.bfloat16(), lengths), {}, "cache of the dtype of q, torch.float16, got torch.bfloat16"),
+        ((q, cache[:, :, None], lengths), {}, r"cache of \(2, slots, 576\), got .*"),
+        (
+            (q, cache, lengths.long()),
+            {"page_table": table},
+            r"lengths of int32 and the shape \(2,\), got torch.int64, \(2,\)",
+        ),
+        ((q, cache, lengths), {}, r"cache of \(2, slots, 576\), got \(6, 64, 576\)"),
+        (
+            (q, cache, lengths),
+            {"page_table": table[:1]},
+            r"page_table of int32 and the shape \(2, most_pages\), got .*",
+        ),
+        ((q, cache[:, :16], lengths), {"page_table": table}, r"cache of \(pages, 64, 576\), got \(6, 16, 576\)"),
         ((q, cache, lengths), {"scale": -1.0}, "a scale above 0, or None, got -1.0"),
         ((q, cache, lengths.to("meta")), {"page_table": table}, "lengths on the device of q, cpu, got meta"),
         (

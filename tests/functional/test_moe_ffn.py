@@ -196,16 +196,16 @@ def test_mistakes_are_a_sentence_each():
     for name, value, said in (
         ("x", x.float(), "x of float16 or bfloat16, got torch.float32"),
         ("x", x[0], r"x of \(tokens, hidden\), got \(16,\)"),
-        ("weights", weights[:3], r"weights of \(9, k\), got \(3, 2\)"),
-        ("weights", weights.half(), "weights of torch.float32, got torch.float16"),
-        ("indices", indices.long(), "indices of torch.int32, got torch.int64"),
-        ("indices", indices[:, :1], r"indices of \(9, 2\), got \(9, 1\)"),
+        ("weights", weights[:3], r"weights of float32 and the shape \(9, k\), got torch.float32, \(3, 2\)"),
+        ("weights", weights.half(), r"weights of float32 and the shape \(9, k\), got torch.float16, \(9, 2\)"),
+        ("indices", indices.long(), r"indices of int32 and the shape \(9, 2\), got torch.int64, \(9, 2\)"),
+        ("indices", indices[:, :1], r"indices of int32 and the shape \(9, 2\), got torch.int32, \(9, 1\)"),
         ("gate_up", gate_up[:5], r"gate_up of \(6, 48, 16\), got \(5, 48, 16\)"),
-        ("gate_up", gate_up.bfloat16(), "gate_up of torch.float16, got torch.bfloat16"),
+        ("gate_up", gate_up.bfloat16(), "gate_up of the dtype of x, torch.float16, got torch.bfloat16"),
         ("down", down[0], r"down of \(experts, 16, ffn\), got \(16, 24\)"),
         ("offsets", None, "offsets and order together, or neither, got None for one of them"),
-        ("offsets", offsets[1:], r"offsets of \(6,\), got \(5,\)"),
-        ("order", order[1:], r"order of \(18,\), got \(17,\)"),
+        ("offsets", offsets[1:], r"offsets of int32 and the shape \(6,\), got torch.int32, \(5,\)"),
+        ("order", order[1:], r"order of int32 and the shape \(18,\), got torch.int32, \(17,\)"),
         ("down", down.to("meta"), "down on the device of x, cpu, got meta"),
     ):
         with pytest.raises(ValueError, match=f"^minfer.moe_ffn takes {said}$"):

@@ -67,8 +67,8 @@ def test_it_is_an_op_like_pytorchs_own():
 def test_mistakes_are_a_sentence_each():
     x = logits()
     for wrong, k, said in (
-        (x[0], 2, r"takes logits \(tokens, experts\), got \(16,\)"),
-        (x.half(), 2, "takes float32 or bfloat16 logits, got torch.float16"),
+        (x[0], 2, r"takes logits of \(tokens, experts\), got \(16,\)$"),
+        (x.half(), 2, "takes logits of float32 or bfloat16, got torch.float16$"),
         (x, 0, "takes k from 1 to the 16 experts, got 0"),
         (x, 17, "takes k from 1 to the 16 experts, got 17"),
     ):

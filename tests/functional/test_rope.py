@@ -237,9 +237,9 @@ def test_mistakes_are_a_sentence_each():
         ),
         ((q.double(), k, cos, sin), {}, "q of float32, float16 or bfloat16, got torch.float64"),
         ((q, k.half(), cos, sin), {}, "k of the dtype of q, torch.float32, got torch.float16"),
-        ((q, k[:, :4], cos, sin), {}, r"k of the shape of q but for its heads, \(2, 5, 3, 16\), got \(2, 4, 2, 16\)"),
-        ((q, k, cos.half(), sin), {}, r"cos of float32, \(longest, rotary_dim / 2\), got torch.float16, \(5, 8\)"),
-        ((q, k, cos, sin[1:]), {}, r"sin as cos, torch.float32, \(5, 8\), got torch.float32, \(4, 8\)"),
+        ((q, k[:, :4], cos, sin), {}, r"k of \(2, 5, kv_heads, 16\), got \(2, 4, 2, 16\)"),
+        ((q, k, cos.half(), sin), {}, r"cos of float32 and the shape \(longest, half\), got torch.float16, \(5, 8\)"),
+        ((q, k, cos, sin[1:]), {}, r"sin of float32 and the shape \(5, 8\), got torch.float32, \(4, 8\)"),
         ((q[..., :14], k[..., :14], cos, sin), {}, "cos of 1 to head_dim / 2 = 7 columns, got 8"),
         ((q, k, cos, sin), {"start": 1}, "cos with a row for each of 5 tokens, from start on, got 4"),
         ((q, k, cos, sin), {"start": -1}, "a start from 0, got -1"),
@@ -247,9 +247,9 @@ def test_mistakes_are_a_sentence_each():
         (
             (q, k, cos, sin, places.long()),
             {},
-            r"positions of int32, one for each token, \(2, 5\), got torch.int64, \(2, 5\)",
+            r"positions of int32 and the shape \(2, 5\), got torch.int64, \(2, 5\)",
         ),
-        ((q, k, cos, sin, places[0]), {}, r"positions of int32, one for each token, \(2, 5\), got torch.int32, \(5,\)"),
+        ((q, k, cos, sin, places[0]), {}, r"positions of int32 and the shape \(2, 5\), got torch.int32, \(5,\)"),
         ((q, k, cos, sin.to("meta")), {}, "sin on the device of q, cpu, got meta"),
     ):
         for function in (rope, rope_):

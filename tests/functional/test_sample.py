@@ -103,9 +103,9 @@ def test_it_is_an_op_like_pytorchs_own():
 def test_mistakes_are_a_sentence_each():
     x = logits()
     for call, said in (
-        (lambda: sample(x[0]), r"takes logits \(rows, vocab\) with vocab from 1 to 524288, got \(60,\)"),
-        (lambda: sample(x[:, :0]), r"takes logits \(rows, vocab\) with vocab from 1 to 524288, got \(5, 0\)"),
-        (lambda: sample(x.half()), "takes float32 or bfloat16 logits, got torch.float16"),
+        (lambda: sample(x[0]), r"takes logits of \(rows, vocab\), got \(60,\)$"),
+        (lambda: sample(x[:, :0]), r"takes logits whose vocab is from 1 to 524288, got 0$"),
+        (lambda: sample(x.half()), "takes logits of float32 or bfloat16, got torch.float16$"),
         (lambda: sample(x, -1.0), "takes a temperature from 0, got -1.0"),
         (lambda: sample(x, float("nan")), "takes a temperature from 0, got nan"),
         (lambda: sample(x, top_k=-1), "takes a top_k of at least 0, got -1"),
@@ -113,7 +113,7 @@ def test_mistakes_are_a_sentence_each():
         (lambda: sample(x, min_p=1.5), "takes min_p from 0 to 1, got 1.5"),
         (
             lambda: torch.ops.minfer.sample(x, x[0], 1.0, 0, 1.0, 0.0),
-            r"takes u as float32 \(5,\) on cpu, got torch.float32 \(60,\) on cpu",
+            r"takes u of float32 and the shape \(5,\), got torch.float32, \(60,\)$",
         ),
     ):
         with pytest.raises(ValueError, match=f"^minfer.sample {said}"):
@@ -223,11 +223,11 @@ def test_mistakes_of_settings_are_a_sentence_each():
     for settings, said in (
         (
             {"temperature": u[:3]},
-            r"a temperature for each row as float32 \(5,\) on cpu, got torch.float32 \(3,\) on cpu",
+            r"temperature of float32 and the shape \(5,\), got torch.float32, \(3,\)",
         ),
-        ({"top_k": u}, r"a top_k for each row as int32 or int64 \(5,\) on cpu, got torch.float32 \(5,\) on cpu"),
-        ({"top_p": u.double()}, r"a top_p for each row as float32 \(5,\) on cpu, got torch.float64 \(5,\) on cpu"),
-        ({"min_p": u.to("meta")}, r"a min_p for each row as float32 \(5,\) on cpu, got torch.float32 \(5,\) on meta"),
+        ({"top_k": u}, "top_k of int32 or int64, got torch.float32"),
+        ({"top_p": u.double()}, r"top_p of float32 and the shape \(5,\), got torch.float64, \(5,\)"),
+        ({"min_p": u.to("meta")}, "min_p on the device of logits, cpu, got meta"),
         ({"min_p": u, "top_p": 0.0}, r"top_p above 0 and at most 1, got 0.0"),
         ({"min_p": u, "temperature": -1.0}, r"a temperature from 0, got -1.0"),
     ):

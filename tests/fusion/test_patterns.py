@@ -63,7 +63,7 @@ def test_swiglu_and_silu_mul(capfd):
         gate,
         *floats,
         fused=["silu_mul"],
-        refused=["minfer.swiglu takes float16 or bfloat16, got x of torch.float32"],
+        refused=["minfer.swiglu takes x of float16 or bfloat16, got torch.float32"],
     )
     packed = lambda both: F.silu(both.chunk(2, -1)[0]) * both.chunk(2, -1)[1]
     check(capfd, packed, randn(3, 64), fused=["silu_mul"])

@@ -152,13 +152,13 @@ def test_forms_that_a_kernel_does_not_compute_are_refused(capfd):
     check(capfd, first, x, w, refused=["its mean is over the dimensions [1], a kernel's is over the last"])
     half = lambda x, w: w * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
     check(capfd, half, x.bfloat16(), w.bfloat16(), refused=["its mean is of torch.bfloat16, a kernel's is of float32"])
-    check(capfd, norm, x.bfloat16(), w, refused=["takes a weight of x's dtype torch.bfloat16, got torch.float32"])
+    check(capfd, norm, x.bfloat16(), w, refused=["takes weight of the dtype of x, torch.bfloat16, got torch.float32"])
     check(
         capfd,
         lambda a, b: 2 * a + b,
         randn(3, 8),
         randn(8),
-        refused=["takes a and b of one shape, got (3, 8) and (8,)"],
+        refused=["takes b of float32 and the shape (3, 8), got torch.float32, (8,)"],
     )
     check(
         capfd,

@@ -212,10 +212,10 @@ op.cuda("v01_naive.cu")
 op.cuda("v02_split.cu")
 op.cuda("v03_packed.cu")
 op.cuda("v04_balanced.cu")
-op.cuda("v05_scored.cu")
+op.cuda("v05_scored.cu", entries=("scored",))
 op.triton("triton_split.py", requires=at_most_rows)
 op.cpp("cpu_naive.cpp")
-op.cpp("cpu_scored.cpp")
+op.cpp("cpu_scored.cpp", entries=("scored",))
 op.function(
     "decode_attention",
     lambda minfer, out, q, lengths, table, k_cache, v_cache, scales: minfer.decode_attention(

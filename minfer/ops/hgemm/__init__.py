@@ -100,12 +100,28 @@ for rung in ("v04_mma", "v05_pipelined", "v06_swizzled", "v07_tuned"):
 op.cuda("v08_split_k.cu", params=FLOAT32, requires=VECTORS)
 op.cuda("v08_stream_k.cu", params=FLOAT32, requires=VECTORS)
 op.cuda("v09_a_stationary.cu", params=FLOAT32, requires=VECTORS, deterministic=False)
-for rung in ("v10_wgmma", "v11_specialised", "v12_pingpong", "v13_cooperative", "v14_small", "v14_stream_k"):
+for rung in ("v10_wgmma", "v11_specialised", "v12_pingpong", "v13_cooperative"):
     op.cuda(f"{rung}.cu", archs="sm_90a", params=FLOAT32, requires=VECTORS)
+op.cuda("v14_small.cu", archs="sm_90a", params=FLOAT32, requires=VECTORS, preferred="many_columns")
+op.cuda("v14_stream_k.cu", archs="sm_90a", params=FLOAT32, requires=VECTORS)
 op.cuda("v15_gemv.cu", params=FLOAT32, requires=SKINNY[8])
 op.cuda("v16_skinny.cu", params=FLOAT32, requires=SKINNY[128])
-op.cuda("v17_one_wave.cu", archs="sm_90a", params=FLOAT32, requires=SKINNY[128])
-op.cuda("v18_fitted.cu", archs="sm_90a", params=FLOAT32 | {"call": ("product",)}, requires=multiples(k=8))
+# With fewer columns than any that were measured its N-slices leave SMs idle.
+op.cuda(
+    "v17_one_wave.cu",
+    archs="sm_90a",
+    params=FLOAT32,
+    requires=SKINNY[128],
+    preferred="one_wave",
+    least_measured="n",
+)
+op.cuda(
+    "v18_fitted.cu",
+    archs="sm_90a",
+    params=FLOAT32 | {"call": ("product",)},
+    requires=multiples(k=8),
+    preferred="off_the_grid",
+)
 op.triton("triton_tiled.py", params=FLOAT32)
 op.triton("triton_persistent.py", archs="sm_90+", params=FLOAT32, requires=VECTORS)
 op.cpp("cpu_naive.cpp", params=FLOAT32)

@@ -1,14 +1,11 @@
-"""Rules that choose a kernel of hgemm for a shape that was not measured, and the kernels that have an entry of their
-own.
+"""Rules that choose a kernel of hgemm for a shape that was not measured. A kernel's registration names its rule.
 
-The rules follow from cold timings of 181 random products of 17 rows or more on an H100."""
+They follow from cold timings of 181 random products of 17 rows or more on an H100."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-
-from minfer.ops import Kernel, get
+from collections.abc import Mapping
 
 MULTIPROCESSORS = 132  # of an H100 or H200
 SHORT = 512  # the rules say nothing of products with a smaller n or k
@@ -51,23 +48,3 @@ def off_the_grid(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
     waves = tiles / (MULTIPROCESSORS // 2)
     busy = max(waves / math.ceil(waves), 0.9 if waves > 1 else 0)
     return m > 128 and m * n / (tiles * 256 * 256) * busy < (0.96 if m <= 1024 else 0.88)
-
-
-Rule = Callable[[Mapping[str, int], Mapping[str, str]], bool]  # of a shape and the parameters of the op
-# By op and kernel. Of the kernels whose rules hold, the first in the op's order is taken.
-PREFERRED: Mapping[tuple[str, str], Rule] = {
-    ("hgemm", "v14_small"): many_columns,
-    ("hgemm", "v17_one_wave"): one_wave,
-    ("hgemm", "v18_fitted"): off_the_grid,
-}
-
-# By op and entry: the kernels that register this entry, a second torch op (`library.call_entry`).
-ENTRIES: Mapping[tuple[str, str], tuple[str, ...]] = {
-    ("decode_attention", "scored"): ("v05_scored", "cpu_scored"),
-}
-
-
-def entries(name: str, arch: str) -> list[Kernel]:
-    """The kernels of the op `name` that have entries and build for `arch`. If `arch` is empty, those for the CPU."""
-    kernels = [get(name).kernels[each] for (op, _), some in ENTRIES.items() if op == name for each in some]
-    return [x for x in kernels if (x.backend == "cuda" and x.builds_for(arch) if arch else x.backend == "cpp")]
