@@ -29,6 +29,7 @@ from minfer import build, ops
 from minfer.bench import device as devices
 from minfer.bench.arena import Arena, guarded_bytes
 from minfer.bench.integrity import Dishonest
+from minfer.bench.judged import BELIEVED
 from minfer.bench.measure import MOST_ROTATIONS, Bench
 from minfer.bench.operands import Operands
 from minfer.bench.stats import compare
@@ -47,9 +48,11 @@ from minfer.worker.remote_kernel import RemoteKernel, RunnerFailed
 from minfer.worker.shared_operands import SharedOperands
 
 MOST_FRESH = {"cuda": 8 << 30, "cpu": 32 << 20}  # bytes of operands that get new values for each round
-# On a CPU the judge takes further rounds, ROUNDS at a time, while the ends of the ratio's interval are further from its middle
-# than this factor. On a busy machine four blocks often differ by more than a factor of two.
-PRECISE, MOST_ROUNDS, MOST_S = 1.25, 16, 10.0  # no further ones begin after MOST_S seconds
+# On a CPU the judge takes further rounds, ROUNDS at a time, because on a busy machine four blocks often differ by more than a
+# factor of two. It takes them while the ends of the ratio's interval are further from its middle than the first number of one
+# of these lines, there are fewer rounds than the second number, and fewer seconds have passed than the third. A row whose
+# interval is wider than the second line allows is not `ok`.
+FURTHER = ((1.25, 16, 10.0), (BELIEVED["cpu"], 48, 40.0))
 STEADY_S = 0.1  # for the baseline's steady time, without any kernel
 COLD = Timing(looks=[10], least_rounds=5, cold_cap_s=1.0)  # for cold times of the baseline, without any kernel
 
@@ -161,9 +164,9 @@ def take_samples(
     verify(op, case, kernel, kernel, device, devices.capability(device), request["stated"]["seed"])
     rounds.admit(kernel)
     if not operands.goes_on:
-        end = time.perf_counter() + MOST_S
+        begin = time.perf_counter()
         samples = rounds.run("kernel", "baseline", "duplicate", *linked)
-        while len(samples["kernel"]) < MOST_ROUNDS and time.perf_counter() < end and not is_precise(samples):
+        while needs_more(samples, time.perf_counter() - begin):
             more = rounds.run("kernel", "baseline", "duplicate", *linked)
             samples = {name: values + more[name] for name, values in samples.items()}
         loaded = libraries.loaded(kernel.process.process.pid)
@@ -178,10 +181,11 @@ def take_samples(
     return samples | alone | {"calls": [float(rounds.calls[kernel]), float(calls)]}, loaded
 
 
-def is_precise(samples: Mapping[str, list[float]]) -> bool:
-    """Whether the ratio of kernel and baseline is known to a factor of PRECISE."""
-    blocks = [np.maximum(samples[name], 1e-9) for name in ("kernel", "baseline", "duplicate")]
-    return math.exp(compare(*blocks).half_width) <= PRECISE
+def needs_more(samples: Mapping[str, list[float]], seconds: float) -> bool:
+    """Whether the judge takes further rounds (FURTHER), some seconds after it has begun with the first ones."""
+    kernel, baseline, duplicate = (np.maximum(samples[name], 1e-9) for name in ("kernel", "baseline", "duplicate"))
+    factor = math.exp(compare(kernel, baseline, duplicate).half_width)
+    return any(factor > precise and len(kernel) < most and seconds < most_s for precise, most, most_s in FURTHER)
 
 
 @contextlib.contextmanager

@@ -28,7 +28,7 @@ from minfer.ops import Case, Tensors
 from minfer.worker.links import Link
 
 # Whether the calls of some blocks are linked. On a GPU an honest kernel was called dishonest in a linked block. `prepare` waits
-# for the links since then, but no GPU has run that.
+# for the links since then, and not all honest kernels of the tests have run on a GPU with links since.
 LINKS = {"cuda": False, "cpu": True}
 GOES_ON = {"cuda": True, "cpu": False}  # whether the work that a process has begun goes on while the process is stopped
 SNAPSHOT = 32  # results of a block that are copied when the process replies

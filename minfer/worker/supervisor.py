@@ -39,6 +39,7 @@ NEVER_FROM_CHILD = ("guarantee", "libraries", "metrics", "functions", "profilers
                     "local_bytes", "peaks", "roof", "floor_us")  # fmt: skip
 # How many timeouts a judged case may take, over all attempts. Without this budget, a kernel that only waits would take forty.
 BUDGET = 4
+AGAIN_S = 60.0  # for as long a judged case begins again if its row is `unconverged`; for one timeout at most
 # Of the columns TIMED, those that are taken from the child as they are.
 FROM_CHILD = ("cold_empty_us", "cold_launch_us", "cold_late", "cold_baseline_late", "cold_waited", "steady_rotations")
 # Statuses that a process may reply. The supervisor decides what is unsupported itself, before it asks a process.
@@ -190,13 +191,17 @@ class Supervisor:
 
     def _run_judged(self, case: Case, built: Row) -> Row:
         """The columns that the child and the judge fill; the judge knows nothing of the child. Both measure again while they
-        contradict each other, `judged.ATTEMPTS` times in all."""
+        contradict each other, up to `judged.ATTEMPTS` times in all. They also do while the row is `unconverged`, for AGAIN_S at
+        most."""
         found: list[judged.Contradiction] = []
-        row, timeout_s = built, self.shard.case_timeout_s
-        deadline = time.monotonic() + BUDGET * timeout_s
-        while len(found) < judged.ATTEMPTS:
+        row, timeout_s, unconverged = built, self.shard.case_timeout_s, None
+        begin = time.monotonic()
+        deadline, again_until = begin + BUDGET * timeout_s, begin + min(AGAIN_S, timeout_s)
+        for attempt in range(judged.ATTEMPTS):
+            if unconverged and time.monotonic() > again_until:
+                break
             if (left := deadline - time.monotonic()) <= 0:
-                why = f"took more than {BUDGET} timeouts of {timeout_s:g} s, in {len(found)} attempts"
+                why = f"took more than {BUDGET} timeouts of {timeout_s:g} s, in {attempt} attempts"
                 return row | dict.fromkeys(TIMED) | {"status": "timeout", "message": why}
             row = self._run_child(case, built, min(left, timeout_s))
             if row["status"] not in store.MEASURED:
@@ -214,12 +219,16 @@ class Supervisor:
                     level = self.sandbox.level if self.sandbox else "limits"
                     columns = judged.columns(case, row, samples, self.shard.device)
                     columns["libraries"] = self._name_libraries(map(str, reply["loaded"]))
-                    return row | columns | {"guarantee": f"judged, {level}"}
-                found.append(doubt)
+                    row |= columns | {"guarantee": f"judged, {level}"}
+                    if row["status"] != "unconverged":
+                        return row
+                    unconverged = row
+                else:
+                    found.append(doubt)
             except MALFORMED as error:
                 why = f"malformed reply from the judge: {make_printable(repr(error), 200)}"
                 return row | {"status": "error", "message": why} | dict.fromkeys(TIMED)
-        return row | dict.fromkeys(TIMED) | judged.verdict(found)
+        return unconverged or row | dict.fromkeys(TIMED) | judged.verdict(found)
 
     def _ask_judge(self, case: Case, left_s: float) -> dict[str, Any]:
         """The judge's reply. The kernel may use the seconds that are left; the judge has one more timeout for its own work."""

@@ -51,6 +51,49 @@ def test_attempts_share_one_budget(share: float, tmp_path: Path, monkeypatch: py
     one.end()
 
 
+@pytest.mark.parametrize(
+    ("statuses", "seconds", "status", "attempts"),
+    [
+        (["unconverged", "ok"], 1.0, "ok", 2),
+        (["unconverged", None, "unconverged", "ok"], 1.0, "ok", 4),
+        (["unconverged", None, None, None], 1.0, "unconverged", 4),
+        (["unconverged", "ok"], 70.0, "unconverged", 1),
+        (["unconverged", "wrong"], 1.0, "wrong", 2),
+        ([None] * 4, 1.0, "dishonest", 4),
+    ],
+)
+def test_what_is_unconverged_is_measured_again(
+    statuses: list[str | None],
+    seconds: float,
+    status: str,
+    attempts: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`statuses`: by what the judge measures in each attempt; None where its times contradict those inside."""
+    clock, one = Clock(), Supervisor(a_shard(tmp_path, [CASE]), tmp_path / "log")
+    one.shard.case_timeout_s = 180.0
+    left = iter(statuses)
+    now: list[str | None] = []
+
+    def child(case: ops.Case, row: dict[str, Any], seconds: float) -> dict[str, Any]:
+        now.append(next(left))
+        return {"status": "wrong" if now[-1] == "wrong" else "ok"}
+
+    def judge(case: ops.Case, left_s: float) -> dict[str, Any]:
+        clock.now += seconds
+        return JUDGED | {"loaded": []}
+
+    monkeypatch.setattr(supervisor, "time", clock)
+    contradiction = judged.Contradiction("words", 9.0, 1.0)
+    monkeypatch.setattr(judged, "contradiction", lambda *_: None if now[-1] else contradiction)
+    monkeypatch.setattr(judged, "columns", lambda *_: {"status": now[-1]})
+    monkeypatch.setattr(one, "_run_child", child)
+    monkeypatch.setattr(one, "_ask_judge", judge)
+    assert (one._run_judged(CASE, {})["status"], len(now)) == (status, attempts)
+    one.end()
+
+
 def test_all_requests_of_a_kernel_share_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, asked = Clock(), []
     monkeypatch.setattr(remote_kernel, "time", clock)

@@ -118,16 +118,27 @@ def test_what_counts_on_a_cpu_is_the_time_without_waits() -> None:
     )
 
 
-@pytest.mark.parametrize(("spread", "seconds", "rounds"), [(1.0, 600, 4), (1.2, 600, 4), (1.3, 600, 16), (1.3, 0, 4)])
+@pytest.mark.parametrize(
+    ("spread", "most_s", "rounds"),
+    [
+        (1.0, (600, 600), 4),
+        (1.2, (600, 600), 4),
+        (1.3, (600, 600), 16),
+        (1.3, (0, 600), 4),
+        (1.7, (0, 600), 48),
+        (9, (0, 0), 4),
+    ],
+)
 def test_further_rounds_are_taken_while_the_ratio_is_not_known(
-    spread: float, seconds: float, rounds: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spread: float, most_s: tuple[float, float], rounds: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run_once(self: JudgedRounds, *names: str, count: int) -> dict[str, list[float]]:
         blocks = {name: [1e-4] * count for name in (*names, "work", "baseline_work", "lag", "baseline_lag")}
         return blocks | {"kernel": [1e-4 / spread, 1e-4 * spread] * (count // 2)}
 
     monkeypatch.setattr(JudgedRounds, "_run_once", run_once)
-    monkeypatch.setattr(worker_judge, "MOST_S", seconds)
+    further = tuple((*line[:2], seconds) for line, seconds in zip(worker_judge.FURTHER, most_s, strict=True))
+    monkeypatch.setattr(worker_judge, "FURTHER", further)
     reply = worker_judge.judge(REQUEST | {"case": CASE.to_dict()}, tmp_path / "log")
     assert {len(reply["samples"][name]) for name in ("kernel", "baseline", "linked", "work")} == {rounds}
 
