@@ -4,6 +4,7 @@
 // of one token. The threads of a head are a power of two, at most a warp, so that its norm is a few shuffles.
 #pragma once
 
+#include "cuda/dependent.cuh"
 #include "cuda/row_pieces.cuh"
 #include "rope_append.h"
 
@@ -95,24 +96,27 @@ __device__ Piece scaled_by(const Piece& piece, float scale, const Piece& weight)
   return Piece(x);
 }
 
-// The sum over the blockDim.x threads of a head, which are neighbours in a warp.
-__device__ inline float sum_of_head(float value) {
-  for (int mask = blockDim.x / 2; mask > 0; mask /= 2) value += __shfl_xor_sync(0xffffffff, value, mask);
+// The sum over the threads of a head, which are neighbours in a warp.
+__device__ inline float sum_of_head(float value, int lanes) {
+  for (int mask = lanes / 2; mask > 0; mask /= 2) value += __shfl_xor_sync(0xffffffff, value, mask);
   return value;
 }
 
-// A thread is at (place, unit) of its block. A unit is a token and one of its slots, which has every `slots`-th head.
-template <typename Piece, bool kNorm, int kHeads, typename T>
-__global__ void __launch_bounds__(kThreads) heads(RopeAppend<T> p, int slots) {
+// A unit is a token and one of its slots, which has every `slots`-th head; 2^log_lanes threads have a unit. kEarly: the launch
+// begins before the previous one has ended, and lets the next one begin.
+template <typename Piece, bool kNorm, bool kEarly, int kHeads, typename T>
+__global__ void __launch_bounds__(kThreads) heads(RopeAppend<T> p, int slots, int log_lanes) {
   constexpr int kCount = Piece::kCount;
-  const int unit = blockIdx.x * blockDim.y + threadIdx.y, token = unit / slots, slot = unit % slots;
+  const int lanes = 1 << log_lanes, lane = threadIdx.x % lanes;
+  const int unit = blockIdx.x * (kThreads >> log_lanes) + (threadIdx.x >> log_lanes), token = unit / slots, slot = unit % slots;
   const bool there = token < p.tokens;
   const int count = p.half / kCount, all = there ? p.all_heads() : 0, pieces = p.dim / kCount;
+  if constexpr (kEarly) let_next_start(), wait_for_previous();
   const int row = there ? p.positions[token] : -1;  // on their way while the heads are asked for
   const int64_t where = there ? p.where[token] : -1;
   Pair<Piece> pairs[kHeads];
   float cos[kCount], sin[kCount], scales[kHeads];
-  int place = threadIdx.x;
+  int place = lane;
   const auto load = [&] {
     if (place >= count) return;
 #pragma unroll
@@ -136,14 +140,14 @@ __global__ void __launch_bounds__(kThreads) heads(RopeAppend<T> p, int slots) {
       float sum = pairs[i].squares();
       if (head < all) {  // what a thread has besides, in long heads and in those that are not rotated as a whole
         const T* from = p.from(token, head);
-        for (int at = place + blockDim.x; at < count; at += blockDim.x) {
+        for (int at = place + lanes; at < count; at += lanes) {
           Pair<Piece> pair;
           pair.load(from, at, count);
           sum += pair.squares();
         }
-        for (int at = 2 * count + threadIdx.x; at < pieces; at += blockDim.x) sum += squares(piece_at<Piece>(from, at));
+        for (int at = 2 * count + lane; at < pieces; at += lanes) sum += squares(piece_at<Piece>(from, at));
       }
-      scales[i] = rsqrtf(sum_of_head(sum) * p.share + p.eps);  //@ head_sum
+      scales[i] = rsqrtf(sum_of_head(sum, lanes) * p.share + p.eps);  //@ head_sum
     }
   }
   while (place < count) {
@@ -158,7 +162,7 @@ __global__ void __launch_bounds__(kThreads) heads(RopeAppend<T> p, int slots) {
       }
       if (T* to = p.to(token, head, where)) pairs[i].store(to, place, count);  //@ place
     }
-    place += blockDim.x;
+    place += lanes;
     load();
   }
   if (2 * count == pieces) return;  //@ rest
@@ -168,7 +172,7 @@ __global__ void __launch_bounds__(kThreads) heads(RopeAppend<T> p, int slots) {
     if (head >= all) continue;
     T* to = p.to(token, head, where);
     if (to == nullptr) continue;
-    for (int at = 2 * count + threadIdx.x; at < pieces; at += blockDim.x) {
+    for (int at = 2 * count + lane; at < pieces; at += lanes) {
       Piece piece = piece_at<Piece>(p.from(token, head), at);
       if (kNorm && p.part(head) != Part::v)
         piece = scaled_by(piece, scales[i], piece_at<Piece>(p.weights[p.part(head) == Part::k], at));
@@ -177,15 +181,18 @@ __global__ void __launch_bounds__(kThreads) heads(RopeAppend<T> p, int slots) {
   }
 }
 
-template <typename Piece, int kHeads, typename T>
+template <typename Piece, int kHeads, bool kEarly = false, typename T>
 void launch_heads(const RopeAppend<T>& p) {
-  int lanes = 1;  // of a head
-  while (lanes < 32 && lanes < p.half / Piece::kCount) lanes *= 2;
-  const int slots = (p.all_heads() + kHeads - 1) / kHeads, of_block = kThreads / lanes;
+  int log_lanes = 0;  // of the threads of a head
+  while (log_lanes < 5 && 1 << log_lanes < p.half / Piece::kCount) ++log_lanes;
+  const int slots = (p.all_heads() + kHeads - 1) / kHeads, of_block = kThreads >> log_lanes;
   const int blocks = (p.tokens * slots + of_block - 1) / of_block;
-  const dim3 threads(lanes, of_block);
-  if (p.has_norm()) heads<Piece, true, kHeads><<<blocks, threads, 0, p.stream>>>(p, slots);
-  else heads<Piece, false, kHeads><<<blocks, threads, 0, p.stream>>>(p, slots);
+  const auto launch = [&](auto kernel) {
+    if constexpr (kEarly) STD_CUDA_CHECK(launch_early(kernel, 1, dim3(blocks), kThreads, 0, p.stream, p, slots, log_lanes));
+    else kernel<<<blocks, kThreads, 0, p.stream>>>(p, slots, log_lanes);
+  };
+  if (p.has_norm()) launch(heads<Piece, true, kEarly, kHeads, T>);
+  else launch(heads<Piece, false, kEarly, kHeads, T>);
 }
 
 }  // namespace minfer
