@@ -63,6 +63,9 @@ EMULATED: dict[str, Shapes] = {
         (2, 2, 1, 528, 528),
         (3, 3, 1, 600, 16),
     ],
+    # One element, rows of several warps, rows longer than a block keeps, of elements and of vectors.
+    "silu_mul_quant": [(2, 1), (3, 136), (1, 2100), (2, 20000)],
+    "add_rmsnorm_quant": [(2, 1), (3, 136), (1, 2100), (2, 20000)],
     # Several tiles for each of the emulator's two blocks, more than a ring of stages is deep, and each width of a strip.
     "gated_unit": [(257, 264, 456), (600, 72, 128), (20, 64, 968), (100, 120, 840), (60, 180, 584), (128, 392, 328)],
     # The same.

@@ -101,6 +101,10 @@ def calls() -> dict[str, Call]:
         "quant_gemm": Call("quant_gemm", {"x": half(1, 64)} | int4),
         "rms_norm": Call("rms_norm", {"x": half(1, 1, 64), "weight": half(64)}),
         "rms_norm with a residual": Call("rms_norm", {"x": half(1, 64), "weight": half(64), "residual": half(1, 64)}),
+        "rms_norm_quant": Call("rms_norm_quant", {"x": half(1, 1, 64), "weight": half(64), "dtype": torch.int8}),
+        "rms_norm_quant with a residual": Call(
+            "rms_norm_quant", {"x": half(1, 64), "weight": half(64), "residual": half(1, 64)}
+        ),
         "rope": Call("rope", rope),
         "rope_append": Call("rope_append", fused),
         "rope_append with norms": Call("rope_append", fused | {"q_weight": torch.rand(64), "k_weight": torch.rand(64)}),
@@ -111,6 +115,7 @@ def calls() -> dict[str, Call]:
         ),
         "sample": Call("sample", {"logits": torch.rand(1, 100), "temperature": 0.0}),
         "seq_sum": Call("seq_sum", {"x": torch.rand(1, 64), "lengths": ints(9)}),
+        "silu_mul_quant": Call("silu_mul_quant", {"gate": half(1, 1, 64), "up": half(1, 1, 64)}),
         "silu_mul": Call("silu_mul", {"gate": half(1, 1, 64), "up": half(1, 1, 64)}),
         "softmax": Call("softmax", {"x": half(1, 1, 64), "mask": ints(9).reshape(1, 1)}),
         "softmax of one": Call("softmax", {"x": half(3, 1), "mask": half(1)}),

@@ -94,6 +94,33 @@ def draw_rms(at: Draw) -> Drawn:
     return given, formula
 
 
+def quantised(values: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    if not values.numel():
+        return values, values.new_zeros(values.shape[:-1])
+    most = 448.0 if dtype == torch.float8_e4m3fn else 127.0
+    scales = values.abs().amax(-1) / most
+    kept = values / scales.clamp_min(1e-30)[..., None]
+    return (kept.float().to(dtype) if dtype == torch.float8_e4m3fn else kept.round()).double(), scales
+
+
+def draw_rms_quant(at: Draw) -> Drawn:
+    dtype = at.choice(torch.float8_e4m3fn, torch.int8)
+
+    def reference(x: Tensor, weight: Tensor, residual: Tensor | None = None, **others: Any) -> Any:
+        y, *changed = (rms(x, weight, 1e-6, residual),) if residual is None else rms(x, weight, 1e-6, residual)
+        return (*quantised(y, dtype), *changed)
+
+    names = ("x", "residual") if at.choice(True, False) else ("x",)
+    given, formula = rows_of(names, ("weight",), reference, (torch.float32,))(at)
+    return given | {"dtype": dtype}, formula
+
+
+def draw_silu_mul_quant(at: Draw) -> Drawn:
+    dtype = at.choice(torch.float8_e4m3fn, torch.int8)
+    given, formula = rows_of(("gate", "up"), (), lambda gate, up, **others: quantised(F.silu(gate) * up, dtype))(at)
+    return given | {"dtype": dtype}, formula
+
+
 def softmax(x: Tensor, mask: Tensor | None = None) -> Tensor:
     if mask is None:
         return x.softmax(-1)
@@ -459,11 +486,13 @@ DRAWS: Mapping[str, Callable[[Draw], Drawn]] = {
     "moe_route": draw_route,
     "quant_gemm": draw_quant,
     "rms_norm": draw_rms,
+    "rms_norm_quant": draw_rms_quant,
     "rope": draw_rope,
     "rope_": lambda at: (draw_rope(at)[0], rope_),
     "rope_append": draw_rope_append,
     "sample": draw_sample,
     "seq_sum": draw_sums,
+    "silu_mul_quant": draw_silu_mul_quant,
     "silu_mul": rows_of(("gate", "up"), (), lambda gate, up: F.silu(gate) * up),
     "softmax": draw_softmax,
     "swiglu": product(("x", "wg", "wu"), (), lambda x, wg, wu: F.silu(x @ wg) * (x @ wu), True),

@@ -139,6 +139,8 @@ SIZED: dict[str, Callable[[int], dict[str, Any]]] = {
     },
     "sample": lambda n: {"logits": torch.rand(n, 100), "temperature": torch.zeros(n), "top_p": torch.ones(n)},
     "seq_sum": lambda n: {"x": torch.rand(n, 64), "lengths": ints(*[9] * n)},
+    "rms_norm_quant": lambda n: {"x": half(n, 64), "weight": half(64)},
+    "silu_mul_quant": lambda n: {"gate": half(n, 64), "up": half(n, 64)},
     "silu_mul": lambda n: {"gate": half(n, 64), "up": half(n, 64)},
     "softmax": lambda n: {"x": half(n, 64)},
     "swiglu": product("x", "wg", "wu"),

@@ -43,6 +43,10 @@ WRITERS: dict[str, tuple[Given, Any]] = {
     "kv_append_": (APPEND, minfer.kv_append_),
     "rope_append": (FUSED, minfer.rope_append),
     "add_rms_norm": (NORM, lambda x, residual, weight, eps: minfer.rms_norm(x, weight, eps, residual)),
+    "add_rms_norm_quant": (
+        NORM | {"dtype": torch.int8},
+        lambda x, residual, weight, eps, dtype: minfer.rms_norm_quant(x, weight, eps, residual, dtype=dtype),
+    ),
     "hgemm_out": (PRODUCT, lambda a, b, out: minfer.matmul(a, b, out=out)),
     "softmax_out": (SOFTMAX, lambda x, mask, out: minfer.softmax(x, mask, out=out)),
     "axpby_out": (SUM, lambda a, b, alpha, beta, out: minfer.axpby(a, b, alpha, beta, out=out)),

@@ -218,4 +218,13 @@ op.cuda("v01_naive.cu", dtypes=ALL)
 op.cuda("v02_vectors.cu", dtypes=ALL, requires=vectors)
 op.cuda("v03_early.cu", archs="sm_90+", dtypes=ALL, requires=vectors)
 op.cpp("cpu_heads.cpp", dtypes=ALL)
+op.function(
+    "rope_append",
+    lambda minfer, q, k_cache, v_cache, qkv, positions, where, cos, sin, q_weight, k_weight, eps: minfer.rope_append(
+        qkv, k_cache, v_cache, positions, where, cos, sin, *(x if len(x) else None for x in (q_weight, k_weight)), eps
+    ),
+    returns=(0,),
+    dtypes=ALL,
+    params={"padding": ("none",)},
+)
 op.draws(layer)
