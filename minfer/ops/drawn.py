@@ -77,8 +77,7 @@ class Source:
         return int((most + 1) ** self.rng.random())
 
     def prompt(self, most: int) -> int:
-        """The tokens of a prompt, from 1 to `most`: half of them log-uniform, half as in one of two traces (`PROMPTS`). A CPU gets
-        a part of these."""
+        """The tokens of a prompt, from 1 to `most`: half are log-uniform, half as in one of two traces; a CPU gets a part."""
         if self.rng.random() < 0.5:
             return self.log_uniform(most)
         quantiles = self.rng.choice([*PROMPTS.values()])
