@@ -27,7 +27,7 @@ def tensors(case: Case) -> list[Spec]:
 
 
 def relative(case: Case, gate: Tensor) -> Tensor:
-    """Of a value: silu_mul's bound, and half an ulp of its dtype for silu and for the product, of this value and the largest."""
+    """Of a value: silu_mul's bound, and half an ulp of its dtype for silu and for the product, in it and in the largest one."""
     return (16 + 2 * gate.abs()) * U + 2 * torch.finfo(DTYPES[case.dtype]).eps
 
 
