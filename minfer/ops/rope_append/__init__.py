@@ -71,7 +71,7 @@ def tensors(case: Case) -> list[Spec]:
         found = draw.random.sample(range(pages_of(case) * PAGE), tokens)
         return torch.tensor([-1 if is_padding(case, i) else place for i, place in enumerate(found)], device=device)
 
-    def angles(function: str) -> Tensor:
+    def angles(function: str) -> Spec:
         def make(made: Tensors, draw: Draw, device: torch.device) -> Tensor:
             """NaN in the rows that no token has."""
             values: Tensor = getattr(table(rows, half, device), function)()
