@@ -4,7 +4,6 @@
 // of one token. The threads of a head are a power of two, at most a warp, so that its norm is a few shuffles.
 #pragma once
 
-#include "cuda/dependent.cuh"
 #include "cuda/row_pieces.cuh"
 #include "rope_append.h"
 
@@ -102,16 +101,14 @@ __device__ inline float sum_of_head(float value, int lanes) {
   return value;
 }
 
-// A unit is a token and one of its slots, which has every `slots`-th head; 2^log_lanes threads have a unit. kEarly: the launch
-// begins before the previous one has ended, and lets the next one begin.
-template <typename Piece, bool kNorm, bool kEarly, int kHeads, typename T>
+// A unit is a token and one of its slots, which has every `slots`-th head; 2^log_lanes threads have a unit.
+template <typename Piece, bool kNorm, int kHeads, typename T>
 __global__ void __launch_bounds__(kThreads) heads(RopeAppend<T> p, int slots, int log_lanes) {
   constexpr int kCount = Piece::kCount;
   const int lanes = 1 << log_lanes, lane = threadIdx.x % lanes;
   const int unit = blockIdx.x * (kThreads >> log_lanes) + (threadIdx.x >> log_lanes), token = unit / slots, slot = unit % slots;
   const bool there = token < p.tokens;
   const int count = p.half / kCount, all = there ? p.all_heads() : 0, pieces = p.dim / kCount;
-  if constexpr (kEarly) let_next_start(), wait_for_previous();
   const int row = there ? p.positions[token] : -1;  // on their way while the heads are asked for
   const int64_t where = there ? p.where[token] : -1;
   Pair<Piece> pairs[kHeads];
@@ -181,18 +178,14 @@ __global__ void __launch_bounds__(kThreads) heads(RopeAppend<T> p, int slots, in
   }
 }
 
-template <typename Piece, int kHeads, bool kEarly = false, typename T>
+template <typename Piece, int kHeads, typename T>
 void launch_heads(const RopeAppend<T>& p) {
   int log_lanes = 0;  // of the threads of a head
   while (log_lanes < 5 && 1 << log_lanes < p.half / Piece::kCount) ++log_lanes;
   const int slots = (p.all_heads() + kHeads - 1) / kHeads, of_block = kThreads >> log_lanes;
   const int blocks = (p.tokens * slots + of_block - 1) / of_block;
-  const auto launch = [&](auto kernel) {
-    if constexpr (kEarly) STD_CUDA_CHECK(launch_early(kernel, 1, dim3(blocks), kThreads, 0, p.stream, p, slots, log_lanes));
-    else kernel<<<blocks, kThreads, 0, p.stream>>>(p, slots, log_lanes);
-  };
-  if (p.has_norm()) launch(heads<Piece, true, kEarly, kHeads, T>);
-  else launch(heads<Piece, false, kEarly, kHeads, T>);
+  if (p.has_norm()) heads<Piece, true, kHeads><<<blocks, kThreads, 0, p.stream>>>(p, slots, log_lanes);
+  else heads<Piece, false, kHeads><<<blocks, kThreads, 0, p.stream>>>(p, slots, log_lanes);
 }
 
 }  // namespace minfer
