@@ -65,6 +65,7 @@ def cases(device: torch.device) -> dict[str, Call]:
     prompt = {"q": half(1, seq, heads, dim), "k": half(1, seq, kv_heads, dim), "v": half(1, seq, kv_heads, dim)}
     gated = {"x": x, "w1": square.t(), "b1": bias, "w2": up.t(), "b2": bias.clone()}
     where = ints(range(tokens), torch.int64)
+    fused = caches | {"qkv": half(tokens, heads + 2 * kv_heads, dim), "positions": ints([5] * tokens), "where": where}
     return {
         "attention": ("attention", prompt | {"causal": True}),
         "axpby": ("axpby", {"a": x.float(), "b": x.float(), "alpha": 2.0}),
@@ -83,12 +84,18 @@ def cases(device: torch.device) -> dict[str, Call]:
         "quant_gemm": ("quant_gemm", {"x": x, "w": packed} | int4),
         "rms_norm": ("rms_norm", {"x": x, "weight": weight}),
         "rms_norm, residual": ("rms_norm", {"x": x, "weight": weight, "residual": x.clone()}),
+        "rms_norm_quant": ("rms_norm_quant", {"x": x, "weight": weight, "residual": x.clone()}),
         "rope": ("rope", {"q": q, "k": k} | at | now),
         "rope_": ("rope_", {"q": q.clone(), "k": k.clone()} | at | now),
         "rope_, no positions": ("rope_", {"q": half(77, heads, dim), "k": half(77, kv_heads, dim)} | at),
+        "rope_append": ("rope_append", fused | at),
         "sample": ("sample", {"logits": half(tokens, vocab), "top_k": 50}),
         "seq_sum": ("seq_sum", {"x": torch.rand(tokens, length, device=device), "lengths": ints([length] * tokens)}),
         "silu_mul": ("silu_mul", dict(zip(("gate", "up"), half(tokens, 2 * hidden).chunk(2, -1), strict=True))),
+        "silu_mul_quant": (
+            "silu_mul_quant",
+            dict(zip(("gate", "up"), half(tokens, 2 * hidden).chunk(2, -1), strict=True)),
+        ),
         "softmax": ("softmax", {"x": half(tokens, vocab)}),
         "swiglu": ("swiglu", {"x": x, "wg": square.t(), "wu": up.t()}),
     }

@@ -55,6 +55,17 @@ EMULATED: dict[str, Shapes] = {
     "producer_consumer": [(4,), (2048,), (9000,), (60000,)],
     # Several tokens a block, with one left over; more heads than a block has threads for; a place in turn; a rest to copy.
     "rope": [(1, 9, 1, 0, 16, 16), (2, 3, 33, 3, 160, 128), (3, 90, 2, 1, 72, 64), (1, 2, 2, 1, 8208, 8208)],
+    # Several tokens a block, with one left over; several places a thread; more heads than a block has; a rest.
+    "rope_append": [
+        (9, 1, 1, 16, 16),
+        (9, 33, 3, 160, 128),
+        (70, 2, 1, 72, 64),
+        (2, 2, 1, 528, 528),
+        (3, 3, 1, 600, 16),
+    ],
+    # One element, rows of several warps, rows longer than a block keeps, of elements and of vectors.
+    "silu_mul_quant": [(2, 1), (3, 136), (1, 2100), (2, 20000)],
+    "add_rmsnorm_quant": [(2, 1), (3, 136), (1, 2100), (2, 20000)],
     # Several tiles for each of the emulator's two blocks, more than a ring of stages is deep, and each width of a strip.
     "gated_unit": [(257, 264, 456), (600, 72, 128), (20, 64, 968), (100, 120, 840), (60, 180, 584), (128, 392, 328)],
     # The same.

@@ -85,13 +85,20 @@ EXAMPLES = {
     "quant_gemm": "w, scales = torch.randint(256, (8, 32), dtype=torch.uint8), torch.rand(8, 1).half()\n"
     'y = minfer.quant_gemm(torch.rand(2, 64).half(), w, "int4_g64", scales)  # (2, 8)',
     "rms_norm": "y = minfer.rms_norm(torch.rand(2, 64), torch.ones(64), residual=torch.rand(2, 64))",
+    "rms_norm_quant": "y, scales = minfer.rms_norm_quant(torch.rand(2, 64), torch.ones(64), residual=torch.rand(2, 64))",
     "rope": "q, k, (cos, sin) = torch.rand(1, 8, 4, 64), torch.rand(1, 8, 2, 64), torch.rand(2, 2048, 32)\n"
     "q, k = minfer.rope(q, k, cos, sin, start=100)",
     "rope_": "q, k, (cos, sin) = torch.rand(1, 8, 4, 64), torch.rand(1, 8, 2, 64), torch.rand(2, 2048, 32)\n"
     "minfer.rope_(q, k, cos, sin, start=100)",
+    "rope_append": "(k_cache, v_cache), (cos, sin) = torch.zeros(2, 4, 16, 2, 64), torch.rand(2, 2048, 32)\n"
+    "positions, where = torch.tensor([20, 21]).int(), torch.tensor([36, 37])  # slots 4 and 5 of page 2\n"
+    "q = minfer.rope_append(torch.rand(2, 4 + 2 * 2, 64), k_cache, v_cache, positions, where, cos, sin)  # (2, 4, 64)",
     "sample": "tokens = minfer.sample(torch.randn(2, 1000), temperature=0.7, top_k=50, top_p=0.9)",
     "seq_sum": "y = minfer.seq_sum(torch.rand(2, 8), lengths=torch.tensor([3, 8]).int())",
     "silu_mul": "y = minfer.silu_mul(*torch.rand(4, 2 * 64).chunk(2, -1))",
+    "silu_mul_quant": "x, x_scales = minfer.silu_mul_quant(*torch.rand(4, 2 * 64).half().chunk(2, -1))\n"
+    "w, scales = torch.rand(32, 64).to(torch.float8_e4m3fn), torch.ones(32)\n"
+    'y = minfer.quant_gemm(x, w, "fp8", scales, x_scales=x_scales)  # (4, 32)',
     "softmax": "p = minfer.softmax(torch.rand(2, 100), mask=torch.tensor([3, 100]).int())",
     "swiglu": "x, (wg, wu) = torch.rand(4, 64).half(), torch.rand(2, 64, 32).half()\ny = minfer.swiglu(x, wg, wu)",
 }

@@ -18,6 +18,12 @@ MODELS = Path(__file__).with_name("models.csv")
 MOST_TOKENS = {"cuda": 8192, "cpu": 128}
 MOST_LOGITS = 512  # tokens of a step whose logits are computed: one for each request
 CPU_FACTOR = 8  # the layers that a CPU gets are narrower by this factor
+# Tokens of a prompt, of sixteenths of the requests to two services in an hour of the Azure LLM inference dataset of 2023 (Patel
+# et al., Splitwise: efficient generative LLM inference using phase splitting, ISCA 2024).
+PROMPTS = {
+    "conversation": (2, 194, 235, 383, 396, 405, 428, 966, 1020, 1052, 1083, 1120, 1189, 1335, 2309, 4079, 14050),
+    "code": (3, 90, 185, 348, 578, 825, 1016, 1196, 1469, 1734, 2048, 2371, 2745, 3330, 4434, 6499, 7437),
+}
 HEAD_DIMS = (64, 128, 256)  # that the kernels of attention have
 TRIES = 100  # for each problem that is asked for
 
@@ -69,6 +75,15 @@ class Source:
     def log_uniform(self, most: int) -> int:
         """An integer from 1 to `most`. Each range from n to 2 n is about as likely as any other."""
         return int((most + 1) ** self.rng.random())
+
+    def prompt(self, most: int) -> int:
+        """The tokens of a prompt, from 1 to `most`: half are log-uniform, half as in one of two traces; a CPU gets a part."""
+        if self.rng.random() < 0.5:
+            return self.log_uniform(most)
+        quantiles = self.rng.choice([*PROMPTS.values()])
+        place, rest = divmod(self.rng.random() * (len(quantiles) - 1), 1)
+        low, high = quantiles[int(place) : int(place) + 2]
+        return min(most, max(1, int(low + rest * (high - low)) * self.most_tokens // MOST_TOKENS["cuda"]))
 
     def half(self) -> str:
         """bfloat16 twice as often as float16."""
@@ -184,7 +199,7 @@ def prompts(source: Source) -> Problem | None:
     model = source.model
     if model.head_dim not in HEAD_DIMS:
         return None
-    length = source.tokens()
+    length = source.prompt(source.most_tokens)
     batch = source.log_uniform(max(1, source.most_tokens // length))
     heads = {"heads": model.heads, "kv_heads": model.kv_heads, "head_dim": model.head_dim}
     return Problem(source.half(), {"batch": batch, "seq_q": length, "seq_kv": length} | heads)
@@ -195,7 +210,7 @@ def decoding(source: Source) -> Problem | None:
     model = source.model
     if model.head_dim not in HEAD_DIMS:
         return None
-    longest = max(16, source.tokens(4 * source.most_tokens))
+    longest = max(16, source.prompt(4 * source.most_tokens))
     batch = source.log_uniform(min(256, max(1, 64 * source.most_tokens // longest)))
     heads = {"heads": model.heads, "kv_heads": model.kv_heads, "head_dim": model.head_dim}
     page, lengths = source.rng.choice(["16", "16", "none"]), source.rng.choice(["full", "uniform:1"])

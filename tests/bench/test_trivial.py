@@ -37,6 +37,8 @@ MEANT = {
     ("rope", "q_out", "a copy of q_out"): "position 0 is not turned",
     ("rope", "k_out", "a copy of k_out"): "position 0 is not turned",
     ("add_rmsnorm", "y", "all but a sixteenth"): "with large_eps, an eps of 0.5, the mean square hardly counts",
+    ("silu_mul_quant", "scales", "the mean"): "one token has one scale",
+    ("add_rmsnorm_quant", "scales", "the mean"): "one token has one scale",
 }
 SCRATCH = {("add_rmsnorm", "x"): "anything may be in it"}
 

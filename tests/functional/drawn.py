@@ -113,6 +113,35 @@ def draw_rms(at: Draw) -> Drawn:
     return given, formula
 
 
+def quantised(values: Tensor) -> tuple[Tensor, Tensor]:
+    if not values.numel():
+        return values, values.new_zeros(values.shape[:-1])
+    scales = values.abs().amax(-1) / 127
+    return (values / scales.clamp_min(1e-30)[..., None]).round(), scales
+
+
+def draw_rms_quant(at: Draw) -> Drawn:
+    """In int8, of bfloat16: their tolerance is more than a step, and a value between two bytes may become either."""
+
+    def reference(x: Tensor, weight: Tensor, residual: Tensor | None = None, **others: Any) -> Any:
+        y, *changed = (rms(x, weight, 1e-6, residual),) if residual is None else rms(x, weight, 1e-6, residual)
+        return (*quantised(y), *changed)
+
+    names = ("x", "residual") if at.choice(True, False) else ("x",)
+    given, formula = rows_of(names, ("weight",), reference, (torch.bfloat16,))(at)
+    return given | {"dtype": torch.int8}, formula
+
+
+def draw_silu_mul_quant(at: Draw) -> Drawn:
+    """As `draw_rms_quant`."""
+
+    def reference(gate: Tensor, up: Tensor, **others: Any) -> Any:
+        return quantised(F.silu(gate) * up)
+
+    given, formula = rows_of(("gate", "up"), (), reference, (torch.bfloat16,))(at)
+    return given | {"dtype": torch.int8}, formula
+
+
 def softmax(x: Tensor, mask: Tensor | None = None) -> Tensor:
     if mask is None:
         return x.softmax(-1)
@@ -355,6 +384,34 @@ def draw_append(at: Draw) -> Drawn:
     return given | {"where": torch.tensor(places, dtype=torch.int64)}, append
 
 
+def rope_append(
+    qkv: Tensor, k_cache: Tensor, v_cache: Tensor, positions: Tensor, where: Tensor, cos: Tensor, sin: Tensor,
+    q_weight: Tensor | None = None, k_weight: Tensor | None = None, eps: float = 1e-6,
+) -> Any:  # fmt: skip
+    kv_heads = k_cache.shape[2]
+    q, k, v = qkv.split((qkv.shape[1] - 2 * kv_heads, kv_heads, kv_heads), 1)
+    if q_weight is not None and k_weight is not None:
+        q, k = F.rms_norm(q, q.shape[-1:], q_weight, eps), F.rms_norm(k, k.shape[-1:], k_weight, eps)
+    q, k = rope(q, k, cos, sin, positions)
+    (written,) = append(k_cache, v_cache, k, v, where)
+    return q, written
+
+
+def draw_rope_append(at: Draw) -> Drawn:
+    dtype, dim, kv_heads, blocks, slots = at.choice(*FLOATS), 2 * at.size(1), at.size(), at.size(1), at.choice(16, 64)
+    tokens, longest, half = min(at.size(), blocks * slots), at.size(1), at.choice(dim // 2, max(1, dim // 4))
+    given: dict[str, Any] = {
+        "qkv": at.floats(dtype, tokens, at.size() + 2 * kv_heads, dim),
+        **{name: at.floats(dtype, blocks, slots, kv_heads, dim) for name in ("k_cache", "v_cache")},
+        "positions": at.ints(0, longest, tokens),
+        "where": torch.tensor(at.rng.sample(range(-1, blocks * slots + 1), tokens), dtype=torch.int64),
+        **{name: at.floats(torch.float32, longest, half) for name in ("cos", "sin")},
+    }
+    if at.choice(True, False):
+        given |= {"q_weight": at.floats(dtype, dim), "k_weight": at.floats(dtype, dim), "eps": at.choice(1e-6, 0.5)}
+    return given, rope_append
+
+
 def sums(x: Tensor, lengths: Tensor | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
     found = torch.zeros_like(x)
     if lengths is not None:
@@ -499,10 +556,13 @@ DRAWS: Mapping[str, Callable[[Draw], Drawn]] = {
     "moe_route": draw_route,
     "quant_gemm": draw_quant,
     "rms_norm": draw_rms,
+    "rms_norm_quant": draw_rms_quant,
     "rope": draw_rope,
     "rope_": lambda at: (draw_rope(at)[0], rope_),
+    "rope_append": draw_rope_append,
     "sample": draw_sample,
     "seq_sum": draw_sums,
+    "silu_mul_quant": draw_silu_mul_quant,
     "silu_mul": rows_of(("gate", "up"), (), lambda gate, up: F.silu(gate) * up),
     "softmax": with_out(draw_softmax),
     "swiglu": product(("x", "wg", "wu"), (), lambda x, wg, wu: F.silu(x @ wg) * (x @ wu), True),

@@ -1,0 +1,139 @@
+"""`silu_mul_quant` and `rms_norm_quant`: kernels that quantise their result by rows as functions of PyTorch."""
+
+from __future__ import annotations
+
+import torch
+
+from minfer.functional import library
+from minfer.functional.norms import rows_of
+
+Tensor = torch.Tensor
+Pair = tuple[Tensor, Tensor]
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+STORED = {torch.float8_e4m3fn: "fp8", torch.int8: "int8"}
+
+
+@library.public
+def silu_mul_quant(gate: Tensor, up: Tensor, dtype: torch.dtype = torch.float8_e4m3fn) -> Pair:
+    """silu(gate) * up, quantised: y of `dtype` and the shape of gate, and its scales, float32 (...), one a row.
+
+    dtype: float8_e4m3fn or int8. A row's scale is its largest magnitude / 448, or / 127; y is value / scale, rounded to the
+        nearest. A row of zeros has the scale 0. `quant_gemm` takes y in float8_e4m3fn as x, and the scales as `x_scales`.
+    gate, up: (..., hidden) of one shape, float32, float16 or bfloat16. They may be the halves of one projection,
+        `projection.chunk(2, -1)`, which are read in place; what a kernel cannot read is copied first.
+
+    Arithmetic is fp32 and each value is rounded once. `best` picks the kernel, which is compiled at its first call. Works under
+    `torch.compile`. It has no backward: raises RuntimeError where one would be recorded. Raises ValueError for arguments that
+    do not fit."""
+    library.refuse_gradients("silu_mul_quant", gate, up)
+    y, scales = _silu_mul_quant_op(gate, up, dtype)
+    return y, scales
+
+
+@library.public
+def rms_norm_quant(
+    x: Tensor,
+    weight: Tensor,
+    eps: float = 1e-6,
+    residual: Tensor | None = None,
+    *,
+    dtype: torch.dtype = torch.float8_e4m3fn,
+) -> Pair:
+    """`rms_norm`, quantised: y of `dtype` and the shape of x, and its scales, float32 (...), as `silu_mul_quant` has them.
+
+    x is (..., hidden), weight (hidden,), both float32, float16 or bfloat16. With a `residual` of x's shape, x is added to it in
+    place, and the sum is what is normalised. Arithmetic is fp32, and a normalised value is rounded once, to its byte. `best`
+    picks the kernel, which is compiled at its first call. Works under `torch.compile`. It has no backward: raises RuntimeError
+    where one would be recorded. Raises ValueError for arguments that do not fit."""
+    library.refuse_gradients("rms_norm_quant", x, weight, residual)
+    if residual is None:
+        y, scales = _rms_norm_quant_op(x, weight, eps, dtype)
+    else:
+        y, scales = _add_rms_norm_quant_op(x, residual, weight, eps, dtype)
+    return y, scales
+
+
+def _made(name: str, x: Tensor, which: str, dtype: torch.dtype, **others: Tensor) -> Pair:
+    """Empty bytes and scales. Raises ValueError unless x, called `which`, has rows of a dtype that kernels know, and the others
+    fit it: `weight` has the shape of its last dimension, the rest x's."""
+
+    def refuse(takes: str, got: object) -> ValueError:
+        return ValueError(f"minfer.{name} takes {takes}, got {got}")
+
+    if dtype not in STORED:
+        raise refuse("a dtype of float8_e4m3fn or int8", dtype)
+    if x.dtype not in DTYPES or x.dim() == 0:
+        raise refuse(f"{which} of float32, float16 or bfloat16, (..., hidden)", f"{x.dtype}, {tuple(x.shape)}")
+    for called, tensor in others.items():
+        shape = x.shape[-1:] if called == "weight" else x.shape
+        if tensor.dtype != x.dtype or tensor.shape != shape:
+            wanted = f"{called} of {x.dtype} and the shape {tuple(shape)}"
+            raise refuse(wanted, f"{tensor.dtype} and {tuple(tensor.shape)}")
+        if tensor.device != x.device:
+            raise refuse(f"{called} on the device of {which}, {x.device}", tensor.device)
+    return x.new_empty(x.shape, dtype=dtype), x.new_empty(x.shape[:-1], dtype=torch.float32)
+
+
+def _fake_silu_mul(gate: Tensor, up: Tensor, dtype: torch.dtype) -> Pair:
+    return _made("silu_mul_quant", gate, "gate", dtype, up=up)
+
+
+def _silu_mul(gate: Tensor, up: Tensor, dtype: torch.dtype) -> Pair:
+    y, scales = _fake_silu_mul(gate, up, dtype)
+    if not y.numel():
+        return y, scales.zero_()
+    rows = rows_of(gate)
+    tensors = (y.view(rows.shape), scales.view(-1), rows, rows_of(up))
+    shape = {"tokens": rows.shape[0], "hidden": rows.shape[1]}
+    library.call("silu_mul_quant", tensors, gate.dtype, shape, {"to": STORED[dtype]})
+    return y, scales
+
+
+def _fake_rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Pair:
+    return _made("rms_norm_quant", x, "x", dtype, weight=weight)
+
+
+def _rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Pair:
+    made = _fake_rms_norm(x, weight, eps, dtype)
+    rows = x.new_empty(0, x.shape[-1])
+    return _call_norm(made, rows, x, weight, eps, dtype)
+
+
+def _fake_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Pair:
+    return _made("rms_norm_quant", x, "x", dtype, residual=residual, weight=weight)
+
+
+def _add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Pair:
+    made = _fake_add_rms_norm(x, residual, weight, eps, dtype)
+    total = rows_of(residual) if x.numel() else residual
+    found = _call_norm(made, total, x, weight, eps, dtype)
+    if x.numel() and total.data_ptr() != residual.data_ptr():  # a copy, because kernels cannot read the rows in place
+        residual.copy_(total.view(residual.shape))
+    return found
+
+
+def _call_norm(made: Pair, residual: Tensor, x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Pair:
+    y, scales = made
+    if not y.numel():
+        return y, scales.zero_()
+    rows = rows_of(x)
+    tensors = (y.view(rows.shape), scales.view(-1), residual, rows, library.readable(weight))
+    shape = {"tokens": rows.shape[0], "hidden": rows.shape[1]}
+    params = {"to": STORED[dtype], "residual": "added" if len(residual) else "none"}
+    library.call("add_rmsnorm_quant", tensors, x.dtype, shape, params, eps=eps)
+    return y, scales
+
+
+_silu_mul_quant_op = library.define(
+    "silu_mul_quant(Tensor gate, Tensor up, ScalarType dtype) -> (Tensor, Tensor)", _silu_mul, _fake_silu_mul
+)
+_rms_norm_quant_op = library.define(
+    "rms_norm_quant(Tensor x, Tensor weight, float eps, ScalarType dtype) -> (Tensor, Tensor)",
+    _rms_norm,
+    _fake_rms_norm,
+)
+_add_rms_norm_quant_op = library.define(
+    "add_rms_norm_quant(Tensor x, Tensor(a!) residual, Tensor weight, float eps, ScalarType dtype) -> (Tensor, Tensor)",
+    _add_rms_norm,
+    _fake_add_rms_norm,
+)

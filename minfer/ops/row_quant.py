@@ -1,0 +1,37 @@
+"""Rows of bytes with a scale each, as ops that quantise their result give them: fp8 e4m3 or int8.
+
+The scale of a row is its largest magnitude divided by 448 or by 127, and a byte is value / scale, rounded to the nearest. A row
+of zeros has the scale 0 and bytes of zero. So y * scale is the value again, which is how `quant_gemm` reads x and `x_scales`.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from minfer.ops.case import Case
+
+Tensor = torch.Tensor
+MOST = {"fp8": 448.0, "int8": 127.0}
+STORED = {"fp8": "float8_e4m3fn", "int8": "int8"}
+# By format: how far the nearest byte may be, relative to the value, and besides.
+ROUNDING = {"fp8": (2.0**-4, 2.0**-10), "int8": (0.0, 0.5)}
+
+
+def scales_of(values: Tensor, most: float) -> Tensor:
+    return values.abs().amax(-1) / most
+
+
+def quantise(values: Tensor, to: str) -> tuple[Tensor, Tensor]:
+    """As one writes it in PyTorch: the bytes and the scales of rows."""
+    wide = values.float()
+    scales = scales_of(wide, MOST[to])
+    kept = (wide / scales.clamp_min(torch.finfo(torch.float32).tiny)[..., None]).clamp(-MOST[to], MOST[to])
+    return (kept.to(torch.float8_e4m3fn) if to == "fp8" else kept.round().to(torch.int8)), scales
+
+
+def are_right(case: Case, y: Tensor, scales: Tensor, values: Tensor, relative: float | Tensor) -> Tensor:
+    """Which bytes are values / scales, where values have an error of `relative`."""
+    most = MOST[case.params["to"]]
+    of_value, besides = ROUNDING[case.params["to"]]
+    right = (values / scales.double().clamp_min(torch.finfo(torch.float32).tiny)[:, None]).clamp(-most, most)
+    return (y.double() - right).abs() <= right.abs() * (of_value + relative) + besides * 1.001

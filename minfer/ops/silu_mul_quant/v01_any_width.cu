@@ -1,0 +1,15 @@
+// v01_any_width: one element of each input at a time, for rows of any width.
+// Idea: v02_vectors for rows that do not consist of pieces of 16 bytes.
+// Expected: a fraction of the copy's speed, because a thread has few bytes under way.
+#include "rows.cuh"
+
+namespace minfer {
+
+template <typename T, typename Y>
+void launch(const SiluMulQuant<T, Y>& p) {
+  launch_rows<Element<T>>(p);
+}
+
+}  // namespace minfer
+
+MINFER_SILU_MUL_QUANT(silu_mul_quant_v01_any_width, minfer::launch)
