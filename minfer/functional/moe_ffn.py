@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 
 from minfer.functional import library
 from minfer.functional.contract import Contract
@@ -75,6 +76,8 @@ def _moe_ffn(
     if offsets is None or order is None:
         offsets = counts(indices, experts).cumsum(0, dtype=torch.int32)
         order = sorted_slots(indices, experts).int()
+    if ffn == 1:  # Triton compiles an argument of 1 as a constant, which triton_grouped does not take: a column of zeros more
+        gate_up, down, ffn = F.pad(gate_up.unflatten(1, (2, 1)), (0, 0, 0, 1)).flatten(1, 2), F.pad(down, (0, 1)), 2
     routing = (t.contiguous() for t in (weights, indices, offsets, order))
     stacks = (library.readable(stack).contiguous() for stack in (gate_up, down))
     shape = {"tokens": x.shape[0], "experts": experts, "k": k, "hidden": hidden, "ffn": ffn}
