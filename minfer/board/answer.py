@@ -127,7 +127,7 @@ def _describe_failure(answer: dict[str, Any], number: int, row: store.Row) -> No
     if status == "error" and message.startswith(NOT_ITS_FAULT):
         answer |= {
             "verdict": "not_judged",
-            "message": f"problem {number} could not be judged: the machine may be too busy",
+            "message": f"problem {number} could not be judged in several runs: the machine may be too busy",
         }
         answer["next"] = "submit it again when the machine is less busy"
         return

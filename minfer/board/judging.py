@@ -12,7 +12,9 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from minfer import ops
+from minfer.bench.judged import FASTER, HELD_UP
 from minfer.bench.timing import Timing
+from minfer.board.answer import NOT_ITS_FAULT
 from minfer.board.disassemble import disassemble, opcode_mix
 from minfer.board.folder import Board, Entry, make_id
 from minfer.board.season import Season
@@ -27,9 +29,9 @@ from minfer.run import start
 from minfer.worker import sandboxed
 
 SHOWN_LOG = 1 << 16  # bytes of a log that are kept
-# In the message of a row whose judged ratio is higher than the hints allow (`minfer.bench.judged`): something may have slowed
-# the baseline's blocks.
-DOUBTED = "the judge measured a speed-up of"
+MOST_RUNS = 3  # for problems that could not be judged, and not by the kernel's fault
+# How the message of a row begins if something may have slowed the baseline's blocks (`minfer.bench.judged`).
+DOUBTED = tuple(words.partition("{")[0] for words in (FASTER, HELD_UP))
 FOREIGN = (
     "blas",
     "mkl",
@@ -53,7 +55,8 @@ class Judged:
 
 
 def run(board: Board, season: Season, entries: Sequence[Entry]) -> Judged:
-    """Have submissions judged in one run. On each problem their kernels run one after the other. Raises UserError."""
+    """Have submissions judged. On each problem their kernels run one after the other. A problem that could not be judged, and
+    not by a kernel's fault, is judged again, in MOST_RUNS runs in all. Raises UserError."""
     folder = board.folder / "work" / make_id(*(entry.id for entry in entries))
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -64,12 +67,37 @@ def run(board: Board, season: Season, entries: Sequence[Entry]) -> Judged:
         queued = executors.choose(config.cluster, config.container).queued
         alone = contextlib.nullcontext() if queued else board.lock("machine")  # SLURM gives each job its own processors
         with alone, open(folder / "launch.txt", "w") as said, contextlib.redirect_stdout(said):
-            start.run(config)
-        return _gather(season, op, folder)
+            for _ in range(MOST_RUNS):
+                start.run(config)
+                judged = _gather(season, op, folder)
+                if not (again := _find_unjudged(judged)):
+                    break
+                config.draw.only = again
+        return judged
     finally:
         for entry in entries:
             op.kernels.pop(entry.kernel, None)
         _clear(board, folder)
+
+
+def _find_unjudged(judged: Judged) -> list[int]:
+    """The numbers of the problems that are to be judged again. A kernel that failed on a problem by its own fault has no rank
+    anyway, so it has none judged again."""
+    again = set()
+    for rows in judged.rows.values():
+        unjudged = {number for number, row in rows.items() if may_succeed(row)}
+        if all(row["status"] in store.MEASURED or number in unjudged for number, row in rows.items()):
+            again |= unjudged
+    return sorted(again)
+
+
+def may_succeed(row: store.Row) -> bool:
+    """Whether a problem could not be judged, and another run may succeed: the machine was busy, or other work may have slowed
+    down the baseline."""
+    message = row["message"] or ""
+    if row["status"] in store.MEASURED:
+        return message.startswith(DOUBTED)
+    return row["status"] == "error" and message.startswith(NOT_ITS_FAULT)
 
 
 def _clear(board: Board, folder: Path) -> None:
@@ -139,8 +167,8 @@ def why_refused(row: store.Row, kind: str) -> str | None:
     """Why a measured row does not count, as the end of a sentence; None if it counts."""
     if not is_judged(row):
         return "was not judged from another process"
-    if DOUBTED in (row["message"] or ""):
-        return "could not be judged: the judge's ratio is higher than the times inside allow; submit it again"
+    if may_succeed(row):
+        return f"could not be judged in {MOST_RUNS} runs, because other work may have slowed down the baseline; submit it again"
     for name in row["libraries"] or ():
         # Libraries in a sandbox have names of this length, so it is that of another submission.
         built = len(name.partition(".so")[0]) == 64

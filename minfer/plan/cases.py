@@ -104,7 +104,8 @@ def _draw(op: Op, config: Config, device: str) -> list[Problem]:
         raise UserError(
             f"draw.problems needs an op that says how to draw problems, and {op.name} does not; choose {' or '.join(having)}"
         )
-    return drawn.problems(op.name, op.drawn, config.draw.problems, config.draw.seed, device)
+    found = drawn.problems(op.name, op.drawn, config.draw.problems, config.draw.seed, device)
+    return [problem for number, problem in enumerate(found) if not config.draw.only or number in config.draw.only]
 
 
 def _names(key: str, value: Any) -> list[str]:

@@ -151,8 +151,13 @@ def take_samples(
         operands = SharedOperands(case, sets, arena, device)
         rounds = JudgedRounds(baseline, operands)
         linked = LINKED if operands.link else ()
-        # Stopping a process does not stop its work on a GPU, so there the baseline is timed while there is no kernel.
-        before = rounds.run("baseline", "duplicate", *linked[1:], count=ROUNDS // 2) if operands.goes_on else {}
+        # Stopping a process does not stop its work on a GPU, so there the baseline is only timed while there is no kernel. On a
+        # CPU these blocks show whether the kernel's process slows those beside it.
+        before = (
+            rounds.run("baseline", "duplicate", *linked[1:], count=ROUNDS // 2)
+            if operands.goes_on
+            else rounds.run("baseline", "duplicate")
+        )
         calls = rounds.calls[baseline]
         operands.free()
     kernel = RemoteKernel(case, request, arena, log)
@@ -167,6 +172,7 @@ def take_samples(
             more = rounds.run("kernel", "baseline", "duplicate", *linked)
             samples = {name: values + more[name] for name, values in samples.items()}
         loaded = libraries.loaded(kernel.process.process.pid)
+        samples["before"] = before["baseline"] + before["duplicate"]
     else:
         samples = rounds.run("kernel", *linked[:1])
         loaded = libraries.loaded(kernel.process.process.pid)

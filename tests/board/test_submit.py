@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from minfer import ops
+from minfer.bench.judged import FASTER, HELD_UP
 from minfer.board import judging, submit, watch
-from minfer.board.folder import JUDGED, Board
+from minfer.board.folder import JUDGED, Board, Entry
 from minfer.board.score import holders
 from minfer.board.season import Season, find_open, list_seasons, open_season
 from minfer.board.tasks import write_extra
@@ -114,13 +115,43 @@ def test_a_run_that_fails_is_kept_as_one_that_was_not_judged(board: Board, monke
 
 def test_rows_that_must_not_count() -> None:
     assert judging.why_refused(measured(1.0), "cpp") is None
-    doubted = measured(9.0) | {"message": "the judge measured a speed-up of 9, and those inside allow at most 2"}
-    assert "could not be judged" in (judging.why_refused(doubted, "cpp") or "")
+    for words in (FASTER.format(9, 2), HELD_UP.format(3)):
+        assert "could not be judged" in (judging.why_refused(measured(9.0) | {"message": words}, "cpp") or "")
     assert "not judged" in (judging.why_refused(measured(1.0) | {"guarantee": "in-process"}, "cpp") or "")
     blas, built = "libopenblas.so.0", f"{'0a' * 32}.so"
     for name, kind in ((blas, "cpp"), (built, "cpp"), (built, "python")):
         assert name in (judging.why_refused(measured(1.0) | {"libraries": [name]}, kind) or "")
     assert judging.why_refused(measured(1.0) | {"libraries": [blas]}, "python") is None
+
+
+@pytest.mark.parametrize("doubts", [0, 1, 2, 3])
+def test_a_problem_that_could_not_be_judged_is_judged_again(
+    doubts: int, board: Board, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a run that has only this problem, and in three runs at most."""
+    runs: list[list[int]] = []
+
+    def gather(season: Season, *_: object) -> judging.Judged:
+        doubted = measured(2.0) | {"message": HELD_UP.format(3)}
+        rows = {number: measured(2.0) for number in range(1 + season.problems)}
+        return fake({made[0].kernel: rows | ({2: doubted} if len(runs) <= doubts else {})})
+
+    monkeypatch.setattr(judging.start, "run", lambda config: runs.append(list(config.draw.only)))
+    monkeypatch.setattr(judging, "_gather", gather)
+    made: list[Entry] = []
+    monkeypatch.setattr(judging, "stage", lambda board, entries, folder: made.extend(entries) or folder)
+    answer = submit.submit(board, "softmax", {"mine.py": HONEST}, "ada")
+    assert runs == [[], [2], [2]][: 1 + doubts]
+    assert answer["verdict"] == ("refused" if doubts == 3 else "ranked")
+    if doubts == 3:
+        assert "on problem 2 it could not be judged in 3 runs" in answer["message"]
+
+
+def test_a_kernel_that_failed_has_no_problem_judged_again() -> None:
+    busy = measured(1.0) | {"status": "error", "message": "could not be judged: it was busy"}
+    wrong = measured(1.0) | {"status": "wrong", "message": "a wrong element"}
+    of = lambda rows: judging._find_unjudged(fake({"mine": rows}))
+    assert of({0: measured(1.0), 1: busy, 2: busy}) == [1, 2] and of({0: wrong, 1: busy}) == []
 
 
 def test_a_higher_score_that_no_run_has_proven_is_proven_later(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,8 @@ REQUEST["stated"] = state(CASE, None)
 @pytest.mark.parametrize("goes_on", [False, True])
 def test_the_judge_takes_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, goes_on: bool) -> None:
     """Of an honest kernel; also as on a GPU. There a process's work goes on while the process is stopped, so the baseline is
-    timed while the kernel's process does not exist, half before it and half after it."""
+    timed while the kernel's process does not exist, half before it and half after it. On a CPU it is timed before and beside
+    it."""
     started: list[RemoteKernel] = []
     blocks: list[int] = []  # 0: of the baseline, 1: of the kernel
     beside: set[bool] = set()  # whether the kernel's process existed beside a request to the baseline's
@@ -62,7 +63,9 @@ def test_the_judge_takes_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert len(found.baseline) == rounds and len(found.cold_baseline) >= 3
     counting = 1 + judged_rounds.CALIBRATIONS
     assert len(found.linked) == len(found.linked_baseline) == len(found.baseline_work) == rounds
-    assert blocks.count(0) == counting + 3 * rounds and blocks.count(1) == counting + 2 * rounds
+    before = 0 if goes_on else 2 * judged_rounds.ROUNDS
+    assert len(found.before) == before and blocks.count(1) == counting + 2 * rounds
+    assert blocks.count(0) == counting + before + 3 * rounds and set(blocks[: counting + before]) == {0}
     assert beside == ({False} if goes_on else {True})
     after = len(blocks) - 1 - blocks[::-1].index(1)
     half = 3 * judged_rounds.ROUNDS // 2  # of the baseline's blocks, linked ones among them, and the duplicate's
