@@ -41,6 +41,7 @@ from minfer.rows.rules import REGIMES
 
 # A block contains the wake-up of the process and first touches of fresh memory; a GPU runs a cold call at a higher clock.
 BELIEVED = {"cuda": 1.25, "cpu": 1.6}
+BESIDE = "beside.speedup"  # the metric: the time of the other kernel in the same rounds over that of the kernel
 LINK_VARIES = 1.25  # a kernel's links may take longer than the baseline's by this factor
 ATTEMPTS = 4  # times that both are measured before a kernel is accused
 # Share of the judge's time for which a thread waits for a CPU. On 2 idle processors it was at most 0.04, beside two busy loops
@@ -85,6 +86,7 @@ class Samples:
     linked: np.ndarray
     linked_baseline: np.ndarray
     before: np.ndarray
+    beside: np.ndarray
 
     @staticmethod
     def of(found: Mapping[str, Sequence[float]]) -> Samples:
@@ -93,7 +95,7 @@ class Samples:
         blocks = [arrays[name] for name in ("kernel", "baseline", "duplicate", "work", "lag")]
         linked = ("linked", "linked_baseline", "baseline_work")
         has_links = any(len(arrays[each]) for each in linked)
-        needed = [name for name in arrays if name != "before" and (name not in linked or has_links)]
+        needed = [name for name in arrays if name not in ("before", "beside") and (name not in linked or has_links)]
         if not all(array.ndim == 1 and np.isfinite(array).all() for array in arrays.values()) or not all(
             len(arrays[name]) for name in needed
         ):
@@ -102,6 +104,7 @@ class Samples:
             raise ValueError("the judge must say how many calls a block of the kernel has, and one of the baseline")
         if len(arrays["waited"]) != 1:
             raise ValueError("the judge must give one share `waited`")
+        blocks += [arrays["beside"]] if len(arrays["beside"]) else []
         if len({len(array) for array in blocks}) > 1 or not all((array >= 0).all() for array in arrays.values()):
             raise ValueError("the judge's samples do not fit each other")
         shortest = 1e-9  # for a block that took no longer than an empty request
@@ -181,6 +184,9 @@ def columns(case: Case, row: Mapping[str, Any], samples: Samples, device: str) -
     medians = [float(np.median(block)) for block in blocks]
     comparison = compare(*blocks)
     found = derive_regime("judged", blocks, comparison, work, *medians[:2])
+    if len(samples.beside):
+        ratio = compare(samples.kernel, samples.beside, samples.beside)
+        found["metrics"] = {BESIDE: ratio.speedup, f"{BESIDE}_low": ratio.low, f"{BESIDE}_high": ratio.high}
     hints = {name: row[f"{name}_us"] for name in REGIMES if row.get(f"{name}_us")}
     longer = {name: samples.longer(name, medians[1]) if device == "cuda" else 1.0 for name in hints}
     allowed = BELIEVED[device] * min(hints[name] * longer[name] for name in hints)

@@ -12,11 +12,12 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from minfer import ops
-from minfer.bench.judged import FASTER, HELD_UP
+from minfer.bench.judged import BESIDE, FASTER, HELD_UP
 from minfer.bench.timing import Timing
 from minfer.board.answer import NOT_ITS_FAULT
 from minfer.board.disassemble import disassemble, opcode_mix
 from minfer.board.folder import Board, Entry, make_id
+from minfer.board.score import Ratio
 from minfer.board.season import Season
 from minfer.board.stage import stage
 from minfer.jobs import executors
@@ -54,9 +55,10 @@ class Judged:
         return [row for _, row in sorted(self.rows.get(kernel, {}).items())]
 
 
-def run(board: Board, season: Season, entries: Sequence[Entry]) -> Judged:
-    """Have submissions judged. On each problem their kernels run one after the other. A problem that could not be judged, and
-    not by a kernel's fault, is judged again, in MOST_RUNS runs in all. Raises UserError."""
+def run(board: Board, season: Season, entries: Sequence[Entry], beside: Entry | None = None) -> Judged:
+    """Have submissions judged. On each problem their kernels run one after the other; if `beside` is one of them, the judge
+    times it in the same rounds as each of the others, too (`ratio_beside`). A problem that could not be judged, and not by a
+    kernel's fault, is judged again, in MOST_RUNS runs in all. Raises UserError."""
     folder = board.folder / "work" / make_id(*(entry.id for entry in entries))
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -64,6 +66,7 @@ def run(board: Board, season: Season, entries: Sequence[Entry]) -> Judged:
     try:
         register = stage(board, entries, folder / "sources")
         config = _compose(board, season, [entry.kernel for entry in entries], register, folder)
+        config.beside = beside.kernel if beside else ""
         queued = executors.choose(config.cluster, config.container).queued
         alone = contextlib.nullcontext() if queued else board.lock("machine")  # SLURM gives each job its own processors
         with alone, open(folder / "launch.txt", "w") as said, contextlib.redirect_stdout(said):
@@ -86,9 +89,15 @@ def _find_unjudged(judged: Judged) -> list[int]:
     again = set()
     for rows in judged.rows.values():
         unjudged = {number for number, row in rows.items() if may_succeed(row)}
-        if all(row["status"] in store.MEASURED or number in unjudged for number, row in rows.items()):
-            again |= unjudged
+        again |= set() if any(map(has_failed, rows.values())) else unjudged
     return sorted(again)
+
+
+def ratio_beside(row: store.Row) -> Ratio | None:
+    """How many times as fast a kernel was as the one beside it, in the same rounds; None if the judge did not time both."""
+    metrics = dict(row["metrics"] or ())
+    ends = [metrics.get(f"{BESIDE}{end}") for end in ("", "_low", "_high")]
+    return Ratio(*ends) if all(ends) else None
 
 
 def may_succeed(row: store.Row) -> bool:
@@ -98,6 +107,11 @@ def may_succeed(row: store.Row) -> bool:
     if row["status"] in store.MEASURED:
         return message.startswith(DOUBTED)
     return row["status"] == "error" and message.startswith(NOT_ITS_FAULT)
+
+
+def has_failed(row: store.Row) -> bool:
+    """Whether a kernel failed on a problem by its own fault."""
+    return row["status"] not in store.MEASURED and not may_succeed(row)
 
 
 def _clear(board: Board, folder: Path) -> None:

@@ -112,22 +112,32 @@ def _rivals(board: Board, entry: Entry) -> list[Entry]:
 def _race(board: Board, season: Season, entry: Entry) -> dict[str, Any] | None:
     """Run a submission beside the record's holder if its score is higher. Returns None if its score is not higher, or if there
     is no holder."""
-    others = [each for each in _rivals(board, entry) if each.id != entry.id]
-    chain = holders(others, board.races())
-    if not chain or entry.score["value"] <= chain[-1].score["value"]:
+    while chain := holders([each for each in _rivals(board, entry) if each.id != entry.id], board.races()):
+        if entry.score["value"] <= chain[-1].score["value"]:
+            return None
+        if race := run_race(board, season, entry, chain[-1]):
+            return race
+    return None
+
+
+def run_race(board: Board, season: Season, challenger: Entry, holder: Entry) -> dict[str, Any] | None:
+    """Have two submissions judged in the same rounds, problem by problem, and write down which is faster. Returns None if the
+    holder failed: then it has no rank any longer, because a kernel that once fails cannot keep others from the record. Raises
+    UserError."""
+    for _ in range(2):  # what ran out of time or memory once may not have done so by its own fault
+        judged = judging.run(board, season, [holder, challenger], beside=holder)
+        failed = next((row for row in judged.table(holder.kernel) if judging.has_failed(row)), None)
+        if failed is None or failed["status"] not in ("timeout", "oom"):
+            break
+    if failed:
+        holder.state = REFUSED
+        why = f"when it was run again beside {challenger.title}, a problem ended with: {failed['status']}"
+        holder.result |= {"verdict": failed["status"], "message": why, "next": "correct it, and submit it again"}
+        board.save(holder)
         return None
-    return run_race(board, season, entry, chain[-1])
-
-
-def run_race(board: Board, season: Season, challenger: Entry, holder: Entry) -> dict[str, Any]:
-    """Run two submissions in one run, problem by problem, and write down which is faster. Raises UserError."""
-    judged = judging.run(board, season, [holder, challenger])
-    pairs = []
-    for number in range(1, 1 + season.problems):
-        both = [judged.rows.get(each.kernel, {}).get(number) for each in (challenger, holder)]
-        found = [answers.ratios({number: row}).get(number) if row else None for row in both]
-        if found[0] and found[1] and both[0] and not judging.why_refused(both[0], challenger.kind):
-            pairs.append(found[0].over(found[1]))
+    rows = [judged.rows.get(challenger.kernel, {}).get(number) for number in range(1, 1 + season.problems)]
+    counted = [row for row in rows if row and not judging.why_refused(row, challenger.kind)]
+    pairs = [ratio for row in counted if (ratio := judging.ratio_beside(row))]
     race: dict[str, Any] = {"challenger": challenger.id, "holder": holder.id, "season": season.name}
     race |= {"when": time.time(), "rules": RULES}
     if len(pairs) == season.problems:
@@ -169,7 +179,9 @@ def prove(board: Board, op: str, device: str = "") -> str:
             said.append(f"{name}: {holder.title} holds the record, and no higher score is unproven.")
             continue
         best = max(better, key=lambda entry: entry.score["value"])
-        race = run_race(board, season, best, holder)
+        if not (race := run_race(board, season, best, holder)):
+            said.append(f"{name}: {holder.title} failed when it was run again, and has no rank any longer.")
+            continue
         said.append(
             f"{name}: {best.title} beside {holder.title}: {race['verdict']}, {race['value']:.3g} ({race['low']:.3g} to"
             f" {race['high']:.3g}) times as fast."

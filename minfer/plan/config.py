@@ -191,6 +191,7 @@ class Config:
     wait: bool = True  # follow the jobs and show the table; false: return when they are submitted
     resume: bool = False
     untrusted: bool = False  # judge each kernel from another process, too, which takes some seconds a case
+    beside: str = ""  # with untrusted=true: a kernel that the judge times in the same rounds as each of the others
 
 
 def register() -> None:

@@ -227,6 +227,9 @@ class Supervisor:
         about["libraries"] = self.libraries
         try:
             about["stated"] = state(case, self.machine.capability)
+            if (beside := self.shard.beside) and beside != case.kernel:
+                other = ops.get(case.op).case(beside, case.dtype, case.shape, case.params)
+                about["beside"] = {"case": other.to_dict(), "stated": state(other, self.machine.capability)}
         except RuleFailed as error:
             return {"row": {"status": "error", "message": make_printable(str(error))}}
         about["sandbox"] = asdict(self.sandbox) if self.sandbox else None

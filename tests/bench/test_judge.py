@@ -167,6 +167,17 @@ def test_on_a_gpu_the_whole_interval_must_be_higher_than_the_hints() -> None:
     assert told(HONEST, once, "cuda") != FASTER.format(60 / 17, 1.25 * 35 / 17)
 
 
+def test_a_kernel_is_compared_with_another_one_in_the_same_rounds() -> None:
+    """Round by round: the times of both vary by a factor of two, and their ratio does not."""
+    drifting = [17.0, 20.0, 27.0, 34.0]
+    measured = samples(kernel=drifting, work=drifting, beside=[2 * us for us in drifting])
+    found = judged.columns(CASE, HONEST | {"status": "ok"}, measured, "cpu")["metrics"]
+    assert [found[f"beside.speedup{end}"] for end in ("", "_low", "_high")] == pytest.approx([2.0] * 3)
+    assert "metrics" not in judged.columns(CASE, HONEST | {"status": "ok"}, samples(), "cpu")
+    with pytest.raises(ValueError, match="do not fit each other"):
+        samples(beside=[17.0] * 3)
+
+
 def test_a_clock_that_is_slower_than_the_one_outside_is_proven_on_a_busy_machine_too() -> None:
     busy = {"kernel": [170.0] * 4, "baseline": [35.0, 900.0] * 2, "duplicate": [35.0, 900.0] * 2}
     found = judged.contradiction(HONEST | {"cold_us": 400.0}, samples(**busy, lag=[9.0] * 4), "cpu")

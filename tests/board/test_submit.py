@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from minfer import ops
-from minfer.bench.judged import FASTER, HELD_UP
+from minfer.bench.judged import BESIDE, FASTER, HELD_UP
 from minfer.board import judging, submit, watch
 from minfer.board.folder import JUDGED, Board, Entry
 from minfer.board.score import holders
@@ -82,23 +82,57 @@ def measured(speedup: float) -> store.Row:
     return row | {"shape": {"n": 3}, "params": {}, "dtype": "float16", "judged_us": 1.0, "judged_baseline_us": 1.0}
 
 
-def test_a_new_leader_is_run_beside_the_one_that_it_displaces(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
-    runs = []
+def fake_runs(
+    board: Board, monkeypatch: pytest.MonkeyPatch, speeds: dict[str, float], **failing: str
+) -> list[list[str]]:
+    """Let the runs give these speeds, by the kernels' names; in races, the kernels `failing` end with a status. Returns the
+    names of the kernels of each run, filled as they are run."""
+    runs: list[list[str]] = []
 
-    def run(board: Board, season: Season, entries: list) -> judging.Judged:
+    def run(board: Board, season: Season, entries: list, beside: Entry | None = None) -> judging.Judged:
         runs.append([entry.name for entry in entries])
-        speed = {"first": 1.0, "second": 2.0, "third": 1.5}
-        return fake({e.kernel: {n: measured(speed[e.name]) for n in range(1 + season.problems)} for e in entries})
+        rows = {}
+        for entry in entries:
+            row = measured(speeds[entry.name])
+            if beside and entry is not beside:
+                ratio = speeds[entry.name] / speeds[beside.name]
+                row["metrics"] = {BESIDE: ratio, f"{BESIDE}_low": ratio / 1.005, f"{BESIDE}_high": ratio * 1.005}
+            if beside and entry.name in failing:
+                row |= {"status": failing[entry.name], "message": "it failed"}
+            rows[entry.kernel] = dict.fromkeys(range(1 + season.problems), row)
+        return fake(rows)
 
     monkeypatch.setattr(judging, "run", run)
+    return runs
+
+
+def test_a_new_leader_is_run_beside_the_one_that_it_displaces(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = fake_runs(board, monkeypatch, {"first": 1.0, "second": 2.0, "third": 1.5})
     answers = [
         submit.submit(board, "softmax", {f"{name}.py": HONEST + name.encode()}, "ada")
         for name in ("first", "second", "third")
     ]
     assert runs == [["first"], ["second"], ["first", "second"], ["third"]]
     assert [answer["rank"] for answer in answers] == [1, 1, 2] and answers[1]["race"]["verdict"] == "faster"
+    assert answers[1]["race"]["low"] == pytest.approx(
+        2 / 1.005**0.577, rel=0.01
+    )  # of the same rounds, over three problems
     assert [entry.name for entry in holders(board.entries(), board.races())] == ["first", "second"]
     assert (board.folder / "logs" / f"{answers[0]['submission']}.log").read_text() == "printed"
+
+
+@pytest.mark.parametrize(("status", "times"), [("wrong", 1), ("timeout", 2)])
+def test_a_holder_that_fails_when_it_is_run_again_has_no_rank(
+    status: str, times: int, board: Board, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise it could keep the record by failing in each race."""
+    runs = fake_runs(board, monkeypatch, {"first": 1.0, "second": 2.0}, first=status)
+    submit.submit(board, "softmax", {"first.py": HONEST}, "ada")
+    answer = submit.submit(board, "softmax", {"second.py": QUICK}, "bob")
+    assert runs == [["first"], ["second"], *[["first", "second"]] * times]
+    assert (answer["rank"], answer["of"], answer["race"]) == (1, 1, None)
+    first = next(entry for entry in board.entries() if entry.name == "first")
+    assert first.state == "refused" and f"ended with: {status}" in first.result["message"]
 
 
 def test_a_run_that_fails_is_kept_as_one_that_was_not_judged(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,10 +189,7 @@ def test_a_kernel_that_failed_has_no_problem_judged_again() -> None:
 
 
 def test_a_higher_score_that_no_run_has_proven_is_proven_later(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(board: Board, season: Season, entries: list) -> judging.Judged:
-        return fake({e.kernel: {n: measured(e.score["value"]) for n in range(1 + season.problems)} for e in entries})
-
-    monkeypatch.setattr(judging, "run", run)
+    fake_runs(board, monkeypatch, {"first": 1.0, "second": 2.0})
     assert "no kernel with a score" in submit.prove(board, "softmax")
     make_entry(board, "first", 1.0)
     make_entry(board, "second", 2.0)

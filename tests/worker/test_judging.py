@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -70,6 +71,51 @@ def test_the_judge_takes_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     after = len(blocks) - 1 - blocks[::-1].index(1)
     half = 3 * judged_rounds.ROUNDS // 2  # of the baseline's blocks, linked ones among them, and the duplicate's
     assert not goes_on or blocks[after + 1 :] == [0] * half
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_another_kernel_is_timed_in_the_same_rounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, goes_on: bool
+) -> None:
+    """On a CPU in each round. As on a GPU: half before the kernel's blocks and half after them, in a process that exists only
+    then. The results are checked."""
+    processes: list[RemoteKernel] = []
+    timed: list[tuple[str, int]] = []  # the process of each block, and how many others ran foreign code beside it
+    checked: list[int] = []
+
+    class Noting(RemoteKernel):
+        def __init__(self, *about: Any) -> None:
+            super().__init__(*about)
+            processes.append(self)
+
+        def _send(self, what: str, **about: Any) -> None:
+            if what == "run":
+                timed.append(
+                    (names[self.process.process.pid], sum(p.process.process.poll() is None for p in processes[1:]))
+                )
+            elif self.process.process.pid not in names:
+                names[self.process.process.pid] = order[len(names)]
+            super()._send(what, **about)
+
+    order = ["baseline", "other", "kernel", "other"] if goes_on else ["baseline", "kernel", "other"]
+    names: dict[int, str] = {}
+    monkeypatch.setattr(worker_judge, "RemoteKernel", Noting)
+    monkeypatch.setitem(shared_operands.GOES_ON, "cpu", goes_on)
+    check = SharedOperands.check
+    monkeypatch.setattr(SharedOperands, "check", lambda self, *about: (checked.append(1), check(self, *about)))
+    other = {"case": CASE.to_dict(), "stated": REQUEST["stated"]}
+    reply = worker_judge.judge(REQUEST | {"case": CASE.to_dict(), "beside": other}, tmp_path / "log")
+    found = Samples.of(reply["samples"])
+    rounds = len(found.kernel)
+    assert len(found.beside) == rounds == len(found.baseline) and len(found.baseline_lag) == 2 * rounds
+    assert len(checked) >= 3 * rounds and {name for name, _ in timed} == {"baseline", "kernel", "other"}
+    if goes_on:
+        assert {count for name, count in timed if name == "baseline"} == {0}
+        assert {count for name, count in timed if name != "baseline"} == {1}
+        ran = [name for name, _ in timed if name != "baseline"]
+        assert list(dict.fromkeys(itertools.pairwise(ran))) == [
+            ("other", "other"), ("other", "kernel"), ("kernel", "kernel"), ("kernel", "other")
+        ]  # fmt: skip
 
 
 def test_a_baseline_that_fails_without_a_kernel_accuses_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
