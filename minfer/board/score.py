@@ -78,7 +78,7 @@ def best_of_each(entries: Iterable[Entry]) -> list[Entry]:
             key = entry.who, entry.name
             if key not in best or entry.score["value"] > best[key].score["value"]:
                 best[key] = entry
-    return sorted(best.values(), key=lambda entry: (entry.when, entry.id))
+    return sorted(best.values(), key=Entry.order)
 
 
 def holders(entries: Sequence[Entry], races: Iterable[Mapping[str, Any]]) -> list[Entry]:
@@ -86,7 +86,7 @@ def holders(entries: Sequence[Entry], races: Iterable[Mapping[str, Any]]) -> lis
     another one is faster in a race: in one run with both."""
     won = {(race["challenger"], race["holder"]) for race in races if race["verdict"] == FASTER}
     found: list[Entry] = []
-    for entry in sorted(entries, key=lambda entry: (entry.when, entry.id)):
+    for entry in sorted(entries, key=Entry.order):
         if entry.ranks and (not found or (entry.id, found[-1].id) in won):
             found.append(entry)
     return found

@@ -84,6 +84,11 @@ def find_open(board: Board, op: str, device: str = "") -> Season:
 
 def open_season(board: Board, op: str, device: str, extra: str = "") -> Season:
     """Draw the seed of a new season and write it down. Raises UserError."""
+    with board.lock("seasons"):
+        return _open(board, op, device, extra)
+
+
+def _open(board: Board, op: str, device: str, extra: str) -> Season:
     earlier = [season for season in list_seasons(board) if season.op == op and season.device == device]
     if any(season.is_open for season in earlier):
         raise UserError(f"a season of {op} on {device} is open; close it first: minfer board close-season {op}")

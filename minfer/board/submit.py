@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,9 +11,9 @@ from typing import Any
 from minfer.bench import RULES
 from minfer.board import answer as answers
 from minfer.board import judging, page
-from minfer.board.folder import HOUR_S, JUDGED, PENDING, REFUSED, Board, Entry, hash_files, make_id
+from minfer.board.folder import HOUR_S, JUDGED, PENDING, REFUSED, Board, Entry, hash_files, make_id, write_bytes
 from minfer.board.score import TIE, Ratio, geometric_mean, holders, rank
-from minfer.board.season import Season, find_open
+from minfer.board.season import Season, find_open, list_seasons
 from minfer.board.stage import check_name, find_kind
 from minfer.plan.config import UserError
 from minfer.process.text import make_printable
@@ -40,14 +41,28 @@ def submit(
     try:
         judged = judging.run(board, season, [entry])
         _note(board, season, entry, judged)
-        race = _race(board, season, entry) if entry.ranks else None
     except BaseException as error:
         entry.state = REFUSED
-        why = " ".join(str(error).split()) or type(error).__name__
-        entry.result = answers.begin(entry) | {"message": why, "next": "submit it again"}
-        board.save(entry)
+        entry.result = answers.begin(entry) | {"message": _say(error), "next": "submit it again"}
+        with contextlib.suppress(UserError):  # of a full disk; the first error says more
+            board.save(entry)
         raise
-    return finish(board, entry, race)
+    race, why = None, ""
+    try:
+        race = _race(board, season, entry) if entry.ranks else None
+    except (UserError, OSError) as error:
+        why = f"it was not run beside the record's holder ({_say(error)}); minfer board prove {op} does that later"
+    answer = finish(board, entry, race)
+    if why:
+        answer["message"] = why
+        board.save(entry)
+    if not keep and season.name in {each.name for each in list_seasons(board) if not each.is_open}:
+        board.forget_files(entry)  # the season ended meanwhile
+    return answer
+
+
+def _say(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _record(
@@ -60,11 +75,11 @@ def _record(
         now, most = time.time(), board.settings.per_hour
         # If SLURM or a full disk ended a run before it had a row, the submission does not count towards the limit.
         counted = [each for each in earlier if each.fingerprint or each.state == PENDING]
-        recent = [each.when for each in counted if each.who == who and each.when > now - HOUR_S]
+        recent = [each.when for each in counted if each.who == who and abs(now - each.when) < HOUR_S]
         if len(recent) >= most:
             wait = max(1, round((sorted(recent)[-most] + HOUR_S - now) / 60))
             raise UserError(
-                f"{who} has submitted {len(recent)} kernels within an hour, and {most} may be; wait {wait} min"
+                f"{who} has submitted {len(recent)} kernels within an hour, and the limit is {most}; wait {wait} min"
             )
         digests = {file: board.keep(content) for file, content in files.items()}
         content = hash_files(digests)
@@ -75,7 +90,8 @@ def _record(
             )
         entry = Entry(
             make_id(season.name, who, str(time.time_ns()), content), season.op, name, who, now, kind, digests, content,
-            season.name, licence, keep, rules=RULES, task=season.shown,
+            season.name, licence, keep, 1 + max((each.number for each in earlier), default=0), rules=RULES,
+            task=season.shown,
         )  # fmt: skip
         board.save(entry)
     return entry
@@ -84,7 +100,7 @@ def _record(
 def _note(board: Board, season: Season, entry: Entry, judged: judging.Judged) -> None:
     """Fill in an entry from its rows, and store the rows."""
     rows = judged.rows.get(entry.kernel, {})
-    (board.folder / "logs" / f"{entry.id}.log").write_text(judged.log, "utf-8")
+    write_bytes(board.folder / "logs" / f"{entry.id}.log", judged.log.encode("utf-8", errors="replace"))
     if rows:
         store.write(store.to_table(judged.table(entry.kernel)), board.folder / "rows" / f"{entry.id}.parquet")
         (board.folder / "rows" / f"{entry.id}.parquet").chmod(0o600)
@@ -159,7 +175,8 @@ def finish(board: Board, entry: Entry, race: Mapping[str, Any] | None) -> dict[s
         answers.describe_place(entry.result, entry, rank(rivals, board.races()))
         board.save(entry)
         if site := board.settings.site:
-            page.build(board, Path(site))
+            with contextlib.suppress(UserError):  # the answer does not depend on the pages
+                page.build(board, Path(site))
     return entry.result
 
 
