@@ -56,6 +56,11 @@ def geometric_mean(ratios: Sequence[Ratio]) -> Ratio:
     return Ratio(math.exp(middle), math.exp(middle - down), math.exp(middle + up))
 
 
+def _logarithms(ratio: Ratio) -> tuple[float, float, float]:
+    """Of the value; and how far the ends of the interval are below and above it."""
+    return math.log(ratio.value), math.log(ratio.value / ratio.low), math.log(ratio.high / ratio.value)
+
+
 @dataclass(frozen=True)
 class Standing:
     """A submission's place. `tied` says that others share the rank."""
@@ -108,12 +113,15 @@ def rank(entries: Sequence[Entry], races: Sequence[Mapping[str, Any]]) -> list[S
         opposite = {FASTER: SLOWER, SLOWER: FASTER, TIE: TIE}
         verdicts[race["holder"], race["challenger"]] = opposite[race["verdict"]]
 
+    needed, of = math.log1p(LEAST_GAIN), {each.id: _logarithms(Ratio.of(each.score)) for each in best}
+
     def beats(one: Entry, other: Entry) -> bool:
         if (one.id, other.id) in verdicts:
             return verdicts[one.id, other.id] == FASTER
         if other is holder:
             return False
-        return Ratio.of(one.score).over(Ratio.of(other.score)).verdict == FASTER
+        (mine, down, _), (theirs, _, up) = of[one.id], of[other.id]
+        return mine - theirs - math.hypot(down, up) > needed  # as Ratio.over; a season may have a million pairs
 
     places = {each.id: 1 + sum(beats(other, each) for other in best if other is not each) for each in best}
     order = sorted(best, key=lambda entry: (places[entry.id], entry is not holder, -entry.score["value"]))

@@ -213,6 +213,7 @@ class Supervisor:
                 if doubt is None:
                     level = self.sandbox.level if self.sandbox else "limits"
                     columns = judged.columns(case, row, samples, self.shard.device)
+                    columns |= percent_of_peak(case, columns["judged_us"], self.peaks, self.shard.device)
                     columns["libraries"] = self._name_libraries(map(str, reply["loaded"]))
                     return row | columns | {"guarantee": f"judged, {level}"}
                 found.append(doubt)
@@ -242,6 +243,16 @@ class Supervisor:
         except Died as death:
             self.judge = None
             return {"row": {"status": "error", "message": f"the judge failed: {death}"}}
+
+
+def percent_of_peak(case: Case, us: float, roofs: Mapping[str, float] | None, device: str) -> Row:
+    """The column `judged_percent_of_peak` on a GPU. A block calls on one set of operands after the other without a pause, so its
+    calls are compared with a long copy and not with a single cold one."""
+    if device != "cuda" or not roofs:
+        return {}
+    op = ops.get(case.op)
+    share = peaks.percent(roofs, op.flops(case), op.traffic_of(case), op.arithmetic(case), us * 1e-6, cold=False)
+    return {"judged_percent_of_peak": share}
 
 
 def state(case: Case, capability: tuple[int, int] | None) -> dict[str, Any]:

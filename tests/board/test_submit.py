@@ -316,3 +316,69 @@ def test_no_exploit_gets_a_rank(tmp_path: Path) -> None:
     assert all(states[name][0] != JUDGED for name in SUBMITTED), states
     honest = judged.rows[entries[-1].kernel]
     assert all(row["status"] in (*store.MEASURED, "error") for row in honest.values()), states
+
+
+HARMFUL = {
+    "hangs": "def softmax(y, x, mask):\n    while True:\n        pass\n",
+    "forks": """import os
+
+def softmax(y, x, mask):
+    while True:
+        if os.fork() == 0:
+            while True:
+                pass
+""",
+    "fills": """import os, tempfile
+
+def softmax(y, x, mask):
+    written = 0
+    for folder in (os.getcwd(), tempfile.gettempdir(), "/dev/shm", "/tmp", "/var/tmp"):
+        try:
+            with open(os.path.join(folder, "large"), "wb") as file:
+                while written < 1 << 31:
+                    written += file.write(b"x" * (1 << 20))
+                    file.flush()
+        except OSError:
+            pass
+    raise MemoryError(f"wrote {written} bytes")
+""",
+    "lies": """from minfer import ops
+
+def softmax(y, x, mask):
+    y.zero_()
+
+ops.get("softmax").torch("HONEST", softmax)
+""",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_harmful_submission_costs_only_its_own_place(season: tuple[Board, Season]) -> None:
+    """One that hangs, one that forks, one that fills the disk, and one that registers itself under another's name, in one run
+    with an honest one, which comes last."""
+    board, _ = season
+    settings = json.loads((board.folder / "settings.json").read_text())
+    (board.folder / "settings.json").write_text(json.dumps(settings | {"case_timeout_s": 30}))
+    found = find_open(board, "softmax")
+    honest = make_entry(board, "honest", kind="python", season=found.name, state="pending", text=QUICK.decode())
+    entries = [
+        make_entry(
+            board, name, kind="python", season=found.name, state="pending", text=text.replace("HONEST", honest.kernel)
+        )
+        for name, text in HARMFUL.items()
+    ]
+    try:
+        for entry in [*entries, honest]:
+            entry.files = {f"{entry.name}.py": next(iter(entry.files.values()))}
+        judged = judging.run(board, found, [*entries, honest])
+        for entry in entries:
+            submit._note(board, found, entry, judged)
+            assert entry.state != JUDGED and not entry.score, (entry.name, entry.result["verdict"])
+        rows = judged.table(honest.kernel)
+        assert len(rows) == 2 and {row["status"] for row in rows} <= {*store.MEASURED, "error"}, rows
+        assert {row["status"] for row in judged.table(entries[0].kernel)} == {"timeout"}
+    finally:
+        (board.folder / "settings.json").write_text(json.dumps(settings))
+        for entry in [*entries, honest]:
+            board.drop(entry)

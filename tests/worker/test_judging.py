@@ -26,7 +26,7 @@ from minfer.worker.isolated import Runner
 from minfer.worker.judged_rounds import JudgedRounds
 from minfer.worker.remote_kernel import RemoteKernel, Spent
 from minfer.worker.shared_operands import SharedOperands
-from minfer.worker.supervisor import state
+from minfer.worker.supervisor import percent_of_peak, state
 
 CASE = ops.get("hgemm").case("torch", "float16", {"m": 64, "n": 64, "k": 64})
 
@@ -288,3 +288,10 @@ def test_a_block_on_a_gpu_takes_50_ms_or_has_all_calls(
     rounds.run(*names)
     assert rounds.calls[rounds] == calls
     assert len(rounds.prepared) == 1 + (call_s != later_s)
+
+
+def test_a_judged_time_on_a_gpu_is_compared_with_a_long_copy() -> None:
+    """64 x 64 elements of three half matrices are 24,576 bytes; at 3,000 GB/s a copy of them takes 8.2 ns."""
+    found = percent_of_peak(CASE, 0.01, {"copy_gbps": 3000.0}, "cuda")
+    assert found["judged_percent_of_peak"] == pytest.approx(82, rel=0.01)
+    assert percent_of_peak(CASE, 0.01, {"copy_gbps": 3000.0}, "cpu") == {} == percent_of_peak(CASE, 0.01, None, "cuda")
