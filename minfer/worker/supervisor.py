@@ -246,8 +246,8 @@ class Supervisor:
 
 
 def percent_of_peak(case: Case, us: float, roofs: Mapping[str, float] | None, device: str) -> Row:
-    """The column `judged_percent_of_peak` on a GPU. A block calls on one set of operands after the other without a pause, so its
-    calls are compared with a long copy and not with a single cold one."""
+    """The column `judged_percent_of_peak` on a GPU. A block calls on one set of operands after the other, so its calls are
+    compared with a long copy and not with a single cold one."""
     if device != "cuda" or not roofs:
         return {}
     op = ops.get(case.op)
