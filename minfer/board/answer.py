@@ -274,11 +274,11 @@ def text(answer: Mapping[str, Any]) -> str:
 
 def _write_place(answer: Mapping[str, Any]) -> list[str]:
     """The lines about score, rank, problems and leader."""
-    score, leader = answer["score"], answer["leader"]
+    score, leader, count = answer["score"], answer["leader"], len(answer["problems"])
     place = f"Rank {answer['rank']} of {answer['of']}" if answer["rank"] else "No rank"
     tied = f", shared with {', '.join(answer['tied'])}" if answer["tied"] else ""
     lines = [
-        f"{place}{tied}: {_write(score)} times the baseline's speed over {len(answer['problems'])} hidden problems."
+        f"{place}{tied}: {_write(score)} times the baseline's speed over {count} hidden problem{'s' * (count != 1)}."
     ]
     shown = answer["shown"]
     if shown and shown["ratio"]:

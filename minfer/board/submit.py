@@ -181,8 +181,8 @@ def finish(board: Board, entry: Entry, race: Mapping[str, Any] | None) -> dict[s
 
 
 def prove(board: Board, op: str, device: str = "") -> str:
-    """On each device of an open season, run the submission with the best score beside the record's holder, unless a run has
-    both. Returns the results, in sentences. Raises UserError."""
+    """On each device of an open season, have the submission with the best score timed in the same rounds as the record's
+    holder, unless that has been done. Returns the results, in sentences. Raises UserError."""
     season = find_open(board, op, device)
     said = []
     for name in dict.fromkeys(entry.device for entry in board.entries() if entry.season == season.name and entry.ranks):
@@ -193,7 +193,9 @@ def prove(board: Board, op: str, device: str = "") -> str:
         better = [e for e in entries if e.score["value"] > holder.score["value"]]
         better = [e for e in better if frozenset((e.id, holder.id)) not in met]
         if not better:
-            said.append(f"{name}: {holder.title} holds the record, and no higher score is unproven.")
+            said.append(
+                f"{name}: {holder.title} holds the record; every kernel with a higher score has been timed beside it."
+            )
             continue
         best = max(better, key=lambda entry: entry.score["value"])
         if not (race := run_race(board, season, best, holder)):
