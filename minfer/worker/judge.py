@@ -130,6 +130,29 @@ def judge(request: dict[str, Any], log: Path) -> dict[str, Any]:
             return describe_failure("oom", f"in the judge: {' '.join(str(error).split())}")
 
 
+def start_other(request: dict[str, Any], arena: Arena, log: Path, ended: contextlib.ExitStack) -> RemoteKernel:
+    """Start the process of the other kernel that is to be timed in the same rounds (`request["beside"]`). It was verified when
+    it was judged itself. Its results are checked in each block."""
+    about = request["beside"]
+    other = RemoteKernel(Case(**about["case"]), request | {"stated": about["stated"]}, arena, log)
+    ended.callback(other.process.kill)
+    other.wait_until_started()
+    return other
+
+
+def time_other(
+    rounds: JudgedRounds, request: dict[str, Any], arena: Arena, log: Path, ended: contextlib.ExitStack
+) -> list[float]:
+    """On a GPU: blocks of the other kernel, half before those of the kernel and half after them. Its process exists only
+    meanwhile, because its work would go on while it is stopped."""
+    rounds.operands.free()
+    other = start_other(request, arena, log, ended)
+    rounds.admit(other)
+    times = rounds.run("kernel", count=ROUNDS // 2)["kernel"]
+    rounds.dismiss(other)
+    return times
+
+
 def take_samples(
     request: dict[str, Any], log: Path, ended: contextlib.ExitStack
 ) -> tuple[dict[str, list[float]], set[str]]:
@@ -166,10 +189,10 @@ def take_samples(
     kernel.wait_until_started()
     verify(op, case, kernel, kernel, device, devices.capability(device), request["stated"]["seed"])
     rounds.admit(kernel)
+    if "beside" in request and not operands.goes_on:
+        rounds.admit_other(start_other(request, arena, log, ended))
+        linked = (*linked, BESIDE)
     if not operands.goes_on:
-        if "beside" in request:
-            rounds.admit_other(start_other(request, arena, log, ended))
-            linked = (*linked, BESIDE)
         end = time.perf_counter() + MOST_S
         samples = rounds.run("kernel", "baseline", "duplicate", *linked)
         while len(samples["kernel"]) < MOST_ROUNDS and time.perf_counter() < end and not is_precise(samples):
@@ -188,29 +211,6 @@ def take_samples(
         samples |= {name: before[name] + after[name] for name in before}
     calls = min(calls, rounds.calls[baseline])  # they may be more since the first rounds
     return samples | alone | {"calls": [float(rounds.calls[kernel]), float(calls)]}, loaded
-
-
-def start_other(request: dict[str, Any], arena: Arena, log: Path, ended: contextlib.ExitStack) -> RemoteKernel:
-    """Start the process of the other kernel that is to be timed in the same rounds (`request["beside"]`). It was verified when
-    it was judged itself. Its results are checked in each block."""
-    about = request["beside"]
-    other = RemoteKernel(Case(**about["case"]), request | {"stated": about["stated"]}, arena, log)
-    ended.callback(other.process.kill)
-    other.wait_until_started()
-    return other
-
-
-def time_other(
-    rounds: JudgedRounds, request: dict[str, Any], arena: Arena, log: Path, ended: contextlib.ExitStack
-) -> list[float]:
-    """On a GPU: blocks of the other kernel, half before those of the kernel and half after them. Its process exists only
-    meanwhile, because its work would go on while it is stopped."""
-    rounds.operands.free()
-    other = start_other(request, arena, log, ended)
-    rounds.admit(other)
-    times = rounds.run("kernel", count=ROUNDS // 2)["kernel"]
-    rounds.dismiss(other)
-    return times
 
 
 def is_precise(samples: Mapping[str, list[float]]) -> bool:
