@@ -144,6 +144,7 @@ def _compose(board: Board, season: Season, kernels: list[str], register: Path, f
     except ValueError as error:  # OmegaConf's errors are these
         raise UserError(f"cannot read settings.json of {board.folder}: {str(error).splitlines()[0]}") from error
     config.kernel, config.untrusted, config.device = kernels, True, season.device
+    config.cluster.max_jobs = 1  # on one node, because all problems of a score are judged on the same device
     config.draw = Draw(1 + season.problems, season.seed)
     config.profiler = Profiler()  # no profiler sees into a sandbox
     config.extra = [*([season.extra] if season.extra else []), str(register)]
@@ -161,8 +162,9 @@ def _gather(season: Season, op: ops.Op, folder: Path) -> Judged:
     log = []
     for path in sorted(folder.glob("runs/*/config.yaml")):
         for (_, case), row in Run(path.parent).rows(store.SCHEMA.names).items():
-            number = numbers[case.split("/", 2)[2]]
-            found.setdefault(row["kernel"], {})[number] = row
+            rows = found.setdefault(row["kernel"], {})
+            if row["device"] == next(iter(rows.values()), row)["device"]:  # a later run may be on another node
+                rows[numbers[case.split("/", 2)[2]]] = row
         for printed in sorted(path.parent.glob("logs/*.log")):
             log.append(printed.read_text("utf-8", errors="replace"))
     said = (folder / "launch.txt").read_text("utf-8", errors="replace")

@@ -151,6 +151,11 @@ def run_race(board: Board, season: Season, challenger: Entry, holder: Entry) -> 
         holder.result |= {"verdict": failed["status"], "message": why, "next": "correct it, and submit it again"}
         board.save(holder)
         return None
+    for row in judged.table(challenger.kernel)[:1]:
+        if row["device"] != challenger.device:
+            raise UserError(
+                f"that run was on {row['device']} and not on {challenger.device}; let cluster in settings.json choose the nodes"
+            )
     rows = [judged.rows.get(challenger.kernel, {}).get(number) for number in range(1, 1 + season.problems)]
     counted = [row for row in rows if row and not judging.why_refused(row, challenger.kind)]
     pairs = [ratio for row in counted if (ratio := judging.ratio_beside(row))]

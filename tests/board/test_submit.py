@@ -188,6 +188,17 @@ def test_a_kernel_that_failed_has_no_problem_judged_again() -> None:
     assert of({0: measured(1.0), 1: busy, 2: busy}) == [1, 2] and of({0: wrong, 1: busy}) == []
 
 
+def test_a_race_on_another_device_decides_nothing(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a cluster whose nodes have different processors."""
+    first, second = make_entry(board, "first", 1.0), make_entry(board, "second", 2.0)
+    fake_runs(board, monkeypatch, {"first": 1.0, "second": 2.0})
+    second.device = "Xeon"
+    (season,) = list_seasons(board)
+    with pytest.raises(UserError, match="that run was on AMD EPYC and not on Xeon"):
+        submit.run_race(board, season, second, first)
+    assert not board.races()
+
+
 def test_a_higher_score_that_no_run_has_proven_is_proven_later(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_runs(board, monkeypatch, {"first": 1.0, "second": 2.0})
     assert "no kernel with a score" in submit.prove(board, "softmax")
