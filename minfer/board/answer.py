@@ -235,11 +235,11 @@ def _how_much(difference: Mapping[str, Any]) -> tuple[float, str]:
 
 def _advise(answer: Mapping[str, Any]) -> str:
     if answer["leader"]["submission"] == answer["submission"]:
-        return "it holds the record; a faster one will be run beside it"
+        return "it holds the record; a kernel with a higher score will be timed in the same rounds"
     race = answer["race"]
     if answer["rank"] == 1:
-        beside = " in one run with it" if race and race["verdict"] != FASTER else ""
-        return f"it ties with the record{beside}; a lead of more than the interval takes the rank alone"
+        beside = ", though both were timed in the same rounds" if race and race["verdict"] != FASTER else ""
+        return f"neither it nor the record's holder is surely faster{beside}; make it faster, and submit it under the same name"
     names = {text: name for name, text in NAMES.items()}
     for difference in answer["differences"]:
         name = names.get(difference["what"])
@@ -292,7 +292,8 @@ def _write_place(answer: Mapping[str, Any]) -> list[str]:
         lines.append(f"  problem {problem['number']}  {_write(problem['ratio'])}{roof}")
     if race := answer["race"]:
         lines.append(
-            f"In one run with the record's holder, {race['holder']}, it was {_write(race)} times as fast: {race['verdict']}."
+            f"In the same rounds as the record's holder, {race['holder']}, it was {_write(race)} times as fast:"
+            f" {race['verdict']}."
         )
     if leader["submission"] != answer["submission"]:
         lines.append(f"The leader, {leader['title']}, is {_write(leader['ahead'])} times as fast.")

@@ -88,7 +88,7 @@ def best_of_each(entries: Iterable[Entry]) -> list[Entry]:
 
 def holders(entries: Sequence[Entry], races: Iterable[Mapping[str, Any]]) -> list[Entry]:
     """The submissions that held the record of a season on a device, one after the other. The first submission holds it until
-    another one is faster in a race: in one run with both."""
+    another one is faster in a race: in the same rounds."""
     won = {(race["challenger"], race["holder"]) for race in races if race["verdict"] == FASTER}
     found: list[Entry] = []
     for entry in sorted(entries, key=Entry.order):
