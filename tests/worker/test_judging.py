@@ -73,6 +73,7 @@ def test_the_judge_takes_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert not goes_on or blocks[after + 1 :] == [0] * half
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("goes_on", [False, True])
 def test_another_kernel_is_timed_in_the_same_rounds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, goes_on: bool
