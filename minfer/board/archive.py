@@ -51,7 +51,7 @@ def print_list(board: Board, op: str, who: str, as_json: bool) -> None:
             (entry.id, day(entry.when), entry.op, entry.name, entry.who, entry.kind, entry.season, score, verdict)
         )
     print(align(rows))
-    print(f"{len(entries)} submissions.")
+    print(f"{_count(len(entries))}.")
     if broken := board.unreadable:
         print(f"{len(broken)} more cannot be read: {broken[0]}; copy the board's folder again, or delete the file.")
 
@@ -61,6 +61,10 @@ def _public(entry: Entry) -> dict[str, Any]:
     return {name: value for name, value in asdict(entry).items() if name not in ("result", "rules")} | {
         "verdict": entry.result.get("verdict", "pending")
     }
+
+
+def _count(submissions: int) -> str:
+    return f"{submissions} submission{'s' * (submissions != 1)}"
 
 
 def align(rows: Iterable[tuple[str, ...]]) -> str:
@@ -181,7 +185,7 @@ def export(board: Board, file: Path) -> None:
     except OSError as error:
         partial.unlink(missing_ok=True)
         raise UserError(f"cannot write {file}: {error.strerror or error}; choose another file") from error
-    print(f"{file}: {len(entries)} submissions, {file.stat().st_size / 1e6:.1f} MB.")
+    print(f"{file}: {_count(len(entries))}, {file.stat().st_size / 1e6:.1f} MB.")
 
 
 def _add(packed: tarfile.TarFile, name: str, content: bytes) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from minfer.bench import RULES
+from minfer.bench import RULES, rules_of
 from minfer.board import answer as answers
 from minfer.board import judging, page
 from minfer.board.folder import HOUR_S, JUDGED, PENDING, REFUSED, Board, Entry, hash_files, make_id, write_bytes
@@ -160,7 +160,7 @@ def run_race(board: Board, season: Season, challenger: Entry, holder: Entry) -> 
     counted = [row for row in rows if row and not judging.why_refused(row, challenger.kind)]
     pairs = [ratio for row in counted if (ratio := judging.ratio_beside(row))]
     race: dict[str, Any] = {"challenger": challenger.id, "holder": holder.id, "season": season.name}
-    race |= {"when": time.time(), "rules": RULES}
+    race |= {"when": time.time(), "rules": rules_of("judged")}
     if len(pairs) == season.problems:
         ratio = geometric_mean(pairs)
         race |= {"verdict": ratio.verdict} | ratio.as_dict()
@@ -194,13 +194,16 @@ def prove(board: Board, op: str, device: str = "") -> str:
         entries = [e for e in board.entries() if (e.season, e.device) == (season.name, name) and e.ranks]
         races = board.races()
         holder = holders(entries, races)[-1]
-        met = {frozenset((race["challenger"], race["holder"])) for race in races if race.get("rules") == RULES}
-        better = [e for e in entries if e.score["value"] > holder.score["value"]]
-        better = [e for e in better if frozenset((e.id, holder.id)) not in met]
+        met = {
+            frozenset((race["challenger"], race["holder"])) for race in races if race.get("rules") == rules_of("judged")
+        }
+        higher = [e for e in entries if e.score["value"] > holder.score["value"]]
+        better = [e for e in higher if frozenset((e.id, holder.id)) not in met]
         if not better:
-            said.append(
-                f"{name}: {holder.title} holds the record; every kernel with a higher score has been timed beside it."
+            why = (
+                "each kernel with a higher score has been timed beside it" if higher else "no kernel has a higher score"
             )
+            said.append(f"{name}: {holder.title} holds the record, and {why}.")
             continue
         best = max(better, key=lambda entry: entry.score["value"])
         if not (race := run_race(board, season, best, holder)):
