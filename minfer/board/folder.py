@@ -75,7 +75,6 @@ class Entry:
     season: str
     licence: str = ""
     keep: bool = False
-    number: int = 0  # of the submissions to this board, from 1; a clock may step backwards
     state: str = PENDING
     device: str = ""
     fingerprint: str = ""
@@ -85,6 +84,7 @@ class Entry:
     static: dict[str, float] = field(default_factory=dict)
     opcodes: dict[str, float] = field(default_factory=dict)
     result: dict[str, Any] = field(default_factory=dict)
+    number: int = 0  # of the submissions to this board, from 1; a clock may step backwards
 
     @property
     def kernel(self) -> str:

@@ -96,8 +96,9 @@ def _find_unjudged(judged: Judged) -> list[int]:
 def ratio_beside(row: store.Row) -> Ratio | None:
     """How many times as fast a kernel was as the one beside it, in the same rounds; None if the judge did not time both."""
     metrics = dict(row["metrics"] or ())
-    ends = [metrics.get(f"{BESIDE}{end}") for end in ("", "_low", "_high")]
-    return Ratio(*ends) if all(ends) else None
+    if BESIDE not in metrics:
+        return None
+    return Ratio(metrics[BESIDE], metrics[f"{BESIDE}_low"], metrics[f"{BESIDE}_high"])
 
 
 def may_succeed(row: store.Row) -> bool:

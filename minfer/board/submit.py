@@ -90,8 +90,8 @@ def _record(
             )
         entry = Entry(
             make_id(season.name, who, str(time.time_ns()), content), season.op, name, who, now, kind, digests, content,
-            season.name, licence, keep, 1 + max((each.number for each in earlier), default=0), rules=RULES,
-            task=season.shown,
+            season.name, licence, keep, rules=RULES, task=season.shown,
+            number=1 + max((each.number for each in earlier), default=0),
         )  # fmt: skip
         board.save(entry)
     return entry
