@@ -35,12 +35,13 @@ import numpy as np
 
 from minfer import ops
 from minfer.bench.derived import Columns, Work, derive_regime
-from minfer.bench.stats import compare
+from minfer.bench.stats import compare, median_interval
 from minfer.ops import Case
 from minfer.rows.rules import REGIMES
 
 # A block contains the wake-up of the process and first touches of fresh memory; a GPU runs a cold call at a higher clock.
 BELIEVED = {"cuda": 1.25, "cpu": 1.6}
+BESIDE = "beside.speedup"  # the metric: the time of the other kernel in the same rounds over that of the kernel
 LINK_VARIES = 1.25  # a kernel's links may take longer than the baseline's by this factor
 ATTEMPTS = 4  # times that both are measured before a kernel is accused
 # Share of the judge's time for which a thread waits for a CPU. On 2 idle processors it was at most 0.04, beside two busy loops
@@ -52,6 +53,9 @@ LONGER = "the judge measured {:.4g} us, and the times inside of the kernel's pro
 WIDE = "the judge knows the ratio to a factor of {:.3g} after {} rounds, and at most {:g} is believed"
 AT_ONCE = "takes {:.4g} us a call in the judge's blocks, but {:.4g} us where each call depends on the result of the one before"
 FASTER = "the judge measured a speed-up of {:.3g}, and those inside of the kernel's process allow at most {:.3g}"
+HELD_UP = (
+    "the baseline's blocks took {:.3g} times as long beside the kernel's process as before that process was started"
+)
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,8 @@ class Samples:
     baseline_work: np.ndarray
     linked: np.ndarray
     linked_baseline: np.ndarray
+    before: np.ndarray
+    beside: np.ndarray
 
     @staticmethod
     def of(found: Mapping[str, Sequence[float]]) -> Samples:
@@ -88,7 +94,8 @@ class Samples:
         arrays = {name: np.array(found.get(name, ()), dtype=float) for name in Samples.__dataclass_fields__}
         blocks = [arrays[name] for name in ("kernel", "baseline", "duplicate", "work", "lag")]
         linked = ("linked", "linked_baseline", "baseline_work")
-        needed = [name for name in arrays if name not in linked or any(len(arrays[each]) for each in linked)]
+        has_links = any(len(arrays[each]) for each in linked)
+        needed = [name for name in arrays if name not in ("before", "beside") and (name not in linked or has_links)]
         if not all(array.ndim == 1 and np.isfinite(array).all() for array in arrays.values()) or not all(
             len(arrays[name]) for name in needed
         ):
@@ -97,6 +104,7 @@ class Samples:
             raise ValueError("the judge must say how many calls a block of the kernel has, and one of the baseline")
         if len(arrays["waited"]) != 1:
             raise ValueError("the judge must give one share `waited`")
+        blocks += [arrays["beside"]] if len(arrays["beside"]) else []
         if len({len(array) for array in blocks}) > 1 or not all((array >= 0).all() for array in arrays.values()):
             raise ValueError("the judge's samples do not fit each other")
         shortest = 1e-9  # for a block that took no longer than an empty request
@@ -140,6 +148,15 @@ class Samples:
         )  # the last call of a block has no link
         return float(min(self.linked) - link * (calls - 1) / calls)
 
+    @property
+    def held_up(self) -> float:
+        """How many times as long the baseline's blocks surely took beside the kernel's process as before there was one: the
+        lower end of the interval of the median of those, over the upper end of that of these. 0 if it was not measured."""
+        if not len(self.before):
+            return 0.0
+        beside, _ = median_interval(np.concatenate([self.baseline, self.duplicate]))
+        return beside / median_interval(self.before)[1]
+
     def longer(self, hint: str, block_s: float) -> float:
         """How much longer a call in a block on a GPU may be than a hint, `cold` or `steady`: a block of the baseline, `block_s`
         a call, over the baseline's own such time, but at least 1 and at most `BELIEVED`."""
@@ -155,7 +172,9 @@ def columns(case: Case, row: Mapping[str, Any], samples: Samples, device: str) -
 
     - an end of the ratio's interval differs from its middle by more than the factor `BELIEVED`;
     - the median block is longer than a hint times `BELIEVED` (on a GPU, times `Samples.longer` as well);
-    - the ratio is higher than the higher one of the hinted ratios times `BELIEVED`. On a CPU this needs a steady hint.
+    - something may have slowed the baseline's blocks. On a GPU: the whole interval of the ratio is above the higher one of the
+      hinted ratios times `BELIEVED`. On a CPU: `Samples.held_up` is more than `BELIEVED`. There the hinted ratios say nothing
+      about a short kernel, because a block begins with waking the baseline's threads.
 
     Otherwise it becomes `ok`. A wide interval of the hints does not matter, because the judge's times are the result.
     Any row becomes `impossible` if the median block is shorter than a GPU's peaks allow."""
@@ -165,18 +184,21 @@ def columns(case: Case, row: Mapping[str, Any], samples: Samples, device: str) -
     medians = [float(np.median(block)) for block in blocks]
     comparison = compare(*blocks)
     found = derive_regime("judged", blocks, comparison, work, *medians[:2])
+    if len(samples.beside):
+        ratio = compare(samples.kernel, samples.beside, samples.beside)
+        found["metrics"] = {BESIDE: ratio.speedup, f"{BESIDE}_low": ratio.low, f"{BESIDE}_high": ratio.high}
     hints = {name: row[f"{name}_us"] for name in REGIMES if row.get(f"{name}_us")}
     longer = {name: samples.longer(name, medians[1]) if device == "cuda" else 1.0 for name in hints}
     allowed = BELIEVED[device] * min(hints[name] * longer[name] for name in hints)
     ratios = [of_baseline / us for name, us in hints.items() if (of_baseline := row.get(f"{name}_baseline_us"))]
-    # A baseline's cold call may take three times as long as one in a block on a CPU, so cold hints alone say nothing there.
-    ratios = ratios if device == "cuda" or "steady" in hints else []
-    fastest = BELIEVED[device] * max(ratios, default=math.inf)
+    fastest = BELIEVED[device] * max(ratios, default=math.inf) if device == "cuda" else math.inf
     doubt = ""
     if found["judged_us"] > allowed:
         doubt = LONGER.format(found["judged_us"], allowed)
-    elif found["judged_speedup"] > fastest:
-        doubt = FASTER.format(found["judged_speedup"], fastest)
+    elif found["judged_speedup_low"] > fastest:
+        doubt = FASTER.format(found["judged_speedup_low"], fastest)
+    elif device == "cpu" and samples.held_up > BELIEVED[device]:
+        doubt = HELD_UP.format(samples.held_up)
     elif (factor := math.exp(comparison.half_width)) > BELIEVED[device]:
         doubt = WIDE.format(factor, len(samples.kernel), BELIEVED[device])
     if row["status"] in ("ok", "unconverged"):

@@ -127,7 +127,7 @@ def _describe_failure(answer: dict[str, Any], number: int, row: store.Row) -> No
     if status == "error" and message.startswith(NOT_ITS_FAULT):
         answer |= {
             "verdict": "not_judged",
-            "message": f"problem {number} could not be judged: the machine may be too busy",
+            "message": f"problem {number} could not be judged in several runs: the machine may be too busy",
         }
         answer["next"] = "submit it again when the machine is less busy"
         return
@@ -235,11 +235,11 @@ def _how_much(difference: Mapping[str, Any]) -> tuple[float, str]:
 
 def _advise(answer: Mapping[str, Any]) -> str:
     if answer["leader"]["submission"] == answer["submission"]:
-        return "it holds the record; a faster one will be run beside it"
+        return "it holds the record; a kernel with a higher score will be timed in the same rounds"
     race = answer["race"]
     if answer["rank"] == 1:
-        beside = " in one run with it" if race and race["verdict"] != FASTER else ""
-        return f"it ties with the record{beside}; a lead of more than the interval takes the rank alone"
+        beside = ", though both were timed in the same rounds" if race and race["verdict"] != FASTER else ""
+        return f"neither it nor the record's holder is surely faster{beside}; make it faster, and submit it under the same name"
     names = {text: name for name, text in NAMES.items()}
     for difference in answer["differences"]:
         name = names.get(difference["what"])
@@ -274,11 +274,11 @@ def text(answer: Mapping[str, Any]) -> str:
 
 def _write_place(answer: Mapping[str, Any]) -> list[str]:
     """The lines about score, rank, problems and leader."""
-    score, leader = answer["score"], answer["leader"]
+    score, leader, count = answer["score"], answer["leader"], len(answer["problems"])
     place = f"Rank {answer['rank']} of {answer['of']}" if answer["rank"] else "No rank"
     tied = f", shared with {', '.join(answer['tied'])}" if answer["tied"] else ""
     lines = [
-        f"{place}{tied}: {_write(score)} times the baseline's speed over {len(answer['problems'])} hidden problems."
+        f"{place}{tied}: {_write(score)} times the baseline's speed over {count} hidden problem{'s' * (count != 1)}."
     ]
     shown = answer["shown"]
     if shown and shown["ratio"]:
@@ -292,7 +292,8 @@ def _write_place(answer: Mapping[str, Any]) -> list[str]:
         lines.append(f"  problem {problem['number']}  {_write(problem['ratio'])}{roof}")
     if race := answer["race"]:
         lines.append(
-            f"In one run with the record's holder, {race['holder']}, it was {_write(race)} times as fast: {race['verdict']}."
+            f"In the same rounds as the record's holder, {race['holder']}, it was {_write(race)} times as fast:"
+            f" {race['verdict']}."
         )
     if leader["submission"] != answer["submission"]:
         lines.append(f"The leader, {leader['title']}, is {_write(leader['ahead'])} times as fast.")

@@ -51,7 +51,9 @@ def print_list(board: Board, op: str, who: str, as_json: bool) -> None:
             (entry.id, day(entry.when), entry.op, entry.name, entry.who, entry.kind, entry.season, score, verdict)
         )
     print(align(rows))
-    print(f"{len(entries)} submissions.")
+    print(f"{_count(len(entries))}.")
+    if broken := board.unreadable:
+        print(f"{len(broken)} more cannot be read: {broken[0]}; copy the board's folder again, or delete the file.")
 
 
 def _public(entry: Entry) -> dict[str, Any]:
@@ -59,6 +61,10 @@ def _public(entry: Entry) -> dict[str, Any]:
     return {name: value for name, value in asdict(entry).items() if name not in ("result", "rules")} | {
         "verdict": entry.result.get("verdict", "pending")
     }
+
+
+def _count(submissions: int) -> str:
+    return f"{submissions} submission{'s' * (submissions != 1)}"
 
 
 def align(rows: Iterable[tuple[str, ...]]) -> str:
@@ -157,8 +163,9 @@ def export(board: Board, file: Path) -> None:
     Raises UserError."""
     closed = {season.name for season in list_seasons(board) if not season.is_open}
     entries = [entry for entry in board.entries() if entry.keep]
+    partial = file.with_name(f".{file.name}.{os.getpid()}.tmp")  # a half file must not look like a whole one
     try:
-        with tarfile.open(file, "w:gz") as packed:
+        with tarfile.open(partial, "w:gz") as packed:
             for entry in entries:
                 _add(packed, f"entries/{entry.id}.json", json.dumps(asdict(entry), indent=1).encode())
                 for name, digest in entry.files.items():
@@ -174,9 +181,11 @@ def export(board: Board, file: Path) -> None:
             for season in list_seasons(board):
                 if season.name in closed:
                     _add(packed, f"seasons/{season.name}.json", json.dumps(asdict(season), indent=1).encode())
+        os.replace(partial, file)
     except OSError as error:
+        partial.unlink(missing_ok=True)
         raise UserError(f"cannot write {file}: {error.strerror or error}; choose another file") from error
-    print(f"{file}: {len(entries)} submissions, {file.stat().st_size / 1e6:.1f} MB.")
+    print(f"{file}: {_count(len(entries))}, {file.stat().st_size / 1e6:.1f} MB.")
 
 
 def _add(packed: tarfile.TarFile, name: str, content: bytes) -> None:

@@ -84,6 +84,7 @@ class Entry:
     static: dict[str, float] = field(default_factory=dict)
     opcodes: dict[str, float] = field(default_factory=dict)
     result: dict[str, Any] = field(default_factory=dict)
+    number: int = 0  # of the submissions to this board, from 1; a clock may step backwards
 
     @property
     def kernel(self) -> str:
@@ -93,6 +94,10 @@ class Entry:
     @property
     def title(self) -> str:
         return f"{self.name} by {self.who}"
+
+    def order(self) -> tuple[int, float, str]:
+        """What puts submissions in the order in which they came."""
+        return self.number, self.when, self.id
 
     @property
     def ranks(self) -> bool:
@@ -104,6 +109,7 @@ class Board:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.absolute()
+        self.unreadable: list[Path] = []  # files of submissions, for example of a copy that is not complete
 
     @classmethod
     def find(cls, folder: Path) -> Board:
@@ -146,9 +152,10 @@ class Board:
     # Entries.
 
     def entries(self) -> list[Entry]:
-        """All submissions, the oldest first. One that cannot be read is left out."""
-        found = [entry for path in self._files("entries") if (entry := _load(path))]
-        return sorted(found, key=lambda entry: (entry.when, entry.id))
+        """All submissions, the oldest first. One that cannot be read is left out, and its file is in `unreadable`."""
+        read = {path: _load(path) for path in self._files("entries")}
+        self.unreadable = [path for path, entry in read.items() if entry is None]
+        return sorted((entry for entry in read.values() if entry), key=Entry.order)
 
     def entry(self, word: str) -> Entry:
         """A submission by its id, or by the beginning of one. Raises UserError."""
@@ -245,18 +252,21 @@ def hash_files(files: Mapping[str, str]) -> str:
 
 
 def write_json(path: Path, content: Mapping[str, Any], mode: int = 0o644) -> None:
-    """Write a file in one step: another process sees all of it or nothing. Raises OSError."""
+    """Write a file in one step: another process sees all of it or nothing. Raises UserError."""
     write_bytes(path, (json.dumps(content, indent=1, allow_nan=False) + "\n").encode(), mode)
 
 
 def write_bytes(path: Path, content: bytes, mode: int = 0o644) -> None:
     """The same for any content."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns()}.tmp")
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
             file.write(content)
         os.replace(partial, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise UserError(f"cannot write {path}: {error.strerror}; free space there, and repeat the command") from error
     except BaseException:
         partial.unlink(missing_ok=True)
         raise

@@ -12,9 +12,12 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from minfer import ops
+from minfer.bench.judged import BESIDE, FASTER, HELD_UP
 from minfer.bench.timing import Timing
+from minfer.board.answer import NOT_ITS_FAULT
 from minfer.board.disassemble import disassemble, opcode_mix
 from minfer.board.folder import Board, Entry, make_id
+from minfer.board.score import Ratio
 from minfer.board.season import Season
 from minfer.board.stage import stage
 from minfer.jobs import executors
@@ -27,9 +30,9 @@ from minfer.run import start
 from minfer.worker import sandboxed
 
 SHOWN_LOG = 1 << 16  # bytes of a log that are kept
-# In the message of a row whose judged ratio is higher than the hints allow (`minfer.bench.judged`): something may have slowed
-# the baseline's blocks.
-DOUBTED = "the judge measured a speed-up of"
+MOST_RUNS = 3  # for problems that could not be judged, and not by the kernel's fault
+# How the message of a row begins if something may have slowed the baseline's blocks (`minfer.bench.judged`).
+DOUBTED = tuple(words.partition("{")[0] for words in (FASTER, HELD_UP))
 FOREIGN = (
     "blas",
     "mkl",
@@ -52,8 +55,10 @@ class Judged:
         return [row for _, row in sorted(self.rows.get(kernel, {}).items())]
 
 
-def run(board: Board, season: Season, entries: Sequence[Entry]) -> Judged:
-    """Have submissions judged in one run. On each problem their kernels run one after the other. Raises UserError."""
+def run(board: Board, season: Season, entries: Sequence[Entry], beside: Entry | None = None) -> Judged:
+    """Have submissions judged. On each problem their kernels run one after the other; if `beside` is one of them, the judge
+    times it in the same rounds as each of the others, too (`ratio_beside`). A problem that could not be judged, and not by a
+    kernel's fault, is judged again, in MOST_RUNS runs in all. Raises UserError."""
     folder = board.folder / "work" / make_id(*(entry.id for entry in entries))
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -61,15 +66,53 @@ def run(board: Board, season: Season, entries: Sequence[Entry]) -> Judged:
     try:
         register = stage(board, entries, folder / "sources")
         config = _compose(board, season, [entry.kernel for entry in entries], register, folder)
+        config.beside = beside.kernel if beside else ""
         queued = executors.choose(config.cluster, config.container).queued
         alone = contextlib.nullcontext() if queued else board.lock("machine")  # SLURM gives each job its own processors
         with alone, open(folder / "launch.txt", "w") as said, contextlib.redirect_stdout(said):
-            start.run(config)
-        return _gather(season, op, folder)
+            for _ in range(MOST_RUNS):
+                start.run(config)
+                judged = _gather(season, op, folder)
+                if not (again := _find_unjudged(judged)):
+                    break
+                config.draw.only = again
+        return judged
     finally:
         for entry in entries:
             op.kernels.pop(entry.kernel, None)
         _clear(board, folder)
+
+
+def _find_unjudged(judged: Judged) -> list[int]:
+    """The numbers of the problems that are to be judged again. A kernel that failed on a problem by its own fault has no rank
+    anyway, so it has none judged again."""
+    again = set()
+    for rows in judged.rows.values():
+        unjudged = {number for number, row in rows.items() if may_succeed(row)}
+        again |= set() if any(map(has_failed, rows.values())) else unjudged
+    return sorted(again)
+
+
+def ratio_beside(row: store.Row) -> Ratio | None:
+    """How many times as fast a kernel was as the one beside it, in the same rounds; None if the judge did not time both."""
+    metrics = dict(row["metrics"] or ())
+    if BESIDE not in metrics:
+        return None
+    return Ratio(metrics[BESIDE], metrics[f"{BESIDE}_low"], metrics[f"{BESIDE}_high"])
+
+
+def may_succeed(row: store.Row) -> bool:
+    """Whether a problem could not be judged, and another run may succeed: the machine was busy, or other work may have slowed
+    down the baseline."""
+    message = row["message"] or ""
+    if row["status"] in store.MEASURED:
+        return message.startswith(DOUBTED)
+    return row["status"] == "error" and message.startswith(NOT_ITS_FAULT)
+
+
+def has_failed(row: store.Row) -> bool:
+    """Whether a kernel failed on a problem by its own fault."""
+    return row["status"] not in store.MEASURED and not may_succeed(row)
 
 
 def _clear(board: Board, folder: Path) -> None:
@@ -102,6 +145,7 @@ def _compose(board: Board, season: Season, kernels: list[str], register: Path, f
     except ValueError as error:  # OmegaConf's errors are these
         raise UserError(f"cannot read settings.json of {board.folder}: {str(error).splitlines()[0]}") from error
     config.kernel, config.untrusted, config.device = kernels, True, season.device
+    config.cluster.max_jobs = 1  # on one node, because all problems of a score are judged on the same device
     config.draw = Draw(1 + season.problems, season.seed)
     config.profiler = Profiler()  # no profiler sees into a sandbox
     config.extra = [*([season.extra] if season.extra else []), str(register)]
@@ -119,8 +163,9 @@ def _gather(season: Season, op: ops.Op, folder: Path) -> Judged:
     log = []
     for path in sorted(folder.glob("runs/*/config.yaml")):
         for (_, case), row in Run(path.parent).rows(store.SCHEMA.names).items():
-            number = numbers[case.split("/", 2)[2]]
-            found.setdefault(row["kernel"], {})[number] = row
+            rows = found.setdefault(row["kernel"], {})
+            if row["device"] == next(iter(rows.values()), row)["device"]:  # a later run may be on another node
+                rows[numbers[case.split("/", 2)[2]]] = row
         for printed in sorted(path.parent.glob("logs/*.log")):
             log.append(printed.read_text("utf-8", errors="replace"))
     said = (folder / "launch.txt").read_text("utf-8", errors="replace")
@@ -139,8 +184,8 @@ def why_refused(row: store.Row, kind: str) -> str | None:
     """Why a measured row does not count, as the end of a sentence; None if it counts."""
     if not is_judged(row):
         return "was not judged from another process"
-    if DOUBTED in (row["message"] or ""):
-        return "could not be judged: the judge's ratio is higher than the times inside allow; submit it again"
+    if may_succeed(row):
+        return f"could not be judged in {MOST_RUNS} runs, because other work may have slowed down the baseline; submit it again"
     for name in row["libraries"] or ():
         # Libraries in a sandbox have names of this length, so it is that of another submission.
         built = len(name.partition(".so")[0]) == 64

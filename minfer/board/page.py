@@ -248,7 +248,7 @@ def _kernel(board: Board, place: Place, entry: Entry) -> str:
         says.append(f"The leader, {link}, is {_ratio(ahead)} times as fast.")
     if race := result.get("race"):
         says.append(
-            f"In one run with {_text(race['holder'])} it was {_ratio(Ratio.of(race))} times as fast: {race['verdict']}."
+            f"In the same rounds as {_text(race['holder'])} it was {_ratio(Ratio.of(race))} times as fast: {race['verdict']}."
         )
     says.append(
         f"Licence: {_text(entry.licence or 'not stated')}. Fingerprint: <code>{_text(entry.fingerprint)}</code>."

@@ -56,6 +56,11 @@ def geometric_mean(ratios: Sequence[Ratio]) -> Ratio:
     return Ratio(math.exp(middle), math.exp(middle - down), math.exp(middle + up))
 
 
+def _logarithms(ratio: Ratio) -> tuple[float, float, float]:
+    """Of the value; and how far the ends of the interval are below and above it."""
+    return math.log(ratio.value), math.log(ratio.value / ratio.low), math.log(ratio.high / ratio.value)
+
+
 @dataclass(frozen=True)
 class Standing:
     """A submission's place. `tied` says that others share the rank."""
@@ -78,15 +83,15 @@ def best_of_each(entries: Iterable[Entry]) -> list[Entry]:
             key = entry.who, entry.name
             if key not in best or entry.score["value"] > best[key].score["value"]:
                 best[key] = entry
-    return sorted(best.values(), key=lambda entry: (entry.when, entry.id))
+    return sorted(best.values(), key=Entry.order)
 
 
 def holders(entries: Sequence[Entry], races: Iterable[Mapping[str, Any]]) -> list[Entry]:
     """The submissions that held the record of a season on a device, one after the other. The first submission holds it until
-    another one is faster in a race: in one run with both."""
+    another one is faster in a race: in the same rounds."""
     won = {(race["challenger"], race["holder"]) for race in races if race["verdict"] == FASTER}
     found: list[Entry] = []
-    for entry in sorted(entries, key=lambda entry: (entry.when, entry.id)):
+    for entry in sorted(entries, key=Entry.order):
         if entry.ranks and (not found or (entry.id, found[-1].id) in won):
             found.append(entry)
     return found
@@ -108,12 +113,15 @@ def rank(entries: Sequence[Entry], races: Sequence[Mapping[str, Any]]) -> list[S
         opposite = {FASTER: SLOWER, SLOWER: FASTER, TIE: TIE}
         verdicts[race["holder"], race["challenger"]] = opposite[race["verdict"]]
 
+    needed, of = math.log1p(LEAST_GAIN), {each.id: _logarithms(Ratio.of(each.score)) for each in best}
+
     def beats(one: Entry, other: Entry) -> bool:
         if (one.id, other.id) in verdicts:
             return verdicts[one.id, other.id] == FASTER
         if other is holder:
             return False
-        return Ratio.of(one.score).over(Ratio.of(other.score)).verdict == FASTER
+        (mine, down, _), (theirs, _, up) = of[one.id], of[other.id]
+        return mine - theirs - math.hypot(down, up) > needed  # as Ratio.over; a season may have a million pairs
 
     places = {each.id: 1 + sum(beats(other, each) for other in best if other is not each) for each in best}
     order = sorted(best, key=lambda entry: (places[entry.id], entry is not holder, -entry.score["value"]))

@@ -9,6 +9,7 @@ alone.
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import time
 from dataclasses import asdict, dataclass, field
@@ -74,9 +75,10 @@ def find_open(board: Board, op: str, device: str = "") -> Season:
     if found:
         raise UserError(f"{op} has an open season on cpu and on cuda; choose one with --device")
     names = sorted({season.op for season in list_seasons(board) if season.is_open})
-    if list(board.folder.glob(f"seasons/{op}-*")) and op not in names:
+    if any(not os.access(path, os.R_OK) for path in board.folder.glob(f"seasons/{op}-*.json")):
         raise UserError(
-            f"no season of {op} is open here, or only the board's owner may read it; ask the owner, or put the file into inbox/"
+            f"only the owner of {board.folder} can read its open season of {op}; put your file into"
+            f" {board.folder / 'inbox' / op}, and the owner's minfer board watch judges it"
         )
     there = f"; open: {', '.join(names)}" if names else ""
     raise UserError(f"no season of {op} is open{there}; open one with minfer board open-season {op}")
@@ -84,6 +86,11 @@ def find_open(board: Board, op: str, device: str = "") -> Season:
 
 def open_season(board: Board, op: str, device: str, extra: str = "") -> Season:
     """Draw the seed of a new season and write it down. Raises UserError."""
+    with board.lock("seasons"):
+        return _open(board, op, device, extra)
+
+
+def _open(board: Board, op: str, device: str, extra: str) -> Season:
     earlier = [season for season in list_seasons(board) if season.op == op and season.device == device]
     if any(season.is_open for season in earlier):
         raise UserError(f"a season of {op} on {device} is open; close it first: minfer board close-season {op}")

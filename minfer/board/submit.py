@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from minfer.bench import RULES
+from minfer.bench import RULES, rules_of
 from minfer.board import answer as answers
 from minfer.board import judging, page
-from minfer.board.folder import HOUR_S, JUDGED, PENDING, REFUSED, Board, Entry, hash_files, make_id
+from minfer.board.folder import HOUR_S, JUDGED, PENDING, REFUSED, Board, Entry, hash_files, make_id, write_bytes
 from minfer.board.score import TIE, Ratio, geometric_mean, holders, rank
-from minfer.board.season import Season, find_open
+from minfer.board.season import Season, find_open, list_seasons
 from minfer.board.stage import check_name, find_kind
 from minfer.plan.config import UserError
 from minfer.process.text import make_printable
@@ -40,14 +41,28 @@ def submit(
     try:
         judged = judging.run(board, season, [entry])
         _note(board, season, entry, judged)
-        race = _race(board, season, entry) if entry.ranks else None
     except BaseException as error:
         entry.state = REFUSED
-        why = " ".join(str(error).split()) or type(error).__name__
-        entry.result = answers.begin(entry) | {"message": why, "next": "submit it again"}
-        board.save(entry)
+        entry.result = answers.begin(entry) | {"message": _say(error), "next": "submit it again"}
+        with contextlib.suppress(UserError):  # of a full disk; the first error says more
+            board.save(entry)
         raise
-    return finish(board, entry, race)
+    race, why = None, ""
+    try:
+        race = _race(board, season, entry) if entry.ranks else None
+    except (UserError, OSError) as error:
+        why = f"it was not run beside the record's holder ({_say(error)}); minfer board prove {op} does that later"
+    answer = finish(board, entry, race)
+    if why:
+        answer["message"] = why
+        board.save(entry)
+    if not keep and season.name in {each.name for each in list_seasons(board) if not each.is_open}:
+        board.forget_files(entry)  # the season ended meanwhile
+    return answer
+
+
+def _say(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _record(
@@ -60,11 +75,11 @@ def _record(
         now, most = time.time(), board.settings.per_hour
         # If SLURM or a full disk ended a run before it had a row, the submission does not count towards the limit.
         counted = [each for each in earlier if each.fingerprint or each.state == PENDING]
-        recent = [each.when for each in counted if each.who == who and each.when > now - HOUR_S]
+        recent = [each.when for each in counted if each.who == who and abs(now - each.when) < HOUR_S]
         if len(recent) >= most:
             wait = max(1, round((sorted(recent)[-most] + HOUR_S - now) / 60))
             raise UserError(
-                f"{who} has submitted {len(recent)} kernels within an hour, and {most} may be; wait {wait} min"
+                f"{who} has submitted {len(recent)} kernels within an hour, and the limit is {most}; wait {wait} min"
             )
         digests = {file: board.keep(content) for file, content in files.items()}
         content = hash_files(digests)
@@ -76,6 +91,7 @@ def _record(
         entry = Entry(
             make_id(season.name, who, str(time.time_ns()), content), season.op, name, who, now, kind, digests, content,
             season.name, licence, keep, rules=RULES, task=season.shown,
+            number=1 + max((each.number for each in earlier), default=0),
         )  # fmt: skip
         board.save(entry)
     return entry
@@ -84,7 +100,7 @@ def _record(
 def _note(board: Board, season: Season, entry: Entry, judged: judging.Judged) -> None:
     """Fill in an entry from its rows, and store the rows."""
     rows = judged.rows.get(entry.kernel, {})
-    (board.folder / "logs" / f"{entry.id}.log").write_text(judged.log, "utf-8")
+    write_bytes(board.folder / "logs" / f"{entry.id}.log", judged.log.encode("utf-8", errors="replace"))
     if rows:
         store.write(store.to_table(judged.table(entry.kernel)), board.folder / "rows" / f"{entry.id}.parquet")
         (board.folder / "rows" / f"{entry.id}.parquet").chmod(0o600)
@@ -112,24 +128,39 @@ def _rivals(board: Board, entry: Entry) -> list[Entry]:
 def _race(board: Board, season: Season, entry: Entry) -> dict[str, Any] | None:
     """Run a submission beside the record's holder if its score is higher. Returns None if its score is not higher, or if there
     is no holder."""
-    others = [each for each in _rivals(board, entry) if each.id != entry.id]
-    chain = holders(others, board.races())
-    if not chain or entry.score["value"] <= chain[-1].score["value"]:
+    while chain := holders([each for each in _rivals(board, entry) if each.id != entry.id], board.races()):
+        if entry.score["value"] <= chain[-1].score["value"]:
+            return None
+        if race := run_race(board, season, entry, chain[-1]):
+            return race
+    return None
+
+
+def run_race(board: Board, season: Season, challenger: Entry, holder: Entry) -> dict[str, Any] | None:
+    """Have two submissions judged in the same rounds, problem by problem, and write down which is faster. Returns None if the
+    holder failed: then it has no rank any longer, because a kernel that once fails cannot keep others from the record. Raises
+    UserError."""
+    for _ in range(2):  # what ran out of time or memory once may not have done so by its own fault
+        judged = judging.run(board, season, [holder, challenger], beside=holder)
+        failed = next((row for row in judged.table(holder.kernel) if judging.has_failed(row)), None)
+        if failed is None or failed["status"] not in ("timeout", "oom"):
+            break
+    if failed:
+        holder.state = REFUSED
+        why = f"when it was run again beside {challenger.title}, a problem ended with: {failed['status']}"
+        holder.result |= {"verdict": failed["status"], "message": why, "next": "correct it, and submit it again"}
+        board.save(holder)
         return None
-    return run_race(board, season, entry, chain[-1])
-
-
-def run_race(board: Board, season: Season, challenger: Entry, holder: Entry) -> dict[str, Any]:
-    """Run two submissions in one run, problem by problem, and write down which is faster. Raises UserError."""
-    judged = judging.run(board, season, [holder, challenger])
-    pairs = []
-    for number in range(1, 1 + season.problems):
-        both = [judged.rows.get(each.kernel, {}).get(number) for each in (challenger, holder)]
-        found = [answers.ratios({number: row}).get(number) if row else None for row in both]
-        if found[0] and found[1] and both[0] and not judging.why_refused(both[0], challenger.kind):
-            pairs.append(found[0].over(found[1]))
+    for row in judged.table(challenger.kernel)[:1]:
+        if row["device"] != challenger.device:
+            raise UserError(
+                f"that run was on {row['device']} and not on {challenger.device}; let cluster in settings.json choose the nodes"
+            )
+    rows = [judged.rows.get(challenger.kernel, {}).get(number) for number in range(1, 1 + season.problems)]
+    counted = [row for row in rows if row and not judging.why_refused(row, challenger.kind)]
+    pairs = [ratio for row in counted if (ratio := judging.ratio_beside(row))]
     race: dict[str, Any] = {"challenger": challenger.id, "holder": holder.id, "season": season.name}
-    race |= {"when": time.time(), "rules": RULES}
+    race |= {"when": time.time(), "rules": rules_of("judged")}
     if len(pairs) == season.problems:
         ratio = geometric_mean(pairs)
         race |= {"verdict": ratio.verdict} | ratio.as_dict()
@@ -149,27 +180,35 @@ def finish(board: Board, entry: Entry, race: Mapping[str, Any] | None) -> dict[s
         answers.describe_place(entry.result, entry, rank(rivals, board.races()))
         board.save(entry)
         if site := board.settings.site:
-            page.build(board, Path(site))
+            with contextlib.suppress(UserError):  # the answer does not depend on the pages
+                page.build(board, Path(site))
     return entry.result
 
 
 def prove(board: Board, op: str, device: str = "") -> str:
-    """On each device of an open season, run the submission with the best score beside the record's holder, unless a run has
-    both. Returns the results, in sentences. Raises UserError."""
+    """On each device of an open season, have the submission with the best score timed in the same rounds as the record's
+    holder, unless that has been done. Returns the results, in sentences. Raises UserError."""
     season = find_open(board, op, device)
     said = []
     for name in dict.fromkeys(entry.device for entry in board.entries() if entry.season == season.name and entry.ranks):
         entries = [e for e in board.entries() if (e.season, e.device) == (season.name, name) and e.ranks]
         races = board.races()
         holder = holders(entries, races)[-1]
-        met = {frozenset((race["challenger"], race["holder"])) for race in races if race.get("rules") == RULES}
-        better = [e for e in entries if e.score["value"] > holder.score["value"]]
-        better = [e for e in better if frozenset((e.id, holder.id)) not in met]
+        met = {
+            frozenset((race["challenger"], race["holder"])) for race in races if race.get("rules") == rules_of("judged")
+        }
+        higher = [e for e in entries if e.score["value"] > holder.score["value"]]
+        better = [e for e in higher if frozenset((e.id, holder.id)) not in met]
         if not better:
-            said.append(f"{name}: {holder.title} holds the record, and no higher score is unproven.")
+            why = (
+                "each kernel with a higher score has been timed beside it" if higher else "no kernel has a higher score"
+            )
+            said.append(f"{name}: {holder.title} holds the record, and {why}.")
             continue
         best = max(better, key=lambda entry: entry.score["value"])
-        race = run_race(board, season, best, holder)
+        if not (race := run_race(board, season, best, holder)):
+            said.append(f"{name}: {holder.title} failed when it was run again, and has no rank any longer.")
+            continue
         said.append(
             f"{name}: {best.title} beside {holder.title}: {race['verdict']}, {race['value']:.3g} ({race['low']:.3g} to"
             f" {race['high']:.3g}) times as fast."

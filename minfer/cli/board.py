@@ -84,7 +84,7 @@ def read_archive(words: list[str]) -> int:
         "list": "all submissions, the newest last",
         "show": "one submission: its answer and its source",
         "diff": "two submissions: their sources and the numbers that differ most",
-        "near": "the submissions that are most like a task, the fastest of each first",
+        "near": "the submissions that are most similar to a task, the most similar one first",
         "remove": "remove one of your own",
         "quarantine": "set one aside with its files and its log; it has no rank then (the board's owner)",
         "export": "everything that may be kept, in one .tar.gz file",
@@ -145,7 +145,7 @@ def manage(words: list[str]) -> int:
         "seasons": "list the seasons",
         "rank": "the standings of all seasons",
         "build": "write the pages, board.json and the Atom feed",
-        "prove": "run the best score beside the record's holder, where no run has both",
+        "prove": "time the kernel with the best score in the same rounds as the record's holder, if nobody has done so",
         "watch": "judge the files that people put into inbox/OP/",
     }
     parsers = {name: commands.add_parser(name, help=about, description=about) for name, about in shown.items()}
@@ -213,7 +213,7 @@ def manage(words: list[str]) -> int:
 
             print(f"{page.build(board, given.output, given.url)}: open it in a browser.")
         case "prove":
-            launch.say_first("looking for a score that no run has proven")
+            launch.say_first("looking for a kernel whose score is higher than that of the record's holder")
             from minfer.board.submit import prove
 
             print(prove(board, given.op, given.device))
@@ -246,7 +246,8 @@ def _open(given: argparse.Namespace) -> int:
     season = open_season(board, given.op, device, path)
     shape = ", ".join(f"{axis}={size}" for axis, size in season.shown["shape"].items())
     print(
-        f"{season.name} is open in {board.folder}, with {season.problems} hidden problems. Everybody may see problem 0:"
+        f"{season.name} is open in {board.folder}, with {season.problems} hidden problem{'s' * (season.problems != 1)}."
+        " Everybody may see problem 0:"
     )
     print(f"  {season.shown['dtype']}, {shape}{''.join(f', {k}={v}' for k, v in season.shown['params'].items())}")
     print(f"Next: minfer submit {given.op} FILE --board {given.board}")

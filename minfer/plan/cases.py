@@ -74,6 +74,11 @@ def _plan_sweep(config: Config, device: str, capability: tuple[int, int] | None)
         choose("profiler.ncu.clock_control", ncu.clock_control, ("none", "base"))
     wanted = _names("kernel", config.kernel)
     kernels, left_out = _choose_kernels(op, wanted, device, static is not None)
+    if config.beside and (config.beside not in kernels or not config.untrusted):
+        raise UserError(
+            f"beside={config.beside} needs untrusted=true, and {config.beside} among the kernels of the request; add what is"
+            " missing"
+        )
     problems = _draw(op, config, device) if config.draw.problems else _chosen_problems(op, config, device)
     cases = [op.case(kernel, of.dtype, of.shape, of.params) for of, kernel in itertools.product(problems, kernels)]
     if wanted in (["all"], ["functions"]):  # leave out kernels for other parameters without an error
@@ -104,7 +109,8 @@ def _draw(op: Op, config: Config, device: str) -> list[Problem]:
         raise UserError(
             f"draw.problems needs an op that says how to draw problems, and {op.name} does not; choose {' or '.join(having)}"
         )
-    return drawn.problems(op.name, op.drawn, config.draw.problems, config.draw.seed, device)
+    found = drawn.problems(op.name, op.drawn, config.draw.problems, config.draw.seed, device)
+    return [problem for number, problem in enumerate(found) if not config.draw.only or number in config.draw.only]
 
 
 def _names(key: str, value: Any) -> list[str]:

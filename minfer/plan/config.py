@@ -150,6 +150,7 @@ class Draw:
 
     problems: int = 0  # of each op; 0: none are drawn
     seed: int = 1
+    only: list[int] = field(default_factory=list)  # numbers of those that are run, from 0; empty: all
 
 
 @dataclass
@@ -190,6 +191,7 @@ class Config:
     wait: bool = True  # follow the jobs and show the table; false: return when they are submitted
     resume: bool = False
     untrusted: bool = False  # judge each kernel from another process, too, which takes some seconds a case
+    beside: str = ""  # with untrusted=true: a kernel that the judge times in the same rounds as each of the others
 
 
 def register() -> None:

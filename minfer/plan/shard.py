@@ -30,6 +30,7 @@ class Shard:
     drawn: int | None = None  # the seed that its problems were drawn with
     resume: bool = False
     untrusted: bool = False
+    beside: str = ""  # a kernel that the judge times in the same rounds as each of the others
     sandbox: str = ""  # the level for what is untrusted, of minfer.sandbox; empty for the strongest that the node has
     profilers: dict[str, dict[str, Any]] = field(default_factory=dict)  # name -> its options
     extra: list[str] = field(default_factory=list)

@@ -194,7 +194,11 @@ COLUMNS: list[tuple[str, pa.DataType, str]] = [
         "the most device memory that a call takes beyond its operands, by PyTorch's allocator; null on a CPU",
     ),
     ("launches", _COUNT, "kernels that one call launches; null on a CPU"),
-    ("metrics", pa.map_(_TEXT, _NUMBER), "what the profilers found, such as static.sm_89.registers"),
+    (
+        "metrics",
+        pa.map_(_TEXT, _NUMBER),
+        "what the profilers found, such as static.sm_89.registers; what a judge found of another kernel: beside.speedup",
+    ),
     ("functions", pa.map_(_TEXT, _TEXT), "the device functions that these are of, such as that of static.sm_89"),
     ("profilers", pa.map_(_TEXT, _TEXT), "the profilers that were run: ok, or why one found nothing, or not all"),
     # the machine's state while the kernel ran steadily

@@ -188,6 +188,7 @@ def _write_shards(run: Run, launch: Launch) -> list[str]:
             drawn=config.draw.seed if config.draw.problems else None,
             resume=config.resume,
             untrusted=config.untrusted,
+            beside=config.beside,
             profilers=config.profiler.options() | ({"memcheck": {}} if config.verify.memcheck else {}),
             extra=config.extra,
             commit=commit,

@@ -43,7 +43,7 @@ from minfer.process.orphans import adopt_orphans
 from minfer.process.remote import serve
 from minfer.process.threads import run_delays
 from minfer.sandbox import keep_to_itself
-from minfer.worker.judged_rounds import BLOCK_S, LEAST_CALLS, LINKED, ROUNDS, JudgedRounds
+from minfer.worker.judged_rounds import BESIDE, BLOCK_S, LEAST_CALLS, LINKED, ROUNDS, JudgedRounds
 from minfer.worker.remote_kernel import RemoteKernel, RunnerFailed
 from minfer.worker.shared_operands import SharedOperands
 
@@ -133,6 +133,29 @@ def judge(request: dict[str, Any], log: Path) -> dict[str, Any]:
             return describe_failure("oom", f"in the judge: {' '.join(str(error).split())}")
 
 
+def start_other(request: dict[str, Any], arena: Arena, log: Path, ended: contextlib.ExitStack) -> RemoteKernel:
+    """Start the process of the other kernel that is to be timed in the same rounds (`request["beside"]`). It was verified when
+    it was judged itself. Its results are checked in each block."""
+    about = request["beside"]
+    other = RemoteKernel(Case(**about["case"]), request | {"stated": about["stated"]}, arena, log)
+    ended.callback(other.process.kill)
+    other.wait_until_started()
+    return other
+
+
+def time_other(
+    rounds: JudgedRounds, request: dict[str, Any], arena: Arena, log: Path, ended: contextlib.ExitStack
+) -> list[float]:
+    """On a GPU: blocks of the other kernel, half before those of the kernel and half after them. Its process exists only
+    meanwhile, because its work would go on while it is stopped."""
+    rounds.operands.free()
+    other = start_other(request, arena, log, ended)
+    rounds.admit(other)
+    times = rounds.run("kernel", count=ROUNDS // 2)["kernel"]
+    rounds.dismiss(other)
+    return times
+
+
 def take_samples(
     request: dict[str, Any], log: Path, ended: contextlib.ExitStack
 ) -> tuple[dict[str, list[float]], set[str]]:
@@ -154,15 +177,24 @@ def take_samples(
         operands = SharedOperands(case, sets, arena, device)
         rounds = JudgedRounds(baseline, operands)
         linked = LINKED if operands.link else ()
-        # Stopping a process does not stop its work on a GPU, so there the baseline is timed while there is no kernel.
-        before = rounds.run("baseline", "duplicate", *linked[1:], count=ROUNDS // 2) if operands.goes_on else {}
+        # Stopping a process does not stop its work on a GPU, so there the baseline is only timed while there is no kernel. On a
+        # CPU these blocks show whether the kernel's process slows those beside it.
+        before = (
+            rounds.run("baseline", "duplicate", *linked[1:], count=ROUNDS // 2)
+            if operands.goes_on
+            else rounds.run("baseline", "duplicate")
+        )
         calls = rounds.calls[baseline]
-        operands.free()
+    beside = time_other(rounds, request, arena, log, ended) if "beside" in request and operands.goes_on else []
+    operands.free()
     kernel = RemoteKernel(case, request, arena, log)
     ended.callback(kernel.process.kill)
     kernel.wait_until_started()
     verify(op, case, kernel, kernel, device, devices.capability(device), request["stated"]["seed"])
     rounds.admit(kernel)
+    if "beside" in request and not operands.goes_on:
+        rounds.admit_other(start_other(request, arena, log, ended))
+        linked = (*linked, BESIDE)
     if not operands.goes_on:
         begin = time.perf_counter()
         samples = rounds.run("kernel", "baseline", "duplicate", *linked)
@@ -170,10 +202,13 @@ def take_samples(
             more = rounds.run("kernel", "baseline", "duplicate", *linked)
             samples = {name: values + more[name] for name, values in samples.items()}
         loaded = libraries.loaded(kernel.process.process.pid)
+        samples["before"] = before["baseline"] + before["duplicate"]
     else:
         samples = rounds.run("kernel", *linked[:1])
         loaded = libraries.loaded(kernel.process.process.pid)
         rounds.dismiss(kernel)
+        if beside:
+            samples[BESIDE] = beside + time_other(rounds, request, arena, log, ended)
         with blame_baseline():
             after = rounds.run("baseline", "duplicate", *linked[1:], count=ROUNDS - ROUNDS // 2)
         samples |= {name: before[name] + after[name] for name in before}

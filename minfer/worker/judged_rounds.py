@@ -24,6 +24,7 @@ SLOW_S = 0.002  # if LEAST_CALLS take less on a GPU, waking the process is too l
 # Each with a block of the kernel, of the baseline, of the duplicate and, if there is a link, of each of LINKED.
 ROUNDS = 4
 RESTS = {"cuda": 12, "cpu": 3}  # empty requests, of which the shortest counts
+BESIDE = "beside"  # blocks of another kernel
 LINKED = ("linked", "linked_baseline")  # blocks of kernel and baseline in which each call depends on the one before
 
 
@@ -34,6 +35,7 @@ class JudgedRounds:
         """Starts with the baseline only; `admit` adds the kernel."""
         self.operands, self.device, self.baseline = operands, operands.device, baseline
         self.kernel: RemoteKernel | None = None
+        self.other: RemoteKernel | None = None  # another kernel, timed in the same rounds; on a CPU only
         self.of_baseline: set[int] = set()  # the orphans that the baseline has left
         self.call = operands.op.call(operands.case)
         self.calls: dict[RemoteKernel, int] = {}
@@ -49,6 +51,12 @@ class JudgedRounds:
         if self.operands.goes_on:
             # The first snapshot allocates memory, which must not happen while the clock runs.
             self.operands.take_snapshot(self.operands.count)
+
+    def admit_other(self, other: RemoteKernel) -> None:
+        """Prepare blocks of another kernel, beside those of an admitted one."""
+        other.process.freezer.freeze()
+        self.other = other
+        self._calibrate(other)
 
     def dismiss(self, kernel: RemoteKernel) -> None:
         """End the kernel's process, and with it what it does on a GPU."""
@@ -91,7 +99,7 @@ class JudgedRounds:
 
     def run(self, *names: str, count: int = ROUNDS) -> dict[str, list[float]]:
         """The samples of `count` rounds. A round has one block for each of `names`, in shuffled order: `kernel`,
-        `baseline`, its `duplicate`, and those in LINKED. Raises Dishonest unless the kernel's results are right.
+        `baseline`, its `duplicate`, BESIDE, and those in LINKED. Raises Dishonest unless the kernel's results are right.
 
         On a GPU the judge does not trust a short block, because the time that it subtracts is noisy. A kernel that is slow only
         while its calls are counted gets a short block, and the noise could hide its time. If the count of the baseline's calls
@@ -111,7 +119,7 @@ class JudgedRounds:
         return self.calls[remote] < self.operands.count and self.calls[remote] * call_s < BLOCK_S["cuda"] / 2
 
     def _process_of(self, name: str) -> RemoteKernel:
-        remote = self.kernel if name in ("kernel", "linked") else self.baseline
+        remote = self.kernel if name in ("kernel", "linked") else self.other if name == BESIDE else self.baseline
         assert remote
         return remote
 
@@ -125,13 +133,15 @@ class JudgedRounds:
                     samples[name].append(spent.work)
                     continue
                 samples[name].append(spent.counted)
+                if name == BESIDE:
+                    continue
                 samples["lag" if name == "kernel" else "baseline_lag"].append(spent.lag)
                 if name == "kernel":
                     samples["work"].append(spent.work)
                 elif name == "baseline" and self.operands.link:
                     samples["baseline_work"].append(spent.work)
-        if self.kernel:
-            self.kernel.process.freezer.check_stands_still()  # on a CPU, beside the last blocks of the baseline
+        for remote in filter(None, (self.kernel, self.other)):
+            remote.process.freezer.check_stands_still()  # on a CPU, beside the last blocks of the baseline
         return dict(samples)
 
     def _time_block(self, remote: RemoteKernel, linked: bool) -> Spent:
@@ -144,11 +154,12 @@ class JudgedRounds:
         rest = self.rest or self._time_rest()
         operands, calls = self.operands, self.calls[remote]
         operands.write()
-        if remote is self.kernel and not operands.goes_on:
+        foreign = remote is not self.baseline
+        if foreign and not operands.goes_on:
             operands.choose_pieces(calls)
-        late = {"then": lambda: operands.take_snapshot(calls)} if remote is self.kernel and not operands.goes_on else {}
+        late = {"then": lambda: operands.take_snapshot(calls)} if foreign and not operands.goes_on else {}
         spent = remote.time("run", **self._steps_around(calls, linked), **late, calls=calls, linked=linked)
-        if remote is self.kernel:
+        if foreign:
             operands.check(calls, linked)
         self._note_strays(remote)
         return spent.per_call(rest, calls)

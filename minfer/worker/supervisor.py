@@ -218,6 +218,7 @@ class Supervisor:
                 if doubt is None:
                     level = self.sandbox.level if self.sandbox else "limits"
                     columns = judged.columns(case, row, samples, self.shard.device)
+                    columns |= percent_of_peak(case, columns["judged_us"], self.peaks, self.shard.device)
                     columns["libraries"] = self._name_libraries(map(str, reply["loaded"]))
                     row |= columns | {"guarantee": f"judged, {level}"}
                     if row["status"] != "unconverged":
@@ -236,6 +237,9 @@ class Supervisor:
         about["libraries"] = self.libraries
         try:
             about["stated"] = state(case, self.machine.capability)
+            if (beside := self.shard.beside) and beside != case.kernel:
+                other = ops.get(case.op).case(beside, case.dtype, case.shape, case.params)
+                about["beside"] = {"case": other.to_dict(), "stated": state(other, self.machine.capability)}
         except RuleFailed as error:
             return {"row": {"status": "error", "message": make_printable(str(error))}}
         about["sandbox"] = asdict(self.sandbox) if self.sandbox else None
@@ -248,6 +252,16 @@ class Supervisor:
         except Died as death:
             self.judge = None
             return {"row": {"status": "error", "message": f"the judge failed: {death}"}}
+
+
+def percent_of_peak(case: Case, us: float, roofs: Mapping[str, float] | None, device: str) -> Row:
+    """The column `judged_percent_of_peak` on a GPU. A block calls on one set of operands after the other, so its calls are
+    compared with a long copy and not with a single cold one."""
+    if device != "cuda" or not roofs:
+        return {}
+    op = ops.get(case.op)
+    share = peaks.percent(roofs, op.flops(case), op.traffic_of(case), op.arithmetic(case), us * 1e-6, cold=False)
+    return {"judged_percent_of_peak": share}
 
 
 def state(case: Case, capability: tuple[int, int] | None) -> dict[str, Any]:

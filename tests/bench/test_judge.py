@@ -8,7 +8,7 @@ import pytest
 
 from minfer import ops
 from minfer.bench import judged
-from minfer.bench.judged import ATTEMPTS, BELIEVED, FASTER, LINK_VARIES, LONGER, WIDE, Contradiction, Samples
+from minfer.bench.judged import ATTEMPTS, BELIEVED, FASTER, HELD_UP, LINK_VARIES, LONGER, WIDE, Contradiction, Samples
 
 CASE = ops.get("hgemm").case("torch", "float16", {"m": 64, "n": 64, "k": 64})
 US = 1e-6
@@ -144,6 +144,38 @@ def test_a_row_whose_baseline_was_held_up_is_not_ok() -> None:
     assert told(HONEST, slower, "cuda") is None
     found = judged.columns(CASE, HONEST | {"status": "ok"}, slower, "cuda")
     assert found["judged_speedup"] == pytest.approx(2.35, rel=0.01)
+
+
+def test_on_a_cpu_the_baseline_may_not_be_slower_beside_the_kernel_than_before() -> None:
+    """The intervals of both medians decide, so noise of a busy machine accuses nobody; the times inside decide nothing."""
+    alone = {"before": [35.0, 36.0, 34.0, 50.0] * 2}
+    beside = lambda us: {"baseline": [us, us + 1, us + 2, us + 3], "duplicate": [us] * 4}
+    assert told(HONEST, samples(**alone, **beside(79.0)), "cpu") is None
+    assert told(HONEST, samples(**alone, **beside(81.0)), "cpu") == HELD_UP.format(81 / 50)
+    noisy = {"baseline": [35.0, 36.0, 37.0, 36.0], "duplicate": [900.0, 36.0, 800.0, 700.0]}
+    assert told(HONEST, samples(**alone, **noisy), "cpu") is None
+    # A block begins with waking the baseline's threads: 17 us a call in steady timing, 120 us in short blocks.
+    woken = {"before": [120.0] * 8, "baseline": [125.0] * 4, "duplicate": [118.0] * 4}
+    short = HONEST | {"cold_baseline_us": 60.0, "steady_us": 13.0, "steady_baseline_us": 17.0}
+    assert told(short, samples(**woken), "cpu") is None
+    assert told(short, samples(), "cpu") is None  # samples of a judge that took none before
+
+
+def test_on_a_gpu_the_whole_interval_must_be_higher_than_the_hints() -> None:
+    """With four rounds an interval is the range of the ratios."""
+    once = samples(baseline=[60.0, 60.0, 60.0, 40.0], duplicate=[60.0] * 4)
+    assert told(HONEST, once, "cuda") != FASTER.format(60 / 17, 1.25 * 35 / 17)
+
+
+def test_a_kernel_is_compared_with_another_one_in_the_same_rounds() -> None:
+    """Round by round: the times of both vary by a factor of two, and their ratio does not."""
+    drifting = [17.0, 20.0, 27.0, 34.0]
+    measured = samples(kernel=drifting, work=drifting, beside=[2 * us for us in drifting])
+    found = judged.columns(CASE, HONEST | {"status": "ok"}, measured, "cpu")["metrics"]
+    assert [found[f"beside.speedup{end}"] for end in ("", "_low", "_high")] == pytest.approx([2.0] * 3)
+    assert "metrics" not in judged.columns(CASE, HONEST | {"status": "ok"}, samples(), "cpu")
+    with pytest.raises(ValueError, match="do not fit each other"):
+        samples(beside=[17.0] * 3)
 
 
 def test_a_clock_that_is_slower_than_the_one_outside_is_proven_on_a_busy_machine_too() -> None:

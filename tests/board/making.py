@@ -72,5 +72,5 @@ def fill(board: Board, count: int) -> None:
     draw = random.Random(1)
     for number in range(count):
         opcodes = {"vector": draw.uniform(0, 90), "fma": draw.uniform(0, 30), "wide": 3.0, "calls": 5.0}
-        values = {"who": f"person{number % 7}", "opcodes": opcodes, "when": 2000.0 + number}
+        values: dict[str, Any] = {"who": f"person{number % 7}", "opcodes": opcodes, "when": 2000.0 + number}
         make_entry(board, f"k{number}", draw.uniform(0.2, 3), **values)

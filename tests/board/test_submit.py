@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from minfer import ops
+from minfer.bench.judged import BESIDE, FASTER, HELD_UP
 from minfer.board import judging, submit, watch
-from minfer.board.folder import JUDGED, Board
+from minfer.board.folder import JUDGED, Board, Entry
 from minfer.board.score import holders
 from minfer.board.season import Season, find_open, list_seasons, open_season
 from minfer.board.tasks import write_extra
@@ -47,7 +48,7 @@ def test_a_person_may_submit_so_many_within_an_hour(board: Board) -> None:
     (board.folder / "settings.json").write_text(json.dumps(settings))
     for minutes in (10, 70, 80, 20):
         make_entry(board, f"k{minutes}", when=time.time() - 60 * minutes)
-    with pytest.raises(UserError, match="ada has submitted 2 kernels within an hour, and 2 may be; wait 40 min"):
+    with pytest.raises(UserError, match="ada has submitted 2 kernels within an hour, and the limit is 2; wait 40 min"):
         submit.submit(board, "softmax", {"mine.py": HONEST}, "ada")
     assert len(board.entries()) == 4
 
@@ -81,23 +82,57 @@ def measured(speedup: float) -> store.Row:
     return row | {"shape": {"n": 3}, "params": {}, "dtype": "float16", "judged_us": 1.0, "judged_baseline_us": 1.0}
 
 
-def test_a_new_leader_is_run_beside_the_one_that_it_displaces(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
-    runs = []
+def fake_runs(
+    board: Board, monkeypatch: pytest.MonkeyPatch, speeds: dict[str, float], **failing: str
+) -> list[list[str]]:
+    """Let the runs give these speeds, by the kernels' names; in races, the kernels `failing` end with a status. Returns the
+    names of the kernels of each run, filled as they are run."""
+    runs: list[list[str]] = []
 
-    def run(board: Board, season: Season, entries: list) -> judging.Judged:
+    def run(board: Board, season: Season, entries: list, beside: Entry | None = None) -> judging.Judged:
         runs.append([entry.name for entry in entries])
-        speed = {"first": 1.0, "second": 2.0, "third": 1.5}
-        return fake({e.kernel: {n: measured(speed[e.name]) for n in range(1 + season.problems)} for e in entries})
+        rows = {}
+        for entry in entries:
+            row = measured(speeds[entry.name])
+            if beside and entry is not beside:
+                ratio = speeds[entry.name] / speeds[beside.name]
+                row["metrics"] = {BESIDE: ratio, f"{BESIDE}_low": ratio / 1.005, f"{BESIDE}_high": ratio * 1.005}
+            if beside and entry.name in failing:
+                row |= {"status": failing[entry.name], "message": "it failed"}
+            rows[entry.kernel] = dict.fromkeys(range(1 + season.problems), row)
+        return fake(rows)
 
     monkeypatch.setattr(judging, "run", run)
+    return runs
+
+
+def test_a_new_leader_is_run_beside_the_one_that_it_displaces(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = fake_runs(board, monkeypatch, {"first": 1.0, "second": 2.0, "third": 1.5})
     answers = [
         submit.submit(board, "softmax", {f"{name}.py": HONEST + name.encode()}, "ada")
         for name in ("first", "second", "third")
     ]
     assert runs == [["first"], ["second"], ["first", "second"], ["third"]]
     assert [answer["rank"] for answer in answers] == [1, 1, 2] and answers[1]["race"]["verdict"] == "faster"
+    assert answers[1]["race"]["low"] == pytest.approx(
+        2 / 1.005**0.577, rel=0.01
+    )  # of the same rounds, over three problems
     assert [entry.name for entry in holders(board.entries(), board.races())] == ["first", "second"]
     assert (board.folder / "logs" / f"{answers[0]['submission']}.log").read_text() == "printed"
+
+
+@pytest.mark.parametrize(("status", "times"), [("wrong", 1), ("timeout", 2)])
+def test_a_holder_that_fails_when_it_is_run_again_has_no_rank(
+    status: str, times: int, board: Board, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise it could keep the record by failing in each race."""
+    runs = fake_runs(board, monkeypatch, {"first": 1.0, "second": 2.0}, first=status)
+    submit.submit(board, "softmax", {"first.py": HONEST}, "ada")
+    answer = submit.submit(board, "softmax", {"second.py": QUICK}, "bob")
+    assert runs == [["first"], ["second"], *[["first", "second"]] * times]
+    assert (answer["rank"], answer["of"], answer["race"]) == (1, 1, None)
+    first = next(entry for entry in board.entries() if entry.name == "first")
+    assert first.state == "refused" and f"ended with: {status}" in first.result["message"]
 
 
 def test_a_run_that_fails_is_kept_as_one_that_was_not_judged(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,8 +149,8 @@ def test_a_run_that_fails_is_kept_as_one_that_was_not_judged(board: Board, monke
 
 def test_rows_that_must_not_count() -> None:
     assert judging.why_refused(measured(1.0), "cpp") is None
-    doubted = measured(9.0) | {"message": "the judge measured a speed-up of 9, and those inside allow at most 2"}
-    assert "could not be judged" in (judging.why_refused(doubted, "cpp") or "")
+    for words in (FASTER.format(9, 2), HELD_UP.format(3)):
+        assert "could not be judged" in (judging.why_refused(measured(9.0) | {"message": words}, "cpp") or "")
     assert "not judged" in (judging.why_refused(measured(1.0) | {"guarantee": "in-process"}, "cpp") or "")
     blas, built = "libopenblas.so.0", f"{'0a' * 32}.so"
     for name, kind in ((blas, "cpp"), (built, "cpp"), (built, "python")):
@@ -123,27 +158,68 @@ def test_rows_that_must_not_count() -> None:
     assert judging.why_refused(measured(1.0) | {"libraries": [blas]}, "python") is None
 
 
-def test_a_higher_score_that_no_run_has_proven_is_proven_later(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(board: Board, season: Season, entries: list) -> judging.Judged:
-        return fake({e.kernel: {n: measured(e.score["value"]) for n in range(1 + season.problems)} for e in entries})
+@pytest.mark.parametrize("doubts", [0, 1, 2, 3])
+def test_a_problem_that_could_not_be_judged_is_judged_again(
+    doubts: int, board: Board, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a run that has only this problem, and in three runs at most."""
+    runs: list[list[int]] = []
 
-    monkeypatch.setattr(judging, "run", run)
+    def gather(season: Season, *_: object) -> judging.Judged:
+        doubted = measured(2.0) | {"message": HELD_UP.format(3)}
+        rows = {number: measured(2.0) for number in range(1 + season.problems)}
+        return fake({made[0].kernel: rows | ({2: doubted} if len(runs) <= doubts else {})})
+
+    monkeypatch.setattr(judging.start, "run", lambda config: runs.append(list(config.draw.only)))
+    monkeypatch.setattr(judging, "_gather", gather)
+    made: list[Entry] = []
+    monkeypatch.setattr(judging, "stage", lambda board, entries, folder: made.extend(entries) or folder)
+    answer = submit.submit(board, "softmax", {"mine.py": HONEST}, "ada")
+    assert runs == [[], [2], [2]][: 1 + doubts]
+    assert answer["verdict"] == ("refused" if doubts == 3 else "ranked")
+    if doubts == 3:
+        assert "on problem 2 it could not be judged in 3 runs" in answer["message"]
+
+
+def test_a_kernel_that_failed_has_no_problem_judged_again() -> None:
+    busy = measured(1.0) | {"status": "error", "message": "could not be judged: it was busy"}
+    wrong = measured(1.0) | {"status": "wrong", "message": "a wrong element"}
+    of = lambda rows: judging._find_unjudged(fake({"mine": rows}))
+    assert of({0: measured(1.0), 1: busy, 2: busy}) == [1, 2] and of({0: wrong, 1: busy}) == []
+
+
+def test_a_race_on_another_device_decides_nothing(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a cluster whose nodes have different processors."""
+    first, second = make_entry(board, "first", 1.0), make_entry(board, "second", 2.0)
+    fake_runs(board, monkeypatch, {"first": 1.0, "second": 2.0})
+    second.device = "Xeon"
+    (season,) = list_seasons(board)
+    with pytest.raises(UserError, match="that run was on AMD EPYC and not on Xeon"):
+        submit.run_race(board, season, second, first)
+    assert not board.races()
+
+
+def test_a_higher_score_that_no_run_has_proven_is_proven_later(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_runs(board, monkeypatch, {"first": 1.0, "second": 2.0})
     assert "no kernel with a score" in submit.prove(board, "softmax")
     make_entry(board, "first", 1.0)
     make_entry(board, "second", 2.0)
     assert "second by ada beside first by ada: faster, 2 " in submit.prove(board, "softmax")
-    assert "second by ada holds the record, and no higher score is unproven" in submit.prove(board, "softmax")
+    assert "second by ada holds the record, and no kernel has a higher score" in submit.prove(board, "softmax")
 
 
 def test_the_inbox_is_fair_and_knows_people_by_their_files(board: Board) -> None:
     inbox = board.folder / "inbox" / "softmax"
     inbox.mkdir()
     who = watch.name_owner(os.getuid())
-    for name in ("a.cpp", "b.cpp", "notes.txt"):
+    for name in ("b.cpp", "a.cpp", "notes.txt"):
         (inbox / name).write_text(name)
-        os.utime(inbox / name, (100, 100 if name == "a.cpp" else 99))
+        os.utime(
+            inbox / name, (100, 99 if name == "a.cpp" else 100)
+        )  # its owner can choose this time, so it does not count
+        time.sleep(0.05)
     (inbox / "link.cpp").symlink_to(inbox / "a.cpp")
-    waiting = watch.list_waiting(board, time.time())
+    waiting = watch.list_waiting(board, time.time() + watch.SETTLES_S)
     assert [(each.path.name, each.who, each.op) for each in waiting] == [
         ("b.cpp", who, "softmax"),
         ("a.cpp", who, "softmax"),
@@ -251,3 +327,69 @@ def test_no_exploit_gets_a_rank(tmp_path: Path) -> None:
     assert all(states[name][0] != JUDGED for name in SUBMITTED), states
     honest = judged.rows[entries[-1].kernel]
     assert all(row["status"] in (*store.MEASURED, "error") for row in honest.values()), states
+
+
+HARMFUL = {
+    "hangs": "def softmax(y, x, mask):\n    while True:\n        pass\n",
+    "forks": """import os
+
+def softmax(y, x, mask):
+    for _ in range(200):
+        if os.fork() == 0:
+            while True:
+                pass
+""",
+    "fills": """import os, tempfile
+
+def softmax(y, x, mask):
+    written = 0
+    for folder in (os.getcwd(), tempfile.gettempdir(), "/dev/shm", "/tmp", "/var/tmp"):
+        try:
+            with open(os.path.join(folder, "large"), "wb") as file:
+                while written < 1 << 31:
+                    written += file.write(b"x" * (1 << 20))
+                    file.flush()
+        except OSError:
+            pass
+    raise MemoryError(f"wrote {written} bytes")
+""",
+    "lies": """from minfer import ops
+
+def softmax(y, x, mask):
+    y.zero_()
+
+ops.get("softmax").torch("HONEST", softmax)
+""",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_harmful_submission_costs_only_its_own_place(season: tuple[Board, Season]) -> None:
+    """One that hangs, one that forks, one that fills the disk, and one that registers itself under another's name, in one run
+    with an honest one, which comes last."""
+    board, _ = season
+    settings = json.loads((board.folder / "settings.json").read_text())
+    (board.folder / "settings.json").write_text(json.dumps(settings | {"case_timeout_s": 30}))
+    found = find_open(board, "softmax")
+    honest = make_entry(board, "honest", kind="python", season=found.name, state="pending", text=QUICK.decode())
+    entries = [
+        make_entry(
+            board, name, kind="python", season=found.name, state="pending", text=text.replace("HONEST", honest.kernel)
+        )
+        for name, text in HARMFUL.items()
+    ]
+    try:
+        for entry in [*entries, honest]:
+            entry.files = {f"{entry.name}.py": next(iter(entry.files.values()))}
+        judged = judging.run(board, found, [*entries, honest])
+        for entry in entries:
+            submit._note(board, found, entry, judged)
+            assert entry.state != JUDGED and entry.result["verdict"] != "not_judged", (entry.name, judged.log)
+        rows = judged.table(honest.kernel)
+        assert len(rows) == 2 and {row["status"] for row in rows} <= {*store.MEASURED, "error"}, rows
+        assert {row["status"] for row in judged.table(entries[0].kernel)} == {"timeout"}
+    finally:
+        (board.folder / "settings.json").write_text(json.dumps(settings))
+        for entry in [*entries, honest]:
+            board.drop(entry)

@@ -402,3 +402,16 @@ def test_functions_are_refused_for_an_op_without_one(toy: Op) -> None:
         UserError, match="kernel=functions is for ops with a function that can be timed, and toy has none"
     ):
         matrix.plan(toy_config(kernel="functions"), "cpu")
+
+
+@pytest.mark.parametrize("wrong", [{"untrusted": False}, {"beside": "v01_naive"}])
+def test_a_kernel_beside_the_others_is_one_of_them_and_needs_a_judge(wrong: dict[str, Any]) -> None:
+    right = {"kernel": ["torch", "cpu_naive"], "untrusted": True, "beside": "cpu_naive"}
+    assert len(matrix.plan(config(**right), "cpu").cases) == 2
+    with pytest.raises(UserError, match="needs untrusted=true, and"):
+        matrix.plan(config(**right | wrong), "cpu")
+
+
+def test_some_of_the_drawn_problems_are_run() -> None:
+    drawn = matrix.plan(config(kernel="torch", draw=Draw(4, 1)), "cpu").cases
+    assert matrix.plan(config(kernel="torch", draw=Draw(4, 1, only=[1, 3])), "cpu").cases == [drawn[1], drawn[3]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,7 +26,7 @@ from minfer.worker.isolated import Runner
 from minfer.worker.judged_rounds import JudgedRounds
 from minfer.worker.remote_kernel import RemoteKernel, Spent
 from minfer.worker.shared_operands import SharedOperands
-from minfer.worker.supervisor import state
+from minfer.worker.supervisor import percent_of_peak, state
 
 CASE = ops.get("hgemm").case("torch", "float16", {"m": 64, "n": 64, "k": 64})
 
@@ -36,7 +37,8 @@ REQUEST["stated"] = state(CASE, None)
 @pytest.mark.parametrize("goes_on", [False, True])
 def test_the_judge_takes_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, goes_on: bool) -> None:
     """Of an honest kernel; also as on a GPU. There a process's work goes on while the process is stopped, so the baseline is
-    timed while the kernel's process does not exist, half before it and half after it."""
+    timed while the kernel's process does not exist, half before it and half after it. On a CPU it is timed before and beside
+    it."""
     started: list[RemoteKernel] = []
     blocks: list[int] = []  # 0: of the baseline, 1: of the kernel
     beside: set[bool] = set()  # whether the kernel's process existed beside a request to the baseline's
@@ -62,11 +64,59 @@ def test_the_judge_takes_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert len(found.baseline) == rounds and len(found.cold_baseline) >= 3
     counting = 1 + judged_rounds.CALIBRATIONS
     assert len(found.linked) == len(found.linked_baseline) == len(found.baseline_work) == rounds
-    assert blocks.count(0) == counting + 3 * rounds and blocks.count(1) == counting + 2 * rounds
+    before = 0 if goes_on else 2 * judged_rounds.ROUNDS
+    assert len(found.before) == before and blocks.count(1) == counting + 2 * rounds
+    assert blocks.count(0) == counting + before + 3 * rounds and set(blocks[: counting + before]) == {0}
     assert beside == ({False} if goes_on else {True})
     after = len(blocks) - 1 - blocks[::-1].index(1)
     half = 3 * judged_rounds.ROUNDS // 2  # of the baseline's blocks, linked ones among them, and the duplicate's
     assert not goes_on or blocks[after + 1 :] == [0] * half
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_another_kernel_is_timed_in_the_same_rounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, goes_on: bool
+) -> None:
+    """On a CPU in each round. As on a GPU: half before the kernel's blocks and half after them, in a process that exists only
+    then. The results are checked."""
+    processes: list[RemoteKernel] = []
+    timed: list[tuple[str, int]] = []  # the process of each block, and how many others ran foreign code beside it
+    checked: list[int] = []
+
+    class Noting(RemoteKernel):
+        def __init__(self, *about: Any) -> None:
+            super().__init__(*about)
+            processes.append(self)
+
+        def _send(self, what: str, **about: Any) -> None:
+            if what == "run":
+                timed.append(
+                    (names[self.process.process.pid], sum(p.process.process.poll() is None for p in processes[1:]))
+                )
+            elif self.process.process.pid not in names:
+                names[self.process.process.pid] = order[len(names)]
+            super()._send(what, **about)
+
+    order = ["baseline", "other", "kernel", "other"] if goes_on else ["baseline", "kernel", "other"]
+    names: dict[int, str] = {}
+    monkeypatch.setattr(worker_judge, "RemoteKernel", Noting)
+    monkeypatch.setitem(shared_operands.GOES_ON, "cpu", goes_on)
+    check = SharedOperands.check
+    monkeypatch.setattr(SharedOperands, "check", lambda self, *about: (checked.append(1), check(self, *about)))
+    other = {"case": CASE.to_dict(), "stated": REQUEST["stated"]}
+    reply = worker_judge.judge(REQUEST | {"case": CASE.to_dict(), "beside": other}, tmp_path / "log")
+    found = Samples.of(reply["samples"])
+    rounds = len(found.kernel)
+    assert len(found.beside) == rounds == len(found.baseline) and len(found.baseline_lag) == 2 * rounds
+    assert len(checked) >= 3 * rounds and {name for name, _ in timed} == {"baseline", "kernel", "other"}
+    if goes_on:
+        assert {count for name, count in timed if name == "baseline"} == {0}
+        assert {count for name, count in timed if name != "baseline"} == {1}
+        ran = [name for name, _ in timed if name != "baseline"]
+        assert list(dict.fromkeys(itertools.pairwise(ran))) == [
+            ("other", "other"), ("other", "kernel"), ("kernel", "kernel"), ("kernel", "other")
+        ]  # fmt: skip
 
 
 def test_a_baseline_that_fails_without_a_kernel_accuses_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,3 +300,10 @@ def test_a_block_on_a_gpu_takes_50_ms_or_has_all_calls(
     rounds.run(*names)
     assert rounds.calls[rounds] == calls
     assert len(rounds.prepared) == 1 + (call_s != later_s)
+
+
+def test_a_judged_time_on_a_gpu_is_compared_with_a_long_copy() -> None:
+    """64 x 64 elements of three half matrices are 24,576 bytes; at 3,000 GB/s a copy of them takes 8.2 ns."""
+    found = percent_of_peak(CASE, 0.01, {"copy_gbps": 3000.0}, "cuda")
+    assert found["judged_percent_of_peak"] == pytest.approx(82, rel=0.01)
+    assert percent_of_peak(CASE, 0.01, {"copy_gbps": 3000.0}, "cpu") == {} == percent_of_peak(CASE, 0.01, None, "cuda")
