@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 
+from minfer.functional.product_times import MULTIPROCESSORS, fastest
 from minfer.ops import Kernel, get
 
-MULTIPROCESSORS = 132  # of an H100 or H200
 SHORT = 512  # the rules say nothing of products with a smaller n or k
 
 
@@ -32,33 +33,35 @@ def one_wave(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
 
 
 def off_the_grid(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
-    """Whether `matmul` takes v18_fitted for a product. It does so in two cases:
-
-    - n is no multiple of 8, which no other fast kernel supports. In NN the rows of B are then not aligned either, and
-      v18_fitted is faster than v03_wmma only from about 256 rows on.
-    - The product has at least 129 rows, and v13_cooperative and v14_stream_k would waste work: less than 0.88 of the
-      multiprocessors' work (up to 1024 rows, less than 0.96) would go into elements of the product. There the nearest
-      measured shape often names a kernel for fewer rows.
-
-    In those kernels, a pair of multiprocessors multiplies a tile of 256 x 256. v14_stream_k divides the tiles that are
-    left after the first wave. Dividing costs about a tenth."""
+    """Whether `matmul` takes v18_fitted because n is no multiple of 8, which no other fast kernel supports. In NN the rows of
+    B are then not aligned either, and v18_fitted is faster than v03_wmma only from about 256 rows on."""
     m, n, k = shape["m"], shape["n"], shape["k"]
-    if m == 0 or min(n, k) < SHORT:
+    if m == 0 or min(n, k) < SHORT or n % 8 == 0:
         return False
-    if n % 8 != 0:
-        return params["layout"] == "TN" or m >= 256
-    tiles = math.ceil(m / 256) * math.ceil(n / 256)
-    waves = tiles / (MULTIPROCESSORS // 2)
-    busy = max(waves / math.ceil(waves), 0.9 if waves > 1 else 0)
-    return m > 128 and m * n / (tiles * 256 * 256) * busy < (0.96 if m <= 1024 else 0.88)
+    return params["layout"] == "TN" or m >= 256
+
+
+def is_fastest(kernel: str, shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
+    """Whether a kernel takes the least time for a product of at least 129 rows, by the models of `product_times.py`."""
+    m, n, k = shape["m"], shape["n"], shape["k"]
+    if m <= 128 or min(n, k) < SHORT or n % 8 != 0:
+        return False
+    return fastest(m, n, k, params["layout"] == "TN") == kernel
 
 
 Rule = Callable[[Mapping[str, int], Mapping[str, str]], bool]  # of a shape and the parameters of the op
+
+
+def any_of(*rules: Rule) -> Rule:
+    return lambda shape, params: any(rule(shape, params) for rule in rules)
+
+
 # By op and kernel. Of the kernels whose rules hold, the first in the op's order is taken.
 PREFERRED: Mapping[tuple[str, str], Rule] = {
-    ("hgemm", "v14_small"): many_columns,
+    ("hgemm", "v14_small"): any_of(many_columns, partial(is_fastest, "v14_small")),
+    ("hgemm", "v14_stream_k"): partial(is_fastest, "v14_stream_k"),
     ("hgemm", "v17_one_wave"): one_wave,
-    ("hgemm", "v18_fitted"): off_the_grid,
+    ("hgemm", "v18_fitted"): any_of(off_the_grid, partial(is_fastest, "v18_fitted")),
 }
 
 # By op and entry: the kernels that register this entry, a second torch op (`library.call_entry`).

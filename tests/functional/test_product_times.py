@@ -1,0 +1,45 @@
+"""The models by which `matmul` chooses: v18_fitted's is that of its C++ code."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import subprocess
+
+import pytest
+
+from minfer.functional import preferred, product_times
+from minfer.ops import PACKAGE
+
+SOURCE = """
+#include "ops/hgemm/fitted_choice.h"
+extern "C" double us(int m, int n, int k, int is_tn) {
+  return minfer::choose_fitted(m, n, k, is_tn, {66, 31, 15}).us;
+}
+"""
+
+
+def test_the_model_of_v18_is_that_of_its_source(tmp_path) -> None:
+    (tmp_path / "model.cpp").write_text(SOURCE)
+    command = ["g++", "-std=c++20", "-shared", "-fPIC", "-I", str(PACKAGE), "model.cpp", "-o", "model.so"]
+    try:
+        subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("no g++")
+    us = ctypes.CDLL(str(tmp_path / "model.so")).us
+    us.restype = ctypes.c_double
+    rng = random.Random(1)
+    for _ in range(40):
+        m, n, k = (8 * int(2 ** rng.uniform(5, 10)) for _ in range(3))
+        is_tn = rng.random() < 0.5
+        assert product_times.fitted_us(m + 1, n, k, is_tn) == pytest.approx(us(m + 1, n, k, is_tn), rel=1e-9)
+
+
+def test_each_kernel_is_chosen_somewhere_and_only_one() -> None:
+    found = set()
+    for m, n, k in [(300, 4096, 4096), (150, 1024, 1024), (4096, 28672, 8192), (1024, 512, 512)]:
+        shape, params = {"m": m, "n": n, "k": k}, {"layout": "TN", "accumulate": "float32"}
+        chosen = [kernel for (op, kernel), rule in preferred.PREFERRED.items() if op == "hgemm" and rule(shape, params)]
+        assert len(chosen) == 1
+        found |= set(chosen)
+    assert found == {"v18_fitted", "v14_small", "v14_stream_k"}
