@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import random
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -19,7 +20,7 @@ extern "C" double us(int m, int n, int k, int is_tn) {
 """
 
 
-def test_the_model_of_v18_is_that_of_its_source(tmp_path) -> None:
+def test_the_model_of_v18_is_that_of_its_source(tmp_path: Path) -> None:
     (tmp_path / "model.cpp").write_text(SOURCE)
     command = ["g++", "-std=c++20", "-shared", "-fPIC", "-I", str(PACKAGE), "model.cpp", "-o", "model.so"]
     try:
