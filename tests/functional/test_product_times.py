@@ -44,3 +44,9 @@ def test_each_kernel_is_chosen_somewhere_and_only_one() -> None:
         assert len(chosen) == 1
         found |= set(chosen)
     assert found == {"v18_fitted", "v14_small", "v14_stream_k"}
+
+
+def test_fused_products_of_many_rows_have_kernels_with_tiles() -> None:
+    for op, kernel in (("gated_unit", "v03_wgmma"), ("gemm_bias_relu", "v05_fitted")):
+        rule = preferred.PREFERRED[op, kernel]
+        assert rule({"m": 129, "n": 4096, "k": 4096}, {}) and not rule({"m": 128, "n": 4096, "k": 4096}, {})
