@@ -69,7 +69,7 @@ def best(
     sized = tuple(shape.values())
     kernel, entry = of.find(sized)
     if kernel == of.preferred(sized):
-        return Choice(kernel, "preferred at this shape, which was not measured: it chooses its tile by a model")
+        return Choice(kernel, "preferred at this shape, which was not measured, by a rule (minfer/ops/preferred.py)")
     if entry is None:
         return Choice(kernel, "the last of the ladder that supports this; no kernel that does was measured")
     measured = of.measured(entry, sized)

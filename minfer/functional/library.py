@@ -213,6 +213,11 @@ def _entry(op: str, entry: str, device: torch.device) -> Callable[..., None]:
     return found
 
 
+def capability_of(tensor: torch.Tensor) -> tuple[int, int] | None:
+    """The capability of the GPU that a call with this tensor runs on; None on a CPU."""
+    return _about(prepared.recording.device or tensor.device)[0]
+
+
 @cache
 def _about(device: torch.device) -> tuple[tuple[int, int] | None, str, str]:
     """A device's capability and name, as `best` takes them, and the architecture to compile for."""

@@ -1,4 +1,4 @@
-"""Rules that choose a kernel of hgemm for a shape that was not measured. A kernel's registration names its rule.
+"""Rules that choose a kernel for a shape that was not measured. A kernel's registration names its rule.
 
 They follow from cold timings of 181 random products of 17 rows or more on an H100."""
 
@@ -7,7 +7,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-MULTIPROCESSORS = 132  # of an H100 or H200
+from minfer.ops.product_times import MULTIPROCESSORS, is_stream_k_faster
+
 SHORT = 512  # the rules say nothing of products with a smaller n or k
 
 
@@ -28,23 +29,29 @@ def one_wave(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
     return 16 < shape["m"] <= 128 and min(shape["n"], shape["k"]) >= SHORT
 
 
-def off_the_grid(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
-    """Whether `matmul` takes v18_fitted for a product. It does so in two cases:
-
-    - n is no multiple of 8, which no other fast kernel supports. In NN the rows of B are then not aligned either, and
-      v18_fitted is faster than v03_wmma only from about 256 rows on.
-    - The product has at least 129 rows, and v13_cooperative and v14_stream_k would waste work: less than 0.88 of the
-      multiprocessors' work (up to 1024 rows, less than 0.96) would go into elements of the product. There the nearest
-      measured shape often names a kernel for fewer rows.
-
-    In those kernels, a pair of multiprocessors multiplies a tile of 256 x 256. v14_stream_k divides the tiles that are
-    left after the first wave. Dividing costs about a tenth."""
+def fitted(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
+    """Whether `matmul` takes v18_fitted: from 129 rows on where v14_stream_k is not faster, and where n is no multiple of 8,
+    which of the fast kernels only v18_fitted supports. In NN the rows of B are then not aligned either; `matmul` copies B
+    first."""
     m, n, k = shape["m"], shape["n"], shape["k"]
     if m == 0 or min(n, k) < SHORT:
         return False
-    if n % 8 != 0:
-        return params["layout"] == "TN" or m >= 256
+    return n % 8 != 0 or (m > 128 and not stream_k(shape, params))
+
+
+def stream_k(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
+    """Whether `matmul` takes v14_stream_k for a product of at least 129 rows: where its tiles fill all multiprocessors at
+    least once, and the models say that it is faster than v18_fitted. For smaller products the models are not asked: this
+    would take as long as the product."""
+    m, n, k = shape["m"], shape["n"], shape["k"]
     tiles = math.ceil(m / 256) * math.ceil(n / 256)
-    waves = tiles / (MULTIPROCESSORS // 2)
-    busy = max(waves / math.ceil(waves), 0.9 if waves > 1 else 0)
-    return m > 128 and m * n / (tiles * 256 * 256) * busy < (0.96 if m <= 1024 else 0.88)
+    if m <= 128 or tiles < MULTIPROCESSORS // 2 or min(n, k) < SHORT or n % 8 != 0:
+        return False
+    return is_stream_k_faster(m, n, k, params["layout"] == "TN")
+
+
+def rows_of_a_prompt(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
+    """Whether a product that is fused with something has at least 129 rows. There the kernels with slices of N for one
+    wave, which the nearest measured row often names, are slow: `swiglu` of 300 x 14336 x 4096 takes 260 us with
+    v05_one_wave and 173 with v03_wgmma."""
+    return shape["m"] > 128 and min(shape["n"], shape["k"]) >= SHORT

@@ -133,6 +133,21 @@ def test_sums_of_several_blocks_have_the_same_bits_in_any_order_or_say_that_they
     assert (len(found) == 1) == kernel.deterministic
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("file", "m"), [("hgemm-v18_fitted", 40), ("hgemm-v18_fitted", 150)])
+def test_rows_of_b_that_are_padded_are_copied_by_tma(file: str, m: int, library: Callable[[str], Path]) -> None:
+    kernel = FILES[file]
+    params = {"layout": "NN", "accumulate": "float32"}
+    case = HGEMM.case(kernel.name, "bfloat16", {"m": m, "n": 201, "k": 264}, params)
+    operands = Operands(HGEMM, case, 1, "normal", CPU)
+    out, a, b = operands.arguments
+    wide = torch.full((264, 208), float("nan"), dtype=b.dtype)
+    wide[:, :201] = b
+    Emulated(kernel, library(file))(out, a, wide[:, :201], **HGEMM.call(case))
+    expected = run_reference(HGEMM, case, Operands(HGEMM, case, 1, "normal", CPU).tensors)
+    assert compare_output(HGEMM, case, "out", operands.tensors, expected).over_bound < 1
+
+
 SCHEDULES = 4  # of each case: not every order of blocks and threads shows a mistake
 
 

@@ -103,7 +103,7 @@ op.cuda("v09_a_stationary.cu", params=FLOAT32, requires=VECTORS, deterministic=F
 for rung in ("v10_wgmma", "v11_specialised", "v12_pingpong", "v13_cooperative"):
     op.cuda(f"{rung}.cu", archs="sm_90a", params=FLOAT32, requires=VECTORS)
 op.cuda("v14_small.cu", archs="sm_90a", params=FLOAT32, requires=VECTORS, preferred="many_columns")
-op.cuda("v14_stream_k.cu", archs="sm_90a", params=FLOAT32, requires=VECTORS)
+op.cuda("v14_stream_k.cu", archs="sm_90a", params=FLOAT32, requires=VECTORS, preferred="stream_k")
 op.cuda("v15_gemv.cu", params=FLOAT32, requires=SKINNY[8])
 op.cuda("v16_skinny.cu", params=FLOAT32, requires=SKINNY[128])
 # With fewer columns than any that were measured its N-slices leave SMs idle.
@@ -120,7 +120,7 @@ op.cuda(
     archs="sm_90a",
     params=FLOAT32 | {"call": ("product",)},
     requires=multiples(k=8),
-    preferred="off_the_grid",
+    preferred="fitted",
 )
 op.triton("triton_tiled.py", params=FLOAT32)
 op.triton("triton_persistent.py", archs="sm_90+", params=FLOAT32, requires=VECTORS)

@@ -12,35 +12,35 @@ namespace minfer {
 constexpr int kConsumers = 2, kThreads = (kConsumers + 1) * 128, kWriters = kConsumers * 128;
 constexpr int kPair = 2;      // blocks that share an operand; their tiles are side by side, or one below the other
 constexpr int kTwice = 2048;  // rows of the product in a group of tiles (`grouped`)
-constexpr int kUnit = 16 * 16;  // elements that a warp stores at once: 16 rows and 16 columns of the product
 
 // Tiles of kM rows and kN columns of the product. Each of two warpgroups has half of the columns, or half of the rows
-// if kN is no multiple of 128: kWide times 64 columns, and kHigh rows. With kAnywhere, rows of the product, and of B in
-// NN, need not start at multiples of 16 bytes (fitted_anywhere.cuh); a pair's tiles are then side by side.
-template <typename T_, Layout kLayout_, int kM_, int kN_, bool kAnywhere_ = false>
+// if kN is no multiple of 128: kWide times 64 columns, and kHigh rows. With kAnywhere, rows of the product need not start at
+// multiples of 16 bytes (fitted_anywhere.cuh), and with kPlain, in NN, those of B neither; a pair's tiles are then side by side.
+template <typename T_, Layout kLayout_, int kM_, int kN_, bool kAnywhere_ = false, bool kPlain_ = false>
 struct Fitted {
   using T = T_;
   static constexpr Layout kLayout = kLayout_;
   static constexpr int kM = kM_, kN = kN_;
   static constexpr bool kAnywhere = kAnywhere_;
-  static constexpr bool kPlain = kAnywhere && kLayout == Layout::NN;  // ordinary loads copy B
+  static constexpr bool kPlain = kPlain_;  // ordinary loads copy B
+  static_assert(!kPlain || (kAnywhere && kLayout == Layout::NN));
   static constexpr bool kTN = kLayout == Layout::TN, kSplitsColumns = kN % 128 == 0;
   static constexpr int kWide = kN / 64 / (kSplitsColumns ? kConsumers : 1), kHigh = kM / (kSplitsColumns ? 1 : kConsumers);
-  static_assert(kN % 64 == 0 && kHigh % 8 == 0 && kM <= 256 && kN <= 256);
+  static_assert(kN % 64 == 0 && kHigh % 8 == 0 && kHigh >= kBoxRows && kM <= 256 && kN <= 256);
 
   // A stage in shared memory has 64 values of k, of the columns of B and of the rows of A, in the 128-byte swizzle. B is stored
   // as [n][k] in TN, and in NN as slabs of 64 columns, [k][64] each. A is stored as [m][k].
   static constexpr int kB = kN * kBlockK, kElements = kB + kM * kBlockK, kStageBytes = kElements * sizeof(T);
   // Rows of A are copied in two halves. If kM is an odd multiple of 8, the halves have eight rows in common.
   static constexpr int kHalf = (kM / 2 + 7) / 8 * 8, kCopiedBytes = ((kPlain ? 0 : kB) + 2 * kHalf * kBlockK) * sizeof(T);
-  static constexpr int kUnits = 2;  // in a warp's shared memory: it writes one while lanes still read the other
-  static constexpr int kOut = kConsumers * (kAnywhere ? 2 * kBox : 4 * kUnits * kUnit), kOutBytes = kOut * sizeof(T);
+  static constexpr int kBoxes = 2;  // of a warpgroup: it writes one while the other is still read
+  static constexpr int kOut = kConsumers * kBoxes * kBox, kOutBytes = kOut * sizeof(T);
   static constexpr int kStages = std::min(8, int(((227 << 10) - kOutBytes) / (kStageBytes + 2 * sizeof(uint64_t))));
   static constexpr int kBytes = kStages * (kStageBytes + 2 * sizeof(uint64_t)) + kOutBytes;
-  // A thread stores kAtOnce sums at once, which lie in kRowsAtOnce rows. If kHigh is no multiple of kRowsAtOnce, the
-  // last two stores have rows in common.
-  static constexpr int kAtOnce = kAnywhere ? 16 : 8, kRowsAtOnce = 2 * kAtOnce;
-  static constexpr int kDown = (kHigh + kRowsAtOnce - 1) / kRowsAtOnce, kLast = kHigh - kRowsAtOnce;
+  // A thread stores kAtOnce sums at once, which lie in the rows of a box. If kHigh is no multiple of these, the last two boxes
+  // have rows in common.
+  static constexpr int kAtOnce = kBoxRows / 2;
+  static constexpr int kDown = (kHigh + kBoxRows - 1) / kBoxRows, kLast = kHigh - kBoxRows;
   static constexpr bool kSplits = kM * kN * sizeof(float) <= kStages * kStageBytes;  // partial sums fit the stages' memory
 
   // These start the copies of one half, 0 or 1, of B or of A. `load(box, x, y)` calls one of TMA's functions, and
@@ -68,9 +68,18 @@ struct Division {
   int down, across;  // pairs of tiles of the product
 };
 
-template <typename Of>
+// What a thread does with a sum before it is stored: here nothing. A finish is made for columns `col` and col + 8. Its call
+// operator gets a sum, and whether the sum is of the second of these columns. Other problems derive from Gemm and have a finish
+// of their own.
+struct AsItIs {
+  template <typename Problem>
+  __device__ AsItIs(const Problem&, int /*col*/) {}
+  __device__ float operator()(float sum, bool /*second*/) const { return sum; }
+};
+
+template <typename Of, typename Finish, typename Problem>
 __global__ void __launch_bounds__(kThreads, 1)
-    multiply(const __grid_constant__ Maps maps, Gemm<typename Of::T> g, Division division) {
+    multiply(const __grid_constant__ Maps maps, Problem g, Division division) {
   using T = typename Of::T;
   extern __shared__ __align__(1024) unsigned char shared[];
   T* stages = reinterpret_cast<T*>(shared);
@@ -82,6 +91,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       barrier_init(full + stage, Of::kPlain ? 1 + 4 : 1), barrier_init(empty + stage, kPair * kConsumers * 4);
     tma_prefetch(maps.a);
     if (!Of::kPlain) tma_prefetch(maps.b);
+    if (!Of::kAnywhere) tma_prefetch(maps.c);
   }
   barrier_init_fence();
   cluster_sync_relaxed();
@@ -139,44 +149,42 @@ __global__ void __launch_bounds__(kThreads, 1)
     const int row_of_group = Of::kSplitsColumns ? 0 : warpgroup * Of::kHigh;
     const int col_of_group = Of::kSplitsColumns ? warpgroup * Of::kWide * 64 : 0;
     // Element i of sums[w] is in column 64 w + 16 warp + lane / 4, plus 8 for i % 4 >= 2, and in row 8 (i / 4) + 2 (lane % 4)
-    // + i % 2 of the warpgroup's. So eight consecutive elements are a unit of 16 rows.
+    // + i % 2 of the warpgroup's. So 16 consecutive elements are 32 rows.
     alignas(16) float sums[Of::kWide][Of::kHigh / 2];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    T* mine = out + (Of::kAnywhere ? warpgroup * 2 * kBox : warp * Of::kUnits * kUnit);
+    T* mine = out + warpgroup * (Of::kBoxes * kBox);
     int stored = 0;
 
-    // Stores a unit of the warp's sums: 16 rows from `row` on, and 16 of the 64 columns from `col` on. With kAnywhere,
-    // the warps of a warpgroup together store a box: 32 rows and all 64 columns.
-    const auto store = [&](const float(&x)[Of::kAtOnce], int row, int col) {
-      T* unit = mine + stored++ % 2 * (Of::kAnywhere ? kBox : kUnit);
+    // The warps of a warpgroup together store a box: 32 rows from `row` on, and all 64 columns from `col` on.
+    const auto store = [&](const float(&x)[Of::kAtOnce], const Finish& finish, int row, int col) {
+      T* box = mine + stored++ % Of::kBoxes * kBox;
+      if constexpr (!Of::kAnywhere) {
+        if (threadIdx.x % 128 == 0) tma_store_wait<Of::kBoxes - 1>();  //@ box_read
+        named_barrier_sync(2 + warpgroup, 128);
+      }
 #pragma unroll
-      for (int half = 0; half < Of::kAtOnce / 8; ++half) {
+      for (int half = 0; half < 2; ++half) {
         uint32_t bits[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const Pair<T> pair{T(x[half * 8 + 2 * i]), T(x[half * 8 + 2 * i + 1])};
+          const float *two = x + half * 8 + 2 * i;
+          const Pair<T> pair{T(finish(two[0], i % 2)), T(finish(two[1], i % 2))};  //@ finish
           memcpy(&bits[i], &pair, 4);
         }
-        const int to = half * 16 + lane % 8 + lane / 16 * 8, piece = lane / 8 % 2;
-        if constexpr (Of::kAnywhere) {  // rows of 128 bytes, in the 128-byte swizzle
-          stmatrix_x4_transposed(unit + to * 64 + (warp % 4 * 2 + piece ^ lane % 8) * 8, bits);  //@ place_in_box
-        } else {
-          // In shared memory a row is two pieces of 16 bytes. They are swapped in every other group of four rows, which avoids
-          // bank conflicts.
-          stmatrix_x4_transposed(unit + to * 16 + (piece ^ to / 4 % 2) * 8, bits);  //@ place_in_unit
-        }
+        // Rows of 128 bytes, in the 128-byte swizzle.
+        const int to = half * 16 + lane % 8 + lane / 16 * 8, piece = warp % 4 * 2 + lane / 8 % 2;
+        stmatrix_x4_transposed(box + to * 64 + (piece ^ lane % 8) * 8, bits);  //@ place_in_box
       }
       if constexpr (Of::kAnywhere) {
         named_barrier_sync(2 + warpgroup, 128);  // the other box is read, too: its readers have come here  //@ box_there
-        store_anywhere(g, unit, row, col);
+        store_anywhere(g, box, row, col);
       } else {
-        __syncwarp();
-        const int from = lane / 2, down = row + from, across = col + warp % 4 * 16 + lane % 2 * 8;
-        if (down < g.m && across < g.n)
-          *reinterpret_cast<uint4*>(g.c + down * g.ldc + across) =
-              *reinterpret_cast<const uint4*>(unit + from * 16 + (lane % 2 ^ from / 4 % 2) * 8);
+        fence_async();  //@ fence_box
+        named_barrier_sync(2 + warpgroup, 128);  //@ box_written
+        if (threadIdx.x % 128 == 0) tma_store(maps.c, box, col, row), tma_store_commit();
       }
     };
+    const auto finish_of = [&](int col) { return Finish(g, col + col_of_group + warp % 4 * 16 + lane / 4); };  //@ columns
     const auto release = [&](int stage) {  // to the producers of both blocks
       if (lane < kPair) barrier_arrive_at(empty + stage, rank - side + lane);
     };
@@ -201,14 +209,16 @@ __global__ void __launch_bounds__(kThreads, 1)
       release(last);
       if (parts > 1) return;
 #pragma unroll
-      for (int w = 0; w < Of::kWide; ++w)
+      for (int w = 0; w < Of::kWide; ++w) {
+        const Finish finish = finish_of(col + w * 64);
 #pragma unroll
         for (int i = 0; i < Of::kDown; ++i) {
-          const int down = min(i * Of::kRowsAtOnce, Of::kLast);
+          const int down = min(i * kBoxRows, Of::kLast);
           int at = row + row_of_group + down;
           asm volatile("" : "+r"(at));  // one address at a time: all of them would need more registers than there are
-          store(reinterpret_cast<float(&)[Of::kAtOnce]>(sums[w][down / 2]), at, col + col_of_group + w * 64);
+          store(reinterpret_cast<float(&)[Of::kAtOnce]>(sums[w][down / 2]), finish, at, col + col_of_group + w * 64);
         }
+      }
     });
     if (parts > 1) {
       // Each thread puts its sums in the block's shared memory: piece 0 of all threads, then piece 1 and so on. Each block then
@@ -224,7 +234,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       cluster_sync();  //@ partial_there
       for_tiles([&](int row, int col, bool) {
         for (int j = part; j < Of::kWide * Of::kDown; j += parts) {
-          const int w = j / Of::kDown, down = min(j % Of::kDown * Of::kRowsAtOnce, Of::kLast);
+          const int w = j / Of::kDown, down = min(j % Of::kDown * kBoxRows, Of::kLast);
           float x[Of::kAtOnce] = {};
           for (int other = 0; other < parts; ++other) {
             const float4* theirs = at_block(partial, other * kPair + side) + (w * kPieces + down / 8) * kWriters + threadIdx.x;
@@ -234,20 +244,24 @@ __global__ void __launch_bounds__(kThreads, 1)
               x[4 * i] += four.x, x[4 * i + 1] += four.y, x[4 * i + 2] += four.z, x[4 * i + 3] += four.w;
             }
           }
-          store(x, row + row_of_group + down, col + col_of_group + w * 64);
+          store(x, finish_of(col + w * 64), row + row_of_group + down, col + col_of_group + w * 64);
         }
       });
     }
+    if (!Of::kAnywhere && threadIdx.x % 128 == 0) tma_store_wait<0>();
   }
   cluster_sync_relaxed();  // no block ends while another arrives at its barriers, or reads its sums
 }
 
 // Launches tiles of kM x kN. k may be divided into 2 or 4 parts, but not into more than it has steps. Then each pair of
 // tiles has a cluster. With kAnywhere, `beside` must be true.
-template <int kM, int kN, Layout kLayout, bool kAnywhere = false, typename T>
-void launch_fitted(const Gemm<T>& g, int parts, bool beside) {
-  using Of = Fitted<T, kLayout, kM, kN, kAnywhere>;
-  const auto kernel = multiply<Of>;
+template <int kM, int kN, Layout kLayout, bool kAnywhere = false, typename Finish = AsItIs, bool kPlain = false,
+          typename Problem>
+void launch_fitted(const Problem& g, int parts, bool beside) {
+  using T = std::remove_pointer_t<decltype(g.c)>;
+  using Of = Fitted<T, kLayout, kM, kN, kAnywhere, kPlain>;
+  static_assert(kAnywhere || Of::kSplits);
+  const auto kernel = multiply<Of, Finish, Problem>;
   allow_shared(kernel, Of::kBytes);
   Gemm<T> vectors = g;  // what has to start at multiples of 16 bytes
   if (kAnywhere) vectors.n = 0, vectors.c = nullptr, vectors.ldc = 0;
@@ -259,7 +273,8 @@ void launch_fitted(const Gemm<T>& g, int parts, bool beside) {
   Maps maps;
   STD_TORCH_CHECK(make_tensor_map(maps.a, g.a, g.m, g.k, g.lda, Of::kHalf, kBlockK) &&
                       (Of::kPlain || make_tensor_map(maps.b, g.b, Of::kTN ? g.n : g.k, Of::kTN ? g.k : g.n, g.ldb,
-                                      Of::kTN ? kN / 2 : kBlockK / 2, 64)),
+                                      Of::kTN ? kN / 2 : kBlockK / 2, 64)) &&
+                      (kAnywhere || make_tensor_map(maps.c, g.c, g.m, g.n, g.ldc, kBoxRows, 64)),
                   "hgemm: the driver knows no tensor map for these operands; it must be one of CUDA 12 or newer, and "
                   "leading dimensions under 2^39");
   const int64_t down = ceil_div(g.m, beside ? kM : kM * kPair), across = ceil_div(g.n, beside ? kN * kPair : kN);

@@ -7,40 +7,27 @@
 // Rows of the product, and of B in NN, may start anywhere: tiles of their own serve them (fitted_anywhere.cuh).
 // Expected: at random shapes of models 1.2x over the better of v13 and v14_stream_k for M between 129 and 1024; slower than
 // v14_stream_k where M is large, because the tensor cores wait while a tile is stored.
-#include "fitted.cuh"
-#include "fitted_choice.h"
+#include "fitted_launch.cuh"
 
 namespace minfer {
 
-template <Layout kLayout, typename T>
-void launch_layout(const Gemm<T>& g) {
-  using Any = Fitted<T, kLayout, 144, 128>;  // stands for all tiles: a block of any of them fills an SM
-  allow_shared(multiply<Any>, Any::kBytes);
-  std::array<int, 3> at_once{};
-  for (int i = 0; i < 3; ++i)
-    STD_CUDA_CHECK(clusters_at_once(&at_once[i], multiply<Any>, kPair << i, kThreads, Any::kBytes));
-  const FittedChoice choice = choose_fitted(g.m, g.n, g.k, kLayout == Layout::TN, at_once);
-#define MINFER_LAUNCH_IF(ROWS, COLS, RATE) \
-  if (choice.rows == ROWS && choice.cols == COLS) return launch_fitted<ROWS, COLS, kLayout>(g, choice.parts, choice.beside);
-  MINFER_FITTED_TILES(MINFER_LAUNCH_IF)
-#undef MINFER_LAUNCH_IF
-}
-
 // Rows that start anywhere are rare, and three tiles have to do.
-template <Layout kLayout, typename T>
+template <Layout kLayout, bool kPlain, typename T>
 void launch_anywhere(const Gemm<T>& g) {
-  if (g.m <= 64) return launch_fitted<64, 128, kLayout, true>(g, 1, true);
-  ceil_div(g.m, 160) * 160 <= ceil_div(g.m, 224) * 224 ? launch_fitted<160, 128, kLayout, true>(g, 1, true)
-                                                       : launch_fitted<224, 128, kLayout, true>(g, 1, true);
+  if (g.m <= 64) return launch_fitted<64, 128, kLayout, true, AsItIs, kPlain>(g, 1, true);
+  ceil_div(g.m, 160) * 160 <= ceil_div(g.m, 224) * 224 ? launch_fitted<160, 128, kLayout, true, AsItIs, kPlain>(g, 1, true)
+                                                       : launch_fitted<224, 128, kLayout, true, AsItIs, kPlain>(g, 1, true);
 }
 
 template <typename T>
 void launch(const Gemm<T>& g) {
-  const bool tn = g.layout == Layout::TN;
-  if (g.n % 8 == 0 && g.ldc % 8 == 0 && reinterpret_cast<uintptr_t>(g.c) % 16 == 0 && (tn || g.ldb % 8 == 0))
-    tn ? launch_layout<Layout::TN>(g) : launch_layout<Layout::NN>(g);
+  const bool tn = g.layout == Layout::TN, rows_of_b = tn || (g.ldb % 8 == 0 && reinterpret_cast<uintptr_t>(g.b) % 16 == 0);
+  if (g.n % 8 == 0 && g.ldc % 8 == 0 && reinterpret_cast<uintptr_t>(g.c) % 16 == 0 && rows_of_b)
+    tn ? launch_fitting<Layout::TN, AsItIs>(g) : launch_fitting<Layout::NN, AsItIs>(g);
+  else if (tn)
+    launch_anywhere<Layout::TN, false>(g);
   else
-    tn ? launch_anywhere<Layout::TN>(g) : launch_anywhere<Layout::NN>(g);
+    rows_of_b ? launch_anywhere<Layout::NN, false>(g) : launch_anywhere<Layout::NN, true>(g);
 }
 
 }  // namespace minfer
