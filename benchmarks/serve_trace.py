@@ -29,7 +29,7 @@ import torch
 from benchmarks.rows import write
 from minfer.bench import device as devices
 from minfer.models import weights
-from minfer.models.batch import Piece, batch
+from minfer.models.batch import Piece
 from minfer.models.graphs import bucket
 from minfer.models.named import NAMED, named
 from minfer.models.serve import Engine, Request, Sampling
@@ -84,6 +84,9 @@ class Clocked:
         self.spans.append((begin, end))
         return found
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.function, name)
+
     def _mark(self) -> Any:
         if self.device.type == "cpu":
             return time.perf_counter()
@@ -117,7 +120,7 @@ def warm_up(engine: Engine, trace: list[Asked]) -> None:
     for rows, width in itertools.product(doublings(bucket(engine.most)), doublings(widest)):
         pages = list(range(min(width, engine.pages.count)))
         pieces = [Piece([0], len(pages) * PAGE - 1, pages)] * min(rows, engine.most)
-        engine.graphs(batch(pieces, PAGE, engine.decoder.device))
+        engine.graphs(engine.graphs.batch(pieces, PAGE))
 
 
 def doublings(most: int) -> list[int]:

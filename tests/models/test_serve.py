@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -185,6 +186,28 @@ def test_a_stop_token_ends_an_answer_and_is_no_part_of_it():
     stop = tokens[4]
     (request,), _ = serve([(prompt, Sampling(10, stop=(stop,)))])
     assert request.tokens == tokens[: tokens.index(stop)]
+
+
+def test_a_step_that_was_prepared_too_early_is_prepared_again():
+    """The next step is prepared before its tokens are known. Here stop tokens end answers, and requests come and go meanwhile."""
+    asked = draw(12, seed=21, longest=60, most=14)
+    whole = alone(asked)
+    stops = [(tokens[len(tokens) // 2],) if i % 2 else () for i, tokens in enumerate(whole)]
+    ended = [tokens[: tokens.index(stop[0])] if stop else tokens for tokens, stop in zip(whole, stops, strict=True)]
+    for pages in (200, 8):
+        engine = Engine(decoder(), pages=pages, page=16, chunk=64, most=8, graphs=True)
+        requests, cancelled, prepared = [], [], 0
+        for (prompt, sampling), stop in zip(asked, stops, strict=True):
+            requests.append(engine.submit(prompt, replace(sampling, stop=stop)))
+            cancelled.append(engine.submit(prompt, sampling))
+            prepared += engine.step() and engine.next is not None
+            engine.step()
+            engine.cancel(cancelled[-1])
+        engine.run()
+        assert [request.tokens for request in requests] == ended
+        for request, tokens in zip(cancelled, whole, strict=True):
+            assert request.done and request.tokens == tokens[: len(request.tokens)]
+        assert prepared and engine.pages.free == pages
 
 
 def test_pages_are_given_to_one_text_each_and_found_by_their_text():
