@@ -1,14 +1,15 @@
 """How many tokens a second does the serving loop generate, and how long do its users wait?
 
-    python benchmarks/serve_trace.py TRACE [--requests 2000]       # about a minute on a GPU
+    python benchmarks/serve_trace.py TRACE [--requests 2000] [--rate 3] [--policy continuous batch_by_batch]
 
 TRACE is a CSV file of requests with the columns TIMESTAMP, ContextTokens and GeneratedTokens, as the Azure LLM inference traces
 of 2023 have them (CC BY 4.0; Patel et al., Splitwise: efficient generative LLM inference using phase splitting, ISCA 2024).
 A request has a random prompt of its length, and generates as many tokens as the trace says.
 
-First, all requests wait at time 0. The loop's tokens a second are compared with what its steps alone would give: with the sum
-of the device's times of all steps. This sum leaves out choosing tokens, planning, and copies from the host. With `--rate R`,
-requests then come at R a second, at equal intervals. The delay of the first token and the times between tokens are reported.
+Each policy of batching (`minfer.models.serve.POLICIES`) gets the same requests. First, all of them wait at time 0. The loop's
+tokens a second are compared with what its steps alone would give: with the sum of the device's times of all steps. This sum
+leaves out choosing tokens, planning, and copies from the host. With `--rate R`, requests then come at R a second, at equal
+intervals. The delay of the first token and the times between tokens are reported.
 The results are written to benchmarks/results/serve-trace-<device>.parquet."""
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ import itertools
 import random
 import sys
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -32,7 +35,7 @@ from minfer.models import weights
 from minfer.models.batch import Piece
 from minfer.models.graphs import bucket
 from minfer.models.named import NAMED, named
-from minfer.models.serve import Engine, Request, Sampling
+from minfer.models.serve import POLICIES, Engine, Request, Sampling
 from minfer.models.sources import Random
 
 COLUMNS = ("ContextTokens", "GeneratedTokens")
@@ -134,12 +137,13 @@ def serve_all(engine: Engine, trace: list[Asked], device: torch.device) -> dict[
     requests = [submit(engine, asked, drawn) for asked in trace]
     graphs = Clocked(engine.graphs, device)
     forward = Clocked(engine.decoder.forward, device, within=graphs)
-    if engine.graphs is not None:
-        engine.graphs = graphs  # type: ignore[assignment]
-    engine.decoder.forward = forward  # type: ignore[method-assign, assignment]
-    begin = time.perf_counter()
-    engine.run()
-    seconds = time.perf_counter() - begin
+    with ExitStack() as stack:
+        if engine.graphs is not None:
+            stack.enter_context(mock.patch.object(engine, "graphs", graphs))
+        stack.enter_context(mock.patch.object(engine.decoder, "forward", forward))
+        begin = time.perf_counter()
+        engine.run()
+        seconds = time.perf_counter() - begin
     steps_s = graphs.seconds() + forward.seconds()
     generated, prompts = sum(len(request.tokens) for request in requests), sum(asked.prompt for asked in trace)
     return {
@@ -182,6 +186,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--rate", type=float, nargs="*", default=[], help="requests a second, for the delays of tokens")
     parser.add_argument("--of", type=int, default=200, help="how many requests come at these rates")
+    parser.add_argument(
+        "--policy", nargs="*", default=["continuous"], choices=POLICIES, help="which requests a step serves"
+    )
     parser.add_argument("--pages", type=int, default=6000, help=f"of {PAGE} tokens, in the cache")
     parser.add_argument("--most", type=int, default=128, help="requests in a step")
     parser.add_argument("--chunk", type=int, default=2048, help="tokens in a step")
@@ -196,11 +203,12 @@ def main(arguments: list[str] | None = None) -> int:
     engine = Engine(decoder, **setting)
     warm_up(engine, trace)
     about = {"model": given.model, "trace": given.trace.stem, "requests": len(trace)} | setting
-    rows = [
-        about | serve_at(engine, trace[: given.of], rate) | {"requests": min(given.of, len(trace))}
-        for rate in given.rate
-    ]
-    rows.insert(0, about | serve_all(engine, trace, device))
+    some, rows = trace[: given.of], list[dict[str, Any]]()
+    for policy in given.policy:
+        engine.policy = policy
+        of = about | {"policy": policy}
+        rows.append(of | serve_all(engine, trace, device))
+        rows += [of | serve_at(engine, some, rate) | {"requests": len(some)} for rate in given.rate]
     for row in rows:
         print({name: round(value, 3) if isinstance(value, float) else value for name, value in row.items()})
     if not given.dry:

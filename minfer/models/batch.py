@@ -47,9 +47,9 @@ class Batch:
 
 
 def batch(pieces: Sequence[Piece], page: int, device: torch.device | str, rows: int = 0, width: int = 0) -> Batch:
-    """The tensors of a step. Pieces of one token alone can be padded to `rows` rows, and their table to `width` pages; rows that
-    were added have no keys, and their own keys are not kept. All tensors are sent to the device in one copy, which does not wait
-    for the device. Raises ValueError where a piece of one token comes after a longer one, or pages are too few."""
+    """The tensors of a step. Pieces of one token alone can be padded to `rows` rows, and their table to `width` pages. Rows
+    that were added have no keys, and their own keys are not kept. All tensors are sent to the device in one copy, and the host
+    does not wait for it. Raises ValueError where a piece of one token comes after a longer one, or pages are too few."""
     single = sum(len(piece.tokens) == 1 for piece in pieces)
     if any(len(piece.tokens) != 1 for piece in pieces[:single]):
         raise ValueError("a batch takes pieces of one token first")

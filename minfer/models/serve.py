@@ -21,7 +21,9 @@ from minfer.models.graphs import Graphs, can_be_captured
 from minfer.models.model import Decoder
 from minfer.models.pages import Pages
 
-
+# Which requests a step serves: those that generate, and chunks of prompts beside them; or no prompts beside them, and prompts
+# first; or a batch of requests to its end before the next ones begin.
+POLICIES = ("continuous", "prompts_first", "batch_by_batch")
 UNKNOWN = 0  # stands for a token that the host does not know yet
 
 
@@ -97,8 +99,8 @@ class Step:
 
 class Engine:
     """Serves requests with a decoder and a cache of `pages` pages of `page` tokens. A step computes at most `chunk` tokens, of
-    at most `most` requests. `share` lets requests use the pages of others that began with the same text. `graphs` replays
-    steps without prompts as CUDA graphs: by default on a GPU, where that is possible. Raises
+    at most `most` requests, which a policy of POLICIES chooses. `share` lets requests use the pages of others that began with
+    the same text. `graphs` replays steps without prompts as CUDA graphs: by default on a GPU, where that is possible. Raises
     ValueError for sizes that do not fit."""
 
     def __init__(
@@ -110,12 +112,15 @@ class Engine:
         most: int = 64,
         share: bool = True,
         graphs: bool | None = None,
+        policy: str = "continuous",
     ) -> None:
         if page not in PAGES:
             raise ValueError(f"an engine takes pages of {' or '.join(map(str, PAGES))} tokens, got {page}")
         if pages < 1 or not 1 <= most <= chunk:
             raise ValueError(f"an engine takes pages from 1 and most from 1 to chunk, got {pages=}, {most=}, {chunk=}")
-        self.decoder, self.chunk, self.most = decoder, chunk, most
+        if policy not in POLICIES:
+            raise ValueError(f"an engine takes a policy of {', '.join(POLICIES)}, got {policy!r}")
+        self.decoder, self.chunk, self.most, self.policy = decoder, chunk, most, policy
         self.pages = Pages(pages, page, share)
         self.cache = new_cache(decoder.config, pages, page, decoder.device, decoder.dtype)
         self.waiting: deque[Request] = deque()
@@ -259,11 +264,13 @@ class Engine:
             if request in self.running and count and self._make_room(request, count, plan):
                 plan[request] = count
                 budget -= count
-        while self.waiting and budget and len(self.running) < self.most and self._admit(self.waiting[0]):
+        joins = self.policy != "batch_by_batch" or not self.running
+        while joins and self.waiting and budget and len(self.running) < self.most and self._admit(self.waiting[0]):
             request = self.waiting.popleft()
             plan[request] = min(request.left, budget)
             budget -= plan[request]
-        return list(plan.items())
+        prompts = [part for part in plan.items() if part[0].left > 1]
+        return prompts if prompts and self.policy == "prompts_first" else list(plan.items())
 
     def _admit(self, request: Request) -> bool:
         """Start a request if there are pages for all of its text and the next token."""
