@@ -39,7 +39,7 @@ from minfer.ops import Case
 
 Tensor = torch.Tensor
 Calls = dict[str, list[Callable[[], Any]]]
-FUNCTIONS = ("embedding", "rms_norm", "rope_", "kv_append_", "decode_attention", "attention")
+FUNCTIONS = ("embedding", "rms_norm", "rope_append", "decode_attention", "attention")
 ROUNDS, FLUSH = 25, 256 << 20
 STEPS = {"cuda": (("llama-3.1-8b", 1, 1024), ("llama-3.1-8b", 64, 1024)), "cpu": (("tiny", 2, 64),)}
 

@@ -65,6 +65,7 @@ def cases(device: torch.device) -> dict[str, Call]:
     prompt = {"q": half(1, seq, heads, dim), "k": half(1, seq, kv_heads, dim), "v": half(1, seq, kv_heads, dim)}
     gated = {"x": x, "w1": square.t(), "b1": bias, "w2": up.t(), "b2": bias.clone()}
     where = ints(range(tokens), torch.int64)
+    fused = caches | {"qkv": half(tokens, heads + 2 * kv_heads, dim), "positions": ints([5] * tokens), "where": where}
     return {
         "attention": ("attention", prompt | {"causal": True}),
         "axpby": ("axpby", {"a": x.float(), "b": x.float(), "alpha": 2.0}),
@@ -86,6 +87,7 @@ def cases(device: torch.device) -> dict[str, Call]:
         "rope": ("rope", {"q": q, "k": k} | at | now),
         "rope_": ("rope_", {"q": q.clone(), "k": k.clone()} | at | now),
         "rope_, no positions": ("rope_", {"q": half(77, heads, dim), "k": half(77, kv_heads, dim)} | at),
+        "rope_append": ("rope_append", fused | at),
         "sample": ("sample", {"logits": half(tokens, vocab), "top_k": 50}),
         "seq_sum": ("seq_sum", {"x": torch.rand(tokens, length, device=device), "lengths": ints([length] * tokens)}),
         "silu_mul": ("silu_mul", dict(zip(("gate", "up"), half(tokens, 2 * hidden).chunk(2, -1), strict=True))),

@@ -31,6 +31,7 @@ _WHERE = {
     "rms_norm": "minfer.functional.norms",
     "rope": "minfer.functional.rope",
     "rope_": "minfer.functional.rope",
+    "rope_append": "minfer.functional.rope_append",
     "sample": "minfer.functional.sample",
     "seq_sum": "minfer.functional.seq_sum",
     "silu_mul": "minfer.functional.silu_mul",

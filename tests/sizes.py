@@ -55,6 +55,14 @@ EMULATED: dict[str, Shapes] = {
     "producer_consumer": [(4,), (2048,), (9000,), (60000,)],
     # Several tokens a block, with one left over; more heads than a block has threads for; a place in turn; a rest to copy.
     "rope": [(1, 9, 1, 0, 16, 16), (2, 3, 33, 3, 160, 128), (3, 90, 2, 1, 72, 64), (1, 2, 2, 1, 8208, 8208)],
+    # Several tokens a block, with one left over; several places a thread; more heads than a block has; a rest.
+    "rope_append": [
+        (9, 1, 1, 16, 16),
+        (9, 33, 3, 160, 128),
+        (70, 2, 1, 72, 64),
+        (2, 2, 1, 528, 528),
+        (3, 3, 1, 600, 16),
+    ],
     # Several tiles for each of the emulator's two blocks, more than a ring of stages is deep, and each width of a strip.
     "gated_unit": [(257, 264, 456), (600, 72, 128), (20, 64, 968), (100, 120, 840), (60, 180, 584), (128, 392, 328)],
     # The same.
@@ -135,6 +143,13 @@ OF_FILE: dict[str, Shapes] = {
     ],
     # Several parts of an item, each of more keys than the least.
     "decode_attention-v03_packed": [(1, 2, 400, 4, 1, 128), (1, 1, 1600, 4, 1, 128)],
+    # Clusters of two, four and more blocks, one of them without keys.
+    "decode_attention-v06_cluster": [
+        (1, 2, 170, 2, 1, 128),
+        (1, 1, 300, 4, 1, 128),
+        (1, 1, 600, 9, 1, 64),
+        (1, 3, 520, 2, 1, 256),
+    ],
     # Widths of a tile from 48 to 160 columns, and several tiles of an expert's rows, the last of them not full.
     "moe_ffn-v05_pairs": [
         (94, 1, 1, 72, 24),
@@ -151,6 +166,12 @@ OF_FILE: dict[str, Shapes] = {
     # Four and sixteen heads packed into a tile, and none; one token; rows that a warpgroup alone has; more blocks of keys than
     # a ring has stages.
     "prefill_attention-v07_short": [
+        (2, 37, 37, 12, 1, 64),
+        (1, 20, 330, 16, 1, 128),
+        (2, 1, 65, 3, 1, 64),
+        (1, 65, 65, 6, 2, 64),
+    ],
+    "prefill_attention-v08_compact": [
         (2, 37, 37, 12, 1, 64),
         (1, 20, 330, 16, 1, 128),
         (2, 1, 65, 3, 1, 64),

@@ -89,6 +89,9 @@ EXAMPLES = {
     "q, k = minfer.rope(q, k, cos, sin, start=100)",
     "rope_": "q, k, (cos, sin) = torch.rand(1, 8, 4, 64), torch.rand(1, 8, 2, 64), torch.rand(2, 2048, 32)\n"
     "minfer.rope_(q, k, cos, sin, start=100)",
+    "rope_append": "(k_cache, v_cache), (cos, sin) = torch.zeros(2, 4, 16, 2, 64), torch.rand(2, 2048, 32)\n"
+    "positions, where = torch.tensor([20, 21]).int(), torch.tensor([36, 37])  # slots 4 and 5 of page 2\n"
+    "q = minfer.rope_append(torch.rand(2, 4 + 2 * 2, 64), k_cache, v_cache, positions, where, cos, sin)  # (2, 4, 64)",
     "sample": "tokens = minfer.sample(torch.randn(2, 1000), temperature=0.7, top_k=50, top_p=0.9)",
     "seq_sum": "y = minfer.seq_sum(torch.rand(2, 8), lengths=torch.tensor([3, 8]).int())",
     "silu_mul": "y = minfer.silu_mul(*torch.rand(4, 2 * 64).chunk(2, -1))",

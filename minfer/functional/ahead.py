@@ -14,7 +14,7 @@ from minfer.ops import DTYPES, Kernel, Op, Ragged, get
 OPS = (
     "add_rmsnorm", "axpby", "decode_attention", "dequant", "embedding", "gated_unit", "gemm_bias_gelu", "gemm_bias_relu",
     "hgemm", "kv_append", "layernorm", "mla_decode", "moe_ffn", "moe_route", "prefill_attention", "quant_gemm", "rmsnorm",
-    "rmsnorm_backward", "rope", "sample", "sample_rows", "seq_sum", "silu_mul", "softmax",
+    "rmsnorm_backward", "rope", "rope_append", "sample", "sample_rows", "seq_sum", "silu_mul", "softmax",
 )  # fmt: skip
 
 

@@ -17,13 +17,13 @@ from minfer.functional.attention import DIMS, attention
 from minfer.functional.decode_attention import PAGES, decode_attention
 from minfer.functional.embedding import embedding
 from minfer.functional.hgemm import matmul
-from minfer.functional.kv_append import kv_append_
 from minfer.functional.mla_decode import mla_decode
 from minfer.functional.moe_ffn import moe_ffn
 from minfer.functional.moe_route import moe_route
 from minfer.functional.norms import rms_norm
 from minfer.functional.quantised import quant_gemm
 from minfer.functional.rope import rope_
+from minfer.functional.rope_append import rope_append
 from minfer.functional.silu_mul import silu_mul
 from minfer.models import plain
 from minfer.models.batch import Batch
@@ -124,11 +124,8 @@ class Attention:
     def __call__(self, h: Tensor, batch: Batch, cache: tuple[Tensor, ...]) -> Tensor:
         k_cache, v_cache = cache
         heads = self.qkv(h).unflatten(1, (self.heads + 2 * self.kv_heads, -1))
-        q, k, v = heads.split((self.heads, self.kv_heads, self.kv_heads), 1)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = rms_norm(q, self.q_norm, self.eps), rms_norm(k, self.k_norm, self.eps)
-        rope_(q, k, *self.angles, batch.positions)
-        kv_append_(k_cache, v_cache, k, v, batch.where)
+        weights = self.q_norm, self.k_norm
+        q = rope_append(heads, k_cache, v_cache, batch.positions, batch.where, *self.angles, *weights, self.eps)
         single, parts = batch.single, []
         if single:
             parts.append(decode(q[:single], k_cache, v_cache, batch, self.scores))

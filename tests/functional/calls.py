@@ -66,6 +66,13 @@ def calls() -> dict[str, Call]:
     decode = {"q": half(1, 1, 1, 64), "k_cache": half(1, 16, 1, 64), "v_cache": half(1, 16, 1, 64), "lengths": ints(5)}
     append = {"k_cache": torch.zeros(1, 16, 1, 64), "v_cache": torch.zeros(1, 16, 1, 64)}
     append |= {"k": torch.rand(1, 1, 1, 64), "v": torch.rand(1, 1, 1, 64), "where": ints(3, dtype=torch.int64)}
+    fused = {"qkv": torch.rand(1, 3, 64), "k_cache": torch.zeros(1, 16, 1, 64), "v_cache": torch.zeros(1, 16, 1, 64)}
+    fused |= {
+        "positions": ints(0),
+        "where": ints(3, dtype=torch.int64),
+        "cos": torch.rand(1, 32),
+        "sin": torch.rand(1, 32),
+    }
     route = {"x": half(1, 64), "weights": torch.ones(1, 1), "indices": ints(0).reshape(1, 1)}
     route |= {"gate_up": half(1, 64, 64), "down": half(1, 64, 32), "offsets": one, "order": ints(0)}
     packed = {name: half(1, 1, 64) for name in ("q", "k", "v")} | {"cu_seqlens": ints(0, 1)}
@@ -95,6 +102,8 @@ def calls() -> dict[str, Call]:
         "rms_norm": Call("rms_norm", {"x": half(1, 1, 64), "weight": half(64)}),
         "rms_norm with a residual": Call("rms_norm", {"x": half(1, 64), "weight": half(64), "residual": half(1, 64)}),
         "rope": Call("rope", rope),
+        "rope_append": Call("rope_append", fused),
+        "rope_append with norms": Call("rope_append", fused | {"q_weight": torch.rand(64), "k_weight": torch.rand(64)}),
         "rope_": Call("rope_", rope),
         "sample of rows": Call(
             "sample",

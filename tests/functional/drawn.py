@@ -311,6 +311,34 @@ def draw_append(at: Draw) -> Drawn:
     return given | {"where": torch.tensor(places, dtype=torch.int64)}, append
 
 
+def rope_append(
+    qkv: Tensor, k_cache: Tensor, v_cache: Tensor, positions: Tensor, where: Tensor, cos: Tensor, sin: Tensor,
+    q_weight: Tensor | None = None, k_weight: Tensor | None = None, eps: float = 1e-6,
+) -> Any:  # fmt: skip
+    kv_heads = k_cache.shape[2]
+    q, k, v = qkv.split((qkv.shape[1] - 2 * kv_heads, kv_heads, kv_heads), 1)
+    if q_weight is not None and k_weight is not None:
+        q, k = F.rms_norm(q, q.shape[-1:], q_weight, eps), F.rms_norm(k, k.shape[-1:], k_weight, eps)
+    q, k = rope(q, k, cos, sin, positions)
+    (written,) = append(k_cache, v_cache, k, v, where)
+    return q, written
+
+
+def draw_rope_append(at: Draw) -> Drawn:
+    dtype, dim, kv_heads, blocks, slots = at.choice(*FLOATS), 2 * at.size(1), at.size(), at.size(1), at.choice(16, 64)
+    tokens, longest, half = min(at.size(), blocks * slots), at.size(1), at.choice(dim // 2, max(1, dim // 4))
+    given: dict[str, Any] = {
+        "qkv": at.floats(dtype, tokens, at.size() + 2 * kv_heads, dim),
+        **{name: at.floats(dtype, blocks, slots, kv_heads, dim) for name in ("k_cache", "v_cache")},
+        "positions": at.ints(0, longest, tokens),
+        "where": torch.tensor(at.rng.sample(range(-1, blocks * slots + 1), tokens), dtype=torch.int64),
+        **{name: at.floats(torch.float32, longest, half) for name in ("cos", "sin")},
+    }
+    if at.choice(True, False):
+        given |= {"q_weight": at.floats(dtype, dim), "k_weight": at.floats(dtype, dim), "eps": at.choice(1e-6, 0.5)}
+    return given, rope_append
+
+
 def sums(x: Tensor, lengths: Tensor | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
     found = torch.zeros_like(x)
     if lengths is not None:
@@ -433,6 +461,7 @@ DRAWS: Mapping[str, Callable[[Draw], Drawn]] = {
     "rms_norm": draw_rms,
     "rope": draw_rope,
     "rope_": lambda at: (draw_rope(at)[0], rope_),
+    "rope_append": draw_rope_append,
     "sample": draw_sample,
     "seq_sum": draw_sums,
     "silu_mul": rows_of(("gate", "up"), (), lambda gate, up: F.silu(gate) * up),

@@ -132,6 +132,11 @@ SIZED: dict[str, Callable[[int], dict[str, Any]]] = {
     "rms_norm": lambda n: {"x": half(n, 64), "weight": half(64)},
     "rope": rotated,
     "rope_": rotated,
+    "rope_append": lambda n: {
+        "qkv": torch.rand(n, 4, 64), "k_cache": torch.zeros(4, 16, 1, 64), "v_cache": torch.zeros(4, 16, 1, 64),
+        "positions": ints(*range(n)), "where": ints(*range(n), dtype=torch.int64), "cos": torch.rand(9, 32),
+        "sin": torch.rand(9, 32),
+    },
     "sample": lambda n: {"logits": torch.rand(n, 100), "temperature": torch.zeros(n), "top_p": torch.ones(n)},
     "seq_sum": lambda n: {"x": torch.rand(n, 64), "lengths": ints(*[9] * n)},
     "silu_mul": lambda n: {"gate": half(n, 64), "up": half(n, 64)},

@@ -14,7 +14,7 @@ from tests.functional.calls import FUNCTIONS
 from tests.functional.drawn import DRAWS, Draw, Tensor
 
 FEW, MANY = range(6), range(6, 150)
-CONTIGUOUS = {"kv_append_": {"k_cache", "v_cache"}}  # what a function takes only so
+CONTIGUOUS = {name: {"k_cache", "v_cache"} for name in ("kv_append_", "rope_append")}  # what a function takes only so
 
 
 def as_list(found: Any) -> list[Any]:

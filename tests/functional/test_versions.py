@@ -25,6 +25,15 @@ ROPE = {
 }
 APPEND = {"k_cache": torch.zeros(1, 16, 1, 64), "v_cache": torch.zeros(1, 16, 1, 64)}
 APPEND |= {"k": torch.rand(1, 1, 64), "v": torch.rand(1, 1, 64), "where": ints(3, dtype=torch.int64)}
+FUSED = {"qkv": half(1, 3, 64), "k_cache": half(1, 16, 1, 64), "v_cache": half(1, 16, 1, 64), "positions": ints(0)}
+FUSED |= {
+    "where": ints(3, dtype=torch.int64),
+    "cos": table,
+    "sin": table,
+    "q_weight": None,
+    "k_weight": None,
+    "eps": 1e-6,
+}
 NORM = {"x": half(2, 64), "residual": half(2, 64), "weight": half(64), "eps": 1e-6}
 PRODUCT = {"a": half(16, 16), "b": half(16, 16), "out": half(16, 16)}
 SOFTMAX = {"x": half(2, 64), "mask": None, "out": half(2, 64)}
@@ -32,6 +41,7 @@ SUM = {"a": torch.rand(8), "b": torch.rand(8), "alpha": 2.0, "beta": 1.0, "out":
 WRITERS: dict[str, tuple[Given, Any]] = {
     "rope_": (ROPE, lambda q, k, cos, sin, positions, interleaved: minfer.rope_(q, k, cos, sin)),
     "kv_append_": (APPEND, minfer.kv_append_),
+    "rope_append": (FUSED, minfer.rope_append),
     "add_rms_norm": (NORM, lambda x, residual, weight, eps: minfer.rms_norm(x, weight, eps, residual)),
     "hgemm_out": (PRODUCT, lambda a, b, out: minfer.matmul(a, b, out=out)),
     "softmax_out": (SOFTMAX, lambda x, mask, out: minfer.softmax(x, mask, out=out)),

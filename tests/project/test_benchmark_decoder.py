@@ -22,7 +22,7 @@ TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\nx,30,2\nx,70,3\nx,0,1\n"
 def test_each_operation_of_a_step_is_recorded_once_a_layer() -> None:
     case = decoder_split.case_of("tiny", 2, 64)
     calls = decoder_split.record(Operands(ops.get("decoder"), case, 0, "normal", CPU))
-    layers = dict.fromkeys(("qkv", "out", "gate_up", "down", "rope_", "kv_append_", "decode_attention", "silu_mul"), 2)
+    layers = dict.fromkeys(("qkv", "out", "gate_up", "down", "rope_append", "decode_attention", "silu_mul"), 2)
     assert {name: len(each) for name, each in calls.items()} == layers | {"embedding": 1, "rms_norm": 5, "head": 1}
 
 

@@ -255,8 +255,8 @@ op.sizes = {
 
 # The ops whose functions `minfer.models.model` calls for a decoder of this kind.
 COMPOSES = (
-    "add_rmsnorm", "decode_attention", "embedding", "hgemm", "kv_append", "prefill_attention", "quant_gemm", "rmsnorm", "rope",
-    "silu_mul",
+    "add_rmsnorm", "decode_attention", "embedding", "hgemm", "prefill_attention", "quant_gemm", "rmsnorm",
+    "rope_append", "silu_mul",
 )  # fmt: skip
 MODELS = Path(__file__).parents[2] / "models"
 

@@ -1,0 +1,22 @@
+// v02_vectors: 16-byte loads and stores of q, k and v, each of which is read once and written once, in one launch.
+// Idea: rope and kv_append read and write k twice, and a decode step waits for two launches of a microsecond of work each. Here a
+// thread has one vector of each half of its heads, whether they are of q, of k or of v. It asks for its heads, its position and
+// its place at once, and then for the angles, so that the latencies are two. A norm needs the sum over a head, which is a few
+// shuffles, because the threads of a head are neighbours.
+// Expected: near the copy's speed for many tokens: 16384 of 48 heads of 128 are 403 MB in a half type and 8 MB of angles, 96 us at
+// 4.28 TB/s, where two launches move 536 MB. For few tokens a launch and two latencies, 3 us, where two launches take 5.
+#include "heads.cuh"
+
+namespace minfer {
+
+template <typename T>
+void launch(const RopeAppend<T>& p) {
+  require_vectors(p);
+  // With few tokens no SM has enough to do, and a thread should have as little as possible.
+  if (p.tokens <= 2 * multiprocessors()) launch_heads<Vector<T>, 1>(p);
+  else launch_heads<Vector<T>, kManyHeads>(p);
+}
+
+}  // namespace minfer
+
+MINFER_ROPE_APPEND(rope_append_v02_vectors, minfer::launch)
