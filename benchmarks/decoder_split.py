@@ -68,6 +68,7 @@ def record(operands: Operands) -> Calls:
         stack.enter_context(mock.patch.object(model.Linear, "__call__", multiply))
         for name in FUNCTIONS:
             stack.enter_context(mock.patch.object(model, name, partial(recorded, name, getattr(model, name))))
+        stack.enter_context(mock.patch.object(model, "swiglu", partial(recorded, "gate_up", model.swiglu)))
         stack.enter_context(mock.patch.dict(model.ACTIVATIONS, silu=partial(recorded, "silu_mul", silu_mul)))
         stacked.logits(*operands.arguments)
     return calls

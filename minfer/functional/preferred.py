@@ -66,8 +66,19 @@ ENTRIES: Mapping[tuple[str, str], tuple[str, ...]] = {
     ("decode_attention", "scored"): ("v05_scored", "cpu_scored"),
 }
 
+# By op: the kernel that `minfer.functional.early` calls, and what follows its symbol in the name of the torch op.
+EARLY: Mapping[str, tuple[str, str]] = {
+    "hgemm": ("v19_early", "_constant"),
+    "gated_unit": ("v06_early", "_constant"),
+    "add_rmsnorm": ("v03_early", ""),
+    "decode_attention": ("v07_early", ""),
+}
+
 
 def entries(name: str, arch: str) -> list[Kernel]:
-    """The kernels of the op `name` that have entries and build for `arch`. If `arch` is empty, those for the CPU."""
-    kernels = [get(name).kernels[each] for (op, _), some in ENTRIES.items() if op == name for each in some]
+    """The kernels of the op `name` that have entries, or are called early, and build for `arch`. If `arch` is empty, those for
+    the CPU."""
+    found = [each for (op, _), some in ENTRIES.items() if op == name for each in some]
+    found += [kernel for op, (kernel, _) in EARLY.items() if op == name]
+    kernels = [get(name).kernels[each] for each in found]
     return [x for x in kernels if (x.backend == "cuda" and x.builds_for(arch) if arch else x.backend == "cpp")]

@@ -75,7 +75,11 @@ BROKEN: dict[str, tuple[str, dict[str, Edit], str]] = {
         WRONG,
     ),
     "values rotated, too": ("rope_append-v02_vectors", {"values": IF_TRUE}, WRONG),
-    "a head's norm from one thread": ("rope_append-v02_vectors", {"head_sum": ("sum_of_head(sum, lanes)", "sum")}, WRONG),
+    "a head's norm from one thread": (
+        "rope_append-v02_vectors",
+        {"head_sum": ("sum_of_head(sum, lanes)", "sum")},
+        WRONG,
+    ),
     "keys with the weight of queries": (
         "rope_append-v02_vectors",
         {"weights": ("p.part(head) == Part::k", "0")},
