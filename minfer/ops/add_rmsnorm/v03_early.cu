@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(kMostRowThreads) early_rows(AddRmsNorm<T> p, i
   const int row = blockIdx.x;
   Vector<T> x[kVectors], residual[kVectors], weight[kVectors];
   uint4* to = reinterpret_cast<uint4*>(p.residual + row * p.residual_stride);
-  load_row(residual, p.residual + row * p.residual_stride, vectors);  //@ residual_row
+  load_row(residual, p.residual + row * p.residual_stride, vectors);
   load_row(x, p.x + row * p.x_stride, vectors);
   load_shared_row(weight, p.weight, vectors);
   float sum = 0.0f;
@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(kMostRowThreads) early_rows(AddRmsNorm<T> p, i
     const int at = threadIdx.x + i * blockDim.x;
     residual[i] = added(residual[i], x[i]);
     sum += squares(residual[i]);
-    if (at < vectors) to[at] = residual[i].bits;  //@ residual_end
+    if (at < vectors) to[at] = residual[i].bits;
   }
   const float scale = rsqrtf(reduce_row(sum, partial) * p.share + p.eps);
   uint4* y = reinterpret_cast<uint4*>(p.y + row * p.y_stride);

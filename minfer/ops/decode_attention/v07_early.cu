@@ -65,7 +65,7 @@ void launch(const Decode<T, KV>& p) {
       // Where a block for each SM has an item or a part of one, with two units or more for each of its warps.
       const int64_t splits = multiprocessors() / items;
       if (splits > 0 && p.most / splits >= 2 * kUnit * Shape::Whole::kWarps)
-        return launch_shape<typename Shape::Whole>(p, tiles, items);  //@ whole
+        return launch_shape<typename Shape::Whole>(p, tiles, items);
     }
     launch_shape<Shape>(p, tiles, items);
   });

@@ -46,9 +46,9 @@ __global__ void __launch_bounds__(Of::kThreads, Of::kPerSM)
     tma_load(stages + stage * Tiles::kElements + Tiles::kA, maps.b, full + stage, step * kBlockK, col0);
   };
   const auto load_a = [&](int stage, int step) {
-    T* to = stages + stage * Tiles::kElements + rank * part * kBlockK;  //@ rows_of_rank
+    T* to = stages + stage * Tiles::kElements + rank * part * kBlockK;
     if constexpr (kCluster > 1)
-      tma_load_multicast(to, maps.a, full + stage, step * kBlockK, rank * part, (1 << kCluster) - 1);  //@ multicast
+      tma_load_multicast(to, maps.a, full + stage, step * kBlockK, rank * part, (1 << kCluster) - 1);
     else
       tma_load(to, maps.a, full + stage, step * kBlockK, 0);
   };
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(Of::kThreads, Of::kPerSM)
 #pragma unroll 1  // a cold kernel waits for each of its instructions to come from memory
     for (int step = 0; step < early; ++step) load_b(step, step);
   }
-  kCluster > 1 ? cluster_sync_relaxed() : __syncthreads();  //@ barriers_there
+  kCluster > 1 ? cluster_sync_relaxed() : __syncthreads();
 
   if (threadIdx.x >= kProducer) {
     if (threadIdx.x == kProducer) {
@@ -94,12 +94,12 @@ __global__ void __launch_bounds__(Of::kThreads, Of::kPerSM)
       barrier_wait(full + ring.stage, ring.parity);
       tile.multiply(stage + row * kBlockK, stage + Tiles::kA, step == 0);
       wgmma_wait<1>();
-      if (step > 0) release(before);  //@ release
+      if (step > 0) release(before);
       before = ring.stage;
     }
     wgmma_finish(tile.sums);
     tile.scale(g, row, col0);
-    warps_sync<kProducer>();  // all stages are read, and no more copies to them are in flight  //@ stages_read
+    warps_sync<kProducer>();  // all stages are read, and no more copies to them are in flight
     T* boxes = reinterpret_cast<T*>(shared) + row / 64 * Tile::kAllBoxes * 4 * Tile::kBox;
     tile.template store_boxes<Tile::kAllBoxes>(maps, boxes, row, col0);
     if (threadIdx.x % 32 == 0) tma_store_wait<0>();
