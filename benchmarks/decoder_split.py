@@ -159,6 +159,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--dry", action="store_true", help="write nothing")
     options = parser.parse_args(arguments)
+    if options.rounds < 1:
+        parser.error(f"--rounds takes a whole number from 1, got {options.rounds}")
     if options.device == "cuda" and (why := devices.no_gpu()):
         sys.exit(f"decoder_split.py needs a GPU, or --device cpu: {why}")
     device, rows = devices.pick(options.device), list[dict[str, Any]]()

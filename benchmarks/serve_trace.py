@@ -16,11 +16,13 @@ from __future__ import annotations
 
 import argparse
 import csv
+import io
 import itertools
+import math
 import random
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,7 +54,11 @@ class Asked:
 
 def read(path: Path, count: int) -> list[Asked]:
     """The first `count` requests of a trace. Raises SystemExit for a file that is no trace."""
-    with path.open(newline="", encoding="utf-8-sig") as file:
+    try:
+        file = io.StringIO(path.read_text(encoding="utf-8-sig"), newline="")
+    except (OSError, ValueError) as error:
+        raise SystemExit(f"{path} cannot be read as a trace: {getattr(error, 'strerror', '') or error}") from None
+    with file:
         rows = csv.DictReader(file)
         if missing := [name for name in COLUMNS if name not in (rows.fieldnames or ())]:
             raise SystemExit(f"{path} has no column {missing[0]}; a trace has {' and '.join(COLUMNS)}")
@@ -179,13 +185,30 @@ def serve_at(engine: Engine, trace: list[Asked], rate: float) -> dict[str, Any]:
     return row
 
 
+def whole(text: str) -> int:
+    """An argument that is an int from 1."""
+    if not (text.isdecimal() and int(text) >= 1):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
+    return int(text)
+
+
+def above_0(text: str) -> float:
+    """An argument that is a finite number above 0."""
+    with suppress(ValueError):
+        if 0 < float(text) < math.inf:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("trace", type=Path)
     parser.add_argument("--model", default="llama-3.1-8b", choices=NAMED)
-    parser.add_argument("--requests", type=int, default=2000)
-    parser.add_argument("--rate", type=float, nargs="*", default=[], help="requests a second, for the delays of tokens")
-    parser.add_argument("--of", type=int, default=200, help="how many requests come at these rates")
+    parser.add_argument("--requests", type=whole, default=2000)
+    parser.add_argument(
+        "--rate", type=above_0, nargs="*", default=[], help="requests a second, for the delays of tokens"
+    )
+    parser.add_argument("--of", type=whole, default=200, help="how many requests come at these rates")
     parser.add_argument(
         "--policy", nargs="*", default=["continuous"], choices=POLICIES, help="which requests a step serves"
     )
@@ -200,7 +223,10 @@ def main(arguments: list[str] | None = None) -> int:
     device, trace = devices.pick(given.device), read(given.trace, given.requests)
     decoder = weights.build(named(given.model), Random(), device, torch.bfloat16)
     setting = {"pages": given.pages, "page": PAGE, "chunk": given.chunk, "most": given.most, "share": False}
-    engine = Engine(decoder, **setting)
+    try:
+        engine = Engine(decoder, **setting)
+    except ValueError as error:
+        sys.exit(f"serve_trace.py: {error}")
     warm_up(engine, trace)
     about = {"model": given.model, "trace": given.trace.stem, "requests": len(trace)} | setting
     some, rows = trace[: given.of], list[dict[str, Any]]()

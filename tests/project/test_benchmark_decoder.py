@@ -56,6 +56,29 @@ def test_every_bucket_of_a_trace_is_captured_before_it_is_served() -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["--rate", "0"], "'0' is not a number above 0"),
+        (["--requests", "none"], "'none' is not a whole number from 1"),
+        (["--policy", "fair"], "invalid choice: 'fair'"),
+    ],
+)
+def test_arguments_that_are_no_numbers_are_refused(
+    words: list[str], error: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        serve_trace.main([str(tmp_path), "--device", "cpu", *words])
+    assert error in capsys.readouterr().err
+
+
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "trace.csv").write_bytes(bytes(range(256)))
+    for path in (tmp_path / "none.csv", tmp_path / "trace.csv", tmp_path):
+        with pytest.raises(SystemExit, match=r"cannot be read as a trace: \w"):
+            serve_trace.read(path, 5)
+
+
+@pytest.mark.parametrize(
     ("text", "error"),
     [
         ("a,b\n1,2\n", "has no column ContextTokens"),
