@@ -89,18 +89,14 @@ def send(values: Sequence[array[int]], spans: list[tuple[int, int]], width: int,
     ALIGNED bytes, as kernels like it."""
     texts = [each.tobytes() for each in values]
     packed = on_device(torch.frombuffer(bytearray().join(map(_aligned, texts)), dtype=torch.uint8), device)
-    return unpack(packed, [(each.typecode == "q", len(each)) for each in values], spans, width)
-
-
-def unpack(packed: Tensor, counts: Sequence[tuple[bool, int]], spans: list[tuple[int, int]], width: int) -> Batch:
-    """The batch whose tensors lie in a buffer one after the other. `counts`: of each whether it is int64, and its length."""
     tensors, start = [], 0
-    for wide, count in counts:
-        end = start + (8 if wide else 4) * count
-        tensors.append(packed[start:end].view(torch.int64 if wide else torch.int32))
-        start = end + -end % ALIGNED
-    ids, positions, where, lengths, table, *rest = tensors
-    return Batch(ids, positions, where, lengths, table.view(len(lengths), width), *rest, spans, packed[:start])
+    for each, text in zip(values, texts, strict=True):
+        part = packed[start : start + len(text)]
+        tensors.append(part.view(torch.int64 if each.typecode == "q" else torch.int32))
+        start += len(_aligned(text))
+    ids, positions, where, lengths, table, last, keys, of_q, of_kv = tensors
+    table = table.view(len(lengths), width)
+    return Batch(ids, positions, where, lengths, table, last, keys, of_q, of_kv, spans, packed)
 
 
 def on_device(values: Tensor, device: torch.device | str) -> Tensor:

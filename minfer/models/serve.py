@@ -192,8 +192,10 @@ class Engine:
         step, self.next = self.next or self._prepare(self._plan()), None
         if step is None:
             return False
-        replayed = self.graphs is not None and step.replayed
-        logits = self.graphs(step.batch) if replayed else self.decoder.forward(step.batch, self.cache)
+        if self.graphs is not None and step.replayed:
+            logits = self.graphs(step.batch)
+        else:
+            logits = self.decoder.forward(step.batch, self.cache)
         ready = []
         for row, (request, count) in enumerate(step.plan):
             request.computed += count
