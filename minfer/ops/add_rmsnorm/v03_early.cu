@@ -1,7 +1,7 @@
 // v03_early: few rows, a block each; a launch begins while the previous one still runs.
-// Idea: in a decoder's step this kernel takes two microseconds, and as long passes until it has begun. Here its blocks are there
-// when the previous launch ends (programmatic dependent launch), with the weight in the L2, and the next launch may start its
-// own blocks meanwhile.
+// Idea: in a decoder's step this kernel takes two microseconds, and as long passes until it has begun. Here its blocks are
+// there when the previous launch ends (programmatic dependent launch), with the weight in the L2, and the next launch may
+// start its own blocks meanwhile.
 // Expected: behind a product, 1 us instead of 3 (H100, 1 row of 4096).
 #include "add_rmsnorm.h"
 #include "cuda/dependent.cuh"

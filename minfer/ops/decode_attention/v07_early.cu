@@ -1,7 +1,7 @@
 // v07_early: v03_packed, of which a launch begins while the previous one still runs.
 // Idea: in a decoder's step attention over a short cache takes a few microseconds, and as long passes until it has begun. Here
-// its blocks are there when the previous launch ends (programmatic dependent launch), with the page table in the L2, and the next
-// launch may start its own blocks meanwhile: those of a product begin to read its weights.
+// its blocks are there when the previous launch ends (programmatic dependent launch), with the page table in the L2, and the
+// next launch may start its own blocks meanwhile: those of a product begin to read its weights.
 // Expected: 2 us less than v03_packed behind another kernel (H100, batch 1, 1024 keys).
 #include "cuda/counters.cuh"
 #include "cuda/dependent.cuh"
@@ -52,8 +52,9 @@ void launch_shape(const Decode<T, KV>& p, int tiles, int64_t items) {
   const Tensor memory = scratch_words(splits > 1 ? Parts::words(items * splits, rows, Shape::kDim) : 0);
   const Parts parts = Parts::at(memory.mutable_data_ptr(), items * splits, rows, Shape::kDim);
   allow_shared(early<Shape>, Shape::kBytes);
-  STD_CUDA_CHECK(launch_early(early<Shape>, 1, dim3(splits, p.kv_heads * tiles, p.batch), Shape::kThreads, Shape::kBytes, p.stream,
-                              p, parts, splits, splits > 1 ? number_of(p.stream) : 0));
+  const dim3 blocks(splits, p.kv_heads * tiles, p.batch);
+  STD_CUDA_CHECK(launch_early(early<Shape>, 1, blocks, Shape::kThreads, Shape::kBytes, p.stream, p, parts, splits,
+                              splits > 1 ? number_of(p.stream) : 0));
 }
 
 template <typename T, typename KV>

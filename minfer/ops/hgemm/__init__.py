@@ -105,7 +105,7 @@ for rung in ("v10_wgmma", "v11_specialised", "v12_pingpong", "v13_cooperative", 
 op.cuda("v15_gemv.cu", params=FLOAT32, requires=SKINNY[8])
 op.cuda("v16_skinny.cu", params=FLOAT32, requires=SKINNY[128])
 op.cuda("v17_one_wave.cu", archs="sm_90a", params=FLOAT32, requires=SKINNY[128])
-op.cuda("v19_early.cu", archs="sm_90a", params={**FLOAT32, "layout": ("TN",)}, requires=SKINNY[128])
+op.cuda("v19_early.cu", archs="sm_90a", params=FLOAT32, requires=SKINNY[128])
 op.cuda("v18_fitted.cu", archs="sm_90a", params=FLOAT32 | {"call": ("product",)}, requires=multiples(k=8))
 op.triton("triton_tiled.py", params=FLOAT32)
 op.triton("triton_persistent.py", archs="sm_90+", params=FLOAT32, requires=VECTORS)

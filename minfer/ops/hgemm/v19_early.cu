@@ -1,10 +1,10 @@
-// v19_early: up to 128 rows of A, B in TN; a launch begins while the previous one still runs.
+// v19_early: up to 128 rows of A; a launch begins while the previous one still runs.
 // Idea: the products of a decoder's step follow short kernels, during which memory idles, and each launch begins with
 // microseconds until its first bytes come. Here blocks start as soon as those of the previous launch have all started
-// (programmatic dependent launch) and find room. What they read before the previous launch has ended: nothing, or B, if the
-// caller says that it is constant (`hgemm_v19_early_constant`, for weights). Then shared memory is full of B when A is ready. Two
-// blocks that lie beside each other copy half of A's rows each, to both (TMA multicast), if there are more than 16 rows:
-// reading A once a block takes the L2 longer than memory takes for B.
+// (programmatic dependent launch) and find room. Before the previous launch has ended they read nothing, or B, if the caller
+// says that it is constant (`hgemm_v19_early_constant`, for weights). Then shared memory is full of B when A is ready. If
+// there are more than 16 rows, two blocks that lie beside each other copy half of A's rows each, to both (TMA multicast):
+// reading all of A in each block takes the L2 longer than memory takes for B.
 // Expected (H100, in a step of Llama 3.1 8B at batch 1): 3 us less for each product, 32 x 4 x 3 us in all.
 #include "cuda/dependent.cuh"
 #include "warpgroup_tile.cuh"
@@ -12,13 +12,13 @@
 namespace minfer {
 
 // A block has kM rows, of which each of kM / 64 warpgroups has 64, and kN columns. kPerSM blocks run on one SM.
-template <typename T_, int kM_, int kN_, int kCluster_, int kPerSM_ = 1>
+template <typename T_, Layout kLayout, int kM_, int kN_, int kCluster_, int kPerSM_ = 1>
 struct Strip {
   using T = T_;
   static constexpr int kM = kM_, kN = kN_, kCluster = kCluster_, kPerSM = kPerSM_;
   static constexpr int kWarpgroups = kM / 64, kThreads = kWarpgroups * 128 + 32;
-  using Tiles = Stage<T, Layout::TN, kM, kN>;
-  using Tile = WarpgroupTile<T, Layout::TN, 64, kN>;
+  using Tiles = Stage<T, kLayout, kM, kN>;
+  using Tile = WarpgroupTile<T, kLayout, 64, kN>;
   static constexpr int kStage = Tiles::kBytes + 2 * sizeof(uint64_t);
   static constexpr int kStages = ((228 << 10) / kPerSM - 1024) / kStage, kBytes = kStages * kStage;
 
@@ -43,7 +43,9 @@ __global__ void __launch_bounds__(Of::kThreads, Of::kPerSM)
   const int rank = kCluster > 1 ? cluster_rank() : 0, part = Of::part(g.m), early = min(kStages, steps);
   const auto load_b = [&](int stage, int step) {
     barrier_expect(full + stage, (kCluster * part + Of::kN) * kBlockK * int(sizeof(T)));
-    tma_load(stages + stage * Tiles::kElements + Tiles::kA, maps.b, full + stage, step * kBlockK, col0);
+    Tiles::template for_boxes_of_b<Of::kN>(
+        stages + stage * Tiles::kElements + Tiles::kA, col0, step * kBlockK,
+        [&](T* box, int x, int y) { tma_load(box, maps.b, full + stage, x, y); });
   };
   const auto load_a = [&](int stage, int step) {
     T* to = stages + stage * Tiles::kElements + rank * part * kBlockK;
@@ -123,22 +125,31 @@ bool launch_strips(const Gemm<typename Of::T>& g, bool b_is_constant, bool alway
 }
 
 // The narrowest strips that all run at once. The widest may come in several waves.
-template <int kM, int kCluster, typename T>
+template <Layout kLayout, int kM, int kCluster, typename T>
 void launch_rows(const Gemm<T>& g, bool b_is_constant) {
-  if (launch_strips<Strip<T, kM, 32, kCluster>>(g, b_is_constant)) return;
-  if (launch_strips<Strip<T, kM, 48, kCluster>>(g, b_is_constant)) return;
-  if (launch_strips<Strip<T, kM, 64, kCluster>>(g, b_is_constant)) return;
-  if (launch_strips<Strip<T, kM, 112, kCluster>>(g, b_is_constant)) return;
-  using Widest = std::conditional_t<kM == 64, Strip<T, kM, 112, kCluster, 2>, Strip<T, kM, 224, kCluster>>;
-  launch_strips<Widest>(g, b_is_constant, true);
+  if constexpr (kLayout == Layout::TN) {
+    if (launch_strips<Strip<T, kLayout, kM, 32, kCluster>>(g, b_is_constant)) return;
+    if (launch_strips<Strip<T, kLayout, kM, 48, kCluster>>(g, b_is_constant)) return;
+    if (launch_strips<Strip<T, kLayout, kM, 64, kCluster>>(g, b_is_constant)) return;
+    if (launch_strips<Strip<T, kLayout, kM, 112, kCluster>>(g, b_is_constant)) return;
+    using Widest = std::conditional_t<kM == 64, Strip<T, kLayout, kM, 112, kCluster, 2>, Strip<T, kLayout, kM, 224, kCluster>>;
+    launch_strips<Widest>(g, b_is_constant, true);
+  } else {  // a copy brings 64 columns
+    if (launch_strips<Strip<T, kLayout, kM, 64, kCluster>>(g, b_is_constant)) return;
+    launch_strips<Strip<T, kLayout, kM, 128, kCluster>>(g, b_is_constant, true);
+  }
+}
+
+template <Layout kLayout, typename T>
+void launch_layout(const Gemm<T>& g, bool b_is_constant) {
+  if (g.m <= 16) return launch_rows<kLayout, 64, 1>(g, b_is_constant);
+  g.m <= 64 ? launch_rows<kLayout, 64, 2>(g, b_is_constant) : launch_rows<kLayout, 128, 2>(g, b_is_constant);
 }
 
 template <typename T>
 void launch_with(const Gemm<T>& g, bool b_is_constant) {
   STD_TORCH_CHECK(g.m <= 128, "hgemm: this kernel takes m up to 128, got ", g.m);
-  STD_TORCH_CHECK(g.layout == Layout::TN, "hgemm: this kernel takes b stored as (N, K)");
-  if (g.m <= 16) return launch_rows<64, 1>(g, b_is_constant);
-  g.m <= 64 ? launch_rows<64, 2>(g, b_is_constant) : launch_rows<128, 2>(g, b_is_constant);
+  g.layout == Layout::TN ? launch_layout<Layout::TN>(g, b_is_constant) : launch_layout<Layout::NN>(g, b_is_constant);
 }
 
 template <typename T>
