@@ -96,7 +96,7 @@ def deterministic(new: int, batch: int, device: torch.device) -> AbstractContext
     batch 1 flash attention is faster than that."""
     if new > 1 or batch > 1 or device.type == "cpu":
         return nullcontext()
-    return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH], set_priority=True)
+    return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH])  # the second takes other heads
 
 
 def whole(of_layer: Callable[..., Tensor]) -> Callable[..., Tensor]:
