@@ -32,6 +32,7 @@ from minfer.bench import device as devices
 from minfer.bench import peaks
 from minfer.bench.operands import Operands
 from minfer.bench.telemetry import Telemetry
+from minfer.functional import early
 from minfer.functional.silu_mul import silu_mul
 from minfer.models import model, stacked
 from minfer.models.named import named
@@ -68,6 +69,7 @@ def record(operands: Operands) -> Calls:
         stack.enter_context(mock.patch.object(model.Linear, "__call__", multiply))
         for name in FUNCTIONS:
             stack.enter_context(mock.patch.object(model, name, partial(recorded, name, getattr(model, name))))
+        stack.enter_context(mock.patch.object(model, "swiglu", partial(recorded, "gate_up", early.swiglu)))
         stack.enter_context(mock.patch.dict(model.ACTIVATIONS, silu=partial(recorded, "silu_mul", silu_mul)))
         stacked.logits(*operands.arguments)
     return calls
@@ -158,6 +160,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--dry", action="store_true", help="write nothing")
     options = parser.parse_args(arguments)
+    if options.rounds < 1:
+        parser.error(f"--rounds takes a whole number from 1, got {options.rounds}")
     if options.device == "cuda" and (why := devices.no_gpu()):
         sys.exit(f"decoder_split.py needs a GPU, or --device cpu: {why}")
     device, rows = devices.pick(options.device), list[dict[str, Any]]()

@@ -1,27 +1,32 @@
 """How many tokens a second does the serving loop generate, and how long do its users wait?
 
-    python benchmarks/serve_trace.py TRACE [--requests 2000]       # about a minute on a GPU
+    python benchmarks/serve_trace.py TRACE [--requests 2000] [--rate 3] [--policy continuous batch_by_batch]
 
 TRACE is a CSV file of requests with the columns TIMESTAMP, ContextTokens and GeneratedTokens, as the Azure LLM inference traces
 of 2023 have them (CC BY 4.0; Patel et al., Splitwise: efficient generative LLM inference using phase splitting, ISCA 2024).
 A request has a random prompt of its length, and generates as many tokens as the trace says.
 
-First, all requests wait at time 0. The loop's tokens a second are compared with what its steps alone would give: with the sum
-of the device's times of all steps. This sum leaves out choosing tokens, planning, and copies from the host. With `--rate R`,
-requests then come at R a second, at equal intervals. The delay of the first token and the times between tokens are reported.
+Each policy of batching (`minfer.models.serve.POLICIES`) gets the same requests. First, all of them wait at time 0. The loop's
+tokens a second are compared with what its steps alone would give: with the sum of the device's times of all steps. This sum
+leaves out choosing tokens, planning, and copies from the host. With `--rate R`, requests then come at R a second, at equal
+intervals. The delay of the first token and the times between tokens are reported.
 The results are written to benchmarks/results/serve-trace-<device>.parquet."""
 
 from __future__ import annotations
 
 import argparse
 import csv
+import io
 import itertools
+import math
 import random
 import sys
 import time
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -29,10 +34,10 @@ import torch
 from benchmarks.rows import write
 from minfer.bench import device as devices
 from minfer.models import weights
-from minfer.models.batch import Piece, batch
+from minfer.models.batch import Piece
 from minfer.models.graphs import bucket
 from minfer.models.named import NAMED, named
-from minfer.models.serve import Engine, Request, Sampling
+from minfer.models.serve import POLICIES, Engine, Request, Sampling
 from minfer.models.sources import Random
 
 COLUMNS = ("ContextTokens", "GeneratedTokens")
@@ -49,7 +54,11 @@ class Asked:
 
 def read(path: Path, count: int) -> list[Asked]:
     """The first `count` requests of a trace. Raises SystemExit for a file that is no trace."""
-    with path.open(newline="", encoding="utf-8-sig") as file:
+    try:
+        file = io.StringIO(path.read_text(encoding="utf-8-sig"), newline="")
+    except (OSError, ValueError) as error:
+        raise SystemExit(f"{path} cannot be read as a trace: {getattr(error, 'strerror', '') or error}") from None
+    with file:
         rows = csv.DictReader(file)
         if missing := [name for name in COLUMNS if name not in (rows.fieldnames or ())]:
             raise SystemExit(f"{path} has no column {missing[0]}; a trace has {' and '.join(COLUMNS)}")
@@ -84,6 +93,9 @@ class Clocked:
         self.spans.append((begin, end))
         return found
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.function, name)
+
     def _mark(self) -> Any:
         if self.device.type == "cpu":
             return time.perf_counter()
@@ -117,7 +129,7 @@ def warm_up(engine: Engine, trace: list[Asked]) -> None:
     for rows, width in itertools.product(doublings(bucket(engine.most)), doublings(widest)):
         pages = list(range(min(width, engine.pages.count)))
         pieces = [Piece([0], len(pages) * PAGE - 1, pages)] * min(rows, engine.most)
-        engine.graphs(batch(pieces, PAGE, engine.decoder.device))
+        engine.graphs(engine.graphs.batch(pieces, PAGE))
 
 
 def doublings(most: int) -> list[int]:
@@ -131,12 +143,13 @@ def serve_all(engine: Engine, trace: list[Asked], device: torch.device) -> dict[
     requests = [submit(engine, asked, drawn) for asked in trace]
     graphs = Clocked(engine.graphs, device)
     forward = Clocked(engine.decoder.forward, device, within=graphs)
-    if engine.graphs is not None:
-        engine.graphs = graphs  # type: ignore[assignment]
-    engine.decoder.forward = forward  # type: ignore[method-assign, assignment]
-    begin = time.perf_counter()
-    engine.run()
-    seconds = time.perf_counter() - begin
+    with ExitStack() as stack:
+        if engine.graphs is not None:
+            stack.enter_context(mock.patch.object(engine, "graphs", graphs))
+        stack.enter_context(mock.patch.object(engine.decoder, "forward", forward))
+        begin = time.perf_counter()
+        engine.run()
+        seconds = time.perf_counter() - begin
     steps_s = graphs.seconds() + forward.seconds()
     generated, prompts = sum(len(request.tokens) for request in requests), sum(asked.prompt for asked in trace)
     return {
@@ -172,13 +185,33 @@ def serve_at(engine: Engine, trace: list[Asked], rate: float) -> dict[str, Any]:
     return row
 
 
+def whole(text: str) -> int:
+    """An argument that is an int from 1."""
+    if not (text.isdecimal() and int(text) >= 1):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
+    return int(text)
+
+
+def above_0(text: str) -> float:
+    """An argument that is a finite number above 0."""
+    with suppress(ValueError):
+        if 0 < float(text) < math.inf:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("trace", type=Path)
     parser.add_argument("--model", default="llama-3.1-8b", choices=NAMED)
-    parser.add_argument("--requests", type=int, default=2000)
-    parser.add_argument("--rate", type=float, nargs="*", default=[], help="requests a second, for the delays of tokens")
-    parser.add_argument("--of", type=int, default=200, help="how many requests come at these rates")
+    parser.add_argument("--requests", type=whole, default=2000)
+    parser.add_argument(
+        "--rate", type=above_0, nargs="*", default=[], help="requests a second, for the delays of tokens"
+    )
+    parser.add_argument("--of", type=whole, default=200, help="how many requests come at these rates")
+    parser.add_argument(
+        "--policy", nargs="*", default=["continuous"], choices=POLICIES, help="which requests a step serves"
+    )
     parser.add_argument("--pages", type=int, default=6000, help=f"of {PAGE} tokens, in the cache")
     parser.add_argument("--most", type=int, default=128, help="requests in a step")
     parser.add_argument("--chunk", type=int, default=2048, help="tokens in a step")
@@ -190,14 +223,18 @@ def main(arguments: list[str] | None = None) -> int:
     device, trace = devices.pick(given.device), read(given.trace, given.requests)
     decoder = weights.build(named(given.model), Random(), device, torch.bfloat16)
     setting = {"pages": given.pages, "page": PAGE, "chunk": given.chunk, "most": given.most, "share": False}
-    engine = Engine(decoder, **setting)
+    try:
+        engine = Engine(decoder, **setting)
+    except ValueError as error:
+        sys.exit(f"serve_trace.py: {error}")
     warm_up(engine, trace)
     about = {"model": given.model, "trace": given.trace.stem, "requests": len(trace)} | setting
-    rows = [
-        about | serve_at(engine, trace[: given.of], rate) | {"requests": min(given.of, len(trace))}
-        for rate in given.rate
-    ]
-    rows.insert(0, about | serve_all(engine, trace, device))
+    some, rows = trace[: given.of], list[dict[str, Any]]()
+    for policy in given.policy:
+        engine.policy = policy
+        of = about | {"policy": policy}
+        rows.append(of | serve_all(engine, trace, device))
+        rows += [of | serve_at(engine, some, rate) | {"requests": len(some)} for rate in given.rate]
     for row in rows:
         print({name: round(value, 3) if isinstance(value, float) else value for name, value in row.items()})
     if not given.dry:

@@ -1,12 +1,13 @@
-"""The measured tables of docs/decoder.md: `python analysis/make.py decoder`.
+"""The measured tables of docs/decoder.md, and its picture: `python analysis/make.py decoder`.
 
-Reads the rows of the op `decoder`, and what `benchmarks/decoder_split.py` and `serve_trace.py` wrote to benchmarks/results/;
-rewrites what is between `<!-- decoder-steps:begin -->` ..., `<!-- decoder-split:begin -->` ... and `<!-- serve-trace:begin -->`
-..."""
+Reads the rows of the op `decoder`, and what `benchmarks/decoder_split.py` and `serve_trace.py` wrote to benchmarks/results/.
+Draws docs/plots/<device>/decoder-split, and rewrites what is between `<!-- decoder-steps:begin -->` ...,
+`<!-- decoder-split:begin -->` ... and `<!-- serve-trace:begin -->` ..."""
 
 from __future__ import annotations
 
 import csv
+import os
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,7 +15,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from minfer.analysis.data.prepare import WHICH, kernel_order, on_one_clock, primary, with_problem
+from minfer.analysis.demonstrations import steps as drawn_steps
 from minfer.analysis.makers import Maker, Options
+from minfer.analysis.plots import files
 from minfer.analysis.tables.markdown import escape, significant, table_lines, update
 from minfer.rows import store
 from minfer.rows.store import Row
@@ -30,6 +33,7 @@ COLUMNS = [
     "device_kind",
     "baseline",
     "launches",
+    "workspace_bytes",
     "roof",
     "metrics",
     "steady_joules",
@@ -57,7 +61,8 @@ HEADER = [
     "Times as fast as PyTorch",
     "J/token",
 ]
-HEADER += ["Launches"]
+HEADER += ["Launches a layer", "Workspace (MB)"]
+WHICH_REQUESTS = ["Model", "Trace", "Requests", "Policy"]
 SIZES = ("hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab")
 
 
@@ -92,7 +97,7 @@ def step_lines(table: pa.Table, names: dict[tuple[int, ...], str]) -> list[str]:
         rows = [row for row in found if row["device"] == device]
         rows.sort(key=lambda row: (*problem(row, names), *kernel_order(row)[:3]))
         body = [[*problem(row, names), escape(row["kernel"]), *cells(row)] for row in rows]
-        lines += [f"**{escape(device)}**", "", *table_lines(HEADER, [":--"] * 3 + ["--:"] * 8, body), ""]
+        lines += [f"**{escape(device)}**", "", *table_lines(HEADER, [":--"] * 3 + ["--:"] * 9, body), ""]
     return lines
 
 
@@ -100,7 +105,7 @@ def cells(row: Row) -> list[str]:
     """The figures of a row, or its status."""
     regime = next((each for each in REGIMES if row.get(f"{each}_us")), None)
     if regime is None or row["status"] not in store.MEASURED:
-        return [escape(row["status"]), *["—"] * 7]
+        return [escape(row["status"]), *["—"] * 8]
     share, speedup = row[f"{regime}_percent_of_peak"], row[f"{regime}_speedup"]
     tokens = row["shape"]["batch"] * row["shape"]["new"]
     return [
@@ -109,7 +114,8 @@ def cells(row: Row) -> list[str]:
         f"{share:.1f} ({escape(row['roof'])})" if share else "—",
         f"{speedup:.3f}" if speedup and row["kernel"] != row["baseline"] else "—",
         significant(row["steady_joules"] / tokens, 3) if row["steady_joules"] else "—",
-        str(row["launches"] or "—"),
+        f"{row['launches'] / row['shape']['layers']:.1f}" if row["launches"] else "—",
+        significant(row["workspace_bytes"] / 1e6, 3) if row["workspace_bytes"] else "—",
     ]
 
 
@@ -124,12 +130,10 @@ def origin(about: Row) -> str:
 
 def split_lines(rows: list[Row]) -> list[str]:
     """A table for each step: microseconds of each operation, beside the floor."""
-    lines = [origin(rows[0]), ""]
-    steps: dict[tuple[str, int, int], list[Row]] = {}
-    for row in rows:
-        steps.setdefault((row["model"], row["batch"], row["context"]), []).append(row)
-    for (model, batch, context), each in steps.items():
-        whole = next(row for row in each if row["operation"] == "step")
+    lines = []
+    header = ["Operation", "Calls", "µs a step", "Of the step", "Floor (µs)", "Share of the floor"]
+    for each in drawn_steps.by_step(rows):
+        whole = each[-1]
         body = [
             [
                 f"`{row['operation']}`", str(row["calls"] or "—"), significant(row["us"]), f"{row['us'] / whole['us']:.1%}",
@@ -138,45 +142,61 @@ def split_lines(rows: list[Row]) -> list[str]:
             ]
             for row in each
         ]  # fmt: skip
-        header = ["Operation", "Calls", "µs a step", "Of the step", "Floor (µs)", "Share of the floor"]
-        lines += [
-            f"**{escape(model)}, batch {batch}, context {context}; memory is read at {whole['read_gbps']:.0f} GB/s**",
-            "",
-        ]
+        about = f"{escape(whole['model'])}, batch {whole['batch']}, context {whole['context']}"
+        lines += [f"**{about}; memory is read at {whole['read_gbps']:.0f} GB/s**", ""]
         lines += [*table_lines(header, [":--", *["--:"] * 5], body), ""]
     return lines
 
 
 def served_lines(rows: list[Row]) -> list[str]:
-    """What the serving loop generated a second, and how long tokens took."""
+    """What the serving loop generated a second under each policy, and how long tokens took."""
+    whole, timed = ([row for row in rows if bool(row.get("steps_s")) is of] for of in (True, False))
     lines = [origin(rows[0]), ""]
-    for row in rows:
-        what = f"{row['requests']:,} requests of {escape(row['trace'])}, {escape(row['model'])}"
-        if row.get("steps_s"):
-            share = row["steps_s"] / row["seconds"]
-            said = (
-                f"all waiting at time 0: {row['generated']:,} tokens in {row['seconds']:.1f} s, "
-                f"{row['tokens_per_s']:,.0f} tokens/s, {share:.2f} of the {row['steps_tokens_per_s']:,.0f} tokens/s that the "
-                f"{row['steps']:,} steps alone would give. {row['prompt_tokens']:,} tokens of prompts were computed; requests "
-                f"gave their pages back {row['preempted']} times"
-            )
-        else:
-            said = (
-                f"{row['rate']:g} a second: the first token comes after {row['first_p50_ms']:.0f} ms (median; "
-                f"99 %: {row['first_p99_ms']:.0f} ms), the next ones {row['between_p50_ms']:.1f} ms after each other "
-                f"(99 %: {row['between_p99_ms']:.1f} ms)"
-            )
-        lines.append(f"- {what}, {said}.")
-    return [*lines, ""]
+    if whole:
+        body = [
+            [
+                *which(row), f"{row['seconds']:.1f}", f"{row['generated']:,}", f"{row['prompt_tokens']:,}",
+                f"{row['tokens_per_s']:,.0f}", f"{row['steps']:,}", f"{row['steps_tokens_per_s']:,.0f}",
+                f"{row['steps_s'] / row['seconds']:.2f}", f"{row['preempted']:,}",
+            ]
+            for row in whole
+        ]  # fmt: skip
+        header = [
+            *WHICH_REQUESTS,
+            "Seconds",
+            "Tokens",
+            "Of prompts",
+            "Tokens/s",
+            "Steps",
+            "Tokens/s of its steps alone",
+        ]
+        header += ["Share of that", "Pages given back"]
+        lines += ["**All requests wait at time 0**", "", *table_lines(header, [":--"] * 4 + ["--:"] * 8, body), ""]
+    if timed:
+        names = ("first_p50_ms", "first_p99_ms", "between_p50_ms", "between_p99_ms")
+        body = [[*which(row), f"{row['rate']:g}", *(significant(row[name], 3) for name in names)] for row in timed]
+        header = [*WHICH_REQUESTS, "Requests/s", "First token (ms), p50", "p99", "Between tokens (ms), p50", "p99"]
+        lines += ["**Requests come at a rate**", "", *table_lines(header, [":--"] * 4 + ["--:"] * 5, body), ""]
+    return lines
+
+
+def which(row: Row) -> list[str]:
+    return [escape(row["model"]), escape(row["trace"]), f"{row['requests']:,}", f"`{row['policy']}`"]
 
 
 def write(table: pa.Table, options: Options) -> list[str]:
+    pictures, split = {}, list[str]()
+    to_plots = Path(os.path.relpath(options.plots, options.docs)).as_posix()
+    for rows in read(options.benchmarks, SPLIT):
+        where = f"{store.slug(rows[0]['device'])}/{SPLIT}"
+        made = pictures[options.plots / where] = drawn_steps.split(rows, rows[0]["device"])
+        split += [origin(rows[0]), "", files.shown(f"{to_plots}/{where}", made.about), "", *split_lines(rows)]
     texts = {
         STEPS: step_lines(table, models(options.sources)),
-        SPLIT: [line for rows in read(options.benchmarks, SPLIT) for line in split_lines(rows)],
+        SPLIT: split,
         SERVED: [line for rows in read(options.benchmarks, SERVED) for line in served_lines(rows)],
     }
-    problems = []
+    problems = files.bring_up_to_date(pictures, options.plots, SPLIT, COMMAND, options.check)
     for name, lines in texts.items():
         body = "\n".join(lines) or f"Nothing was measured yet: `{SCRIPTS[name]}` does it.\n"
         if wrong := update(options.docs / "decoder.md", name, body, COMMAND, options.check):

@@ -106,8 +106,9 @@ def rule_of(kernel: Kernel) -> Rule | None:
 
 
 def with_entries(name: str, arch: str) -> list[Kernel]:
-    """The kernels of the op `name` that have entries and build for `arch`. If `arch` is empty, those for the CPU."""
-    kernels = [kernel for kernel in get(name).kernels.values() if kernel.entries]
+    """The kernels of the op `name` that have entries, or are called early, and build for `arch`. If `arch` is empty, those for
+    the CPU."""
+    kernels = [kernel for kernel in get(name).kernels.values() if kernel.entries or kernel.early]
     return [x for x in kernels if (x.backend == "cuda" and x.builds_for(arch) if arch else x.backend == "cpp")]
 
 

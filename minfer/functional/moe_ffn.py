@@ -76,7 +76,9 @@ def _moe_ffn(
     if offsets is None or order is None:
         offsets = counts(indices, experts).cumsum(0, dtype=torch.int32)
         order = sorted_slots(indices, experts).int()
-    if ffn == 1:  # Triton compiles an argument of 1 as a constant, which triton_grouped does not take: a column of zeros more
+    if (
+        ffn == 1
+    ):  # Triton compiles an argument of 1 as a constant, which triton_grouped does not take: a column of zeros more
         gate_up, down, ffn = F.pad(gate_up.unflatten(1, (2, 1)), (0, 0, 0, 1)).flatten(1, 2), F.pad(down, (0, 1)), 2
     routing = (t.contiguous() for t in (weights, indices, offsets, order))
     stacks = (library.readable(stack).contiguous() for stack in (gate_up, down))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ import torch
 from minfer.models.config import Config
 
 Tensor = torch.Tensor
+ALIGNED = 16  # bytes
 
 
 @dataclass(frozen=True)
@@ -37,66 +39,83 @@ class Batch:
     of_q: Tensor  # (pieces + 1,) int32: cumulative tokens
     of_kv: Tensor  # (pieces + 1,) int32: cumulative keys
     spans: list[tuple[int, int]]  # tokens and keys of each
+    packed: Tensor | None = None  # all of these tensors as bytes, where they lie in one buffer
 
     @property
     def single(self) -> int:
         return len(self.lengths)
 
 
-def batch(pieces: Sequence[Piece], page: int, device: torch.device | str) -> Batch:
-    """The tensors of a step. Raises ValueError where a piece of one token comes after a longer one, or pages are too few."""
+def batch(pieces: Sequence[Piece], page: int, device: torch.device | str, rows: int = 0, width: int = 0) -> Batch:
+    """The tensors of a step. Pieces of one token alone can be padded to `rows` rows, and their table to `width` pages. Rows
+    that were added have no keys, and their own keys are not kept. All tensors are sent to the device in one copy, and the host
+    does not wait for it. Raises ValueError where a piece of one token comes after a longer one, or pages are too few."""
     single = sum(len(piece.tokens) == 1 for piece in pieces)
     if any(len(piece.tokens) != 1 for piece in pieces[:single]):
         raise ValueError("a batch takes pieces of one token first")
-    ids: list[int] = []
-    positions: list[int] = []
-    where: list[int] = []
-    last: list[int] = []
+    ids, where, last, keys = (array("q") for _ in range(4))
+    positions, lengths, of_q, of_kv = (array("i", start) for start in ((), (), (0,), (0,)))
+    spans: list[tuple[int, int]] = []
     for piece in pieces:
         count, end = len(piece.tokens), piece.start + len(piece.tokens)
         if not count or end > page * len(piece.pages):
             raise ValueError(
                 f"a piece of {count} tokens from {piece.start} does not fit {len(piece.pages)} pages of {page}"
             )
-        ids += piece.tokens
-        positions += range(piece.start, end)
-        where += _slots(piece.pages, page, piece.start, end)
+        ids.extend(piece.tokens)
+        positions.extend(range(piece.start, end))
+        _add_slots(where, piece.pages, page, piece.start, end)
         last.append(len(ids) - 1)
-    keys, spans = [], []
     for piece in pieces[single:]:
         end = piece.start + len(piece.tokens)
-        keys += _slots(piece.pages, page, 0, end)
+        _add_slots(keys, piece.pages, page, 0, end)
         spans.append((len(piece.tokens), end))
-    lengths = [piece.start + 1 for piece in pieces[:single]]
-    used = [list(piece.pages[: -(-length // page)]) for piece, length in zip(pieces, lengths, strict=False)]
-    width = max(map(len, used), default=0)
-
-    def whole(values: list[int] | list[list[int]], dtype: torch.dtype = torch.int64) -> Tensor:
-        return torch.tensor(values, dtype=dtype, device=device)
-
-    return Batch(
-        whole(ids),
-        whole(positions, torch.int32),
-        whole(where),
-        whole(lengths, torch.int32),
-        whole([row + [0] * (width - len(row)) for row in used], torch.int32).view(single, width),
-        whole(last),
-        whole(keys),
-        whole(_sums([queries for queries, _ in spans]), torch.int32),
-        whole(_sums([seen for _, seen in spans]), torch.int32),
-        spans,
-    )
+        of_q.append(of_q[-1] + spans[-1][0])
+        of_kv.append(of_kv[-1] + end)
+    lengths.extend(piece.start + 1 for piece in pieces[:single])
+    used = [array("i", piece.pages[: -(-length // page)]) for piece, length in zip(pieces, lengths, strict=False)]
+    width = max(width, max(map(len, used), default=0))
+    if (padding := rows - single) > 0:
+        for values, value in ((ids, 0), (where, -1), (positions, 0), (lengths, 0)):
+            values.extend([value] * padding)
+        last.extend(range(single, rows))
+        used += [array("i")] * padding
+    table = array("i", b"".join(row.tobytes().ljust(4 * width, b"\0") for row in used))
+    return send((ids, positions, where, lengths, table, last, keys, of_q, of_kv), spans, width, device)
 
 
-def _slots(pages: Sequence[int], page: int, start: int, end: int) -> list[int]:
-    return [pages[j // page] * page + j % page for j in range(start, end)]
+def send(values: Sequence[array[int]], spans: list[tuple[int, int]], width: int, device: torch.device | str) -> Batch:
+    """A batch of these values, in the order of its fields, in one buffer on the device. Each tensor starts at a multiple of
+    ALIGNED bytes, as kernels like it."""
+    texts = [each.tobytes() for each in values]
+    packed = on_device(torch.frombuffer(bytearray().join(map(_aligned, texts)), dtype=torch.uint8), device)
+    tensors, start = [], 0
+    for each, text in zip(values, texts, strict=True):
+        part = packed[start : start + len(text)]
+        tensors.append(part.view(torch.int64 if each.typecode == "q" else torch.int32))
+        start += len(_aligned(text))
+    ids, positions, where, lengths, table, last, keys, of_q, of_kv = tensors
+    table = table.view(len(lengths), width)
+    return Batch(ids, positions, where, lengths, table, last, keys, of_q, of_kv, spans, packed)
 
 
-def _sums(counts: list[int]) -> list[int]:
-    sums = [0]
-    for count in counts:
-        sums.append(sums[-1] + count)
-    return sums
+def on_device(values: Tensor, device: torch.device | str) -> Tensor:
+    """Values of the host on the device. A GPU copies them when it comes to it, and the host goes on."""
+    if torch.device(device).type == "cpu":
+        return values
+    return values.pin_memory().to(device, non_blocking=True)
+
+
+def _aligned(text: bytes) -> bytes:
+    return text.ljust(len(text) + -len(text) % ALIGNED, b"\0")
+
+
+def _add_slots(to: array[int], pages: Sequence[int], page: int, start: int, end: int) -> None:
+    """The places of positions [start, end) of a sequence."""
+    while start < end:
+        first, upto = pages[start // page] * page + start % page, min(end, start - start % page + page)
+        to.extend(range(first, first + upto - start))
+        start = upto
 
 
 def cache(

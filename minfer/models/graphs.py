@@ -3,11 +3,11 @@ kernels."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
-from minfer.models.batch import Batch
+from minfer.models.batch import Batch, Piece, batch
 from minfer.models.model import Decoder
 
 Tensor = torch.Tensor
@@ -30,46 +30,29 @@ class Graphs:
     that pad a batch to its bucket have no keys, and their own keys are not written. On a CPU the same padded step runs without
     a graph."""
 
-    def __init__(self, decoder: Decoder, cache: list[tuple[Tensor, ...]], most: int, widest: int) -> None:
-        """For at most `most` sequences of at most `widest` pages."""
+    def __init__(self, decoder: Decoder, cache: list[tuple[Tensor, ...]]) -> None:
         self.decoder, self.cache = decoder, cache
-        rows, width = bucket(most), bucket(widest)
+        # By rows and pages: the tensors that a graph reads, and its replay.
+        self.captured: dict[tuple[int, int], tuple[Batch, Callable[[], Tensor]]] = {}
 
-        def whole(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
-            return torch.zeros(shape, dtype=dtype, device=decoder.device)
+    def batch(self, pieces: Sequence[Piece], page: int) -> Batch:
+        """A batch of single tokens, padded to its bucket."""
+        width = max(-(-(piece.start + 1) // page) for piece in pieces)
+        return batch(pieces, page, self.decoder.device, bucket(len(pieces)), bucket(width))
 
-        wide = torch.int64
-        self.ids, self.positions, self.where = whole(rows, dtype=wide), whole(rows), whole(rows, dtype=wide)
-        self.lengths, self.tables = whole(rows), whole(rows * width)
-        self.last = torch.arange(rows, device=decoder.device)
-        self.captured: dict[tuple[int, int], Callable[[], Tensor]] = {}
-
-    def __call__(self, batch: Batch) -> Tensor:
-        """What `Decoder.forward` gives for a batch of single tokens; it is overwritten by the next call."""
-        count, width = batch.table.shape
-        rows, pages = bucket(count), bucket(width)
-        step = self._batch(rows, pages)
-        for static, given, rest in (
-            (step.ids, batch.ids, 0),
-            (step.positions, batch.positions, 0),
-            (step.where, batch.where, -1),
-            (step.lengths, batch.lengths, 0),
-        ):
-            static[:count].copy_(given)
-            static[count:].fill_(rest)
-        step.table.zero_()[:count, :width].copy_(batch.table)
-        if (rows, pages) not in self.captured:
-            self.captured[rows, pages] = self._capture(step)
-        return self.captured[rows, pages]()[:count]
-
-    def _batch(self, rows: int, pages: int) -> Batch:
-        """The first rows of the tensors that graphs read."""
-        nothing = self.last[:0]
-        table = self.tables[: rows * pages].view(rows, pages)
-        return Batch(
-            self.ids[:rows], self.positions[:rows], self.where[:rows], self.lengths[:rows], table, self.last[:rows],
-            nothing, nothing, nothing, [],
-        )  # fmt: skip
+    def __call__(self, step: Batch) -> Tensor:
+        """What `Decoder.forward` gives for a batch of `Graphs.batch`; it is overwritten by the next call."""
+        rows, width = step.table.shape
+        if (rows, width) not in self.captured:
+            self.captured[rows, width] = (
+                step,
+                self._capture(step),
+            )  # the graph reads the tensors of the first such batch
+        static, replay = self.captured[rows, width]
+        if static is not step:
+            assert static.packed is not None and step.packed is not None
+            static.packed.copy_(step.packed)
+        return replay()
 
     def _capture(self, step: Batch) -> Callable[[], Tensor]:
         def run() -> Tensor:

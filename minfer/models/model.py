@@ -14,13 +14,12 @@ import torch
 import torch.nn.functional as F
 
 from minfer.functional.attention import DIMS, attention
-from minfer.functional.decode_attention import PAGES, decode_attention
+from minfer.functional.decode_attention import PAGES
+from minfer.functional.early import decode_attention, matmul, rms_norm, swiglu, takes
 from minfer.functional.embedding import embedding
-from minfer.functional.hgemm import matmul
 from minfer.functional.mla_decode import mla_decode
 from minfer.functional.moe_ffn import moe_ffn
 from minfer.functional.moe_route import moe_route
-from minfer.functional.norms import rms_norm
 from minfer.functional.quantised import quant_gemm
 from minfer.functional.rope import rope_
 from minfer.functional.rope_append import rope_append
@@ -43,6 +42,10 @@ class Linear:
     bias: Tensor | None = None
     format: str = ""
     scales: Tensor | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        return self.bias is None and not self.format
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.format:
@@ -201,6 +204,8 @@ class Dense:
     activation: str
 
     def __call__(self, h: Tensor) -> Tensor:
+        if self.activation == "silu" and isinstance(self.gate_up, Linear) and self.gate_up.is_plain and takes(h):
+            return self.down(swiglu(h, *(half.t() for half in self.gate_up.weight.chunk(2))))
         gate, up = self.gate_up(h).chunk(2, -1)
         return self.down(ACTIVATIONS[self.activation](gate, up))
 

@@ -15,11 +15,16 @@ from dataclasses import dataclass, field
 import torch
 
 from minfer.functional.decode_attention import PAGES
-from minfer.models.batch import Piece, batch
+from minfer.models.batch import Batch, Piece, batch, on_device
 from minfer.models.batch import cache as new_cache
 from minfer.models.graphs import Graphs, can_be_captured
 from minfer.models.model import Decoder
 from minfer.models.pages import Pages
+
+# Which requests a step serves: those that generate, and chunks of prompts beside them; or no prompts beside them, and prompts
+# first; or a batch of requests to its end before the next ones begin.
+POLICIES = ("continuous", "prompts_first", "batch_by_batch")
+UNKNOWN = 0  # stands for a token that the host does not know yet
 
 
 class RequestError(ValueError):
@@ -83,10 +88,19 @@ class Request:
         return len(self.text) - self.computed
 
 
+@dataclass
+class Step:
+    """How many tokens each request computes in a step, and the step's tensors; `replayed`: by a graph."""
+
+    plan: list[tuple[Request, int]]
+    batch: Batch
+    replayed: bool
+
+
 class Engine:
     """Serves requests with a decoder and a cache of `pages` pages of `page` tokens. A step computes at most `chunk` tokens, of
-    at most `most` requests. `share` lets requests use the pages of others that began with the same text. `graphs` replays
-    steps without prompts as CUDA graphs: by default on a GPU, where that is possible. Raises
+    at most `most` requests, which a policy of POLICIES chooses. `share` lets requests use the pages of others that began with
+    the same text. `graphs` replays steps without prompts as CUDA graphs: by default on a GPU, where that is possible. Raises
     ValueError for sizes that do not fit."""
 
     def __init__(
@@ -98,20 +112,24 @@ class Engine:
         most: int = 64,
         share: bool = True,
         graphs: bool | None = None,
+        policy: str = "continuous",
     ) -> None:
         if page not in PAGES:
             raise ValueError(f"an engine takes pages of {' or '.join(map(str, PAGES))} tokens, got {page}")
         if pages < 1 or not 1 <= most <= chunk:
             raise ValueError(f"an engine takes pages from 1 and most from 1 to chunk, got {pages=}, {most=}, {chunk=}")
-        self.decoder, self.chunk, self.most = decoder, chunk, most
+        if policy not in POLICIES:
+            raise ValueError(f"an engine takes a policy of {', '.join(POLICIES)}, got {policy!r}")
+        self.decoder, self.chunk, self.most, self.policy = decoder, chunk, most, policy
         self.pages = Pages(pages, page, share)
         self.cache = new_cache(decoder.config, pages, page, decoder.device, decoder.dtype)
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # oldest first
         self.longest = min(decoder.config.longest, pages * page)
+        self.next: Step | None = None  # made while the device computes
         self.graphs: Graphs | None = None
         if graphs if graphs is not None else decoder.device.type == "cuda" and can_be_captured(decoder):
-            self.graphs = Graphs(decoder, self.cache, most, -(-self.longest // page))
+            self.graphs = Graphs(decoder, self.cache)
 
     def submit(self, prompt: Sequence[int], sampling: Sampling = Sampling()) -> Request:
         """Add a request. One that cannot be served is returned done, with a sentence as its error."""
@@ -120,6 +138,7 @@ class Engine:
         request.done = bool(request.error)
         if not request.done:
             self.waiting.append(request)
+            self.next = None  # it may be part of the next step
         return request
 
     def _mistake(self, request: Request) -> str:
@@ -161,35 +180,82 @@ class Engine:
         """End a request, if it has not ended, with the tokens that it has."""
         if request in self.running:
             self._stop(request)
+            self.next = None
         elif request in self.waiting:
             self.waiting.remove(request)
         request.done = True
 
     def step(self) -> bool:
-        """Compute the next tokens, and choose one for each request whose text is computed. False where nothing is left."""
-        plan = self._plan()
-        if not plan:
+        """Compute the next tokens, and choose one for each request whose text is computed. False where nothing is left.
+
+        The next step is planned, and its tensors are made, while the device computes this one."""
+        step, self.next = self.next or self._prepare(self._plan()), None
+        if step is None:
             return False
-        plan.sort(key=lambda part: part[1] > 1)
-        pieces = [Piece(r.text[r.computed : r.computed + count], r.computed, r.pages) for r, count in plan]
-        step = batch(pieces, self.pages.page, self.decoder.device)
-        only_single = step.single == len(pieces)
-        logits = self.graphs(step) if self.graphs and only_single else self.decoder.forward(step, self.cache)
+        if self.graphs is not None and step.replayed:
+            logits = self.graphs(step.batch)
+        else:
+            logits = self.decoder.forward(step.batch, self.cache)
         ready = []
-        for row, (request, count) in enumerate(plan):
+        for row, (request, count) in enumerate(step.plan):
             request.computed += count
             self._keep_pages(request)
             if not request.left:
                 ready.append((row, request))
-        for request, token in self._choose(logits, ready):
+        if ready:
+            tokens = self._choose(logits, ready)
+            self._look_ahead([request for _, request in ready], tokens)
+            self._take([request for _, request in ready], tokens.tolist())
+        return True
+
+    def _prepare(self, plan: list[tuple[Request, int]]) -> Step | None:
+        """The tensors of a step that computes so many tokens of each request."""
+        if not plan:
+            return None
+        plan.sort(key=lambda part: part[1] > 1)
+        pieces = [Piece(r.text[r.computed : r.computed + count], r.computed, r.pages) for r, count in plan]
+        replayed = self.graphs is not None and plan[-1][1] == 1
+        page, device = self.pages.page, self.decoder.device
+        made = self.graphs.batch(pieces, page) if self.graphs and replayed else batch(pieces, page, device)
+        return Step(plan, made, replayed)
+
+    def _look_ahead(self, ready: list[Request], tokens: torch.Tensor) -> None:
+        """Prepare the next step before the host knows the tokens of this one, which are on the device. Nothing is prepared if a
+        request would have to give its pages back. If a token ends its request's answer, `_take` drops the step; its requests
+        keep the pages that they have got."""
+        for request in ready:
+            request.text.append(UNKNOWN)
+            if len(request.tokens) + 1 == request.sampling.max_tokens:
+                self._stop(request)
+        if not self._have_room():
+            return
+        self.next = self._prepare(self._plan())
+        place = {request: i for i, request in enumerate(ready)}
+        plan = self.next.plan if self.next else []
+        rows = [(row, place[request]) for row, (request, _) in enumerate(plan) if request in place]
+        if self.next and rows:  # they have one token each, so they come first, and a row is the place of its token
+            to, of = on_device(torch.tensor(rows).t().contiguous(), tokens.device)
+            self.next.batch.ids.index_copy_(0, to, tokens[of].long())
+
+    def _have_room(self) -> bool:
+        """Whether there are pages for all tokens that the running requests can compute in the next step."""
+        page, budget = self.pages.page, self.chunk
+        wanted = (-(-(r.computed + min(r.left, budget)) // page) - len(r.pages) for r in self.running)
+        return sum(max(0, each) for each in wanted) <= self.pages.free
+
+    def _take(self, requests: list[Request], tokens: list[int]) -> None:
+        """Give each request its token. Those that have all their tokens end."""
+        for request, token in zip(requests, tokens, strict=True):
+            request.text.pop()  # UNKNOWN
             stop = self.decoder.config.stop if request.sampling.stop is None else request.sampling.stop
             if token not in stop:
                 request.tokens.append(token)
                 request.text.append(token)
             if token in stop or len(request.tokens) == request.sampling.max_tokens:
                 request.done = True
-                self._stop(request)
-        return True
+                if request in self.running:
+                    self._stop(request)
+                    self.next = None
 
     def _plan(self) -> list[tuple[Request, int]]:
         """How many tokens each request computes in the next step. The requests have pages for these tokens."""
@@ -200,11 +266,13 @@ class Engine:
             if request in self.running and count and self._make_room(request, count, plan):
                 plan[request] = count
                 budget -= count
-        while self.waiting and budget and len(self.running) < self.most and self._admit(self.waiting[0]):
+        joins = self.policy != "batch_by_batch" or not self.running
+        while joins and self.waiting and budget and len(self.running) < self.most and self._admit(self.waiting[0]):
             request = self.waiting.popleft()
             plan[request] = min(request.left, budget)
             budget -= plan[request]
-        return list(plan.items())
+        prompts = [part for part in plan.items() if part[0].left > 1]
+        return prompts if prompts and self.policy == "prompts_first" else list(plan.items())
 
     def _admit(self, request: Request) -> bool:
         """Start a request if there are pages for all of its text and the next token."""
@@ -250,16 +318,15 @@ class Engine:
         for number, key in zip(request.pages[known:], request.keys[known:], strict=False):
             self.pages.keep(number, key)
 
-    def _choose(self, logits: torch.Tensor, ready: list[tuple[int, Request]]) -> list[tuple[Request, int]]:
+    def _choose(self, logits: torch.Tensor, ready: list[tuple[int, Request]]) -> torch.Tensor:
         """A token for each request, by its row of logits: one launch, whatever their settings are."""
-        if not ready:
-            return []
-        requests = [request for _, request in ready]
-        settings = [request.sampling for request in requests]
-        draws = [r.random.getrandbits(24) / 2**24 if r.sampling.temperature else 0.0 for r in requests]
+        settings = [request.sampling for _, request in ready]
+        draws = [r.random.getrandbits(24) / 2**24 if r.sampling.temperature else 0.0 for _, r in ready]
         floats = [draws, *([getattr(x, name) for x in settings] for name in ("temperature", "top_p", "min_p"))]
-        u, temperature, top_p, min_p = torch.tensor(floats, dtype=torch.float32, device=logits.device)
-        whole = [[row for row, _ in ready], [min(x.top_k, logits.shape[1]) for x in settings]]
-        rows, top_k = torch.tensor(whole, dtype=torch.int32, device=logits.device)
-        tokens = torch.ops.minfer.sample_rows.default(logits[rows], u, temperature, top_k, top_p, min_p)
-        return list(zip(requests, tokens.tolist(), strict=True))
+        u, temperature, top_p, min_p = on_device(torch.tensor(floats, dtype=torch.float32), logits.device)
+        rows = [row for row, _ in ready]
+        whole = [rows, [min(x.top_k, logits.shape[1]) for x in settings]]
+        places, top_k = on_device(torch.tensor(whole, dtype=torch.int32), logits.device)
+        chosen = logits[: len(rows)] if rows == list(range(len(rows))) else logits[places]
+        found: torch.Tensor = torch.ops.minfer.sample_rows.default(chosen, u, temperature, top_k, top_p, min_p)
+        return found

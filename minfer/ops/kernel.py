@@ -55,6 +55,7 @@ class Kernel:
     least_measured: str = ""  # an axis: the kernel is not chosen where it is shorter than in all of its measurements
     preferred: str = ""  # a rule of `minfer.ops.preferred`: it is taken where that holds and nothing was measured
     entries: tuple[str, ...] = ()  # further torch ops that it registers, named as its own with `_<entry>` behind
+    early: bool = False  # `minfer.functional.early` calls it; if it has an entry, its first one
 
     @property
     def devices(self) -> tuple[str, ...]:

@@ -23,7 +23,12 @@ def timed(kernel: str, us: float, new: int = 1, **values: Any) -> store.Row:
     name = ",".join(f"{axis}={size}" for axis, size in shape.items())
     made = row(kernel, us, f"bfloat16//{name}", op="decoder", dtype="bfloat16", params={}, shape=shape, launches=389)
     more = {"steady_rate": 1e6 / us, "steady_gbps": 15e6 / us, "steady_percent_of_peak": 80.0, "roof": "read_gbps"}
-    return made | {"steady_speedup": 7000 / us, "steady_baseline_us": 7000.0, "steady_joules": 4.0} | more | values
+    return (
+        made
+        | {"steady_speedup": 7000 / us, "steady_baseline_us": 7000.0, "workspace_bytes": 2e6, "steady_joules": 4.0}
+        | more
+        | values
+    )
 
 
 def made(folder: Path, *rows: store.Row, **files: list[dict[str, Any]]) -> str:
@@ -42,6 +47,7 @@ def made(folder: Path, *rows: store.Row, **files: list[dict[str, Any]]) -> str:
         "readme": work.readme,
         "sources": folder / "ops",
         "benchmarks": folder / "measured",
+        "plots": folder / "docs" / "plots",
     }
     words = [word for name, place in places.items() for word in (f"--{name}", str(place))]
     assert make.main(["decoder", *map(str, paths), *words]) == 0
@@ -54,7 +60,7 @@ def test_a_line_for_each_problem_and_kernel(tmp_path: Path) -> None:
     lines = [line for line in text.splitlines() if "decode, batch 1, context 1024" in line]
     assert ["| torch |" in lines[0], "| minfer |" in lines[1], "| wrong |" in lines[2]] == [True] * 3
     assert lines[1].startswith("| Llama-3.1-8B | decode, batch 1, context 1024 | minfer | 6.000 | 166.7 | 2500 |")
-    assert "| 80.0 (read_gbps) | 1.167 | 4.00 | 389 |" in lines[1]
+    assert "| 80.0 (read_gbps) | 1.167 | 4.00 | 12.2 | 2.00 |" in lines[1]
 
 
 def test_a_prompts_energy_is_divided_by_its_tokens(tmp_path: Path) -> None:
@@ -74,21 +80,20 @@ def test_a_step_is_shown_by_operation(tmp_path: Path) -> None:
     assert "**llama-3.1-8b, batch 1, context 1024; memory is read at 3000 GB/s**" in text
     assert "| `qkv` | 32 | 640.0 | 10.0% | 512.0 | 0.80 |" in text
     assert "| `rope_` | 32 | 76.00 | 1.2% | — | — |" in text
+    assert "](plots/nvidia-some/decoder-split.svg)" in text
+    assert "qkv" in (tmp_path / "docs" / "plots" / "nvidia-some" / "decoder-split.svg").read_text()
 
 
-def test_serving_is_told_in_sentences(tmp_path: Path) -> None:
+def test_serving_is_told_by_policy(tmp_path: Path) -> None:
     of = ABOUT | {"requests": 2000, "trace": "conv", "model": "llama-3.1-8b", "generated": 1000, "seconds": 10.0}
     whole = {"steps_s": 9.0, "steps": 50, "tokens_per_s": 100.0, "steps_tokens_per_s": 111.1, "prompt_tokens": 5}
     at_rate = {"rate": 5.0, "first_p50_ms": 90.0, "first_p99_ms": 200.0, "between_p50_ms": 9.0, "between_p99_ms": 30.0}
-    text = made(
-        tmp_path,
-        serve_trace=[of | whole | {"preempted": 0} | dict.fromkeys(at_rate), of | dict.fromkeys(whole) | at_rate],
-    )
-    assert (
-        "2,000 requests of conv, llama-3.1-8b, all waiting at time 0: 1,000 tokens in 10.0 s, 100 tokens/s, 0.90 of the 111"
-        in text
-    )
-    assert "5 a second: the first token comes after 90 ms (median; 99 %: 200 ms)" in text
+    rows = [of | whole | {"preempted": 0} | dict.fromkeys(at_rate), of | dict.fromkeys(whole) | at_rate]
+    text = made(tmp_path, serve_trace=[row | {"policy": policy} for policy in ("one", "two") for row in rows])
+    for policy in ("one", "two"):
+        about = f"| llama-3.1-8b | conv | 2,000 | `{policy}` |"
+        assert f"{about} 10.0 | 1,000 | 5 | 100 | 50 | 111 | 0.90 | 0 |" in text
+        assert f"{about} 5 | 90.0 | 200 | 9.00 | 30.0 |" in text
 
 
 def test_what_was_not_measured_says_how_to(tmp_path: Path) -> None:

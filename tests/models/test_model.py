@@ -78,7 +78,7 @@ def changed(part: str, **other: object) -> object:
 PARTS = {
     "rope scaling of llama": ("llama", changed("attention", angles=Rotary(64, 5e5).tables(512, "cpu"))),
     "biases": ("qwen2", lambda decoder: [layer.attention.qkv.bias.zero_() for layer in decoder.layers] and decoder),
-    "norms of q and k": ("qwen3", changed("attention", q_norm=None)),
+    "norms of q and k": ("qwen3", changed("attention", q_norm=None, k_norm=None)),
     "window": ("mistral", with_scores(window=0)),
     "cap of scores": ("gemma2", with_scores(softcap=0.0)),
     "scale of scores": ("gemma2", with_scores(scale=64**-0.5)),

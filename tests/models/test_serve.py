@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 
 from minfer.models.model import Decoder
 from minfer.models.pages import Pages
-from minfer.models.serve import Engine, Request, RequestError, Sampling
+from minfer.models.serve import POLICIES, Engine, Request, RequestError, Sampling
 from tests.models import tiny
 
 Asked = tuple[list[int], Sampling]
@@ -67,6 +68,24 @@ def test_requests_that_give_their_pages_back_get_the_same_tokens(share):
     requests, _ = serve(asked, pages=8, share=share)
     assert sum(request.preempted for request in requests) > 0
     assert [request.tokens for request in requests] == alone(asked)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_each_policy_gives_the_same_tokens(policy):
+    asked = draw(9, seed=31, longest=60)
+    engine = Engine(decoder(), pages=200, page=16, chunk=32, most=4, policy=policy)
+    requests, mixed, joined = [engine.submit(*each) for each in asked], False, False
+    while plan := (engine.next or engine._prepare(engine._plan())):
+        engine.next = plan
+        counts = [request.left > 1 for request, _ in plan.plan]
+        mixed |= len(set(counts)) > 1
+        joined |= any(r.computed and len(r.tokens) for r in engine.running) and any(
+            not r.computed for r in engine.running
+        )
+        engine.step()
+    assert [request.tokens for request in requests] == alone(asked)
+    assert mixed == (policy != "prompts_first")
+    assert joined == (policy != "batch_by_batch")
 
 
 def test_the_beginning_of_a_text_is_computed_once():
@@ -156,6 +175,7 @@ def test_a_bad_request_gets_a_sentence_and_the_others_go_on():
         ({"page": 32}, "pages of 16 or 64 or 256 tokens, got 32"),
         ({"most": 0}, "most from 1"),
         ({"chunk": 3}, "to chunk"),
+        ({"policy": "fair"}, "a policy of continuous, prompts_first, batch_by_batch, got 'fair'"),
     ],
 )
 def test_an_engine_refuses_sizes(sizes, message):
@@ -185,6 +205,28 @@ def test_a_stop_token_ends_an_answer_and_is_no_part_of_it():
     stop = tokens[4]
     (request,), _ = serve([(prompt, Sampling(10, stop=(stop,)))])
     assert request.tokens == tokens[: tokens.index(stop)]
+
+
+def test_a_step_that_was_prepared_too_early_is_prepared_again():
+    """The next step is prepared before its tokens are known. Here stop tokens end answers, and requests come and go."""
+    asked = draw(12, seed=21, longest=60, most=14)
+    whole = alone(asked)
+    stops = [(tokens[len(tokens) // 2],) if i % 2 else () for i, tokens in enumerate(whole)]
+    ended = [tokens[: tokens.index(stop[0])] if stop else tokens for tokens, stop in zip(whole, stops, strict=True)]
+    for pages in (200, 8):
+        engine = Engine(decoder(), pages=pages, page=16, chunk=64, most=8, graphs=True)
+        requests, cancelled, prepared = [], [], 0
+        for (prompt, sampling), stop in zip(asked, stops, strict=True):
+            requests.append(engine.submit(prompt, replace(sampling, stop=stop)))
+            cancelled.append(engine.submit(prompt, sampling))
+            prepared += engine.step() and engine.next is not None
+            engine.step()
+            engine.cancel(cancelled[-1])
+        engine.run()
+        assert [request.tokens for request in requests] == ended
+        for request, tokens in zip(cancelled, whole, strict=True):
+            assert request.done and request.tokens == tokens[: len(request.tokens)]
+        assert prepared and engine.pages.free == pages
 
 
 def test_pages_are_given_to_one_text_each_and_found_by_their_text():

@@ -154,5 +154,5 @@ def test_a_composed_functions_fingerprint_is_of_its_ops_and_modules() -> None:
 
 def test_kernels_that_the_model_may_choose_are_built_ahead() -> None:
     needed = needed_by(OP.kernels["minfer"], "sm_90a")
-    assert {"hgemm", "decode_attention", "rope"} <= {kernel.op for kernel in needed if kernel.needs_build}
+    assert {"hgemm", "decode_attention", "rope_append"} <= {kernel.op for kernel in needed if kernel.needs_build}
     assert needed_by(OP.kernels["torch"], "sm_90a") == [OP.kernels["torch"]]

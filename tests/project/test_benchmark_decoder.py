@@ -12,7 +12,7 @@ from minfer import ops
 from minfer.bench.operands import Operands
 from minfer.models import weights
 from minfer.models.named import named
-from minfer.models.serve import Engine
+from minfer.models.serve import POLICIES, Engine
 from minfer.models.sources import Random
 
 CPU = torch.device("cpu")
@@ -38,10 +38,10 @@ def test_a_trace_is_served(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     path = tmp_path / "trace.csv"
     path.write_text(TRACE)
     assert serve_trace.read(path, 2) == [serve_trace.Asked(30, 2), serve_trace.Asked(70, 3)]
-    words = [str(path), "--model", "tiny", "--device", "cpu", "--dry", "--rate", "1000"]
+    words = [str(path), "--model", "tiny", "--device", "cpu", "--dry", "--rate", "1000", "--policy", *POLICIES]
     assert serve_trace.main([*words, "--pages", "20", "--most", "2", "--chunk", "64"]) == 0
     said = capsys.readouterr().out
-    assert "'generated': 6" in said
+    assert said.count("'generated': 6") == 6
     assert "first_p99_ms" in said
 
 
@@ -52,7 +52,30 @@ def test_every_bucket_of_a_trace_is_captured_before_it_is_served() -> None:
     assert engine.graphs is not None
     assert engine.graphs.captured.keys() == {(rows, width) for rows in (1, 2, 4) for width in (1, 2, 4)}
     assert serve_trace.serve_all(engine, [serve_trace.Asked(100, 30), serve_trace.Asked(5, 2)], CPU)["generated"] == 32
-    assert len(engine.graphs.function.captured) == 9
+    assert len(engine.graphs.captured) == 9
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["--rate", "0"], "'0' is not a number above 0"),
+        (["--requests", "none"], "'none' is not a whole number from 1"),
+        (["--policy", "fair"], "invalid choice: 'fair'"),
+    ],
+)
+def test_arguments_that_are_no_numbers_are_refused(
+    words: list[str], error: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        serve_trace.main([str(tmp_path), "--device", "cpu", *words])
+    assert error in capsys.readouterr().err
+
+
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "trace.csv").write_bytes(bytes(range(256)))
+    for path in (tmp_path / "none.csv", tmp_path / "trace.csv", tmp_path):
+        with pytest.raises(SystemExit, match=r"cannot be read as a trace: .*\w"):
+            serve_trace.read(path, 5)
 
 
 @pytest.mark.parametrize(

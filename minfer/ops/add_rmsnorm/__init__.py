@@ -151,5 +151,12 @@ op.peer("liger", liger, package="liger_kernel", returns=(0, 1), dtypes=ALL)
 op.peer("quack", quack, package="quack", returns=(0, 1), dtypes=HALVES, requires=VECTORS)
 op.cuda("v01_naive.cu", dtypes=ALL)
 op.cuda("v02_vectors.cu", dtypes=ALL, requires=VECTORS)
+op.cuda(
+    "v03_early.cu",
+    archs="sm_90a",
+    dtypes=ALL,
+    requires=lambda case: VECTORS(case) or ("takes hidden up to 16384" if case["hidden"] > 16384 else None),
+    early=True,
+)
 op.triton("triton_rows.py", dtypes=ALL)
 op.cpp("cpu_vectors.cpp", dtypes=ALL)

@@ -255,7 +255,7 @@ op.sizes = {
 
 # The ops whose functions `minfer.models.model` calls for a decoder of this kind.
 COMPOSES = (
-    "add_rmsnorm", "decode_attention", "embedding", "hgemm", "prefill_attention", "quant_gemm", "rmsnorm",
+    "add_rmsnorm", "decode_attention", "embedding", "gated_unit", "hgemm", "prefill_attention", "quant_gemm", "rmsnorm",
     "rope_append", "silu_mul",
 )  # fmt: skip
 MODELS = Path(__file__).parents[2] / "models"
@@ -279,5 +279,5 @@ op.function(
     returns=(0,),
     requires=packs,
     composes=COMPOSES,
-    modules=(MODELS / "model.py", MODELS / "stacked.py"),
+    modules=(MODELS / "model.py", MODELS / "stacked.py", MODELS.parent / "functional" / "early.py"),
 )

@@ -122,6 +122,7 @@ op.cuda(
     requires=multiples(k=8),
     preferred="fitted",
 )
+op.cuda("v19_early.cu", archs="sm_90a", params=FLOAT32, requires=SKINNY[128], entries=("constant",), early=True)
 op.triton("triton_tiled.py", params=FLOAT32)
 op.triton("triton_persistent.py", archs="sm_90+", params=FLOAT32, requires=VECTORS)
 op.cpp("cpu_naive.cpp", params=FLOAT32)
