@@ -17,7 +17,8 @@ from minfer.bench.verify import WrongResult, verify
 from minfer.build import toolchain
 from minfer.ops import Case
 from minfer.ops.decoder import linear_weights, shape
-from minfer.ops.decoder.baselines import graphed
+from minfer.ops.decoder.baselines import graphed, unpacked
+from minfer.ops.decoder.seeded import Seeded
 from minfer.worker.compiler import needed_by
 
 OP, CPU = ops.get("decoder"), torch.device("cpu")
@@ -156,3 +157,11 @@ def test_kernels_that_the_model_may_choose_are_built_ahead() -> None:
     needed = needed_by(OP.kernels["minfer"], "sm_90a")
     assert {"hgemm", "decode_attention", "rope_append"} <= {kernel.op for kernel in needed if kernel.needs_build}
     assert needed_by(OP.kernels["torch"], "sm_90a") == [OP.kernels["torch"]]
+
+
+def test_the_mean_of_int4_weights_is_0() -> None:
+    """Were it not, all logits of a deep decoder would have one sign, which rounding decides."""
+    packed = torch.empty(512, 512, dtype=torch.uint8)
+    Seeded("qkv", 1.0, whole=True).write(packed)
+    values = unpacked(packed, torch.ones(512, 8))
+    assert abs(values.mean()) < 0.05 and (values.min(), values.max()) == (-7, 7)

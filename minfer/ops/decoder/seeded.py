@@ -16,7 +16,7 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True)
 class Seeded(Fill):
-    """Normal values times `scale` plus `shift`; in uint8, random bytes. The parts of the first axis are the layers, and each
+    """Normal values times `scale` plus `shift`; in uint8, pairs of 4-bit values from 1 to 15, which mean -7 to 7. The parts of the first axis are the layers, and each
     layer is drawn from a seed of its own. With `whole` there are no layers. In caches, (layers, batch, slots, ...), the slots
     from `kept` on are NaN."""
 
@@ -35,7 +35,9 @@ class Seeded(Fill):
         seed = zlib.crc32(f"{self.name} {layer}".encode())
         generator = torch.Generator(part.device).manual_seed(seed)
         if part.dtype == torch.uint8:
-            part.random_(0, 256, generator=generator)
+            # From -7 to 7: with -8 their mean is below 0, all tokens' values become alike layer by layer, and rounding decides signs.
+            part.random_(1, 16, generator=generator)
+            part += 16 * torch.empty_like(part).random_(1, 16, generator=generator)
         else:
             part.normal_(self.shift, self.scale, generator=generator)
         if self.kept is not None:
