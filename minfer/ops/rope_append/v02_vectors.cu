@@ -5,6 +5,8 @@
 // shuffles, because the threads of a head are neighbours.
 // Expected: near the copy's speed for many tokens: 16384 of 48 heads of 128 are 403 MB in a half type and 8 MB of angles, 96 us at
 // 4.28 TB/s, where two launches move 536 MB. For few tokens a launch and two latencies, 3 us, where two launches take 5.
+// Measured (H100 80GB HBM3, bfloat16, none, none, tokens=16384, heads=32, kv_heads=8, head_dim=128, rotary_dim=128): 2952 GB/s
+//   cold, 2911 steady; 1413 % and 1367 % of torch.
 #include "heads.cuh"
 
 namespace minfer {
