@@ -26,11 +26,12 @@ __global__ void __launch_bounds__(kMostRowThreads) early_rows(AddRmsNorm<T> p, i
   if (threadIdx.x * 8 < vectors) prefetch_to_l2(reinterpret_cast<const uint4*>(p.weight) + threadIdx.x * 8);  // a line each
   wait_for_previous();
   const int row = blockIdx.x;
-  Vector<T> x[kVectors], residual[kVectors], weight[kVectors];
+  constexpr bool kHoldsWeight = kVectors <= 2;  // of longer rows the weight does not fit registers beside x and residual
+  Vector<T> x[kVectors], residual[kVectors], weight[kHoldsWeight ? kVectors : 1];
   uint4* to = reinterpret_cast<uint4*>(p.residual + row * p.residual_stride);
   load_row(residual, p.residual + row * p.residual_stride, vectors);
   load_row(x, p.x + row * p.x_stride, vectors);
-  load_shared_row(weight, p.weight, vectors);
+  if constexpr (kHoldsWeight) load_shared_row(weight, p.weight, vectors);
   float sum = 0.0f;
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
@@ -44,7 +45,9 @@ __global__ void __launch_bounds__(kMostRowThreads) early_rows(AddRmsNorm<T> p, i
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
     const int at = threadIdx.x + i * blockDim.x;
-    if (at < vectors) y[at] = scaled(residual[i], scale, weight[i]).bits;
+    if (at >= vectors) continue;
+    if constexpr (!kHoldsWeight) weight[0].bits = reinterpret_cast<const uint4*>(p.weight)[at];
+    y[at] = scaled(residual[i], scale, weight[kHoldsWeight ? i : 0]).bits;
   }
 }
 
