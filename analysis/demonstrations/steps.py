@@ -41,4 +41,4 @@ def split(rows: list[Row], device: str, theme: Theme = LIGHT) -> Picture:
         largest = ", ".join(f"{row['operation']} {row['us'] / whole['us']:.0%}" for row in parts[:3])
         said.append(f"{about}: {largest}")
     axes[-1].set_xlabel("microseconds of a step")
-    return Picture(drawn, printable(f"Where the time of a decoder's step goes on {device}. {'; '.join(said)}."))
+    return Picture(drawn, printable(f"Where the time of a decoder's step goes on {device}: {'; '.join(said)}."))

@@ -2,7 +2,8 @@
 
 Reads the rows of the op `decoder`, and what `benchmarks/decoder_split.py` and `serve_trace.py` wrote to benchmarks/results/.
 Draws docs/plots/<device>/decoder-split, and rewrites what is between `<!-- decoder-steps:begin -->` ...,
-`<!-- decoder-split:begin -->` ... and `<!-- serve-trace:begin -->` ..."""
+`<!-- decoder-split:begin -->` ... and `<!-- serve-trace:begin -->` ..., and in the README what is between
+`<!-- decoder:begin -->` and `<!-- decoder:end -->`."""
 
 from __future__ import annotations
 
@@ -44,6 +45,8 @@ COLUMNS += [
     for name in ("us", "baseline_us", "rate", "tflops", "gbps", "speedup", "percent_of_peak", "verdict")
 ]
 STEPS, SPLIT, SERVED = "decoder-steps", "decoder-split", "serve-trace"
+HEADLINE = "decoder"
+SHOWN = "Llama-3.1-8B"  # in the README
 SCRIPTS = {
     STEPS: "python -m minfer.launch +sweep=decoder",
     SPLIT: "python benchmarks/decoder_split.py",
@@ -99,6 +102,34 @@ def step_lines(table: pa.Table, names: dict[tuple[int, ...], str]) -> list[str]:
         body = [[*problem(row, names), escape(row["kernel"]), *cells(row)] for row in rows]
         lines += [f"**{escape(device)}**", "", *table_lines(HEADER, [":--"] * 3 + ["--:"] * 9, body), ""]
     return lines
+
+
+def headline(table: pa.Table, names: dict[tuple[int, ...], str]) -> str:
+    """A sentence for each batch of a step of SHOWN in its rows' dtype, on the first device that has one."""
+    table = table.filter(pc.equal(table["op"], "decoder"))
+    if not len(table):
+        return ""
+    found = [
+        row
+        for row in on_one_clock(with_problem(table)).to_pylist(maps_as_pydicts="lossy")
+        if row["kernel"] == "minfer" and problem(row, names)[0] == SHOWN and row["shape"]["new"] == 1 and row["steady_us"]
+    ]
+    for device in primary(table):
+        steps = sorted((row for row in found if row["device"] == device), key=lambda row: row["shape"]["batch"])
+        if steps:
+            about = f"{steps[0]['dtype']}, context {steps[0]['shape']['context']}"
+            each = "; ".join(
+                f"at batch {row['shape']['batch']} {significant(row['steady_us'] / 1e3)} ms, which is "
+                f"{row['steady_rate']:,.0f} tokens/s, {row['steady_percent_of_peak']:.1f} % of the floor and "
+                f"{row['steady_speedup']:.2f} times as fast as PyTorch"
+                for row in steps
+            )
+            return (
+                f"**A whole decoder.** On one {escape(device)}, a step of {SHOWN} ({about}) takes {each}. The floor is the time "
+                "in which the GPU reads the weights and the cache. PyTorch runs the same model in a CUDA graph, too. "
+                "[Where the time goes](docs/decoder.md).\n"
+            )
+    return ""
 
 
 def cells(row: Row) -> list[str]:
@@ -201,6 +232,8 @@ def write(table: pa.Table, options: Options) -> list[str]:
         body = "\n".join(lines) or f"Nothing was measured yet: `{SCRIPTS[name]}` does it.\n"
         if wrong := update(options.docs / "decoder.md", name, body, COMMAND, options.check):
             problems.append(wrong)
+    if wrong := update(options.readme, HEADLINE, headline(table, models(options.sources)), COMMAND, options.check):
+        problems.append(wrong)
     return problems
 
 

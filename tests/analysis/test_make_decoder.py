@@ -33,6 +33,7 @@ def timed(kernel: str, us: float, new: int = 1, **values: Any) -> store.Row:
 
 def made(folder: Path, *rows: store.Row, **files: list[dict[str, Any]]) -> str:
     work = Workspace(folder)
+    work.readme.write_text("<!-- decoder:begin -->\n<!-- decoder:end -->\n")
     paths = [work.write(*rows)] if rows else []
     page = folder / "docs" / "decoder.md"
     page.parent.mkdir()
@@ -98,3 +99,10 @@ def test_serving_is_told_by_policy(tmp_path: Path) -> None:
 
 def test_what_was_not_measured_says_how_to(tmp_path: Path) -> None:
     assert made(tmp_path).count("Nothing was measured yet: `python") == 3
+
+
+def test_the_readme_has_a_sentence_for_each_batch(tmp_path: Path) -> None:
+    made(tmp_path, timed("minfer", 6000.0), timed("torch", 7000.0))
+    text = (tmp_path / "README.md").read_text()
+    assert "a step of Llama-3.1-8B (bfloat16, context 1024) takes at batch 1 6.000 ms, which is 167 tokens/s" in text
+    assert "80.0 % of the floor and 1.17 times as fast as PyTorch" in text
