@@ -5,9 +5,23 @@ from __future__ import annotations
 import torch
 
 from minfer.functional import library
+from minfer.functional.contract import Contract
 
 Tensor = torch.Tensor
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+TAKES = Contract(
+    "rope_append",
+    """
+    qkv: float32 | float16 | bfloat16 (tokens, all_heads, head_dim)
+    k_cache: qkv (pages, slots, kv_heads, head_dim)
+    v_cache: qkv (pages, slots, kv_heads, head_dim)
+    positions: int32 (tokens)
+    where: int64 (tokens)
+    cos: float32 (longest, half)
+    sin: float32 (longest, half)
+    q_weight: qkv (head_dim)
+    k_weight: qkv (head_dim)
+    """,
+)
 
 
 @library.public
@@ -88,45 +102,23 @@ def _fake(
     k_weight: Tensor | None,
     eps: float,
 ) -> Tensor:
-    """Raises ValueError for arguments that do not fit."""
-
-    def refuse(takes: str, got: object) -> ValueError:
-        return ValueError(f"minfer.rope_append takes {takes}, got {got}")
-
-    if qkv.dim() != 3 or qkv.dtype not in DTYPES:
-        wanted = "qkv of float32, float16 or bfloat16, (tokens, heads + 2 kv_heads, head_dim)"
-        raise refuse(wanted, f"{qkv.dtype}, {tuple(qkv.shape)}")
-    if k_cache.dim() != 4 or k_cache.shape != v_cache.shape:
-        shapes = f"{tuple(k_cache.shape)} and {tuple(v_cache.shape)}"
-        raise refuse("two caches (pages, slots, kv_heads, head_dim) of one shape", shapes)
-    if k_cache.dtype != qkv.dtype or v_cache.dtype != qkv.dtype:
-        raise refuse(f"caches of the dtype of qkv, {qkv.dtype}", f"{k_cache.dtype} and {v_cache.dtype}")
-    (tokens, all_heads, dim), kv_heads = qkv.shape, k_cache.shape[2]
-    if k_cache.shape[3] != dim or all_heads < 2 * kv_heads:
-        wanted = f"qkv of (tokens, heads + 2 * {kv_heads}, {k_cache.shape[3]}), as the caches have it"
-        raise refuse(wanted, tuple(qkv.shape))
-    if not (k_cache.is_contiguous() and v_cache.is_contiguous()):
-        raise refuse(
-            "contiguous caches, which it changes in place", f"strides {k_cache.stride()} and {v_cache.stride()}"
-        )
-    for name, tensor, dtype in (("positions", positions, torch.int32), ("where", where, torch.int64)):
-        if tensor.dtype != dtype or tensor.shape != (tokens,):
-            raise refuse(f"{name} of {dtype} and the shape ({tokens},)", f"{tensor.dtype} and {tuple(tensor.shape)}")
-    if cos.dim() != 2 or cos.dtype != torch.float32 or not 2 <= 2 * cos.shape[1] <= dim:
-        wanted = f"cos of float32, (longest, rotary_dim / 2) with a rotary_dim of 2 to {dim}"
-        raise refuse(wanted, f"{cos.dtype}, {tuple(cos.shape)}")
-    if sin.shape != cos.shape or sin.dtype != cos.dtype:
-        raise refuse(f"sin as cos, {cos.dtype}, {tuple(cos.shape)}", f"{sin.dtype}, {tuple(sin.shape)}")
+    """An empty q. Raises ValueError for arguments that do not fit."""
     if (q_weight is None) != (k_weight is None):
-        raise refuse("q_weight and k_weight, or neither", "one of them")
-    for name, weight in (("q_weight", q_weight), ("k_weight", k_weight)):
-        if weight is not None and (weight.dtype != qkv.dtype or weight.shape != (dim,)):
-            raise refuse(f"{name} of {qkv.dtype} and the shape ({dim},)", f"{weight.dtype} and {tuple(weight.shape)}")
-    tensors = (qkv, k_cache, v_cache, positions, where, cos, sin, q_weight, k_weight)
-    devices = {tensor.device for tensor in tensors if tensor is not None}
-    if len(devices) > 1:
-        raise refuse("tensors on one device", " and ".join(sorted(map(str, devices))))
-    return qkv.new_empty((tokens, all_heads - 2 * kv_heads, dim))
+        raise TAKES.error("q_weight and k_weight together, or neither", "None for one of them")
+    if qkv.dim() != 3:
+        raise TAKES.error("qkv of (tokens, heads + 2 * kv_heads, head_dim)", tuple(qkv.shape))
+    sizes = TAKES.check(qkv, k_cache, v_cache, positions, where, cos, sin, q_weight, k_weight)
+    tokens, dim, kv_heads, half = (sizes[axis] for axis in ("tokens", "head_dim", "kv_heads", "half"))
+    heads = sizes["all_heads"] - 2 * kv_heads
+    if heads < 0:
+        takes = f"qkv of ({tokens}, heads + 2 * {kv_heads}, {dim}), with the {kv_heads} kv_heads of k_cache"
+        raise TAKES.error(takes, tuple(qkv.shape))
+    if not 1 <= half <= dim // 2:
+        raise TAKES.error(f"cos of 1 to head_dim / 2 = {dim // 2} columns", half)
+    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
+        if not cache.is_contiguous():
+            raise TAKES.error(f"a contiguous {name}, which it changes in place", f"strides {cache.stride()}")
+    return qkv.new_empty((tokens, heads, dim))
 
 
 _rope_append_op = library.define(

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from minfer.functional import library
-from minfer.functional.norms import rows_of
+from minfer.functional.contract import Contract
+from minfer.functional.norms import X, rows_of
 
 Tensor = torch.Tensor
 Pair = tuple[Tensor, Tensor]
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 STORED = {torch.float8_e4m3fn: "fp8", torch.int8: "int8"}
+
+
+def _contracts(function: str, tensors: str) -> dict[torch.dtype, Contract]:
+    """By the dtype of the result."""
+    return {
+        dtype: Contract(function, f"{tensors}\n-> {str(dtype).removeprefix('torch.')} (..., hidden)\n-> float32 (...)")
+        for dtype in STORED
+    }
+
+
+SILU_MUL = _contracts("silu_mul_quant", "gate: float32 | float16 | bfloat16 (..., hidden)\nup: gate (..., hidden)")
+RMS_NORM = _contracts("rms_norm_quant", f"{X}\nweight: x (hidden)")
+ADD_RMS_NORM = _contracts("rms_norm_quant", f"{X}\nresidual: x (..., hidden)\nweight: x (hidden)")
 
 
 @library.public
@@ -53,29 +68,16 @@ def rms_norm_quant(
     return y, scales
 
 
-def _made(name: str, x: Tensor, which: str, dtype: torch.dtype, **others: Tensor) -> Pair:
-    """Empty bytes and scales. Raises ValueError unless x, called `which`, has rows of a dtype that kernels know, and the others
-    fit it: `weight` has the shape of its last dimension, the rest x's."""
-
-    def refuse(takes: str, got: object) -> ValueError:
-        return ValueError(f"minfer.{name} takes {takes}, got {got}")
-
-    if dtype not in STORED:
-        raise refuse("a dtype of float8_e4m3fn or int8", dtype)
-    if x.dtype not in DTYPES or x.dim() == 0:
-        raise refuse(f"{which} of float32, float16 or bfloat16, (..., hidden)", f"{x.dtype}, {tuple(x.shape)}")
-    for called, tensor in others.items():
-        shape = x.shape[-1:] if called == "weight" else x.shape
-        if tensor.dtype != x.dtype or tensor.shape != shape:
-            wanted = f"{called} of {x.dtype} and the shape {tuple(shape)}"
-            raise refuse(wanted, f"{tensor.dtype} and {tuple(tensor.shape)}")
-        if tensor.device != x.device:
-            raise refuse(f"{called} on the device of {which}, {x.device}", tensor.device)
-    return x.new_empty(x.shape, dtype=dtype), x.new_empty(x.shape[:-1], dtype=torch.float32)
+def _make(contracts: Mapping[torch.dtype, Contract], dtype: torch.dtype, *given: Tensor) -> Pair:
+    """Empty bytes and scales. Raises ValueError for arguments that do not fit."""
+    if dtype not in contracts:
+        raise contracts[torch.int8].error("a dtype of float8_e4m3fn or int8", dtype)
+    made: Pair = contracts[dtype].make(*given)
+    return made
 
 
 def _fake_silu_mul(gate: Tensor, up: Tensor, dtype: torch.dtype) -> Pair:
-    return _made("silu_mul_quant", gate, "gate", dtype, up=up)
+    return _make(SILU_MUL, dtype, gate, up)
 
 
 def _silu_mul(gate: Tensor, up: Tensor, dtype: torch.dtype) -> Pair:
@@ -90,7 +92,7 @@ def _silu_mul(gate: Tensor, up: Tensor, dtype: torch.dtype) -> Pair:
 
 
 def _fake_rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Pair:
-    return _made("rms_norm_quant", x, "x", dtype, weight=weight)
+    return _make(RMS_NORM, dtype, x, weight)
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Pair:
@@ -100,7 +102,7 @@ def _rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Pair
 
 
 def _fake_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Pair:
-    return _made("rms_norm_quant", x, "x", dtype, residual=residual, weight=weight)
+    return _make(ADD_RMS_NORM, dtype, x, residual, weight)
 
 
 def _add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Pair:

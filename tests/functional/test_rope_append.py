@@ -118,23 +118,34 @@ def test_it_compiles_whole_and_for_any_shape():
 def test_mistakes_are_a_sentence_each():
     given = arguments(5, 4, 2, 8, 4, torch.float32, True)
     for changed, said in (
-        ({"qkv": given["qkv"].double()}, "takes qkv of float32, float16 or bfloat16, .* got torch.float64"),
-        ({"k_cache": given["k_cache"][:2]}, "takes two caches .* of one shape, got"),
-        ({"k_cache": given["k_cache"].half()}, "takes caches of the dtype of qkv, torch.float32, got torch.float16 and"),
-        ({"qkv": given["qkv"][:, :3]}, r"takes qkv of \(tokens, heads \+ 2 \* 2, 8\), as the caches have it, got \(5, 3, 8\)"),
-        ({"where": given["where"].int()}, r"takes where of torch.int64 and the shape \(5,\), got torch.int32 and \(5,\)"),
-        ({"positions": given["positions"][:4]}, r"takes positions of torch.int32 and the shape \(5,\), got torch.int32 and"),
-        ({"cos": given["cos"].half()}, r"takes cos of float32, \(longest, rotary_dim / 2\) with a rotary_dim of 2 to 8, got"),
-        ({"sin": given["sin"][:1]}, r"takes sin as cos, torch.float32, \(9, 4\), got"),
-        ({"q_weight": None}, "takes q_weight and k_weight, or neither, got one of them"),
-        ({"q_weight": torch.ones(4)}, r"takes q_weight of torch.float32 and the shape \(8,\), got torch.float32 and \(4,\)"),
-        ({"where": given["where"].to("meta")}, "takes tensors on one device, got cpu and meta"),
+        ({"qkv": given["qkv"].double()}, "takes qkv of float32, float16 or bfloat16, got torch.float64"),
+        ({"qkv": given["qkv"][0]}, r"takes qkv of \(tokens, heads \+ 2 \* kv_heads, head_dim\), got \(8, 8\)"),
+        ({"k_cache": given["k_cache"][:2]}, r"takes v_cache of \(2, 4, 2, 8\), got \(3, 4, 2, 8\)"),
+        ({"k_cache": given["k_cache"][..., :4]}, r"takes k_cache of \(pages, slots, kv_heads, 8\), got \(3, 4, 2, 4\)"),
+        ({"k_cache": given["k_cache"].half()}, "takes k_cache of the dtype of qkv, torch.float32, got torch.float16"),
+        ({"v_cache": given["v_cache"].half()}, "takes v_cache of the dtype of qkv, torch.float32, got torch.float16"),
+        (
+            {"qkv": given["qkv"][:, :3]},
+            r"takes qkv of \(5, heads \+ 2 \* 2, 8\), with the 2 kv_heads of k_cache, got \(5, 3, 8\)",
+        ),
+        ({"where": given["where"].int()}, r"takes where of int64 and the shape \(5,\), got torch.int32, \(5,\)"),
+        ({"positions": given["positions"][:4]}, r"takes positions of int32 and the shape \(5,\), got torch.int32, \(4,\)"),
+        ({"cos": given["cos"].half()}, r"takes cos of float32 and the shape \(longest, half\), got torch.float16, \(9, 4\)"),
+        ({name: given[name].repeat(1, 2) for name in ("cos", "sin")}, "takes cos of 1 to head_dim / 2 = 4 columns, got 8"),
+        ({name: given[name][:, :0] for name in ("cos", "sin")}, "takes cos of 1 to head_dim / 2 = 4 columns, got 0"),
+        ({"sin": given["sin"][:1]}, r"takes sin of float32 and the shape \(9, 4\), got torch.float32, \(1, 4\)"),
+        ({"q_weight": None}, "takes q_weight and k_weight together, or neither, got None for one of them"),
+        ({"q_weight": torch.ones(4)}, r"takes q_weight of \(8,\), got \(4,\)"),
+        ({"k_weight": torch.ones(8).half()}, "takes k_weight of the dtype of qkv, torch.float32, got torch.float16"),
+        ({"where": given["where"].to("meta")}, "takes where on the device of qkv, cpu, got meta"),
     ):  # fmt: skip
-        with pytest.raises(ValueError, match=f"^minfer.rope_append {said}"):
+        with pytest.raises(ValueError, match=f"^minfer.rope_append {said}$"):
             rope_append(**given | changed)
-    wide = {name: torch.randn(3, 4, 2, 16)[..., :8] for name in ("k_cache", "v_cache")}
-    with pytest.raises(ValueError, match=r"^minfer.rope_append takes contiguous caches, which it changes in place"):
-        rope_append(**given | wide)
+    for name in ("k_cache", "v_cache"):
+        wide = torch.randn(3, 4, 2, 16)[..., :8]
+        said = rf"takes a contiguous {name}, which it changes in place, got strides \(128, 32, 16, 1\)"
+        with pytest.raises(ValueError, match=f"^minfer.rope_append {said}$"):
+            rope_append(**given | {name: wide})
     with pytest.raises(RuntimeError, match=r"^minfer.rope_append has no backward: call it under torch.no_grad\(\)"):
         rope_append(**given | {"qkv": given["qkv"].clone().requires_grad_()})
 

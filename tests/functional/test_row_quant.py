@@ -119,13 +119,18 @@ def test_mistakes_are_a_sentence_each():
     x, weight = torch.randn(3, 8), torch.randn(8)
     for call, said in (
         (lambda: silu_mul_quant(x, x, torch.int32), "silu_mul_quant takes a dtype of float8_e4m3fn or int8, got torch.int32"),
-        (lambda: silu_mul_quant(x.double(), x), "silu_mul_quant takes gate of float32, .* got torch.float64"),
-        (lambda: silu_mul_quant(x, x[:2]), r"silu_mul_quant takes up of torch.float32 and the shape \(3, 8\), got"),
-        (lambda: rms_norm_quant(x, weight[:4]), r"rms_norm_quant takes weight of torch.float32 and the shape \(8,\), got"),
-        (lambda: rms_norm_quant(x, weight, residual=x.half()), "rms_norm_quant takes residual of torch.float32 and .* got"),
+        (lambda: silu_mul_quant(x.double(), x), "silu_mul_quant takes gate of float32, float16 or bfloat16, got torch.float64"),
+        (lambda: silu_mul_quant(x[0, 0], x), r"silu_mul_quant takes gate of \(..., hidden\), got \(\)"),
+        (lambda: silu_mul_quant(x, x[:2]), r"silu_mul_quant takes up of \(3, 8\), got \(2, 8\)"),
+        (lambda: rms_norm_quant(x, weight[:4]), r"rms_norm_quant takes weight of \(8,\), got \(4,\)"),
+        (lambda: rms_norm_quant(x, weight, residual=x[:2]), r"rms_norm_quant takes residual of \(3, 8\), got \(2, 8\)"),
+        (
+            lambda: rms_norm_quant(x, weight, residual=x.half()),
+            "rms_norm_quant takes residual of the dtype of x, torch.float32, got torch.float16",
+        ),
         (lambda: rms_norm_quant(x, weight.to("meta")), "rms_norm_quant takes weight on the device of x, cpu, got meta"),
     ):  # fmt: skip
-        with pytest.raises(ValueError, match=f"^minfer.{said}"):
+        with pytest.raises(ValueError, match=f"^minfer.{said}$"):
             call()
     with pytest.raises(RuntimeError, match=r"^minfer.rms_norm_quant has no backward: call it under torch.no_grad\(\)"):
         rms_norm_quant(x.requires_grad_(), weight)

@@ -52,14 +52,14 @@ def test_attempts_share_one_budget(share: float, tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize(
-    ("statuses", "seconds", "status", "attempts"),
+    ("statuses", "seconds", "status", "attempts", "of"),
     [
-        (["unconverged", "ok"], 1.0, "ok", 2),
-        (["unconverged", None, "unconverged", "ok"], 1.0, "ok", 4),
-        (["unconverged", None, None, None], 1.0, "unconverged", 4),
-        (["unconverged", "ok"], 70.0, "unconverged", 1),
-        (["unconverged", "wrong"], 1.0, "wrong", 2),
-        ([None] * 4, 1.0, "dishonest", 4),
+        (["unconverged", "ok"], 1.0, "ok", 2, 2),
+        (["unconverged", None, "unconverged", "ok"], 1.0, "ok", 4, 4),
+        (["unconverged", None, None, None], 1.0, "unconverged", 4, 1),
+        (["unconverged", "ok"], 70.0, "unconverged", 1, 1),
+        (["unconverged", "wrong"], 1.0, "wrong", 2, None),
+        ([None] * 4, 1.0, "dishonest", 4, None),
     ],
 )
 def test_what_is_unconverged_is_measured_again(
@@ -67,10 +67,12 @@ def test_what_is_unconverged_is_measured_again(
     seconds: float,
     status: str,
     attempts: int,
+    of: int | None,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """`statuses`: by what the judge measures in each attempt; None where its times contradict those inside."""
+    """`statuses`: by what the judge measures in each attempt; None where its times contradict those inside.
+    `of`: the attempt whose times are in the row."""
     clock, one = Clock(), Supervisor(a_shard(tmp_path, [CASE]), tmp_path / "log")
     one.shard.case_timeout_s = 180.0
     left = iter(statuses)
@@ -87,10 +89,13 @@ def test_what_is_unconverged_is_measured_again(
     monkeypatch.setattr(supervisor, "time", clock)
     contradiction = judged.Contradiction("words", 9.0, 1.0)
     monkeypatch.setattr(judged, "contradiction", lambda *_: None if now[-1] else contradiction)
-    monkeypatch.setattr(judged, "columns", lambda *_: {"status": now[-1]})
+    monkeypatch.setattr(judged, "columns", lambda *_: {"status": now[-1], "judged_us": float(len(now))})
+    monkeypatch.setattr(supervisor, "percent_of_peak", lambda case, us, *_: {"judged_percent_of_peak": us})
     monkeypatch.setattr(one, "_run_child", child)
     monkeypatch.setattr(one, "_ask_judge", judge)
-    assert (one._run_judged(CASE, {})["status"], len(now)) == (status, attempts)
+    row = one._run_judged(CASE, {})
+    assert (row["status"], len(now)) == (status, attempts)
+    assert row.get("judged_us") == row.get("judged_percent_of_peak") == of
     one.end()
 
 
