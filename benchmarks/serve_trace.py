@@ -7,7 +7,7 @@ of 2023 have them (CC BY 4.0; Patel et al., Splitwise: efficient generative LLM 
 A request has a random prompt of its length, and generates as many tokens as the trace says.
 
 Each policy of batching (`minfer.models.serve.POLICIES`) gets the same requests. First, all of them wait at time 0. The loop's
-tokens a second are compared with what its steps alone would give: with the sum of the device's times of all steps. This sum
+tokens a second are compared with those of its steps alone: the tokens over the sum of the device's times of all steps. This sum
 leaves out choosing tokens, planning, and copies from the host. With `--rate R`, requests then come at R a second, at equal
 intervals. The delay of the first token and the times between tokens are reported.
 The results are written to benchmarks/results/serve-trace-<device>.parquet."""

@@ -1,15 +1,15 @@
 """A generator of kernels that learns from a board's answers, without a network (docs/board.md):
 
-    python examples/generate_kernels.py softmax --board course --budget 12            # mutate the best, guided by the archive
-    python examples/generate_kernels.py softmax --board course --budget 12 --random   # as many at random
+    python examples/generate_kernels.py softmax --board course --budget 12            # change the best, guided by the archive
+    python examples/generate_kernels.py softmax --board course --budget 12 --random   # all drawn at random
     python examples/generate_kernels.py softmax --board course --hook "./my_model"    # a command writes the kernels
     python examples/generate_kernels.py softmax hgemm --board course --compare --write .   # both ways; write the results
 
 A candidate is a template with other constants: its `constexpr int` numbers, such as tile sizes, the width of vectors, and how
 much of a loop is unrolled. Each may be 1/4 to 4 times what the template says, in powers of two. Every candidate is submitted
 and judged like any other kernel; one run judges several. The one with the best judged ratio is selected. The first line of each
-source records its constants, and the generator keeps no other memory than the archive: a run begins with the best source that
-it finds there.
+source records its constants, and the generator remembers nothing but the archive: a run begins with the best source that it
+finds there.
 
 With --compare, the guided search and the random one take turns. Both begin with the same constants, drawn at random. The guided
 search does not learn from the random one.
@@ -113,7 +113,7 @@ class Generator:
         if json.dumps(self.start, sort_keys=True) not in self.tried:
             return self.start
         for _ in range(200):
-            known = any(ratio is not None for ratio in self.tried.values())  # else the best is only the first
+            known = any(ratio is not None for ratio in self.tried.values())  # otherwise the best is only the first one
             found = self.mutate(self.best) if known and not self.at_random else self.sample()
             if json.dumps(found, sort_keys=True) not in self.tried:
                 return found
@@ -212,7 +212,7 @@ class Search:
 
 
 def make_search(season: dict[str, Any], way: str, given: argparse.Namespace, from_afar: bool) -> Search:
-    """A search of a season's op; `from_afar`: it begins at a place drawn at random."""
+    """A search of a season's op; `from_afar`: it begins with constants drawn at random."""
     template = read_constants((ROOT / TEMPLATES[season["op"], season["device"]]).read_text("utf-8"))
     generator = Generator(template, random.Random(given.seed), at_random=way == AT_RANDOM)
     if from_afar:

@@ -19,7 +19,7 @@ def by_step(rows: list[Row]) -> list[list[Row]]:
 
 
 def split(rows: list[Row], device: str, theme: Theme = LIGHT) -> Picture:
-    """A panel for each step, with a bar for each operation: its microseconds, of which the floor is dark."""
+    """A panel for each step, with a bar for each operation: its microseconds; the part up to the floor is dark."""
     steps = by_step(rows)
     drawn, axes = figure([0.3 + BAR * (len(each) - 1) for each in steps], gap=1.3, right=0.9)
     said = []

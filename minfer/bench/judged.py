@@ -150,8 +150,8 @@ class Samples:
 
     @property
     def held_up(self) -> float:
-        """How many times as long the baseline's blocks surely took beside the kernel's process as before there was one: the
-        lower end of the interval of the median of those, over the upper end of that of these. 0 if it was not measured."""
+        """How many times as long the baseline's blocks surely took beside the kernel's process as before it was started: the
+        lower end of the interval of the median beside it, over the upper end of that before. 0 if it was not measured."""
         if not len(self.before):
             return 0.0
         beside, _ = median_interval(np.concatenate([self.baseline, self.duplicate]))

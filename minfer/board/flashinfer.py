@@ -1,8 +1,8 @@
 """Tasks in the form of flashinfer-bench as ops: a definition (JSON), and its workloads (JSON lines).
 
 Constant axes are sizes of the op's tensors, and variable ones have the sizes that a workload gives them. Inputs of the type
-`random` get new values each time. Of a `safetensors` input, integers are always as in the file, because page tables and offsets
-cannot be drawn. Floats are drawn with the mean and deviation that the file's have. Scalars become the op's scalars.
+`random` get new values each time. The integers of a `safetensors` input are those of the file, because page tables and offsets
+cannot be drawn. Its floats are drawn with the mean and deviation of those in the file. Scalars become the op's scalars.
 
 The importer reads the files once. It writes what the op needs of them to one JSON file beside the file that registers the op.
 """

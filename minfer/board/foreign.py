@@ -2,8 +2,8 @@
 
 A task has a reference in PyTorch and one or more workloads: sizes, and where the values of inputs come from. Its file is
 trusted, like every file that defines an op. The op's axes are `workload`, which numbers the workloads, and `trial`, which
-numbers the repetitions of one workload with other values. The op's reference runs the task's in fp64 (`Wide`), and its bounds
-come from Monte Carlo arithmetic (`minfer.board.montecarlo`).
+numbers the repetitions of one workload with other values. The op's reference runs the task's reference in fp64 (`Wide`), and
+its bounds come from Monte Carlo arithmetic (`minfer.board.montecarlo`).
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Refused(UserError):
 
 @dataclass(frozen=True)
 class Workload:
-    """A task at one of its sizes. inputs: in the order of the reference's arguments, a tensor as its `Spec`, a number as it
-    is. outputs: their specs."""
+    """A task at one of its sizes. inputs: in the order of the reference's arguments, a tensor is given by its `Spec`, a
+    number by itself. outputs: their specs."""
 
     inputs: Mapping[str, Spec | Value]
     outputs: Sequence[Spec]
@@ -112,7 +112,7 @@ class Wide(TorchDispatchMode):
         self.noisy = noisy
         self.exact: dict[
             int, tuple[torch.Tensor, torch.Tensor]
-        ] = {}  # what was rounded: the result, and what it was made of
+        ] = {}  # what was rounded: the result, and the value before
 
     def __torch_dispatch__(
         self, function: Any, types: Any, arguments: tuple[Any, ...] = (), named: Mapping[str, Any] | None = None
@@ -136,7 +136,7 @@ class Wide(TorchDispatchMode):
 
 @contextmanager
 def default_dtype(dtype: torch.dtype) -> Any:
-    """What tensors are that a reference makes without saying it."""
+    """The dtype of the floating-point tensors for which a reference states none."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:

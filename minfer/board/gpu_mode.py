@@ -3,7 +3,8 @@
 `generate_input(**sizes, seed=...)` makes the inputs, and `ref_kernel(data)` computes the output. `task.yml` lists the sizes:
 those of `tests` are for a CPU, those of `benchmarks` for a GPU. The tensors of `data` become the op's inputs, in their order,
 as `input0`, `input1`; numbers in it become scalars of the same names. The last tensor is the op's output if the reference does
-not use it and it is like the output. Values come from `generate_input` with other seeds, so they keep its structure.
+not read it and it has the output's shape and dtype. Values come from `generate_input` with other seeds, so they keep its
+structure.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from minfer.run import start
 from minfer.worker import sandboxed
 
 SHOWN_LOG = 1 << 16  # bytes of a log that are kept
-MOST_RUNS = 3  # for problems that could not be judged, and not by the kernel's fault
+MOST_RUNS = 3  # of a problem that could not be judged, if that is not the kernel's fault
 # How the message of a row begins if something may have slowed the baseline's blocks (`minfer.bench.judged`).
 DOUBTED = tuple(words.partition("{")[0] for words in (FASTER, HELD_UP))
 FOREIGN = (
@@ -57,8 +57,8 @@ class Judged:
 
 def run(board: Board, season: Season, entries: Sequence[Entry], beside: Entry | None = None) -> Judged:
     """Have submissions judged. On each problem their kernels run one after the other; if `beside` is one of them, the judge
-    times it in the same rounds as each of the others, too (`ratio_beside`). A problem that could not be judged, and not by a
-    kernel's fault, is judged again, in MOST_RUNS runs in all. Raises UserError."""
+    times it in the same rounds as each of the others, too (`ratio_beside`). If a problem could not be judged, and that is
+    not the kernel's fault, it is judged again, in MOST_RUNS runs in all. Raises UserError."""
     folder = board.folder / "work" / make_id(*(entry.id for entry in entries))
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)

@@ -57,7 +57,7 @@ def geometric_mean(ratios: Sequence[Ratio]) -> Ratio:
 
 
 def _logarithms(ratio: Ratio) -> tuple[float, float, float]:
-    """Of the value; and how far the ends of the interval are below and above it."""
+    """The logarithm of the value, and how far the logarithms of the interval's ends are below and above it."""
     return math.log(ratio.value), math.log(ratio.value / ratio.low), math.log(ratio.high / ratio.value)
 
 

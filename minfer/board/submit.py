@@ -140,7 +140,7 @@ def run_race(board: Board, season: Season, challenger: Entry, holder: Entry) -> 
     """Have two submissions judged in the same rounds, problem by problem, and write down which is faster. Returns None if the
     holder failed: then it has no rank any longer, because a kernel that once fails cannot keep others from the record. Raises
     UserError."""
-    for _ in range(2):  # what ran out of time or memory once may not have done so by its own fault
+    for _ in range(2):  # if it ran out of time or memory once, that may not be its own fault
         judged = judging.run(board, season, [holder, challenger], beside=holder)
         failed = next((row for row in judged.table(holder.kernel) if judging.has_failed(row)), None)
         if failed is None or failed["status"] not in ("timeout", "oom"):

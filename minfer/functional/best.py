@@ -145,7 +145,7 @@ class Chooser:
             for entry in entries
             if entry["shape"].keys() == set(axes) and (entry["arch"] == "cpu") == (capability is None)
         ]
-        # The least size of a kernel's axis `least_measured` in its measurements.
+        # For each kernel, the least size of its axis `least_measured` among its measurements.
         self.shortest = {
             x.name: min((entry["shape"][x.least_measured] for entry in here if x.name in entry["kernels"]), default=0)
             for x in self.ladder

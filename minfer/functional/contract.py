@@ -12,7 +12,7 @@
         experts=1,
     )
 
-A line is a tensor that the function takes, or behind an arrow a new one that it returns. It has the dtype that is named, or
+A line is a tensor that the function takes or, after an arrow, a new one that it returns. Its dtype is the one that is named, or
 that of another tensor, or one of several. Its sizes are numbers, axes by name, or products of these. The first tensor with an
 axis decides its size. `...` stands for any number of leading axes. The words after the table are rules for axes: a tuple
 has the sizes that are allowed, and a range too; a number is the least size; a string names an axis, known before, of which this

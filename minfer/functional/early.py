@@ -1,9 +1,9 @@
 """Functions of a decoder's step on an H100 or H200, with kernels whose launches begin while the previous ones still run
-(programmatic dependent launch): a step is hundreds of short launches, and memory would idle between them.
+(programmatic dependent launch). A step has hundreds of short launches, and without this memory would idle between them.
 
 Each does what the function of the same name does, and calls it wherever its own kernel does not fit. `matmul` and `swiglu` read
-their weights before the previous launches have ended. So no launch that may still run may write these weights, as is true of a
-model's weights in a step."""
+their weights before the previous launches have ended. So no launch that may still run may write these weights. In a step
+nothing writes a model's weights."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MOST = 128  # rows
 
 
 def takes(x: Tensor, *others: Tensor) -> bool:
-    """Whether there are kernels for these rows of x, (rows, size), and other tensors that are read as they are."""
+    """Whether there are kernels for x, (rows, size), and whether they can read x and the others in place."""
     return (
         x.is_cuda
         and x.dim() == 2

@@ -23,10 +23,11 @@ def matmul(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None)
     """The product, (M, N), of a (M, K) and b (K, N), both float16 or both bfloat16, on one device; sums are fp32.
 
     `best` picks the kernel, which is compiled at its first call; with MINFER_EXPLAIN=1 each choice is printed to stderr
-    once. `weight.t()` of an `nn.Linear` is a b that is read in place. An operand whose rows (in TN: columns of b) do
-    not start at multiples of 16 bytes is copied first, and on Hopper also a row-major b of at least 512 x 512 whose N is no
-    multiple of 8, each time. With `out` the product is written to `out`, which is returned;
-    if `out` is not contiguous, or shares memory with an operand, the product is computed elsewhere and copied to it.
+    once. `weight.t()` of an `nn.Linear` is a b that is read in place. Each call first
+    copies an operand whose rows (in TN: columns of b) do not start at multiples of 16 bytes, unless their length rules
+    that out. On Hopper it also copies a row-major b of at least 512 x 512 whose N is no multiple of 8, if K is one.
+    With `out` the product is written to `out`, which is returned; if `out` is not contiguous, or shares memory with an
+    operand, the product is computed elsewhere and copied to it.
     Works under `torch.compile`. It has no backward: raises RuntimeError where one would be recorded. Raises ValueError
     for operands that do not fit each other."""
     library.refuse_gradients("matmul", a, b, out)

@@ -43,16 +43,16 @@ def rope_append(
         gives them. It is not changed. Rows that start at multiples of 16 bytes are read in place, others are copied first.
     k_cache, v_cache: (pages, slots, kv_heads, head_dim), contiguous, of the dtype of qkv.
     positions: int32 (tokens,), the row of each token in cos and sin. The host does not check them, because it would have to
-        wait for the device: at a position without a row nothing is read, and the rotated elements are NaN.
+        wait for the device. If a position has no row, nothing is read there, and the rotated elements are NaN.
     where: int64 (tokens,): page * slots + slot, the place of each token. Tokens whose place is outside of the cache, such as -1
-        for padding, are not written to it. If two tokens have the same place, either may be kept.
+        for padding, are not written to it. If two tokens have the same place, it is undefined whose k and v are kept.
     cos, sin: float32 (longest, rotary_dim / 2), as `rope` has them. Pairs are (x[i], x[i + rotary_dim / 2]).
-    q_weight, k_weight: (head_dim,) of the dtype of qkv: each head of q and of k is normalised before, as by `rms_norm` with eps
-        (Qwen 3). Both or neither.
+    q_weight, k_weight: (head_dim,) of the dtype of qkv: each head of q and of k is normalised before the rotation, as by
+        `rms_norm` with eps (Qwen 3). Give both or neither.
 
-    Arithmetic is fp32 and a result is rounded once: with a norm it is not rounded before the rotation, as `rms_norm` and `rope`
-    would. `best` picks the kernel, which is compiled at its first call. Works under `torch.compile`. It has no backward: raises
-    RuntimeError where one would be recorded. Raises ValueError for arguments that do not fit."""
+    Arithmetic is fp32 and a result is rounded once. `rms_norm` and then `rope` would also round between the norm and the
+    rotation. `best` picks the kernel, which is compiled at its first call. Works under `torch.compile`. It has no backward:
+    raises RuntimeError where one would be recorded. Raises ValueError for arguments that do not fit."""
     library.refuse_gradients("rope_append", qkv, k_cache, v_cache, cos, sin, q_weight, k_weight)
     found: Tensor = _rope_append_op(qkv, k_cache, v_cache, positions, where, cos, sin, q_weight, k_weight, eps)
     return found

@@ -30,10 +30,11 @@ ADD_RMS_NORM = _contracts("rms_norm_quant", f"{X}\nresidual: x (..., hidden)\nwe
 
 @library.public
 def silu_mul_quant(gate: Tensor, up: Tensor, dtype: torch.dtype = torch.float8_e4m3fn) -> Pair:
-    """silu(gate) * up, quantised: y of `dtype` and the shape of gate, and its scales, float32 (...), one a row.
+    """silu(gate) * up, quantised by rows. Returns y, of `dtype` and gate's shape, and float32 scales (...), one for each row.
 
-    dtype: float8_e4m3fn or int8. A row's scale is its largest magnitude / 448, or / 127; y is value / scale, rounded to the
-        nearest. A row of zeros has the scale 0. `quant_gemm` takes y in float8_e4m3fn as x, and the scales as `x_scales`.
+    dtype: float8_e4m3fn or int8. A row's scale is its largest magnitude / 448 (fp8) or / 127 (int8); y is value / scale,
+        rounded to the nearest. A row of zeros has the scale 0. `quant_gemm` takes y in float8_e4m3fn as x, and the scales as
+        `x_scales`.
     gate, up: (..., hidden) of one shape, float32, float16 or bfloat16. They may be the halves of one projection,
         `projection.chunk(2, -1)`, which are read in place; what a kernel cannot read is copied first.
 
@@ -54,10 +55,10 @@ def rms_norm_quant(
     *,
     dtype: torch.dtype = torch.float8_e4m3fn,
 ) -> Pair:
-    """`rms_norm`, quantised: y of `dtype` and the shape of x, and its scales, float32 (...), as `silu_mul_quant` has them.
+    """`rms_norm`, quantised by rows. Returns y, of `dtype` and x's shape, and float32 scales (...) as in `silu_mul_quant`.
 
     x is (..., hidden), weight (hidden,), both float32, float16 or bfloat16. With a `residual` of x's shape, x is added to it in
-    place, and the sum is what is normalised. Arithmetic is fp32, and a normalised value is rounded once, to its byte. `best`
+    place, and the sum is normalised. Arithmetic is fp32, and a normalised value is rounded once, to its byte. `best`
     picks the kernel, which is compiled at its first call. Works under `torch.compile`. It has no backward: raises RuntimeError
     where one would be recorded. Raises ValueError for arguments that do not fit."""
     library.refuse_gradients("rms_norm_quant", x, weight, residual)

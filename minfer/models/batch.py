@@ -47,9 +47,10 @@ class Batch:
 
 
 def batch(pieces: Sequence[Piece], page: int, device: torch.device | str, rows: int = 0, width: int = 0) -> Batch:
-    """The tensors of a step. Pieces of one token alone can be padded to `rows` rows, and their table to `width` pages. Rows
-    that were added have no keys, and their own keys are not kept. All tensors are sent to the device in one copy, and the host
-    does not wait for it. Raises ValueError where a piece of one token comes after a longer one, or pages are too few."""
+    """The tensors of a step. If all pieces have one token, they can be padded to `rows` rows, and their table to `width`
+    pages. Rows that were added have no keys, and their own keys are not kept. All tensors are sent to the device in one
+    copy, and the host does not wait for it. Raises ValueError where a piece of one token comes after a longer one, or pages
+    are too few."""
     single = sum(len(piece.tokens) == 1 for piece in pieces)
     if any(len(piece.tokens) != 1 for piece in pieces[:single]):
         raise ValueError("a batch takes pieces of one token first")
@@ -100,7 +101,7 @@ def send(values: Sequence[array[int]], spans: list[tuple[int, int]], width: int,
 
 
 def on_device(values: Tensor, device: torch.device | str) -> Tensor:
-    """Values of the host on the device. A GPU copies them when it comes to it, and the host goes on."""
+    """Values of the host on the device. A GPU copies them in the order of its stream, and the host does not wait."""
     if torch.device(device).type == "cpu":
         return values
     return values.pin_memory().to(device, non_blocking=True)

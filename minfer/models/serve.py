@@ -21,8 +21,9 @@ from minfer.models.graphs import Graphs, can_be_captured
 from minfer.models.model import Decoder
 from minfer.models.pages import Pages
 
-# Which requests a step serves: those that generate, and chunks of prompts beside them; or no prompts beside them, and prompts
-# first; or a batch of requests to its end before the next ones begin.
+# continuous: a step computes one token of each request that is past its prompt, and chunks of the prompts of others.
+# prompts_first: a step computes either prompts or single tokens, and prompts come first.
+# batch_by_batch: requests that began together are served to their end before the next ones begin.
 POLICIES = ("continuous", "prompts_first", "batch_by_batch")
 UNKNOWN = 0  # stands for a token that the host does not know yet
 
@@ -221,8 +222,8 @@ class Engine:
 
     def _look_ahead(self, ready: list[Request], tokens: torch.Tensor) -> None:
         """Prepare the next step before the host knows the tokens of this one, which are on the device. Nothing is prepared if a
-        request would have to give its pages back. If a token ends its request's answer, `_take` drops the step; its requests
-        keep the pages that they have got."""
+        request would have to give its pages back. If a token of this step ends an answer, `_take` drops the prepared step, and
+        the requests keep the pages that they got for it."""
         for request in ready:
             request.text.append(UNKNOWN)
             if len(request.tokens) + 1 == request.sampling.max_tokens:

@@ -18,8 +18,9 @@ MODELS = Path(__file__).with_name("models.csv")
 MOST_TOKENS = {"cuda": 8192, "cpu": 128}
 MOST_LOGITS = 512  # tokens of a step whose logits are computed: one for each request
 CPU_FACTOR = 8  # the layers that a CPU gets are narrower by this factor
-# Tokens of a prompt, of sixteenths of the requests to two services in an hour of the Azure LLM inference dataset of 2023 (Patel
-# et al., Splitwise: efficient generative LLM inference using phase splitting, ISCA 2024).
+# Lengths of prompts in tokens: the least, each sixteenth of the distribution, and the most. They are of the requests to two
+# services within an hour, in the Azure LLM inference dataset of 2023 (Patel et al., Splitwise: efficient generative LLM
+# inference using phase splitting, ISCA 2024).
 PROMPTS = {
     "conversation": (2, 194, 235, 383, 396, 405, 428, 966, 1020, 1052, 1083, 1120, 1189, 1335, 2309, 4079, 14050),
     "code": (3, 90, 185, 348, 578, 825, 1016, 1196, 1469, 1734, 2048, 2371, 2745, 3330, 4434, 6499, 7437),
@@ -77,7 +78,8 @@ class Source:
         return int((most + 1) ** self.rng.random())
 
     def prompt(self, most: int) -> int:
-        """The tokens of a prompt, from 1 to `most`: half are log-uniform, half as in one of two traces; a CPU gets a part."""
+        """The tokens of a prompt, from 1 to `most`: half are log-uniform, half are drawn from one of two traces,
+        and are shorter on a CPU."""
         if self.rng.random() < 0.5:
             return self.log_uniform(most)
         quantiles = self.rng.choice([*PROMPTS.values()])

@@ -1,6 +1,7 @@
 """Rules that choose a kernel for a shape that was not measured. A kernel's registration names its rule.
 
-They follow from cold timings of 181 random products of 17 rows or more on an H100."""
+`many_columns` and `one_wave` follow from cold timings of 181 random products of 17 rows or more on an H100. `fitted` and
+`stream_k` compare the models of `product_times.py`."""
 
 from __future__ import annotations
 
@@ -41,8 +42,8 @@ def fitted(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
 
 def stream_k(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
     """Whether `matmul` takes v14_stream_k for a product of at least 129 rows: where its tiles fill all multiprocessors at
-    least once, and the models say that it is faster than v18_fitted. For smaller products the models are not asked: this
-    would take as long as the product."""
+    least once, and the models say that it is faster than v18_fitted. Smaller products do not use the models, because
+    computing them would take as long as the product."""
     m, n, k = shape["m"], shape["n"], shape["k"]
     tiles = math.ceil(m / 256) * math.ceil(n / 256)
     if m <= 128 or tiles < MULTIPROCESSORS // 2 or min(n, k) < SHORT or n % 8 != 0:
@@ -52,6 +53,6 @@ def stream_k(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
 
 def rows_of_a_prompt(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
     """Whether a product that is fused with something has at least 129 rows. There the kernels with slices of N for one
-    wave, which the nearest measured row often names, are slow: `swiglu` of 300 x 14336 x 4096 takes 260 us with
-    v05_one_wave and 173 with v03_wgmma."""
+    wave, which the nearest measured row often names, are slow: on an H100 `swiglu` of 300 x 14336 x 4096 takes
+    260 us with v05_one_wave and 173 us with v03_wgmma."""
     return shape["m"] > 128 and min(shape["n"], shape["k"]) >= SHORT

@@ -1,8 +1,8 @@
-"""How long two of hgemm's kernels for Hopper take for a product with many rows, by models. `preferred.py` chooses by them.
+"""Models of the time that two of hgemm's kernels for Hopper take for a product with many rows. `preferred.py` uses them.
 
-Both models have one form: a kernel takes the time of its waves of tiles, or that of its bytes, or, where these are about equal,
-somewhat more than both; and a constant. That of v18_fitted is the one by which it chooses its tile (`fitted_choice.h`). The
-other was fitted to cold times of random products on an H100. Times are in microseconds."""
+Both models have one form: a constant, plus the time of the waves of tiles or that of the bytes, whichever is longer; if these
+two are about equal, somewhat more than either. That of v18_fitted is the one by which it chooses its tile (`fitted_choice.h`).
+The other was fitted to cold times of random products on an H100. Times are in microseconds."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ STEP = 64  # in k
 
 @lru_cache(4096)
 def is_stream_k_faster(m: int, n: int, k: int, is_tn: bool) -> bool:
-    """Whether v14_stream_k takes less time than v18_fitted by these models. A call takes about 0.1 ms, and less where it
-    repeats."""
+    """Whether v14_stream_k takes less time than v18_fitted by these models. A call takes about 0.1 ms of the host, and less if
+    it repeats an earlier one."""
     return stream_k_us(m, n, k) < fitted_us(m, n, k, is_tn)
 
 

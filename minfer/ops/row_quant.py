@@ -1,7 +1,7 @@
-"""Rows of bytes with a scale each, as ops that quantise their result give them: fp8 e4m3 or int8.
+"""Rows of bytes (fp8 e4m3 or int8) with one scale for each row: the results of ops that quantise.
 
-The scale of a row is its largest magnitude divided by 448 or by 127, and a byte is value / scale, rounded to the nearest. A row
-of zeros has the scale 0 and bytes of zero. So y * scale is the value again, which is how `quant_gemm` reads x and `x_scales`.
+The scale of a row is its largest magnitude divided by 448 (fp8) or by 127 (int8), and a byte is value / scale, rounded to the
+nearest. A row of zeros has the scale 0 and bytes of zero. `quant_gemm` multiplies x by `x_scales` to get the values again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from minfer.ops.case import Case
 Tensor = torch.Tensor
 MOST = {"fp8": 448.0, "int8": 127.0}
 STORED = {"fp8": "float8_e4m3fn", "int8": "int8"}
-# By format: how far the nearest byte may be, relative to the value, and besides.
+# By format: the error of a rounding to the nearest byte: a factor of the value, and an absolute part.
 ROUNDING = {"fp8": (2.0**-4, 2.0**-10), "int8": (0.0, 0.5)}
 
 
@@ -22,7 +22,7 @@ def scales_of(values: Tensor, most: float) -> Tensor:
 
 
 def quantise(values: Tensor, to: str) -> tuple[Tensor, Tensor]:
-    """As one writes it in PyTorch: the bytes and the scales of rows."""
+    """The bytes and the scales of rows, as a PyTorch user computes them."""
     wide = values.float()
     scales = scales_of(wide, MOST[to])
     kept = (wide / scales.clamp_min(torch.finfo(torch.float32).tiny)[..., None]).clamp(-MOST[to], MOST[to])

@@ -150,7 +150,7 @@ class Draw:
 
     problems: int = 0  # of each op; 0: none are drawn
     seed: int = 1
-    only: list[int] = field(default_factory=list)  # numbers of those that are run, from 0; empty: all
+    only: list[int] = field(default_factory=list)  # numbers of the problems that are run, from 0; empty: all
 
 
 @dataclass

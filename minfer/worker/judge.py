@@ -49,9 +49,9 @@ from minfer.worker.shared_operands import SharedOperands
 
 MOST_FRESH = {"cuda": 8 << 30, "cpu": 32 << 20}  # bytes of operands that get new values for each round
 # On a CPU the judge takes further rounds, ROUNDS at a time, because on a busy machine four blocks often differ by more than a
-# factor of two. It takes them while the ends of the ratio's interval are further from its middle than the first number of one
-# of these lines, there are fewer rounds than the second number, and fewer seconds have passed than the third. A row whose
-# interval is wider than the second line allows is not `ok`.
+# factor of two. Each entry is (factor, rounds, seconds): the judge takes further rounds while an end of the ratio's interval
+# differs from its middle by more than the factor, and there are fewer rounds and fewer seconds than these. If the interval is
+# wider than the factor of the second entry, the row is not `ok`.
 FURTHER = ((1.25, 16, 10.0), (BELIEVED["cpu"], 48, 40.0))
 STEADY_S = 0.1  # for the baseline's steady time, without any kernel
 COLD = Timing(looks=[10], least_rounds=5, cold_cap_s=1.0)  # for cold times of the baseline, without any kernel
@@ -146,8 +146,8 @@ def start_other(request: dict[str, Any], arena: Arena, log: Path, ended: context
 def time_other(
     rounds: JudgedRounds, request: dict[str, Any], arena: Arena, log: Path, ended: contextlib.ExitStack
 ) -> list[float]:
-    """On a GPU: blocks of the other kernel, half before those of the kernel and half after them. Its process exists only
-    meanwhile, because its work would go on while it is stopped."""
+    """On a GPU: half of the other kernel's blocks. Called once before the kernel's blocks and once after them. The other
+    kernel's process exists only meanwhile, because its work would go on while it is stopped."""
     rounds.operands.free()
     other = start_other(request, arena, log, ended)
     rounds.admit(other)

@@ -27,8 +27,8 @@ from minfer.bench.verify import WrongResult, same_bits, synchronize
 from minfer.ops import Case, Tensors
 from minfer.worker.links import Link
 
-# Whether the calls of some blocks are linked. On a GPU an honest kernel was called dishonest in a linked block. `prepare` waits
-# for the links since then, and not all honest kernels of the tests have run on a GPU with links since.
+# Whether the calls of some blocks are linked. On a GPU an honest kernel was called dishonest in a linked block. Since then
+# `prepare` waits for the links, but not all honest kernels of the tests have run on a GPU with links again.
 LINKS = {"cuda": False, "cpu": True}
 GOES_ON = {"cuda": True, "cpu": False}  # whether the work that a process has begun goes on while the process is stopped
 SNAPSHOT = 32  # results of a block that are copied when the process replies

@@ -39,7 +39,7 @@ NEVER_FROM_CHILD = ("guarantee", "libraries", "metrics", "functions", "profilers
                     "local_bytes", "peaks", "roof", "floor_us")  # fmt: skip
 # How many timeouts a judged case may take, over all attempts. Without this budget, a kernel that only waits would take forty.
 BUDGET = 4
-AGAIN_S = 60.0  # for as long a judged case begins again if its row is `unconverged`; for one timeout at most
+AGAIN_S = 60.0  # an `unconverged` judged case begins again within this time, or within one timeout if that is shorter
 # Of the columns TIMED, those that are taken from the child as they are.
 FROM_CHILD = ("cold_empty_us", "cold_launch_us", "cold_late", "cold_baseline_late", "cold_waited", "steady_rotations")
 # Statuses that a process may reply. The supervisor decides what is unsupported itself, before it asks a process.
@@ -191,8 +191,8 @@ class Supervisor:
 
     def _run_judged(self, case: Case, built: Row) -> Row:
         """The columns that the child and the judge fill; the judge knows nothing of the child. Both measure again while they
-        contradict each other, up to `judged.ATTEMPTS` times in all. They also do while the row is `unconverged`, for AGAIN_S at
-        most."""
+        contradict each other, up to `judged.ATTEMPTS` times in all. They also measure again if the row is `unconverged`, but
+        not after AGAIN_S."""
         found: list[judged.Contradiction] = []
         row, timeout_s, unconverged = built, self.shard.case_timeout_s, None
         begin = time.monotonic()

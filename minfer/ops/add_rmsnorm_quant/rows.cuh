@@ -20,7 +20,7 @@ __device__ Piece added(const Piece& a, const Piece& b) {
   return Piece(one);
 }
 
-// Of what a thread has seen of a row: the sum of squares, and the largest magnitude times its weight.
+// The sum of squares, and the largest magnitude of value * weight, of the elements that a thread has seen.
 struct Seen {
   float squares = 0.0f, largest = 0.0f;
 
@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(kMostThreadsOfRow) rows(AddRmsNormQuant<T, Y> 
 template <typename Piece, typename T, typename Y>
 void launch_rows(const AddRmsNormQuant<T, Y>& p) {
   const int pieces = p.hidden / Piece::kCount;
-  // With few rows a thread has one piece; with many, an SM has more rows.
+  // With few rows a thread has one piece. With many rows it has two, so that more rows fit an SM.
   const int each = p.tokens <= multiprocessors() ? 1 : 2;
   const int threads = std::clamp((pieces + 32 * each - 1) / (32 * each) * 32, 32, kMostThreadsOfRow);
   rows<Piece><<<p.tokens, threads, 0, p.stream>>>(p, pieces);

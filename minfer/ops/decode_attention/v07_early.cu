@@ -1,8 +1,8 @@
-// v07_early: v03_packed, of which a launch begins while the previous one still runs.
-// Idea: in a decoder's step attention over a short cache takes a few microseconds, and as long passes until it has begun. Here
-// its blocks are there when the previous launch ends (programmatic dependent launch), with the page table in the L2, and the
-// next launch may start its own blocks meanwhile: those of a product begin to read its weights.
-// Expected: 2 us less than v03_packed behind another kernel (H100, batch 1, 1024 keys).
+// v07_early: v03_packed with launches that begin while the previous one still runs.
+// Idea: in a decoder's step attention over a short cache takes a few microseconds, and its launch delays it by as many. Here
+// its blocks start before the previous launch ends (programmatic dependent launch) and bring the page table to the L2. The next
+// launch may start its own blocks before this one ends: those of a product begin to read its weights.
+// Expected: 2 us less than v03_packed after another kernel (H100, batch 1, 1024 keys).
 #include "cuda/counters.cuh"
 #include "cuda/dependent.cuh"
 #include "packed.cuh"
@@ -20,7 +20,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kResident)
   const int tiles = (p.rows() + Shape::kRows - 1) / Shape::kRows;
   const int number = blockIdx.z, item = blockIdx.z * gridDim.y + blockIdx.y;
   const int kv_head = blockIdx.y / tiles, row0 = blockIdx.y % tiles * Shape::kRows;
-  // The pages are not known before the length is. The table's row is brought to L2 meanwhile.
+  // The number of pages follows from the length. While that is loaded, the table's row is brought to the L2.
   if (p.page_table && int(threadIdx.x) * 32 * p.slots < p.most)
     prefetch_l2(p.page_table + number * p.table_stride + threadIdx.x * 32);
   wait_for_previous();

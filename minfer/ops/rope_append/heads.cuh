@@ -1,7 +1,7 @@
 // The rope_append kernel, for heads whose pieces are 16 bytes or one element.
 //
 // A thread has a piece of the first half of what is rotated, and the piece at the same place of the second half, of some heads
-// of one token. The threads of a head are a power of two, at most a warp, so that its norm is a few shuffles.
+// of one token. The threads of a head are a power of two, at most a warp, so a norm takes a few shuffles.
 #pragma once
 
 #include "cuda/row_pieces.cuh"
@@ -101,7 +101,7 @@ __device__ inline float sum_of_head(float value, int lanes) {
   return value;
 }
 
-// A unit is a token and one of its slots, which has every `slots`-th head; 2^log_lanes threads have a unit.
+// A unit is one slot of a token: every `slots`-th head, beginning with head `slot`. 2^log_lanes threads compute a unit.
 template <typename Piece, bool kNorm, int kHeads, typename T>
 __global__ void __launch_bounds__(kThreads) heads(RopeAppend<T> p, int slots, int log_lanes) {
   constexpr int kCount = Piece::kCount;
@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(kThreads) heads(RopeAppend<T> p, int slots, in
   const int unit = blockIdx.x * (kThreads >> log_lanes) + (threadIdx.x >> log_lanes), token = unit / slots, slot = unit % slots;
   const bool there = token < p.tokens;
   const int count = p.half / kCount, all = there ? p.all_heads() : 0, pieces = p.dim / kCount;
-  const int row = there ? p.positions[token] : -1;  // on their way while the heads are asked for
+  const int row = there ? p.positions[token] : -1;  // loaded while the heads are
   const int64_t where = there ? p.where[token] : -1;
   Pair<Piece> pairs[kHeads];
   float cos[kCount], sin[kCount], scales[kHeads];
@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(kThreads) heads(RopeAppend<T> p, int slots, in
     for (int i = 0; i < kHeads; ++i) {
       const int head = slot + i * slots;
       float sum = pairs[i].squares();
-      if (head < all) {  // what a thread has besides, in long heads and in those that are not rotated as a whole
+      if (head < all) {  // further pieces, in long heads and in those that are rotated in part
         const T* from = p.from(token, head);
         for (int at = place + lanes; at < count; at += lanes) {
           Pair<Piece> pair;

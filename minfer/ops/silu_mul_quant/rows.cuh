@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(kMostThreadsOfRow) rows(SiluMulQuant<T, Y> p, 
 template <typename Piece, typename T, typename Y>
 void launch_rows(const SiluMulQuant<T, Y>& p) {
   const int pieces = p.hidden / Piece::kCount;
-  // With few rows a thread has one piece of each input; with many, an SM has more rows.
+  // With few rows a thread has one piece of each input. With many rows it has two, so that more rows fit an SM.
   const int each = p.tokens <= multiprocessors() ? 1 : 2;
   const int threads = std::clamp((pieces + 32 * each - 1) / (32 * each) * 32, 32, kMostThreadsOfRow);
   rows<Piece><<<p.tokens, threads, 0, p.stream>>>(p, pieces);

@@ -1,6 +1,6 @@
 // v01_any_width: one element of each input at a time, for rows of any width.
 // Idea: v02_vectors for rows that do not consist of pieces of 16 bytes.
-// Expected: a fraction of the copy's speed, because a thread has few bytes under way.
+// Expected: a fraction of the copy's speed, because a thread has few bytes in flight.
 #include "rows.cuh"
 
 namespace minfer {
