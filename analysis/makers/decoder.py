@@ -112,21 +112,25 @@ def headline(table: pa.Table, names: dict[tuple[int, ...], str]) -> str:
     found = [
         row
         for row in on_one_clock(with_problem(table)).to_pylist(maps_as_pydicts="lossy")
-        if row["kernel"] == "minfer" and problem(row, names)[0] == SHOWN and row["shape"]["new"] == 1 and row["steady_us"]
+        if row["kernel"] == "minfer"
+        and problem(row, names)[0] == SHOWN
+        and row["shape"]["new"] == 1
+        and row["steady_us"]
     ]
     for device in primary(table):
         steps = sorted((row for row in found if row["device"] == device), key=lambda row: row["shape"]["batch"])
         if steps:
             about = f"{steps[0]['dtype']}, context {steps[0]['shape']['context']}"
-            each = "; ".join(
-                f"at batch {row['shape']['batch']} {significant(row['steady_us'] / 1e3)} ms, which is "
-                f"{row['steady_rate']:,.0f} tokens/s, {row['steady_percent_of_peak']:.1f} % of the floor and "
-                f"{row['steady_speedup']:.2f} times as fast as PyTorch"
+            each = ", ".join(
+                f"{significant(row['steady_us'] / 1e3)} ms at batch {row['shape']['batch']} "
+                f"({row['steady_rate']:,.0f} tokens/s; the floor is {row['steady_percent_of_peak']:.1f} % of this time; "
+                f"{row['steady_speedup']:.2f} times as fast as PyTorch)"
                 for row in steps
             )
             return (
-                f"**A whole decoder.** On one {escape(device)}, a step of {SHOWN} ({about}) takes {each}. The floor is the time "
-                "in which the GPU reads the weights and the cache. PyTorch runs the same model in a CUDA graph, too. "
+                f"**A whole decoder.** On one {escape(device)}, a step of decoding with {SHOWN} ({about}) takes {each}. "
+                "The floor is the time in which the GPU reads the weights and the cache once. "
+                "PyTorch runs the same model in a CUDA graph, too. "
                 "[Where the time goes](docs/decoder.md).\n"
             )
     return ""

@@ -104,5 +104,5 @@ def test_what_was_not_measured_says_how_to(tmp_path: Path) -> None:
 def test_the_readme_has_a_sentence_for_each_batch(tmp_path: Path) -> None:
     made(tmp_path, timed("minfer", 6000.0), timed("torch", 7000.0))
     text = (tmp_path / "README.md").read_text()
-    assert "a step of Llama-3.1-8B (bfloat16, context 1024) takes at batch 1 6.000 ms, which is 167 tokens/s" in text
-    assert "80.0 % of the floor and 1.17 times as fast as PyTorch" in text
+    assert "with Llama-3.1-8B (bfloat16, context 1024) takes 6.000 ms at batch 1 (167 tokens/s; " in text
+    assert "the floor is 80.0 % of this time; 1.17 times as fast as PyTorch)" in text
