@@ -112,7 +112,10 @@ def headline(table: pa.Table, names: dict[tuple[int, ...], str]) -> str:
     found = [
         row
         for row in on_one_clock(with_problem(table)).to_pylist(maps_as_pydicts="lossy")
-        if row["kernel"] == "minfer" and problem(row, names)[0] == SHOWN and row["shape"]["new"] == 1 and row["steady_us"]
+        if row["kernel"] == "minfer"
+        and problem(row, names)[0] == SHOWN
+        and row["shape"]["new"] == 1
+        and row["steady_us"]
     ]
     for device in primary(table):
         steps = sorted((row for row in found if row["device"] == device), key=lambda row: row["shape"]["batch"])
@@ -125,8 +128,8 @@ def headline(table: pa.Table, names: dict[tuple[int, ...], str]) -> str:
                 for row in steps
             )
             return (
-                f"**A whole decoder.** On one {escape(device)}, a step of {SHOWN} ({about}) takes {each}. The floor is the time "
-                "in which the GPU reads the weights and the cache. PyTorch runs the same model in a CUDA graph, too. "
+                f"**A whole decoder.** On one {escape(device)}, a step of {SHOWN} ({about}) takes {each}. The floor is the "
+                "time in which the GPU reads the weights and the cache. PyTorch runs the same model in a CUDA graph, too. "
                 "[Where the time goes](docs/decoder.md).\n"
             )
     return ""
