@@ -320,6 +320,28 @@ def test_an_op_that_is_a_copy_is_not_refused(
     verify(op, case, replace(ANY, op="odd"), kernel, CPU, None, 1)
 
 
+@pytest.mark.parametrize(("dtype", "apart"), [("float32", 0.01), ("bfloat16", 0.05)])
+def test_two_sums_that_are_near_each_other_by_chance_do_not_refuse_their_op(dtype: str, apart: float) -> None:
+    op = ops.get("seq_sum")
+    case = op.case("torch", dtype, {"batch": 2, "longest": 2100})
+    tensors = Inputs(case, "normal", 1).operands(op, CPU).tensors
+    tensors["x"][1] = tensors["x"][0]
+    tensors["x"][1, 0] += apart
+    expected = run_reference(op, case, tensors)
+    y = expected["y"].value
+    assert y.unique().tolist() == sorted([float(y[0, 0]), float(y[1, 0])])
+    mean = y.mean().to(tensors["y"].dtype).expand_as(y)
+    assert compare_output(op, case, "y", {**tensors, "y": mean}, expected).over <= 1
+    refuse_trivial(op, case, tensors, {}, expected)
+
+
+def test_two_values_that_are_always_near_each_other_refuse_their_op(make: Callable[..., tuple[Op, Case]]) -> None:
+    op, case = make(lambda x: within(1 + (x > 0).double() * 0.05, torch.full_like(x, 0.05)))
+    tensors = Inputs(case, "normal", 1).operands(op, CPU).tensors
+    with pytest.raises(ValueError, match="the mean of all elements would be right"):
+        refuse_trivial(op, case, tensors, {}, run_reference(op, case, tensors))
+
+
 # The uneven distribution.
 
 

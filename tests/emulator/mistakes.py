@@ -85,6 +85,11 @@ BROKEN: dict[str, tuple[str, dict[str, Edit], str]] = {
         {"weights": ("p.part(head) == Part::k", "0")},
         WRONG,
     ),
+    "a rotation that adds both sines": (
+        "rope_append-v02_vectors",
+        {"minus": ("before * cos[i] - y[i]", "before * cos[i] + y[i]")},
+        WRONG,
+    ),
     "what is not rotated not stored": ("rope_append-v01_naive", {"rest": IF_TRUE}, WRONG),
     "a scale from one warp": (
         "silu_mul_quant-v02_vectors",
@@ -99,6 +104,7 @@ BROKEN: dict[str, tuple[str, dict[str, Edit], str]] = {
         {"maximum": ("reduce_row(seen.largest, of_largest, Max{})", "seen.largest")},
         WRONG,
     ),
+    "bytes of a sum beyond its row": ("add_rmsnorm_quant-v02_vectors", {"row_end": IF_TRUE}, "outside operand"),
     "v at the scale of k": ("kv_append-v02_vectors", {"v_scale": ("factors[1]", "factors[0]")}, WRONG),
     "one input in the place of both": ("silu_mul-v02_vectors", {"inputs": ("x[i][j]", "x[0][j]")}, WRONG),
     "results beyond the row": ("silu_mul-v02_vectors", {"row_end": IF_TRUE}, "outside operand"),

@@ -168,6 +168,11 @@ BROKEN: dict[str, tuple[str, dict[str, Edit], str]] = {
         {"place_in_box": ("piece ^ lane % 8", "piece")},
         WRONG,
     ),
+    "no fence before TMA stores a box of the tile": (
+        "hgemm-v18_fitted",
+        {"fence_of_box": ""},
+        "without a fence since",
+    ),
     "a box of the tile filled while TMA stores it": (
         "hgemm-v18_fitted",
         {"box_read": ""},
@@ -204,6 +209,21 @@ BROKEN: dict[str, tuple[str, dict[str, Edit], str]] = {
     ),
     "both columns with the bias of one": ("gated_unit-v02_mma", {"bias": ("bias1[e % 2]", "bias1[0]")}, WRONG),
     "the biases of the first tile": ("gemm_bias_relu-v03_one_wave", {"col_of_tile": ("col0 + col", "0")}, WRONG),
+    "one bias for two columns of a fitted tile": (
+        "gemm_bias_relu-v05_fitted",
+        {"second_bias": ("bias[second]", "bias[0]")},
+        WRONG,
+    ),
+    "the first column's finish for both": (
+        "gemm_bias_relu-v05_fitted",
+        {"finish": ("finish(two[1], i % 2)", "finish(two[1], 0)")},
+        WRONG,
+    ),
+    "the first warp's biases for all warps": (
+        "gemm_bias_relu-v05_fitted",
+        {"columns": ("warp % 4 * 16", "0")},
+        WRONG,
+    ),
     "the other side of GELU": ("gemm_bias_gelu-v01_mma", {"gelu": ("0.70710678f * x", "0.70710678f * -x")}, WRONG),
     "the bias of the first tile for GELU": ("gemm_bias_gelu-v03_pingpong", {"bias_of_tile": ("origin.y", "0")}, WRONG),
     "the other tile's turn before this one's last products": (

@@ -18,7 +18,7 @@ Tensor = torch.Tensor
 class Seeded(Fill):
     """Normal values times `scale` plus `shift`; in uint8, pairs of 4-bit values from 1 to 15, which mean -7 to 7. The parts of the first axis are the layers, and each
     layer is drawn from a seed of its own. With `whole` there are no layers. In caches, (layers, batch, slots, ...), the slots
-    from `kept` on are NaN."""
+    from `kept` on are NaN."""  # noqa: E501
 
     name: str
     scale: float
@@ -35,7 +35,8 @@ class Seeded(Fill):
         seed = zlib.crc32(f"{self.name} {layer}".encode())
         generator = torch.Generator(part.device).manual_seed(seed)
         if part.dtype == torch.uint8:
-            # From -7 to 7: with -8 their mean is below 0, all tokens' values become alike layer by layer, and rounding decides signs.
+            # From -7 to 7: with -8 their mean is below 0, all tokens' values become alike layer by layer, and rounding decides
+            # signs.
             part.random_(1, 16, generator=generator)
             part += 16 * torch.empty_like(part).random_(1, 16, generator=generator)
         else:

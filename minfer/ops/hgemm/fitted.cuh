@@ -179,7 +179,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         named_barrier_sync(2 + warpgroup, 128);  // the other box is read, too: its readers have come here  //@ box_there
         store_anywhere(g, box, row, col);
       } else {
-        fence_async();  //@ fence_box
+        fence_async();  //@ fence_of_box
         named_barrier_sync(2 + warpgroup, 128);  //@ box_written
         if (threadIdx.x % 128 == 0) tma_store(maps.c, box, col, row), tma_store_commit();
       }
