@@ -37,7 +37,7 @@ def logits_of(model, tokens: list[int]) -> torch.Tensor:
 def test_every_way_through_the_cache_gives_the_logits_of_transformers(family, dtype, tmp_path):
     """Whole prompts, chunks, single tokens, all of them in one step; lengths that differ and shuffled pages."""
     # In bf16, rounding may send a token to another expert, which changes logits by several per cent: not with these.
-    most = 0.1 if dtype == torch.float32 else 0.08
+    most = 0.1 if dtype == torch.float32 else 0.09 if family == "qwen3_moe" else 0.08
     folder = tiny.checkpoint(family, tmp_path / family, most)
     model, decoder = reference(folder), weights.load(folder, "cpu", dtype)
     tokens = [tiny.prompt(70, 1), tiny.prompt(41, 2), tiny.prompt(5, 3)]
