@@ -87,7 +87,7 @@ BROKEN: dict[str, tuple[str, dict[str, Edit], str]] = {
     ),
     "a rotation that adds both sines": (
         "rope_append-v02_vectors",
-        {"minus": ("before * cos[i] - y[i]", "before * cos[i] + y[i]")},
+        {"minus": ("before * cos[i] - y[i] * sin[i]", "before * cos[i] + y[i] * sin[i]")},
         WRONG,
     ),
     "what is not rotated not stored": ("rope_append-v01_naive", {"rest": IF_TRUE}, WRONG),
