@@ -12,7 +12,6 @@ from functools import cache
 
 import torch
 
-from minfer import build
 from minfer.functional import library
 from minfer.functional.decode_attention import decode_attention as any_decode_attention
 from minfer.functional.gated_unit import swiglu as any_swiglu
@@ -41,10 +40,7 @@ def takes(x: Tensor, *others: Tensor) -> bool:
 @cache
 def _kernel(op: str, device: torch.device) -> Callable[..., None]:
     (kernel,) = (each for each in get(op).kernels.values() if each.early)
-    _, _, arch = library._about(device)
-    build.function(kernel, arch, from_wheel=library.chosen is None)
-    found: Callable[..., None] = getattr(torch.ops.minfer, "_".join((kernel.symbol, *kernel.entries[:1]))).default
-    return found
+    return library.registered(kernel, device, *kernel.entries[:1])
 
 
 def _fits(*sizes: int) -> bool:

@@ -17,7 +17,7 @@ from minfer.build import toolchain
 from minfer.functional import prepared
 from minfer.functional.best import NONE, Words, best, chooser, with_entries
 from minfer.functional.contract import Contract
-from minfer.ops import get
+from minfer.ops import Kernel, get
 from minfer.ops.tensors import NAMES
 
 LIBRARY = torch.library.Library("minfer", "FRAGMENT")
@@ -206,10 +206,14 @@ def _kernel(
 
 @cache
 def _entry(op: str, entry: str, device: torch.device) -> Callable[..., None]:
-    _, _, arch = _about(device)
-    kernel = next(kernel for kernel in with_entries(op, arch) if entry in kernel.entries)
-    build.function(kernel, arch, from_wheel=chosen is None)
-    found: Callable[..., None] = getattr(torch.ops.minfer, f"{kernel.symbol}_{entry}").default
+    kernel = next(kernel for kernel in with_entries(op, _about(device)[2]) if entry in kernel.entries)
+    return registered(kernel, device, entry)
+
+
+def registered(kernel: Kernel, device: torch.device, *entry: str) -> Callable[..., None]:
+    """The torch op of a kernel or of its entry. Builds the kernel for the device if it was not built yet."""
+    build.function(kernel, _about(device)[2], from_wheel=chosen is None)
+    found: Callable[..., None] = getattr(torch.ops.minfer, "_".join((kernel.symbol, *entry))).default
     return found
 
 

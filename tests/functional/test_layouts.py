@@ -11,7 +11,8 @@ import torch
 
 import minfer
 from tests.functional.calls import FUNCTIONS
-from tests.functional.drawn import DRAWS, Draw, Tensor
+from tests.functional.draw import Draw, Tensor
+from tests.functional.drawn import DRAWS
 
 FEW, MANY = range(6), range(6, 150)
 CONTIGUOUS = {name: {"k_cache", "v_cache"} for name in ("kv_append_", "rope_append")}  # what a function takes only so

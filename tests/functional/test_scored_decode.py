@@ -14,7 +14,7 @@ from minfer.bench.device import pick
 from minfer.build import toolchain
 from tests.emulator import Emulated, compiled
 from tests.emulator.mistakes import SCORED
-from tests.functional import drawn
+from tests.functional.drawn_attention import attend
 from tests.functional.test_decode_attention import paged
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -49,7 +49,7 @@ def definition(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[
     """One sequence in fp64; queries before its first key give 0."""
     given = {"window": None, "softcap": None, "sinks": None} | options
     given["sinks"] = None if given["sinks"] is None else given["sinks"].double()
-    return drawn.attend(q.double(), k.double(), v.double(), True, q.shape[-1] ** -0.5, **given)
+    return attend(q.double(), k.double(), v.double(), True, q.shape[-1] ** -0.5, **given)
 
 
 @pytest.mark.parametrize("page", [16, 64])
