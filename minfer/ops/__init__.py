@@ -63,8 +63,8 @@ def every_kernel(backends: Iterable[str] = ("torch", "cuda", "triton", "cpp")) -
     return [k for name in names() for k in get(name).kernels.values() if k.backend in wanted]
 
 
-def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` under `torch.compile`, compiled anew for every shape, when it is first called with it.
+def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """`function` under `torch.compile` with these options, compiled anew for every shape, when it is first called with it.
 
     torch.compile refuses to write one of several tensors that lie in one storage and have different dtypes, as those of a
     case do: such a function must return its results (`returns=(0,)`)."""
@@ -81,7 +81,7 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
             torch._inductor.config.compile_threads = 1  # a pool of processes would outlive the kernel
             if tqdm := sys.modules.get("tqdm"):
                 tqdm.tqdm.monitor_interval = 0  # and so would the thread that watches its progress bars
-            made = torch.compile(function, dynamic=False, fullgraph=True)
+            made = torch.compile(function, dynamic=False, fullgraph=True, **options)
         return made(*tensors, **scalars)
 
     return call

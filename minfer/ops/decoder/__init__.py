@@ -258,7 +258,10 @@ COMPOSES = (
     "add_rmsnorm", "decode_attention", "embedding", "gated_unit", "hgemm", "prefill_attention", "quant_gemm", "rmsnorm",
     "rope_append", "silu_mul",
 )  # fmt: skip
-MODELS = Path(__file__).parents[2] / "models"
+# Those that `minfer.fuse` may put into a layer of the plain model.
+FUSES = ("add_rmsnorm", "rmsnorm", "silu_mul")
+PACKAGE = Path(__file__).parents[2]
+MODELS, FUSION = PACKAGE / "models", PACKAGE / "fusion"
 
 
 def minfers(*tensors: Tensor) -> Tensor:
@@ -267,17 +270,47 @@ def minfers(*tensors: Tensor) -> Tensor:
     return found
 
 
-BY_MINFER = baselines.graphed(minfers)
+def fused(*tensors: Tensor) -> Tensor:
+    """The logits by `minfer.fuse` on each layer of the plain model."""
+    importlib.import_module("minfer.fusion")  # which brings the backend
+    return FUSED[tensors[0].device.type](*tensors)
+
+
+BY_MINFER, BY_FUSE = baselines.graphed(minfers), baselines.graphed(fused)
 PLAIN, COMPILED = baselines.whole(baselines.layer), baselines.whole(compiled(baselines.layer))
+FUSED = {  # on a CPU without a compiler, which takes a minute for each shape
+    device: baselines.whole(compiled(baselines.layer, backend="minfer", options={"rest": rest}))
+    for device, rest in (("cpu", "eager"), ("cuda", "inductor"))
+}
+TUNED = baselines.whole(compiled(baselines.layer, mode="max-autotune-no-cudagraphs"))  # `graphed` captures the graph
+UNPACKED = {"quant": ("none",)}
 
 op.torch("torch", baselines.graphed(PLAIN), baseline=True, returns=(0,), requires=packs)
 # only on a GPU: on a CPU the C++ compiler takes a minute for each shape
 op.peer("torch_compile", baselines.graphed(COMPILED), package="triton", returns=(0,), requires=packs)
+op.peer("torch_max_autotune", baselines.graphed(TUNED), package="triton", returns=(0,), params=UNPACKED)
+op.peer(
+    "transformers",
+    baselines.graphed(baselines.by_transformers(THETA)),
+    package="transformers",
+    returns=(0,),
+    params=UNPACKED,
+    requires=baselines.whole_prompts,
+    deterministic=False,
+)
 op.function(
     "minfer",
     lambda minfer, *tensors: BY_MINFER(*tensors),
     returns=(0,),
     requires=packs,
     composes=COMPOSES,
-    modules=(MODELS / "model.py", MODELS / "stacked.py", MODELS.parent / "functional" / "early.py"),
+    modules=(MODELS / "model.py", MODELS / "stacked.py", PACKAGE / "functional" / "early.py"),
+)
+op.function(
+    "fuse",
+    lambda minfer, *tensors: BY_FUSE(*tensors),
+    returns=(0,),
+    requires=packs,
+    composes=FUSES,
+    modules=(Path(baselines.__file__), *sorted(FUSION.glob("*.py")), FUSION / "measured.json"),
 )
