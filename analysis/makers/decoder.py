@@ -2,8 +2,8 @@
 
 Reads the rows of the op `decoder`, and what `benchmarks/decoder_split.py` and `serve_trace.py` wrote to benchmarks/results/.
 Draws docs/plots/<device>/decoder-split, and rewrites what is between `<!-- decoder-steps:begin -->` ...,
-`<!-- decoder-split:begin -->` ... and `<!-- serve-trace:begin -->` ..., and in the README what is between
-`<!-- decoder:begin -->` and `<!-- decoder:end -->`."""
+`<!-- decoder-targets:begin -->` ..., `<!-- decoder-split:begin -->` ... and `<!-- serve-trace:begin -->` ..., and in the README
+what is between `<!-- decoder:begin -->` and `<!-- decoder:end -->`."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from minfer.analysis.data.prepare import WHICH, kernel_order, on_one_clock, prim
 from minfer.analysis.demonstrations import steps as drawn_steps
 from minfer.analysis.makers import Maker, Options
 from minfer.analysis.plots import files
+from minfer.analysis.tables.decoder_targets import REGIMES, target_lines
 from minfer.analysis.tables.markdown import escape, significant, table_lines, update
 from minfer.rows import store
 from minfer.rows.store import Row
 
 COMMAND = "python analysis/make.py decoder"
-REGIMES = ("steady", "cold")  # the first that a row has is shown
 COLUMNS = [
     *WHICH,
     "dtype",
@@ -44,11 +44,12 @@ COLUMNS += [
     for regime in REGIMES
     for name in ("us", "baseline_us", "rate", "tflops", "gbps", "speedup", "percent_of_peak", "verdict")
 ]
-STEPS, SPLIT, SERVED = "decoder-steps", "decoder-split", "serve-trace"
+STEPS, TARGETS, SPLIT, SERVED = "decoder-steps", "decoder-targets", "decoder-split", "serve-trace"
 HEADLINE = "decoder"
 SHOWN = "Llama-3.1-8B"  # in the README
 SCRIPTS = {
     STEPS: "python -m minfer.launch +sweep=decoder",
+    TARGETS: "python -m minfer.launch +sweep=decoder",
     SPLIT: "python benchmarks/decoder_split.py",
     SERVED: "python benchmarks/serve_trace.py TRACE",
 }
@@ -89,14 +90,19 @@ def problem(row: Row, names: dict[tuple[int, ...], str]) -> tuple[str, str]:
     return model, f"prefill of {shape['batch']} × {shape['new']}"
 
 
-def step_lines(table: pa.Table, names: dict[tuple[int, ...], str]) -> list[str]:
-    """A table for each device: a line for each problem and kernel."""
+def decoder_rows(table: pa.Table) -> tuple[list[str], list[Row]]:
+    """The devices with rows of the op `decoder`, and these rows."""
     table = table.filter(pc.equal(table["op"], "decoder"))
     if not len(table):
-        return []
-    found = on_one_clock(with_problem(table)).to_pylist(maps_as_pydicts="lossy")
+        return [], []
+    return primary(table), on_one_clock(with_problem(table)).to_pylist(maps_as_pydicts="lossy")
+
+
+def step_lines(table: pa.Table, names: dict[tuple[int, ...], str]) -> list[str]:
+    """A table for each device: a line for each problem and kernel."""
+    devices, found = decoder_rows(table)
     lines: list[str] = []
-    for device in primary(table):
+    for device in devices:
         rows = [row for row in found if row["device"] == device]
         rows.sort(key=lambda row: (*problem(row, names), *kernel_order(row)[:3]))
         body = [[*problem(row, names), escape(row["kernel"]), *cells(row)] for row in rows]
@@ -106,18 +112,16 @@ def step_lines(table: pa.Table, names: dict[tuple[int, ...], str]) -> list[str]:
 
 def headline(table: pa.Table, names: dict[tuple[int, ...], str]) -> str:
     """A sentence for each batch of a step of SHOWN in its rows' dtype, on the first device that has one."""
-    table = table.filter(pc.equal(table["op"], "decoder"))
-    if not len(table):
-        return ""
+    devices, rows = decoder_rows(table)
     found = [
         row
-        for row in on_one_clock(with_problem(table)).to_pylist(maps_as_pydicts="lossy")
+        for row in rows
         if row["kernel"] == "minfer"
         and problem(row, names)[0] == SHOWN
         and row["shape"]["new"] == 1
         and row["steady_us"]
     ]
-    for device in primary(table):
+    for device in devices:
         steps = sorted((row for row in found if row["device"] == device), key=lambda row: row["shape"]["batch"])
         if steps:
             about = f"{steps[0]['dtype']}, context {steps[0]['shape']['context']}"
@@ -134,6 +138,12 @@ def headline(table: pa.Table, names: dict[tuple[int, ...], str]) -> str:
                 "[Where the time goes](docs/decoder.md).\n"
             )
     return ""
+
+
+def targets(table: pa.Table, names: dict[tuple[int, ...], str], served: list[list[Row]]) -> list[str]:
+    """The targets of SHOWN, and what the rows of each device say."""
+    devices, rows = decoder_rows(table)
+    return target_lines([row for row in rows if problem(row, names)[0].startswith(SHOWN)], served, devices)
 
 
 def cells(row: Row) -> list[str]:
@@ -220,23 +230,25 @@ def which(row: Row) -> list[str]:
 
 
 def write(table: pa.Table, options: Options) -> list[str]:
-    pictures, split = {}, list[str]()
+    pictures, split, names = {}, list[str](), models(options.sources)
+    served = read(options.benchmarks, SERVED)
     to_plots = Path(os.path.relpath(options.plots, options.docs)).as_posix()
     for rows in read(options.benchmarks, SPLIT):
         where = f"{store.slug(rows[0]['device'])}/{SPLIT}"
         made = pictures[options.plots / where] = drawn_steps.split(rows, rows[0]["device"])
         split += [origin(rows[0]), "", files.shown(f"{to_plots}/{where}", made.about), "", *split_lines(rows)]
     texts = {
-        STEPS: step_lines(table, models(options.sources)),
+        STEPS: step_lines(table, names),
+        TARGETS: targets(table, names, served),
         SPLIT: split,
-        SERVED: [line for rows in read(options.benchmarks, SERVED) for line in served_lines(rows)],
+        SERVED: [line for rows in served for line in served_lines(rows)],
     }
     problems = files.bring_up_to_date(pictures, options.plots, SPLIT, COMMAND, options.check)
     for name, lines in texts.items():
         body = "\n".join(lines) or f"Nothing was measured yet: `{SCRIPTS[name]}` does it.\n"
         if wrong := update(options.docs / "decoder.md", name, body, COMMAND, options.check):
             problems.append(wrong)
-    if wrong := update(options.readme, HEADLINE, headline(table, models(options.sources)), COMMAND, options.check):
+    if wrong := update(options.readme, HEADLINE, headline(table, names), COMMAND, options.check):
         problems.append(wrong)
     return problems
 

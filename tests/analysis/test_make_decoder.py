@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from minfer.analysis import make
-from minfer.analysis.makers.decoder import SERVED, SPLIT, STEPS
+from minfer.analysis.makers.decoder import SERVED, SPLIT, STEPS, TARGETS
 from minfer.rows import store
 from tests.tables import Workspace, row
 
@@ -37,7 +37,9 @@ def made(folder: Path, *rows: store.Row, **files: list[dict[str, Any]]) -> str:
     paths = [work.write(*rows)] if rows else []
     page = folder / "docs" / "decoder.md"
     page.parent.mkdir()
-    page.write_text("\n".join(f"<!-- {name}:{end} -->" for name in (STEPS, SPLIT, SERVED) for end in ("begin", "end")))
+    page.write_text(
+        "\n".join(f"<!-- {name}:{end} -->" for name in (STEPS, TARGETS, SPLIT, SERVED) for end in ("begin", "end"))
+    )
     (folder / "ops").mkdir()
     (folder / "ops" / "models.csv").write_text(MODELS)
     (folder / "measured").mkdir()
@@ -65,8 +67,8 @@ def test_a_line_for_each_problem_and_kernel(tmp_path: Path) -> None:
 
 
 def test_a_prompts_energy_is_divided_by_its_tokens(tmp_path: Path) -> None:
-    (line,) = (line for line in made(tmp_path, timed("minfer", 6000.0, new=1000)).splitlines() if "prefill" in line)
-    assert "| prefill of 1 × 1000 | minfer |" in line
+    text = made(tmp_path, timed("minfer", 6000.0, new=1000))
+    (line,) = (line for line in text.splitlines() if "| prefill of 1 × 1000 | minfer |" in line)
     assert "| 0.00400 |" in line
 
 
@@ -97,8 +99,34 @@ def test_serving_is_told_by_policy(tmp_path: Path) -> None:
         assert f"{about} 5 | 90.0 | 200 | 9.00 | 30.0 |" in text
 
 
+def test_each_device_has_a_column_of_targets(tmp_path: Path) -> None:
+    """The gain counts against the faster of the two compiled ones, at the problem where it is least."""
+    plain = {"params": {"quant": "none"}}
+    other = {"device": "NVIDIA Other"} | plain
+    rows = [
+        timed("torch", 7000.0, **plain), timed("minfer", 5600.0, **plain), timed("torch_compile", 6500.0, **plain),
+        timed("torch_max_autotune", 6000.0, **plain), timed("torch", 7000.0, **other),
+        timed("minfer", 5000.0, steady_percent_of_peak=91.0, **other), timed("torch_compile", 6000.0, **other),
+    ]  # fmt: skip
+    served = ABOUT | {"device": "NVIDIA Other", "requests": 9, "trace": "conv", "model": "llama-3.2-1b", "generated": 9}
+    served |= {"seconds": 10.0, "steps_s": 9.0, "steps": 50, "tokens_per_s": 1.0, "steps_tokens_per_s": 1.1}
+    served |= {"prompt_tokens": 5, "preempted": 0, "policy": "continuous", "rate": None}
+    text = made(tmp_path, *rows, serve_trace=[served])
+    table = [line for line in text.splitlines() if line.endswith((", met |", ", missed |", "measured |", "Other |"))]
+    cells = {line.split(" | ")[0].strip("| "): [each.strip(" |") for each in line.split(" | ")[1:]] for line in table}
+    devices = cells.pop("")[1:]
+    found = {name: dict(zip(devices, row[1:], strict=True)) for name, row in cells.items()}
+    one, gain, trace = (
+        next(row for name, row in found.items() if part in name) for part in ("batch 1,", "times", "trace")
+    )
+    this = next(name for name in devices if name != "NVIDIA Other")
+    assert one == {this: "80.0 %, missed", "NVIDIA Other": "91.0 %, met"}
+    assert gain == {this: "1.07, missed", "NVIDIA Other": "1.20, met"}
+    assert trace == {this: "not measured", "NVIDIA Other": "90.0 %, met"}
+
+
 def test_what_was_not_measured_says_how_to(tmp_path: Path) -> None:
-    assert made(tmp_path).count("Nothing was measured yet: `python") == 3
+    assert made(tmp_path).count("Nothing was measured yet: `python") == 4
 
 
 def test_the_readme_has_a_sentence_for_each_batch(tmp_path: Path) -> None:
