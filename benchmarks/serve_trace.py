@@ -160,26 +160,36 @@ def serve_all(engine: Engine, trace: list[Asked], device: torch.device) -> dict[
     }  # fmt: skip
 
 
+@dataclass
+class Shown:
+    """What a user has seen of a request: how many tokens, and when the last of them came, or the request."""
+
+    request: Request
+    last: float
+    tokens: int = 0
+
+
 def serve_at(engine: Engine, trace: list[Asked], rate: float) -> dict[str, Any]:
     """Serve requests that come at `rate` a second, evenly."""
-    drawn, requests, seen, first, between = random.Random(1), list[Request](), list[int](), list[float](), list[float]()
-    last: list[float] = []
+    drawn, open_requests, first, between = random.Random(1), list[Shown](), list[float](), list[float]()
+    sent = generated = 0
     begin = time.perf_counter()
-    while len(requests) < len(trace) or not all(request.done for request in requests):
+    while sent < len(trace) or open_requests:
         now = time.perf_counter() - begin
-        while len(requests) < len(trace) and len(requests) / rate <= now:
-            requests.append(submit(engine, trace[len(requests)], drawn))
-            seen.append(0)
-            last.append((len(requests) - 1) / rate)
+        while sent < len(trace) and sent / rate <= now:
+            open_requests.append(Shown(submit(engine, trace[sent], drawn), sent / rate))
+            sent += 1
         if not engine.step():
             time.sleep(1e-4)
         now = time.perf_counter() - begin
-        for number, request in enumerate(requests):
-            if (count := len(request.tokens)) > seen[number]:
-                (between if seen[number] else first).append(now - last[number])
-                seen[number], last[number] = count, now
+        for each in open_requests:
+            if (count := len(each.request.tokens)) > each.tokens:
+                (between if each.tokens else first).append(now - each.last)
+                generated += count - each.tokens
+                each.tokens, each.last = count, now
+        open_requests = [each for each in open_requests if not each.request.done]
     seconds = time.perf_counter() - begin
-    row: dict[str, Any] = {"case": f"{rate:g} a second", "rate": rate, "seconds": seconds, "generated": sum(seen)}
+    row: dict[str, Any] = {"case": f"{rate:g} a second", "rate": rate, "seconds": seconds, "generated": generated}
     for name, values in (("first", first), ("between", between)):
         row |= {f"{name}_p{q}_ms": float(np.percentile(values, q)) * 1e3 for q in (50, 99) if values}
     return row
@@ -208,7 +218,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--rate", type=above_0, nargs="*", default=[], help="requests a second, for the delays of tokens"
     )
-    parser.add_argument("--of", type=whole, default=200, help="how many requests come at these rates")
+    parser.add_argument("--of", type=whole, default=300, help="how many requests come at these rates")
     parser.add_argument(
         "--policy", nargs="*", default=["continuous"], choices=POLICIES, help="which requests a step serves"
     )

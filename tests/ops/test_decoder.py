@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -16,8 +19,8 @@ from minfer.bench.operands import Operands
 from minfer.bench.verify import WrongResult, verify
 from minfer.build import toolchain
 from minfer.ops import Case
-from minfer.ops.decoder import linear_weights, shape
-from minfer.ops.decoder.baselines import graphed, unpacked
+from minfer.ops.decoder import THETA, baselines, linear_weights, shape
+from minfer.ops.decoder.baselines import Last, by_transformers, graphed, layer, unpacked, whole
 from minfer.ops.decoder.seeded import Seeded
 from minfer.worker.compiler import needed_by
 
@@ -63,8 +66,92 @@ def test_a_step_is_captured_at_the_second_call_with_the_same_tensors(monkeypatch
     assert calls == ["run", "capture", "run", "replay", "replay", "run"]
 
 
+def test_tensors_are_those_of_the_last_call_until_one_is_freed() -> None:
+    last, freed = Last(), list[int]()
+    one, other = torch.zeros(1), torch.zeros(1)
+    assert [last.are(each, lambda: freed.append(1)) for each in ((one, other), (one, other), (one,))] == [0, 1, 0]
+    del other
+    assert not freed  # it was of the call before
+    del one
+    assert freed == [1]
+
+
+def test_the_plain_layer_writes_the_caches_that_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not a view of them: torch.compile would copy whole caches."""
+    given, written = list[Any](), list[Any]()
+    into = torch.Tensor.index_copy_
+    monkeypatch.setattr(torch.Tensor, "index_copy_", lambda x, *more: written.append(x) or into(x, *more))
+    of_layer = lambda *tensors: given.extend(tensors[4:6]) or layer(*tensors)
+    case = step("torch")
+    whole(of_layer)(*Operands(OP, case, 1, "normal", CPU).arguments)
+    assert len(written) == 2 and all(one is other for one, other in zip(given, written, strict=True))
+
+
+def needs_transformers() -> None:
+    pytest.importorskip("transformers", reason="needs transformers: pip install 'minfer[peers]'")
+
+
+@pytest.mark.slow  # it takes seconds to import
+@pytest.mark.parametrize(("new", "context"), ((1, 40), (40, 40), (1, 1)))
+def test_transformers_computes_the_op(new: int, context: int) -> None:
+    needs_transformers()
+    kernel = replace(OP.kernels["transformers"], function=by_transformers(THETA, compile_layers=False))
+    case = step("transformers", "2 64 4 2 64 64 64", new, context)
+    assert verify(OP, case, kernel, build.function(kernel), CPU, None, seed=new).rel_l2 <= 3e-2
+
+
+@pytest.mark.slow
+def test_one_layer_of_transformers_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    needs_transformers()
+    from torch._dynamo.testing import CompileCounter
+
+    counter = CompileCounter()
+    monkeypatch.setattr(
+        baselines, "compiled", lambda function: torch.compile(function, backend=counter, dynamic=False, fullgraph=True)
+    )
+    function = by_transformers(THETA)
+    for seed in (1, 2):
+        function(*Operands(OP, step(sizes="4 64 4 2 64 64 64"), seed, "normal", CPU).arguments)
+    assert counter.frame_count == 1
+
+
+@pytest.mark.slow
+def test_transformers_holds_weights_no_longer_than_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    needs_transformers()
+    monkeypatch.setattr(bench, "SHARED", {})
+    models, init = list[weakref.ref[Any]](), baselines.Model.__init__
+    monkeypatch.setattr(
+        baselines.Model, "__init__", lambda model, *given: models.append(weakref.ref(model)) or init(model, *given)
+    )
+    operands = Operands(OP, step(), 1, "normal", CPU)
+    function = by_transformers(THETA, compile_layers=False)
+    function(*operands.arguments)
+    assert models[0]() is not None
+    del operands
+    bench.SHARED.clear()
+    gc.collect()
+    assert models[0]() is None
+
+
+@pytest.mark.parametrize("name", ("transformers", "torch_max_autotune"))
+def test_int4_is_left_to_the_others(name: str) -> None:
+    case = OP.case(name, "bfloat16", shape("2 128 2 1 64 128 64", 2, 1, 40), {"quant": "int4_g128"})
+    assert OP.kernels[name].takes(case) == "supports quant=none, not int4_g128"
+
+
+def test_transformers_takes_no_part_of_a_prompt() -> None:
+    why = OP.kernels["transformers"].unsupported(step("transformers", new=7), None)
+    assert why == "needs new to be 1 or context, got new=7 and context=40"
+
+
+@pytest.mark.slow  # tracing takes seconds
+def test_the_fused_model_computes_the_op() -> None:
+    kernel = OP.kernels["fuse"]
+    assert verify(OP, step("fuse"), kernel, build.function(kernel), CPU, None, seed=1).rel_l2 <= 2e-2
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ("minfer", "torch"))
+@pytest.mark.parametrize("name", ("minfer", "torch", "transformers", "fuse"))
 def test_a_replayed_step_computes_what_its_first_call_computes(name: str) -> None:
     """The third call is replayed with other tokens in the same tensors; tensors elsewhere are not those that were captured."""
     function = build.function(OP.kernels[name], toolchain.arch_of(torch.cuda.get_device_capability()))

@@ -288,14 +288,21 @@ UNPACKED = {"quant": ("none",)}
 op.torch("torch", baselines.graphed(PLAIN), baseline=True, returns=(0,), requires=packs)
 # only on a GPU: on a CPU the C++ compiler takes a minute for each shape
 op.peer("torch_compile", baselines.graphed(COMPILED), package="triton", returns=(0,), requires=packs)
-op.peer("torch_max_autotune", baselines.graphed(TUNED), package="triton", returns=(0,), params=UNPACKED)
+op.peer(
+    "torch_max_autotune",
+    baselines.graphed(TUNED),
+    package="triton",
+    returns=(0,),
+    params=UNPACKED,
+    requires=baselines.worth_tuning,
+)
 op.peer(
     "transformers",
     baselines.graphed(baselines.by_transformers(THETA)),
     package="transformers",
     returns=(0,),
     params=UNPACKED,
-    requires=baselines.whole_prompts,
+    requires=baselines.in_llama,
     deterministic=False,
 )
 op.function(

@@ -141,12 +141,18 @@ def whole(of_layer: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return forward
 
 
-def whole_prompts(case: Case) -> str | None:
-    """The rule that new tokens are single ones or whole prompts. For those in between, transformers asks the GPU for the number
-    of keys, which a CUDA graph cannot contain."""
-    if case["new"] in (1, case["context"]):
-        return None
-    return f"needs new to be 1 or context, got new={case['new']} and context={case['context']}"
+def worth_tuning(case: Case) -> str | None:
+    """The rule that keeps max-autotune, which takes long for each shape, from the small shapes of verification."""
+    return None if case["hidden"] >= 1024 else f"needs hidden to be at least 1024, got {case['hidden']}"
+
+
+def in_llama(case: Case) -> str | None:
+    """The rule of what transformers computes. New tokens are single ones or whole prompts: for those in between it asks the GPU
+    for the number of keys, which a CUDA graph cannot contain."""
+    new, context, hidden, heads = (case[axis] for axis in ("new", "context", "hidden", "heads"))
+    if new not in (1, context):
+        return f"needs new to be 1 or context, got new={new} and context={context}"
+    return f"needs hidden to be a multiple of heads, got {hidden} and {heads}" if hidden % heads else None
 
 
 def run(layer: torch.nn.Module, x: Tensor, given: dict[str, Any]) -> Tensor:
