@@ -76,7 +76,8 @@ def stream(
     decoder: Decoder, prompt: list[int], sampling: Sampling, text_of: Callable[[list[int]], str]
 ) -> Iterator[str]:
     """What each token adds to the text. A character that is made of several tokens comes with the last of them."""
-    room = len(prompt) + max(1, sampling.max_tokens)
+    # no more than the model has positions: the engine refuses what needs more
+    room = min(len(prompt) + max(1, sampling.max_tokens), decoder.config.longest)
     engine = Engine(decoder, pages=-(-room // PAGE), page=PAGE)
     tokens: list[int] = []
     sent = 0

@@ -49,6 +49,10 @@ def test_a_checkpoint_answers_in_text(capsys, tmp_path):
     [
         (["nowhere", "Hello"], "generate: nowhere is neither a file, a folder nor one of the names tiny"),
         (["tiny", ""], "generate: a request takes a prompt of token ids from 0 to 255, got none"),
+        (
+            ["tiny", "Hello", "--max-tokens", "999999999999"],
+            "generate: a request takes prompt and max_tokens of at most 2048 tokens together",
+        ),
         (["tiny", "Hello", "--max-tokens", "0"], "generate: a request takes max_tokens as an int from 1, got 0"),
         (
             ["tiny", "Hello", "--top-p", "3"],
