@@ -44,9 +44,8 @@ class Kernel:
     ] = ()  # backends "torch" and "function": for these of its arguments it returns new tensors instead of writing
     first_call: str = ""  # of the op: what a case without the parameter `call` means
     deterministic: bool = True  # False: two runs may differ in their bits, as with floating-point atomics
-    package: str = (
-        ""  # backend "torch": the module, not PyTorch's, that the implementation is of; it runs on a GPU only
-    )
+    # backends "torch" and "function": the module, not PyTorch's, that the implementation is of or needs; it runs on a GPU only
+    package: str = ""
     root: Path = PACKAGE  # the folder `minfer` whose headers it includes; another one for another revision's kernel
     composes: tuple[str, ...] = ()  # backend "function": the ops whose functions it calls; empty: its own op's
     modules: tuple[Path, ...] = ()  # backend "function": the files that call them

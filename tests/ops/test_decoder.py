@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from minfer.bench.device import capability, pick
 from minfer.bench.operands import Operands
 from minfer.bench.verify import WrongResult, verify
 from minfer.build import toolchain
-from minfer.ops import Case
+from minfer.ops import Case, compiled
 from minfer.ops.decoder import THETA, baselines, linear_weights, shape
 from minfer.ops.decoder.baselines import Last, by_transformers, graphed, layer, unpacked, whole
 from minfer.ops.decoder.seeded import Seeded
@@ -146,7 +147,10 @@ def test_transformers_takes_no_part_of_a_prompt() -> None:
 
 @pytest.mark.slow  # tracing takes seconds
 def test_the_fused_model_computes_the_op() -> None:
-    kernel = OP.kernels["fuse"]
+    """Without inductor, whose C++ compiler takes a minute for each shape."""
+    importlib.import_module("minfer.fusion")
+    fused = whole(compiled(layer, backend="minfer", options={"rest": "eager"}))
+    kernel = replace(OP.kernels["fuse"], function=fused)
     assert verify(OP, step("fuse"), kernel, build.function(kernel), CPU, None, seed=1).rel_l2 <= 2e-2
 
 

@@ -273,20 +273,17 @@ def minfers(*tensors: Tensor) -> Tensor:
 def fused(*tensors: Tensor) -> Tensor:
     """The logits by `minfer.fuse` on each layer of the plain model."""
     importlib.import_module("minfer.fusion")  # which brings the backend
-    return FUSED[tensors[0].device.type](*tensors)
+    return FUSED(*tensors)
 
 
 BY_MINFER, BY_FUSE = baselines.graphed(minfers), baselines.graphed(fused)
 PLAIN, COMPILED = baselines.whole(baselines.layer), baselines.whole(compiled(baselines.layer))
-FUSED = {  # on a CPU without a compiler, which takes a minute for each shape
-    device: baselines.whole(compiled(baselines.layer, backend="minfer", options={"rest": rest}))
-    for device, rest in (("cpu", "eager"), ("cuda", "inductor"))
-}
+FUSED = baselines.whole(compiled(baselines.layer, backend="minfer"))
 TUNED = baselines.whole(compiled(baselines.layer, mode="max-autotune-no-cudagraphs"))  # `graphed` captures the graph
 UNPACKED = {"quant": ("none",)}
 
 op.torch("torch", baselines.graphed(PLAIN), baseline=True, returns=(0,), requires=packs)
-# only on a GPU: on a CPU the C++ compiler takes a minute for each shape
+# what compiles, only on a GPU: on a CPU the C++ compiler takes a minute for each shape
 op.peer("torch_compile", baselines.graphed(COMPILED), package="triton", returns=(0,), requires=packs)
 op.peer(
     "torch_max_autotune",
@@ -316,6 +313,7 @@ op.function(
 op.function(
     "fuse",
     lambda minfer, *tensors: BY_FUSE(*tensors),
+    package="triton",
     returns=(0,),
     requires=packs,
     composes=FUSES,
