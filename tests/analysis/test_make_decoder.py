@@ -87,6 +87,20 @@ def test_a_step_is_shown_by_operation(tmp_path: Path) -> None:
     assert "qkv" in (tmp_path / "docs" / "plots" / "nvidia-some" / "decoder-split.svg").read_text()
 
 
+def test_two_devices_stand_one_after_the_other(tmp_path: Path) -> None:
+    about = {"model": "llama-3.1-8b", "batch": 1, "context": 1024, "read_gbps": 3000.0}
+    step = about | {"operation": "step", "calls": 0, "us": 6400.0, "read_bytes": 3, "floor_us": 4800.0}
+    part = about | {"operation": "qkv", "calls": 32, "us": 640.0, "read_bytes": 3, "floor_us": 512.0}
+    one, other = ([ABOUT | {"device": name} | row for row in (part, step)] for name in ("NVIDIA A", "NVIDIA B"))
+    rows = [timed("minfer", 6000.0, device=name) for name in ("NVIDIA A", "NVIDIA B")]
+    text = made(tmp_path, *rows, decoder_split_a=one, decoder_split_b=other)
+    assert [text.count(part) for part in ("**NVIDIA A**", "**NVIDIA B**", "| NVIDIA A | NVIDIA B |")] == [1, 1, 1]
+    assert text.index("Measured on NVIDIA A;") < text.index("Measured on NVIDIA B;")
+    assert all(
+        (tmp_path / "docs" / "plots" / name / "decoder-split.svg").is_file() for name in ("nvidia-a", "nvidia-b")
+    )
+
+
 def test_serving_is_told_by_policy(tmp_path: Path) -> None:
     of = ABOUT | {"requests": 2000, "trace": "conv", "model": "llama-3.1-8b", "generated": 1000, "seconds": 10.0}
     whole = {"steps_s": 9.0, "steps": 50, "tokens_per_s": 100.0, "steps_tokens_per_s": 111.1, "prompt_tokens": 5}
