@@ -23,10 +23,10 @@ def fingerprint(kernel: Kernel, arch: str, rules: int) -> str:
     """A hash of what decides this kernel's result and time: its sources and its op's, without comments; the other files
     that its last build read; the flags and versions that it is compiled with; and `rules`, the version of the measuring rules.
     Registering another kernel of the op changes nothing. That of a function is of all kernels that it chooses among, of
-    their measurements, and of the modules that it names. If a source cannot be read, for example because it is too large, the
-    error message is hashed instead."""
+    their measurements, and of the modules that it names; that of a PyTorch implementation that calls functions is of these,
+    too. If a source cannot be read, for example because it is too large, the error message is hashed instead."""
     digest = hashlib.sha256()
-    if kernel.backend == "function":
+    if kernel.backend == "function" or kernel.composes:
         for name in kernel.composes or (kernel.op,):
             digest.update(_choices(name))
             for each in get(name).kernels.values():
@@ -34,6 +34,7 @@ def fingerprint(kernel: Kernel, arch: str, rules: int) -> str:
                     digest.update(fingerprint(each, arch, rules).encode())
         for path in kernel.modules:
             digest.update(_meaning(path).encode("utf-8", "surrogateescape"))
+    if kernel.backend == "function":
         return digest.hexdigest()[:16]
     op = get(kernel.op).source
     try:

@@ -44,11 +44,12 @@ class Kernel:
     ] = ()  # backends "torch" and "function": for these of its arguments it returns new tensors instead of writing
     first_call: str = ""  # of the op: what a case without the parameter `call` means
     deterministic: bool = True  # False: two runs may differ in their bits, as with floating-point atomics
-    # backends "torch" and "function": the module, not PyTorch's, that the implementation is of or needs; it runs on a GPU only
-    package: str = ""
+    package: str = (
+        ""  # backend "torch": the module, not PyTorch's, that the implementation is of; it runs on a GPU only
+    )
     root: Path = PACKAGE  # the folder `minfer` whose headers it includes; another one for another revision's kernel
-    composes: tuple[str, ...] = ()  # backend "function": the ops whose functions it calls; empty: its own op's
-    modules: tuple[Path, ...] = ()  # backend "function": the files that call them
+    composes: tuple[str, ...] = ()  # the ops whose functions it calls; empty for backend "function": its own op's
+    modules: tuple[Path, ...] = ()  # the files that call them
     against: str = ""  # the kernel that its ratios are against; empty: the op's baseline
     # What `minfer.functional.best` has to know of it.
     least_measured: str = ""  # an axis: the kernel is not chosen where it is shorter than in all of its measurements

@@ -237,8 +237,9 @@ def test_figures_are_those_of_an_8b_model() -> None:
     assert OP.metric.work(OP, prompt) == 4096
 
 
-def test_a_composed_functions_fingerprint_is_of_its_ops_and_modules() -> None:
-    kernel = OP.kernels["minfer"]
+@pytest.mark.parametrize("name", ("minfer", "fuse"))
+def test_the_fingerprint_of_what_calls_functions_is_of_their_ops_and_modules(name: str) -> None:
+    kernel = OP.kernels[name]
     whole = fingerprint.fingerprint(kernel, "", 1)
     assert whole != fingerprint.fingerprint(replace(kernel, modules=()), "", 1)
     assert whole != fingerprint.fingerprint(replace(kernel, composes=kernel.composes[1:]), "", 1)

@@ -302,6 +302,15 @@ op.peer(
     requires=baselines.in_llama,
     deterministic=False,
 )
+op.peer(
+    "fuse",
+    BY_FUSE,
+    package="triton",
+    returns=(0,),
+    requires=packs,
+    composes=FUSES,
+    modules=(*sorted(FUSION.glob("*.py")), FUSION / "measured.json"),
+)
 op.function(
     "minfer",
     lambda minfer, *tensors: BY_MINFER(*tensors),
@@ -309,13 +318,4 @@ op.function(
     requires=packs,
     composes=COMPOSES,
     modules=(MODELS / "model.py", MODELS / "stacked.py", PACKAGE / "functional" / "early.py"),
-)
-op.function(
-    "fuse",
-    lambda minfer, *tensors: BY_FUSE(*tensors),
-    package="triton",
-    returns=(0,),
-    requires=packs,
-    composes=FUSES,
-    modules=(Path(baselines.__file__), *sorted(FUSION.glob("*.py")), FUSION / "measured.json"),
 )

@@ -3,6 +3,7 @@ All read the op's own tensors."""
 
 from __future__ import annotations
 
+import importlib
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -179,32 +180,30 @@ class Model:
         self, theta: float, caches: tuple[Tensor, Tensor], weights: tuple[Tensor, ...], context: int,
         run: Callable[..., Tensor],
     ) -> None:  # fmt: skip
-        from transformers import LlamaConfig, LlamaForCausalLM
-        from transformers.cache_utils import Cache, StaticCache
-        from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-
+        transformers: Any = importlib.import_module("transformers")
         embedding, _, qkv, o, _, down, _ = weights
         kv_heads, dim = caches[0].shape[3:]
-        config: Any = LlamaConfig(
+        config = transformers.LlamaConfig(
             vocab_size=len(embedding), hidden_size=embedding.shape[1], intermediate_size=down.shape[2],
             num_hidden_layers=len(qkv), num_attention_heads=o.shape[2] // dim, num_key_value_heads=kv_heads,
             head_dim=dim, max_position_embeddings=context, rms_norm_eps=EPS, dtype=embedding.dtype,
             rope_parameters={"rope_type": "default", "rope_theta": theta}, attn_implementation="sdpa",
         )  # fmt: skip
         with torch.device("meta"):
-            self.model: Any = LlamaForCausalLM(config).eval()
+            self.model = transformers.LlamaForCausalLM(config).eval()
         self.model.load_state_dict(parameters(kv_heads * dim, *weights), assign=True)
         self.model.requires_grad_(False)
-        self.model.model.rotary_emb = LlamaRotaryEmbedding(config).to(embedding.device)
+        decoder = self.model.model
+        decoder.rotary_emb = type(decoder.rotary_emb)(config).to(embedding.device)
         self.lengths = torch.zeros(len(qkv), dtype=torch.int64, device=embedding.device)
-        self.cache = StaticCache(config, context)
+        self.cache = transformers.StaticCache(config, context)
         for i, each in enumerate(self.cache.layers):
             keys, values = (of[i].transpose(1, 2)[:, :, :context] for of in caches)
             each.lazy_initialization(keys[:, :, :1], values[:, :, :1])
             each.keys, each.values, each.cumulative_length = keys, values, self.lengths[i]
-            layer = self.model.model.layers[i]
+            layer = decoder.layers[i]
             layer.self_attn.layer_idx = 0
-            self.model.model.layers[i] = InPlace(layer, Cache(layers=[each]), run)
+            decoder.layers[i] = InPlace(layer, transformers.Cache(layers=[each]), run)
 
     def __call__(self, ids: Tensor, positions: Tensor, new: int, context: int) -> Tensor:
         """The logits (batch, vocab) of each sequence's last token."""
