@@ -18,6 +18,7 @@ from minfer.functional.gated_unit import swiglu as any_swiglu
 from minfer.functional.hgemm import matmul as any_matmul
 from minfer.functional.norms import rms_norm as any_rms_norm
 from minfer.functional.norms import rows_of
+from minfer.functional.rope_append import rope_append as any_rope_append
 from minfer.ops import get
 
 Tensor = torch.Tensor
@@ -96,3 +97,19 @@ def decode_attention(
     table = page_table.contiguous()
     _kernel("decode_attention", q.device)(out, q, lengths.contiguous(), table, k_cache, v_cache, none, scale)
     return out
+
+
+def rope_append(
+    qkv: Tensor, k_cache: Tensor, v_cache: Tensor, positions: Tensor, where: Tensor, cos: Tensor, sin: Tensor,
+    q_weight: Tensor | None = None, k_weight: Tensor | None = None, eps: float = 1e-6,
+) -> Tensor:  # fmt: skip
+    """`minfer.rope_append` of the heads of a step, contiguous."""
+    weights = [each for each in (q_weight, k_weight) if each is not None]
+    fits = cos.shape[1] % 8 == 0 and qkv.shape[2] % 8 == 0
+    if not (qkv.is_contiguous() and fits and takes(qkv.flatten(1), k_cache, v_cache, cos, sin, *weights)):
+        return any_rope_append(qkv, k_cache, v_cache, positions, where, cos, sin, q_weight, k_weight, eps)
+    q = qkv.new_empty(qkv.shape[0], qkv.shape[1] - 2 * k_cache.shape[2], qkv.shape[2])
+    of_norm = weights or [qkv.new_empty(0)] * 2
+    rows = positions.contiguous(), where.contiguous(), cos, sin
+    _kernel("rope_append", qkv.device)(q, k_cache, v_cache, qkv, *rows, *of_norm, eps)
+    return q

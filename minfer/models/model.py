@@ -15,14 +15,13 @@ import torch.nn.functional as F
 
 from minfer.functional.attention import DIMS, attention
 from minfer.functional.decode_attention import PAGES
-from minfer.functional.early import decode_attention, matmul, rms_norm, swiglu, takes
+from minfer.functional.early import decode_attention, matmul, rms_norm, rope_append, swiglu, takes
 from minfer.functional.embedding import embedding
 from minfer.functional.mla_decode import mla_decode
 from minfer.functional.moe_ffn import moe_ffn
 from minfer.functional.moe_route import moe_route
 from minfer.functional.quantised import quant_gemm
 from minfer.functional.rope import rope_
-from minfer.functional.rope_append import rope_append
 from minfer.functional.silu_mul import silu_mul
 from minfer.models import plain
 from minfer.models.batch import Batch

@@ -11,16 +11,19 @@
 
 namespace minfer {
 
-// A block computes kM rows and kN columns. Each of its kM / 64 warpgroups has 64 rows. kPerSM blocks run on one SM.
-template <typename T_, Layout kLayout, int kM_, int kN_, int kCluster_, int kPerSM_ = 1>
+// A block computes kM rows and kN columns. Each of its kM / 64 warpgroups has 64 rows. kPerSM blocks run on one SM. A stage has
+// room for kRows rows of A. A wgmma multiplies 64 rows all the same: what it takes for the others is other stages' bytes, and
+// these rows of the product are not stored. So less of shared memory is empty, and more of it is full of B when A is ready.
+template <typename T_, Layout kLayout, int kM_, int kN_, int kCluster_, int kRows_, int kPerSM_ = 1>
 struct Strip {
   using T = T_;
-  static constexpr int kM = kM_, kN = kN_, kCluster = kCluster_, kPerSM = kPerSM_;
+  static constexpr int kM = kM_, kN = kN_, kCluster = kCluster_, kRows = kRows_, kPerSM = kPerSM_;
   static constexpr int kWarpgroups = kM / 64, kThreads = kWarpgroups * 128 + 32;
-  using Tiles = Stage<T, kLayout, kM, kN>;
+  using Tiles = Stage<T, kLayout, kRows, kN>;
   using Tile = WarpgroupTile<T, kLayout, 64, kN>;
   static constexpr int kStage = Tiles::kBytes + 2 * sizeof(uint64_t);
-  static constexpr int kStages = ((228 << 10) / kPerSM - 1024) / kStage, kBytes = kStages * kStage;
+  static constexpr int kBehind = (kM - kRows) * kBlockK * sizeof(T);  // the rows that the last stage lacks
+  static constexpr int kStages = ((228 << 10) / kPerSM - 1024 - kBehind) / kStage, kBytes = kStages * kStage + kBehind;
 
   // How many rows of A a block copies: no more than A has, but whole groups of eight if there are several blocks.
   __host__ __device__ static int part(int m) { return kCluster == 1 ? m : ((m + 7) / 8 + kCluster - 1) / kCluster * 8; }
@@ -125,25 +128,25 @@ bool launch_strips(const Gemm<typename Of::T>& g, bool b_is_constant, bool alway
 }
 
 // The narrowest strips that all run at once. The widest may come in several waves.
-template <Layout kLayout, int kM, int kCluster, typename T>
+template <Layout kLayout, int kM, int kCluster, int kRows, typename T>
 void launch_rows(const Gemm<T>& g, bool b_is_constant) {
   if constexpr (kLayout == Layout::TN) {
-    if (launch_strips<Strip<T, kLayout, kM, 32, kCluster>>(g, b_is_constant)) return;
-    if (launch_strips<Strip<T, kLayout, kM, 48, kCluster>>(g, b_is_constant)) return;
-    if (launch_strips<Strip<T, kLayout, kM, 64, kCluster>>(g, b_is_constant)) return;
-    if (launch_strips<Strip<T, kLayout, kM, 112, kCluster>>(g, b_is_constant)) return;
-    using Widest = std::conditional_t<kM == 64, Strip<T, kLayout, kM, 112, kCluster, 2>, Strip<T, kLayout, kM, 224, kCluster>>;
-    launch_strips<Widest>(g, b_is_constant, true);
+    if (launch_strips<Strip<T, kLayout, kM, 32, kCluster, kRows>>(g, b_is_constant)) return;
+    if (launch_strips<Strip<T, kLayout, kM, 48, kCluster, kRows>>(g, b_is_constant)) return;
+    if (launch_strips<Strip<T, kLayout, kM, 64, kCluster, kRows>>(g, b_is_constant)) return;
+    if (launch_strips<Strip<T, kLayout, kM, 112, kCluster, kRows>>(g, b_is_constant)) return;
+    constexpr int kWidest = kM == 64 ? 112 : 224, kPerSM = kM == 64 ? 2 : 1;
+    launch_strips<Strip<T, kLayout, kM, kWidest, kCluster, kRows, kPerSM>>(g, b_is_constant, true);
   } else {  // a copy brings 64 columns
-    if (launch_strips<Strip<T, kLayout, kM, 64, kCluster>>(g, b_is_constant)) return;
-    launch_strips<Strip<T, kLayout, kM, 128, kCluster>>(g, b_is_constant, true);
+    if (launch_strips<Strip<T, kLayout, kM, 64, kCluster, kRows>>(g, b_is_constant)) return;
+    launch_strips<Strip<T, kLayout, kM, 128, kCluster, kRows>>(g, b_is_constant, true);
   }
 }
 
 template <Layout kLayout, typename T>
 void launch_layout(const Gemm<T>& g, bool b_is_constant) {
-  if (g.m <= 16) return launch_rows<kLayout, 64, 1>(g, b_is_constant);
-  g.m <= 64 ? launch_rows<kLayout, 64, 2>(g, b_is_constant) : launch_rows<kLayout, 128, 2>(g, b_is_constant);
+  if (g.m <= 16) return launch_rows<kLayout, 64, 1, 16>(g, b_is_constant);
+  g.m <= 64 ? launch_rows<kLayout, 64, 2, 64>(g, b_is_constant) : launch_rows<kLayout, 128, 2, 128>(g, b_is_constant);
 }
 
 template <typename T>

@@ -216,6 +216,7 @@ ALL = ("float32", "float16", "bfloat16")
 op.torch("torch", eager, baseline=True, returns=(0,), dtypes=ALL, params={"padding": ("none",)})
 op.cuda("v01_naive.cu", dtypes=ALL)
 op.cuda("v02_vectors.cu", dtypes=ALL, requires=vectors)
+op.cuda("v03_early.cu", archs="sm_90a", dtypes=ALL, requires=vectors, early=True)
 op.cpp("cpu_heads.cpp", dtypes=ALL)
 op.function(
     "rope_append",

@@ -4,6 +4,7 @@
 // of one token. The threads of a head are a power of two, at most a warp, so a norm takes a few shuffles.
 #pragma once
 
+#include "cuda/dependent.cuh"
 #include "cuda/row_pieces.cuh"
 #include "rope_append.h"
 
@@ -101,10 +102,12 @@ __device__ inline float sum_of_head(float value, int lanes) {
   return value;
 }
 
-// A unit is one slot of a token: every `slots`-th head, beginning with head `slot`. 2^log_lanes threads compute a unit.
-template <typename Piece, bool kNorm, int kHeads, typename T>
+// A unit is one slot of a token: every `slots`-th head, beginning with head `slot`. 2^log_lanes threads compute a unit. If
+// kEarly, blocks start while the previous launch still runs, and read nothing before it has ended.
+template <typename Piece, bool kNorm, int kHeads, bool kEarly, typename T>
 __global__ void __launch_bounds__(kThreads) heads(RopeAppend<T> p, int slots, int log_lanes) {
   constexpr int kCount = Piece::kCount;
+  if constexpr (kEarly) let_next_start(), wait_for_previous();
   const int lanes = 1 << log_lanes, lane = threadIdx.x % lanes;
   const int unit = blockIdx.x * (kThreads >> log_lanes) + (threadIdx.x >> log_lanes), token = unit / slots, slot = unit % slots;
   const bool there = token < p.tokens;
@@ -178,14 +181,15 @@ __global__ void __launch_bounds__(kThreads) heads(RopeAppend<T> p, int slots, in
   }
 }
 
-template <typename Piece, int kHeads, typename T>
+template <typename Piece, int kHeads, bool kEarly = false, typename T>
 void launch_heads(const RopeAppend<T>& p) {
   int log_lanes = 0;  // of the threads of a head
   while (log_lanes < 5 && 1 << log_lanes < p.half / Piece::kCount) ++log_lanes;
   const int slots = (p.all_heads() + kHeads - 1) / kHeads, of_block = kThreads >> log_lanes;
   const int blocks = (p.tokens * slots + of_block - 1) / of_block;
-  if (p.has_norm()) heads<Piece, true, kHeads><<<blocks, kThreads, 0, p.stream>>>(p, slots, log_lanes);
-  else heads<Piece, false, kHeads><<<blocks, kThreads, 0, p.stream>>>(p, slots, log_lanes);
+  const auto kernel = p.has_norm() ? heads<Piece, true, kHeads, kEarly, T> : heads<Piece, false, kHeads, kEarly, T>;
+  if constexpr (kEarly) STD_CUDA_CHECK(launch_early(kernel, 1, dim3(blocks), kThreads, 0, p.stream, p, slots, log_lanes));
+  else kernel<<<blocks, kThreads, 0, p.stream>>>(p, slots, log_lanes);
 }
 
 }  // namespace minfer
