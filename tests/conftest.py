@@ -49,7 +49,9 @@ def has_gpu() -> bool:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Make a folder for what the processes of a test run share: locks, and files that are compiled once. If MINFER_TESTS_SHARED
-    names a folder, several runs share it. Let Hypothesis draw few examples, or with -m slow its usual number."""
+    names a folder, several runs share it. Let Hypothesis draw few examples, or with -m slow its usual number. Collect no
+    garbage while tests are collected: a sixth of the time of importing PyTorch."""
+    gc.disable()
     settings.register_profile("few", max_examples=20)
     settings.load_profile("default" if is_slow_tier(config) else "few")
     if "MINFER_TESTS_SHARED" not in os.environ:
@@ -63,6 +65,7 @@ def pytest_collection_finish() -> None:
     """Exclude the half a million objects of the modules imported so far from later garbage collections."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

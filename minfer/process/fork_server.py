@@ -7,6 +7,7 @@ fork. What it starts is no child of its own but of the process that asked, which
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import fcntl
@@ -24,7 +25,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from minfer.sandbox import Sandbox, keep_to_itself
 from minfer.sandbox.environment import allowed, is_allowed
@@ -273,8 +274,25 @@ def _become(
         keep_to_itself(False)
     sys.argv = [module, *arguments]
     sys.modules.pop(module, None)  # as with `python -m`, which runpy would otherwise warn of
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
-    sys.exit()
+    status: object = 0
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        status = end.code or 0
+    _end(status)
+
+
+def _end(status: object) -> NoReturn:
+    """End as `sys.exit` does, but leave to the system what was imported: to free PyTorch takes Python half a second."""
+    if isinstance(status, int):
+        with contextlib.suppress(Exception):  # else Python tries again, and says what failed
+            threading._shutdown()  # type: ignore[attr-defined]
+            atexit._run_exitfuncs()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            ctypes.CDLL(None).fflush(None)  # what kernels print
+            os._exit(status & 0xFF)
+    sys.exit(status)  # type: ignore[arg-type]
 
 
 def _call_it(name: str) -> None:
@@ -313,3 +331,4 @@ def main() -> None:
     gc.freeze()  # a garbage collection in a fork would write to the memory that it shares with this process, and so copy it
     with socket.socket(fileno=int(sys.argv[1])) as connection:
         _serve(connection)
+    _end(0)

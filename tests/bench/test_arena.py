@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 from minfer.bench.arena import Arena, attach, copy_bits, guarded_bytes, view
 from minfer.bench.verify import same_bits
-from tests.conftest import ROOT
+from minfer.process import fork_server
 
 CPU = torch.device("cpu")
 TENSORS = [
@@ -40,19 +39,14 @@ def test_a_copy_has_the_values_and_strides_and_is_found_by_its_description() -> 
     assert not shared.is_breached()
 
 
-WRITES = """
-import json, os, sys
-from minfer.bench.arena import attach, view
-handle, description = json.loads(sys.argv[1])
-view(attach(handle), description).fill_(7)
-"""
-
-
-def test_another_process_writes_into_it() -> None:
+def test_another_process_writes_into_it(log: Path) -> None:
     shared = arena()
     copy = shared.copy(TENSORS[0])
     words = json.dumps([shared.handle, shared.describe(copy)])
-    subprocess.run([sys.executable, "-c", WRITES, words], check=True, pass_fds=shared.fds, cwd=ROOT)
+    with log.open("w") as file:
+        assert fork_server.start("tests.answering.fills", [words], shared.fds, file.fileno()).wait() == 0, (
+            log.read_text()
+        )
     assert bool((copy == 7).all()) and not shared.is_breached()
     shared.close()
     assert bool((copy == 7).all())  # the memory outlives its file descriptor

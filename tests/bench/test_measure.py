@@ -22,7 +22,7 @@ from minfer.bench.timing import Timing
 from minfer.ops.hgemm import torch_matmul
 
 CPU = torch.device("cpu")
-pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.timing]
+pytestmark = pytest.mark.usefixtures("one_thread")
 HGEMM = ops.get("hgemm")
 TIMING = Timing(name="test", looks=[40, 80, 160, 320], precision=0.02, cold_cap_s=4, steady_block_s=0.2)
 
@@ -47,12 +47,14 @@ def bench(kernel: Any, size: int = 128) -> Bench:
     return made
 
 
+@pytest.mark.timing
 def test_the_baseline_against_itself_is_a_tie() -> None:
     comparisons = [compare(*bench(torch_matmul).cold(replace(TIMING, cold_cap_s=2)).T) for _ in range(3)]
     assert sum(comparison.verdict != "tie" for comparison in comparisons) <= 1
     assert all(comparison.low < 1.03 and comparison.high > 0.97 for comparison in comparisons)
 
 
+@pytest.mark.timing
 def test_a_kernel_slowed_by_a_fifth_is_found_and_by_how_much() -> None:
     comparison = compare(*bench(slowed(1.2)).cold(TIMING).T)
     assert comparison.verdict == "slower"
@@ -60,12 +62,14 @@ def test_a_kernel_slowed_by_a_fifth_is_found_and_by_how_much() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timing
 def test_a_kernel_is_faster_than_a_slowed_baseline() -> None:
     made = bench(torch_matmul)
     made.candidates[1:] = [lambda index: slowed(1.5)(*made.sets[index].arguments, 1.0, 0.0)] * 2
     assert compare(*made.cold(TIMING).T).verdict == "faster"
 
 
+@pytest.mark.timing
 def test_steady_finds_the_same() -> None:
     blocks = bench(slowed(3)).steady(TIMING, lambda: None)
     comparison = compare_blocks([float(np.median(block)) for block in blocks])
@@ -90,12 +94,14 @@ def test_a_round_of_operands_is_twice_the_cache(size: int) -> None:
     assert sets >= 2 or HGEMM.operand_bytes(case) >= 2 * cache_bytes(CPU)
 
 
+@pytest.mark.timing
 def test_beyond_the_first_look_the_cap_holds_where_flushes_take_longer_than_calls(monkeypatch) -> None:
     made = bench(torch_matmul)
     monkeypatch.setattr(made.clock, "flush", lambda: time.sleep(0.05))
     assert len(made.cold(Timing(looks=[4, 1000], precision=1e-9, cold_cap_s=1.0, least_rounds=3))) in range(4, 8)
 
 
+@pytest.mark.timing
 def test_times_are_of_the_candidate_that_took_them() -> None:
     order = np.array([[0, 1, 2], [2, 1, 0], [1, 2, 0]])
     candidates = [lambda index, s=seconds: time.sleep(s) for seconds in (0.0, 0.02, 0.05)]
@@ -115,12 +121,13 @@ def test_every_timed_call_is_compared() -> None:
     with pytest.raises(Dishonest, match="a timed call returned a wrong result"):
         made = bench(torch_matmul)
         made.candidates[0] = lambda index: lazy_once(*made.sets[index].arguments, 1.0, 0.0)
-        made.cold(TIMING)
+        made.cold(replace(TIMING, cold_cap_s=60))
 
 
 BRIEF = replace(TIMING, steady_block_s=0.05)
 
 
+@pytest.mark.timing
 def test_slow_calls_are_checked_on_more_sets_than_they_used() -> None:
     """Ten calls fit a block; going through all sets would take seconds."""
 
@@ -133,6 +140,7 @@ def test_slow_calls_are_checked_on_more_sets_than_they_used() -> None:
     assert made.rotations > 100 and made.reached == LEAST_CHECKED
 
 
+@pytest.mark.timing
 def test_a_kernel_that_remembers_the_sets_that_it_used_is_found() -> None:
     known: dict[int, torch.Tensor] = {}
 

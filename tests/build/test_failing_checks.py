@@ -8,9 +8,6 @@ Each case runs in a process of its own, because what it looks for ends one. On t
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,26 +15,15 @@ import torch
 
 from minfer import build, ops
 from minfer.build import cache, toolchain
-
-ROOT = Path(__file__).resolve().parents[2]
-CALL = """
-import torch
-from minfer import build, ops
-kernel = ops.get({op!r}).kernels[{name!r}]
-print(build.build(kernel, {arch!r}).library)
-try:
-    build.function(kernel, {arch!r})({call})
-except RuntimeError as error:
-    print(error)
-"""
+from minfer.process import forked
 
 
 def message(op: str, name: str, call: str, arch: str = "", **env: str) -> tuple[Path, str]:
     """The library of a kernel, and what its call raises in a new process."""
-    text = CALL.format(op=op, name=name, arch=arch, call=call)
-    done = subprocess.run(
-        [sys.executable, "-c", text], capture_output=True, text=True, env=os.environ | env, cwd=ROOT, timeout=500
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        for variable, value in env.items():
+            patch.setenv(variable, value)
+        done = forked.run("tests.answering.calls", op, name, arch, call, timeout=500)
     assert done.returncode == 0, f"it ended with {done.returncode}: {done.stderr[-2000:]}"
     library, *said = done.stdout.splitlines()[-2:]
     return Path(library), " ".join(said)

@@ -167,17 +167,32 @@ def test_a_set_of_shapes_that_an_op_brings_is_chosen_like_a_file() -> None:
     assert shape.cpu == [{"tokens": 8, "hidden": 128}]
 
 
-OTHERS = sorted(path for path in CONF.glob("*/*.yaml") if path.parent.name != "shape")
+OTHERS = sorted(path for path in CONF.glob("*/*.yaml") if path.parent.name not in ("shape", "sweep"))
+
+
+def options_together(path: Path) -> tuple[str, ...]:
+    """An option, and beside it one of each other group: composing takes a quarter of a second."""
+    number = sorted(path.parent.glob("*.yaml")).index(path)
+    beside = {
+        other.parent.name: other.stem for other in OTHERS if sorted(other.parent.glob("*.yaml")).index(other) == number
+    }
+    return tuple(f"{group}={option}" for group, option in beside.items())
 
 
 @pytest.mark.parametrize("path", OTHERS, ids=lambda path: f"{path.parent.name}={path.stem}")
 def test_every_option_of_every_other_group_composes_and_bears_its_files_name(path: Path) -> None:
     group, option = path.parent.name, path.stem
-    assert option in groups()[group]
-    config = one(f"+sweep={option}") if group == "sweep" else one(HGEMM, f"{group}={option}")
+    assert option in groups()[group] and f"{group}={option}" in options_together(path)
+    config = composed(options_together(path))
+    assert config.op and config.dtype
+    assert getattr(getattr(config, group), "name", option) == option
+
+
+@pytest.mark.parametrize("path", sorted(CONF.glob("sweep/*.yaml")), ids=lambda path: f"sweep={path.stem}")
+def test_every_sweep_composes(path: Path) -> None:
+    assert path.stem in groups()["sweep"]
+    config = one(f"+sweep={path.stem}")
     assert config.sweeps or (config.op and config.dtype)
-    if group != "sweep":
-        assert getattr(getattr(config, group), "name", option) == option
 
 
 def test_help_lists_every_group_with_its_options_and_three_examples_and_runs_nothing(

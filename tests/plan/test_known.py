@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
-
-import pytest
 
 from minfer import ops
 from minfer.plan import known
@@ -19,24 +18,30 @@ def test_every_kernel_and_dtype_is_known() -> None:
     assert tuple(ops.DTYPES) == known.DTYPES
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["+sweep=hgemm", "kernel=v03_wmm"], "unknown hgemm kernel 'v03_wmm'; did you mean v03_wmma"),
-        (["+sweep=hgemm", "kernel=[torch,cpu_naiv]"], "unknown hgemm kernel 'cpu_naiv'; did you mean cpu_naive"),
-        (["+sweep=hgemm", "dtype=float1"], "unknown dtype 'float1'; did you mean float16"),
-        (["op=hgem"], "unknown op 'hgem'; did you mean hgemm"),
-        (["op=hgemm"], "dtype is not set; add dtype=..."),
-        (["+sweep=hgemm", "+shapes={m:", "3"], "quote it"),
-    ],
-)
-def test_a_typo_is_answered_before_pytorch_is_imported(words: list[str], said: str) -> None:
+TYPOS: list[tuple[list[str], str]] = [
+    (["+sweep=hgemm", "kernel=v03_wmm"], "unknown hgemm kernel 'v03_wmm'; did you mean v03_wmma"),
+    (["+sweep=hgemm", "kernel=[torch,cpu_naiv]"], "unknown hgemm kernel 'cpu_naiv'; did you mean cpu_naive"),
+    (["+sweep=hgemm", "dtype=float1"], "unknown dtype 'float1'; did you mean float16"),
+    (["op=hgem"], "unknown op 'hgem'; did you mean hgemm"),
+    (["op=hgemm"], "dtype is not set; add dtype=..."),
+    (["+sweep=hgemm", "+shapes={m:", "3"], "quote it"),
+]
+
+
+def test_typos_are_answered_before_pytorch_is_imported() -> None:
+    """All in one process, which imports the launcher once."""
     code = (
-        "import sys; from minfer import launch; status = launch.main(); "
-        "assert status == 2 and 'torch' not in sys.modules, (status, 'torch' in sys.modules)"
+        "import json, sys; from hydra.core.global_hydra import GlobalHydra; from minfer import launch\n"
+        "for sys.argv in json.loads(sys.argv[1]):\n"
+        "    GlobalHydra.instance().clear()\n"
+        "    status = launch.main()\n"
+        "    assert status == 2 and 'torch' not in sys.modules, (status, 'torch' in sys.modules)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code, *words], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0 and said in done.stderr and done.stderr.count("\n") == 1, done.stderr
+    lines = json.dumps([["minfer.launch", *words] for words, _ in TYPOS])
+    done = subprocess.run([sys.executable, "-c", code, lines], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for line, (_, said) in zip(done.stderr.splitlines(), TYPOS, strict=True):
+        assert said in line
 
 
 def test_another_python_than_that_of_the_environment_is_told_so() -> None:
