@@ -160,7 +160,8 @@ def _compiled(text: str) -> Callable[..., Any]:
 
 
 def _is_ordinary(about: Sequence[Any], given: Sequence[Any]) -> bool:
-    """Whether only the op's own code has to see the call, and its tensors are plain ones that kernels can read."""
+    """Whether only the op's own code has to see the call, and its tensors are plain ones that kernels can read, on a CPU or on
+    the current GPU."""
     if torch._C._dispatch_tls_local_include_set().raw_repr() not in _usual():
         return False
     for argument, x in zip(about, given, strict=True):
@@ -173,6 +174,7 @@ def _is_ordinary(about: Sequence[Any], given: Sequence[Any]) -> bool:
             or torch._C._dispatch_keys(x).raw_repr() not in _plain(x.device, x.dtype)
             or (torch.is_grad_enabled() and x.requires_grad)
             or x.data_ptr() % ALIGNED
+            or (x.is_cuda and x.device.index != torch.cuda.current_device())
         ):
             return False
     return True
