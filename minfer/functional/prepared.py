@@ -93,9 +93,18 @@ def new_vector(length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.empty(length, dtype=dtype, device=device)
 
 
-def op(schema: str, overload: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+def is_seen_by_nobody() -> bool:
+    """Whether no mode, transform or tracer has to see what is called."""
+    return (
+        not torch.compiler.is_compiling()
+        and not torch._C._is_torch_function_mode_enabled()
+        and torch._C._dispatch_tls_local_include_set().raw_repr() in _usual()
+    )
+
+
+def op(schema: str, overload: Any, function: Callable[..., Any], others: Sequence[str] = ()) -> Callable[..., Any]:
     """A Python function that calls the op with the schema's arguments, by place, and prepares repeated calls. `function` is
-    the op's Python code."""
+    the op's Python code. `others` are scalars that it hands to the kernel and that decide nothing else."""
     about = torch._C.parse_schema(f"minfer::{schema}").arguments
     if not AVAILABLE:
         return overload
@@ -123,6 +132,7 @@ def op(schema: str, overload: Any, function: Callable[..., Any]) -> Callable[...
         if str(x.type) == "Optional[Tensor]"
         else f"{x.name}, {x.name}.__class__"
         for x in about
+        if x.name not in others
     ]
     text = f"""
 def make(overload, unprepared, plans, MISS, compiles, is_mode, is_profiled, fills):

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+
 import torch
 
 from minfer.functional import library, prepared
 from minfer.functional.contract import Contract
 
 MOST = 1 << 19  # tokens of a vocabulary; the sums of our kernels have bits for no more
-
+# The kernel that draws u itself takes up to so many rows, because up to there each thread of `torch.rand` draws one number on
+# every GPU of Hopper, and so many logits, because from there on it may be slower than another one.
+MOST_ROWS, MOST_LOGITS = 1 << 15, 1 << 21
+STEP = 4  # by which `torch.rand` of so many rows moves a generator's offset
 
 TAKES = Contract(
     "sample",
@@ -24,6 +29,7 @@ TAKES = Contract(
     vocab=range(1, MOST + 1),
 )
 DEFAULTS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+_reserving = threading.Lock()
 
 
 @library.public
@@ -55,20 +61,24 @@ def sample(
     changes between calls, the graph is compiled once more, with the number as an input; further values compile nothing.
     A generator breaks the graph, as in PyTorch's own functions. To avoid that, draw u outside of the graph, and call
     the op."""
-    rows = logits.shape[0] if logits.dim() else 0
-    if generator is None and torch.compiler.is_compiling():
-        u = torch.rand(rows, device=logits.device)
-    else:  # the same numbers in less host time; and `rand` with a generator takes no symbolic shape
-        u = prepared.new_vector(rows, torch.float32, logits.device).uniform_(generator=generator)
     logits = logits.detach() if logits.requires_grad else logits
-    found: torch.Tensor
-    if (
+    rows = logits.shape[0] if logits.dim() else 0
+    of_rows = (
         isinstance(temperature, torch.Tensor)
         or isinstance(top_k, torch.Tensor)
         or isinstance(top_p, torch.Tensor)
         or isinstance(min_p, torch.Tensor)
-        or (torch.compiler.is_compiling() and _any_is_an_input(temperature, top_p, min_p))
-    ):
+    )
+    found: torch.Tensor
+    if not of_rows and _draws_itself(logits, generator) and rows <= MOST_ROWS and temperature != 0:
+        seed, offset = _reserve(logits.device, generator)
+        found, _ = _sample_seeded_op(logits, seed, offset, temperature, top_k, top_p, min_p)
+        return found
+    if generator is None and torch.compiler.is_compiling():
+        u = torch.rand(rows, device=logits.device)
+    else:  # the same numbers in less host time; and `rand` with a generator takes no symbolic shape
+        u = prepared.new_vector(rows, torch.float32, logits.device).uniform_(generator=generator)
+    if of_rows or (torch.compiler.is_compiling() and _any_is_an_input(temperature, top_p, min_p)):
         settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
         found = _sample_rows_op(logits, u, *(_for_each_row(logits, name, x) for name, x in settings.items()))
     elif temperature == 0:
@@ -76,6 +86,29 @@ def sample(
     else:
         found = _sample_op(logits, u, temperature, top_k, top_p, min_p)
     return found
+
+
+def _draws_itself(logits: torch.Tensor, generator: torch.Generator | None) -> bool:
+    """Whether a kernel may draw u itself: there is one for this GPU and these sizes, and nobody has to see the draw. While a
+    CUDA graph is captured, `uniform_` draws, because only PyTorch's own functions draw other numbers in each replay."""
+    return (
+        logits.is_cuda
+        and prepared.is_seen_by_nobody()
+        and (generator is None or generator.device == logits.device)
+        and logits.numel() <= MOST_LOGITS
+        and library.capability_of(logits) == (9, 0)
+        and not torch.cuda.is_current_stream_capturing()
+    )
+
+
+def _reserve(device: torch.device, generator: torch.Generator | None) -> tuple[int, int]:
+    """The seed of a generator, and its offset, which is moved as `torch.rand` moves it."""
+    of = torch.cuda.default_generators[device.index] if generator is None else generator
+    with _reserving:
+        offset = of.get_offset()
+        of.set_offset(offset + STEP)
+    seed = of.initial_seed()
+    return seed if seed < 1 << 63 else seed - (1 << 64), offset  # as a signed number of 64 bits
 
 
 def _any_is_an_input(*numbers: float) -> bool:
@@ -125,7 +158,7 @@ def _sample(
 
 
 def _fake(
-    logits: torch.Tensor, u: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float
+    logits: torch.Tensor, u: torch.Tensor | None, temperature: float, top_k: int, top_p: float, min_p: float
 ) -> torch.Tensor:
     made: torch.Tensor = TAKES.make(logits, u)
     if temperature == 0:  # kernels divide by it; `minfer.sample` takes the largest logit then
@@ -133,6 +166,24 @@ def _fake(
     for name, value in (("temperature", temperature), ("top_k", top_k), ("top_p", top_p), ("min_p", min_p)):
         _check_setting(name, value)
     return made
+
+
+def _sample_seeded(
+    logits: torch.Tensor, seed: int, offset: int, temperature: float, top_k: int, top_p: float, min_p: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    tokens, u = _fake_seeded(logits, seed, offset, temperature, top_k, top_p, min_p)
+    if tokens.numel():
+        logits = logits if logits.stride(1) == 1 else logits.contiguous()
+        settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+        library.call_entry("sample", "draw", (tokens, logits, u), seed=seed, offset=offset, **settings)
+    return tokens, u
+
+
+def _fake_seeded(
+    logits: torch.Tensor, seed: int, offset: int, temperature: float, top_k: int, top_p: float, min_p: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    tokens = _fake(logits, None, temperature, top_k, top_p, min_p)
+    return tokens, logits.new_empty(tokens.shape, dtype=torch.float32)
 
 
 def _sample_rows(
@@ -179,6 +230,15 @@ _sample_op = library.define(
     "sample(Tensor logits, Tensor u, float temperature, SymInt top_k, float top_p, float min_p) -> Tensor",
     _sample,
     _fake,
+)
+
+
+_sample_seeded_op = library.define(
+    "sample_seeded(Tensor logits, int seed, int offset, float temperature, SymInt top_k, float top_p, float min_p) "
+    "-> (Tensor, Tensor)",
+    _sample_seeded,
+    _fake_seeded,
+    others=("seed", "offset"),
 )
 
 
