@@ -20,6 +20,7 @@ from typing import Any
 
 from minfer.functional import preferred
 from minfer.ops import Case, Kernel, Op, get
+from minfer.ops.case import Rule as Requirement
 
 TABLE = Path(__file__).with_name("best.json")
 NONE: Mapping[str, str] = MappingProxyType({})
@@ -148,12 +149,15 @@ class Chooser:
             for entry in entries
             if entry["shape"].keys() == set(axes) and (entry["arch"] == "cpu") == (capability is None)
         ]
-        # For each kernel, the least size of its axis `least_measured` among its measurements.
-        self.shortest = {
-            x.name: min((entry["shape"][x.least_measured] for entry in here if x.name in entry["kernels"]), default=0)
-            for x in self.ladder
-            if x.least_measured
-        }
+        # The kernels by what a problem must have: a rule, and an axis of at least some size.
+        self.conditions: dict[tuple[Requirement | None, str, int], list[str]] = {}
+        for x in self.ladder:
+            sizes_of = [
+                entry["shape"][x.least_measured] for entry in here if x.least_measured and x.name in entry["kernels"]
+            ]
+            condition = x.requires, x.least_measured, min(sizes_of, default=0)
+            self.conditions.setdefault(condition, []).append(x.name)
+        self._able_if: dict[tuple[bool, ...], frozenset[str]] = {}
         able, groups = {kernel.name: kernel for kernel in self.ladder}, dict[tuple[float, ...], list[Measured]]()
         for place, entry in enumerate(here):
             if kernels := [able[kernel] for kernel in entry["kernels"] if kernel in able]:
@@ -173,14 +177,11 @@ class Chooser:
         logs, case = tuple(map(_log, shape)), self._sized(shape)
         if first := self._preferred(logs, case):
             return first, None
-        refused = set[str]()
+        able = self._able(case)
         for group in self.groups:
-            while others := group.without(frozenset(refused)):
-                nearest = others.nearest(logs)
-                for kernel in nearest.kernels:
-                    if kernel.name not in refused and self._is_measured(kernel, case):
-                        return kernel.name, nearest.entry
-                    refused.add(kernel.name)
+            if of_able := group.of(able):
+                nearest = of_able.nearest(logs)
+                return next(kernel.name for kernel in nearest.kernels if kernel.name in able), nearest.entry
         for kernel in reversed(self.ladder):
             if kernel.requires is None or kernel.requires(case) is None:
                 return kernel.name, None
@@ -203,7 +204,7 @@ class Chooser:
     def measured(self, entry: Entry, shape: tuple[int, ...]) -> list[str]:
         """The kernels of a measurement that can be chosen for a shape, fastest first."""
         case = self._sized(shape)
-        able = {kernel.name for kernel in self.ladder if self._is_measured(kernel, case)}
+        able = self._able(case)
         return [kernel for kernel in entry["kernels"] if kernel in able]
 
     def _sized(self, shape: tuple[int, ...]) -> Case:
@@ -211,11 +212,20 @@ class Chooser:
         of = self.case
         return Case(of.op, of.kernel, of.dtype, of.params, dict(zip(self.axes, shape, strict=True)))
 
-    def _is_measured(self, kernel: Kernel, case: Case) -> bool:
-        """Whether a kernel supports a case, and its axis `least_measured` is not shorter than in all of its measurements."""
-        if kernel.least_measured and case.shape[kernel.least_measured] < self.shortest[kernel.name]:
-            return False
-        return self._supports(kernel, case)
+    def _able(self, case: Case) -> frozenset[str]:
+        """The kernels that support a case, and whose axis `least_measured` is not shorter than in all of their measurements."""
+        passed = tuple(
+            [
+                (requires is None or requires(case) is None) and (not axis or case.shape[axis] >= least)
+                for requires, axis, least in self.conditions
+            ]
+        )
+        if passed not in self._able_if:
+            if len(self._able_if) >= MOST_SETTINGS:
+                self._able_if.clear()
+            names = [names for names, passes in zip(self.conditions.values(), passed, strict=True) if passes]
+            self._able_if[passed] = frozenset(itertools.chain(*names))
+        return self._able_if[passed]
 
     @staticmethod
     def _supports(kernel: Kernel, case: Case) -> bool:
@@ -250,7 +260,7 @@ class Group:
         for away in sorted({each.away for each in self.measured}):
             part = [each for each in self.measured if each.away == away]
             self.parts.append((away, part, [each.logs for each in part]))
-        self._without: dict[frozenset[str], Group | None] = {}
+        self._of: dict[frozenset[str], Group | None] = {}
 
     def nearest(self, logs: tuple[float, ...]) -> Measured:
         """The nearest measurement, as `distance` has it."""
@@ -267,16 +277,14 @@ class Group:
                 least, found = nearest, first
         return found
 
-    def without(self, refused: frozenset[str]) -> Group | None:
-        """The measurements of other kernels than these, if there are any."""
-        if not refused:
-            return self
-        if refused not in self._without:
-            if len(self._without) >= MOST_SETTINGS:
-                self._without.clear()
-            some = [replace(each, names=each.names - refused) for each in self.measured if each.names - refused]
-            self._without[refused] = Group(some) if some else None
-        return self._without[refused]
+    def of(self, able: frozenset[str]) -> Group | None:
+        """The measurements of some of these kernels, if there are any."""
+        if able not in self._of:
+            if len(self._of) >= MOST_SETTINGS:
+                self._of.clear()
+            some = [replace(each, names=each.names & able) for each in self.measured if each.names & able]
+            self._of[able] = Group(some) if some else None
+        return self._of[able]
 
 
 _choosers: dict[tuple[Any, ...], Chooser] = {}
