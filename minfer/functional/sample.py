@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import torch
 
@@ -60,7 +61,8 @@ def sample(
     `torch.ops.minfer.sample_rows` takes tensors, or None for the default. Works under `torch.compile`. If a number
     changes between calls, the graph is compiled once more, with the number as an input; further values compile nothing.
     A generator breaks the graph, as in PyTorch's own functions. To avoid that, draw u outside of the graph, and call
-    the op."""
+    the op. The numbers are those that `torch.rand(rows)` would draw. On an H100 or H200 a kernel may draw them itself;
+    give each thread a generator of its own there, because two threads that draw at once may draw the same numbers."""
     logits = logits.detach() if logits.requires_grad else logits
     rows = logits.shape[0] if logits.dim() else 0
     of_rows = (
@@ -111,7 +113,7 @@ def _reserve(device: torch.device, generator: torch.Generator | None) -> tuple[i
     return seed if seed < 1 << 63 else seed - (1 << 64), offset  # as a signed number of 64 bits
 
 
-def _any_is_an_input(*numbers: float) -> bool:
+def _any_is_an_input(*numbers: Any) -> bool:
     """Whether one of these numbers is an input of the graph that torch.compile is making."""
     from torch.fx.experimental.symbolic_shapes import has_static_value
 
