@@ -81,8 +81,8 @@ def forget() -> None:
 
 
 def new_vector(length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """`torch.empty` in a fraction of its host time, where no mode has to see it and the device is the current one."""
-    if AVAILABLE and not torch._C._is_torch_function_mode_enabled() and not torch._C._len_torch_dispatch_stack():
+    """`torch.empty` in a fraction of its host time, where nobody has to see it and the device is the current one."""
+    if AVAILABLE and is_seen_by_nobody():
         made: Tensor
         if device.type == "cpu":
             made = _guards._empty_strided_cpu((length,), (1,), dtype)

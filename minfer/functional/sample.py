@@ -174,6 +174,8 @@ def _sample_seeded(
     logits: torch.Tensor, seed: int, offset: int, temperature: float, top_k: int, top_p: float, min_p: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     tokens, u = _fake_seeded(logits, seed, offset, temperature, top_k, top_p, min_p)
+    if library.capability_of(logits) != (9, 0):
+        raise ValueError(f"torch.ops.minfer.sample_seeded takes logits on a GPU with sm_90, got {logits.device}")
     if tokens.numel():
         logits = logits if logits.stride(1) == 1 else logits.contiguous()
         settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}

@@ -99,7 +99,12 @@ def test_scalars_that_decide_nothing_are_handed_to_the_kernel(monkeypatch: pytes
         seen.append((scalars["seed"], scalars["offset"]))
         tokens.zero_()
 
+    with pytest.raises(
+        ValueError, match=r"^torch\.ops\.minfer\.sample_seeded takes logits on a GPU with sm_90, got cpu$"
+    ):
+        torch.ops.minfer.sample_seeded(logits(), 1, 0, 1.0, 0, 1.0, 0.0)
     monkeypatch.setattr(library, "_entry", lambda op, entry, device: kernel)
+    monkeypatch.setattr(library, "capability_of", lambda tensor: (9, 0))
     prepared.forget()
     x = logits()
     for number in range(5):
