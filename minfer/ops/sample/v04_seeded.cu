@@ -52,7 +52,8 @@ template <bool kKept, bool kSeeded, typename T>
 __global__ void __launch_bounds__(kThreads, 2) in_cluster(Sample<T> p, Seed from) {
   extern __shared__ __align__(16) unsigned char shared[];
   __shared__ Workspace<kThreads> work;
-  __shared__ float maximum, u;
+  __shared__ float maximum;
+  __shared__ float u;
   __shared__ uint64_t own_sum;
   Cluster team{.maximum = maximum, .own_sum = own_sum};
   const int row = blockIdx.x / kCluster;
