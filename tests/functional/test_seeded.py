@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from minfer import sample
+from minfer import ops, sample
+from minfer.build import toolchain
 from minfer.functional import library, prepared
 from minfer.functional.sample import MOST_LOGITS, _reserve, _sample_seeded_op
 from minfer.ops import PACKAGE
+from minfer.ops.sample import choose
+from tests.emulator import Emulated, compiled
+from tests.emulator.mistakes import SEEDED
 from tests.functional.test_sample import CHOICES, chi_square, kept_probabilities, logits
 
 SOURCE = """
@@ -113,6 +119,27 @@ def test_scalars_that_decide_nothing_are_handed_to_the_kernel(monkeypatch: pytes
     runs = [run for of_op in prepared._remembered for runs in of_op.values() for run in runs]
     assert len(runs) == 1 and prepared._never not in runs
     prepared.forget()
+
+
+def is_right(draw: Emulated, philox: ctypes.CDLL, seed: int, offset: int) -> bool:
+    """Whether the kernel's entry draws the right numbers, and the tokens that belong to them."""
+    x, tokens, u = logits(3, 700), torch.full((3,), -1, dtype=torch.int32), torch.full((3,), -1.0)
+    settings = {"temperature": 0.8, "top_k": 50, "top_p": 0.9, "min_p": 0.0}
+    draw(tokens, x, u, seed=seed if seed < 1 << 63 else seed - (1 << 64), offset=offset, **settings)
+    wanted = torch.tensor([philox.uniform(seed, offset, row) for row in range(3)])
+    return u.equal(wanted) and tokens.equal(choose(x, wanted, **settings).int())
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(toolchain.toolkit() is None, reason="no headers of a CUDA toolkit that fits this PyTorch")
+def test_the_kernel_draws_by_its_seed_when_emulated_and_mistakes_are_seen(philox: ctypes.CDLL, tmp_path: Path) -> None:
+    kernel = ops.get("sample").kernels["v04_seeded"]
+    library = compiled(kernel, tmp_path, {i: {name: edit} for i, (name, edit) in enumerate(SEEDED[1].items(), 1)})
+    entry = replace(kernel, name="v04_seeded_draw")
+    for seed, offset in ((0, 0), (7, 4), (1 << 40, 1 << 36), ((1 << 64) - 1, 8)):
+        assert is_right(Emulated(entry, library), philox, seed, offset)
+    for mistake in range(1, len(SEEDED[1]) + 1):
+        assert not is_right(Emulated(entry, library, mistake), philox, 7, 4)
 
 
 needs_hopper = pytest.mark.skipif(

@@ -58,11 +58,11 @@ __global__ void __launch_bounds__(kThreads, 2) in_cluster(Sample<T> p, Seed from
   Cluster team{.maximum = maximum, .own_sum = own_sum};
   const int row = blockIdx.x / kCluster;
   if constexpr (kSeeded) {
-    if (threadIdx.x == 0) {
-      u = uniform_of(from.seed, from.offset, row);  // read behind several barriers
+    if (threadIdx.x == 0) {  // others read u behind several barriers
+      u = uniform_of(from.seed, from.offset, row);  //@ row
       if (team.rank == 0) from.drawn[row] = u;
     }
-    p.tokens += row, p.logits += row * p.stride, p.u = &u;
+    p.tokens += row, p.logits += row * p.stride, p.u = &u;  //@ logits
   }
   sample_row<kThreads, kKept>(p, kSeeded ? 0 : row, team, work, reinterpret_cast<unsigned*>(shared));
   cluster_sync();  // others read this block's shared memory
