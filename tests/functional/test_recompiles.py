@@ -43,13 +43,15 @@ def test_a_generator_is_drawn_from_outside_of_the_graph() -> None:
     torch.compiler.reset()
     counter, generator, x = CompileCounterWithBackend("aot_eager"), torch.Generator(), torch.rand(5, 50)
     compiled = torch.compile(lambda x: minfer.sample(2 * x, top_k=9, generator=generator) + 1, backend=counter)
+    graphs = set()
     for seed in (1, 2):
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             found = [compiled(x) for _ in range(2) if generator.manual_seed(seed)]
         generator.manual_seed(seed)
         assert found[0].equal(found[1]) and found[0].equal(minfer.sample(2 * x, top_k=9, generator=generator) + 1)
-    assert 0 < counter.frame_count <= 3  # before the draw, and behind it
+        graphs.add(counter.frame_count)
+    assert len(graphs) == 1  # the parts before the draw and behind it are compiled once
 
 
 def of_all(x: torch.Tensor, setting: float) -> torch.Tensor:
