@@ -46,10 +46,15 @@ def call(name: str, arguments: dict[str, Any]) -> list[Tensor]:
     return [*results, *(x for x in arguments.values() if isinstance(x, Tensor))]
 
 
+def wanted_of(name: str) -> list[Tensor]:
+    """What the first GPU gives, on the CPU."""
+    return [x.cpu() for x in call(name, moved(name, "cuda:0"))]
+
+
 def compare(found: list[Tensor], wanted: list[Tensor], device: str) -> None:
     assert {str(x.device) for x in found} == {device}
     for x, right in zip(found, wanted, strict=True):
-        right = right.cpu().double()
+        right = right.double()
         atol = 0.02 * right.abs().max().item()  # kernels may add in another order
         torch.testing.assert_close(x.cpu().double(), right, rtol=0, atol=atol)
 
@@ -106,7 +111,7 @@ def test_a_function_runs_where_its_tensors_are(name: str) -> None:
     """The first calls of a shape are unprepared, the later ones prepared."""
     library.forget()
     torch.cuda.set_device(0)
-    wanted = call(name, moved(name, "cuda:0"))
+    wanted = wanted_of(name)
     for current in (0, 1, 0):
         with torch.cuda.device(current):
             for device in ("cuda:1", "cuda:0") * 3:
@@ -120,7 +125,7 @@ def test_a_function_runs_where_its_tensors_are(name: str) -> None:
 @on_two_gpus
 def test_two_threads_have_a_gpu_each() -> None:
     library.forget()
-    wanted = {name: call(name, moved(name, "cuda:0")) for name in NAMES}
+    wanted = {name: wanted_of(name) for name in NAMES}
     torch.cuda.synchronize()
     barrier, wrong = threading.Barrier(2), list[BaseException]()
 
@@ -170,7 +175,7 @@ def test_early_launches_go_where_their_tensors_are() -> None:
 @on_two_gpus
 @pytest.mark.parametrize("name", NAMES)
 def test_a_graph_of_the_second_gpu(name: str) -> None:
-    wanted = call(name, moved(name, "cuda:0"))
+    wanted = wanted_of(name)
     with torch.cuda.device(1):
         arguments = moved(name, "cuda:1")
         for _ in range(3):
