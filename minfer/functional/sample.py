@@ -91,14 +91,16 @@ def sample(
 
 
 def _draws_itself(logits: torch.Tensor, generator: torch.Generator | None) -> bool:
-    """Whether a kernel may draw u itself: there is one for this GPU and these sizes, and nobody has to see the draw. While a
-    CUDA graph is captured, `uniform_` draws, because only PyTorch's own functions draw other numbers in each replay."""
+    """Whether a kernel may draw u itself: there is one for this GPU, which is the current one, and for these sizes, and nobody
+    has to see the draw. While a CUDA graph is captured, `uniform_` draws, because only PyTorch's own functions draw other
+    numbers in each replay."""
     return (
         logits.is_cuda
         and prepared.is_seen_by_nobody()
         and (generator is None or generator.device == logits.device)
         and logits.numel() <= MOST_LOGITS
         and library.capability_of(logits) == (9, 0)
+        and logits.device.index == torch.cuda.current_device()
         and not torch.cuda.is_current_stream_capturing()
     )
 
