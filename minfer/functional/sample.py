@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import cache
 from typing import Any
 
 import torch
@@ -73,7 +74,7 @@ def sample(
     )
     found: torch.Tensor
     if not of_rows and _draws_itself(logits, generator) and rows <= MOST_ROWS and temperature != 0:
-        seed, offset = _reserve(logits.device, generator)
+        seed, offset = _reserve(torch.cuda.default_generators[logits.get_device()] if generator is None else generator)
         found, _ = _sample_seeded_op(logits, seed, offset, temperature, top_k, top_p, min_p)
         return found
     if generator is None and torch.compiler.is_compiling():
@@ -97,21 +98,25 @@ def _draws_itself(logits: torch.Tensor, generator: torch.Generator | None) -> bo
     return (
         logits.is_cuda
         and prepared.is_seen_by_nobody()
-        and (generator is None or generator.device == logits.device)
+        and _is_hopper(device := logits.device)
+        and (generator is None or generator.device == device)
         and logits.numel() <= MOST_LOGITS
-        and library.capability_of(logits) == (9, 0)
-        and logits.device.index == torch.cuda.current_device()
-        and not torch.cuda.is_current_stream_capturing()
+        and device.index == torch._C._cuda_getDevice()
+        and not torch._C._cuda_isCurrentStreamCapturing()
     )
 
 
-def _reserve(device: torch.device, generator: torch.Generator | None) -> tuple[int, int]:
+@cache
+def _is_hopper(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device) == (9, 0)
+
+
+def _reserve(generator: torch.Generator) -> tuple[int, int]:
     """The seed of a generator, and its offset, which is moved as `torch.rand` moves it."""
-    of = torch.cuda.default_generators[device.index] if generator is None else generator
     with _reserving:
-        offset = of.get_offset()
-        of.set_offset(offset + STEP)
-    seed = of.initial_seed()
+        offset = generator.get_offset()
+        generator.set_offset(offset + STEP)
+    seed = generator.initial_seed()
     return seed if seed < 1 << 63 else seed - (1 << 64), offset  # as a signed number of 64 bits
 
 

@@ -92,7 +92,7 @@ class Generator:
 def test_a_seed_is_handed_over_as_64_bits() -> None:
     for seed in (0, 7, (1 << 63) - 1, 1 << 63, (1 << 64) - 1):
         generator: Any = Generator(seed)
-        found, offset = _reserve(torch.device("cuda", 0), generator)
+        found, offset = _reserve(generator)
         assert found % (1 << 64) == seed and -(1 << 63) <= found < 1 << 63
         assert (offset, generator.offset) == (8, 12)
 

@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(kThreads, 2) in_cluster(Sample<T> p, Seed from
 template <bool kKept, bool kSeeded, typename T>
 void launch_cluster(const Sample<T>& p, Seed from, int shared) {
   const auto kernel = in_cluster<kKept, kSeeded, T>;
-  if (shared > 0) STD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
+  if (shared > (32 << 10)) STD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
   STD_CUDA_CHECK(launch_clusters(kernel, kCluster, p.rows * kCluster, kThreads, shared, p.stream, p, from));
 }
 
