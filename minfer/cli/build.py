@@ -17,8 +17,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from minfer import launch, ops
-from minfer.build import ahead, cache, packed, toolchain
+from minfer.build import ahead, cache, host, packed, toolchain
+from minfer.build.errors import BuildError
 from minfer.functional.ahead import OPS, choosable
+from minfer.functional.product_times import SOURCE
 from minfer.ops import Kernel
 from minfer.plan import cases
 from minfer.plan.config import Config, UserError, choose
@@ -57,8 +59,9 @@ def main(words: list[str]) -> int:
             progress.advance(task)
             console.print(f"{len(outcomes)}/{len(wanted)} {_line(outcome)}", soft_wrap=True)
     _summarise(console, outcomes, time.perf_counter() - start)
+    models = _build_models(wanted)
     if given.wheel:
-        _pack(console, outcomes, given.wheel)
+        _pack(console, outcomes, models, given.wheel)
     return int(any(isinstance(outcome.built, str) for outcome in outcomes))
 
 
@@ -134,12 +137,23 @@ def _summarise(console: Console, outcomes: list[ahead.Outcome], seconds: float) 
             console.print(f"failed: {_line(each).replace(': failed', '')}", soft_wrap=True)
 
 
-def _pack(console: Console, outcomes: list[ahead.Outcome], folder: Path) -> None:
+def _build_models(wanted: list[ahead.Job]) -> list[packed.Library]:
+    """The library by which `matmul` chooses among the kernels that only Hopper has, where one of these is wanted."""
+    if not any(job.kernel.op == SOURCE.op and job.kernel.preferred for job in wanted):
+        return []
+    try:
+        return [packed.Library(SOURCE, "", host.build(SOURCE))]
+    except BuildError as error:
+        raise UserError(f"cannot compile {SOURCE.source.name}: {error}") from error
+
+
+def _pack(console: Console, outcomes: list[ahead.Outcome], models: list[packed.Library], folder: Path) -> None:
     libraries = [
         packed.Library(each.job.kernel, each.job.arch, each.built)
         for each in outcomes
         if not isinstance(each.built, str)
     ]
+    libraries += models
     if not libraries:
         raise UserError("no kernel could be compiled, so there is no wheel")
     path = packed.write_wheel(folder, launch.find_version(), libraries)

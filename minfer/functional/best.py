@@ -18,7 +18,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from minfer.ops import Case, Kernel, Op, get, preferred
+from minfer.functional import preferred
+from minfer.ops import Case, Kernel, Op, get
+from minfer.ops.case import Rule as Requirement
 
 TABLE = Path(__file__).with_name("best.json")
 NONE: Mapping[str, str] = MappingProxyType({})
@@ -69,7 +71,9 @@ def best(
     sized = tuple(shape.values())
     kernel, entry = of.find(sized)
     if kernel == of.preferred(sized):
-        return Choice(kernel, "preferred at this shape, which was not measured, by a rule (minfer/ops/preferred.py)")
+        return Choice(
+            kernel, "preferred at this shape, which was not measured, by a rule (minfer/functional/preferred.py)"
+        )
     if entry is None:
         return Choice(kernel, "the last of the ladder that supports this; no kernel that does was measured")
     measured = of.measured(entry, sized)
@@ -145,12 +149,15 @@ class Chooser:
             for entry in entries
             if entry["shape"].keys() == set(axes) and (entry["arch"] == "cpu") == (capability is None)
         ]
-        # For each kernel, the least size of its axis `least_measured` among its measurements.
-        self.shortest = {
-            x.name: min((entry["shape"][x.least_measured] for entry in here if x.name in entry["kernels"]), default=0)
-            for x in self.ladder
-            if x.least_measured
-        }
+        # The kernels by what a problem must have: a rule, and an axis of at least some size.
+        self.conditions: dict[tuple[Requirement | None, str, int], list[str]] = {}
+        for x in self.ladder:
+            sizes_of = [
+                entry["shape"][x.least_measured] for entry in here if x.least_measured and x.name in entry["kernels"]
+            ]
+            condition = x.requires, x.least_measured, min(sizes_of, default=0)
+            self.conditions.setdefault(condition, []).append(x.name)
+        self._able_if: dict[tuple[bool, ...], frozenset[str]] = {}
         able, groups = {kernel.name: kernel for kernel in self.ladder}, dict[tuple[float, ...], list[Measured]]()
         for place, entry in enumerate(here):
             if kernels := [able[kernel] for kernel in entry["kernels"] if kernel in able]:
@@ -167,22 +174,14 @@ class Chooser:
     def find(self, shape: tuple[int, ...]) -> tuple[str, Entry | None]:
         """The kernel for a shape, in the order of `axes`, and the measurement that decided; None if none did. Raises
         ValueError if no kernel supports it."""
-        if first := self.preferred(shape):
+        logs, case = tuple(map(_log, shape)), self._sized(shape)
+        if first := self._preferred(logs, case):
             return first, None
-        logs = tuple(map(_log, shape))
-        case = self._sized(shape)
-        refused = set()
-        if self.groups:
-            nearest = self.groups[0].nearest(logs)
-            for kernel in nearest.kernels:
-                if self._is_measured(kernel, case):
-                    return kernel.name, nearest.entry
-                refused.add(kernel.name)
-        able = frozenset(x.name for x in self.ladder if x.name not in refused and self._is_measured(x, case))
+        able = self._able(case)
         for group in self.groups:
             if of_able := group.of(able):
-                near = of_able.nearest(logs)
-                return next(kernel.name for kernel in near.kernels if kernel.name in able), near.entry
+                nearest = of_able.nearest(logs)
+                return next(kernel.name for kernel in nearest.kernels if kernel.name in able), nearest.entry
         for kernel in reversed(self.ladder):
             if kernel.requires is None or kernel.requires(case) is None:
                 return kernel.name, None
@@ -192,11 +191,11 @@ class Chooser:
     def preferred(self, shape: tuple[int, ...]) -> str | None:
         """The kernel that is taken for a shape because its rule holds there, if the shape itself was not measured on this
         device. Of several, the first in the op's order."""
-        if not self.with_preference:
+        return self._preferred(tuple(map(_log, shape)), self._sized(shape))
+
+    def _preferred(self, logs: tuple[float, ...], case: Case) -> str | None:
+        if not self.with_preference or logs in self.measured_here:
             return None
-        if tuple(map(_log, shape)) in self.measured_here:
-            return None
-        case = self._sized(shape)
         for kernel, holds in self.with_preference:
             if holds(case.shape, case.params) and self._supports(kernel, case):
                 return kernel.name
@@ -205,7 +204,7 @@ class Chooser:
     def measured(self, entry: Entry, shape: tuple[int, ...]) -> list[str]:
         """The kernels of a measurement that can be chosen for a shape, fastest first."""
         case = self._sized(shape)
-        able = {kernel.name for kernel in self.ladder if self._is_measured(kernel, case)}
+        able = self._able(case)
         return [kernel for kernel in entry["kernels"] if kernel in able]
 
     def _sized(self, shape: tuple[int, ...]) -> Case:
@@ -213,11 +212,20 @@ class Chooser:
         of = self.case
         return Case(of.op, of.kernel, of.dtype, of.params, dict(zip(self.axes, shape, strict=True)))
 
-    def _is_measured(self, kernel: Kernel, case: Case) -> bool:
-        """Whether a kernel supports a case, and its axis `least_measured` is not shorter than in all of its measurements."""
-        if kernel.least_measured and case.shape[kernel.least_measured] < self.shortest[kernel.name]:
-            return False
-        return self._supports(kernel, case)
+    def _able(self, case: Case) -> frozenset[str]:
+        """The kernels that support a case, and whose axis `least_measured` is not shorter than in all of their measurements."""
+        passed = tuple(
+            [
+                (requires is None or requires(case) is None) and (not axis or case.shape[axis] >= least)
+                for requires, axis, least in self.conditions
+            ]
+        )
+        if passed not in self._able_if:
+            if len(self._able_if) >= MOST_SETTINGS:
+                self._able_if.clear()
+            names = [names for names, passes in zip(self.conditions.values(), passed, strict=True) if passes]
+            self._able_if[passed] = frozenset(itertools.chain(*names))
+        return self._able_if[passed]
 
     @staticmethod
     def _supports(kernel: Kernel, case: Case) -> bool:
@@ -248,22 +256,34 @@ class Group:
             if not any(each.names <= nearer.names for nearer in at):  # else one of these is always taken instead
                 at.append(each)
         self.measured = sorted(itertools.chain(*found.values()), key=lambda each: (each.other, each.place))
-        self.logs = [each.logs for each in self.measured]
-        self.away = [each.away for each in self.measured]
+        self.parts: list[tuple[float, list[Measured], list[tuple[float, ...]]]] = []  # by what is added to the distance
+        for away in sorted({each.away for each in self.measured}):
+            part = [each for each in self.measured if each.away == away]
+            self.parts.append((away, part, [each.logs for each in part]))
         self._of: dict[frozenset[str], Group | None] = {}
 
     def nearest(self, logs: tuple[float, ...]) -> Measured:
         """The nearest measurement, as `distance` has it."""
-        apart = list(map(operator.add, map(math.dist, itertools.repeat(logs), self.logs), self.away))
-        return self.measured[apart.index(min(apart))]
+        least, found = math.inf, self.measured[0]
+        for away, part, logs_of_part in self.parts:
+            if least < away:
+                break
+            apart = list(map(math.dist, itertools.repeat(logs), logs_of_part))
+            if away:
+                apart = list(map(operator.add, apart, itertools.repeat(away)))
+            nearest = min(apart)
+            first = part[apart.index(nearest)]
+            if nearest < least or (nearest == least and (first.other, first.place) < (found.other, found.place)):
+                least, found = nearest, first
+        return found
 
     def of(self, able: frozenset[str]) -> Group | None:
         """The measurements of some of these kernels, if there are any."""
         if able not in self._of:
             if len(self._of) >= MOST_SETTINGS:
                 self._of.clear()
-            some = [each for each in self.measured if each.names & able]
-            self._of[able] = Group(replace(each, names=each.names & able) for each in some) if some else None
+            some = [replace(each, names=each.names & able) for each in self.measured if each.names & able]
+            self._of[able] = Group(some) if some else None
         return self._of[able]
 
 

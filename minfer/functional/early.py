@@ -27,9 +27,11 @@ MOST = 128  # rows
 
 
 def takes(x: Tensor, *others: Tensor) -> bool:
-    """Whether there are kernels for x, (rows, size), and whether they can read x and the others in place."""
+    """Whether there are kernels for x, (rows, size), on the current device, and whether they can read x and the others in
+    place."""
     return (
         x.is_cuda
+        and x.device.index == torch.cuda.current_device()
         and x.dim() == 2
         and x.dtype in HALVES
         and 0 < x.shape[0] <= MOST

@@ -6,7 +6,7 @@ import torch
 
 from minfer.functional import library
 from minfer.functional.contract import Contract
-from minfer.ops.preferred import SHORT
+from minfer.functional.preferred import SHORT
 
 TAKES = Contract(
     "matmul",

@@ -6,7 +6,7 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, lru_cache, wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -74,9 +74,11 @@ def refuse_gradients(name: str, *tensors: torch.Tensor | None, why: str = NO_BAC
                 raise RuntimeError(f"minfer.{name} {why}")
 
 
-def define(schema: str, function: Callable[..., Any], fake: Callable[..., Any]) -> Callable[..., Any]:
+def define(
+    schema: str, function: Callable[..., Any], fake: Callable[..., Any], others: Sequence[str] = ()
+) -> Callable[..., Any]:
     """Register `torch.ops.minfer.<name>` for every device. Returns the op as a function of the schema's arguments, by
-    place, which prepares repeated calls (`prepared`).
+    place, which prepares repeated calls (`prepared`, which also says what `others` are).
 
     `schema` starts with the name, as in `"silu_mul(Tensor gate, Tensor up) -> Tensor"`. `fake` has the same arguments and
     returns empty tensors of the right shapes, for torch.compile. Both must raise for arguments that do not fit. Each call
@@ -88,7 +90,7 @@ def define(schema: str, function: Callable[..., Any], fake: Callable[..., Any]) 
     LIBRARY.define(schema)
     LIBRARY.impl(name, _renewing(schema, function), "CompositeExplicitAutograd")
     torch.library.register_fake(f"minfer::{name}", fake, lib=LIBRARY)
-    return prepared.op(schema, getattr(torch.ops.minfer, name).default, function)
+    return prepared.op(schema, getattr(torch.ops.minfer, name).default, function, others)
 
 
 def define_with_out(

@@ -81,8 +81,8 @@ def forget() -> None:
 
 
 def new_vector(length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """`torch.empty` in a fraction of its host time, where no mode has to see it and the device is the current one."""
-    if AVAILABLE and not torch._C._is_torch_function_mode_enabled() and not torch._C._len_torch_dispatch_stack():
+    """`torch.empty` in a fraction of its host time, where nobody has to see it and the device is the current one."""
+    if AVAILABLE and is_seen_by_nobody():
         made: Tensor
         if device.type == "cpu":
             made = _guards._empty_strided_cpu((length,), (1,), dtype)
@@ -93,9 +93,18 @@ def new_vector(length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.empty(length, dtype=dtype, device=device)
 
 
-def op(schema: str, overload: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+def is_seen_by_nobody() -> bool:
+    """Whether no mode, transform or tracer has to see what is called."""
+    return (
+        not torch.compiler.is_compiling()
+        and not torch._C._is_torch_function_mode_enabled()
+        and torch._C._dispatch_tls_local_include_set().raw_repr() in _usual()
+    )
+
+
+def op(schema: str, overload: Any, function: Callable[..., Any], others: Sequence[str] = ()) -> Callable[..., Any]:
     """A Python function that calls the op with the schema's arguments, by place, and prepares repeated calls. `function` is
-    the op's Python code."""
+    the op's Python code. `others` are scalars that it hands to the kernel and that decide nothing else."""
     about = torch._C.parse_schema(f"minfer::{schema}").arguments
     if not AVAILABLE:
         return overload
@@ -123,6 +132,7 @@ def op(schema: str, overload: Any, function: Callable[..., Any]) -> Callable[...
         if str(x.type) == "Optional[Tensor]"
         else f"{x.name}, {x.name}.__class__"
         for x in about
+        if x.name not in others
     ]
     text = f"""
 def make(overload, unprepared, plans, MISS, compiles, is_mode, is_profiled, fills):
@@ -160,7 +170,8 @@ def _compiled(text: str) -> Callable[..., Any]:
 
 
 def _is_ordinary(about: Sequence[Any], given: Sequence[Any]) -> bool:
-    """Whether only the op's own code has to see the call, and its tensors are plain ones that kernels can read."""
+    """Whether only the op's own code has to see the call, and its tensors are plain ones that kernels can read, on a CPU or on
+    the current GPU."""
     if torch._C._dispatch_tls_local_include_set().raw_repr() not in _usual():
         return False
     for argument, x in zip(about, given, strict=True):
@@ -173,6 +184,7 @@ def _is_ordinary(about: Sequence[Any], given: Sequence[Any]) -> bool:
             or torch._C._dispatch_keys(x).raw_repr() not in _plain(x.device, x.dtype)
             or (torch.is_grad_enabled() and x.requires_grad)
             or x.data_ptr() % ALIGNED
+            or (x.is_cuda and x.device.index != torch.cuda.current_device())
         ):
             return False
     return True

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import threading
+from functools import cache
+from typing import Any
+
 import torch
 
 from minfer.functional import library, prepared
 from minfer.functional.contract import Contract
 
 MOST = 1 << 19  # tokens of a vocabulary; the sums of our kernels have bits for no more
-
+# The kernel that draws u itself takes up to so many rows, because up to there each thread of `torch.rand` draws one number on
+# every GPU of Hopper, and so many logits, because from there on it may be slower than another one.
+MOST_ROWS, MOST_LOGITS = 1 << 15, 1 << 21
+STEP = 4  # by which `torch.rand` of so many rows moves a generator's offset
 
 TAKES = Contract(
     "sample",
@@ -24,6 +31,7 @@ TAKES = Contract(
     vocab=range(1, MOST + 1),
 )
 DEFAULTS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+_reserving = threading.Lock()
 
 
 @library.public
@@ -54,21 +62,26 @@ def sample(
     `torch.ops.minfer.sample_rows` takes tensors, or None for the default. Works under `torch.compile`. If a number
     changes between calls, the graph is compiled once more, with the number as an input; further values compile nothing.
     A generator breaks the graph, as in PyTorch's own functions. To avoid that, draw u outside of the graph, and call
-    the op."""
-    rows = logits.shape[0] if logits.dim() else 0
-    if generator is None and torch.compiler.is_compiling():
-        u = torch.rand(rows, device=logits.device)
-    else:  # the same numbers in less host time; and `rand` with a generator takes no symbolic shape
-        u = prepared.new_vector(rows, torch.float32, logits.device).uniform_(generator=generator)
+    the op. The numbers are those that `torch.rand(rows)` would draw. On an H100 or H200 a kernel may draw them itself;
+    give each thread a generator of its own there, because two threads that draw at once may draw the same numbers."""
     logits = logits.detach() if logits.requires_grad else logits
-    found: torch.Tensor
-    if (
+    rows = logits.shape[0] if logits.dim() else 0
+    of_rows = (
         isinstance(temperature, torch.Tensor)
         or isinstance(top_k, torch.Tensor)
         or isinstance(top_p, torch.Tensor)
         or isinstance(min_p, torch.Tensor)
-        or (torch.compiler.is_compiling() and _any_is_an_input(temperature, top_p, min_p))
-    ):
+    )
+    found: torch.Tensor
+    if not of_rows and _draws_itself(logits, generator) and rows <= MOST_ROWS and temperature != 0:
+        seed, offset = _reserve(torch.cuda.default_generators[logits.get_device()] if generator is None else generator)
+        found, _ = _sample_seeded_op(logits, seed, offset, temperature, top_k, top_p, min_p)
+        return found
+    if generator is None and torch.compiler.is_compiling():
+        u = torch.rand(rows, device=logits.device)
+    else:  # the same numbers in less host time; and `rand` with a generator takes no symbolic shape
+        u = prepared.new_vector(rows, torch.float32, logits.device).uniform_(generator=generator)
+    if of_rows or (torch.compiler.is_compiling() and _any_is_an_input(temperature, top_p, min_p)):
         settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
         found = _sample_rows_op(logits, u, *(_for_each_row(logits, name, x) for name, x in settings.items()))
     elif temperature == 0:
@@ -78,7 +91,36 @@ def sample(
     return found
 
 
-def _any_is_an_input(*numbers: float) -> bool:
+def _draws_itself(logits: torch.Tensor, generator: torch.Generator | None) -> bool:
+    """Whether a kernel may draw u itself: there is one for this GPU, which is the current one, and for these sizes, and nobody
+    has to see the draw. While a CUDA graph is captured, `uniform_` draws, because only PyTorch's own functions draw other
+    numbers in each replay."""
+    return (
+        logits.is_cuda
+        and prepared.is_seen_by_nobody()
+        and _is_hopper(device := logits.device)
+        and (generator is None or generator.device == device)
+        and logits.numel() <= MOST_LOGITS
+        and device.index == torch._C._cuda_getDevice()
+        and not torch._C._cuda_isCurrentStreamCapturing()
+    )
+
+
+@cache
+def _is_hopper(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device) == (9, 0)
+
+
+def _reserve(generator: torch.Generator) -> tuple[int, int]:
+    """The seed of a generator, and its offset, which is moved as `torch.rand` moves it."""
+    with _reserving:
+        offset = generator.get_offset()
+        generator.set_offset(offset + STEP)
+    seed = generator.initial_seed()
+    return seed if seed < 1 << 63 else seed - (1 << 64), offset  # as a signed number of 64 bits
+
+
+def _any_is_an_input(*numbers: Any) -> bool:
     """Whether one of these numbers is an input of the graph that torch.compile is making."""
     from torch.fx.experimental.symbolic_shapes import has_static_value
 
@@ -125,7 +167,7 @@ def _sample(
 
 
 def _fake(
-    logits: torch.Tensor, u: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float
+    logits: torch.Tensor, u: torch.Tensor | None, temperature: float, top_k: int, top_p: float, min_p: float
 ) -> torch.Tensor:
     made: torch.Tensor = TAKES.make(logits, u)
     if temperature == 0:  # kernels divide by it; `minfer.sample` takes the largest logit then
@@ -133,6 +175,26 @@ def _fake(
     for name, value in (("temperature", temperature), ("top_k", top_k), ("top_p", top_p), ("min_p", min_p)):
         _check_setting(name, value)
     return made
+
+
+def _sample_seeded(
+    logits: torch.Tensor, seed: int, offset: int, temperature: float, top_k: int, top_p: float, min_p: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    tokens, u = _fake_seeded(logits, seed, offset, temperature, top_k, top_p, min_p)
+    if library.capability_of(logits) != (9, 0):
+        raise ValueError(f"torch.ops.minfer.sample_seeded takes logits on a GPU with sm_90, got {logits.device}")
+    if tokens.numel():
+        logits = logits if logits.stride(1) == 1 else logits.contiguous()
+        settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+        library.call_entry("sample", "draw", (tokens, logits, u), seed=seed, offset=offset, **settings)
+    return tokens, u
+
+
+def _fake_seeded(
+    logits: torch.Tensor, seed: int, offset: int, temperature: float, top_k: int, top_p: float, min_p: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    tokens = _fake(logits, None, temperature, top_k, top_p, min_p)
+    return tokens, logits.new_empty(tokens.shape, dtype=torch.float32)
 
 
 def _sample_rows(
@@ -179,6 +241,15 @@ _sample_op = library.define(
     "sample(Tensor logits, Tensor u, float temperature, SymInt top_k, float top_p, float min_p) -> Tensor",
     _sample,
     _fake,
+)
+
+
+_sample_seeded_op = library.define(
+    "sample_seeded(Tensor logits, int seed, int offset, float temperature, SymInt top_k, float top_p, float min_p) "
+    "-> (Tensor, Tensor)",
+    _sample_seeded,
+    _fake_seeded,
+    others=("seed", "offset"),
 )
 
 

@@ -53,7 +53,9 @@ class Kernel:
     against: str = ""  # the kernel that its ratios are against; empty: the op's baseline
     # What `minfer.functional.best` has to know of it.
     least_measured: str = ""  # an axis: the kernel is not chosen where it is shorter than in all of its measurements
-    preferred: str = ""  # a rule of `minfer.ops.preferred`: the kernel is taken where it holds and nothing was measured
+    preferred: str = (
+        ""  # a rule of `minfer.functional.preferred`: the kernel is taken where it holds and nothing was measured
+    )
     entries: tuple[str, ...] = ()  # further torch ops that it registers, named as its own with `_<entry>` behind
     early: bool = False  # `minfer.functional.early` calls it, by its first entry if it has one
 

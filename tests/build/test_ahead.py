@@ -17,12 +17,12 @@ import pytest
 import torch
 
 from minfer import build, ops
-from minfer.build import ahead, forks, packed
+from minfer.build import ahead, forks, host, packed
 from minfer.build.cache import Built
 from minfer.build.errors import BuildError
 from minfer.cli import build as command
 from minfer.functional import best as chooser
-from minfer.functional import library
+from minfer.functional import library, product_times
 from minfer.functional.ahead import OPS, choosable
 from minfer.ops import Kernel
 from minfer.plan.config import UserError
@@ -103,6 +103,22 @@ def test_it_says_what_it_built_and_what_failed(built: dict[str, str], capsys: py
     assert said[6].startswith("5 compiled, 0 found, 1 failed in ")
     assert said[7:] == ["failed: hgemm/v04_mma sm_80: v04_mma.cu(3): error: no"]
     assert command.main(["softmax", "--arch", "cpu"]) == 0
+
+
+def test_the_models_of_products_come_with_the_kernels_that_they_choose_among(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels = ops.get("hgemm").kernels
+    assert command._build_models(ahead.jobs([kernels["v04_mma"], loop()], ["sm_80", ""])) == []
+    monkeypatch.setattr(host, "build", lambda source: Built(str(tmp_path / "models.so"), 1.0))
+    (library,) = command._build_models(ahead.jobs([kernels["v18_fitted"]], ["sm_90a"]))
+    assert (library.kernel, library.arch) == (product_times.SOURCE, "")
+    (tmp_path / "models.so").write_bytes(b"models")
+    with zipfile.ZipFile(packed.write_wheel(tmp_path, "1.0", [library])) as packs:
+        packs.extractall(tmp_path / "site")
+    monkeypatch.setattr(packed, "_folder", lambda: tmp_path / "site" / packed.NAME)
+    found = packed.find(product_times.SOURCE, "")
+    assert found and found.read_bytes() == b"models"
 
 
 @pytest.mark.slow

@@ -169,6 +169,14 @@ SCORED: tuple[str, dict[str, Edit]] = (
         "sink": ("divided(all, scoring, head, p.scale_of_v())", "all.divided(p.scale_of_v())"),
     },
 )
+# And tests/functional/test_seeded.py.
+SEEDED: tuple[str, dict[str, Edit]] = (
+    "sample-v04_seeded",
+    {
+        "row": ("uniform_of(from.seed, from.offset, row)", "uniform_of(from.seed, from.offset, 0)"),
+        "logits": ("row * p.stride", "0"),
+    },
+)
 WHOLE: tuple[str, dict[str, Edit]] = "decode_attention-v03_packed", {"whole": "return;"}
 
 

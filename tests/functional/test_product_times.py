@@ -1,39 +1,80 @@
-"""The models by which `matmul` chooses: v18_fitted's is that of its C++ code."""
+"""The models by which `matmul` chooses: they are compiled once, wherever the cache and the compiler are, and a choice takes few
+calls."""
 
 from __future__ import annotations
 
-import ctypes
 import random
-import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from minfer import ops
-from minfer.ops import PACKAGE, preferred, product_times
-
-SOURCE = """
-#include "ops/hgemm/fitted_choice.h"
-extern "C" double us(int m, int n, int k, int is_tn) {
-  return minfer::choose_fitted(m, n, k, is_tn, {66, 31, 15}).us;
-}
-"""
+from minfer.build import host
+from minfer.build.errors import BuildError
+from minfer.functional import best, preferred, product_times
 
 
-def test_the_model_of_v18_is_that_of_its_source(tmp_path: Path) -> None:
-    (tmp_path / "model.cpp").write_text(SOURCE)
-    command = ["g++", "-std=c++20", "-shared", "-fPIC", "-I", str(PACKAGE), "model.cpp", "-o", "model.so"]
+@pytest.fixture
+def anew() -> Iterator[None]:
+    product_times._models.cache_clear()
+    yield
+    product_times._models.cache_clear()
+
+
+def test_the_models_are_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, anew: None) -> None:
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "a cache"))
+    monkeypatch.setenv("CXX", "env -u NOTHING g++")
+    assert product_times.fastest(4096, 28672, 8192, True) in ("v14_stream_k", "v18_fitted")
+    assert {product_times.fastest(4096, n, 8192, True) for n in range(2048, 30000, 512)} == {
+        "v14_stream_k",
+        "v18_fitted",
+    }
+    assert host.build(product_times.SOURCE).seconds == 0
+    monkeypatch.setenv("CXX", "no compiler")
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "another"))
+    with pytest.raises(BuildError, match=r"^no C\+\+ compiler 'no compiler': install one"):
+        host.build(product_times.SOURCE)
+    product_times._models.cache_clear()
+    assert {product_times.fastest(4096, n, 8192, True) for n in range(2048, 30000, 512)} == {"v18_fitted"}
+
+
+def calls_of(function: Any, *given: Any) -> int:
+    """How many functions Python calls."""
+    count = 0
+
+    def see(frame: object, event: str, arg: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(see)
     try:
-        subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
-    except FileNotFoundError:
-        pytest.skip("no g++")
-    us = ctypes.CDLL(str(tmp_path / "model.so")).us
-    us.restype = ctypes.c_double
-    rng = random.Random(1)
-    for _ in range(40):
-        m, n, k = (8 * int(2 ** rng.uniform(5, 10)) for _ in range(3))
-        is_tn = rng.random() < 0.5
-        assert product_times.fitted_us(m + 1, n, k, is_tn) == pytest.approx(us(m + 1, n, k, is_tn), rel=1e-9)
+        function(*given)
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def test_a_shape_never_seen_is_chosen_for_in_few_calls() -> None:
+    """Of every op for Hopper. A model in Python makes several hundred calls."""
+    rng = random.Random(0)
+    for name, entries in best.table().items():
+        of_hopper = [entry for entry in entries if entry["arch"] == "sm_90a"]
+        for _ in range(1000 if name == "hgemm" else 40):
+            if not of_hopper:
+                break
+            entry = rng.choice(of_hopper)
+            shape = {axis: max(1, int(size * 2 ** rng.uniform(-1, 1))) for axis, size in entry["shape"].items()}
+            params = tuple(entry["params"].items())
+            chooser = best.chooser(name, entry["dtype"], params, tuple(shape), (9, 0), "NVIDIA H100 80GB HBM3")
+            sized = tuple(shape.values())
+            try:
+                chooser.find(sized)  # what does not depend on the shape is remembered
+            except ValueError:
+                continue  # no kernel supports it
+            assert calls_of(chooser.find, sized) <= 100, (name, shape)
 
 
 def test_each_kernel_is_chosen_somewhere_and_only_one() -> None:

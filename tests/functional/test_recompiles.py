@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -34,6 +35,23 @@ def test_a_third_value_compiles_nothing(function: Any, shape: tuple[int, ...], b
         if function is attend:
             torch.testing.assert_close(found, function(x, value))
     assert counter.frame_count <= 2
+
+
+def test_a_generator_is_drawn_from_outside_of_the_graph() -> None:
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    torch.compiler.reset()
+    counter, generator, x = CompileCounterWithBackend("aot_eager"), torch.Generator(), torch.rand(5, 50)
+    compiled = torch.compile(lambda x: minfer.sample(2 * x, top_k=9, generator=generator) + 1, backend=counter)
+    graphs = set()
+    for seed in (1, 2):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            found = [compiled(x) for _ in range(2) if generator.manual_seed(seed)]
+        generator.manual_seed(seed)
+        assert found[0].equal(found[1]) and found[0].equal(minfer.sample(2 * x, top_k=9, generator=generator) + 1)
+        graphs.add(counter.frame_count)
+    assert len(graphs) == 1  # the parts before the draw and behind it are compiled once
 
 
 def of_all(x: torch.Tensor, setting: float) -> torch.Tensor:

@@ -159,4 +159,5 @@ op.torch("torch_compile", compiled(eager), returns=(0,), dtypes=DTYPES, requires
 op.cuda("v01_naive.cu", dtypes=DTYPES)
 op.cuda("v02_split.cu", dtypes=DTYPES)
 op.cuda("v03_cluster.cu", dtypes=DTYPES, archs="sm_90a")
+op.cuda("v04_seeded.cu", dtypes=DTYPES, archs="sm_90a", entries=("draw",))
 op.cpp("cpu_naive.cpp", dtypes=DTYPES)

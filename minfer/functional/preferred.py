@@ -1,14 +1,14 @@
 """Rules that choose a kernel for a shape that was not measured. A kernel's registration names its rule.
 
 `many_columns` and `one_wave` follow from cold timings of 181 random products of 17 rows or more on an H100. `fitted` and
-`stream_k` compare the models of `product_times.py`."""
+`stream_k` ask the models of `product_times.py`."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 
-from minfer.ops.product_times import MULTIPROCESSORS, is_stream_k_faster
+from minfer.functional.product_times import MULTIPROCESSORS, fastest
 
 SHORT = 512  # the rules say nothing of products with a smaller n or k
 
@@ -42,13 +42,12 @@ def fitted(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
 
 def stream_k(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
     """Whether `matmul` takes v14_stream_k for a product of at least 129 rows: where its tiles fill all multiprocessors at
-    least once, and the models say that it is faster than v18_fitted. Smaller products do not use the models, because
-    computing them would take as long as the product."""
+    least once, and the models say that it is faster than v18_fitted."""
     m, n, k = shape["m"], shape["n"], shape["k"]
     tiles = math.ceil(m / 256) * math.ceil(n / 256)
     if m <= 128 or tiles < MULTIPROCESSORS // 2 or min(n, k) < SHORT or n % 8 != 0:
         return False
-    return is_stream_k_faster(m, n, k, params["layout"] == "TN")
+    return fastest(m, n, k, params["layout"] == "TN") == "v14_stream_k"
 
 
 def rows_of_a_prompt(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:

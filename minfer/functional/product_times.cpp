@@ -1,0 +1,55 @@
+// Which of two kernels takes less time for a product with many rows on an H100, by models of their times.
+//
+// Both models have one form: a constant, plus the time of the waves of tiles or that of the bytes, whichever is longer; if these
+// two are about equal, somewhat more than either. Times are in microseconds. That of v18_fitted is the one by which it chooses
+// its tile. That of v14_stream_k was fitted to cold times of random products on an H100.
+#include "ops/hgemm/fitted_choice.h"
+
+namespace minfer {
+namespace {
+
+constexpr std::array<int, 3> kAtOnce = {66, 31, 15};  // clusters of 2, 4 and 8 blocks that run at once on an H100 or H200
+constexpr double kCyclesPerUs = 1755;
+
+struct Product {
+  int m, n, k;
+  bool tn;
+};
+
+double fitted(const Product& p) { return choose_fitted(p.m, p.n, p.k, p.tn, kAtOnce).us; }
+
+// A pair of blocks has tiles of 256 x 256, and those of the last wave are divided (`deal_out` of v14_stream_k.cu).
+double stream_k(const Product& p) {
+  const int64_t tiles = int64_t((p.m + 255) / 256) * ((p.n + 255) / 256), steps = (p.k + 63) / 64, clusters = kAtOnce[0];
+  const int64_t whole = tiles / clusters, rest = tiles % clusters, waves = whole + (rest > 0);
+  double of_pair = double(waves * steps), dealt = 0;
+  if (whole > 0 && rest > 0 && rest <= 2 * (clusters - rest)) {
+    const int64_t helpers = std::min(clusters - rest, std::max<int64_t>(1, int64_t(std::sqrt(steps / 1.5)) - 1) * rest);
+    const double each = double(rest) / helpers, takes = 1.5 * (1 + 1 / each), gives = 2 * (1 + each);
+    const double own = std::max(1.0, std::ceil((steps * each + gives - takes) / (1 + each)));
+    if (own + takes < steps - 1) of_pair = whole * steps + own + takes, dealt = 4.1;
+  }
+  const double body = 1024 * of_pair / kCyclesPerUs * 1.155 + 2.25 * waves + dealt;
+  const double bytes = 2.0 * (double(p.m) * p.k + double(p.n) * p.k + double(p.m) * p.n), memory = 0.99 * bytes / 4e6 + 12;
+  return 1.34 + std::cbrt(body * body * body + memory * memory * memory);
+}
+
+struct Model {
+  const char* kernel;
+  double (*us)(const Product&);
+};
+
+constexpr Model kModels[] = {{"v18_fitted", fitted}, {"v14_stream_k", stream_k}};  // of equal times the first is taken
+
+}  // namespace
+}  // namespace minfer
+
+// The kernel that takes the least time by these models.
+extern "C" const char* minfer_fastest_product(int m, int n, int k, int tn) {
+  const minfer::Product product{m, n, k, tn != 0};
+  const char* fastest = "";
+  double least = INFINITY;
+  for (const minfer::Model& model : minfer::kModels)
+    if (const double us = model.us(product); us < least) fastest = model.kernel, least = us;
+  return fastest;
+}

@@ -1,0 +1,34 @@
+"""Which of hgemm's kernels for Hopper takes the least time for a product with many rows, by models of their times that are
+written in C++ (`product_times.cpp`). `preferred.py` uses them."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+from minfer.build import host
+from minfer.build.errors import BuildError
+from minfer.ops import Kernel
+
+MULTIPROCESSORS = 132  # of an H100 or H200
+SOURCE = Kernel("hgemm", "product_times", "cpp", Path(__file__).with_name("product_times.cpp"))
+DEFAULT = b"v18_fitted"
+
+
+def fastest(m: int, n: int, k: int, is_tn: bool) -> str:
+    """The kernel's name. The first call compiles the models. Without a C++ compiler it is always v18_fitted, which is at most a
+    few percent slower."""
+    found: bytes = _models()(m, n, k, is_tn)
+    return found.decode()
+
+
+@cache
+def _models() -> Callable[[int, int, int, bool], bytes]:
+    try:
+        function = host.load(SOURCE).minfer_fastest_product
+    except BuildError:
+        return lambda m, n, k, is_tn: DEFAULT
+    function.argtypes, function.restype = (ctypes.c_int,) * 4, ctypes.c_char_p
+    return function
