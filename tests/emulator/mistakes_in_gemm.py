@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.emulator.planting import Edit
+from tests.emulator.planting import IF_TRUE, Edit
 
 WRONG = ""
 BROKEN: dict[str, tuple[str, dict[str, Edit], str]] = {
@@ -311,5 +311,35 @@ BROKEN: dict[str, tuple[str, dict[str, Edit], str]] = {
         "quant_gemm-v09_int4_wgmma",
         {"box_written": ""},
         "without a fence|while TMA stores it",
+    ),
+    "a group of W multiplied before its stage is there": ("quant_gemm-v10_early", {"full": ""}, WRONG),
+    "a stage filled while a warp reads it": ("quant_gemm-v10_early", {"empty": ""}, WRONG),
+    "sums of warps read before they are written": ("quant_gemm-v10_early", {"written": ""}, WRONG),
+    "sums of warps written while others read them": ("quant_gemm-v10_early", {"read": ""}, WRONG),
+    "the scales of a tile's first half for both": (
+        "quant_gemm-v10_early",
+        {"half_of_scale": ("half * kHalf * work.all_groups", "0")},
+        WRONG,
+    ),
+    "half a tile that is not there": (
+        "quant_gemm-v10_early",
+        {"second_half": IF_TRUE},
+        "outside operand y",
+    ),
+    "rows of x that are not there": (
+        "quant_gemm-v10_early",
+        {"row_of_x": ("row < p.m && group < groups", "true")},
+        "outside operand x",
+    ),
+    "sums of a cluster read before all are sent": ("quant_gemm-v10_early", {"all_sent": ""}, WRONG),
+    "the sums of one block of a cluster for all": (
+        "quant_gemm-v10_early",
+        {"sender": ("sender", "0")},
+        WRONG,
+    ),
+    "sums sent to the first block of a cluster only": (
+        "quant_gemm-v10_early",
+        {"owner": ("i % by.ranks", "0")},
+        WRONG,
     ),
 }
