@@ -180,9 +180,9 @@ OF_FILE: dict[str, Shapes] = {
         (210, 264, 512),
         (250, 392, 512),
     ],
-    # Each number of rows of x that has a kernel of its own, one and two stages a tile, k shared by the blocks of a cluster, more
-    # stages than a ring has, and half a tile at the end.
-    "quant_gemm-v10_early": [(1, 328, 4096), (11, 136, 4224), (16, 72, 2176), (29, 120, 2048), (5, 24, 8576)],
+    # Each number of rows of x that has a kernel of its own, one and two stages a tile, k shared by the blocks of a cluster,
+    # more stages than a ring has, and half a tile at the end.
+    "quant_gemm-v10_early": [(1, 1000, 2560), (11, 136, 4224), (16, 72, 2176), (29, 120, 2048), (5, 24, 8576)],
     # Each width of N-slice, with an edge; a few rows, and more than 64 (k counts numbers of fp8, of which a step has 128).
     "quant_gemm-v06_fp8_one_wave": [
         (3, 64, 4352),

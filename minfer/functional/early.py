@@ -1,9 +1,9 @@
 """Functions of a decoder's step on an H100 or H200, with kernels whose launches begin while the previous ones still run
 (programmatic dependent launch). A step has hundreds of short launches, and without this memory would idle between them.
 
-Each does what the function of the same name does, and calls it wherever its own kernel does not fit. Products read their weights
-before the previous launches have ended. So no launch that may still run may write these weights. In a step nothing writes a
-model's weights."""
+Each does what the function of the same name does, and calls it wherever its own kernel does not fit. Products read their
+weights before the previous launches have ended. So no launch that may still run may write these weights. In a step nothing
+writes a model's weights."""
 
 from __future__ import annotations
 
