@@ -170,6 +170,7 @@ OF_FILE: dict[str, Shapes] = {
     # One and two tiles of 8 rows of x, a unit of four groups for each warp and several, rows that end within a tile, and more x
     # than a block holds.
     "quant_gemm-v07_stream": [(1, 672, 512), (11, 130, 2048), (16, 40, 1024), (3, 250, 5120), (16, 24, 4096)],
+    "quant_gemm-v10_early": [(1, 672, 512), (11, 130, 2048), (16, 40, 1024), (3, 250, 5120), (16, 24, 2048)],
     # Each width of a tile, with an edge, k shared by the blocks of a cluster, and longer than a ring is deep.
     "quant_gemm-v09_int4_wgmma": [
         (20, 16, 4096),
@@ -180,9 +181,6 @@ OF_FILE: dict[str, Shapes] = {
         (210, 264, 512),
         (250, 392, 512),
     ],
-    # Each number of rows of x that has a kernel of its own, one and two stages a tile, k shared by the blocks of a cluster,
-    # more stages than a ring has, and half a tile at the end.
-    "quant_gemm-v10_early": [(1, 1000, 2560), (11, 136, 4224), (16, 72, 2176), (29, 120, 2048), (5, 24, 8576)],
     # Each width of N-slice, with an edge; a few rows, and more than 64 (k counts numbers of fp8, of which a step has 128).
     "quant_gemm-v06_fp8_one_wave": [
         (3, 64, 4352),

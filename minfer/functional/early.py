@@ -20,12 +20,12 @@ from minfer.functional.norms import rms_norm as any_rms_norm
 from minfer.functional.norms import rows_of
 from minfer.functional.quantised import quant_gemm as any_quant_gemm
 from minfer.functional.silu_mul import silu_mul
-from minfer.ops import get
+from minfer.ops import Case, Kernel, get
 
 Tensor = torch.Tensor
 HALVES = (torch.float16, torch.bfloat16)
 MOST = 128  # rows
-MOST_PACKED, LONGEST_PACKED = 16, 1 << 14  # rows of x in products of int4 weights, and their length
+INT4 = {"format": "int4_g128", "accumulate": "float32"}
 
 
 def takes(x: Tensor, *others: Tensor) -> bool:
@@ -40,9 +40,14 @@ def takes(x: Tensor, *others: Tensor) -> bool:
     )
 
 
+def _early_kernel(op: str) -> Kernel:
+    (kernel,) = (each for each in get(op).kernels.values() if each.early)
+    return kernel
+
+
 @cache
 def _kernel(op: str, device: torch.device, entry: str = "") -> Callable[..., None]:
-    (kernel,) = (each for each in get(op).kernels.values() if each.early)
+    kernel = _early_kernel(op)
     return library.registered(kernel, device, *([entry] if entry else kernel.entries[:1]))
 
 
@@ -71,7 +76,7 @@ def swiglu(x: Tensor, wg: Tensor, wu: Tensor) -> Tensor:
 def quant_gemm(x: Tensor, w: Tensor, format: str, scales: Tensor | None, eights: Tensor | None = None) -> Tensor:
     """`minfer.quant_gemm` of rows and of weights that nothing writes meanwhile, whose zeros in int4 are 8. eights: these zeros,
     of the shape of scales, for kernels that read zeros."""
-    if scales is None or not _takes_packed(x, w, format, scales, 8):
+    if scales is None or not _takes_packed(x, w, format, scales):
         return any_quant_gemm(x, w, format, scales, eights)
     return _multiply_packed("constant", x, w, scales, len(w))
 
@@ -79,22 +84,27 @@ def quant_gemm(x: Tensor, w: Tensor, format: str, scales: Tensor | None, eights:
 def quant_swiglu(x: Tensor, w: Tensor, format: str, scales: Tensor | None, eights: Tensor | None = None) -> Tensor:
     """SwiGLU (rows, n / 2) of such weights: the first n / 2 rows of w are those of the gate. Only one result is rounded where a
     kernel computes all of it."""
-    if scales is None or not _takes_packed(x, w, format, scales, 16):
+    if scales is None or len(w) % 2 or not _takes_packed(x, w, format, scales):
         return silu_mul(*quant_gemm(x, w, format, scales, eights).chunk(2, -1))
     return _multiply_packed("swiglu", x, w, scales, len(w) // 2)
 
 
-def _takes_packed(x: Tensor, w: Tensor, format: str, scales: Tensor, multiple: int) -> bool:
-    """Whether there is a kernel for rows x and packed weights, the number of whose rows must be a multiple."""
+def _takes_packed(x: Tensor, w: Tensor, format: str, scales: Tensor) -> bool:
+    """Whether there is a kernel for rows x and packed weights."""
     return (
-        format == "int4_g128"
+        format == INT4["format"]
         and takes(x)
         and x.is_contiguous()
-        and x.shape[0] <= MOST_PACKED
-        and 0 < x.shape[1] <= LONGEST_PACKED
-        and len(w) % multiple == 0
         and all(each.is_contiguous() and each.data_ptr() % 16 == 0 for each in (w, scales))
+        and _fits_packed(x.shape[0], len(w), x.shape[1])
     )
+
+
+@cache
+def _fits_packed(m: int, n: int, k: int) -> bool:
+    kernel = _early_kernel("quant_gemm")
+    case = Case("quant_gemm", kernel.name, "bfloat16", INT4, {"m": m, "n": n, "k": k})
+    return min(n, k) > 0 and (kernel.requires is None or kernel.requires(case) is None)
 
 
 def _multiply_packed(entry: str, x: Tensor, w: Tensor, scales: Tensor, columns: int) -> Tensor:

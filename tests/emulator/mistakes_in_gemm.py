@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.emulator.planting import IF_TRUE, Edit
+from tests.emulator.planting import Edit
 
 WRONG = ""
 BROKEN: dict[str, tuple[str, dict[str, Edit], str]] = {
@@ -312,38 +312,23 @@ BROKEN: dict[str, tuple[str, dict[str, Edit], str]] = {
         {"box_written": ""},
         "without a fence|while TMA stores it",
     ),
-    "a group of W multiplied before its stage is there": ("quant_gemm-v10_early", {"full": ""}, WRONG),
-    "a stage filled while a warp reads it": ("quant_gemm-v10_early", {"empty": ""}, WRONG),
-    "sums of warps read before they are written": ("quant_gemm-v10_early", {"written": ""}, WRONG),
-    "sums of warps written while others read them": ("quant_gemm-v10_early", {"read": ""}, WRONG),
-    "the scales of a tile's first half for both": (
+    "eights of x in the order of memory, on their way through registers": (
         "quant_gemm-v10_early",
-        {"half_of_scale": ("half * kHalf * work.all_groups", "0")},
+        {"order": ("piece % 4 * 4 + piece / 4", "piece")},
         WRONG,
     ),
-    "half a tile that is not there": (
+    "the first half's scales for both": ("quant_gemm-v10_early", {"row_of_lane": ("high_row", "low_row")}, WRONG),
+    "the second half of a tile 16 rows further": ("quant_gemm-v10_early", {"half": ("kHalf", "kRows")}, WRONG),
+    "x multiplied before all of it is in order": ("quant_gemm-v10_early", {"ordered": ""}, WRONG),
+    "the sums of one slice of k for all": ("quant_gemm-v10_early", {"slices": ("split.slices", "1")}, WRONG),
+    "a group of W multiplied before it has arrived": (
         "quant_gemm-v10_early",
-        {"second_half": IF_TRUE},
-        "outside operand y",
+        {"arrived": ""},
+        "ends while its cp.async are in flight",
     ),
-    "rows of x that are not there": (
+    "blocks larger than the compiler keeps registers for": (
         "quant_gemm-v10_early",
-        {"row_of_x": ("row < p.m && group < groups", "true")},
-        "outside operand x",
-    ),
-    "sums of a cluster read before all are sent": (
-        "quant_gemm-v10_early",
-        {"all_sent": ""},
-        "reaches into a block that has ended",
-    ),
-    "the sums of one block of a cluster for all": (
-        "quant_gemm-v10_early",
-        {"sender": ("sender", "0")},
-        WRONG,
-    ),
-    "sums sent to the first block of a cluster only": (
-        "quant_gemm-v10_early",
-        {"owner": ("i % by.ranks", "0")},
-        WRONG,
+        {"bounds": ("32 * kMostWarps", "32")},
+        "its __launch_bounds__ allow 32",
     ),
 }

@@ -11,7 +11,7 @@ from minfer.functional.silu_mul import silu_mul
 from minfer.ops import get
 
 Packed = tuple[torch.Tensor, torch.Tensor]
-SHAPES = [(1, 6144, 4096), (16, 4096, 4096), (3, 4096, 14336), (16, 4096, 14336), (8, 2048, 2048), (5, 1040, 1408)]
+SHAPES = [(1, 6144, 4096), (16, 4096, 4096), (3, 4096, 14336), (8, 2048, 2048), (5, 1042, 1536)]
 
 
 def packed(n: int, k: int, device: str, dtype: torch.dtype = torch.bfloat16) -> Packed:

@@ -183,16 +183,6 @@ def fits_int4_wgmma(case: Case) -> str | None:
     return f"needs n to be a multiple of 8, got {case['n']}" if case["n"] % 8 else whole(case)
 
 
-def fits_early(case: Case) -> str | None:
-    """The rules that x has at most 32 rows, that a cluster's registers hold x, and that W has whole halves of tiles."""
-    if case["m"] > 32:
-        return f"needs m to be at most 32, got {case['m']}"
-    longest = 32768 if case["m"] <= 16 else 16384
-    if case["k"] > longest:
-        return f"needs k to be at most {longest} with so many rows of x, got {case['k']}"
-    return fits_int4_wgmma(case)
-
-
 VECTORS = multiples(n=8, k=16)
 FLOAT32 = {"accumulate": ("float32",)}
 FP32_SUMS = {"accumulate": ("float32", "promoted")}
@@ -211,5 +201,5 @@ op.cuda("v07_stream.cu", params={"format": tuple(INT4), **FLOAT32}, requires=fit
 op.cuda("v08_fp8_promoted.cu", archs="sm_90a", params=FP8 | {"accumulate": ("promoted",)}, requires=VECTORS)
 op.cuda("v09_int4_wgmma.cu", archs="sm_90a", params={"format": tuple(INT4), **FLOAT32}, requires=fits_int4_wgmma)
 G128 = {"format": ("int4_g128",), **FLOAT32}
-op.cuda("v10_early.cu", archs="sm_90a", params=G128, requires=fits_early, entries=("constant", "swiglu"), early=True)
+op.cuda("v10_early.cu", archs="sm_90a", params=G128, requires=fits_stream, entries=("constant", "swiglu"), early=True)
 op.cpp("cpu_naive.cpp", params=FP32_SUMS, requires=whole)

@@ -1,355 +1,290 @@
-// v10_early: int4 in groups of 128, up to 32 rows of x; its launch begins while the previous one still runs.
-// Idea: the products of a decoder's step follow short kernels, which leave memory idle (see hgemm's v19_early). So one warp of
-// a block starts filling a ring with W as soon as the block has started, if the caller says that W is constant
-// (`quant_gemm_v10_early_constant`), and only the other 16 warps wait for the previous launch. Bulk copies bring 1 KB of each
-// of 16 rows to a stage, which reads memory in longer pieces than v07's copies of 64 bytes, and takes no instructions of the
-// warps that multiply. Each of these has one group of 128 in a stage, always of the same columns of W. So the part of x that a
-// warp needs stays in its registers, in the order of the fragments, and shared memory is read for W only. If k is too long for
-// this, the blocks of a cluster share k, and add their sums at the end. In `quant_gemm_v10_early_swiglu` the tensor-core rows
-// of a tile are 8 rows of the gate and the same 8 rows of what it multiplies. So one thread has both sums.
-// Expected (H100, group 128, m = 1): 23 us at 28672 x 4096, 12 us at 4096 x 14336, and 2 us less within a step.
-#include "cuda/cluster.cuh"
+// v10_early: v07_stream for int4 in groups of 128, with launches that begin while the previous one still runs.
+// Idea: as in hgemm's v19_early. Blocks start as soon as those of the previous launch have all started (programmatic dependent
+// launch) and SMs have room for them. Before the previous launch has ended they read nothing, or only W with its scales and
+// zeros, if the caller says that these are constant (`quant_gemm_v10_early_constant`). So the rings are full of W when x is
+// ready. x goes through registers, which order it, and not through shared memory twice. In `quant_gemm_v10_early_swiglu` the 16
+// rows of a warp are 8 rows of the gate and the same 8 rows of what it multiplies, so that no launch of its own computes SwiGLU.
+// Expected (H100, in a step of Llama 3.1 8B at batch 1): 2 us less than v07 for each product.
 #include "cuda/dependent.cuh"
-#include "cuda/named_barrier.cuh"
+#include "cuda/load_if.cuh"
 #include "cuda/shared_tile.cuh"
 #include "fragments.cuh"
 
 namespace minfer {
 
 using G128 = Int4<128>;
-constexpr int kWarps = 16, kThreads = 32 * kWarps;
-constexpr int kRows = 16, kHalf = 8;                           // of W in a tile, which has two halves
-constexpr int kGroupBytes = 64, kRow = kWarps * kGroupBytes;   // of a row of W in a stage
-constexpr int kRowSlot = kRow + 64;                            // so that two rows that a quarter warp reads are in different banks
-constexpr int kWeights = kRows * kRowSlot;                     // bytes of a stage
-constexpr int kMostStages = 16, kBarriers = 2 * kMostStages * int(sizeof(uint64_t));
-constexpr int kMostRanks = 8, kMostM = 32, kShared = 227 << 10, kMostOfRanks = 64 << 10;
+constexpr int kUnit = 4, kGroup = 128;  // groups of a row whose scales are one load; weights of a group
+constexpr int kMostWarps = 14;          // of an SM: with 128 registers a thread 16 fit, and 28672 rows are 14 an SM
+constexpr int kRows = 16, kHalf = 8;    // of W for each warp, in two halves
+constexpr int kAtOnce = 4;              // pieces of x that a lane puts in order at once
+constexpr int kPerSM = 227 << 10;       // shared memory, of which a block uses 1 KB more than it asks for
 
-// The sums of a warp, by column: 10 and not 8 apart, so that the stores of a quarter warp are in different banks.
-constexpr int kColumnSlot = 10;
+// How a launch divides the work: a block has `tiles` tiles of 16 rows, whose k `slices` warps share.
+struct Split {
+  int warps, slices;
+  int tiles, each, more;  // of a block; units of a slice, and how many slices have one more
+
+  Split(int warps, int slices, int units)
+      : warps(warps), slices(slices), tiles(warps / slices), each(units / slices), more(units % slices) {}
+};
+
+struct Options {
+  bool gated;     // y (m, n / 2) is SwiGLU: the gate has the first half of the rows of W
+  bool constant;  // no launch that may still run writes W
+};
+
+// A thread's place in the work. It is computed anew where it is needed again, so that it takes no registers in between.
+struct Place {
+  int lane, warp, tile, slice;  // tile: which 16 rows of W
+
+  __device__ explicit Place(Split split) {
+    const int thread = kept(threadIdx.x);
+    lane = thread % 32, warp = thread / 32;
+    const int own = warp / kept(split.slices);
+    slice = warp - own * split.slices, tile = kept(blockIdx.x) * split.tiles + own;
+  }
+
+  // The first unit of the slice, and the one behind its last.
+  __device__ int first(Split split) const { return slice * split.each + min(slice, split.more); }
+  __device__ int end(Split split) const { return (slice + 1) * split.each + min(slice + 1, split.more); }
+};
+
 template <int kTiles>
-constexpr int kWarpSlot = 8 * kTiles * kColumnSlot + 2;
-
-// How a launch divides the work. A cluster has `tiles` tiles of 16 rows of W, and each of its `ranks` blocks `groups` of their
-// groups. `bytes` of a stage: W, and in a tile's first one its scales, and its zeros if there are any.
-struct Division {
-  int ranks, tiles, groups, stages, bytes;
-  bool gated, constant;
+struct InShared {
+  static constexpr int kColumns = 8 * kTiles;
+  // A warp's bytes of W: groups of 16 rows, as many as fit beside the x of 4096 x 8 or 16.
+  static constexpr int kStages = kTiles == 1 ? 8 : 6, kStage = 32 * 2 * sizeof(uint4), kRing = kStages * kStage;
+  // Bytes of a row of x: 64 more than a multiple of 128, so that the two rows that a quarter warp reads are in different banks.
+  __host__ __device__ static int row(int k) { return k * 2 + 64; }
+  static int bytes(int m, int k, int warps) {
+    return std::max(x_bytes(m, k) + warps * kRing, warps * kRows * kColumns * 4);
+  }
+  __host__ __device__ static int x_bytes(int m, int k) { return (m * row(k) + k / kGroup * kColumns * 4 + 127) / 128 * 128; }
 };
 
-template <typename T>
-struct Work {
-  Product<G128, T> p;
-  Division by;
-  int all_groups, all_tiles;
-  int high_row;  // of W, where the second half of the first tile begins
-
-  // The first rows of W of the halves of a tile.
-  __device__ int row(int tile, int half) const { return tile * (by.gated ? kHalf : kRows) + half * high_row; }
-  // Whether the second half is there: n is a multiple of 8.
-  __device__ bool is_whole(int tile) const { return row(tile, 1) < p.n; }
-};
-
-// Where the blocks of a cluster send their sums of a tile: all to one, in turn.
-template <typename T>
-__device__ inline int place_of_sums(const Work<T>& work, int rank, int tile) {
-  const int owned = (work.by.tiles + work.by.ranks - 1) / work.by.ranks;
-  return (rank * owned + tile / work.by.ranks) * kHalf * work.p.m;
-}
-
-// Stores the sums of a row in each half of a tile.
-template <typename T>
-__device__ inline void store(const Work<T>& work, int tile, int row, int column, float2 sums) {
-  if (work.by.gated) {
-    const float silu = sums.x / (1.0f + __expf(-sums.x));
-    work.p.y[int64_t(column) * (work.p.n / 2) + work.row(tile, 0) + row] = T(silu * sums.y);  //@ gate
-  } else {
-    T* y = work.p.y + int64_t(column) * work.p.n + row;
-    y[work.row(tile, 0)] = T(sums.x);
-    if (work.is_whole(tile)) y[work.row(tile, 1)] = T(sums.y);  //@ second_half
-  }
-}
-
-// A warp fills a stage with the block's part of a tile: with the i-th of all that the block multiplies.
-template <typename T>
-__device__ inline void fill_stage(const Work<T>& work, uint8_t* stages, uint64_t* full, int tile, int first, int groups, int step,
-                                  int stage) {
-  const auto& weights = work.p.weights;
-  const int lane = threadIdx.x % 32, octet = kHalf * work.all_groups * int(sizeof(T));  // bytes of the scales of a half
-  const int half = lane < kRows ? lane / kHalf : lane % 2, halves = work.is_whole(tile) ? 2 : 1;
-  const int bytes = min(kWarps, groups - step * kWarps) * kGroupBytes;
-  const int scales = step > 0 ? 0 : weights.zeros ? 2 : 1;
-  uint8_t* at = stages + stage * work.by.bytes;
-  if (lane == 0) barrier_expect(full + stage, halves * (kHalf * bytes + scales * octet));
-  __syncwarp();
-  const int64_t row = work.row(tile, half);
-  if (lane < kRows) {
-    const uint8_t* w = weights.w + (row + lane % kHalf) * (work.p.k / 2) + (first + step * kWarps) * kGroupBytes;
-    if (half < halves) bulk_load(at + lane * kRowSlot, w, bytes, full + stage);
-  } else if (lane < kRows + 2 * scales && half < halves) {
-    const T* of_half = (lane < kRows + 2 ? weights.scales : weights.zeros) + row * work.all_groups;
-    bulk_load(at + kWeights + (lane - kRows) * octet, of_half, octet, full + stage);
-  }
-}
-
-// The part of x of a lane, in the order of the fragments: of kSteps groups for each of kTiles times 8 rows of x.
-template <typename T, int kTiles, int kSteps>
-struct PartOfX {
-  uint4 words[kSteps][kTiles][4];
-  float2 sums[kSteps][kTiles];  // of all x of the group, for rows 2 t and 2 t + 1 of x
-
-  __device__ PartOfX(const Product<G128, T>& p, int first, int groups, int warp, int lane) {
-    constexpr uint32_t kOnes = std::is_same_v<T, __half> ? 0x3c003c00u : 0x3f803f80u;
-#pragma unroll
-    for (int s = 0; s < kSteps; ++s)
-#pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) {
-        const int row = 8 * tile + lane / 4, group = s * kWarps + warp;
-        const bool there = row < p.m && group < groups;  //@ row_of_x
-        const T* from = p.x + int64_t(there ? row : 0) * p.k + (there ? first + group : 0) * 128 + lane % 4 * 32;
-#pragma unroll
-        for (int w = 0; w < 4; ++w) words[s][tile][w] = there ? reinterpret_cast<const uint4*>(from)[w] : uint4{};
-      }
-#pragma unroll
-    for (int s = 0; s < kSteps; ++s)
-#pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) {
-        float found[4] = {};
-#pragma unroll
-        for (int w = 0; w < 4; ++w) {
-          uint4& x = words[s][tile][w];
-          x = in_order<G128>({x.x, x.y}, {x.z, x.w});
-          mma_m16n8k16<T>(found, {kOnes, kOnes, kOnes, kOnes}, {x.x, x.y});
-          mma_m16n8k16<T>(found, {kOnes, kOnes, kOnes, kOnes}, {x.z, x.w});
-        }
-        sums[s][tile] = {found[0], found[1]};
-      }
-  }
-};
-
-// Adds to `sums` the products of a group of 16 rows of W, of which this lane has 32 weights of a row at `low` and 32 at `high`.
-template <typename T, int kTiles>
-__device__ inline void multiply_group(float (&sums)[kTiles][4], const uint8_t* low, const uint8_t* high, const uint4 (&x)[kTiles][4],
-                                      const float2 (&x_sums)[kTiles], const float (&scale)[2], const float (&zero)[2]) {
-  constexpr int kChains = kTiles == 1 ? 2 : 1;  // of products that wait for each other
-  constexpr int kAtOnce = kTiles == 4 ? 2 : 4;  // words: with 32 rows of x there are no registers for all
-  using Words = std::conditional_t<kAtOnce == 2, uint2, uint4>;
-  float parts[kTiles][kChains][4] = {};
-  Words of_low, of_high;
-#pragma unroll
-  for (int w = 0; w < 4; ++w) {
-    if (w % kAtOnce == 0) {
-      of_low = reinterpret_cast<const Words*>(low)[w / kAtOnce];
-      of_high = reinterpret_cast<const Words*>(high)[w / kAtOnce];
-    }
-    uint32_t a[2][4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      a[0][i] = two_nibbles<G128, T>((&of_low.x)[w % kAtOnce] >> 4 * i, 8);
-      a[1][i] = two_nibbles<G128, T>((&of_high.x)[w % kAtOnce] >> 4 * i, 8);
-    }
-#pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) {
-      const uint4& b = x[tile][w];
-      mma_m16n8k16<T>(parts[tile][0], {a[0][0], a[1][0], a[0][1], a[1][1]}, {b.x, b.y});
-      mma_m16n8k16<T>(parts[tile][kChains - 1], {a[0][2], a[1][2], a[0][3], a[1][3]}, {b.z, b.w});
-    }
-  }
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const float least = scale[half] * ((kKeepsBase<G128, T> ? -128.0f : 8.0f) - zero[half]);
-#pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile)
-#pragma unroll
-      for (int e = 2 * half; e < 2 * half + 2; ++e) {
-        const float part = kChains == 1 ? parts[tile][0][e] : parts[tile][0][e] + parts[tile][kChains - 1][e];
-        sums[tile][e] += scale[half] * part + least * (e % 2 ? x_sums[tile].y : x_sums[tile].x);
-      }
-  }
-}
-
-// The bounds of 640 threads keep registers free for the blocks of the launches before and after this one.
-template <typename T, int kTiles, int kSteps>
-__global__ void __launch_bounds__(kTiles == 1 ? 640 : kThreads, 1) multiply_early(const Work<T> work) {
-  extern __shared__ __align__(128) unsigned char shared[];
-  const Product<G128, T>& p = work.p;
-  const Division& by = work.by;
-  uint64_t *full = reinterpret_cast<uint64_t*>(shared), *empty = full + kMostStages;
-  float2* of_warps = reinterpret_cast<float2*>(shared + kBarriers);
-  uint8_t* stages = shared + kBarriers + kWarps * kWarpSlot<kTiles> * int(sizeof(float2));
-  float2* of_ranks = reinterpret_cast<float2*>(stages + by.stages * by.bytes);
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, rank = by.ranks > 1 ? cluster_rank() : 0;
-  const int tile0 = blockIdx.x / by.ranks * by.tiles, tiles = min(by.tiles, work.all_tiles - tile0);
-  const int first = rank * by.groups, groups = min(by.groups, work.all_groups - first);
-  const int steps = (groups + kWarps - 1) / kWarps, all = tiles * steps;
-  const auto fill = [&](int i) {
-    fill_stage(work, stages, full, tile0 + i / steps, first, groups, i % steps, i % by.stages);
-  };
-
-  let_next_start();
-  if (warp == 0) {
-    if (lane == 0) {
-      for (int stage = 0; stage < by.stages; ++stage) barrier_init(full + stage, 1), barrier_init(empty + stage, kWarps);
-      barrier_init_fence();
-    }
-    __syncwarp();
-    if (!by.constant) wait_for_previous();
-#pragma unroll 1  // a cold kernel waits for each of its instructions to come from memory
-    for (int i = 0; i < min(by.stages, all); ++i) fill(i);
-  }
-  by.ranks > 1 ? cluster_sync_relaxed() : __syncthreads();  // of a cluster all blocks have started
-
-  wait_for_previous();
-  const PartOfX<T, kTiles, kSteps> x(p, first, groups, warp, lane);
-  int stage = 0;
-  uint32_t parity = 0;
+// Puts x in the order of the fragments in shared memory, and sums the x of each group.
+template <typename T, int kColumns>
+__device__ inline void order_x(const Product<G128, T>& p, uint8_t* shared, float* x_sums, int row_bytes) {
+  const int of_row = p.k / 8, all = p.m * of_row, lane = threadIdx.x % 32;  // pieces of 16 bytes: all of a warp are in a row
+  // Of a group, word of the lane * 4 + lane of the row is the new place of piece 4 * lane of the row + word.
+  const int piece = lane % 16, by = piece % 4 * 4 + piece / 4 - piece;  //@ order
 #pragma unroll 1
-  for (int i = 0; i < tiles; ++i) {
-    const int tile = tile0 + i;
-    float sums[kTiles][4] = {};
-    T scale[kSteps][2], zero[kSteps][2];
+  for (int first = threadIdx.x; first < all; first += kAtOnce * blockDim.x) {
+    uint4 x[kAtOnce];
 #pragma unroll
-    for (int s = 0; s < kSteps; ++s) {
-      if (s >= steps) break;
-      barrier_wait(full + stage, parity);  //@ full
-      const uint8_t* at = stages + stage * by.bytes;
-      if (s == 0) {
-        const T* of_row = reinterpret_cast<const T*>(at + kWeights) + lane / 4 * work.all_groups + first + warp;
+    for (int j = 0; j < kAtOnce; ++j)
+      if (const int i = first + j * blockDim.x; i < all) x[j] = reinterpret_cast<const uint4*>(p.x)[i];
 #pragma unroll
-        for (int later = 0; later < kSteps; ++later)
-          for (int half = 0; half < 2; ++half) {
-            const T* mine = of_row + half * kHalf * work.all_groups + later * kWarps;  //@ half_of_scale
-            const bool there = later * kWarps + warp < groups;
-            scale[later][half] = there ? *mine : T(0.0f);
-            zero[later][half] = there && p.weights.zeros ? mine[kRows * work.all_groups] : T(8.0f);
+    for (int j = 0; j < kAtOnce; ++j) {
+      const int i = first + j * blockDim.x;
+      if (i >= all) break;
+      const int row = i / of_row, at = i - row * of_row;
+      const uint4 ordered = in_order<G128>({x[j].x, x[j].y}, {x[j].z, x[j].w});
+      *reinterpret_cast<uint4*>(shared + row * row_bytes + (at + by) * 16) = ordered;
+      add_up<G128, T>(x_sums + (at - lane) / 16 * kColumns + row, kColumns, ordered, lane);
+    }
+  }
+}
+
+// Adds the sums of a tile's slices in order, and stores them.
+template <typename T, int kTiles>
+__device__ inline void store(const Product<G128, T>& p, Split split, bool gated, const float (&sums)[kTiles][4], float* all) {
+  constexpr int kTile = kRows * 8 * kTiles;
+  const auto [lane, warp, tile, slice] = Place(split);
+  __syncthreads();  // all are done with x
+#pragma unroll
+  for (int i = 0; i < kTiles; ++i)
+#pragma unroll
+    for (int e = 0; e < 4; ++e)
+      all[warp * kTile + (8 * i + lane % 4 * 2 + e % 2) * kRows + lane / 4 + e / 2 * kHalf] = sums[i][e];
+  __syncthreads();
+  const float* of_tile = all + (warp - slice) * kTile;
+  const auto total = [&](int e) {
+    float sum = 0.0f;
+    for (int s = 0; s < split.slices; ++s) sum += of_tile[s * kTile + e];  //@ slices
+    return sum;
+  };
+  const int rows = gated ? kHalf : kRows, columns = gated ? p.n / 2 : p.n;
+  for (int e = slice * 32 + lane; e < rows * p.m; e += split.slices * 32) {
+    const int col = tile * rows + e % rows, from = e / rows * kRows + e % rows;
+    if (col >= columns) continue;
+    float sum = total(from);
+    if (gated) sum = sum / (1.0f + __expf(-sum)) * total(from + kHalf);  //@ gate
+    p.y[int64_t(e / rows) * columns + col] = T(sum);
+  }
+}
+
+template <typename T, int kTiles>
+__global__ void __launch_bounds__(32 * kMostWarps, 1) stream_early(Product<G128, T> p, Split split, Options how) {  //@ bounds
+  using Of = InShared<kTiles>;
+  constexpr int kStages = Of::kStages, kGroupBytes = kGroup / 2;
+  constexpr int kChains = kTiles == 1 ? 2 : 1;  // of products that wait for each other
+  extern __shared__ __align__(128) unsigned char shared[];
+  const int row_bytes = Of::row(p.k);
+  let_next_start();
+  if (!how.constant) wait_for_previous();
+  const uint8_t *low, *high;  // the next group to copy, of rows g of both halves
+  const T* mine;              // scales or zeros of the unit that was loaded last
+  uint2 next_factors{};
+  bool loads;     // whether this lane has scales or zeros to load
+  uint8_t* ring;  // where this lane's bytes of the warp's ring are
+  int to_copy;    // groups of the slice that have not been started
+  const auto start = [&](int stage) {
+    if (to_copy > 0) {
+      cp_async_16(ring + stage * Of::kStage, low);
+      cp_async_16(ring + stage * Of::kStage + 32 * sizeof(uint4), high);
+    }
+    cp_async_commit();
+    --to_copy, low += kGroupBytes, high += kGroupBytes;
+  };
+  {
+    const Place place(split);
+    const int t = place.lane % 4, row = place.tile * (how.gated ? kHalf : kRows) + place.lane / 4;
+    const int first = place.first(split);
+    to_copy = (place.end(split) - first) * kUnit;
+    // Rows beyond the last are the last again, and are not stored.
+    const int64_t low_row = min(row, p.n - 1), high_row = min(row + (how.gated ? p.n / 2 : kHalf), p.n - 1);  //@ half
+    const uint8_t* w = p.weights.w + int64_t(first) * kUnit * kGroupBytes + t * sizeof(uint4);
+    low = w + low_row * (p.k / 2), high = w + high_row * (p.k / 2);
+    ring = shared + Of::x_bytes(p.m, p.k) + place.warp * Of::kRing + place.lane * sizeof(uint4);
+    // The scales of a unit's four groups are 8 bytes. The four lanes of a row load those of row g and of row g + 8, and zeros.
+    //@ row_of_lane
+    mine = (t % 2 ? p.weights.zeros : p.weights.scales) + (t / 2 ? high_row : low_row) * (p.k / kGroup) + first * kUnit;
+    loads = t % 2 == 0 || p.weights.zeros;
+    if (!loads) {
+      constexpr uint32_t kEights = std::is_same_v<T, __half> ? 0x48004800u : 0x41004100u;  // zeros of 8
+      next_factors = {kEights, kEights};
+    }
+    load_if(next_factors, mine, loads && to_copy > 0);
+#pragma unroll
+    for (int i = 0; i < kStages; ++i) start(i);
+  }
+
+  float* x_sums = reinterpret_cast<float*>(shared + p.m * row_bytes);
+  wait_for_previous();
+  order_x<T, Of::kColumns>(p, shared, x_sums, row_bytes);
+  __syncthreads();  //@ ordered
+
+  const Place place(split);
+  const int first = place.first(split), lane = place.lane, t = lane % 4, g = lane / 4;
+  // Rows of x beyond the last are the last again: a product's columns are independent, and theirs are not stored.
+  int x_at[kTiles], sum_at = kept(p.m * row_bytes + (first * kUnit * Of::kColumns + 2 * t) * 4);
+#pragma unroll
+  for (int i = 0; i < kTiles; ++i)
+    x_at[i] = kept(min(8 * i + g, p.m - 1) * row_bytes + first * (kUnit * kGroup * 2) + t * 16);
+  float sums[kTiles][4] = {};
+  int stage = 0;
+  for (int left = place.end(split) - first; left > 0; --left) {
+    const bool more = left > 1;
+    const uint2 factors = next_factors;
+    mine += kUnit;
+    load_if(next_factors, mine, loads && more);
+    uint32_t pairs[4];  // of row g its scales and zeros, then of row g + 8, for two groups
+#pragma unroll
+    for (int group = 0; group < kUnit; ++group) {
+      float parts[kTiles][kChains][4] = {};
+      cp_async_wait<kStages - 1>();  //@ arrived
+      const uint4 of_low = *reinterpret_cast<const uint4*>(ring + stage * Of::kStage);
+      const uint4 of_high = *reinterpret_cast<const uint4*>(ring + stage * Of::kStage + 32 * sizeof(uint4));
+      start(stage);  // this lane alone reads what it has copied
+      if (++stage == kStages) stage = 0;
+#pragma unroll
+      for (int w = 0; w < 4; ++w) {
+        uint32_t a[2][4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          a[0][i] = two_nibbles<G128, T>((&of_low.x)[w] >> 4 * i, 8);
+          a[1][i] = two_nibbles<G128, T>((&of_high.x)[w] >> 4 * i, 8);
+        }
+#pragma unroll
+        for (int i = 0; i < kTiles; ++i) {
+          const uint4 b = *reinterpret_cast<const uint4*>(shared + x_at[i] + group * (kGroup * 2) + w * 64);
+          mma_m16n8k16<T>(parts[i][0], {a[0][0], a[1][0], a[0][1], a[1][1]}, {b.x, b.y});
+          mma_m16n8k16<T>(parts[i][kChains - 1], {a[0][2], a[1][2], a[0][3], a[1][3]}, {b.z, b.w});
+        }
+      }
+      if (group % 2 == 0)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) pairs[i] = __shfl_sync(0xffffffff, (&factors.x)[group / 2], lane / 4 * 4 + i);
+#pragma unroll
+      for (int row = 0; row < 2; ++row) {
+        const auto element = [&](uint32_t pair) {
+          const unsigned short bits = static_cast<unsigned short>(pair >> group % 2 * 16);
+          return float(reinterpret_cast<const T&>(bits));
+        };
+        const float scale = element(pairs[2 * row]), zero = element(pairs[2 * row + 1]);
+        const float least = scale * ((kKeepsBase<G128, T> ? -128.0f : 8.0f) - zero);
+#pragma unroll
+        for (int i = 0; i < kTiles; ++i) {
+          const float2 total = *reinterpret_cast<const float2*>(shared + sum_at + (group * Of::kColumns + 8 * i) * 4);
+#pragma unroll
+          for (int e = 2 * row; e < 2 * row + 2; ++e) {
+            const float part = kChains == 1 ? parts[i][0][e] : parts[i][0][e] + parts[i][1][e];
+            sums[i][e] += scale * part + least * (e % 2 ? total.y : total.x);
           }
+        }
       }
-      if (s * kWarps + warp < groups) {
-        const uint8_t* words = at + lane / 4 * kRowSlot + warp * kGroupBytes + lane % 4 * 16;
-        const float scales[2] = {float(scale[s][0]), float(scale[s][1])}, zeros[2] = {float(zero[s][0]), float(zero[s][1])};
-        multiply_group<T, kTiles>(sums, words, words + kHalf * kRowSlot, x.words[s], x.sums[s], scales, zeros);
-      }
-      __syncwarp();  // all lanes have multiplied what they read of the stage
-      if (lane == 0) barrier_arrive(empty + stage);
-      // The warps take turns in filling the stage that came before, with which the others are done or nearly so.
-      const int before = i * steps + s - 1, next = before + by.stages;
-      if (before >= 0 && next < all && next % kWarps == warp) {
-        barrier_wait(empty + before % by.stages, before / by.stages & 1);  //@ empty
-        fill(next);
-      }
-      if (++stage == by.stages) stage = 0, parity ^= 1;
     }
-
-    if (i > 0) named_barrier_sync(2, kThreads);  //@ read
-    float2* mine = of_warps + warp * kWarpSlot<kTiles> + lane / 4;
 #pragma unroll
-    for (int j = 0; j < kTiles; ++j)
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const int column = 8 * j + lane % 4 * 2 + e;
-        if (column < p.m) mine[column * kColumnSlot] = {sums[j][e], sums[j][2 + e]};
-      }
-    named_barrier_sync(1, kThreads);  //@ written
-    constexpr int kParts = 8 / kTiles;  // threads that add up the sums of one row and column
-    const int part = threadIdx.x % kParts, row = threadIdx.x / kParts % kHalf, column = threadIdx.x / kParts / kHalf;
-    float2 sum{};
-    if (column < p.m)
-#pragma unroll
-      for (int w = 0; w < kWarps; w += kParts) {
-        const float2 more = of_warps[(w + part) * kWarpSlot<kTiles> + column * kColumnSlot + row];
-        sum.x += more.x, sum.y += more.y;
-      }
-#pragma unroll
-    for (int mask = kParts / 2; mask > 0; mask /= 2) {
-      sum.x += __shfl_xor_sync(0xffffffff, sum.x, mask);
-      sum.y += __shfl_xor_sync(0xffffffff, sum.y, mask);
-    }
-    if (part == 0 && column < p.m) {
-      if (by.ranks == 1) store(work, tile, row, column, sum);
-      else store_at_block(of_ranks + place_of_sums(work, rank, i) + column * kHalf + row, sum, i % by.ranks);  //@ owner
-    }
+    for (int i = 0; i < kTiles; ++i) x_at[i] += kUnit * kGroup * 2;
+    sum_at += kUnit * Of::kColumns * 4;
   }
 
-  if (by.ranks == 1) return;
-  cluster_sync();  //@ all_sent
-  for (int i = rank; i < tiles; i += by.ranks)
-    for (int item = threadIdx.x; item < kHalf * p.m; item += kThreads) {
-      float2 sum{};
-      for (int sender = 0; sender < by.ranks; ++sender) {
-        const float2 more = of_ranks[place_of_sums(work, sender, i) + item];  //@ sender
-        sum.x += more.x, sum.y += more.y;
-      }
-      store(work, tile0 + i, item % kHalf, item / kHalf, sum);
-    }
+  store(p, split, how.gated, sums, reinterpret_cast<float*>(shared));
 }
 
-template <int kTiles, int kSteps, typename T>
-int clusters_of(int ranks) {
-  int clusters = 0;
-  allow_shared(multiply_early<T, kTiles, kSteps>, kShared);
-  STD_CUDA_CHECK(clusters_at_once(&clusters, multiply_early<T, kTiles, kSteps>, ranks, kThreads, kShared));
-  return std::max(clusters, 1);
-}
-
-template <int kTiles, int kSteps, typename T>
-void launch_division(Work<T> work, int ranks, int clusters) {
-  Division& by = work.by;
-  by.ranks = ranks, by.groups = (work.all_groups + ranks - 1) / ranks;
-  by.tiles = (work.all_tiles + clusters - 1) / clusters;
-  const int of_tile = kHalf * work.p.m * int(sizeof(float2));  // bytes of the sums of a rank
-  if (ranks > 1) by.tiles = std::min(by.tiles, kMostOfRanks / of_tile);
-  by.bytes = kWeights + (work.p.weights.zeros ? 2 : 1) * kRows * work.all_groups * int(sizeof(T));
-  const int of_ranks = ranks > 1 ? (by.tiles + ranks - 1) / ranks * ranks * of_tile : 0;
-  const int others = kBarriers + kWarps * kWarpSlot<kTiles> * int(sizeof(float2)) + of_ranks;
-  by.stages = std::min({(kShared - others) / by.bytes, by.tiles * ((by.groups + kWarps - 1) / kWarps), kMostStages});
-  const int blocks = (work.all_tiles + by.tiles - 1) / by.tiles * ranks, bytes = others + by.stages * by.bytes;
-  STD_CUDA_CHECK(launch_early(multiply_early<T, kTiles, kSteps>, ranks, dim3(blocks), kThreads, bytes, work.p.stream, work));
-}
-
-// Chooses how many blocks share k: what gives a block the fewest groups; of equal ones, the fewest.
-template <int kTiles, int kMostSteps, typename T>
-void launch_tiles(const Work<T>& work) {
-  int best = 0, best_clusters = 1;
+// Chooses the division that gives the busiest multiprocessor the least work; of equal ones, that with most resident
+// warps, and then that with the larger blocks.
+template <int kTiles>
+Split divide(int m, int k, int tiles) {
+  const int units = k / (kUnit * kGroup), sms = multiprocessors();
+  Split best(1, 1, units);
   int64_t least = INT64_MAX;
-  for (int ranks = 1; ranks <= kMostRanks; ++ranks) {
-    const int groups = (work.all_groups + ranks - 1) / ranks;
-    if (groups > kMostSteps * kWarps || (ranks - 1) * groups >= work.all_groups) continue;
-    const int clusters = groups > kWarps ? clusters_of<kTiles, kMostSteps, T>(ranks) : clusters_of<kTiles, 1, T>(ranks);
-    const int64_t cost = int64_t((work.all_tiles + clusters - 1) / clusters) * groups;
-    if (cost < least) least = cost, best = ranks, best_clusters = clusters;
-  }
-  STD_TORCH_CHECK(best > 0, "quant_gemm: x must have rows of at most ", kMostRanks * kMostSteps * kWarps * 128,
-                  " elements for this kernel, got ", work.p.k);
-  if ((work.all_groups + best - 1) / best > kWarps) launch_division<kTiles, kMostSteps>(work, best, best_clusters);
-  else launch_division<kTiles, 1>(work, best, best_clusters);
+  for (int slices = 1; slices <= std::min(kMostWarps, units); ++slices)
+    for (int warps = slices; warps <= kMostWarps; warps += slices) {
+      const int bytes = InShared<kTiles>::bytes(m, k, warps);
+      if (bytes > kMostShared) continue;
+      const int at_once = std::min(kMostWarps / warps, std::max(1, kPerSM / (bytes + 1024)));
+      const int64_t blocks = (tiles + warps / slices - 1) / (warps / slices), of_sm = (blocks + sms - 1) / sms;
+      const int64_t work = of_sm * warps * ((units + slices - 1) / slices);
+      const int64_t cost = work * (kMostWarps + 1) - std::min<int64_t>(of_sm, at_once) * warps;
+      if (cost < least || (cost == least && slices == best.slices)) least = cost, best = Split(warps, slices, units);
+    }
+  return best;
+}
+
+template <int kTiles, typename T>
+void launch_tiles(const Product<G128, T>& p, Options how) {
+  const int rows = how.gated ? kHalf : kRows, all = how.gated ? p.n / 2 : p.n, tiles = (all + rows - 1) / rows;
+  const Split split = divide<kTiles>(p.m, p.k, tiles);
+  const int bytes = InShared<kTiles>::bytes(p.m, p.k, split.warps), blocks = (tiles + split.tiles - 1) / split.tiles;
+  STD_TORCH_CHECK(bytes <= kMostShared, "quant_gemm: x must have rows that fit in the ", kMostShared,
+                  " bytes of a block, got ", p.m, " rows of ", p.k);
+  allow_shared(stream_early<T, kTiles>, bytes);
+  STD_CUDA_CHECK(launch_early(stream_early<T, kTiles>, 1, dim3(blocks), 32 * split.warps, bytes, p.stream, p, split, how));
 }
 
 template <typename T>
-void launch_with(const Product<G128, T>& p, bool gated, bool constant) {
-  Work<T> work{p, {}, p.k / 128, 0, 0};
-  work.by.gated = gated, work.by.constant = constant;
-  const int halves = p.n / kHalf;
-  work.all_tiles = (halves + 1) / 2, work.high_row = gated ? p.n / 2 : kHalf;
-  STD_TORCH_CHECK(p.m <= kMostM, "quant_gemm: x must have at most ", kMostM, " rows for this kernel, got ", p.m);
-  STD_TORCH_CHECK(p.n % (gated ? kRows : kHalf) == 0, "quant_gemm: w must have a multiple of ", gated ? kRows : kHalf,
-                  " rows for this kernel, got ", p.n);
+void launch_with(const Product<G128, T>& p, Options how) {
+  STD_TORCH_CHECK(p.m <= 16, "quant_gemm: x must have at most 16 rows for this kernel, got ", p.m);
+  STD_TORCH_CHECK(p.k % (kUnit * kGroup) == 0, "quant_gemm: w must have rows of a multiple of ", kUnit * kGroup,
+                  " weights for this kernel, got ", p.k);
+  STD_TORCH_CHECK(!how.gated || p.n % 2 == 0, "quant_gemm: w must have an even number of rows, got ", p.n);
   check_pieces(p.weights.w, p.k / 2, p.k / 2, "quant_gemm: w");
   check_pieces(p.x, p.k, p.k, "quant_gemm: x");
-  check_pieces(p.weights.scales, 8, 8, "quant_gemm: scales", 16);
-  if (p.weights.zeros) check_pieces(p.weights.zeros, 8, 8, "quant_gemm: zeros", 16);
-  if (p.m <= 8) launch_tiles<1, 2>(work);
-  else if (p.m <= 16) launch_tiles<2, 2>(work);
-  else launch_tiles<4, 1>(work);
+  check_pieces(p.weights.scales, kUnit, kUnit, "quant_gemm: scales", 8);
+  if (p.weights.zeros) check_pieces(p.weights.zeros, kUnit, kUnit, "quant_gemm: zeros", 8);
+  p.m <= 8 ? launch_tiles<1>(p, how) : launch_tiles<2>(p, how);
 }
 
 template <typename F, typename T>
 void launch(const Product<F, T>& p) {
-  if constexpr (std::is_same_v<F, G128>) launch_with(p, false, false);
+  if constexpr (std::is_same_v<F, G128>) launch_with(p, {false, false});
   else STD_TORCH_CHECK(false, "quant_gemm: w must be int4 in groups of 128 for this kernel");
 }
 
 // For w, scales and zeros that no launch before this one writes, unless all launches that did have ended. Where `zeros` is
-// empty, all are 8. `gated`: y (m, n / 2) is SwiGLU, whose gate has the first half of the rows of W.
+// empty, all are 8.
 void launch_constant(const Tensor& y, const Tensor& x, const Tensor& w, const Tensor& scales, const Tensor& zeros, bool gated) {
   dispatch<Half, BFloat16>(y.scalar_type(), "quant_gemm: y", [&]<typename T>() {
     Product<G128, T> p;
@@ -363,7 +298,7 @@ void launch_constant(const Tensor& y, const Tensor& x, const Tensor& w, const Te
     check_contiguous(x, "quant_gemm: x");
     check_contiguous(y, "quant_gemm: y");
     p.y = output<T>(y, "quant_gemm: y"), p.x = input<T>(x, "quant_gemm: x"), p.x_scales = nullptr, p.stream = stream_of(y);
-    if (y.numel() > 0) launch_with(p, gated, true);
+    if (y.numel() > 0) launch_with(p, {gated, true});
   });
   check_launch();
 }
