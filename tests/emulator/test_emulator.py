@@ -151,13 +151,15 @@ def test_rows_of_b_that_are_padded_are_copied_by_tma(file: str, m: int, library:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("m", "n", "k"), [(1, 80, 4096), (11, 64, 2048), (16, 80, 1024)])
-def test_entries_of_early_products_of_packed_weights(m: int, n: int, k: int, library: Callable[[str], Path]) -> None:
+@pytest.mark.parametrize("file", ["quant_gemm-v10_early"])
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 80, 4096), (11, 66, 2048), (16, 80, 1024)])
+def test_entries_of_early_products_of_packed_weights(
+    file: str, m: int, n: int, k: int, library: Callable[[str], Path]
+) -> None:
     """With zeros and without, which means 8; and with the gate in the first half of the rows of W."""
-    kernel = FILES["quant_gemm-v10_early"]
+    kernel = FILES[file]
     product, swiglu = (
-        Emulated(replace(kernel, name=f"{kernel.name}_{entry}"), library("quant_gemm-v10_early"))
-        for entry in kernel.entries
+        Emulated(replace(kernel, name=f"{kernel.name}_{entry}"), library(file)) for entry in kernel.entries
     )
     w = torch.randint(0, 256, (n, k // 128, 64), dtype=torch.uint8)
     x, scales = torch.randn(m, k).bfloat16(), (torch.rand(n, k // 128) * 0.02 + 0.01).bfloat16()
