@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from minfer.functional import early, library
-from minfer.functional.quantised import dequant, quant_gemm
+from minfer.functional.quantised import quant_gemm
 from minfer.functional.silu_mul import silu_mul
 from minfer.ops import get
+from minfer.ops.quantised import dequantised
 
 Packed = tuple[torch.Tensor, torch.Tensor]
 SHAPES = [(1, 6144, 4096), (16, 4096, 4096), (3, 4096, 14336), (8, 2048, 2048), (5, 1042, 1536)]
@@ -20,9 +21,15 @@ def packed(n: int, k: int, device: str, dtype: torch.dtype = torch.bfloat16) -> 
     return w, (torch.rand(n, k // 128, device=device) * 0.02 + 0.01).to(dtype)
 
 
+def unpacked(w: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None = None) -> torch.Tensor:
+    """The weights in fp64; without zeros, 8 is zero."""
+    zeros = torch.full_like(scales, 8.0) if zeros is None else zeros
+    return dequantised("int4_g128", w.view(len(w), -1, 64), scales, zeros, torch.float64)
+
+
 def check(y: torch.Tensor, x: torch.Tensor, w: torch.Tensor, scales: torch.Tensor) -> None:
     """y is x times the weights; an error is at most a few roundings of a weight and of y."""
-    weight = dequant(w, "int4_g128", scales, dtype=torch.float32).double()
+    weight = unpacked(w, scales)
     wanted, apart = x.double() @ weight.t(), 6 * 2.0**-8 * (x.double().square() @ weight.t().square()).sqrt()
     assert ((y.double() - wanted).abs() <= apart + 2.0**-8 * wanted.abs()).all()
 
@@ -52,8 +59,7 @@ def test_products_of_packed_weights(
     torch.manual_seed(0)
     x, (w, scales) = torch.randn(m, k, device="cuda", dtype=dtype), packed(n, k, "cuda", dtype)
     check(early.quant_gemm(x, w, "int4_g128", scales), x, w, scales)
-    both = x.double() @ dequant(w, "int4_g128", scales, dtype=torch.float32).double().t()
-    gate, up = both.chunk(2, -1)
+    gate, up = (x.double() @ unpacked(w, scales).t()).chunk(2, -1)
     wanted = gate * gate.sigmoid() * up
     found = early.quant_swiglu(x, w, "int4_g128", scales)
     assert found.shape == wanted.shape and (found.double() - wanted).norm() <= 1e-2 * wanted.norm()
@@ -67,8 +73,7 @@ def test_zeros_of_packed_weights_are_read() -> None:
     (kernel,) = (each for each in get("quant_gemm").kernels.values() if each.early)
     y = x.new_empty(4, 2048)
     library.registered(kernel, x.device, "constant")(y, x, w.view(2048, -1, 64), scales, zeros)
-    weight = dequant(w, "int4_g128", scales, zeros, dtype=torch.float32).double()
-    wanted = x.double() @ weight.t()
+    wanted = x.double() @ unpacked(w, scales, zeros).t()
     assert (y.double() - wanted).norm() <= 1e-2 * wanted.norm()
 
 
