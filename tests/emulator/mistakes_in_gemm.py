@@ -312,14 +312,13 @@ BROKEN: dict[str, tuple[str, dict[str, Edit], str]] = {
         {"box_written": ""},
         "without a fence|while TMA stores it",
     ),
-    "eights of x in the order in which they arrive": (
+    "eights of x in the order of memory, on their way through registers": (
         "quant_gemm-v10_early",
-        {"order": ("at_group % 4 * 4 + at_group / 4", "at_group")},
+        {"order": ("piece % 4 * 4 + piece / 4", "piece")},
         WRONG,
     ),
     "the first half's scales for both": ("quant_gemm-v10_early", {"row_of_lane": ("high_row", "low_row")}, WRONG),
     "the second half of a tile 16 rows further": ("quant_gemm-v10_early", {"half": ("kHalf", "kRows")}, WRONG),
-    "x put in order before it is there": ("quant_gemm-v10_early", {"x_there": ""}, WRONG),
     "x multiplied before all of it is in order": ("quant_gemm-v10_early", {"ordered": ""}, WRONG),
     "the sums of one slice of k for all": ("quant_gemm-v10_early", {"slices": ("split.slices", "1")}, WRONG),
     "a group of W multiplied before it has arrived": (

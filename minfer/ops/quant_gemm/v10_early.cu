@@ -2,11 +2,10 @@
 // Idea: as in hgemm's v19_early. Blocks start as soon as those of the previous launch have all started (programmatic dependent
 // launch) and SMs have room for them. Before the previous launch has ended they read nothing, or only W with its scales and
 // zeros, if the caller says that these are constant (`quant_gemm_v10_early_constant`). So the rings are full of W when x is
-// ready. Bulk copies bring x, so that a wait for it does not wait for W, too. In `quant_gemm_v10_early_swiglu` the 16
+// ready. x goes through registers, which order it, and not through shared memory twice. In `quant_gemm_v10_early_swiglu` the 16
 // rows of a warp are 8 rows of the gate and the same 8 rows of what it multiplies, so that no launch of its own computes SwiGLU.
 // Expected (H100, in a step of Llama 3.1 8B at batch 1): 2 us less than v07 for each product.
 #include "cuda/dependent.cuh"
-#include "cuda/hopper.cuh"
 #include "cuda/load_if.cuh"
 #include "cuda/shared_tile.cuh"
 #include "fragments.cuh"
@@ -18,8 +17,7 @@ constexpr int kUnit = 4, kGroup = 128;  // groups of a row whose scales are one 
 constexpr int kMostWarps = 14;          // of an SM: with 128 registers a thread 16 fit, and 28672 rows are 14 an SM
 constexpr int kRows = 16, kHalf = 8;    // of W for each warp, in two halves
 constexpr int kAtOnce = 4;              // pieces of x that a lane puts in order at once
-// Shared memory of an SM, of which a block uses 1 KB more than it asks for; and what a block may ask for.
-constexpr int kPerSM = 227 << 10, kMost = kPerSM - 128;
+constexpr int kPerSM = 227 << 10;       // shared memory, of which a block uses 1 KB more than it asks for
 
 // How a launch divides the work: a block has `tiles` tiles of 16 rows, whose k `slices` warps share.
 struct Split {
@@ -64,40 +62,26 @@ struct InShared {
   __host__ __device__ static int x_bytes(int m, int k) { return (m * row(k) + k / kGroup * kColumns * 4 + 127) / 128 * 128; }
 };
 
-// The place of a thread's pieces of 16 bytes of x, as it goes through all of them: every blockDim.x-th.
-struct PieceOfX {
-  int row = 0, col = threadIdx.x, of_row;
-  __device__ explicit PieceOfX(int of_row) : of_row(of_row) { wrap(); }
-  __device__ void next() { col += blockDim.x, wrap(); }
-  __device__ void wrap() {
-    for (; col >= of_row; col -= of_row) ++row;
-  }
-};
-
-// Puts x in the order of the fragments, where it is, and sums the x of each group.
+// Puts x in the order of the fragments in shared memory, and sums the x of each group.
 template <typename T, int kColumns>
 __device__ inline void order_x(const Product<G128, T>& p, uint8_t* shared, float* x_sums, int row_bytes) {
-  const int of_row = p.k / 8, lane = threadIdx.x % 32;  // a multiple of 32, so that all of a warp are in a row, or beyond all
+  const int of_row = p.k / 8, all = p.m * of_row, lane = threadIdx.x % 32;  // pieces of 16 bytes: all of a warp are in a row
   // Of a group, word of the lane * 4 + lane of the row is the new place of piece 4 * lane of the row + word.
-  const int at_group = lane % 16, by = (at_group % 4 * 4 + at_group / 4 - at_group) * 16;  //@ order
+  const int piece = lane % 16, by = piece % 4 * 4 + piece / 4 - piece;  //@ order
 #pragma unroll 1
-  for (PieceOfX piece(of_row); piece.row < p.m;) {
+  for (int first = threadIdx.x; first < all; first += kAtOnce * blockDim.x) {
     uint4 x[kAtOnce];
-    int at[kAtOnce], sums_at[kAtOnce], count = 0;
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j)
+      if (const int i = first + j * blockDim.x; i < all) x[j] = reinterpret_cast<const uint4*>(p.x)[i];
 #pragma unroll
     for (int j = 0; j < kAtOnce; ++j) {
-      if (piece.row >= p.m) break;
-      at[j] = piece.row * row_bytes + piece.col * 16, sums_at[j] = (piece.col - lane) / 16 * kColumns + piece.row;
-      x[j] = *reinterpret_cast<const uint4*>(shared + at[j]);
-      piece.next(), ++count;
-    }
-    __syncwarp();  // a lane must not overwrite what another has yet to read
-#pragma unroll
-    for (int j = 0; j < kAtOnce; ++j) {
-      if (j >= count) break;
+      const int i = first + j * blockDim.x;
+      if (i >= all) break;
+      const int row = i / of_row, at = i - row * of_row;
       const uint4 ordered = in_order<G128>({x[j].x, x[j].y}, {x[j].z, x[j].w});
-      *reinterpret_cast<uint4*>(shared + at[j] + by) = ordered;
-      add_up<G128, T>(x_sums + sums_at[j], kColumns, ordered, lane);
+      *reinterpret_cast<uint4*>(shared + row * row_bytes + (at + by) * 16) = ordered;
+      add_up<G128, T>(x_sums + (at - lane) / 16 * kColumns + row, kColumns, ordered, lane);
     }
   }
 }
@@ -136,10 +120,8 @@ __global__ void __launch_bounds__(32 * kMostWarps, 1) stream_early(Product<G128,
   constexpr int kStages = Of::kStages, kGroupBytes = kGroup / 2;
   constexpr int kChains = kTiles == 1 ? 2 : 1;  // of products that wait for each other
   extern __shared__ __align__(128) unsigned char shared[];
-  __shared__ uint64_t x_there;
   const int row_bytes = Of::row(p.k);
   let_next_start();
-  if (threadIdx.x == 0) barrier_init(&x_there, 1), barrier_init_fence();
   if (!how.constant) wait_for_previous();
   const uint8_t *low, *high;  // the next group to copy, of rows g of both halves
   const T* mine;              // scales or zeros of the unit that was loaded last
@@ -179,15 +161,7 @@ __global__ void __launch_bounds__(32 * kMostWarps, 1) stream_early(Product<G128,
   }
 
   float* x_sums = reinterpret_cast<float*>(shared + p.m * row_bytes);
-  __syncthreads();  // all see the barrier
   wait_for_previous();
-  if (threadIdx.x == 0) {
-    fence_async_global();
-    barrier_expect(&x_there, p.m * p.k * int(sizeof(T)));
-    for (int row = 0; row < p.m; ++row)
-      bulk_load(shared + row * row_bytes, p.x + int64_t(row) * p.k, p.k * int(sizeof(T)), &x_there);
-  }
-  barrier_wait(&x_there, 0);  //@ x_there
   order_x<T, Of::kColumns>(p, shared, x_sums, row_bytes);
   __syncthreads();  //@ ordered
 
@@ -269,7 +243,7 @@ Split divide(int m, int k, int tiles) {
   for (int slices = 1; slices <= std::min(kMostWarps, units); ++slices)
     for (int warps = slices; warps <= kMostWarps; warps += slices) {
       const int bytes = InShared<kTiles>::bytes(m, k, warps);
-      if (bytes > kMost) continue;
+      if (bytes > kMostShared) continue;
       const int at_once = std::min(kMostWarps / warps, std::max(1, kPerSM / (bytes + 1024)));
       const int64_t blocks = (tiles + warps / slices - 1) / (warps / slices), of_sm = (blocks + sms - 1) / sms;
       const int64_t work = of_sm * warps * ((units + slices - 1) / slices);
@@ -284,7 +258,7 @@ void launch_tiles(const Product<G128, T>& p, Options how) {
   const int rows = how.gated ? kHalf : kRows, all = how.gated ? p.n / 2 : p.n, tiles = (all + rows - 1) / rows;
   const Split split = divide<kTiles>(p.m, p.k, tiles);
   const int bytes = InShared<kTiles>::bytes(p.m, p.k, split.warps), blocks = (tiles + split.tiles - 1) / split.tiles;
-  STD_TORCH_CHECK(bytes <= kMost, "quant_gemm: x must have rows that fit in the ", kMost,
+  STD_TORCH_CHECK(bytes <= kMostShared, "quant_gemm: x must have rows that fit in the ", kMostShared,
                   " bytes of a block, got ", p.m, " rows of ", p.k);
   allow_shared(stream_early<T, kTiles>, bytes);
   STD_CUDA_CHECK(launch_early(stream_early<T, kTiles>, 1, dim3(blocks), 32 * split.warps, bytes, p.stream, p, split, how));
