@@ -170,6 +170,7 @@ OF_FILE: dict[str, Shapes] = {
     # One and two tiles of 8 rows of x, a unit of four groups for each warp and several, rows that end within a tile, and more x
     # than a block holds.
     "quant_gemm-v07_stream": [(1, 672, 512), (11, 130, 2048), (16, 40, 1024), (3, 250, 5120), (16, 24, 4096)],
+    "quant_gemm-v10_early": [(1, 672, 512), (11, 130, 2048), (16, 40, 1024), (3, 250, 5120), (16, 24, 2048)],
     # Each width of a tile, with an edge, k shared by the blocks of a cluster, and longer than a ring is deep.
     "quant_gemm-v09_int4_wgmma": [
         (20, 16, 4096),

@@ -1,9 +1,9 @@
 """Functions of a decoder's step on an H100 or H200, with kernels whose launches begin while the previous ones still run
 (programmatic dependent launch). A step has hundreds of short launches, and without this memory would idle between them.
 
-Each does what the function of the same name does, and calls it wherever its own kernel does not fit. `matmul` and `swiglu` read
-their weights before the previous launches have ended. So no launch that may still run may write these weights. In a step
-nothing writes a model's weights."""
+Each does what the function of the same name does, and calls it wherever its own kernel does not fit. Products read their
+weights before the previous launches have ended. So no launch that may still run may write these weights. In a step nothing
+writes a model's weights."""
 
 from __future__ import annotations
 
@@ -18,12 +18,15 @@ from minfer.functional.gated_unit import swiglu as any_swiglu
 from minfer.functional.hgemm import matmul as any_matmul
 from minfer.functional.norms import rms_norm as any_rms_norm
 from minfer.functional.norms import rows_of
+from minfer.functional.quantised import quant_gemm as any_quant_gemm
 from minfer.functional.rope_append import rope_append as any_rope_append
-from minfer.ops import get
+from minfer.functional.silu_mul import silu_mul
+from minfer.ops import Case, Kernel, get
 
 Tensor = torch.Tensor
 HALVES = (torch.float16, torch.bfloat16)
 MOST = 128  # rows
+INT4 = {"format": "int4_g128", "accumulate": "float32"}
 
 
 def takes(x: Tensor, *others: Tensor) -> bool:
@@ -40,10 +43,15 @@ def takes(x: Tensor, *others: Tensor) -> bool:
     )
 
 
-@cache
-def _kernel(op: str, device: torch.device) -> Callable[..., None]:
+def _early_kernel(op: str) -> Kernel:
     (kernel,) = (each for each in get(op).kernels.values() if each.early)
-    return library.registered(kernel, device, *kernel.entries[:1])
+    return kernel
+
+
+@cache
+def _kernel(op: str, device: torch.device, entry: str = "") -> Callable[..., None]:
+    kernel = _early_kernel(op)
+    return library.registered(kernel, device, *([entry] if entry else kernel.entries[:1]))
 
 
 def _fits(*sizes: int) -> bool:
@@ -66,6 +74,46 @@ def swiglu(x: Tensor, wg: Tensor, wu: Tensor) -> Tensor:
     out, none = x.new_empty(x.shape[0], wg.shape[1]), x.new_empty(0)
     _kernel("gated_unit", x.device)(out, x, wg, none, wu, none)
     return out
+
+
+def quant_gemm(x: Tensor, w: Tensor, format: str, scales: Tensor | None, eights: Tensor | None = None) -> Tensor:
+    """`minfer.quant_gemm` of rows and of weights that nothing writes meanwhile, whose zeros in int4 are 8. eights: these zeros,
+    of the shape of scales, for kernels that read zeros."""
+    if scales is None or not _takes_packed(x, w, format, scales):
+        return any_quant_gemm(x, w, format, scales, eights)
+    return _multiply_packed("constant", x, w, scales, len(w))
+
+
+def quant_swiglu(x: Tensor, w: Tensor, format: str, scales: Tensor | None, eights: Tensor | None = None) -> Tensor:
+    """SwiGLU (rows, n / 2) of such weights: the first n / 2 rows of w are those of the gate. Only one result is rounded where a
+    kernel computes all of it."""
+    if scales is None or len(w) % 2 or not _takes_packed(x, w, format, scales):
+        return silu_mul(*quant_gemm(x, w, format, scales, eights).chunk(2, -1))
+    return _multiply_packed("swiglu", x, w, scales, len(w) // 2)
+
+
+def _takes_packed(x: Tensor, w: Tensor, format: str, scales: Tensor) -> bool:
+    """Whether there is a kernel for rows x and packed weights."""
+    return (
+        format == INT4["format"]
+        and takes(x)
+        and x.is_contiguous()
+        and all(each.is_contiguous() and each.data_ptr() % 16 == 0 for each in (w, scales))
+        and _fits_packed(x.shape[0], len(w), x.shape[1])
+    )
+
+
+@cache
+def _fits_packed(m: int, n: int, k: int) -> bool:
+    kernel = _early_kernel("quant_gemm")
+    case = Case("quant_gemm", kernel.name, "bfloat16", INT4, {"m": m, "n": n, "k": k})
+    return min(n, k) > 0 and (kernel.requires is None or kernel.requires(case) is None)
+
+
+def _multiply_packed(entry: str, x: Tensor, w: Tensor, scales: Tensor, columns: int) -> Tensor:
+    y = x.new_empty(x.shape[0], columns)
+    _kernel("quant_gemm", x.device, entry)(y, x, w.view(len(w), -1, 64), scales, x.new_empty(0))
+    return y
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6, residual: Tensor | None = None) -> Tensor:

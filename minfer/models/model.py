@@ -15,12 +15,13 @@ import torch.nn.functional as F
 
 from minfer.functional.attention import DIMS, attention
 from minfer.functional.decode_attention import PAGES
-from minfer.functional.early import decode_attention, matmul, rms_norm, rope_append, swiglu, takes
+from minfer.functional.early import (
+    decode_attention, matmul, quant_gemm, quant_swiglu, rms_norm, rope_append, swiglu, takes
+)  # fmt: skip
 from minfer.functional.embedding import embedding
 from minfer.functional.mla_decode import mla_decode
 from minfer.functional.moe_ffn import moe_ffn
 from minfer.functional.moe_route import moe_route
-from minfer.functional.quantised import quant_gemm
 from minfer.functional.rope import rope_
 from minfer.functional.silu_mul import silu_mul
 from minfer.models import plain
@@ -41,14 +42,11 @@ class Linear:
     bias: Tensor | None = None
     format: str = ""
     scales: Tensor | None = None
-
-    @property
-    def is_plain(self) -> bool:
-        return self.bias is None and not self.format
+    eights: Tensor | None = None  # int4's zeros, for kernels that read them; layers share them
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.format:
-            y = quant_gemm(x, self.weight, self.format, self.scales)
+            y = quant_gemm(x, self.weight, self.format, self.scales, self.eights)
         elif x.dtype in HALVES:
             y = matmul(x, self.weight.t())
         else:
@@ -203,9 +201,13 @@ class Dense:
     activation: str
 
     def __call__(self, h: Tensor) -> Tensor:
-        if self.activation == "silu" and isinstance(self.gate_up, Linear) and self.gate_up.is_plain and takes(h):
-            return self.down(swiglu(h, *(half.t() for half in self.gate_up.weight.chunk(2))))
-        gate, up = self.gate_up(h).chunk(2, -1)
+        both = self.gate_up
+        if self.activation == "silu" and isinstance(both, Linear) and both.bias is None:
+            if both.format:
+                return self.down(quant_swiglu(h, both.weight, both.format, both.scales, both.eights))
+            if takes(h):
+                return self.down(swiglu(h, *(half.t() for half in both.weight.chunk(2))))
+        gate, up = both(h).chunk(2, -1)
         return self.down(ACTIVATIONS[self.activation](gate, up))
 
 

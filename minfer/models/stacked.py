@@ -35,7 +35,8 @@ def logits(
 def linears(weights: Tensor, scales: Tensor) -> list[Linear]:
     """The product of each layer, from weights (layers, out, in); in int4 also from scales (layers, out, in / 128)."""
     if weights.dtype == torch.uint8:
-        return [Linear(weight, None, "int4_g128", scale) for weight, scale in zip(weights, scales, strict=True)]
+        eights = torch.full_like(scales[0], 8.0)
+        return [Linear(weight, None, "int4_g128", scale, eights) for weight, scale in zip(weights, scales, strict=True)]
     return [Linear(weight) for weight in weights]
 
 

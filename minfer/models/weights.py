@@ -75,6 +75,7 @@ class _Builder:
     def __init__(self, config: Config, source: Source, device: torch.device, dtype: torch.dtype, weights: str) -> None:
         self.config, self.source, self.device, self.dtype, self.weights = config, source, device, dtype, weights
         self.angles = config.rotary.tables(config.longest, device)
+        self.eights: dict[torch.Size, Tensor] = {}  # zeros of int4, by the shape of the scales
 
     def tensor(self, name: str, *shape: int) -> Tensor:
         made = torch.empty(shape, device=self.device, dtype=self.dtype)
@@ -108,6 +109,8 @@ class _Builder:
             return Stacked([Linear(w, one, form) for (w, form), one in zip(packed, adds, strict=True)])
         weight = self.stack(weights, rows, columns)
         made = quantise(weight, self.weights) if self.weights and not plain else Linear(weight)
+        if made.scales is not None and made.format != "fp8":
+            made.eights = self.eights.setdefault(made.scales.shape, torch.full_like(made.scales, 8.0))
         made.bias = add
         return made
 

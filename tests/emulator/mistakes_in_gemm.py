@@ -312,4 +312,23 @@ BROKEN: dict[str, tuple[str, dict[str, Edit], str]] = {
         {"box_written": ""},
         "without a fence|while TMA stores it",
     ),
+    "eights of x in the order of memory, on their way through registers": (
+        "quant_gemm-v10_early",
+        {"order": ("piece % 4 * 4 + piece / 4", "piece")},
+        WRONG,
+    ),
+    "the first half's scales for both": ("quant_gemm-v10_early", {"row_of_lane": ("high_row", "low_row")}, WRONG),
+    "the second half of a tile 16 rows further": ("quant_gemm-v10_early", {"half": ("kHalf", "kRows")}, WRONG),
+    "x multiplied before all of it is in order": ("quant_gemm-v10_early", {"ordered": ""}, WRONG),
+    "the sums of one slice of k for all": ("quant_gemm-v10_early", {"slices": ("split.slices", "1")}, WRONG),
+    "a group of W multiplied before it has arrived": (
+        "quant_gemm-v10_early",
+        {"arrived": ""},
+        "ends while its cp.async are in flight",
+    ),
+    "blocks larger than the compiler keeps registers for": (
+        "quant_gemm-v10_early",
+        {"bounds": ("32 * kMostWarps", "32")},
+        "its __launch_bounds__ allow 32",
+    ),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from minfer.bench.errors import compare_output, run_reference
 from minfer.bench.operands import Operands
 from minfer.build import toolchain
 from minfer.ops import Case, Kernel
+from minfer.ops.quantised import dequantised
 from tests import sizes
 from tests.emulator import Emulated, KernelError, compiled
 from tests.emulator.mistakes import BROKEN, WHOLE, mistakes_of, number_of
@@ -146,6 +148,29 @@ def test_rows_of_b_that_are_padded_are_copied_by_tma(file: str, m: int, library:
     Emulated(kernel, library(file))(out, a, wide[:, :201], **HGEMM.call(case))
     expected = run_reference(HGEMM, case, Operands(HGEMM, case, 1, "normal", CPU).tensors)
     assert compare_output(HGEMM, case, "out", operands.tensors, expected).over_bound < 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", ["quant_gemm-v10_early"])
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 80, 4096), (11, 66, 2048), (16, 80, 1024)])
+def test_entries_of_early_products_of_packed_weights(
+    file: str, m: int, n: int, k: int, library: Callable[[str], Path]
+) -> None:
+    """With zeros and without, which means 8; and with the gate in the first half of the rows of W."""
+    kernel = FILES[file]
+    product, swiglu = (
+        Emulated(replace(kernel, name=f"{kernel.name}_{entry}"), library(file)) for entry in kernel.entries
+    )
+    w = torch.randint(0, 256, (n, k // 128, 64), dtype=torch.uint8)
+    x, scales = torch.randn(m, k).bfloat16(), (torch.rand(n, k // 128) * 0.02 + 0.01).bfloat16()
+    y, gated = torch.empty(m, n, dtype=x.dtype), torch.empty(m, n // 2, dtype=x.dtype)
+    for zeros in (torch.randint(0, 16, scales.shape).bfloat16(), scales[:0]):
+        from_zero = zeros if len(zeros) else torch.full_like(scales, 8.0)
+        wanted = x.double() @ dequantised("int4_g128", w, scales, from_zero).double().t()
+        gate, up = wanted.chunk(2, -1)
+        for function, found, right in ((product, y, wanted), (swiglu, gated, gate * gate.sigmoid() * up)):
+            function(found, x, w, scales, zeros)
+            assert (found.double() - right).norm() <= 1e-2 * right.norm()
 
 
 SCHEDULES = 4  # of each case: not every order of blocks and threads shows a mistake

@@ -200,4 +200,6 @@ op.cuda("v06_fp8_one_wave.cu", archs="sm_90a", params=FAST, requires=fits_one_wa
 op.cuda("v07_stream.cu", params={"format": tuple(INT4), **FLOAT32}, requires=fits_stream)
 op.cuda("v08_fp8_promoted.cu", archs="sm_90a", params=FP8 | {"accumulate": ("promoted",)}, requires=VECTORS)
 op.cuda("v09_int4_wgmma.cu", archs="sm_90a", params={"format": tuple(INT4), **FLOAT32}, requires=fits_int4_wgmma)
+G128 = {"format": ("int4_g128",), **FLOAT32}
+op.cuda("v10_early.cu", archs="sm_90a", params=G128, requires=fits_stream, entries=("constant", "swiglu"), early=True)
 op.cpp("cpu_naive.cpp", params=FP32_SUMS, requires=whole)
