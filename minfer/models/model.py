@@ -16,7 +16,14 @@ import torch.nn.functional as F
 from minfer.functional.attention import DIMS, attention
 from minfer.functional.decode_attention import PAGES
 from minfer.functional.early import (
-    decode_attention, matmul, quant_gemm, quant_swiglu, rms_norm, rope_append, swiglu, takes
+    decode_attention,
+    matmul,
+    quant_gemm,
+    quant_swiglu,
+    rms_norm,
+    rope_append,
+    swiglu,
+    takes,
 )  # fmt: skip
 from minfer.functional.embedding import embedding
 from minfer.functional.mla_decode import mla_decode
