@@ -36,8 +36,8 @@ TEMPLATES = {  # by op and kind of device; those in minfer/ are kernels of minfe
     ("softmax", "cpu"): "examples/templates/softmax/vectors.cpp",
     ("hgemm", "cpu"): "examples/templates/hgemm/tiles.cpp",
     ("rmsnorm", "cpu"): "minfer/ops/rmsnorm/cpu_vectors.cpp",
-    ("softmax", "cuda"): "minfer/ops/softmax/v02_online.cu",
-    ("silu_mul", "cuda"): "minfer/ops/silu_mul/v02_vectors.cu",
+    ("softmax", "cuda"): "examples/templates/softmax/rows.cu",
+    ("silu_mul", "cuda"): "examples/templates/silu_mul/pieces.cu",
 }
 NUMBER = re.compile(r"\b(k[A-Z]\w*) = (\d+)(?=[,;])")  # in a line that begins with constexpr int
 TRIED = "// generated: "
