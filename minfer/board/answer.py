@@ -150,6 +150,9 @@ def _describe_failure(answer: dict[str, Any], number: int, row: store.Row) -> No
 
         what = STATUSES[status]
         answer["message"] = f"problem {number}, which is hidden: {status}: {what}"
+    if status == "timeout":
+        answer["next"] = "make it faster; if it is fast elsewhere, submit it again when the machine is less busy"
+    elif number:
         answer["next"] = (
             "try shapes of the op's distribution that differ from problem 0: other sizes, odd ones, the other dtypes and"
             " parameters"
