@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from minfer import ops
-from minfer.bench.judged import BESIDE, FASTER, HELD_UP
+from minfer.bench.judged import BELIEVED, BESIDE, FASTER, HELD_UP, LONGER
 from minfer.bench.timing import Timing
 from minfer.board.answer import NOT_ITS_FAULT
 from minfer.board.folder import Board, Entry, make_id
@@ -25,15 +26,16 @@ from minfer.jobs.run import Run
 from minfer.plan import extra
 from minfer.plan.config import Cluster, Config, Draw, Profiler, Shape, UserError, written
 from minfer.rows import store
+from minfer.rows.rules import REGIMES
 from minfer.rows.select import is_judged
 from minfer.run import start
 from minfer.worker import sandboxed
 
 SHOWN_LOG = 1 << 16  # bytes of a log that are kept
 MOST_RUNS = 3  # of a problem that could not be judged, if that is not the kernel's fault
-# How the message of a row begins if something may have slowed the baseline's blocks, or if the kernel's blocks took longer than
-# its process says (`minfer.bench.judged`). The machine may have been busy, or the kernel may hide a part of its time.
+# How the message of a row begins (`minfer.bench.judged`) if something may have slowed the baseline's blocks...
 DOUBTED = tuple(words.partition("{")[0] for words in (FASTER, HELD_UP))
+SAYS_LESS = LONGER.partition("{")[0]  # ... or if the kernel's blocks took longer than its own process says
 FOREIGN = (
     "blas",
     "mkl",
@@ -104,11 +106,22 @@ def ratio_beside(row: store.Row) -> Ratio | None:
 
 def may_succeed(row: store.Row) -> bool:
     """Whether a problem could not be judged, and another run may succeed: the machine was busy, or other work may have slowed
-    down the baseline or the kernel."""
+    down the baseline, or the times that the kernel's process reports are too short."""
     message = row["message"] or ""
     if row["status"] in store.MEASURED:
-        return message.startswith(DOUBTED)
+        return message.startswith(DOUBTED) or (message.startswith(SAYS_LESS) and _reports_too_little(row))
     return row["status"] == "error" and message.startswith(NOT_ITS_FAULT)
+
+
+def _reports_too_little(row: store.Row) -> bool:
+    """Whether the judge's blocks of the kernel are longer than the times that its process reports, and by more than those of
+    the baseline are. Other work may have disturbed the blocks, or the kernel hides a part of its time."""
+
+    def longer(judged: str, reported: str) -> float:
+        return float(row[judged]) / min(row[f"{regime}_{reported}"] or math.inf for regime in REGIMES)
+
+    usual = max(1.0, longer("judged_baseline_us", "baseline_us"))
+    return longer("judged_us", "us") > BELIEVED[row["device_kind"]] * usual
 
 
 def has_failed(row: store.Row) -> bool:
