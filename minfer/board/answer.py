@@ -231,6 +231,11 @@ def differences(mine: Entry, best: Entry) -> list[dict[str, Any]]:
     ]  # a problem's ratio says where it loses time, the other number may say why
 
 
+def describe_code(entry: Entry) -> dict[str, float]:
+    """What is known of a submission's machine code, by its name in sentences."""
+    return {NAMES[name]: value for name, value in (entry.static | entry.opcodes).items() if name in NAMES}
+
+
 def _difference(what: str, mine: float, best: float, least: float) -> dict[str, Any]:
     factor = max(mine, least) / max(best, least)
     return {"what": what, "mine": mine, "best": best, "factor": round(factor, 3)}
