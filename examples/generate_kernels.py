@@ -3,7 +3,7 @@
     python examples/generate_kernels.py softmax --board course --budget 12            # change the best, guided by the archive
     python examples/generate_kernels.py softmax --board course --budget 12 --random   # all drawn at random
     python examples/generate_kernels.py softmax --board course --hook "./my_model"    # a command writes the kernels
-    python examples/generate_kernels.py softmax hgemm --board course --compare --write .   # both ways; write the results
+    python examples/generate_kernels.py softmax silu_mul --board course --compare --write .   # both ways; write the results
 
 A candidate is a template with other constants: its `constexpr int` numbers, such as tile sizes, the width of vectors, and how
 much of a loop is unrolled. Each may be 1/4 to 4 times what the template says, in powers of two. Every candidate is submitted
@@ -36,8 +36,8 @@ TEMPLATES = {  # by op and kind of device; those in minfer/ are kernels of minfe
     ("softmax", "cpu"): "examples/templates/softmax/vectors.cpp",
     ("hgemm", "cpu"): "examples/templates/hgemm/tiles.cpp",
     ("rmsnorm", "cpu"): "minfer/ops/rmsnorm/cpu_vectors.cpp",
-    ("softmax", "cuda"): "minfer/ops/softmax/v02_online.cu",
-    ("silu_mul", "cuda"): "minfer/ops/silu_mul/v02_vectors.cu",
+    ("softmax", "cuda"): "examples/templates/softmax/rows.cu",
+    ("silu_mul", "cuda"): "examples/templates/silu_mul/pieces.cu",
 }
 NUMBER = re.compile(r"\b(k[A-Z]\w*) = (\d+)(?=[,;])")  # in a line that begins with constexpr int
 TRIED = "// generated: "

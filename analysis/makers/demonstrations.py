@@ -39,7 +39,7 @@ PAGES = {
     SPECIALISE: ("specialise.md", "benchmarks/specialise.py"),
     FUSION: ("fusion.md", "benchmarks/fusion.py --write"),
     LOOPS: ("llvm_fusion.md", "examples/llvm_fusion.py --write ."),
-    GENERATE: ("board.md", "examples/generate_kernels.py softmax hgemm --compare --write ."),
+    GENERATE: ("board.md", "examples/generate_kernels.py softmax silu_mul --compare --write ."),
 }
 PARQUET = {
     "transfer": ("mode", "tokens", "layers", "bytes", "ms", "host_ms", "device"),

@@ -100,7 +100,11 @@ class Operands:
 
     def is_breached(self) -> bool:
         """Whether anything was written outside the tensors."""
-        return bool(torch.stack([is_overwritten(edge) for edge in self._guards]).any())
+        return bool(self.find_breach())
+
+    def find_breach(self) -> torch.Tensor:
+        """The same as a tensor, so that nothing waits for a GPU."""
+        return torch.stack([is_overwritten(edge) for edge in self._guards]).any()
 
 
 def shared_tensors(specs: Sequence[Spec], device: torch.device) -> dict[str, torch.Tensor]:

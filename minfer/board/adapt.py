@@ -21,6 +21,21 @@ def initial(module: ModuleType) -> list[Any]:
     return list(found) if isinstance(found, (list, tuple)) else [found]
 
 
+def find_support(op: str) -> dict[str, Any]:
+    """What a submission is registered for: all dtypes, and those of the op's calls that have the same tensors as the first one.
+    A call with other tensors, such as a backward pass, is another problem, and no season draws it."""
+    stated, supports = ops.get(op), dict[str, Any](dtypes=tuple(ops.DTYPES))
+    first, *others = stated.under_each_call(stated.case("torch", "float32", dict.fromkeys(stated.axes, 1)))
+    alike = [case for case in others if _name_tensors(stated, case) == _name_tensors(stated, first)]
+    if len(alike) < len(others):
+        supports["params"] = {"call": tuple(map(stated.call_name, (first, *alike)))}
+    return supports
+
+
+def _name_tensors(op: ops.Op, case: ops.Case) -> list[str]:
+    return [spec.name for spec in op.specs(case)]
+
+
 def name_state(name: str) -> str:
     """The name of the op's tensor for a parameter or buffer of a task's module."""
     return f"p_{name.replace('.', '_')}"

@@ -47,6 +47,8 @@ NAMES = {
     "wide": "instructions on vectors of 256 bits or more, of those that compute (%)",
     "fma": "fused multiply-adds, of the instructions that compute (%)",
     "calls": "calls, of all instructions (%)",
+    "tensor": "instructions of the tensor cores, of those that compute (%)",
+    "moves16": "loads and stores of 16 bytes, of those of global memory (%)",
     "registers": "registers of a thread",
     "shared_bytes": "static shared memory of a block (bytes)",
     "local_bytes": "stack and spills of a thread (bytes)",
@@ -58,6 +60,8 @@ ADVICE = {
     "wide": "give its inner loops independent iterations, so that wider vectors fit",
     "fma": "let products and sums be fused",
     "calls": "let the compiler inline what its inner loops call",
+    "tensor": "let the tensor cores multiply",
+    "moves16": "load and store 16 bytes at a time",
     "registers": "look at its registers: they decide how many warps an SM holds",
     "shared_bytes": "look at its shared memory: it decides how many blocks an SM holds",
     "local_bytes": "spilled registers go through memory; use fewer in its inner loop",
@@ -150,6 +154,9 @@ def _describe_failure(answer: dict[str, Any], number: int, row: store.Row) -> No
 
         what = STATUSES[status]
         answer["message"] = f"problem {number}, which is hidden: {status}: {what}"
+    if status == "timeout":
+        answer["next"] = "make it faster; if it is fast elsewhere, submit it again when the machine is less busy"
+    elif number:
         answer["next"] = (
             "try shapes of the op's distribution that differ from problem 0: other sizes, odd ones, the other dtypes and"
             " parameters"
@@ -222,6 +229,11 @@ def differences(mine: Entry, best: Entry) -> list[dict[str, Any]]:
         *others[1:],
         *problems[1:],
     ]  # a problem's ratio says where it loses time, the other number may say why
+
+
+def describe_code(entry: Entry) -> dict[str, float]:
+    """What is known of a submission's machine code, by its name in sentences."""
+    return {NAMES[name]: value for name, value in (entry.static | entry.opcodes).items() if name in NAMES}
 
 
 def _difference(what: str, mine: float, best: float, least: float) -> dict[str, Any]:

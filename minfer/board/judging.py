@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,11 +13,11 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from minfer import ops
-from minfer.bench.judged import BESIDE, FASTER, HELD_UP
+from minfer.bench.judged import BELIEVED, BESIDE, FASTER, HELD_UP, LONGER
 from minfer.bench.timing import Timing
 from minfer.board.answer import NOT_ITS_FAULT
-from minfer.board.disassemble import disassemble, opcode_mix
 from minfer.board.folder import Board, Entry, make_id
+from minfer.board.opcodes import read_mix
 from minfer.board.score import Ratio
 from minfer.board.season import Season
 from minfer.board.stage import stage
@@ -25,14 +26,16 @@ from minfer.jobs.run import Run
 from minfer.plan import extra
 from minfer.plan.config import Cluster, Config, Draw, Profiler, Shape, UserError, written
 from minfer.rows import store
+from minfer.rows.rules import REGIMES
 from minfer.rows.select import is_judged
 from minfer.run import start
 from minfer.worker import sandboxed
 
 SHOWN_LOG = 1 << 16  # bytes of a log that are kept
 MOST_RUNS = 3  # of a problem that could not be judged, if that is not the kernel's fault
-# How the message of a row begins if something may have slowed the baseline's blocks (`minfer.bench.judged`).
+# How the message of a row begins (`minfer.bench.judged`) if something may have slowed the baseline's blocks...
 DOUBTED = tuple(words.partition("{")[0] for words in (FASTER, HELD_UP))
+SAYS_LESS = LONGER.partition("{")[0]  # ... or if the kernel's blocks took longer than its own process says
 FOREIGN = (
     "blas",
     "mkl",
@@ -103,11 +106,22 @@ def ratio_beside(row: store.Row) -> Ratio | None:
 
 def may_succeed(row: store.Row) -> bool:
     """Whether a problem could not be judged, and another run may succeed: the machine was busy, or other work may have slowed
-    down the baseline."""
+    down the baseline, or the times that the kernel's process reports are too short."""
     message = row["message"] or ""
     if row["status"] in store.MEASURED:
-        return message.startswith(DOUBTED)
+        return message.startswith(DOUBTED) or (message.startswith(SAYS_LESS) and _reports_too_little(row))
     return row["status"] == "error" and message.startswith(NOT_ITS_FAULT)
+
+
+def _reports_too_little(row: store.Row) -> bool:
+    """Whether the judge's blocks of the kernel are longer than the times that its process reports, and by more than those of
+    the baseline are. Other work may have disturbed the blocks, or the kernel hides a part of its time."""
+
+    def longer(judged: str, reported: str) -> float:
+        return float(row[judged]) / min(row[f"{regime}_{reported}"] or math.inf for regime in REGIMES)
+
+    usual = max(1.0, longer("judged_baseline_us", "baseline_us"))
+    return longer("judged_us", "us") > BELIEVED[row["device_kind"]] * usual
 
 
 def has_failed(row: store.Row) -> bool:
@@ -169,15 +183,15 @@ def _gather(season: Season, op: ops.Op, folder: Path) -> Judged:
         for printed in sorted(path.parent.glob("logs/*.log")):
             log.append(printed.read_text("utf-8", errors="replace"))
     said = (folder / "launch.txt").read_text("utf-8", errors="replace")
-    opcodes = {name: mix for name in found if (mix := _read_opcodes(op.kernels[name]))}
+    opcodes = {name: _read_opcodes(op.kernels[name], next(iter(rows.values()))) for name, rows in found.items()}
     return Judged(found, opcodes, "\n".join([*log, said])[-SHOWN_LOG:])
 
 
-def _read_opcodes(kernel: ops.Kernel) -> dict[str, float]:
-    """The shares of instructions of a C++ kernel that was built on this machine; empty for other kernels."""
-    built = sandboxed.find(kernel, "") if kernel.backend == "cpp" else None
-    text = disassemble(Path(built.library)) if built else None
-    return opcode_mix(text.splitlines()) if text else {}
+def _read_opcodes(kernel: ops.Kernel, row: store.Row) -> dict[str, float]:
+    """The shares of instructions of a kernel that was built on this machine for the device of a row; else empty."""
+    arch = (row["arch"] or "") if kernel.backend == "cuda" else ""
+    built = sandboxed.find(kernel, arch) if kernel.needs_build else None
+    return read_mix(Path(built.library), kernel.backend) if built else {}
 
 
 def why_refused(row: store.Row, kind: str) -> str | None:
@@ -185,7 +199,7 @@ def why_refused(row: store.Row, kind: str) -> str | None:
     if not is_judged(row):
         return "was not judged from another process"
     if may_succeed(row):
-        return f"could not be judged in {MOST_RUNS} runs, because other work may have slowed down the baseline; submit it again"
+        return f"could not be judged in {MOST_RUNS} runs, because other work may have disturbed them; submit it again"
     for name in row["libraries"] or ():
         # Libraries in a sandbox have names of this length, so it is that of another submission.
         built = len(name.partition(".so")[0]) == 64

@@ -12,7 +12,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from minfer import analysis
-from minfer.board.answer import SCHEMA
+from minfer.board.answer import SCHEMA, describe_code
 from minfer.board.chart import draw_record
 from minfer.board.folder import Board, Entry, write_bytes
 from minfer.board.score import Ratio, Standing, holders, rank
@@ -142,6 +142,8 @@ def _index(places: Sequence[Place], seasons: Sequence[Season]) -> str:
     rows = []
     for place in places:
         lead = f"{_ratio(place.lead)} over the next" if place.lead else "alone"
+        if place.standings[0].tied:
+            lead = "within noise of the next"
         rows.append(
             [
                 _link(place.file, f"{place.op}, {place.season}"),
@@ -264,6 +266,8 @@ def _kernel(board: Board, place: Place, entry: Entry) -> str:
         cells = [[_text(d["what"]), f"{d['mine']:.3g}", f"{d['best']:.3g}"] for d in found]
         body += "<h2>What differed most from the leader when it was judged</h2>\n"
         body += _table("", ["", "This one", "The leader"], cells)
+    if counted := [[_text(what), f"{value:.3g}"] for what, value in describe_code(entry).items()]:
+        body += "<h2>What the compiler made of it</h2>\n" + _table("", ["", "Counted"], counted)
     body += "<h2>Source</h2>\n"
     if entry.keep and (content := board.content(next(iter(entry.files.values())))) is not None:
         lines = content.decode("utf-8", errors="replace").splitlines()

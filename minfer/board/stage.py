@@ -73,10 +73,10 @@ def stage(board: Board, entries: Iterable[Entry], folder: Path) -> Path:
     where a source is not kept."""
     lines = ['"""Registers the submissions of one run."""', "", "from pathlib import Path", ""]
     lines += [
-        "from minfer.board.adapt import adapt",
-        "from minfer.ops import DTYPES, get",
+        "from minfer.board.adapt import adapt, find_support",
+        "from minfer.ops import get",
         "",
-        "here, dtypes = Path(__file__).parent, tuple(DTYPES)",
+        "here = Path(__file__).parent",
     ]
     for entry in entries:
         own = folder / entry.id
@@ -101,10 +101,10 @@ def _register(entry: Entry, folder: Path) -> list[str]:
         renamed = re.sub(r"\W", "_", f"{entry.op}_{entry.kernel}")
         text = re.sub(rf"\b{symbol}\b", renamed, text)
         (folder / source).write_bytes(text.encode("utf-8", errors="surrogateescape"))
-        return [f"{op}.{entry.kind}(str({path}), name={entry.kernel!r}, dtypes=dtypes)"]
+        return [f"{op}.{entry.kind}(str({path}), name={entry.kernel!r}, **find_support({entry.op!r}))"]
     if entry.kind == "triton":  # its name is that of its file
         (folder / source).rename(folder / f"{entry.kernel}.py")
-        return [f"{op}.triton(str(here / {entry.id!r} / '{entry.kernel}.py'), dtypes=dtypes)"]
+        return [f"{op}.triton(str(here / {entry.id!r} / '{entry.kernel}.py'), **find_support({entry.op!r}))"]
     call = f"adapt({entry.op!r}, file)(*tensors, **call)"
     return [
         "",
@@ -113,5 +113,5 @@ def _register(entry: Entry, folder: Path) -> list[str]:
         f"    return {call}",
         "",
         "",
-        f"{op}.torch({entry.kernel!r}, _{entry.id}, dtypes=dtypes)",
+        f"{op}.torch({entry.kernel!r}, _{entry.id}, **find_support({entry.op!r}))",
     ]

@@ -114,14 +114,20 @@ def arch_number(arch: str) -> int:
 
 def flags_of(kernel: Kernel, arch: str) -> list[str]:
     """The flags that a kernel is compiled with."""
+    apart = [] if _is_ours(kernel) or "clang" in compiler_version(compiler()) else ["-fno-gnu-unique"]
     if kernel.backend == "cuda":
         number = arch.removeprefix("sm_")
         about = [f"-DMINFER_SM={arch_number(arch)}"]  # for host code that lays out shared memory
+        about += [f"-Xcompiler={flag}" for flag in apart]
         return [*NVCC_FLAGS, *about, f"-gencode=arch=compute_{number},code=sm_{number}"]
-    if kernel.root != PACKAGE and "clang" not in compiler_version(compiler()):
-        # Else two revisions in one process would share a template's static variable, though their sizes may differ.
-        return [*CXX_FLAGS, "-fno-gnu-unique"]
-    return CXX_FLAGS
+    return [*CXX_FLAGS, *apart]
+
+
+def _is_ours(kernel: Kernel) -> bool:
+    """Whether a kernel is one of this revision's. Others get -fno-gnu-unique: two revisions of a kernel, or two kernels that
+    began as copies of one, would otherwise share the static variables of their templates and inline functions in one process,
+    though the sizes may differ."""
+    return kernel.root == PACKAGE and kernel.source.is_relative_to(PACKAGE)
 
 
 def versions_of(kernel: Kernel) -> list[str]:

@@ -47,6 +47,19 @@ def bench(kernel: Any, size: int = 128) -> Bench:
     return made
 
 
+def test_what_a_timed_call_changes_in_any_set_is_found() -> None:
+    made = bench(torch_matmul)
+    made.check_operands()
+    last = made.sets[-1]
+    last.tensors["b"][0, 0] += 1
+    with pytest.raises(Dishonest, match="changed its input b while it was timed"):
+        made.check_operands()
+    last.tensors["b"].copy_(made.kept[-1]["b"])
+    last._guards[-1][0] = 0
+    with pytest.raises(Dishonest, match="wrote outside its output while it was timed"):
+        made.check_operands()
+
+
 @pytest.mark.timing
 def test_the_baseline_against_itself_is_a_tie() -> None:
     comparisons = [compare(*bench(torch_matmul).cold(replace(TIMING, cold_cap_s=2)).T) for _ in range(3)]

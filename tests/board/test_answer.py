@@ -15,6 +15,7 @@ from minfer.board.folder import Board
 from minfer.board.score import rank
 from minfer.rows import store
 from tests.board.making import EPYC, make_board, make_entry
+from tests.conftest import ROOT
 
 SECRET = 4711  # a size of the hidden problems
 BLOCK = (answers.__doc__ or "").partition("has all:")[2].partition("Of a hidden")[0]
@@ -99,6 +100,19 @@ def test_a_busy_machine_is_not_the_kernels_fault(board: Board) -> None:
     said = judged.BUSY.format("its blocks take 1.9 times as long")
     answer = tell(board, {0: row(0), 1: row(1, "error", said), 2: row(2)})
     assert answer["verdict"] == "not_judged" and "less busy" in answer["next"]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_kernel_that_takes_too_long_is_told_so(board: Board, number: int) -> None:
+    rows = {n: row(n, "timeout" if n == number else "ok", "was killed at the deadline") for n in range(3)}
+    assert tell(board, rows)["verdict"] == "timeout" and tell(board, rows)["next"].startswith("make it faster")
+
+
+def test_the_page_for_users_names_every_key(board: Board) -> None:
+    page = (ROOT / "docs" / "board.md").read_text("utf-8")
+    table = page[page.index("| key | what |") :].partition("\n\n")[0]
+    named = {key for line in table.splitlines()[2:] for key in re.findall(r"`(\w+)`", line.split("|")[1])}
+    assert named == answers.begin(make_entry(board, "mine")).keys()
 
 
 def test_a_run_that_ended_early_gives_no_verdict(board: Board) -> None:

@@ -10,10 +10,16 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from minfer import ops
+from minfer.bench.verify import verify
+from minfer.board.adapt import find_support
 from minfer.board.stage import find_kind
+from minfer.build import toolchain
 from tests.conftest import ROOT
+from tests.emulator import Emulated, compiled
+from tests.ops.test_foreign import Alone
 
 RATIOS = {8: 0.5, 16: 0.8, 32: 1.0, 64: 1.5, 128: 1.2}
 SEASON = {"op": "softmax", "device": "cpu", "closed": None, "name": "s1", "shown": {"dtype": "float16"}}
@@ -57,6 +63,26 @@ def test_a_kernel_has_other_constants_another_name_and_its_memory(generate: Modu
         kind = "cpp" if device == "cpu" else "cuda"
         assert find_kind(op, f"try0{path.suffix}", source.encode()) == kind and f"{op}_{path.stem}" not in source
     assert generate.remember("// mine\n") is None and generate.remember("// generated: [1]\n") is None
+
+
+@pytest.mark.slow  # compiles
+@pytest.mark.skipif(toolchain.toolkit() is None, reason="no headers of a CUDA toolkit that fits this PyTorch")
+@pytest.mark.parametrize("op", ["softmax", "silu_mul"])
+def test_the_templates_for_a_gpu_take_rows_of_any_width(op: str, generate: ModuleType, tmp_path: Path) -> None:
+    """With wide pieces, too, which do not divide an odd row."""
+    file, stated = ROOT / generate.TEMPLATES[op, "cuda"], ops.get(op)
+    constants = generate.read_constants(file.read_text()) | {"kWidth": 8}
+    source = tmp_path / "wide.cu"
+    source.write_text(generate.write_kernel(file.read_text(), f"{op}_{file.stem}", f"{op}_wide", constants))
+    stated.cuda(str(source), **find_support(op) | {"dtypes": ("float32", "bfloat16")})
+    try:
+        kernel = stated.kernels["wide"]
+        function = Emulated(kernel, compiled(kernel, tmp_path, None, f"-I{tmp_path / 'ops' / op}"))
+        for shape in (*stated.odd_shapes[:2], dict(zip(stated.axes, (2, 1032), strict=True))):
+            for case in stated.cases(kernel, [shape]):
+                verify(stated, case, Alone(case), function, torch.device("cpu"), None, seed=1)
+    finally:
+        stated.kernels.pop("wide")
 
 
 def test_it_climbs_to_the_best_that_its_steps_reach(generate: ModuleType) -> None:

@@ -55,6 +55,15 @@ def test_pages_tell_no_seed_and_no_source_that_is_not_allowed(board: Board, tmp_
     assert "&lt;script&gt;alert" in text
 
 
+def test_a_lead_within_noise_is_no_number_and_a_kernels_page_has_its_instructions(board: Board, tmp_path: Path) -> None:
+    counted = make_entry(board, "close", 2.01, opcodes={"fma": 31.4}, static={"registers": 64.0})
+    site = tmp_path / "site"
+    page.build(board, site)
+    assert "within noise of the next" in (site / "index.html").read_text()
+    said = (site / "kernels" / f"{counted.id}.html").read_text()
+    assert "registers of a thread" in said and "31.4" in said
+
+
 def test_shapes_are_shown_when_the_season_has_ended(board: Board, tmp_path: Path) -> None:
     (season,) = list_seasons(board)
     season.closed, season.shapes = 5000.0, [{"dtype": "float16", "shape": {"rows": 4711, "n": 3}, "params": {}}]

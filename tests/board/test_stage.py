@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from minfer.board.adapt import find_support
 from minfer.board.folder import Board, Entry
 from minfer.board.stage import find_kind, find_symbol, read_files, stage
 from minfer.plan.config import UserError
@@ -86,3 +87,9 @@ def test_a_python_submission_is_not_imported_where_it_is_registered(board: Board
             kernels[entry.kernel].function()
     finally:
         kernels.pop(entry.kernel, None)
+
+
+@pytest.mark.parametrize(("op", "call"), [("silu_mul", ("forward",)), ("rmsnorm", None), ("softmax", None)])
+def test_a_submission_is_for_the_calls_with_the_tensors_of_the_first(op: str, call: tuple[str, ...] | None) -> None:
+    """rmsnorm's two calls have the same tensors; silu_mul's backward pass has others, and no submission has to know them."""
+    assert find_support(op).get("params", {}).get("call") == call

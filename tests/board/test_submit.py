@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from minfer import ops
-from minfer.bench.judged import BESIDE, FASTER, HELD_UP
+from minfer.bench.judged import BESIDE, FASTER, HELD_UP, LONGER
 from minfer.board import judging, submit, watch
 from minfer.board.folder import JUDGED, Board, Entry
 from minfer.board.score import holders
@@ -156,6 +156,26 @@ def test_rows_that_must_not_count() -> None:
     for name, kind in ((blas, "cpp"), (built, "cpp"), (built, "python")):
         assert name in (judging.why_refused(measured(1.0) | {"libraries": [name]}, kind) or "")
     assert judging.why_refused(measured(1.0) | {"libraries": [blas]}, "python") is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "block", "of_baseline", "reported", "counts"),
+    [
+        ("cpu", 900.0, 210.0, 90.0, False),
+        ("cpu", 900.0, 210.0, 300.0, True),
+        ("cuda", 2.1, 2.2, 1.4, True),
+        ("cuda", 2.1, 2.2, 0.4, False),
+    ],
+)
+def test_a_kernel_that_hides_its_time_has_no_rank(
+    kind: str, block: float, of_baseline: float, reported: float, counts: bool
+) -> None:
+    """On a busy machine its row may be `unconverged` and not `dishonest`. Blocks of an honest kernel are longer than its own
+    times, too, but not by much more than those of the baseline."""
+    row = measured(1.0) | {"status": "unconverged", "message": LONGER.format(block, reported), "device_kind": kind}
+    row |= {"judged_us": block, "judged_baseline_us": of_baseline, "cold_us": 1.1 * reported, "steady_us": reported}
+    row |= {"cold_baseline_us": of_baseline / 1.5, "steady_baseline_us": of_baseline / 2}
+    assert (judging.why_refused(row, "cpp") is None) == counts
 
 
 @pytest.mark.parametrize("doubts", [0, 1, 2, 3])

@@ -125,6 +125,27 @@ def test_a_copy_of_a_kernel_elsewhere_includes_its_ops_headers(tmp_path: Path, m
         build.build(kernel)
 
 
+SHARING = """#include "tile.h"
+inline int calls = 0;
+template <typename T> int count() { static int among = 0; static thread_local int own = 0; return ++among + ++own; }
+extern "C" int tile() { return ++calls + count<float>(); }
+"""
+
+
+def test_two_kernels_from_elsewhere_share_no_variable_in_one_process(workshop: Workshop) -> None:
+    """Two submissions may be copies of one kernel, with the same names and other sizes."""
+    kernels = [workshop.kernel(f"{name}.cpp", SHARING + f"// {name}\n") for name in ("one", "other")]
+    assert [ctypes.CDLL(build.build(kernel).library).tile() for kernel in kernels] == [3, 3]
+
+
+def test_the_host_code_of_a_cuda_kernel_from_elsewhere_shares_none_either(workshop: Workshop) -> None:
+    flag = {"-fno-gnu-unique", "-Xcompiler=-fno-gnu-unique"}
+    clang = "clang" in toolchain.compiler_version(toolchain.compiler())
+    assert clang or flag & {*toolchain.flags_of(workshop.kernel("device.cu", DEVICE), "sm_90a")}
+    for ours in (ops.get("hgemm").kernels[name] for name in ("cpu_blocked", "v01_naive")):
+        assert not flag & {*toolchain.flags_of(ours, "sm_90a")}
+
+
 # What uses each function that `minfer/device_only` declares with PyTorch's types, and is of the same type with both.
 DECLARED = """
 #include <torch/csrc/stable/ops.h>
