@@ -146,6 +146,13 @@ OF_FILE: dict[str, Shapes] = {
     ],
     # Several parts of an item, each of more keys than the least.
     "decode_attention-v03_packed": [(1, 2, 400, 4, 1, 128), (1, 1, 1600, 4, 1, 128)],
+    # Clusters of two, four and more blocks, one of them without keys.
+    "decode_attention-v06_cluster": [
+        (1, 2, 170, 2, 1, 128),
+        (1, 1, 300, 4, 1, 128),
+        (1, 1, 600, 9, 1, 64),
+        (1, 3, 520, 2, 1, 256),
+    ],
     # Widths of a tile from 48 to 160 columns, and several tiles of an expert's rows, the last of them not full.
     "moe_ffn-v05_pairs": [
         (94, 1, 1, 72, 24),
@@ -162,6 +169,13 @@ OF_FILE: dict[str, Shapes] = {
     # Four and sixteen heads packed into a tile, and none; one token; rows that a warpgroup alone has; more blocks of keys than
     # a ring has stages.
     "prefill_attention-v07_short": [
+        (2, 37, 37, 12, 1, 64),
+        (1, 20, 330, 16, 1, 128),
+        (2, 1, 65, 3, 1, 64),
+        (1, 65, 65, 6, 2, 64),
+    ],
+    # Heads of 64 and 128, one to sixteen of them in a tile, rings that wrap, and sequences that end within a box.
+    "prefill_attention-v08_compact": [
         (2, 37, 37, 12, 1, 64),
         (1, 20, 330, 16, 1, 128),
         (2, 1, 65, 3, 1, 64),

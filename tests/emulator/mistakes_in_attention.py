@@ -69,6 +69,23 @@ BROKEN: dict[str, tuple[str, dict[str, Edit], str]] = {
         WRONG,
     ),
     "out at the base before, heads packed": ("prefill_attention-v07_short", {"rescale": IF_FALSE}, WRONG),
+    "queries of the ring read before they have arrived": (
+        "prefill_attention-v08_compact",
+        {"queries_read": ""},
+        "changed while wgmma read it",
+    ),
+    "packed rows of the ring stored over the next sequence's": (
+        "prefill_attention-v08_compact",
+        {"whole_queries": IF_TRUE},
+        WRONG,
+    ),
+    "boxes overwritten while the copy engine reads them": (
+        "prefill_attention-v08_compact",
+        {"boxes_stored": ""},
+        WRONG,
+    ),
+    "values of the ring behind the last one as they are": ("prefill_attention-v08_compact", {"clear_last": ""}, WRONG),
+    "out at the base before, one ring": ("prefill_attention-v08_compact", {"rescale": IF_FALSE}, WRONG),
     "every new token sees all keys": ("decode_attention-v01_naive", {"seen": ("query", "p.new_tokens - 1")}, WRONG),
     "exponentials replaced while they are read": ("decode_attention-v01_naive", {"q_arrived": ""}, WRONG),
     "parts added without regard to their bases": (
@@ -120,6 +137,12 @@ BROKEN: dict[str, tuple[str, dict[str, Edit], str]] = {
         WRONG,
     ),
     "sequences without keys not cleared": ("decode_attention-v04_balanced", {"no_keys": IF_TRUE}, WRONG),
+    "parts of a cluster added before they are there": ("decode_attention-v06_cluster", {"parts_there": ""}, WRONG),
+    "the stats of one part for all of a cluster's": (
+        "decode_attention-v06_cluster",
+        {"of_block": ("at_block(&stats_of_part[row], block)", "at_block(&stats_of_part[row], part)")},
+        WRONG,
+    ),
     "scores of half of the columns": ("mla_decode-v02_split", {"columns": ("a.x + b.x", "a.x")}, WRONG),
     "scores read before all warps have left theirs": ("mla_decode-v02_split", {"scores_there": ""}, WRONG),
     "latents behind the last one as they are": ("mla_decode-v03_wgmma", {"clear_tail": ""}, WRONG),
