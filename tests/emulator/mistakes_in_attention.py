@@ -79,11 +79,6 @@ BROKEN: dict[str, tuple[str, dict[str, Edit], str]] = {
         {"whole_queries": IF_TRUE},
         WRONG,
     ),
-    "boxes overwritten while the copy engine reads them": (
-        "prefill_attention-v08_compact",
-        {"boxes_stored": ""},
-        WRONG,
-    ),
     "values of the ring behind the last one as they are": ("prefill_attention-v08_compact", {"clear_last": ""}, WRONG),
     "out at the base before, one ring": ("prefill_attention-v08_compact", {"rescale": IF_FALSE}, WRONG),
     "every new token sees all keys": ("decode_attention-v01_naive", {"seen": ("query", "p.new_tokens - 1")}, WRONG),

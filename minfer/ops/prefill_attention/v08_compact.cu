@@ -22,20 +22,29 @@ struct Consumer : Rows64<RingTiles<T, kDim>> {
   const float* const sinks;        // of each head, a score without a value; null: none
   uint32_t queries[kDim / 16][4];  // as fragments
   Ring<Tile::kStages> ring;
+  bool real = false;  // not the rehearsal
 
   __device__ Consumer(const Tile& tiles, const Attention<T>& p, int log_packed, const float* sinks)
       : Base(tiles, p), log_packed(log_packed), sinks(sinks) {}
 
   __device__ int first_query(const Work& w) const { return w.row0 + (warpgroup * kRows >> log_packed); }
 
-  __device__ void wait(const Ring<Tile::kStages>& at) const { barrier_wait(tiles.full + at.stage, at.parity); }
-  __device__ void leave() { release(tiles.empty + ring.stage), ring.advance(); }
+  // The stage of the ring. The rehearsal reads the memory of its warpgroup's out instead.
+  __device__ T* stage() const {
+    return real ? tiles.v + ring.stage * Tile::kKV : tiles.out + warpgroup * (Tile::kOut / kWarpgroups);
+  }
+  __device__ void wait() const {
+    if (real) barrier_wait(tiles.full + ring.stage, ring.parity);
+  }
+  __device__ void leave() {
+    if (real) release(tiles.empty + ring.stage), ring.advance();
+  }
 
   // Leaves stages of the other warpgroup. The lane that does it must not run ahead of the waiting lanes.
   __device__ void skip(int stages) {
 #pragma unroll 1
     for (; stages > 0; --stages) {
-      wait(ring);
+      wait();
       __syncwarp();
       leave();
     }
@@ -46,8 +55,8 @@ struct Consumer : Rows64<RingTiles<T, kDim>> {
     if (warpgroup == 1) skip(sees(item, 0));
     if (sees(item, warpgroup)) {
       const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
-      wait(ring);  //@ queries_read
-      const T* rows = tiles.v + ring.stage * Tile::kKV + (warp * kRowsOfWarp + lane % 16) * 64;
+      wait();  //@ queries_read
+      const T* rows = stage() + (warp * kRowsOfWarp + lane % 16) * 64;
 #pragma unroll
       for (int step = 0; step < kDim / 16; ++step)
         ldmatrix_x4(queries[step], rows + step / 4 * (kRows * 64) + ((step % 4 * 2 + lane / 16) ^ lane % 8) * 8);
@@ -57,12 +66,22 @@ struct Consumer : Rows64<RingTiles<T, kDim>> {
     if (warpgroup == 0) skip(sees(item, 1));
   }
 
-  __device__ void start_scores(Scores& scores, int stage) const {
-    const uint64_t cols = tile_descriptor(tiles.v + stage * Tile::kKV, 16, 1024);
+  __device__ void start_scores(Scores& scores) const {
+    const uint64_t cols = tile_descriptor(stage(), 16, 1024);
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kDim / 16; ++step)  // a step is 32 bytes of a row; descriptors count 16 bytes
       wgmma_registers<T, false>(scores, queries[step], cols + step / 4 * (kKeys * 8) + step % 4 * 2, step > 0);
+    wgmma_commit();
+  }
+
+  // Starts out (+)= exponentials v.
+  __device__ void start_out(const Exponentials& exponentials, bool add) {
+    const uint64_t values = tile_descriptor(stage(), kKeys * 128, 1024);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < kKeys / 16; ++step)  // 16 rows of 128 bytes
+      wgmma_registers<T, true>(out, exponentials[step], values + step * 128, add || step > 0);
     wgmma_commit();
   }
 
@@ -92,40 +111,64 @@ struct Consumer : Rows64<RingTiles<T, kDim>> {
   }
 
   // Overwrites values behind the sequence's last one with zeros, as Rows64::clear_tail does, in fewer instructions.
-  __device__ void clear_tail(const Work& w, int block, int stage) const {
+  __device__ void clear_tail(const Work& w, int block) const {
     const int left = w.s.keys - block * kKeys;
-    if (left >= kKeys) return;
-    T* values = tiles.v + stage * Tile::kKV;
+    if (left >= kKeys || !real) return;
 #pragma unroll 1
     for (int i = left * 8 + threadIdx.x % 128; i < kKeys * 8; i += 128)  // pieces of 16 bytes of a slab
 #pragma unroll
-      for (int slab = 0; slab < Tile::kSlabs; ++slab) reinterpret_cast<uint4*>(values + slab * kKeys * 64)[i] = uint4{};
+      for (int slab = 0; slab < Tile::kSlabs; ++slab) reinterpret_cast<uint4*>(stage() + slab * kKeys * 64)[i] = uint4{};
     fence_async();
     named_barrier_sync(kTailBarrier + warpgroup, 128);
+  }
+
+  // As OnlineRows::add, with the exponentials rounded to T as fragments of the product with the values.
+  __device__ bool add_scores(const Scores& scores, Exponentials& exponentials, float (&rescale)[2]) {
+    float highest[2] = {-INFINITY, -INFINITY}, exponent[2], part[2];
+#pragma unroll
+    for (int i = 0; i < kKeys / 2; ++i) highest[i / 2 % 2] = fmaxf(highest[i / 2 % 2], scores[i]);
+    bool grows = false;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      highest[r] = quad_max(highest[r]);
+      const bool beyond = (highest[r] - online.base[r]) * factor > OnlineRows::kSlack;  // false for -inf of both
+      const float next = beyond ? highest[r] : online.base[r];
+      exponent[r] = base_of_row(next) * factor;
+      rescale[r] = beyond ? exp2_approx(online.base[r] * factor - exponent[r]) : 1.0f;
+      online.base[r] = next, grows |= beyond;
+    }
+    OnlineRows::add_exponentials<T>(scores, exponentials, factor, exponent, part);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) online.sum[r] = fmaf(online.sum[r], rescale[r], part[r]);
+    return __ballot_sync(0xffffffff, grows) != 0;
   }
 
   __device__ void add_block(const Work& w, int block, bool is_first) {
     Scores scores;
     Exponentials exponentials;
     float rescale[2];
-    wait(ring);
-    start_scores(scores, ring.stage);
+    wait();
+    start_scores(scores);
     wgmma_wait_for<0>(scores);
     leave();
     mask(scores, w, block);
-    const bool grows = online.template add_rounded<T, false>(scores, exponentials, factor, rescale);
+    bool grows;
+    if constexpr (kDim == 64) grows = online.template add_rounded<T, false>(scores, exponentials, factor, rescale);
+    else grows = add_scores(scores, exponentials, rescale);
     if (grows && !is_first) scale_rows(out, rescale);  //@ rescale
-    wait(ring);
-    clear_tail(w, block, ring.stage);  //@ clear_last
-    this->start_out(exponentials, ring.stage, !is_first);
+    wait();
+    clear_tail(w, block);  //@ clear_last
+    start_out(exponentials, !is_first);
     wgmma_wait_for<0>(out);
     leave();
   }
 
+  // The first time through is a rehearsal: it executes the code of an item while the first operands come, because the code
+  // comes from memory, too. It neither waits for the producer nor tells it anything, and what it computes is not stored.
   __device__ void attend(const AttentionMaps& maps) {
-    for (Ring<kSlots> slot;; slot.advance()) {
-      barrier_wait(tiles.slots->full + slot.stage, slot.parity);
-      const Item& item = tiles.slots->items[slot.stage];  // a reference: it stays in shared memory and takes no registers
+    for (Ring<kSlots> slot;;) {
+      if (real) barrier_wait(tiles.slots->full + slot.stage, slot.parity);
+      const Item& item = real ? tiles.slots->items[slot.stage] : *tiles.rehearsal;  // stays in shared memory
       if (!item.w.exists()) break;
       const Span seen = item.seen[warpgroup];
       online = OnlineRows{};
@@ -136,7 +179,8 @@ struct Consumer : Rows64<RingTiles<T, kDim>> {
       skip(2 * (seen.begin - item.loaded.begin));
       store(maps, item.w);
       __syncwarp();
-      release(tiles.slots->empty + slot.stage);
+      if (real) release(tiles.slots->empty + slot.stage), slot.advance();
+      real = true;
     }
     if (threadIdx.x % 32 == 0) tma_store_wait<0>();
   }
@@ -146,7 +190,7 @@ struct Consumer : Rows64<RingTiles<T, kDim>> {
     float inverse[2], lse[2];
     online.finish(factor, inverse, lse);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, first = w.row0 + (warp * kRowsOfWarp >> log_packed);
-    const int batch = p.packed ? 0 : w.number, rows = p.rows(w.s);
+    const int batch = p.packed ? 0 : w.number, rows = real ? p.rows(w.s) : 0;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int row = lane / 4 + r * 8, query = first + (row >> log_packed), head = w.head + (row & (1 << log_packed) - 1);
@@ -155,7 +199,7 @@ struct Consumer : Rows64<RingTiles<T, kDim>> {
       if (p.lse && lane % 4 == 0 && query < rows) *p.lse_at(batch, w.s, query, head) = lse[r];
     }
     T* boxes = tiles.out + warp * Tile::kSlabs * Tile::kOutSlab;
-    if (lane == 0) tma_store_wait<0>();  //@ boxes_stored
+    if (lane == 0) tma_store_wait<0>();
     __syncwarp();
 #pragma unroll
     for (int n = 0; n < kDim / 16; ++n) {  // 16 columns
@@ -164,13 +208,13 @@ struct Consumer : Rows64<RingTiles<T, kDim>> {
 #pragma unroll
       for (int i = 0; i < 8; ++i) values[i] = this->scaled(n * 8 + i, inverse);
       to_fragment<T>(fragment, values, 0);
-      stmatrix_x4(boxes + n / 4 * Tile::kOutSlab + lane % 16 * 64 + ((n % 4 * 2 + lane / 16) ^ lane % 8) * 8, fragment);
+      if (real) stmatrix_x4(boxes + n / 4 * Tile::kOutSlab + lane % 16 * 64 + ((n % 4 * 2 + lane / 16) ^ lane % 8) * 8, fragment);
     }
     //@ whole_queries
-    if (first + (kRowsOfWarp >> log_packed) <= rows) {
+    if (first + (kRowsOfWarp >> log_packed) <= rows || !real) {
       fence_async();
       __syncwarp();
-      if (lane != 0) return;
+      if (lane != 0 || !real) return;
 #pragma unroll
       for (int slab = 0; slab < Tile::kSlabs; ++slab)
         tma_store_heads(maps.out, boxes + slab * Tile::kOutSlab, slab * 64, w.head, w.s.first_q + first, batch);
