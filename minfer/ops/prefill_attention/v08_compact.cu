@@ -180,6 +180,7 @@ struct Consumer : Rows64<RingTiles<T, kDim>> {
       store(maps, item.w);
       __syncwarp();
       if (real) release(tiles.slots->empty + slot.stage), slot.advance();
+      else named_barrier_sync(kTailBarrier + warpgroup, 128);  // no warp stores what another one rehearses with
       real = true;
     }
     if (threadIdx.x % 32 == 0) tma_store_wait<0>();
