@@ -146,13 +146,6 @@ OF_FILE: dict[str, Shapes] = {
     ],
     # Several parts of an item, each of more keys than the least.
     "decode_attention-v03_packed": [(1, 2, 400, 4, 1, 128), (1, 1, 1600, 4, 1, 128)],
-    # Clusters of two, four and more blocks, one of them without keys.
-    "decode_attention-v06_cluster": [
-        (1, 2, 170, 2, 1, 128),
-        (1, 1, 300, 4, 1, 128),
-        (1, 1, 600, 9, 1, 64),
-        (1, 3, 520, 2, 1, 256),
-    ],
     # Widths of a tile from 48 to 160 columns, and several tiles of an expert's rows, the last of them not full.
     "moe_ffn-v05_pairs": [
         (94, 1, 1, 72, 24),

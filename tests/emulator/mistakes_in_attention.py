@@ -132,12 +132,6 @@ BROKEN: dict[str, tuple[str, dict[str, Edit], str]] = {
         WRONG,
     ),
     "sequences without keys not cleared": ("decode_attention-v04_balanced", {"no_keys": IF_TRUE}, WRONG),
-    "parts of a cluster added before they are there": ("decode_attention-v06_cluster", {"parts_there": ""}, WRONG),
-    "the stats of one part for all of a cluster's": (
-        "decode_attention-v06_cluster",
-        {"of_block": ("at_block(&stats_of_part[row], block)", "at_block(&stats_of_part[row], part)")},
-        WRONG,
-    ),
     "scores of half of the columns": ("mla_decode-v02_split", {"columns": ("a.x + b.x", "a.x")}, WRONG),
     "scores read before all warps have left theirs": ("mla_decode-v02_split", {"scores_there": ""}, WRONG),
     "latents behind the last one as they are": ("mla_decode-v03_wgmma", {"clear_tail": ""}, WRONG),
