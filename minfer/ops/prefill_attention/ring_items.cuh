@@ -17,7 +17,8 @@ struct RingTiles {
   static constexpr int kDim = kDim_, kBlockN = kKeys, kSlabs = kDim / 64, kOutSlabs = kSlabs, kOutSlab = kRowsOfWarp * 64;
   static constexpr int kStages = kDim == 64 ? 20 : 12;
   static constexpr int kKV = kKeys * kDim, kOut = kRowsOfItem * kDim;  // elements
-  static constexpr int kBytes = (kStages * kKV + kOut) * sizeof(T) + 2 * kStages * sizeof(uint64_t) + sizeof(Slots) + sizeof(Item);
+  static constexpr int kBytes =
+      (kStages * kKV + kOut) * sizeof(T) + 2 * kStages * sizeof(uint64_t) + sizeof(Slots) + sizeof(Item);
   static_assert(kRows == kKeys, "a stage is as large as the queries of a warpgroup");
   static_assert(kBytes <= 227 << 10, "more than a block has");
 
@@ -28,7 +29,8 @@ struct RingTiles {
 
   __device__ explicit RingTiles(unsigned char* shared)
       : v(reinterpret_cast<T*>(shared)), out(v + kStages * kKV), full(reinterpret_cast<uint64_t*>(out + kOut)),
-        empty(full + kStages), slots(reinterpret_cast<Slots*>(empty + kStages)), rehearsal(reinterpret_cast<Item*>(slots + 1)) {}
+        empty(full + kStages), slots(reinterpret_cast<Slots*>(empty + kStages)),
+        rehearsal(reinterpret_cast<Item*>(slots + 1)) {}
 
   // A whole warp calls it: a lane for each stage.
   __device__ void init() const {

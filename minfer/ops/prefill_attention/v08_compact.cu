@@ -1,11 +1,11 @@
 // v08_compact: v07's tiles for sequences so short that a cold launch waits longest for its own code.
-// Idea: of v07's 44 us at 32 x 128, its first tile takes 13: code that was not yet executed comes from memory, and with it stand
-// the first copies. So the code is small: one loop, in which a block's scores, softmax and product with values follow each other,
-// and no second softmax for a first block, for blocks without a mask or for exponentials that turn out too large. The overlap
-// that this costs is left to the other warpgroup. Besides, queries, keys and values share one ring of stages in the order of
-// their use, so that short tiles have their queries loaded several tiles ahead; and a warp hands a tile over before it draws the
-// next one, whose number takes a microsecond to come.
-// Expected: 5 us less than v07 at 32 x 128 and shorter; slower than v07 where a tile has many blocks of keys.
+// Idea: of v07's 44 us at 32 x 128, its first tile takes 13: code that was not yet executed comes from memory, and with it
+// stand the first copies. So the code is small: one loop, in which a block's scores, softmax and product with values follow
+// each other, and no second softmax for a first block, for blocks without a mask or for exponentials that turn out too large.
+// The overlap that this costs is left to the other warpgroup. A rehearsal executes this code once while the first operands
+// come. Besides, queries, keys and values share one ring of stages in the order of their use; and a warp hands a tile over
+// before it draws the next one, whose number takes a microsecond to come.
+// Expected: 8 us less than v07 at 32 x 128 and shorter; slower than v07 where a tile has many blocks of keys.
 #include "ring_items.cuh"
 
 namespace minfer {
@@ -98,7 +98,6 @@ struct Consumer : Rows64<RingTiles<T, kDim>> {
     if (block >= clear.begin && block < clear.end) return;
     const int lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * kRowsOfWarp + lane / 4;
     const int first = first_query(w), column = block * kKeys + lane % 4 * 2;
-    //@ row_of_query
     Span spans[2] = {p.span(w.s, first + (row >> log_packed)), p.span(w.s, first + (row + 8 >> log_packed))};
     for (Span& span : spans) span.begin -= column, span.end -= column;
 #pragma unroll
@@ -153,6 +152,8 @@ struct Consumer : Rows64<RingTiles<T, kDim>> {
     leave();
     mask(scores, w, block);
     bool grows;
+    // With the smaller softmax and heads of 64, ptxas 13.0 keeps the exponentials in the registers of the queries, which the
+    // next block still needs: its scores are wrong.
     if constexpr (kDim == 64) grows = online.template add_rounded<T, false>(scores, exponentials, factor, rescale);
     else grows = add_scores(scores, exponentials, rescale);
     if (grows && !is_first) scale_rows(out, rescale);  //@ rescale
@@ -209,7 +210,8 @@ struct Consumer : Rows64<RingTiles<T, kDim>> {
 #pragma unroll
       for (int i = 0; i < 8; ++i) values[i] = this->scaled(n * 8 + i, inverse);
       to_fragment<T>(fragment, values, 0);
-      if (real) stmatrix_x4(boxes + n / 4 * Tile::kOutSlab + lane % 16 * 64 + ((n % 4 * 2 + lane / 16) ^ lane % 8) * 8, fragment);
+      T* row = boxes + n / 4 * Tile::kOutSlab + lane % 16 * 64;
+      if (real) stmatrix_x4(row + ((n % 4 * 2 + lane / 16) ^ lane % 8) * 8, fragment);
     }
     //@ whole_queries
     if (first + (kRowsOfWarp >> log_packed) <= rows || !real) {
