@@ -169,6 +169,7 @@ SCORED: tuple[str, dict[str, Edit]] = (
         "sink": ("divided(all, scoring, head, p.scale_of_v())", "all.divided(p.scale_of_v())"),
     },
 )
+SINKS: tuple[str, dict[str, Edit]] = "prefill_attention-v08_compact", {"sink": ("kLog2E", "1.0f")}
 WHOLE: tuple[str, dict[str, Edit]] = "decode_attention-v03_packed", {"whole": "return;"}
 
 

@@ -13,7 +13,7 @@ from minfer import attention, decode_attention, ops
 from minfer.bench.device import pick
 from minfer.build import toolchain
 from tests.emulator import Emulated, compiled
-from tests.emulator.mistakes import SCORED
+from tests.emulator.mistakes import SCORED, SINKS
 from tests.functional.drawn_attention import attend
 from tests.functional.test_decode_attention import paged
 
@@ -194,7 +194,7 @@ LENGTHS = ([70, 0, 33], [150, 20, 65])
 def test_sinks_within_the_kernel_for_short_sequences_are_the_definition_when_emulated(tmp_path):
     kernel = ops.get("prefill_attention").kernels["v08_compact"]
     entry = replace(kernel, name="v08_compact_sinks")
-    library = compiled(kernel, tmp_path, {1: {"sink": ("kLog2E", "1.0f")}})
+    library = compiled(kernel, tmp_path, {1: SINKS[1]})
     q, k, v = random_prefill(64, 6, 3)
     lengths, nothing = [torch.tensor(each, dtype=torch.int32) for each in LENGTHS], torch.empty(0)
     for mistake in (0, 1):
