@@ -20,7 +20,6 @@ from minfer.ops import (
     Op,
     Spec,
     Tensors,
-    compiled,
     floats,
     given,
     inout,
@@ -77,19 +76,6 @@ def eager(
     return quantise(found, "int8" if y.dtype == torch.int8 else "fp8")
 
 
-def fused(
-    y: Tensor, scales: Tensor, residual: Tensor, x: Tensor, weight: Tensor, eps: float = 1e-6
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The definition, for torch.compile to fuse. It would not round a sum that it keeps in registers; a sum whose bits are read
-    as integers it has to."""
-    total = residual
-    if len(residual):
-        total = (residual + x).view(torch.int32 if x.dtype == torch.float32 else torch.int16).view(x.dtype)
-    wide = (total if len(residual) else x).float()
-    found = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.float()
-    return *quantise(found, "int8" if y.dtype == torch.int8 else "fp8"), total
-
-
 op = Op(
     "add_rmsnorm_quant",
     axes={"tokens": size(), "hidden": size(1024)},
@@ -112,7 +98,6 @@ op = Op(
 ALL = ("float32", "float16", "bfloat16")
 
 op.torch("torch", eager, baseline=True, returns=(0, 1), dtypes=ALL)
-op.torch("torch_compile", compiled(fused), returns=(0, 1, 2), dtypes=ALL)
 op.cuda("v01_any_width.cu", dtypes=ALL)
 op.cuda("v02_vectors.cu", dtypes=ALL, requires=multiples(hidden=8))
 op.cpp("cpu_rows.cpp", dtypes=ALL)

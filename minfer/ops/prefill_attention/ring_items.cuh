@@ -17,20 +17,17 @@ struct RingTiles {
   static constexpr int kDim = kDim_, kBlockN = kKeys, kSlabs = kDim / 64, kOutSlabs = kSlabs, kOutSlab = kRowsOfWarp * 64;
   static constexpr int kStages = kDim == 64 ? 20 : 12;
   static constexpr int kKV = kKeys * kDim, kOut = kRowsOfItem * kDim;  // elements
-  static constexpr int kBytes =
-      (kStages * kKV + kOut) * sizeof(T) + 2 * kStages * sizeof(uint64_t) + sizeof(Slots) + sizeof(Item);
+  static constexpr int kBytes = (kStages * kKV + kOut) * sizeof(T) + 2 * kStages * sizeof(uint64_t) + sizeof(Slots);
   static_assert(kRows == kKeys, "a stage is as large as the queries of a warpgroup");
   static_assert(kBytes <= 227 << 10, "more than a block has");
 
   T *v, *out;  // v: the ring
   uint64_t *full, *empty;
   Slots* slots;
-  Item* rehearsal;  // an item of one block, of which nothing is copied or stored
 
   __device__ explicit RingTiles(unsigned char* shared)
       : v(reinterpret_cast<T*>(shared)), out(v + kStages * kKV), full(reinterpret_cast<uint64_t*>(out + kOut)),
-        empty(full + kStages), slots(reinterpret_cast<Slots*>(empty + kStages)),
-        rehearsal(reinterpret_cast<Item*>(slots + 1)) {}
+        empty(full + kStages), slots(reinterpret_cast<Slots*>(empty + kStages)) {}
 
   // A whole warp calls it: a lane for each stage.
   __device__ void init() const {
@@ -39,7 +36,6 @@ struct RingTiles {
     if (lane < kSlots) barrier_init(slots->full + lane, 1), barrier_init(slots->empty + lane, kWarpgroups * 4 + 1);
     if (lane < kStages) barrier_init(full + lane, 1), barrier_init(empty + lane, kWarpgroups * 4);
     barrier_init_fence();
-    if (lane == 0) *rehearsal = {{0, 0, 0, {}, 0, 0}, {0, 1}, {{0, 1}, {0, 1}}};
   }
 
   // Waits until the stage is empty, and starts the copy of 64 rows into it.

@@ -1,11 +1,10 @@
 // v08_compact: v07's tiles for sequences so short that a cold launch waits longest for its own code.
 // Idea: of v07's 44 us at 32 x 128, its first tile takes 13: code that was not yet executed comes from memory, and with it
 // stand the first copies. So the code is small: one loop, in which a block's scores, softmax and product with values follow
-// each other, and no second softmax for a first block, for blocks without a mask or for exponentials that turn out too large.
-// The overlap that this costs is left to the other warpgroup. A rehearsal executes this code once while the first operands
-// come. Besides, queries, keys and values share one ring of stages in the order of their use; and a warp hands a tile over
-// before it draws the next one, whose number takes a microsecond to come.
-// Expected: 8 us less than v07 at 32 x 128 and shorter; slower than v07 where a tile has many blocks of keys.
+// each other, and one softmax for first blocks and others, with a mask and without. The overlap that this costs is left to the
+// other warpgroup. Besides, queries, keys and values share one ring of stages in the order of their use; and a warp hands a
+// tile over before it draws the next one, whose number takes a microsecond to come.
+// Expected: 5 us less than v07 at 32 x 128 and shorter; slower than v07 where a tile has many blocks of keys.
 #include "ring_items.cuh"
 
 namespace minfer {
@@ -22,29 +21,20 @@ struct Consumer : Rows64<RingTiles<T, kDim>> {
   const float* const sinks;        // of each head, a score without a value; null: none
   uint32_t queries[kDim / 16][4];  // as fragments
   Ring<Tile::kStages> ring;
-  bool real = false;  // not the rehearsal
 
   __device__ Consumer(const Tile& tiles, const Attention<T>& p, int log_packed, const float* sinks)
       : Base(tiles, p), log_packed(log_packed), sinks(sinks) {}
 
   __device__ int first_query(const Work& w) const { return w.row0 + (warpgroup * kRows >> log_packed); }
 
-  // The stage of the ring. The rehearsal reads the memory of its warpgroup's out instead.
-  __device__ T* stage() const {
-    return real ? tiles.v + ring.stage * Tile::kKV : tiles.out + warpgroup * (Tile::kOut / kWarpgroups);
-  }
-  __device__ void wait() const {
-    if (real) barrier_wait(tiles.full + ring.stage, ring.parity);
-  }
-  __device__ void leave() {
-    if (real) release(tiles.empty + ring.stage), ring.advance();
-  }
+  __device__ void wait(const Ring<Tile::kStages>& at) const { barrier_wait(tiles.full + at.stage, at.parity); }
+  __device__ void leave() { release(tiles.empty + ring.stage), ring.advance(); }
 
   // Leaves stages of the other warpgroup. The lane that does it must not run ahead of the waiting lanes.
   __device__ void skip(int stages) {
 #pragma unroll 1
     for (; stages > 0; --stages) {
-      wait();
+      wait(ring);
       __syncwarp();
       leave();
     }
@@ -55,8 +45,8 @@ struct Consumer : Rows64<RingTiles<T, kDim>> {
     if (warpgroup == 1) skip(sees(item, 0));
     if (sees(item, warpgroup)) {
       const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
-      wait();  //@ queries_read
-      const T* rows = stage() + (warp * kRowsOfWarp + lane % 16) * 64;
+      wait(ring);  //@ queries_read
+      const T* rows = tiles.v + ring.stage * Tile::kKV + (warp * kRowsOfWarp + lane % 16) * 64;
 #pragma unroll
       for (int step = 0; step < kDim / 16; ++step)
         ldmatrix_x4(queries[step], rows + step / 4 * (kRows * 64) + ((step % 4 * 2 + lane / 16) ^ lane % 8) * 8);
@@ -66,22 +56,12 @@ struct Consumer : Rows64<RingTiles<T, kDim>> {
     if (warpgroup == 0) skip(sees(item, 1));
   }
 
-  __device__ void start_scores(Scores& scores) const {
-    const uint64_t cols = tile_descriptor(stage(), 16, 1024);
+  __device__ void start_scores(Scores& scores, int stage) const {
+    const uint64_t cols = tile_descriptor(tiles.v + stage * Tile::kKV, 16, 1024);
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kDim / 16; ++step)  // a step is 32 bytes of a row; descriptors count 16 bytes
       wgmma_registers<T, false>(scores, queries[step], cols + step / 4 * (kKeys * 8) + step % 4 * 2, step > 0);
-    wgmma_commit();
-  }
-
-  // Starts out (+)= exponentials v.
-  __device__ void start_out(const Exponentials& exponentials, bool add) {
-    const uint64_t values = tile_descriptor(stage(), kKeys * 128, 1024);
-    wgmma_fence();
-#pragma unroll
-    for (int step = 0; step < kKeys / 16; ++step)  // 16 rows of 128 bytes
-      wgmma_registers<T, true>(out, exponentials[step], values + step * 128, add || step > 0);
     wgmma_commit();
   }
 
@@ -110,66 +90,42 @@ struct Consumer : Rows64<RingTiles<T, kDim>> {
   }
 
   // Overwrites values behind the sequence's last one with zeros, as Rows64::clear_tail does, in fewer instructions.
-  __device__ void clear_tail(const Work& w, int block) const {
+  __device__ void clear_tail(const Work& w, int block, int stage) const {
     const int left = w.s.keys - block * kKeys;
-    if (left >= kKeys || !real) return;
+    if (left >= kKeys) return;
+    T* values = tiles.v + stage * Tile::kKV;
 #pragma unroll 1
     for (int i = left * 8 + threadIdx.x % 128; i < kKeys * 8; i += 128)  // pieces of 16 bytes of a slab
 #pragma unroll
-      for (int slab = 0; slab < Tile::kSlabs; ++slab) reinterpret_cast<uint4*>(stage() + slab * kKeys * 64)[i] = uint4{};
+      for (int slab = 0; slab < Tile::kSlabs; ++slab) reinterpret_cast<uint4*>(values + slab * kKeys * 64)[i] = uint4{};
     fence_async();
     named_barrier_sync(kTailBarrier + warpgroup, 128);
-  }
-
-  // As OnlineRows::add, with the exponentials rounded to T as fragments of the product with the values.
-  __device__ bool add_scores(const Scores& scores, Exponentials& exponentials, float (&rescale)[2]) {
-    float highest[2] = {-INFINITY, -INFINITY}, exponent[2], part[2];
-#pragma unroll
-    for (int i = 0; i < kKeys / 2; ++i) highest[i / 2 % 2] = fmaxf(highest[i / 2 % 2], scores[i]);
-    bool grows = false;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      highest[r] = quad_max(highest[r]);
-      const bool beyond = (highest[r] - online.base[r]) * factor > OnlineRows::kSlack;  // false for -inf of both
-      const float next = beyond ? highest[r] : online.base[r];
-      exponent[r] = base_of_row(next) * factor;
-      rescale[r] = beyond ? exp2_approx(online.base[r] * factor - exponent[r]) : 1.0f;
-      online.base[r] = next, grows |= beyond;
-    }
-    OnlineRows::add_exponentials<T>(scores, exponentials, factor, exponent, part);
-#pragma unroll
-    for (int r = 0; r < 2; ++r) online.sum[r] = fmaf(online.sum[r], rescale[r], part[r]);
-    return __ballot_sync(0xffffffff, grows) != 0;
   }
 
   __device__ void add_block(const Work& w, int block, bool is_first) {
     Scores scores;
     Exponentials exponentials;
     float rescale[2];
-    wait();
-    start_scores(scores);
+    wait(ring);
+    start_scores(scores, ring.stage);
     wgmma_wait_for<0>(scores);
     leave();
     mask(scores, w, block);
-    bool grows;
-    // With the smaller softmax and heads of 64, ptxas 13.0 keeps the exponentials in the registers of the queries, which the
-    // next block still needs: its scores are wrong.
-    if constexpr (kDim == 64) grows = online.template add_rounded<T, false>(scores, exponentials, factor, rescale);
-    else grows = add_scores(scores, exponentials, rescale);
+    // With OnlineRows::add and heads of 64, ptxas 13.0 keeps the exponentials in the registers of the queries, which the next
+    // block still needs: its scores are wrong.
+    const bool grows = online.template add_rounded<T, false>(scores, exponentials, factor, rescale);
     if (grows && !is_first) scale_rows(out, rescale);  //@ rescale
-    wait();
-    clear_tail(w, block);  //@ clear_last
-    start_out(exponentials, !is_first);
+    wait(ring);
+    clear_tail(w, block, ring.stage);  //@ clear_last
+    this->start_out(exponentials, ring.stage, !is_first);
     wgmma_wait_for<0>(out);
     leave();
   }
 
-  // The first time through is a rehearsal: it executes the code of an item while the first operands come, because the code
-  // comes from memory, too. It neither waits for the producer nor tells it anything, and what it computes is not stored.
   __device__ void attend(const AttentionMaps& maps) {
-    for (Ring<kSlots> slot;;) {
-      if (real) barrier_wait(tiles.slots->full + slot.stage, slot.parity);
-      const Item& item = real ? tiles.slots->items[slot.stage] : *tiles.rehearsal;  // stays in shared memory
+    for (Ring<kSlots> slot;; slot.advance()) {
+      barrier_wait(tiles.slots->full + slot.stage, slot.parity);
+      const Item& item = tiles.slots->items[slot.stage];  // a reference: it stays in shared memory and takes no registers
       if (!item.w.exists()) break;
       const Span seen = item.seen[warpgroup];
       online = OnlineRows{};
@@ -180,9 +136,7 @@ struct Consumer : Rows64<RingTiles<T, kDim>> {
       skip(2 * (seen.begin - item.loaded.begin));
       store(maps, item.w);
       __syncwarp();
-      if (real) release(tiles.slots->empty + slot.stage), slot.advance();
-      else named_barrier_sync(kTailBarrier + warpgroup, 128);  // no warp stores what another one rehearses with
-      real = true;
+      release(tiles.slots->empty + slot.stage);
     }
     if (threadIdx.x % 32 == 0) tma_store_wait<0>();
   }
@@ -192,7 +146,7 @@ struct Consumer : Rows64<RingTiles<T, kDim>> {
     float inverse[2], lse[2];
     online.finish(factor, inverse, lse);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, first = w.row0 + (warp * kRowsOfWarp >> log_packed);
-    const int batch = p.packed ? 0 : w.number, rows = real ? p.rows(w.s) : 0;
+    const int batch = p.packed ? 0 : w.number, rows = p.rows(w.s);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int row = lane / 4 + r * 8, query = first + (row >> log_packed), head = w.head + (row & (1 << log_packed) - 1);
@@ -210,14 +164,13 @@ struct Consumer : Rows64<RingTiles<T, kDim>> {
 #pragma unroll
       for (int i = 0; i < 8; ++i) values[i] = this->scaled(n * 8 + i, inverse);
       to_fragment<T>(fragment, values, 0);
-      T* row = boxes + n / 4 * Tile::kOutSlab + lane % 16 * 64;
-      if (real) stmatrix_x4(row + ((n % 4 * 2 + lane / 16) ^ lane % 8) * 8, fragment);
+      stmatrix_x4(boxes + n / 4 * Tile::kOutSlab + lane % 16 * 64 + ((n % 4 * 2 + lane / 16) ^ lane % 8) * 8, fragment);
     }
     //@ whole_queries
-    if (first + (kRowsOfWarp >> log_packed) <= rows || !real) {
+    if (first + (kRowsOfWarp >> log_packed) <= rows) {
       fence_async();
       __syncwarp();
-      if (lane != 0 || !real) return;
+      if (lane != 0) return;
 #pragma unroll
       for (int slab = 0; slab < Tile::kSlabs; ++slab)
         tma_store_heads(maps.out, boxes + slab * Tile::kOutSlab, slab * 64, w.head, w.s.first_q + first, batch);
