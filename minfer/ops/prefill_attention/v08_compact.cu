@@ -102,6 +102,27 @@ struct Consumer : Rows64<RingTiles<T, kDim>> {
     named_barrier_sync(kTailBarrier + warpgroup, 128);
   }
 
+  // As OnlineRows::add, with the exponentials rounded to T as fragments of the product with the values.
+  __device__ bool add_scores(const Scores& scores, Exponentials& exponentials, float (&rescale)[2]) {
+    float highest[2] = {-INFINITY, -INFINITY}, exponent[2], part[2];
+#pragma unroll
+    for (int i = 0; i < kKeys / 2; ++i) highest[i / 2 % 2] = fmaxf(highest[i / 2 % 2], scores[i]);
+    bool grows = false;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      highest[r] = quad_max(highest[r]);
+      const bool beyond = (highest[r] - online.base[r]) * factor > OnlineRows::kSlack;  // false for -inf of both
+      const float next = beyond ? highest[r] : online.base[r];
+      exponent[r] = base_of_row(next) * factor;
+      rescale[r] = beyond ? exp2_approx(online.base[r] * factor - exponent[r]) : 1.0f;
+      online.base[r] = next, grows |= beyond;
+    }
+    OnlineRows::add_exponentials<T>(scores, exponentials, factor, exponent, part);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) online.sum[r] = fmaf(online.sum[r], rescale[r], part[r]);
+    return __ballot_sync(0xffffffff, grows) != 0;
+  }
+
   __device__ void add_block(const Work& w, int block, bool is_first) {
     Scores scores;
     Exponentials exponentials;
@@ -111,9 +132,11 @@ struct Consumer : Rows64<RingTiles<T, kDim>> {
     wgmma_wait_for<0>(scores);
     leave();
     mask(scores, w, block);
-    // With OnlineRows::add and heads of 64, ptxas 13.0 keeps the exponentials in the registers of the queries, which the next
-    // block still needs: its scores are wrong.
-    const bool grows = online.template add_rounded<T, false>(scores, exponentials, factor, rescale);
+    bool grows;
+    // With the smaller softmax and heads of 64, ptxas 13.0 keeps the exponentials in the registers of the queries, which the
+    // next block still needs: its scores are wrong.
+    if constexpr (kDim == 64) grows = online.template add_rounded<T, false>(scores, exponentials, factor, rescale);
+    else grows = add_scores(scores, exponentials, rescale);
     if (grows && !is_first) scale_rows(out, rescale);  //@ rescale
     wait(ring);
     clear_tail(w, block, ring.stage);  //@ clear_last
