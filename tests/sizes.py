@@ -167,6 +167,13 @@ OF_FILE: dict[str, Shapes] = {
         (2, 1, 65, 3, 1, 64),
         (1, 65, 65, 6, 2, 64),
     ],
+    # Heads of 64 and 128, one to sixteen of them in a tile, rings that wrap, and sequences that end within a box.
+    "prefill_attention-v08_compact": [
+        (2, 37, 37, 12, 1, 64),
+        (1, 20, 330, 16, 1, 128),
+        (2, 1, 65, 3, 1, 64),
+        (1, 65, 65, 6, 2, 64),
+    ],
     # One and two tiles of 8 rows of x, a unit of four groups for each warp and several, rows that end within a tile, and more x
     # than a block holds.
     "quant_gemm-v07_stream": [(1, 672, 512), (11, 130, 2048), (16, 40, 1024), (3, 250, 5120), (16, 24, 4096)],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from minfer.functional import library
@@ -10,6 +12,7 @@ from minfer.functional.contract import Contract
 Tensor = torch.Tensor
 Lengths = Tensor | tuple[Tensor, Tensor]
 DIMS = (64, 128, 256)
+FEW = 2048  # keys that a query sees: up to here the kernel with sinks is the fastest
 PADDED = Contract(
     "attention",
     """
@@ -69,7 +72,8 @@ def attention(
     window: a query sees only keys less than `window` positions away, its own among them.
     softcap: scores become softcap * tanh(score / softcap).
     sinks: float32 (heads,), a score without a value for each query head: it adds to the denominator, but not to the
-        log-sum-exp. With sinks, three more launches scale out, so out is rounded twice.
+        log-sum-exp. On sm_90, with heads up to 128 and up to 2048 keys or such a window, one kernel has all; elsewhere
+        three more launches scale out, so out is rounded twice.
     scale: 1 / sqrt(head_dim) unless given.
     return_lse: return also the log-sum-exp of each query's scores, float32 (batch, heads, seq_q), or (heads, tokens).
 
@@ -127,8 +131,8 @@ def _attention(
     longest = [
         -(-x.shape[-3] // batch) if packed else x.shape[1] for x in (q, k)
     ]  # about, where the host does not know
-    found = lse
-    if sinks is not None and not return_lse:
+    found, fused = lse, sinks is not None and _has_sinks(q, longest[1], window)
+    if sinks is not None and not (fused or return_lse):
         lse = q.new_empty((*q.shape[:-3], q.shape[-2], q.shape[-3]), dtype=torch.float32)
     heads, dim = q.shape[-2:]
     shape = {"batch": batch, "seq_q": longest[0], "seq_kv": longest[1]}
@@ -149,12 +153,20 @@ def _attention(
         params["call"] = call
     seqlens = [nothing if x is None else x.contiguous() for x in (q_seqlens, kv_seqlens)]
     tensors = (out, lse, *map(library.readable, (q, k, v)), *seqlens)
-    library.call(
-        "prefill_attention", tensors, q.dtype, shape, params, causal=causal, window=window, softcap=softcap, scale=scale
-    )
+    scalars: dict[str, Any] = {"causal": causal, "window": window, "softcap": softcap, "scale": scale}
+    if sinks is not None and fused:
+        library.call_entry("prefill_attention", "sinks", (*tensors, sinks.contiguous()), **scalars)
+        return out, found
+    library.call("prefill_attention", tensors, q.dtype, shape, params, **scalars)
     if sinks is not None:  # out without a sink, times e^lse / (e^lse + e^sink)
         out.mul_((lse - sinks[:, None]).sigmoid_().transpose(-1, -2)[..., None])
     return out, found
+
+
+def _has_sinks(q: Tensor, keys: int, window: int) -> bool:
+    """Whether a kernel with sinks takes q, and is faster than three launches behind one without: it is for few keys."""
+    few = keys <= FEW or 0 < window <= FEW
+    return few and q.shape[-1] <= 128 and library.capability_of(q) == (9, 0)
 
 
 def _fake(

@@ -177,6 +177,7 @@ SEEDED: tuple[str, dict[str, Edit]] = (
         "logits": ("row * p.stride", "0"),
     },
 )
+SINKS: tuple[str, dict[str, Edit]] = "prefill_attention-v08_compact", {"sink": ("kLog2E", "1.0f")}
 WHOLE: tuple[str, dict[str, Edit]] = "decode_attention-v03_packed", {"whole": "return;"}
 
 

@@ -69,6 +69,18 @@ BROKEN: dict[str, tuple[str, dict[str, Edit], str]] = {
         WRONG,
     ),
     "out at the base before, heads packed": ("prefill_attention-v07_short", {"rescale": IF_FALSE}, WRONG),
+    "queries of the ring read before they have arrived": (
+        "prefill_attention-v08_compact",
+        {"queries_read": ""},
+        "changed while wgmma read it",
+    ),
+    "packed rows of the ring stored over the next sequence's": (
+        "prefill_attention-v08_compact",
+        {"whole_queries": IF_TRUE},
+        WRONG,
+    ),
+    "values of the ring behind the last one as they are": ("prefill_attention-v08_compact", {"clear_last": ""}, WRONG),
+    "out at the base before, one ring": ("prefill_attention-v08_compact", {"rescale": IF_FALSE}, WRONG),
     "every new token sees all keys": ("decode_attention-v01_naive", {"seen": ("query", "p.new_tokens - 1")}, WRONG),
     "exponentials replaced while they are read": ("decode_attention-v01_naive", {"q_arrived": ""}, WRONG),
     "parts added without regard to their bases": (

@@ -13,7 +13,7 @@ from minfer import attention, decode_attention, ops
 from minfer.bench.device import pick
 from minfer.build import toolchain
 from tests.emulator import Emulated, compiled
-from tests.emulator.mistakes import SCORED
+from tests.emulator.mistakes import SCORED, SINKS
 from tests.functional.drawn_attention import attend
 from tests.functional.test_decode_attention import paged
 
@@ -187,6 +187,26 @@ def random_prefill(dim: int, heads: int, kv_heads: int) -> tuple[torch.Tensor, t
 
 
 LENGTHS = ([70, 0, 33], [150, 20, 65])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(toolchain.toolkit() is None, reason="no headers of a CUDA toolkit that fits this PyTorch")
+def test_sinks_within_the_kernel_for_short_sequences_are_the_definition_when_emulated(tmp_path):
+    kernel = ops.get("prefill_attention").kernels["v08_compact"]
+    entry = replace(kernel, name="v08_compact_sinks")
+    library = compiled(kernel, tmp_path, {1: SINKS[1]})
+    q, k, v = random_prefill(64, 6, 3)
+    lengths, nothing = [torch.tensor(each, dtype=torch.int32) for each in LENGTHS], torch.empty(0)
+    for mistake in (0, 1):
+        errors = []
+        for options in ({}, {"window": 20, "softcap": 2.0}):
+            sinks, out = torch.linspace(-4, 9, 6), torch.full_like(q, math.nan)
+            Emulated(entry, library, mistake)(out, nothing, q, k, v, *lengths, sinks, **options)
+            for i, (m, n) in enumerate(zip(*LENGTHS, strict=True)):
+                wanted = definition(q[i, :m], k[i, :n], v[i, :n], options | {"sinks": sinks})
+                errors.append(float((out[i, :m].double() - wanted).abs().max()) if m else 0.0)
+            assert not out[2, 33:].any()
+        assert (max(errors) < 4e-3) == (mistake == 0)
 
 
 @pytest.mark.gpu
