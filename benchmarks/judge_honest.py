@@ -5,12 +5,14 @@ processes that keep the processors busy.
     uv run python -m benchmarks.judge_honest --resume           # goes on after the cases that the file has already
     uv run python -m benchmarks.judge_honest --device cuda --cases 100 --beside 0
     uv run python -m benchmarks.judge_honest --minutes 10       # as many of the 500 as that takes
+    uv run python -m benchmarks.judge_honest --beside 0 --threads 1 --name judge-busy    # on a machine that others keep busy
     uv run python -m benchmarks.judge_honest --cases 20 --beside 0 --trusted    # what untrusted=true costs
 
 All kernels here are ours and honest. So a row that is `dishonest`, `wrong` or `impossible` is a false accusation, and there
 must be none. `error` says that the machine was too busy to judge; such a case proves nothing, and is counted apart. Writes
-benchmarks/results/judge-<device>.parquet after each case: its status, how long it took, and by which factor the times outside
-of the kernel's process lay above those inside. torch.compile is left out: it compiles for a minute before each measurement.
+benchmarks/results/judge-<device>.parquet after each case: its status, how long it took, the machine's load average, and by
+which factor the times outside of the kernel's process lay above those inside. torch.compile is left out: it compiles for a
+minute before each measurement.
 """
 
 from __future__ import annotations
@@ -148,6 +150,7 @@ def measure(device: str, done: int, wanted: int, trusted: bool, beside: int, min
                     "message": row.get("message"),
                     "guarantee": row.get("guarantee"),
                     "seconds": seconds,
+                    "load": os.getloadavg()[1],
                     "trusted_s": trusted_s,
                     "attempts": len(attempts),
                     "proven": sum(doubt is not None and doubt.proven for doubt, *_ in attempts),
@@ -207,6 +210,7 @@ def main() -> None:
     )
     parser.add_argument("--trusted", action="store_true", help="also time each case when it is trusted")
     parser.add_argument("--threads", type=int, help="of PyTorch in each process (default: its own choice)")
+    parser.add_argument("--name", default="judge", help="of the file, before the device's name (default: judge)")
     parser.add_argument("--resume", action="store_true", help="keep the rows of the file, and go on after them")
     options = parser.parse_args()
     if options.threads:
@@ -215,7 +219,7 @@ def main() -> None:
     environment = devices.environment(devices.pick(options.device))
     about = {name: environment[name] for name in ("device", "torch")}
     about |= {"commit": commit_of_sources(), "beside": options.beside, "threads": torch.get_num_threads()}
-    path = FOLDER / f"judge-{store.slug(environment['device'])}.parquet"
+    path = FOLDER / f"{options.name}-{store.slug(environment['device'])}.parquet"
     rows = pq.read_table(path).to_pylist() if options.resume and path.exists() else []
     for row in measure(options.device, len(rows), options.cases, options.trusted, options.beside, options.minutes):
         rows.append(row | about)

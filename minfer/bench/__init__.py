@@ -1,7 +1,7 @@
 """Measuring: is the kernel right (`verify`), how long does it take (`clock`, `measure`), and how sure is that (`stats`)."""
 
 RULES = 3  # raised when what is measured changes: rows of other rules are not resumed
-JUDGE_RULES = 2  # the same for the judge: raised when what it measures, or what it accuses of, changes
+JUDGE_RULES = 3  # the same for the judge: raised when what it measures, or what it accuses of, changes
 
 
 def rules_of(guarantee: str | None) -> int:

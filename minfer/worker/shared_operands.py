@@ -27,9 +27,6 @@ from minfer.bench.verify import WrongResult, same_bits, synchronize
 from minfer.ops import Case, Tensors
 from minfer.worker.links import Link
 
-# Whether the calls of some blocks are linked. On a GPU an honest kernel was called dishonest in a linked block. Since then
-# `prepare` waits for the links, but not all honest kernels of the tests have run on a GPU with links again.
-LINKS = {"cuda": False, "cpu": True}
 GOES_ON = {"cuda": True, "cpu": False}  # whether the work that a process has begun goes on while the process is stopped
 SNAPSHOT = 32  # results of a block that are copied when the process replies
 TAKE_S = {"cuda": math.inf, "cpu": 0.001}  # time limit for these copies
@@ -45,7 +42,7 @@ class SharedOperands:
         self.op, self.case, self.device, self.arena, self.count = ops.get(case.op), case, device, arena, count
         self.clock = clock_for(device)
         self.goes_on = GOES_ON[device.type]
-        self.link = Link.between(self.op, case) if LINKS[device.type] else None
+        self.link = Link.between(self.op, case)
         self.snapshot: dict[int, Tensors] = {}
         self.pieces = self.addresses = torch.empty(0, dtype=torch.int64)
         self.originals: list[Operands] = []

@@ -309,6 +309,15 @@ def test_a_kernel_whose_calls_do_not_depend_on_each_other_is_contradicted(device
     assert slow.factor == pytest.approx((80 - 5 * LINK_VARIES) / 17)
 
 
+def test_what_noise_explains_hides_nothing_that_is_proven() -> None:
+    """Two clocks that differ by no more than the baseline's do, and calls that are computed at once."""
+    linked = LINKED | {"linked": [80.0] * 4}
+    doubt = judged.contradiction(HONEST, samples(**linked, lag=[1.3] * 4), "cuda")
+    assert doubt is not None and doubt.proven and "where each call depends" in doubt.words
+    doubt = judged.contradiction(HONEST, samples(**LINKED, lag=[1.3] * 4), "cuda")
+    assert doubt is not None and not doubt.proven and "by the clock outside" in doubt.words
+
+
 def test_a_link_may_take_as_long_as_the_baselines() -> None:
     """The link of a busy machine, by the baseline's quartiles, and one call in a block without a link."""
     busy = LINKED | {"linked_baseline": [35.0, 90.0, 90.0, 90.0], "linked": [72.0] * 4}

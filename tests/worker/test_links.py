@@ -148,6 +148,22 @@ def test_the_judge_computes_the_inputs_of_a_linked_block(goes_on: bool) -> None:
     assert changed == [False, True, True]
 
 
+@pytest.mark.parametrize("name", ops.names())
+def test_the_baseline_of_each_op_is_right_in_a_linked_block(name: str) -> None:
+    """Inputs with other signs are within what the op's bounds hold for."""
+    op = ops.get(name)
+    cases = (case for kernel in op.baselines for case in op.cases(op.kernels[kernel], op.sizes["small"]))
+    case = next((case for case in cases if Link.between(op, case)), None)
+    if case is None:
+        pytest.skip("has no linked blocks")
+    block = Block(case)
+    function = block.runner.function
+    block.runner.function = lambda *tensors, **call: function(
+        *tensors, **call
+    )  # whose results are copied to the outputs
+    block.run_and_check()
+
+
 @pytest.mark.parametrize("goes_on", [False, True])
 def test_a_block_that_leaves_out_a_link_is_wrong(goes_on: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     block = Block()
