@@ -19,7 +19,7 @@ from minfer.ops import Case, Kernel
 from minfer.ops.quantised import dequantised
 from tests import sizes
 from tests.emulator import Emulated, KernelError, compiled
-from tests.emulator.mistakes import BROKEN, WHOLE, mistakes_of, number_of
+from tests.emulator.mistakes import BROKEN, GATED, WHOLE, mistakes_of, number_of
 from tests.spaced import spaced
 from tests.tiers import ALWAYS, few_of, mostly_slow, pairs_of
 
@@ -154,9 +154,10 @@ def test_rows_of_b_that_are_padded_are_copied_by_tma(file: str, m: int, library:
 @pytest.mark.parametrize("file", ["quant_gemm-v10_early"])
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 80, 4096), (11, 66, 2048), (16, 80, 1024)])
 def test_entries_of_early_products_of_packed_weights(
-    file: str, m: int, n: int, k: int, library: Callable[[str], Path]
+    file: str, m: int, n: int, k: int, library: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """With zeros and without, which means 8; and with the gate in the first half of the rows of W."""
+    """With zeros and without, which means 8; and with the gate in the first half of the rows of W. A result without the gate
+    is seen."""
     kernel = FILES[file]
     product, swiglu = (
         Emulated(replace(kernel, name=f"{kernel.name}_{entry}"), library(file)) for entry in kernel.entries
@@ -171,6 +172,10 @@ def test_entries_of_early_products_of_packed_weights(
         for function, found, right in ((product, y, wanted), (swiglu, gated, gate * gate.sigmoid() * up)):
             function(found, x, w, scales, zeros)
             assert (found.double() - right).norm() <= 1e-2 * right.norm()
+    if m == 1:
+        ungated = Emulated(replace(kernel, name=f"{kernel.name}_swiglu"), compiled(kernel, tmp_path, {1: GATED[1]}), 1)
+        ungated(gated, x, w, scales, scales[:0])
+        assert (gated.double() - right).norm() > 0.1 * right.norm()
 
 
 SCHEDULES = 4  # of each case: not every order of blocks and threads shows a mistake
