@@ -130,7 +130,7 @@ def _repeating(call: Callable[[], object], seconds: float) -> Iterator[None]:
 
 def watts(readings: Sequence[tuple[float, float]], begin: float, end: float) -> float | None:
     """The mean power between the first and the last move of the energy counter from `begin` to `end`, in watts; None where
-    it moved less than twice.
+    it moved less than twice, or by less than a tick.
 
     The counter moves by a clock of its own, and is seen milliseconds late. So the time between two moves is a number of its
     ticks, and the tick is the mean over all readings."""
@@ -141,7 +141,7 @@ def watts(readings: Sequence[tuple[float, float]], begin: float, end: float) -> 
     ticks = list(itertools.accumulate((round((b - a) / rough) for a, b in itertools.pairwise(times)), initial=0))
     tick = (times[-1] - times[0]) / ticks[-1]
     inside = [index for index, at in enumerate(times) if begin <= at <= end]
-    if len(inside) < 2:
+    if len(inside) < 2 or ticks[inside[0]] == ticks[inside[-1]]:  # two that follow at once may be one move, seen in two parts
         return None
     first, last = inside[0], inside[-1]
     return (readings[last][1] - readings[first][1]) / ((ticks[last] - ticks[first]) * tick)
