@@ -10,7 +10,7 @@ processes that keep the processors busy.
 
 All kernels here are ours and honest. So a row that is `dishonest`, `wrong` or `impossible` is a false accusation, and there
 must be none. `error` says that the machine was too busy to judge; such a case proves nothing, and is counted apart. Writes
-benchmarks/results/judge-<device>.parquet after each case: its status, how long it took, the machine's load average, and by
+benchmarks/results/<name>-<device>.parquet after each case: its status, how long it took, the machine's load average, and by
 which factor the times outside of the kernel's process lay above those inside. torch.compile is left out: it compiles for a
 minute before each measurement.
 """

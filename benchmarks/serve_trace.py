@@ -162,7 +162,7 @@ def serve_all(engine: Engine, trace: list[Asked], device: torch.device) -> dict[
 
 @dataclass
 class Shown:
-    """What a user has seen of a request: how many tokens, and when the last of them came, or the request."""
+    """What a user has seen of a request: how many tokens, and when the last one came, or before the first the request."""
 
     request: Request
     last: float

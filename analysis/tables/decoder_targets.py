@@ -37,8 +37,8 @@ def share(quant: str = "none", **sizes: int) -> Callable[[list[Row], list[Row]],
 
 
 def least_gain(rows: list[Row], served: list[Row]) -> float | None:
-    """At the problem where it is least: how many times as fast minfer is as the faster of the compiled ones. Only problems
-    without int4 count. The ratio of the two speed-ups over plain PyTorch, each of which is from rounds with it."""
+    """How many times as fast minfer is as the faster of the compiled ones, at the problem where this is least. Only problems
+    without int4 count. It is the ratio of two speed-ups over plain PyTorch, each from rounds that timed PyTorch, too."""
     gains: dict[str, dict[str, float]] = {}
     for row in rows:
         if row["params"].get("quant", "none") == "none" and (gain := figure(row, "speedup")):

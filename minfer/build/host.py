@@ -17,8 +17,8 @@ FLAGS = ("-O2", "-std=c++20", "-shared", "-fPIC")
 
 
 def load(source: Kernel) -> ctypes.CDLL:
-    """The library of a C++ source, which stands as a kernel that no op has: from the wheel minfer-kernels, else from the cache,
-    else compiled. Raises BuildError."""
+    """The library of a C++ source, given as a kernel that no op has. It comes from the wheel minfer-kernels, else from the
+    cache, else it is compiled. Raises BuildError."""
     try:
         return ctypes.CDLL(str(packed.find(source, "") or build(source).library))
     except OSError as error:

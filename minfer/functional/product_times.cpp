@@ -1,8 +1,8 @@
 // Which of two kernels takes less time for a product with many rows on an H100, by models of their times.
 //
-// Both models have one form: a constant, plus the time of the waves of tiles or that of the bytes, whichever is longer; if these
-// two are about equal, somewhat more than either. Times are in microseconds. That of v18_fitted is the one by which it chooses
-// its tile. That of v14_stream_k was fitted to cold times of random products on an H100.
+// Both models have one form: a constant, plus the time of the waves of tiles or that of the bytes, whichever is longer; if
+// these two are about equal, somewhat more than either. Times are in microseconds. v18_fitted chooses its tile by its model,
+// too. The model of v14_stream_k was fitted to cold times of random products on an H100.
 #include "ops/hgemm/fitted_choice.h"
 
 namespace minfer {

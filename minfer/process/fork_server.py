@@ -283,7 +283,7 @@ def _become(
 
 
 def _end(status: object) -> NoReturn:
-    """End as `sys.exit` does, but leave to the system what was imported: to free PyTorch takes Python half a second."""
+    """End as `sys.exit` does, but free no modules: Python would need half a second to free PyTorch."""
     if isinstance(status, int):
         with contextlib.suppress(Exception):  # else Python tries again, and says what failed
             threading._shutdown()  # type: ignore[attr-defined]

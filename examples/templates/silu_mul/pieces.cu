@@ -1,6 +1,6 @@
 // pieces: a thread takes several pieces of a row, and loads all of them before it uses the first.
-// Idea: examples/generate_kernels.py changes the constants. More bytes under way use more of the memory's bandwidth, and more
-// registers; wider pieces are fewer loads, and a row that they do not divide is read element by element.
+// Idea: examples/generate_kernels.py changes the constants. More bytes in flight use more of the memory's bandwidth, and more
+// registers. Wider pieces need fewer loads; a row that they do not divide is read element by element.
 #include <algorithm>
 
 #include "silu_mul.h"

@@ -1,6 +1,6 @@
-// rows: one block a row, which it reads twice: for the maximum and the sum at once, and for the quotients.
-// Idea: examples/generate_kernels.py changes the constants. More threads have more loads under way, and meet later; wider loads
-// are fewer, and a row that they do not divide is read element by element.
+// rows: one block for each row. It reads the row twice: for the maximum and the sum at once, and for the quotients.
+// Idea: examples/generate_kernels.py changes the constants. More threads have more loads in flight, but wait longer for
+// each other. Wider loads are fewer; a row that they do not divide is read element by element.
 #include "online.cuh"
 
 namespace minfer {

@@ -12,8 +12,8 @@
 namespace minfer {
 
 // A block computes kM rows and kN columns. Each of its kM / 64 warpgroups has 64 rows. kPerSM blocks run on one SM. A stage has
-// room for kRows rows of A. A wgmma multiplies 64 rows all the same: what it takes for the others is other stages' bytes, and
-// these rows of the product are not stored. So less of shared memory is empty, and more of it is full of B when A is ready.
+// room for kRows rows of A. A wgmma still multiplies 64 rows: for the others it reads whatever bytes follow, and these rows of
+// the product are not stored. So shared memory has room for more stages, and holds more of B when A is ready.
 template <typename T_, Layout kLayout, int kM_, int kN_, int kCluster_, int kRows_, int kPerSM_ = 1>
 struct Strip {
   using T = T_;

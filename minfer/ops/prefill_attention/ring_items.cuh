@@ -9,8 +9,8 @@ __device__ inline bool sees(const Item& item, int warpgroup) {
   return item.seen[warpgroup].begin < item.seen[warpgroup].end;
 }
 
-// A block's shared memory and barriers. One ring of stages has the queries of each warpgroup, the keys and the values, in the
-// order in which an item needs them, so that short items have their queries loaded several items ahead.
+// A block's shared memory and barriers. One ring of stages holds the queries of each warpgroup, the keys and the values, in the
+// order in which an item needs them. So the queries of short items are loaded several items ahead.
 template <typename T_, int kDim_>
 struct RingTiles {
   using T = T_;
@@ -52,7 +52,7 @@ struct RingTiles {
 // Takes items for the copying thread and the consumers, until there are none. The first item of a thread block has the block's
 // own number. `drawn` counts the others that all blocks have taken; the last one wraps it to zero. A whole warp calls it. It
 // finds its first item while other warps prepare the barriers, and hands an item over before it waits for the next number. Each
-// step is in the code once: a second copy would come from memory, too.
+// step is in the code once, because a second copy would have to come from memory, too.
 template <typename T, int kDim>
 __device__ void hand_over_items(const RingTiles<T, kDim>& tile, const Attention<T>& p, const Order& order, int log_packed,
                                 unsigned* drawn) {
@@ -64,7 +64,7 @@ __device__ void hand_over_items(const RingTiles<T, kDim>& tile, const Attention<
   for (int index = blockIdx.x;;) {
     Item item{{-1, 0, 0, {}, 0, 0}, {0, 0}, {}};
     if (index < pieces) item = item_of(p, index, order, log_packed);
-    if (!prepared) __syncthreads();  // the one before which the barriers are prepared
+    if (!prepared) __syncthreads();  // from here on the barriers are prepared
     prepared = true;
     if (item.w.exists() || index >= pieces) {
       barrier_wait(tile.slots->empty + slot.stage, slot.parity ^ 1);

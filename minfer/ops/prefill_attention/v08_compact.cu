@@ -1,9 +1,9 @@
-// v08_compact: v07's tiles for sequences so short that a cold launch waits longest for its own code.
-// Idea: of v07's 44 us at 32 x 128, its first tile takes 13: code that was not yet executed comes from memory, and with it
-// stand the first copies. So the code is small: one loop, in which a block's scores, softmax and product with values follow
-// each other, and one softmax for first blocks and others, with a mask and without. The overlap that this costs is left to the
-// other warpgroup. Besides, queries, keys and values share one ring of stages in the order of their use; and a warp hands a
-// tile over before it draws the next one, whose number takes a microsecond to come.
+// v08_compact: v07's tiles for sequences so short that a cold launch mostly waits for its own code.
+// Idea: at 32 x 128, 13 of v07's 44 us pass before its first tile is stored. Code that was not yet executed comes from memory,
+// and the first copies wait for it, too. So this kernel has little code: one loop, in which a block's scores, softmax and
+// product with values follow each other, and one softmax for first blocks and others, with a mask and without. They no longer
+// overlap within a warpgroup, but those of two warpgroups do. Besides, queries, keys and values share one ring of stages in the
+// order of their use; and a warp hands a tile over before it draws the next one, whose number takes a microsecond to come.
 // Expected: 5 us less than v07 at 32 x 128 and shorter; slower than v07 where a tile has many blocks of keys.
 #include "ring_items.cuh"
 
@@ -30,7 +30,7 @@ struct Consumer : Rows64<RingTiles<T, kDim>> {
   __device__ void wait(const Ring<Tile::kStages>& at) const { barrier_wait(tiles.full + at.stage, at.parity); }
   __device__ void leave() { release(tiles.empty + ring.stage), ring.advance(); }
 
-  // Leaves stages of the other warpgroup. The lane that does it must not run ahead of the waiting lanes.
+  // Releases stages that it does not read. The lane that does it must not run ahead of the waiting lanes.
   __device__ void skip(int stages) {
 #pragma unroll 1
     for (; stages > 0; --stages) {
@@ -40,7 +40,7 @@ struct Consumer : Rows64<RingTiles<T, kDim>> {
     }
   }
 
-  // Loads its queries, of those of both warpgroups, into registers.
+  // Loads the queries of this warpgroup into registers, and skips those of the other one.
   __device__ void load_queries(const Item& item) {
     if (warpgroup == 1) skip(sees(item, 0));
     if (sees(item, warpgroup)) {
@@ -133,8 +133,8 @@ struct Consumer : Rows64<RingTiles<T, kDim>> {
     leave();
     mask(scores, w, block);
     bool grows;
-    // With the smaller softmax and heads of 64, ptxas 13.0 keeps the exponentials in the registers of the queries, which the
-    // next block still needs: its scores are wrong.
+    // With the smaller softmax and heads of 64, ptxas 13.0 puts the exponentials into the registers of the queries, which the
+    // next block still needs. So that block's scores would be wrong.
     if constexpr (kDim == 64) grows = online.template add_rounded<T, false>(scores, exponentials, factor, rescale);
     else grows = add_scores(scores, exponentials, rescale);
     if (grows && !is_first) scale_rows(out, rescale);  //@ rescale
@@ -252,7 +252,7 @@ void launch(const Attention<T>& p, const float* sinks = nullptr) {
 
 }  // namespace minfer
 
-// What `minfer.attention` calls for heads with sinks, which the op does not state.
+// What `minfer.attention` calls for heads with sinks, which the op does not have.
 static void prefill_attention_v08_compact_sinks(minfer::Tensor out, minfer::Tensor lse, const minfer::Tensor q,
                                               const minfer::Tensor k, const minfer::Tensor v, const minfer::Tensor q_seqlens,
                                               const minfer::Tensor kv_seqlens, const minfer::Tensor sinks, bool causal,
