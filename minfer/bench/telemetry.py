@@ -141,7 +141,8 @@ def watts(readings: Sequence[tuple[float, float]], begin: float, end: float) -> 
     ticks = list(itertools.accumulate((round((b - a) / rough) for a, b in itertools.pairwise(times)), initial=0))
     tick = (times[-1] - times[0]) / ticks[-1]
     inside = [index for index, at in enumerate(times) if begin <= at <= end]
-    if len(inside) < 2 or ticks[inside[0]] == ticks[inside[-1]]:  # two that follow at once may be one move, seen in two parts
+    # Two readings that follow at once may be one move, seen in two parts.
+    if len(inside) < 2 or ticks[inside[0]] == ticks[inside[-1]]:
         return None
     first, last = inside[0], inside[-1]
     return (readings[last][1] - readings[first][1]) / ((ticks[last] - ticks[first]) * tick)
