@@ -33,6 +33,7 @@ def compiles(kernel: Kernel) -> bool:
 
 
 LEAST, LEAST_ON_GPU = 6, 16  # cases of a kernel that are always tested
+COMPILED = {"torch_compile", "torch_max_autotune", "torch_flex", "fuse"}  # by torch.compile for each shape
 ON_CPU = [kernel for kernel in ops.every_kernel() if "cpu" in kernel.devices]
 DEAR = {  # take many seconds, or are for demonstrations
     *("quant_gemm-torch", "moe_ffn-torch_eager", "decode_attention-torch_eager", "prefill_attention-torch_eager"),
@@ -206,6 +207,11 @@ def gpu_cases_of(kernel: Kernel) -> list[ops.Case]:
     return [c for c in random.Random(0).sample(cases, len(cases)) if kernel.unsupported(c, capability(device)) is None]
 
 
+def few_on_gpu(kernel: Kernel, cases: list[ops.Case]) -> list[ops.Case]:
+    """Those of the fast tier: fewer where each takes torch.compile up to ten seconds."""
+    return few_of(cases, LEAST if kernel.name in COMPILED else LEAST_ON_GPU)
+
+
 def verified_on_gpu(kernel: Kernel, cases: list[ops.Case]) -> int:
     """How many inputs were tried."""
     device, tried = pick("cuda"), 0
@@ -220,7 +226,7 @@ def verified_on_gpu(kernel: Kernel, cases: list[ops.Case]) -> int:
 def test_gpu_kernel_agrees_with_the_reference(kernel):
     if kernel.package and importlib.util.find_spec(kernel.package) is None:
         pytest.skip(f"{kernel.package} is not installed")
-    cases = few_of(gpu_cases_of(kernel), LEAST_ON_GPU)
+    cases = few_on_gpu(kernel, gpu_cases_of(kernel))
     assert (
         verified_on_gpu(kernel, cases) >= min(21, 3 * len(cases)) > 0
     )  # a baseline may take as few as three of the inputs
@@ -233,7 +239,7 @@ def test_gpu_kernel_agrees_in_the_cases_left(kernel):
     if kernel.package and importlib.util.find_spec(kernel.package) is None:
         pytest.skip(f"{kernel.package} is not installed")
     cases = gpu_cases_of(kernel)
-    few = few_of(cases, LEAST_ON_GPU)
+    few = few_on_gpu(kernel, cases)
     verified_on_gpu(kernel, [case for case in cases if case not in few])
 
 
