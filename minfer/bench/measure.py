@@ -241,6 +241,7 @@ class Bench(Hooks):
         for index in self.rng.permutation(self.reached):
             mine, state = self.results[0], self._state(index)
             if isinstance(self.functions[0], Returning):  # the loop's results are gone
+                self._make_ready(index)
                 self.candidates[0](index)
             self.after_call(0, index)
             if time.perf_counter() < deadline:

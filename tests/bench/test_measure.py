@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import replace
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from minfer import ops
+from minfer import build, ops
 from minfer.bench.clock import CpuClock
 from minfer.bench.device import cache_bytes
 from minfer.bench.integrity import Dishonest
@@ -58,6 +59,15 @@ def test_what_a_timed_call_changes_in_any_set_is_found() -> None:
     last._guards[-1][0] = 0
     with pytest.raises(Dishonest, match="wrote outside its output while it was timed"):
         made.check_operands()
+
+
+def test_a_function_that_returns_a_result_and_changes_an_operand_is_right_in_steady_calls() -> None:
+    op = ops.get("add_rmsnorm_quant")
+    case = op.case("torch", "bfloat16", {"tokens": 5, "hidden": 64}, {"to": "int8", "residual": "added"})
+    function = build.function(op.kernels["torch"], "")
+    made = Bench(op, case, function, function, CPU, seed=1, sets=4)
+    made.block(0, 0.01)
+    made._check_steady(math.inf)  # whatever the time of a call
 
 
 @pytest.mark.timing
