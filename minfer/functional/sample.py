@@ -99,7 +99,7 @@ def _draws_itself(logits: torch.Tensor, generator: torch.Generator | None) -> bo
         logits.is_cuda
         and prepared.is_seen_by_nobody()
         and _is_hopper(device := logits.device)
-        and (generator is None or generator.device == device)
+        and (generator is None or (isinstance(generator, torch.Generator) and generator.device == device))
         and logits.numel() <= MOST_LOGITS
         and device.index == torch._C._cuda_getDevice()
         and not torch._C._cuda_isCurrentStreamCapturing()

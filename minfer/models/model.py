@@ -24,7 +24,7 @@ from minfer.functional.early import (
     rope_append,
     swiglu,
     takes,
-)  # fmt: skip
+)
 from minfer.functional.embedding import embedding
 from minfer.functional.mla_decode import mla_decode
 from minfer.functional.moe_ffn import moe_ffn

@@ -110,7 +110,10 @@ class _Builder:
         weight = self.stack(weights, rows, columns)
         made = quantise(weight, self.weights) if self.weights and not plain else Linear(weight)
         if made.scales is not None and made.format != "fp8":
-            made.eights = self.eights.setdefault(made.scales.shape, torch.full_like(made.scales, 8.0))
+            shape = made.scales.shape
+            if shape not in self.eights:
+                self.eights[shape] = torch.full_like(made.scales, 8.0)
+            made.eights = self.eights[shape]
         made.bias = add
         return made
 
