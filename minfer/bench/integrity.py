@@ -29,6 +29,8 @@ class Watch:
     """Remembers the harness as it is, and says what a kernel changed. One serves a process."""
 
     def __init__(self) -> None:
+        if tqdm := sys.modules.get("tqdm"):  # PyTorch's compiler shows progress bars, which a thread of tqdm's would watch
+            tqdm.tqdm.monitor_interval = 0
         self._threads = set(threading.enumerate())
         self._processes = _children()
         self._functions = {name: (function, _code(function)) for name, function in _harness()}

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
-import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -79,8 +78,6 @@ def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]
             torch._dynamo.config.recompile_limit = 1 << 20  # verification brings many shapes
             torch._dynamo.config.accumulated_recompile_limit = 1 << 20
             torch._inductor.config.compile_threads = 1  # a pool of processes would outlive the kernel
-            if tqdm := sys.modules.get("tqdm"):
-                tqdm.tqdm.monitor_interval = 0  # and so would the thread that watches its progress bars
             made = torch.compile(function, dynamic=False, fullgraph=True, **options)
         return made(*tensors, **scalars)
 
