@@ -34,8 +34,7 @@ import torch
 from benchmarks.rows import write
 from minfer.bench import device as devices
 from minfer.models import weights
-from minfer.models.batch import Piece
-from minfer.models.graphs import bucket
+from minfer.models.batch import Piece, batch, bucket
 from minfer.models.named import NAMED, named
 from minfer.models.serve import POLICIES, Engine, Request, Sampling
 from minfer.models.sources import Random
@@ -129,7 +128,7 @@ def warm_up(engine: Engine, trace: list[Asked]) -> None:
     for rows, width in itertools.product(doublings(bucket(engine.most)), doublings(widest)):
         pages = list(range(min(width, engine.pages.count)))
         pieces = [Piece([0], len(pages) * PAGE - 1, pages)] * min(rows, engine.most)
-        engine.graphs(engine.graphs.batch(pieces, PAGE))
+        engine.graphs(batch(pieces, PAGE, engine.decoder.device, pad=True))
 
 
 def doublings(most: int) -> list[int]:

@@ -12,6 +12,7 @@ from minfer.models.config import Config
 
 Tensor = torch.Tensor
 ALIGNED = 16  # bytes
+GRAIN = 64  # tokens: longer pieces are padded to a multiple
 
 
 @dataclass(frozen=True)
@@ -33,9 +34,9 @@ class Batch:
     where: Tensor  # (T,) int64: page * slots + slot of each token's key; -1: it is not kept
     lengths: Tensor  # (single,) int32: keys of each sequence, with the new one
     table: Tensor  # (single, most pages) int32
-    last: Tensor  # (sequences,) int64: the row of each piece's last token
+    last: Tensor  # (sequences,) int64: the row of each piece's last token; with padding, more of any rows
     # Of the longer pieces, packed one after the other:
-    keys: Tensor  # int64: page * slots + slot of every key they see
+    keys: Tensor  # int64: page * slots + slot of every key they see; with padding, those of a piece more
     of_q: Tensor  # (pieces + 1,) int32: cumulative tokens
     of_kv: Tensor  # (pieces + 1,) int32: cumulative keys
     spans: list[tuple[int, int]]  # tokens and keys of each
@@ -46,18 +47,26 @@ class Batch:
         return len(self.lengths)
 
 
-def batch(pieces: Sequence[Piece], page: int, device: torch.device | str, rows: int = 0, width: int = 0) -> Batch:
-    """The tensors of a step. If all pieces have one token, they can be padded to `rows` rows, and their table to `width`
-    pages. Rows that were added have no keys, and their own keys are not kept. All tensors are sent to the device in one
-    copy, and the host does not wait for it. Raises ValueError where a piece of one token comes after a longer one, or pages
-    are too few."""
+def bucket(count: int) -> int:
+    """The least power of two that is at least `count`."""
+    return 1 << max(0, count - 1).bit_length()
+
+
+def batch(pieces: Sequence[Piece], page: int, device: torch.device | str, pad: bool = False) -> Batch:
+    """The tensors of a step. All are sent to the device in one copy, and the host does not wait for it.
+
+    With `pad` the tensors of many steps have the same sizes, so that a graph can be replayed, and calls outside of graphs are
+    prepared once for many steps: there are `bucket` pieces of one token, of `bucket` pages, and the longer pieces have a
+    multiple of GRAIN tokens. The keys of added tokens are not kept. Logits that are added come last. Raises ValueError where a
+    piece of one token comes after a longer one, or pages are too few."""
     single = sum(len(piece.tokens) == 1 for piece in pieces)
     if any(len(piece.tokens) != 1 for piece in pieces[:single]):
         raise ValueError("a batch takes pieces of one token first")
     ids, where, last, keys = (array("q") for _ in range(4))
     positions, lengths, of_q, of_kv = (array("i", start) for start in ((), (), (0,), (0,)))
     spans: list[tuple[int, int]] = []
-    for piece in pieces:
+
+    def add(piece: Piece) -> int:
         count, end = len(piece.tokens), piece.start + len(piece.tokens)
         if not count or end > page * len(piece.pages):
             raise ValueError(
@@ -67,20 +76,39 @@ def batch(pieces: Sequence[Piece], page: int, device: torch.device | str, rows: 
         positions.extend(range(piece.start, end))
         _add_slots(where, piece.pages, page, piece.start, end)
         last.append(len(ids) - 1)
-    for piece in pieces[single:]:
-        end = piece.start + len(piece.tokens)
-        _add_slots(keys, piece.pages, page, 0, end)
-        spans.append((len(piece.tokens), end))
-        of_q.append(of_q[-1] + spans[-1][0])
-        of_kv.append(of_kv[-1] + end)
-    lengths.extend(piece.start + 1 for piece in pieces[:single])
+        return end
+
+    def add_padding(count: int) -> None:
+        for values, value in ((ids, 0), (where, -1), (positions, 0)):
+            values.extend([value] * count)
+
+    def add_span(tokens: int, seen: int) -> None:
+        spans.append((tokens, seen))
+        of_q.append(of_q[-1] + tokens)
+        of_kv.append(of_kv[-1] + seen)
+
+    lengths.extend(map(add, pieces[:single]))
     used = [array("i", piece.pages[: -(-length // page)]) for piece, length in zip(pieces, lengths, strict=False)]
-    width = max(width, max(map(len, used), default=0))
-    if (padding := rows - single) > 0:
-        for values, value in ((ids, 0), (where, -1), (positions, 0), (lengths, 0)):
-            values.extend([value] * padding)
-        last.extend(range(single, rows))
-        used += [array("i")] * padding
+    width = max(map(len, used), default=0)
+    if pad and single:
+        added, width = bucket(single) - single, bucket(width)
+        add_padding(added)
+        lengths.extend([0] * added)
+        used += [array("i")] * added
+    for piece in pieces[single:]:
+        end = add(piece)
+        _add_slots(keys, piece.pages, page, 0, end)
+        add_span(len(piece.tokens), end)
+    if pad and spans:
+        added = -of_q[-1] % GRAIN
+        seen = added + -(len(keys) + added) % (16 * GRAIN)  # at least as many as tokens, so that each sees one
+        add_padding(added)
+        keys.extend([keys[0]] * seen)
+        add_span(added, seen)
+        while len(spans) < bucket(len(spans)):
+            add_span(0, 0)
+    if pad:
+        last.extend([0] * (bucket(len(last)) - len(last)))
     table = array("i", b"".join(row.tobytes().ljust(4 * width, b"\0") for row in used))
     return send((ids, positions, where, lengths, table, last, keys, of_q, of_kv), spans, width, device)
 

@@ -3,19 +3,14 @@ kernels."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 
-from minfer.models.batch import Batch, Piece, batch
+from minfer.models.batch import Batch
 from minfer.models.model import Decoder
 
 Tensor = torch.Tensor
-
-
-def bucket(count: int) -> int:
-    """The least power of two that is at least `count`."""
-    return 1 << max(0, count - 1).bit_length()
 
 
 def can_be_captured(decoder: Decoder) -> bool:
@@ -26,22 +21,16 @@ def can_be_captured(decoder: Decoder) -> bool:
 
 
 class Graphs:
-    """One graph for each bucket of batch sizes and each bucket of pages per sequence, captured when a step first needs it. Rows
-    that pad a batch to its bucket have no keys, and their own keys are not written. On a CPU the same padded step runs without
-    a graph."""
+    """One graph for each bucket of batch sizes and each bucket of pages per sequence, captured when a step first needs it. On a
+    CPU the same padded step runs without a graph."""
 
     def __init__(self, decoder: Decoder, cache: list[tuple[Tensor, ...]]) -> None:
         self.decoder, self.cache = decoder, cache
         # By rows and pages: the tensors that a graph reads, and its replay.
         self.captured: dict[tuple[int, int], tuple[Batch, Callable[[], Tensor]]] = {}
 
-    def batch(self, pieces: Sequence[Piece], page: int) -> Batch:
-        """A batch of single tokens, padded to its bucket."""
-        width = max(-(-(piece.start + 1) // page) for piece in pieces)
-        return batch(pieces, page, self.decoder.device, bucket(len(pieces)), bucket(width))
-
     def __call__(self, step: Batch) -> Tensor:
-        """What `Decoder.forward` gives for a batch of `Graphs.batch`; it is overwritten by the next call."""
+        """What `Decoder.forward` gives for a padded batch of single tokens; it is overwritten by the next call."""
         rows, width = step.table.shape
         if (rows, width) not in self.captured:
             self.captured[rows, width] = (

@@ -216,9 +216,7 @@ class Engine:
         plan.sort(key=lambda part: part[1] > 1)
         pieces = [Piece(r.text[r.computed : r.computed + count], r.computed, r.pages) for r, count in plan]
         replayed = self.graphs is not None and plan[-1][1] == 1
-        page, device = self.pages.page, self.decoder.device
-        made = self.graphs.batch(pieces, page) if self.graphs and replayed else batch(pieces, page, device)
-        return Step(plan, made, replayed)
+        return Step(plan, batch(pieces, self.pages.page, self.decoder.device, pad=self.graphs is not None), replayed)
 
     def _look_ahead(self, ready: list[Request], tokens: torch.Tensor) -> None:
         """Prepare the next step before the host knows the tokens of this one, which are on the device. Nothing is prepared if a

@@ -13,6 +13,7 @@ from minfer.models.batch import cache as new_cache
 from minfer.models.graphs import Graphs, can_be_captured
 from minfer.models.serve import Engine
 from tests.models import test_serve, tiny
+from tests.models.test_model import check_padding
 from tests.models.test_transformers import BOUNDS, EXPECTED
 
 pytestmark = pytest.mark.gpu
@@ -46,11 +47,16 @@ def test_a_graph_is_replayed_with_other_tokens_lengths_and_pages(family, dtype):
         model.forward(batch([each.piece(count)], 16, model.device), cache)
     for chosen in ([0, 1, 2], [2, 0], [1], [2, 1, 0], [0, 1], [2]):
         pieces = [sequences[i].piece(1) for i in chosen]
-        got = graphs(graphs.batch(pieces, 16))[: len(chosen)].clone()
+        got = graphs(batch(pieces, 16, model.device, pad=True))[: len(chosen)].clone()
         assert (
             tiny.error(got, model.forward(batch(pieces, 16, model.device), cache))
             <= {torch.float32: 1e-5, torch.bfloat16: 1e-2}[dtype]
         )
+
+
+@pytest.mark.parametrize("family", tiny.CONFIGS)
+def test_a_padded_step_gives_the_same_logits(family):
+    check_padding(decoder(family, torch.bfloat16), 1e-2)
 
 
 def test_requests_get_the_same_tokens_with_graphs_and_without():

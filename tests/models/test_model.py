@@ -8,6 +8,8 @@ import json
 import pytest
 import torch
 
+from minfer.models.batch import batch
+from minfer.models.batch import cache as new_cache
 from minfer.models.model import Decoder
 from minfer.models.rotary import Rotary
 from tests.models import tiny
@@ -103,6 +105,31 @@ def test_the_expected_logits_show_each_part(part):
     family, change = PARTS[part]
     expected = torch.tensor(json.loads(EXPECTED.read_text())[family])
     assert tiny.error(last(change(tiny.decoder(family))), expected) > 10 * BOUNDS[torch.float32]
+
+
+def check_padding(model: Decoder, most: float) -> None:
+    """Steps with single tokens and longer pieces, whose added tokens change no key and no logits."""
+    sizes = set()
+    for counts in ((1, 1, 1, 20, 9), (1, 1, 1, 31, 2), (1, 1, 1, 1, 12), (7,), (1, 1), (64,)):
+        found, kept = [], []
+        for pad in (False, True):
+            sequences, pages = tiny.place([tiny.prompt(90, seed) for seed in range(len(counts))], 16)
+            cache = new_cache(model.config, pages, 16, model.device, model.dtype)
+            for each in sequences:
+                model.forward(batch([each.piece(9)], 16, model.device), cache)
+            pieces = [each.piece(count) for each, count in zip(sequences, counts, strict=True)]
+            step = batch(pieces, 16, model.device, pad=pad)
+            found.append(model.forward(step, cache)[: len(counts)])
+            kept.append([x[:pages] for layer in cache for x in layer])
+        sizes.add((len(step.ids), step.single, len(step.keys), len(step.of_q), len(step.last)))
+        assert tiny.error(found[1], found[0]) <= most
+        assert all(tiny.error(a, b) <= most for a, b in zip(*kept, strict=True))
+    assert len(sizes) == 4  # the second step has the sizes of the first, and the last those of the fourth
+
+
+@pytest.mark.parametrize("family", tiny.CONFIGS)
+def test_a_padded_step_gives_the_same_logits_and_sizes_repeat(family):
+    check_padding(tiny.decoder(family), 1e-5)
 
 
 def test_a_batch_takes_single_tokens_first_and_pages_enough():
