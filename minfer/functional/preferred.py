@@ -1,7 +1,7 @@
 """Rules that choose a kernel for a shape that was not measured. A kernel's registration names its rule.
 
-`many_columns` and `one_wave` follow from cold timings of 181 random products of 17 rows or more on an H100. `fitted` and
-`stream_k` ask the models of `product_times.py`."""
+`many_columns` and `one_wave` follow from cold timings of 181 random products of 17 rows or more on an H100. `fitted`,
+`stream_k` and `any_columns` ask the models of `product_times.py`."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def one_wave(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
 def fitted(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
     """Whether `matmul` takes v18_fitted: from 129 rows on where v14_stream_k is not faster, and where n is no multiple of 8,
     which of the fast kernels only v18_fitted supports. In NN the rows of B are then not aligned either; `matmul` copies B
-    first."""
+    first, where v20_any_columns is not faster."""
     m, n, k = shape["m"], shape["n"], shape["k"]
-    if m == 0 or min(n, k) < SHORT:
+    if m == 0 or min(n, k) < SHORT or any_columns(shape, params):
         return False
     return n % 8 != 0 or (m > 128 and not stream_k(shape, params))
 
@@ -48,6 +48,15 @@ def stream_k(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
     if m <= 128 or tiles < MULTIPROCESSORS // 2 or min(n, k) < SHORT or n % 8 != 0:
         return False
     return fastest(m, n, k, params["layout"] == "TN") == "v14_stream_k"
+
+
+def any_columns(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
+    """Whether `matmul` takes v20_any_columns for a product of up to 64 rows: where n is no multiple of 8, in NN, and the model
+    says that it is faster than v18_fitted with the copy that this needs."""
+    m, n, k = shape["m"], shape["n"], shape["k"]
+    if not 0 < m <= 64 or n % 8 == 0 or min(n, k) < SHORT or params["layout"] != "NN":
+        return False
+    return fastest(m, n, k, False) == "v20_any_columns"
 
 
 def rows_of_a_prompt(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:

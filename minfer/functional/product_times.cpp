@@ -1,8 +1,9 @@
-// Which of two kernels takes less time for a product with many rows on an H100, by models of their times.
+// Which kernel takes the least time on an H100 for a product with many rows, or with a b whose rows start anywhere, by models
+// of their times.
 //
-// Both models have one form: a constant, plus the time of the waves of tiles or that of the bytes, whichever is longer; if
-// these two are about equal, somewhat more than either. Times are in microseconds. v18_fitted chooses its tile by its model,
-// too. The model of v14_stream_k was fitted to cold times of random products on an H100.
+// The models of v18_fitted and v14_stream_k have one form: a constant, plus the time of the waves of tiles or that of the bytes,
+// whichever is longer; if these two are about equal, somewhat more than either. Times are in microseconds. v18_fitted chooses
+// its tile by its model, too. The model of v14_stream_k was fitted to cold times of random products on an H100.
 #include "ops/hgemm/fitted_choice.h"
 
 namespace minfer {
@@ -10,16 +11,32 @@ namespace {
 
 constexpr std::array<int, 3> kAtOnce = {66, 31, 15};  // clusters of 2, 4 and 8 blocks that run at once on an H100 or H200
 constexpr double kCyclesPerUs = 1755;
+constexpr double kOfCopy = 2.2e6, kOfMemory = 2.5e6, kOfL2 = 3.5e6;  // bytes a microsecond
 
 struct Product {
   int m, n, k;
   bool tn;
 };
 
-double fitted(const Product& p) { return choose_fitted(p.m, p.n, p.k, p.tn, kAtOnce).us; }
+// Rows of b that do not start at multiples of 16 bytes.
+bool has_odd_rows(const Product& p) { return !p.tn && p.n % 8 != 0; }
+
+// `matmul` copies odd rows first.
+double fitted(const Product& p) {
+  const double copied = has_odd_rows(p) ? 6 + 4.0 * p.n * p.k / kOfCopy : 0;
+  return p.k % 8 == 0 ? choose_fitted(p.m, p.n, p.k, p.tn, kAtOnce).us + copied : INFINITY;
+}
+
+// b is read from memory once, and from the L2 once for every 16 rows of a.
+double any_columns(const Product& p) {
+  if (!has_odd_rows(p) || p.m > 64) return INFINITY;
+  const double bytes = 2.0 * p.n * p.k, groups = (p.m + 15) / 16;
+  return 6 + std::max(bytes / kOfMemory, groups * bytes / kOfL2);
+}
 
 // A pair of blocks has tiles of 256 x 256, and those of the last wave are divided (`deal_out` of v14_stream_k.cu).
 double stream_k(const Product& p) {
+  if (p.n % 8 != 0 || p.k % 8 != 0) return INFINITY;
   const int64_t tiles = int64_t((p.m + 255) / 256) * ((p.n + 255) / 256), steps = (p.k + 63) / 64, clusters = kAtOnce[0];
   const int64_t whole = tiles / clusters, rest = tiles % clusters, waves = whole + (rest > 0);
   double of_pair = double(waves * steps), dealt = 0;
@@ -39,7 +56,8 @@ struct Model {
   double (*us)(const Product&);
 };
 
-constexpr Model kModels[] = {{"v18_fitted", fitted}, {"v14_stream_k", stream_k}};  // of equal times the first is taken
+// Of equal times the first is taken.
+constexpr Model kModels[] = {{"v18_fitted", fitted}, {"v14_stream_k", stream_k}, {"v20_any_columns", any_columns}};
 
 }  // namespace
 }  // namespace minfer
@@ -47,7 +65,7 @@ constexpr Model kModels[] = {{"v18_fitted", fitted}, {"v14_stream_k", stream_k}}
 // The kernel that takes the least time by these models.
 extern "C" const char* minfer_fastest_product(int m, int n, int k, int tn) {
   const minfer::Product product{m, n, k, tn != 0};
-  const char* fastest = "";
+  const char* fastest = minfer::kModels[0].kernel;
   double least = INFINITY;
   for (const minfer::Model& model : minfer::kModels)
     if (const double us = model.us(product); us < least) fastest = model.kernel, least = us;

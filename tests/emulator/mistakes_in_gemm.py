@@ -50,6 +50,30 @@ BROKEN: dict[str, tuple[str, dict[str, Edit], str]] = {
         {"column": ("2 * product + upper", "2 * product + 1 - upper")},
         WRONG,
     ),
+    "no zeros behind the end of k": (
+        "hgemm-v20_any_columns",
+        {"zeros_of_a": ("k + j < to", "true")},
+        "outside operand",
+    ),
+    "no products at the last row's end": ("hgemm-v20_any_columns", {"last_rows": ("k < g.k", "k < 0")}, WRONG),
+    "rows of A not waited for": ("hgemm-v20_any_columns", {"a_there": ""}, WRONG),
+    "pieces beyond B": (
+        "hgemm-v20_any_columns",
+        {"inside": ("piece >= begin && piece + 8 <= end", "true")},
+        "outside the operands",
+    ),
+    "sums written over A": ("hgemm-v20_any_columns", {"shared_is_free": ""}, WRONG),
+    "sums of shifted columns": ("hgemm-v20_any_columns", {"shifted": ("col + shifts[k]", "col")}, WRONG),
+    "parts added up before all have come": (
+        "hgemm-v20_any_columns",
+        {
+            "last_part": (
+                "atomicInc(&arrivals[stream][tile], splits - 1) == splits - 1",
+                "atomicInc(&arrivals[stream][tile], splits - 1) == 0",
+            )
+        },
+        WRONG,
+    ),
     "added up before all have come": (
         "hgemm-v16_skinny",
         {"last_block": ("atomicInc(arrived, count - 1) == count - 1", "atomicInc(arrived, count - 1) == 0")},

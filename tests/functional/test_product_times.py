@@ -79,8 +79,9 @@ def test_a_shape_never_seen_is_chosen_for_in_few_calls() -> None:
 
 def test_each_kernel_is_chosen_somewhere_and_only_one() -> None:
     found, kernels = set(), [kernel for kernel in ops.get("hgemm").kernels.values() if kernel.preferred]
-    for m, n, k in [(100, 4096, 4096), (100, 32000, 4096), (300, 4096, 4096), (4096, 28672, 8192), (1024, 512, 512)]:
-        shape, params = {"m": m, "n": n, "k": k}, {"layout": "TN", "accumulate": "float32"}
+    shapes = [(100, 4096, 4096), (100, 32000, 4096), (300, 4096, 4096), (4096, 28672, 8192), (1024, 512, 512)]
+    for (m, n, k), layout in [*((shape, "TN") for shape in shapes), ((16, 49155, 4096), "NN")]:
+        shape, params = {"m": m, "n": n, "k": k}, {"layout": layout, "accumulate": "float32"}
         chosen = [kernel.name for kernel in kernels if getattr(preferred, kernel.preferred)(shape, params)]
         found.add(chosen[0])  # of the kernels whose rules hold, the first in the op's order is taken
     assert found == {kernel.name for kernel in kernels}
@@ -90,3 +91,12 @@ def test_fused_products_of_many_rows_have_kernels_with_tiles() -> None:
     for op, kernel in (("gated_unit", "v03_wgmma"), ("gemm_bias_relu", "v05_fitted")):
         rule = getattr(preferred, ops.get(op).kernels[kernel].preferred)
         assert rule({"m": 129, "n": 4096, "k": 4096}, {}) and not rule({"m": 128, "n": 4096, "k": 4096}, {})
+
+
+def test_a_product_of_few_rows_reads_an_unaligned_b_in_place() -> None:
+    of = {m: product_times.fastest(m, 49155, 4096, False) for m in (1, 16, 61, 65, 300)}
+    assert of == dict.fromkeys((1, 16, 61), "v20_any_columns") | dict.fromkeys((65, 300), "v18_fitted")
+    assert product_times.fastest(16, 49155, 4096, True) == product_times.fastest(16, 49160, 4096, False) == "v18_fitted"
+    shape, params = {"m": 16, "n": 49155, "k": 4100}, {"layout": "NN"}
+    assert preferred.any_columns(shape, params) and not preferred.fitted(shape, params)
+    assert not preferred.any_columns(shape, {"layout": "TN"}) and preferred.fitted(shape, {"layout": "TN"})

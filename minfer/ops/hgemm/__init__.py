@@ -123,6 +123,12 @@ op.cuda(
     preferred="fitted",
 )
 op.cuda("v19_early.cu", archs="sm_90a", params=FLOAT32, requires=SKINNY[128], entries=("constant",), early=True)
+op.cuda(
+    "v20_any_columns.cu",
+    params=FLOAT32 | {"layout": ("NN",)},
+    requires=at_most(m=64),
+    preferred="any_columns",
+)
 op.triton("triton_tiled.py", params=FLOAT32)
 op.triton("triton_persistent.py", archs="sm_90+", params=FLOAT32, requires=VECTORS)
 op.cpp("cpu_naive.cpp", params=FLOAT32)
