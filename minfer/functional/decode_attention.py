@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -11,13 +12,15 @@ from minfer.functional.contract import Contract
 from minfer.functional.pages import check_pages as check_pages_of
 
 Tensor = torch.Tensor
-DIMS, PAGES, MOST_NEW = (64, 128, 256), (16, 64, 256), 8
+DIMS, MOST_NEW = (64, 128, 256), 16
+# Slots of a page and new tokens that every kernel takes. v05_scored takes all others.
+PAGES, FEW_NEW = (16, 64, 256), 8
+MOST_LOG_SLOTS = 30  # a page has at most 2^30 slots
 
 
-def _contract(paged: bool, quantised: bool) -> Contract:
+def _contract(paged: bool, quantised: bool, packed: bool) -> Contract:
     stored = "float8_e4m3fn" if quantised else "q"
     cache = f"{stored} ({'pages' if paged else 'batch'}, slots, kv_heads, head_dim)"
-    rules = {"slots": PAGES} if paged else {}
     return Contract(
         "decode_attention",
         f"""
@@ -28,16 +31,20 @@ def _contract(paged: bool, quantised: bool) -> Contract:
         page_table: int32 (batch, most_pages)
         scales: float32 (2)
         sinks: float32 (heads)
+        mask: {"int32 (batch, new)" if packed else "bool (batch, new, new)"}
         -> q (batch, new, heads, head_dim)
         """,
         new=range(1, MOST_NEW + 1),
         head_dim=DIMS,
         kv_heads="heads",
-        **rules,
     )
 
 
-CONTRACTS = {(paged, quantised): _contract(paged, quantised) for paged in (False, True) for quantised in (False, True)}
+CONTRACTS = {how: _contract(*how) for how in itertools.product((False, True), repeat=3)}
+
+
+def _contract_of(page_table: Tensor | None, scales: Tensor | None, mask: Tensor | None) -> Contract:
+    return CONTRACTS[page_table is not None, scales is not None, mask is not None and mask.dtype == torch.int32]
 
 
 @library.public
@@ -53,14 +60,15 @@ def decode_attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    mask: Tensor | None = None,
     check_pages: bool = False,
 ) -> Tensor:
     """softmax(scale q kᵀ) v of new tokens over a key-value cache that already has them, a new contiguous tensor of q's shape.
 
-    q: (batch, new, heads, head_dim), float16 or bfloat16; 1 to 8 new tokens; head_dim is 64, 128 or 256.
-    k_cache, v_cache: (batch, slots, kv_heads, head_dim); or with `page_table` (pages, slots, kv_heads, head_dim), pages of 16,
-        64 or 256 slots. kv_heads divides heads: query head h reads key-value head h // (heads / kv_heads). Of q's dtype or,
-        with `scales`, float8_e4m3fn.
+    q: (batch, new, heads, head_dim), float16 or bfloat16; 1 to 16 new tokens; head_dim is 64, 128 or 256.
+    k_cache, v_cache: (batch, slots, kv_heads, head_dim); or with `page_table` (pages, slots, kv_heads, head_dim), where the
+        slots of a page are a power of two. kv_heads divides heads: query head h reads key-value head h // (heads / kv_heads).
+        Of q's dtype or, with `scales`, float8_e4m3fn.
     lengths: int32 (batch,), how many keys each sequence has, including its new tokens. Query i is at position length - new +
         i, and sees the keys up to that position; a query at a negative position gives 0.
     page_table: int32 (batch, most pages): position j of sequence b is slot j % slots of page page_table[b, j // slots]. Entries
@@ -70,6 +78,9 @@ def decode_attention(
     window: a query sees only keys less than `window` positions away, its own among them. Keys before it are not read.
     softcap: scores become softcap * tanh(score / softcap).
     sinks: float32 (heads,), a score without a value for each query head: it only adds to the denominator.
+    mask: bool (batch, new, new), which new tokens each new token sees, as for a tree of drafts: query i sees new token j where
+        mask[b, i, j], and all keys before the new tokens. Or int32 (batch, new), whose bit j says the same. Without it, query i
+        sees the new tokens up to its own. A call with a mask takes no window.
     check_pages: raise ValueError for a page index out of range among those that are read, or a length that the caches do not
         have; this waits for the device. Without it, such values give a meaningless result, but nothing is read out of bounds.
 
@@ -82,12 +93,14 @@ def decode_attention(
         for name, value in (("scale", scale), ("window", window), ("softcap", softcap)):
             if value is not None and not value > 0:
                 raise ValueError(f"minfer.decode_attention takes a {name} above 0, or None, got {value}")
+    if mask is not None and window is not None:
+        raise ValueError(f"minfer.decode_attention takes no window beside a mask, got {window}")
     if check_pages:
-        contract = CONTRACTS[page_table is not None, scales is not None]
-        contract.check(q, k_cache, v_cache, lengths, page_table, scales, sinks)
+        contract = _contract_of(page_table, scales, mask)
+        contract.check(q, k_cache, v_cache, lengths, page_table, scales, sinks, mask)
         check_pages_of("decode_attention", k_cache, lengths, page_table)
     found: Tensor = _decode_attention_op(
-        q, k_cache, v_cache, lengths, page_table, scales, sinks, scale or 0.0, window or 0, softcap or 0.0
+        q, k_cache, v_cache, lengths, page_table, scales, sinks, mask, scale or 0.0, window or 0, softcap or 0.0
     )
     return found
 
@@ -100,42 +113,49 @@ def _decode_attention(
     page_table: Tensor | None,
     scales: Tensor | None,
     sinks: Tensor | None,
+    mask: Tensor | None,
     scale: float,
     window: int,
     softcap: float,
 ) -> Tensor:
-    out = _make(q, k_cache, v_cache, lengths, page_table, scales, sinks)
+    out = _make(q, k_cache, v_cache, lengths, page_table, scales, sinks, mask)
     if not q.numel() or not k_cache.numel() or (page_table is not None and not page_table.numel()):
         return out.zero_()
     slots, kv_heads = k_cache.shape[1:3]
     longest = slots if page_table is None else slots * page_table.shape[1]
-    shape = {"batch": q.shape[0], "new": q.shape[1], "longest": longest}
-    shape |= {"heads": q.shape[2], "kv_heads": kv_heads, "head_dim": q.shape[3]}
-    params = {"page": "none" if page_table is None else str(slots), "lengths": "full"}
-    params["quant"] = "none" if scales is None else "fp8"
     table = q.new_empty((q.shape[0], 0), dtype=torch.int32) if page_table is None else page_table.contiguous()
     factors = q.new_empty(0, dtype=torch.float32) if scales is None else scales.contiguous()
     caches = map(library.readable, (k_cache, v_cache))
     tensors = (out, library.readable(q), lengths.contiguous(), table, *caches, factors)
-    if not window and not softcap and sinks is None:
+    usual = q.shape[1] <= FEW_NEW and (page_table is None or slots in PAGES)
+    if usual and not window and not softcap and sinks is None and mask is None:
+        shape = {"batch": q.shape[0], "new": q.shape[1], "longest": longest}
+        shape |= {"heads": q.shape[2], "kv_heads": kv_heads, "head_dim": q.shape[3]}
+        params = {"page": "none" if page_table is None else str(slots), "lengths": "full"}
+        params["quant"] = "none" if scales is None else "fp8"
         library.call("decode_attention", tensors, q.dtype, shape, params, scale=scale)
         return out
     added = q.new_empty(0, dtype=torch.float32) if sinks is None else sinks.contiguous()
+    tree = q.new_empty(0, dtype=torch.int32) if mask is None else mask.contiguous()
     scalars = {"scale": scale, "window": window, "softcap": softcap}
-    library.call_entry("decode_attention", "scored", (*tensors, added), **scalars)
+    library.call_entry("decode_attention", "scored", (*tensors, added, tree), **scalars)
     return out
 
 
 def _make(*given: Any) -> Tensor:
     """The result, not filled, for the arguments of the op."""
-    *_, page_table, scales = given[:6]
-    made: Tensor = CONTRACTS[page_table is not None, scales is not None].make(*given)
+    k_cache, (page_table, scales), mask = given[1], given[4:6], given[7]
+    contract = _contract_of(page_table, scales, mask)
+    made: Tensor = contract.make(*given)
+    slots = k_cache.shape[1]
+    if page_table is not None and all(slots != 1 << bits for bits in range(MOST_LOG_SLOTS + 1)):
+        raise contract.error("k_cache whose slots are a power of two", slots)
     return made
 
 
 _decode_attention_op = library.define(
     "decode_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor lengths, Tensor? page_table, Tensor? scales, "
-    "Tensor? sinks, float scale, SymInt window, float softcap) -> Tensor",
+    "Tensor? sinks, Tensor? mask, float scale, SymInt window, float softcap) -> Tensor",
     _decode_attention,
     _make,
 )

@@ -13,6 +13,7 @@ from functools import cache
 import torch
 
 from minfer.functional import library
+from minfer.functional.decode_attention import PAGES
 from minfer.functional.decode_attention import decode_attention as any_decode_attention
 from minfer.functional.gated_unit import swiglu as any_swiglu
 from minfer.functional.hgemm import matmul as any_matmul
@@ -131,7 +132,8 @@ def decode_attention(
 ) -> Tensor:  # fmt: skip
     """`minfer.decode_attention` of one new token of each sequence over pages of 16 bits."""
     plain = window is None and softcap is None and sinks is None
-    if not (plain and q.shape[1] == 1 and q.is_contiguous() and takes(q.flatten(1), k_cache, v_cache)):
+    usual = plain and k_cache.shape[1] in PAGES
+    if not (usual and q.shape[1] == 1 and q.is_contiguous() and takes(q.flatten(1), k_cache, v_cache)):
         return any_decode_attention(
             q,
             k_cache,

@@ -111,6 +111,62 @@ def draw_attention(at: Draw) -> Drawn:
     return given | {name: at.floats(dtype, *lead[1], kv_heads, dim) for name in ("k", "v")}, attention
 
 
+def cascade(
+    q: Tensor, k: Tensor, v: Tensor, prefix_k: Tensor, prefix_v: Tensor, causal: bool, softcap: float | None,
+    cu_seqlens: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:  # fmt: skip
+    """A request at a time, over the prefix and its own keys as one sequence."""
+    found, options = torch.zeros_like(q), (causal, q.shape[-1] ** -0.5, None, softcap)
+
+    def attend_to_all(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend(q, torch.cat((prefix_k, k)), torch.cat((prefix_v, v)), *options)
+
+    if cu_seqlens is not None:
+        for (a, b), (c, d) in zip(*(itertools.pairwise(x.tolist()) for x in cu_seqlens), strict=True):
+            found[a:b] = attend_to_all(q[a:b], k[c:d], v[c:d])
+        return found
+    for i in range(len(q)):
+        found[i] = attend_to_all(q[i], k[i], v[i])
+    return found
+
+
+def draw_cascade(at: Draw) -> Drawn:
+    dtype, batch, heads, dim = at.choice(*HALVES), at.choice(0, 1, 2, 3), at.choice(1, 2, 4), at.choice(64, 128)
+    kv_heads = at.choice(*[n for n in (1, 2, 4) if heads % n == 0])
+    given: dict[str, Any] = {"causal": at.choice(True, False), "softcap": at.choice(None, None, 0.5)}
+    new = [(at.size(), at.size()) for _ in range(batch)]
+    pairs = [(count, count + more if given["causal"] else more) for count, more in new]
+    lead: list[tuple[int, ...]]
+    if at.choice(True, False):
+        ends = [[0, *itertools.accumulate(each)] for each in (zip(*pairs, strict=True) if pairs else ((), ()))]
+        given["cu_seqlens"] = tuple(torch.tensor(each).int() for each in ends)
+        lead = [(each[-1],) for each in ends]
+    else:
+        count, keys = pairs[0] if pairs else (3, 5)
+        lead = [(batch, count), (batch, keys)]
+    given |= {"q": at.floats(dtype, *lead[0], heads, dim)}
+    given |= {name: at.floats(dtype, *lead[1], kv_heads, dim) for name in ("k", "v")}
+    prefix = at.size()
+    return given | {name: at.floats(dtype, prefix, kv_heads, dim) for name in ("prefix_k", "prefix_v")}, cascade
+
+
+def merge(a: Tensor, a_lse: Tensor, b: Tensor, b_lse: Tensor) -> tuple[Tensor, Tensor]:
+    lse = torch.logaddexp(a_lse, b_lse)
+    of_a, of_b = ((each - lse).exp().nan_to_num(0.0).transpose(-1, -2)[..., None] for each in (a_lse, b_lse))
+    return of_a * a + of_b * b, lse
+
+
+def draw_merge(at: Draw) -> Drawn:
+    dtype, seq, heads, dim = at.choice(*FLOATS), at.size(), at.size(), at.size()
+    lead = at.choice((), (at.choice(0, 1, 2, 3),))
+    given: dict[str, Any] = {}
+    for name in ("a", "b"):
+        given[name] = at.floats(dtype, *lead, seq, heads, dim)
+        lse = at.floats(torch.float32, *lead, heads, seq) * 3
+        given[f"{name}_lse"] = lse.masked_fill(lse > 2.5, -torch.inf)
+    return given, merge
+
+
 def decode(
     q: Tensor,
     k_cache: Tensor,
@@ -122,6 +178,7 @@ def decode(
     softcap: float | None = None,
     sinks: Tensor | None = None,
     scales: Tensor | None = None,
+    mask: Tensor | None = None,
 ) -> Tensor:
     found, new = torch.zeros_like(q), q.shape[1]
     if scales is not None:
@@ -130,7 +187,12 @@ def decode(
         k_cache, v_cache = (x[page_table.long()].flatten(1, 2) for x in (k_cache, v_cache))
     for b, length in enumerate(lengths.tolist()):
         for i in range(max(0, new - length), new):
-            k, v = (x[b, : length - new + i + 1] for x in (k_cache, v_cache))
+            seen: slice | list[int] = slice(length - new + i + 1)
+            if mask is not None:
+                fresh = range(length - new, length)
+                of_tree = [j for j, sees in zip(fresh, mask[b, i].tolist(), strict=True) if sees and j >= 0]
+                seen = [*range(length - new), *of_tree]
+            k, v = (x[b, seen] for x in (k_cache, v_cache))
             options = (True, scale or q.shape[-1] ** -0.5, window, softcap, sinks)
             found[b, i : i + 1] = attend(q[b, i : i + 1], k, v, *options)
     return found
@@ -150,10 +212,13 @@ def draw_cache(at: Draw, batch: int, page: int) -> tuple[tuple[int, int], dict[s
 def draw_decode(at: Draw) -> Drawn:
     dtype, batch, heads, dim = at.choice(*HALVES), at.choice(0, 1, 2, 3), at.choice(1, 2, 4), at.choice(64, 128)
     kv_heads = at.choice(*[n for n in (1, 2, 4) if heads % n == 0])
-    lead, given = draw_cache(at, batch, at.choice(16, 64))
-    given["q"] = at.floats(dtype, batch, at.choice(1, 1, 2, 3), heads, dim)
+    lead, given = draw_cache(at, batch, at.choice(1, 4, 16, 64))
+    new = at.choice(1, 1, 2, 3, 16)
+    given["q"] = at.floats(dtype, batch, new, heads, dim)
     if at.choice(True, False):
         given |= {"window": at.choice(None, 1, 3, 7, 40), "softcap": at.choice(None, 0.5)}
+        if given["window"] is None:
+            given["mask"] = at.choice(None, at.ints(0, 2, batch, new, new).bool())
         given["sinks"] = at.choice(None, at.floats(torch.float32, heads) * 3)
     stored = dtype
     if at.choice(True, False, False):

@@ -115,7 +115,7 @@ def test_lengths_and_pages_that_contradict_the_tensors_read_nothing_outside():
 def test_it_is_an_op_like_pytorchs_own():
     q, _rows, caches, table = paged([30, 9], 1, 2, 1, 64, 16)
     lengths = torch.tensor([30, 9], dtype=torch.int32)
-    arguments = (q, *caches, lengths, table, None, torch.zeros(2), 0.0, 7, 3.0)
+    arguments = (q, *caches, lengths, table, None, torch.zeros(2), None, 0.0, 7, 3.0)
     torch.library.opcheck(torch.ops.minfer.decode_attention.default, arguments)
     compiled_one = torch.compile(lambda *x: decode_attention(*x), backend="aot_eager", fullgraph=True)
     k = torch.randn(2, 30, 1, 64).half()
@@ -128,7 +128,7 @@ def test_mistakes_are_a_sentence_each():
     for arguments, keywords, said in (
         ((q.float(), k, v, lengths), {}, "q of float16 or bfloat16, got torch.float32"),
         ((q[0], k, v, lengths), {}, r"q of \(batch, new, heads, head_dim\), got \(1, 4, 64\)"),
-        ((q.expand(2, 9, 4, 64), k, v, lengths), {}, "q whose new is from 1 to 8, got 9"),
+        ((q.expand(2, 17, 4, 64), k, v, lengths), {}, "q whose new is from 1 to 16, got 17"),
         ((q[..., :40], k, v, lengths), {}, "q whose head_dim is 64, 128 or 256, got 40"),
         ((q, k.bfloat16(), v, lengths), {}, "k_cache of the dtype of q, torch.float16, got torch.bfloat16"),
         (
@@ -145,7 +145,22 @@ def test_mistakes_are_a_sentence_each():
         ),
         ((q, k, v, lengths), {}, r"k_cache of \(2, slots, kv_heads, 64\), got \(6, 16, 2, 64\)"),
         ((q, k, v, lengths), {"page_table": table[:1]}, r"page_table of int32 and the shape \(2, most_pages\), got .*"),
-        ((q, k[:, :8], v[:, :8], lengths), {"page_table": table}, "k_cache whose slots is 16, 64 or 256, got 8"),
+        ((q, k[:, :9], v[:, :9], lengths), {"page_table": table}, "k_cache whose slots are a power of two, got 9"),
+        (
+            (q, k, v, lengths),
+            {"page_table": table, "mask": torch.ones(2, 1, 2).bool()},
+            r"mask of bool and the shape \(2, 1, 1\), got torch.bool, \(2, 1, 2\)",
+        ),
+        (
+            (q, k, v, lengths),
+            {"page_table": table, "mask": torch.ones(2, 2).int()},
+            r"mask of int32 and the shape \(2, 1\), got torch.int32, \(2, 2\)",
+        ),
+        (
+            (q, k, v, lengths),
+            {"page_table": table, "mask": torch.ones(2, 1, 1).bool(), "window": 3},
+            "no window beside a mask, got 3",
+        ),
         ((q, k, v, lengths), {"scale": 0.0}, "a scale above 0, or None, got 0.0"),
         ((q, k, v, lengths), {"window": -1}, "a window above 0, or None, got -1"),
         ((q, k, v, lengths), {"softcap": 0.0}, "a softcap above 0, or None, got 0.0"),

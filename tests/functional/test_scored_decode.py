@@ -112,7 +112,8 @@ def error_of(
         hide(caches, table, counts, new, window)
     out, lengths = torch.full_like(q, math.nan), torch.tensor(counts, dtype=torch.int32)
     words = {"window": window, "softcap": options.get("softcap", 0.0)}
-    scored(out, q, lengths, table, *caches, torch.empty(0), options.get("sinks", torch.empty(0)), **words)
+    added = [options.get(name, torch.empty(0)) for name in ("sinks", "mask")]
+    scored(out, q, lengths, table, *caches, torch.empty(0), *added, **words)
     wanted = torch.stack([definition(x, *both, options) for x, both in zip(q, rows, strict=True)])
     return float((out.double() - wanted).abs().max())
 
@@ -144,7 +145,7 @@ def test_the_kernel_of_a_gpu_is_the_definition_when_emulated_and_mistakes_are_se
     scales, out, table = torch.tensor([0.5, 2.0]), torch.full_like(q, math.nan), torch.empty(2, 0, dtype=torch.int32)
     options = sinks_of(EACH["all"], 4)
     lengths, words = torch.tensor([50, 33], dtype=torch.int32), {x: options[x] for x in ("window", "softcap")}
-    scored(out, q, lengths, table, k8, v8, scales, options["sinks"], **words)
+    scored(out, q, lengths, table, k8, v8, scales, options["sinks"], torch.empty(0), **words)
     for i, count in enumerate((50, 33)):
         wanted = definition(q[i], k8[i, :count].float() * 0.5, v8[i, :count].float() * 2, options)
         torch.testing.assert_close(out[i].double(), wanted, rtol=2e-3, atol=2e-3)

@@ -1,5 +1,5 @@
-// cpu_scored: cpu_naive with a window of keys, a soft cap and sinks.
-// Idea: keys before a query's window are not read. A sink adds one exponential to the denominator.
+// cpu_scored: cpu_naive with a window of keys, a soft cap, sinks, a tree of new tokens and pages of any power of two.
+// Idea: keys that a query does not see are not read. A sink adds one exponential to the denominator.
 // Expected: cpu_naive's speed for the keys that are seen.
 #include <torch/csrc/stable/ops.h>
 #include <torch/headeronly/util/Float8_e4m3fn.h>
@@ -18,11 +18,15 @@ inline float widen(Float8E4M3 value) {
 
 template <typename T, typename KV>
 void attend(const Decode<T, KV>& p, const Scoring& scoring, int number, int query, int head, std::vector<float>& scores) {
-  const int seen = p.seen(query, p.keys(number)), first = scoring.first(seen), kv_head = head / p.group();
+  // A query of a tree may see new tokens behind its own; one at a negative position sees no key.
+  const int keys = p.keys(number), own = p.seen(query, keys), seen = own > 0 ? keys : 0;
+  const int first = scoring.first(own), kv_head = head / p.group();
+  const unsigned mask = scoring.seen_new(p, number, query);
   const T* q = p.q.at(number, query, head);
   std::vector<float> sums(p.dim);
   float max = scoring.sinks ? scoring.sinks[head] : -INFINITY;
   for (int key = first; key < seen; ++key) {
+    if (!is_seen(p, keys, mask, key)) continue;
     const KV* k = p.k.at(p.block_of(number, key), p.slot_of(key), kv_head);
     float score = 0.0f;
     for (int i = 0; i < p.dim; ++i) score += widen(q[i]) * widen(k[i]);
@@ -32,14 +36,17 @@ void attend(const Decode<T, KV>& p, const Scoring& scoring, int number, int quer
     max = score > max ? score : max;
   }
   float sum = scoring.sinks ? std::exp(scoring.sinks[head] - max) : 0.0f;
+  bool visible = false;
   for (int key = first; key < seen; ++key) {
+    if (!is_seen(p, keys, mask, key)) continue;
+    visible = true;
     const KV* v = p.v.at(p.block_of(number, key), p.slot_of(key), kv_head);
     const float power = std::exp(scores[key] - max);
     sum += power;
     for (int i = 0; i < p.dim; ++i) sums[i] += power * widen(v[i]);
   }
   T* out = p.out.at(number, query, head);
-  for (int i = 0; i < p.dim; ++i) out[i] = static_cast<T>(seen > 0 ? sums[i] * p.scale_of_v() / sum : 0.0f);
+  for (int i = 0; i < p.dim; ++i) out[i] = static_cast<T>(visible ? sums[i] * p.scale_of_v() / sum : 0.0f);
 }
 
 template <typename T, typename KV>

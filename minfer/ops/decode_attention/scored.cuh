@@ -1,4 +1,5 @@
-// The mainloop of `packed.cuh` with a window of keys and a soft cap, and the sums of parts with sinks.
+// The mainloop of `packed.cuh` with a window of keys, a soft cap, a tree of new tokens and pages of fewer than 16 slots, and the
+// sums of parts with sinks.
 #pragma once
 
 #include "packed.cuh"
@@ -6,7 +7,8 @@
 
 namespace minfer {
 
-// A PackedWarp whose pieces begin at the unit that has the first key that any row sees.
+// A PackedWarp whose pieces begin at the unit that has the first key that any row sees. Lane r of 16 looks up the page of key r
+// of a unit, which may have a page for each key.
 template <typename Shape>
 struct ScoredWarp : PackedWarp<Shape> {
   using Base = PackedWarp<Shape>;
@@ -18,9 +20,10 @@ struct ScoredWarp : PackedWarp<Shape> {
   static constexpr int kSlabs = Shape::kSlabs, kDim = Shape::kDim;
 
   const Scoring& scoring;
+  const unsigned* seen_new;  // which new tokens each query sees, in shared memory
 
-  __device__ ScoredWarp(const Decode<T, KV>& p, const Scoring& scoring, unsigned char* shared)
-      : Base(p, shared), scoring(scoring) {}
+  __device__ ScoredWarp(const Decode<T, KV>& p, const Scoring& scoring, unsigned char* shared, const unsigned* seen_new)
+      : Base(p, shared), scoring(scoring), seen_new(seen_new) {}
 
   // The first key that any row sees.
   __device__ static int first_key(const Cached& p, const Scoring& scoring, int keys) { return scoring.first(p.seen(0, keys)); }
@@ -37,12 +40,52 @@ struct ScoredWarp : PackedWarp<Shape> {
         to_exponent[c] = kLog2E;
       }
       if (!edge) continue;
-      const int query = (piece.row0 + 8 * s + threadIdx.x % 4 * 2 + c) / p.group(), key = key0 + threadIdx.x % 32 / 4;
-      const int seen = min(piece.keys, p.seen(query, piece.keys)), first = scoring.first(seen);  //@ first
-      if (key >= seen || key < first) scores[c] = -INFINITY;
-      if (key + 8 >= seen || key + 8 < first) scores[c + 2] = -INFINITY;
+      const int row = piece.row0 + 8 * s + threadIdx.x % 4 * 2 + c, key = key0 + threadIdx.x % 32 / 4;
+      const int query = min(row / p.group(), p.new_tokens - 1);  // rows beyond the last are not stored
+      const int seen = p.seen(query, piece.keys), first = scoring.first(seen);  //@ first
+      const unsigned mask = seen_new[query];  //@ tree
+      const bool none = seen == 0;  //@ before_first
+      if (none || key < first || !is_seen(p, piece.keys, mask, key)) scores[c] = -INFINITY;
+      if (none || key + 8 < first || !is_seen(p, piece.keys, mask, key + 8)) scores[c + 2] = -INFINITY;
     }
   }
+
+  // The page of the lane's key of unit i. Keys beyond the last take the page of the last.
+  __device__ int look_up(const Piece& piece, int i) const {
+    const int key = min(unit(piece, i) * kUnit + int(threadIdx.x % kUnit), piece.keys - 1);
+    return p.page_table ? p.page_table[piece.number * p.table_stride + (key >> Base::shift)] : piece.number;
+  }
+
+  // As PackedWarp::copy, with the page of the lane's key.
+  __device__ void copy(const Piece& piece, int i, int page) const {
+    if (1 << Base::shift >= kUnit) return Base::copy(piece, i, page);
+    constexpr int kAtOnce = 32 / Shape::kPieces;  // rows
+    const int lane = threadIdx.x % 32, key0 = unit(piece, i) * kUnit, at = lane % Shape::kPieces;
+    uint16_t* k_tile = reinterpret_cast<uint16_t*>(ring + i % Shape::kStages * Shape::kStage);
+    uint16_t* v_tile = k_tile + Shape::kHalf / 2;
+#pragma unroll
+    for (int row0 = 0; row0 < kUnit; row0 += kAtOnce) {
+      const int row = row0 + lane / Shape::kPieces, slot = key0 + row & (1 << Base::shift) - 1;
+      const int block = p.checked(__shfl_sync(0xffffffff, page, row));  //@ row_page
+      const bool there = key0 + row < piece.keys;  //@ small_end
+      cp_async_16(k_tile + Place::at(row, at * 8), p.k.at(block, slot, piece.kv_head) + at * (16 / sizeof(KV)), there);
+      cp_async_16(v_tile + Place::at(row, at * 8), p.v.at(block, slot, piece.kv_head) + at * (16 / sizeof(KV)), there);
+    }
+  }
+
+  // As PackedWarp::copy_first and PackedWarp::start.
+  template <int kFirst, int kLast>
+  __device__ void copy_first(const Piece& piece) const {
+    int pages[kLast - kFirst + 1];
+#pragma unroll
+    for (int i = kFirst; i < kLast; ++i) pages[i - kFirst] = i < this->count(piece) ? look_up(piece, i) : 0;
+#pragma unroll
+    for (int i = kFirst; i < kLast; ++i) {
+      if (i < this->count(piece)) copy(piece, i, pages[i - kFirst]);
+      cp_async_commit();
+    }
+  }
+  __device__ void start(const Piece& piece) const { copy_first<0, Base::kEarly>(piece); }
 
   // Overwrites the values of keys that no row sees with zeros, because they may be NaN.
   __device__ void clear_front(unsigned char* values, int rows) const {
@@ -78,8 +121,8 @@ struct ScoredWarp : PackedWarp<Shape> {
       }
     }
 
-    // Whether some row may not see some key of the unit: near the last keys, or where the last query's window begins.
-    const bool edge = key0 + kUnit > p.seen(0, piece.keys) || key0 < scoring.first(piece.keys);
+    // Whether some row may not see some key of the unit: among the new tokens, or where the last query's window begins.
+    const bool edge = key0 + kUnit > piece.keys - p.new_tokens || key0 < scoring.first(piece.keys);
     uint32_t exponentials[kSlabs][2];
 #pragma unroll
     for (int s = 0; s < kSlabs; ++s) {
@@ -126,7 +169,7 @@ struct ScoredWarp : PackedWarp<Shape> {
   // As PackedWarp::run.
   __device__ void run(const Piece& piece) {
     constexpr int kAhead = Base::kAhead;
-    this->template copy_first<Base::kEarly, kAhead>(piece);
+    copy_first<Base::kEarly, kAhead>(piece);
 #pragma unroll
     for (int s = 0; s < kSlabs; ++s) {
       online[s] = {};
@@ -135,14 +178,14 @@ struct ScoredWarp : PackedWarp<Shape> {
     }
     this->prepare_q();
     const int units = this->count(piece);
-    int next = kAhead < units ? this->look_up(piece, kAhead) : 0;
+    int next = kAhead < units ? look_up(piece, kAhead) : 0;
 #pragma unroll 1
     for (int i = 0; i < units; ++i) {
       cp_async_wait<Shape::kStages - 2>();  //@ scored_arrived
       __syncwarp();  // the stage has arrived for all lanes, and all have multiplied the previous one
       const int ahead = i + kAhead, here = next;
-      if (ahead + 1 < units) next = this->look_up(piece, ahead + 1);
-      if (ahead < units) this->copy(piece, ahead, here);
+      if (ahead + 1 < units) next = look_up(piece, ahead + 1);
+      if (ahead < units) copy(piece, ahead, here);
       cp_async_commit();
       multiply(piece, i);
     }
@@ -156,6 +199,19 @@ __device__ inline float4 divided(const Merged& all, const Scoring& scoring, int 
   Merged with = all;
   with.total += exp2_approx(fmaf(scoring.sinks[head], kLog2E, -all.base));  // infinite for a sink far above: then out is 0
   return with.divided(scale);
+}
+
+// As for_shape. Heads of 128 have tiles of 32 rows, too: 16 new tokens of a group of four heads read the keys twice.
+template <typename T, typename KV, typename Launch>
+void for_scored_shape(const Decode<T, KV>& p, Launch launch) {
+  require_vectors(p);
+  for_dim(p.dim, [&]<int kDim>() {
+    if (p.rows() <= 8) return launch.template operator()<PackedShape<T, KV, kDim, 1>>();
+    if constexpr (kDim <= 128) {
+      if (p.rows() > 16) return launch.template operator()<PackedShape<T, KV, kDim, 4>>();
+    }
+    launch.template operator()<PackedShape<T, KV, kDim, 2>>();
+  });
 }
 
 }  // namespace minfer

@@ -1,5 +1,5 @@
-// A window of keys, a soft cap and sinks: arguments of `minfer.decode_attention` that the op does not have, and how a
-// kernel that supports them registers a second torch op.
+// A window of keys, a soft cap, sinks, a tree of new tokens, pages of any power of two and up to 16 new tokens: what
+// `minfer.decode_attention` takes and the op does not, and how a kernel that supports it registers a second torch op.
 //
 // Such a kernel's file defines `template <typename T, typename KV> void launch(const Decode<T, KV>&, const Scoring&)` and ends
 // with `MINFER_SCORED_DECODE(decode_attention_<file name>, minfer::launch)`, which registers `decode_attention_<file name>`, as
@@ -10,18 +10,40 @@
 
 namespace minfer {
 
+constexpr int kMostNew = 16;  // new tokens of a sequence
+constexpr ScalarType kBool = static_cast<ScalarType>(11);  // no kernel computes with it, so `ops/op.h` does not name it
+
 // A query sees only keys less than `window` positions away; 0: all up to its own. A softcap above 0 puts softcap * tanh(score /
-// softcap) in the place of a score. Each head may have a sink, a score without a value.
+// softcap) in the place of a score. Each head may have a sink, a score without a value. In a tree, a query sees all keys before
+// the new tokens, and of the new tokens those that its mask names.
 struct Scoring {
   int window = 0;
   float softcap = 0.0f;
   const float* sinks = nullptr;  // of each head; null: none
+  const int* bits = nullptr;     // (batch, new): bit j of a query is new token j; null: flags
+  const bool* flags = nullptr;   // (batch, new, new); null: a query sees the new tokens up to its own
+
+  // Which new tokens a query sees, as bits.
+  MINFER_EITHER unsigned seen_new(const Cached& p, int number, int query) const {
+    const int64_t row = int64_t(number) * p.new_tokens + query;
+    if (bits) return bits[row];
+    if (!flags) return (2u << query) - 1;
+    unsigned found = 0;
+    for (int j = 0; j < p.new_tokens; ++j) found |= unsigned(flags[row * p.new_tokens + j]) << j;
+    return found;
+  }
 
   // The first key that a query sees. Without a window it would see the first `seen` keys, up to its own.
   MINFER_EITHER int first(int seen) const { return window > 0 && seen > window ? seen - window : 0; }
 };
 
-inline Scoring make_scoring(const Tensor& q, const Tensor& sinks, int64_t window, double softcap) {
+// Whether a query that sees the new tokens `mask` sees a key, without regard to a window.
+MINFER_EITHER bool is_seen(const Cached& p, int keys, unsigned mask, int key) {
+  const int fresh = key - (keys - p.new_tokens);  // which of the new tokens
+  return fresh < 0 || (fresh < p.new_tokens && (mask >> fresh & 1));
+}
+
+inline Scoring make_scoring(const Tensor& q, const Tensor& sinks, const Tensor& mask, int64_t window, double softcap) {
   STD_TORCH_CHECK(window >= 0 && softcap >= 0, "decode_attention: window and softcap must not be negative");
   if (sinks.numel() > 0) check_sizes(sinks, "decode_attention: sinks", {q.size(2)});
   check_contiguous(sinks, "decode_attention: sinks");
@@ -29,7 +51,75 @@ inline Scoring make_scoring(const Tensor& q, const Tensor& sinks, int64_t window
   scoring.window = window > INT_MAX / 2 ? 0 : static_cast<int>(window);
   scoring.softcap = static_cast<float>(softcap);
   scoring.sinks = sinks.numel() > 0 ? input<float>(sinks, "decode_attention: sinks") : nullptr;
+  if (mask.numel() == 0) return scoring;
+  STD_TORCH_CHECK(window == 0, "decode_attention: a tree of new tokens must have no window");
+  check_contiguous(mask, "decode_attention: mask");
+  if (mask.dim() == 2) {
+    check_sizes(mask, "decode_attention: mask", {q.size(0), q.size(1)});
+    scoring.bits = input<int32_t>(mask, "decode_attention: mask");
+  } else {
+    check_sizes(mask, "decode_attention: mask", {q.size(0), q.size(1), q.size(1)});
+    STD_TORCH_CHECK(mask.scalar_type() == kBool, "decode_attention: mask must be bool, or int32 (batch, new)");
+    scoring.flags = static_cast<const bool*>(mask.const_data_ptr());
+  }
   return scoring;
+}
+
+// As make_decode, for up to kMostNew new tokens and pages of any power of two.
+template <typename T, typename KV>
+Decode<T, KV> make_wide(const Tensor& out, const Tensor& q, const Tensor& lengths, const Tensor& page_table, const Tensor& k,
+                        const Tensor& v, const Tensor& scales, double scale) {
+  Decode<T, KV> p;
+  p.q = make_rows(q, input<T>(q, "decode_attention: q"), "decode_attention: q");
+  p.k = make_rows(k, input<KV>(k, "decode_attention: k_cache"), "decode_attention: k_cache");
+  p.v = make_rows(v, input<KV>(v, "decode_attention: v_cache"), "decode_attention: v_cache");
+  p.out = make_rows(out, output<T>(out, "decode_attention: out"), "decode_attention: out");
+  const int64_t batch = q.size(0), fresh = q.size(1), heads = q.size(2), dim = q.size(3), kv_heads = k.size(2);
+  check_sizes(out, "decode_attention: out", {batch, fresh, heads, dim});
+  check_sizes(lengths, "decode_attention: lengths", {batch});
+  check_rank(page_table, "decode_attention: page_table", 2);
+  const int64_t pages = page_table.size(1), slots = k.size(1);
+  const bool paged = pages > 0;
+  check_sizes(page_table, "decode_attention: page_table", {batch, pages});
+  check_sizes(k, "decode_attention: k_cache", {paged ? k.size(0) : batch, slots, kv_heads, dim});
+  check_sizes(v, "decode_attention: v_cache", {k.size(0), slots, kv_heads, dim});
+  check_sizes(scales, "decode_attention: scales", {std::is_same_v<KV, T> ? 0 : 2});
+  STD_TORCH_CHECK(kv_heads > 0 && heads % kv_heads == 0, "decode_attention: q must have a multiple of the ", kv_heads,
+                  " heads of k_cache, got ", heads);
+  STD_TORCH_CHECK(dim == 64 || dim == 128 || dim == 256, "decode_attention: q must have a head_dim of 64, 128 or 256, got ",
+                  dim);
+  STD_TORCH_CHECK(fresh >= 1 && fresh <= kMostNew, "decode_attention: q must have 1 to 16 new tokens a sequence, got ", fresh);
+  STD_TORCH_CHECK(!paged || (slots > 0 && (slots & (slots - 1)) == 0),
+                  "decode_attention: the slots of a page of k_cache must be a power of two, got ", slots);
+  STD_TORCH_CHECK(scale >= 0, "decode_attention: scale must not be negative, got ", scale);
+  check_contiguous(lengths, "decode_attention: lengths"), check_rows(page_table, "decode_attention: page_table");
+
+  p.lengths = input<int32_t>(lengths, "decode_attention: lengths");
+  p.page_table = paged ? input<int32_t>(page_table, "decode_attention: page_table") : nullptr;
+  p.table_stride = batch > 1 ? page_table.stride(0) : 0;
+  p.scales = scales.numel() ? input<float>(scales, "decode_attention: scales") : nullptr;
+  p.batch = to_int(batch, "decode_attention: q"), p.new_tokens = static_cast<int>(fresh);
+  p.heads = to_int(heads, "decode_attention: q"), p.kv_heads = static_cast<int>(kv_heads), p.dim = static_cast<int>(dim);
+  p.blocks = to_int(k.size(0), "decode_attention: k_cache"), p.slots = to_int(slots, "decode_attention: k_cache");
+  p.most = to_int(paged ? pages * slots : slots, "decode_attention: page_table");
+  STD_TORCH_CHECK(p.most <= INT_MAX / 4, "decode_attention: page_table must name fewer than 2^29 slots a sequence");
+  p.scale = static_cast<float>(scale > 0 ? scale : 1 / std::sqrt(double(dim)));
+#ifdef __CUDACC__
+  p.stream = stream_of(q);
+#endif
+  return p;
+}
+
+template <typename Launch>
+void dispatch_scored(const Tensor& out, const Tensor& q, const Tensor& lengths, const Tensor& page_table, const Tensor& k,
+                     const Tensor& v, const Tensor& scales, double scale, Launch launch) {
+  dispatch<Half, BFloat16>(q.scalar_type(), "decode_attention: q", [&]<typename T>() {
+    dispatch<T, Float8E4M3>(k.scalar_type(), "decode_attention: k_cache", [&]<typename KV>() {
+      const Decode<T, KV> p = make_wide<T, KV>(out, q, lengths, page_table, k, v, scales, scale);
+      if (out.numel() > 0) launch(p);
+    });
+  });
+  check_launch();
 }
 
 }  // namespace minfer
@@ -37,13 +127,13 @@ inline Scoring make_scoring(const Tensor& q, const Tensor& sinks, int64_t window
 #define MINFER_SCORED_DECODE(NAME, LAUNCH)                                                                                \
   static void NAME##_scored(minfer::Tensor out, const minfer::Tensor q, const minfer::Tensor lengths,                    \
                             const minfer::Tensor page_table, const minfer::Tensor k_cache, const minfer::Tensor v_cache, \
-                            const minfer::Tensor scales, const minfer::Tensor sinks, double scale, int64_t window,       \
-                            double softcap) {                                                                            \
-    const minfer::Scoring scoring = minfer::make_scoring(q, sinks, window, softcap);                                     \
-    minfer::dispatch(out, q, lengths, page_table, k_cache, v_cache, scales, scale,                                       \
-                     [&](const auto& p) { LAUNCH(p, scoring); });                                                        \
+                            const minfer::Tensor scales, const minfer::Tensor sinks, const minfer::Tensor mask,          \
+                            double scale, int64_t window, double softcap) {                                              \
+    const minfer::Scoring scoring = minfer::make_scoring(q, sinks, mask, window, softcap);                               \
+    minfer::dispatch_scored(out, q, lengths, page_table, k_cache, v_cache, scales, scale,                                \
+                            [&](const auto& p) { LAUNCH(p, scoring); });                                                 \
   }                                                                                                                      \
   MINFER_OP(NAME##_scored, "(Tensor(a!) out, Tensor q, Tensor lengths, Tensor page_table, Tensor k_cache, "              \
-                           "Tensor v_cache, Tensor scales, Tensor sinks, float scale=0.0, int window=0, "                \
+                           "Tensor v_cache, Tensor scales, Tensor sinks, Tensor mask, float scale=0.0, int window=0, "   \
                            "float softcap=0.0) -> ()")                                                                   \
   MINFER_DECODE_ATTENTION(NAME, [](const auto& p) { LAUNCH(p, minfer::Scoring{}); })

@@ -1,7 +1,10 @@
-// v05_scored: v03's mainloop and split with a window of keys, a soft cap and sinks. It is called only where one of them is given.
+// v05_scored: v03's mainloop and split with a window of keys, a soft cap, sinks, trees of new tokens, pages of any power of two
+// and up to 16 new tokens. It is called only where one of them is given.
 // Idea: each sequence begins with the first unit of 16 keys that the window reaches. Units before it are neither copied
 // nor looked up in the page table, and a launch has blocks for as many keys as a window has. A sink is a score without
-// a value: it joins the sum of exponentials once, when all parts of a row are added.
+// a value: it joins the sum of exponentials once, when all parts of a row are added. Each lane looks up the page of one key of a
+// unit, so that a page may have fewer slots than a unit has keys. A tree is a word for each query, in shared memory, that is read
+// only in the units that have new tokens.
 // Expected: v03's time for as many keys as are seen. With a soft cap also a tanh for each score, hidden behind reads of
 // memory.
 #include "cuda/counters.cuh"
@@ -16,16 +19,19 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kResident)
     scored(Decode<typename Shape::T, typename Shape::KV> p, const Scoring scoring, Parts parts, int splits, int stream) {
   extern __shared__ __align__(128) unsigned char shared[];
   __shared__ float2 stats[Shape::kWarps][Shape::kRows];
+  __shared__ unsigned seen_new[kMostNew];
   const int tiles = (p.rows() + Shape::kRows - 1) / Shape::kRows;
   const int number = blockIdx.z, item = blockIdx.z * gridDim.y + blockIdx.y;
   const int kv_head = blockIdx.y / tiles, row0 = blockIdx.y % tiles * Shape::kRows;
-  ScoredWarp<Shape> warp(p, scoring, shared);
+  ScoredWarp<Shape> warp(p, scoring, shared, seen_new);
   warp.load_q(number, kv_head, row0);
   const int keys = p.keys(number), front = warp.first_key(p, scoring, keys) / kUnit;
   const int units = (keys + kUnit - 1) / kUnit, each = (units - front + splits - 1) / splits;
   const int begin = min(front + int(blockIdx.x) * each, units);
   const Piece piece{number, kv_head, row0, keys, begin, min(begin + each, units)};
   warp.start(piece);
+  if (threadIdx.x < p.new_tokens) seen_new[threadIdx.x] = scoring.seen_new(p, number, threadIdx.x);
+  __syncthreads();  //@ seen_there
   warp.run(piece);
   const int rows = min(Shape::kRows, p.rows() - row0);
   warp.leave(shared, stats[threadIdx.x / 32], rows);
@@ -66,7 +72,7 @@ void launch(const Decode<T, KV>& p, const Scoring& scoring) {
   // unit.
   const int64_t wide = int64_t(scoring.window) + p.new_tokens + kUnit;
   const int most = scoring.window > 0 && wide < p.most ? static_cast<int>(wide) : p.most;
-  for_shape(p, [&]<typename Shape>() {
+  for_scored_shape(p, [&]<typename Shape>() {
     const int tiles = (p.rows() + Shape::kRows - 1) / Shape::kRows;
     const int64_t items = int64_t(p.batch) * p.kv_heads * tiles;
     if constexpr (kMostShared >= Shape::Whole::kBytes + (4 << 10)) {
