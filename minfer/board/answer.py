@@ -8,13 +8,15 @@ The keys, which every answer has all:
     message        why there is no rank, in a sentence; "" with one
     compiler       {file, line, message} of the compiler's first error, or null
     failing        {problem, index, got, expected, bound} of the first wrong element, or null
-    shown          {dtype, params, shape, status, ratio, us, baseline_us} of the problem that everybody may see
+    shown          {dtype, params, shape, status, ratio, us, baseline_us, gbps, copy_gbps} of the problem that everybody may
+                   see; gbps: the op's least bytes over the kernel's time; copy_gbps: a long copy on this machine, in this run
     problems       [{number, status, ratio: {value, low, high} or null, roof_percent}] of the hidden ones
     score          {value, low, high}: the geometric mean of the hidden problems' ratios to the baseline, or null
     rank, of       the rank, and the number of kernels that are ranked, or null
     tied           titles of the kernels that share the rank
     leader         {submission, title, score, ahead: {value, low, high}}, or null; `ahead` is the leader's score over this one's
     race           {holder, verdict, value, low, high} of a run beside the record's holder, or null without one
+    code           {what: value} of the submission's machine code, where known
     differences    [{what, mine, best, factor}]: the two numbers that differ most from the leader's
     next           what to do next, in a sentence
 
@@ -75,7 +77,7 @@ def begin(entry: Entry) -> dict[str, Any]:
     found: dict[str, Any] = {"schema": SCHEMA, "submission": entry.id, "op": entry.op, "name": entry.name}
     found |= {"who": entry.who, "season": entry.season, "device": entry.device, "verdict": "not_judged", "message": ""}
     found |= dict.fromkeys(("compiler", "failing", "shown", "score", "rank", "of", "leader", "race"))
-    return found | {"problems": [], "tied": [], "differences": [], "next": ""}
+    return found | {"problems": [], "tied": [], "code": {}, "differences": [], "next": ""}
 
 
 def describe_rows(
@@ -116,6 +118,8 @@ def _describe_shown(row: store.Row) -> dict[str, Any]:
         "ratio": ratio and ratio.as_dict(),
         "us": row["judged_us"],
         "baseline_us": row["judged_baseline_us"],
+        "gbps": row["judged_gbps"],
+        "copy_gbps": dict(row["peaks"] or ()).get("copy_gbps"),
     }
 
 
@@ -195,6 +199,7 @@ def ratios(rows: Mapping[int, store.Row]) -> dict[int, Ratio]:
 def describe_place(answer: dict[str, Any], entry: Entry, standings: Sequence[Standing]) -> None:
     """Fill in rank, leader and differences of a submission that has a score."""
     answer["score"], answer["of"] = entry.score, len(standings)
+    answer["code"] = describe_code(entry)
     leader = standings[0].entry
     own = next((s for s in standings if (s.entry.who, s.entry.name) == (entry.who, entry.name)), None)
     if own:
@@ -247,6 +252,11 @@ def _how_much(difference: Mapping[str, Any]) -> tuple[float, str]:
 
 def _advise(answer: Mapping[str, Any]) -> str:
     if answer["leader"]["submission"] == answer["submission"]:
+        if slow := _find_slowest(answer):
+            return (
+                f"it holds the record, but on problem {slow['number']} the baseline is {1 / slow['ratio']['value']:.3g} times"
+                " as fast; make it faster there, and submit it under the same name"
+            )
         return "it holds the record; a kernel with a higher score will be timed in the same rounds"
     race = answer["race"]
     if answer["rank"] == 1:
@@ -258,6 +268,12 @@ def _advise(answer: Mapping[str, Any]) -> str:
         if name and not 0.8 < difference["factor"] < 1.25:
             return f"{ADVICE[name]}; then submit it under the same name, and the better one keeps the place"
     return "look at the problem where it loses most, and submit it again under the same name"
+
+
+def _find_slowest(answer: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The hidden problem with the lowest ratio, of those on which the baseline is surely faster."""
+    slower = [problem for problem in answer["problems"] if problem["ratio"] and problem["ratio"]["high"] < 1]
+    return min(slower, key=lambda problem: problem["ratio"]["value"], default=None)
 
 
 def text(answer: Mapping[str, Any]) -> str:
@@ -276,6 +292,9 @@ def text(answer: Mapping[str, Any]) -> str:
         where = f" at {failing['index']}" if failing["index"] is not None else ""
         right = f", expected {failing['expected']}" if failing["expected"] is not None else ""
         lines.append(f"The first wrong element of problem {failing['problem']}{where}: got {failing['got']}{right}.")
+    if answer["code"] and not answer["differences"]:
+        said = "; ".join(f"{what}: {value:.3g}" for what, value in answer["code"].items())
+        lines.append(f"Its machine code: {said}.")
     for difference in answer["differences"]:
         lines.append(
             f"Differs from the leader: {difference['what']}: {difference['mine']:.3g} against {difference['best']:.3g}."
@@ -299,6 +318,8 @@ def _write_place(answer: Mapping[str, Any]) -> list[str]:
             f"  problem 0 (shown: {shown['dtype']}, {size})  {_write(shown['ratio'])}  {shown['us']:,.1f} µs against"
             f" {shown['baseline_us']:,.1f} µs"
         )
+        if shown.get("gbps") and shown.get("copy_gbps"):
+            lines.append(f"    {shown['gbps']:.3g} GB/s; a long copy has {shown['copy_gbps']:.3g} GB/s here")
     for problem in answer["problems"]:
         roof = f"  {problem['roof_percent']:g} % of the roof" if problem["roof_percent"] is not None else ""
         lines.append(f"  problem {problem['number']}  {_write(problem['ratio'])}{roof}")

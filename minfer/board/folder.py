@@ -23,7 +23,7 @@ import os
 import re
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +114,11 @@ class Board:
     @classmethod
     def find(cls, folder: Path) -> Board:
         """An existing board. Raises UserError."""
-        if not (folder / "settings.json").is_file():
+        try:
+            there = (folder / "settings.json").is_file()
+        except OSError as error:
+            raise UserError(f"cannot look into {folder}: {error.strerror}; ask its owner for access") from error
+        if not there:
             raise UserError(
                 f"{folder} is no board; name one with --board, or make one: minfer board open-season OP --board {folder}"
             )
@@ -138,7 +142,12 @@ class Board:
         """Raises UserError where the file cannot be read."""
         file = self.folder / "settings.json"
         try:
-            return Settings(**json.loads(file.read_text("utf-8")))
+            found = json.loads(file.read_text("utf-8"))
+            if isinstance(found, dict) and (unknown := sorted(found.keys() - {each.name for each in fields(Settings)})):
+                raise UserError(
+                    f"{file} has {unknown[0]}, which this version of minfer does not know; correct it, or use a newer minfer"
+                )
+            return Settings(**found)
         except (OSError, ValueError, TypeError) as error:
             raise UserError(f"cannot read {file}: {error}; correct it, or delete it and open a season") from error
 

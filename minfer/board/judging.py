@@ -45,6 +45,12 @@ FOREIGN = (
 )  # in names of libraries that could do a kernel's work for it
 
 
+class Interrupted(UserError):
+    """Ctrl-C, or a signal, ended a run."""
+
+    status = 130
+
+
 @dataclass(frozen=True)
 class Judged:
     """What one run gave. rows: by the kernel's name in rows, then by the problem's number. opcodes: the shares of instructions
@@ -61,7 +67,7 @@ class Judged:
 def run(board: Board, season: Season, entries: Sequence[Entry], beside: Entry | None = None) -> Judged:
     """Have submissions judged. On each problem their kernels run one after the other; if `beside` is one of them, the judge
     times it in the same rounds as each of the others, too (`ratio_beside`). If a problem could not be judged, and that is
-    not the kernel's fault, it is judged again, in MOST_RUNS runs in all. Raises UserError."""
+    not the kernel's fault, it is judged again, in MOST_RUNS runs in all. Raises UserError, also where Ctrl-C ended it."""
     folder = board.folder / "work" / make_id(*(entry.id for entry in entries))
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -74,7 +80,8 @@ def run(board: Board, season: Season, entries: Sequence[Entry], beside: Entry | 
         alone = contextlib.nullcontext() if queued else board.lock("machine")  # SLURM gives each job its own processors
         with alone, open(folder / "launch.txt", "w") as said, contextlib.redirect_stdout(said):
             for _ in range(MOST_RUNS):
-                start.run(config)
+                if start.run(config) == Interrupted.status:
+                    raise Interrupted("the run was interrupted, so nothing got a rank; submit it again")
                 judged = _gather(season, op, folder)
                 if not (again := _find_unjudged(judged)):
                     break

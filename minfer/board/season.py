@@ -12,7 +12,8 @@ import json
 import os
 import secrets
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minfer.board.folder import Board, write_json
@@ -80,8 +81,21 @@ def find_open(board: Board, op: str, device: str = "") -> Season:
             f"only the owner of {board.folder} can read its open season of {op}; put your file into"
             f" {board.folder / 'inbox' / op}, and the owner's minfer board watch judges it"
         )
+    for path in board.folder.glob(f"seasons/{op}-{device or '*'}-*.json"):
+        if _is_newer(path):
+            raise UserError(f"{path} cannot be read by this version of minfer; use the one that opened the season")
     there = f"; open: {', '.join(names)}" if names else ""
     raise UserError(f"no season of {op} is open{there}; open one with minfer board open-season {op}")
+
+
+def _is_newer(path: Path) -> bool:
+    """Whether an open season has fields that this version of minfer does not know."""
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return False
+    known = {each.name for each in fields(Season)}
+    return isinstance(found, dict) and not found.get("closed") and bool(found.keys() - known)
 
 
 def open_season(board: Board, op: str, device: str, extra: str = "") -> Season:

@@ -124,7 +124,8 @@ class Kernel:
 
     def sources(self) -> list[Path]:
         """The source file and every header of ours that it includes by a name between quotation marks, directly or not.
-        Raises SourceError."""
+        This project's files come first, so that a hash of the files of a kernel from outside does not depend on where its
+        folder sorts. Raises SourceError."""
         found: dict[Path, int] = {}  # with the length of each
         seen, queue = set(), [self.source]
         while queue:
@@ -141,7 +142,7 @@ class Kernel:
             for name in included:
                 places = (path.parent / name, *(folder / name for folder in self.include_paths))
                 queue += [p for p in places if os.path.isfile(p)][:1]  # noqa: PTH113 - it raises nothing
-        return sorted(found)
+        return sorted(found, key=lambda path: (not path.is_relative_to(self.root), path))
 
 
 class Returning:

@@ -144,3 +144,24 @@ def test_a_worse_submission_of_ones_own_says_which_one_counts(board: Board) -> N
     answer = answers.begin(worse) | {"verdict": "ranked"}
     answers.describe_place(answer, worse, rank(board.entries(), []))
     assert better.id in answer["message"] and "keeps its place" in answer["message"]
+
+
+def test_an_answer_names_where_the_baseline_beats_the_leader_and_shows_its_machine_code(board: Board) -> None:
+    mine = make_entry(board, "mine", opcodes={"vector": 2.0, "calls": 11.0})
+    answer = answers.begin(mine) | {"verdict": "ranked", "problems": mine.result["problems"]}
+    answers.describe_place(answer, mine, rank(board.entries(), []))
+    said = answers.text(answer)
+    assert answer["code"][answers.NAMES["calls"]] == 11.0 and "calls, of all instructions (%): 11" in said
+    assert "on problem 1 the baseline is 2 times as fast" in answer["next"]
+    answer["problems"] = [each for each in answer["problems"] if each["number"] == 2]  # the baseline is slower there
+    answers.describe_place(answer, mine, rank(board.entries(), []))
+    assert "baseline" not in answer["next"]
+
+
+def test_the_shown_problem_has_its_bandwidth_beside_that_of_a_copy(board: Board) -> None:
+    shown = row(0) | {"judged_gbps": 0.313, "peaks": [("copy_gbps", 3.73), ("read_gbps", 8.4)]}
+    answer = tell(board, {0: shown, 1: row(1), 2: row(2)})
+    mine = board.entries()[0]
+    answers.describe_place(answer, mine, rank(board.entries(), []))
+    assert (answer["shown"]["gbps"], answer["shown"]["copy_gbps"]) == (0.313, 3.73)
+    assert "0.313 GB/s; a long copy has 3.73 GB/s here" in answers.text(answer)

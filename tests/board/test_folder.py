@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from minfer.board.folder import Board, hash_files
+from minfer.board.folder import Board, hash_files, write_json
+from minfer.board.season import find_open
 from minfer.plan.config import UserError
 from tests.board.making import make_board, make_entry, make_race
 
@@ -74,3 +75,21 @@ def test_a_hash_of_files_does_not_know_their_names() -> None:
         == hash_files({"c.cpp": "34", "d.h": "12"})
         != hash_files({"a.cpp": "12"})
     )
+
+
+def test_a_board_of_a_newer_version_is_named(tmp_path: Path) -> None:
+    board = make_board(tmp_path / "board", field_of_tomorrow=3)
+    with pytest.raises(UserError, match="this version of minfer"):
+        find_open(board, "softmax")
+    write_json(board.folder / "settings.json", {"per_hour": 3, "per_day": 9})
+    with pytest.raises(UserError, match="per_day, which this version of minfer does not know"):
+        _ = board.settings
+
+
+def test_a_folder_that_nobody_may_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_file", refuse)
+    with pytest.raises(UserError, match="Permission denied; ask its owner"):
+        Board.find(tmp_path)

@@ -135,6 +135,15 @@ def test_a_holder_that_fails_when_it_is_run_again_has_no_rank(
     assert first.state == "refused" and f"ended with: {status}" in first.result["message"]
 
 
+def test_an_interrupted_run_is_called_that(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judging.start, "run", lambda config: 130)
+    with pytest.raises(UserError, match="the run was interrupted, so nothing got a rank; submit it again") as caught:
+        submit.submit(board, "softmax", {"mine.py": HONEST}, "ada")
+    assert caught.value.status == 130
+    (entry,) = board.entries()
+    assert entry.result["verdict"] == "not_judged" and "interrupted" in entry.result["message"]
+
+
 def test_a_run_that_fails_is_kept_as_one_that_was_not_judged(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(*_: object) -> judging.Judged:
         raise UserError("sbatch: the partition is down")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from minfer.fingerprint import _cpp_meaning
-from minfer.ops import sources
+from minfer.ops import Kernel, sources
 from minfer.ops.sources import SourceError, quoted_includes, read_source, strip_comments
 from tests.workshop import Workshop
 
@@ -106,3 +106,18 @@ def test_a_kernel_has_no_more_files_and_bytes_than_it_may(workshop: Workshop, mo
             with pytest.raises(SourceError, match=r"^sound.cpp includes .* files"):
                 kernel.sources()
     assert sources.MOST_FILES < 10_000
+
+
+def test_the_order_of_the_sources_does_not_depend_on_where_a_kernel_from_outside_lies(tmp_path: Path) -> None:
+    """A run uses a copy of this project, which may lie before a submission's folder or after it; the name of a build hashes
+    the files in their order."""
+    root = tmp_path / "m" / "minfer"
+    (root / "ops" / "softmax").mkdir(parents=True)
+    (root / "ops" / "softmax" / "softmax.h").write_text("// a header\n")
+    found = set()
+    for name in ("a", "z"):
+        (tmp_path / name).mkdir()
+        source = tmp_path / name / "mine.cpp"
+        source.write_text('#include "softmax.h"\n')
+        found.add(tuple(path.name for path in Kernel("softmax", "mine", "cpp", source, root=root).sources()))
+    assert found == {("softmax.h", "mine.cpp")}
