@@ -29,7 +29,8 @@ class Watch:
     """Remembers the harness as it is, and says what a kernel changed. One serves a process."""
 
     def __init__(self) -> None:
-        if tqdm := sys.modules.get("tqdm"):  # PyTorch's compiler shows progress bars, which a thread of tqdm's would watch
+        # torch.compile shows progress bars, and tqdm would start a thread that watches them.
+        if tqdm := sys.modules.get("tqdm"):
             tqdm.tqdm.monitor_interval = 0
         self._threads = set(threading.enumerate())
         self._processes = _children()

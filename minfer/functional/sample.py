@@ -111,11 +111,18 @@ def _is_hopper(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) == (9, 0)
 
 
+@cache
+def _memory(device: torch.device) -> torch.Tensor:
+    """Where kernels write the numbers that they draw. Nobody reads them, so all calls share it, on every stream."""
+    with torch.inference_mode(False):
+        return torch.empty(MOST_ROWS, device=device)
+
+
 @lru_cache(maxsize=64)
 def _unread(rows: int, device: torch.device) -> torch.Tensor:
-    """Where the kernel writes the numbers that it draws, which nobody reads: all calls share it, on every stream."""
+    """As much of the shared memory as so many rows take."""
     with torch.inference_mode(False):
-        return torch.empty(rows, device=device)
+        return _memory(device)[:rows]
 
 
 def _reserve(generator: torch.Generator) -> tuple[int, int] | None:
@@ -126,7 +133,9 @@ def _reserve(generator: torch.Generator) -> tuple[int, int] | None:
             offset = generator.get_offset()
             generator.set_offset(offset + STEP)
     except RuntimeError:
-        return None
+        if torch.cuda.is_current_stream_capturing():
+            return None
+        raise
     seed = generator.initial_seed()
     return seed if seed < 1 << 63 else seed - (1 << 64), offset  # as a signed number of 64 bits
 

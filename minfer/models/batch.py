@@ -34,9 +34,9 @@ class Batch:
     where: Tensor  # (T,) int64: page * slots + slot of each token's key; -1: it is not kept
     lengths: Tensor  # (single,) int32: keys of each sequence, with the new one
     table: Tensor  # (single, most pages) int32
-    last: Tensor  # (sequences,) int64: the row of each piece's last token; with padding, more of any rows
+    last: Tensor  # (sequences,) int64: the row of each piece's last token; padding adds row 0
     # Of the longer pieces, packed one after the other:
-    keys: Tensor  # int64: page * slots + slot of every key they see; with padding, those of a piece more
+    keys: Tensor  # int64: page * slots + slot of every key they see; padding adds those of a piece
     of_q: Tensor  # (pieces + 1,) int32: cumulative tokens
     of_kv: Tensor  # (pieces + 1,) int32: cumulative keys
     spans: list[tuple[int, int]]  # tokens and keys of each
@@ -56,9 +56,9 @@ def batch(pieces: Sequence[Piece], page: int, device: torch.device | str, pad: b
     """The tensors of a step. All are sent to the device in one copy, and the host does not wait for it.
 
     With `pad` the tensors of many steps have the same sizes, so that a graph can be replayed, and calls outside of graphs are
-    prepared once for many steps: there are `bucket` pieces of one token, of `bucket` pages, and the longer pieces have a
-    multiple of GRAIN tokens. The keys of added tokens are not kept. Logits that are added come last. Raises ValueError where a
-    piece of one token comes after a longer one, or pages are too few."""
+    prepared once for many steps: the numbers of pieces of one token and of their pages are rounded up to a power of two, and
+    that of the tokens of longer pieces to a multiple of GRAIN. Keys of padding are not kept. Its logits come last. Raises
+    ValueError where a piece of one token comes after a longer one, or pages are too few."""
     single = sum(len(piece.tokens) == 1 for piece in pieces)
     if any(len(piece.tokens) != 1 for piece in pieces[:single]):
         raise ValueError("a batch takes pieces of one token first")
