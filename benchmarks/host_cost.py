@@ -63,12 +63,16 @@ def cases(device: torch.device) -> dict[str, Call]:
     decoded = {"q": q, "lengths": ints([length] * tokens), "page_table": pages} | caches
     latent = {"q": half(tokens, 1, 16, 576), "cache": half(tokens, 64, 576), "lengths": ints([latents] * tokens)}
     prompt = {"q": half(1, seq, heads, dim), "k": half(1, seq, kv_heads, dim), "v": half(1, seq, kv_heads, dim)}
+    prefix = {"prefix_k": half(seq, kv_heads, dim), "prefix_v": half(seq, kv_heads, dim)}
+    sums = torch.rand(2, 1, heads, seq, device=device)
+    states = {"a": prompt["q"], "a_lse": sums[0], "b": half(1, seq, heads, dim), "b_lse": sums[1]}
     gated = {"x": x, "w1": square.t(), "b1": bias, "w2": up.t(), "b2": bias.clone()}
     where = ints(range(tokens), torch.int64)
     fused = caches | {"qkv": half(tokens, heads + 2 * kv_heads, dim), "positions": ints([5] * tokens), "where": where}
     return {
         "attention": ("attention", prompt | {"causal": True}),
         "axpby": ("axpby", {"a": x.float(), "b": x.float(), "alpha": 2.0}),
+        "cascade_attention": ("cascade_attention", prompt | {"causal": True} | prefix),
         "decode_attention": ("decode_attention", decoded),
         "dequant": ("dequant", {"w": blocks, "format": "q8_0"}),
         "embedding": ("embedding", {"ids": where, "table": half(vocab, hidden)}),
@@ -78,6 +82,7 @@ def cases(device: torch.device) -> dict[str, Call]:
         "kv_append_": ("kv_append_", caches | {"k": k[:, 0], "v": v[:, 0], "where": where}),
         "layer_norm": ("layer_norm", {"x": x, "weight": weight, "bias": bias}),
         "matmul": ("matmul", product),
+        "merge_state": ("merge_state", states),
         "mla_decode": ("mla_decode", latent),
         "moe_ffn": ("moe_ffn", experts_of),
         "moe_route": ("moe_route", {"logits": half(tokens, experts), "k": 2}),

@@ -13,6 +13,7 @@ from typing import Any
 _WHERE = {
     "attention": "minfer.functional.attention",
     "axpby": "minfer.functional.axpby",
+    "cascade_attention": "minfer.functional.cascade",
     "decode_attention": "minfer.functional.decode_attention",
     "dequant": "minfer.functional.quantised",
     "embedding": "minfer.functional.embedding",
@@ -23,6 +24,7 @@ _WHERE = {
     "kv_append_": "minfer.functional.kv_append",
     "layer_norm": "minfer.functional.norms",
     "matmul": "minfer.functional.hgemm",
+    "merge_state": "minfer.functional.cascade",
     "mla_decode": "minfer.functional.mla_decode",
     "moe_ffn": "minfer.functional.moe_ffn",
     "moe_route": "minfer.functional.moe_route",

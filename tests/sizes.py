@@ -70,6 +70,8 @@ EMULATED: dict[str, Shapes] = {
     "gated_unit": [(257, 264, 456), (600, 72, 128), (20, 64, 968), (100, 120, 840), (60, 180, 584), (128, 392, 328)],
     # The same.
     "gemm_bias_relu": [(131, 264, 72), (100, 64, 968), (40, 16, 424), (100, 120, 840), (257, 136, 456)],
+    # Heads of 5 elements, heads that fill several blocks, numbers of tokens that 8 does not divide, and single tokens.
+    "merge_state": [(1, 3, 2, 5), (2, 21, 5, 128), (33, 1, 5, 64), (3, 2, 40, 72)],
     # Several tiles of queries and of keys, with an edge in each, tiles that a warp does not see, more tiles of keys than a
     # ring has stages, and a tile of queries that see no key.
     "prefill_attention": [
@@ -119,6 +121,9 @@ OF_FILE: dict[str, Shapes] = {
         (130, 200, 712),
     ],
     "hgemm-v16_skinny": [(8, 88, 1416), (20, 72, 712), (60, 136, 520), (100, 136, 584)],
+    # One and three groups of 16 rows, k in several parts and a part in several chunks; rows of B narrower than 16 bytes, and a
+    # last stripe of one column.
+    "hgemm-v20_any_columns": [(1, 121, 2300), (9, 251, 1100), (33, 377, 1270), (16, 3, 40), (2, 8, 9)],
     # Tiles that split columns and tiles that split rows, side by side and one below the other, and k in two and in four parts;
     # rows that start anywhere.
     "hgemm-v18_fitted": [
@@ -216,6 +221,7 @@ SHARED_SUMS = {
     "hgemm-v16_skinny": (128, 128, 776),
     "hgemm-v14_stream_k": (1280, 16, 1000),
     "hgemm-v18_fitted": (160, 64, 2056),
+    "hgemm-v20_any_columns": (16, 77, 1100),
 }
 
 # On a GPU: each tile of the kernels that choose one, on 132 multiprocessors, with an edge of it in the last.

@@ -30,6 +30,7 @@ ELSEWHERE = {
         "FlashInfer": "single_prefill_with_kv_cache, BatchPrefillWithRaggedKVCacheWrapper",
         "flash-attn": "flash_attn_func, flash_attn_varlen_func",
     },
+    "cascade_attention": {"FlashInfer": "MultiLevelCascadeAttentionWrapper"},
     "decode_attention": {
         "FlashInfer": "BatchDecodeWithPagedKVCacheWrapper",
         "flash-attn": "flash_attn_with_kvcache",
@@ -37,6 +38,7 @@ ELSEWHERE = {
     "dequant": {"vLLM": "ggml_dequantize"},
     "kv_append_": {"FlashInfer": "append_paged_kv_cache", "vLLM": "reshape_and_cache_flash"},
     "layer_norm": {"flash-attn": "layer_norm_fn", "Liger": "liger_layer_norm"},
+    "merge_state": {"FlashInfer": "merge_state", "vLLM": "merge_attn_states"},
     "mla_decode": {"FlashInfer": "BatchMLAPagedAttentionWrapper"},
     "moe_ffn": {"FlashInfer": "cutlass_fused_moe", "vLLM": "fused_experts"},
     "moe_route": {"vLLM": "fused_topk"},
@@ -62,6 +64,9 @@ PROJECTS = ("FlashInfer", "flash-attn", "Liger", "vLLM")
 EXAMPLES = {
     "attention": "q, k, v = torch.randn(3, 1, 8, 4, 64).half()\nout = minfer.attention(q, k, v, causal=True)",
     "axpby": "y = minfer.axpby(torch.rand(8), torch.rand(8), alpha=2.0)",
+    "cascade_attention": "q, k, v = torch.randn(3, 2, 8, 4, 64).half()\n"
+    "prefix_k, prefix_v = torch.randn(2, 100, 4, 64).half()  # of 100 tokens\n"
+    "out = minfer.cascade_attention(q, k, v, prefix_k, prefix_v, causal=True)",
     "decode_attention": "q, (k_cache, v_cache) = torch.randn(2, 1, 4, 64).half(), torch.randn(2, 2, 16, 2, 64).half()\n"
     "out = minfer.decode_attention(q, k_cache, v_cache, lengths=torch.tensor([5, 16]).int())",
     "dequant": 'w = minfer.dequant(torch.randint(256, (8, 34), dtype=torch.uint8), "q8_0")  # (8, 32)',
@@ -76,6 +81,9 @@ EXAMPLES = {
     "minfer.kv_append_(k_cache, v_cache, torch.rand(3, 2, 64), torch.rand(3, 2, 64), where=torch.tensor([5, 6, -1]))",
     "layer_norm": "y = minfer.layer_norm(torch.rand(2, 64), torch.ones(64), torch.zeros(64))",
     "matmul": "c = minfer.matmul(torch.rand(8, 64).half(), torch.rand(64, 32).half())",
+    "merge_state": "q, k, v = torch.randn(3, 1, 8, 4, 64).half()\n"
+    "first, rest = (minfer.attention(q, k[:, i], v[:, i], return_lse=True) for i in (slice(3), slice(3, None)))\n"
+    "out, lse = minfer.merge_state(*first, *rest)  # attention over all keys",
     "mla_decode": "q, cache = torch.randn(1, 1, 16, 576).half(), torch.randn(1, 64, 576).half()\n"
     "out = minfer.mla_decode(q, cache, lengths=torch.tensor([7]).int())",
     "moe_ffn": "x, gate_up, down = torch.randn(4, 64).half(), torch.rand(8, 2 * 32, 64).half(), torch.rand(8, 64, 32).half()\n"

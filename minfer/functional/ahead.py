@@ -12,9 +12,9 @@ from minfer.ops import DTYPES, Kernel, Op, Ragged, get
 # The ops whose kernels the functions call.
 OPS = (
     "add_rmsnorm", "add_rmsnorm_quant", "axpby", "decode_attention", "dequant", "embedding", "gated_unit",
-    "gemm_bias_gelu", "gemm_bias_relu", "hgemm", "kv_append", "layernorm", "mla_decode", "moe_ffn", "moe_route",
-    "prefill_attention", "quant_gemm", "rmsnorm", "rmsnorm_backward", "rope", "rope_append", "sample", "sample_rows",
-    "seq_sum", "silu_mul", "silu_mul_quant", "softmax",
+    "gemm_bias_gelu", "gemm_bias_relu", "hgemm", "kv_append", "layernorm", "merge_state", "mla_decode", "moe_ffn",
+    "moe_route", "prefill_attention", "quant_gemm", "rmsnorm", "rmsnorm_backward", "rope", "rope_append", "sample",
+    "sample_rows", "seq_sum", "silu_mul", "silu_mul_quant", "softmax",
 )  # fmt: skip
 
 

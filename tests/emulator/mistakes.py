@@ -106,6 +106,16 @@ BROKEN: dict[str, tuple[str, dict[str, Edit], str]] = {
     ),
     "bytes of a sum beyond its row": ("add_rmsnorm_quant-v02_vectors", {"row_end": IF_TRUE}, "outside operand"),
     "v at the scale of k": ("kv_append-v02_vectors", {"v_scale": ("factors[1]", "factors[0]")}, WRONG),
+    "tokens of other heads": (
+        "merge_state-v02_vectors",
+        {"last_tokens": ("token >= p.seq", "false")},
+        "outside operand",
+    ),
+    "values of a state without keys": (
+        "merge_state-v02_vectors",
+        {"unused_values": ("weights.merge(a[i], b[i])", "weights.of_a * a[i] + weights.of_b * b[i]")},
+        WRONG,
+    ),
     "one input in the place of both": ("silu_mul-v02_vectors", {"inputs": ("x[i][j]", "x[0][j]")}, WRONG),
     "results beyond the row": ("silu_mul-v02_vectors", {"row_end": IF_TRUE}, "outside operand"),
     "experts counted before all warps have chosen": ("moe_route-v02_one_launch", {"chosen": ""}, WRONG),
@@ -167,6 +177,17 @@ SCORED: tuple[str, dict[str, Edit]] = (
         "first": ("scoring.first(seen)", "0"),
         "clear_front": "",
         "sink": ("divided(all, scoring, head, p.scale_of_v())", "all.divided(p.scale_of_v())"),
+    },
+)
+# And tests/functional/test_wide_decode.py.
+WIDE: tuple[str, dict[str, Edit]] = (
+    "decode_attention-v05_scored",
+    {
+        "row_page": ("__shfl_sync(0xffffffff, page, row)", "__shfl_sync(0xffffffff, page, 0)"),
+        "small_end": ("key0 + row < piece.keys", "true"),
+        "tree": ("seen_new[query]", "(2u << query) - 1"),
+        "before_first": ("seen == 0", "false"),
+        "seen_there": "",
     },
 )
 # And tests/functional/test_seeded.py.

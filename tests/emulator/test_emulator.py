@@ -125,7 +125,8 @@ def test_few_long_items_of_decode_attention_take_a_whole_multiprocessor(tmp_path
 def test_sums_of_several_blocks_have_the_same_bits_in_any_order_or_say_that_they_do_not(file, library) -> None:
     kernel = FILES[file]
     function = Emulated(kernel, library(file))
-    case = HGEMM.case(kernel.name, "float16", dict(zip(HGEMM.axes, sizes.SHARED_SUMS[file], strict=True)))
+    shape = dict(zip(HGEMM.axes, sizes.SHARED_SUMS[file], strict=True))
+    case = next(case for case in HGEMM.cases(kernel, [shape]) if case.dtype == "float16")
     out, *inputs = Operands(HGEMM, case, 1, "normal", CPU).arguments
     found = set()
     for _ in range(4):  # each in another order of blocks, and with as many clusters at once

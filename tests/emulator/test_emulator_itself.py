@@ -13,7 +13,7 @@ from minfer.build import toolchain
 from minfer.fingerprint import _meaning
 from minfer.ops import PACKAGE, Kernel
 from tests.emulator import Emulated, KernelError, compiled, planted
-from tests.emulator.mistakes import BROKEN, GATED, SCORED, SEEDED, SINKS, WHOLE
+from tests.emulator.mistakes import BROKEN, GATED, SCORED, SEEDED, SINKS, WHOLE, WIDE
 from tests.emulator.planting import IF_FALSE, IF_TRUE, MARKER, Edit, check_markers, plant
 
 pytestmark = [
@@ -72,7 +72,14 @@ def test_a_marker_that_is_missing_or_twice_there_fails() -> None:
 def test_all_mistakes_find_their_markers_and_all_markers_have_mistakes() -> None:
     kernels = {f"{kernel.op}-{kernel.source.stem}": kernel for kernel in ops.every_kernel(["cuda"])}
     used = set()
-    for file, edits in [(file, edits) for file, edits, _ in BROKEN.values()] + [WHOLE, SCORED, SEEDED, SINKS, GATED]:
+    for file, edits in [(file, edits) for file, edits, _ in BROKEN.values()] + [
+        WHOLE,
+        SCORED,
+        SEEDED,
+        SINKS,
+        GATED,
+        WIDE,
+    ]:
         before, after = planted(kernels[file], {}), planted(kernels[file], {1: edits})
         assert before != after
         for path, text in before.items():

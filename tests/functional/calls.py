@@ -75,6 +75,7 @@ def calls() -> dict[str, Call]:
     }
     route = {"x": half(1, 64), "weights": torch.ones(1, 1), "indices": ints(0).reshape(1, 1)}
     route |= {"gate_up": half(1, 64, 64), "down": half(1, 64, 32), "offsets": one, "order": ints(0)}
+    state = {"a_lse": torch.rand(1, 1, 1), "b_lse": torch.rand(1, 1, 1)}
     packed = {name: half(1, 1, 64) for name in ("q", "k", "v")} | {"cu_seqlens": ints(0, 1)}
     int4 = {"w": torch.randint(256, (1, 32), dtype=torch.uint8), "format": "int4_g64", "scales": half(1, 1)}
     return {
@@ -86,6 +87,10 @@ def calls() -> dict[str, Call]:
         "attention": Call("attention", attention),
         "attention of packed": Call("attention", packed),
         "axpby": Call("axpby", {"a": torch.rand(1, 1, 8), "b": torch.rand(1, 1, 8)}),
+        "cascade_attention": Call(
+            "cascade_attention",
+            {name: half(1, 1, 1, 64) for name in "qkv"} | {name: half(3, 1, 64) for name in ("prefix_k", "prefix_v")},
+        ),
         "decode_attention": Call("decode_attention", decode),
         "decode_attention of pages": Call("decode_attention", decode | {"page_table": ints(0).reshape(1, 1)}),
         "dequant": Call("dequant", int4 | {"zeros": half(1, 1)}),
@@ -95,6 +100,7 @@ def calls() -> dict[str, Call]:
         "kv_append_ of pages": Call("kv_append_", append | {"k": torch.rand(1, 1, 64), "v": torch.rand(1, 1, 64)}),
         "layer_norm": Call("layer_norm", {"x": half(1, 1, 64), "weight": half(64), "bias": half(64)}),
         "layer_norm of one": Call("layer_norm", {"x": half(3, 1), "weight": half(1), "bias": half(1)}),
+        "merge_state": Call("merge_state", state | {"a": half(1, 1, 1, 64), "b": half(1, 1, 1, 64)}),
         "mla_decode": Call("mla_decode", {"q": half(1, 1, 1, 576), "cache": half(1, 64, 576), "lengths": ints(7)}),
         "moe_ffn": Call("moe_ffn", route),
         "moe_route": Call("moe_route", {"logits": half(1, 8, dtype=torch.bfloat16), "k": 1}),

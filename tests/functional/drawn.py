@@ -13,7 +13,9 @@ from tests.functional.draw import FLOATS, HALVES, Draw, Drawn, Reference, Tensor
 from tests.functional.drawn_attention import (
     draw_append,
     draw_attention,
+    draw_cascade,
     draw_decode,
+    draw_merge,
     draw_mla,
     draw_rope,
     draw_rope_append,
@@ -277,6 +279,7 @@ def draw_sample(at: Draw) -> Drawn:
 DRAWS: Mapping[str, Callable[[Draw], Drawn]] = {
     "attention": draw_attention,
     "axpby": with_out(draw_axpby),
+    "cascade_attention": draw_cascade,
     "decode_attention": draw_decode,
     "dequant": draw_weights,
     "embedding": draw_embedding,
@@ -290,6 +293,7 @@ DRAWS: Mapping[str, Callable[[Draw], Drawn]] = {
         ("x",), ("weight", "bias"), lambda x, weight, bias: F.layer_norm(x, x.shape[-1:], weight, bias)
     ),
     "matmul": with_out(product(("a", "b"), (), lambda a, b: a @ b)),
+    "merge_state": draw_merge,
     "mla_decode": draw_mla,
     "moe_ffn": draw_experts,
     "moe_route": draw_route,

@@ -111,6 +111,8 @@ def product(*names: str, biases: tuple[str, ...] = ()) -> Callable[[int], dict[s
 SIZED: dict[str, Callable[[int], dict[str, Any]]] = {
     "attention": lambda n: {name: half(2, n, 2, 64) for name in "qkv"} | {"causal": True},
     "axpby": lambda n: {"a": torch.rand(n, 8), "b": torch.rand(n, 8)},
+    "cascade_attention": lambda n: {name: half(2, n, 2, 64) for name in "qkv"}
+    | {name: half(3 + n, 2, 64) for name in ("prefix_k", "prefix_v")},
     "decode_attention": lambda n: {
         "q": half(n, 1, 2, 64), "k_cache": half(n, 16, 2, 64), "v_cache": half(n, 16, 2, 64), "lengths": ints(*[5] * n),
     },
@@ -127,6 +129,8 @@ SIZED: dict[str, Callable[[int], dict[str, Any]]] = {
     "matmul": product("a", "b"),
     "mla_decode": lambda n: {"q": half(n, 1, 2, 576), "cache": half(n, 64, 576), "lengths": ints(*[7] * n)},
     "moe_ffn": experts,
+    "merge_state": lambda n: {name: half(2, n, 2, 64) for name in "ab"}
+    | {name: torch.rand(2, 2, n) for name in ("a_lse", "b_lse")},
     "moe_route": lambda n: {"logits": half(n, 8, dtype=torch.bfloat16), "k": 2},
     "quant_gemm": lambda n: {"x": half(n, 64)} | weights(16),
     "rms_norm": lambda n: {"x": half(n, 64), "weight": half(64)},

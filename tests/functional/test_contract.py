@@ -65,7 +65,8 @@ def shape_of(line: Takes, sizes: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def test_every_function_has_a_table() -> None:
-    assert {each.function for each in ALL} == set(FUNCTIONS)
+    calls_others = {"cascade_attention"}  # which check what it hands them
+    assert {each.function for each in ALL} == set(FUNCTIONS) - calls_others
 
 
 @pytest.mark.parametrize("contract", ALL, ids=lambda each: each.function)

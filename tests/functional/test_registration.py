@@ -12,7 +12,7 @@ from tests.conftest import ROOT
 
 NAMES = (
     "add_rms_norm add_rms_norm_quant attention axpby axpby_out decode_attention dequant embedding gated_unit gemm_bias_gelu "
-    "gemm_bias_relu hgemm hgemm_out kv_append_ layer_norm mla_decode moe_ffn moe_route quant_gemm rms_norm "
+    "gemm_bias_relu hgemm hgemm_out kv_append_ layer_norm merge_state mla_decode moe_ffn moe_route quant_gemm rms_norm "
     "rms_norm_backward rms_norm_quant rope rope_ rope_append rope_backward sample sample_rows sample_seeded seq_sum "
     "silu_mul silu_mul_backward silu_mul_quant softmax softmax_out swiglu"
 )

@@ -1,0 +1,167 @@
+"""`minfer.merge_state` and `minfer.cascade_attention`: attention over parts of the keys that gives attention over all."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from minfer import attention, cascade_attention, merge_state, ops
+from minfer.bench.verify import WrongResult, verify
+from minfer.ops.merge_state import eager
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+OP = ops.get("merge_state")
+CPU = torch.device("cpu")
+INF = math.inf
+Tensor = torch.Tensor
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float16) -> Tensor:
+    return torch.randn(shape).to(dtype)
+
+
+def near(found: Tensor, wanted: Tensor, tolerance: float = 3e-3) -> None:
+    torch.testing.assert_close(found.double(), wanted.double(), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("cut", [0, 1, 20, 41])
+@pytest.mark.parametrize("packed", [False, True])
+def test_states_of_two_parts_of_the_keys_are_that_of_all(cut: int, packed: bool) -> None:
+    torch.manual_seed(cut)
+    q, k, v = random(2, 7, 4, 64), random(2, 41, 2, 64), random(2, 41, 2, 64)
+    whole = attention(q, k, v, return_lse=True)
+    parts = [attention(q, k[:, at], v[:, at], return_lse=True) for at in (slice(cut), slice(cut, None))]
+    (a, a_lse), (b, b_lse) = parts
+    if packed:
+        for found, wanted in zip(merge_state(a[1], a_lse[1], b[1], b_lse[1]), whole, strict=True):
+            near(found, wanted[1])
+    else:
+        for found, wanted in zip(merge_state(a, a_lse, b, b_lse), whole, strict=True):
+            near(found, wanted)
+
+
+def test_a_state_without_keys_changes_nothing_even_if_its_values_are_nan() -> None:
+    a, a_lse = random(1, 3, 2, 8), torch.randn(1, 2, 3)
+    nothing, never = torch.full_like(a, torch.nan), torch.full_like(a_lse, -INF)
+    for given in ((a, a_lse, nothing, never), (nothing, never, a, a_lse)):
+        out, lse = merge_state(*given)
+        assert torch.equal(out, a) and torch.equal(lse, a_lse)
+    out, lse = merge_state(nothing, never, nothing, never)
+    assert not out.any() and bool((lse == -INF).all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_log_sum_exps_of_hundreds_do_not_overflow(dtype: torch.dtype) -> None:
+    a, b = random(1, 4, 1, 5, dtype=dtype), random(1, 4, 1, 5, dtype=dtype)
+    a_lse = torch.tensor([500.0, -500.0, 3.0, 90.0]).view(1, 1, 4)
+    b_lse = torch.tensor([-500.0, 500.0, 3.0, 500.0]).view(1, 1, 4)
+    out, lse = merge_state(a, a_lse, b, b_lse)
+    near(out[0, :, 0], torch.stack([a[0, 0, 0], b[0, 1, 0], (a + b)[0, 2, 0] / 2, b[0, 3, 0]]), 1e-2)
+    near(lse.flatten(), torch.tensor([500.0, 500.0, 3 + math.log(2), 500.0]), 1e-6)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kv_heads", [1, 4])
+def test_a_cascade_is_attention_over_the_prefix_and_the_own_keys(causal: bool, kv_heads: int) -> None:
+    q, k, v = random(3, 5, 4, 64), random(3, 9, kv_heads, 64), random(3, 9, kv_heads, 64)
+    prefix = [random(17, kv_heads, 64) for _ in range(2)]
+    keys, values = (torch.cat((p.expand(3, -1, -1, -1), own), 1) for p, own in zip(prefix, (k, v), strict=True))
+    wanted, wanted_lse = attention(q, keys, values, causal=causal, softcap=20.0, return_lse=True)
+    out, lse = cascade_attention(q, k, v, *prefix, causal=causal, softcap=20.0, return_lse=True)
+    near(out, wanted)
+    near(lse, wanted_lse, 1e-4)
+    assert out.is_contiguous() and lse.shape == wanted_lse.shape
+
+
+def test_a_cascade_of_packed_requests_of_different_lengths() -> None:
+    new, own = [0, 3, 4, 9], [0, 5, 12, 17]
+    q, k, v = random(9, 2, 64), random(17, 2, 64), random(17, 2, 64)
+    prefix_k, prefix_v = random(8, 2, 64), random(8, 2, 64)
+    ends = (torch.tensor(new).int(), torch.tensor(own).int())
+    out = cascade_attention(q, k, v, prefix_k, prefix_v, causal=True, cu_seqlens=ends)
+    for (a, b), (c, d) in zip(itertools.pairwise(new), itertools.pairwise(own), strict=True):
+        keys, values = torch.cat((prefix_k, k[c:d])), torch.cat((prefix_v, v[c:d]))
+        near(out[a:b], attention(q[None, a:b], keys[None], values[None], causal=True)[0])
+
+
+def test_a_prefix_and_own_keys_may_be_empty() -> None:
+    q, k, v = random(2, 4, 2, 64), random(2, 4, 2, 64), random(2, 4, 2, 64)
+    none = k[0, :0]
+    near(cascade_attention(q, k, v, none, none, causal=True), attention(q, k, v, causal=True))
+    alone = cascade_attention(q, k[:, :0], v[:, :0], k[0], v[0])
+    near(alone, attention(q, k[:1].expand(2, -1, -1, -1), v[:1].expand(2, -1, -1, -1)))
+
+
+def test_arguments_that_do_not_fit_are_refused_in_a_sentence() -> None:
+    q, k, p = random(2, 4, 2, 64), random(2, 3, 2, 64), random(5, 2, 64)
+    state, lse = random(1, 3, 2, 8), torch.randn(1, 2, 3)
+    for call, message in (
+        (
+            lambda: cascade_attention(q, q, q, p[0], p),
+            r"takes prefix_k of \(prefix, kv_heads, head_dim\), got \(2, 64\)",
+        ),
+        (
+            lambda: cascade_attention(q, q, q, p, p[1:]),
+            r"takes prefix_v of prefix_k's shape, \(5, 2, 64\), got \(4, 2, 64\)",
+        ),
+        (
+            lambda: cascade_attention(q, q, q, p.float(), p),
+            "takes prefix_k of the dtype of q, torch.float16, got torch.float32",
+        ),
+        (
+            lambda: cascade_attention(q, k, k, p, p, causal=True),
+            "at least as many keys of a request as its 4 queries, got 3",
+        ),
+        (lambda: merge_state(state, lse, state[:, 1:], lse), r"takes b of \(1, 3, 2, 8\), got \(1, 2, 2, 8\)"),
+        (lambda: merge_state(state, lse.half(), state, lse), "takes a_lse of float32"),
+        (
+            lambda: merge_state(state.double(), lse, state, lse),
+            "takes a of float32, float16 or bfloat16, got torch.float64",
+        ),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
+    with pytest.raises(RuntimeError, match="merge_state has no backward"):
+        merge_state(state.requires_grad_(), lse, state, lse)
+
+
+@pytest.mark.parametrize("dim", [96, 192])
+def test_heads_that_no_kernel_takes_are_refused_in_a_sentence(dim: int) -> None:
+    q, v = random(1, 4, 2, dim), random(1, 4, 2, 128)
+    with pytest.raises(ValueError, match=f"attention takes q whose head_dim is 64, 128 or 256, got {dim}"):
+        attention(q, q, v)
+
+
+def wrong(how: str) -> Callable[..., None]:
+    """`torch` with a mistake."""
+
+    def kernel(out: Tensor, lse: Tensor, a: Tensor, a_lse: Tensor, b: Tensor, b_lse: Tensor) -> None:
+        for to, found in zip((out, lse), eager(out, lse, a, a_lse, b, b_lse), strict=True):
+            to.copy_(found)
+        if how == "the mean":
+            out.copy_((a + b) / 2)
+        elif how == "the log-sum-exp of one":
+            lse.copy_(a_lse)
+        elif how == "values of a state without keys":
+            out.copy_((a_lse - lse).exp().nan_to_num(0).transpose(1, 2)[..., None] * a.float() + 0 * out)
+        elif how == "not normalised":
+            out.mul_(1.01)
+
+    return kernel
+
+
+@pytest.mark.parametrize(
+    "how", ["right", "the mean", "the log-sum-exp of one", "values of a state without keys", "not normalised"]
+)
+def test_a_wrong_kernel_is_found(how: str) -> None:
+    case = OP.case("torch", "bfloat16", dict(zip(OP.axes, (2, 9, 3, 64), strict=True)), {})
+    kernel = OP.kernels["v01_naive"]
+    if how == "right":
+        verify(OP, case, kernel, wrong(how), CPU, None, seed=1)
+    else:
+        with pytest.raises(WrongResult):
+            verify(OP, case, kernel, wrong(how), CPU, None, seed=1)
