@@ -63,7 +63,7 @@ struct ScoredWarp : PackedWarp<Shape> {
     const int lane = threadIdx.x % 32, key0 = unit(piece, i) * kUnit, at = lane % Shape::kPieces;
     uint16_t* k_tile = reinterpret_cast<uint16_t*>(ring + i % Shape::kStages * Shape::kStage);
     uint16_t* v_tile = k_tile + Shape::kHalf / 2;
-#pragma unroll
+#pragma unroll 1  // unrolled, it would take registers that some shapes do not have
     for (int row0 = 0; row0 < kUnit; row0 += kAtOnce) {
       const int row = row0 + lane / Shape::kPieces, slot = key0 + row & (1 << Base::shift) - 1;
       const int block = p.checked(__shfl_sync(0xffffffff, page, row));  //@ row_page
@@ -201,13 +201,14 @@ __device__ inline float4 divided(const Merged& all, const Scoring& scoring, int 
   return with.divided(scale);
 }
 
-// As for_shape. Heads of 128 have tiles of 32 rows, too: 16 new tokens of a group of four heads read the keys twice.
+// As for_shape. Heads of 128 in bfloat16 have tiles of 32 rows, too, so that 16 new tokens of a group of four heads read the keys
+// twice. With float16 and fp8 such tiles would spill registers.
 template <typename T, typename KV, typename Launch>
 void for_scored_shape(const Decode<T, KV>& p, Launch launch) {
   require_vectors(p);
   for_dim(p.dim, [&]<int kDim>() {
     if (p.rows() <= 8) return launch.template operator()<PackedShape<T, KV, kDim, 1>>();
-    if constexpr (kDim <= 128) {
+    if constexpr (kDim == 64 || (kDim == 128 && std::is_same_v<KV, BFloat16>)) {
       if (p.rows() > 16) return launch.template operator()<PackedShape<T, KV, kDim, 4>>();
     }
     launch.template operator()<PackedShape<T, KV, kDim, 2>>();
