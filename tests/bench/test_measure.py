@@ -178,6 +178,18 @@ def test_a_kernel_that_remembers_the_sets_that_it_used_is_found() -> None:
         bench(remembers).steady(BRIEF, lambda: None)
 
 
+def test_equal_infinities_do_not_differ() -> None:
+    """As a log-sum-exp over no keys."""
+    op = ops.get("merge_state")
+    case = op.case("torch", "float32", {"batch": 1, "seq": 4, "heads": 1, "head_dim": 8})
+    tolerance = Tolerance(op, case, {"lse": torch.full((1, 1, 4), 1e-3)})
+    mine, other = torch.tensor([[[-math.inf, 1.0, 2.0, -math.inf]]]), torch.tensor([[[-math.inf, 1.0, 2.0, -math.inf]]])
+    assert tolerance.loosely({"lse": mine}, {"lse": other}, {})
+    for value in (0.0, math.inf, math.nan):
+        other[0, 0, 3] = value
+        assert not tolerance.loosely({"lse": mine}, {"lse": other}, {})
+
+
 def test_a_suspect_result_in_fp32_is_decided_by_the_reference_as_it_was() -> None:
     """A changed input moves the bound of softmax by orders of magnitude, so that right results are suspect now and then."""
     op = ops.get("softmax")
