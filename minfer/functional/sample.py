@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any
 
 import torch
@@ -74,11 +74,9 @@ def sample(
     )
     found: torch.Tensor
     if not of_rows and _draws_itself(logits, generator) and rows <= MOST_ROWS and temperature != 0:
-        of = torch.cuda.default_generators[logits.get_device()] if generator is None else generator
-        if (reserved := _reserve(of)) is not None:
-            u = _unread(rows, logits.device)
-            found = _sample_seeded_op(logits, u, *reserved, temperature, top_k, top_p, min_p)
-            return found
+        seed, offset = _reserve(torch.cuda.default_generators[logits.get_device()] if generator is None else generator)
+        found, _ = _sample_seeded_op(logits, seed, offset, temperature, top_k, top_p, min_p)
+        return found
     if generator is None and torch.compiler.is_compiling():
         u = torch.rand(rows, device=logits.device)
     else:  # the same numbers in less host time; and `rand` with a generator takes no symbolic shape
@@ -95,7 +93,8 @@ def sample(
 
 def _draws_itself(logits: torch.Tensor, generator: torch.Generator | None) -> bool:
     """Whether a kernel may draw u itself: there is one for this GPU, which is the current one, and for these sizes, and nobody
-    has to see the draw."""
+    has to see the draw. While a CUDA graph is captured, `uniform_` draws, because only PyTorch's own functions draw other
+    numbers in each replay."""
     return (
         logits.is_cuda
         and prepared.is_seen_by_nobody()
@@ -103,6 +102,7 @@ def _draws_itself(logits: torch.Tensor, generator: torch.Generator | None) -> bo
         and (generator is None or (isinstance(generator, torch.Generator) and generator.device == device))
         and logits.numel() <= MOST_LOGITS
         and device.index == torch._C._cuda_getDevice()
+        and not torch._C._cuda_isCurrentStreamCapturing()
     )
 
 
@@ -111,31 +111,11 @@ def _is_hopper(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) == (9, 0)
 
 
-@cache
-def _memory(device: torch.device) -> torch.Tensor:
-    """Where kernels write the numbers that they draw. Nobody reads them, so all calls share it, on every stream."""
-    with torch.inference_mode(False):
-        return torch.empty(MOST_ROWS, device=device)
-
-
-@lru_cache(maxsize=64)
-def _unread(rows: int, device: torch.device) -> torch.Tensor:
-    """As much of the shared memory as so many rows take."""
-    with torch.inference_mode(False):
-        return _memory(device)[:rows]
-
-
-def _reserve(generator: torch.Generator) -> tuple[int, int] | None:
-    """The seed of a generator, and its offset, which is moved as `torch.rand` moves it. None while a CUDA graph is captured:
-    `get_offset` raises then. `uniform_` has to draw, because only PyTorch's own functions draw other numbers in each replay."""
-    try:
-        with _reserving:
-            offset = generator.get_offset()
-            generator.set_offset(offset + STEP)
-    except RuntimeError:
-        if torch.cuda.is_current_stream_capturing():
-            return None
-        raise
+def _reserve(generator: torch.Generator) -> tuple[int, int]:
+    """The seed of a generator, and its offset, which is moved as `torch.rand` moves it."""
+    with _reserving:
+        offset = generator.get_offset()
+        generator.set_offset(offset + STEP)
     seed = generator.initial_seed()
     return seed if seed < 1 << 63 else seed - (1 << 64), offset  # as a signed number of 64 bits
 
@@ -198,38 +178,23 @@ def _fake(
 
 
 def _sample_seeded(
-    logits: torch.Tensor,
-    u: torch.Tensor,
-    seed: int,
-    offset: int,
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    min_p: float,
-) -> torch.Tensor:
-    tokens = _fake_seeded(logits, u, seed, offset, temperature, top_k, top_p, min_p)
+    logits: torch.Tensor, seed: int, offset: int, temperature: float, top_k: int, top_p: float, min_p: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    tokens, u = _fake_seeded(logits, seed, offset, temperature, top_k, top_p, min_p)
     if library.capability_of(logits) != (9, 0):
         raise ValueError(f"torch.ops.minfer.sample_seeded takes logits on a GPU with sm_90, got {logits.device}")
-    if not u.is_contiguous():
-        raise ValueError("torch.ops.minfer.sample_seeded takes a contiguous u, because it writes to it")
     if tokens.numel():
         logits = logits if logits.stride(1) == 1 else logits.contiguous()
         settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
         library.call_entry("sample", "draw", (tokens, logits, u), seed=seed, offset=offset, **settings)
-    return tokens
+    return tokens, u
 
 
 def _fake_seeded(
-    logits: torch.Tensor,
-    u: torch.Tensor,
-    seed: int,
-    offset: int,
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    min_p: float,
-) -> torch.Tensor:
-    return _fake(logits, u, temperature, top_k, top_p, min_p)
+    logits: torch.Tensor, seed: int, offset: int, temperature: float, top_k: int, top_p: float, min_p: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    tokens = _fake(logits, None, temperature, top_k, top_p, min_p)
+    return tokens, logits.new_empty(tokens.shape, dtype=torch.float32)
 
 
 def _sample_rows(
@@ -280,8 +245,8 @@ _sample_op = library.define(
 
 
 _sample_seeded_op = library.define(
-    "sample_seeded(Tensor logits, Tensor(a!) u, int seed, int offset, float temperature, SymInt top_k, float top_p, "
-    "float min_p) -> Tensor",
+    "sample_seeded(Tensor logits, int seed, int offset, float temperature, SymInt top_k, float top_p, float min_p) "
+    "-> (Tensor, Tensor)",
     _sample_seeded,
     _fake_seeded,
     others=("seed", "offset"),

@@ -92,7 +92,7 @@ class Generator:
 def test_a_seed_is_handed_over_as_64_bits() -> None:
     for seed in (0, 7, (1 << 63) - 1, 1 << 63, (1 << 64) - 1):
         generator: Any = Generator(seed)
-        found, offset = _reserve(generator) or (-1, -1)
+        found, offset = _reserve(generator)
         assert found % (1 << 64) == seed and -(1 << 63) <= found < 1 << 63
         assert (offset, generator.offset) == (8, 12)
 
@@ -108,14 +108,13 @@ def test_scalars_that_decide_nothing_are_handed_to_the_kernel(monkeypatch: pytes
     with pytest.raises(
         ValueError, match=r"^torch\.ops\.minfer\.sample_seeded takes logits on a GPU with sm_90, got cpu$"
     ):
-        torch.ops.minfer.sample_seeded(logits(), torch.empty(logits().shape[0]), 1, 0, 1.0, 0, 1.0, 0.0)
+        torch.ops.minfer.sample_seeded(logits(), 1, 0, 1.0, 0, 1.0, 0.0)
     monkeypatch.setattr(library, "_entry", lambda op, entry, device: kernel)
     monkeypatch.setattr(library, "capability_of", lambda tensor: (9, 0))
     prepared.forget()
     x = logits()
-    u = torch.empty(x.shape[0])
     for number in range(5):
-        _sample_seeded_op(x, u, number, 4 * number, 1.0, 0, 1.0, 0.0)
+        _sample_seeded_op(x, number, 4 * number, 1.0, 0, 1.0, 0.0)
     assert [x for x in seen if x[0]][-4:] == [(number, 4 * number) for number in range(1, 5)]
     runs = [run for of_op in prepared._remembered for runs in of_op.values() for run in runs]
     assert len(runs) == 1 and prepared._never not in runs
@@ -172,8 +171,7 @@ def test_the_kernel_draws_what_torch_rand_draws() -> None:
     for rows, offset in ((1, 0), (257, 8), (1 << 15, 4), (7, 1 << 34)):
         generator = torch.Generator("cuda").manual_seed(9)
         generator.set_offset(offset)
-        u = torch.empty(rows, device="cuda")
-        torch.ops.minfer.sample_seeded(torch.zeros(rows, 8, device="cuda"), u, 9, offset, 1.0, 0, 1.0, 0.0)
+        _, u = torch.ops.minfer.sample_seeded(torch.zeros(rows, 8, device="cuda"), 9, offset, 1.0, 0, 1.0, 0.0)
         assert u.equal(torch.rand(rows, device="cuda", generator=generator))
 
 
