@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import tarfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from minfer.board import near
 from minfer.board.answer import differences, text
 from minfer.board.folder import Board, Entry, write_json
 from minfer.board.score import Standing, rank
-from minfer.board.season import Season, list_seasons
+from minfer.board.season import list_seasons
 from minfer.plan.config import UserError
 
 
@@ -52,8 +52,16 @@ def print_list(board: Board, op: str, who: str, as_json: bool) -> None:
         )
     print(align(rows))
     print(f"{_count(len(entries))}.")
-    if broken := board.unreadable:
-        print(f"{len(broken)} more cannot be read: {broken[0]}; copy the board's folder again, or delete the file.")
+    _name_unreadable(board.unreadable, f"more submission{'s' * (len(board.unreadable) != 1)}")
+
+
+def _name_unreadable(files: Sequence[Path], what: str) -> None:
+    """Say which files this user or this version of minfer cannot read, if there are any: without them a list looks empty."""
+    if files:
+        print(
+            f"{len(files)} {what} cannot be read, the first {files[0]}: if a newer minfer wrote the board, use that one; if the"
+            " file was cut off, copy the board's folder again; if it is another user's, ask its owner."
+        )
 
 
 def _public(entry: Entry) -> dict[str, Any]:
@@ -194,8 +202,9 @@ def _add(packed: tarfile.TarFile, name: str, content: bytes) -> None:
     packed.addfile(about, io.BytesIO(content))
 
 
-def print_seasons(seasons: list[Season], as_json: bool) -> None:
+def print_seasons(board: Board, as_json: bool) -> None:
     """The seasons, without what must stay hidden while they are open."""
+    seasons = list_seasons(board)
     if as_json:
         hidden = lambda season: ("seed",) if season.is_open else ()
         print(json.dumps([{k: v for k, v in asdict(s).items() if k not in hidden(s)} for s in seasons], indent=1))
@@ -206,6 +215,9 @@ def print_seasons(seasons: list[Season], as_json: bool) -> None:
         closed = "" if season.closed is None else day(season.closed)
         rows.append((season.name, day(season.opened), closed, str(season.problems), shape))
     print(align(rows))
+    names = {season.name for season in seasons}
+    others = [path for path in sorted((board.folder / "seasons").glob("*.json")) if path.stem not in names]
+    _name_unreadable(others, f"season{'s' * (len(others) != 1)}")
 
 
 def print_ranks(board: Board, as_json: bool) -> None:
@@ -224,6 +236,7 @@ def print_ranks(board: Board, as_json: bool) -> None:
         print(align(rows))
     if not found:
         print("No submission has a rank yet.")
+    _name_unreadable(board.unreadable, f"submission{'s' * (len(board.unreadable) != 1)}")
 
 
 def _write_board(season: str, device: str, of: list[Standing]) -> dict[str, Any]:

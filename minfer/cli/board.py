@@ -205,7 +205,7 @@ def manage(words: list[str]) -> int:
             season = close_season(board, given.op, given.device)
             print(f"{season.name} is closed; its {len(season.shapes)} shapes are in {board.folder / 'seasons'}.")
         case "seasons":
-            archive.print_seasons(list_seasons(board), given.json)
+            archive.print_seasons(board, given.json)
         case "rank":
             archive.print_ranks(board, given.json)
         case "build":

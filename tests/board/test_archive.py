@@ -156,3 +156,15 @@ def test_each_submission_is_read_once(shell: Shell, board: Board, monkeypatch: p
     assert "100 submissions." in shell("archive", "list")[1] and len(read) == 100
     read.clear()
     assert shell("archive", "near", "softmax", "--dtype", "float16")[0] == 0 and len(read) == 100
+
+
+def test_tables_of_a_newer_board_name_what_they_cannot_read(shell: Shell, board: Board) -> None:
+    """Otherwise such a board looks as if nobody had submitted anything."""
+    entry = make_entry(board, "mine")
+    file = board.folder / "entries" / f"{entry.id}.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"field_of_tomorrow": 3}))
+    season = make_board(board.folder, field_of_tomorrow=3).folder / "seasons" / f"{entry.season}.json"
+    ranks, seasons = shell("board", "rank")[1], shell("board", "seasons")[1]
+    assert f"1 submission cannot be read, the first {file}: if a newer minfer wrote the board, use that one" in ranks
+    assert f"1 season cannot be read, the first {season}: if a newer minfer" in seasons
+    assert "1 more submission cannot be read" in shell("archive", "list")[1]

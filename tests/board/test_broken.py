@@ -83,7 +83,10 @@ def test_files_that_are_cut_in_half_are_named_and_the_rest_is_shown(
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     archive.print_list(board, "", "", False)
     said = capsys.readouterr().out
-    assert whole.id in said and f"1 more cannot be read: {board.folder}/entries/{half.id}.json" in said
+    assert (
+        whole.id in said
+        and f"1 more submission cannot be read, the first {board.folder}/entries/{half.id}.json" in said
+    )
     with pytest.raises(UserError, match=f"the source of {source.id} is not kept"):
         archive.print_entry(board, source, False)
 
