@@ -133,8 +133,14 @@ def minfer(*words: str) -> Any:
 
 
 def ask_hook(command: str, task: dict[str, Any]) -> str:
-    """The kernel that a command prints. Raises CalledProcessError."""
-    done = subprocess.run(command, shell=True, input=json.dumps(task), capture_output=True, text=True, check=True)
+    """The kernel that a command prints. Raises RuntimeError if the command fails or prints nothing."""
+    done = subprocess.run(command, shell=True, input=json.dumps(task), capture_output=True, text=True)
+    if done.returncode or not done.stdout.strip():
+        said = done.stderr.strip().splitlines()[-1:] or ["nothing on its standard error"]
+        raise RuntimeError(
+            f"the command {command!r} ended with status {done.returncode} and {'a' if done.stdout.strip() else 'no'} source"
+            f" ({said[0]}); it must print a source and end with status 0"
+        )
     return done.stdout
 
 
@@ -164,14 +170,28 @@ class Search:
         return max((row["ratio"] or 0.0 for row in self.rows), default=0.0)
 
     def step(self, count: int) -> bool:
-        """Submit `count` kernels at once and print their ratios. False if there is none to submit."""
+        """Submit `count` kernels at once and print their ratios, or why they were not judged. False if there is none to
+        submit."""
+        try:
+            kernels = self._write(count)
+            if kernels:
+                self._submit(kernels)
+                return True
+            print(f"{self.op}, {self.way}: every neighbour was tried.")
+        except RuntimeError as error:
+            print(f"{self.op}, {self.way}: {error}", file=sys.stderr, flush=True)
+            return True
+        return False
+
+    def _write(self, count: int) -> list[tuple[str, str, Constants | None]]:
+        """The name, source and constants of `count` kernels, or of as many as there are. Raises RuntimeError."""
         near = [] if self.way == AT_RANDOM else minfer("archive", "near", self.op, "-n", "50", *self.board)
         near = [entry for entry in near if not entry["who"].endswith(f"-{AT_RANDOM}")]
         for entry in near:
             if entry["season"] == self.season["name"] and (constants := remember(entry["source"])):
                 self.generator.note(constants, entry["score"]["value"])
         template, symbol = self.file.read_text("utf-8"), f"{self.op}_{self.file.stem}"
-        kernels: list[tuple[str, str, Constants | None]] = []  # name, source and constants
+        kernels: list[tuple[str, str, Constants | None]] = []
         for number in range(len(self.rows), len(self.rows) + count):
             name = f"try{number}"
             if self.hook:
@@ -181,14 +201,7 @@ class Search:
             elif constants := self.generator.propose():
                 self.generator.note(constants, None)
                 kernels.append((name, write_kernel(template, symbol, f"{self.op}_{name}", constants), constants))
-        if not kernels:
-            print(f"{self.op}, {self.way}: every neighbour was tried.")
-            return False
-        try:
-            self._submit(kernels)
-        except RuntimeError as error:
-            print(f"{self.op}, {self.way}: {error}", flush=True)
-        return True
+        return kernels
 
     def _submit(self, kernels: list[tuple[str, str, Constants | None]]) -> None:
         """Have kernels judged in one run. Raises RuntimeError."""
@@ -234,12 +247,19 @@ def write_rows(searches: list[Search], root: Path) -> None:
         write("generate", rows, device, root)
 
 
+def positive(text: str) -> int:
+    """A number of kernels, from 1. Raises ValueError, which argparse tells in a sentence."""
+    if (value := int(text)) < 1:
+        raise ValueError(text)
+    return value
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("op", nargs="+", choices=sorted({op for op, _ in TEMPLATES}))
     parser.add_argument("--board", default="board")
-    parser.add_argument("--budget", type=int, default=8, help="submissions of a search")
-    parser.add_argument("--at-once", type=int, default=4, metavar="N", help="submissions that one run judges")
+    parser.add_argument("--budget", type=positive, default=8, help="submissions of a search")
+    parser.add_argument("--at-once", type=positive, default=4, metavar="N", help="submissions that one run judges")
     parser.add_argument("--random", action="store_true", help="search at random, and do not read the archive")
     parser.add_argument("--compare", action="store_true", help="search both ways, in turns, from the same place")
     parser.add_argument("--hook", default="", help="a command that reads a task and prints a kernel")
@@ -247,14 +267,20 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--write", type=Path, metavar="DIR", help="write a row for each submission below DIR")
     given = parser.parse_args()
-    seasons = minfer("board", "seasons", "--board", str(Path(given.board).absolute()))
+    try:
+        seasons = minfer("board", "seasons", "--board", str(Path(given.board).absolute()))
+    except RuntimeError as error:
+        print(error, file=sys.stderr)
+        return 2
     ways = (GUIDED, AT_RANDOM) if given.compare else (HOOK,) if given.hook else (AT_RANDOM if given.random else GUIDED,)
     searches = []
     for op in given.op:
         season = next((s for s in seasons if s["op"] == op and s["closed"] is None), None)
         if season is None or (op, season["device"]) not in TEMPLATES:
+            devices = " or ".join(device for name, device in TEMPLATES if name == op)
             print(
-                f"{given.board} has no open season of {op} for which there is a template; open one first",
+                f"{given.board} has no open season of {op} on {devices}, for which there is a template; open one with"
+                f" minfer board open-season {op} --device {devices.split()[0]} --board {given.board}",
                 file=sys.stderr,
             )
             return 2
@@ -263,8 +289,11 @@ def main() -> int:
         for search in searches:
             if search.step(min(given.at_once, given.budget - begin)) and given.write:
                 write_rows(searches, given.write)
-    return 0
+    return 0 if any(search.rows for search in searches) else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

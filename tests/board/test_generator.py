@@ -143,4 +143,42 @@ def test_an_op_without_a_season_is_refused(
     generate: ModuleType, submitted: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["x", "hgemm"])
-    assert generate.main() == 2 and "no open season of hgemm" in capsys.readouterr().err
+    assert generate.main() == 2
+    said = capsys.readouterr().err
+    assert "no open season of hgemm on cpu" in said and "minfer board open-season hgemm --device cpu" in said
+
+
+@pytest.mark.parametrize(
+    ("hook", "why"),
+    [
+        (f"{sys.executable} -c 'import sys; sys.exit(\"no model here\")'", "status 1 and no source (no model here)"),
+        (f"{sys.executable} -c ''", "status 0 and no source (nothing on its standard error)"),
+    ],
+)
+def test_a_hook_that_writes_no_kernel_is_told_in_a_sentence(
+    hook: str, why: str, generate: ModuleType, submitted: list[str], monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(sys, "argv", ["x", "softmax", "--budget", "1", "--hook", hook])
+    assert generate.main() == 1 and not submitted
+    said = capsys.readouterr().err
+    assert why in said and said.endswith("it must print a source and end with status 0\n")
+
+
+def test_what_minfer_refuses_is_told_in_its_sentence(
+    generate: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["x", "softmax", "--board", str(tmp_path)])
+    assert generate.main() == 2
+    assert capsys.readouterr().err.startswith(f"minfer: {tmp_path} is no board; name one with --board")
+
+
+@pytest.mark.parametrize("words", [("--budget", "0"), ("--at-once", "0"), ("--at-once", "few")])
+def test_a_search_without_submissions_is_refused(
+    words: tuple[str, ...], generate: ModuleType, submitted: list[str], monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(sys, "argv", ["x", "softmax", *words])
+    with pytest.raises(SystemExit, match="2"):
+        generate.main()
+    assert f"argument {words[0]}: invalid positive value: '{words[1]}'" in capsys.readouterr().err
