@@ -57,6 +57,7 @@ class Sampling:
             "top_p": (0 < numbers.get("top_p", 0) <= 1, "a number above 0 and at most 1"),
             "min_p": (0 <= numbers.get("min_p", -1) <= 1, "a number from 0 to 1"),
             "seed": ("seed" in whole, "an int"),
+            "stop": (self.stop is None or isinstance(self.stop, (tuple, list, set, frozenset)), "None or a tuple of ids"),
         }
         for name, (right, takes) in ranges.items():
             if not right:
@@ -78,10 +79,15 @@ class Request:
     pages: list[int] = field(default_factory=list)
     keys: list[bytes] = field(default_factory=list)  # of its full pages
     computed: int = 0  # tokens whose keys are in the cache
+    text: list[int] = field(default_factory=list)  # the prompt and the generated tokens
 
-    def __post_init__(self) -> None:
-        self.text = list(self.prompt)  # and the generated tokens
+    def begin(self) -> None:
+        """Nothing is in the cache: compute the prompt and the tokens so far, and draw what follows the draws for these."""
+        self.text = [*self.prompt, *self.tokens]
+        self.pages, self.keys, self.computed = [], [], 0
         self.random = random.Random(self.sampling.seed)
+        for _ in self.tokens:
+            self.random.getrandbits(24)
 
     @property
     def left(self) -> int:
@@ -126,6 +132,7 @@ class Engine:
         self.cache = new_cache(decoder.config, pages, page, decoder.device, decoder.dtype)
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # oldest first
+        self.requests: dict[Request, None] = {}  # that have not ended, oldest first
         self.longest = min(decoder.config.longest, pages * page)
         self.next: Step | None = None  # made while the device computes
         self.graphs: Graphs | None = None
@@ -138,6 +145,8 @@ class Engine:
         request.error = self._mistake(request)
         request.done = bool(request.error)
         if not request.done:
+            request.begin()
+            self.requests[request] = None
             self.waiting.append(request)
             self.next = None  # it may be part of the next step
         return request
@@ -184,12 +193,34 @@ class Engine:
             self.next = None
         elif request in self.waiting:
             self.waiting.remove(request)
-        request.done = True
+        self._end(request)
 
     def step(self) -> bool:
         """Compute the next tokens, and choose one for each request whose text is computed. False where nothing is left.
 
-        The next step is planned, and its tensors are made, while the device computes this one."""
+        The next step is planned, and its tensors are made, while the device computes this one. After an error, or Ctrl-C, the
+        requests keep the tokens that they have, and the next call goes on from there."""
+        try:
+            return self._step()
+        except BaseException:
+            self._begin_again()
+            raise
+
+    def _begin_again(self) -> None:
+        """A step was interrupted anywhere. All requests wait, and the cache is taken to be empty."""
+        self.pages = Pages(self.pages.count, self.pages.page, self.pages.share)
+        self.running, self.next = [], None
+        for request in list(self.requests):
+            request.begin()
+            if request.done or len(request.tokens) == request.sampling.max_tokens:
+                self._end(request)
+        self.waiting = deque(self.requests)
+
+    def _end(self, request: Request) -> None:
+        request.done = True
+        self.requests.pop(request, None)
+
+    def _step(self) -> bool:
         step, self.next = self.next or self._prepare(self._plan()), None
         if step is None:
             return False
@@ -251,7 +282,7 @@ class Engine:
                 request.tokens.append(token)
                 request.text.append(token)
             if token in stop or len(request.tokens) == request.sampling.max_tokens:
-                request.done = True
+                self._end(request)
                 if request in self.running:
                     self._stop(request)
                     self.next = None

@@ -153,6 +153,8 @@ WRONG = [
     ([5], Sampling(4, top_p=0.0), "top_p as a number above 0 and at most 1, got 0.0"),
     ([5], Sampling(4, min_p=float("nan")), "min_p as a number from 0 to 1, got nan"),
     ([5], Sampling(4, seed=None), "seed as an int, got None"),
+    ([5], Sampling(4, seed=[1]), r"seed as an int, got \[1\]"),
+    ([5], Sampling(4, stop=7), "stop as None or a tuple of ids, got 7"),
 ]
 
 
@@ -167,6 +169,34 @@ def test_a_bad_request_gets_a_sentence_and_the_others_go_on():
     for request, (*_, message) in zip(bad, WRONG, strict=True):
         assert request.done and not request.tokens
         assert re.search(message, request.error)
+
+
+@pytest.mark.parametrize("at", ["_plan", "_prepare", "_make_room", "_choose", "_look_ahead", "_take", "_stop"])
+def test_requests_go_on_after_an_interrupted_step(monkeypatch, at):
+    """Ctrl-C in a notebook, or an allocation that failed: no token is lost, and none comes twice."""
+    asked = draw(6, seed=5)
+    engine = Engine(decoder(), pages=200, page=16, chunk=20, most=8)
+    requests, whole, calls = [engine.submit(*each) for each in asked], getattr(engine, at), 0
+
+    def interrupt(*given):
+        nonlocal calls
+        calls += 1
+        if calls % 3 == 2:
+            raise KeyboardInterrupt
+        found = whole(*given)
+        if calls % 3 == 0:
+            raise KeyboardInterrupt
+        return found
+
+    monkeypatch.setattr(engine, at, interrupt)
+    for _ in range(6):
+        with pytest.raises(KeyboardInterrupt):
+            engine.run()
+    monkeypatch.undo()
+    engine.run()
+    assert all(request.done for request in requests)
+    assert [request.tokens for request in requests] == alone(asked)
+    assert engine.pages.free == 200
 
 
 @pytest.mark.parametrize(
