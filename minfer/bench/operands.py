@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from minfer.ops import DTYPES, Case, Draw, Op, Spec, Tensors
-from minfer.ops.tensors import Undo
+from minfer.ops.tensors import Floats, PageTable, Undo
 
 GUARD_BYTES, ALIGNMENT = 16384, 512  # before and after each tensor; more than any alignment that kernels ask for
 
@@ -21,6 +21,12 @@ POISON, POISON_BYTE = 0x7FA5, 0x7F
 SHARED: dict[tuple[Spec, torch.device], torch.Tensor] = {}  # the shared tensors of this process
 MUCH = 64 << 20  # bytes of a case's shared tensors, for which those of other cases are freed
 
+# Distributions of one tensor: the first input of an op that has plain floats, such as its activations. All others are normal.
+# With "clustered", sequences share pages, too.
+TAILED, CLUSTERED = STRUCTURES = ("tailed", "clustered")
+TAIL, EACH = 16.0, 64  # how many times as large an outlier is, and of how many elements one is an outlier
+CLUSTER, COLUMNS = 8.0, 16  # how many times as large the columns of a cluster are, and how many there are
+
 LIBC = ctypes.CDLL(None, use_errno=True)
 MAPPED = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE  # all pages at once, and not each at its first use
 
@@ -28,7 +34,7 @@ MAPPED = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE  # all pages 
 class Operands:
     """The tensors of one case by name, in the op's order. The same seed makes the same values, on the same kind of device.
 
-    `distribution` is the name of that of floats, as in `minfer.ops.tensors.Draw`.
+    `distribution` is the name of that of floats, as in `minfer.ops.tensors.Draw`, or one of STRUCTURES.
 
     `fenced`, on a CPU: each tensor ends less than ALIGNMENT bytes before a protected page. A kernel that reads from this page
     crashes, even if it discards what it read."""
@@ -48,7 +54,10 @@ class Operands:
     def fill(self, seed: int) -> None:
         """Make all values anew, in place."""
         device = next(iter(self.tensors.values())).device
-        draw = Draw(torch.Generator(device).manual_seed(seed), random.Random(seed), self.distribution)
+        structure = self.distribution if self.distribution in STRUCTURES else ""
+        draw = Draw(
+            torch.Generator(device).manual_seed(seed), random.Random(seed), "normal" if structure else self.distribution
+        )
         made: dict[str, torch.Tensor] = {}
         for spec in self.own:
             tensor = made[spec.name] = self.tensors[spec.name]
@@ -56,6 +65,11 @@ class Operands:
                 poison(tensor)
             else:
                 spec.fill.make(tensor, made, draw)
+                if structure and takes_structure(spec):
+                    add_structure(structure, tensor, draw)
+                    structure = ""
+                if self.distribution == CLUSTERED and isinstance(spec.fill, PageTable):
+                    share_pages(tensor, spec.fill.used)
 
     def _allocate(self, device: torch.device) -> dict[str, torch.Tensor]:
         """All tensors in one piece of memory, whose rest is guards."""
@@ -105,6 +119,43 @@ class Operands:
     def find_breach(self) -> torch.Tensor:
         """The same as a tensor, so that nothing waits for a GPU."""
         return torch.stack([is_overwritten(edge) for edge in self._guards]).any()
+
+
+def takes_structure(spec: Spec) -> bool:
+    """Whether a tensor is an input of plain floats. Fills that ops derive from `Floats` have a structure of their own."""
+    return (
+        spec.role == "in"
+        and type(spec.fill) is Floats
+        and spec.numel > 0
+        and bool(spec.shape)
+        and DTYPES[spec.dtype].itemsize > 1
+    )
+
+
+def add_structure(structure: str, tensor: torch.Tensor, draw: Draw) -> None:
+    """Give values that a kernel must be right on beside normal ones. Activations of language models have such outliers.
+
+    tailed: in each row of the last axis one of each 64 elements is 16 times as large; their places are random. An exp overflows
+    from which the row's maximum was not subtracted, and so may a square in float16.
+    clustered: 16 neighbouring columns, the same in all rows, are 8 times as large as the others. So the largest elements of a
+    row are neighbours, and tokens that choose experts by them all choose the same."""
+    row = tensor.shape[-1]
+    if structure == TAILED:
+        first = torch.arange(0, row, EACH, device=tensor.device)
+        places = torch.empty((*tensor.shape[:-1], len(first)), dtype=torch.int64, device=tensor.device)
+        places.random_(0, EACH, generator=draw.generator).remainder_((row - first).clamp(max=EACH)).add_(first)
+        tensor.scatter_(-1, places, tensor.gather(-1, places) * TAIL)
+    else:
+        begin = draw.random.randrange(max(1, row - COLUMNS + 1))
+        tensor[..., begin : begin + COLUMNS] *= CLUSTER
+
+
+def share_pages(table: torch.Tensor, used: Sequence[int]) -> None:
+    """Let all sequences begin with the pages of the first one, as requests with the same prompt do. The last page of each,
+    which may end early, stays its own."""
+    for row, count in enumerate(used):
+        same = min(used[0], count) - 1
+        table[row, : max(0, same)] = table[0, : max(0, same)]
 
 
 def shared_tensors(specs: Sequence[Spec], device: torch.device) -> dict[str, torch.Tensor]:

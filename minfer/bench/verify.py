@@ -14,8 +14,8 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -54,7 +54,7 @@ class Inputs:
     """One set of inputs that a kernel is verified on."""
 
     case: Case
-    distribution: str  # of `minfer.ops.tensors.Draw`
+    distribution: str  # of `minfer.bench.operands.Operands`
     seed: int
 
     def describe(self, op: Op) -> str:
@@ -91,16 +91,21 @@ def verify(
     capability: tuple[int, int] | None,
     seed: int,
     sparing: bool = False,
+    structures: Sequence[str] = (),
 ) -> Errors:
-    """Compare a kernel with the reference on all inputs of a case. With `sparing`, a kernel that is slow (SLOW_S) on the first
-    inputs of the case's shape is not run on the others of that shape. Raises WrongResult or Dishonest at the first that fails,
-    and ValueError for an op whose bounds would accept a kernel that computes nothing."""
+    """Compare a kernel with the reference on all inputs of a case, and on its own shape with values of these `structures`
+    (`minfer.bench.operands.STRUCTURES`). With `sparing`, a kernel that is slow (SLOW_S) on the first inputs of the case's shape
+    is not run on the others of that shape. Raises WrongResult or Dishonest at the first that fails, and ValueError for an op
+    whose bounds would accept a kernel that computes nothing."""
     worst, is_slow = Errors(), False
-    for inputs in choose_inputs(op, case, kernel, capability, seed):
+    chosen = choose_inputs(op, case, kernel, capability, seed)
+    chosen += [replace(chosen[0], distribution=structure, seed=seed + 5) for structure in structures]
+    for inputs in chosen:
         if is_slow and inputs.case.shape == case.shape:
             worst = worst.worst(Errors(left_out=1))
             continue
-        worst, seconds = _verify_on(op, inputs, kernel, function, device, worst, is_own=inputs.case == case)
+        is_own = inputs.case == case and inputs.distribution not in structures
+        worst, seconds = _verify_on(op, inputs, kernel, function, device, worst, is_own)
         is_slow |= sparing and seconds > SLOW_S
     return worst
 

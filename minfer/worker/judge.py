@@ -31,7 +31,7 @@ from minfer.bench.arena import Arena, guarded_bytes
 from minfer.bench.integrity import Dishonest
 from minfer.bench.judged import BELIEVED
 from minfer.bench.measure import MOST_ROTATIONS, Bench
-from minfer.bench.operands import Operands
+from minfer.bench.operands import STRUCTURES, Operands
 from minfer.bench.stats import compare
 from minfer.bench.timing import Timing
 from minfer.bench.verify import WrongResult, synchronize, verify
@@ -190,7 +190,8 @@ def take_samples(
     kernel = RemoteKernel(case, request, arena, log)
     ended.callback(kernel.process.kill)
     kernel.wait_until_started()
-    verify(op, case, kernel, kernel, device, devices.capability(device), request["stated"]["seed"])
+    capability, seed = devices.capability(device), request["stated"]["seed"]
+    verify(op, case, kernel, kernel, device, capability, seed, structures=STRUCTURES)
     rounds.admit(kernel)
     if "beside" in request and not operands.goes_on:
         rounds.admit_other(start_other(request, arena, log, ended))

@@ -16,7 +16,7 @@ from minfer import ops
 from minfer.bench.arena import Arena, guarded_bytes
 from minfer.bench.integrity import Dishonest
 from minfer.bench.judged import Samples
-from minfer.bench.operands import Operands
+from minfer.bench.operands import STRUCTURES, Operands
 from minfer.bench.verify import same_bits
 from minfer.process.death import Died
 from minfer.process.freezing import Freezer
@@ -71,6 +71,25 @@ def test_the_judge_takes_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     after = len(blocks) - 1 - blocks[::-1].index(1)
     half = 3 * judged_rounds.ROUNDS // 2  # of the baseline's blocks, linked ones among them, and the duplicate's
     assert not goes_on or blocks[after + 1 :] == [0] * half
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_the_judge_refuses_what_is_only_right_on_normal_values(
+    structure: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here a kernel whose results are zero where the inputs are not those of the other distributions."""
+
+    class Normal(RemoteKernel):
+        def __call__(self, *tensors: Any, **call: Any) -> None:
+            super().__call__(*tensors, **call)
+            large = tensors[1].abs() > 7  # 16 times or 8 times a normal value
+            columns = int(large.any(0).sum())
+            if large.any() and (columns > 16) == (structure == "tailed"):
+                tensors[0].zero_()
+
+    monkeypatch.setattr(worker_judge, "RemoteKernel", Normal)
+    reply = worker_judge.judge(REQUEST | {"case": CASE.to_dict()}, tmp_path / "log")
+    assert reply["row"]["status"] == "wrong" and f"({structure} inputs" in reply["row"]["message"]
 
 
 @pytest.mark.slow
