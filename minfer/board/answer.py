@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 from minfer.board.folder import Entry
 from minfer.board.score import FASTER, Ratio, Standing
+from minfer.rows.rules import is_too_wide
 
 if TYPE_CHECKING:
     from minfer.rows import store
@@ -208,7 +209,7 @@ def describe_place(answer: dict[str, Any], entry: Entry, standings: Sequence[Sta
     ahead = Ratio.of(leader.score).over(Ratio.of(entry.score)) if leader.id != entry.id else Ratio(1.0, 1.0, 1.0)
     answer["leader"] = {"submission": leader.id, "title": leader.title, "score": leader.score, "ahead": ahead.as_dict()}
     if own and own.entry.id != entry.id:
-        answer["message"] = f"your submission {own.entry.id} of this name is faster, and keeps its place"
+        answer["message"] = f"your submission {own.entry.id} of this name has the higher score, and keeps its place"
     if leader.id != entry.id:
         answer["differences"] = differences(entry, leader)[:2]
     answer["next"] = _advise(answer)
@@ -334,4 +335,7 @@ def _write_place(answer: Mapping[str, Any]) -> list[str]:
 
 
 def _write(ratio: Mapping[str, float]) -> str:
+    """A ratio with its interval; a word instead of the ratio if the interval is too wide."""
+    if is_too_wide(ratio["low"], ratio["high"]):
+        return f"unsure ({ratio['low']:.3g} to {ratio['high']:.3g})"
     return f"{ratio['value']:.3g} ({ratio['low']:.3g} to {ratio['high']:.3g})"

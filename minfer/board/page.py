@@ -18,6 +18,7 @@ from minfer.board.folder import Board, Entry, write_bytes
 from minfer.board.score import Ratio, Standing, holders, rank
 from minfer.board.season import Season, list_seasons
 from minfer.plan.config import UserError
+from minfer.rows.rules import is_too_wide
 from minfer.rows.store import slug
 
 STYLE = Path(analysis.__file__).with_name("web") / "report.css"
@@ -226,7 +227,7 @@ def _problems(place: Place) -> str:
         cells = [_link(f"kernels/{standing.entry.id}.html", standing.entry.title)]
         for number in numbers:
             ratio = (found[standing.entry.id].get(number) or {}).get("ratio")
-            cells.append(f"{ratio['value']:.3g}" if ratio else "–")
+            cells.append(_ratio(Ratio.of(ratio) if ratio else None))
         rows.append(cells)
     return _table("Times the baseline's speed.", ["Kernel", *(f"Problem {number}" for number in numbers)], rows)
 
@@ -351,9 +352,11 @@ def _text(said: object) -> str:
 
 
 def _ratio(ratio: Ratio | None) -> str:
-    return (
-        "–" if ratio is None else f"{ratio.value:.3g} <span class='soft'>({ratio.low:.3g} to {ratio.high:.3g})</span>"
-    )
+    """A ratio with its interval; a word instead of the ratio if the interval is too wide."""
+    if ratio is None:
+        return "–"
+    value = "unsure" if is_too_wide(ratio.low, ratio.high) else f"{ratio.value:.3g}"
+    return f"{value} <span class='soft'>({ratio.low:.3g} to {ratio.high:.3g})</span>"
 
 
 def _day(seconds: float) -> str:

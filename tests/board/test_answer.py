@@ -11,6 +11,7 @@ import pytest
 
 from minfer.bench import judged
 from minfer.board import answer as answers
+from minfer.board import page
 from minfer.board.folder import Board
 from minfer.board.score import rank
 from minfer.rows import store
@@ -143,7 +144,7 @@ def test_a_worse_submission_of_ones_own_says_which_one_counts(board: Board) -> N
     better, worse = make_entry(board, "mine", 2.0), make_entry(board, "mine", 1.0)
     answer = answers.begin(worse) | {"verdict": "ranked"}
     answers.describe_place(answer, worse, rank(board.entries(), []))
-    assert better.id in answer["message"] and "keeps its place" in answer["message"]
+    assert better.id in answer["message"] and "has the higher score" in answer["message"]
 
 
 def test_an_answer_names_where_the_baseline_beats_the_leader_and_shows_its_machine_code(board: Board) -> None:
@@ -165,3 +166,17 @@ def test_the_shown_problem_has_its_bandwidth_beside_that_of_a_copy(board: Board)
     answers.describe_place(answer, mine, rank(board.entries(), []))
     assert (answer["shown"]["gbps"], answer["shown"]["copy_gbps"]) == (0.313, 3.73)
     assert "0.313 GB/s; a long copy has 3.73 GB/s here" in answers.text(answer)
+
+
+def test_a_ratio_whose_interval_is_wider_than_a_factor_of_three_is_no_number(board: Board) -> None:
+    """In an answer and on the pages, as everywhere in the project."""
+    mine = make_entry(board, "mine", 87.0, wide=1.8)
+    mine.result["problems"] = [{"number": 1, "ratio": mine.score, "roof_percent": None}]
+    board.save(mine)
+    answer = answers.begin(mine) | {"verdict": "ranked", "problems": mine.result["problems"]}
+    answers.describe_place(answer, mine, rank(board.entries(), []))
+    said = answers.text(answer)
+    assert "problem 1  unsure (48.3 to 157)" in said and "87" not in said.replace(mine.id, "")
+    page.build(board, board.folder / "site")
+    (season,) = (board.folder / "site").glob("softmax-*.html")
+    assert season.read_text().count("unsure <span class='soft'>(48.3 to 157)</span>") >= 2
