@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import random
+import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -57,7 +58,7 @@ class Sampling:
             "top_p": (0 < numbers.get("top_p", 0) <= 1, "a number above 0 and at most 1"),
             "min_p": (0 <= numbers.get("min_p", -1) <= 1, "a number from 0 to 1"),
             "seed": ("seed" in whole, "an int"),
-            "stop": (self.stop is None or isinstance(self.stop, (tuple, list, set, frozenset)), "None or a tuple of ids"),
+            "stop": (isinstance(self.stop, (tuple, list, set, frozenset, type(None))), "None or a tuple of ids"),
         }
         for name, (right, takes) in ranges.items():
             if not right:
@@ -107,8 +108,9 @@ class Step:
 class Engine:
     """Serves requests with a decoder and a cache of `pages` pages of `page` tokens. A step computes at most `chunk` tokens, of
     at most `most` requests, which a policy of POLICIES chooses. `share` lets requests use the pages of others that began with
-    the same text. `graphs` replays steps without prompts as CUDA graphs: by default on a GPU, where that is possible. Raises
-    ValueError for sizes that do not fit."""
+    the same text. `graphs` replays steps without prompts as CUDA graphs: by default on a GPU, where that is possible. Its
+    methods may be called from several threads, of which one computes a step while the others wait. Raises ValueError for sizes
+    that do not fit."""
 
     def __init__(
         self,
@@ -135,6 +137,7 @@ class Engine:
         self.requests: dict[Request, None] = {}  # that have not ended, oldest first
         self.longest = min(decoder.config.longest, pages * page)
         self.next: Step | None = None  # made while the device computes
+        self.lock = threading.RLock()  # of all that a step changes
         self.graphs: Graphs | None = None
         if graphs if graphs is not None else decoder.device.type == "cuda" and can_be_captured(decoder):
             self.graphs = Graphs(decoder, self.cache)
@@ -146,9 +149,10 @@ class Engine:
         request.done = bool(request.error)
         if not request.done:
             request.begin()
-            self.requests[request] = None
-            self.waiting.append(request)
-            self.next = None  # it may be part of the next step
+            with self.lock:
+                self.requests[request] = None
+                self.waiting.append(request)
+                self.next = None  # it may be part of the next step
         return request
 
     def _mistake(self, request: Request) -> str:
@@ -188,23 +192,25 @@ class Engine:
 
     def cancel(self, request: Request) -> None:
         """End a request, if it has not ended, with the tokens that it has."""
-        if request in self.running:
-            self._stop(request)
-            self.next = None
-        elif request in self.waiting:
-            self.waiting.remove(request)
-        self._end(request)
+        with self.lock:
+            if request in self.running:
+                self._stop(request)
+                self.next = None
+            elif request in self.waiting:
+                self.waiting.remove(request)
+            self._end(request)
 
     def step(self) -> bool:
         """Compute the next tokens, and choose one for each request whose text is computed. False where nothing is left.
 
         The next step is planned, and its tensors are made, while the device computes this one. After an error, or Ctrl-C, the
         requests keep the tokens that they have, and the next call goes on from there."""
-        try:
-            return self._step()
-        except BaseException:
-            self._begin_again()
-            raise
+        with self.lock:
+            try:
+                return self._step()
+            except BaseException:
+                self._begin_again()
+                raise
 
     def _begin_again(self) -> None:
         """A step was interrupted anywhere. All requests wait, and the cache is taken to be empty."""

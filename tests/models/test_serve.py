@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
 
@@ -197,6 +198,14 @@ def test_requests_go_on_after_an_interrupted_step(monkeypatch, at):
     assert all(request.done for request in requests)
     assert [request.tokens for request in requests] == alone(asked)
     assert engine.pages.free == 200
+
+
+def test_threads_stream_from_one_engine():
+    asked = draw(6, seed=6)
+    engine = Engine(decoder(), pages=200, page=16)
+    with ThreadPoolExecutor(len(asked)) as threads:
+        found = list(threads.map(lambda each: list(engine.stream(engine.submit(*each))), asked))
+    assert found == alone(asked)
 
 
 @pytest.mark.parametrize(
