@@ -16,8 +16,8 @@ from minfer.board import archive, near
 from minfer.board.folder import DEFAULT, Board
 from minfer.board.season import close_season, list_seasons, open_season
 from minfer.board.stage import read_files
-from minfer.plan.config import UserError
-from minfer.plan.known import check_op
+from minfer.plan.config import UserError, choose
+from minfer.plan.known import DTYPES, check_op
 
 SUBMIT, ARCHIVE, BOARD = "submit", "archive", "board"
 FAILED = 4  # the exit status of a submission that has no rank, as of a launch whose kernel failed
@@ -119,6 +119,10 @@ def read_archive(words: list[str]) -> int:
             archive.print_difference(board, board.entry(given.a), board.entry(given.b), given.json)
         case "near":
             like = board.entry(given.like) if given.like else None
+            if given.dtype:
+                choose("dtype", given.dtype, DTYPES)
+            if given.op not in {season.op for season in list_seasons(board)}:  # those may be of tasks of others
+                check_op(given.op)
             task = near.Task.of(given.op, given.dtype, _sizes(given.shape), like)
             archive.print_near(board, task, given.count, given.json)
         case "remove":

@@ -168,3 +168,10 @@ def test_tables_of_a_newer_board_name_what_they_cannot_read(shell: Shell, board:
     assert f"1 submission cannot be read, the first {file}: if a newer minfer wrote the board, use that one" in ranks
     assert f"1 season cannot be read, the first {season}: if a newer minfer" in seasons
     assert "1 more submission cannot be read" in shell("archive", "list")[1]
+
+
+def test_a_misspelt_task_is_not_compared(shell: Shell, board: Board) -> None:
+    make_board(board.folder, op="their_norm")
+    assert shell("archive", "near", "softmaz") == (2, "minfer: unknown op 'softmaz'; did you mean softmax?\n")
+    assert shell("archive", "near", "softmax", "--dtype", "float12")[0] == 2
+    assert shell("archive", "near", "their_norm", "--dtype", "float16")[0] == 0
