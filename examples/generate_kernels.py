@@ -193,7 +193,8 @@ class Search:
         template, symbol = self.file.read_text("utf-8"), f"{self.op}_{self.file.stem}"
         kernels: list[tuple[str, str, Constants | None]] = []
         for number in range(len(self.rows), len(self.rows) + count):
-            name = f"try{number}"
+            # A board refuses a source that it has, and both ways of --compare begin with the same constants.
+            name = f"{'random' if self.way == AT_RANDOM else 'try'}{number}"
             if self.hook:
                 task = {"op": self.op, "shown": self.season["shown"], "file": f"{name}{self.file.suffix}"}
                 task |= {"template": template, "near": near[:5], "last": self.last}
