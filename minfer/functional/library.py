@@ -11,6 +11,7 @@ from functools import cache, lru_cache, wraps
 from typing import Any, ParamSpec, TypeVar
 
 import torch
+from torch.autograd import forward_ad
 
 from minfer import build
 from minfer.build import toolchain
@@ -83,12 +84,12 @@ def define(
     `schema` starts with the name, as in `"silu_mul(Tensor gate, Tensor up) -> Tensor"`. `fake` has the same arguments and
     returns empty tensors of the right shapes, for torch.compile. Both must raise for arguments that do not fit. Each call
     increments the version of the tensors that the schema marks as written, such as `Tensor(a!) x`. So autograd notices that
-    values it saved are overwritten, as after PyTorch's own in-place functions.
+    values it saved are overwritten, as after PyTorch's own in-place functions. A call with a dual tensor raises RuntimeError.
 
     `torch.library.custom_op` is not used: it takes longer at each call, and imports all of torch.compile at the first."""
     name = schema.partition("(")[0]
     LIBRARY.define(schema)
-    LIBRARY.impl(name, _renewing(schema, function), "CompositeExplicitAutograd")
+    LIBRARY.impl(name, _without_tangents(name, _renewing(schema, function)), "CompositeExplicitAutograd")
     torch.library.register_fake(f"minfer::{name}", fake, lib=LIBRARY)
     return prepared.op(schema, getattr(torch.ops.minfer, name).default, function, others)
 
@@ -123,6 +124,18 @@ def define_with_out(
     name, takes = schema.removesuffix(") -> Tensor").split("(", 1)
     into = f"{name}_out({re.sub('=[^,]*', '', takes)}, Tensor(a!) out) -> ()"
     return define(schema, compute, make), define(into, compute_into, check_into)
+
+
+def _without_tangents(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which refuses arguments that have a tangent, also where it is called as `torch.ops.minfer.<name>`."""
+
+    @wraps(function)
+    def checked(*given: Any) -> Any:
+        if forward_ad._current_level >= 0:
+            prepared.refuse_tangents(name, *given)
+        return function(*given)
+
+    return checked
 
 
 def _renewing(schema: str, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -9,8 +9,8 @@ uses for the same. A call that cannot be prepared, for example because a tensor 
 dispatcher.
 
 A prepared call leaves out nothing that a user could see. Where something else must see or change the call, it goes through
-PyTorch's dispatcher as `torch.ops.minfer.<name>`: under torch.compile, where autograd records, under a profiler, in a mode such
-as FlopCounterMode, in a transform such as vmap, and for subclasses of tensors.
+PyTorch's dispatcher as `torch.ops.minfer.<name>`: under torch.compile, where autograd records, in forward-mode differentiation,
+under a profiler, in a mode such as FlopCounterMode, in a transform such as vmap, and for subclasses of tensors.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from minfer.functional import triton_launch
@@ -102,6 +103,16 @@ def is_seen_by_nobody() -> bool:
     )
 
 
+def refuse_tangents(name: str, *given: Any) -> None:
+    """Raises RuntimeError if one of these arguments is a dual tensor of forward-mode differentiation, as in `torch.func.jvp`:
+    kernels would drop its tangent."""
+    for x in given:
+        if isinstance(x, Tensor) and forward_ad.unpack_dual(x).tangent is not None:
+            raise RuntimeError(
+                f"minfer.{name} has no forward-mode derivative: call it with tensors that have no tangent"
+            )
+
+
 def op(schema: str, overload: Any, function: Callable[..., Any], others: Sequence[str] = ()) -> Callable[..., Any]:
     """A Python function that calls the op with the schema's arguments, by place, and prepares repeated calls. `function` is
     the op's Python code. `others` are scalars that it hands to the kernel and that decide nothing else."""
@@ -135,9 +146,12 @@ def op(schema: str, overload: Any, function: Callable[..., Any], others: Sequenc
         if x.name not in others
     ]
     text = f"""
-def make(overload, unprepared, plans, MISS, compiles, is_mode, is_profiled, fills):
+def make(overload, unprepared, plans, MISS, compiles, is_mode, is_profiled, fills, forward_ad, refuse_tangents):
     def {schema.partition("(")[0]}({", ".join(names)}):
         if compiles() or is_mode() or is_profiled() or fills():
+            return overload({", ".join(names)})
+        if forward_ad._current_level >= 0:
+            refuse_tangents("{schema.partition("(")[0]}", {", ".join(names)})
             return overload({", ".join(names)})
         key = ({", ".join(parts)},)
         for run in plans.get(key, ()):
@@ -156,6 +170,8 @@ def make(overload, unprepared, plans, MISS, compiles, is_mode, is_profiled, fill
         torch._C._is_torch_function_mode_enabled,
         torch._C._autograd._profiler_enabled,
         torch._C._get_deterministic_algorithms,  # then PyTorch fills what it allocates
+        forward_ad,
+        refuse_tangents,
     )
     return made
 

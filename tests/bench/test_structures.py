@@ -29,10 +29,10 @@ def check(op: Op, case: Case, function: Function, structures: tuple[str, ...]) -
 def overflows(y: Tensor, x: Tensor, mask: Tensor) -> None:
     """Subtracts no maximum. Normal values are too small to show it."""
     z = x.float() + (mask.float() if mask.numel() and mask.is_floating_point() else 0.0)
-    powers = z.exp()
+    exponentials = z.exp()
     if mask.dtype == torch.int32:
-        powers = powers.masked_fill(torch.arange(x.shape[1]) >= mask[:, None], 0.0)
-    y.copy_(powers / powers.sum(1, keepdim=True))
+        exponentials = exponentials.masked_fill(torch.arange(x.shape[1]) >= mask[:, None], 0.0)
+    y.copy_(exponentials / exponentials.sum(1, keepdim=True))
 
 
 def test_a_softmax_that_subtracts_no_maximum_is_wrong_on_long_tails() -> None:
