@@ -96,15 +96,20 @@ def attention(
         for name, value in (("window", window), ("softcap", softcap), ("scale", scale)):
             if value is not None and not value > 0:
                 raise ValueError(f"minfer.attention takes a {name} above 0, or None, got {value}")
-    of_q, of_kv = _pair(cu_seqlens if lengths is None else lengths)
+    of_q, of_kv = _pair("cu_seqlens", cu_seqlens) if lengths is None else _pair("lengths", lengths)
     found: tuple[Tensor, Tensor] = _attention_op(
         q, k, v, of_q, of_kv, sinks, causal, window or 0, softcap or 0.0, scale or 0.0, return_lse
     )
     return found if return_lse else found[0]
 
 
-def _pair(given: Lengths | None) -> tuple[Tensor | None, Tensor | None]:
-    return (given, given) if given is None or isinstance(given, Tensor) else given
+def _pair(name: str, given: Lengths | None) -> tuple[Tensor | None, Tensor | None]:
+    if given is None or isinstance(given, Tensor):
+        return given, given
+    if not isinstance(given, tuple | list) or [isinstance(x, Tensor) for x in given] != [True, True]:
+        raise TypeError(f"minfer.attention takes a tensor as {name}, or a pair of them, got {given!r}")
+    of_q, of_kv = given
+    return of_q, of_kv
 
 
 def _attention(

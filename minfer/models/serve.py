@@ -160,7 +160,7 @@ class Engine:
         wrong = [token for token in request.prompt if type(token) is not int or not 0 <= token < vocab]
         if not count or wrong:
             got = f"{wrong[0]!r}" if wrong else "none"
-            return f"a request takes a prompt of token ids from 0 to {vocab - 1}, got {got}"
+            return f"a request takes a prompt of token ids, Python ints from 0 to {vocab - 1}, got {got}"
         if mistake := request.sampling.mistake():
             return mistake
         if count + request.sampling.max_tokens > self.longest:

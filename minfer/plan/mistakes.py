@@ -51,6 +51,9 @@ def explain(error: BaseException, words: Sequence[str] | None = None) -> str:
         if key in groups() and key != "profiler":
             return f"{key} takes one option, not several; choose one of {values}"
         return f"ambiguous {key}={values}; for several values write '{key}=[{values}]'"
+    if "Multiple values for sweep" in text:
+        names = [word.partition("=")[2] for word in words if word.lstrip("+").startswith("sweep=")]
+        return several_sweeps(" ".join(f"+sweep={name}" for name in names), ",".join(names))
     if found := re.search(r"Could not (?:find|load) '(?:[\w/]*/)?(\w+)/([^']*)'", text):
         group, option = found.groups()
         if group in groups():

@@ -40,7 +40,14 @@ def runs(console: Console, words: list[str]) -> int:
     if JSON in words:
         print(json.dumps(found, indent=1))
         return 0
-    table = Table("run", "age", "rows", "shards", title=f"{len(found)} runs, the newest last", title_justify="left")
+    table = Table(
+        "run",
+        "age",
+        "rows",
+        "shards",
+        title=f"{len(found)} run{'s' * (len(found) != 1)}, the newest last",
+        title_justify="left",
+    )
     for about in found:
         rows = f"{about['rows']} of {about['cases']}"
         table.add_row(about["run"], _format_age(about["age_s"]), rows, _format_counts(about["shards"]))

@@ -21,6 +21,7 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
     "no sweep": ([], ["sweep", "+sweep=hgemm"]),
     "sweep without plus": (["sweep=hgemm"], ["'sweep'", "+sweep="]),
     "two sweeps": (["+sweep=hgemm,rmsnorm"], ["'sweeps=[hgemm,rmsnorm]'"]),
+    "a sweep twice": (["+sweep=hgemm", "+sweep=rmsnorm"], ["'sweeps=[hgemm,rmsnorm]'"]),
     "two sweeps in brackets": (["+sweep=[hgemm,rmsnorm]"], ["'sweeps=[hgemm,rmsnorm]'"]),
     "two shapes": ([HGEMM, "shape=llama,tiny"], ["shape takes one"]),
     "unknown flag": ([HGEMM, "--bogus", "timing=quick"], ["unknown flag '--bogus'; valid: --help, --version"]),

@@ -283,6 +283,10 @@ def test_mistakes_are_a_sentence_each():
     ):  # fmt: skip
         with pytest.raises(ValueError, match=f"^minfer.attention takes {said}$"):
             attention(*arguments, **keywords)
+    with pytest.raises(
+        TypeError, match=r"^minfer.attention takes a tensor as cu_seqlens, or a pair of them, got \[0, 5, 9\]$"
+    ):
+        attention(q[0], k[0], k[0], cu_seqlens=[0, 5, 9])
     with pytest.raises(RuntimeError, match=r"^minfer.attention has no backward: call it under torch.no_grad\(\)"):
         attention(q.requires_grad_(), k, k)
 

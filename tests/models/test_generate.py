@@ -48,7 +48,7 @@ def test_a_checkpoint_answers_in_text(capsys, tmp_path):
     ("words", "message"),
     [
         (["nowhere", "Hello"], "generate: nowhere is neither a file, a folder nor one of the names tiny"),
-        (["tiny", ""], "generate: a request takes a prompt of token ids from 0 to 255, got none"),
+        (["tiny", ""], "generate: a request takes a prompt of token ids, Python ints from 0 to 255, got none"),
         (
             ["tiny", "Hello", "--max-tokens", "999999999999"],
             "generate: a request takes prompt and max_tokens of at most 2048 tokens together",

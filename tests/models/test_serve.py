@@ -144,9 +144,10 @@ def test_greedy_tokens_are_the_largest_logits():
 
 WRONG = [
     ([5] * 300, Sampling(20), "prompt and max_tokens of at most 256 tokens together, .* got 300 and 20"),
-    ([], Sampling(), "token ids from 0 to 96, got none"),
-    ([5, 97], Sampling(), "token ids from 0 to 96, got 97"),
+    ([], Sampling(), "token ids, Python ints from 0 to 96, got none"),
+    ([5, 97], Sampling(), "token ids, Python ints from 0 to 96, got 97"),
     ([5, "a"], Sampling(), "got 'a'"),
+    (torch.tensor([5]), Sampling(), r"Python ints from 0 to 96, got tensor\(5\)"),
     ([5], Sampling(0), "max_tokens as an int from 1, got 0"),
     ([5], Sampling(4, temperature=-1.0), "temperature as a finite number from 0, got -1.0"),
     ([5], Sampling(4, temperature="hot"), "temperature as a finite number from 0, got 'hot'"),
