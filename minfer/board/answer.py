@@ -258,7 +258,7 @@ def _advise(answer: Mapping[str, Any]) -> str:
                 f"it holds the record, but on problem {slow['number']} the baseline is {1 / slow['ratio']['value']:.3g} times"
                 " as fast; make it faster there, and submit it under the same name"
             )
-        return "it holds the record; a kernel with a higher score will be timed in the same rounds"
+        return "it holds the record; each new kernel that may be faster is timed in the same rounds"
     race = answer["race"]
     if answer["rank"] == 1:
         beside = ", though both were timed in the same rounds" if race and race["verdict"] != FASTER else ""

@@ -86,6 +86,12 @@ def best_of_each(entries: Iterable[Entry]) -> list[Entry]:
     return sorted(best.values(), key=Entry.order)
 
 
+def may_beat(entry: Entry, holder: Entry) -> bool:
+    """Whether a run in the same rounds may show that a kernel is faster than the record's holder: unless its score is surely
+    lower. The two scores are from different runs, so a lucky run on a busy machine would otherwise keep the record."""
+    return Ratio.of(entry.score).over(Ratio.of(holder.score)).verdict != SLOWER
+
+
 def holders(entries: Sequence[Entry], races: Iterable[Mapping[str, Any]]) -> list[Entry]:
     """The submissions that held the record of a season on a device, one after the other. The first submission holds it until
     another one is faster in a race: in the same rounds."""

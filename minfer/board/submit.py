@@ -12,7 +12,7 @@ from minfer.bench import RULES, rules_of
 from minfer.board import answer as answers
 from minfer.board import judging, page
 from minfer.board.folder import HOUR_S, JUDGED, PENDING, REFUSED, Board, Entry, hash_files, make_id, write_bytes
-from minfer.board.score import TIE, Ratio, geometric_mean, holders, rank
+from minfer.board.score import TIE, Ratio, geometric_mean, holders, may_beat, rank
 from minfer.board.season import Season, find_open, list_seasons
 from minfer.board.stage import check_name, find_kind
 from minfer.plan.config import UserError
@@ -126,10 +126,10 @@ def _rivals(board: Board, entry: Entry) -> list[Entry]:
 
 
 def _race(board: Board, season: Season, entry: Entry) -> dict[str, Any] | None:
-    """Run a submission beside the record's holder if its score is higher. Returns None if its score is not higher, or if there
-    is no holder."""
+    """Run a submission beside the record's holder unless its score is surely lower. Returns None if it is, or if there is no
+    holder."""
     while chain := holders([each for each in _rivals(board, entry) if each.id != entry.id], board.races()):
-        if entry.score["value"] <= chain[-1].score["value"]:
+        if not may_beat(entry, chain[-1]):
             return None
         if race := run_race(board, season, entry, chain[-1]):
             return race
@@ -186,8 +186,8 @@ def finish(board: Board, entry: Entry, race: Mapping[str, Any] | None) -> dict[s
 
 
 def prove(board: Board, op: str, device: str = "") -> str:
-    """On each device of an open season, have the submission with the best score timed in the same rounds as the record's
-    holder, unless that has been done. Returns the results, in sentences. Raises UserError."""
+    """On each device of an open season, have one submission that may be faster than the record's holder timed in the same
+    rounds: of those that have not been, the one with the best score. Returns the results, in sentences. Raises UserError."""
     season = find_open(board, op, device)
     said = []
     for name in dict.fromkeys(entry.device for entry in board.entries() if entry.season == season.name and entry.ranks):
@@ -197,11 +197,11 @@ def prove(board: Board, op: str, device: str = "") -> str:
         met = {
             frozenset((race["challenger"], race["holder"])) for race in races if race.get("rules") == rules_of("judged")
         }
-        higher = [e for e in entries if e.score["value"] > holder.score["value"]]
-        better = [e for e in higher if frozenset((e.id, holder.id)) not in met]
+        rivals = [e for e in entries if e.id != holder.id and may_beat(e, holder)]
+        better = [e for e in rivals if frozenset((e.id, holder.id)) not in met]
         if not better:
             why = (
-                "each kernel with a higher score has been timed beside it" if higher else "no kernel has a higher score"
+                "each kernel that may be faster has been timed beside it" if rivals else "no other kernel may be faster"
             )
             said.append(f"{name}: {holder.title} holds the record, and {why}.")
             continue

@@ -111,7 +111,7 @@ def test_a_full_disk_in_the_archive_is_told_in_a_sentence(
 ) -> None:
     """And what was there before is as it was."""
     fake_runs(board, monkeypatch, {"mine": 1.0})
-    earlier = make_entry(board, "earlier")
+    earlier = make_entry(board, "earlier", 2.0)
     write = os.replace
 
     def replace(source: Path, target: Path) -> None:

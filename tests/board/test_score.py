@@ -53,6 +53,12 @@ def test_a_higher_score_takes_the_lead_only_after_a_race(board: Board) -> None:
     assert ranks(board) == {"second": (1, False), "first": (2, False)} and record(board) == ["first", "second"]
 
 
+def test_a_race_decides_against_the_scores(board: Board) -> None:
+    first, second = make_entry(board, "first", 2.0), make_entry(board, "second", 1.99)
+    make_race(board, second, first, FASTER)
+    assert record(board)[-1] == "second" and ranks(board) == {"second": (1, False), "first": (2, False)}
+
+
 def test_a_race_that_ends_in_a_tie_leaves_the_record(board: Board) -> None:
     first, second = make_entry(board, "first", 1.0), make_entry(board, "second", 3.0)
     make_race(board, second, first, TIE)

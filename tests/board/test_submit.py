@@ -121,6 +121,16 @@ def test_a_new_leader_is_run_beside_the_one_that_it_displaces(board: Board, monk
     assert (board.folder / "logs" / f"{answers[0]['submission']}.log").read_text() == "printed"
 
 
+def test_a_score_that_is_not_surely_lower_is_run_beside_the_record(
+    board: Board, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine an improved kernel may have the lower score."""
+    runs = fake_runs(board, monkeypatch, {"first": 1.0, "near": 0.999, "far": 0.9})
+    for name in ("first", "near", "far"):
+        submit.submit(board, "softmax", {f"{name}.py": HONEST + name.encode()}, "ada")
+    assert runs == [["first"], ["near"], ["first", "near"], ["far"]]
+
+
 @pytest.mark.parametrize(("status", "times"), [("wrong", 1), ("timeout", 2)])
 def test_a_holder_that_fails_when_it_is_run_again_has_no_rank(
     status: str, times: int, board: Board, monkeypatch: pytest.MonkeyPatch
@@ -234,7 +244,7 @@ def test_a_higher_score_that_no_run_has_proven_is_proven_later(board: Board, mon
     make_entry(board, "first", 1.0)
     make_entry(board, "second", 2.0)
     assert "second by ada beside first by ada: faster, 2 " in submit.prove(board, "softmax")
-    assert "second by ada holds the record, and no kernel has a higher score" in submit.prove(board, "softmax")
+    assert "second by ada holds the record, and no other kernel may be faster" in submit.prove(board, "softmax")
 
 
 def test_the_inbox_is_fair_and_knows_people_by_their_files(board: Board) -> None:
