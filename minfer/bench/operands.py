@@ -21,7 +21,7 @@ POISON, POISON_BYTE = 0x7FA5, 0x7F
 SHARED: dict[tuple[Spec, torch.device], torch.Tensor] = {}  # the shared tensors of this process
 MUCH = 64 << 20  # bytes of a case's shared tensors, for which those of other cases are freed
 
-# Distributions of one tensor: the first input of an op that has plain floats, such as its activations. All others are normal.
+# These change one tensor: the op's first input of plain floats, such as its activations. All other tensors are normal.
 # With "clustered", sequences share pages, too.
 TAILED, CLUSTERED = STRUCTURES = ("tailed", "clustered")
 TAIL, EACH = 16.0, 64  # how many times as large an outlier is, and of how many elements one is an outlier
@@ -133,10 +133,10 @@ def takes_structure(spec: Spec) -> bool:
 
 
 def add_structure(structure: str, tensor: torch.Tensor, draw: Draw) -> None:
-    """Give values that a kernel must be right on beside normal ones. Activations of language models have such outliers.
+    """Make some values large, in place. Activations of language models have such outliers.
 
-    tailed: in each row of the last axis one of each 64 elements is 16 times as large; their places are random. An exp overflows
-    from which the row's maximum was not subtracted, and so may a square in float16.
+    tailed: in each row of the last axis one of each 64 elements is 16 times as large; their places are random. exp overflows
+    if a kernel does not subtract the row's maximum. In float16 a square may overflow, too.
     clustered: 16 neighbouring columns, the same in all rows, are 8 times as large as the others. So the largest elements of a
     row are neighbours, and tokens that choose experts by them all choose the same."""
     row = tensor.shape[-1]

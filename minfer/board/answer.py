@@ -258,7 +258,7 @@ def _advise(answer: Mapping[str, Any]) -> str:
                 f"it holds the record, but on problem {slow['number']} the baseline is {1 / slow['ratio']['value']:.3g} times"
                 " as fast; make it faster there, and submit it under the same name"
             )
-        return "it holds the record; each new kernel that may be faster is timed in the same rounds"
+        return "it holds the record; each new kernel that might be faster is timed in the same rounds"
     race = answer["race"]
     if answer["rank"] == 1:
         beside = ", though both were timed in the same rounds" if race and race["verdict"] != FASTER else ""
@@ -273,7 +273,12 @@ def _advise(answer: Mapping[str, Any]) -> str:
 
 def _find_slowest(answer: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The hidden problem with the lowest ratio, of those on which the baseline is surely faster."""
-    slower = [problem for problem in answer["problems"] if problem["ratio"] and problem["ratio"]["high"] < 1]
+    of = {problem["number"]: problem["ratio"] for problem in answer["problems"] if problem["ratio"]}
+    slower = [
+        problem
+        for problem in answer["problems"]
+        if (ratio := of.get(problem["number"])) and ratio["high"] < 1 and not is_too_wide(ratio["low"], ratio["high"])
+    ]
     return min(slower, key=lambda problem: problem["ratio"]["value"], default=None)
 
 

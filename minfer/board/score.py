@@ -88,7 +88,7 @@ def best_of_each(entries: Iterable[Entry]) -> list[Entry]:
 
 def may_beat(entry: Entry, holder: Entry) -> bool:
     """Whether a run in the same rounds may show that a kernel is faster than the record's holder: unless its score is surely
-    lower. The two scores are from different runs, so a lucky run on a busy machine would otherwise keep the record."""
+    lower. The two scores are from different runs, and without the run a holder would keep the record by one lucky run."""
     return Ratio.of(entry.score).over(Ratio.of(holder.score)).verdict != SLOWER
 
 

@@ -186,8 +186,9 @@ def finish(board: Board, entry: Entry, race: Mapping[str, Any] | None) -> dict[s
 
 
 def prove(board: Board, op: str, device: str = "") -> str:
-    """On each device of an open season, have one submission that may be faster than the record's holder timed in the same
-    rounds: of those that have not been, the one with the best score. Returns the results, in sentences. Raises UserError."""
+    """On each device of an open season, have one newer submission that might be faster than the record's holder timed in the
+    same rounds: of those that have not been, the one with the best score. Returns the results, in sentences. Raises
+    UserError."""
     season = find_open(board, op, device)
     said = []
     for name in dict.fromkeys(entry.device for entry in board.entries() if entry.season == season.name and entry.ranks):
@@ -197,12 +198,11 @@ def prove(board: Board, op: str, device: str = "") -> str:
         met = {
             frozenset((race["challenger"], race["holder"])) for race in races if race.get("rules") == rules_of("judged")
         }
-        rivals = [e for e in entries if e.id != holder.id and may_beat(e, holder)]
+        rivals = [e for e in entries if Entry.order(e) > Entry.order(holder) and may_beat(e, holder)]
         better = [e for e in rivals if frozenset((e.id, holder.id)) not in met]
         if not better:
-            why = (
-                "each kernel that may be faster has been timed beside it" if rivals else "no other kernel may be faster"
-            )
+            newer = "each newer kernel that might be faster has been timed beside it"
+            why = newer if rivals else "each newer kernel has a surely lower score"
             said.append(f"{name}: {holder.title} holds the record, and {why}.")
             continue
         best = max(better, key=lambda entry: entry.score["value"])

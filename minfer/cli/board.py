@@ -121,8 +121,11 @@ def read_archive(words: list[str]) -> int:
             like = board.entry(given.like) if given.like else None
             if given.dtype:
                 choose("dtype", given.dtype, DTYPES)
-            if given.op not in {season.op for season in list_seasons(board)}:  # those may be of tasks of others
+            try:
                 check_op(given.op)
+            except UserError:  # an op of the board need not be minfer's own
+                if given.op not in {s.op for s in list_seasons(board)} | {entry.op for entry in board.entries()}:
+                    raise
             task = near.Task.of(given.op, given.dtype, _sizes(given.shape), like)
             archive.print_near(board, task, given.count, given.json)
         case "remove":

@@ -127,7 +127,7 @@ def define_with_out(
 
 
 def _without_tangents(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, which refuses arguments that have a tangent, also where it is called as `torch.ops.minfer.<name>`."""
+    """Wrap the function: it raises if an argument has a tangent, even if it is called as `torch.ops.minfer.<name>`."""
 
     @wraps(function)
     def checked(*given: Any) -> Any:

@@ -9,8 +9,9 @@ uses for the same. A call that cannot be prepared, for example because a tensor 
 dispatcher.
 
 A prepared call leaves out nothing that a user could see. Where something else must see or change the call, it goes through
-PyTorch's dispatcher as `torch.ops.minfer.<name>`: under torch.compile, where autograd records, in forward-mode differentiation,
-under a profiler, in a mode such as FlopCounterMode, in a transform such as vmap, and for subclasses of tensors.
+PyTorch's dispatcher as `torch.ops.minfer.<name>`: under torch.compile, where autograd records, under a profiler, in a mode such
+as FlopCounterMode, in a transform such as vmap, and for subclasses of tensors. A call with a tangent of forward-mode
+differentiation raises.
 """
 
 from __future__ import annotations

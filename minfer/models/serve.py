@@ -58,7 +58,10 @@ class Sampling:
             "top_p": (0 < numbers.get("top_p", 0) <= 1, "a number above 0 and at most 1"),
             "min_p": (0 <= numbers.get("min_p", -1) <= 1, "a number from 0 to 1"),
             "seed": ("seed" in whole, "an int"),
-            "stop": (isinstance(self.stop, (tuple, list, set, frozenset, type(None))), "None or a tuple of ids"),
+            "stop": (
+                self.stop is None or (isinstance(self.stop, tuple) and all(type(token) is int for token in self.stop)),
+                "None or a tuple of ids, Python ints",
+            ),
         }
         for name, (right, takes) in ranges.items():
             if not right:
@@ -83,7 +86,7 @@ class Request:
     text: list[int] = field(default_factory=list)  # the prompt and the generated tokens
 
     def begin(self) -> None:
-        """Nothing is in the cache: compute the prompt and the tokens so far, and draw what follows the draws for these."""
+        """Start over with an empty cache: keep the tokens, and skip the random numbers that they used."""
         self.text = [*self.prompt, *self.tokens]
         self.pages, self.keys, self.computed = [], [], 0
         self.random = random.Random(self.sampling.seed)
@@ -134,10 +137,11 @@ class Engine:
         self.cache = new_cache(decoder.config, pages, page, decoder.device, decoder.dtype)
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # oldest first
-        self.requests: dict[Request, None] = {}  # that have not ended, oldest first
+        self.requests: dict[Request, None] = {}  # requests that have not ended, oldest first
         self.longest = min(decoder.config.longest, pages * page)
         self.next: Step | None = None  # made while the device computes
-        self.lock = threading.RLock()  # of all that a step changes
+        self.lock = threading.RLock()  # a thread holds it while it changes what a step changes
+        self.interrupted = False  # whether such a change has begun and not ended
         self.graphs: Graphs | None = None
         if graphs if graphs is not None else decoder.device.type == "cuda" and can_be_captured(decoder):
             self.graphs = Graphs(decoder, self.cache)
@@ -150,9 +154,11 @@ class Engine:
         if not request.done:
             request.begin()
             with self.lock:
+                before, self.interrupted = self.interrupted, True
                 self.requests[request] = None
                 self.waiting.append(request)
                 self.next = None  # it may be part of the next step
+                self.interrupted = before
         return request
 
     def _mistake(self, request: Request) -> str:
@@ -181,8 +187,9 @@ class Engine:
         sent = 0
         try:
             while True:
+                done = request.done  # read first: another thread may add tokens and end the request meanwhile
                 yield from request.tokens[sent : (sent := len(request.tokens))]
-                if request.done:
+                if done:
                     break
                 self.step()
         finally:
@@ -193,12 +200,16 @@ class Engine:
     def cancel(self, request: Request) -> None:
         """End a request, if it has not ended, with the tokens that it has."""
         with self.lock:
-            if request in self.running:
+            before, self.interrupted = self.interrupted, True
+            if before:
+                pass  # the next step leaves it out
+            elif request in self.running:
                 self._stop(request)
                 self.next = None
             elif request in self.waiting:
                 self.waiting.remove(request)
             self._end(request)
+            self.interrupted = before
 
     def step(self) -> bool:
         """Compute the next tokens, and choose one for each request whose text is computed. False where nothing is left.
@@ -206,14 +217,15 @@ class Engine:
         The next step is planned, and its tensors are made, while the device computes this one. After an error, or Ctrl-C, the
         requests keep the tokens that they have, and the next call goes on from there."""
         with self.lock:
-            try:
-                return self._step()
-            except BaseException:
+            if self.interrupted:
                 self._begin_again()
-                raise
+            self.interrupted = True
+            found = self._step()
+            self.interrupted = False
+            return found
 
     def _begin_again(self) -> None:
-        """A step was interrupted anywhere. All requests wait, and the cache is taken to be empty."""
+        """Recover from a change that stopped at an unknown point: empty the cache, and let all requests wait again."""
         self.pages = Pages(self.pages.count, self.pages.page, self.pages.share)
         self.running, self.next = [], None
         for request in list(self.requests):

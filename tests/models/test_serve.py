@@ -156,7 +156,8 @@ WRONG = [
     ([5], Sampling(4, min_p=float("nan")), "min_p as a number from 0 to 1, got nan"),
     ([5], Sampling(4, seed=None), "seed as an int, got None"),
     ([5], Sampling(4, seed=[1]), r"seed as an int, got \[1\]"),
-    ([5], Sampling(4, stop=7), "stop as None or a tuple of ids, got 7"),
+    ([5], Sampling(4, stop=7), "stop as None or a tuple of ids, Python ints, got 7"),
+    ([5], Sampling(4, stop=(torch.tensor([1, 2]),)), r"stop as None or a tuple of ids, Python ints, got \(tensor"),
 ]
 
 
@@ -207,6 +208,35 @@ def test_threads_stream_from_one_engine():
     with ThreadPoolExecutor(len(asked)) as threads:
         found = list(threads.map(lambda each: list(engine.stream(engine.submit(*each))), asked))
     assert found == alone(asked)
+
+
+def test_a_stream_has_the_tokens_that_came_while_it_waited():
+    asked = draw(1, seed=9, most=9)
+    engine = Engine(decoder(), pages=40, page=16)
+    stream = engine.stream(engine.submit(*asked[0]))
+    first = next(stream)
+    engine.run()  # as another thread may
+    assert [first, *stream] == alone(asked)[0]
+
+
+def test_an_interrupted_cancel_leaks_no_page(monkeypatch):
+    asked = draw(3, seed=8, most=9)
+    engine = Engine(decoder(), pages=40, page=16)
+    requests = [engine.submit(*each) for each in asked]
+    engine.step()
+
+    def interrupt(*given):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine.pages, "release", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        engine.cancel(requests[1])
+    monkeypatch.undo()
+    engine.cancel(requests[1])
+    engine.run()
+    expected = alone(asked)
+    assert [requests[0].tokens, requests[2].tokens] == [expected[0], expected[2]]
+    assert requests[1].done and engine.pages.free == 40
 
 
 @pytest.mark.parametrize(
