@@ -273,11 +273,10 @@ def _advise(answer: Mapping[str, Any]) -> str:
 
 def _find_slowest(answer: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The hidden problem with the lowest ratio, of those on which the baseline is surely faster."""
-    of = {problem["number"]: problem["ratio"] for problem in answer["problems"] if problem["ratio"]}
     slower = [
         problem
         for problem in answer["problems"]
-        if (ratio := of.get(problem["number"])) and ratio["high"] < 1 and not is_too_wide(ratio["low"], ratio["high"])
+        if (ratio := problem["ratio"]) and ratio["high"] < 1 and not is_too_wide(ratio["low"], ratio["high"])
     ]
     return min(slower, key=lambda problem: problem["ratio"]["value"], default=None)
 

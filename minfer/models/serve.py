@@ -59,7 +59,8 @@ class Sampling:
             "min_p": (0 <= numbers.get("min_p", -1) <= 1, "a number from 0 to 1"),
             "seed": ("seed" in whole, "an int"),
             "stop": (
-                self.stop is None or (isinstance(self.stop, tuple) and all(type(token) is int for token in self.stop)),
+                self.stop is None
+                or (isinstance(self.stop, tuple | list | set | frozenset) and all(type(x) is int for x in self.stop)),
                 "None or a tuple of ids, Python ints",
             ),
         }
