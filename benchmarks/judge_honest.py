@@ -5,6 +5,7 @@ processes that keep the processors busy.
     uv run python -m benchmarks.judge_honest --resume           # goes on after the cases that the file has already
     uv run python -m benchmarks.judge_honest --device cuda --cases 100 --beside 0
     uv run python -m benchmarks.judge_honest --minutes 10       # as many of the 500 as that takes
+    uv run python -m benchmarks.judge_honest --groups 8         # 8 at a time, each on 2 processors with 2 busy loops
     uv run python -m benchmarks.judge_honest --beside 0 --threads 1 --name judge-busy    # on a machine that others keep busy
     uv run python -m benchmarks.judge_honest --cases 20 --beside 0 --trusted    # what untrusted=true costs
 
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import math
 import os
 import subprocess
@@ -95,6 +97,38 @@ class Runner:
         return row, time.perf_counter() - begin
 
 
+def pairs_of_processors(count: int) -> list[set[int]]:
+    """So many pairs of the processors that this process may use. Raises SystemExit if there are too few."""
+    may = sorted(os.sched_getaffinity(0))
+    if len(may) < 2 * count:
+        raise SystemExit(f"--groups {count} needs {2 * count} processors, and this process may use {len(may)}")
+    return [set(may[2 * i : 2 * i + 2]) for i in range(count)]
+
+
+def run_groups(count: int, cases: int, path: Path) -> list[store.Row]:
+    """The rows of so many processes of this program with the same options. Each judges its part of the cases on two processors
+    of its own, with its own busy loops."""
+    firsts = [cases * i // count for i in range(count + 1)]
+    places = [path.with_stem(f"{path.stem}-{i}") for i in range(count)]
+    started = []
+    for first, until, place, processors in zip(firsts, firsts[1:], places, pairs_of_processors(count), strict=False):
+        part = ["--groups", "1", "--first", str(first), "--cases", str(until - first), "--to", str(place)]
+        command = [sys.executable, "-m", "benchmarks.judge_honest", *sys.argv[1:], *part]
+        started.append(subprocess.Popen(command, preexec_fn=functools.partial(os.sched_setaffinity, 0, processors)))
+    for process in started:
+        process.wait()
+    rows = [row for place in places if place.exists() for row in pq.read_table(place).to_pylist()]
+    for place in places:
+        place.unlink(missing_ok=True)
+    return rows
+
+
+def write(rows: list[store.Row], path: Path) -> None:
+    partial = path.with_suffix(".tmp")
+    pq.write_table(pa.Table.from_pylist(rows), partial)
+    partial.replace(path)
+
+
 def run(
     device: str, first: int, wanted: int, trusted: bool, folder: Path
 ) -> Iterator[tuple[Case, store.Row, float, float | None]]:
@@ -136,14 +170,14 @@ def ratio(row: store.Row, outside: str, inside: str) -> float | None:
     return row[outside] / row[inside] if row.get(outside) and row.get(inside) else None
 
 
-def measure(device: str, done: int, wanted: int, trusted: bool, beside: int, minutes: float) -> Iterator[store.Row]:
-    """A row for each case after the `done` ones, printed as it is done; no case begins after so many minutes."""
+def measure(device: str, first: int, wanted: int, trusted: bool, beside: int, minutes: float) -> Iterator[store.Row]:
+    """A row for each case from `first` up to `wanted`, printed as it is done; no case begins after so many minutes."""
     end = time.perf_counter() + 60 * minutes
     loops, attempts = busy(beside), recorded()
     try:
         with tempfile.TemporaryDirectory(prefix="minfer-judge-") as folder:
-            cases = run(device, done, wanted, trusted, Path(folder))
-            for number, (case, row, seconds, trusted_s) in enumerate(cases, done + 1):
+            cases = run(device, first, wanted, trusted, Path(folder))
+            for number, (case, row, seconds, trusted_s) in enumerate(cases, first + 1):
                 found = {
                     "case": case.key,
                     "status": row["status"],
@@ -212,6 +246,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, help="of PyTorch in each process (default: its own choice)")
     parser.add_argument("--name", default="judge", help="of the file, before the device's name (default: judge)")
     parser.add_argument("--resume", action="store_true", help="keep the rows of the file, and go on after them")
+    parser.add_argument("--groups", type=int, default=1, help="cases at a time, each on two processors (default: 1)")
+    parser.add_argument("--first", type=int, default=0, help="number of the first case, from 0")
+    parser.add_argument("--to", type=Path, help="the file, instead of the one that --name says")
     options = parser.parse_args()
     if options.threads:
         os.environ["OMP_NUM_THREADS"] = str(options.threads)  # for all processes; each of several waits for the others
@@ -219,13 +256,17 @@ def main() -> None:
     environment = devices.environment(devices.pick(options.device))
     about = {name: environment[name] for name in ("device", "torch")}
     about |= {"commit": commit_of_sources(), "beside": options.beside, "threads": torch.get_num_threads()}
-    path = FOLDER / f"{options.name}-{store.slug(environment['device'])}.parquet"
+    about |= {"processors": len(os.sched_getaffinity(0))}
+    path = options.to or FOLDER / f"{options.name}-{store.slug(environment['device'])}.parquet"
     rows = pq.read_table(path).to_pylist() if options.resume and path.exists() else []
-    for row in measure(options.device, len(rows), options.cases, options.trusted, options.beside, options.minutes):
-        rows.append(row | about)
-        partial = path.with_suffix(".tmp")
-        pq.write_table(pa.Table.from_pylist(rows), partial)
-        partial.replace(path)
+    if options.groups > 1:
+        rows = run_groups(options.groups, options.cases, path)
+        write(rows, path)
+    else:
+        first, end = options.first + len(rows), options.first + options.cases
+        for row in measure(options.device, first, end, options.trusted, options.beside, options.minutes):
+            rows.append(row | about)
+            write(rows, path)
     print(f"{summary(rows)}\nwritten: {path}")
     sys.exit(
         not any(row["status"] in store.MEASURED for row in rows) or any(row["status"] in ACCUSATIONS for row in rows)
