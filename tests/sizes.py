@@ -124,6 +124,11 @@ OF_FILE: dict[str, Shapes] = {
     # One and three groups of 16 rows, k in several parts and a part in several chunks; rows of B narrower than 16 bytes, and a
     # last stripe of one column.
     "hgemm-v20_any_columns": [(1, 121, 2300), (9, 251, 1100), (33, 377, 1270), (16, 3, 40), (2, 8, 9)],
+    # Several tiles each way with an edge in each; rows of A, of B and of both that are no whole number of pieces.
+    **{
+        file: [(67, 131, 77), (130, 40, 67), (65, 67, 72), (1, 3, 5)]
+        for file in ("gemm_bias_relu-v06_anywhere", "gemm_bias_gelu-v04_anywhere")
+    },
     # Tiles that split columns and tiles that split rows, side by side and one below the other, and k in two and in four parts;
     # rows that start anywhere.
     "hgemm-v18_fitted": [

@@ -64,3 +64,9 @@ def rows_of_a_prompt(shape: Mapping[str, int], params: Mapping[str, str]) -> boo
     wave, which the nearest measured row often names, are slow: on an H100 `swiglu` of 300 x 14336 x 4096 takes
     260 us with v05_one_wave and 173 us with v03_wgmma."""
     return shape["m"] > 128 and min(shape["n"], shape["k"]) >= SHORT
+
+
+def any_length(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
+    """Whether rows of a product are no whole number of pieces of 16 bytes. Of the CUDA kernels for tensor cores that also add
+    a bias, one takes such products."""
+    return shape["n"] % 8 != 0 or shape["k"] % 8 != 0

@@ -201,6 +201,11 @@ SEEDED: tuple[str, dict[str, Edit]] = (
 SINKS: tuple[str, dict[str, Edit]] = "prefill_attention-v08_compact", {"sink": ("kLog2E", "1.0f")}
 # And the emulator test of the entries of early products of packed weights.
 GATED: tuple[str, dict[str, Edit]] = "quant_gemm-v10_early", {"gate": ("sum / (1.0f + __expf(-sum))", "sum")}
+# And that of rows of any length in wider tensors.
+WIDER: tuple[str, dict[str, Edit]] = (
+    "gemm_bias_relu-v06_anywhere",
+    {"end_of_row": ("e < cols_left", "e + 1 < cols_left")},
+)
 WHOLE: tuple[str, dict[str, Edit]] = "decode_attention-v03_packed", {"whole": "return;"}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.emulator.planting import Edit
+from tests.emulator.planting import IF_FALSE, IF_TRUE, Edit
 
 WRONG = ""
 BROKEN: dict[str, tuple[str, dict[str, Edit], str]] = {
@@ -246,6 +246,40 @@ BROKEN: dict[str, tuple[str, dict[str, Edit], str]] = {
     "the first warp's biases for all warps": (
         "gemm_bias_relu-v05_fitted",
         {"columns": ("warp % 4 * 16", "0")},
+        WRONG,
+    ),
+    "pieces in rows that start anywhere": (
+        "gemm_bias_relu-v06_anywhere",
+        {"by_pieces": ("ld % 8 == 0", "true")},
+        "misaligned access",
+    ),
+    "pieces below the last row": ("gemm_bias_relu-v06_anywhere", {"row_of_piece": IF_TRUE}, "outside operand"),
+    "whole pieces beyond the end of a row": (
+        "gemm_bias_relu-v06_anywhere",
+        {"whole_piece": IF_TRUE},
+        "outside operand",
+    ),
+    "elements below the last row": (
+        "gemm_bias_relu-v06_anywhere",
+        {"whole_rows": ("kRows - kRowStep", "0")},
+        "outside operand",
+    ),
+    "elements beyond the end of a row": (
+        "gemm_bias_relu-v06_anywhere",
+        {"end_of_elements": ("cols_left > 0", "true")},
+        "outside operand",
+    ),
+    "one place for every tile": ("gemm_bias_relu-v06_anywhere", {"stage": ("tile % 2", "0")}, WRONG),
+    "a tile read before all have stored it": ("gemm_bias_relu-v06_anywhere", {"stored": ""}, WRONG),
+    "sums beyond the last column": ("gemm_bias_relu-v06_anywhere", {"last_column": IF_FALSE}, "outside operand"),
+    "sums below the last row": (
+        "gemm_bias_relu-v06_anywhere",
+        {"last_row": ("of < g.m", "true")},
+        "outside operand y",
+    ),
+    "the first column's bias for all of a thread": (
+        "gemm_bias_relu-v06_anywhere",
+        {"bias_of_sum": ("g.bias[at]", "g.bias[col]")},
         WRONG,
     ),
     "the other side of GELU": ("gemm_bias_gelu-v01_mma", {"gelu": ("0.70710678f * x", "0.70710678f * -x")}, WRONG),

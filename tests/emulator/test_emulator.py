@@ -19,7 +19,7 @@ from minfer.ops import Case, Kernel
 from minfer.ops.quantised import dequantised
 from tests import sizes
 from tests.emulator import Emulated, KernelError, compiled
-from tests.emulator.mistakes import BROKEN, GATED, WHOLE, mistakes_of, number_of
+from tests.emulator.mistakes import BROKEN, GATED, WHOLE, WIDER, mistakes_of, number_of
 from tests.spaced import spaced
 from tests.tiers import ALWAYS, few_of, mostly_slow, pairs_of
 
@@ -149,6 +149,33 @@ def test_rows_of_b_that_are_padded_are_copied_by_tma(file: str, m: int, library:
     Emulated(kernel, library(file))(out, a, wide[:, :201], **HGEMM.call(case))
     expected = run_reference(HGEMM, case, Operands(HGEMM, case, 1, "normal", CPU).tensors)
     assert compare_output(HGEMM, case, "out", operands.tensors, expected).over_bound < 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", ["gemm_bias_relu-v06_anywhere"])
+@pytest.mark.parametrize("layout", ["TN", "NN"])
+@pytest.mark.parametrize("first", [0, 1])
+def test_rows_of_any_length_in_wider_tensors(
+    file: str, layout: str, first: int, library: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Rows that start at multiples of 16 bytes and end anywhere, or start an element later, and NaN between them. It is seen
+    if the last element of a row is missing."""
+    kernel, op = FILES[file], ops.get(FILES[file].op)
+    case = op.case(kernel.name, "bfloat16", {"m": 67, "n": 69, "k": 77}, {"layout": layout})
+    y, a, b, bias = Operands(op, case, 1, "normal", CPU).arguments
+    expected = run_reference(op, case, Operands(op, case, 1, "normal", CPU).tensors)
+
+    def wider(x: torch.Tensor) -> torch.Tensor:
+        around = torch.full((first + x.shape[0] * 80,), float("nan"), dtype=x.dtype)
+        return around[first:].view(-1, 80)[:, : x.shape[1]].copy_(x)
+
+    def error(function: Callable[..., None]) -> float:
+        function(y, wider(a), wider(b.t()).t() if layout == "TN" else wider(b), bias)
+        return compare_output(op, case, "y", {"y": y, "a": a, "b": b, "bias": bias}, expected).over_bound
+
+    assert error(Emulated(kernel, library(file))) < 1
+    if first == 0:
+        assert not error(Emulated(kernel, compiled(kernel, tmp_path, {1: WIDER[1]}), 1)) < 1
 
 
 @pytest.mark.slow

@@ -335,12 +335,7 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 @GPU
 @pytest.mark.parametrize("name", CALLS)
 def test_it_gives_the_same_on_a_gpu(name: str) -> None:
-    try:
-        gives_the_same(name, "cuda")
-    except ValueError as error:
-        if "no kernel of gemm_bias_gelu" in str(error):  # there it takes n from 8 on
-            pytest.skip(str(error))
-        raise
+    gives_the_same(name, "cuda")
 
 
 @GPU

@@ -65,6 +65,7 @@ op.torch("torch_compile", compiled(into), requires=VECTORS)
 op.cuda("v01_mma.cu", requires=VECTORS)
 op.cuda("v02_one_wave.cu", archs="sm_90a", requires=VECTORS, least_measured="n")
 op.cuda("v03_pingpong.cu", archs="sm_90a", requires=VECTORS)
+op.cuda("v04_anywhere.cu", preferred="any_length")
 op.cpp("cpu_naive.cpp")
 op.function(
     "gemm_bias_gelu",

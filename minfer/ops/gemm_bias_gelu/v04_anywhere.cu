@@ -1,0 +1,16 @@
+// v04_anywhere: gemm_bias_relu's v06 with GELU: any sizes, strides and addresses.
+// Idea: the other rungs move 16 bytes at once, and so take no n and no k that 8 does not divide.
+// Expected (H100): the speed of gemm_bias_relu's v06, as other blocks' loads and products run beside a block's GELU.
+#include "gemm_bias_gelu.h"
+#include "ops/gemm_bias_relu/anywhere.cuh"
+
+namespace minfer {
+
+template <typename T>
+void launch(const Biased<T>& g, Gelu gelu) {
+  launch_anywhere(g, gelu);
+}
+
+}  // namespace minfer
+
+MINFER_GEMM_BIAS_GELU(gemm_bias_gelu_v04_anywhere, minfer::launch)
