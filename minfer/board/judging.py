@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import shutil
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,8 +69,8 @@ def run(board: Board, season: Season, entries: Sequence[Entry], beside: Entry | 
     """Have submissions judged. On each problem their kernels run one after the other; if `beside` is one of them, the judge
     times it in the same rounds as each of the others, too (`ratio_beside`). If a problem could not be judged, and that is
     not the kernel's fault, it is judged again, in MOST_RUNS runs in all. Raises UserError, also where Ctrl-C ended it."""
-    folder = board.folder / "work" / make_id(*(entry.id for entry in entries))
-    shutil.rmtree(folder, ignore_errors=True)
+    # A new folder each time, also for the same submissions: `ops.load_file` imports a path once.
+    folder = board.folder / "work" / make_id(*(entry.id for entry in entries), str(time.time_ns()))
     folder.mkdir(parents=True)
     op = _load_op(season)
     try:
