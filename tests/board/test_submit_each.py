@@ -84,15 +84,13 @@ def test_two_kernels_of_one_run_can_be_raced(board: Board, monkeypatch: pytest.M
         registered.append({*config.kernel} <= ops.get("softmax").kernels.keys())
         return 0
 
-    def gather(season: Any, *_: Any) -> judging.Judged:
+    def gather(numbers: dict[str, int], *_: Any) -> judging.Judged:
         names = [entry.kernel for entry in board.entries()]
         rows = [
             measured(speed) | {"metrics": {judging.BESIDE + end: 2.0 for end in ("", "_low", "_high")}}
             for speed in (1, 2)
         ]
-        return fake(
-            {name: dict.fromkeys(range(1 + season.problems), row) for name, row in zip(names, rows, strict=True)}
-        )
+        return fake({name: dict.fromkeys(numbers.values(), row) for name, row in zip(names, rows, strict=True)})
 
     monkeypatch.setattr(judging.start, "run", run)
     monkeypatch.setattr(judging, "_gather", gather)
