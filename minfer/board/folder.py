@@ -27,6 +27,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from minfer.board.steps import Steps
 from minfer.plan.config import UserError, nearest
 
 DEFAULT = "board"  # the folder, where none is named
@@ -110,6 +111,7 @@ class Board:
     def __init__(self, folder: Path) -> None:
         self.folder = folder.absolute()
         self.unreadable: list[Path] = []  # files of submissions, for example of a copy that is not complete
+        self.steps = Steps()  # of the runs of this process
 
     @classmethod
     def find(cls, folder: Path) -> Board:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import shutil
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,21 +69,26 @@ def run(board: Board, season: Season, entries: Sequence[Entry], beside: Entry | 
     """Have submissions judged. On each problem their kernels run one after the other; if `beside` is one of them, the judge
     times it in the same rounds as each of the others, too (`ratio_beside`). If a problem could not be judged, and that is
     not the kernel's fault, it is judged again, in MOST_RUNS runs in all. Raises UserError, also where Ctrl-C ended it."""
-    folder = board.folder / "work" / make_id(*(entry.id for entry in entries))
-    shutil.rmtree(folder, ignore_errors=True)
+    # A new folder each time, also for the same submissions: `ops.load_file` imports a path once.
+    folder = board.folder / "work" / make_id(*(entry.id for entry in entries), str(time.time_ns()))
     folder.mkdir(parents=True)
     op = _load_op(season)
+    about = f"beside the record's holder, {beside.title}: " if beside else ""
     try:
+        numbers = _number(season, op)
         register = stage(board, entries, folder / "sources")
         config = _compose(board, season, [entry.kernel for entry in entries], register, folder)
         config.beside = beside.kernel if beside else ""
         queued = executors.choose(config.cluster, config.container).queued
         alone = contextlib.nullcontext() if queued else board.lock("machine")  # SLURM gives each job its own processors
+        board.steps.say("waiting until no other submission is judged", about)
         with alone, open(folder / "launch.txt", "w") as said, contextlib.redirect_stdout(said):
+            board.steps.say("waiting for SLURM" if queued else "starting", about)
+            board.steps.follow(folder, _name_cases(entries, numbers, len(entries) > 1 and not beside))
             for _ in range(MOST_RUNS):
                 if start.run(config) == Interrupted.status:
                     raise Interrupted("the run was interrupted, so nothing got a rank; submit it again")
-                judged = _gather(season, op, folder)
+                judged = _gather(numbers, op, folder)
                 if not (again := _find_unjudged(judged)):
                     break
                 config.draw.only = again
@@ -175,11 +181,23 @@ def _compose(board: Board, season: Season, kernels: list[str], register: Path, f
     return config
 
 
-def _gather(season: Season, op: ops.Op, folder: Path) -> Judged:
-    numbers = {
-        op.case("any", problem.dtype, problem.shape, problem.params).problem: number
-        for number, problem in enumerate(season.draw())
+def _number(season: Season, op: ops.Op) -> dict[str, int]:
+    """The number of each problem of a season, by what the keys of its cases have after the kernel."""
+    drawn = enumerate(season.draw())
+    return {op.case("any", each.dtype, each.shape, each.params).problem: number for number, each in drawn}
+
+
+def _name_cases(entries: Sequence[Entry], numbers: Mapping[str, int], names_kernels: bool) -> dict[str, str]:
+    """What the cases of a run are called, by their keys: without a size, because the problems are hidden."""
+    return {
+        f"{entry.op}/{entry.kernel}/{problem}": f"problem {number} (of 0 to {max(numbers.values())})"
+        + (f" of {entry.name}" if names_kernels else "")
+        for entry in entries
+        for problem, number in numbers.items()
     }
+
+
+def _gather(numbers: Mapping[str, int], op: ops.Op, folder: Path) -> Judged:
     found: dict[str, dict[int, store.Row]] = {}
     log = []
     for path in sorted(folder.glob("runs/*/config.yaml")):

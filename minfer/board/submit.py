@@ -47,15 +47,7 @@ def submit(
         with contextlib.suppress(UserError):  # of a full disk; the first error says more
             board.save(entry)
         raise
-    race, why = None, ""
-    try:
-        race = _race(board, season, entry) if entry.ranks else None
-    except (UserError, OSError) as error:
-        why = f"it was not run beside the record's holder ({_say(error)}); minfer board prove {op} does that later"
-    answer = finish(board, entry, race)
-    if why:
-        answer["message"] = why
-        board.save(entry)
+    answer = _finish_raced(board, season, entry)
     if not keep and season.name in {each.name for each in list_seasons(board) if not each.is_open}:
         board.forget_files(entry)  # the season ended meanwhile
     return answer
@@ -134,6 +126,23 @@ def _race(board: Board, season: Season, entry: Entry) -> dict[str, Any] | None:
         if race := run_race(board, season, entry, chain[-1]):
             return race
     return None
+
+
+def _finish_raced(board: Board, season: Season, entry: Entry) -> dict[str, Any]:
+    """The answer to a judged submission, after a run beside the record's holder if it needs one. If that run ends early, the
+    answer says why."""
+    race, why = None, ""
+    try:
+        race = _race(board, season, entry) if entry.ranks else None
+    except (UserError, OSError) as error:
+        why = (
+            f"it was not run beside the record's holder ({_say(error)}); minfer board prove {entry.op} does that later"
+        )
+    answer = finish(board, entry, race)
+    if why:
+        answer["message"] = why
+        board.save(entry)
+    return answer
 
 
 def run_race(board: Board, season: Season, challenger: Entry, holder: Entry) -> dict[str, Any] | None:
@@ -233,22 +242,20 @@ def submit_each(
     own = {"cpu": ("cpp", "python"), "cuda": ("cuda", "triton", "python")}[season.device]
     if other := [file for file, kind in zip(files, kinds, strict=True) if kind not in own]:
         raise UserError(f"{other[0]} is not for the device of the season {season.name}")
-    entries = [
-        _record(board, season, each, who, name, kind, licence, keep)
-        for each, name, kind in zip(sources, names, kinds, strict=True)
-    ]
+    entries: list[Entry] = []
     try:
+        for each, name, kind in zip(sources, names, kinds, strict=True):
+            entries.append(_record(board, season, each, who, name, kind, licence, keep))
         judged = judging.run(board, season, entries)
         for entry in entries:
             _note(board, season, entry, judged)
-        best = max((entry for entry in entries if entry.ranks), key=lambda entry: entry.score["value"], default=None)
-        race = _race(board, season, best) if best else None
     except BaseException as error:
         for entry in entries:
             if entry.state == PENDING:
                 entry.state = REFUSED
-                why = " ".join(str(error).split()) or type(error).__name__
-                entry.result = answers.begin(entry) | {"message": why, "next": "submit it again"}
+                entry.result = answers.begin(entry) | {"message": _say(error), "next": "submit it again"}
                 board.save(entry)
         raise
-    return [finish(board, entry, race if entry is best else None) for entry in entries]
+    best = max((entry for entry in entries if entry.ranks), key=lambda entry: entry.score["value"], default=None)
+    answer = _finish_raced(board, season, best) if best else None
+    return [answer if answer and entry is best else finish(board, entry, None) for entry in entries]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import getpass
 import json
 import os
@@ -62,18 +63,18 @@ def submit(words: list[str]) -> int:
     from minfer.board.submit import submit as judge  # imports torch, which a typo need not wait for
     from minfer.board.submit import submit_each
 
-    if given.each:
-        sources = [{name: content} for name, content in files.items()]
-        found = submit_each(
-            board, given.op, sources, given.who or getpass.getuser(), given.device, given.licence, given.keep
-        )
-        print(json.dumps(found, indent=1) if given.json else "\n\n".join(map(answers.text, found)))
-        return 0 if any(answer["verdict"] == "ranked" for answer in found) else FAILED
-    answer = judge(
-        board, given.op, files, given.who or getpass.getuser(), given.name, given.device, given.licence, given.keep
-    )
-    print(json.dumps(answer, indent=1) if given.json else answers.text(answer))
-    return 0 if answer["verdict"] == "ranked" else FAILED
+    who = given.who or getpass.getuser()
+    with contextlib.nullcontext() if given.json else board.steps:
+        if given.each:
+            sources = [{name: content} for name, content in files.items()]
+            found = submit_each(board, given.op, sources, who, given.device, given.licence, given.keep)
+        else:
+            found = [judge(board, given.op, files, who, given.name, given.device, given.licence, given.keep)]
+    if given.json:
+        print(json.dumps(found if given.each else found[0], indent=1))
+    else:
+        print("\n\n".join(map(answers.text, found)))
+    return 0 if any(answer["verdict"] == "ranked" for answer in found) else FAILED
 
 
 def read_archive(words: list[str]) -> int:
@@ -223,7 +224,9 @@ def manage(words: list[str]) -> int:
             launch.say_first("looking for a kernel whose score is higher than that of the record's holder")
             from minfer.board.submit import prove
 
-            print(prove(board, given.op, given.device))
+            with board.steps:
+                said = prove(board, given.op, given.device)
+            print(said)
         case "watch":
             from minfer.board.watch import watch
 

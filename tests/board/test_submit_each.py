@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 
-from minfer.board import submit
+from minfer import ops
+from minfer.board import judging, submit
 from minfer.board.folder import JUDGED, REFUSED, Board, Entry
-from minfer.plan.config import UserError
-from tests.board.making import EPYC, make_board
+from minfer.plan import extra
+from minfer.plan.config import Config, UserError
+from tests.board.making import EPYC, make_board, make_entry
+from tests.board.test_submit import fake, fake_runs, measured
 
 SOURCE = b"def softmax(y, x, mask):\n    y.copy_(x.softmax(-1))  # %d\n"
 
@@ -69,3 +72,49 @@ def test_what_cannot_be_judged_leaves_no_entry(board: Board) -> None:
     with pytest.raises(UserError, match=r"k\.cu is not for the device of the season softmax-cpu-1"):
         submit.submit_each(board, "softmax", [{"k.cu": cuda}], "ada")
     assert not board.entries()
+
+
+def test_two_kernels_of_one_run_can_be_raced(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the race they are the same submissions in the same order, and they must be registered once more."""
+    registered: list[bool] = []
+
+    def run(config: Config) -> int:
+        for path in config.extra:
+            extra.load(path)
+        registered.append({*config.kernel} <= ops.get("softmax").kernels.keys())
+        return 0
+
+    def gather(numbers: dict[str, int], *_: Any) -> judging.Judged:
+        names = [entry.kernel for entry in board.entries()]
+        rows = [
+            measured(speed) | {"metrics": {judging.BESIDE + end: 2.0 for end in ("", "_low", "_high")}}
+            for speed in (1, 2)
+        ]
+        return fake({name: dict.fromkeys(numbers.values(), row) for name, row in zip(names, rows, strict=True)})
+
+    monkeypatch.setattr(judging.start, "run", run)
+    monkeypatch.setattr(judging, "_gather", gather)
+    answers = submit.submit_each(board, "softmax", sources(2), "ada")
+    assert registered == [True, True]
+    assert [(answer["rank"], answer["message"]) for answer in answers] == [(2, ""), (1, "")]
+
+
+def test_a_race_that_cannot_run_costs_no_answer(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_runs(board, monkeypatch, {"k0": 1.0, "k1": 2.0})
+
+    def down(*_: object) -> None:
+        raise UserError("sbatch: the partition is down")
+
+    monkeypatch.setattr(submit, "run_race", down)
+    answers = submit.submit_each(board, "softmax", sources(2), "ada")
+    assert [answer["verdict"] for answer in answers] == ["ranked", "ranked"]
+    assert "the partition is down); minfer board prove softmax does that later" in answers[1]["message"]
+
+
+def test_a_file_that_the_board_has_leaves_none_pending(board: Board) -> None:
+    known = make_entry(board, "known", text=(SOURCE % 1).decode())
+    known.content = submit.hash_files(known.files)
+    board.save(known)
+    with pytest.raises(UserError, match=f"the same files are submission {known.id}"):
+        submit.submit_each(board, "softmax", sources(2), "ada")
+    assert sorted(entry.state for entry in board.entries()) == [JUDGED, REFUSED]
