@@ -115,6 +115,9 @@ def run_groups(count: int, cases: int, path: Path) -> list[store.Row]:
         part = ["--groups", "1", "--first", str(first), "--cases", str(until - first), "--to", str(place)]
         command = [sys.executable, "-m", "benchmarks.judge_honest", *sys.argv[1:], *part]
         started.append(subprocess.Popen(command, preexec_fn=functools.partial(os.sched_setaffinity, 0, processors)))
+    with contextlib.suppress(KeyboardInterrupt):  # which they get, too: what they have judged until then is kept
+        for process in started:
+            process.wait()
     for process in started:
         process.wait()
     rows = [row for place in places if place.exists() for row in pq.read_table(place).to_pylist()]

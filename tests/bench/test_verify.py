@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from minfer import ops
 from minfer.bench.errors import run_reference
 from minfer.bench.integrity import Dishonest
 from minfer.bench.operands import Operands
@@ -20,6 +21,24 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 # Right
+
+
+def test_a_sum_in_order_may_drop_terms_that_are_too_small_for_it() -> None:
+    """A float32 sum that begins with 1 drops each term below 2^-24 of it, always downwards: 1023 such terms are far more than
+    independent roundings. A kernel that leaves out terms that an fp32 sum keeps is still found."""
+    op = ops.get("softmax")
+    case = op.case("cpu_naive", "float32", {"rows": 1, "n": 1024}, {"mask": "none"})
+
+    def worst(small: float, least: float) -> float:
+        x = torch.full((1, 1024), small, dtype=torch.float64)
+        x[0, 0] = 0.0
+        given = {"y": x, "x": x, "mask": torch.empty(0, dtype=torch.float64)}
+        [expected] = op.reference(case, given).values()
+        terms = x.exp() * (x.exp() >= least)
+        assert expected.bound is not None
+        return float(((x.exp() / terms.sum() - expected.value).abs() / expected.bound).max())
+
+    assert worst(-17.0, 2.0**-24) < 1 < worst(-13.0, 2.0**-18)
 
 
 @both_dtypes
