@@ -1,5 +1,5 @@
-"""What a submitter sees on standard error while a submission is judged: what is being done, and for how long. On a terminal this
-is one line, which is rewritten; else a line is printed at most every `LINE_S` seconds."""
+"""What a submitter sees on standard error while a submission is judged: what is being done, and for how long. On a terminal
+this is one line, which is rewritten; else a line is printed at most every `LINE_S` seconds."""
 
 from __future__ import annotations
 

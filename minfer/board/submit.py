@@ -195,8 +195,8 @@ def finish(board: Board, entry: Entry, race: Mapping[str, Any] | None) -> dict[s
 
 
 def prove(board: Board, op: str, device: str = "") -> str:
-    """On each device of an open season, have one newer submission that might be faster than the record's holder timed in the
-    same rounds: of those that have not been, the one with the best score. Returns the results, in sentences. Raises
+    """On each device of an open season, have one submission that might be faster than the record's holder timed in the same
+    rounds: of those that have not been, the one with the best score. Returns the results, in sentences. Raises
     UserError."""
     season = find_open(board, op, device)
     said = []
@@ -207,21 +207,18 @@ def prove(board: Board, op: str, device: str = "") -> str:
         met = {
             frozenset((race["challenger"], race["holder"])) for race in races if race.get("rules") == rules_of("judged")
         }
-        rivals = [e for e in entries if Entry.order(e) > Entry.order(holder) and may_beat(e, holder)]
+        rivals = [e for e in entries if e.id != holder.id and may_beat(e, holder)]
         better = [e for e in rivals if frozenset((e.id, holder.id)) not in met]
         if not better:
-            newer = "each newer kernel that might be faster has been timed beside it"
-            why = newer if rivals else "each newer kernel has a surely lower score"
+            timed = "each kernel that might be faster has been timed beside it"
+            why = timed if rivals else "each other kernel has a surely lower score"
             said.append(f"{name}: {holder.title} holds the record, and {why}.")
             continue
         best = max(better, key=lambda entry: entry.score["value"])
         if not (race := run_race(board, season, best, holder)):
             said.append(f"{name}: {holder.title} failed when it was run again, and has no rank any longer.")
             continue
-        said.append(
-            f"{name}: {best.title} beside {holder.title}: {race['verdict']}, {race['value']:.3g} ({race['low']:.3g} to"
-            f" {race['high']:.3g}) times as fast."
-        )
+        said.append(f"{name}: {best.title} beside {holder.title}: {race['verdict']}, {Ratio.of(race)} times as fast.")
     return "\n".join(said) or f"{season.name} has no kernel with a score."
 
 

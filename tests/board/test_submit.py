@@ -21,7 +21,7 @@ from minfer.board.tasks import write_extra
 from minfer.ops.op import REGISTERED
 from minfer.plan.config import UserError
 from minfer.rows import store
-from tests.board.making import make_board, make_entry
+from tests.board.making import make_board, make_entry, make_race
 from tests.conftest import ROOT
 
 HONEST = b"import torch\n\n\ndef softmax(y, x, mask):\n    y.copy_(torch.softmax(x.double(), -1))\n"
@@ -244,9 +244,17 @@ def test_a_higher_score_that_no_run_has_proven_is_proven_later(board: Board, mon
     make_entry(board, "first", 1.0)
     make_entry(board, "second", 2.0)
     assert "second by ada beside first by ada: faster, 2 " in submit.prove(board, "softmax")
-    assert "second by ada holds the record, and each newer kernel has a surely lower score" in submit.prove(
+    assert "second by ada holds the record, and each other kernel has a surely lower score" in submit.prove(
         board, "softmax"
     )
+
+
+def test_an_older_kernel_that_was_never_raced_may_prove_itself(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_runs(board, monkeypatch, {"first": 1.0, "second": 3.0, "third": 2.0})
+    first, _, third = (make_entry(board, n, s) for n, s in (("first", 1.0), ("second", 3.0), ("third", 2.0)))
+    make_race(board, third, first, "faster")
+    assert "second by ada beside third by ada: faster, 1.5 (" in submit.prove(board, "softmax")
+    assert [entry.name for entry in holders(board.entries(), board.races())] == ["first", "third", "second"]
 
 
 def test_the_inbox_is_fair_and_knows_people_by_their_files(board: Board) -> None:
