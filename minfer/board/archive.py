@@ -17,7 +17,7 @@ from typing import Any
 from minfer.board import near
 from minfer.board.answer import differences, text
 from minfer.board.folder import Board, Entry, write_json
-from minfer.board.score import Ratio, Standing, rank
+from minfer.board.score import FASTER, Ratio, Standing, rank
 from minfer.board.season import list_seasons
 from minfer.plan.config import UserError
 
@@ -162,6 +162,7 @@ def remove(board: Board, entry: Entry, who: str) -> None:
 def _drop(board: Board, entry: Entry) -> None:
     """Remove a submission from the board, and from the pages that are written after each judged one. Raises UserError."""
     try:
+        _join_races(board, entry)
         board.drop(entry)
     except PermissionError as error:
         raise UserError(f"only the owner of {board.folder} can remove files there; ask them") from error
@@ -169,6 +170,18 @@ def _drop(board: Board, entry: Entry) -> None:
         from minfer.board import page
 
         page.build(board, Path(site))
+
+
+def _join_races(board: Board, entry: Entry) -> None:
+    """Before a submission goes: a kernel that was faster than it keeps the record, also over the holders before it."""
+    met = {(race["challenger"], race["holder"]) for race in board.races()}
+    races = [race for race in board.races() if race["verdict"] == FASTER]
+    for before in (race for race in races if race["challenger"] == entry.id):
+        for after in (race for race in races if race["holder"] == entry.id):
+            slower = Ratio.of(before)
+            ratio = Ratio.of(after).over(Ratio(1 / slower.value, 1 / slower.high, 1 / slower.low))
+            if (after["challenger"], before["holder"]) not in met:
+                board.save_race(after | {"holder": before["holder"]} | ratio.as_dict())
 
 
 def quarantine(board: Board, entry: Entry, why: str) -> None:

@@ -107,7 +107,9 @@ def open_season(board: Board, op: str, device: str, extra: str = "") -> Season:
 def _open(board: Board, op: str, device: str, extra: str) -> Season:
     earlier = [season for season in list_seasons(board) if season.op == op and season.device == device]
     if any(season.is_open for season in earlier):
-        raise UserError(f"a season of {op} on {device} is open; close it first: minfer board close-season {op}")
+        raise UserError(
+            f"a season of {op} on {device} is open; close it first: minfer board close-season {op} --device {device}"
+        )
     number = 1 + len(earlier)
     season = Season(
         f"{op}-{device}-{number}", op, device, number, secrets.randbits(62), board.settings.problems, time.time()

@@ -14,6 +14,7 @@ from minfer import cli
 from minfer.board.answer import differences
 from minfer.board.folder import Board
 from minfer.board.page import build
+from minfer.board.score import holders
 from tests.board.making import SEED, SHOWN, fill, make_board, make_entry, make_race
 
 
@@ -87,6 +88,20 @@ def test_what_is_removed_has_no_page_any_longer(
     page = build(board, tmp_path / "site").parent / "kernels" / f"{entry.id}.html"
     assert page.exists() and shell("archive", *words, entry.id)[0] == 0
     assert not page.exists() and entry.id not in (tmp_path / "site" / "board.json").read_text()
+
+
+def test_a_removed_holder_costs_no_other_the_record(shell: Shell, board: Board) -> None:
+    """It was faster than the first, and the third than it; so the third is faster than the first."""
+    first, second, third = (make_entry(board, name, who=name) for name in ("first", "second", "third"))
+    make_race(board, second, first, "faster")
+    make_race(board, third, second, "faster")
+    assert shell("archive", "remove", second.id, "--as", "second")[0] == 0
+    assert [entry.name for entry in holders(board.entries(), board.races())] == ["first", "third"]
+    (race,) = board.races()
+    assert (race["challenger"], race["holder"], race["verdict"]) == (third.id, first.id, "faster")
+    assert race["value"] == pytest.approx(1.1**2) and 1.05 < race["low"] < race["value"] < race["high"]
+    assert shell("archive", "remove", third.id, "--as", "third")[0] == 0
+    assert [entry.name for entry in holders(board.entries(), board.races())] == ["first"]
 
 
 def test_who_may_not_write_there_removes_nothing(shell: Shell, board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
