@@ -19,6 +19,7 @@ from minfer.plan.config import UserError
 from minfer.process.text import make_printable
 from minfer.rows import store
 
+DEVICES = {"cpp": ("cpu",), "cuda": ("cuda",), "triton": ("cuda",), "python": ("cpu", "cuda")}  # by kind of kernel
 STATIC = ("registers", "shared_bytes", "local_bytes", "workspace_bytes", "launches")
 
 
@@ -28,11 +29,11 @@ def submit(
 ) -> dict[str, Any]:  # fmt: skip
     """Have a submission judged and return its answer (`minfer.board.answer`). `files`: the source first. Raises UserError for
     what cannot be judged at all; this does not count towards the limit."""
-    season = find_open(board, op, device)
     source = next(iter(files))
     check_name("a person", who)
     name = check_name("a kernel", name or Path(source).stem)
     kind = find_kind(op, source, files[source])
+    season = find_open(board, op, device, DEVICES[kind])
     if kind in ("cuda", "triton") and season.device == "cpu":
         raise UserError(f"{source} is for a GPU, and the season {season.name} is on the CPU; submit a .cpp or .py file")
     if kind == "cpp" and season.device == "cuda":
@@ -229,15 +230,14 @@ def submit_each(
     """Have several sources judged in one run, which compiles them side by side; for programs that write kernels. Each is a
     submission with the name of its file. Only the one with the best score is run beside the record's holder. Returns the
     answers, in the order of `sources`. Raises UserError as `submit` does."""
-    season = find_open(board, op, device)
     check_name("a person", who)
     files = [next(iter(each)) for each in sources]
     names = [check_name("a kernel", Path(file).stem) for file in files]
     if len({*names}) < len(names):
         raise UserError("two of the files have the same name, which is that of the submission; rename one of them")
     kinds = [find_kind(op, file, each[file]) for file, each in zip(files, sources, strict=True)]
-    own = {"cpu": ("cpp", "python"), "cuda": ("cuda", "triton", "python")}[season.device]
-    if other := [file for file, kind in zip(files, kinds, strict=True) if kind not in own]:
+    season = find_open(board, op, device, set.intersection(*(set(DEVICES[kind]) for kind in kinds)))
+    if other := [file for file, kind in zip(files, kinds, strict=True) if season.device not in DEVICES[kind]]:
         raise UserError(f"{other[0]} is not for the device of the season {season.name}")
     entries: list[Entry] = []
     try:

@@ -63,6 +63,27 @@ def test_what_cannot_be_judged_costs_nothing(board: Board, name: str, words: str
     assert not board.entries()
 
 
+@pytest.mark.parametrize(
+    ("name", "source", "wanted", "device"),
+    [
+        ("mine.cpp", b"MINFER_SOFTMAX(softmax_mine, minfer::launch)\n", "", "cpu"),
+        ("mine.cu", b"MINFER_SOFTMAX(softmax_mine, minfer::launch)\n", "", "cuda"),
+        ("mine.py", b"import triton\n" + HONEST, "", "cuda"),
+        ("mine.py", HONEST, "cuda", "cuda"),
+    ],
+)
+def test_of_two_seasons_a_kernel_gets_the_one_that_it_fits(
+    name: str, source: bytes, wanted: str, device: str, board: Board, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_season(board, "softmax", "cuda")
+    fake_runs(board, monkeypatch, {"mine": 1.0})
+    with pytest.raises(UserError, match="choose one with --device"):
+        submit.submit(board, "softmax", {"mine.py": HONEST + b"# either"}, "ada")
+    assert submit.submit(board, "softmax", {name: source}, "ada", device=wanted)["season"] == f"softmax-{device}-1"
+    (answer,) = submit.submit_each(board, "softmax", [{name: source + b"# other"}], "bob", wanted)
+    assert answer["season"] == f"softmax-{device}-1"
+
+
 def test_the_same_files_are_judged_once(board: Board) -> None:
     entry = make_entry(board, "mine")
     entry.content = submit.hash_files({"": board.keep(HONEST)})
