@@ -174,18 +174,23 @@ class Search:
         submit."""
         try:
             kernels = self._write(count)
-            if kernels:
-                self._submit(kernels)
-                return True
-            print(f"{self.op}, {self.way}: every neighbour was tried.")
         except RuntimeError as error:
-            print(f"{self.op}, {self.way}: {error}", file=sys.stderr, flush=True)
+            self._tell(error)
             return True
-        return False
+        if kernels:
+            self._submit(kernels)
+        else:
+            print(f"{self.op}, {self.way}: every neighbour was tried.")
+        return bool(kernels)
+
+    def _tell(self, error: RuntimeError) -> None:
+        print(f"{self.op}, {self.way}: {error}", file=sys.stderr, flush=True)
 
     def _write(self, count: int) -> list[tuple[str, str, Constants | None]]:
         """The name, source and constants of `count` kernels, or of as many as there are. Raises RuntimeError."""
-        near = [] if self.way == AT_RANDOM else minfer("archive", "near", self.op, "-n", "50", *self.board)
+        near = []
+        if self.way != AT_RANDOM:
+            near = minfer("archive", "near", self.op, "-n", "50", *self.board)["submissions"]
         near = [entry for entry in near if not entry["who"].endswith(f"-{AT_RANDOM}")]
         for entry in near:
             if entry["season"] == self.season["name"] and (constants := remember(entry["source"])):
@@ -198,13 +203,29 @@ class Search:
             if self.hook:
                 task = {"op": self.op, "shown": self.season["shown"], "file": f"{name}{self.file.suffix}"}
                 task |= {"template": template, "near": near[:5], "last": self.last}
-                kernels.append((name, ask_hook(self.hook, task), None))
+                try:
+                    kernels.append((name, ask_hook(self.hook, task), None))
+                except RuntimeError as error:
+                    if not kernels:
+                        raise
+                    self._tell(error)  # the kernels that it printed before are judged
+                    break
             elif constants := self.generator.propose():
                 self.generator.note(constants, None)
                 kernels.append((name, write_kernel(template, symbol, f"{self.op}_{name}", constants), constants))
         return kernels
 
     def _submit(self, kernels: list[tuple[str, str, Constants | None]]) -> None:
+        """Have kernels judged in one run, or each alone if the board refuses the files because of one that a hook printed."""
+        try:
+            self._judge(kernels)
+        except RuntimeError as error:
+            if not self.hook or len(kernels) == 1:
+                return self._tell(error)
+            for kernel in kernels:
+                self._submit([kernel])
+
+    def _judge(self, kernels: list[tuple[str, str, Constants | None]]) -> None:
         """Have kernels judged in one run. Raises RuntimeError."""
         with tempfile.TemporaryDirectory() as folder:
             files = [Path(folder) / f"{name}{self.file.suffix}" for name, _, _ in kernels]
@@ -233,6 +254,31 @@ def make_search(season: dict[str, Any], way: str, given: argparse.Namespace, fro
         generator.start = generator.sample()
     who = given.who + (f"-{AT_RANDOM}" if way == AT_RANDOM else "")
     return Search(season, way, who, ["--board", str(Path(given.board).absolute())], generator, given.hook)
+
+
+def find_device() -> str:
+    """The kind of device that this machine has."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def choose_season(seasons: list[dict[str, Any]], op: str, given: argparse.Namespace) -> dict[str, Any]:
+    """The open season of an op; if there are two, the one on the kind of device that this machine has. Raises RuntimeError."""
+    open_ones = {season["device"]: season for season in seasons if season["op"] == op and season["closed"] is None}
+    fits = [device for name, device in TEMPLATES if name == op and given.device in ("", device)]
+    if not fits:
+        raise RuntimeError(f"there is no template of {op} on {given.device}; choose another --device or op")
+    found = [device for device in fits if device in open_ones]
+    if len(found) != 1 and (here := find_device()) in fits:
+        fits, found = [here], [device for device in found if device == here]
+    if not found:
+        there = f"; its open season is on {' and on '.join(open_ones)}" if open_ones else ""
+        raise RuntimeError(
+            f"{given.board} has no open season of {op} on {' or '.join(fits)}{there}; open one with"
+            f" minfer board open-season {op} --device {fits[0]} --board {given.board}"
+        )
+    return open_ones[found[0]]
 
 
 def write_rows(searches: list[Search], root: Path) -> None:
@@ -265,25 +311,23 @@ def main() -> int:
     parser.add_argument("--compare", action="store_true", help="search both ways, in turns, from the same place")
     parser.add_argument("--hook", default="", help="a command that reads a task and prints a kernel")
     parser.add_argument("--as", dest="who", default="generator")
+    about = "where the op has a season on both (default: cuda where there is a GPU)"
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="", help=about)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--write", type=Path, metavar="DIR", help="write a row for each submission below DIR")
     given = parser.parse_args()
     try:
-        seasons = minfer("board", "seasons", "--board", str(Path(given.board).absolute()))
+        seasons = minfer("board", "seasons", "--board", str(Path(given.board).absolute()))["seasons"]
     except RuntimeError as error:
         print(error, file=sys.stderr)
         return 2
     ways = (GUIDED, AT_RANDOM) if given.compare else (HOOK,) if given.hook else (AT_RANDOM if given.random else GUIDED,)
     searches = []
     for op in given.op:
-        season = next((s for s in seasons if s["op"] == op and s["closed"] is None), None)
-        if season is None or (op, season["device"]) not in TEMPLATES:
-            devices = " or ".join(device for name, device in TEMPLATES if name == op)
-            print(
-                f"{given.board} has no open season of {op} on {devices}, for which there is a template; open one with"
-                f" minfer board open-season {op} --device {devices.split()[0]} --board {given.board}",
-                file=sys.stderr,
-            )
+        try:
+            season = choose_season(seasons, op, given)
+        except RuntimeError as error:
+            print(error, file=sys.stderr)
             return 2
         searches += [make_search(season, way, given, given.compare) for way in ways]
     for begin in range(0, given.budget, given.at_once):

@@ -216,13 +216,14 @@ def describe_place(answer: dict[str, Any], entry: Entry, standings: Sequence[Sta
 
 
 def differences(mine: Entry, best: Entry) -> list[dict[str, Any]]:
-    """The numbers that both submissions have; those that differ most come first."""
+    """The numbers that both submissions have; those that differ most come first. A ratio that is not shown is left out."""
     found = []
     for problem in mine.result.get("problems", []):
         other = next((p for p in best.result.get("problems", []) if p["number"] == problem["number"]), None)
-        if problem.get("ratio") and other and other.get("ratio"):
+        ratios = [each["ratio"] for each in (problem, other) if each and each.get("ratio")]
+        if len(ratios) == 2 and not any(is_too_wide(ratio["low"], ratio["high"]) for ratio in ratios):
             what = f"ratio to the baseline on problem {problem['number']}"
-            found.append(_difference(what, problem["ratio"]["value"], other["ratio"]["value"], 0.0))
+            found.append(_difference(what, ratios[0]["value"], ratios[1]["value"], 0.0))
     for name in mine.opcodes.keys() & best.opcodes.keys():
         found.append(_difference(NAMES[name], mine.opcodes[name], best.opcodes[name], LEAST_SHARE))
     for name in mine.static.keys() & best.static.keys():
@@ -314,32 +315,25 @@ def _write_place(answer: Mapping[str, Any]) -> list[str]:
     place = f"Rank {answer['rank']} of {answer['of']}" if answer["rank"] else "No rank"
     tied = f", shared with {', '.join(answer['tied'])}" if answer["tied"] else ""
     lines = [
-        f"{place}{tied}: {_write(score)} times the baseline's speed over {count} hidden problem{'s' * (count != 1)}."
+        f"{place}{tied}: {Ratio.of(score)} times the baseline's speed over {count} hidden problem{'s' * (count != 1)}."
     ]
     shown = answer["shown"]
     if shown and shown["ratio"]:
         size = ", ".join(f"{axis}={length}" for axis, length in shown["shape"].items())
         lines.append(
-            f"  problem 0 (shown: {shown['dtype']}, {size})  {_write(shown['ratio'])}  {shown['us']:,.1f} µs against"
+            f"  problem 0 (shown: {shown['dtype']}, {size})  {Ratio.of(shown['ratio'])}  {shown['us']:,.1f} µs against"
             f" {shown['baseline_us']:,.1f} µs"
         )
         if shown.get("gbps") and shown.get("copy_gbps"):
             lines.append(f"    {shown['gbps']:.3g} GB/s; a long copy has {shown['copy_gbps']:.3g} GB/s here")
     for problem in answer["problems"]:
         roof = f"  {problem['roof_percent']:g} % of the roof" if problem["roof_percent"] is not None else ""
-        lines.append(f"  problem {problem['number']}  {_write(problem['ratio'])}{roof}")
+        lines.append(f"  problem {problem['number']}  {Ratio.of(problem['ratio'])}{roof}")
     if race := answer["race"]:
         lines.append(
-            f"In the same rounds as the record's holder, {race['holder']}, it was {_write(race)} times as fast:"
+            f"In the same rounds as the record's holder, {race['holder']}, it was {Ratio.of(race)} times as fast:"
             f" {race['verdict']}."
         )
     if leader["submission"] != answer["submission"]:
-        lines.append(f"The leader, {leader['title']}, is {_write(leader['ahead'])} times as fast.")
+        lines.append(f"The leader, {leader['title']}, is {Ratio.of(leader['ahead'])} times as fast.")
     return lines
-
-
-def _write(ratio: Mapping[str, float]) -> str:
-    """A ratio with its interval; a word instead of the ratio if the interval is too wide."""
-    if is_too_wide(ratio["low"], ratio["high"]):
-        return f"unsure ({ratio['low']:.3g} to {ratio['high']:.3g})"
-    return f"{ratio['value']:.3g} ({ratio['low']:.3g} to {ratio['high']:.3g})"

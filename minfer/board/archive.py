@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import tarfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 from minfer.board import near
 from minfer.board.answer import differences, text
 from minfer.board.folder import Board, Entry, write_json
-from minfer.board.score import Standing, rank
+from minfer.board.score import FASTER, Ratio, Standing, rank
 from minfer.board.season import list_seasons
 from minfer.plan.config import UserError
 
@@ -41,11 +41,11 @@ def print_list(board: Board, op: str, who: str, as_json: bool) -> None:
     """A line for each submission."""
     entries = [entry for entry in board.entries() if op in ("", entry.op) and who in ("", entry.who)]
     if as_json:
-        print(json.dumps([_public(entry) for entry in entries], indent=1))
+        _print_json("submissions", [_public(entry) for entry in entries], board.unreadable)
         return
     rows = [("submission", "when (UTC)", "op", "name", "who", "kind", "season", "score", "state")]
     for entry in entries:
-        score = f"{entry.score['value']:.3g}" if entry.score else ""
+        score = Ratio.of(entry.score).shown if entry.score else ""
         verdict = entry.result.get("verdict", "") if entry.state == "refused" else entry.state
         rows.append(
             (entry.id, day(entry.when), entry.op, entry.name, entry.who, entry.kind, entry.season, score, verdict)
@@ -53,6 +53,11 @@ def print_list(board: Board, op: str, who: str, as_json: bool) -> None:
     print(align(rows))
     print(f"{_count(len(entries))}.")
     _name_unreadable(board.unreadable, f"more submission{'s' * (len(board.unreadable) != 1)}")
+
+
+def _print_json(name: str, found: Sequence[Mapping[str, Any]], unreadable: Sequence[Path]) -> None:
+    """What `--json` prints of a list: what was found, and the files that cannot be read."""
+    print(json.dumps({name: found, "unreadable": [str(path) for path in unreadable]}, indent=1))
 
 
 def _name_unreadable(files: Sequence[Path], what: str) -> None:
@@ -119,15 +124,10 @@ def print_near(board: Board, task: near.Task, count: int, as_json: bool) -> None
     """The nearest submissions, each with its source's place in the archive and with what made it faster than the next."""
     found = near.find(task, board.entries(), count)
     if as_json:
-        print(
-            json.dumps(
-                [
-                    _public(entry) | {"distance": round(far, 4), "source": board.source(entry) if entry.keep else None}
-                    for far, entry in found
-                ],
-                indent=1,
-            )
-        )
+        of = [
+            _public(entry) | {"distance": round(far, 4), "source": _find_source(board, entry)} for far, entry in found
+        ]
+        _print_json("submissions", of, board.unreadable)
         return
     rows = [("distance", "submission", "op", "name", "who", "score", "differs most from the fastest of these in")]
     fastest = max((entry for _, entry in found), key=lambda entry: entry.score["value"], default=None)
@@ -135,17 +135,53 @@ def print_near(board: Board, task: near.Task, count: int, as_json: bool) -> None
         why = ""
         if fastest and fastest is not entry and (numbers := differences(entry, fastest)):
             why = f"{numbers[0]['what']}: {numbers[0]['mine']:.3g} against {numbers[0]['best']:.3g}"
-        score = f"{entry.score['value']:.3g}"
+        score = Ratio.of(entry.score).shown
         rows.append((f"{far:.2f}", entry.id, entry.op, entry.name, entry.who, score, why))
     print(align(rows))
+    _name_unreadable(board.unreadable, f"submission{'s' * (len(board.unreadable) != 1)}")
+
+
+def _find_source(board: Board, entry: Entry) -> str | None:
+    """The source of a submission; None if its author does not allow it to be shown, or if its file cannot be read."""
+    try:
+        return board.source(entry) if entry.keep else None
+    except UserError:
+        return None
 
 
 def remove(board: Board, entry: Entry, who: str) -> None:
     """Remove a submission; `who` must be its author. Raises UserError."""
     if entry.who != who:
-        raise UserError(f"{entry.id} is {entry.who}'s, not {who}'s; only its author may remove it")
-    board.drop(entry)
+        raise UserError(
+            f"{entry.id} is {entry.who}'s, not {who}'s, and only its author may remove it; if it is yours, add --as {entry.who}"
+        )
+    _drop(board, entry)
     print(f"Removed {entry.id}, {entry.title}, with its rows, its log and its files.")
+
+
+def _drop(board: Board, entry: Entry) -> None:
+    """Remove a submission from the board, and from the pages that are written after each judged one. Raises UserError."""
+    try:
+        _join_races(board, entry)
+        board.drop(entry)
+    except PermissionError as error:
+        raise UserError(f"only the owner of {board.folder} can remove files there; ask them") from error
+    if site := board.settings.site:
+        from minfer.board import page
+
+        page.build(board, Path(site))
+
+
+def _join_races(board: Board, entry: Entry) -> None:
+    """Before a submission goes: a kernel that was faster than it keeps the record, also over the holders before it."""
+    met = {(race["challenger"], race["holder"]) for race in board.races()}
+    races = [race for race in board.races() if race["verdict"] == FASTER]
+    for before in (race for race in races if race["challenger"] == entry.id):
+        for after in (race for race in races if race["holder"] == entry.id):
+            slower = Ratio.of(before)
+            ratio = Ratio.of(after).over(Ratio(1 / slower.value, 1 / slower.high, 1 / slower.low))
+            if (after["challenger"], before["holder"]) not in met:
+                board.save_race(after | {"holder": before["holder"]} | ratio.as_dict())
 
 
 def quarantine(board: Board, entry: Entry, why: str) -> None:
@@ -162,7 +198,7 @@ def quarantine(board: Board, entry: Entry, why: str) -> None:
     if log.is_file():
         shutil.copy(log, folder / "log.txt")
     write_json(folder / "entry.json", asdict(entry) | {"why": why}, 0o600)
-    board.drop(entry)
+    _drop(board, entry)
     print(f"{entry.id} is in {folder}, with its files and its log, and has no rank any longer.")
 
 
@@ -205,9 +241,12 @@ def _add(packed: tarfile.TarFile, name: str, content: bytes) -> None:
 def print_seasons(board: Board, as_json: bool) -> None:
     """The seasons, without what must stay hidden while they are open."""
     seasons = list_seasons(board)
+    names = {season.name for season in seasons}
+    others = [path for path in sorted((board.folder / "seasons").glob("*.json")) if path.stem not in names]
     if as_json:
         hidden = lambda season: ("seed",) if season.is_open else ()
-        print(json.dumps([{k: v for k, v in asdict(s).items() if k not in hidden(s)} for s in seasons], indent=1))
+        of = [{k: v for k, v in asdict(s).items() if k not in hidden(s)} for s in seasons]
+        _print_json("seasons", of, others)
         return
     rows = [("season", "opened (UTC)", "closed (UTC)", "hidden problems", "problem 0")]
     for season in seasons:
@@ -215,8 +254,6 @@ def print_seasons(board: Board, as_json: bool) -> None:
         closed = "" if season.closed is None else day(season.closed)
         rows.append((season.name, day(season.opened), closed, str(season.problems), shape))
     print(align(rows))
-    names = {season.name for season in seasons}
-    others = [path for path in sorted((board.folder / "seasons").glob("*.json")) if path.stem not in names]
     _name_unreadable(others, f"season{'s' * (len(others) != 1)}")
 
 
@@ -224,15 +261,15 @@ def print_ranks(board: Board, as_json: bool) -> None:
     """The standings of each season and device."""
     found = standings(board)
     if as_json:
-        print(json.dumps([_write_board(*key, of) for key, of in found.items()], indent=1))
+        _print_json("boards", [_write_board(*key, of) for key, of in found.items()], board.unreadable)
         return
     for (season, device), of in found.items():
         print(f"{season} on {device}")
         rows = [("rank", "score", "interval", "kernel", "submission")]
         for place in of:
             tie = "=" if place.tied else ""
-            interval = f"{place.score.low:.3g} to {place.score.high:.3g}"
-            rows.append((f"{place.rank}{tie}", f"{place.score.value:.3g}", interval, place.entry.title, place.entry.id))
+            score = place.score
+            rows.append((f"{place.rank}{tie}", score.shown, score.interval, place.entry.title, place.entry.id))
         print(align(rows))
     if not found:
         print("No submission has a rank yet.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import html
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -32,8 +33,9 @@ def draw_record(entries: Sequence[Entry], records: Sequence[Entry]) -> str:
         day = f"{datetime.datetime.fromtimestamp(when, datetime.UTC):%Y-%m-%d %H:%M}"
         parts.append(f"<text x='{x(when):.1f}' y='{HEIGHT - 10}' text-anchor='{anchor}'>{day}</text>")
     path = f"M{x(records[0].when):.1f},{y(records[0].score['value']):.1f}"
-    for entry in records[1:]:
-        path += f"H{x(entry.when):.1f}V{y(entry.score['value']):.1f}"
+    since = itertools.accumulate((entry.when for entry in records), max)  # an older submission may take the record
+    for when, entry in list(zip(since, records, strict=True))[1:]:
+        path += f"H{x(when):.1f}V{y(entry.score['value']):.1f}"
     parts.append(f"<path class='step' d='{path}H{WIDTH - RIGHT}'/>")
     held = {entry.id for entry in records}
     for entry in entries:

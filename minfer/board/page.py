@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import datetime
 import html
+import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -14,11 +15,10 @@ from xml.etree import ElementTree
 from minfer import analysis
 from minfer.board.answer import SCHEMA, describe_code
 from minfer.board.chart import draw_record
-from minfer.board.folder import Board, Entry, write_bytes
+from minfer.board.folder import Board, Entry, make_id, write_bytes
 from minfer.board.score import Ratio, Standing, holders, rank
 from minfer.board.season import Season, list_seasons
 from minfer.plan.config import UserError
-from minfer.rows.rules import is_too_wide
 from minfer.rows.store import slug
 
 STYLE = Path(analysis.__file__).with_name("web") / "report.css"
@@ -91,7 +91,7 @@ def build(board: Board, folder: Path, url: str = "") -> Path:
         for entry in place.entries:
             pages[f"kernels/{entry.id}.html"] = _kernel(board, place, entry)
     pages["board.json"] = json.dumps(_data(places), indent=1) + "\n"
-    pages["feed.xml"] = _feed(places, url)
+    pages["feed.xml"] = _feed(places, list(seasons.values()), url)
     try:
         (folder / "kernels").mkdir(parents=True, exist_ok=True)
         for name, text in pages.items():
@@ -194,7 +194,13 @@ def _board(place: Place, season: Season | None) -> str:
     body += _table(note, head, rows)
     body += "<h2>The record over time</h2>\n"
     body += draw_record(place.entries, place.records)
-    history = [[_day(e.when), _link(f"kernels/{e.id}.html", e.title), _ratio(Ratio.of(e.score))] for e in place.records]
+    since = itertools.accumulate(
+        (entry.when for entry in place.records), max
+    )  # an older submission may take the record
+    history = [
+        [_day(when), _link(f"kernels/{e.id}.html", e.title), _ratio(Ratio.of(e.score))]
+        for when, e in zip(since, place.records, strict=True)
+    ]
     body += _table("Who held the record from when on.", ["From (UTC)", "Kernel", "Times the baseline's speed"], history)
     body += "<h2>Problem by problem</h2>\n" + _problems(place)
     if season and season.shapes:
@@ -303,8 +309,9 @@ def _data(places: Sequence[Place]) -> dict[str, Any]:
     }
 
 
-def _feed(places: Sequence[Place], url: str) -> str:
-    """An Atom feed (RFC 4287) with an entry for each record, the newest first."""
+def _feed(places: Sequence[Place], seasons: Sequence[Season], url: str) -> str:
+    """An Atom feed (RFC 4287) with an entry for each record, the newest first. If no address is known, links are relative to
+    the feed's, and the first season gives the feed's id, so that each board has another one."""
     base = url.rstrip("/") + "/" if url else ""
     records = sorted(
         ((e, place) for place in places for e in place.records), key=lambda pair: pair[0].when, reverse=True
@@ -312,18 +319,20 @@ def _feed(places: Sequence[Place], url: str) -> str:
     ElementTree.register_namespace("", ATOM)
     feed = ElementTree.Element(f"{{{ATOM}}}feed")
     _add(feed, "title", "minfer board: records")
-    _add(feed, "id", base or "urn:minfer:board")
+    _add(feed, "id", base or ":".join(["urn:minfer:board", *(make_id(s.name, str(s.opened)) for s in seasons[:1])]))
     _add(feed, "updated", _iso(records[0][0].when if records else 0.0))
     ElementTree.SubElement(feed, f"{{{ATOM}}}link", href=f"{base}feed.xml", rel="self")
+    ElementTree.SubElement(feed, f"{{{ATOM}}}link", href=f"{base}index.html", rel="alternate")
     for entry, place in records:
         item = ElementTree.SubElement(feed, f"{{{ATOM}}}entry")
-        said = f"{entry.score['value']:.3g} times the baseline's speed"
+        score = Ratio.of(entry.score)
+        said = f"{score.shown} times the baseline's speed"
         _add(item, "title", f"{place.op} on {place.device}: {entry.title}, {said}")
         _add(item, "id", f"urn:minfer:submission:{entry.id}")
         _add(item, "updated", _iso(entry.when))
         _add(ElementTree.SubElement(item, f"{{{ATOM}}}author"), "name", entry.who)
         ElementTree.SubElement(item, f"{{{ATOM}}}link", href=f"{base}kernels/{entry.id}.html")
-        _add(item, "summary", f"{said}, {entry.score['low']:.3g} to {entry.score['high']:.3g}; season {place.season}")
+        _add(item, "summary", f"{said}, {score.interval}; season {place.season}")
     return ElementTree.tostring(feed, encoding="unicode", xml_declaration=True) + "\n"
 
 
@@ -352,11 +361,8 @@ def _text(said: object) -> str:
 
 
 def _ratio(ratio: Ratio | None) -> str:
-    """A ratio with its interval; a word instead of the ratio if the interval is too wide."""
-    if ratio is None:
-        return "–"
-    value = "unsure" if is_too_wide(ratio.low, ratio.high) else f"{ratio.value:.3g}"
-    return f"{value} <span class='soft'>({ratio.low:.3g} to {ratio.high:.3g})</span>"
+    """A ratio with its interval."""
+    return "–" if ratio is None else f"{ratio.shown} <span class='soft'>({ratio.interval})</span>"
 
 
 def _day(seconds: float) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from minfer.board.folder import Entry
-from minfer.rows.rules import LEAST_GAIN
+from minfer.rows.rules import LEAST_GAIN, is_too_wide
 
 FASTER, TIE, SLOWER = "faster", "tie", "slower"
 
@@ -31,6 +31,18 @@ class Ratio:
         """`faster` or `slower` if the whole interval is beyond 1 by more than `LEAST_GAIN`, else `tie`."""
         needed = 1 + LEAST_GAIN
         return FASTER if self.low > needed else SLOWER if self.high < 1 / needed else TIE
+
+    @property
+    def shown(self) -> str:
+        """The value as text; a word instead of it if the interval is too wide (`minfer.rows.rules`)."""
+        return "unsure" if is_too_wide(self.low, self.high) else f"{self.value:.3g}"
+
+    @property
+    def interval(self) -> str:
+        return f"{self.low:.3g} to {self.high:.3g}"
+
+    def __str__(self) -> str:
+        return f"{self.shown} ({self.interval})"
 
     def over(self, other: Ratio) -> Ratio:
         """The quotient of two independent ratios."""
@@ -94,12 +106,15 @@ def may_beat(entry: Entry, holder: Entry) -> bool:
 
 def holders(entries: Sequence[Entry], races: Iterable[Mapping[str, Any]]) -> list[Entry]:
     """The submissions that held the record of a season on a device, one after the other. The first submission holds it until
-    another one is faster in a race: in the same rounds."""
-    won = {(race["challenger"], race["holder"]) for race in races if race["verdict"] == FASTER}
+    another one is faster in a race: in the same rounds. Of several that were, the one whose race was first takes the record,
+    and the others have to race with it. races: the oldest first."""
+    won = [(race["holder"], race["challenger"]) for race in races if race["verdict"] == FASTER]
+    left = {entry.id: entry for entry in sorted(entries, key=Entry.order) if entry.ranks}
     found: list[Entry] = []
-    for entry in sorted(entries, key=Entry.order):
-        if entry.ranks and (not found or (entry.id, found[-1].id) in won):
-            found.append(entry)
+    following: str | None = next(iter(left), None)
+    while following:
+        found.append(left.pop(following))
+        following = next((winner for loser, winner in won if loser == found[-1].id and winner in left), None)
     return found
 
 

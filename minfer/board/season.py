@@ -12,6 +12,7 @@ import json
 import os
 import secrets
 import time
+from collections.abc import Container
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,12 +69,15 @@ def list_seasons(board: Board) -> list[Season]:
     return sorted(found, key=lambda season: season.opened)
 
 
-def find_open(board: Board, op: str, device: str = "") -> Season:
-    """The open season of an op; if `device` is given, the one on that kind of device. Raises UserError."""
+def find_open(board: Board, op: str, device: str = "", fits: Container[str] = ("cpu", "cuda")) -> Season:
+    """The open season of an op; if `device` is given, the one on that kind of device. If there are two, the one whose device is
+    in `fits`. Raises UserError."""
     found = [s for s in list_seasons(board) if s.op == op and s.is_open and device in ("", s.device)]
+    if len(found) > 1:
+        found = [season for season in found if season.device in fits] or found
     if len(found) == 1:
         return found[0]
-    if found:
+    if len(found) > 1:
         raise UserError(f"{op} has an open season on cpu and on cuda; choose one with --device")
     names = sorted({season.op for season in list_seasons(board) if season.is_open})
     if any(not os.access(path, os.R_OK) for path in board.folder.glob(f"seasons/{op}-*.json")):
@@ -107,7 +111,9 @@ def open_season(board: Board, op: str, device: str, extra: str = "") -> Season:
 def _open(board: Board, op: str, device: str, extra: str) -> Season:
     earlier = [season for season in list_seasons(board) if season.op == op and season.device == device]
     if any(season.is_open for season in earlier):
-        raise UserError(f"a season of {op} on {device} is open; close it first: minfer board close-season {op}")
+        raise UserError(
+            f"a season of {op} on {device} is open; close it first: minfer board close-season {op} --device {device}"
+        )
     number = 1 + len(earlier)
     season = Season(
         f"{op}-{device}-{number}", op, device, number, secrets.randbits(62), board.settings.problems, time.time()

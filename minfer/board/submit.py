@@ -19,6 +19,7 @@ from minfer.plan.config import UserError
 from minfer.process.text import make_printable
 from minfer.rows import store
 
+DEVICES = {"cpp": ("cpu",), "cuda": ("cuda",), "triton": ("cuda",), "python": ("cpu", "cuda")}  # by kind of kernel
 STATIC = ("registers", "shared_bytes", "local_bytes", "workspace_bytes", "launches")
 
 
@@ -28,11 +29,11 @@ def submit(
 ) -> dict[str, Any]:  # fmt: skip
     """Have a submission judged and return its answer (`minfer.board.answer`). `files`: the source first. Raises UserError for
     what cannot be judged at all; this does not count towards the limit."""
-    season = find_open(board, op, device)
     source = next(iter(files))
     check_name("a person", who)
     name = check_name("a kernel", name or Path(source).stem)
     kind = find_kind(op, source, files[source])
+    season = find_open(board, op, device, DEVICES[kind])
     if kind in ("cuda", "triton") and season.device == "cpu":
         raise UserError(f"{source} is for a GPU, and the season {season.name} is on the CPU; submit a .cpp or .py file")
     if kind == "cpp" and season.device == "cuda":
@@ -195,8 +196,8 @@ def finish(board: Board, entry: Entry, race: Mapping[str, Any] | None) -> dict[s
 
 
 def prove(board: Board, op: str, device: str = "") -> str:
-    """On each device of an open season, have one newer submission that might be faster than the record's holder timed in the
-    same rounds: of those that have not been, the one with the best score. Returns the results, in sentences. Raises
+    """On each device of an open season, have one submission that might be faster than the record's holder timed in the same
+    rounds: of those that have not been, the one with the best score. Returns the results, in sentences. Raises
     UserError."""
     season = find_open(board, op, device)
     said = []
@@ -207,21 +208,18 @@ def prove(board: Board, op: str, device: str = "") -> str:
         met = {
             frozenset((race["challenger"], race["holder"])) for race in races if race.get("rules") == rules_of("judged")
         }
-        rivals = [e for e in entries if Entry.order(e) > Entry.order(holder) and may_beat(e, holder)]
+        rivals = [e for e in entries if e.id != holder.id and may_beat(e, holder)]
         better = [e for e in rivals if frozenset((e.id, holder.id)) not in met]
         if not better:
-            newer = "each newer kernel that might be faster has been timed beside it"
-            why = newer if rivals else "each newer kernel has a surely lower score"
+            timed = "each kernel that might be faster has been timed beside it"
+            why = timed if rivals else "each other kernel has a surely lower score"
             said.append(f"{name}: {holder.title} holds the record, and {why}.")
             continue
         best = max(better, key=lambda entry: entry.score["value"])
         if not (race := run_race(board, season, best, holder)):
             said.append(f"{name}: {holder.title} failed when it was run again, and has no rank any longer.")
             continue
-        said.append(
-            f"{name}: {best.title} beside {holder.title}: {race['verdict']}, {race['value']:.3g} ({race['low']:.3g} to"
-            f" {race['high']:.3g}) times as fast."
-        )
+        said.append(f"{name}: {best.title} beside {holder.title}: {race['verdict']}, {Ratio.of(race)} times as fast.")
     return "\n".join(said) or f"{season.name} has no kernel with a score."
 
 
@@ -232,15 +230,14 @@ def submit_each(
     """Have several sources judged in one run, which compiles them side by side; for programs that write kernels. Each is a
     submission with the name of its file. Only the one with the best score is run beside the record's holder. Returns the
     answers, in the order of `sources`. Raises UserError as `submit` does."""
-    season = find_open(board, op, device)
     check_name("a person", who)
     files = [next(iter(each)) for each in sources]
     names = [check_name("a kernel", Path(file).stem) for file in files]
     if len({*names}) < len(names):
         raise UserError("two of the files have the same name, which is that of the submission; rename one of them")
     kinds = [find_kind(op, file, each[file]) for file, each in zip(files, sources, strict=True)]
-    own = {"cpu": ("cpp", "python"), "cuda": ("cuda", "triton", "python")}[season.device]
-    if other := [file for file, kind in zip(files, kinds, strict=True) if kind not in own]:
+    season = find_open(board, op, device, set.intersection(*(set(DEVICES[kind]) for kind in kinds)))
+    if other := [file for file, kind in zip(files, kinds, strict=True) if season.device not in DEVICES[kind]]:
         raise UserError(f"{other[0]} is not for the device of the season {season.name}")
     entries: list[Entry] = []
     try:

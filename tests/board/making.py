@@ -62,8 +62,9 @@ def problems(score: float) -> list[dict[str, Any]]:
     ]
 
 
-def make_race(board: Board, challenger: Entry, holder: Entry, verdict: str) -> None:
-    about = {"challenger": challenger.id, "holder": holder.id, "season": SEASON, "when": challenger.when, "rules": 3}
+def make_race(board: Board, challenger: Entry, holder: Entry, verdict: str, when: float = 0.0) -> None:
+    about = {"challenger": challenger.id, "holder": holder.id, "season": SEASON, "rules": 3}
+    about["when"] = when or challenger.when
     board.save_race(about | {"verdict": verdict, "value": 1.1, "low": 1.05, "high": 1.2})
 
 

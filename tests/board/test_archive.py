@@ -11,7 +11,10 @@ from pathlib import Path
 import pytest
 
 from minfer import cli
+from minfer.board.answer import differences
 from minfer.board.folder import Board
+from minfer.board.page import build
+from minfer.board.score import holders
 from tests.board.making import SEED, SHOWN, fill, make_board, make_entry, make_race
 
 
@@ -47,7 +50,8 @@ def test_a_list_has_a_line_for_each(shell: Shell, board: Board) -> None:
         "theirs" not in shell("archive", "list", "--as", "ada")[1]
         and "mine" not in shell("archive", "list", "--op", "rmsnorm")[1]
     )
-    assert [each["name"] for each in json.loads(shell("archive", "list", "--json")[1])] == ["mine", "theirs"]
+    found = json.loads(shell("archive", "list", "--json")[1])
+    assert [each["name"] for each in found["submissions"]] == ["mine", "theirs"] and not found["unreadable"]
 
 
 def test_a_source_is_shown_only_if_its_author_allows_it(shell: Shell, board: Board) -> None:
@@ -55,7 +59,7 @@ def test_a_source_is_shown_only_if_its_author_allows_it(shell: Shell, board: Boa
     assert json.loads(shell("archive", "show", shown.id, "--json")[1])["source"] == "// shown\n"
     assert json.loads(shell("archive", "show", hidden.id, "--json")[1])["source"] is None
     near = json.loads(shell("archive", "near", "softmax", "--json")[1])
-    assert {each["name"]: each["source"] for each in near} == {"shown": "// shown\n", "hidden": None}
+    assert {each["name"]: each["source"] for each in near["submissions"]} == {"shown": "// shown\n", "hidden": None}
     assert "// hidden" not in shell("archive", "diff", shown.id, hidden.id)[1]
 
 
@@ -69,8 +73,81 @@ def test_two_submissions_are_compared(shell: Shell, board: Board) -> None:
 def test_only_the_author_removes_a_submission(shell: Shell, board: Board) -> None:
     entry = make_entry(board, "mine")
     status, said = shell("archive", "remove", entry.id, "--as", "bob")
-    assert status == 2 and "only its author may remove it" in said
+    assert status == 2 and said.endswith("bob's, and only its author may remove it; if it is yours, add --as ada\n")
     assert shell("archive", "remove", entry.id, "--as", "ada")[0] == 0 and not board.entries()
+
+
+@pytest.mark.parametrize("words", [("remove", "--as", "ada"), ("quarantine",)])
+def test_what_is_removed_has_no_page_any_longer(
+    words: tuple[str, ...], shell: Shell, board: Board, tmp_path: Path
+) -> None:
+    """Not only after the next submission: its source was there for everybody to read."""
+    settings = json.loads((board.folder / "settings.json").read_text()) | {"site": str(tmp_path / "site")}
+    (board.folder / "settings.json").write_text(json.dumps(settings))
+    entry = make_entry(board, "mine")
+    page = build(board, tmp_path / "site").parent / "kernels" / f"{entry.id}.html"
+    assert page.exists() and shell("archive", *words, entry.id)[0] == 0
+    assert not page.exists() and entry.id not in (tmp_path / "site" / "board.json").read_text()
+
+
+def test_a_removed_holder_costs_no_other_the_record(shell: Shell, board: Board) -> None:
+    """It was faster than the first, and the third than it; so the third is faster than the first."""
+    first, second, third = (make_entry(board, name, who=name) for name in ("first", "second", "third"))
+    make_race(board, second, first, "faster")
+    make_race(board, third, second, "faster")
+    assert shell("archive", "remove", second.id, "--as", "second")[0] == 0
+    assert [entry.name for entry in holders(board.entries(), board.races())] == ["first", "third"]
+    (race,) = board.races()
+    assert (race["challenger"], race["holder"], race["verdict"]) == (third.id, first.id, "faster")
+    assert race["value"] == pytest.approx(1.1**2) and 1.05 < race["low"] < race["value"] < race["high"]
+    assert shell("archive", "remove", third.id, "--as", "third")[0] == 0
+    assert [entry.name for entry in holders(board.entries(), board.races())] == ["first"]
+
+
+def test_who_may_not_write_there_removes_nothing(shell: Shell, board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = make_entry(board, "mine")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    assert shell("archive", "remove", entry.id, "--as", "ada") == (
+        2,
+        f"minfer: only the owner of {board.folder} can remove files there; ask them\n",
+    )
+
+
+def test_a_ratio_whose_interval_is_too_wide_is_a_word(
+    shell: Shell, board: Board, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on the pages: upper end over lower end above 3."""
+    entry = make_entry(board, "wide", 1.234, wide=1.8)
+    make_entry(board, "sure", 2.35, wide=1.7)
+    for words in (("archive", "list"), ("archive", "near", "softmax"), ("board", "rank")):
+        said = shell(*words)[1]
+        assert "unsure" in said and "1.23" not in said and "2.35" in said
+    wide = {"number": 1, "status": "ok", "ratio": {"value": 0.777, "low": 0.4, "high": 1.6}, "roof_percent": None}
+    entry.result["problems"] = [wide]
+    assert not differences(entry, board.entries()[1])
+
+
+def test_programs_are_told_what_cannot_be_read(shell: Shell, board: Board) -> None:
+    make_entry(board, "whole")
+    half = board.folder / "entries" / f"{make_entry(board, 'half').id}.json"
+    half.write_text("{")
+    season = make_board(board.folder, field_of_tomorrow=3).folder / "seasons" / "softmax-cpu-1.json"
+    names = {("archive", "list"): "submissions", ("archive", "near", "softmax"): "submissions"}
+    for words, name in (names | {("board", "rank"): "boards", ("board", "seasons"): "seasons"}).items():
+        found = json.loads(shell(*words, "--json")[1])
+        assert [*found] == [name, "unreadable"] and len(found[name]) == (name != "seasons")
+        assert found["unreadable"] == [str(season if name == "seasons" else half)]
+
+
+def test_a_lost_source_hides_no_other_submission(shell: Shell, board: Board) -> None:
+    lost, _ = make_entry(board, "lost"), make_entry(board, "whole")
+    board.forget_files(lost)
+    found = json.loads(shell("archive", "near", "softmax", "--json")[1])["submissions"]
+    assert {each["name"]: each["source"] for each in found} == {"lost": None, "whole": "// whole\n"}
 
 
 def test_a_harmful_one_is_set_aside_with_its_log(shell: Shell, board: Board) -> None:
@@ -100,7 +177,7 @@ def test_an_export_has_what_may_be_kept_and_no_open_season(shell: Shell, board: 
 
 def test_seasons_are_listed_without_a_seed(shell: Shell, board: Board) -> None:
     assert str(SEED) not in (text := shell("board", "seasons", "--json")[1])
-    assert json.loads(text)[0]["shown"] == SHOWN
+    assert json.loads(text)["seasons"][0]["shown"] == SHOWN
     assert "softmax-cpu-1" in shell("board", "seasons")[1]
 
 
@@ -109,7 +186,7 @@ def test_ranks_are_listed(shell: Shell, board: Board) -> None:
     make_entry(board, "mine", 1.25)
     make_entry(board, "theirs", 1.24, who="bob")
     assert "1=    1.25" in shell("board", "rank")[1]
-    (found,) = json.loads(shell("board", "rank", "--json")[1])
+    (found,) = json.loads(shell("board", "rank", "--json")[1])["boards"]
     assert [each["rank"] for each in found["standings"]] == [1, 1]
 
 

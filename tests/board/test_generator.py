@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import random
 import sys
 from pathlib import Path
@@ -39,7 +40,7 @@ def submitted(generate: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[str
 
     def minfer(*words: str) -> Any:
         if words[0] != "submit":
-            return [SEASON] if words[0] == "board" else [known]
+            return {"seasons": [SEASON]} if words[0] == "board" else {"submissions": [known]}
         answers = []
         for file in words[2 : words.index("--each")]:
             found.append(Path(file).read_text())
@@ -183,3 +184,66 @@ def test_a_search_without_submissions_is_refused(
     with pytest.raises(SystemExit, match="2"):
         generate.main()
     assert f"argument {words[0]}: invalid positive value: '{words[1]}'" in capsys.readouterr().err
+
+
+def test_a_hook_that_fails_costs_no_kernel_that_it_has_printed(
+    generate: ModuleType, submitted: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    hook = tmp_path / "hook.py"
+    hook.write_text(
+        "import json, sys\nfile = json.load(sys.stdin)['file']\nprint('//', file)\nsys.exit(file == 'try2.cpp')\n"
+    )
+    words = ["x", "softmax", "--budget", "4", "--at-once", "4", "--hook", f"{sys.executable} {hook}"]
+    monkeypatch.setattr(sys, "argv", words)
+    assert generate.main() == 0 and submitted == ["// try0.cpp\n", "// try1.cpp\n"]
+    said = capsys.readouterr()
+    assert "status 1 and a source" in said.err and "hook 2: " in said.out
+
+
+def test_one_kernel_of_a_hook_that_is_refused_costs_no_other(
+    generate: ModuleType, submitted: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    hook = tmp_path / "hook.py"
+    hook.write_text("import json, sys\nprint('//', json.load(sys.stdin)['file'])\n")
+    judge = generate.minfer
+
+    def minfer(*words: str) -> Any:
+        if any(word.endswith("try1.cpp") for word in words):
+            raise RuntimeError("minfer: try1.cpp defines no torch op")
+        return judge(*words)
+
+    monkeypatch.setattr(generate, "minfer", minfer)
+    words = ["x", "softmax", "--budget", "3", "--at-once", "3", "--hook", f"{sys.executable} {hook}"]
+    monkeypatch.setattr(sys, "argv", words)
+    assert generate.main() == 0 and submitted == ["// try0.cpp\n", "// try2.cpp\n"]
+    assert capsys.readouterr().err.count("try1.cpp defines no torch op") == 1
+
+
+@pytest.mark.parametrize(
+    ("op", "on", "wanted", "here", "found"),
+    [
+        ("softmax", ["cpu", "cuda"], "", "cuda", "cuda"),
+        ("softmax", ["cuda", "cpu"], "", "cpu", "cpu"),
+        ("softmax", ["cpu", "cuda"], "cpu", "cuda", "cpu"),
+        ("softmax", ["cuda"], "", "cpu", "cuda"),  # SLURM may have a GPU
+        ("softmax", [], "", "cuda", "softmax on cuda; open one with minfer board open-season softmax --device cuda"),
+        ("softmax", ["cpu"], "cuda", "cpu", "no open season of softmax on cuda; its open season is on cpu; open one with"),
+        ("hgemm", ["cuda"], "", "cuda", "no open season of hgemm on cpu; its open season is on cuda; open one with"),
+        ("hgemm", ["cuda"], "cuda", "cuda", "there is no template of hgemm on cuda"),
+    ],
+)  # fmt: skip
+def test_the_season_is_that_of_this_device(
+    op: str, on: list[str], wanted: str, here: str, found: str, generate: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generate, "find_device", lambda: here)
+    closed = SEASON | {"device": here, "op": op, "closed": 1.0}
+    seasons = [closed, *(SEASON | {"device": device, "op": op} for device in on)]
+    given = argparse.Namespace(device=wanted, board="course")
+    if found in ("cpu", "cuda"):
+        season = generate.choose_season(seasons, op, given)
+        assert (season["device"], season["closed"]) == (found, None)
+    else:
+        with pytest.raises(RuntimeError, match=found):
+            generate.choose_season(seasons, op, given)

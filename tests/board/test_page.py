@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import datetime
 import html.parser
 import json
+import urllib.parse
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -79,9 +81,30 @@ def test_programs_read_the_same_board(board: Board, tmp_path: Path) -> None:
     assert (found["device"], found["lead"]["value"]) == (EPYC, pytest.approx(2.0 / 1.01))
     assert [each["name"] for each in found["standings"]] == ["second", "third", "first"] and len(found["record"]) == 2
     feed = ElementTree.parse(tmp_path / "site" / "feed.xml").getroot()
-    assert [e.tag.rpartition("}")[2] for e in feed] == ["title", "id", "updated", "link", "entry", "entry"]
+    assert [e.tag.rpartition("}")[2] for e in feed] == ["title", "id", "updated", "link", "link", "entry", "entry"]
     newest = feed.find(f"{{{page.ATOM}}}entry/{{{page.ATOM}}}link")
     assert newest is not None and newest.get("href", "").startswith("https://board.example/x/kernels/")
+
+
+@pytest.mark.parametrize("url", ["", "https://board.example/x"])
+def test_the_feed_is_valid_and_the_same_when_it_is_built_again(url: str, board: Board, tmp_path: Path) -> None:
+    """What RFC 4287 requires. A reader shows an entry again if its id changes, and mixes up two feeds of the same id."""
+    other = make_board(tmp_path / "other", opened=1001.0)
+    builds = ((other, "other"), (board, "site"), (board, "site"))
+    texts = [page.build(of, tmp_path / to, url).with_name("feed.xml").read_text() for of, to in builds]
+    assert texts[1] == texts[2]
+    of_other, found, _ = map(ElementTree.fromstring, texts)
+    one = lambda element, name: "".join(element.find(f"{{{page.ATOM}}}{name}").itertext())  # fails if there is none
+    entries = found.findall(f"{{{page.ATOM}}}entry")
+    for element in (found, *entries):
+        assert one(element, "title") and datetime.datetime.fromisoformat(one(element, "updated")).tzinfo
+    assert all(one(entry, "author") and one(entry, "summary") for entry in entries)
+    ids = [one(element, "id") for element in (found, *entries)]
+    assert len(set(ids)) == 3 and all(urllib.parse.urlsplit(each).scheme in ("urn", "https") for each in ids)
+    assert url or one(of_other, "id") != ids[0]
+    for link in found.iter(f"{{{page.ATOM}}}link"):
+        target = link.get("href") or ""
+        assert target.startswith(url and f"{url}/") and (tmp_path / "site" / target.removeprefix(f"{url}/")).is_file()
 
 
 def test_a_page_of_what_was_removed_goes(board: Board, tmp_path: Path) -> None:

@@ -65,6 +65,27 @@ def test_a_race_that_ends_in_a_tie_leaves_the_record(board: Board) -> None:
     assert record(board) == ["first"] and ranks(board)["second"] == (1, True)
 
 
+def test_the_record_follows_the_races_and_not_the_order_of_submission(board: Board) -> None:
+    """The second kernel may be raced late, for example because SLURM was down."""
+    first, second, third = (
+        make_entry(board, name, score) for name, score in (("first", 1.0), ("second", 3.0), ("third", 2.0))
+    )
+    make_race(board, third, first, FASTER)
+    assert record(board) == ["first", "third"]
+    make_race(board, second, third, FASTER, when=9000.0)
+    assert record(board) == ["first", "third", "second"] and ranks(board)["second"] == (1, False)
+
+
+def test_the_first_race_takes_the_record(board: Board) -> None:
+    """If two were faster than the same holder, they have yet to race with each other."""
+    first, second, third = (
+        make_entry(board, name, score) for name, score in (("first", 1.0), ("second", 2.0), ("third", 2.0))
+    )
+    make_race(board, third, first, FASTER, when=8000.0)
+    make_race(board, second, first, FASTER, when=9000.0)
+    assert record(board) == ["first", "third"]
+
+
 def test_a_person_has_one_place_for_each_name(board: Board) -> None:
     first = make_entry(board, "mine", 1.0)
     make_entry(board, "mine", 0.5)

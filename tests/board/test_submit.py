@@ -21,7 +21,7 @@ from minfer.board.tasks import write_extra
 from minfer.ops.op import REGISTERED
 from minfer.plan.config import UserError
 from minfer.rows import store
-from tests.board.making import make_board, make_entry
+from tests.board.making import make_board, make_entry, make_race
 from tests.conftest import ROOT
 
 HONEST = b"import torch\n\n\ndef softmax(y, x, mask):\n    y.copy_(torch.softmax(x.double(), -1))\n"
@@ -61,6 +61,27 @@ def test_what_cannot_be_judged_costs_nothing(board: Board, name: str, words: str
     with pytest.raises(UserError, match=words):
         submit.submit(board, "softmax", {name: BROKEN}, "ada")
     assert not board.entries()
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "wanted", "device"),
+    [
+        ("mine.cpp", b"MINFER_SOFTMAX(softmax_mine, minfer::launch)\n", "", "cpu"),
+        ("mine.cu", b"MINFER_SOFTMAX(softmax_mine, minfer::launch)\n", "", "cuda"),
+        ("mine.py", b"import triton\n" + HONEST, "", "cuda"),
+        ("mine.py", HONEST, "cuda", "cuda"),
+    ],
+)
+def test_of_two_seasons_a_kernel_gets_the_one_that_it_fits(
+    name: str, source: bytes, wanted: str, device: str, board: Board, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_season(board, "softmax", "cuda")
+    fake_runs(board, monkeypatch, {"mine": 1.0})
+    with pytest.raises(UserError, match="choose one with --device"):
+        submit.submit(board, "softmax", {"mine.py": HONEST + b"# either"}, "ada")
+    assert submit.submit(board, "softmax", {name: source}, "ada", device=wanted)["season"] == f"softmax-{device}-1"
+    (answer,) = submit.submit_each(board, "softmax", [{name: source + b"# other"}], "bob", wanted)
+    assert answer["season"] == f"softmax-{device}-1"
 
 
 def test_the_same_files_are_judged_once(board: Board) -> None:
@@ -244,9 +265,17 @@ def test_a_higher_score_that_no_run_has_proven_is_proven_later(board: Board, mon
     make_entry(board, "first", 1.0)
     make_entry(board, "second", 2.0)
     assert "second by ada beside first by ada: faster, 2 " in submit.prove(board, "softmax")
-    assert "second by ada holds the record, and each newer kernel has a surely lower score" in submit.prove(
+    assert "second by ada holds the record, and each other kernel has a surely lower score" in submit.prove(
         board, "softmax"
     )
+
+
+def test_an_older_kernel_that_was_never_raced_may_prove_itself(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_runs(board, monkeypatch, {"first": 1.0, "second": 3.0, "third": 2.0})
+    first, _, third = (make_entry(board, n, s) for n, s in (("first", 1.0), ("second", 3.0), ("third", 2.0)))
+    make_race(board, third, first, "faster")
+    assert "second by ada beside third by ada: faster, 1.5 (" in submit.prove(board, "softmax")
+    assert [entry.name for entry in holders(board.entries(), board.races())] == ["first", "third", "second"]
 
 
 def test_the_inbox_is_fair_and_knows_people_by_their_files(board: Board) -> None:
