@@ -87,7 +87,8 @@ def run(board: Board, season: Season, entries: Sequence[Entry], beside: Entry | 
             board.steps.follow(folder, _name_cases(entries, numbers, len(entries) > 1 and not beside))
             for _ in range(MOST_RUNS):
                 if start.run(config) == Interrupted.status:
-                    raise Interrupted("the run was interrupted, so nothing got a rank; submit it again")
+                    lost = "" if beside else ", so nothing got a rank; submit it again"
+                    raise Interrupted(f"the run was interrupted{lost}")
                 judged = _gather(numbers, op, folder)
                 if not (again := _find_unjudged(judged)):
                     break

@@ -136,12 +136,10 @@ def _finish_raced(board: Board, season: Season, entry: Entry) -> dict[str, Any]:
     try:
         race = _race(board, season, entry) if entry.ranks else None
     except (UserError, OSError) as error:
-        why = (
-            f"it was not run beside the record's holder ({_say(error)}); minfer board prove {entry.op} does that later"
-        )
+        why = f"it was not run beside the record's holder ({_say(error)}), so it cannot take the record yet"
     answer = finish(board, entry, race)
     if why:
-        answer["message"] = why
+        answer |= {"message": why, "next": f"minfer board prove {entry.op}, which runs it beside the holder"}
         board.save(entry)
     return answer
 

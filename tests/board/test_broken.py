@@ -169,7 +169,9 @@ def test_a_race_that_cannot_run_costs_no_rank(board: Board, monkeypatch: pytest.
     monkeypatch.setattr(submit, "run_race", down)
     answer = submit.submit(board, "softmax", {"second.py": QUICK}, "bob")
     assert answer["verdict"] == "ranked" and answer["tied"] == ["first by ada"] and answer["race"] is None
-    assert "it was not run beside the record's holder (sbatch: the partition is down)" in answer["message"]
+    why = "it was not run beside the record's holder (sbatch: the partition is down), so it cannot take the record yet"
+    assert answer["message"] == why
+    assert answer["next"] == "minfer board prove softmax, which runs it beside the holder"
 
 
 def test_a_clock_that_steps_backwards_changes_no_record_and_no_limit(
