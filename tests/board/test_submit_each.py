@@ -108,7 +108,7 @@ def test_a_race_that_cannot_run_costs_no_answer(board: Board, monkeypatch: pytes
     monkeypatch.setattr(submit, "run_race", down)
     answers = submit.submit_each(board, "softmax", sources(2), "ada")
     assert [answer["verdict"] for answer in answers] == ["ranked", "ranked"]
-    assert "the partition is down); minfer board prove softmax does that later" in answers[1]["message"]
+    assert "the partition is down), so it cannot take the record yet" in answers[1]["message"]
 
 
 def test_a_file_that_the_board_has_leaves_none_pending(board: Board) -> None:
