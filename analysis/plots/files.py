@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 from matplotlib import __version__ as VERSION
@@ -12,13 +13,15 @@ from minfer.analysis.plots.every_op import Picture
 from minfer.analysis.plots.style import encoded
 from minfer.analysis.tables.markdown import escape
 
+Files = dict[Path, Callable[[], bytes]]  # what a file has to contain
+
 
 def bring_up_to_date(drawn: Mapping[Path, Picture], folder: Path, ours: str, command: str, check: bool) -> list[str]:
     """Write or only check pictures and their tables, named without a suffix; what is wrong, in sentences.
 
     Below `folder`, a picture whose name matches `ours`, a regular expression, and that was not drawn, is removed."""
-    files = {named(path, "svg"): encoded(p.figure, p.about) for path, p in drawn.items()}
-    files |= {named(path, "csv"): p.csv.encode() for path, p in drawn.items() if p.csv}
+    files: Files = {named(path, "svg"): partial(encoded, p.figure, p.about) for path, p in drawn.items()}
+    files |= {named(path, "csv"): p.csv.encode for path, p in drawn.items() if p.csv}
     expression = re.compile(rf"{ours}\.(svg|csv)")
     try:
         if check:
@@ -46,19 +49,25 @@ def named(path: Path, suffix: str) -> Path:
     return path.with_name(f"{path.name}.{suffix}")
 
 
-def differences(files: dict[Path, bytes], folder: Path, ours: re.Pattern[str]) -> Iterator[Path]:
-    """The files that are missing or differ, and those of ours that no plot is for."""
+def differences(files: Files, folder: Path, ours: re.Pattern[str]) -> Iterator[Path]:
+    """The files that are missing or differ, and those of ours that no plot is for. A missing one is not encoded."""
     for file, content in files.items():
-        if not file.is_file() or file.read_bytes() != content:
+        if not file.is_file() or file.read_bytes() != content():
             yield file
-    yield from sorted(f for f in folder.glob("*/*") if ours.fullmatch(f.name) and f not in files)
+    yield from find_stale(files, folder, ours)
 
 
-def write(files: dict[Path, bytes], folder: Path, ours: re.Pattern[str]) -> None:
+def find_stale(files: Files, folder: Path, ours: re.Pattern[str]) -> list[Path]:
+    """The pictures of ours that no plot is for."""
+    return sorted(f for f in folder.glob("*/*") if ours.fullmatch(f.name) and f not in files)
+
+
+def write(files: Files, folder: Path, ours: re.Pattern[str]) -> None:
     """Write the files and remove pictures that nothing stands behind any more. Raises OSError."""
-    for stale in set(differences(files, folder, ours)) - set(files):
+    for stale in find_stale(files, folder, ours):
         stale.unlink()
-    for file, content in files.items():
+    for file, encode in files.items():
+        content = encode()
         file.parent.mkdir(parents=True, exist_ok=True)
         if not file.is_file() or file.read_bytes() != content:
             file.write_bytes(content)

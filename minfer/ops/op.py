@@ -241,7 +241,7 @@ class Op:
 
     def specs(self, case: Case) -> list[Spec]:
         """The tensors of a case, their dtypes filled in."""
-        return [replace(spec, dtype=spec.dtype or case.dtype) for spec in self.tensors(case)]
+        return [spec if spec.dtype else replace(spec, dtype=case.dtype) for spec in self.tensors(case)]
 
     # What a call costs.
 
