@@ -106,8 +106,8 @@ def pairs_of_processors(count: int) -> list[set[int]]:
 
 
 def run_groups(count: int, cases: int, path: Path) -> list[store.Row]:
-    """The rows of so many processes of this program with the same options. Each judges its part of the cases on two processors
-    of its own, with its own busy loops."""
+    """Run `count` copies of this program with the same options, and return all their rows. Each copy judges its part of the
+    cases on two processors of its own, with its own busy loops."""
     firsts = [cases * i // count for i in range(count + 1)]
     places = [path.with_stem(f"{path.stem}-{i}") for i in range(count)]
     started = []
@@ -115,11 +115,15 @@ def run_groups(count: int, cases: int, path: Path) -> list[store.Row]:
         part = ["--groups", "1", "--first", str(first), "--cases", str(until - first), "--to", str(place)]
         command = [sys.executable, "-m", "benchmarks.judge_honest", *sys.argv[1:], *part]
         started.append(subprocess.Popen(command, preexec_fn=functools.partial(os.sched_setaffinity, 0, processors)))
-    with contextlib.suppress(KeyboardInterrupt):  # which they get, too: what they have judged until then is kept
+    with contextlib.suppress(
+        KeyboardInterrupt
+    ):  # Ctrl-C reaches the copies, too; what they have judged until then is kept
         for process in started:
             process.wait()
-    for process in started:
+    for process, place in zip(started, places, strict=True):
         process.wait()
+        if not place.exists():
+            print(f"group {place.stem.rpartition('-')[2]} judged no case", file=sys.stderr)
     rows = [row for place in places if place.exists() for row in pq.read_table(place).to_pylist()]
     for place in places:
         place.unlink(missing_ok=True)
@@ -253,6 +257,8 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, help="number of the first case, from 0")
     parser.add_argument("--to", type=Path, help="the file, instead of the one that --name says")
     options = parser.parse_args()
+    if options.groups > 1 and (options.resume or options.first):
+        parser.error("--groups begins at the first case, in a new file: leave out --resume and --first")
     if options.threads:
         os.environ["OMP_NUM_THREADS"] = str(options.threads)  # for all processes; each of several waits for the others
         torch.set_num_threads(options.threads)
@@ -264,13 +270,15 @@ def main() -> None:
     rows = pq.read_table(path).to_pylist() if options.resume and path.exists() else []
     if options.groups > 1:
         rows = run_groups(options.groups, options.cases, path)
+        if not rows:
+            sys.exit("no group judged a case, so nothing is written")
         write(rows, path)
     else:
         first, end = options.first + len(rows), options.first + options.cases
         for row in measure(options.device, first, end, options.trusted, options.beside, options.minutes):
             rows.append(row | about)
             write(rows, path)
-    print(f"{summary(rows)}\nwritten: {path}")
+    print(summary(rows) + ("" if options.to else f"\nwritten: {path}"))
     sys.exit(
         not any(row["status"] in store.MEASURED for row in rows) or any(row["status"] in ACCUSATIONS for row in rows)
     )

@@ -216,7 +216,7 @@ class Search:
         return kernels
 
     def _submit(self, kernels: list[tuple[str, str, Constants | None]]) -> None:
-        """Have kernels judged in one run, or each alone if the board refuses the files because of one that a hook printed."""
+        """Have kernels judged in one run, or each alone if the board refuses one that a hook printed."""
         try:
             self._judge(kernels)
         except RuntimeError as error:
@@ -311,7 +311,7 @@ def main() -> int:
     parser.add_argument("--compare", action="store_true", help="search both ways, in turns, from the same place")
     parser.add_argument("--hook", default="", help="a command that reads a task and prints a kernel")
     parser.add_argument("--as", dest="who", default="generator")
-    about = "where the op has a season on both (default: cuda where there is a GPU)"
+    about = "if the op has a season on both (default: cuda if this machine has a GPU)"
     parser.add_argument("--device", choices=("cpu", "cuda"), default="", help=about)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--write", type=Path, metavar="DIR", help="write a row for each submission below DIR")

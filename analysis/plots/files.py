@@ -64,10 +64,12 @@ def find_stale(files: Files, folder: Path, ours: re.Pattern[str]) -> list[Path]:
 
 def write(files: Files, folder: Path, ours: re.Pattern[str]) -> None:
     """Write the files and remove pictures that nothing stands behind any more. Raises OSError."""
+    contents = {
+        file: encode() for file, encode in files.items()
+    }  # all before the first change: a figure may be refused
     for stale in find_stale(files, folder, ours):
         stale.unlink()
-    for file, encode in files.items():
-        content = encode()
+    for file, content in contents.items():
         file.parent.mkdir(parents=True, exist_ok=True)
         if not file.is_file() or file.read_bytes() != content:
             file.write_bytes(content)

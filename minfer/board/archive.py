@@ -157,23 +157,37 @@ def remove(board: Board, entry: Entry, who: str) -> None:
         )
     _drop(board, entry)
     print(f"Removed {entry.id}, {entry.title}, with its rows, its log and its files.")
+    _write_pages(board, entry)
 
 
 def _drop(board: Board, entry: Entry) -> None:
-    """Remove a submission from the board, and from the pages that are written after each judged one. Raises UserError."""
+    """Remove a submission from the board. Raises UserError."""
+    denied = UserError(f"only the owner of {board.folder} can remove files there; ask them")
+    if not all(
+        os.access(board.folder / each, os.W_OK) for each in ("entries", "races") if (board.folder / each).exists()
+    ):
+        raise denied
     try:
         _join_races(board, entry)
         board.drop(entry)
     except PermissionError as error:
-        raise UserError(f"only the owner of {board.folder} can remove files there; ask them") from error
+        raise denied from error
+
+
+def _write_pages(board: Board, entry: Entry) -> None:
+    """Write the pages again that are written after each judged submission, without one that is gone. Raises UserError."""
     if site := board.settings.site:
         from minfer.board import page
 
-        page.build(board, Path(site))
+        try:
+            page.build(board, Path(site))
+        except UserError as error:
+            raise UserError(f"the page of {entry.id} is still in {site}, because {error}") from error
 
 
 def _join_races(board: Board, entry: Entry) -> None:
-    """Before a submission goes: a kernel that was faster than it keeps the record, also over the holders before it."""
+    """Before a submission is removed, record that each kernel that beat it also beats those that it beat, unless the two have
+    been run beside each other."""
     met = {(race["challenger"], race["holder"]) for race in board.races()}
     races = [race for race in board.races() if race["verdict"] == FASTER]
     for before in (race for race in races if race["challenger"] == entry.id):
@@ -181,7 +195,7 @@ def _join_races(board: Board, entry: Entry) -> None:
             slower = Ratio.of(before)
             ratio = Ratio.of(after).over(Ratio(1 / slower.value, 1 / slower.high, 1 / slower.low))
             if (after["challenger"], before["holder"]) not in met:
-                board.save_race(after | {"holder": before["holder"]} | ratio.as_dict())
+                board.save_race(after | {"holder": before["holder"], "joined": True} | ratio.as_dict())
 
 
 def quarantine(board: Board, entry: Entry, why: str) -> None:
@@ -200,6 +214,7 @@ def quarantine(board: Board, entry: Entry, why: str) -> None:
     write_json(folder / "entry.json", asdict(entry) | {"why": why}, 0o600)
     _drop(board, entry)
     print(f"{entry.id} is in {folder}, with its files and its log, and has no rank any longer.")
+    _write_pages(board, entry)
 
 
 def export(board: Board, file: Path) -> None:

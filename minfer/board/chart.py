@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import html
-import itertools
 import math
 from collections.abc import Sequence
 
@@ -13,9 +12,10 @@ from minfer.board.folder import Entry
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 260, 56, 150, 16, 34
 
 
-def draw_record(entries: Sequence[Entry], records: Sequence[Entry]) -> str:
-    """All ranked submissions as dots, and the record as steps; ratios on a logarithmic axis."""
-    begin, end = min(e.when for e in entries), max(e.when for e in entries)
+def draw_record(entries: Sequence[Entry], records: Sequence[Entry], since: Sequence[float]) -> str:
+    """All ranked submissions as dots, and the record as steps; ratios on a logarithmic axis. since: when each of `records` took
+    it."""
+    begin, end = min(e.when for e in entries), max(*(e.when for e in entries), *since)
     values = [entry.score["value"] for entry in entries]
     low, high = math.log2(min(values)) - 0.15, math.log2(max(values)) + 0.15
 
@@ -33,7 +33,6 @@ def draw_record(entries: Sequence[Entry], records: Sequence[Entry]) -> str:
         day = f"{datetime.datetime.fromtimestamp(when, datetime.UTC):%Y-%m-%d %H:%M}"
         parts.append(f"<text x='{x(when):.1f}' y='{HEIGHT - 10}' text-anchor='{anchor}'>{day}</text>")
     path = f"M{x(records[0].when):.1f},{y(records[0].score['value']):.1f}"
-    since = itertools.accumulate((entry.when for entry in records), max)  # an older submission may take the record
     for when, entry in list(zip(since, records, strict=True))[1:]:
         path += f"H{x(when):.1f}V{y(entry.score['value']):.1f}"
     parts.append(f"<path class='step' d='{path}H{WIDTH - RIGHT}'/>")

@@ -191,7 +191,7 @@ def _number(season: Season, op: ops.Op) -> dict[str, int]:
 def _name_cases(entries: Sequence[Entry], numbers: Mapping[str, int], names_kernels: bool) -> dict[str, str]:
     """What the cases of a run are called, by their keys: without a size, because the problems are hidden."""
     return {
-        f"{entry.op}/{entry.kernel}/{problem}": f"problem {number} (of 0 to {max(numbers.values())})"
+        f"{entry.op}/{entry.kernel}/{problem}": f"problem {number} (the last is {max(numbers.values())})"
         + (f" of {entry.name}" if names_kernels else "")
         for entry in entries
         for problem, number in numbers.items()

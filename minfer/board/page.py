@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import datetime
 import html
-import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -16,7 +16,7 @@ from minfer import analysis
 from minfer.board.answer import SCHEMA, describe_code
 from minfer.board.chart import draw_record
 from minfer.board.folder import Board, Entry, make_id, write_bytes
-from minfer.board.score import Ratio, Standing, holders, rank
+from minfer.board.score import Ratio, Standing, holders, holding_since, rank
 from minfer.board.season import Season, list_seasons
 from minfer.plan.config import UserError
 from minfer.rows.store import slug
@@ -58,6 +58,7 @@ class Place:
         self.season, self.device, self.entries = season, device, entries
         self.standings: list[Standing] = rank(entries, races)
         self.records = holders(entries, races)
+        self.since = holding_since(self.records, races)
         self.file = f"{season}-{slug(device)}.html"
 
     @property
@@ -193,13 +194,10 @@ def _board(place: Place, season: Season | None) -> str:
     )
     body += _table(note, head, rows)
     body += "<h2>The record over time</h2>\n"
-    body += draw_record(place.entries, place.records)
-    since = itertools.accumulate(
-        (entry.when for entry in place.records), max
-    )  # an older submission may take the record
+    body += draw_record(place.entries, place.records, place.since)
     history = [
         [_day(when), _link(f"kernels/{e.id}.html", e.title), _ratio(Ratio.of(e.score))]
-        for when, e in zip(since, place.records, strict=True)
+        for when, e in zip(place.since, place.records, strict=True)
     ]
     body += _table("Who held the record from when on.", ["From (UTC)", "Kernel", "Times the baseline's speed"], history)
     body += "<h2>Problem by problem</h2>\n" + _problems(place)
@@ -302,7 +300,10 @@ def _data(places: Sequence[Place]) -> dict[str, Any]:
                     | {"problems": s.entry.result.get("problems", [])}
                     for s in place.standings
                 ],
-                "record": [{"submission": e.id, "when": e.when, "score": e.score} for e in place.records],
+                "record": [
+                    {"submission": e.id, "when": when, "score": e.score}
+                    for when, e in zip(place.since, place.records, strict=True)
+                ],
             }
             for place in places
         ],
@@ -311,25 +312,28 @@ def _data(places: Sequence[Place]) -> dict[str, Any]:
 
 def _feed(places: Sequence[Place], seasons: Sequence[Season], url: str) -> str:
     """An Atom feed (RFC 4287) with an entry for each record, the newest first. If no address is known, links are relative to
-    the feed's, and the first season gives the feed's id, so that each board has another one."""
+    the feed's, and its id is made from the first season, so that no two boards share one."""
     base = url.rstrip("/") + "/" if url else ""
     records = sorted(
-        ((e, place) for place in places for e in place.records), key=lambda pair: pair[0].when, reverse=True
+        ((when, e, place) for place in places for when, e in zip(place.since, place.records, strict=True)),
+        key=itemgetter(0),
+        reverse=True,
     )
     ElementTree.register_namespace("", ATOM)
     feed = ElementTree.Element(f"{{{ATOM}}}feed")
     _add(feed, "title", "minfer board: records")
     _add(feed, "id", base or ":".join(["urn:minfer:board", *(make_id(s.name, str(s.opened)) for s in seasons[:1])]))
-    _add(feed, "updated", _iso(records[0][0].when if records else 0.0))
+    _add(feed, "updated", _iso(records[0][0] if records else 0.0))
     ElementTree.SubElement(feed, f"{{{ATOM}}}link", href=f"{base}feed.xml", rel="self")
     ElementTree.SubElement(feed, f"{{{ATOM}}}link", href=f"{base}index.html", rel="alternate")
-    for entry, place in records:
+    for when, entry, place in records:
         item = ElementTree.SubElement(feed, f"{{{ATOM}}}entry")
         score = Ratio.of(entry.score)
-        said = f"{score.shown} times the baseline's speed"
+        unsure = " (unsure)" if score.shown == "unsure" else ""
+        said = f"{score.value:.3g} times the baseline's speed{unsure}"
         _add(item, "title", f"{place.op} on {place.device}: {entry.title}, {said}")
         _add(item, "id", f"urn:minfer:submission:{entry.id}")
-        _add(item, "updated", _iso(entry.when))
+        _add(item, "updated", _iso(when))
         _add(ElementTree.SubElement(item, f"{{{ATOM}}}author"), "name", entry.who)
         ElementTree.SubElement(item, f"{{{ATOM}}}link", href=f"{base}kernels/{entry.id}.html")
         _add(item, "summary", f"{said}, {score.interval}; season {place.season}")

@@ -118,6 +118,13 @@ def holders(entries: Sequence[Entry], races: Iterable[Mapping[str, Any]]) -> lis
     return found
 
 
+def holding_since(records: Sequence[Entry], races: Iterable[Mapping[str, Any]]) -> list[float]:
+    """When each of the `holders` took the record: the first one when it was submitted, each other one in its race."""
+    when = {(race["challenger"], race["holder"]): float(race["when"]) for race in races if "when" in race}
+    later = zip(records[1:], records, strict=False)
+    return [entry.when for entry in records[:1]] + [when.get((new.id, old.id), new.when) for new, old in later]
+
+
 def rank(entries: Sequence[Entry], races: Sequence[Mapping[str, Any]]) -> list[Standing]:
     """The standings of one season on one device, the best first. A rank is one more than the number of kernels that are proven
     to be faster; a kernel whose score is higher than that of the record's holder shares the holder's rank until a race proves

@@ -78,7 +78,9 @@ def find_open(board: Board, op: str, device: str = "", fits: Container[str] = ("
     if len(found) == 1:
         return found[0]
     if len(found) > 1:
-        raise UserError(f"{op} has an open season on cpu and on cuda; choose one with --device")
+        raise UserError(
+            f"{op} has an open season on cpu and on cuda; choose one with --device; for the inbox, write a .cpp or .cu file"
+        )
     names = sorted({season.op for season in list_seasons(board) if season.is_open})
     if any(not os.access(path, os.R_OK) for path in board.folder.glob(f"seasons/{op}-*.json")):
         raise UserError(

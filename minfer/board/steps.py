@@ -1,5 +1,5 @@
-"""What a submitter sees on standard error while a submission is judged: what is being done, and for how long. On a terminal
-this is one line, which is rewritten; else a line is printed at most every `LINE_S` seconds."""
+"""What a submitter sees on standard error while a submission is judged: what is being done, and the seconds since the start.
+On a terminal this is one line, which is rewritten; else a line is printed at most every `LINE_S` seconds."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ LINE_S = 10.0  # between two lines where there is no terminal
 
 
 class Steps:
-    """Shows the steps of a board's runs while it is entered; else it only notes them. A thread reads the events that the run's
-    processes write (`minfer.worker.events`)."""
+    """As a context manager, shows the steps of a board's runs; outside of one, only remembers the newest step. A thread reads
+    the events that the run's processes write (`minfer.worker.events`)."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr
@@ -41,7 +41,7 @@ class Steps:
         if self._folder:
             with contextlib.suppress(OSError):
                 self._doing = _read(self._folder, self._names) or self._doing
-        return f"minfer: {self._about}{self._doing}, {time.monotonic() - self._begin:.0f} s"
+        return f"minfer: {self._about}{self._doing} ({time.monotonic() - self._begin:.0f} s since the start)"
 
     def __enter__(self) -> Steps:
         self._begin = self._printed = time.monotonic()
@@ -77,11 +77,11 @@ def _read(folder: Path, names: Mapping[str, str]) -> str:
     for path in sorted(runs[-1].glob("progress/*.jsonl")) if runs else ():
         for line in path.read_text("utf-8", errors="replace").split("\n")[:-1]:
             with contextlib.suppress(ValueError):
-                said = _describe(json.loads(line), names) or said
-    return f"{said}, which could not be judged before" if said and len(runs) > 1 else said
+                said = _describe(json.loads(line), names, len(runs) > 1) or said
+    return said
 
 
-def _describe(event: Mapping[str, str], names: Mapping[str, str]) -> str:
+def _describe(event: Mapping[str, str], names: Mapping[str, str], is_again: bool) -> str:
     match event["event"]:
         case "start":
             return "starting"
@@ -92,5 +92,5 @@ def _describe(event: Mapping[str, str], names: Mapping[str, str]) -> str:
         case "waiting":
             return f"waiting: {event.get('why') or 'another run uses the GPU'}"
         case "case" if name := names.get(event["case"]):
-            return f"verifying and timing {name}"
+            return f"verifying and timing {name}" + (" again: it could not be judged before" if is_again else "")
     return ""

@@ -204,7 +204,9 @@ def prove(board: Board, op: str, device: str = "") -> str:
         races = board.races()
         holder = holders(entries, races)[-1]
         met = {
-            frozenset((race["challenger"], race["holder"])) for race in races if race.get("rules") == rules_of("judged")
+            frozenset((race["challenger"], race["holder"]))
+            for race in races
+            if race.get("rules") == rules_of("judged") and not race.get("joined")
         }
         rivals = [e for e in entries if e.id != holder.id and may_beat(e, holder)]
         better = [e for e in rivals if frozenset((e.id, holder.id)) not in met]
@@ -238,9 +240,12 @@ def submit_each(
     if other := [file for file, kind in zip(files, kinds, strict=True) if season.device not in DEVICES[kind]]:
         raise UserError(f"{other[0]} is not for the device of the season {season.name}")
     entries: list[Entry] = []
+    refused = ""
     try:
         for each, name, kind in zip(sources, names, kinds, strict=True):
+            refused = f"{next(iter(each))} was refused: "
             entries.append(_record(board, season, each, who, name, kind, licence, keep))
+        refused = ""
         judged = judging.run(board, season, entries)
         for entry in entries:
             _note(board, season, entry, judged)
@@ -248,8 +253,9 @@ def submit_each(
         for entry in entries:
             if entry.state == PENDING:
                 entry.state = REFUSED
-                entry.result = answers.begin(entry) | {"message": _say(error), "next": "submit it again"}
-                board.save(entry)
+                entry.result = answers.begin(entry) | {"message": f"{refused}{_say(error)}", "next": "submit it again"}
+                with contextlib.suppress(UserError):  # of a full disk; the first error says more
+                    board.save(entry)
         raise
     best = max((entry for entry in entries if entry.ranks), key=lambda entry: entry.score["value"], default=None)
     answer = _finish_raced(board, season, best) if best else None

@@ -67,6 +67,6 @@ def rows_of_a_prompt(shape: Mapping[str, int], params: Mapping[str, str]) -> boo
 
 
 def any_length(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
-    """Whether rows of a product are no whole number of pieces of 16 bytes. Of gemm_bias_gelu's kernels only v04_anywhere takes
-    such products."""
+    """Whether n or k is not a multiple of 8, so that some rows do not split into pieces of 16 bytes. Of gemm_bias_gelu's CUDA
+    kernels only v04_anywhere takes such products."""
     return shape["n"] % 8 != 0 or shape["k"] % 8 != 0

@@ -320,7 +320,7 @@ def _leave_server(spare: int) -> None:
 
 
 def _keep_registrations() -> None:
-    """Let no fork take back PyTorch's registrations of operators at its end, which would take it 30 ms."""
+    """Keep forks from unregistering PyTorch's operators when they exit, which takes 30 ms."""
     for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
         about = finalizer.peek()
         if about and about[1].__module__ == "torch.library":

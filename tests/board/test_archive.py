@@ -99,7 +99,9 @@ def test_a_removed_holder_costs_no_other_the_record(shell: Shell, board: Board) 
     assert [entry.name for entry in holders(board.entries(), board.races())] == ["first", "third"]
     (race,) = board.races()
     assert (race["challenger"], race["holder"], race["verdict"]) == (third.id, first.id, "faster")
-    assert race["value"] == pytest.approx(1.1**2) and 1.05 < race["low"] < race["value"] < race["high"]
+    assert (
+        race["joined"] and race["value"] == pytest.approx(1.1**2) and 1.05 < race["low"] < race["value"] < race["high"]
+    )
     assert shell("archive", "remove", third.id, "--as", "third")[0] == 0
     assert [entry.name for entry in holders(board.entries(), board.races())] == ["first"]
 
@@ -115,6 +117,17 @@ def test_who_may_not_write_there_removes_nothing(shell: Shell, board: Board, mon
         2,
         f"minfer: only the owner of {board.folder} can remove files there; ask them\n",
     )
+
+
+def test_a_page_that_cannot_be_written_again_hides_no_removal(shell: Shell, board: Board, tmp_path: Path) -> None:
+    (tmp_path / "site").write_text("a file")
+    settings = json.loads((board.folder / "settings.json").read_text()) | {"site": str(tmp_path / "site")}
+    (board.folder / "settings.json").write_text(json.dumps(settings))
+    entry = make_entry(board, "mine")
+    status, said = shell("archive", "remove", entry.id, "--as", "ada")
+    assert status == 2 and f"Removed {entry.id}" in said
+    assert f"the page of {entry.id} is still in {tmp_path / 'site'}, because " in said
+    assert not board.entries()
 
 
 def test_a_ratio_whose_interval_is_too_wide_is_a_word(

@@ -139,3 +139,22 @@ def test_pages_work_in_a_browser_by_keyboard(board: Board, tmp_path: Path) -> No
             browser.open(file)
             assert browser.js("document.documentElement.scrollWidth <= innerWidth"), file
         assert not browser.errors and all(url.startswith("file:") for url in browser.requests)
+
+
+def test_a_kernel_takes_the_record_when_its_race_is_run(tmp_path: Path) -> None:
+    """The second was submitted before the third, and took the record from it later."""
+    board = make_board(tmp_path / "board")
+    first, second, third = (
+        make_entry(board, name, who=name, when=when) for name, when in (("a", 1e9), ("b", 1e9 + 60), ("c", 1e9 + 120))
+    )
+    make_race(board, third, first, "faster", when=1e9 + 130)
+    make_race(board, second, third, "faster", when=1e9 + 7200)
+    page.build(board, tmp_path / "site")
+    (place,) = json.loads((tmp_path / "site" / "board.json").read_text())["boards"]
+    assert [(each["submission"], each["when"] - 1e9) for each in place["record"]] == [
+        (first.id, 0),
+        (third.id, 130),
+        (second.id, 7200),
+    ]
+    feed = (tmp_path / "site" / "feed.xml").read_text()
+    assert feed.index(second.id) < feed.index(third.id) < feed.index(first.id)

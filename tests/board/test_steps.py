@@ -42,7 +42,7 @@ def tell(folder: Path, *events: dict[str, str], run: str = "1") -> None:
 def test_the_newest_step_of_the_newest_run_is_told(tmp_path: Path) -> None:
     shown = Steps()
     shown.say("waiting for SLURM", "beside mine by ada: ")
-    assert shown.line() == "minfer: beside mine by ada: waiting for SLURM, 0 s"
+    assert shown.line() == "minfer: beside mine by ada: waiting for SLURM (0 s since the start)"
     shown.follow(tmp_path, {"softmax/mine/1": "problem 1"})
     assert "waiting for SLURM" in shown.line()
     tell(tmp_path, {"event": "start"}, {"event": "build", "kernel": "softmax/mine"})
@@ -50,9 +50,11 @@ def test_the_newest_step_of_the_newest_run_is_told(tmp_path: Path) -> None:
     tell(tmp_path, {"event": "built"}, {"event": "case", "case": "softmax/mine/1"}, {"event": "done"})
     with open(tmp_path / "runs" / "1" / "progress" / "0000.jsonl", "a") as log:
         log.write('{"event": "bui')  # a process is in the middle of a line
-    assert "beside mine by ada: verifying and timing problem 1, " in shown.line()
+    assert "beside mine by ada: verifying and timing problem 1 (" in shown.line()
+    tell(tmp_path, {"event": "start"}, run="2")
+    assert "beside mine by ada: starting (" in shown.line()
     tell(tmp_path, {"event": "case", "case": "softmax/mine/1"}, run="2")
-    assert "problem 1, which could not be judged before" in shown.line()
+    assert "verifying and timing problem 1 again: it could not be judged before (" in shown.line()
 
 
 def test_a_terminal_has_one_line_and_a_log_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +68,7 @@ def test_a_terminal_has_one_line_and_a_log_a_line_now_and_then(monkeypatch: pyte
         time.sleep(0.1)
         assert not log.getvalue()
         monkeypatch.setattr(steps, "LINE_S", 0.05)
-        wait(lambda: log.getvalue().count("minfer: starting, 0 s\n") >= 2)
+        wait(lambda: log.getvalue().count("minfer: starting (0 s since the start)\n") >= 2)
 
 
 @pytest.mark.parametrize("words", [(), ("--json",)])
@@ -103,4 +105,4 @@ def test_a_submission_tells_its_steps_unless_a_program_reads_its_answer(
     if words:
         assert not said.err and json.loads(said.out)["rank"] == 1
     else:
-        assert "minfer: verifying and timing problem 2 (of 0 to 3), " in said.err and "verifying" not in said.out
+        assert "minfer: verifying and timing problem 2 (the last is 3) (" in said.err and "verifying" not in said.out

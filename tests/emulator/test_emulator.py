@@ -158,8 +158,8 @@ def test_rows_of_b_that_are_padded_are_copied_by_tma(file: str, m: int, library:
 def test_rows_of_any_length_in_wider_tensors(
     file: str, layout: str, first: int, library: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """Rows that start at multiples of 16 bytes and end anywhere, or start an element later, and NaN between them. It is seen
-    if the last element of a row is missing."""
+    """Rows that start at multiples of 16 bytes and end anywhere, or start an element later, and NaN between them. A kernel
+    that leaves out the last element of a row fails."""
     kernel, op = FILES[file], ops.get(FILES[file].op)
     case = op.case(kernel.name, "bfloat16", {"m": 67, "n": 69, "k": 77}, {"layout": layout})
     y, a, b, bias = Operands(op, case, 1, "normal", CPU).arguments

@@ -48,3 +48,13 @@ def test_too_few_processors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 5})
     with pytest.raises(SystemExit, match="--groups 2 needs 4 processors, and this process may use 3"):
         judge_honest.pairs_of_processors(2)
+
+
+@pytest.mark.parametrize("words", [["--resume"], ["--first", "3"]])
+def test_groups_take_no_part_of_the_cases(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["judge_honest.py", "--groups", "2", *words])
+    with pytest.raises(SystemExit):
+        judge_honest.main()
+    assert "--groups begins at the first case, in a new file" in capsys.readouterr().err

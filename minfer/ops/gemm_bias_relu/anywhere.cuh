@@ -75,7 +75,7 @@ struct TileByRegisters {
   }
 };
 
-// Padded tiles, in which an element's place is a constant away from that of the thread's first.
+// Padded tiles, in which an element lies at a fixed offset from the thread's first one.
 template <typename T, Layout kLayout>
 struct Anywhere : BlockTile<T, float, kLayout, 64, 64, 32, 2, 32, 32> {
   using Base = BlockTile<T, float, kLayout, 64, 64, 32, 2, 32, 32>;
@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(Block::kThreads)
     T* stage = stages + tile % 2 * Block::kStage;  //@ stage
     a.store(stage), b.store(stage + Block::kA);
     __syncthreads();  //@ stored
-    a.load(), b.load();  // the next tile, under the products of this one; behind the last there is nothing to read
+    a.load(), b.load();  // the next tile, under the products of this one; after the last tile, load() reads nothing
     typename Warp::Fragments fragments[kBlockK / 16];
 #pragma unroll
     for (int step = 0; step < kBlockK / 16; ++step)

@@ -84,9 +84,9 @@ def reference(case: Case, t: Tensors) -> dict[str, Expected]:
     """An exponent z - max z takes two roundings in fp32, one for the difference d and one for the factor log2 e, and an
     additive mask one of z before: an error of 2 u d + u max |z|, which is the relative error of the power, with two ulps for
     the function itself. In the sum, exponentials weigh their own errors: sum p d <= log n, by the entropy of p. The sum of n
-    positive terms has at most 4 sqrt(n) u, if its roundings are independent. Those of terms of a few u are not: a sum in order
-    drops each term that is below u of what it has, so such terms count in full, up to u each. Eight more roundings are for the
-    quotient."""
+    positive terms has at most 4 sqrt(n) u, if its roundings are independent. Terms of a few u break this: a sum in order drops
+    each term below u times the sum so far, always downwards. So a term up to 4 u counts with its whole value, at most u. Eight
+    more roundings are for the quotient."""
     z = masked(t["x"], t["mask"])
     value = torch.softmax(z, 1)
     finite = z.masked_fill(z.isinf(), 0.0)
