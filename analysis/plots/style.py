@@ -19,7 +19,6 @@ from typing import Any
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_svg import RendererSVG
 from matplotlib.figure import Figure
 
 from minfer.analysis.data.prepare import REFERENCE
@@ -199,10 +198,7 @@ def encoded(drawn: Figure, about: str) -> bytes:
     Raises ValueError if it has a colour that is not in LIGHT."""
     buffer = io.BytesIO()
     metadata = {"Date": None, "Title": printable(about)}
-    drawn.dpi = 72  # as in the SVG: points
-    extent = drawn.get_tightbbox(RendererSVG(*drawn.bbox.size, io.StringIO(), image_dpi=DPI)).padded(0.15)
-    drawn.dpi = DPI
-    drawn.savefig(buffer, format="svg", dpi=DPI, bbox_inches=extent, metadata=metadata)  # "tight" would draw it twice
+    drawn.savefig(buffer, format="svg", dpi=DPI, bbox_inches="tight", pad_inches=0.15, metadata=metadata)
     before, end, after = buffer.getvalue().decode().partition("</style>")
     return f"{before}\n{dark_rules(after)}  {end}{after}".encode()
 
