@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from matplotlib import __version__ as VERSION
@@ -13,15 +12,13 @@ from minfer.analysis.plots.every_op import Picture
 from minfer.analysis.plots.style import encoded
 from minfer.analysis.tables.markdown import escape
 
-Files = dict[Path, Callable[[], bytes]]  # what a file has to contain
-
 
 def bring_up_to_date(drawn: Mapping[Path, Picture], folder: Path, ours: str, command: str, check: bool) -> list[str]:
     """Write or only check pictures and their tables, named without a suffix; what is wrong, in sentences.
 
     Below `folder`, a picture whose name matches `ours`, a regular expression, and that was not drawn, is removed."""
-    files: Files = {named(path, "svg"): partial(encoded, p.figure, p.about) for path, p in drawn.items()}
-    files |= {named(path, "csv"): p.csv.encode for path, p in drawn.items() if p.csv}
+    files = {named(path, "svg"): encoded(p.figure, p.about) for path, p in drawn.items()}
+    files |= {named(path, "csv"): p.csv.encode() for path, p in drawn.items() if p.csv}
     expression = re.compile(rf"{ours}\.(svg|csv)")
     try:
         if check:
@@ -49,27 +46,19 @@ def named(path: Path, suffix: str) -> Path:
     return path.with_name(f"{path.name}.{suffix}")
 
 
-def differences(files: Files, folder: Path, ours: re.Pattern[str]) -> Iterator[Path]:
-    """The files that are missing or differ, and those of ours that no plot is for. A missing one is not encoded."""
+def differences(files: dict[Path, bytes], folder: Path, ours: re.Pattern[str]) -> Iterator[Path]:
+    """The files that are missing or differ, and those of ours that no plot is for."""
     for file, content in files.items():
-        if not file.is_file() or file.read_bytes() != content():
+        if not file.is_file() or file.read_bytes() != content:
             yield file
-    yield from find_stale(files, folder, ours)
+    yield from sorted(f for f in folder.glob("*/*") if ours.fullmatch(f.name) and f not in files)
 
 
-def find_stale(files: Files, folder: Path, ours: re.Pattern[str]) -> list[Path]:
-    """The pictures of ours that no plot is for."""
-    return sorted(f for f in folder.glob("*/*") if ours.fullmatch(f.name) and f not in files)
-
-
-def write(files: Files, folder: Path, ours: re.Pattern[str]) -> None:
+def write(files: dict[Path, bytes], folder: Path, ours: re.Pattern[str]) -> None:
     """Write the files and remove pictures that nothing stands behind any more. Raises OSError."""
-    contents = {
-        file: encode() for file, encode in files.items()
-    }  # all before the first change: a figure may be refused
-    for stale in find_stale(files, folder, ours):
+    for stale in set(differences(files, folder, ours)) - set(files):
         stale.unlink()
-    for file, content in contents.items():
+    for file, content in files.items():
         file.parent.mkdir(parents=True, exist_ok=True)
         if not file.is_file() or file.read_bytes() != content:
             file.write_bytes(content)
