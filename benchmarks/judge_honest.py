@@ -115,9 +115,8 @@ def run_groups(count: int, cases: int, path: Path) -> list[store.Row]:
         part = ["--groups", "1", "--first", str(first), "--cases", str(until - first), "--to", str(place)]
         command = [sys.executable, "-m", "benchmarks.judge_honest", *sys.argv[1:], *part]
         started.append(subprocess.Popen(command, preexec_fn=functools.partial(os.sched_setaffinity, 0, processors)))
-    with contextlib.suppress(
-        KeyboardInterrupt
-    ):  # Ctrl-C reaches the copies, too; what they have judged until then is kept
+    # Ctrl-C reaches the copies, too; what they have judged until then is kept.
+    with contextlib.suppress(KeyboardInterrupt):
         for process in started:
             process.wait()
     for process, place in zip(started, places, strict=True):

@@ -58,12 +58,11 @@ class Steps:
         rewrites = self._stream.isatty()
         with contextlib.suppress(OSError, ValueError):  # nobody reads it any longer
             while not self._ended.wait(POLL_S):
-                line = self.line()
                 if rewrites:
-                    self._stream.write(f"\r\x1b[K{line[: shutil.get_terminal_size().columns - 1]}")
+                    self._stream.write(f"\r\x1b[K{self.line()[: shutil.get_terminal_size().columns - 1]}")
                     self._stream.flush()
                 elif time.monotonic() - self._printed >= LINE_S:
-                    print(line, file=self._stream, flush=True)
+                    print(self.line(), file=self._stream, flush=True)
                     self._printed = time.monotonic()
             if rewrites:
                 self._stream.write("\r\x1b[K")

@@ -36,10 +36,10 @@ def gated_unit(x: torch.Tensor, w1: torch.Tensor, b1: torch.Tensor, w2: torch.Te
     fp32, and the result is rounded once.
 
     `best` picks the kernel, which is compiled at its first call; with MINFER_EXPLAIN=1 each choice is printed to stderr once.
-    `weight.t()` of an `nn.Linear` is read in place; of weights with different layouts the second is copied. A tensor whose
-    rows (of such a weight: columns) do not start at multiples of 16 bytes is copied first. Works under `torch.compile`. It
-    has no backward: raises RuntimeError where one would be recorded. Raises ValueError for tensors that do not fit each
-    other."""
+    `weight.t()` of an `nn.Linear` is read in place; of weights with different layouts the second is copied. If the length
+    of a tensor's rows (of such a weight: columns) is a multiple of 16 bytes, but they do not start at such multiples, it is
+    copied first. Works under `torch.compile`. It has no backward: raises RuntimeError where one would be recorded. Raises
+    ValueError for tensors that do not fit each other."""
     library.refuse_gradients("gated_unit", x, w1, b1, w2, b2)
     return _gated_unit_op(x, w1, b1, w2, b2)
 

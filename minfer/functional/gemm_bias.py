@@ -29,10 +29,10 @@ TAKES = {
 def gemm_bias_relu(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """max(0, a b + bias), (M, N), of a (M, K), b (K, N) and bias (N,), all float16 or all bfloat16, on one device.
 
-    Sums are fp32, and the result is rounded once. `weight.t()` of an `nn.Linear` is a b that is read in place. A tensor
-    whose rows (of such a b: columns) do not start at multiples of 16 bytes is copied first. `best` picks the kernel, which is
-    compiled at its first call. Works under `torch.compile`. It has no backward: raises RuntimeError where one would be
-    recorded. Raises ValueError for tensors that do not fit each other."""
+    Sums are fp32, and the result is rounded once. `weight.t()` of an `nn.Linear` is a b that is read in place. If
+    the length of a tensor's rows (of such a b: columns) is a multiple of 16 bytes, but they do not start at such multiples, it
+    is copied first. `best` picks the kernel, which is compiled at its first call. Works under `torch.compile`. It has no
+    backward: raises RuntimeError where one would be recorded. Raises ValueError for tensors that do not fit each other."""
     library.refuse_gradients(RELU, a, b, bias)
     return _gemm_bias_relu_op(a, b, bias)
 

@@ -18,8 +18,8 @@ from minfer.board.folder import JUDGED, Board, Entry
 from minfer.board.score import holders
 from minfer.board.season import Season, close_season, list_seasons, open_season
 from minfer.plan.config import UserError
+from tests.board.faking import HONEST, QUICK, fake, fake_runs, measured
 from tests.board.making import make_board, make_entry
-from tests.board.test_submit import HONEST, QUICK, fake, fake_runs, measured
 
 
 @pytest.fixture

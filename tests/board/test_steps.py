@@ -16,8 +16,8 @@ from minfer.board.folder import Board
 from minfer.board.season import list_seasons
 from minfer.board.steps import Steps
 from minfer.plan.config import Config
+from tests.board.faking import HONEST, fake, measured
 from tests.board.making import make_board
-from tests.board.test_submit import HONEST, fake, measured
 
 
 class Terminal(io.StringIO):

@@ -12,20 +12,18 @@ from pathlib import Path
 import pytest
 
 from minfer import ops
-from minfer.bench.judged import BESIDE, FASTER, HELD_UP, LONGER
+from minfer.bench.judged import FASTER, HELD_UP, LONGER
 from minfer.board import judging, submit, watch
 from minfer.board.folder import JUDGED, Board, Entry
-from minfer.board.score import holders
 from minfer.board.season import Season, find_open, list_seasons, open_season
 from minfer.board.tasks import write_extra
 from minfer.ops.op import REGISTERED
 from minfer.plan.config import UserError
 from minfer.rows import store
-from tests.board.making import make_board, make_entry, make_race
+from tests.board.faking import HONEST, QUICK, fake, fake_runs, measured
+from tests.board.making import make_board, make_entry
 from tests.conftest import ROOT
 
-HONEST = b"import torch\n\n\ndef softmax(y, x, mask):\n    y.copy_(torch.softmax(x.double(), -1))\n"
-QUICK = HONEST.replace(b"x.double()", b"x.float()")
 ZEROS = b"def softmax(y, x, mask):\n    y.zero_()\n"
 BROKEN = b"#include <nowhere.h>\nMINFER_SOFTMAX(softmax_mine, minfer::launch)\n"
 SMALL = {"problems": 1, "cluster": {"executor": "local"}}
@@ -90,80 +88,6 @@ def test_the_same_files_are_judged_once(board: Board) -> None:
     board.save(entry)
     with pytest.raises(UserError, match=f"the same files are submission {entry.id}, mine by ada"):
         submit.submit(board, "softmax", {"other.py": HONEST}, "bob")
-
-
-def fake(rows: dict[str, dict[int, store.Row]]) -> judging.Judged:
-    return judging.Judged(rows, {}, "printed")
-
-
-def measured(speedup: float) -> store.Row:
-    row: store.Row = dict.fromkeys(store.SCHEMA.names)
-    row |= {"case": "softmax/x/float16//n=3", "status": "ok", "guarantee": "judged, namespaces", "device": "AMD EPYC"}
-    row |= {"judged_speedup": speedup, "judged_speedup_low": speedup / 1.01, "judged_speedup_high": speedup * 1.01}
-    return row | {"shape": {"n": 3}, "params": {}, "dtype": "float16", "judged_us": 1.0, "judged_baseline_us": 1.0}
-
-
-def fake_runs(
-    board: Board, monkeypatch: pytest.MonkeyPatch, speeds: dict[str, float], **failing: str
-) -> list[list[str]]:
-    """Let the runs give these speeds, by the kernels' names; in races, the kernels `failing` end with a status. Returns the
-    names of the kernels of each run, filled as they are run."""
-    runs: list[list[str]] = []
-
-    def run(board: Board, season: Season, entries: list, beside: Entry | None = None) -> judging.Judged:
-        runs.append([entry.name for entry in entries])
-        rows = {}
-        for entry in entries:
-            row = measured(speeds[entry.name])
-            if beside and entry is not beside:
-                ratio = speeds[entry.name] / speeds[beside.name]
-                row["metrics"] = {BESIDE: ratio, f"{BESIDE}_low": ratio / 1.005, f"{BESIDE}_high": ratio * 1.005}
-            if beside and entry.name in failing:
-                row |= {"status": failing[entry.name], "message": "it failed"}
-            rows[entry.kernel] = dict.fromkeys(range(1 + season.problems), row)
-        return fake(rows)
-
-    monkeypatch.setattr(judging, "run", run)
-    return runs
-
-
-def test_a_new_leader_is_run_beside_the_one_that_it_displaces(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
-    runs = fake_runs(board, monkeypatch, {"first": 1.0, "second": 2.0, "third": 1.5})
-    answers = [
-        submit.submit(board, "softmax", {f"{name}.py": HONEST + name.encode()}, "ada")
-        for name in ("first", "second", "third")
-    ]
-    assert runs == [["first"], ["second"], ["first", "second"], ["third"]]
-    assert [answer["rank"] for answer in answers] == [1, 1, 2] and answers[1]["race"]["verdict"] == "faster"
-    assert answers[1]["race"]["low"] == pytest.approx(
-        2 / 1.005**0.577, rel=0.01
-    )  # of the same rounds, over three problems
-    assert [entry.name for entry in holders(board.entries(), board.races())] == ["first", "second"]
-    assert (board.folder / "logs" / f"{answers[0]['submission']}.log").read_text() == "printed"
-
-
-def test_a_score_that_is_not_surely_lower_is_run_beside_the_record(
-    board: Board, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a busy machine an improved kernel may have the lower score."""
-    runs = fake_runs(board, monkeypatch, {"first": 1.0, "near": 0.999, "far": 0.9})
-    for name in ("first", "near", "far"):
-        submit.submit(board, "softmax", {f"{name}.py": HONEST + name.encode()}, "ada")
-    assert runs == [["first"], ["near"], ["first", "near"], ["far"]]
-
-
-@pytest.mark.parametrize(("status", "times"), [("wrong", 1), ("timeout", 2)])
-def test_a_holder_that_fails_when_it_is_run_again_has_no_rank(
-    status: str, times: int, board: Board, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Otherwise it could keep the record by failing in each race."""
-    runs = fake_runs(board, monkeypatch, {"first": 1.0, "second": 2.0}, first=status)
-    submit.submit(board, "softmax", {"first.py": HONEST}, "ada")
-    answer = submit.submit(board, "softmax", {"second.py": QUICK}, "bob")
-    assert runs == [["first"], ["second"], *[["first", "second"]] * times]
-    assert (answer["rank"], answer["of"], answer["race"]) == (1, 1, None)
-    first = next(entry for entry in board.entries() if entry.name == "first")
-    assert first.state == "refused" and f"ended with: {status}" in first.result["message"]
 
 
 def test_an_interrupted_run_is_called_that(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,36 +170,6 @@ def test_a_kernel_that_failed_has_no_problem_judged_again() -> None:
     wrong = measured(1.0) | {"status": "wrong", "message": "a wrong element"}
     of = lambda rows: judging._find_unjudged(fake({"mine": rows}))
     assert of({0: measured(1.0), 1: busy, 2: busy}) == [1, 2] and of({0: wrong, 1: busy}) == []
-
-
-def test_a_race_on_another_device_decides_nothing(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a cluster whose nodes have different processors."""
-    first, second = make_entry(board, "first", 1.0), make_entry(board, "second", 2.0)
-    fake_runs(board, monkeypatch, {"first": 1.0, "second": 2.0})
-    second.device = "Xeon"
-    (season,) = list_seasons(board)
-    with pytest.raises(UserError, match="that run was on AMD EPYC and not on Xeon"):
-        submit.run_race(board, season, second, first)
-    assert not board.races()
-
-
-def test_a_higher_score_that_no_run_has_proven_is_proven_later(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_runs(board, monkeypatch, {"first": 1.0, "second": 2.0})
-    assert "no kernel with a score" in submit.prove(board, "softmax")
-    make_entry(board, "first", 1.0)
-    make_entry(board, "second", 2.0)
-    assert "second by ada beside first by ada: faster, 2 " in submit.prove(board, "softmax")
-    assert "second by ada holds the record, and each other kernel has a surely lower score" in submit.prove(
-        board, "softmax"
-    )
-
-
-def test_an_older_kernel_that_was_never_raced_may_prove_itself(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_runs(board, monkeypatch, {"first": 1.0, "second": 3.0, "third": 2.0})
-    first, _, third = (make_entry(board, n, s) for n, s in (("first", 1.0), ("second", 3.0), ("third", 2.0)))
-    make_race(board, third, first, "faster")
-    assert "second by ada beside third by ada: faster, 1.5 (" in submit.prove(board, "softmax")
-    assert [entry.name for entry in holders(board.entries(), board.races())] == ["first", "third", "second"]
 
 
 def test_the_inbox_is_fair_and_knows_people_by_their_files(board: Board) -> None:

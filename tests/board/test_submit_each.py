@@ -13,8 +13,8 @@ from minfer.board import judging, submit
 from minfer.board.folder import JUDGED, REFUSED, Board, Entry
 from minfer.plan import extra
 from minfer.plan.config import Config, UserError
+from tests.board.faking import fake, fake_runs, measured
 from tests.board.making import EPYC, make_board, make_entry
-from tests.board.test_submit import fake, fake_runs, measured
 
 SOURCE = b"def softmax(y, x, mask):\n    y.copy_(x.softmax(-1))  # %d\n"
 
