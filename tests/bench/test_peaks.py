@@ -222,7 +222,8 @@ def test_gpu_peaks_are_plausible():
             # Of e4m3 it does twice as many.
             per_cycle /= 2 if peaks.FP8 in name else 1
             least = 3300 if name.startswith("wgmma") else 2000  # below it, the probe does not fill the tensor cores
-            assert least < per_cycle < 4096 * 1.06, f"{name}: {per_cycle:.0f} FLOPs a cycle"
+            # At its power limit the card changes its clock, and NVML's may be 6 % below that of the median time.
+            assert least < per_cycle < 4096 * 1.12, f"{name}: {per_cycle:.0f} FLOPs a cycle"
         assert f"wgmma_{peaks.FP8}_float32" in rates and f"mma_{peaks.FP8}_float32" not in rates
         for dtype, accumulate in (pair for pair in peaks.ACCUMULATORS if pair[0] != peaks.FP8):
             assert measured[f"wgmma_{dtype}_{accumulate}"] > measured[f"mma_{dtype}_{accumulate}"]

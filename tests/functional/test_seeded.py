@@ -195,6 +195,9 @@ def test_each_replay_of_a_graph_draws_other_numbers() -> None:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         tokens = sample(x)
+    # Before a capture, PyTorch writes the seed to the GPU in the stream that captures, and nothing orders this before the first
+    # replay in another stream. On a busy GPU that replay would draw by the older seed.
+    torch.cuda.synchronize()
     torch.cuda.manual_seed(3)
     found = []
     for _ in range(4):

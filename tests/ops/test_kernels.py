@@ -32,7 +32,7 @@ def compiles(kernel: Kernel) -> bool:
     return kernel.function is not None and hasattr(kernel.function, "__wrapped__")
 
 
-LEAST, LEAST_ON_GPU = 6, 16  # cases of a kernel that are always tested
+LEAST, LEAST_ON_GPU = 6, 8  # cases of a kernel that are always tested
 COMPILED = {"torch_compile", "torch_max_autotune", "torch_flex", "fuse"}  # by torch.compile for each shape
 ON_CPU = [kernel for kernel in ops.every_kernel() if "cpu" in kernel.devices]
 DEAR = {  # take many seconds, or are for demonstrations

@@ -242,7 +242,7 @@ def started(folder: Path) -> list[str]:
 @pytest.mark.gpu
 def test_gpu_faults(run_shard):
     names = ["illegal_access", "honest", "spins", "hungry", "v01_naive"]
-    rows = {row["kernel"]: row for row in run_shard(names, device="cuda", case_timeout_s=30.0)}
+    rows = {row["kernel"]: row for row in run_shard(names, device="cuda", case_timeout_s=15.0)}
     assert (
         rows["illegal_access"]["status"] == "crashed" and "illegal memory access" in rows["illegal_access"]["message"]
     )
