@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import fcntl
 import gc
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import zlib
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -45,6 +48,20 @@ def has_gpu() -> bool:
     import torch
 
     return torch.cuda.is_available()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--part", metavar="K/N", type=part_and_parts, help="Run only the K-th of N parts of the tests, as 2/4."
+    )
+
+
+def part_and_parts(word: str) -> tuple[int, int]:
+    found = re.fullmatch(r"(\d+)/(\d+)", word)
+    part, parts = map(int, found.groups()) if found else (0, 0)
+    if not 1 <= part <= parts:
+        raise argparse.ArgumentTypeError(f"--part takes K/N with K from 1 to N, such as 2/4, not {word!r}")
+    return part, parts
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -85,10 +102,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if item.get_closest_marker("gpu") and not has_gpu():
             item.add_marker(pytest.mark.skip(reason="no GPU here"))
     items.sort(key=lambda item: not alone(item))  # they share one process, which begins with them
-    named = config.option.keyword or "slow" in config.option.markexpr or any("::" in word for word in config.args)
-    if not named:
-        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("slow")])
-        items[:] = [item for item in items if not item.get_closest_marker("slow")]
+    words = config.option.markexpr
+    named = config.option.keyword or any("::" in word for word in config.args)
+    part, parts = config.option.part or (1, 1)
+
+    def is_chosen(item: pytest.Item) -> bool:
+        if not named and "slow" not in words and item.get_closest_marker("slow"):
+            return False
+        if not named and "gpu" not in words and item.get_closest_marker("gpu") and not has_gpu():
+            return False
+        return parts == 1 or zlib.crc32(whole(item).encode()) % parts == part - 1
+
+    chosen = [item for item in items if is_chosen(item)]
+    config.hook.pytest_deselected(items=[*{*items} - {*chosen}])
+    items[:] = chosen
     if os.environ.get("PYTEST_XDIST_WORKER") == "gw0":
         (Path(os.environ["MINFER_TESTS_SHARED"]) / "groups").write_text(json.dumps({i.nodeid: group(i) for i in items}))
 
@@ -137,6 +164,12 @@ def group(item: pytest.Item) -> str:
     if isinstance(kernel, ops.Kernel) and item.get_closest_marker("gpu"):
         return f"{kernel.op}-{kernel.name}"
     return about["file"] if "library" in getattr(item, "fixturenames", ()) else item.path.stem
+
+
+def whole(item: pytest.Item) -> str:
+    """What `--part` does not divide: the tests for which one file is compiled; else each test by itself."""
+    named = group(item)
+    return item.nodeid if named in ("timing", "cluster", item.path.stem) else named
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # before the clock of a test's timeout starts
