@@ -228,6 +228,21 @@ def test_a_run_is_found_by_its_name_when_its_rows_have_been_merged(tmp_path: Pat
     assert "run r3; the newest run below results is r2" in capsys.readouterr().err
 
 
+def test_a_run_is_found_where_its_request_wrote_the_rows(tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for run in ("r1", "r2"):
+        (tmp_path / "runs" / run).mkdir(parents=True)
+        (tmp_path / "runs" / run / "config.yaml").write_text(f"results: {tmp_path}/else where\n")
+    folder = tmp_path / "else where" / "nvidia-h200" / "r1"
+    folder.mkdir(parents=True)
+    store.write(store.to_table([kernel(1.25)]), folder / "0000-000.parquet")
+    assert compare.main(["r1", "runs/r1"]) == 0
+    assert "Every case is a tie." in capsys.readouterr().out
+    assert compare.main(["r1", "r2"]) == 2
+    said = f"the run r2 has no rows below {tmp_path}/else where; minfer status r2 says what became of it"
+    assert capsys.readouterr().err == f"minfer compare: {said}\n"
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
