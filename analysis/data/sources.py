@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import io
 import subprocess
+import sys
 import tarfile
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import pyarrow.compute as pc
@@ -50,6 +52,12 @@ def find_files(word: str, results: Path, kept: Path, revisions: bool = False) ->
     hint = f"the newest run below {results} is {known[-1]}" if known else f"there are no runs below {results}"
     revision = ", git revision" if revisions else ""
     raise Unknown(f"there is no file, folder{revision} or run {word}; {hint}")
+
+
+def print_skipped(bad: Mapping[Path, str]) -> None:
+    """Say on stderr what is wrong with each file that could not be read."""
+    for path, reason in bad.items():
+        print(f"{path}: {reason.rstrip('.')}; skipped", file=sys.stderr)
 
 
 def _list_files(results: Path, run: str) -> list[Path]:

@@ -136,6 +136,22 @@ def test_a_nightly_job(tmp_path: Path, capsys):
     assert compare.main([*words, "--fail-over", "0"]) == 0
 
 
+def test_a_file_that_cannot_be_read_is_named_and_fails(tmp_path: Path, capsys):
+    words = sets(tmp_path, [kernel(1.25)], [kernel(1.25)])
+    whole = (tmp_path / "a.parquet").read_bytes()
+    (tmp_path / "night").mkdir()
+    (tmp_path / "night" / "0000-000.parquet").write_bytes(whole)
+    torn = tmp_path / "night" / "0000-001.parquet"
+    torn.write_bytes(whole[:-100])
+    for more in ([], ["--fail-over", "3%"]):
+        assert compare.main([words[0], str(tmp_path / "night"), *more]) == 2
+        said = capsys.readouterr()
+        assert said.err.startswith(f"{torn}: ") and said.err.endswith("; skipped\n") and said.err.count("\n") == 1
+        assert "Every case is a tie." in said.out
+    assert compare.main([words[0], str(torn)]) == 2
+    assert capsys.readouterr().err.startswith(f"{torn}: ")
+
+
 def test_limits_of_each_system_are_in_one_file(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = sets(tmp_path, [kernel(1.25)], [kernel(1.19)])  # 4.8 % slower
