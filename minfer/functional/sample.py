@@ -85,6 +85,8 @@ def sample(
         settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
         found = _sample_rows_op(logits, u, *(_for_each_row(logits, name, x) for name, x in settings.items()))
     elif temperature == 0:
+        for name, value in (("top_k", top_k), ("top_p", top_p), ("min_p", min_p)):
+            _check_setting(name, value)
         found = _sample_op(logits, torch.zeros_like(u), 1.0, 1, 1.0, 0.0)
     else:
         found = _sample_op(logits, u, temperature, top_k, top_p, min_p)

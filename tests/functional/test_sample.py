@@ -109,6 +109,9 @@ def test_mistakes_are_a_sentence_each():
         (lambda: sample(x, -1.0), "takes a temperature from 0, got -1.0"),
         (lambda: sample(x, float("nan")), "takes a temperature from 0, got nan"),
         (lambda: sample(x, top_k=-1), "takes a top_k of at least 0, got -1"),
+        (lambda: sample(x, 0.0, top_k=-1), "takes a top_k of at least 0, got -1"),
+        (lambda: sample(x, 0.0, top_p=1.5), "takes top_p above 0 and at most 1, got 1.5"),
+        (lambda: sample(x, 0.0, min_p=-0.1), "takes min_p from 0 to 1, got -0.1"),
         (lambda: sample(x, top_p=0.0), "takes top_p above 0 and at most 1, got 0.0"),
         (lambda: sample(x, min_p=1.5), "takes min_p from 0 to 1, got 1.5"),
         (
