@@ -42,6 +42,15 @@ def test_a_mistake_in_cpp_is_the_compilers_first_error(workshop: Workshop) -> No
     assert Path(build.build(kernel).library).is_file()
 
 
+def test_a_mistake_beside_a_comment_that_is_no_utf_8_is_the_compilers_first_error(workshop: Workshop) -> None:
+    kernel = workshop.kernel("latin.cpp")
+    kernel.source.write_bytes("int tile() { return nor_this; }  // Größe\n".encode("latin-1"))
+    message = failure(kernel)
+    assert message.startswith("latin.cpp:1:") and "nor_this" in message
+    kernel.source.write_bytes(SOUND.encode() + "// Größe\n".encode("latin-1"))
+    assert Path(build.build(kernel).library).is_file()
+
+
 def test_a_mistake_in_a_header_names_the_header(workshop: Workshop) -> None:
     workshop.write("deeper.h", "#error four warps are too few\n")
     message = failure(workshop.kernel())
