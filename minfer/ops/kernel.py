@@ -197,10 +197,12 @@ class Returning:
 
     def write(self, computed: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
         """Copy what was computed to the outputs among the tensors. Raises ValueError where it is not of them."""
-        wanted = [tuple(tensors[place].shape) for place in self.places]
-        found = [tuple(result.shape) if isinstance(result, torch.Tensor) else result for result in computed]
+        wanted = ", ".join(str(tuple(tensors[place].shape)) for place in self.places)
+        found = ", ".join(
+            str(tuple(x.shape)) if isinstance(x, torch.Tensor) else f"a {type(x).__name__}" for x in computed
+        )
         if found != wanted:
-            raise ValueError(f"it returned {found}, and what it returns={self.places} has the shapes {wanted}")
+            raise ValueError(f"it returned {found}; what it returns={self.places} has the shapes {wanted}")
         for result, place in zip(computed, self.places, strict=True):
             tensors[place].copy_(result)
 
