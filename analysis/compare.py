@@ -32,7 +32,7 @@ class Mistake(Exception):
 
 
 def main(arguments: Iterable[str] | None = None) -> int:
-    """Returns the exit status: 0; 1 where `--fail-over` found something; 2 for a mistake."""
+    """Returns the exit status: 0; 1 where `--fail-over` found something; 2 for a mistake, or a file that cannot be read."""
     parser = argparse.ArgumentParser(prog="minfer compare", description=(__doc__ or "").splitlines()[0])
     for name in "AB":
         parser.add_argument(name, help="a run, a folder, a parquet file, or a git revision of the results")
@@ -57,6 +57,7 @@ def run(options: argparse.Namespace) -> int:
             sources.find_files(word, options.results, Path(kept), revisions=True) for word in (options.A, options.B)
         )
         found = verdicts.compare(first, second, options.regime)
+    sources.print_skipped(found.bad)
     if not found.cases:
         raise Mistake(
             f"{options.A} and {options.B} have no case of the same device in common"
@@ -78,7 +79,7 @@ def run(options: argparse.Namespace) -> int:
         _write(options.markdown, "\n".join([title, "", said, "", *body, ""]))
     if options.junit:
         _write(options.junit, verdicts.junit(f"{options.A} {options.B}", cases, failed if allowed else None))
-    return 1 if failed else 0
+    return 1 if failed else 2 if found.bad else 0
 
 
 def summary(cases: list[Compared], only_a: int, only_b: int, failed: list[Compared], allowed: Limits | None) -> str:

@@ -57,6 +57,7 @@ def write(words: Iterable[str], folder: Path, output: Path) -> int:
     with tempfile.TemporaryDirectory() as kept:
         paths = sorted({path for word in words for path in sources.find_files(word, folder, Path(kept))})
         table, bad = read_shown(paths, [*content.COLUMNS, *NESTED])
+    sources.print_skipped(bad)
     table = keep_usable(table)
     if not len(table):
         raise Mistake("there are no rows to show; run `minfer +sweep=hgemm` first, or name another folder")
@@ -70,8 +71,6 @@ def write(words: Iterable[str], folder: Path, output: Path) -> int:
     except OSError as error:
         raise Mistake(f"cannot write {output}: {error.strerror or error}; choose another file with -o") from error
     print(f"{output}: {len(table)} rows, {output.stat().st_size / 1e6:.1f} MB; open it in a browser.")
-    for path, reason in bad.items():
-        print(f"{path}: {reason}; skipped", file=sys.stderr)
     return 1 if bad else 0
 
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 
 import io
 import subprocess
+import sys
 import tarfile
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import pyarrow.compute as pc
+import yaml
 
 from minfer.rows import store
 
-RESULTS = Path("results")
+RESULTS, RUNS = Path("results"), Path("runs")
 
 
 class Unknown(Exception):
@@ -22,17 +25,22 @@ class Unknown(Exception):
 
 def find_files(word: str, results: Path, kept: Path, revisions: bool = False) -> list[Path]:
     """The parquet files that `word` names: a file, a folder, a run (its name, its folder under `runs`, or
-    `results/<device>/<run>`) or, with `revisions`, a git revision of `results`. Unpacks into the folder `kept` the files of a
-    revision, and the rows of a run that `tools/merge_rows.py` has moved. Raises Unknown."""
+    `results/<device>/<run>`) or, with `revisions`, a git revision of `results`. A run whose rows are not below `results` is
+    looked for where its request wrote them. Unpacks into the folder `kept` the files of a revision, and the rows of a run
+    that `tools/merge_rows.py` has moved. Raises Unknown."""
     path = Path(word)
     if path.is_file():
         return [path]
     is_run = (path / "config.yaml").is_file() or not path.is_dir()  # its folder, or its name
-    runs = sorted(results.glob(f"*/{path.name}")) if is_run and path.name else []
-    found = [file for folder in runs for file in store.files(folder)]
+    runs = _list_files(results, path.name) if is_run else []
     merged = _find_merged(results) if is_run else {}
-    if found := [*found, *_unpack_run(path.name, merged.get(path.name, []), kept)]:
+    if found := [*runs, *_unpack_run(path.name, merged.get(path.name, []), kept)]:
         return found
+    own = _read_results(path) if is_run else None
+    if own:
+        if found := _list_files(own, path.name):
+            return found
+        raise Unknown(f"the run {path.name} has no rows below {own}; minfer status {word} says what became of it")
     if path.is_dir():
         if found := store.files(path):
             return found
@@ -44,6 +52,27 @@ def find_files(word: str, results: Path, kept: Path, revisions: bool = False) ->
     hint = f"the newest run below {results} is {known[-1]}" if known else f"there are no runs below {results}"
     revision = ", git revision" if revisions else ""
     raise Unknown(f"there is no file, folder{revision} or run {word}; {hint}")
+
+
+def print_skipped(bad: Mapping[Path, str]) -> None:
+    """Say on stderr what is wrong with each file that could not be read."""
+    for path, reason in bad.items():
+        print(f"{path}: {reason.rstrip('.')}; skipped", file=sys.stderr)
+
+
+def _list_files(results: Path, run: str) -> list[Path]:
+    """The parquet files of a run below `results`."""
+    return [file for folder in sorted(results.glob(f"*/{run}")) for file in store.files(folder)] if run else []
+
+
+def _read_results(run: Path) -> Path | None:
+    """Where the request of a run says that its rows are; `run` is its folder or its name. None if that cannot be read."""
+    for folder in (run, RUNS / run):
+        try:
+            return Path(yaml.safe_load((folder / "config.yaml").read_text("utf-8"))["results"])
+        except (OSError, yaml.YAMLError, TypeError, KeyError, ValueError):
+            continue
+    return None
 
 
 def _find_merged(results: Path) -> dict[str, list[Path]]:

@@ -67,11 +67,13 @@ class Compared:
 
 @dataclass(frozen=True)
 class Found:
-    """The cases that both sets have, and how many rows are of cases that only one has."""
+    """The cases that both sets have, how many rows are of cases that only one has, and what is wrong with each file that could
+    not be read."""
 
     cases: list[Compared]
     only_a: int
     only_b: int
+    bad: dict[Path, str]
 
 
 def compare(a: list[Path], b: list[Path], regime: str) -> Found:
@@ -79,17 +81,18 @@ def compare(a: list[Path], b: list[Path], regime: str) -> Found:
     columns = ["case", "device", "run", "finished", "kernel", "status", "message", "baseline", "guarantee"]
     columns += [f"{regime}_{name}" for name in ("us", *RATIO)]
     small, large = sorted((a, b), key=lambda files: sum(file.stat().st_size for file in files))
-    found = {}
-    found[id(small)], _ = _newest(small, columns, None, regime)
-    found[id(large)], other_rows = _newest(large, columns, found[id(small)]["key"], regime)
+    found: dict[int, pa.Table] = {}
+    bad: dict[Path, str] = {}
+    found[id(small)], _ = _newest(small, columns, None, regime, bad)
+    found[id(large)], other_rows = _newest(large, columns, found[id(small)]["key"], regime, bad)
     sides = [found[id(files)] for files in (a, b)]
     numbers = codes(pa.chunked_array([chunk for side in sides for chunk in side["key"].chunks], pa.string()))
     first, second = numbers[: len(sides[0])], numbers[len(sides[0]) :]
     _, left, right = np.intersect1d(first, second, assume_unique=True, return_indices=True)
     common = [side.take(pa.array(places)) for side, places in zip(sides, (left, right), strict=True)]
-    only = [
+    only_a, only_b = (
         len(side) - len(left) + (other_rows if files is large else 0) for side, files in zip(sides, (a, b), strict=True)
-    ]
+    )
     rows = [side.drop_columns(["key", "run", "finished"]).to_pylist() for side in common]
     alone = pc.invert(_find_paired(common[0], common[1], regime))
     times = [_intervals(files, side.filter(alone), regime) for files, side in zip((a, b), common, strict=True)]
@@ -97,7 +100,7 @@ def compare(a: list[Path], b: list[Path], regime: str) -> Found:
     for one, other, key in zip(*rows, common[0]["key"].to_pylist(), strict=True):
         if "unsupported" not in (one["status"], other["status"]):
             cases.append(_compare_case(one, other, regime, *(side.get(key) for side in times)))
-    return Found(cases, *only)
+    return Found(cases, only_a, only_b, bad)
 
 
 def _find_paired(one: pa.Table, other: pa.Table, regime: str) -> pa.ChunkedArray:
@@ -109,15 +112,18 @@ def _find_paired(one: pa.Table, other: pa.Table, regime: str) -> pa.ChunkedArray
     return pc.fill_null(paired, False)
 
 
-def _newest(files: list[Path], columns: list[str], wanted: pa.ChunkedArray | None, regime: str) -> tuple[pa.Table, int]:
+def _newest(
+    files: list[Path], columns: list[str], wanted: pa.ChunkedArray | None, regime: str, bad: dict[Path, str]
+) -> tuple[pa.Table, int]:
     """The newest rows for a regime of the wanted cases and devices, or of all, with their `key`; and how many rows were not
-    wanted.
+    wanted. Adds to `bad` what is wrong with each file that cannot be read.
 
     One file at a time: of ten million rows, those of a night's run fit into memory."""
     kept, others = [], 0
     keys = wanted.combine_chunks() if wanted is not None else None
     for file in files:
-        table, _ = read_shown([file], columns)
+        table, wrong = read_shown([file], columns)
+        bad |= wrong
         table = table.filter(pc.and_(pc.is_valid(table["case"]), pc.is_valid(table["status"])))
         device = pc.fill_null(table["device"], "unknown device")
         table = table.set_column(table.column_names.index("device"), "device", device)

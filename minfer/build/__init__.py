@@ -80,6 +80,9 @@ def _compile(kernel: Kernel, arch: str, folder: Path, home: Path | None) -> Path
             build_directory=str(folder),
             is_python_module=False,
         )
+    except UnicodeDecodeError as error:  # PyTorch decodes what the compiler said, which quotes the source
+        said = error.object.decode(errors="replace")
+        raise BuildError(first_error(said), said) from error
     except (RuntimeError, OSError, subprocess.SubprocessError) as error:
         raise BuildError(first_error(str(error)), str(error)) from error
     return folder / f"{name}.so"

@@ -46,5 +46,13 @@ def explain(status: int, err: str) -> str:
     lines = [line for line in map(make_printable, err.splitlines()) if line and not WARNING.match(line)]
     if status < 0:
         died = f"the process that compiles and loads it died by {signal.Signals(-status).name}"
-        return ": ".join([died, *lines[-1:]])
+        return ": ".join([died, *(_thrown(err) or lines[-1:])])
     return lines[-1] if lines else f"the build died with status {status}"
+
+
+def _thrown(err: str) -> list[str]:
+    """What a C++ exception said that nobody caught, if there was one: PyTorch throws one for a schema that it cannot parse.
+    Without the line of tildes that points to the place, and what PyTorch adds."""
+    said = [make_printable(line) for line in err.rpartition("what():")[2].splitlines()] if "what():" in err else []
+    end = next((i for i, line in enumerate(said) if line.startswith(("~", "(originally from"))), len(said))
+    return [text] if (text := " ".join(filter(None, said[:end]))) else []

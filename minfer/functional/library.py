@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import numbers
 import os
 import re
 import sys
@@ -32,39 +33,63 @@ chosen: Choices | None = None  # what was chosen since `note_choices`
 MOST_PROBLEMS = 4096  # most problems whose kernels are remembered, about 1 kB each
 NO_BACKWARD = "has no backward: call it under torch.no_grad(), or with detached tensors"
 MISSING = object()  # an argument that was left out; Python itself checks that
-# For each annotation of a parameter: the types that it accepts, and how an error names them.
-KINDS = {
-    annotation: ((torch.Tensor, type(None)), "a tensor or None") if "None" in annotation else (torch.Tensor, "a tensor")
-    for tensor in ("Tensor", "torch.Tensor")
-    for annotation in (tensor, f"{tensor} | None")
+# For each type of an annotation: the types that are accepted, as by PyTorch's schemas, and how an error names them.
+KINDS: dict[str, tuple[tuple[type, ...], str]] = {
+    "Tensor": ((torch.Tensor,), "a tensor"),
+    "torch.Tensor": ((torch.Tensor,), "a tensor"),
+    "bool": ((bool, numbers.Number, type(None), torch.Tensor), "True or False"),
+    "int": ((numbers.Integral, torch.Tensor), "a whole number"),
+    "float": ((numbers.Real, torch.Tensor), "a number"),
+    "str": ((str,), "a string"),
+    "torch.dtype": ((torch.dtype,), "a torch.dtype"),
+    "torch.Generator": ((torch.Generator,), "a torch.Generator"),
+    "None": ((type(None),), "None"),
 }
 
 
 def public(function: Callable[P, R]) -> Callable[P, R]:
-    """Make the function raise a TypeError that names the argument if one that must be a tensor is not."""
-    words = list(inspect.signature(function).parameters.values())
-    places = [(place, x.name, KINDS[x.annotation]) for place, x in enumerate(words) if x.annotation in KINDS]
+    """Make the function raise a TypeError that names the argument if one has a type that the annotation does not."""
+    places = [
+        (place, x.name, *_kind(x.annotation))
+        for place, x in enumerate(inspect.signature(function).parameters.values())
+        if set(x.annotation.split(" | ")) <= KINDS.keys()
+    ]
+    tensors = [each for each in places if each[3] in ("a tensor", "a tensor or None")]
 
-    def check(given: tuple[Any, ...], named: dict[str, Any]) -> None:
-        for place, name, (types, takes) in places:
+    def check(given: tuple[Any, ...], named: dict[str, Any], places: list[Any]) -> None:
+        for place, name, types, takes in places:
             value = given[place] if place < len(given) else named.get(name, MISSING)
             if not isinstance(value, types) and value is not MISSING:
                 raise TypeError(
                     f"minfer.{function.__name__} takes {takes} as {name}, got {type(value).__name__}"
                 ) from None
 
+    def check_layouts(given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        for place, name, _, _ in places:
+            value = given[place] if place < len(given) else named.get(name)
+            if isinstance(value, torch.Tensor) and (value.is_nested or value.layout != torch.strided):
+                got = "a nested one" if value.is_nested else f"one of {value.layout}"
+                raise TypeError(f"minfer.{function.__name__} takes a dense tensor as {name}, got {got}") from None
+
     @wraps(function)
     def checked(*given: P.args, **named: P.kwargs) -> R:
         if torch.compiler.is_compiling():
-            check(given, named)
+            check(given, named, tensors)
             return function(*given, **named)
         try:
             return function(*given, **named)
-        except Exception:
-            check(given, named)  # only after an error: a wrong type always raises before a kernel is called
+        except Exception:  # only after an error: a wrong type always raises before a kernel is called
+            check(given, named, places)
+            check_layouts(given, named)
             raise
 
     return checked
+
+
+def _kind(annotation: str) -> tuple[tuple[type, ...], str]:
+    """The types that an annotation accepts, and how an error names them."""
+    kinds = [KINDS[each] for each in annotation.split(" | ")]
+    return tuple(x for types, _ in kinds for x in types), " or ".join(takes for _, takes in kinds)
 
 
 def refuse_gradients(name: str, *tensors: torch.Tensor | None, why: str = NO_BACKWARD) -> None:

@@ -85,6 +85,8 @@ def sample(
         settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
         found = _sample_rows_op(logits, u, *(_for_each_row(logits, name, x) for name, x in settings.items()))
     elif temperature == 0:
+        for name, value in (("top_k", top_k), ("top_p", top_p), ("min_p", min_p)):
+            _check_setting(name, value)
         found = _sample_op(logits, torch.zeros_like(u), 1.0, 1, 1.0, 0.0)
     else:
         found = _sample_op(logits, u, temperature, top_k, top_p, min_p)
@@ -137,12 +139,14 @@ def _for_each_row(logits: torch.Tensor, name: str, setting: float | torch.Tensor
         return None
     else:
         _check_setting(name, setting)
-    dtype = torch.int32 if name == "top_k" else torch.float32
-    # A product, because `new_full` would make the number a constant of the graph.
-    return logits.new_ones(logits.shape[:1], dtype=dtype) * setting
+    # Products, because `new_full` would make the number a constant of the graph.
+    if name == "top_k":  # MOST is no limit, whatever the vocabulary, and fits into an int32
+        most: Any = torch.sym_min(setting, MOST)
+        return logits.new_ones(logits.shape[:1], dtype=torch.int32) * most
+    return logits.new_ones(logits.shape[:1], dtype=torch.float32) * setting
 
 
-def _check_setting(name: str, value: float) -> None:
+def _check_setting(name: str, value: Any) -> None:
     if name == "temperature" and not 0 <= value < float("inf"):
         raise ValueError(f"minfer.sample takes a temperature from 0, got {value}")
     if name == "top_k" and value < 0:
@@ -210,7 +214,7 @@ def _sample_rows(
         return tokens
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
     settings = [
-        logits.new_empty(0, dtype=dtype) if x is None else x.contiguous() if x.dtype == dtype else x.to(dtype)
+        logits.new_empty(0, dtype=dtype) if x is None else _narrow(x, dtype).contiguous()
         for x, dtype in (
             (temperature, torch.float32),
             (top_k, torch.int32),
@@ -223,6 +227,11 @@ def _sample_rows(
     params = {"settings": "temperature" if only else "all"}
     library.call("sample_rows", (tokens, logits, u.contiguous(), *settings), logits.dtype, shape, params)
     return tokens
+
+
+def _narrow(setting: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The setting of this dtype. A top_k of int64 that an int32 does not hold keeps its meaning."""
+    return setting if setting.dtype == dtype else setting.clamp(0, MOST).to(dtype)
 
 
 def _fake_rows(

@@ -53,6 +53,8 @@ def get(name: str) -> Op:
     """The op of that name; KeyError if there is none."""
     if name not in REGISTERED and name in names():
         importlib.import_module(f"minfer.ops.{name}")
+    if name not in REGISTERED:
+        raise KeyError(f"there is no op {name}; there are {', '.join(names())}")
     return REGISTERED[name]
 
 

@@ -12,12 +12,14 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
+from minfer.ops.axes import Ragged
 from minfer.ops.case import Case, Rule
 from minfer.ops.sources import MOST_FILES, MOST_TOTAL, SourceError, quoted_includes, read_source
+from minfer.ops.tensors import DTYPES
 
 PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -95,7 +97,42 @@ class Kernel:
                 return f"needs {self.archs}, this GPU is sm_{capability[0]}{capability[1]}"
         if self.package and capability is not None and importlib.util.find_spec(self.package) is None:
             return f"needs the package {self.package}: pip install 'minfer[peers]'"
-        return self.requires(case) if self.requires else None
+        return self._ask_rule(case)
+
+    def _ask_rule(self, case: Case) -> str | None:
+        """What the rule `requires` says. Raises TypeError if that is a condition, and whatever the rule raises."""
+        why = self.requires(case) if self.requires else None
+        if why is None or isinstance(why, str):
+            return why
+        raise TypeError(
+            f"requires= returned {why!r}; it returns None where the kernel runs, else half a sentence that says why not"
+        )
+
+    def check(self, params: Mapping[str, Any]) -> None:
+        """Raises ValueError for a mistake in what it says that it supports; `params` are the op's, with `call`."""
+
+        def refuse(what: str, value: object, takes: str) -> NoReturn:
+            raise ValueError(f"{what}= of kernel {self.name} is {value!r}; it takes {takes}")
+
+        known = ", ".join(DTYPES)
+        if not self.dtypes or not isinstance(self.dtypes, tuple | list) or not set(self.dtypes) <= DTYPES.keys():
+            refuse("dtypes", self.dtypes, f"a tuple of names, such as ('float32',), from {known}")
+        if self.archs and not re.fullmatch(r"sm_\d{2,3}(\+|[af]?)", self.archs):
+            refuse(
+                "archs", self.archs, "'sm_80+' for that architecture and newer ones, or a single one such as 'sm_90a'"
+            )
+        if self.requires is not None and not callable(self.requires):
+            refuse("requires", self.requires, "a function of a case, such as multiples(n=8)")
+        if not isinstance(self.returns, tuple | list) or not all(isinstance(place, int) for place in self.returns):
+            refuse("returns", self.returns, "a tuple of places among its arguments, such as (0,)")
+        for name, allowed in self.params.items():
+            if name not in params:
+                refuse("params", dict(self.params), f"parameters of {self.op}: {', '.join(params)}")
+            if not isinstance(allowed, tuple | list):
+                refuse("params", dict(self.params), f"a tuple of values for each parameter, such as ({allowed!r},)")
+            valid = params[name]
+            if not isinstance(valid, Ragged) and not set(allowed) <= set(valid):
+                refuse("params", dict(self.params), f"for {name} {' or '.join(valid)}")
 
     def builds_for(self, arch: str) -> bool:
         """Whether the CUDA compiler may be asked for `arch` (`"sm_89"`, `"sm_90a"`)."""
@@ -160,10 +197,12 @@ class Returning:
 
     def write(self, computed: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
         """Copy what was computed to the outputs among the tensors. Raises ValueError where it is not of them."""
-        wanted = [tuple(tensors[place].shape) for place in self.places]
-        found = [tuple(result.shape) if isinstance(result, torch.Tensor) else result for result in computed]
+        wanted = ", ".join(str(tuple(tensors[place].shape)) for place in self.places)
+        found = ", ".join(
+            str(tuple(x.shape)) if isinstance(x, torch.Tensor) else f"a {type(x).__name__}" for x in computed
+        )
         if found != wanted:
-            raise ValueError(f"it returned {found}, and what it returns={self.places} has the shapes {wanted}")
+            raise ValueError(f"it returned {found}; what it returns={self.places} has the shapes {wanted}")
         for result, place in zip(computed, self.places, strict=True):
             tensors[place].copy_(result)
 

@@ -126,8 +126,12 @@ class Op:
 
         `returns=(0,)`: the function returns a new tensor, which minfer copies to the kernel's first argument after the timed
         window, because PyTorch's users make no such copy."""
-        source = Path(inspect.unwrap(function).__code__.co_filename)
-        self._add(Kernel(self.name, name, "torch", source, function, **supports))
+        code = getattr(inspect.unwrap(function), "__code__", None)
+        if code is None:
+            raise ValueError(
+                f"kernel {name} is a {type(function).__name__}; wrap it in a def or a lambda, whose file is its source"
+            )
+        self._add(Kernel(self.name, name, "torch", Path(code.co_filename), function, **supports))
         if baseline:
             self.baselines.append(name)
 
@@ -178,6 +182,7 @@ class Op:
         check_name(f"a kernel of {self.name}", kernel.name)
         if kernel.name in self.kernels:
             raise ValueError(f"{self.name} already has a kernel {kernel.name}; give {kernel.source.name} another name")
+        kernel.check({**self.params, "call": tuple(self.calls)})
         self.kernels[kernel.name] = replace(kernel, first_call=next(iter(self.calls)))
 
     def baseline(self, case: Case) -> str:

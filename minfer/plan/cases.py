@@ -89,10 +89,10 @@ def _plan_sweep(config: Config, device: str, capability: tuple[int, int] | None)
     unsupported = {}
     for case in cases:
         kernel = op.kernels[case.kernel]
-        if why := kernel.elsewhere(device) or kernel.unsupported(case, capability):
+        if why := kernel.elsewhere(device) or _why_unsupported(kernel, case, capability):
             unsupported[case.key] = why
     readable = static and any(
-        _is_readable(op.kernels[c.kernel]) and not op.kernels[c.kernel].unsupported(c, None) for c in cases
+        _is_readable(op.kernels[c.kernel]) and not _why_unsupported(op.kernels[c.kernel], c, None) for c in cases
     )
     if len(unsupported) == len(cases) and not readable:
         left = left_out or {op.name: "has no kernels"}
@@ -101,6 +101,17 @@ def _plan_sweep(config: Config, device: str, capability: tuple[int, int] | None)
     if not config.draw.problems:  # none of the drawn problems stands for the op
         cases = put_headline_first(op, cases, unsupported, wanted == ["all"])
     return Plan(cases, unsupported, left_out)
+
+
+def _why_unsupported(kernel: Kernel, case: Case, capability: tuple[int, int] | None) -> str | None:
+    """Why a kernel cannot run a case, as half a sentence, or None. Raises UserError if the rule of its author fails."""
+    try:
+        return kernel.unsupported(case, capability)
+    except Exception as error:
+        said = " ".join(str(error).split())
+        raise UserError(
+            f"the rule requires= of kernel {kernel.name} fails at {case.problem}: {type(error).__name__}: {said}; correct it"
+        ) from error
 
 
 def _draw(op: Op, config: Config, device: str) -> list[Problem]:

@@ -68,7 +68,7 @@ def explain(error: BaseException, words: Sequence[str] | None = None) -> str:
         key = found[1]
         if "not in" in text:
             return unknown_key(key)
-        if "is not a ListConfig" in text:
+        if "is not a ListConfig" in text or "Cannot merge DictConfig with ListConfig" in text:
             given = next((word.partition("=")[2] for word in words if word.lstrip("+").startswith(f"{key}=")), "")
             return f"bad value for {key!r}: it takes a list; write '{key}=[{given}]'"
         problem = next(str(link) for link in chain if "full_key" in str(link)).splitlines()[0]

@@ -120,7 +120,8 @@ class Board:
         case = next(case for case in self.cases.values() if (case.op, case.problem) == group)
         best = self.describe_best(group)
         cold = ", some with cold times only" if self._left[group] else ""
-        return f"{_name_problem(case)}: {self._groups[group]} rows{cold}{f'; the best is {best}' if best else ''}"
+        rows = "1 row" if self._groups[group] == 1 else f"{self._groups[group]} rows"
+        return f"{_name_problem(case)}: {rows}{cold}{f'; the best is {best}' if best else ''}"
 
     def tabulate(self, height: int) -> Table:
         """The last rows, as many as fit."""

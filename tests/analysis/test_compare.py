@@ -136,6 +136,22 @@ def test_a_nightly_job(tmp_path: Path, capsys):
     assert compare.main([*words, "--fail-over", "0"]) == 0
 
 
+def test_a_file_that_cannot_be_read_is_named_and_fails(tmp_path: Path, capsys):
+    words = sets(tmp_path, [kernel(1.25)], [kernel(1.25)])
+    whole = (tmp_path / "a.parquet").read_bytes()
+    (tmp_path / "night").mkdir()
+    (tmp_path / "night" / "0000-000.parquet").write_bytes(whole)
+    torn = tmp_path / "night" / "0000-001.parquet"
+    torn.write_bytes(whole[:-100])
+    for more in ([], ["--fail-over", "3%"]):
+        assert compare.main([words[0], str(tmp_path / "night"), *more]) == 2
+        said = capsys.readouterr()
+        assert said.err.startswith(f"{torn}: ") and said.err.endswith("; skipped\n") and said.err.count("\n") == 1
+        assert "Every case is a tie." in said.out
+    assert compare.main([words[0], str(torn)]) == 2
+    assert capsys.readouterr().err.startswith(f"{torn}: ")
+
+
 def test_limits_of_each_system_are_in_one_file(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = sets(tmp_path, [kernel(1.25)], [kernel(1.19)])  # 4.8 % slower
@@ -226,6 +242,21 @@ def test_a_run_is_found_by_its_name_when_its_rows_have_been_merged(tmp_path: Pat
     assert "1.2000×" in capsys.readouterr().out
     assert compare.main(["r1", "r3"]) == 2
     assert "run r3; the newest run below results is r2" in capsys.readouterr().err
+
+
+def test_a_run_is_found_where_its_request_wrote_the_rows(tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for run in ("r1", "r2"):
+        (tmp_path / "runs" / run).mkdir(parents=True)
+        (tmp_path / "runs" / run / "config.yaml").write_text(f"results: {tmp_path}/else where\n")
+    folder = tmp_path / "else where" / "nvidia-h200" / "r1"
+    folder.mkdir(parents=True)
+    store.write(store.to_table([kernel(1.25)]), folder / "0000-000.parquet")
+    assert compare.main(["r1", "runs/r1"]) == 0
+    assert "Every case is a tie." in capsys.readouterr().out
+    assert compare.main(["r1", "r2"]) == 2
+    said = f"the run r2 has no rows below {tmp_path}/else where; minfer status r2 says what became of it"
+    assert capsys.readouterr().err == f"minfer compare: {said}\n"
 
 
 @pytest.mark.parametrize(

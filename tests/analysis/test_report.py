@@ -302,6 +302,13 @@ def test_mistakes_are_one_sentence(tmp_path, capsys, monkeypatch):
         monkeypatch.chdir(tmp_path)
         assert report.main(words) == 2
         assert capsys.readouterr().err == f"minfer report: {said}\n"
+    (tmp_path / "torn.parquet").write_text("torn")
+    assert report.main([str(tmp_path)]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert (
+        said[0].startswith(f"{tmp_path}/torn.parquet: ") and "there are no rows to show" in said[1] and len(said) == 2
+    )
+    (tmp_path / "torn.parquet").unlink()
     store.write(store.to_table(rows()), tmp_path / "a.parquet")
     assert report.main([str(tmp_path), "-o", str(tmp_path / "no" / "r.html")]) == 2
     assert "cannot write" in capsys.readouterr().err

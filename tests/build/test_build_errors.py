@@ -12,7 +12,7 @@ import pytest
 
 from minfer import build, ops
 from minfer.bench.timing import Timing
-from minfer.build import cache, device_code, toolchain
+from minfer.build import cache, device_code, forks, toolchain
 from minfer.build.errors import BuildError, first_error
 from minfer.ops import Kernel
 from minfer.plan.shard import Shard
@@ -39,6 +39,15 @@ def test_a_mistake_in_cpp_is_the_compilers_first_error(workshop: Workshop) -> No
     message = failure(kernel)
     assert message.startswith("broken.cpp:2:") and "error" in message and "no_such_name" in message
     kernel.source.write_text(SOUND)  # and it can be mended
+    assert Path(build.build(kernel).library).is_file()
+
+
+def test_a_mistake_beside_a_comment_that_is_no_utf_8_is_the_compilers_first_error(workshop: Workshop) -> None:
+    kernel = workshop.kernel("latin.cpp")
+    kernel.source.write_bytes("int tile() { return nor_this; }  // Größe\n".encode("latin-1"))
+    message = failure(kernel)
+    assert message.startswith("latin.cpp:1:") and "nor_this" in message
+    kernel.source.write_bytes(SOUND.encode() + "// Größe\n".encode("latin-1"))
     assert Path(build.build(kernel).library).is_file()
 
 
@@ -187,6 +196,16 @@ def test_what_pytorch_warns_of_is_not_why_a_build_died(errors: str, why: str, wo
     assert compiler.explain("x", 7, errors) == (
         why.removeprefix("{}: ") if ": " in why else "the build died with status 7"
     )
+
+
+def test_an_exception_that_nobody_caught_is_why_a_build_died() -> None:
+    """As PyTorch's of a schema that it cannot parse."""
+    errors = (
+        "terminate called after throwing an instance of 'std::runtime_error'\n  what():  \nunknown type specifier:\n"
+        "op_k(Tensorr y) -> ()\n     ~~~~~~~ <--- HERE\n (originally from f.h)\n"
+    )
+    died = "the process that compiles and loads it died by SIGABRT"
+    assert forks.explain(-signal.SIGABRT, errors) == f"{died}: unknown type specifier: op_k(Tensorr y) -> ()"
 
 
 @pytest.mark.parametrize(("op", "macro"), [("hgemm", "MINFER_HGEMM"), ("scale_rows", "MINFER_OP")])

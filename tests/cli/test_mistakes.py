@@ -30,6 +30,10 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
     "flag without its value": ([HGEMM, "--config-dir"], ["--config-dir", "expected one argument"]),
     "no results": ([HGEMM, "results="], ["results is empty", "results=results"]),
     "no runs": ([HGEMM, "runs="], ["runs is empty", "runs=runs"]),
+    "a shape that is no list": (
+        [HGEMM, "shape.cpu={m: 3, n: 4, k: 5}"],
+        ["it takes a list", "'shape.cpu=[{m: 3, n: 4, k: 5}]'"],
+    ),
     "unknown sweep": (["+sweep=hgem"], ["sweep", "'hgem'", "hgemm"]),
     "unknown shape set": ([HGEMM, "shape=lama"], ["shape", "'lama'", "llama"]),
     "unknown preset": ([HGEMM, "timing=quik"], ["timing", "'quik'", "quick"]),

@@ -109,6 +109,9 @@ def test_mistakes_are_a_sentence_each():
         (lambda: sample(x, -1.0), "takes a temperature from 0, got -1.0"),
         (lambda: sample(x, float("nan")), "takes a temperature from 0, got nan"),
         (lambda: sample(x, top_k=-1), "takes a top_k of at least 0, got -1"),
+        (lambda: sample(x, 0.0, top_k=-1), "takes a top_k of at least 0, got -1"),
+        (lambda: sample(x, 0.0, top_p=1.5), "takes top_p above 0 and at most 1, got 1.5"),
+        (lambda: sample(x, 0.0, min_p=-0.1), "takes min_p from 0 to 1, got -0.1"),
         (lambda: sample(x, top_p=0.0), "takes top_p above 0 and at most 1, got 0.0"),
         (lambda: sample(x, min_p=1.5), "takes min_p from 0 to 1, got 1.5"),
         (
@@ -214,6 +217,10 @@ def test_settings_out_of_range_have_a_meaning():
     assert op(x, u, None, None, torch.tensor([0.0, -1.0, 1e-9, -0.0]), None).equal(first)
     assert op(x, u, None, None, None, torch.tensor([-1.0, nan, 0.0, -7.0])).equal(plain)
     assert op(x, u, None, None, None, torch.tensor([1.0, 2.0, 7.0, 1.0])).equal(first)
+    wide = torch.tensor([1 << 32, (1 << 32) + 1, 1 - (1 << 32), 1 << 62])  # of whose low 32 bits several are 0 or 1
+    assert op(x, u, None, wide, None, None).equal(plain)
+    alike = {"temperature": torch.ones(4), "generator": torch.Generator().manual_seed(4)}
+    assert sample(x, top_k=(1 << 32) + 1, **alike).equal(plain)  # u is the generator's first numbers
     ties = torch.zeros(4, 5)
     assert op(ties, u, torch.zeros(4), None, None, None).tolist() == [0] * 4
 

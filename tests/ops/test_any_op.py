@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -246,7 +247,16 @@ def test_a_bound_of_whole_numbers_is_refused(make: Callable[..., tuple[Op, Case]
         run_reference(op, case, Inputs(case, "normal", 1).operands(op, CPU).tensors)
 
 
-@pytest.mark.parametrize("returned", [None, torch.ones(4), (torch.ones(4, 4), torch.ones(4, 4))])
-def test_what_a_returning_function_did_not_return_is_named(returned: object) -> None:
-    with pytest.raises(ValueError, match=r"it returned .* has the shapes \[\(4, 4\)\]"):
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        (None, "a NoneType"),
+        ([torch.ones(4, 4)], "a list"),
+        (torch.ones(4), "(4,)"),
+        ((torch.ones(4, 4), torch.ones(4, 4)), "(4, 4), (4, 4)"),
+    ],
+)
+def test_what_a_returning_function_did_not_return_is_named(returned: object, said: str) -> None:
+    why = re.escape(f"it returned {said}; what it returns=(0,) has the shapes (4, 4)")
+    with pytest.raises(ValueError, match=f"^{why}$"):
         Returning(lambda y: returned, (0,))(torch.empty(4, 4))

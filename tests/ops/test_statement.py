@@ -117,7 +117,36 @@ MISTAKES: dict[str, tuple[tuple[str, str], str]] = {
     "a metric that is text": (('"scale_rows",', '"scale_rows", metric="GB/s",'), "its cost failed with AttributeError"),
     "a fill that is a number": (('"float32"),', '"float32", fill=1),'), "its tensors for .* failed"),
     "a reference that divides by zero": ((REFERENCE, '{"y": 1 / 0}'), "its reference failed with ZeroDivisionError"),
+    "no op of that name": (("op.torch(", "__import__('minfer').ops.get('scale_row').torch("), "op scale_row; there are"),
+    "a function without a source": (("lambda y, x, scale: x * scale[:, None]", "print"), "wrap it in a def or a lambda"),
 }  # fmt: skip
+
+
+# Of a kernel's registration: what it says that it supports, and what is said of that.
+SUPPORTS = {
+    'dtypes=("float32")': r"dtypes= of kernel torch is 'float32'; it takes a tuple of names, such as \('float32',\)",
+    'dtypes=(__import__("torch").float32,)': r"dtypes= of kernel torch is \(torch.float32,\); it takes a tuple of names",
+    'dtypes=("fp32",)': r"dtypes= of kernel torch is \('fp32',\); it takes a tuple of names",
+    "dtypes=()": r"dtypes= of kernel torch is \(\); it takes a tuple of names",
+    "returns=0": r"returns= of kernel torch is 0; it takes a tuple of places",
+    'requires="n % 8"': "requires= of kernel torch is 'n % 8'; it takes a function of a case",
+    'requires=lambda case: case["z"]': "the rule requires= of kernel torch fails at .*n=512: KeyError: 'z'; correct it",
+    'requires=lambda case: case["n"] > 1': "TypeError: requires= returned True; it returns None where the kernel runs, else",
+    'archs="sm80"': r"archs= of kernel torch is 'sm80'; it takes 'sm_80\+'",
+    'params={"layout": ("TN",)}': "params= of kernel torch is .*; it takes parameters of scale_rows: call",
+    'params={"call": "call"}': r"params= of kernel torch is .*; it takes a tuple of values .*, such as \('call',\)",
+    'params={"call": ("no",)}': "params= of kernel torch is .*; it takes for call call",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("supports", SUPPORTS)
+def test_a_mistake_in_what_a_kernel_supports_is_one_sentence(supports: str, plan: Callable[..., cases.Plan]) -> None:
+    stated = 'returns=(0,), dtypes=("float32",)'
+    key = supports.partition("=")[0]
+    rest = {"returns": 'dtypes=("float32",)', "dtypes": "returns=(0,)"}.get(key, stated)
+    with pytest.raises(UserError, match=SUPPORTS[supports]) as caught:
+        plan(stated, f"{supports}, {rest}")
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)

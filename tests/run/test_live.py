@@ -87,6 +87,16 @@ def test_a_board_says_what_is_done_and_which_kernel_is_the_best_so_far(run: Run)
     ]  # fmt: skip
 
 
+def test_the_line_of_a_problem_with_one_case_has_one_row(run: Run) -> None:
+    shard = Shard(
+        "0000", "run", str(run.folder), str(run.folder.parent / "results"), "cpu", CASES[:1], FAST, 60.0, 60.0
+    )
+    shard.save()
+    board = Board(RunProgress(run))
+    group = board.take(done(CASES[0]))
+    assert group and board.describe_group(group) == "hgemm float16 TN float32 64x64x64: 1 row"
+
+
 def test_a_row_of_the_first_pass_is_shown_until_the_next_replaces_it(run: Run) -> None:
     progress = RunProgress(run)
     board, shard = Board(progress), progress.shards["0000"]
