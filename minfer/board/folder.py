@@ -183,6 +183,15 @@ class Board:
     def save(self, entry: Entry) -> None:
         write_json(self.folder / "entries" / f"{entry.id}.json", asdict(entry))
 
+    def has(self, entry: Entry) -> bool:
+        """Whether a submission is still in the archive; it may be removed while it is judged."""
+        return (self.folder / "entries" / f"{entry.id}.json").exists()
+
+    def update(self, entry: Entry) -> None:
+        """Save a submission again, unless it was removed meanwhile."""
+        if self.has(entry):
+            self.save(entry)
+
     def drop(self, entry: Entry) -> None:
         """Remove a submission, with the rows, the log, the races and the files that are only its own."""
         for own in (f"entries/{entry.id}.json", f"rows/{entry.id}.parquet", f"logs/{entry.id}.log"):

@@ -171,7 +171,9 @@ def test_a_race_that_cannot_run_costs_no_rank(board: Board, monkeypatch: pytest.
     assert answer["verdict"] == "ranked" and answer["tied"] == ["first by ada"] and answer["race"] is None
     why = "it was not run beside the record's holder (sbatch: the partition is down), so it cannot take the record yet"
     assert answer["message"] == why
-    assert answer["next"] == "minfer board prove softmax, which runs it beside the holder"
+    assert answer["next"] == (
+        "run minfer board prove softmax, which times it in the same rounds as the record's holder"
+    )
 
 
 def test_a_clock_that_steps_backwards_changes_no_record_and_no_limit(
