@@ -59,7 +59,7 @@ def find_kind(op: str, name: str, content: bytes) -> str:
     own = re.search(rf"^def {op}\b|^{op}\s*=|^(from|import)\b.*\b{op}\b", text, re.MULTILINE)
     if not own and not re.search(r"^class ModelNew\b|^def custom_kernel\b", text, re.MULTILINE):
         raise Refusal(f"{name} has no function {op}(...); a Python submission has one of the op's name")
-    return "triton" if own and re.search(r"^\s*(import triton|from triton)\b", text, re.MULTILINE) else "python"
+    return "triton" if own and re.search(r"^[ \t]*(import triton|from triton)\b", text, re.MULTILINE) else "python"
 
 
 def find_symbol(op: str, name: str, text: str) -> str:
@@ -67,7 +67,7 @@ def find_symbol(op: str, name: str, text: str) -> str:
     by_file = re.sub(r"\W", "_", f"{op}_{Path(name).stem}")
     if re.search(rf"\b{by_file}\b", text):
         return by_file
-    if found := re.findall(rf"^\s*MINFER_\w+\(\s*({op}_\w+)", text, re.MULTILINE):
+    if found := re.findall(rf"^[ \t]*MINFER_\w+\(\s*({op}_\w+)", text, re.MULTILINE):
         return str(found[-1])
     raise Refusal(f"{name} defines no torch op {by_file}; end it with the op's macro, as docs/board.md shows")
 

@@ -47,6 +47,19 @@ def test_a_large_file_is_refused_before_it_is_read(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize(
+    ("name", "end"),
+    [
+        ("mine.py", b"def softmax(y, x, mask): pass\n"),
+        ("mine.cpp", b"\tMINFER_SOFTMAX(\n  softmax_other, minfer::launch)\n"),
+    ],
+)
+def test_four_megabytes_of_blank_lines_are_read_once(name: str, end: bytes) -> None:
+    """An expression that looks at the rest of the file from each line needs hours, and the inbox waits."""
+    content = b"\n" * ((4 << 20) - len(end)) + end
+    assert stage.find_kind("softmax", name, content) == stage.find_kind("softmax", name, end)
+
+
+@pytest.mark.parametrize(
     ("name", "content"),
     [
         ("mine.py", HONEST + b"# \xff\xfe\n"),
