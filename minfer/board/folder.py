@@ -145,13 +145,18 @@ class Board:
         file = self.folder / "settings.json"
         try:
             found = json.loads(file.read_text("utf-8"))
-            if isinstance(found, dict) and (unknown := sorted(found.keys() - {each.name for each in fields(Settings)})):
-                raise UserError(
-                    f"{file} has {unknown[0]}, which this version of minfer does not know; correct it, or use a newer minfer"
-                )
-            return Settings(**found)
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValueError) as error:
             raise UserError(f"cannot read {file}: {error}; correct it, or delete it and open a season") from error
+        if not isinstance(found, dict):
+            raise UserError(f"{file} has no JSON object; correct it, or delete it and open a season")
+        if unknown := sorted(found.keys() - {each.name for each in fields(Settings)}):
+            raise UserError(
+                f"{file} has {unknown[0]}, which this version of minfer does not know; correct it, or use a newer minfer"
+            )
+        for name, value in found.items():
+            if wanted := _find_misfit(value, getattr(Settings(), name)):
+                raise UserError(f"{name} is {json.dumps(value)[:80]} in {file}; write {wanted}")
+        return Settings(**found)
 
     @contextlib.contextmanager
     def lock(self, name: str) -> Iterator[None]:
@@ -252,6 +257,15 @@ class Board:
 
     def _files(self, folder: str) -> Iterator[Path]:
         yield from sorted(path for path in (self.folder / folder).glob("*.json") if not path.name.startswith("."))
+
+
+def _find_misfit(value: Any, usual: Any) -> str:
+    """What a setting must be, if a value is not; else empty."""
+    if isinstance(usual, (str, dict)):
+        return "" if isinstance(value, type(usual)) else "a text" if isinstance(usual, str) else "an object"
+    whole = isinstance(usual, int)
+    fits = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool) and value > 0
+    return "" if fits else f"a {'whole ' if whole else ''}number above 0"
 
 
 def _load(path: Path) -> Entry | None:

@@ -265,3 +265,35 @@ def test_two_watchers_judge_each_file_once(board: Board, monkeypatch: pytest.Mon
         list(pool.map(lambda _: watch.watch(board, once=True), range(3)))
     assert sorted(judged) == [f"k{number}.py" for number in range(8)]
     assert len(list(inbox.glob("*.json"))) == 8 and not list(inbox.glob("*.py"))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[]", "has no JSON object"),
+        ("null", "has no JSON object"),
+        ("{", "Expecting property name"),
+        ('{"per_hour": "many"}', 'per_hour is "many" in .*; write a whole number above 0'),
+        ('{"per_hour": 0}', "per_hour is 0 in .*; write a whole number above 0"),
+        ('{"per_hour": true}', "per_hour is true in .*; write a whole number above 0"),
+        ('{"problems": 1.5}', "problems is 1.5 in .*; write a whole number above 0"),
+        ('{"case_timeout_s": null}', "case_timeout_s is null in .*; write a number above 0"),
+        ('{"case_timeout_s": NaN}', "case_timeout_s is NaN in .*; write a number above 0"),
+        ('{"site": 5}', "site is 5 in .*; write a text"),
+        ('{"timing": 7}', "timing is 7 in .*; write a text"),
+        ('{"cluster": [1]}', r"cluster is \[1\] in .*; write an object"),
+        ('{"cluster": {"time_min": "x"}}', "cannot read settings.json of .*'x'"),
+        ('{"cluster": {"nope": 1}}', "cannot read settings.json of .*nope"),
+        ('{"timing": "nope"}', "nope"),
+    ],
+)
+def test_a_setting_of_a_wrong_type_is_told_in_a_sentence(text: str, said: str, board: Board) -> None:
+    (board.folder / "settings.json").write_text(text)
+    with pytest.raises(UserError, match=said) as caught:
+        submit.submit(board, "softmax", {"mine.py": HONEST}, "ada")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_whole_number_is_a_number_of_seconds(board: Board) -> None:
+    (board.folder / "settings.json").write_text('{"case_timeout_s": 30}')
+    assert board.settings.case_timeout_s == 30
