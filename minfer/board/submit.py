@@ -73,6 +73,8 @@ def _find_broken(season: Season, files: Mapping[str, bytes], who: str, name: str
 
 
 def _say(error: BaseException) -> str:
+    if isinstance(error, KeyboardInterrupt):
+        return "it was interrupted"
     return " ".join(str(error).split()) or type(error).__name__
 
 
@@ -153,10 +155,8 @@ def _finish_raced(board: Board, season: Season, entry: Entry) -> dict[str, Any]:
     why = ""
     try:
         _race(board, season, entry)
-    except (UserError, OSError) as error:
+    except (UserError, OSError, KeyboardInterrupt) as error:
         why = _say(error)
-    except KeyboardInterrupt:
-        why = "it was interrupted"
     return finish(board, entry, why)
 
 

@@ -297,3 +297,13 @@ def test_a_setting_of_a_wrong_type_is_told_in_a_sentence(text: str, said: str, b
 def test_a_whole_number_is_a_number_of_seconds(board: Board) -> None:
     (board.folder / "settings.json").write_text('{"case_timeout_s": 30}')
     assert board.settings.case_timeout_s == 30
+
+
+def test_a_watcher_that_is_interrupted_ends_and_loses_no_file(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+    inbox = board.folder / "inbox" / "softmax"
+    inbox.mkdir()
+    (inbox / "mine.py").write_bytes(HONEST)
+    monkeypatch.setattr(judging.start, "run", lambda config: 130)
+    with pytest.raises(judging.Interrupted):
+        watch.watch(board, once=True)
+    assert [path.name for path in inbox.iterdir()] == ["mine.py"]
