@@ -128,16 +128,24 @@ class Board:
 
     @classmethod
     def make(cls, folder: Path) -> Board:
-        """A board, made if it does not exist. Raises OSError."""
+        """A board, made if it does not exist. Raises UserError."""
         board = cls(folder)
-        for name in ("seasons", "entries", "objects", "rows", "races", "logs", "quarantine", "work", "inbox"):
-            (board.folder / name).mkdir(parents=True, exist_ok=True)
-        for name in ("rows", "logs", "quarantine", "work"):
-            (board.folder / name).chmod(0o700)
-        (board.folder / "inbox").chmod(0o1777)  # everybody may put files there, and delete their own only
+        try:
+            board._make_folders()
+        except OSError as error:
+            raise UserError(
+                f"cannot make a board in {folder}: {error.strerror}; name another folder with --board"
+            ) from error
         if not (file := board.folder / "settings.json").exists():
             write_json(file, asdict(Settings()))
         return board
+
+    def _make_folders(self) -> None:
+        for name in ("seasons", "entries", "objects", "rows", "races", "logs", "quarantine", "work", "inbox"):
+            (self.folder / name).mkdir(parents=True, exist_ok=True)
+        for name in ("rows", "logs", "quarantine", "work"):
+            (self.folder / name).chmod(0o700)
+        (self.folder / "inbox").chmod(0o1777)  # everybody may put files there, and delete their own only
 
     @property
     def settings(self) -> Settings:

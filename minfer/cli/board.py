@@ -120,6 +120,8 @@ def read_archive(words: list[str]) -> int:
         case "diff":
             archive.print_difference(board, board.entry(given.a), board.entry(given.b), given.json)
         case "near":
+            if given.count < 1:
+                raise UserError(f"-n {given.count} shows no submission; write 1 or more")
             like = board.entry(given.like) if given.like else None
             if given.dtype:
                 choose("dtype", given.dtype, DTYPES)

@@ -216,6 +216,7 @@ def test_ranks_are_listed(shell: Shell, board: Board) -> None:
         (["submit", "softmax", "x.cpp", "--keep"], "say under which licence"),
         (["archive", "show", "abc"], "there is no submission 'abc'"),
         (["archive", "shwo", "abc"], "invalid choice: 'shwo'"),
+        (["archive", "near", "softmax", "-n", "-3"], "-n -3 shows no submission; write 1 or more"),
         (["archive", "near", "softmax", "--shape", "rows"], "cannot read 'rows' of --shape"),
         (["board", "open-season", "softmx"], "unknown op 'softmx'; did you mean softmax?"),
     ],

@@ -307,3 +307,21 @@ def test_a_watcher_that_is_interrupted_ends_and_loses_no_file(board: Board, monk
     with pytest.raises(judging.Interrupted):
         watch.watch(board, once=True)
     assert [path.name for path in inbox.iterdir()] == ["mine.py"]
+
+
+def test_a_board_where_none_can_be_is_told_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file is there, or the folder is another user's."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(
+        UserError, match=r"cannot make a board in .*file: Not a directory; name another folder with --board"
+    ):
+        Board.make(tmp_path / "file")
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "chmod", refuse)
+    with pytest.raises(
+        UserError, match=r"cannot make a board in .*theirs: Operation not permitted; name another folder"
+    ):
+        Board.make(tmp_path / "theirs")
