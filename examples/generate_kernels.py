@@ -135,7 +135,9 @@ def minfer(*words: str) -> Any:
 
 def ask_hook(command: str, task: dict[str, Any]) -> str:
     """The kernel that a command prints. Raises RuntimeError if the command fails or prints nothing."""
-    done = subprocess.run(command, shell=True, input=json.dumps(task), capture_output=True, text=True)
+    done = subprocess.run(
+        command, shell=True, input=json.dumps(task), capture_output=True, encoding="utf-8", errors="replace"
+    )
     if done.returncode or not done.stdout.strip():
         said = done.stderr.strip().splitlines()[-1:] or ["nothing on its standard error"]
         raise RuntimeError(

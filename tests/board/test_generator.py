@@ -167,6 +167,21 @@ def test_a_hook_that_writes_no_kernel_is_told_in_a_sentence(
     assert why in said and said.endswith("it must print a source and end with status 0\n")
 
 
+def test_a_hook_that_prints_no_text_or_too_much_stops_nothing(
+    generate: ModuleType, submitted: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    hook = tmp_path / "hook.py"
+    hook.write_text(
+        "import json, sys\nlast = json.load(sys.stdin)['file'] == 'try1.cpp'\n"
+        "sys.stdout.buffer.write(b'x' * 5_000_000 if last else b'// \\xff')\n"
+    )
+    words = ["x", "softmax", "--budget", "2", "--at-once", "2", "--hook", f"{sys.executable} {hook}"]
+    monkeypatch.setattr(sys, "argv", words)
+    assert generate.main() == 0 and submitted == ["// \ufffd"]
+    assert "printed 5,000,000 characters; it must print a source only" in capsys.readouterr().err
+
+
 def test_what_minfer_refuses_is_told_in_its_sentence(
     generate: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
