@@ -41,6 +41,7 @@ TEMPLATES = {  # by op and kind of device; those in minfer/ are kernels of minfe
 }
 NUMBER = re.compile(r"\b(k[A-Z]\w*) = (\d+)(?=[,;])")  # in a line that begins with constexpr int
 TRIED = "// generated: "
+MOST_CHARACTERS = 1 << 20  # of a source; a board takes files of 4 MiB
 OCTAVES = 2  # how far a constant may be from the template's
 GUIDED, AT_RANDOM, HOOK = "guided", "random", "hook"
 Constants = dict[str, int]
@@ -134,12 +135,18 @@ def minfer(*words: str) -> Any:
 
 def ask_hook(command: str, task: dict[str, Any]) -> str:
     """The kernel that a command prints. Raises RuntimeError if the command fails or prints nothing."""
-    done = subprocess.run(command, shell=True, input=json.dumps(task), capture_output=True, text=True)
+    done = subprocess.run(
+        command, shell=True, input=json.dumps(task), capture_output=True, encoding="utf-8", errors="replace"
+    )
     if done.returncode or not done.stdout.strip():
         said = done.stderr.strip().splitlines()[-1:] or ["nothing on its standard error"]
         raise RuntimeError(
             f"the command {command!r} ended with status {done.returncode} and {'a' if done.stdout.strip() else 'no'} source"
             f" ({said[0]}); it must print a source and end with status 0"
+        )
+    if len(done.stdout) > MOST_CHARACTERS:
+        raise RuntimeError(
+            f"the command {command!r} printed {len(done.stdout):,} characters; it must print a source only"
         )
     return done.stdout
 
@@ -173,17 +180,16 @@ class Search:
         """Submit `count` kernels at once and print their ratios, or why they were not judged. False if there is none to
         submit."""
         try:
-            kernels = self._write(count)
+            if kernels := self._write(count):
+                self._judge(kernels)
+            else:
+                print(f"{self.op}, {self.way}: every neighbour was tried.")
         except RuntimeError as error:
             self._tell(error)
             return True
-        if kernels:
-            self._submit(kernels)
-        else:
-            print(f"{self.op}, {self.way}: every neighbour was tried.")
         return bool(kernels)
 
-    def _tell(self, error: RuntimeError) -> None:
+    def _tell(self, error: RuntimeError | str) -> None:
         print(f"{self.op}, {self.way}: {error}", file=sys.stderr, flush=True)
 
     def _write(self, count: int) -> list[tuple[str, str, Constants | None]]:
@@ -215,18 +221,9 @@ class Search:
                 kernels.append((name, write_kernel(template, symbol, f"{self.op}_{name}", constants), constants))
         return kernels
 
-    def _submit(self, kernels: list[tuple[str, str, Constants | None]]) -> None:
-        """Have kernels judged in one run, or each alone if the board refuses one that a hook printed."""
-        try:
-            self._judge(kernels)
-        except RuntimeError as error:
-            if not self.hook or len(kernels) == 1:
-                return self._tell(error)
-            for kernel in kernels:
-                self._submit([kernel])
-
     def _judge(self, kernels: list[tuple[str, str, Constants | None]]) -> None:
-        """Have kernels judged in one run. Raises RuntimeError."""
+        """Have kernels judged in one run. One that the board refuses costs no other its run: its answer says why. Raises
+        RuntimeError for what is no kernel's fault, such as a season that has ended, or if all are refused."""
         with tempfile.TemporaryDirectory() as folder:
             files = [Path(folder) / f"{name}{self.file.suffix}" for name, _, _ in kernels]
             for file, (_, source, _) in zip(files, kernels, strict=True):
@@ -235,6 +232,9 @@ class Search:
             answers = minfer("submit", self.op, *map(str, files), *words, *self.board)
         self.last = answers[-1]
         for (_, _, constants), answer in zip(kernels, answers, strict=True):
+            if not answer["submission"]:
+                self._tell(answer["message"])
+                continue
             score = answer["score"] or {}
             ratio, text = score.get("value"), json.dumps(constants, sort_keys=True) if constants else "from the hook"
             if constants is not None:

@@ -3,16 +3,18 @@
 The keys, which every answer has all:
 
     schema         1; raised when a key changes its meaning
-    submission, op, name, who, season, device
+    submission     its id in the archive; "" if it was not recorded, because nothing could be run
+    op, name, who, season, device
     verdict        ranked, or a status of a row (wrong, compile_error, crashed, ...), or not_judged if the run ended early
-    message        why there is no rank, in a sentence; "" with one
+    message        why there is no rank, or why it cannot take the record yet, in a sentence; else ""
     compiler       {file, line, message} of the compiler's first error, or null
     failing        {problem, index, got, expected, bound} of the first wrong element, or null
     shown          {dtype, params, shape, status, ratio, us, baseline_us, gbps, copy_gbps} of the problem that everybody may
                    see; gbps: the op's least bytes over the kernel's time; copy_gbps: a long copy on this machine, in this run
     problems       [{number, status, ratio: {value, low, high} or null, roof_percent}] of the hidden ones
     score          {value, low, high}: the geometric mean of the hidden problems' ratios to the baseline, or null
-    rank, of       the rank, and the number of kernels that are ranked, or null
+    rank, of       the rank, and the number of kernels that are ranked, or null; the rank is null, too, if another submission
+                   of the same name keeps the place
     tied           titles of the kernels that share the rank
     leader         {submission, title, score, ahead: {value, low, high}}, or null; `ahead` is the leader's score over this one's
     race           {holder, verdict, value, low, high} of a run beside the record's holder, or null without one
@@ -27,11 +29,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from minfer.board.folder import Entry
-from minfer.board.score import FASTER, Ratio, Standing
+from minfer.board.folder import Board, Entry
+from minfer.board.score import FASTER, Ratio, Standing, is_unproven, may_beat, rank
 from minfer.rows.rules import is_too_wide
 
 if TYPE_CHECKING:
@@ -58,6 +60,7 @@ NAMES = {
     "workspace_bytes": "memory beyond the operands (bytes)",
     "launches": "kernels launched by a call",
 }
+PROVE = "minfer board prove {op}, which times it in the same rounds as the record's holder"
 ADVICE = {
     "vector": "write its inner loops so that the compiler can make vectors of them",
     "wide": "give its inner loops independent iterations, so that wider vectors fit",
@@ -142,11 +145,9 @@ def _describe_failure(answer: dict[str, Any], number: int, row: store.Row) -> No
         return
     answer["verdict"] = status
     if status == "compile_error":
-        answer["message"] = f"it does not compile: {message}"
-        if found := COMPILER.match(message):
-            answer["compiler"] = {"file": found["file"], "line": int(found["line"]), "message": found["message"]}
-        else:
-            answer["compiler"] = {"file": "", "line": 0, "message": message}
+        found = COMPILER.match(message)
+        about = (found["file"], int(found["line"]), found["message"]) if found else ("", 0, message)
+        answer |= {"message": f"it does not compile: {message}", "compiler": _describe_error(*about)}
         answer["next"] = "correct the compiler's first error, and submit it again"
         return
     if status == "wrong" and (element := ELEMENT.search(message)):
@@ -166,6 +167,20 @@ def _describe_failure(answer: dict[str, Any], number: int, row: store.Row) -> No
             "try shapes of the op's distribution that differ from problem 0: other sizes, odd ones, the other dtypes and"
             " parameters"
         )
+
+
+def describe_syntax(answer: dict[str, Any], file: str, line: int, message: str) -> None:
+    """Fill in where a file is no Python. line: 0 if that is not known."""
+    answer |= {"verdict": "compile_error", "compiler": _describe_error(file, line, message)}
+    where = f"line {line} of {file}" if line else f"the file {file}"
+    answer |= {
+        "message": f"{where}: {message}; it was not run, and does not count",
+        "next": f"correct {where}, and submit it again",
+    }
+
+
+def _describe_error(file: str, line: int, message: str) -> dict[str, Any]:
+    return {"file": file, "line": line, "message": message}
 
 
 def _describe_element(found: re.Match[str], hidden: bool) -> dict[str, Any]:
@@ -197,22 +212,62 @@ def ratios(rows: Mapping[int, store.Row]) -> dict[int, Ratio]:
     return {number: ratio for number, row in sorted(rows.items()) if number and (ratio := _ratio(row))}
 
 
-def describe_place(answer: dict[str, Any], entry: Entry, standings: Sequence[Standing]) -> None:
-    """Fill in rank, leader and differences of a submission that has a score."""
-    answer["score"], answer["of"] = entry.score, len(standings)
-    answer["code"] = describe_code(entry)
+def describe_now(board: Board, entry: Entry, why: str = "") -> dict[str, Any]:
+    """The answer to a submission that has a score, with the place that it has now. why: why it could not be run beside the
+    record's holder."""
+    rivals = {e.id: e for e in board.entries() if (e.season, e.device) == (entry.season, entry.device)}
+    if entry.id not in rivals:
+        return describe_removed(entry)
+    if not rivals[entry.id].ranks:  # it has just failed as the record's holder in the run of another submission
+        return rivals[entry.id].result
+    answer = begin(entry) | entry.result
+    races = [race for race in board.races() if {race["challenger"], race["holder"]} <= rivals.keys()]
+    for race in races:
+        if race["challenger"] == entry.id and not race.get("joined"):
+            about = {key: race[key] for key in ("verdict", "value", "low", "high")}
+            answer["race"] = {"holder": rivals[race["holder"]].title} | about
+    describe_place(answer, entry, rank([*rivals.values()], races), races, why)
+    return answer
+
+
+def describe_removed(entry: Entry) -> dict[str, Any]:
+    """The answer to a submission that was removed from the archive while it was judged."""
+    return begin(entry) | {"message": "it was removed while it was judged", "next": "submit it again"}
+
+
+def describe_place(
+    answer: dict[str, Any],
+    entry: Entry,
+    standings: Sequence[Standing],
+    races: Iterable[Mapping[str, Any]],
+    why: str = "",
+) -> None:
+    """Fill in rank, leader, differences and what to do next, of a submission that has a score."""
     leader = standings[0].entry
-    own = next((s for s in standings if (s.entry.who, s.entry.name) == (entry.who, entry.name)), None)
-    if own:
-        answer["rank"] = own.rank
-        answer["tied"] = [s.entry.title for s in standings if s.rank == own.rank and s is not own]
-    ahead = Ratio.of(leader.score).over(Ratio.of(entry.score)) if leader.id != entry.id else Ratio(1.0, 1.0, 1.0)
+    own = next(s for s in standings if (s.entry.who, s.entry.name) == (entry.who, entry.name))
+    has_place, leads = own.entry.id == entry.id, leader.id == entry.id
+    answer |= {"score": entry.score, "of": len(standings), "code": describe_code(entry)}
+    answer["rank"] = own.rank if has_place else None
+    answer["tied"] = [s.entry.title for s in standings if s.rank == own.rank and s is not own] if has_place else []
+    ahead = Ratio(1.0, 1.0, 1.0) if leads else Ratio.of(leader.score).over(Ratio.of(entry.score))
     answer["leader"] = {"submission": leader.id, "title": leader.title, "score": leader.score, "ahead": ahead.as_dict()}
-    if own and own.entry.id != entry.id:
-        answer["message"] = f"your submission {own.entry.id} of this name has the higher score, and keeps its place"
-    if leader.id != entry.id:
-        answer["differences"] = differences(entry, leader)[:2]
-    answer["next"] = _advise(answer)
+    answer["differences"] = [] if leads else differences(entry, leader)[:2]
+    unproven = is_unproven(entry, leader, races)
+    answer["message"] = _say_who_stays(entry, own, leader, len(standings), unproven, why)
+    answer["next"] = f"run {PROVE.format(op=entry.op)}" if unproven else _advise(answer)
+
+
+def _say_who_stays(entry: Entry, own: Standing, leader: Entry, count: int, unproven: bool, why: str) -> str:
+    """Why a submission has no place of its own, or no record yet; empty if it has all that it can have."""
+    keeps = f"your submission {own.entry.id} of this name keeps its place, rank {own.rank} of {count}"
+    if unproven:
+        cannot = "it cannot take the record yet" if own.entry.id == entry.id else keeps
+        return f"it was not run beside the record's holder{f' ({why})' if why else ''}, so {cannot}"
+    if own.entry.id == entry.id:
+        return ""
+    if own.entry.id == leader.id and may_beat(entry, leader):
+        return f"in the same rounds it was not surely faster than the record's holder, so {keeps}"
+    return f"{keeps}, because it has the higher score"
 
 
 def differences(mine: Entry, best: Entry) -> list[dict[str, Any]]:
@@ -260,10 +315,11 @@ def _advise(answer: Mapping[str, Any]) -> str:
                 " as fast; make it faster there, and submit it under the same name"
             )
         return "it holds the record; each new kernel that might be faster is timed in the same rounds"
-    race = answer["race"]
     if answer["rank"] == 1:
-        beside = ", though both were timed in the same rounds" if race and race["verdict"] != FASTER else ""
-        return f"neither it nor the record's holder is surely faster{beside}; make it faster, and submit it under the same name"
+        return (
+            "neither it nor the record's holder is surely faster, though both were timed in the same rounds; make it faster,"
+            " and submit it under the same name"
+        )
     names = {text: name for name, text in NAMES.items()}
     for difference in answer["differences"]:
         name = names.get(difference["what"])
@@ -284,10 +340,9 @@ def _find_slowest(answer: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 def text(answer: Mapping[str, Any]) -> str:
     """An answer as people read it."""
-    lines = [
-        f"{answer['op']}/{answer['name']} by {answer['who']}: submission {answer['submission']}, season {answer['season']}"
-    ]
-    lines[0] += f", on {answer['device']}" if answer["device"] else ""
+    about = [f"submission {answer['submission']}"] if answer["submission"] else []
+    about += [f"season {answer['season']}", *([f"on {answer['device']}"] if answer["device"] else [])]
+    lines = [f"{answer['op']}/{answer['name']} by {answer['who']}: {', '.join(about)}"]
     if answer["verdict"] == "ranked":
         lines += _write_place(answer)
     else:
@@ -312,10 +367,10 @@ def text(answer: Mapping[str, Any]) -> str:
 def _write_place(answer: Mapping[str, Any]) -> list[str]:
     """The lines about score, rank, problems and leader."""
     score, leader, count = answer["score"], answer["leader"], len(answer["problems"])
-    place = f"Rank {answer['rank']} of {answer['of']}" if answer["rank"] else "No rank"
+    place = f"Rank {answer['rank']} of {answer['of']}" if answer["rank"] else "No rank of its own"
     tied = f", shared with {', '.join(answer['tied'])}" if answer["tied"] else ""
     lines = [
-        f"{place}{tied}: {Ratio.of(score)} times the baseline's speed over {count} hidden problem{'s' * (count != 1)}."
+        f"{place}{tied}: {Ratio.of(score).times} the baseline's speed over {count} hidden problem{'s' * (count != 1)}."
     ]
     shown = answer["shown"]
     if shown and shown["ratio"]:
@@ -331,9 +386,12 @@ def _write_place(answer: Mapping[str, Any]) -> list[str]:
         lines.append(f"  problem {problem['number']}  {Ratio.of(problem['ratio'])}{roof}")
     if race := answer["race"]:
         lines.append(
-            f"In the same rounds as the record's holder, {race['holder']}, it was {Ratio.of(race)} times as fast:"
+            f"In the same rounds as the record's holder, {race['holder']}, it was {Ratio.of(race).times} as fast:"
             f" {race['verdict']}."
         )
     if leader["submission"] != answer["submission"]:
-        lines.append(f"The leader, {leader['title']}, is {Ratio.of(leader['ahead'])} times as fast.")
+        ahead, is_own = Ratio.of(leader["ahead"]), leader["title"] == f"{answer['name']} by {answer['who']}"
+        who = f"your submission {leader['submission']}" if is_own else leader["title"]
+        said = f"is {ahead.times} as fast" if ahead.verdict == FASTER else f"has {ahead.times} this one's score"
+        lines.append(f"The leader, {who}, {said}.")
     return lines

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from minfer.board import near
-from minfer.board.answer import differences, text
+from minfer.board.answer import describe_now, differences, text
 from minfer.board.folder import Board, Entry, write_json
 from minfer.board.score import FASTER, Ratio, Standing, rank
 from minfer.board.season import list_seasons
@@ -90,12 +90,13 @@ def align(rows: Iterable[tuple[str, ...]]) -> str:
 
 
 def print_entry(board: Board, entry: Entry, as_json: bool) -> None:
-    """A submission's answer, and its source if its author allows it."""
+    """A submission's answer, with the place that it has now, and its source if its author allows it."""
     source = board.source(entry) if entry.keep else None
+    result = describe_now(board, entry) if entry.ranks else entry.result
     if as_json:
-        print(json.dumps(asdict(entry) | {"source": source}, indent=1))
+        print(json.dumps(asdict(entry) | {"result": result, "source": source}, indent=1))
         return
-    print(text(entry.result) if entry.result else f"{entry.id} is being judged.")
+    print(text(result) if result else f"{entry.id} is being judged.")
     print(
         f"Submitted {day(entry.when)} UTC; licence: {entry.licence or 'not stated'}; fingerprint: {entry.fingerprint or '-'}"
     )

@@ -128,16 +128,24 @@ class Board:
 
     @classmethod
     def make(cls, folder: Path) -> Board:
-        """A board, made if it does not exist. Raises OSError."""
+        """A board, made if it does not exist. Raises UserError."""
         board = cls(folder)
-        for name in ("seasons", "entries", "objects", "rows", "races", "logs", "quarantine", "work", "inbox"):
-            (board.folder / name).mkdir(parents=True, exist_ok=True)
-        for name in ("rows", "logs", "quarantine", "work"):
-            (board.folder / name).chmod(0o700)
-        (board.folder / "inbox").chmod(0o1777)  # everybody may put files there, and delete their own only
+        try:
+            board._make_folders()
+        except OSError as error:
+            raise UserError(
+                f"cannot make a board in {folder}: {error.strerror}; name another folder with --board"
+            ) from error
         if not (file := board.folder / "settings.json").exists():
             write_json(file, asdict(Settings()))
         return board
+
+    def _make_folders(self) -> None:
+        for name in ("seasons", "entries", "objects", "rows", "races", "logs", "quarantine", "work", "inbox"):
+            (self.folder / name).mkdir(parents=True, exist_ok=True)
+        for name in ("rows", "logs", "quarantine", "work"):
+            (self.folder / name).chmod(0o700)
+        (self.folder / "inbox").chmod(0o1777)  # everybody may put files there, and delete their own only
 
     @property
     def settings(self) -> Settings:
@@ -145,13 +153,18 @@ class Board:
         file = self.folder / "settings.json"
         try:
             found = json.loads(file.read_text("utf-8"))
-            if isinstance(found, dict) and (unknown := sorted(found.keys() - {each.name for each in fields(Settings)})):
-                raise UserError(
-                    f"{file} has {unknown[0]}, which this version of minfer does not know; correct it, or use a newer minfer"
-                )
-            return Settings(**found)
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValueError) as error:
             raise UserError(f"cannot read {file}: {error}; correct it, or delete it and open a season") from error
+        if not isinstance(found, dict):
+            raise UserError(f"{file} has no JSON object; correct it, or delete it and open a season")
+        if unknown := sorted(found.keys() - {each.name for each in fields(Settings)}):
+            raise UserError(
+                f"{file} has {unknown[0]}, which this version of minfer does not know; correct it, or use a newer minfer"
+            )
+        for name, value in found.items():
+            if wanted := _find_misfit(value, getattr(Settings(), name)):
+                raise UserError(f"{name} is {json.dumps(value)[:80]} in {file}; write {wanted}")
+        return Settings(**found)
 
     @contextlib.contextmanager
     def lock(self, name: str) -> Iterator[None]:
@@ -182,6 +195,15 @@ class Board:
 
     def save(self, entry: Entry) -> None:
         write_json(self.folder / "entries" / f"{entry.id}.json", asdict(entry))
+
+    def has(self, entry: Entry) -> bool:
+        """Whether a submission is still in the archive; it may be removed while it is judged."""
+        return (self.folder / "entries" / f"{entry.id}.json").exists()
+
+    def update(self, entry: Entry) -> None:
+        """Save a submission again, unless it was removed meanwhile."""
+        if self.has(entry):
+            self.save(entry)
 
     def drop(self, entry: Entry) -> None:
         """Remove a submission, with the rows, the log, the races and the files that are only its own."""
@@ -243,6 +265,15 @@ class Board:
 
     def _files(self, folder: str) -> Iterator[Path]:
         yield from sorted(path for path in (self.folder / folder).glob("*.json") if not path.name.startswith("."))
+
+
+def _find_misfit(value: Any, usual: Any) -> str:
+    """What a setting must be, if a value is not; else empty."""
+    if isinstance(usual, (str, dict)):
+        return "" if isinstance(value, type(usual)) else "a text" if isinstance(usual, str) else "an object"
+    whole = isinstance(usual, int)
+    fits = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool) and value > 0
+    return "" if fits else f"a {'whole ' if whole else ''}number above 0"
 
 
 def _load(path: Path) -> Entry | None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from minfer import ops
 from minfer.bench.judged import BELIEVED, BESIDE, FASTER, HELD_UP, LONGER
@@ -170,7 +171,7 @@ def _compose(board: Board, season: Season, kernels: list[str], register: Path, f
         timing: Any = OmegaConf.merge(OmegaConf.structured(Timing), written("timing", settings.timing))
         config = Config(op=season.op, dtype=[], shape=Shape(name="custom"))
         config.cluster, config.timing = OmegaConf.to_object(cluster), OmegaConf.to_object(timing)  # type: ignore[assignment]
-    except ValueError as error:  # OmegaConf's errors are these
+    except (ValueError, OmegaConfBaseException) as error:
         raise UserError(f"cannot read settings.json of {board.folder}: {str(error).splitlines()[0]}") from error
     config.kernel, config.untrusted, config.device = kernels, True, season.device
     config.cluster.max_jobs = 1  # on one node, because all problems of a score are judged on the same device

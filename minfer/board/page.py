@@ -16,7 +16,7 @@ from minfer import analysis
 from minfer.board.answer import SCHEMA, describe_code
 from minfer.board.chart import draw_record
 from minfer.board.folder import Board, Entry, make_id, write_bytes
-from minfer.board.score import Ratio, Standing, holders, holding_since, rank
+from minfer.board.score import FASTER, Ratio, Standing, holders, holding_since, rank
 from minfer.board.season import Season, list_seasons
 from minfer.plan.config import UserError
 from minfer.rows.store import slug
@@ -143,7 +143,7 @@ def _page(title: str, body: str, up: str = "") -> str:
 def _index(places: Sequence[Place], seasons: Sequence[Season]) -> str:
     rows = []
     for place in places:
-        lead = f"{_ratio(place.lead)} over the next" if place.lead else "alone"
+        lead = f"{_times(place.lead)} the next one's score" if place.lead else "alone"
         if place.standings[0].tied:
             lead = "within noise of the next"
         rows.append(
@@ -244,23 +244,24 @@ def _kernel(board: Board, place: Place, entry: Entry) -> str:
     body = f"<h1>{_text(entry.title)}</h1>\n<p class='lead'>{link}, season {_text(entry.season)}; {about}.</p>\n"
     body += "<ul class='says'>\n"
     score = Ratio.of(entry.score)
-    says = [f"{_ratio(score)} times the baseline's speed."]
+    says = [f"{_times(score)} the baseline's speed."]
     if standing:
         says.append(f"Rank {standing.rank} of {len(place.standings)}{', shared' if standing.tied else ''}.")
     else:
-        says.append("A better submission of the same name has its place.")
+        says.append(_say_who_has_its_place(place, entry))
     if place.leader.id != entry.id:
         ahead = Ratio.of(place.leader.score).over(score)
         link = _link(f"{place.leader.id}.html", place.leader.title)
-        says.append(f"The leader, {link}, is {_ratio(ahead)} times as fast.")
+        said = f"is {_times(ahead)} as fast" if ahead.verdict == FASTER else f"has {_times(ahead)} this one's score"
+        says.append(f"The leader, {link}, {said}.")
     if race := result.get("race"):
         says.append(
-            f"In the same rounds as {_text(race['holder'])} it was {_ratio(Ratio.of(race))} times as fast: {race['verdict']}."
+            f"In the same rounds as {_text(race['holder'])} it was {_times(Ratio.of(race))} as fast: {race['verdict']}."
         )
     says.append(
         f"Licence: {_text(entry.licence or 'not stated')}. Fingerprint: <code>{_text(entry.fingerprint)}</code>."
     )
-    body += "".join(f"<li>{said}</li>\n" for said in says) + "</ul>\n"
+    body += "".join(f"<li>{said[0].upper()}{said[1:]}</li>\n" for said in says) + "</ul>\n"
     rows = []
     for problem in result.get("problems", []):
         ratio = problem["ratio"]
@@ -281,6 +282,12 @@ def _kernel(board: Board, place: Place, entry: Entry) -> str:
     else:
         body += "<p>Its author did not allow the source to be shown.</p>"
     return _page(f"minfer: {entry.title}", body, "../")
+
+
+def _say_who_has_its_place(place: Place, entry: Entry) -> str:
+    other = next(s.entry for s in place.standings if (s.entry.who, s.entry.name) == (entry.who, entry.name))
+    why = "holds the record" if other is place.leader else "has the higher score"
+    return f"Submission {_link(f'{other.id}.html', other.id)} of this name has its place, because it {why}."
 
 
 def _data(places: Sequence[Place]) -> dict[str, Any]:
@@ -329,14 +336,13 @@ def _feed(places: Sequence[Place], seasons: Sequence[Season], url: str) -> str:
     for when, entry, place in records:
         item = ElementTree.SubElement(feed, f"{{{ATOM}}}entry")
         score = Ratio.of(entry.score)
-        unsure = " (unsure)" if score.shown == "unsure" else ""
-        said = f"{score.value:.3g} times the baseline's speed{unsure}"
+        said = f"{score.times} the baseline's speed"
         _add(item, "title", f"{place.op} on {place.device}: {entry.title}, {said}")
         _add(item, "id", f"urn:minfer:submission:{entry.id}")
         _add(item, "updated", _iso(when))
         _add(ElementTree.SubElement(item, f"{{{ATOM}}}author"), "name", entry.who)
         ElementTree.SubElement(item, f"{{{ATOM}}}link", href=f"{base}kernels/{entry.id}.html")
-        _add(item, "summary", f"{said}, {score.interval}; season {place.season}")
+        _add(item, "summary", f"{said}; season {place.season}")
     return ElementTree.tostring(feed, encoding="unicode", xml_declaration=True) + "\n"
 
 
@@ -367,6 +373,11 @@ def _text(said: object) -> str:
 def _ratio(ratio: Ratio | None) -> str:
     """A ratio with its interval."""
     return "–" if ratio is None else f"{ratio.shown} <span class='soft'>({ratio.interval})</span>"
+
+
+def _times(ratio: Ratio) -> str:
+    """A ratio in a sentence, before what it is a multiple of."""
+    return _ratio(ratio) + " times" if ratio.shown != "unsure" else ratio.times
 
 
 def _day(seconds: float) -> str:

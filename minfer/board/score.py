@@ -44,6 +44,12 @@ class Ratio:
     def __str__(self) -> str:
         return f"{self.shown} ({self.interval})"
 
+    @property
+    def times(self) -> str:
+        """The ratio in a sentence, before what it is a multiple of."""
+        wide = is_too_wide(self.low, self.high)
+        return f"between {self.low:.3g} and {self.high:.3g} times" if wide else f"{self} times"
+
     def over(self, other: Ratio) -> Ratio:
         """The quotient of two independent ratios."""
         middle = math.log(self.value / other.value)
@@ -102,6 +108,12 @@ def may_beat(entry: Entry, holder: Entry) -> bool:
     """Whether a run in the same rounds may show that a kernel is faster than the record's holder: unless its score is surely
     lower. The two scores are from different runs, and without the run a holder would keep the record by one lucky run."""
     return Ratio.of(entry.score).over(Ratio.of(holder.score)).verdict != SLOWER
+
+
+def is_unproven(entry: Entry, holder: Entry, races: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether a kernel might be faster than the record's holder, and no run in the same rounds has shown whether it is."""
+    pair = {entry.id, holder.id}
+    return len(pair) == 2 and may_beat(entry, holder) and all({r["challenger"], r["holder"]} != pair for r in races)
 
 
 def holders(entries: Sequence[Entry], races: Iterable[Mapping[str, Any]]) -> list[Entry]:

@@ -18,6 +18,10 @@ SUFFIXES = {".cu": "cuda", ".cpp": "cpp", ".py": "python"}
 PLAIN = re.compile(r"[\w+-][\w.+-]{0,60}", re.ASCII)  # a name of a file, a kernel or a person
 
 
+class Refusal(UserError):
+    """One submission cannot be judged; others of the same command can."""
+
+
 def read_files(paths: Sequence[Path]) -> dict[str, bytes]:
     """The files of a submission, the source first. Raises UserError."""
     if len(paths) > MOST_FILES:
@@ -36,36 +40,36 @@ def read_files(paths: Sequence[Path]) -> dict[str, bytes]:
 
 
 def check_name(what: str, name: str) -> str:
-    """The name. Raises UserError if it cannot be part of a path, of a case's key and of a table."""
+    """The name. Raises Refusal if it cannot be part of a path, of a case's key and of a table."""
     if not PLAIN.fullmatch(name):
-        raise UserError(
+        raise Refusal(
             f"{what} cannot be called {name[:80]!r}; a name is at most 61 letters, digits and the signs _ - + ."
         )
     return name
 
 
 def find_kind(op: str, name: str, content: bytes) -> str:
-    """What a source is: cuda, cpp, triton or python. Raises UserError where it cannot be a kernel of this op."""
+    """What a source is: cuda, cpp, triton or python. Raises Refusal where it cannot be a kernel of this op."""
     suffix, text = Path(name).suffix, content.decode("utf-8", errors="replace")
     if suffix not in SUFFIXES:
-        raise UserError(f"{name} is no kernel that minfer can build; a source ends in {', '.join(SUFFIXES)}")
+        raise Refusal(f"{name} is no kernel that minfer can build; a source ends in {', '.join(SUFFIXES)}")
     if suffix != ".py":
         find_symbol(op, name, text)
         return SUFFIXES[suffix]
     own = re.search(rf"^def {op}\b|^{op}\s*=|^(from|import)\b.*\b{op}\b", text, re.MULTILINE)
     if not own and not re.search(r"^class ModelNew\b|^def custom_kernel\b", text, re.MULTILINE):
-        raise UserError(f"{name} has no function {op}(...); a Python submission has one of the op's name")
-    return "triton" if own and re.search(r"^\s*(import triton|from triton)\b", text, re.MULTILINE) else "python"
+        raise Refusal(f"{name} has no function {op}(...); a Python submission has one of the op's name")
+    return "triton" if own and re.search(r"^[ \t]*(import triton|from triton)\b", text, re.MULTILINE) else "python"
 
 
 def find_symbol(op: str, name: str, text: str) -> str:
-    """The name of the torch op that a C++ or CUDA source defines. Raises UserError where it defines none of this op."""
+    """The name of the torch op that a C++ or CUDA source defines. Raises Refusal where it defines none of this op."""
     by_file = re.sub(r"\W", "_", f"{op}_{Path(name).stem}")
     if re.search(rf"\b{by_file}\b", text):
         return by_file
-    if found := re.findall(rf"^\s*MINFER_\w+\(\s*({op}_\w+)", text, re.MULTILINE):
+    if found := re.findall(rf"^[ \t]*MINFER_\w+\(\s*({op}_\w+)", text, re.MULTILINE):
         return str(found[-1])
-    raise UserError(f"{name} defines no torch op {by_file}; end it with the op's macro, as docs/board.md shows")
+    raise Refusal(f"{name} defines no torch op {by_file}; end it with the op's macro, as docs/board.md shows")
 
 
 def stage(board: Board, entries: Iterable[Entry], folder: Path) -> Path:

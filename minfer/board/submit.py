@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,10 @@ from minfer.bench import RULES, rules_of
 from minfer.board import answer as answers
 from minfer.board import judging, page
 from minfer.board.folder import HOUR_S, JUDGED, PENDING, REFUSED, Board, Entry, hash_files, make_id, write_bytes
-from minfer.board.score import TIE, Ratio, geometric_mean, holders, may_beat, rank
+from minfer.board.score import TIE, Ratio, geometric_mean, holders, may_beat
 from minfer.board.season import Season, find_open, list_seasons
-from minfer.board.stage import check_name, find_kind
+from minfer.board.stage import Refusal, check_name, find_kind
+from minfer.ops import python_source
 from minfer.plan.config import UserError
 from minfer.process.text import make_printable
 from minfer.rows import store
@@ -38,6 +39,8 @@ def submit(
         raise UserError(f"{source} is for a GPU, and the season {season.name} is on the CPU; submit a .cpp or .py file")
     if kind == "cpp" and season.device == "cuda":
         raise UserError(f"{source} is for a CPU, and the season {season.name} is on a GPU; submit a .cu or .py file")
+    if broken := _find_broken(season, files, who, name, kind):
+        return broken
     entry = _record(board, season, files, who, name, kind, licence, keep)
     try:
         judged = judging.run(board, season, [entry])
@@ -46,7 +49,7 @@ def submit(
         entry.state = REFUSED
         entry.result = answers.begin(entry) | {"message": _say(error), "next": "submit it again"}
         with contextlib.suppress(UserError):  # of a full disk; the first error says more
-            board.save(entry)
+            board.update(entry)
         raise
     answer = _finish_raced(board, season, entry)
     if not keep and season.name in {each.name for each in list_seasons(board) if not each.is_open}:
@@ -54,14 +57,31 @@ def submit(
     return answer
 
 
+def _begin(season: Season, who: str, name: str, kind: str) -> dict[str, Any]:
+    """An answer about files that are not put into the archive."""
+    return answers.begin(Entry("", season.op, name, who, time.time(), kind, {}, "", season.name))
+
+
+def _find_broken(season: Season, files: Mapping[str, bytes], who: str, name: str, kind: str) -> dict[str, Any] | None:
+    """The answer to a submission if one of its files is no Python. It is not recorded and not run, so it costs nothing."""
+    for file, content in files.items():
+        if file.endswith(".py") and (found := python_source.find_mistake(content)):
+            answer = _begin(season, who, name, kind)
+            answers.describe_syntax(answer, file, found[0], make_printable(found[1]))
+            return answer
+    return None
+
+
 def _say(error: BaseException) -> str:
+    if isinstance(error, KeyboardInterrupt):
+        return "it was interrupted"
     return " ".join(str(error).split()) or type(error).__name__
 
 
 def _record(
     board: Board, season: Season, files: Mapping[str, bytes], who: str, name: str, kind: str, licence: str, keep: bool
 ) -> Entry:
-    """Put a submission into the archive before it is judged. Raises UserError if the person has reached the limit, or if the
+    """Put a submission into the archive before it is judged. Raises Refusal if the person has reached the limit, or if the
     same files are there already."""
     with board.lock("entries"):
         earlier = board.entries()
@@ -71,14 +91,14 @@ def _record(
         recent = [each.when for each in counted if each.who == who and abs(now - each.when) < HOUR_S]
         if len(recent) >= most:
             wait = max(1, round((sorted(recent)[-most] + HOUR_S - now) / 60))
-            raise UserError(
+            raise Refusal(
                 f"{who} has submitted {len(recent)} kernels within an hour, and the limit is {most}; wait {wait} min"
             )
         digests = {file: board.keep(content) for file, content in files.items()}
         content = hash_files(digests)
         same = [e for e in earlier if e.content == content and e.season == season.name and e.ranks]
         if same:
-            raise UserError(
+            raise Refusal(
                 f"the same files are submission {same[0].id}, {same[0].title}; change something, or look at it"
             )
         entry = Entry(
@@ -92,6 +112,9 @@ def _record(
 
 def _note(board: Board, season: Season, entry: Entry, judged: judging.Judged) -> None:
     """Fill in an entry from its rows, and store the rows."""
+    if not board.has(entry):
+        entry.state, entry.result = REFUSED, answers.describe_removed(entry)
+        return
     rows = judged.rows.get(entry.kernel, {})
     write_bytes(board.folder / "logs" / f"{entry.id}.log", judged.log.encode("utf-8", errors="replace"))
     if rows:
@@ -110,54 +133,52 @@ def _note(board: Board, season: Season, entry: Entry, judged: judging.Judged) ->
     if entry.state == JUDGED:
         entry.score = geometric_mean(list(answers.ratios(rows).values())).as_dict()
         entry.opcodes = judged.opcodes.get(entry.kernel, {})
-    board.save(entry)
+    board.update(entry)
 
 
-def _rivals(board: Board, entry: Entry) -> list[Entry]:
-    """All submissions of the same season and device, with this one."""
-    return [each for each in board.entries() if (each.season, each.device) == (entry.season, entry.device)]
+def _others(board: Board, entry: Entry) -> list[Entry]:
+    """The other submissions of the same season and device."""
+    rivals = [each for each in board.entries() if (each.season, each.device) == (entry.season, entry.device)]
+    return [each for each in rivals if each.id != entry.id]
 
 
-def _race(board: Board, season: Season, entry: Entry) -> dict[str, Any] | None:
-    """Run a submission beside the record's holder unless its score is surely lower. Returns None if it is, or if there is no
-    holder."""
-    while chain := holders([each for each in _rivals(board, entry) if each.id != entry.id], board.races()):
-        if not may_beat(entry, chain[-1]):
-            return None
-        if race := run_race(board, season, entry, chain[-1]):
-            return race
-    return None
+def _race(board: Board, season: Season, entry: Entry) -> None:
+    """Run a submission beside the record's holder, if there is one, unless its score is surely lower."""
+    while entry.ranks and (chain := holders(_others(board, entry), board.races())) and may_beat(entry, chain[-1]):
+        if run_race(board, season, entry, chain[-1]):
+            return
 
 
 def _finish_raced(board: Board, season: Season, entry: Entry) -> dict[str, Any]:
     """The answer to a judged submission, after a run beside the record's holder if it needs one. If that run ends early, the
     answer says why."""
-    race, why = None, ""
+    why = ""
     try:
-        race = _race(board, season, entry) if entry.ranks else None
-    except (UserError, OSError) as error:
-        why = f"it was not run beside the record's holder ({_say(error)}), so it cannot take the record yet"
-    answer = finish(board, entry, race)
-    if why:
-        answer |= {"message": why, "next": f"minfer board prove {entry.op}, which runs it beside the holder"}
-        board.save(entry)
-    return answer
+        _race(board, season, entry)
+    except (UserError, OSError, KeyboardInterrupt) as error:
+        why = _say(error)
+    return finish(board, entry, why)
 
 
 def run_race(board: Board, season: Season, challenger: Entry, holder: Entry) -> dict[str, Any] | None:
     """Have two submissions judged in the same rounds, problem by problem, and write down which is faster. Returns None if the
-    holder failed: then it has no rank any longer, because a kernel that once fails cannot keep others from the record. Raises
-    UserError."""
+    holder failed: then it has no rank any longer, because a kernel that once fails cannot keep others from the record; or if
+    the holder was removed meanwhile. Raises UserError."""
     for _ in range(2):  # if it ran out of time or memory once, that may not be its own fault
         judged = judging.run(board, season, [holder, challenger], beside=holder)
         failed = next((row for row in judged.table(holder.kernel) if judging.has_failed(row)), None)
         if failed is None or failed["status"] not in ("timeout", "oom"):
             break
+    if not board.has(challenger):
+        raise UserError(f"submission {challenger.id} was removed meanwhile")
+    if not board.has(holder):
+        return None
     if failed:
         holder.state = REFUSED
         why = f"when it was run again beside {challenger.title}, a problem ended with: {failed['status']}"
         holder.result |= {"verdict": failed["status"], "message": why, "next": "correct it, and submit it again"}
-        board.save(holder)
+        holder.result |= {"rank": None, "of": None, "tied": [], "leader": None, "differences": []}
+        board.update(holder)
         return None
     for row in judged.table(challenger.kernel)[:1]:
         if row["device"] != challenger.device:
@@ -178,15 +199,13 @@ def run_race(board: Board, season: Season, challenger: Entry, holder: Entry) -> 
     return race
 
 
-def finish(board: Board, entry: Entry, race: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The answer to a judged submission, with its place among those that the board has now."""
+def finish(board: Board, entry: Entry, why: str = "") -> dict[str, Any]:
+    """The answer to a judged submission, with its place among those that the board has now. why: why it could not be run beside
+    the record's holder."""
     if entry.ranks:
-        rivals = _rivals(board, entry)
-        if race:
-            holder = board.entry(str(race["holder"]))
-            entry.result["race"] = {"holder": holder.title} | {k: race[k] for k in ("verdict", "value", "low", "high")}
-        answers.describe_place(entry.result, entry, rank(rivals, board.races()))
-        board.save(entry)
+        entry.result = answers.describe_now(board, entry, why)
+        if entry.result["verdict"] == "ranked":
+            board.update(entry)
         if site := board.settings.site:
             with contextlib.suppress(UserError):  # the answer does not depend on the pages
                 page.build(board, Path(site))
@@ -217,9 +236,11 @@ def prove(board: Board, op: str, device: str = "") -> str:
             continue
         best = max(better, key=lambda entry: entry.score["value"])
         if not (race := run_race(board, season, best, holder)):
-            said.append(f"{name}: {holder.title} failed when it was run again, and has no rank any longer.")
+            said.append(
+                f"{name}: {holder.title} failed when it was run again, or was removed, and has no rank any longer."
+            )
             continue
-        said.append(f"{name}: {best.title} beside {holder.title}: {race['verdict']}, {Ratio.of(race)} times as fast.")
+        said.append(f"{name}: {best.title} beside {holder.title}: {race['verdict']}, {Ratio.of(race).times} as fast.")
     return "\n".join(said) or f"{season.name} has no kernel with a score."
 
 
@@ -229,34 +250,66 @@ def submit_each(
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Have several sources judged in one run, which compiles them side by side; for programs that write kernels. Each is a
     submission with the name of its file. Only the one with the best score is run beside the record's holder. Returns the
-    answers, in the order of `sources`. Raises UserError as `submit` does."""
+    answers, in the order of `sources`; a source that is refused has one, too, which says why, and costs no other its run.
+    Raises UserError for what no other source would change, and if all are refused."""
     check_name("a person", who)
     files = [next(iter(each)) for each in sources]
-    names = [check_name("a kernel", Path(file).stem) for file in files]
-    if len({*names}) < len(names):
+    if len({*map(_name, files)}) < len(files):
         raise UserError("two of the files have the same name, which is that of the submission; rename one of them")
-    kinds = [find_kind(op, file, each[file]) for file, each in zip(files, sources, strict=True)]
-    season = find_open(board, op, device, set.intersection(*(set(DEVICES[kind]) for kind in kinds)))
-    if other := [file for file, kind in zip(files, kinds, strict=True) if season.device not in DEVICES[kind]]:
-        raise UserError(f"{other[0]} is not for the device of the season {season.name}")
-    entries: list[Entry] = []
-    refused = ""
+    kinds: dict[str, str] = {}
+    refused: dict[str, Refusal] = {}
+    for file, each in zip(files, sources, strict=True):
+        with _noting(refused, file):
+            check_name("a kernel", _name(file))
+            kinds[file] = find_kind(op, file, each[file])
+    if not kinds:
+        raise refused[files[0]]
+    season = find_open(board, op, device, set.intersection(*(set(DEVICES[kind]) for kind in kinds.values())))
+    for file in (file for file, kind in kinds.items() if season.device not in DEVICES[kind]):
+        refused[file] = Refusal(f"{file} is not for the device of the season {season.name}")
+    found: dict[str, dict[str, Any]] = {}
+    entries: dict[str, Entry] = {}
     try:
-        for each, name, kind in zip(sources, names, kinds, strict=True):
-            refused = f"{next(iter(each))} was refused: "
-            entries.append(_record(board, season, each, who, name, kind, licence, keep))
-        refused = ""
-        judged = judging.run(board, season, entries)
-        for entry in entries:
+        for file, each in zip(files, sources, strict=True):
+            if file in refused:
+                continue
+            if broken := _find_broken(season, each, who, _name(file), kinds[file]):
+                found[file] = broken
+                continue
+            with _noting(refused, file):
+                entries[file] = _record(board, season, each, who, _name(file), kinds[file], licence, keep)
+        if len(refused) == len(files):
+            raise refused[files[0]]
+        if entries:
+            judged = judging.run(board, season, list(entries.values()))
+        for entry in entries.values():
             _note(board, season, entry, judged)
     except BaseException as error:
-        for entry in entries:
+        for entry in entries.values():
             if entry.state == PENDING:
                 entry.state = REFUSED
-                entry.result = answers.begin(entry) | {"message": f"{refused}{_say(error)}", "next": "submit it again"}
+                entry.result = answers.begin(entry) | {"message": _say(error), "next": "submit it again"}
                 with contextlib.suppress(UserError):  # of a full disk; the first error says more
-                    board.save(entry)
+                    board.update(entry)
         raise
-    best = max((entry for entry in entries if entry.ranks), key=lambda entry: entry.score["value"], default=None)
-    answer = _finish_raced(board, season, best) if best else None
-    return [answer if answer and entry is best else finish(board, entry, None) for entry in entries]
+    for file, why in refused.items():
+        about = {"message": _say(why), "next": "correct it, and submit it again"}
+        found[file] = _begin(season, who, _name(file), kinds.get(file, "")) | about
+    ranked = [file for file, entry in entries.items() if entry.ranks]
+    if best := max(ranked, key=lambda file: entries[file].score["value"], default=None):
+        found[best] = _finish_raced(board, season, entries[best])
+    return [found.get(file) or finish(board, entries[file]) for file in files]
+
+
+def _name(file: str) -> str:
+    """What a submission of a file is called."""
+    return Path(file).stem
+
+
+@contextlib.contextmanager
+def _noting(refused: dict[str, Refusal], file: str) -> Iterator[None]:
+    """Note why a file is refused, and go on."""
+    try:
+        yield
+    except Refusal as error:
+        refused[file] = error

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from minfer.board.folder import HOUR_S, MOST_BYTES, Board, write_json
+from minfer.board.judging import Interrupted
 from minfer.board.stage import SUFFIXES, check_name
 from minfer.board.submit import submit
 from minfer.plan.config import UserError
@@ -100,6 +101,8 @@ def _judge(board: Board, waiting: Waiting) -> bool:
         try:
             check_name("a file", path.name)
             answer = submit(board, waiting.op, {path.name: _read(path.name, file)}, waiting.who)
+        except Interrupted:  # by the owner; the file is judged when a watcher starts again
+            raise
         except Exception as error:  # whatever a file does, the next one is judged
             why = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
             answer = {"verdict": "not_judged", "message": why}

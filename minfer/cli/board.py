@@ -8,6 +8,7 @@ import getpass
 import json
 import os
 import re
+import signal
 import sys
 from pathlib import Path
 from typing import NoReturn
@@ -119,6 +120,8 @@ def read_archive(words: list[str]) -> int:
         case "diff":
             archive.print_difference(board, board.entry(given.a), board.entry(given.b), given.json)
         case "near":
+            if given.count < 1:
+                raise UserError(f"-n {given.count} shows no submission; write 1 or more")
             like = board.entry(given.like) if given.like else None
             if given.dtype:
                 choose("dtype", given.dtype, DTYPES)
@@ -334,6 +337,16 @@ COMMANDS = {SUBMIT: submit, ARCHIVE: read_archive, BOARD: manage}
 
 
 def main(command: str, words: list[str]) -> int:
-    """The exit status of one of COMMANDS; 2 (and one line) for a mistake."""
+    """The exit status of one of COMMANDS; 2 (and one line) for a mistake. SIGTERM ends it as Ctrl-C does: otherwise a
+    submission would be pending for ever, and its run's folder would stay."""
     sys.argv[1:] = []  # so that nothing that composes a configuration reads these words
-    return launch.exit_status(lambda: COMMANDS[command](words))
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        return launch.exit_status(lambda: COMMANDS[command](words))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _interrupt(*_: object) -> NoReturn:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough, and cleaning up is not to be interrupted
+    raise KeyboardInterrupt

@@ -1,13 +1,16 @@
-"""The syntax tree of a Python source, as text, without comments and without the registration of kernels.
+"""The syntax tree of a Python source, as text, without comments and without the registration of kernels; and where a source has
+a syntax error.
 
 Python's parser is recursive, and a source can crash the process that parses it. So this file is also a program, which reads a
-source from its standard input and writes the tree to its standard output; `meaning_apart` runs it.
+source from its standard input and writes to its standard output; `meaning_apart` and `find_mistake` run it.
 """
 
 from __future__ import annotations
 
 import ast
+import json
 import resource
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +20,8 @@ REGISTERING = ("torch", "cuda", "triton", "cpp", "function", "draws")
 MOST_S = 20  # of CPU time, and of waiting
 MOST_MEMORY = 2 << 30
 MOST_BYTES = 64 << 20  # of a tree
+MISTAKE, MISTAKE_S = "mistake", 5  # the word with which the program looks for a syntax error; of CPU time
+TOO_DEEP = "Python cannot parse it: it is nested too deeply, or too large"
 
 
 def meaning(text: str) -> str:
@@ -35,19 +40,49 @@ def _registers(statement: ast.stmt) -> bool:
 
 def meaning_apart(text: str) -> str | None:
     """The same, in a separate process; None if Python cannot parse the text within the limits of time and memory."""
-    command = [sys.executable, "-I", "-S", str(Path(__file__).resolve())]
-    source = text.encode("utf-8", "surrogateescape")
+    done = _run(text.encode("utf-8", "surrogateescape"), MOST_S)
+    return done.stdout.decode() if done and done.returncode == 0 else None
+
+
+def find_mistake(source: bytes) -> tuple[int, str] | None:
+    """The line and the message of the first syntax error, found in a separate process; the line is 0 if Python's parser crashes
+    or gives up. None if there is no error, or if Python needs too much time to find one."""
+    done = _run(source, MISTAKE_S, MISTAKE)
+    if done is None or -done.returncode in (signal.SIGXCPU, signal.SIGKILL):
+        return None
+    if done.returncode:
+        return 0, TOO_DEEP
+    line, message = json.loads(done.stdout)
+    return (line, message) if message else None
+
+
+def _run(source: bytes, limit_s: int, *words: str) -> subprocess.CompletedProcess[bytes] | None:
+    """What this file prints about a source as a program; None if it takes longer than twice the limit."""
+    command = [sys.executable, "-I", "-S", "-W", "ignore", str(Path(__file__).resolve()), str(limit_s), *words]
     try:
-        done = subprocess.run(command, input=source, capture_output=True, timeout=2 * MOST_S)
+        return subprocess.run(command, input=source, capture_output=True, timeout=2 * limit_s)
     except subprocess.TimeoutExpired:
         return None
-    return done.stdout.decode() if done.returncode == 0 else None
 
 
-def _main() -> None:
-    resource.setrlimit(resource.RLIMIT_CPU, (MOST_S, MOST_S))
+def _find_mistake(source: bytes) -> tuple[int, str]:
+    """The line and the message of the first syntax error; an empty message if there is none."""
+    try:
+        compile(source, "source", "exec", dont_inherit=True)
+    except SyntaxError as error:
+        return error.lineno or 0, f"{type(error).__name__}: {error.msg}"
+    except (RecursionError, MemoryError):
+        return 0, TOO_DEEP
+    return 0, ""
+
+
+def _main(limit: str, *words: str) -> None:
+    resource.setrlimit(resource.RLIMIT_CPU, (int(limit), int(limit)))
     resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if words == (MISTAKE,):
+        print(json.dumps(_find_mistake(sys.stdin.buffer.read())))
+        return
     tree = meaning(sys.stdin.buffer.read().decode()).encode()
     if len(tree) > MOST_BYTES:
         sys.exit(f"the tree has more than {MOST_BYTES:,} bytes")
@@ -55,4 +90,4 @@ def _main() -> None:
 
 
 if __name__ == "__main__":
-    _main()
+    _main(*sys.argv[1:])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from minfer.bench.judged import BESIDE
@@ -28,17 +30,18 @@ def measured(speedup: float) -> store.Row:
 def fake_runs(
     board: Board, monkeypatch: pytest.MonkeyPatch, speeds: dict[str, float], **failing: str
 ) -> list[list[str]]:
-    """Let the runs give these speeds, by the kernels' names; in races, the kernels `failing` end with a status. Returns the
-    names of the kernels of each run, filled as they are run."""
+    """Let the runs give these speeds, by the names of the kernels' files; in races, the kernels `failing` end with a status.
+    Returns the names of the kernels of each run, filled as they are run."""
     runs: list[list[str]] = []
+    name = lambda entry: Path(next(iter(entry.files))).stem
 
     def run(board: Board, season: Season, entries: list, beside: Entry | None = None) -> judging.Judged:
         runs.append([entry.name for entry in entries])
         rows = {}
         for entry in entries:
-            row = measured(speeds[entry.name])
+            row = measured(speeds[name(entry)])
             if beside and entry is not beside:
-                ratio = speeds[entry.name] / speeds[beside.name]
+                ratio = speeds[name(entry)] / speeds[name(beside)]
                 row["metrics"] = {BESIDE: ratio, f"{BESIDE}_low": ratio / 1.005, f"{BESIDE}_high": ratio * 1.005}
             if beside and entry.name in failing:
                 row |= {"status": failing[entry.name], "message": "it failed"}

@@ -132,7 +132,7 @@ def test_a_rank_comes_with_the_leader_and_what_differs_most(board: Board) -> Non
     )
     mine = make_entry(board, "slow", 1.0, opcodes={"vector": 2.0, "fma": 15.0}, static={"registers": 64.0})
     answer = answers.begin(mine) | {"verdict": "ranked", "problems": mine.result["problems"]}
-    answers.describe_place(answer, mine, rank(board.entries(), []))
+    answers.describe_place(answer, mine, rank(board.entries(), []), [])
     assert (answer["rank"], answer["of"], answer["leader"]["submission"]) == (2, 2, leader.id)
     assert answer["leader"]["ahead"]["value"] == pytest.approx(2.0)
     assert answer["differences"][0]["what"].startswith("vector instructions") and len(answer["differences"]) == 2
@@ -143,19 +143,22 @@ def test_a_rank_comes_with_the_leader_and_what_differs_most(board: Board) -> Non
 def test_a_worse_submission_of_ones_own_says_which_one_counts(board: Board) -> None:
     better, worse = make_entry(board, "mine", 2.0), make_entry(board, "mine", 1.0)
     answer = answers.begin(worse) | {"verdict": "ranked"}
-    answers.describe_place(answer, worse, rank(board.entries(), []))
-    assert better.id in answer["message"] and "has the higher score" in answer["message"]
+    answers.describe_place(answer, worse, rank(board.entries(), []), [])
+    assert answer["message"] == (
+        f"your submission {better.id} of this name keeps its place, rank 1 of 1, because it has the higher score"
+    )
+    assert answer["rank"] is None and "No rank of its own: 1 (" in answers.text(answer)
 
 
 def test_an_answer_names_where_the_baseline_beats_the_leader_and_shows_its_machine_code(board: Board) -> None:
     mine = make_entry(board, "mine", opcodes={"vector": 2.0, "calls": 11.0})
     answer = answers.begin(mine) | {"verdict": "ranked", "problems": mine.result["problems"]}
-    answers.describe_place(answer, mine, rank(board.entries(), []))
+    answers.describe_place(answer, mine, rank(board.entries(), []), [])
     said = answers.text(answer)
     assert answer["code"][answers.NAMES["calls"]] == 11.0 and "calls, of all instructions (%): 11" in said
     assert "on problem 1 the baseline is 2 times as fast" in answer["next"]
     answer["problems"] = [each for each in answer["problems"] if each["number"] == 2]  # the baseline is slower there
-    answers.describe_place(answer, mine, rank(board.entries(), []))
+    answers.describe_place(answer, mine, rank(board.entries(), []), [])
     assert "baseline" not in answer["next"]
 
 
@@ -163,7 +166,7 @@ def test_the_shown_problem_has_its_bandwidth_beside_that_of_a_copy(board: Board)
     shown = row(0) | {"judged_gbps": 0.313, "peaks": [("copy_gbps", 3.73), ("read_gbps", 8.4)]}
     answer = tell(board, {0: shown, 1: row(1), 2: row(2)})
     mine = board.entries()[0]
-    answers.describe_place(answer, mine, rank(board.entries(), []))
+    answers.describe_place(answer, mine, rank(board.entries(), []), [])
     assert (answer["shown"]["gbps"], answer["shown"]["copy_gbps"]) == (0.313, 3.73)
     assert "0.313 GB/s; a long copy has 3.73 GB/s here" in answers.text(answer)
 
@@ -174,9 +177,40 @@ def test_a_ratio_whose_interval_is_wider_than_a_factor_of_three_is_no_number(boa
     mine.result["problems"] = [{"number": 1, "ratio": mine.score, "roof_percent": None}]
     board.save(mine)
     answer = answers.begin(mine) | {"verdict": "ranked", "problems": mine.result["problems"]}
-    answers.describe_place(answer, mine, rank(board.entries(), []))
+    answers.describe_place(answer, mine, rank(board.entries(), []), [])
     said = answers.text(answer)
     assert "problem 1  unsure (48.3 to 157)" in said and "87" not in said.replace(mine.id, "")
+    assert "Rank 1 of 1: between 48.3 and 157 times the baseline's speed over 1 hidden problem.\n" in said
     page.build(board, board.folder / "site")
     (season,) = (board.folder / "site").glob("softmax-*.html")
     assert season.read_text().count("unsure <span class='soft'>(48.3 to 157)</span>") >= 2
+
+
+def test_every_sentence_about_an_unsure_ratio_is_english(board: Board) -> None:
+    """A ratio without a number is no subject of a sentence: nothing is `unsure times as fast`."""
+    first, mine = make_entry(board, "first", 9.0, wide=1.8), make_entry(board, "mine", 1.0, wide=1.8)
+    make_entry(board, "last", 0.1)
+    mine.result["race"] = {"holder": first.title, "verdict": "slower", "value": 0.3, "low": 0.1, "high": 0.9}
+    board.save(mine)
+    said = answers.text(answers.describe_now(board, mine))
+    assert "of 3: between 0.556 and 1.8 times the baseline's speed over 2 hidden problems." in said
+    assert (
+        "In the same rounds as the record's holder, first by ada, it was between 0.1 and 0.9 times as fast: slower."
+        in said
+    )
+    assert "The leader, first by ada, is between 3.92 and 20.7 times as fast." in said
+    page.build(board, board.folder / "site")
+    html = (board.folder / "site" / "kernels" / f"{mine.id}.html").read_text()
+    for sentence in (
+        "<li>Between 0.556 and 1.8 times the baseline's speed.</li>",
+        "it was between 0.1 and 0.9 times as fast: slower.</li>",
+        "is between 3.92 and 20.7 times as fast.</li>",
+    ):
+        assert sentence in html
+    files = [*(board.folder / "site").rglob("*.html"), *(board.folder / "site").glob("feed.xml")]
+    texts = [re.sub(r"<[^>]*>", "", file.read_text().partition("<body>")[2] or file.read_text()) for file in files]
+    assert not [
+        text for text in (said, *texts) if re.search(r"unsure( \([^)]*\))? (times|over)|is unsure|was unsure", text)
+    ]
+    assert "first by ada, between 5 and 16.2 times the baseline's speed<" in files[-1].read_text()
+    assert "9 times" not in files[-1].read_text()  # no number there either

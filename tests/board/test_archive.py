@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import tarfile
@@ -11,10 +13,12 @@ from pathlib import Path
 import pytest
 
 from minfer import cli
+from minfer.board import judging
 from minfer.board.answer import differences
 from minfer.board.folder import Board
 from minfer.board.page import build
 from minfer.board.score import holders
+from tests.board.faking import HONEST
 from tests.board.making import SEED, SHOWN, fill, make_board, make_entry, make_race
 
 
@@ -212,6 +216,7 @@ def test_ranks_are_listed(shell: Shell, board: Board) -> None:
         (["submit", "softmax", "x.cpp", "--keep"], "say under which licence"),
         (["archive", "show", "abc"], "there is no submission 'abc'"),
         (["archive", "shwo", "abc"], "invalid choice: 'shwo'"),
+        (["archive", "near", "softmax", "-n", "-3"], "-n -3 shows no submission; write 1 or more"),
         (["archive", "near", "softmax", "--shape", "rows"], "cannot read 'rows' of --shape"),
         (["board", "open-season", "softmx"], "unknown op 'softmx'; did you mean softmax?"),
     ],
@@ -265,3 +270,21 @@ def test_a_misspelt_task_is_not_compared(shell: Shell, board: Board) -> None:
     assert shell("archive", "near", "softmaz") == (2, "minfer: unknown op 'softmaz'; did you mean softmax?\n")
     assert shell("archive", "near", "softmax", "--dtype", "float12")[0] == 2
     assert shell("archive", "near", "their_norm", "--dtype", "float16")[0] == 0
+
+
+def test_a_submission_that_is_ended_is_not_pending_for_ever(
+    shell: Shell, board: Board, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """By SIGTERM, as `timeout` and SLURM send it; it does not count towards the limit, and its author may submit it again."""
+
+    def run(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        signal.sigtimedwait([], 10)
+        pytest.fail("it went on")
+
+    monkeypatch.setattr(judging, "run", run)
+    (tmp_path / "mine.py").write_bytes(HONEST)
+    assert shell("submit", "softmax", str(tmp_path / "mine.py"), "--as", "ada")[0] == 130
+    (entry,) = board.entries()
+    assert (entry.state, entry.result["message"], entry.fingerprint) == ("refused", "it was interrupted", "")
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

@@ -47,6 +47,19 @@ def test_a_large_file_is_refused_before_it_is_read(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize(
+    ("name", "end"),
+    [
+        ("mine.py", b"def softmax(y, x, mask): pass\n"),
+        ("mine.cpp", b"\tMINFER_SOFTMAX(\n  softmax_other, minfer::launch)\n"),
+    ],
+)
+def test_four_megabytes_of_blank_lines_are_read_once(name: str, end: bytes) -> None:
+    """An expression that looks at the rest of the file from each line needs hours, and the inbox waits."""
+    content = b"\n" * ((4 << 20) - len(end)) + end
+    assert stage.find_kind("softmax", name, content) == stage.find_kind("softmax", name, end)
+
+
+@pytest.mark.parametrize(
     ("name", "content"),
     [
         ("mine.py", HONEST + b"# \xff\xfe\n"),
@@ -171,7 +184,9 @@ def test_a_race_that_cannot_run_costs_no_rank(board: Board, monkeypatch: pytest.
     assert answer["verdict"] == "ranked" and answer["tied"] == ["first by ada"] and answer["race"] is None
     why = "it was not run beside the record's holder (sbatch: the partition is down), so it cannot take the record yet"
     assert answer["message"] == why
-    assert answer["next"] == "minfer board prove softmax, which runs it beside the holder"
+    assert answer["next"] == (
+        "run minfer board prove softmax, which times it in the same rounds as the record's holder"
+    )
 
 
 def test_a_clock_that_steps_backwards_changes_no_record_and_no_limit(
@@ -250,3 +265,63 @@ def test_two_watchers_judge_each_file_once(board: Board, monkeypatch: pytest.Mon
         list(pool.map(lambda _: watch.watch(board, once=True), range(3)))
     assert sorted(judged) == [f"k{number}.py" for number in range(8)]
     assert len(list(inbox.glob("*.json"))) == 8 and not list(inbox.glob("*.py"))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[]", "has no JSON object"),
+        ("null", "has no JSON object"),
+        ("{", "Expecting property name"),
+        ('{"per_hour": "many"}', 'per_hour is "many" in .*; write a whole number above 0'),
+        ('{"per_hour": 0}', "per_hour is 0 in .*; write a whole number above 0"),
+        ('{"per_hour": true}', "per_hour is true in .*; write a whole number above 0"),
+        ('{"problems": 1.5}', "problems is 1.5 in .*; write a whole number above 0"),
+        ('{"case_timeout_s": null}', "case_timeout_s is null in .*; write a number above 0"),
+        ('{"case_timeout_s": NaN}', "case_timeout_s is NaN in .*; write a number above 0"),
+        ('{"site": 5}', "site is 5 in .*; write a text"),
+        ('{"timing": 7}', "timing is 7 in .*; write a text"),
+        ('{"cluster": [1]}', r"cluster is \[1\] in .*; write an object"),
+        ('{"cluster": {"time_min": "x"}}', "cannot read settings.json of .*'x'"),
+        ('{"cluster": {"nope": 1}}', "cannot read settings.json of .*nope"),
+        ('{"timing": "nope"}', "nope"),
+    ],
+)
+def test_a_setting_of_a_wrong_type_is_told_in_a_sentence(text: str, said: str, board: Board) -> None:
+    (board.folder / "settings.json").write_text(text)
+    with pytest.raises(UserError, match=said) as caught:
+        submit.submit(board, "softmax", {"mine.py": HONEST}, "ada")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_whole_number_is_a_number_of_seconds(board: Board) -> None:
+    (board.folder / "settings.json").write_text('{"case_timeout_s": 30}')
+    assert board.settings.case_timeout_s == 30
+
+
+def test_a_watcher_that_is_interrupted_ends_and_loses_no_file(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+    inbox = board.folder / "inbox" / "softmax"
+    inbox.mkdir()
+    (inbox / "mine.py").write_bytes(HONEST)
+    monkeypatch.setattr(judging.start, "run", lambda config: 130)
+    with pytest.raises(judging.Interrupted):
+        watch.watch(board, once=True)
+    assert [path.name for path in inbox.iterdir()] == ["mine.py"]
+
+
+def test_a_board_where_none_can_be_is_told_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file is there, or the folder is another user's."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(
+        UserError, match=r"cannot make a board in .*file: Not a directory; name another folder with --board"
+    ):
+        Board.make(tmp_path / "file")
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "chmod", refuse)
+    with pytest.raises(
+        UserError, match=r"cannot make a board in .*theirs: Operation not permitted; name another folder"
+    ):
+        Board.make(tmp_path / "theirs")

@@ -167,6 +167,21 @@ def test_a_hook_that_writes_no_kernel_is_told_in_a_sentence(
     assert why in said and said.endswith("it must print a source and end with status 0\n")
 
 
+def test_a_hook_that_prints_no_text_or_too_much_stops_nothing(
+    generate: ModuleType, submitted: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    hook = tmp_path / "hook.py"
+    hook.write_text(
+        "import json, sys\nlast = json.load(sys.stdin)['file'] == 'try1.cpp'\n"
+        "sys.stdout.buffer.write(b'x' * 5_000_000 if last else b'// \\xff')\n"
+    )
+    words = ["x", "softmax", "--budget", "2", "--at-once", "2", "--hook", f"{sys.executable} {hook}"]
+    monkeypatch.setattr(sys, "argv", words)
+    assert generate.main() == 0 and submitted == ["// \ufffd"]
+    assert "printed 5,000,000 characters; it must print a source only" in capsys.readouterr().err
+
+
 def test_what_minfer_refuses_is_told_in_its_sentence(
     generate: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -201,24 +216,49 @@ def test_a_hook_that_fails_costs_no_kernel_that_it_has_printed(
     assert "status 1 and a source" in said.err and "hook 2: " in said.out
 
 
+@pytest.fixture
+def hook(tmp_path: Path) -> str:
+    file = tmp_path / "hook.py"
+    file.write_text("import json, sys\nprint('//', json.load(sys.stdin)['file'])\n")
+    return f"{sys.executable} {file}"
+
+
 def test_one_kernel_of_a_hook_that_is_refused_costs_no_other(
-    generate: ModuleType, submitted: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    generate: ModuleType, submitted: list[str], monkeypatch: pytest.MonkeyPatch, hook: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    hook = tmp_path / "hook.py"
-    hook.write_text("import json, sys\nprint('//', json.load(sys.stdin)['file'])\n")
     judge = generate.minfer
 
     def minfer(*words: str) -> Any:
-        if any(word.endswith("try1.cpp") for word in words):
-            raise RuntimeError("minfer: try1.cpp defines no torch op")
-        return judge(*words)
+        found = judge(*words)
+        if words[0] == "submit":
+            found[1] |= {"submission": "", "verdict": "not_judged", "score": None, "message": "defines no torch op"}
+        return found
 
     monkeypatch.setattr(generate, "minfer", minfer)
-    words = ["x", "softmax", "--budget", "3", "--at-once", "3", "--hook", f"{sys.executable} {hook}"]
-    monkeypatch.setattr(sys, "argv", words)
-    assert generate.main() == 0 and submitted == ["// try0.cpp\n", "// try2.cpp\n"]
-    assert capsys.readouterr().err.count("try1.cpp defines no torch op") == 1
+    monkeypatch.setattr(sys, "argv", ["x", "softmax", "--budget", "3", "--at-once", "3", "--hook", hook])
+    assert generate.main() == 0
+    said = capsys.readouterr()
+    assert said.err == "softmax, hook: defines no torch op\n" and said.out.count("from the hook") == 2
+
+
+def test_a_batch_that_no_kernel_made_fail_is_not_tried_kernel_by_kernel(
+    generate: ModuleType, submitted: list[str], monkeypatch: pytest.MonkeyPatch, hook: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """As when a season has ended, or SLURM is down."""
+    judge, tried = generate.minfer, []
+
+    def minfer(*words: str) -> Any:
+        if words[0] != "submit":
+            return judge(*words)
+        tried.append(words)
+        raise RuntimeError("minfer: no season of softmax is open")
+
+    monkeypatch.setattr(generate, "minfer", minfer)
+    monkeypatch.setattr(sys, "argv", ["x", "softmax", "--budget", "3", "--at-once", "3", "--hook", hook])
+    assert generate.main() == 1 and len(tried) == 1
+    assert capsys.readouterr().err == "softmax, hook: minfer: no season of softmax is open\n"
 
 
 @pytest.mark.parametrize(

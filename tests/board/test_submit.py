@@ -13,10 +13,12 @@ import pytest
 
 from minfer import ops
 from minfer.bench.judged import FASTER, HELD_UP, LONGER
+from minfer.board import answer as answers
 from minfer.board import judging, submit, watch
 from minfer.board.folder import JUDGED, Board, Entry
 from minfer.board.season import Season, find_open, list_seasons, open_season
 from minfer.board.tasks import write_extra
+from minfer.ops import python_source
 from minfer.ops.op import REGISTERED
 from minfer.plan.config import UserError
 from minfer.rows import store
@@ -80,6 +82,51 @@ def test_of_two_seasons_a_kernel_gets_the_one_that_it_fits(
     assert submit.submit(board, "softmax", {name: source}, "ada", device=wanted)["season"] == f"softmax-{device}-1"
     (answer,) = submit.submit_each(board, "softmax", [{name: source + b"# other"}], "bob", wanted)
     assert answer["season"] == f"softmax-{device}-1"
+
+
+@pytest.mark.parametrize(
+    ("source", "line", "said"),
+    [
+        (HONEST + b"def f(:\n    pass\n", 6, "SyntaxError: invalid syntax"),
+        (HONEST + b"return 1\n", 6, "SyntaxError: 'return' outside function"),
+        (HONEST + b"x = 1\n  y = 2\n", 7, "IndentationError: unexpected indent"),
+        (HONEST + b"x = '\xff\xfe'\n", 6, "SyntaxError: (unicode error) 'utf-8' codec can't decode byte 0xff"),
+        (HONEST + b"x = 1\0\n", 0, "SyntaxError: source code string cannot contain null bytes"),
+        (HONEST + b"x = " + b"(" * 5000 + b"1" + b")" * 5000, 6, "SyntaxError: too many nested parentheses"),
+        (
+            HONEST + b"x = " + b"-" * 100_000 + b"1\n",
+            0,
+            "Python cannot parse it: it is nested too deeply, or too large",
+        ),
+        (
+            HONEST + b"x = 1" + b"+1" * 200_000 + b"\n",
+            0,
+            "Python cannot parse it: it is nested too deeply, or too large",
+        ),
+    ],
+)
+def test_a_file_that_is_no_python_is_not_run_and_costs_nothing(
+    source: bytes, line: int, said: str, board: Board, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = fake_runs(board, monkeypatch, {"mine": 1.0})
+    answer = submit.submit(board, "softmax", {"mine.py": source}, "ada")
+    assert not runs and not board.entries() and not list(board.folder.glob("objects/*/*"))
+    assert (answer["verdict"], answer["submission"], answer["compiler"]["file"]) == ("compile_error", "", "mine.py")
+    assert answer["compiler"]["message"].startswith(said) and answer["compiler"]["line"] == line
+    text = answers.text(answer)
+    where = f"line {line} of mine.py" if line else "the file mine.py"
+    assert text.startswith(
+        f"softmax/mine by ada: season softmax-cpu-1\nNo rank: compile_error.\n{where[0].upper()}{where[1:]}: "
+    )
+    assert text.endswith(f"; it was not run, and does not count.\nNext: correct {where}, and submit it again.")
+
+
+def test_a_file_that_a_crash_may_hide_is_still_judged(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If Python needs too long to say whether there is a syntax error, the sandbox finds out."""
+    runs = fake_runs(board, monkeypatch, {"mine": 1.0})
+    monkeypatch.setattr(python_source, "_run", lambda *_: None)
+    assert submit.submit(board, "softmax", {"mine.py": HONEST + b"def f(:\n"}, "ada")["verdict"] == "ranked"
+    assert runs == [["mine"]]
 
 
 def test_the_same_files_are_judged_once(board: Board) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -111,10 +112,37 @@ def test_a_race_that_cannot_run_costs_no_answer(board: Board, monkeypatch: pytes
     assert "the partition is down), so it cannot take the record yet" in answers[1]["message"]
 
 
-def test_a_file_that_the_board_has_leaves_none_pending(board: Board) -> None:
+def test_a_file_that_is_refused_costs_no_other_its_run(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that the board has, one that is no kernel of the op, one for another device, and one with a syntax error."""
     known = make_entry(board, "known", text=(SOURCE % 1).decode())
     known.content = submit.hash_files(known.files)
     board.save(known)
+    runs = fake_runs(board, monkeypatch, {"k0": 0.5})
+    given = [*sources(2), {"other.py": b"pass\n"}, {"gpu.cu": b"MINFER_SOFTMAX(softmax_gpu, minfer::launch)\n"}]
+    given.append({"broken.py": b"def softmax(y, x, mask):\n    y.copy_(x\n"})
+    answers = submit.submit_each(board, "softmax", given, "ada")
+    assert runs == [["k0"]] and [answer["verdict"] for answer in answers] == [
+        "ranked",
+        *3 * ["not_judged"],
+        "compile_error",
+    ]
+    assert [answer["name"] for answer in answers] == ["k0", "k1", "other", "gpu", "broken"]
+    assert [bool(answer["submission"]) for answer in answers] == [True, False, False, False, False]
+    assert f"the same files are submission {known.id}" in answers[1]["message"]
+    assert "other.py has no function softmax" in answers[2]["message"]
+    assert answers[3]["message"] == "gpu.cu is not for the device of the season softmax-cpu-1"
+    assert (answers[4]["compiler"]["file"], answers[4]["compiler"]["line"]) == ("broken.py", 2)
+    assert sorted(entry.name for entry in board.entries()) == ["k0", "known"]
+    for answer in answers:
+        assert submit.answers.text(answer)
     with pytest.raises(UserError, match=f"the same files are submission {known.id}"):
-        submit.submit_each(board, "softmax", sources(2), "ada")
-    assert sorted(entry.state for entry in board.entries()) == [JUDGED, REFUSED]
+        submit.submit_each(board, "softmax", given[1:4], "ada")
+
+
+def test_the_limit_cuts_a_batch_and_not_all_of_it(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = json.loads((board.folder / "settings.json").read_text()) | {"per_hour": 2}
+    (board.folder / "settings.json").write_text(json.dumps(settings))
+    runs = fake_runs(board, monkeypatch, {f"k{number}": 1.0 for number in range(3)})
+    answers = submit.submit_each(board, "softmax", sources(3), "ada")
+    assert runs[0] == ["k0", "k1"] and [answer["verdict"] for answer in answers] == ["ranked", "ranked", "not_judged"]
+    assert "the limit is 2" in answers[2]["message"]
