@@ -3,7 +3,7 @@
 A and B are runs, folders, parquet files or git revisions of `results`. What is compared was not timed side by side. Where
 both rows of a case have the same baseline, its paired speed-ups are compared, because the baseline saw the same clock as the
 kernel in either run; else the two times, which is said. With `--fail-over 3%` the exit status is 1 where a case is surely
-slower by more than that, or no longer works.
+slower by more than that, or no longer works. It is 2 if a file cannot be read and no case failed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Mistake(Exception):
 
 
 def main(arguments: Iterable[str] | None = None) -> int:
-    """Returns the exit status: 0; 1 where `--fail-over` found something; 2 for a mistake, or a file that cannot be read."""
+    """Returns the exit status: 1 where `--fail-over` found something; 2 for a mistake or a file that cannot be read; else 0."""
     parser = argparse.ArgumentParser(prog="minfer compare", description=(__doc__ or "").splitlines()[0])
     for name in "AB":
         parser.add_argument(name, help="a run, a folder, a parquet file, or a git revision of the results")

@@ -60,6 +60,8 @@ def write(words: Iterable[str], folder: Path, output: Path) -> int:
     sources.print_skipped(bad)
     table = keep_usable(table)
     if not len(table):
+        if bad:
+            raise Mistake("there are no rows to show beside the files that cannot be read; name another run or folder")
         raise Mistake("there are no rows to show; run `minfer +sweep=hgemm` first, or name another folder")
     if len(table) > MOST_ROWS:
         raise Mistake(

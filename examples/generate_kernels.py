@@ -146,7 +146,7 @@ def ask_hook(command: str, task: dict[str, Any]) -> str:
         )
     if len(done.stdout) > MOST_CHARACTERS:
         raise RuntimeError(
-            f"the command {command!r} printed {len(done.stdout):,} characters; it must print a source only"
+            f"the command {command!r} printed {len(done.stdout):,} characters; a source may have {MOST_CHARACTERS:,}"
         )
     return done.stdout
 

@@ -52,7 +52,7 @@ def has_gpu() -> bool:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--part", metavar="K/N", type=part_and_parts, help="Run only the K-th of N parts of the tests, as 2/4."
+        "--part", metavar="K/N", type=part_and_parts, help="Run only the K-th of N parts of the tests, for example 2/4."
     )
 
 
@@ -167,7 +167,7 @@ def group(item: pytest.Item) -> str:
 
 
 def whole(item: pytest.Item) -> str:
-    """What `--part` does not divide: the tests for which one file is compiled; else each test by itself."""
+    """The key that `--part` hashes. Tests for which the same file is compiled share a key."""
     named = group(item)
     return item.nodeid if named in ("timing", "cluster", item.path.stem) else named
 

@@ -58,7 +58,8 @@ Probes = dict[str, tuple[Candidate, float]]
 
 WARMUP_S = 0.2
 CUDA_WINDOW_S = 0.2
-# How often the SM clock is read while a probe runs, and the pause after each time: together less than a quarter of the window.
+# How often the SM clock is read for a probe, and the pause after each reading. The first one is at 3/4 of the window, and the
+# last one must be before its end.
 CLOCKS, CLOCKS_S = 9, 0.002
 CPU_WINDOW_S = 0.1
 GRAIN = 16 << 10  # bytes that a block of peaks.cu moves at a time
@@ -102,7 +103,7 @@ def _rates(probes: Probes, clock: Clock, telemetry: Telemetry, window_s: float) 
     seen: list[float] = []
 
     def see_clock() -> None:
-        """A card at its power limit changes its clock every few milliseconds."""
+        """Read the SM clock several times, because a card at its power limit changes it every few milliseconds."""
         seen.clear()
         for _ in range(CLOCKS):
             if not (mhz := telemetry.sample().get("sm_mhz")):

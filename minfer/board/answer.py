@@ -3,9 +3,10 @@
 The keys, which every answer has all:
 
     schema         1; raised when a key changes its meaning
-    submission     its id in the archive; "" if it was not recorded, because nothing could be run
+    submission     its id; "" if it is not in the archive (a syntax error, or refused)
     op, name, who, season, device
-    verdict        ranked, or a status of a row (wrong, compile_error, crashed, ...), or not_judged if the run ended early
+    verdict        ranked (it has a score); or a row's status (wrong, compile_error, crashed, ...); refused: it was timed, and
+                   does not count; not_judged: it was not run, the run did not end, or it was removed
     message        why there is no rank, or why it cannot take the record yet, in a sentence; else ""
     compiler       {file, line, message} of the compiler's first error, or null
     failing        {problem, index, got, expected, bound} of the first wrong element, or null
@@ -170,11 +171,11 @@ def _describe_failure(answer: dict[str, Any], number: int, row: store.Row) -> No
 
 
 def describe_syntax(answer: dict[str, Any], file: str, line: int, message: str) -> None:
-    """Fill in where a file is no Python. line: 0 if that is not known."""
+    """Fill in the syntax error of a Python file. line: 0 if that is not known."""
     answer |= {"verdict": "compile_error", "compiler": _describe_error(file, line, message)}
     where = f"line {line} of {file}" if line else f"the file {file}"
     answer |= {
-        "message": f"{where}: {message}; it was not run, and does not count",
+        "message": f"{where}: {message}; it was not run, and does not count towards the hourly limit",
         "next": f"correct {where}, and submit it again",
     }
 
@@ -232,7 +233,10 @@ def describe_now(board: Board, entry: Entry, why: str = "") -> dict[str, Any]:
 
 def describe_removed(entry: Entry) -> dict[str, Any]:
     """The answer to a submission that was removed from the archive while it was judged."""
-    return begin(entry) | {"message": "it was removed while it was judged", "next": "submit it again"}
+    return begin(entry) | {
+        "message": "it was removed from the board while it was judged",
+        "next": "do nothing if you removed it; else ask the board's owner why",
+    }
 
 
 def describe_place(
@@ -392,6 +396,8 @@ def _write_place(answer: Mapping[str, Any]) -> list[str]:
     if leader["submission"] != answer["submission"]:
         ahead, is_own = Ratio.of(leader["ahead"]), leader["title"] == f"{answer['name']} by {answer['who']}"
         who = f"your submission {leader['submission']}" if is_own else leader["title"]
-        said = f"is {ahead.times} as fast" if ahead.verdict == FASTER else f"has {ahead.times} this one's score"
-        lines.append(f"The leader, {who}, {said}.")
+        if ahead.verdict == FASTER:
+            lines.append(f"The leader, {who}, is {ahead.times} as fast.")
+        else:
+            lines.append(f"The leader is {who}, with {ahead.times} this kernel's score.")
     return lines

@@ -156,7 +156,7 @@ class Board:
         except (OSError, ValueError) as error:
             raise UserError(f"cannot read {file}: {error}; correct it, or delete it and open a season") from error
         if not isinstance(found, dict):
-            raise UserError(f"{file} has no JSON object; correct it, or delete it and open a season")
+            raise UserError(f"{file} is not a JSON object; correct it, or delete it and open a season")
         if unknown := sorted(found.keys() - {each.name for each in fields(Settings)}):
             raise UserError(
                 f"{file} has {unknown[0]}, which this version of minfer does not know; correct it, or use a newer minfer"
@@ -270,7 +270,7 @@ class Board:
 def _find_misfit(value: Any, usual: Any) -> str:
     """What a setting must be, if a value is not; else empty."""
     if isinstance(usual, (str, dict)):
-        return "" if isinstance(value, type(usual)) else "a text" if isinstance(usual, str) else "an object"
+        return "" if isinstance(value, type(usual)) else "a string" if isinstance(usual, str) else "a JSON object"
     whole = isinstance(usual, int)
     fits = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool) and value > 0
     return "" if fits else f"a {'whole ' if whole else ''}number above 0"

@@ -172,7 +172,8 @@ def _compose(board: Board, season: Season, kernels: list[str], register: Path, f
         config = Config(op=season.op, dtype=[], shape=Shape(name="custom"))
         config.cluster, config.timing = OmegaConf.to_object(cluster), OmegaConf.to_object(timing)  # type: ignore[assignment]
     except (ValueError, OmegaConfBaseException) as error:
-        raise UserError(f"cannot read settings.json of {board.folder}: {str(error).splitlines()[0]}") from error
+        said = str(error).splitlines()[0]
+        raise UserError(f"{board.folder}/settings.json: {said}; correct this value, or delete its key") from error
     config.kernel, config.untrusted, config.device = kernels, True, season.device
     config.cluster.max_jobs = 1  # on one node, because all problems of a score are judged on the same device
     config.draw = Draw(1 + season.problems, season.seed)

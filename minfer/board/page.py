@@ -252,8 +252,10 @@ def _kernel(board: Board, place: Place, entry: Entry) -> str:
     if place.leader.id != entry.id:
         ahead = Ratio.of(place.leader.score).over(score)
         link = _link(f"{place.leader.id}.html", place.leader.title)
-        said = f"is {_times(ahead)} as fast" if ahead.verdict == FASTER else f"has {_times(ahead)} this one's score"
-        says.append(f"The leader, {link}, {said}.")
+        if ahead.verdict == FASTER:
+            says.append(f"The leader, {link}, is {_times(ahead)} as fast.")
+        else:
+            says.append(f"The leader is {link}, with {_times(ahead)} this kernel's score.")
     if race := result.get("race"):
         says.append(
             f"In the same rounds as {_text(race['holder'])} it was {_times(Ratio.of(race))} as fast: {race['verdict']}."
@@ -376,7 +378,7 @@ def _ratio(ratio: Ratio | None) -> str:
 
 
 def _times(ratio: Ratio) -> str:
-    """A ratio in a sentence, before what it is a multiple of."""
+    """A ratio as text before a noun."""
     return _ratio(ratio) + " times" if ratio.shown != "unsure" else ratio.times
 
 

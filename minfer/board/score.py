@@ -46,7 +46,7 @@ class Ratio:
 
     @property
     def times(self) -> str:
-        """The ratio in a sentence, before what it is a multiple of."""
+        """The ratio as text before a noun: "1.2 (1.1 to 1.3) times"."""
         wide = is_too_wide(self.low, self.high)
         return f"between {self.low:.3g} and {self.high:.3g} times" if wide else f"{self} times"
 

@@ -19,7 +19,11 @@ PLAIN = re.compile(r"[\w+-][\w.+-]{0,60}", re.ASCII)  # a name of a file, a kern
 
 
 class Refusal(UserError):
-    """One submission cannot be judged; others of the same command can."""
+    """One submission cannot be judged; others of the same command can. advice: what its author should do next."""
+
+    def __init__(self, message: str, advice: str = "correct it, and submit it again") -> None:
+        super().__init__(message)
+        self.advice = advice
 
 
 def read_files(paths: Sequence[Path]) -> dict[str, bytes]:

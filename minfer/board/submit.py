@@ -92,14 +92,16 @@ def _record(
         if len(recent) >= most:
             wait = max(1, round((sorted(recent)[-most] + HOUR_S - now) / 60))
             raise Refusal(
-                f"{who} has submitted {len(recent)} kernels within an hour, and the limit is {most}; wait {wait} min"
+                f"{who} has submitted {len(recent)} kernels within an hour, and the limit is {most}; wait {wait} min",
+                f"wait {wait} min, and submit it again",
             )
         digests = {file: board.keep(content) for file, content in files.items()}
         content = hash_files(digests)
         same = [e for e in earlier if e.content == content and e.season == season.name and e.ranks]
         if same:
             raise Refusal(
-                f"the same files are submission {same[0].id}, {same[0].title}; change something, or look at it"
+                f"the same files are submission {same[0].id}, {same[0].title}; change something, or look at it",
+                f"change the source, or run minfer archive show {same[0].id}",
             )
         entry = Entry(
             make_id(season.name, who, str(time.time_ns()), content), season.op, name, who, now, kind, digests, content,
@@ -237,7 +239,8 @@ def prove(board: Board, op: str, device: str = "") -> str:
         best = max(better, key=lambda entry: entry.score["value"])
         if not (race := run_race(board, season, best, holder)):
             said.append(
-                f"{name}: {holder.title} failed when it was run again, or was removed, and has no rank any longer."
+                f"{name}: {holder.title} has no rank any longer, because it failed in this run or was removed; run"
+                f" minfer board prove {season.op} again."
             )
             continue
         said.append(f"{name}: {best.title} beside {holder.title}: {race['verdict']}, {Ratio.of(race).times} as fast.")
@@ -250,8 +253,8 @@ def submit_each(
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Have several sources judged in one run, which compiles them side by side; for programs that write kernels. Each is a
     submission with the name of its file. Only the one with the best score is run beside the record's holder. Returns the
-    answers, in the order of `sources`; a source that is refused has one, too, which says why, and costs no other its run.
-    Raises UserError for what no other source would change, and if all are refused."""
+    answers, in the order of `sources`; a source that is refused has one, too, which says why, and the others still run.
+    Raises UserError if the whole batch cannot run (no open season, SLURM does not answer) and if all are refused."""
     check_name("a person", who)
     files = [next(iter(each)) for each in sources]
     if len({*map(_name, files)}) < len(files):
@@ -293,7 +296,7 @@ def submit_each(
                     board.update(entry)
         raise
     for file, why in refused.items():
-        about = {"message": _say(why), "next": "correct it, and submit it again"}
+        about = {"message": _say(why), "next": why.advice}
         found[file] = _begin(season, who, _name(file), kinds.get(file, "")) | about
     ranked = [file for file, entry in entries.items() if entry.ranks]
     if best := max(ranked, key=lambda file: entries[file].score["value"], default=None):

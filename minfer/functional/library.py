@@ -33,7 +33,8 @@ chosen: Choices | None = None  # what was chosen since `note_choices`
 MOST_PROBLEMS = 4096  # most problems whose kernels are remembered, about 1 kB each
 NO_BACKWARD = "has no backward: call it under torch.no_grad(), or with detached tensors"
 MISSING = object()  # an argument that was left out; Python itself checks that
-# For each type of an annotation: the types that are accepted, as by PyTorch's schemas, and how an error names them.
+# For each type of an annotation: the types that are accepted, and how an error names them. As in PyTorch's schemas, a tensor
+# with one element is a number, and a bool may be a number or None.
 KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "Tensor": ((torch.Tensor,), "a tensor"),
     "torch.Tensor": ((torch.Tensor,), "a tensor"),
@@ -48,7 +49,7 @@ KINDS: dict[str, tuple[tuple[type, ...], str]] = {
 
 
 def public(function: Callable[P, R]) -> Callable[P, R]:
-    """Make the function raise a TypeError that names the argument if one has a type that the annotation does not."""
+    """Make the function raise a TypeError that names the argument if one has another type than its annotation."""
     places = [
         (place, x.name, *_kind(x.annotation))
         for place, x in enumerate(inspect.signature(function).parameters.values())
@@ -68,7 +69,7 @@ def public(function: Callable[P, R]) -> Callable[P, R]:
         for place, name, _, _ in places:
             value = given[place] if place < len(given) else named.get(name)
             if isinstance(value, torch.Tensor) and (value.is_nested or value.layout != torch.strided):
-                got = "a nested one" if value.is_nested else f"one of {value.layout}"
+                got = "a nested tensor" if value.is_nested else f"the layout {value.layout}"
                 raise TypeError(f"minfer.{function.__name__} takes a dense tensor as {name}, got {got}") from None
 
     @wraps(function)

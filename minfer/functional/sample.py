@@ -140,7 +140,7 @@ def _for_each_row(logits: torch.Tensor, name: str, setting: float | torch.Tensor
     else:
         _check_setting(name, setting)
     # Products, because `new_full` would make the number a constant of the graph.
-    if name == "top_k":  # MOST is no limit, whatever the vocabulary, and fits into an int32
+    if name == "top_k":  # no vocabulary has more than MOST tokens, and MOST fits into an int32
         most: Any = torch.sym_min(setting, MOST)
         return logits.new_ones(logits.shape[:1], dtype=torch.int32) * most
     return logits.new_ones(logits.shape[:1], dtype=torch.float32) * setting
@@ -230,7 +230,7 @@ def _sample_rows(
 
 
 def _narrow(setting: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The setting of this dtype. A top_k of int64 that an int32 does not hold keeps its meaning."""
+    """The setting of this dtype, clamped first, because a large top_k of int64 would wrap."""
     return setting if setting.dtype == dtype else setting.clamp(0, MOST).to(dtype)
 
 

@@ -105,7 +105,7 @@ class Kernel:
         if why is None or isinstance(why, str):
             return why
         raise TypeError(
-            f"requires= returned {why!r}; it returns None where the kernel runs, else half a sentence that says why not"
+            f"it returned {why!r}; return None if the kernel runs the case, else a string that says why not"
         )
 
     def check(self, params: Mapping[str, Any]) -> None:
@@ -127,12 +127,12 @@ class Kernel:
             refuse("returns", self.returns, "a tuple of places among its arguments, such as (0,)")
         for name, allowed in self.params.items():
             if name not in params:
-                refuse("params", dict(self.params), f"parameters of {self.op}: {', '.join(params)}")
+                refuse("params", dict(self.params), f"only the parameters of {self.op}: {', '.join(params)}")
             if not isinstance(allowed, tuple | list):
                 refuse("params", dict(self.params), f"a tuple of values for each parameter, such as ({allowed!r},)")
             valid = params[name]
             if not isinstance(valid, Ragged) and not set(allowed) <= set(valid):
-                refuse("params", dict(self.params), f"for {name} {' or '.join(valid)}")
+                refuse(f"params[{name!r}]", tuple(allowed), f"only values of {name}: {', '.join(valid)}")
 
     def builds_for(self, arch: str) -> bool:
         """Whether the CUDA compiler may be asked for `arch` (`"sm_89"`, `"sm_90a"`)."""
@@ -199,10 +199,12 @@ class Returning:
         """Copy what was computed to the outputs among the tensors. Raises ValueError where it is not of them."""
         wanted = ", ".join(str(tuple(tensors[place].shape)) for place in self.places)
         found = ", ".join(
-            str(tuple(x.shape)) if isinstance(x, torch.Tensor) else f"a {type(x).__name__}" for x in computed
+            str(tuple(x.shape)) if isinstance(x, torch.Tensor) else f"{type(x).__name__}" for x in computed
         )
         if found != wanted:
-            raise ValueError(f"it returned {found}; what it returns={self.places} has the shapes {wanted}")
+            raise ValueError(
+                f"it returned {found}; with returns={self.places} it must return tensors of the shapes {wanted}"
+            )
         for result, place in zip(computed, self.places, strict=True):
             tensors[place].copy_(result)
 

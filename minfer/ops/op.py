@@ -129,7 +129,7 @@ class Op:
         code = getattr(inspect.unwrap(function), "__code__", None)
         if code is None:
             raise ValueError(
-                f"kernel {name} is a {type(function).__name__}; wrap it in a def or a lambda, whose file is its source"
+                f"kernel {name} is a {type(function).__name__}, which has no source file; register a def that calls it"
             )
         self._add(Kernel(self.name, name, "torch", Path(code.co_filename), function, **supports))
         if baseline:

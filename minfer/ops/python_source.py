@@ -17,11 +17,12 @@ from pathlib import Path
 
 # Methods of an op that register a kernel, a function or the op's drawn problems, none of which changes its other kernels.
 REGISTERING = ("torch", "cuda", "triton", "cpp", "function", "draws")
-MOST_S = 20  # of CPU time, and of waiting
+MOST_S = 20  # of CPU time; twice as long in all
 MOST_MEMORY = 2 << 30
 MOST_BYTES = 64 << 20  # of a tree
-MISTAKE, MISTAKE_S = "mistake", 5  # the word with which the program looks for a syntax error; of CPU time
-TOO_DEEP = "Python cannot parse it: it is nested too deeply, or too large"
+MISTAKE = "mistake"  # the argument that makes the program report the first syntax error
+MISTAKE_S = 5  # of CPU time for that
+TOO_DEEP = "Python's parser gives up, because the file is nested too deeply or too large"
 
 
 def meaning(text: str) -> str:

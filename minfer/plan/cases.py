@@ -110,7 +110,7 @@ def _why_unsupported(kernel: Kernel, case: Case, capability: tuple[int, int] | N
     except Exception as error:
         said = " ".join(str(error).split())
         raise UserError(
-            f"the rule requires= of kernel {kernel.name} fails at {case.problem}: {type(error).__name__}: {said}; correct it"
+            f"requires= of kernel {kernel.name} fails at {case.problem}: {type(error).__name__}: {said}"
         ) from error
 
 

@@ -187,7 +187,7 @@ def test_a_ratio_whose_interval_is_wider_than_a_factor_of_three_is_no_number(boa
 
 
 def test_every_sentence_about_an_unsure_ratio_is_english(board: Board) -> None:
-    """A ratio without a number is no subject of a sentence: nothing is `unsure times as fast`."""
+    """Sentences show the interval, never `unsure times as fast`."""
     first, mine = make_entry(board, "first", 9.0, wide=1.8), make_entry(board, "mine", 1.0, wide=1.8)
     make_entry(board, "last", 0.1)
     mine.result["race"] = {"holder": first.title, "verdict": "slower", "value": 0.3, "low": 0.1, "high": 0.9}

@@ -275,7 +275,7 @@ def test_a_misspelt_task_is_not_compared(shell: Shell, board: Board) -> None:
 def test_a_submission_that_is_ended_is_not_pending_for_ever(
     shell: Shell, board: Board, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """By SIGTERM, as `timeout` and SLURM send it; it does not count towards the limit, and its author may submit it again."""
+    """By SIGTERM, as `timeout` and SLURM send it."""
 
     def run(*_: object) -> None:
         os.kill(os.getpid(), signal.SIGTERM)

@@ -270,8 +270,8 @@ def test_two_watchers_judge_each_file_once(board: Board, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[]", "has no JSON object"),
-        ("null", "has no JSON object"),
+        ("[]", "is not a JSON object"),
+        ("null", "is not a JSON object"),
         ("{", "Expecting property name"),
         ('{"per_hour": "many"}', 'per_hour is "many" in .*; write a whole number above 0'),
         ('{"per_hour": 0}', "per_hour is 0 in .*; write a whole number above 0"),
@@ -279,11 +279,11 @@ def test_two_watchers_judge_each_file_once(board: Board, monkeypatch: pytest.Mon
         ('{"problems": 1.5}', "problems is 1.5 in .*; write a whole number above 0"),
         ('{"case_timeout_s": null}', "case_timeout_s is null in .*; write a number above 0"),
         ('{"case_timeout_s": NaN}', "case_timeout_s is NaN in .*; write a number above 0"),
-        ('{"site": 5}', "site is 5 in .*; write a text"),
-        ('{"timing": 7}', "timing is 7 in .*; write a text"),
-        ('{"cluster": [1]}', r"cluster is \[1\] in .*; write an object"),
-        ('{"cluster": {"time_min": "x"}}', "cannot read settings.json of .*'x'"),
-        ('{"cluster": {"nope": 1}}', "cannot read settings.json of .*nope"),
+        ('{"site": 5}', "site is 5 in .*; write a string"),
+        ('{"timing": 7}', "timing is 7 in .*; write a string"),
+        ('{"cluster": [1]}', r"cluster is \[1\] in .*; write a JSON object"),
+        ('{"cluster": {"time_min": "x"}}', "settings.json: .*'x'.*; correct this value"),
+        ('{"cluster": {"nope": 1}}', "settings.json: .*nope.*; correct this value"),
         ('{"timing": "nope"}', "nope"),
     ],
 )

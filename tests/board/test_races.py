@@ -126,7 +126,9 @@ def test_an_answer_tells_no_rank_that_the_board_does_not_show(
     assert newer["message"] == f"{why} place, rank 1 of 1"
     text = answers.text(newer)
     assert "No rank of its own: 1.18 (" in text and "mine by ada, is" not in text
-    assert f"The leader, your submission {older['submission']}, has 0.292 (" in text and "this one's score." in text
+    assert (
+        f"The leader is your submission {older['submission']}, with 0.292 (" in text and "this kernel's score." in text
+    )
     assert "Next: run minfer board prove softmax, which times it in the same rounds as the record's holder." in text
     assert "mine by ada beside mine by ada: faster, 3.43 " in submit.prove(board, "softmax")
     assert read_ranks(board) == {newer["submission"]: 1}
@@ -146,7 +148,7 @@ def test_a_kernel_of_another_name_shares_the_rank_until_it_is_proven(
     second = submit.submit(board, "softmax", {"second.py": QUICK}, "bob")
     assert read_ranks(board) == {first["submission"]: 1, second["submission"]: 1}
     assert (second["rank"], second["tied"]) == (1, ["first by ada"])
-    assert "The leader, first by ada, has 0.5 (" in answers.text(second)
+    assert "The leader is first by ada, with 0.5 (" in answers.text(second)
 
 
 def test_a_kernel_that_lost_a_race_to_its_authors_own_says_so(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,7 +219,7 @@ def test_a_submission_that_is_removed_while_it_runs_stays_removed(
     assert [entry.name for entry in board.entries()] == [{"first": "second", "second": "first"}[removed]]
     assert not board.races()
     if removed == "second":
-        assert answer["verdict"] == "not_judged" and "was removed while it was judged" in answer["message"]
+        assert answer["verdict"] == "not_judged" and "was removed from the board while" in answer["message"]
         assert read_ranks(board) == {first["submission"]: 1}
     else:
         assert (answer["rank"], answer["of"], answer["message"]) == (1, 1, "")

@@ -96,12 +96,12 @@ def test_of_two_seasons_a_kernel_gets_the_one_that_it_fits(
         (
             HONEST + b"x = " + b"-" * 100_000 + b"1\n",
             0,
-            "Python cannot parse it: it is nested too deeply, or too large",
+            "Python's parser gives up, because the file is nested too deeply or too large",
         ),
         (
             HONEST + b"x = 1" + b"+1" * 200_000 + b"\n",
             0,
-            "Python cannot parse it: it is nested too deeply, or too large",
+            "Python's parser gives up, because the file is nested too deeply or too large",
         ),
     ],
 )
@@ -118,10 +118,12 @@ def test_a_file_that_is_no_python_is_not_run_and_costs_nothing(
     assert text.startswith(
         f"softmax/mine by ada: season softmax-cpu-1\nNo rank: compile_error.\n{where[0].upper()}{where[1:]}: "
     )
-    assert text.endswith(f"; it was not run, and does not count.\nNext: correct {where}, and submit it again.")
+    assert text.endswith(
+        f"; it was not run, and does not count towards the hourly limit.\nNext: correct {where}, and submit it again."
+    )
 
 
-def test_a_file_that_a_crash_may_hide_is_still_judged(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_whose_parser_takes_too_long_is_judged(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
     """If Python needs too long to say whether there is a syntax error, the sandbox finds out."""
     runs = fake_runs(board, monkeypatch, {"mine": 1.0})
     monkeypatch.setattr(python_source, "_run", lambda *_: None)

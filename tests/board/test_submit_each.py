@@ -139,7 +139,7 @@ def test_a_file_that_is_refused_costs_no_other_its_run(board: Board, monkeypatch
         submit.submit_each(board, "softmax", given[1:4], "ada")
 
 
-def test_the_limit_cuts_a_batch_and_not_all_of_it(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_of_a_batch_beyond_the_limit_are_refused(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = json.loads((board.folder / "settings.json").read_text()) | {"per_hour": 2}
     (board.folder / "settings.json").write_text(json.dumps(settings))
     runs = fake_runs(board, monkeypatch, {f"k{number}": 1.0 for number in range(3)})

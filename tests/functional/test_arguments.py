@@ -1,4 +1,4 @@
-"""An argument of a wrong type of a public function is one sentence that names the argument."""
+"""A wrong type of argument raises one sentence that names the argument."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def test_a_tensor_that_is_not_dense_is_named(function: str) -> None:
         if "Lengths" in inspect.signature(getattr(minfer, function)).parameters[name].annotation:
             continue
         for wrong, got in (
-            (x.to_sparse(), "one of torch.sparse_coo"),
-            (torch.nested.nested_tensor([x]), "a nested one"),
+            (x.to_sparse(), "the layout torch.sparse_coo"),
+            (torch.nested.nested_tensor([x]), "a nested tensor"),
         ):
             with pytest.raises(TypeError) as caught:
                 getattr(minfer, function)(**call.given | {name: wrong})

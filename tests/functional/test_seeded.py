@@ -196,7 +196,7 @@ def test_each_replay_of_a_graph_draws_other_numbers() -> None:
     with torch.cuda.graph(graph):
         tokens = sample(x)
     # Before a capture, PyTorch writes the seed to the GPU in the stream that captures, and nothing orders this before the first
-    # replay in another stream. On a busy GPU that replay would draw by the older seed.
+    # replay in another stream. On a busy GPU that replay would draw with the old seed.
     torch.cuda.synchronize()
     torch.cuda.manual_seed(3)
     found = []

@@ -250,13 +250,13 @@ def test_a_bound_of_whole_numbers_is_refused(make: Callable[..., tuple[Op, Case]
 @pytest.mark.parametrize(
     ("returned", "said"),
     [
-        (None, "a NoneType"),
-        ([torch.ones(4, 4)], "a list"),
+        (None, "NoneType"),
+        ([torch.ones(4, 4)], "list"),
         (torch.ones(4), "(4,)"),
         ((torch.ones(4, 4), torch.ones(4, 4)), "(4, 4), (4, 4)"),
     ],
 )
 def test_what_a_returning_function_did_not_return_is_named(returned: object, said: str) -> None:
-    why = re.escape(f"it returned {said}; what it returns=(0,) has the shapes (4, 4)")
+    why = re.escape(f"it returned {said}; with returns=(0,) it must return tensors of the shapes (4, 4)")
     with pytest.raises(ValueError, match=f"^{why}$"):
         Returning(lambda y: returned, (0,))(torch.empty(4, 4))

@@ -118,7 +118,7 @@ MISTAKES: dict[str, tuple[tuple[str, str], str]] = {
     "a fill that is a number": (('"float32"),', '"float32", fill=1),'), "its tensors for .* failed"),
     "a reference that divides by zero": ((REFERENCE, '{"y": 1 / 0}'), "its reference failed with ZeroDivisionError"),
     "no op of that name": (("op.torch(", "__import__('minfer').ops.get('scale_row').torch("), "op scale_row; there are"),
-    "a function without a source": (("lambda y, x, scale: x * scale[:, None]", "print"), "wrap it in a def or a lambda"),
+    "a function without a source": (("lambda y, x, scale: x * scale[:, None]", "print"), "no source file; register a def that calls it"),
 }  # fmt: skip
 
 
@@ -130,12 +130,12 @@ SUPPORTS = {
     "dtypes=()": r"dtypes= of kernel torch is \(\); it takes a tuple of names",
     "returns=0": r"returns= of kernel torch is 0; it takes a tuple of places",
     'requires="n % 8"': "requires= of kernel torch is 'n % 8'; it takes a function of a case",
-    'requires=lambda case: case["z"]': "the rule requires= of kernel torch fails at .*n=512: KeyError: 'z'; correct it",
-    'requires=lambda case: case["n"] > 1': "TypeError: requires= returned True; it returns None where the kernel runs, else",
+    'requires=lambda case: case["z"]': "requires= of kernel torch fails at .*n=512: KeyError: 'z'",
+    'requires=lambda case: case["n"] > 1': "TypeError: it returned True; return None if the kernel runs the case, else",
     'archs="sm80"': r"archs= of kernel torch is 'sm80'; it takes 'sm_80\+'",
-    'params={"layout": ("TN",)}': "params= of kernel torch is .*; it takes parameters of scale_rows: call",
+    'params={"layout": ("TN",)}': "params= of kernel torch is .*; it takes only the parameters of scale_rows: call",
     'params={"call": "call"}': r"params= of kernel torch is .*; it takes a tuple of values .*, such as \('call',\)",
-    'params={"call": ("no",)}': "params= of kernel torch is .*; it takes for call call",
+    'params={"call": ("no",)}': r"params\['call'\]= of kernel torch is .*; it takes only values of call: call",
 }  # fmt: skip
 
 
