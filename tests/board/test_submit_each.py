@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,8 @@ def test_a_file_that_is_refused_costs_no_other_its_run(board: Board, monkeypatch
     assert [answer["name"] for answer in answers] == ["k0", "k1", "other", "gpu", "broken"]
     assert [bool(answer["submission"]) for answer in answers] == [True, False, False, False, False]
     assert f"the same files are submission {known.id}" in answers[1]["message"]
+    assert answers[1]["next"] == f"change the source, or run minfer archive show {known.id}"
+    assert answers[2]["next"] == "correct it, and submit it again"
     assert "other.py has no function softmax" in answers[2]["message"]
     assert answers[3]["message"] == "gpu.cu is not for the device of the season softmax-cpu-1"
     assert (answers[4]["compiler"]["file"], answers[4]["compiler"]["line"]) == ("broken.py", 2)
@@ -145,4 +148,6 @@ def test_kernels_of_a_batch_beyond_the_limit_are_refused(board: Board, monkeypat
     runs = fake_runs(board, monkeypatch, {f"k{number}": 1.0 for number in range(3)})
     answers = submit.submit_each(board, "softmax", sources(3), "ada")
     assert runs[0] == ["k0", "k1"] and [answer["verdict"] for answer in answers] == ["ranked", "ranked", "not_judged"]
-    assert "the limit is 2" in answers[2]["message"]
+    assert "the limit is 2" in answers[2]["message"] and re.fullmatch(
+        r"wait \d+ min, and submit it again", answers[2]["next"]
+    )

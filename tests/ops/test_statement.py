@@ -118,7 +118,7 @@ MISTAKES: dict[str, tuple[tuple[str, str], str]] = {
     "a fill that is a number": (('"float32"),', '"float32", fill=1),'), "its tensors for .* failed"),
     "a reference that divides by zero": ((REFERENCE, '{"y": 1 / 0}'), "its reference failed with ZeroDivisionError"),
     "no op of that name": (("op.torch(", "__import__('minfer').ops.get('scale_row').torch("), "op scale_row; there are"),
-    "a function without a source": (("lambda y, x, scale: x * scale[:, None]", "print"), "no source file; register a def that calls it"),
+    "a function without a source": (("lambda y, x, scale: x * scale[:, None]", "print"), "register a def that calls it"),
 }  # fmt: skip
 
 
