@@ -40,7 +40,7 @@ from minfer.run.start import commit_of_sources
 ROOT = Path(__file__).resolve().parents[1]
 OP, SHAPE, DTYPE = "gemm_bias_relu", {"m": 1024, "n": 256, "k": 512}, "float16"
 TRITON, CUDA, TREES = "triton_autotuned", "v03_one_wave", ("torch_cublaslt", "v03_one_wave", "triton_autotuned")
-NAMES = ("issue", "load", "product", "epilogue")  # OneWaveScope of ops/hgemm/one_wave.cuh, in its order
+NAMES = ("issue", "load", "product", "epilogue")  # OneWaveScope of cuda/gemm/one_wave.cuh, in its order
 BLOCKS, TRACKS, SLOTS = 512, 9, 2 + 2 * 64  # at most, in a buffer of stamps; a warp has 2 in a step
 SHOWN = ("device_us", "tflops", "gbps")
 LAUNCHES = 500  # between the first and the last, whose stamps together give the frequency

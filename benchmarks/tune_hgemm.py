@@ -36,8 +36,9 @@ def variant(kernel: Kernel, constants: dict[str, str]) -> tuple[str, str]:
     """The name and the source of a rung with other constants. Raises ValueError for one that it does not have."""
     name = "_".join((kernel.name, *(f"{key}{value}" for key, value in constants.items())))
     text = kernel.source.read_text().replace(f"hgemm_{kernel.name}", f"hgemm_{name}")
-    for line, header in re.findall(r'^(#include "(\w+\.cuh)")$', text, re.MULTILINE):
-        included = (kernel.source.parent / header).read_text()
+    for line, header in re.findall(r'^(#include "((?:cuda/gemm/)?\w+\.cuh)")$', text, re.MULTILINE):
+        own = kernel.source.parent / header
+        included = (own if own.exists() else ROOT / "minfer" / header).read_text()
         if any(re.search(rf"\b{key} = \d+[,;]", included) for key in constants):  # in its place, to be changed with it
             text = text.replace(line, included.replace("#pragma once\n", ""))
     text = re.sub(r'#include "(\w+\.(?:h|cuh))"', rf'#include "ops/{kernel.op}/\1"', text)

@@ -4,7 +4,7 @@
 // The models of v18_fitted and v14_stream_k have one form: a constant, plus the time of the waves of tiles or that of the bytes,
 // whichever is longer; if these two are about equal, somewhat more than either. Times are in microseconds. v18_fitted chooses
 // its tile by its model, too. The model of v14_stream_k was fitted to cold times of random products on an H100.
-#include "ops/hgemm/fitted_choice.h"
+#include "cuda/gemm/fitted_choice.h"
 
 namespace minfer {
 namespace {

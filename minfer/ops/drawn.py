@@ -145,6 +145,17 @@ def product(source: Source) -> Problem:
     return Problem(source.half(), {"m": m, "n": n, "k": k}, {"layout": source.layout()})
 
 
+def quantised_product(source: Source) -> Problem | None:
+    """A linear layer with weights in 4 or 8 bits. Half of them are int4 in groups of 128, the others fp8, with x in fp8 too, or
+    two formats of GGUF."""
+    m, n, k = _layer(source)
+    form = source.rng.choice(["int4_g128"] * 4 + ["fp8_fp8"] * 2 + ["q4_k", "q8_0"])
+    if n % 16 or k % 256:
+        return None
+    accumulate = "promoted" if form == "fp8_fp8" else "float32"
+    return Problem("bfloat16", {"m": m, "n": n, "k": k}, {"format": form, "accumulate": accumulate})
+
+
 def first_product(source: Source) -> Problem | None:
     """The first product of a feed-forward layer, with its bias or gate."""
     if not (ffn := source.model.ffn):

@@ -18,12 +18,12 @@ def test_a_variant_differs_in_its_constants_and_its_name():
     name, text = tune_hgemm.variant(KERNEL, {"kStages": "3", "kGroup": "4"})
     assert name == "v13_cooperative_kStages3_kGroup4" and f"MINFER_HGEMM(hgemm_{name}, " in text
     assert "kBlockN = 256, kStages = 3;" in text and "constexpr int kGroup = 4;" in text
-    assert '#include "ops/hgemm/warpgroup_tile.cuh"' in text and '#include "ops/hgemm/cooperative.cuh"' not in text
+    assert '#include "cuda/gemm/warpgroup_tile.cuh"' in text and '#include "cuda/gemm/cooperative.cuh"' not in text
 
 
 def test_what_is_not_changed_is_included_and_not_copied():
     _, text = tune_hgemm.variant(ops.get("hgemm").kernels["v12_pingpong"], {"kStages": "3"})
-    assert '#include "ops/hgemm/warpgroup_tile.cuh"' in text and "struct WarpgroupTile" not in text
+    assert '#include "cuda/gemm/warpgroup_tile.cuh"' in text and "struct WarpgroupTile" not in text
 
 
 def test_a_constant_that_is_not_there_is_a_sentence():

@@ -6,8 +6,8 @@
 // 4.28 TB/s.
 // Measured (H200, bfloat16, tokens=16384, hidden=4096): 4071 GB/s cold, 4007 steady; 132.6 % and 129.7 % of torch.
 #include "add_rmsnorm.h"
+#include "cuda/norm_row.cuh"
 #include "cuda/rows.cuh"
-#include "ops/rmsnorm/row.cuh"
 
 namespace minfer {
 

@@ -5,8 +5,8 @@
 // Expected: after a product, 1 us instead of 3 us (H100, 1 row of 4096).
 #include "add_rmsnorm.h"
 #include "cuda/dependent.cuh"
+#include "cuda/norm_row.cuh"
 #include "cuda/rows.cuh"
-#include "ops/rmsnorm/row.cuh"
 
 namespace minfer {
 

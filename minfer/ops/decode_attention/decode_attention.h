@@ -6,7 +6,7 @@
 
 #include <cmath>
 
-#include "cached.h"
+#include "ops/cached.h"
 
 namespace minfer {
 

@@ -5,11 +5,11 @@
 // registers: scoresᵀ = k qᵀ has 16 keys and 8 rows of q, and outᵀ = vᵀ exponentialsᵀ has 16 columns of v and the same 8 rows.
 #pragma once
 
+#include "cuda/attention/parts.cuh"
 #include "cuda/fp8.cuh"
 #include "cuda/shared_tile.cuh"
 #include "cuda/softmax.cuh"
 #include "decode_attention.h"
-#include "parts.cuh"
 
 namespace minfer {
 

@@ -6,9 +6,9 @@
 // keys. Where the L2 does not keep them for the next head, the rate of useful bytes is a quarter of the memory's.
 // Measured (H200, bfloat16, none, full, none, batch=16, new=1, longest=8192, heads=32, kv_heads=8, head_dim=128): 1598 GB/s
 //   cold; 37.2 % of torch.
+#include "cuda/attention/parts.cuh"
 #include "cuda/counters.cuh"
 #include "elements.cuh"
-#include "parts.cuh"
 
 namespace minfer {
 

@@ -8,9 +8,9 @@
 // sequence among 63 short ones, the time that their bytes take, where v03 has SMs that wait for the longest part.
 // Measured (H200, bfloat16, none, full, none, batch=16, new=1, longest=8192, heads=32, kv_heads=8, head_dim=128): 4025 GB/s
 //   cold; 93.8 % of torch.
+#include "cuda/attention/schedule.cuh"
 #include "cuda/counters.cuh"
 #include "packed.cuh"
-#include "schedule.cuh"
 
 namespace minfer {
 

@@ -4,7 +4,7 @@
 // formats, and ends with `MINFER_DEQUANT(dequant_<file name>)`.
 #pragma once
 
-#include "formats.h"
+#include "ops/formats.h"
 
 #ifdef __CUDACC__
 #define MINFER_STREAM_OF(TENSOR) , minfer::stream_of(TENSOR)

@@ -6,7 +6,7 @@
 
 #include <cmath>
 
-#include "ops/hgemm/hgemm.h"
+#include "ops/gemm.h"
 
 namespace minfer {
 

@@ -2,9 +2,9 @@
 // weights lie beside each other in a stage, as the columns of one b: one wgmma multiplies both.
 #pragma once
 
+#include "cuda/gemm/warpgroup_tile.cuh"
 #include "cuda/vector.cuh"
 #include "gated_unit.h"
-#include "ops/hgemm/warpgroup_tile.cuh"
 
 namespace minfer {
 

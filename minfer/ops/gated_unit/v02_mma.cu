@@ -5,8 +5,8 @@
 // Expected: on an H200 what hgemm's v07 has for one product of 2 n columns, 430 TFLOP/s for large squares; at
 // (1048576, 128) x (128, 64) half of memory's speed, because a block loads, multiplies and stores one after the other.
 // Measured (H200, float16, sigmoid, NN, m=n=k=8192): 321.2 TFLOP/s cold; 52.9 % of torch.
+#include "cuda/gemm/block_tile.cuh"
 #include "gated_unit.h"
-#include "ops/hgemm/block_tile.cuh"
 
 namespace minfer {
 

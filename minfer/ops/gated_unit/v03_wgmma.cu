@@ -7,8 +7,8 @@
 // Expected: the rate of hgemm's v13 for one product of 2 n columns, 745 TFLOP/s at 4096 and 690 at 8192; at 4096 the gate
 // would take 3 % of a tile if nothing were under it.
 // Measured (H200, float16, sigmoid, NN, m=n=k=8192): 723.7 TFLOP/s cold, 629.5 steady; 119.3 % and 113.1 % of torch.
+#include "cuda/gemm/cooperative.cuh"
 #include "hopper_tile.cuh"
-#include "ops/hgemm/cooperative.cuh"
 
 namespace minfer {
 

@@ -5,8 +5,8 @@
 // Expected: (16, 4096) x (4096, 14336): 235 MB of weights, 55 us on an H200, and 6 us for launch, first bytes and last ones.
 // 1024 cubed: 14 us, because blocks share nothing and read 67 MB from the L2.
 // Measured (H200, float16, sigmoid, NN, m=n=k=1024): 329.2 TFLOP/s cold; 268.1 % of torch.
+#include "cuda/gemm/one_wave.cuh"
 #include "hopper_tile.cuh"
-#include "ops/hgemm/one_wave.cuh"
 
 namespace minfer {
 

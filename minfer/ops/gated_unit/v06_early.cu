@@ -4,8 +4,8 @@
 // caller says that these are constant (`gated_unit_v06_early_constant`).
 // Expected (H100, in a step of Llama 3.1 8B): 3 us less than v05 for each layer.
 #include "cuda/dependent.cuh"
+#include "cuda/gemm/one_wave.cuh"
 #include "hopper_tile.cuh"
-#include "ops/hgemm/one_wave.cuh"
 
 namespace minfer {
 

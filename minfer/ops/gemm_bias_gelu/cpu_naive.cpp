@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "gemm_bias_gelu.h"
-#include "ops/gemm_bias_relu/naive_cpu.h"
+#include "ops/gemm_bias_cpu.h"
 
 namespace minfer {
 

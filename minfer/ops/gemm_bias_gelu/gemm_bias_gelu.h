@@ -4,7 +4,7 @@
 #pragma once
 
 #define MINFER_BIASED "gemm_bias_gelu"
-#include "ops/gemm_bias_relu/gemm_bias_relu.h"
+#include "ops/gemm_bias.h"
 
 namespace minfer {
 

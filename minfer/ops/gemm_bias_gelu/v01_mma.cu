@@ -5,7 +5,7 @@
 // Expected: 2 % slower than gemm_bias_relu's v02 at 1024x256x512, where no other block hides the epilogue; equal at 8192.
 // Measured (H200, float16, TN, m=n=k=8192): 380.1 TFLOP/s cold; 53.5 % of torch.
 #include "gemm_bias_gelu.h"
-#include "ops/gemm_bias_relu/mma.cuh"
+#include "cuda/gemm/biased_mma.cuh"
 
 namespace minfer {
 

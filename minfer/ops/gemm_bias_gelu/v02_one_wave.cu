@@ -4,8 +4,8 @@
 // Expected: gemm_bias_relu's v03 and 0.2 us for GELU, of which a thread has 16: 0.6 of v01's time at 1024x256x512.
 // Measured (H200, float16, TN, m=n=k=8192): 571.1 TFLOP/s cold; 80.3 % of torch.
 #include "gemm_bias_gelu.h"
-#include "ops/gemm_bias_relu/biases.cuh"
-#include "ops/hgemm/one_wave.cuh"
+#include "cuda/gemm/biases.cuh"
+#include "cuda/gemm/one_wave.cuh"
 
 namespace minfer {
 

@@ -6,7 +6,7 @@
 // is a kernel of its own.
 // Measured (H200, float16, TN, m=n=k=8192): 709.1 TFLOP/s cold; 99.8 % of torch.
 #include "gemm_bias_gelu.h"
-#include "ops/gemm_bias_relu/biases.cuh"
+#include "cuda/gemm/biases.cuh"
 
 namespace minfer {
 

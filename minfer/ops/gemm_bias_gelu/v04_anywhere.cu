@@ -2,7 +2,7 @@
 // Idea: the other rungs move 16 bytes at once, and so need n and k to be multiples of 8.
 // Expected (H100): the speed of gemm_bias_relu's v06, as other blocks' loads and products run beside a block's GELU.
 #include "gemm_bias_gelu.h"
-#include "ops/gemm_bias_relu/anywhere.cuh"
+#include "cuda/gemm/biased_anywhere.cuh"
 
 namespace minfer {
 

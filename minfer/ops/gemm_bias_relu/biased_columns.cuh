@@ -2,7 +2,7 @@
 #pragma once
 
 #include "gemm_bias_relu.h"
-#include "ops/hgemm/fitted_launch.cuh"
+#include "cuda/gemm/fitted_launch.cuh"
 
 namespace minfer {
 

@@ -1,7 +1,8 @@
 // cpu_naive: the three nested loops, accumulated in float32, threads over the rows.
 // Idea: the definition on a CPU, for comparison; each operand is converted from half where it is used.
 // Expected: about 1 GFLOP/s a core, as hgemm's, whose cpu_blocked shows what blocking gains.
-#include "naive_cpu.h"
+#include "gemm_bias_relu.h"
+#include "ops/gemm_bias_cpu.h"
 
 namespace minfer {
 

@@ -4,8 +4,9 @@
 // Expected: hgemm's v13 less 1 % at 4096, 740 TFLOP/s on an H200; where there are fewer tiles than multiprocessors, v03 is
 // faster.
 // Measured (H200, float16, TN, m=n=k=4096): 690.9 TFLOP/s cold; 103.4 % of torch.
-#include "biases.cuh"
-#include "ops/hgemm/cooperative.cuh"
+#include "gemm_bias_relu.h"
+#include "cuda/gemm/biases.cuh"
+#include "cuda/gemm/cooperative.cuh"
 
 namespace minfer {
 
@@ -26,7 +27,7 @@ __global__ void __launch_bounds__(kThreads, 1) multiply(const __grid_constant__ 
     for (; scheduler.goes_on(); scheduler.advance(1)) {
       const int2 origin = scheduler.origin();
       sums.multiply(stages, maps, 0, steps);
-      Biases<T, kBlockN>(g, origin.y).apply(sums.tile.sums[0]);
+      Biases<T, kBlockN>(g, origin.y).apply(sums.tile.sums[0], Relu{});
       sums.take(g, origin);
     }
     sums.finish(stages, maps);

@@ -4,7 +4,8 @@
 // whose rows all start at multiples of 16 bytes, as in TN both do if only n is odd, moves in pieces of 16 bytes.
 // Expected (H100): 100 TFLOP/s at m=n=k=4095, as a warp has 64 loads and stores of 2 bytes for 16 products; 200 in TN if only n
 // is odd.
-#include "anywhere.cuh"
+#include "gemm_bias_relu.h"
+#include "cuda/gemm/biased_anywhere.cuh"
 
 namespace minfer {
 

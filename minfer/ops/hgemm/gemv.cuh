@@ -2,7 +2,8 @@
 // memory. The sizes are arguments of the launch or constants of the build.
 #pragma once
 
-#include "warp_tile.cuh"
+#include "cuda/gemm/warp_tile.cuh"
+#include "hgemm.h"
 
 namespace minfer {
 

@@ -3,7 +3,7 @@
 // every run. A second launch would cost its start-up time, and sm_89 has no clusters.
 #pragma once
 
-#include "block_tile.cuh"
+#include "cuda/gemm/block_tile.cuh"
 #include "scratch.cuh"
 
 namespace minfer {

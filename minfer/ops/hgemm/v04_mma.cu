@@ -3,7 +3,8 @@
 // Expected: 3x over v03: an eighth of its load instructions, and rows 80 bytes apart, which are on different banks.
 // Loads and arithmetic still take turns.
 // Measured (H200, bfloat16, TN, float32, m=n=k=8192): 191.2 TFLOP/s cold, 197.1 steady; 24.5 % and 29.5 % of torch.
-#include "warp_tile.cuh"
+#include "cuda/gemm/warp_tile.cuh"
+#include "hgemm.h"
 
 namespace minfer {
 

@@ -3,7 +3,8 @@
 // Expected: 1.5x over v04: memory latency is hidden, and there is one barrier a tile instead of two. What is left is the
 // wait for ldmatrix at the head of each 16 steps.
 // Measured (H200, bfloat16, TN, float32, m=n=k=8192): 283.6 TFLOP/s cold, 265.6 steady; 36.3 % and 39.7 % of torch.
-#include "warp_tile.cuh"
+#include "cuda/gemm/warp_tile.cuh"
+#include "hgemm.h"
 
 namespace minfer {
 

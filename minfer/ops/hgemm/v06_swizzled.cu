@@ -5,7 +5,8 @@
 // also reads a third less of shared memory a multiply-add. Three dense stages take 48 KB instead of 60, so that two
 // blocks fit an SM even on sm_89 (100 KB).
 // Measured (H200, bfloat16, TN, float32, m=n=k=8192): 423.3 TFLOP/s cold, 376.0 steady; 54.2 % and 56.3 % of torch.
-#include "block_tile.cuh"
+#include "cuda/gemm/block_tile.cuh"
+#include "hgemm.h"
 
 namespace minfer {
 

@@ -5,8 +5,8 @@
 // differ in every run, because floating-point addition is not associative and the order is random. The counter-example to
 // v08.
 // Measured (H200, bfloat16, TN, float32, m=n=k=8192): 33.63 TFLOP/s cold, 33.46 steady; 4.31 % and 5.01 % of torch.
+#include "cuda/gemm/warp_tile.cuh"
 #include "scratch.cuh"
-#include "warp_tile.cuh"
 
 namespace minfer {
 

@@ -5,7 +5,8 @@
 // where power limits it), and the instructions that fed mma.sync are gone. Still lost: the warpgroup that waits for data is
 // the one that multiplies; a second block on the SM fills the gap.
 // Measured (H200, bfloat16, TN, float32, m=n=k=8192): 676.0 TFLOP/s cold, 596.8 steady; 86.5 % and 89.3 % of torch.
-#include "warpgroup_tile.cuh"
+#include "cuda/gemm/warpgroup_tile.cuh"
+#include "hgemm.h"
 
 namespace minfer {
 

@@ -5,7 +5,8 @@
 // Expected: 1.15x over v10: wgmma never waits for __syncthreads(), and 17 % fewer bytes of shared memory are read a
 // product. Still lost: tensor cores idle during a block's prologue and epilogue.
 // Measured (H200, bfloat16, TN, float32, m=n=k=8192): 750.2 TFLOP/s cold, 637.6 steady; 96.0 % and 95.4 % of torch.
-#include "warpgroup_tile.cuh"
+#include "cuda/gemm/warpgroup_tile.cuh"
+#include "hgemm.h"
 
 namespace minfer {
 

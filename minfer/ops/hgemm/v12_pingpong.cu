@@ -5,7 +5,8 @@
 // Expected: 1.1x over v11 where k is small or the output fills few waves; less than v13 at large sizes, where 128x128 tiles
 // read 20 % more shared-memory bytes a product and half again as much from the L2.
 // Measured (H200, bfloat16, TN, float32, m=n=k=8192): 755.7 TFLOP/s cold, 642.3 steady; 96.7 % and 96.1 % of torch.
-#include "warpgroup_tile.cuh"
+#include "cuda/gemm/warpgroup_tile.cuh"
+#include "hgemm.h"
 
 namespace minfer {
 

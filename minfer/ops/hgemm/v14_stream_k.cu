@@ -10,7 +10,7 @@
 // Measured (H200, bfloat16, TN, float32, m=n=k=8192): 818.6 TFLOP/s cold, 692.8 steady; 104.8 % and 103.7 % of torch.
 #include <cmath>
 
-#include "cooperative.cuh"
+#include "cuda/gemm/cooperative.cuh"
 #include "scratch.cuh"
 
 namespace minfer {

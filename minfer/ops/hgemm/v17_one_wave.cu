@@ -9,7 +9,8 @@
 // and four times as many at 4096.
 // Measured (H200, bfloat16, TN, float32, m=128, n=28672, k=4096): 455.6 TFLOP/s cold, 439.3 steady; 105.1 % and 111.0 % of
 //   torch.
-#include "one_wave.cuh"
+#include "cuda/gemm/one_wave.cuh"
+#include "hgemm.h"
 
 namespace minfer {
 

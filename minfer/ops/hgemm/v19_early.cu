@@ -7,7 +7,8 @@
 // of A, the L2 would take longer for A than memory takes for B.
 // Expected (H100, in a step of Llama 3.1 8B at batch 1): 3 us less for each product, so 384 us for the 4 products of 32 layers.
 #include "cuda/dependent.cuh"
-#include "warpgroup_tile.cuh"
+#include "cuda/gemm/warpgroup_tile.cuh"
+#include "hgemm.h"
 
 namespace minfer {
 

@@ -4,9 +4,9 @@
 // bytes. A lane keeps the sums of the columns that it has loaded. Only the sums, in shared memory, are shifted to their columns.
 // As in v15, mma.sync multiplies, with B^T on its 16-row side: the order of k is free, so k may go in steps of 8.
 // Expected (H100): B at 85 % of the speed of memory, 49155 x 4096 in 160 us. A copy to padded rows takes three times the bytes.
+#include "cuda/gemm/warp_tile.cuh"
 #include "cuda/load_if.cuh"
 #include "scratch.cuh"
-#include "warp_tile.cuh"
 
 namespace minfer {
 

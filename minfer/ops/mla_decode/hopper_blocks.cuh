@@ -3,11 +3,11 @@
 // there.
 #pragma once
 
+#include "cuda/attention/schedule.cuh"
 #include "cuda/counters.cuh"
 #include "cuda/grid.cuh"
 #include "cuda/shared_tile.cuh"
 #include "hopper_latents.cuh"
-#include "ops/decode_attention/schedule.cuh"
 
 namespace minfer {
 

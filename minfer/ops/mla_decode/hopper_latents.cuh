@@ -8,6 +8,7 @@
 // strict order.
 #pragma once
 
+#include "cuda/attention/parts.cuh"
 #include "cuda/hopper.cuh"
 #include "cuda/named_barrier.cuh"
 #include "cuda/pipeline.cuh"
@@ -15,7 +16,6 @@
 #include "cuda/tma_heads.cuh"
 #include "cuda/wgmma_registers.cuh"
 #include "mla_decode.h"
-#include "ops/decode_attention/parts.cuh"
 
 namespace minfer {
 

@@ -4,7 +4,7 @@
 // `MINFER_MLA_DECODE(mla_decode_<file name>, minfer::launch)`. T is Half or BFloat16.
 #pragma once
 
-#include "ops/decode_attention/cached.h"
+#include "ops/cached.h"
 
 namespace minfer {
 

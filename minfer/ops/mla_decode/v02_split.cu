@@ -8,10 +8,10 @@
 // so that the L2 delivers each row four times; and two barriers for each 16 keys keep the tensor cores waiting. 250 TFLOP/s
 // at best.
 // Measured (H200, bfloat16, 64, full, batch=64, new=1, longest=4096, heads=64): 99.75 TFLOP/s cold; 155.0 % of torch.
+#include "cuda/attention/parts.cuh"
 #include "cuda/counters.cuh"
 #include "cuda/shared_tile.cuh"
 #include "mla_decode.h"
-#include "ops/decode_attention/parts.cuh"
 
 namespace minfer {
 

@@ -8,8 +8,8 @@
 // experts have 256 rows on average. On an L40S the same share of its 362 TFLOP/s. With few rows, memory's speed.
 // Measured (H200, bfloat16, uniform, tokens=4096, experts=8, k=2, hidden=4096, ffn=14336): 273.8 TFLOP/s cold; 50.4 % of torch.
 #include "combine.cuh"
+#include "cuda/gemm/block_tile.cuh"
 #include "cuda/row_groups.cuh"
-#include "ops/hgemm/block_tile.cuh"
 #include "ops/hgemm/scratch.cuh"
 
 namespace minfer {

@@ -13,9 +13,9 @@
 //   torch.
 #include "combine.cuh"
 #include "cuda/cp_async_arrive.cuh"
+#include "cuda/gemm/warpgroup_tile.cuh"
 #include "cuda/row_groups.cuh"
 #include "ops/hgemm/scratch.cuh"
-#include "ops/hgemm/warpgroup_tile.cuh"
 
 namespace minfer {
 

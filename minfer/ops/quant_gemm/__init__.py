@@ -19,7 +19,7 @@ import torch
 
 from minfer.ops import TFLOPS, Case, Draw, Expected, Op, Spec, Tensors, given, multiple_of, multiples, out, size, within
 from minfer.ops.quant_gemm import baselines
-from minfer.ops.quantised import FORMATS, GGUF, INT4, parts, weight_bytes, weight_specs, whole_blocks
+from minfer.ops.quantised import FORMATS, GGUF, INT4, name_of, parts, weight_bytes, weight_specs, whole_blocks
 from minfer.ops.tensors import DTYPES, Undo, made_by
 
 U = 2.0**-24
@@ -203,3 +203,24 @@ op.cuda("v09_int4_wgmma.cu", archs="sm_90a", params={"format": tuple(INT4), **FL
 G128 = {"format": ("int4_g128",), **FLOAT32}
 op.cuda("v10_early.cu", archs="sm_90a", params=G128, requires=fits_stream, entries=("constant", "swiglu"), early=True)
 op.cpp("cpu_naive.cpp", params=FP32_SUMS, requires=whole)
+
+
+def fits_function(case: Case) -> str | None:
+    """The rule that sums are as the function has them: promoted where x is fp8, else fp32."""
+    wanted = "promoted" if case.params["format"] == "fp8_fp8" else "float32"
+    if case.params["accumulate"] != wanted:
+        return f"needs accumulate={wanted} for format={case.params['format']}, got {case.params['accumulate']}"
+    return whole(case)
+
+
+op.function(
+    "quant_gemm",
+    lambda minfer, y, x, w, scales, zeros, x_scales, packed_w, packed_scales: minfer.quant_gemm(
+        x, w.flatten(1), name_of(w), *(t if t.numel() else None for t in (scales, zeros)),
+        x_scales=x_scales if x_scales.numel() else None, dtype=y.dtype,
+    ),
+    returns=(0,),
+    params=FP32_SUMS,
+    requires=fits_function,
+)  # fmt: skip
+op.draws("quantised_product")

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cuda/mma.cuh"
-#include "ops/hgemm/hgemm.h"
+#include "ops/gemm.h"
 #include "quant_gemm.h"
 
 namespace minfer {

@@ -1,8 +1,8 @@
 // What the fp8 kernels for Hopper share: tensor maps of their operands, and the scales of a tile.
 #pragma once
 
+#include "cuda/gemm/warpgroup_tile.cuh"
 #include "fp8.cuh"
-#include "ops/hgemm/warpgroup_tile.cuh"
 
 namespace minfer {
 

@@ -5,10 +5,10 @@
 #pragma once
 
 #include "cuda/cluster.cuh"
+#include "cuda/gemm/warpgroup_tile.cuh"
 #include "cuda/named_barrier.cuh"
 #include "cuda/wgmma_registers_wide.cuh"
 #include "fragments.cuh"
-#include "ops/hgemm/warpgroup_tile.cuh"
 
 namespace minfer {
 

@@ -4,7 +4,7 @@
 // half type, and ends with `MINFER_QUANT_GEMM_OF(quant_gemm_<file name>, ...)`. Where x is fp8 too, F is `Fp8Both`.
 #pragma once
 
-#include "ops/dequant/formats.h"
+#include "ops/formats.h"
 
 namespace minfer {
 

@@ -6,8 +6,8 @@
 // which no product runs: 1466 TFLOP/s or more. Sums are as the tensor cores keep them (accumulate=fast): adding them up in fp32
 // would take another 128 registers a thread.
 // Measured (H200, bfloat16, fp8_fp8, fast, m=n=k=8192): 1517 TFLOP/s cold.
+#include "cuda/gemm/cooperative.cuh"
 #include "fp8_wgmma.cuh"
-#include "ops/hgemm/cooperative.cuh"
 
 namespace minfer {
 

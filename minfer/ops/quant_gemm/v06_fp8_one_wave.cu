@@ -4,8 +4,8 @@
 // of columns are read during the first copies. A step in k has 128 fp8 elements, so there are half as many steps as in v17.
 // Expected (16 x 28672 x 4096): 117 MB of W at 4.2 TB/s take 28 us; the launch, the first bytes and the last ones take 5 us.
 // Measured (H200, bfloat16, fp8_fp8, fast, m=16, n=28672, k=4096): 112.7 TFLOP/s cold.
+#include "cuda/gemm/one_wave.cuh"
 #include "fp8_wgmma.cuh"
-#include "ops/hgemm/one_wave.cuh"
 
 namespace minfer {
 

@@ -8,8 +8,8 @@
 // other warpgroup's wgmma run: v05's 1520 TFLOP/s less the waits. v04 has 330.
 // The next line is of the former version, which added after each wgmma and was listed with float32 sums.
 // Measured (H200, bfloat16, fp8_fp8, float32, m=n=k=8192): 812.6 TFLOP/s cold.
+#include "cuda/gemm/cooperative.cuh"
 #include "fp8_wgmma.cuh"
-#include "ops/hgemm/cooperative.cuh"
 
 namespace minfer {
 

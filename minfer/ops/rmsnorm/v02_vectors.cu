@@ -7,7 +7,8 @@
 // Measured (H200, bfloat16, tokens=655360, hidden=128): 3139 GB/s cold; 376.4 % of torch.
 #include <algorithm>
 
-#include "row.cuh"
+#include "cuda/norm_row.cuh"
+#include "rmsnorm.h"
 
 namespace minfer {
 

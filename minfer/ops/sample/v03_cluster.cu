@@ -5,7 +5,8 @@
 // to draw: 12 us with the launch. 64 rows are 512 blocks, of which two fit an SM: two waves, 20 us.
 // Measured (H200, float32, rows=64, vocab=128256): 377.0 GB/s cold; 1672 % of torch.
 #include "cuda/cluster.cuh"
-#include "row.cuh"
+#include "cuda/sample_row.cuh"
+#include "sample.h"
 
 namespace minfer {
 

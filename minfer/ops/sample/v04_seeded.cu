@@ -4,8 +4,9 @@
 // Expected: with u given, as fast as v03_cluster. With a seed, one thread executes 80 more instructions while logits load; this
 // saves the launch of `uniform_`, about 2 us on the device and 8 us on the host.
 #include "cuda/cluster.cuh"
+#include "cuda/sample_row.cuh"
 #include "philox.h"
-#include "row.cuh"
+#include "sample.h"
 
 namespace minfer {
 

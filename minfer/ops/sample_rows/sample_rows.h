@@ -4,7 +4,7 @@
 // `MINFER_SAMPLE_ROWS(sample_rows_<file name>, launch)`. T is float or bfloat16.
 #pragma once
 
-#include "ops/sample/sample.h"
+#include "ops/logits.h"
 
 namespace minfer {
 

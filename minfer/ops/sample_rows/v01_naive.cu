@@ -1,7 +1,7 @@
 // v01_naive: one block a row, with the row's settings.
 // Idea: that of sample's v01_naive. A block draws a row by itself, so rows may have different settings. It runs on every GPU.
 // Expected: as sample's v01_naive, about 120 us for 64 rows of 128,256; the row with the most passes decides.
-#include "ops/sample/row.cuh"
+#include "cuda/sample_row.cuh"
 #include "sample_rows.h"
 
 namespace minfer {

@@ -3,7 +3,7 @@
 // and different numbers of passes. A row that needs no pass, such as one without top_k and top_p, ends early and makes room.
 // Expected, on an H100: as sample's v03_cluster, 12 us for one row of 128,256 and 20 to 90 us for 64; each block loads 4 more.
 #include "cuda/cluster.cuh"
-#include "ops/sample/row.cuh"
+#include "cuda/sample_row.cuh"
 #include "sample_rows.h"
 
 namespace minfer {

@@ -2,7 +2,7 @@
 // vocabulary of 49155. TMA cannot copy or store such rows.
 #pragma once
 
-#include "warpgroup_tile.cuh"
+#include "cuda/gemm/warpgroup_tile.cuh"
 
 namespace minfer {
 

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "cuda/vector.cuh"
-#include "rmsnorm.h"
 
 namespace minfer {
 

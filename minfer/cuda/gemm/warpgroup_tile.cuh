@@ -2,9 +2,9 @@
 // multiplies with wgmma, and its epilogue.
 #pragma once
 
+#include "cuda/gemm/warp_tile.cuh"
 #include "cuda/hopper.cuh"
 #include "cuda/pipeline.cuh"
-#include "warp_tile.cuh"
 
 namespace minfer {
 

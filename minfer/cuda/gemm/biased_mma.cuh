@@ -1,8 +1,8 @@
 // hgemm's tiles of cp.async and mma.sync, with a bias and an activation on the sums in registers.
 #pragma once
 
-#include "gemm_bias_relu.h"
-#include "ops/hgemm/block_tile.cuh"
+#include "cuda/gemm/block_tile.cuh"
+#include "ops/gemm_bias.h"
 
 namespace minfer {
 

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "cuda/softmax.cuh"
-#include "cached.h"
+#include "ops/cached.h"
 
 namespace minfer {
 

@@ -2,7 +2,7 @@
 // next 16 steps in k are loaded before the current ones are multiplied.
 #pragma once
 
-#include "warp_tile.cuh"
+#include "cuda/gemm/warp_tile.cuh"
 
 namespace minfer {
 

@@ -1,8 +1,8 @@
 // Launches the tile that the model chooses for a product.
 #pragma once
 
-#include "fitted.cuh"
-#include "fitted_choice.h"
+#include "cuda/gemm/fitted.cuh"
+#include "cuda/gemm/fitted_choice.h"
 
 namespace minfer {
 

@@ -1,7 +1,7 @@
 // Products of any sizes at any addresses by mma.sync, with a bias and an activation on the sums in registers.
 #pragma once
 
-#include "mma.cuh"
+#include "cuda/gemm/biased_mma.cuh"
 
 namespace minfer {
 

@@ -3,8 +3,8 @@
 // shared memory, and the epilogue reuses theirs.
 #pragma once
 
+#include "cuda/gemm/warpgroup_tile.cuh"
 #include "cuda/scopes.cuh"
-#include "warpgroup_tile.cuh"
 
 namespace minfer {
 

@@ -2,7 +2,7 @@
 // thread copies, two warpgroups multiply, and they store a finished tile while they multiply the next one.
 #pragma once
 
-#include "warpgroup_tile.cuh"
+#include "cuda/gemm/warpgroup_tile.cuh"
 
 namespace minfer {
 

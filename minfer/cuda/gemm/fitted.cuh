@@ -3,9 +3,9 @@
 #pragma once
 
 #include "cuda/cluster.cuh"
+#include "cuda/gemm/fitted_anywhere.cuh"
 #include "cuda/named_barrier.cuh"
 #include "cuda/wgmma_by_columns.cuh"
-#include "fitted_anywhere.cuh"
 
 namespace minfer {
 

@@ -3,7 +3,7 @@
 
 #include <torch/csrc/stable/ops.h>
 
-#include "gemm_bias_relu.h"
+#include "ops/gemm_bias.h"
 
 namespace minfer {
 

@@ -5,7 +5,7 @@
 // steps from total * i / n to total * (i + 1) / n, rounded down: a pure function of the lengths and of n.
 #pragma once
 
-#include "parts.cuh"
+#include "cuda/attention/parts.cuh"
 
 namespace minfer {
 

@@ -3,7 +3,7 @@
 
 #include "cuda/mma.cuh"
 #include "cuda/shared_tile.cuh"
-#include "hgemm.h"
+#include "ops/gemm.h"
 
 namespace minfer {
 

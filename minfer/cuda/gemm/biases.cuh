@@ -1,9 +1,9 @@
 // What the rungs for Hopper share: a thread's biases, and what it does with them and its sums.
 #pragma once
 
+#include "cuda/gemm/warpgroup_tile.cuh"
 #include "cuda/vector.cuh"
-#include "gemm_bias_relu.h"
-#include "ops/hgemm/warpgroup_tile.cuh"
+#include "ops/gemm_bias.h"
 
 namespace minfer {
 
@@ -20,8 +20,8 @@ struct Biases {
     }
   }
 
-  template <int kRegisters, typename Activation = Relu>
-  __device__ void apply(float (&sums)[kRegisters], Activation activation = {}) const {
+  template <int kRegisters, typename Activation>
+  __device__ void apply(float (&sums)[kRegisters], Activation activation) const {
     static_assert(kRegisters == kN / 2);
 #pragma unroll
     for (int j = 0; j < kN / 8; ++j) {

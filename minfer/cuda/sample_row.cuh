@@ -15,7 +15,7 @@
 // the next but one operation.
 #pragma once
 
-#include "sample.h"
+#include "ops/logits.h"
 
 namespace minfer {
 
