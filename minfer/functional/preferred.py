@@ -66,6 +66,22 @@ def rows_of_a_prompt(shape: Mapping[str, int], params: Mapping[str, str]) -> boo
     return shape["m"] > 128 and min(shape["n"], shape["k"]) >= SHORT
 
 
+def up_to_128_rows(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
+    """Whether a product that is fused with something has at most 128 rows. The nearest measured row often has thousands: on an
+    H200 `gemm_bias_relu` of 12 x 17408 x 5120 took 143 us with v04_cooperative, and cuBLASLt 50 us."""
+    return 0 < shape["m"] <= 128 and min(shape["n"], shape["k"]) >= SHORT
+
+
+def rows_of_short_prompts(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
+    """Whether such a product has at most 1024 rows, of which tiles of 256 would waste many."""
+    return rows_of_a_prompt(shape, params) and shape["m"] <= 1024
+
+
+def rows_of_long_prompts(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
+    """Whether such a product has more than 1024 rows."""
+    return rows_of_a_prompt(shape, params) and shape["m"] > 1024
+
+
 def any_length(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
     """Whether n or k is not a multiple of 8, so that some rows do not split into pieces of 16 bytes. Of gemm_bias_gelu's CUDA
     kernels only v04_anywhere takes such products."""

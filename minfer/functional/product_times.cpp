@@ -24,7 +24,7 @@ bool has_odd_rows(const Product& p) { return !p.tn && p.n % 8 != 0; }
 // `matmul` copies odd rows first.
 double fitted(const Product& p) {
   const double copied = has_odd_rows(p) ? 6 + 4.0 * p.n * p.k / kOfCopy : 0;
-  return p.k % 8 == 0 ? choose_fitted(p.m, p.n, p.k, p.tn, kAtOnce).us + copied : INFINITY;
+  return p.k % 8 == 0 ? choose_fitted(kFittedTiles, p.m, p.n, p.k, p.tn, kAtOnce).us + copied : INFINITY;
 }
 
 // b is read from memory once, and from the L2 once for every 16 rows of a.

@@ -185,6 +185,17 @@ BROKEN: dict[str, tuple[str, dict[str, Edit], str]] = {
         {"to_both": ("3 << rank - side", "1 << rank")},
         "wait for ever at an mbarrier",
     ),
+    "the first weight in place of the second": ("gated_unit-v07_fitted", {"map_of_two": ""}, WRONG),
+    "sums gated the other way round": (
+        "gated_unit-v07_fitted",
+        {"gate": ("gated(h1 + first[i], h2 + second[i], silu)", "gated(h2 + second[i], h1 + first[i], silu)")},
+        WRONG,
+    ),
+    "the biases of columns that come before": (
+        "gemm_bias_gelu-v06_strips",
+        {"late_biases": ("col0 + j * 32", "col0")},
+        WRONG,
+    ),
     "partial sums over stages that are read": ("hgemm-v18_fitted", {"all_read": ""}, "changed while wgmma read it"),
     "others' partial sums read too early": ("hgemm-v18_fitted", {"partial_there": ""}, "wait for ever"),
     "a box not swizzled": (

@@ -1,4 +1,4 @@
-// What the rungs for Hopper share: a thread's biases, and what it does with them and its sums.
+// A bias and an activation in the kernels for Hopper: a thread's biases, and what it does with them and its sums.
 #pragma once
 
 #include "cuda/gemm/warpgroup_tile.cuh"
@@ -30,6 +30,12 @@ struct Biases {
       for (int e = 0; e < 4; ++e) sums[j * 4 + e] = activation(sums[j * 4 + e] + (e % 2 ? bias.y : bias.x));  //@ bias_of_column
     }
   }
+};
+
+// The problem of a kernel that is given its activation: `float operator()(float)`.
+template <typename T, typename Activation>
+struct Activated : Biased<T> {
+  Activation activation;
 };
 
 }  // namespace minfer

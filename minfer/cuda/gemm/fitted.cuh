@@ -14,17 +14,22 @@ constexpr int kPair = 2;      // blocks that share an operand; their tiles are s
 constexpr int kTwice = 2048;  // rows of the product in a group of tiles (`grouped`)
 
 // Tiles of kM rows and kN columns of the product. Each of two warpgroups has half of the columns, or half of the rows
-// if kN is no multiple of 128: kWide times 64 columns, and kHigh rows. With kAnywhere, rows of the product need not start at
+// if kN is no multiple of 128: kWide times 64 columns, and kHigh rows. With kTwo the product has two Bs, and kN counts the columns
+// of both: each 64 columns of the first B are followed by the same columns of the second, and the sums of both become one
+// column of the product (`combine`). With kAnywhere, rows of the product need not start at
 // multiples of 16 bytes (fitted_anywhere.cuh), and with kPlain, in NN, those of B neither; a pair's tiles are then side by side.
-template <typename T_, Layout kLayout_, int kM_, int kN_, bool kAnywhere_ = false, bool kPlain_ = false>
+template <typename T_, Layout kLayout_, int kM_, int kN_, bool kAnywhere_ = false, bool kPlain_ = false, bool kTwo_ = false>
 struct Fitted {
   using T = T_;
   static constexpr Layout kLayout = kLayout_;
   static constexpr int kM = kM_, kN = kN_;
   static constexpr bool kAnywhere = kAnywhere_;
   static constexpr bool kPlain = kPlain_;  // ordinary loads copy B
+  static constexpr bool kTwo = kTwo_;
+  static constexpr int kColumns = kTwo ? kN / 2 : kN;  // of the product
   static_assert(!kPlain || (kAnywhere && kLayout == Layout::NN));
-  static constexpr bool kTN = kLayout == Layout::TN, kSplitsColumns = kN % 128 == 0;
+  static_assert(!kTwo || (kN % 128 == 0 && !kAnywhere));
+  static constexpr bool kTN = kLayout == Layout::TN, kSplitsColumns = kN % (kTwo ? 256 : 128) == 0;
   static constexpr int kWide = kN / 64 / (kSplitsColumns ? kConsumers : 1), kHigh = kM / (kSplitsColumns ? 1 : kConsumers);
   static_assert(kN % 64 == 0 && kHigh % 8 == 0 && kHigh >= kBoxRows && kM <= 256 && kN <= 256);
 
@@ -43,16 +48,21 @@ struct Fitted {
   static constexpr int kDown = (kHigh + kBoxRows - 1) / kBoxRows, kLast = kHigh - kBoxRows;
   static constexpr bool kSplits = kM * kN * sizeof(float) <= kStages * kStageBytes;  // partial sums fit the stages' memory
 
-  // These start the copies of one half, 0 or 1, of B or of A. `load(box, x, y)` calls one of TMA's functions, and
-  // supplies the other arguments.
+  // These start the copies of one half, 0 or 1, of B or of A. `load(box, x, y, second)` calls one of TMA's functions, and
+  // supplies the other arguments. second: of two Bs the second.
   template <typename Load>
   __device__ static void load_b(T* stage, int col, int k, int half, Load load) {
-    if constexpr (kTN) {
-      load(stage + half * (kB / 2), k, col + half * (kN / 2));
+    if constexpr (kTN && kTwo) {
+#pragma unroll
+      for (int slab = half * (kN / 128); slab < (half + 1) * (kN / 128); ++slab)
+        load(stage + slab * kSlab, k, col + slab / 2 * 64, slab % 2);
+    } else if constexpr (kTN) {
+      load(stage + half * (kB / 2), k, col + half * (kN / 2), false);
     } else {
 #pragma unroll
       for (int slab = 0; slab < kN / 64; ++slab)
-        load(stage + slab * kSlab + half * (kSlab / 2), col + slab * 64, k + half * (kBlockK / 2));
+        load(stage + slab * kSlab + half * (kSlab / 2), col + (kTwo ? slab / 2 : slab) * 64, k + half * (kBlockK / 2),
+             kTwo && slab % 2);
     }
   }
   template <typename Load>
@@ -69,17 +79,24 @@ struct Division {
 };
 
 // What a thread does with a sum before it is stored: here nothing. A finish is made for columns `col` and col + 8. Its call
-// operator gets a sum, and whether the sum is of the second of these columns. Other problems derive from Gemm and have a finish
-// of their own.
+// operator gets a sum, and whether the sum is of the second of these columns. With two Bs, `combine` has made it of two sums.
+// Other problems derive from Gemm and have a finish of their own.
 struct AsItIs {
   template <typename Problem>
   __device__ AsItIs(const Problem&, int /*col*/) {}
   __device__ float operator()(float sum, bool /*second*/) const { return sum; }
 };
 
+// The tensor maps of a product with a second B.
+struct MapsOfTwo : Maps {
+  TensorMap b2;
+};
+template <typename Of>
+using MapsFor = std::conditional_t<Of::kTwo, MapsOfTwo, Maps>;
+
 template <typename Of, typename Finish, typename Problem>
 __global__ void __launch_bounds__(kThreads, 1)
-    multiply(const __grid_constant__ Maps maps, Problem g, Division division) {
+    multiply(const __grid_constant__ MapsFor<Of> maps, Problem g, Division division) {
   using T = typename Of::T;
   extern __shared__ __align__(1024) unsigned char shared[];
   T* stages = reinterpret_cast<T*>(shared);
@@ -91,6 +108,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       barrier_init(full + stage, Of::kPlain ? 1 + 4 : 1), barrier_init(empty + stage, kPair * kConsumers * 4);
     tma_prefetch(maps.a);
     if (!Of::kPlain) tma_prefetch(maps.b);
+    if constexpr (Of::kTwo) tma_prefetch(maps.b2);
     if (!Of::kAnywhere) tma_prefetch(maps.c);
   }
   barrier_init_fence();
@@ -100,13 +118,13 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int rank = cluster_rank(), side = rank % kPair, part = rank / kPair;
   const bool beside = division.beside;
   const int all = (g.k + kBlockK - 1) / kBlockK, begin = all * part >> halvings, end = all * (part + 1) >> halvings;
-  const int high = beside ? Of::kM : Of::kM * kPair, wide = beside ? Of::kN * kPair : Of::kN;
+  const int high = beside ? Of::kM : Of::kM * kPair, wide = beside ? Of::kColumns * kPair : Of::kColumns;
   const int clusters = gridDim.x / blocks, warpgroup = warpgroup_index();
   const auto for_tiles = [&](auto f) {
     bool backwards = false;  // true for every other tile: it then begins with operands that the L2 still has
     for (int tile = blockIdx.x / blocks; tile < division.down * division.across; tile += clusters, backwards = !backwards) {
       const int2 place = grouped(max(1, kTwice / high), tile, division.down, division.across);
-      f(place.x * high + (beside ? 0 : side * Of::kM), place.y * wide + (beside ? side * Of::kN : 0), backwards);
+      f(place.x * high + (beside ? 0 : side * Of::kM), place.y * wide + (beside ? side * Of::kColumns : 0), backwards);
     }
   };
 
@@ -121,9 +139,15 @@ __global__ void __launch_bounds__(kThreads, 1)
         uint64_t* filled = full + ring.stage;
         const int k = (backwards ? begin + end - 1 - step : step) * kBlockK, both = 3 << rank - side;  //@ to_both
         const auto own_a = [&](T* box, int x, int y) { tma_load(box, maps.a, filled, x, y); };
-        const auto own_b = [&](T* box, int x, int y) { tma_load(box, maps.b, filled, x, y); };
+        const auto map_of = [&](bool second) -> const TensorMap& {
+          if constexpr (Of::kTwo) return second ? maps.b2 : maps.b;  //@ map_of_two
+          return maps.b;
+        };
+        const auto own_b = [&](T* box, int x, int y, bool second) { tma_load(box, map_of(second), filled, x, y); };
         const auto both_a = [&](T* box, int x, int y) { tma_load_multicast(box, maps.a, filled, x, y, both); };
-        const auto both_b = [&](T* box, int x, int y) { tma_load_multicast(box, maps.b, filled, x, y, both); };
+        const auto both_b = [&](T* box, int x, int y, bool second) {
+          tma_load_multicast(box, map_of(second), filled, x, y, both);
+        };
         if (threadIdx.x == kConsumers * 128) {
           barrier_expect(filled, Of::kCopiedBytes);
           if (Of::kAnywhere || beside) {
@@ -147,7 +171,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   } else {
     if constexpr (!Of::kPlain) registers_up<232>();
     const int row_of_group = Of::kSplitsColumns ? 0 : warpgroup * Of::kHigh;
-    const int col_of_group = Of::kSplitsColumns ? warpgroup * Of::kWide * 64 : 0;
+    const int b_of_group = Of::kSplitsColumns ? warpgroup * Of::kWide * 64 : 0, col_of_group = Of::kTwo ? b_of_group / 2 : b_of_group;
+    constexpr int kWideOut = Of::kTwo ? Of::kWide / 2 : Of::kWide;
     // Element i of sums[w] is in column 64 w + 16 warp + lane / 4, plus 8 for i % 4 >= 2, and in row 8 (i / 4) + 2 (lane % 4)
     // + i % 2 of the warpgroup's. So 16 consecutive elements are 32 rows.
     alignas(16) float sums[Of::kWide][Of::kHigh / 2];
@@ -192,7 +217,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     for_tiles([&](int row, int col, bool) {
       const auto start = [&](int stage, int step) {
         const T* b = stages + stage * Of::kElements;
-        const uint64_t cols = tile_descriptor(b + col_of_group * kBlockK, Of::kTN ? 16 : kSlab * sizeof(T), 1024);
+        const uint64_t cols = tile_descriptor(b + b_of_group * kBlockK, Of::kTN ? 16 : kSlab * sizeof(T), 1024);
         const uint64_t rows = tile_descriptor(b + Of::kB + row_of_group * kBlockK, 16, 1024);
         wgmma_fence();
 #pragma unroll
@@ -209,8 +234,11 @@ __global__ void __launch_bounds__(kThreads, 1)
       release(last);
       if (parts > 1) return;
 #pragma unroll
-      for (int w = 0; w < Of::kWide; ++w) {
+      for (int w = 0; w < kWideOut; ++w) {
         const Finish finish = finish_of(col + w * 64);
+        if constexpr (Of::kTwo)
+#pragma unroll
+          for (int i = 0; i < Of::kHigh / 2; ++i) sums[w][i] = finish.combine(sums[2 * w][i], sums[2 * w + 1][i], i % 4 / 2);
 #pragma unroll
         for (int i = 0; i < Of::kDown; ++i) {
           const int down = min(i * kBoxRows, Of::kLast);
@@ -233,18 +261,28 @@ __global__ void __launch_bounds__(kThreads, 1)
           partial[(w * kPieces + i) * kWriters + threadIdx.x] = reinterpret_cast<float4*>(sums[w])[i];
       cluster_sync();  //@ partial_there
       for_tiles([&](int row, int col, bool) {
-        for (int j = part; j < Of::kWide * Of::kDown; j += parts) {
+        for (int j = part; j < kWideOut * Of::kDown; j += parts) {
           const int w = j / Of::kDown, down = min(j % Of::kDown * kBoxRows, Of::kLast);
-          float x[Of::kAtOnce] = {};
-          for (int other = 0; other < parts; ++other) {
-            const float4* theirs = at_block(partial, other * kPair + side) + (w * kPieces + down / 8) * kWriters + threadIdx.x;
+          const auto add_up = [&](float(&x)[Of::kAtOnce], int w) {
+            for (int other = 0; other < parts; ++other) {
+              const float4* theirs = at_block(partial, other * kPair + side) + (w * kPieces + down / 8) * kWriters + threadIdx.x;
 #pragma unroll
-            for (int i = 0; i < Of::kAtOnce / 4; ++i) {
-              const float4 four = theirs[i * kWriters];
-              x[4 * i] += four.x, x[4 * i + 1] += four.y, x[4 * i + 2] += four.z, x[4 * i + 3] += four.w;
+              for (int i = 0; i < Of::kAtOnce / 4; ++i) {
+                const float4 four = theirs[i * kWriters];
+                x[4 * i] += four.x, x[4 * i + 1] += four.y, x[4 * i + 2] += four.z, x[4 * i + 3] += four.w;
+              }
             }
+          };
+          float x[Of::kAtOnce] = {};
+          add_up(x, Of::kTwo ? 2 * w : w);
+          const Finish finish = finish_of(col + w * 64);
+          if constexpr (Of::kTwo) {
+            float other[Of::kAtOnce] = {};
+            add_up(other, 2 * w + 1);
+#pragma unroll
+            for (int i = 0; i < Of::kAtOnce; ++i) x[i] = finish.combine(x[i], other[i], i % 4 / 2);
           }
-          store(x, finish_of(col + w * 64), row + row_of_group + down, col + col_of_group + w * 64);
+          store(x, finish, row + row_of_group + down, col + col_of_group + w * 64);
         }
       });
     }
@@ -254,12 +292,13 @@ __global__ void __launch_bounds__(kThreads, 1)
 }
 
 // Launches tiles of kM x kN. k may be divided into 2 or 4 parts, but not into more than it has steps. Then each pair of
-// tiles has a cluster. With kAnywhere, `beside` must be true.
+// tiles has a cluster. With kAnywhere, `beside` must be true. A problem with a second B has it in `w2`.
 template <int kM, int kN, Layout kLayout, bool kAnywhere = false, typename Finish = AsItIs, bool kPlain = false,
           typename Problem>
 void launch_fitted(const Problem& g, int parts, bool beside) {
   using T = std::remove_pointer_t<decltype(g.c)>;
-  using Of = Fitted<T, kLayout, kM, kN, kAnywhere, kPlain>;
+  constexpr bool kTwo = requires { g.w2; };
+  using Of = Fitted<T, kLayout, kM, kN, kAnywhere, kPlain, kTwo>;
   static_assert(kAnywhere || Of::kSplits);
   const auto kernel = multiply<Of, Finish, Problem>;
   allow_shared(kernel, Of::kBytes);
@@ -270,14 +309,18 @@ void launch_fitted(const Problem& g, int parts, bool beside) {
   STD_TORCH_CHECK(g.k > 0, "hgemm: k must not be 0");
   STD_TORCH_CHECK(g.alpha == 1.0f && g.beta == 0.0f, "hgemm: this kernel takes alpha 1 and beta 0, got ", g.alpha, " and ",
                   g.beta);
-  Maps maps;
-  STD_TORCH_CHECK(make_tensor_map(maps.a, g.a, g.m, g.k, g.lda, Of::kHalf, kBlockK) &&
-                      (Of::kPlain || make_tensor_map(maps.b, g.b, Of::kTN ? g.n : g.k, Of::kTN ? g.k : g.n, g.ldb,
-                                      Of::kTN ? kN / 2 : kBlockK / 2, 64)) &&
+  MapsFor<Of> maps;
+  const auto map_b = [&](TensorMap& map, const T* b, int64_t ld) {
+    return make_tensor_map(map, b, Of::kTN ? g.n : g.k, Of::kTN ? g.k : g.n, ld,
+                           !Of::kTN ? kBlockK / 2 : kTwo ? 64 : kN / 2, 64);
+  };
+  bool mapped = Of::kPlain || map_b(maps.b, g.b, g.ldb);
+  if constexpr (kTwo) mapped = mapped && map_b(maps.b2, g.w2, g.ldw2);
+  STD_TORCH_CHECK(mapped && make_tensor_map(maps.a, g.a, g.m, g.k, g.lda, Of::kHalf, kBlockK) &&
                       (kAnywhere || make_tensor_map(maps.c, g.c, g.m, g.n, g.ldc, kBoxRows, 64)),
                   "hgemm: the driver knows no tensor map for these operands; it must be one of CUDA 12 or newer, and "
                   "leading dimensions under 2^39");
-  const int64_t down = ceil_div(g.m, beside ? kM : kM * kPair), across = ceil_div(g.n, beside ? kN * kPair : kN);
+  const int64_t down = ceil_div(g.m, beside ? kM : kM * kPair), across = ceil_div(g.n, beside ? Of::kColumns * kPair : Of::kColumns);
   STD_TORCH_CHECK(down * across <= INT_MAX / (2 * kPair * 4), "hgemm: more output tiles than fit 32 bits");
   int clusters = int(down * across);
   if (parts == 1) {

@@ -39,7 +39,7 @@ struct FittedChoice {
 // models, with 129 rows or more, on an H100, in both layouts and dtypes. As a test, it was fitted to two thirds of
 // these products, and chose a tile for each of the others among 44. Its choice was 0.2 % slower than the best tile in
 // the geometric mean, and 3 % at most.
-inline double fitted_us(const FittedTile& tile, int parts, bool beside, int64_t tiles, int clusters, int m, int n, int k,
+inline double fitted_us(const FittedTile& tile, int parts, bool beside, int64_t tiles, int clusters, int m, int64_t n, int k,
                         bool tn) {
   const int64_t waves = (tiles + clusters - 1) / clusters, steps = ((k + 63) / 64 + parts - 1) / parts;
   const double area = double(tile.rows) * tile.cols, busy = std::min(1.0, double(tiles) / clusters);
@@ -50,10 +50,11 @@ inline double fitted_us(const FittedTile& tile, int parts, bool beside, int64_t 
   return 2.98 + std::cbrt(body * body * body + memory * memory * memory) + (parts > 1 ? area * 1.043e-4 : 0);
 }
 
-// The choice for a product. `at_once` is how many clusters of 2, 4 and 8 blocks run at once on the device.
-inline FittedChoice choose_fitted(int m, int n, int k, bool tn, const std::array<int, 3>& at_once) {
+// The choice among these tiles for a product. `at_once` is how many clusters of 2, 4 and 8 blocks run at once on the device.
+template <int kTiles>
+FittedChoice choose_fitted(const FittedTile (&of)[kTiles], int m, int64_t n, int k, bool tn, const std::array<int, 3>& at_once) {
   FittedChoice best{0, 0, 0, false, INFINITY};
-  for (const FittedTile& tile : kFittedTiles)
+  for (const FittedTile& tile : of)
     for (const bool beside : {false, true}) {
       const int64_t high = beside ? tile.rows : 2 * tile.rows, wide = beside ? 2 * tile.cols : tile.cols;
       const int64_t tiles = ((m + high - 1) / high) * ((n + wide - 1) / wide);

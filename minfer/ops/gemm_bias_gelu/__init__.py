@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import gelu
 
-from minfer.ops import DTYPES, Case, Expected, Op, Tensors, compiled, within
+from minfer.ops import DTYPES, Case, Expected, Op, Tensors, at_most, both, compiled, within
 from minfer.ops.bounds import ROUNDOFF
 from minfer.ops.gemm_bias_relu import VECTORS
 from minfer.ops.gemm_bias_relu import op as relu
@@ -66,6 +66,8 @@ op.cuda("v01_mma.cu", requires=VECTORS)
 op.cuda("v02_one_wave.cu", archs="sm_90a", requires=VECTORS, least_measured="n")
 op.cuda("v03_pingpong.cu", archs="sm_90a", requires=VECTORS)
 op.cuda("v04_anywhere.cu", preferred="any_length")
+op.cuda("v05_fitted.cu", archs="sm_90a", requires=VECTORS, preferred="rows_of_a_prompt")
+op.cuda("v06_strips.cu", archs="sm_90a", requires=both(VECTORS, at_most(m=128)), preferred="up_to_128_rows")
 op.cpp("cpu_naive.cpp")
 op.function(
     "gemm_bias_gelu",

@@ -16,6 +16,8 @@ from minfer.ops import (
     Op,
     Spec,
     Tensors,
+    at_most,
+    both,
     compiled,
     floats,
     given,
@@ -97,6 +99,7 @@ op.cuda("v03_one_wave.cu", archs="sm_90a", requires=VECTORS, least_measured="n")
 op.cuda("v04_cooperative.cu", archs="sm_90a", requires=VECTORS)
 op.cuda("v05_fitted.cu", archs="sm_90a", requires=VECTORS, preferred="rows_of_a_prompt")
 op.cuda("v06_anywhere.cu")
+op.cuda("v07_strips.cu", archs="sm_90a", requires=both(VECTORS, at_most(m=128)), preferred="up_to_128_rows")
 op.triton("triton_autotuned.py")
 op.triton("triton_specialised.py", archs="sm_90+", requires=VECTORS)
 op.cpp("cpu_naive.cpp")

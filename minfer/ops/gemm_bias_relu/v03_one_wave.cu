@@ -6,35 +6,27 @@
 // takes 7.5 with tiles that leave most multiprocessors idle.
 // Measured (H200, float16, TN, m=n=k=4096): 637.3 TFLOP/s cold; 95.4 % of torch.
 #include "gemm_bias_relu.h"
-#include "cuda/gemm/biases.cuh"
-#include "cuda/gemm/one_wave.cuh"
+#include "cuda/gemm/biased_strips.cuh"
 
 namespace minfer {
-
-template <typename Tile, typename T>
-struct Epilogue<Tile, Biased<T>> {
-  Biases<T, Tile::kRegisters * 2> biases;
-
-  __device__ Epilogue(const Biased<T>& g, int col0) : biases(g, col0) {}
-  __device__ void operator()(Tile& tile, const Biased<T>&, int, int) const { biases.apply(tile.sums[0], Relu{}); }
-};
 
 template <typename T, Layout kLayout, int kM, int kN, int kWarpgroups>
 using Alone = Shape<T, kLayout, kM, kN, kWarpgroups, 1, 1, true>;
 
 // With scopes, benchmarks/scopes.py and its test compile this file a second time: MINFER_SCOPES.
 template <typename T>
-struct Scoped : Biased<T> {
+struct Scoped : Activated<T, Relu> {
   ScopeBuffer scopes;
 };
 
 template <typename Tile, typename T>
-struct Epilogue<Tile, Scoped<T>> : Epilogue<Tile, Biased<T>> {
-  using Epilogue<Tile, Biased<T>>::Epilogue;
+struct Epilogue<Tile, Scoped<T>> : Epilogue<Tile, Activated<T, Relu>> {
+  using Epilogue<Tile, Activated<T, Relu>>::Epilogue;
 };
 
-template <Layout kLayout, template <typename> typename Problem, typename T>
-void launch_layout(const Problem<T>& g) {
+template <Layout kLayout, typename Problem>
+void launch_layout(const Problem& g) {
+  using T = std::remove_pointer_t<decltype(g.c)>;
   if constexpr (kLayout == Layout::TN)  // in NN a copy brings 64 columns
     if (one_wave(g, 64, 32)) return launch_shape<Alone<T, kLayout, 64, 32, 1>>(g);
   if (one_wave(g, 64, 64)) return launch_shape<Alone<T, kLayout, 64, 64, 1>>(g);
@@ -42,10 +34,15 @@ void launch_layout(const Problem<T>& g) {
   launch_shape<Alone<T, kLayout, 128, 128, 2>>(g);
 }
 
-template <template <typename> typename Problem, typename T>
-void launch(const Problem<T>& g) {
+template <typename Problem>
+void launch_problem(const Problem& g) {
   require_rows(g);
   g.layout == Layout::TN ? launch_layout<Layout::TN>(g) : launch_layout<Layout::NN>(g);
+}
+
+template <typename T>
+void launch(const Biased<T>& g) {
+  launch_problem(Activated<T, Relu>{g, {}});
 }
 
 }  // namespace minfer
@@ -61,7 +58,7 @@ static void gemm_bias_relu_v03_one_wave_scopes(minfer::Tensor y, const minfer::T
                            to_int(scopes.size(0), "gemm_bias_relu: scopes"),
                            to_int(scopes.size(1), "gemm_bias_relu: scopes"),
                            to_int(scopes.size(2), "gemm_bias_relu: scopes")};
-  dispatch(y, a, b, bias, [&]<typename T>(const Biased<T>& biased) { launch(Scoped<T>{biased, buffer}); });
+  dispatch(y, a, b, bias, [&]<typename T>(const Biased<T>& biased) { launch_problem(Scoped<T>{{biased, {}}, buffer}); });
 }
 MINFER_OP(gemm_bias_relu_v03_one_wave_scopes,
           "(Tensor(a!) y, Tensor a, Tensor b, Tensor bias, Tensor(b!) scopes) -> ()")

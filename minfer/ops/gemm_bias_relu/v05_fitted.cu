@@ -2,20 +2,14 @@
 // Idea: for 129 to 2048 rows, many rows of v04's 256-row tiles lie outside of the product, or many SMs get no tile. v18's tiles
 // have nearly any height. As v18 swaps the operands, a thread's sums lie in two of each 64 columns, so it loads two biases.
 // Expected: the speed of hgemm's v18 less 1 % (H100).
-#include "biased_columns.cuh"
+#include "gemm_bias_relu.h"
+#include "cuda/gemm/biased_columns.cuh"
 
 namespace minfer {
 
 template <typename T>
-__device__ inline Relu activation_of(const Biased<T>&) {
-  return {};
-}
-
-template <typename T>
 void launch(const Biased<T>& g) {
-  require_rows(g);
-  g.layout == Layout::TN ? launch_fitting<Layout::TN, BiasedColumns<T, Relu>>(g)
-                         : launch_fitting<Layout::NN, BiasedColumns<T, Relu>>(g);
+  launch_fitting_biased(g, Relu{});
 }
 
 }  // namespace minfer

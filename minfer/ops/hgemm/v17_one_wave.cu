@@ -9,39 +9,14 @@
 // and four times as many at 4096.
 // Measured (H200, bfloat16, TN, float32, m=128, n=28672, k=4096): 455.6 TFLOP/s cold, 439.3 steady; 105.1 % and 111.0 % of
 //   torch.
-#include "cuda/gemm/one_wave.cuh"
+#include "cuda/gemm/strips.cuh"
 #include "hgemm.h"
 
 namespace minfer {
 
-template <typename T, Layout kLayout, int kM, int kN, int kPerSM = 1>
-using Strip = Shape<T, kLayout, kM, kN, kM / 64, 1, kPerSM>;
-
-// The narrowest strips that all run at once. The widest may come in several waves.
-template <Layout kLayout, int kM, typename T>
-void launch_rows(const Gemm<T>& g) {
-  if constexpr (kLayout == Layout::TN) {
-    if (one_wave(g, kM, 32)) return launch_shape<Strip<T, kLayout, kM, 32>>(g);
-    if (one_wave(g, kM, 48)) return launch_shape<Strip<T, kLayout, kM, 48>>(g);
-    if (one_wave(g, kM, 64)) return launch_shape<Strip<T, kLayout, kM, 64>>(g);
-    if (one_wave(g, kM, 112)) return launch_shape<Strip<T, kLayout, kM, 112>>(g);
-    launch_shape<std::conditional_t<kM == 64, Strip<T, kLayout, kM, 112, 2>, Strip<T, kLayout, kM, 224>>>(g);
-  } else {  // a copy brings 64 columns
-    if (one_wave(g, kM, 64)) return launch_shape<Strip<T, kLayout, kM, 64>>(g);
-    if (one_wave(g, kM, 128)) return launch_shape<Strip<T, kLayout, kM, 128>>(g);
-    launch_shape<std::conditional_t<kM == 64, Strip<T, kLayout, kM, 128, 2>, Strip<T, kLayout, kM, 256>>>(g);
-  }
-}
-
-template <Layout kLayout, typename T>
-void launch_layout(const Gemm<T>& g) {
-  g.m <= 64 ? launch_rows<kLayout, 64>(g) : launch_rows<kLayout, 128>(g);
-}
-
 template <typename T>
 void launch(const Gemm<T>& g) {
-  STD_TORCH_CHECK(g.m <= 128, "hgemm: this kernel takes m up to 128, got ", g.m);
-  g.layout == Layout::TN ? launch_layout<Layout::TN>(g) : launch_layout<Layout::NN>(g);
+  launch_few_rows(g);
 }
 
 }  // namespace minfer
